@@ -1,0 +1,40 @@
+# `make demo` and `make test` set everything up in .venv: they need only Python (3.11 or later) and make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
+# Tests and benchmarks play 8 devices in one process: BLAS threads would only fight over the cores.
+export OPENBLAS_NUM_THREADS ?= 1
+
+.PHONY: demo test test-all lint bench clean
+
+$(VENV)/pyvenv.cfg:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "funccoll needs Python 3.11 or later; choose one with make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: pyproject.toml constraints.txt $(VENV)/pyvenv.cfg
+	$(PIP) -e '.[demo]'
+	touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt $(VENV)/pyvenv.cfg
+	$(PIP) -e '.[demo,dev]'
+	touch $@
+
+demo: $(VENV)/.demo
+	$(BIN)/python notebooks/digits.py
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest -q -n 2 -m "not slow"
+
+test-all: $(VENV)/.dev
+	$(BIN)/python -m pytest -q -n 2
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+
+bench: $(VENV)/.dev
+	$(BIN)/python benchmarks/core.py
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build *.egg-info

@@ -1,0 +1,351 @@
+"""Array: a global array, its sharding, and the shards this process holds."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+
+from .errors import DeletedArrayError, MeshError, ShapeError, ShardingError, TraceError
+from .ir import Traced, as_array
+from .mesh import Mesh, P, Sharding, copy_coordinates
+from .types import ArrayType, bfloat16, dtype_name
+
+__all__ = ["Array", "Layout", "device_put", "from_local", "layout_of", "process_allgather"]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Global shape, dtype and sharding: everything about an Array but its data. One object per value."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    sharding: Sharding
+
+    @cached_property
+    def type(self) -> ArrayType:
+        """The type of one device's shard inside a program."""
+        return ArrayType(self.sharding.shard_shape(self.shape), self.dtype, self.sharding.varying)
+
+    @cached_property
+    def indices(self) -> tuple[tuple[slice, ...], ...]:
+        """For each distinct copy, the part of the global array it holds."""
+        coordinates = copy_coordinates(self.sharding.mesh, self.sharding.varying)
+        return tuple(self.sharding.index(self.shape, c) for c in coordinates)
+
+    @cached_property
+    def copy_of_device(self) -> tuple[int, ...]:
+        """For each device position, which distinct copy it holds."""
+        mesh, varying = self.sharding.mesh, self.sharding.varying
+        position = {tuple(c.items()): i for i, c in enumerate(copy_coordinates(mesh, varying))}
+        return tuple(
+            position[tuple((a, n) for a, n in mesh.coordinates(d).items() if a in varying)] for d in range(mesh.size)
+        )
+
+    def split(self, value: np.ndarray) -> Any:
+        """The copies of a global value: one array, or a list of contiguous blocks."""
+        if len(self.indices) == 1:
+            return np.ascontiguousarray(value).reshape(value.shape)
+        return [np.ascontiguousarray(value[i]).reshape(self.type.shape) for i in self.indices]
+
+
+@lru_cache(maxsize=8192)
+def layout_of(shape: tuple[int, ...], dtype: np.dtype, sharding: Sharding) -> Layout:
+    """The Layout object of these; raises ShardingError when the shape does not divide."""
+    layout = Layout(shape, dtype, sharding)
+    _ = layout.type
+    return layout
+
+
+class Array:
+    """A global array over a mesh. Immutable; made by `device_put`, `from_local` and jitted functions.
+
+    Attributes: `shape` (global), `dtype`, `sharding`, `shards` (one block per device of this process, in
+    device order), `local` (the block, where this process is one device). `np.asarray(arr)` is the global value.
+    Elementwise operators and NumPy ufuncs on Arrays compute on the global value and give NumPy arrays.
+    """
+
+    __slots__ = ("__weakref__", "_copies", "layout")
+    __array_priority__ = 100
+
+    def __init__(self, layout: Layout, copies: Any):
+        self.layout = layout
+        self._copies = copies
+
+    # ------------------------------------------------------------ what it is
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The global shape."""
+        return self.layout.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The element type."""
+        return self.layout.dtype
+
+    @property
+    def sharding(self) -> Sharding:
+        """How it lies on its mesh."""
+        return self.layout.sharding
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self.layout.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements in all."""
+        return int(np.prod(self.layout.shape, dtype=np.int64))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the global value."""
+        return self.size * self.dtype.itemsize
+
+    @property
+    def is_deleted(self) -> bool:
+        """True once it was donated to a jitted function."""
+        return self._copies is None
+
+    def take_copies(self, delete: bool = False) -> Any:
+        """The distinct copies, for a runtime; with `delete`, the Array gives them up."""
+        copies = self._copies
+        if copies is None:
+            raise DeletedArrayError(
+                f"an Array {dtype_name(self.dtype)}{list(self.shape)} was donated to a jitted function and has no data "
+                "any more. Use that function's result, or remove it from donate_argnums."
+            )
+        if delete:
+            self._copies = None
+        return copies
+
+    def _copy_list(self) -> Sequence[np.ndarray]:
+        copies = self.take_copies()
+        return [copies] if len(self.layout.indices) == 1 else copies
+
+    @property
+    def shards(self) -> tuple[np.ndarray, ...]:
+        """Each device's block, in device order (read-only views)."""
+        copies = [_read_only(c) for c in self._copy_list()]
+        return tuple(copies[i] for i in self.layout.copy_of_device)
+
+    @property
+    def local(self) -> np.ndarray:
+        """This process's block (read-only), where the process is one device."""
+        if self.sharding.mesh.size != 1:
+            raise MeshError(
+                f"this process plays all {self.sharding.mesh.size} devices of {self.sharding.mesh!r}, so there is no one "
+                "local block: use arr.shards[device], or np.asarray(arr)."
+            )
+        return self.shards[0]
+
+    # ------------------------------------------------------------ values out
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        copies = self._copy_list()
+        if len(copies) == 1:
+            whole = _read_only(copies[0])
+        elif copy is False:
+            raise ValueError("this Array is split over devices: np.asarray has to copy it together.")
+        else:
+            whole = np.empty(self.shape, self.dtype)
+            for index, block in zip(self.layout.indices, copies, strict=True):
+                whole[index] = block
+            copy = False
+        if dtype is not None and np.dtype(dtype) != whole.dtype:
+            return whole.astype(dtype)
+        return np.array(whole) if copy else whole
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        # NumPy asks for this before `__array__`. The data is an object, so that the consumer keeps it alive.
+        if self.dtype == bfloat16:
+            raise AttributeError("bfloat16 has no type string")  # `__array__` is asked next
+        whole = np.ascontiguousarray(self.__array__())
+        return {"version": 3, "shape": self.shape, "typestr": whole.dtype.str, "data": whole}
+
+    def __dlpack__(self, **kwargs: Any) -> Any:
+        return np.array(self).__dlpack__(**kwargs)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)  # host memory
+
+    def __float__(self) -> float:
+        return float(np.asarray(self))
+
+    def __int__(self) -> int:
+        return int(np.asarray(self))
+
+    def __complex__(self) -> complex:
+        return complex(np.asarray(self))
+
+    def __bool__(self) -> bool:
+        return bool(np.asarray(self))
+
+    def __index__(self) -> int:
+        return operator.index(np.asarray(self).item())
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of an Array without dimensions")
+        return self.shape[0]
+
+    def __iter__(self) -> Any:
+        return iter(np.asarray(self))
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        return np.asarray(self)[index]
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        from .errors import InPlaceError
+
+        raise InPlaceError("an Array never changes: use x = fc.at(np.asarray(x))[index].set(value), or a jitted function.")
+
+    def item(self) -> Any:
+        """The value of a one-element array as a Python scalar."""
+        return np.asarray(self).item()
+
+    def tolist(self) -> Any:
+        """The global value as nested lists."""
+        return np.asarray(self).tolist()
+
+    def astype(self, dtype: Any) -> np.ndarray:
+        """The global value with another dtype, as a NumPy array."""
+        return np.asarray(self).astype(dtype)
+
+    # ------------------------------------------------------------ showing it
+
+    def __format__(self, spec: str) -> str:
+        return format(self.item(), spec) if self.size == 1 and spec else str(self)
+
+    def __str__(self) -> str:
+        return "<deleted Array>" if self.is_deleted else str(np.asarray(self))
+
+    def __repr__(self) -> str:
+        head = f"{dtype_name(self.dtype)}[{','.join(map(str, self.shape))}], {self.sharding.spec!r} on {self.sharding.mesh!r}"
+        if self.is_deleted:
+            return f"Array(deleted, {head})"
+        values = np.array2string(np.asarray(self), separator=", ", threshold=20, edgeitems=2, prefix="Array(")
+        return f"Array({values}, {head})"
+
+    def _repr_html_(self) -> str:
+        from .html import array_table
+
+        return array_table(self)
+
+
+def _binary(function: Any, reflected: bool = False) -> Any:
+    def method(self: Array, other: Any) -> Any:
+        if isinstance(other, Traced):
+            return NotImplemented
+        mine, other = np.asarray(self), np.asarray(other) if isinstance(other, Array) else other
+        return function(other, mine) if reflected else function(mine, other)
+
+    return method
+
+
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor"):
+    _function = getattr(operator, f"{_name}_" if _name in ("and", "or") else _name)
+    setattr(Array, f"__{_name}__", _binary(_function))
+    setattr(Array, f"__r{_name}__", _binary(_function, reflected=True))
+for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
+    setattr(Array, f"__{_name}__", _binary(getattr(operator, _name)))
+for _name in ("neg", "pos", "abs", "invert"):
+    setattr(Array, f"__{_name}__", lambda self, f=getattr(operator, _name): f(np.asarray(self)))
+Array.__hash__ = None  # type: ignore[assignment]  # equal elementwise, like an ndarray
+
+
+def _read_only(block: Any) -> np.ndarray:
+    view = np.asarray(block).view()
+    view.flags.writeable = False
+    return view
+
+
+def to_numpy(x: Any, what: str = "x") -> np.ndarray:
+    """Anything array-like (NumPy, DLPack, `__array_interface__`, numbers, lists) as a native NumPy array."""
+    if isinstance(x, Traced):
+        raise TraceError(f"{what} is a traced array: {x!r}. Arrays are made outside traced functions.")
+    if not hasattr(x, "__array__") and not hasattr(x, "__array_interface__") and hasattr(x, "__dlpack__"):
+        x = np.from_dlpack(x)
+    array = np.asarray(x)
+    if array.dtype == object:
+        raise TraceError(f"{what} is {type(x).__name__}, which is no array.")
+    return as_array(array)
+
+
+def _sharding(mesh: Mesh | Sharding, spec: P | None) -> Sharding:
+    if isinstance(mesh, Sharding):
+        return mesh
+    if not isinstance(mesh, Mesh):
+        raise ShardingError(f"expected a mesh (fc.make_mesh({{...}})) or a Sharding, not {mesh!r}.")
+    if spec is not None and not isinstance(spec, P):
+        raise ShardingError(f"expected a partition spec such as fc.P('data'), not {spec!r}.")
+    return Sharding(mesh, P() if spec is None else spec)
+
+
+def _concrete_mesh(sharding: Sharding) -> Sharding:
+    if sharding.mesh.is_abstract:
+        raise MeshError(f"{sharding.mesh!r} has no devices to hold an array: use fc.make_mesh({dict(sharding.mesh.shape)}).")
+    return sharding
+
+
+def device_put(x: Any, mesh: Mesh | Sharding, spec: P | None = None) -> Array:
+    """Put a global value onto a mesh: `device_put(x, mesh, P("data"))`.
+
+    `x` is a NumPy array, an Array (which is resharded), a number, or anything with `__array__`,
+    `__array_interface__` or `__dlpack__`; it is copied. Raises ShardingError when a dimension does not divide.
+    """
+    sharding = _concrete_mesh(_sharding(mesh, spec))
+    value = to_numpy(x)
+    layout = layout_of(value.shape, value.dtype, sharding)
+    if len(layout.indices) == 1:
+        return Array(layout, np.array(value, order="C"))
+    return Array(layout, [np.array(value[i], order="C") for i in layout.indices])
+
+
+def from_local(x: Any, mesh: Mesh | Sharding, spec: P | None = None) -> Array:
+    """An Array from blocks that are split already.
+
+    `x` is this process's block. In one process that plays several devices it is a sequence of blocks, one for
+    each device in device order; blocks of devices that hold the same part must be bitwise equal.
+    """
+    sharding = _concrete_mesh(_sharding(mesh, spec))
+    size = sharding.mesh.size
+    if size == 1 and not isinstance(x, (list, tuple)):
+        x = [x]
+    if not isinstance(x, (list, tuple)) or len(x) != size:
+        given = f"{len(x)} blocks" if isinstance(x, (list, tuple)) else f"one {type(x).__name__}"
+        raise MeshError(
+            f"from_local: this process plays all {size} devices of {sharding.mesh!r}, so it takes a list of {size} blocks "
+            f"in device order; {given} was given. For a global value use fc.device_put."
+        )
+    blocks = [to_numpy(b, f"block {i}") for i, b in enumerate(x)]
+    first = blocks[0]
+    for i, block in enumerate(blocks):
+        if block.shape != first.shape or block.dtype != first.dtype:
+            raise ShapeError(
+                f"from_local: block {i} is {block.dtype}{list(block.shape)} and block 0 {first.dtype}{list(first.shape)}: "
+                "all devices have one shape and dtype."
+            )
+    layout = layout_of(sharding.global_shape(first.shape, "from_local"), first.dtype, sharding)
+    copies: list[Any] = [None] * len(layout.indices)
+    for device, (block, copy) in enumerate(zip(blocks, layout.copy_of_device, strict=True)):
+        if copies[copy] is None:
+            copies[copy] = np.array(block, order="C")
+        elif copies[copy].tobytes() != block.tobytes():
+            raise ShardingError(
+                f"from_local: {sharding.spec!r} says that device {device} holds the same block as another device, and "
+                "their values differ. Name the axis along which they differ in the spec."
+            )
+    return Array(layout, copies if len(copies) > 1 else copies[0])
+
+
+def process_allgather(arr: Any) -> np.ndarray:
+    """The global value of `arr` in every process (in one process: np.asarray)."""
+    return np.array(arr)

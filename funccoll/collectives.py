@@ -1,0 +1,242 @@
+"""The public collectives: each validates its arguments and binds a primitive.
+
+Common to all: `x` is an array (one device's shard) or a pytree of arrays, which is one logical operation;
+`axis` is a mesh axis or a tuple of them (the first is outermost); they work only inside a function traced
+over a mesh. Every device gets bitwise the same result wherever the result does not vary. `algorithm` will
+name a schedule; None lets the compiler choose.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import optree
+
+from .errors import MeshError, PlannedError, ShapeError, TraceError, UnsupportedError
+from .ir import Primitive, bind, current_interpreter
+from .mesh import normalize_axes
+from .ops.registry import as_traceable
+from .primitives import collective as c
+from .tracing import value_type
+
+__all__ = [
+    "all_gather", "all_reduce", "all_to_all", "axis_index", "axis_size", "barrier", "broadcast", "gather",
+    "own_slice", "permute", "pvary", "reduce", "reduce_scatter", "scatter",
+]  # fmt: skip
+
+Axes = str | tuple[str, ...]
+
+
+def _axes(name: str, axis: Axes) -> tuple[str, ...]:
+    """The axes of a call, checked against the mesh of the trace."""
+    sizes = current_interpreter().axis_sizes
+    if not isinstance(axis, str) and not (isinstance(axis, (tuple, list)) and all(isinstance(a, str) for a in axis)):
+        raise MeshError(f"{name}: axis must be a mesh axis name or a tuple of names, not {axis!r}.")
+    axes = normalize_axes(axis)
+    if not sizes:
+        raise MeshError(
+            f"{name} over {axis!r} was called outside a mesh. Collectives exist inside a function traced by "
+            "fc.jit(fn, mesh=fc.make_mesh({...}), in_specs=..., out_specs=...)."
+        )
+    if not axes:
+        raise MeshError(f"{name}: no axis was given. The mesh has axes {dict(sizes)}.")
+    for a in axes:
+        if a not in sizes:
+            raise MeshError(
+                f"{name}: unknown axis {a!r}. The mesh has axes {dict(sizes)}: use one of {list(sizes)}."
+            )
+    if len(set(axes)) != len(axes):
+        raise MeshError(f"{name}: axis {axis!r} names a mesh axis twice.")
+    return axes
+
+
+def _size(axes: Iterable[str]) -> int:
+    return math.prod(current_interpreter().axis_sizes[a] for a in axes)
+
+
+def _leaves(name: str, x: Any) -> tuple[list[Any], Callable[[Iterable[Any]], Any]]:
+    leaves, treedef = optree.tree_flatten(x)
+    for leaf in leaves:
+        if not hasattr(leaf, "__array__") and not isinstance(leaf, (bool, int, float, complex)):
+            raise TraceError(f"{name}: the operand holds {leaf!r} of type {type(leaf).__name__}, which is no array.")
+    return [as_traceable(leaf) for leaf in leaves], treedef.unflatten
+
+
+def _communicate(primitive: Primitive, x: Any, axes: tuple[str, ...], algorithm: str | None, **params: Any) -> Any:
+    if algorithm is not None:
+        raise PlannedError(
+            f"{primitive.name}(algorithm={algorithm!r}): choosing a schedule is planned, not in this version; leave "
+            "algorithm=None."
+        )
+    leaves, rebuild = _leaves(primitive.name, x)
+    if not leaves:
+        return x
+    return rebuild(bind(primitive, *leaves, axes=axes, size=_size(axes), **params))
+
+
+def _dim(name: str, x: Any, dim: int, extra: int = 0, what: str = "dim") -> int:
+    """`dim` counted from either end; all leaves must have it, and must agree when it is negative."""
+    found: set[int] = set()
+    for leaf in optree.tree_leaves(x):
+        shape = value_type(leaf).shape
+        ndim = len(shape) + extra
+        if isinstance(dim, bool) or not isinstance(dim, (int, np.integer)) or not -ndim <= dim < ndim:
+            raise ShapeError(f"{name}: {what}={dim!r} does not exist in an operand of shape {shape}.")
+        found.add(int(dim) % ndim)
+    if len(found) > 1:
+        raise ShapeError(f"{name}: {what}={dim} means different dimensions in the operands; give it from the front.")
+    return found.pop() if found else 0
+
+
+def _root(name: str, root: int, axes: tuple[str, ...]) -> int:
+    size = _size(axes)
+    if isinstance(root, bool) or not isinstance(root, (int, np.integer)) or not 0 <= root < size:
+        raise ShapeError(f"{name}: root={root!r} must be an integer from 0 to {size - 1}, a position along {axes}.")
+    return int(root)
+
+
+def _op(name: str, op: str) -> str:
+    if op not in c.OPS:
+        raise UnsupportedError(f"{name}: unknown op {op!r}. Use one of {', '.join(c.OPS)}.")
+    return op
+
+
+def all_reduce(x: Any, axis: Axes, *, op: str = "sum", algorithm: str | None = None) -> Any:
+    """Combine `x` over all devices along `axis`; every device gets the result.
+
+    Args: op is sum, mean, max, min, prod, and, or, xor. Returns the shape of `x`, no longer varying over
+    `axis`. The order is the left fold in axis order. In max and min NaN wins and -0 < +0.
+    Gradient: sum and mean spread the cotangent; max and min give it to the winners, shared equally in a tie;
+    prod gives the product of the others, right with zeros.
+    Raises: VaryingError when `x` does not vary over `axis`; DTypeError for an op the dtype lacks.
+    """
+    axes = _axes("all_reduce", axis)
+    return _communicate(c.all_reduce_p, x, axes, algorithm, op=_op("all_reduce", op))
+
+
+def all_gather(x: Any, axis: Axes, *, dim: int = 0, stack: bool = False, algorithm: str | None = None) -> Any:
+    """Concatenate every device's `x` along `dim`, in axis order (or as a new dimension with `stack=True`).
+
+    Returns shape with `dim` multiplied by p (or p inserted at `dim`), no longer varying over `axis`.
+    Gradient: each device takes its own block.
+    """
+    axes = _axes("all_gather", axis)
+    dim = _dim("all_gather", x, dim, extra=int(stack))
+    return _communicate(c.all_gather_p, x, axes, algorithm, dim=dim, stack=bool(stack))
+
+
+def reduce_scatter(x: Any, axis: Axes, *, dim: int = 0, op: str = "sum", algorithm: str | None = None) -> Any:
+    """Combine `x` over `axis` and leave each device its own block along `dim`.
+
+    Returns shape with `dim` divided by p (it must divide). Gradient for sum and mean: all_gather.
+    """
+    axes = _axes("reduce_scatter", axis)
+    dim = _dim("reduce_scatter", x, dim)
+    return _communicate(c.reduce_scatter_p, x, axes, algorithm, dim=dim, op=_op("reduce_scatter", op))
+
+
+def all_to_all(x: Any, axis: Axes, *, split_dim: int, concat_dim: int, algorithm: str | None = None) -> Any:
+    """Split `x` along `split_dim` into p blocks, send block j to device j, concatenate along `concat_dim`.
+
+    Returns shape with `split_dim` divided by p and `concat_dim` multiplied by p. Gradient: the reverse exchange.
+    """
+    axes = _axes("all_to_all", axis)
+    split = _dim("all_to_all", x, split_dim, what="split_dim")
+    concat = _dim("all_to_all", x, concat_dim, what="concat_dim")
+    return _communicate(c.all_to_all_p, x, axes, algorithm, split_dim=split, concat_dim=concat)
+
+
+def permute(x: Any, axis: Axes, *, pairs: Sequence[tuple[int, int]], algorithm: str | None = None) -> Any:
+    """Send along `(source, destination)` pairs of positions on `axis`; who receives nothing gets zeros.
+
+    Sources are unique, and so are destinations. Gradient: the pairs reversed.
+    """
+    axes = _axes("permute", axis)
+    size = _size(axes)
+    try:
+        checked = tuple((int(s), int(d)) for s, d in pairs)
+    except (TypeError, ValueError):
+        raise ShapeError(f"permute: pairs must be (source, destination) integers, not {pairs!r}.") from None
+    for what, ends in (("source", [s for s, _ in checked]), ("destination", [d for _, d in checked])):
+        for end in ends:
+            if not 0 <= end < size:
+                raise ShapeError(f"permute: {what} {end} is not a position along {axes} (0 to {size - 1}).")
+        if len(set(ends)) != len(ends):
+            raise ShapeError(f"permute: a {what} stands twice in pairs {checked}; each may stand once.")
+    return _communicate(c.permute_p, x, axes, algorithm, pairs=tuple(sorted(checked)))
+
+
+def broadcast(x: Any, axis: Axes, *, root: int = 0, algorithm: str | None = None) -> Any:
+    """Every device gets the `x` of the device at position `root` along `axis`.
+
+    Returns the shape of `x`, no longer varying over `axis`. Gradient: the cotangent on root, zeros elsewhere.
+    """
+    axes = _axes("broadcast", axis)
+    return _communicate(c.broadcast_p, x, axes, algorithm, root=_root("broadcast", root, axes))
+
+
+def reduce(x: Any, axis: Axes, *, root: int = 0, op: str = "sum", algorithm: str | None = None) -> Any:
+    """Combine `x` over `axis` onto the device at position `root`; the others get zeros."""
+    axes = _axes("reduce", axis)
+    return _communicate(c.reduce_p, x, axes, algorithm, root=_root("reduce", root, axes), op=_op("reduce", op))
+
+
+def gather(x: Any, axis: Axes, *, root: int = 0, dim: int = 0, algorithm: str | None = None) -> Any:
+    """Concatenate every device's `x` along `dim` on the device at `root`; the others get zeros of that shape.
+
+    Gradient: scatter.
+    """
+    axes = _axes("gather", axis)
+    dim = _dim("gather", x, dim)
+    return _communicate(c.gather_p, x, axes, algorithm, root=_root("gather", root, axes), dim=dim)
+
+
+def scatter(x: Any, axis: Axes, *, root: int = 0, dim: int = 0, algorithm: str | None = None) -> Any:
+    """Each device gets its own block along `dim` of root's `x`; `dim` must divide by p. Gradient: gather."""
+    axes = _axes("scatter", axis)
+    dim = _dim("scatter", x, dim)
+    return _communicate(c.scatter_p, x, axes, algorithm, root=_root("scatter", root, axes), dim=dim)
+
+
+def barrier(axis: Axes) -> None:
+    """No device along `axis` goes on before all are here; no collective crosses it."""
+    bind(c.barrier_p, axes=_axes("barrier", axis))
+
+
+def own_slice(x: Any, axis: Axes, *, dim: int = 0) -> Any:
+    """This device's block along `dim` of an `x` that is equal on all devices along `axis`.
+
+    Returns shape with `dim` divided by p, varying over `axis`; moves nothing. Gradient: all_gather.
+    """
+    axes = _axes("own_slice", axis)
+    dim = _dim("own_slice", x, dim)
+    leaves, rebuild = _leaves("own_slice", x)
+    return rebuild(bind(c.own_slice_p, leaf, axes=axes, dim=dim, stack=False, size=_size(axes)) for leaf in leaves)
+
+
+def pvary(x: Any, axis: Axes) -> Any:
+    """`x`, marked as varying over `axis` as well: the same data, a copy for each device in the type.
+
+    Gradient: all_reduce sum. An axis that `x` varies over already is left as it is.
+    """
+    axes = _axes("pvary", axis)
+    leaves, rebuild = _leaves("pvary", x)
+
+    def widen(leaf: Any) -> Any:
+        new = tuple(a for a in axes if a not in value_type(leaf).varying)
+        return c.pvary(leaf, new) if new else leaf
+
+    return rebuild(map(widen, leaves))
+
+
+def axis_index(axis: Axes) -> Any:
+    """This device's position along `axis`: int32, 0 to p - 1, varying over `axis`."""
+    return bind(c.axis_index_p, axes=_axes("axis_index", axis))
+
+
+def axis_size(axis: Axes) -> int:
+    """The number of devices along `axis`, a Python int."""
+    return _size(_axes("axis_size", axis))

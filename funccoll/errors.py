@@ -1,0 +1,161 @@
+"""Every exception that funccoll raises on purpose, and where the user's own line is found.
+
+Each class also derives from the built-in that a NumPy or JAX user would catch (`ValueError`,
+`TypeError`, ...), so existing handlers keep working. A message says what is wrong, where
+(`file:line` of the user's call), which shapes and axes, and what to do.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+__all__ = [
+    "ConcretizationError",
+    "DTypeError",
+    "DeletedArrayError",
+    "FunccollError",
+    "InPlaceError",
+    "LeakedTracerError",
+    "MeshError",
+    "PlannedError",
+    "PytreeError",
+    "ScheduleError",
+    "ShapeError",
+    "ShardingError",
+    "Source",
+    "TraceError",
+    "UnsupportedError",
+    "VaryingError",
+    "at_source",
+    "current_source",
+]
+
+_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+# Frames of libraries that call back into us (NumPy's dispatch, optree's maps) are not the user's.
+_FOREIGN = tuple(f"{os.sep}{name}{os.sep}" for name in ("numpy", "optree"))
+_VERDICTS: dict[str, bool] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A place in the user's code. Prints as `train.py:12 (loss_fn)`."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{os.path.basename(self.file)}:{self.line} ({self.function})"
+
+
+def _is_users(filename: str) -> bool:
+    verdict = _VERDICTS.get(filename)
+    if verdict is None:
+        inside = filename.startswith(_PACKAGE)
+        foreign = "site-packages" in filename and any(part in filename for part in _FOREIGN)
+        library = filename.startswith("<") and not filename.startswith(("<stdin>", "<ipython", "<string>"))
+        _VERDICTS[filename] = verdict = not (inside or foreign or library)
+    return verdict
+
+
+def user_source() -> Source | None:
+    """The innermost frame that is neither funccoll's nor NumPy's: the line the user wrote."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if _is_users(code.co_filename):
+            return Source(code.co_filename, frame.f_lineno, code.co_name)
+        frame = frame.f_back
+    return None
+
+
+# Set while rules run on the user's behalf, so that what they record or raise points at the user's line.
+_SOURCE: ContextVar[Source | None] = ContextVar("funccoll_source", default=None)
+
+
+class at_source:
+    """Context manager: operations and errors inside are attributed to this source."""
+
+    __slots__ = ("source", "token")
+
+    def __init__(self, source: Source | None):
+        self.source = source
+
+    def __enter__(self) -> None:
+        self.token = _SOURCE.set(self.source)
+
+    def __exit__(self, *exc: object) -> None:
+        _SOURCE.reset(self.token)
+
+
+def current_source() -> Source | None:
+    """The user's line on whose behalf we are running now."""
+    return _SOURCE.get() or user_source()
+
+
+class FunccollError(Exception):
+    """Base of every error of funccoll. `source` is the user's line, or None."""
+
+    def __init__(self, message: str, source: Source | None = None):
+        self.source = source if source is not None else current_source()
+        at = f"\n  at {self.source.file}:{self.source.line} in {self.source.function}" if self.source else ""
+        super().__init__(message + at)
+
+
+class MeshError(FunccollError, ValueError):
+    """A mesh that cannot exist, that does not fit the job, or an axis that is not in it."""
+
+
+class ShardingError(FunccollError, ValueError):
+    """A partition spec that does not fit its mesh or its array."""
+
+
+class ShapeError(FunccollError, ValueError):
+    """Shapes, dimensions or indices that do not fit the operation."""
+
+
+class DTypeError(FunccollError, TypeError):
+    """An element type the operation has no meaning for."""
+
+
+class VaryingError(FunccollError, TypeError):
+    """A value varies over a mesh axis where it must not, or does not where it must."""
+
+
+class PytreeError(FunccollError, ValueError):
+    """Two pytrees that should have the same structure do not."""
+
+
+class TraceError(FunccollError, TypeError):
+    """A function that cannot be traced: what it was called with, or what it returned."""
+
+
+class ConcretizationError(TraceError):
+    """Python asked for the value of a traced array (`if`, `float()`, `range()`, ...)."""
+
+
+class InPlaceError(TraceError):
+    """An assignment into a traced array."""
+
+
+class LeakedTracerError(TraceError):
+    """A traced array is used after the function that made it was traced."""
+
+
+class UnsupportedError(TraceError):
+    """A NumPy function, method or option that funccoll cannot trace."""
+
+
+class ScheduleError(FunccollError, ValueError):
+    """A communication schedule that does not exist for this collective or size."""
+
+
+class DeletedArrayError(FunccollError, RuntimeError):
+    """An Array whose buffers were donated to a jitted function."""
+
+
+class PlannedError(FunccollError, NotImplementedError):
+    """A documented feature that this version does not have yet."""

@@ -1,0 +1,363 @@
+"""The IR: variables, equations, programs, their printer and checker, and the interpreter slot.
+
+A user's function means what the *current interpreter* says: every operation is
+`bind(primitive, *values, **params)`, and the interpreter in the slot either computes it (eager) or
+records it (tracing). Source: JAX's autodidax.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+
+from .errors import FunccollError, LeakedTracerError, MeshError, Source, VaryingError, at_source
+from .types import ArrayType, check_dtype, type_of
+
+__all__ = [
+    "Atom",
+    "Equation",
+    "Interpreter",
+    "Literal",
+    "Primitive",
+    "Program",
+    "Traced",
+    "Var",
+    "bind",
+    "current_interpreter",
+    "use_interpreter",
+]
+
+
+class Var:
+    """A value in a program: assigned once, identified by being this object."""
+
+    __slots__ = ("type",)
+
+    def __init__(self, type: ArrayType):
+        self.type = type
+
+    def __repr__(self) -> str:
+        return f"Var({self.type})"
+
+
+class Literal:
+    """A scalar constant inside an equation. It fits any `varying`: it is equal on every device."""
+
+    __slots__ = ("type", "value")
+
+    def __init__(self, value: np.ndarray):
+        self.value = value
+        self.type = ArrayType((), value.dtype)
+
+    def __repr__(self) -> str:
+        return repr(self.value.item())
+
+
+Atom = Var | Literal
+
+# Numeric kernels take arrays; a primitive with one output returns an array, else a sequence.
+Kernel = Callable[..., Any]
+# (cotangents of the outputs, inputs, outputs, **params) -> one cotangent or None for each input.
+VjpRule = Callable[..., Sequence[Any]]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Primitive:
+    """One operation: everything about it is in this record.
+
+    `infer(*types, **params)` gives the output types, checks the inputs and raises a user's error.
+    `reference(*arrays, **params)` is the written definition, in NumPy; for a collective it takes and
+    returns one list of arrays (the devices of one group) for each operand. `vjp` is written with
+    public operations, so it can be differentiated again; None means no gradient flows.
+    """
+
+    name: str
+    infer: Callable[..., Sequence[ArrayType]]
+    reference: Kernel
+    vjp: VjpRule | None = None
+    multiple: bool = False
+    """Outputs are a sequence (else exactly one value)."""
+    kind: str = "compute"
+    """compute | local (depends on the device, moves nothing) | collective | effect | higher."""
+    view: bool = False
+    """The output may share memory with an input."""
+    ufunc: np.ufunc | None = None
+    """The NumPy ufunc this primitive is, which can write into a dead operand's buffer."""
+
+    @property
+    def communicates(self) -> bool:
+        """True when devices exchange data or wait for each other."""
+        return self.kind in ("collective", "effect")
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Equation:
+    """`outputs = primitive[params] inputs`, and the user's line it came from."""
+
+    primitive: Primitive
+    inputs: tuple[Atom, ...]
+    outputs: tuple[Var, ...]
+    params: Mapping[str, Any]
+    source: Source | None
+
+    def replace(self, **changes: Any) -> Equation:
+        """A copy with some fields changed."""
+        fields = {name: getattr(self, name) for name in ("primitive", "inputs", "outputs", "params", "source")}
+        return Equation(**{**fields, **changes})
+
+    def axes(self) -> tuple[str, ...]:
+        """The mesh axes this equation works over (empty for plain compute)."""
+        return self.params.get("axes", ())
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """A typed, single-assignment program over one device's values, equal on all devices of the mesh."""
+
+    axis_sizes: Mapping[str, int]
+    constants: tuple[tuple[Var, np.ndarray], ...]
+    inputs: tuple[Var, ...]
+    equations: tuple[Equation, ...]
+    outputs: tuple[Atom, ...]
+    label: str = field(default="program")
+
+    def replace(self, **changes: Any) -> Program:
+        """A copy with some fields changed."""
+        names = ("axis_sizes", "constants", "inputs", "equations", "outputs", "label")
+        return Program(**{**{name: getattr(self, name) for name in names}, **changes})
+
+    def check(self) -> Program:
+        """Re-derive every type and check single assignment; returns self, raises FunccollError."""
+        known: set[Var] = {var for var, _ in self.constants}
+        for var in self.inputs:
+            _check_new(var, known)
+        for var, value in self.constants:
+            _check_same(type_of(value), var.type.vary(()), "constant")
+        for number, eqn in enumerate(self.equations):
+            where = f"equation {number} ({eqn.primitive.name})"
+            for atom in eqn.inputs:
+                if isinstance(atom, Var) and atom not in known:
+                    raise FunccollError(f"{where} reads a variable that is not defined yet.", eqn.source)
+            types = infer(eqn.primitive, [a.type for a in eqn.inputs], eqn.params, eqn.inputs)
+            if len(types) != len(eqn.outputs):
+                raise FunccollError(f"{where} has {len(eqn.outputs)} outputs, its rule {len(types)}.", eqn.source)
+            for var, type in zip(eqn.outputs, types, strict=True):
+                _check_same(type, var.type, where, eqn.source)
+                _check_new(var, known)
+        for atom in self.outputs:
+            if isinstance(atom, Var) and atom not in known:
+                raise FunccollError("an output of the program is not defined.")
+        return self
+
+    @cached_property
+    def names(self) -> dict[Var, str]:
+        """Short names (a, b, ..., z, aa, ...) in order of definition."""
+        order = itertools.chain(
+            (v for v, _ in self.constants), self.inputs, (v for e in self.equations for v in e.outputs)
+        )
+        return {var: _short_name(i) for i, var in enumerate(order)}
+
+    def text(self, sources: bool = True) -> str:
+        """The program like a jaxpr; `sources=False` gives the canonical text that is fingerprinted."""
+        names = self.names
+
+        def bound(var: Var) -> str:
+            return f"{names[var]}:{var.type}"
+
+        def used(atom: Atom) -> str:
+            return f"{atom!r}:{atom.type}" if isinstance(atom, Literal) else names[atom]
+
+        mesh = ", ".join(f"{n}={s}" for n, s in self.axis_sizes.items())
+        head = " ".join(bound(v) for v, _ in self.constants) + (" ; " if self.constants else "")
+        lines = [f"{{ mesh({mesh}) lambda {head}{' '.join(map(bound, self.inputs))} . let"]
+        for eqn in self.equations:
+            params = ", ".join(f"{k}={_param(v)}" for k, v in sorted(eqn.params.items()))
+            left = " ".join(map(bound, eqn.outputs)) or "_"
+            right = f"{eqn.primitive.name}{f'[{params}]' if params else ''} {' '.join(map(used, eqn.inputs))}"
+            line = f"    {left} = {right}".rstrip()
+            if sources and eqn.source is not None:
+                line = f"{line:<64}  # {eqn.source}"
+            lines.append(line)
+        outs = ", ".join(map(used, self.outputs)) + ("," if len(self.outputs) == 1 else "")
+        return "\n".join([*lines, f"  in ({outs}) }}"])
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """sha256 of the canonical text and the bytes of the captured constants: no ids, no file:line."""
+        digest = hashlib.sha256(self.text(sources=False).encode())
+        for _, value in self.constants:
+            digest.update(np.ascontiguousarray(value).tobytes())
+        return digest.hexdigest()
+
+    def collectives(self) -> list[Equation]:
+        """The equations that communicate, in program order."""
+        return [eqn for eqn in self.equations if eqn.primitive.communicates]
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def __repr__(self) -> str:
+        return self.text()
+
+    def _repr_html_(self) -> str:
+        from .html import program_table
+
+        return program_table(self)
+
+
+def _short_name(index: int) -> str:
+    name = ""
+    index += 1
+    while index:
+        index, letter = divmod(index - 1, 26)
+        name = chr(ord("a") + letter) + name
+    return name
+
+
+def _param(value: Any) -> str:
+    if isinstance(value, Program):
+        return "{" + value.text(sources=False).replace("\n", " ") + "}"
+    if isinstance(value, np.dtype):
+        return str(value)
+    if callable(value):
+        # A function's repr holds its address, which must not reach a fingerprint.
+        return getattr(value, "__qualname__", type(value).__name__)
+    return repr(value)
+
+
+def _check_new(var: Var, known: set[Var]) -> None:
+    if var in known:
+        raise FunccollError("a variable is assigned twice.")
+    known.add(var)
+
+
+def _check_same(derived: ArrayType, stated: ArrayType, where: str, source: Source | None = None) -> None:
+    if derived != stated:
+        raise FunccollError(f"{where}: the stated type is {stated}, its rule gives {derived}.", source)
+
+
+def infer(
+    primitive: Primitive, types: Sequence[ArrayType], params: Mapping[str, Any], atoms: Sequence[Atom]
+) -> Sequence[ArrayType]:
+    """Output types of an equation. Compute needs one `varying` for all operands that are not literals."""
+    if primitive.kind != "compute":
+        return primitive.infer(*types, **params)
+    varying: frozenset[str] | None = None
+    for atom in atoms:
+        if isinstance(atom, Literal):
+            continue
+        if varying is None:
+            varying = atom.type.varying
+        elif varying != atom.type.varying:
+            raise VaryingError(
+                f"{primitive.name}: operands vary over {sorted(varying)} and {sorted(atom.type.varying)}; "
+                "a pvary is missing."
+            )
+    outs = primitive.infer(*types, **params)
+    return [ArrayType(t.shape, t.dtype, varying) for t in outs] if varying else outs
+
+
+class Traced:
+    """Base of tracers: lets the IR recognise one without importing tracing."""
+
+    __slots__ = ()
+
+
+class Interpreter(Protocol):
+    """What an operation means. `axis_sizes` are the mesh axes that collectives may name."""
+
+    axis_sizes: Mapping[str, int]
+
+    def bind(self, primitive: Primitive, values: Sequence[Any], params: Mapping[str, Any]) -> Any:
+        """One value, or a list when the primitive has several outputs."""
+        ...
+
+
+class Eager:
+    """The interpreter outside every trace: computes with NumPy, on no mesh."""
+
+    axis_sizes: Mapping[str, int] = {}
+
+    def bind(self, primitive: Primitive, values: Sequence[Any], params: Mapping[str, Any]) -> Any:
+        """Compute with the primitive's reference."""
+        for value in values:
+            if isinstance(value, Traced):
+                raise leaked(value)
+        if primitive.kind == "higher" and "program" in params:  # a custom gradient rule: just its function
+            program: Program = params["program"]
+            return evaluate(program, [v for _, v in program.constants], values)[0]
+        if primitive.kind != "compute":
+            raise MeshError(
+                f"{primitive.name} was called outside a mesh: collectives exist only inside a function traced "
+                "by fc.jit(fn, mesh=..., in_specs=..., out_specs=...)."
+            )
+        return primitive.reference(*map(as_array, values), **params)
+
+
+def as_array(value: Any) -> np.ndarray:
+    """A concrete value as a native-endian array of a supported dtype; raises DTypeError."""
+    array = np.asarray(value)
+    native = check_dtype(array.dtype)
+    return array if array.dtype is native or array.dtype.isnative else array.astype(native)
+
+
+def leaked(value: Any) -> LeakedTracerError:
+    """The error for a tracer used outside the trace that made it."""
+    origin = getattr(value, "source", None)
+    made = f", made at {origin}" if origin else ""
+    return LeakedTracerError(
+        f"a traced array {getattr(value, 'type', '')}{made}, is used after the function that made it was traced. "
+        "It has no value there. Return it from the traced function instead of keeping it in a list, an attribute "
+        "or a global."
+    )
+
+
+_EAGER = Eager()
+_INTERPRETER: ContextVar[Interpreter] = ContextVar("funccoll_interpreter", default=_EAGER)
+
+
+def current_interpreter() -> Interpreter:
+    """The interpreter in the slot."""
+    return _INTERPRETER.get()
+
+
+@contextmanager
+def use_interpreter(interpreter: Interpreter) -> Iterator[None]:
+    """Put an interpreter into the slot for the duration of a block."""
+    token = _INTERPRETER.set(interpreter)
+    try:
+        yield
+    finally:
+        _INTERPRETER.reset(token)
+
+
+def bind(primitive: Primitive, *values: Any, **params: Any) -> Any:
+    """Apply a primitive under the current interpreter."""
+    return _INTERPRETER.get().bind(primitive, values, params)
+
+
+def evaluate(program: Program, constants: Iterable[Any], args: Sequence[Any]) -> tuple[list[Any], dict[Var, Any]]:
+    """Run a program through `bind`; returns its outputs and the value of every variable."""
+    env: dict[Var, Any] = dict(zip(program.inputs, args, strict=True))
+    env.update(zip((v for v, _ in program.constants), constants, strict=True))
+
+    def read(atom: Atom) -> Any:
+        return atom.value if isinstance(atom, Literal) else env[atom]
+
+    interpreter = _INTERPRETER.get()
+    for eqn in program.equations:
+        with at_source(eqn.source):
+            out = interpreter.bind(eqn.primitive, [read(a) for a in eqn.inputs], eqn.params)
+        env.update(zip(eqn.outputs, out if eqn.primitive.multiple else (out,), strict=True))
+    return [read(a) for a in program.outputs], env

@@ -1,0 +1,1 @@
+"""Numba kernels: planned. The stream interpreter of the host and CUDA runtimes will live here."""

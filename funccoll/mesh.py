@@ -1,0 +1,282 @@
+"""Meshes, partition specs and shardings: plain values, no hardware and no job needed."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from types import MappingProxyType
+
+import numpy as np
+
+from .errors import MeshError, ShardingError
+
+__all__ = ["Mesh", "P", "Sharding", "abstract_mesh", "normalize_axes"]
+
+
+def normalize_axes(axes: str | Iterable[str]) -> tuple[str, ...]:
+    """One axis name, or several, as a tuple."""
+    return (axes,) if isinstance(axes, str) else tuple(axes)
+
+
+class P(tuple):
+    """A partition spec: for each array dimension a mesh axis, a tuple of axes, or None.
+
+    `P("data")` splits dimension 0 over `data`; `P(None, ("data", "model"))` splits dimension 1
+    over both, `data` outermost. Dimensions that are not named are whole on every device.
+
+    Source: JAX's `PartitionSpec`.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, *entries: str | Sequence[str] | None) -> P:
+        cleaned: list[str | tuple[str, ...] | None] = []
+        seen: set[str] = set()
+        for dim, entry in enumerate(entries):
+            if entry is not None and not isinstance(entry, str):
+                if not isinstance(entry, (tuple, list)) or not all(isinstance(a, str) for a in entry):
+                    raise ShardingError(
+                        f"P entry {dim} is {entry!r}: each entry must be a mesh axis name, a tuple of axis "
+                        "names, or None."
+                    )
+                entry = tuple(entry)
+            for axis in () if entry is None else normalize_axes(entry):
+                if axis in seen:
+                    raise ShardingError(
+                        f"P{entries!r} uses mesh axis {axis!r} twice: an axis can split only one dimension. "
+                        f"Remove one of them, or write None for the dimension that stays whole."
+                    )
+                seen.add(axis)
+            if isinstance(entry, tuple) and len(entry) < 2:
+                entry = entry[0] if entry else None
+            cleaned.append(entry)
+        return super().__new__(cls, cleaned)
+
+    def __getnewargs__(self) -> tuple:
+        return tuple(self)
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """Every mesh axis used, in the order of the dimensions."""
+        return tuple(a for entry in self if entry is not None for a in normalize_axes(entry))
+
+    def __repr__(self) -> str:
+        return f"P({', '.join(map(repr, self))})"
+
+
+class Mesh:
+    """An n-d grid of devices with named axes, row-major (the last axis is contiguous).
+
+    `devices` holds one integer id per device, or is None for an abstract mesh, which can be traced,
+    lowered and costed against but not run on. Meshes are values: equal when names, sizes and
+    devices are.
+    """
+
+    __slots__ = ("__dict__", "_hash", "axis_names", "devices", "sizes")
+
+    def __init__(self, axes: Mapping[str, int], devices: Sequence[int] | None = None):
+        for name, size in axes.items():
+            if not isinstance(name, str) or not name.isidentifier():
+                raise MeshError(f"mesh axis name {name!r} must be a string that is a valid identifier.")
+            if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
+                raise MeshError(f"mesh axis {name!r} has size {size!r}: sizes are integers, at least 1.")
+        self.axis_names: tuple[str, ...] = tuple(axes)
+        self.sizes: tuple[int, ...] = tuple(int(s) for s in axes.values())
+        self.devices: tuple[int, ...] | None = None if devices is None else tuple(int(d) for d in devices)
+        if self.devices is not None:
+            if len(self.devices) != self.size:
+                raise MeshError(
+                    f"a mesh {dict(self.shape)} has {self.size} places, and {len(self.devices)} devices were given."
+                )
+            if len(set(self.devices)) != self.size:
+                raise MeshError(f"devices {list(self.devices)} name a device twice.")
+        self._hash = hash((self.axis_names, self.sizes, self.devices))
+
+    @cached_property
+    def shape(self) -> Mapping[str, int]:
+        """Axis name -> size, in axis order (read-only)."""
+        return MappingProxyType(dict(zip(self.axis_names, self.sizes, strict=True)))
+
+    @cached_property
+    def size(self) -> int:
+        """The number of devices."""
+        return math.prod(self.sizes)
+
+    @property
+    def is_abstract(self) -> bool:
+        """True when there are no devices to run on."""
+        return self.devices is None
+
+    @property
+    def abstract(self) -> Mesh:
+        """The same names and sizes without devices."""
+        return Mesh(self.shape)
+
+    def check_axes(self, axes: str | Iterable[str], what: str = "axis") -> tuple[str, ...]:
+        """`axes` as a tuple; raises MeshError for a name this mesh does not have, or has twice."""
+        names = normalize_axes(axes)
+        for axis in names:
+            if axis not in self.shape:
+                raise MeshError(
+                    f"unknown {what} {axis!r}: the mesh has axes {dict(self.shape)}. Use one of "
+                    f"{list(self.axis_names)}, or add {axis!r} to the mesh."
+                )
+        if len(set(names)) != len(names):
+            raise MeshError(f"{what} {names!r} names a mesh axis twice.")
+        return names
+
+    def axis_size(self, axes: str | Iterable[str]) -> int:
+        """The product of the sizes of `axes`."""
+        return math.prod(self.shape[a] for a in self.check_axes(axes))
+
+    def coordinates(self, device: int) -> dict[str, int]:
+        """Axis name -> index of `device` along it; `device` is a position, 0 to size - 1."""
+        if not 0 <= device < self.size:
+            raise MeshError(f"device {device} is not in a mesh of {self.size} devices.")
+        return dict(zip(self.axis_names, map(int, np.unravel_index(device, self.sizes or (1,))), strict=False))
+
+    def position(self, coordinates: Mapping[str, int]) -> int:
+        """The position of the device at `coordinates` (missing axes count as 0)."""
+        index = 0
+        for name, size in self.shape.items():
+            index = index * size + coordinates.get(name, 0)
+        return index
+
+    def groups(self, axes: str | Iterable[str]) -> list[list[int]]:
+        """The sets of device positions that communicate in a collective over `axes`.
+
+        Within a group devices are ordered by their index along `axes`, the first axis outermost; groups
+        are ordered by the coordinates along the remaining axes.
+        """
+        names = self.check_axes(axes)
+        rest = [a for a in self.axis_names if a not in names]
+        return [
+            [self.position({**outer, **inner}) for inner in self.walk(names)] for outer in self.walk(rest)
+        ]
+
+    def walk(self, axes: Iterable[str]) -> list[dict[str, int]]:
+        """All coordinates along `axes`, the first axis outermost."""
+        names = tuple(axes)
+        ranges = [range(self.shape[a]) for a in names]
+        return [dict(zip(names, point, strict=True)) for point in itertools.product(*ranges)]
+
+    def __getitem__(self, axes: str | tuple[str, ...]) -> Mesh:
+        """The sub-mesh of `axes` (in that order) through the first device."""
+        names = self.check_axes(axes)
+        devices = None
+        if self.devices is not None:
+            devices = [self.devices[self.position(c)] for c in self.walk(names)]
+        return Mesh({a: self.shape[a] for a in names}, devices)
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, Mesh):
+            return NotImplemented
+        mine = (self.axis_names, self.sizes, self.devices)
+        return mine == (other.axis_names, other.sizes, other.devices)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self):
+        return Mesh, (dict(self.shape), self.devices)
+
+    def __repr__(self) -> str:
+        inside = ", ".join(f"{n!r}: {s}" for n, s in self.shape.items())
+        return f"abstract_mesh({{{inside}}})" if self.is_abstract else f"Mesh({{{inside}}})"
+
+    def _repr_html_(self) -> str:
+        from .html import mesh_table
+
+        return mesh_table(self)
+
+
+def abstract_mesh(axes: Mapping[str, int]) -> Mesh:
+    """A mesh without devices, of any size: trace, lower and cost programs without hardware."""
+    return Mesh(axes)
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """How an array lies on a mesh: mesh + P."""
+
+    mesh: Mesh
+    spec: P
+
+    def __post_init__(self):
+        if not isinstance(self.spec, P):
+            object.__setattr__(self, "spec", P(*self.spec) if isinstance(self.spec, tuple) else P(self.spec))
+        self.mesh.check_axes(self.spec.axes, what=f"axis in {self.spec!r}:")
+
+    @cached_property
+    def varying(self) -> frozenset[str]:
+        """The mesh axes along which devices hold different blocks."""
+        return frozenset(self.spec.axes)
+
+    def dim_axes(self, dim: int) -> tuple[str, ...]:
+        """The mesh axes that split dimension `dim`."""
+        entry = self.spec[dim] if dim < len(self.spec) else None
+        return () if entry is None else normalize_axes(entry)
+
+    def shard_shape(self, shape: Sequence[int], what: str = "array") -> tuple[int, ...]:
+        """The shape of one device's block of a global array of `shape`.
+
+        Raises ShardingError when the spec names more dimensions than `shape` has, or a dimension is not
+        divisible by the devices that split it.
+        """
+        shape = tuple(shape)
+        if len(self.spec) > len(shape):
+            raise ShardingError(
+                f"{what} has shape {shape}, {len(shape)} dimension(s), but {self.spec!r} names {len(self.spec)}. "
+                "Drop the entries for dimensions that do not exist."
+            )
+        local = []
+        for dim, extent in enumerate(shape):
+            axes = self.dim_axes(dim)
+            parts = self.mesh.axis_size(axes) if axes else 1
+            if extent % parts:
+                raise ShardingError(
+                    f"{what} of shape {shape} cannot be split as {self.spec!r}: dimension {dim} has size {extent}, "
+                    f"which {'x'.join(map(repr, axes))} = {parts} does not divide. Pad it to "
+                    f"{-(-extent // parts) * parts}, or use None for that dimension."
+                )
+            local.append(extent // parts)
+        return tuple(local)
+
+    def global_shape(self, shard_shape: Sequence[int], what: str = "output") -> tuple[int, ...]:
+        """The global shape of an array whose blocks have `shard_shape`."""
+        shape = tuple(shard_shape)
+        if len(self.spec) > len(shape):
+            raise ShardingError(
+                f"{what} has shape {shape} on each device, {len(shape)} dimension(s), but {self.spec!r} names "
+                f"{len(self.spec)}. Drop the entries for dimensions that do not exist."
+            )
+        return tuple(n * (self.mesh.axis_size(self.dim_axes(d)) if self.dim_axes(d) else 1) for d, n in enumerate(shape))
+
+    def index(self, shape: Sequence[int], coordinates: Mapping[str, int]) -> tuple[slice, ...]:
+        """Which part of a global array of `shape` the device at `coordinates` holds."""
+        local = self.shard_shape(shape)
+        out = []
+        for dim, extent in enumerate(local):
+            block = 0
+            for axis in self.dim_axes(dim):
+                block = block * self.mesh.shape[axis] + coordinates[axis]
+            out.append(slice(block * extent, (block + 1) * extent))
+        return tuple(out)
+
+    def __repr__(self) -> str:
+        return f"Sharding({self.mesh!r}, {self.spec!r})"
+
+
+@lru_cache(maxsize=4096)
+def copy_coordinates(mesh: Mesh, varying: frozenset[str]) -> tuple[dict[str, int], ...]:
+    """One coordinate for each distinct value of something that varies over `varying`.
+
+    In one process a value that does not vary over an axis is held once for all devices along it; these
+    are the coordinates of the distinct copies, in the order of the mesh's axes.
+    """
+    return tuple(mesh.walk(a for a in mesh.axis_names if a in varying))

@@ -1,0 +1,106 @@
+"""Careful model functions in NumPy: they work on arrays and inside traced functions, and differentiate."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from .autodiff import custom_vjp, stop_gradient
+from .errors import ShapeError
+from .ir import bind
+from .ops.registry import as_traceable
+from .primitives.elementwise import erf_p
+
+__all__ = ["erf", "gelu", "layer_norm", "log_softmax", "logsumexp", "one_hot", "relu", "sigmoid", "softmax"]
+
+
+def relu(x: Any) -> Any:
+    """max(x, 0), elementwise; its gradient at 0 is 0. Any shape; the dtype is kept."""
+    return _relu(as_traceable(x))
+
+
+@custom_vjp
+def _relu(x: Any) -> Any:
+    return np.maximum(x, np.zeros((), x.dtype))
+
+
+def _relu_forward(x: Any) -> tuple[Any, Any]:
+    return np.maximum(x, np.zeros((), x.dtype)), x
+
+
+def _relu_backward(x: Any, ct: Any) -> tuple[Any]:
+    return (np.where(x > 0, ct, np.zeros((), ct.dtype)),)
+
+
+_relu.defvjp(_relu_forward, _relu_backward)
+
+
+def sigmoid(x: Any) -> Any:
+    """1 / (1 + exp(-x)), elementwise, without overflow. Any shape; the dtype is kept."""
+    x = as_traceable(x)
+    return 0.5 * (np.tanh(0.5 * x) + 1)
+
+
+def erf(x: Any) -> Any:
+    """The error function, elementwise, for real floats. Exact, and slow: one libm call for each element."""
+    return bind(erf_p, as_traceable(x))
+
+
+def gelu(x: Any, approximate: bool = True) -> Any:
+    """Gaussian error linear unit, elementwise: x Φ(x). Any shape; the dtype is kept.
+
+    With `approximate`, the tanh form. Source: Hendrycks and Gimpel, 2016.
+    """
+    x = as_traceable(x)
+    if approximate:
+        inner = math.sqrt(2 / math.pi) * (x + 0.044715 * (x * x * x))
+        return 0.5 * x * (1 + np.tanh(inner))
+    return 0.5 * x * (1 + erf(x * math.sqrt(0.5)))
+
+
+def logsumexp(x: Any, axis: int | tuple[int, ...] | None = -1, keepdims: bool = False) -> Any:
+    """log(sum(exp(x))) along `axis`, without overflow; -inf where all are -inf."""
+    x = as_traceable(x)
+    top = stop_gradient(np.max(x, axis=axis, keepdims=True))
+    top = np.where(np.isfinite(top), top, np.zeros((), x.dtype))
+    total = np.log(np.sum(np.exp(x - top), axis=axis, keepdims=True)) + top
+    if keepdims:
+        return total
+    return np.squeeze(total, axis=tuple(range(x.ndim)) if axis is None else axis)
+
+
+def log_softmax(x: Any, axis: int = -1) -> Any:
+    """x - logsumexp(x) along `axis`. Any shape with at least one dimension; the dtype is kept."""
+    x = as_traceable(x)
+    shifted = x - stop_gradient(np.max(x, axis=axis, keepdims=True))
+    return shifted - np.log(np.sum(np.exp(shifted), axis=axis, keepdims=True))
+
+
+def softmax(x: Any, axis: int = -1) -> Any:
+    """exp(x) / sum(exp(x)) along `axis`, without overflow. The dtype is kept."""
+    x = as_traceable(x)
+    powers = np.exp(x - stop_gradient(np.max(x, axis=axis, keepdims=True)))
+    return powers / np.sum(powers, axis=axis, keepdims=True)
+
+
+def one_hot(labels: Any, num_classes: int, dtype: Any = np.float32) -> Any:
+    """Labels (integers, shape s) as rows of the identity: shape s + (num_classes,); zeros for labels outside."""
+    labels = as_traceable(labels)
+    if labels.dtype.kind not in "iu":
+        raise ShapeError(f"one_hot: labels have dtype {labels.dtype}; they must be integers.")
+    return (np.expand_dims(labels, -1) == np.arange(num_classes, dtype=labels.dtype)).astype(dtype)
+
+
+def layer_norm(x: Any, scale: Any = None, bias: Any = None, *, eps: float = 1e-5) -> Any:
+    """(x - mean) / sqrt(variance + eps) over the last dimension (n), then `* scale + bias` (shape (n,) each).
+
+    Source: Ba, Kiros and Hinton, 2016.
+    """
+    x = as_traceable(x)
+    centred = x - np.mean(x, axis=-1, keepdims=True)
+    out = centred / np.sqrt(np.mean(np.square(centred), axis=-1, keepdims=True) + eps)
+    if scale is not None:
+        out = out * scale
+    return out if bias is None else out + bias

@@ -1,0 +1,159 @@
+"""Indexing of traced arrays: `x[i]`, np.take, np.take_along_axis, `fc.at(x)[i].set/.add`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..errors import ShapeError, UnsupportedError
+from ..ir import Traced, bind
+from ..primitives.indexing import Recipe, getitem_p, index_add_p, index_set_p
+from .elementwise import astype, result_dtype
+from .registry import as_operand, as_traceable, implements, normalize_dim
+
+__all__ = ["at", "getitem"]
+
+
+def recipe_of(shape: tuple[int, ...], index: Any) -> tuple[Recipe, list[Any]]:
+    """A user's index as a static recipe and its integer-array operands; checks bounds that are known."""
+    items = list(index) if isinstance(index, tuple) else [index]
+    items = [np.asarray(i) if isinstance(i, list) else i for i in items]
+    expanded: list[Any] = []
+    for item in items:
+        if isinstance(item, np.ndarray) and item.dtype == np.bool_:
+            expanded.extend(item.nonzero())  # a mask known while tracing is just its positions
+        elif getattr(item, "dtype", None) == np.bool_ or isinstance(item, bool):
+            raise UnsupportedError(
+                "indexing with a traced boolean mask has a shape that depends on values. Use np.where(mask, x, 0), or "
+                "multiply by the mask."
+            )
+        else:
+            expanded.append(item)
+    consumed = sum(1 for i in expanded if i is not None and i is not Ellipsis)
+    ellipses = sum(1 for i in expanded if i is Ellipsis)
+    if ellipses > 1 or consumed > len(shape):
+        raise ShapeError(f"index {index!r}: too many indices for an array of shape {shape}.")
+    if not ellipses:
+        expanded.append(Ellipsis)
+    entries: list[tuple] = []
+    arrays: list[Any] = []
+    dim = 0
+    for item in expanded:
+        if item is None:
+            entries.append(("new",))
+            continue
+        if item is Ellipsis:
+            entries.extend([("slice", None, None, None)] * (len(shape) - consumed))
+            dim += len(shape) - consumed
+            continue
+        n = shape[dim]
+        if isinstance(item, slice):
+            if any(isinstance(b, Traced) for b in (item.start, item.stop, item.step)):
+                raise UnsupportedError(
+                    "a slice with traced bounds has a size that depends on values. Use np.take(x, start + "
+                    "np.arange(size)) with a fixed size."
+                )
+            # Bounds as Python ints: a recipe is hashable and prints the same everywhere.
+            entries.append(("slice", *(None if b is None else int(b) for b in (item.start, item.stop, item.step))))
+        elif isinstance(item, (int, np.integer)):
+            if not -n <= item < n:
+                raise ShapeError(f"index {int(item)} is out of bounds for dimension {dim} of shape {shape}.")
+            entries.append(("int", int(item)))
+        else:
+            array = as_traceable(item)
+            if array.dtype.kind not in "iu":
+                raise ShapeError(f"index of dtype {array.dtype}: indices are integers, slices, None, ... or masks.")
+            if isinstance(array, np.ndarray) and array.size and not (-n <= array.min() and array.max() < n):
+                raise ShapeError(f"an index array has values outside dimension {dim} (size {n}) of shape {shape}.")
+            entries.append(("array",))
+            arrays.append(array)
+        dim += 1
+    while entries and entries[-1] == ("slice", None, None, None):
+        entries.pop()
+    return tuple(entries), arrays
+
+
+def getitem(x: Any, index: Any) -> Any:
+    """`x[index]` with basic and integer-array indexing."""
+    recipe, arrays = recipe_of(tuple(x.shape), index)
+    return bind(getitem_p, x, *arrays, recipe=recipe) if recipe else x
+
+
+@implements(np.take)
+def take(a: Any, indices: Any, axis: int | None = None, out: Any = None, mode: str = "raise") -> Any:
+    """np.take."""
+    if mode not in ("raise", "wrap", "clip"):
+        raise UnsupportedError(f"np.take(mode={mode!r}) cannot be traced.")
+    a, indices = as_traceable(a), as_traceable(indices)
+    if axis is None:
+        a, axis = np.ravel(a), 0
+    dim = normalize_dim(axis, a.ndim)
+    if mode == "wrap":
+        indices = np.remainder(indices, a.shape[dim])
+    elif mode == "clip":
+        indices = np.clip(indices, 0, a.shape[dim] - 1)
+    return getitem_traced(a, (slice(None),) * dim + (indices,))
+
+
+def getitem_traced(x: Any, index: Any) -> Any:
+    """Indexing when only the index may be traced."""
+    recipe, arrays = recipe_of(tuple(x.shape), index)
+    return bind(getitem_p, x, *arrays, recipe=recipe)
+
+
+@implements(np.take_along_axis)
+def take_along_axis(arr: Any, indices: Any, axis: int | None = -1) -> Any:
+    """np.take_along_axis."""
+    arr, indices = as_traceable(arr), as_traceable(indices)
+    if axis is None:
+        arr, axis = np.ravel(arr), 0
+    dim = normalize_dim(axis, arr.ndim)
+    if indices.ndim != arr.ndim:
+        raise ShapeError(f"np.take_along_axis: shapes {arr.shape} and {indices.shape} differ in their dimensions.")
+    full = [
+        indices if d == dim else np.arange(arr.shape[d]).reshape([-1 if e == d else 1 for e in range(arr.ndim)])
+        for d in range(arr.ndim)
+    ]
+    return getitem_traced(arr, tuple(full))
+
+
+class _At:
+    """`fc.at(x)[index]`: functional updates of one place of an array."""
+
+    __slots__ = ("index", "x")
+
+    def __init__(self, x: Any, index: Any = None):
+        self.x, self.index = x, index
+
+    def __getitem__(self, index: Any) -> _At:
+        return _At(self.x, (index,))
+
+    def _update(self, primitive: Any, value: Any) -> Any:
+        if self.index is None:
+            raise UnsupportedError("fc.at(x) needs an index: fc.at(x)[i].set(v).")
+        x = as_traceable(self.x)
+        value = as_operand(value)
+        common = result_dtype(x, value)
+        if not np.can_cast(common, x.dtype, "same_kind"):
+            raise ShapeError(f"fc.at(x): a value of dtype {common} does not fit into an array of {x.dtype}.")
+        value = astype(value, x.dtype) if hasattr(value, "dtype") else np.asarray(value, x.dtype)
+        recipe, arrays = recipe_of(tuple(x.shape), self.index[0])
+        return bind(primitive, x, value, *arrays, recipe=recipe)
+
+    def set(self, value: Any) -> Any:
+        """A copy of x with x[index] = value. Where an index repeats, which value stays is not defined."""
+        return self._update(index_set_p, value)
+
+    def add(self, value: Any) -> Any:
+        """A copy of x with value added at index; repeated indices add up."""
+        return self._update(index_add_p, value)
+
+
+def at(x: Any) -> _At:
+    """Functional updates: `fc.at(x)[idx].set(v)` and `fc.at(x)[idx].add(v)` return new arrays.
+
+    Works on NumPy arrays and inside traced functions. `idx` is any basic or integer-array index; `v`
+    broadcasts to the region. Source: JAX's `x.at[idx]`.
+    """
+    return _At(x)

@@ -1,0 +1,142 @@
+"""NumPy's products, einsum and norms over traced arrays."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..errors import ShapeError, UnsupportedError
+from ..ir import bind
+from ..primitives.linalg import einsum_p, matmul_p
+from .elementwise import unify
+from .registry import as_traceable, dims, implements, normalize_dim
+
+__all__ = ["matmul"]
+
+
+def matmul(x: Any, y: Any) -> Any:
+    """x @ y."""
+    return bind(matmul_p, as_traceable(x), as_traceable(y))
+
+
+@implements(np.tensordot)
+def tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
+    """np.tensordot: transposes and one matmul."""
+    a, b = as_traceable(a), as_traceable(b)
+    if isinstance(axes, (int, np.integer)):
+        left, right = list(range(a.ndim - int(axes), a.ndim)), list(range(int(axes)))
+    else:
+        left, right = ([x] if isinstance(x, (int, np.integer)) else list(x) for x in axes)
+    left, right = [normalize_dim(d, a.ndim) for d in left], [normalize_dim(d, b.ndim) for d in right]
+    if len(left) != len(right) or any(a.shape[i] != b.shape[j] for i, j in zip(left, right, strict=False)):
+        raise ShapeError(f"np.tensordot: shapes {a.shape} and {b.shape} do not match along {axes!r}.")
+    rows, columns = [d for d in range(a.ndim) if d not in left], [d for d in range(b.ndim) if d not in right]
+    inner = math.prod(a.shape[d] for d in left)
+    out = [*(a.shape[d] for d in rows), *(b.shape[d] for d in columns)]
+    a = np.reshape(np.transpose(a, rows + left), (math.prod(a.shape[d] for d in rows), inner))
+    b = np.reshape(np.transpose(b, right + columns), (inner, math.prod(b.shape[d] for d in columns)))
+    return np.reshape(matmul(a, b), out)
+
+
+@implements(np.dot)
+def dot(a: Any, b: Any, out: Any = None) -> Any:
+    """np.dot."""
+    a, b = as_traceable(a), as_traceable(b)
+    if not a.ndim or not b.ndim:
+        return a * b
+    return matmul(a, b) if a.ndim <= 2 and b.ndim <= 2 else tensordot(a, b, (a.ndim - 1, max(b.ndim - 2, 0)))
+
+
+@implements(np.inner)
+def inner(a: Any, b: Any) -> Any:
+    """np.inner."""
+    return a * b if not np.ndim(a) or not np.ndim(b) else tensordot(a, b, (-1, -1))
+
+
+@implements(np.vdot)
+def vdot(a: Any, b: Any) -> Any:
+    """np.vdot: conjugates its first argument."""
+    return matmul(np.conjugate(np.ravel(a)), np.ravel(b))
+
+
+@implements(np.outer)
+def outer(a: Any, b: Any, out: Any = None) -> Any:
+    """np.outer."""
+    return np.expand_dims(np.ravel(a), 1) * np.expand_dims(np.ravel(b), 0)
+
+
+def _explicit(subscripts: str, operands: Sequence[Any]) -> str:
+    """The subscripts without spaces, with an output term and letters in place of `...`."""
+    subscripts = subscripts.replace(" ", "")
+    left, arrow, right = subscripts.partition("->")
+    terms = left.split(",")
+    if len(terms) != len(operands):
+        raise ShapeError(f"np.einsum({subscripts!r}) names {len(terms)} operands, and {len(operands)} were given.")
+    extra = [x.ndim - len(t.replace("...", "")) if "..." in t else 0 for t, x in zip(terms, operands, strict=True)]
+    spare = [c for c in "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz" if c not in subscripts]
+    batch = "".join(spare[: max(extra, default=0)])
+    terms = [t.replace("...", batch[len(batch) - n :]) for t, n in zip(terms, extra, strict=True)]
+    if not arrow:
+        once = [c for c in sorted(set(left) - set(".,")) if left.count(c) == 1]
+        return f"{','.join(terms)}->{batch}{''.join(once)}"
+    return f"{','.join(terms)}->{right.replace('...', batch)}"
+
+
+@implements(np.einsum)
+def einsum(subscripts: Any, *operands: Any, out: Any = None, optimize: Any = False, dtype: Any = None) -> Any:
+    """np.einsum with a subscript string."""
+    if not isinstance(subscripts, str) or dtype is not None:
+        raise UnsupportedError('np.einsum is traced in its string form, without dtype: np.einsum("ij,jk->ik", a, b).')
+    arrays = unify(*map(as_traceable, operands))
+    return bind(einsum_p, *arrays, subscripts=_explicit(subscripts, arrays))
+
+
+@implements(np.trace)
+def trace(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = None, out: Any = None) -> Any:
+    """np.trace of the main diagonal."""
+    return np.sum(diagonal(a, offset, axis1, axis2), axis=-1, dtype=dtype)
+
+
+@implements(np.diagonal)
+def diagonal(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
+    """np.diagonal."""
+    i, j = normalize_dim(axis1, a.ndim), normalize_dim(axis2, a.ndim)
+    a = np.moveaxis(a, (i, j), (-2, -1))
+    rows, columns = a.shape[-2:]
+    n = max(min(rows + min(offset, 0), columns - max(offset, 0)), 0)
+    k = np.arange(n)
+    return a[..., k + max(-offset, 0), k + max(offset, 0)]
+
+
+@implements(np.linalg.norm)
+def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
+    """np.linalg.norm: 2-norm of vectors, Frobenius of matrices, and the orders 1, inf, -inf, 0 for vectors."""
+    if x.dtype.kind in "iub":
+        x = x.astype(np.float64)
+    over = dims(axis, x.ndim)
+    if ord is not None and axis is None and x.ndim > 1 and ord not in ("fro",):
+        over = dims((-2, -1), x.ndim)
+    size = np.abs(x)
+    if ord is None or ord == "fro" or (ord == 2 and len(over) == 1):
+        return np.sqrt(np.sum(np.square(size), axis=over, keepdims=keepdims))
+    if len(over) == 2:
+        rows, columns = (dims(axis, x.ndim) if axis is None else tuple(normalize_dim(d, x.ndim) for d in axis))[-2:]
+        if ord in (1, -1, np.inf, -np.inf):
+            summed, kept = (rows, columns) if abs(ord) == 1 else (columns, rows)
+            best = np.max if ord > 0 else np.min
+            sums = np.sum(size, axis=summed, keepdims=True)
+            out = best(sums, axis=kept, keepdims=True)
+            return out if keepdims else np.squeeze(out, (rows, columns))
+        raise UnsupportedError(f"np.linalg.norm(ord={ord!r}) of a matrix cannot be traced; use 'fro', 1 or inf.")
+    if ord == np.inf:
+        return np.max(size, axis=over, keepdims=keepdims)
+    if ord == -np.inf:
+        return np.min(size, axis=over, keepdims=keepdims)
+    if ord == 0:
+        return np.sum((x != 0).astype(size.dtype), axis=over, keepdims=keepdims)
+    if ord == 1:
+        return np.sum(size, axis=over, keepdims=keepdims)
+    return np.power(np.sum(np.power(size, ord), axis=over, keepdims=keepdims), 1.0 / ord)

@@ -1,0 +1,95 @@
+"""The table of NumPy functions that can be traced, and what the tracers' protocols do with it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ..errors import InPlaceError, UnsupportedError
+from ..ir import Traced, as_array
+from ..primitives.elementwise import UFUNCS
+
+__all__ = ["FUNCTIONS", "as_operand", "call_function", "dims", "implements", "normalize_dim", "refuse_out"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {}
+"""NumPy function -> what it does to traced arrays, with NumPy's signature."""
+
+
+def implements(*functions: Callable[..., Any]) -> Callable[[F], F]:
+    """Register a function as the traced form of NumPy functions."""
+
+    def register(f: F) -> F:
+        FUNCTIONS.update(dict.fromkeys(functions, f))
+        return f
+
+    return register
+
+
+def near(name: str) -> str:
+    """A sentence with supported names like `name`, or where to look."""
+    names = {f.__name__ for f in FUNCTIONS} | {u.__name__ for u in UFUNCS}
+    close = difflib.get_close_matches(name, sorted(names), n=3, cutoff=0.6)
+    return f"Supported, with a name near it: {', '.join(close)}." if close else "See fc.supported_functions()."
+
+
+def call_function(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """`__array_function__` of a tracer: the table's entry, or an error that names near ones."""
+    implementation = FUNCTIONS.get(function)
+    name = f"{getattr(function, '__module__', 'numpy')}.{function.__name__}".replace("numpy", "np", 1)
+    if implementation is None:
+        raise UnsupportedError(
+            f"{name} cannot be traced by funccoll. {near(function.__name__)} If its argument does not depend on the "
+            "traced inputs, compute it outside the traced function."
+        )
+    if kwargs.get("out") is not None:
+        raise InPlaceError(f"{name}(..., out=...) writes into an array; use the returned value instead.")
+    try:
+        return implementation(*args, **kwargs)
+    except TypeError as error:
+        if error.__traceback__ is not None and error.__traceback__.tb_next is None:  # the call itself did not fit
+            raise UnsupportedError(f"{name}: an argument is not supported while tracing: {error}.") from None
+        raise
+
+
+def refuse_out(out: Any) -> None:
+    """For functions that take `out` by position."""
+    if out is not None:
+        raise InPlaceError("out= writes into an array; use the returned value instead.")
+
+
+def as_operand(x: Any) -> Any:
+    """A tracer or Python scalar as it is, anything else as an array of a supported dtype."""
+    if isinstance(x, Traced) or type(x) in (int, float, complex, bool):
+        return x
+    if isinstance(x, (list, tuple)) and _has_traced(x):
+        return np.stack([as_operand(v) if isinstance(v, Traced) else np.asarray(as_operand(v)) for v in x])
+    return as_array(x)
+
+
+def as_traceable(x: Any) -> Any:
+    """Like `as_operand`, with Python scalars as arrays too."""
+    x = as_operand(x)
+    return x if isinstance(x, Traced) else np.asarray(x)
+
+
+def _has_traced(x: Any) -> bool:
+    if isinstance(x, (list, tuple)):
+        return any(map(_has_traced, x))
+    return isinstance(x, Traced)
+
+
+def normalize_dim(axis: Any, ndim: int, what: str = "axis") -> int:
+    """A dimension counted from either end, as 0 to ndim - 1; NumPy's AxisError otherwise."""
+    return int(np.lib.array_utils.normalize_axis_index(axis, ndim, what))
+
+
+def dims(axis: Any, ndim: int) -> tuple[int, ...]:
+    """NumPy's `axis` argument (None, an int, a tuple) as sorted dimensions."""
+    if axis is None:
+        return tuple(range(ndim))
+    return tuple(sorted(np.lib.array_utils.normalize_axis_tuple(axis, ndim)))

@@ -1,0 +1,70 @@
+"""Buffers: which result can take a dead operand's memory, and what may share memory with arguments.
+
+The local form: values live in NumPy arrays of one process. A value that may share memory with another (a
+view, a pvary, what a collective hands on) belongs to its storage class. Memory is reused only when the whole
+class is dead and was computed by one device alone; classes that a pvary or a collective touched are left
+alone, because several devices may read them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..ir import Literal, Program, Var
+
+__all__ = ["Buffers", "plan_buffers"]
+
+
+@dataclass(frozen=True)
+class Buffers:
+    """The plan for one program.
+
+    `reuse[v] = k`: the equation that defines v may write into its operand number k. `borrowed`: variables that
+    may share memory with an argument or a captured constant.
+    """
+
+    reuse: dict[Var, int]
+    borrowed: frozenset[Var]
+
+
+def plan_buffers(program: Program) -> Buffers:
+    """The buffer plan of a program whose higher primitives are inlined."""
+    last_use: dict[Var, int] = {}
+    for i, eqn in enumerate(program.equations):
+        last_use.update((a, i) for a in eqn.inputs if type(a) is Var)
+    last_use.update((a, len(program.equations)) for a in program.outputs if type(a) is Var)
+
+    outside = {*program.inputs, *(v for v, _ in program.constants)}
+    storage: dict[Var, set[Var]] = {v: {v} for v in outside}  # every variable's class, shared by its members
+    private: set[Var] = set()  # allocated by compute on one device, reached by views alone
+    views: set[Var] = set()
+    for eqn in program.equations:
+        shares = eqn.primitive.view or eqn.primitive.kind == "collective"
+        operands = [a for a in eqn.inputs if type(a) is Var] if shares else []
+        for var in eqn.outputs:
+            members = {var}.union(*(storage[a] for a in operands))
+            storage.update(dict.fromkeys(members, members))
+            if eqn.primitive.kind == "compute" and all(a in private for a in operands):
+                private.add(var)
+            if shares:
+                views.add(var)
+
+    reuse: dict[Var, int] = {}
+    for i, eqn in enumerate(program.equations):
+        if eqn.primitive.ufunc is None:
+            continue
+        (out,) = eqn.outputs
+        for k, atom in enumerate(eqn.inputs):
+            # A view is not written: it may be a part of its memory, or have elements in common (broadcast_to).
+            if isinstance(atom, Literal) or atom not in private or atom in views or not out.type.shape:
+                continue
+            members = storage[atom]
+            fits = atom.type.shape == out.type.shape and atom.type.dtype == out.type.dtype
+            dead = all(m in private and last_use.get(m, -1) <= i for m in members)
+            # Another operand that is a view of the same memory could be read after it was overwritten.
+            alone = all(a is atom or type(a) is not Var or a not in members for a in eqn.inputs)
+            if fits and dead and alone:
+                reuse[out] = k
+                break
+    borrowed = frozenset(v for v, members in storage.items() if not members.isdisjoint(outside))
+    return Buffers(reuse, borrowed)

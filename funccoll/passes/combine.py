@@ -1,0 +1,109 @@
+"""Combine small collectives of one kind into one operation with several operands.
+
+Two collectives are independent when the longest chains of collectives before them are equally long: a path
+from one to the other would make the second's longer. So everything at one depth may be merged, and no
+dependency is crossed. Barriers are never crossed either.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from ..ir import Equation, Program, Var
+
+__all__ = ["COMBINE_BYTES", "combine"]
+
+COMBINE_BYTES = 1 << 20
+"""Bytes per device up to which collectives are merged: beyond it latency is paid off already."""
+
+
+def _key(eqn: Equation) -> tuple:
+    dtypes = {a.type.dtype for a in eqn.inputs}
+    # What varies must agree too: the groups of devices that take part are then the same.
+    return eqn.primitive, tuple(sorted(eqn.params.items())), frozenset(dtypes), eqn.inputs[0].type.varying
+
+
+def nbytes(eqn: Equation) -> int:
+    """Bytes one device contributes."""
+    return sum(a.type.nbytes for a in eqn.inputs)
+
+
+def combine(program: Program, limit: int = COMBINE_BYTES) -> Program:
+    """Merge collectives of at most `limit` bytes together, as late as their last member stands."""
+    out: list[Equation] = []
+    region: list[Equation] = []
+    for eqn in program.equations:
+        if eqn.primitive.kind == "effect":
+            out += [*_combine_region(region, limit), eqn]
+            region = []
+        else:
+            region.append(eqn)
+    return program.replace(equations=(*out, *_combine_region(region, limit)))
+
+
+def _combine_region(equations: list[Equation], limit: int) -> list[Equation]:
+    depth: dict[Var, int] = {}
+    open_groups: dict[tuple, list[Equation]] = {}
+    groups: list[list[Equation]] = []
+    sizes: dict[int, int] = {}
+    for eqn in equations:
+        level = max((depth.get(a, 0) for a in eqn.inputs if type(a) is Var), default=0)
+        if eqn.primitive.kind == "collective":
+            if nbytes(eqn) <= limit:
+                key = (level, *_key(eqn))
+                group = open_groups.get(key)
+                if group is None or sizes[id(group)] + nbytes(eqn) > limit:
+                    group = open_groups[key] = []
+                    groups.append(group)
+                    sizes[id(group)] = 0
+                group.append(eqn)
+                sizes[id(group)] += nbytes(eqn)
+            level += 1
+        depth.update(dict.fromkeys(eqn.outputs, level))
+    merged = {e: group for group in groups if len(group) > 1 for e in group}
+    return _order(equations, merged) if merged else equations
+
+
+def _order(equations: list[Equation], merged: dict[Equation, list[Equation]]) -> list[Equation]:
+    """Emit in the given order, each merged group with its last member, readers after what they read."""
+    waiting_for: dict[Var, list[Equation]] = defaultdict(list)
+    missing: dict[Equation, int] = {}
+    late: set[Var] = set()
+    out: list[Equation] = []
+    seen: dict[int, int] = defaultdict(int)
+
+    def emit(eqn: Equation) -> None:
+        out.append(eqn)
+        for var in eqn.outputs:
+            if var in late:
+                late.discard(var)
+                for reader in waiting_for.pop(var, ()):
+                    missing[reader] -= 1
+                    if not missing[reader]:
+                        visit(reader)
+
+    def visit(eqn: Equation) -> None:
+        group = merged.get(eqn)
+        if group is None:
+            emit(eqn)
+            return
+        seen[id(group)] += 1
+        if seen[id(group)] == len(group):
+            emit(
+                group[0].replace(
+                    inputs=tuple(a for e in group for a in e.inputs), outputs=tuple(v for e in group for v in e.outputs)
+                )
+            )
+
+    for eqn in equations:
+        blocked = {a for a in eqn.inputs if type(a) is Var and a in late}
+        if eqn in merged:
+            late.update(eqn.outputs)
+        if blocked:
+            late.update(eqn.outputs)
+            missing[eqn] = len(blocked)
+            for var in blocked:
+                waiting_for[var].append(eqn)
+        else:
+            visit(eqn)
+    return out

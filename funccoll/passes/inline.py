@@ -1,0 +1,48 @@
+"""Put the functions that higher primitives carry in their place: after this, only plain equations."""
+
+from __future__ import annotations
+
+from ..ir import Atom, Equation, Program, Var
+from ..primitives.collective import pvary_p
+from ..primitives.elementwise import stop_gradient_p
+from ..primitives.higher import custom_vjp_p, grad_hook_p
+from .rewrite import resolve, substitute
+
+__all__ = ["inline"]
+
+
+def inline(program: Program) -> Program:
+    """custom_vjp becomes its function, grad_hook one pvary for each operand, stop_gradient nothing."""
+    env: dict[Var, Atom] = {}
+    out: list[Equation] = []
+    extra: list = []
+    for eqn in program.equations:
+        eqn = substitute(eqn, env)
+        if eqn.primitive is stop_gradient_p:
+            env[eqn.outputs[0]] = eqn.inputs[0]
+        elif eqn.primitive is grad_hook_p:
+            axes = tuple(a for a in program.axis_sizes if a in eqn.params["axes"])
+            for atom, var in zip(eqn.inputs, eqn.outputs, strict=True):
+                out.append(Equation(pvary_p, (atom,), (var,), {"axes": axes}, eqn.source))
+        elif eqn.primitive is custom_vjp_p:
+            body = inline(_fresh(eqn.params["program"], eqn.inputs))
+            extra.extend(body.constants)
+            out.extend(body.equations)
+            env.update(zip(eqn.outputs, body.outputs, strict=True))
+        else:
+            out.append(eqn)
+    outputs = tuple(resolve(a, env) for a in program.outputs)
+    return program.replace(equations=tuple(out), outputs=outputs, constants=(*program.constants, *extra))
+
+
+def _fresh(program: Program, arguments: tuple[Atom, ...]) -> Program:
+    """The body with `arguments` for its inputs and new variables: it may be inlined more than once."""
+    env: dict[Var, Atom] = dict(zip(program.inputs, arguments, strict=True))
+    equations = []
+    for eqn in program.equations:
+        eqn = substitute(eqn, env)
+        outputs = tuple(Var(v.type) for v in eqn.outputs)
+        env.update(zip(eqn.outputs, outputs, strict=True))
+        equations.append(eqn.replace(outputs=outputs))
+    outputs = tuple(resolve(a, env) for a in program.outputs)
+    return program.replace(inputs=(), equations=tuple(equations), outputs=outputs)

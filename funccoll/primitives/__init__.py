@@ -1,0 +1,1 @@
+"""One record per primitive: type rule, gradient rule, NumPy reference."""

@@ -1,0 +1,269 @@
+"""Elementwise primitives: one for each NumPy ufunc, with NumPy's broadcasting and promotion.
+
+A gradient rule is `rule(ct, out, *inputs)`, written with NumPy functions so that it can be traced and
+differentiated again. For complex values the pairing behind the transposes is Re(sum(x * y)), JAX's
+convention: holomorphic rules carry no conjugate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+
+from ..errors import DTypeError, ShapeError
+from ..ir import Primitive, bind
+from ..types import ArrayType, is_inexact
+from .shaping import fit
+
+__all__ = ["UFUNCS", "broadcast_shapes", "convert_p", "erf_p", "resolve", "stop_gradient_p", "where_p"]
+
+Rule = Callable[..., Any]
+
+
+def broadcast_shapes(name: str, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """NumPy's broadcasting rule; raises ShapeError naming the operation and every shape."""
+    first = shapes[0]
+    if all(s == first for s in shapes):
+        return first
+    try:
+        return np.broadcast_shapes(*shapes)
+    except ValueError:
+        raise ShapeError(
+            f"{name}: shapes {', '.join(map(str, shapes))} do not broadcast together: aligned from the right, "
+            "each dimension must be equal or 1."
+        ) from None
+
+
+@lru_cache(maxsize=4096)
+def resolve(ufunc: np.ufunc, dtypes: tuple[Any, ...]) -> tuple[np.dtype, ...]:
+    """NumPy's own promotion: dtypes (or `int`, `float`, `complex` for Python scalars) -> loop dtypes."""
+    try:
+        return ufunc.resolve_dtypes(dtypes + (None,) * ufunc.nout)
+    except TypeError:
+        shown = ", ".join(getattr(d, "name", None) or d.__name__ for d in dtypes)
+        raise DTypeError(f"np.{ufunc.__name__} is not defined for dtypes ({shown}).") from None
+
+
+def _infer_ufunc(ufunc: np.ufunc, *types: ArrayType) -> list[ArrayType]:
+    dtype = resolve(ufunc, tuple(t.dtype for t in types))[-1]
+    return [ArrayType(broadcast_shapes(ufunc.__name__, [t.shape for t in types]), dtype)]
+
+
+def _apply_rules(rules: Sequence[Rule | None], cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any]) -> list:
+    def pull(rule: Rule, x: Any) -> Any:
+        return fit(rule(cts[0], outs[0], *inputs), x)
+
+    return [None if r is None else partial(pull, r, x) for r, x in zip(rules, inputs, strict=True)]
+
+
+UFUNCS: dict[np.ufunc, Primitive] = {}
+"""Every traceable ufunc and its primitive."""
+
+
+def _define(ufunc: np.ufunc, *rules: Rule | None) -> Primitive:
+    """Register a ufunc; no rules at all means that no gradient flows (integers, comparisons, steps)."""
+    vjp = None
+    if rules:
+        vjp = lambda cts, inputs, outs: _apply_rules(rules, cts, inputs, outs)
+    primitive = Primitive(ufunc.__name__, partial(_infer_ufunc, ufunc), ufunc, vjp, ufunc=ufunc)
+    UFUNCS[ufunc] = primitive
+    return primitive
+
+
+def _real_only(name: str, rule: Rule) -> Rule:
+    """A rule that has no complex form, refused clearly rather than computed wrongly."""
+
+    def checked(ct: Any, out: Any, *inputs: Any) -> Any:
+        if any(x.dtype.kind == "c" for x in inputs):
+            raise DTypeError(f"the gradient of np.{name} is not defined for complex inputs.")
+        return rule(ct, out, *inputs)
+
+    return checked
+
+
+def _zeros(ct: Any, out: Any, x: Any, *rest: Any) -> Any:
+    return np.zeros_like(x)
+
+
+def _share(better: np.ufunc) -> tuple[Rule, Rule]:
+    """Gradients of maximum-like ufuncs: to the winner, halves to both in a tie (as in JAX)."""
+
+    def weight(out: Any, mine: Any, other: Any) -> Any:
+        half = np.where(mine == other, 0.5, 1.0).astype(out.dtype)
+        return np.where((mine == out) | (np.isnan(mine) & np.isnan(out)), half, np.zeros((), out.dtype))
+
+    return (
+        _real_only(better.__name__, lambda ct, out, x, y: ct * weight(out, x, y)),
+        _real_only(better.__name__, lambda ct, out, x, y: ct * weight(out, y, x)),
+    )
+
+
+def _log_of_base(x: Any) -> Any:
+    """log(x), with 0 where x <= 0, so that x ** y has a finite gradient in y at x = 0."""
+    if x.dtype.kind == "c":
+        return np.log(np.where(x == 0, np.ones((), x.dtype), x))
+    return np.log(np.where(x > 0, x, np.ones((), x.dtype)))
+
+
+def _power_base(ct: Any, out: Any, x: Any, y: Any) -> Any:
+    if y.dtype.kind in "iub":
+        y = y.astype(out.dtype)
+    return ct * np.where(y == 0, np.zeros((), out.dtype), y * np.power(x, np.where(y == 0, np.ones((), y.dtype), y - 1)))
+
+
+def _abs_rule(ct: Any, out: Any, x: Any) -> Any:
+    if x.dtype.kind == "c":
+        return ct * np.conjugate(x) / np.where(out == 0, np.ones((), out.dtype), out)
+    return ct * np.sign(x)
+
+
+def _atan2(ct: Any, x: Any, y: Any, numerator: Any) -> Any:
+    return ct * numerator / (np.square(x) + np.square(y))
+
+
+_define(np.add, lambda ct, out, x, y: ct, lambda ct, out, x, y: ct)
+_define(np.subtract, lambda ct, out, x, y: ct, lambda ct, out, x, y: -ct)
+_define(np.multiply, lambda ct, out, x, y: ct * y, lambda ct, out, x, y: ct * x)
+_define(np.divide, lambda ct, out, x, y: ct / y, lambda ct, out, x, y: -ct * out / y)
+_define(np.floor_divide, _zeros, lambda ct, out, x, y: np.zeros_like(y))
+_define(np.remainder, lambda ct, out, x, y: ct, lambda ct, out, x, y: -ct * np.floor_divide(x, y))
+_define(np.fmod, lambda ct, out, x, y: ct, lambda ct, out, x, y: -ct * np.trunc(x / y))
+_define(np.power, _power_base, lambda ct, out, x, y: ct * out * _log_of_base(x))
+_define(np.float_power, _power_base, lambda ct, out, x, y: ct * out * _log_of_base(x))
+_define(np.negative, lambda ct, out, x: -ct)
+_define(np.positive, lambda ct, out, x: ct)
+_define(np.absolute, _abs_rule)
+_define(np.fabs, lambda ct, out, x: ct * np.sign(x))
+_define(np.sign, _real_only("sign", _zeros))
+_define(np.conjugate, lambda ct, out, x: np.conjugate(ct))
+_define(np.reciprocal, lambda ct, out, x: -ct * np.square(out))
+_define(np.square, lambda ct, out, x: ct * 2 * x)
+_define(np.sqrt, lambda ct, out, x: ct * 0.5 / out)
+_define(np.cbrt, lambda ct, out, x: ct / (3 * np.square(out)))
+_define(np.exp, lambda ct, out, x: ct * out)
+_define(np.exp2, lambda ct, out, x: ct * out * math.log(2))
+_define(np.expm1, lambda ct, out, x: ct * (out + 1))
+_define(np.log, lambda ct, out, x: ct / x)
+_define(np.log2, lambda ct, out, x: ct / (x * math.log(2)))
+_define(np.log10, lambda ct, out, x: ct / (x * math.log(10)))
+_define(np.log1p, lambda ct, out, x: ct / (1 + x))
+_define(np.logaddexp, lambda ct, out, x, y: ct * np.exp(x - out), lambda ct, out, x, y: ct * np.exp(y - out))
+_define(np.logaddexp2, lambda ct, out, x, y: ct * np.exp2(x - out), lambda ct, out, x, y: ct * np.exp2(y - out))
+_define(np.sin, lambda ct, out, x: ct * np.cos(x))
+_define(np.cos, lambda ct, out, x: -ct * np.sin(x))
+_define(np.tan, lambda ct, out, x: ct * (1 + np.square(out)))
+_define(np.arcsin, lambda ct, out, x: ct / np.sqrt(1 - np.square(x)))
+_define(np.arccos, lambda ct, out, x: -ct / np.sqrt(1 - np.square(x)))
+_define(np.arctan, lambda ct, out, x: ct / (1 + np.square(x)))
+_define(np.arctan2, lambda ct, out, x, y: _atan2(ct, x, y, y), lambda ct, out, x, y: _atan2(ct, x, y, -x))
+_define(np.hypot, lambda ct, out, x, y: ct * x / out, lambda ct, out, x, y: ct * y / out)
+_define(np.sinh, lambda ct, out, x: ct * np.cosh(x))
+_define(np.cosh, lambda ct, out, x: ct * np.sinh(x))
+_define(np.tanh, lambda ct, out, x: ct * (1 - np.square(out)))
+_define(np.arcsinh, lambda ct, out, x: ct / np.sqrt(np.square(x) + 1))
+_define(np.arccosh, lambda ct, out, x: ct / (np.sqrt(x - 1) * np.sqrt(x + 1)))
+_define(np.arctanh, lambda ct, out, x: ct / (1 - np.square(x)))
+_define(np.degrees, lambda ct, out, x: ct * (180 / math.pi))
+_define(np.radians, lambda ct, out, x: ct * (math.pi / 180))
+_define(np.rad2deg, lambda ct, out, x: ct * (180 / math.pi))
+_define(np.deg2rad, lambda ct, out, x: ct * (math.pi / 180))
+_define(np.maximum, *_share(np.maximum))
+_define(np.minimum, *_share(np.minimum))
+_define(np.fmax, *_share(np.fmax))
+_define(np.fmin, *_share(np.fmin))
+_define(
+    np.copysign,
+    lambda ct, out, x, y: ct * np.where(np.signbit(x) == np.signbit(y), np.ones((), out.dtype), -np.ones((), out.dtype)),
+    lambda ct, out, x, y: np.zeros_like(y),
+)
+for _step in (np.floor, np.ceil, np.rint, np.trunc):
+    _define(_step, _zeros)
+_define(np.heaviside, _zeros, lambda ct, out, x, y: ct * (x == 0))
+for _discrete in (
+    np.equal, np.not_equal, np.less, np.less_equal, np.greater, np.greater_equal,
+    np.logical_and, np.logical_or, np.logical_xor, np.logical_not,
+    np.bitwise_and, np.bitwise_or, np.bitwise_xor, np.invert, np.left_shift, np.right_shift, np.bitwise_count,
+    np.isnan, np.isinf, np.isfinite, np.signbit, np.gcd, np.lcm,
+):  # fmt: skip
+    _define(_discrete)
+
+
+def _infer_where(condition: ArrayType, x: ArrayType, y: ArrayType) -> list[ArrayType]:
+    if x.dtype != y.dtype:
+        raise DTypeError(f"where: the two choices have dtypes {x.dtype} and {y.dtype}; they must be equal here.")
+    return [ArrayType(broadcast_shapes("where", [condition.shape, x.shape, y.shape]), x.dtype)]
+
+
+def _where_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any]) -> list[Any]:
+    condition, x, y = inputs
+    zero = np.zeros((), outs[0].dtype)
+    return [
+        None,
+        lambda: fit(np.where(condition, cts[0], zero), x),
+        lambda: fit(np.where(condition, zero, cts[0]), y),
+    ]
+
+
+where_p = Primitive("where", _infer_where, np.where, _where_vjp)
+
+
+def _infer_convert(x: ArrayType, *, dtype: np.dtype) -> list[ArrayType]:
+    return [ArrayType(x.shape, dtype)]
+
+
+def _convert(x: np.ndarray, *, dtype: np.dtype) -> np.ndarray:
+    return x.astype(dtype, copy=False)
+
+
+def _convert_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *, dtype: np.dtype) -> list[Any]:
+    return [partial(fit, cts[0], inputs[0]) if is_inexact(dtype) else None]
+
+
+convert_p = Primitive("convert", _infer_convert, _convert, _convert_vjp, view=True)
+
+
+def _infer_same(x: ArrayType) -> list[ArrayType]:
+    return [x]
+
+
+def _infer_parts(x: ArrayType) -> list[ArrayType]:
+    return [ArrayType(x.shape, np.empty(0, x.dtype).real.dtype)]
+
+
+real_p = Primitive("real", _infer_parts, np.real, lambda cts, inputs, outs: [lambda: fit(cts[0], inputs[0])], view=True)
+imag_p = Primitive(
+    "imag", _infer_parts, np.imag, lambda cts, inputs, outs: [lambda: fit(cts[0] * -1j, inputs[0])], view=True
+)
+
+
+_erf_elements = np.frompyfunc(math.erf, 1, 1)
+
+
+def _erf(x: np.ndarray) -> np.ndarray:
+    # NumPy has no erf; libm's, one element at a time, is exact to the last place in float64.
+    return np.asarray(_erf_elements(x.astype(np.float64)), dtype=np.float64).astype(x.dtype)
+
+
+def _infer_erf(x: ArrayType) -> list[ArrayType]:
+    if not is_inexact(x.dtype) or x.dtype.kind == "c":
+        raise DTypeError(f"erf is defined for real floating point, not {x.dtype}.")
+    return [x]
+
+
+erf_p = Primitive(
+    "erf",
+    _infer_erf,
+    _erf,
+    lambda cts, inputs, outs: [lambda: cts[0] * (2 / math.sqrt(math.pi)) * np.exp(-np.square(inputs[0]))],
+)
+
+stop_gradient_p = Primitive("stop_gradient", _infer_same, lambda x: x, view=True)
+
+
+def convert(x: Any, dtype: np.dtype) -> Any:
+    """`x` with another dtype; the identity when it has it already."""
+    return x if x.dtype == dtype else bind(convert_p, x, dtype=dtype)

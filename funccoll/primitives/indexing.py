@@ -1,0 +1,133 @@
+"""Indexing primitives: read, scatter into zeros, add at, set at.
+
+An index is a static *recipe*, one entry per item of the user's index tuple:
+`("int", i)`, `("slice", start, stop, step)`, `("new",)` or `("array",)`; each `("array",)` takes the next
+integer-array operand. The rules for combining them are NumPy's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ..errors import ShapeError
+from ..ir import Primitive, bind
+from ..types import ArrayType
+from .shaping import fit
+
+__all__ = ["Recipe", "getitem_p", "index_add_p", "index_set_p", "realize", "scatter_p"]
+
+Recipe = tuple[tuple, ...]
+
+
+def realize(recipe: Recipe, arrays: Sequence[Any]) -> tuple:
+    """The NumPy index tuple of a recipe."""
+    remaining = iter(arrays)
+    make = {
+        "int": lambda e: e[1],
+        "slice": lambda e: slice(*e[1:]),
+        "new": lambda e: None,
+        "array": lambda e: next(remaining),
+    }
+    return tuple(make[entry[0]](entry) for entry in recipe)
+
+
+def _result_shape(shape: tuple[int, ...], recipe: Recipe, arrays: Sequence[ArrayType]) -> tuple[int, ...]:
+    """NumPy computes the shape itself, on an array that takes no memory (every stride is 0)."""
+    probe = np.broadcast_to(np.empty((), np.bool_), shape)
+    zeros = [np.broadcast_to(np.zeros((), np.int64), a.shape) for a in arrays]
+    if any(a.size for a in arrays) and 0 in shape:
+        probe = np.broadcast_to(np.empty((), np.bool_), [max(n, 1) if _is_array(recipe, d) else n for d, n in enumerate(shape)])
+    try:
+        return probe[realize(recipe, zeros)].shape
+    except IndexError as error:
+        raise ShapeError(f"indexing an array of shape {shape}: {error}.") from None
+
+
+def _is_array(recipe: Recipe, dim: int) -> bool:
+    consuming = [e for e in recipe if e[0] != "new"]
+    return dim < len(consuming) and consuming[dim][0] == "array"
+
+
+def _infer_getitem(x: ArrayType, *arrays: ArrayType, recipe: Recipe) -> list[ArrayType]:
+    return [ArrayType(_result_shape(x.shape, recipe, arrays), x.dtype)]
+
+
+def _getitem(x: np.ndarray, *arrays: np.ndarray, recipe: Recipe) -> Any:
+    return x[realize(recipe, arrays)]
+
+
+def _getitem_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *, recipe: Recipe) -> list[Any]:
+    x, *arrays = inputs
+    return [partial(bind, scatter_p, cts[0], *arrays, shape=tuple(x.shape), recipe=recipe), *(None for _ in arrays)]
+
+
+getitem_p = Primitive("getitem", _infer_getitem, _getitem, _getitem_vjp, view=True)
+
+
+def _infer_scatter(v: ArrayType, *arrays: ArrayType, shape: tuple[int, ...], recipe: Recipe) -> list[ArrayType]:
+    return [ArrayType(shape, v.dtype)]
+
+
+def _scatter(v: np.ndarray, *arrays: np.ndarray, shape: tuple[int, ...], recipe: Recipe) -> np.ndarray:
+    out = np.zeros(shape, v.dtype)
+    if arrays:
+        np.add.at(out, realize(recipe, arrays), v)  # indices may repeat
+    else:
+        out[realize(recipe, arrays)] = v
+    return out
+
+
+def _scatter_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *, shape, recipe) -> list[Any]:
+    v, *arrays = inputs
+    return [partial(bind, getitem_p, cts[0], *arrays, recipe=recipe), *(None for _ in arrays)]
+
+
+scatter_p = Primitive("scatter_add", _infer_scatter, _scatter, _scatter_vjp)
+
+
+def _infer_update(x: ArrayType, v: ArrayType, *arrays: ArrayType, recipe: Recipe) -> list[ArrayType]:
+    region = _result_shape(x.shape, recipe, arrays)
+    aligned = (1,) * (len(region) - len(v.shape)) + v.shape
+    if len(v.shape) > len(region) or any(a not in (1, n) for a, n in zip(aligned, region, strict=True)):
+        raise ShapeError(f"at[...]: a value of shape {v.shape} does not broadcast to the indexed region {region}.")
+    return [x]
+
+
+def _index_add(x: np.ndarray, v: np.ndarray, *arrays: np.ndarray, recipe: Recipe) -> np.ndarray:
+    out = np.array(x)
+    np.add.at(out, realize(recipe, arrays), v)
+    return out
+
+
+def _region(cts: Sequence[Any], v: Any, arrays: Sequence[Any], recipe: Recipe) -> Any:
+    return fit(bind(getitem_p, cts[0], *arrays, recipe=recipe), v)
+
+
+def _index_add_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *, recipe: Recipe) -> list[Any]:
+    _, v, *arrays = inputs
+    return [cts[0], partial(_region, cts, v, arrays, recipe), *(None for _ in arrays)]
+
+
+index_add_p = Primitive("index_add", _infer_update, _index_add, _index_add_vjp)
+
+
+def _index_set(x: np.ndarray, v: np.ndarray, *arrays: np.ndarray, recipe: Recipe) -> np.ndarray:
+    out = np.array(x)
+    out[realize(recipe, arrays)] = v
+    return out
+
+
+def _index_set_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *, recipe: Recipe) -> list[Any]:
+    _, v, *arrays = inputs
+
+    def elsewhere() -> Any:
+        return bind(index_set_p, cts[0], np.zeros((), cts[0].dtype), *arrays, recipe=recipe)
+
+    return [elsewhere, partial(_region, cts, v, arrays, recipe), *(None for _ in arrays)]
+
+
+index_set_p = Primitive("index_set", _infer_update, _index_set, _index_set_vjp)

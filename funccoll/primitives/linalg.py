@@ -1,0 +1,101 @@
+"""Primitives that contract: matmul (NumPy's rules for stacks and vectors) and einsum."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..errors import ShapeError
+from ..ir import Primitive, bind
+from ..types import ArrayType
+from .elementwise import broadcast_shapes, resolve
+from .shaping import fit
+
+__all__ = ["einsum_p", "matmul_p"]
+
+
+def _infer_matmul(x: ArrayType, y: ArrayType) -> list[ArrayType]:
+    dtype = resolve(np.matmul, (x.dtype, y.dtype))[-1]
+    if not x.ndim or not y.ndim:
+        raise ShapeError(f"matmul: operands of shapes {x.shape} and {y.shape}; a scalar has no rows: use * instead.")
+    inner = y.shape[-2] if y.ndim > 1 else y.shape[0]
+    if x.shape[-1] != inner:
+        raise ShapeError(
+            f"matmul: shapes {x.shape} @ {y.shape}: the inner dimensions {x.shape[-1]} and {inner} differ. "
+            "Is one of them sharded and the other not, or is a transpose missing?"
+        )
+    batch = broadcast_shapes("matmul (leading dimensions)", [x.shape[:-2], y.shape[:-2]])
+    return [ArrayType((*batch, *(x.shape[-2:-1]), *(y.shape[-1:] if y.ndim > 1 else ())), dtype)]
+
+
+def _matmul_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any]) -> list[Any]:
+    x, y = inputs
+    ct = cts[0]
+    row = x if x.ndim > 1 else np.reshape(x, (1, -1 if x.size else x.shape[0]))
+    column = y if y.ndim > 1 else np.reshape(y, (y.shape[0], 1))
+    full = ct if x.ndim > 1 else np.expand_dims(ct, -1 if y.ndim == 1 else -2)
+    full = full if y.ndim > 1 else np.expand_dims(full, -1)
+
+    def pull(product: Any, like: Any, matrix: Any) -> Any:
+        return np.reshape(fit(product, matrix), tuple(like.shape))
+
+    return [
+        lambda: pull(np.matmul(full, np.swapaxes(column, -1, -2)), x, row),
+        lambda: pull(np.matmul(np.swapaxes(row, -1, -2), full), y, column),
+    ]
+
+
+matmul_p = Primitive("matmul", _infer_matmul, np.matmul, _matmul_vjp)
+
+
+def _infer_einsum(*xs: ArrayType, subscripts: str) -> list[ArrayType]:
+    left, right = subscripts.split("->")
+    terms = left.split(",")
+    sizes: dict[str, int] = {}
+    if len(terms) != len(xs):
+        raise ShapeError(f"einsum {subscripts!r} names {len(terms)} operands, and {len(xs)} were given.")
+    for term, x in zip(terms, xs, strict=True):
+        if len(term) != x.ndim:
+            raise ShapeError(f"einsum {subscripts!r}: {term!r} has {len(term)} indices, its operand shape {x.shape}.")
+        for letter, n in zip(term, x.shape, strict=True):
+            if sizes.setdefault(letter, n) != n:
+                raise ShapeError(f"einsum {subscripts!r}: index {letter!r} has sizes {sizes[letter]} and {n}.")
+    dtype = xs[0].dtype
+    for x in xs[1:]:
+        dtype = np.promote_types(dtype, x.dtype)
+    return [ArrayType(tuple(sizes[c] for c in right), dtype)]
+
+
+def _einsum(*xs: np.ndarray, subscripts: str) -> np.ndarray:
+    # A path through pairwise BLAS contractions; NumPy's own loop is used for one operand.
+    return np.einsum(subscripts, *xs, optimize=len(xs) > 1)
+
+
+def _einsum_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *, subscripts: str) -> list[Any]:
+    left, right = subscripts.split("->")
+    terms = left.split(",")
+
+    def pull(position: int) -> Any:
+        term, x = terms[position], inputs[position]
+        others = [(t, v) for i, (t, v) in enumerate(zip(terms, inputs, strict=True)) if i != position]
+        operands = [(right, cts[0]), *others]
+        spare = iter(set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ") - set(left) - set(right))
+        target, seen = "", set()
+        for letter, n in zip(term, x.shape, strict=True):
+            if letter in seen:  # a repeated index reads a diagonal: its transpose writes one
+                other = next(spare)
+                operands.append((letter + other, np.eye(n, dtype=cts[0].dtype)))
+                letter = other
+            elif not any(letter in t for t, _ in operands):  # summed away alone: its transpose repeats
+                operands.append((letter, np.ones(n, dtype=cts[0].dtype)))
+            seen.add(letter)
+            target += letter
+        names = ",".join(t for t, _ in operands)
+        return fit(bind(einsum_p, *(v for _, v in operands), subscripts=f"{names}->{target}"), x)
+
+    return [lambda i=i: pull(i) for i in range(len(inputs))]
+
+
+einsum_p = Primitive("einsum", _infer_einsum, _einsum, _einsum_vjp, view=True)

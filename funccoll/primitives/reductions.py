@@ -1,0 +1,136 @@
+"""Primitives that reduce dimensions of one device's array (collectives reduce over devices)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..errors import DTypeError, ShapeError
+from ..ir import Primitive
+from ..types import ArrayType
+
+__all__ = ["REDUCTIONS", "argmax_p", "argmin_p", "cumsum_p", "product_of_others"]
+
+
+def _reduced(shape: Sequence[int], dims: tuple[int, ...], keepdims: bool) -> tuple[int, ...]:
+    if keepdims:
+        return tuple(1 if d in dims else n for d, n in enumerate(shape))
+    return tuple(n for d, n in enumerate(shape) if d not in dims)
+
+
+def _infer(x: ArrayType, *, dims: tuple[int, ...], dtype: np.dtype, keepdims: bool) -> list[ArrayType]:
+    return [ArrayType(_reduced(x.shape, dims, keepdims), dtype)]
+
+
+def _infer_nonempty(x: ArrayType, *, dims: tuple[int, ...], dtype: np.dtype, keepdims: bool) -> list[ArrayType]:
+    if any(x.shape[d] == 0 for d in dims):
+        raise ShapeError(f"max/min over dimension(s) {dims} of shape {x.shape}: an empty maximum has no value.")
+    if dtype.kind == "c":
+        raise DTypeError("max and min are not defined for complex numbers: they have no order. Reduce np.abs(x).")
+    return _infer(x, dims=dims, dtype=dtype, keepdims=keepdims)
+
+
+def _expand(x: Any, shape: Sequence[int], dims: tuple[int, ...]) -> Any:
+    """A reduced value with the reduced dimensions back as 1, so that it broadcasts against the operand."""
+    return np.reshape(x, _reduced(shape, dims, True))
+
+
+def _sum_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *, dims, dtype, keepdims) -> list[Any]:
+    (x,) = inputs
+
+    def pull() -> Any:
+        ct = np.broadcast_to(_expand(cts[0], x.shape, dims), tuple(x.shape))
+        return ct.astype(x.dtype)
+
+    return [pull]
+
+
+def _extremum_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *, dims, dtype, keepdims) -> list[Any]:
+    (x,) = inputs
+
+    def pull() -> Any:
+        best = _expand(outs[0], x.shape, dims)
+        hit = ((x == best) | (np.isnan(x) & np.isnan(best))).astype(x.dtype)
+        count = np.sum(hit, axis=dims, dtype=x.dtype, keepdims=True)
+        return _expand(cts[0], x.shape, dims) * hit / count
+
+    return [pull]
+
+
+def product_of_others(x: Any, dim: int) -> Any:
+    """For each element the product of all others along `dim`: right with zeros, differentiable again.
+
+    Two exclusive scans by doubling, ⌈log₂ n⌉ steps each (Hillis and Steele, 1986).
+    """
+    n = x.shape[dim]
+    ahead = (slice(None),) * dim
+
+    def shifted(y: Any, k: int) -> Any:
+        ones = np.ones((*y.shape[:dim], min(k, n), *y.shape[dim + 1 :]), y.dtype)
+        return np.concatenate([ones, y[(*ahead, slice(0, max(n - k, 0)))]], axis=dim)
+
+    def exclusive(y: Any) -> Any:
+        y, k = shifted(y, 1), 1
+        while k < n:
+            y, k = y * shifted(y, k), 2 * k
+        return y
+
+    return exclusive(x) * np.flip(exclusive(np.flip(x, dim)), dim)
+
+
+def _prod_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *, dims, dtype, keepdims) -> list[Any]:
+    (x,) = inputs
+
+    def pull() -> Any:
+        rest = [d for d in range(x.ndim) if d not in dims]
+        order = (*rest, *dims)
+        flat = np.reshape(np.transpose(x, order), (*(x.shape[d] for d in rest), -1 if x.size else 0))
+        others = np.reshape(product_of_others(flat, len(rest)), tuple(x.shape[d] for d in order))
+        others = np.transpose(others, tuple(map(int, np.argsort(order))))
+        return (_expand(cts[0], x.shape, dims) * others).astype(x.dtype)
+
+    return [pull]
+
+
+def _reference(ufunc: np.ufunc) -> Callable[..., Any]:
+    def reference(x: np.ndarray, *, dims: tuple[int, ...], dtype: np.dtype, keepdims: bool) -> Any:
+        return ufunc.reduce(x, axis=dims, dtype=dtype, keepdims=keepdims)
+
+    return reference
+
+
+REDUCTIONS: dict[str, Primitive] = {
+    "sum": Primitive("reduce_sum", _infer, _reference(np.add), _sum_vjp),
+    "prod": Primitive("reduce_prod", _infer, _reference(np.multiply), _prod_vjp),
+    "max": Primitive("reduce_max", _infer_nonempty, _reference(np.maximum), _extremum_vjp),
+    "min": Primitive("reduce_min", _infer_nonempty, _reference(np.minimum), _extremum_vjp),
+    "any": Primitive("reduce_or", _infer, _reference(np.logical_or)),
+    "all": Primitive("reduce_and", _infer, _reference(np.logical_and)),
+}
+
+
+def _infer_arg(x: ArrayType, *, dim: int, keepdims: bool) -> list[ArrayType]:
+    if x.shape[dim] == 0:
+        raise ShapeError(f"argmax/argmin over dimension {dim} of shape {x.shape}: an empty one has no position.")
+    return [ArrayType(_reduced(x.shape, (dim,), keepdims), np.dtype(np.int64))]
+
+
+argmax_p = Primitive("argmax", _infer_arg, lambda x, *, dim, keepdims: np.argmax(x, axis=dim, keepdims=keepdims))
+argmin_p = Primitive("argmin", _infer_arg, lambda x, *, dim, keepdims: np.argmin(x, axis=dim, keepdims=keepdims))
+
+
+def _cumsum_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *, dim, dtype) -> list[Any]:
+    def pull() -> Any:
+        return np.flip(np.cumsum(np.flip(cts[0], dim), axis=dim), dim).astype(inputs[0].dtype)
+
+    return [pull]
+
+
+cumsum_p = Primitive(
+    "cumsum",
+    lambda x, *, dim, dtype: [ArrayType(x.shape, dtype)],
+    lambda x, *, dim, dtype: np.cumsum(x, axis=dim, dtype=dtype),
+    _cumsum_vjp,
+)

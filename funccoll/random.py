@@ -1,0 +1,96 @@
+"""Counter-based randomness: pure functions of a key, the same values on any number of processes.
+
+    key = fc.random.key(0)
+    first, second = fc.random.split(key)
+    x = fc.random.normal(first, (4, 8))
+    mine = fc.random.fold_in(key, fc.axis_index("data"))     # different on each device, inside a traced function
+
+A key (uint64, shape (2,)) is used once; split it or fold numbers into it for more. Source: Philox4x64-10
+(Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), NumPy's implementation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .errors import DTypeError, ShapeError
+from .ir import bind
+from .ops.registry import as_traceable
+from .primitives.randomness import fold_in_p, random_bits_p, split_p
+from .types import bfloat16
+
+__all__ = ["bernoulli", "bits", "fold_in", "key", "normal", "split", "uniform"]
+
+
+def key(seed: int) -> np.ndarray:
+    """A key, uint64 of shape (2,), from an integer seed (0 to 2^128 - 1)."""
+    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= seed < 1 << 128:
+        raise ShapeError(f"random.key takes an integer from 0 to 2^128 - 1, not {seed!r}.")
+    return np.array([int(seed) & (1 << 64) - 1, int(seed) >> 64], np.uint64)
+
+
+def split(key: Any, num: int = 2) -> Any:
+    """`num` new keys, shape (num, 2); unpack them: `a, b = split(key)`."""
+    if isinstance(num, bool) or not isinstance(num, (int, np.integer)) or num < 0:
+        raise ShapeError(f"random.split: num must be an integer, at least 0, not {num!r}.")
+    return bind(split_p, as_traceable(key), num=int(num))
+
+
+def fold_in(key: Any, data: Any) -> Any:
+    """A new key from a key and an integer scalar (a step number, a device's index, ...)."""
+    return bind(fold_in_p, as_traceable(key), as_traceable(data))
+
+
+def _shape(shape: int | Sequence[int]) -> tuple[int, ...]:
+    dims = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
+    if not all(isinstance(n, (int, np.integer)) and n >= 0 for n in dims):
+        raise ShapeError(f"random: a shape is a tuple of integers, at least 0, not {shape!r}.")
+    return tuple(map(int, dims))
+
+
+def bits(key: Any, shape: int | Sequence[int] = ()) -> Any:
+    """Uniform random 64-bit words, uint64 of `shape`."""
+    return bind(random_bits_p, as_traceable(key), shape=_shape(shape))
+
+
+def _unit(words: Any, dtype: np.dtype) -> Any:
+    """Words as floats in [0, 1), every value a multiple of 2^-24 (float32) or 2^-53 (float64)."""
+    digits = 53 if dtype == np.float64 else 24
+    return (words >> np.uint64(64 - digits)).astype(dtype) * np.asarray(2.0**-digits, dtype)
+
+
+def _float(dtype: Any) -> tuple[np.dtype, np.dtype]:
+    """(dtype to compute in, dtype of the result)."""
+    asked = np.dtype(dtype)
+    if asked not in (np.dtype(np.float16), bfloat16, np.dtype(np.float32), np.dtype(np.float64)):
+        raise DTypeError(f"random: dtype must be a real float, not {asked}.")
+    return (np.dtype(np.float64) if asked == np.float64 else np.dtype(np.float32)), asked
+
+
+def uniform(
+    key: Any, shape: int | Sequence[int] = (), dtype: Any = np.float32, minval: Any = 0.0, maxval: Any = 1.0
+) -> Any:
+    """Uniform floats in [minval, maxval), of `shape` and `dtype`."""
+    compute, asked = _float(dtype)
+    unit = _unit(bits(key, shape), compute)
+    low, high = as_traceable(minval).astype(compute), as_traceable(maxval).astype(compute)
+    return (unit * (high - low) + low).astype(asked)
+
+
+def normal(key: Any, shape: int | Sequence[int] = (), dtype: Any = np.float32) -> Any:
+    """Standard normal floats of `shape` and `dtype`. Source: Box and Muller, 1958."""
+    compute, asked = _float(dtype)
+    words = bits(key, (2, *_shape(shape)))
+    radius = np.sqrt(-2 * np.log(1 - _unit(words[0], compute)))  # 1 - u is in (0, 1]
+    angle = np.asarray(2 * math.pi, compute) * _unit(words[1], compute)
+    return (radius * np.cos(angle)).astype(asked)
+
+
+def bernoulli(key: Any, p: Any = 0.5, shape: int | Sequence[int] | None = None) -> Any:
+    """Booleans that are True with probability `p`; `shape` defaults to p's."""
+    p = as_traceable(p)
+    return uniform(key, p.shape if shape is None else shape) < p

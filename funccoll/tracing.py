@@ -1,0 +1,393 @@
+"""Tracers: arrays without values that record what is done to them, and staging a function to a Program."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import optree
+
+from .errors import ConcretizationError, InPlaceError, Source, TraceError, UnsupportedError, current_source
+from .ir import (
+    Atom,
+    Equation,
+    Interpreter,
+    Literal,
+    Primitive,
+    Program,
+    Traced,
+    Var,
+    as_array,
+    current_interpreter,
+    infer,
+    leaked,
+    use_interpreter,
+)
+from .ops import call_function
+from .ops.elementwise import apply_ufunc, astype, call_ufunc
+from .ops.indexing import getitem
+from .ops.registry import as_operand
+from .primitives.collective import pvary_p
+from .types import ArrayType, check_dtype, is_inexact, type_of
+
+__all__ = ["Trace", "Tracer", "flatten_outputs", "stage", "value_type"]
+
+
+class Trace:
+    """The interpreter that records: one for each function being traced."""
+
+    def __init__(self, parent: Interpreter, axis_sizes: Mapping[str, int] | None = None):
+        self.parent = parent
+        self.axis_sizes = parent.axis_sizes if axis_sizes is None else axis_sizes
+        self.equations: list[Equation] = []
+        self.open = True
+        self._captured: dict[int, tuple[Var, Any, Any]] = {}  # id -> variable, value, what keeps the id alive
+        self._widened: dict[tuple[Var, frozenset[str]], Var] = {}
+
+    def bind(self, primitive: Primitive, values: Sequence[Any], params: Mapping[str, Any]) -> Any:
+        """Record one equation; constants alone are computed now."""
+        if primitive.kind == "compute" and not any(isinstance(v, Traced) for v in values):
+            return primitive.reference(*map(as_array, values), **params)
+        atoms: Sequence[Atom] = [v.variable if isinstance(v, Tracer) and v.frame is self else self._atom(v) for v in values]
+        source = current_source()
+        if primitive.kind == "compute":
+            atoms = self._unify(atoms, source)
+        types = infer(primitive, [a.type for a in atoms], params, atoms)
+        outputs = tuple([Var(t) for t in types])
+        self.equations.append(Equation(primitive, tuple(atoms), outputs, params, source))
+        tracers = [Tracer(self, var, source) for var in outputs]
+        return tracers if primitive.multiple else tracers[0]
+
+    def _atom(self, value: Any) -> Atom:
+        """The atom of a value from outside this trace: a constant, or an outer trace's array."""
+        if isinstance(value, Tracer):
+            if not value.frame.open:
+                raise leaked(value)
+            return self.capture(value)
+        array = as_array(value)
+        return Literal(array) if array.ndim == 0 else self.capture(array, value)
+
+    def capture(self, value: Any, owner: Any = None) -> Var:
+        """The variable that stands for a captured value; the same object is captured once."""
+        owner = value if owner is None else owner
+        known = self._captured.get(id(owner))
+        if known is None:
+            if isinstance(value, np.ndarray):
+                value = np.array(value)  # a later write by the user must not change the program
+                value.flags.writeable = False
+                type = type_of(value)
+            else:
+                type = value.type
+            known = self._captured[id(owner)] = (Var(type), value, owner)
+        return known[0]
+
+    def _unify(self, atoms: Sequence[Atom], source: Source | None) -> Sequence[Atom]:
+        """Make operands vary over the same axes; each value is widened once."""
+        first: frozenset[str] | None = None
+        for atom in atoms:
+            if type(atom) is Var:
+                if first is None:
+                    first = atom.type.varying
+                elif atom.type.varying != first:
+                    break
+        else:
+            return atoms
+        wanted = frozenset().union(*(a.type.varying for a in atoms))
+        return [self._widen(a, wanted, source) if isinstance(a, Var) else a for a in atoms]
+
+    def _widen(self, var: Var, wanted: frozenset[str], source: Source | None) -> Var:
+        if var.type.varying == wanted:
+            return var
+        wide = self._widened.get((var, wanted))
+        if wide is None:
+            wide = self._widened[var, wanted] = Var(var.type.vary(wanted))
+            axes = tuple(a for a in self.axis_sizes if a in wanted - var.type.varying)
+            self.equations.append(Equation(pvary_p, (var,), (wide,), {"axes": axes}, source))
+        return wide
+
+    def finish(self, inputs: Sequence[Var], outputs: Sequence[Any], label: str) -> tuple[Program, list[Any]]:
+        """Close the trace: the program, and the captured values in the order of its constants."""
+        atoms = tuple(v.variable if isinstance(v, Tracer) and v.frame is self else self._atom(v) for v in outputs)
+        self.open = False
+        captured = list(self._captured.values())
+        constants = tuple((var, value) for var, value, _ in captured)
+        program = Program(dict(self.axis_sizes), constants, tuple(inputs), tuple(self.equations), atoms, label)
+        return program, [value for _, value, _ in captured]
+
+
+def _ufunc_operator(ufunc: np.ufunc, reflected: bool = False) -> Any:
+    def operator(self: Tracer, other: Any) -> Any:
+        if not isinstance(other, (Traced, int, float, complex, np.ndarray, np.generic)):
+            if not hasattr(other, "__array__") and not isinstance(other, (list, tuple)):
+                return NotImplemented
+        other = as_operand(other)
+        return apply_ufunc(ufunc, other, self) if reflected else apply_ufunc(ufunc, self, other)
+
+    return operator
+
+
+def _power(self: Tracer, exponent: Any) -> Any:
+    # NumPy's own shortcuts for scalar exponents, so that traced and plain results have the same bits.
+    if isinstance(exponent, (int, float)) and not isinstance(exponent, bool):
+        if is_inexact(self.dtype):
+            shortcuts = {-1.0: np.reciprocal, 0.5: np.sqrt, 1.0: np.positive, 2.0: np.square}
+        else:
+            shortcuts = {2: np.square} if isinstance(exponent, int) else {}
+        if exponent in shortcuts:
+            return apply_ufunc(shortcuts[exponent], self)
+    return apply_ufunc(np.power, self, as_operand(exponent))
+
+
+def _concrete(what: str) -> Any:
+    def refuse(self: Tracer, *args: Any, **kwargs: Any) -> Any:
+        raise ConcretizationError(
+            f"{what} needs the value of a traced array of type {self.type}, and a traced function has only its type: "
+            "it is compiled for all values. " + _REMEDY.get(what, "Return it, and look at the result.")
+        )
+
+    return refuse
+
+
+_REMEDY = {
+    "bool() (Python if, while, and, or, not, assert)": "Choose with np.where(condition, a, b), or decide on something "
+    "that is known while tracing (a shape, a static argument).",
+    "index() (range, a Python index)": "Pass it as a static argument: fc.jit(..., static_argnums=...).",
+    "__array__ (np.asarray, or a library that is not traced)": "Use NumPy functions on the tracer itself.",
+}
+
+
+class Tracer(Traced):
+    """An array without values. It has a shape, a dtype and `varying`, and does what NumPy arrays do."""
+
+    __slots__ = ("frame", "source", "type", "variable")
+    __array_priority__ = 1000
+
+    def __init__(self, frame: Trace, var: Var, source: Source | None = None):
+        self.frame, self.variable, self.type, self.source = frame, var, var.type, source
+
+    # ------------------------------------------------------------ what it is
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape on one device."""
+        return self.type.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The element type."""
+        return self.type.dtype
+
+    @property
+    def varying(self) -> frozenset[str]:
+        """The mesh axes along which devices may hold different values."""
+        return self.type.varying
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self.type.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements on one device."""
+        return math.prod(self.type.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on one device."""
+        return self.type.nbytes
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return self.type.dtype.itemsize
+
+    def __repr__(self) -> str:
+        return f"Tracer({self.type})"
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TraceError("len() of a traced array without dimensions.")
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[i] for i in range(len(self)))
+
+    # ------------------------------------------------------------ NumPy's protocols
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        return call_ufunc(ufunc, method, inputs, kwargs)
+
+    def __array_function__(self, func: Callable[..., Any], types: Any, args: Any, kwargs: Any) -> Any:
+        return call_function(func, args, kwargs)
+
+    __array__ = _concrete("__array__ (np.asarray, or a library that is not traced)")
+    __bool__ = _concrete("bool() (Python if, while, and, or, not, assert)")
+    __index__ = _concrete("index() (range, a Python index)")
+    __int__ = _concrete("int()")
+    __float__ = _concrete("float()")
+    __complex__ = _concrete("complex()")
+    item = _concrete(".item()")
+    tolist = _concrete(".tolist()")
+    tobytes = _concrete(".tobytes()")
+
+    def __getitem__(self, index: Any) -> Any:
+        return getitem(self, index)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        raise InPlaceError(
+            f"in-place assignment to a traced array of type {self.type}: traced values never change. Use "
+            "x = fc.at(x)[index].set(value), or .add(value)."
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name == "at":
+            raise UnsupportedError("a traced array has no .at: write fc.at(x)[index].set(value).")
+        if hasattr(np.ndarray, name):
+            raise UnsupportedError(f"the array method .{name} cannot be traced by funccoll. Use an np.* function.")
+        raise AttributeError(f"a traced array has no attribute {name!r}.")
+
+    # ------------------------------------------------------------ operators
+
+    __add__, __radd__ = _ufunc_operator(np.add), _ufunc_operator(np.add, True)
+    __sub__, __rsub__ = _ufunc_operator(np.subtract), _ufunc_operator(np.subtract, True)
+    __mul__, __rmul__ = _ufunc_operator(np.multiply), _ufunc_operator(np.multiply, True)
+    __truediv__, __rtruediv__ = _ufunc_operator(np.divide), _ufunc_operator(np.divide, True)
+    __floordiv__, __rfloordiv__ = _ufunc_operator(np.floor_divide), _ufunc_operator(np.floor_divide, True)
+    __mod__, __rmod__ = _ufunc_operator(np.remainder), _ufunc_operator(np.remainder, True)
+    __and__, __rand__ = _ufunc_operator(np.bitwise_and), _ufunc_operator(np.bitwise_and, True)
+    __or__, __ror__ = _ufunc_operator(np.bitwise_or), _ufunc_operator(np.bitwise_or, True)
+    __xor__, __rxor__ = _ufunc_operator(np.bitwise_xor), _ufunc_operator(np.bitwise_xor, True)
+    __lshift__, __rlshift__ = _ufunc_operator(np.left_shift), _ufunc_operator(np.left_shift, True)
+    __rshift__, __rrshift__ = _ufunc_operator(np.right_shift), _ufunc_operator(np.right_shift, True)
+    __lt__, __le__ = _ufunc_operator(np.less), _ufunc_operator(np.less_equal)
+    __gt__, __ge__ = _ufunc_operator(np.greater), _ufunc_operator(np.greater_equal)
+    __eq__, __ne__ = _ufunc_operator(np.equal), _ufunc_operator(np.not_equal)  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]  # equal elementwise, like an ndarray
+    __pow__, __rpow__ = _power, _ufunc_operator(np.power, True)
+
+    def __matmul__(self, other: Any) -> Any:
+        return np.matmul(self, other)
+
+    def __rmatmul__(self, other: Any) -> Any:
+        return np.matmul(other, self)
+
+    def __neg__(self) -> Any:
+        return apply_ufunc(np.negative, self)
+
+    def __pos__(self) -> Any:
+        return apply_ufunc(np.positive, self)
+
+    def __abs__(self) -> Any:
+        return apply_ufunc(np.absolute, self)
+
+    def __invert__(self) -> Any:
+        return apply_ufunc(np.invert, self)
+
+    def __divmod__(self, other: Any) -> Any:
+        return np.divmod(self, other)
+
+    # ------------------------------------------------------------ methods
+
+    def astype(self, dtype: Any, copy: bool = True) -> Any:
+        """The array converted to `dtype`."""
+        return astype(self, dtype)
+
+    def reshape(self, *shape: Any, order: str = "C") -> Any:
+        """The elements in another shape; one size may be -1."""
+        return np.reshape(self, shape[0] if len(shape) == 1 else shape, order=order)  # type: ignore[call-overload]
+
+    def transpose(self, *axes: Any) -> Any:
+        """The dimensions in another order (reversed by default)."""
+        order = axes[0] if len(axes) == 1 and not isinstance(axes[0], (int, np.integer)) else axes
+        return np.transpose(self, order or None)  # type: ignore[arg-type]
+
+    def copy(self, order: str = "C") -> Any:
+        """Itself: a traced value never changes."""
+        return self
+
+    def flatten(self, order: str = "C") -> Any:
+        """One dimension."""
+        return np.ravel(self, order)  # type: ignore[call-overload]
+
+    @property
+    def T(self) -> Any:
+        """The dimensions reversed."""
+        return np.transpose(self)  # type: ignore[call-overload]
+
+    @property
+    def mT(self) -> Any:
+        """The last two dimensions swapped."""
+        return np.swapaxes(self, -1, -2)  # type: ignore[call-overload]
+
+    @property
+    def real(self) -> Any:
+        """The real part."""
+        return np.real(self)  # type: ignore[call-overload]
+
+    @property
+    def imag(self) -> Any:
+        """The imaginary part."""
+        return np.imag(self)  # type: ignore[call-overload]
+
+
+def _method(function: Callable[..., Any]) -> Any:
+    def method(self: Tracer, *args: Any, **kwargs: Any) -> Any:
+        return function(self, *args, **kwargs)
+
+    method.__doc__ = f"np.{function.__name__} of this array."
+    return method
+
+
+for _name in (
+    "sum", "prod", "mean", "var", "std", "max", "min", "any", "all", "argmax", "argmin", "cumsum", "ravel", "squeeze",
+    "swapaxes", "take", "clip", "round", "dot", "repeat", "trace", "diagonal",
+):  # fmt: skip
+    setattr(Tracer, _name, _method(getattr(np, _name)))
+Tracer.conj = Tracer.conjugate = _method(np.conjugate)  # type: ignore[attr-defined]
+
+
+def value_type(value: Any) -> ArrayType:
+    """The type of a tracer or a concrete value."""
+    return value.type if isinstance(value, Traced) else type_of(value)  # type: ignore[attr-defined]
+
+
+def flatten_outputs(result: Any, name: str) -> tuple[list[Any], optree.PyTreeSpec]:
+    """A traced function's result as arrays and a structure; anything that is no array is an error."""
+    leaves, treedef = optree.tree_flatten(result)
+    for path, leaf in zip(treedef.paths(), leaves, strict=True):
+        if isinstance(leaf, (Traced, bool, int, float, complex, np.ndarray, np.generic)):
+            if isinstance(leaf, (np.ndarray, np.generic)):
+                check_dtype(leaf.dtype, f"the result of {name}")
+            continue
+        if hasattr(leaf, "__array__"):
+            continue
+        where = "".join(f"[{p!r}]" for p in path)
+        raise TraceError(
+            f"{name} returned {leaf!r} of type {type(leaf).__name__}{f' at result{where}' if path else ''}: a traced "
+            "function returns arrays, numbers, and pytrees of them (tuples, lists, dicts, None, ...)."
+        )
+    return leaves, treedef
+
+
+def stage(
+    fn: Callable[..., Any], types: Sequence[ArrayType], *, axis_sizes: Mapping[str, int] | None = None, label: str = "fn"
+) -> tuple[Program, list[Any]]:
+    """Trace `fn(*tracers) -> flat list of values`; returns the program and the values it captured.
+
+    Captured values are concrete arrays or tracers of the trace around this one.
+    """
+    trace = Trace(current_interpreter(), axis_sizes)
+    inputs = [Var(t) for t in types]
+    try:
+        with use_interpreter(trace):
+            outputs = fn(*[Tracer(trace, var, None) for var in inputs])
+            return trace.finish(inputs, outputs, label)
+    finally:
+        trace.open = False
+
+

@@ -1,0 +1,10 @@
+"""Pytrees: nested tuples, lists, dicts, dataclasses and None. These are optree's functions."""
+
+from optree import tree_flatten as flatten
+from optree import tree_leaves as leaves
+from optree import tree_map as map
+from optree import tree_reduce as reduce
+from optree import tree_structure as structure
+from optree import tree_unflatten as unflatten
+
+__all__ = ["flatten", "leaves", "map", "reduce", "structure", "unflatten"]

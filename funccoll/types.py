@@ -1,0 +1,88 @@
+"""The type of a value in a program: shape, dtype, and the mesh axes it may vary over."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+
+from .errors import DTypeError
+
+__all__ = ["ArrayType", "bfloat16", "check_dtype", "dtype_name", "is_inexact", "type_of"]
+
+bfloat16 = np.dtype(ml_dtypes.bfloat16)
+"""The 16-bit float with float32's exponent, as a NumPy dtype."""
+
+_NAMES = {np.dtype(np.bool_): "bool", bfloat16: "bf16"}
+for _kind, _letter in (("int", "i"), ("uint", "u")):
+    _NAMES.update({np.dtype(f"{_kind}{b}"): f"{_letter}{b}" for b in (8, 16, 32, 64)})
+_NAMES.update({np.dtype(f"float{b}"): f"f{b}" for b in (16, 32, 64)})
+_NAMES.update({np.dtype(f"complex{b}"): f"c{b}" for b in (64, 128)})
+
+_INEXACT = {d for d in _NAMES if d.kind in "fc" or d == bfloat16}
+
+
+def dtype_name(dtype: np.dtype) -> str:
+    """The short name used in printed programs: f32, bf16, i64, bool, ..."""
+    return _NAMES.get(dtype, str(dtype))
+
+
+def is_inexact(dtype: np.dtype) -> bool:
+    """True for floats and complex numbers, the types that have gradients."""
+    return dtype in _INEXACT
+
+
+def check_dtype(dtype: np.dtype, what: str = "value") -> np.dtype:
+    """`dtype` in native byte order; raises DTypeError for one that funccoll does not carry."""
+    native = dtype if dtype.isnative else dtype.newbyteorder("=")
+    if native not in _NAMES:
+        raise DTypeError(
+            f"{what} has dtype {dtype}, which funccoll does not support. Supported: "
+            f"{', '.join(sorted(str(d) for d in _NAMES))}."
+        )
+    return native
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayType:
+    """Shape (elements per dimension, one device's), dtype, and `varying`.
+
+    `varying` holds the mesh axes along which devices may hold different values; a value that does not
+    vary over an axis is bitwise equal on all devices along it. (JAX calls this VMA.)
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    varying: frozenset[str] = frozenset()
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements on one device."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on one device."""
+        return self.size * self.dtype.itemsize
+
+    def vary(self, axes: Iterable[str]) -> ArrayType:
+        """The same type, varying over exactly `axes`."""
+        return ArrayType(self.shape, self.dtype, frozenset(axes))
+
+    def __str__(self) -> str:
+        varying = "{" + ",".join(sorted(self.varying)) + "}" if self.varying else ""
+        return f"{dtype_name(self.dtype)}[{','.join(map(str, self.shape))}]{varying}"
+
+
+def type_of(value: object) -> ArrayType:
+    """The type of a concrete value (an ndarray, a NumPy scalar, a Python scalar): it varies over nothing."""
+    array = np.asarray(value)
+    return ArrayType(array.shape, check_dtype(array.dtype))

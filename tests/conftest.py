@@ -1,0 +1,29 @@
+"""Set before anything is imported: every pass is checked, and JAX (the oracle of test_vs_jax) has 8 devices."""
+
+import os
+
+os.environ["FUNCCOLL_CHECK"] = "1"
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ["JAX_PLATFORMS"] = "cpu"
+flags = os.environ.get("XLA_FLAGS", "")
+if "xla_force_host_platform_device_count" not in flags:
+    os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count=8".strip()
+
+import pytest
+from hypothesis import settings
+
+import funccoll as fc
+
+# The machines are shared: a slow example is no failure.
+settings.register_profile("funccoll", deadline=None, print_blob=True, derandomize=True)
+settings.load_profile("funccoll")
+
+
+@pytest.fixture
+def mesh():
+    return fc.make_mesh({"data": 4, "model": 2})
+
+
+@pytest.fixture
+def line():
+    return fc.make_mesh({"data": 4})
