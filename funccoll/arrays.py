@@ -18,13 +18,21 @@ from .types import ArrayType, bfloat16, dtype_name
 __all__ = ["Array", "Layout", "device_put", "from_local", "layout_of", "process_allgather"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Layout:
-    """Global shape, dtype and sharding: everything about an Array but its data. One object per value."""
+    """Global shape, dtype and sharding: everything about an Array but its data.
+
+    Compared by identity, which is what makes a call's cache lookup cheap; `layout_of` gives equal ones as one
+    object.
+    """
 
     shape: tuple[int, ...]
     dtype: np.dtype
     sharding: Sharding
+
+    def same(self, other: Layout) -> bool:
+        """Equal in shape, dtype and sharding."""
+        return self is other or (self.shape, self.dtype, self.sharding) == (other.shape, other.dtype, other.sharding)
 
     @cached_property
     def type(self) -> ArrayType:
@@ -49,7 +57,8 @@ class Layout:
     def split(self, value: np.ndarray) -> Any:
         """The copies of a global value: one array, or a list of contiguous blocks."""
         if len(self.indices) == 1:
-            return np.ascontiguousarray(value).reshape(value.shape)
+            # A scalar made contiguous would get a dimension.
+            return value if value.flags.c_contiguous else np.ascontiguousarray(value)
         return [np.ascontiguousarray(value[i]).reshape(self.type.shape) for i in self.indices]
 
 
@@ -123,6 +132,8 @@ class Array:
             )
         if delete:
             self._copies = None
+            # A layout of its own: no call cache knows it, so a later use comes to the error above.
+            self.layout = Layout(self.shape, self.dtype, self.sharding)
         return copies
 
     def _copy_list(self) -> Sequence[np.ndarray]:

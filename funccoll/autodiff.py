@@ -157,7 +157,7 @@ def _linearize(
     return outputs, pullback, program
 
 
-def _flat(fn: Callable[..., Any], args: tuple, has_aux: bool, name: str) -> tuple[list[Any], Any, Callable, dict]:
+def _flat(fn: Callable[..., Any], args: Any, has_aux: bool, name: str) -> tuple[list[Any], Any, Callable, dict]:
     """`fn` over flat leaves; `info` receives the structure of its result when it is traced."""
     leaves, treedef = optree.tree_flatten(args)
     leaves = [as_traceable(x) for x in leaves]
@@ -360,6 +360,7 @@ class custom_vjp:
         return self
 
     def __call__(self, *args: Any) -> Any:
+        """Apply the function; in a trace, with its gradient rule."""
         name = _label(self.fn)
         if self.forward is None or self.backward is None:
             raise TraceError(f"custom_vjp {name} has no rule yet: call {name}.defvjp(forward, backward).")

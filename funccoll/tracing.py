@@ -132,7 +132,7 @@ def _power(self: Tracer, exponent: Any) -> Any:
     # NumPy's own shortcuts for scalar exponents, so that traced and plain results have the same bits.
     if isinstance(exponent, (int, float)) and not isinstance(exponent, bool):
         if is_inexact(self.dtype):
-            shortcuts = {-1.0: np.reciprocal, 0.5: np.sqrt, 1.0: np.positive, 2.0: np.square}
+            shortcuts: dict[float, np.ufunc] = {-1.0: np.reciprocal, 0.5: np.sqrt, 1.0: np.positive, 2.0: np.square}
         else:
             shortcuts = {2: np.square} if isinstance(exponent, int) else {}
         if exponent in shortcuts:

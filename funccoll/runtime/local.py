@@ -245,7 +245,7 @@ class _Builder:
             key = eqn.primitive
         k = self.buffers.reuse.get(eqn.outputs[0])
         if k is not None:
-            operands.append(operands[k])  # a ufunc's next positional argument is where the result goes
+            operands.append(f"out={operands[k]}")
         return f"{self.names.of(function, 'f', key)}({', '.join(operands)})"
 
     def drop_dead(self, lines: list[str], equations: list[Equation], results: list[Var]) -> list[str]:

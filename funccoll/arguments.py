@@ -1,0 +1,153 @@
+"""The arguments of a jitted function: which are static or donated, and how each is split over the mesh."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import optree
+
+from .errors import PytreeError, ShardingError, TraceError
+from .mesh import Mesh, P, Sharding
+
+__all__ = ["Arguments", "Options", "Static", "broadcast_specs", "path_name"]
+
+Static = tuple[tuple[int | str, type, Any], ...]
+"""Static arguments: (position or name, type, value). The type is there because 1 == 1.0 == True."""
+
+
+def _is_spec(x: Any) -> bool:
+    return x is None or isinstance(x, P)
+
+
+def broadcast_specs(specs: Any, tree: Any, mesh: Mesh, what: str, name: str) -> list[Sharding]:
+    """One Sharding for each leaf of `tree`, from specs that are a pytree prefix of it (JAX's rule)."""
+    for spec in optree.tree_leaves(specs, is_leaf=_is_spec, none_is_leaf=True):  # type: ignore[arg-type]
+        if not _is_spec(spec):
+            raise ShardingError(f"{what} of {name}: {spec!r} is no partition spec; write fc.P({spec!r}), fc.P(), ...")
+    concrete = optree.tree_map(lambda s: P() if s is None else s, specs, is_leaf=_is_spec, none_is_leaf=True)  # type: ignore[arg-type]
+    try:
+        flat = optree.broadcast_prefix(concrete, tree, is_leaf=lambda x: isinstance(x, P))
+    except ValueError as error:
+        raise PytreeError(
+            f"{what} of {name} does not fit: the specs {concrete!r} must be a prefix of the structure "
+            f"{optree.tree_structure(tree)}. {error}"
+        ) from None
+    return [Sharding(mesh, s) for s in flat]  # type: ignore[arg-type]
+
+
+def path_name(name: str, treedef: optree.PyTreeSpec, position: int) -> str:
+    """How a user would write one leaf of the arguments: `batch["x"]`."""
+    path = treedef.paths()[position]
+    return name + "".join(f"[{p!r}]" for p in path)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Which arguments of a jitted function are special, by position in its Python signature, or by name."""
+
+    static_argnums: tuple[int, ...] = ()
+    static_argnames: tuple[str, ...] = ()
+    donate_argnums: tuple[int, ...] = ()
+
+
+class Arguments:
+    """What `fc.jit` knows of a function's arguments before it is traced."""
+
+    def __init__(self, fn: Callable[..., Any], mesh: Mesh, in_specs: Any, options: Options):
+        self.fn, self.mesh, self.in_specs, self.options = fn, mesh, in_specs, options
+        self.name = getattr(fn, "__name__", type(fn).__name__)
+
+    @functools.cached_property
+    def signature(self) -> inspect.Signature | None:
+        """The function's Python signature, or None where it has none."""
+        try:
+            return inspect.signature(self.fn)
+        except (TypeError, ValueError):
+            return None
+
+    def split(self, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Static]:
+        """Dynamic positional arguments, and the static ones."""
+        options = self.options
+        named_static = [(k, v) for k, v in sorted(kwargs.items()) if k in options.static_argnames]
+        if kwargs:
+            dynamic = {k: v for k, v in kwargs.items() if k not in options.static_argnames}
+            args = self._positional(args, dynamic, {k for k, _ in named_static})
+        numbers = {n % len(args) for n in options.static_argnums if -len(args) <= n < len(args)}
+        if options.static_argnames and self.signature is not None:
+            parameters = list(self.signature.parameters)[: len(args)]
+            numbers |= {i for i, p in enumerate(parameters) if p in options.static_argnames}
+        static = [*((i, args[i]) for i in sorted(numbers)), *named_static]
+        for where, value in static:
+            try:
+                hash(value)
+            except TypeError:
+                raise TraceError(
+                    f"the static argument {where!r} of {self.name} is not hashable: {value!r}. A static argument is part "
+                    "of the compiled program; pass a tuple, a string, a number or a frozen dataclass."
+                ) from None
+        return tuple(a for i, a in enumerate(args) if i not in numbers), tuple((k, type(v), v) for k, v in static)
+
+    def _positional(self, args: tuple, named: dict[str, Any], static: set[str]) -> tuple:
+        """Keyword arguments in the places of their parameters."""
+        if not named:
+            return args
+        if self.signature is None:
+            raise TraceError(f"{self.name} was called with keywords {sorted(named)}, and has no signature to place them.")
+        rest = [p for n, p in self.signature.parameters.items() if n not in static]
+        try:
+            bound = self.signature.replace(parameters=rest).bind(*args, **named)
+        except TypeError as error:
+            raise TraceError(f"{self.name}: {error}.") from None
+        bound.apply_defaults()
+        if bound.kwargs:
+            raise TraceError(
+                f"{self.name}: the keyword-only argument(s) {sorted(bound.kwargs)} have no place in in_specs. Make them "
+                "positional, or static with static_argnames."
+            )
+        return bound.args
+
+    def merge(self, dynamic: Any, static: Static) -> tuple[list[Any], dict[str, Any]]:
+        """The call's positional and keyword arguments again."""
+        merged = list(dynamic)
+        for where, _, value in static:
+            if isinstance(where, int):
+                merged.insert(where, value)
+        return merged, {where: value for where, _, value in static if isinstance(where, str)}
+
+    def _positions(self, count: int, static: Static) -> list[int]:
+        """For each of `count` dynamic arguments, its position in the call."""
+        numbers = {where for where, _, _ in static if isinstance(where, int)}
+        return [i for i in range(count + len(numbers)) if i not in numbers]
+
+    def shardings(self, dynamic: tuple, static: Static) -> list[Sharding]:
+        """One Sharding for each array of the dynamic arguments."""
+        specs = tuple(self.in_specs) if isinstance(self.in_specs, list) else self.in_specs
+        if isinstance(specs, tuple) and not isinstance(specs, P):
+            positions = self._positions(len(dynamic), static)
+            if len(specs) != len(dynamic) and positions and len(specs) > positions[-1]:
+                specs = tuple(specs[i] for i in positions)  # specs for the static arguments too: unused
+            if len(specs) != len(dynamic):
+                raise PytreeError(
+                    f"in_specs of {self.name} has {len(specs)} entries, and it was called with {len(dynamic)} "
+                    "argument(s) that are not static: give one spec (or pytree of specs) for each."
+                )
+        return broadcast_specs(specs, dynamic, self.mesh, "in_specs", self.name)
+
+    def describe(self, treedef: optree.PyTreeSpec, position: int, static: Static) -> str:
+        """How messages name one array of the arguments: `batch['x'] of step`."""
+        path = treedef.paths()[position]
+        parameters = [] if self.signature is None else list(self.signature.parameters)
+        call_position = self._positions(path[0] + 1, static)[path[0]]
+        first = parameters[call_position] if call_position < len(parameters) else f"argument {call_position}"
+        return f"{first}{''.join(f'[{p!r}]' for p in path[1:])} of {self.name}"
+
+    def donated(self, dynamic: tuple, static: Static) -> tuple[bool, ...]:
+        """For each array of the dynamic arguments, whether the caller gives it up."""
+        out: list[bool] = []
+        for call_position, arg in zip(self._positions(len(dynamic), static), dynamic, strict=True):
+            out += [call_position in self.options.donate_argnums] * len(optree.tree_leaves(arg))
+        return tuple(out)
