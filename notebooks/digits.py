@@ -134,7 +134,8 @@ def collectives_table(mesh, data):
     """What one step communicates, read from its compiled program."""
     params = initial_params()
     lowered = make_step(mesh).lower(params, params, *next(minibatches(data, 0)))
-    table = Table(title="The collectives of one step; bytes are what one device contributes", box=box.SIMPLE_HEAD, pad_edge=False)
+    title = "The collectives of one step; bytes are what one device contributes"
+    table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("collective", no_wrap=True)
     table.add_column("over")
     for number in ("devices", "arrays", "bytes"):
