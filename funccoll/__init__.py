@@ -1,6 +1,8 @@
 """funccoll: pure collectives over meshes, traced into typed programs and compiled."""
 
-from . import nn, random, tree
+from typing import TYPE_CHECKING, NoReturn
+
+from . import errors, nn, random, tree
 from ._version import __version__
 from .arrays import Array, device_put, from_local, process_allgather
 from .autodiff import custom_vjp, grad, grad_hook, stop_gradient, value_and_grad, vjp
@@ -21,9 +23,53 @@ from .collectives import (
     scatter,
 )
 from .compile import jit
-from .errors import FunccollError
+from .errors import FunccollError, PlannedError
 from .mesh import Mesh, P, Sharding, abstract_mesh
 from .ops.indexing import at
 from .parallel import data_parallel
 from .runtime.world import make_mesh, rank, world_size
 from .types import ArrayType, bfloat16
+
+__all__ = [
+    # meshes and arrays
+    "make_mesh", "abstract_mesh", "Mesh", "P", "Sharding", "Array", "ArrayType", "bfloat16",
+    "device_put", "from_local", "process_allgather", "rank", "world_size",
+    # functions
+    "jit", "grad", "value_and_grad", "vjp", "custom_vjp", "grad_hook", "stop_gradient", "data_parallel", "at",
+    # collectives
+    "all_gather", "all_reduce", "all_to_all", "axis_index", "axis_size", "barrier", "broadcast", "gather",
+    "own_slice", "permute", "pvary", "reduce", "reduce_scatter", "scatter",
+    # modules and errors
+    "nn", "random", "tree", "errors", "FunccollError", "PlannedError",
+    "__version__",
+]  # fmt: skip
+
+_ONE_PROCESS = "all devices are virtual ones in this process, so call the jitted function directly"
+_UNROLL = "choose with np.where, and write loops in Python, which tracing unrolls"
+_PLANNED = {
+    # name: (what it will be, what to do today)
+    "launch": ("starting several processes", _ONE_PROCESS),
+    "init": ("joining a job of several processes", _ONE_PROCESS),
+    "finalize": ("leaving a job of several processes", _ONE_PROCESS),
+    "distributed": ("torch.distributed's surface", "use the collectives inside fc.jit"),
+    "schedules": ("communication schedules with proofs, costs and simulation", "leave algorithm=None"),
+    "redistribute": ("changing an Array's sharding by collectives", "use fc.device_put(array, mesh, P(...))"),
+    "optim": ("optimisers", "write the update with fc.tree.map, as notebooks/digits.py does"),
+    "cond": ("control flow", _UNROLL),
+    "scan": ("control flow", _UNROLL),
+    "torch": ("the PyTorch adapter", "pass tensors as NumPy arrays"),
+    "jax": ("the JAX adapter", "pass arrays as NumPy arrays"),
+}
+
+
+class _PlannedName(PlannedError, AttributeError):
+    """A planned public name that was asked for; being an AttributeError, `hasattr` is False."""
+
+
+if not TYPE_CHECKING:  # a type checker shall still find misspelt names
+
+    def __getattr__(name: str) -> NoReturn:
+        if name in _PLANNED:
+            what, today = _PLANNED[name]
+            raise _PlannedName(f"fc.{name} ({what}) is planned, not in this version; today {today}.")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,100 @@
+"""What is documented and not there yet says so in one sentence, and the module stays an ordinary module."""
+
+import copy
+import doctest
+import importlib.util
+import inspect
+import pickle
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import funccoll as fc
+from funccoll import P
+from funccoll.errors import PlannedError
+
+PROMISED = ["launch", "init", "finalize", "distributed", "schedules", "redistribute", "optim", "cond", "scan", "torch", "jax"]
+SENTENCE = r"^fc\.{} \([^\n]+\) is planned, not in this version; today [^\n]+\.\n  at .*{}:\d+ in .+$"
+
+
+def test_the_table_is_the_promise():
+    assert sorted(fc._PLANNED) == sorted(PROMISED)
+
+
+@pytest.mark.parametrize("name", PROMISED)
+def test_a_planned_name(name):
+    with pytest.raises(PlannedError, match=SENTENCE.format(name, re.escape(__file__))) as caught:
+        getattr(fc, name)
+    assert isinstance(caught.value, (fc.FunccollError, NotImplementedError))
+    assert not hasattr(fc, name)
+    assert getattr(fc, name, None) is None
+    assert name not in dir(fc)
+    assert name not in fc.__all__
+    # An entry leaves the table when the feature comes.
+    assert name not in vars(fc)
+    assert importlib.util.find_spec(f"funccoll.{name}") is None
+
+
+def test_calling_a_planned_function():
+    with pytest.raises(PlannedError, match=r"fc\.launch .* is planned"):
+        fc.launch(lambda: None, 4)
+
+
+def test_importing_a_planned_name():
+    with pytest.raises(ImportError, match="launch"):
+        from funccoll import launch  # noqa: F401
+    with pytest.raises(ModuleNotFoundError, match=r"funccoll\.schedules"):
+        importlib.import_module("funccoll.schedules")
+
+
+def test_planned_options():
+    mesh = fc.make_mesh({"data": 2})
+    step = fc.jit(lambda x: fc.all_reduce(x, "data", algorithm="ring"), mesh=mesh, in_specs=P("data"), out_specs=P())
+    with pytest.raises(PlannedError, match=r"algorithm='ring'.* is planned"):
+        step(np.ones(2))
+    with pytest.raises(PlannedError, match=r"comm_hook.* is planned"):
+        fc.data_parallel(lambda p: p, comm_hook=lambda state, bucket: (state, bucket))
+
+
+def test_several_processes_are_planned(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(PlannedError, match=r"2 processes.* planned"):
+        fc.make_mesh({"data": 2})
+
+
+@pytest.mark.parametrize("name", ["lauch", "__wrapped__", "__path_", "_private", "__dataclass_fields__"])
+def test_unknown_names_are_ordinary_attribute_errors(name):
+    with pytest.raises(AttributeError, match=f"^module 'funccoll' has no attribute '{name}'$") as caught:
+        getattr(fc, name)
+    assert not isinstance(caught.value, PlannedError)
+
+
+def test_public_names_exist_and_are_listed():
+    assert len(set(fc.__all__)) == len(fc.__all__)
+    for name in fc.__all__:
+        assert getattr(fc, name) is not None
+    own = {n for n, v in vars(fc).items() if not n.startswith("_") and not inspect.ismodule(v)}
+    assert own - set(fc.__all__) <= {"TYPE_CHECKING", "NoReturn"}
+    namespace: dict = {}
+    exec("from funccoll import *", namespace)
+    assert set(fc.__all__) <= set(namespace)
+
+
+def test_tools_that_look_at_modules_work():
+    assert dict(inspect.getmembers(fc))["jit"] is fc.jit
+    assert inspect.getdoc(fc)
+    assert inspect.unwrap(fc) is fc
+    assert doctest.DocTestFinder().find(fc, "funccoll") is not None
+    assert pickle.loads(pickle.dumps(fc.all_reduce)) is fc.all_reduce
+    assert copy.deepcopy(fc.P("data")) == fc.P("data")
+    assert repr(fc).startswith("<module 'funccoll'")
+
+
+def test_submodules_import_in_any_order():
+    for name in ("funccoll.errors", "funccoll.collectives", "funccoll.passes.combine", "funccoll.nn"):
+        done = subprocess.run([sys.executable, "-W", "error", "-c", f"import {name}"], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
