@@ -17,6 +17,7 @@ import optree
 from .collectives import Axes, _axes
 from .errors import DTypeError, PytreeError, ShapeError, TraceError, VaryingError, at_source
 from .ir import Equation, Literal, Program, Var, bind, current_interpreter
+from .ops.elementwise import scalar_type
 from .ops.registry import as_traceable
 from .primitives.collective import pvary
 from .primitives.elementwise import stop_gradient_p
@@ -58,9 +59,9 @@ def _forward(program: Program, constants: Sequence[Any], args: Sequence[Any], ac
     return env, residuals
 
 
-def _activity(program: Program, wanted: Sequence[bool]) -> set[Var]:
-    """The variables that a wanted input can change smoothly."""
-    active = {v for v, w in zip(program.inputs, wanted, strict=True) if w and is_inexact(v.type.dtype)}
+def _activity(program: Program) -> set[Var]:
+    """The variables that an input can change smoothly."""
+    active = {v for v in program.inputs if is_inexact(v.type.dtype)}
     for eqn in program.equations:
         differentiable = eqn.primitive.vjp is not None or eqn.primitive is custom_vjp_p
         if differentiable and any(a in active for a in eqn.inputs if isinstance(a, Var)):
@@ -105,15 +106,20 @@ class _Backward:
                 continue
             if self.active.intersection(eqn.outputs):
                 self.transpose(eqn)
-            # A hook runs at the moment its last cotangent is complete, wherever its equation stands.
-            for atom in eqn.inputs if self.hooks else ():
-                hook = self.hooks.get(atom) if isinstance(atom, Var) else None
-                if hook is not None:
-                    self.pending[hook] -= 1
-                    if not self.pending[hook]:
-                        done.add(hook)
-                        if self.active.intersection(hook.outputs):
-                            self.transpose(hook)
+            if self.hooks:
+                self.release(eqn, done)
+
+    def release(self, eqn: Equation, done: set[Equation]) -> None:
+        """Run each hook at the moment its last cotangent is complete, wherever its equation stands."""
+        for atom in eqn.inputs:
+            hook = self.hooks.get(atom) if isinstance(atom, Var) else None
+            if hook is not None:
+                self.pending[hook] -= 1
+                if not self.pending[hook]:
+                    done.add(hook)
+                    if self.active.intersection(hook.outputs):
+                        self.transpose(hook)
+                    self.release(hook, done)  # a hook over another axis may stand behind this one
 
     def transpose(self, eqn: Equation) -> None:
         """Take the cotangents of an equation's outputs to its inputs."""
@@ -141,11 +147,11 @@ class _Backward:
 
 
 def _linearize(
-    fn: Callable[..., Any], leaves: Sequence[Any], wanted: Sequence[bool], label: str
+    fn: Callable[..., Any], leaves: Sequence[Any], weak: Sequence[type | None], label: str
 ) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]], Program]:
     """Values of a flat function and its pullback: output cotangents -> input cotangents (None: zero)."""
-    program, captured = stage(fn, [value_type(v) for v in leaves], label=label)
-    active = _activity(program, wanted)
+    program, captured = stage(fn, [value_type(v) for v in leaves], weak=weak, label=label)
+    active = _activity(program)
     env, residuals = _forward(program, captured, leaves, active)
     outputs = [a.value if isinstance(a, Literal) else env[a] for a in program.outputs]
 
@@ -160,8 +166,8 @@ def _linearize(
 def _flat(fn: Callable[..., Any], args: Any, has_aux: bool, name: str) -> tuple[list[Any], Any, Callable, dict]:
     """`fn` over flat leaves; `info` receives the structure of its result when it is traced."""
     leaves, treedef = optree.tree_flatten(args)
+    info: dict[str, Any] = {"weak": [scalar_type(x) for x in leaves]}
     leaves = [as_traceable(x) for x in leaves]
-    info: dict[str, Any] = {}
 
     def flat(*values: Any) -> list[Any]:
         result = fn(*treedef.unflatten(values))
@@ -191,7 +197,7 @@ def vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple:
     """
     name = _label(fn)
     leaves, treedef, flat, info = _flat(fn, primals, has_aux, name)
-    outputs, pull, program = _linearize(flat, leaves, [True] * len(leaves), name)
+    outputs, pull, program = _linearize(flat, leaves, info["weak"], name)
     count = info["count"]
     types = [a.type for a in program.outputs[:count]]
 
@@ -254,7 +260,7 @@ def value_and_grad(
                     f"grad of {name}: an argument has dtype {leaf.dtype}, and only floats and complex numbers have "
                     "gradients. Choose argnums, or convert it with .astype(np.float32)."
                 )
-        outputs, pull, program = _linearize(flat, leaves, [True] * len(leaves), name)
+        outputs, pull, program = _linearize(flat, leaves, info["weak"], name)
         loss = program.outputs[0] if info["count"] == 1 else None
         _check_loss(loss, name, info["count"], [value_type(v) for v in leaves])
         assert loss is not None

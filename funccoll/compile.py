@@ -15,11 +15,12 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 import numpy as np
 import optree
 
-from .arguments import Arguments, Options, broadcast_specs, path_name
+from .arguments import Arguments, Options, Static, broadcast_specs, path_name
 from .arrays import Array, Layout, layout_of, to_numpy
 from .errors import PytreeError, ShapeError, ShardingError, TraceError, VaryingError
 from .ir import Program, Traced, current_interpreter
 from .mesh import Mesh, Sharding
+from .ops.elementwise import scalar_type
 from .passes import plan_buffers, run_passes
 from .primitives.collective import pvary
 from .report import CollectiveTable, cost_analysis
@@ -33,6 +34,9 @@ logger = logging.getLogger("funccoll")
 
 Params = ParamSpec("Params")
 R = TypeVar("R")
+
+_LeafType = tuple[tuple[int, ...], np.dtype, type | None]
+"""Global shape, dtype, and the Python type of a weak scalar."""
 
 _NO_MESH = Mesh({}, (0,))
 
@@ -207,11 +211,11 @@ class Jitted(Generic[Params, R]):
         leaves, treedef = optree.tree_flatten(dynamic)
         if any(isinstance(leaf, Traced) for leaf in leaves):
             return self._inside_trace(args, kwargs)
-        shapes = tuple(self._leaf_type(leaf, treedef, i) for i, leaf in enumerate(leaves))
-        key = (treedef, shapes, static)
+        types = tuple(self._leaf_type(leaf, treedef, i) for i, leaf in enumerate(leaves))
+        key = (treedef, types, static)
         compiled = self._cache.get(key)
         if compiled is None:
-            compiled = self._cache[key] = self._trace(dynamic, static, leaves, treedef, shapes).lower().compile()
+            compiled = self._cache[key] = self._trace(dynamic, static, treedef, types).lower().compile()
             logger.debug("compiled %s: %s", self._name, compiled.fingerprint[:12])
         if not kwargs and not static and all(type(a) in (Array, np.ndarray) for a in args):
             fast_key = tuple(a.layout if type(a) is Array else (a.shape, a.dtype) for a in args)
@@ -228,11 +232,11 @@ class Jitted(Generic[Params, R]):
             f"({self._name}.fn)."
         )
 
-    def _leaf_type(self, leaf: Any, treedef: optree.PyTreeSpec, position: int) -> tuple[tuple[int, ...], np.dtype]:
-        if not isinstance(leaf, (Array, np.ndarray, np.generic)):
-            what = path_name(self._name + " argument ", treedef, position)
-            leaf = to_numpy(leaf, what)
-        return leaf.shape, check_dtype(leaf.dtype, f"an argument of {self._name}")
+    def _leaf_type(self, leaf: Any, treedef: optree.PyTreeSpec, position: int) -> _LeafType:
+        weak = scalar_type(leaf)
+        if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
+            leaf = to_numpy(leaf, path_name(self._name + " argument ", treedef, position))
+        return tuple(leaf.shape), check_dtype(np.dtype(leaf.dtype), f"an argument of {self._name}"), weak
 
     # ------------------------------------------------------------ stages
 
@@ -243,25 +247,19 @@ class Jitted(Generic[Params, R]):
         """
         dynamic, static = self._arguments.split(args, kwargs)
         leaves, treedef = optree.tree_flatten(dynamic)
-        shapes = []
-        for i, leaf in enumerate(leaves):
-            if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
-                shapes.append((tuple(leaf.shape), check_dtype(np.dtype(leaf.dtype), f"an argument of {self._name}")))
-            else:
-                shapes.append(self._leaf_type(leaf, treedef, i))
-        return self._trace(dynamic, static, leaves, treedef, tuple(shapes))
+        return self._trace(dynamic, static, treedef, [self._leaf_type(leaf, treedef, i) for i, leaf in enumerate(leaves)])
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """`trace(...).lower()`."""
         return self.trace(*args, **kwargs).lower()
 
     def _trace(
-        self, dynamic: tuple, static: tuple, leaves: Sequence[Any], treedef: optree.PyTreeSpec, shapes: tuple
+        self, dynamic: tuple, static: Static, treedef: optree.PyTreeSpec, types: Sequence[_LeafType]
     ) -> TracedFunction:
         arguments = self._arguments
         shardings = arguments.shardings(dynamic, static)
         layouts = []
-        for i, ((shape, dtype), sharding) in enumerate(zip(shapes, shardings, strict=True)):
+        for i, ((shape, dtype, _), sharding) in enumerate(zip(types, shardings, strict=True)):
             sharding.shard_shape(shape, arguments.describe(treedef, i, static))
             layouts.append(layout_of(shape, dtype, sharding))
         out: dict[str, Any] = {}
@@ -276,7 +274,10 @@ class Jitted(Generic[Params, R]):
             out["shardings"] = shardings
             return [self._check_output(v, s, tree, i) for i, (v, s) in enumerate(zip(values, shardings, strict=True))]
 
-        program, captured = stage(flat, [x.type for x in layouts], axis_sizes=self.mesh.shape, label=self._name)
+        weak = [w for _, _, w in types]
+        program, captured = stage(
+            flat, [x.type for x in layouts], weak=weak, axis_sizes=self.mesh.shape, label=self._name
+        )
         for value in captured:
             if isinstance(value, Traced):
                 raise TraceError(

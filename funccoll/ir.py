@@ -272,6 +272,9 @@ class Traced:
     """Base of tracers: lets the IR recognise one without importing tracing."""
 
     __slots__ = ()
+    type: ArrayType
+    weak: Any
+    """int, float or complex when it stands for a Python scalar, else None."""
 
 
 class Interpreter(Protocol):

@@ -161,11 +161,12 @@ _REMEDY = {
 class Tracer(Traced):
     """An array without values. It has a shape, a dtype and `varying`, and does what NumPy arrays do."""
 
-    __slots__ = ("frame", "source", "type", "variable")
+    __slots__ = ("frame", "source", "type", "variable", "weak")
     __array_priority__ = 1000
 
-    def __init__(self, frame: Trace, var: Var, source: Source | None = None):
+    def __init__(self, frame: Trace, var: Var, source: Source | None = None, weak: type | None = None):
         self.frame, self.variable, self.type, self.source = frame, var, var.type, source
+        self.weak = weak  # int, float or complex when it stands for a Python scalar (NEP 50)
 
     # ------------------------------------------------------------ what it is
 
@@ -353,7 +354,7 @@ Tracer.conj = Tracer.conjugate = _method(np.conjugate)  # type: ignore[attr-defi
 
 def value_type(value: Any) -> ArrayType:
     """The type of a tracer or a concrete value."""
-    return value.type if isinstance(value, Traced) else type_of(value)  # type: ignore[attr-defined]
+    return value.type if isinstance(value, Traced) else type_of(value)
 
 
 def flatten_outputs(result: Any, name: str) -> tuple[list[Any], optree.PyTreeSpec]:
@@ -375,17 +376,24 @@ def flatten_outputs(result: Any, name: str) -> tuple[list[Any], optree.PyTreeSpe
 
 
 def stage(
-    fn: Callable[..., Any], types: Sequence[ArrayType], *, axis_sizes: Mapping[str, int] | None = None, label: str = "fn"
+    fn: Callable[..., Any],
+    types: Sequence[ArrayType],
+    *,
+    weak: Sequence[type | None] | None = None,
+    axis_sizes: Mapping[str, int] | None = None,
+    label: str = "fn",
 ) -> tuple[Program, list[Any]]:
     """Trace `fn(*tracers) -> flat list of values`; returns the program and the values it captured.
 
-    Captured values are concrete arrays or tracers of the trace around this one.
+    `weak` says which inputs stand for Python scalars. Captured values are concrete arrays or tracers of the
+    trace around this one.
     """
     trace = Trace(current_interpreter(), axis_sizes)
     inputs = [Var(t) for t in types]
     try:
         with use_interpreter(trace):
-            outputs = fn(*[Tracer(trace, var, None) for var in inputs])
+            kinds = [None] * len(inputs) if weak is None else weak
+            outputs = fn(*[Tracer(trace, var, None, kind) for var, kind in zip(inputs, kinds, strict=True)])
             return trace.finish(inputs, outputs, label)
     finally:
         trace.open = False

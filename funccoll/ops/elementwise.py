@@ -19,9 +19,29 @@ _COMPARISONS = {np.equal, np.not_equal, np.less, np.less_equal, np.greater, np.g
 _SCALARS = (int, float, complex)
 
 
+def scalar_type(x: Any) -> type | None:
+    """int, float or complex for a Python scalar and for a tracer that stands for one, else None.
+
+    NEP 50 calls them weak: they take the dtype of the arrays they meet.
+    """
+    kind = type(x)
+    return kind if kind in _SCALARS else getattr(x, "weak", None)
+
+
+_WEAK = {"i": int, "f": float, "c": complex}
+
+
+def _bind_weakly(primitive: Any, operands: Sequence[Any], arrays: Sequence[Any]) -> Any:
+    """Bind; what was computed from Python scalars alone is one again, as it is in Python."""
+    out = bind(primitive, *arrays)
+    if isinstance(out, Traced) and all(scalar_type(x) for x in operands):
+        out.weak = _WEAK.get(out.type.dtype.kind)
+    return out
+
+
 def _key(x: Any, has_bfloat16: bool) -> Any:
     """What NumPy's promotion needs to know: a dtype, or the type of a Python scalar."""
-    kind = type(x)
+    kind = scalar_type(x) or type(x)
     if kind in _SCALARS:
         # ml_dtypes cannot tell NumPy that Python scalars are weak; NEP 50's rule is kept here.
         return bfloat16 if has_bfloat16 and kind is not complex else kind
@@ -30,9 +50,9 @@ def _key(x: Any, has_bfloat16: bool) -> Any:
 
 def promote(ufunc: np.ufunc, operands: Sequence[Any], dtype: Any = None) -> list[Any]:
     """Operands with Python scalars turned into arrays of the dtype that the ufunc would use (NEP 50)."""
-    if all(isinstance(x, Traced) for x in operands) and dtype is None:
+    if dtype is None and all(isinstance(x, Traced) and x.weak is None for x in operands):
         return list(operands)
-    has_bfloat16 = any(getattr(x, "dtype", None) == bfloat16 for x in operands)
+    has_bfloat16 = any(getattr(x, "dtype", None) == bfloat16 for x in operands)  # a scalar never is
     keys = tuple(_key(x, has_bfloat16) for x in operands)
     loop = resolve(ufunc, keys)
     out = []
@@ -46,13 +66,15 @@ def promote(ufunc: np.ufunc, operands: Sequence[Any], dtype: Any = None) -> list
                 x = np.asarray(x)
         elif dtype is not None and ufunc not in _COMPARISONS:
             x = astype(x, np.dtype(dtype))
+        elif scalar_type(x) and x.dtype != target:
+            x = astype(x, target)
         out.append(x)
     return out
 
 
 def apply_ufunc(ufunc: np.ufunc, *operands: Any) -> Any:
     """Bind a supported ufunc to operands, at least one of them traced."""
-    return bind(UFUNCS[ufunc], *promote(ufunc, operands))
+    return _bind_weakly(UFUNCS[ufunc], operands, promote(ufunc, operands))
 
 
 def call_ufunc(ufunc: np.ufunc, method: str, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -83,7 +105,7 @@ def call_ufunc(ufunc: np.ufunc, method: str, inputs: Sequence[Any], kwargs: Mapp
     primitive = UFUNCS.get(ufunc)
     if primitive is None:
         raise UnsupportedError(f"np.{ufunc.__name__} cannot be traced by funccoll. {near(ufunc.__name__)}")
-    return bind(primitive, *promote(ufunc, operands, kwargs.get("dtype")))
+    return _bind_weakly(primitive, operands, promote(ufunc, operands, kwargs.get("dtype")))
 
 
 def _reduce(ufunc: np.ufunc, x: Any, kwargs: dict[str, Any]) -> Any:
@@ -102,7 +124,7 @@ def astype(x: Any, dtype: Any, copy: bool = True) -> Any:
     dtype = check_dtype(np.dtype(dtype))
     if x.dtype.kind == "c" and dtype.kind != "c" and dtype.kind != "b":
         raise DTypeError(f"astype from {x.dtype} to {dtype} would drop the imaginary part: say np.real(x) first.")
-    return x if x.dtype == dtype else bind(convert_p, x, dtype=dtype)
+    return x if x.dtype == dtype and not scalar_type(x) else bind(convert_p, x, dtype=dtype)
 
 
 implements(np.astype)(lambda x, dtype, /, *, copy=True, device=None: astype(x, dtype))
@@ -110,11 +132,12 @@ implements(np.astype)(lambda x, dtype, /, *, copy=True, device=None: astype(x, d
 
 def result_dtype(*operands: Any) -> np.dtype:
     """NumPy 2's common dtype of arrays and (weak) Python scalars."""
-    arrays = [x.dtype for x in operands if type(x) not in (*_SCALARS, bool)]
-    if bfloat16 in arrays:
-        if all(d == bfloat16 for d in arrays) and not any(type(x) is complex for x in operands):
-            return bfloat16
-    return np.result_type(*(x if type(x) in (*_SCALARS, bool) else x.dtype for x in operands))
+    kinds = [scalar_type(x) for x in operands]
+    arrays = [x.dtype for x, kind in zip(operands, kinds, strict=True) if kind is None and type(x) is not bool]
+    if arrays and all(d == bfloat16 for d in arrays) and complex not in kinds:
+        return bfloat16
+    # A Python scalar of the right kind is what NumPy recognises as weak.
+    return np.result_type(*(k(0) if k else x if type(x) is bool else x.dtype for x, k in zip(operands, kinds, strict=True)))
 
 
 implements(np.result_type)(lambda *xs: result_dtype(*[x if isinstance(x, Traced) else np.empty(0, x) for x in xs]))
