@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import optree
 
-from ..autodiff import custom_vjp, grad_hook, vjp
-from ..collectives import Axes, all_reduce, axis_size, pvary
+from ..autodiff import grad_hook, vjp
+from ..collectives import Axes, all_reduce
 from ..errors import PlannedError, ShapeError, TraceError
 from ..ops.registry import as_traceable
 from ..tracing import stage, value_type
@@ -68,7 +68,6 @@ def data_parallel(
 
     @functools.wraps(loss_fn)
     def wrapped(params: Any, *batch: Any) -> Any:
-        devices = axis_size(axis)
         leaves, treedef = optree.tree_flatten(params)
         leaves = [as_traceable(leaf) for leaf in leaves]
         types = [value_type(leaf) for leaf in leaves]
@@ -78,18 +77,18 @@ def data_parallel(
             full = list(leaves)
             for i, value in zip(hooked, chosen, strict=True):
                 full[i] = value
-            result = loss_fn(treedef.unflatten(full), *(_divide_gradient(x, devices) for x in batch))
+            result = loss_fn(treedef.unflatten(full), *batch)
             if not has_aux:
-                return _mean(result, axis)
+                return all_reduce(result, axis, op="mean")
             if not isinstance(result, tuple) or len(result) != 2:
                 raise TraceError(f"data_parallel(has_aux=True): {loss_fn!r} must return (loss, aux).")
-            return _mean(result[0], axis), result[1]
+            return all_reduce(result[0], axis, op="mean"), result[1]
 
         order = _completion_order(loss_of, [types[i] for i in hooked], axis, has_aux)
         caps = (first_bucket_mb * MIB, bucket_cap_mb * MIB)
         wide: list[Any] = [None] * len(hooked)
         for bucket in make_buckets([types[i] for i in hooked], order, caps):
-            values = grad_hook([leaves[hooked[k]] for k in bucket], _mean_gradient(axis), axis)
+            values = grad_hook([leaves[hooked[k]] for k in bucket], _sum_over(axis), axis)
             for k, value in zip(bucket, values, strict=True):
                 wide[k] = value
         return loss_of(wide)
@@ -97,40 +96,14 @@ def data_parallel(
     return wrapped
 
 
-def _mean_gradient(axis: Axes) -> Callable[[Any], Any]:
+def _sum_over(axis: Axes) -> Callable[[Any], Any]:
+    """The hook of a bucket. The mean loss has divided the cotangents already (once, as a scalar), so this is
+    the transpose of pvary, and derivatives of any order and of the batch come out right."""
+
     def reduce_bucket(gradients: Any) -> Any:
-        return all_reduce(gradients, axis, op="mean")
+        return all_reduce(gradients, axis, op="sum")
 
     return reduce_bucket
-
-
-def _mean(loss: Any, axis: Axes) -> Any:
-    """The mean of the devices' losses, whose transpose gives every device the whole cotangent.
-
-    The mean of the gradients is then taken by the hooks: they see undivided local gradients.
-    """
-
-    @custom_vjp
-    def mean(x: Any) -> Any:
-        return all_reduce(x, axis, op="mean")
-
-    mean.defvjp(lambda x: (all_reduce(x, axis, op="mean"), None), lambda _, ct: (pvary(ct, axis),))
-    return mean(loss)
-
-
-def _divide_gradient(tree: Any, devices: int) -> Any:
-    """The identity; gradients through it are divided: those of a batch are of the mean loss too."""
-
-    def one(x: Any) -> Any:
-        x = as_traceable(x)
-        return divide(x) if is_inexact(x.dtype) else x
-
-    @custom_vjp
-    def divide(x: Any) -> Any:
-        return x
-
-    divide.defvjp(lambda x: (x, None), lambda _, ct: (ct / np.asarray(devices, ct.dtype),))
-    return optree.tree_map(one, tree)  # type: ignore[arg-type]
 
 
 def _completion_order(loss_of: Callable[..., Any], types: Sequence[ArrayType], axis: Axes, has_aux: bool) -> list[int]:
@@ -139,17 +112,20 @@ def _completion_order(loss_of: Callable[..., Any], types: Sequence[ArrayType], a
     Found by a trace that is thrown away, with a hook of its own on each parameter.
     """
     order: list[int] = []
+    reduce_gradients = _sum_over(axis)
 
     def record(number: int) -> Callable[[Any], Any]:
         def hook(gradients: Any) -> Any:
             order.append(number)
-            return all_reduce(gradients, axis, op="mean")
+            return reduce_gradients(gradients)
 
         return hook
 
+    def hooked(values: Sequence[Any]) -> Any:
+        return loss_of([grad_hook([v], record(i), axis)[0] for i, v in enumerate(values)])
+
     def backward(*values: Any) -> list[Any]:
-        wide = [grad_hook([v], record(i), axis)[0] for i, v in enumerate(values)]
-        loss, pullback, *_ = vjp(loss_of, wide, has_aux=has_aux)
+        loss, pullback, *_ = vjp(hooked, values, has_aux=has_aux)
         pullback(np.ones((), loss.dtype))
         return []
 
