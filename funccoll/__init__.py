@@ -26,6 +26,7 @@ from .compile import jit
 from .errors import FunccollError, PlannedError
 from .mesh import Mesh, P, Sharding, abstract_mesh
 from .ops.indexing import at
+from .ops.registry import supported_functions
 from .parallel import data_parallel
 from .runtime.world import make_mesh, rank, world_size
 from .types import ArrayType, bfloat16
@@ -36,6 +37,7 @@ __all__ = [
     "device_put", "from_local", "process_allgather", "rank", "world_size",
     # functions
     "jit", "grad", "value_and_grad", "vjp", "custom_vjp", "grad_hook", "stop_gradient", "data_parallel", "at",
+    "supported_functions",
     # collectives
     "all_gather", "all_reduce", "all_to_all", "axis_index", "axis_size", "barrier", "broadcast", "gather",
     "own_slice", "permute", "pvary", "reduce", "reduce_scatter", "scatter",

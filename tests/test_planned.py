@@ -84,6 +84,16 @@ def test_public_names_exist_and_are_listed():
     assert set(fc.__all__) <= set(namespace)
 
 
+def test_supported_functions_are_numpys():
+    names = fc.supported_functions()
+    assert names == sorted(set(names)) and {"np.add", "np.where", "np.linalg.norm"} <= set(names)
+    for name in names:
+        found = np
+        for part in name.split(".")[1:]:
+            found = getattr(found, part)
+        assert callable(found)
+
+
 def test_tools_that_look_at_modules_work():
     assert dict(inspect.getmembers(fc))["jit"] is fc.jit
     assert inspect.getdoc(fc)

@@ -8,11 +8,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ..errors import InPlaceError, UnsupportedError
+from ..errors import FunccollError, InPlaceError, ShapeError, UnsupportedError
 from ..ir import Traced, as_array
 from ..primitives.elementwise import UFUNCS
 
-__all__ = ["FUNCTIONS", "as_operand", "call_function", "dims", "implements", "normalize_dim", "refuse_out"]
+__all__ = [
+    "FUNCTIONS", "as_operand", "call_function", "dims", "implements", "near", "normalize_dim", "refuse_out", "supported_functions",
+]  # fmt: skip
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -30,17 +32,42 @@ def implements(*functions: Callable[..., Any]) -> Callable[[F], F]:
     return register
 
 
+def supported_functions() -> list[str]:
+    """The NumPy functions and ufuncs that traced functions can use: `np.add`, `np.linalg.norm`, ..., sorted."""
+    ufuncs = {f"np.{u.__name__}" for u in (*UFUNCS, np.divmod, np.matmul, np.modf)}
+    return sorted({qualified_name(f) for f in FUNCTIONS} | ufuncs)
+
+
+def qualified_name(function: Callable[..., Any]) -> str:
+    """How a user writes a NumPy function: `np.linalg.norm`."""
+    return f"{getattr(function, '__module__', 'numpy')}.{function.__name__}".replace("numpy", "np", 1)
+
+
+_COMPOSED = (np.matmul, np.divmod, np.modf)  # ufuncs that are traced, and are no single elementwise primitive
+
+
+def dotted(function: Callable[..., Any]) -> str:
+    """A NumPy function's public name: np.sum, np.linalg.norm."""
+    module = getattr(function, "__module__", None) or "numpy"  # a ufunc's module is private or missing
+    return f"{'np.linalg' if module == 'numpy.linalg' else 'np'}.{function.__name__}"
+
+
+def supported_functions() -> list[str]:
+    """The NumPy functions that work on traced arrays, sorted: "np.abs...", ..., "np.linalg.norm", ..."""
+    return sorted({dotted(f) for f in (*FUNCTIONS, *UFUNCS, *_COMPOSED)})
+
+
 def near(name: str) -> str:
     """A sentence with supported names like `name`, or where to look."""
-    names = {f.__name__ for f in FUNCTIONS} | {u.__name__ for u in UFUNCS}
-    close = difflib.get_close_matches(name, sorted(names), n=3, cutoff=0.6)
-    return f"Supported, with a name near it: {', '.join(close)}." if close else "See fc.supported_functions()."
+    names = {dotted_name.rpartition(".")[2]: dotted_name for dotted_name in supported_functions()}
+    close = [names[n] for n in difflib.get_close_matches(name, sorted(names), n=3, cutoff=0.6)]
+    return f"Supported, with a name near it: {', '.join(close)}." if close else "No supported function has a name near it."
 
 
 def call_function(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """`__array_function__` of a tracer: the table's entry, or an error that names near ones."""
     implementation = FUNCTIONS.get(function)
-    name = f"{getattr(function, '__module__', 'numpy')}.{function.__name__}".replace("numpy", "np", 1)
+    name = qualified_name(function)
     if implementation is None:
         raise UnsupportedError(
             f"{name} cannot be traced by funccoll. {near(function.__name__)} If its argument does not depend on the "
@@ -50,10 +77,24 @@ def call_function(function: Callable[..., Any], args: Sequence[Any], kwargs: Map
         raise InPlaceError(f"{name}(..., out=...) writes into an array; use the returned value instead.")
     try:
         return implementation(*args, **kwargs)
+    except FunccollError:
+        raise
     except TypeError as error:
         if error.__traceback__ is not None and error.__traceback__.tb_next is None:  # the call itself did not fit
-            raise UnsupportedError(f"{name}: an argument is not supported while tracing: {error}.") from None
-        raise
+            what = str(error).rpartition("() ")[2]
+            raise UnsupportedError(f"{name} while tracing: {what}. Its other arguments can be traced; leave it out.") from None
+        raise UnsupportedError(f"{_shown(name, args, kwargs)}: {error}.") from error
+    except (ValueError, IndexError) as error:
+        raise ShapeError(f"{_shown(name, args, kwargs)}: {error}.") from error
+
+
+def _shown(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """A call as messages show it: arrays by their types."""
+
+    def show(value: Any) -> str:
+        return str(value.type) if isinstance(value, Traced) else f"{value!r:.40}"
+
+    return f"{name}({', '.join([*map(show, args), *(f'{k}={show(v)}' for k, v in kwargs.items())])})"
 
 
 def refuse_out(out: Any) -> None:
