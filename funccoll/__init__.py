@@ -42,7 +42,7 @@ __all__ = [
     "all_gather", "all_reduce", "all_to_all", "axis_index", "axis_size", "barrier", "broadcast", "gather",
     "own_slice", "permute", "pvary", "reduce", "reduce_scatter", "scatter",
     # modules and errors
-    "nn", "random", "tree", "errors", "FunccollError", "PlannedError",
+    "nn", "random", "tree", "errors", "FunccollError", "PlannedError", "PlannedNameError",
     "__version__",
 ]  # fmt: skip
 
@@ -64,7 +64,7 @@ _PLANNED = {
 }
 
 
-class _PlannedName(PlannedError, AttributeError):
+class PlannedNameError(PlannedError, AttributeError):
     """A planned public name that was asked for; being an AttributeError, `hasattr` is False."""
 
 
@@ -73,5 +73,5 @@ if not TYPE_CHECKING:  # a type checker shall still find misspelt names
     def __getattr__(name: str) -> NoReturn:
         if name in _PLANNED:
             what, today = _PLANNED[name]
-            raise _PlannedName(f"fc.{name} ({what}) is planned, not in this version; today {today}.")
+            raise PlannedNameError(f"fc.{name} ({what}) is planned, not in this version; today {today}.")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
