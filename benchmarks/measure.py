@@ -1,0 +1,92 @@
+"""Measuring side by side: two contenders alternate in rounds, so that a drift of the machine meets both."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+ROUNDS = 11
+ROUND_SECONDS = 0.05
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers were measured on."""
+    model = next((line.split(":")[1].strip() for line in _lines("/proc/cpuinfo") if "model name" in line), "")
+    versions = {}
+    for package in ("numpy", "jax", "jaxlib", "optree", "ml_dtypes"):
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = "not installed"
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "commit": _git("rev-parse", "--short", "HEAD") + ("+changes" if _git("status", "--porcelain", "funccoll") else ""),
+        "cpu": model,
+        "cores": os.cpu_count(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "versions": versions,
+        "load_before": os.getloadavg(),
+    }
+
+
+def _lines(path: str) -> list[str]:
+    return Path(path).read_text().splitlines() if os.path.exists(path) else []
+
+
+def _git(*args: str) -> str:
+    return subprocess.run(["git", *args], capture_output=True, text=True, check=False).stdout.strip()
+
+
+def summary(seconds: Sequence[float]) -> dict[str, float]:
+    """Median and quartiles, in microseconds."""
+    low, median, high = statistics.quantiles(seconds, n=4)
+    return {"median_us": median * 1e6, "q1_us": low * 1e6, "q3_us": high * 1e6}
+
+
+def _round(call: Callable[[], Any], count: int) -> float:
+    start = time.perf_counter()
+    for _ in range(count):
+        call()
+    return (time.perf_counter() - start) / count
+
+
+def compare(ours: Callable[[], Any], peer: Callable[[], Any], once: bool = False) -> dict[str, Any]:
+    """Alternate the two for `ROUNDS` rounds; `ratio` is the peer's time over ours, round by round.
+
+    Each round repeats the call for about `ROUND_SECONDS`; with `once`, it calls once (for work that is cached).
+    """
+    counts = []
+    for call in (ours, peer):
+        call()
+        once_took = _round(call, 1 if once else 3)
+        counts.append(1 if once else max(1, int(ROUND_SECONDS / max(once_took, 1e-7))))
+    mine, theirs = [], []
+    for number in range(ROUNDS):
+        order = [(ours, counts[0], mine), (peer, counts[1], theirs)]
+        for call, count, times in order if number % 2 else reversed(order):
+            times.append(_round(call, count))
+    ratios = sorted(p / m for m, p in zip(mine, theirs, strict=True))
+    return {
+        "ours": summary(mine),
+        "peer": summary(theirs),
+        "ratio": {"median": statistics.median(ratios), "min": ratios[0], "max": ratios[-1]},
+        "rounds": ROUNDS,
+        "calls_per_round": counts,
+    }
+
+
+def import_seconds(statement: str) -> float:
+    """Wall time of a fresh interpreter that runs `statement`."""
+    start = time.perf_counter()
+    subprocess.run([sys.executable, "-c", statement], check=True)
+    return time.perf_counter() - start
