@@ -1,0 +1,104 @@
+"""The README's code runs, and prints what the README says. `python tests/test_readme.py` writes the outputs anew."""
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import textwrap
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+README = ROOT / "README.md"
+BLOCK = re.compile(r"```python\n(?P<code>.*?)```\n(?:\n```text\n(?P<output>.*?)```\n)?", re.DOTALL)
+DEMO = re.compile(r"```console\n(?P<output>.*?)```\n", re.DOTALL)
+
+
+def run(arguments, directory):
+    environment = {**os.environ, "COLUMNS": "100", "PYTHONWARNINGS": "error", "NO_COLOR": "1"}
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=directory, env=environment, capture_output=True, text=True, timeout=300
+    )
+
+
+def printed(code):
+    """What a block prints, saved as example.py; then its exception, without the frames."""
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory, "example.py").write_text(code)
+        done = run(["example.py"], directory)
+        message = ""
+        if done.returncode:
+            found = re.search(r"^funccoll\S+: .*", done.stderr, re.DOTALL | re.MULTILINE)
+            assert found, done.stderr
+            message = found[0]
+        else:
+            assert done.stderr == ""
+        return (done.stdout + message).replace(f"{os.path.realpath(directory)}{os.sep}", "").replace(f"{directory}{os.sep}", "")
+
+
+def words(text):
+    """Lines may be wrapped in the README."""
+    return " ".join(text.split())
+
+
+def blocks():
+    return [m.groupdict() for m in BLOCK.finditer(README.read_text())]
+
+
+@pytest.mark.parametrize("block", blocks(), ids=lambda b: b["code"].split("\n")[-2])
+def test_code_prints_what_the_readme_says(block):
+    assert words(printed(block["code"])) == words(block["output"] or "")
+
+
+def test_every_python_block_has_its_output():
+    assert len(blocks()) >= 5
+    assert all(b["output"] for b in blocks())
+
+
+def masked(line):
+    """The demo's lines without what differs between machines; the table of collectives stays."""
+    return words(line if ".py:" in line else re.sub(r"\d[\d.,]*(e-\d+)?", "#", line))
+
+
+def test_demo_output():
+    pytest.importorskip("sklearn")
+    done = run([ROOT / "notebooks" / "digits.py"], ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    shown = DEMO.search(README.read_text())["output"]
+    assert [masked(line) for line in shown.splitlines()] == [masked(line) for line in done.stdout.splitlines()]
+
+
+def test_files_that_the_readme_names_exist():
+    text = README.read_text()
+    named = set(re.findall(r"`((?:tests|notebooks|benchmarks)/[\w./]+)`", text)) | set(re.findall(r"\]\(([\w./]+)\)", text))
+    assert len(named) > 5
+    missing = sorted(n for n in named if not (ROOT / n).exists())
+    assert not missing
+
+
+def test_sections_are_in_order():
+    headings = re.findall(r"^## (.+)$", README.read_text(), re.MULTILINE)
+    wanted = ["Install", "Example", "When to use it, and when not", "Demo", "Status", "Speed", "Errors", "Platforms"]
+    assert headings[: len(wanted)] == wanted
+    assert README.read_text().count("<!-- speed:") == 2
+
+
+def rewrite():
+    """Run everything and write the outputs into the README."""
+
+    def wrapped(line):
+        return textwrap.fill(line, 110) if line.startswith("funccoll.") else line.rstrip()
+
+    def replace(match):
+        output = "\n".join(wrapped(line) for line in printed(match["code"]).strip("\n").split("\n"))
+        return f"```python\n{match['code']}```\n\n```text\n{output}\n```\n"
+
+    text = BLOCK.sub(replace, README.read_text())
+    demo = "\n".join(line.rstrip() for line in run([ROOT / "notebooks" / "digits.py"], ROOT).stdout.splitlines())
+    README.write_text(DEMO.sub(lambda _: f"```console\n{demo}\n```\n", text))
+
+
+if __name__ == "__main__":
+    rewrite()
