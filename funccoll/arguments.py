@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -13,10 +14,13 @@ import optree
 from .errors import PytreeError, ShardingError, TraceError
 from .mesh import Mesh, P, Sharding
 
-__all__ = ["Arguments", "Options", "Static", "broadcast_specs", "path_name"]
+__all__ = ["Arguments", "Options", "Static", "broadcast_specs", "check_specs", "path_name"]
 
 Static = tuple[tuple[int | str, type, Any], ...]
 """Static arguments: (position or name, type, value). The type is there because 1 == 1.0 == True."""
+
+
+_OF = {"in_specs": "arguments", "out_specs": "results"}
 
 
 def _is_spec(x: Any) -> bool:
@@ -25,18 +29,27 @@ def _is_spec(x: Any) -> bool:
 
 def broadcast_specs(specs: Any, tree: Any, mesh: Mesh, what: str, name: str) -> list[Sharding]:
     """One Sharding for each leaf of `tree`, from specs that are a pytree prefix of it (JAX's rule)."""
-    for spec in optree.tree_leaves(specs, is_leaf=_is_spec, none_is_leaf=True):  # type: ignore[arg-type]
-        if not _is_spec(spec):
-            raise ShardingError(f"{what} of {name}: {spec!r} is no partition spec; write fc.P({spec!r}), fc.P(), ...")
     concrete = optree.tree_map(lambda s: P() if s is None else s, specs, is_leaf=_is_spec, none_is_leaf=True)  # type: ignore[arg-type]
     try:
         flat = optree.broadcast_prefix(concrete, tree, is_leaf=lambda x: isinstance(x, P))
     except ValueError as error:
+        # optree's reason comes first; what follows shows whole arrays.
+        reason = re.split(r"; \w+: |, got ", str(error))[0]
         raise PytreeError(
-            f"{what} of {name} does not fit: the specs {concrete!r} must be a prefix of the structure "
-            f"{optree.tree_structure(tree)}. {error}"
+            f"{what} of {name} does not fit: the specs are {concrete!r}, and the {_OF[what]} have the structure "
+            f"{str(optree.tree_structure(tree))[len('PyTreeSpec('):-1]} (* is an array). {reason}. Give one P for each array, "
+            "or one P for a whole tuple, list or dict of them."
         ) from None
     return [Sharding(mesh, s) for s in flat]  # type: ignore[arg-type]
+
+
+def check_specs(specs: Any, mesh: Mesh, what: str, name: str) -> None:
+    """Raise for a spec that fits no call: one that is no `P`, or names an axis the mesh does not have."""
+    for spec in optree.tree_leaves(specs, is_leaf=_is_spec, none_is_leaf=True):  # type: ignore[arg-type]
+        if not _is_spec(spec):
+            example = f"fc.P({spec!r})" if isinstance(spec, str) else "fc.P('axis') or fc.P()"
+            raise ShardingError(f"{what} of {name}: {spec!r} is no partition spec; write {example}.")
+        mesh.check_axes(() if spec is None else spec.axes, what=f"axis in {spec!r} ({what} of {name}),")
 
 
 def path_name(name: str, treedef: optree.PyTreeSpec, position: int) -> str:
@@ -60,6 +73,26 @@ class Arguments:
     def __init__(self, fn: Callable[..., Any], mesh: Mesh, in_specs: Any, options: Options):
         self.fn, self.mesh, self.in_specs, self.options = fn, mesh, in_specs, options
         self.name = getattr(fn, "__name__", type(fn).__name__)
+
+    def check(self) -> None:
+        """Raise for static or donated arguments that the function does not have."""
+        if self.signature is None:
+            return
+        parameters = self.signature.parameters
+        kinds = {p.kind for p in parameters.values()}
+        if inspect.Parameter.VAR_POSITIONAL not in kinds:
+            for option in ("static_argnums", "donate_argnums"):
+                for n in getattr(self.options, option):
+                    if not -len(parameters) <= n < len(parameters):
+                        raise TraceError(
+                            f"fc.jit: {option} names argument {n}, and {self.name} has {len(parameters)}: "
+                            f"{', '.join(parameters) or 'none'}."
+                        )
+        for name in self.options.static_argnames:
+            if name not in parameters and inspect.Parameter.VAR_KEYWORD not in kinds:
+                raise TraceError(
+                    f"fc.jit: static_argnames names {name!r}, and {self.name} has the arguments {', '.join(parameters) or 'none'}."
+                )
 
     @functools.cached_property
     def signature(self) -> inspect.Signature | None:
@@ -128,7 +161,10 @@ class Arguments:
         specs = tuple(self.in_specs) if isinstance(self.in_specs, list) else self.in_specs
         if isinstance(specs, tuple) and not isinstance(specs, P):
             positions = self._positions(len(dynamic), static)
-            if len(specs) != len(dynamic) and positions and len(specs) > positions[-1]:
+            full = {len(dynamic) + len(static)}
+            if self.signature is not None and (self.options.static_argnums or self.options.static_argnames):
+                full.add(len(self.signature.parameters))
+            if len(specs) != len(dynamic) and len(specs) in full and positions and len(specs) > positions[-1]:
                 specs = tuple(specs[i] for i in positions)  # specs for the static arguments too: unused
             if len(specs) != len(dynamic):
                 raise PytreeError(

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from .errors import DeletedArrayError, MeshError, ShapeError, ShardingError, TraceError
+from .errors import DeletedArrayError, DTypeError, InPlaceError, MeshError, ShapeError, ShardingError, TraceError
 from .ir import Traced, as_array
 from .mesh import Mesh, P, Sharding, copy_coordinates
-from .types import ArrayType, bfloat16, dtype_name
+from .types import ArrayType, bfloat16, check_dtype, dtype_name
 
 __all__ = ["Array", "Layout", "device_put", "from_local", "layout_of", "process_allgather"]
 
@@ -127,8 +127,8 @@ class Array:
         copies = self._copies
         if copies is None:
             raise DeletedArrayError(
-                f"an Array {dtype_name(self.dtype)}{list(self.shape)} was donated to a jitted function and has no data "
-                "any more. Use that function's result, or remove it from donate_argnums."
+                f"this Array {dtype_name(self.dtype)}{list(self.shape)} was donated to a jitted function (donate_argnums) and has "
+                "no data any more. Use that function's result, or do not donate it."
             )
         if delete:
             self._copies = None
@@ -214,9 +214,7 @@ class Array:
         return np.asarray(self)[index]
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        from .errors import InPlaceError
-
-        raise InPlaceError("an Array never changes: use x = fc.at(np.asarray(x))[index].set(value), or a jitted function.")
+        raise InPlaceError("an Array never changes. Use x = fc.at(np.asarray(x))[index].set(value), or a jitted function.")
 
     def item(self) -> Any:
         """The value of a one-element array as a Python scalar."""
@@ -281,22 +279,36 @@ def _read_only(block: Any) -> np.ndarray:
 def to_numpy(x: Any, what: str = "x") -> np.ndarray:
     """Anything array-like (NumPy, DLPack, `__array_interface__`, numbers, lists) as a native NumPy array."""
     if isinstance(x, Traced):
-        raise TraceError(f"{what} is a traced array: {x!r}. Arrays are made outside traced functions.")
+        raise TraceError(
+            f"{what} is a traced array of type {x.type}: inside a traced function it is one device's shard already. Use "  # type: ignore[attr-defined]
+            "it as it is; device_put and from_local are for values outside."
+        )
+    if isinstance(x, np.ma.MaskedArray):
+        raise TraceError(f"{what} is a masked array, and its mask would be lost. Pass x.filled(value), and the mask beside it.")
     if not hasattr(x, "__array__") and not hasattr(x, "__array_interface__") and hasattr(x, "__dlpack__"):
         x = np.from_dlpack(x)
-    array = np.asarray(x)
-    if array.dtype == object:
-        raise TraceError(f"{what} is {type(x).__name__}, which is no array.")
+    try:
+        array = np.asarray(x)
+    except ValueError as error:  # nested lists of different lengths
+        raise ShapeError(f"{what} is no array: {error}") from None
+    if array.dtype == object and isinstance(x, int):
+        raise DTypeError(f"{what} is {x}, which does not fit into 64 bits. Pass a float, or split it.")
+    if array.dtype == object and not isinstance(x, np.ndarray):
+        raise TraceError(f"{what} is {x!r:.60} of type {type(x).__name__}, which is no array. Pass arrays and numbers.")
+    check_dtype(array.dtype, what)
     return as_array(array)
 
 
 def _sharding(mesh: Mesh | Sharding, spec: P | None) -> Sharding:
     if isinstance(mesh, Sharding):
+        if spec is not None:
+            raise ShardingError(f"{mesh!r} has a spec already: leave out {spec!r}.")
         return mesh
     if not isinstance(mesh, Mesh):
         raise ShardingError(f"expected a mesh (fc.make_mesh({{...}})) or a Sharding, not {mesh!r}.")
     if spec is not None and not isinstance(spec, P):
-        raise ShardingError(f"expected a partition spec such as fc.P('data'), not {spec!r}.")
+        inside = ", ".join(map(repr, spec)) if isinstance(spec, tuple) else repr(spec)
+        raise ShardingError(f"expected a partition spec, not {spec!r}: write fc.P({inside if spec else ''}).")
     return Sharding(mesh, P() if spec is None else spec)
 
 
@@ -313,7 +325,8 @@ def device_put(x: Any, mesh: Mesh | Sharding, spec: P | None = None) -> Array:
     `__array_interface__` or `__dlpack__`; it is copied. Raises ShardingError when a dimension does not divide.
     """
     sharding = _concrete_mesh(_sharding(mesh, spec))
-    value = to_numpy(x)
+    value = to_numpy(x, "device_put: x")
+    sharding.shard_shape(value.shape, "device_put: x")
     layout = layout_of(value.shape, value.dtype, sharding)
     if len(layout.indices) == 1:
         return Array(layout, np.array(value, order="C"))
@@ -331,12 +344,12 @@ def from_local(x: Any, mesh: Mesh | Sharding, spec: P | None = None) -> Array:
     if size == 1 and not isinstance(x, (list, tuple)):
         x = [x]
     if not isinstance(x, (list, tuple)) or len(x) != size:
-        given = f"{len(x)} blocks" if isinstance(x, (list, tuple)) else f"one {type(x).__name__}"
+        given = f"a list of {len(x)}" if isinstance(x, (list, tuple)) else f"one {type(x).__name__}"
         raise MeshError(
             f"from_local: this process plays all {size} devices of {sharding.mesh!r}, so it takes a list of {size} blocks "
-            f"in device order; {given} was given. For a global value use fc.device_put."
+            f"in device order, and {given} was given. For a global value use fc.device_put."
         )
-    blocks = [to_numpy(b, f"block {i}") for i, b in enumerate(x)]
+    blocks = [to_numpy(b, f"from_local: block {i}") for i, b in enumerate(x)]
     first = blocks[0]
     for i, block in enumerate(blocks):
         if block.shape != first.shape or block.dtype != first.dtype:
@@ -344,7 +357,7 @@ def from_local(x: Any, mesh: Mesh | Sharding, spec: P | None = None) -> Array:
                 f"from_local: block {i} is {block.dtype}{list(block.shape)} and block 0 {first.dtype}{list(first.shape)}: "
                 "all devices have one shape and dtype."
             )
-    layout = layout_of(sharding.global_shape(first.shape, "from_local"), first.dtype, sharding)
+    layout = layout_of(sharding.global_shape(first.shape, "from_local: a block"), first.dtype, sharding)
     copies: list[Any] = [None] * len(layout.indices)
     for device, (block, copy) in enumerate(zip(blocks, layout.copy_of_device, strict=True)):
         if copies[copy] is None:
@@ -359,4 +372,4 @@ def from_local(x: Any, mesh: Mesh | Sharding, spec: P | None = None) -> Array:
 
 def process_allgather(arr: Any) -> np.ndarray:
     """The global value of `arr` in every process (in one process: np.asarray)."""
-    return np.array(arr)
+    return np.array(to_numpy(arr, "process_allgather: arr"))

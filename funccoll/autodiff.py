@@ -8,7 +8,7 @@ differentiating a derivative is the same thing again.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -184,6 +184,11 @@ def _flat(fn: Callable[..., Any], args: Any, has_aux: bool, name: str) -> tuple[
     return leaves, treedef, flat, info
 
 
+def _require_function(what: str, fn: Any) -> None:
+    if not callable(fn):
+        raise TraceError(f"{what} takes a function, not {fn!r:.60}.")
+
+
 def _label(fn: Callable[..., Any]) -> str:
     return getattr(fn, "__name__", type(fn).__name__)
 
@@ -195,6 +200,7 @@ def vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple:
     varies over must be what the result varies over (an unvarying one is widened). With `has_aux`, `fn` returns
     `(result, aux)` and this returns `(result, pullback, aux)`. Complex numbers follow JAX: no conjugates.
     """
+    _require_function("vjp", fn)
     name = _label(fn)
     leaves, treedef, flat, info = _flat(fn, primals, has_aux, name)
     outputs, pull, program = _linearize(flat, leaves, info["weak"], name)
@@ -205,7 +211,10 @@ def vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple:
         """The cotangents of the primals."""
         cts, ct_tree = optree.tree_flatten(cotangent)
         if ct_tree != info["out_tree"]:
-            raise PytreeError(f"the cotangent of {name} has structure {ct_tree}, its result {info['out_tree']}.")
+            raise PytreeError(
+                f"the cotangent of {name} has structure {ct_tree}, its result {info['out_tree']}: they must agree "
+                "(* is an array)."
+            )
         checked = [_check_cotangent(as_traceable(ct), t, name) for ct, t in zip(cts, types, strict=True)]
         grads = pull([*checked, *(None for _ in program.outputs[count:])])
         return treedef.unflatten(
@@ -216,6 +225,18 @@ def vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple:
     if has_aux:
         return result, pullback, info["aux_tree"].unflatten(outputs[count:])
     return result, pullback
+
+
+def _check_rule(found: ArrayType, wanted: ArrayType, what: str) -> None:
+    """What a custom rule returns must have the type of what it stands for; it may vary over less."""
+    if found.shape != wanted.shape or found.dtype != wanted.dtype:
+        raise ShapeError(f"{what} of type {found} for a value of type {wanted}: shape and dtype must agree.")
+    extra = sorted(found.varying - wanted.varying)
+    if extra:
+        raise VaryingError(
+            f"{what} of type {found} for a value of type {wanted}, which does not vary over {', '.join(map(repr, extra))}: "
+            "all_reduce it over that axis."
+        )
 
 
 def _check_cotangent(ct: Any, type: ArrayType, name: str) -> Any:
@@ -238,8 +259,11 @@ def value_and_grad(
     Raises: VaryingError when the loss varies over a mesh axis and an argument does not: that would silently be
     the gradient of the sum of the losses.
     """
-    several = not isinstance(argnums, (int, np.integer))
+    _require_function("grad", fn)
+    several = isinstance(argnums, (tuple, list))
     positions = tuple(argnums) if several else (argnums,)  # type: ignore[arg-type]
+    if not all(isinstance(p, (int, np.integer)) and not isinstance(p, bool) for p in positions):
+        raise TraceError(f"grad: argnums={argnums!r}: it takes the position of an argument, such as 0, or a tuple of them.")
     name = _label(fn)
 
     @functools.wraps(fn)
@@ -262,7 +286,8 @@ def value_and_grad(
                 )
         outputs, pull, program = _linearize(flat, leaves, info["weak"], name)
         loss = program.outputs[0] if info["count"] == 1 else None
-        _check_loss(loss, name, info["count"], [value_type(v) for v in leaves])
+        paths = [(where[path[0]], *path[1:]) for path in treedef.paths()]
+        _check_loss(loss, name, info["count"], dict(zip(paths, map(value_type, leaves), strict=True)))
         assert loss is not None
         one = _widened(np.ones((), loss.type.dtype), loss.type)
         grads = pull([one, *(None for _ in program.outputs[1:])])
@@ -281,7 +306,7 @@ def _argument(position: int, count: int, name: str) -> int:
     return position % count
 
 
-def _check_loss(loss: Any, name: str, count: int, types: Sequence[ArrayType]) -> None:
+def _check_loss(loss: Any, name: str, count: int, types: Mapping[tuple, ArrayType]) -> None:
     if count != 1:
         raise TraceError(
             f"grad of {name}: it must return one scalar, and returned {count} arrays. Return (loss, aux) and say "
@@ -289,14 +314,15 @@ def _check_loss(loss: Any, name: str, count: int, types: Sequence[ArrayType]) ->
         )
     if loss.type.shape != () or not is_inexact(loss.type.dtype) or loss.type.dtype.kind == "c":
         raise TraceError(f"grad of {name}: it must return a real floating-point scalar, and returned {loss.type}.")
-    for type in types:
+    for path, type in types.items():
         extra = loss.type.varying - type.varying
         if extra:
             axes = ", ".join(map(repr, sorted(extra)))
+            which = f"argument {path[0]}{''.join(f'[{p!r}]' for p in path[1:])}"
             raise VaryingError(
-                f"grad of {name}: the loss varies over axis {axes}, and an argument {type} does not: this would be the "
-                f"gradient of the sum of {axes}'s different losses. Reduce the loss inside {name} "
-                f'(fc.all_reduce(loss, {axes}, op="mean")), or wrap it with fc.data_parallel, or fc.pvary the argument '
+                f"grad of {name}: the loss varies over axis {axes}, and {which} of type {type} does not: this would be the "
+                f"gradient of the sum of the losses along {axes}. Reduce the loss inside {name} "
+                f'(fc.all_reduce(loss, {axes}, op="mean")), or wrap {name} with fc.data_parallel, or fc.pvary the argument '
                 "before grad for a gradient on each device."
             )
 
@@ -326,6 +352,7 @@ def grad_hook(xs: Any, hook: Callable[[Any], Any], axis: Axes) -> Any:
     returns the reduced ones, which do not vary: for example `lambda g: fc.all_reduce(g, axis, op="sum")`.
     """
     axes = _axes("grad_hook", axis)
+    _require_function("grad_hook(xs, hook, ...)", hook)
     leaves, treedef = optree.tree_flatten(xs)
     leaves = [as_traceable(leaf) for leaf in leaves]
     types = [value_type(leaf) for leaf in leaves]
@@ -333,7 +360,10 @@ def grad_hook(xs: Any, hook: Callable[[Any], Any], axis: Axes) -> Any:
     def flat_hook(cts: list[Any]) -> list[Any]:
         out, out_tree = optree.tree_flatten(hook(treedef.unflatten(cts)))
         if out_tree != treedef:
-            raise PytreeError(f"a grad_hook returned structure {out_tree}, and its bucket has {treedef}.")
+            raise PytreeError(
+                f"a grad_hook returned structure {out_tree}, and its bucket has {treedef}: it returns one gradient for each "
+                "value, in the structure it was given (* is an array)."
+            )
         for value, type in zip(out, types, strict=True):
             found = value_type(value)
             if found.shape != type.shape or found.dtype != type.dtype or found.varying - type.varying:
@@ -355,6 +385,7 @@ class custom_vjp:
     """
 
     def __init__(self, fn: Callable[..., Any]):
+        _require_function("custom_vjp", fn)
         functools.update_wrapper(self, fn)
         self.fn = fn
         self.forward: Callable[..., Any] | None = None
@@ -362,6 +393,8 @@ class custom_vjp:
 
     def defvjp(self, forward: Callable[..., Any], backward: Callable[..., Any]) -> custom_vjp:
         """Set the rule; returns self."""
+        _require_function("defvjp(forward, ...)", forward)
+        _require_function("defvjp(..., backward)", backward)
         self.forward, self.backward = forward, backward
         return self
 
@@ -380,17 +413,27 @@ class custom_vjp:
         out_tree = info["out_tree"]
 
         def flat_forward(*values: Any) -> tuple[list[Any], Any]:
-            result, residuals = forward(*treedef.unflatten(values[: len(leaves)]))
+            returned = forward(*treedef.unflatten(values[: len(leaves)]))
+            if not isinstance(returned, tuple) or len(returned) != 2:
+                raise TraceError(
+                    f"the forward rule of {name} must return a tuple (result, residuals), not {type(returned).__name__}."
+                )
+            result, residuals = returned
             outs, found = flatten_outputs(result, name)
             if found != out_tree:
                 raise PytreeError(f"the forward rule of {name} returns structure {found}, {name} itself {out_tree}.")
+            for out, atom in zip(outs, program.outputs, strict=True):
+                _check_rule(value_type(out), atom.type, f"the forward rule of {name} returns a result")
             outs = [_widened(as_traceable(o), a.type) for o, a in zip(outs, program.outputs, strict=True)]
             return outs, residuals
 
         def flat_backward(residuals: Any, cts: Sequence[Any]) -> list[Any]:
             returned = backward(residuals, out_tree.unflatten(cts))
             if not isinstance(returned, tuple) or len(returned) != len(args):
-                raise PytreeError(f"the backward rule of {name} must return a tuple of {len(args)} cotangents.")
+                raise PytreeError(
+                    f"the backward rule of {name} must return a tuple of {len(args)} cotangent(s), one for each argument "
+                    "(None for zero)."
+                )
             flat_cts: list[Any] = []
             for arg, ct in zip(args, returned, strict=True):
                 arg_leaves, arg_tree = optree.tree_flatten(arg)
@@ -401,6 +444,9 @@ class custom_vjp:
                 if ct_tree != arg_tree:
                     raise PytreeError(f"the backward rule of {name} returns structure {ct_tree} for {arg_tree}.")
                 flat_cts.extend(as_traceable(c) for c in ct_leaves)
+            for ct, leaf in zip(flat_cts, leaves, strict=True):
+                if ct is not None and is_inexact(value_type(leaf).dtype):
+                    _check_rule(value_type(ct), value_type(leaf), f"the backward rule of {name} returns a cotangent")
             return [*flat_cts, *(None for _ in captured)]
 
         flat_forward.__qualname__, flat_backward.__qualname__ = name + ".forward", name + ".backward"

@@ -9,6 +9,7 @@ name a schedule; None lets the compiler choose.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -34,7 +35,9 @@ def _axes(name: str, axis: Axes) -> tuple[str, ...]:
     """The axes of a call, checked against the mesh of the trace."""
     sizes = current_interpreter().axis_sizes
     if not isinstance(axis, str) and not (isinstance(axis, (tuple, list)) and all(isinstance(a, str) for a in axis)):
-        raise MeshError(f"{name}: axis must be a mesh axis name or a tuple of names, not {axis!r}.")
+        raise MeshError(
+            f"{name}: axis must be the name of a mesh axis, or a tuple of names, not {axis!r}. The mesh has axes {dict(sizes)}."
+        )
     axes = normalize_axes(axis)
     if not sizes:
         raise MeshError(
@@ -60,9 +63,16 @@ def _size(axes: Iterable[str]) -> int:
 def _leaves(name: str, x: Any) -> tuple[list[Any], Callable[[Iterable[Any]], Any]]:
     leaves, treedef = optree.tree_flatten(x)
     for leaf in leaves:
-        if not hasattr(leaf, "__array__") and not isinstance(leaf, (bool, int, float, complex)):
-            raise TraceError(f"{name}: the operand holds {leaf!r} of type {type(leaf).__name__}, which is no array.")
+        _check_array(name, leaf)
     return [as_traceable(leaf) for leaf in leaves], treedef.unflatten
+
+
+def _check_array(name: str, leaf: Any) -> None:
+    if not hasattr(leaf, "__array__") and not isinstance(leaf, (bool, int, float, complex)):
+        raise TraceError(
+            f"{name}: the operand holds {leaf!r:.60} of type {type(leaf).__name__}, which is no array. It takes an array or "
+            "a pytree of arrays (tuples, lists, dicts)."
+        )
 
 
 def _communicate(primitive: Primitive, x: Any, axes: tuple[str, ...], algorithm: str | None, **params: Any) -> Any:
@@ -81,10 +91,12 @@ def _dim(name: str, x: Any, dim: int, extra: int = 0, what: str = "dim") -> int:
     """`dim` counted from either end; all leaves must have it, and must agree when it is negative."""
     found: set[int] = set()
     for leaf in optree.tree_leaves(x):
+        _check_array(name, leaf)
         shape = value_type(leaf).shape
         ndim = len(shape) + extra
         if isinstance(dim, bool) or not isinstance(dim, (int, np.integer)) or not -ndim <= dim < ndim:
-            raise ShapeError(f"{name}: {what}={dim!r} does not exist in an operand of shape {shape}.")
+            use = f"Use an integer from {-ndim} to {ndim - 1}." if ndim else "It has no dimensions: reshape it first."
+            raise ShapeError(f"{name}: {what}={dim!r} does not exist in an operand of shape {shape}. {use}")
         found.add(int(dim) % ndim)
     if len(found) > 1:
         raise ShapeError(f"{name}: {what}={dim} means different dimensions in the operands; give it from the front.")
@@ -94,12 +106,12 @@ def _dim(name: str, x: Any, dim: int, extra: int = 0, what: str = "dim") -> int:
 def _root(name: str, root: int, axes: tuple[str, ...]) -> int:
     size = _size(axes)
     if isinstance(root, bool) or not isinstance(root, (int, np.integer)) or not 0 <= root < size:
-        raise ShapeError(f"{name}: root={root!r} must be an integer from 0 to {size - 1}, a position along {axes}.")
+        raise ShapeError(f"{name}: root={root!r} must be an integer from 0 to {size - 1}, a device's position along {axes}.")
     return int(root)
 
 
 def _op(name: str, op: str) -> str:
-    if op not in c.OPS:
+    if not isinstance(op, str) or op not in c.OPS:
         raise UnsupportedError(f"{name}: unknown op {op!r}. Use one of {', '.join(c.OPS)}.")
     return op
 
@@ -157,9 +169,11 @@ def permute(x: Any, axis: Axes, *, pairs: Sequence[tuple[int, int]], algorithm: 
     axes = _axes("permute", axis)
     size = _size(axes)
     try:
-        checked = tuple((int(s), int(d)) for s, d in pairs)
+        checked = tuple((operator.index(s), operator.index(d)) for s, d in pairs)
     except (TypeError, ValueError):
-        raise ShapeError(f"permute: pairs must be (source, destination) integers, not {pairs!r}.") from None
+        raise ShapeError(
+            f"permute: pairs must be a list of (source, destination) positions, such as [(0, 1), (1, 0)], not {pairs!r}."
+        ) from None
     for what, ends in (("source", [s for s, _ in checked]), ("destination", [d for _, d in checked])):
         for end in ends:
             if not 0 <= end < size:

@@ -15,9 +15,9 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 import numpy as np
 import optree
 
-from .arguments import Arguments, Options, Static, broadcast_specs, path_name
+from .arguments import Arguments, Options, Static, broadcast_specs, check_specs, path_name
 from .arrays import Array, Layout, layout_of, to_numpy
-from .errors import PytreeError, ShapeError, ShardingError, TraceError, VaryingError
+from .errors import DTypeError, PytreeError, ShapeError, ShardingError, TraceError, VaryingError
 from .ir import Program, Traced, current_interpreter
 from .mesh import Mesh, Sharding
 from .ops.elementwise import scalar_type
@@ -25,7 +25,7 @@ from .passes import plan_buffers, run_passes
 from .primitives.collective import pvary
 from .report import CollectiveTable, cost_analysis
 from .runtime.local import compile_local
-from .tracing import flatten_outputs, stage, value_type
+from .tracing import check_alive, flatten_outputs, stage, value_type
 from .types import check_dtype
 
 __all__ = ["Compiled", "Jitted", "Lowered", "TracedFunction", "jit"]
@@ -122,6 +122,8 @@ class Compiled(_Stage):
         super().__init__(program, signature)
         self._run = compile_local(program, signature.mesh, plan_buffers(program))
         self._single = signature.out_tree.is_leaf()
+        self._layouts = signature.in_layouts
+        self._donates = any(signature.donated)
 
     def __call__(self, *args: Any) -> Any:
         """Run on positional arguments of the structure, shapes and dtypes it was compiled for."""
@@ -130,13 +132,16 @@ class Compiled(_Stage):
         signature = self.signature
         if treedef != signature.in_tree:
             raise PytreeError(
-                f"{signature.name} was compiled for arguments of structure {signature.in_tree}, and called with {treedef}."
+                f"{signature.name} was compiled for arguments of structure {signature.in_tree}, and called with {treedef} "
+                "(* is an array). Call the jitted function itself, which compiles anew where it has to."
             )
         for i, (leaf, layout) in enumerate(zip(leaves, signature.in_layouts, strict=True)):
-            shape, dtype = np.shape(leaf), check_dtype(leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype)
+            what = path_name("args", treedef, i)
+            leaf = leaf if hasattr(leaf, "dtype") else to_numpy(leaf, what)
+            shape, dtype = np.shape(leaf), check_dtype(leaf.dtype, what)
             if shape != layout.shape or dtype != layout.dtype:
                 raise ShapeError(
-                    f"{path_name('args', treedef, i)} of {signature.name} is {dtype}{list(shape)}, and it was compiled for "
+                    f"{what} of {signature.name} is {dtype}{list(shape)}, and it was compiled for "
                     f"{layout.dtype}{list(layout.shape)}."
                 )
         return self.execute(leaves)
@@ -144,23 +149,23 @@ class Compiled(_Stage):
     def execute(self, leaves: Sequence[Any]) -> Any:
         """Run on flat arguments that are known to fit."""
         inputs = []
-        for leaf, layout in zip(leaves, self.signature.in_layouts, strict=True):
+        for leaf, layout in zip(leaves, self._layouts, strict=True):
             if type(leaf) is Array:
                 same = leaf.layout.same(layout)
                 inputs.append(leaf.take_copies() if same else layout.split(np.asarray(leaf)))
             else:
                 native = type(leaf) is np.ndarray and leaf.dtype is layout.dtype
                 inputs.append(layout.split(leaf if native else to_numpy(leaf)))
-        # Only now, when nothing can be refused any more, do donated Arrays lose their data.
-        for leaf, donated in zip(leaves, self.signature.donated, strict=True):
-            if donated and type(leaf) is Array and not leaf.is_deleted:
-                leaf.take_copies(delete=True)
+        if self._donates:  # only now, when nothing can be refused any more, do donated Arrays lose their data
+            for leaf, donated in zip(leaves, self.signature.donated, strict=True):
+                if donated and type(leaf) is Array and not leaf.is_deleted:
+                    leaf.take_copies(delete=True)
         return self._wrap(self._run(*inputs))
 
     def takes_as_they_are(self, leaves: Sequence[Any]) -> bool:
         """True when all arguments are Arrays of the expected layouts, and none is donated."""
         pairs = zip(leaves, self.signature.in_layouts, strict=True)
-        return not any(self.signature.donated) and all(type(x) is Array and x.layout.same(y) for x, y in pairs)
+        return not self._donates and all(type(x) is Array and x.layout.same(y) for x, y in pairs)
 
     def execute_ready(self, arrays: Sequence[Array]) -> Any:
         """Run on Arrays whose layouts are known to be the expected ones: nothing to check or convert."""
@@ -210,8 +215,8 @@ class Jitted(Generic[Params, R]):
         dynamic, static = self._arguments.split(args, kwargs)
         leaves, treedef = optree.tree_flatten(dynamic)
         if any(isinstance(leaf, Traced) for leaf in leaves):
-            return self._inside_trace(args, kwargs)
-        types = tuple(self._leaf_type(leaf, treedef, i) for i, leaf in enumerate(leaves))
+            return self._inside_trace(args, kwargs, leaves)
+        types = tuple(self._leaf_type(leaf, treedef, i, static) for i, leaf in enumerate(leaves))
         key = (treedef, types, static)
         compiled = self._cache.get(key)
         if compiled is None:
@@ -222,21 +227,33 @@ class Jitted(Generic[Params, R]):
             self._fast[fast_key] = compiled.execute_ready if compiled.takes_as_they_are(args) else compiled.execute
         return compiled.execute(leaves)
 
-    def _inside_trace(self, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def check_options(self) -> None:
+        """Raise for options that can fit no call: an axis, a position or a name that does not exist."""
+        self._arguments.check()
+        for what, specs in (("in_specs", self.in_specs), ("out_specs", self.out_specs)):
+            check_specs(specs, self.mesh, what, self._name)
+
+    def _inside_trace(self, args: tuple, kwargs: dict[str, Any], leaves: Sequence[Any]) -> Any:
         if self.mesh is _NO_MESH:
             return self.fn(*args, **kwargs)  # inlined: there is nothing to shard
+        for leaf in leaves:
+            check_alive(leaf)
         inside = "another traced function" if current_interpreter().axis_sizes else "fc.grad, fc.vjp or a traced function"
         raise TraceError(
             f"{self._name}, a jitted function with a mesh, was called with traced arrays, inside {inside}. "
-            f"It takes global arrays. Differentiate or compose inside the jitted step, with the plain function "
-            f"({self._name}.fn)."
+            f"It takes whole (global) arrays with values. Inside a trace call the plain function, {self._name}.fn: put "
+            "fc.grad and everything around it inside the one function that is jitted."
         )
 
-    def _leaf_type(self, leaf: Any, treedef: optree.PyTreeSpec, position: int) -> _LeafType:
+    def _leaf_type(self, leaf: Any, treedef: optree.PyTreeSpec, position: int, static: Static) -> _LeafType:
         weak = scalar_type(leaf)
         if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
-            leaf = to_numpy(leaf, path_name(self._name + " argument ", treedef, position))
-        return tuple(leaf.shape), check_dtype(np.dtype(leaf.dtype), f"an argument of {self._name}"), weak
+            leaf = to_numpy(leaf, self._arguments.describe(treedef, position, static))
+        try:
+            dtype = check_dtype(np.dtype(leaf.dtype))
+        except DTypeError:
+            dtype = check_dtype(np.dtype(leaf.dtype), self._arguments.describe(treedef, position, static))
+        return tuple(leaf.shape), dtype, weak
 
     # ------------------------------------------------------------ stages
 
@@ -247,7 +264,7 @@ class Jitted(Generic[Params, R]):
         """
         dynamic, static = self._arguments.split(args, kwargs)
         leaves, treedef = optree.tree_flatten(dynamic)
-        return self._trace(dynamic, static, treedef, [self._leaf_type(leaf, treedef, i) for i, leaf in enumerate(leaves)])
+        return self._trace(dynamic, static, treedef, [self._leaf_type(leaf, treedef, i, static) for i, leaf in enumerate(leaves)])
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """`trace(...).lower()`."""
@@ -299,9 +316,10 @@ class Jitted(Generic[Params, R]):
         extra = type.varying - sharding.varying
         if extra:
             axes = ", ".join(map(repr, sorted(extra)))
+            given = " (out_specs was not given)" if self.out_specs is None else ""
             raise VaryingError(
-                f"out_specs of {self._name}: {where}, of type {type}, has the spec {sharding.spec!r}, which says that it is "
-                f"equal on all devices along {axes}, and its type does not prove that. Reduce or gather it first "
+                f"out_specs of {self._name}: {where}, of type {type}, has the spec {sharding.spec!r}{given}, which says that "
+                f"it is equal on all devices along {axes}; it varies over {axes}. Reduce or gather it first "
                 f"(fc.all_reduce, fc.all_gather over {axes}), or name {axes} in its out_spec."
             )
         sharding.global_shape(type.shape, f"{where} of {self._name}")
@@ -315,8 +333,13 @@ class Jitted(Generic[Params, R]):
         return f"<fc.jit {self._name} on {self.mesh!r}, in_specs={self.in_specs!r}, out_specs={self.out_specs!r}>"
 
 
-def _tuple(value: Any) -> tuple:
-    return (value,) if isinstance(value, (int, str)) else tuple(value)
+def _tuple(option: str, value: Any, kind: type) -> tuple:
+    """An option that is one number (or name), or several."""
+    found = (value,) if isinstance(value, (int, str)) else value
+    if not isinstance(found, (tuple, list)) or not all(isinstance(v, kind) and not isinstance(v, bool) for v in found):
+        what = "argument positions, such as 0 or (0, 2)" if kind is int else 'argument names, such as "n" or ("n", "mode")'
+        raise TraceError(f"fc.jit: {option}={value!r}: it takes {what}.")
+    return tuple(found)
 
 
 @overload
@@ -376,10 +399,16 @@ def jit(
             raise TraceError(f"fc.jit takes a function, not {f!r}. Options are keywords: @fc.jit(mesh=mesh, ...).")
         if mesh is not None and not isinstance(mesh, Mesh):
             raise ShardingError(f"fc.jit: mesh must be a mesh (fc.make_mesh({{...}})), not {mesh!r}.")
-        options = Options(_tuple(static_argnums), _tuple(static_argnames), _tuple(donate_argnums))
+        options = Options(
+            _tuple("static_argnums", static_argnums, int),
+            _tuple("static_argnames", static_argnames, str),
+            _tuple("donate_argnums", donate_argnums, int),
+        )
         both = set(options.static_argnums) & set(options.donate_argnums)
         if both:
             raise TraceError(f"fc.jit: argument(s) {sorted(both)} are both static and donated.")
-        return Jitted(f, _NO_MESH if mesh is None else mesh, in_specs, out_specs, options)
+        jitted = Jitted(f, _NO_MESH if mesh is None else mesh, in_specs, out_specs, options)
+        jitted.check_options()
+        return jitted
 
     return decorate if fn is None else decorate(fn)

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import os
 import sys
+import sysconfig
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Any
 
 __all__ = [
     "ConcretizationError",
@@ -20,6 +22,7 @@ __all__ = [
     "InPlaceError",
     "LeakedTracerError",
     "MeshError",
+    "MissingMethodError",
     "PlannedError",
     "PytreeError",
     "ScheduleError",
@@ -31,11 +34,14 @@ __all__ = [
     "VaryingError",
     "at_source",
     "current_source",
+    "user_source",
 ]
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
-# Frames of libraries that call back into us (NumPy's dispatch, optree's maps) are not the user's.
-_FOREIGN = tuple(f"{os.sep}{name}{os.sep}" for name in ("numpy", "optree"))
+# Frames of libraries that call back into us (NumPy's dispatch, optree's maps, functools) are not the user's.
+_FOREIGN = tuple(f"{os.sep}site-packages{os.sep}{name}{os.sep}" for name in ("numpy", "optree", "jaxtyping"))
+_STANDARD = sysconfig.get_path("stdlib") + os.sep
+_TYPED_IN = ("<stdin>", "<ipython", "<string>")  # the names Python gives to code that is in no file
 _VERDICTS: dict[str, bool] = {}
 
 
@@ -55,9 +61,10 @@ def _is_users(filename: str) -> bool:
     verdict = _VERDICTS.get(filename)
     if verdict is None:
         inside = filename.startswith(_PACKAGE)
-        foreign = "site-packages" in filename and any(part in filename for part in _FOREIGN)
-        library = filename.startswith("<") and not filename.startswith(("<stdin>", "<ipython", "<string>"))
-        _VERDICTS[filename] = verdict = not (inside or foreign or library)
+        foreign = any(part in filename for part in _FOREIGN)
+        standard = filename.startswith(_STANDARD) and "site-packages" not in filename
+        generated = filename.startswith("<") and not filename.startswith(_TYPED_IN)
+        _VERDICTS[filename] = verdict = not (inside or foreign or standard or generated)
     return verdict
 
 
@@ -66,7 +73,8 @@ def user_source() -> Source | None:
     frame = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
-        if _is_users(code.co_filename):
+        # Methods that dataclasses generate have no file either: their module tells that they are ours.
+        if _is_users(code.co_filename) and not frame.f_globals.get("__name__", "").startswith("funccoll."):
             return Source(code.co_filename, frame.f_lineno, code.co_name)
         frame = frame.f_back
     return None
@@ -103,6 +111,16 @@ class FunccollError(Exception):
         self.source = source if source is not None else current_source()
         at = f"\n  at {self.source.file}:{self.source.line} in {self.source.function}" if self.source else ""
         super().__init__(message + at)
+
+    def __reduce__(self) -> Any:
+        return _restore, (type(self), self.args[0], self.source)
+
+
+def _restore(kind: type[FunccollError], text: str, source: Source | None) -> FunccollError:
+    """An error as it was raised in another process."""
+    error = kind.__new__(kind, text)
+    error.args, error.source = (text,), source
+    return error
 
 
 class MeshError(FunccollError, ValueError):
@@ -147,6 +165,10 @@ class LeakedTracerError(TraceError):
 
 class UnsupportedError(TraceError):
     """A NumPy function, method or option that funccoll cannot trace."""
+
+
+class MissingMethodError(UnsupportedError, AttributeError):
+    """A method or attribute that NumPy arrays have and traced ones do not."""
 
 
 class ScheduleError(FunccollError, ValueError):

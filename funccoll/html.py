@@ -26,7 +26,7 @@ def _grid(mesh: Mesh, text: list[str], colour: list[int]) -> str:
     columns = mesh.sizes[-1] if mesh.sizes else 1
     rows = []
     for start in range(0, mesh.size, columns):
-        where = {a: n for a, n in list(mesh.coordinates(start).items())[:-1]}
+        where = dict(list(mesh.coordinates(start).items())[:-1])
         label = " ".join(f"{a}={n}" for a, n in where.items())
         cells = "".join(
             f'<td style="{_CELL}{_COLOURS[colour[d] % len(_COLOURS)]}">{text[d]}</td>' for d in range(start, start + columns)

@@ -318,11 +318,10 @@ def as_array(value: Any) -> np.ndarray:
 def leaked(value: Any) -> LeakedTracerError:
     """The error for a tracer used outside the trace that made it."""
     origin = getattr(value, "source", None)
-    made = f", made at {origin}" if origin else ""
+    made = f"made at {origin}" if origin else f"an argument of {value.frame.label}"
     return LeakedTracerError(
-        f"a traced array {getattr(value, 'type', '')}{made}, is used after the function that made it was traced. "
-        "It has no value there. Return it from the traced function instead of keeping it in a list, an attribute "
-        "or a global."
+        f"a traced array of type {value.type}, {made}, is used after the function that made it was traced, where it has "
+        "no value. Return it from the traced function instead of keeping it in a list, an attribute or a global."
     )
 
 

@@ -33,14 +33,15 @@ class P(tuple):
     __slots__ = ()
 
     def __new__(cls, *entries: str | Sequence[str] | None) -> P:
+        """Check and normalise the entries: a tuple of one axis is that axis."""
         cleaned: list[str | tuple[str, ...] | None] = []
         seen: set[str] = set()
         for dim, entry in enumerate(entries):
             if entry is not None and not isinstance(entry, str):
                 if not isinstance(entry, (tuple, list)) or not all(isinstance(a, str) for a in entry):
                     raise ShardingError(
-                        f"P entry {dim} is {entry!r}: each entry must be a mesh axis name, a tuple of axis "
-                        "names, or None."
+                        f"P entry {dim} is {entry!r}: each entry must be the name of a mesh axis, a tuple of such names, "
+                        'or None, as in P("data"), P(None, "model"), P(("data", "model")).'
                     )
                 entry = tuple(entry)
             for axis in () if entry is None else normalize_axes(entry):
@@ -67,6 +68,15 @@ class P(tuple):
         return f"P({', '.join(map(repr, self))})"
 
 
+def _device_ids(devices: Sequence[int] | None) -> Sequence[int] | None:
+    """Ids as a range where they are one, else as a tuple: a mesh of a million devices stays small."""
+    if devices is None or (isinstance(devices, range) and devices.step == 1):
+        return devices
+    ids = tuple(int(d) for d in devices)
+    run = range(ids[0], ids[0] + len(ids)) if ids else range(0)
+    return run if tuple(run) == ids else ids
+
+
 class Mesh:
     """An n-d grid of devices with named axes, row-major (the last axis is contiguous).
 
@@ -78,20 +88,22 @@ class Mesh:
     __slots__ = ("__dict__", "_hash", "axis_names", "devices", "sizes")
 
     def __init__(self, axes: Mapping[str, int], devices: Sequence[int] | None = None):
+        if not isinstance(axes, Mapping):
+            raise MeshError(f'a mesh is made from a dict of axis names and sizes, such as {{"data": 4}}, not from {axes!r}.')
         for name, size in axes.items():
             if not isinstance(name, str) or not name.isidentifier():
-                raise MeshError(f"mesh axis name {name!r} must be a string that is a valid identifier.")
+                raise MeshError(f"mesh axis name {name!r} must be a string of letters, digits and underscores.")
             if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
                 raise MeshError(f"mesh axis {name!r} has size {size!r}: sizes are integers, at least 1.")
         self.axis_names: tuple[str, ...] = tuple(axes)
         self.sizes: tuple[int, ...] = tuple(int(s) for s in axes.values())
-        self.devices: tuple[int, ...] | None = None if devices is None else tuple(int(d) for d in devices)
+        self.devices: Sequence[int] | None = _device_ids(devices)
         if self.devices is not None:
             if len(self.devices) != self.size:
                 raise MeshError(
                     f"a mesh {dict(self.shape)} has {self.size} places, and {len(self.devices)} devices were given."
                 )
-            if len(set(self.devices)) != self.size:
+            if not isinstance(self.devices, range) and len(set(self.devices)) != self.size:
                 raise MeshError(f"devices {list(self.devices)} name a device twice.")
         self._hash = hash((self.axis_names, self.sizes, self.devices))
 
@@ -117,13 +129,15 @@ class Mesh:
 
     def check_axes(self, axes: str | Iterable[str], what: str = "axis") -> tuple[str, ...]:
         """`axes` as a tuple; raises MeshError for a name this mesh does not have, or has twice."""
+        if not isinstance(axes, Iterable):
+            raise MeshError(f"{what} {axes!r}: a mesh axis is given by its name, one of {list(self.axis_names)}.")
         names = normalize_axes(axes)
         for axis in names:
-            if axis not in self.shape:
-                raise MeshError(
-                    f"unknown {what} {axis!r}: the mesh has axes {dict(self.shape)}. Use one of "
-                    f"{list(self.axis_names)}, or add {axis!r} to the mesh."
-                )
+            if not isinstance(axis, str) or axis not in self.shape:
+                remedy = f"Use one of {list(self.axis_names)}, or add {axis!r} to the mesh."
+                if not self.axis_names:
+                    remedy = "Was mesh=fc.make_mesh({...}) forgotten?"
+                raise MeshError(f"unknown {what} {axis!r}: the mesh has axes {dict(self.shape)}. {remedy}")
         if len(set(names)) != len(names):
             raise MeshError(f"{what} {names!r} names a mesh axis twice.")
         return names
@@ -134,15 +148,19 @@ class Mesh:
 
     def coordinates(self, device: int) -> dict[str, int]:
         """Axis name -> index of `device` along it; `device` is a position, 0 to size - 1."""
-        if not 0 <= device < self.size:
-            raise MeshError(f"device {device} is not in a mesh of {self.size} devices.")
+        if isinstance(device, bool) or not isinstance(device, (int, np.integer)) or not 0 <= device < self.size:
+            raise MeshError(f"device {device!r} is not in a mesh of {self.size} devices, numbered from 0.")
         return dict(zip(self.axis_names, map(int, np.unravel_index(device, self.sizes or (1,))), strict=False))
 
     def position(self, coordinates: Mapping[str, int]) -> int:
         """The position of the device at `coordinates` (missing axes count as 0)."""
+        self.check_axes(coordinates)
         index = 0
         for name, size in self.shape.items():
-            index = index * size + coordinates.get(name, 0)
+            here = coordinates.get(name, 0)
+            if not 0 <= here < size:
+                raise MeshError(f"there is no device at {name}={here!r}: {name!r} has size {size}.")
+            index = index * size + here
         return index
 
     def groups(self, axes: str | Iterable[str]) -> list[list[int]]:
@@ -152,10 +170,9 @@ class Mesh:
         are ordered by the coordinates along the remaining axes.
         """
         names = self.check_axes(axes)
-        rest = [a for a in self.axis_names if a not in names]
-        return [
-            [self.position({**outer, **inner}) for inner in self.walk(names)] for outer in self.walk(rest)
-        ]
+        order = [self.axis_names.index(a) for a in (*(a for a in self.axis_names if a not in names), *names)]
+        positions = np.arange(self.size).reshape(self.sizes).transpose(order)
+        return positions.reshape(-1, self.axis_size(names)).tolist()
 
     def walk(self, axes: Iterable[str]) -> list[dict[str, int]]:
         """All coordinates along `axes`, the first axis outermost."""
@@ -170,6 +187,8 @@ class Mesh:
         if self.devices is not None:
             devices = [self.devices[self.position(c)] for c in self.walk(names)]
         return Mesh({a: self.shape[a] for a in names}, devices)
+
+    __iter__ = None  # __getitem__ takes names; without this Python would try mesh[0], mesh[1], ...
 
     def __eq__(self, other: object) -> bool:
         if self is other:
@@ -208,9 +227,11 @@ class Sharding:
     spec: P
 
     def __post_init__(self):
+        if not isinstance(self.mesh, Mesh):
+            raise ShardingError(f"Sharding(mesh, spec): the mesh comes from fc.make_mesh({{...}}); {self.mesh!r} is none.")
         if not isinstance(self.spec, P):
-            object.__setattr__(self, "spec", P(*self.spec) if isinstance(self.spec, tuple) else P(self.spec))
-        self.mesh.check_axes(self.spec.axes, what=f"axis in {self.spec!r}:")
+            raise ShardingError(f"Sharding(mesh, spec): expected a spec such as fc.P('data'), not {self.spec!r}.")
+        self.mesh.check_axes(self.spec.axes, what=f"axis in {self.spec!r},")
 
     @cached_property
     def varying(self) -> frozenset[str]:
@@ -231,8 +252,8 @@ class Sharding:
         shape = tuple(shape)
         if len(self.spec) > len(shape):
             raise ShardingError(
-                f"{what} has shape {shape}, {len(shape)} dimension(s), but {self.spec!r} names {len(self.spec)}. "
-                "Drop the entries for dimensions that do not exist."
+                f"{what} has shape {shape}, {len(shape)} dimension(s), but {self.spec!r} has {len(self.spec)} entries, one "
+                "for each dimension. Drop the entries of dimensions that do not exist."
             )
         local = []
         for dim, extent in enumerate(shape):
@@ -241,8 +262,8 @@ class Sharding:
             if extent % parts:
                 raise ShardingError(
                     f"{what} of shape {shape} cannot be split as {self.spec!r}: dimension {dim} has size {extent}, "
-                    f"which {'x'.join(map(repr, axes))} = {parts} does not divide. Pad it to "
-                    f"{-(-extent // parts) * parts}, or use None for that dimension."
+                    f"which the {parts} devices along {' x '.join(map(repr, axes))} do not divide evenly. Pad it to "
+                    f"{-(-extent // parts) * parts}, or use None for that dimension (every device then holds it whole)."
                 )
             local.append(extent // parts)
         return tuple(local)
@@ -252,19 +273,19 @@ class Sharding:
         shape = tuple(shard_shape)
         if len(self.spec) > len(shape):
             raise ShardingError(
-                f"{what} has shape {shape} on each device, {len(shape)} dimension(s), but {self.spec!r} names "
-                f"{len(self.spec)}. Drop the entries for dimensions that do not exist."
+                f"{what} has shape {shape} on each device, {len(shape)} dimension(s), but {self.spec!r} has "
+                f"{len(self.spec)} entries, one for each dimension. Drop the entries of dimensions that do not exist."
             )
         return tuple(n * (self.mesh.axis_size(self.dim_axes(d)) if self.dim_axes(d) else 1) for d, n in enumerate(shape))
 
     def index(self, shape: Sequence[int], coordinates: Mapping[str, int]) -> tuple[slice, ...]:
-        """Which part of a global array of `shape` the device at `coordinates` holds."""
+        """Which part of a global array of `shape` the device at `coordinates` holds (missing axes count as 0)."""
         local = self.shard_shape(shape)
         out = []
         for dim, extent in enumerate(local):
             block = 0
             for axis in self.dim_axes(dim):
-                block = block * self.mesh.shape[axis] + coordinates[axis]
+                block = block * self.mesh.shape[axis] + coordinates.get(axis, 0)
             out.append(slice(block * extent, (block + 1) * extent))
         return tuple(out)
 

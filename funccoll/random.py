@@ -46,8 +46,8 @@ def fold_in(key: Any, data: Any) -> Any:
 
 
 def _shape(shape: int | Sequence[int]) -> tuple[int, ...]:
-    dims = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
-    if not all(isinstance(n, (int, np.integer)) and n >= 0 for n in dims):
+    dims = (shape,) if isinstance(shape, (int, np.integer)) else shape
+    if not isinstance(dims, (tuple, list)) or not all(isinstance(n, (int, np.integer)) and n >= 0 for n in dims):
         raise ShapeError(f"random: a shape is a tuple of integers, at least 0, not {shape!r}.")
     return tuple(map(int, dims))
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import optree
 
-from .errors import ConcretizationError, InPlaceError, Source, TraceError, UnsupportedError, current_source
+from .errors import ConcretizationError, InPlaceError, MissingMethodError, Source, TraceError, current_source
 from .ir import (
     Atom,
     Equation,
@@ -28,11 +28,11 @@ from .ir import (
 from .ops import call_function
 from .ops.elementwise import apply_ufunc, astype, call_ufunc
 from .ops.indexing import getitem
-from .ops.registry import as_operand
+from .ops.registry import as_operand, near
 from .primitives.collective import pvary_p
 from .types import ArrayType, check_dtype, is_inexact, type_of
 
-__all__ = ["Trace", "Tracer", "flatten_outputs", "stage", "value_type"]
+__all__ = ["Trace", "Tracer", "check_alive", "flatten_outputs", "stage", "value_type"]
 
 
 class Trace:
@@ -43,6 +43,7 @@ class Trace:
         self.axis_sizes = parent.axis_sizes if axis_sizes is None else axis_sizes
         self.equations: list[Equation] = []
         self.open = True
+        self.label = "a function"
         self._captured: dict[int, tuple[Var, Any, Any]] = {}  # id -> variable, value, what keeps the id alive
         self._widened: dict[tuple[Var, frozenset[str]], Var] = {}
 
@@ -130,11 +131,16 @@ def _ufunc_operator(ufunc: np.ufunc, reflected: bool = False) -> Any:
 
 def _power(self: Tracer, exponent: Any) -> Any:
     # NumPy's own shortcuts for scalar exponents, so that traced and plain results have the same bits.
-    if isinstance(exponent, (int, float)) and not isinstance(exponent, bool):
-        if is_inexact(self.dtype):
-            shortcuts: dict[float, np.ufunc] = {-1.0: np.reciprocal, 0.5: np.sqrt, 1.0: np.positive, 2.0: np.square}
+    # A NumPy scalar is not weak, and takes part in promotion: it has none.
+    if type(exponent) in (int, float):
+        shortcuts: dict[float, np.ufunc]
+        if self.dtype.kind == "c":
+            whole = {-1: np.reciprocal, 1: np.positive, 2: np.square}
+            shortcuts = whole if type(exponent) is int else {0.5: np.sqrt, 1.0: np.positive}
+        elif is_inexact(self.dtype):
+            shortcuts = {-1.0: np.reciprocal, 0.5: np.sqrt, 1.0: np.positive, 2.0: np.square}
         else:
-            shortcuts = {2: np.square} if isinstance(exponent, int) else {}
+            shortcuts = {2: np.square} if type(exponent) is int else {}
         if exponent in shortcuts:
             return apply_ufunc(shortcuts[exponent], self)
     return apply_ufunc(np.power, self, as_operand(exponent))
@@ -143,18 +149,21 @@ def _power(self: Tracer, exponent: Any) -> Any:
 def _concrete(what: str) -> Any:
     def refuse(self: Tracer, *args: Any, **kwargs: Any) -> Any:
         raise ConcretizationError(
-            f"{what} needs the value of a traced array of type {self.type}, and a traced function has only its type: "
-            "it is compiled for all values. " + _REMEDY.get(what, "Return it, and look at the result.")
+            f"{what} needs the value of a traced array of type {self.type}. While a function is traced, arrays have types "
+            "and no values: the program is compiled once, for all values. " + _REMEDY.get(what, _REMEDY["float()"])
         )
 
     return refuse
 
 
+_FORMAT = _concrete("a format such as f'{x:.3f}'")
 _REMEDY = {
+    "float()": "Compute with the array itself (operators, np.* functions), or return it and look at the result.",
     "bool() (Python if, while, and, or, not, assert)": "Choose with np.where(condition, a, b), or decide on something "
     "that is known while tracing (a shape, a static argument).",
-    "index() (range, a Python index)": "Pass it as a static argument: fc.jit(..., static_argnums=...).",
-    "__array__ (np.asarray, or a library that is not traced)": "Use NumPy functions on the tracer itself.",
+    "index() (range, a Python index)": "Pass the number as a static argument: fc.jit(..., static_argnums=...).",
+    "__array__ (np.asarray, or a library that is not traced)": "Use np.* functions on the traced array itself: np.stack "
+    "in place of np.array([...]), x = fc.at(x)[i].set(v) in place of assigning into a NumPy array.",
 }
 
 
@@ -233,6 +242,16 @@ class Tracer(Traced):
     item = _concrete(".item()")
     tolist = _concrete(".tolist()")
     tobytes = _concrete(".tobytes()")
+    __reduce__ = _concrete("pickle")
+
+    def __format__(self, spec: str) -> str:
+        return _FORMAT(self, spec) if spec else repr(self)
+
+    def __copy__(self) -> Tracer:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Tracer:
+        return self  # a traced value never changes
 
     def __getitem__(self, index: Any) -> Any:
         return getitem(self, index)
@@ -247,9 +266,14 @@ class Tracer(Traced):
         if name.startswith("__"):
             raise AttributeError(name)
         if name == "at":
-            raise UnsupportedError("a traced array has no .at: write fc.at(x)[index].set(value).")
+            raise MissingMethodError("a traced array has no .at: write fc.at(x)[index].set(value).")
+        if name in ("fill", "sort", "put", "partition", "resize", "setfield", "byteswap"):
+            raise MissingMethodError(
+                f"the array method .{name} works in place, and traced arrays never change. Use a function that returns a new "
+                "array, or x = fc.at(x)[index].set(value)."
+            )
         if hasattr(np.ndarray, name):
-            raise UnsupportedError(f"the array method .{name} cannot be traced by funccoll. Use an np.* function.")
+            raise MissingMethodError(f"the array attribute .{name} cannot be traced by funccoll. {near(name)}")
         raise AttributeError(f"a traced array has no attribute {name!r}.")
 
     # ------------------------------------------------------------ operators
@@ -291,6 +315,9 @@ class Tracer(Traced):
 
     def __divmod__(self, other: Any) -> Any:
         return np.divmod(self, other)
+
+    def __rdivmod__(self, other: Any) -> Any:
+        return np.divmod(other, self)
 
     # ------------------------------------------------------------ methods
 
@@ -352,6 +379,12 @@ for _name in (
 Tracer.conj = Tracer.conjugate = _method(np.conjugate)  # type: ignore[attr-defined]
 
 
+def check_alive(value: Any) -> None:
+    """Raise for a tracer whose trace is over."""
+    if isinstance(value, Tracer) and not value.frame.open:
+        raise leaked(value)
+
+
 def value_type(value: Any) -> ArrayType:
     """The type of a tracer or a concrete value."""
     return value.type if isinstance(value, Traced) else type_of(value)
@@ -389,6 +422,7 @@ def stage(
     trace around this one.
     """
     trace = Trace(current_interpreter(), axis_sizes)
+    trace.label = label
     inputs = [Var(t) for t in types]
     try:
         with use_interpreter(trace):

@@ -25,6 +25,20 @@ _NAMES.update({np.dtype(f"complex{b}"): f"c{b}" for b in (64, 128)})
 _INEXACT = {d for d in _NAMES if d.kind in "fc" or d == bfloat16}
 
 
+_TEXT = ": text is no array. Make it a static argument (static_argnames) or leave it out"
+_REMEDIES = {
+    "U": _TEXT,
+    "S": _TEXT,
+    "O": ": it holds Python objects. Pass arrays and numbers, and pytrees of them",
+    "M": ": convert it with .astype(np.int64)",
+    "m": ": convert it with .astype(np.int64)",
+    "g": ": convert it with .astype(np.float64)",
+    "G": ": convert it with .astype(np.complex128)",
+    "V": ": pass the fields as a dict of arrays",
+}
+"""What to do about a dtype that is not supported, by its character or kind."""
+
+
 def dtype_name(dtype: np.dtype) -> str:
     """The short name used in printed programs: f32, bf16, i64, bool, ..."""
     return _NAMES.get(dtype, str(dtype))
@@ -39,9 +53,10 @@ def check_dtype(dtype: np.dtype, what: str = "value") -> np.dtype:
     """`dtype` in native byte order; raises DTypeError for one that funccoll does not carry."""
     native = dtype if dtype.isnative else dtype.newbyteorder("=")
     if native not in _NAMES:
+        remedy = _REMEDIES.get(native.char) or _REMEDIES.get(native.kind, "")
         raise DTypeError(
-            f"{what} has dtype {dtype}, which funccoll does not support. Supported: "
-            f"{', '.join(sorted(str(d) for d in _NAMES))}."
+            f"{what} has dtype {dtype}, which funccoll does not carry{remedy}. Supported: bool, int8 to int64, uint8 to "
+            "uint64, float16, bfloat16, float32, float64, complex64, complex128."
         )
     return native
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from ..errors import DTypeError, InPlaceError, UnsupportedError
 from ..ir import Traced, bind
 from ..primitives.elementwise import UFUNCS, convert_p, imag_p, real_p, resolve, where_p
-from ..types import bfloat16, check_dtype
-from .registry import as_operand, as_traceable, implements, near
+from ..types import bfloat16, check_dtype, is_inexact
+from .registry import as_operand, as_traceable, implements, near, refuse_out
 
 __all__ = ["apply_ufunc", "astype", "call_ufunc", "promote"]
 
@@ -52,6 +53,8 @@ def promote(ufunc: np.ufunc, operands: Sequence[Any], dtype: Any = None) -> list
     """Operands with Python scalars turned into arrays of the dtype that the ufunc would use (NEP 50)."""
     if dtype is None and all(isinstance(x, Traced) and x.weak is None for x in operands):
         return list(operands)
+    if dtype is not None:
+        return _cast_to_loop(ufunc, operands, np.dtype(dtype))
     has_bfloat16 = any(getattr(x, "dtype", None) == bfloat16 for x in operands)  # a scalar never is
     keys = tuple(_key(x, has_bfloat16) for x in operands)
     loop = resolve(ufunc, keys)
@@ -64,12 +67,21 @@ def promote(ufunc: np.ufunc, operands: Sequence[Any], dtype: Any = None) -> list
                 if ufunc not in _COMPARISONS:
                     raise
                 x = np.asarray(x)
-        elif dtype is not None and ufunc not in _COMPARISONS:
-            x = astype(x, np.dtype(dtype))
         elif scalar_type(x) and x.dtype != target:
             x = astype(x, target)
         out.append(x)
     return out
+
+
+def _cast_to_loop(ufunc: np.ufunc, operands: Sequence[Any], dtype: np.dtype) -> list[Any]:
+    """Operands in the dtypes of the loop that NumPy chooses for a result of `dtype`."""
+    keys = tuple(_key(x, False) for x in operands)
+    try:
+        loop = ufunc.resolve_dtypes((*keys, None), signature=(*(None for _ in operands), dtype))
+    except TypeError as error:
+        raise DTypeError(f"np.{ufunc.__name__}(..., dtype={dtype}): {error}.") from None
+    pairs = zip(operands, loop, strict=False)
+    return [astype(x, target) if isinstance(x, Traced) else np.asarray(x).astype(target) for x, target in pairs]
 
 
 def apply_ufunc(ufunc: np.ufunc, *operands: Any) -> Any:
@@ -85,9 +97,9 @@ def call_ufunc(ufunc: np.ufunc, method: str, inputs: Sequence[Any], kwargs: Mapp
             f"np.{ufunc.__name__}(..., out=...) or an in-place operator (+=, *=, ...) would write a traced value into "
             "an array that exists already. Use the returned value: y = np.add(x, v), or fc.at(x)[i].add(v)."
         )
-    extra = {k: v for k, v in kwargs.items() if k not in ("out", "dtype") and v is not None}
     if method == "reduce":
-        return _reduce(ufunc, inputs[0], {**extra, "dtype": kwargs.get("dtype")})
+        return _reduce(ufunc, inputs[0], {k: v for k, v in kwargs.items() if k != "out"})
+    extra = {k: v for k, v in kwargs.items() if k not in ("out", "dtype") and v is not None}
     if method != "__call__":
         raise UnsupportedError(f"np.{ufunc.__name__}.{method} cannot be traced by funccoll.")
     if extra:
@@ -96,8 +108,10 @@ def call_ufunc(ufunc: np.ufunc, method: str, inputs: Sequence[Any], kwargs: Mapp
     if ufunc is np.divmod:
         return np.floor_divide(*operands), np.remainder(*operands)
     if ufunc is np.modf:
-        whole = np.trunc(operands[0])
-        return operands[0] - whole, whole
+        x = astype(operands[0], resolve(np.modf, (operands[0].dtype,))[0])
+        whole = np.trunc(x)
+        # The fraction of an infinity is 0, and a fraction has its number's sign, -0.0 too.
+        return np.copysign(np.where(np.isinf(x), np.zeros((), x.dtype), x - whole), x), whole
     if ufunc is np.matmul:
         from .linalg import matmul
 
@@ -115,13 +129,16 @@ def _reduce(ufunc: np.ufunc, x: Any, kwargs: dict[str, Any]) -> Any:
     }  # fmt: skip
     if ufunc not in functions:
         raise UnsupportedError(f"np.{ufunc.__name__}.reduce cannot be traced by funccoll.")
-    kwargs = {k: v for k, v in kwargs.items() if v is not None or k == "axis"}
+    kwargs = {k: v for k, v in kwargs.items() if v is not None or k == "axis"}  # axis=None means all of them
     return functions[ufunc](x, **{"axis": 0, **kwargs})
 
 
 def astype(x: Any, dtype: Any, copy: bool = True) -> Any:
     """`x` converted to `dtype`; complex to real is refused (say np.real)."""
-    dtype = check_dtype(np.dtype(dtype))
+    try:
+        dtype = check_dtype(np.dtype(dtype), "astype: the result")
+    except TypeError as error:
+        raise error if isinstance(error, DTypeError) else DTypeError(f"astype({dtype!r}): {error}.") from None
     if x.dtype.kind == "c" and dtype.kind != "c" and dtype.kind != "b":
         raise DTypeError(f"astype from {x.dtype} to {dtype} would drop the imaginary part: say np.real(x) first.")
     return x if x.dtype == dtype and not scalar_type(x) else bind(convert_p, x, dtype=dtype)
@@ -140,7 +157,12 @@ def result_dtype(*operands: Any) -> np.dtype:
     return np.result_type(*(k(0) if k else x if type(x) is bool else x.dtype for x, k in zip(operands, kinds, strict=True)))
 
 
-implements(np.result_type)(lambda *xs: result_dtype(*[x if isinstance(x, Traced) else np.empty(0, x) for x in xs]))
+def _typed(x: Any) -> Any:
+    """An operand of np.result_type: arrays and Python scalars as they are, a dtype as an array of it."""
+    return x if hasattr(x, "shape") and not isinstance(x, np.dtype) or type(x) in (*_SCALARS, bool) else np.empty(0, x)
+
+
+implements(np.result_type)(lambda *xs: result_dtype(*map(_typed, xs)))
 
 
 def unify(*operands: Any) -> list[Any]:
@@ -166,7 +188,13 @@ def where(condition: Any, x: Any = None, y: Any = None, /) -> Any:
 @implements(np.clip)
 def clip(a: Any, a_min: Any = None, a_max: Any = None, out: Any = None, *, min: Any = None, max: Any = None) -> Any:
     """np.clip: minimum(maximum(a, low), high)."""
+    refuse_out(out)
+    a = as_operand(a)
     low, high = (a_min if a_min is not None else min), (a_max if a_max is not None else max)
+    if scalar_type(a) is None and a.dtype.kind in "iu":  # Python integers beyond the dtype's are no bounds
+        limits = np.iinfo(a.dtype)
+        low = None if type(low) is int and low <= limits.min else low
+        high = None if type(high) is int and high >= limits.max else high
     if low is not None:
         a = np.maximum(a, low)
     return a if high is None else np.minimum(a, high)
@@ -175,8 +203,11 @@ def clip(a: Any, a_min: Any = None, a_max: Any = None, out: Any = None, *, min: 
 @implements(np.round, np.around)
 def round_(a: Any, decimals: int = 0, out: Any = None) -> Any:
     """np.round: half to even."""
+    refuse_out(out)
     if a.dtype.kind in "iub" and decimals >= 0:
         return a
+    if a.dtype.kind in "iub":
+        return astype(round_(astype(a, np.float64), decimals), a.dtype)
     if decimals == 0:
         return np.rint(a)
     scale = 10.0 ** abs(decimals)
@@ -198,9 +229,12 @@ def imag(val: Any) -> Any:
 @implements(np.nan_to_num)
 def nan_to_num(x: Any, copy: bool = True, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Any:
     """NaN and infinities replaced by numbers."""
-    if x.dtype.kind not in "f":
+    if x.dtype.kind == "c":
+        parts = [nan_to_num(part, copy, nan, posinf, neginf) for part in (np.real(x), np.imag(x))]
+        return parts[0] + 1j * parts[1]
+    if not is_inexact(x.dtype):
         return x
-    limits = np.finfo(x.dtype)
+    limits = ml_dtypes.finfo(x.dtype)
     x = np.where(np.isnan(x), np.asarray(nan, x.dtype), x)
     x = np.where(x == np.inf, np.asarray(limits.max if posinf is None else posinf, x.dtype), x)
     return np.where(x == -np.inf, np.asarray(limits.min if neginf is None else neginf, x.dtype), x)
@@ -209,6 +243,9 @@ def nan_to_num(x: Any, copy: bool = True, nan: float = 0.0, posinf: float | None
 @implements(np.isclose)
 def isclose(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Any:
     """np.isclose."""
+    a, b = as_operand(a), as_operand(b)
+    if not is_inexact(as_traceable(b).dtype):  # differences of integers would wrap around
+        b = astype(as_traceable(b), np.float64)
     close = (np.abs(a - b) <= atol + rtol * np.abs(b)) & np.isfinite(b) | np.equal(a, b)
     return close | (np.isnan(a) & np.isnan(b)) if equal_nan else close
 

@@ -2,28 +2,50 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from ..errors import ShapeError, UnsupportedError
+from ..errors import DTypeError, MissingMethodError, ShapeError, UnsupportedError
 from ..ir import Traced, bind
 from ..primitives.indexing import Recipe, getitem_p, index_add_p, index_set_p
 from .elementwise import astype, result_dtype
-from .registry import as_operand, as_traceable, implements, normalize_dim
+from .registry import as_operand, as_traceable, implements, normalize_dim, refuse_out
 
 __all__ = ["at", "getitem"]
+
+
+def _sequence(item: Sequence[Any]) -> Any:
+    """A list in an index as an array; an empty one has no dtype of its own."""
+    array = as_traceable(item)
+    return array if array.size else array.astype(np.int64)
+
+
+def _consumes(item: Any) -> int:
+    """How many dimensions an item of an index stands for."""
+    if item is None or item is Ellipsis:
+        return 0
+    return item.ndim if isinstance(item, np.ndarray) and item.dtype == np.bool_ else 1
 
 
 def recipe_of(shape: tuple[int, ...], index: Any) -> tuple[Recipe, list[Any]]:
     """A user's index as a static recipe and its integer-array operands; checks bounds that are known."""
     items = list(index) if isinstance(index, tuple) else [index]
-    items = [np.asarray(i) if isinstance(i, list) else i for i in items]
+    items = [_sequence(i) if isinstance(i, (list, tuple)) else i for i in items]
     expanded: list[Any] = []
     for item in items:
+        if isinstance(item, (bool, np.bool_)) or isinstance(item, np.ndarray) and item.dtype == np.bool_ and not item.ndim:
+            raise UnsupportedError("indexing with one boolean cannot be traced; use None for a new dimension.")
         if isinstance(item, np.ndarray) and item.dtype == np.bool_:
+            start = sum(1 for i in expanded if i is not None and i is not Ellipsis)
+            if any(i is Ellipsis for i in expanded):
+                start += len(shape) - sum(map(_consumes, items))
+            if shape[start : start + item.ndim] != item.shape:
+                raise ShapeError(f"a mask of shape {item.shape} does not fit dimension {start} onwards of shape {shape}.")
             expanded.extend(item.nonzero())  # a mask known while tracing is just its positions
-        elif getattr(item, "dtype", None) == np.bool_ or isinstance(item, bool):
+        elif getattr(item, "dtype", None) == np.bool_:
             raise UnsupportedError(
                 "indexing with a traced boolean mask has a shape that depends on values. Use np.where(mask, x, 0), or "
                 "multiply by the mask."
@@ -55,7 +77,13 @@ def recipe_of(shape: tuple[int, ...], index: Any) -> tuple[Recipe, list[Any]]:
                     "np.arange(size)) with a fixed size."
                 )
             # Bounds as Python ints: a recipe is hashable and prints the same everywhere.
-            entries.append(("slice", *(None if b is None else int(b) for b in (item.start, item.stop, item.step))))
+            try:
+                bounds = [None if b is None else operator.index(b) for b in (item.start, item.stop, item.step)]
+            except TypeError:
+                raise ShapeError(f"the slice {item!r} of dimension {dim}: bounds are integers or None.") from None
+            if bounds[2] == 0:
+                raise ShapeError(f"the slice {item!r} of dimension {dim}: the step must not be 0.")
+            entries.append(("slice", *bounds))
         elif isinstance(item, (int, np.integer)):
             if not -n <= item < n:
                 raise ShapeError(f"index {int(item)} is out of bounds for dimension {dim} of shape {shape}.")
@@ -83,6 +111,7 @@ def getitem(x: Any, index: Any) -> Any:
 @implements(np.take)
 def take(a: Any, indices: Any, axis: int | None = None, out: Any = None, mode: str = "raise") -> Any:
     """np.take."""
+    refuse_out(out)
     if mode not in ("raise", "wrap", "clip"):
         raise UnsupportedError(f"np.take(mode={mode!r}) cannot be traced.")
     a, indices = as_traceable(a), as_traceable(indices)
@@ -129,6 +158,9 @@ class _At:
     def __getitem__(self, index: Any) -> _At:
         return _At(self.x, (index,))
 
+    def __getattr__(self, name: str) -> Any:
+        raise MissingMethodError(f"fc.at(x)[index].{name} does not exist: there are .set(value) and .add(value).")
+
     def _update(self, primitive: Any, value: Any) -> Any:
         if self.index is None:
             raise UnsupportedError("fc.at(x) needs an index: fc.at(x)[i].set(v).")
@@ -136,7 +168,7 @@ class _At:
         value = as_operand(value)
         common = result_dtype(x, value)
         if not np.can_cast(common, x.dtype, "same_kind"):
-            raise ShapeError(f"fc.at(x): a value of dtype {common} does not fit into an array of {x.dtype}.")
+            raise DTypeError(f"fc.at(x): a value of dtype {common} does not fit into an array of {x.dtype}.")
         value = astype(value, x.dtype) if hasattr(value, "dtype") else np.asarray(value, x.dtype)
         recipe, arrays = recipe_of(tuple(x.shape), self.index[0])
         return bind(primitive, x, value, *arrays, recipe=recipe)

@@ -12,7 +12,7 @@ from ..errors import ShapeError, UnsupportedError
 from ..ir import bind
 from ..primitives.linalg import einsum_p, matmul_p
 from .elementwise import unify
-from .registry import as_traceable, dims, implements, normalize_dim
+from .registry import as_traceable, dims, implements, normalize_dim, refuse_out
 
 __all__ = ["matmul"]
 
@@ -44,6 +44,7 @@ def tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
 @implements(np.dot)
 def dot(a: Any, b: Any, out: Any = None) -> Any:
     """np.dot."""
+    refuse_out(out)
     a, b = as_traceable(a), as_traceable(b)
     if not a.ndim or not b.ndim:
         return a * b
@@ -65,6 +66,7 @@ def vdot(a: Any, b: Any) -> Any:
 @implements(np.outer)
 def outer(a: Any, b: Any, out: Any = None) -> Any:
     """np.outer."""
+    refuse_out(out)
     return np.expand_dims(np.ravel(a), 1) * np.expand_dims(np.ravel(b), 0)
 
 
@@ -76,6 +78,8 @@ def _explicit(subscripts: str, operands: Sequence[Any]) -> str:
     if len(terms) != len(operands):
         raise ShapeError(f"np.einsum({subscripts!r}) names {len(terms)} operands, and {len(operands)} were given.")
     extra = [x.ndim - len(t.replace("...", "")) if "..." in t else 0 for t, x in zip(terms, operands, strict=True)]
+    if min(extra, default=0) < 0 or (arrow and max(extra, default=0) and "..." not in right):
+        raise ShapeError(f"np.einsum({subscripts!r}): '...' does not fit shapes {[tuple(x.shape) for x in operands]}.")
     spare = [c for c in "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz" if c not in subscripts]
     batch = "".join(spare[: max(extra, default=0)])
     terms = [t.replace("...", batch[len(batch) - n :]) for t, n in zip(terms, extra, strict=True)]
@@ -91,12 +95,27 @@ def einsum(subscripts: Any, *operands: Any, out: Any = None, optimize: Any = Fal
     if not isinstance(subscripts, str) or dtype is not None:
         raise UnsupportedError('np.einsum is traced in its string form, without dtype: np.einsum("ij,jk->ik", a, b).')
     arrays = unify(*map(as_traceable, operands))
-    return bind(einsum_p, *arrays, subscripts=_explicit(subscripts, arrays))
+    explicit = _explicit(subscripts, arrays)
+    return bind(einsum_p, *_broadcast_terms(explicit, arrays), subscripts=explicit)
+
+
+def _broadcast_terms(explicit: str, operands: Sequence[Any]) -> list[Any]:
+    """Operands with every dimension of size 1 at the size that its letter has elsewhere (NumPy's rule)."""
+    terms = explicit.partition("->")[0].split(",")
+    if any(len(t) != x.ndim for t, x in zip(terms, operands, strict=True)):
+        return list(operands)  # the type rule says what is wrong
+    sizes: dict[str, int] = {}
+    for letter, n in ((c, n) for t, x in zip(terms, operands, strict=True) for c, n in zip(t, x.shape, strict=True)):
+        if n != 1 or letter not in sizes:
+            sizes[letter] = n
+    pairs = zip(terms, operands, strict=True)
+    return [np.broadcast_to(x, [n if n != 1 else sizes[c] for c, n in zip(t, x.shape, strict=True)]) for t, x in pairs]
 
 
 @implements(np.trace)
 def trace(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = None, out: Any = None) -> Any:
     """np.trace of the main diagonal."""
+    refuse_out(out)
     return np.sum(diagonal(a, offset, axis1, axis2), axis=-1, dtype=dtype)
 
 
@@ -117,8 +136,8 @@ def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> A
     if x.dtype.kind in "iub":
         x = x.astype(np.float64)
     over = dims(axis, x.ndim)
-    if ord is not None and axis is None and x.ndim > 1 and ord not in ("fro",):
-        over = dims((-2, -1), x.ndim)
+    if ord is not None and (len(over) > 2 or (ord == "fro" and len(over) != 2)):
+        raise ShapeError(f"np.linalg.norm(ord={ord!r}) of dimensions {over} of shape {x.shape}: choose axis.")
     size = np.abs(x)
     if ord is None or ord == "fro" or (ord == 2 and len(over) == 1):
         return np.sqrt(np.sum(np.square(size), axis=over, keepdims=keepdims))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..ir import bind
-from ..primitives.reductions import REDUCTIONS, argmax_p, argmin_p, cumsum_p
+from ..primitives.reductions import REDUCTIONS, argmax_p, argmin_p, cumsum_p, reduced
 from ..types import bfloat16, check_dtype, is_inexact
 from .elementwise import astype
 from .registry import as_traceable, dims, implements, normalize_dim, refuse_out
@@ -49,9 +49,12 @@ implements(np.prod)(_accumulation("prod"))
 def _extremum(name: str, combine: np.ufunc) -> Callable[..., Any]:
     def implementation(a: Any, axis: Any = None, out: Any = None, keepdims: Any = False, initial: Any = None) -> Any:
         refuse_out(out)
-        a = as_traceable(a)
-        result = bind(REDUCTIONS[name], a, dims=dims(axis, a.ndim), dtype=a.dtype, keepdims=_flag(keepdims))
-        return result if initial is None or initial is np._NoValue else combine(result, initial)
+        a, over = as_traceable(a), dims(axis, a.ndim)
+        given = initial is not None and initial is not np._NoValue
+        if given and any(a.shape[d] == 0 for d in over):  # the maximum of nothing, and of `initial`
+            return np.full_like(a, initial, shape=reduced(a.shape, over, _flag(keepdims)))
+        result = bind(REDUCTIONS[name], a, dims=over, dtype=a.dtype, keepdims=_flag(keepdims))
+        return combine(result, initial) if given else result
 
     return implementation
 
@@ -154,6 +157,7 @@ def count_nonzero(a: Any, axis: Any = None, *, keepdims: bool = False) -> Any:
 @implements(np.ptp)
 def ptp(a: Any, axis: Any = None, out: Any = None, keepdims: Any = False) -> Any:
     """np.ptp: max - min."""
+    refuse_out(out)
     return np.max(a, axis=axis, keepdims=_flag(keepdims)) - np.min(a, axis=axis, keepdims=_flag(keepdims))
 
 

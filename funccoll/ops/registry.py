@@ -43,25 +43,11 @@ def qualified_name(function: Callable[..., Any]) -> str:
     return f"{getattr(function, '__module__', 'numpy')}.{function.__name__}".replace("numpy", "np", 1)
 
 
-_COMPOSED = (np.matmul, np.divmod, np.modf)  # ufuncs that are traced, and are no single elementwise primitive
-
-
-def dotted(function: Callable[..., Any]) -> str:
-    """A NumPy function's public name: np.sum, np.linalg.norm."""
-    module = getattr(function, "__module__", None) or "numpy"  # a ufunc's module is private or missing
-    return f"{'np.linalg' if module == 'numpy.linalg' else 'np'}.{function.__name__}"
-
-
-def supported_functions() -> list[str]:
-    """The NumPy functions that work on traced arrays, sorted: "np.abs...", ..., "np.linalg.norm", ..."""
-    return sorted({dotted(f) for f in (*FUNCTIONS, *UFUNCS, *_COMPOSED)})
-
-
 def near(name: str) -> str:
     """A sentence with supported names like `name`, or where to look."""
-    names = {dotted_name.rpartition(".")[2]: dotted_name for dotted_name in supported_functions()}
+    names = {full.rpartition(".")[2]: full for full in supported_functions()}
     close = [names[n] for n in difflib.get_close_matches(name, sorted(names), n=3, cutoff=0.6)]
-    return f"Supported, with a name near it: {', '.join(close)}." if close else "No supported function has a name near it."
+    return f"Supported, with a name near it: {', '.join(close)}." if close else "fc.supported_functions() lists what can be."
 
 
 def call_function(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -27,7 +27,9 @@ def reshape(a: Any, /, shape: Any = None, order: str = "C", *, copy: Any = None)
     if any(isinstance(n, Traced) for n in shape):
         raise UnsupportedError("np.reshape to a traced size: shapes must be known while tracing.")
     a, shape = as_traceable(a), tuple(map(int, shape))
-    if shape.count(-1) == 1:
+    if shape.count(-1) > 1 or min(shape, default=0) < -1:
+        raise ShapeError(f"np.reshape to {shape}: sizes are at least 0, and one of them may be -1.")
+    if -1 in shape:
         known = math.prod(n for n in shape if n != -1)
         if known == 0 or a.size % known:
             raise ShapeError(f"np.reshape: {a.size} elements of shape {a.shape} do not fill shape {shape}.")
@@ -99,16 +101,16 @@ def squeeze(a: Any, axis: Any = None) -> Any:
     return _reshape(a, [n for d, n in enumerate(a.shape) if d not in drop])
 
 
-def _at_least(ndim: int, position: Any) -> Any:
+def _at_least(ndim: int) -> Any:
     def implementation(*arrays: Any) -> Any:
-        out = [_reshape(as_traceable(a), position(tuple(np.shape(a)))) for a in arrays]
+        out = [_reshape(a, (1,) * (ndim - a.ndim) + tuple(a.shape)) for a in map(as_traceable, arrays)]
         return out[0] if len(out) == 1 else tuple(out)
 
     return implementation
 
 
-implements(np.atleast_1d)(_at_least(1, lambda s: s or (1,)))
-implements(np.atleast_2d)(_at_least(2, lambda s: (1,) * (2 - len(s)) + s))
+implements(np.atleast_1d)(_at_least(1))
+implements(np.atleast_2d)(_at_least(2))
 
 
 @implements(np.broadcast_to)
@@ -168,6 +170,8 @@ def _split(a: Any, sections: Any, axis: int, even: bool) -> list[Any]:
     dim = normalize_dim(axis, a.ndim)
     n = a.shape[dim]
     if isinstance(sections, (int, np.integer)):
+        if sections <= 0:
+            raise ShapeError(f"np.split into {sections} parts: there must be at least one.")
         if even and n % sections:
             raise ShapeError(f"np.split: dimension {dim} of size {n} does not divide into {sections} equal parts.")
         extra = n % sections
@@ -233,7 +237,13 @@ def tile(A: Any, reps: Any) -> Any:
 
 
 def _widths(pad_width: Any, ndim: int) -> tuple[tuple[int, int], ...]:
-    return tuple((int(lo), int(hi)) for lo, hi in np.broadcast_to(np.asarray(pad_width), (ndim, 2)))
+    if isinstance(pad_width, dict):  # dimension -> its widths; the others keep their size
+        given = {normalize_dim(d, ndim): width for d, width in pad_width.items()}
+        pad_width = [np.broadcast_to(given.get(d, 0), 2) for d in range(ndim)]
+    widths = tuple((int(lo), int(hi)) for lo, hi in np.broadcast_to(np.asarray(pad_width), (ndim, 2)))
+    if any(lo < 0 or hi < 0 for lo, hi in widths):
+        raise ShapeError(f"np.pad: widths must be at least 0, not {pad_width}.")
+    return widths
 
 
 @implements(np.pad)

@@ -60,10 +60,12 @@ def data_parallel(
 
     Source: Li et al., "PyTorch Distributed", VLDB 2020.
     """
+    if not callable(loss_fn):
+        raise TraceError(f"data_parallel takes a function loss_fn(params, *batch), not {loss_fn!r:.60}.")
     if comm_hook is not None:
         raise PlannedError("data_parallel(comm_hook=...) is planned, not in this version; leave it out.")
     for name, size in (("bucket_cap_mb", bucket_cap_mb), ("first_bucket_mb", first_bucket_mb)):
-        if not size > 0:
+        if isinstance(size, bool) or not isinstance(size, (int, float)) or not size > 0:
             raise ShapeError(f"data_parallel: {name} must be a positive number of MiB, not {size!r}.")
 
     @functools.wraps(loss_fn)

@@ -55,8 +55,8 @@ OPS: dict[str, Callable[..., Any]] = {
 }
 """Reduction name -> the binary combine."""
 
-_BLOCK = 1 << 15
-"""Elements combined at a time: a block of the accumulator stays in the first-level cache."""
+_BLOCK = 1 << 16
+"""Elements combined at a time: a block of the accumulator stays in the second-level cache."""
 
 
 def fold(shards: Shards, op: str) -> Any:
@@ -151,7 +151,10 @@ def _infer_all_gather(x: ArrayType, *, axes: tuple[str, ...], dim: int, stack: b
 
 def _infer_own_slice(x: ArrayType, *, axes: tuple[str, ...], dim: int, stack: bool, size: int) -> list[ArrayType]:
     if x.varying & set(axes):
-        raise VaryingError(f"own_slice over {axes}: the operand {x} varies over it; each device's would differ.")
+        raise VaryingError(
+            f"own_slice over {axes}: the operand {x} varies over it, and own_slice cuts a value that is equal on all those "
+            "devices. Use fc.scatter for the blocks of one device's value, or fc.all_to_all to exchange blocks."
+        )
     _require_divisible("own_slice", x, dim, axes, size)
     shape = (*x.shape[:dim], *x.shape[dim + 1 :]) if stack else _resize(x, dim, 1, size)
     if stack and x.shape[dim] != size:

@@ -125,6 +125,17 @@ def _atan2(ct: Any, x: Any, y: Any, numerator: Any) -> Any:
     return ct * numerator / (np.square(x) + np.square(y))
 
 
+def _log_add(power: np.ufunc) -> tuple[Rule, Rule]:
+    """Gradients of logaddexp: each operand's part of the sum. Where it is all of it, infinite too, that is 1."""
+
+    def part(out: Any, mine: Any) -> Any:
+        all_of_it = mine == out
+        gap = np.where(all_of_it, np.zeros((), out.dtype), mine) - np.where(all_of_it, np.zeros((), out.dtype), out)
+        return power(gap)
+
+    return lambda ct, out, x, y: ct * part(out, x), lambda ct, out, x, y: ct * part(out, y)
+
+
 _define(np.add, lambda ct, out, x, y: ct, lambda ct, out, x, y: ct)
 _define(np.subtract, lambda ct, out, x, y: ct, lambda ct, out, x, y: -ct)
 _define(np.multiply, lambda ct, out, x, y: ct * y, lambda ct, out, x, y: ct * x)
@@ -133,7 +144,11 @@ _define(np.floor_divide, _zeros, lambda ct, out, x, y: np.zeros_like(y))
 _define(np.remainder, lambda ct, out, x, y: ct, lambda ct, out, x, y: -ct * np.floor_divide(x, y))
 _define(np.fmod, lambda ct, out, x, y: ct, lambda ct, out, x, y: -ct * np.trunc(x / y))
 _define(np.power, _power_base, lambda ct, out, x, y: ct * out * _log_of_base(x))
-_define(np.float_power, _power_base, lambda ct, out, x, y: ct * out * _log_of_base(x))
+_define(
+    np.float_power,
+    lambda ct, out, x, y: _power_base(ct, out, convert(x, out.dtype), y),
+    lambda ct, out, x, y: ct * out * _log_of_base(convert(x, out.dtype)),
+)
 _define(np.negative, lambda ct, out, x: -ct)
 _define(np.positive, lambda ct, out, x: ct)
 _define(np.absolute, _abs_rule)
@@ -151,8 +166,8 @@ _define(np.log, lambda ct, out, x: ct / x)
 _define(np.log2, lambda ct, out, x: ct / (x * math.log(2)))
 _define(np.log10, lambda ct, out, x: ct / (x * math.log(10)))
 _define(np.log1p, lambda ct, out, x: ct / (1 + x))
-_define(np.logaddexp, lambda ct, out, x, y: ct * np.exp(x - out), lambda ct, out, x, y: ct * np.exp(y - out))
-_define(np.logaddexp2, lambda ct, out, x, y: ct * np.exp2(x - out), lambda ct, out, x, y: ct * np.exp2(y - out))
+_define(np.logaddexp, *_log_add(np.exp))
+_define(np.logaddexp2, *_log_add(np.exp2))
 _define(np.sin, lambda ct, out, x: ct * np.cos(x))
 _define(np.cos, lambda ct, out, x: -ct * np.sin(x))
 _define(np.tan, lambda ct, out, x: ct * (1 + np.square(out)))

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..errors import ShapeError
 from ..ir import Primitive, bind
-from ..types import ArrayType
+from ..types import ArrayType, bfloat16
 from .elementwise import broadcast_shapes, resolve
 from .shaping import fit
 
@@ -17,7 +17,7 @@ __all__ = ["einsum_p", "matmul_p"]
 
 
 def _infer_matmul(x: ArrayType, y: ArrayType) -> list[ArrayType]:
-    dtype = resolve(np.matmul, (x.dtype, y.dtype))[-1]
+    dtype = x.dtype if x.dtype == y.dtype == bfloat16 else resolve(np.matmul, (x.dtype, y.dtype))[-1]
     if not x.ndim or not y.ndim:
         raise ShapeError(f"matmul: operands of shapes {x.shape} and {y.shape}; a scalar has no rows: use * instead.")
     inner = y.shape[-2] if y.ndim > 1 else y.shape[0]
@@ -47,7 +47,13 @@ def _matmul_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any]) 
     ]
 
 
-matmul_p = Primitive("matmul", _infer_matmul, np.matmul, _matmul_vjp)
+def _matmul(x: np.ndarray, y: np.ndarray) -> Any:
+    if x.dtype == y.dtype == bfloat16:  # BLAS in float32, and one rounding
+        return np.matmul(x.astype(np.float32), y.astype(np.float32)).astype(bfloat16)
+    return np.matmul(x, y)
+
+
+matmul_p = Primitive("matmul", _infer_matmul, _matmul, _matmul_vjp)
 
 
 def _infer_einsum(*xs: ArrayType, subscripts: str) -> list[ArrayType]:
@@ -62,6 +68,9 @@ def _infer_einsum(*xs: ArrayType, subscripts: str) -> list[ArrayType]:
         for letter, n in zip(term, x.shape, strict=True):
             if sizes.setdefault(letter, n) != n:
                 raise ShapeError(f"einsum {subscripts!r}: index {letter!r} has sizes {sizes[letter]} and {n}.")
+    for letter in right:
+        if letter not in sizes or right.count(letter) > 1:
+            raise ShapeError(f"einsum {subscripts!r}: the result's index {letter!r} must be an operand's, and stand once.")
     dtype = xs[0].dtype
     for x in xs[1:]:
         dtype = np.promote_types(dtype, x.dtype)
@@ -69,6 +78,8 @@ def _infer_einsum(*xs: ArrayType, subscripts: str) -> list[ArrayType]:
 
 
 def _einsum(*xs: np.ndarray, subscripts: str) -> np.ndarray:
+    if xs[0].dtype == bfloat16:  # as for matmul; NumPy has no einsum of its own for it
+        return _einsum(*(x.astype(np.float32) for x in xs), subscripts=subscripts).astype(bfloat16)
     # A path through pairwise BLAS contractions; NumPy's own loop is used for one operand.
     return np.einsum(subscripts, *xs, optimize=len(xs) > 1)
 
@@ -81,7 +92,8 @@ def _einsum_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], 
         term, x = terms[position], inputs[position]
         others = [(t, v) for i, (t, v) in enumerate(zip(terms, inputs, strict=True)) if i != position]
         operands = [(right, cts[0]), *others]
-        spare = iter(set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ") - set(left) - set(right))
+        # In one order everywhere: programs are compared by their text.
+        spare = iter(sorted(set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ") - set(left) - set(right)))
         target, seen = "", set()
         for letter, n in zip(term, x.shape, strict=True):
             if letter in seen:  # a repeated index reads a diagonal: its transpose writes one

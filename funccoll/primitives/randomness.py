@@ -13,7 +13,7 @@ import numpy as np
 
 from ..errors import ShapeError
 from ..ir import Primitive
-from ..types import ArrayType
+from ..types import ArrayType, type_of
 
 __all__ = ["fold_in_p", "random_bits_p", "split_p"]
 
@@ -22,8 +22,9 @@ _BITS, _FOLD_IN, _SPLIT = 0, 1, 2
 
 
 def _words(key: Any, count: int, purpose: int, number: int = 0) -> np.ndarray:
-    counter = np.array([0, 0, number, purpose], np.uint64)
-    return np.random.Philox(counter=counter, key=np.asarray(key)).random_raw(count)
+    counter, key = np.array([0, 0, number, purpose], np.uint64), np.asarray(key)
+    _check_key(type_of(key))  # outside a trace no type rule ran
+    return np.random.Philox(counter=counter, key=key).random_raw(count)
 
 
 def _check_key(key: ArrayType) -> None:
@@ -43,14 +44,19 @@ def _bits(key: np.ndarray, *, shape: tuple[int, ...]) -> np.ndarray:
 random_bits_p = Primitive("random_bits", _infer_bits, _bits)
 
 
-def _infer_fold_in(key: ArrayType, data: ArrayType) -> list[ArrayType]:
-    _check_key(key)
+def _check_data(data: ArrayType) -> None:
     if data.shape or data.dtype.kind not in "iu":
         raise ShapeError(f"random.fold_in takes an integer scalar, not {data}.")
+
+
+def _infer_fold_in(key: ArrayType, data: ArrayType) -> list[ArrayType]:
+    _check_key(key)
+    _check_data(data)
     return [ArrayType((2,), _UINT64)]
 
 
 def _fold_in(key: np.ndarray, data: np.ndarray) -> np.ndarray:
+    _check_data(type_of(data))
     return _words(key, 2, _FOLD_IN, int(data) & (1 << 64) - 1)
 
 

@@ -9,19 +9,21 @@ import numpy as np
 
 from ..errors import DTypeError, ShapeError
 from ..ir import Primitive
-from ..types import ArrayType
+from ..types import ArrayType, bfloat16
+from .shaping import fit
 
-__all__ = ["REDUCTIONS", "argmax_p", "argmin_p", "cumsum_p", "product_of_others"]
+__all__ = ["REDUCTIONS", "argmax_p", "argmin_p", "cumsum_p", "product_of_others", "reduced"]
 
 
-def _reduced(shape: Sequence[int], dims: tuple[int, ...], keepdims: bool) -> tuple[int, ...]:
+def reduced(shape: Sequence[int], dims: tuple[int, ...], keepdims: bool) -> tuple[int, ...]:
+    """The shape that is left of `shape` when `dims` are reduced."""
     if keepdims:
         return tuple(1 if d in dims else n for d, n in enumerate(shape))
     return tuple(n for d, n in enumerate(shape) if d not in dims)
 
 
 def _infer(x: ArrayType, *, dims: tuple[int, ...], dtype: np.dtype, keepdims: bool) -> list[ArrayType]:
-    return [ArrayType(_reduced(x.shape, dims, keepdims), dtype)]
+    return [ArrayType(reduced(x.shape, dims, keepdims), dtype)]
 
 
 def _infer_nonempty(x: ArrayType, *, dims: tuple[int, ...], dtype: np.dtype, keepdims: bool) -> list[ArrayType]:
@@ -34,15 +36,14 @@ def _infer_nonempty(x: ArrayType, *, dims: tuple[int, ...], dtype: np.dtype, kee
 
 def _expand(x: Any, shape: Sequence[int], dims: tuple[int, ...]) -> Any:
     """A reduced value with the reduced dimensions back as 1, so that it broadcasts against the operand."""
-    return np.reshape(x, _reduced(shape, dims, True))
+    return np.reshape(x, reduced(shape, dims, True))
 
 
 def _sum_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *, dims, dtype, keepdims) -> list[Any]:
     (x,) = inputs
 
     def pull() -> Any:
-        ct = np.broadcast_to(_expand(cts[0], x.shape, dims), tuple(x.shape))
-        return ct.astype(x.dtype)
+        return fit(np.broadcast_to(_expand(cts[0], x.shape, dims), tuple(x.shape)), x)
 
     return [pull]
 
@@ -89,14 +90,17 @@ def _prod_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *,
         flat = np.reshape(np.transpose(x, order), (*(x.shape[d] for d in rest), -1 if x.size else 0))
         others = np.reshape(product_of_others(flat, len(rest)), tuple(x.shape[d] for d in order))
         others = np.transpose(others, tuple(map(int, np.argsort(order))))
-        return (_expand(cts[0], x.shape, dims) * others).astype(x.dtype)
+        return fit(_expand(cts[0], x.shape, dims) * others, x)
 
     return [pull]
 
 
 def _reference(ufunc: np.ufunc) -> Callable[..., Any]:
     def reference(x: np.ndarray, *, dims: tuple[int, ...], dtype: np.dtype, keepdims: bool) -> Any:
-        return ufunc.reduce(x, axis=dims, dtype=dtype, keepdims=keepdims)
+        # bfloat16 has 8 bits: a sum of many ones would stop at 256. It accumulates in float32, as float16 does.
+        wide = np.dtype(np.float32) if dtype == bfloat16 else dtype
+        out = ufunc.reduce(x, axis=dims, dtype=wide, keepdims=keepdims)
+        return out if wide == dtype else out.astype(dtype)
 
     return reference
 
@@ -114,16 +118,22 @@ REDUCTIONS: dict[str, Primitive] = {
 def _infer_arg(x: ArrayType, *, dim: int, keepdims: bool) -> list[ArrayType]:
     if x.shape[dim] == 0:
         raise ShapeError(f"argmax/argmin over dimension {dim} of shape {x.shape}: an empty one has no position.")
-    return [ArrayType(_reduced(x.shape, (dim,), keepdims), np.dtype(np.int64))]
+    return [ArrayType(reduced(x.shape, (dim,), keepdims), np.dtype(np.int64))]
 
 
 argmax_p = Primitive("argmax", _infer_arg, lambda x, *, dim, keepdims: np.argmax(x, axis=dim, keepdims=keepdims))
 argmin_p = Primitive("argmin", _infer_arg, lambda x, *, dim, keepdims: np.argmin(x, axis=dim, keepdims=keepdims))
 
 
+def _cumsum(x: np.ndarray, *, dim: int, dtype: np.dtype) -> np.ndarray:
+    if dtype == bfloat16:  # as for sums
+        return np.cumsum(x, axis=dim, dtype=np.float32).astype(dtype)
+    return np.cumsum(x, axis=dim, dtype=dtype)
+
+
 def _cumsum_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *, dim, dtype) -> list[Any]:
     def pull() -> Any:
-        return np.flip(np.cumsum(np.flip(cts[0], dim), axis=dim), dim).astype(inputs[0].dtype)
+        return fit(np.flip(np.cumsum(np.flip(cts[0], dim), axis=dim), dim), inputs[0])
 
     return [pull]
 
@@ -131,6 +141,6 @@ def _cumsum_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], 
 cumsum_p = Primitive(
     "cumsum",
     lambda x, *, dim, dtype: [ArrayType(x.shape, dtype)],
-    lambda x, *, dim, dtype: np.cumsum(x, axis=dim, dtype=dtype),
+    _cumsum,
     _cumsum_vjp,
 )

@@ -18,7 +18,16 @@ def _job(environment: Mapping[str, str]) -> tuple[int, int]:
     """(processes, rank) as the launcher's environment says; (1, 0) without one."""
     for size, rank in _LAUNCHERS:
         if size in environment and rank in environment:
-            return int(environment[size]), int(environment[rank])
+            try:
+                processes, number = int(environment[size]), int(environment[rank])
+            except ValueError:
+                processes, number = 0, 0
+            if not 0 <= number < processes:
+                raise MeshError(
+                    f"the environment says {size}={environment[size]!r} and {rank}={environment[rank]!r}, which is no "
+                    f"job: {size} counts the processes, {rank} is this one, from 0. Unset both to run in one process."
+                )
+            return processes, number
     return 1, 0
 
 
