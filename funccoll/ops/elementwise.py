@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -159,7 +159,7 @@ def result_dtype(*operands: Any) -> np.dtype:
 
 def _typed(x: Any) -> Any:
     """An operand of np.result_type: arrays and Python scalars as they are, a dtype as an array of it."""
-    return x if hasattr(x, "shape") and not isinstance(x, np.dtype) or type(x) in (*_SCALARS, bool) else np.empty(0, x)
+    return x if isinstance(x, (Traced, np.ndarray, np.generic)) or type(x) in (*_SCALARS, bool) else np.empty(0, x)
 
 
 implements(np.result_type)(lambda *xs: result_dtype(*map(_typed, xs)))
@@ -210,6 +210,8 @@ def round_(a: Any, decimals: int = 0, out: Any = None) -> Any:
         return astype(round_(astype(a, np.float64), decimals), a.dtype)
     if decimals == 0:
         return np.rint(a)
+    if a.dtype.kind == "c":
+        return _by_parts(lambda part: round_(part, decimals), a)
     scale = 10.0 ** abs(decimals)
     return np.rint(a * scale) / scale if decimals > 0 else np.rint(a / scale) * scale
 
@@ -226,12 +228,16 @@ def imag(val: Any) -> Any:
     return bind(imag_p, val) if val.dtype.kind == "c" else np.zeros_like(val)
 
 
+def _by_parts(f: Callable[[Any], Any], z: Any) -> Any:
+    """f of the real and of the imaginary part, as one complex number (of finite parts: 1j * inf is nan + inf j)."""
+    return f(np.real(z)) + 1j * f(np.imag(z))
+
+
 @implements(np.nan_to_num)
 def nan_to_num(x: Any, copy: bool = True, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Any:
     """NaN and infinities replaced by numbers."""
     if x.dtype.kind == "c":
-        parts = [nan_to_num(part, copy, nan, posinf, neginf) for part in (np.real(x), np.imag(x))]
-        return parts[0] + 1j * parts[1]
+        return _by_parts(lambda part: nan_to_num(part, copy, nan, posinf, neginf), x)
     if not is_inexact(x.dtype):
         return x
     limits = ml_dtypes.finfo(x.dtype)
@@ -246,7 +252,9 @@ def isclose(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: b
     a, b = as_operand(a), as_operand(b)
     if not is_inexact(as_traceable(b).dtype):  # differences of integers would wrap around
         b = astype(as_traceable(b), np.float64)
-    close = (np.abs(a - b) <= atol + rtol * np.abs(b)) & np.isfinite(b) | np.equal(a, b)
+    finite = np.isfinite(a) & np.isfinite(b)
+    gap = np.abs(np.where(finite, a, 0) - np.where(finite, b, 0))  # inf - inf would be invalid
+    close = finite & (gap <= atol + rtol * np.abs(b)) | np.equal(a, b)
     return close | (np.isnan(a) & np.isnan(b)) if equal_nan else close
 
 

@@ -36,9 +36,10 @@ def recipe_of(shape: tuple[int, ...], index: Any) -> tuple[Recipe, list[Any]]:
     items = [_sequence(i) if isinstance(i, (list, tuple)) else i for i in items]
     expanded: list[Any] = []
     for item in items:
-        if isinstance(item, (bool, np.bool_)) or isinstance(item, np.ndarray) and item.dtype == np.bool_ and not item.ndim:
+        known_mask = isinstance(item, np.ndarray) and item.dtype == np.bool_
+        if isinstance(item, (bool, np.bool_)) or (known_mask and not item.ndim):
             raise UnsupportedError("indexing with one boolean cannot be traced; use None for a new dimension.")
-        if isinstance(item, np.ndarray) and item.dtype == np.bool_:
+        if known_mask:
             start = sum(1 for i in expanded if i is not None and i is not Ellipsis)
             if any(i is Ellipsis for i in expanded):
                 start += len(shape) - sum(map(_consumes, items))

@@ -13,7 +13,8 @@ from ..ir import Traced, as_array
 from ..primitives.elementwise import UFUNCS
 
 __all__ = [
-    "FUNCTIONS", "as_operand", "call_function", "dims", "implements", "near", "normalize_dim", "refuse_out", "supported_functions",
+    "FUNCTIONS", "as_operand", "call_function", "dims", "implements", "near", "normalize_dim", "refuse_out",
+    "supported_functions",
 ]  # fmt: skip
 
 F = TypeVar("F", bound=Callable[..., Any])

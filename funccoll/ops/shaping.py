@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -178,7 +179,7 @@ def _split(a: Any, sections: Any, axis: int, even: bool) -> list[Any]:
         cuts = np.cumsum([0, *(n // sections + (i < extra) for i in range(sections))])
     else:
         cuts = [0, *sections, n]
-    return [_part(a, dim, slice(int(lo), int(hi))) for lo, hi in zip(cuts[:-1], cuts[1:], strict=True)]
+    return [_part(a, dim, slice(int(lo), int(hi))) for lo, hi in itertools.pairwise(cuts)]
 
 
 implements(np.split)(lambda ary, indices_or_sections, axis=0: _split(ary, indices_or_sections, axis, True))

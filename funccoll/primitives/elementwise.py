@@ -246,7 +246,7 @@ def _infer_same(x: ArrayType) -> list[ArrayType]:
 
 
 def _infer_parts(x: ArrayType) -> list[ArrayType]:
-    return [ArrayType(x.shape, np.empty(0, x.dtype).real.dtype)]
+    return [ArrayType(x.shape, np.real(np.empty(0, x.dtype)).dtype)]
 
 
 real_p = Primitive("real", _infer_parts, np.real, lambda cts, inputs, outs: [lambda: fit(cts[0], inputs[0])], view=True)

@@ -82,7 +82,7 @@ def _scatter(v: np.ndarray, *arrays: np.ndarray, shape: tuple[int, ...], recipe:
 
 
 def _scatter_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *, shape, recipe) -> list[Any]:
-    v, *arrays = inputs
+    _, *arrays = inputs
     return [partial(bind, getitem_p, cts[0], *arrays, recipe=recipe), *(None for _ in arrays)]
 
 
