@@ -12,6 +12,7 @@ from .errors import ShapeError
 from .ir import bind
 from .ops.registry import as_traceable
 from .primitives.elementwise import erf_p
+from .types import is_inexact
 
 __all__ = ["erf", "gelu", "layer_norm", "log_softmax", "logsumexp", "one_hot", "relu", "sigmoid", "softmax"]
 
@@ -38,9 +39,26 @@ _relu.defvjp(_relu_forward, _relu_backward)
 
 
 def sigmoid(x: Any) -> Any:
-    """1 / (1 + exp(-x)), elementwise, without overflow. Any shape; the dtype is kept."""
-    x = as_traceable(x)
-    return 0.5 * (np.tanh(0.5 * x) + 1)
+    """1 / (1 + exp(-x)), elementwise, without overflow, accurate at both ends. Any shape; the dtype is kept."""
+    return _sigmoid(as_traceable(x))
+
+
+@custom_vjp
+def _sigmoid(x: Any) -> Any:
+    small = np.exp(-np.abs(x))
+    return np.where(x >= 0, np.ones((), small.dtype), small) / (1 + small)
+
+
+def _sigmoid_forward(x: Any) -> tuple[Any, Any]:
+    out = _sigmoid(x)  # itself with this rule: the next derivative does not see the abs, which has a corner at 0
+    return out, out
+
+
+def _sigmoid_backward(out: Any, ct: Any) -> tuple[Any]:
+    return (ct * out * (1 - out),)
+
+
+_sigmoid.defvjp(_sigmoid_forward, _sigmoid_backward)
 
 
 def erf(x: Any) -> Any:
@@ -53,36 +71,55 @@ def gelu(x: Any, approximate: bool = True) -> Any:
 
     With `approximate`, the tanh form. Source: Hendrycks and Gimpel, 2016.
     """
-    x = as_traceable(x)
+    given, x = as_traceable(x), _wide(x)
     if approximate:
         inner = math.sqrt(2 / math.pi) * (x + 0.044715 * (x * x * x))
-        return 0.5 * x * (1 + np.tanh(inner))
-    return 0.5 * x * (1 + erf(x * math.sqrt(0.5)))
+        return _narrow(0.5 * x * (1 + np.tanh(inner)), given)
+    return _narrow(0.5 * x * (1 + erf(x * math.sqrt(0.5))), given)
+
+
+def _wide(x: Any) -> Any:
+    """16-bit floats as float32: their squares overflow, and long sums of them lose their digits."""
+    x = as_traceable(x)
+    return x.astype(np.float32) if is_inexact(x.dtype) and x.dtype.itemsize == 2 else x
+
+
+def _narrow(out: Any, like: Any) -> Any:
+    """A result in the dtype of the argument, where that is a float."""
+    return out.astype(like.dtype) if is_inexact(like.dtype) and out.dtype != like.dtype else out
 
 
 def logsumexp(x: Any, axis: int | tuple[int, ...] | None = -1, keepdims: bool = False) -> Any:
-    """log(sum(exp(x))) along `axis`, without overflow; -inf where all are -inf."""
-    x = as_traceable(x)
+    """log(sum(exp(x))) along `axis`, without overflow; -inf, with gradient 0, where all are -inf."""
+    given, x = as_traceable(x), _wide(x)
     top = stop_gradient(np.max(x, axis=axis, keepdims=True))
     top = np.where(np.isfinite(top), top, np.zeros((), x.dtype))
-    total = np.log(np.sum(np.exp(x - top), axis=axis, keepdims=True)) + top
+    total = np.sum(np.exp(x - top), axis=axis, keepdims=True)
+    nothing = total == 0  # only where all are -inf; the logarithm is kept away from 0, or its gradient would be NaN
+    out = _narrow(np.where(nothing, -np.inf, np.log(np.where(nothing, 1.0, total)) + top), given)
     if keepdims:
-        return total
-    return np.squeeze(total, axis=tuple(range(x.ndim)) if axis is None else axis)
+        return out
+    return np.squeeze(out, axis=tuple(range(x.ndim)) if axis is None else axis)
 
 
 def log_softmax(x: Any, axis: int = -1) -> Any:
-    """x - logsumexp(x) along `axis`. Any shape with at least one dimension; the dtype is kept."""
-    x = as_traceable(x)
+    """x - logsumexp(x) along `axis`. Any shape with at least one dimension; the dtype is kept.
+
+    -inf stays -inf; where all are -inf the result is NaN.
+    """
+    given, x = as_traceable(x), _wide(x)
     shifted = x - stop_gradient(np.max(x, axis=axis, keepdims=True))
-    return shifted - np.log(np.sum(np.exp(shifted), axis=axis, keepdims=True))
+    return _narrow(shifted - np.log(np.sum(np.exp(shifted), axis=axis, keepdims=True)), given)
 
 
 def softmax(x: Any, axis: int = -1) -> Any:
-    """exp(x) / sum(exp(x)) along `axis`, without overflow. The dtype is kept."""
-    x = as_traceable(x)
+    """exp(x) / sum(exp(x)) along `axis`, without overflow. The dtype is kept.
+
+    -inf gets 0 (a mask); where all are -inf the result is NaN.
+    """
+    given, x = as_traceable(x), _wide(x)
     powers = np.exp(x - stop_gradient(np.max(x, axis=axis, keepdims=True)))
-    return powers / np.sum(powers, axis=axis, keepdims=True)
+    return _narrow(powers / np.sum(powers, axis=axis, keepdims=True), given)
 
 
 def one_hot(labels: Any, num_classes: int, dtype: Any = np.float32) -> Any:
@@ -90,7 +127,7 @@ def one_hot(labels: Any, num_classes: int, dtype: Any = np.float32) -> Any:
     labels = as_traceable(labels)
     if labels.dtype.kind not in "iu":
         raise ShapeError(f"one_hot: labels have dtype {labels.dtype}; they must be integers.")
-    return (np.expand_dims(labels, -1) == np.arange(num_classes, dtype=labels.dtype)).astype(dtype)
+    return (np.expand_dims(labels, -1) == np.arange(num_classes)).astype(dtype)
 
 
 def layer_norm(x: Any, scale: Any = None, bias: Any = None, *, eps: float = 1e-5) -> Any:
@@ -98,9 +135,9 @@ def layer_norm(x: Any, scale: Any = None, bias: Any = None, *, eps: float = 1e-5
 
     Source: Ba, Kiros and Hinton, 2016.
     """
-    x = as_traceable(x)
+    given, x = as_traceable(x), _wide(x)
     centred = x - np.mean(x, axis=-1, keepdims=True)
-    out = centred / np.sqrt(np.mean(np.square(centred), axis=-1, keepdims=True) + eps)
+    out = _narrow(centred / np.sqrt(np.mean(np.square(centred), axis=-1, keepdims=True) + eps), given)
     if scale is not None:
         out = out * scale
     return out if bias is None else out + bias

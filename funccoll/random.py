@@ -20,6 +20,7 @@ import numpy as np
 from .errors import DTypeError, ShapeError
 from .ir import bind
 from .ops.registry import as_traceable
+from .primitives.elementwise import broadcast_shapes
 from .primitives.randomness import fold_in_p, random_bits_p, split_p
 from .types import bfloat16
 
@@ -57,16 +58,19 @@ def bits(key: Any, shape: int | Sequence[int] = ()) -> Any:
     return bind(random_bits_p, as_traceable(key), shape=_shape(shape))
 
 
-def _unit(words: Any, dtype: np.dtype) -> Any:
-    """Words as floats in [0, 1), every value a multiple of 2^-24 (float32) or 2^-53 (float64)."""
-    digits = 53 if dtype == np.float64 else 24
+# Binary digits of each float: a multiple of 2^-digits below 1 is not rounded up to 1.
+_DIGITS = {np.dtype(np.float64): 53, np.dtype(np.float32): 24, np.dtype(np.float16): 11, bfloat16: 8}
+
+
+def _unit(words: Any, dtype: np.dtype, digits: int) -> Any:
+    """Words as floats in [0, 1), every value a multiple of 2^-digits."""
     return (words >> np.uint64(64 - digits)).astype(dtype) * np.asarray(2.0**-digits, dtype)
 
 
 def _float(dtype: Any) -> tuple[np.dtype, np.dtype]:
     """(dtype to compute in, dtype of the result)."""
     asked = np.dtype(dtype)
-    if asked not in (np.dtype(np.float16), bfloat16, np.dtype(np.float32), np.dtype(np.float64)):
+    if asked not in _DIGITS:
         raise DTypeError(f"random: dtype must be a real float, not {asked}.")
     return (np.dtype(np.float64) if asked == np.float64 else np.dtype(np.float32)), asked
 
@@ -76,21 +80,28 @@ def uniform(
 ) -> Any:
     """Uniform floats in [minval, maxval), of `shape` and `dtype`."""
     compute, asked = _float(dtype)
-    unit = _unit(bits(key, shape), compute)
+    unit = _unit(bits(key, shape), compute, _DIGITS[asked])
+    if type(minval) is float and type(maxval) is float and (minval, maxval) == (0.0, 1.0):
+        return unit.astype(asked)
     low, high = as_traceable(minval).astype(compute), as_traceable(maxval).astype(compute)
-    return (unit * (high - low) + low).astype(asked)
+    out, low, high = ((unit * (high - low) + low).astype(asked), low.astype(asked), high.astype(asked))
+    return np.where(out < high, out, low)  # the sum can round up to maxval
 
 
 def normal(key: Any, shape: int | Sequence[int] = (), dtype: Any = np.float32) -> Any:
     """Standard normal floats of `shape` and `dtype`. Source: Box and Muller, 1958."""
     compute, asked = _float(dtype)
     words = bits(key, (2, *_shape(shape)))
-    radius = np.sqrt(-2 * np.log(1 - _unit(words[0], compute)))  # 1 - u is in (0, 1]
-    angle = np.asarray(2 * math.pi, compute) * _unit(words[1], compute)
+    digits = _DIGITS[compute]
+    radius = np.sqrt(-2 * np.log(1 - _unit(words[0], compute, digits)))  # 1 - u is in (0, 1]
+    angle = np.asarray(2 * math.pi, compute) * _unit(words[1], compute, digits)
     return (radius * np.cos(angle)).astype(asked)
 
 
 def bernoulli(key: Any, p: Any = 0.5, shape: int | Sequence[int] | None = None) -> Any:
-    """Booleans that are True with probability `p`; `shape` defaults to p's."""
+    """Booleans that are True with probability `p`; `shape` defaults to p's, which must broadcast to it."""
     p = as_traceable(p)
-    return uniform(key, p.shape if shape is None else shape) < p
+    shape = tuple(p.shape) if shape is None else _shape(shape)
+    if broadcast_shapes("random.bernoulli", [tuple(p.shape), shape]) != shape:
+        raise ShapeError(f"random.bernoulli: p of shape {tuple(p.shape)} does not broadcast to shape {shape}.")
+    return uniform(key, shape) < p

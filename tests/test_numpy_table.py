@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
+import sys
 
 import numpy as np
 import optree
@@ -364,6 +367,20 @@ def test_gradients_at_hard_points():
         np.testing.assert_array_equal([x, y], [[0, 1, 1], [1, 0, 0]])
     z = fc.grad(lambda z: np.sum(np.abs(z)))(np.array([0j, 3 + 4j]))
     np.testing.assert_allclose(z, [0, 0.6 - 0.8j])
+
+
+def test_programs_of_gradients_are_equal_in_every_process():
+    """Python's hashes of strings differ between processes; a program's text must not."""
+    script = (
+        "import numpy as np, funccoll as fc\n"
+        "f = lambda x, y: np.sum(np.einsum('iij,jk->k', x, y)) + np.sum(np.linalg.norm(x, axis=(0, 2)))\n"
+        "print(fc.jit(fc.grad(f, (0, 1))).trace(np.ones((2, 2, 3)), np.ones((3, 2))).fingerprint)"
+    )
+    runs = [
+        subprocess.run([sys.executable, "-c", script], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True)
+        for seed in ("1", "2")
+    ]
+    assert runs[0].stdout == runs[1].stdout and len(runs[0].stdout.strip()) == 64
 
 
 # ---------------------------------------------------------------- tracers are arrays

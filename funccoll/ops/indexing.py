@@ -11,6 +11,7 @@ import numpy as np
 from ..errors import DTypeError, MissingMethodError, ShapeError, UnsupportedError
 from ..ir import Traced, bind
 from ..primitives.indexing import Recipe, getitem_p, index_add_p, index_set_p
+from ..types import type_of
 from .elementwise import astype, result_dtype
 from .registry import as_operand, as_traceable, implements, normalize_dim, refuse_out
 
@@ -172,7 +173,10 @@ class _At:
             raise DTypeError(f"fc.at(x): a value of dtype {common} does not fit into an array of {x.dtype}.")
         value = astype(value, x.dtype) if hasattr(value, "dtype") else np.asarray(value, x.dtype)
         recipe, arrays = recipe_of(tuple(x.shape), self.index[0])
-        return bind(primitive, x, value, *arrays, recipe=recipe)
+        operands = (x, value, *arrays)
+        if not any(isinstance(v, Traced) for v in operands):  # outside a trace no type rule runs, and it checks shapes
+            primitive.infer(*map(type_of, operands), recipe=recipe)
+        return bind(primitive, *operands, recipe=recipe)
 
     def set(self, value: Any) -> Any:
         """A copy of x with x[index] = value. Where an index repeats, which value stays is not defined."""

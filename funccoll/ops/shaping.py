@@ -83,7 +83,7 @@ def moveaxis(a: Any, source: Any, destination: Any) -> Any:
 @implements(np.expand_dims)
 def expand_dims(a: Any, axis: Any) -> Any:
     """np.expand_dims."""
-    axes = (axis,) if isinstance(axis, (int, np.integer)) else tuple(axis)
+    axes: tuple[int, ...] = (int(axis),) if isinstance(axis, (int, np.integer)) else tuple(axis)
     new = np.lib.array_utils.normalize_axis_tuple(axes, a.ndim + len(axes))
     rest = iter(a.shape)
     return _reshape(a, [1 if d in new else next(rest) for d in range(a.ndim + len(axes))])

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..errors import DTypeError, ShapeError
 from ..ir import Primitive, bind
-from ..types import ArrayType, is_inexact
+from ..types import ArrayType, is_inexact, type_of
 from .shaping import fit
 
 __all__ = ["UFUNCS", "broadcast_shapes", "convert_p", "erf_p", "resolve", "stop_gradient_p", "where_p"]
@@ -259,6 +259,7 @@ _erf_elements = np.frompyfunc(math.erf, 1, 1)
 
 
 def _erf(x: np.ndarray) -> np.ndarray:
+    _infer_erf(type_of(x))  # outside a trace no type rule ran
     # NumPy has no erf; libm's, one element at a time, is exact to the last place in float64.
     return np.asarray(_erf_elements(x.astype(np.float64)), dtype=np.float64).astype(x.dtype)
 
@@ -273,7 +274,7 @@ erf_p = Primitive(
     "erf",
     _infer_erf,
     _erf,
-    lambda cts, inputs, outs: [lambda: cts[0] * (2 / math.sqrt(math.pi)) * np.exp(-np.square(inputs[0]))],
+    lambda cts, inputs, outs: [lambda: fit(cts[0] * (2 / math.sqrt(math.pi)) * np.exp(-np.square(inputs[0])), inputs[0])],
 )
 
 stop_gradient_p = Primitive("stop_gradient", _infer_same, lambda x: x, view=True)
