@@ -70,7 +70,14 @@ def layout_of(shape: tuple[int, ...], dtype: np.dtype, sharding: Sharding) -> La
     return layout
 
 
-class Array:
+class _ArrayMeta(type):
+    """Traced arrays are instances of Array too, so that one annotation, `Float[fc.Array, "n m"]`, fits both."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return type.__instancecheck__(cls, instance) or isinstance(instance, Traced)
+
+
+class Array(metaclass=_ArrayMeta):
     """A global array over a mesh. Immutable; made by `device_put`, `from_local` and jitted functions.
 
     Attributes: `shape` (global), `dtype`, `sharding`, `shards` (one block per device of this process, in
@@ -127,8 +134,8 @@ class Array:
         copies = self._copies
         if copies is None:
             raise DeletedArrayError(
-                f"this Array {dtype_name(self.dtype)}{list(self.shape)} was donated to a jitted function (donate_argnums) and has "
-                "no data any more. Use that function's result, or do not donate it."
+                f"this Array {dtype_name(self.dtype)}{list(self.shape)} was donated to a jitted function (donate_argnums) "
+                "and has no data any more. Use that function's result, or do not donate it."
             )
         if delete:
             self._copies = None
@@ -259,6 +266,13 @@ def _binary(function: Any, reflected: bool = False) -> Any:
     return method
 
 
+def _unary(function: Any) -> Any:
+    def method(self: Array) -> Any:
+        return function(np.asarray(self))
+
+    return method
+
+
 for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor"):
     _function = getattr(operator, f"{_name}_" if _name in ("and", "or") else _name)
     setattr(Array, f"__{_name}__", _binary(_function))
@@ -266,7 +280,7 @@ for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"
 for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
     setattr(Array, f"__{_name}__", _binary(getattr(operator, _name)))
 for _name in ("neg", "pos", "abs", "invert"):
-    setattr(Array, f"__{_name}__", lambda self, f=getattr(operator, _name): f(np.asarray(self)))
+    setattr(Array, f"__{_name}__", _unary(getattr(operator, _name)))
 Array.__hash__ = None  # type: ignore[assignment]  # equal elementwise, like an ndarray
 
 
@@ -280,7 +294,7 @@ def to_numpy(x: Any, what: str = "x") -> np.ndarray:
     """Anything array-like (NumPy, DLPack, `__array_interface__`, numbers, lists) as a native NumPy array."""
     if isinstance(x, Traced):
         raise TraceError(
-            f"{what} is a traced array of type {x.type}: inside a traced function it is one device's shard already. Use "  # type: ignore[attr-defined]
+            f"{what} is a traced array of type {x.type}: inside a traced function it is one device's shard already. Use "
             "it as it is; device_put and from_local are for values outside."
         )
     if isinstance(x, np.ma.MaskedArray):

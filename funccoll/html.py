@@ -18,7 +18,8 @@ __all__ = ["array_table", "mesh_table", "program_table"]
 
 # Eight colours that can be told apart with the common colour-vision deficiencies (Okabe and Ito, 2008), lightened.
 _COLOURS = ("#cfe8fb", "#fde3b5", "#c9ead9", "#f7d3e3", "#fbf6bd", "#cdd9ee", "#f6d2bd", "#e2e2e2")
-_CELL = "border:1px solid #888;padding:4px 8px;text-align:center;color:#111;background:"
+_CELL = "border:1px solid #888;padding:4px 8px;text-align:center;white-space:nowrap;color:#111;background:"
+_HEAD = "padding:2px 8px;font-weight:normal;white-space:nowrap;text-align:"
 
 
 def _grid(mesh: Mesh, text: list[str], colour: list[int]) -> str:
@@ -31,12 +32,14 @@ def _grid(mesh: Mesh, text: list[str], colour: list[int]) -> str:
         cells = "".join(
             f'<td style="{_CELL}{_COLOURS[colour[d] % len(_COLOURS)]}">{text[d]}</td>' for d in range(start, start + columns)
         )
-        rows.append(f'<tr><th style="text-align:right">{html.escape(label)}</th>{cells}</tr>')
+        rows.append(f'<tr><th style="{_HEAD}right">{html.escape(label)}</th>{cells}</tr>')
     head = ""
     if mesh.axis_names:
         last = mesh.axis_names[-1]
-        head = f"<tr><th></th>{''.join(f'<th>{html.escape(last)}={i}</th>' for i in range(columns))}</tr>"
-    return f'<table style="border-collapse:collapse">{head}{"".join(rows)}</table>'
+        names = "".join(f'<th style="{_HEAD}center">{html.escape(last)}={i}</th>' for i in range(columns))
+        head = f"<tr><th></th>{names}</tr>"
+    table = f'<table style="border-collapse:collapse">{head}{"".join(rows)}</table>'
+    return f'<div style="overflow-x:auto">{table}</div>'  # a long row scrolls inside its own box
 
 
 def mesh_table(mesh: Mesh) -> str:
@@ -47,6 +50,8 @@ def mesh_table(mesh: Mesh) -> str:
 
 
 def _index_text(shape: tuple[int, ...], index: tuple[slice, ...]) -> str:
+    if not shape:
+        return "whole"
     return "[" + ", ".join(":" if s.stop - s.start == n else f"{s.start}:{s.stop}" for s, n in zip(index, shape, strict=True)) + "]"
 
 
