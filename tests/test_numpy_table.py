@@ -376,10 +376,10 @@ def test_programs_of_gradients_are_equal_in_every_process():
         "f = lambda x, y: np.sum(np.einsum('iij,jk->k', x, y)) + np.sum(np.linalg.norm(x, axis=(0, 2)))\n"
         "print(fc.jit(fc.grad(f, (0, 1))).trace(np.ones((2, 2, 3)), np.ones((3, 2))).fingerprint)"
     )
-    runs = [
-        subprocess.run([sys.executable, "-c", script], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True)
-        for seed in ("1", "2")
-    ]
+    runs = []
+    for seed in ("1", "2"):
+        env = {**os.environ, "PYTHONHASHSEED": seed}
+        runs.append(subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, check=True))
     assert runs[0].stdout == runs[1].stdout and len(runs[0].stdout.strip()) == 64
 
 
