@@ -17,7 +17,7 @@ DEMO = re.compile(r"```console\n(?P<output>.*?)```\n", re.DOTALL)
 
 
 def run(arguments, directory):
-    environment = {**os.environ, "COLUMNS": "100", "PYTHONWARNINGS": "error", "NO_COLOR": "1"}
+    environment = {**os.environ, "COLUMNS": "100", "PYTHONWARNINGS": "error", "NO_COLOR": "1", "OPENBLAS_NUM_THREADS": "1"}
     return subprocess.run(
         [sys.executable, *arguments], cwd=directory, env=environment, capture_output=True, text=True, timeout=300
     )
