@@ -210,7 +210,7 @@ add(np.full_like, lambda x: np.full_like(x, np.array([1.0, 2.0])), normal(3, 2),
 add(np.copy, lambda x: np.copy(x) * x, normal(2, 3))
 add(np.shape, lambda x: np.ones(np.shape(x)), normal(2, 3), grad=ZERO)
 add(np.ndim, lambda x: np.ones(np.ndim(x)), normal(2, 3), grad=ZERO)
-add(np.size, lambda x: np.ones((np.size(x), np.size(x, 1))), normal(2, 3), grad=ZERO)
+add(np.size, lambda x: np.ones((np.size(x), np.size(x, 1), np.size(x, -2))), normal(2, 3), grad=ZERO)
 add(np.iscomplexobj, lambda x, z: np.array([np.iscomplexobj(x), np.iscomplexobj(z)]), normal(2), cplx(2), grad=DISCRETE)
 add(np.isrealobj, lambda x, z: np.array([np.isrealobj(x), np.isrealobj(z)]), normal(2), cplx(2), grad=DISCRETE)
 for _others in [(np.float32,), (np.int64, 2.0), (3, "i8"), (np.ones(2, np.complex64),), (True, 1j)]:
@@ -246,6 +246,7 @@ for _f in (np.sum, np.prod):
     add(_f, lambda x, f=_f: f(x, axis=1), normal(0, 3))
     add(_f, lambda x, f=_f: f(x, axis=0, initial=2.5), normal(2, 3), exact=False)
     add(_f, lambda x, f=_f: f(x, dtype=np.int32), ints(0, 3, 3, dtype=np.int8), grad=DISCRETE)
+    add(_f, lambda x, f=_f: f(x, initial=2.5), ints(1, 4, 3, dtype=np.int8), grad=DISCRETE)
 add(np.prod, np.prod, np.array([3.0, 0.0, 2.0, 0.0]))
 add(np.prod, np.prod, np.array([3.0, 0.0, 2.0, 5.0, 7.0]))
 add(np.prod, lambda x: np.prod(x, axis=(1, 2)), normal(0, 2, 3))
@@ -262,6 +263,7 @@ for _f in (np.max, np.min, np.amax, np.amin):
     add(_f, _f, np.array([1.0, np.nan, 3.0]), grad=FORWARD)
     add(_f, lambda x, f=_f: f(x, axis=1), normal(0, 3))
     add(_f, lambda x, f=_f: f(x, initial=0.25), distinct(3))
+    add(_f, lambda x, f=_f: f(x, initial=2.5), ints(0, 4, 3, dtype=np.int16), grad=DISCRETE)
     add(_f, lambda x, f=_f: f(x, axis=0, initial=0.25), normal(0, 3), grad=FORWARD)
 for _f in (np.argmax, np.argmin):
     add(_f, _f, distinct(2, 3), grad=DISCRETE)

@@ -206,6 +206,12 @@ def test_the_dtype_argument_of_ufuncs():
         fc.jit(lambda x: np.add(x, x, dtype=np.int32))(x)
 
 
+def test_means_in_integers_are_refused():
+    for f in (np.mean, np.var, np.std):
+        with pytest.raises(DTypeError, match="fraction"):
+            fc.jit(lambda x, f=f: f(x, dtype=np.int64))(np.arange(4.0))
+
+
 # ml_dtypes cannot say that Python scalars are weak; these are this project's choices for bfloat16.
 def test_bfloat16():
     x = np.array([[1.5, 2.0, -3.0], [0.25, 4.0, 8.0]], BF16)
@@ -500,6 +506,7 @@ def test_what_needs_values_is_refused():
         lambda x: np.sum(x, where=x > 0), lambda x: np.reshape(x, 4, order="F"), lambda x: np.frexp(x),
         lambda x: np.pad(x, 1, mode="mean"), lambda x: np.repeat(x, [1, 2, 1, 1]), lambda x: x[: x.astype(int)[0]],
         lambda x: np.linalg.norm(x.reshape(2, 2), 2), lambda x: np.add(x, x, where=x > 0), lambda x: x[True],
+        lambda x: np.roll(x, x[0].astype(int)),
     ]  # fmt: skip
     for call in unsupported:
         with pytest.raises(UnsupportedError):

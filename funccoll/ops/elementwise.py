@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from ..errors import DTypeError, InPlaceError, UnsupportedError
 from ..ir import Traced, bind
 from ..primitives.elementwise import UFUNCS, convert_p, imag_p, real_p, resolve, where_p
 from ..types import bfloat16, check_dtype, is_inexact
-from .registry import as_operand, as_traceable, implements, near, refuse_out
+from .registry import as_operand, as_traceable, dims, implements, near, refuse_out
 
 __all__ = ["apply_ufunc", "astype", "call_ufunc", "promote"]
 
@@ -287,6 +288,6 @@ def full_like(
 implements(np.copy)(lambda a, order="K", subok=False: a)
 implements(np.shape)(lambda a: a.shape)
 implements(np.ndim)(lambda a: a.ndim)
-implements(np.size)(lambda a, axis=None: a.size if axis is None else a.shape[axis])
+implements(np.size)(lambda a, axis=None: math.prod(a.shape[d] for d in dims(axis, a.ndim)))
 implements(np.iscomplexobj)(lambda x: x.dtype.kind == "c")
 implements(np.isrealobj)(lambda x: x.dtype.kind != "c")

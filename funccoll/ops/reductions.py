@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ..ir import bind
+from ..errors import DTypeError
+from ..ir import Traced, bind
 from ..primitives.reductions import REDUCTIONS, argmax_p, argmin_p, cumsum_p, reduced
 from ..types import bfloat16, check_dtype, is_inexact
 from .elementwise import astype
@@ -33,9 +34,15 @@ def _accumulation(name: str) -> Callable[..., Any]:
         result = bind(REDUCTIONS[name], a, dims=dims(axis, a.ndim), dtype=target, keepdims=_flag(keepdims))
         if initial is None or initial is np._NoValue:
             return result
+        initial = _initial(initial, target)
         return result + initial if name == "sum" else result * initial
 
     return implementation
+
+
+def _initial(value: Any, dtype: np.dtype) -> Any:
+    """A reduction's `initial` in the dtype of its result, as NumPy takes it."""
+    return astype(value, dtype) if isinstance(value, Traced) else np.asarray(value, dtype)
 
 
 def _flag(keepdims: Any) -> bool:
@@ -54,7 +61,7 @@ def _extremum(name: str, combine: np.ufunc) -> Callable[..., Any]:
         if given and any(a.shape[d] == 0 for d in over):  # the maximum of nothing, and of `initial`
             return np.full_like(a, initial, shape=reduced(a.shape, over, _flag(keepdims)))
         result = bind(REDUCTIONS[name], a, dims=over, dtype=a.dtype, keepdims=_flag(keepdims))
-        return combine(result, initial) if given else result
+        return combine(result, _initial(initial, a.dtype)) if given else result
 
     return implementation
 
@@ -83,8 +90,12 @@ def _count(a: Any, axis: Any) -> int:
     return count
 
 
-def _mean_dtypes(dtype: np.dtype) -> tuple[np.dtype, np.dtype]:
+def _mean_dtypes(dtype: np.dtype, asked: Any) -> tuple[np.dtype, np.dtype]:
     """(dtype to accumulate in, dtype of the result): 16-bit floats accumulate in float32, as in NumPy."""
+    if asked is not None:
+        dtype = check_dtype(np.dtype(asked))
+        if not is_inexact(dtype):
+            raise DTypeError(f"a mean, variance or deviation in dtype {dtype} would lose its fraction: choose a float.")
     if not is_inexact(dtype):
         return np.dtype(np.float64), np.dtype(np.float64)
     return (np.dtype(np.float32) if dtype in (np.dtype(np.float16), bfloat16) else dtype), dtype
@@ -95,7 +106,7 @@ def mean(a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims:
     """np.mean."""
     refuse_out(out)
     a = as_traceable(a)
-    accumulate, target = _mean_dtypes(a.dtype if dtype is None else np.dtype(dtype))
+    accumulate, target = _mean_dtypes(a.dtype, dtype)
     total = np.sum(a, axis=axis, dtype=accumulate, keepdims=_flag(keepdims))
     return astype(total / np.asarray(_count(a, axis), accumulate), target)
 
@@ -105,7 +116,7 @@ def var(a: Any, axis: Any = None, dtype: Any = None, out: Any = None, ddof: int 
     """np.var: mean of |a - mean(a)|², divided by n - ddof."""
     refuse_out(out)
     a = as_traceable(a)
-    accumulate, target = _mean_dtypes(a.dtype if dtype is None else np.dtype(dtype))
+    accumulate, target = _mean_dtypes(a.dtype, dtype)
     a = astype(a, accumulate)
     centred = a - np.mean(a, axis=axis, keepdims=True)
     squares = np.square(centred) if a.dtype.kind != "c" else np.square(np.real(centred)) + np.square(np.imag(centred))

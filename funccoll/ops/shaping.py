@@ -195,7 +195,9 @@ def flip(m: Any, axis: Any = None) -> Any:
 
 @implements(np.roll)
 def roll(a: Any, shift: Any, axis: Any = None) -> Any:
-    """np.roll."""
+    """np.roll by a distance that is known while tracing."""
+    if isinstance(shift, Traced):
+        raise UnsupportedError("np.roll by a traced distance; use np.take(x, (np.arange(n) - shift) % n, axis).")
     if axis is None:
         return _reshape(roll(np.ravel(a), shift, 0), a.shape)
     shifts = (shift,) if isinstance(shift, (int, np.integer)) else tuple(shift)
