@@ -7,7 +7,10 @@
 # Run it with `make demo`, or `python notebooks/digits.py`, or cell by cell in Jupyter.
 
 # %%
+import os
 import time
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # on matrices this small, threads only wait for each other
 
 import numpy as np
 from rich import box
