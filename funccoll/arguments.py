@@ -91,7 +91,8 @@ class Arguments:
         for name in self.options.static_argnames:
             if name not in parameters and inspect.Parameter.VAR_KEYWORD not in kinds:
                 raise TraceError(
-                    f"fc.jit: static_argnames names {name!r}, and {self.name} has the arguments {', '.join(parameters) or 'none'}."
+                    f"fc.jit: static_argnames names {name!r}, and {self.name} has the arguments: "
+                    f"{', '.join(parameters) or 'none'}."
                 )
 
     @functools.cached_property

@@ -10,7 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from .errors import DeletedArrayError, DTypeError, InPlaceError, MeshError, ShapeError, ShardingError, TraceError
+from .errors import (
+    DeletedArrayError,
+    DTypeError,
+    InPlaceError,
+    MeshError,
+    MissingMethodError,
+    ShapeError,
+    ShardingError,
+    TraceError,
+)
 from .ir import Traced, as_array
 from .mesh import Mesh, P, Sharding, copy_coordinates
 from .types import ArrayType, bfloat16, check_dtype, dtype_name
@@ -231,6 +240,16 @@ class Array(metaclass=_ArrayMeta):
         """The global value as nested lists."""
         return np.asarray(self).tolist()
 
+    @property
+    def T(self) -> np.ndarray:
+        """The global value with its dimensions reversed, as a NumPy array."""
+        return np.asarray(self).T
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("_") and hasattr(np.ndarray, name):
+            raise MissingMethodError(f"an Array has no .{name}: use np.asarray(arr).{name}, the global value as a NumPy array.")
+        raise AttributeError(f"an Array has no attribute {name!r}.")
+
     def astype(self, dtype: Any) -> np.ndarray:
         """The global value with another dtype, as a NumPy array."""
         return np.asarray(self).astype(dtype)
@@ -266,6 +285,15 @@ def _binary(function: Any, reflected: bool = False) -> Any:
     return method
 
 
+def _method(name: str) -> Any:
+    def method(self: Array, *args: Any, **kwargs: Any) -> Any:
+        return getattr(np.asarray(self), name)(*args, **kwargs)
+
+    method.__doc__ = f"`np.ndarray.{name}` of the global value, as a NumPy array."
+    method.__name__ = name
+    return method
+
+
 def _unary(function: Any) -> Any:
     def method(self: Array) -> Any:
         return function(np.asarray(self))
@@ -281,6 +309,11 @@ for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
     setattr(Array, f"__{_name}__", _binary(getattr(operator, _name)))
 for _name in ("neg", "pos", "abs", "invert"):
     setattr(Array, f"__{_name}__", _unary(getattr(operator, _name)))
+for _name in (
+    "all", "any", "argmax", "argmin", "clip", "copy", "cumsum", "flatten", "max", "mean", "min", "prod", "ravel", "reshape",
+    "round", "squeeze", "std", "sum", "transpose", "var",
+):  # fmt: skip
+    setattr(Array, _name, _method(_name))
 Array.__hash__ = None  # type: ignore[assignment]  # equal elementwise, like an ndarray
 
 
@@ -308,7 +341,10 @@ def to_numpy(x: Any, what: str = "x") -> np.ndarray:
     if array.dtype == object and isinstance(x, int):
         raise DTypeError(f"{what} is {x}, which does not fit into 64 bits. Pass a float, or split it.")
     if array.dtype == object and not isinstance(x, np.ndarray):
-        raise TraceError(f"{what} is {x!r:.60} of type {type(x).__name__}, which is no array. Pass arrays and numbers.")
+        raise TraceError(
+            f"{what} is {x!r:.60} of type {type(x).__name__}, which is no array. Pass arrays, numbers and pytrees of them; "
+            "anything else is a static argument of fc.jit."
+        )
     check_dtype(array.dtype, what)
     return as_array(array)
 

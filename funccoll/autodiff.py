@@ -261,7 +261,7 @@ def value_and_grad(
     """
     _require_function("grad", fn)
     several = isinstance(argnums, (tuple, list))
-    positions = tuple(argnums) if several else (argnums,)  # type: ignore[arg-type]
+    positions: tuple[Any, ...] = tuple(argnums) if several else (argnums,)  # type: ignore[arg-type]
     if not all(isinstance(p, (int, np.integer)) and not isinstance(p, bool) for p in positions):
         raise TraceError(f"grad: argnums={argnums!r}: it takes the position of an argument, such as 0, or a tuple of them.")
     name = _label(fn)

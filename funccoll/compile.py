@@ -209,7 +209,8 @@ class Jitted(Generic[Params, R]):
                 run = self._fast.get(tuple(key))
                 if run is not None:
                     return run(args)
-        return self._slow_call(args, kwargs)
+        with user_frames():
+            return self._slow_call(args, kwargs)
 
     def _slow_call(self, args: tuple, kwargs: dict[str, Any]) -> Any:
         dynamic, static = self._arguments.split(args, kwargs)
@@ -251,7 +252,7 @@ class Jitted(Generic[Params, R]):
             leaf = to_numpy(leaf, self._arguments.describe(treedef, position, static))
         try:
             dtype = check_dtype(np.dtype(leaf.dtype))
-        except DTypeError:
+        except DTypeError:  # again, with the argument's name
             dtype = check_dtype(np.dtype(leaf.dtype), self._arguments.describe(treedef, position, static))
         return tuple(leaf.shape), dtype, weak
 
@@ -264,7 +265,8 @@ class Jitted(Generic[Params, R]):
         """
         dynamic, static = self._arguments.split(args, kwargs)
         leaves, treedef = optree.tree_flatten(dynamic)
-        return self._trace(dynamic, static, treedef, [self._leaf_type(leaf, treedef, i, static) for i, leaf in enumerate(leaves)])
+        types = [self._leaf_type(leaf, treedef, i, static) for i, leaf in enumerate(leaves)]
+        return self._trace(dynamic, static, treedef, types)
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """`trace(...).lower()`."""

@@ -30,7 +30,8 @@ def _grid(mesh: Mesh, text: list[str], colour: list[int]) -> str:
         where = dict(list(mesh.coordinates(start).items())[:-1])
         label = " ".join(f"{a}={n}" for a, n in where.items())
         cells = "".join(
-            f'<td style="{_CELL}{_COLOURS[colour[d] % len(_COLOURS)]}">{text[d]}</td>' for d in range(start, start + columns)
+            f'<td style="{_CELL}{_COLOURS[colour[d] % len(_COLOURS)]}">{text[d]}</td>'
+            for d in range(start, start + columns)
         )
         rows.append(f'<tr><th style="{_HEAD}right">{html.escape(label)}</th>{cells}</tr>')
     head = ""
@@ -46,13 +47,15 @@ def mesh_table(mesh: Mesh) -> str:
     """The mesh as a grid of devices."""
     if mesh.size > 256:
         return f"<code>{html.escape(repr(mesh))}</code>"
-    return f"<div><code>{html.escape(repr(mesh))}</code>{_grid(mesh, [str(d) for d in range(mesh.size)], [0] * mesh.size)}</div>"
+    grid = _grid(mesh, [str(d) for d in range(mesh.size)], [0] * mesh.size)
+    return f"<div><code>{html.escape(repr(mesh))}</code>{grid}</div>"
 
 
 def _index_text(shape: tuple[int, ...], index: tuple[slice, ...]) -> str:
     if not shape:
         return "whole"
-    return "[" + ", ".join(":" if s.stop - s.start == n else f"{s.start}:{s.stop}" for s, n in zip(index, shape, strict=True)) + "]"
+    parts = (":" if s.stop - s.start == n else f"{s.start}:{s.stop}" for s, n in zip(index, shape, strict=True))
+    return f"[{', '.join(parts)}]"
 
 
 def placement(sharding: Sharding, shape: tuple[int, ...]) -> list[str]:

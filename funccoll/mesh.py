@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -72,7 +73,10 @@ def _device_ids(devices: Sequence[int] | None) -> Sequence[int] | None:
     """Ids as a range where they are one, else as a tuple: a mesh of a million devices stays small."""
     if devices is None or (isinstance(devices, range) and devices.step == 1):
         return devices
-    ids = tuple(int(d) for d in devices)
+    given: tuple[Any, ...] = tuple(devices) if isinstance(devices, Iterable) else (None,)
+    if not all(isinstance(d, (int, np.integer)) for d in given):
+        raise MeshError(f"devices={devices!r}: it takes one integer id for each device of the mesh.")
+    ids = tuple(int(d) for d in given)
     run = range(ids[0], ids[0] + len(ids)) if ids else range(0)
     return run if tuple(run) == ids else ids
 

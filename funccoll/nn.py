@@ -127,6 +127,8 @@ def one_hot(labels: Any, num_classes: int, dtype: Any = np.float32) -> Any:
     labels = as_traceable(labels)
     if labels.dtype.kind not in "iu":
         raise ShapeError(f"one_hot: labels have dtype {labels.dtype}; they must be integers.")
+    if isinstance(num_classes, bool) or not isinstance(num_classes, (int, np.integer)) or num_classes < 0:
+        raise ShapeError(f"one_hot: num_classes={num_classes!r} must be an integer, at least 0, known while tracing.")
     return (np.expand_dims(labels, -1) == np.arange(num_classes)).astype(dtype)
 
 

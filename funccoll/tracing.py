@@ -135,7 +135,7 @@ def _power(self: Tracer, exponent: Any) -> Any:
     if type(exponent) in (int, float):
         shortcuts: dict[float, np.ufunc]
         if self.dtype.kind == "c":
-            whole = {-1: np.reciprocal, 1: np.positive, 2: np.square}
+            whole: dict[float, np.ufunc] = {-1: np.reciprocal, 1: np.positive, 2: np.square}
             shortcuts = whole if type(exponent) is int else {0.5: np.sqrt, 1.0: np.positive}
         elif is_inexact(self.dtype):
             shortcuts = {-1.0: np.reciprocal, 0.5: np.sqrt, 1.0: np.positive, 2.0: np.square}

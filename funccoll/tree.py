@@ -1,4 +1,7 @@
-"""Pytrees: nested tuples, lists, dicts, dataclasses and None. These are optree's functions."""
+"""Pytrees: nested tuples, named tuples, lists, dicts and None, and classes registered with optree.
+
+These are optree's functions.
+"""
 
 from optree import tree_flatten as flatten
 from optree import tree_leaves as leaves

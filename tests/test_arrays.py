@@ -287,6 +287,17 @@ def test_operators_compute_on_the_global_value():
         hash(arr)
 
 
+def test_methods_are_those_of_the_global_value():
+    arr = fc.device_put(GRID, MESH, P("data", "model"))
+    for name, args in [("sum", (0,)), ("mean", ()), ("max", (1,)), ("argmax", ()), ("reshape", (6, 8)), ("std", ())]:
+        assert same(getattr(arr, name)(*args), getattr(GRID, name)(*args))
+    assert same(arr.T, GRID.T) and same(np.mean(arr, axis=1), GRID.mean(axis=1))
+    assert same(arr.sum(keepdims=True), GRID.sum(keepdims=True))
+    with pytest.raises(fc.errors.MissingMethodError, match=r"no .sort: use np.asarray\(arr\).sort"):
+        arr.sort()
+    assert not hasattr(arr, "nothing") and not hasattr(arr, "sort")
+
+
 def test_scalar_conversions():
     seven = fc.device_put(np.int64(7), LINE)
     assert int(seven) == 7 and float(seven) == 7.0 and complex(seven) == 7 and bool(seven) and seven.item() == 7

@@ -229,6 +229,13 @@ def test_axis_names_that_are_none():
     wrong(MeshError, lambda: fc.make_mesh({"my axis": 4}), "'my axis'", "letters")
 
 
+def test_devices_that_are_none():
+    wrong(MeshError, lambda: fc.Mesh({"data": 2}, 2), "devices=2", "one integer id")
+    wrong(MeshError, lambda: fc.Mesh({"data": 2}, ["a", "b"]), "one integer id")
+    wrong(MeshError, lambda: fc.Mesh({"data": 2}, [0]), "2 places, and 1 devices")
+    wrong(MeshError, lambda: fc.Mesh({"data": 2}, [0, 0]), "twice")
+
+
 def test_looking_up_what_a_mesh_does_not_have():
     for call in (lambda: LINE["rows"], lambda: LINE.groups("rows"), lambda: LINE.axis_size("rows")):
         wrong(MeshError, call, "unknown axis 'rows'", "['data']")

@@ -360,6 +360,11 @@ def test_data_parallel_says_what_it_takes():
     wrong(TraceError, lambda: fc.data_parallel(3), "loss_fn(params, *batch)")
     for size in (0, -1, "25", None, True):
         wrong(ShapeError, lambda: fc.data_parallel(np.sum, bucket_cap_mb=size), "bucket_cap_mb", repr(size), "MiB")
+    for bad in (lambda w, x: w * x, lambda w, x: None, lambda w, x: "a", lambda w, x: np.sum(x > w)):
+        wrong(
+            TraceError, lambda: run(lambda x: fc.data_parallel(bad)(np.float32(1), x), out=P()),
+            "data_parallel", "real floating-point scalar", "np.mean",
+        )  # fmt: skip
     loss = fc.data_parallel(lambda w, x: np.sum(w * x))
     wrong(fc.FunccollError, lambda: loss(X, X), "outside a mesh")
 

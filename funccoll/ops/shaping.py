@@ -219,6 +219,8 @@ def repeat(a: Any, repeats: int, axis: int | None = None) -> Any:
     """np.repeat with one count for all elements."""
     if not isinstance(repeats, (int, np.integer)):
         raise UnsupportedError("np.repeat with a count for each element cannot be traced; use np.take with indices.")
+    if repeats < 0:
+        raise ShapeError(f"np.repeat: the count is {repeats}; it must be at least 0.")
     if axis is None:
         a, axis = np.ravel(a), 0
     dim = normalize_dim(axis, a.ndim)

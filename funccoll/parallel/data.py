@@ -81,10 +81,10 @@ def data_parallel(
                 full[i] = value
             result = loss_fn(treedef.unflatten(full), *batch)
             if not has_aux:
-                return all_reduce(result, axis, op="mean")
+                return _mean_loss(result, axis)
             if not isinstance(result, tuple) or len(result) != 2:
                 raise TraceError(f"data_parallel(has_aux=True): {loss_fn!r} must return (loss, aux).")
-            return all_reduce(result[0], axis, op="mean"), result[1]
+            return _mean_loss(result[0], axis), result[1]
 
         order = _completion_order(loss_of, [types[i] for i in hooked], axis, has_aux)
         caps = (first_bucket_mb * MIB, bucket_cap_mb * MIB)
@@ -96,6 +96,17 @@ def data_parallel(
         return loss_of(wide)
 
     return wrapped
+
+
+def _mean_loss(loss: Any, axis: Axes) -> Any:
+    """The mean over the devices of one scalar on each."""
+    found = value_type(loss) if hasattr(loss, "dtype") or isinstance(loss, (int, float)) else None
+    if found is None or found.shape or not is_inexact(found.dtype) or found.dtype.kind == "c":
+        raise TraceError(
+            "data_parallel: the loss function must return one real floating-point scalar, the mean loss of its batch, and it "
+            f"returned {found or type(loss).__name__}. Reduce it with np.mean; has_aux=True carries more."
+        )
+    return all_reduce(loss, axis, op="mean")
 
 
 def _sum_over(axis: Axes) -> Callable[[Any], Any]:
