@@ -17,7 +17,7 @@ import optree
 
 from .arguments import Arguments, Options, Static, broadcast_specs, check_specs, path_name
 from .arrays import Array, Layout, layout_of, to_numpy
-from .errors import DTypeError, PytreeError, ShapeError, ShardingError, TraceError, VaryingError
+from .errors import DTypeError, PytreeError, ShapeError, ShardingError, TraceError, VaryingError, user_frames
 from .ir import Program, Traced, current_interpreter
 from .mesh import Mesh, Sharding
 from .ops.elementwise import scalar_type
@@ -263,10 +263,11 @@ class Jitted(Generic[Params, R]):
 
         Arguments may be arrays or anything with `.shape` and `.dtype`.
         """
-        dynamic, static = self._arguments.split(args, kwargs)
-        leaves, treedef = optree.tree_flatten(dynamic)
-        types = [self._leaf_type(leaf, treedef, i, static) for i, leaf in enumerate(leaves)]
-        return self._trace(dynamic, static, treedef, types)
+        with user_frames():
+            dynamic, static = self._arguments.split(args, kwargs)
+            leaves, treedef = optree.tree_flatten(dynamic)
+            types = [self._leaf_type(leaf, treedef, i, static) for i, leaf in enumerate(leaves)]
+            return self._trace(dynamic, static, treedef, types)
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """`trace(...).lower()`."""

@@ -12,6 +12,7 @@ import sys
 import sysconfig
 from contextvars import ContextVar
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "VaryingError",
     "at_source",
     "current_source",
+    "user_frames",
     "user_source",
 ]
 
@@ -121,6 +123,30 @@ def _restore(kind: type[FunccollError], text: str, source: Source | None) -> Fun
     error = kind.__new__(kind, text)
     error.args, error.source = (text,), source
     return error
+
+
+class user_frames:
+    """Context manager: an error of ours that leaves it shows the user's frames, not our own thirty between them.
+
+    Set FUNCCOLL_TRACEBACK=full in the environment to see them all.
+    """
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, kind: object, error: object, traceback: TracebackType | None) -> None:
+        if isinstance(error, FunccollError) and os.environ.get("FUNCCOLL_TRACEBACK") != "full":
+            frames = []
+            while traceback is not None:
+                if _is_users(traceback.tb_frame.f_code.co_filename):
+                    frames.append(traceback)
+                traceback = traceback.tb_next
+            shown = None
+            for t in reversed(frames):
+                shown = TracebackType(shown, t.tb_frame, t.tb_lasti, t.tb_lineno)
+            error.__traceback__ = shown
 
 
 class MeshError(FunccollError, ValueError):
