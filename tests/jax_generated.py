@@ -16,7 +16,9 @@ from jax_sides import MESHES, Input, Program
 
 from funccoll import P
 
-COUNT = 200
+NAN_IN_JAX = (122, 158, 195)
+"""Programs in whose gradients JAX 0.10.2 on CPU has NaN and funccoll has not: differences are the oracle there."""
+NUMBERS = [n for n in range(203) if n not in NAN_IN_JAX]
 LARGEST = 16
 """Elements along a dimension, after every operation."""
 
@@ -47,7 +49,7 @@ def contract(b: Any, rng: Any, x: Any, y: Any) -> Any:
 def reduced(b: Any, rng: Any, x: Any, y: Any) -> Any:
     axis = int(rng.integers(2))
     name = ("sum", "mean", "max", "min")[rng.integers(4)]
-    return x * getattr(b.np, name)(matched(b, y, x) + x, axis=axis, keepdims=True)
+    return x * b.np.tanh(getattr(b.np, name)(matched(b, y, x) + x, axis=axis, keepdims=True))
 
 
 def rearranged(b: Any, rng: Any, x: Any, y: Any) -> Any:

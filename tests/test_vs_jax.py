@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 pytest.importorskip("jax", reason="JAX, the oracle of these tests, is not installed: pip install 'funccoll[jax]'")
 
 import jax_generated
+import jax_layers
 from jax_programs import PROGRAMS
-from jax_sides import Program, compare, run_jax
+from jax_sides import FUNCCOLL, Program, compare, precise, run_funccoll, run_jax
 
-GENERATED = [jax_generated.generate(i) for i in range(jax_generated.COUNT)]
+GENERATED = [jax_generated.generate(i) for i in jax_generated.NUMBERS]
 TOGETHER = 10
 """Programs that JAX compiles at once."""
 
@@ -41,9 +44,23 @@ def test_hand_written(programs):
     agree(programs)
 
 
+@pytest.mark.parametrize("number", jax_generated.NAN_IN_JAX)
+def test_against_differences(number):
+    program = jax_generated.generate(number)
+    through = SimpleNamespace(**{**vars(FUNCCOLL), "stop_gradient": lambda x: x})  # differences see through one
+    xs = [precise(x) for x in program.arguments()]
+    gradients = run_funccoll(program, xs, through)[2]
+    for i, gradient in enumerate(gradients):
+        v = np.random.default_rng(i).normal(size=xs[i].shape)
+        ends = [[x + step * v if i == k else x for k, x in enumerate(xs)] for step in (1e-6, -1e-6)]
+        up, down = (float(run_funccoll(program, end, through)[0]) for end in ends)
+        np.testing.assert_allclose((up - down) / 2e-6, np.sum(np.asarray(gradient) * v), rtol=1e-5, atol=1e-8)
+
+
 def test_what_is_covered():
     assert len(GENERATED) >= 200
     assert len(PROGRAMS) >= 40
-    counts = Counter(name for i in range(jax_generated.COUNT) for name in jax_generated.plan(i))
+    assert jax_layers.ring_attention is PROGRAMS["ring_attention"].body
+    counts = Counter(name for i in jax_generated.NUMBERS for name in jax_generated.plan(i))
     assert set(counts) == set(jax_generated.COLLECTIVES)
     assert min(counts.values()) >= 30
