@@ -290,3 +290,24 @@ def test_threads_may_call_one_function():
     with ThreadPoolExecutor(4) as pool:
         for out in pool.map(lambda _: np.asarray(step(X)), range(200)):
             np.testing.assert_array_equal(out, expected)
+
+
+def test_tracebacks_show_the_users_frames(monkeypatch):
+    import traceback
+
+    def inner(x):
+        return np.reshape(x, (3, 3))
+
+    def outer(x):
+        return inner(np.tanh(x))
+
+    def files():
+        with pytest.raises(ValueError, match="do not fill shape") as caught:
+            fc.jit(outer)(X)
+        return [(f.filename == __file__, f.name) for f in traceback.extract_tb(caught.value.__traceback__)]
+
+    monkeypatch.delenv("FUNCCOLL_TRACEBACK", raising=False)
+    assert [name for users, name in files() if users] == ["files", "outer", "inner"]
+    assert len(files()) <= 4
+    monkeypatch.setenv("FUNCCOLL_TRACEBACK", "full")
+    assert len(files()) > 8
