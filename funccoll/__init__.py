@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from . import errors, nn, random, tree
 from ._version import __version__
-from .arrays import Array, device_put, from_local, process_allgather
-from .autodiff import custom_vjp, grad, grad_hook, stop_gradient, value_and_grad, vjp
+from .arrays import Array
+from .autodiff import grad, value_and_grad, vjp
 from .collectives import (
     all_gather,
     all_reduce,
@@ -23,11 +23,13 @@ from .collectives import (
     scatter,
 )
 from .compile import jit
+from .custom_rules import custom_vjp, grad_hook, stop_gradient
 from .errors import FunccollError, PlannedError
 from .mesh import Mesh, P, Sharding, abstract_mesh
 from .ops.indexing import at
 from .ops.registry import supported_functions
 from .parallel import data_parallel
+from .placement import device_put, from_local, process_allgather
 from .runtime.world import make_mesh, rank, world_size
 from .types import ArrayType, bfloat16
 

@@ -1,4 +1,4 @@
-"""Reverse-mode differentiation: vjp, grad, value_and_grad, custom_vjp, grad_hook, stop_gradient.
+"""Reverse-mode differentiation: vjp, grad, value_and_grad.
 
 A function is staged to a program, the program is run through `bind` (so an enclosing trace records it),
 and then walked backwards calling each primitive's gradient rule, which is written with public operations:
@@ -14,26 +14,24 @@ from typing import Any
 import numpy as np
 import optree
 
-from .collectives import Axes, _axes
 from .errors import DTypeError, PytreeError, ShapeError, TraceError, VaryingError, at_source
-from .ir import Equation, Literal, Program, Var, bind, current_interpreter
+from .ir import Equation, Literal, Program, Var, current_interpreter
 from .ops.elementwise import scalar_type
 from .ops.registry import as_traceable
 from .primitives.collective import pvary
-from .primitives.elementwise import stop_gradient_p
 from .primitives.higher import custom_vjp_p, grad_hook_p
-from .tracing import Trace, flatten_outputs, stage, value_type
+from .tracing import flatten_outputs, stage, value_type
 from .types import ArrayType, is_inexact
 
-__all__ = ["custom_vjp", "grad", "grad_hook", "stop_gradient", "value_and_grad", "vjp"]
+__all__ = ["flatten_function", "grad", "label_of", "require_function", "value_and_grad", "vjp", "widened", "zeros"]
 
 
 def zeros(type: ArrayType) -> Any:
     """Zeros of a type, varying as it says."""
-    return _widened(np.zeros(type.shape, type.dtype), type)
+    return widened(np.zeros(type.shape, type.dtype), type)
 
 
-def _widened(value: Any, type: ArrayType) -> Any:
+def widened(value: Any, type: ArrayType) -> Any:
     """`value` marked as varying over every axis of `type`."""
     missing = type.varying - value_type(value).varying
     return pvary(value, [a for a in current_interpreter().axis_sizes if a in missing]) if missing else value
@@ -140,7 +138,7 @@ class _Backward:
             for atom, result in zip(eqn.inputs, results, strict=True):
                 if result is not None and isinstance(atom, Var) and atom in self.active:
                     value = result() if callable(result) else result
-                    self.add(atom, _widened(value, atom.type))
+                    self.add(atom, widened(value, atom.type))
 
 
 # ---------------------------------------------------------------- functions
@@ -163,7 +161,7 @@ def _linearize(
     return outputs, pullback, program
 
 
-def _flat(fn: Callable[..., Any], args: Any, has_aux: bool, name: str) -> tuple[list[Any], Any, Callable, dict]:
+def flatten_function(fn: Callable[..., Any], args: Any, has_aux: bool, name: str) -> tuple[list[Any], Any, Callable, dict]:
     """`fn` over flat leaves; `info` receives the structure of its result when it is traced."""
     leaves, treedef = optree.tree_flatten(args)
     info: dict[str, Any] = {"weak": [scalar_type(x) for x in leaves]}
@@ -184,12 +182,14 @@ def _flat(fn: Callable[..., Any], args: Any, has_aux: bool, name: str) -> tuple[
     return leaves, treedef, flat, info
 
 
-def _require_function(what: str, fn: Any) -> None:
+def require_function(what: str, fn: Any) -> None:
+    """Raise a TraceError that names what a function is needed for."""
     if not callable(fn):
         raise TraceError(f"{what} takes a function, not {fn!r:.60}.")
 
 
-def _label(fn: Callable[..., Any]) -> str:
+def label_of(fn: Callable[..., Any]) -> str:
+    """How messages call a function."""
     return getattr(fn, "__name__", type(fn).__name__)
 
 
@@ -200,9 +200,9 @@ def vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple:
     varies over must be what the result varies over (an unvarying one is widened). With `has_aux`, `fn` returns
     `(result, aux)` and this returns `(result, pullback, aux)`. Complex numbers follow JAX: no conjugates.
     """
-    _require_function("vjp", fn)
-    name = _label(fn)
-    leaves, treedef, flat, info = _flat(fn, primals, has_aux, name)
+    require_function("vjp", fn)
+    name = label_of(fn)
+    leaves, treedef, flat, info = flatten_function(fn, primals, has_aux, name)
     outputs, pull, program = _linearize(flat, leaves, info["weak"], name)
     count = info["count"]
     types = [a.type for a in program.outputs[:count]]
@@ -227,25 +227,13 @@ def vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple:
     return result, pullback
 
 
-def _check_rule(found: ArrayType, wanted: ArrayType, what: str) -> None:
-    """What a custom rule returns must have the type of what it stands for; it may vary over less."""
-    if found.shape != wanted.shape or found.dtype != wanted.dtype:
-        raise ShapeError(f"{what} of type {found} for a value of type {wanted}: shape and dtype must agree.")
-    extra = sorted(found.varying - wanted.varying)
-    if extra:
-        raise VaryingError(
-            f"{what} of type {found} for a value of type {wanted}, which does not vary over {', '.join(map(repr, extra))}: "
-            "all_reduce it over that axis."
-        )
-
-
 def _check_cotangent(ct: Any, type: ArrayType, name: str) -> Any:
     found = value_type(ct)
     if found.shape != type.shape or found.dtype != type.dtype:
         raise ShapeError(f"a cotangent of {name} has type {found}, and its result {type}: shape and dtype must agree.")
     if found.varying - type.varying:
         raise VaryingError(f"a cotangent of {name} varies over {sorted(found.varying)}, its result {type} does not.")
-    return _widened(ct, type)
+    return widened(ct, type)
 
 
 def value_and_grad(
@@ -259,12 +247,12 @@ def value_and_grad(
     Raises: VaryingError when the loss varies over a mesh axis and an argument does not: that would silently be
     the gradient of the sum of the losses.
     """
-    _require_function("grad", fn)
+    require_function("grad", fn)
     several = isinstance(argnums, (tuple, list))
     positions: tuple[Any, ...] = tuple(argnums) if several else (argnums,)  # type: ignore[arg-type]
     if not all(isinstance(p, (int, np.integer)) and not isinstance(p, bool) for p in positions):
         raise TraceError(f"grad: argnums={argnums!r}: it takes the position of an argument, such as 0, or a tuple of them.")
-    name = _label(fn)
+    name = label_of(fn)
 
     @functools.wraps(fn)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -277,7 +265,7 @@ def value_and_grad(
                 full[p] = v
             return fn(*full, **kwargs)
 
-        leaves, treedef, flat, info = _flat(of_chosen, chosen, has_aux, name)
+        leaves, treedef, flat, info = flatten_function(of_chosen, chosen, has_aux, name)
         for leaf in leaves:
             if not is_inexact(leaf.dtype):
                 raise DTypeError(
@@ -289,7 +277,7 @@ def value_and_grad(
         paths = [(where[path[0]], *path[1:]) for path in treedef.paths()]
         _check_loss(loss, name, info["count"], dict(zip(paths, map(value_type, leaves), strict=True)))
         assert loss is not None
-        one = _widened(np.ones((), loss.type.dtype), loss.type)
+        one = widened(np.ones((), loss.type.dtype), loss.type)
         grads = pull([one, *(None for _ in program.outputs[1:])])
         tree = treedef.unflatten(zeros(v.type) if g is None else g for g, v in zip(grads, program.inputs, strict=True))
         result = outputs[0]
@@ -337,118 +325,3 @@ def grad(fn: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool
         return (gradient, value[1]) if has_aux else gradient
 
     return wrapped
-
-
-def stop_gradient(x: Any) -> Any:
-    """`x` (an array or pytree), constant as far as gradients are concerned."""
-    return optree.tree_map(lambda leaf: bind(stop_gradient_p, as_traceable(leaf)), x)  # type: ignore[arg-type]
-
-
-def grad_hook(xs: Any, hook: Callable[[Any], Any], axis: Axes) -> Any:
-    """`pvary` of a whole bucket, with your own transpose.
-
-    `xs` is a pytree of arrays that do not vary over `axis`; the result varies. In the backward pass
-    `hook(cotangents)` receives the pytree of local gradients as soon as the last of them is complete, and
-    returns the reduced ones, which do not vary: for example `lambda g: fc.all_reduce(g, axis, op="sum")`.
-    """
-    axes = _axes("grad_hook", axis)
-    _require_function("grad_hook(xs, hook, ...)", hook)
-    leaves, treedef = optree.tree_flatten(xs)
-    leaves = [as_traceable(leaf) for leaf in leaves]
-    types = [value_type(leaf) for leaf in leaves]
-
-    def flat_hook(cts: list[Any]) -> list[Any]:
-        out, out_tree = optree.tree_flatten(hook(treedef.unflatten(cts)))
-        if out_tree != treedef:
-            raise PytreeError(
-                f"a grad_hook returned structure {out_tree}, and its bucket has {treedef}: it returns one gradient for each "
-                "value, in the structure it was given (* is an array)."
-            )
-        for value, type in zip(out, types, strict=True):
-            found = value_type(value)
-            if found.shape != type.shape or found.dtype != type.dtype or found.varying - type.varying:
-                raise VaryingError(
-                    f"a grad_hook returned a gradient of type {found} for a value of type {type}: it must have that "
-                    f"shape and dtype, and not vary over {axes}; all_reduce it."
-                )
-        return out
-
-    flat_hook.__qualname__ = getattr(hook, "__qualname__", "hook")
-    return treedef.unflatten(bind(grad_hook_p, *leaves, axes=axes, hook=flat_hook)) if leaves else xs
-
-
-class custom_vjp:
-    """A function with its own gradient rule.
-
-    `f.defvjp(forward, backward)`: `forward(*args) -> (result, residuals)`; `backward(residuals, cotangent)`
-    returns one cotangent (a pytree like the argument, or None for zero) for each argument. Source: JAX.
-    """
-
-    def __init__(self, fn: Callable[..., Any]):
-        _require_function("custom_vjp", fn)
-        functools.update_wrapper(self, fn)
-        self.fn = fn
-        self.forward: Callable[..., Any] | None = None
-        self.backward: Callable[..., Any] | None = None
-
-    def defvjp(self, forward: Callable[..., Any], backward: Callable[..., Any]) -> custom_vjp:
-        """Set the rule; returns self."""
-        _require_function("defvjp(forward, ...)", forward)
-        _require_function("defvjp(..., backward)", backward)
-        self.forward, self.backward = forward, backward
-        return self
-
-    def __call__(self, *args: Any) -> Any:
-        """Apply the function; in a trace, with its gradient rule."""
-        name = _label(self.fn)
-        if self.forward is None or self.backward is None:
-            raise TraceError(f"custom_vjp {name} has no rule yet: call {name}.defvjp(forward, backward).")
-        if not isinstance(current_interpreter(), Trace):
-            return self.fn(*args)
-        forward, backward = self.forward, self.backward
-        leaves, treedef, flat, info = _flat(self.fn, args, False, name)
-        program, captured = stage(flat, [value_type(v) for v in leaves], label=name)
-        # What the function captured becomes further inputs, without a gradient.
-        closed = program.replace(constants=(), inputs=(*program.inputs, *(v for v, _ in program.constants)))
-        out_tree = info["out_tree"]
-
-        def flat_forward(*values: Any) -> tuple[list[Any], Any]:
-            returned = forward(*treedef.unflatten(values[: len(leaves)]))
-            if not isinstance(returned, tuple) or len(returned) != 2:
-                raise TraceError(
-                    f"the forward rule of {name} must return a tuple (result, residuals), not {type(returned).__name__}."
-                )
-            result, residuals = returned
-            outs, found = flatten_outputs(result, name)
-            if found != out_tree:
-                raise PytreeError(f"the forward rule of {name} returns structure {found}, {name} itself {out_tree}.")
-            for out, atom in zip(outs, program.outputs, strict=True):
-                _check_rule(value_type(out), atom.type, f"the forward rule of {name} returns a result")
-            outs = [_widened(as_traceable(o), a.type) for o, a in zip(outs, program.outputs, strict=True)]
-            return outs, residuals
-
-        def flat_backward(residuals: Any, cts: Sequence[Any]) -> list[Any]:
-            returned = backward(residuals, out_tree.unflatten(cts))
-            if not isinstance(returned, tuple) or len(returned) != len(args):
-                raise PytreeError(
-                    f"the backward rule of {name} must return a tuple of {len(args)} cotangent(s), one for each argument "
-                    "(None for zero)."
-                )
-            flat_cts: list[Any] = []
-            for arg, ct in zip(args, returned, strict=True):
-                arg_leaves, arg_tree = optree.tree_flatten(arg)
-                if ct is None:
-                    flat_cts.extend([None] * len(arg_leaves))
-                    continue
-                ct_leaves, ct_tree = optree.tree_flatten(ct)
-                if ct_tree != arg_tree:
-                    raise PytreeError(f"the backward rule of {name} returns structure {ct_tree} for {arg_tree}.")
-                flat_cts.extend(as_traceable(c) for c in ct_leaves)
-            for ct, leaf in zip(flat_cts, leaves, strict=True):
-                if ct is not None and is_inexact(value_type(leaf).dtype):
-                    _check_rule(value_type(ct), value_type(leaf), f"the backward rule of {name} returns a cotangent")
-            return [*flat_cts, *(None for _ in captured)]
-
-        flat_forward.__qualname__, flat_backward.__qualname__ = name + ".forward", name + ".backward"
-        outs = bind(custom_vjp_p, *leaves, *captured, program=closed, forward=flat_forward, backward=flat_backward)
-        return out_tree.unflatten(outs)

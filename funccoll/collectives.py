@@ -25,13 +25,13 @@ from .tracing import value_type
 
 __all__ = [
     "all_gather", "all_reduce", "all_to_all", "axis_index", "axis_size", "barrier", "broadcast", "gather",
-    "own_slice", "permute", "pvary", "reduce", "reduce_scatter", "scatter",
+    "mesh_axes", "own_slice", "permute", "pvary", "reduce", "reduce_scatter", "scatter",
 ]  # fmt: skip
 
 Axes = str | tuple[str, ...]
 
 
-def _axes(name: str, axis: Axes) -> tuple[str, ...]:
+def mesh_axes(name: str, axis: Axes) -> tuple[str, ...]:
     """The axes of a call, checked against the mesh of the trace."""
     sizes = current_interpreter().axis_sizes
     if not isinstance(axis, str) and not (isinstance(axis, (tuple, list)) and all(isinstance(a, str) for a in axis)):
@@ -125,7 +125,7 @@ def all_reduce(x: Any, axis: Axes, *, op: str = "sum", algorithm: str | None = N
     prod gives the product of the others, right with zeros.
     Raises: VaryingError when `x` does not vary over `axis`; DTypeError for an op the dtype lacks.
     """
-    axes = _axes("all_reduce", axis)
+    axes = mesh_axes("all_reduce", axis)
     return _communicate(c.all_reduce_p, x, axes, algorithm, op=_op("all_reduce", op))
 
 
@@ -135,7 +135,7 @@ def all_gather(x: Any, axis: Axes, *, dim: int = 0, stack: bool = False, algorit
     Returns shape with `dim` multiplied by p (or p inserted at `dim`), no longer varying over `axis`.
     Gradient: each device takes its own block.
     """
-    axes = _axes("all_gather", axis)
+    axes = mesh_axes("all_gather", axis)
     dim = _dim("all_gather", x, dim, extra=int(stack))
     return _communicate(c.all_gather_p, x, axes, algorithm, dim=dim, stack=bool(stack))
 
@@ -145,7 +145,7 @@ def reduce_scatter(x: Any, axis: Axes, *, dim: int = 0, op: str = "sum", algorit
 
     Returns shape with `dim` divided by p (it must divide). Gradient for sum and mean: all_gather.
     """
-    axes = _axes("reduce_scatter", axis)
+    axes = mesh_axes("reduce_scatter", axis)
     dim = _dim("reduce_scatter", x, dim)
     return _communicate(c.reduce_scatter_p, x, axes, algorithm, dim=dim, op=_op("reduce_scatter", op))
 
@@ -155,7 +155,7 @@ def all_to_all(x: Any, axis: Axes, *, split_dim: int, concat_dim: int, algorithm
 
     Returns shape with `split_dim` divided by p and `concat_dim` multiplied by p. Gradient: the reverse exchange.
     """
-    axes = _axes("all_to_all", axis)
+    axes = mesh_axes("all_to_all", axis)
     split = _dim("all_to_all", x, split_dim, what="split_dim")
     concat = _dim("all_to_all", x, concat_dim, what="concat_dim")
     return _communicate(c.all_to_all_p, x, axes, algorithm, split_dim=split, concat_dim=concat)
@@ -166,7 +166,7 @@ def permute(x: Any, axis: Axes, *, pairs: Sequence[tuple[int, int]], algorithm: 
 
     Sources are unique, and so are destinations. Gradient: the pairs reversed.
     """
-    axes = _axes("permute", axis)
+    axes = mesh_axes("permute", axis)
     size = _size(axes)
     try:
         checked = tuple((operator.index(s), operator.index(d)) for s, d in pairs)
@@ -188,13 +188,13 @@ def broadcast(x: Any, axis: Axes, *, root: int = 0, algorithm: str | None = None
 
     Returns the shape of `x`, no longer varying over `axis`. Gradient: the cotangent on root, zeros elsewhere.
     """
-    axes = _axes("broadcast", axis)
+    axes = mesh_axes("broadcast", axis)
     return _communicate(c.broadcast_p, x, axes, algorithm, root=_root("broadcast", root, axes))
 
 
 def reduce(x: Any, axis: Axes, *, root: int = 0, op: str = "sum", algorithm: str | None = None) -> Any:
     """Combine `x` over `axis` onto the device at position `root`; the others get zeros."""
-    axes = _axes("reduce", axis)
+    axes = mesh_axes("reduce", axis)
     return _communicate(c.reduce_p, x, axes, algorithm, root=_root("reduce", root, axes), op=_op("reduce", op))
 
 
@@ -203,21 +203,21 @@ def gather(x: Any, axis: Axes, *, root: int = 0, dim: int = 0, algorithm: str | 
 
     Gradient: scatter.
     """
-    axes = _axes("gather", axis)
+    axes = mesh_axes("gather", axis)
     dim = _dim("gather", x, dim)
     return _communicate(c.gather_p, x, axes, algorithm, root=_root("gather", root, axes), dim=dim)
 
 
 def scatter(x: Any, axis: Axes, *, root: int = 0, dim: int = 0, algorithm: str | None = None) -> Any:
     """Each device gets its own block along `dim` of root's `x`; `dim` must divide by p. Gradient: gather."""
-    axes = _axes("scatter", axis)
+    axes = mesh_axes("scatter", axis)
     dim = _dim("scatter", x, dim)
     return _communicate(c.scatter_p, x, axes, algorithm, root=_root("scatter", root, axes), dim=dim)
 
 
 def barrier(axis: Axes) -> None:
     """No device along `axis` goes on before all are here; no collective crosses it."""
-    bind(c.barrier_p, axes=_axes("barrier", axis))
+    bind(c.barrier_p, axes=mesh_axes("barrier", axis))
 
 
 def own_slice(x: Any, axis: Axes, *, dim: int = 0) -> Any:
@@ -225,7 +225,7 @@ def own_slice(x: Any, axis: Axes, *, dim: int = 0) -> Any:
 
     Returns shape with `dim` divided by p, varying over `axis`; moves nothing. Gradient: all_gather.
     """
-    axes = _axes("own_slice", axis)
+    axes = mesh_axes("own_slice", axis)
     dim = _dim("own_slice", x, dim)
     leaves, rebuild = _leaves("own_slice", x)
     return rebuild(bind(c.own_slice_p, leaf, axes=axes, dim=dim, stack=False, size=_size(axes)) for leaf in leaves)
@@ -236,7 +236,7 @@ def pvary(x: Any, axis: Axes) -> Any:
 
     Gradient: all_reduce sum. An axis that `x` varies over already is left as it is.
     """
-    axes = _axes("pvary", axis)
+    axes = mesh_axes("pvary", axis)
     leaves, rebuild = _leaves("pvary", x)
 
     def widen(leaf: Any) -> Any:
@@ -248,9 +248,9 @@ def pvary(x: Any, axis: Axes) -> Any:
 
 def axis_index(axis: Axes) -> Any:
     """This device's position along `axis`: int32, 0 to p - 1, varying over `axis`."""
-    return bind(c.axis_index_p, axes=_axes("axis_index", axis))
+    return bind(c.axis_index_p, axes=mesh_axes("axis_index", axis))
 
 
 def axis_size(axis: Axes) -> int:
     """The number of devices along `axis`, a Python int."""
-    return _size(_axes("axis_size", axis))
+    return _size(mesh_axes("axis_size", axis))

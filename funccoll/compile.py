@@ -7,25 +7,22 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 import numpy as np
 import optree
 
 from .arguments import Arguments, Options, Static, broadcast_specs, check_specs, path_name
-from .arrays import Array, Layout, layout_of, to_numpy
-from .errors import DTypeError, PytreeError, ShapeError, ShardingError, TraceError, VaryingError, user_frames
-from .ir import Program, Traced, current_interpreter
+from .arrays import Array, layout_of, to_numpy
+from .errors import DTypeError, ShardingError, TraceError, VaryingError, user_frames
+from .ir import Traced, current_interpreter
 from .mesh import Mesh, Sharding
 from .ops.elementwise import scalar_type
-from .passes import plan_buffers, run_passes
 from .primitives.collective import pvary
-from .report import CollectiveTable, cost_analysis
-from .runtime.local import compile_local
-from .tracing import check_alive, flatten_outputs, stage, value_type
+from .stages import Compiled, Lowered, Signature, TracedFunction
+from .tracer import check_alive
+from .tracing import flatten_outputs, stage, value_type
 from .types import check_dtype
 
 __all__ = ["Compiled", "Jitted", "Lowered", "TracedFunction", "jit"]
@@ -39,142 +36,6 @@ _LeafType = tuple[tuple[int, ...], np.dtype, type | None]
 """Global shape, dtype, and the Python type of a weak scalar."""
 
 _NO_MESH = Mesh({}, (0,))
-
-
-@dataclass(frozen=True)
-class _Signature:
-    """What a compiled function expects and returns, beside the program."""
-
-    name: str
-    mesh: Mesh
-    in_tree: optree.PyTreeSpec
-    in_layouts: tuple[Layout, ...]
-    out_tree: optree.PyTreeSpec
-    out_layouts: tuple[Layout, ...]
-    donated: tuple[bool, ...]
-
-
-class _Stage:
-    """What all stages have in common."""
-
-    def __init__(self, program: Program, signature: _Signature):
-        self.program, self.signature = program, signature
-
-    @property
-    def mesh(self) -> Mesh:
-        """The mesh it was made for."""
-        return self.signature.mesh
-
-    @functools.cached_property
-    def fingerprint(self) -> str:
-        """sha256 of program, mesh and specs: equal on every machine for equal programs."""
-        import hashlib
-
-        layouts = (*self.signature.in_layouts, *self.signature.out_layouts)
-        specs = ";".join(repr(layout.sharding.spec) for layout in layouts)
-        return hashlib.sha256(f"{self.program.fingerprint}|{specs}".encode()).hexdigest()
-
-    def as_text(self) -> str:
-        """The program, printed like a jaxpr."""
-        return self.program.text()
-
-    def collectives(self) -> CollectiveTable:
-        """The program's collectives: which, over what, how many bytes, from which line of yours."""
-        return CollectiveTable(self.program)
-
-    def cost_analysis(self) -> dict[str, float]:
-        """Estimates for one device and one call: flops, bytes accessed, collectives and their bytes."""
-        return cost_analysis(self.program)
-
-    def __str__(self) -> str:
-        return self.as_text()
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.signature.name} on {self.mesh!r}: {len(self.program.equations)} equations>"
-
-    def _repr_html_(self) -> str:
-        return self.program._repr_html_()
-
-
-class TracedFunction(_Stage):
-    """A function as a typed program, as it was written."""
-
-    def lower(self) -> Lowered:
-        """Run the passes."""
-        check = os.environ.get("FUNCCOLL_CHECK") == "1"
-        if check:
-            self.program.check()
-        return Lowered(run_passes(self.program, check), self.signature)
-
-
-class Lowered(_Stage):
-    """The program after the passes."""
-
-    def compile(self) -> Compiled:
-        """Make it executable on this process's devices."""
-        return Compiled(self.program, self.signature)
-
-
-class Compiled(_Stage):
-    """An executable program: call it with arguments of the types it was compiled for."""
-
-    def __init__(self, program: Program, signature: _Signature):
-        super().__init__(program, signature)
-        self._run = compile_local(program, signature.mesh, plan_buffers(program))
-        self._single = signature.out_tree.is_leaf()
-        self._layouts = signature.in_layouts
-        self._donates = any(signature.donated)
-
-    def __call__(self, *args: Any) -> Any:
-        """Run on positional arguments of the structure, shapes and dtypes it was compiled for."""
-        flat: Any = args
-        leaves, treedef = optree.tree_flatten(flat)
-        signature = self.signature
-        if treedef != signature.in_tree:
-            raise PytreeError(
-                f"{signature.name} was compiled for arguments of structure {signature.in_tree}, and called with {treedef} "
-                "(* is an array). Call the jitted function itself, which compiles anew where it has to."
-            )
-        for i, (leaf, layout) in enumerate(zip(leaves, signature.in_layouts, strict=True)):
-            what = path_name("args", treedef, i)
-            leaf = leaf if hasattr(leaf, "dtype") else to_numpy(leaf, what)
-            shape, dtype = np.shape(leaf), check_dtype(leaf.dtype, what)
-            if shape != layout.shape or dtype != layout.dtype:
-                raise ShapeError(
-                    f"{what} of {signature.name} is {dtype}{list(shape)}, and it was compiled for "
-                    f"{layout.dtype}{list(layout.shape)}."
-                )
-        return self.execute(leaves)
-
-    def execute(self, leaves: Sequence[Any]) -> Any:
-        """Run on flat arguments that are known to fit."""
-        inputs = []
-        for leaf, layout in zip(leaves, self._layouts, strict=True):
-            if type(leaf) is Array:
-                same = leaf.layout.same(layout)
-                inputs.append(leaf.take_copies() if same else layout.split(np.asarray(leaf)))
-            else:
-                native = type(leaf) is np.ndarray and leaf.dtype is layout.dtype
-                inputs.append(layout.split(leaf if native else to_numpy(leaf)))
-        if self._donates:  # only now, when nothing can be refused any more, do donated Arrays lose their data
-            for leaf, donated in zip(leaves, self.signature.donated, strict=True):
-                if donated and type(leaf) is Array and not leaf.is_deleted:
-                    leaf.take_copies(delete=True)
-        return self._wrap(self._run(*inputs))
-
-    def takes_as_they_are(self, leaves: Sequence[Any]) -> bool:
-        """True when all arguments are Arrays of the expected layouts, and none is donated."""
-        pairs = zip(leaves, self.signature.in_layouts, strict=True)
-        return not self._donates and all(type(x) is Array and x.layout.same(y) for x, y in pairs)
-
-    def execute_ready(self, arrays: Sequence[Array]) -> Any:
-        """Run on Arrays whose layouts are known to be the expected ones: nothing to check or convert."""
-        return self._wrap(self._run(*[a._copies for a in arrays]))
-
-    def _wrap(self, outputs: Sequence[Any]) -> Any:
-        if self._single:
-            return Array(self.signature.out_layouts[0], outputs[0])
-        return self.signature.out_tree.unflatten(map(Array, self.signature.out_layouts, outputs))
 
 
 class Jitted(Generic[Params, R]):
@@ -309,7 +170,7 @@ class Jitted(Generic[Params, R]):
             for a, s in zip(program.outputs, out["shardings"], strict=True)
         )
         donated = arguments.donated(dynamic, static)
-        signature = _Signature(self._name, self.mesh, treedef, tuple(layouts), out["tree"], out_layouts, donated)
+        signature = Signature(self._name, self.mesh, treedef, tuple(layouts), out["tree"], out_layouts, donated)
         return TracedFunction(program, signature)
 
     def _check_output(self, value: Any, sharding: Sharding, tree: optree.PyTreeSpec, position: int) -> Any:
@@ -320,8 +181,10 @@ class Jitted(Generic[Params, R]):
         if extra:
             axes = ", ".join(map(repr, sorted(extra)))
             given = " (out_specs was not given)" if self.out_specs is None else ""
+            origin = getattr(value, "source", None)
+            made = f", made at {origin}" if origin else ""
             raise VaryingError(
-                f"out_specs of {self._name}: {where}, of type {type}, has the spec {sharding.spec!r}{given}, which says that "
+                f"out_specs of {self._name}: {where}, of type {type}{made}, has the spec {sharding.spec!r}{given}, which says that "
                 f"it is equal on all devices along {axes}; it varies over {axes}. Reduce or gather it first "
                 f"(fc.all_reduce, fc.all_gather over {axes}), or name {axes} in its out_spec."
             )

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .autodiff import custom_vjp, stop_gradient
+from .custom_rules import custom_vjp, stop_gradient
 from .errors import ShapeError
 from .ir import bind
 from .ops.registry import as_traceable

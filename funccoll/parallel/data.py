@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import optree
 
-from ..autodiff import grad_hook, vjp
+from ..autodiff import vjp
 from ..collectives import Axes, all_reduce
+from ..custom_rules import grad_hook
 from ..errors import PlannedError, ShapeError, TraceError
 from ..ops.registry import as_traceable
 from ..tracing import stage, value_type

@@ -1,0 +1,159 @@
+"""The stages of a jitted function: Traced (typed program), Lowered (after the passes), Compiled (runs)."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import optree
+
+from .arguments import path_name
+from .arrays import Array, Layout, to_numpy
+from .errors import PytreeError, ShapeError
+from .ir import Program
+from .mesh import Mesh
+from .passes import plan_buffers, run_passes
+from .report import CollectiveTable, cost_analysis
+from .runtime.local import compile_local
+from .types import check_dtype
+
+__all__ = ["Compiled", "Lowered", "Signature", "TracedFunction"]
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What a compiled function expects and returns, beside the program."""
+
+    name: str
+    mesh: Mesh
+    in_tree: optree.PyTreeSpec
+    in_layouts: tuple[Layout, ...]
+    out_tree: optree.PyTreeSpec
+    out_layouts: tuple[Layout, ...]
+    donated: tuple[bool, ...]
+
+
+class _Stage:
+    """What all stages have in common."""
+
+    def __init__(self, program: Program, signature: Signature):
+        self.program, self.signature = program, signature
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh it was made for."""
+        return self.signature.mesh
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """sha256 of program, mesh and specs: equal on every machine for equal programs."""
+        layouts = (*self.signature.in_layouts, *self.signature.out_layouts)
+        specs = ";".join(repr(layout.sharding.spec) for layout in layouts)
+        return hashlib.sha256(f"{self.program.fingerprint}|{specs}".encode()).hexdigest()
+
+    def as_text(self) -> str:
+        """The program, printed like a jaxpr."""
+        return self.program.text()
+
+    def collectives(self) -> CollectiveTable:
+        """The program's collectives: which, over what, how many bytes, from which line of yours."""
+        return CollectiveTable(self.program)
+
+    def cost_analysis(self) -> dict[str, float]:
+        """Estimates for one device and one call: flops, bytes accessed, collectives and their bytes."""
+        return cost_analysis(self.program)
+
+    def __str__(self) -> str:
+        return self.as_text()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.signature.name} on {self.mesh!r}: {len(self.program.equations)} equations>"
+
+    def _repr_html_(self) -> str:
+        return self.program._repr_html_()
+
+
+class TracedFunction(_Stage):
+    """A function as a typed program, as it was written."""
+
+    def lower(self) -> Lowered:
+        """Run the passes."""
+        check = os.environ.get("FUNCCOLL_CHECK") == "1"
+        if check:
+            self.program.check()
+        return Lowered(run_passes(self.program, check), self.signature)
+
+
+class Lowered(_Stage):
+    """The program after the passes."""
+
+    def compile(self) -> Compiled:
+        """Make it executable on this process's devices."""
+        return Compiled(self.program, self.signature)
+
+
+class Compiled(_Stage):
+    """An executable program: call it with arguments of the types it was compiled for."""
+
+    def __init__(self, program: Program, signature: Signature):
+        super().__init__(program, signature)
+        self._run = compile_local(program, signature.mesh, plan_buffers(program))
+        self._single = signature.out_tree.is_leaf()
+        self._layouts = signature.in_layouts
+        self._donates = any(signature.donated)
+
+    def __call__(self, *args: Any) -> Any:
+        """Run on positional arguments of the structure, shapes and dtypes it was compiled for."""
+        flat: Any = args
+        leaves, treedef = optree.tree_flatten(flat)
+        signature = self.signature
+        if treedef != signature.in_tree:
+            raise PytreeError(
+                f"{signature.name} was compiled for arguments of structure {signature.in_tree}, and called with {treedef} "
+                "(* is an array). Call the jitted function itself, which compiles anew where it has to."
+            )
+        for i, (leaf, layout) in enumerate(zip(leaves, signature.in_layouts, strict=True)):
+            what = path_name("args", treedef, i)
+            leaf = leaf if hasattr(leaf, "dtype") else to_numpy(leaf, what)
+            shape, dtype = np.shape(leaf), check_dtype(leaf.dtype, what)
+            if shape != layout.shape or dtype != layout.dtype:
+                raise ShapeError(
+                    f"{what} of {signature.name} is {dtype}{list(shape)}, and it was compiled for "
+                    f"{layout.dtype}{list(layout.shape)}."
+                )
+        return self.execute(leaves)
+
+    def execute(self, leaves: Sequence[Any]) -> Any:
+        """Run on flat arguments that are known to fit."""
+        inputs = []
+        for leaf, layout in zip(leaves, self._layouts, strict=True):
+            if type(leaf) is Array:
+                same = leaf.layout.same(layout)
+                inputs.append(leaf.take_copies() if same else layout.split(np.asarray(leaf)))
+            else:
+                native = type(leaf) is np.ndarray and leaf.dtype is layout.dtype
+                inputs.append(layout.split(leaf if native else to_numpy(leaf)))
+        if self._donates:  # only now, when nothing can be refused any more, do donated Arrays lose their data
+            for leaf, donated in zip(leaves, self.signature.donated, strict=True):
+                if donated and type(leaf) is Array and not leaf.is_deleted:
+                    leaf.take_copies(delete=True)
+        return self._wrap(self._run(*inputs))
+
+    def takes_as_they_are(self, leaves: Sequence[Any]) -> bool:
+        """True when all arguments are Arrays of the expected layouts, and none is donated."""
+        pairs = zip(leaves, self.signature.in_layouts, strict=True)
+        return not self._donates and all(type(x) is Array and x.layout.same(y) for x, y in pairs)
+
+    def execute_ready(self, arrays: Sequence[Array]) -> Any:
+        """Run on Arrays whose layouts are known to be the expected ones: nothing to check or convert."""
+        return self._wrap(self._run(*[a._copies for a in arrays]))
+
+    def _wrap(self, outputs: Sequence[Any]) -> Any:
+        if self._single:
+            return Array(self.signature.out_layouts[0], outputs[0])
+        return self.signature.out_tree.unflatten(map(Array, self.signature.out_layouts, outputs))
