@@ -243,6 +243,10 @@ def test_extrema_do_not_see_the_order_of_devices(dtype):
             assert bits(on_root[0]) == bits(want)
             scatter = per_device(mesh, lambda x, op=op: fc.reduce_scatter(x, "x", op=op))(x).shards
             assert bits(np.concatenate([s[0] for s in scatter])) == bits(want)
+    lonely = fc.make_mesh({"x": 1})
+    for op in ("max", "min"):  # one device alone gives the same NaN, and leaves signed zeros as they are
+        (shard,) = per_device(lonely, lambda x, op=op: fc.all_reduce(x, "x", op=op))(left[None]).shards
+        assert bits(shard[0]) == bits(np.where(np.isnan(left), canonical, left))
 
 
 # ---------------------------------------------------------------- programs

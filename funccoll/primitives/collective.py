@@ -64,7 +64,8 @@ def fold(shards: Shards, op: str) -> Any:
     combine = OPS[op]
     first = shards[0]
     if len(shards) == 1:
-        total = np.array(first)
+        # Even alone, max and min give the one canonical NaN: the bits do not depend on the number of devices.
+        total = np.array(combine(first, first) if op in ("max", "min") else first)
     elif first.size <= _BLOCK or not isinstance(combine, np.ufunc) or not all(s.flags.c_contiguous for s in shards):
         total = combine(first, shards[1])
         in_place = isinstance(combine, np.ufunc) and first.ndim
