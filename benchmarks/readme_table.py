@@ -11,7 +11,7 @@ BEGIN, END = "<!-- speed:begin -->", "<!-- speed:end -->"
 
 
 def _time(us: float) -> str:
-    if us >= 1e5:
+    if us >= 1e6:
         return f"{us / 1e6:.2f} s"
     return f"{us / 1e3:.1f} ms" if us >= 1e3 else f"{us:.1f} µs"
 
