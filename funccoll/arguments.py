@@ -106,15 +106,13 @@ class Arguments:
     def split(self, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Static]:
         """Dynamic positional arguments, and the static ones."""
         options = self.options
-        named_static = [(k, v) for k, v in sorted(kwargs.items()) if k in options.static_argnames]
-        if kwargs:
-            dynamic = {k: v for k, v in kwargs.items() if k not in options.static_argnames}
-            args = self._positional(args, dynamic, {k for k, _ in named_static})
+        if any(k not in options.static_argnames for k in kwargs):
+            args, kwargs = self._positional(args, kwargs)
         numbers = {n % len(args) for n in options.static_argnums if -len(args) <= n < len(args)}
         if options.static_argnames and self.signature is not None:
             parameters = list(self.signature.parameters)[: len(args)]
             numbers |= {i for i, p in enumerate(parameters) if p in options.static_argnames}
-        static = [*((i, args[i]) for i in sorted(numbers)), *named_static]
+        static = [*((i, args[i]) for i in sorted(numbers)), *sorted(kwargs.items())]
         for where, value in static:
             try:
                 hash(value)
@@ -125,24 +123,23 @@ class Arguments:
                 ) from None
         return tuple(a for i, a in enumerate(args) if i not in numbers), tuple((k, type(v), v) for k, v in static)
 
-    def _positional(self, args: tuple, named: dict[str, Any], static: set[str]) -> tuple:
-        """Keyword arguments in the places of their parameters."""
-        if not named:
-            return args
+    def _positional(self, args: tuple, named: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        """Keyword arguments in the places of their parameters; static ones without a place stay keywords."""
         if self.signature is None:
             raise TraceError(f"{self.name} was called with keywords {sorted(named)}, and has no signature to place them.")
-        rest = [p for n, p in self.signature.parameters.items() if n not in static]
         try:
-            bound = self.signature.replace(parameters=rest).bind(*args, **named)
+            bound = self.signature.bind(*args, **named)
         except TypeError as error:
             raise TraceError(f"{self.name}: {error}.") from None
         bound.apply_defaults()
-        if bound.kwargs:
+        keywords = {k: v for k, v in bound.kwargs.items() if k in named}  # a default finds its place by itself
+        dynamic = sorted(set(keywords) - set(self.options.static_argnames))
+        if dynamic:
             raise TraceError(
-                f"{self.name}: the keyword-only argument(s) {sorted(bound.kwargs)} have no place in in_specs. Make them "
+                f"{self.name}: the keyword-only argument(s) {dynamic} have no place in in_specs. Make them "
                 "positional, or static with static_argnames."
             )
-        return bound.args
+        return bound.args, keywords
 
     def merge(self, dynamic: Any, static: Static) -> tuple[list[Any], dict[str, Any]]:
         """The call's positional and keyword arguments again."""
@@ -185,6 +182,9 @@ class Arguments:
     def donated(self, dynamic: tuple, static: Static) -> tuple[bool, ...]:
         """For each array of the dynamic arguments, whether the caller gives it up."""
         out: list[bool] = []
-        for call_position, arg in zip(self._positions(len(dynamic), static), dynamic, strict=True):
-            out += [call_position in self.options.donate_argnums] * len(optree.tree_leaves(arg))
+        positions = self._positions(len(dynamic), static)
+        count = sum(isinstance(where, int) for where, _, _ in static) + len(dynamic)
+        given_up = {n + count if n < 0 else n for n in self.options.donate_argnums}
+        for call_position, arg in zip(positions, dynamic, strict=True):
+            out += [call_position in given_up] * len(optree.tree_leaves(arg))
         return tuple(out)

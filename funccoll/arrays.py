@@ -38,6 +38,9 @@ class Layout:
     dtype: np.dtype
     sharding: Sharding
 
+    def __reduce__(self) -> Any:
+        return layout_of, (self.shape, self.dtype, self.sharding)  # a copy is the same object
+
     def same(self, other: Layout) -> bool:
         """Equal in shape, dtype and sharding."""
         return self is other or (self.shape, self.dtype, self.sharding) == (other.shape, other.dtype, other.sharding)
@@ -99,6 +102,9 @@ class Array(metaclass=_ArrayMeta):
     def __init__(self, layout: Layout, copies: Any):
         self.layout = layout
         self._copies = copies
+
+    def __reduce__(self) -> Any:
+        return Array, (self.layout, self.take_copies())
 
     # ------------------------------------------------------------ what it is
 

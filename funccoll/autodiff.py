@@ -257,6 +257,8 @@ def value_and_grad(
     @functools.wraps(fn)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         where = [_argument(p, len(args), name) for p in positions]
+        if len(set(where)) != len(where):
+            raise TraceError(f"grad of {name}: argnums={argnums!r} names an argument twice.")
         chosen = tuple(args[p] for p in where)
 
         def of_chosen(*values: Any) -> Any:

@@ -97,8 +97,22 @@ class Primitive:
         """True when devices exchange data or wait for each other."""
         return self.kind in ("collective", "effect")
 
+    def __post_init__(self) -> None:
+        _PRIMITIVES[self.name] = self
+
+    def __reduce__(self) -> Any:
+        return primitive_named, (self.name,)  # passes compare identities: a copy, in a process too, is the same object
+
     def __repr__(self) -> str:
         return self.name
+
+
+_PRIMITIVES: dict[str, Primitive] = {}
+
+
+def primitive_named(name: str) -> Primitive:
+    """The primitive that a program's text calls `name`."""
+    return _PRIMITIVES[name]
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -40,7 +40,8 @@ class Trace:
         self.equations: list[Equation] = []
         self.open = True
         self.label = "a function"
-        self._captured: dict[int, tuple[Var, Any, Any]] = {}  # id -> variable, value, what keeps the id alive
+        self._captured: list[tuple[Var, Any]] = []
+        self._known: dict[int, tuple[Var, Any, Any]] = {}  # id -> variable, value, what keeps the id alive
         self._widened: dict[tuple[Var, frozenset[str]], Var] = {}
 
     def bind(self, primitive: Primitive, values: Sequence[Any], params: Mapping[str, Any]) -> Any:
@@ -64,20 +65,16 @@ class Trace:
                 raise leaked(value)
             return self.capture(value)
         array = as_array(value)
-        return Literal(array) if array.ndim == 0 else self.capture(array, value)
+        return Literal(_frozen(array)) if array.ndim == 0 else self.capture(array, value)
 
     def capture(self, value: Any, owner: Any = None) -> Var:
-        """The variable that stands for a captured value; the same object is captured once."""
+        """The variable that stands for a captured value; the same object is captured once for each value it has."""
         owner = value if owner is None else owner
-        known = self._captured.get(id(owner))
-        if known is None:
-            if isinstance(value, np.ndarray):
-                value = np.array(value)  # a later write by the user must not change the program
-                value.flags.writeable = False
-                type = type_of(value)
-            else:
-                type = value.type
-            known = self._captured[id(owner)] = (Var(type), value, owner)
+        known = self._known.get(id(owner))
+        if known is None or (isinstance(value, np.ndarray) and _changed(known[1], value)):
+            value = _frozen(value) if isinstance(value, np.ndarray) else value
+            known = self._known[id(owner)] = (Var(value_type(value)), value, owner)
+            self._captured.append(known[:2])
         return known[0]
 
     def _unify(self, atoms: Sequence[Atom], source: Source | None) -> Sequence[Atom]:
@@ -108,10 +105,21 @@ class Trace:
         """Close the trace: the program, and the captured values in the order of its constants."""
         atoms = tuple(v.variable if isinstance(v, Tracer) and v.frame is self else self._atom(v) for v in outputs)
         self.open = False
-        captured = list(self._captured.values())
-        constants = tuple((var, value) for var, value, _ in captured)
+        constants = tuple(self._captured)
         program = Program(dict(self.axis_sizes), constants, tuple(inputs), tuple(self.equations), atoms, label)
-        return program, [value for _, value, _ in captured]
+        return program, [value for _, value in constants]
+
+
+def _frozen(array: np.ndarray) -> np.ndarray:
+    """A copy: a later write by the user must not change the program."""
+    array = np.array(array)
+    array.flags.writeable = False
+    return array
+
+
+def _changed(captured: np.ndarray, array: np.ndarray) -> bool:
+    """Whether the user wrote into an array since it was captured."""
+    return array.flags.writeable and captured.tobytes() != array.tobytes()
 
 
 def value_type(value: Any) -> ArrayType:

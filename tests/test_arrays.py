@@ -3,6 +3,7 @@
 import gc
 import pickle
 import weakref
+from copy import deepcopy
 
 import jaxtyping
 import numpy as np
@@ -200,6 +201,25 @@ def test_captured_constants_are_frozen():
     assert same(step(X), X + 1)
 
 
+@pytest.mark.parametrize("shape", [(8,), ()])
+def test_a_captured_array_counts_with_the_value_it_has_at_each_use(shape):
+    buffer = np.zeros(shape, np.float32)
+
+    def body(x):
+        buffer[...] = 0
+        out = [x + buffer]
+        buffer[...] += 1
+        return [*out, x + buffer, x * buffer, buffer]
+
+    step = fc.jit(body)
+    for _ in range(2):
+        for got, want in zip(step(X), [X, X + 1, X, np.ones(shape, np.float32)], strict=True):
+            assert same(got, want)
+        buffer[...] = 7  # after tracing: the program does not change
+    masks = lambda x: sum(np.sum(x * buffer) for i in range(3) if buffer.__setitem__(..., i) is None)
+    assert same(fc.grad(masks)(X), np.full(8, 3, np.float32))
+
+
 def test_arrays_refuse_assignment():
     arr = fc.device_put(X, LINE, P("data"))
     with pytest.raises(fc.errors.InPlaceError, match="never changes"):
@@ -329,6 +349,14 @@ def test_pickle_carries_the_value():
     assert same(copy, arr) and copy.sharding == arr.sharding
     step = identity(P("data", "model"))
     assert same(step(copy), GRID)
+    assert pickle.loads(pickle.dumps(arr)).layout is copy.layout is deepcopy(arr).layout  # known to every call's cache
+
+
+def test_a_donated_array_is_not_pickled():
+    arr = fc.device_put(X, LINE, P("data"))
+    fc.jit(lambda x: x, mesh=LINE, in_specs=P("data"), out_specs=P("data"), donate_argnums=0)(arr)
+    with pytest.raises(fc.errors.DeletedArrayError):
+        pickle.dumps(arr)
 
 
 # ---------------------------------------------------------------- annotations

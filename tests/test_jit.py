@@ -147,6 +147,16 @@ def test_keywords_static_names_and_defaults():
     np.testing.assert_array_equal(np.asarray(step(X, np.float32(3.0))), X * np.float32(3))
     with pytest.raises(TypeError, match="scal"):
         step(X, scal=1.0)
+    np.testing.assert_array_equal(np.asarray(step(x=X, scale=np.float32(3.0))), X * np.float32(3))  # power's default
+
+
+def test_a_static_keyword_may_stand_before_an_array_given_by_keyword():
+    def fn(a, n, b, *, m=1):
+        return a * n + b * m
+
+    step = fc.jit(fn, mesh=MESH, in_specs=P("data"), out_specs=P("data"), static_argnames=("n", "m"))
+    for out in (step(X, n=3, b=X), step(a=X, b=X, n=3), step(X, 3, b=X, m=1), step(X, 3, X)):
+        np.testing.assert_array_equal(np.asarray(out), X * 4)
 
 
 def test_signature_and_documentation_survive():
@@ -204,6 +214,9 @@ def test_donation_counts_call_positions():
     x = fc.device_put(X, fc.make_mesh({"d": 1}))
     step(2, x)
     assert x.is_deleted
+    y = fc.device_put(X, fc.make_mesh({"d": 1}))
+    fc.jit(lambda k, y: y * k, static_argnums=0, donate_argnums=-1)(2, y)
+    assert y.is_deleted
 
 
 # ------------------------------------------------------------------ outputs

@@ -1,5 +1,8 @@
 """Passes: what each rewrites, and that none changes a bit of any result."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -169,6 +172,18 @@ def test_dependent_collectives_stay_in_order():
     assert [len(e.inputs) for e in after.collectives()] == [2, 1]
 
 
+def test_a_long_chain_may_wait_for_a_merged_collective():
+    def fn(x):
+        y = fc.all_reduce(x, "data")
+        for _ in range(2000):
+            y = y + 1
+        return y, fc.all_reduce(x * 2, "data")
+
+    _, after = programs(fn, X, out_specs=(P(), P()))
+    assert [len(e.inputs) for e in after.collectives()] == [2]
+    after.check()
+
+
 def test_only_equal_kinds_axes_ops_and_dtypes_are_combined():
     def fn(x):
         return (
@@ -327,6 +342,13 @@ def test_fingerprint_depends_on_meaning_only():
     table = np.arange(2.0)
     captured = [programs(lambda x, t=t: x[:, :2] + t, X)[0].fingerprint for t in (table, table + 1, table.copy())]
     assert captured[0] == captured[2] != captured[1]
+
+
+def test_copies_of_a_program_mean_the_same():
+    program = programs(lambda x: fc.all_reduce(np.sum(x[:, :2] @ np.ones(2)) + 1.0, "data"), X, out_specs=P())[0]
+    for again in (copy.deepcopy(program), pickle.loads(pickle.dumps(program))):
+        assert again.check().fingerprint == program.fingerprint
+        assert run_passes(again).fingerprint == run_passes(program).fingerprint
 
 
 def test_check_refuses_broken_programs():

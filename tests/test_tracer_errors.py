@@ -283,6 +283,7 @@ def test_what_grad_does_not_take():
     wrong(DTypeError, lambda: fc.grad(lambda x: np.sum(x))(np.arange(3)), "int64", "argnums", "astype")
     wrong(TraceError, lambda: fc.grad(lambda x: np.sum(x), argnums=3)(X), "argnums 3", "1 argument")
     wrong(TraceError, lambda: fc.grad(lambda x: np.sum(x))(), "argnums 0", "0 argument")
+    wrong(TraceError, lambda: fc.grad(lambda x, y: np.sum(x * y), argnums=(0, -2))(X, X), "argnums=(0, -2)", "twice")
     for argnums in ("x", 0.5, None, True, (0, "x")):
         wrong(TraceError, lambda: fc.grad(np.sum, argnums=argnums), f"argnums={argnums!r}", "position")
     for call in (lambda: fc.grad(3), lambda: fc.value_and_grad(X), lambda: fc.vjp("f", X), lambda: fc.custom_vjp(3)):

@@ -72,28 +72,31 @@ def _order(equations: list[Equation], merged: dict[Equation, list[Equation]]) ->
     out: list[Equation] = []
     seen: dict[int, int] = defaultdict(int)
 
-    def emit(eqn: Equation) -> None:
+    def emit(eqn: Equation) -> list[Equation]:
+        """Append an equation; gives the readers that waited for it alone."""
         out.append(eqn)
+        ready = []
         for var in eqn.outputs:
-            if var in late:
-                late.discard(var)
-                for reader in waiting_for.pop(var, ()):
-                    missing[reader] -= 1
-                    if not missing[reader]:
-                        visit(reader)
+            late.discard(var)
+            for reader in waiting_for.pop(var, ()):
+                missing[reader] -= 1
+                if not missing[reader]:
+                    ready.append(reader)
+        return ready
 
     def visit(eqn: Equation) -> None:
-        group = merged.get(eqn)
-        if group is None:
-            emit(eqn)
-            return
-        seen[id(group)] += 1
-        if seen[id(group)] == len(group):
-            emit(
-                group[0].replace(
+        ready = [eqn]  # a stack: a chain of readers may be as long as the program
+        while ready:
+            eqn = ready.pop()
+            group = merged.get(eqn)
+            if group is not None:
+                seen[id(group)] += 1
+                if seen[id(group)] < len(group):
+                    continue
+                eqn = group[0].replace(
                     inputs=tuple(a for e in group for a in e.inputs), outputs=tuple(v for e in group for v in e.outputs)
                 )
-            )
+            ready += reversed(emit(eqn))
 
     for eqn in equations:
         blocked = {a for a in eqn.inputs if type(a) is Var and a in late}
