@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,10 +14,13 @@ from .ops.registry import as_traceable
 from .primitives.elementwise import erf_p
 from .types import is_inexact
 
+if TYPE_CHECKING:
+    from jaxtyping import Float, Integer, Shaped
+
 __all__ = ["erf", "gelu", "layer_norm", "log_softmax", "logsumexp", "one_hot", "relu", "sigmoid", "softmax"]
 
 
-def relu(x: Any) -> Any:
+def relu(x: Shaped[Any, "*s"]) -> Shaped[Any, "*s"]:
     """max(x, 0), elementwise; its gradient at 0 is 0. Any shape; the dtype is kept."""
     return _relu(as_traceable(x))
 
@@ -38,7 +41,7 @@ def _relu_backward(x: Any, ct: Any) -> tuple[Any]:
 _relu.defvjp(_relu_forward, _relu_backward)
 
 
-def sigmoid(x: Any) -> Any:
+def sigmoid(x: Float[Any, "*s"]) -> Float[Any, "*s"]:
     """1 / (1 + exp(-x)), elementwise, without overflow, accurate at both ends. Any shape; the dtype is kept."""
     return _sigmoid(as_traceable(x))
 
@@ -61,12 +64,12 @@ def _sigmoid_backward(out: Any, ct: Any) -> tuple[Any]:
 _sigmoid.defvjp(_sigmoid_forward, _sigmoid_backward)
 
 
-def erf(x: Any) -> Any:
+def erf(x: Float[Any, "*s"]) -> Float[Any, "*s"]:
     """The error function, elementwise, for real floats. Exact, and slow: one libm call for each element."""
     return bind(erf_p, as_traceable(x))
 
 
-def gelu(x: Any, approximate: bool = True) -> Any:
+def gelu(x: Float[Any, "*s"], approximate: bool = True) -> Float[Any, "*s"]:
     """Gaussian error linear unit, elementwise: x Φ(x). Any shape; the dtype is kept.
 
     With `approximate`, the tanh form. Source: Hendrycks and Gimpel, 2016.
@@ -89,7 +92,9 @@ def _narrow(out: Any, like: Any) -> Any:
     return out.astype(like.dtype) if is_inexact(like.dtype) and out.dtype != like.dtype else out
 
 
-def logsumexp(x: Any, axis: int | tuple[int, ...] | None = -1, keepdims: bool = False) -> Any:
+def logsumexp(
+    x: Float[Any, "*s"], axis: int | tuple[int, ...] | None = -1, keepdims: bool = False
+) -> Float[Any, "..."]:
     """log(sum(exp(x))) along `axis`, without overflow; -inf, with gradient 0, where all are -inf."""
     given, x = as_traceable(x), _wide(x)
     top = stop_gradient(np.max(x, axis=axis, keepdims=True))
@@ -102,7 +107,7 @@ def logsumexp(x: Any, axis: int | tuple[int, ...] | None = -1, keepdims: bool = 
     return np.squeeze(out, axis=tuple(range(x.ndim)) if axis is None else axis)
 
 
-def log_softmax(x: Any, axis: int = -1) -> Any:
+def log_softmax(x: Float[Any, "*s"], axis: int = -1) -> Float[Any, "*s"]:
     """x - logsumexp(x) along `axis`. Any shape with at least one dimension; the dtype is kept.
 
     -inf stays -inf; where all are -inf the result is NaN.
@@ -112,7 +117,7 @@ def log_softmax(x: Any, axis: int = -1) -> Any:
     return _narrow(shifted - np.log(np.sum(np.exp(shifted), axis=axis, keepdims=True)), given)
 
 
-def softmax(x: Any, axis: int = -1) -> Any:
+def softmax(x: Float[Any, "*s"], axis: int = -1) -> Float[Any, "*s"]:
     """exp(x) / sum(exp(x)) along `axis`, without overflow. The dtype is kept.
 
     -inf gets 0 (a mask); where all are -inf the result is NaN.
@@ -122,7 +127,9 @@ def softmax(x: Any, axis: int = -1) -> Any:
     return _narrow(powers / np.sum(powers, axis=axis, keepdims=True), given)
 
 
-def one_hot(labels: Any, num_classes: int, dtype: Any = np.float32) -> Any:
+def one_hot(
+    labels: Integer[Any, "*s"], num_classes: int, dtype: Any = np.float32
+) -> Shaped[Any, "*s {num_classes}"]:
     """Labels (integers, shape s) as rows of the identity: shape s + (num_classes,); zeros for labels outside."""
     labels = as_traceable(labels)
     if labels.dtype.kind not in "iu":
@@ -132,7 +139,9 @@ def one_hot(labels: Any, num_classes: int, dtype: Any = np.float32) -> Any:
     return (np.expand_dims(labels, -1) == np.arange(num_classes)).astype(dtype)
 
 
-def layer_norm(x: Any, scale: Any = None, bias: Any = None, *, eps: float = 1e-5) -> Any:
+def layer_norm(
+    x: Float[Any, "*s n"], scale: Float[Any, "n"] | None = None, bias: Float[Any, "n"] | None = None, *, eps: float = 1e-5
+) -> Float[Any, "*s n"]:
     """(x - mean) / sqrt(variance + eps) over the last dimension (n), then `* scale + bias` (shape (n,) each).
 
     Source: Ba, Kiros and Hinton, 2016.

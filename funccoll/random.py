@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,24 +24,27 @@ from .primitives.elementwise import broadcast_shapes
 from .primitives.randomness import fold_in_p, random_bits_p, split_p
 from .types import bfloat16
 
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Integer, UInt64
+
 __all__ = ["bernoulli", "bits", "fold_in", "key", "normal", "split", "uniform"]
 
 
-def key(seed: int) -> np.ndarray:
+def key(seed: int) -> UInt64[np.ndarray, "2"]:
     """A key, uint64 of shape (2,), from an integer seed (0 to 2^128 - 1)."""
     if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= seed < 1 << 128:
         raise ShapeError(f"random.key takes an integer from 0 to 2^128 - 1, not {seed!r}.")
     return np.array([int(seed) & (1 << 64) - 1, int(seed) >> 64], np.uint64)
 
 
-def split(key: Any, num: int = 2) -> Any:
+def split(key: UInt64[Any, "2"], num: int = 2) -> UInt64[Any, "{num} 2"]:
     """`num` new keys, shape (num, 2); unpack them: `a, b = split(key)`."""
     if isinstance(num, bool) or not isinstance(num, (int, np.integer)) or num < 0:
         raise ShapeError(f"random.split: num must be an integer, at least 0, not {num!r}.")
     return bind(split_p, as_traceable(key), num=int(num))
 
 
-def fold_in(key: Any, data: Any) -> Any:
+def fold_in(key: UInt64[Any, "2"], data: Integer[Any, ""] | int) -> UInt64[Any, "2"]:
     """A new key from a key and an integer scalar (a step number, a device's index, ...)."""
     return bind(fold_in_p, as_traceable(key), as_traceable(data))
 
@@ -53,7 +56,7 @@ def _shape(shape: int | Sequence[int]) -> tuple[int, ...]:
     return tuple(map(int, dims))
 
 
-def bits(key: Any, shape: int | Sequence[int] = ()) -> Any:
+def bits(key: UInt64[Any, "2"], shape: int | Sequence[int] = ()) -> UInt64[Any, "..."]:
     """Uniform random 64-bit words, uint64 of `shape`."""
     return bind(random_bits_p, as_traceable(key), shape=_shape(shape))
 
@@ -76,8 +79,12 @@ def _float(dtype: Any) -> tuple[np.dtype, np.dtype]:
 
 
 def uniform(
-    key: Any, shape: int | Sequence[int] = (), dtype: Any = np.float32, minval: Any = 0.0, maxval: Any = 1.0
-) -> Any:
+    key: UInt64[Any, "2"],
+    shape: int | Sequence[int] = (),
+    dtype: Any = np.float32,
+    minval: Any = 0.0,
+    maxval: Any = 1.0,
+) -> Float[Any, "..."]:
     """Uniform floats in [minval, maxval), of `shape` and `dtype`."""
     compute, asked = _float(dtype)
     unit = _unit(bits(key, shape), compute, _DIGITS[asked])
@@ -88,7 +95,9 @@ def uniform(
     return np.where(out < high, out, low)  # the sum can round up to maxval
 
 
-def normal(key: Any, shape: int | Sequence[int] = (), dtype: Any = np.float32) -> Any:
+def normal(
+    key: UInt64[Any, "2"], shape: int | Sequence[int] = (), dtype: Any = np.float32
+) -> Float[Any, "..."]:
     """Standard normal floats of `shape` and `dtype`. Source: Box and Muller, 1958."""
     compute, asked = _float(dtype)
     words = bits(key, (2, *_shape(shape)))
@@ -98,7 +107,9 @@ def normal(key: Any, shape: int | Sequence[int] = (), dtype: Any = np.float32) -
     return (radius * np.cos(angle)).astype(asked)
 
 
-def bernoulli(key: Any, p: Any = 0.5, shape: int | Sequence[int] | None = None) -> Any:
+def bernoulli(
+    key: UInt64[Any, "2"], p: Any = 0.5, shape: int | Sequence[int] | None = None
+) -> Bool[Any, "..."]:
     """Booleans that are True with probability `p`; `shape` defaults to p's, which must broadcast to it."""
     p = as_traceable(p)
     shape = tuple(p.shape) if shape is None else _shape(shape)
