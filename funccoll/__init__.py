@@ -64,6 +64,20 @@ _PLANNED = {
     "torch": ("the PyTorch adapter", "pass tensors as NumPy arrays"),
     "jax": ("the JAX adapter", "pass arrays as NumPy arrays"),
 }
+_ELSEWHERE = {
+    # names that users of JAX and PyTorch type first: what they are here
+    "shard_map": "fc.jit(fn, mesh=..., in_specs=..., out_specs=...)",
+    "pmap": "fc.jit(fn, mesh=..., in_specs=..., out_specs=...)",
+    "psum": "fc.all_reduce(x, axis)",
+    "pmean": 'fc.all_reduce(x, axis, op="mean")',
+    "pmax": 'fc.all_reduce(x, axis, op="max")',
+    "psum_scatter": "fc.reduce_scatter(x, axis)",
+    "ppermute": "fc.permute(x, axis, pairs=...)",
+    "PartitionSpec": "fc.P",
+    "NamedSharding": "fc.Sharding",
+    "tree_map": "fc.tree.map",
+    "no_grad": "fc.stop_gradient(x)",
+}
 
 
 class PlannedNameError(PlannedError, AttributeError):
@@ -76,4 +90,5 @@ if not TYPE_CHECKING:  # a type checker shall still find misspelt names
         if name in _PLANNED:
             what, today = _PLANNED[name]
             raise PlannedNameError(f"fc.{name} ({what}) is planned, not in this version; today {today}.")
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        here = f"; here it is {_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{here}")

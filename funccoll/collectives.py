@@ -119,11 +119,14 @@ def _op(name: str, op: str) -> str:
 def all_reduce(x: Any, axis: Axes, *, op: str = "sum", algorithm: str | None = None) -> Any:
     """Combine `x` over all devices along `axis`; every device gets the result.
 
-    Args: op is sum, mean, max, min, prod, and, or, xor. Returns the shape of `x`, no longer varying over
-    `axis`. The order is the left fold in axis order. In max and min NaN wins and -0 < +0.
-    Gradient: sum and mean spread the cotangent; max and min give it to the winners, shared equally in a tie;
-    prod gives the product of the others, right with zeros.
-    Raises: VaryingError when `x` does not vary over `axis`; DTypeError for an op the dtype lacks.
+    Args: `x` is an array or a pytree of them, `axis` a mesh axis or a tuple of axes, as in every collective; op is
+    sum, mean, max, min, prod, and, or, xor. `algorithm` is planned: leave it None.
+    Returns the shape of `x`, no longer varying over `axis`. The order is the left fold in axis order. In max and min
+    NaN wins and -0 < +0.
+    Gradient: sum gives the cotangent to every device, mean that divided by p; max and min give it to the winners,
+    shared equally in a tie; prod gives the product of the others, right with zeros.
+    Raises: VaryingError when `x` does not vary over `axis`; DTypeError for an op the dtype lacks; MeshError for an
+    unknown axis, and outside a traced function with a mesh.
     """
     axes = mesh_axes("all_reduce", axis)
     return _communicate(c.all_reduce_p, x, axes, algorithm, op=_op("all_reduce", op))
@@ -164,7 +167,8 @@ def all_to_all(x: Any, axis: Axes, *, split_dim: int, concat_dim: int, algorithm
 def permute(x: Any, axis: Axes, *, pairs: Sequence[tuple[int, int]], algorithm: str | None = None) -> Any:
     """Send along `(source, destination)` pairs of positions on `axis`; who receives nothing gets zeros.
 
-    Sources are unique, and so are destinations. Gradient: the pairs reversed.
+    A ring: `pairs=[(i, (i + 1) % n) for i in range(n)]`, with `n = fc.axis_size(axis)`. Sources are unique, and so
+    are destinations. Gradient: the pairs reversed.
     """
     axes = mesh_axes("permute", axis)
     size = _size(axes)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import types
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
@@ -184,8 +185,8 @@ class Jitted(Generic[Params, R]):
             origin = getattr(value, "source", None)
             made = f", made at {origin}" if origin else ""
             raise VaryingError(
-                f"out_specs of {self._name}: {where}, of type {type}{made}, has the spec {sharding.spec!r}{given}, which says that "
-                f"it is equal on all devices along {axes}; it varies over {axes}. Reduce or gather it first "
+                f"out_specs of {self._name}: {where}, of type {type}{made}, has the spec {sharding.spec!r}{given}, which "
+                f"says that it is equal on all devices along {axes}; it varies over {axes}. Reduce or gather it first "
                 f"(fc.all_reduce, fc.all_gather over {axes}), or name {axes} in its out_spec."
             )
         sharding.global_shape(type.shape, f"{where} of {self._name}")
@@ -193,10 +194,33 @@ class Jitted(Generic[Params, R]):
         return pvary(value, missing) if missing else value
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
-        return self if instance is None else functools.partial(self, instance)
+        return self if instance is None else _Bound(self, instance)
 
     def __repr__(self) -> str:
         return f"<fc.jit {self._name} on {self.mesh!r}, in_specs={self.in_specs!r}, out_specs={self.out_specs!r}>"
+
+
+class _Bound:
+    """A jitted method of an instance: calls and stages take the instance as their first argument."""
+
+    def __init__(self, jitted: Jitted, instance: Any):
+        functools.update_wrapper(self, jitted.fn)
+        self.jitted, self.instance = jitted, instance
+        self.fn = self.__wrapped__ = types.MethodType(jitted.fn, instance)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.jitted(self.instance, *args, **kwargs)
+
+    def trace(self, *args: Any, **kwargs: Any) -> TracedFunction:
+        """`Jitted.trace` of this instance."""
+        return self.jitted.trace(self.instance, *args, **kwargs)
+
+    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
+        """`Jitted.lower` of this instance."""
+        return self.jitted.lower(self.instance, *args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<bound {self.jitted!r} of {self.instance!r}>"
 
 
 def _tuple(option: str, value: Any, kind: type) -> tuple:
@@ -245,17 +269,24 @@ def jit(
 ) -> Any:
     """Compile a function whose body sees one device's shard, to run on every device of `mesh`.
 
+        @fc.jit(mesh=mesh, in_specs=(P(), P("data")), out_specs=P())
+        def mean_square(w, x):                                       # x: this device's rows
+            return fc.all_reduce(np.mean((x @ w) ** 2), "data", op="mean")
+
     Args:
         fn: a pure function of arrays and pytrees of them, in NumPy and funccoll's collectives.
         mesh: from `make_mesh` (or `abstract_mesh`, to trace and lower only); without one, a single device.
-        in_specs: for each argument, how the global value is split: a pytree prefix of `P`s.
+        in_specs: how the global arguments are split: a tuple with an entry for each argument that is not static, or
+            one entry for all. An entry is a `P`, or a pytree prefix of them; `P()`, or None, is whole on every device.
         out_specs: the same for the result. An output may be claimed equal along an axis (the axis is not
             named) only when its type proves it.
         donate_argnums: arguments whose Arrays are given up; using them later raises.
         static_argnums, static_argnames: arguments that are part of the program (hashable); a new value compiles anew.
 
-    Returns: a function with the same signature, from global values to `Array`s, with the stages
-    `.trace(*args)`, `.lower()`, `.compile()`. Floating-point exceptions are silent inside, as in JAX.
+    Returns: a function with the same signature, from global values to `Array`s. `.trace(*args)` gives the typed
+    program and runs nothing, `.lower(*args)` the optimised one (`.collectives()` lists what it communicates); `.fn` is
+    the plain function. It compiles once for each structure, shapes and dtypes of its arguments. Floating-point
+    exceptions are silent inside, as in JAX.
 
     Raises: ShardingError, VaryingError, PytreeError, TraceError; each names the argument, shapes and axes.
     """

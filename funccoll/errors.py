@@ -49,14 +49,17 @@ _VERDICTS: dict[str, bool] = {}
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A place in the user's code. Prints as `train.py:12 (loss_fn)`."""
+    """A place in the user's code. Prints as `train.py:12 (loss_fn)`, in a notebook as `cell:12 (loss_fn)`."""
 
     file: str
     line: int
     function: str
 
     def __str__(self) -> str:
-        return f"{os.path.basename(self.file)}:{self.line} ({self.function})"
+        folder, name = os.path.split(self.file)
+        # Jupyter's kernel names a cell's file by its own process and a hash of the cell, which tell a reader nothing.
+        name = "cell" if os.path.basename(folder).startswith("ipykernel_") else name
+        return f"{name}:{self.line} ({self.function})"
 
 
 def _is_users(filename: str) -> bool:

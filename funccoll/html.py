@@ -19,6 +19,7 @@ __all__ = ["array_table", "mesh_table", "program_table"]
 # Eight colours that can be told apart with the common colour-vision deficiencies (Okabe and Ito, 2008), lightened.
 _COLOURS = ("#cfe8fb", "#fde3b5", "#c9ead9", "#f7d3e3", "#fbf6bd", "#cdd9ee", "#f6d2bd", "#e2e2e2")
 _CELL = "border:1px solid #888;padding:4px 8px;text-align:center;white-space:nowrap;color:#111;background:"
+_TEXT = "font-family:monospace;white-space:pre;overflow-x:auto;line-height:1.3"  # said here: not all notebook pages do
 _HEAD = "padding:2px 8px;font-weight:normal;white-space:nowrap;text-align:"
 
 
@@ -76,7 +77,7 @@ def array_table(array: Array) -> str:
         text = [f"device {d}<br><code>{t}</code>" for d, t in enumerate(placement(sharding, array.shape))]
         grid = _grid(mesh, text, list(array.layout.copy_of_device))
     values = np.array2string(np.asarray(array), threshold=50, edgeitems=3)
-    return f"<div><code>{html.escape(head)}</code>{grid}<pre>{html.escape(values)}</pre></div>"
+    return f"<div><code>{html.escape(head)}</code>{grid}<pre style='{_TEXT}'>{html.escape(values)}</pre></div>"
 
 
 def program_table(program: Program) -> str:
@@ -86,4 +87,4 @@ def program_table(program: Program) -> str:
     for line in html.escape(program.text()).split("\n"):
         name = line.partition(" = ")[2].split("[")[0].split(" ")[0]
         lines.append(f"<b>{line}</b>" if name in names else line)
-    return f'<pre style="line-height:1.3">{chr(10).join(lines)}</pre>'
+    return f"<pre style='{_TEXT}'>{chr(10).join(lines)}</pre>"

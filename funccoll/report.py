@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,9 +58,13 @@ class CollectiveTable:
         return "\n".join([lines[0], "  ".join("-" * w for w in widths), *lines[1:]])
 
     def _repr_html_(self) -> str:
-        head = "".join(f"<th>{html.escape(h)}</th>" for h in self.HEAD)
-        body = "".join(f"<tr>{''.join(f'<td>{html.escape(c)}</td>' for c in row)}</tr>" for row in self.cells())
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        def line(tag: str, row: Sequence[str]) -> str:
+            sides = ["right" if h in ("devices", "arrays", "bytes/device") else "left" for h in self.HEAD]
+            cells = (f'<{tag} style="text-align:{s}">{html.escape(c)}</{tag}>' for s, c in zip(sides, row, strict=True))
+            return f"<tr>{''.join(cells)}</tr>"
+
+        head, body = line("th", self.HEAD), "".join(line("td", row) for row in self.cells())
+        return f"<table><thead>{head}</thead><tbody>{body}</tbody></table>"
 
 
 def _row(eqn: Equation, program: Program) -> CollectiveRow:

@@ -62,7 +62,8 @@ def _concrete(what: str) -> Any:
 
 _FORMAT = _concrete("a format such as f'{x:.3f}'")
 _REMEDY = {
-    "float()": "Compute with the array itself (operators, np.* functions), or return it and look at the result.",
+    "float()": "Compute with the array itself (operators, np.* functions), or return it and look at the result. To fill "
+    "a NumPy array, write out = fc.at(out)[i].set(x) in place of out[i] = x, or np.stack([...]).",
     "bool() (Python if, while, and, or, not, assert)": "Choose with np.where(condition, a, b), or decide on something "
     "that is known while tracing (a shape, a static argument).",
     "index() (range, a Python index)": "Pass the number as a static argument: fc.jit(..., static_argnums=...).",

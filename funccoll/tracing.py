@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import optree
 
-from .errors import Source, TraceError, current_source
+from .errors import ConcretizationError, Source, TraceError, current_source
 from .ir import (
     Atom,
     Equation,
@@ -166,6 +166,10 @@ def stage(
             kinds = [None] * len(inputs) if weak is None else weak
             outputs = fn(*[Tracer(trace, var, None, kind) for var, kind in zip(inputs, kinds, strict=True)])
             return trace.finish(inputs, outputs, label)
+    except ValueError as error:
+        if isinstance(error.__cause__, ConcretizationError):  # out[i] = tracer: NumPy puts its own words over ours
+            raise error.__cause__.with_traceback(error.__traceback__) from None
+        raise
     finally:
         trace.open = False
 

@@ -406,6 +406,7 @@ def test_html_shows_which_device_holds_what():
     for part in ("data=3", "model=1", "[2:4, 0:3]", "[6:8, 3:6]", "P(&#x27;data&#x27;, &#x27;model&#x27;)"):
         assert part in html
     assert html.count("[:, :]") == 0
+    assert "<pre style='font-family:monospace;white-space:pre;" in html  # columns stay columns, whatever the page
     assert fc.device_put(GRID, MESH)._repr_html_().count("[:, :]") == 8
     assert "<script" not in html and html.count("<div") == html.count("</div") and html.count("<td") == html.count("</td")
     assert "device 7" in MESH._repr_html_() or ">7<" in MESH._repr_html_()

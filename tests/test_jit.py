@@ -10,6 +10,7 @@ import pytest
 import funccoll as fc
 from funccoll import P
 from funccoll.compile import Compiled, Jitted, Lowered, TracedFunction
+from funccoll.errors import Source
 
 MESH = fc.make_mesh({"data": 4, "model": 2})
 X = np.arange(32, dtype=np.float32).reshape(8, 4)
@@ -92,6 +93,8 @@ def test_stages():
     (row,) = lowered.collectives().rows
     assert (row.kind, row.op, row.axes, row.size, row.nbytes) == ("all_reduce", "sum", ("data",), 4, 32)
     assert row.source.file == __file__
+    assert 'align:left">test_jit.py:' in lowered.collectives()._repr_html_()
+    assert str(Source("/tmp/ipykernel_7/3656971157.py", 4, "f")) == "cell:4 (f)"  # a file of a notebook's cell
     assert lowered.fingerprint == step.lower(X).fingerprint
 
 
@@ -178,7 +181,12 @@ def test_methods_can_be_jitted():
         def apply(self, x):
             return x * self.scale
 
-    np.testing.assert_array_equal(np.asarray(Model().apply(X)), X * 3)
+    model = Model()
+    np.testing.assert_array_equal(np.asarray(model.apply(X)), X * 3)
+    np.testing.assert_array_equal(model.apply.fn(X), X * 3)
+    assert model.apply.trace(X).lower().fingerprint == model.apply.lower(X).fingerprint
+    assert (model.apply.__name__, str(inspect.signature(model.apply))) == ("apply", "(x)")
+    assert "fc.jit apply" in repr(model.apply)
 
 
 def test_jit_without_a_mesh_nests():

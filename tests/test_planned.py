@@ -20,6 +20,14 @@ PROMISED = ["launch", "init", "finalize", "distributed", "schedules", "redistrib
 SENTENCE = r"^fc\.{} \([^\n]+\) is planned, not in this version; today [^\n]+\.\n  at .*{}:\d+ in .+$"
 
 
+@pytest.mark.parametrize(("name", "here"), fc._ELSEWHERE.items())
+def test_names_of_jax_and_torch_say_what_they_are_here(name, here):
+    with pytest.raises(AttributeError, match=f"no attribute {name!r}; here it is {re.escape(here)}$"):
+        getattr(fc, name)
+    path = here.removeprefix("fc.").partition("(")[0].split(".")
+    assert all(hasattr(fc if i == 0 else getattr(fc, path[0]), part) for i, part in enumerate(path))
+
+
 def test_the_table_is_the_promise():
     assert sorted(fc._PLANNED) == sorted(PROMISED)
 

@@ -119,7 +119,9 @@ def call_ufunc(ufunc: np.ufunc, method: str, inputs: Sequence[Any], kwargs: Mapp
         return matmul(*operands)
     primitive = UFUNCS.get(ufunc)
     if primitive is None:
-        raise UnsupportedError(f"np.{ufunc.__name__} cannot be traced by funccoll. {near(ufunc.__name__)}")
+        name = f"np.{ufunc.__name__}" if getattr(np, ufunc.__name__, None) is ufunc else f"the ufunc {ufunc.__name__}"
+        ours = "Use fc.nn.erf." if ufunc.__name__ == "erf" else near(ufunc.__name__)
+        raise UnsupportedError(f"{name} cannot be traced by funccoll. {ours}")
     return _bind_weakly(primitive, operands, promote(ufunc, operands, kwargs.get("dtype")))
 
 

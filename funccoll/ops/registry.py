@@ -47,8 +47,12 @@ def qualified_name(function: Callable[..., Any]) -> str:
 def near(name: str) -> str:
     """A sentence with supported names like `name`, or where to look."""
     names = {full.rpartition(".")[2]: full for full in supported_functions()}
-    close = [names[n] for n in difflib.get_close_matches(name, sorted(names), n=3, cutoff=0.6)]
-    return f"Supported, with a name near it: {', '.join(close)}." if close else "fc.supported_functions() lists what can be."
+    # A part of the name says more than letters in common: np.sum for np.nansum.
+    parts = sorted((n for n in names if len(n) > 2 and n in name), key=lambda n: (-len(n), n))
+    close = list(dict.fromkeys([*parts, *difflib.get_close_matches(name, sorted(names), n=3, cutoff=0.6)]))[:3]
+    if not close:
+        return "fc.supported_functions() lists what can be."
+    return f"Supported, with a name near it: {', '.join(names[n] for n in close)}."
 
 
 def call_function(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
