@@ -139,6 +139,11 @@ class Array(metaclass=_ArrayMeta):
         return self.size * self.dtype.itemsize
 
     @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return self.dtype.itemsize
+
+    @property
     def is_deleted(self) -> bool:
         """True once it was donated to a jitted function."""
         return self._copies is None
@@ -222,6 +227,9 @@ class Array(metaclass=_ArrayMeta):
 
     def __index__(self) -> int:
         return operator.index(np.asarray(self).item())
+
+    def __round__(self, ndigits: int | None = None) -> Any:
+        return round(self.item()) if ndigits is None else round(self.item(), ndigits)
 
     def __len__(self) -> int:
         if not self.shape:
@@ -315,8 +323,9 @@ for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
 for _name in ("neg", "pos", "abs", "invert"):
     setattr(Array, f"__{_name}__", _unary(getattr(operator, _name)))
 for _name in (
-    "all", "any", "argmax", "argmin", "clip", "copy", "cumsum", "flatten", "max", "mean", "min", "prod", "ravel", "reshape",
-    "round", "squeeze", "std", "sum", "transpose", "var",
+    "all", "any", "argmax", "argmin", "clip", "copy", "cumsum", "diagonal", "dot", "flatten", "max", "mean", "min",
+    "nonzero", "prod", "ravel", "repeat", "reshape", "round", "squeeze", "std", "sum", "swapaxes", "take", "tobytes", "trace",
+    "transpose", "var",
 ):  # fmt: skip
     setattr(Array, _name, _method(_name))
 Array.__hash__ = None  # type: ignore[assignment]  # equal elementwise, like an ndarray

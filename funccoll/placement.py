@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from .arrays import Array, layout_of, to_numpy
-from .errors import MeshError, ShapeError, ShardingError
+from .errors import MeshError, ShapeError, ShardingError, TraceError
 from .mesh import Mesh, P, Sharding
 
 __all__ = ["device_put", "from_local", "process_allgather"]
@@ -33,12 +33,18 @@ def _concrete_mesh(sharding: Sharding) -> Sharding:
 
 
 def device_put(x: Any, mesh: Mesh | Sharding, spec: P | None = None) -> Array:
-    """Put a global value onto a mesh: `device_put(x, mesh, P("data"))`.
+    """Put a global value onto a mesh: `device_put(x, mesh, P("data"))`; without a spec, whole on every device.
 
     `x` is a NumPy array, an Array (which is resharded), a number, or anything with `__array__`,
-    `__array_interface__` or `__dlpack__`; it is copied. Raises ShardingError when a dimension does not divide.
+    `__array_interface__` or `__dlpack__`; it is copied. For a pytree of arrays use `fc.tree.map`. Raises ShardingError
+    when a dimension does not divide.
     """
     sharding = _concrete_mesh(_sharding(mesh, spec))
+    if isinstance(x, dict):
+        raise TraceError(
+            "device_put takes one array, and x is a dict. For a pytree of arrays, with a pytree of specs like it: "
+            "fc.tree.map(lambda a, spec: fc.device_put(a, mesh, spec), x, specs)."
+        )
     value = to_numpy(x, "device_put: x")
     sharding.shard_shape(value.shape, "device_put: x")
     layout = layout_of(value.shape, value.dtype, sharding)

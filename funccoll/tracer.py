@@ -66,9 +66,11 @@ _REMEDY = {
     "a NumPy array, write out = fc.at(out)[i].set(x) in place of out[i] = x, or np.stack([...]).",
     "bool() (Python if, while, and, or, not, assert)": "Choose with np.where(condition, a, b), or decide on something "
     "that is known while tracing (a shape, a static argument).",
-    "index() (range, a Python index)": "Pass the number as a static argument: fc.jit(..., static_argnums=...).",
+    "index() (range, a Python index)": "Pass the number as a static argument: fc.jit(..., static_argnums=...). To choose "
+    "one of several values, use np.take(np.stack(values), i, axis=0).",
     "__array__ (np.asarray, or a library that is not traced)": "Use np.* functions on the traced array itself: np.stack "
-    "in place of np.array([...]), x = fc.at(x)[i].set(v) in place of assigning into a NumPy array.",
+    "in place of np.array([...]), x = fc.at(x)[i].set(v) in place of assigning into a NumPy array, np.take(a, i, axis=0) "
+    "in place of a[i] for a NumPy array a, x.astype(dtype) in place of np.float32(x); leave out np.asarray(x).",
 }
 
 
@@ -217,6 +219,9 @@ class Tracer(Traced):
 
     def __invert__(self) -> Any:
         return apply_ufunc(np.invert, self)
+
+    def __round__(self, ndigits: int | None = None) -> Any:
+        return np.round(self, ndigits or 0)  # type: ignore[call-overload]
 
     def __divmod__(self, other: Any) -> Any:
         return np.divmod(self, other)

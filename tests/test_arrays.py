@@ -313,6 +313,8 @@ def test_methods_are_those_of_the_global_value():
         assert same(getattr(arr, name)(*args), getattr(GRID, name)(*args))
     assert same(arr.T, GRID.T) and same(np.mean(arr, axis=1), GRID.mean(axis=1))
     assert same(arr.sum(keepdims=True), GRID.sum(keepdims=True))
+    assert arr.itemsize == 4 and arr.take(1) == 1 and arr.swapaxes(0, 1).shape == (6, 8)
+    assert round(fc.device_put(np.float32(2.71875), LINE), 2) == 2.72 and round(fc.device_put(2.7, LINE)) == 3
     with pytest.raises(fc.errors.MissingMethodError, match=r"no .sort: use np.asarray\(arr\).sort"):
         arr.sort()
     assert not hasattr(arr, "nothing") and not hasattr(arr, "sort")
@@ -397,6 +399,14 @@ def test_repr_shows_value_type_and_place():
     assert len(repr(fc.device_put(np.zeros((1000, 1000)), LINE))) < 400
     assert "bf16[2]" in repr(fc.device_put(np.ones(2, fc.bfloat16), LINE))
     assert repr(fc.device_put(np.zeros(0), LINE))
+
+
+def test_device_put_of_a_dict_names_the_tree_map():
+    with pytest.raises(fc.errors.TraceError, match=r"fc\.tree\.map\(lambda a, spec: fc\.device_put"):
+        fc.device_put({"w": GRID}, MESH, P())
+    specs = {"w": P("data", "model"), "b": P()}
+    put = fc.tree.map(lambda a, spec: fc.device_put(a, MESH, spec), {"w": GRID, "b": 1.0}, specs)
+    assert {k: a.sharding.spec for k, a in put.items()} == specs
 
 
 def test_html_shows_which_device_holds_what():

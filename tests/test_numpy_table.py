@@ -420,6 +420,12 @@ def test_methods_and_properties(number):
     _both(METHODS[number], np.random.default_rng(0).normal(size=(2, 3)))
 
 
+def test_pythons_round():
+    x = np.array([1.25, -2.35, 2.5])
+    for ours, numpys in zip(fc.jit(lambda x: (round(x), round(x, 1)))(x), (np.round(x), np.round(x, 1)), strict=True):
+        np.testing.assert_array_equal(np.asarray(ours), numpys)
+
+
 def test_variance_methods():
     x = np.random.default_rng(0).normal(size=(4, 3))
     assert_same(fc.jit(lambda x: [x.var(), x.std(0), x.var(1, ddof=1)])(x), [x.var(), x.std(0), x.var(1, ddof=1)], exact=False)

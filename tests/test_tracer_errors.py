@@ -74,6 +74,8 @@ VALUES = {
     ".tolist()": lambda x: x.tolist(),
     ".tobytes()": lambda x: x.tobytes(),
     "index()": lambda x: range(x[0].astype(np.int32)),
+    "np.take(a, i, axis=0)": lambda x: np.arange(4.0)[x[0].astype(np.int32)],
+    "np.take(np.stack(values), i, axis=0)": lambda x: [1.0, 2.0][x[0].astype(np.int32)],
     "np.asarray": lambda x: np.asarray(x),
     "np.stack": lambda x: np.array([x[0], x[1]]),
     "np.asarray, or a library": lambda x: np.random.default_rng(0).permutation(x),
@@ -179,6 +181,10 @@ def test_unsupported_functions_name_near_ones():
     wrong(UnsupportedError, lambda: run(lambda x: np.add.reduceat(x, [0])), "np.add.reduceat")
     wrong(UnsupportedError, lambda: run(lambda x: np.add.at(x, 0, 1)), "np.add.at")
     wrong(UnsupportedError, lambda: run(lambda x: np.add(x, 1, where=x > 0)), "np.add", "where")
+    for function in (np.nonzero, np.unique, np.argwhere):
+        wrong(UnsupportedError, lambda: run(function), f"np.{function.__name__}", "depends on values")
+    wrong(InPlaceError, lambda: run(lambda x: np.fill_diagonal(np.outer(x, x), 0)), "np.fill_diagonal", "fc.at(x)[index].set")
+    wrong(InPlaceError, lambda: run(lambda x: np.copyto(np.zeros(2), x)), "np.copyto", "fc.at(x)[index].set")
     wrong(UnsupportedError, lambda: run(lambda x: np.where(x > 0)), "depends on values", "np.where(condition, x, y)")
     wrong(UnsupportedError, lambda: run(lambda x: x[x > 0]), "mask", "np.where(mask, x, 0)")
     wrong(UnsupportedError, lambda: run(lambda x: x[: x[0].astype(int)]), "slice", "np.take")

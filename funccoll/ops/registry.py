@@ -55,11 +55,24 @@ def near(name: str) -> str:
     return f"Supported, with a name near it: {', '.join(names[n] for n in close)}."
 
 
+_VALUES_DECIDE = {np.nonzero, np.flatnonzero, np.argwhere, np.unique, np.compress, np.extract, np.trim_zeros}
+_WRITE = {np.fill_diagonal, np.put, np.put_along_axis, np.place, np.putmask, np.copyto}
+
+
 def call_function(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """`__array_function__` of a tracer: the table's entry, or an error that names near ones."""
     implementation = FUNCTIONS.get(function)
     name = qualified_name(function)
     if implementation is None:
+        if function in _VALUES_DECIDE:
+            raise UnsupportedError(
+                f"{name} of a traced array has a shape that depends on values. Use np.where(condition, x, y), or a mask to "
+                "multiply by."
+            )
+        if function in _WRITE:
+            raise InPlaceError(
+                f"{name} writes into its argument, and traced values never change. Use x = fc.at(x)[index].set(v)."
+            )
         raise UnsupportedError(
             f"{name} cannot be traced by funccoll. {near(function.__name__)} If its argument does not depend on the "
             "traced inputs, compute it outside the traced function."
