@@ -16,8 +16,15 @@ from .mesh import Mesh, P, Sharding
 
 __all__ = ["Arguments", "Options", "Static", "broadcast_specs", "check_specs", "path_name"]
 
-Static = tuple[tuple[int | str, type, Any], ...]
-"""Static arguments: (position or name, type, value). The type is there because 1 == 1.0 == True."""
+Static = tuple[tuple[int | str, Any, Any], ...]
+"""Static arguments: (position or name, what `distinct` says of the value, value)."""
+
+
+def distinct(value: Any) -> Any:
+    """A key that keeps apart what Python calls equal: 1, 1.0 and True, 0.0 and -0.0, in tuples too."""
+    if type(value) is tuple:
+        return tuple(map(distinct, value))
+    return type(value), repr(value) if type(value) in (float, complex) else value
 
 
 _OF = {"in_specs": "arguments", "out_specs": "results"}
@@ -121,7 +128,7 @@ class Arguments:
                     f"the static argument {where!r} of {self.name} is not hashable: {value!r}. A static argument is part "
                     "of the compiled program; pass a tuple, a string, a number or a frozen dataclass."
                 ) from None
-        return tuple(a for i, a in enumerate(args) if i not in numbers), tuple((k, type(v), v) for k, v in static)
+        return tuple(a for i, a in enumerate(args) if i not in numbers), tuple((k, distinct(v), v) for k, v in static)
 
     def _positional(self, args: tuple, named: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         """Keyword arguments in the places of their parameters; static ones without a place stay keywords."""

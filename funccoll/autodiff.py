@@ -161,6 +161,16 @@ def _linearize(
     return outputs, pullback, program
 
 
+def _own(value: Any) -> Any:
+    """A plain array as a copy: the user may write into it, or into what it came from."""
+    return np.array(value) if isinstance(value, np.ndarray) else value
+
+
+def _gradients(cts: Sequence[Any], program: Program) -> list[Any]:
+    """The cotangents of a program's inputs, zeros where there is none."""
+    return [zeros(v.type) if ct is None else _own(ct) for ct, v in zip(cts, program.inputs, strict=True)]
+
+
 def flatten_function(fn: Callable[..., Any], args: Any, has_aux: bool, name: str) -> tuple[list[Any], Any, Callable, dict]:
     """`fn` over flat leaves; `info` receives the structure of its result when it is traced."""
     leaves, treedef = optree.tree_flatten(args)
@@ -203,7 +213,8 @@ def vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple:
     require_function("vjp", fn)
     name = label_of(fn)
     leaves, treedef, flat, info = flatten_function(fn, primals, has_aux, name)
-    outputs, pull, program = _linearize(flat, leaves, info["weak"], name)
+    outputs, pull, program = _linearize(flat, list(map(_own, leaves)), info["weak"], name)
+    outputs = list(map(_own, outputs))
     count = info["count"]
     types = [a.type for a in program.outputs[:count]]
 
@@ -217,9 +228,7 @@ def vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple:
             )
         checked = [_check_cotangent(as_traceable(ct), t, name) for ct, t in zip(cts, types, strict=True)]
         grads = pull([*checked, *(None for _ in program.outputs[count:])])
-        return treedef.unflatten(
-            zeros(v.type) if g is None else g for g, v in zip(grads, program.inputs, strict=True)
-        )
+        return treedef.unflatten(_gradients(grads, program))
 
     result = info["out_tree"].unflatten(outputs[:count])
     if has_aux:
@@ -281,7 +290,7 @@ def value_and_grad(
         assert loss is not None
         one = widened(np.ones((), loss.type.dtype), loss.type)
         grads = pull([one, *(None for _ in program.outputs[1:])])
-        tree = treedef.unflatten(zeros(v.type) if g is None else g for g, v in zip(grads, program.inputs, strict=True))
+        tree = treedef.unflatten(_gradients(grads, program))
         result = outputs[0]
         if has_aux:
             result = (result, info["aux_tree"].unflatten(outputs[1:]))

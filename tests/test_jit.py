@@ -46,12 +46,16 @@ def test_traced_once_for_each_type_structure_and_static_value():
     assert len(traces) == 6
 
 
-def test_static_values_that_compare_equal_but_differ_in_type_are_apart():
+def test_static_values_that_compare_equal_but_differ_are_apart():
     step = fc.jit(lambda x, k: x * k, static_argnums=1)
     ints = np.arange(3)
     assert step(ints, 2).dtype == np.int64
     assert step(ints, 2.0).dtype == np.float64
     assert step(ints, True).dtype == np.int64
+    first = fc.jit(lambda x, k: x * k[0][0], static_argnums=1)
+    assert first(ints, ((2,),)).dtype == np.int64
+    assert first(ints, ((2.0,),)).dtype == np.float64
+    assert [float(np.copysign(1, step(1.0, k))) for k in (0.0, -0.0)] == [1, -1]
 
 
 def test_resharded_arguments_give_equal_results():

@@ -220,3 +220,19 @@ def test_second_derivatives(name, where):
     np.testing.assert_allclose((up - down) / (2 * step), slope, rtol=1e-6, atol=1e-7)
     np.testing.assert_allclose((up_gradient - down_gradient) / (2 * step), hessian_v, rtol=1e-6, atol=1e-7)
     assert np.any(slope)
+
+
+def test_a_pullback_outside_a_trace_keeps_the_values_it_was_made_for():
+    """Plain NumPy arrays are the user's to write into: primals, results and gradients are memory of their own."""
+    x = np.array([0.5, 1.0])
+    y, pull = fc.vjp(lambda x: np.tanh(x) * x, x)
+    expected = np.tanh(x) + x * (1 - np.tanh(x) ** 2)
+    x[:] = 100
+    y *= 0
+    np.testing.assert_array_equal(pull(np.ones(2))[0], expected)
+
+    a, b = fc.grad(lambda a, b: np.sum(a + b), argnums=(0, 1))(np.ones(3), np.ones(3))
+    a *= 2
+    np.testing.assert_array_equal(b, np.ones(3))
+    y, pull = fc.vjp(lambda x: x, x)
+    assert not np.shares_memory(y, x) and not np.shares_memory(pull(x)[0], x)

@@ -39,11 +39,14 @@ def plan_buffers(program: Program) -> Buffers:
     private: set[Var] = set()  # allocated by compute on one device, reached by views alone
     views: set[Var] = set()
     for eqn in program.equations:
-        shares = eqn.primitive.view or eqn.primitive.kind == "collective"
-        operands = [a for a in eqn.inputs if type(a) is Var] if shares else []
-        for var in eqn.outputs:
-            members = {var}.union(*(storage[a] for a in operands))
-            storage.update(dict.fromkeys(members, members))
+        collective = eqn.primitive.kind == "collective"
+        shares = eqn.primitive.view or collective
+        for k, var in enumerate(eqn.outputs):
+            storage[var] = {var}
+            sources = eqn.inputs[k : k + 1] if collective else eqn.inputs  # a collective has one operand for each output
+            operands = [a for a in sources if type(a) is Var] if shares else []
+            for a in operands:
+                _join(storage, var, a)
             if eqn.primitive.kind == "compute" and all(a in private for a in operands):
                 private.add(var)
             if shares:
@@ -58,6 +61,8 @@ def plan_buffers(program: Program) -> Buffers:
             # A view is not written: it may be a part of its memory, or have elements in common (broadcast_to).
             if isinstance(atom, Literal) or atom not in private or atom in views or not out.type.shape:
                 continue
+            if last_use[atom] > i:
+                continue
             members = storage[atom]
             fits = atom.type.shape == out.type.shape and atom.type.dtype == out.type.dtype
             dead = all(m in private and last_use.get(m, -1) <= i for m in members)
@@ -68,3 +73,11 @@ def plan_buffers(program: Program) -> Buffers:
                 break
     borrowed = frozenset(v for v, members in storage.items() if not members.isdisjoint(outside))
     return Buffers(reuse, borrowed)
+
+
+def _join(storage: dict[Var, set[Var]], a: Var, b: Var) -> None:
+    """Make one class of the classes of a and b: the smaller one moves, so all joins together take n log n steps."""
+    small, large = sorted((storage[a], storage[b]), key=len)
+    if small is not large:
+        large |= small
+        storage.update(dict.fromkeys(small, large))

@@ -150,12 +150,12 @@ class _Builder:
 
     def driver(self, outputs: list[str]) -> str:
         """The function that calls segments and collectives, dropping every value after its last reader."""
-        held = set(self.variables) - {a for a in self.program.outputs if type(a) is Var}
+        kept = {a for a in self.program.outputs if type(a) is Var}
+        last_reader = {var: i for i, (_, reads) in enumerate(self.steps) for var in reads}
         last: dict[int, list[str]] = {}
-        for var in held:
-            steps = [i for i, (_, reads) in enumerate(self.steps) if var in reads]
-            if steps:
-                last.setdefault(steps[-1], []).append(self.variables[var])
+        for var, i in last_reader.items():
+            if var not in kept:
+                last.setdefault(i, []).append(self.variables[var])
         lines = []
         for i, (step, _) in enumerate(self.steps):
             lines += step
