@@ -277,15 +277,16 @@ def value_and_grad(
             return fn(*full, **kwargs)
 
         leaves, treedef, flat, info = flatten_function(of_chosen, chosen, has_aux, name)
-        for leaf in leaves:
+        paths = [(where[path[0]], *path[1:]) for path in treedef.paths()]
+        for leaf, path in zip(leaves, paths, strict=True):
             if not is_inexact(leaf.dtype):
+                shown = f"{path[0]}{''.join(f'[{p!r}]' for p in path[1:])}"
                 raise DTypeError(
-                    f"grad of {name}: an argument has dtype {leaf.dtype}, and only floats and complex numbers have "
-                    "gradients. Choose argnums, or convert it with .astype(np.float32)."
+                    f"grad of {name}: argument {shown} has dtype {leaf.dtype}, and only floats and complex numbers have "
+                    "gradients. Choose argnums, pass it in an argument of its own, or convert it with .astype(np.float32)."
                 )
         outputs, pull, program = _linearize(flat, leaves, info["weak"], name)
         loss = program.outputs[0] if info["count"] == 1 else None
-        paths = [(where[path[0]], *path[1:]) for path in treedef.paths()]
         _check_loss(loss, name, info["count"], dict(zip(paths, map(value_type, leaves), strict=True)))
         assert loss is not None
         one = widened(np.ones((), loss.type.dtype), loss.type)

@@ -276,9 +276,10 @@ class Sharding:
         """The global shape of an array whose blocks have `shard_shape`."""
         shape = tuple(shard_shape)
         if len(self.spec) > len(shape):
+            stack = "" if shape else " To have one number from each device side by side, return x[None]."
             raise ShardingError(
                 f"{what} has shape {shape} on each device, {len(shape)} dimension(s), but {self.spec!r} has "
-                f"{len(self.spec)} entries, one for each dimension. Drop the entries of dimensions that do not exist."
+                f"{len(self.spec)} entries, one for each dimension. Drop the entries of dimensions that do not exist.{stack}"
             )
         return tuple(n * (self.mesh.axis_size(self.dim_axes(d)) if self.dim_axes(d) else 1) for d, n in enumerate(shape))
 

@@ -9,7 +9,7 @@ import pytest
 
 import funccoll as fc
 from funccoll import P
-from funccoll.errors import PlannedError, ShapeError, TraceError, VaryingError
+from funccoll.errors import MeshError, PlannedError, ShapeError, TraceError, VaryingError
 from funccoll.parallel.data import make_buckets
 from funccoll.types import ArrayType
 
@@ -312,3 +312,18 @@ def test_data_parallel_refuses():
     jitted = fc.jit(step, mesh=fc.make_mesh({"data": 2}), in_specs=(P(), P("data")), out_specs=P())
     with pytest.raises(TraceError, match="has_aux"):
         jitted.trace(np.ones(2), np.ones(2))
+
+
+def test_data_parallel_refuses_in_its_own_words(line):
+    def mean(w: Any, x: Any) -> Any:
+        return np.mean(w["w"] * x)
+
+    w, x = {"w": np.float64(2)}, np.ones(8)
+    with pytest.raises(MeshError, match=r"^data_parallel over 'data' was called outside a mesh"):
+        fc.data_parallel(mean)(w, x)
+    jitted = fc.jit(fc.data_parallel(mean), mesh=line, in_specs=P("data"), out_specs=P())
+    with pytest.raises(VaryingError, match=r"^data_parallel over 'data': params\['w'\], of type .*P\(\) in in_specs"):
+        jitted({"w": x}, x)
+    reduced = fc.data_parallel(lambda w, x: fc.all_reduce(mean(w, x), "data", op="mean"))
+    with pytest.raises(VaryingError, match=r"^data_parallel over 'data': the loss, .* without an all_reduce"):
+        fc.jit(reduced, mesh=line, in_specs=(P(), P("data")), out_specs=P())(w, x)

@@ -95,6 +95,11 @@ def test_more_spec_entries_than_dimensions():
     wrong(ShardingError, lambda: fc.from_local([1.0] * 4, LINE, P("data")), "from_local", "0 dimension")
 
 
+def test_one_number_from_each_device_needs_a_dimension():
+    wrong(ShardingError, lambda: run(lambda x: x.sum(), out=P("data")), "on each device", "P('data')", "return x[None]")
+    wrong(DTypeError, lambda: fc.grad(lambda p: p["w"])({"w": 1.0, "n": 3}), "argument 0['n'] has dtype int64", "argnums")
+
+
 def test_out_specs_that_claim_replication():
     message = wrong(VaryingError, lambda: run(lambda x: (x, x), out=(P("data"), P())), "out_specs of <lambda>", "result[1]")
     for part in ("f32[2]{data}", "P()", "'data'", "fc.all_reduce", "fc.all_gather", "name 'data'"):
@@ -140,6 +145,7 @@ def test_a_collective_over_an_axis_its_operand_does_not_vary_over(name):
     wrong(
         VaryingError, lambda: run(lambda x: collective(x, "data"), spec=P()),
         name, "'data'", "f32[8]", "does not vary", "fc.pvary(x, 'data')", "Drop the collective",
+        *(["fc.own_slice(x, 'data')"] if name in ("scatter", "reduce_scatter") else []),
     )  # fmt: skip
 
 

@@ -94,7 +94,7 @@ def test_stages():
         assert str(stage) == stage.as_text()
         cost = stage.cost_analysis()
         assert cost == {"flops": 8.0, "bytes accessed": 128.0, "collectives": 1.0, "collective bytes": 32.0}
-    (row,) = lowered.collectives().rows
+    (row,) = lowered.collectives()
     assert (row.kind, row.op, row.axes, row.size, row.nbytes) == ("all_reduce", "sum", ("data",), 4, 32)
     assert row.source.file == __file__
     assert 'align:left">test_jit.py:' in lowered.collectives()._repr_html_()

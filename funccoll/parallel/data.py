@@ -10,9 +10,9 @@ import numpy as np
 import optree
 
 from ..autodiff import vjp
-from ..collectives import Axes, all_reduce
+from ..collectives import Axes, all_reduce, mesh_axes
 from ..custom_rules import grad_hook
-from ..errors import PlannedError, ShapeError, TraceError
+from ..errors import PlannedError, ShapeError, TraceError, VaryingError
 from ..ops.registry import as_traceable
 from ..tracing import stage, value_type
 from ..types import ArrayType, is_inexact
@@ -59,6 +59,9 @@ def data_parallel(
     communication starts early; buckets hold one dtype. With `has_aux`, loss_fn returns `(loss, aux)`, and aux
     comes back as it is on each device.
 
+    Raises: VaryingError when the parameters vary over `axis`, or the loss does not (it is reduced already);
+    MeshError outside a traced function with a mesh.
+
     Source: Li et al., "PyTorch Distributed", VLDB 2020.
     """
     if not callable(loss_fn):
@@ -71,10 +74,19 @@ def data_parallel(
 
     @functools.wraps(loss_fn)
     def wrapped(params: Any, *batch: Any) -> Any:
+        axes = mesh_axes("data_parallel", axis)
         leaves, treedef = optree.tree_flatten(params)
         leaves = [as_traceable(leaf) for leaf in leaves]
         types = [value_type(leaf) for leaf in leaves]
         hooked = [i for i, t in enumerate(types) if is_inexact(t.dtype)]
+        for i in hooked:
+            own = [a for a in axes if a in types[i].varying]
+            if own:
+                raise VaryingError(
+                    f"data_parallel over {', '.join(map(repr, own))}: params{''.join(f'[{p!r}]' for p in treedef.paths()[i])}, "
+                    f"of type {types[i]}, varies over it already, so each device has a gradient of its own and there is "
+                    "nothing to reduce. Pass parameters that are equal on all devices along the axis (P() in in_specs)."
+                )
 
         def loss_of(chosen: Sequence[Any]) -> Any:
             full = list(leaves)
@@ -82,10 +94,10 @@ def data_parallel(
                 full[i] = value
             result = loss_fn(treedef.unflatten(full), *batch)
             if not has_aux:
-                return _mean_loss(result, axis)
+                return _mean_loss(result, axes)
             if not isinstance(result, tuple) or len(result) != 2:
                 raise TraceError(f"data_parallel(has_aux=True): {loss_fn!r} must return (loss, aux).")
-            return _mean_loss(result[0], axis), result[1]
+            return _mean_loss(result[0], axes), result[1]
 
         order = _completion_order(loss_of, [types[i] for i in hooked], axis, has_aux)
         caps = (first_bucket_mb * MIB, bucket_cap_mb * MIB)
@@ -99,7 +111,7 @@ def data_parallel(
     return wrapped
 
 
-def _mean_loss(loss: Any, axis: Axes) -> Any:
+def _mean_loss(loss: Any, axes: tuple[str, ...]) -> Any:
     """The mean over the devices of one scalar on each."""
     found = value_type(loss) if hasattr(loss, "dtype") or isinstance(loss, (int, float)) else None
     if found is None or found.shape or not is_inexact(found.dtype) or found.dtype.kind == "c":
@@ -107,7 +119,14 @@ def _mean_loss(loss: Any, axis: Axes) -> Any:
             "data_parallel: the loss function must return one real floating-point scalar, the mean loss of its batch, and it "
             f"returned {found or type(loss).__name__}. Reduce it with np.mean; has_aux=True carries more."
         )
-    return all_reduce(loss, axis, op="mean")
+    equal = [a for a in axes if a not in found.varying]
+    if equal:
+        raise VaryingError(
+            f"data_parallel over {', '.join(map(repr, equal))}: the loss, of type {found}, is equal on all devices along it "
+            "already. Return the mean loss of this device's own batch from the loss function, without an all_reduce over "
+            "that axis: data_parallel takes the mean over the devices."
+        )
+    return all_reduce(loss, axes, op="mean")
 
 
 def _sum_over(axis: Axes) -> Callable[[Any], Any]:

@@ -91,9 +91,10 @@ def _require_varying(name: str, x: ArrayType, axes: Sequence[str]) -> None:
     missing = [a for a in axes if a not in x.varying]
     if missing:
         over = repr(missing[0]) if len(missing) == 1 else repr(tuple(missing))
+        split = f"take each device's own block with fc.own_slice(x, {over}), " if name in ("scatter", "reduce_scatter") else ""
         raise VaryingError(
             f"{name} over axis {over}: the operand {x} does not vary over it, it is equal on all those devices, so "
-            f"this would combine copies of one value. Drop the collective, or say fc.pvary(x, {over}) first if "
+            f"this would combine copies of one value. Drop the collective, {split}or say fc.pvary(x, {over}) first if "
             "copies are what you mean."
         )
 
