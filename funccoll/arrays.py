@@ -19,7 +19,7 @@ from .errors import (
     ShapeError,
     TraceError,
 )
-from .ir import Traced, as_array
+from .ir import Traced, as_array, refuse_mask
 from .mesh import Sharding, copy_coordinates
 from .types import ArrayType, bfloat16, check_dtype, dtype_name
 
@@ -344,8 +344,7 @@ def to_numpy(x: Any, what: str = "x") -> np.ndarray:
             f"{what} is a traced array of type {x.type}: inside a traced function it is one device's shard already. Use "
             "it as it is; device_put and from_local are for values outside."
         )
-    if isinstance(x, np.ma.MaskedArray):
-        raise TraceError(f"{what} is a masked array, and its mask would be lost. Pass x.filled(value), and the mask beside it.")
+    refuse_mask(x, what)
     if not hasattr(x, "__array__") and not hasattr(x, "__array_interface__") and hasattr(x, "__dlpack__"):
         x = np.from_dlpack(x)
     try:

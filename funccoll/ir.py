@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from .errors import FunccollError, LeakedTracerError, MeshError, Source, VaryingError, at_source
+from .errors import FunccollError, LeakedTracerError, MeshError, Source, TraceError, VaryingError, at_source
 from .types import ArrayType, check_dtype, type_of
 
 __all__ = [
@@ -323,10 +323,17 @@ class Eager:
 
 
 def as_array(value: Any) -> np.ndarray:
-    """A concrete value as a native-endian array of a supported dtype; raises DTypeError."""
+    """A concrete value as a native-endian array of a supported dtype; raises DTypeError, and TraceError for a mask."""
+    refuse_mask(value, "an operand")
     array = np.asarray(value)
     native = check_dtype(array.dtype)
     return array if array.dtype is native or array.dtype.isnative else array.astype(native)
+
+
+def refuse_mask(value: Any, what: str) -> None:
+    """Raise a TraceError for a masked array: np.asarray would drop its mask silently."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise TraceError(f"{what} is a masked array, and its mask would be lost. Pass x.filled(value), and the mask beside it.")
 
 
 def leaked(value: Any) -> LeakedTracerError:
