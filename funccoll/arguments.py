@@ -110,12 +110,20 @@ class Arguments:
         except (TypeError, ValueError):
             return None
 
+    def _resolve(self, numbers: tuple[int, ...], count: int) -> set[int]:
+        """Positions from the front; negative ones count from the signature's end (the call's, of `count`, with *args)."""
+        if self.signature is not None:
+            kinds = [p.kind for p in self.signature.parameters.values()]
+            if inspect.Parameter.VAR_POSITIONAL not in kinds:
+                count = sum(k in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD) for k in kinds)
+        return {n + count if n < 0 else n for n in numbers}
+
     def split(self, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Static]:
         """Dynamic positional arguments, and the static ones."""
         options = self.options
         if any(k not in options.static_argnames for k in kwargs):
             args, kwargs = self._positional(args, kwargs)
-        numbers = {n % len(args) for n in options.static_argnums if -len(args) <= n < len(args)}
+        numbers = {n for n in self._resolve(options.static_argnums, len(args)) if 0 <= n < len(args)}
         if options.static_argnames and self.signature is not None:
             parameters = list(self.signature.parameters)[: len(args)]
             numbers |= {i for i, p in enumerate(parameters) if p in options.static_argnames}
@@ -191,7 +199,7 @@ class Arguments:
         out: list[bool] = []
         positions = self._positions(len(dynamic), static)
         count = sum(isinstance(where, int) for where, _, _ in static) + len(dynamic)
-        given_up = {n + count if n < 0 else n for n in self.options.donate_argnums}
+        given_up = self._resolve(self.options.donate_argnums, count)
         for call_position, arg in zip(positions, dynamic, strict=True):
             out += [call_position in given_up] * len(optree.tree_leaves(arg))
         return tuple(out)

@@ -229,6 +229,10 @@ def test_donation_counts_call_positions():
     y = fc.device_put(X, fc.make_mesh({"d": 1}))
     fc.jit(lambda k, y: y * k, static_argnums=0, donate_argnums=-1)(2, y)
     assert y.is_deleted
+    z = fc.device_put(X, fc.make_mesh({"d": 1}))
+    for options in ({"donate_argnums": -1}, {"static_argnums": -1}):  # the last parameter, not the call's last argument
+        np.testing.assert_array_equal(np.asarray(fc.jit(lambda z, k=2: z * k, **options)(z)), X * 2)
+    assert not z.is_deleted
 
 
 # ------------------------------------------------------------------ outputs

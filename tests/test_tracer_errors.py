@@ -415,5 +415,6 @@ def test_values_that_are_no_arrays():
     wrong(TraceError, lambda: fc.device_put(np.ma.array([1.0]), LINE), "masked")
     masked = np.ma.array([1.0, 2.0], mask=[0, 1])
     for use in (fc.grad(np.sum), fc.nn.softmax, lambda m: fc.vjp(np.sin, m), lambda m: fc.jit(lambda x: x + m)(X[:2])):
-        wrong(TraceError, lambda use=use: use(masked), "masked", "filled")
+        with pytest.raises(TraceError, match="mask would be lost"):
+            use(masked)
     wrong(TraceError, lambda: fc.process_allgather(None), "process_allgather", "NoneType")
