@@ -118,7 +118,9 @@ def _frozen(array: np.ndarray) -> np.ndarray:
 
 
 def _changed(captured: np.ndarray, array: np.ndarray) -> bool:
-    """Whether the user wrote into an array since it was captured."""
+    """Whether the user wrote into an array, or reshaped it in place, since it was captured."""
+    if captured.shape != array.shape or captured.dtype != array.dtype:
+        return True
     return array.flags.writeable and captured.tobytes() != array.tobytes()
 
 

@@ -216,6 +216,9 @@ def test_a_captured_array_counts_with_the_value_it_has_at_each_use(shape):
         for got, want in zip(step(X), [X, X + 1, X, np.ones(shape, np.float32)], strict=True):
             assert same(got, want)
         buffer[...] = 7  # after tracing: the program does not change
+    table = np.arange(8.0)
+    reshaped = fc.jit(lambda x: [np.sum(table * x), table.__setattr__("shape", (2, 4)), np.sum(table, 0) + x[0]])(X)
+    assert reshaped[2].shape == (4,)
     masks = lambda x: sum(np.sum(x * buffer) for i in range(3) if buffer.__setitem__(..., i) is None)
     assert same(fc.grad(masks)(X), np.full(8, 3, np.float32))
 
