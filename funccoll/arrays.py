@@ -37,9 +37,11 @@ class Layout:
     shape: tuple[int, ...]
     dtype: np.dtype
     sharding: Sharding
+    weak: type | None = None
+    """int, float or complex when it stands for a Python scalar (a step counter that a step returns): NEP 50."""
 
     def __reduce__(self) -> Any:
-        return layout_of, (self.shape, self.dtype, self.sharding)  # a copy is the same object
+        return layout_of, (self.shape, self.dtype, self.sharding, self.weak)  # a copy is the same object
 
     def same(self, other: Layout) -> bool:
         """Equal in shape, dtype and sharding."""
@@ -74,9 +76,9 @@ class Layout:
 
 
 @lru_cache(maxsize=8192)
-def layout_of(shape: tuple[int, ...], dtype: np.dtype, sharding: Sharding) -> Layout:
+def layout_of(shape: tuple[int, ...], dtype: np.dtype, sharding: Sharding, weak: type | None = None) -> Layout:
     """The Layout object of these; raises ShardingError when the shape does not divide."""
-    layout = Layout(shape, dtype, sharding)
+    layout = Layout(shape, dtype, sharding, weak)
     _ = layout.type
     return layout
 
@@ -119,6 +121,11 @@ class Array(metaclass=_ArrayMeta):
         return self.layout.dtype
 
     @property
+    def weak(self) -> type | None:
+        """int, float or complex when it stands for a Python scalar, else None: passed on, it stays weak."""
+        return self.layout.weak
+
+    @property
     def sharding(self) -> Sharding:
         """How it lies on its mesh."""
         return self.layout.sharding
@@ -159,7 +166,7 @@ class Array(metaclass=_ArrayMeta):
         if delete:
             self._copies = None
             # A layout of its own: no call cache knows it, so a later use comes to the error above.
-            self.layout = Layout(self.shape, self.dtype, self.sharding)
+            self.layout = Layout(self.shape, self.dtype, self.sharding, self.layout.weak)
         return copies
 
     def _copy_list(self) -> Sequence[np.ndarray]:
@@ -280,6 +287,7 @@ class Array(metaclass=_ArrayMeta):
         if self.is_deleted:
             return f"Array(deleted, {head})"
         values = np.array2string(np.asarray(self), separator=", ", threshold=20, edgeitems=2, prefix="Array(")
+        head = f"weak {head}" if self.weak else head
         return f"Array({values}, {head})"
 
     def _repr_html_(self) -> str:

@@ -154,6 +154,7 @@ class Jitted(Generic[Params, R]):
             out["tree"] = tree
             shardings = broadcast_specs(self.out_specs, tree.unflatten(values), self.mesh, "out_specs", self._name)
             out["shardings"] = shardings
+            out["weak"] = [scalar_type(v) for v in values]
             return [self._check_output(v, s, tree, i) for i, (v, s) in enumerate(zip(values, shardings, strict=True))]
 
         weak = [w for _, _, w in types]
@@ -167,8 +168,8 @@ class Jitted(Generic[Params, R]):
                     f"plain function ({self._name}.fn) there."
                 )
         out_layouts = tuple(
-            layout_of(s.global_shape(a.type.shape), a.type.dtype, s)
-            for a, s in zip(program.outputs, out["shardings"], strict=True)
+            layout_of(s.global_shape(a.type.shape), a.type.dtype, s, w)
+            for a, s, w in zip(program.outputs, out["shardings"], out["weak"], strict=True)
         )
         donated = arguments.donated(dynamic, static)
         signature = Signature(self._name, self.mesh, treedef, tuple(layouts), out["tree"], out_layouts, donated)

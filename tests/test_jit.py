@@ -77,6 +77,24 @@ def test_python_scalars_stay_weak():
     assert strong[0].dtype == np.float64
 
 
+def test_a_step_counter_stays_weak_from_step_to_step():
+    """In plain NumPy `t` would stay a Python int, and float32 parameters float32."""
+    fn, traces = counting(lambda w, t, rate: (w * (1 - 0.9**t) - rate * w, t + 1, rate * 0.5))
+    step = fc.jit(fn, mesh=MESH)
+    w, t, rate = np.ones(3, np.float32), 1, 0.1
+    plain = (w, t, rate)
+    state = (w, t, rate)
+    for _ in range(4):
+        state = step(*state)
+        plain = fn(*plain)
+        assert state[0].dtype == plain[0].dtype == np.float32
+        np.testing.assert_allclose(np.asarray(state[0]), plain[0], rtol=1e-6)
+    assert (int(state[1]), state[1].weak, state[2].weak) == (5, int, float)
+    assert len(traces) == 1 + 4  # ours once, plain four times
+    assert repr(state[1]).startswith("Array(5, weak i64[]")
+    assert step(state[0], np.int64(5), 0.1)[0].dtype == np.float64  # NumPy's own scalars are strong
+
+
 # ------------------------------------------------------------------ stages
 
 
