@@ -76,6 +76,9 @@ class custom_vjp:
 
     `f.defvjp(forward, backward)`: `forward(*args) -> (result, residuals)`; `backward(residuals, cotangent)`
     returns one cotangent (a pytree like the argument, or None for zero) for each argument. Source: JAX.
+
+    The two run when a gradient is taken, after the function around them was traced: a traced array of that
+    function reaches them as an argument or as a residual, not through a closure (which raises LeakedTracerError).
     """
 
     def __init__(self, fn: Callable[..., Any]):
