@@ -36,7 +36,7 @@ def _is_spec(x: Any) -> bool:
 
 def broadcast_specs(specs: Any, tree: Any, mesh: Mesh, what: str, name: str) -> list[Sharding]:
     """One Sharding for each leaf of `tree`, from specs that are a pytree prefix of it (JAX's rule)."""
-    concrete = optree.tree_map(lambda s: P() if s is None else s, specs, is_leaf=_is_spec, none_is_leaf=True)  # type: ignore[arg-type]
+    concrete = optree.tree_map(lambda s: P() if s is None else s, specs, is_leaf=_is_spec, none_is_leaf=True)
     try:
         flat = optree.broadcast_prefix(concrete, tree, is_leaf=lambda x: isinstance(x, P))
     except ValueError as error:
@@ -47,12 +47,12 @@ def broadcast_specs(specs: Any, tree: Any, mesh: Mesh, what: str, name: str) -> 
             f"{str(optree.tree_structure(tree))[len('PyTreeSpec('):-1]} (* is an array). {reason}. Give one P for each array, "
             "or one P for a whole tuple, list or dict of them."
         ) from None
-    return [Sharding(mesh, s) for s in flat]  # type: ignore[arg-type]
+    return [Sharding(mesh, s) for s in flat]
 
 
 def check_specs(specs: Any, mesh: Mesh, what: str, name: str) -> None:
     """Raise for a spec that fits no call: one that is no `P`, or names an axis the mesh does not have."""
-    for spec in optree.tree_leaves(specs, is_leaf=_is_spec, none_is_leaf=True):  # type: ignore[arg-type]
+    for spec in optree.tree_leaves(specs, is_leaf=_is_spec, none_is_leaf=True):
         if not _is_spec(spec):
             example = f"fc.P({spec!r})" if isinstance(spec, str) else "fc.P('axis') or fc.P()"
             raise ShardingError(f"{what} of {name}: {spec!r} is no partition spec; write {example}.")

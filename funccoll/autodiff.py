@@ -15,7 +15,7 @@ import numpy as np
 import optree
 
 from .errors import DTypeError, PytreeError, ShapeError, TraceError, VaryingError, at_source
-from .ir import Equation, Literal, Program, Var, current_interpreter
+from .ir import Equation, Literal, Program, Var, current_interpreter, evaluate
 from .ops.elementwise import scalar_type
 from .ops.registry import as_traceable
 from .primitives.collective import pvary
@@ -40,21 +40,20 @@ def widened(value: Any, type: ArrayType) -> Any:
 # ---------------------------------------------------------------- forward
 
 
-def _forward(program: Program, constants: Sequence[Any], args: Sequence[Any], active: set[Var]) -> tuple[dict, dict]:
-    """Run the program through `bind`; returns every variable's value, and custom rules' residuals."""
-    env: dict[Var, Any] = dict(zip(program.inputs, args, strict=True))
-    env.update(zip((v for v, _ in program.constants), constants, strict=True))
+def _forward(
+    program: Program, constants: Sequence[Any], args: Sequence[Any], active: set[Var]
+) -> tuple[list[Any], dict[Var, Any], dict[Equation, Any]]:
+    """Run the program through `bind`; returns outputs, every variable's value, and custom rules' residuals."""
     residuals: dict[Equation, Any] = {}
     interpreter = current_interpreter()
-    for eqn in program.equations:
-        values = [a.value if isinstance(a, Literal) else env[a] for a in eqn.inputs]
-        with at_source(eqn.source):
-            if eqn.primitive is custom_vjp_p and active.intersection(eqn.outputs):
-                out, residuals[eqn] = eqn.params["forward"](*values)
-            else:
-                out = interpreter.bind(eqn.primitive, values, eqn.params)
-        env.update(zip(eqn.outputs, out if eqn.primitive.multiple else (out,), strict=True))
-    return env, residuals
+
+    def apply(eqn: Equation, values: list[Any]) -> Any:
+        if eqn.primitive is custom_vjp_p and active.intersection(eqn.outputs):
+            out, residuals[eqn] = eqn.params["forward"](*values)
+            return out
+        return interpreter.bind(eqn.primitive, values, eqn.params)
+
+    return *evaluate(program, constants, args, apply), residuals
 
 
 def _activity(program: Program) -> set[Var]:
@@ -150,8 +149,7 @@ def _linearize(
     """Values of a flat function and its pullback: output cotangents -> input cotangents (None: zero)."""
     program, captured = stage(fn, [value_type(v) for v in leaves], weak=weak, label=label)
     active = _activity(program)
-    env, residuals = _forward(program, captured, leaves, active)
-    outputs = [a.value if isinstance(a, Literal) else env[a] for a in program.outputs]
+    outputs, env, residuals = _forward(program, captured, leaves, active)
 
     def pullback(cts: Sequence[Any]) -> list[Any]:
         walk = _Backward(program, env, residuals, active)
@@ -258,7 +256,7 @@ def value_and_grad(
     """
     require_function("grad", fn)
     several = isinstance(argnums, (tuple, list))
-    positions: tuple[Any, ...] = tuple(argnums) if several else (argnums,)  # type: ignore[arg-type]
+    positions: tuple[Any, ...] = tuple(argnums) if several else (argnums,)
     if not all(isinstance(p, (int, np.integer)) and not isinstance(p, bool) for p in positions):
         raise TraceError(f"grad: argnums={argnums!r}: it takes the position of an argument, such as 0, or a tuple of them.")
     name = label_of(fn)

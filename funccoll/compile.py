@@ -59,12 +59,13 @@ class Jitted(Generic[Params, R]):
         """Run on global values: NumPy arrays (equal on all processes), numbers, Arrays, and pytrees of them."""
         if not kwargs:
             key = []
-            for arg in args:
+            given: Any = args
+            for arg in given:
                 kind = type(arg)
                 if kind is Array:
-                    key.append(arg.layout)  # type: ignore[attr-defined]
+                    key.append(arg.layout)
                 elif kind is np.ndarray:
-                    key.append((arg.shape, arg.dtype))  # type: ignore[attr-defined]
+                    key.append((arg.shape, arg.dtype))
                 else:
                     break
             else:

@@ -35,7 +35,7 @@ def _check_rule(found: ArrayType, wanted: ArrayType, what: str) -> None:
 
 def stop_gradient(x: Any) -> Any:
     """`x` (an array or pytree), constant as far as gradients are concerned."""
-    return optree.tree_map(lambda leaf: bind(stop_gradient_p, as_traceable(leaf)), x)  # type: ignore[arg-type]
+    return optree.tree_map(lambda leaf: bind(stop_gradient_p, as_traceable(leaf)), x)
 
 
 def grad_hook(xs: Any, hook: Callable[[Any], Any], axis: Axes) -> Any:

@@ -74,8 +74,8 @@ class Primitive:
     """One operation: everything about it is in this record.
 
     `infer(*types, **params)` gives the output types, checks the inputs and raises a user's error.
-    `reference(*arrays, **params)` is the written definition, in NumPy; for a collective it takes and
-    returns one list of arrays (the devices of one group) for each operand. `vjp` is written with
+    `reference(*arrays, **params)` is the written definition, in NumPy; for a collective it takes one operand's
+    shards on the devices of one group, and returns the result's shards. `vjp` is written with
     public operations, so it can be differentiated again; None means no gradient flows.
     """
 
@@ -370,17 +370,27 @@ def bind(primitive: Primitive, *values: Any, **params: Any) -> Any:
     return _INTERPRETER.get().bind(primitive, values, params)
 
 
-def evaluate(program: Program, constants: Iterable[Any], args: Sequence[Any]) -> tuple[list[Any], dict[Var, Any]]:
-    """Run a program through `bind`; returns its outputs and the value of every variable."""
+def evaluate(
+    program: Program,
+    constants: Iterable[Any],
+    args: Sequence[Any],
+    apply: Callable[[Equation, list[Any]], Any] | None = None,
+) -> tuple[list[Any], dict[Var, Any]]:
+    """Run a program; returns its outputs and the value of every variable.
+
+    `apply(equation, values)` gives an equation's result; by default it is bound in the current interpreter.
+    """
     env: dict[Var, Any] = dict(zip(program.inputs, args, strict=True))
     env.update(zip((v for v, _ in program.constants), constants, strict=True))
 
     def read(atom: Atom) -> Any:
         return atom.value if isinstance(atom, Literal) else env[atom]
 
-    interpreter = _INTERPRETER.get()
+    if apply is None:
+        interpreter = _INTERPRETER.get()
+        apply = lambda eqn, values: interpreter.bind(eqn.primitive, values, eqn.params)
     for eqn in program.equations:
         with at_source(eqn.source):
-            out = interpreter.bind(eqn.primitive, [read(a) for a in eqn.inputs], eqn.params)
+            out = apply(eqn, [read(a) for a in eqn.inputs])
         env.update(zip(eqn.outputs, out if eqn.primitive.multiple else (out,), strict=True))
     return [read(a) for a in program.outputs], env

@@ -198,7 +198,7 @@ class Tracer(Traced):
     __rshift__, __rrshift__ = _ufunc_operator(np.right_shift), _ufunc_operator(np.right_shift, True)
     __lt__, __le__ = _ufunc_operator(np.less), _ufunc_operator(np.less_equal)
     __gt__, __ge__ = _ufunc_operator(np.greater), _ufunc_operator(np.greater_equal)
-    __eq__, __ne__ = _ufunc_operator(np.equal), _ufunc_operator(np.not_equal)  # type: ignore[assignment]
+    __eq__, __ne__ = _ufunc_operator(np.equal), _ufunc_operator(np.not_equal)
     __hash__ = None  # type: ignore[assignment]  # equal elementwise, like an ndarray
     __pow__, __rpow__ = _power, _ufunc_operator(np.power, True)
 
@@ -221,7 +221,7 @@ class Tracer(Traced):
         return apply_ufunc(np.invert, self)
 
     def __round__(self, ndigits: int | None = None) -> Any:
-        return np.round(self, ndigits or 0)  # type: ignore[call-overload]
+        return np.round(self, ndigits or 0)
 
     def __divmod__(self, other: Any) -> Any:
         return np.divmod(self, other)
@@ -242,7 +242,7 @@ class Tracer(Traced):
     def transpose(self, *axes: Any) -> Any:
         """The dimensions in another order (reversed by default)."""
         order = axes[0] if len(axes) == 1 and not isinstance(axes[0], (int, np.integer)) else axes
-        return np.transpose(self, order or None)  # type: ignore[arg-type]
+        return np.transpose(self, order or None)
 
     def copy(self, order: str = "C") -> Any:
         """Itself: a traced value never changes."""
@@ -255,22 +255,22 @@ class Tracer(Traced):
     @property
     def T(self) -> Any:
         """The dimensions reversed."""
-        return np.transpose(self)  # type: ignore[call-overload]
+        return np.transpose(self)
 
     @property
     def mT(self) -> Any:
         """The last two dimensions swapped."""
-        return np.swapaxes(self, -1, -2)  # type: ignore[call-overload]
+        return np.swapaxes(self, -1, -2)
 
     @property
     def real(self) -> Any:
         """The real part."""
-        return np.real(self)  # type: ignore[call-overload]
+        return np.real(self)
 
     @property
     def imag(self) -> Any:
         """The imaginary part."""
-        return np.imag(self)  # type: ignore[call-overload]
+        return np.imag(self)
 
 
 def _method(function: Callable[..., Any]) -> Any:

@@ -114,12 +114,9 @@ class _Builder:
 
     def device_index(self, axes: tuple[str, ...], varying: frozenset[str]) -> Copies:
         """Each copy's position along `axes`, the first axis outermost (int32)."""
-        out = []
-        for coordinates in copy_coordinates(self.mesh, varying):
-            index = 0
-            for axis in axes:
-                index = index * self.mesh.shape[axis] + coordinates[axis]
-            out.append(np.int32(index))
+        along = Mesh({a: self.mesh.shape[a] for a in axes})
+        coordinates = copy_coordinates(self.mesh, varying)
+        out = [np.int32(along.position({a: c[a] for a in axes})) for c in coordinates]
         return out if len(out) > 1 else out[0]
 
     # ------------------------------------------------------------ the program
@@ -290,18 +287,15 @@ class _Builder:
         self, eqn: Equation, varying: frozenset[str], out_varying: frozenset[str]
     ) -> Callable[[Copies], Copies]:
         """One collective over all groups of devices at once, from copies to copies."""
-        axes = eqn.axes()
-        coordinates = copy_coordinates(self.mesh, varying)
-        position = {tuple(sorted(c.items())): i for i, c in enumerate(coordinates)}
-        along = self.mesh.walk(axes)
-        rest = copy_coordinates(self.mesh, varying - set(axes))
-        groups = [[position[tuple(sorted({**r, **a}.items()))] for a in along] for r in rest]
+        # The distinct copies are the devices of a mesh of the varying axes alone.
+        copies = Mesh({a: n for a, n in self.mesh.shape.items() if a in varying})
+        groups = copies.groups(eqn.axes())
         params = {k: v for k, v in eqn.params.items() if k != "axes"}
         reference = eqn.primitive.reference
         stays = out_varying == varying
-        if len(coordinates) == 1:
+        if copies.size == 1:
             return lambda x: reference([x], **params)[0]
-        if len(groups) == 1 and groups[0] == list(range(len(coordinates))):
+        if len(groups) == 1 and groups[0] == list(range(copies.size)):
             if stays:
                 return lambda xs: reference(xs, **params)
             return lambda xs: reference(xs, **params)[0]
@@ -309,7 +303,7 @@ class _Builder:
         def run(xs: Sequence[np.ndarray]) -> Copies:
             if not stays:
                 return [reference([xs[i] for i in group], **params)[0] for group in groups]
-            out: list[Any] = [None] * len(coordinates)
+            out: list[Any] = [None] * copies.size
             for group in groups:
                 for i, value in zip(group, reference([xs[i] for i in group], **params), strict=True):
                     out[i] = value
