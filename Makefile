@@ -3,9 +3,6 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
-# Tests and benchmarks play 8 devices in one process: BLAS threads would only fight over the cores.
-export OPENBLAS_NUM_THREADS ?= 1
-
 .PHONY: demo test test-all lint bench clean
 
 $(VENV)/pyvenv.cfg:

@@ -16,7 +16,6 @@ from typing import Any
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "2")
 
 import jax
 import jax.numpy as jnp

@@ -35,6 +35,7 @@ def machine() -> dict[str, Any]:
         "system": platform.platform(),
         "python": platform.python_version(),
         "versions": versions,
+        "blas_threads": os.environ.get("OPENBLAS_NUM_THREADS", "as many as cores"),
         "load_before": os.getloadavg(),
     }
 

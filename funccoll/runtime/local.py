@@ -29,7 +29,7 @@ Copies = Any
 def _quiet_context() -> contextvars.Context:
     """A context in which NumPy's floating-point warnings are off, as in every compiled program.
 
-    Entering a copy of it costs 0.2 µs, `np.errstate` 0.7 µs: as much as three small operations.
+    Running in a copy of it costs 0.05 µs, `np.errstate` 0.7 µs: as much as three small operations.
     """
     context = contextvars.Context()  # an empty one: a copy would keep alive whatever is being traced now
     context.run(np.seterr, all="ignore")
