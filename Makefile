@@ -20,6 +20,9 @@ $(VENV)/.dev: pyproject.toml constraints.txt $(VENV)/pyvenv.cfg
 demo: $(VENV)/.demo
 	$(BIN)/python notebooks/digits.py
 
+# The two workers run side by side: BLAS threads would fight over the cores. (Too late in conftest: plugins import NumPy.)
+test test-all: export OPENBLAS_NUM_THREADS ?= 1
+
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -q -n 2 -m "not slow"
 

@@ -3,7 +3,6 @@
 import os
 
 os.environ["FUNCCOLL_CHECK"] = "1"
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the workers run side by side: threads would fight over the cores
 os.environ["JAX_PLATFORMS"] = "cpu"
 flags = os.environ.get("XLA_FLAGS", "")
 if "xla_force_host_platform_device_count" not in flags:
