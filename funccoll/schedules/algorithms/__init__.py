@@ -1,0 +1,1 @@
+"""The algorithms: short generator functions, registered when this package is imported."""

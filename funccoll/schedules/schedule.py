@@ -1,0 +1,223 @@
+"""A schedule: the moves that take a collective's precondition to its postcondition, built by an algorithm."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import ScheduleError, Source, current_source
+from .collective import Collective
+from .moves import Batch, Move, MoveList, Places, encode
+from .registry import Algorithm, find
+
+if TYPE_CHECKING:
+    from .cost import Cost
+    from .messages import Messages
+    from .prove import Proof
+    from .simulate import Simulation
+    from .streams import Streams
+    from .topology import Topology
+
+__all__ = ["Schedule", "build"]
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """Moves in program order, in rounds whose moves happen at the same time. Made by `build`."""
+
+    collective: Collective
+    algorithm: str
+    batches: tuple[Batch, ...]
+    scratch_chunks: int = 0
+
+    @property
+    def kind(self) -> str:
+        """The collective's name."""
+        return self.collective.kind
+
+    @property
+    def nranks(self) -> int:
+        """The number of ranks."""
+        return self.collective.nranks
+
+    @property
+    def channels(self) -> int:
+        """Streams of each rank, which work on separate parts of the data."""
+        return self.collective.channels
+
+    @functools.cached_property
+    def places(self) -> Places:
+        """The numbering of the places in the columns."""
+        return Places(self.collective, self.scratch_chunks)
+
+    @functools.cached_property
+    def moves(self) -> MoveList:
+        """The single moves, made from the columns when they are read."""
+        return MoveList(self.batches, self.places)
+
+    @functools.cached_property
+    def nrounds(self) -> int:
+        """The number of rounds the algorithm has, those included that move nothing between ranks."""
+        return 1 + max((b.round for b in self.batches), default=-1)
+
+    def prove(self) -> Proof:
+        """Prove that the moves take the precondition to the postcondition; raises ScheduleError with what is wrong.
+
+        Every output chunk holds exactly what it must, each contribution exactly once; reductions are combined in the
+        same order for all ranks; nothing is read before it is written. The result is kept.
+        """
+        return self._proof
+
+    @functools.cached_property
+    def _proof(self) -> Proof:
+        from .prove import prove
+
+        return prove(self)
+
+    def streams(self) -> Streams:
+        """The proved schedule lowered to one instruction stream per rank and channel. The result is kept."""
+        return self._streams
+
+    @functools.cached_property
+    def _streams(self) -> Streams:
+        from .streams import lower
+
+        self.prove()
+        return lower(self)
+
+    def messages(self) -> Messages:
+        """The proved schedule as rounds of nonblocking sends and receives. The result is kept."""
+        return self._messages
+
+    @functools.cached_property
+    def _messages(self) -> Messages:
+        from .messages import to_messages
+
+        self.prove()
+        return to_messages(self)
+
+    def cost(self, topology: Topology, nbytes: int) -> Cost:
+        """The α-β-γ cost of one execution; see `funccoll.schedules.cost`."""
+        from .cost import cost
+
+        return cost(self, topology, nbytes)
+
+    def simulate(self, topology: Topology, nbytes: int, **what_if: Any) -> Simulation:
+        """Run the streams on a model of the machine; see `funccoll.schedules.simulate`."""
+        from .simulate import simulate
+
+        return simulate(self, topology, nbytes, **what_if)
+
+    def __repr__(self) -> str:
+        moves = sum(len(b) for b in self.batches)
+        parts = self.collective.chunks
+        return (
+            f"<Schedule {self.algorithm} for {self.collective}: {self.nrounds} round{'s' if self.nrounds != 1 else ''}, "
+            f"{moves:,} move{'s' if moves != 1 else ''}, {parts} chunk{'s' if parts != 1 else ''} per block"
+            f"{f', {self.channels} channels' if self.channels > 1 else ''}>"
+        )
+
+
+def build(
+    kind: str, nranks: int, algorithm: str | None = None, *, channels: int = 1, root: int = 0, chunks: int | None = None,
+    levels: tuple[int, int] | None = None, pairs: Sequence[tuple[int, int]] = (),
+) -> Schedule:  # fmt: skip
+    """The schedule of a collective among `nranks` ranks by one algorithm (None: the kind's first).
+
+    `channels` independent streams per rank each do the whole algorithm on their part of the data. `chunks` is the
+    number of pieces of a pipelined algorithm, `levels` the (hosts, ranks per host) of a hierarchical one, `pairs` the
+    (source, destination) ranks of a permute.
+    Raises ScheduleError for an unknown collective or algorithm (with what there is), a number of ranks it cannot do,
+    a root that is no rank, and moves that name what does not exist.
+    """
+    collective = Collective(kind, nranks, root, tuple((int(s), int(d)) for s, d in pairs)).check()
+    found = find(kind, algorithm, nranks)
+    if chunks is not None and "chunks" not in found.options:
+        raise ScheduleError(
+            f"{kind} algorithm {found.name!r} has its own number of chunks, {found.default_chunks(nranks)} for {nranks} "
+            f"ranks; chunks={chunks!r} was given. Pipelined algorithms take it."
+        )
+    if levels is not None:
+        levels = _check_levels(levels, found, nranks)
+    if isinstance(channels, bool) or not isinstance(channels, (int, np.integer)) or channels < 1:
+        raise ScheduleError(f"{kind}: channels={channels!r} must be an integer, at least 1.")
+    collective = replace(collective, chunks=found.default_chunks(nranks) if chunks is None else chunks).check()
+    given = {"root": root, "chunks": collective.chunks, "levels": levels, "pairs": collective.pairs}
+    arguments = {name: value for name, value in given.items() if name in found.options}
+    return _assemble(collective, found, tuple(_rounds(found, collective, arguments)), int(channels))
+
+
+def _check_levels(levels: Any, found: Algorithm, nranks: int) -> tuple[int, int]:
+    if "levels" not in found.options:
+        raise ScheduleError(f"{found.kind} algorithm {found.name!r} has no levels; levels={levels!r} was given.")
+    try:
+        hosts, each = (int(n) for n in levels)
+    except (TypeError, ValueError):
+        hosts = each = 0
+    if hosts < 1 or each < 1 or hosts * each != nranks:
+        raise ScheduleError(
+            f"levels={levels!r} must be (hosts, ranks per host), two integers whose product is the number of ranks, {nranks}."
+        )
+    return hosts, each
+
+
+def _rounds(found: Algorithm, collective: Collective, arguments: dict[str, Any]) -> Iterator[Batch]:
+    """The batches of what the algorithm yields, each with the line of its yield."""
+    generator = found.function(collective.nranks, **arguments)
+    if not hasattr(generator, "gi_frame"):
+        raise ScheduleError(
+            f"{collective.kind} algorithm {found.name!r} is no generator function: it must `yield` Moves, and it returned "
+            f"{generator!r:.60}."
+        )
+    for number, step in enumerate(generator):
+        source = _line(generator)
+        for move in step if isinstance(step, (list, tuple)) else (step,):
+            batch = encode(move, collective, number, source)
+            if batch is not None:
+                yield batch
+
+
+def _line(generator: Any) -> Source | None:
+    """The line of the yield that a generator stands at, that of the innermost one under `yield from`."""
+    while getattr(generator.gi_yieldfrom, "gi_frame", None) is not None:
+        generator = generator.gi_yieldfrom
+    code = generator.gi_code
+    return Source(code.co_filename, generator.gi_frame.f_lineno, code.co_name) if generator.gi_frame else current_source()
+
+
+def _assemble(collective: Collective, found: Algorithm, batches: tuple[Batch, ...], channels: int) -> Schedule:
+    p = collective.nranks
+    first = Places(collective).first_row("scratch")
+    last = max((int((b.count + b.dst.max(axis=1) // p).max()) for b in batches), default=0)
+    scratch = max(0, last - first)
+    if channels == 1:
+        return Schedule(collective, found.name, batches, scratch)
+    whole = replace(collective, channels=channels)
+    widths = (collective.input_chunks, collective.output_chunks, scratch)
+    copies = []
+    for batch in batches:
+        for channel in range(channels):
+            shift = _channel_shift(widths, channels, channel)
+            moved = {n: _shifted(getattr(batch, n), shift, p) for n in ("dst", "src")}
+            copies.append(replace(batch, channel=channel, **moved))
+    return Schedule(whole, found.name, tuple(copies), scratch * channels)
+
+
+def _channel_shift(widths: tuple[int, int, int], channels: int, channel: int) -> np.ndarray:
+    """What to add to each row of the one-channel schedule."""
+    shifts = []
+    before = 0
+    for width in widths:
+        shifts.append(np.full(width, (channels - 1) * before + channel * width))
+        before += width
+    return np.concatenate(shifts)
+
+
+def _shifted(codes: np.ndarray, shift: np.ndarray, p: int) -> np.ndarray:
+    rows = codes // p
+    wide = codes + shift[rows] * p
+    return wide.astype(codes.dtype) if wide.max(initial=0) < np.iinfo(codes.dtype).max else wide
