@@ -1,6 +1,6 @@
 """Communication schedules: built, proved, lowered to streams, verified, costed, simulated."""
 
-from . import algorithms as _algorithms
+from . import algorithms as _registered  # noqa: F401 (importing registers them)
 from .moves import Move, Place
 from .registry import algorithm, algorithms
 from .schedule import Schedule, build

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import ScheduleError, Source, current_source
 from .collective import Collective
-from .moves import Batch, Move, MoveList, Places, encode
+from .moves import Batch, MoveList, Places, encode
 from .registry import Algorithm, find
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ def _line(generator: Any) -> Source | None:
 def _assemble(collective: Collective, found: Algorithm, batches: tuple[Batch, ...], channels: int) -> Schedule:
     p = collective.nranks
     first = Places(collective).first_row("scratch")
-    last = max((int((b.count + b.dst.max(axis=1) // p).max()) for b in batches), default=0)
+    last = max((int((b.count + side.max(axis=1) // p).max()) for b in batches for side in (b.dst, b.src)), default=0)
     scratch = max(0, last - first)
     if channels == 1:
         return Schedule(collective, found.name, batches, scratch)

@@ -1,0 +1,169 @@
+"""Hash-consed expressions: what a place holds, as a tree over the ranks' input chunks.
+
+A leaf is an input chunk of one rank; its number is its place. A node is a left fold of two or more expressions; the
+first two operands are sorted, because every op here commutes (bitwise), and nothing else may be reordered. Equal
+trees have equal numbers, so equal numbers mean equal bits.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+import numpy as np
+
+from .collective import Collective
+
+__all__ = ["MIXED", "Expressions"]
+
+MIXED = -2
+"""The label of an expression that combines different chunks."""
+
+
+class Expressions:
+    """The table of expressions. For each: its label (the input chunk it is about), part, ranks, and if one counts twice."""
+
+    def __init__(self, collective: Collective):
+        self.p = collective.nranks
+        self.leaves = collective.nranks * collective.input_chunks
+        self.size = self.leaves
+        self._parts_of_rows = collective.parts_of_rows
+        self._words = -(-self.p // 64)
+        self._known: dict[bytes, int] = {}
+        self._blocks: list[np.ndarray] = []  # [new nodes, k] operands of the nodes that one batch made
+        self._firsts: list[int] = []  # the number of each block's first node
+        self._mask = np.zeros((64, self._words), np.uint64)
+        self._label = np.zeros(64, np.int64)
+        self._part = np.zeros(64, np.int32)
+        self._twice = np.zeros(64, bool)
+        self._makers: list[np.ndarray] = []
+
+    # ------------------------------------------------------------ facts, for arrays of numbers
+
+    def labels(self, ids: np.ndarray) -> np.ndarray:
+        """The input chunk each expression is about, MIXED for several."""
+        return self._fact(ids, self._label, ids // self.p)
+
+    def parts(self, ids: np.ndarray) -> np.ndarray:
+        """The part of a block each expression has the length of."""
+        rows = np.minimum(ids // self.p, len(self._parts_of_rows) - 1)
+        return self._fact(ids, self._part, self._parts_of_rows[rows])
+
+    def twice(self, ids: np.ndarray) -> np.ndarray:
+        """Whether a rank is counted more than once."""
+        return self._fact(ids, self._twice, np.zeros(ids.shape, bool))
+
+    def _fact(self, ids: np.ndarray, column: np.ndarray, of_leaf: np.ndarray) -> np.ndarray:
+        node = ids >= self.leaves
+        if not node.any():
+            return of_leaf
+        return np.where(node, column[np.where(node, ids - self.leaves, 0)], of_leaf)
+
+    def ranks(self, ids: np.ndarray) -> np.ndarray:
+        """uint64[n, words]: the set of ranks each contains, as bits."""
+        out = np.zeros((len(ids), self._words), np.uint64)
+        leaf = ids < self.leaves
+        rank = ids[leaf] % self.p
+        out[np.flatnonzero(leaf), rank // 64] = np.uint64(1) << (rank % 64).astype(np.uint64)
+        out[~leaf] = self._mask[ids[~leaf] - self.leaves]
+        return out
+
+    def complete(self, ids: np.ndarray) -> np.ndarray:
+        """Whether every rank is in it."""
+        everyone = np.full(self._words, ~np.uint64(0))
+        if self.p % 64:
+            everyone[-1] = (np.uint64(1) << np.uint64(self.p % 64)) - np.uint64(1)
+        return (self.ranks(ids) == everyone).all(axis=1)
+
+    # ------------------------------------------------------------ making
+
+    def fold(self, operands: np.ndarray, maker: np.ndarray) -> np.ndarray:
+        """The numbers of the folds of [n, k] operands, k ≥ 2; `maker` says which move makes each."""
+        kids = operands.astype(np.int64)
+        kids[:, :2].sort(axis=1)
+        width, raw = kids.itemsize * kids.shape[1], kids.tobytes()
+        keys = [raw[i : i + width] for i in range(0, len(raw), width)]
+        ids = np.array([self._known.get(key, -1) for key in keys], np.int64)
+        fresh = np.flatnonzero(ids < 0)
+        if len(fresh):
+            first: list[int] = []
+            for i in fresh.tolist():
+                known = self._known.setdefault(keys[i], self.size + len(first))
+                if known == self.size + len(first):
+                    first.append(i)
+                ids[i] = known
+            self._add(kids[first], maker[first])
+        return ids
+
+    def _add(self, kids: np.ndarray, maker: np.ndarray) -> None:
+        n, k = kids.shape
+        mask = self.ranks(kids[:, 0])
+        twice = self.twice(kids[:, 0])
+        labels = self.labels(kids)
+        for j in range(1, k):
+            more = self.ranks(kids[:, j])
+            twice = twice | (mask & more).any(axis=1) | self.twice(kids[:, j])
+            mask |= more
+        at = self.size - self.leaves
+        if at + n > len(self._label):
+            room = max(n, len(self._label))
+            self._mask = np.concatenate([self._mask, np.zeros((room, self._words), np.uint64)])
+            for name in ("_label", "_part", "_twice"):
+                column = getattr(self, name)
+                setattr(self, name, np.concatenate([column, np.zeros(room, column.dtype)]))
+        self._mask[at : at + n] = mask
+        self._twice[at : at + n] = twice
+        self._label[at : at + n] = np.where((labels == labels[:, :1]).all(axis=1), labels[:, 0], MIXED)
+        self._part[at : at + n] = self.parts(kids[:, 0])
+        self._blocks.append(kids)
+        self._firsts.append(self.size)
+        self._makers.append(maker)
+        self.size += n
+
+    # ------------------------------------------------------------ reading
+
+    def children(self, node: int) -> tuple[int, ...]:
+        """The operands of a node; a leaf has none."""
+        if node < self.leaves:
+            return ()
+        block = bisect_right(self._firsts, node) - 1
+        return tuple(self._blocks[block][node - self._firsts[block]].tolist())
+
+    def made_by(self, node: int) -> int:
+        """The move that made a node first."""
+        block = bisect_right(self._firsts, node) - 1
+        return int(self._makers[block][node - self._firsts[block]])
+
+    def blocks(self) -> list[np.ndarray]:
+        """The operands of all nodes, as arrays [n, k]."""
+        return self._blocks
+
+    def leaf(self, node: int) -> tuple[int, int]:
+        """(rank, input chunk) of a leaf."""
+        return node % self.p, node // self.p
+
+    def contributions(self, node: int, limit: int = 100_000) -> list[tuple[int, int]]:
+        """Every leaf under a node, as often as it counts (at most `limit` are listed)."""
+        out: list[tuple[int, int]] = []
+        stack = [node]
+        while stack and len(out) < limit:
+            here = stack.pop()
+            kids = self.children(here)
+            if kids:
+                stack += reversed(kids)
+            else:
+                out.append(self.leaf(here))
+        return out
+
+    def text(self, node: int, most: int = 12) -> str:
+        """An expression for reading, such as (x0[2] + x1[2]) + x3[2]: x3[2] is chunk 2 of rank 3's input."""
+        if len(self.contributions(node, most + 1)) > most:
+            return "a fold of " + " and ".join(self.text(k, 3) if k < self.leaves else "..." for k in self.children(node)[:2])
+        return self._text(node, False)
+
+    def _text(self, node: int, inside: bool) -> str:
+        kids = self.children(node)
+        if not kids:
+            rank, chunk = self.leaf(node)
+            return f"x{rank}[{chunk}]"
+        text = " + ".join(self._text(k, k >= self.leaves) for k in kids)
+        return f"({text})" if inside else text
