@@ -11,7 +11,7 @@ from ..errors import ScheduleError
 from .expressions import Expressions
 from .moves import Batch, Places
 
-__all__ = ["Machine", "expand"]
+__all__ = ["Machine", "expand", "shortest_cycle"]
 
 
 def expand(batch: Batch, nranks: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -89,7 +89,7 @@ class Machine:
             return ids[:, 0]
         if not self.collective.meaning.reduces:
             kind = self.collective.kind
-            raise self.error(int(number[0]), f"it combines {ids.shape[1]} sources, and {kind} combines nothing: it only copies.")
+            raise self.error(int(number[0]), f"it combines {ids.shape[1]} sources, and {kind} only copies.")
         return table.fold(ids, number)
 
     def _different_lengths(self, number: int, dst: np.ndarray, src: np.ndarray) -> None:
@@ -142,7 +142,7 @@ class Machine:
             writers = self.writer[src]
             for i, j in np.argwhere((writers >= before) & (writers != number[:, None])).tolist():
                 after.setdefault(int(number[i]), []).append((int(writers[i, j]), int(src[i, j])))
-        cycle = _shortest_cycle({n: [w for w, _ in out] for n, out in after.items()})
+        cycle = shortest_cycle({n: [w for w, _ in out] for n, out in after.items()})
         if cycle is None:
             raise self.error(
                 reader,
@@ -188,7 +188,7 @@ class Machine:
         return ScheduleError(f"{self.collective}: {move} is wrong: {what}", batch.source)
 
 
-def _shortest_cycle(graph: dict[int, list[int]]) -> list[int] | None:
+def shortest_cycle(graph: dict[int, list[int]]) -> list[int] | None:
     """A shortest cycle of a small graph, or None."""
     best: list[int] | None = None
     for start in graph:

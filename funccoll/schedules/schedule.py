@@ -84,7 +84,7 @@ class Schedule:
 
     @functools.cached_property
     def _streams(self) -> Streams:
-        from .streams import lower
+        from .lower import lower
 
         self.prove()
         return lower(self)
