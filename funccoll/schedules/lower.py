@@ -10,8 +10,8 @@ import numpy as np
 from ..errors import ScheduleError
 from .machine import expand
 from .moves import Batch
-from .order import ragged
-from .streams import COMBINE, ENTER, LEAVE, Streams, transitively_reduced
+from .order import ragged, transitively_reduced
+from .streams import COMBINE, ENTER, LEAVE, Streams
 
 if TYPE_CHECKING:
     from .schedule import Schedule
@@ -147,8 +147,9 @@ class _Hazards:
         if (part[first][row] + (np.arange(len(row)) - first[row]) * step[row] != part).any():
             raise ScheduleError(
                 "a run of chunks crosses from one block to the next, and blocks have several chunks here, so that the run is "
-                "no sequence of parts. Move the chunks one by one (count=1), or end the run where the block ends.", batch.source,
-            )  # fmt: skip
+                "no sequence of parts. Move the chunks one by one (count=1), or end the run where the block ends.",
+                batch.source,
+            )
         return part[first], step
 
     def _readers(self, places: np.ndarray, row: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 __all__ = ["Symmetry", "clock_dtype", "symmetry_of"]
@@ -37,7 +39,7 @@ class Symmetry:
     def _run(self, start: list[int]) -> bool:
         """Level and clock of each node; False when nodes wait in a circle."""
         n = self.per_rank
-        stream = [s for s, (a, b) in enumerate(zip(start, start[1:], strict=False)) for _ in range(b - a)]
+        stream = [s for s, (a, b) in enumerate(pairwise(start)) for _ in range(b - a)]
         before: list[list[tuple[int, int]]] = []
         readers: list[list[int]] = [[] for _ in range(n)]
         ptr, targets = self.ptr.tolist(), self.targets.tolist()
