@@ -1,0 +1,243 @@
+"""Messages: a schedule as rounds of nonblocking sends and receives, for transports without shared memory (MPI, NCCL)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..errors import ScheduleError
+from .level import level
+from .moves import Batch, Places
+
+if TYPE_CHECKING:
+    from .prove import Proof
+    from .schedule import Schedule
+
+__all__ = ["Combines", "Messages", "Transfers", "to_messages"]
+
+
+@dataclass(frozen=True, eq=False)
+class Transfers:
+    """One side of all messages, as columns, ordered by round and rank.
+
+    Row i: in round[i], `rank` sends to (or receives from) `peer` the run of `count` chunks that lies at `place` of its
+    own, the c-th of which has the length of part `part + c * part_step` of a block. Between two ranks, the k-th send of
+    a round meets the k-th receive of that round.
+    """
+
+    round: np.ndarray
+    rank: np.ndarray
+    peer: np.ndarray
+    place: np.ndarray
+    count: np.ndarray
+    part: np.ndarray
+    part_step: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.round)
+
+
+@dataclass(frozen=True, eq=False)
+class Combines:
+    """What ranks do by themselves when the messages of a round have arrived; round 0 is before the first message.
+
+    Row i: `rank` sets its places dst[dst_ptr[i]:dst_ptr[i + 1]] to the left fold of its places
+    src[src_ptr[i]:src_ptr[i + 1]]; rows of one round are done in the order of `step`. Runs and parts as in Transfers.
+    """
+
+    round: np.ndarray
+    step: np.ndarray
+    rank: np.ndarray
+    dst_ptr: np.ndarray
+    dst: np.ndarray
+    src_ptr: np.ndarray
+    src: np.ndarray
+    count: np.ndarray
+    part: np.ndarray
+    part_step: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.round)
+
+
+@dataclass(frozen=True, eq=False)
+class Messages:
+    """A schedule in `nrounds` rounds of messages. Made by `schedule.messages()`.
+
+    In round t (from 1) every rank posts its receives and sends of the round, waits until all are done, and then does
+    its combines of that round. Places are numbered as the schedule's, with `staging` more scratch chunks on each rank:
+    what arrives to be combined lies there.
+    """
+
+    schedule: Schedule
+    nrounds: int
+    staging: int
+    sends: Transfers
+    receives: Transfers
+    combines: Combines
+
+    @cached_property
+    def places(self) -> Places:
+        """The numbering of the places in the columns."""
+        return Places(self.schedule.collective, self.schedule.scratch_chunks + self.staging)
+
+    def verify(self) -> Messages:
+        """Check the messages on their own, with no buffering at all; returns self. The result is kept.
+
+        Every send meets one receive of the same round and length; nothing is received into a place that is sent from
+        or received into in that round; combines touch only their own rank; and the values are the collective's (by
+        `prove`). With every round complete on its own, no order of progress can deadlock. Raises ScheduleError.
+        """
+        self.proof  # noqa: B018
+        return self
+
+    @cached_property
+    def proof(self) -> Proof:
+        """The proof of the messages as moves; see `verify`."""
+        from .prove import prove
+
+        return prove(self.as_schedule())
+
+    def matched(self) -> tuple[np.ndarray, np.ndarray]:
+        """(row in sends, row in receives) of every message. Raises ScheduleError for one without its other side."""
+        s, r = self.sends, self.receives
+        order_s = np.lexsort((s.peer, s.rank, s.round))
+        order_r = np.lexsort((r.rank, r.peer, r.round))
+        out = np.stack([s.round, s.rank, s.peer])[:, order_s]
+        into = np.stack([r.round, r.peer, r.rank])[:, order_r]
+        least = min(len(s), len(r))
+        differs = np.append((out[:, :least] != into[:, :least]).any(axis=0), len(s) != len(r))
+        if differs.any():
+            i = int(np.argmax(differs))
+            # The smaller key has no partner: everything before it is matched.
+            sent = i < len(s) and (i >= len(r) or tuple(out[:, i]) < tuple(into[:, i]))
+            row = int(order_s[i] if sent else order_r[i])
+            self._unmatched(s if sent else r, row, "send" if sent else "receive")
+        for name in ("count", "part", "part_step"):
+            wrong = getattr(s, name)[order_s] != getattr(r, name)[order_r]
+            if wrong.any():
+                i = int(np.argmax(wrong))
+                self._unequal(int(order_s[i]), int(order_r[i]))
+        return order_s, order_r
+
+    def as_schedule(self) -> Schedule:
+        """The messages as a schedule of copies and combines: a round of messages is one round of moves."""
+        from .schedule import Schedule
+
+        self._check_own_places()
+        s, r = self.matched()
+        c = self.combines
+        copies = (self.sends.round[s], self.receives.place[r], self.sends.place[s], self.sends.count[s], self.receives.rank[r])
+        batches = []
+        number = 0
+        for t in range(self.nrounds + 1):
+            low, high = np.searchsorted(copies[0], [t, t + 1])
+            if high > low:
+                dst, src, count, by = (x[low:high] for x in copies[1:])
+                batches.append(Batch(dst[:, None], src[:, None], count, by, 0, number, None))
+                number += 1
+            low, high = np.searchsorted(c.round, [t, t + 1])
+            for step in np.unique(c.step[low:high]):
+                batches += self._combining(low + np.flatnonzero(c.step[low:high] == step), number)
+                number += 1
+        name = f"{self.schedule.algorithm} in messages"
+        return Schedule(self.schedule.collective, name, tuple(batches), self.places.scratch_chunks)
+
+    def _combining(self, rows: np.ndarray, number: int) -> list[Batch]:
+        """Combines as batches, one for each number of destinations and sources."""
+        c = self.combines
+        out = []
+        shape = np.stack([np.diff(c.dst_ptr)[rows], np.diff(c.src_ptr)[rows]], axis=1)
+        for m, k in np.unique(shape, axis=0):
+            of = rows[(shape == (m, k)).all(axis=1)]
+            dst = c.dst[c.dst_ptr[of][:, None] + np.arange(m)]
+            src = c.src[c.src_ptr[of][:, None] + np.arange(k)]
+            out.append(Batch(dst, src, c.count[of], c.rank[of], 0, number, None))
+        return out
+
+    def _check_own_places(self) -> None:
+        """Every rank touches its own places only."""
+        p, c = self.schedule.nranks, self.combines
+        sides = [
+            ("sends from", self.sends.place, self.sends.rank), ("receives into", self.receives.place, self.receives.rank),
+            ("combines into", c.dst, np.repeat(c.rank, np.diff(c.dst_ptr))),
+            ("combines from", c.src, np.repeat(c.rank, np.diff(c.src_ptr))),
+        ]  # fmt: skip
+        for what, codes, ranks in sides:
+            wrong = codes % p != ranks
+            if wrong.any():
+                i = int(np.argmax(wrong))
+                raise self._error(f"rank {ranks[i]} {what} {self.places.place(codes[i])}: a rank has only its own memory.")
+
+    def _unmatched(self, side: Transfers, row: int, what: str) -> None:
+        other, verb = ("receive", "sends to") if what == "send" else ("send", "receives from")
+        raise self._error(
+            f"in round {side.round[row]} rank {side.rank[row]} {verb} rank {side.peer[row]}, and that rank has no {other} for "
+            f"it in this round: it would wait for ever. (It is about {self.places.place(side.place[row])}.)"
+        )
+
+    def _unequal(self, s: int, r: int) -> None:
+        side = self.sends
+        ends = ((side, s), (self.receives, r))
+        lengths = [f"{t.count[i]} chunk(s) of part {t.part[i]} (step {t.part_step[i]})" for t, i in ends]
+        raise self._error(
+            f"in round {side.round[s]} rank {side.rank[s]} sends {lengths[0]} from {self.places.place(side.place[s])} to rank "
+            f"{side.peer[s]}, which expects {lengths[1]} there: sends and receives of a pair of ranks meet in their order."
+        )
+
+    def _error(self, what: str) -> ScheduleError:
+        return ScheduleError(f"messages of {self.schedule.algorithm} for {self.schedule.collective}: {what}")
+
+    def __repr__(self) -> str:
+        s = self.schedule
+        busiest = 0
+        if len(self.sends):
+            busiest = int(np.unique(np.stack([self.sends.round, self.sends.rank]), axis=1, return_counts=True)[1].max())
+        return (
+            f"<Messages of {s.algorithm} for {s.collective}: {self.nrounds} round{'s' if self.nrounds != 1 else ''}, "
+            f"{len(self.sends):,} messages (a rank sends at most {busiest} in a round), {len(self.combines):,} local combines, "
+            f"{self.staging} staging chunk{'s' if self.staging != 1 else ''} per rank>"
+        )
+
+    def text(self, rank: int) -> str:
+        """One rank's rounds for reading."""
+        lines = []
+        for t in range(self.nrounds + 1):
+            for side, word in ((self.sends, "send {} to {}"), (self.receives, "receive {} from {}")):
+                for i in np.flatnonzero((side.round == t) & (side.rank == rank)):
+                    lines.append(f"round {t}: " + word.format(self._run(side.place[i], side.count[i]), side.peer[i]))
+            c = self.combines
+            for i in np.flatnonzero((c.round == t) & (c.rank == rank)):
+                dst, src = c.dst[c.dst_ptr[i] : c.dst_ptr[i + 1]], c.src[c.src_ptr[i] : c.src_ptr[i + 1]]
+                sides = [", ".join(self._run(x, c.count[i]) for x in codes) for codes in (dst, src)]
+                lines.append(f"round {t}: {sides[0]} := {sides[1]}")
+        return "\n".join(lines)
+
+    def _run(self, code: int, count: int) -> str:
+        _, buffer, chunk = self.places.place(code)
+        return f"{buffer}[{chunk}{f':{chunk + count}' if count > 1 else ''}]"
+
+
+def to_messages(schedule: Schedule) -> Messages:
+    """A schedule as rounds of messages.
+
+    A copy is a message from the source's rank to the destination's. A combine receives its remote sources in its own
+    round, and sends to its remote destinations in the next. The moves of one round of the algorithm stay together; a
+    later round's join the open round of messages if they are independent of it and use none of its ports (a rank that
+    sends and a rank that receives). Local copies and combines take no round.
+    """
+    leveled = level(schedule)
+    flow, work, p = leveled.flow, leveled.work, schedule.nranks
+    run = (flow.chunks, flow.part, flow.part_step)
+    order = np.lexsort((flow.src % p, flow.level))
+    sends = Transfers(*(x[order] for x in (flow.level, flow.src % p, flow.dst % p, flow.src, *run)))
+    order = np.lexsort((flow.dst % p, flow.level))
+    receives = Transfers(*(x[order] for x in (flow.level, flow.dst % p, flow.src % p, flow.dst, *run)))
+    dst_ptr, src_ptr = (np.concatenate([[0], np.cumsum(n)]) for n in (work.dsts, work.srcs))
+    combines = Combines(
+        work.level, work.step, work.rank, dst_ptr, work.dst, src_ptr, work.src, work.chunks, work.part, work.part_step
+    )
+    return Messages(schedule, leveled.nrounds, leveled.staging, sends, receives, combines)

@@ -1,0 +1,140 @@
+"""What each collective must give, from plain NumPy, and the schedules that the tests run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+import funccoll.schedules as fs
+from funccoll.schedules.registry import find
+
+FLOAT_KINDS = "fcV"  # ml_dtypes' bfloat16 has kind V
+
+REDUCE = {
+    "sum": np.add, "mean": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum, "and": np.bitwise_and,
+    "or": np.bitwise_or, "xor": np.bitwise_xor,
+}  # fmt: skip
+
+
+def wide(x: np.ndarray) -> np.ndarray:
+    """Floats in the longest type there is, everything else as it is."""
+    if x.dtype.kind not in FLOAT_KINDS:
+        return x
+    return x.astype(np.clongdouble if x.dtype.kind == "c" else np.longdouble)
+
+
+def reduced(inputs: Sequence[np.ndarray], op: str) -> np.ndarray:
+    """The reduction over all ranks, in wide floats; integers wrap."""
+    x = np.stack([wide(a) for a in inputs])
+    total = REDUCE[op].reduce(x, axis=0, dtype=x.dtype)
+    return total / len(inputs) if op == "mean" else total
+
+
+def expected(
+    collective: Any, inputs: Sequence[np.ndarray], op: str = "sum", dim: int = 0, concat_dim: int = 0
+) -> list[np.ndarray | None]:
+    """Every rank's output, None for ranks without one; reductions of floats are in wide floats."""
+    p, root = collective.nranks, collective.root
+    ranks = range(p)
+
+    def split(x: np.ndarray) -> list[np.ndarray]:
+        return np.split(x, p, axis=dim)
+
+    match collective.kind:
+        case "all_reduce" | "barrier":
+            return [reduced(inputs, op)] * p
+        case "reduce":
+            return [reduced(inputs, op) if r == root else None for r in ranks]
+        case "reduce_scatter":
+            return list(split(reduced(inputs, op)))
+        case "all_gather":
+            return [np.concatenate(inputs, axis=dim)] * p
+        case "gather":
+            return [np.concatenate(inputs, axis=dim) if r == root else None for r in ranks]
+        case "broadcast":
+            return [inputs[root]] * p
+        case "scatter":
+            return list(split(inputs[root]))
+        case "all_to_all":
+            return [np.concatenate([split(x)[r] for x in inputs], axis=concat_dim) for r in ranks]
+        case "permute":
+            sources = {d: s for s, d in collective.pairs}
+            return [inputs[sources[r]] if r in sources else None for r in ranks]
+    raise AssertionError(collective.kind)
+
+
+def check(
+    collective: Any, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray | None], op: str = "sum", dim: int = 0,
+    concat_dim: int = 0,
+) -> None:  # fmt: skip
+    """Compare outputs with the oracle: integers and moved data bit by bit, reductions of floats within their rounding."""
+    want = expected(collective, inputs, op, dim, concat_dim)
+    dtype = inputs[0].dtype
+    rounds = collective.meaning.reduces and dtype.kind in FLOAT_KINDS and op in ("sum", "mean", "prod")
+    bound = rounding(inputs, op) if rounds else None
+    if collective.kind == "reduce_scatter" and bound is not None:
+        bounds = np.split(bound, collective.nranks, axis=dim)
+    else:
+        bounds = [bound] * collective.nranks
+    for rank, (a, b) in enumerate(zip(outputs, want, strict=True)):
+        what = f"{collective}: rank {rank}"
+        assert (a is None) == (b is None), what
+        if a is None or b is None:
+            continue
+        assert a.dtype == dtype and a.shape == b.shape, (what, a.dtype, a.shape, b.shape)
+        if rounds:
+            assert np.all(np.abs(wide(a) - b) <= bounds[rank]), (what, a, b)
+        else:
+            np.testing.assert_array_equal(wide(a), wide(b), err_msg=what)
+    if collective.kind in ("all_reduce", "barrier"):
+        assert len({a.tobytes() for a in outputs if a is not None}) == 1, f"{collective}: ranks differ in bits"
+
+
+def rounding(inputs: Sequence[np.ndarray], op: str) -> np.ndarray:
+    """How far any order of combination may be from the exact result (Higham 2002, section 4.2: p rounding errors)."""
+    import ml_dtypes
+
+    p = len(inputs)
+    size = reduced([np.abs(wide(a)) for a in inputs], op)
+    unit = float(ml_dtypes.finfo(inputs[0].dtype).eps) * (4 if inputs[0].dtype.kind == "c" else 1)
+    return size * unit * (p + 1)
+
+
+def make_inputs(rng: np.random.Generator, p: int, shape: Sequence[int], dtype: Any) -> list[np.ndarray]:
+    """One array for each rank: integers of all sizes, floats of different magnitudes."""
+    dtype = np.dtype(dtype)
+    out = []
+    for _ in range(p):
+        if dtype.kind == "b":
+            x = rng.integers(0, 2, shape).astype(bool)
+        elif dtype.kind in "iu":
+            info = np.iinfo(dtype)
+            x = rng.integers(info.min, info.max, shape, dtype=dtype, endpoint=True)
+        else:
+            x = rng.standard_normal(shape) * 2.0 ** rng.integers(-3, 4, shape)
+            x = (x + 1j * rng.standard_normal(shape) if dtype.kind == "c" else x).astype(dtype)
+        out.append(x)
+    return out
+
+
+def variants(p: int, kinds: Sequence[str] | None = None) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """(kind, algorithm, options of build) for every algorithm that does p ranks: roots, levels, chunks, pairs."""
+    from funccoll.schedules.collective import KINDS
+
+    for kind in kinds or KINDS:
+        for name in fs.algorithms(kind, p):
+            takes = find(kind, name, p).options
+            roots = sorted({0, p - 1, p // 2}) if KINDS[kind].rooted else [0]
+            levels = [(h, p // h) for h in range(1, p + 1) if p % h == 0] if "levels" in takes else [None]
+            chunks = [None, 3] if "chunks" in takes else [None]
+            pairs: list[Any] = [()]
+            if kind == "permute":
+                pairs = [[(r, (r + 1) % p) for r in range(p)], [(r, r + 1) for r in range(p - 1)], []]
+            for root in roots:
+                for level in levels if root == roots[0] else levels[:1]:
+                    for chunk in chunks if root == roots[-1] or chunks == [None] else chunks[:1]:
+                        for pair in pairs:
+                            given = {"root": root, "levels": level, "chunks": chunk, "pairs": pair}
+                            yield kind, name, {k: v for k, v in given.items() if v}
