@@ -1,0 +1,96 @@
+"""all_to_all: block d of rank s becomes block s of rank d.
+
+In the docstrings n is `nbytes`, the bytes of p blocks; a block has n/p. α and β are those of `all_reduce`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..moves import Move
+from ..registry import algorithm
+from .combinators import Rounds, alongside, default_levels, powers, split
+
+
+@algorithm("all_to_all")
+def direct(p: int) -> Rounds:
+    """Rank r sends to r + 1, r + 2, ... in turn, and receives from r − 1, r − 2, ...
+
+    Rounds: p−1.
+    Bytes: each rank sends and receives n(p−1)/p, the minimum.
+    Cost: (p−1)α + n(p−1)/p β.
+    For: all but the shortest blocks.
+    Source: the pairwise exchange of Thakur, Rabenseifner and Gropp 2005; MPICH.
+    """
+    r = np.arange(p)
+    pulls = ([Move((r, "output", (r - i) % p), ((r - i) % p, "input", r))] for i in range(1, p))
+    yield from alongside([Move((r, "output", r), (r, "input", r))], pulls)
+
+
+@algorithm("all_to_all")
+def bruck(p: int) -> Rounds:
+    """The block for the rank at distance j travels the powers of two that j is the sum of, together with others.
+
+    Rounds: ⌈log₂ p⌉.
+    Bytes: in round k each rank sends and receives one block for each j < p whose bit k is set: n/2 if p is a power of
+    two, so (n/2) log₂ p in all; never more than n/2 a round.
+    Cost: ⌈log₂ p⌉(α + n/2 β).
+    For: the shortest blocks.
+    Source: Bruck, Ho, Kipnis, Upfal and Weathersby 1997; MPICH.
+    """
+    r = np.arange(p)[:, None]
+    yield from alongside([Move((r, "output", r), (r, "input", r))], _bruck_rounds(p, r))
+
+
+def _bruck_rounds(p: int, r: np.ndarray) -> Rounds:
+    for d in powers(p):
+        j = np.flatnonzero(np.arange(p) & d)
+        # On its way a block is in one of two halves of scratch in turn, so that no chunk is read and written in a round.
+        hops = np.bitwise_count(j & (d - 1)).astype(np.int64)
+        frm, at_from = np.where(hops == 0, "input", "scratch"), (hops + 1) % 2 * p + j
+        to, at_to = np.where(j < 2 * d, "output", "scratch"), hops % 2 * p + j
+        other = (r - d) % p
+        yield split(
+            (r, to, np.where(to == "output", (r - j) % p, at_to)),
+            [(other, frm, np.where(frm == "input", (other + j) % p, at_from))],
+        )
+
+
+@algorithm("all_to_all")
+def hierarchical(p: int, levels: tuple[int, int] | None) -> Rounds:
+    """Inside each host, the l-th rank collects the blocks for the l-th ranks of all hosts, then equal ranks exchange.
+
+    `levels` are h hosts of q ranks; rank h'q + l is the l-th of host h'.
+    Rounds: h − 1 + q − 1.
+    Bytes: each rank sends and receives n(q−1)/q inside its host and n(h−1)/h across, in messages of n/q and n/h.
+    Cost: (q−1)α + n(q−1)/q β of the links inside, plus (h−1)α + n(h−1)/h β of those across.
+    For: short blocks between many hosts: q times fewer messages across than direct, each q times as long.
+    Source: the two-dimensional all-to-all of Tutel (Hwang et al. 2023) and NVIDIA NVLink "PXN".
+    """
+    hosts, each = levels or default_levels(p)
+    if each == 1:
+        yield from direct(p)
+        return
+    r = np.arange(p)
+    own = Move((r, "output", r), (r, "input", r))
+    yield from alongside([own, *_collect(r, hosts, each, 0)], _levels_rounds(r, hosts, each))
+
+
+def _levels_rounds(r: np.ndarray, hosts: int, each: int) -> Rounds:
+    host, local = np.divmod(r, each)
+    for step in range(1, each):
+        other = host * each + (local + step) % each
+        yield [Move((r, "output", other), (other, "input", r)), *_collect(r, hosts, each, step)]
+    for step in range(1, hosts):
+        there = (host - step) % hosts
+        yield [Move((r, "output", there * each), (there * each + local, "scratch", host * each), each)]
+
+
+def _collect(r: np.ndarray, hosts: int, each: int, step: int) -> list[Move]:
+    """What leaves the host, from the rank `step` further on in it to scratch: the block from i to host h at h·q + i."""
+    if hosts == 1:
+        return []
+    host, local = (x[:, None] for x in np.divmod(r, each))
+    i = (local + step) % each
+    to_host = (host + np.arange(1, hosts)) % hosts
+    return [Move((r[:, None], "scratch", to_host * each + i), (host * each + i, "input", to_host * each + local))]

@@ -1,0 +1,210 @@
+"""What the algorithms are made of: patterns that look the same from every rank, their transposes, and groups of ranks.
+
+An all_gather pattern becomes moves in two ways: `spread` copies blocks along it, and `accumulate` runs it backwards
+and adds where it had copied. The transpose of an all_gather is a reduce_scatter of as many rounds and bytes, and
+both together are an all_reduce.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..moves import Move
+
+__all__ = [
+    "Group", "Pattern", "accumulate", "alongside", "bruck", "circulant", "default_levels", "doubling", "everyone",
+    "log2_ceil", "own_copy", "pat", "powers", "ring", "split", "spread", "together", "wrapped",
+]  # fmt: skip
+
+Rounds = Iterator[list[Move]]
+
+
+def log2_ceil(p: int) -> int:
+    """⌈log₂ p⌉."""
+    return (p - 1).bit_length()
+
+
+def powers(p: int) -> list[int]:
+    """The ⌈log₂ p⌉ powers of two below p, ascending."""
+    return [1 << k for k in range(log2_ceil(p))]
+
+
+def default_levels(p: int) -> tuple[int, int]:
+    """(hosts, ranks per host) where the caller named none: the two factors of p nearest to √p, the smaller one first."""
+    hosts = next(h for h in range(int(p**0.5), 0, -1) if p % h == 0)
+    return hosts, p // hosts
+
+
+# ---------------------------------------------------------------- patterns
+
+
+class Pattern(NamedTuple):
+    """An all_gather among `size` members that looks the same from each of them.
+
+    In a step (skip, blocks) every member m gets from member m + skip the blocks m + b, for each b of `blocks`
+    (ascending int64[], 0 < b < size). Sums are modulo `size`; in a `cube` they are bitwise exclusive or. In the first
+    step each passes on its own block, and only that.
+    """
+
+    size: int
+    steps: list[tuple[int, np.ndarray]]
+    cube: bool = False
+
+    def plus(self, a: Any, b: Any) -> Any:
+        """a + b among the members."""
+        return a ^ b if self.cube else (a + b) % self.size
+
+    def minus(self, a: Any, b: Any) -> Any:
+        """a − b among the members."""
+        return a ^ b if self.cube else (a - b) % self.size
+
+
+def ring(p: int, skip: int) -> Pattern:
+    """p − 1 steps, in each a block from the neighbour at distance `skip` (1 or −1)."""
+    return Pattern(p, [(skip, np.array([skip * t % p])) for t in range(1, p)])
+
+
+def bruck(p: int) -> Pattern:
+    """⌈log₂ p⌉ steps: everything from distance 1, 2, 4, ..., the last step only what is still missing."""
+    return Pattern(p, [(d, np.arange(d, min(2 * d, p))) for d in powers(p)])
+
+
+def circulant(p: int) -> Pattern:
+    """⌈log₂ p⌉ steps whose distances come from halving p, rounded up, again and again: half of what there will be."""
+    steps = []
+    there = p
+    while there > 1:
+        before = (there + 1) // 2
+        steps.append((before, np.arange(before, there)))
+        there = before
+    return Pattern(p, steps[::-1])
+
+
+def pat(p: int) -> Pattern:
+    """Bruck's with the dimensions reversed: ⌈log₂ p⌉ steps, the far ones first, when there is only one block to send."""
+    return Pattern(p, [(d, np.arange(d, p, 2 * d)) for d in reversed(powers(p))])
+
+
+def doubling(p: int) -> Pattern:
+    """log₂ p exchanges with the member that differs in bit 0, 1, 2, ...; p is a power of two."""
+    return Pattern(p, [(d, np.arange(d, 2 * d)) for d in powers(p)], cube=True)
+
+
+# ---------------------------------------------------------------- groups, and where their blocks lie
+
+
+class Group(NamedTuple):
+    """Several groups of ranks that run one pattern side by side.
+
+    Member m of group g is rank `ranks[g, m]`, and its block b is chunk `first[g] + b * stride`.
+    """
+
+    ranks: np.ndarray
+    first: np.ndarray
+    stride: int = 1
+
+
+def everyone(p: int, first: int = 0) -> Group:
+    """All ranks as one group; block b is chunk `first` + b."""
+    return Group(np.arange(p)[None], np.array([first]))
+
+
+def wrapped(start: np.ndarray, count: Any, size: int) -> list[tuple[Any, Any]]:
+    """Runs of `count` blocks that go on at 0 after block size − 1, as one or two lists of (start, count).
+
+    Where a run does not wrap around, its second count is 0 (rows of a Move with count 0 are none).
+    """
+    ahead = size - start
+    if np.all(count <= ahead):
+        return [(start, count)]
+    return [(start, np.minimum(count, ahead)), (0, np.maximum(count - ahead, 0))]
+
+
+def _rows(group: Group, pattern: Pattern, skip: int, blocks: np.ndarray) -> Iterator[tuple[Any, Any, Any, Any]]:
+    """What members get from `skip` away, as columns (rank, other rank, chunk, count) of shape [groups, size, runs]."""
+    member = np.arange(pattern.size)[:, None]
+    begins = np.flatnonzero(np.diff(blocks, prepend=-2) != 1) if group.stride == 1 else np.arange(len(blocks))
+    start, count = blocks[begins], np.diff(begins, append=len(blocks))
+    # The blocks m ^ b of a run of b that is aligned to its length are a run too, in another order.
+    start = (member ^ start) & -count if pattern.cube else (member + start) % pattern.size
+    rank, other = group.ranks[:, member], group.ranks[:, pattern.plus(member, skip)]
+    first = group.first[:, None, None]
+    for at, n in wrapped(start, count, pattern.size) if group.stride == 1 else [(start, count)]:
+        yield rank, other, first + at * group.stride, n
+
+
+def spread(pattern: Pattern, group: Group, from_input: bool = False) -> Rounds:
+    """An all_gather: blocks are copied along the pattern, from output to output.
+
+    With `from_input`, each member's own block is chunk 0 of its input until the first step is over.
+    """
+    for number, (skip, blocks) in enumerate(pattern.steps):
+        own = from_input and number == 0
+        yield [
+            Move((rank, "output", chunk), (other, "input", 0) if own else (other, "output", chunk), count)
+            for rank, other, chunk, count in _rows(group, pattern, skip, blocks)
+        ]
+
+
+def accumulate(
+    pattern: Pattern, group: Group, buffer: str, *, started: bool = False, result: tuple[str, int] | None = None
+) -> Rounds:
+    """A reduce_scatter, the transpose of the pattern: its steps backwards, and sums where it had copies.
+
+    Partial sums of a block are in its chunk of `buffer`. The first sum reads the rank's own input, and what is
+    sent before there is a sum comes from the input (with `started` there are sums at the beginning already). The
+    last step, in which each member gets its own block, writes to the place `result`, if one is given.
+    """
+    summed = np.full(pattern.size, started)
+    for left, (skip, blocks) in zip(reversed(range(len(pattern.steps))), reversed(pattern.steps)):
+        mine = pattern.minus(blocks, skip)
+        step = []
+        for begun, sent in ((False, False), (False, True), (True, False), (True, True)):
+            some = blocks[(summed[mine] == begun) & (summed[blocks] == sent)]
+            for rank, other, chunk, count in _rows(group, pattern, skip, some) if len(some) else ():
+                own = (other, buffer if begun else "input", chunk)
+                got = (rank, buffer if sent else "input", chunk)
+                to = (other, *result) if result and not left else (other, buffer, chunk)
+                step.append(Move(to, [own, got], count))
+        summed[mine] = True
+        yield step
+
+
+# ---------------------------------------------------------------- rounds
+
+
+def own_copy(p: int, count: int = 1) -> Move:
+    """Every rank's input to its output: all there is to do when p = 1."""
+    ranks = np.arange(p)
+    return Move((ranks, "output", 0), (ranks, "input", 0), count)
+
+
+def alongside(moves: list[Move], rounds: Iterable[list[Move]]) -> Rounds:
+    """The rounds, with `moves` in the first one; a round of its own if there is none."""
+    rest = iter(rounds)
+    yield [*moves, *next(rest, [])]
+    yield from rest
+
+
+def together(*rounds: Iterable[list[Move]]) -> Rounds:
+    """Rounds of independent data at the same time."""
+    for steps in zip(*rounds, strict=True):
+        yield [move for step in steps for move in step]
+
+
+def split(dst: tuple[Any, Any, Any], srcs: list[tuple[Any, Any, Any]], count: Any = 1) -> list[Move]:
+    """A Move whose buffers may be arrays of names too, row by row, as Moves that name one buffer in each place."""
+    columns = np.broadcast_arrays(count, *(column for place in (dst, *srcs) for column in place))
+    count, columns = columns[0].reshape(-1), [c.reshape(-1) for c in columns[1:]]
+    names, which = np.unique(np.stack(columns[1::3]), axis=1, return_inverse=True)
+    moves = []
+    for i, buffers in enumerate(names.T):
+        rows = which.reshape(-1) == i
+        to, *frm = (
+            (rank[rows], str(buffer), chunk[rows]) for rank, buffer, chunk in zip(columns[::3], buffers, columns[2::3])
+        )
+        moves.append(Move(to, frm, count[rows]))
+    return moves

@@ -1,0 +1,256 @@
+"""all_gather: every rank gets every rank's block. reduce_scatter, its transpose: rank r gets the sum of all blocks r.
+
+In the docstrings n is `nbytes`, the bytes of p blocks; a block has n/p. α, β and γ are those of `all_reduce`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..moves import Move
+from ..registry import algorithm
+from .combinators import (
+    Group,
+    Pattern,
+    Rounds,
+    accumulate,
+    alongside,
+    bruck,
+    circulant,
+    default_levels,
+    doubling,
+    everyone,
+    own_copy,
+    pat,
+    ring,
+    spread,
+)  # fmt: skip
+
+# ---------------------------------------------------------------- all_gather
+
+
+@algorithm("all_gather", name="direct")
+def all_gather_direct(p: int) -> Rounds:
+    """Rank r reads the blocks of r + 1, r + 2, ... where they are.
+
+    Rounds: p−1.
+    Bytes: each rank sends and receives n(p−1)/p, the minimum.
+    Cost: (p−1)α + n(p−1)/p β.
+    For: ranks that share memory, or a full crossbar: no rank waits for what another must receive first.
+    Source: the pairwise exchange of MPICH and Open MPI.
+    """
+    r = np.arange(p)
+    pulls = ([Move((r, "output", (r + i) % p), ((r + i) % p, "input", 0))] for i in range(1, p))
+    yield from alongside([_own_block(p)], pulls)
+
+
+@algorithm("all_gather", name="ring")
+def all_gather_ring(p: int) -> Rounds:
+    """Rank r gets from r − 1 what that got in the round before.
+
+    Rounds: p−1.
+    Bytes: each rank sends and receives n(p−1)/p, the minimum.
+    Cost: (p−1)α + n(p−1)/p β.
+    For: long blocks; neighbours only.
+    Source: Thakur, Rabenseifner and Gropp 2005; NCCL.
+    """
+    yield from _gathered(ring(p, -1))
+
+
+@algorithm("all_gather", name="bruck")
+def all_gather_bruck(p: int) -> Rounds:
+    """Rank r gets from r + 1, r + 2, r + 4, ... all that those have; blocks are written to their final places.
+
+    Rounds: ⌈log₂ p⌉.
+    Bytes: each rank sends and receives n(p−1)/p, the minimum; 2ᵏ blocks in round k, in the last one p − 2ᵏ.
+    Cost: ⌈log₂ p⌉α + n(p−1)/p β.
+    For: short blocks on any p.
+    Source: Bruck, Ho, Kipnis, Upfal and Weathersby 1997.
+    """
+    yield from _gathered(bruck(p))
+
+
+@algorithm("all_gather", name="circulant")
+def all_gather_circulant(p: int) -> Rounds:
+    """Rank r gets from r + s as many blocks as it has, or one less; the distances s come from halving p, rounded up.
+
+    Rounds: ⌈log₂ p⌉.
+    Bytes: each rank sends and receives n(p−1)/p, the minimum.
+    Cost: ⌈log₂ p⌉α + n(p−1)/p β.
+    For: any length on any p.
+    Source: Träff, "Optimal, Non-pipelined Reduce-scatter and Allreduce Algorithms", arXiv 2410.14234.
+    """
+    yield from _gathered(circulant(p))
+
+
+@algorithm("all_gather", name="recursive_doubling", power_of_two=True)
+def all_gather_recursive_doubling(p: int) -> Rounds:
+    """Ranks whose numbers differ in bit 0, then 1, 2, ... exchange all that they have.
+
+    Rounds: log₂ p.
+    Bytes: each rank sends and receives n(p−1)/p, the minimum; n2ᵏ/p in round k.
+    Cost: log₂ p α + n(p−1)/p β.
+    For: short and medium blocks on a power of two of ranks; every message is one run of consecutive blocks.
+    Source: Thakur, Rabenseifner and Gropp 2005.
+    """
+    yield from _gathered(doubling(p))
+
+
+@algorithm("all_gather", name="pat")
+def all_gather_pat(p: int) -> Rounds:
+    """Bruck's algorithm with its distances in the opposite order: far ranks first, while there is little to send.
+
+    Rounds: ⌈log₂ p⌉ (its variant for bounded buffers, with more rounds, is not built).
+    Bytes: each rank sends and receives n(p−1)/p, the minimum.
+    Cost: ⌈log₂ p⌉α + n(p−1)/p β.
+    For: short and medium blocks on any p, where far links are slow or shared: most bytes go to near ranks.
+    Source: Jeaugey, "PAT: a new algorithm for all-gather and reduce-scatter operations at scale", arXiv 2506.20252; NCCL.
+    """
+    yield from _gathered(pat(p))
+
+
+@algorithm("all_gather", name="hierarchical")
+def all_gather_hierarchical(p: int, levels: tuple[int, int] | None) -> Rounds:
+    """Equal ranks of all hosts gather across hosts (circulant), then each host's ranks read from each other.
+
+    `levels` are h hosts of q ranks; rank h'q + l is the l-th of host h'.
+    Rounds: ⌈log₂ h⌉ + q − 1.
+    Bytes: each rank sends and receives n(p−1)/p, of it n(h−1)/p to and from other hosts.
+    Cost: ⌈log₂ h⌉α + n(h−1)/p β of the links across, plus (q−1)α + n(q−1)/q β of those inside.
+    For: hosts whose ranks are linked much faster than the hosts: every byte enters a host once.
+    Source: Träff and Rougier 2014; the multi-leader all_gather of MVAPICH2.
+    """
+    yield from alongside([_own_block(p)], _gather_levels(p, *(levels or default_levels(p))))
+
+
+def _gather_levels(p: int, hosts: int, each: int) -> Rounds:
+    r = np.arange(p)
+    host, local = np.divmod(r, each)
+    peers = Group(r.reshape(hosts, each).T, np.arange(each), stride=each)
+    yield from spread(circulant(hosts), peers, from_input=True)
+    for step in range(1, each):
+        other = host * each + (local + step) % each
+        pulls = [Move((r, "output", other), (other, "input", 0))]
+        if hosts > 1:
+            chunk = (other[:, None] + np.arange(1, hosts) * each) % p
+            pulls.append(Move((r[:, None], "output", chunk), (other[:, None], "output", chunk)))
+        yield pulls
+
+
+def _own_block(p: int) -> Move:
+    r = np.arange(p)
+    return Move((r, "output", r), (r, "input", 0))
+
+
+def _gathered(pattern: Pattern) -> Rounds:
+    yield from alongside([_own_block(pattern.size)], spread(pattern, everyone(pattern.size), from_input=True))
+
+
+# ---------------------------------------------------------------- reduce_scatter
+
+
+@algorithm("reduce_scatter", name="owner")
+def reduce_scatter_owner(p: int) -> Rounds:
+    """Rank r reads block r of every rank, in the order of ranks.
+
+    Rounds: 1.
+    Bytes: each rank sends and receives n(p−1)/p, the minimum.
+    Cost: (p−1)α + n(p−1)/p β + n(p−1)/p γ.
+    For: ranks that share memory; partial sums are never written, and the order of the sum is that of a loop over ranks.
+    Source: the system's own; the pairwise exchange of Thakur, Rabenseifner and Gropp 2005 in one move.
+    """
+    r = np.arange(p)
+    yield [Move((r, "output", 0), [(i, "input", r) for i in range(p)])]
+
+
+@algorithm("reduce_scatter", name="ring")
+def reduce_scatter_ring(p: int) -> Rounds:
+    """Sums go round from r to r + 1; that of block r begins at rank r + 1 and ends at r. Transpose of the ring all_gather.
+
+    Rounds: p−1.
+    Bytes: each rank sends and receives n(p−1)/p, the minimum.
+    Cost: (p−1)α + n(p−1)/p β + n(p−1)/p γ.
+    For: long blocks; neighbours only.
+    Source: Patarasuk and Yuan 2009; NCCL.
+    """
+    yield from _scattered(ring(p, 1))
+
+
+@algorithm("reduce_scatter", name="bruck")
+def reduce_scatter_bruck(p: int) -> Rounds:
+    """The transpose of Bruck's all_gather: the distances are ..., 4, 2, 1.
+
+    Rounds: ⌈log₂ p⌉.
+    Bytes: each rank sends and receives n(p−1)/p, the minimum; p − 2ᵏ blocks in the first round, then 2ᵏ.
+    Cost: ⌈log₂ p⌉α + n(p−1)/p β + n(p−1)/p γ.
+    For: short blocks on any p.
+    Source: the transpose of Bruck, Ho, Kipnis, Upfal and Weathersby 1997; Bernaschi, Iannello and Lauria 2003.
+    """
+    yield from _scattered(bruck(p))
+
+
+@algorithm("reduce_scatter", name="circulant")
+def reduce_scatter_circulant(p: int) -> Rounds:
+    """Rank r sends the sums of blocks r + s ... to r + s; the distances s come from halving p, rounded up.
+
+    Rounds: ⌈log₂ p⌉.
+    Bytes: each rank sends and receives n(p−1)/p, the minimum.
+    Cost: ⌈log₂ p⌉α + n(p−1)/p β + n(p−1)/p γ.
+    For: any length on any p.
+    Source: Träff, "Optimal, Non-pipelined Reduce-scatter and Allreduce Algorithms", arXiv 2410.14234.
+    """
+    yield from _scattered(circulant(p))
+
+
+@algorithm("reduce_scatter", name="recursive_halving", power_of_two=True)
+def reduce_scatter_recursive_halving(p: int) -> Rounds:
+    """Ranks whose numbers differ in the highest bit, then the next, ... exchange the half that the other one needs.
+
+    Rounds: log₂ p.
+    Bytes: each rank sends and receives n(p−1)/p, the minimum; n/2, n/4, ...
+    Cost: log₂ p α + n(p−1)/p β + n(p−1)/p γ.
+    For: short and medium blocks on a power of two of ranks; every message is one run of consecutive blocks.
+    Source: Thakur, Rabenseifner and Gropp 2005.
+    """
+    yield from _scattered(doubling(p))
+
+
+@algorithm("reduce_scatter", name="pat")
+def reduce_scatter_pat(p: int) -> Rounds:
+    """The transpose of pat's all_gather: near ranks first, and far ones last, when there is little left to send.
+
+    Rounds: ⌈log₂ p⌉ (its variant for bounded buffers, with more rounds, is not built).
+    Bytes: each rank sends and receives n(p−1)/p, the minimum.
+    Cost: ⌈log₂ p⌉α + n(p−1)/p β + n(p−1)/p γ.
+    For: short and medium blocks on any p, where far links are slow or shared.
+    Source: Jeaugey, "PAT: a new algorithm for all-gather and reduce-scatter operations at scale", arXiv 2506.20252; NCCL.
+    """
+    yield from _scattered(pat(p))
+
+
+@algorithm("reduce_scatter", name="hierarchical")
+def reduce_scatter_hierarchical(p: int, levels: tuple[int, int] | None) -> Rounds:
+    """Owners add inside each host, then equal ranks of all hosts do across hosts (circulant).
+
+    `levels` are h hosts of q ranks; rank h'q + l is the l-th of host h'.
+    Rounds: ⌈log₂ h⌉ + 1 (none inside if q = 1).
+    Bytes: each rank sends and receives n(p−1)/p, of it n(h−1)/p to and from other hosts.
+    Cost: (q−1)α + n(q−1)/q β + n(q−1)/q γ of the links inside, plus ⌈log₂ h⌉α + n(h−1)/p β + n(h−1)/p γ across.
+    For: hosts whose ranks are linked much faster than the hosts: every byte leaves a host once.
+    Source: Cho, Finkler, Serrano, Kung and Hunter, "BlueConnect", 2019.
+    """
+    hosts, each = levels or default_levels(p)
+    r = np.arange(p)
+    host, local = np.divmod(r, each)
+    if each > 1 or p == 1:
+        block = local[:, None] + np.arange(hosts) * each
+        inside = [((host * each + i)[:, None], "input", block) for i in range(each)]
+        yield [Move((r[:, None], "scratch" if hosts > 1 else "output", np.arange(hosts)), inside)]
+    peers = Group(r.reshape(hosts, each).T, np.zeros(each, np.int64))
+    yield from accumulate(circulant(hosts), peers, "scratch", started=each > 1, result=("output", 0))
+
+
+def _scattered(pattern: Pattern) -> Rounds:
+    if pattern.size == 1:
+        yield [own_copy(1)]
+    yield from accumulate(pattern, everyone(pattern.size), "scratch", result=("output", 0))

@@ -1,0 +1,165 @@
+"""Trees of ranks: which edge carries which chunk in which round, and the moves of broadcast, reduce, gather and scatter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from .combinators import Rounds, log2_ceil, powers, split, wrapped
+
+__all__ = ["Edges", "binomial", "broadcast_along", "chain", "double_binary", "gather_along", "reduce_along", "scatter_along"]
+
+
+class Edges(NamedTuple):
+    """Edges of a tree that are used in one round of a broadcast, as columns.
+
+    `child` and `parent` are ranks. `size` is the number of ranks in the child's subtree: in a binomial tree they are
+    child, child + 1, ... (mod p).
+    """
+
+    child: np.ndarray
+    parent: np.ndarray
+    chunk: np.ndarray | int = 0
+    size: np.ndarray | int = 1
+
+
+def binomial(p: int, root: int) -> list[Edges]:
+    """⌈log₂ p⌉ rounds, the largest subtrees first: the subtree of v is v and what differs in its trailing zero bits."""
+    rounds = []
+    for d in reversed(powers(p)):
+        parent = np.arange(0, p - d, 2 * d)
+        child = parent + d
+        rounds.append(Edges((child + root) % p, (parent + root) % p, size=np.minimum(d, p - child)))
+    return rounds
+
+
+def chain(p: int, root: int, chunks: int) -> list[Edges]:
+    """p + chunks − 2 rounds: the chunks follow each other from the root to root + 1, root + 2, ... (mod p)."""
+    rounds = []
+    for t in range(p + chunks - 2 if p > 1 else 0):
+        child = np.arange(max(1, t - chunks + 2), min(p - 1, t + 1) + 1)
+        rounds.append(Edges((child + root) % p, (child - 1 + root) % p, t + 1 - child))
+    return rounds
+
+
+# ---------------------------------------------------------------- two trees
+
+
+def double_binary(p: int, root: int, chunks: int) -> list[Edges]:
+    """At most 2⌈log₂ p⌉ + chunks − 2 rounds: even chunks go down one tree of the ranks, odd ones down another.
+
+    Below the root, every rank has children in one of the trees at most. In a round a rank sends one chunk at most, and
+    receives one at most: edges have two colours, and are used in rounds of their colour.
+    """
+    parent = _two_trees(p)
+    colour = _two_colours(parent)
+    begin = np.zeros_like(parent)
+    begin[:, 0] = -1
+    for _ in range(log2_ceil(p)):
+        after = np.take_along_axis(begin, parent, axis=1) + 1
+        begin[:, 1:] = (after + (after - colour) % 2)[:, 1:]
+    tree, child = np.repeat([0, 1], p - 1), np.tile(np.arange(1, p), 2)
+    begin, above = begin[tree, child], parent[tree, child]
+    pieces = (chunks + 1 - tree) // 2
+    rounds = []
+    for t in range(int((begin + 2 * pieces - 1).max(initial=0))):
+        piece, off = np.divmod(t - begin, 2)
+        now = (off == 0) & (piece >= 0) & (piece < pieces)
+        rounds.append(Edges((child[now] + root) % p, (above[now] + root) % p, (tree + 2 * piece)[now]))
+    return rounds
+
+
+def _two_trees(p: int) -> np.ndarray:
+    """int64[2, p]: the parent of each rank, counted from the root, in either tree. The root's child is the tree's top.
+
+    The first tree is numbered in order: odd ranks are its leaves. In the second, its mirror image (or, if p − 1 is odd,
+    its copy moved up by one), they are the inner ones.
+    """
+    last = p - 1
+    rank = np.arange(p)
+    low = rank & -rank
+    above = (rank ^ low) | (low << 1)
+    first = np.where(above > last, rank ^ low, above)
+    renamed = rank % max(last, 1) + 1 if last % 2 else p - rank
+    renamed[0] = 0
+    second = np.zeros(p, np.int64)
+    second[renamed] = renamed[first]
+    return np.stack([first, second])
+
+
+def _two_colours(parent: np.ndarray) -> np.ndarray:
+    """int8[2, p]: 0 or 1 for the edge above each rank in either tree, so that no rank sends or receives one colour twice.
+
+    A rank has two edges above it and at most two below, which must differ: edges that must differ form paths and even
+    cycles. Each is walked along in both directions from any of its edges.
+    """
+    p = parent.shape[1]
+    below: dict[int, list[tuple[int, int]]] = {}
+    for tree in (0, 1):
+        for child in range(1, p):
+            below.setdefault(int(parent[tree, child]), []).append((tree, child))
+    sibling = {}
+    for edges in below.values():
+        sibling.update(zip(edges, reversed(edges)) if len(edges) == 2 else ())
+    colour = np.full(parent.shape, -1, np.int8)
+    for start in (edge for edges in below.values() for edge in edges):
+        for paint, edge in ((0, start), (1, sibling.get(start))):
+            while edge is not None and colour[edge] < 0:
+                tree, child = edge
+                colour[edge], colour[1 - tree, child] = paint, 1 - paint
+                edge = sibling.get((1 - tree, child))
+    return colour
+
+
+# ---------------------------------------------------------------- moves along a tree
+
+
+def broadcast_along(rounds: Iterable[Edges], root: int | None) -> Rounds:
+    """Chunks go down the edges, from output to output; the root, if one is named, reads its input."""
+    for child, parent, chunk, _ in rounds:
+        yield split((child, "output", chunk), [(parent, np.where(parent == root, "input", "output"), chunk)])
+
+
+def reduce_along(rounds: list[Edges], p: int, chunks: int, root: int | None) -> Rounds:
+    """The transpose of a broadcast: chunks go up the edges in the opposite order, and parents add them.
+
+    Partial sums are in scratch, the root's in its output; all are in the outputs when no root is named.
+    """
+    summed = np.zeros((p, chunks), bool)
+    for child, parent, chunk, _ in reversed(rounds):
+        buffer = "output" if root is None else np.where(parent == root, "output", "scratch")
+        own = np.where(summed[parent, chunk], buffer, "input")
+        got = np.where(summed[child, chunk], "output" if root is None else "scratch", "input")
+        yield split((parent, buffer, chunk), [(parent, own, chunk), (child, got, chunk)])
+        summed[parent, chunk] = True
+
+
+def scatter_along(rounds: list[Edges], p: int, root: int, to: tuple[str, int] | None) -> Rounds:
+    """Each child gets the blocks of its subtree: its own at the place `to`, the others in scratch.
+
+    With no `to` (the blocks are those of one buffer), block b goes to chunk b of outputs.
+    """
+    through = "scratch" if to else "output"
+    for child, parent, _, size in rounds:
+        frm = np.where(parent == root, "input", through)
+        if to:
+            own, rest = split((child, *to), [(parent, frm, child)]), wrapped((child + 1) % p, size - 1, p)
+        else:
+            own, rest = [], wrapped(child, size, p)
+        yield own + [move for at, n in rest for move in split((child, through, at), [(parent, frm, at)], n)]
+
+
+def gather_along(rounds: list[Edges], p: int, root: int, own: tuple[str, int] | None) -> Rounds:
+    """The transpose of a scatter: each parent gets the blocks of the child's subtree, the root in its output.
+
+    The child's own block is at its place `own`; with none it is in scratch, at its number, as the others are.
+    """
+    for child, parent, _, size in reversed(rounds):
+        to = np.where(parent == root, "output", "scratch")
+        if own:
+            first, rest = split((parent, to, child), [(child, *own)]), wrapped((child + 1) % p, size - 1, p)
+        else:
+            first, rest = [], wrapped(child, size, p)
+        yield first + [move for at, n in rest for move in split((parent, to, at), [(child, "scratch", at)], n)]
