@@ -9,7 +9,7 @@ import numpy as np
 
 from ..moves import Move
 from ..registry import algorithm
-from .combinators import Rounds, alongside, default_levels, powers, split
+from .combinators import Rounds, alongside, default_levels, powers
 
 
 @algorithm("all_to_all")
@@ -44,16 +44,18 @@ def bruck(p: int) -> Rounds:
 
 def _bruck_rounds(p: int, r: np.ndarray) -> Rounds:
     for d in powers(p):
-        j = np.flatnonzero(np.arange(p) & d)
-        # On its way a block is in one of two halves of scratch in turn, so that no chunk is read and written in a round.
-        hops = np.bitwise_count(j & (d - 1)).astype(np.int64)
-        frm, at_from = np.where(hops == 0, "input", "scratch"), (hops + 1) % 2 * p + j
-        to, at_to = np.where(j < 2 * d, "output", "scratch"), hops % 2 * p + j
+        blocks = np.flatnonzero(np.arange(p) & d)
+        hops = np.bitwise_count(blocks & (d - 1)).astype(np.int64)
         other = (r - d) % p
-        yield split(
-            (r, to, np.where(to == "output", (r - j) % p, at_to)),
-            [(other, frm, np.where(frm == "input", (other + j) % p, at_from))],
-        )
+        step = []
+        for first, last in ((True, True), (True, False), (False, True), (False, False)):
+            some = ((hops == 0) == first) & ((blocks < 2 * d) == last)
+            j, hop = blocks[some], hops[some]
+            # On its way a block is in one of two halves of scratch in turn: no chunk is read and written in a round.
+            frm = (other, "input", (other + j) % p) if first else (other, "scratch", (hop - 1) % 2 * p + j)
+            to = (r, "output", (r - j) % p) if last else (r, "scratch", hop % 2 * p + j)
+            step += [Move(to, frm)] if len(j) else []
+        yield step
 
 
 @algorithm("all_to_all")
