@@ -8,6 +8,7 @@ trees have equal numbers, so equal numbers mean equal bits.
 from __future__ import annotations
 
 from bisect import bisect_right
+from typing import Any
 
 import numpy as np
 
@@ -28,7 +29,7 @@ class Expressions:
         self.size = self.leaves
         self._parts_of_rows = collective.parts_of_rows
         self._words = -(-self.p // 64)
-        self._known: dict[bytes, int] = {}
+        self._known: dict[Any, int] = {}
         self._blocks: list[np.ndarray] = []  # [new nodes, k] operands of the nodes that one batch made
         self._firsts: list[int] = []  # the number of each block's first node
         self._mask = np.zeros((64, self._words), np.uint64)
@@ -80,19 +81,22 @@ class Expressions:
         """The numbers of the folds of [n, k] operands, k ≥ 2; `maker` says which move makes each."""
         kids = operands.astype(np.int64)
         kids[:, :2].sort(axis=1)
-        width, raw = kids.itemsize * kids.shape[1], kids.tobytes()
-        keys = [raw[i : i + width] for i in range(0, len(raw), width)]
-        ids = np.array([self._known.get(key, -1) for key in keys], np.int64)
-        fresh = np.flatnonzero(ids < 0)
-        if len(fresh):
-            first: list[int] = []
-            for i in fresh.tolist():
-                known = self._known.setdefault(keys[i], self.size + len(first))
-                if known == self.size + len(first):
-                    first.append(i)
-                ids[i] = known
-            self._add(kids[first], maker[first])
-        return ids
+        if kids.shape[1] == 2 and self.size < 2**31:
+            keys: list[Any] = (kids[:, 0] << 32 | kids[:, 1]).tolist()
+        else:
+            width, raw = kids.itemsize * kids.shape[1], kids.tobytes()
+            keys = [raw[i : i + width] for i in range(0, len(raw), width)]
+        ids, fresh, following = [], [], self.size
+        number_of = self._known.setdefault
+        for i, key in enumerate(keys):
+            number = number_of(key, following)
+            if number == following:
+                following += 1
+                fresh.append(i)
+            ids.append(number)
+        if fresh:
+            self._add(kids[fresh], maker[fresh])
+        return np.array(ids, np.int64)
 
     def _add(self, kids: np.ndarray, maker: np.ndarray) -> None:
         n, k = kids.shape

@@ -55,11 +55,28 @@ class _Pairs:
         if not self.keys:
             return np.zeros(0, np.int64), np.zeros(0, np.int64)
         key, value = np.concatenate(self.keys), np.concatenate(self.values)
-        order = np.lexsort((value, key))
-        key, value = key[order], value[order]
-        last = np.append(key[1:] != key[:-1], True)
+        room = int(value.max(initial=0)) + 1
+        key, value = np.divmod(np.sort(key * room + value), room)
+        last = np.append(key[1:] != key[:-1], True) if len(key) else slice(None)
         self.keys, self.values = [key[last]], [value[last]]
         return self.keys[0], self.values[0]
+
+
+@dataclass(frozen=True, slots=True)
+class _Lowered:
+    """A batch, with each row's number in its stream, its first chunk's part, the step to the next; (row, event) of waits."""
+
+    batch: Batch
+    index: np.ndarray
+    part: np.ndarray
+    part_step: np.ndarray
+    row: np.ndarray
+    event: np.ndarray
+
+
+def _stream(batch: Batch, channels: int) -> np.ndarray:
+    """The stream of each row."""
+    return batch.by.astype(np.int64) * channels + batch.channel
 
 
 class _Hazards:
@@ -92,10 +109,10 @@ class _Hazards:
         self.reads = 0
         self.stamp = np.zeros(max(size, self.streams), np.int32)
         self.touched = _Pairs()  # owner * streams + stream -> that stream's last instruction on the owner's places
-        self.columns: list[tuple[Batch, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = []
+        self.lowered: list[_Lowered] = []
 
     def add(self, batch: Batch) -> None:
-        stream = batch.by.astype(np.int64) * self.channels + batch.channel
+        stream = _stream(batch, self.channels)
         index = self._number(stream)
         dst, src, row = expand(batch, self.p)
         event = (index + 1) * self.streams + stream
@@ -111,7 +128,8 @@ class _Hazards:
             self.writer[dst[:, j]] = event[row]
             self.reader[dst[:, j] - self.fixed] = -1
         self._touch(np.concatenate([dst, src], axis=1), row, stream, index)
-        self.columns.append((batch, stream, index, part, step, who, what))
+        small = (index.astype(np.int32), part, step, who.astype(np.int32), what.astype(self.writer.dtype))
+        self.lowered.append(_Lowered(batch, *small))
 
     def _number(self, stream: np.ndarray) -> np.ndarray:
         """The next instruction numbers of these streams; a stream may stand several times."""
@@ -229,31 +247,29 @@ def _assemble(schedule: Schedule, hazards: _Hazards) -> Streams:
     owner, touched = np.divmod(touching, streams)
     leave_key = leaves[owner]
     first = 0
-    places: list[np.ndarray] = []
-    for batch, stream, index, row_part, row_step, who, _ in hazards.columns:
-        at = start[stream] + index
-        places.append(at)
-        count[at], part[at], step[at] = batch.count, row_part, row_step
+    for x in hazards.lowered:
+        at = start[_stream(x.batch, channels)] + x.index
+        count[at], part[at], step[at] = x.batch.count, x.part, x.part_step
         move[at] = np.arange(first, first + len(at))
         first += len(at)
-        sides["dst"][at + 1], sides["src"][at + 1] = batch.dst.shape[1], batch.src.shape[1]
-        waits[at + 1] += np.bincount(who, minlength=len(at)).astype(small)
+        sides["dst"][at + 1], sides["src"][at + 1] = x.batch.dst.shape[1], x.batch.src.shape[1]
+        waits[at + 1] += np.bincount(x.row, minlength=len(at)).astype(small)
     np.add.at(waits, leave_key + 1, 1)
     for column in (*sides.values(), waits):
         np.cumsum(column, out=column)
 
     dst, src = (np.empty(int(sides[side][-1]), small) for side in ("dst", "src"))
     wait_stream, wait_value = np.empty(int(waits[-1]), np.int32), np.empty(int(waits[-1]), np.int32)
-    for (batch, _, _, _, _, who, event), at in zip(hazards.columns, places, strict=True):
-        for side, column, codes in (("dst", dst, batch.dst), ("src", src, batch.src)):
+    for x in hazards.lowered:
+        at = start[_stream(x.batch, channels)] + x.index
+        for side, column, codes in (("dst", dst, x.batch.dst), ("src", src, x.batch.src)):
             column[sides[side][at][:, None] + np.arange(codes.shape[1])] = codes
-        if len(who):
-            target = at[who]
-            first_of = np.append(True, who[1:] != who[:-1])
-            begin = np.flatnonzero(first_of)
-            within = np.arange(len(who)) - np.repeat(begin, np.diff(np.append(begin, len(who))))
-            slot = waits[target] + within
-            wait_stream[slot], wait_value[slot] = event % streams, event // streams
+        if len(x.row):
+            begin = np.flatnonzero(np.append(True, x.row[1:] != x.row[:-1]))
+            within = np.arange(len(x.row)) - np.repeat(begin, np.diff(np.append(begin, len(x.row))))
+            slot = waits[at[x.row]] + within
+            wait_stream[slot], wait_value[slot] = x.event % streams, x.event // streams
+    hazards.lowered.clear()  # gigabytes when there are thousands of ranks
     order = np.argsort(leave_key, kind="stable")
     slots = ragged(waits[leaves].astype(np.int64), (waits[leaves + 1] - waits[leaves]).astype(np.int64))
     wait_stream[slots], wait_value[slots] = touched[order], touch_value[order]

@@ -150,7 +150,10 @@ class Streams:
     def _awaited(self, execution: int, executions: int, start: np.ndarray) -> np.ndarray:
         """The node that each wait of one execution waits for; -1 when it is over before the first execution."""
         length = np.diff(self.start)[self.wait_stream]
-        value = self.wait_value.astype(np.int64)
+        value = self.wait_value
+        if ((value >= 1) & (value <= length)).all():  # as lowering makes them
+            return start[self.wait_stream] + (execution * length + value - 1)
+        value = value.astype(np.int64)
         never = (value > self.span) | (length == 0)
         if never.any():
             w = int(np.argmax(never))
