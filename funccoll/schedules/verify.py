@@ -154,11 +154,10 @@ def _check_values(streams: Streams) -> None:
     key = np.lexsort((sizes[1][work], sizes[0][work], level[work]))
     work = work[key]
     columns = np.stack([level[work], sizes[0][work], sizes[1][work]])
-    edges = np.flatnonzero(np.append(True, (columns[:, 1:] != columns[:, :-1]).any(axis=0))) if len(work) else []
+    edges = np.flatnonzero((columns[:, 1:] != columns[:, :-1]).any(axis=0)) + 1
     machine = Machine(streams.schedule.places)
     batches = []
-    for begin, end in zip(edges, np.append(edges[1:], len(work)), strict=True):
-        here = work[begin:end]
+    for here in np.split(work, edges) if len(work) else ():
         m, k = int(sizes[0][here[0]]), int(sizes[1][here[0]])
         if not m or not k:
             raise ScheduleError(f"an instruction without sources or destinations: {streams.describe(int(here[0]))}.")

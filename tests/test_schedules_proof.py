@@ -1,0 +1,411 @@
+"""Every schedule of ours is proved, and its streams verified; a wrong one is refused with what is wrong and where."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from funccoll import schedules
+from funccoll.errors import ScheduleError
+from funccoll.schedules import Move, algorithm, build
+from funccoll.schedules.collective import KINDS, chunk_bounds
+from funccoll.schedules.registry import _ALGORITHMS
+
+EVERY = [(kind, name) for kind in KINDS for name in schedules.algorithms(kind)]
+SMALL = [*range(1, 18), 64]
+ALL = [*range(18, 34), 128]
+
+
+def variants(kind: str, name: str, p: int) -> list[dict]:
+    """What a schedule can be asked for beside p: roots, channels, levels, pieces, pairs."""
+    options = _ALGORITHMS[kind][name].options
+    out: list[dict] = [{}]
+    if p <= 17:
+        out.append({"channels": 2})
+    if KINDS[kind].rooted and p > 1:
+        out += [{"root": p - 1}, {"root": p // 2, "channels": 3 if p < 9 else 1}]
+    if "levels" in options:
+        out += [{"levels": (h, p // h)} for h in range(1, p + 1) if p % h == 0]
+    if "chunks" in options:
+        out += [{"chunks": 1}, {"chunks": 3}]
+    if "pairs" in options:
+        out += [{"pairs": [(i, (i + 1) % p) for i in range(p)]}, {"pairs": [(0, p - 1)]}]
+    return out
+
+
+def check(kind: str, name: str, p: int) -> None:
+    for options in variants(kind, name, p):
+        schedule = build(kind, p, name, **options)
+        proof = schedule.prove()
+        assert proof.schedule is schedule
+        schedule.streams().verify()
+
+
+@pytest.mark.parametrize(("kind", "name"), EVERY)
+def test_every_algorithm_is_proved_and_verified(kind, name):
+    sizes = [p for p in SMALL if not _ALGORITHMS[kind][name].refusal(p)]
+    assert len(sizes) >= 6
+    for p in sizes:
+        check(kind, name, p)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "name"), EVERY)
+def test_every_algorithm_is_proved_and_verified_at_more_sizes(kind, name):
+    for p in ALL:
+        if not _ALGORITHMS[kind][name].refusal(p):
+            check(kind, name, p)
+
+
+def test_every_kind_has_the_algorithms_of_the_design():
+    table = {
+        "all_reduce": "owner one_shot ring bidirectional_ring recursive_doubling rabenseifner circulant double_binary_tree "
+        "hierarchical",
+        "all_gather": "direct ring bruck circulant recursive_doubling pat hierarchical",
+        "reduce_scatter": "owner ring bruck circulant recursive_halving pat hierarchical",
+        "all_to_all": "direct bruck hierarchical",
+        "broadcast": "flat binomial scatter_allgather pipelined_chain double_binary_tree",
+        "reduce": "flat binomial scatter_allgather pipelined_chain double_binary_tree",
+        "gather": "flat binomial",
+        "scatter": "flat binomial",
+        "barrier": "dissemination",
+        "permute": "direct",
+    }
+    assert {kind: set(names.split()) for kind, names in table.items()} == {k: set(schedules.algorithms(k)) for k in KINDS}
+    assert [schedules.algorithms(kind)[0] for kind in table] == [names.split()[0] for names in table.values()]
+
+
+def test_which_reductions_are_left_folds_in_rank_order():
+    for p in (2, 3, 8):
+        for name in ("owner", "one_shot"):
+            assert build("all_reduce", p, name).prove().left_fold
+        assert build("reduce_scatter", p).prove().left_fold
+        assert build("reduce", p, root=p - 1).prove().left_fold
+    ring = build("all_reduce", 4, "ring").prove()
+    assert not ring.left_fold
+    assert ring.partial_sums == 4 * 2  # of each of 4 chunks: the sums of two and of three ranks
+    assert build("all_reduce", 4, "owner").prove().partial_sums == 0
+
+
+# ---------------------------------------------------------------- the user's own, with a mistake in it
+
+
+def refused(kind: str, function, p: int = 4, chunks=1, **options) -> ScheduleError:
+    """The error of proving a function as an algorithm; the registry is left as it was."""
+    algorithm(kind, name="test_only", chunks=chunks)(function)
+    try:
+        with pytest.raises(ScheduleError) as caught:
+            build(kind, p, "test_only", **options).streams().verify()
+    finally:
+        del _ALGORITHMS[kind]["test_only"]
+    return caught.value
+
+
+def line_of(function, text: str) -> int:
+    lines, first = inspect.getsourcelines(function)
+    return first + next(i for i, line in enumerate(lines) if text in line)
+
+
+def expect(error: ScheduleError, function, text: str, *parts: str) -> None:
+    """The message has all parts, and the error is at the line of `function` that contains `text`."""
+    for part in parts:
+        assert part in str(error), str(error)
+    assert error.source is not None
+    assert (error.source.file, error.source.line) == (__file__, line_of(function, text))
+
+
+def test_counted_twice():
+    def doubled(p):
+        r = np.arange(p)
+        yield Move((r, "scratch", 0), [(r, "input", 0), ((r + 1) % p, "input", 0)])
+        yield Move((r, "output", 0), [(r, "scratch", 0), ((r + 1) % p, "scratch", 0)])
+
+    error = refused("all_reduce", doubled)
+    expect(
+        error, doubled, '"output", 0)',
+        "output[0] of rank 0 must hold x0[0] + x1[0] + x2[0] + x3[0]", "it holds (x0[0] + x1[0]) + (x1[0] + x2[0])",
+        "rank 1 counts twice", "rank 3 is missing",
+    )  # fmt: skip
+
+
+def test_forgotten_contribution():
+    def forgets(p):
+        r = np.arange(p)
+        yield Move((r, "output", 0), [(j, "input", 0) for j in range(p - 1)])
+
+    expect(refused("all_reduce", forgets), forgets, "yield", "rank 3 is missing", "x0[0] + x1[0] + x2[0]:")
+
+
+def test_forgotten_output():
+    def forgets(p):
+        yield Move([(j, "output", 0) for j in range(p - 1)], [(j, "input", 0) for j in range(p)])
+
+    error = refused("all_reduce", forgets)
+    assert "output[0] of rank 3 must hold" in str(error)
+    assert "no move writes it" in str(error)
+
+
+def test_different_orders():
+    def orders(p):
+        r = np.arange(p)
+        yield Move((r, "output", 0), [((r + j) % p, "input", 0) for j in range(p)])
+
+    expect(
+        refused("all_reduce", orders), orders, "yield", "different orders", "output[0] of rank 0 holds x0[0] + x1[0] + x2[0]",
+        "that of rank 1 x1[0] + x2[0] + x3[0] + x0[0]",
+    )  # fmt: skip
+
+
+def test_read_before_write():
+    def early(p):
+        r = np.arange(p)
+        yield Move((r, "output", 0), ((r + 1) % p, "scratch", 0))
+
+    expect(refused("broadcast", early), early, "yield", "output[0]@0 := scratch[0]@1", "nothing has written before")
+
+
+def test_deadlock_shows_the_minimal_cycle():
+    def exchange(p):
+        r = np.arange(p)
+        yield Move((r, "output", 0), (r, "input", 0))
+        yield Move((r, "output", 0), [(r, "output", 0), (r ^ 1, "output", 0)])
+
+    error = refused("all_reduce", exchange)
+    expect(error, exchange, "r ^ 1", "deadlock", "none can go first", '"scratch"')
+    assert str(error).count("must wait until") == 2  # two of the four moves are enough for a circle
+
+
+def test_longer_deadlock():
+    def ring(p):
+        r = np.arange(p)
+        yield Move((r, "output", 0), (r, "input", 0))
+        yield Move((r, "output", 0), [(r, "output", 0), ((r + 1) % p, "output", 0)])
+
+    assert str(refused("all_reduce", ring, p=3)).count("must wait until") == 3
+
+
+def test_races_within_a_round():
+    def both_write(p):
+        yield Move((np.zeros(2, int), "output", 0), (np.arange(2), "input", 0))
+
+    expect(refused("broadcast", both_write), both_write, "yield", "race", "also output[0]@0 := input[0]@0 writes output[0] of")
+
+    def reads_what_is_written(p):
+        yield [Move((0, "output", 0), (0, "input", 0)), Move((1, "output", 0), (0, "output", 0))]
+
+    error = refused("broadcast", reads_what_is_written, p=2)
+    expect(error, reads_what_is_written, "yield", "race", "reads output[0] of rank 0", "in the same round")
+
+
+def test_moved_chunks_must_be_equal_parts():
+    def shifts(p):
+        yield Move((0, "output", 1), (0, "input", 0))
+
+    error = refused("broadcast", shifts, chunks=2)
+    expect(error, shifts, "yield", "different parts", "input[0] of rank 0 (holding x0[0]) to output[1] of rank 0")
+
+
+def test_copying_collectives_combine_nothing():
+    def adds(p):
+        yield Move((0, "output", 0), [(0, "input", 0), (1, "input", 0)])
+
+    expect(refused("broadcast", adds), adds, "yield", "broadcast only copies")
+
+
+def test_wrong_block():
+    def swapped(p):
+        r = np.arange(p)
+        for j in range(p):
+            yield Move((r, "output", j), ((j + 1) % p, "input", 0))
+
+    expect(refused("all_gather", swapped), swapped, "yield", "output[0] of rank 0 must hold x0[0], and it holds x1[0]")
+
+
+@pytest.mark.parametrize(
+    ("move", "message"),
+    [
+        (Move((9, "output", 0), (0, "input", 0)), "names rank 9, and there are ranks 0 to 3"),
+        (Move((0, "output", 1), (0, "input", 0)), "output[1] of rank 0 does not exist"),
+        (Move((0, "output", -1), (0, "input", 0)), "output[-1] of rank 0 does not exist"),
+        (Move((0, "outptu", 0), (0, "input", 0)), "names buffer 'outptu'. Use 'input', 'output', 'scratch'"),
+        (Move((0, "input", 0), (0, "input", 0)), "inputs are the caller's and only read"),
+        (Move((0, "output", 0), []), "at least one source"),
+        (Move((0, "output", 0), (0, "input")), "a source is (rank, buffer, chunk)"),
+        (Move((0.5, "output", 0), (0, "input", 0)), "a rank must be an integer"),
+        (Move((0, "output", 0), (0, "input", 0), count=-1), "count=-1"),
+        (Move((0, "output", 0), (0, "input", 0), by=4), "by names rank 4"),
+        (Move((np.arange(3), "output", 0), (np.arange(2), "input", 0)), "different shapes"),
+        ("output", "an algorithm yields Move(dsts, srcs)"),
+    ],
+)
+def test_moves_that_cannot_be(move, message):
+    def wrong(p):
+        yield move
+
+    expect(refused("broadcast", wrong), wrong, "yield", message)
+
+
+def test_no_output_off_the_root():
+    def writes(p):
+        yield Move((1, "output", 0), (1, "input", 0))
+
+    expect(refused("reduce", writes), writes, "yield", "that rank has no output", '"scratch"')
+
+
+def test_not_a_generator():
+    def returns(p):
+        return [Move((0, "output", 0), (0, "input", 0))]
+
+    assert "must `yield` Moves" in str(refused("broadcast", returns))
+
+
+def test_the_line_under_yield_from():
+    def inner(p):
+        yield Move((0, "output", 0), (0, "scratch", 0))
+
+    def outer(p):
+        yield from inner(p)
+
+    expect(refused("broadcast", outer), inner, "yield")
+
+
+# ---------------------------------------------------------------- what is asked for
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        (("all_reduce", 4, "rnig"), {}, "unknown algorithm 'rnig' for all_reduce. For 4 ranks there are: owner, one_shot"),
+        (("all_gather", 6, "recursive_doubling"), {}, "needs a power of two of ranks, and 6 is none. For 6 ranks there are:"),
+        (("allreduce", 4), {}, "unknown collective 'allreduce'. Use one of all_reduce, "),
+        (("all_reduce", 0), {}, "nranks=0 must be an integer, at least 1"),
+        (("all_reduce", 2.0), {}, "nranks=2.0 must be an integer"),
+        (("broadcast", 4), {"root": 4}, "root=4 must be a rank, an integer from 0 to 3"),
+        (("broadcast", 4), {"root": -1}, "root=-1"),
+        (("all_reduce", 4), {"root": 1}, "all_reduce has no root"),
+        (("all_reduce", 4), {"channels": 0}, "channels=0 must be an integer, at least 1"),
+        (("all_reduce", 4), {"channels": -2}, "channels=-2"),
+        (("all_reduce", 4, "ring"), {"chunks": 3}, "has its own number of chunks, 4"),
+        (("broadcast", 4, "pipelined_chain"), {"chunks": 0}, "chunks=0"),
+        (("all_reduce", 4, "ring"), {"levels": (2, 2)}, "has no levels"),
+        (("all_reduce", 4, "hierarchical"), {"levels": (3, 2)}, "whose product is the number of ranks, 4"),
+        (("permute", 4), {"pairs": [(0, 4)]}, "destination 4 in pairs is no rank"),
+        (("permute", 4), {"pairs": [(0, 1), (0, 2)]}, "a source stands twice"),
+        (("all_reduce", 4), {"pairs": [(0, 1)]}, "takes no pairs"),
+    ],
+)
+def test_bad_requests(arguments, options, message):
+    with pytest.raises(ScheduleError, match=re.escape(message)) as caught:
+        build(*arguments, **options)
+    assert isinstance(caught.value, ValueError)
+    assert caught.value.source is not None
+    assert caught.value.source.file == __file__
+
+
+def test_the_registry():
+    with pytest.raises(ScheduleError, match="unknown collective 'al_reduce' in @algorithm"):
+        algorithm("al_reduce")
+    with pytest.raises(ScheduleError, match="all_reduce has an algorithm named 'ring' already"):
+
+        @algorithm("all_reduce", name="ring")
+        def mine(p):
+            yield
+
+
+# ---------------------------------------------------------------- moves, chunks, streams
+
+
+def test_moves_are_read_one_by_one():
+    schedule = build("all_reduce", 3, "ring")
+    assert len(schedule.moves) == sum(1 for _ in schedule.moves) == 2 * 2 * 3
+    assert [str(m) for m in schedule.moves] == [str(schedule.moves[i]) for i in range(len(schedule.moves))]
+    assert schedule.moves[-1] == list(schedule.moves)[-1]
+    assert len(schedule.moves[2:5]) == 3
+    with pytest.raises(IndexError):
+        schedule.moves[12]
+    runs = build("all_gather", 7, "bruck")
+    assert all(m.count == 1 for m in runs.moves)
+    assert len(runs.moves) == 7 * 7
+
+
+@given(st.integers(0, 5000), st.integers(1, 70), st.sampled_from([1, 2, 4, 8, 16]))
+def test_chunks_cover_a_block_in_order(elements, parts, itemsize):
+    bounds = chunk_bounds(elements, parts, itemsize)
+    assert bounds[0] == 0
+    assert bounds[-1] == elements
+    assert len(bounds) == parts + 1
+    assert (np.diff(bounds) >= 0).all()
+    assert (bounds[1:-1] * itemsize % 64 == 0).all()
+    assert np.abs(bounds - np.arange(parts + 1) * elements / parts).max() <= 64 // itemsize
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_channels_touch_different_chunks(data):
+    kind, name = data.draw(st.sampled_from(EVERY))
+    p = data.draw(st.sampled_from([2, 4, 8]))
+    channels = data.draw(st.integers(2, 4))
+    pairs = [(0, 1)] if kind == "permute" else []
+    schedule = build(kind, p, name, channels=channels, pairs=pairs)
+    owner: dict[int, int] = {}
+    for batch in schedule.batches:
+        for place in (*batch.dst.ravel().tolist(), *batch.src.ravel().tolist()):
+            assert owner.setdefault(place, batch.channel) == batch.channel
+    assert set(owner.values()) == set(range(channels))
+
+
+def drop_wait(streams, w: int):
+    keep = np.arange(len(streams.wait_stream)) != w
+    ptr = np.concatenate([[0], np.cumsum(keep)])[streams.wait_ptr]
+    return dataclasses.replace(
+        streams, wait_ptr=ptr, wait_stream=streams.wait_stream[keep], wait_value=streams.wait_value[keep]
+    )
+
+
+@pytest.mark.parametrize(("kind", "name"), EVERY)
+def test_every_wait_is_needed(kind, name):
+    """The waits are transitively reduced: without any one of them the streams are refused."""
+    for p in (2, 4):
+        streams = build(kind, p, name).streams()
+        for w in range(len(streams.wait_stream)):
+            if kind == "barrier" and streams.opcode[np.searchsorted(streams.wait_ptr, w, side="right") - 1] == 2:
+                continue
+            with pytest.raises(ScheduleError, match=r"race in|deadlock in|is no "):
+                drop_wait(streams, w).verify()
+
+
+def test_a_wait_for_ever_and_a_circle_are_deadlocks():
+    streams = build("all_reduce", 4, "ring").streams()
+    value = streams.wait_value.copy()
+    value[0] = 9
+    with pytest.raises(ScheduleError, match=r"deadlock: rank 0, instruction 1: .* waits for count 9 of stream 3"):
+        dataclasses.replace(streams, wait_value=value).verify()
+    value[0] = 7
+    with pytest.raises(ScheduleError, match=r"deadlock in all_reduce among 4 ranks: \d instructions wait") as error:
+        dataclasses.replace(streams, wait_value=value).verify()
+    assert error.value.source is not None
+    assert "waits for rank 3, instruction 6" in str(error.value)
+
+
+def test_ring_streams_have_one_wait_for_each_instruction():
+    for p in (2, 5, 64, 256):
+        streams = build("all_reduce", p, "ring").streams()
+        assert len(streams) == p * 2 * (p - 1) + 2 * p
+        # Every move waits for the left neighbour, every leave for the right one; nothing waits for more.
+        assert len(streams.wait_stream) == p * 2 * (p - 1) + p
+
+
+def test_reprs_say_what_they_are():
+    schedule = build("all_reduce", 4, "ring", channels=2)
+    assert repr(schedule).startswith("<Schedule ring for all_reduce among 4 ranks: 6 rounds, 48 moves, 4 chunks per block, 2")
+    assert repr(schedule.prove()) == "<Proof of ring for all_reduce among 4 ranks: 32 output chunks, 16 partial results>"
+    assert "8 streams: " in repr(schedule.streams())
+    assert "waits for" in schedule.streams().text(0)
+    assert str(schedule.moves[0]).count(":=") == 1
+    assert len(repr(schedule.moves).splitlines()) == 11
