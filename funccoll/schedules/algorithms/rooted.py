@@ -53,7 +53,7 @@ def broadcast_scatter_allgather(p: int, root: int) -> Rounds:
     Source: Barnett, Gupta, Payne, Shuler, van de Geijn and Watts 1994; Thakur, Rabenseifner and Gropp 2005.
     """
     own = Move((root, "output", root), (root, "input", root))
-    yield from alongside([own], trees.scatter_along(trees.binomial(p, root), p, root, None))
+    yield from alongside([own], trees.scatter_along(trees.binomial(p, root), p, root, whole=True))
     yield from spread(circulant(p), everyone(p))
 
 
@@ -130,7 +130,7 @@ def reduce_scatter_allgather(p: int, root: int) -> Rounds:
     """
     yield from accumulate(circulant(p), everyone(p), "scratch")
     own = Move((root, "output", root), (root, "scratch" if p > 1 else "input", root))
-    yield from alongside([own], trees.gather_along(trees.binomial(p, root), p, root, None))
+    yield from alongside([own], trees.gather_along(trees.binomial(p, root), p, root, whole=True))
 
 
 @algorithm("reduce", name="pipelined_chain", chunks=8)
@@ -193,7 +193,7 @@ def gather_binomial(p: int, root: int) -> Rounds:
     Source: Chan, Heimlich, Purkayastha and van de Geijn 2007 ("minimum-spanning tree"); MPICH.
     """
     own = Move((root, "output", root), (root, "input", 0))
-    yield from alongside([own], trees.gather_along(trees.binomial(p, root), p, root, ("input", 0)))
+    yield from alongside([own], trees.gather_along(trees.binomial(p, root), p, root, whole=False))
 
 
 @algorithm("scatter", name="flat")
@@ -221,4 +221,4 @@ def scatter_binomial(p: int, root: int) -> Rounds:
     Source: Chan, Heimlich, Purkayastha and van de Geijn 2007 ("minimum-spanning tree"); MPICH.
     """
     own = Move((root, "output", 0), (root, "input", root))
-    yield from alongside([own], trees.scatter_along(trees.binomial(p, root), p, root, ("output", 0)))
+    yield from alongside([own], trees.scatter_along(trees.binomial(p, root), p, root, whole=False))

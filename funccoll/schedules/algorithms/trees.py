@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..moves import Move
 from .combinators import Rounds, log2_ceil, powers, split, wrapped
 
 __all__ = ["Edges", "binomial", "broadcast_along", "chain", "double_binary", "gather_along", "reduce_along", "scatter_along"]
@@ -136,30 +137,40 @@ def reduce_along(rounds: list[Edges], p: int, chunks: int, root: int | None) -> 
         summed[parent, chunk] = True
 
 
-def scatter_along(rounds: list[Edges], p: int, root: int, to: tuple[str, int] | None) -> Rounds:
-    """Each child gets the blocks of its subtree: its own at the place `to`, the others in scratch.
+def scatter_along(rounds: list[Edges], p: int, root: int, whole: bool) -> Rounds:
+    """Each child gets the blocks of its subtree, block b in chunk b of scratch, and at last its own in output[0].
 
-    With no `to` (the blocks are those of one buffer), block b goes to chunk b of outputs.
+    A child without children gets its block there at once. With `whole`, block b belongs in chunk b of the outputs.
     """
-    through = "scratch" if to else "output"
-    for child, parent, _, size in rounds:
+    through = "output" if whole else "scratch"
+    for left, (child, parent, _, size) in zip(reversed(range(len(rounds))), rounds):
         frm = np.where(parent == root, "input", through)
-        if to:
-            own, rest = split((child, *to), [(parent, frm, child)]), wrapped((child + 1) % p, size - 1, p)
-        else:
-            own, rest = [], wrapped(child, size, p)
-        yield own + [move for at, n in rest for move in split((child, through, at), [(parent, frm, at)], n)]
+        leaf = (size == 1) & (not whole)
+        step = []
+        for at, n in wrapped(child, size, p):
+            to = (child, np.where(leaf, "output", through), np.where(leaf, 0, at))
+            step += split(to, [(parent, frm, at)], n)
+        # In the last round every rank with children serves one: they are its parents.
+        inner = parent[parent != root]
+        if len(inner) and not left and not whole:
+            step.append(Move((inner, "output", 0), (inner, "scratch", inner)))
+        yield step
 
 
-def gather_along(rounds: list[Edges], p: int, root: int, own: tuple[str, int] | None) -> Rounds:
+def gather_along(rounds: list[Edges], p: int, root: int, whole: bool) -> Rounds:
     """The transpose of a scatter: each parent gets the blocks of the child's subtree, the root in its output.
 
-    The child's own block is at its place `own`; with none it is in scratch, at its number, as the others are.
+    A rank's own block is in input[0], from where ranks with children copy it to the others in scratch. With `whole`,
+    the block of rank r is in chunk r of its scratch at the beginning.
     """
-    for child, parent, _, size in reversed(rounds):
+    for number, (child, parent, _, size) in enumerate(reversed(rounds)):
         to = np.where(parent == root, "output", "scratch")
-        if own:
-            first, rest = split((parent, to, child), [(child, *own)]), wrapped((child + 1) % p, size - 1, p)
-        else:
-            first, rest = [], wrapped(child, size, p)
-        yield first + [move for at, n in rest for move in split((parent, to, at), [(child, "scratch", at)], n)]
+        leaf = (size == 1) & (not whole)
+        step = []
+        for at, n in wrapped(child, size, p):
+            frm = (child, np.where(leaf, "input", "scratch"), np.where(leaf, 0, at))
+            step += split((parent, to, at), [frm], n)
+        inner = parent[parent != root]
+        if len(inner) and not number and not whole:
+            step.append(Move((inner, "scratch", inner), (inner, "input", 0)))
+        yield step
