@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, NoReturn
 
-from . import errors, nn, random, tree
+from . import errors, nn, random, schedules, tree
 from ._version import __version__
 from .arrays import Array
 from .autodiff import grad, value_and_grad, vjp
@@ -44,7 +44,7 @@ __all__ = [
     "all_gather", "all_reduce", "all_to_all", "axis_index", "axis_size", "barrier", "broadcast", "gather",
     "own_slice", "permute", "pvary", "reduce", "reduce_scatter", "scatter",
     # modules and errors
-    "nn", "random", "tree", "errors", "FunccollError", "PlannedError", "PlannedNameError",
+    "nn", "random", "schedules", "tree", "errors", "FunccollError", "PlannedError", "PlannedNameError",
     "__version__",
 ]  # fmt: skip
 
@@ -56,7 +56,6 @@ _PLANNED = {
     "init": ("joining a job of several processes", _ONE_PROCESS),
     "finalize": ("leaving a job of several processes", _ONE_PROCESS),
     "distributed": ("torch.distributed's surface", "use the collectives inside fc.jit"),
-    "schedules": ("communication schedules with proofs, costs and simulation", "leave algorithm=None"),
     "redistribute": ("changing an Array's sharding by collectives", "use fc.device_put(array, mesh, P(...))"),
     "optim": ("optimisers", "write the update with fc.tree.map, as notebooks/digits.py does"),
     "cond": ("control flow", _UNROLL),

@@ -2,8 +2,13 @@
 
 Common to all: `x` is an array (one device's shard) or a pytree of arrays, which is one logical operation;
 `axis` is a mesh axis or a tuple of them (the first is outermost); they work only inside a function traced
-over a mesh. Every device gets bitwise the same result wherever the result does not vary. `algorithm` will
-name a schedule; None lets the compiler choose.
+over a mesh. Every device gets bitwise the same result wherever the result does not vary.
+
+`algorithm` names the schedule of what communicates, such as "ring" (`fc.schedules.algorithms("all_reduce", p)` lists
+them); None lets the compiler choose. It decides the order in which a reduction combines, so it is part of the program;
+the compiler's own choice on one host keeps the left fold in axis order. Over several axes "hierarchical" takes the
+first one for hosts. An algorithm that does not exist, or cannot do p devices, is a ScheduleError when the function has
+been traced.
 """
 
 from __future__ import annotations
@@ -16,7 +21,7 @@ from typing import Any
 import numpy as np
 import optree
 
-from .errors import MeshError, PlannedError, ShapeError, TraceError, UnsupportedError
+from .errors import MeshError, ScheduleError, ShapeError, TraceError, UnsupportedError
 from .ir import Primitive, bind, current_interpreter
 from .mesh import normalize_axes
 from .ops.registry import as_traceable
@@ -76,15 +81,21 @@ def _check_array(name: str, leaf: Any) -> None:
 
 
 def _communicate(primitive: Primitive, x: Any, axes: tuple[str, ...], algorithm: str | None, **params: Any) -> Any:
-    if algorithm is not None:
-        raise PlannedError(
-            f"{primitive.name}(algorithm={algorithm!r}): choosing a schedule is planned, not in this version; leave "
-            "algorithm=None."
-        )
+    algorithm = _algorithm(primitive.name, algorithm)
     leaves, rebuild = _leaves(primitive.name, x)
     if not leaves:
         return x
-    return rebuild(bind(primitive, *leaves, axes=axes, size=_size(axes), **params))
+    return rebuild(bind(primitive, *leaves, axes=axes, size=_size(axes), algorithm=algorithm, **params))
+
+
+def _algorithm(name: str, algorithm: str | None) -> str | None:
+    """Refuses what is no name; `stages` knows which names there are, when the function has been traced."""
+    if algorithm is not None and not isinstance(algorithm, str):
+        raise ScheduleError(
+            f"{name}: algorithm={algorithm!r:.60} must be the name of an algorithm, such as \"ring\", or None for the "
+            f"compiler's choice. fc.schedules.algorithms({name!r}) lists the names."
+        )
+    return algorithm
 
 
 def _dim(name: str, x: Any, dim: int, extra: int = 0, what: str = "dim") -> int:
@@ -120,13 +131,14 @@ def all_reduce(x: Any, axis: Axes, *, op: str = "sum", algorithm: str | None = N
     """Combine `x` over all devices along `axis`; every device gets the result.
 
     Args: `x` is an array or a pytree of them, `axis` a mesh axis or a tuple of axes, as in every collective; op is
-    sum, mean, max, min, prod, and, or, xor. `algorithm` is planned: leave it None.
-    Returns the shape of `x`, no longer varying over `axis`. The order is the left fold in axis order. In max and min
+    sum, mean, max, min, prod, and, or, xor; `algorithm` is the schedule's name, or None.
+    Returns the shape of `x`, no longer varying over `axis`. The order of combination is the algorithm's, by default the
+    left fold in axis order; float16 and bfloat16 are combined in float32 and rounded once per combine. In max and min
     NaN wins and -0 < +0.
     Gradient: sum gives the cotangent to every device, mean that divided by p; max and min give it to the winners,
     shared equally in a tie; prod gives the product of the others, right with zeros.
     Raises: VaryingError when `x` does not vary over `axis`; DTypeError for an op the dtype lacks; MeshError for an
-    unknown axis, and outside a traced function with a mesh.
+    unknown axis, and outside a traced function with a mesh; ScheduleError for an algorithm that does not exist.
     """
     axes = mesh_axes("all_reduce", axis)
     return _communicate(c.all_reduce_p, x, axes, algorithm, op=_op("all_reduce", op))
@@ -219,9 +231,10 @@ def scatter(x: Any, axis: Axes, *, root: int = 0, dim: int = 0, algorithm: str |
     return _communicate(c.scatter_p, x, axes, algorithm, root=_root("scatter", root, axes), dim=dim)
 
 
-def barrier(axis: Axes) -> None:
+def barrier(axis: Axes, *, algorithm: str | None = None) -> None:
     """No device along `axis` goes on before all are here; no collective crosses it."""
-    bind(c.barrier_p, axes=mesh_axes("barrier", axis))
+    axes = mesh_axes("barrier", axis)
+    bind(c.barrier_p, axes=axes, size=_size(axes), algorithm=_algorithm("barrier", algorithm))
 
 
 def own_slice(x: Any, axis: Axes, *, dim: int = 0) -> Any:

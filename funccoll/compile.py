@@ -21,6 +21,7 @@ from .ir import Traced, current_interpreter
 from .mesh import Mesh, Sharding
 from .ops.elementwise import scalar_type
 from .primitives.collective import pvary
+from .scheduling import check_algorithms
 from .stages import Compiled, Lowered, Signature, TracedFunction
 from .tracer import check_alive
 from .tracing import flatten_outputs, stage, value_type
@@ -85,7 +86,8 @@ class Jitted(Generic[Params, R]):
         compiled = self._cache.get(key)
         if compiled is None:
             compiled = self._cache[key] = self._trace(dynamic, static, treedef, types).lower().compile()
-            logger.debug("compiled %s: %s", self._name, compiled.fingerprint[:12])
+            if logger.isEnabledFor(logging.DEBUG):  # a fingerprint reads every move of every schedule
+                logger.debug("compiled %s: %s", self._name, compiled.fingerprint[:12])
         if not kwargs and not static and all(type(a) in (Array, np.ndarray) for a in args):
             fast_key = tuple(a.layout if type(a) is Array else (a.shape, a.dtype) for a in args)
             self._fast[fast_key] = compiled.execute_ready if compiled.takes_as_they_are(args) else compiled.execute
@@ -162,6 +164,7 @@ class Jitted(Generic[Params, R]):
         program, captured = stage(
             flat, [x.type for x in layouts], weak=weak, axis_sizes=self.mesh.shape, label=self._name
         )
+        check_algorithms(program)
         for value in captured:
             if isinstance(value, Traced):
                 raise TraceError(

@@ -18,7 +18,7 @@ __all__ = ["CollectiveRow", "CollectiveTable", "cost_analysis"]
 
 @dataclass(frozen=True)
 class CollectiveRow:
-    """One collective of a program. `nbytes` is what one device contributes."""
+    """One collective of a program. `nbytes` is what one device contributes, `schedule` the algorithm's name ("": open)."""
 
     kind: str
     op: str
@@ -27,13 +27,14 @@ class CollectiveRow:
     operands: int
     dtype: str
     nbytes: int
+    schedule: str
     source: Source | None
 
 
 class CollectiveTable:
     """The collectives of a program: `.rows`, printed as text or HTML."""
 
-    HEAD = ("collective", "axes", "devices", "arrays", "dtype", "bytes/device", "from")
+    HEAD = ("collective", "axes", "devices", "arrays", "dtype", "bytes/device", "schedule", "from")
 
     def __init__(self, program: Program):
         self.rows = [_row(e, program) for e in program.collectives()]
@@ -43,7 +44,7 @@ class CollectiveTable:
         return [
             (
                 f"{r.kind} {r.op}".strip(), ",".join(r.axes), str(r.size), str(r.operands), r.dtype, f"{r.nbytes:,}",
-                str(r.source or ""),
+                r.schedule, str(r.source or ""),
             )
             for r in self.rows
         ]  # fmt: skip
@@ -76,7 +77,7 @@ def _row(eqn: Equation, program: Program) -> CollectiveRow:
     size = math.prod(program.axis_sizes[a] for a in axes)
     return CollectiveRow(
         eqn.primitive.name, eqn.params.get("op", ""), axes, size, len(eqn.inputs), ",".join(dtypes),
-        sum(a.type.nbytes for a in eqn.inputs), eqn.source,
+        sum(a.type.nbytes for a in eqn.inputs), eqn.params["algorithm"] or "", eqn.source,
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,14 @@ import optree
 
 from .arguments import path_name
 from .arrays import Array, Layout, to_numpy
-from .errors import PytreeError, ShapeError
-from .ir import Program
+from .errors import PytreeError, ShapeError, user_frames
+from .ir import Equation, Program
 from .mesh import Mesh
 from .passes import plan_buffers, run_passes
 from .report import CollectiveTable, cost_analysis
 from .runtime.local import compile_local
+from .schedules.schedule import Schedule
+from .scheduling import Schedules, choose, digest, schedules_of
 from .types import check_dtype
 
 __all__ = ["Compiled", "Lowered", "Signature", "TracedFunction"]
@@ -41,8 +44,8 @@ class Signature:
 class _Stage:
     """What all stages have in common."""
 
-    def __init__(self, program: Program, signature: Signature):
-        self.program, self.signature = program, signature
+    def __init__(self, program: Program, signature: Signature, schedules: Schedules = MappingProxyType({})):
+        self.program, self.signature, self._schedules = program, signature, schedules
 
     @property
     def mesh(self) -> Mesh:
@@ -51,10 +54,16 @@ class _Stage:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """sha256 of program, mesh and specs: equal on every machine for equal programs."""
+        """sha256 of program, mesh, specs and the schedules' moves: equal on every machine for equal programs."""
         layouts = (*self.signature.in_layouts, *self.signature.out_layouts)
         specs = ";".join(repr(layout.sharding.spec) for layout in layouts)
-        return hashlib.sha256(f"{self.program.fingerprint}|{specs}".encode()).hexdigest()
+        moves = ";".join(map(digest, self._schedules.values()))
+        return hashlib.sha256(f"{self.program.fingerprint}|{specs}|{moves}".encode()).hexdigest()
+
+    @property
+    def schedules(self) -> list[tuple[Equation, Schedule]]:
+        """The collectives in program order, barriers included, each with its proved schedule; none before `lower()`."""
+        return list(self._schedules.items())
 
     def as_text(self) -> str:
         """The program, printed like a jaxpr."""
@@ -82,11 +91,16 @@ class TracedFunction(_Stage):
     """A function as a typed program, as it was written."""
 
     def lower(self) -> Lowered:
-        """Run the passes."""
+        """Run the passes, and prove the schedule of every collective.
+
+        Raises ScheduleError, before anything runs, for an algorithm of yours that is wrong.
+        """
         check = os.environ.get("FUNCCOLL_CHECK") == "1"
         if check:
             self.program.check()
-        return Lowered(run_passes(self.program, check), self.signature)
+        with user_frames():
+            program = run_passes(self.program, choose, check)
+            return Lowered(program, self.signature, schedules_of(program))
 
 
 class Lowered(_Stage):
@@ -94,15 +108,15 @@ class Lowered(_Stage):
 
     def compile(self) -> Compiled:
         """Make it executable on this process's devices."""
-        return Compiled(self.program, self.signature)
+        return Compiled(self.program, self.signature, self._schedules)
 
 
 class Compiled(_Stage):
     """An executable program: call it with arguments of the types it was compiled for."""
 
-    def __init__(self, program: Program, signature: Signature):
-        super().__init__(program, signature)
-        self._run = compile_local(program, signature.mesh, plan_buffers(program))
+    def __init__(self, program: Program, signature: Signature, schedules: Schedules):
+        super().__init__(program, signature, schedules)
+        self._run = compile_local(program, signature.mesh, plan_buffers(program), schedules)
         self._single = signature.out_tree.is_leaf()
         self._layouts = signature.in_layouts
         self._donates = any(signature.donated)

@@ -134,19 +134,21 @@ def accuracy(mesh, params, data):
 
 
 def collectives_table(mesh, data):
-    """What one step communicates, read from its compiled program."""
+    """What one step communicates, and by which schedules, read from its compiled program."""
     params = initial_params()
     lowered = make_step(mesh).lower(params, params, *next(minibatches(data, 0)))
     title = "The collectives of one step; bytes are what one device contributes"
-    table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("collective", no_wrap=True)
     table.add_column("over")
-    for number in ("devices", "arrays", "bytes"):
+    for number in ("arrays", "bytes"):
         table.add_column(number, justify="right")
+    table.add_column("schedule", no_wrap=True)
     table.add_column("from", no_wrap=True)
     for row in lowered.collectives().rows:
-        counts = (str(row.size), str(row.operands), f"{row.nbytes:,}")
-        table.add_row(f"{row.kind} {row.op}", ", ".join(row.axes), *counts, str(row.source))
+        over = f"{', '.join(row.axes)} ({row.size})"
+        counts = (str(row.operands), f"{row.nbytes:,}")
+        table.add_row(f"{row.kind} {row.op}", over, *counts, row.schedule, str(row.source))
     return table
 
 

@@ -17,7 +17,7 @@ from spmd import MESHES, ON_MESHES, bits, expected, group_of, per_device, size
 
 import funccoll as fc
 from funccoll import P
-from funccoll.errors import DTypeError, MeshError, PlannedError, ShapeError, UnsupportedError, VaryingError
+from funccoll.errors import DTypeError, MeshError, ScheduleError, ShapeError, UnsupportedError, VaryingError
 
 BF16 = fc.bfloat16
 INTEGERS = [np.dtype(f"{u}int{b}") for u in ("", "u") for b in (8, 16, 32, 64)]
@@ -61,27 +61,17 @@ def combine(op: str) -> Callable[[Any, Any], Any]:
         best = np.where(first, a, np.where(second, b, tie))
         return np.where(np.isnan(a) | np.isnan(b), np.asarray(np.nan, a.dtype), best)
 
-    def half(a: Any, b: Any) -> Any:  # in float32, one rounding
-        a32, b32 = a.astype(np.float32), b.astype(np.float32)
-        return (a32 * b32 if op == "prod" else a32 + b32).astype(a.dtype)
-
-    def plain(a: Any, b: Any) -> Any:
-        if op in ("sum", "mean", "prod") and a.dtype in HALVES:
-            return half(a, b)
-        table = {"sum": np.add, "mean": np.add, "prod": np.multiply, "and": np.bitwise_and, "or": np.bitwise_or}
-        return table.get(op, np.bitwise_xor)(a, b)
-
-    return extremum if op in ("max", "min") else plain
+    table = {"sum": np.add, "mean": np.add, "prod": np.multiply, "and": np.bitwise_and, "or": np.bitwise_or}
+    return extremum if op in ("max", "min") else table.get(op, np.bitwise_xor)
 
 
 def left_fold(op: str, xs: list[Any]) -> Any:
+    dtype = xs[0].dtype
+    if dtype in HALVES and op in ("sum", "mean", "prod"):  # in float32, rounded once
+        xs = [x.astype(np.float32) for x in xs]
     with np.errstate(all="ignore"):
         total = reduce(combine(op), xs)
-        if op != "mean":
-            return total
-        if total.dtype in HALVES:
-            return (total.astype(np.float32) / np.float32(len(xs))).astype(total.dtype)
-        return total / total.dtype.type(len(xs))
+        return (total / total.dtype.type(len(xs)) if op == "mean" else total).astype(dtype)
 
 
 def block(x: Any, dim: int, i: int, p: int) -> Any:
@@ -298,7 +288,8 @@ def test_barrier_keeps_its_place(line):
 
 
 REFUSED = {
-    "algorithm": (lambda x: fc.all_reduce(x, "data", algorithm="ring"), PlannedError, "planned"),
+    "algorithm": (lambda x: fc.all_reduce(x, "data", algorithm="rnig"), ScheduleError, "For 4 ranks there are: "),
+    "no algorithm": (lambda x: fc.gather(x, "data", algorithm=True), ScheduleError, "gather: algorithm=True must be the name"),
     "axis": (lambda x: fc.all_reduce(x, "rows"), MeshError, "data"),
     "twice": (lambda x: fc.all_reduce(x, ("data", "data")), MeshError, "twice"),
     "no axis": (lambda x: fc.all_reduce(x, ()), MeshError, "no axis"),

@@ -209,8 +209,6 @@ def test_ops_that_a_dtype_lacks():
 
 
 def test_planned_features_say_one_clear_sentence():
-    ring = lambda: run(lambda x: fc.all_reduce(x, "data", algorithm="ring"))
-    wrong(PlannedError, ring, "all_reduce", "algorithm='ring'", "planned")
     wrong(PlannedError, lambda: fc.data_parallel(lambda p, b: 0.0, comm_hook=print), "comm_hook", "planned")
     with pytest.raises(NotImplementedError):
         fc.data_parallel(lambda p, b: 0.0, comm_hook=print)

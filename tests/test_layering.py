@@ -20,7 +20,8 @@ ROOT = Path(funccoll.__file__).parent
 ORDER = (
     ("_version",), ("errors",), ("mesh",), ("types",), ("ir",), ("primitives",), ("ops",), ("tracer",), ("tracing",),
     ("collectives",), ("autodiff",), ("custom_rules",), ("control", "nn", "random"), ("passes",), ("schedules",),
-    ("kernels",), ("arrays",), ("placement",), ("runtime",), ("report",), ("arguments",), ("stages",), ("compile",),
+    ("scheduling",), ("kernels",), ("arrays",), ("placement",), ("runtime",), ("report",), ("arguments",), ("stages",),
+    ("compile",),
     ("parallel", "optim"), ("torch", "jax", "distributed"), ("cli",),
 )  # fmt: skip
 """A module imports only from lines above its own; within a package, and within one line, as it likes."""

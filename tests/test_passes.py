@@ -17,6 +17,7 @@ from funccoll.passes.combine import COMBINE_BYTES, combine
 from funccoll.primitives import collective as c
 from funccoll.primitives.elementwise import UFUNCS
 from funccoll.runtime.local import compile_local
+from funccoll.scheduling import choose
 from funccoll.types import ArrayType
 
 MESH = fc.make_mesh({"data": 4, "model": 2})
@@ -34,7 +35,7 @@ def names(program):
 
 def run_program(program, *values, mesh=MESH):
     """A program on per-copy inputs without any pass or buffer reuse: the plain definition."""
-    return compile_local(program, mesh, plan_buffers(program.replace(equations=())))(*values)
+    return compile_local(program, mesh, plan_buffers(program.replace(equations=())), {})(*values)
 
 
 # ------------------------------------------------------------------ dead code, common subexpressions
@@ -223,11 +224,11 @@ def collective_programs(draw):
         out = Var(varying)
         if draw(st.booleans()):
             reduced = Var(plain)
-            params = {"axes": ("data",), "op": draw(st.sampled_from(["sum", "max"])), "size": 4}
+            params = {"axes": ("data",), "op": draw(st.sampled_from(["sum", "max"])), "size": 4, "algorithm": None}
             equations.append(Equation(c.all_reduce_p, (a,), (reduced,), params, None))
             equations.append(Equation(c.pvary_p, (reduced,), (out,), {"axes": ("data",)}, None))
         elif draw(st.integers(0, 9)) == 0:
-            equations.append(Equation(c.barrier_p, (), (), {"axes": ("data",)}, None))
+            equations.append(Equation(c.barrier_p, (), (), {"axes": ("data",), "size": 4, "algorithm": None}, None))
             continue
         else:
             equations.append(Equation(UFUNCS[np.add], (a, b), (out,), {}, None))
@@ -246,7 +247,7 @@ def test_every_pass_keeps_the_bits_and_the_types(program, limit):
         result = run_program(program, *inputs)
         for a, b in zip(expected, result, strict=True):
             assert [x.tobytes() for x in a] == [x.tobytes() for x in b]
-    reused = compile_local(program, MESH, plan_buffers(program))(*inputs)
+    reused = compile_local(program, MESH, plan_buffers(program), {})(*inputs)
     for a, b in zip(expected, reused, strict=True):
         assert [x.tobytes() for x in a] == [x.tobytes() for x in b]
 
@@ -363,7 +364,7 @@ def test_copies_of_a_program_mean_the_same():
     program = programs(lambda x: fc.all_reduce(np.sum(x[:, :2] @ np.ones(2)) + 1.0, "data"), X, out_specs=P())[0]
     for again in (copy.deepcopy(program), pickle.loads(pickle.dumps(program))):
         assert again.check().fingerprint == program.fingerprint
-        assert run_passes(again).fingerprint == run_passes(program).fingerprint
+        assert run_passes(again, choose).fingerprint == run_passes(program, choose).fingerprint
 
 
 def test_check_refuses_broken_programs():
@@ -388,4 +389,4 @@ def test_run_passes_checks_after_each(monkeypatch):
     program, _ = programs(lambda x: np.tanh(x), X)
     monkeypatch.setattr(passes, "PASSES", (lambda p: p.replace(equations=()),))
     with pytest.raises(fc.FunccollError):
-        run_passes(program, check=True)
+        run_passes(program, choose, check=True)

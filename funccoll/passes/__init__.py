@@ -11,16 +11,17 @@ from .combine import combine
 from .common import common_subexpressions
 from .dead_code import dead_code
 from .inline import inline
+from .schedule import Choose, schedule
 
 __all__ = ["PASSES", "Buffers", "plan_buffers", "run_passes"]
 
 PASSES: tuple[Callable[[Program], Program], ...] = (inline, dead_code, common_subexpressions, algebra, combine)
-"""The pipeline; `plan_buffers` then says where values live."""
+"""The pipeline; `schedule` comes last, with a choice that is handed down. `plan_buffers` then says where values live."""
 
 
-def run_passes(program: Program, check: bool = False) -> Program:
-    """Run all passes; with `check`, re-derive every type after each."""
-    for rewrite in PASSES:
+def run_passes(program: Program, choose: Choose, check: bool = False) -> Program:
+    """Run all passes; `choose` names the algorithm of a collective. With `check`, re-derive every type after each."""
+    for rewrite in (*PASSES, lambda p: schedule(p, choose)):
         program = rewrite(program)
         if check:
             program.check()

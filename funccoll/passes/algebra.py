@@ -3,6 +3,9 @@
 own_slice(all_reduce(x)) = reduce_scatter(x);  all_gather(reduce_scatter(x)) = all_reduce(x);
 all_gather and own_slice undo each other;  all_to_all and its reverse cancel;  permutes compose;
 broadcast(pvary(x)) = x.
+
+A collective that becomes one of another kind has the compiler's choice of algorithm. One whose algorithm the user
+forces keeps its kind; what moves nothing in the end may go all the same.
 """
 
 from __future__ import annotations
@@ -26,15 +29,20 @@ def _same(outer: dict, inner: dict, *names: str) -> bool:
     return all(outer[n] == inner[n] for n in ("axes", *names))
 
 
+def _free(*collectives: dict) -> bool:
+    """Whether the user forces no algorithm on them."""
+    return all(params["algorithm"] is None for params in collectives)
+
+
 def _slice_of_reduce(outer: dict, inner: dict, x: Atom, once: bool) -> Any:
-    if once and not outer["stack"] and _same(outer, inner):
-        return c.reduce_scatter_p, {k: outer[k] for k in ("axes", "dim", "size")} | {"op": inner["op"]}
+    if once and not outer["stack"] and _same(outer, inner) and _free(inner):
+        return c.reduce_scatter_p, {k: outer[k] for k in ("axes", "dim", "size")} | {"op": inner["op"], "algorithm": None}
     return None
 
 
 def _gather_of_scattered(outer: dict, inner: dict, x: Atom, once: bool) -> Any:
-    if once and not outer["stack"] and _same(outer, inner, "dim"):
-        return c.all_reduce_p, {k: inner[k] for k in ("axes", "op", "size")}
+    if once and not outer["stack"] and _same(outer, inner, "dim") and _free(outer, inner):
+        return c.all_reduce_p, {k: inner[k] for k in ("axes", "op", "size", "algorithm")}
     return None
 
 
@@ -48,11 +56,11 @@ def _exchange_back(outer: dict, inner: dict, x: Atom, once: bool) -> Any:
 
 
 def _compose(outer: dict, inner: dict, x: Atom, once: bool) -> Any:
-    if not once or not _same(outer, inner):
+    if not once or not _same(outer, inner, "algorithm"):
         return None
     step = dict(outer["pairs"])
     pairs = tuple((s, step[d]) for s, d in inner["pairs"] if d in step)
-    return c.permute_p, {"axes": outer["axes"], "size": outer["size"], "pairs": pairs}
+    return c.permute_p, {**outer, "pairs": pairs}
 
 
 def _copies(outer: dict, inner: dict, x: Atom, once: bool) -> Any:

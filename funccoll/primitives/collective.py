@@ -1,9 +1,10 @@
 """The collectives: how each changes a type, what each device gets, and how each transposes.
 
 Every collective takes k operands as one logical operation. `axes` are mesh axes, `size` the number p of
-devices along them. A reference takes the shards of one group of devices in axis order (first axis
-outermost) and returns the shards of its outputs: p of them, or one when the output does not vary over
-`axes`. The combination order of a reduction is the left fold in that order.
+devices along them, `algorithm` the schedule's name (None until the compiler chooses). A reference takes the
+shards of one group of devices in axis order (first axis outermost) and returns the shards of its outputs: p of
+them, or one when the output does not vary over `axes`. It combines as a left fold in that order, which is one of
+the orders that schedules have.
 """
 
 from __future__ import annotations
@@ -55,17 +56,25 @@ OPS: dict[str, Callable[..., Any]] = {
 }
 """Reduction name -> the binary combine."""
 
+_ROUNDING = ("sum", "mean", "prod")
+"""The reductions whose results are rounded, in 16-bit floats as well; the others choose or count bits."""
+
 _BLOCK = 1 << 16
 """Elements combined at a time: a block of the accumulator stays in the second-level cache."""
 
 
-def fold(shards: Shards, op: str) -> Any:
-    """Left fold of `op` over shards of one shape, a new array; "mean" divides by their number at the end."""
+def fold(shards: Shards, op: str, count: int = 0) -> Any:
+    """Left fold of `op` over shards of one shape, a new array; "mean" divides by `count` (0: their number) at the end.
+
+    This is one combine: float16 and bfloat16 are added and multiplied in float32, and rounded once.
+    """
     combine = OPS[op]
     first = shards[0]
     if len(shards) == 1:
         # Even alone, max and min give the one canonical NaN: the bits do not depend on the number of devices.
         total = np.array(combine(first, first) if op in ("max", "min") else first)
+    elif first.dtype.itemsize == 2 and op in _ROUNDING and is_inexact(first.dtype):
+        return _fold_halves(shards, op, count)
     elif first.size <= _BLOCK or not isinstance(combine, np.ufunc) or not all(s.flags.c_contiguous for s in shards):
         total = combine(first, shards[1])
         in_place = isinstance(combine, np.ufunc) and first.ndim
@@ -80,7 +89,23 @@ def fold(shards: Shards, op: str) -> Any:
             for shard in flats[2:]:
                 combine(out, shard[part], out=out)
     if op == "mean":
-        total = total / np.asarray(len(shards), first.dtype)
+        total = total / np.asarray(count or len(shards), first.dtype)
+    return total
+
+
+def _fold_halves(shards: Shards, op: str, count: int) -> np.ndarray:
+    """`fold` of float16 or bfloat16: accumulated in float32, rounded at the end."""
+    first, combine = shards[0], OPS[op]
+    total = np.empty(first.shape, first.dtype)
+    flat, flats = total.reshape(-1), [s.reshape(-1) for s in shards]
+    for start in range(0, flat.size, _BLOCK):
+        part = slice(start, start + _BLOCK)
+        wide = flats[0][part].astype(np.float32)
+        for shard in flats[1:]:
+            combine(wide, shard[part].astype(np.float32), out=wide)
+        if op == "mean":
+            wide /= np.float32(count or len(shards))
+        flat[part] = wide
     return total
 
 
@@ -126,7 +151,7 @@ def _check_op(name: str, x: ArrayType, op: str) -> None:
 
 
 def _rule(name: str, one: Callable[..., ArrayType]) -> Callable[..., list[ArrayType]]:
-    def infer(*xs: ArrayType, axes: tuple[str, ...], **params: Any) -> list[ArrayType]:
+    def infer(*xs: ArrayType, axes: tuple[str, ...], algorithm: str | None, **params: Any) -> list[ArrayType]:
         for x in xs:
             _require_varying(name, x, axes)
         return [one(x, axes=axes, **params) for x in xs]
@@ -266,6 +291,11 @@ def _together(cts: Sequence[Any], transpose: Callable[[list[Any]], Sequence[Any]
     return out
 
 
+def _communicate(primitive: Primitive, *values: Any, **params: Any) -> Any:
+    """Bind another collective than the user's: its schedule is the compiler's choice, whatever the user's own is."""
+    return bind(primitive, *values, **(params | {"algorithm": None}))
+
+
 def axis_size(axes: Sequence[str]) -> int:
     """The number of devices along `axes` in the current mesh."""
     return math.prod(current_interpreter().axis_sizes[a] for a in axes)
@@ -277,7 +307,7 @@ def pvary(x: Any, axes: Sequence[str]) -> Any:
 
 
 def _pvary_vjp(cts: Sequence[Any], inputs: Any, outs: Any, *, axes: tuple[str, ...]) -> list[Any]:
-    return [lambda: bind(all_reduce_p, cts[0], axes=axes, op="sum", size=axis_size(axes))[0]]
+    return [lambda: _communicate(all_reduce_p, cts[0], axes=axes, op="sum", size=axis_size(axes))[0]]
 
 
 def _spread(cts: Sequence[Any], axes: Sequence[str], op: str, size: int) -> list[Any]:
@@ -288,17 +318,19 @@ def _spread(cts: Sequence[Any], axes: Sequence[str], op: str, size: int) -> list
 
 def _extremum_ct(ct: Any, x: Any, out: Any, axes: tuple[str, ...], size: int) -> Any:
     hit = ((x == out) | (np.isnan(x) & np.isnan(out))).astype(x.dtype)
-    (count,) = bind(all_reduce_p, hit, axes=axes, op="sum", size=size)
+    (count,) = _communicate(all_reduce_p, hit, axes=axes, op="sum", size=size)
     return ct * hit / count
 
 
 def _product_ct(ct: Any, x: Any, out: Any, axes: tuple[str, ...], size: int) -> Any:
-    (everyone,) = bind(all_gather_p, x, axes=axes, dim=0, stack=True, size=size)
+    (everyone,) = _communicate(all_gather_p, x, axes=axes, dim=0, stack=True, size=size)
     others = product_of_others(everyone, 0)
     return ct * bind(own_slice_p, others, axes=axes, dim=0, stack=True, size=size)
 
 
-def _all_reduce_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *, axes, op, size) -> list[Any]:
+def _all_reduce_vjp(
+    cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *, axes, op, size, **_: Any
+) -> list[Any]:
     if op in ("sum", "mean"):
         return _spread(cts, axes, op, size)
     pull = _product_ct if op == "prod" else _extremum_ct
@@ -308,43 +340,46 @@ def _all_reduce_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[An
     ]
 
 
-def _reduce_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *, axes, root, op, size) -> list[Any]:
+def _reduce_vjp(
+    cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *, axes, root, op, size, **_: Any
+) -> list[Any]:
     def spread(values: list[Any]) -> list[Any]:
-        return bind(broadcast_p, *values, axes=axes, root=root, size=size)
+        return _communicate(broadcast_p, *values, axes=axes, root=root, size=size)
 
     results = outs if op in ("sum", "mean") else spread(list(outs))
     return _all_reduce_vjp(_together(cts, spread), inputs, results, axes=axes, op=op, size=size)
 
 
-def _all_gather_vjp(cts: Sequence[Any], inputs: Any, outs: Any, **params: Any) -> list[Any]:
+def _all_gather_vjp(cts: Sequence[Any], inputs: Any, outs: Any, *, algorithm: Any, **params: Any) -> list[Any]:
     return [None if ct is None else bind(own_slice_p, ct, **params) for ct in cts]
 
 
 def _own_slice_vjp(cts: Sequence[Any], inputs: Any, outs: Any, **params: Any) -> list[Any]:
-    return [lambda: bind(all_gather_p, cts[0], **params)[0]]
+    return [lambda: _communicate(all_gather_p, cts[0], **params)[0]]
 
 
-def _reduce_scatter_vjp(cts: Sequence[Any], inputs: Any, outs: Any, *, axes, dim, op, size) -> list[Any]:
+def _reduce_scatter_vjp(cts: Sequence[Any], inputs: Any, outs: Any, *, axes, dim, op, size, **_: Any) -> list[Any]:
     if op not in ("sum", "mean"):
         raise VaryingError(
             f'reduce_scatter with op="{op}" has no gradient here. Use all_reduce(x, {axes!r}, op="{op}"), which has '
             "one, and take your own block of its result."
         )
-    gathered = _together(cts, lambda present: bind(all_gather_p, *present, axes=axes, dim=dim, stack=False, size=size))
+    back = {"axes": axes, "dim": dim, "stack": False, "size": size}
+    gathered = _together(cts, lambda present: _communicate(all_gather_p, *present, **back))
     return _spread(gathered, axes, op, size)
 
 
-def _all_to_all_vjp(cts: Sequence[Any], inputs: Any, outs: Any, *, axes, split_dim, concat_dim, size) -> list[Any]:
-    back = {"axes": axes, "split_dim": concat_dim, "concat_dim": split_dim, "size": size}
+def _all_to_all_vjp(cts: Sequence[Any], inputs: Any, outs: Any, *, split_dim, concat_dim, **same: Any) -> list[Any]:
+    back = {"split_dim": concat_dim, "concat_dim": split_dim, **same}  # the same collective: the user's algorithm as well
     return _together(cts, lambda present: bind(all_to_all_p, *present, **back))
 
 
-def _permute_vjp(cts: Sequence[Any], inputs: Any, outs: Any, *, axes, pairs, size) -> list[Any]:
+def _permute_vjp(cts: Sequence[Any], inputs: Any, outs: Any, *, pairs, **same: Any) -> list[Any]:
     inverse = tuple((d, s) for s, d in pairs)
-    return _together(cts, lambda present: bind(permute_p, *present, axes=axes, pairs=inverse, size=size))
+    return _together(cts, lambda present: bind(permute_p, *present, pairs=inverse, **same))
 
 
-def _broadcast_vjp(cts: Sequence[Any], inputs: Any, outs: Any, *, axes, root, size) -> list[Any]:
+def _broadcast_vjp(cts: Sequence[Any], inputs: Any, outs: Any, *, axes, root, **_: Any) -> list[Any]:
     def on_root(ct: Any) -> Any:
         return np.where(bind(axis_index_p, axes=axes) == root, ct, np.zeros((), ct.dtype))
 
@@ -352,11 +387,11 @@ def _broadcast_vjp(cts: Sequence[Any], inputs: Any, outs: Any, *, axes, root, si
 
 
 def _gather_vjp(cts: Sequence[Any], inputs: Any, outs: Any, **params: Any) -> list[Any]:
-    return _together(cts, lambda present: bind(scatter_p, *present, **params))
+    return _together(cts, lambda present: _communicate(scatter_p, *present, **params))
 
 
 def _scatter_vjp(cts: Sequence[Any], inputs: Any, outs: Any, **params: Any) -> list[Any]:
-    return _together(cts, lambda present: bind(gather_p, *present, **params))
+    return _together(cts, lambda present: _communicate(gather_p, *present, **params))
 
 
 # ---------------------------------------------------------------- records
@@ -375,7 +410,7 @@ broadcast_p = _collective("broadcast", _infer_broadcast, _broadcast, _broadcast_
 reduce_p = _collective("reduce", _infer_reduce, _reduce, _reduce_vjp)
 gather_p = _collective("gather", _infer_gather, _gather, _gather_vjp)
 scatter_p = _collective("scatter", _infer_scatter, _scatter, _scatter_vjp)
-barrier_p = Primitive("barrier", lambda *, axes: [], list, multiple=True, kind="effect")
+barrier_p = Primitive("barrier", lambda *, axes, size, algorithm: [], list, multiple=True, kind="effect")
 
 COLLECTIVES = (
     all_reduce_p, all_gather_p, reduce_scatter_p, all_to_all_p, permute_p, broadcast_p, reduce_p, gather_p,

@@ -2,7 +2,7 @@
 
 A value that varies over some axes is held once for each coordinate along them: what all devices share is
 computed once. Compute between collectives becomes straight-line Python functions ("segments"), called once
-per copy; collectives run their primitive's reference over each group of devices.
+per copy; collectives run over each group of devices, reductions in the order of their schedules.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from ..ir import Atom, Equation, Literal, Program, Var
 from ..mesh import Mesh, copy_coordinates
 from ..passes import Buffers
 from ..primitives.collective import axis_index_p, own_slice_p, pvary_p
+from ..schedules.schedule import Schedule
+from .replay import executor
 
 __all__ = ["compile_local"]
 
@@ -39,16 +41,19 @@ def _quiet_context() -> contextvars.Context:
 _QUIET = functools.lru_cache(maxsize=1)(_quiet_context)
 
 
-def compile_local(program: Program, mesh: Mesh, buffers: Buffers) -> Callable[..., Any]:
+def compile_local(
+    program: Program, mesh: Mesh, buffers: Buffers, schedules: Mapping[Equation, Schedule]
+) -> Callable[..., Any]:
     """A function from the copies of each input to a tuple with the copies of each output.
 
-    `program` has gone through the passes. The outputs own their memory: none shares with an argument.
+    `program` has gone through the passes; a collective that `schedules` does not have runs its reference. The outputs
+    own their memory: none shares with an argument.
     """
     if mesh.is_abstract:
         raise MeshError(
             f"{mesh!r} has no devices to run on: it can be traced and lowered. Use fc.make_mesh({dict(mesh.shape)}) to run."
         )
-    run = _Builder(program, mesh, buffers).build()
+    run = _Builder(program, mesh, buffers, schedules).build()
     quiet = _QUIET()
 
     def execute(*copies: Copies) -> Sequence[Copies]:
@@ -74,8 +79,8 @@ class _Names:
 
 
 class _Builder:
-    def __init__(self, program: Program, mesh: Mesh, buffers: Buffers):
-        self.program, self.mesh, self.buffers = program, mesh, buffers
+    def __init__(self, program: Program, mesh: Mesh, buffers: Buffers, schedules: Mapping[Equation, Schedule]):
+        self.program, self.mesh, self.buffers, self.schedules = program, mesh, buffers, schedules
         self.names = _Names()
         self.variables: dict[Var, str] = {}
         self.constants = {v: self.names.of(value, "c") for v, value in program.constants}
@@ -291,21 +296,21 @@ class _Builder:
         copies = Mesh({a: n for a, n in self.mesh.shape.items() if a in varying})
         groups = copies.groups(eqn.axes())
         params = {k: v for k, v in eqn.params.items() if k != "axes"}
-        reference = eqn.primitive.reference
+        compute = executor(eqn.primitive, self.schedules.get(eqn))
         stays = out_varying == varying
         if copies.size == 1:
-            return lambda x: reference([x], **params)[0]
+            return lambda x: compute([x], **params)[0]
         if len(groups) == 1 and groups[0] == list(range(copies.size)):
             if stays:
-                return lambda xs: reference(xs, **params)
-            return lambda xs: reference(xs, **params)[0]
+                return lambda xs: compute(xs, **params)
+            return lambda xs: compute(xs, **params)[0]
 
         def run(xs: Sequence[np.ndarray]) -> Copies:
             if not stays:
-                return [reference([xs[i] for i in group], **params)[0] for group in groups]
+                return [compute([xs[i] for i in group], **params)[0] for group in groups]
             out: list[Any] = [None] * copies.size
             for group in groups:
-                for i, value in zip(group, reference([xs[i] for i in group], **params), strict=True):
+                for i, value in zip(group, compute([xs[i] for i in group], **params), strict=True):
                     out[i] = value
             return out
 
