@@ -8,6 +8,7 @@ trees have equal numbers, so equal numbers mean equal bits.
 from __future__ import annotations
 
 from bisect import bisect_right
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ __all__ = ["MIXED", "Expressions"]
 
 MIXED = -2
 """The label of an expression that combines different chunks."""
+_BITS = -1
 
 
 class Expressions:
@@ -28,11 +30,13 @@ class Expressions:
         self.leaves = collective.nranks * collective.input_chunks
         self.size = self.leaves
         self._parts_of_rows = collective.parts_of_rows
-        self._words = -(-self.p // 64)
         self._known: dict[Any, int] = {}
         self._blocks: list[np.ndarray] = []  # [new nodes, k] operands of the nodes that one batch made
         self._firsts: list[int] = []  # the number of each block's first node
-        self._mask = np.zeros((64, self._words), np.uint64)
+        # Most sets of ranks that algorithms build are intervals, modulo p; the others are kept as bits.
+        self._low = np.zeros(64, np.int32)  # first rank, or the row of `_masks`
+        self._span = np.zeros(64, np.int32)  # how many ranks, or _BITS
+        self._masks = np.zeros((0, -(-self.p // 8)), np.uint8)
         self._label = np.zeros(64, np.int64)
         self._part = np.zeros(64, np.int32)
         self._twice = np.zeros(64, bool)
@@ -59,21 +63,32 @@ class Expressions:
             return of_leaf
         return np.where(node, column[np.where(node, ids - self.leaves, 0)], of_leaf)
 
-    def ranks(self, ids: np.ndarray) -> np.ndarray:
-        """uint64[n, words]: the set of ranks each contains, as bits."""
-        out = np.zeros((len(ids), self._words), np.uint64)
-        leaf = ids < self.leaves
-        rank = ids[leaf] % self.p
-        out[np.flatnonzero(leaf), rank // 64] = np.uint64(1) << (rank % 64).astype(np.uint64)
-        out[~leaf] = self._mask[ids[~leaf] - self.leaves]
+    def _interval(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(first rank, number of ranks) of each; _BITS ranks say that the first number is a row of masks."""
+        return self._fact(ids, self._low, ids % self.p), self._fact(ids, self._span, np.ones(ids.shape, np.int32))
+
+    def _bits(self, low: np.ndarray, span: np.ndarray) -> np.ndarray:
+        """The sets of ranks as rows of bits."""
+        rows = span == _BITS
+        first, end = np.where(rows, 0, low), np.where(rows, 0, low + span)
+        round_the_end = np.where(end > self.p, end - self.p, 0)
+        below = self._below
+        out = below[first] ^ below[np.minimum(end, self.p)] ^ below[round_the_end]
+        out[rows] = self._masks[low[rows]]
         return out
+
+    @cached_property
+    def _below(self) -> np.ndarray:
+        """Row i: the bits of the ranks below i."""
+        return np.packbits(np.tri(self.p + 1, self.p, -1, bool), axis=1)
 
     def complete(self, ids: np.ndarray) -> np.ndarray:
         """Whether every rank is in it."""
-        everyone = np.full(self._words, ~np.uint64(0))
-        if self.p % 64:
-            everyone[-1] = (np.uint64(1) << np.uint64(self.p % 64)) - np.uint64(1)
-        return (self.ranks(ids) == everyone).all(axis=1)
+        low, span = self._interval(ids)
+        out = span == self.p
+        rows = span == _BITS
+        out[rows] = (self._masks[low[rows]] == self._below[-1]).all(axis=1)
+        return out
 
     # ------------------------------------------------------------ making
 
@@ -100,21 +115,20 @@ class Expressions:
 
     def _add(self, kids: np.ndarray, maker: np.ndarray) -> None:
         n, k = kids.shape
-        mask = self.ranks(kids[:, 0])
+        low, span = self._interval(kids[:, 0])
         twice = self.twice(kids[:, 0])
         labels = self.labels(kids)
         for j in range(1, k):
-            more = self.ranks(kids[:, j])
-            twice = twice | (mask & more).any(axis=1) | self.twice(kids[:, j])
-            mask |= more
+            low, span, again = self._union(low, span, *self._interval(kids[:, j]))
+            twice = twice | again | self.twice(kids[:, j])
         at = self.size - self.leaves
         if at + n > len(self._label):
             room = max(n, len(self._label))
-            self._mask = np.concatenate([self._mask, np.zeros((room, self._words), np.uint64)])
-            for name in ("_label", "_part", "_twice"):
+            for name in ("_low", "_span", "_label", "_part", "_twice"):
                 column = getattr(self, name)
                 setattr(self, name, np.concatenate([column, np.zeros(room, column.dtype)]))
-        self._mask[at : at + n] = mask
+        self._low[at : at + n] = low
+        self._span[at : at + n] = span
         self._twice[at : at + n] = twice
         self._label[at : at + n] = np.where((labels == labels[:, :1]).all(axis=1), labels[:, 0], MIXED)
         self._part[at : at + n] = self.parts(kids[:, 0])
@@ -122,6 +136,29 @@ class Expressions:
         self._firsts.append(self.size)
         self._makers.append(maker)
         self.size += n
+
+    def _union(
+        self, low: np.ndarray, span: np.ndarray, low2: np.ndarray, span2: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The unions of pairs of sets, and whether the two of a pair overlap."""
+        p = self.p
+        both = (span != _BITS) & (span2 != _BITS) & (span + span2 <= p)
+        behind = both & ((low + span) % p == low2)
+        ahead = both & ~behind & ((low2 + span2) % p == low)
+        out_low, out_span = np.where(ahead, low2, low), span + span2
+        twice = np.zeros(len(low), bool)
+        other = np.flatnonzero(~behind & ~ahead)
+        if len(other):
+            one, two = self._bits(low[other], span[other]), self._bits(low2[other], span2[other])
+            twice[other] = (one & two).any(axis=1)
+            out_low[other] = np.arange(len(self._masks), len(self._masks) + len(other))
+            out_span[other] = _BITS
+            self._masks = np.concatenate([self._masks, one | two])
+        return out_low, out_span, twice
+
+    def close(self) -> None:
+        """No more expressions will be made: forget what is only needed to find equal ones."""
+        self._known.clear()
 
     # ------------------------------------------------------------ reading
 

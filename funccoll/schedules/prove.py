@@ -74,7 +74,9 @@ def prove(schedule: Schedule) -> Proof:
     """
     machine = Machine(schedule.places)
     machine.run(schedule.batches)
-    return Proof(schedule, check_outputs(machine, schedule.algorithm), machine.expressions)
+    outputs = check_outputs(machine, schedule.algorithm)
+    machine.expressions.close()
+    return Proof(schedule, outputs, machine.expressions)
 
 
 def check_outputs(machine: Machine, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
