@@ -35,7 +35,7 @@ def owner(p: int) -> Rounds:
     Bytes: each rank sends and receives 2n(p−1)/p; on one host 2pn bytes of memory traffic in all, the minimum.
     Cost: 2(p−1)α + 2n(p−1)/p β + n(p−1)/p γ.
     For: ranks that share memory; partial sums are never written, and the order of the sum is that of a loop over ranks.
-    Source: the system's own; the one-shot reduce-scatter and all-gather of Thakur, Rabenseifner and Gropp 2005 in one.
+    Source: funccoll; as two steps, the "two-shot" custom all-reduce of NVIDIA TensorRT-LLM and vLLM.
     """
     r = np.arange(p)
     everywhere = [((r + i) % p, "output", r) for i in range(p)]
@@ -76,7 +76,7 @@ def bidirectional_ring(p: int) -> Rounds:
     Bytes: each rank sends and receives 2n(p−1)/p, half to and from either neighbour; n/2p in each of 2 messages a round.
     Cost: 4(p−1)α + 2n(p−1)/p β + n(p−1)/p γ on one port, 2(p−1)α + n(p−1)/p β + n(p−1)/p γ on two.
     For: long vectors where the links to both neighbours work at the same time, such as tori.
-    Source: the bidirectional rings of Google's TPU pods; Chan, Heimlich, Purkayastha and van de Geijn 2007.
+    Source: the collectives of TPU pods, in Austin et al., "How to Scale Your Model", Google 2025.
     """
     if p == 1:
         yield [own_copy(p, 2)]
@@ -156,8 +156,8 @@ def double_binary_tree(p: int, chunks: int) -> Rounds:
     """A reduction up two binary trees, then a broadcast down them; each tree carries every other one of `chunks` chunks.
 
     A rank has children in one of the trees at most, so both ports of all ranks are in use. h = ⌈log₂ p⌉ below.
-    Rounds: at most 2(2h + chunks − 2).
-    Bytes: each rank sends and receives at most 2n (the root, rank 0, n when it receives and n when it sends).
+    Rounds: at most 2(2h + chunks − 2), two more if `chunks` is odd.
+    Bytes: each rank sends and receives at most 2n (rank 0, the root, n).
     Cost: at most (2h + chunks − 2)(2α + 2n/chunks β + n/chunks γ); with the best number of chunks
     4hα + 2nβ + 2√(8hnαβ) + its γ.
     For: medium and long vectors on many ranks: latency is logarithmic, and bytes are nearly the minimum.
@@ -180,7 +180,8 @@ def hierarchical(p: int, levels: tuple[int, int] | None) -> Rounds:
     Bytes: each rank sends and receives 2n(p−1)/p, of it 2n(h−1)/p to and from other hosts.
     Cost: 2(q−1)α + 2n(q−1)/q β + n(q−1)/q γ of the links inside, plus 2⌈log₂ h⌉α + 2n(h−1)/p β + n(h−1)/p γ across.
     For: hosts whose ranks are linked much faster than the hosts.
-    Source: Cho, Finkler, Serrano, Kung and Hunter, "BlueConnect", 2019; NCCL; Horovod.
+    Source: Cho, Finkler, Serrano, Kung and Hunter, "BlueConnect", 2019; Träff and Hunold, "Decomposing MPI Collectives
+    for Exploiting Multi-lane Communication", 2020.
     """
     hosts, each = levels or default_levels(p)
     if p == 1:

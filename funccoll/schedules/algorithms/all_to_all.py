@@ -67,7 +67,8 @@ def hierarchical(p: int, levels: tuple[int, int] | None) -> Rounds:
     Bytes: each rank sends and receives n(q−1)/q inside its host and n(h−1)/h across, in messages of n/q and n/h.
     Cost: (q−1)α + n(q−1)/q β of the links inside, plus (h−1)α + n(h−1)/h β of those across.
     For: short blocks between many hosts: q times fewer messages across than direct, each q times as long.
-    Source: the two-dimensional all-to-all of Tutel (Hwang et al. 2023) and NVIDIA NVLink "PXN".
+    Source: Träff and Rougier, "MPI Collectives and Datatypes for Hierarchical All-to-all Communication", 2014; Tutel (Hwang
+    et al. 2023).
     """
     hosts, each = levels or default_levels(p)
     if each == 1:

@@ -118,7 +118,7 @@ def all_gather_hierarchical(p: int, levels: tuple[int, int] | None) -> Rounds:
     Bytes: each rank sends and receives n(p−1)/p, of it n(h−1)/p to and from other hosts.
     Cost: ⌈log₂ h⌉α + n(h−1)/p β of the links across, plus (q−1)α + n(q−1)/q β of those inside.
     For: hosts whose ranks are linked much faster than the hosts: every byte enters a host once.
-    Source: Träff and Rougier 2014; the multi-leader all_gather of MVAPICH2.
+    Source: Träff and Hunold, "Decomposing MPI Collectives for Exploiting Multi-lane Communication", 2020.
     """
     yield from alongside([_own_block(p)], _gather_levels(p, *(levels or default_levels(p))))
 
@@ -157,7 +157,7 @@ def reduce_scatter_owner(p: int) -> Rounds:
     Bytes: each rank sends and receives n(p−1)/p, the minimum.
     Cost: (p−1)α + n(p−1)/p β + n(p−1)/p γ.
     For: ranks that share memory; partial sums are never written, and the order of the sum is that of a loop over ranks.
-    Source: the system's own; the pairwise exchange of Thakur, Rabenseifner and Gropp 2005 in one move.
+    Source: funccoll; the pairwise exchange of Thakur, Rabenseifner and Gropp 2005 in one move.
     """
     r = np.arange(p)
     yield [Move((r, "output", 0), [(i, "input", r) for i in range(p)])]
@@ -237,7 +237,7 @@ def reduce_scatter_hierarchical(p: int, levels: tuple[int, int] | None) -> Round
     Bytes: each rank sends and receives n(p−1)/p, of it n(h−1)/p to and from other hosts.
     Cost: (q−1)α + n(q−1)/q β + n(q−1)/q γ of the links inside, plus ⌈log₂ h⌉α + n(h−1)/p β + n(h−1)/p γ across.
     For: hosts whose ranks are linked much faster than the hosts: every byte leaves a host once.
-    Source: Cho, Finkler, Serrano, Kung and Hunter, "BlueConnect", 2019.
+    Source: Cho, Finkler, Serrano, Kung and Hunter, "BlueConnect", 2019; Träff and Hunold 2020 (as hierarchical all_gather).
     """
     hosts, each = levels or default_levels(p)
     r = np.arange(p)

@@ -65,7 +65,7 @@ def broadcast_pipelined_chain(p: int, root: int, chunks: int) -> Rounds:
     Bytes: each rank but the last sends n, each but the root receives n; n/chunks a round.
     Cost: (p + chunks − 2)(α + n/chunks β); with the best number of chunks (√((p−2)α) + √(nβ))².
     For: the longest vectors, on few ranks; neighbours only.
-    Source: Chan, Heimlich, Purkayastha and van de Geijn 2007; Open MPI's "pipeline".
+    Source: Pješivac-Grbović, Angskun, Bosilca, Fagg, Gabriel and Dongarra 2007; Open MPI's "pipeline".
     """
     yield from _broadcast(trees.chain(p, root, chunks), root, chunks)
 
@@ -74,7 +74,7 @@ def broadcast_pipelined_chain(p: int, root: int, chunks: int) -> Rounds:
 def broadcast_double_binary_tree(p: int, root: int, chunks: int) -> Rounds:
     """Two binary trees carry every other one of `chunks` chunks each; a rank has children in one of them at most.
 
-    Rounds: at most 2⌈log₂ p⌉ + chunks − 2.
+    Rounds: at most 2⌈log₂ p⌉ + chunks − 2, one more if `chunks` is odd.
     Bytes: each rank sends at most n, each but the root receives n; at most n/chunks a round.
     Cost: at most (2⌈log₂ p⌉ + chunks − 2)(α + n/chunks β); with the best number of chunks
     2⌈log₂ p⌉α + nβ + √(8⌈log₂ p⌉nαβ).
@@ -141,7 +141,7 @@ def reduce_pipelined_chain(p: int, root: int, chunks: int) -> Rounds:
     Bytes: each rank but the root sends n, each but the last receives n; n/chunks a round.
     Cost: (p + chunks − 2)(α + n/chunks β + n/chunks γ).
     For: the longest vectors, on few ranks; neighbours only.
-    Source: Chan, Heimlich, Purkayastha and van de Geijn 2007; Open MPI's "pipeline".
+    Source: Pješivac-Grbović, Angskun, Bosilca, Fagg, Gabriel and Dongarra 2007; Open MPI's "pipeline".
     """
     yield from _reduce(trees.chain(p, root, chunks), p, root, chunks)
 
@@ -150,7 +150,7 @@ def reduce_pipelined_chain(p: int, root: int, chunks: int) -> Rounds:
 def reduce_double_binary_tree(p: int, root: int, chunks: int) -> Rounds:
     """The transpose of the double_binary_tree broadcast.
 
-    Rounds: at most 2⌈log₂ p⌉ + chunks − 2.
+    Rounds: at most 2⌈log₂ p⌉ + chunks − 2, one more if `chunks` is odd.
     Bytes: each rank receives at most n, each but the root sends n; at most n/chunks a round.
     Cost: at most (2⌈log₂ p⌉ + chunks − 2)(α + n/chunks β + n/chunks γ).
     For: medium and long vectors on many ranks.

@@ -49,10 +49,11 @@ def chain(p: int, root: int, chunks: int) -> list[Edges]:
 
 
 def double_binary(p: int, root: int, chunks: int) -> list[Edges]:
-    """At most 2⌈log₂ p⌉ + chunks − 2 rounds: even chunks go down one tree of the ranks, odd ones down another.
+    """At most 2⌈log₂ p⌉ + chunks − 2 rounds (one more for odd `chunks`): a pipeline down each of two trees.
 
-    Below the root, every rank has children in one of the trees at most. In a round a rank sends one chunk at most, and
-    receives one at most: edges have two colours, and are used in rounds of their colour.
+    Even chunks go down one tree of the ranks, odd ones down the other. Below the root, every rank has children in
+    one of the trees at most. In a round a rank sends one chunk at most, and receives one at most: edges have two
+    colours, and are used in rounds of their colour.
     """
     parent = _two_trees(p)
     colour = _two_colours(parent)
