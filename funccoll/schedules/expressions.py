@@ -37,7 +37,7 @@ class Expressions:
         self._low = np.zeros(64, np.int32)  # first rank, or the row of `_masks`
         self._span = np.zeros(64, np.int32)  # how many ranks, or _BITS
         self._masks = np.zeros((0, -(-self.p // 8)), np.uint8)
-        self._label = np.zeros(64, np.int64)
+        self._label = np.zeros(64, np.int32)
         self._part = np.zeros(64, np.int32)
         self._twice = np.zeros(64, bool)
         self._makers: list[np.ndarray] = []
@@ -132,9 +132,10 @@ class Expressions:
         self._twice[at : at + n] = twice
         self._label[at : at + n] = np.where((labels == labels[:, :1]).all(axis=1), labels[:, 0], MIXED)
         self._part[at : at + n] = self.parts(kids[:, 0])
-        self._blocks.append(kids)
+        small = np.int32 if self.size < 2**31 else np.int64
+        self._blocks.append(kids.astype(small))
         self._firsts.append(self.size)
-        self._makers.append(maker)
+        self._makers.append(maker.astype(small))
         self.size += n
 
     def _union(
@@ -159,6 +160,8 @@ class Expressions:
     def close(self) -> None:
         """No more expressions will be made: forget what is only needed to find equal ones."""
         self._known.clear()
+        for name in ("_low", "_span", "_label", "_part", "_twice"):
+            setattr(self, name, getattr(self, name)[: self.size - self.leaves].copy())
 
     # ------------------------------------------------------------ reading
 

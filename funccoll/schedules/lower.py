@@ -32,7 +32,8 @@ def lower(schedule: Schedule) -> Streams:
     hazards = _Hazards(schedule)
     for batch in schedule.batches:
         hazards.add(batch)
-    return _assemble(schedule, hazards)
+    hazards.forget()
+    return _reduced(_assemble(schedule, hazards))
 
 
 @dataclass
@@ -131,6 +132,10 @@ class _Hazards:
         small = (index.astype(np.int32), part, step, who.astype(np.int32), what.astype(self.writer.dtype))
         self.lowered.append(_Lowered(batch, *small))
 
+    def forget(self) -> None:
+        """Drop what is only needed on the walk: gigabytes when there are thousands of ranks."""
+        del self.writer, self.part, self.reader, self.read_event, self.read_next, self.stamp
+
     def _number(self, stream: np.ndarray) -> np.ndarray:
         """The next instruction numbers of these streams; a stream may stand several times."""
         if self._distinct(stream):
@@ -226,12 +231,12 @@ def _assemble(schedule: Schedule, hazards: _Hazards) -> Streams:
     channels, streams = hazards.channels, hazards.streams
     length = hazards.done.copy()
     length[::channels] += 1  # LEAVE
-    start = np.concatenate([[0], np.cumsum(length)])
-    n = int(start[-1])
-    leaves = start[1::channels] - 1
-    enters = start[:-1:channels]
+    n = int(length.sum())
     references = sum(b.src.size + b.dst.size for b in schedule.batches)
     small = np.int32 if max(n, schedule.places.size, references) < 2**31 else np.int64
+    start = np.concatenate([[0], np.cumsum(length)]).astype(small)
+    leaves = start[1::channels] - 1
+    enters = start[:-1:channels]
 
     opcode = np.full(n, COMBINE, np.int8)
     opcode[enters], opcode[leaves] = ENTER, LEAVE
@@ -269,15 +274,14 @@ def _assemble(schedule: Schedule, hazards: _Hazards) -> Streams:
             within = np.arange(len(x.row)) - np.repeat(begin, np.diff(np.append(begin, len(x.row))))
             slot = waits[at[x.row]] + within
             wait_stream[slot], wait_value[slot] = x.event % streams, x.event // streams
-    hazards.lowered.clear()  # gigabytes when there are thousands of ranks
+    hazards.lowered.clear()
     order = np.argsort(leave_key, kind="stable")
     slots = ragged(waits[leaves].astype(np.int64), (waits[leaves + 1] - waits[leaves]).astype(np.int64))
     wait_stream[slots], wait_value[slots] = touched[order], touch_value[order]
-    lowered = Streams(
+    return Streams(
         schedule, start, opcode, sides["dst"], dst, sides["src"], src, count, part, step, waits, wait_stream, wait_value,
         move, int(length.max()),
     )  # fmt: skip
-    return _reduced(lowered)
 
 
 def _reduced(streams: Streams) -> Streams:

@@ -105,7 +105,8 @@ def check_outputs(machine: Machine, name: str) -> tuple[np.ndarray, np.ndarray, 
             row, r = (int(x) for x in np.argwhere(differs)[0])
             where = int(chunk[order].reshape(-1, p)[row, 0])
             raise _different_orders(machine, name, where, r, int(same[row, 0]), int(same[row, r]))
-    return rank, chunk, held
+    small = np.int32 if machine.places.size < 2**31 else np.int64
+    return rank.astype(small), chunk.astype(small), held.astype(small if table.size < 2**31 else np.int64)
 
 
 def _wrong_output(
