@@ -13,7 +13,7 @@ from ..errors import ScheduleError
 from .collective import Collective
 from .moves import Batch
 from .tables import bytes_text, html_table, seconds_text
-from .topology import Topology
+from .topology import Topology, check_topology
 
 if TYPE_CHECKING:
     from .schedule import Schedule
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["Cost", "chunk_bytes", "cost"]
 
 _AT_ONCE = 1 << 20
-"""Places looked at in one go: enough to be fast for many small rounds, and little memory for large ones."""
+"""Places, and rounds times ranks, looked at in one go: enough to be fast for many small rounds, in little memory."""
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,11 @@ def cost(schedule: Schedule, topology: Topology, nbytes: int) -> Cost:
     (Thakur, Rabenseifner and Gropp, IJHPCA 19(1), 2005); `simulate` lets ranks run ahead of each other.
     Raises ScheduleError for a topology of another size and for bytes that are not positive.
     """
-    topology.check(schedule.nranks)
+    check_topology(topology, schedule.nranks)
     size = chunk_bytes(schedule.collective, nbytes)
     ranks = np.zeros((2, schedule.nranks))
     seconds, rounds = 0.0, 0
-    for batches in _stretches(schedule.batches):
+    for batches in _stretches(schedule.batches, schedule.nranks):
         load = _Load(batches, schedule, topology, size)
         times = load.round_times()
         seconds += float(times.sum())
@@ -97,17 +97,17 @@ def _exact(chunks: float, size: float, collective: Collective, nbytes: int) -> f
     return chunks * int(nbytes) / (collective.block_divisor * collective.parts) if size else 0.0
 
 
-def _stretches(batches: Sequence[Batch]) -> Iterator[list[Batch]]:
-    """Batches of whole rounds, in order, a limited number of places in each list."""
+def _stretches(batches: Sequence[Batch], nranks: int) -> Iterator[list[Batch]]:
+    """Batches of whole rounds, in order, a limited amount in each list."""
     held: list[Batch] = []
-    places = 0
+    amount = 0
     for _, same in groupby(batches, key=lambda b: b.round):
         whole = list(same)
-        if held and places > _AT_ONCE:
+        if held and amount > _AT_ONCE:
             yield held
-            held, places = [], 0
+            held, amount = [], 0
         held += whole
-        places += sum(b.dst.size + b.src.size for b in whole)
+        amount += nranks + sum(b.dst.size + b.src.size for b in whole)
     if held:
         yield held
 

@@ -15,7 +15,7 @@ from numba import njit
 from ..errors import ScheduleError
 from .cost import chunk_bytes
 from .simulation import Event, Simulation
-from .topology import Topology
+from .topology import Topology, check_topology
 
 if TYPE_CHECKING:
     from .schedule import Schedule
@@ -47,7 +47,7 @@ def simulate(
     Raises ScheduleError for a topology of another size, bytes that are not positive, ranks that do not exist, and
     factors that are not positive.
     """
-    topology.check(schedule.nranks)
+    check_topology(topology, schedule.nranks)
     size = chunk_bytes(schedule.collective, nbytes)
     machine = _machine(topology, size, schedule, slow_ranks or {}, slow_links or {}, tuple(lost_links))
     streams = schedule.streams()

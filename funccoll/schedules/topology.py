@@ -12,7 +12,7 @@ import numpy as np
 from ..errors import ScheduleError
 from .tables import html_table, seconds_text
 
-__all__ = ["Link", "Topology"]
+__all__ = ["Link", "Topology", "check_topology"]
 
 
 @dataclass(frozen=True)
@@ -158,12 +158,6 @@ class Topology:
         alpha, beta = self.times
         return alpha[distance], beta[distance]
 
-    def check(self, nranks: int) -> Topology:
-        """Raises ScheduleError unless this has `nranks` ranks; returns self."""
-        if nranks != self.nranks:
-            raise ScheduleError(f"the schedule is for {nranks} ranks, and {self!r} has {self.nranks}. Make them agree.")
-        return self
-
     def _size(self) -> str:
         if self.shape:
             return f"{' × '.join(map(str, self.shape))} torus"
@@ -184,6 +178,14 @@ class Topology:
         rows.append(("reduction", "", "", f"{self.gamma:.3g} s/B"))
         table = html_table(("", "link", "alpha", "beta"), rows, right=("alpha", "beta"))
         return f"<div><code>{self.name}: {self._size()}</code>{table}</div>"
+
+
+def check_topology(topology: Any, nranks: int | None = None) -> None:
+    """Raises ScheduleError for what is no Topology, and for one that has not `nranks` ranks."""
+    if not isinstance(topology, Topology):
+        raise ScheduleError(f"topology={topology!r:.60} must be a Topology, such as Topology.one_host({nranks or 8}).")
+    if nranks is not None and nranks != topology.nranks:
+        raise ScheduleError(f"the schedule is for {nranks} ranks, and {topology!r} has {topology.nranks}. Make them agree.")
 
 
 def _check_size(topology: str, what: str, value: Any) -> None:
