@@ -12,11 +12,14 @@ from .errors import ScheduleError, at_source
 from .ir import Equation, Program
 from .schedules.registry import Algorithm, find
 from .schedules.schedule import Schedule, build
+from .schedules.select import select
+from .schedules.topology import Topology
 
-__all__ = ["Schedules", "check_algorithms", "choose", "digest", "schedules_of"]
+__all__ = ["check_algorithms", "choose", "digest", "is_large", "is_users", "schedules_of"]
 
-Schedules = Mapping[Equation, Schedule]
-"""The schedule of each collective of a program, in program order."""
+LARGE = 256
+"""Ranks beyond which no host is: the choice is then the collective's first algorithm, without comparing; and where
+nothing can run (an abstract mesh), what takes seconds to prove is proved when it is asked for."""
 
 
 def check_algorithms(program: Program) -> None:
@@ -28,27 +31,43 @@ def check_algorithms(program: Program) -> None:
 
 
 def choose(eqn: Equation) -> str:
-    """The algorithm for a collective when the user names none."""
-    return build(eqn.primitive.name, eqn.params["size"]).algorithm
+    """The algorithm for a collective when the user names none: the one that costs least on one host.
+
+    A reduction of the choice is a left fold in rank order, whatever the size, so that the bits do not depend on it.
+    """
+    kind, params = eqn.primitive.name, eqn.params
+    if params["size"] > LARGE:
+        return find(kind, None, params["size"]).name
+    sides = [sum(a.type.nbytes for a in side) for side in (eqn.inputs, eqn.outputs)]
+    dtypes = sorted({a.type.dtype for a in eqn.inputs}, key=lambda d: d.itemsize)  # the narrowest has most to lose
+    with at_source(eqn.source):
+        return select(
+            kind, Topology.one_host(params["size"]), max(1, *sides), dtype=dtypes[0] if dtypes else None,
+            root=params.get("root", 0), pairs=params.get("pairs", ()),
+        ).algorithm  # fmt: skip
 
 
-def schedules_of(program: Program) -> dict[Equation, Schedule]:
-    """The proved schedules of all collectives; every one has its algorithm by now.
+def is_large(program: Program) -> bool:
+    """Whether a collective has more than `LARGE` ranks."""
+    return any(eqn.params["size"] > LARGE for eqn in program.collectives())
+
+
+def schedules_of(program: Program) -> list[tuple[Equation, Schedule]]:
+    """The collectives, barriers included, in program order, with their proved schedules; all have their algorithms by now.
 
     Raises ScheduleError for a schedule that is wrong, at the line of the move, with a note which collective it is for.
     """
-    return {eqn: _schedule(eqn, program.axis_sizes) for eqn in program.collectives()}
+    return [(eqn, _schedule(eqn, program.axis_sizes)) for eqn in program.collectives()]
 
 
 def _schedule(eqn: Equation, axis_sizes: Mapping[str, int]) -> Schedule:
-    kind, params = eqn.primitive.name, eqn.params
+    found = find(eqn.primitive.name, eqn.params["algorithm"], eqn.params["size"])
+    options = {"root": eqn.params.get("root", 0), "pairs": eqn.params.get("pairs", ())}
     with at_source(eqn.source):
-        found = find(kind, params["algorithm"], params["size"])
-        given = {"root": params.get("root", 0), "pairs": params.get("pairs", ()), "levels": _levels(found, eqn, axis_sizes)}
         try:
-            return _proved(found, params["size"], **given)
+            return _proved(found, eqn.params["size"], levels=_levels(found, eqn, axis_sizes), **options)
         except ScheduleError as error:
-            error.add_note(f"in the schedule of {kind}, algorithm {found.name!r}, called at {eqn.source}")
+            error.add_note(f"in the schedule of {found.kind}, algorithm {found.name!r}, called at {eqn.source}")
             raise
 
 
@@ -66,12 +85,18 @@ def _proved(found: Algorithm, nranks: int, **given: Any) -> Schedule:
     return schedule
 
 
+def is_users(eqn: Equation) -> bool:
+    """Whether a collective has an algorithm of the user's own, whose name says little about its moves."""
+    found = find(eqn.primitive.name, eqn.params["algorithm"], eqn.params["size"])
+    return not found.function.__module__.startswith(f"{__package__}.")
+
+
 @functools.lru_cache(maxsize=256)
 def digest(schedule: Schedule) -> str:
-    """sha256 of a schedule's moves: equal where they are equal, whoever built it."""
+    """sha256 of a schedule's moves."""
     found = hashlib.sha256(repr(schedule.collective).encode())
     for batch in schedule.batches:
-        found.update(repr((batch.dst.shape, batch.src.shape, batch.channel, batch.round)).encode())
+        found.update(repr((batch.dst.shape, batch.src.shape, batch.round)).encode())
         for column in (batch.dst, batch.src, batch.count, batch.by):
             found.update(column.tobytes())
     return found.hexdigest()

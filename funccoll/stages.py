@@ -7,7 +7,6 @@ import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -20,9 +19,9 @@ from .ir import Equation, Program
 from .mesh import Mesh
 from .passes import plan_buffers, run_passes
 from .report import CollectiveTable, cost_analysis
-from .runtime.local import compile_local
+from .runtime.local import compile_local, require_devices
 from .schedules.schedule import Schedule
-from .scheduling import Schedules, choose, digest, schedules_of
+from .scheduling import choose, digest, is_large, is_users, schedules_of
 from .types import check_dtype
 
 __all__ = ["Compiled", "Lowered", "Signature", "TracedFunction"]
@@ -44,8 +43,8 @@ class Signature:
 class _Stage:
     """What all stages have in common."""
 
-    def __init__(self, program: Program, signature: Signature, schedules: Schedules = MappingProxyType({})):
-        self.program, self.signature, self._schedules = program, signature, schedules
+    def __init__(self, program: Program, signature: Signature):
+        self.program, self.signature = program, signature
 
     @property
     def mesh(self) -> Mesh:
@@ -54,16 +53,14 @@ class _Stage:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """sha256 of program, mesh, specs and the schedules' moves: equal on every machine for equal programs."""
+        """sha256 of program (with its schedules), mesh and specs: equal on every machine for equal programs."""
         layouts = (*self.signature.in_layouts, *self.signature.out_layouts)
         specs = ";".join(repr(layout.sharding.spec) for layout in layouts)
-        moves = ";".join(map(digest, self._schedules.values()))
-        return hashlib.sha256(f"{self.program.fingerprint}|{specs}|{moves}".encode()).hexdigest()
+        return hashlib.sha256(f"{self.program.fingerprint}|{specs}|{self._moves()}".encode()).hexdigest()
 
-    @property
-    def schedules(self) -> list[tuple[Equation, Schedule]]:
-        """The collectives in program order, barriers included, each with its proved schedule; none before `lower()`."""
-        return list(self._schedules.items())
+    def _moves(self) -> str:
+        """What the text does not tell of the schedules."""
+        return ""
 
     def as_text(self) -> str:
         """The program, printed like a jaxpr."""
@@ -99,24 +96,41 @@ class TracedFunction(_Stage):
         if check:
             self.program.check()
         with user_frames():
-            program = run_passes(self.program, choose, check)
-            return Lowered(program, self.signature, schedules_of(program))
+            lowered = Lowered(run_passes(self.program, choose, check), self.signature)
+            if not (self.mesh.is_abstract and is_large(lowered.program)):
+                _ = lowered.schedules
+        return lowered
 
 
-class Lowered(_Stage):
+class _Scheduled(_Stage):
+    """A stage whose collectives have their schedules."""
+
+    @functools.cached_property
+    def schedules(self) -> list[tuple[Equation, Schedule]]:
+        """The collectives, barriers included, in program order, each with its proved schedule."""
+        return schedules_of(self.program)
+
+    def _moves(self) -> str:
+        own = {eqn for eqn in self.program.collectives() if is_users(eqn)}
+        return ";".join(digest(schedule) for eqn, schedule in self.schedules if eqn in own) if own else ""
+
+
+class Lowered(_Scheduled):
     """The program after the passes."""
 
     def compile(self) -> Compiled:
         """Make it executable on this process's devices."""
-        return Compiled(self.program, self.signature, self._schedules)
+        require_devices(self.mesh)
+        return Compiled(self.program, self.signature, self.schedules)
 
 
-class Compiled(_Stage):
+class Compiled(_Scheduled):
     """An executable program: call it with arguments of the types it was compiled for."""
 
-    def __init__(self, program: Program, signature: Signature, schedules: Schedules):
-        super().__init__(program, signature, schedules)
-        self._run = compile_local(program, signature.mesh, plan_buffers(program), schedules)
+    def __init__(self, program: Program, signature: Signature, schedules: list[tuple[Equation, Schedule]]):
+        super().__init__(program, signature)
+        self.schedules = schedules
+        self._run = compile_local(program, signature.mesh, plan_buffers(program), dict(schedules))
         self._single = signature.out_tree.is_leaf()
         self._layouts = signature.in_layouts
         self._donates = any(signature.donated)

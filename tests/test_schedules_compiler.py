@@ -266,7 +266,7 @@ def test_the_algorithm_is_part_of_the_program():
     assert [r.schedule for r in lowered["ring"].collectives()] == ["ring"]
     assert "ring" in repr(lowered["ring"].collectives()) and "ring" in lowered["ring"].collectives()._repr_html_()
     traced = forced("all_reduce", "ring", mesh).trace(x)
-    assert traced.collectives().rows[0].schedule == "ring" and traced.schedules == []
+    assert traced.collectives().rows[0].schedule == "ring"
     compiled = lowered["ring"].compile()
     assert compiled.schedules == lowered["ring"].schedules and compiled.fingerprint == lowered["ring"].fingerprint
 

@@ -22,7 +22,7 @@ from ..primitives.collective import axis_index_p, own_slice_p, pvary_p
 from ..schedules.schedule import Schedule
 from .replay import executor
 
-__all__ = ["compile_local"]
+__all__ = ["compile_local", "require_devices"]
 
 Copies = Any
 """One array when there is one copy, else a list of arrays in the order of `copy_coordinates`."""
@@ -41,6 +41,14 @@ def _quiet_context() -> contextvars.Context:
 _QUIET = functools.lru_cache(maxsize=1)(_quiet_context)
 
 
+def require_devices(mesh: Mesh) -> None:
+    """Raise MeshError for an abstract mesh."""
+    if mesh.is_abstract:
+        raise MeshError(
+            f"{mesh!r} has no devices to run on: it can be traced and lowered. Use fc.make_mesh({dict(mesh.shape)}) to run."
+        )
+
+
 def compile_local(
     program: Program, mesh: Mesh, buffers: Buffers, schedules: Mapping[Equation, Schedule]
 ) -> Callable[..., Any]:
@@ -49,10 +57,6 @@ def compile_local(
     `program` has gone through the passes; a collective that `schedules` does not have runs its reference. The outputs
     own their memory: none shares with an argument.
     """
-    if mesh.is_abstract:
-        raise MeshError(
-            f"{mesh!r} has no devices to run on: it can be traced and lowered. Use fc.make_mesh({dict(mesh.shape)}) to run."
-        )
     run = _Builder(program, mesh, buffers, schedules).build()
     quiet = _QUIET()
 

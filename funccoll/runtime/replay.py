@@ -10,15 +10,17 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..ir import Primitive
 from ..primitives.collective import all_reduce_p, fold, own_slice, reduce_p, reduce_scatter_p
 from ..schedules.collective import chunk_bounds
-from ..schedules.prove import Proof
 from ..schedules.schedule import Schedule
+
+if TYPE_CHECKING:
+    from ..schedules.prove import Proof
 
 __all__ = ["executor"]
 
