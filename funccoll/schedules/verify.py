@@ -7,14 +7,16 @@ interleaving, so one order is enough to prove the values.
 
 from __future__ import annotations
 
+from itertools import groupby
+
 import numpy as np
 
 from ..errors import ScheduleError
-from .machine import Machine, shortest_cycle
+from .machine import Machine, expand, shortest_cycle
 from .moves import Batch
 from .order import Graph, ragged
 from .prove import check_outputs
-from .streams import COMBINE, Streams
+from .streams import COMBINE, ENTER, LEAVE, Streams
 
 __all__ = ["verify"]
 
@@ -25,6 +27,7 @@ def verify(streams: Streams, executions: int = 2) -> None:
     if not graph.is_acyclic:
         raise _deadlock(streams, graph, executions)
     _check_races(streams, graph, executions)
+    _check_gates(streams, graph, executions)
     _check_values(streams)
 
 
@@ -115,6 +118,34 @@ def _accesses(streams: Streams, executions: int) -> list[tuple[np.ndarray, np.nd
     return out
 
 
+def _check_gates(streams: Streams, graph: Graph, executions: int) -> None:
+    """Every access lies between the ENTER and the LEAVE of the rank whose place it is, both of its own execution.
+
+    Gates count as writes to all that is the rank's, and there are no races: so levels tell which comes first.
+    """
+    p, channels = streams.schedule.nranks, streams.schedule.channels
+    gates = [np.flatnonzero(streams.opcode == opcode) for opcode in (ENTER, LEAVE)]
+    for gate, name in zip(gates, ("ENTER", "LEAVE"), strict=True):
+        if not np.array_equal(streams.stream[gate] // channels, np.arange(p)):
+            raise ScheduleError(f"streams of {streams.schedule.collective}: every rank must have one {name}.")
+    for execution in range(executions):
+        level = graph.levels_of(streams.nodes(execution, executions))
+        enter, leave = (level[gate] for gate in gates)
+        for ptr, codes in ((streams.dst_ptr, streams.dst), (streams.src_ptr, streams.src)):
+            instruction = np.repeat(np.arange(len(streams)), np.diff(ptr))
+            owner = codes % p
+            outside = (level[instruction] < enter[owner]) | (level[instruction] > leave[owner])
+            if outside.any():
+                at = int(np.argmax(outside))
+                i, rank = int(instruction[at]), int(owner[at])
+                when = "before the ENTER" if level[i] < enter[rank] else "after the LEAVE"
+                place = streams.schedule.places.place(codes[at])
+                raise ScheduleError(
+                    f"race in {streams.schedule.collective}: {streams.describe(i)} touches {place} {when} of rank {rank}, when "
+                    "it is the caller's.", streams.source(i),
+                )  # fmt: skip
+
+
 def _race(streams: Streams, earlier: int, later: int, executions: int) -> ScheduleError:
     (a, first), (b, second) = (_instruction(streams, n, executions) for n in (earlier, later))
     when = "" if first == second else f" (execution {first} against {second})"
@@ -156,7 +187,7 @@ def _check_values(streams: Streams) -> None:
     columns = np.stack([level[work], sizes[0][work], sizes[1][work]])
     edges = np.flatnonzero((columns[:, 1:] != columns[:, :-1]).any(axis=0)) + 1
     machine = Machine(streams.schedule.places)
-    batches = []
+    batches: list[tuple[Batch, np.ndarray]] = []
     for here in np.split(work, edges) if len(work) else ():
         m, k = int(sizes[0][here[0]]), int(sizes[1][here[0]])
         if not m or not k:
@@ -164,6 +195,28 @@ def _check_values(streams: Streams) -> None:
         dst = streams.dst[ragged(streams.dst_ptr[here].astype(np.int64), np.full(len(here), m))].reshape(-1, m)
         src = streams.src[ragged(streams.src_ptr[here].astype(np.int64), np.full(len(here), k))].reshape(-1, k)
         by = (streams.stream[here] // streams.schedule.channels).astype(np.int32)
-        batches.append(Batch(dst, src, streams.count[here], by, 0, int(level[here[0]]), streams.source(int(here[0]))))
-    machine.run(batches)
+        batch = Batch(dst, src, streams.count[here], by, 0, int(level[here[0]]), streams.source(int(here[0])))
+        batches.append((batch, here))
+    for _, together in groupby(batches, key=lambda b: b[0].round):
+        together = list(together)
+        for batch, here in together:
+            _check_parts(streams, machine, batch, here)
+        machine.round([batch for batch, _ in together])
     check_outputs(machine, streams.schedule.algorithm)
+
+
+def _check_parts(streams: Streams, machine: Machine, batch: Batch, instruction: np.ndarray) -> None:
+    """The element ranges that instructions name are those of what they read."""
+    _, src, row = expand(batch, machine.collective.nranks)
+    within = np.arange(len(row)) - np.repeat(np.cumsum(batch.count) - batch.count, batch.count)
+    named = streams.part[instruction][row] + within * streams.part_step[instruction][row]
+    held = machine.holds[src[:, 0]]
+    wrong = (held >= 0) & (machine.expressions.parts(np.maximum(held, 0)) != named)
+    if wrong.any():
+        at = int(np.argmax(wrong))
+        i = int(instruction[row[at]])
+        place = streams.schedule.places.place(src[at, 0])
+        raise ScheduleError(
+            f"wrong element range in {streams.schedule.collective}: {streams.describe(i)} names part {named[at]} of a block, "
+            f"and {place} holds another part.", streams.source(i),
+        )  # fmt: skip
