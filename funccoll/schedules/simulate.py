@@ -35,10 +35,10 @@ def simulate(
     waiting takes no time. The instruction then receives its sources that lie on other ranks, one after the other,
     reduces (gamma for each byte of all sources but one; each stream has a core of its own), and sends to its
     destinations on other ranks. A message of n bytes occupies the sender's and the receiver's port for
-    alpha + n·beta; what a stream moves in one round between the same two ranks is one message, which pays alpha when
-    it begins. It goes when both ports are free; of those that wait, the move that is earliest in
-    the schedule goes first. What lies on the executing rank costs nothing. An instruction with many sources or
-    destinations begins with the ranks above its own, so that owners do not all begin with rank 0.
+    alpha + n·beta, from when both are free; of those that wait, the move that is earliest in the schedule goes first.
+    What a stream moves in one round between the same two ranks is one message, and pays alpha once. What lies on the
+    executing rank costs nothing. An instruction with many sources or destinations begins with the ranks above its own,
+    so that owners do not all begin with rank 0.
 
     What if: `slow_ranks` {rank: factor} makes a rank's reductions and all its messages take factor times as long,
     `slow_links` {(source, destination): factor} the messages one way between two ranks (factors multiply, and may be
