@@ -22,7 +22,7 @@ def machine() -> dict[str, Any]:
     """What the numbers were measured on."""
     model = next((line.split(":")[1].strip() for line in _lines("/proc/cpuinfo") if "model name" in line), "")
     versions = {}
-    for package in ("numpy", "jax", "jaxlib", "optree", "ml_dtypes"):
+    for package in ("numpy", "numba", "jax", "jaxlib", "optree", "ml_dtypes"):
         try:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:

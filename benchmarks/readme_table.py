@@ -1,4 +1,4 @@
-"""The README's speed table, made from benchmarks/results/core.json (a test checks that it is that)."""
+"""The README's tables of times, made from benchmarks/results/*.json (a test checks that they are that)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-BEGIN, END = "<!-- speed:begin -->", "<!-- speed:end -->"
+STAGES = ("build", "prove", "lower", "verify", "simulate")
 
 
 def _time(us: float) -> str:
@@ -27,9 +27,13 @@ def _row(case: dict[str, Any]) -> str:
     return f"| {case['name']} | {ours} | {peer} | {spread} | {goal} |"
 
 
-def table() -> str:
-    """The table and the sentence that says what it was measured on."""
-    data = json.loads((ROOT / "benchmarks" / "results" / "core.json").read_text())
+def _load(name: str) -> dict[str, Any]:
+    return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
+
+
+def speed() -> str:
+    """The core against its peers, and the sentence that says what it was measured on."""
+    data = _load("core")
     about = data["machine"]
     rows = [_row(case) for case in data["cases"]]
     load = f"{about['load_before'][0]:.1f} before, {about['load_after'][0]:.1f} after"
@@ -47,14 +51,46 @@ def table() -> str:
     )
 
 
+def schedules() -> str:
+    """What schedules cost to make."""
+    data = _load("schedules")
+    about, first = data["machine"], data["first_simulation"]
+    rows = []
+    for case in data["cases"]:
+        times = [_time(case["seconds"][s]["median"] * 1e6) if s in case["seconds"] else "" for s in STAGES]
+        verdict = {None: "", True: f"{case['goal']}: met", False: f"{case['goal']}: **missed**"}[case["met"]]
+        name = f"{case['kind']} {case['algorithm']}, p = {case['nranks']:,}"
+        rows.append(f"| {name} | {case['instructions']:,} | {' | '.join(times)} | {case['peak_gib']:.2f} GiB | {verdict} |")
+    load = f"{about['load_before'][0]:.1f} before, {about['load_after'][0]:.1f} after"
+    return "\n".join(
+        [
+            "| schedule | instructions | build | prove | lower | verify | simulate | peak memory | goal |",
+            "|---|---|---|---|---|---|---|---|---|",
+            *rows,
+            "",
+            f"Medians, each case in a process of its own, on {about['cpu']}, {about['cores']} cores (load {load}). The "
+            f"simulator is compiled once per machine, which takes {first['cold']:.1f} s; later its first use in a process "
+            f"takes {first['warm']:.2f} s to load.",
+        ]
+    )
+
+
+TABLES = {"speed": speed, "schedules": schedules}
+
+
+def marks(name: str) -> tuple[str, str]:
+    """What stands before and after a table in the README."""
+    return f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+
+
 def refresh() -> None:
-    """Put the table between the README's markers."""
+    """Put the tables between the README's markers."""
     path = ROOT / "README.md"
-    text = path.read_text()
-    if BEGIN in text:
-        head, _, rest = text.partition(BEGIN)
-        _, _, tail = rest.partition(END)
-        path.write_text(f"{head}{BEGIN}\n{table()}\n{END}{tail}")
+    for name, table in TABLES.items():
+        begin, end = marks(name)
+        head, _, rest = path.read_text().partition(begin)
+        _, _, tail = rest.partition(end)
+        path.write_text(f"{head}{begin}\n{table()}\n{end}{tail}")
 
 
 if __name__ == "__main__":

@@ -124,6 +124,9 @@ def main() -> None:
     }
     results = {"machine": about, "first_simulation": first, "cases": rows, "quoted": quoted}
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    from readme_table import refresh
+
+    refresh()
 
 
 if __name__ == "__main__":

@@ -16,10 +16,24 @@ def readme_table():
     return runpy.run_path(str(ROOT / "benchmarks" / "readme_table.py"))
 
 
-def test_the_readmes_speed_table_is_the_recorded_one(readme_table):
+@pytest.mark.parametrize("name", ["speed", "schedules"])
+def test_the_readmes_tables_are_the_recorded_ones(readme_table, name):
     text = (ROOT / "README.md").read_text()
-    begin, end = readme_table["BEGIN"], readme_table["END"]
-    assert text.partition(begin)[2].partition(end)[0].strip() == readme_table["table"]()
+    begin, end = readme_table["marks"](name)
+    assert text.partition(begin)[2].partition(end)[0].strip() == readme_table["TABLES"][name]()
+
+
+def test_what_schedules_cost_is_recorded_stage_by_stage():
+    data = json.loads((RESULTS.parent / "schedules.json").read_text())
+    cases = {(c["algorithm"], c["nranks"]): c for c in data["cases"]}
+    assert all(case["met"] is not False for case in cases.values())
+    stages = {"build", "prove", "lower", "verify", "simulate"}
+    assert set(cases["ring", 256]["seconds"]) == set(cases["recursive_doubling", 16384]["seconds"]) == stages
+    assert {"build", "lower", "simulate"} <= set(cases["ring", 1024]["seconds"])
+    assert cases["ring", 4096]["peak_gib"] < 8
+    for case in cases.values():
+        assert all(t["min"] <= t["median"] <= t["max"] for t in case["seconds"].values())
+    assert {"load_before", "load_after", "cpu", "commit"} <= data["machine"].keys()
 
 
 def test_every_goal_has_a_record_with_spread():

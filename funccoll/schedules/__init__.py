@@ -6,9 +6,11 @@ from .moves import Move, Place
 from .prove import Proof
 from .registry import algorithm, algorithms
 from .schedule import Schedule, build
+from .select import explain, select
 from .streams import Streams
 from .topology import Link, Topology
 
 __all__ = [
     "Collective", "Link", "Move", "Place", "Proof", "Schedule", "Streams", "Topology", "algorithm", "algorithms", "build",
+    "explain", "select",
 ]  # fmt: skip
