@@ -3,10 +3,10 @@
 Streams: instructions are two events, begin and end. The waits of an instruction look only at how many instructions of
 other streams have ended, so what happened so far is told by one number per stream, and `_explore` visits every
 combination of such numbers that can be reached in two executions. It stops where nothing can go on (deadlock), where
-two instructions are active of which one writes what the other touches (race), and where one is active that touches
-what belongs to the caller at that moment (before ENTER, after LEAVE). If it finds none of these, every two orders of
+two instructions are active of which one writes what the other touches (race), and where one begins that touches what
+is the caller's at that moment (before ENTER, after LEAVE) or writes to an input. If it finds none of these, every two orders of
 the same instructions differ by exchanging neighbours that touch different places, so all of them compute the same, and
-one run tells the values (Mazurkiewicz 1977). `every_outcome` does without that argument, for very small cases.
+one run tells the values (Mazurkiewicz 1977). `schedule_outcomes` does without that argument, for very small cases.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ELEMENTS = 32
 
 @dataclass(frozen=True)
 class Verdict:
-    """`harm` is "" for a harmless one, else "deadlock", "race", "caller" (a touch outside ENTER ... LEAVE), "wrong", "bits"."""
+    """`harm` is "" for a harmless one, else "deadlock", "race", "caller" (it touches what is the caller's), "wrong", "bits"."""
 
     harm: str
     detail: str = ""
@@ -197,6 +197,9 @@ class _Program:
 
     def explore(self) -> tuple[str, np.ndarray]:
         s = self.streams
+        inputs = s.schedule.collective.input_chunks * self.p
+        if any(s.opcode[i] not in (ENTER, LEAVE) and min(self.writes[i], default=inputs) < inputs for i in range(len(s))):
+            return "caller", np.zeros(0, np.int64)
         n, total = len(s), self.executions * int(self.lengths.max())
         conflict = np.array(
             [[bool(self.writes[a] & (self.reads[b] | self.writes[b])) or bool(self.writes[b] & self.reads[a])

@@ -119,7 +119,7 @@ def _accesses(streams: Streams, executions: int) -> list[tuple[np.ndarray, np.nd
 
 
 def _check_gates(streams: Streams, graph: Graph, executions: int) -> None:
-    """Every access lies between the ENTER and the LEAVE of the rank whose place it is, both of its own execution.
+    """Inputs are only read; every access lies between the ENTER and the LEAVE of its own execution on the place's rank.
 
     Gates count as writes to all that is the rank's, and there are no races: so levels tell which comes first.
     """
@@ -128,6 +128,10 @@ def _check_gates(streams: Streams, graph: Graph, executions: int) -> None:
     for gate, name in zip(gates, ("ENTER", "LEAVE"), strict=True):
         if not np.array_equal(streams.stream[gate] // channels, np.arange(p)):
             raise ScheduleError(f"streams of {streams.schedule.collective}: every rank must have one {name}.")
+    inputs = streams.dst < streams.schedule.collective.input_chunks * p
+    if inputs.any():
+        i = int(np.searchsorted(streams.dst_ptr, np.argmax(inputs), side="right")) - 1
+        raise ScheduleError(f"{streams.describe(i)} writes to an input: it is the caller's, only read.", streams.source(i))
     for execution in range(executions):
         level = graph.levels_of(streams.nodes(execution, executions))
         enter, leave = (level[gate] for gate in gates)
