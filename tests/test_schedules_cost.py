@@ -319,6 +319,13 @@ def test_an_algorithm_of_the_users_is_considered(registered):
     define(1)
     assert select("permute", Topology.one_host(2), 64, pairs=[(0, 1)]).algorithm == "mine"
 
+    @algorithm("permute")
+    def broken(p, pairs):
+        yield Move((0, "output", 0), (pairs[9], "input", 0))
+
+    table = reasons(explain("permute", 2, 64, pairs=[(0, 1)]))
+    assert table == {"mine": "chosen", "broken": "it is wrong: IndexError: tuple index out of range"}
+
 
 def test_many_ranks_are_compared_by_what_can_be_built():
     topology = Topology.nvlink_infiniband(300, each=8)

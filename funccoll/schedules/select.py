@@ -172,12 +172,13 @@ def _candidate(algorithm: Algorithm, question: _Question) -> Candidate:
         if p > _SMALL and question.kind != "permute" and _expected_places(algorithm, p) > _TOO_LARGE:
             return Candidate(algorithm, objection="too large to build for comparison", reserve=True)
         return min(_variants(algorithm, question), key=_seconds)
-    except ScheduleError as error:
+    except Exception as error:  # a user's generator may raise anything, and the others can still be chosen
         return Candidate(algorithm, objection=_wrong(error))
 
 
-def _wrong(error: ScheduleError) -> str:
-    return f"it is wrong: {str(error).splitlines()[0]}"
+def _wrong(error: Exception) -> str:
+    name = "" if isinstance(error, ScheduleError) else f"{type(error).__name__}: "
+    return f"it is wrong: {name}{str(error).partition(chr(10))[0]}"
 
 
 def _judged(candidate: Candidate, question: _Question) -> Candidate:
@@ -224,12 +225,12 @@ def _built(algorithm: Algorithm, question: _Question, chunks: int | None) -> Sch
     return (_build if nranks <= _SMALL else _build.__wrapped__)(algorithm, nranks, chunks, given)
 
 
-@functools.lru_cache(maxsize=512)
+@functools.lru_cache(maxsize=256)
 def _build(algorithm: Algorithm, nranks: int, chunks: int | None, given: tuple[tuple[str, Any], ...]) -> Schedule:
     return build(algorithm.kind, nranks, algorithm.name, chunks=chunks, **dict(given))
 
 
-@functools.lru_cache(maxsize=512)
+@functools.lru_cache(maxsize=256)
 def _expected_places(algorithm: Algorithm, nranks: int) -> float:
     """How many places the moves for so many ranks name, if they go on growing as they do from 8 ranks to 16."""
     places = []

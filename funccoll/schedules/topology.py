@@ -102,7 +102,10 @@ class Topology:
 
     @classmethod
     def torus(cls, shape: tuple[int, ...]) -> Topology:
-        """A torus of accelerators, 1 µs per hop and 50 GB/s per direction as in TPU v4 (Jouppi et al., ISCA 2023)."""
+        """A torus of accelerators: 50 GB/s per link and direction and 1.2 TB/s of memory as in TPU v4, 1 µs per hop assumed.
+
+        Source: Jouppi et al., "TPU v4: An Optically Reconfigurable Supercomputer", ISCA 2023.
+        """
         try:
             sizes = tuple(shape)
         except TypeError:
