@@ -1,8 +1,10 @@
 """funccoll: pure collectives over meshes, traced into typed programs and compiled."""
 
-from typing import TYPE_CHECKING, NoReturn
+import importlib
+from types import ModuleType
+from typing import TYPE_CHECKING
 
-from . import errors, nn, random, schedules, tree
+from . import errors, nn, random, tree
 from ._version import __version__
 from .arrays import Array
 from .autodiff import grad, value_and_grad, vjp
@@ -32,6 +34,9 @@ from .parallel import data_parallel
 from .placement import device_put, from_local, process_allgather
 from .runtime.world import make_mesh, rank, world_size
 from .types import ArrayType, bfloat16
+
+if TYPE_CHECKING:
+    from . import schedules
 
 __all__ = [
     # meshes and arrays
@@ -85,7 +90,9 @@ class PlannedNameError(PlannedError, AttributeError):
 
 if not TYPE_CHECKING:  # a type checker shall still find misspelt names
 
-    def __getattr__(name: str) -> NoReturn:
+    def __getattr__(name: str) -> ModuleType:
+        if name == "schedules":  # its import takes 40 ms, and happens when it is first needed
+            return importlib.import_module(f"{__name__}.schedules")
         if name in _PLANNED:
             what, today = _PLANNED[name]
             raise PlannedNameError(f"fc.{name} ({what}) is planned, not in this version; today {today}.")

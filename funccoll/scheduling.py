@@ -1,4 +1,7 @@
-"""From the collectives of a program to their schedules: which algorithm each has, and the proved schedule of it."""
+"""From the collectives of a program to their schedules: which algorithm each has, and the proved schedule of it.
+
+Schedules are imported when a program has collectives: that takes 40 ms.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,15 @@ import functools
 import hashlib
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .errors import ScheduleError, at_source
 from .ir import Equation, Program
-from .schedules.registry import Algorithm, find
-from .schedules.schedule import Schedule, build
-from .schedules.select import select
-from .schedules.topology import Topology
+from .types import is_inexact
+
+if TYPE_CHECKING:
+    from .schedules.registry import Algorithm
+    from .schedules.schedule import Schedule
 
 __all__ = ["check_algorithms", "choose", "digest", "is_large", "is_users", "schedules_of"]
 
@@ -27,7 +31,14 @@ def check_algorithms(program: Program) -> None:
     for eqn in program.collectives():
         if eqn.params["algorithm"] is not None:
             with at_source(eqn.source):
-                find(eqn.primitive.name, eqn.params["algorithm"], eqn.params["size"])
+                _find(eqn)
+
+
+def _find(eqn: Equation) -> Algorithm:
+    """The algorithm that a collective names, or the first one there is."""
+    from .schedules.registry import find
+
+    return find(eqn.primitive.name, eqn.params["algorithm"], eqn.params["size"])
 
 
 def choose(eqn: Equation) -> str:
@@ -35,16 +46,18 @@ def choose(eqn: Equation) -> str:
 
     A reduction of the choice is a left fold in rank order, whatever the size, so that the bits do not depend on it.
     """
+    from .schedules.select import select
+    from .schedules.topology import Topology
+
     kind, params = eqn.primitive.name, eqn.params
     if params["size"] > LARGE:
-        return find(kind, None, params["size"]).name
+        return _find(eqn).name
     sides = [sum(a.type.nbytes for a in side) for side in (eqn.inputs, eqn.outputs)]
-    dtypes = sorted({a.type.dtype for a in eqn.inputs}, key=lambda d: d.itemsize)  # the narrowest has most to lose
+    dtypes = [a.type.dtype for a in eqn.inputs]
+    narrow = [d for d in dtypes if d.itemsize == 2 and is_inexact(d)]  # one of them is enough to mind rounding
+    given = {"dtype": next(iter(narrow or dtypes), None), "root": params.get("root", 0), "pairs": params.get("pairs", ())}
     with at_source(eqn.source):
-        return select(
-            kind, Topology.one_host(params["size"]), max(1, *sides), dtype=dtypes[0] if dtypes else None,
-            root=params.get("root", 0), pairs=params.get("pairs", ()),
-        ).algorithm  # fmt: skip
+        return select(kind, Topology.one_host(params["size"]), max(1, *sides), **given).algorithm
 
 
 def is_large(program: Program) -> bool:
@@ -61,7 +74,7 @@ def schedules_of(program: Program) -> list[tuple[Equation, Schedule]]:
 
 
 def _schedule(eqn: Equation, axis_sizes: Mapping[str, int]) -> Schedule:
-    found = find(eqn.primitive.name, eqn.params["algorithm"], eqn.params["size"])
+    found = _find(eqn)
     options = {"root": eqn.params.get("root", 0), "pairs": eqn.params.get("pairs", ())}
     with at_source(eqn.source):
         try:
@@ -80,6 +93,8 @@ def _levels(found: Algorithm, eqn: Equation, axis_sizes: Mapping[str, int]) -> t
 @functools.lru_cache(maxsize=256)
 def _proved(found: Algorithm, nranks: int, **given: Any) -> Schedule:
     """Built and proved once for each algorithm *object*: one that was defined anew under its name is another."""
+    from .schedules.schedule import build
+
     schedule = build(found.kind, nranks, found.name, **given)
     schedule.prove()
     return schedule
@@ -87,8 +102,7 @@ def _proved(found: Algorithm, nranks: int, **given: Any) -> Schedule:
 
 def is_users(eqn: Equation) -> bool:
     """Whether a collective has an algorithm of the user's own, whose name says little about its moves."""
-    found = find(eqn.primitive.name, eqn.params["algorithm"], eqn.params["size"])
-    return not found.function.__module__.startswith(f"{__package__}.")
+    return not _find(eqn).function.__module__.startswith(f"{__package__}.")
 
 
 @functools.lru_cache(maxsize=256)

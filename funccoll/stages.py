@@ -7,7 +7,7 @@ import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import optree
@@ -20,9 +20,11 @@ from .mesh import Mesh
 from .passes import plan_buffers, run_passes
 from .report import CollectiveTable, cost_analysis
 from .runtime.local import compile_local, require_devices
-from .schedules.schedule import Schedule
 from .scheduling import choose, digest, is_large, is_users, schedules_of
 from .types import check_dtype
+
+if TYPE_CHECKING:
+    from .schedules.schedule import Schedule
 
 __all__ = ["Compiled", "Lowered", "Signature", "TracedFunction"]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextvars
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,8 +19,9 @@ from ..ir import Atom, Equation, Literal, Program, Var
 from ..mesh import Mesh, copy_coordinates
 from ..passes import Buffers
 from ..primitives.collective import axis_index_p, own_slice_p, pvary_p
-from ..schedules.schedule import Schedule
-from .replay import executor
+
+if TYPE_CHECKING:
+    from ..schedules.schedule import Schedule
 
 __all__ = ["compile_local", "require_devices"]
 
@@ -292,6 +293,15 @@ class _Builder:
             name = self.names.of(function, "f", key)
             self.steps.append(([f"{self.name(out)} = {name}({self.name(atom)})"], {atom}))
 
+    def executor(self, eqn: Equation) -> Callable[..., Any]:
+        """What computes a collective's outputs from the shards of one group, as its reference does."""
+        schedule = self.schedules.get(eqn)
+        if schedule is None:
+            return eqn.primitive.reference
+        from .replay import executor  # here: it imports schedules, which not every program needs
+
+        return executor(eqn.primitive, schedule)
+
     def group_function(
         self, eqn: Equation, varying: frozenset[str], out_varying: frozenset[str]
     ) -> Callable[[Copies], Copies]:
@@ -300,7 +310,7 @@ class _Builder:
         copies = Mesh({a: n for a, n in self.mesh.shape.items() if a in varying})
         groups = copies.groups(eqn.axes())
         params = {k: v for k, v in eqn.params.items() if k != "axes"}
-        compute = executor(eqn.primitive, self.schedules.get(eqn))
+        compute = self.executor(eqn)
         stays = out_varying == varying
         if copies.size == 1:
             return lambda x: compute([x], **params)[0]

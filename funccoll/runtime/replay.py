@@ -35,10 +35,10 @@ BLOCK = 1 << 16
 """Elements evaluated at a time: the values of a tree stay in the cache."""
 
 
-def executor(primitive: Primitive, schedule: Schedule | None) -> Callable[..., Sequence[Any]]:
+def executor(primitive: Primitive, schedule: Schedule) -> Callable[..., Sequence[Any]]:
     """What computes a collective's outputs: of the signature of its reference, with the bits of its schedule."""
     compute = _IN_ORDER.get(primitive)
-    if schedule is None or compute is None or schedule.prove().left_fold:
+    if compute is None or schedule.prove().left_fold:
         return primitive.reference
     return functools.partial(compute, _Order(schedule.prove()))
 
