@@ -19,6 +19,7 @@ import numpy as np
 from ..errors import DTypeError, ShapeError, VaryingError
 from ..ir import Primitive, bind, current_interpreter
 from ..types import ArrayType, is_inexact
+from .combining import OPS, Shards, fold
 from .reductions import product_of_others
 
 __all__ = [
@@ -26,87 +27,6 @@ __all__ = [
     "broadcast_p", "fold", "gather_p", "own_slice", "own_slice_p", "permute_p", "pvary_p", "reduce_p",
     "reduce_scatter_p", "scatter_p",
 ]  # fmt: skip
-
-Shards = Sequence[np.ndarray]
-
-
-# ---------------------------------------------------------------- combining
-
-
-def _fix_zeros(best: Callable[..., Any], a: Any, b: Any) -> Any:
-    """max/min made bitwise commutative: NaN wins (one canonical NaN), -0 < +0."""
-    out = best(a, b)
-    if not is_inexact(out.dtype) or (bool(np.all(out)) and not bool(np.isnan(out).any())):
-        return out
-    zeros = (a == 0) & (b == 0)
-    signed = a + b if best is np.maximum else -((-a) + (-b))
-    out = np.where(zeros, signed, out)
-    return np.where(np.isnan(out), np.asarray(np.nan, out.dtype), out)
-
-
-OPS: dict[str, Callable[..., Any]] = {
-    "sum": np.add,
-    "mean": np.add,
-    "prod": np.multiply,
-    "max": partial(_fix_zeros, np.maximum),
-    "min": partial(_fix_zeros, np.minimum),
-    "and": np.bitwise_and,
-    "or": np.bitwise_or,
-    "xor": np.bitwise_xor,
-}
-"""Reduction name -> the binary combine."""
-
-_ROUNDING = ("sum", "mean", "prod")
-"""The reductions whose results are rounded, in 16-bit floats as well; the others choose or count bits."""
-
-_BLOCK = 1 << 16
-"""Elements combined at a time: a block of the accumulator stays in the second-level cache."""
-
-
-def fold(shards: Shards, op: str, count: int = 0) -> Any:
-    """Left fold of `op` over shards of one shape, a new array; "mean" divides by `count` (0: their number) at the end.
-
-    This is one combine: float16 and bfloat16 are added and multiplied in float32, and rounded once.
-    """
-    combine = OPS[op]
-    first = shards[0]
-    if len(shards) == 1:
-        # Even alone, max and min give the one canonical NaN: the bits do not depend on the number of devices.
-        total = np.array(combine(first, first) if op in ("max", "min") else first)
-    elif first.dtype.itemsize == 2 and op in _ROUNDING and is_inexact(first.dtype):
-        return _fold_halves(shards, op, count)
-    elif first.size <= _BLOCK or not isinstance(combine, np.ufunc) or not all(s.flags.c_contiguous for s in shards):
-        total = combine(first, shards[1])
-        in_place = isinstance(combine, np.ufunc) and first.ndim
-        for shard in shards[2:]:
-            total = combine(total, shard, out=total) if in_place else combine(total, shard)
-    else:
-        total = np.empty(first.shape, first.dtype)
-        flat, flats = total.reshape(-1), [s.reshape(-1) for s in shards]
-        for start in range(0, flat.size, _BLOCK):
-            part = slice(start, start + _BLOCK)
-            out = combine(flats[0][part], flats[1][part], out=flat[part])
-            for shard in flats[2:]:
-                combine(out, shard[part], out=out)
-    if op == "mean":
-        total = total / np.asarray(count or len(shards), first.dtype)
-    return total
-
-
-def _fold_halves(shards: Shards, op: str, count: int) -> np.ndarray:
-    """`fold` of float16 or bfloat16: accumulated in float32, rounded at the end."""
-    first, combine = shards[0], OPS[op]
-    total = np.empty(first.shape, first.dtype)
-    flat, flats = total.reshape(-1), [s.reshape(-1) for s in shards]
-    for start in range(0, flat.size, _BLOCK):
-        part = slice(start, start + _BLOCK)
-        wide = flats[0][part].astype(np.float32)
-        for shard in flats[1:]:
-            combine(wide, shard[part].astype(np.float32), out=wide)
-        if op == "mean":
-            wide /= np.float32(count or len(shards))
-        flat[part] = wide
-    return total
 
 
 # ---------------------------------------------------------------- types

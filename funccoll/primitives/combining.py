@@ -1,0 +1,106 @@
+"""How shards combine: the binary operations of reductions, and their left fold.
+
+NaN wins in max and min (one canonical NaN), and -0 < +0, so that the bits do not depend on the order of operands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ..types import is_inexact
+
+__all__ = ["OPS", "Shards", "fold"]
+
+Shards = Sequence[np.ndarray]
+
+
+def _fix_zeros(best: Callable[..., Any], a: Any, b: Any) -> Any:
+    """max/min made bitwise commutative: NaN wins (one canonical NaN), -0 < +0."""
+    out = best(a, b)
+    if not is_inexact(out.dtype) or (bool(np.all(out)) and not bool(np.isnan(out).any())):
+        return out
+    zeros = (a == 0) & (b == 0)
+    signed = a + b if best is np.maximum else -((-a) + (-b))
+    out = np.where(zeros, signed, out)
+    return np.where(np.isnan(out), np.asarray(np.nan, out.dtype), out)
+
+
+def _complex_product(a: Any, b: Any) -> Any:
+    """a·b made bitwise commutative: NumPy fuses one multiplication with the addition, so its a·b and b·a may differ."""
+    out = np.empty(np.shape(a), a.dtype)
+    out.real = a.real * b.real - a.imag * b.imag
+    out.imag = a.real * b.imag + b.real * a.imag
+    return out
+
+
+OPS: dict[str, Callable[..., Any]] = {
+    "sum": np.add,
+    "mean": np.add,
+    "prod": np.multiply,
+    "max": partial(_fix_zeros, np.maximum),
+    "min": partial(_fix_zeros, np.minimum),
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+}
+"""Reduction name -> the binary combine."""
+
+_ROUNDING = ("sum", "mean", "prod")
+"""The reductions whose results are rounded, in 16-bit floats as well; the others choose or count bits."""
+
+_BLOCK = 1 << 16
+"""Elements combined at a time: a block of the accumulator stays in the second-level cache."""
+
+
+def fold(shards: Shards, op: str, count: int = 0) -> Any:
+    """Left fold of `op` over shards of one shape, a new array; "mean" divides by `count` (0: their number) at the end.
+
+    This is one combine: float16 and bfloat16 are added and multiplied in float32, and rounded once.
+    """
+    first, count = shards[0], count or len(shards)
+    combine: Any = _complex_product if op == "prod" and first.dtype.kind == "c" else OPS[op]
+    if len(shards) == 1:
+        # Even alone, max and min give the one canonical NaN: the bits do not depend on the number of devices.
+        total = np.array(combine(first, first) if op in ("max", "min") else first)
+    elif first.dtype.itemsize == 2 and op in _ROUNDING and is_inexact(first.dtype):
+        return _fold_halves(shards, op, count)
+    elif first.size <= _BLOCK or not isinstance(combine, np.ufunc) or not all(s.flags.c_contiguous for s in shards):
+        total = combine(first, shards[1])
+        in_place = isinstance(combine, np.ufunc) and first.ndim
+        for shard in shards[2:]:
+            total = combine(total, shard, out=total) if in_place else combine(total, shard)
+    else:
+        total = np.empty(first.shape, first.dtype)
+        flat, flats = total.reshape(-1), [s.reshape(-1) for s in shards]
+        for start in range(0, flat.size, _BLOCK):
+            part = slice(start, start + _BLOCK)
+            out = combine(flats[0][part], flats[1][part], out=flat[part])
+            for shard in flats[2:]:
+                combine(out, shard[part], out=out)
+    return total / np.asarray(count, first.dtype) if op == "mean" else total
+
+
+def _fold_halves(shards: Shards, op: str, count: int) -> np.ndarray:
+    """`fold` of float16 or bfloat16: accumulated in float32, rounded at the end."""
+    first = shards[0]
+    if first.size <= _BLOCK:
+        return _wide(shards, op, count).astype(first.dtype)
+    total = np.empty(first.shape, first.dtype)
+    flat, flats = total.reshape(-1), [s.reshape(-1) for s in shards]
+    for start in range(0, flat.size, _BLOCK):
+        part = slice(start, start + _BLOCK)
+        flat[part] = _wide([s[part] for s in flats], op, count)
+    return total
+
+
+def _wide(shards: Shards, op: str, count: int) -> np.ndarray:
+    """The fold in float32."""
+    combine = OPS[op]
+    total = np.array(shards[0], np.float32)
+    for shard in shards[1:]:
+        combine(total, shard.astype(np.float32), out=total)
+    return np.divide(total, np.float32(count), out=total) if op == "mean" else total
