@@ -74,9 +74,9 @@ def schedules_of(program: Program) -> list[tuple[Equation, Schedule]]:
 
 
 def _schedule(eqn: Equation, axis_sizes: Mapping[str, int]) -> Schedule:
-    found = _find(eqn)
     options = {"root": eqn.params.get("root", 0), "pairs": eqn.params.get("pairs", ())}
     with at_source(eqn.source):
+        found = _find(eqn)
         try:
             return _proved(found, eqn.params["size"], levels=_levels(found, eqn, axis_sizes), **options)
         except ScheduleError as error:

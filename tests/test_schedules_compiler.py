@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from spmd import bits, per_device
 
 import funccoll as fc
+from funccoll import P
 from funccoll.errors import ScheduleError
 from funccoll.schedules import Move
 from funccoll.schedules.collective import KINDS, chunk_bounds
@@ -236,6 +238,19 @@ def test_large_and_indivisible_and_empty():
             assert bits(run(x).shards[0].reshape(-1)) == bits(want[0]), (shape, how)
 
 
+@pytest.mark.parametrize("dtype", [np.int16, np.float64, np.complex64], ids=lambda d: d.__name__)
+def test_blocks_along_any_dimension(dtype: Any):
+    mesh, p = MESHES[3], 3
+    x = numbers(mesh, dtype, (6, 9, 12))
+    for dim in (0, 1, 2, -1):
+        for how in fc.schedules.algorithms("reduce_scatter", p):
+            for op in ("sum", "prod"):
+                run = forced("reduce_scatter", how, mesh, dim=dim, op=op)
+                streams = of(run.lower(x), "reduce_scatter").streams()
+                (outputs,) = interpret(streams, [list(x)], op=op, dim=dim % 3)
+                assert [bits(v[0]) for v in run(x).shards] == [bits(v) for v in outputs], (dim, how, op)
+
+
 def test_several_operands_each_by_themselves():
     """A pytree is one operation; every array is cut into the schedule's chunks."""
     mesh = MESHES[4]
@@ -278,6 +293,37 @@ def test_every_collective_of_a_program_has_a_proved_schedule():
         assert "_proof" in vars(schedule)
     assert lowered.schedules[0][1].algorithm == "dissemination"
     assert of(lowered, "permute").collective.pairs == ((0, 1),)
+
+
+def test_forced_algorithms_inside_a_custom_rule():
+    @fc.custom_vjp
+    def total(x: Any) -> Any:
+        return fc.all_reduce(x, "x", algorithm="ring")
+
+    total.defvjp(lambda x: (total(x), None), lambda _, ct: (fc.pvary(fc.all_reduce(ct, "x", algorithm="circulant"), "x"),))
+    lowered = per_device(MESHES[4], lambda x: total(x)).lower(numbers(MESHES[4]))
+    assert [s.algorithm for _, s in lowered.schedules] == ["ring"]
+
+    wrong = fc.custom_vjp(lambda x: fc.all_reduce(x, "x", algorithm="rnig"))
+    wrong.defvjp(lambda x: (wrong(x), None), lambda _, ct: (ct,))
+    error = refusal(lambda x: wrong(x))
+    assert "unknown algorithm 'rnig'" in str(error) and error.source.line == line_of(wrong.fn)
+
+
+def test_what_cannot_run_is_proved_when_it_is_asked_for():
+    def lowered(p: int, how: str | None = None) -> Any:
+        mesh = fc.abstract_mesh({"x": p})
+        step = fc.jit(lambda x: fc.all_reduce(x, "x", algorithm=how), mesh=mesh, in_specs=P("x"), out_specs=P())
+        return step.lower(np.broadcast_to(np.float32(0), (p,)))
+
+    start = time.perf_counter()
+    huge = lowered(1_000_000)
+    assert huge.collectives().rows[0].schedule == fc.schedules.algorithms("all_reduce")[0]
+    assert len(huge.fingerprint) == 64 and "schedules" not in vars(huge)
+    with pytest.raises(fc.errors.MeshError, match="no devices"):
+        huge.compile()
+    assert time.perf_counter() - start < 10  # milliseconds; a schedule of so many ranks would not fit into memory
+    assert "schedules" in vars(lowered(256)) and lowered(300).schedules[0][1].nranks == 300
 
 
 def test_combine_does_not_mix_algorithms():
@@ -368,7 +414,7 @@ def test_an_unknown_algorithm():
     call = lambda x: fc.all_reduce(x, "x", algorithm="rnig")
     error = refusal(call)
     choices = ", ".join(fc.schedules.algorithms("all_reduce", 4))
-    assert f"unknown algorithm 'rnig' for all_reduce. For 4 ranks there are: {choices}." in str(error)
+    assert "unknown algorithm 'rnig' for all_reduce." in str(error) and f"For 4 ranks there are: {choices}." in str(error)
     assert (error.source.file, error.source.line) == (__file__, line_of(call))
     for kind, how in {"barrier": "ring", "gather": "ring", "permute": "ring"}.items():
         error = refusal(lambda x: (fc.barrier("x", algorithm=how), x)[1] if kind == "barrier" else CALLS[kind](x, "x", 4, how))
