@@ -206,6 +206,22 @@ def test_the_runtime_and_the_streams_give_the_same_bits(kind: str, dtype: Any):
                     assert bits(run(x).shards[rank][0]) == bits(output), (p, how, rank)
 
 
+@pytest.mark.parametrize("op", ["mean", "prod", "min"])
+@pytest.mark.parametrize("dtype", [np.float64, np.float16, np.complex64], ids=lambda d: d.__name__)
+def test_and_so_they_do_for_every_op(dtype: Any, op: str):
+    if op == "min" and np.dtype(dtype).kind == "c":
+        return
+    for kind in REDUCTIONS:
+        options = {"all_reduce": {}, "reduce": {"root": 2}, "reduce_scatter": {"dim": 1}}[kind]
+        x = numbers(MESHES[3], dtype, (5, 33))
+        for how in fc.schedules.algorithms(kind, 3):
+            run = forced(kind, how, MESHES[3], op=op, **options)
+            (outputs,) = interpret(of(run.lower(x), kind).streams(), [list(x)], op=op, **DIMENSIONS.get(kind, {}))
+            for rank, output in enumerate(outputs):
+                if output is not None:
+                    assert bits(run(x).shards[rank][0]) == bits(output), (kind, how, rank)
+
+
 def test_a_ring_adds_along_the_ring():
     """Chunk c goes from rank to rank and ends where it is kept; written out without any schedule."""
     p, per = 4, 16
