@@ -4,9 +4,10 @@ Streams: instructions are two events, begin and end. The waits of an instruction
 other streams have ended, so what happened so far is told by one number per stream, and `_explore` visits every
 combination of such numbers that can be reached in two executions. It stops where nothing can go on (deadlock), where
 two instructions are active of which one writes what the other touches (race), and where one begins that touches what
-is the caller's at that moment (before ENTER, after LEAVE) or writes to an input. If it finds none of these, every two orders of
-the same instructions differ by exchanging neighbours that touch different places, so all of them compute the same, and
-one run tells the values (Mazurkiewicz 1977). `schedule_outcomes` does without that argument, for very small cases.
+is the caller's at that moment (before ENTER, after LEAVE), or writes to what always is (an input). If it finds none of
+these, every two orders of the same instructions differ by exchanging neighbours that touch different places, so all of
+them compute the same, and one run tells the values (Mazurkiewicz 1977). `schedule_outcomes` does without that argument,
+for very small cases.
 """
 
 from __future__ import annotations
@@ -185,6 +186,12 @@ class _Program:
             return set(range(rank, s.schedule.places.size, self.p))
         return {c + k * self.p for c in codes[ptr[i] : ptr[i + 1]].tolist() for k in range(int(s.count[i]))}
 
+    def _is_callers(self, place: int) -> bool:
+        """Whether a place is an input, or an output that the collective does not give to this rank."""
+        c = self.streams.schedule.collective
+        row, rank = divmod(place, self.p)
+        return row < c.input_chunks or (row < c.input_chunks + c.output_chunks and not c.has_output(rank))
+
     def needed(self, stream: int, value: int) -> int:
         """How many instructions of a stream, over all executions, make its counter reach a value; -1: never."""
         n, span = int(self.lengths[stream]), self.streams.span
@@ -197,8 +204,7 @@ class _Program:
 
     def explore(self) -> tuple[str, np.ndarray]:
         s = self.streams
-        inputs = s.schedule.collective.input_chunks * self.p
-        if any(s.opcode[i] not in (ENTER, LEAVE) and min(self.writes[i], default=inputs) < inputs for i in range(len(s))):
+        if any(s.opcode[i] not in (ENTER, LEAVE) and any(map(self._is_callers, self.writes[i])) for i in range(len(s))):
             return "caller", np.zeros(0, np.int64)
         n, total = len(s), self.executions * int(self.lengths.max())
         conflict = np.array(

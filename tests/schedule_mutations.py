@@ -348,7 +348,12 @@ def _with_slack() -> list[Schedule]:
         s0@0 = i0@0 i0@1; s1@0 = i1@0 i1@1
         o0@0 = s0@0; o1@0 = s1@0; s2@1 = s0@0; s3@1 = s1@0
         o0@1 = o0@0; o1@1 = o1@0; s4@1 = s2@1 s2@1; s5@1 = s3@1"""
+    root = """
+        s0@1 = i0@1 i0@2
+        o0@0 = i0@0 s0@1; s1@2 = s0@1
+        s2@2 = s1@2; s2@1 = s0@1 s0@1"""
     return [
+        assembled(Collective("reduce", 3), "root", rounds(root)),
         assembled(Collective("broadcast", 3), "detour", rounds(detour)),
         assembled(Collective("all_reduce", 3), "sums", rounds(sums)),
         assembled(Collective("all_reduce", 2, chunks=2), "parts", rounds(parts)),
@@ -364,7 +369,7 @@ def mutants(count: int, seed: int = 0) -> Iterator[Mutant]:
     ]  # fmt: skip
     for turn in range(20 * count):  # rarer types run out of new ones
         kind, mutate = all_types[turn % len(all_types)]
-        case, schedule = rng.choice(cases()[-3:] if rng.random() < 0.1 else cases())
+        case, schedule = rng.choice(cases()[-4:] if rng.random() < 0.1 else cases())
         mutant = mutate(rng, case, schedule, kind)
         if mutant is not None and (case, mutant.what) not in seen:
             seen.add((case, mutant.what))

@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import ScheduleError
-from ..primitives.collective import OPS
-from ..types import is_inexact
+from .cells import cells
 from .layout import Index, Layout, Memory
 
 if TYPE_CHECKING:
     from .streams import Streams
 
-__all__ = ["Interpreter", "combine", "finish", "interpret", "poison"]
+__all__ = ["Interpreter", "interpret"]
 
 ENTER, COMBINE, LEAVE = 0, 1, 2
 
@@ -41,33 +40,6 @@ def interpret(
     return Interpreter(streams, first.shape, first.dtype, dim, concat_dim).run(inputs, op=op, seed=seed)
 
 
-def combine(values: Sequence[np.ndarray], op: str) -> np.ndarray:
-    """Left fold of arrays, a new array; 16-bit floats are combined in float32 and rounded once, at the end."""
-    if len(values) == 1:
-        return values[0].copy()
-    fold, dtype = OPS[op], values[0].dtype
-    if dtype.itemsize == 2 and is_inexact(dtype):
-        values = [v.astype(np.float32) for v in values]
-    total = fold(values[0], values[1])
-    for value in values[2:]:
-        total = fold(total, value)
-    return total.astype(dtype, copy=False)
-
-
-def finish(output: np.ndarray, op: str, nranks: int) -> np.ndarray:
-    """What remains to be done to a reduced output: a mean is divided; max and min of one rank give the canonical NaN."""
-    if op == "mean":
-        return output / np.asarray(nranks, output.dtype)
-    return OPS[op](output, output) if op in ("max", "min") else output
-
-
-def poison(dtype: np.dtype) -> Any:
-    """A value that shows in every result it gets into: NaN, or an unlikely integer."""
-    if is_inexact(dtype):
-        return np.asarray(np.nan, dtype)
-    return np.asarray(0x5A5A5A5A5A5A5A5B).astype(dtype) if dtype.kind != "b" else np.asarray(True)
-
-
 class Interpreter:
     """Streams with the places of one call worked out, for many runs."""
 
@@ -80,7 +52,6 @@ class Interpreter:
         self.layout = Layout.of(schedule.collective, shape, self.dtype.itemsize, dim, concat_dim)
         self.output_shape = Layout.output_shape(schedule.collective, shape, dim, concat_dim)
         self.memory = Memory(self.layout, schedule.scratch_chunks)
-        self.reduces = schedule.collective.meaning.reduces
         self.has_output = schedule.collective.has_output(np.arange(self.nranks)).tolist()
         self._start = streams.start.tolist()
         self._opcode = streams.opcode.tolist()
@@ -114,9 +85,8 @@ class _Run:
     """The state of one run: memory, counters, and the streams that can take a step."""
 
     def __init__(self, program: Interpreter, inputs: Sequence[Sequence[np.ndarray]], op: str, seed: int):
-        self.program, self.inputs, self.op = program, inputs, op
-        self.poison = poison(program.dtype)
-        self.memory = np.full(program.nranks * program.memory.rank_size, self.poison)
+        self.program, self.inputs = program, inputs
+        self.memory = cells(program.nranks * program.memory.rank_size, program.dtype, op, program.nranks)
         self.outputs: list[list[np.ndarray | None]] = [[None] * program.nranks for _ in inputs]
         n = len(program._start) - 1
         self.counter = [0] * n
@@ -184,13 +154,14 @@ class _Run:
                 self._leave(stream)
                 self.begun[stream] = "left"
             return
+        read = memory.read
         sources = program._sources[i]
         if self.random.random() < 0.5:
-            self.begun[stream] = combine([memory[x] for x in sources], self.op)
+            self.begun[stream] = memory.combine([read(x) for x in sources])
         else:  # what it overwrites itself must be read now
-            self.begun[stream] = {j: memory[sources[j]].copy() for j in program._in_place[i]}
+            self.begun[stream] = {j: read(sources[j]).copy() for j in program._in_place[i]}
         for x in program._targets[i]:
-            memory[x] = self.poison
+            memory.spoil(x)
 
     def _end(self, stream: int) -> None:
         program, memory, i = self.program, self.memory, self.next[stream]
@@ -198,9 +169,9 @@ class _Run:
         opcode = program._opcode[i]
         if opcode == COMBINE:
             if isinstance(held, dict):
-                held = combine([held[j] if j in held else memory[x] for j, x in enumerate(program._sources[i])], self.op)
+                held = memory.combine([held[j] if j in held else memory.read(x) for j, x in enumerate(program._sources[i])])
             for x in program._targets[i]:
-                memory[x] = held
+                memory.write(x, held)
         elif opcode == ENTER:
             self._enter(stream)
         elif held != "left":
@@ -222,32 +193,28 @@ class _Run:
             self._look(other)
         self._look(stream)
 
-    def _of_rank(self, stream: int) -> tuple[int, np.ndarray]:
-        rank = stream // self.program.channels
-        return rank, self.memory[self.program.memory.of_rank(rank)]
-
     def _enter(self, stream: int) -> None:
         """The caller has written the input, and gives output and scratch for whatever was in them."""
-        rank, memory = self._of_rank(stream)
-        memory[:] = self.poison
+        program, rank = self.program, stream // self.program.channels
+        own = program.memory.of_rank(rank)
+        self.memory.spoil(own)
         given = np.asarray(self.inputs[self.execution[stream]][rank])
-        if given.shape != self.program.shape or given.dtype != self.program.dtype:
+        if given.shape != program.shape or given.dtype != program.dtype:
             raise ScheduleError(
                 f"the input of rank {rank} is {given.dtype}{list(given.shape)}, and that of rank 0 is "
-                f"{self.program.dtype}{list(self.program.shape)}: all ranks give one shape and dtype."
+                f"{program.dtype}{list(program.shape)}: all ranks give one shape and dtype."
             )
-        memory[: given.size] = given.reshape(-1)
+        self.memory.give(own.start, given)
 
     def _leave(self, stream: int) -> None:
         """The caller takes the output and writes garbage into everything."""
-        rank, memory = self._of_rank(stream)
-        program = self.program
+        program, rank = self.program, stream // self.program.channels
+        own = program.memory.of_rank(rank)
         if program.has_output[rank]:
-            start = program.layout.input.size
-            taken = memory[start : start + program.layout.output.size].reshape(program.output_shape)
-            done = finish(taken, self.op, program.nranks) if program.reduces else taken
-            self.outputs[self.execution[stream]][rank] = done.copy()
-        memory[:] = self.poison
+            start = own.start + program.layout.input.size
+            taken = self.memory.take(start, start + program.layout.output.size)
+            self.outputs[self.execution[stream]][rank] = taken.reshape(program.output_shape)
+        self.memory.spoil(own)
 
     def _check_finished(self) -> None:
         program, streams = self.program, self.program.streams

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..errors import ScheduleError
-from .interpret import combine, finish, poison
+from .cells import cells
 from .layout import Index, Layout, Memory
 
 if TYPE_CHECKING:
@@ -37,19 +37,19 @@ class _Run:
     """The ranks' memories, how far each rank is, and the messages that are posted."""
 
     def __init__(self, messages: Messages, inputs: Sequence[np.ndarray], op: str, seed: int, dim: int, concat_dim: int):
-        self.messages, self.op = messages, op
+        self.messages = messages
         self.collective = messages.schedule.collective
         first = np.asarray(inputs[0])
         self.layout = Layout.of(self.collective, first.shape, first.dtype.itemsize, dim, concat_dim)
         self.output_shape = Layout.output_shape(self.collective, first.shape, dim, concat_dim)
         self.places = Memory(self.layout, messages.places.scratch_chunks)
-        self.poison = poison(first.dtype)
-        self.memory = np.full(self.collective.nranks * self.places.rank_size, self.poison)
+        p = self.collective.nranks
+        self.memory = cells(p * self.places.rank_size, first.dtype, op, p)
         for rank, given in enumerate(inputs):
-            self.memory[self.places.of_rank(rank)][: given.size] = np.asarray(given).reshape(-1)
+            self.memory.give(self.places.of_rank(rank).start, np.asarray(given))
         self.random = random.Random(seed)
-        self.round = [0] * self.collective.nranks
-        self.pending = [0] * self.collective.nranks
+        self.round = [0] * p
+        self.pending = [0] * p
         self.sends: dict[tuple[int, int], deque[Index]] = defaultdict(deque)
         self.receives: dict[tuple[int, int], deque[Index]] = defaultdict(deque)
         self.sides = tuple(self._of_rank_and_round(t) for t in (messages.sends, messages.receives))
@@ -95,12 +95,10 @@ class _Run:
         return outputs
 
     def _copy(self, sender: int, receiver: int, source: Index, target: Index) -> None:
-        sent = self.memory[source]
-        if sent.size != self.memory[target].size:
-            raise ScheduleError(
-                f"rank {sender} sends {sent.size} elements to rank {receiver}, which expects {self.memory[target].size}."
-            )
-        self.memory[target] = sent
+        sent, expected = self.memory.numbers[source].size, self.memory.numbers[target].size
+        if sent != expected:
+            raise ScheduleError(f"rank {sender} sends {sent} elements to rank {receiver}, which expects {expected}.")
+        self.memory.write(target, self.memory.read(source))
 
     def _post(self, rank: int, meeting: list[tuple[int, int, Index, Index]]) -> None:
         """Post a round's sends and receives, in any order; what finds its other side can be copied from now on."""
@@ -113,7 +111,7 @@ class _Run:
             pair = (rank, int(side.peer[i])) if sends else (int(side.peer[i]), rank)
             (self.sends if sends else self.receives)[pair].append(place)
             if not sends:
-                self.memory[place] = self.poison
+                self.memory.spoil(place)
             self.pending[rank] += 1
             if self.sends[pair] and self.receives[pair]:
                 meeting.append((*pair, self.sends[pair].popleft(), self.receives[pair].popleft()))
@@ -123,15 +121,13 @@ class _Run:
         for i in self.combines[self.round[rank], rank]:
             run = int(c.count[i]), int(c.part[i]), int(c.part_step[i])
             sources = c.src[c.src_ptr[i] : c.src_ptr[i + 1]].tolist()
-            result = combine([self.memory[self.places.index(code, *run)] for code in sources], self.op)
+            result = self.memory.combine([self.memory.read(self.places.index(code, *run)) for code in sources])
             for code in c.dst[c.dst_ptr[i] : c.dst_ptr[i + 1]].tolist():
-                self.memory[self.places.index(code, *run)] = result
+                self.memory.write(self.places.index(code, *run), result)
 
     def _leave(self, rank: int) -> np.ndarray | None:
-        memory = self.memory[self.places.of_rank(rank)]
-        start = self.layout.input.size
-        output = memory[start : start + self.layout.output.size].reshape(self.output_shape).copy()
-        memory[:] = self.poison
-        if not self.collective.has_output(rank):
-            return None
-        return finish(output, self.op, self.collective.nranks) if self.collective.meaning.reduces else output
+        own = self.places.of_rank(rank)
+        start = own.start + self.layout.input.size
+        output = self.memory.take(start, start + self.layout.output.size).reshape(self.output_shape)
+        self.memory.spoil(own)
+        return output if self.collective.has_output(rank) else None
