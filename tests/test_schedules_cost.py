@@ -249,7 +249,7 @@ def test_partial_sums_are_rounded_when_there_is_nothing_else(registered):
 def test_hierarchical_needs_two_levels():
     for topology in (Topology.one_host(8), FLAT, Topology.ethernet(8), Topology.torus((2, 4))):
         found = reasons(explain("all_reduce", topology, 1 << 20))
-        assert found["hierarchical"] == "needs several hosts with several ranks each"
+        assert found["hierarchical"] == "needs several hosts with several ranks each, or levels="
     chosen = select("all_reduce", CLUSTER, 1 << 26)
     assert chosen.algorithm == "hierarchical"
     by_levels = {levels: build("all_reduce", 8, "hierarchical", levels=levels) for levels in ((2, 4), (4, 2))}
@@ -311,7 +311,8 @@ def test_an_algorithm_of_the_users_is_considered(registered):
                 yield Move((d, "output", 0), (s, "input", 0), by=s)
 
     define(2)
-    assert "it is wrong: " in reasons(explain("permute", 2, 64, pairs=[(0, 1)]))["mine"]
+    wrong = reasons(explain("permute", 2, 64, pairs=[(0, 1)]))["mine"]
+    assert wrong == 'it is wrong: build("permute", ..., "mine").prove() tells'
     assert select("permute", Topology.one_host(2), 64, pairs=[(0, 1)]) is before
     del _ALGORITHMS["permute"]["direct"]
     with pytest.raises(ScheduleError, match="may be chosen: mine: it is wrong"):
@@ -324,7 +325,7 @@ def test_an_algorithm_of_the_users_is_considered(registered):
         yield Move((0, "output", 0), (pairs[9], "input", 0))
 
     table = reasons(explain("permute", 2, 64, pairs=[(0, 1)]))
-    assert table == {"mine": "chosen", "broken": "it is wrong: IndexError: tuple index out of range"}
+    assert table == {"mine": "chosen", "broken": 'it raises IndexError: build("permute", ..., "broken").prove() tells'}
 
 
 def test_many_ranks_are_compared_by_what_can_be_built():
@@ -349,11 +350,13 @@ def test_tables_print():
 @pytest.mark.parametrize(("call", "error", "words"), [
     (lambda: select("all_reduce", FLAT, 0), ScheduleError, "nbytes=0"),
     (lambda: select("all_sum", FLAT, 64), ScheduleError, "unknown collective 'all_sum'"),
-    (lambda: select("all_reduce", 8, 64), ScheduleError, "topology=8 must be a Topology"),
+    (lambda: select("all_reduce", "8", 64), ScheduleError, "topology='8' must be a Topology"),
     (lambda: select("broadcast", FLAT, 64, root=8), ScheduleError, "root=8"),
     (lambda: select("all_reduce", FLAT, 64, root=1), ScheduleError, "has no root"),
     (lambda: select("permute", FLAT, 64, pairs=[(0, 9)]), ScheduleError, "destination 9"),
     (lambda: select("all_reduce", FLAT, 64, dtype="U3"), DTypeError, "dtype <U3"),
+    (lambda: select("all_reduce", FLAT, 64, dtype="nope"), DTypeError, "dtype='nope' is no element type"),
+    (lambda: select("all_reduce", FLAT, 64, levels=4), ScheduleError, "levels=4 must be (hosts, ranks per host)"),
     (lambda: explain("all_reduce", 0, 64), ScheduleError, "each must be"),
     (lambda: explain("all_reduce", 8, -1), ScheduleError, "nbytes=-1"),
 ])  # fmt: skip

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from schedule_formulas import EXPECTED, Traffic, at_root, log2_ceil, log2_floor
 
 from funccoll.schedules import algorithms, build
-from funccoll.schedules.algorithms import combinators, trees
 from funccoll.schedules.collective import KINDS
+from funccoll.schedules.library import combinators, trees
 from funccoll.schedules.registry import find
+from funccoll.schedules.schedule import default_levels
 
 FAST = [*range(1, 18), 64]
 SLOW = [*range(18, 34), 128]
@@ -252,7 +253,7 @@ def test_every_option_is_proved(kind, name, p):
 
 
 def test_levels_are_by_default_the_factors_nearest_to_a_square():
-    assert [combinators.default_levels(p) for p in (1, 2, 7, 8, 12, 64)] == [(1, 1), (1, 2), (1, 7), (2, 4), (3, 4), (8, 8)]
+    assert [default_levels(p) for p in (1, 2, 7, 8, 12, 64)] == [(1, 1), (1, 2), (1, 7), (2, 4), (3, 4), (8, 8)]
     for kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
         chosen, named = build(kind, 12, "hierarchical"), build(kind, 12, "hierarchical", levels=(3, 4))
         assert list(map(str, chosen.moves)) == list(map(str, named.moves))

@@ -7,14 +7,16 @@ is what rank b gives or gets); every block is cut into the same number of chunks
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from ..errors import ScheduleError
 
-__all__ = ["ALIGNMENT", "BUFFERS", "KINDS", "Collective", "Kind", "chunk_bounds"]
+__all__ = ["ALIGNMENT", "BUFFERS", "KINDS", "Collective", "Kind", "check_rank", "chunk_bounds"]
 
 BUFFERS = ("input", "output", "scratch")
 ALIGNMENT = 64
@@ -175,13 +177,13 @@ class Collective:
     def check(self) -> Collective:
         """Refuse what no schedule can do; returns self."""
         if self.kind not in KINDS:
-            raise ScheduleError(f"unknown collective {self.kind!r}. Use one of {', '.join(KINDS)}.")
+            close = difflib.get_close_matches(str(self.kind), list(KINDS), n=1)
+            meant = f" Did you mean {close[0]!r}?" if close else ""
+            raise ScheduleError(f"unknown collective {self.kind!r}.{meant} Use one of {', '.join(KINDS)}.")
         for name, value in (("nranks", self.nranks), ("chunks", self.chunks), ("channels", self.channels)):
             if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
                 raise ScheduleError(f"{self.kind}: {name}={value!r} must be an integer, at least 1.")
-        root = self.root
-        if isinstance(root, bool) or not isinstance(root, (int, np.integer)) or not 0 <= root < self.nranks:
-            raise ScheduleError(f"{self.kind}: root={root!r} must be a rank, an integer from 0 to {self.nranks - 1}.")
+        root = check_rank(self.root, self.nranks, f"{self.kind}: root")
         if root and not self.meaning.rooted:
             rooted = ", ".join(k.name for k in KINDS.values() if k.rooted)
             raise ScheduleError(f"{self.kind} has no root, and root={root} was given. Collectives with a root: {rooted}.")
@@ -200,6 +202,13 @@ class Collective:
         root = f", root={self.root}" if self.meaning.rooted else ""
         pairs = f", pairs={list(self.pairs)}" if self.kind == "permute" else ""
         return f"{self.kind} among {self.nranks} rank{'s' if self.nranks > 1 else ''}{root}{pairs}"
+
+
+def check_rank(rank: Any, nranks: int, what: str = "rank") -> int:
+    """`rank` as an int; raises ScheduleError when it is none of the ranks."""
+    if isinstance(rank, bool) or not isinstance(rank, (int, np.integer)) or not 0 <= rank < nranks:
+        raise ScheduleError(f"{what}={rank!r} must be a rank, an integer from 0 to {nranks - 1}.")
+    return int(rank)
 
 
 def chunk_bounds(elements: int, parts: int, itemsize: int) -> np.ndarray:

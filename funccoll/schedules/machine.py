@@ -30,8 +30,8 @@ class Machine:
     Single moves are numbered as they run; `writer` has the number of the last one that wrote each place, -1 for none.
     """
 
-    def __init__(self, places: Places):
-        self.places = places
+    def __init__(self, places: Places, name: str):
+        self.places, self.name = places, name
         self.collective = places.collective
         self.expressions = Expressions(self.collective)
         self.holds = np.full(places.size, -1, np.int32 if places.size < 2**30 else np.int64)
@@ -60,6 +60,8 @@ class Machine:
             self._history.append((self.moves, batch))
             self.moves += len(row)
             work.append((batch, dst, src, number))
+        for _, _, src, number in work:
+            self._check_written(src, number)
         if self.moves - before > 1:
             self._check_independent(work, before)
         else:
@@ -71,13 +73,6 @@ class Machine:
 
     def _evaluate(self, batch: Batch, dst: np.ndarray, src: np.ndarray, number: np.ndarray) -> np.ndarray:
         ids = self.holds[src]
-        if (ids < 0).any():
-            i, j = np.argwhere(ids < 0)[0]
-            raise self.error(
-                int(number[i]),
-                f"it reads {self.places.place(int(src[i, j]))}, which nothing has written before. Move it after the one that "
-                "writes there, or read another place.",
-            )
         table = self.expressions
         parts = table.parts(ids)
         rows = np.minimum(dst, self._static - 1) // self.collective.nranks
@@ -91,6 +86,16 @@ class Machine:
             kind = self.collective.kind
             raise self.error(int(number[0]), f"it combines {ids.shape[1]} sources, and {kind} only copies.")
         return table.fold(ids, number)
+
+    def _check_written(self, src: np.ndarray, number: np.ndarray) -> None:
+        empty = self.holds[src] < 0
+        if empty.any():
+            i, j = np.argwhere(empty)[0]
+            raise self.error(
+                int(number[i]),
+                f"it reads {self.places.place(int(src[i, j]))}, which nothing has written before this round. Read it in a "
+                "round after the one that writes it, or read another place.",
+            )
 
     def _different_lengths(self, number: int, dst: np.ndarray, src: np.ndarray) -> None:
         texts = [f"{self.places.place(c)} (holding {self.expressions.text(int(self.holds[c]))})" for c in src]
@@ -153,6 +158,8 @@ class Machine:
         for n, nxt in zip(cycle, cycle[1:] + cycle[:1], strict=True):
             where = next(self.places.place(c) for w, c in after[n] if w == nxt)
             lines.append(f"  {self.describe(nxt)} must wait until {self.describe(n)} has read {where}")
+        if len(lines) > 8:
+            lines = [*lines[:4], f"  ... and {len(lines) - 5} more, each for the next, until", lines[-1]]
         text = "\n".join(lines)
         raise self.error(
             cycle[0],
@@ -185,7 +192,7 @@ class Machine:
         """The error about one move, at its line."""
         batch, _ = self.batch_of(number)
         move = f"the move {self.describe(number)} of round {batch.round}"
-        return ScheduleError(f"{self.collective}: {move} is wrong: {what}", batch.source)
+        return ScheduleError(f"{self.name} for {self.collective}: {move} is wrong: {what}", batch.source)
 
 
 def shortest_cycle(graph: dict[int, list[int]]) -> list[int] | None:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..errors import ScheduleError
+from .collective import check_rank
 from .level import level
+from .machine import Machine
 from .moves import Batch, Places
+from .prove import check_outputs
+from .verify import not_writable, wrong_parts
 
 if TYPE_CHECKING:
-    from .prove import Proof
     from .schedule import Schedule
 
 __all__ = ["Combines", "Messages", "Transfers", "to_messages"]
@@ -88,18 +93,25 @@ class Messages:
         """Check the messages on their own, with no buffering at all; returns self. The result is kept.
 
         Every send meets one receive of the same round and length; nothing is received into a place that is sent from
-        or received into in that round; combines touch only their own rank; and the values are the collective's (by
-        `prove`). With every round complete on its own, no order of progress can deadlock. Raises ScheduleError.
+        or received into in that round; ranks touch only what is their own, and read only their inputs; and the values
+        are the collective's. With every round complete on its own, no order of progress can deadlock. Raises
+        ScheduleError.
         """
-        self.proof  # noqa: B018
-        return self
+        return self._verified
 
     @cached_property
-    def proof(self) -> Proof:
-        """The proof of the messages as moves; see `verify`."""
-        from .prove import prove
-
-        return prove(self.as_schedule())
+    def _verified(self) -> Messages:
+        self._check_order()
+        self._check_own_places()
+        name = f"{self.schedule.algorithm} in messages"
+        machine = Machine(self.places, name)
+        for _, together in groupby(self._batches(), key=lambda found: found[0].round):
+            together = list(together)
+            for batch, part, step in together:
+                self._check_parts(machine, batch, part, step)
+            machine.round([batch for batch, _, _ in together])
+        check_outputs(machine, name)
+        return self
 
     def matched(self) -> tuple[np.ndarray, np.ndarray]:
         """(row in sends, row in receives) of every message. Raises ScheduleError for one without its other side."""
@@ -123,54 +135,78 @@ class Messages:
                 self._unequal(int(order_s[i]), int(order_r[i]))
         return order_s, order_r
 
-    def as_schedule(self) -> Schedule:
-        """The messages as a schedule of copies and combines: a round of messages is one round of moves."""
-        from .schedule import Schedule
-
-        self._check_own_places()
+    def _batches(self) -> Iterator[tuple[Batch, np.ndarray, np.ndarray]]:
+        """The messages as rounds of copies, and the combines as rounds of moves after them; with their parts."""
         s, r = self.matched()
+        levels = self.sends.round[s]
         c = self.combines
-        copies = (self.sends.round[s], self.receives.place[r], self.sends.place[s], self.sends.count[s], self.receives.rank[r])
-        batches = []
         number = 0
         for t in range(self.nrounds + 1):
-            low, high = np.searchsorted(copies[0], [t, t + 1])
+            low, high = np.searchsorted(levels, [t, t + 1])
             if high > low:
-                dst, src, count, by = (x[low:high] for x in copies[1:])
-                batches.append(Batch(dst[:, None], src[:, None], count, by, 0, number, None))
+                sent, into = s[low:high], r[low:high]
+                dst, src = self.receives.place[into][:, None], self.sends.place[sent][:, None]
+                batch = Batch(dst, src, self.sends.count[sent], self.receives.rank[into], 0, number, None)
+                yield batch, self.sends.part[sent], self.sends.part_step[sent]
                 number += 1
             low, high = np.searchsorted(c.round, [t, t + 1])
             for step in np.unique(c.step[low:high]):
-                batches += self._combining(low + np.flatnonzero(c.step[low:high] == step), number)
+                yield from self._combining(low + np.flatnonzero(c.step[low:high] == step), number)
                 number += 1
-        name = f"{self.schedule.algorithm} in messages"
-        return Schedule(self.schedule.collective, name, tuple(batches), self.places.scratch_chunks)
 
-    def _combining(self, rows: np.ndarray, number: int) -> list[Batch]:
+    def _combining(self, rows: np.ndarray, number: int) -> Iterator[tuple[Batch, np.ndarray, np.ndarray]]:
         """Combines as batches, one for each number of destinations and sources."""
         c = self.combines
-        out = []
         shape = np.stack([np.diff(c.dst_ptr)[rows], np.diff(c.src_ptr)[rows]], axis=1)
         for m, k in np.unique(shape, axis=0):
             of = rows[(shape == (m, k)).all(axis=1)]
             dst = c.dst[c.dst_ptr[of][:, None] + np.arange(m)]
             src = c.src[c.src_ptr[of][:, None] + np.arange(k)]
-            out.append(Batch(dst, src, c.count[of], c.rank[of], 0, number, None))
-        return out
+            yield Batch(dst, src, c.count[of], c.rank[of], 0, number, None), c.part[of], c.part_step[of]
+
+    def _check_parts(self, machine: Machine, batch: Batch, part: np.ndarray, step: np.ndarray) -> None:
+        """The lengths that rows name are those of what is read."""
+        row, place = wrong_parts(machine, batch, part, step)
+        if row >= 0:
+            raise self._error(
+                f"{self.places.place(place)} is taken for part {part[row]} of a block, and it holds another part, of perhaps "
+                "another length."
+            )
+
+    def _check_order(self) -> None:
+        """Rows stand in the order in which they are done."""
+        c = self.combines
+        columns = (("sends", self.sends.round, 1), ("receives", self.receives.round, 1), ("combines", c.round, 0))
+        for what, rounds, first in columns:
+            known = (rounds >= first) & (rounds <= self.nrounds)
+            if not known.all():
+                raise self._error(f"{what} of round {rounds[~known][0]}, and rounds are {first} to {self.nrounds}.")
+            if (np.diff(rounds) < 0).any():
+                raise self._error(f"its {what} are not in the order of their rounds.")
+        if (np.lexsort((c.step, c.round)) != np.arange(len(c))).any():
+            raise self._error("its combines are not in the order of their rounds and steps.")
 
     def _check_own_places(self) -> None:
-        """Every rank touches its own places only."""
-        p, c = self.schedule.nranks, self.combines
+        """Every rank touches its own places only, and writes to no input and no output that is not there."""
+        collective, p, c = self.schedule.collective, self.schedule.nranks, self.combines
+        writers, readers = np.repeat(c.rank, np.diff(c.dst_ptr)), np.repeat(c.rank, np.diff(c.src_ptr))
+        lengths = np.repeat(c.count, np.diff(c.dst_ptr)), np.repeat(c.count, np.diff(c.src_ptr))
         sides = [
-            ("sends from", self.sends.place, self.sends.rank), ("receives into", self.receives.place, self.receives.rank),
-            ("combines into", c.dst, np.repeat(c.rank, np.diff(c.dst_ptr))),
-            ("combines from", c.src, np.repeat(c.rank, np.diff(c.src_ptr))),
+            ("sends from", self.sends.place, self.sends.rank, self.sends.count, False),
+            ("receives into", self.receives.place, self.receives.rank, self.receives.count, True),
+            ("combines into", c.dst, writers, lengths[0], True), ("combines from", c.src, readers, lengths[1], False),
         ]  # fmt: skip
-        for what, codes, ranks in sides:
-            wrong = codes % p != ranks
-            if wrong.any():
-                i = int(np.argmax(wrong))
-                raise self._error(f"rank {ranks[i]} {what} {self.places.place(codes[i])}: a rank has only its own memory.")
+        for what, codes, ranks, count, writes in sides:
+            last = codes + (count.astype(np.int64) - 1) * p
+            absent = (codes < 0) | (count < 1) | (last >= self.places.size)
+            foreign = absent | (codes % p != ranks)
+            refused = foreign | (not_writable(collective, codes) if writes else False)
+            if not refused.any():
+                continue
+            i = int(np.argmax(refused))
+            why = "a rank has only its own memory" if foreign[i] else "an input is only read, and no other rank has this output"
+            place = f"{count[i]} chunk(s) from place {codes[i]}" if absent[i] else self.places.place(codes[i])
+            raise self._error(f"rank {ranks[i]} {what} {place}: {why}.")
 
     def _unmatched(self, side: Transfers, row: int, what: str) -> None:
         other, verb = ("receive", "sends to") if what == "send" else ("send", "receives from")
@@ -202,8 +238,12 @@ class Messages:
             f"{self.staging} staging chunk{'s' if self.staging != 1 else ''} per rank>"
         )
 
-    def text(self, rank: int) -> str:
-        """One rank's rounds for reading."""
+    def text(self, rank: int | None = None) -> str:
+        """One rank's rounds for reading (None: all)."""
+        p = self.schedule.nranks
+        if rank is None:
+            return "\n".join(f"rank {r}\n{self.text(r)}" for r in range(p))
+        check_rank(rank, p)
         lines = []
         for t in range(self.nrounds + 1):
             for side, word in ((self.sends, "send {} to {}"), (self.receives, "receive {} from {}")):

@@ -25,7 +25,7 @@ class Place(NamedTuple):
         return f"{self.buffer}[{self.chunk}] of rank {self.rank}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
 class Move:
     """Every destination := left fold of the op over the sources; one source is a copy.
 
@@ -43,11 +43,12 @@ class Move:
     source: Source | None = None
     round: int = -1
 
-    def __str__(self) -> str:
-        def side(places: Any) -> str:
-            return ", ".join(f"{buffer}[{chunk}]@{rank}" for rank, buffer, chunk in _listed(places))
+    def __repr__(self) -> str:
+        return f"{_side(self.dsts)} := {_side(self.srcs)}"
 
-        return f"{side(self.dsts)} := {side(self.srcs)}"
+
+def _side(places: Any) -> str:
+    return ", ".join(f"{buffer}[{chunk}]@{rank}" for rank, buffer, chunk in _listed(places))
 
 
 def _listed(places: Any) -> list[Any]:
@@ -161,6 +162,8 @@ class MoveList(Sequence):
 def encode(move: Any, collective: Collective, round: int, source: Source | None) -> Batch | None:
     """A yielded move as columns; None when it has no rows. Raises ScheduleError for what does not exist."""
     if not isinstance(move, Move):
+        if isinstance(move, (list, tuple)):
+            raise ScheduleError("a round is a flat list of Moves; a list is inside of it.", source)
         raise ScheduleError(
             f"an algorithm yields Move(dsts, srcs), or a list of them (one round), not {move!r:.80}.", source
         )
@@ -171,8 +174,10 @@ def encode(move: Any, collective: Collective, round: int, source: Source | None)
     try:
         rows = np.broadcast_shapes((1,), count.shape, by.shape, *(c.shape for c in columns))
     except ValueError:
-        shapes = sorted({c.shape for c in (count, by, *columns)})
+        shapes = ", ".join(map(str, dict.fromkeys(c.shape for c in (*columns, count, by) if c.shape)))
         raise ScheduleError(f"ranks, chunks and counts of one Move have different shapes: {shapes}.", source) from None
+    if 0 in rows:
+        return None
     dst, src = _codes(dsts, collective, rows), _codes(srcs, collective, rows)
     count = np.broadcast_to(count, rows).reshape(-1)
     by = np.broadcast_to(by, rows).reshape(-1)
@@ -208,8 +213,8 @@ def _checked(places: Any, what: str, collective: Collective, source: Source | No
             raise ScheduleError(f"a {what} names buffer {buffer!r}. Use {', '.join(map(repr, BUFFERS))}.", source)
         if buffer == "input" and what == "destination":
             raise ScheduleError(
-                f"a Move writes to the input of rank {rank}: inputs are the caller's and only read. Write to \"output\" or "
-                "\"scratch\".", source,
+                "a Move writes to \"input\": inputs are the caller's and only read. Write to \"output\" or \"scratch\". (It "
+                "is Move(destinations, sources).)", source,
             )  # fmt: skip
         out.append((_integers(rank, "a rank", source), buffer, _integers(chunk, "a chunk", source)))
     return out
@@ -224,6 +229,25 @@ def _codes(places: list[tuple], collective: Collective, rows: tuple[int, ...]) -
     return np.stack(columns, axis=1)
 
 
+def _row(places: list[tuple], rows: tuple[int, ...], i: int) -> str:
+    """One row of the places, for reading."""
+    at = [(*(np.broadcast_to(x, rows).reshape(-1)[i] for x in (r, c)), b) for r, b, c in places[:4]]
+    return ", ".join(f"{b}[{c}]@{r}" for r, c, b in at) + (", ..." if len(places) > 4 else "")
+
+
+def _extent(collective: Collective, buffer: str) -> str:
+    """How many chunks a buffer has and why, for reading."""
+    if buffer == "scratch":
+        return "Chunks of scratch are numbered from 0."
+    blocks = collective.input_blocks if buffer == "input" else collective.output_blocks
+    chunks = collective.chunks
+    pieces = f"{chunks} chunk{'s' if chunks > 1 else ''}"
+    return (
+        f"An {buffer} of {collective} is {blocks} block{'s' if blocks > 1 else ''} of {pieces}, numbered 0 to "
+        f"{blocks * chunks - 1}. How many chunks a block has is said in @algorithm(..., chunks=...)."
+    )
+
+
 def _check_bounds(
     dsts: list[tuple], srcs: list[tuple], by: np.ndarray, count: np.ndarray, rows: tuple[int, ...],
     collective: Collective, source: Source | None,
@@ -233,10 +257,14 @@ def _check_bounds(
     if count.min() < 0:
         raise ScheduleError(f"count={int(count.min())}: a move has a positive number of chunks.", source)
     live = count > 0
-    for what, ranks in (("by", by), *(("a place", np.broadcast_to(r, rows).reshape(-1)) for r, _, _ in (*dsts, *srcs))):
+    for what, ranks in (*(("it", np.broadcast_to(r, rows).reshape(-1)) for r, _, _ in (*dsts, *srcs)), ("by", by)):
         wrong = live & ((ranks < 0) | (ranks >= p))
         if wrong.any():
-            raise ScheduleError(f"{what} names rank {ranks[wrong][0]}, and there are ranks 0 to {p - 1}.", source)
+            i = int(np.argmax(wrong))
+            raise ScheduleError(
+                f"the move {_row(dsts, rows, i)} := {_row(srcs, rows, i)}: {what} names rank {ranks[i]}, and there are ranks 0 "
+                f"to {p - 1}. Go round with % p, or leave out the rows that have no partner.", source,
+            )  # fmt: skip
     for number, (rank, buffer, chunk) in enumerate((*dsts, *srcs)):
         rank, chunk = (np.broadcast_to(x, rows).reshape(-1) for x in (rank, chunk))
         wrong = live & ((chunk < 0) | (chunk + count > sizes[buffer]))
@@ -244,8 +272,8 @@ def _check_bounds(
             i = int(np.argmax(wrong))
             last = chunk[i] + count[i] - 1 if chunk[i] >= 0 else chunk[i]
             raise ScheduleError(
-                f"{Place(rank[i], buffer, last)} does not exist: {buffer}s of {collective} have {sizes[buffer]} chunk(s), "
-                f"numbered from 0. The number of chunks of a block is said in @algorithm(..., chunks=...).", source,
+                f"the move {_row(dsts, rows, i)} := {_row(srcs, rows, i)}: {Place(rank[i], buffer, last)} does not exist. "
+                f"{_extent(collective, buffer)}", source,
             )  # fmt: skip
         if number < len(dsts) and buffer == "output":
             wrong = live & ~collective.has_output(rank)

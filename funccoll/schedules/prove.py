@@ -12,6 +12,7 @@ import numpy as np
 from ..errors import ScheduleError, Source
 from .expressions import MIXED, Expressions
 from .machine import Machine
+from .registry import known
 
 if TYPE_CHECKING:
     from .schedule import Schedule
@@ -72,7 +73,7 @@ def prove(schedule: Schedule) -> Proof:
 
     Raises ScheduleError with rank, buffer, chunk, what it holds, what it must hold, and the line of the move.
     """
-    machine = Machine(schedule.places)
+    machine = Machine(schedule.places, schedule.algorithm)
     machine.run(schedule.batches)
     outputs = check_outputs(machine, schedule.algorithm)
     machine.expressions.close()
@@ -126,7 +127,8 @@ def _wrong_output(
     if held < 0:
         return ScheduleError(
             f"{name} is no {collective}: {machine.places.place(place)} must hold {expected}, and no move writes it{tail}. "
-            "(xr[c] is chunk c of rank r's input.)"
+            f"A block has {collective.parts} chunk{'s' if collective.parts > 1 else ''}. (xr[c] is chunk c of rank r's input.)",
+            _defined_at(collective.kind, name),
         )
     why, move = _why(machine, held, place, int(wanted[first]), source[first] < 0)
     batch, _ = machine.batch_of(move)
@@ -135,6 +137,11 @@ def _wrong_output(
         f"{why}{tail}. The move {machine.describe(move)} of round {batch.round} made it. (xr[c] is chunk c of rank r's input.)",
         batch.source,
     )
+
+
+def _defined_at(kind: str, name: str) -> Source | None:
+    """Where an algorithm is defined: the line for what no move is to blame for."""
+    return next((a.source for a in known(kind) if a.name == name), None)
 
 
 def _why(machine: Machine, held: int, place: int, wanted: int, reduced: bool) -> tuple[str, int]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ..errors import ScheduleError
+from ..errors import ScheduleError, Source
 from .collective import KINDS
 
-__all__ = ["Algorithm", "algorithm", "algorithms", "find"]
+__all__ = ["Algorithm", "algorithm", "algorithms", "describe", "find", "known", "similar"]
 
 _OPTIONS = ("root", "chunks", "levels", "pairs")
 
@@ -30,6 +31,12 @@ class Algorithm:
     def options(self) -> frozenset[str]:
         """Which of root, chunks, levels and pairs the function takes."""
         return frozenset(o for o in _OPTIONS if o in inspect.signature(self.function).parameters)
+
+    @property
+    def source(self) -> Source | None:
+        """Where the function is defined."""
+        code = getattr(self.function, "__code__", None)
+        return Source(code.co_filename, code.co_firstlineno, code.co_name) if code else None
 
     def default_chunks(self, nranks: int) -> int:
         """Chunks of one block when the caller names no number."""
@@ -51,17 +58,29 @@ def algorithm(
     """Decorator: register a generator function as an algorithm for the collective `kind`.
 
     The function takes the number of ranks p, and may take by name `root`, `chunks` (the caller's number), `levels`
-    (hosts, ranks per host) and `pairs`. It yields `Move`s; what one `yield` gives (a Move of arrays, or a list of
-    Moves) is one round, whose moves happen at the same time. `chunks` says into how many chunks one block is cut: an
-    integer, or a function of p (`lambda p: p`). `power_of_two` refuses other numbers of ranks. Defining a function of
-    the same name again, as notebooks do, replaces it. Nothing runs before it is proved.
-    Raises ScheduleError for an unknown collective, and for a name that another function has.
+    (hosts, ranks per host) and `pairs`; for parameters of your own, register one algorithm for each value
+    (`name=f"tree{k}"`). It yields `Move`s. What one `yield` gives (a Move of arrays, or a list of Moves) is one round,
+    whose moves happen at the same time; a loop that yields single moves makes a round of each.
+
+    `chunks` says into how many chunks one block is cut: an integer, or a function of p (`lambda p: p`). "input" and
+    "output" have one block each, but p blocks have the output of all_gather and gather, the input of reduce_scatter and
+    scatter, and both of all_to_all; block b is what rank b gives or gets. Chunk number = block * chunks + piece.
+    "scratch" has as many chunks as you use. `power_of_two` refuses other numbers of ranks.
+
+    Defining a function of the same name again, as notebooks do, replaces it. Nothing runs before it is proved.
+    Raises ScheduleError for an unknown collective, for a name that another function has, and for parameters that
+    nobody would give.
     """
+    if callable(kind):
+        raise ScheduleError('@algorithm needs the collective\'s name: write @schedules.algorithm("all_reduce").')
     if kind not in KINDS:
-        raise ScheduleError(f"unknown collective {kind!r} in @algorithm. Use one of {', '.join(KINDS)}.")
+        raise ScheduleError(f"unknown collective {kind!r} in @algorithm.{similar(kind, KINDS)} Use one of {', '.join(KINDS)}.")
+    if name is not None and not isinstance(name, str):
+        raise ScheduleError(f"name={name!r} in @algorithm must be a string.")
 
     def register(function: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
         own = name or function.__name__
+        _check_parameters(function, own)
         known = _ALGORITHMS[kind].get(own)
         if known is not None and (known.function.__module__, known.function.__qualname__) != (
             function.__module__, function.__qualname__,
@@ -80,18 +99,55 @@ def algorithms(kind: str, nranks: int | None = None) -> list[str]:
 
 def _of(kind: str) -> dict[str, Algorithm]:
     if kind not in KINDS:
-        raise ScheduleError(f"unknown collective {kind!r}. Use one of {', '.join(KINDS)}.")
+        raise ScheduleError(f"unknown collective {kind!r}.{similar(kind, KINDS)} Use one of {', '.join(KINDS)}.")
     return _ALGORITHMS[kind]
+
+
+def known(kind: str) -> tuple[Algorithm, ...]:
+    """The algorithms for a collective, in the order of registration."""
+    return tuple(_of(kind).values())
+
+
+def describe(kind: str, name: str) -> str:
+    """What an algorithm does: its signature's options, chunks, and docstring (rounds, bytes, cost, source)."""
+    if name not in _of(kind):
+        raise ScheduleError(f"unknown algorithm {name!r} for {kind}. There are: {', '.join(algorithms(kind))}.")
+    found = _of(kind)[name]
+    head = f"{kind} {name}" + (f", takes {', '.join(sorted(found.options))}" if found.options else "")
+    return f"{head}\n\n{inspect.getdoc(found.function) or 'It has no docstring.'}"
+
+
+def similar(name: Any, names: Iterable[str]) -> str:
+    """" Did you mean ...?" when a name is close to one of `names`, else nothing."""
+    close = difflib.get_close_matches(str(name), list(names), n=1)
+    return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def _check_parameters(function: Callable[..., Any], name: str) -> None:
+    """Refuse a function that `build` could not call."""
+    positional = 0
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.name in _OPTIONS or parameter.default is not parameter.empty or parameter.kind in (2, 4):
+            continue  # 2, 4: *args, **kwargs
+        positional += parameter.kind != parameter.KEYWORD_ONLY
+        if positional > 1 or parameter.kind == parameter.KEYWORD_ONLY:
+            raise ScheduleError(
+                f"algorithm {name!r} has a parameter {parameter.name!r} that nobody would give. After the number of ranks it "
+                f"may take {', '.join(_OPTIONS)}; give others a default."
+            )
+    if not positional:
+        raise ScheduleError(f"algorithm {name!r} must take the number of ranks as its first parameter.")
 
 
 def find(kind: str, name: str | None, nranks: int) -> Algorithm:
     """The algorithm of that name, or the kind's first when None. Raises ScheduleError, with what there is."""
     known = _of(kind)
-    choices = ", ".join(algorithms(kind, nranks))
     if name is None:
         return next(iter(known.values()))
+    choices = ", ".join(algorithms(kind, nranks))
     if name not in known:
-        raise ScheduleError(f"unknown algorithm {name!r} for {kind}. For {nranks} ranks there are: {choices}.")
+        meant = similar(name, known)
+        raise ScheduleError(f"unknown algorithm {name!r} for {kind}.{meant} For {nranks} ranks there are: {choices}.")
     refusal = known[name].refusal(nranks)
     if refusal:
         raise ScheduleError(f"{kind} algorithm {name!r} {refusal}. For {nranks} ranks there are: {choices}.")

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import ScheduleError, Source, current_source
+from ..errors import ScheduleError, Source
 from .collective import Collective
 from .moves import Batch, MoveList, Places, encode
-from .registry import Algorithm, find
+from .registry import Algorithm, find, known
 
 if TYPE_CHECKING:
     from .cost import Cost
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
     from .streams import Streams
     from .topology import Topology
 
-__all__ = ["Schedule", "build"]
+__all__ = ["Schedule", "build", "check_levels", "default_levels"]
+
+_LIBRARY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "library", "")
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +36,12 @@ class Schedule:
     algorithm: str
     batches: tuple[Batch, ...]
     scratch_chunks: int = 0
+    levels: tuple[int, int] | None = None
+    """(hosts, ranks per host) of a hierarchical algorithm."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        fields = ("collective", "algorithm", "batches", "scratch_chunks", "levels")  # what is kept is made again
+        return {name: getattr(self, name) for name in fields}
 
     @property
     def kind(self) -> str:
@@ -61,7 +70,9 @@ class Schedule:
 
     @functools.cached_property
     def nrounds(self) -> int:
-        """The number of rounds the algorithm has, those included that move nothing between ranks."""
+        """The number of rounds the algorithm yields. (As messages they may be more, a move that reads from and writes to
+        other ranks takes two, or fewer: `messages()` joins rounds that are independent.)
+        """
         return 1 + max((b.round for b in self.batches), default=-1)
 
     def prove(self) -> Proof:
@@ -106,11 +117,19 @@ class Schedule:
 
         return cost(self, topology, nbytes)
 
-    def simulate(self, topology: Topology, nbytes: int, **what_if: Any) -> Simulation:
-        """Run the streams on a model of the machine; see `funccoll.schedules.simulate`."""
+    def simulate(
+        self, topology: Topology, nbytes: int, *, slow_ranks: Mapping[int, float] | None = None,
+        slow_links: Mapping[tuple[int, int], float] | None = None, lost_links: Iterable[tuple[int, int]] = (),
+    ) -> Simulation:  # fmt: skip
+        """Run the streams on a model of the machine; `nbytes` are those of the larger of one rank's input and output.
+
+        What if: `slow_ranks` {rank: factor}, `slow_links` {(source, destination): factor} take factor times as long;
+        over `lost_links` [(source, destination), ...] nothing goes. The first simulation in a process takes some tenths
+        of a second longer (Numba); the first on a machine, some seconds. See `funccoll.schedules.simulate`.
+        """
         from .simulate import simulate
 
-        return simulate(self, topology, nbytes, **what_if)
+        return simulate(self, topology, nbytes, slow_ranks=slow_ranks, slow_links=slow_links, lost_links=lost_links)
 
     def __repr__(self) -> str:
         moves = sum(len(b) for b in self.batches)
@@ -118,7 +137,8 @@ class Schedule:
         return (
             f"<Schedule {self.algorithm} for {self.collective}: {self.nrounds} round{'s' if self.nrounds != 1 else ''}, "
             f"{moves:,} move{'s' if moves != 1 else ''}, {parts} chunk{'s' if parts != 1 else ''} per block"
-            f"{f', {self.channels} channels' if self.channels > 1 else ''}>"
+            f"{f', {self.channels} channels' if self.channels > 1 else ''}"
+            f"{f', levels {self.levels[0]} × {self.levels[1]}' if self.levels else ''}>"
         )
 
 
@@ -129,8 +149,8 @@ def build(
     """The schedule of a collective among `nranks` ranks by one algorithm (None: the kind's first).
 
     `channels` independent streams per rank each do the whole algorithm on their part of the data. `chunks` is the
-    number of pieces of a pipelined algorithm, `levels` the (hosts, ranks per host) of a hierarchical one, `pairs` the
-    (source, destination) ranks of a permute.
+    number of pieces of a pipelined algorithm, `levels` the (hosts, ranks per host) of a hierarchical one (by default the
+    factors nearest to √p, fewer hosts than ranks in each), `pairs` the (source, destination) ranks of a permute.
     Raises ScheduleError for an unknown collective or algorithm (with what there is), a number of ranks it cannot do,
     a root that is no rank, and moves that name what does not exist.
     """
@@ -139,21 +159,31 @@ def build(
     if chunks is not None and "chunks" not in found.options:
         raise ScheduleError(
             f"{kind} algorithm {found.name!r} has its own number of chunks, {found.default_chunks(nranks)} for {nranks} "
-            f"ranks; chunks={chunks!r} was given. Pipelined algorithms take it."
+            f"ranks; chunks={chunks!r} was given. {_takers(kind, 'chunks')}"
         )
-    if levels is not None:
-        levels = _check_levels(levels, found, nranks)
+    if levels is not None and "levels" not in found.options:
+        raise ScheduleError(
+            f"{kind} algorithm {found.name!r} has no levels; levels={levels!r} was given. {_takers(kind, 'levels')}"
+        )
+    if "levels" in found.options:
+        levels = default_levels(nranks) if levels is None else check_levels(levels, nranks)
     if isinstance(channels, bool) or not isinstance(channels, (int, np.integer)) or channels < 1:
         raise ScheduleError(f"{kind}: channels={channels!r} must be an integer, at least 1.")
     collective = replace(collective, chunks=found.default_chunks(nranks) if chunks is None else chunks).check()
     given = {"root": root, "chunks": collective.chunks, "levels": levels, "pairs": collective.pairs}
     arguments = {name: value for name, value in given.items() if name in found.options}
-    return _assemble(collective, found, tuple(_rounds(found, collective, arguments)), int(channels))
+    schedule = _assemble(collective, found, tuple(_rounds(found, collective, arguments)), int(channels))
+    return replace(schedule, levels=levels)
 
 
-def _check_levels(levels: Any, found: Algorithm, nranks: int) -> tuple[int, int]:
-    if "levels" not in found.options:
-        raise ScheduleError(f"{found.kind} algorithm {found.name!r} has no levels; levels={levels!r} was given.")
+def default_levels(p: int) -> tuple[int, int]:
+    """(hosts, ranks per host) where the caller named none: the two factors of p nearest to √p, the smaller one first."""
+    hosts = next(h for h in range(int(p**0.5), 0, -1) if p % h == 0)
+    return hosts, p // hosts
+
+
+def check_levels(levels: Any, nranks: int) -> tuple[int, int]:
+    """`levels` as two integers; raises ScheduleError when they are not, or do not fit the ranks."""
     try:
         hosts, each = (int(n) for n in levels)
     except (TypeError, ValueError):
@@ -165,14 +195,20 @@ def _check_levels(levels: Any, found: Algorithm, nranks: int) -> tuple[int, int]
     return hosts, each
 
 
+def _takers(kind: str, option: str) -> str:
+    """Which algorithms take an option."""
+    names = ", ".join(a.name for a in known(kind) if option in a.options) or "none"
+    return f"Of {kind}'s algorithms these take {option}: {names}. Your own takes it as a parameter of that name."
+
+
 def _rounds(found: Algorithm, collective: Collective, arguments: dict[str, Any]) -> Iterator[Batch]:
     """The batches of what the algorithm yields, each with the line of its yield."""
     generator = found.function(collective.nranks, **arguments)
     if not hasattr(generator, "gi_frame"):
         raise ScheduleError(
             f"{collective.kind} algorithm {found.name!r} is no generator function: it must `yield` Moves, and it returned "
-            f"{generator!r:.60}."
-        )
+            f"{generator!r:.60}.", found.source,
+        )  # fmt: skip
     for number, step in enumerate(generator):
         source = _line(generator)
         for move in step if isinstance(step, (list, tuple)) else (step,):
@@ -182,11 +218,17 @@ def _rounds(found: Algorithm, collective: Collective, arguments: dict[str, Any])
 
 
 def _line(generator: Any) -> Source | None:
-    """The line of the yield that a generator stands at, that of the innermost one under `yield from`."""
-    while getattr(generator.gi_yieldfrom, "gi_frame", None) is not None:
+    """The line of the yield that a generator stands at: under `yield from`, the innermost one that is not ours.
+
+    Our own algorithms are all ours: there, the line of the algorithm itself tells more than that of what it is made of.
+    """
+    lines = []
+    while getattr(generator, "gi_frame", None) is not None:
+        code = generator.gi_code
+        lines.append(Source(code.co_filename, generator.gi_frame.f_lineno, code.co_name))
         generator = generator.gi_yieldfrom
-    code = generator.gi_code
-    return Source(code.co_filename, generator.gi_frame.f_lineno, code.co_name) if generator.gi_frame else current_source()
+    users = [line for line in lines if not line.file.startswith(_LIBRARY)]
+    return (users or lines[::-1])[-1]
 
 
 def _assemble(collective: Collective, found: Algorithm, batches: tuple[Batch, ...], channels: int) -> Schedule:

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ScheduleError
+from ..errors import DTypeError, ScheduleError
 from ..types import bfloat16, check_dtype
 from .collective import Collective
 from .cost import Cost, chunk_bytes
-from .registry import Algorithm, _of
-from .schedule import Schedule, build
+from .registry import Algorithm, known
+from .schedule import Schedule, build, check_levels
 from .tables import html_table, seconds_text, text_table
 from .topology import Topology, check_topology
 
@@ -70,24 +70,25 @@ class _Question:
 
 
 def select(
-    kind: str, topology: Topology, nbytes: int, *, dtype: Any = None, root: int = 0,
+    kind: str, topology: Topology | int, nbytes: int, *, dtype: Any = None, root: int = 0,
     pairs: Sequence[tuple[int, int]] = (), levels: tuple[int, int] | None = None,
 ) -> Schedule:  # fmt: skip
     """The schedule that costs least on the topology, of those that may be chosen.
 
     On one host, reductions must be left folds in the order of ranks (the default bits). With a dtype of 16-bit floats,
-    algorithms that round partial sums are chosen only if there is nothing else. Hierarchical algorithms need a
+    algorithms that round partial sums are chosen only if there is nothing else. A number of ranks stands for
+    `Topology.one_host` of it. Hierarchical algorithms need a
     topology of several hosts with several ranks each, or `levels`. Of equal costs, the algorithm registered first is
     taken. `nbytes` are the bytes of the larger of one rank's input and output. The answer is kept.
     Raises ScheduleError for an unknown collective, bytes that are not positive, a root or pairs that do not exist, and
     when no algorithm may be chosen; DTypeError for a dtype that funccoll does not carry.
     """
     question = _question(kind, topology, nbytes, dtype, root, pairs, levels)
-    return _select(question, _known(kind))
+    return _select(question, known(kind))
 
 
 def candidates(
-    kind: str, topology: Topology, nbytes: int, *, dtype: Any = None, root: int = 0,
+    kind: str, topology: Topology | int, nbytes: int, *, dtype: Any = None, root: int = 0,
     pairs: Sequence[tuple[int, int]] = (), levels: tuple[int, int] | None = None,
 ) -> list[Candidate]:  # fmt: skip
     """Every algorithm for the collective, in the order of registration, built, proved and costed where it can be.
@@ -95,39 +96,38 @@ def candidates(
     Arguments and errors are those of `select`.
     """
     question = _question(kind, topology, nbytes, dtype, root, pairs, levels)
-    return _weighed(question, _known(kind), thorough=True)[0]
+    return _weighed(question, known(kind), thorough=True)[0]
 
 
 def explain(
     kind: str, topology: Topology | int, nbytes: int, *, dtype: Any = None, root: int = 0,
     pairs: Sequence[tuple[int, int]] = (), levels: tuple[int, int] | None = None,
 ) -> Explanation:  # fmt: skip
-    """What `select` chooses and why, as a table; a number of ranks stands for `Topology.one_host` of it.
+    """What `select` chooses and why, as a table.
 
     Arguments and errors are those of `select`.
     """
-    topology = topology if isinstance(topology, Topology) else Topology.one_host(topology)
     question = _question(kind, topology, nbytes, dtype, root, pairs, levels)
-    found, best = _weighed(question, _known(kind), thorough=True)
+    found, best = _weighed(question, known(kind), thorough=True)
     return Explanation(_title(question, dtype), tuple(_rows(found, best)))
 
 
 # ---------------------------------------------------------------- choosing
 
 
-def _known(kind: str) -> tuple[Algorithm, ...]:
-    return tuple(_of(kind).values())
-
-
 def _question(
-    kind: str, topology: Topology, nbytes: int, dtype: Any, root: int, pairs: Sequence[tuple[int, int]],
+    kind: str, topology: Topology | int, nbytes: int, dtype: Any, root: int, pairs: Sequence[tuple[int, int]],
     levels: tuple[int, int] | None,
 ) -> _Question:  # fmt: skip
+    if isinstance(topology, (int, np.integer)):
+        topology = Topology.one_host(topology)
     check_topology(topology)
-    narrow = dtype is not None and check_dtype(np.dtype(dtype), "the collective") in _NARROW
-    if levels is not None and (len(levels) != 2 or math.prod(levels) != topology.nranks):
-        raise ScheduleError(f"levels={levels!r} must be (hosts, ranks per host), whose product is {topology.nranks} ranks.")
-    both = topology.levels if levels is None else (levels[0], levels[1])
+    try:
+        found = None if dtype is None else np.dtype(dtype)
+    except TypeError:
+        raise DTypeError(f"dtype={dtype!r} is no element type: use np.float32, fc.bfloat16, ...") from None
+    narrow = found is not None and check_dtype(found, "the collective") in _NARROW
+    both = topology.levels if levels is None else check_levels(levels, topology.nranks)
     return _Question(kind, topology, nbytes, narrow, root, tuple((s, d) for s, d in pairs), both)
 
 
@@ -167,18 +167,18 @@ def _candidate(algorithm: Algorithm, question: _Question) -> Candidate:
     if refusal:
         return Candidate(algorithm, objection=refusal)
     if "levels" in algorithm.options and question.levels is None:
-        return Candidate(algorithm, objection="needs several hosts with several ranks each")
+        return Candidate(algorithm, objection="needs several hosts with several ranks each, or levels=")
     try:
         if p > _SMALL and question.kind != "permute" and _expected_places(algorithm, p) > _TOO_LARGE:
             return Candidate(algorithm, objection="too large to build for comparison", reserve=True)
         return min(_variants(algorithm, question), key=_seconds)
     except Exception as error:  # a user's generator may raise anything, and the others can still be chosen
-        return Candidate(algorithm, objection=_wrong(error))
+        return Candidate(algorithm, objection=_wrong(algorithm, error))
 
 
-def _wrong(error: Exception) -> str:
-    name = "" if isinstance(error, ScheduleError) else f"{type(error).__name__}: "
-    return f"it is wrong: {name}{str(error).partition(chr(10))[0]}"
+def _wrong(algorithm: Algorithm, error: Exception) -> str:
+    kind = "it is wrong" if isinstance(error, ScheduleError) else f"it raises {type(error).__name__}"
+    return f'{kind}: build("{algorithm.kind}", ..., "{algorithm.name}").prove() tells'
 
 
 def _judged(candidate: Candidate, question: _Question) -> Candidate:
@@ -191,7 +191,7 @@ def _judged(candidate: Candidate, question: _Question) -> Candidate:
     try:
         proof = candidate.schedule.prove()
     except ScheduleError as error:
-        return replace(candidate, objection=_wrong(error))
+        return replace(candidate, cost=None, objection=_wrong(candidate.algorithm, error))
     if question.in_order and not proof.left_fold:
         return replace(candidate, objection="one host: must be a left fold in rank order")
     if matters and question.narrow and proof.partial_sums:
@@ -318,4 +318,6 @@ def _reason(candidate: Candidate, best: Candidate) -> str:
     if _seconds(candidate) == _seconds(best):
         return "costs the same, registered later"
     times = candidate.cost.seconds / best.cost.seconds if best.cost.seconds else math.inf
+    if times < 1.01:
+        return "less than 1 % slower"
     return f"{times:.3g} × the time" if times < 1000 else f"{times:,.0f} × the time"

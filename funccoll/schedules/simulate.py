@@ -49,6 +49,10 @@ def simulate(
     """
     check_topology(topology, schedule.nranks)
     size = chunk_bytes(schedule.collective, nbytes)
+    for name, given in (("slow_ranks", slow_ranks), ("slow_links", slow_links)):
+        if given is not None and not isinstance(given, Mapping):
+            key = "5" if name == "slow_ranks" else "(0, 1)"
+            raise ScheduleError(f"{name}={given!r:.60} must be a mapping to factors, such as {{{key}: 3.0}}.")
     machine = _machine(topology, size, schedule, slow_ranks or {}, slow_links or {}, tuple(lost_links))
     streams = schedule.streams()
     program = _program(streams)

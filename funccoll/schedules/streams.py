@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..errors import ScheduleError, Source
+from .collective import check_rank
 from .order import Graph
 
 if TYPE_CHECKING:
@@ -90,9 +91,7 @@ class Streams:
     def describe(self, i: int) -> str:
         """Instruction i for reading."""
         s = int(np.searchsorted(self.start, i, side="right")) - 1
-        rank, channel = divmod(s, self.schedule.channels)
-        where = f"rank {rank}" + (f", channel {channel}" if self.schedule.channels > 1 else "")
-        where += f", instruction {i - int(self.start[s])}"
+        where = f"{self._stream_name(s)}, instruction {i - int(self.start[s])}"
         if self.opcode[i] != COMBINE:
             return f"{where}: {'enter' if self.opcode[i] == ENTER else 'leave'}"
 
@@ -106,16 +105,24 @@ class Streams:
         source = self.source(i)
         return f"{where}: {side(dst)} := {side(src)}" + (f" ({source})" if source else "")
 
-    def text(self, rank: int) -> str:
-        """One rank's streams for reading: every instruction with its waits."""
+    def text(self, rank: int | None = None) -> str:
+        """One rank's streams for reading (None: all): every instruction, and after which ones of other streams it comes."""
+        channels, p = self.schedule.channels, self.schedule.nranks
+        if rank is None:
+            return "\n".join(map(self.text, range(p)))
+        check_rank(rank, p)
         lines = []
-        for s in range(rank * self.schedule.channels, (rank + 1) * self.schedule.channels):
+        for s in range(rank * channels, (rank + 1) * channels):
             for i in range(int(self.start[s]), int(self.start[s + 1])):
                 at = slice(int(self.wait_ptr[i]), int(self.wait_ptr[i + 1]))
                 pairs = zip(self.wait_stream[at].tolist(), self.wait_value[at].tolist(), strict=True)
-                waits = ", ".join(f"{t}≥{v}" for t, v in pairs)
-                lines.append(self.describe(i) + (f"  waits for {waits}" if waits else ""))
+                waits = ", ".join(f"{v - 1} of {self._stream_name(t)}" for t, v in pairs)
+                lines.append(self.describe(i) + (f"  after instruction {waits}" if waits else ""))
         return "\n".join(lines)
+
+    def _stream_name(self, s: int) -> str:
+        rank, channel = divmod(s, self.schedule.channels)
+        return f"rank {rank}" + (f", channel {channel}" if self.schedule.channels > 1 else "")
 
     def __repr__(self) -> str:
         waits = len(self.wait_stream)

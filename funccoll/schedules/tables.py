@@ -39,9 +39,9 @@ def html_table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequen
     """The same as an HTML table; row number `bold` is emphasised."""
 
     def line(tag: str, row: Sequence[str], weight: str = "") -> str:
-        sides = ["right" if h in right else "left" for h in head]
-        cells = zip(sides, row, strict=True)
-        text = (f'<{tag} style="text-align:{side};{weight}">{html.escape(cell)}</{tag}>' for side, cell in cells)
+        styles = [f"text-align:{'right' if h in right else 'left'};white-space:nowrap;{weight}" for h in head]
+        cells = zip(styles, row, strict=True)
+        text = (f'<{tag} style="{style}">{html.escape(cell)}</{tag}>' for style, cell in cells)
         return f"<tr>{''.join(text)}</tr>"
 
     body = "".join(line("td", row, "font-weight:bold" if i == bold else "") for i, row in enumerate(rows))

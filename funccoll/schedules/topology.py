@@ -28,8 +28,11 @@ class Link:
             _check_time(f"link {self.name!r}", what, getattr(self, what), unit)
 
     def __str__(self) -> str:
-        rate = f"{1e-9 / self.beta:.3g} GB/s" if self.beta else "no time per byte"
-        return f"{self.name} ({seconds_text(self.alpha)}, {rate})"
+        return f"{self.name} ({seconds_text(self.alpha)}, {_rate(self.beta)})"
+
+
+def _rate(seconds_per_byte: float) -> str:
+    return f"{1e-9 / seconds_per_byte:.3g} GB/s" if seconds_per_byte else "no time per byte"
 
 
 @dataclass(frozen=True, repr=False)
@@ -104,6 +107,8 @@ class Topology:
     def torus(cls, shape: tuple[int, ...]) -> Topology:
         """A torus of accelerators: 50 GB/s per link and direction and 1.2 TB/s of memory as in TPU v4, 1 µs per hop assumed.
 
+        A rank has one port to send and one to receive here, as everywhere in this model; a real torus has one in each
+        direction, so algorithms that use several at once (bidirectional_ring) are better there than they look.
         Source: Jouppi et al., "TPU v4: An Optically Reconfigurable Supercomputer", ISCA 2023.
         """
         try:
@@ -177,9 +182,9 @@ class Topology:
         return f"<Topology {self.name}: {self._size()}{', ' if links else ''}{links}>"
 
     def _repr_html_(self) -> str:
-        rows = [(where, k.name, seconds_text(k.alpha), f"{k.beta:.3g} s/B") for where, k in self._used()]
-        rows.append(("reduction", "", "", f"{self.gamma:.3g} s/B"))
-        table = html_table(("", "link", "alpha", "beta"), rows, right=("alpha", "beta"))
+        rows = [(where, k.name, seconds_text(k.alpha), _rate(k.beta)) for where, k in self._used()]
+        rows.append(("reduction", "", "", _rate(self.gamma)))
+        table = html_table(("", "link", "latency", "bandwidth"), rows, right=("latency", "bandwidth"))
         return f"<div><code>{self.name}: {self._size()}</code>{table}</div>"
 
 

@@ -12,13 +12,14 @@ from itertools import groupby
 import numpy as np
 
 from ..errors import ScheduleError
+from .collective import Collective
 from .machine import Machine, expand, shortest_cycle
 from .moves import Batch
 from .order import Graph, ragged
 from .prove import check_outputs
 from .streams import COMBINE, ENTER, LEAVE, Streams
 
-__all__ = ["verify"]
+__all__ = ["not_writable", "verify", "wrong_parts"]
 
 
 def verify(streams: Streams, executions: int = 2) -> None:
@@ -128,10 +129,14 @@ def _check_gates(streams: Streams, graph: Graph, executions: int) -> None:
     for gate, name in zip(gates, ("ENTER", "LEAVE"), strict=True):
         if not np.array_equal(streams.stream[gate] // channels, np.arange(p)):
             raise ScheduleError(f"streams of {streams.schedule.collective}: every rank must have one {name}.")
-    inputs = streams.dst < streams.schedule.collective.input_chunks * p
-    if inputs.any():
-        i = int(np.searchsorted(streams.dst_ptr, np.argmax(inputs), side="right")) - 1
-        raise ScheduleError(f"{streams.describe(i)} writes to an input: it is the caller's, only read.", streams.source(i))
+    refused = not_writable(streams.schedule.collective, streams.dst)
+    if refused.any():
+        at = int(np.argmax(refused))
+        i = int(np.searchsorted(streams.dst_ptr, at, side="right")) - 1
+        raise ScheduleError(
+            f"{streams.describe(i)}: it writes to {streams.schedule.places.place(streams.dst[at])}, which is an input, or an "
+            "output that this rank does not have.", streams.source(i),
+        )  # fmt: skip
     for execution in range(executions):
         level = graph.levels_of(streams.nodes(execution, executions))
         enter, leave = (level[gate] for gate in gates)
@@ -190,7 +195,7 @@ def _check_values(streams: Streams) -> None:
     work = work[key]
     columns = np.stack([level[work], sizes[0][work], sizes[1][work]])
     edges = np.flatnonzero((columns[:, 1:] != columns[:, :-1]).any(axis=0)) + 1
-    machine = Machine(streams.schedule.places)
+    machine = Machine(streams.schedule.places, streams.schedule.algorithm)
     batches: list[tuple[Batch, np.ndarray]] = []
     for here in np.split(work, edges) if len(work) else ():
         m, k = int(sizes[0][here[0]]), int(sizes[1][here[0]])
@@ -211,16 +216,30 @@ def _check_values(streams: Streams) -> None:
 
 def _check_parts(streams: Streams, machine: Machine, batch: Batch, instruction: np.ndarray) -> None:
     """The element ranges that instructions name are those of what they read."""
+    row, place = wrong_parts(machine, batch, streams.part[instruction], streams.part_step[instruction])
+    if row >= 0:
+        i = int(instruction[row])
+        raise ScheduleError(
+            f"wrong element range in {streams.schedule.collective}: {streams.describe(i)} names part {streams.part[i]} of a "
+            f"block, and {streams.schedule.places.place(place)} holds another part.", streams.source(i),
+        )  # fmt: skip
+
+
+# ---------------------------------------------------------------- checks that messages share
+
+
+def wrong_parts(machine: Machine, batch: Batch, part: np.ndarray, step: np.ndarray) -> tuple[int, int]:
+    """The first (row, source place) whose chunk is of another part than its run names, or (-1, -1)."""
     _, src, row = expand(batch, machine.collective.nranks)
     within = np.arange(len(row)) - np.repeat(np.cumsum(batch.count) - batch.count, batch.count)
-    named = streams.part[instruction][row] + within * streams.part_step[instruction][row]
     held = machine.holds[src[:, 0]]
-    wrong = (held >= 0) & (machine.expressions.parts(np.maximum(held, 0)) != named)
-    if wrong.any():
-        at = int(np.argmax(wrong))
-        i = int(instruction[row[at]])
-        place = streams.schedule.places.place(src[at, 0])
-        raise ScheduleError(
-            f"wrong element range in {streams.schedule.collective}: {streams.describe(i)} names part {named[at]} of a block, "
-            f"and {place} holds another part.", streams.source(i),
-        )  # fmt: skip
+    wrong = (held >= 0) & (machine.expressions.parts(np.maximum(held, 0)) != part[row] + within * step[row])
+    at = int(np.argmax(wrong))
+    return (int(row[at]), int(src[at, 0])) if wrong.any() else (-1, -1)
+
+
+def not_writable(collective: Collective, codes: np.ndarray) -> np.ndarray:
+    """Which places are inputs, or outputs of ranks that have none."""
+    row, rank = np.divmod(codes, collective.nranks)
+    output = (row >= collective.input_chunks) & (row < len(collective.parts_of_rows))
+    return (row < collective.input_chunks) | (output & ~collective.has_output(rank))

@@ -16,7 +16,6 @@ from .combinators import (
     Rounds,
     accumulate,
     circulant,
-    default_levels,
     doubling,
     everyone,
     own_copy,
@@ -171,7 +170,7 @@ def double_binary_tree(p: int, chunks: int) -> Rounds:
 
 
 @algorithm("all_reduce", chunks=lambda p: p)
-def hierarchical(p: int, levels: tuple[int, int] | None) -> Rounds:
+def hierarchical(p: int, levels: tuple[int, int]) -> Rounds:
     """A reduce_scatter inside each host, all_reduces across hosts, an all_gather inside each host.
 
     `levels` are h hosts of q ranks; rank h'q + l is the l-th of host h', and the sums of its host's chunks l·h ...
@@ -183,7 +182,7 @@ def hierarchical(p: int, levels: tuple[int, int] | None) -> Rounds:
     Source: Cho, Finkler, Serrano, Kung and Hunter, "BlueConnect", 2019; Träff and Hunold, "Decomposing MPI Collectives
     for Exploiting Multi-lane Communication", 2020.
     """
-    hosts, each = levels or default_levels(p)
+    hosts, each = levels
     if p == 1:
         yield [own_copy(p)]
     r = np.arange(p)

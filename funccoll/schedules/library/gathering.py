@@ -17,7 +17,6 @@ from .combinators import (
     alongside,
     bruck,
     circulant,
-    default_levels,
     doubling,
     everyone,
     own_copy,
@@ -110,7 +109,7 @@ def all_gather_pat(p: int) -> Rounds:
 
 
 @algorithm("all_gather", name="hierarchical")
-def all_gather_hierarchical(p: int, levels: tuple[int, int] | None) -> Rounds:
+def all_gather_hierarchical(p: int, levels: tuple[int, int]) -> Rounds:
     """Equal ranks of all hosts gather across hosts (circulant), then each host's ranks read from each other.
 
     `levels` are h hosts of q ranks; rank h'q + l is the l-th of host h'.
@@ -120,7 +119,7 @@ def all_gather_hierarchical(p: int, levels: tuple[int, int] | None) -> Rounds:
     For: hosts whose ranks are linked much faster than the hosts: every byte enters a host once.
     Source: Träff and Hunold, "Decomposing MPI Collectives for Exploiting Multi-lane Communication", 2020.
     """
-    yield from alongside([_own_block(p)], _gather_levels(p, *(levels or default_levels(p))))
+    yield from alongside([_own_block(p)], _gather_levels(p, *levels))
 
 
 def _gather_levels(p: int, hosts: int, each: int) -> Rounds:
@@ -229,7 +228,7 @@ def reduce_scatter_pat(p: int) -> Rounds:
 
 
 @algorithm("reduce_scatter", name="hierarchical")
-def reduce_scatter_hierarchical(p: int, levels: tuple[int, int] | None) -> Rounds:
+def reduce_scatter_hierarchical(p: int, levels: tuple[int, int]) -> Rounds:
     """Owners add inside each host, then equal ranks of all hosts do across hosts (circulant).
 
     `levels` are h hosts of q ranks; rank h'q + l is the l-th of host h'.
@@ -239,7 +238,7 @@ def reduce_scatter_hierarchical(p: int, levels: tuple[int, int] | None) -> Round
     For: hosts whose ranks are linked much faster than the hosts: every byte leaves a host once.
     Source: Cho, Finkler, Serrano, Kung and Hunter, "BlueConnect", 2019; Träff and Hunold 2020 (as hierarchical all_gather).
     """
-    hosts, each = levels or default_levels(p)
+    hosts, each = levels
     r = np.arange(p)
     host, local = np.divmod(r, each)
     if each > 1 or p == 1:

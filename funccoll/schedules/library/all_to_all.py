@@ -9,7 +9,7 @@ import numpy as np
 
 from ..moves import Move
 from ..registry import algorithm
-from .combinators import Rounds, alongside, default_levels, powers
+from .combinators import Rounds, alongside, powers
 
 
 @algorithm("all_to_all")
@@ -59,7 +59,7 @@ def _bruck_rounds(p: int, r: np.ndarray) -> Rounds:
 
 
 @algorithm("all_to_all")
-def hierarchical(p: int, levels: tuple[int, int] | None) -> Rounds:
+def hierarchical(p: int, levels: tuple[int, int]) -> Rounds:
     """Inside each host, the l-th rank collects the blocks for the l-th ranks of all hosts, then equal ranks exchange.
 
     `levels` are h hosts of q ranks; rank h'q + l is the l-th of host h'.
@@ -70,7 +70,7 @@ def hierarchical(p: int, levels: tuple[int, int] | None) -> Rounds:
     Source: Träff and Rougier, "MPI Collectives and Datatypes for Hierarchical All-to-all Communication", 2014; Tutel (Hwang
     et al. 2023).
     """
-    hosts, each = levels or default_levels(p)
+    hosts, each = levels
     if each == 1:
         yield from direct(p)
         return

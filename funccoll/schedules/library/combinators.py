@@ -15,7 +15,7 @@ import numpy as np
 from ..moves import Move
 
 __all__ = [
-    "Group", "Pattern", "accumulate", "alongside", "bruck", "circulant", "default_levels", "doubling", "everyone",
+    "Group", "Pattern", "accumulate", "alongside", "bruck", "circulant", "doubling", "everyone",
     "log2_ceil", "own_copy", "pat", "powers", "ring", "split", "spread", "together", "wrapped",
 ]  # fmt: skip
 
@@ -30,12 +30,6 @@ def log2_ceil(p: int) -> int:
 def powers(p: int) -> list[int]:
     """The ⌈log₂ p⌉ powers of two below p, ascending."""
     return [1 << k for k in range(log2_ceil(p))]
-
-
-def default_levels(p: int) -> tuple[int, int]:
-    """(hosts, ranks per host) where the caller named none: the two factors of p nearest to √p, the smaller one first."""
-    hosts = next(h for h in range(int(p**0.5), 0, -1) if p % h == 0)
-    return hosts, p // hosts
 
 
 # ---------------------------------------------------------------- patterns
