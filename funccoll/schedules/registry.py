@@ -67,7 +67,8 @@ def algorithm(
     scatter, and both of all_to_all; block b is what rank b gives or gets. Chunk number = block * chunks + piece.
     "scratch" has as many chunks as you use. `power_of_two` refuses other numbers of ranks.
 
-    Defining a function of the same name again, as notebooks do, replaces it. Nothing runs before it is proved.
+    Defining a function of the same name again, as notebooks do, replaces it (what is compiled already keeps the old one:
+    define the jitted step anew as well). Nothing runs before it is proved.
     Raises ScheduleError for an unknown collective, for a name that another function has, and for parameters that
     nobody would give.
     """
