@@ -233,9 +233,12 @@ def _change_wait(rng: random.Random, streams: Streams, rows: list[list[Instructi
     if how.startswith("drop"):
         del rows[s][i].waits[k]
         return f"{text} dropped"
-    lower = value - 1 if how == "by-one" else rng.randrange(-streams.span, value)
-    rows[s][i].waits[k] = (other, lower)
-    return f"{text} becomes ≥ {lower}"
+    if how == "raise":
+        new = value + rng.randrange(1, streams.span + 1)
+    else:
+        new = value - 1 if how == "by-one" else rng.randrange(-streams.span, value)
+    rows[s][i].waits[k] = (other, new)
+    return f"{text} becomes ≥ {new}"
 
 
 def _change_all_ranks(rng: random.Random, streams: Streams, rows: list[list[Instruction]], how: str) -> str | None:
@@ -298,7 +301,7 @@ def _change_part(rng: random.Random, streams: Streams, rows: list[list[Instructi
 
 
 STREAM_TYPES = (
-    "wait drop", "wait by-one", "wait lower", "wait drop-edge", "wait drop everywhere", "wait lower everywhere",
+    "wait drop", "wait by-one", "wait lower", "wait raise", "wait drop-edge", "wait drop everywhere", "wait lower everywhere",
     "swap combines", "swap gate", "place destination", "place source", "part",
 )  # fmt: skip
 
