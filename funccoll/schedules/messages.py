@@ -232,10 +232,14 @@ class Messages:
         busiest = 0
         if len(self.sends):
             busiest = int(np.unique(np.stack([self.sends.round, self.sends.rank]), axis=1, return_counts=True)[1].max())
+
+        def several(n: int, what: str) -> str:
+            return f"{n:,} {what}{'s' if n != 1 else ''}"
+
         return (
-            f"<Messages of {s.algorithm} for {s.collective}: {self.nrounds} round{'s' if self.nrounds != 1 else ''}, "
-            f"{len(self.sends):,} messages (a rank sends at most {busiest} in a round), {len(self.combines):,} local combines, "
-            f"{self.staging} staging chunk{'s' if self.staging != 1 else ''} per rank>"
+            f"<Messages of {s.algorithm} for {s.collective}: {several(self.nrounds, 'round')}, "
+            f"{several(len(self.sends), 'message')} (a rank sends at most {busiest} in a round), "
+            f"{several(len(self.combines), 'local combine')}, {several(self.staging, 'staging chunk')} per rank>"
         )
 
     def text(self, rank: int | None = None) -> str:
