@@ -11,7 +11,12 @@ from ..mesh import Mesh
 __all__ = ["make_mesh", "rank", "world_size"]
 
 # (variable with the number of processes, variable with this process's rank), by launcher.
-_LAUNCHERS = (("WORLD_SIZE", "RANK"), ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), ("PMI_SIZE", "PMI_RANK"))
+_LAUNCHERS = (
+    ("FUNCCOLL_WORLD_SIZE", "FUNCCOLL_RANK"),
+    ("WORLD_SIZE", "RANK"),
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+    ("PMI_SIZE", "PMI_RANK"),
+)
 
 
 def _job(environment: Mapping[str, str]) -> tuple[int, int]:
