@@ -324,6 +324,12 @@ def test_the_line_under_yield_from():
         (("all_reduce", 4, "ring"), {"levels": (2, 2)}, "has no levels; levels=(2, 2) was given. Of all_reduce's"),
         (("all_reduce", 4, "hierarchical"), {"levels": 4}, "levels=4 must be (hosts, ranks per host)"),
         (("all_reduce", 4, "hierarchical"), {"levels": (3, 2)}, "whose product is the number of ranks, 4"),
+        (("permute", 4), {"pairs": 5}, "pairs=5 must be (source, destination) ranks"),
+        (("permute", 4), {"pairs": [(0.5, 1)]}, "pairs=[(0.5, 1)] must be"),
+        (("all_reduce", 4, "hierarchical"), {"levels": (True, 4)}, "levels=(True, 4) must be"),
+        (("all_reduce", 4, "hierarchical"), {"levels": (2.5, 2)}, "levels=(2.5, 2) must be"),
+        ((["all_reduce"], 4), {}, "unknown collective ['all_reduce']"),
+        (("all_reduce", 4, ["ring"]), {}, "unknown algorithm ['ring']"),
         (("permute", 4), {"pairs": [(0, 4)]}, "destination 4 in pairs is no rank"),
         (("permute", 4), {"pairs": [(0, 1), (0, 2)]}, "a source stands twice"),
         (("all_reduce", 4), {"pairs": [(0, 1)]}, "takes no pairs"),
@@ -421,6 +427,76 @@ def test_every_wait_is_needed(kind, name):
                 continue
             with pytest.raises(ScheduleError, match=r"race in|deadlock in|is no "):
                 drop_wait(streams, w).verify()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"span": 1}, "span is 1, and a stream has 4 instructions"),
+        ({"span": 0}, "span is 0"),
+        ({"src": -1}, "a place does not exist"),
+        ({"src": 99}, "a place does not exist"),
+        ({"dst": -99}, "a place does not exist"),
+        ({"wait_stream": 9}, "an instruction waits for a stream that does not exist"),
+        ({"wait_stream": -1}, "an instruction waits for a stream that does not exist"),
+        ({"count": -1}, "a run has no chunks"),
+        ({"count": 40}, "a place does not exist"),
+        ({"dst_ptr": 1}, "dst_ptr does not cut its column into pieces"),
+        ({"opcode": 7}, "an opcode is unknown"),
+    ],
+)
+def test_columns_that_are_no_streams(change, message):
+    streams = build("all_reduce", 2, "ring").streams()
+    ((name, value),) = change.items()
+    if name != "span":
+        column = getattr(streams, name).copy()
+        column[1 if name == "count" else 0] = value
+        value = column
+    with pytest.raises(ScheduleError, match=f"streams of all_reduce among 2 ranks are broken: {message}"):
+        dataclasses.replace(streams, **{name: value}).verify()
+
+
+def test_narrow_numpy_integers_are_integers():
+    for args, options in (
+        (("all_gather", np.int8(16)), {}), (("gather", np.uint8(8), "binomial"), {"root": np.int8(3)}),
+        (("broadcast", 4, "pipelined_chain"), {"chunks": np.int8(100), "channels": np.int8(2)}),
+    ):  # fmt: skip
+        assert build(*args, **options).prove()
+    assert schedules.explain("all_reduce", np.int8(100), np.int16(64)).chosen.algorithm == "one_shot"
+
+    def narrow(p):
+        yield Move((0, "output", np.int8(100)), (0, "input", np.int8(100)), np.int8(100))
+
+    assert "does not exist" in str(refused("broadcast", narrow, p=1, chunks=128))
+
+
+def test_a_copy_to_where_it_comes_from():
+    def keeps(p, root):
+        yield Move((0, "scratch", 0), (0, "input", 0))
+        yield Move([(0, "output", 0), (0, "scratch", 0)], (0, "scratch", 0))
+        yield Move((0, "output", 1), (1, "input", 0))
+
+    algorithm("gather", name="test_only")(keeps)
+    try:
+        schedule = build("gather", 2, "test_only")
+        assert schedule.streams().verify()
+        assert schedule.messages().verify()
+    finally:
+        del _ALGORITHMS["gather"]["test_only"]
+
+
+def test_one_rank_that_does_everything():
+    def push(p):
+        r = np.arange(p)
+        yield Move((r, "scratch", 0), (0, "input", 0), by=0)
+        yield Move((r, "output", 0), (r, "scratch", 0), by=0)
+
+    algorithm("broadcast", name="test_only")(push)
+    try:
+        streams = build("broadcast", 300, "test_only").streams()
+        assert streams.verify() is streams
+    finally:
+        del _ALGORITHMS["broadcast"]["test_only"]
 
 
 def test_a_wait_for_ever_and_a_circle_are_deadlocks():

@@ -8,6 +8,7 @@ is what rank b gives or gets); every block is cut into the same number of chunks
 from __future__ import annotations
 
 import difflib
+import operator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,7 +17,9 @@ import numpy as np
 
 from ..errors import ScheduleError
 
-__all__ = ["ALIGNMENT", "BUFFERS", "KINDS", "Collective", "Kind", "check_rank", "chunk_bounds"]
+__all__ = [
+    "ALIGNMENT", "BUFFERS", "KINDS", "Collective", "Kind", "check_count", "check_pairs", "check_rank", "chunk_bounds",
+]  # fmt: skip
 
 BUFFERS = ("input", "output", "scratch")
 ALIGNMENT = 64
@@ -176,13 +179,12 @@ class Collective:
 
     def check(self) -> Collective:
         """Refuse what no schedule can do; returns self."""
-        if self.kind not in KINDS:
+        if not isinstance(self.kind, str) or self.kind not in KINDS:
             close = difflib.get_close_matches(str(self.kind), list(KINDS), n=1)
             meant = f" Did you mean {close[0]!r}?" if close else ""
             raise ScheduleError(f"unknown collective {self.kind!r}.{meant} Use one of {', '.join(KINDS)}.")
-        for name, value in (("nranks", self.nranks), ("chunks", self.chunks), ("channels", self.channels)):
-            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-                raise ScheduleError(f"{self.kind}: {name}={value!r} must be an integer, at least 1.")
+        for name in ("nranks", "chunks", "channels"):
+            check_count(getattr(self, name), f"{self.kind}: {name}")
         root = check_rank(self.root, self.nranks, f"{self.kind}: root")
         if root and not self.meaning.rooted:
             rooted = ", ".join(k.name for k in KINDS.values() if k.rooted)
@@ -202,6 +204,24 @@ class Collective:
         root = f", root={self.root}" if self.meaning.rooted else ""
         pairs = f", pairs={list(self.pairs)}" if self.kind == "permute" else ""
         return f"{self.kind} among {self.nranks} rank{'s' if self.nranks > 1 else ''}{root}{pairs}"
+
+
+def check_count(value: Any, what: str) -> int:
+    """`value` as an int; raises ScheduleError unless it is an integer, at least 1."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+        raise ScheduleError(f"{what}={value!r} must be an integer, at least 1.")
+    return int(value)
+
+
+def check_pairs(pairs: Any) -> tuple[tuple[int, int], ...]:
+    """`pairs` as a tuple of (source, destination); raises ScheduleError when they are none."""
+    try:
+        found = tuple((operator.index(source), operator.index(destination)) for source, destination in pairs)
+    except (TypeError, ValueError):
+        raise ScheduleError(
+            f"pairs={pairs!r:.60} must be (source, destination) ranks, such as [(0, 1), (1, 0)]."
+        ) from None
+    return found
 
 
 def check_rank(rank: Any, nranks: int, what: str = "rank") -> int:

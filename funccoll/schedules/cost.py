@@ -58,10 +58,10 @@ def chunk_bytes(collective: Collective, nbytes: Any) -> float:
     """
     barrier = collective.kind == "barrier"
     integer = isinstance(nbytes, (int, np.integer)) and not isinstance(nbytes, bool)
-    if not integer or nbytes < (0 if barrier else 1):
+    if not integer or not (0 if barrier else 1) <= nbytes < 1 << 62:
         raise ScheduleError(
             f"nbytes={nbytes!r} must be the bytes of one rank's data (of {collective.kind}'s input and output the larger "
-            f"one), an integer of at least {0 if barrier else 1}."
+            f"one), an integer from {0 if barrier else 1} to 2⁶² − 1."
         )
     return 0.0 if barrier else int(nbytes) / (collective.block_divisor * collective.parts)
 

@@ -113,7 +113,7 @@ class _Levels:
             batch = run.batch
             if batch.src.shape[1] == 1:
                 self._send(batch.src[row, 0], batch.dst[row, col], *run.of(row))
-                row, col = np.nonzero(batch.dst % p == batch.src % p)
+                row, col = np.nonzero((batch.dst % p == batch.src % p) & (batch.dst != batch.src))  # a copy to itself is none
                 self._work(batch.src[row, 0] % p, np.ones(len(row), int), batch.dst[row, col], batch.src[row], *run.of(row))
             else:
                 sources = batch.src.astype(np.int64)

@@ -95,7 +95,8 @@ class _Hazards:
         self.done = np.zeros(self.streams, np.int64)  # instructions of each stream so far
         self.done[:: self.channels] = 1  # ENTER
         enters = 1 * self.streams + np.arange(self.p) * self.channels
-        events = np.int32 if (2 + sum(len(b) for b in schedule.batches)) * self.channels < 2**31 else np.int64
+        longest = sum((np.bincount(b.by, minlength=self.p) for b in schedule.batches), np.zeros(self.p, np.int64)).max()
+        events = np.int32 if (2 + int(longest)) * self.streams < 2**31 else np.int64
         self.writer = np.tile(enters.astype(events), schedule.places.rows)
         self.fixed = self.collective.input_chunks * self.p  # places below are inputs: nothing writes them
         self.static = len(self.collective.parts_of_rows) * self.p
@@ -162,10 +163,10 @@ class _Hazards:
         part = self.part[src[:, 0]]
         self.part[dst] = part[:, None]
         if len(part) == len(batch):
-            return part, np.zeros(len(part), np.int8)
+            return part, np.zeros(len(part), np.int32)
         first = np.cumsum(batch.count) - batch.count
         many = batch.count > 1
-        step = np.zeros(len(batch), np.int8)
+        step = np.zeros(len(batch), np.int32)
         step[many] = part[first[many] + 1] - part[first[many]]
         if (part[first][row] + (np.arange(len(row)) - first[row]) * step[row] != part).any():
             raise ScheduleError(
@@ -240,7 +241,7 @@ def _assemble(schedule: Schedule, hazards: _Hazards) -> Streams:
 
     opcode = np.full(n, COMBINE, np.int8)
     opcode[enters], opcode[leaves] = ENTER, LEAVE
-    count, part, step = np.ones(n, np.int32), np.zeros(n, np.int32), np.zeros(n, np.int8)
+    count, part, step = np.ones(n, np.int32), np.zeros(n, np.int32), np.zeros(n, np.int32)
     move = np.full(n, -1, small)
     sides = {"dst": np.zeros(n + 1, small), "src": np.zeros(n + 1, small)}
     waits = np.zeros(n + 1, small)

@@ -13,6 +13,9 @@ from .collective import BUFFERS, Collective
 
 __all__ = ["Batch", "Move", "MoveList", "Place", "Places", "encode"]
 
+_MOST_SCRATCH = 1 << 24
+"""Chunks of scratch that a rank may have: a place that is meant is far below."""
+
 
 class Place(NamedTuple):
     """A chunk of a buffer on a rank."""
@@ -191,10 +194,13 @@ def encode(move: Any, collective: Collective, round: int, source: Source | None)
 
 
 def _integers(value: Any, what: str, source: Source | None) -> np.ndarray:
-    array = np.asarray(value)
-    if array.dtype.kind not in "iu":
+    try:
+        array = np.asarray(value)
+    except (ValueError, OverflowError):
+        array = np.zeros(0)
+    if array.dtype.kind not in "iu" or (array.size and not -(2**31) < int(array.min()) <= int(array.max()) < 2**31):
         raise ScheduleError(f"{what} must be an integer or an array of integers, not {value!r:.60}.", source)
-    return array
+    return array.astype(np.int64)
 
 
 def _checked(places: Any, what: str, collective: Collective, source: Source | None) -> list[tuple]:
@@ -223,7 +229,7 @@ def _checked(places: Any, what: str, collective: Collective, source: Source | No
 def _codes(places: list[tuple], collective: Collective, rows: tuple[int, ...]) -> np.ndarray:
     at = Places(collective)
     columns = [
-        np.broadcast_to((chunk.astype(np.int64) + at.first_row(buffer)) * collective.nranks + rank, rows).reshape(-1)
+        np.broadcast_to((chunk + at.first_row(buffer)) * collective.nranks + rank, rows).reshape(-1)
         for rank, buffer, chunk in places
     ]
     return np.stack(columns, axis=1)
@@ -238,7 +244,7 @@ def _row(places: list[tuple], rows: tuple[int, ...], i: int) -> str:
 def _extent(collective: Collective, buffer: str) -> str:
     """How many chunks a buffer has and why, for reading."""
     if buffer == "scratch":
-        return "Chunks of scratch are numbered from 0."
+        return f"Chunks of scratch are numbered from 0; there may be {_MOST_SCRATCH:,}."
     blocks = collective.input_blocks if buffer == "input" else collective.output_blocks
     chunks = collective.chunks
     pieces = f"{chunks} chunk{'s' if chunks > 1 else ''}"
@@ -253,7 +259,7 @@ def _check_bounds(
     collective: Collective, source: Source | None,
 ) -> None:  # fmt: skip
     p = collective.nranks
-    sizes = {"input": collective.input_chunks, "output": collective.output_chunks, "scratch": 1 << 30}
+    sizes = {"input": collective.input_chunks, "output": collective.output_chunks, "scratch": _MOST_SCRATCH}
     if count.min() < 0:
         raise ScheduleError(f"count={int(count.min())}: a move has a positive number of chunks.", source)
     live = count > 0

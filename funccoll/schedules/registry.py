@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from ..errors import ScheduleError, Source
-from .collective import KINDS
+from .collective import KINDS, check_count
 
 __all__ = ["Algorithm", "algorithm", "algorithms", "describe", "find", "known", "similar"]
 
@@ -74,12 +74,14 @@ def algorithm(
     """
     if callable(kind):
         raise ScheduleError('@algorithm needs the collective\'s name: write @schedules.algorithm("all_reduce").')
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise ScheduleError(f"unknown collective {kind!r} in @algorithm.{similar(kind, KINDS)} Use one of {', '.join(KINDS)}.")
     if name is not None and not isinstance(name, str):
         raise ScheduleError(f"name={name!r} in @algorithm must be a string.")
 
     def register(function: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+        if not callable(function):
+            raise ScheduleError(f"@algorithm decorates a generator function, not {function!r:.60}.")
         own = name or function.__name__
         _check_parameters(function, own)
         known = _ALGORITHMS[kind].get(own)
@@ -95,11 +97,13 @@ def algorithm(
 
 def algorithms(kind: str, nranks: int | None = None) -> list[str]:
     """The names of the algorithms for a collective; with `nranks`, only those that can do that many ranks."""
+    if nranks is not None:
+        nranks = check_count(nranks, "nranks")
     return [a.name for a in _of(kind).values() if nranks is None or a.refusal(nranks) is None]
 
 
 def _of(kind: str) -> dict[str, Algorithm]:
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise ScheduleError(f"unknown collective {kind!r}.{similar(kind, KINDS)} Use one of {', '.join(KINDS)}.")
     return _ALGORITHMS[kind]
 
@@ -146,7 +150,7 @@ def find(kind: str, name: str | None, nranks: int) -> Algorithm:
     if name is None:
         return next(iter(known.values()))
     choices = ", ".join(algorithms(kind, nranks))
-    if name not in known:
+    if not isinstance(name, str) or name not in known:
         meant = similar(name, known)
         raise ScheduleError(f"unknown algorithm {name!r} for {kind}.{meant} For {nranks} ranks there are: {choices}.")
     refusal = known[name].refusal(nranks)

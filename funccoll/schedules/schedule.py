@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import ScheduleError, Source
-from .collective import Collective
+from .collective import Collective, check_count, check_pairs
 from .moves import Batch, MoveList, Places, encode
 from .registry import Algorithm, find, known
 
@@ -154,7 +155,9 @@ def build(
     Raises ScheduleError for an unknown collective or algorithm (with what there is), a number of ranks it cannot do,
     a root that is no rank, and moves that name what does not exist.
     """
-    collective = Collective(kind, nranks, root, tuple((int(s), int(d)) for s, d in pairs)).check()
+    Collective(kind, nranks, root, check_pairs(pairs)).check()
+    nranks, root = int(nranks), int(root)  # NumPy's integers may be narrow
+    collective = Collective(kind, nranks, root, check_pairs(pairs))
     found = find(kind, algorithm, nranks)
     if chunks is not None and "chunks" not in found.options:
         raise ScheduleError(
@@ -167,12 +170,12 @@ def build(
         )
     if "levels" in found.options:
         levels = default_levels(nranks) if levels is None else check_levels(levels, nranks)
-    if isinstance(channels, bool) or not isinstance(channels, (int, np.integer)) or channels < 1:
-        raise ScheduleError(f"{kind}: channels={channels!r} must be an integer, at least 1.")
-    collective = replace(collective, chunks=found.default_chunks(nranks) if chunks is None else chunks).check()
+    channels = check_count(channels, f"{kind}: channels")
+    chunks = check_count(found.default_chunks(nranks) if chunks is None else chunks, f"{kind}: chunks")
+    collective = replace(collective, chunks=chunks)
     given = {"root": root, "chunks": collective.chunks, "levels": levels, "pairs": collective.pairs}
     arguments = {name: value for name, value in given.items() if name in found.options}
-    schedule = _assemble(collective, found, tuple(_rounds(found, collective, arguments)), int(channels))
+    schedule = _assemble(collective, found, tuple(_rounds(found, collective, arguments)), channels)
     return replace(schedule, levels=levels)
 
 
@@ -185,10 +188,10 @@ def default_levels(p: int) -> tuple[int, int]:
 def check_levels(levels: Any, nranks: int) -> tuple[int, int]:
     """`levels` as two integers; raises ScheduleError when they are not, or do not fit the ranks."""
     try:
-        hosts, each = (int(n) for n in levels)
+        hosts, each = (n if isinstance(n, bool) else operator.index(n) for n in levels)
     except (TypeError, ValueError):
         hosts = each = 0
-    if hosts < 1 or each < 1 or hosts * each != nranks:
+    if isinstance(hosts, bool) or isinstance(each, bool) or hosts < 1 or each < 1 or hosts * each != nranks:
         raise ScheduleError(
             f"levels={levels!r} must be (hosts, ranks per host), two integers whose product is the number of ranks, {nranks}."
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import html
 import math
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 
 from ..errors import DTypeError, ScheduleError
 from ..types import bfloat16, check_dtype
-from .collective import Collective
+from .collective import Collective, check_pairs
 from .cost import Cost, chunk_bytes
 from .registry import Algorithm, known
 from .schedule import Schedule, build, check_levels
@@ -127,8 +128,12 @@ def _question(
     except TypeError:
         raise DTypeError(f"dtype={dtype!r} is no element type: use np.float32, fc.bfloat16, ...") from None
     narrow = found is not None and check_dtype(found, "the collective") in _NARROW
+    nbytes = operator.index(nbytes) if isinstance(nbytes, np.integer) else nbytes
+    # Checked here: questions that are equal to one that was answered (1 == True == 1.0) are answered from the cache.
+    Collective(kind, topology.nranks, root, check_pairs(pairs)).check()
+    chunk_bytes(Collective(kind, topology.nranks), nbytes)
     both = topology.levels if levels is None else check_levels(levels, topology.nranks)
-    return _Question(kind, topology, nbytes, narrow, root, tuple((s, d) for s, d in pairs), both)
+    return _Question(kind, topology, nbytes, narrow, int(root), check_pairs(pairs), both)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -53,6 +53,8 @@ def simulate(
         if given is not None and not isinstance(given, Mapping):
             key = "5" if name == "slow_ranks" else "(0, 1)"
             raise ScheduleError(f"{name}={given!r:.60} must be a mapping to factors, such as {{{key}: 3.0}}.")
+    if not isinstance(lost_links, Iterable):
+        raise ScheduleError(f"lost_links={lost_links!r:.60} must be (source, destination) pairs, such as [(0, 1)].")
     machine = _machine(topology, size, schedule, slow_ranks or {}, slow_links or {}, tuple(lost_links))
     streams = schedule.streams()
     program = _program(streams)
@@ -146,8 +148,8 @@ def _pair(value: Any, p: int, what: str) -> int:
 
 def _factor(value: Any, what: str) -> float:
     number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
-    if not number or not 0 < value < math.inf:
-        raise ScheduleError(f"{what}={value!r} must be a positive, finite factor. A link that does not work: lost_links.")
+    if not number or not 1e-9 <= value <= 1e9:
+        raise ScheduleError(f"{what}={value!r} must be a factor from 1e-9 to 1e9. A link that does not work: lost_links.")
     return float(value)
 
 

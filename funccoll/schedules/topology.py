@@ -24,6 +24,8 @@ class Link:
     beta: float
 
     def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise ScheduleError(f"a link's name must be a string, not {self.name!r:.40}.")
         for what, unit in (("alpha", "seconds"), ("beta", "seconds per byte")):
             _check_time(f"link {self.name!r}", what, getattr(self, what), unit)
 
@@ -56,8 +58,11 @@ class Topology:
     shape: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not isinstance(self.shape, tuple):
+            raise ScheduleError(f"topology {self.name!r:.40}: its name must be a string, its shape a tuple.")
         for what in ("hosts", "each"):
             _check_size(self.name, what, getattr(self, what))
+            object.__setattr__(self, what, int(getattr(self, what)))  # NumPy's integers may be narrow
         for size in self.shape:
             _check_size(self.name, "every size in shape", size)
         for what in ("host", "network"):

@@ -23,13 +23,43 @@ __all__ = ["not_writable", "verify", "wrong_parts"]
 
 
 def verify(streams: Streams, executions: int = 2) -> None:
-    """Raise ScheduleError for a deadlock (with a shortest cycle), a race, or a wrong value."""
+    """Raise ScheduleError for columns that are no streams, a deadlock (with a shortest cycle), a race, or a wrong value."""
+    _check_columns(streams)
     graph = streams.graph(executions)
     if not graph.is_acyclic:
         raise _deadlock(streams, graph, executions)
     _check_races(streams, graph, executions)
     _check_gates(streams, graph, executions)
     _check_values(streams)
+
+
+def _check_columns(streams: Streams) -> None:
+    """Refuse what no executor could even read."""
+    n, p = len(streams), streams.schedule.nranks
+    size = streams.schedule.places.size
+
+    def need(good: bool, what: str) -> None:
+        if not good:
+            raise ScheduleError(f"the streams of {streams.schedule.collective} are broken: {what}.")
+
+    columns = ("count", "part", "part_step", "move")
+    need(all(len(getattr(streams, c)) == n for c in columns), "columns have different lengths")
+    need(bool(np.isin(streams.opcode, (ENTER, COMBINE, LEAVE)).all()), "an opcode is unknown")
+    pointers = (("dst_ptr", streams.dst), ("src_ptr", streams.src), ("wait_ptr", streams.wait_stream))
+    for name, column in (("start", streams.opcode), *pointers):
+        ptr = getattr(streams, name)
+        length = n + 1 if name != "start" else streams.schedule.nranks * streams.schedule.channels + 1
+        whole = len(ptr) == length and ptr[0] == 0 and ptr[-1] == len(column)
+        need(bool(whole and (np.diff(ptr) >= 0).all()), f"{name} does not cut its column into pieces")
+    need(len(streams.wait_stream) == len(streams.wait_value), "columns have different lengths")
+    need(bool((streams.count >= 1).all()), "a run has no chunks")
+    longest = int(np.diff(streams.start).max())
+    need(streams.span >= longest, f"span is {streams.span}, and a stream has {longest} instructions")
+    waits = streams.wait_stream
+    need(bool(((waits >= 0) & (waits < streams.nstreams)).all()), "an instruction waits for a stream that does not exist")
+    for ptr, codes in ((streams.dst_ptr, streams.dst), (streams.src_ptr, streams.src)):
+        last = codes + (np.repeat(streams.count, np.diff(ptr)).astype(np.int64) - 1) * p
+        need(bool(((codes >= 0) & (last < size)).all()), "a place does not exist")
 
 
 def _instruction(streams: Streams, node: int, executions: int) -> tuple[int, int]:
