@@ -21,11 +21,15 @@ __all__ = [
     "DeletedArrayError",
     "FunccollError",
     "InPlaceError",
+    "LaunchError",
+    "LaunchTimeout",
     "LeakedTracerError",
     "MeshError",
     "MissingMethodError",
+    "PeerFailure",
     "PlannedError",
     "PytreeError",
+    "RendezvousError",
     "ScheduleError",
     "ShapeError",
     "ShardingError",
@@ -202,6 +206,22 @@ class MissingMethodError(UnsupportedError, AttributeError):
 
 class ScheduleError(FunccollError, ValueError):
     """A communication schedule that does not exist for this collective or size."""
+
+
+class RendezvousError(FunccollError, RuntimeError):
+    """The processes of a job did not find each other, or this one has left the job, or was never a rank of it."""
+
+
+class LaunchError(FunccollError, RuntimeError):
+    """Processes that fc.launch could not start, feed or hear to the end."""
+
+
+class LaunchTimeout(LaunchError, TimeoutError):
+    """The processes of fc.launch did not finish in time."""
+
+
+class PeerFailure(FunccollError, RuntimeError):
+    """Another process of the job died, raised an exception or left, so this collective can never finish."""
 
 
 class DeletedArrayError(FunccollError, RuntimeError):

@@ -1,27 +1,46 @@
-"""The job: how many processes there are, and meshes that fit them."""
+"""The job: how many processes there are, joining and leaving them, and meshes that fit them."""
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 
-from ..errors import MeshError, PlannedError
+import numpy as np
+
+from ..errors import MeshError, PlannedError, RendezvousError
 from ..mesh import Mesh
+from . import rendezvous
+from .heap import HEADER, Heap, create, largest_arena
+from .rendezvous import Job
+from .watch import Watch
 
-__all__ = ["make_mesh", "rank", "world_size"]
+__all__ = ["World", "current", "finalize", "init", "job", "make_mesh", "rank", "world_size"]
 
-# (variable with the number of processes, variable with this process's rank), by launcher.
+# (variable with the number of processes, variable with this process's rank, with the processes on this host), by launcher.
 _LAUNCHERS = (
-    ("FUNCCOLL_WORLD_SIZE", "FUNCCOLL_RANK"),
-    ("WORLD_SIZE", "RANK"),
-    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
-    ("PMI_SIZE", "PMI_RANK"),
+    ("FUNCCOLL_WORLD_SIZE", "FUNCCOLL_RANK", ""),
+    ("WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE"),  # torchrun
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS"),
+)
+# What names a run, by launcher: all of these that are set. torchrun restarts a job within a run.
+_RUNS = (
+    ("FUNCCOLL_RUN_ID",),
+    ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT"),
+    ("PMIX_NAMESPACE",),
+    ("OMPI_MCA_ess_base_jobid",),
+    ("PMI_JOBID",),
+    ("SLURM_JOB_ID", "SLURM_STEP_ID"),
 )
 
 
 def _job(environment: Mapping[str, str]) -> tuple[int, int]:
     """(processes, rank) as the launcher's environment says; (1, 0) without one."""
-    for size, rank in _LAUNCHERS:
+    for size, rank, _ in _LAUNCHERS:
         if size in environment and rank in environment:
             try:
                 processes, number = int(environment[size]), int(environment[rank])
@@ -34,6 +53,127 @@ def _job(environment: Mapping[str, str]) -> tuple[int, int]:
                 )
             return processes, number
     return 1, 0
+
+
+def job(environment: Mapping[str, str]) -> Job:
+    """This process's job, as the launcher's environment says.
+
+    Raises: MeshError when it says nothing sensible; PlannedError for several hosts.
+    """
+    world, number = _job(environment)
+    if world == 1:
+        return Job(0, 1, "")
+    size, _, local = next(names for names in _LAUNCHERS if names[0] in environment and names[1] in environment)
+    if local in environment and environment[local] != str(world):
+        raise PlannedError(
+            f"this job has {world} processes, {environment[local]} of them on this host ({size}, {local}): jobs on several "
+            "hosts are planned; today all processes run on one."
+        )
+    for names in _RUNS:
+        found = [environment[name] for name in names if environment.get(name)]
+        if found:
+            return Job(number, world, "-".join(found))
+    if size == "PMI_SIZE":
+        return Job(number, world, _parent())
+    raise MeshError(
+        f"the environment says {size}={world}, and nothing that names the run, by which its processes find each other. "
+        "Start them with `funccoll run`, torchrun or mpirun, or set FUNCCOLL_RUN_ID to the same new text for all."
+    )
+
+
+def _parent() -> str:
+    """A name for the process that started this one: MPICH says nothing else that all ranks know."""
+    parent = os.getppid()
+    started = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[19]
+    return f"{parent}-{started}"
+
+
+@dataclass(frozen=True)
+class World:
+    """This process in a job of several: number `rank` of `world`, with what they share and who watches them."""
+
+    rank: int
+    world: int
+    heap: Heap
+    watch: Watch
+
+
+class _Membership:
+    """What this process has joined. There is one: a process is one member of one job."""
+
+    def __init__(self) -> None:
+        self.current: World | None = None
+        self.generation = 0  # how often this process has left; jobs that follow each other must not meet
+        self.forked_from: int | None = None
+
+    def join(self, timeout: float) -> World | None:
+        job_ = job(os.environ)
+        if job_.world == 1:
+            return None
+        if self.forked_from is not None:
+            raise RendezvousError(
+                f"this process was forked from rank {self.forked_from} and is no rank of its own. Do what needs the other "
+                "ranks in the parent; a DataLoader's workers, for example, only load data."
+            )
+        if self.current is None:
+            job_ = replace(job_, run=f"{job_.run}-{self.generation}")
+            meeting = rendezvous.meet(job_, timeout, largest_arena(job_.world), functools.partial(create, job_.world))
+            heap = Heap(meeting.memory, job_.rank, job_.world)
+            watch = Watch(job_.rank, meeting.sockets, heap.view(0, (HEADER // 8,), np.int64))
+            watch.hook_exceptions()
+            self.current = World(job_.rank, job_.world, heap, watch)
+            _at_end()
+        return self.current
+
+    def leave(self) -> None:
+        left, self.current = self.current, None
+        if left is not None:
+            self.generation += 1
+            left.watch.leave()
+            left.heap.close()
+
+    def forked(self) -> None:
+        """In a forked child: let go of all that is the parent's."""
+        left, self.current = self.current, None
+        if left is not None:
+            self.forked_from = left.rank
+            left.watch.disown()
+            left.heap.disown()
+
+
+_MEMBERSHIP = _Membership()
+
+
+@functools.lru_cache(maxsize=1)  # once in a process: neither can be undone
+def _at_end() -> None:
+    atexit.register(_MEMBERSHIP.leave)
+    os.register_at_fork(after_in_child=_MEMBERSHIP.forked)
+
+
+def init(timeout: float | None = None) -> World | None:
+    """Join the other processes of the job: find them, share memory with them, and watch them.
+
+    All must call it, or `make_mesh`, which does. Called again it changes nothing. In one process there is nobody to
+    join: it returns None.
+
+    timeout: seconds to wait for the others; FUNCCOLL_RENDEZVOUS_TIMEOUT or 60 when None.
+
+    Raises: RendezvousError when some do not come; it names them.
+    """
+    return _MEMBERSHIP.join(rendezvous.timeout_of(os.environ) if timeout is None else timeout)
+
+
+def finalize() -> None:
+    """Leave the job: the others see that this process went well. `init` joins again, with all the others.
+
+    It happens by itself when Python ends. Arrays in shared memory stay valid.
+    """
+    _MEMBERSHIP.leave()
+
+
+def current() -> World | None:
+    """What this process has joined; None before `init`, after `finalize`, in one process and in a forked child."""
+    return _MEMBERSHIP.current
 
 
 def world_size() -> int:
@@ -64,7 +204,7 @@ def make_mesh(axes: Mapping[str, int]) -> Mesh:
                 f"{processes}."
             )
         raise PlannedError(
-            f"this job has {processes} processes, and this version of funccoll runs in one: processes over shared "
-            "memory are planned. Run the script without a launcher; it gets virtual devices."
+            f"this job has {processes} processes; processes can start, find each other and share memory, and collectives "
+            "over them are planned. Run the script without a launcher; it gets virtual devices."
         )
     return Mesh(mesh.shape, range(mesh.size))

@@ -1,0 +1,200 @@
+"""Who has died: a thread in each process that sleeps on the job's sockets.
+
+A process that ends in any way closes its sockets. Before that, one that ends well says bye, and one that ends with an
+exception says which. Rank 0 hears all, and tells the others. The news also stands in shared memory, for loops in native
+code: word 0 of the heap's header is 0, or 1 + the rank that died or raised; word 8 + r is 1 when rank r has left well.
+To leave is no failure: others may go on without it. So word 0 ends the job's collectives, and a word of one that left
+ends those that need it.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from ..errors import PeerFailure
+from .packets import receive, send
+
+__all__ = ["Failure", "PeerTraceback", "Watch"]
+
+FAILED = 0
+LEFT = 8
+_LONGEST = 16_000  # characters of a traceback that are sent: its end
+_NEWS = 0.5  # seconds in which rank 0's message follows its word in shared memory
+
+
+class PeerTraceback(Exception):
+    """The traceback of the exception that ended another process; the cause of a PeerFailure."""
+
+    def __str__(self) -> str:
+        return f'\n"""\n{self.args[0].rstrip()}\n"""'
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What ended the collectives: rank `rank` has `kind`: "died", "raised" (`text` is its traceback), or "left"."""
+
+    rank: int
+    kind: str
+    text: str = ""
+
+    def __str__(self) -> str:
+        if self.kind == "raised":
+            return f"rank {self.rank} raised {self.text.rstrip().splitlines()[-1] if self.text.strip() else 'an exception'}"
+        if self.kind == "left":
+            return f"rank {self.rank} left the job: its program ended, or called fc.finalize()"
+        return f"rank {self.rank} died without a word: it was killed (out of memory, a signal), or crashed"
+
+    def error(self, context: str = "") -> PeerFailure:
+        """The exception for it, the peer's traceback as its cause; `context` says what could not be done."""
+        error = PeerFailure(f"{self}.{' ' * bool(context)}{context}")
+        if self.kind == "raised":
+            error.__cause__ = PeerTraceback(self.text)
+        return error
+
+
+class Watch:
+    """Watches the other processes of a job, and tells them how this one ends."""
+
+    def __init__(self, rank: int, sockets: Mapping[int, socket.socket], header: np.ndarray):
+        """`sockets` by rank, which belong to the watch from now on; `header` is an int64 view of the heap's header."""
+        self.rank = rank
+        self._header: np.ndarray | None = header
+        self._sockets = dict(sockets)
+        self._failure: Failure | None = None
+        self._reported = False
+        self._news = threading.Event()
+        self._lock = threading.Lock()
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._thread = threading.Thread(target=self._run, name="funccoll-watch", daemon=True)
+        self._hook: Any = None
+        self._previous_hook: Any = None
+        self._thread.start()
+
+    # ------------------------------------------------------------ what the others did
+
+    def failure(self, members: Iterable[int] = ()) -> Failure | None:
+        """Who has died or raised; else who of `members` has left; None while all goes well.
+
+        One that left may have done its part of a collective first. So ask *before* waiting in native code, and raise
+        only when that wait was in vain.
+        """
+        header = self._header
+        if header is None:
+            return self._failure
+        if self._failure is None and header[FAILED]:
+            self._news.wait(_NEWS)
+            if self._failure is None:
+                return Failure(int(header[FAILED]) - 1, "died")
+        return self._failure or next((Failure(r, "left") for r in members if header[LEFT + r]), None)
+
+    def _run(self) -> None:
+        poll = select.poll()
+        poll.register(self._wake, select.POLLIN)
+        ranks = {channel.fileno(): rank for rank, channel in self._sockets.items()}
+        for descriptor in ranks:
+            poll.register(descriptor, select.POLLIN)
+        while True:
+            for descriptor, _ in poll.poll():
+                if descriptor == self._wake:
+                    return
+                if not self._hear(ranks[descriptor]):
+                    poll.unregister(descriptor)
+
+    def _hear(self, rank: int) -> bool:
+        """Read one message of a rank, or of rank 0 about one. Returns whether more can come."""
+        try:
+            message, descriptors = receive(self._sockets[rank])
+        except BlockingIOError:
+            return True
+        except OSError:
+            message, descriptors = None, []
+        for descriptor in descriptors:
+            os.close(descriptor)
+        if message is None:
+            self._record(Failure(rank, "died"))
+            return False
+        kind = message.get("kind")
+        if kind == "left":
+            return False
+        if kind in ("died", "raised"):
+            about = message.get("rank", rank) if self.rank else rank
+            self._record(Failure(int(about), kind, str(message.get("text", ""))))
+        return True
+
+    def _record(self, failure: Failure) -> None:
+        with self._lock:
+            if self._failure is not None or self._header is None:
+                return
+            self._failure = failure
+            # Rank 0 writes for all; when it is rank 0 that failed, each does, and writes the same.
+            if self.rank == 0 or failure.rank == 0:
+                self._header[FAILED] = 1 + failure.rank
+        self._news.set()
+        if self.rank == 0:
+            self._tell(failure)
+
+    # ------------------------------------------------------------ what this one does
+
+    def _tell(self, failure: Failure) -> None:
+        message = {"kind": failure.kind, "rank": failure.rank, "text": failure.text[-_LONGEST:]}
+        for rank, channel in self._sockets.items():
+            if rank != failure.rank:
+                send(channel, message)
+
+    def report(self, text: str) -> None:
+        """Tell the others that this process ends with an exception, whose traceback is `text`."""
+        failure = Failure(self.rank, "raised", text)
+        self._reported = True
+        if self.rank == 0:
+            self._record(failure)
+        elif self._failure is None:
+            self._tell(failure)
+
+    def hook_exceptions(self) -> None:
+        """Report an exception that nobody catches before Python prints it."""
+        previous = sys.excepthook
+
+        def report_first(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
+            self.report("".join(traceback.format_exception(kind, error, where)))
+            previous(kind, error, where)
+
+        self._previous_hook, self._hook = previous, report_first
+        sys.excepthook = report_first
+
+    def leave(self) -> None:
+        """Say bye, and stop watching. Called again it does nothing."""
+        with self._lock:
+            header, self._header = self._header, None
+            if header is None:
+                return
+            if self._failure is None and not self._reported:
+                header[LEFT + self.rank] = 1
+        self._tell(Failure(self.rank, "left"))
+        os.eventfd_write(self._wake, 1)
+        self._thread.join(5)
+        self._close()
+
+    def disown(self) -> None:
+        """In a forked child: close its copies of the sockets, or the others would not see this rank's end."""
+        self._header = None
+        self._close()
+
+    def _close(self) -> None:
+        for channel in self._sockets.values():
+            channel.close()
+        self._sockets.clear()
+        os.close(self._wake)
+        if self._hook is not None and sys.excepthook is self._hook:
+            sys.excepthook = self._previous_hook
+        self._hook = None
