@@ -126,10 +126,10 @@ def run_all(schedule: Schedule, seeds: int, dtypes: Any, seed: int = 0) -> None:
         assert len(bits) == 1, f"{schedule}: bits depend on the order of events"
 
 
-def run_variants(p: int, orders: int, others: int) -> None:
+def run_variants(p: int, orders: int, others: int, kinds: Any = None) -> None:
     """Every algorithm in `orders` orders; other roots, levels, chunks and channels in `others`."""
     seen = set()
-    for kind, name, options in variants(p):
+    for kind, name, options in variants(p, kinds):
         first = (kind, name) not in seen
         seen.add((kind, name))
         run_all(fs.build(kind, p, name, **options), orders if first else others, (np.int32, np.float32))
@@ -152,10 +152,16 @@ def test_every_algorithm_for_more_ranks(p):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("p", [*range(10, 34), 64, 128])
-def test_every_algorithm_for_all_numbers_of_ranks(p):
-    """As far as one core comes in half an hour."""
-    run_variants(p, 20 if p <= 64 else 10, 2 if p <= 33 else 1)
+@pytest.mark.parametrize("p", range(10, 34))
+def test_every_algorithm_for_up_to_33_ranks(p):
+    run_variants(p, 20, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("p", [64, 128])
+def test_every_algorithm_for_64_and_128_ranks(p, kind):
+    run_variants(p, 20 if p == 64 else 10, 1, [kind])
 
 
 # ---------------------------------------------------------------- dtypes and ops
