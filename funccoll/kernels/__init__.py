@@ -1,1 +1,1 @@
-"""Numba kernels: planned. The stream interpreter of the host and CUDA runtimes will live here."""
+"""Numba kernels: the stream interpreter, written once, and the combines it calls. CUDA is planned."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -60,6 +61,17 @@ class Proof:
         used = [b[b >= self.nodes.leaves] for b in self.nodes.blocks()]
         nodes = np.unique(np.concatenate(used)) if used else np.zeros(0, np.int64)
         return int((~self.nodes.complete(nodes)).sum()) if len(nodes) else 0
+
+    @functools.cached_property
+    def completes(self) -> np.ndarray:
+        """For each row of the schedule's batches, counted through, whether it completes a reduction: where a mean divides."""
+        machine = Machine(self.schedule.places, self.schedule.algorithm)
+        out = []
+        for _, batches in itertools.groupby(self.schedule.batches, key=lambda b: b.round):
+            now = list(batches)
+            machine.round(now)
+            out += [machine.expressions.complete(machine.holds[b.dst[:, 0]].astype(np.int64)) for b in now]
+        return np.concatenate(out) if out else np.zeros(0, bool)
 
     def __repr__(self) -> str:
         s = self.schedule

@@ -1,0 +1,193 @@
+"""Plans: one rank's streams as code for the stream interpreter, with bytes in place of chunks.
+
+A plan knows shapes and dtypes, not addresses: these are looked up in every call, when its enter lines are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ..kernels.combine import combine_address
+from ..kernels.source import COMBINE as FOLD
+from ..kernels.source import COPY, DONE, END, ENTER, LINE_BYTES, LOOK, WAIT
+from ..schedules.layout import Blocks, Layout
+from ..schedules.schedule import Schedule
+from ..schedules.streams import COMBINE, Streams
+
+__all__ = ["Lines", "Plan", "Slots"]
+
+_BUFFERS = 3
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Where a communicator's lines lie in the heap: of each rank its enter line, then a counter for each channel."""
+
+    start: int
+    nranks: int
+    channels: int = 1
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all lines."""
+        return self.nranks * (1 + self.channels) * LINE_BYTES
+
+    def enter(self, rank: int) -> int:
+        """A rank's enter line."""
+        return self.start + rank * (1 + self.channels) * LINE_BYTES
+
+    def counter(self, stream: int) -> int:
+        """A stream's counter."""
+        rank, channel = divmod(stream, self.channels)
+        return self.enter(rank) + (1 + channel) * LINE_BYTES
+
+
+@dataclass(frozen=True)
+class Slots:
+    """The places of one collective in the table of addresses: of each rank its input, output and scratch."""
+
+    first: int
+
+    def of(self, rank: int, buffer: int = 0) -> int:
+        """A rank's buffer: 0 input, 1 output, 2 scratch."""
+        return self.first + rank * _BUFFERS + buffer
+
+
+@dataclass
+class Plan:
+    """Code for several collectives in a row; `spans` says by how much each communicator's counters have advanced then."""
+
+    rank: int
+    code: list[int] = field(default_factory=list)
+    slots: int = 0
+    spans: dict[int, int] = field(default_factory=dict)
+
+    def add(
+        self, schedule: Schedule, layout: Layout, dtype: np.dtype, op: str, communicator: int, lines: Lines, digest: int
+    ) -> Slots:
+        """Append a collective; returns where this rank must put the addresses of its buffers before each call.
+
+        `digest` is a hash of what is called, the same on all ranks; a peer that shows another one runs something else.
+        """
+        slots = Slots(self.slots)
+        self.slots += schedule.nranks * _BUFFERS
+        streams = schedule.streams()
+        before = self.spans.get(communicator, 0)
+        self.spans[communicator] = before + streams.span
+        writer = _Writer(self, streams, layout, dtype, op, communicator, lines, digest, slots, before)
+        writer.write()
+        return slots
+
+    def finish(self) -> np.ndarray:
+        """The code, int64."""
+        return np.array([*self.code, END], np.int64)
+
+
+@dataclass
+class _Writer:
+    plan: Plan
+    streams: Streams
+    layout: Layout
+    dtype: np.dtype
+    op: str
+    communicator: int
+    lines: Lines
+    digest: int
+    slots: Slots
+    before: int
+    known: set[int] = field(default_factory=set)
+
+    def write(self) -> None:
+        s, rank = self.streams, self.plan.rank
+        assert s.schedule.channels == 1, "one stream for each rank"
+        begin, end = int(s.start[rank]), int(s.start[rank + 1])
+        self.known.add(rank)
+        for i in range(begin, end):
+            for w in range(int(s.wait_ptr[i]), int(s.wait_ptr[i + 1])):
+                stream = int(s.wait_stream[w])
+                value = self.before + int(s.wait_value[w])
+                self.emit(WAIT, self.lines.counter(stream), self.communicator, value, stream)
+            if i == begin:
+                self.emit(ENTER, self.lines.enter(rank), self.communicator, self.before, self.digest, self.slots.of(rank))
+            elif s.opcode[i] == COMBINE:
+                self.instruction(i)
+            done = s.span if i == end - 1 else i - begin + 1
+            self.emit(DONE, self.lines.counter(rank), self.communicator, self.before + done)
+
+    def emit(self, *words: int) -> None:
+        self.plan.code += words
+
+    def instruction(self, i: int) -> None:
+        s, p = self.streams, self.streams.schedule.nranks
+        dsts = s.dst[s.dst_ptr[i] : s.dst_ptr[i + 1]].tolist()
+        srcs = s.src[s.src_ptr[i] : s.src_ptr[i + 1]].tolist()
+        for place in (*dsts, *srcs):
+            if place % p not in self.known:
+                self.known.add(place % p)
+                peer = place % p
+                slot = self.slots.of(peer)
+                self.emit(LOOK, self.lines.enter(peer), self.communicator, self.before, self.digest, slot, peer)
+        runs = []
+        for place in (*dsts, *srcs):
+            row, rank = divmod(place, p)
+            pieces = self.pieces(row, int(s.count[i]), int(s.part[i]), int(s.part_step[i]))
+            runs.append([(self.slots.of(rank, buffer), start, length) for buffer, start, length in pieces])
+        for length, at in _aligned(runs):
+            places = [x for slot, start in at for x in (slot, start * self.dtype.itemsize)]
+            m, k = len(dsts), len(srcs)
+            if k > 1:
+                divisor = p if self.op == "mean" and self.completes[s.move[i]] else 0
+                self.emit(FOLD, combine_address(self.op, self.dtype), length, divisor, m, k, *places)
+            else:
+                self.emit(COPY, length * self.dtype.itemsize, m, *places[2 * m :], *places[: 2 * m])
+
+    @cached_property
+    def completes(self) -> np.ndarray:
+        """For each row of the schedule's moves, whether it completes a sum."""
+        return self.streams.schedule.prove().completes
+
+    def pieces(self, row: int, count: int, part: int, step: int) -> list[tuple[int, int, int]]:
+        """(buffer, first element, elements) of contiguous ranges, in order, neighbours joined."""
+        found: list[tuple[int, int, int]] = []
+        for i in range(count):
+            for buffer, start, length in self.chunk(row + i, part + i * step):
+                if found and found[-1][0] == buffer and found[-1][1] + found[-1][2] == start:
+                    found[-1] = (buffer, found[-1][1], found[-1][2] + length)
+                else:
+                    found.append((buffer, start, length))
+        return found
+
+    def chunk(self, row: int, part: int) -> Iterator[tuple[int, int, int]]:
+        layout, c = self.layout, self.streams.schedule.collective
+        low, high = int(layout.bounds[part]), int(layout.bounds[part + 1])
+        slot = row - c.input_chunks - c.output_chunks
+        if slot >= 0:
+            if high > low:
+                yield 2, slot * layout.capacity, high - low
+            return
+        buffer = int(row >= c.input_chunks)
+        blocks: Blocks = (layout.input, layout.output)[buffer]
+        for piece in blocks.pieces(int(c.blocks_of_rows[row]), low, high):
+            for r in range(piece.rows):
+                yield buffer, piece.start + r * piece.stride, piece.length
+
+
+def _aligned(runs: Sequence[list[tuple[int, int, int]]]) -> Iterator[tuple[int, list[tuple[int, int]]]]:
+    """Ranges that all places have in common: (elements, [(slot, first element) of each place])."""
+    at: list[list[Any]] = [list(r[0]) if r else [0, 0, 0] for r in runs]
+    index = [0] * len(runs)
+    while all(i < len(r) for i, r in zip(index, runs, strict=True)):
+        length = min(a[2] for a in at)
+        yield length, [(a[0], a[1]) for a in at]
+        for n, a in enumerate(at):
+            a[1] += length
+            a[2] -= length
+            if not a[2]:
+                index[n] += 1
+                if index[n] < len(runs[n]):
+                    at[n] = list(runs[n][index[n]])

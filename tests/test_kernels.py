@@ -1,0 +1,194 @@
+"""Combines have the bits of the NumPy fold; plans executed by processes that share memory give what the oracle says."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import traceback
+
+import numpy as np
+import pytest
+from schedule_oracle import expected
+
+from funccoll.kernels.combine import combine_address
+from funccoll.kernels.cpu import interpreter
+from funccoll.kernels.source import FAILED, FINISHED, MISMATCH, WAITING
+from funccoll.primitives.combining import fold
+from funccoll.runtime.plan import Lines, Plan
+from funccoll.schedules import algorithms, build
+from funccoll.schedules.collective import KINDS
+from funccoll.schedules.layout import Layout
+from funccoll.types import bfloat16
+
+# Forked children only compute and exit; pytest-xdist has a thread of its own.
+pytestmark = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+
+COMBINE = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 6)
+LENGTH = 3001
+DTYPES = [np.dtype(t) for t in (
+    np.bool_, np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64, np.float16, bfloat16,
+    np.float32, np.float64, np.complex64, np.complex128,
+)]  # fmt: skip
+FAST = (np.dtype(np.float32), np.dtype(np.int32), np.dtype(bfloat16))  # each kernel takes a third of a second to compile
+
+
+def operations(dtype: np.dtype) -> list[str]:
+    kind = "f" if dtype == bfloat16 else dtype.kind
+    ops = ["and", "or", "xor"] if kind in "iub" else []
+    ops += ["max", "min"] if kind != "c" else []
+    ops += ["sum", "prod"] if kind != "b" else []
+    return ops + (["mean"] if kind in "fc" else [])
+
+
+def values(dtype: np.dtype, count: int, rng: np.random.Generator) -> list[np.ndarray]:
+    if dtype.kind == "b":
+        return [rng.random(LENGTH) < 0.5 for _ in range(count)]
+    if dtype.kind in "iu":
+        return [np.frombuffer(rng.bytes(LENGTH * dtype.itemsize), dtype) for _ in range(count)]
+    out = [rng.normal(size=LENGTH) + (1j * rng.normal(size=LENGTH) if dtype.kind == "c" else 0) for _ in range(count)]
+    out[0][:6] = [np.nan, -0.0, 0.0, np.inf, 1e30, -0.0]
+    out[1][:6] = [1, -0.0, -0.0, -np.inf, 1e30, 0.0]
+    with np.errstate(all="ignore"):
+        return [x.astype(dtype) for x in out]
+
+
+@pytest.mark.parametrize("dtype", [
+    pytest.param(d, id=d.name, marks=() if d in FAST else pytest.mark.slow) for d in DTYPES
+])  # fmt: skip
+def test_combines_have_the_bits_of_the_fold(dtype):
+    rng = np.random.default_rng(0)
+    for op in operations(dtype):
+        combine = COMBINE(combine_address(op, dtype))
+        for count, outputs in ((2, 1), (3, 2), (4, 1), (7, 3)):
+            xs = values(dtype, count, rng)
+            with np.errstate(all="ignore"):
+                want = fold(xs, op)
+            outs = [np.empty_like(xs[0]) for _ in range(outputs)]
+            dsts, srcs = (np.array([a.ctypes.data for a in side]) for side in (outs, xs))
+            divisor = count if op == "mean" else 0
+            combine(dsts.ctypes.data, outputs, srcs.ctypes.data, count, LENGTH, divisor)
+            assert all(out.tobytes() == want.tobytes() for out in outs), (op, count)
+
+
+def test_accumulating_into_any_operand():
+    combine = COMBINE(combine_address("sum", np.dtype(np.float32)))
+    for count in (2, 3, 5):
+        for position in range(count):
+            xs = values(np.dtype(np.float32), count, np.random.default_rng(count))
+            with np.errstate(all="ignore"):
+                want = fold(xs, "sum")
+            xs[position] = xs[position].copy()
+            dst, srcs = np.array([xs[position].ctypes.data]), np.array([x.ctypes.data for x in xs])
+            combine(dst.ctypes.data, 1, srcs.ctypes.data, count, LENGTH, 0)
+            assert xs[position].tobytes() == want.tobytes()
+
+
+# ---------------------------------------------------------------- processes
+
+MEMORY, ARENA = 1 << 26, 8 << 20
+
+
+def in_processes(count: int, body) -> list[int]:
+    """Run `body(rank, memory)` in forked processes over shared memory; their exit codes."""
+    memory = mmap.mmap(-1, MEMORY)
+    children = []
+    for rank in range(count):
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                body(rank, memory)
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            os._exit(code)
+        children.append(child)
+    return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+
+
+class Rank:
+    """One rank's side of a collective that is called again and again."""
+
+    def __init__(self, rank: int, memory: mmap.mmap, schedule, elements: int, dtype: np.dtype, op: str, digest: int = 7):
+        self.heap = np.frombuffer(memory, np.uint8)
+        self.base = self.heap.ctypes.data
+        layout = Layout.of(schedule.collective, (elements * schedule.collective.input_blocks,), dtype.itemsize)
+        plan = Plan(rank)
+        slots = plan.add(schedule, layout, dtype, op, 0, Lines(4096, schedule.nranks), digest)
+        self.code, self.span = plan.finish(), plan.spans[0]
+        start = (1 << 20) + rank * ARENA
+        sizes = (layout.input.size, layout.output.size)
+        self.input, self.output = (
+            self.heap[at : at + n * dtype.itemsize].view(dtype) for at, n in zip((start, start + (2 << 20)), sizes, strict=True)
+        )
+        self.addresses = np.zeros(plan.slots, np.int64)
+        for buffer, offset in enumerate((0, 2 << 20, 5 << 20)):
+            self.addresses[slots.of(rank, buffer)] = self.base + start + offset
+        self.bases, self.state, self.work = np.zeros(1, np.int64), np.zeros(8, np.int64), np.zeros(256, np.int64)
+
+    def run(self, tries: int = 600) -> int:
+        self.state[0] = 0
+        for _ in range(tries):
+            status = interpreter()(
+                self.base, self.code, self.addresses, self.bases, self.base, self.state, self.work.ctypes.data
+            )
+            if status != WAITING:
+                break
+        self.bases[0] += self.span
+        return status
+
+
+@pytest.mark.parametrize("p", [2, pytest.param(3, marks=pytest.mark.slow), 4])
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_processes_execute_the_streams(kind, p):
+    interpreter()
+    pairs = [(i, (i + 1) % p) for i in range(p)] if kind == "permute" else []
+    cases = [(build(kind, p, name, pairs=pairs), n, d) for name in algorithms(kind, p) for n, d in ((1, "i4"), (1000, "f4"))]
+    for schedule, elements, name in cases:
+        dtype = np.dtype(name)
+        schedule.streams()
+        combine_address("sum", dtype)
+        rng = np.random.default_rng(1)
+        shape = (5, p, elements * schedule.collective.input_blocks)
+        data = rng.integers(-50, 50, shape).astype(dtype)
+
+        def body(rank, memory, schedule=schedule, elements=elements, dtype=dtype, data=data):
+            me = Rank(rank, memory, schedule, elements, dtype, "sum")
+            for inputs in data:
+                me.input[:], me.output[:] = inputs[rank], -99
+                assert me.run() == FINISHED
+                want = expected(schedule.collective, list(inputs), "sum")[rank]
+                if want is not None and schedule.kind != "barrier":
+                    np.testing.assert_array_equal(me.output, np.asarray(want).reshape(-1))
+                me.input[:] = 77  # it is the caller's again
+
+        assert in_processes(p, body) == [0] * p, schedule
+
+
+def test_a_peer_that_runs_something_else_is_noticed_before_anything_moves():
+    ring, other = build("all_reduce", 2, "ring"), build("all_reduce", 2, "one_shot")
+    combine_address("sum", np.dtype(np.float32))
+    interpreter()
+
+    def body(rank, memory):
+        schedule = (ring, other)[rank]
+        schedule.streams()
+        me = Rank(rank, memory, schedule, 64, np.dtype(np.float32), "sum", digest=rank)
+        me.input[:], me.output[:] = rank, -99
+        assert me.run() == MISMATCH
+        assert me.state[1] == 1 - rank
+        assert (me.output == -99).all()
+
+    assert in_processes(2, body) == [0, 0]
+
+
+def test_who_waits_gives_python_a_turn_and_sees_a_failure():
+    schedule = build("all_reduce", 2, "one_shot")
+    schedule.streams()
+    combine_address("sum", np.dtype(np.float32))
+    me = Rank(0, mmap.mmap(-1, MEMORY), schedule, 64, np.dtype(np.float32), "sum")
+    assert me.run(tries=2) == WAITING
+    assert me.state[1] == 1
+    me.heap[:8].view(np.int64)[0] = 2
+    assert me.run() == FAILED
