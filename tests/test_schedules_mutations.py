@@ -6,8 +6,9 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from schedule_changes import MOVE_TYPES, STREAM_TYPES
 from schedule_judge import judge_schedule, judge_streams
-from schedule_mutations import MOVE_TYPES, STREAM_TYPES, Mutant, Result, cases, examine, mutants, reason, table
+from schedule_mutations import Mutant, Result, cases, examine, mutants, reason, table
 from schedule_oracle import check, make_inputs
 from schedule_outcomes import every_outcome, right_outcome
 
