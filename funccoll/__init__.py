@@ -1,8 +1,7 @@
 """funccoll: pure collectives over meshes, traced into typed programs and compiled."""
 
 import importlib
-from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from . import errors, nn, random, tree
 from ._version import __version__
@@ -31,17 +30,18 @@ from .mesh import Mesh, P, Sharding, abstract_mesh
 from .ops.indexing import at
 from .ops.registry import supported_functions
 from .parallel import data_parallel
-from .placement import device_put, from_local, process_allgather
-from .runtime.world import make_mesh, rank, world_size
+from .placement import device_put, from_local
+from .runtime.world import make_mesh, process_allgather, rank, world_size
 from .types import ArrayType, bfloat16
 
 if TYPE_CHECKING:
     from . import schedules
+    from .runtime.launch import launch
 
 __all__ = [
     # meshes and arrays
     "make_mesh", "abstract_mesh", "Mesh", "P", "Sharding", "Array", "ArrayType", "bfloat16",
-    "device_put", "from_local", "process_allgather", "rank", "world_size",
+    "device_put", "from_local", "process_allgather", "launch", "rank", "world_size",
     # functions
     "jit", "grad", "value_and_grad", "vjp", "custom_vjp", "grad_hook", "stop_gradient", "data_parallel", "at",
     "supported_functions",
@@ -57,7 +57,6 @@ _ONE_PROCESS = "all devices are virtual ones in this process, so call the jitted
 _UNROLL = "choose with np.where, and write loops in Python, which tracing unrolls"
 _PLANNED = {
     # name: (what it will be, what to do today)
-    "launch": ("starting several processes", _ONE_PROCESS),
     "init": ("joining a job of several processes", _ONE_PROCESS),
     "finalize": ("leaving a job of several processes", _ONE_PROCESS),
     "distributed": ("torch.distributed's surface", "use the collectives inside fc.jit"),
@@ -90,9 +89,11 @@ class PlannedNameError(PlannedError, AttributeError):
 
 if not TYPE_CHECKING:  # a type checker shall still find misspelt names
 
-    def __getattr__(name: str) -> ModuleType:
+    def __getattr__(name: str) -> Any:
         if name == "schedules":  # its import takes 40 ms, and happens when it is first needed
             return importlib.import_module(f"{__name__}.schedules")
+        if name == "launch":  # so does cloudpickle's, which takes 10 ms
+            return importlib.import_module(f"{__name__}.runtime.launch").launch
         if name in _PLANNED:
             what, today = _PLANNED[name]
             raise PlannedNameError(f"fc.{name} ({what}) is planned, not in this version; today {today}.")

@@ -1,0 +1,206 @@
+"""The command `funccoll`: `run` starts the processes of a job, `doctor` says what this machine has and lacks."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+
+from ._version import __version__
+from .runtime import doctor, host
+from .runtime.processes import Job, environment, interpreter, new_run, outcome
+
+__all__ = ["main"]
+
+_TIMEOUT, _USAGE, _NOT_EXECUTABLE, _NOT_FOUND = 124, 2, 126, 127  # exit codes of timeout(1) and of shells
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line (sys.argv's by default); returns the exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    parser, run_parser = _parsers()
+    # What follows a bare `--` before the program is a command. argparse treats `--` differently from version to version.
+    split = words.index("--") if "--" in words else len(words)
+    options = parser.parse_args(words[:split])
+    if options.command == "run":
+        if options.n < 1 or (options.timeout is not None and options.timeout <= 0):
+            run_parser.error("-n and --timeout must be positive")
+        return _run(options, [*options.program, *words[split:]] if options.program else [], words[split + 1 :])
+    if options.command == "doctor":
+        return _doctor()
+    parser.print_help()
+    return 0
+
+
+def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
+    parser = argparse.ArgumentParser(prog="funccoll", description="Collectives between the processes of a job.")
+    parser.add_argument("--version", action="version", version=f"funccoll {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="command")
+    run = commands.add_parser(
+        "run", help="start a script in several processes of this machine",
+        usage="funccoll run -n N [--bind-to core|none] [--timeout S] (script.py | -m module | -- command) ...",
+        description="Start a Python script, module or any command in N processes, which are one job. Each line that they "
+        "print gets the process's rank in front. When one fails, the others are stopped, and its exit code is returned.",
+    )  # fmt: skip
+    run.add_argument("-n", type=int, required=True, metavar="N", help="how many processes")
+    run.add_argument("--bind-to", choices=("core", "none"), default="none", help="give each process a core of its own")
+    run.add_argument("--timeout", type=float, metavar="S", help="stop all after S seconds (exit code 124)")
+    run.add_argument("-m", dest="module", action="store_true", help="run a module, as python -m does")
+    run.add_argument("program", nargs=argparse.REMAINDER, help="script.py, or with -m a module, then its arguments")
+    commands.add_parser("doctor", help="what this machine has, and what is missing or wrong")
+    return parser, run
+
+
+# ---------------------------------------------------------------- run
+
+
+def _run(options: argparse.Namespace, program: list[str], command: list[str]) -> int:
+    n: int = options.n
+    if program and not options.module and not os.path.exists(program[0]):
+        return _complain(
+            f"there is no file {program[0]!r} in {os.getcwd()}. For a command that is no Python script write -- before it: "
+            f"funccoll run -n {n} -- {shlex.join(program)}", _NOT_FOUND,
+        )  # fmt: skip
+    if not program and not command:
+        return _complain(f"what shall run? For example: funccoll run -n {n} script.py", _USAGE)
+    if program:
+        command = [*interpreter(), *(["-m"] if options.module else []), *program]
+    try:
+        cpus = host.bindings(n) if options.bind_to == "core" else None
+    except ValueError as error:
+        return _complain(f"{error}; leave out --bind-to core, or start fewer.", _USAGE)
+    with ExitStack() as stack:
+        output = _Output()
+        job = Job(output.write, options.timeout)
+        output.broken = lambda: job.stop(signal.SIGTERM)
+        received = _listen_to_signals(stack, job)
+        stack.enter_context(job)
+        try:
+            _start(job, n, command, cpus)
+        except FileNotFoundError:
+            return _complain(f"there is no command {command[0]!r}.", _NOT_FOUND)
+        except PermissionError:
+            return _complain(f"{command[0]!r} is not executable.", _NOT_EXECUTABLE)
+        job.wait()
+    if received:
+        return 128 + received[0]
+    if output.is_broken:
+        return 128 + signal.SIGPIPE
+    return _verdict(job, n, options.timeout)
+
+
+def _start(job: Job, n: int, command: list[str], cpus: list[set[int]] | None) -> None:
+    run, bind = new_run(), host.dying_with_parent(os.getpid())
+    for rank in range(n):
+        variables = environment(rank, n, run, 1 if cpus else None)
+        if sys.stdout.isatty() and "NO_COLOR" not in variables:  # they see a pipe, and would leave colours out
+            variables.setdefault("FORCE_COLOR", "1")
+            variables.setdefault("TTY_INTERACTIVE", "0")  # rich: no moving of the cursor
+            variables.setdefault("COLUMNS", str(max(20, shutil.get_terminal_size().columns - len(f"[{rank}] "))))
+
+        def prepare(rank: int = rank) -> None:
+            bind()
+            if cpus:
+                os.sched_setaffinity(0, cpus[rank])
+
+        # Safe here, where the process is our own and has no Python threads.
+        job.start(command, variables, preexec_fn=prepare, stdin=_stdin() if rank == 0 else subprocess.DEVNULL)
+
+
+def _stdin() -> int | None:
+    """Rank 0 reads a pipe or file; a terminal would stop it, for it is not in the terminal's process group."""
+    try:
+        return subprocess.DEVNULL if os.isatty(0) or stat.S_ISCHR(os.fstat(0).st_mode) else None
+    except OSError:  # closed
+        return subprocess.DEVNULL
+
+
+def _listen_to_signals(stack: ExitStack, job: Job) -> list[int]:
+    """Ctrl-C, SIGTERM and SIGHUP go to all ranks; returns the list to which they are added as they come."""
+    received: list[int] = []
+    here, there = (stack.enter_context(s) for s in socket.socketpair())
+    here.setblocking(False)
+    there.setblocking(False)
+
+    def hear(numbers: bytes) -> None:
+        for number in numbers:
+            if number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                received.append(number)
+                job.stop(number)
+
+    stack.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(there.fileno()))
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, or a shell's background job
+            stack.callback(signal.signal, number, signal.signal(number, lambda number, frame: None))
+    job.listen(-1, here.fileno(), hear)
+    return received
+
+
+def _verdict(job: Job, n: int, timeout: float | None) -> int:
+    if job.failure is None:
+        return 0
+    rank, code = job.failure
+    others = "" if n == 1 else "; the other was stopped" if n == 2 else f"; the other {n - 1} were stopped"
+    if rank is None or code is None:
+        return _complain(f"not finished after {timeout:g} s; all were stopped.", _TIMEOUT)
+    took = time.monotonic() - job.begun
+    return _complain(f"rank {rank} {outcome(code)} after {took:.1f} s{others}.", code if code >= 0 else 128 - code)
+
+
+def _complain(message: str, code: int) -> int:
+    print(f"funccoll run: {message}", file=sys.stderr)
+    return code
+
+
+class _Output:
+    """Bytes to our own stdout and stderr, until nobody reads them any more (`funccoll run ... | head`)."""
+
+    def __init__(self) -> None:
+        self.is_broken = False
+        self.broken: Callable[[], None] = lambda: None
+
+    def write(self, stream: int, data: bytes) -> None:
+        view = memoryview(b"" if self.is_broken else data)
+        try:
+            while view:
+                view = view[os.write(stream, view) :]
+        except BrokenPipeError:
+            self.is_broken = True
+            self.broken()
+
+
+# ---------------------------------------------------------------- doctor
+
+
+def _doctor() -> int:
+    """Print one page about this machine; 1 when something that funccoll needs is wrong."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    marks = {"ok": ("ok", "green"), "absent": ("-", "dim"), "warning": ("!", "yellow"), "wrong": ("WRONG", "bold red")}
+    findings = doctor.examine()
+    console = Console(highlight=False)
+    for section in dict.fromkeys(f.section for f in findings):
+        table = Table.grid(padding=(0, 2))
+        table.add_column(width=5, justify="right")
+        table.add_column(width=13, no_wrap=True)
+        table.add_column()
+        for finding in (f for f in findings if f.section == section):
+            mark, style = marks[finding.state]
+            table.add_row(Text(mark, style=style), finding.name, Text(finding.value))
+            if finding.advice:
+                table.add_row("", "", Text(finding.advice, style=style))
+        console.print(Text(section, style="bold"), table, sep="\n")
+    wrong = [f.name for f in findings if f.state == "wrong"]
+    console.print(Text(f"\nWrong: {', '.join(wrong)}." if wrong else "\nEverything that funccoll needs is there."))
+    return 1 if wrong else 0
