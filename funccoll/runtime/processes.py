@@ -20,6 +20,7 @@ __all__ = ["GRACE", "Job", "environment", "interpreter", "new_run", "outcome"]
 
 GRACE = 5.0
 """Seconds that a process gets after a signal before the next, stronger one."""
+_DYING = 1.0  # seconds that killed children of ranks get to be gone; without an init process they stay zombies
 _LONGEST_LINE = 1 << 20
 _POLL = 0.05  # seconds, on kernels without pidfd (before 5.3)
 
@@ -50,6 +51,16 @@ def outcome(code: int) -> str:
         name = signal.Signals(-code).name
         return f"was killed by {name}" + (" (out of memory, perhaps)" if code == -signal.SIGKILL else "")
     return f"was killed by signal {-code}"
+
+
+def _has_members(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # of another user, who took over the number
+        return False
+    return True
 
 
 class Lines:
@@ -235,6 +246,9 @@ class Job:
                 if process.returncode is None:
                     os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+        deadline = time.monotonic() + _DYING
+        while any(map(_has_members, [p.pid for p in self.processes])) and time.monotonic() < deadline:
+            time.sleep(0.002)
         try:
             for rank in range(len(self.processes)):
                 self._drain(rank)

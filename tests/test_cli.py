@@ -1,0 +1,328 @@
+"""The command `funccoll` with real processes: output, exit codes, signals, and that nothing is left behind."""
+
+import itertools
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import termios
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from processes_left import VARIABLE, marked, wait_until_gone
+
+import funccoll as fc
+from funccoll.runtime import host, processes
+from funccoll.runtime.processes import Job, Lines, environment, outcome
+
+FUNCCOLL = [sys.executable, "-W", "error", "-m", "funccoll"]
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+@pytest.fixture(autouse=True)
+def mark(monkeypatch):
+    mark = uuid.uuid4().hex
+    monkeypatch.setenv(VARIABLE, mark)
+    for name in THREADS:
+        monkeypatch.delenv(name, raising=False)
+    yield mark
+    assert not marked(mark)
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    """Write script.py, in the current directory."""
+    monkeypatch.chdir(tmp_path)
+    header = "import os, signal, sys, time\nrank, size = os.environ['FUNCCOLL_RANK'], os.environ['FUNCCOLL_WORLD_SIZE']\n"
+
+    def write(code):
+        Path("script.py").write_text(header + code)
+
+    return write
+
+
+def run(*arguments, command=FUNCCOLL, **options):
+    """(exit code, stdout, stderr, seconds) of `funccoll run`."""
+    begun = time.monotonic()
+    done = subprocess.run([*command, "run", *arguments], capture_output=True, timeout=100, **options)
+    return done.returncode, done.stdout.decode(), done.stderr.decode(), time.monotonic() - begun
+
+
+def begin(*arguments):
+    """`funccoll run` in a process group of its own, as a shell would start it; returns when both ranks are ready."""
+    runner = subprocess.Popen(
+        [*FUNCCOLL, "run", "-n", "2", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0
+    )
+    said = {runner.stdout.readline() for _ in range(2)}
+    if said != {"[0] ready\n", "[1] ready\n"}:
+        runner.kill()
+        pytest.fail(f"{said}, {runner.communicate()}")
+    return runner
+
+
+# ---------------------------------------------------------------- what the ranks get, and say
+
+
+def test_lines_carry_the_rank_and_stay_whole(script):
+    script("""
+sys.stdout.write(f"hel")
+time.sleep(0.1)
+sys.stdout.write(f"lo {rank} of {size} {sys.argv[1:]}\\n")
+print("\\x1b[31mred\\x1b[0m é", file=sys.stderr)
+print(os.environ["FUNCCOLL_RUN_ID"], *(os.environ[n] for n in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")))
+print(repr(sys.stdin.read()))
+sys.stdout.write("no end")
+""")
+    code, output, errors, _ = run("-n", "3", "script.py", "-n", "7", "--", "-m", input=b"for rank 0")
+    assert code == 0
+    lines = sorted(output.splitlines())
+    for rank in range(3):
+        mine = [line.removeprefix(f"[{rank}] ") for line in output.splitlines() if line.startswith(f"[{rank}] ")]
+        assert mine[0] == f"hello {rank} of 3 ['-n', '7', '--', '-m']"
+        assert mine[1].split()[1:] == [str(max(1, host.cores() // 3))] * 3
+        assert mine[2:] == [repr("for rank 0" if rank == 0 else ""), "no end"]
+    assert len({line.split()[1] for line in lines if len(line.split()) == 5 and "hello" not in line}) == 1  # one run id
+    assert sorted(errors.splitlines()) == [f"[{r}] \x1b[31mred\x1b[0m é" for r in range(3)]
+
+
+def test_modules_commands_and_the_users_threads(script, monkeypatch):
+    script("print(__name__, __package__, sys.argv[1:])")
+    code, output, errors, _ = run("-n", "1", "-m", "script", "-x")
+    assert (code, output, errors) == (0, "[0] __main__  ['-x']\n", "")
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    code, output, _, _ = run("-n", "2", "--", "sh", "-c", "echo $OMP_NUM_THREADS $OPENBLAS_NUM_THREADS $0", "--")
+    assert (code, sorted(output.splitlines())) == (0, ["[0] 5 --", "[1] 5 --"])
+
+
+def test_rank_and_world_size(script):
+    script("import funccoll as fc; print(fc.rank(), fc.world_size())")
+    code, output, errors, _ = run("-n", "2", "script.py", command=[str(Path(sys.executable).parent / "funccoll")])
+    assert (code, sorted(output.splitlines()), errors) == (0, ["[0] 0 2", "[1] 1 2"], "")
+
+
+def test_a_terminal_gets_colours_and_a_pipe_none(script, monkeypatch):
+    script("print(*(os.environ.get(n) for n in ('FORCE_COLOR', 'TTY_INTERACTIVE', 'COLUMNS')), sys.stdout.isatty())")
+    for name in ("FORCE_COLOR", "TTY_INTERACTIVE", "NO_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COLUMNS", "90")
+    assert run("-n", "1", "script.py")[1] == "[0] None None 90 False\n"
+    monkeypatch.delenv("COLUMNS")
+    terminal, end = pty.openpty()
+    with open(terminal, "rb", 0) as reader, open(end, "wb", 0) as writer:
+        termios.tcsetwinsize(end, (24, 70))
+        done = subprocess.run([*FUNCCOLL, "run", "-n", "1", "script.py"], stdin=end, stdout=writer, stderr=writer, timeout=100)
+        assert (done.returncode, reader.read(1000)) == (0, b"[0] 1 0 66 False\r\n")
+
+
+def test_binding_to_cores(script):
+    script("print(sorted(os.sched_getaffinity(0)), os.environ['OMP_NUM_THREADS'])")
+    n = min(2, len(os.sched_getaffinity(0)))
+    code, output, _, _ = run("-n", str(n), "--bind-to", "core", "script.py")
+    assert code == 0
+    assert sorted(output.splitlines()) == [f"[{r}] {sorted(cpus)} 1" for r, cpus in enumerate(host.bindings(n))]
+    assert len(set.union(*host.bindings(n))) == sum(map(len, host.bindings(n)))
+    code, output, errors, _ = run("-n", "5000", "--bind-to", "core", "script.py")
+    assert (code, output) == (2, "") and "5000 processes cannot be bound" in errors
+
+
+@given(st.text("ab\n\r", max_size=30), st.lists(st.integers(0, 30), max_size=5))
+def test_lines_however_they_are_cut(text, cuts):
+    lines, cuts = Lines("> "), sorted({0, len(text), *(c for c in cuts if c < len(text))})
+    out = b"".join([lines.feed(text[a:b].encode()) for a, b in itertools.pairwise(cuts)] + [lines.end()]).decode()
+    expected = "".join("> " + line for line in re.findall(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+", text))
+    # What does not end in a line feed at the very end gets one.
+    assert out == expected if text.endswith("\n") or not text else out.rstrip("\n") == expected
+
+
+def test_endless_lines_are_cut():
+    lines = Lines("> ")
+    out = b"".join(lines.feed(b"x" * 100_000) for _ in range(30))
+    assert len(lines.rest) < 2**20 and out.startswith(b"> xxx") and out.count(b"\n") == 2
+
+
+# ---------------------------------------------------------------- failures
+
+
+def test_exit_code_of_the_first_that_fails(script):
+    script("""
+if rank == "1":
+    time.sleep(0.2)
+    sys.exit(7)
+time.sleep(100)
+""")
+    code, output, errors, seconds = run("-n", "3", "script.py")
+    assert (code, output) == (7, "")
+    assert errors.startswith("funccoll run: rank 1 exited with code 7 after 0.") and errors.endswith("other 2 were stopped.\n")
+    assert seconds < 10
+
+
+def test_a_killed_rank_and_a_stopped_one(script):
+    script("""
+if rank == "1":
+    time.sleep(0.3)
+    os.kill(os.getpid(), signal.SIGKILL)
+os.kill(os.getpid(), signal.SIGSTOP)
+""")
+    code, _, errors, seconds = run("-n", "2", "script.py")
+    assert code == 128 + 9
+    assert "rank 1 was killed by SIGKILL (out of memory, perhaps) after" in errors and "the other was stopped" in errors
+    assert seconds < 4.5  # SIGTERM reached the stopped one
+
+
+def test_timeout(script):
+    script("print('ready'); time.sleep(100)")
+    code, output, errors, _ = run("-n", "2", "--timeout", "0.5", "script.py")
+    assert (code, sorted(output.splitlines())) == (124, ["[0] ready", "[1] ready"])
+    assert errors == "funccoll run: not finished after 0.5 s; all were stopped.\n"
+
+
+def test_who_ignores_sigterm_is_killed(monkeypatch, mark):
+    monkeypatch.setattr(processes, "GRACE", 0.3)
+    said = []
+    with Job(lambda stream, data: said.append(data), timeout=1.0) as job:
+        for rank in range(2):
+            job.start(["sh", "-c", "trap '' TERM; echo here; while :; do sleep 0.1; done"], environment(rank, 2, "run"))
+        begun = time.monotonic()
+        job.wait()
+        assert 1.2 < time.monotonic() - begun < 5
+        assert job.failure == (None, None)
+        assert sorted(said) == [b"[0] here\n", b"[1] here\n"]
+    assert [p.returncode for p in job.processes] == [-9, -9]
+
+
+def test_children_of_ranks_end_with_the_job(mark):
+    code, output, _, seconds = run("-n", "2", "--", "sh", "-c", "sleep 100 & echo done")
+    assert (code, sorted(output.splitlines())) == (0, ["[0] done", "[1] done"])
+    assert seconds < 10
+    wait_until_gone(mark, 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("-n", "2", "nothing.py"), 127, "there is no file 'nothing.py' in"),
+        (("-n", "2", "python", "x.py"), 127, "funccoll run -n 2 -- python x.py"),
+        (("-n", "2", "--", "no-such-command"), 127, "no command 'no-such-command'"),
+        (("-n", "2", "--", "/dev/null"), 126, "'/dev/null' is not executable"),
+        (("-n", "2"), 2, "For example: funccoll run -n 2 script.py"),
+        (("-n", "0", "x.py"), 2, "must be positive"),
+        (("x.py",), 2, "required: -n"),
+    ],
+)
+def test_what_cannot_start(arguments, code, words):
+    found, output, errors, _ = run(*arguments)
+    assert (found, output) == (code, "")
+    assert words in errors and "Traceback" not in errors
+
+
+def test_how_it_ended_in_words():
+    assert outcome(3) == "exited with code 3"
+    assert outcome(-15) == "was killed by SIGTERM"
+    assert outcome(-40) == "was killed by signal 40"
+
+
+# ---------------------------------------------------------------- signals
+
+
+PATIENT = """
+try:
+    print("ready")
+    time.sleep(100)
+except KeyboardInterrupt:
+    print("interrupted")
+    time.sleep(0.2)           # time to save something
+    print("saved")
+"""
+
+
+def test_ctrl_c(script, mark):
+    script(PATIENT)
+    runner = begin("script.py")
+    with runner:
+        os.killpg(runner.pid, signal.SIGINT)
+        output, errors = runner.stdout.read(), runner.stderr.read()
+    assert runner.returncode == 130
+    assert sorted(output.splitlines()) == [f"[{r}] {w}" for r in range(2) for w in ("interrupted", "saved")]
+    assert errors == ""
+    assert not marked(mark)
+
+
+def test_ctrl_c_twice_does_not_wait(script, mark):
+    script("signal.signal(signal.SIGINT, signal.SIG_IGN); print('ready'); time.sleep(100)")
+    runner = begin("script.py")
+    with runner:
+        begun = time.monotonic()
+        for _ in range(2):
+            os.killpg(runner.pid, signal.SIGINT)
+            time.sleep(0.2)
+    assert runner.returncode == 130 and time.monotonic() - begun < 4
+    assert not marked(mark)
+
+
+def test_sigterm_to_the_runner(script, mark):
+    script(PATIENT)
+    runner = begin("script.py")
+    with runner:
+        runner.terminate()
+    assert runner.returncode == 128 + 15
+    assert not marked(mark)
+
+
+def test_sigkill_of_the_runner_leaves_nothing(script, mark):
+    script(PATIENT)
+    runner = begin("script.py")
+    with runner:
+        assert len(marked(mark)) == 3
+        runner.kill()
+        runner.wait()
+        assert wait_until_gone(mark, 5) < 2
+
+
+def test_a_reader_that_goes_away(mark):
+    runner = begin("--", "sh", "-c", "echo ready; sleep 0.5; while :; do echo more; sleep 0.01; done")
+    with runner:
+        runner.stdout.close()
+        assert runner.wait(timeout=20) == 128 + signal.SIGPIPE
+    assert not marked(mark)
+
+
+# ---------------------------------------------------------------- the command
+
+
+def test_version_and_help():
+    for command in (FUNCCOLL, [str(Path(sys.executable).parent / "funccoll")]):
+        done = subprocess.run([*command, "--version"], capture_output=True, text=True)
+        assert done.stdout == f"funccoll {fc.__version__}\n"
+    done = subprocess.run(FUNCCOLL, capture_output=True, text=True)
+    assert done.returncode == 0 and "doctor" in done.stdout and "run" in done.stdout
+
+
+def test_doctor():
+    done = subprocess.run([*FUNCCOLL, "doctor"], capture_output=True, text=True, env={**os.environ, "COLUMNS": "100"})
+    assert done.returncode == 0, done.stdout + done.stderr
+    for word in ("Python", "numpy", "numba", "cores", "memory", "memfd", "sockets", "ptrace", "mpirun", "torch ", "NVIDIA"):
+        assert word in done.stdout
+    assert len(done.stdout.splitlines()) < 50 and "WRONG" not in done.stdout and done.stderr == ""
+
+
+def test_doctor_finds_what_is_wrong(tmp_path):
+    (tmp_path / "numba.py").write_text("raise ImportError('Numba needs NumPy 1.99 or less')")
+    command = f"ulimit -v 16000000; exec {' '.join(FUNCCOLL)} doctor"
+    done = subprocess.run(
+        ["sh", "-c", command], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(tmp_path), "COLUMNS": "120"}
+    )
+    assert done.returncode == 1
+    assert "Numba needs NumPy 1.99 or less" in done.stdout and "pip install --upgrade numba" in done.stdout
+    assert "limited to 15.3 GiB" in done.stdout and "ulimit -v unlimited" in done.stdout
+    assert done.stdout.endswith("Wrong: numba.\n")
+
+
+def test_import_does_not_load_what_only_jobs_need():
+    code = "import sys, funccoll; print([m for m in ('cloudpickle', 'funccoll.cli') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
