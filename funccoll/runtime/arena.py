@@ -81,7 +81,7 @@ class Arena:
             return
         least, most = _GROWTH
         step = min(max((self._end_committed - self._start) // 4, least), most)
-        target = min(max(-(-end // PAGE) * PAGE, self._end_committed + step), self._end)
+        target = min(-(-max(end, self._end_committed + step) // PAGE) * PAGE, self._end)
         self._commit(self._end_committed, target - self._end_committed)
         self._end_committed = target
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import ctypes
 import math
 import mmap
+import operator
 import os
 import threading
 import weakref
@@ -23,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DTypeError, RendezvousError
+from ..errors import DTypeError, RendezvousError, ShapeError
 from .arena import LARGE, PAGE, Arena, block_size
 from .room import address_space, in_words
 
@@ -190,6 +191,8 @@ class Heap:
         self._open()
         if np.dtype(dtype).hasobject:
             raise DTypeError(f"arrays of {np.dtype(dtype)} cannot be shared: they hold pointers, which mean nothing elsewhere.")
+        if min(map(operator.index, shape), default=0) < 0:
+            raise ShapeError(f"no array has the shape {tuple(shape)}: sizes are 0 or more.")
         size = block_size(math.prod(shape) * np.dtype(dtype).itemsize)
         with self._lock:
             if size not in self._sizes:

@@ -140,9 +140,9 @@ class Watch:
             # Rank 0 writes for all; when it is rank 0 that failed, each does, and writes the same.
             if self.rank == 0 or failure.rank == 0:
                 self._header[FAILED] = 1 + failure.rank
+            if self.rank == 0:
+                self._tell(failure)  # under the lock: before `leave` says bye, after which nobody listens to rank 0
         self._news.set()
-        if self.rank == 0:
-            self._tell(failure)
 
     # ------------------------------------------------------------ what this one does
 

@@ -1,0 +1,462 @@
+"""Arrays in shared memory: where they lie, when their memory comes back, what other processes see."""
+
+import gc
+import itertools
+import os
+import pickle
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ranks import JOIN, PRELUDE, Ranks, left_behind
+
+from funccoll.errors import DTypeError, RendezvousError, ShapeError
+from funccoll.runtime import arena as arenas
+from funccoll.runtime.arena import LARGE, block_size
+from funccoll.runtime.heap import CONTROL, HEADER, Heap, create, largest_arena
+from funccoll.runtime.room import available_memory, in_words
+
+GiB = 1 << 30
+
+
+@pytest.fixture
+def heap():
+    heap = Heap(create(2, 4 * GiB), 1, 2)
+    yield heap
+    heap.close()
+
+
+def resident(heap):
+    """Bytes of memory that the shared file has."""
+    return os.fstat(heap._descriptor).st_blocks * 512
+
+
+# ---------------------------------------------------------------- arrays
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 0, 2), (7,), (5, 3), (1000,), (64, 64, 3), (1 << 20,)])
+@pytest.mark.parametrize("dtype", [np.float32, np.dtype("f8"), "int8", np.complex128, np.bool_, "datetime64[ns]"])
+def test_an_array_is_an_array(heap, shape, dtype):
+    x = heap.array(shape, dtype)
+    assert type(x) is np.ndarray and x.shape == shape and x.dtype == np.dtype(dtype)
+    assert x.flags.c_contiguous and x.flags.writeable and x.flags.aligned
+    offset = heap.offset_of(x)
+    assert offset == x.__array_interface__["data"][0] - heap.base
+    assert CONTROL + heap.arena <= offset and offset + x.nbytes <= heap.size
+    assert offset % (64 if x.nbytes < 4096 else 128) == 0
+    x[...] = np.ones(shape, dtype)
+    np.testing.assert_array_equal(heap.view(offset, shape, dtype), np.ones(shape, dtype))
+
+
+def test_large_arrays_begin_at_a_page(heap):
+    heap.array((3,), "i1")
+    assert heap.offset_of(heap.array((LARGE,), "i1")) % 4096 == 0
+
+
+def test_what_cannot_be_shared(heap):
+    with pytest.raises(DTypeError, match="arrays of object cannot be shared"):
+        heap.array((3,), object)
+    for shape in ((-1,), (3, -2), (0, -1)):
+        with pytest.raises(ShapeError, match=r"no array has the shape"):
+            heap.array(shape, "f4")
+    with pytest.raises(TypeError):
+        heap.array((1.5,), "f4")
+
+
+def test_offsets(heap):
+    x = heap.array((6, 4), "f4")
+    start = heap.offset_of(x)
+    assert heap.offset_of(x[2:]) == start + 32 and heap.offset_of(x[3]) == start + 48
+    assert heap.offset_of(x.reshape(-1)[5:7].view("i4")) == start + 20
+    for elsewhere in (x.T, x[:, 1:], x[::2], x[::-1], np.ones(3), np.empty(0), x.copy(), np.ma.ones(3)):
+        assert heap.offset_of(elsewhere) == -1
+    assert heap.offset_of(heap.view(0, (8,), "i8")) == 0
+    assert heap.offset_of(heap.view(heap.size - 8, (8,), "i1")) == heap.size - 8
+    other = Heap(create(1, GiB), 0, 1)
+    assert heap.offset_of(other.array((3,), "f4")) == -1
+    other.close()
+
+
+def test_blocks_do_not_overlap(heap):
+    rng = np.random.default_rng(0)
+    alive = {}
+    for step in range(2000):
+        if alive and rng.random() < 0.45:
+            alive.pop(list(alive)[rng.integers(len(alive))])
+            continue
+        x = heap.array((int(2 ** rng.uniform(0, 16)),), "u1")
+        x[:] = step % 251
+        alive[step] = x
+    spans = sorted((heap.offset_of(x), x.nbytes) for x in alive.values())
+    assert all(a + n <= b for (a, n), (b, _) in itertools.pairwise(spans))
+    assert all((x == step % 251).all() for step, x in alive.items())
+    assert heap.stats()["arrays"] == len(alive)
+
+
+@given(st.integers(0, 1 << 42))
+def test_block_sizes(nbytes):
+    size = block_size(nbytes)
+    assert size >= nbytes and size % 64 == 0 and block_size(size) == size
+    assert size <= max(64, nbytes + 64, nbytes * (1.5 if nbytes <= 1 << 20 else 1.125) + 1)
+    assert size < 4096 or size % 128 == 0
+    assert size < LARGE or size % 4096 == 0
+
+
+# ---------------------------------------------------------------- memory comes back
+
+
+def test_a_block_is_used_again(heap):
+    x = heap.array((100,), "f4")
+    first = heap.offset_of(x)
+    assert heap.offset_of(heap.array((100,), "f4")) != first
+    del x
+    used = heap.stats()["used"]
+    for shape, dtype in (((100,), "f4"), ((50,), "f8"), ((25, 4), np.int32), ((97,), "f4")):  # all of one block size
+        offsets = {heap.offset_of(heap.array(shape, dtype)) for _ in range(20)}
+        assert offsets <= {first, first + 512}
+    assert heap.stats()["used"] == used and heap.stats()["arrays"] == 0
+
+
+@pytest.mark.parametrize("view", [
+    lambda x: x[1:3], lambda x: x.view("i4"), lambda x: x.reshape(2, 4)[1].T, lambda x: memoryview(x),
+    lambda x: x.view(np.recarray), lambda x: np.asarray(memoryview(x)), lambda x: np.frombuffer(x, "u1")[3:],
+    lambda x: np.lib.stride_tricks.sliding_window_view(x, 2), lambda x: x.real, lambda x: x.data,
+    lambda x: np.broadcast_to(x[:1], (3, 5)), lambda x: iter(x), lambda x: x[2:][1:][::2],
+])  # fmt: skip
+def test_views_keep_the_block(heap, view):
+    x = heap.array((8,), "f4")
+    x[:] = range(8)
+    offset, kept = heap.offset_of(x), view(x)
+    del x
+    gc.collect()
+    others = [heap.array((8,), "f4") for _ in range(5)]
+    assert heap.stats()["arrays"] == 6 and offset not in map(heap.offset_of, others)
+    for other in others:
+        other[:] = -1
+    np.testing.assert_array_equal(heap.view(offset, (8,), "f4"), range(8))
+    del kept, others, other
+    gc.collect()
+    assert heap.stats()["arrays"] == 0
+    assert offset in {heap.offset_of(x) for x in [heap.array((8,), "f4") for _ in range(6)]}
+
+
+def test_read_only_views_keep_the_block_and_cannot_be_written(heap):
+    x = heap.array((8,), "f4")
+    kept = x.view()
+    kept.flags.writeable = False
+    del x
+    assert heap.stats()["arrays"] == 1
+    with pytest.raises(ValueError, match="read-only"):
+        kept[0] = 1
+    assert not hasattr(kept.base, "close") and pickle.loads(pickle.dumps(kept)).base is not kept.base
+
+
+def test_10_000_allocations_and_frees_do_not_grow(heap):
+    shapes = [((n,), d) for n in (1, 3, 100, 5000, 300_000) for d in ("f4", "f8")]
+    for shape, dtype in shapes:
+        pair = [heap.array(shape, dtype) for _ in range(2)]
+    del pair
+    before = heap.stats(), resident(heap), len(os.listdir("/proc/self/fd")), threading.active_count()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for step in range(10_000):
+        x = heap.array(*shapes[step % len(shapes)])
+        x.flat[0] = 1
+    del x
+    assert (heap.stats(), resident(heap), len(os.listdir("/proc/self/fd")), threading.active_count()) == before
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 4096  # KiB
+
+
+def test_any_number_of_shapes_is_remembered_in_bounded_space(heap):
+    for n in range(10_000):
+        heap.array((n % 4999, 1 + n // 4999), "u1")
+    assert len(heap._kinds) <= 4096 and heap.stats()["used"] < 1 << 16
+
+
+def test_growth_is_committed_ahead(heap):
+    control = resident(heap)
+    x = heap.array((10,), "f4")
+    grown = resident(heap)
+    assert control == CONTROL and grown - control == heap.stats()["committed"] == 2 << 20
+    alive = [heap.array((1 << 18,), "u1") for _ in range(100)]
+    stats = heap.stats()
+    assert resident(heap) == CONTROL + stats["committed"] and stats["used"] <= stats["committed"] <= 1.5 * stats["used"]
+    for y in (*alive, x):
+        y[:] = 1
+    assert resident(heap) == CONTROL + stats["committed"]  # to write commits nothing more
+
+
+def test_large_blocks_give_their_memory_back(heap):
+    size = 40 << 20
+    alive = [heap.array((size,), "u1") for _ in range(12)]
+    most = resident(heap)
+    assert most >= 12 * size
+    offsets = {heap.offset_of(x) for x in alive}
+    alive.clear()
+    few = heap.stats()
+    assert few["free"] == 8 * size and few["arrays"] == 0
+    assert resident(heap) == most - 4 * size == CONTROL + few["committed"]
+    # All twelve are used again: eight with their memory, four with new.
+    alive = [heap.array((size,), "u1") for _ in range(12)]
+    assert {heap.offset_of(x) for x in alive} == offsets and resident(heap) == most
+    for x in alive:
+        x[::4096] = 1
+    assert resident(heap) == most
+
+
+def test_space_without_memory_is_joined_and_cut(heap):
+    alive = [heap.array((LARGE,), "u1") for _ in range(16)]
+    end = heap.stats()["used"]
+    del alive
+    # Eight neighbours have no memory: a block as long as six of them fits, and then one of two.
+    six = heap.array((6 * LARGE,), "u1")
+    two = heap.array((2 * LARGE,), "u1")
+    assert heap.stats()["used"] == end
+    assert abs(heap.offset_of(two) - heap.offset_of(six)) == 6 * LARGE
+    six[:], two[:] = 1, 2
+    assert six.min() == 1 and two.max() == 2
+
+
+def test_an_arena_that_is_full():
+    heap = Heap(create(1, 64 << 20), 0, 1)
+    alive = heap.array((40 << 20,), "u1")
+    with pytest.raises(MemoryError, match=r"no address space is left for 32 MiB in rank 0's arena of 64 MiB, of "):
+        heap.array((32 << 20,), "u1")
+    alive[:] = 1
+    small = [heap.array((1 << 20,), "u1") for _ in range(20)]
+    assert len(small) == 20
+    heap.close()
+
+
+def test_more_than_there_is(heap):
+    huge = Heap(create(1, 1 << 45), 0, 1)
+    before = resident(huge)
+    with pytest.raises(MemoryError, match=r"rank 0's arena cannot get 32 TiB more of shared memory: .*iB are available"):
+        huge.array((1 << 44,), "i2")
+    assert resident(huge) == before
+    huge.array((1 << 20,), "i2")[:] = 1
+    huge.close()
+
+
+def test_when_memory_is_short_free_blocks_go_first(heap, monkeypatch):
+    alive = [heap.array((LARGE,), "u1") for _ in range(4)]
+    del alive
+    assert heap.stats()["free"] == 4 * LARGE
+    # What a full host would say.
+    monkeypatch.setattr(arenas, "available_memory", lambda: 5 * LARGE - heap.stats()["committed"])
+    x = heap.array((3 * LARGE,), "u1")
+    assert heap.stats()["free"] < 4 * LARGE
+    x[:] = 1
+
+
+def test_available_memory():
+    assert 1 << 20 < available_memory() < os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert [in_words(n) for n in (0, 64, 4096, 3 << 29, 5 << 40, 1 << 60)] == [
+        "0 bytes", "64 bytes", "4 KiB", "1.5 GiB", "5 TiB", "1.049e+06 TiB",
+    ]  # fmt: skip
+
+
+def test_address_space_follows_the_limits():
+    assert largest_arena(2) <= 64 * GiB
+    limited = f"""
+import resource
+resource.setrlimit(resource.RLIMIT_FSIZE, ({4 * GiB}, {4 * GiB}))
+from funccoll.runtime.heap import *
+arena = largest_arena(2)
+assert {GiB // 2} < arena < {GiB}, arena
+Heap(create(2, arena), 1, 2).array((1000,), "f4")[:] = 1
+"""
+    subprocess.run([sys.executable, "-W", "error", "-c", limited], check=True, timeout=30)
+
+
+# ---------------------------------------------------------------- the end of a heap
+
+
+def mapped():
+    return "memfd:funccoll" in Path("/proc/self/maps").read_text()
+
+
+def test_close_unmaps_when_the_last_array_goes():
+    gc.collect()
+    assert not mapped()
+    descriptors = len(os.listdir("/proc/self/fd"))
+    heap = Heap(create(1, GiB), 0, 1)
+    x, y = heap.array((100,), "i4"), heap.array((LARGE,), "u1")
+    x[:] = 7
+    kept, control = x[50:], heap.view(0, (8,), "i8")
+    heap.close()
+    heap.close()
+    del x, y
+    assert mapped() and (kept == 7).all() and control[0] == 0
+    with pytest.raises(RendezvousError, match="closed: the process has left its job"):
+        heap.array((100,), "i4")
+    with pytest.raises(RendezvousError, match="closed"):
+        heap.view(0, (1,), "i8")
+    del kept
+    assert mapped()
+    del control
+    assert not mapped() and len(os.listdir("/proc/self/fd")) == descriptors
+
+
+# ---------------------------------------------------------------- threads
+
+
+def test_threads(heap):
+    wrong, rounds = [], 4000
+
+    def work(number):
+        rng, mine = np.random.default_rng(number), {}
+        for step in range(rounds):
+            x = heap.array((int(rng.integers(1, 200)),), "i8")
+            x[:] = (number << 32) + step
+            mine[step % 10] = x
+            for s in list(mine):
+                if rng.random() < 0.2:
+                    y = mine.pop(s)
+                    if y.min() != y.max() or y[0] >> 32 != number:
+                        wrong.append((number, step))
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(6)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not wrong
+    assert heap.stats()["arrays"] == 0 and heap.stats()["used"] < 6 * 12 * 2048 * 4
+
+
+def test_an_array_may_die_inside_the_allocator(heap):
+    class Loop:
+        pass
+
+    gc.collect()
+    threshold = gc.get_threshold()
+    gc.set_threshold(2)  # the collector runs everywhere
+    try:
+        for n in range(3000):
+            loop = Loop()
+            loop.itself, loop.array = loop, heap.array((n,), "u1")
+    finally:
+        gc.set_threshold(*threshold)
+    del loop
+    gc.collect()
+    assert heap.stats()["arrays"] == 0
+
+
+def test_small_arrays_are_fast(heap, record_property):
+    x = heap.array((16,), "f4")
+    del x
+    times = []
+    for _ in range(20):
+        start = time.perf_counter()
+        for _ in range(1000):
+            heap.array((16,), "f4")
+        times.append((time.perf_counter() - start) * 1e3)
+    record_property("microseconds", min(times))
+    assert min(times) < 6  # 1.5 µs on a quiet machine
+
+
+# ---------------------------------------------------------------- several processes
+
+
+EXCHANGE = JOIN + """
+n = w.world
+words = [w.heap.view(65536 + 64 * r, (1,), "i8") for r in range(n)]
+mine = w.heap.array((1000, 3), "f8")
+mine[:] = rank + np.arange(3000).reshape(1000, 3)
+assert w.heap.offset_of(mine) // w.heap.arena == rank  # the control region is small
+words[rank][0] = w.heap.offset_of(mine)
+sure(lambda: all(word[0] for word in words))
+for r in range(n):
+    theirs = w.heap.view(words[r][0], (1000, 3), "f8")
+    np.testing.assert_array_equal(theirs[1:], r + np.arange(3, 3000).reshape(999, 3))
+    theirs[0, rank] = -rank
+say("read")
+hear()
+assert (mine[0, :n] == -np.arange(n)).all()
+big = w.heap.array((50 << 20,), "u1")
+big[:] = 1
+"""
+
+
+def test_others_read_and_write_what_one_wrote():
+    with Ranks(EXCHANGE, range(3)) as ranks:
+        ranks.lines()
+        assert set(ranks.lines().values()) == {"read"}
+        for r in range(3):
+            ranks.tell(r)
+        ranks.end_well()
+    assert left_behind(ranks.run) == []
+
+
+KILLED = JOIN + """
+x = w.heap.array((200 << 20,), "u1")
+x[:] = 1
+say("written")
+time.sleep(60)
+"""
+
+
+def test_nothing_stays_when_all_are_killed():
+    def shared():
+        return next(int(v.split()[1]) for v in Path("/proc/meminfo").read_text().splitlines() if v.startswith("Shmem:"))
+
+    with Ranks(KILLED, range(2)) as ranks:
+        ranks.lines()
+        assert set(ranks.lines().values()) == {"written"}
+        during = shared()
+        for r in range(2):
+            ranks.kill(r, signal.SIGKILL)
+        for r in range(2):
+            assert ranks.end(r)[0] == -signal.SIGKILL
+    assert during - shared() > 300 * 1024
+    assert left_behind(ranks.run) == []
+
+
+FORKED = JOIN + """
+from funccoll.errors import RendezvousError
+small, large = w.heap.array((100,), "i4"), [w.heap.array((32 << 20,), "u1") for _ in range(9)]
+small[:] = 5
+for x in large:
+    x[:] = 3
+child = os.fork()
+if child == 0:
+    assert small[0] == 5
+    for make in (lambda: w.heap.array((100,), "i4"), lambda: w.heap.view(0, (1,), "i8")):
+        try:
+            make()
+        except RendezvousError as error:
+            assert "forked from rank 0" in str(error)
+        else:
+            raise AssertionError
+    del small, large, x  # gives nothing back
+    sys.exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+assert (small == 5).all() and all((x == 3).all() for x in large)
+assert w.heap.stats()["arrays"] == 10 and w.heap.stats()["free"] == 0
+say("fine")
+"""
+
+
+def test_a_forked_child_gives_nothing_back():
+    with Ranks(FORKED, [0], world=2) as ranks:
+        ranks.start(1, PRELUDE + "world.init()")
+        assert ranks.line(0) == "in" and ranks.line(0) == "fine"
+        ranks.end_well()
+
+
+def test_the_header_is_part_of_the_control_region(heap):
+    assert heap.control == (0, CONTROL) and 8 * (8 + 1024) <= HEADER < CONTROL
+    assert not heap.view(0, (CONTROL // 8,), "i8").any()

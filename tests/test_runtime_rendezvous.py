@@ -1,0 +1,337 @@
+"""Processes find each other: all of a job, nobody else, and whoever is missing is named."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+from ranks import JOIN, PRELUDE, Ranks, address, left_behind, listening
+
+from funccoll import FunccollError
+from funccoll._version import __version__
+from funccoll.errors import MeshError, PlannedError, RendezvousError
+from funccoll.runtime.rendezvous import Job, timeout_of
+from funccoll.runtime.world import finalize, init, job
+
+STAY = JOIN + "hear()\n"
+
+
+def visit(run, *packets):
+    """Connect to rank 0 of a run as soon as it listens, and send."""
+    end = time.monotonic() + 10
+    while True:
+        stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            stranger.connect(address(run))
+            break
+        except OSError:
+            stranger.close()
+            assert time.monotonic() < end
+            time.sleep(0.01)
+    for packet in packets:
+        stranger.send(packet)
+    stranger.settimeout(10)
+    return stranger
+
+
+def hello(run, **changes):
+    said = {"funccoll": __version__, "protocol": 1, "run": f"{run}-0", "rank": 1, "world": 2, "arena": 64 << 30, **changes}
+    return json.dumps(said).encode()
+
+
+def ended(stranger):
+    """Whether the other side has closed the connection without a word."""
+    try:
+        return stranger.recv(1 << 16) == b""
+    except ConnectionResetError:
+        return True
+
+
+@pytest.mark.parametrize("n", [2, 5])
+def test_all_find_each_other(n):
+    with Ranks(JOIN + "say(w.rank, w.world, world.current() is w, world.init() is w); hear()", range(n)) as ranks:
+        assert set(ranks.lines().values()) == {"in"}
+        assert ranks.lines() == {r: f"{r} {n} True True" for r in range(n)}
+        assert listening(ranks.run) == []
+        for r in range(n):
+            ranks.tell(r)
+        ranks.end_well()
+
+
+def test_strangers_are_dropped():
+    with Ranks(STAY, [0], world=2) as ranks:
+        run = ranks.run
+        garbage = [
+            b"GET / HTTP/1.1\r\n\r\n", b"\0" * 100, b"[]", b"3", b"null", b'{"funccoll": "0"}', b"[" * 50_000, b"x" * 150_000,
+            hello("another"), hello(run, rank="1"), hello(run, rank=None), hello(run, world=2.0), hello(run, funccoll=""),
+            hello(run, rank={}), hello(run, arena="all"), b"\xff\xfe",
+        ]  # fmt: skip
+        strangers = [visit(run, packet) for packet in garbage]
+        silent = [visit(run) for _ in range(50)]
+        visit(run).close()
+        visit(run, garbage[0]).close()
+        read, write = os.pipe()
+        bearer = visit(run)
+        socket.send_fds(bearer, [b"{}"], [read, write, read])
+        assert all(ended(s) for s in [*strangers, bearer])
+        ranks.start(1, STAY)
+        assert ranks.lines() == {0: "in", 1: "in"}
+        assert all(ended(s) for s in silent)
+        for s in [*strangers, *silent, bearer]:
+            s.close()
+        os.close(write)
+        assert os.read(read, 1) == b""  # rank 0 keeps no descriptor that it was sent
+        os.close(read)
+        for r in (0, 1):
+            ranks.tell(r)
+        ranks.end_well()
+    assert left_behind(run) == []
+
+
+def test_a_socket_of_another_type_or_a_flood_of_connections_hurts_nobody():
+    with Ranks(STAY, [0], world=2) as ranks:
+        visit(ranks.run).close()
+        stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        with pytest.raises(OSError):
+            stream.connect(address(ranks.run))
+        stream.close()
+        for _ in range(500):
+            visit(ranks.run).close()
+        ranks.start(1, STAY)
+        assert ranks.lines() == {0: "in", 1: "in"}
+
+
+NOBODY = """
+import os, socket, sys
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+if sys.argv[2] == "listen":
+    s.bind(sys.argv[1].replace("@", chr(0))); s.listen(); print("ready", flush=True)
+    while True:
+        c, _ = s.accept(); print(c.recv(9999) and "heard", flush=True)
+else:
+    s.connect(sys.argv[1].replace("@", chr(0)))
+    try:
+        s.send(sys.argv[3].encode())
+        print(s.recv(9999))
+    except (ConnectionResetError, BrokenPipeError):
+        print(b"")
+"""
+
+
+def as_nobody(run, *arguments):
+    return subprocess.Popen(
+        [sys.executable, "-c", NOBODY, address(run).replace("\0", "@"), *arguments], stdout=subprocess.PIPE, text=True
+    )  # fmt: skip
+
+
+root = pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+
+
+@root
+def test_another_users_process_cannot_be_a_rank():
+    with Ranks(STAY, [0], world=2) as ranks:
+        visit(ranks.run).close()
+        with as_nobody(ranks.run, "connect", hello(ranks.run).decode()) as other:
+            assert other.communicate(timeout=10)[0] == "b''\n"
+        ranks.start(1, STAY)
+        assert ranks.lines() == {0: "in", 1: "in"}
+
+
+@root
+def test_another_users_process_cannot_be_rank_0():
+    with Ranks(STAY, [], world=2, FUNCCOLL_RENDEZVOUS_TIMEOUT="1") as ranks, as_nobody(ranks.run, "listen") as other:
+        assert other.stdout.readline() == "ready\n"
+        ranks.start(0, STAY)
+        ranks.start(1, STAY)
+        code, _, error = ranks.end(0)
+        assert code == 1 and "another process is already rank 0 of run" in error
+        code, _, error = ranks.end(1)
+        assert code == 1 and "rank 0 did not come within 1 s" in error  # not even said hello to
+        other.kill()
+        assert "heard" not in other.communicate()[0]
+
+
+def test_a_rank_that_comes_twice():
+    with Ranks(STAY, [0, 1], world=3) as ranks:
+        time.sleep(0.1)
+        ranks.start(1, STAY, "twin")
+        # Which of the two is first is chance; one is refused at once, and says why.
+        end = time.monotonic() + 10
+        while all(ranks.processes[name].poll() is None for name in (1, "twin")):
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        loser = 1 if ranks.processes[1].poll() is not None else "twin"
+        code, _, error = ranks.end(loser)
+        assert code == 1 and f"RendezvousError: another process is already rank 1 of run '{ranks.run}-0'" in error
+        ranks.start(2, STAY)
+        assert set(ranks.lines().values()) == {"in"}
+
+
+def test_a_second_rank_0():
+    with Ranks(STAY, [0], world=2) as ranks:
+        visit(ranks.run).close()
+        ranks.start(0, STAY, "twin")
+        code, _, error = ranks.end("twin")
+        assert code == 1 and "another process is already rank 0" in error and "FUNCCOLL_RUN_ID" in error
+        ranks.start(1, STAY)
+        assert ranks.lines() == {0: "in", 1: "in"}
+
+
+def test_the_place_of_one_that_died_on_the_way_is_free():
+    with Ranks(STAY, [0], world=3) as ranks:
+        with visit(ranks.run, hello(ranks.run, world=3)):
+            time.sleep(0.05)
+        ranks.start(1, STAY)
+        ranks.start(2, STAY)
+        assert set(ranks.lines().values()) == {"in"}
+
+
+def test_missing_ranks_are_named_by_all():
+    with Ranks(STAY, [0, 2], world=4, FUNCCOLL_RENDEZVOUS_TIMEOUT="1.5") as ranks:
+        start = time.monotonic()
+        for r in (0, 2):
+            code, _, error = ranks.end(r)
+            assert code == 1
+            assert "RendezvousError: ranks 1, 3 of 4 did not come within 1.5 s" in error
+            assert ranks.run in error and "FUNCCOLL_RENDEZVOUS_TIMEOUT" in error and error.count("  at ") == 1
+        assert time.monotonic() - start < 5
+
+
+def test_rank_0_is_missing():
+    with Ranks(PRELUDE + "world.init(timeout=0.3)", [1], world=2) as ranks:
+        code, _, error = ranks.end(1)
+        assert code == 1 and "rank 0 did not come within 0.3 s" in error and "rank 1 of 2" in error
+
+
+def test_ranks_of_jobs_of_different_size():
+    with Ranks(STAY, [0], world=3) as ranks:
+        ranks.start(1, STAY)
+        ranks.start(2, STAY, FUNCCOLL_WORLD_SIZE="4")
+        for r in range(3):
+            code, _, error = ranks.end(r)
+            assert code == 1 and "rank 2 was started as one of 4 processes and rank 0 as one of 3" in error
+
+
+def test_ranks_with_different_versions():
+    # The module that an older installation would have.
+    older = PRELUDE + "import funccoll.runtime.rendezvous as r\nr.__version__ = '0.0.1'\nworld.init()"
+    with Ranks(STAY, [0], world=2) as ranks:
+        ranks.start(1, older)
+        for r in range(2):
+            code, _, error = ranks.end(r)
+            assert code == 1 and f"rank 1 runs funccoll 0.0.1 (protocol 1) and rank 0 runs {__version__} (protocol 1)" in error
+
+
+def test_when_rank_0_cannot_start_the_job_all_hear_why():
+    cannot = PRELUDE + "def refuse(*_):\n    raise MemoryError('no room')\nworld.create = refuse\nworld.init()"
+    with Ranks(STAY, [1], world=2) as ranks:
+        ranks.start(0, cannot)
+        assert "MemoryError: no room" in ranks.end(0)[2]
+        assert "RendezvousError: rank 0 could not start the job: MemoryError('no room')" in ranks.end(1)[2]
+
+
+def test_the_smallest_limit_on_address_space_holds_for_all():
+    limited = "import resource\nresource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))\n" + JOIN
+    show = "say(w.heap.arena); w.heap.array((1000,), 'f8')[:] = 1\n"
+    with Ranks(JOIN + show, [0], world=2) as ranks:
+        ranks.start(1, limited + show)
+        assert set(ranks.lines().values()) == {"in"}
+        sizes = set(ranks.lines().values())
+        assert len(sizes) == 1 and 1 << 30 < int(sizes.pop()) <= 2 << 30
+        ranks.end_well()
+
+
+AGAIN = JOIN + """
+from pathlib import Path
+def count():
+    maps = Path("/proc/self/maps").read_text()
+    return len(os.listdir("/proc/self/fd")), threading.active_count(), "memfd:funccoll" in maps
+world.init()
+world.finalize(); world.finalize()
+assert world.current() is None and count()[2] is False
+hook, before = sys.excepthook, count()
+for generation in range(30):
+    w = world.init()
+    array = w.heap.array((8,), "i8")
+    array[:] = 100 * generation + w.rank
+    mine, other = (w.heap.view(65536 + 64 * r, (2,), "i8") for r in (w.rank, 1 - w.rank))
+    mine[0] = w.heap.offset_of(array)
+    sure(lambda: other[0] != 0)
+    assert w.heap.view(other[0], (8,), "i8")[3] == 100 * generation + 1 - w.rank
+    mine[1] = 1
+    sure(lambda: other[1] == 1)
+    world.finalize()
+    del array, mine, other, w
+assert count() == before and sys.excepthook is hook, (count(), before)
+say("done")
+"""
+
+
+def test_leave_and_join_again():
+    with Ranks(AGAIN, range(2)) as ranks:
+        ranks.lines()
+        assert ranks.lines() == {0: "done", 1: "done"}
+        ranks.end_well()
+    assert left_behind(ranks.run) == []
+
+
+def test_alone_there_is_nobody_to_join():
+    assert init() is None
+    finalize()
+
+
+# ---------------------------------------------------------------- the environment
+
+
+@pytest.mark.parametrize(("environment", "expected"), [
+    ({}, Job(0, 1, "")),
+    ({"WORLD_SIZE": "1", "RANK": "0"}, Job(0, 1, "")),
+    ({"FUNCCOLL_WORLD_SIZE": "4", "FUNCCOLL_RANK": "3", "FUNCCOLL_RUN_ID": "ab"}, Job(3, 4, "ab")),
+    ({"WORLD_SIZE": "2", "RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "29500",
+      "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "1"}, Job(1, 2, "none-h-29500-1")),
+    ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+      "PMIX_NAMESPACE": "prterun-1@1"}, Job(1, 2, "prterun-1@1")),
+    ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0", "OMPI_MCA_ess_base_jobid": "7"}, Job(0, 2, "7")),
+    ({"PMI_SIZE": "2", "PMI_RANK": "1", "SLURM_JOB_ID": "3", "SLURM_STEP_ID": "1"}, Job(1, 2, "3-1")),
+    ({"FUNCCOLL_WORLD_SIZE": "2", "FUNCCOLL_RANK": "0", "FUNCCOLL_RUN_ID": "x", "WORLD_SIZE": "8", "RANK": "7"},
+     Job(0, 2, "x")),
+])  # fmt: skip
+def test_a_launchers_environment(environment, expected):
+    assert job(environment) == expected
+
+
+def test_mpich_names_no_run_and_its_ranks_have_one_parent():
+    first, second = (job({"PMI_SIZE": "2", "PMI_RANK": str(r)}) for r in range(2))
+    assert first.run == second.run and str(os.getppid()) in first.run
+
+
+@pytest.mark.parametrize("environment", [
+    {"WORLD_SIZE": "16", "RANK": "1", "LOCAL_WORLD_SIZE": "8", "MASTER_PORT": "1"},
+    {"OMPI_COMM_WORLD_SIZE": "16", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "8", "PMIX_NAMESPACE": "x"},
+])  # fmt: skip
+def test_several_hosts_are_planned(environment):
+    with pytest.raises(PlannedError, match=r"16 processes, 8 of them on this host .* several hosts are planned"):
+        job(environment)
+
+
+def test_a_job_without_a_name():
+    with pytest.raises(MeshError, match=r"WORLD_SIZE=2.*FUNCCOLL_RUN_ID"):
+        job({"WORLD_SIZE": "2", "RANK": "0"})
+
+
+@pytest.mark.parametrize("text", ["soon", "-1", "0", "nan", ""])
+def test_a_timeout_that_is_none(text):
+    with pytest.raises(RendezvousError, match=r"FUNCCOLL_RENDEZVOUS_TIMEOUT=.*no number of seconds"):
+        timeout_of({"FUNCCOLL_RENDEZVOUS_TIMEOUT": text})
+    assert timeout_of({}) == 60 and timeout_of({"FUNCCOLL_RENDEZVOUS_TIMEOUT": "2.5"}) == 2.5
+    assert issubclass(RendezvousError, (FunccollError, RuntimeError))
+
+
+def test_any_run_id_fits_a_sockets_name():
+    names = {Job(0, 2, run).address for run in ("a", "ä" * 300, "ä" * 299, "x" * 64, "x" * 65)}
+    assert len(names) == 5 and all(len(name) <= 107 for name in names)
+    assert Job(0, 2, "a").address[0] == 0  # abstract: no file

@@ -1,0 +1,297 @@
+"""A process that dies, raises or leaves: the others hear it at once, and hear why."""
+
+import os
+import pickle
+import signal
+import time
+
+import pytest
+from ranks import JOIN, Ranks, left_behind
+
+from funccoll.errors import FunccollError, PeerFailure
+from funccoll.runtime.watch import Failure
+
+HEARD = """
+def heard(members=()):
+    failure = w.watch.failure(members)
+    if failure is None:
+        return False
+    word = int(w.heap.view(0, (1,), "i8")[0])
+    say(time.time(), word, failure.rank, failure.kind, repr(failure.text))
+    return True
+"""
+WAIT = JOIN + HEARD + """
+sure(heard, 15)
+hear()
+"""
+
+
+def report(line):
+    """(when, word 0, rank, kind, text) as a rank printed it."""
+    when, word, rank, kind, text = line.split(" ", 4)
+    return float(when), int(word), int(rank), kind, eval(text)
+
+
+@pytest.mark.parametrize(("victim", "how"), [
+    (0, signal.SIGKILL), (1, signal.SIGKILL), (2, signal.SIGKILL), (1, signal.SIGTERM), (0, signal.SIGSEGV),
+])  # fmt: skip
+def test_a_killed_rank_is_noticed(victim, how, record_property):
+    with Ranks(WAIT, range(3)) as ranks:
+        assert set(ranks.lines().values()) == {"in"}
+        time.sleep(0.05)
+        killed = ranks.kill(victim, how)
+        assert ranks.end(victim)[0] == -how
+        late = []
+        for r in set(range(3)) - {victim}:
+            when, word, rank, kind, _ = report(ranks.line(r))
+            assert (word, rank, kind) == (1 + victim, victim, "died")
+            late.append(when - killed)
+        record_property("seconds", max(late))
+        assert max(late) < 1
+        for r in set(range(3)) - {victim}:
+            ranks.tell(r)
+        ranks.end_well()
+    assert left_behind(ranks.run) == []
+
+
+def test_the_news_is_fast():
+    """Half of all deaths are known within 50 ms; each within a second."""
+    late = []
+    for victim in (0, 1, 1):
+        with Ranks(WAIT, range(2)) as ranks:
+            ranks.lines()
+            killed = ranks.kill(victim)
+            late.append(report(ranks.line(1 - victim))[0] - killed)
+    assert sorted(late)[1] < 0.05 and max(late) < 1
+
+
+def test_an_exit_without_a_word_is_a_death():
+    with Ranks(WAIT, [0], world=2) as ranks:
+        ranks.start(1, JOIN + "os._exit(0)")
+        ranks.lines()
+        assert report(ranks.line(0))[1:] == (2, 1, "died", "")
+
+
+BUSY = JOIN + """
+x = 0
+while w.watch.failure() is None:
+    for n in range(2_000_000):  # Python code that never waits
+        x += n
+say(time.time())
+"""
+
+
+def test_a_busy_process_hears_too():
+    with Ranks(BUSY, [0, 1]) as ranks:
+        ranks.lines()
+        killed = ranks.kill(1)
+        assert float(ranks.line(0)) - killed < 1
+
+
+# ---------------------------------------------------------------- to leave is no failure
+
+
+LEAVE = JOIN + HEARD + """
+if rank == hub:
+    sys.exit(code)
+others = [r for r in range(3) if r not in (rank, hub)]
+sure(lambda: w.watch.failure([hub]))
+time.sleep(0.2)
+assert not heard() and not heard(others)
+assert heard([*others, hub])
+say("waiting")
+hear()
+"""
+
+
+@pytest.mark.parametrize("hub", [0, 1])
+def test_a_clean_exit_says_bye(hub):
+    with Ranks(f"hub, code = {hub}, 0\n" + LEAVE, range(3)) as ranks:
+        assert set(ranks.lines().values()) == {"in"}
+        assert ranks.end(hub) == (0, [], "")
+        for r in {0, 1, 2} - {hub}:
+            assert report(ranks.line(r))[1:] == (0, hub, "left", "")
+            assert ranks.line(r) == "waiting"
+        for r in {0, 1, 2} - {hub}:
+            ranks.tell(r)
+        ranks.end_well()
+
+
+def test_finalize_is_to_leave():
+    script = JOIN + HEARD + """
+if rank == 1:
+    world.finalize()
+    assert w.watch.failure() is None
+else:
+    sure(lambda: heard([1]))
+hear()
+"""
+    with Ranks(script, range(2)) as ranks:
+        ranks.lines()
+        assert report(ranks.line(0))[1:] == (0, 1, "left", "")
+        for r in (0, 1):
+            ranks.tell(r)
+        ranks.end_well()
+
+
+def test_all_leave_at_once():
+    with Ranks(JOIN + "assert w.watch.failure() is None", range(4)) as ranks:
+        ranks.end_well()
+
+
+# ---------------------------------------------------------------- exceptions
+
+
+RAISE = """
+def inner():
+    raise ValueError("the loss is nan, 漢字 \\udcff" + "!" * extra)
+if rank == victim:
+    inner()
+sure(heard, 10)
+try:
+    raise w.watch.failure().error("all_reduce at train.py:3 cannot finish.")
+except Exception as error:
+    import traceback
+    say(repr(traceback.format_exc()))
+"""
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_traceback_arrives(victim):
+    with Ranks(f"victim, extra = {victim}, 0\n" + JOIN + HEARD + RAISE, range(3)) as ranks:
+        ranks.lines()
+        code, _, printed = ranks.end(victim)
+        assert code == 1 and "ValueError: the loss is nan" in printed
+        for r in {0, 1, 2} - {victim}:
+            _, word, rank, kind, text = report(ranks.line(r))
+            assert (word, rank, kind) == (1 + victim, victim, "raised")
+            assert text.startswith("Traceback (most recent call last)") and ", in inner\n" in text
+            assert text.rstrip().endswith("ValueError: the loss is nan, 漢字 \udcff")
+            shown = eval(ranks.line(r))
+            assert ", in inner\n" in shown and "direct cause" in shown and "PeerTraceback" in shown
+            assert f"PeerFailure: rank {victim} raised ValueError: the loss is nan" in shown
+            assert "all_reduce at train.py:3 cannot finish." in shown
+        ranks.end_well()
+
+
+def test_the_end_of_a_long_traceback_arrives():
+    with Ranks("victim, extra = 1, 1_000_000\n" + JOIN + HEARD + RAISE, range(2)) as ranks:
+        ranks.lines()
+        text = report(ranks.line(0))[-1]
+        assert text == "!" * (len(text) - 1) + "\n" and 10_000 < len(text) < 100_000
+
+
+def test_the_users_own_hook_is_called():
+    script = "import sys\nsys.excepthook = lambda *error: print('mine', error[1], flush=True)\n" + JOIN
+    with Ranks(script + HEARD + "if rank: 1 / 0\nsure(heard)", range(2)) as ranks:
+        ranks.lines()
+        assert ranks.end(1) == (1, ["mine division by zero"], "")
+        assert report(ranks.line(0))[1:4] == (2, 1, "raised")
+
+
+def test_the_first_failure_is_the_one_that_is_told():
+    script = JOIN + HEARD + "if rank == 1: 1 / 0\nsure(heard)\nraise w.watch.failure().error()"
+    with Ranks(script, range(4)) as ranks:
+        ranks.lines()
+        for r in (0, 2, 3):
+            assert report(ranks.line(r))[2:4] == (1, "raised")
+            code, _, printed = ranks.end(r)
+            assert code == 1 and "rank 1 raised ZeroDivisionError: division by zero." in printed
+
+
+@pytest.mark.parametrize(("failure", "words"), [
+    (Failure(3, "died"), "rank 3 died without a word"), (Failure(0, "left"), r"rank 0 left the job: its program ended"),
+    (Failure(1, "raised", ""), "rank 1 raised an exception"), (Failure(1, "raised", "Traceback\nA: b\n"), "rank 1 raised A: b"),
+])  # fmt: skip
+def test_a_failure_in_words(failure, words):
+    error = failure.error("x cannot finish.")
+    assert isinstance(error, (PeerFailure, FunccollError, RuntimeError))
+    with pytest.raises(PeerFailure, match=words + r".*\. x cannot finish\."):
+        raise error
+    assert (error.__cause__ is not None) == (failure.kind == "raised")
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+# ---------------------------------------------------------------- children
+
+
+FORK = JOIN + HEARD + """
+from funccoll.errors import RendezvousError
+if rank == 1:
+    child = os.fork()
+    if child == 0:
+        assert world.current() is None and threading.active_count() == 1
+        world.finalize()
+        try:
+            world.init()
+        except RendezvousError as error:
+            assert "forked from rank 1" in str(error)
+            say("child", os.getpid())
+        time.sleep(60)
+    hear()
+else:
+    sure(heard, 15)
+"""
+
+
+@pytest.mark.parametrize("victim", [1, 0])
+def test_a_forked_child_does_not_hide_a_death(victim):
+    script = FORK.replace("rank == 1", f"rank == {victim}").replace("from rank 1", f"from rank {victim}")
+    with Ranks(script, range(3)) as ranks:
+        ranks.lines()
+        child = int(ranks.line(victim).split()[1])
+        try:
+            killed = ranks.kill(victim)
+            for r in {0, 1, 2} - {victim}:
+                when, word, rank, kind, _ = report(ranks.line(r))
+                assert (word, rank, kind) == (1 + victim, victim, "died") and when - killed < 1
+            os.kill(child, 0)  # it still runs
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+CHILDREN = JOIN + HEARD + """
+import multiprocessing
+def work(n):
+    return n * n
+with multiprocessing.get_context("fork").Pool(2) as pool:  # as a DataLoader does
+    assert pool.map(work, range(10)) == [n * n for n in range(10)]
+for end in (lambda: sys.exit(3), lambda: 1 / 0, lambda: os._exit(0)):
+    if (child := os.fork()) == 0:
+        sys.stderr = None
+        end()
+    os.waitpid(child, 0)
+time.sleep(0.2)
+assert not heard([0, 1])
+say("done")
+hear()
+"""
+
+
+def test_children_that_end_say_nothing():
+    with Ranks(CHILDREN, range(2)) as ranks:
+        ranks.lines()
+        assert ranks.lines() == {0: "done", 1: "done"}
+        for r in (0, 1):
+            ranks.tell(r)
+        ranks.end_well()
+
+
+def test_a_started_program_does_not_hide_a_death():
+    script = JOIN + "import subprocess\nsay(subprocess.Popen(['sleep', '60'], close_fds=False).pid)\nhear()"
+    with Ranks(WAIT, [0], world=2) as ranks:
+        ranks.start(1, script)
+        ranks.lines()
+        sleeper = int(ranks.line(1))
+        try:
+            killed = ranks.kill(1)
+            assert report(ranks.line(0))[0] - killed < 1
+        finally:
+            os.kill(sleeper, signal.SIGKILL)
+
+
+def test_words_in_shared_memory_begin_at_zero():
+    script = JOIN + "assert not w.heap.view(0, (65536 // 8,), 'i8').any(); say('zero'); hear()"
+    with Ranks(script, range(2)) as ranks:
+        ranks.lines()
+        assert ranks.lines() == {0: "zero", 1: "zero"}
