@@ -30,8 +30,8 @@ from .mesh import Mesh, P, Sharding, abstract_mesh
 from .ops.indexing import at
 from .ops.registry import supported_functions
 from .parallel import data_parallel
-from .placement import device_put, from_local, process_allgather
-from .runtime.world import make_mesh, rank, world_size
+from .placement import device_put, from_local
+from .runtime.world import make_mesh, process_allgather, rank, world_size
 from .types import ArrayType, bfloat16
 
 if TYPE_CHECKING:

@@ -62,17 +62,18 @@ class Layout:
     def copy_of_device(self) -> tuple[int, ...]:
         """For each device position, which distinct copy it holds."""
         mesh, varying = self.sharding.mesh, self.sharding.varying
-        position = {tuple(c.items()): i for i, c in enumerate(copy_coordinates(mesh, varying))}
+        position = {tuple(c.items()): i for i, c in enumerate(mesh.walk(a for a in mesh.axis_names if a in varying))}
         return tuple(
             position[tuple((a, n) for a, n in mesh.coordinates(d).items() if a in varying)] for d in range(mesh.size)
         )
 
     def split(self, value: np.ndarray) -> Any:
         """The copies of a global value: one array, or a list of contiguous blocks."""
-        if len(self.indices) == 1:
+        if not self.sharding.varying:
             # A scalar made contiguous would get a dimension.
             return value if value.flags.c_contiguous else np.ascontiguousarray(value)
-        return [np.ascontiguousarray(value[i]).reshape(self.type.shape) for i in self.indices]
+        blocks = [np.ascontiguousarray(value[i]).reshape(self.type.shape) for i in self.indices]
+        return blocks if len(blocks) > 1 else blocks[0]
 
 
 @lru_cache(maxsize=8192)
@@ -177,12 +178,14 @@ class Array(metaclass=_ArrayMeta):
     def shards(self) -> tuple[np.ndarray, ...]:
         """Each device's block, in device order (read-only views)."""
         copies = [_read_only(c) for c in self._copy_list()]
+        if self.sharding.mesh.process is not None:
+            return tuple(copies)
         return tuple(copies[i] for i in self.layout.copy_of_device)
 
     @property
     def local(self) -> np.ndarray:
         """This process's block (read-only), where the process is one device."""
-        if self.sharding.mesh.size != 1:
+        if self.sharding.mesh.size != 1 and self.sharding.mesh.process is None:
             raise MeshError(
                 f"this process plays all {self.sharding.mesh.size} devices of {self.sharding.mesh!r}, so there is no one "
                 "local block: use arr.shards[device], or np.asarray(arr)."
@@ -193,6 +196,13 @@ class Array(metaclass=_ArrayMeta):
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         copies = self._copy_list()
+        mesh = self.sharding.mesh
+        if mesh.process is not None and any(mesh.shape[a] > 1 for a in self.sharding.varying):
+            raise MeshError(
+                f"this process holds one block of the Array {dtype_name(self.dtype)}{list(self.shape)}, split as "
+                f"{self.sharding.spec!r} over {mesh.size} processes. Use arr.local for the block, or "
+                "fc.process_allgather(arr), which all processes must call, for the whole."
+            )
         if len(copies) == 1:
             whole = _read_only(copies[0])
         elif copy is False:

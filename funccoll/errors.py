@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any
 
 __all__ = [
+    "CollectiveTimeout",
     "ConcretizationError",
     "DTypeError",
     "DeletedArrayError",
@@ -28,6 +29,7 @@ __all__ = [
     "MissingMethodError",
     "PeerFailure",
     "PlannedError",
+    "ProgramMismatch",
     "PytreeError",
     "RendezvousError",
     "ScheduleError",
@@ -218,6 +220,14 @@ class LaunchError(FunccollError, RuntimeError):
 
 class LaunchTimeout(LaunchError, TimeoutError):
     """The processes of fc.launch did not finish in time."""
+
+
+class CollectiveTimeout(FunccollError, TimeoutError):
+    """A rank waited too long in a collective; the message tells where every rank is."""
+
+
+class ProgramMismatch(FunccollError, RuntimeError):
+    """Two processes of a job are in different collectives at the same time."""
 
 
 class PeerFailure(FunccollError, RuntimeError):

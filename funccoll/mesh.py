@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .errors import MeshError, ShardingError
+from .errors import MeshError, PlannedError, ShardingError
 
 __all__ = ["Mesh", "P", "Sharding", "abstract_mesh", "normalize_axes"]
 
@@ -89,9 +89,9 @@ class Mesh:
     devices are.
     """
 
-    __slots__ = ("__dict__", "_hash", "axis_names", "devices", "sizes")
+    __slots__ = ("__dict__", "_hash", "axis_names", "devices", "process", "sizes")
 
-    def __init__(self, axes: Mapping[str, int], devices: Sequence[int] | None = None):
+    def __init__(self, axes: Mapping[str, int], devices: Sequence[int] | None = None, process: int | None = None):
         if not isinstance(axes, Mapping):
             raise MeshError(f'a mesh is made from a dict of axis names and sizes, such as {{"data": 4}}, not from {axes!r}.')
         for name, size in axes.items():
@@ -109,7 +109,9 @@ class Mesh:
                 )
             if not isinstance(self.devices, range) and len(set(self.devices)) != self.size:
                 raise MeshError(f"devices {list(self.devices)} name a device twice.")
-        self._hash = hash((self.axis_names, self.sizes, self.devices))
+        self.process = process
+        """The position of the one device that this process plays; None when it plays all."""
+        self._hash = hash((self.axis_names, self.sizes, self.devices, process))
 
     @cached_property
     def shape(self) -> Mapping[str, int]:
@@ -188,6 +190,8 @@ class Mesh:
         """The sub-mesh of `axes` (in that order) through the first device."""
         names = self.check_axes(axes)
         devices = None
+        if self.process is not None:
+            raise PlannedError("sub-meshes of a mesh of several processes are planned; today name the axes in the collective.")
         if self.devices is not None:
             devices = [self.devices[self.position(c)] for c in self.walk(names)]
         return Mesh({a: self.shape[a] for a in names}, devices)
@@ -199,14 +203,14 @@ class Mesh:
             return True
         if not isinstance(other, Mesh):
             return NotImplemented
-        mine = (self.axis_names, self.sizes, self.devices)
-        return mine == (other.axis_names, other.sizes, other.devices)
+        mine = (self.axis_names, self.sizes, self.devices, self.process)
+        return mine == (other.axis_names, other.sizes, other.devices, other.process)
 
     def __hash__(self) -> int:
         return self._hash
 
     def __reduce__(self):
-        return Mesh, (dict(self.shape), self.devices)
+        return Mesh, (dict(self.shape), self.devices, self.process)
 
     def __repr__(self) -> str:
         inside = ", ".join(f"{n!r}: {s}" for n, s in self.shape.items())
@@ -303,6 +307,10 @@ def copy_coordinates(mesh: Mesh, varying: frozenset[str]) -> tuple[dict[str, int
     """One coordinate for each distinct value of something that varies over `varying`.
 
     In one process a value that does not vary over an axis is held once for all devices along it; these
-    are the coordinates of the distinct copies, in the order of the mesh's axes.
+    are the coordinates of the distinct copies, in the order of the mesh's axes. Where a process plays one device,
+    it holds one copy: its own.
     """
+    if mesh.process is not None:
+        own = mesh.coordinates(mesh.process)
+        return ({a: own[a] for a in mesh.axis_names if a in varying},)
     return tuple(mesh.walk(a for a in mesh.axis_names if a in varying))

@@ -1,4 +1,4 @@
-"""Putting values onto meshes and taking them off: device_put, from_local, process_allgather."""
+"""Putting values onto meshes and taking them off: device_put, from_local."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .arrays import Array, layout_of, to_numpy
 from .errors import MeshError, ShapeError, ShardingError, TraceError
 from .mesh import Mesh, P, Sharding
 
-__all__ = ["device_put", "from_local", "process_allgather"]
+__all__ = ["device_put", "from_local"]
 
 
 def _sharding(mesh: Mesh | Sharding, spec: P | None) -> Sharding:
@@ -48,9 +48,8 @@ def device_put(x: Any, mesh: Mesh | Sharding, spec: P | None = None) -> Array:
     value = to_numpy(x, "device_put: x")
     sharding.shard_shape(value.shape, "device_put: x")
     layout = layout_of(value.shape, value.dtype, sharding)
-    if len(layout.indices) == 1:
-        return Array(layout, np.array(value, order="C"))
-    return Array(layout, [np.array(value[i], order="C") for i in layout.indices])
+    copies = [np.array(value[i], order="C") for i in layout.indices]
+    return Array(layout, copies if len(copies) > 1 else copies[0])
 
 
 def from_local(x: Any, mesh: Mesh | Sharding, spec: P | None = None) -> Array:
@@ -61,6 +60,9 @@ def from_local(x: Any, mesh: Mesh | Sharding, spec: P | None = None) -> Array:
     """
     sharding = _concrete_mesh(_sharding(mesh, spec))
     size = sharding.mesh.size
+    if sharding.mesh.process is not None:
+        block = np.array(to_numpy(x, "from_local: x"), order="C")
+        return Array(layout_of(sharding.global_shape(block.shape, "from_local: a block"), block.dtype, sharding), block)
     if size == 1 and not isinstance(x, (list, tuple)):
         x = [x]
     if not isinstance(x, (list, tuple)) or len(x) != size:
@@ -88,8 +90,3 @@ def from_local(x: Any, mesh: Mesh | Sharding, spec: P | None = None) -> Array:
                 "their values differ. Name the axis along which they differ in the spec."
             )
     return Array(layout, copies if len(copies) > 1 else copies[0])
-
-
-def process_allgather(arr: Any) -> np.ndarray:
-    """The global value of `arr` in every process (in one process: np.asarray)."""
-    return np.array(to_numpy(arr, "process_allgather: arr"))

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import funccoll as fc
-from funccoll.errors import PlannedError
+from funccoll.errors import MeshError, PlannedError
 
 PROMISED = ["init", "finalize", "distributed", "redistribute", "optim", "cond", "scan", "torch", "jax"]
 SENTENCE = r"^fc\.{} \([^\n]+\) is planned, not in this version; today [^\n]+\.\n  at .*{}:\d+ in .+$"
@@ -62,10 +62,13 @@ def test_planned_options():
         fc.data_parallel(lambda p: p, comm_hook=lambda state, bucket: (state, bucket))
 
 
-def test_several_processes_are_planned(monkeypatch):
+def test_several_hosts_are_planned(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
-    with pytest.raises(PlannedError, match=r"2 processes.* planned"):
+    with pytest.raises(MeshError, match=r"WORLD_SIZE=2, and nothing that names the run"):
+        fc.make_mesh({"data": 2})
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    with pytest.raises(PlannedError, match=r"2 processes, 1 of them on this host .* several hosts are planned"):
         fc.make_mesh({"data": 2})
 
 

@@ -136,7 +136,7 @@ class _Builder:
         for eqn in self.program.equations:
             if eqn.primitive.communicates:
                 self.flush(pending)
-                if eqn.outputs:
+                if eqn.outputs or self.mesh.process is not None:  # a barrier between processes is one
                     self.collective(eqn)
             else:
                 pending.setdefault(eqn.outputs[0].type.varying, []).append(eqn)
@@ -285,7 +285,20 @@ class _Builder:
 
     # ------------------------------------------------------------ collectives
 
+    def identity(self, eqn: Equation) -> str:
+        """What must be equal on all processes: the program, and the collective's place in it."""
+        return f"{self.program.fingerprint} {self.program.equations.index(eqn)}"
+
     def collective(self, eqn: Equation) -> None:
+        if self.mesh.process is not None:
+            from .shm import host_collective  # here: it imports Numba
+
+            name = self.names.of(host_collective(eqn, self.schedules[eqn], self.mesh, self.identity(eqn)), "f")
+            left = ", ".join(self.name(out) for out in eqn.outputs)
+            operands = [a for a in eqn.inputs if isinstance(a, Var)]
+            call = f"{name}({', '.join(map(self.name, operands))})"
+            self.steps.append(([f"{left}{',' if left else ''} = {call}" if left else call], set(operands)))
+            return
         for atom, out in zip(eqn.inputs, eqn.outputs, strict=True):
             assert isinstance(atom, Var)
             function = self.group_function(eqn, atom.type.varying, out.type.varying)

@@ -6,11 +6,13 @@ import atexit
 import functools
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from ..arrays import Array, to_numpy
 from ..errors import MeshError, PlannedError, RendezvousError
 from ..mesh import Mesh
 from . import rendezvous
@@ -18,7 +20,7 @@ from .heap import HEADER, Heap, create, largest_arena
 from .rendezvous import Job
 from .watch import Watch
 
-__all__ = ["World", "current", "finalize", "init", "job", "make_mesh", "rank", "world_size"]
+__all__ = ["World", "current", "finalize", "init", "job", "make_mesh", "process_allgather", "rank", "world_size"]
 
 # (variable with the number of processes, variable with this process's rank, with the processes on this host), by launcher.
 _LAUNCHERS = (
@@ -96,6 +98,8 @@ class World:
     world: int
     heap: Heap
     watch: Watch
+    shared: dict[str, Any] = field(default_factory=dict)
+    """What the collectives of this world have in common."""
 
 
 class _Membership:
@@ -186,6 +190,15 @@ def rank() -> int:
     return _job(os.environ)[1]
 
 
+def process_allgather(arr: Any) -> np.ndarray:
+    """The global value of `arr` in every process (in one process: np.asarray). All processes must call it."""
+    if type(arr) is Array and arr.sharding.mesh.process is not None:
+        from .shm import gather_whole  # here: it imports Numba
+
+        return gather_whole(arr.local, arr.shape, arr.sharding)
+    return np.array(to_numpy(arr, "process_allgather: arr"))
+
+
 def make_mesh(axes: Mapping[str, int]) -> Mesh:
     """A mesh with named axes, for example `make_mesh({"data": 4, "model": 2})`.
 
@@ -203,8 +216,7 @@ def make_mesh(axes: Mapping[str, int]) -> Mesh:
                 f"process is one device. Start it with {mesh.size} processes, or choose sizes whose product is "
                 f"{processes}."
             )
-        raise PlannedError(
-            f"this job has {processes} processes; processes can start, find each other and share memory, and collectives "
-            "over them are planned. Run the script without a launcher; it gets virtual devices."
-        )
+        world = init()
+        assert world is not None
+        return Mesh(mesh.shape, range(mesh.size), process=world.rank)
     return Mesh(mesh.shape, range(mesh.size))

@@ -1,0 +1,152 @@
+"""What each process of `test_processes.py` runs: programs over processes against the same programs over virtual devices.
+
+Every process plays one device of the job's mesh, and, for comparison, all devices of a virtual mesh of its own. Blocks
+must be equal bit by bit.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import sys
+import time
+
+import numpy as np
+
+import funccoll as fc
+from funccoll import P, errors
+from funccoll.mesh import Mesh
+
+
+def meshes(axes):
+    job = fc.make_mesh(axes)
+    assert job.process == fc.rank()
+    return job, Mesh(axes, range(job.size))
+
+
+def same(fn, axes, args, in_specs, out_specs) -> None:
+    """Run on both meshes; this process's block of every result has the same bits."""
+    job, virtual = meshes(axes)
+    found = fc.jit(fn, mesh=job, in_specs=in_specs, out_specs=out_specs)(*args)
+    wanted = fc.jit(fn, mesh=virtual, in_specs=in_specs, out_specs=out_specs)(*args)
+    for mine, theirs in zip(fc.tree.leaves(found), fc.tree.leaves(wanted), strict=True):
+        block = theirs.shards[job.process]
+        assert mine.dtype == theirs.dtype
+        assert mine.shape == theirs.shape
+        assert mine.local.tobytes() == np.ascontiguousarray(block).tobytes(), (fn, mine.local, block)
+        np.testing.assert_array_equal(fc.process_allgather(mine), np.asarray(theirs))
+
+
+def values(shape, dtype, seed=0):
+    rng = np.random.default_rng(seed)
+    if np.dtype(dtype).kind in "iu":
+        return rng.integers(-9, 9, shape).astype(dtype)
+    return rng.normal(size=shape).astype(dtype)
+
+
+def collectives(n: int, dtypes) -> None:
+    """Every collective, dtype and a few shapes, over one axis."""
+    every = P("d")
+    for dtype, rest in itertools.product(dtypes, ((2 * n, 3), (n, 1, 5))):
+        x = values((n * rest[0], *rest[1:]), dtype)
+        for op in ("sum", "max", "prod") + (("mean",) if np.dtype(dtype).kind != "i" else ()):
+            same(lambda x, op=op: fc.all_reduce(x, "d", op=op), {"d": n}, (x,), every, P())
+            same(lambda x, op=op: fc.reduce(x, "d", root=n - 1, op=op), {"d": n}, (x,), every, every)
+            same(lambda x, op=op: fc.reduce_scatter(x, "d", dim=0, op=op), {"d": n}, (x,), every, every)
+        for dim in range(len(rest)):
+            same(lambda x, dim=dim: fc.all_gather(x, "d", dim=dim), {"d": n}, (x,), every, P())
+            same(lambda x, dim=dim: fc.gather(x, "d", dim=dim), {"d": n}, (x,), every, every)
+        same(lambda x: fc.all_gather(x, "d", dim=1, stack=True), {"d": n}, (x,), every, P())
+        same(lambda x: fc.all_to_all(x, "d", split_dim=0, concat_dim=1), {"d": n}, (x,), every, every)
+        same(lambda x: fc.scatter(x, "d", root=n - 1), {"d": n}, (x,), every, every)
+        same(lambda x: fc.broadcast(x, "d", root=n - 1), {"d": n}, (x,), every, P())
+        same(lambda x: fc.permute(x, "d", pairs=[(i, (i + 1) % n) for i in range(n - 1)]), {"d": n}, (x,), every, every)
+    same(lambda x: fc.all_reduce(x[0], "d"), {"d": n}, (values((n,), np.float32),), every, P())  # a scalar
+    same(lambda x: fc.all_reduce(x[:0], "d"), {"d": n}, (values((n,), np.float32),), every, P())  # nothing
+
+
+def forced(n: int) -> None:
+    """Algorithms that the compiler does not choose on one host, with their own order of combination."""
+    from funccoll import schedules
+
+    x = values((n * 4 * n, 5), np.float32)
+    for name in schedules.algorithms("all_reduce", n):
+        same(lambda x, name=name: fc.all_reduce(x, "d", op="mean", algorithm=name), {"d": n}, (x,), P("d"), P())
+    for name in schedules.algorithms("reduce_scatter", n):
+        same(lambda x, name=name: fc.reduce_scatter(x, "d", algorithm=name), {"d": n}, (x,), P("d"), P("d"))
+    half = values((n * 700,), np.float16)
+    for name in ("ring", "owner", "recursive_doubling"):
+        same(lambda x, name=name: fc.all_reduce(x, "d", op="mean", algorithm=name), {"d": n}, (half,), P("d"), P())
+
+
+def programs(n: int) -> None:
+    """Sub-groups of a mesh of two axes, several operands, barriers, a training step."""
+    axes = {"a": 2, "b": n // 2} if n % 2 == 0 else {"a": n, "b": 1}
+    x = values((4 * n, 6), np.float64)
+
+    def mixed(x):
+        rows = fc.all_reduce(x, "a")
+        fc.barrier(("a", "b"))
+        total = fc.all_reduce({"r": rows, "m": rows[:1] * 2}, "b", op="max")
+        return total, x + fc.axis_index("a")
+
+    same(mixed, axes, (x,), P(("a", "b")), (P(), P(("a", "b"))))
+
+    def step(w, batch):
+        loss = lambda w: fc.all_reduce(np.mean((np.tanh(batch @ w) - 1) ** 2), ("a", "b"), op="mean")
+        value, gradient = fc.value_and_grad(loss)(w)
+        return w - 0.1 * gradient, value
+
+    w = values((6, 2), np.float64, 1)
+    same(step, axes, (w, x), (P(), P(("a", "b"))), (P(), P()))
+    job, _ = meshes(axes)
+    compiled = fc.jit(step, mesh=job, in_specs=(P(), P(("a", "b"))), out_specs=(P(), P()))
+    losses = []
+    for _ in range(30):
+        w, value = compiled(w, x)
+        losses.append(float(value))
+    assert losses[-1] < losses[0]
+
+
+def failure(what: str) -> None:
+    """Rank 1 does not do what rank 0 expects; rank 0 prints what it is told, and how long that took."""
+    mesh = fc.make_mesh({"d": fc.world_size()})
+    step = fc.jit(lambda x: fc.all_reduce(x, "d"), mesh=mesh, in_specs=P("d"), out_specs=P())
+    other = fc.jit(lambda x: fc.all_reduce(x, "d", op="max"), mesh=mesh, in_specs=P("d"), out_specs=P())
+    x = np.arange(4.0 * fc.world_size())
+    step(x), other(x)
+    begin = time.monotonic()
+    try:
+        if fc.rank() == 1 and what == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif fc.rank() == 1 and what == "raise":
+            raise ValueError("rank 1 has had enough")
+        elif fc.rank() == 1 and what == "leave":
+            return
+        elif fc.rank() == 1 and what == "sleep":
+            time.sleep(8)
+        (other if fc.rank() == 1 and what == "mismatch" else step)(x)
+    except fc.FunccollError as error:
+        print(f"{type(error).__name__} after {time.monotonic() - begin:.2f} s: {error}", "cause:", error.__cause__)
+        try:
+            step(x)
+        except errors.PeerFailure as again:
+            print("again:", again)
+
+
+def main() -> None:
+    n = fc.world_size()
+    what = sys.argv[1]
+    if what == "collectives":
+        collectives(n, (np.float32, np.int32))
+    elif what == "forced":
+        forced(n)
+    elif what == "programs":
+        programs(n)
+    else:
+        failure(what)
+
+
+if __name__ == "__main__":
+    main()
