@@ -31,7 +31,7 @@ from .ops.indexing import at
 from .ops.registry import supported_functions
 from .parallel import data_parallel
 from .placement import device_put, from_local
-from .runtime.world import make_mesh, process_allgather, rank, world_size
+from .runtime.world import finalize, init, make_mesh, process_allgather, rank, world_size
 from .types import ArrayType, bfloat16
 
 if TYPE_CHECKING:
@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 __all__ = [
     # meshes and arrays
     "make_mesh", "abstract_mesh", "Mesh", "P", "Sharding", "Array", "ArrayType", "bfloat16",
-    "device_put", "from_local", "process_allgather", "launch", "rank", "world_size",
+    "device_put", "from_local", "process_allgather", "launch", "init", "finalize", "rank",
+    "world_size",
     # functions
     "jit", "grad", "value_and_grad", "vjp", "custom_vjp", "grad_hook", "stop_gradient", "data_parallel", "at",
     "supported_functions",
@@ -53,12 +54,9 @@ __all__ = [
     "__version__",
 ]  # fmt: skip
 
-_ONE_PROCESS = "all devices are virtual ones in this process, so call the jitted function directly"
 _UNROLL = "choose with np.where, and write loops in Python, which tracing unrolls"
 _PLANNED = {
     # name: (what it will be, what to do today)
-    "init": ("joining a job of several processes", _ONE_PROCESS),
-    "finalize": ("leaving a job of several processes", _ONE_PROCESS),
     "distributed": ("torch.distributed's surface", "use the collectives inside fc.jit"),
     "redistribute": ("changing an Array's sharding by collectives", "use fc.device_put(array, mesh, P(...))"),
     "optim": ("optimisers", "write the update with fc.tree.map, as notebooks/digits.py does"),
