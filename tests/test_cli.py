@@ -158,8 +158,8 @@ time.sleep(100)
 """)
     code, output, errors, seconds = run("-n", "3", "script.py")
     assert (code, output) == (7, "")
-    assert errors.startswith("funccoll run: rank 1 exited with code 7 after 0.") and errors.endswith("other 2 were stopped.\n")
-    assert seconds < 10
+    assert re.fullmatch(r"funccoll run: rank 1 exited with code 7 after \d+\.\d s; the other 2 were stopped\.\n", errors)
+    assert seconds < 20
 
 
 def test_a_killed_rank_and_a_stopped_one(script):
@@ -169,10 +169,10 @@ if rank == "1":
     os.kill(os.getpid(), signal.SIGKILL)
 os.kill(os.getpid(), signal.SIGSTOP)
 """)
-    code, _, errors, seconds = run("-n", "2", "script.py")
+    code, _, errors, _ = run("-n", "2", "script.py")
     assert code == 128 + 9
-    assert "rank 1 was killed by SIGKILL (out of memory, perhaps) after" in errors and "the other was stopped" in errors
-    assert seconds < 4.5  # SIGTERM reached the stopped one
+    words = r"rank 1 was killed by SIGKILL \(out of memory, perhaps\) after (\d+\.\d) s; the other was stopped"
+    assert float(re.search(words, errors)[1]) < 4.5  # SIGTERM reached the stopped one
 
 
 def test_timeout(script):
