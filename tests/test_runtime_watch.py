@@ -117,6 +117,39 @@ def test_a_clean_exit_says_bye(hub):
         ranks.end_well()
 
 
+ORPHANS = JOIN + HEARD + """
+if rank == 0:
+    sys.exit()
+sure(lambda: w.watch.failure([0]))
+say("alone")
+if rank == 1:
+    command = hear()
+    if command == "raise":
+        raise ValueError("after rank 0")
+    sys.exit()
+sure(lambda: heard([1]), 15)
+"""
+
+
+@pytest.mark.parametrize(("command", "expected"), [
+    ("kill", (2, 1, "died")), ("raise", (2, 1, "raised")), ("leave", (0, 1, "left")),
+])  # fmt: skip
+def test_after_rank_0_the_others_watch_each_other(command, expected):
+    with Ranks(ORPHANS, range(4)) as ranks:
+        ranks.lines()
+        assert ranks.end(0) == (0, [], "")
+        assert set(ranks.lines().values()) == {"alone"}
+        when = ranks.kill(1) if command == "kill" else time.time()
+        if command != "kill":
+            ranks.tell(1, command)
+        for r in (2, 3):
+            heard, *news, text = report(ranks.line(r))
+            assert tuple(news) == expected and heard - when < 1
+            assert ("ValueError: after rank 0" in text) == (command == "raise")
+        ranks.end(1)
+        ranks.end_well()
+
+
 def test_finalize_is_to_leave():
     script = JOIN + HEARD + """
 if rank == 1:

@@ -1,7 +1,8 @@
 """Who has died: a thread in each process that sleeps on the job's sockets.
 
 A process that ends in any way closes its sockets. Before that, one that ends well says bye, and one that ends with an
-exception says which. Rank 0 hears all, and tells the others. The news also stands in shared memory, for loops in native
+exception says which. Rank 0 hears all, and tells the others; when it leaves before them, it introduces them to each other.
+The news also stands in shared memory, for loops in native
 code: word 0 of the heap's header is 0, or 1 + the rank that died or raised; word 8 + r is 1 when rank r has left well.
 To leave is no failure: others may go on without it. So word 0 ends the job's collectives, and a word of one that left
 ends those that need it.
@@ -9,6 +10,7 @@ ends those that need it.
 
 from __future__ import annotations
 
+import itertools
 import os
 import select
 import socket
@@ -30,6 +32,7 @@ __all__ = ["Failure", "PeerTraceback", "Watch"]
 FAILED = 0
 LEFT = 8
 _LONGEST = 16_000  # characters of a traceback that are sent: its end
+_CROWD = 16  # so many ranks can be introduced to each other: each gets a socket to each
 _NEWS = 0.5  # seconds in which rank 0's message follows its word in shared memory
 
 
@@ -110,6 +113,10 @@ class Watch:
                     return
                 if not self._hear(ranks[descriptor]):
                     poll.unregister(descriptor)
+            for rank, channel in self._sockets.items():
+                if channel.fileno() not in ranks:
+                    ranks[channel.fileno()] = rank
+                    poll.register(channel, select.POLLIN)
 
     def _hear(self, rank: int) -> bool:
         """Read one message of a rank, or of rank 0 about one. Returns whether more can come."""
@@ -119,26 +126,34 @@ class Watch:
             return True
         except OSError:
             message, descriptors = None, []
-        for descriptor in descriptors:
-            os.close(descriptor)
         if message is None:
-            self._record(Failure(rank, "died"))
+            self._ended(rank)
             return False
         kind = message.get("kind")
         if kind == "left":
             return False
+        if kind == "meet" and len(descriptors) == 1:
+            channel = socket.socket(fileno=descriptors[0])
+            channel.setblocking(False)
+            self._sockets[int(message["rank"])] = channel
         if kind in ("died", "raised"):
             about = message.get("rank", rank) if self.rank else rank
             self._record(Failure(int(about), kind, str(message.get("text", ""))))
         return True
+
+    def _ended(self, rank: int) -> None:
+        """A socket has closed. Those whom rank 0 introduced say no bye on it; the word in shared memory does."""
+        header = self._header
+        if header is not None and not header[LEFT + rank]:
+            self._record(Failure(rank, "died"))
 
     def _record(self, failure: Failure) -> None:
         with self._lock:
             if self._failure is not None or self._header is None:
                 return
             self._failure = failure
-            # Rank 0 writes for all; when it is rank 0 that failed, each does, and writes the same.
-            if self.rank == 0 or failure.rank == 0:
+            # Rank 0 is the first to know and writes for all; without it each does.
+            if not self._header[FAILED]:
                 self._header[FAILED] = 1 + failure.rank
             if self.rank == 0:
                 self._tell(failure)  # under the lock: before `leave` says bye, after which nobody listens to rank 0
@@ -148,7 +163,7 @@ class Watch:
 
     def _tell(self, failure: Failure) -> None:
         message = {"kind": failure.kind, "rank": failure.rank, "text": failure.text[-_LONGEST:]}
-        for rank, channel in self._sockets.items():
+        for rank, channel in list(self._sockets.items()):
             if rank != failure.rank:
                 send(channel, message)
 
@@ -180,10 +195,22 @@ class Watch:
                 return
             if self._failure is None and not self._reported:
                 header[LEFT + self.rank] = 1
+            if self.rank == 0 and self._failure is None:
+                self._introduce([r for r in self._sockets if not header[LEFT + r]])
         self._tell(Failure(self.rank, "left"))
         os.eventfd_write(self._wake, 1)
         self._thread.join(5)
         self._close()
+
+    def _introduce(self, ranks: list[int]) -> None:
+        """Give each two of the ranks that stay a socket to each other, which tells each the other's end."""
+        if len(ranks) > _CROWD:
+            return
+        for one, two in itertools.combinations(ranks, 2):
+            ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            for rank, other, end in ((one, two, ends[0]), (two, one, ends[1])):
+                send(self._sockets[rank], {"kind": "meet", "rank": other}, [end.fileno()])
+                end.close()
 
     def disown(self) -> None:
         """In a forked child: close its copies of the sockets, or the others would not see this rank's end."""
