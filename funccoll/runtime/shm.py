@@ -125,7 +125,11 @@ class HostCollective:
         self.kernel = interpreter()
 
     def __call__(self, *arrays: np.ndarray) -> list[np.ndarray]:
-        """This rank's results; every rank of the group must call."""
+        """This rank's results; every rank of the group must call.
+
+        Raises: PeerFailure when a rank has died, raised or left; ProgramMismatch when one runs something else;
+        CollectiveTimeout after FUNCCOLL_TIMEOUT seconds (600).
+        """
         heap, addresses = self.heap, self.addresses
         with self._turn():
             results = []
@@ -202,7 +206,7 @@ class HostCollective:
         base = int(self.shared.bases[self.group.number])
         for i, member in enumerate(self.group.members):
             done = int(self.heap.view(self.group.lines.counter(i), (1,), np.int64)[0]) - base
-            where = "has not entered" if done <= 0 else f"has done {done} of {self.span} instructions"
+            where = "has not entered" if done <= 0 else f"is in it, and has done {done} of its instructions"
             lines.append(f"  rank {member} {where}{' (this rank)' if member == self.world.rank else ''}")
         peer = self.group.members[int(self.state[1])]
         table = "\n".join(lines)
@@ -252,4 +256,8 @@ def gather_whole(array: np.ndarray, shape: tuple[int, ...], sharding: Sharding) 
 
 def _timeout() -> float:
     """Seconds that a rank waits in one collective."""
-    return float(os.environ.get("FUNCCOLL_TIMEOUT", "600"))
+    given = os.environ.get("FUNCCOLL_TIMEOUT", "600")
+    try:
+        return float(given)
+    except ValueError:
+        raise RendezvousError(f"FUNCCOLL_TIMEOUT={given!r} must be seconds, such as 600.") from None
