@@ -76,7 +76,7 @@ class Plan:
         """
         slots = Slots(self.slots)
         self.slots += schedule.nranks * _BUFFERS
-        streams = schedule.streams()
+        streams = schedule.streams().verify()
         before = self.spans.get(communicator, 0)
         self.spans[communicator] = before + streams.span
         writer = _Writer(self, streams, layout, dtype, op, communicator, lines, digest, slots, before)
