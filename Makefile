@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
-.PHONY: demo test test-all lint bench clean
+.PHONY: demo test test-slow test-all lint bench clean
 
 $(VENV)/pyvenv.cfg:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "funccoll needs Python 3.11 or later; choose one with make PYTHON=python3.12")'
@@ -21,13 +21,15 @@ demo: $(VENV)/.demo
 	$(BIN)/python notebooks/digits.py
 
 # The two workers run side by side: BLAS threads would fight over the cores. (Too late in conftest: plugins import NumPy.)
-test test-all: export OPENBLAS_NUM_THREADS ?= 1
+test test-slow: export OPENBLAS_NUM_THREADS ?= 1
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -q -n 2 -m "not slow"
 
-test-all: $(VENV)/.dev
-	$(BIN)/python -m pytest -q -n 2
+test-slow: $(VENV)/.dev
+	$(BIN)/python -m pytest -q -n 2 -m slow
+
+test-all: test test-slow
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
