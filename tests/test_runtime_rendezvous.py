@@ -279,6 +279,24 @@ def test_leave_and_join_again():
     assert left_behind(ranks.run) == []
 
 
+STARTS = JOIN + """
+import subprocess
+joining = "from funccoll.runtime import world; world.init(); print('again', flush=True)"
+child = subprocess.run([sys.executable, "-c", joining], stderr=subprocess.PIPE, text=True)
+assert child.returncode == 1 and f"started by rank {rank} and is no rank of its own" in child.stderr, child.stderr
+world.finalize()
+os.execv(sys.executable, [sys.executable, "-c", joining])
+"""
+
+
+def test_a_program_that_a_rank_starts_is_no_rank():
+    """But one that takes its place is: after `finalize`, and under the same process id."""
+    with Ranks(STARTS, range(2)) as ranks:
+        assert set(ranks.lines().values()) == {"in"}
+        assert ranks.lines() == {0: "again", 1: "again"}
+        ranks.end_well()
+
+
 def test_alone_there_is_nobody_to_join():
     assert init() is None
     finalize()

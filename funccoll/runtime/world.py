@@ -38,6 +38,8 @@ _RUNS = (
     ("PMI_JOBID",),
     ("SLURM_JOB_ID", "SLURM_STEP_ID"),
 )
+# Programs that a rank starts inherit its environment, and are not that rank: here it says which process is.
+_JOINED = "FUNCCOLL_JOINED"
 
 
 def _job(environment: Mapping[str, str]) -> tuple[int, int]:
@@ -120,12 +122,21 @@ class _Membership:
                 "ranks in the parent; a DataLoader's workers, for example, only load data."
             )
         if self.current is None:
-            job_ = replace(job_, run=f"{job_.run}-{self.generation}")
-            meeting = rendezvous.meet(job_, timeout, largest_arena(job_.world), functools.partial(create, job_.world))
+            place = f"{job_.run} {job_.rank} "
+            joined = os.environ.get(_JOINED, "")
+            if joined.startswith(place) and joined != f"{place}{os.getpid()}":
+                raise RendezvousError(
+                    f"this process was started by rank {job_.rank} and is no rank of its own: rank {job_.rank} has joined the "
+                    'job. Keep what needs the other ranks under `if __name__ == "__main__":`, which workers do not run.'
+                )
+            generation = replace(job_, run=f"{job_.run}-{self.generation}")
+            allocate = functools.partial(create, job_.world)
+            meeting = rendezvous.meet(generation, timeout, largest_arena(job_.world), allocate)
             heap = Heap(meeting.memory, job_.rank, job_.world)
             watch = Watch(job_.rank, meeting.sockets, heap.view(0, (HEADER // 8,), np.int64))
             watch.hook_exceptions()
             self.current = World(job_.rank, job_.world, heap, watch)
+            os.environ[_JOINED] = f"{place}{os.getpid()}"
             _at_end()
         return self.current
 
@@ -133,6 +144,7 @@ class _Membership:
         left, self.current = self.current, None
         if left is not None:
             self.generation += 1
+            os.environ.pop(_JOINED, None)
             left.watch.leave()
             left.heap.close()
 
