@@ -13,7 +13,7 @@ import uuid
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from processes_left import VARIABLE, marked, wait_until_gone
 
@@ -132,6 +132,8 @@ def test_binding_to_cores(script):
 
 
 @given(st.text("ab\n\r", max_size=30), st.lists(st.integers(0, 30), max_size=5))
+@example("a\r\nb\n", [2])
+@example("a\rb", [2])
 def test_lines_however_they_are_cut(text, cuts):
     lines, cuts = Lines("> "), sorted({0, len(text), *(c for c in cuts if c < len(text))})
     out = b"".join([lines.feed(text[a:b].encode()) for a, b in itertools.pairwise(cuts)] + [lines.end()]).decode()
@@ -194,6 +196,19 @@ def test_who_ignores_sigterm_is_killed(monkeypatch, mark):
         assert job.failure == (None, None)
         assert sorted(said) == [b"[0] here\n", b"[1] here\n"]
     assert [p.returncode for p in job.processes] == [-9, -9]
+
+
+def test_what_a_process_said_is_heard_before_its_end_is_judged():
+    heard = []
+    reader, writer = os.pipe()
+    code = f"import os, time; print('hi', flush=True); time.sleep(0.1); os.write({writer}, b'done')"
+    with Job(lambda stream, data: time.sleep(0.5), succeeded=lambda rank, code: heard == [b"done"]) as job:
+        job.start([sys.executable, "-c", code], environment(0, 1, "run"), pass_fds=(writer,))
+        os.close(writer)
+        job.listen(0, reader, heard.append)
+        job.wait()
+        assert job.failure is None
+    os.close(reader)
 
 
 def test_children_of_ranks_end_with_the_job(mark):
