@@ -209,9 +209,13 @@ def _float_to_brain(value: Any) -> Any:
 _STEPS = {"sum": _sum, "mean": _sum, "prod": _prod, "max": _max, "min": _min, "and": _and, "or": _or, "xor": _xor}
 
 
-@functools.cache
 def combine_address(op: str, dtype: np.dtype) -> int:
     """The address of the machine code `void(dsts, ndst, srcs, nsrc, count, divisor)`; compiled, or loaded, when needed."""
+    return _compiled(op, dtype).address
+
+
+@functools.cache  # for as long as the process lives: plans hold bare addresses
+def _compiled(op: str, dtype: np.dtype) -> Any:
     wide: Any = np.uint8 if dtype == np.bool_ else dtype.type
     stored, widen, narrow, step, divide = wide, _same, _same, _STEPS[op], _divide
     if dtype.itemsize == 2 and dtype.kind not in "iu":
@@ -229,10 +233,4 @@ def combine_address(op: str, dtype: np.dtype) -> int:
         ITEMSIZE=dtype.itemsize, BLOCK=_BLOCK_BYTES // dtype.itemsize,
         step=step, widen=widen, narrow=narrow, divide=divide,
     )  # fmt: skip
-    made: Any = cfunc(_SIGNATURE, cache=True)(template)
-    _KEPT.append(made)
-    return made.address
-
-
-_KEPT: list[Any] = []
-"""What was compiled lives as long as the process: plans hold bare addresses."""
+    return cfunc(_SIGNATURE, cache=True)(template)

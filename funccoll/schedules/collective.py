@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import operator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -18,7 +19,8 @@ import numpy as np
 from ..errors import ScheduleError
 
 __all__ = [
-    "ALIGNMENT", "BUFFERS", "KINDS", "Collective", "Kind", "check_count", "check_pairs", "check_rank", "chunk_bounds",
+    "ALIGNMENT", "BUFFERS", "KINDS", "Collective", "Kind", "check_count", "check_kind", "check_pairs", "check_rank",
+    "chunk_bounds", "similar",
 ]  # fmt: skip
 
 BUFFERS = ("input", "output", "scratch")
@@ -179,10 +181,7 @@ class Collective:
 
     def check(self) -> Collective:
         """Refuse what no schedule can do; returns self."""
-        if not isinstance(self.kind, str) or self.kind not in KINDS:
-            close = difflib.get_close_matches(str(self.kind), list(KINDS), n=1)
-            meant = f" Did you mean {close[0]!r}?" if close else ""
-            raise ScheduleError(f"unknown collective {self.kind!r}.{meant} Use one of {', '.join(KINDS)}.")
+        check_kind(self.kind)
         for name in ("nranks", "chunks", "channels"):
             check_count(getattr(self, name), f"{self.kind}: {name}")
         root = check_rank(self.root, self.nranks, f"{self.kind}: root")
@@ -204,6 +203,19 @@ class Collective:
         root = f", root={self.root}" if self.meaning.rooted else ""
         pairs = f", pairs={list(self.pairs)}" if self.kind == "permute" else ""
         return f"{self.kind} among {self.nranks} rank{'s' if self.nranks > 1 else ''}{root}{pairs}"
+
+
+def check_kind(kind: Any, where: str = "") -> str:
+    """`kind` itself; raises ScheduleError, with what there is, when it is no collective."""
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise ScheduleError(f"unknown collective {kind!r}{where}.{similar(kind, KINDS)} Use one of {', '.join(KINDS)}.")
+    return kind
+
+
+def similar(name: Any, names: Iterable[str]) -> str:
+    """" Did you mean ...?" when a name is close to one of `names`, else nothing."""
+    close = difflib.get_close_matches(str(name), list(names), n=1)
+    return f" Did you mean {close[0]!r}?" if close else ""
 
 
 def check_count(value: Any, what: str) -> int:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from ..errors import ScheduleError, Source
-from .collective import KINDS, check_count
+from .collective import KINDS, check_count, check_kind, similar
 
-__all__ = ["Algorithm", "algorithm", "algorithms", "describe", "find", "known", "similar"]
+__all__ = ["Algorithm", "algorithm", "algorithms", "describe", "find", "known"]
 
 _OPTIONS = ("root", "chunks", "levels", "pairs")
 
@@ -74,8 +73,7 @@ def algorithm(
     """
     if callable(kind):
         raise ScheduleError('@algorithm needs the collective\'s name: write @schedules.algorithm("all_reduce").')
-    if not isinstance(kind, str) or kind not in KINDS:
-        raise ScheduleError(f"unknown collective {kind!r} in @algorithm.{similar(kind, KINDS)} Use one of {', '.join(KINDS)}.")
+    check_kind(kind, " in @algorithm")
     if name is not None and not isinstance(name, str):
         raise ScheduleError(f"name={name!r} in @algorithm must be a string.")
 
@@ -103,9 +101,7 @@ def algorithms(kind: str, nranks: int | None = None) -> list[str]:
 
 
 def _of(kind: str) -> dict[str, Algorithm]:
-    if not isinstance(kind, str) or kind not in KINDS:
-        raise ScheduleError(f"unknown collective {kind!r}.{similar(kind, KINDS)} Use one of {', '.join(KINDS)}.")
-    return _ALGORITHMS[kind]
+    return _ALGORITHMS[check_kind(kind)]
 
 
 def known(kind: str) -> tuple[Algorithm, ...]:
@@ -120,12 +116,6 @@ def describe(kind: str, name: str) -> str:
     found = _of(kind)[name]
     head = f"{kind} {name}" + (f", takes {', '.join(sorted(found.options))}" if found.options else "")
     return f"{head}\n\n{inspect.getdoc(found.function) or 'It has no docstring.'}"
-
-
-def similar(name: Any, names: Iterable[str]) -> str:
-    """" Did you mean ...?" when a name is close to one of `names`, else nothing."""
-    close = difflib.get_close_matches(str(name), list(names), n=1)
-    return f" Did you mean {close[0]!r}?" if close else ""
 
 
 def _check_parameters(function: Callable[..., Any], name: str) -> None:
@@ -146,14 +136,14 @@ def _check_parameters(function: Callable[..., Any], name: str) -> None:
 
 def find(kind: str, name: str | None, nranks: int) -> Algorithm:
     """The algorithm of that name, or the kind's first when None. Raises ScheduleError, with what there is."""
-    known = _of(kind)
+    found = _of(kind)
     if name is None:
-        return next(iter(known.values()))
+        return next(iter(found.values()))
     choices = ", ".join(algorithms(kind, nranks))
-    if not isinstance(name, str) or name not in known:
-        meant = similar(name, known)
+    if not isinstance(name, str) or name not in found:
+        meant = similar(name, found)
         raise ScheduleError(f"unknown algorithm {name!r} for {kind}.{meant} For {nranks} ranks there are: {choices}.")
-    refusal = known[name].refusal(nranks)
+    refusal = found[name].refusal(nranks)
     if refusal:
         raise ScheduleError(f"{kind} algorithm {name!r} {refusal}. For {nranks} ranks there are: {choices}.")
-    return known[name]
+    return found[name]
