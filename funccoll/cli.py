@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 from ._version import __version__
-from .runtime import doctor, host
+from .runtime import host
 from .runtime.processes import Job, environment, interpreter, new_run, outcome
 
 __all__ = ["main"]
@@ -186,6 +186,8 @@ def _doctor() -> int:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from .runtime import doctor
 
     marks = {"ok": ("ok", "green"), "absent": ("-", "dim"), "warning": ("!", "yellow"), "wrong": ("WRONG", "bold red")}
     findings = doctor.examine()

@@ -29,6 +29,7 @@ __all__ = [
     "MissingMethodError",
     "PeerFailure",
     "PlannedError",
+    "PlannedNameError",
     "ProgramMismatch",
     "PytreeError",
     "RendezvousError",
@@ -240,3 +241,7 @@ class DeletedArrayError(FunccollError, RuntimeError):
 
 class PlannedError(FunccollError, NotImplementedError):
     """A documented feature that this version does not have yet."""
+
+
+class PlannedNameError(PlannedError, AttributeError):
+    """A planned public name that was asked for; being an AttributeError, `hasattr` is False."""

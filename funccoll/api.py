@@ -1,0 +1,65 @@
+"""The public names of funccoll, all in one place; `funccoll/__init__.py` loads them with the first one that is used."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from . import errors, nn, random, tree
+from ._version import __version__
+from .arrays import Array
+from .autodiff import grad, value_and_grad, vjp
+from .collectives import (
+    all_gather,
+    all_reduce,
+    all_to_all,
+    axis_index,
+    axis_size,
+    barrier,
+    broadcast,
+    gather,
+    own_slice,
+    permute,
+    pvary,
+    reduce,
+    reduce_scatter,
+    scatter,
+)
+from .compile import jit
+from .custom_rules import custom_vjp, grad_hook, stop_gradient
+from .errors import FunccollError, PlannedError, PlannedNameError
+from .mesh import Mesh, P, Sharding, abstract_mesh
+from .ops.indexing import at
+from .ops.registry import supported_functions
+from .parallel import data_parallel
+from .placement import device_put, from_local
+from .runtime.world import finalize, init, make_mesh, process_allgather, rank, world_size
+from .types import ArrayType, bfloat16
+
+if TYPE_CHECKING:
+    from . import schedules
+    from .runtime.launch import launch
+
+__all__ = [
+    # meshes and arrays
+    "make_mesh", "abstract_mesh", "Mesh", "P", "Sharding", "Array", "ArrayType", "bfloat16",
+    "device_put", "from_local", "process_allgather", "launch", "init", "finalize", "rank",
+    "world_size",
+    # functions
+    "jit", "grad", "value_and_grad", "vjp", "custom_vjp", "grad_hook", "stop_gradient", "data_parallel", "at",
+    "supported_functions",
+    # collectives
+    "all_gather", "all_reduce", "all_to_all", "axis_index", "axis_size", "barrier", "broadcast", "gather",
+    "own_slice", "permute", "pvary", "reduce", "reduce_scatter", "scatter",
+    # modules and errors
+    "nn", "random", "schedules", "tree", "errors", "FunccollError", "PlannedError", "PlannedNameError",
+    "__version__",
+]  # fmt: skip
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name == "schedules":  # its import takes 15 ms, and happens when it is first needed
+            return importlib.import_module(".schedules", __package__)
+        if name == "launch":  # so does cloudpickle's, which takes 10 ms
+            return importlib.import_module(".runtime.launch", __package__).launch
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
