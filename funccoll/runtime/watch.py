@@ -1,11 +1,13 @@
 """Who has died: a thread in each process that sleeps on the job's sockets.
 
 A process that ends in any way closes its sockets. Before that, one that ends well says bye, and one that ends with an
-exception says which. Rank 0 hears all, and tells the others; when it leaves before them, it introduces them to each other.
-The news also stands in shared memory, for loops in native
-code: word 0 of the heap's header is 0, or 1 + the rank that died or raised; word 8 + r is 1 when rank r has left well.
-To leave is no failure: others may go on without it. So word 0 ends the job's collectives, and a word of one that left
-ends those that need it.
+exception says which. Rank 0 introduces all to each other when the job begins, so that each hears the others itself: rank 0
+may be stopped, gone, or in C code that lets no other thread run. In a large job that would be too many sockets; there
+rank 0 hears all, and tells the others.
+
+The news also stands in shared memory, for loops in native code: word 0 of the heap's header is 0, or 1 + the rank that
+died or raised first; word 8 + r is 1 when rank r has left well. To leave is no failure: others may go on without it. So
+word 0 ends the job's collectives, and a word of one that left ends those that need it.
 """
 
 from __future__ import annotations
@@ -32,8 +34,9 @@ __all__ = ["Failure", "PeerTraceback", "Watch"]
 FAILED = 0
 LEFT = 8
 _LONGEST = 16_000  # characters of a traceback that are sent: its end
-_CROWD = 16  # so many ranks can be introduced to each other: each gets a socket to each
-_NEWS = 0.5  # seconds in which rank 0's message follows its word in shared memory
+_CROWD = 16  # so many ranks are introduced to each other: each gets a socket to each
+_NEWS = 0.5  # seconds in which the message about a failure follows its word in shared memory
+_TRACEBACK = "Traceback (most recent call last):"
 
 
 class PeerTraceback(Exception):
@@ -53,10 +56,16 @@ class Failure:
 
     def __str__(self) -> str:
         if self.kind == "raised":
-            return f"rank {self.rank} raised {self.text.rstrip().splitlines()[-1] if self.text.strip() else 'an exception'}"
+            return f"rank {self.rank} raised {self._raised()}"
         if self.kind == "left":
             return f"rank {self.rank} left the job: its program ended, or called fc.finalize()"
         return f"rank {self.rank} died without a word: it was killed (out of memory, a signal), or crashed"
+
+    def _raised(self) -> str:
+        """The first line of the exception, which stands behind the last traceback's indented lines."""
+        lines = self.text.rstrip().splitlines() or ["an exception"]
+        begin = max((i for i, line in enumerate(lines) if line == _TRACEBACK), default=len(lines))
+        return next((line for line in lines[begin + 1 :] if line[:1].strip()), lines[-1])
 
     def error(self, context: str = "") -> PeerFailure:
         """The exception for it, the peer's traceback as its cause; `context` says what could not be done."""
@@ -82,6 +91,8 @@ class Watch:
         self._thread = threading.Thread(target=self._run, name="funccoll-watch", daemon=True)
         self._hook: Any = None
         self._previous_hook: Any = None
+        if rank == 0:
+            self._introduce(list(self._sockets))
         self._thread.start()
 
     # ------------------------------------------------------------ what the others did
@@ -142,21 +153,24 @@ class Watch:
         return True
 
     def _ended(self, rank: int) -> None:
-        """A socket has closed. Those whom rank 0 introduced say no bye on it; the word in shared memory does."""
+        """A socket has closed. One that left before it was introduced said no bye on it; its word in shared memory does."""
         header = self._header
         if header is not None and not header[LEFT + rank]:
             self._record(Failure(rank, "died"))
 
     def _record(self, failure: Failure) -> None:
         with self._lock:
-            if self._failure is not None or self._header is None:
+            header = self._header
+            if self._failure is not None or header is None:
                 return
+            # Only the first failure counts, and all must name the same one; later ones mostly follow from it. Whoever hears
+            # of it first writes the word; who then hears of a later one still gets the message about the first.
+            if header[FAILED] not in (0, 1 + failure.rank):
+                return
+            header[FAILED] = 1 + failure.rank
             self._failure = failure
-            # Rank 0 is the first to know and writes for all; without it each does.
-            if not self._header[FAILED]:
-                self._header[FAILED] = 1 + failure.rank
-            if self.rank == 0:
-                self._tell(failure)  # under the lock: before `leave` says bye, after which nobody listens to rank 0
+            if self.rank in (0, failure.rank):
+                self._tell(failure)  # under the lock: before `leave` says bye, after which nobody listens
         self._news.set()
 
     # ------------------------------------------------------------ what this one does
@@ -168,13 +182,12 @@ class Watch:
                 send(channel, message)
 
     def report(self, text: str) -> None:
-        """Tell the others that this process ends with an exception, whose traceback is `text`."""
-        failure = Failure(self.rank, "raised", text)
+        """End the job's collectives: this process has an exception, whose traceback is `text`.
+
+        When this returns no other process finishes a collective any more, so memory that they read may change.
+        """
         self._reported = True
-        if self.rank == 0:
-            self._record(failure)
-        elif self._failure is None:
-            self._tell(failure)
+        self._record(Failure(self.rank, "raised", text))
 
     def hook_exceptions(self) -> None:
         """Report an exception that nobody catches before Python prints it."""
@@ -195,15 +208,13 @@ class Watch:
                 return
             if self._failure is None and not self._reported:
                 header[LEFT + self.rank] = 1
-            if self.rank == 0 and self._failure is None:
-                self._introduce([r for r in self._sockets if not header[LEFT + r]])
         self._tell(Failure(self.rank, "left"))
         os.eventfd_write(self._wake, 1)
         self._thread.join(5)
         self._close()
 
     def _introduce(self, ranks: list[int]) -> None:
-        """Give each two of the ranks that stay a socket to each other, which tells each the other's end."""
+        """Give each two of the ranks a socket to each other, which tells each the other's end."""
         if len(ranks) > _CROWD:
             return
         for one, two in itertools.combinations(ranks, 2):
