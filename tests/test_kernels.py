@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 from schedule_oracle import expected
 
-from funccoll.kernels.combine import combine_address
+from funccoll.kernels import source as at
+from funccoll.kernels.combine import ROOM, combine_address
 from funccoll.kernels.cpu import interpreter
 from funccoll.kernels.source import FAILED, FINISHED, MISMATCH, WAITING
 from funccoll.primitives.combining import fold
-from funccoll.runtime.plan import Lines, Plan
+from funccoll.runtime.plan import Communicator, Lines, Plan
 from funccoll.schedules import algorithms, build
 from funccoll.schedules.collective import KINDS
 from funccoll.schedules.layout import Layout
@@ -24,8 +25,9 @@ from funccoll.types import bfloat16
 # Forked children only compute and exit; pytest-xdist has a thread of its own.
 pytestmark = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 
-COMBINE = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 6)
+COMBINE = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 7)
 LENGTH = 3001
+SUMS = np.zeros(ROOM, np.uint8)
 DTYPES = [np.dtype(t) for t in (
     np.bool_, np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64, np.float16, bfloat16,
     np.float32, np.float64, np.complex64, np.complex128,
@@ -67,7 +69,7 @@ def test_combines_have_the_bits_of_the_fold(dtype):
             outs = [np.empty_like(xs[0]) for _ in range(outputs)]
             dsts, srcs = (np.array([a.ctypes.data for a in side]) for side in (outs, xs))
             divisor = count if op == "mean" else 0
-            combine(dsts.ctypes.data, outputs, srcs.ctypes.data, count, LENGTH, divisor)
+            combine(dsts.ctypes.data, outputs, srcs.ctypes.data, count, LENGTH, divisor, SUMS.ctypes.data)
             assert all(out.tobytes() == want.tobytes() for out in outs), (op, count)
 
 
@@ -80,7 +82,7 @@ def test_accumulating_into_any_operand():
                 want = fold(xs, "sum")
             xs[position] = xs[position].copy()
             dst, srcs = np.array([xs[position].ctypes.data]), np.array([x.ctypes.data for x in xs])
-            combine(dst.ctypes.data, 1, srcs.ctypes.data, count, LENGTH, 0)
+            combine(dst.ctypes.data, 1, srcs.ctypes.data, count, LENGTH, 0, SUMS.ctypes.data)
             assert xs[position].tobytes() == want.tobytes()
 
 
@@ -114,9 +116,10 @@ class Rank:
         self.heap = np.frombuffer(memory, np.uint8)
         self.base = self.heap.ctypes.data
         layout = Layout.of(schedule.collective, (elements * schedule.collective.input_blocks,), dtype.itemsize)
-        plan = Plan(rank)
-        slots = plan.add(schedule, layout, dtype, op, 0, Lines(4096, schedule.nranks), digest)
-        self.code, self.span = plan.finish(), plan.spans[0]
+        plan = Plan()
+        group = Communicator(0, tuple(range(10, 10 + schedule.nranks)), rank, Lines(4096, schedule.nranks))
+        slots = plan.add(schedule, layout, dtype, op, group, digest)
+        self.code = plan.finish()
         start = (1 << 20) + rank * ARENA
         sizes = (layout.input.size, layout.output.size)
         self.input, self.output = (
@@ -125,17 +128,20 @@ class Rank:
         self.addresses = np.zeros(plan.slots, np.int64)
         for buffer, offset in enumerate((0, 2 << 20, 5 << 20)):
             self.addresses[slots.of(rank, buffer)] = self.base + start + offset
-        self.bases, self.state, self.work = np.zeros(1, np.int64), np.zeros(8, np.int64), np.zeros(256, np.int64)
+        self.bases, self.work, self.sums = np.zeros(1, np.int64), np.zeros(256, np.int64), np.zeros(ROOM, np.uint8)
+        self.frame = np.zeros(at.FRAME, np.int64)
+        tables = ((at.CODE, self.code), (at.ADDRESSES, self.addresses), (at.BASES, self.bases), (at.WORK, self.work),
+                  (at.ROOM, self.sums))  # fmt: skip
+        for name, table in tables:
+            self.frame[name] = table.ctypes.data
+        self.frame[at.HEAP] = self.frame[at.FAILURE] = self.base
+        self.frame[[at.SPINS, at.YIELDS, at.NAPS, at.STEPS]] = 400, 200, 1000, -1
 
     def run(self, tries: int = 600) -> int:
-        self.state[0] = 0
         for _ in range(tries):
-            status = interpreter()(
-                self.base, self.code, self.addresses, self.bases, self.base, self.state, self.work.ctypes.data
-            )
+            status = interpreter()(self.frame.ctypes.data)
             if status != WAITING:
                 break
-        self.bases[0] += self.span
         return status
 
 
@@ -177,7 +183,7 @@ def test_a_peer_that_runs_something_else_is_noticed_before_anything_moves():
         me = Rank(rank, memory, schedule, 64, np.dtype(np.float32), "sum", digest=rank)
         me.input[:], me.output[:] = rank, -99
         assert me.run() == MISMATCH
-        assert me.state[1] == 1 - rank
+        assert me.frame[at.RANK] == 10 + 1 - rank
         assert (me.output == -99).all()
 
     assert in_processes(2, body) == [0, 0]
@@ -189,6 +195,6 @@ def test_who_waits_gives_python_a_turn_and_sees_a_failure():
     combine_address("sum", np.dtype(np.float32))
     me = Rank(0, mmap.mmap(-1, MEMORY), schedule, 64, np.dtype(np.float32), "sum")
     assert me.run(tries=2) == WAITING
-    assert me.state[1] == 1
+    assert me.frame[at.RANK] == 11
     me.heap[:8].view(np.int64)[0] = 2
     assert me.run() == FAILED

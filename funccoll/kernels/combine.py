@@ -25,20 +25,23 @@ from ..types import bfloat16
 from .memory import intrinsic, pointer
 from .variants import variant
 
-__all__ = ["combine_address"]
+__all__ = ["ROOM", "combine_address"]
 
-_SIGNATURE = types.void(*[types.int64] * 6)
+_SIGNATURE = types.void(*[types.int64] * 7)
 _BLOCK_BYTES = 1 << 13
+ROOM = 2 * _BLOCK_BYTES
+"""Bytes of room that a combine needs: a block of sums, in the wide type."""
 
 
-def _fold(dsts: Any, ndst: Any, srcs: Any, nsrc: Any, count: Any, divisor: Any) -> None:
-    """`dsts` and `srcs` are addresses of int64 arrays of addresses, of 1 or more and of 2 or more; `count` is in elements.
+def _fold(dsts: Any, ndst: Any, srcs: Any, nsrc: Any, count: Any, divisor: Any, room: Any) -> None:
+    """`dsts` and `srcs` are addresses of int64 arrays of addresses, of 1 or more and of 2 or more; `count` is in elements;
+    `room` is the address of ROOM bytes for sums that are not complete.
 
     A divisor other than 0 divides the result: a mean, in the combine that completes the sum.
     """
     to = carray(pointer(dsts), ndst, np.int64)
     frm = carray(pointer(srcs), nsrc, np.int64)
-    total = np.empty(BLOCK if nsrc > 2 else 1, WIDE)
+    total = carray(pointer(room), BLOCK, WIDE)
     by = REAL(divisor)
     for start in range(0, count, BLOCK):
         n = min(BLOCK, count - start)
@@ -210,7 +213,7 @@ _STEPS = {"sum": _sum, "mean": _sum, "prod": _prod, "max": _max, "min": _min, "a
 
 
 def combine_address(op: str, dtype: np.dtype) -> int:
-    """The address of the machine code `void(dsts, ndst, srcs, nsrc, count, divisor)`; compiled, or loaded, when needed."""
+    """The address of machine code, `void(dsts, ndst, srcs, nsrc, count, divisor, room)`; compiled, or loaded, when needed."""
     return _compiled(op, dtype).address
 
 

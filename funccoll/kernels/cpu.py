@@ -12,14 +12,13 @@ from .variants import variant
 
 __all__ = ["interpreter"]
 
-_SIGNATURE = types.int64(
-    types.int64, types.int64[::1], types.int64[::1], types.int64[::1], types.int64, types.int64[::1], types.int64
-)
+_OPERATIONS = (
+    "load", "load_acquire", "store", "store_release", "pause", "yield_core", "nap", "copy", "call", "data_of", "is_contiguous",
+)  # fmt: skip
 
 
 @functools.lru_cache(maxsize=1)
 def interpreter() -> Callable[..., int]:
     """`source.interpret`, compiled; loaded from Numba's cache where it has been compiled before."""
-    names = ("load_acquire", "store_release", "pause", "yield_core", "nap", "copy", "call")
-    template = variant(source.interpret, "interpret_cpu", **{name: getattr(memory, name) for name in names})
-    return njit(_SIGNATURE, cache=True)(template)
+    template = variant(source.interpret, "interpret_cpu", **{name: getattr(memory, name) for name in _OPERATIONS})
+    return njit(types.int64(types.int64), cache=True, nogil=True)(template)

@@ -5,16 +5,40 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba import extending, types
+from numba import extending, njit, types
 from numba.core import cgutils
 
-__all__ = ["call", "copy", "intrinsic", "load_acquire", "nap", "pause", "pointer", "store_release", "yield_core"]
+__all__ = [
+    "call", "copy", "data_of", "intrinsic", "is_contiguous", "load", "load_acquire", "nap", "pause", "pointer", "store",
+    "store_release", "yield_core",
+]  # fmt: skip
 
 intrinsic: Any = extending.intrinsic
 yield_core = types.ExternalFunction("sched_yield", types.int32())
 """Let another process run on this core."""
 nap = types.ExternalFunction("usleep", types.int32(types.uint32))
 """Sleep for some microseconds."""
+
+
+@intrinsic
+def load(typingctx: Any, address: Any) -> Any:
+    """The int64 at an address."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.load(builder.inttoptr(args[0], ir.IntType(64).as_pointer()))
+
+    return types.int64(types.int64), codegen
+
+
+@intrinsic
+def store(typingctx: Any, address: Any, value: Any) -> Any:
+    """Write an int64 to an address."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.store(args[1], builder.inttoptr(args[0], ir.IntType(64).as_pointer()))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), codegen
 
 
 @intrinsic
@@ -74,13 +98,32 @@ def copy(typingctx: Any, to: Any, source: Any, count: Any) -> Any:
 
 @intrinsic
 def call(
-    typingctx: Any, function: Any, dsts: Any, ndst: Any, srcs: Any, nsrc: Any, count: Any, divisor: Any
+    typingctx: Any, function: Any, dsts: Any, ndst: Any, srcs: Any, nsrc: Any, count: Any, divisor: Any, room: Any
 ) -> Any:
-    """Call a combine by its address: see `combine.Combine`."""
+    """Call a combine by its address: see `combine.combine_address`."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * 6)
+        kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * 7)
         builder.call(builder.inttoptr(args[0], kind.as_pointer()), args[1:])
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 7), codegen
+    return types.void(*[types.int64] * 8), codegen
+
+
+# Where NumPy's ABI has an array's data and flags: behind the object's head, and behind data, nd, dimensions, strides, base
+# and descr, all of the size of a pointer.
+_DATA = object.__basicsize__
+_FLAGS = _DATA + 6 * 8
+_C_CONTIGUOUS = 1
+
+
+@njit
+def data_of(array: Any) -> Any:
+    """The address of an array's data, from the address of the array object (`id`)."""
+    return load(array + _DATA)
+
+
+@njit
+def is_contiguous(array: Any) -> Any:
+    """Whether it is C-contiguous, from the address of the array object."""
+    return load(array + _FLAGS) & _C_CONTIGUOUS != 0

@@ -1,21 +1,26 @@
 """The stream interpreter, written once: what a rank does, instruction by instruction.
 
-It is a template: its memory operations (`load_acquire`, `store_release`, `pause`, `yield_core`, `nap`, `copy`, `call`)
-are global names that each machine gives its own meaning (`cpu.py`; later CUDA). Code is one row of int64s per
-instruction, written by `runtime/plan.py`:
+It is a template: its memory operations (`load`, `load_acquire`, `store`, `store_release`, `pause`, `yield_core`, `nap`,
+`copy`, `call`) are global names that each machine gives its own meaning (`cpu.py`; later CUDA). Code is one row of int64s
+per instruction, written by `runtime/plan.py`:
 
     END
-    ENTER   line, communicator, value, hash, slot        publish the addresses of this rank's buffers in its enter line
+    TAKE    object, slot, bytes, staging                 take the address of an array; one outside of the heap is copied into it
+    ENTER   line, communicator, value, hash, slot        publish the addresses of this rank's buffers in its line
     WAIT    counter, communicator, value, rank           until the counter has reached the communicator's base + value
-    LOOK    line, communicator, value, hash, slot, rank  take a peer's addresses from its enter line: it must be in this call
+    LOOK    line, communicator, value, hash, slot, rank  take a peer's addresses from its line: it must be in this call
     COMBINE function, count, divisor, m, k, then m + k pairs (slot, bytes)
     COPY    bytes, m, then 1 + m pairs (slot, bytes): the source, then the destinations
     DONE    counter, communicator, value     say so: the counter becomes the base + value
+    ADVANCE communicator, span               the end of a call: its base moves on
 
-`line` and `counter` are bytes from the heap's beginning. A slot is a place in `addresses`; a collective has three in a
-row for each rank: input, output, scratch. An enter line holds the call's number (base + value), its hash, and those three
-addresses, from the heap's beginning. A peer reads it only while the rank is in the call: the rank leaves after all who touch
-what is its own.
+`line`, `counter` and `staging` are bytes from the heap's beginning. A slot is a place in the table of addresses; a
+collective has three in a row for each rank: input, output, scratch. A rank's line begins with its (first) counter, so that
+who waits for it to enter gets with it what it published: the call's number (base + value), its hash, and those three
+addresses, from the heap's beginning. A peer reads them only while the rank is in the call: the rank leaves after all who
+touch what is its own.
+
+Everything else that a call needs is in its frame, an array of int64s whose places are named below.
 """
 # ruff: noqa: F821
 # pyright: reportUndefinedVariable=false
@@ -25,81 +30,125 @@ from __future__ import annotations
 from typing import Any
 
 __all__ = [
-    "COMBINE", "COPY", "DONE", "END", "ENTER", "FAILED", "FINISHED", "LINE_BYTES", "LOOK", "MISMATCH", "WAIT", "WAITING",
-    "interpret",
+    "ADVANCE", "COMBINE", "COPY", "DONE", "END", "ENTER", "FAILED", "FINISHED", "FRAME", "LINE_BYTES", "LOOK", "MISMATCH",
+    "STEPPED", "STRIDED", "TAKE", "WAIT", "WAITING", "interpret",
 ]  # fmt: skip
 
-END, ENTER, WAIT, LOOK, COMBINE, COPY, DONE = range(7)
-FINISHED, WAITING, FAILED, MISMATCH = range(4)
-"""What `interpret` returns: all is done; still waiting, call again; the failure word is set; a peer runs something else."""
-LINE_BYTES = 64
+END, TAKE, ENTER, WAIT, LOOK, COMBINE, COPY, DONE, ADVANCE = range(9)
+FINISHED, WAITING, FAILED, MISMATCH, STRIDED, STEPPED = range(6)
+"""What `interpret` returns: all is done; still waiting, call again; the failure word is set; a peer runs something else;
+an array is not C-contiguous; the budget of instructions is spent, call again."""
+LINE_BYTES = 128
+"""Two cache lines: processors fetch them in pairs."""
 
-_SPINS, _YIELDS, _NAPS = 400, 200, 2000
+# The places of a frame. Addresses: the heap (and its bytes), the code, the table of addresses, the communicators' bases, the
+# table of objects, room for a combine's addresses and for its sums, the word that is not 0 when a rank has failed.
+HEAP, HEAP_BYTES, CODE, ADDRESSES, BASES, OBJECTS, WORK, ROOM, FAILURE = range(9)
+# Where to go on, and whom it waits for there; tries with a pause, then those that yield the core, then those that sleep.
+PC, RANK, SPINS, YIELDS, NAPS = range(9, 14)
+# How many instructions may run (-1: any number), and how often the whole is to be repeated (0 is once, too).
+STEPS, REPEATS = range(14, 16)
+FRAME = 16
+
+_NAP = 50  # microseconds
 
 
-def interpret(
-    heap: Any, code: Any, addresses: Any, bases: Any, failure: Any, state: Any, work: Any
-) -> int:
-    """Run from state[0] on; returns FINISHED, WAITING, FAILED or MISMATCH.
-
-    `heap` is the address where the heap begins; `failure` that of a word which is not 0 when a rank has failed.
-    state[0] is the instruction to go on with, state[1] the rank waited for, state[2] how often it had to wait longer
-    than a spin. `work` is the address of room for the addresses of one combine.
-    """
-    pc = state[0]
+def interpret(frame: Any) -> int:
+    """Run on from where the frame stands, until all is done or something is in the way; returns which."""
+    heap, code = load(frame + 8 * HEAP), load(frame + 8 * CODE)
+    addresses, bases = load(frame + 8 * ADDRESSES), load(frame + 8 * BASES)
+    spins = load(frame + 8 * SPINS)
+    steps = load(frame + 8 * STEPS)
+    pc = code + 8 * load(frame + 8 * PC)
     while True:
-        what = code[pc]
+        if steps >= 0:
+            if steps == 0:
+                store(frame + 8 * PC, (pc - code) // 8)
+                store(frame + 8 * STEPS, steps)
+                return STEPPED
+            steps -= 1
+        what = load(pc)
         if what == WAIT:
-            counter, goal = heap + code[pc + 1], bases[code[pc + 2]] + code[pc + 3]
+            counter = heap + load(pc + 8)
+            goal = load(bases + 8 * load(pc + 16)) + load(pc + 24)
             tries = 0
             while load_acquire(counter) < goal:
                 tries += 1
-                if tries < _SPINS:
+                if tries <= spins:
                     pause()
                     continue
-                if load_acquire(failure) != 0:
-                    state[0], state[1] = pc, code[pc + 4]
-                    return FAILED
-                if tries < _SPINS + _YIELDS:
+                if load_acquire(load(frame + 8 * FAILURE)) != 0:
+                    status = FAILED
+                elif tries <= spins + load(frame + 8 * YIELDS):
                     yield_core()
-                elif tries < _SPINS + _YIELDS + _NAPS:
-                    nap(50)
+                    continue
+                elif tries <= spins + load(frame + 8 * YIELDS) + load(frame + 8 * NAPS):
+                    nap(_NAP)
+                    continue
                 else:
-                    state[0], state[1] = pc, code[pc + 4]
-                    return WAITING
-            if tries >= _SPINS:
-                state[2] += 1
-            pc += 5
+                    status = WAITING
+                store(frame + 8 * PC, (pc - code) // 8)
+                store(frame + 8 * RANK, load(pc + 32))
+                store(frame + 8 * STEPS, steps)
+                return status
+            pc += 40
         elif what == LOOK:
-            line, number = heap + code[pc + 1], bases[code[pc + 2]] + code[pc + 3]
-            if load_acquire(line) != number or load_acquire(line + 8) != code[pc + 4]:
-                state[0], state[1] = pc, code[pc + 6]
+            line, number = heap + load(pc + 8), load(bases + 8 * load(pc + 16)) + load(pc + 24)
+            if load(line + 8) != number or load(line + 16) != load(pc + 32):
+                store(frame + 8 * PC, (pc - code) // 8)
+                store(frame + 8 * RANK, load(pc + 48))
                 return MISMATCH
+            slot = addresses + 8 * load(pc + 40)
             for j in range(3):
-                addresses[code[pc + 5] + j] = heap + load_acquire(line + 16 + 8 * j)
-            pc += 7
-        elif what == ENTER:
-            line, number = heap + code[pc + 1], bases[code[pc + 2]] + code[pc + 3]
-            store_release(line, number)
-            store_release(line + 8, code[pc + 4])
-            for j in range(3):
-                store_release(line + 16 + 8 * j, addresses[code[pc + 5] + j] - heap)
-            pc += 6
+                store(slot + 8 * j, heap + load(line + 24 + 8 * j))
+            pc += 56
         elif what == DONE:
-            store_release(heap + code[pc + 1], bases[code[pc + 2]] + code[pc + 3])
-            pc += 4
-        elif what == COPY:
-            m = code[pc + 2]
-            source = addresses[code[pc + 3]] + code[pc + 4]
-            for j in range(m):
-                copy(addresses[code[pc + 5 + 2 * j]] + code[pc + 6 + 2 * j], source, code[pc + 1])
-            pc += 5 + 2 * m
+            store_release(heap + load(pc + 8), load(bases + 8 * load(pc + 16)) + load(pc + 24))
+            pc += 32
         elif what == COMBINE:
-            m, k = code[pc + 4], code[pc + 5]
+            m, k = load(pc + 32), load(pc + 40)
+            work = load(frame + 8 * WORK)
             for j in range(m + k):
-                store_release(work + 8 * j, addresses[code[pc + 6 + 2 * j]] + code[pc + 7 + 2 * j])
-            call(code[pc + 1], work, m, work + 8 * m, k, code[pc + 2], code[pc + 3])
-            pc += 6 + 2 * (m + k)
+                store(work + 8 * j, load(addresses + 8 * load(pc + 48 + 16 * j)) + load(pc + 56 + 16 * j))
+            call(load(pc + 8), work, m, work + 8 * m, k, load(pc + 16), load(pc + 24), load(frame + 8 * ROOM))
+            pc += 48 + 16 * (m + k)
+        elif what == COPY:
+            m = load(pc + 16)
+            source = load(addresses + 8 * load(pc + 24)) + load(pc + 32)
+            for j in range(m):
+                copy(load(addresses + 8 * load(pc + 40 + 16 * j)) + load(pc + 48 + 16 * j), source, load(pc + 8))
+            pc += 40 + 16 * m
+        elif what == ENTER:
+            line, slot = heap + load(pc + 8), addresses + 8 * load(pc + 40)
+            store(line + 8, load(bases + 8 * load(pc + 16)) + load(pc + 24))
+            store(line + 16, load(pc + 32))
+            for j in range(3):
+                store(line + 24 + 8 * j, load(slot + 8 * j) - heap)
+            pc += 48
+        elif what == TAKE:
+            array = load(load(frame + 8 * OBJECTS) + 8 * load(pc + 8))
+            if not is_contiguous(array):
+                store(frame + 8 * RANK, load(pc + 8))
+                return STRIDED
+            data, nbytes = data_of(array), load(pc + 24)
+            if data < heap or data + nbytes > heap + load(frame + 8 * HEAP_BYTES):
+                copy(heap + load(pc + 32), data, nbytes)
+                data = heap + load(pc + 32)
+            store(addresses + 8 * load(pc + 16), data)
+            pc += 40
+        elif what == ADVANCE:
+            base = bases + 8 * load(pc + 8)
+            store(base, load(base) + load(pc + 16))
+            pc += 24
         else:
-            state[0] = pc
-            return FINISHED
+            if load_acquire(load(frame + 8 * FAILURE)) != 0:  # who has failed may have changed what was read
+                store(frame + 8 * PC, (pc - code) // 8)
+                store(frame + 8 * STEPS, steps)
+                return FAILED
+            again = load(frame + 8 * REPEATS) - 1
+            if again <= 0:
+                store(frame + 8 * PC, 0)
+                store(frame + 8 * STEPS, steps)
+                return FINISHED
+            store(frame + 8 * REPEATS, again)
+            pc = code

@@ -58,12 +58,14 @@ def compile_local(
     `program` has gone through the passes; a collective that `schedules` does not have runs its reference. The outputs
     own their memory: none shares with an argument.
     """
-    run = _Builder(program, mesh, buffers, schedules).build()
+    builder = _Builder(program, mesh, buffers, schedules)
+    run = builder.build()
     quiet = _QUIET()
 
     def execute(*copies: Copies) -> Sequence[Copies]:
         return quiet.copy().run(run, *copies)
 
+    execute.exchanges = builder.exchanges  # pyright: ignore[reportFunctionMemberAccess]
     return execute
 
 
@@ -92,6 +94,7 @@ class _Builder:
         self.steps: list[tuple[list[str], set[Var]]] = []  # lines, and the variables they read
         self.readers = self._readers()
         self.segments = 0
+        self.exchanges: list[Any] = []
 
     def _readers(self) -> dict[Var, set[Equation | None]]:
         readers: dict[Var, set[Equation | None]] = {}
@@ -132,15 +135,29 @@ class _Builder:
     # ------------------------------------------------------------ the program
 
     def build(self) -> Callable[..., Any]:
-        pending: dict[frozenset[str], list[Equation]] = {}
+        """Gather equations as long as a group of collectives can come after all the compute it needs, and before the rest."""
+        before: dict[frozenset[str], list[Equation]] = {}
+        after: dict[frozenset[str], list[Equation]] = {}
+        group: list[Equation] = []
+        results: set[Var] = set()  # of the group
+        later: set[Var] = set()  # of what comes after it
         for eqn in self.program.equations:
+            inputs = {a for a in eqn.inputs if type(a) is Var}
             if eqn.primitive.communicates:
-                self.flush(pending)
-                if eqn.outputs or self.mesh.process is not None:  # a barrier between processes is one
-                    self.collective(eqn)
+                if inputs & later:
+                    self.flush(before)
+                    self.collectives(group)
+                    before, after, group, results, later = after, {}, [], set(), set()
+                group.append(eqn)
+                results.update(eqn.outputs)
             else:
-                pending.setdefault(eqn.outputs[0].type.varying, []).append(eqn)
-        self.flush(pending)
+                waits = bool(inputs & results or inputs & later)
+                (after if waits else before).setdefault(eqn.outputs[0].type.varying, []).append(eqn)
+                if waits:
+                    later.update(eqn.outputs)
+        self.flush(before)
+        self.collectives(group)
+        self.flush(after)
         outputs = [self.output(a) for a in self.program.outputs]
         source = self.driver(outputs)
         exec(compile(source, "<funccoll program>", "exec"), self.names.namespace)
@@ -289,16 +306,24 @@ class _Builder:
         """What must be equal on all processes: the program, and the collective's place in it."""
         return f"{self.program.fingerprint} {self.program.equations.index(eqn)}"
 
-    def collective(self, eqn: Equation) -> None:
-        if self.mesh.process is not None:
-            from .shm import host_collective  # here: it imports Numba
+    def collectives(self, group: list[Equation]) -> None:
+        """Emit collectives that nothing comes between."""
+        if self.mesh.process is None:
+            for eqn in group:
+                if eqn.outputs:  # a barrier between devices in lock step is none
+                    self.collective(eqn)
+        elif group:
+            from .shm import arguments_of, exchange  # here: it imports Numba
 
-            name = self.names.of(host_collective(eqn, self.schedules[eqn], self.mesh, self.identity(eqn)), "f")
-            left = ", ".join(self.name(out) for out in eqn.outputs)
-            operands = [a for a in eqn.inputs if isinstance(a, Var)]
+            self.exchanges.append(exchange([(eqn, self.schedules[eqn]) for eqn in group], self.mesh, self.identity))
+            name = self.names.of(self.exchanges[-1], "f")
+            left = ", ".join(self.name(out) for eqn in group for out in eqn.outputs)
+            operands = arguments_of(group)
             call = f"{name}({', '.join(map(self.name, operands))})"
-            self.steps.append(([f"{left}{',' if left else ''} = {call}" if left else call], set(operands)))
-            return
+            self.steps.append(([f"[{left}] = {call}" if left else call], set(operands)))
+
+    def collective(self, eqn: Equation) -> None:
+        """One collective over virtual devices."""
         for atom, out in zip(eqn.inputs, eqn.outputs, strict=True):
             assert isinstance(atom, Var)
             function = self.group_function(eqn, atom.type.varying, out.type.varying)

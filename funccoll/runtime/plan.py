@@ -5,6 +5,7 @@ A plan knows shapes and dtypes, not addresses: these are looked up in every call
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,20 +14,21 @@ from typing import Any
 import numpy as np
 
 from ..kernels.combine import combine_address
+from ..kernels.source import ADVANCE, COPY, DONE, END, ENTER, LINE_BYTES, LOOK, TAKE, WAIT
 from ..kernels.source import COMBINE as FOLD
-from ..kernels.source import COPY, DONE, END, ENTER, LINE_BYTES, LOOK, WAIT
 from ..schedules.layout import Blocks, Layout
 from ..schedules.schedule import Schedule
 from ..schedules.streams import COMBINE, Streams
 
-__all__ = ["Lines", "Plan", "Slots"]
+__all__ = ["Communicator", "Lines", "Plan", "Slots"]
 
 _BUFFERS = 3
 
 
 @dataclass(frozen=True)
 class Lines:
-    """Where a communicator's lines lie in the heap: of each rank its enter line, then a counter for each channel."""
+    """Where a communicator's lines lie in the heap: of each rank one for each channel. The first begins with the rank's
+    counter and goes on with what it publishes when it enters a call; the others hold the other channels' counters."""
 
     start: int
     nranks: int
@@ -35,16 +37,15 @@ class Lines:
     @property
     def nbytes(self) -> int:
         """Bytes of all lines."""
-        return self.nranks * (1 + self.channels) * LINE_BYTES
+        return self.nranks * self.channels * LINE_BYTES
 
     def enter(self, rank: int) -> int:
-        """A rank's enter line."""
-        return self.start + rank * (1 + self.channels) * LINE_BYTES
+        """A rank's first line."""
+        return self.counter(rank * self.channels)
 
     def counter(self, stream: int) -> int:
         """A stream's counter."""
-        rank, channel = divmod(stream, self.channels)
-        return self.enter(rank) + (1 + channel) * LINE_BYTES
+        return self.start + stream * LINE_BYTES
 
 
 @dataclass(frozen=True)
@@ -58,34 +59,56 @@ class Slots:
         return self.first + rank * _BUFFERS + buffer
 
 
+@dataclass(frozen=True)
+class Communicator:
+    """The ranks of one group along some axes of a mesh, of which this process is one, and where their lines are."""
+
+    number: int
+    """Its place in the table of bases."""
+    members: tuple[int, ...]
+    """World ranks, in axis order."""
+    rank: int
+    """This process's place among them."""
+    lines: Lines
+
+
 @dataclass
 class Plan:
     """Code for several collectives in a row; `spans` says by how much each communicator's counters have advanced then."""
 
-    rank: int
+    before: list[int] = field(default_factory=list)
     code: list[int] = field(default_factory=list)
     slots: int = 0
     spans: dict[int, int] = field(default_factory=dict)
+    starts: list[int] = field(default_factory=list)
+    """Where each collective's code begins, counted from the first one's."""
 
-    def add(
-        self, schedule: Schedule, layout: Layout, dtype: np.dtype, op: str, communicator: int, lines: Lines, digest: int
-    ) -> Slots:
-        """Append a collective; returns where this rank must put the addresses of its buffers before each call.
+    def add(self, schedule: Schedule, layout: Layout, dtype: np.dtype, op: str, group: Communicator, digest: int) -> Slots:
+        """Append a collective; returns where this rank's buffers' addresses must be when it runs.
 
         `digest` is a hash of what is called, the same on all ranks; a peer that shows another one runs something else.
         """
         slots = Slots(self.slots)
         self.slots += schedule.nranks * _BUFFERS
+        self.starts.append(len(self.code))
         streams = schedule.streams().verify()
-        before = self.spans.get(communicator, 0)
-        self.spans[communicator] = before + streams.span
-        writer = _Writer(self, streams, layout, dtype, op, communicator, lines, digest, slots, before)
-        writer.write()
+        before = self.spans.get(group.number, 0)
+        self.spans[group.number] = before + streams.span
+        _Writer(self, streams, layout, dtype, op, group, digest, slots, before).write()
         return slots
+
+    def take(self, number: int, slot: int, nbytes: int, staging: int) -> None:
+        """Before all collectives, take the address of object `number` into a slot; a private one is copied to `staging`."""
+        self.before += (TAKE, number, slot, nbytes, staging)
+
+    def collective(self, pc: int) -> int:
+        """The number of the collective to which the word at `pc` belongs."""
+        return max(0, bisect_right(self.starts, pc - len(self.before)) - 1)
 
     def finish(self) -> np.ndarray:
         """The code, int64."""
-        return np.array([*self.code, END], np.int64)
+        advance = [word for number, span in self.spans.items() for word in (ADVANCE, number, span)]
+        return np.array([*self.before, *self.code, *advance, END], np.int64)
 
 
 @dataclass
@@ -95,15 +118,14 @@ class _Writer:
     layout: Layout
     dtype: np.dtype
     op: str
-    communicator: int
-    lines: Lines
+    group: Communicator
     digest: int
     slots: Slots
     before: int
     known: set[int] = field(default_factory=set)
 
     def write(self) -> None:
-        s, rank = self.streams, self.plan.rank
+        s, rank, lines, number = self.streams, self.group.rank, self.group.lines, self.group.number
         assert s.schedule.channels == 1, "one stream for each rank"
         begin, end = int(s.start[rank]), int(s.start[rank + 1])
         self.known.add(rank)
@@ -111,13 +133,13 @@ class _Writer:
             for w in range(int(s.wait_ptr[i]), int(s.wait_ptr[i + 1])):
                 stream = int(s.wait_stream[w])
                 value = self.before + int(s.wait_value[w])
-                self.emit(WAIT, self.lines.counter(stream), self.communicator, value, stream)
+                self.emit(WAIT, lines.counter(stream), number, value, self.group.members[stream])
             if i == begin:
-                self.emit(ENTER, self.lines.enter(rank), self.communicator, self.before, self.digest, self.slots.of(rank))
+                self.emit(ENTER, lines.enter(rank), number, self.before, self.digest, self.slots.of(rank))
             elif s.opcode[i] == COMBINE:
                 self.instruction(i)
             done = s.span if i == end - 1 else i - begin + 1
-            self.emit(DONE, self.lines.counter(rank), self.communicator, self.before + done)
+            self.emit(DONE, lines.counter(rank), number, self.before + done)
 
     def emit(self, *words: int) -> None:
         self.plan.code += words
@@ -130,8 +152,8 @@ class _Writer:
             if place % p not in self.known:
                 self.known.add(place % p)
                 peer = place % p
-                slot = self.slots.of(peer)
-                self.emit(LOOK, self.lines.enter(peer), self.communicator, self.before, self.digest, slot, peer)
+                line, slot = self.group.lines.enter(peer), self.slots.of(peer)
+                self.emit(LOOK, line, self.group.number, self.before, self.digest, slot, self.group.members[peer])
         runs = []
         for place in (*dsts, *srcs):
             row, rank = divmod(place, p)

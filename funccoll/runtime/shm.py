@@ -1,85 +1,46 @@
 """Collectives between processes of one host: proved streams, executed by Numba kernels over shared memory.
 
-Every process compiles the same program. A collective of it becomes a plan (`plan.py`) for this rank, with places in
-the heap for its scratch and for arguments that are not in the heap; results are always there. A call puts the addresses
-of its buffers into the plan's table and runs the interpreter, which publishes them and finds the peers'.
+Every process compiles the same program. Collectives of it that sit together become one plan (`plan.py`) for this rank, and
+one native call. Results, scratch and copies of private arguments live in the heap; the call finds the addresses of its
+arrays by itself, publishes them, and finds the peers'.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import struct
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from sys import getrefcount
 from typing import Any
 
 import numpy as np
 
 from ..errors import CollectiveTimeout, FunccollError, PeerFailure, ProgramMismatch, RendezvousError, Source
-from ..ir import Equation
+from ..ir import Equation, Var
+from ..kernels import source as at
+from ..kernels.combine import ROOM
 from ..kernels.cpu import interpreter
-from ..kernels.source import FAILED, FINISHED, MISMATCH
 from ..mesh import Mesh, Sharding
 from ..schedules.layout import Layout
 from ..schedules.schedule import Schedule, build
-from .heap import HEADER
-from .plan import Lines, Plan
+from . import host
+from .groups import Place, groups
+from .heap import Heap
+from .plan import Communicator, Plan
 from .world import World, current
 
-__all__ = ["HostCollective", "Operand", "communicator", "gather_whole", "host_collective"]
+__all__ = ["Call", "Exchange", "Operand", "arguments_of", "exchange", "exchanges", "gather_whole"]
 
-_MOST = 256
-"""Sets of mesh axes over which one job communicates."""
-
-
-@dataclass(frozen=True)
-class Communicator:
-    """The ranks of this process's group along some axes of a mesh, and where their lines are."""
-
-    number: int
-    members: tuple[int, ...]
-    """World ranks, in axis order."""
-    rank: int
-    """This process's place among them."""
-    lines: Lines
-
-
-class _Shared:
-    """What the collectives of one world have in common: communicators, and how far their counters have come."""
-
-    def __init__(self) -> None:
-        self.bases = np.zeros(_MOST, np.int64)
-        self.known: dict[Any, Communicator] = {}
-        self.next = HEADER
-        self.lock = threading.Lock()
-        self.broken: FunccollError | None = None
-
-
-def _shared(world: World) -> _Shared:
-    return world.shared.setdefault("shm", _Shared())
-
-
-def communicator(world: World, mesh: Mesh, axes: Sequence[str]) -> Communicator:
-    """The communicator along `axes` of a mesh; the first use of each, in the same order everywhere, gives it its lines."""
-    shared = _shared(world)
-    key = (mesh.axis_names, mesh.sizes, tuple(axes))
-    if key not in shared.known:
-        groups = mesh.groups(axes)
-        lines = Lines(0, len(groups[0]))
-        mine = next(i for i, group in enumerate(groups) if mesh.process in group)
-        start = shared.next
-        shared.next += len(groups) * lines.nbytes
-        if len(shared.known) >= _MOST or shared.next > world.heap.control[1]:
-            raise FunccollError(f"this job communicates over more than {len(shared.known)} sets of axes: use fewer meshes.")
-        members = tuple(groups[mine])
-        found = Communicator(
-            len(shared.known), members, members.index(world.rank), Lines(start + mine * lines.nbytes, len(members))
-        )
-        shared.known[key] = found
-    return shared.known[key]
+_POOLED = 1 << 16
+"""Results of up to so many bytes are used again as they are, when nobody holds them any more."""
+_KEPT = 3
+_SPINS, _YIELDS, _NAPS = 400, 200, 1000
 
 
 @dataclass(frozen=True)
@@ -91,150 +52,316 @@ class Operand:
     dtype: np.dtype
     dim: int = 0
     concat_dim: int = 0
+    take: int | None = None
+    """Its input: argument `take` of the exchange, or result ~take; None for one without elements, which nobody passes."""
 
 
-class HostCollective:
-    """One collective over processes: call it with this rank's arrays, in the order of `operands`."""
+@dataclass(frozen=True)
+class Call:
+    """One collective of an exchange. `identity` is what must be equal on all ranks."""
 
-    def __init__(
-        self, world: World, mesh: Mesh, axes: Sequence[str], schedule: Schedule, op: str, operands: Sequence[Operand],
-        identity: str, source: Source | None,
-    ):  # fmt: skip
-        self.world, self.schedule, self.operands, self.source = world, schedule, tuple(operands), source
-        self.group = communicator(world, mesh, axes)
-        self.shared, self.heap = _shared(world), world.heap
-        digest = int.from_bytes(hashlib.sha256(f"{identity} {schedule!r} {op} {operands}".encode()).digest()[:7], "little")
-        plan = Plan(self.group.rank)
-        layouts = [Layout.of(schedule.collective, o.shape, o.dtype.itemsize, o.dim, o.concat_dim) for o in self.operands]
-        slots = [
-            plan.add(schedule, layout, o.dtype, op, self.group.number, self.group.lines, digest + i)
-            for i, (layout, o) in enumerate(zip(layouts, self.operands, strict=True))
-        ]
-        self.code, self.span = plan.finish(), plan.spans.get(self.group.number, 0)
-        self.addresses = np.zeros(plan.slots, np.int64)
-        self.inputs = [s.of(self.group.rank, 0) for s in slots]
-        self.outputs = [s.of(self.group.rank, 1) for s in slots]
-        self.scratch = [self.heap.array((layout.capacity * schedule.scratch_chunks,), o.dtype)
-                        for layout, o in zip(layouts, self.operands, strict=True)]  # fmt: skip
-        for slot, room in zip(slots, self.scratch, strict=True):
-            self.addresses[slot.of(self.group.rank, 2)] = self.heap.base + max(0, self.heap.offset_of(room))
-        self.staging: list[np.ndarray | None] = [None] * len(self.operands)
-        self.has_output = bool(schedule.collective.has_output(self.group.rank))
-        self.state, self.work = np.zeros(8, np.int64), np.zeros(4 * schedule.nranks + 8, np.int64)
-        self.work_address = self.work.ctypes.data
-        self.kernel = interpreter()
+    axes: tuple[str, ...]
+    schedule: Schedule
+    op: str
+    operands: tuple[Operand, ...]
+    identity: str
+    source: Source | None = None
 
-    def __call__(self, *arrays: np.ndarray) -> list[np.ndarray]:
-        """This rank's results; every rank of the group must call.
+
+class _Fresh:
+    """Makes arrays for one result, in the heap. A small one that nobody holds is used again: 0.1 µs instead of 0.7."""
+
+    def __init__(self, heap: Heap, operand: Operand):
+        self.heap, self.shape, self.dtype = heap, operand.out_shape, operand.dtype
+        self.pooled = np.empty(operand.out_shape, operand.dtype).nbytes <= _POOLED
+        self.kept: list[np.ndarray] = []
+
+    def __call__(self) -> np.ndarray:
+        kept = self.kept
+        for array in kept:
+            if getrefcount(array) == _ALONE:  # views hold it, too
+                return array
+        array = self.heap.array(self.shape, self.dtype)
+        if self.pooled:
+            kept.append(array)
+            if len(kept) > _KEPT:
+                del kept[0]
+        return array
+
+
+def _alone(kept: list[np.ndarray]) -> int:
+    """What `getrefcount` says in a loop over a list that alone holds the array: Python's versions count differently."""
+    for array in kept:
+        return getrefcount(array)
+    raise AssertionError
+
+
+_ALONE = _alone([np.empty(0)])
+
+
+class Exchange:
+    """Collectives that sit together: call it with this rank's arrays; it gives a list of this rank's results.
+
+    All ranks of its groups must call it. `frame` is what its kernel sees (see `kernels/source.py`).
+    """
+
+    def __init__(self, world: World, mesh: Mesh, calls: Sequence[Call]):
+        self.world, self.heap, self.groups = world, world.heap, groups(world)
+        self.calls = tuple(calls)
+        self.communicators = [self.groups.communicator(mesh, c.axes) for c in self.calls]
+        self.members = sorted({m for c in self.communicators for m in c.members})
+        self.plan = Plan()
+        # Room that all calls use: for scratch, for copies of private arguments, for arrays without elements.
+        self._rooms: list[np.ndarray] = []
+        self._fresh: list[Callable[[], np.ndarray]] = []
+        self._shared: list[bool] = []  # whether a result is in the heap; the others stay as they are made
+        arguments = 1 + max((o.take for c in self.calls for o in c.operands if o.take is not None), default=-1)
+        placed: list[tuple[int, int]] = []
+        for call, group in zip(self.calls, self.communicators, strict=True):
+            self._add(call, group, arguments, placed)
+        self._lock = self._lock_of({c.number for c in self.communicators})
+        self._tables(placed, arguments)
+
+    def _room(self, shape: tuple[int, ...], dtype: np.dtype) -> int:
+        """The offset of new room in the heap."""
+        self._rooms.append(self.heap.array(shape, dtype))
+        return self.heap.offset_of(self._rooms[-1])
+
+    def _add(self, call: Call, group: Communicator, arguments: int, placed: list[tuple[int, int]]) -> None:
+        schedule, plan = call.schedule, self.plan
+        kind = schedule.collective
+        text = f"{call.identity} {schedule!r} {call.op} {call.operands}"
+        digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "little") | 1
+        place = Place(schedule.kind, call.source, schedule.streams().span)
+        for i, o in enumerate(call.operands):
+            layout = Layout.of(kind, o.shape, o.dtype.itemsize, o.dim, o.concat_dim)
+            slots = plan.add(schedule, layout, o.dtype, call.op, group, digest + 2 * i)
+            self.groups.places[digest + 2 * i] = place
+            mine = [slots.of(group.rank, buffer) for buffer in range(3)]
+            placed.append((mine[2], self._room((layout.capacity * schedule.scratch_chunks,), o.dtype)))
+            if o.take is None:
+                placed += [(mine[0], self._room(o.shape, o.dtype)), (mine[1], self._room(o.out_shape, o.dtype))]
+                continue
+            if o.take >= 0:
+                nbytes = layout.input.size * layout.itemsize
+                plan.take(o.take, mine[0], nbytes, self._room(o.shape, o.dtype))
+            elif self._shared[~o.take]:
+                plan.take(arguments + sum(self._shared[: ~o.take]), mine[0], 0, 0)
+            else:
+                placed.append((mine[0], self._room(o.shape, o.dtype)))
+                self._rooms[-1][...] = 0
+            if kind.has_output(group.rank):
+                plan.take(arguments + sum(self._shared), mine[1], 0, 0)
+                self._fresh.append(_Fresh(self.heap, o))
+                self._shared.append(True)
+            else:
+                placed.append((mine[1], self._room(o.out_shape, o.dtype)))
+                self._fresh.append(lambda o=o: np.zeros(o.out_shape, o.dtype))
+                self._shared.append(False)
+
+    def _tables(self, placed: list[tuple[int, int]], arguments: int) -> None:
+        """What the kernel reads: the frame, and what it points to."""
+        objects = arguments + sum(self._shared)
+        self._code = self.plan.finish()
+        self._addresses = np.zeros(self.plan.slots + 1, np.int64)
+        for slot, offset in placed:
+            self._addresses[slot] = self.heap.base + max(0, offset)
+        self._objects = np.zeros(objects + 1, np.int64)
+        self._pack: Callable[..., None] = struct.Struct(f"={objects}q").pack_into
+        most = max((2 * c.schedule.nranks for c in self.calls), default=0)
+        self._work = np.zeros(most + 8, np.int64)
+        self._sums = np.zeros(ROOM, np.uint8)
+        self.frame = np.zeros(at.FRAME, np.int64)
+        tables = ((at.CODE, self._code), (at.ADDRESSES, self._addresses), (at.BASES, self.groups.bases),
+                  (at.OBJECTS, self._objects), (at.WORK, self._work), (at.ROOM, self._sums))  # fmt: skip
+        for name, table in tables:
+            self.frame[name] = table.ctypes.data
+        self.frame[at.HEAP] = self.frame[at.FAILURE] = self.heap.base
+        self.frame[at.HEAP_BYTES], self.frame[at.STEPS] = self.heap.size, -1
+        crowded = self.world.world > host.cores()
+        self.frame[at.SPINS], self.frame[at.YIELDS], self.frame[at.NAPS] = 0 if crowded else _SPINS, _YIELDS, _NAPS
+        self._address = self.frame.ctypes.data
+        self._kernel = interpreter()
+
+    def _lock_of(self, numbers: set[int]) -> Any:
+        """Calls over one communicator come one after the other. Several locks are taken in one order everywhere."""
+        locks = [self.groups.locks[n] for n in sorted(numbers)]
+        return locks[0] if len(locks) == 1 else _Locks(locks)
+
+    # ------------------------------------------------------------ calling
+
+    def __call__(self, *arrays: Any) -> list[np.ndarray]:
+        """This rank's results. An array outside of the heap, or not contiguous, is copied into it first.
 
         Raises: PeerFailure when a rank has died, raised or left; ProgramMismatch when one runs something else;
-        CollectiveTimeout after FUNCCOLL_TIMEOUT seconds (600).
+        CollectiveTimeout after FUNCCOLL_TIMEOUT seconds (600). After one of them no collective of the job runs any more.
         """
-        heap, addresses = self.heap, self.addresses
-        with self._turn():
-            results = []
-            for i, (array, operand) in enumerate(zip(arrays, self.operands, strict=True)):
-                offset = heap.offset_of(array)
-                addresses[self.inputs[i]] = heap.base + (offset if offset >= 0 else self._staged(i, array))
-                if self.has_output:
-                    result = heap.array(operand.out_shape, operand.dtype)
-                    addresses[self.outputs[i]] = heap.base + heap.offset_of(result)
-                else:
-                    result = np.zeros(operand.out_shape, operand.dtype)
-                    addresses[self.outputs[i]] = heap.base
-                results.append(result)
-            self._run()
+        given = [a if type(a) is np.ndarray else np.asarray(a) for a in arrays]
+        with self._lock:
+            if self.groups.broken is not None:
+                raise self._no_more()
+            results = [fresh() for fresh in self._fresh]
+            shared = results if all(self._shared) else [r for r, s in zip(results, self._shared, strict=True) if s]
+            self._pack(self._objects, 0, *map(id, given), *map(id, shared))
+            status = self._kernel(self._address)
+            if status != at.FINISHED:
+                try:
+                    self._go_on(status, given, shared)
+                except BaseException as error:
+                    self._break(error, (given, shared, self))
+                    raise
         return results
 
-    def _staged(self, i: int, array: np.ndarray) -> int:
-        """The offset of a copy in the heap. One place for all calls: the peers are done with it when a call is over."""
-        room = self.staging[i]
-        if room is None:
-            room = self.staging[i] = self.heap.array(self.operands[i].shape, self.operands[i].dtype)
-        room[...] = np.reshape(array, room.shape)  # a stacked array has got a dimension
-        return self.heap.offset_of(room)
+    def repeat(self, times: int, *arrays: Any) -> list[np.ndarray]:
+        """As if called so many times, in one native call: what a benchmark of the kernels measures."""
+        self.frame[at.REPEATS] = times
+        return self(*arrays)
 
-    @contextmanager
-    def _turn(self) -> Iterator[None]:
-        """One collective at a time; none after a failure."""
-        with self.shared.lock:
-            if self.shared.broken is not None:
-                raise PeerFailure(
-                    "an earlier failure ended all collectives of this job, and no later one can be trusted. It was: "
-                    f"{str(self.shared.broken).splitlines()[0]}", self.source,
-                )  # fmt: skip
-            yield
-
-    def _run(self) -> None:
-        heap, state = self.heap, self.state
-        state[0] = 0
+    def _go_on(self, status: int, given: list[np.ndarray], shared: list[np.ndarray]) -> None:
+        """What the kernel cannot decide alone: go on as long as there is reason to."""
         began, seen = 0.0, None
-        while True:
-            status = self.kernel(heap.base, self.code, self.addresses, self.shared.bases, heap.base, state, self.work_address)
-            if status == FINISHED:
-                self.shared.bases[self.group.number] += self.span
+        while status != at.FINISHED:
+            if status == at.STRIDED:  # it has published nothing yet
+                given[:] = [np.array(a, order="C", copy=None) for a in given]
+                self._pack(self._objects, 0, *map(id, given), *map(id, shared))
+            elif status == at.STEPPED:
+                self._stepped()
+            elif status == at.MISMATCH:
+                raise self._mismatch()
+            elif status == at.FAILED and self._is_done():
                 return
-            began = began or time.monotonic()
-            if status == MISMATCH:
-                self._break(self._mismatch())
-            # Who left may have done its part first: it failed us only when we have waited in vain since.
-            failure = self.world.watch.failure(self.group.members)
-            if failure is not None and (seen is not None or status == FAILED):
-                with_whom = f"This rank waits in {self._name()} for rank {self.group.members[int(state[1])]}."
-                self._break(failure.error(with_whom))
-            seen = failure
-            if time.monotonic() - began > _timeout():
-                self._break(self._late(time.monotonic() - began))
+            else:
+                began = began or time.monotonic()
+                # Who left may have done its part first: it failed us only when we have waited in vain since.
+                failure = self.world.watch.failure(self.members)
+                if failure is not None and (seen is not None or status == at.FAILED):
+                    where = f"This rank waits in {self._name()} for rank {self._rank}."
+                    raise failure.error(f"{where}\n{self.groups.table(self._group)}")
+                seen = failure
+                if time.monotonic() - began > _timeout():
+                    raise self._late(time.monotonic() - began)
+            status = self._kernel(self._address)
 
-    def _break(self, error: FunccollError) -> None:
-        self.shared.broken = error
-        raise error
+    def _is_done(self) -> bool:
+        """Whether a rank failed when all was done, and nothing that was read can have changed: it failed later."""
+        frame = self.frame
+        if self._code[frame[at.PC]] != at.END or frame[at.REPEATS] > 1 or not self.groups.is_intact(self.members):
+            return False
+        frame[at.PC] = 0
+        return True
+
+    def _stepped(self) -> None:
+        """Called when the budget of instructions, `frame[STEPS]`, is spent, which only tests set."""
+        raise AssertionError("the budget of instructions is spent")
+
+    # ------------------------------------------------------------ errors
+
+    def _break(self, error: BaseException, memory: object) -> None:
+        """This call was left in the middle: no collective can be trusted any more, here and on the others."""
+        if self.groups.broken is None:
+            cause = error if isinstance(error, FunccollError) else None
+            self.groups.abandon(cause or FunccollError(f"{type(error).__name__} in the middle of {self._name()}"), memory)
+            if not isinstance(error, PeerFailure):
+                self.world.watch.report("".join(traceback.format_exception(error)))
+
+    def _no_more(self) -> PeerFailure:
+        return PeerFailure(
+            "an earlier failure ended all collectives of this job, and no later one can be trusted. It was: "
+            f"{str(self.groups.broken).splitlines()[0]}", self.calls[0].source,
+        )  # fmt: skip
+
+    @property
+    def _number(self) -> int:
+        """Which operand's collective the kernel stands at, counted over all calls."""
+        return self.plan.collective(int(self.frame[at.PC]))
+
+    @property
+    def _call(self) -> Call:
+        return [call for call in self.calls for _ in call.operands][self._number]
+
+    @property
+    def _group(self) -> Communicator:
+        return self.communicators[self.calls.index(self._call)]
+
+    @property
+    def _rank(self) -> int:
+        """The rank that the kernel waits for."""
+        return int(self.frame[at.RANK])
 
     def _name(self) -> str:
-        return f"{self.schedule.kind} among ranks {list(self.group.members)}" + (f" ({self.source})" if self.source else "")
+        call = self._call
+        where = f" ({call.source})" if call.source else ""
+        return f"{call.schedule.kind} among ranks {list(self._group.members)}{where}"
 
     def _mismatch(self) -> ProgramMismatch:
-        peer = self.group.members[int(self.state[1])]
+        entered = self.groups.entered(self._rank, self._group)
         return ProgramMismatch(
-            f"rank {self.world.rank} is in {self._name()}, and rank {peer} entered another collective at the same time, or the "
-            "same one with other shapes, dtypes or a different program. Every process must run the same steps in the same "
-            "order: look for branches on the rank, and for data of different sizes.", self.source,
+            f"rank {self.world.rank} is in {self._name()}, and rank {self._rank} entered another collective at the same time, "
+            f"or the same one with other shapes, dtypes or in a different program: {entered}. Every process must run the same "
+            "steps in the same order: look for branches on the rank, and for data of different sizes.\n"
+            f"{self.groups.table(self._group)}", self._call.source,
         )  # fmt: skip
 
     def _late(self, seconds: float) -> CollectiveTimeout:
-        lines = []
-        base = int(self.shared.bases[self.group.number])
-        for i, member in enumerate(self.group.members):
-            done = int(self.heap.view(self.group.lines.counter(i), (1,), np.int64)[0]) - base
-            where = "has not entered" if done <= 0 else f"is in it, and has done {done} of its instructions"
-            lines.append(f"  rank {member} {where}{' (this rank)' if member == self.world.rank else ''}")
-        peer = self.group.members[int(self.state[1])]
-        table = "\n".join(lines)
         return CollectiveTimeout(
-            f"rank {self.world.rank} waited {seconds:.1f} s in {self._name()} for rank {peer}. FUNCCOLL_TIMEOUT sets the "
-            f"seconds.\n{table}", self.source,
+            f"rank {self.world.rank} waited {seconds:.1f} s in {self._name()} for rank {self._rank}. FUNCCOLL_TIMEOUT sets the "
+            f"seconds.\n{self.groups.table(self._group)}", self._call.source,
         )  # fmt: skip
 
 
-def host_collective(eqn: Equation, schedule: Schedule, mesh: Mesh, identity: str) -> Callable[..., Any]:
-    """What executes one collective of a program in this process."""
+class _Locks:
+    """Several locks as one."""
+
+    def __init__(self, locks: Sequence[threading.Lock]):
+        self.locks = locks
+        self.held = ExitStack()
+
+    def __enter__(self) -> None:
+        with ExitStack() as stack:
+            for lock in self.locks:
+                stack.enter_context(lock)
+            self.held = stack.pop_all()
+
+    def __exit__(self, *exc: object) -> None:
+        self.held.close()
+
+
+def exchange(equations: Sequence[tuple[Equation, Schedule]], mesh: Mesh, identity: Callable[[Equation], str]) -> Exchange:
+    """What executes collectives of a program that sit together; its arguments are `arguments_of` them, in order."""
     world = current()
     if world is None:
         raise RendezvousError(f"{mesh!r} is of a job that this process has left. Make a new mesh after fc.init().")
-    kind, params = eqn.primitive.name, eqn.params
-    dim, concat = params.get("split_dim", params.get("dim", 0)), params.get("concat_dim", params.get("dim", 0))
-    operands = []
-    for atom, out in zip(eqn.inputs, eqn.outputs, strict=True):
-        shape = atom.type.shape
-        if params.get("stack"):
-            shape = (*shape[:dim], 1, *shape[dim:])
-        operands.append(Operand(shape, out.type.shape, atom.type.dtype, dim, concat))
-    if kind == "barrier":
-        operands = [Operand((0,), (0,), np.dtype(np.uint8))]
-        wait = HostCollective(world, mesh, eqn.axes(), schedule, "or", operands, identity, eqn.source)
-        nothing = np.zeros(0, np.uint8)
-        return lambda: wait(nothing)
-    return HostCollective(world, mesh, eqn.axes(), schedule, params.get("op", "sum"), operands, identity, eqn.source)
+    known: dict[Any, int] = {a: i for i, a in enumerate(arguments_of(eqn for eqn, _ in equations))}
+    calls, results = [], 0
+    for eqn, schedule in equations:
+        params = eqn.params
+        dim, concat = params.get("split_dim", params.get("dim", 0)), params.get("concat_dim", params.get("dim", 0))
+        operands = []
+        for atom, out in zip(eqn.inputs, eqn.outputs, strict=True):
+            shape = atom.type.shape
+            if params.get("stack"):
+                shape = (*shape[:dim], 1, *shape[dim:])
+            operands.append(Operand(shape, out.type.shape, atom.type.dtype, dim, concat, known[atom]))
+        for out in eqn.outputs:
+            known[out] = ~results
+            results += 1
+        op = params.get("op", "sum")
+        if not eqn.outputs:  # a barrier
+            operands, op = [Operand((0,), (0,), np.dtype(np.uint8))], "or"
+        calls.append(Call(tuple(eqn.axes()), schedule, op, tuple(operands), identity(eqn), eqn.source))
+    return Exchange(world, mesh, calls)
+
+
+def exchanges(compiled: Any) -> list[Exchange]:
+    """The exchanges of a compiled function, in the order in which it calls them: for benchmarks and tests."""
+    return compiled._run.exchanges
+
+
+def arguments_of(equations: Any) -> list[Var]:
+    """What equations read from outside, each once, in order."""
+    equations = list(equations)
+    made = {out for eqn in equations for out in eqn.outputs}
+    return list(dict.fromkeys(a for eqn in equations for a in eqn.inputs if type(a) is Var and a not in made))
 
 
 def gather_whole(array: np.ndarray, shape: tuple[int, ...], sharding: Sharding) -> np.ndarray:
@@ -247,10 +374,9 @@ def gather_whole(array: np.ndarray, shape: tuple[int, ...], sharding: Sharding) 
         if axes:
             size = sharding.mesh.axis_size(axes)
             out = (*array.shape[:dim], array.shape[dim] * size, *array.shape[dim + 1 :])
-            operand = Operand(array.shape, out, array.dtype, dim, dim)
-            schedule = build("all_gather", size)
-            gather = HostCollective(world, sharding.mesh, axes, schedule, "sum", [operand], "process_allgather", None)
-            (array,) = gather(array)
+            operand = Operand(array.shape, out, array.dtype, dim, dim, 0)
+            call = Call(tuple(axes), build("all_gather", size), "sum", (operand,), "process_allgather")
+            (array,) = Exchange(world, sharding.mesh, [call])(array)
     return np.array(array)
 
 
