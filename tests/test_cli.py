@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from processes_left import VARIABLE, marked, wait_until_gone
+from processes_left import VARIABLE, interruptible, marked, wait_until_gone
 
 import funccoll as fc
 from funccoll.runtime import host, processes
@@ -31,7 +31,8 @@ def mark(monkeypatch):
     monkeypatch.setenv(VARIABLE, mark)
     for name in THREADS:
         monkeypatch.delenv(name, raising=False)
-    yield mark
+    with interruptible():
+        yield mark
     assert not marked(mark)
 
 
@@ -175,6 +176,59 @@ os.kill(os.getpid(), signal.SIGSTOP)
     assert code == 128 + 9
     words = r"rank 1 was killed by SIGKILL \(out of memory, perhaps\) after (\d+\.\d) s; the other was stopped"
     assert float(re.search(words, errors)[1]) < 4.5  # SIGTERM reached the stopped one
+
+
+COLLECTIVE = """
+import numpy as np, funccoll as fc
+from funccoll import P
+step = fc.jit(lambda x: fc.all_reduce(x, "d"), mesh=fc.make_mesh({"d": 3}), in_specs=P("d"), out_specs=P())
+step(np.ones(3))
+if rank == "2":
+    if sys.argv[1] == "raise":
+        class Slow(Exception):
+            def __str__(self):
+                time.sleep(0.5)
+                return "it is told late"
+        raise Slow
+    elif sys.argv[1] == "raise and end late":
+        import atexit
+        atexit.register(time.sleep, 1)
+        raise ValueError
+    elif sys.argv[1] == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    sys.exit(0 if sys.argv[1] == "leave" else 7)
+step(np.ones(3))
+"""
+
+
+@pytest.mark.parametrize(("what", "code", "words"), [
+    ("raise", 1, "rank 2 exited with code 1"), ("raise and end late", 1, "rank 2 exited with code 1"),
+    ("kill", 137, "rank 2 was killed by SIGKILL"), ("exit", 7, "rank 2 exited with code 7"),
+    ("leave", host.VICTIM, "rank [01] failed because another rank had ended"),
+])  # fmt: skip
+def test_the_cause_is_named_and_not_who_failed_because_of_it(script, what, code, words):
+    script(COLLECTIVE)
+    found, _, errors, _ = run("-n", "3", "script.py", what)
+    assert found == code, errors
+    summary = errors.splitlines()[-1]
+    assert re.fullmatch(rf"funccoll run: {words}.* after \d+\.\d s; the other 2 were stopped\.", summary), errors
+    victims = re.findall(r"^\[([01])\] funccoll.errors.PeerFailure: rank ", errors, re.MULTILINE)
+    assert victims or what in ("kill", "exit")  # who may have been stopped before they said a word
+
+
+@pytest.mark.parametrize(("codes", "failure"), [
+    (("69", "69"), (0, 69)), (("69", "0"), (0, 69)), (("69", "sleep 0.3; exit 7"), (1, 7)), (("69", "sleep 100"), (0, 69)),
+    (("7", "69"), (0, 7)),
+])  # fmt: skip
+def test_who_is_the_cause(mark, monkeypatch, codes, failure):
+    monkeypatch.setattr(processes, "GRACE", 2.0)
+    with Job(lambda stream, data: None) as job:
+        for rank, code in enumerate(codes):
+            waits = "sleep 0.1; " if rank and codes[0] == "69" else ""
+            command = code if " " in code else f"{waits}exit {code}"
+            job.start(["sh", "-c", command], environment(rank, 2, "run"))
+        job.wait()
+        assert job.failure == failure
 
 
 def test_timeout(script):

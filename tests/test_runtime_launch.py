@@ -11,10 +11,11 @@ import uuid
 
 import numpy as np
 import pytest
-from processes_left import VARIABLE, marked, wait_until_gone, zombies
+from processes_left import VARIABLE, interruptible, marked, wait_until_gone, zombies
 
 import funccoll as fc
-from funccoll.errors import FunccollError, LaunchError, LaunchTimeout, ShapeError
+from funccoll import P
+from funccoll.errors import FunccollError, LaunchError, LaunchTimeout, PeerFailure, ShapeError
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +24,8 @@ def mark(monkeypatch):
     mark = uuid.uuid4().hex
     monkeypatch.setenv(VARIABLE, mark)
     descriptors = len(os.listdir("/proc/self/fd"))
-    yield mark
+    with interruptible():
+        yield mark
     assert not marked(mark)
     assert not zombies()
     assert len(os.listdir("/proc/self/fd")) == descriptors
@@ -183,6 +185,28 @@ def test_death_after_the_result():
 
     with pytest.raises(LaunchError, match="rank 0 exited with code 9 after it had returned"):
         fc.launch(register, 1)
+
+
+@pytest.mark.parametrize("how", ["raise", "kill", "return"])
+def test_the_cause_is_raised_and_not_what_follows_from_it(how):
+    @by_value
+    def work(how):
+        step = fc.jit(lambda x: fc.all_reduce(x, "d"), mesh=fc.make_mesh({"d": 3}), in_specs=P("d"), out_specs=P())
+        step(np.ones(3))
+        if fc.rank() == 2:
+            if how == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if how == "raise":
+                raise ValueError("enough")
+            return
+        step(np.ones(3))
+
+    found = {"raise": (ValueError, "enough"), "kill": (LaunchError, "rank 2 was killed by SIGKILL"),
+             "return": (PeerFailure, "rank 2 left the job")}  # fmt: skip
+    with pytest.raises(found[how][0], match=found[how][1]) as caught:
+        fc.launch(work, 3, how)
+    if how == "raise":
+        assert caught.value.__notes__[0].startswith("Rank 2 raised it")
 
 
 def test_timeout_names_the_ranks_that_are_late(mark):

@@ -13,7 +13,10 @@ import signal
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-__all__ = ["bindings", "cgroup_limits", "cores", "dying_with_parent", "memory_limit", "thread_variables"]
+__all__ = ["VICTIM", "bindings", "cgroup_limits", "cores", "dying_with_parent", "memory_limit", "thread_variables"]
+
+VICTIM = os.EX_UNAVAILABLE
+"""The exit code (69) of a process that ends with a PeerFailure: another one is the cause."""
 
 _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")

@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 
 import cloudpickle
 
-from ..errors import LaunchError, LaunchTimeout
-from .host import dying_with_parent
+from ..errors import LaunchError, LaunchTimeout, PeerFailure
+from .host import VICTIM, dying_with_parent
 from .processes import Job, environment, interpreter, new_run, outcome
 
 __all__ = ["launch"]
@@ -32,7 +32,7 @@ _BOOT = (
     "sys.path[:] = pickle.load(task); from funccoll.runtime.launch import serve; "
     "serve(task, *map(int, sys.argv[2:]))"
 )
-_RETURNED, _RAISED = b"1", b"0"
+_RETURNED, _RAISED, _FOLLOWED = b"1", b"0", b"2"  # the last: raised because another rank had failed
 
 
 def launch(fn: Callable[..., R], n: int, *args: Any, timeout: float | None = None) -> list[R]:
@@ -76,7 +76,7 @@ def launch(fn: Callable[..., R], n: int, *args: Any, timeout: float | None = Non
         if job.failure is not None:
             rank, code = job.failure
             late = [r for r in range(n) if r not in said]
-            report = boxes[rank] if rank is not None and said.get(rank) == _RAISED else None
+            report = boxes[rank] if rank is not None and said.get(rank) in (_RAISED, _FOLLOWED) else None
             raise _failure(f"fc.launch({name}, {n})", rank, code, timeout, late, report)
         return [_unpickled(box) for box in boxes]
 
@@ -111,7 +111,7 @@ def serve(task: mmap.mmap, box: int, ring: int, parent: int, rank: int, n: int) 
     os.set_inheritable(box, False)
     os.set_inheritable(ring, False)
     with open(box, "wb") as file:
-        word = _RETURNED
+        word, trouble = _RETURNED, ""
         try:
             try:
                 fn, args = pickle.load(task)
@@ -129,14 +129,24 @@ def serve(task: mmap.mmap, box: int, ring: int, parent: int, rank: int, n: int) 
                 what = f"a result of type {type(value).__name__} cannot be sent back"
                 raise TypeError(f"{what}: {error}; return arrays and plain values") from error
         except BaseException as error:
-            word = _RAISED
+            word = _FOLLOWED if isinstance(error, PeerFailure) else _RAISED
             file.seek(0)
             file.truncate()
             file.write(_pickled_error(error))
+            trouble = "".join(traceback.format_exception(error))
     os.write(ring, word)
     os.close(ring)
-    if word == _RAISED:
-        sys.exit(1)
+    if trouble:
+        _tell_peers(trouble)  # after the parent: it shall hear the cause before what follows from it
+        sys.exit(1 if word == _RAISED else VICTIM)
+
+
+def _tell_peers(text: str) -> None:
+    from .world import current
+
+    world = current()
+    if world is not None:
+        world.watch.report(text)
 
 
 def _pickled_error(error: BaseException) -> bytes:

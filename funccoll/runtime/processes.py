@@ -45,6 +45,8 @@ def interpreter() -> list[str]:
 
 def outcome(code: int) -> str:
     """How a process ended, in words, from its return code (negative: killed by that signal)."""
+    if code == host.VICTIM:
+        return "failed because another rank had ended"
     if code >= 0:
         return f"exited with code {code}"
     with suppress(ValueError):
@@ -93,7 +95,8 @@ class Job:
     succeeded: says from (rank, return code) whether a process that ended did well.
 
     Each process leads a process group, so what it starts itself is ended with it. `failure` is None, or who failed
-    first: (rank, return code, or None while it has not exited), or (None, None) for the timeout.
+    first: (rank, return code, or None while it has not exited), or (None, None) for the timeout. Who ended because another
+    one had failed (`host.VICTIM`) is only named when no other is found, in `GRACE` seconds.
     """
 
     def __init__(
@@ -109,6 +112,7 @@ class Job:
         self.begun = time.monotonic()
         self._deadline = None if timeout is None else self.begun + timeout
         self._stopping = False
+        self._victim: tuple[float, int] | None = None  # (until when to look for the cause, rank)
         self._signals: list[tuple[float, int]] = []  # (when, which), still to be sent
         self._selector = selectors.DefaultSelector()
         self._inputs: dict[int, dict[int, Callable[[bytes], None]]] = {}  # rank -> descriptor -> what to do with bytes
@@ -153,12 +157,14 @@ class Job:
             now = time.monotonic()
             if self._deadline is not None and now >= self._deadline:
                 self.fail(None)
+            if self._victim is not None and (now >= self._victim[0] or not self.live):
+                self.fail(self._victim[1], host.VICTIM)
             while self._signals and now >= self._signals[0][0]:
                 self._send(self._signals.pop(0)[1])
 
     def fail(self, rank: int | None, code: int | None = None) -> None:
         """Note who failed, unless another did before, and stop the others."""
-        self._deadline = None
+        self._deadline = self._victim = None
         if self.failure is None:
             self.failure = (rank, code)
             if not self._stopping:
@@ -187,7 +193,8 @@ class Job:
             self._end()
 
     def _patience(self) -> float | None:
-        times = [t for t in (self._deadline, *(when for when, _ in self._signals[:1])) if t is not None]
+        whens = [when for when, _ in (*self._signals[:1], *filter(None, [self._victim]))]
+        times = whens if self._deadline is None else [*whens, self._deadline]
         seconds = max(0.0, min(times) - time.monotonic()) if times else None
         return min(_POLL, seconds if seconds is not None else _POLL) if self._polls else seconds
 
@@ -230,7 +237,9 @@ class Job:
         if rank in self._pidfds:
             self._selector.unregister(self._pidfds[rank])
         self._drain(rank)
-        if not self.succeeded(rank, code):
+        if code == host.VICTIM and self.failure is None:
+            self._victim = self._victim or (time.monotonic() + GRACE, rank)
+        elif not self.succeeded(rank, code):
             self.fail(rank, code)
 
     def _send(self, number: int) -> None:

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import PeerFailure
+from .host import VICTIM
 from .packets import receive, send
 
 __all__ = ["Failure", "PeerTraceback", "Watch"]
@@ -190,12 +191,14 @@ class Watch:
         self._record(Failure(self.rank, "raised", text))
 
     def hook_exceptions(self) -> None:
-        """Report an exception that nobody catches before Python prints it."""
+        """Report an exception that nobody catches before Python prints it. A PeerFailure sets the exit code."""
         previous = sys.excepthook
 
         def report_first(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
             self.report("".join(traceback.format_exception(kind, error, where)))
             previous(kind, error, where)
+            if issubclass(kind, PeerFailure):
+                raise SystemExit(VICTIM)  # Python then ends with this code instead of 1
 
         self._previous_hook, self._hook = previous, report_first
         sys.excepthook = report_first
