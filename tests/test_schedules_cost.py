@@ -207,6 +207,18 @@ def reasons(explanation):
     return {row.algorithm.split(" (")[0]: row.reason for row in explanation}
 
 
+@pytest.mark.parametrize("p", [2, 4, 7])
+@pytest.mark.parametrize("kind", ["all_gather", "broadcast", "all_to_all", "gather", "scatter", "all_reduce", "reduce"])
+def test_in_shared_memory_nothing_is_forwarded(kind, p):
+    for n in (64, 1 << 24):
+        moves = select(kind, Topology.one_host(p), n).moves
+        assert {place.buffer for move in moves for place in move.srcs} == {"input"}
+    link = Link("wires", 1e-6, 1e-10)
+    wires = Topology("wires", 1, p, link, link, 1e-10)
+    if p == 4 and kind == "all_gather":  # where messages are sent, fewer of them count
+        assert select(kind, wires, 64).algorithm != select(kind, Topology.one_host(p), 64).algorithm
+
+
 @pytest.mark.parametrize("n", [64, 1 << 16, 1 << 24])
 @pytest.mark.parametrize("kind", ["all_reduce", "reduce_scatter", "reduce"])
 def test_one_host_keeps_the_order_of_ranks(kind, n):
@@ -215,9 +227,11 @@ def test_one_host_keeps_the_order_of_ranks(kind, n):
     table = explain(kind, 8, n)
     for c in candidates(kind, Topology.one_host(8), n):
         if c.schedule is not None:
-            assert (c.objection is None) == c.schedule.prove().left_fold
-            assert c.objection in (None, "one host: must be a left fold in rank order") or c.schedule is None
-    assert "one host: must be a left fold in rank order" in reasons(table).values()
+            direct = all(place.buffer == "input" for move in c.schedule.moves for place in move.srcs)
+            assert (c.objection is None) == (c.schedule.prove().left_fold and direct)
+            words = ("one host: must be a left fold in rank order", "shared memory: forwards what can be read where it is")
+            assert c.objection in (None, *words)
+    assert words[1] in reasons(table).values()
     assert table.chosen.reason == "chosen" and table.chosen.algorithm == select(kind, Topology.one_host(8), n).algorithm
 
 

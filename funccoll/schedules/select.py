@@ -76,10 +76,11 @@ def select(
 ) -> Schedule:  # fmt: skip
     """The schedule that costs least on the topology, of those that may be chosen.
 
-    On one host, reductions must be left folds in the order of ranks (the default bits). With a dtype of 16-bit floats,
-    algorithms that round partial sums are chosen only if there is nothing else. A number of ranks stands for
-    `Topology.one_host` of it. Hierarchical algorithms need a
-    topology of several hosts with several ranks each, or `levels`. Of equal costs, the algorithm registered first is
+    On one host, reductions must be left folds in the order of ranks (the default bits), and where memory is shared, an
+    algorithm that forwards is not chosen if another does not: it would wait more often, and move more. With a dtype of
+    16-bit floats, algorithms that round partial sums are chosen only if there is nothing else. A number of ranks stands
+    for `Topology.one_host` of it. Hierarchical algorithms need a topology of several hosts with several ranks each, or
+    `levels`. Of equal costs, the algorithm registered first is
     taken. `nbytes` are the bytes of the larger of one rank's input and output. The answer is kept.
     Raises ScheduleError for an unknown collective, bytes that are not positive, a root or pairs that do not exist, and
     when no algorithm may be chosen; DTypeError for a dtype that funccoll does not carry.
@@ -148,6 +149,9 @@ def _weighed(question: _Question, known: tuple[Algorithm, ...], thorough: bool) 
     collective = Collective(question.kind, question.topology.nranks, question.root, question.pairs).check()
     chunk_bytes(collective, question.nbytes)
     found = [_candidate(algorithm, question) for algorithm in known]
+    if question.topology.hosts == 1 and question.topology.host.shared and any(map(_is_direct, found)):
+        forwards = "shared memory: forwards what can be read where it is"
+        found = [c if c.objection or _is_direct(c) else replace(c, objection=forwards) for c in found]
     best = None
     for i in sorted(range(len(found)), key=lambda i: _seconds(found[i])):
         if found[i].objection is None and (best is None or (thorough and collective.nranks <= _SMALL)):
@@ -164,6 +168,15 @@ def _weighed(question: _Question, known: tuple[Algorithm, ...], thorough: bool) 
 def _seconds(candidate: Candidate) -> float:
     # To 10 digits: sums of the same times in another order are equal.
     return float(f"{candidate.cost.seconds:.9e}") if candidate.cost else math.inf
+
+
+def _is_direct(candidate: Candidate) -> bool:
+    """Whether it may be chosen, and reads nothing but inputs: nothing is forwarded."""
+    schedule = candidate.schedule
+    if candidate.objection or schedule is None:
+        return False
+    inputs = schedule.collective.input_chunks * schedule.nranks  # places of inputs come first
+    return all(bool((batch.src < inputs).all()) for batch in schedule.batches)
 
 
 def _candidate(algorithm: Algorithm, question: _Question) -> Candidate:

@@ -22,6 +22,8 @@ class Link:
     name: str
     alpha: float
     beta: float
+    shared: bool = False
+    """Whether it is memory that all ranks read and write: nothing has to be forwarded."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
@@ -31,6 +33,9 @@ class Link:
 
     def __str__(self) -> str:
         return f"{self.name} ({seconds_text(self.alpha)}, {_rate(self.beta)})"
+
+
+_SHARED_MEMORY = Link("shared memory", 0.2e-6, 1 / 10e9, shared=True)
 
 
 def _rate(seconds_per_byte: float) -> str:
@@ -80,14 +85,13 @@ class Topology:
     @classmethod
     def one_process(cls, p: int) -> Topology:
         """p virtual devices in one process: a message is a copy by one thread."""
-        link = Link("same process", 0.5e-6, 1 / 10e9)
+        link = Link("same process", 0.5e-6, 1 / 10e9, shared=True)
         return cls("one_process", 1, p, link, link, 1 / 10e9)
 
     @classmethod
     def one_host(cls, p: int) -> Topology:
         """p processes on one host that read and write shared memory; a core copies or reduces about 10 GB/s."""
-        link = Link("shared memory", 1e-6, 1 / 10e9)
-        return cls("one_host", 1, p, link, link, 1 / 10e9)
+        return cls("one_host", 1, p, _SHARED_MEMORY, _SHARED_MEMORY, 1 / 10e9)
 
     @classmethod
     def nvlink_infiniband(cls, hosts: int, each: int = 8) -> Topology:
@@ -104,9 +108,7 @@ class Topology:
     @classmethod
     def ethernet(cls, hosts: int, each: int = 1) -> Topology:
         """Hosts on 25 Gb/s Ethernet with TCP (30 µs per message), shared memory inside."""
-        return cls(
-            "ethernet", hosts, each, Link("shared memory", 1e-6, 1 / 10e9), Link("Ethernet", 30e-6, 1 / 3.125e9), 1 / 10e9
-        )
+        return cls("ethernet", hosts, each, _SHARED_MEMORY, Link("Ethernet", 30e-6, 1 / 3.125e9), 1 / 10e9)
 
     @classmethod
     def torus(cls, shape: tuple[int, ...]) -> Topology:
