@@ -35,9 +35,6 @@ class Link:
         return f"{self.name} ({seconds_text(self.alpha)}, {_rate(self.beta)})"
 
 
-_SHARED_MEMORY = Link("shared memory", 0.2e-6, 1 / 10e9, shared=True)
-
-
 def _rate(seconds_per_byte: float) -> str:
     return f"{1e-9 / seconds_per_byte:.3g} GB/s" if seconds_per_byte else "no time per byte"
 
@@ -212,3 +209,6 @@ def _check_time(where: str, what: str, value: Any, unit: str) -> None:
     number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
     if not number or not 0 <= value < math.inf:
         raise ScheduleError(f"{where}: {what}={value!r} must be a number of {unit}, not negative and finite.")
+
+
+_SHARED_MEMORY = Link("shared memory", 0.2e-6, 1 / 10e9, shared=True)
