@@ -13,6 +13,8 @@ import sys
 import time
 
 import numpy as np
+from collective_cases import CASES, dtypes_of, sample
+from spmd import axis_choices, bits, per_device, size
 
 import funccoll as fc
 from funccoll import P, errors
@@ -64,6 +66,24 @@ def collectives(n: int, dtypes) -> None:
         same(lambda x: fc.permute(x, "d", pairs=[(i, (i + 1) % n) for i in range(n - 1)]), {"d": n}, (x,), every, every)
     same(lambda x: fc.all_reduce(x[0], "d"), {"d": n}, (values((n,), np.float32),), every, P())  # a scalar
     same(lambda x: fc.all_reduce(x[:0], "d"), {"d": n}, (values((n,), np.float32),), every, P())  # nothing
+
+
+def table(n: int) -> None:
+    """The table of `test_collectives.py`: every case, along every choice of axes, in all its dtypes in one program."""
+    for sizes in ({"d": n},) if n % 2 or n == 2 else ({"d": n}, {"a": 2, "b": n // 2}):
+        job, virtual = meshes(sizes)
+        for axes in axis_choices(virtual):
+            p, over = size(virtual, axes), axes[0] if len(axes) == 1 else axes
+            rng = np.random.default_rng(p)
+            for case in CASES.values():
+                blocks = [sample(dtype, (n, *case.shape(p)), rng) for dtype in dtypes_of(case)]
+
+                def every_dtype(*xs, case=case, over=over, p=p):
+                    return tuple(case.call(x, over, p) for x in xs)
+
+                found, wanted = (per_device(mesh, every_dtype)(*blocks) for mesh in (job, virtual))
+                for x, mine, theirs in zip(blocks, found, wanted, strict=True):
+                    assert bits(mine.local) == bits(theirs.shards[job.process]), (case.name, axes, x.dtype)
 
 
 def forced(n: int) -> None:
@@ -138,7 +158,9 @@ def failure(what: str) -> None:
 def main() -> None:
     n = fc.world_size()
     what = sys.argv[1]
-    if what == "collectives":
+    if what == "table":
+        table(n)
+    elif what == "collectives":
         collectives(n, (np.float32, np.int32))
     elif what == "forced":
         forced(n)

@@ -11,13 +11,14 @@ import numpy as np
 
 import funccoll as fc
 from funccoll import P
+from funccoll.mesh import Mesh
 
 MESHES = {
-    "line": fc.make_mesh({"data": 4}),
-    "grid": fc.make_mesh({"data": 4, "model": 2}),
-    "cube": fc.make_mesh({"a": 2, "b": 3, "c": 2}),
-    "thin": fc.make_mesh({"one": 1, "x": 3}),
-}
+    name: Mesh(axes, range(math.prod(axes.values())))  # virtual devices, in a process of a job too
+    for name, axes in {
+        "line": {"data": 4}, "grid": {"data": 4, "model": 2}, "cube": {"a": 2, "b": 3, "c": 2}, "thin": {"one": 1, "x": 3},
+    }.items()
+}  # fmt: skip
 
 
 def axis_choices(mesh: fc.Mesh) -> list[tuple[str, ...]]:

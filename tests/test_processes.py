@@ -25,14 +25,14 @@ def run(count: int, *arguments: str, **environment: str) -> list[tuple[int, str,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         ))  # fmt: skip
     try:
-        return [(p.returncode, *out) for p in ranks if (out := p.communicate(timeout=200))]
+        return [(p.returncode, *out) for p in ranks if (out := p.communicate(timeout=500))]
     finally:
         for p in ranks:
             p.kill()
 
 
 @pytest.mark.parametrize("count", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("what", ["collectives", "forced", "programs"])
+@pytest.mark.parametrize("what", ["table", "collectives", "forced", "programs"])
 def test_processes_have_the_bits_of_virtual_devices(what, count):
     for status, out, err in run(count, what):
         assert (status, out, err) == (0, "", "")
