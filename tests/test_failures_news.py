@@ -5,7 +5,7 @@ import signal
 import time
 
 import pytest
-from ranks import JOIN, Ranks, left_behind
+from ranks import JOIN, Ranks, left_behind, listening
 
 from funccoll.runtime.watch import Failure
 
@@ -209,3 +209,27 @@ def test_a_large_job_has_rank_0_as_its_messenger():
         for r in (0, 1, 3):
             ranks.tell(r)
         ranks.end_well()
+
+
+# ---------------------------------------------------------------- before the job begins
+
+
+@pytest.mark.parametrize(("dies", "words"), [
+    (True, "rank 0 was there, and ended before the job could begin"),
+    (False, "rank 0 was there but did not answer within 0.5 s"),
+])  # fmt: skip
+def test_rank_0_that_dies_or_stops_while_ranks_come(dies, words):
+    """Who waits for it hears of its end long before the timeout."""
+    stay = JOIN + "hear()\n"
+    seconds = "1000" if dies else "0.5"
+    with Ranks(stay, [0, 1], world=4, FUNCCOLL_RENDEZVOUS_TIMEOUT="1000") as ranks:
+        while not listening(ranks.run):
+            time.sleep(0.01)
+        if not dies:
+            ranks.kill(0, signal.SIGSTOP)
+        ranks.start(2, stay, "late", FUNCCOLL_RANK="2", FUNCCOLL_RENDEZVOUS_TIMEOUT=seconds)
+        time.sleep(1)
+        if dies:
+            ranks.kill(0)
+        code, _, error = ranks.end("late")
+        assert code == 1 and words in error and "rank 2 of 4" in error, error

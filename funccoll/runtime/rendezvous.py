@@ -240,8 +240,9 @@ def _join(job: Job, timeout: float, arena: int) -> Meeting:
     hello = {
         "funccoll": __version__, "protocol": PROTOCOL, "run": job.run, "rank": job.rank, "world": job.world, "arena": arena,
     }  # fmt: skip
-    deadline, pause, found = time.monotonic() + timeout, 0.001, False
-    while time.monotonic() < deadline:
+    deadline, pause = time.monotonic() + timeout, 0.001
+    what, lost = "did not come", None  # since when rank 0, which was there, is not
+    while time.monotonic() < deadline and (lost is None or time.monotonic() < lost + GRACE):
         channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         meeting = None
         try:
@@ -249,8 +250,9 @@ def _join(job: Job, timeout: float, arena: int) -> Meeting:
             channel.settimeout(timeout + 5.0)
             channel.connect(job.address)
             if same_user(channel) and send(channel, hello):
-                found = True
+                what, lost = "was there but did not answer", None
                 meeting = _answer(job, channel)
+                lost = time.monotonic()
         except OSError:
             pass  # nobody listens yet, or not any more: try again
         finally:
@@ -260,10 +262,10 @@ def _join(job: Job, timeout: float, arena: int) -> Meeting:
             return meeting
         time.sleep(pause)
         pause = min(pause * 1.5, 0.02)
-    what = "was there but did not answer" if found else "did not come"
+    what = f"{what} within {timeout:g} s" if lost is None else "was there, and ended before the job could begin"
     raise RendezvousError(
-        f"rank 0 {what} within {timeout:g} s (run {job.run!r}, this is rank {job.rank} of {job.world}). Look for an error "
-        "of its own above; if it only starts slowly, set FUNCCOLL_RENDEZVOUS_TIMEOUT to more seconds."
+        f"rank 0 {what} (run {job.run!r}, this is rank {job.rank} of {job.world}). Look for an error of its own above; if it "
+        "only starts slowly, set FUNCCOLL_RENDEZVOUS_TIMEOUT to more seconds."
     )
 
 
