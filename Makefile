@@ -18,7 +18,8 @@ $(VENV)/.dev: pyproject.toml constraints.txt $(VENV)/pyvenv.cfg
 	touch $@
 
 demo: $(VENV)/.demo
-	$(BIN)/python notebooks/digits.py
+	$(BIN)/funccoll run -n 2 notebooks/digits.py --save $(VENV)/digits.npz
+	$(BIN)/python notebooks/digits.py --devices 2 --compare $(VENV)/digits.npz
 
 # The two workers run side by side: BLAS threads would fight over the cores. (Too late in conftest: plugins import NumPy.)
 test test-slow: export OPENBLAS_NUM_THREADS ?= 1

@@ -1,16 +1,23 @@
 # %% [markdown]
-# # Train a classifier on 8 devices: data parallel over 4, tensor parallel over 2
+# # Train a classifier with data and tensor parallelism
 #
-# The data are scikit-learn's bundled digits: 1,797 real images of 8 x 8 pixels. The 8 devices are virtual ones
-# in this process. At the end three things are checked; when one fails, the script exits with status 1.
+# The data are scikit-learn's bundled digits: 1,797 real images of 8 x 8 pixels. This one file runs in both ways:
 #
-# Run it with `make demo`, or `python notebooks/digits.py`, or cell by cell in Jupyter.
+#     python notebooks/digits.py --devices 8           # virtual devices in this process
+#     funccoll run -n 8 notebooks/digits.py            # processes that share memory, one for each device
+#
+# and cell by cell in Jupyter. At the end some things are checked; when one fails, the script exits with status 1.
+# `--save FILE` writes the trained parameters, `--compare FILE` checks that they are equal to those, bit by bit:
+# `make demo` trains on 2 processes, then again on 2 virtual devices, and compares.
 
 # %%
+import argparse
 import os
+import sys
 import time
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # on matrices this small, threads only wait for each other
+# On matrices this small, threads only wait for each other. And NumPy's bits may depend on how many there are.
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 import numpy as np
 from rich import box
@@ -90,6 +97,12 @@ def update(params, velocity, gradients):
     return fc.tree.map(lambda p, v: p - LEARNING_RATE * v, params, velocity), velocity
 
 
+def make_mesh(devices):
+    """As many devices as asked for: data parallel, and tensor parallel over pairs when their number is 4, 8, ..."""
+    model = 2 if devices % 4 == 0 else 1
+    return fc.make_mesh({"data": devices // model, "model": model})
+
+
 def make_step(mesh):
     batch = P("data")
 
@@ -106,8 +119,9 @@ def train(mesh, data, epochs=EPOCHS, progress=None):
     """Returns the parameters, the velocity, and one loss and one time in seconds for each step."""
     step = make_step(mesh)
     params = {name: fc.device_put(value, mesh, PLACEMENT[name]) for name, value in initial_params().items()}
-    velocity = {name: fc.device_put(np.zeros_like(p), mesh, PLACEMENT[name]) for name, p in params.items()}
-    bar = progress.add_task(f"{mesh.size} device(s)", total=epochs) if progress else None
+    velocity = {name: fc.device_put(np.zeros(p.shape, p.dtype), mesh, PLACEMENT[name]) for name, p in params.items()}
+    devices = f"{mesh.size} {'processes' if fc.world_size() > 1 else 'devices' if mesh.size > 1 else 'device'}"
+    bar = progress.add_task(devices, total=epochs) if progress else None
     losses, seconds = [], []
     for epoch in range(epochs):
         for images, labels in minibatches(data, epoch):
@@ -116,7 +130,7 @@ def train(mesh, data, epochs=EPOCHS, progress=None):
             seconds.append(time.perf_counter() - start)
             losses.append(float(loss))
         if progress:
-            progress.update(bar, advance=1, description=f"{mesh.size} device(s), loss {losses[-1]:.5f}")
+            progress.update(bar, advance=1, description=f"{devices}, loss {losses[-1]:.5f}")
     return params, velocity, np.array(losses), np.array(seconds)
 
 
@@ -155,7 +169,7 @@ def collectives_table(mesh, data):
 def unequal(mesh, blocks):
     """Pairs of devices that should hold the same block of a parameter, and do not, bit for bit.
 
-    `blocks` has eight arrays for each parameter, one for each device.
+    `blocks` has an array for each parameter and device.
     """
     pairs = []
     for name, placement in PLACEMENT.items():
@@ -166,55 +180,84 @@ def unequal(mesh, blocks):
 
 
 def unequal_replicas(mesh, params, velocity, data):
-    """`unequal` for the trained parameters, and once more for copies that the devices computed themselves.
+    """`unequal` for the trained parameters, and once more after one more update that each device does on its own.
 
-    What is the same on all devices is held once when they live in one process, and comparing it with itself says
-    little. So every device also makes its own copy of parameters and velocity (`pvary`) and does one more update
-    on it; the results come back stacked by device.
+    Every device says what it holds (`pvary`: from here on the copies may differ), and the answers are gathered. Virtual
+    devices hold what is the same on all of them only once, and comparing it with itself says little; so each device also
+    computes a copy of its own.
     """
 
     @fc.jit(mesh=mesh, in_specs=(PLACEMENT, PLACEMENT, P("data"), P("data")), out_specs=P(mesh.axis_names))
-    def one_more_step(params, velocity, images, labels):
+    def held_and_updated(params, velocity, images, labels):
         gradients = fc.grad(fc.data_parallel(loss_fn, axis="data"))(params, images, labels)
         own_params, own_velocity = fc.pvary((params, velocity), mesh.axis_names)
         updated, _ = update(own_params, own_velocity, gradients)
-        return fc.tree.map(lambda p: p[None], updated)
+        return fc.tree.map(lambda p: p[None], (own_params, updated))
 
-    own = one_more_step(params, velocity, *next(minibatches(data, EPOCHS)))
-    held = {name: p.shards for name, p in params.items()}
-    return unequal(mesh, held) + unequal(mesh, fc.tree.map(np.asarray, own))
+    both = held_and_updated(params, velocity, *next(minibatches(data, EPOCHS)))
+    held, updated = fc.tree.map(fc.process_allgather, both)
+    return unequal(mesh, held) + unequal(mesh, updated)
 
 
 # %%
-def main():
+def compared(params, file):
+    """(what to say, whether it is well): these parameters against those of another run."""
+    with np.load(file) as other:
+        by = str(other["by"])
+        differ = [name for name, value in params.items() if value.tobytes() != other[name].tobytes()]
+    if differ:
+        return f"parameters differ from those that {by} trained: {', '.join(differ)}", False
+    count = sum(value.size for value in params.values())
+    return f"all {count:,} parameters bitwise equal to those that {by} trained", True
+
+
+def options():
+    parser = argparse.ArgumentParser(description="Train a classifier of digits on several devices.")
+    parser.add_argument("--devices", type=int, default=8, help="virtual devices, in one process (8)")
+    parser.add_argument("--save", metavar="FILE", help="write the trained parameters (.npz)")
+    parser.add_argument("--compare", metavar="FILE", help="check that the parameters are those in FILE")
+    return parser.parse_args([] if "ipykernel" in sys.modules else None)
+
+
+def main(given):
     began = time.perf_counter()
-    console = Console(highlight=False)
+    processes = fc.world_size()
+    console = Console(highlight=False, quiet=fc.rank() != 0)  # one process speaks for all
     training, testing = load_data()
-    mesh = fc.make_mesh({"data": 4, "model": 2})
-    one_device = fc.make_mesh({"data": 1, "model": 1})
+    mesh = make_mesh(processes if processes > 1 else given.devices)
     console.print(collectives_table(mesh, training))
     with Progress(console=console) as progress:
         params, velocity, losses, seconds = train(mesh, training, progress=progress)
-        _, _, expected, _ = train(one_device, training, progress=progress)
+        if processes == 1:
+            _, _, expected, _ = train(make_mesh(1), training, progress=progress)
 
     tested = accuracy(mesh, params, testing)
     pairs = unequal_replicas(mesh, params, velocity, training)
-    deviation = np.max(np.abs(losses - expected))
+    whole = {name: fc.process_allgather(value) for name, value in params.items()}
     checks = {
         f"test accuracy {tested:.2%} ({len(testing[1])} images)": tested >= 0.95,
-        f"replicas {f'differ: {pairs}' if pairs else 'bitwise equal'}: the parameters, and the 8 copies after one\n"
+        f"replicas {f'differ: {pairs}' if pairs else 'bitwise equal'}: the parameters, and the {mesh.size} copies after one\n"
         "     more update that each device does on its own": not pairs,
-        f"loss curve of {len(losses)} steps within {deviation:.1e} of the same model on one device": deviation <= 1e-5,
     }
+    if processes == 1:
+        deviation = np.max(np.abs(losses - expected))
+        text = f"loss curve of {len(losses)} steps within {deviation:.1e} of the same model on one device"
+        checks[text] = deviation <= 1e-5
+    if given.compare:
+        text, equal = compared(whole, given.compare)
+        checks[text] = equal
     for text, passed in checks.items():
         console.print(f"{'[green]ok[/]  ' if passed else '[red]FAIL[/]'} {text}")
+    what = f"{mesh.size} processes" if processes > 1 else f"{mesh.size} virtual devices in one process"
     console.print(
-        f"{1e3 * np.median(seconds):.2f} ms per step (median), 8 virtual devices in one process; "
-        f"first step {1e3 * seconds[0]:.0f} ms\n{time.perf_counter() - began:.1f} s in all",
+        f"{1e3 * np.median(seconds):.2f} ms per step (median), {what}; first step {1e3 * seconds[0]:.0f} ms\n"
+        f"{time.perf_counter() - began:.1f} s in all",
     )
+    if given.save and fc.rank() == 0:
+        np.savez(given.save, by=what, **whole)
     if not all(checks.values()):
         raise SystemExit(1)
 
 
 if __name__ == "__main__":
-    main()
+    main(options())

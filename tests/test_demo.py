@@ -29,8 +29,8 @@ def data(demo):
 
 
 @pytest.fixture(scope="module")
-def mesh():
-    return fc.make_mesh({"data": 4, "model": 2})
+def mesh(demo):
+    return demo.make_mesh(8)
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +68,11 @@ def test_data_is_split_as_stated(demo):
     assert test_x.shape == (360, 64)
     assert len(train_y) == 1437 and set(test_y) == set(range(10))
     assert demo.BATCH % 4 == 0
+
+
+def test_meshes(demo):
+    sizes = {n: tuple(demo.make_mesh(n).shape.values()) for n in (1, 2, 3, 4, 8)}
+    assert sizes == {1: (1, 1), 2: (2, 1), 3: (3, 1), 4: (2, 2), 8: (4, 2)}
 
 
 @pytest.mark.parametrize("axes", [{"data": 1, "model": 1}, {"data": 2, "model": 1}, {"data": 1, "model": 4}])
@@ -112,20 +117,50 @@ def test_collectives_come_from_the_users_lines(demo, data, mesh):
     assert all(Path(r.source.file) == SCRIPT for r in rows)
 
 
+def options(demo, monkeypatch, *given):
+    monkeypatch.setattr(sys, "argv", ["digits.py", *given])
+    return demo.options()
+
+
 def test_a_failed_check_is_an_error(demo, monkeypatch, capsys):
     monkeypatch.setattr(demo, "accuracy", lambda *args: 0.9)
     with pytest.raises(SystemExit) as caught:
-        demo.main()
+        demo.main(options(demo, monkeypatch, "--devices", "2"))
     assert caught.value.code == 1
     assert "FAIL test accuracy 90.00%" in capsys.readouterr().out
 
 
+def test_other_parameters_are_seen(demo, trained, tmp_path):
+    values = {name: np.array(p) for name, p in trained[0].items()}
+    np.savez(tmp_path / "other.npz", by="someone", **values)
+    text, equal = demo.compared(values, tmp_path / "other.npz")
+    assert equal and text == "all 9,610 parameters bitwise equal to those that someone trained"
+    values["b2"].view(np.uint32)[3] ^= 1
+    text, equal = demo.compared(values, tmp_path / "other.npz")
+    assert not equal and text == "parameters differ from those that someone trained: b2"
+
+
+def run(*arguments):
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_processes_train_the_parameters_of_virtual_devices(tmp_path):
+    """With 4, the weights are split as well. (`make demo` has 2; test_readme.py runs that.)"""
+    file = str(tmp_path / "trained.npz")
+    printed = run("-m", "funccoll", "run", "-n", "4", str(SCRIPT), "--save", file)
+    assert "[0] ok   replicas bitwise equal" in printed and printed.count("ok   ") == 2
+    assert not [line for line in printed.splitlines() if line.startswith(("[1]", "[2]", "[3]"))]
+    printed = run(str(SCRIPT), "--devices", "4", "--compare", file)
+    assert "ok   all 9,610 parameters bitwise equal to those that 4 processes trained" in printed
+
+
 @pytest.mark.slow
 def test_whole_script():
-    done = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    accuracy = re.search(r"ok +test accuracy ([\d.]+)%", done.stdout)
+    printed = run(str(SCRIPT))
+    accuracy = re.search(r"ok +test accuracy ([\d.]+)%", printed)
     assert accuracy and float(accuracy[1]) >= 95
-    assert "ok   replicas bitwise equal" in done.stdout
-    deviation = re.search(r"ok +loss curve of \d+ steps within ([\d.e+-]+) of", done.stdout)
+    assert "ok   replicas bitwise equal" in printed
+    deviation = re.search(r"ok +loss curve of \d+ steps within ([\d.e+-]+) of", printed)
     assert deviation and float(deviation[1]) <= 1e-5

@@ -62,12 +62,25 @@ def masked(line):
     return words(line if ".py:" in line else re.sub(r"\d[\d.,]*(e-\d+)?", "#", line))
 
 
+def demo():
+    """The commands of `make demo`, and what they print."""
+    with tempfile.TemporaryDirectory() as directory:
+        shown = []
+        for command in (
+            "funccoll run -n 2 notebooks/digits.py --save trained.npz",
+            "python notebooks/digits.py --devices 2 --compare trained.npz",
+        ):
+            program, *arguments = command.replace("notebooks", str(ROOT / "notebooks")).split()
+            done = run([*(["-m", "funccoll"] if program == "funccoll" else []), *arguments], directory)
+            assert done.returncode == 0, done.stdout + done.stderr
+            shown.append("\n".join([f"$ {command}", *(line.rstrip() for line in done.stdout.splitlines())]))
+        return "\n\n".join(shown)
+
+
 def test_demo_output():
     pytest.importorskip("sklearn")
-    done = run([ROOT / "notebooks" / "digits.py"], ROOT)
-    assert done.returncode == 0, done.stdout + done.stderr
     shown = DEMO.search(README.read_text())["output"]
-    assert [masked(line) for line in shown.splitlines()] == [masked(line) for line in done.stdout.splitlines()]
+    assert [masked(line) for line in shown.splitlines()] == [masked(line) for line in demo().splitlines()]
 
 
 def test_files_that_the_readme_names_exist():
@@ -96,8 +109,8 @@ def rewrite():
         return f"```python\n{match['code']}```\n\n```text\n{output}\n```\n"
 
     text = BLOCK.sub(replace, README.read_text())
-    demo = "\n".join(line.rstrip() for line in run([ROOT / "notebooks" / "digits.py"], ROOT).stdout.splitlines())
-    README.write_text(DEMO.sub(lambda _: f"```console\n{demo}\n```\n", text))
+    shown = demo()
+    README.write_text(DEMO.sub(lambda _: f"```console\n{shown}\n```\n", text))
 
 
 if __name__ == "__main__":
