@@ -54,6 +54,12 @@ def summary(seconds: Sequence[float]) -> dict[str, float]:
     return {"median_us": median * 1e6, "q1_us": low * 1e6, "q3_us": high * 1e6}
 
 
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median and quartiles, of ratios."""
+    low, median, high = statistics.quantiles(values, n=4)
+    return {"median": median, "q1": low, "q3": high}
+
+
 def _round(call: Callable[[], Any], count: int) -> float:
     start = time.perf_counter()
     for _ in range(count):

@@ -75,7 +75,85 @@ def schedules() -> str:
     )
 
 
-TABLES = {"speed": speed, "schedules": schedules}
+def host() -> str:
+    """Processes of one host against Open MPI and Gloo: the goals, the means, and every native case of 2 ranks."""
+    if not (ROOT / "benchmarks" / "results" / "host.json").exists():
+        return "Not measured yet."
+    return host_tables(_load("host"))
+
+
+def host_tables(data: dict[str, Any]) -> str:
+    """The tables of one run of benchmarks/host.py."""
+    about, start = data["machine"], data["start"]
+    load = f"{about['load_before'][0]:.1f} before, {about['load_after'][0]:.1f} after"
+    versions = ", ".join(f"{k} {about['versions'][k]}" for k in ("Open MPI", "mpi4py", "torch") if k in about["versions"])
+    without = "".join(f" Without {name}: {why}." for name, why in data["missing"].items())
+    native = [row for row in data["cases"] if row["table"] == "native" and row["ranks"] == 2]
+    rounds = f"Medians of {data['rounds']} rounds in which all contenders take turns"
+    cold = f"{start['cold_seconds']:.1f} s" if start.get("cold_seconds") else "not measured"
+    return "\n".join(
+        [
+            "| goal | ranks | wanted | reached, in the worst case | |",
+            "|---|---|---|---|---|",
+            *map(_goal_row, data["goals"]),
+            "",
+            "Geometric means over all sizes: Open MPI's time / ours, and Gloo's / ours.",
+            "",
+            *_mean_rows(data["means"]),
+            "",
+            "Native, 2 ranks, by size (the larger of one rank's input and output): our time, and Open MPI's / ours.",
+            "",
+            *_grid(native),
+            "",
+            f"{rounds}, in one run on {about['cpu']}, {about['cores']} cores (load {load}), Python {about['python']}, "
+            f"{versions}; float32. *Native* is our compiled plan repeated in one native call, against mpi4py less an empty "
+            "mpi4py call; *Python* is a jitted step against an mpi4py call, each with its result read. Open MPI is bound to "
+            "cores, with or without `mpi_yield_when_idle`, whichever was faster. The limit is what reading and writing the "
+            "same memory takes on all ranks at once, without waiting for each other. With an empty cache of kernels, "
+            f"`funccoll run -n 2` takes {cold} to the first result.{without} Every case, those of Python and of 4 ranks "
+            "included, is in `benchmarks/results/host.json`; `make bench` makes it anew.",
+        ]
+    )
+
+
+def _goal_row(goal: dict[str, Any]) -> str:
+    verdict = {None: "not measured", True: "met", False: "**missed**"}[goal["met"]] if goal["asked"] else "no goal"
+    reached = "" if goal["reached"] is None else f"{goal['reached']:.3g} {goal['unit']} ({goal['at']})"
+    return f"| {goal['goal']} | {goal['ranks']} | {goal['wanted']} | {reached} | {verdict} |"
+
+
+def _mean_rows(means: list[dict[str, Any]]) -> list[str]:
+    kinds = list(dict.fromkeys(mean["kind"] for mean in means))
+    rows = [f"| | {' | '.join(kinds)} |", "|---" * (len(kinds) + 1) + "|"]
+    for table, ranks in dict.fromkeys((mean["table"], mean["ranks"]) for mean in means):
+        here = {m["kind"]: m for m in means if (m["table"], m["ranks"]) == (table, ranks)}
+        cells = [", ".join("" if m[peer] is None else f"{m[peer]:.3g}×" for peer in ("mpi", "gloo")) for m in here.values()]
+        rows.append(f"| {table.capitalize()}, {ranks} ranks | {' | '.join(cells)} |")
+    return rows
+
+
+def _grid(cases: list[dict[str, Any]]) -> list[str]:
+    """A row for each size. The smallest sizes differ: some collectives need an element for every rank."""
+    columns: dict[str, list[dict[str, Any]]] = {}
+    for case in cases:
+        columns.setdefault(case["kind"], []).append(case)
+    rows = [f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+    for line in zip(*columns.values(), strict=True):
+        name = " or ".join(human_size(nbytes) for nbytes in dict.fromkeys(case["nbytes"] for case in line))
+        cells = [_time(c["ours"]["median_us"]) + (f", {c['mpi']['ratio']['median']:.2g}×" if "mpi" in c else "") for c in line]
+        rows.append(f"| {name} | {' | '.join(cells)} |")
+    return rows
+
+
+def human_size(nbytes: int) -> str:
+    """In words: 64 KiB."""
+    for unit, factor in (("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if nbytes >= factor:
+            return f"{nbytes // factor} {unit}"
+    return f"{nbytes} B"
+
+
+TABLES = {"speed": speed, "schedules": schedules, "speed:host": host}
 
 
 def marks(name: str) -> tuple[str, str]:

@@ -2,7 +2,6 @@
 
 import json
 import runpy
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,11 +11,17 @@ RESULTS = ROOT / "benchmarks" / "results" / "core.json"
 
 
 @pytest.fixture
+def benchmarks(monkeypatch):
+    """Their modules can be imported."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+
+
+@pytest.fixture
 def readme_table():
     return runpy.run_path(str(ROOT / "benchmarks" / "readme_table.py"))
 
 
-@pytest.mark.parametrize("name", ["speed", "schedules"])
+@pytest.mark.parametrize("name", ["speed", "schedules", "speed:host"])
 def test_the_readmes_tables_are_the_recorded_ones(readme_table, name):
     text = (ROOT / "README.md").read_text()
     begin, end = readme_table["marks"](name)
@@ -51,15 +56,161 @@ def test_every_goal_has_a_record_with_spread():
     assert {"cpu", "cores", "versions", "load_before", "load_after", "commit", "date"} <= data["machine"].keys()
 
 
-def test_comparing_alternates_and_counts(monkeypatch):
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    try:
-        import measure
-    finally:
-        sys.path.pop(0)
+def test_comparing_alternates_and_counts(monkeypatch, benchmarks):
+    import measure
+
     monkeypatch.setattr(measure, "ROUND_SECONDS", 1e-4)
     calls = []
     result = measure.compare(lambda: calls.append("a"), lambda: calls.append("b"), once=True)
     assert calls.count("a") == calls.count("b") == 2 + measure.ROUNDS
     assert calls[-1] != calls[-2]
     assert result["ratio"]["min"] <= result["ratio"]["median"] <= result["ratio"]["max"]
+
+
+# ---------------------------------------------------------------- processes of one host
+
+
+def check_host(data):
+    """A record of benchmarks/host.py is whole, and says what its numbers say."""
+    from host import rounded
+    from host_goals import goals, means
+
+    assert data["goals"] == rounded(goals(data["cases"], data["start"]))
+    assert data["means"] == rounded(means(data["cases"]))
+    for case in data["cases"]:
+        contenders = [case[name] for name in ("ours", "mpi", "gloo", "limit") if name in case]
+        assert all(c["q1_us"] <= c["median_us"] <= c["q3_us"] for c in contenders)
+        assert all(c["ratio"]["q1"] <= c["ratio"]["median"] <= c["ratio"]["q3"] for c in contenders[1:])
+        peers = {name for name in ("mpi", "gloo") if name in case or name in case.get("refused", {})}
+        assert peers | data["missing"].keys() >= {"mpi", "gloo"}
+    assert {"load_before", "load_after", "cpu", "commit"} <= data["machine"].keys()
+
+
+def test_the_record_of_the_host_is_of_a_full_run(benchmarks):
+    path = RESULTS.parent / "host.json"
+    if not path.exists():
+        pytest.skip("not measured yet")
+    data = json.loads(path.read_text())
+    check_host(data)
+    assert not data["missing"]
+    assert data["rounds"] == 11
+    found = {(c["table"], c["ranks"], c["kind"], c["nbytes"]) for c in data["cases"]}
+    from host_cases import COLLECTIVES, STEP, cases
+
+    assert {case.kind for case in cases(2)} == set(COLLECTIVES)
+    for ranks in (2, 4):
+        assert {("python", ranks, *case) for case in cases(ranks)} | {("python", ranks, STEP, 1024)} <= found
+        assert {("native", ranks, *case) for case in cases(ranks)} <= found
+    assert all(goal["met"] is not None for goal in data["goals"])
+    assert {"Open MPI", "mpi4py", "torch", "funccoll"} <= data["machine"]["versions"].keys()
+
+
+def test_the_host_is_measured_with_real_processes(tmp_path, benchmarks, readme_table):
+    import host
+
+    limited = ["--ranks", "2", "--collectives", "all_reduce,all_gather", "--sizes", f"4,{1 << 24}"]
+    host.main(["--quick", "--out", str(tmp_path / "r"), "--without", "mpi,gloo,start", *limited])
+    data = json.loads((tmp_path / "r").read_text())
+    check_host(data)
+    sizes = [(c["table"], c["kind"], c["nbytes"]) for c in data["cases"]]
+    kinds = [("all_reduce", 4), ("all_reduce", 1 << 24), ("all_gather", 8), ("all_gather", 1 << 24)]
+    assert sizes == [*((table, *kind) for kind in kinds for table in ("native", "python")), ("python", "32 all_reduces", 1024)]
+    ways = {"numpy", "numpy in blocks", "kernel"}
+    assert [set(c["limit"]["medians_us"]) for c in data["cases"] if "limit" in c] == [ways, ways]
+    assert "| 4 B or 8 B |" in readme_table["host_tables"](data)
+
+
+@pytest.mark.slow
+def test_the_host_is_measured_against_every_peer_that_is_installed(tmp_path, benchmarks, readme_table):
+    import host
+    import peers
+
+    host.main(["--quick", "--out", str(tmp_path / "r"), "--sizes", "4,65536"])
+    data = json.loads((tmp_path / "r").read_text())
+    check_host(data)
+    assert data["missing"] == peers.installed()
+    assert {c["ranks"] for c in data["cases"]} == {2, 4}
+    for name in {"mpi", "gloo"} - data["missing"].keys():
+        assert all(c[name]["median_us"] > 0 for c in data["cases"] if c["table"] == "python")
+    if "mpi" not in data["missing"]:
+        assert all(c["mpi"]["subtracted_us"] > 0 for c in data["cases"] if c["table"] == "native")
+    assert data["start"]["cold_seconds"] > data["start"]["ours"]["median_us"] / 1e6
+    assert "| 64 KiB |" in readme_table["host_tables"](data)
+
+
+def host_case(kind, nbytes, ratio, table="native", ranks=2, **more):
+    times = {"median_us": 5.0, "q1_us": 4.0, "q3_us": 6.0}
+    return {"table": table, "ranks": ranks, "kind": kind, "nbytes": nbytes, "ours": times,
+            "mpi": {**times, "ratio": {"median": ratio, "q1": ratio, "q3": ratio}}, **more}  # fmt: skip
+
+
+def test_one_lost_case_loses_a_goal(benchmarks):
+    from host_goals import goals
+
+    def verdict(*rows):
+        return {(g["goal"].partition(":")[0], g["ranks"]): (g["met"], g["reached"]) for g in goals(list(rows), {})}
+
+    small, large, other = host_case("all_reduce", 4, 2.5), host_case("all_reduce", 1 << 24, 6), host_case("broadcast", 4, 0.95)
+    found = verdict(small, large, other)
+    assert found["native all_reduce up to 4 MiB", 2] == (True, 2.5)
+    assert found["native all_reduce from 16 MiB", 2] == (True, 6)
+    assert found["native, every other case", 2] == (True, pytest.approx(1 / 0.95))
+    assert found["native, geometric mean over everything", 2] == (True, pytest.approx((2.5 * 6 * 0.95) ** (1 / 3)))
+    assert found["native, everywhere", 2] == (None, None)  # Gloo was not there
+    assert found["a jitted all_reduce of 4 B, result read", 2] == (None, None)
+    worse = verdict(small, large, other, host_case("all_reduce", 64, 1.9), host_case("all_to_all", 64, 0.9))
+    assert worse["native all_reduce up to 4 MiB", 2] == (False, 1.9)
+    assert worse["native, every other case", 2] == (False, pytest.approx(1 / 0.9))
+    faster = verdict(host_case("all_reduce", 64, -3.0))  # less than an empty call: a loss for us, as it stands
+    assert faster["native all_reduce up to 4 MiB", 2] == (False, -3.0)
+    limit = {"limit": {"ratio": {"median": 0.79}}}
+    assert verdict(host_case("all_gather", 1 << 26, 1, **limit))["native all_gather from 64 MiB", 2] == (False, 79.0)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_what_must_come_out_is_what_numpy_says(benchmarks, ranks):
+    import numpy as np
+    from host_cases import COLLECTIVES, STEP, Case, inputs, output_count, outputs
+
+    for kind in (*COLLECTIVES, STEP):
+        case = Case(kind, 4 * 4096)
+        given = [inputs(case, rank, ranks) for rank in range(ranks)]
+        sums = [sum(arrays) for arrays in zip(*given, strict=True)]
+        firsts = [arrays[0] for arrays in given]
+        assert len({array.tobytes() for arrays in given for array in arrays}) == ranks * len(given[0])
+        for rank in range(ranks):
+            right = {
+                "all_reduce": sums, STEP: sums, "all_gather": [np.concatenate(firsts)], "broadcast": [firsts[0]],
+                "reduce_scatter": [np.split(sums[0], ranks)[rank]],
+                "all_to_all": [np.concatenate([np.split(x, ranks)[rank] for x in firsts])],
+            }[kind]  # fmt: skip
+            found = outputs(case, rank, ranks)
+            assert len(found) == len(right)
+            for mine, theirs in zip(found, right, strict=True):
+                np.testing.assert_array_equal(mine, theirs)
+                assert mine.dtype == np.float32
+                assert mine.size == output_count(case, ranks)
+
+
+def test_a_wrong_result_and_a_dead_rank_end_the_benchmark(benchmarks, monkeypatch):
+    import numpy as np
+    from host_cases import Case
+    from host_jobs import Job, JobError, funccoll_run
+    from host_rank import Player
+
+    class Wrong:
+        rank, ranks = 1, 2
+        barrier = reset = staticmethod(lambda: None)
+
+        def prepare(self, case, arrays):
+            return {"python": lambda times: [arrays[0] + 1]}
+
+    with pytest.raises(AssertionError, match=r"Case.*python, rank 1: the result is .* and should be"):
+        Player(Wrong()).prepare(Case("broadcast", 64))
+    with Job("ours", 2, funccoll_run(2), ["ours"]) as job:
+        assert job.prepare(Case("all_reduce", 64)) == ["native", "python"]
+        with pytest.raises(JobError, match="no such way"):
+            job.measure("no such way", 1)
+        assert np.isfinite(job.measure("python", 3)).all()  # it goes on
+    with pytest.raises(JobError, match="its ranks did not start"):
+        Job("ours", 2, ["false"], ["ours"])

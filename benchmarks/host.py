@@ -1,0 +1,225 @@
+"""Processes of one host against Open MPI and Gloo, and against the memory's own limit: `make bench`.
+
+Every contender is a job of processes that stays for all cases, and measures when it is told to, while all others sleep.
+In each of 11 rounds all of them take their turn, in changing order; a turn begins with a barrier, repeats the collective
+for some milliseconds, and counts the slowest rank. Two tables:
+
+- native: our compiled plan, repeated in one native call, and mpi4py minus what an empty mpi4py call takes (`peers.Mpi`).
+  No Python runs between our repetitions, so nobody reads results. Gloo's calls count as they are.
+- python: a jitted step on funccoll's Arrays, and a call of mpi4py or torch.distributed, each followed by reading the
+  whole result on every rank (`host_rank.read`), which is inside everybody's time.
+
+Open MPI plays with and without mpi_yield_when_idle, and the faster median counts. Peers that are not installed are left
+out, and the results say so. Writes benchmarks/results/host.json and the README's table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import host_limit
+import host_start
+import peers
+from host_cases import COLLECTIVES, SIZES, STEP, Case, cases
+from host_goals import goals, means
+from host_jobs import Job, JobError, funccoll_run, mpirun
+from measure import ROUNDS, machine, spread, summary
+from readme_table import human_size
+
+RESULTS = Path(__file__).parent / "results" / "host.json"
+TURN_SECONDS = 0.012
+LIMITED = ("all_reduce", "all_gather")
+LIMITED_FROM = 16 << 20
+HOPELESS = 3.0
+"""A variant of a peer that takes so many times longer than its other one is not measured further in this case."""
+QUICK_SIZES = (4, 1 << 10, 64 << 10, 1 << 20, 16 << 20)
+
+
+class Bench:
+    """The contenders among so many ranks."""
+
+    def __init__(self, stack: ExitStack, ranks: int, options: argparse.Namespace, missing: dict[str, str]):
+        self.ranks, self.options = ranks, options
+        self.turn = TURN_SECONDS / 4 if options.quick else TURN_SECONDS
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        self.jobs: dict[str, Job] = {}
+
+        def start(name: str, launcher: list[str], *words: str) -> None:
+            self.jobs[name] = stack.enter_context(Job(name, ranks, launcher, words))
+
+        start("ours", funccoll_run(ranks), "ours")
+        if "mpi" not in missing:
+            start("mpi", mpirun(ranks, False), "mpi")
+            start("mpi, yields", mpirun(ranks, True), "mpi")
+        if "gloo" not in missing:
+            start("gloo", funccoll_run(ranks, bound=False), "gloo", f"{folder}/meeting")  # its threads want other cores
+        area = host_limit.area(max(options.sizes))
+        memory = os.memfd_create("limit")
+        stack.callback(os.close, memory)
+        os.ftruncate(memory, (ranks + 1) * area)
+        start("limit", funccoll_run(ranks), "limit", f"/proc/{os.getpid()}/fd/{memory}", str(area))
+        self.versions = {k: v for job in self.jobs.values() for k, v in job.versions.items()}
+
+    def rows(self, case: Case) -> Iterator[dict[str, Any]]:
+        """One case, in both tables."""
+        ways: dict[tuple[str, str], list[tuple[float, float]]] = {}
+        refused = {}
+        for name, job in self.jobs.items():
+            if name == "limit" and (case.kind not in LIMITED or case.nbytes < LIMITED_FROM):
+                continue
+            try:
+                ways.update({(name, way): [] for way in job.prepare(case)})
+            except JobError as error:
+                if name != "gloo":
+                    raise
+                refused[name] = str(error).strip().splitlines()[-1]
+        times = {key: self.calibrate(*key) for key in ways}
+        for name, way in [key for key in times if key[0].startswith("mpi")]:
+            best = min(took for (n, w), (_, took) in times.items() if n.startswith("mpi") and w == way)
+            if times[name, way][1] > HOPELESS * best:
+                del ways[name, way]
+        for number in range(self.options.rounds):
+            for key in list(ways) if number % 2 else list(reversed(ways)):
+                ways[key].append(self.jobs[key[0]].measure(key[1], times[key][0]))
+        for table in ("native", "python"):
+            found = {name: turns for (name, way), turns in ways.items() if way == table}
+            if "ours" in found:
+                row = {"table": table, "ranks": self.ranks, "kind": case.kind, "nbytes": case.nbytes, **self.row(found)}
+                limits = {way: turns for (name, way), turns in ways.items() if name == "limit"}
+                if table == "native" and limits:
+                    row["limit"] = against(limits, found["ours"])
+                if refused:
+                    row["refused"] = refused
+                row["calls"] = {name: times[name, table][0] for name in found}
+                yield row
+
+    def calibrate(self, name: str, way: str) -> tuple[int, float]:
+        """How often to repeat in a turn, and about how long one repetition takes with everything that is subtracted."""
+        times = 1
+        for seconds in (self.turn / 4, self.turn):
+            took = max(sum(self.jobs[name].measure(way, times)), 1e-8)
+            times = max(1, int(seconds / took))
+        return times, took
+
+    def row(self, found: dict[str, list[tuple[float, float]]]) -> dict[str, Any]:
+        """What one table says of a case."""
+        ours = found["ours"]
+        row: dict[str, Any] = {"ours": summary([took for took, _ in ours])}
+        variants = {name: turns for name, turns in found.items() if name.startswith("mpi")}
+        if variants:
+            row["mpi"] = against(variants, ours)
+        if "gloo" in found:
+            row["gloo"] = against({"gloo": found["gloo"]}, ours)
+        return row
+
+
+def against(ways: dict[str, list[tuple[float, float]]], ours: list[tuple[float, float]]) -> dict[str, Any]:
+    """The way with the lowest median, and its time over ours, round by round."""
+    medians = {way: statistics.median(took for took, _ in turns) for way, turns in ways.items()}
+    best = min(medians, key=lambda way: medians[way])
+    turns = ways[best]
+    found: dict[str, Any] = {"way": best, **summary([took for took, _ in turns])}
+    if len(ways) > 1:
+        found["medians_us"] = {way: median * 1e6 for way, median in medians.items()}
+    empty = statistics.median(empty for _, empty in turns)
+    if empty:
+        found["subtracted_us"] = empty * 1e6
+    return {**found, "ratio": spread([theirs / mine for (theirs, _), (mine, _) in zip(turns, ours, strict=True)])}
+
+
+def show(row: dict[str, Any]) -> str:
+    """One line."""
+    words = [f"{row['ranks']} {row['table']:<6} {row['kind']:<14} {human_size(row['nbytes']):>7}"]
+    words.append(f"{row['ours']['median_us']:>10.2f} µs")
+    for name, title in (("mpi", "Open MPI"), ("gloo", "Gloo"), ("limit", "limit")):
+        if name in row:
+            words.append(f"{title} {row[name]['median_us']:>10.2f} µs {row[name]['ratio']['median']:6.2f}×")
+    return "  ".join(words)
+
+
+def parse(words: list[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="funccoll on one host against Open MPI and Gloo")
+    parser.add_argument("--quick", action="store_true", help="few sizes, 3 rounds: to see that it works")
+    parser.add_argument("--ranks", default="2,4", help="numbers of ranks (default 2,4)")
+    parser.add_argument("--collectives", default=",".join(COLLECTIVES))
+    parser.add_argument("--without", default="", help="what to leave out: mpi,gloo,start")
+    parser.add_argument("--sizes", default="", help="bytes (default 4 B to 64 MiB in powers of 4)")
+    parser.add_argument("--out", type=Path, default=None, help=f"the results; {RESULTS.name} and the README when left out")
+    options = parser.parse_args(words)
+    options.ranks = [int(n) for n in options.ranks.split(",")]
+    options.collectives = tuple(options.collectives.split(","))
+    options.sizes = tuple(map(int, filter(None, options.sizes.split(",")))) or (QUICK_SIZES if options.quick else SIZES)
+    options.rounds = 3 if options.quick else ROUNDS
+    if options.quick and options.out is None:
+        parser.error("--quick needs --out: the committed results are of full runs")
+    return options
+
+
+def write(path: Path, results: dict[str, Any]) -> None:
+    """JSON with a line for each case."""
+    whole = {key: value for key, value in results.items() if key != "cases"}
+    text = json.dumps(whole, indent=1, ensure_ascii=False)
+    rows = ",\n".join(f"  {json.dumps(rounded(row), ensure_ascii=False)}" for row in results["cases"])
+    path.write_text(f'{text[:-2]},\n "cases": [\n{rows}\n ]\n}}\n')
+
+
+def rounded(value: Any) -> Any:
+    """Five digits are more than a measurement has."""
+    if isinstance(value, dict):
+        return {key: rounded(v) for key, v in value.items()}
+    if isinstance(value, list):
+        return [rounded(v) for v in value]
+    return float(f"{value:.5g}") if isinstance(value, float) else value
+
+
+def main(words: list[str] | None = None) -> None:
+    """Measure everything, write the results, refresh the README."""
+    options, about, begin = parse(words), machine(), time.monotonic()
+    missing = peers.installed()
+    missing.update(dict.fromkeys(filter(None, options.without.split(",")), "left out by --without"))
+    for name, why in missing.items():
+        print(f"without {name}: {why}", flush=True)
+    rows: list[dict[str, Any]] = []
+    for ranks in options.ranks:
+        with ExitStack() as stack:
+            bench = Bench(stack, ranks, options, missing)
+            about["versions"].update(bench.versions)
+            steps = [Case(STEP, 1 << 10)] if "all_reduce" in options.collectives else []
+            for case in [*cases(ranks, options.sizes, options.collectives), *steps]:
+                for row in bench.rows(case):
+                    rows.append(rounded(row))
+                    print(show(row), flush=True)
+    start = {} if "start" in missing else host_start.record(options.rounds, 1 if options.quick else 3, "mpi" not in missing)
+    start = rounded(start)
+    about["load_after"] = os.getloadavg()
+    results = {
+        "machine": about, "rounds": options.rounds, "turn_seconds": TURN_SECONDS, "quick": options.quick, "missing": missing,
+        "seconds": round(time.monotonic() - begin), "goals": rounded(goals(rows, start)), "means": rounded(means(rows)),
+        "start": start, "cases": rows,
+    }  # fmt: skip
+    path = options.out or RESULTS
+    write(path, results)
+    for g in results["goals"]:
+        verdict = {None: "not measured", True: "met", False: "MISSED"}[g["met"]] + ("" if g["asked"] else " (not asked)")
+        reached = "" if g["reached"] is None else f": {g['reached']:.4g} {g['unit']} ({g['at']})"
+        print(f"{verdict:<18} {g['ranks']} ranks, {g['goal']}{reached}, wanted {g['wanted']}")
+    if options.out is None:
+        from readme_table import refresh
+
+        refresh()
+    print(f"written: {path}, after {results['seconds']} s")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

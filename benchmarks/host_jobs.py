@@ -1,0 +1,134 @@
+"""Contenders as jobs of processes that stay, and obey one command at a time; all others sleep meanwhile."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+from host_cases import Case
+
+RANK = str(Path(__file__).parent / "host_rank.py")
+PATIENCE = 300.0
+"""Seconds until a rank that says nothing counts as hung."""
+DYING = 10.0
+"""The same after another rank has failed: it may wait for that one for ever."""
+
+
+class JobError(Exception):
+    """A rank failed; its traceback is the message."""
+
+
+class Job:
+    """The ranks of one contender. A context manager: afterwards they are gone."""
+
+    def __init__(self, name: str, ranks: int, launcher: Sequence[str], words: Sequence[str]):
+        self.name, self.ranks = name, ranks
+        self.connections: list[Connection] = []
+        with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as door:
+            address = f"{folder}/door"
+            door.bind(address)
+            door.listen(ranks)
+            door.settimeout(PATIENCE)
+            command = [*launcher, sys.executable, RANK, address, *words]
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, env=one_thread())
+            try:
+                found = {}
+                for _ in range(ranks):
+                    connection = self._accept(door)
+                    found[connection.recv()] = connection
+                self.connections = [found[rank] for rank in range(ranks)]
+            except BaseException:
+                self.close()
+                raise
+        self.versions: dict[str, str] = self.all("hello")[0]
+
+    def _accept(self, door: socket.socket) -> Connection:
+        door.settimeout(1.0)
+        for _ in range(int(PATIENCE)):
+            try:
+                return Connection(door.accept()[0].detach())
+            except TimeoutError:
+                if self.process.poll() is not None:
+                    break
+        raise JobError(f"{self.name}: its ranks did not start; they may have said why above")
+
+    def all(self, *command: Any) -> list[Any]:
+        """What each rank answers to a command that all of them get."""
+        for connection in self.connections:
+            connection.send(command)
+        answers: dict[Connection, tuple[bool, Any]] = {}
+        while len(answers) < self.ranks:
+            failed = any(not fine for fine, _ in answers.values())
+            waiting = [c for c in self.connections if c not in answers]
+            ready = wait(waiting, DYING if failed else PATIENCE)
+            for connection in ready or waiting:
+                assert isinstance(connection, Connection)
+                rank = self.connections.index(connection)
+                try:
+                    answers[connection] = connection.recv() if ready else (False, f"rank {rank} does not answer")
+                except (EOFError, ConnectionError):
+                    answers[connection] = False, f"rank {rank} is gone"
+        for fine, answer in answers.values():
+            if not fine:  # the first that came
+                raise JobError(f"{self.name}: {command}: {answer}")
+        return [answers[connection][1] for connection in self.connections]
+
+    def prepare(self, case: Case) -> list[str]:
+        """The ways in which this contender executes a case, each of them verified."""
+        return self.all("prepare", case)[0]
+
+    def measure(self, way: str, times: int) -> tuple[float, float]:
+        """Seconds of one of so many executions, of the slowest rank; and what was subtracted from them."""
+        return max(self.all("measure", way, times))
+
+    def close(self) -> None:
+        """Hang up, and wait until all are gone."""
+        for connection in self.connections:
+            connection.close()
+        try:
+            self.process.wait(20 if self.connections else 0)
+        except subprocess.TimeoutExpired:
+            self.process.terminate()
+            try:
+                self.process.wait(20)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def one_thread() -> dict[str, str]:
+    """The environment, with one BLAS thread: results are read by it."""
+    return {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+
+
+def cores() -> int:
+    """How many processes can have one of their own."""
+    return len(os.sched_getaffinity(0))
+
+
+def funccoll_run(ranks: int, bound: bool = True) -> list[str]:
+    """The command before a command; bound to cores where there are enough."""
+    bind = ["--bind-to", "core"] if bound and ranks <= cores() else []
+    return [sys.executable, "-m", "funccoll", "run", "-n", str(ranks), *bind, "--"]
+
+
+def mpirun(ranks: int, yields: bool) -> list[str]:
+    """`--bind-to core`; with more ranks than cores that has to be allowed, and several share a core."""
+    over = ranks > cores()
+    bind = "core:overload-allowed" if over else "core"
+    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    more = ["--oversubscribe"] if over else []
+    return ["mpirun", "-n", str(ranks), "--bind-to", bind, *more, *root, "--mca", "mpi_yield_when_idle", str(int(yields))]

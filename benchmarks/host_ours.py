@@ -1,0 +1,65 @@
+"""funccoll's side of `benchmarks/host.py`: jitted steps, and their compiled collectives repeated in one native call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from host_cases import STEP, Case
+from host_rank import Run, reading, reading_all
+
+import funccoll as fc
+from funccoll import P
+from funccoll.runtime import shm, world
+
+D = P("d")
+BODIES: dict[str, tuple[Callable[[Any], Any], P]] = {
+    "all_reduce": (lambda x: fc.all_reduce(x, "d"), P()),
+    "all_gather": (lambda x: fc.all_gather(x, "d"), P()),
+    "reduce_scatter": (lambda x: fc.reduce_scatter(x, "d"), D),
+    "broadcast": (lambda x: fc.broadcast(x, "d"), P()),
+    "all_to_all": (lambda x: fc.all_to_all(x, "d", split_dim=0, concat_dim=0), D),
+    STEP: (lambda xs: [fc.all_reduce(x, "d") for x in xs], P()),
+}
+
+
+class Ours:
+    """Processes that `funccoll run` started."""
+
+    def __init__(self) -> None:
+        self.rank, self.ranks = fc.rank(), fc.world_size()
+        self.mesh = fc.make_mesh({"d": self.ranks})
+        self.barrier: Callable[[], Any] = fc.jit(lambda: fc.barrier("d"), mesh=self.mesh, in_specs=(), out_specs=P())
+
+    def versions(self) -> dict[str, str]:
+        """Ours."""
+        return {"funccoll": fc.__version__}
+
+    def reset(self) -> None:
+        """Arguments are never overwritten."""
+
+    def prepare(self, case: Case, arrays: list[np.ndarray]) -> dict[str, Run]:
+        """See host_rank.Contender."""
+        body, out = BODIES[case.kind]
+        step = fc.jit(body, mesh=self.mesh, in_specs=D, out_specs=out)
+        given = [fc.from_local(array, self.mesh, D) for array in arrays]
+        if case.kind == STEP:
+            return {"python": reading_all(lambda: [array.local for array in step(given)])}
+        (x,) = given
+        runs = {"python": reading(lambda: step(x).local)}
+        return {"native": native(step, x), **runs}
+
+
+def native(step: Any, x: fc.Array) -> Run:
+    """The compiled plan of a step with one collective, repeated in one native call; argument and result lie in the heap."""
+    (exchange,) = shm.exchanges(step.lower(x).compile())
+    joined = world.current()
+    assert joined is not None
+    argument = joined.heap.array(x.local.shape, x.dtype)
+    argument[...] = x.local
+
+    def run(times: int) -> Sequence[np.ndarray]:
+        return exchange.repeat(times, argument)
+
+    return run

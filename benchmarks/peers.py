@@ -1,0 +1,172 @@
+"""The peers, as a user of each would call them: mpi4py over Open MPI, and torch.distributed's Gloo.
+
+Each is called in the cheapest form that its API has. What exists only in place (MPI's and Gloo's broadcast, Gloo's
+all_reduce) is done in place, which spares the peer a copy that we make.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from host_cases import STEP, Case, output_count
+from host_rank import Run, reading, reading_all
+
+
+def _times(call: Callable[[], np.ndarray]) -> Run:
+    """`call` so many times; nothing is read."""
+
+    def run(times: int) -> list[np.ndarray]:
+        for _ in range(times):
+            array = call()
+        return [array]
+
+    return run
+
+
+class Mpi:
+    """Open MPI through mpi4py's buffer functions.
+
+    `empty` is the same function with the same kind of arguments, on no elements and a communicator of one process:
+    Open MPI returns at once, so what it takes is Python's loop, mpi4py's work, and Open MPI's check of arguments.
+    """
+
+    def __init__(self) -> None:
+        from mpi4py import MPI
+
+        self.mpi, self.world = MPI, MPI.COMM_WORLD
+        self.rank, self.ranks = self.world.Get_rank(), self.world.Get_size()
+
+    def versions(self) -> dict[str, str]:
+        """Of both."""
+        library = self.mpi.Get_library_version().split(",")[0].removeprefix("Open MPI ").strip("v\x00 \n")
+        return {"Open MPI": library, "mpi4py": importlib.metadata.version("mpi4py")}
+
+    def barrier(self) -> None:
+        """Of all ranks."""
+        self.world.Barrier()
+
+    def reset(self) -> None:
+        """Nothing is overwritten: broadcast's receivers get other values than their own."""
+
+    def prepare(self, case: Case, arrays: list[np.ndarray]) -> dict[str, Run]:
+        """See host_rank.Contender."""
+        results = [np.empty(output_count(case, self.ranks), np.float32) for _ in arrays]
+        if case.kind == STEP:
+            pairs = list(zip(arrays, results, strict=True))
+
+            def step() -> list[np.ndarray]:
+                for array, result in pairs:
+                    self.world.Allreduce(array, result)
+                return results
+
+            return {"python": reading_all(step)}
+        call = self._call(self.world, case.kind, arrays[0], results[0])
+        nothing = np.empty(0, np.float32)
+        empty = self._call(self.mpi.COMM_SELF, case.kind, nothing, nothing.copy())
+        return {"native": _times(call), "python": reading(call), "empty": _times(empty)}
+
+    def _call(self, world: Any, kind: str, array: np.ndarray, result: np.ndarray) -> Callable[[], np.ndarray]:
+        if kind == "broadcast":
+            buffer = array if self.rank == 0 else result
+            broadcast = world.Bcast
+
+            def call() -> np.ndarray:
+                broadcast(buffer)
+                return buffer
+
+            return call
+        function = {
+            "all_reduce": world.Allreduce, "all_gather": world.Allgather, "reduce_scatter": world.Reduce_scatter_block,
+            "all_to_all": world.Alltoall,
+        }[kind]  # fmt: skip
+
+        def call() -> np.ndarray:
+            function(array, result)
+            return result
+
+        return call
+
+
+class Gloo:
+    """torch.distributed with the Gloo backend; nothing is subtracted from its times, which are hundreds of µs."""
+
+    def __init__(self, meeting: str) -> None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        import torch
+        import torch.distributed as dist
+
+        self.torch, self.dist = torch, dist
+        torch.set_num_threads(1)
+        np.seterr(over="ignore")  # timed again and again, sums in place grow to infinity, which takes no longer
+        rank, ranks = int(os.environ["FUNCCOLL_RANK"]), int(os.environ["FUNCCOLL_WORLD_SIZE"])
+        dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=ranks)
+        self.rank, self.ranks = rank, ranks
+        self.reset: Callable[[], None] = lambda: None
+
+    def versions(self) -> dict[str, str]:
+        """Of torch; Gloo has none."""
+        return {"torch": self.torch.__version__}
+
+    def barrier(self) -> None:
+        """Of all ranks."""
+        self.dist.barrier()
+
+    def prepare(self, case: Case, arrays: list[np.ndarray]) -> dict[str, Run]:
+        """See host_rank.Contender."""
+        torch, dist = self.torch, self.dist
+        given = [torch.from_numpy(array) for array in arrays]
+        results = [torch.empty(output_count(case, self.ranks)) for _ in arrays]
+        in_place = case.kind in ("all_reduce", STEP, "broadcast")
+        views = [t.numpy() for t in results]
+
+        def reset() -> None:
+            if in_place:
+                for result, array in zip(results, given, strict=True):
+                    result.copy_(array)
+
+        reset()
+        self.reset = reset
+        if case.kind == STEP:
+
+            def step() -> list[np.ndarray]:
+                for result in results:
+                    dist.all_reduce(result)
+                return views
+
+            return {"python": reading_all(step)}
+        (array,), (result,), (view,) = given, results, views
+        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+        function = {
+            "all_reduce": lambda: dist.all_reduce(result),
+            "broadcast": lambda: dist.broadcast(result, 0),
+            "all_gather": lambda: gather(result, array),
+            "reduce_scatter": lambda: scatter(result, array),
+            "all_to_all": lambda: dist.all_to_all_single(result, array),
+        }[case.kind]
+
+        def call() -> np.ndarray:
+            function()
+            return view
+
+        return {"native": _times(call), "python": reading(call)}
+
+
+def installed() -> dict[str, str]:
+    """Why a peer cannot take part; those that can are not in it."""
+    import importlib.util
+    import shutil
+
+    missing = {}
+    if shutil.which("mpirun") is None:
+        missing["mpi"] = "there is no mpirun (Debian: apt-get install openmpi-bin libopenmpi-dev)"
+    elif importlib.util.find_spec("mpi4py") is None:
+        missing["mpi"] = f"mpi4py is not installed in {sys.prefix} (pip install '.[mpi]')"
+    if importlib.util.find_spec("torch") is None:
+        missing["gloo"] = f"torch is not installed in {sys.prefix} (pip install '.[torch]')"
+    return missing
