@@ -132,7 +132,8 @@ class Compiled(_Scheduled):
     def __init__(self, program: Program, signature: Signature, schedules: list[tuple[Equation, Schedule]]):
         super().__init__(program, signature)
         self.schedules = schedules
-        self._run = compile_local(program, signature.mesh, plan_buffers(program), dict(schedules))
+        buffers = plan_buffers(program, shared=signature.mesh.process is None)
+        self._run = compile_local(program, signature.mesh, buffers, dict(schedules))
         self._single = signature.out_tree.is_leaf()
         self._layouts = signature.in_layouts
         self._donates = any(signature.donated)

@@ -13,7 +13,8 @@ from .variants import variant
 __all__ = ["interpreter"]
 
 _OPERATIONS = (
-    "load", "load_acquire", "store", "store_release", "pause", "yield_core", "nap", "copy", "call", "data_of", "is_contiguous",
+    "load", "load_acquire", "store", "store_release", "pause", "yield_core", "nap", "copy", "call", "type_of", "data_of",
+    "is_contiguous",
 )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from numba.core import cgutils
 
 __all__ = [
     "call", "copy", "data_of", "intrinsic", "is_contiguous", "load", "load_acquire", "nap", "pause", "pointer", "store",
-    "store_release", "yield_core",
+    "store_release", "type_of", "yield_core",
 ]  # fmt: skip
 
 intrinsic: Any = extending.intrinsic
@@ -110,20 +110,27 @@ def call(
     return types.void(*[types.int64] * 8), codegen
 
 
-# Where NumPy's ABI has an array's data and flags: behind the object's head, and behind data, nd, dimensions, strides, base
-# and descr, all of the size of a pointer.
+# Where CPython's and NumPy's ABIs have an object's type, and an array's data and flags: behind the head of all objects, and
+# behind data, nd, dimensions, strides, base and descr, all of the size of a pointer.
+_TYPE = object.__basicsize__ - 8
 _DATA = object.__basicsize__
 _FLAGS = _DATA + 6 * 8
 _C_CONTIGUOUS = 1
 
 
 @njit
+def type_of(thing: Any) -> Any:
+    """The address of an object's type, from the object's (`id`)."""
+    return load(thing + _TYPE)
+
+
+@njit
 def data_of(array: Any) -> Any:
-    """The address of an array's data, from the address of the array object (`id`)."""
+    """The address of an array's data, from the array object's."""
     return load(array + _DATA)
 
 
 @njit
 def is_contiguous(array: Any) -> Any:
-    """Whether it is C-contiguous, from the address of the array object."""
+    """Whether it is C-contiguous, from the array object's address."""
     return load(array + _FLAGS) & _C_CONTIGUOUS != 0

@@ -5,20 +5,21 @@ It is a template: its memory operations (`load`, `load_acquire`, `store`, `store
 per instruction, written by `runtime/plan.py`:
 
     END
-    TAKE    object, slot, bytes, staging                 take the address of an array; one outside of the heap is copied into it
-    ENTER   line, communicator, value, hash, slot        publish the addresses of this rank's buffers in its line
+    TAKE    array, slot, bytes, staging      take the address of an argument, or of result ~array; a private one is copied
+    ENTER   line, communicator, value, hash, table, n, slot, stride     publish the addresses of this rank's buffers
     WAIT    counter, communicator, value, rank           until the counter has reached the communicator's base + value
-    LOOK    line, communicator, value, hash, slot, rank  take a peer's addresses from its line: it must be in this call
+    LOOK    line, communicator, value, hash, rank, n, slot, stride      take a peer's addresses: it must be in this call
     COMBINE function, count, divisor, m, k, then m + k pairs (slot, bytes)
     COPY    bytes, m, then 1 + m pairs (slot, bytes): the source, then the destinations
     DONE    counter, communicator, value     say so: the counter becomes the base + value
     ADVANCE communicator, span               the end of a call: its base moves on
 
-`line`, `counter` and `staging` are bytes from the heap's beginning. A slot is a place in the table of addresses; a
-collective has three in a row for each rank: input, output, scratch. A rank's line begins with its (first) counter, so that
-who waits for it to enter gets with it what it published: the call's number (base + value), its hash, and those three
-addresses, from the heap's beginning. A peer reads them only while the rank is in the call: the rank leaves after all who
-touch what is its own.
+`line`, `counter`, `table` and `staging` are bytes from the heap's beginning. A slot is a place in the table of addresses; a
+collective of n arrays has for each of them, `stride` slots apart, three in a row for each rank: input, output, scratch. A
+rank's line begins with its (first) counter, so that who waits for it to enter gets with it what it published: the call's
+number (base + value), its hash, where its addresses are, and, when it is one array, these addresses; else they are in its
+`table`. All of them are from the heap's beginning. A peer reads them only while the rank is in the call: the rank leaves
+after all who touch what is its own.
 
 Everything else that a call needs is in its frame, an array of int64s whose places are named below.
 """
@@ -31,24 +32,26 @@ from typing import Any
 
 __all__ = [
     "ADVANCE", "COMBINE", "COPY", "DONE", "END", "ENTER", "FAILED", "FINISHED", "FRAME", "LINE_BYTES", "LOOK", "MISMATCH",
-    "STEPPED", "STRIDED", "TAKE", "WAIT", "WAITING", "interpret",
+    "STEPPED", "TAKE", "UNFIT", "WAIT", "WAITING", "interpret",
 ]  # fmt: skip
 
 END, TAKE, ENTER, WAIT, LOOK, COMBINE, COPY, DONE, ADVANCE = range(9)
-FINISHED, WAITING, FAILED, MISMATCH, STRIDED, STEPPED = range(6)
+FINISHED, WAITING, FAILED, MISMATCH, UNFIT, STEPPED = range(6)
 """What `interpret` returns: all is done; still waiting, call again; the failure word is set; a peer runs something else;
-an array is not C-contiguous; the budget of instructions is spent, call again."""
+an argument is no C-contiguous array; the budget of instructions is spent, call again."""
 LINE_BYTES = 128
 """Two cache lines: processors fetch them in pairs."""
 
-# The places of a frame. Addresses: the heap (and its bytes), the code, the table of addresses, the communicators' bases, the
-# table of objects, room for a combine's addresses and for its sums, the word that is not 0 when a rank has failed.
-HEAP, HEAP_BYTES, CODE, ADDRESSES, BASES, OBJECTS, WORK, ROOM, FAILURE = range(9)
+# The places of a frame. Addresses: the heap (and its bytes), the code, the table of addresses, the communicators' bases, room
+# for a combine's addresses and for its sums, the word that is not 0 when a rank has failed.
+HEAP, HEAP_BYTES, CODE, ADDRESSES, BASES, WORK, ROOM, FAILURE = range(8)
+# What a call is given: two tables of addresses of array objects, and the address of their type.
+ARGUMENTS, RESULTS, ARRAY = range(8, 11)
 # Where to go on, and whom it waits for there; tries with a pause, then those that yield the core, then those that sleep.
-PC, RANK, SPINS, YIELDS, NAPS = range(9, 14)
+PC, RANK, SPINS, YIELDS, NAPS = range(11, 16)
 # How many instructions may run (-1: any number), and how often the whole is to be repeated (0 is once, too).
-STEPS, REPEATS = range(14, 16)
-FRAME = 16
+STEPS, REPEATS = range(16, 18)
+FRAME = 18
 
 _NAP = 50  # microseconds
 
@@ -96,12 +99,14 @@ def interpret(frame: Any) -> int:
             line, number = heap + load(pc + 8), load(bases + 8 * load(pc + 16)) + load(pc + 24)
             if load(line + 8) != number or load(line + 16) != load(pc + 32):
                 store(frame + 8 * PC, (pc - code) // 8)
-                store(frame + 8 * RANK, load(pc + 48))
+                store(frame + 8 * RANK, load(pc + 40))
                 return MISMATCH
-            slot = addresses + 8 * load(pc + 40)
-            for j in range(3):
-                store(slot + 8 * j, heap + load(line + 24 + 8 * j))
-            pc += 56
+            table, slot = heap + load(line + 24), addresses + 8 * load(pc + 56)
+            for j in range(load(pc + 48)):
+                for b in range(3):
+                    store(slot + 8 * b, heap + load(table + 24 * j + 8 * b))
+                slot += 8 * load(pc + 64)
+            pc += 72
         elif what == DONE:
             store_release(heap + load(pc + 8), load(bases + 8 * load(pc + 16)) + load(pc + 24))
             pc += 32
@@ -119,17 +124,20 @@ def interpret(frame: Any) -> int:
                 copy(load(addresses + 8 * load(pc + 40 + 16 * j)) + load(pc + 48 + 16 * j), source, load(pc + 8))
             pc += 40 + 16 * m
         elif what == ENTER:
-            line, slot = heap + load(pc + 8), addresses + 8 * load(pc + 40)
+            line, table, slot = heap + load(pc + 8), load(pc + 40), addresses + 8 * load(pc + 56)
             store(line + 8, load(bases + 8 * load(pc + 16)) + load(pc + 24))
             store(line + 16, load(pc + 32))
-            for j in range(3):
-                store(line + 24 + 8 * j, load(slot + 8 * j) - heap)
-            pc += 48
+            store(line + 24, table)
+            for j in range(load(pc + 48)):
+                for b in range(3):
+                    store(heap + table + 24 * j + 8 * b, load(slot + 8 * b) - heap)
+                slot += 8 * load(pc + 64)
+            pc += 72
         elif what == TAKE:
-            array = load(load(frame + 8 * OBJECTS) + 8 * load(pc + 8))
-            if not is_contiguous(array):
-                store(frame + 8 * RANK, load(pc + 8))
-                return STRIDED
+            number = load(pc + 8)
+            array = load(load(frame + 8 * ARGUMENTS) + 8 * number if number >= 0 else load(frame + 8 * RESULTS) + 8 * ~number)
+            if type_of(array) != load(frame + 8 * ARRAY) or not is_contiguous(array):
+                return UNFIT
             data, nbytes = data_of(array), load(pc + 24)
             if data < heap or data + nbytes > heap + load(frame + 8 * HEAP_BYTES):
                 copy(heap + load(pc + 32), data, nbytes)

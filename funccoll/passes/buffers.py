@@ -27,8 +27,11 @@ class Buffers:
     borrowed: frozenset[Var]
 
 
-def plan_buffers(program: Program) -> Buffers:
-    """The buffer plan of a program whose higher primitives are inlined."""
+def plan_buffers(program: Program, shared: bool = True) -> Buffers:
+    """The buffer plan of a program whose higher primitives are inlined.
+
+    `shared`: whether a collective may hand on its operand's memory. Between processes every result is new.
+    """
     last_use: dict[Var, int] = {}
     for i, eqn in enumerate(program.equations):
         last_use.update((a, i) for a in eqn.inputs if type(a) is Var)
@@ -40,7 +43,7 @@ def plan_buffers(program: Program) -> Buffers:
     views: set[Var] = set()
     for eqn in program.equations:
         collective = eqn.primitive.kind == "collective"
-        shares = eqn.primitive.view or collective
+        shares = eqn.primitive.view or (collective and (shared or not eqn.primitive.communicates))
         for k, var in enumerate(eqn.outputs):
             storage[var] = {var}
             sources = eqn.inputs[k : k + 1] if collective else eqn.inputs  # a collective has one operand for each output
@@ -51,6 +54,10 @@ def plan_buffers(program: Program) -> Buffers:
                 private.add(var)
             if shares:
                 views.add(var)
+        if collective and not shares:  # it may run later than where it stands: what it reads is not overwritten
+            for a in eqn.inputs:
+                if type(a) is Var:
+                    private.difference_update(storage[a])
 
     reuse: dict[Var, int] = {}
     for i, eqn in enumerate(program.equations):

@@ -320,7 +320,7 @@ class _Builder:
             left = ", ".join(self.name(out) for eqn in group for out in eqn.outputs)
             operands = arguments_of(group)
             call = f"{name}({', '.join(map(self.name, operands))})"
-            self.steps.append(([f"[{left}] = {call}" if left else call], set(operands)))
+            self.steps.append(([f"{left}, = {call}" if left else call], set(operands)))
 
     def collective(self, eqn: Equation) -> None:
         """One collective over virtual devices."""

@@ -43,6 +43,10 @@ class Lines:
         """A rank's first line."""
         return self.counter(rank * self.channels)
 
+    def table(self, rank: int) -> int:
+        """Where the addresses of one array are: in the rank's first line, behind what every call publishes there."""
+        return self.enter(rank) + 32
+
     def counter(self, stream: int) -> int:
         """A stream's counter."""
         return self.start + stream * LINE_BYTES
@@ -50,13 +54,19 @@ class Lines:
 
 @dataclass(frozen=True)
 class Slots:
-    """The places of one collective in the table of addresses: of each rank its input, output and scratch."""
+    """The places of one collective in the table of addresses: of each array and rank its input, output and scratch."""
 
     first: int
+    nranks: int
 
-    def of(self, rank: int, buffer: int = 0) -> int:
-        """A rank's buffer: 0 input, 1 output, 2 scratch."""
-        return self.first + rank * _BUFFERS + buffer
+    @property
+    def stride(self) -> int:
+        """Places from one array to the next."""
+        return self.nranks * _BUFFERS
+
+    def of(self, rank: int, buffer: int = 0, array: int = 0) -> int:
+        """A rank's buffer of an array: 0 input, 1 output, 2 scratch."""
+        return self.first + array * self.stride + rank * _BUFFERS + buffer
 
 
 @dataclass(frozen=True)
@@ -83,22 +93,30 @@ class Plan:
     starts: list[int] = field(default_factory=list)
     """Where each collective's code begins, counted from the first one's."""
 
-    def add(self, schedule: Schedule, layout: Layout, dtype: np.dtype, op: str, group: Communicator, digest: int) -> Slots:
-        """Append a collective; returns where this rank's buffers' addresses must be when it runs.
+    def add(
+        self, schedule: Schedule, arrays: Sequence[tuple[Layout, np.dtype]], op: str, group: Communicator, digest: int,
+        table: int | None = None,
+    ) -> Slots:  # fmt: skip
+        """Append a collective of several arrays, which begins once for all; returns where their addresses must be.
 
         `digest` is a hash of what is called, the same on all ranks; a peer that shows another one runs something else.
+        `table` is this rank's own room in the heap where it publishes the addresses of more than one array.
         """
-        slots = Slots(self.slots)
-        self.slots += schedule.nranks * _BUFFERS
+        slots = Slots(self.slots, schedule.nranks)
+        self.slots += len(arrays) * slots.stride
         self.starts.append(len(self.code))
         streams = schedule.streams().verify()
         before = self.spans.get(group.number, 0)
         self.spans[group.number] = before + streams.span
-        _Writer(self, streams, layout, dtype, op, group, digest, slots, before).write()
+        table = group.lines.table(group.rank) if table is None else table
+        _Writer(self, streams, arrays, op, group, (digest, table), slots, before).write()
         return slots
 
     def take(self, number: int, slot: int, nbytes: int, staging: int) -> None:
-        """Before all collectives, take the address of object `number` into a slot; a private one is copied to `staging`."""
+        """Before all collectives, take the address of argument `number`, or result ~number, into a slot.
+
+        An argument that is not in the heap is copied to `staging`.
+        """
         self.before += (TAKE, number, slot, nbytes, staging)
 
     def collective(self, pc: int) -> int:
@@ -115,11 +133,10 @@ class Plan:
 class _Writer:
     plan: Plan
     streams: Streams
-    layout: Layout
-    dtype: np.dtype
+    arrays: Sequence[tuple[Layout, np.dtype]]
     op: str
     group: Communicator
-    digest: int
+    entry: tuple[int, int]
     slots: Slots
     before: int
     known: set[int] = field(default_factory=set)
@@ -135,7 +152,7 @@ class _Writer:
                 value = self.before + int(s.wait_value[w])
                 self.emit(WAIT, lines.counter(stream), number, value, self.group.members[stream])
             if i == begin:
-                self.emit(ENTER, lines.enter(rank), number, self.before, self.digest, self.slots.of(rank))
+                self.emit(ENTER, lines.enter(rank), number, self.before, *self.entry, *self.places(rank))
             elif s.opcode[i] == COMBINE:
                 self.instruction(i)
             done = s.span if i == end - 1 else i - begin + 1
@@ -152,40 +169,45 @@ class _Writer:
             if place % p not in self.known:
                 self.known.add(place % p)
                 peer = place % p
-                line, slot = self.group.lines.enter(peer), self.slots.of(peer)
-                self.emit(LOOK, line, self.group.number, self.before, self.digest, slot, self.group.members[peer])
-        runs = []
-        for place in (*dsts, *srcs):
-            row, rank = divmod(place, p)
-            pieces = self.pieces(row, int(s.count[i]), int(s.part[i]), int(s.part_step[i]))
-            runs.append([(self.slots.of(rank, buffer), start, length) for buffer, start, length in pieces])
-        for length, at in _aligned(runs):
-            places = [x for slot, start in at for x in (slot, start * self.dtype.itemsize)]
-            m, k = len(dsts), len(srcs)
-            if k > 1:
-                divisor = p if self.op == "mean" and self.completes[s.move[i]] else 0
-                self.emit(FOLD, combine_address(self.op, self.dtype), length, divisor, m, k, *places)
-            else:
-                self.emit(COPY, length * self.dtype.itemsize, m, *places[2 * m :], *places[: 2 * m])
+                line, member = self.group.lines.enter(peer), self.group.members[peer]
+                self.emit(LOOK, line, self.group.number, self.before, self.entry[0], member, *self.places(peer))
+        for number, (layout, dtype) in enumerate(self.arrays):
+            runs = []
+            for place in (*dsts, *srcs):
+                row, rank = divmod(place, p)
+                pieces = self.pieces(layout, row, int(s.count[i]), int(s.part[i]), int(s.part_step[i]))
+                runs.append([(self.slots.of(rank, buffer, number), start, length) for buffer, start, length in pieces])
+            for length, at in _aligned(runs):
+                places = [x for slot, start in at for x in (slot, start * dtype.itemsize)]
+                m, k = len(dsts), len(srcs)
+                if k > 1:
+                    divisor = p if self.op == "mean" and self.completes[s.move[i]] else 0
+                    self.emit(FOLD, combine_address(self.op, dtype), length, divisor, m, k, *places)
+                else:
+                    self.emit(COPY, length * dtype.itemsize, m, *places[2 * m :], *places[: 2 * m])
+
+    def places(self, rank: int) -> tuple[int, int, int]:
+        """How many arrays there are, where a rank's buffers of the first are, and how far the next ones' are from there."""
+        return len(self.arrays), self.slots.of(rank), self.slots.stride
 
     @cached_property
     def completes(self) -> np.ndarray:
         """For each row of the schedule's moves, whether it completes a sum."""
         return self.streams.schedule.prove().completes
 
-    def pieces(self, row: int, count: int, part: int, step: int) -> list[tuple[int, int, int]]:
+    def pieces(self, layout: Layout, row: int, count: int, part: int, step: int) -> list[tuple[int, int, int]]:
         """(buffer, first element, elements) of contiguous ranges, in order, neighbours joined."""
         found: list[tuple[int, int, int]] = []
         for i in range(count):
-            for buffer, start, length in self.chunk(row + i, part + i * step):
+            for buffer, start, length in self.chunk(layout, row + i, part + i * step):
                 if found and found[-1][0] == buffer and found[-1][1] + found[-1][2] == start:
                     found[-1] = (buffer, found[-1][1], found[-1][2] + length)
                 else:
                     found.append((buffer, start, length))
         return found
 
-    def chunk(self, row: int, part: int) -> Iterator[tuple[int, int, int]]:
-        layout, c = self.layout, self.streams.schedule.collective
+    def chunk(self, layout: Layout, row: int, part: int) -> Iterator[tuple[int, int, int]]:
+        c = self.streams.schedule.collective
         low, high = int(layout.bounds[part]), int(layout.bounds[part + 1])
         slot = row - c.input_chunks - c.output_chunks
         if slot >= 0:
