@@ -83,6 +83,7 @@ if rank == 0:
     def die(*_):
         os.kill(os.getpid(), 9)
     module.Watch._tell = die
+    say("ready")
 if rank == 1:
     hear()
     1 / 0
@@ -94,6 +95,7 @@ hear()
 def test_rank_0_dies_while_it_tells():
     with Ranks(WRITES, range(4)) as ranks:
         ranks.lines()
+        assert ranks.line(0) == "ready"
         ranks.tell(1)
         assert ranks.end(0)[0] == -signal.SIGKILL
         ranks.end(1)

@@ -36,6 +36,7 @@ FAILED = 0
 LEFT = 8
 _LONGEST = 16_000  # characters of a traceback that are sent: its end
 _CROWD = 16  # so many ranks are introduced to each other: each gets a socket to each
+_MEETING = 5.0  # seconds that a rank waits to be introduced to all
 _NEWS = 0.5  # seconds in which the message about a failure follows its word in shared memory
 _TRACEBACK = "Traceback (most recent call last):"
 
@@ -86,7 +87,7 @@ class Watch:
         self._sockets = dict(sockets)
         self._failure: Failure | None = None
         self._reported = False
-        self._news = threading.Event()
+        self._news, self._met = threading.Event(), threading.Event()
         self._lock = threading.Lock()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._thread = threading.Thread(target=self._run, name="funccoll-watch", daemon=True)
@@ -94,7 +95,9 @@ class Watch:
         self._previous_hook: Any = None
         if rank == 0:
             self._introduce(list(self._sockets))
+            self._met.set()
         self._thread.start()
+        self._met.wait(_MEETING)
 
     # ------------------------------------------------------------ what the others did
 
@@ -125,7 +128,8 @@ class Watch:
                     return
                 if not self._hear(ranks[descriptor]):
                     poll.unregister(descriptor)
-            for rank, channel in self._sockets.items():
+            # Only when rank 0 has introduced all: it may die after the one of two has got its end, and before the other has.
+            for rank, channel in self._sockets.items() if self._met.is_set() else ():
                 if channel.fileno() not in ranks:
                     ranks[channel.fileno()] = rank
                     poll.register(channel, select.POLLIN)
@@ -148,6 +152,8 @@ class Watch:
             channel = socket.socket(fileno=descriptors[0])
             channel.setblocking(False)
             self._sockets[int(message["rank"])] = channel
+        if kind == "met":
+            self._met.set()
         if kind in ("died", "raised"):
             about = message.get("rank", rank) if self.rank else rank
             self._record(Failure(int(about), kind, str(message.get("text", ""))))
@@ -158,6 +164,7 @@ class Watch:
         header = self._header
         if header is not None and not header[LEFT + rank]:
             self._record(Failure(rank, "died"))
+        self._met.set()
 
     def _record(self, failure: Failure) -> None:
         with self._lock:
@@ -218,13 +225,13 @@ class Watch:
 
     def _introduce(self, ranks: list[int]) -> None:
         """Give each two of the ranks a socket to each other, which tells each the other's end."""
-        if len(ranks) > _CROWD:
-            return
-        for one, two in itertools.combinations(ranks, 2):
+        for one, two in itertools.combinations(ranks if len(ranks) <= _CROWD else (), 2):
             ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             for rank, other, end in ((one, two, ends[0]), (two, one, ends[1])):
                 send(self._sockets[rank], {"kind": "meet", "rank": other}, [end.fileno()])
                 end.close()
+        for rank in ranks:
+            send(self._sockets[rank], {"kind": "met"})
 
     def disown(self) -> None:
         """In a forked child: close its copies of the sockets, or the others would not see this rank's end."""
