@@ -1,0 +1,155 @@
+"""Other launchers, where they are installed: torchrun with torch.distributed, and mpirun with mpi4py, in the same script.
+
+funccoll finds its processes by the launcher's environment, and leaves that alone: the other library goes on working.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+STEP = """
+import os, sys
+import numpy as np
+import funccoll as fc
+from funccoll import P
+before = dict(os.environ)
+
+def ours(n, scale):
+    mesh = fc.make_mesh({"data": n})
+    total = fc.jit(lambda x: fc.all_reduce(x, "data"), mesh=mesh, in_specs=P("data"), out_specs=P())
+    x = np.arange(3.0 * n) * scale
+    found = np.asarray(total(x))
+    assert (found == x.reshape(n, 3).sum(axis=0)).all(), found
+    assert fc.world_size() == n
+
+def fine(n):  # in one write: lines of several processes must not mix
+    os.write(1, f"rank {fc.rank()} of {n} is fine\\n".encode())
+"""
+TORCH = STEP + """
+import torch, torch.distributed as dist
+
+def theirs(n):
+    x = torch.full((4,), float(dist.get_rank() + 1))
+    dist.all_reduce(x)
+    assert (x == n * (n + 1) / 2).all(), x
+
+if sys.argv[1] == "torch first":
+    dist.init_process_group("gloo")
+    theirs(int(os.environ["WORLD_SIZE"]))
+n = fc.world_size()
+ours(n, 1)
+if sys.argv[1] == "funccoll first":
+    dist.init_process_group("gloo")
+assert fc.rank() == dist.get_rank() and n == dist.get_world_size()
+for i in range(20):                                     # in turn
+    theirs(n)
+    ours(n, i)
+later = {k: v for k, v in os.environ.items() if not k.startswith("FUNCCOLL_")}
+assert {k: before[k] for k in later} == later and before["MASTER_PORT"]  # nothing was changed
+dist.destroy_process_group()
+fine(n)
+"""
+MPI = STEP + """
+from mpi4py import MPI
+comm = MPI.COMM_WORLD
+
+def theirs(n):
+    found = np.empty(2)
+    comm.Allreduce(np.full(2, comm.rank + 1.0), found)
+    assert (found == n * (n + 1) / 2).all(), found
+
+n = fc.world_size()
+assert (fc.rank(), n) == (comm.rank, comm.size)
+for i in range(20):
+    theirs(n)
+    ours(n, i)
+fine(n)
+"""
+FAILING = STEP + """
+ours(fc.world_size(), 1)
+if fc.rank() == 1:
+    raise ValueError("rank 1 has had enough")
+ours(fc.world_size(), 2)
+"""
+
+
+def launched(command, script, tmp_path, *arguments):
+    file = tmp_path / "script.py"
+    file.write_text(script)
+    variables = {"OMP_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    return subprocess.run(
+        [*command, str(file), *arguments], cwd=tmp_path, env={**os.environ, **variables}, capture_output=True, text=True,
+        timeout=300,
+    )  # fmt: skip
+
+
+def torchrun(n):
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("torch is not installed: pip install 'funccoll[torch]'")
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(n)]
+
+
+def mpirun(n):
+    if shutil.which("mpirun") is None or importlib.util.find_spec("mpi4py") is None:
+        pytest.skip("mpirun (apt install openmpi-bin) or mpi4py (pip install 'funccoll[mpi]') is not installed")
+    version = subprocess.run(["mpirun", "--version"], capture_output=True, text=True, check=True).stdout
+    return ["mpirun", *(["--oversubscribe"] if "Open MPI" in version else []), "-n", str(n), sys.executable]
+
+
+def check(done, n):
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"rank {r} of {n} is fine" for r in range(n)]
+
+
+@pytest.mark.parametrize("n", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("order", ["torch first", "funccoll first"])
+def test_torchrun(n, order, tmp_path):
+    check(launched(torchrun(n), TORCH, tmp_path, order), n)
+
+
+@pytest.mark.parametrize("n", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_mpirun(n, tmp_path):
+    check(launched(mpirun(n), MPI, tmp_path), n)
+
+
+@pytest.mark.parametrize("launcher", [torchrun, mpirun])
+def test_a_failure_under_another_launcher_is_told(launcher, tmp_path):
+    done = launched(launcher(2), FAILING, tmp_path)
+    assert done.returncode != 0
+    assert "ValueError: rank 1 has had enough" in done.stderr
+
+
+@pytest.mark.slow
+def test_torchrun_restarts_a_job(tmp_path):
+    """The processes of the second attempt find each other, and not what is left of the first."""
+    command = [*torchrun(2), "--max-restarts", "1"]
+    script = STEP + """
+n = fc.world_size()
+ours(n, 1)
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and fc.rank() == 0:
+    sys.exit(3)
+ours(n, 2)
+fine(n)
+"""
+    check(launched(command, script, tmp_path), 2)
+
+
+@pytest.mark.slow
+def test_two_jobs_of_mpirun_at_once_do_not_meet(tmp_path):
+    command = mpirun(2)
+    (tmp_path / "script.py").write_text(MPI)
+    variables = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    jobs = [
+        subprocess.Popen([*command, str(Path(tmp_path, "script.py"))], env=variables, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    for job in jobs:
+        out, _ = job.communicate(timeout=300)
+        assert job.returncode == 0 and out.count("is fine") == 2
