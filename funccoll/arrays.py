@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -23,7 +23,23 @@ from .ir import Traced, as_array, refuse_mask
 from .mesh import Sharding, copy_coordinates
 from .types import ArrayType, bfloat16, check_dtype, dtype_name
 
-__all__ = ["Array", "Layout", "layout_of", "to_numpy"]
+__all__ = ["MEMORY", "Array", "Layout", "Memory", "layout_of", "to_numpy"]
+
+
+class Memory:
+    """Where blocks of Arrays are put: `empty(shape, dtype)`. A job of several processes sets it to memory that all share."""
+
+    def __init__(self) -> None:
+        self.empty: Callable[[tuple[int, ...], np.dtype], np.ndarray] = np.empty
+
+    def block(self, value: np.ndarray) -> np.ndarray:
+        """A copy, C-contiguous."""
+        out = self.empty(value.shape, value.dtype)
+        out[...] = value
+        return out
+
+
+MEMORY = Memory()
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import operator
 import types
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, ParamSpec, TypeVar, overload
@@ -38,6 +39,8 @@ _LeafType = tuple[tuple[int, ...], np.dtype, type | None]
 """Global shape, dtype, and the Python type of a weak scalar."""
 
 _NO_MESH = Mesh({}, (0,))
+_ONLY_ARRAYS, _ARRAYS = {Array}, {Array, np.ndarray}
+_LAYOUT = operator.attrgetter("layout")
 
 
 class Jitted(Generic[Params, R]):
@@ -52,27 +55,24 @@ class Jitted(Generic[Params, R]):
         self._arguments = Arguments(fn, mesh, in_specs, options)
         self._name = self._arguments.name
         self._cache: dict[Any, Compiled] = {}
-        self._fast: dict[tuple, Callable[[Sequence[Any]], Any]] = {}
+        self._fast: dict[tuple | None, Callable[[Sequence[Any]], Any]] = {}
 
     # ------------------------------------------------------------ calling
 
     def __call__(self, *args: Params.args, **kwargs: Params.kwargs) -> R:
         """Run on global values: NumPy arrays (equal on all processes), numbers, Arrays, and pytrees of them."""
         if not kwargs:
-            key = []
             given: Any = args
-            for arg in given:
-                kind = type(arg)
-                if kind is Array:
-                    key.append(arg.layout)
-                elif kind is np.ndarray:
-                    key.append((arg.shape, arg.dtype))
-                else:
-                    break
+            kinds = set(map(type, given))
+            if kinds == _ONLY_ARRAYS:
+                key = tuple(map(_LAYOUT, given))
+            elif kinds <= _ARRAYS:
+                key = tuple([a.layout if type(a) is Array else (a.shape, a.dtype) for a in given])
             else:
-                run = self._fast.get(tuple(key))
-                if run is not None:
-                    return run(args)
+                key = None
+            run = self._fast.get(key)
+            if run is not None:
+                return run(args)
         with user_frames():
             return self._slow_call(args, kwargs)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .arrays import Array, layout_of, to_numpy
+from .arrays import MEMORY, Array, layout_of, to_numpy
 from .errors import MeshError, ShapeError, ShardingError, TraceError
 from .mesh import Mesh, P, Sharding
 
@@ -48,7 +48,8 @@ def device_put(x: Any, mesh: Mesh | Sharding, spec: P | None = None) -> Array:
     value = to_numpy(x, "device_put: x")
     sharding.shard_shape(value.shape, "device_put: x")
     layout = layout_of(value.shape, value.dtype, sharding)
-    copies = [np.array(value[i], order="C") for i in layout.indices]
+    put = MEMORY.block if sharding.mesh.process is not None else lambda block: np.array(block, order="C")
+    copies = [put(value[i]) for i in layout.indices]
     return Array(layout, copies if len(copies) > 1 else copies[0])
 
 
@@ -61,7 +62,7 @@ def from_local(x: Any, mesh: Mesh | Sharding, spec: P | None = None) -> Array:
     sharding = _concrete_mesh(_sharding(mesh, spec))
     size = sharding.mesh.size
     if sharding.mesh.process is not None:
-        block = np.array(to_numpy(x, "from_local: x"), order="C")
+        block = MEMORY.block(to_numpy(x, "from_local: x"))
         return Array(layout_of(sharding.global_shape(block.shape, "from_local: a block"), block.dtype, sharding), block)
     if size == 1 and not isinstance(x, (list, tuple)):
         x = [x]

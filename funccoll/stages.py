@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import operator
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from .schedules.schedule import Schedule
 
 __all__ = ["Compiled", "Lowered", "Signature", "TracedFunction"]
+
+
+_COPIES = operator.attrgetter("_copies")
 
 
 @dataclass(frozen=True)
@@ -182,7 +186,7 @@ class Compiled(_Scheduled):
 
     def execute_ready(self, arrays: Sequence[Array]) -> Any:
         """Run on Arrays whose layouts are known to be the expected ones: nothing to check or convert."""
-        return self._wrap(self._run(*[a._copies for a in arrays]))
+        return self._wrap(self._run(*map(_COPIES, arrays)))
 
     def _wrap(self, outputs: Sequence[Any]) -> Any:
         if self._single:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays import Array, to_numpy
+from ..arrays import MEMORY, Array, to_numpy
 from ..errors import MeshError, PlannedError, RendezvousError
 from ..mesh import Mesh
 from . import rendezvous
@@ -136,12 +136,13 @@ class _Membership:
             watch = Watch(job_.rank, meeting.sockets, heap.view(0, (HEADER // 8,), np.int64))
             watch.hook_exceptions()
             self.current = World(job_.rank, job_.world, heap, watch)
+            MEMORY.empty = heap.array
             os.environ[_JOINED] = f"{place}{os.getpid()}"
             _at_end()
         return self.current
 
     def leave(self) -> None:
-        left, self.current = self.current, None
+        left, self.current, MEMORY.empty = self.current, None, np.empty
         if left is not None:
             self.generation += 1
             os.environ.pop(_JOINED, None)
@@ -150,7 +151,7 @@ class _Membership:
 
     def forked(self) -> None:
         """In a forked child: let go of all that is the parent's."""
-        left, self.current = self.current, None
+        left, self.current, MEMORY.empty = self.current, None, np.empty
         if left is not None:
             self.forked_from = left.rank
             left.watch.disown()
