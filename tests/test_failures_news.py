@@ -213,6 +213,19 @@ def test_a_large_job_has_rank_0_as_its_messenger():
         ranks.end_well()
 
 
+def test_another_exception_hook_takes_the_place_of_ours():
+    """As rich.traceback.install() does. What is raised is told nevertheless, when the process ends."""
+    script = TELL + "if rank == 1: sys.excepthook = lambda *error: None; hear(); 1 / 0\ntell()\nhear()"
+    with Ranks(script, range(3)) as ranks:
+        ranks.lines()
+        ranks.tell(1)
+        assert ranks.end(1) == (1, [], "")
+        for r in (0, 2):
+            assert news(ranks.line(r))[1:] == (1, "raised", "rank 1 raised ZeroDivisionError: division by zero")
+            ranks.tell(r)
+        ranks.end_well()
+
+
 # ---------------------------------------------------------------- before the job begins
 
 

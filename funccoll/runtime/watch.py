@@ -212,6 +212,10 @@ class Watch:
 
     def leave(self) -> None:
         """Say bye, and stop watching. Called again it does nothing."""
+        if self._hook is not None and sys.excepthook is not self._hook:  # somebody has put another in the place of ours
+            error = getattr(sys, "last_value", None)  # Python sets it before it calls a hook
+            if error is not None and not self._reported:
+                self.report("".join(traceback.format_exception(error)))
         with self._lock:
             header, self._header = self._header, None
             if header is None:
