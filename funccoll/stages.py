@@ -6,7 +6,7 @@ import functools
 import hashlib
 import operator
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -138,6 +138,12 @@ class Compiled(_Scheduled):
         self.schedules = schedules
         buffers = plan_buffers(program, shared=signature.mesh.process is None)
         self._run = compile_local(program, signature.mesh, buffers, dict(schedules))
+        self._check_replicas: Callable[[Sequence[Any]], None] | None = None
+        if signature.mesh.process is not None and os.environ.get("FUNCCOLL_DEBUG") and signature.in_layouts:
+            from .runtime.values import replica_check, wanted  # here: it imports Numba
+
+            if wanted():
+                self._check_replicas = replica_check(signature.mesh, signature.in_layouts, self._argument)
         self._single = signature.out_tree.is_leaf()
         self._layouts = signature.in_layouts
         self._donates = any(signature.donated)
@@ -163,6 +169,9 @@ class Compiled(_Scheduled):
                 )
         return self.execute(leaves)
 
+    def _argument(self, i: int) -> str:
+        return f"{path_name('args', self.signature.in_tree, i)} of {self.signature.name}"
+
     def execute(self, leaves: Sequence[Any]) -> Any:
         """Run on flat arguments that are known to fit."""
         inputs = []
@@ -173,6 +182,8 @@ class Compiled(_Scheduled):
             else:
                 native = type(leaf) is np.ndarray and leaf.dtype is layout.dtype
                 inputs.append(layout.split(leaf if native else to_numpy(leaf)))
+        if self._check_replicas is not None:
+            self._check_replicas(inputs)
         if self._donates:  # only now, when nothing can be refused any more, do donated Arrays lose their data
             for leaf, donated in zip(leaves, self.signature.donated, strict=True):
                 if donated and type(leaf) is Array and not leaf.is_deleted:
@@ -182,7 +193,8 @@ class Compiled(_Scheduled):
     def takes_as_they_are(self, leaves: Sequence[Any]) -> bool:
         """True when all arguments are Arrays of the expected layouts, and none is donated."""
         pairs = zip(leaves, self.signature.in_layouts, strict=True)
-        return not self._donates and all(type(x) is Array and x.layout.same(y) for x, y in pairs)
+        plain = not self._donates and self._check_replicas is None
+        return plain and all(type(x) is Array and x.layout.same(y) for x, y in pairs)
 
     def execute_ready(self, arrays: Sequence[Array]) -> Any:
         """Run on Arrays whose layouts are known to be the expected ones: nothing to check or convert."""

@@ -202,7 +202,7 @@ def test_missing_ranks_are_named_by_all():
 
 
 def test_rank_0_is_missing():
-    with Ranks(PRELUDE + "world.init(timeout=0.3)", [1], world=2) as ranks:
+    with Ranks(PRELUDE + "world.init(rendezvous_timeout=0.3)", [1], world=2) as ranks:
         code, _, error = ranks.end(1)
         assert code == 1 and "rank 0 did not come within 0.3 s" in error and "rank 1 of 2" in error
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from ..errors import FunccollError, Source
+from ..errors import FunccollError, RendezvousError, Source
 from ..mesh import Mesh
 from .heap import HEADER
 from .plan import Communicator, Lines
@@ -68,6 +69,17 @@ class Groups:
                 mine = Communicator(len(self._known), members, members.index(self.world.rank), lines)
                 self._known[key], self._next = (mine, families), start
             return self._known[key][0]
+
+    @property
+    def timeout(self) -> float:
+        """Seconds that a rank waits in one collective."""
+        if "timeout" in self.world.shared:
+            return self.world.shared["timeout"]
+        given = os.environ.get("FUNCCOLL_TIMEOUT", "600")
+        try:
+            return float(given)
+        except ValueError:
+            raise RendezvousError(f"FUNCCOLL_TIMEOUT={given!r} must be seconds, such as 600.") from None
 
     def abandon(self, error: FunccollError, memory: object) -> None:
         """This rank leaves a collective in the middle because of an error: none runs any more.

@@ -128,11 +128,18 @@ class _Builder:
         found = set()
         for eqn in self.program.equations:
             for atom in eqn.inputs if eqn.primitive.communicates else ():
-                while type(atom) is Var and atom in self.buffers.reuse:  # it is where its operand was
-                    atom = made[atom].inputs[self.buffers.reuse[atom]]
                 maker = made.get(atom) if type(atom) is Var else None
-                if type(atom) is Var and maker is not None and _can_write(maker) and atom.type.nbytes >= _PUBLISHED:
-                    found.add(atom)
+                while maker is not None:
+                    out = maker.outputs[0]
+                    if out in self.buffers.reuse:  # it is where its operand was
+                        atom = maker.inputs[self.buffers.reuse[out]]
+                    elif maker.primitive.view:
+                        atom = maker.inputs[0]
+                    else:
+                        if _can_write(maker) and out.type.nbytes >= _PUBLISHED:
+                            found.add(out)
+                        break
+                    maker = made.get(atom) if type(atom) is Var else None
         return found
 
     # ------------------------------------------------------------ names and copies

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 import threading
 import time
 import traceback
@@ -17,7 +16,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from sys import getrefcount
 from typing import Any
 
 import numpy as np
@@ -27,19 +25,18 @@ from ..ir import Equation, Var
 from ..kernels import source as at
 from ..kernels.combine import ROOM
 from ..kernels.cpu import interpreter
-from ..mesh import Mesh, Sharding
+from ..mesh import Mesh
 from ..schedules.layout import Layout
-from ..schedules.schedule import Schedule, build
+from ..schedules.schedule import Schedule
 from . import host
 from .groups import Place, groups
 from .plan import Communicator, Plan
+from .results import Results
 from .world import World, current
 
-__all__ = ["Call", "Exchange", "Operand", "arguments_of", "exchange", "exchanges", "gather_whole"]
+__all__ = ["Call", "Exchange", "Operand", "arguments_of", "exchange", "exchanges"]
 
-_POOLED = 1 << 16
-"""Results of up to so many bytes are used again as they are, when nobody holds them any more."""
-_KEPT = 3
+_HEAD = tuple.__basicsize__  # from a tuple's address to its items', which are addresses of objects
 _SPINS, _YIELDS, _NAPS = 400, 200, 1000
 
 
@@ -68,38 +65,6 @@ class Call:
     source: Source | None = None
 
 
-class _Results:
-    """The arrays that the results of a call go to, as a tuple.
-
-    Small ones that nobody holds any more are used again, all of a call together: 1 µs for 32 of them, instead of 20.
-    """
-
-    def __init__(self, make: Sequence[Callable[[], np.ndarray]], nbytes: int):
-        self.make = make
-        self.pooled = bool(make) and nbytes <= _POOLED
-        self.kept: list[tuple[np.ndarray, ...]] = []
-
-    def __call__(self) -> tuple[np.ndarray, ...]:
-        for arrays in self.kept:
-            if max(map(getrefcount, arrays)) == _ALONE:  # views hold their array, too
-                return arrays
-        if not self.pooled:
-            return tuple([one() for one in self.make])
-        if len(self.kept) < _KEPT:
-            arrays = tuple([one() for one in self.make])
-        else:  # some of the oldest are still held: a loss that is kept of every step, say
-            oldest = self.kept.pop(0)
-            free = [count == _ALONE for count in map(getrefcount, oldest)]
-            arrays = tuple([a if f else one() for a, f, one in zip(oldest, free, self.make, strict=True)])
-        self.kept.append(arrays)
-        return arrays
-
-
-# What `getrefcount` says, called by `map`, of an array that only a tuple holds: Python's versions count differently.
-_ALONE = max(map(getrefcount, (np.empty(0),)))
-_HEAD = tuple.__basicsize__  # from a tuple's address to its items', which are addresses of objects
-
-
 class Exchange:
     """Collectives that sit together: call it with this rank's arrays; it gives a tuple of this rank's results.
 
@@ -120,7 +85,7 @@ class Exchange:
             self._add(call, group, make, placed)
         self._lock = self._lock_of({c.number for c in self.communicators})
         sizes = [math.prod(o.out_shape) * o.dtype.itemsize for c in self.calls for o in c.operands]
-        self._results = _Results(make, sum(sizes))
+        self._results = Results(make, sum(sizes))
         self._tables(placed)
 
     def _room(self, shape: tuple[int, ...], dtype: np.dtype) -> int:
@@ -187,7 +152,8 @@ class Exchange:
         """This rank's results. An array outside of the heap, or not contiguous, is copied into it first.
 
         Raises: PeerFailure when a rank has died, raised or left; ProgramMismatch when one runs something else;
-        CollectiveTimeout after FUNCCOLL_TIMEOUT seconds (600). After one of them no collective of the job runs any more.
+        CollectiveTimeout after `fc.init(timeout=)` or FUNCCOLL_TIMEOUT seconds (600). No collective of the job runs
+        after one of them.
         """
         with self._lock:
             if self.groups.broken is not None:
@@ -233,7 +199,7 @@ class Exchange:
                     where = f"This rank waits in {self._name()} for rank {self._rank}."
                     raise failure.error(f"{where}\n{self.groups.table(self._group)}")
                 seen = failure
-                if time.monotonic() - began > _timeout():
+                if time.monotonic() - began > self.groups.timeout:
                     raise self._late(time.monotonic() - began)
             status = self._kernel(self._address)
 
@@ -299,8 +265,8 @@ class Exchange:
 
     def _late(self, seconds: float) -> CollectiveTimeout:
         return CollectiveTimeout(
-            f"rank {self.world.rank} waited {seconds:.1f} s in {self._name()} for rank {self._rank}. FUNCCOLL_TIMEOUT sets the "
-            f"seconds.\n{self.groups.table(self._group)}", self._call.source,
+            f"rank {self.world.rank} waited {seconds:.1f} s in {self._name()} for rank {self._rank}. fc.init(timeout=) or "
+            f"FUNCCOLL_TIMEOUT sets the seconds.\n{self.groups.table(self._group)}", self._call.source,
         )  # fmt: skip
 
 
@@ -357,28 +323,3 @@ def arguments_of(equations: Any) -> list[Var]:
     equations = list(equations)
     made = {out for eqn in equations for out in eqn.outputs}
     return list(dict.fromkeys(a for eqn in equations for a in eqn.inputs if type(a) is Var and a not in made))
-
-
-def gather_whole(array: np.ndarray, shape: tuple[int, ...], sharding: Sharding) -> np.ndarray:
-    """The global value of this process's block, on every process."""
-    world = current()
-    if world is None:
-        raise RendezvousError("this process has left the job whose array this is.")
-    for dim in range(len(shape)):
-        axes = sharding.dim_axes(dim)
-        if axes:
-            size = sharding.mesh.axis_size(axes)
-            out = (*array.shape[:dim], array.shape[dim] * size, *array.shape[dim + 1 :])
-            operand = Operand(array.shape, out, array.dtype, dim, dim, 0)
-            call = Call(tuple(axes), build("all_gather", size), "sum", (operand,), "process_allgather")
-            (array,) = Exchange(world, sharding.mesh, [call])(array)
-    return np.array(array)
-
-
-def _timeout() -> float:
-    """Seconds that a rank waits in one collective."""
-    given = os.environ.get("FUNCCOLL_TIMEOUT", "600")
-    try:
-        return float(given)
-    except ValueError:
-        raise RendezvousError(f"FUNCCOLL_TIMEOUT={given!r} must be seconds, such as 600.") from None

@@ -167,17 +167,25 @@ def _at_end() -> None:
     os.register_at_fork(after_in_child=_MEMBERSHIP.forked)
 
 
-def init(timeout: float | None = None) -> World | None:
+def init(timeout: float | None = None, *, rendezvous_timeout: float | None = None) -> World | None:
     """Join the other processes of the job: find them, share memory with them, and watch them.
 
-    All must call it, or `make_mesh`, which does. Called again it changes nothing. In one process there is nobody to
-    join: it returns None.
+    All must call it, or `make_mesh`, which does. Called again it only sets a `timeout` that is given. In one process there
+    is nobody to join: it returns None.
 
-    timeout: seconds to wait for the others; FUNCCOLL_RENDEZVOUS_TIMEOUT or 60 when None.
+    timeout: seconds that a collective waits for the others before it raises CollectiveTimeout; FUNCCOLL_TIMEOUT or 600
+    when None. A process that has died is noticed at once, whatever the timeout.
+    rendezvous_timeout: seconds to wait for the others to come; FUNCCOLL_RENDEZVOUS_TIMEOUT or 60 when None.
 
     Raises: RendezvousError when some do not come; it names them.
     """
-    return _MEMBERSHIP.join(rendezvous.timeout_of(os.environ) if timeout is None else timeout)
+    for name, seconds in (("timeout", timeout), ("rendezvous_timeout", rendezvous_timeout)):
+        if seconds is not None and not (isinstance(seconds, (int, float)) and seconds > 0):
+            raise RendezvousError(f"fc.init: {name}={seconds!r} must be seconds, more than 0.")
+    world = _MEMBERSHIP.join(rendezvous.timeout_of(os.environ) if rendezvous_timeout is None else rendezvous_timeout)
+    if world is not None and timeout is not None:
+        world.shared["timeout"] = float(timeout)
+    return world
 
 
 def finalize() -> None:
@@ -206,7 +214,7 @@ def rank() -> int:
 def process_allgather(arr: Any) -> np.ndarray:
     """The global value of `arr` in every process (in one process: np.asarray). All processes must call it."""
     if type(arr) is Array and arr.sharding.mesh.process is not None:
-        from .shm import gather_whole  # here: it imports Numba
+        from .values import gather_whole  # here: it imports Numba
 
         return gather_whole(arr.local, arr.shape, arr.sharding)
     return np.array(to_numpy(arr, "process_allgather: arr"))

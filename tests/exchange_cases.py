@@ -1,0 +1,182 @@
+"""What processes run in `test_exchanges.py`: how collectives are put together, and whose memory is whose."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import numpy as np
+
+import funccoll as fc
+from funccoll import P
+from funccoll.mesh import Mesh
+from funccoll.runtime import shm
+
+
+def jitted(fn, mesh, in_specs=P("d"), out_specs=P()):
+    return fc.jit(fn, mesh=mesh, in_specs=in_specs, out_specs=out_specs)
+
+
+def grouping() -> list[int]:
+    """How many native calls some programs make, each equal to virtual devices."""
+    n = fc.world_size()
+    mesh, virtual = fc.make_mesh({"d": n}), Mesh({"d": n}, range(n))
+    x = np.random.default_rng(0).normal(size=(n * n, 6)).astype(np.float32)
+
+    def many(x):
+        return [fc.all_reduce(x[i % n] * i, "d") for i in range(32)]
+
+    def chain(x):  # each needs the one before, and nothing is computed between
+        return fc.all_gather(fc.reduce_scatter(x, "d"), "d")
+
+    def around(x):  # the compute between them needs neither
+        a = fc.all_reduce(x, "d", op="max")
+        y = np.tanh(x)
+        return a, fc.all_gather(y, "d"), a * 2
+
+    def between(x):
+        return fc.all_reduce(fc.pvary(fc.all_reduce(x, "d") * 2, "d") + x, "d")
+
+    counts = []
+    for fn in (many, chain, around, between):
+        with_processes = jitted(fn, mesh)
+        found, wanted = with_processes(x), jitted(fn, virtual)(x)
+        for mine, theirs in zip(fc.tree.leaves(found), fc.tree.leaves(wanted), strict=True):
+            assert mine.local.tobytes() == theirs.shards[0].tobytes()
+        counts.append(len(shm.exchanges(with_processes.lower(x).compile())))
+    return counts
+
+
+def memory() -> None:
+    """Results that somebody holds stay as they are; memory that nobody holds is used again."""
+    n, rank = fc.world_size(), fc.rank()
+    mesh = fc.make_mesh({"d": n})
+    step = jitted(lambda x: (fc.all_reduce(x, "d"), fc.all_reduce(x[0], "d", op="max")), mesh)
+    blocks = [np.full((n * 5, 3), i, np.float32) for i in range(40)]
+    held, losses = [], []
+    for i, block in enumerate(blocks):
+        total, loss = step(block)
+        losses.append(loss)  # one of two results is kept of every step
+        if i % 7 == 0:
+            held.append((i, np.asarray(total)[1:]))  # a view of the other
+    assert [loss.local.tolist() for loss in losses] == [[i] * 3 for i in range(40)]
+    assert all((view == n * i).all() for i, view in held)
+
+    large = jitted(lambda x: fc.all_reduce(x, "d"), mesh)
+    x = fc.device_put(np.ones((n, 1 << 20), np.float32), mesh, P("d"))
+    heap = shm.exchanges(large.lower(x).compile())[0].heap
+    assert heap.offset_of(x.local) >= 0  # device_put puts it where the others can read it
+    assert heap.offset_of(fc.from_local(np.ones(3), mesh, P("d")).local) >= 0
+    for _ in range(3):
+        y = large(x)
+    del y
+    gc.collect()
+    before = heap.stats()
+    for _ in range(20):
+        y = large(x)
+    del y
+    gc.collect()
+    assert heap.stats() == before
+
+    # A large value that a collective reads is computed where the others can read it.
+    seen = []
+    call = shm.Exchange.__call__
+
+    def spy(self, *arrays):
+        seen.extend(heap.offset_of(np.asarray(a)) >= 0 for a in arrays)
+        return call(self, *arrays)
+
+    w = np.ones((300, 200), np.float32)
+    for fn in (lambda w, x: x.T @ x, lambda w, x: np.exp(w + x[0, 0]) * 2, lambda w, x: (w * x[0, 0]).reshape(-1)):
+        product = jitted(lambda w, x, fn=fn: fc.all_reduce(fn(w, x), "d"), mesh, (P(), P("d")))
+        y = np.ones((n * 4, 200), np.float32)
+        found = product(w, y)
+        shm.Exchange.__call__ = spy
+        again = product(w, y)
+        shm.Exchange.__call__ = call
+        assert found.local.tobytes() == again.local.tobytes()
+    assert seen == [True, True, True]
+
+    # What a collective reads is not overwritten by compute that comes before it now.
+    def overwriting(x):
+        y = x * 2
+        total = fc.all_reduce(y, "d")
+        z = np.negative(y)
+        return total, fc.all_reduce(z, "d")
+
+    a, b = jitted(overwriting, mesh)(np.ones((n, 20000), np.float32))
+    assert (a.local == 2 * n).all() and (b.local == -2 * n).all()
+    assert rank == fc.rank()
+
+
+def arguments() -> None:
+    """Scalars, strided views, private arrays, arrays without elements."""
+    n, rank = fc.world_size(), fc.rank()
+    mesh = fc.make_mesh({"d": n})
+    x = np.arange(24.0 * n).reshape(4 * n, 6)
+    mine = x[4 * rank : 4 * rank + 4]
+    checks = {
+        "scalar": (lambda x: fc.all_reduce(np.sum(x), "d"), x.sum()),
+        "transposed": (lambda x: fc.all_gather(x.T, "d", dim=1), x.T),
+        "strided": (lambda x: fc.all_gather(x[:, ::2], "d"), x[:, ::2]),
+        "reversed": (lambda x: fc.all_gather(x[::-1], "d"), np.concatenate([b[::-1] for b in np.split(x, n)])),
+        "empty": (lambda x: fc.all_gather(x[:, :0], "d"), x[:, :0]),
+        "private": (lambda x: fc.all_gather(x, "d"), x),
+        "repeated": (lambda x: fc.broadcast(np.broadcast_to(x[0, 0], (3, 3)), "d"), np.zeros((3, 3))),
+    }
+    for what, (fn, wanted) in checks.items():
+        for given in (x, fc.device_put(x, mesh, P("d")), fc.from_local(mine, mesh, P("d"))):
+            np.testing.assert_array_equal(jitted(fn, mesh)(given).local, wanted, err_msg=what)
+
+
+def threads() -> None:
+    """Two threads over groups that have no rank order in common: neither waits for the other."""
+    mesh = fc.make_mesh({"a": 2, "b": 2})
+    steps = {axis: fc.jit(lambda x, axis=axis: fc.all_reduce(x, axis), mesh=mesh, in_specs=P(("a", "b")),
+                          out_specs=P("b" if axis == "a" else "a")) for axis in "ab"}  # fmt: skip
+    x = np.arange(4.0)
+    wanted = {axis: step(x).local.copy() for axis, step in steps.items()}
+    wrong = []
+
+    def work(axis):
+        for _ in range(300):
+            if steps[axis](x).local.tobytes() != wanted[axis].tobytes():
+                wrong.append(axis)
+
+    # Every rank starts them in another order.
+    workers = [threading.Thread(target=work, args=(axis,)) for axis in ("ab" if fc.rank() % 2 else "ba")]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert not wrong
+
+
+def detail(differs: bool) -> str:
+    """What FUNCCOLL_DEBUG=detail says of an argument that is claimed to be equal."""
+    mesh = fc.make_mesh({"d": fc.world_size()})
+    step = jitted(lambda w, x: fc.all_reduce((x * w["bias"]).sum(), "d"), mesh, (P(), P("d")))
+    x = np.arange(4.0 * fc.world_size())
+    assert float(step({"bias": np.float64(2)}, x)) == 2 * x.sum()
+    try:
+        for _ in range(2):
+            step({"bias": fc.device_put(np.ones(()) + (fc.rank() if differs else 0), mesh)}, x)
+    except fc.errors.ShardingError as error:
+        return str(error)
+    return ""
+
+
+def late() -> str:
+    """Rank 1 does not come; the timeout is an argument."""
+    import time
+
+    fc.init(timeout=0.5)
+    mesh = fc.make_mesh({"d": fc.world_size()})
+    step = jitted(lambda x: fc.all_reduce(x, "d"), mesh)
+    if fc.rank() == 1:
+        time.sleep(3)
+    try:
+        step(np.arange(2.0))
+    except fc.FunccollError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""

@@ -1,0 +1,43 @@
+"""Collectives that sit together are one native call; results, arguments and intermediate values are in the right memory."""
+
+from __future__ import annotations
+
+import exchange_cases as cases
+import pytest
+
+import funccoll as fc
+
+
+@pytest.mark.parametrize("n", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_what_sits_together_is_one_call(n):
+    assert fc.launch(cases.grouping, n) == [[1, 1, 1, 2]] * n
+
+
+@pytest.mark.parametrize("n", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_memory(n):
+    fc.launch(cases.memory, n)
+
+
+@pytest.mark.parametrize("n", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_arguments(n):
+    fc.launch(cases.arguments, n)
+
+
+def test_threads_over_different_groups():
+    fc.launch(cases.threads, 4, timeout=120)
+
+
+def test_detail_compares_what_is_claimed_to_be_equal(monkeypatch):
+    monkeypatch.setenv("FUNCCOLL_DEBUG", "detail")
+    assert fc.launch(cases.detail, 2, False) == ["", ""]
+    for text in fc.launch(cases.detail, 2, True):
+        assert "args[0]['bias'] of" in text
+        assert "must be equal along 'd', and ranks 0 and 1 hold different values" in text
+
+
+def test_the_timeout_is_an_argument():
+    told = fc.launch(cases.late, 2)
+    assert told[0].startswith("CollectiveTimeout: rank 0 waited 0.")
+    assert "rank 1 has not entered any collective" in told[0]
+    assert "rank 0 is in all_reduce at exchange_cases.py" in told[0] and "(this rank)" in told[0]
+    assert told[1].startswith("PeerFailure: rank 0 raised")
