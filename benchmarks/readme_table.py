@@ -107,11 +107,13 @@ def host_tables(data: dict[str, Any]) -> str:
             "",
             f"{rounds}, in one run on {about['cpu']}, {about['cores']} cores (load {load}), Python {about['python']}, "
             f"{versions}; float32. *Native* is our compiled plan repeated in one native call, against mpi4py less an empty "
-            "mpi4py call; *Python* is a jitted step against an mpi4py call, each with its result read. Open MPI is bound to "
-            "cores, with or without `mpi_yield_when_idle`, whichever was faster. The limit is what reading and writing the "
-            "same memory takes on all ranks at once, without waiting for each other. With an empty cache of kernels, "
-            f"`funccoll run -n 2` takes {cold} to the first result.{without} Every case, those of Python and of 4 ranks "
-            "included, is in `benchmarks/results/host.json`; `make bench` makes it anew.",
+            "mpi4py call, and nobody reads results; *Python* is a jitted step against an mpi4py call, each with its result "
+            "read. MPI's broadcast, and Gloo's broadcast and all_reduce, work in place, which spares them a copy. Open MPI is "
+            "bound to cores (4 ranks on 2 cores share them), with or without `mpi_yield_when_idle`, whichever was faster; "
+            "funccoll is bound where there are cores enough. The limit is what reading and writing the same memory takes on "
+            "all ranks at once, without waiting for each other. With an empty cache of kernels, `funccoll run -n 2` takes "
+            f"{cold} to the first result.{without} Every case, those of Python and of 4 ranks included, is in "
+            "`benchmarks/results/host.json`; `make bench` makes it anew.",
         ]
     )
 
@@ -119,7 +121,8 @@ def host_tables(data: dict[str, Any]) -> str:
 def _goal_row(goal: dict[str, Any]) -> str:
     verdict = {None: "not measured", True: "met", False: "**missed**"}[goal["met"]] if goal["asked"] else "no goal"
     reached = "" if goal["reached"] is None else f"{goal['reached']:.3g} {goal['unit']} ({goal['at']})"
-    return f"| {goal['goal']} | {goal['ranks']} | {goal['wanted']} | {reached} | {verdict} |"
+    wanted = goal["wanted"] if goal["asked"] else ""
+    return f"| {goal['goal']} | {goal['ranks']} | {wanted} | {reached} | {verdict} |"
 
 
 def _mean_rows(means: list[dict[str, Any]]) -> list[str]:
@@ -140,7 +143,9 @@ def _grid(cases: list[dict[str, Any]]) -> list[str]:
     rows = [f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
     for line in zip(*columns.values(), strict=True):
         name = " or ".join(human_size(nbytes) for nbytes in dict.fromkeys(case["nbytes"] for case in line))
-        cells = [_time(c["ours"]["median_us"]) + (f", {c['mpi']['ratio']['median']:.2g}×" if "mpi" in c else "") for c in line]
+        times = [c["ours"]["median_us"] for c in line]
+        ratios = [f", {c['mpi']['ratio']['median']:.2g}×" if "mpi" in c else "" for c in line]
+        cells = [(f"{us:.2f} µs" if us < 10 else _time(us)) + ratio for us, ratio in zip(times, ratios, strict=True)]
         rows.append(f"| {name} | {' | '.join(cells)} |")
     return rows
 
