@@ -1,0 +1,91 @@
+"""How long until every other rank is told of a failure: from the event in one rank to the exception in the others.
+
+Real processes, which step through collectives over two axes of a mesh (the cases of tests/failure_cases.py). Each kind of
+failure happens ten times, in another rank each time. Writes benchmarks/results/failures.json.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from measure import machine
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+
+from failure_jobs import Job, Server
+
+RESULTS = Path(__file__).parent / "results" / "failures.json"
+ROUNDS = 10
+GOAL = 1.0
+TIMEOUT = 1.0
+# What happens: the case, its arguments, what the rank says when it happens, the exceptions that others may get.
+KINDS: dict[str, tuple[str, dict[str, Any], str, set[str]]] = {
+    "kill -9 at an instruction": ("kill", {}, "dies", {"PeerFailure"}),
+    "kill -9 between collectives": ("failing", {"deed": "die"}, "does", {"PeerFailure"}),
+    "exit without a word": ("failing", {"deed": "vanish"}, "does", {"PeerFailure"}),
+    "an exception": ("failing", {"deed": "raise"}, "does", {"PeerFailure"}),
+    "a clean exit": ("failing", {"deed": "leave"}, "does", {"PeerFailure"}),
+    "Ctrl-C in a wait": ("interrupted", {"caught": False}, "", {"PeerFailure"}),
+    "another collective": ("mismatch", {"change": "collective"}, "does", {"ProgramMismatch", "PeerFailure"}),
+    "another shape": ("mismatch", {"change": "shape"}, "does", {"ProgramMismatch", "PeerFailure"}),
+    "stopped, after the timeout": ("failing", {"deed": "stop"}, "does", {"CollectiveTimeout", "PeerFailure"}),
+}
+
+
+def once(server: Server, folder: Path, kind: str, n: int, number: int) -> list[float]:
+    """Seconds until each other rank was told, in one job."""
+    case, arguments, event, exceptions = KINDS[kind]
+    culprit = number % n
+    if case == "kill":
+        arguments = {"victim": culprit, "where": random.Random(number).random()}
+    elif case == "failing":
+        arguments = {"culprits": [culprit], **arguments}
+    elif case == "mismatch":
+        arguments = {"culprit": culprit, **arguments}
+    else:
+        arguments = {"holder": (culprit + 1) % n, **arguments}
+    stops = arguments.get("deed") == "stop"
+    others = set(range(n)) - {culprit}
+    with Job(server, folder, case, n, {"FUNCCOLL_TIMEOUT": str(TIMEOUT)} if stops else {}, **arguments) as job:
+        job.start()
+        if case == "interrupted":
+            others -= {arguments["holder"]}
+            for rank in range(n):
+                job.hear(rank, "ready")
+            time.sleep(0.3)  # now they wait
+            began = job.kill(culprit, 2)
+            others |= {culprit}  # it is told as well
+        else:
+            began = job.hear(culprit, event)["at"]
+        errors = {rank: job.hear(rank, "error") for rank in others}
+        assert all(error["kind"] in {*exceptions, "KeyboardInterrupt"} for error in errors.values()), errors
+    return [error["at"] - began - TIMEOUT * stops for error in errors.values()]
+
+
+def main() -> None:
+    """All kinds, with 2 and 4 ranks."""
+    about, rows = machine(), []
+    with tempfile.TemporaryDirectory() as folder, Server() as server:
+        for kind in KINDS:
+            for n in (2, 4):
+                once(server, Path(folder), kind, n, 0)  # loads what it needs
+                seconds = [s for number in range(ROUNDS) for s in once(server, Path(folder), kind, n, number)]
+                found = {"median": statistics.median(seconds), "min": min(seconds), "max": max(seconds)}
+                rows.append({"kind": kind, "ranks": n, "events": ROUNDS, "told": len(seconds), "seconds": found,
+                             "goal": f"≤ {GOAL:g} s", "met": found["max"] <= GOAL})  # fmt: skip
+                print(f"{kind:<28} {n} ranks  median {found['median']:6.3f} s  max {found['max']:6.3f} s", flush=True)
+    about["load_after"] = os.getloadavg()
+    RESULTS.write_text(json.dumps({"machine": about, "timeout_seconds": TIMEOUT, "cases": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,332 @@
+"""What each rank of the jobs of `test_failures*.py` does. Run as a script it is the server that forks them."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import resource
+import signal
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from failure_ranks import (
+    AXES,
+    EVERY,
+    Mortal,
+    Program,
+    Steps,
+    W,
+    become,
+    dying,
+    examples,
+    held,
+    join,
+    member,
+    resources,
+    say,
+    serve,
+    wait_for,
+)  # fmt: skip
+
+import funccoll as fc
+from funccoll import P
+from funccoll.errors import RendezvousError
+from funccoll.runtime import arena
+
+
+@member
+def kill(victim: int, where: float) -> None:
+    """The victim dies at a fraction of the instructions of three steps; the others tell what they are told."""
+    mortal = Mortal() if fc.rank() == victim else None
+    steps = Steps(Program())
+    steps.run(2)
+    if mortal is not None:
+        counted = mortal.executed
+        steps.run(3)
+        counted = mortal.executed - counted  # of one step
+        mortal.last = mortal.executed + int(where * 3 * counted)
+        say("counts", instructions=counted)
+        while True:
+            mortal.step = steps.number
+            steps.run(steps.number + 1)
+    steps.run()
+
+
+# ---------------------------------------------------------------- what some ranks can do to the others
+
+
+def enough() -> None:
+    raise ValueError("this rank has had enough")
+
+
+def signalled(number: int) -> Callable[[], None]:
+    return lambda: os.kill(os.getpid(), number)
+
+
+DEEDS: dict[str, Callable[[], Any]] = {
+    "die": signalled(signal.SIGKILL), "terminate": signalled(signal.SIGTERM), "stop": signalled(signal.SIGSTOP),
+    "interrupt": signalled(signal.SIGINT), "vanish": lambda: os._exit(0), "leave": sys.exit, "exit": lambda: sys.exit(3),
+    "raise": enough,
+}  # fmt: skip
+
+
+@member
+def failing(culprits: list[int], deed: str, caught: bool = True, stay: bool = False, end: int = 1_000_000) -> None:
+    """Some ranks do something between two steps, and go on if they can; the others tell what they are told."""
+    steps = Steps(Program(), caught)
+    steps.run(3)
+    if fc.rank() in culprits:
+        say("does")
+        DEEDS[deed]()
+    steps.run(end)
+    say("ends", steps=steps.number)
+    if stay:
+        wait_for("go")
+
+
+@member
+def mismatch(culprit: int, change: str) -> None:
+    """One rank calls another collective at the same time, or the same one with something else."""
+    n = fc.world_size()
+    mesh = fc.make_mesh(AXES[n])
+    x = examples(n)[0][0]
+
+    def step(change: str) -> Callable[[], Any]:
+        axis = ("a", "b") if change == "axis" else "a"
+        given = np.concatenate([x, x]) if change == "shape" else x.astype(np.float64) if change == "dtype" else x
+        out = P() if change == "axis" else P("b")
+        fn: Callable[[Any], Any] = lambda x: fc.all_reduce(x, axis, op="max" if change == "op" else "sum")
+        if change == "collective":
+            fn = lambda x: fc.all_gather(x, axis, dim=1)
+        jitted = fc.jit(fn, mesh=mesh, in_specs=EVERY, out_specs=out)
+        return lambda: jitted(given)
+
+    usual, other = step(""), step(change)
+
+    def call() -> None:
+        is_it = fc.rank() == culprit and steps.number == 3
+        if is_it:
+            say("does")
+        (other if is_it else usual)()
+
+    steps = Steps(call)
+    steps.run()
+
+
+@member
+def order(culprit: int, known: bool) -> None:
+    """Two steps, which all have called before (or not), are called in another order by one rank."""
+    n = fc.world_size()
+    mesh, x = fc.make_mesh(AXES[n]), examples(n)[0][0]
+    over_a = fc.jit(lambda x: fc.all_reduce(x, "a"), mesh=mesh, in_specs=EVERY, out_specs=P("b"))
+    over_both = fc.jit(lambda x: fc.all_reduce(x, ("a", "b")), mesh=mesh, in_specs=EVERY, out_specs=P())
+
+    def both() -> None:
+        turned = fc.rank() == culprit and steps.number >= (3 if known else 0)
+        for call in (over_both, over_a) if turned else (over_a, over_both):
+            call(x)
+
+    steps = Steps(both)
+    steps.run()
+
+
+@member
+def interrupted(holder: int, caught: bool) -> None:
+    """One rank keeps the others waiting."""
+    steps = Steps(Program(), caught)
+    steps.run(3)
+    say("ready")
+    if fc.rank() == holder:
+        wait_for("go")
+    steps.run()
+
+
+def memory(culprit: int, limit: str, caught: bool) -> None:
+    """One rank keeps its results until there is no memory; if it catches that it drops them, and all go on to the end."""
+    if fc.rank() == culprit and limit == "address space":
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        most = pages * os.sysconf("SC_PAGE_SIZE") + (600 << 20)
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    _memory(culprit=culprit, limit=limit, caught=caught)
+
+
+@member
+def _memory(culprit: int, limit: str, caught: bool) -> None:
+    n, end = fc.world_size(), 600
+    mesh, x = fc.make_mesh(AXES[n]), np.ones((n, 1 << 17))
+    step = fc.jit(lambda x: fc.all_reduce(x + x, ("a", "b")), mesh=mesh, in_specs=EVERY, out_specs=P())
+    kept = [step(x) for _ in range(5)]
+    if fc.rank() == culprit and limit == "memory":
+        arena.available_memory = lambda: 0
+
+    def once() -> None:
+        try:
+            found = step(x)
+        except MemoryError as error:
+            say("memory", text=str(error), kept=len(kept))
+            if not caught:
+                raise
+            kept.clear()
+            found = step(x)
+        assert found.local[0, 0] == found.local[-1, -1] == 2 * n
+        if fc.rank() == culprit:
+            kept.append(found)
+
+    steps = Steps(once, caught)
+    steps.run(end)
+    say("ends", steps=steps.number)
+
+
+# ---------------------------------------------------------------- joining and leaving
+
+
+def born(culprit: int, where: str) -> None:
+    """A rank dies while the job begins."""
+    if fc.rank() == culprit:
+        dying(where)
+    try:
+        join()
+        Steps(Program()).run()
+    except fc.FunccollError as error:
+        say("error", kind=type(error).__name__, text=str(error))
+
+
+def parting(culprit: int, where: str, others: str) -> None:
+    """A rank dies while it leaves; the others leave, too, or go on."""
+    join()
+    steps = Steps(Program())
+    steps.run(3)
+    if fc.rank() == culprit:
+        dying(where)
+        fc.finalize()
+    if others == "go on":
+        steps.run()
+    fc.finalize()
+    say("left")
+
+
+def rejoin(times: int) -> None:
+    """Leave and join again, and again: what belongs to a job before says so, and its results stay as they were."""
+    before = held()
+    _rejoin(times)
+    assert held() == before, (held(), before)
+
+
+def _rejoin(times: int) -> None:
+    kept: list[Any] = []
+    old, arrays = None, ()
+    for generation in range(times):
+        join()
+        if old is not None:
+            _is_over(old, arrays)
+        old = Program()
+        for i in range(3):
+            old.run(i)
+        kept.append(old.step(old.examples[0][0] * generation, W)[5])
+        arrays = fc.device_put(old.examples[1][0], old.mesh, EVERY), fc.device_put(W, old.mesh, P())
+        for _ in range(5):
+            old.step(*arrays)
+        say("generation", number=generation)
+        fc.finalize()
+        _is_over(old, arrays)
+    for generation, array in enumerate(kept):
+        np.testing.assert_array_equal(array.local, examples(fc.world_size())[0][0][24:25] * generation)
+
+
+def _is_over(program: Program, arrays: Any) -> None:
+    """A step of a job that this process has left, with private arguments and with arguments of that job."""
+    for attempt in (lambda: program.run(0), lambda: program.step(*arrays)):
+        try:
+            attempt()
+        except RendezvousError as error:
+            say("over", text=str(error))
+
+
+def recover(culprit: int) -> None:
+    """After a failure in which nobody died all can leave, and begin again."""
+    failing(culprits=[culprit], deed="stop", stay=True)
+    member(_recovered)()
+
+
+def _recovered() -> None:
+    Steps(Program()).run(5)
+    say("recovered")
+
+
+# ---------------------------------------------------------------- children, and long runs
+
+
+def _square(x: int) -> int:
+    return x * x
+
+
+def _in_child(deed: Callable[[], object]) -> int:
+    """A forked child's exit code: 7 when it was told that it is no rank."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            deed()
+            code = 0
+        except Exception as error:
+            code = 7 if isinstance(error, RendezvousError) and "forked from rank" in str(error) else 1
+            say("refused", kind=type(error).__name__, text=str(error))
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@member
+def forks() -> None:
+    """Children of ranks, as a DataLoader's workers, work beside the steps, end in all ways, and are no ranks."""
+    warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of forks beside threads
+    program = Program()
+    steps = Steps(program)
+    steps.run(3)
+    x, _ = program.examples[0]
+    arrays = fc.device_put(x, program.mesh, EVERY), fc.device_put(W, program.mesh, P())
+    made = [program.step(*arrays)[5] for _ in range(5)]
+    wanted = made[0].local.copy()
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        for i in range(10):
+            work = pool.map_async(_square, range(50))
+            steps.run(3 + 2 * i)
+            assert work.get(60) == [n * n for n in range(50)]
+    attempts: list[tuple[str, Callable[[], object], int]] = [
+        ("reads", lambda: np.testing.assert_array_equal(made[0].local, wanted), 0),
+        ("is killed", signalled(signal.SIGKILL), -9),
+        ("steps", lambda: program.step(x, W), 7),
+        ("steps with arrays of the job", lambda: program.step(*arrays), 7),
+        ("compiles", lambda: Program().run(0), 7),
+        ("gathers", lambda: fc.process_allgather(program.step(x, W)[2]), 7),
+        ("joins", fc.init, 7),
+        ("leaves", fc.finalize, 0),
+        ("drops", lambda: (made.clear(), gc.collect()), 0),
+    ]
+    for name, deed, code in attempts:
+        say("child", name=name, code=_in_child(deed), wanted=code)
+        steps.run(steps.number + 3)
+    np.testing.assert_array_equal(made[0].local, wanted)
+    say("ends", steps=steps.number)
+
+
+@member
+def growth(steps: int) -> None:
+    """Many steps take no memory, descriptors or threads."""
+    program = Program()
+    run = Steps(program)
+    run.run(300)
+    before = resources()
+    run.run(300 + steps)
+    say("grown", before=before, after=resources())
+
+
+if __name__ == "__main__":
+    request = serve()
+    become(request)
+    globals()[request["case"]](**request["arguments"])

@@ -1,0 +1,47 @@
+"""kill -9 of any rank at any instruction: the others hear of it at once, who it was, and nothing stays."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from failure_jobs import PATIENCE, Job, Server
+
+POINTS = 102
+QUICK = 12
+LATE = PATIENCE / 2
+"""Seconds; how late the news really are is measured by benchmarks/failures.py."""
+
+
+def points():
+    """(ranks, victim, at which fraction of the instructions of some steps), the same ones every time."""
+    chance = random.Random(4)
+    for number in range(POINTS):
+        n = 2 + number % 3
+        marks = () if number < QUICK else pytest.mark.slow
+        yield pytest.param(n, chance.randrange(n), chance.random(), marks=marks, id=f"{number}")
+
+
+@pytest.fixture(scope="module")
+def server():
+    with Server() as server:
+        yield server
+
+
+@pytest.mark.parametrize(("n", "victim", "where"), list(points()))
+def test_a_rank_dies_at_an_instruction(n, victim, where, server, tmp_path, record_property):
+    with Job(server, tmp_path, "kill", n, victim=victim, where=where) as job:
+        job.start()
+        codes = job.end()
+        assert codes == [-9 if rank == victim else 0 for rank in range(n)], job.report()
+        (death,) = job.said(victim, "dies")
+        for rank in set(range(n)) - {victim}:
+            (error,) = job.said(rank, "error")
+            assert error["kind"] == "PeerFailure", error
+            assert f"rank {victim} died without a word" in error["text"]
+            assert "failure_ranks.py" in error["text"]
+            assert death["step"] <= error["step"] <= death["step"] + 1
+            assert 0 < error["at"] - death["at"] < LATE
+            record_property(f"seconds_rank_{rank}", error["at"] - death["at"])
+            assert len(job.said(rank, "again")) == 2
+            assert job.errors(rank) == ""
