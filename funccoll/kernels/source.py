@@ -9,11 +9,12 @@ per instruction, written by `runtime/plan.py`:
     ENTER   line, communicator, value, hash, table, n, slot, stride     publish the addresses of this rank's buffers
     WAIT    counter, communicator, value, rank           until the counter has reached the communicator's base + value
     LOOK    line, communicator, value, hash, rank, n, slot, stride      take a peer's addresses: it must be in this call
-    COMBINE function, count, divisor, m, k, then m + k pairs (slot, bytes)
-    COPY    bytes, m, then 1 + m pairs (slot, bytes): the source, then the destinations
+    COMBINE function, count, divisor, rows, m, k, then m + k places: the destinations, then the sources
+    COPY    bytes, rows, m, then 1 + m places: the source, then the destinations
     DONE    counter, communicator, value     say so: the counter becomes the base + value
     ADVANCE communicator, span               the end of a call: its base moves on
 
+A place is three words: slot, bytes from there to the first row, and from each row to the next.
 `line`, `counter`, `table` and `staging` are bytes from the heap's beginning. A slot is a place in the table of addresses; a
 collective of n arrays has for each of them, `stride` slots apart, three in a row for each rank: input, output, scratch. A
 rank's line begins with its (first) counter, so that who waits for it to enter gets with it what it published: the call's
@@ -111,18 +112,22 @@ def interpret(frame: Any) -> int:
             store_release(heap + load(pc + 8), load(bases + 8 * load(pc + 16)) + load(pc + 24))
             pc += 32
         elif what == COMBINE:
-            m, k = load(pc + 32), load(pc + 40)
-            work = load(frame + 8 * WORK)
-            for j in range(m + k):
-                store(work + 8 * j, load(addresses + 8 * load(pc + 48 + 16 * j)) + load(pc + 56 + 16 * j))
-            call(load(pc + 8), work, m, work + 8 * m, k, load(pc + 16), load(pc + 24), load(frame + 8 * ROOM))
-            pc += 48 + 16 * (m + k)
+            m, k = load(pc + 40), load(pc + 48)
+            work, room = load(frame + 8 * WORK), load(frame + 8 * ROOM)
+            for row in range(load(pc + 32)):
+                for j in range(m + k):
+                    place = pc + 56 + 24 * j
+                    store(work + 8 * j, load(addresses + 8 * load(place)) + load(place + 8) + row * load(place + 16))
+                call(load(pc + 8), work, m, work + 8 * m, k, load(pc + 16), load(pc + 24), room)
+            pc += 56 + 24 * (m + k)
         elif what == COPY:
-            m = load(pc + 16)
-            source = load(addresses + 8 * load(pc + 24)) + load(pc + 32)
-            for j in range(m):
-                copy(load(addresses + 8 * load(pc + 40 + 16 * j)) + load(pc + 48 + 16 * j), source, load(pc + 8))
-            pc += 40 + 16 * m
+            m, place = load(pc + 24), pc + 32
+            source = load(addresses + 8 * load(place)) + load(place + 8)
+            for row in range(load(pc + 16)):
+                for j in range(1, m + 1):
+                    to = load(addresses + 8 * load(place + 24 * j)) + load(place + 24 * j + 8)
+                    copy(to + row * load(place + 24 * j + 16), source + row * load(place + 16), load(pc + 8))
+            pc += 56 + 24 * m
         elif what == ENTER:
             line, table, slot = heap + load(pc + 8), load(pc + 40), addresses + 8 * load(pc + 56)
             store(line + 8, load(bases + 8 * load(pc + 16)) + load(pc + 24))

@@ -9,14 +9,14 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from itertools import chain
 
 import numpy as np
 
 from ..kernels.combine import combine_address
 from ..kernels.source import ADVANCE, COPY, DONE, END, ENTER, LINE_BYTES, LOOK, TAKE, WAIT
 from ..kernels.source import COMBINE as FOLD
-from ..schedules.layout import Blocks, Layout
+from ..schedules.layout import Blocks, Layout, Piece
 from ..schedules.schedule import Schedule
 from ..schedules.streams import COMBINE, Streams
 
@@ -171,20 +171,20 @@ class _Writer:
                 peer = place % p
                 line, member = self.group.lines.enter(peer), self.group.members[peer]
                 self.emit(LOOK, line, self.group.number, self.before, self.entry[0], member, *self.places(peer))
+        m, k = len(dsts), len(srcs)
         for number, (layout, dtype) in enumerate(self.arrays):
             runs = []
             for place in (*dsts, *srcs):
                 row, rank = divmod(place, p)
                 pieces = self.pieces(layout, row, int(s.count[i]), int(s.part[i]), int(s.part_step[i]))
-                runs.append([(self.slots.of(rank, buffer, number), start, length) for buffer, start, length in pieces])
-            for length, at in _aligned(runs):
-                places = [x for slot, start in at for x in (slot, start * dtype.itemsize)]
-                m, k = len(dsts), len(srcs)
+                runs.append([(self.slots.of(rank, buffer, number), piece) for buffer, piece in pieces])
+            for length, rows, at in _aligned(runs):
+                places = [(slot, start * dtype.itemsize, stride * dtype.itemsize) for slot, start, stride in at]
                 if k > 1:
                     divisor = p if self.op == "mean" and self.completes[s.move[i]] else 0
-                    self.emit(FOLD, combine_address(self.op, dtype), length, divisor, m, k, *places)
+                    self.emit(FOLD, combine_address(self.op, dtype), length, divisor, rows, m, k, *chain(*places))
                 else:
-                    self.emit(COPY, length * dtype.itemsize, m, *places[2 * m :], *places[: 2 * m])
+                    self.emit(COPY, length * dtype.itemsize, rows, m, *chain(*places[m:], *places[:m]))
 
     def places(self, rank: int) -> tuple[int, int, int]:
         """How many arrays there are, where a rank's buffers of the first are, and how far the next ones' are from there."""
@@ -195,43 +195,58 @@ class _Writer:
         """For each row of the schedule's moves, whether it completes a sum."""
         return self.streams.schedule.prove().completes
 
-    def pieces(self, layout: Layout, row: int, count: int, part: int, step: int) -> list[tuple[int, int, int]]:
-        """(buffer, first element, elements) of contiguous ranges, in order, neighbours joined."""
-        found: list[tuple[int, int, int]] = []
+    def pieces(self, layout: Layout, row: int, count: int, part: int, step: int) -> list[tuple[int, Piece]]:
+        """Ranges with their buffers, in order; contiguous neighbours are joined."""
+        found: list[tuple[int, Piece]] = []
         for i in range(count):
-            for buffer, start, length in self.chunk(layout, row + i, part + i * step):
-                if found and found[-1][0] == buffer and found[-1][1] + found[-1][2] == start:
-                    found[-1] = (buffer, found[-1][1], found[-1][2] + length)
+            for buffer, piece in self.chunk(layout, row + i, part + i * step):
+                if piece.rows > 1 and piece.stride == piece.length:
+                    piece = Piece(piece.start, 1, 0, piece.rows * piece.length)
+                before, last = found[-1] if found else (None, piece)
+                if before == buffer and last.rows == piece.rows == 1 and last.start + last.length == piece.start:
+                    found[-1] = buffer, last._replace(length=last.length + piece.length)
                 else:
-                    found.append((buffer, start, length))
+                    found.append((buffer, piece))
         return found
 
-    def chunk(self, layout: Layout, row: int, part: int) -> Iterator[tuple[int, int, int]]:
+    def chunk(self, layout: Layout, row: int, part: int) -> Iterator[tuple[int, Piece]]:
         c = self.streams.schedule.collective
         low, high = int(layout.bounds[part]), int(layout.bounds[part + 1])
         slot = row - c.input_chunks - c.output_chunks
         if slot >= 0:
             if high > low:
-                yield 2, slot * layout.capacity, high - low
+                yield 2, Piece(slot * layout.capacity, 1, 0, high - low)
             return
         buffer = int(row >= c.input_chunks)
         blocks: Blocks = (layout.input, layout.output)[buffer]
         for piece in blocks.pieces(int(c.blocks_of_rows[row]), low, high):
-            for r in range(piece.rows):
-                yield buffer, piece.start + r * piece.stride, piece.length
+            yield buffer, piece
 
 
-def _aligned(runs: Sequence[list[tuple[int, int, int]]]) -> Iterator[tuple[int, list[tuple[int, int]]]]:
-    """Ranges that all places have in common: (elements, [(slot, first element) of each place])."""
-    at: list[list[Any]] = [list(r[0]) if r else [0, 0, 0] for r in runs]
-    index = [0] * len(runs)
-    while all(i < len(r) for i, r in zip(index, runs, strict=True)):
-        length = min(a[2] for a in at)
-        yield length, [(a[0], a[1]) for a in at]
-        for n, a in enumerate(at):
-            a[1] += length
-            a[2] -= length
-            if not a[2]:
-                index[n] += 1
-                if index[n] < len(runs[n]):
-                    at[n] = list(runs[n][index[n]])
+def _aligned(runs: Sequence[list[tuple[int, Piece]]]) -> Iterator[tuple[int, int, list[tuple[int, int, int]]]]:
+    """Ranges that all places have in common: (elements, rows, [(slot, first element, from row to row) of each place])."""
+    rest = [run[::-1] for run in runs]  # the next piece is the last
+    while all(rest):
+        heads = [run[-1][1] for run in rest]
+        lengths = {piece.length for piece in heads if piece.rows > 1}
+        length = lengths.pop() if len(lengths) == 1 else 0
+        rows = min(piece.rows if piece.rows > 1 else piece.length // length for piece in heads) if length else 0
+        if rows < 2:
+            rows, length = 1, min(piece.length for piece in heads)
+        steps = [piece.stride if piece.rows > 1 else length for piece in heads]
+        yield length, rows, [(run[-1][0], run[-1][1].start, step) for run, step in zip(rest, steps, strict=True)]
+        for run, piece in zip(rest, heads, strict=True):
+            slot, _ = run.pop()
+            run += [(slot, left) for left in _without(piece, rows, length)]
+
+
+def _without(piece: Piece, rows: int, length: int) -> list[Piece]:
+    """What is left of a piece without its first `rows` rows of `length` elements, the next part last."""
+    if piece.rows == 1:
+        left = piece.length - rows * length
+        return [Piece(piece.start + rows * length, 1, 0, left)] if left else []
+    if length == piece.length:
+        left = piece.rows - rows
+        return [Piece(piece.start + rows * piece.stride, left, piece.stride, length)] if left else []
+    first = Piece(piece.start + length, 1, 0, piece.length - length)
+    return [Piece(piece.start + piece.stride, piece.rows - 1, piece.stride, piece.length), first]
