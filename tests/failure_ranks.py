@@ -119,16 +119,17 @@ class Steps:
 
     def __init__(self, program: Program | Callable[[], Any], caught: bool = True):
         self.call = program.run if isinstance(program, Program) else lambda _: program()
-        self.caught, self.number = caught, 0
+        self.caught, self.number, self.failed = caught, 0, False
 
     def run(self, end: int = 1_000_000) -> None:
         try:
-            while self.number < end:
+            while self.number < end and not self.failed:
                 self.call(self.number)
                 self.number += 1
         except (fc.FunccollError, KeyboardInterrupt, MemoryError) as error:
             told = {"kind": type(error).__name__, "text": str(error), "cause": str(error.__cause__)}
             say("error", step=self.number, **told)
+            self.failed = True
             if not self.caught:
                 raise
             for _ in range(2):
