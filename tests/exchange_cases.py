@@ -180,3 +180,21 @@ def late() -> str:
     except fc.FunccollError as error:
         return f"{type(error).__name__}: {error}"
     return ""
+
+
+def circle(different: tuple[int, ...]) -> str:
+    """Some ranks call a step over another axis: what each is told."""
+    import time
+
+    mesh = fc.make_mesh({"a": 2, "b": 2})
+    steps = [fc.jit(lambda x, axis=axis: fc.all_reduce(x, axis), mesh=mesh, in_specs=P(("a", "b")),
+                    out_specs=P("b" if axis == "a" else "a")) for axis in "ab"]  # fmt: skip
+    x = np.arange(4.0)
+    for step in steps:
+        step(x)
+    try:
+        steps[fc.rank() in different](x)
+    except fc.FunccollError as error:
+        time.sleep(0.5)  # the others find it by themselves, or are told; nobody has left
+        return f"{type(error).__name__}: {error}"
+    return ""

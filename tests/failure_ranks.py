@@ -19,8 +19,7 @@ import numpy as np
 
 import funccoll as fc
 from funccoll import P
-from funccoll.kernels.combine import combine_address
-from funccoll.kernels.cpu import interpreter
+from funccoll.kernels.cpu import combine_address, interpreter
 from funccoll.kernels.source import STEPS as BUDGET
 from funccoll.mesh import Mesh
 from funccoll.runtime import shm, world
@@ -199,7 +198,7 @@ def dying(where: str) -> None:
 
 def serve() -> dict[str, Any]:
     """Fork ranks as they are asked for, and tell how they end. Returns in each of them."""
-    interpreter()  # what every rank needs is compiled before there is one
+    interpreter(0)  # what every rank needs is compiled before there is one
     for op in ("sum", "max"):
         combine_address(op, np.dtype(np.float32))
     for line in sys.stdin:

@@ -73,7 +73,6 @@ def test_a_rank_dies_while_it_leaves(culprit, where, others, job):
             assert error["kind"] == "PeerFailure" and f"rank {culprit} " in error["text"] + error["cause"], error
 
 
-@pytest.mark.xfail(strict=True, reason="compiled steps do not ask whether their job is still this process's (shm.Exchange)")
 @pytest.mark.parametrize("n", [2, pytest.param(4, marks=SLOW)])
 def test_leave_and_join_again(n, job):
     run = job("rejoin", n, times=6)
@@ -97,7 +96,6 @@ def test_begin_again_after_a_timeout(job):
 # ---------------------------------------------------------------- children
 
 
-@pytest.mark.xfail(strict=True, reason="compiled steps do not ask whether their job is still this process's (shm.Exchange)")
 @pytest.mark.parametrize("n", [2, pytest.param(4, marks=SLOW)])
 def test_forked_children_are_harmless(n, job):
     run = job("forks", n, {"FUNCCOLL_TIMEOUT": "30"})

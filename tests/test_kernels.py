@@ -12,8 +12,7 @@ import pytest
 from schedule_oracle import expected
 
 from funccoll.kernels import source as at
-from funccoll.kernels.combine import ROOM, combine_address
-from funccoll.kernels.cpu import interpreter
+from funccoll.kernels.cpu import combine_address, interpreter
 from funccoll.kernels.source import FAILED, FINISHED, MISMATCH, WAITING
 from funccoll.primitives.combining import fold
 from funccoll.runtime.plan import Communicator, Lines, Plan
@@ -25,9 +24,10 @@ from funccoll.types import bfloat16
 # Forked children only compute and exit; pytest-xdist has a thread of its own.
 pytestmark = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 
-COMBINE = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 7)
+COMBINE = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_int64] * 9)
 LENGTH = 3001
-SUMS = np.zeros(ROOM, np.uint8)
+SUMS = np.zeros(at.SUMS_BYTES, np.uint8)
+NOWHERE = SUMS.ctypes.data, SUMS.ctypes.data
 DTYPES = [np.dtype(t) for t in (
     np.bool_, np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64, np.float16, bfloat16,
     np.float32, np.float64, np.complex64, np.complex128,
@@ -69,7 +69,7 @@ def test_combines_have_the_bits_of_the_fold(dtype):
             outs = [np.empty_like(xs[0]) for _ in range(outputs)]
             dsts, srcs = (np.array([a.ctypes.data for a in side]) for side in (outs, xs))
             divisor = count if op == "mean" else 0
-            combine(dsts.ctypes.data, outputs, srcs.ctypes.data, count, LENGTH, divisor, SUMS.ctypes.data)
+            combine(*NOWHERE, dsts.ctypes.data, outputs, srcs.ctypes.data, count, LENGTH, divisor, SUMS.ctypes.data)
             assert all(out.tobytes() == want.tobytes() for out in outs), (op, count)
 
 
@@ -82,7 +82,7 @@ def test_accumulating_into_any_operand():
                 want = fold(xs, "sum")
             xs[position] = xs[position].copy()
             dst, srcs = np.array([xs[position].ctypes.data]), np.array([x.ctypes.data for x in xs])
-            combine(dst.ctypes.data, 1, srcs.ctypes.data, count, LENGTH, 0, SUMS.ctypes.data)
+            combine(*NOWHERE, dst.ctypes.data, 1, srcs.ctypes.data, count, LENGTH, 0, SUMS.ctypes.data)
             assert xs[position].tobytes() == want.tobytes()
 
 
@@ -128,7 +128,7 @@ class Rank:
         self.addresses = np.zeros(plan.slots, np.int64)
         for buffer, offset in enumerate((0, 2 << 20, 5 << 20)):
             self.addresses[slots.of(rank, buffer)] = self.base + start + offset
-        self.bases, self.work, self.sums = np.zeros(1, np.int64), np.zeros(256, np.int64), np.zeros(ROOM, np.uint8)
+        self.bases, self.work, self.sums = np.zeros(1, np.int64), np.zeros(256, np.int64), np.zeros(at.SUMS_BYTES, np.uint8)
         self.frame = np.zeros(at.FRAME, np.int64)
         tables = ((at.CODE, self.code), (at.ADDRESSES, self.addresses), (at.BASES, self.bases), (at.WORK, self.work),
                   (at.ROOM, self.sums))  # fmt: skip
@@ -136,10 +136,13 @@ class Rank:
             self.frame[name] = table.ctypes.data
         self.frame[at.HEAP] = self.frame[at.FAILURE] = self.base
         self.frame[[at.SPINS, at.YIELDS, at.NAPS, at.STEPS]] = 400, 200, 1000, -1
+        self.frame[at.ARRAY] = id(np.ndarray)
+        self.kernel = interpreter(self.frame.ctypes.data)
 
     def run(self, tries: int = 600) -> int:
         for _ in range(tries):
-            status = interpreter()(self.frame.ctypes.data)
+            self.kernel()
+            status = self.frame[at.STATUS]
             if status != WAITING:
                 break
         return status
@@ -148,7 +151,7 @@ class Rank:
 @pytest.mark.parametrize("p", [2, pytest.param(3, marks=pytest.mark.slow), 4])
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_processes_execute_the_streams(kind, p):
-    interpreter()
+    interpreter(0)
     pairs = [(i, (i + 1) % p) for i in range(p)] if kind == "permute" else []
     cases = [(build(kind, p, name, pairs=pairs), n, d) for name in algorithms(kind, p) for n, d in ((1, "i4"), (1000, "f4"))]
     for schedule, elements, name in cases:
@@ -175,7 +178,7 @@ def test_processes_execute_the_streams(kind, p):
 def test_a_peer_that_runs_something_else_is_noticed_before_anything_moves():
     ring, other = build("all_reduce", 2, "ring"), build("all_reduce", 2, "one_shot")
     combine_address("sum", np.dtype(np.float32))
-    interpreter()
+    interpreter(0)
 
     def body(rank, memory):
         schedule = (ring, other)[rank]

@@ -9,46 +9,38 @@ are those of `primitives.combining.fold`. Never fastmath: it would reorder.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import (
-    carray,  # pyright: ignore[reportPrivateImportUsage]
-    cfunc,
-    njit,
-    types,
-)
+from numba import njit, types
 
 from ..types import bfloat16
-from .memory import intrinsic, pointer
+from .memory import array_at, intrinsic
+from .source import BLOCK_BYTES
 from .variants import variant
 
-__all__ = ["ROOM", "combine_address"]
+__all__ = ["template"]
 
 _SIGNATURE = types.void(*[types.int64] * 7)
-_BLOCK_BYTES = 1 << 13
-ROOM = 2 * _BLOCK_BYTES
-"""Bytes of room that a combine needs: a block of sums, in the wide type."""
 
 
 def _fold(dsts: Any, ndst: Any, srcs: Any, nsrc: Any, count: Any, divisor: Any, room: Any) -> None:
     """`dsts` and `srcs` are addresses of int64 arrays of addresses, of 1 or more and of 2 or more; `count` is in elements;
-    `room` is the address of ROOM bytes for sums that are not complete.
+    `room` is the address of SUMS_BYTES bytes for sums that are not complete.
 
     A divisor other than 0 divides the result: a mean, in the combine that completes the sum.
     """
-    to = carray(pointer(dsts), ndst, np.int64)
-    frm = carray(pointer(srcs), nsrc, np.int64)
-    total = carray(pointer(room), BLOCK, WIDE)
+    to = array_at(dsts, ndst, np.int64)
+    frm = array_at(srcs, nsrc, np.int64)
+    total = array_at(room, BLOCK, WIDE)
     by = REAL(divisor)
     for start in range(0, count, BLOCK):
         n = min(BLOCK, count - start)
         at = start * ITEMSIZE
-        out = carray(pointer(to[0] + at), n, STORED)
-        a = carray(pointer(frm[0] + at), n, STORED)
-        b = carray(pointer(frm[1] + at), n, STORED)
+        out = array_at(to[0] + at, n, STORED)
+        a = array_at(frm[0] + at, n, STORED)
+        b = array_at(frm[1] + at, n, STORED)
         if nsrc == 2 and divisor == 0:
             for i in range(n):
                 out[i] = narrow(step(widen(a[i]), widen(b[i])))
@@ -59,10 +51,10 @@ def _fold(dsts: Any, ndst: Any, srcs: Any, nsrc: Any, count: Any, divisor: Any, 
             for i in range(n):
                 total[i] = step(widen(a[i]), widen(b[i]))
             for j in range(2, nsrc - 1):
-                c = carray(pointer(frm[j] + at), n, STORED)
+                c = array_at(frm[j] + at, n, STORED)
                 for i in range(n):
                     total[i] = step(total[i], widen(c[i]))
-            d = carray(pointer(frm[nsrc - 1] + at), n, STORED)
+            d = array_at(frm[nsrc - 1] + at, n, STORED)
             if divisor == 0:
                 for i in range(n):
                     out[i] = narrow(step(total[i], widen(d[i])))
@@ -70,7 +62,7 @@ def _fold(dsts: Any, ndst: Any, srcs: Any, nsrc: Any, count: Any, divisor: Any, 
                 for i in range(n):
                     out[i] = narrow(divide(step(total[i], widen(d[i])), by))
         for j in range(1, ndst):
-            copy = carray(pointer(to[j] + at), n, STORED)
+            copy = array_at(to[j] + at, n, STORED)
             for i in range(n):
                 copy[i] = out[i]
 
@@ -212,13 +204,8 @@ def _float_to_brain(value: Any) -> Any:
 _STEPS = {"sum": _sum, "mean": _sum, "prod": _prod, "max": _max, "min": _min, "and": _and, "or": _or, "xor": _xor}
 
 
-def combine_address(op: str, dtype: np.dtype) -> int:
-    """The address of machine code, `void(dsts, ndst, srcs, nsrc, count, divisor, room)`; compiled, or loaded, when needed."""
-    return _compiled(op, dtype).address
-
-
-@functools.cache  # for as long as the process lives: plans hold bare addresses
-def _compiled(op: str, dtype: np.dtype) -> Any:
+def template(op: str, dtype: np.dtype) -> tuple[Any, Any]:
+    """The combine for an op and a dtype, to be compiled, and its signature."""
     wide: Any = np.uint8 if dtype == np.bool_ else dtype.type
     stored, widen, narrow, step, divide = wide, _same, _same, _STEPS[op], _divide
     if dtype.itemsize == 2 and dtype.kind not in "iu":
@@ -229,11 +216,11 @@ def _compiled(op: str, dtype: np.dtype) -> Any:
         divide = _complex_divide
         step = _complex_prod if op == "prod" else step
     elif np.dtype(wide).kind == "f" and op in ("max", "min"):
-        template = _float_max if op == "max" else _float_min
-        step = njit(variant(template.py_func, f"{op}_{np.dtype(wide)}", WIDE=wide))
-    template = variant(
+        extremum = _float_max if op == "max" else _float_min
+        step = njit(variant(extremum.py_func, f"{op}_{np.dtype(wide)}", WIDE=wide))
+    made = variant(
         _fold, f"fold_{op}_{dtype.name}", WIDE=wide, REAL=np.empty(0, wide).real.dtype.type, STORED=stored,
-        ITEMSIZE=dtype.itemsize, BLOCK=_BLOCK_BYTES // dtype.itemsize,
+        ITEMSIZE=dtype.itemsize, BLOCK=BLOCK_BYTES // dtype.itemsize,
         step=step, widen=widen, narrow=narrow, divide=divide,
     )  # fmt: skip
-    return cfunc(_SIGNATURE, cache=True)(template)
+    return made, _SIGNATURE

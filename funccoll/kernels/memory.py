@@ -7,9 +7,10 @@ from typing import Any
 from llvmlite import ir
 from numba import extending, njit, types
 from numba.core import cgutils
+from numba.np import arrayobj
 
 __all__ = [
-    "call", "copy", "data_of", "intrinsic", "is_contiguous", "load", "load_acquire", "nap", "pause", "pointer", "store",
+    "array_at", "call", "copy", "data_of", "intrinsic", "is_contiguous", "load", "load_acquire", "nap", "pause", "store",
     "store_release", "type_of", "yield_core",
 ]  # fmt: skip
 
@@ -75,13 +76,18 @@ def pause(typingctx: Any) -> Any:
 
 
 @intrinsic
-def pointer(typingctx: Any, address: Any) -> Any:
-    """An address as a pointer that `numba.carray` takes."""
+def array_at(typingctx: Any, address: Any, count: Any, dtype: Any) -> Any:
+    """The array of `count` elements that begins at an address. (`numba.carray` wants reference counts, which we have not.)"""
+    kind = types.Array(dtype.dtype, 1, "C")
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.inttoptr(args[0], cgutils.voidptr_t)
+        made = context.make_array(kind)(context, builder)
+        itemsize = context.get_constant(types.intp, context.get_abi_sizeof(context.get_data_type(kind.dtype)))
+        data = builder.inttoptr(args[0], context.get_data_type(kind.dtype).as_pointer())
+        arrayobj.populate_array(made, data=data, shape=[args[1]], strides=[itemsize], itemsize=itemsize, meminfo=None)
+        return made._getvalue()
 
-    return types.voidptr(types.int64), codegen
+    return kind(types.int64, types.int64, dtype), codegen
 
 
 @intrinsic
@@ -100,11 +106,13 @@ def copy(typingctx: Any, to: Any, source: Any, count: Any) -> Any:
 def call(
     typingctx: Any, function: Any, dsts: Any, ndst: Any, srcs: Any, nsrc: Any, count: Any, divisor: Any, room: Any
 ) -> Any:
-    """Call a combine by its address: see `combine.combine_address`."""
+    """Call a combine by its address: see `code.address_of` for the convention."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * 7)
-        builder.call(builder.inttoptr(args[0], kind.as_pointer()), args[1:])
+        word = ir.IntType(64)
+        kind = ir.FunctionType(ir.IntType(32), [word] * 9)
+        # It returns nothing and raises nothing: the two places may be anywhere, and the sums are yet to come.
+        builder.call(builder.inttoptr(args[0], kind.as_pointer()), [args[7], builder.add(args[7], word(8)), *args[1:]])
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 8), codegen

@@ -32,8 +32,8 @@ from __future__ import annotations
 from typing import Any
 
 __all__ = [
-    "ADVANCE", "COMBINE", "COPY", "DONE", "END", "ENTER", "FAILED", "FINISHED", "FRAME", "LINE_BYTES", "LOOK", "MISMATCH",
-    "STEPPED", "TAKE", "UNFIT", "WAIT", "WAITING", "interpret",
+    "ADVANCE", "BLOCK_BYTES", "COMBINE", "COPY", "DONE", "END", "ENTER", "FAILED", "FINISHED", "FRAME", "LINE_BYTES", "LOOK",
+    "MISMATCH", "STEPPED", "SUMS_BYTES", "TAKE", "UNFIT", "WAIT", "WAITING", "interpret",
 ]  # fmt: skip
 
 END, TAKE, ENTER, WAIT, LOOK, COMBINE, COPY, DONE, ADVANCE = range(9)
@@ -52,7 +52,12 @@ ARGUMENTS, RESULTS, ARRAY = range(8, 11)
 PC, RANK, SPINS, YIELDS, NAPS = range(11, 16)
 # How many instructions may run (-1: any number), and how often the whole is to be repeated (0 is once, too).
 STEPS, REPEATS = range(16, 18)
-FRAME = 18
+# What came of it; and a word for what no kernel of ours says.
+STATUS, IGNORED = range(18, 20)
+FRAME = 20
+BLOCK_BYTES = 1 << 13
+SUMS_BYTES = 2 * BLOCK_BYTES
+"""Room that a combine needs: a block of sums, in the wide type."""
 
 _NAP = 50  # microseconds
 

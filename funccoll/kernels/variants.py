@@ -9,12 +9,12 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any
 
-__all__ = ["variant"]
+__all__ = ["stamp", "variant"]
 
 
 @functools.lru_cache(maxsize=1)
-def _stamp() -> str:
-    """A hash of this package's sources: Numba's cache looks at one file, and a kernel is made of several."""
+def stamp() -> str:
+    """A hash of this package's sources, of which kernels are made."""
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(path.read_bytes())
@@ -24,6 +24,6 @@ def _stamp() -> str:
 def variant(function: Any, name: str, **meanings: Any) -> Callable[..., Any]:
     """`function` with some of its global names meaning something else, to be compiled and cached under `name`."""
     code, scope = function.__code__, {**function.__globals__, **meanings}
-    made = FunctionType(code, scope, f"{name}_{_stamp()}", function.__defaults__)
+    made = FunctionType(code, scope, f"{name}_{stamp()}", function.__defaults__)
     made.__qualname__, made.__module__, made.__doc__ = made.__name__, function.__module__, function.__doc__
     return made

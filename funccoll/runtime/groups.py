@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import FunccollError, RendezvousError, Source
+from ..kernels.source import LINE_BYTES
 from ..mesh import Mesh
 from .heap import HEADER
 from .plan import Communicator, Lines
@@ -19,20 +20,20 @@ __all__ = ["Groups", "Place", "groups"]
 
 _MOST = 256
 """Sets of mesh axes over which one job communicates."""
-_ABANDONED = HEADER // 2
-"""Where in the heap each rank has a word that is 1 when it left a collective in the middle."""
+_WAIT_WORDS = 4
+"""Words in which a rank says what it waits for: 1 + the rank, the counter's place, and the count."""
 
 
 @dataclass(frozen=True)
 class Place:
     """A collective that this process has compiled, as the tables of errors name it."""
 
-    kind: str
+    name: str
     source: Source | None
     span: int
 
     def __str__(self) -> str:
-        return f"{self.kind} at {self.source}" if self.source else self.kind
+        return f"{self.name} at {self.source}" if self.source else self.name
 
 
 class Groups:
@@ -45,9 +46,11 @@ class Groups:
         self.places: dict[int, Place] = {}
         """By the hash that a rank publishes when it enters."""
         self.broken: FunccollError | None = None
+        """What ended all collectives of this process."""
         self._known: dict[object, tuple[Communicator, list[tuple[tuple[int, ...], Lines]]]] = {}
-        self._next = HEADER
-        self._abandoned = world.heap.view(_ABANDONED, (world.world,), np.int64)
+        self._abandoned = world.heap.view(HEADER, (world.world,), np.int64)
+        self._waits = world.heap.view(HEADER + self._abandoned.nbytes, (world.world, _WAIT_WORDS), np.int64)
+        self._next = -(-(HEADER + self._abandoned.nbytes + self._waits.nbytes) // LINE_BYTES) * LINE_BYTES
         self._lock = threading.Lock()
         self._left_behind: object = None
 
@@ -81,6 +84,11 @@ class Groups:
         except ValueError:
             raise RendezvousError(f"FUNCCOLL_TIMEOUT={given!r} must be seconds, such as 600.") from None
 
+    def end(self, why: str) -> None:
+        """The job is no longer this process's."""
+        self.broken = RendezvousError(why)
+        self.broken.args = (why,)  # the line that ended it is not the one that will be wrong
+
     def abandon(self, error: FunccollError, memory: object) -> None:
         """This rank leaves a collective in the middle because of an error: none runs any more.
 
@@ -92,6 +100,28 @@ class Groups:
     def is_intact(self, members: Sequence[int]) -> bool:
         """Whether all stayed in their collectives until those who read their arrays had done so. One that was killed did."""
         return not any(self._abandoned[m] for m in members)
+
+    def wait(self, rank: int, counter: int, goal: int) -> list[int]:
+        """Say that this rank waits; the ranks that wait for each other in a circle of which it is one, or none of them.
+
+        A rank has not passed its wait as long as the counter has not come to the goal. So a circle in which none has
+        can be trusted, however old what they say is.
+        """
+        words = self._waits[self.world.rank]
+        words[1:3] = counter, goal
+        words[0] = 1 + rank
+        circle = [self.world.rank]
+        while True:
+            target, counter, goal, _ = self._waits[circle[-1]].tolist()
+            if not target or int(self.world.heap.view(counter, (), np.int64)) >= goal:
+                return []
+            if target - 1 in circle:
+                return circle if target - 1 == self.world.rank else []
+            circle.append(target - 1)
+
+    def go_on(self) -> None:
+        """This rank waits no more."""
+        self._waits[self.world.rank, 0] = 0
 
     # ------------------------------------------------------------ where everybody is
 

@@ -13,7 +13,7 @@ from itertools import chain
 
 import numpy as np
 
-from ..kernels.combine import combine_address
+from ..kernels.cpu import combine_address
 from ..kernels.source import ADVANCE, COPY, DONE, END, ENTER, LINE_BYTES, LOOK, TAKE, WAIT
 from ..kernels.source import COMBINE as FOLD
 from ..schedules.layout import Blocks, Layout, Piece

@@ -23,7 +23,6 @@ import numpy as np
 from ..errors import CollectiveTimeout, FunccollError, PeerFailure, ProgramMismatch, RendezvousError, Source
 from ..ir import Equation, Var
 from ..kernels import source as at
-from ..kernels.combine import ROOM
 from ..kernels.cpu import interpreter
 from ..mesh import Mesh
 from ..schedules.layout import Layout
@@ -101,7 +100,8 @@ class Exchange:
         kind = schedule.collective
         text = f"{call.identity} {schedule!r} {call.op} {call.operands}"
         digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "little") | 1
-        self.groups.places[digest] = Place(schedule.kind, call.source, schedule.streams().span)
+        over = ", ".join(map(repr, call.axes))
+        self.groups.places[digest] = Place(f"{schedule.kind} over {over}", call.source, schedule.streams().span)
         layouts = [Layout.of(kind, o.shape, o.dtype.itemsize, o.dim, o.concat_dim) for o in call.operands]
         arrays = [(layout, o.dtype) for layout, o in zip(layouts, call.operands, strict=True)]
         table = self._room((3 * len(arrays),), np.dtype(np.int64)) if len(arrays) > 1 else None
@@ -128,7 +128,7 @@ class Exchange:
             self._addresses[slot] = self.heap.base + offset
         most = max((2 * c.schedule.nranks for c in self.calls), default=0)
         self._work = np.zeros(most + 8, np.int64)
-        self._sums = np.zeros(ROOM, np.uint8)
+        self._sums = np.zeros(at.SUMS_BYTES, np.uint8)
         self.frame = np.zeros(at.FRAME, np.int64)
         tables = ((at.CODE, self._code), (at.ADDRESSES, self._addresses), (at.BASES, self.groups.bases),
                   (at.WORK, self._work), (at.ROOM, self._sums))  # fmt: skip
@@ -139,8 +139,7 @@ class Exchange:
         crowded = self.world.world > host.cores()
         self.frame[at.SPINS], self.frame[at.YIELDS], self.frame[at.NAPS] = 0 if crowded else _SPINS, _YIELDS, _NAPS
         self._words: Any = memoryview(self.frame)  # type: ignore[arg-type]
-        self._address = self.frame.ctypes.data
-        self._kernel = interpreter()
+        self._kernel = interpreter(self.frame.ctypes.data)
 
     def _lock_of(self, numbers: set[int]) -> Any:
         """Calls over one communicator come one after the other. Several locks are taken in one order everywhere."""
@@ -156,14 +155,16 @@ class Exchange:
         CollectiveTimeout after `fc.init(timeout=)` or FUNCCOLL_TIMEOUT seconds (600). No collective of the job runs
         after one of them.
         """
+        if self.groups.broken is not None:  # also before the lock, which a fork may have copied as it was held
+            raise self._no_more()
         with self._lock:
             if self.groups.broken is not None:
                 raise self._no_more()
             results = self._results()
             self._words[at.ARGUMENTS], self._words[at.RESULTS] = id(arrays) + _HEAD, id(results) + _HEAD
-            status = self._kernel(self._address)
-            if status != at.FINISHED:
-                self._go_on(status, arrays, results)
+            self._kernel()
+            if self._words[at.STATUS] != at.FINISHED:
+                self._go_on(arrays, results)
         return results
 
     def repeat(self, times: int, *arrays: Any) -> tuple[np.ndarray, ...]:
@@ -171,21 +172,21 @@ class Exchange:
         self.frame[at.REPEATS] = times
         return self(*arrays)
 
-    def _go_on(self, status: int, arrays: tuple[Any, ...], results: tuple[np.ndarray, ...]) -> None:
+    def _go_on(self, arrays: tuple[Any, ...], results: tuple[np.ndarray, ...]) -> None:
         """What the kernel cannot decide alone: go on as long as there is reason to."""
         try:
-            if status == at.UNFIT:  # scalars, strided views; nothing was published yet
+            if self._words[at.STATUS] == at.UNFIT:  # scalars, strided views; nothing was published yet
                 arrays = tuple(np.array(a, order="C", copy=None) for a in arrays)
                 self._words[at.ARGUMENTS] = id(arrays) + _HEAD
-                status = self._kernel(self._address)
-            self._wait(status)
+                self._kernel()
+            self._wait()
         except BaseException as error:
             self._break(error, (arrays, results, self))
             raise
 
-    def _wait(self, status: int) -> None:
-        began, seen = 0.0, None
-        while status != at.FINISHED:
+    def _wait(self) -> None:
+        began, seen, circles = 0.0, None, 0
+        while (status := self._words[at.STATUS]) != at.FINISHED:
             if status == at.STEPPED:
                 self._stepped()
             elif status == at.MISMATCH:
@@ -197,12 +198,24 @@ class Exchange:
                 # Who left may have done its part first: it failed us only when we have waited in vain since.
                 failure = self.world.watch.failure(self.members)
                 if failure is not None and (seen is not None or status == at.FAILED):
-                    where = f"This rank waits in {self._name()} for rank {self._rank}."
+                    whom = f" and waited for rank {self._rank}" if status == at.WAITING else ""
+                    where = f"This rank was in {self._name()}{whom}."
                     raise failure.error(f"{where}\n{self.groups.table(self._group)}")
                 seen = failure
                 if time.monotonic() - began > self.groups.timeout:
                     raise self._late(time.monotonic() - began)
-            status = self._kernel(self._address)
+                if status == at.WAITING:
+                    circle = self.groups.wait(self._rank, *self._goal())
+                    circles = circles + 1 if circle else 0
+                    if circles == 2:
+                        raise self._deadlock(circle)
+            self._kernel()
+        self.groups.go_on()
+
+    def _goal(self) -> tuple[int, int]:
+        """The counter that the kernel waits for, and the count."""
+        _, counter, number, value, _ = self._code[self.frame[at.PC] :][:5].tolist()
+        return counter, int(self.groups.bases[number]) + value
 
     def _is_done(self) -> bool:
         """Whether a rank failed when all was done, and nothing that was read can have changed: it failed later."""
@@ -223,13 +236,15 @@ class Exchange:
         if self.groups.broken is None:
             cause = error if isinstance(error, FunccollError) else None
             self.groups.abandon(cause or FunccollError(f"{type(error).__name__} in the middle of {self._name()}"), memory)
-            if not isinstance(error, PeerFailure):
-                self.world.watch.report("".join(traceback.format_exception(error)))
+            self.world.watch.report("".join(traceback.format_exception(error)))
 
-    def _no_more(self) -> PeerFailure:
+    def _no_more(self) -> FunccollError:
+        broken = self.groups.broken
+        if isinstance(broken, RendezvousError):  # the job is over for this process
+            return RendezvousError(broken.args[0], self.calls[0].source)
         return PeerFailure(
             "an earlier failure ended all collectives of this job, and no later one can be trusted. It was: "
-            f"{str(self.groups.broken).splitlines()[0]}", self.calls[0].source,
+            f"{str(broken).splitlines()[0]}", self.calls[0].source,
         )  # fmt: skip
 
     @property
@@ -263,6 +278,16 @@ class Exchange:
             "steps in the same order: look for branches on the rank, and for data of different sizes.\n"
             f"{self.groups.table(self._group)}", self._call.source,
         )  # fmt: skip
+
+    def _deadlock(self, circle: list[int]) -> ProgramMismatch:
+        """Collectives over different axes do not meet in one line: nobody sees another hash."""
+        ring = " for ".join(f"rank {rank}" for rank in [*circle, circle[0]])
+        return ProgramMismatch(
+            f"ranks wait for each other: {ring}. They are in collectives over different axes, or in another order. Every "
+            "process must run the same steps in the same order: look for branches on the rank.\n"
+            f"{self.groups.table(self._group)}",
+            self._call.source,
+        )
 
     def _late(self, seconds: float) -> CollectiveTimeout:
         return CollectiveTimeout(

@@ -71,7 +71,7 @@ class Failure:
 
     def error(self, context: str = "") -> PeerFailure:
         """The exception for it, the peer's traceback as its cause; `context` says what could not be done."""
-        error = PeerFailure(f"{self}.{' ' * bool(context)}{context}")
+        error = PeerFailure(f"{str(self).rstrip('.')}.{' ' * bool(context)}{context}")
         if self.kind == "raised":
             error.__cause__ = PeerTraceback(self.text)
         return error

@@ -103,6 +103,11 @@ class World:
     shared: dict[str, Any] = field(default_factory=dict)
     """What the collectives of this world have in common."""
 
+    def end(self, why: str) -> None:
+        """Let no collective run any more in this process."""
+        if "groups" in self.shared:
+            self.shared["groups"].end(why)
+
 
 class _Membership:
     """What this process has joined. There is one: a process is one member of one job."""
@@ -146,6 +151,7 @@ class _Membership:
         if left is not None:
             self.generation += 1
             os.environ.pop(_JOINED, None)
+            left.end("this process has left the job of this mesh (fc.finalize). Make a new mesh and compile anew.")
             left.watch.leave()
             left.heap.close()
 
@@ -154,6 +160,10 @@ class _Membership:
         left, self.current, MEMORY.empty = self.current, None, np.empty
         if left is not None:
             self.forked_from = left.rank
+            left.end(
+                f"this process was forked from rank {left.rank} and is no rank of its own: call compiled functions of a job's "
+                "mesh in the parent."
+            )
             left.watch.disown()
             left.heap.disown()
 

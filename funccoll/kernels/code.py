@@ -1,0 +1,114 @@
+"""Machine code of kernels: compiled by Numba once, kept in a file, and loaded by LLVM alone in every later process.
+
+Numba's own cache needs Numba to load from it: half a second in each process of a job, of which nothing is used. An object
+file needs llvmlite, 30 ms. A file belongs to the sources of this package, the versions of Numba and llvmlite, and the
+processor; it lies where Numba's would: NUMBA_CACHE_DIR, the package's __pycache__, or the user's cache directory.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import llvmlite.binding as llvm
+
+from .variants import stamp
+
+__all__ = ["address_of", "cache_directory"]
+
+_ENGINES: list[Any] = []  # for as long as the process lives: they own the code
+
+
+def address_of(name: str, build: Callable[[], tuple[Any, Any]]) -> int:
+    """Where the machine code of a kernel begins. `build` gives a Python function and its Numba signature.
+
+    It has Numba's calling convention: int32 f(result *, void **, arguments...); no kernel of ours raises, so the integer
+    and the second argument say nothing. It uses no Python and no Numba.
+    """
+    found = _read(name)
+    if found is None:
+        found = _compile(*build())
+        _write(name, *found)
+    symbol, code = found
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _machine())
+    engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+    engine.finalize_object()
+    _ENGINES.append(engine)
+    return engine.get_function_address(symbol)
+
+
+def _compile(function: Any, signature: Any) -> tuple[str, bytes]:
+    from numba import njit  # here: most processes find everything in files
+
+    options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "_nrt": False, "error_model": "numpy"}
+    compiled: Any = njit(signature, **options)(function)
+    module = llvm.parse_assembly(compiled.inspect_llvm(signature.args))
+    symbol = next(f.name for f in module.functions if not f.is_declaration)
+    return symbol, _machine().emit_object(module)
+
+
+@functools.lru_cache(maxsize=1)
+def _machine() -> Any:
+    with suppress(RuntimeError):  # newer versions do it by themselves, and say so
+        llvm.initialize()
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    target = llvm.Target.from_triple(llvm.get_process_triple())
+    return target.create_target_machine(*_processor(), opt=3, codemodel="jitdefault", jit=True)
+
+
+@functools.lru_cache(maxsize=1)
+def _processor() -> tuple[str, str]:
+    """LLVM's name of this processor, and its features."""
+    return llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
+
+
+# ---------------------------------------------------------------- files
+
+
+@functools.lru_cache(maxsize=1)
+def _key() -> str:
+    parts = (stamp(), version("numba"), version("llvmlite"), *_processor())
+    return hashlib.sha256("|".join(parts).encode()).hexdigest()[:16]
+
+
+def cache_directory() -> Path | None:
+    """Where code is kept; None where nothing can be written."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "funccoll"
+    given = os.environ.get("NUMBA_CACHE_DIR")
+    for folder in [Path(given) / "funccoll"] if given else [Path(__file__).parent / "__pycache__", home]:
+        with suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            if os.access(folder, os.W_OK):
+                return folder
+    return None
+
+
+def _read(name: str) -> tuple[str, bytes] | None:
+    folder = cache_directory()
+    if folder is None:
+        return None
+    with suppress(OSError, ValueError):
+        head, code = (folder / f"{name}-{_key()}.o").read_bytes().split(b"\n", 1)
+        symbol, digest = head.decode().split(" ")
+        if hashlib.sha256(code).hexdigest() == digest:  # a file that was cut off would end the process
+            return symbol, code
+    return None
+
+
+def _write(name: str, symbol: str, code: bytes) -> None:
+    folder = cache_directory()
+    if folder is None:
+        return
+    with suppress(OSError):
+        descriptor, path = tempfile.mkstemp(dir=folder)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(f"{symbol} {hashlib.sha256(code).hexdigest()}\n".encode() + code)
+        os.replace(path, folder / f"{name}-{_key()}.o")  # other processes see all of it, or nothing
