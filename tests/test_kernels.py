@@ -73,6 +73,24 @@ def test_combines_have_the_bits_of_the_fold(dtype):
             assert all(out.tobytes() == want.tobytes() for out in outs), (op, count)
 
 
+@pytest.mark.parametrize("dtype", [pytest.param(d, id=d.name) for d in FAST])
+def test_results_past_the_caches_are_the_same(dtype):
+    """A negative count; destinations begin and end anywhere in a cache line, and nothing beside them is touched."""
+    rng = np.random.default_rng(0)
+    combine = COMBINE(combine_address("sum", dtype))
+    for count, outputs, skip in ((2, 1, 0), (2, 2, 1), (3, 2, 7), (5, 1, 13)):
+        xs = values(dtype, count, rng)
+        with np.errstate(all="ignore"):
+            want = fold(xs, "sum")
+        outs = [np.full(LENGTH + 64, 77, dtype) for _ in range(outputs)]
+        dsts = np.array([a.ctypes.data + skip * dtype.itemsize for a in outs])
+        srcs = np.array([a.ctypes.data for a in xs])
+        combine(*NOWHERE, dsts.ctypes.data, outputs, srcs.ctypes.data, count, -LENGTH, 0, SUMS.ctypes.data)
+        for out in outs:
+            assert out[skip : skip + LENGTH].tobytes() == want.tobytes()
+            assert (out[:skip] == 77).all() and (out[skip + LENGTH :] == 77).all()
+
+
 def test_accumulating_into_any_operand():
     combine = COMBINE(combine_address("sum", np.dtype(np.float32)))
     for count in (2, 3, 5):
@@ -148,9 +166,12 @@ class Rank:
         return status
 
 
+@pytest.mark.parametrize("past", [False, True])
 @pytest.mark.parametrize("p", [2, pytest.param(3, marks=pytest.mark.slow), 4])
 @pytest.mark.parametrize("kind", list(KINDS))
-def test_processes_execute_the_streams(kind, p):
+def test_processes_execute_the_streams(kind, p, past, monkeypatch):
+    if past:
+        monkeypatch.setattr("funccoll.runtime.plan._PAST_CACHES", -1)
     interpreter(0)
     pairs = [(i, (i + 1) % p) for i in range(p)] if kind == "permute" else []
     cases = [(build(kind, p, name, pairs=pairs), n, d) for name in algorithms(kind, p) for n, d in ((1, "i4"), (1000, "f4"))]

@@ -16,8 +16,8 @@ from llvmlite import ir
 from numba import njit, types
 
 from ..types import bfloat16
-from .memory import array_at, intrinsic
-from .source import BLOCK_BYTES
+from .memory import array_at, fence, intrinsic, stream
+from .source import BLOCK_BYTES, SUMS_BYTES
 from .variants import variant
 
 __all__ = ["template"]
@@ -29,16 +29,19 @@ def _fold(dsts: Any, ndst: Any, srcs: Any, nsrc: Any, count: Any, divisor: Any, 
     """`dsts` and `srcs` are addresses of int64 arrays of addresses, of 1 or more and of 2 or more; `count` is in elements;
     `room` is the address of SUMS_BYTES bytes for sums that are not complete.
 
-    A divisor other than 0 divides the result: a mean, in the combine that completes the sum.
+    A negative count says that the results are too large for the caches: they go past them. A divisor other than 0 divides
+    the result: a mean, in the combine that completes the sum.
     """
     to = array_at(dsts, ndst, np.int64)
     frm = array_at(srcs, nsrc, np.int64)
     total = array_at(room, BLOCK, WIDE)
+    past, count = count < 0, abs(count)
     by = REAL(divisor)
     for start in range(0, count, BLOCK):
         n = min(BLOCK, count - start)
         at = start * ITEMSIZE
-        out = array_at(to[0] + at, n, STORED)
+        place = room + SUMS_BYTES - BLOCK_BYTES if past else to[0] + at
+        out = array_at(place, n, STORED)
         a = array_at(frm[0] + at, n, STORED)
         b = array_at(frm[1] + at, n, STORED)
         if nsrc == 2 and divisor == 0:
@@ -61,10 +64,16 @@ def _fold(dsts: Any, ndst: Any, srcs: Any, nsrc: Any, count: Any, divisor: Any, 
             else:
                 for i in range(n):
                     out[i] = narrow(divide(step(total[i], widen(d[i])), by))
+        if past:
+            for j in range(ndst):
+                stream(to[j] + at, place, n * ITEMSIZE)
+            continue
         for j in range(1, ndst):
             copy = array_at(to[j] + at, n, STORED)
             for i in range(n):
                 copy[i] = out[i]
+    if past:
+        fence()
 
 
 # ---------------------------------------------------------------- steps

@@ -10,8 +10,8 @@ from numba.core import cgutils
 from numba.np import arrayobj
 
 __all__ = [
-    "array_at", "call", "copy", "data_of", "intrinsic", "is_contiguous", "load", "load_acquire", "nap", "pause", "store",
-    "store_release", "type_of", "yield_core",
+    "array_at", "call", "copy", "data_of", "fence", "intrinsic", "is_contiguous", "load", "load_acquire", "nap", "pause",
+    "store", "store_release", "stream", "type_of", "yield_core",
 ]  # fmt: skip
 
 intrinsic: Any = extending.intrinsic
@@ -100,6 +100,50 @@ def copy(typingctx: Any, to: Any, source: Any, count: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.int64), codegen
+
+
+@intrinsic
+def _stream_lines(typingctx: Any, to: Any, source: Any, count: Any) -> Any:
+    """Copy `count` lines of 64 bytes past the caches; `to` begins one."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        to, source, count = args
+        word = ir.IntType(64)
+        line = ir.VectorType(word, 8).as_pointer()
+        past = builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)])
+        with cgutils.for_range(builder, count, intp=word) as loop:
+            offset = builder.shl(loop.index, word(6))
+            value = builder.load(builder.inttoptr(builder.add(source, offset), line), align=1)
+            stored = builder.store(value, builder.inttoptr(builder.add(to, offset), line), align=64)
+            stored.set_metadata("nontemporal", past)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), codegen
+
+
+@njit
+def stream(to: Any, source: Any, count: Any) -> Any:
+    """`copy` past the caches: whole lines are written without being read first. Before a release it needs a `fence`.
+
+    Element by element this is many times slower than a plain copy: only whole lines are worth it.
+    """
+    head = min(-to & 63, count)
+    lines = (count - head) >> 6
+    done = head + (lines << 6)
+    copy(to, source, head)
+    _stream_lines(to + head, source + head, lines)
+    copy(to + done, source + done, count - done)
+
+
+@intrinsic
+def fence(typingctx: Any) -> Any:
+    """Nothing that comes after is seen before what was streamed."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.void(), codegen
 
 
 @intrinsic

@@ -1,8 +1,7 @@
 """The stream interpreter, written once: what a rank does, instruction by instruction.
 
-It is a template: its memory operations (`load`, `load_acquire`, `store`, `store_release`, `pause`, `yield_core`, `nap`,
-`copy`, `call`) are global names that each machine gives its own meaning (`cpu.py`; later CUDA). Code is one row of int64s
-per instruction, written by `runtime/plan.py`:
+It is a template: its memory operations (`load`, `store_release`, `pause`, `copy`, ...) are global names that each machine
+gives its own meaning (`cpu.py`; later CUDA). Code is one row of int64s per instruction, written by `runtime/plan.py`:
 
     END
     TAKE    array, slot, bytes, staging      take the address of an argument, or of result ~array; a private one is copied
@@ -14,7 +13,8 @@ per instruction, written by `runtime/plan.py`:
     DONE    counter, communicator, value     say so: the counter becomes the base + value
     ADVANCE communicator, span               the end of a call: its base moves on
 
-A place is three words: slot, bytes from there to the first row, and from each row to the next.
+A place is three words: slot, bytes from there to the first row, and from each row to the next. A negative count, or number
+of bytes, says that the results are too large for the caches, and go past them.
 `line`, `counter`, `table` and `staging` are bytes from the heap's beginning. A slot is a place in the table of addresses; a
 collective of n arrays has for each of them, `stride` slots apart, three in a row for each rank: input, output, scratch. A
 rank's line begins with its (first) counter, so that who waits for it to enter gets with it what it published: the call's
@@ -56,8 +56,8 @@ STEPS, REPEATS = range(16, 18)
 STATUS, IGNORED = range(18, 20)
 FRAME = 20
 BLOCK_BYTES = 1 << 13
-SUMS_BYTES = 2 * BLOCK_BYTES
-"""Room that a combine needs: a block of sums, in the wide type."""
+SUMS_BYTES = 3 * BLOCK_BYTES
+"""Room that a combine needs: a block of sums in the wide type, and one of results."""
 
 _NAP = 50  # microseconds
 
@@ -127,11 +127,16 @@ def interpret(frame: Any) -> int:
             pc += 56 + 24 * (m + k)
         elif what == COPY:
             m, place = load(pc + 24), pc + 32
-            source = load(addresses + 8 * load(place)) + load(place + 8)
+            source, nbytes = load(addresses + 8 * load(place)) + load(place + 8), load(pc + 8)
             for row in range(load(pc + 16)):
                 for j in range(1, m + 1):
                     to = load(addresses + 8 * load(place + 24 * j)) + load(place + 24 * j + 8)
-                    copy(to + row * load(place + 24 * j + 16), source + row * load(place + 16), load(pc + 8))
+                    if nbytes < 0:
+                        stream(to + row * load(place + 24 * j + 16), source + row * load(place + 16), -nbytes)
+                    else:
+                        copy(to + row * load(place + 24 * j + 16), source + row * load(place + 16), nbytes)
+            if nbytes < 0:
+                fence()
             pc += 56 + 24 * m
         elif what == ENTER:
             line, table, slot = heap + load(pc + 8), load(pc + 40), addresses + 8 * load(pc + 56)
