@@ -39,7 +39,7 @@ _LeafType = tuple[tuple[int, ...], np.dtype, type | None]
 """Global shape, dtype, and the Python type of a weak scalar."""
 
 _NO_MESH = Mesh({}, (0,))
-_ONLY_ARRAYS, _ARRAYS = {Array}, {Array, np.ndarray}
+_ARRAYS = {Array, np.ndarray}
 _LAYOUT = operator.attrgetter("layout")
 
 
@@ -55,7 +55,7 @@ class Jitted(Generic[Params, R]):
         self._arguments = Arguments(fn, mesh, in_specs, options)
         self._name = self._arguments.name
         self._cache: dict[Any, Compiled] = {}
-        self._fast: dict[tuple | None, Callable[[Sequence[Any]], Any]] = {}
+        self._fast: dict[tuple, Callable[[Sequence[Any]], Any]] = {}
 
     # ------------------------------------------------------------ calling
 
@@ -63,14 +63,14 @@ class Jitted(Generic[Params, R]):
         """Run on global values: NumPy arrays (equal on all processes), numbers, Arrays, and pytrees of them."""
         if not kwargs:
             given: Any = args
-            kinds = set(map(type, given))
-            if kinds == _ONLY_ARRAYS:
-                key = tuple(map(_LAYOUT, given))
-            elif kinds <= _ARRAYS:
-                key = tuple([a.layout if type(a) is Array else (a.shape, a.dtype) for a in given])
-            else:
-                key = None
-            run = self._fast.get(key)
+            run = None
+            try:
+                if given and type(given[0]) is Array:
+                    run = self._fast.get(tuple(map(_LAYOUT, given)))
+            except (AttributeError, TypeError):
+                pass  # not all are Arrays
+            if run is None and _ARRAYS.issuperset(map(type, given)):
+                run = self._fast.get(tuple([a.layout if type(a) is Array else (a.shape, a.dtype) for a in given]))
             if run is not None:
                 return run(args)
         with user_frames():

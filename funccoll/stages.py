@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["Compiled", "Lowered", "Signature", "TracedFunction"]
 
 
+_NEW: Any = object.__new__
 _COPIES = operator.attrgetter("_copies")
 
 
@@ -201,6 +202,9 @@ class Compiled(_Scheduled):
         return self._wrap(self._run(*map(_COPIES, arrays)))
 
     def _wrap(self, outputs: Sequence[Any]) -> Any:
-        if self._single:
-            return Array(self.signature.out_layouts[0], outputs[0])
-        return self.signature.out_tree.unflatten(map(Array, self.signature.out_layouts, outputs))
+        layouts, made = self.signature.out_layouts, []
+        for layout, copies in zip(layouts, outputs, strict=True):
+            array = _NEW(Array)  # half the time of Array(layout, copies)
+            array.layout, array._copies = layout, copies
+            made.append(array)
+        return made[0] if self._single else self.signature.out_tree.unflatten(made)

@@ -63,6 +63,8 @@ def compile_local(
     """
     builder = _Builder(program, mesh, buffers, schedules)
     run = builder.build()
+    if run in builder.exchanges:
+        return run
     quiet = _QUIET()
 
     def execute(*copies: Copies) -> Sequence[Copies]:
@@ -194,6 +196,10 @@ class _Builder:
         self.collectives(group)
         self.flush(after)
         outputs = [self.output(a) for a in self.program.outputs]
+        if self.exchanges and len(self.steps) == 1:
+            returned = [self.name(out) for eqn in group for out in eqn.outputs]
+            if outputs == returned and list(self.program.inputs) == self.exchanges[0].arguments:
+                return self.exchanges[0]  # the program is nothing else
         source = self.driver(outputs)
         exec(compile(source, "<funccoll program>", "exec"), self.names.namespace)
         run = self.names.namespace["run"]
@@ -354,14 +360,14 @@ class _Builder:
                 if eqn.outputs:  # a barrier between devices in lock step is none
                     self.collective(eqn)
         elif group:
-            from .shm import arguments_of, exchange  # here: it imports Numba
+            from .shm import exchange  # here: it imports LLVM
 
-            self.exchanges.append(exchange([(eqn, self.schedules[eqn]) for eqn in group], self.mesh, self.identity))
-            name = self.names.of(self.exchanges[-1], "f")
+            made = exchange([(eqn, self.schedules[eqn]) for eqn in group], self.mesh, self.identity)
+            self.exchanges.append(made)
+            name = self.names.of(made, "f")
             left = ", ".join(self.name(out) for eqn in group for out in eqn.outputs)
-            operands = arguments_of(group)
-            call = f"{name}({', '.join(map(self.name, operands))})"
-            self.steps.append(([f"{left}, = {call}" if left else call], set(operands)))
+            call = f"{name}({', '.join(map(self.name, made.arguments))})"
+            self.steps.append(([f"{left}, = {call}" if left else call], set(made.arguments)))
 
     def collective(self, eqn: Equation) -> None:
         """One collective over virtual devices."""

@@ -29,8 +29,9 @@ class Results:
 
     def __call__(self) -> tuple[np.ndarray, ...]:
         """Arrays for one call."""
-        for arrays in self.kept:
+        for i, arrays in enumerate(self.kept):
             if max(map(getrefcount, arrays)) == _ALONE:  # views hold their array, too
+                self.kept.append(self.kept.pop(i))  # the one that has rested longest comes first
                 return arrays
         if not self.pooled:
             return tuple([one() for one in self.make])

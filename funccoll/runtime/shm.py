@@ -33,7 +33,7 @@ from .plan import Communicator, Plan
 from .results import Results
 from .world import World, current
 
-__all__ = ["Call", "Exchange", "Operand", "arguments_of", "exchange", "exchanges"]
+__all__ = ["Call", "Exchange", "Operand", "exchange", "exchanges"]
 
 _HEAD = tuple.__basicsize__  # from a tuple's address to its items', which are addresses of objects
 # Spinning longer makes things worse on a busy machine (measured): the rank waited for may need this core.
@@ -77,6 +77,8 @@ class Exchange:
         self.communicators = [self.groups.communicator(mesh, c.axes) for c in self.calls]
         self.members = sorted({m for c in self.communicators for m in c.members})
         self.plan = Plan()
+        self.arguments: list[Var] = []
+        """The variables of a program whose values it takes."""
         # Room that all calls use: for scratch, for copies of private arguments, for arrays without elements.
         self._rooms: list[np.ndarray] = []
         make: list[Callable[[], np.ndarray]] = []
@@ -314,11 +316,12 @@ class _Locks:
 
 
 def exchange(equations: Sequence[tuple[Equation, Schedule]], mesh: Mesh, identity: Callable[[Equation], str]) -> Exchange:
-    """What executes collectives of a program that sit together; its arguments are `arguments_of` them, in order."""
+    """What executes collectives of a program that sit together; its `arguments` say of what."""
     world = current()
     if world is None:
         raise RendezvousError(f"{mesh!r} is of a job that this process has left. Make a new mesh after fc.init().")
-    known: dict[Any, int] = {a: i for i, a in enumerate(arguments_of(eqn for eqn, _ in equations))}
+    arguments = _arguments_of([eqn for eqn, _ in equations])
+    known: dict[Any, int] = {a: i for i, a in enumerate(arguments)}
     calls, results = [], 0
     for eqn, schedule in equations:
         params = eqn.params
@@ -336,16 +339,18 @@ def exchange(equations: Sequence[tuple[Equation, Schedule]], mesh: Mesh, identit
         if not eqn.outputs:  # a barrier
             operands, op = [Operand((0,), (0,), np.dtype(np.uint8))], "or"
         calls.append(Call(tuple(eqn.axes()), schedule, op, tuple(operands), identity(eqn), eqn.source))
-    return Exchange(world, mesh, calls)
+    made = Exchange(world, mesh, calls)
+    made.arguments = arguments
+    return made
 
 
 def exchanges(compiled: Any) -> list[Exchange]:
     """The exchanges of a compiled function, in the order in which it calls them: for benchmarks and tests."""
-    return compiled._run.exchanges
+    run = compiled._run
+    return [run] if isinstance(run, Exchange) else run.exchanges
 
 
-def arguments_of(equations: Any) -> list[Var]:
+def _arguments_of(equations: Sequence[Equation]) -> list[Var]:
     """What equations read from outside, each once, in order."""
-    equations = list(equations)
     made = {out for eqn in equations for out in eqn.outputs}
     return list(dict.fromkeys(a for eqn in equations for a in eqn.inputs if type(a) is Var and a not in made))
