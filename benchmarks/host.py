@@ -7,7 +7,8 @@ for some milliseconds, and counts the slowest rank. Two tables:
 - native: our compiled plan, repeated in one native call, and mpi4py minus what an empty mpi4py call takes (`peers.Mpi`).
   No Python runs between our repetitions, so nobody reads results. Gloo's calls count as they are.
 - python: a jitted step on funccoll's Arrays, and a call of mpi4py or torch.distributed, each followed by reading the
-  whole result on every rank (`host_rank.read`), which is inside everybody's time.
+  whole result on every rank (`host_rank.read`), which is inside everybody's time; but for the step of 32 all_reduces, where
+  only the step and the calls are measured.
 
 Open MPI plays with and without mpi_yield_when_idle, and the faster median counts. Peers that are not installed are left
 out, and the results say so. Writes benchmarks/results/host.json and the README's table.

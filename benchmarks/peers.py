@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from host_cases import STEP, Case, output_count
-from host_rank import Run, reading, reading_all
+from host_rank import Run, reading, repeated
 
 
 def _times(call: Callable[[], np.ndarray]) -> Run:
@@ -64,7 +64,7 @@ class Mpi:
                     self.world.Allreduce(array, result)
                 return results
 
-            return {"python": reading_all(step)}
+            return {"python": repeated(step)}
         call = self._call(self.world, case.kind, arrays[0], results[0])
         nothing = np.empty(0, np.float32)
         empty = self._call(self.mpi.COMM_SELF, case.kind, nothing, nothing.copy())
@@ -140,7 +140,7 @@ class Gloo:
                     dist.all_reduce(result)
                 return views
 
-            return {"python": reading_all(step)}
+            return {"python": repeated(step)}
         (array,), (result,), (view,) = given, results, views
         gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
         scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor

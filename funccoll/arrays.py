@@ -33,9 +33,10 @@ class Memory:
         self.empty: Callable[[tuple[int, ...], np.dtype], np.ndarray] = np.empty
 
     def block(self, value: np.ndarray) -> np.ndarray:
-        """A copy, C-contiguous."""
+        """A copy, C-contiguous and read-only."""
         out = self.empty(value.shape, value.dtype)
         out[...] = value
+        out.flags.writeable = False
         return out
 
 
@@ -73,6 +74,11 @@ class Layout:
         """For each distinct copy, the part of the global array it holds."""
         coordinates = copy_coordinates(self.sharding.mesh, self.sharding.varying)
         return tuple(self.sharding.index(self.shape, c) for c in coordinates)
+
+    @cached_property
+    def is_one_block(self) -> bool:
+        """Whether this process is one device of the mesh, or all of it."""
+        return self.sharding.mesh.process is not None or self.sharding.mesh.size == 1
 
     @cached_property
     def copy_of_device(self) -> tuple[int, ...]:
@@ -201,6 +207,8 @@ class Array(metaclass=_ArrayMeta):
     @property
     def local(self) -> np.ndarray:
         """This process's block (read-only), where the process is one device."""
+        if self.layout.is_one_block and self._copies is not None:
+            return _read_only(self._copies)
         if self.sharding.mesh.size != 1 and self.sharding.mesh.process is None:
             raise MeshError(
                 f"this process plays all {self.sharding.mesh.size} devices of {self.sharding.mesh!r}, so there is no one "
@@ -366,6 +374,8 @@ Array.__hash__ = None  # type: ignore[assignment]  # equal elementwise, like an 
 
 
 def _read_only(block: Any) -> np.ndarray:
+    if type(block) is np.ndarray and not block.flags.writeable:
+        return block
     view = np.asarray(block).view()
     view.flags.writeable = False
     return view

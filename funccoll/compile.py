@@ -40,7 +40,24 @@ _LeafType = tuple[tuple[int, ...], np.dtype, type | None]
 
 _NO_MESH = Mesh({}, (0,))
 _ARRAYS = {Array, np.ndarray}
+_NUMBERS = frozenset((int, float, complex))
 _LAYOUT = operator.attrgetter("layout")
+
+
+def _fast_key(treedef: optree.PyTreeSpec, leaves: Sequence[Any]) -> tuple | None:
+    """What decides which program runs, for leaves whose types say it at once; else None."""
+    key: list[Any] = [treedef]
+    for leaf in leaves:
+        kind = type(leaf)
+        if kind is Array:
+            key.append(leaf.layout)
+        elif kind is np.ndarray:
+            key.append((leaf.shape, leaf.dtype))
+        elif kind in _NUMBERS:
+            key.append(kind)
+        else:
+            return None
+    return tuple(key)
 
 
 class Jitted(Generic[Params, R]):
@@ -55,6 +72,7 @@ class Jitted(Generic[Params, R]):
         self._arguments = Arguments(fn, mesh, in_specs, options)
         self._name = self._arguments.name
         self._cache: dict[Any, Compiled] = {}
+        self._plain = not (options.static_argnums or options.static_argnames)
         self._fast: dict[tuple, Callable[[Sequence[Any]], Any]] = {}
 
     # ------------------------------------------------------------ calling
@@ -73,6 +91,12 @@ class Jitted(Generic[Params, R]):
                 run = self._fast.get(tuple([a.layout if type(a) is Array else (a.shape, a.dtype) for a in given]))
             if run is not None:
                 return run(args)
+            if self._plain:  # pytrees, and numbers
+                leaves, treedef = optree.tree_flatten(given)
+                key = _fast_key(treedef, leaves)
+                run = self._fast.get(key) if key is not None else None
+                if run is not None:
+                    return run(leaves)
         with user_frames():
             return self._slow_call(args, kwargs)
 
@@ -88,9 +112,14 @@ class Jitted(Generic[Params, R]):
             compiled = self._cache[key] = self._trace(dynamic, static, treedef, types).lower().compile()
             if logger.isEnabledFor(logging.DEBUG):  # a fingerprint reads every move of every schedule
                 logger.debug("compiled %s: %s", self._name, compiled.fingerprint[:12])
-        if not kwargs and not static and all(type(a) in (Array, np.ndarray) for a in args):
-            fast_key = tuple(a.layout if type(a) is Array else (a.shape, a.dtype) for a in args)
-            self._fast[fast_key] = compiled.execute_ready if compiled.takes_as_they_are(args) else compiled.execute
+        if not kwargs and self._plain:
+            fast = compiled.execute_ready if compiled.takes_as_they_are(leaves) else compiled.execute
+            if _ARRAYS.issuperset(map(type, args)):
+                self._fast[tuple([a.layout if type(a) is Array else (a.shape, a.dtype) for a in args])] = fast
+            else:
+                fast_key = _fast_key(treedef, leaves)
+                if fast_key is not None:
+                    self._fast[fast_key] = fast
         return compiled.execute(leaves)
 
     def check_options(self) -> None:

@@ -202,9 +202,14 @@ class Compiled(_Scheduled):
         return self._wrap(self._run(*map(_COPIES, arrays)))
 
     def _wrap(self, outputs: Sequence[Any]) -> Any:
-        layouts, made = self.signature.out_layouts, []
-        for layout, copies in zip(layouts, outputs, strict=True):
+        layouts = self.signature.out_layouts
+        if self._single:
             array = _NEW(Array)  # half the time of Array(layout, copies)
+            array.layout, array._copies = layouts[0], outputs[0]
+            return array
+        made = []
+        for layout, copies in zip(layouts, outputs, strict=True):
+            array = _NEW(Array)
             array.layout, array._copies = layout, copies
             made.append(array)
-        return made[0] if self._single else self.signature.out_tree.unflatten(made)
+        return self.signature.out_tree.unflatten(made)

@@ -20,7 +20,7 @@ from ranks import JOIN, PRELUDE, Ranks, left_behind
 
 from funccoll.errors import DTypeError, RendezvousError, ShapeError
 from funccoll.runtime import arena as arenas
-from funccoll.runtime.arena import LARGE, block_size
+from funccoll.runtime.arena import ALIGNMENT, LARGE, block_size
 from funccoll.runtime.heap import CONTROL, HEADER, Heap, create, largest_arena
 from funccoll.runtime.room import available_memory, in_words
 
@@ -104,9 +104,8 @@ def test_blocks_do_not_overlap(heap):
 @given(st.integers(0, 1 << 42))
 def test_block_sizes(nbytes):
     size = block_size(nbytes)
-    assert size >= nbytes and size % 64 == 0 and block_size(size) == size
-    assert size <= max(64, nbytes + 64, nbytes * (1.5 if nbytes <= 1 << 20 else 1.125) + 1)
-    assert size < 4096 or size % 128 == 0
+    assert size >= nbytes and size % ALIGNMENT == 0 and block_size(size) == size
+    assert size <= max(ALIGNMENT, nbytes + ALIGNMENT, nbytes * (1.5 if nbytes <= 1 << 20 else 1.125) + 1)
     assert size < LARGE or size % 4096 == 0
 
 

@@ -59,6 +59,7 @@ BLOCK_BYTES = 1 << 13
 SUMS_BYTES = 3 * BLOCK_BYTES
 """Room that a combine needs: a block of sums in the wide type, and one of results."""
 
+_EAGER = 30  # tries without a pause
 _NAP = 50  # microseconds
 
 
@@ -84,7 +85,8 @@ def interpret(frame: Any) -> int:
             while load_acquire(counter) < goal:
                 tries += 1
                 if tries <= spins:
-                    pause()
+                    if tries > _EAGER:  # a pause takes as long as a line needs from core to core
+                        pause()
                     continue
                 if load_acquire(load(frame + 8 * FAILURE)) != 0:
                     status = FAILED

@@ -7,9 +7,11 @@ import os
 
 from .room import available_memory, in_words
 
-__all__ = ["LARGE", "PAGE", "Arena", "block_size"]
+__all__ = ["ALIGNMENT", "LARGE", "PAGE", "Arena", "block_size"]
 
 PAGE = 4096
+ALIGNMENT = 128
+"""Two cache lines: processors fetch them in pairs, and one rank may write a block while another reads the next."""
 LARGE = 32 << 20
 """Blocks from here on give their pages back when they are free; smaller ones are only used again."""
 
@@ -19,10 +21,11 @@ _GROWTH = 2 << 20, 64 << 20  # an arena grows by a quarter of itself, within the
 
 
 def block_size(nbytes: int) -> int:
-    """Bytes of the block that holds `nbytes`: a multiple of 64 with few values, so that blocks can be used again."""
-    power = 1 << (max(nbytes, 64) - 1).bit_length()
-    step = max(64, power >> (2 if power <= _SMALL else 4))
-    return -(-max(nbytes, 64) // step) * step
+    """Bytes of the block that holds `nbytes`: a multiple of ALIGNMENT with few values, so that blocks can be used again."""
+    power = 1 << (max(nbytes, ALIGNMENT) - 1).bit_length()
+    step = max(ALIGNMENT, power >> (2 if power <= _SMALL else 4))
+    return -(-max(nbytes, ALIGNMENT) // step) * step
+
 
 class Arena:
     """New blocks, and the large ones that are free. Offsets count from the beginning of the mapping.
@@ -64,7 +67,7 @@ class Arena:
                 found = self._find_hole(size)
             if found is not None:
                 return found
-        align = PAGE if size >= LARGE else 128 if size >= 4096 else 64
+        align = PAGE if size >= LARGE else ALIGNMENT
         offset = -(-self._top // align) * align
         if offset + size > self._end:
             raise MemoryError(

@@ -113,7 +113,7 @@ class Heap:
     def array(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         """A new C-contiguous array in this rank's arena. Its values are undefined, as `np.empty`'s.
 
-        It begins at a multiple of 64 bytes, of 128 from 4 KiB on, of a page from 32 MiB on.
+        It begins at a multiple of 128 bytes, of a page from 32 MiB on.
 
         Raises: MemoryError when the host, the container or the arena has not enough memory.
         """

@@ -29,9 +29,11 @@ class Results:
 
     def __call__(self) -> tuple[np.ndarray, ...]:
         """Arrays for one call."""
-        for i, arrays in enumerate(self.kept):
+        kept = self.kept
+        for arrays in kept:
             if max(map(getrefcount, arrays)) == _ALONE:  # views hold their array, too
-                self.kept.append(self.kept.pop(i))  # the one that has rested longest comes first
+                if arrays is kept[0] and len(kept) > 1:
+                    kept.append(kept.pop(0))  # the one that has rested longest comes first
                 return arrays
         if not self.pooled:
             return tuple([one() for one in self.make])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import threading
 import time
 import traceback
@@ -29,6 +30,7 @@ from ..schedules.layout import Layout
 from ..schedules.schedule import Schedule
 from . import host
 from .groups import Place, groups
+from .heap import Heap
 from .plan import Communicator, Plan
 from .results import Results
 from .world import World, current
@@ -65,6 +67,13 @@ class Call:
     source: Source | None = None
 
 
+def _result(heap: Heap, operand: Operand) -> np.ndarray:
+    """A new array that only kernels write: `Array.local` and `np.asarray` hand it out as it is."""
+    array = heap.array(operand.out_shape, operand.dtype)
+    array.flags.writeable = False
+    return array
+
+
 class Exchange:
     """Collectives that sit together: call it with this rank's arrays; it gives a tuple of this rank's results.
 
@@ -85,7 +94,8 @@ class Exchange:
         placed: list[tuple[int, int]] = []
         for call, group in zip(self.calls, self.communicators, strict=True):
             self._add(call, group, make, placed)
-        self._lock = self._lock_of({c.number for c in self.communicators})
+        locks = [self.groups.locks[n] for n in sorted({c.number for c in self.communicators})]
+        self._lock: Any = locks[0] if len(locks) == 1 else _Locks(locks)
         sizes = [math.prod(o.out_shape) * o.dtype.itemsize for c in self.calls for o in c.operands]
         self._results = Results(make, sum(sizes))
         self._tables(placed)
@@ -117,7 +127,7 @@ class Exchange:
             plan.take(o.take, taken, layout.input.size * layout.itemsize, self._room(o.shape, o.dtype))
             if kind.has_output(group.rank):
                 plan.take(~len(make), given, 0, 0)
-                make.append(partial(self.heap.array, o.out_shape, o.dtype))
+                make.append(partial(_result, self.heap, o))
             else:
                 placed.append((given, self._room(o.out_shape, o.dtype)))
                 make.append(partial(np.zeros, o.out_shape, o.dtype))
@@ -138,15 +148,12 @@ class Exchange:
             self.frame[name] = table.ctypes.data
         self.frame[at.HEAP] = self.frame[at.FAILURE] = self.heap.base
         self.frame[at.HEAP_BYTES], self.frame[at.STEPS], self.frame[at.ARRAY] = self.heap.size, -1, id(np.ndarray)
-        crowded = self.world.world > host.cores()
-        self.frame[at.SPINS], self.frame[at.YIELDS], self.frame[at.NAPS] = 0 if crowded else _SPINS, _YIELDS, _NAPS
+        # A process bound to one core shares it with nobody as long as there are cores enough.
+        cores = host.cores() if host.cores() > 1 else os.cpu_count() or 1
+        self.frame[at.SPINS] = _SPINS if self.world.world <= cores else 0
+        self.frame[at.YIELDS], self.frame[at.NAPS] = _YIELDS, _NAPS
         self._words: Any = memoryview(self.frame)  # type: ignore[arg-type]
         self._kernel = interpreter(self.frame.ctypes.data)
-
-    def _lock_of(self, numbers: set[int]) -> Any:
-        """Calls over one communicator come one after the other. Several locks are taken in one order everywhere."""
-        locks = [self.groups.locks[n] for n in sorted(numbers)]
-        return locks[0] if len(locks) == 1 else _Locks(locks)
 
     # ------------------------------------------------------------ calling
 
@@ -162,10 +169,10 @@ class Exchange:
         with self._lock:
             if self.groups.broken is not None:
                 raise self._no_more()
-            results = self._results()
-            self._words[at.ARGUMENTS], self._words[at.RESULTS] = id(arrays) + _HEAD, id(results) + _HEAD
+            results, words = self._results(), self._words
+            words[at.ARGUMENTS], words[at.RESULTS] = id(arrays) + _HEAD, id(results) + _HEAD
             self._kernel()
-            if self._words[at.STATUS] != at.FINISHED:
+            if words[at.STATUS] != at.FINISHED:
                 self._go_on(arrays, results)
         return results
 
@@ -299,7 +306,7 @@ class Exchange:
 
 
 class _Locks:
-    """Several locks as one."""
+    """Several locks as one: calls over one communicator come one after the other, and all take the locks in one order."""
 
     def __init__(self, locks: Sequence[threading.Lock]):
         self.locks = locks
