@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from importlib.metadata import version
@@ -23,6 +22,7 @@ from .variants import stamp
 
 __all__ = ["address_of", "cache_directory"]
 
+_FOUND = {"sched_yield", "usleep"}  # in every process
 _ENGINES: list[Any] = []  # for as long as the process lives: they own the code
 
 
@@ -50,6 +50,8 @@ def _compile(function: Any, signature: Any) -> tuple[str, bytes]:
     options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "_nrt": False, "error_model": "numpy"}
     compiled: Any = njit(signature, **options)(function)
     module = llvm.parse_assembly(compiled.inspect_llvm(signature.args))
+    needs = {f.name for f in module.functions if f.is_declaration and not f.name.startswith("llvm.")} - _FOUND
+    assert not needs, f"{function.__name__} calls {needs}, which only Numba has: it cannot be loaded without it"
     symbol = next(f.name for f in module.functions if not f.is_declaration)
     return symbol, _machine().emit_object(module)
 
@@ -107,8 +109,8 @@ def _write(name: str, symbol: str, code: bytes) -> None:
     folder = cache_directory()
     if folder is None:
         return
+    final = folder / f"{name}-{_key()}.o"
+    draft = final.with_suffix(f".{os.getpid()}")
     with suppress(OSError):
-        descriptor, path = tempfile.mkstemp(dir=folder)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(f"{symbol} {hashlib.sha256(code).hexdigest()}\n".encode() + code)
-        os.replace(path, folder / f"{name}-{_key()}.o")  # other processes see all of it, or nothing
+        draft.write_bytes(f"{symbol} {hashlib.sha256(code).hexdigest()}\n".encode() + code)
+        draft.replace(final)  # other processes see all of it, or nothing

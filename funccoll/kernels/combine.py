@@ -133,12 +133,12 @@ def _float_min(a: Any, b: Any) -> Any:
     return best if (a == a) & (b == b) else WIDE(np.nan)
 
 
-@njit
+@njit(error_model="numpy")
 def _divide(x: Any, divisor: Any) -> Any:
     return x / divisor
 
 
-@njit
+@njit(error_model="numpy")
 def _complex_divide(x: Any, divisor: Any) -> Any:
     """As NumPy divides by a complex number whose imaginary part is 0."""
     one = divisor / divisor

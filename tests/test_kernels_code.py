@@ -1,0 +1,82 @@
+"""Kernels are compiled once on a machine: who finds them in files imports no Numba, and runs the same code."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from funccoll.kernels import code
+
+SUM = """
+import ctypes, sys
+import numpy as np
+from funccoll.kernels import cpu, source
+frame = np.zeros(source.FRAME, np.int64)
+ready = np.array([source.END])
+frame[source.CODE], frame[source.FAILURE] = ready.ctypes.data, frame.ctypes.data + 8 * source.IGNORED
+frame[source.STEPS] = -1
+frame[source.STATUS] = -1
+cpu.interpreter(frame.ctypes.data)()
+assert frame[source.STATUS] == source.FINISHED
+combine = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_int64] * 9)(cpu.combine_address("sum", np.dtype(np.float32)))
+xs, out = np.arange(8000, dtype=np.float32).reshape(4, 2000), np.zeros(2000, np.float32)
+room = np.zeros(source.SUMS_BYTES, np.uint8).ctypes
+srcs, dsts = np.array([x.ctypes.data for x in xs]), np.array([out.ctypes.data])
+combine(room.data, room.data, dsts.ctypes.data, 1, srcs.ctypes.data, 4, 2000, 0, room.data)
+assert (out == xs[0] + xs[1] + xs[2] + xs[3]).all()
+print("numba" in sys.modules)
+"""
+
+
+def imports_numba(**environment: str) -> bool:
+    """Whether a new process that uses kernels imports Numba."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", SUM], capture_output=True, text=True, env={**os.environ, **environment}
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return {"True": True, "False": False}[done.stdout.strip()]
+
+
+def test_a_second_process_imports_no_numba(tmp_path):
+    place = {"NUMBA_CACHE_DIR": str(tmp_path)}
+    assert imports_numba(**place)
+    assert not imports_numba(**place)
+    kept = sorted((tmp_path / "funccoll").iterdir())
+    assert [p.name.split("-")[0] for p in kept] == ["fold_sum_float32", "interpret_cpu"]
+    assert all(p.stat().st_mode & 0o044 for p in kept) or os.umask(os.umask(0o22)) & 0o044
+    whole = kept[0].read_bytes()
+    kept[0].write_bytes(whole[: len(whole) // 2])  # a full disk
+    kept[1].write_bytes(b"")
+    assert imports_numba(**place)
+    assert kept[0].read_bytes() == whole
+    assert not imports_numba(**place)
+
+
+def test_where_nothing_can_be_written_it_compiles_each_time(tmp_path):
+    (tmp_path / "file").write_text("")
+    assert imports_numba(NUMBA_CACHE_DIR=str(tmp_path / "file"))
+
+
+def test_code_belongs_to_a_processor_and_to_versions(monkeypatch):
+    mine = code._key()
+    code._key.cache_clear()
+    monkeypatch.setattr(code, "_processor", lambda: ("i386", ""))
+    assert code._key() != mine
+    code._key.cache_clear()
+    monkeypatch.undo()
+    monkeypatch.setattr(code, "version", lambda name: "0.0")
+    assert code._key() != mine
+    code._key.cache_clear()
+
+
+def test_code_that_needs_numba_is_refused():
+    from numba import types
+
+    def allocates(n):
+        return [n] * n
+
+    with pytest.raises(Exception, match="only Numba has|reference count|NRT|nrt"):
+        code._compile(allocates, types.ListType(types.int64)(types.int64))
