@@ -40,6 +40,8 @@ from readme_table import human_size
 
 RESULTS = Path(__file__).parent / "results" / "host.json"
 TURN_SECONDS = 0.012
+# Repetitions in a turn: the first ones find the caches full of the others' memory. Large cases take up to 0.1 s.
+_LEAST, _MANY, _LONG = 4, 12, 0.1
 LIMITED = ("all_reduce", "all_gather")
 LIMITED_FROM = 16 << 20
 HOPELESS = 5.0
@@ -94,6 +96,11 @@ class Bench:
             if took > HOPELESS * best:
                 del ways[name, way]
                 hopeless.setdefault(way, {})[name] = took * 1e6
+        # One limit takes turns with us: four, one after the other, would find their memory in the caches, and we would not.
+        limits = sorted((t, key) for key, (_, t) in times.items() if key[0] == "limit")
+        limits_us = {way: t * 1e6 for t, (_, way) in limits}
+        for _, key in limits[1:]:
+            del ways[key]
         for number in range(self.options.rounds):
             for key in list(ways) if number % 2 else list(reversed(ways)):
                 ways[key].append(self.jobs[key[0]].measure(key[1], times[key][0]))
@@ -101,9 +108,9 @@ class Bench:
             found = {name: turns for (name, way), turns in ways.items() if way == table}
             if "ours" in found:
                 row = {"table": table, "ranks": self.ranks, "kind": case.kind, "nbytes": case.nbytes, **self.row(found)}
-                limits = {way: turns for (name, way), turns in ways.items() if name == "limit"}
                 if table == "native" and limits:
-                    row["limit"] = against(limits, found["ours"])
+                    key = limits[0][1]
+                    row["limit"] = {**against({key[1]: ways[key]}, found["ours"]), "calibrated_us": limits_us}
                 if refused:
                     row["refused"] = refused
                 if table in hopeless:
@@ -116,7 +123,7 @@ class Bench:
         times, best = 1, math.inf
         for seconds in (self.turn / 4, self.turn):
             best = min(best, max(sum(self.jobs[name].measure(way, times)), 1e-8))
-            times = max(1, int(seconds / best))
+            times = max(_LEAST, int(seconds / best), min(_MANY, int(_LONG / best)))
         return times, best
 
     def row(self, found: dict[str, list[tuple[float, float]]]) -> dict[str, Any]:

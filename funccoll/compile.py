@@ -74,6 +74,7 @@ class Jitted(Generic[Params, R]):
         self._cache: dict[Any, Compiled] = {}
         self._plain = not (options.static_argnums or options.static_argnames)
         self._fast: dict[tuple, Callable[[Sequence[Any]], Any]] = {}
+        self._last: tuple[tuple, Callable[[Sequence[Any]], Any] | None] = ((), None)
 
     # ------------------------------------------------------------ calling
 
@@ -84,7 +85,8 @@ class Jitted(Generic[Params, R]):
             run = None
             try:
                 if given and type(given[0]) is Array:
-                    run = self._fast.get(tuple(map(_LAYOUT, given)))
+                    key = tuple(map(_LAYOUT, given))
+                    run = self._last[1] if key == self._last[0] else self._fast.get(key)  # equal is quicker than hashed
             except (AttributeError, TypeError):
                 pass  # not all are Arrays
             if run is None and _ARRAYS.issuperset(map(type, given)):
@@ -115,7 +117,9 @@ class Jitted(Generic[Params, R]):
         if not kwargs and self._plain:
             fast = compiled.execute_ready if compiled.takes_as_they_are(leaves) else compiled.execute
             if _ARRAYS.issuperset(map(type, args)):
-                self._fast[tuple([a.layout if type(a) is Array else (a.shape, a.dtype) for a in args])] = fast
+                fast_key = tuple([a.layout if type(a) is Array else (a.shape, a.dtype) for a in args])
+                self._fast[fast_key] = fast
+                self._last = fast_key, fast
             else:
                 fast_key = _fast_key(treedef, leaves)
                 if fast_key is not None:

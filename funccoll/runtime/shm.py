@@ -26,7 +26,7 @@ from ..ir import Equation, Var
 from ..kernels import source as at
 from ..kernels.cpu import interpreter
 from ..mesh import Mesh
-from ..schedules.layout import Layout
+from ..schedules.layout import Layout, together
 from ..schedules.schedule import Schedule
 from . import host
 from .groups import Place, groups
@@ -115,6 +115,8 @@ class Exchange:
         over = ", ".join(map(repr, call.axes))
         self.groups.places[digest] = Place(f"{schedule.kind} over {over}", call.source, schedule.streams().span)
         layouts = [Layout.of(kind, o.shape, o.dtype.itemsize, o.dim, o.concat_dim) for o in call.operands]
+        if len(layouts) > 1 and kind.input_blocks == kind.output_blocks == 1 and schedule.prove().left_fold:
+            layouts = together(layouts)
         arrays = [(layout, o.dtype) for layout, o in zip(layouts, call.operands, strict=True)]
         table = self._room((3 * len(arrays),), np.dtype(np.int64)) if len(arrays) > 1 else None
         slots = plan.add(schedule, arrays, call.op, group, digest, table)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
@@ -14,7 +14,7 @@ import numpy as np
 from ..errors import ScheduleError
 from .collective import Collective, chunk_bounds
 
-__all__ = ["Blocks", "Index", "Layout", "Memory", "Piece", "joined", "shifted"]
+__all__ = ["Blocks", "Index", "Layout", "Memory", "Piece", "joined", "shifted", "together"]
 
 Index = slice | np.ndarray
 """Elements of a flat array: a slice where they are contiguous, else int64 numbers."""
@@ -105,6 +105,8 @@ class Layout:
     itemsize: int
     input: Blocks
     output: Blocks
+    cuts: tuple[int, ...] | None = None
+    """Where the parts of a block begin and end, when it is not for this array alone to say: see `together`."""
 
     @classmethod
     def of(cls, collective: Collective, shape: Sequence[int], itemsize: int, dim: int = 0, concat_dim: int = 0) -> Layout:
@@ -131,6 +133,8 @@ class Layout:
     @cached_property
     def bounds(self) -> np.ndarray:
         """Where the parts of a block begin and end, in elements: int64[parts + 1]."""
+        if self.cuts is not None:
+            return np.array(self.cuts, np.int64)
         return chunk_bounds(self.input.elements, self.collective.parts, self.itemsize)
 
     @cached_property
@@ -152,6 +156,20 @@ class Layout:
         own, block = int(c.parts_of_rows[row]), int(c.blocks_of_rows[row])
         buffer, before = (self.input, 0) if row < c.input_chunks else (self.output, self.input.size)
         return shifted(buffer.index(block, int(self.bounds[own]), int(self.bounds[own + 1])), before)
+
+
+def together(layouts: Sequence[Layout]) -> list[Layout]:
+    """Several arrays of whole blocks cut as if they were one: a chunk is then some arrays, not a little of each.
+
+    For schedules that combine all chunks alike.
+    """
+    sizes = [layout.input.elements * layout.itemsize for layout in layouts]
+    bounds = chunk_bounds(sum(sizes), layouts[0].collective.parts, 1)
+    starts = np.cumsum([0, *sizes[:-1]])
+    return [
+        replace(layout, cuts=tuple(np.clip((bounds - start) // layout.itemsize, 0, layout.input.elements).tolist()))
+        for layout, start in zip(layouts, starts, strict=True)
+    ]
 
 
 class Memory:
