@@ -40,6 +40,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/core.py
 	$(BIN)/python benchmarks/schedules.py
 	$(BIN)/python benchmarks/host.py
+	$(BIN)/python benchmarks/failures.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build *.egg-info

@@ -86,7 +86,7 @@ def test_a_busy_process_hears_too():
     with Ranks(BUSY, [0, 1]) as ranks:
         ranks.lines()
         killed = ranks.kill(1)
-        assert float(ranks.line(0)) - killed < 1
+        assert 0 < float(ranks.line(0)) - killed < 60  # how late: benchmarks/results/failures.json
 
 
 # ---------------------------------------------------------------- to leave is no failure

@@ -59,6 +59,19 @@ def _software() -> Iterator[Finding]:
             yield Finding(
                 section, name, f"cannot be imported: {error}", "wrong", f"Install it anew: pip install --upgrade {name}"
             )
+    try:
+        from ..kernels.code import cache_directory
+
+        folder = cache_directory()
+    except Exception:  # of llvmlite, which numba needs, too
+        return
+    if folder is None:
+        yield Finding(
+            section, "kernels", "cannot be kept: every process compiles its own, which takes seconds", "warning",
+            "Set NUMBA_CACHE_DIR to a folder that can be written.",
+        )  # fmt: skip
+    else:
+        yield Finding(section, "kernels", f"{len(list(folder.glob('*.o')))} kept in {folder}")
 
 
 def _machine() -> Iterator[Finding]:

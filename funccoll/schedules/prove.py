@@ -46,7 +46,7 @@ class Proof:
     def left_fold(self) -> bool:
         """Whether every output is one fold of all ranks' chunks in rank order: the default bits on one host."""
         p = self.schedule.nranks
-        for node in np.unique(self.outputs[2]).tolist():
+        for node in set(np.asarray(self.outputs[2]).ravel().tolist()):
             kids = self.nodes.children(node)
             if p == 1 and not kids:
                 continue
