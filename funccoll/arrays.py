@@ -375,7 +375,7 @@ Array.__hash__ = None  # type: ignore[assignment]  # equal elementwise, like an 
 
 def _read_only(block: Any) -> np.ndarray:
     if type(block) is np.ndarray and not block.flags.writeable:
-        return block
+        return block.view()  # its shape and dtype are the caller's to change
     view = np.asarray(block).view()
     view.flags.writeable = False
     return view

@@ -53,7 +53,7 @@ def _fast_key(treedef: optree.PyTreeSpec, leaves: Sequence[Any]) -> tuple | None
             key.append(leaf.layout)
         elif kind is np.ndarray:
             key.append((leaf.shape, leaf.dtype))
-        elif kind in _NUMBERS:
+        elif kind in _NUMBERS and (kind is not int or -(1 << 63) <= leaf < 1 << 63):
             key.append(kind)
         else:
             return None
@@ -86,7 +86,8 @@ class Jitted(Generic[Params, R]):
             try:
                 if given and type(given[0]) is Array:
                     key = tuple(map(_LAYOUT, given))
-                    run = self._last[1] if key == self._last[0] else self._fast.get(key)  # equal is quicker than hashed
+                    last, run = self._last
+                    run = run if key == last else self._fast.get(key)  # equal is quicker than hashed
             except (AttributeError, TypeError):
                 pass  # not all are Arrays
             if run is None and _ARRAYS.issuperset(map(type, given)):
@@ -114,17 +115,18 @@ class Jitted(Generic[Params, R]):
             compiled = self._cache[key] = self._trace(dynamic, static, treedef, types).lower().compile()
             if logger.isEnabledFor(logging.DEBUG):  # a fingerprint reads every move of every schedule
                 logger.debug("compiled %s: %s", self._name, compiled.fingerprint[:12])
+        fast_key, flat, ready = None, False, False
         if not kwargs and self._plain:
-            fast = compiled.execute_ready if compiled.takes_as_they_are(leaves) else compiled.execute
-            if _ARRAYS.issuperset(map(type, args)):
-                fast_key = tuple([a.layout if type(a) is Array else (a.shape, a.dtype) for a in args])
-                self._fast[fast_key] = fast
+            flat = _ARRAYS.issuperset(map(type, args))
+            fast_key = _fast_key(treedef, leaves)  # before a donated Array gets a layout of its own
+            fast_key = fast_key[1:] if flat and fast_key is not None else fast_key
+            ready = compiled.takes_as_they_are(leaves)
+        result = compiled.execute(leaves)
+        if fast_key is not None:  # only what has run: a deleted Array has not
+            self._fast[fast_key] = fast = compiled.execute_ready if ready else compiled.execute
+            if flat:
                 self._last = fast_key, fast
-            else:
-                fast_key = _fast_key(treedef, leaves)
-                if fast_key is not None:
-                    self._fast[fast_key] = fast
-        return compiled.execute(leaves)
+        return result
 
     def check_options(self) -> None:
         """Raise for options that can fit no call: an axis, a position or a name that does not exist."""

@@ -18,7 +18,7 @@ from .arrays import Array, Layout, to_numpy
 from .errors import PytreeError, ShapeError, user_frames
 from .ir import Equation, Program
 from .mesh import Mesh
-from .passes import plan_buffers, run_passes
+from .passes import neighbours, plan_buffers, run_passes
 from .report import CollectiveTable, cost_analysis
 from .runtime.local import compile_local, require_devices
 from .scheduling import choose, digest, is_large, is_users, schedules_of
@@ -137,8 +137,9 @@ class Compiled(_Scheduled):
     def __init__(self, program: Program, signature: Signature, schedules: list[tuple[Equation, Schedule]]):
         super().__init__(program, signature)
         self.schedules = schedules
-        buffers = plan_buffers(program, shared=signature.mesh.process is None)
-        self._run = compile_local(program, signature.mesh, buffers, dict(schedules))
+        ordered = neighbours(program)
+        buffers = plan_buffers(ordered, shared=signature.mesh.process is None)
+        self._run = compile_local(ordered, signature.mesh, buffers, dict(schedules))
         self._check_replicas: Callable[[Sequence[Any]], None] | None = None
         if signature.mesh.process is not None and os.environ.get("FUNCCOLL_DEBUG") and signature.in_layouts:
             from .runtime.values import replica_check, wanted  # here: it imports Numba

@@ -4,10 +4,12 @@ It is a template: its memory operations (`load`, `store_release`, `pause`, `copy
 gives its own meaning (`cpu.py`; later CUDA). Code is one row of int64s per instruction, written by `runtime/plan.py`:
 
     END
-    TAKE    array, slot, bytes, staging      take the address of an argument, or of result ~array; a private one is copied
+    TAKE    array, slot, bytes, staging      take the address of an argument, or of result ~array; a private one is copied,
+                                             where there is room for it (staging is not -1)
     ENTER   line, communicator, value, hash, table, n, slot, stride     publish the addresses of this rank's buffers
     WAIT    counter, communicator, value, rank           until the counter has reached the communicator's base + value
     LOOK    line, communicator, value, hash, rank, n, slot, stride      take a peer's addresses: it must be in this call
+    CHECK   line, communicator, value, hash, rank        a peer that was waited for is in this call, or has left it
     COMBINE function, count, divisor, rows, m, k, then m + k places: the destinations, then the sources
     COPY    bytes, rows, m, then 1 + m places: the source, then the destinations
     DONE    counter, communicator, value     say so: the counter becomes the base + value
@@ -32,14 +34,15 @@ from __future__ import annotations
 from typing import Any
 
 __all__ = [
-    "ADVANCE", "BLOCK_BYTES", "COMBINE", "COPY", "DONE", "END", "ENTER", "FAILED", "FINISHED", "FRAME", "LINE_BYTES", "LOOK",
-    "MISMATCH", "STEPPED", "SUMS_BYTES", "TAKE", "UNFIT", "WAIT", "WAITING", "interpret",
+    "ADVANCE", "BLOCK_BYTES", "CHECK", "COMBINE", "COPY", "DONE", "END", "ENTER", "FAILED", "FINISHED", "FRAME",
+    "LINE_BYTES", "LOOK", "MISMATCH", "STEPPED", "SUMS_BYTES", "TAKE", "UNFIT", "WAIT", "WAITING", "interpret",
 ]  # fmt: skip
 
-END, TAKE, ENTER, WAIT, LOOK, COMBINE, COPY, DONE, ADVANCE = range(9)
+END, TAKE, ENTER, WAIT, LOOK, CHECK, COMBINE, COPY, DONE, ADVANCE = range(10)
 FINISHED, WAITING, FAILED, MISMATCH, UNFIT, STEPPED = range(6)
 """What `interpret` returns: all is done; still waiting, call again; the failure word is set; a peer runs something else;
-an argument is no C-contiguous array; the budget of instructions is spent, call again."""
+an argument is no C-contiguous array, or there is no room for a copy (the place of its TAKE is where the rank is else); the
+budget of instructions is spent, call again."""
 LINE_BYTES = 128
 """Two cache lines: processors fetch them in pairs."""
 
@@ -115,6 +118,16 @@ def interpret(frame: Any) -> int:
                     store(slot + 8 * b, heap + load(table + 24 * j + 8 * b))
                 slot += 8 * load(pc + 64)
             pc += 72
+        elif what == CHECK:
+            # A peer that has left may enter its next call meanwhile: it writes the number first, and it is read last.
+            line, number = heap + load(pc + 8), load(bases + 8 * load(pc + 16)) + load(pc + 24)
+            other = load_acquire(line + 16) != load(pc + 32)
+            found = load_acquire(line + 8)
+            if found < number or (found == number and other):
+                store(frame + 8 * PC, (pc - code) // 8)
+                store(frame + 8 * RANK, load(pc + 40))
+                return MISMATCH
+            pc += 48
         elif what == DONE:
             store_release(heap + load(pc + 8), load(bases + 8 * load(pc + 16)) + load(pc + 24))
             pc += 32
@@ -142,8 +155,8 @@ def interpret(frame: Any) -> int:
             pc += 56 + 24 * m
         elif what == ENTER:
             line, table, slot = heap + load(pc + 8), load(pc + 40), addresses + 8 * load(pc + 56)
-            store(line + 8, load(bases + 8 * load(pc + 16)) + load(pc + 24))
-            store(line + 16, load(pc + 32))
+            store_release(line + 8, load(bases + 8 * load(pc + 16)) + load(pc + 24))
+            store_release(line + 16, load(pc + 32))
             store(line + 24, table)
             for j in range(load(pc + 48)):
                 for b in range(3):
@@ -154,9 +167,13 @@ def interpret(frame: Any) -> int:
             number = load(pc + 8)
             array = load(load(frame + 8 * ARGUMENTS) + 8 * number if number >= 0 else load(frame + 8 * RESULTS) + 8 * ~number)
             if type_of(array) != load(frame + 8 * ARRAY) or not is_contiguous(array):
+                store(frame + 8 * RANK, (pc - code) // 8)
                 return UNFIT
             data, nbytes = data_of(array), load(pc + 24)
             if data < heap or data + nbytes > heap + load(frame + 8 * HEAP_BYTES):
+                if load(pc + 32) < 0:
+                    store(frame + 8 * RANK, (pc - code) // 8)
+                    return UNFIT
                 copy(heap + load(pc + 32), data, nbytes)
                 data = heap + load(pc + 32)
             store(addresses + 8 * load(pc + 16), data)

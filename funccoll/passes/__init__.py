@@ -11,9 +11,10 @@ from .combine import combine
 from .common import common_subexpressions
 from .dead_code import dead_code
 from .inline import inline
+from .neighbours import neighbours
 from .schedule import Choose, schedule
 
-__all__ = ["PASSES", "Buffers", "plan_buffers", "run_passes"]
+__all__ = ["PASSES", "Buffers", "neighbours", "plan_buffers", "run_passes"]
 
 PASSES: tuple[Callable[[Program], Program], ...] = (inline, dead_code, common_subexpressions, algebra, combine)
 """The pipeline; `schedule` comes last, with a choice that is handed down. `plan_buffers` then says where values live."""

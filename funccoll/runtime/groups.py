@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
 from collections.abc import Sequence
@@ -20,6 +21,9 @@ __all__ = ["Groups", "Place", "groups"]
 
 _MOST = 256
 """Sets of mesh axes over which one job communicates."""
+_ENTRY_WORDS = 3
+"""Words of an entry of the table: a hash of mesh and axes, where the lines begin, where they end."""
+_THREADS = 2  # this one, and the watch's
 _WAIT_WORDS = 4
 """Words in which a rank says what it waits for: 1 + the rank, the counter's place, and the count."""
 
@@ -37,7 +41,7 @@ class Place:
 
 
 class Groups:
-    """The communicators of one job, in the order of their first use, which is the same in all processes."""
+    """The communicators of one job. Where the lines of each lie is agreed in a table in the heap: who is first says."""
 
     def __init__(self, world: World):
         self.world = world
@@ -47,10 +51,12 @@ class Groups:
         """By the hash that a rank publishes when it enters."""
         self.broken: FunccollError | None = None
         """What ended all collectives of this process."""
-        self._known: dict[object, tuple[Communicator, list[tuple[tuple[int, ...], Lines]]]] = {}
+        self._known: dict[tuple, tuple[Communicator, list[tuple[tuple[int, ...], Lines]]]] = {}
         self._abandoned = world.heap.view(HEADER, (world.world,), np.int64)
         self._waits = world.heap.view(HEADER + self._abandoned.nbytes, (world.world, _WAIT_WORDS), np.int64)
-        self._next = -(-(HEADER + self._abandoned.nbytes + self._waits.nbytes) // LINE_BYTES) * LINE_BYTES
+        table = HEADER + self._abandoned.nbytes + self._waits.nbytes
+        self._table = world.heap.view(table, (_MOST, _ENTRY_WORDS), np.int64)
+        self._first = -(-(table + self._table.nbytes) // LINE_BYTES) * LINE_BYTES
         self._lock = threading.Lock()
         self._left_behind: object = None
 
@@ -59,19 +65,32 @@ class Groups:
         key = (mesh.axis_names, mesh.sizes, tuple(axes))
         with self._lock:
             if key not in self._known:
+                ranks = mesh.groups(axes)
+                start = self._place(key, sum(Lines(0, len(group)).nbytes for group in ranks))
                 families = []
-                start = self._next
-                for group in mesh.groups(axes):
+                for group in ranks:
                     families.append((tuple(group), Lines(start, len(group))))
                     start += families[-1][1].nbytes
-                if len(self._known) >= _MOST or start > self.world.heap.control[1]:
-                    raise FunccollError(
-                        f"this job communicates over more than {len(self._known)} sets of axes: use fewer meshes."
-                    )
                 members, lines = next(f for f in families if self.world.rank in f[0])
                 mine = Communicator(len(self._known), members, members.index(self.world.rank), lines)
-                self._known[key], self._next = (mine, families), start
+                self._known[key] = mine, families
             return self._known[key][0]
+
+    def _place(self, key: tuple, nbytes: int) -> int:
+        """Where the lines of a set of groups begin: the same in all processes, whoever comes first with whatever it needs."""
+        digest = int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:7], "little") | 1
+        with self.world.heap.exclusive(self.timeout):
+            start = self._first
+            for entry in self._table:
+                if entry[0] == digest:
+                    return int(entry[1])
+                if not entry[0]:
+                    if start + nbytes > self.world.heap.control[1]:
+                        break
+                    entry[:] = digest, start, start + nbytes
+                    return start
+                start = int(entry[2])
+        raise FunccollError(f"this job communicates over more than {len(self._known)} sets of axes: use fewer meshes.")
 
     @property
     def timeout(self) -> float:
@@ -108,6 +127,9 @@ class Groups:
         can be trusted, however old what they say is.
         """
         words = self._waits[self.world.rank]
+        if threading.active_count() > _THREADS:  # another thread may come and do what others wait for
+            words[0] = 0
+            return []
         words[1:3] = counter, goal
         words[0] = 1 + rank
         circle = [self.world.rank]

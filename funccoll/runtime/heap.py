@@ -12,13 +12,16 @@ lives as long as an array in it.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import math
 import mmap
 import operator
 import os
 import threading
+import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -145,6 +148,23 @@ class Heap:
         """The array at an offset, anybody's. It keeps the mapping, but no block: its owner may use it again."""
         return np.ndarray(tuple(shape), dtype, self._open(), offset)
 
+    @contextmanager
+    def exclusive(self, timeout: float) -> Iterator[None]:
+        """One process at a time. Raises RendezvousError when another one stays in it for `timeout` seconds (it was stopped)."""
+        end = time.monotonic() + timeout
+        while True:
+            try:
+                fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > end:
+                    raise RendezvousError(f"another process has kept the job's memory locked for {timeout:g} s.") from None
+                time.sleep(0.001)
+        try:
+            yield
+        finally:
+            fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
+
     def stats(self) -> dict[str, int]:
         """What this rank's arena holds: live arrays, and bytes of address space, committed, freed with their pages."""
         free = sum(kind.size * len(kind.free) for kind in list(self._sizes.values())) + self._blocks.cached
@@ -162,7 +182,10 @@ class Heap:
         os.close(self._descriptor)
 
     def disown(self) -> None:
-        """In a forked child: the arena stays the parent's. Arrays stay readable; none is made, none given back."""
+        """In a forked child: the arena stays the parent's. None is made here, none given back.
+
+        Arrays stay readable, but their memory is the parent's to use again: copy before forking what the child is to keep.
+        """
         self._live.clear()
         self._kinds.clear()
 

@@ -172,32 +172,22 @@ class _Builder:
     # ------------------------------------------------------------ the program
 
     def build(self) -> Callable[..., Any]:
-        """Gather equations as long as a group of collectives can come after all the compute it needs, and before the rest."""
-        before: dict[frozenset[str], list[Equation]] = {}
-        after: dict[frozenset[str], list[Equation]] = {}
+        """Emit what comes between groups of collectives, and the groups."""
+        pending: dict[frozenset[str], list[Equation]] = {}
         group: list[Equation] = []
-        results: set[Var] = set()  # of the group
-        later: set[Var] = set()  # of what comes after it
         for eqn in self.program.equations:
-            inputs = {a for a in eqn.inputs if type(a) is Var}
             if eqn.primitive.communicates:
-                if inputs & later:
-                    self.flush(before)
-                    self.collectives(group)
-                    before, after, group, results, later = after, {}, [], set(), set()
+                self.flush(pending)
                 group.append(eqn)
-                results.update(eqn.outputs)
             else:
-                waits = bool(inputs & results or inputs & later)
-                (after if waits else before).setdefault(eqn.outputs[0].type.varying, []).append(eqn)
-                if waits:
-                    later.update(eqn.outputs)
-        self.flush(before)
+                self.collectives(group)
+                group = []
+                pending.setdefault(eqn.outputs[0].type.varying, []).append(eqn)
         self.collectives(group)
-        self.flush(after)
+        self.flush(pending)
         outputs = [self.output(a) for a in self.program.outputs]
         if self.exchanges and len(self.steps) == 1:
-            returned = [self.name(out) for eqn in group for out in eqn.outputs]
+            returned = [self.name(out) for eqn in self.program.collectives() for out in eqn.outputs]
             if outputs == returned and list(self.program.inputs) == self.exchanges[0].arguments:
                 return self.exchanges[0]  # the program is nothing else
         source = self.driver(outputs)

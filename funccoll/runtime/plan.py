@@ -14,7 +14,7 @@ from itertools import chain
 import numpy as np
 
 from ..kernels.cpu import combine_address
-from ..kernels.source import ADVANCE, COPY, DONE, END, ENTER, LINE_BYTES, LOOK, TAKE, WAIT
+from ..kernels.source import ADVANCE, CHECK, COPY, DONE, END, ENTER, LINE_BYTES, LOOK, TAKE, WAIT
 from ..kernels.source import COMBINE as FOLD
 from ..schedules.layout import Blocks, Layout, Piece
 from ..schedules.schedule import Schedule
@@ -93,6 +93,8 @@ class Plan:
     code: list[int] = field(default_factory=list)
     slots: int = 0
     spans: dict[int, int] = field(default_factory=dict)
+    places: int = 0
+    """The most places that one combine names."""
     starts: list[int] = field(default_factory=list)
     """Where each collective's code begins, counted from the first one's."""
 
@@ -118,7 +120,7 @@ class Plan:
     def take(self, number: int, slot: int, nbytes: int, staging: int) -> None:
         """Before all collectives, take the address of argument `number`, or result ~number, into a slot.
 
-        An argument that is not in the heap is copied to `staging`.
+        An argument that is not in the heap is copied to `staging`, once there is such room (-1: none yet).
         """
         self.before += (TAKE, number, slot, nbytes, staging)
 
@@ -143,6 +145,7 @@ class _Writer:
     slots: Slots
     before: int
     known: set[int] = field(default_factory=set)
+    checked: set[int] = field(default_factory=set)
 
     def write(self) -> None:
         s, rank, lines, number = self.streams, self.group.rank, self.group.lines, self.group.number
@@ -154,6 +157,11 @@ class _Writer:
                 stream = int(s.wait_stream[w])
                 value = self.before + int(s.wait_value[w])
                 self.emit(WAIT, lines.counter(stream), number, value, self.group.members[stream])
+                if stream not in self.checked:
+                    # Whoever is waited for must be in the same call, also when nothing of it is touched.
+                    self.checked.add(stream)
+                    entry = (self.before, self.entry[0], self.group.members[stream])
+                    self.emit(CHECK, lines.enter(stream), number, *entry)
             if i == begin:
                 self.emit(ENTER, lines.enter(rank), number, self.before, *self.entry, *self.places(rank))
             elif s.opcode[i] == COMBINE:
@@ -174,6 +182,7 @@ class _Writer:
                 peer = place % p
                 line, member = self.group.lines.enter(peer), self.group.members[peer]
                 self.emit(LOOK, line, self.group.number, self.before, self.entry[0], member, *self.places(peer))
+        self.plan.places = max(self.plan.places, len(dsts) + len(srcs) + 1)
         m, k, sign = len(dsts), len(srcs), -1 if self.streams_past else 1
         for number, (layout, dtype) in enumerate(self.arrays):
             runs = []
@@ -183,7 +192,10 @@ class _Writer:
                 runs.append([(self.slots.of(rank, buffer, number), piece) for buffer, piece in pieces])
             for length, rows, at in _aligned(runs):
                 places = [(slot, start * dtype.itemsize, stride * dtype.itemsize) for slot, start, stride in at]
-                if k > 1:
+                if k == 1 and p == 1 and self.op in ("max", "min"):  # also alone they give the one canonical NaN
+                    again = (*places, places[-1])
+                    self.emit(FOLD, combine_address(self.op, dtype), sign * length, 0, rows, m, 2, *chain(*again))
+                elif k > 1:
                     divisor = p if self.op == "mean" and self.completes[s.move[i]] else 0
                     self.emit(FOLD, combine_address(self.op, dtype), sign * length, divisor, rows, m, k, *chain(*places))
                 else:

@@ -90,6 +90,7 @@ class Exchange:
         """The variables of a program whose values it takes."""
         # Room that all calls use: for scratch, for copies of private arguments, for arrays without elements.
         self._rooms: list[np.ndarray] = []
+        self._takes: dict[int, Operand] = {}  # by argument
         make: list[Callable[[], np.ndarray]] = []
         placed: list[tuple[int, int]] = []
         for call, group in zip(self.calls, self.communicators, strict=True):
@@ -126,12 +127,14 @@ class Exchange:
             if o.take is None:
                 placed += [(taken, self._room(o.shape, o.dtype)), (given, self._room(o.out_shape, o.dtype))]
                 continue
-            plan.take(o.take, taken, layout.input.size * layout.itemsize, self._room(o.shape, o.dtype))
+            plan.take(o.take, taken, layout.input.size * layout.itemsize, -1)
+            if o.take >= 0:
+                self._takes[o.take] = o
             if kind.has_output(group.rank):
-                plan.take(~len(make), given, 0, 0)
+                plan.take(~len(make), given, 0, -1)
                 make.append(partial(_result, self.heap, o))
             else:
-                placed.append((given, self._room(o.out_shape, o.dtype)))
+                placed.append((given, 0))  # which nobody touches
                 make.append(partial(np.zeros, o.out_shape, o.dtype))
 
     def _tables(self, placed: list[tuple[int, int]]) -> None:
@@ -140,8 +143,7 @@ class Exchange:
         self._addresses = np.zeros(self.plan.slots + 1, np.int64)
         for slot, offset in placed:
             self._addresses[slot] = self.heap.base + offset
-        most = max((2 * c.schedule.nranks for c in self.calls), default=0)
-        self._work = np.zeros(most + 8, np.int64)
+        self._work = np.zeros(self.plan.places, np.int64)
         self._sums = np.zeros(at.SUMS_BYTES, np.uint8)
         self.frame = np.zeros(at.FRAME, np.int64)
         tables = ((at.CODE, self._code), (at.ADDRESSES, self._addresses), (at.BASES, self.groups.bases),
@@ -173,10 +175,15 @@ class Exchange:
                 raise self._no_more()
             results, words = self._results(), self._words
             words[at.ARGUMENTS], words[at.RESULTS] = id(arrays) + _HEAD, id(results) + _HEAD
-            self._kernel()
-            if words[at.STATUS] != at.FINISHED:
-                self._go_on(arrays, results)
-        return results
+            try:
+                self._kernel()
+                if words[at.STATUS] != at.FINISHED:
+                    self._go_on(arrays, results)
+            except BaseException as error:  # an interrupt, too, comes here as soon as the kernel returns
+                if words[at.STATUS] != at.FINISHED:
+                    self._break(error, (arrays, results, self))
+                raise
+            return (*results,)  # a new tuple: the pool must see that somebody has the arrays
 
     def repeat(self, times: int, *arrays: Any) -> tuple[np.ndarray, ...]:
         """As if called so many times, in one native call: what a benchmark of the kernels measures."""
@@ -185,15 +192,28 @@ class Exchange:
 
     def _go_on(self, arrays: tuple[Any, ...], results: tuple[np.ndarray, ...]) -> None:
         """What the kernel cannot decide alone: go on as long as there is reason to."""
-        try:
-            if self._words[at.STATUS] == at.UNFIT:  # scalars, strided views; nothing was published yet
-                arrays = tuple(np.array(a, order="C", copy=None) for a in arrays)
-                self._words[at.ARGUMENTS] = id(arrays) + _HEAD
-                self._kernel()
-            self._wait()
-        except BaseException as error:
-            self._break(error, (arrays, results, self))
-            raise
+        while self._words[at.STATUS] == at.UNFIT:  # nothing was published yet
+            arrays = self._fitted(arrays, results)
+            self._words[at.ARGUMENTS] = id(arrays) + _HEAD
+            self._kernel()
+        self._wait()
+
+    def _fitted(self, arrays: tuple[Any, ...], results: tuple[np.ndarray, ...]) -> tuple[Any, ...]:
+        """Arguments that the kernel can take: scalars and strided views made arrays, or, for private ones, room in the heap."""
+        pc = self._rank
+        number, nbytes = int(self._code[pc + 1]), int(self._code[pc + 3])
+        found = arrays[number] if number >= 0 else results[~number]
+        if type(found) is np.ndarray and found.flags.c_contiguous:
+            self._code[pc + 4] = self._room((nbytes,), np.dtype(np.uint8))
+            return arrays
+        made = tuple([np.array(a, order="C", copy=None) for a in arrays])
+        for i, operand in self._takes.items():
+            if made[i].dtype != operand.dtype or made[i].size != math.prod(operand.shape):
+                raise FunccollError(
+                    f"argument {i} of {self._name()} is {made[i].dtype}{list(made[i].shape)}, and it was compiled for "
+                    f"{operand.dtype}{list(operand.shape)}.", self.calls[0].source,
+                )  # fmt: skip
+        return made
 
     def _wait(self) -> None:
         began, seen, circles = 0.0, None, 0
