@@ -198,3 +198,107 @@ def circle(different: tuple[int, ...]) -> str:
         time.sleep(0.5)  # the others find it by themselves, or are told; nobody has left
         return f"{type(error).__name__}: {error}"
     return ""
+
+
+def holding_the_interrupt(n: int) -> list[str]:
+    """Rank 0 is interrupted 30 ms into a wait, catches that, and lets go of its argument: nobody may get its new values."""
+    import signal
+    import time
+
+    mesh = fc.make_mesh({"d": fc.world_size()})
+    step = jitted(lambda x: fc.all_reduce(x, "d"), mesh)
+    make = lambda value: fc.from_local(np.full(n, value, np.float32), mesh, P("d"))
+    a, b = make(1), make(100)
+    step(a)
+    told = []
+    if fc.rank() == 0:
+        def interrupt(*_):
+            raise KeyboardInterrupt
+
+        signal.signal(signal.SIGALRM, interrupt)
+        signal.setitimer(signal.ITIMER_REAL, 0.03)
+        try:
+            step(a)
+        except KeyboardInterrupt:
+            told.append("interrupted")
+        del a
+        c = make(7)
+        assert c.local[0] == 7
+    else:
+        time.sleep(0.5)
+    try:
+        step(b if fc.rank() == 0 else a)
+    except fc.FunccollError as error:
+        told.append(f"{type(error).__name__}: {error}")
+        time.sleep(0.5)
+    return told
+
+
+def only_waits() -> str:
+    """Collectives of different roots look at nothing of each other, and wait for each other all the same."""
+    import time
+
+    mesh = fc.make_mesh({"d": fc.world_size()})
+    step = jitted(lambda x: fc.broadcast(x, "d", root=fc.rank()), mesh)
+    try:
+        step(np.arange(2.0 * fc.world_size()))
+    except fc.FunccollError as error:
+        time.sleep(0.5)
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def oddities() -> None:
+    """Metadata of a result is the caller's; NaN alone is the canonical one; a user's algorithm may name many places."""
+    from funccoll import schedules
+    from funccoll.schedules import Move
+
+    n = fc.world_size()
+    mesh = fc.make_mesh({"d": n, "e": 1})
+    step = fc.jit(lambda x: fc.all_reduce(x, "d"), mesh=mesh, in_specs=P("d"), out_specs=P())
+    x = np.ones((n * 2, 2), np.float32)
+    block = step(x).local
+    block.shape = (4,)
+    del block
+    assert step(x).local.shape == (2, 2)
+
+    odd = np.array([0x7FC12345, 0xFFC00001] * n, np.uint32).view(np.float32)
+    for op in ("max", "min"):
+        reduce = lambda x, op=op: fc.all_reduce(fc.pvary(x, "e"), "e", op=op)
+        alone = fc.jit(reduce, mesh=mesh, in_specs=P("d"), out_specs=P("d"))
+        assert (alone(odd).local.view(np.uint32) == 0x7FC00000).all()
+
+    @schedules.algorithm("all_reduce", name="many_places")
+    def many_places(p):
+        inputs = [(r, "input", 0) for r in range(p)]
+        yield [Move([*((r, "output", 0) for r in range(p)), *((0, "scratch", s) for s in range(300))], inputs)]
+
+    many = fc.jit(lambda x: fc.all_reduce(x, "d", algorithm="many_places"), mesh=mesh, in_specs=P("d"), out_specs=P())
+    for _ in range(20):
+        assert (many(x).local == n).all()
+
+
+def first_uses() -> None:
+    """Threads whose first collectives come in another order on every rank agree where the lines are."""
+    mesh = fc.make_mesh({"a": 2, "b": 2})
+    x = np.arange(4.0)
+    wrong = []
+
+    def work(axis):
+        spec = {"a": P("b"), "b": P("a")}.get(axis, P())
+        step, virtual = (
+            fc.jit(lambda x: fc.all_reduce(x, axis), mesh=m, in_specs=P(("a", "b")), out_specs=spec)
+            for m in (mesh, Mesh({"a": 2, "b": 2}, range(4)))
+        )
+        wanted = virtual(x).shards[fc.rank()]
+        for _ in range(50):
+            if step(x).local.tobytes() != wanted.tobytes():
+                wrong.append(axis)
+
+    # No two of these groups share a communicator.
+    workers = [threading.Thread(target=work, args=(axis,)) for axis in ("ab" if fc.rank() % 2 else "ba")]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert not wrong

@@ -50,3 +50,26 @@ def test_ranks_that_wait_for_each_other_over_different_axes_are_told():
     assert all("ranks wait for each other: rank " in text for text in told)
     assert any(text.startswith("ProgramMismatch") for text in told)
     assert all("over 'a' at exchange_cases.py" in text and "over 'b' at exchange_cases.py" in text for text in told)
+
+
+@pytest.mark.parametrize("n", [1, 100_000])
+def test_an_interrupt_ends_a_call_at_once(n):
+    first, second = fc.launch(cases.holding_the_interrupt, 2, n)
+    assert first[0] == "interrupted"
+    assert "KeyboardInterrupt in the middle of all_reduce" in first[1]
+    assert second[0].startswith("PeerFailure: rank 0 raised KeyboardInterrupt")
+
+
+def test_collectives_that_only_wait_for_each_other_are_compared():
+    told = fc.launch(cases.only_waits, 2)
+    assert any(text.startswith("ProgramMismatch") for text in told), told
+    assert "nothing" not in told
+
+
+@pytest.mark.parametrize("n", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_oddities(n):
+    fc.launch(cases.oddities, n)
+
+
+def test_first_uses_in_any_order():
+    fc.launch(cases.first_uses, 4, timeout=120)

@@ -10,7 +10,7 @@ import pytest
 import funccoll as fc
 from funccoll import P
 from funccoll.compile import Compiled, Jitted, Lowered, TracedFunction
-from funccoll.errors import Source
+from funccoll.errors import DeletedArrayError, Source
 
 MESH = fc.make_mesh({"data": 4, "model": 2})
 X = np.arange(32, dtype=np.float32).reshape(8, 4)
@@ -362,3 +362,26 @@ def test_tracebacks_show_the_users_frames(monkeypatch):
     assert len(files()) <= 4
     monkeypatch.setenv("FUNCCOLL_TRACEBACK", "full")
     assert len(files()) > 8
+
+
+def test_a_deleted_array_is_refused_every_time():
+    mesh = fc.make_mesh({"d": 2})
+    donate = fc.jit(lambda x: x + 1, mesh=mesh, in_specs=P("d"), out_specs=P("d"), donate_argnums=0)
+    total = fc.jit(lambda x: fc.all_reduce(x, "d"), mesh=mesh, in_specs=P("d"), out_specs=P())
+    x = fc.device_put(np.ones(4), mesh, P("d"))
+    total(x)
+    donate(x)
+    for _ in range(3):
+        with pytest.raises(DeletedArrayError):
+            total(x)
+    assert len(total._fast) == 1
+
+
+def test_an_int_too_large_for_int64_is_not_taken_for_one_that_fits():
+    body = lambda n: n * 1
+    same, fresh = fc.jit(body), fc.jit(body)
+    assert int(same(1)) == 1
+    large, wanted = same(2**63), fresh(2**63)
+    assert (large.dtype, int(large)) == (wanted.dtype, int(wanted))
+    assert np.asarray(large).dtype == large.dtype
+    assert int(same(1)) == 1
