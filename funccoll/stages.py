@@ -142,7 +142,7 @@ class Compiled(_Scheduled):
         self._run = compile_local(ordered, signature.mesh, buffers, dict(schedules))
         self._check_replicas: Callable[[Sequence[Any]], None] | None = None
         if signature.mesh.process is not None and os.environ.get("FUNCCOLL_DEBUG") and signature.in_layouts:
-            from .runtime.values import replica_check, wanted  # here: it imports Numba
+            from .runtime.values import replica_check, wanted  # here: it imports LLVM
 
             if wanted():
                 self._check_replicas = replica_check(signature.mesh, signature.in_layouts, self._argument)

@@ -129,6 +129,15 @@ def arguments() -> None:
             np.testing.assert_array_equal(jitted(fn, mesh)(given).local, wanted, err_msg=what)
 
 
+def both_axes(work) -> None:
+    """`work` for each axis in a thread of its own; neighbouring ranks start them in another order."""
+    workers = [threading.Thread(target=work, args=(axis,)) for axis in ("ab" if fc.rank() % 2 else "ba")]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+
+
 def threads() -> None:
     """Two threads over groups that have no rank order in common: neither waits for the other."""
     mesh = fc.make_mesh({"a": 2, "b": 2})
@@ -143,12 +152,7 @@ def threads() -> None:
             if steps[axis](x).local.tobytes() != wanted[axis].tobytes():
                 wrong.append(axis)
 
-    # Every rank starts them in another order.
-    workers = [threading.Thread(target=work, args=(axis,)) for axis in ("ab" if fc.rank() % 2 else "ba")]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
+    both_axes(work)
     assert not wrong
 
 
@@ -295,10 +299,5 @@ def first_uses() -> None:
             if step(x).local.tobytes() != wanted.tobytes():
                 wrong.append(axis)
 
-    # No two of these groups share a communicator.
-    workers = [threading.Thread(target=work, args=(axis,)) for axis in ("ab" if fc.rank() % 2 else "ba")]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
+    both_axes(work)
     assert not wrong

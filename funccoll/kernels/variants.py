@@ -1,4 +1,4 @@
-"""One source, several compiled functions: the same code with other globals, each with a name of its own in Numba's cache."""
+"""One source, several compiled functions: the same code with other globals, each with a name of its own."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def stamp() -> str:
 
 
 def variant(function: Any, name: str, **meanings: Any) -> Callable[..., Any]:
-    """`function` with some of its global names meaning something else, to be compiled and cached under `name`."""
+    """`function` with some of its global names meaning something else, to be compiled as `name`."""
     code, scope = function.__code__, {**function.__globals__, **meanings}
     made = FunctionType(code, scope, f"{name}_{stamp()}", function.__defaults__)
     made.__qualname__, made.__module__, made.__doc__ = made.__name__, function.__module__, function.__doc__

@@ -181,7 +181,5 @@ class Groups:
 
 
 def groups(world: World) -> Groups:
-    """The groups of a job."""
-    if "groups" not in world.shared:
-        world.shared["groups"] = Groups(world)
-    return world.shared["groups"]
+    """The groups of a job: one object, also when two threads are the first to ask."""
+    return world.shared.get("groups") or world.shared.setdefault("groups", Groups(world))

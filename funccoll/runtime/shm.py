@@ -68,7 +68,7 @@ class Call:
 
 
 def _result(heap: Heap, operand: Operand) -> np.ndarray:
-    """A new array that only kernels write: `Array.local` and `np.asarray` hand it out as it is."""
+    """A new array that only kernels write: views of it are read-only without being made so."""
     array = heap.array(operand.out_shape, operand.dtype)
     array.flags.writeable = False
     return array
@@ -80,13 +80,13 @@ class Exchange:
     All ranks of its groups must call it. `frame` is what its kernel sees (see `kernels/source.py`).
     """
 
-    def __init__(self, world: World, mesh: Mesh, calls: Sequence[Call]):
+    def __init__(self, world: World, mesh: Mesh, calls: Sequence[Call], arguments: Sequence[Var] = ()):
         self.world, self.heap, self.groups = world, world.heap, groups(world)
         self.calls = tuple(calls)
         self.communicators = [self.groups.communicator(mesh, c.axes) for c in self.calls]
         self.members = sorted({m for c in self.communicators for m in c.members})
         self.plan = Plan()
-        self.arguments: list[Var] = []
+        self.arguments = list(arguments)
         """The variables of a program whose values it takes."""
         # Room that all calls use: for scratch, for copies of private arguments, for arrays without elements.
         self._rooms: list[np.ndarray] = []
@@ -368,9 +368,7 @@ def exchange(equations: Sequence[tuple[Equation, Schedule]], mesh: Mesh, identit
         if not eqn.outputs:  # a barrier
             operands, op = [Operand((0,), (0,), np.dtype(np.uint8))], "or"
         calls.append(Call(tuple(eqn.axes()), schedule, op, tuple(operands), identity(eqn), eqn.source))
-    made = Exchange(world, mesh, calls)
-    made.arguments = arguments
-    return made
+    return Exchange(world, mesh, calls, arguments)
 
 
 def exchanges(compiled: Any) -> list[Exchange]:

@@ -224,7 +224,7 @@ def rank() -> int:
 def process_allgather(arr: Any) -> np.ndarray:
     """The global value of `arr` in every process (in one process: np.asarray). All processes must call it."""
     if type(arr) is Array and arr.sharding.mesh.process is not None:
-        from .values import gather_whole  # here: it imports Numba
+        from .values import gather_whole  # here: it imports LLVM
 
         return gather_whole(arr.local, arr.shape, arr.sharding)
     return np.array(to_numpy(arr, "process_allgather: arr"))
