@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..ir import Literal, Program, Var
+from ..ir import Equation, Literal, Program, Var
+from ..primitives.linalg import matmul_p
+from ..types import bfloat16
 
 __all__ = ["Buffers", "plan_buffers"]
 
@@ -20,11 +22,17 @@ class Buffers:
     """The plan for one program.
 
     `reuse[v] = k`: the equation that defines v may write into its operand number k. `borrowed`: variables that
-    may share memory with an argument or a captured constant.
+    may share memory with an argument or a captured constant. `published`: large values that a collective between processes
+    reads, and that their equations can write where the others see them.
     """
 
     reuse: dict[Var, int]
     borrowed: frozenset[Var]
+    published: frozenset[Var] = frozenset()
+
+
+_PUBLISHED = 1 << 15
+"""Bytes from which computing into shared memory costs less than copying there."""
 
 
 def plan_buffers(program: Program, shared: bool = True) -> Buffers:
@@ -79,7 +87,34 @@ def plan_buffers(program: Program, shared: bool = True) -> Buffers:
                 reuse[out] = k
                 break
     borrowed = frozenset(v for v, members in storage.items() if not members.isdisjoint(outside))
-    return Buffers(reuse, borrowed)
+    return Buffers(reuse, borrowed, frozenset() if shared else _published(program, reuse))
+
+
+def _published(program: Program, reuse: dict[Var, int]) -> frozenset[Var]:
+    made = {v: eqn for eqn in program.equations for v in eqn.outputs}
+    found = set()
+    for eqn in program.equations:
+        for atom in eqn.inputs if eqn.primitive.communicates else ():
+            maker = made.get(atom) if type(atom) is Var else None
+            while maker is not None:
+                out = maker.outputs[0]
+                if out in reuse:  # it is where its operand was
+                    atom = maker.inputs[reuse[out]]
+                elif maker.primitive.view:
+                    atom = maker.inputs[0]
+                else:
+                    if _can_write(maker) and out.type.nbytes >= _PUBLISHED:
+                        found.add(out)
+                    break
+                maker = made.get(atom) if type(atom) is Var else None
+    return frozenset(found)
+
+
+def _can_write(eqn: Equation) -> bool:
+    """Whether NumPy can be told where an equation's output goes."""
+    out = eqn.outputs[0].type
+    plain = eqn.primitive is matmul_p and out.dtype != bfloat16
+    return len(out.shape) > 0 and (plain or eqn.primitive.ufunc is not None)
 
 
 def _join(storage: dict[Var, set[Var]], a: Var, b: Var) -> None:

@@ -21,7 +21,6 @@ from ..mesh import Mesh, copy_coordinates
 from ..passes import Buffers
 from ..primitives.collective import axis_index_p, own_slice_p, pvary_p
 from ..primitives.linalg import matmul_p
-from ..types import bfloat16
 
 if TYPE_CHECKING:
     from ..schedules.schedule import Schedule
@@ -74,17 +73,6 @@ def compile_local(
     return execute
 
 
-_PUBLISHED = 1 << 15
-"""Bytes from which computing into shared memory costs less than copying there."""
-
-
-def _can_write(eqn: Equation) -> bool:
-    """Whether NumPy can be told where an equation's output goes."""
-    out = eqn.outputs[0].type
-    plain = eqn.primitive is matmul_p and out.dtype != bfloat16
-    return len(out.shape) > 0 and (plain or eqn.primitive.ufunc is not None)
-
-
 class _Names:
     """Objects that generated code refers to, each under a name of its own."""
 
@@ -109,7 +97,6 @@ class _Builder:
         self.constants = {v: self.names.of(value, "c") for v, value in program.constants}
         self.steps: list[tuple[list[str], set[Var]]] = []  # lines, and the variables they read
         self.readers = self._readers()
-        self.published = self._published() if mesh.process is not None else set()
         self.segments = 0
         self.exchanges: list[Any] = []
 
@@ -123,26 +110,6 @@ class _Builder:
             if type(atom) is Var:
                 readers.setdefault(atom, set()).add(None)
         return readers
-
-    def _published(self) -> set[Var]:
-        """Large values that a collective reads and compute can write where the other processes see them."""
-        made = {v: eqn for eqn in self.program.equations for v in eqn.outputs}
-        found = set()
-        for eqn in self.program.equations:
-            for atom in eqn.inputs if eqn.primitive.communicates else ():
-                maker = made.get(atom) if type(atom) is Var else None
-                while maker is not None:
-                    out = maker.outputs[0]
-                    if out in self.buffers.reuse:  # it is where its operand was
-                        atom = maker.inputs[self.buffers.reuse[out]]
-                    elif maker.primitive.view:
-                        atom = maker.inputs[0]
-                    else:
-                        if _can_write(maker) and out.type.nbytes >= _PUBLISHED:
-                            found.add(out)
-                        break
-                    maker = made.get(atom) if type(atom) is Var else None
-        return found
 
     # ------------------------------------------------------------ names and copies
 
@@ -301,7 +268,7 @@ class _Builder:
         k = self.buffers.reuse.get(eqn.outputs[0])
         if k is not None:
             operands.append(f"out={operands[k]}")
-        elif eqn.outputs[0] in self.published:
+        elif eqn.outputs[0] in self.buffers.published:
             type = eqn.outputs[0].type
             empty, dtype = self.names.of(MEMORY.empty, "f", "empty"), self.names.of(type.dtype, "t", type.dtype)
             operands.append(f"out={empty}({type.shape}, {dtype})")
