@@ -92,9 +92,8 @@ class Layout:
     def split(self, value: np.ndarray) -> Any:
         """The copies of a global value: one array, or a list of contiguous blocks."""
         if not self.sharding.varying:
-            # A scalar made contiguous would get a dimension.
-            return value if value.flags.c_contiguous else np.ascontiguousarray(value)
-        blocks = [np.ascontiguousarray(value[i]).reshape(self.type.shape) for i in self.indices]
+            return _contiguous(value)
+        blocks = [_contiguous(value[i]) for i in self.indices]
         return blocks if len(blocks) > 1 else blocks[0]
 
 
@@ -371,6 +370,10 @@ for _name in (
 ):  # fmt: skip
     setattr(Array, _name, _method(_name))
 Array.__hash__ = None  # type: ignore[assignment]  # equal elementwise, like an ndarray
+
+
+def _contiguous(value: np.ndarray) -> np.ndarray:
+    return value if value.flags.c_contiguous else np.ascontiguousarray(value)
 
 
 def _read_only(block: Any) -> np.ndarray:

@@ -22,7 +22,7 @@ from funccoll import P
 from funccoll.kernels.cpu import combine_address, interpreter
 from funccoll.kernels.source import STEPS as BUDGET
 from funccoll.mesh import Mesh
-from funccoll.runtime import shm, world
+from funccoll.runtime import shm, staging, world
 
 AXES = {2: {"a": 2, "b": 1}, 3: {"a": 3, "b": 1}, 4: {"a": 2, "b": 2}, 8: {"a": 4, "b": 2}}
 _SAID = -1  # the file that `say` writes to
@@ -50,6 +50,8 @@ def work(x: Any, w: Any) -> Any:
     return rows, whole, swapped, part, shifted, root, last
 
 
+# Of the private arrays some are copied whole, and some go in several pieces.
+staging._STAGED, staging._PIECE = 256, 200
 EVERY = P(("a", "b"))
 SPECS: Any = {"in_specs": (EVERY, P()), "out_specs": (P("b"), P("a"), EVERY, EVERY, EVERY, P(), P())}
 W = np.arange(1.0, 6.0, dtype=np.float32)

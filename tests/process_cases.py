@@ -19,6 +19,7 @@ from spmd import axis_choices, bits, per_device, size
 import funccoll as fc
 from funccoll import P, errors
 from funccoll.mesh import Mesh
+from funccoll.runtime import staging
 
 
 def meshes(axes):
@@ -28,10 +29,17 @@ def meshes(axes):
 
 
 def same(fn, axes, args, in_specs, out_specs) -> None:
-    """Run on both meshes; this process's block of every result has the same bits."""
+    """Run on both meshes; this process's block of every result has the same bits. Some ranks' arguments are private."""
     job, virtual = meshes(axes)
-    found = fc.jit(fn, mesh=job, in_specs=in_specs, out_specs=out_specs)(*args)
+    step = fc.jit(fn, mesh=job, in_specs=in_specs, out_specs=out_specs)
+    found = step(*args)
     wanted = fc.jit(fn, mesh=virtual, in_specs=in_specs, out_specs=out_specs)(*args)
+    specs = (in_specs,) * len(args) if isinstance(in_specs, P) else in_specs
+    shared = [fc.device_put(x, job, spec) for x, spec in zip(args, specs, strict=True)]
+    for first in (0, 1):
+        again = step(*(shared if (job.process + first) % 2 else args))
+        for a, b in zip(fc.tree.leaves(found), fc.tree.leaves(again), strict=True):
+            assert a.local.tobytes() == b.local.tobytes(), fn
     for mine, theirs in zip(fc.tree.leaves(found), fc.tree.leaves(wanted), strict=True):
         block = theirs.shards[job.process]
         assert mine.dtype == theirs.dtype
@@ -100,6 +108,37 @@ def forced(n: int) -> None:
         same(lambda x, name=name: fc.all_reduce(x, "d", op="mean", algorithm=name), {"d": n}, (half,), P("d"), P())
 
 
+def staged(n: int) -> None:
+    """Arrays that take many pieces, none of which divides anything."""
+    from funccoll import schedules
+
+    d, every = {"d": n}, P("d")
+    for dtype, shape in ((np.float32, (n * 6, 37)), (np.float16, (n * 2, n * 5, 11)), (np.int8, (n * 333,))):
+        x = values((n * shape[0], *shape[1:]), dtype)
+        for op in ("sum", "max"):
+            for name in schedules.algorithms("all_reduce", n):
+                same(lambda x, o=op, a=name: fc.all_reduce(x, "d", op=o, algorithm=a), d, (x,), every, P())
+            same(lambda x, o=op: fc.reduce(x, "d", root=n - 1, op=o), d, (x,), every, every)
+        for dim, length in enumerate(shape):
+            if length % n == 0:
+                same(lambda x, dim=dim: fc.reduce_scatter(x, "d", dim=dim), d, (x,), every, every)
+                same(lambda x, dim=dim: fc.scatter(x, "d", dim=dim, root=n - 1), d, (x,), every, every)
+                to = len(shape) - 1 - dim
+                same(lambda x, dim=dim, to=to: fc.all_to_all(x, "d", split_dim=dim, concat_dim=to), d, (x,), every, every)
+            same(lambda x, dim=dim: fc.all_gather(x, "d", dim=dim), d, (x,), every, P())
+            same(lambda x, dim=dim: fc.gather(x, "d", dim=dim, root=n - 1), d, (x,), every, every)
+        for root in range(n):
+            same(lambda x, root=root: fc.broadcast(x, "d", root=root), d, (x,), every, P())
+        same(lambda x: fc.permute(x, "d", pairs=[(i, (i + 1) % n) for i in range(n)]), d, (x,), every, every)
+
+    def several(x, y, z):  # one collective of several arrays, and then others of the same arguments
+        part = fc.reduce_scatter(x, "d")
+        return fc.all_reduce({"x": x, "y": y, "part": part}, "d", op="max"), fc.all_gather([x, part, z], "d"), part
+
+    x, y, z = values((n * n, 67), np.float32), values((n * 500, 3), np.int16, 1), values((n,), np.float64, 2)
+    same(several, d, (x, y, z), every, (P(), P(), every))
+
+
 def programs(n: int) -> None:
     """Sub-groups of a mesh of two axes, several operands, barriers, a training step."""
     axes = {"a": 2, "b": n // 2} if n % 2 == 0 else {"a": n, "b": 1}
@@ -158,7 +197,11 @@ def failure(what: str) -> None:
 def main() -> None:
     n = fc.world_size()
     what = sys.argv[1]
-    if what == "table":
+    if what.startswith("staged"):
+        staging._STAGED = 1
+        staging._PIECE = 200 if what == "staged" else 1 << 20
+        staged(n)
+    elif what == "table":
         table(n)
     elif what == "collectives":
         collectives(n, (np.float32, np.int32))

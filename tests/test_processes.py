@@ -38,6 +38,13 @@ def test_processes_have_the_bits_of_virtual_devices(what, count):
         assert (status, out, err) == (0, "", "")
 
 
+@pytest.mark.parametrize("count", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("what", ["staged", "staged in one piece"])
+def test_what_is_staged_has_the_bits_of_what_is_shared(what, count):
+    for status, out, err in run(count, what):
+        assert (status, out, err) == (0, "", "")
+
+
 def told(what: str, **environment: str) -> tuple[str, float]:
     """What rank 0 is told when rank 1 does something, and after how many seconds."""
     _, out, _ = run(2, what, **environment)[0]

@@ -4,11 +4,15 @@ It is a template: its memory operations (`load`, `store_release`, `pause`, `copy
 gives its own meaning (`cpu.py`; later CUDA). Code is one row of int64s per instruction, written by `runtime/plan.py`:
 
     END
-    TAKE    array, slot, bytes, staging      take the address of an argument, or of result ~array; a private one is copied,
-                                             where there is room for it (staging is not -1)
-    ENTER   line, communicator, value, hash, table, n, slot, stride     publish the addresses of this rank's buffers
+    TAKE    array, slot, bytes, staging, copied          take the address of an argument, or of result ~array. A private one
+                                             needs room (staging is -1: none yet). So many of its bytes are copied there, or
+                                             (copied is -1) the room's address goes into the next slot, for STAGE
+    STAGE   slot, room, to, from, copy, rows, bytes, stride, stride      slot `to` gets the address of a part of what TAKE took:
+                                             in the array, or, for a private one, in its copy (`copy` bytes from slot room's
+                                             address; -1: there is none), to which some rows are copied first
+    ENTER   line, communicator, value, hash, table, n, w, slot, stride  publish the addresses of this rank's buffers
     WAIT    counter, communicator, value, rank           until the counter has reached the communicator's base + value
-    LOOK    line, communicator, value, hash, rank, n, slot, stride      take a peer's addresses: it must be in this call
+    LOOK    line, communicator, value, hash, rank, n, w, slot, stride   take a peer's addresses: it must be in this call
     CHECK   line, communicator, value, hash, rank        a peer that was waited for is in this call, or has left it
     COMBINE function, count, divisor, rows, m, k, then m + k places: the destinations, then the sources
     COPY    bytes, rows, m, then 1 + m places: the source, then the destinations
@@ -18,11 +22,11 @@ gives its own meaning (`cpu.py`; later CUDA). Code is one row of int64s per inst
 A place is three words: slot, bytes from there to the first row, and from each row to the next. A negative count, or number
 of bytes, says that the results are too large for the caches, and go past them.
 `line`, `counter`, `table` and `staging` are bytes from the heap's beginning. A slot is a place in the table of addresses; a
-collective of n arrays has for each of them, `stride` slots apart, three in a row for each rank: input, output, scratch. A
-rank's line begins with its (first) counter, so that who waits for it to enter gets with it what it published: the call's
-number (base + value), its hash, where its addresses are, and, when it is one array, these addresses; else they are in its
-`table`. All of them are from the heap's beginning. A peer reads them only while the rank is in the call: the rank leaves
-after all who touch what is its own.
+collective of n arrays has for each of them, `stride` slots apart, w in a row for each rank: input (or each chunk of it),
+output, scratch. A rank's line begins with its (first) counter, so that who waits for it to enter gets with it what it
+published: the call's number (base + value), its hash, where its addresses are, and, when they are few, the addresses; else
+they are in its `table`. All of them are from the heap's beginning. A peer reads them only while the rank is in the call: the
+rank leaves after all who touch what is its own.
 
 Everything else that a call needs is in its frame, an array of int64s whose places are named below.
 """
@@ -35,10 +39,10 @@ from typing import Any
 
 __all__ = [
     "ADVANCE", "BLOCK_BYTES", "CHECK", "COMBINE", "COPY", "DONE", "END", "ENTER", "FAILED", "FINISHED", "FRAME",
-    "LINE_BYTES", "LOOK", "MISMATCH", "STEPPED", "SUMS_BYTES", "TAKE", "UNFIT", "WAIT", "WAITING", "interpret",
+    "LINE_BYTES", "LOOK", "MISMATCH", "STAGE", "STEPPED", "SUMS_BYTES", "TAKE", "UNFIT", "WAIT", "WAITING", "interpret",
 ]  # fmt: skip
 
-END, TAKE, ENTER, WAIT, LOOK, CHECK, COMBINE, COPY, DONE, ADVANCE = range(10)
+END, TAKE, ENTER, WAIT, LOOK, CHECK, COMBINE, COPY, DONE, ADVANCE, STAGE = range(11)
 FINISHED, WAITING, FAILED, MISMATCH, UNFIT, STEPPED = range(6)
 """What `interpret` returns: all is done; still waiting, call again; the failure word is set; a peer runs something else;
 an argument is no C-contiguous array, or there is no room for a copy (the place of its TAKE is where the rank is else); the
@@ -112,12 +116,13 @@ def interpret(frame: Any) -> int:
                 store(frame + 8 * PC, (pc - code) // 8)
                 store(frame + 8 * RANK, load(pc + 40))
                 return MISMATCH
-            table, slot = heap + load(line + 24), addresses + 8 * load(pc + 56)
-            for j in range(load(pc + 48)):
-                for b in range(3):
-                    store(slot + 8 * b, heap + load(table + 24 * j + 8 * b))
-                slot += 8 * load(pc + 64)
-            pc += 72
+            table, width, slot = heap + load(line + 24), load(pc + 56), addresses + 8 * load(pc + 64)
+            for _ in range(load(pc + 48)):
+                for b in range(width):
+                    store(slot + 8 * b, heap + load(table + 8 * b))
+                table += 8 * width
+                slot += 8 * load(pc + 72)
+            pc += 80
         elif what == CHECK:
             # A peer that has left may enter its next call meanwhile: it writes the number first, and it is read last.
             line, number = heap + load(pc + 8), load(bases + 8 * load(pc + 16)) + load(pc + 24)
@@ -146,6 +151,8 @@ def interpret(frame: Any) -> int:
             for row in range(load(pc + 16)):
                 for j in range(1, m + 1):
                     to = load(addresses + 8 * load(place + 24 * j)) + load(place + 24 * j + 8)
+                    if to == source:  # it was staged there
+                        continue
                     if nbytes < 0:
                         stream(to + row * load(place + 24 * j + 16), source + row * load(place + 16), -nbytes)
                     else:
@@ -154,30 +161,44 @@ def interpret(frame: Any) -> int:
                 fence()
             pc += 56 + 24 * m
         elif what == ENTER:
-            line, table, slot = heap + load(pc + 8), load(pc + 40), addresses + 8 * load(pc + 56)
+            line, table, width, slot = heap + load(pc + 8), load(pc + 40), load(pc + 56), addresses + 8 * load(pc + 64)
             store_release(line + 8, load(bases + 8 * load(pc + 16)) + load(pc + 24))
             store_release(line + 16, load(pc + 32))
             store(line + 24, table)
-            for j in range(load(pc + 48)):
-                for b in range(3):
-                    store(heap + table + 24 * j + 8 * b, load(slot + 8 * b) - heap)
-                slot += 8 * load(pc + 64)
-            pc += 72
+            table += heap
+            for _ in range(load(pc + 48)):
+                for b in range(width):
+                    store(table + 8 * b, load(slot + 8 * b) - heap)
+                table += 8 * width
+                slot += 8 * load(pc + 72)
+            pc += 80
         elif what == TAKE:
             number = load(pc + 8)
             array = load(load(frame + 8 * ARGUMENTS) + 8 * number if number >= 0 else load(frame + 8 * RESULTS) + 8 * ~number)
             if type_of(array) != load(frame + 8 * ARRAY) or not is_contiguous(array):
                 store(frame + 8 * RANK, (pc - code) // 8)
                 return UNFIT
-            data, nbytes = data_of(array), load(pc + 24)
-            if data < heap or data + nbytes > heap + load(frame + 8 * HEAP_BYTES):
-                if load(pc + 32) < 0:
+            data, slot, staging = data_of(array), addresses + 8 * load(pc + 16), heap + load(pc + 32)
+            if data < heap or data + load(pc + 24) > heap + load(frame + 8 * HEAP_BYTES):
+                if staging < heap:
                     store(frame + 8 * RANK, (pc - code) // 8)
                     return UNFIT
-                copy(heap + load(pc + 32), data, nbytes)
-                data = heap + load(pc + 32)
-            store(addresses + 8 * load(pc + 16), data)
-            pc += 40
+                if load(pc + 40) < 0:
+                    store(slot + 8, staging)
+                else:
+                    copy(staging, data, load(pc + 40))
+                    data = staging
+            store(slot, data)
+            pc += 48
+        elif what == STAGE:
+            source, at = load(addresses + 8 * load(pc + 8)) + load(pc + 32), load(pc + 40)
+            if at >= 0 and (source < heap or source >= heap + load(frame + 8 * HEAP_BYTES)):
+                to = load(addresses + 8 * load(pc + 16)) + at
+                for row in range(load(pc + 48)):
+                    copy(to + row * load(pc + 64), source + row * load(pc + 72), load(pc + 56))
+                source = to
+            store(addresses + 8 * load(pc + 24), source)
+            pc += 80
         elif what == ADVANCE:
             base = bases + 8 * load(pc + 8)
             store(base, load(base) + load(pc + 16))

@@ -6,7 +6,7 @@ A plan knows shapes and dtypes, not addresses: these are looked up in every call
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -14,15 +14,18 @@ from itertools import chain
 import numpy as np
 
 from ..kernels.cpu import combine_address
-from ..kernels.source import ADVANCE, CHECK, COPY, DONE, END, ENTER, LINE_BYTES, LOOK, TAKE, WAIT
+from ..kernels.source import ADVANCE, CHECK, COPY, DONE, END, ENTER, LINE_BYTES, LOOK, STAGE, TAKE, WAIT
 from ..kernels.source import COMBINE as FOLD
-from ..schedules.layout import Blocks, Layout, Piece
+from ..schedules.layout import Layout, Piece
 from ..schedules.schedule import Schedule
 from ..schedules.streams import COMBINE, Streams
+from .staging import Part, Staging, is_strided
 
 __all__ = ["Communicator", "Lines", "Plan", "Slots"]
 
-_BUFFERS = 3
+_STAGING = 3
+_LINE_HEAD = 32
+"""Bytes of a line that every call publishes: counter, number, hash, where its addresses are."""
 _PAST_CACHES = 64 << 20
 """Bytes of all ranks' arrays from which on results go past the caches: measured, all_reduce of 64 MiB takes half the time
 so, and of 16 MiB the same."""
@@ -47,8 +50,13 @@ class Lines:
         return self.counter(rank * self.channels)
 
     def table(self, rank: int) -> int:
-        """Where the addresses of one array are: in the rank's first line, behind what every call publishes there."""
-        return self.enter(rank) + 32
+        """Where the addresses of a call's arrays are, when they fit: in the rank's first line, behind its head."""
+        return self.enter(rank) + _LINE_HEAD
+
+    @property
+    def table_bytes(self) -> int:
+        """How much room there is."""
+        return LINE_BYTES - _LINE_HEAD
 
     def counter(self, stream: int) -> int:
         """A stream's counter."""
@@ -57,19 +65,50 @@ class Lines:
 
 @dataclass(frozen=True)
 class Slots:
-    """The places of one collective in the table of addresses: of each array and rank its input, output and scratch."""
+    """The places of one collective in the table of addresses: of each array and rank its input, output and scratch.
+
+    Where inputs are staged, each chunk of one has its own place, and this rank three more: for where the array is, for the
+    room that chunks are copied to, and one that nobody reads.
+    """
 
     first: int
     nranks: int
+    arrays: int
+    inputs: int = 1
+    """Places of one input."""
+    staging: Staging | None = None
+    """How this rank's inputs are staged, if they are."""
+
+    @property
+    def width(self) -> int:
+        """Places of one array and rank."""
+        return self.inputs + 2
 
     @property
     def stride(self) -> int:
         """Places from one array to the next."""
-        return self.nranks * _BUFFERS
+        return self.nranks * self.width
 
-    def of(self, rank: int, buffer: int = 0, array: int = 0) -> int:
-        """A rank's buffer of an array: 0 input, 1 output, 2 scratch."""
-        return self.first + array * self.stride + rank * _BUFFERS + buffer
+    @property
+    def count(self) -> int:
+        """All places."""
+        return self.arrays * (self.stride + (_STAGING if self.staging else 0))
+
+    def of(self, rank: int, place: int = 0, array: int = 0) -> int:
+        """One of a rank's places for an array; the first is the input's, or its first chunk's."""
+        return self.first + array * self.stride + rank * self.width + place
+
+    def output(self, rank: int, array: int) -> int:
+        """A rank's output."""
+        return self.of(rank, self.inputs, array)
+
+    def scratch(self, rank: int, array: int) -> int:
+        """A rank's scratch."""
+        return self.of(rank, self.inputs + 1, array)
+
+    def taken(self, rank: int, array: int) -> int:
+        """Where the address of this rank's array goes."""
+        return self.first + self.arrays * self.stride + _STAGING * array if self.staging else self.of(rank, 0, array)
 
 
 @dataclass(frozen=True)
@@ -97,32 +136,46 @@ class Plan:
     """The most places that one combine names."""
     starts: list[int] = field(default_factory=list)
     """Where each collective's code begins, counted from the first one's."""
+    rooms: dict[int, int] = field(default_factory=dict)
+    """By the place of a TAKE: bytes of room that it needs for a private array."""
 
     def add(
-        self, schedule: Schedule, arrays: Sequence[tuple[Layout, np.dtype]], op: str, group: Communicator, digest: int,
-        table: int | None = None,
+        self, schedule: Schedule, pieces: Sequence[Sequence[Layout]], dtypes: Sequence[np.dtype], op: str,
+        group: Communicator, digest: int, room: Callable[[int], int], staged: bool = False,
     ) -> Slots:  # fmt: skip
         """Append a collective of several arrays, which begins once for all; returns where their addresses must be.
 
-        `digest` is a hash of what is called, the same on all ranks; a peer that shows another one runs something else.
-        `table` is this rank's own room in the heap where it publishes the addresses of more than one array.
+        `pieces` are the arrays' layouts, for each piece. `digest` is a hash of what is called, the same on all ranks; a peer
+        that shows another one runs something else. `room` gives bytes of this rank's own in the heap, to publish there more
+        addresses than a line holds. `staged`: of private inputs only what others read is copied.
         """
-        slots = Slots(self.slots, schedule.nranks)
-        self.slots += len(arrays) * slots.stride
-        self.starts.append(len(self.code))
         streams = schedule.streams().verify()
-        before = self.spans.get(group.number, 0)
-        self.spans[group.number] = before + streams.span
-        table = group.lines.table(group.rank) if table is None else table
-        _Writer(self, streams, arrays, op, group, (digest, table), slots, before).write()
+        inputs = schedule.collective.input_chunks if staged else 1
+        staging = Staging.of(streams, group.rank) if staged else None
+        slots = Slots(self.slots, schedule.nranks, len(dtypes), inputs, staging)
+        self.slots += slots.count
+        self.starts.append(len(self.code))
+        published = 8 * slots.width * len(dtypes)
+        table = group.lines.table(group.rank) if published <= group.lines.table_bytes else room(published)
+        writers = []
+        for layouts in pieces:
+            before = self.spans.get(group.number, 0)
+            self.spans[group.number] = before + streams.span
+            arrays = list(zip(layouts, dtypes, strict=True))
+            writers.append(_Writer(self, streams, arrays, op, group, (digest, table), slots, before))
+        writers[0].stage_copies()
+        for writer, following in zip(writers, [*writers[1:], None], strict=True):
+            writer.write(following)
         return slots
 
-    def take(self, number: int, slot: int, nbytes: int, staging: int) -> None:
+    def take(self, number: int, slot: int, nbytes: int, room: int | None = None) -> None:
         """Before all collectives, take the address of argument `number`, or result ~number, into a slot.
 
-        An argument that is not in the heap is copied to `staging`, once there is such room (-1: none yet).
+        An argument outside of the heap is copied to room of its own, which it gets when there is none yet (-1). With
+        `room`, it needs only so many bytes, and it is not copied at once.
         """
-        self.before += (TAKE, number, slot, nbytes, staging)
+        self.rooms[len(self.before)] = nbytes if room is None else room
+        self.before += (TAKE, number, slot, nbytes, 0 if room == 0 else -1, nbytes if room is None else -1)
 
     def collective(self, pc: int) -> int:
         """The number of the collective to which the word at `pc` belongs."""
@@ -147,7 +200,8 @@ class _Writer:
     known: set[int] = field(default_factory=set)
     checked: set[int] = field(default_factory=set)
 
-    def write(self) -> None:
+    def write(self, following: _Writer | None) -> None:
+        """All of it; as soon as others can read this piece, the following one is copied."""
         s, rank, lines, number = self.streams, self.group.rank, self.group.lines, self.group.number
         assert s.schedule.channels == 1, "one stream for each rank"
         begin, end = int(s.start[rank]), int(s.start[rank + 1])
@@ -163,14 +217,37 @@ class _Writer:
                     entry = (self.before, self.entry[0], self.group.members[stream])
                     self.emit(CHECK, lines.enter(stream), number, *entry)
             if i == begin:
+                self.stage_places()
                 self.emit(ENTER, lines.enter(rank), number, self.before, *self.entry, *self.places(rank))
             elif s.opcode[i] == COMBINE:
                 self.instruction(i)
             done = s.span if i == end - 1 else i - begin + 1
             self.emit(DONE, lines.counter(rank), number, self.before + done)
+            if i == begin and following is not None:
+                following.stage_copies()
 
     def emit(self, *words: int) -> None:
         self.plan.code += words
+
+    def stage_copies(self) -> None:
+        """Copy what others read of private arrays."""
+        for _, taken, room, part in self.staged(Staging.copies):
+            where = (part.start, part.copy, part.rows, part.nbytes, part.copy_stride, part.stride)
+            self.emit(STAGE, taken, room, taken + 2, *where)
+
+    def stage_places(self) -> None:
+        """Say where all is."""
+        for number, taken, room, part in self.staged(Staging.places):
+            place = self.slots.of(self.group.rank, part.chunk, number)
+            self.emit(STAGE, taken, room, place, part.start, part.copy, 0, 0, 0, 0)
+
+    def staged(self, parts: Callable[[Staging, Layout], Iterator[Part]]) -> Iterator[tuple[int, int, int, Part]]:
+        """Parts of every array: (its number, its place, its room's, part)."""
+        for number, (layout, _) in enumerate(self.arrays):
+            if self.slots.staging is not None:
+                taken = self.slots.taken(self.group.rank, number)
+                for part in parts(self.slots.staging, layout):
+                    yield number, taken, self.slots.output(self.group.rank, number) if part.in_output else taken + 1, part
 
     def instruction(self, i: int) -> None:
         s, p = self.streams, self.streams.schedule.nranks
@@ -189,7 +266,7 @@ class _Writer:
             for place in (*dsts, *srcs):
                 row, rank = divmod(place, p)
                 pieces = self.pieces(layout, row, int(s.count[i]), int(s.part[i]), int(s.part_step[i]))
-                runs.append([(self.slots.of(rank, buffer, number), piece) for buffer, piece in pieces])
+                runs.append([(self.slots.of(rank, at, number), piece) for at, piece in pieces])
             for length, rows, at in _aligned(runs):
                 places = [(slot, start * dtype.itemsize, stride * dtype.itemsize) for slot, start, stride in at]
                 if k == 1 and p == 1 and self.op in ("max", "min"):  # also alone they give the one canonical NaN
@@ -201,9 +278,9 @@ class _Writer:
                 else:
                     self.emit(COPY, sign * length * dtype.itemsize, rows, m, *chain(*places[m:], *places[:m]))
 
-    def places(self, rank: int) -> tuple[int, int, int]:
-        """How many arrays there are, where a rank's buffers of the first are, and how far the next ones' are from there."""
-        return len(self.arrays), self.slots.of(rank), self.slots.stride
+    def places(self, rank: int) -> tuple[int, int, int, int]:
+        """How many arrays there are, how many places each has, where the first one's are, how far the next ones' from there."""
+        return len(self.arrays), self.slots.width, self.slots.of(rank), self.slots.stride
 
     @cached_property
     def streams_past(self) -> bool:
@@ -217,31 +294,35 @@ class _Writer:
         return self.streams.schedule.prove().completes
 
     def pieces(self, layout: Layout, row: int, count: int, part: int, step: int) -> list[tuple[int, Piece]]:
-        """Ranges with their buffers, in order; contiguous neighbours are joined."""
+        """Ranges with the places of their buffers, in order; contiguous neighbours are joined."""
         found: list[tuple[int, Piece]] = []
         for i in range(count):
-            for buffer, piece in self.chunk(layout, row + i, part + i * step):
+            for place, piece in self.chunk(layout, row + i, part + i * step):
                 if piece.rows > 1 and piece.stride == piece.length:
                     piece = Piece(piece.start, 1, 0, piece.rows * piece.length)
                 before, last = found[-1] if found else (None, piece)
-                if before == buffer and last.rows == piece.rows == 1 and last.start + last.length == piece.start:
-                    found[-1] = buffer, last._replace(length=last.length + piece.length)
+                if before == place and last.rows == piece.rows == 1 and last.start + last.length == piece.start:
+                    found[-1] = place, last._replace(length=last.length + piece.length)
                 else:
-                    found.append((buffer, piece))
+                    found.append((place, piece))
         return found
 
     def chunk(self, layout: Layout, row: int, part: int) -> Iterator[tuple[int, Piece]]:
-        c = self.streams.schedule.collective
-        low, high = int(layout.bounds[part]), int(layout.bounds[part + 1])
+        c, inputs = self.streams.schedule.collective, self.slots.inputs
+        low, high = layout.part(part)
         slot = row - c.input_chunks - c.output_chunks
         if slot >= 0:
             if high > low:
-                yield 2, Piece(slot * layout.capacity, 1, 0, high - low)
+                yield inputs + 1, Piece(slot * layout.capacity, 1, 0, high - low)
             return
-        buffer = int(row >= c.input_chunks)
-        blocks: Blocks = (layout.input, layout.output)[buffer]
-        for piece in blocks.pieces(int(c.blocks_of_rows[row]), low, high):
-            yield buffer, piece
+        is_input, block = row < c.input_chunks, int(c.blocks_of_rows[row])
+        pieces = (layout.input if is_input else layout.output).pieces(block, low, high)
+        if is_input and self.slots.staging:
+            if pieces and not is_strided(layout):
+                pieces = [pieces[0]._replace(start=0)]
+            yield from ((row, piece) for piece in pieces)
+        else:
+            yield from ((0 if is_input else inputs, piece) for piece in pieces)
 
 
 def _aligned(runs: Sequence[list[tuple[int, Piece]]]) -> Iterator[tuple[int, int, list[tuple[int, int, int]]]]:

@@ -28,7 +28,7 @@ from ..kernels.cpu import interpreter
 from ..mesh import Mesh
 from ..schedules.layout import Layout, together
 from ..schedules.schedule import Schedule
-from . import host
+from . import host, staging
 from .groups import Place, groups
 from .heap import Heap
 from .plan import Communicator, Plan
@@ -101,9 +101,9 @@ class Exchange:
         self._results = Results(make, sum(sizes))
         self._tables(placed)
 
-    def _room(self, shape: tuple[int, ...], dtype: np.dtype) -> int:
+    def _room(self, nbytes: int) -> int:
         """The offset of new room in the heap."""
-        self._rooms.append(self.heap.array(shape, dtype))
+        self._rooms.append(self.heap.array((nbytes,), np.dtype(np.uint8)))
         return self.heap.offset_of(self._rooms[-1])
 
     def _add(
@@ -118,20 +118,23 @@ class Exchange:
         layouts = [Layout.of(kind, o.shape, o.dtype.itemsize, o.dim, o.concat_dim) for o in call.operands]
         if len(layouts) > 1 and kind.input_blocks == kind.output_blocks == 1 and schedule.prove().left_fold:
             layouts = together(layouts)
-        arrays = [(layout, o.dtype) for layout, o in zip(layouts, call.operands, strict=True)]
-        table = self._room((3 * len(arrays),), np.dtype(np.int64)) if len(arrays) > 1 else None
-        slots = plan.add(schedule, arrays, call.op, group, digest, table)
+        pieces = staging.in_pieces(layouts) if any(o.take is not None and o.take >= 0 for o in call.operands) else []
+        layouts = pieces[0] if pieces else layouts
+        dtypes = [o.dtype for o in call.operands]
+        slots = plan.add(schedule, pieces or [layouts], dtypes, call.op, group, digest, self._room, staged=bool(pieces))
         for i, (o, layout) in enumerate(zip(call.operands, layouts, strict=True)):
-            taken, given, scratch = (slots.of(group.rank, buffer, i) for buffer in range(3))
-            placed.append((scratch, self._room((layout.capacity * schedule.scratch_chunks,), o.dtype)))
+            taken, given = slots.taken(group.rank, i), slots.output(group.rank, i)
+            scratch = self._room(layout.capacity * schedule.scratch_chunks * layout.itemsize)
+            placed.append((slots.scratch(group.rank, i), scratch))
             if o.take is None:
-                placed += [(taken, self._room(o.shape, o.dtype)), (given, self._room(o.out_shape, o.dtype))]
+                placed += [(taken, self._room(0)), (given, self._room(0))]
                 continue
-            plan.take(o.take, taken, layout.input.size * layout.itemsize, -1)
+            room = slots.staging.room_bytes(layout) if slots.staging else None
+            plan.take(o.take, taken, layout.input.size * layout.itemsize, room)
             if o.take >= 0:
                 self._takes[o.take] = o
             if kind.has_output(group.rank):
-                plan.take(~len(make), given, 0, -1)
+                plan.take(~len(make), given, 0)
                 make.append(partial(_result, self.heap, o))
             else:
                 placed.append((given, 0))  # which nobody touches
@@ -201,10 +204,10 @@ class Exchange:
     def _fitted(self, arrays: tuple[Any, ...], results: tuple[np.ndarray, ...]) -> tuple[Any, ...]:
         """Arguments that the kernel can take: scalars and strided views made arrays, or, for private ones, room in the heap."""
         pc = self._rank
-        number, nbytes = int(self._code[pc + 1]), int(self._code[pc + 3])
+        number = int(self._code[pc + 1])
         found = arrays[number] if number >= 0 else results[~number]
         if type(found) is np.ndarray and found.flags.c_contiguous:
-            self._code[pc + 4] = self._room((nbytes,), np.dtype(np.uint8))
+            self._code[pc + 4] = self._room(self.plan.rooms[pc])
             return arrays
         made = tuple([np.array(a, order="C", copy=None) for a in arrays])
         for i, operand in self._takes.items():

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..errors import ScheduleError
-from .collective import Collective, chunk_bounds
+from .collective import ALIGNMENT, Collective, chunk_bounds
 
 __all__ = ["Blocks", "Index", "Layout", "Memory", "Piece", "joined", "shifted", "together"]
 
@@ -107,6 +107,9 @@ class Layout:
     output: Blocks
     cuts: tuple[int, ...] | None = None
     """Where the parts of a block begin and end, when it is not for this array alone to say: see `together`."""
+    piece: tuple[int, int] = (0, 1)
+    """Which of how many pieces, when it is exchanged piece after piece. Each has a little of every part, so that every
+    element stays in its part, and is combined in the same order."""
 
     @classmethod
     def of(cls, collective: Collective, shape: Sequence[int], itemsize: int, dim: int = 0, concat_dim: int = 0) -> Layout:
@@ -139,8 +142,18 @@ class Layout:
 
     @cached_property
     def capacity(self) -> int:
-        """Elements of a scratch slot: those of the largest part."""
-        return int(np.diff(self.bounds).max())
+        """Elements of a scratch slot: those of the largest part, or of a piece of it."""
+        largest, (_, pieces) = int(np.diff(self.bounds).max()), self.piece
+        if pieces == 1:
+            return largest
+        line = max(1, ALIGNMENT // self.itemsize)
+        return -(-largest // (pieces * line)) * line
+
+    def part(self, number: int) -> tuple[int, int]:
+        """Where a part of a block, or this piece of it, begins and ends, in elements."""
+        low, high = int(self.bounds[number]), int(self.bounds[number + 1])
+        begin = low + self.piece[0] * self.capacity
+        return min(begin, high), min(begin + self.capacity, high)
 
     def index(self, row: int, part: int) -> Index:
         """A chunk's elements in its rank's memory (input, output, scratch, one after the other), as an index.
@@ -152,10 +165,11 @@ class Layout:
         slot = row - c.input_chunks - c.output_chunks
         if slot >= 0:
             start = self.input.size + self.output.size + slot * self.capacity
-            return slice(start, start + int(self.bounds[part + 1] - self.bounds[part]))
+            low, high = self.part(part)
+            return slice(start, start + high - low)
         own, block = int(c.parts_of_rows[row]), int(c.blocks_of_rows[row])
         buffer, before = (self.input, 0) if row < c.input_chunks else (self.output, self.input.size)
-        return shifted(buffer.index(block, int(self.bounds[own]), int(self.bounds[own + 1])), before)
+        return shifted(buffer.index(block, *self.part(own)), before)
 
 
 def together(layouts: Sequence[Layout]) -> list[Layout]:
