@@ -148,6 +148,7 @@ class Compiled(_Scheduled):
                 self._check_replicas = replica_check(signature.mesh, signature.in_layouts, self._argument)
         self._single = signature.out_tree.is_leaf()
         self._layouts = signature.in_layouts
+        self._kinds = [Array] * len(signature.out_layouts)
         self._donates = any(signature.donated)
 
     def __call__(self, *args: Any) -> Any:
@@ -208,9 +209,7 @@ class Compiled(_Scheduled):
             array = _NEW(Array)  # half the time of Array(layout, copies)
             array.layout, array._copies = layouts[0], outputs[0]
             return array
-        made = []
-        for layout, copies in zip(layouts, outputs, strict=True):
-            array = _NEW(Array)
+        made = list(map(_NEW, self._kinds))
+        for array, layout, copies in zip(made, layouts, outputs, strict=True):
             array.layout, array._copies = layout, copies
-            made.append(array)
         return self.signature.out_tree.unflatten(made)
