@@ -238,6 +238,38 @@ def holding_the_interrupt(n: int) -> list[str]:
     return told
 
 
+def in_a_handler(caught: bool) -> list[str]:
+    """Rank 0 waits, and a signal handler calls the same collective."""
+    import signal
+    import time
+
+    mesh = fc.make_mesh({"d": fc.world_size()})
+    step = jitted(lambda x: fc.all_reduce(x, "d"), mesh)
+    x, told = np.arange(2.0 * fc.world_size()), []
+    step(x)
+
+    def handler(*_):
+        try:
+            step(x)
+        except fc.FunccollError as error:
+            told.append(f"{type(error).__name__}: {error}")
+            if not caught:
+                raise
+
+    if fc.rank() == 0:
+        signal.signal(signal.SIGALRM, handler)
+        signal.setitimer(signal.ITIMER_REAL, 0.03)
+    else:
+        time.sleep(0.5)
+    for _ in range(2):
+        try:
+            told.append(str(step(x).local[0]))
+        except fc.FunccollError as error:
+            told.append(f"{type(error).__name__}: {error}")
+            time.sleep(0.5)
+    return told
+
+
 def only_waits() -> str:
     """Collectives of different roots look at nothing of each other, and wait for each other all the same."""
     import time

@@ -60,6 +60,17 @@ def test_an_interrupt_ends_a_call_at_once(n):
     assert second[0].startswith("PeerFailure: rank 0 raised KeyboardInterrupt")
 
 
+@pytest.mark.parametrize("caught", [True, False])
+def test_a_collective_in_a_signal_handler_is_refused(caught):
+    (refused, *first), second = fc.launch(cases.in_a_handler, 2, caught, timeout=120)
+    assert refused.startswith("FunccollError: a collective was called in the middle of another one")
+    if caught:  # the one in the middle goes on
+        assert first == second == ["2.0", "2.0"]
+    else:
+        assert first[0] == refused
+        assert all(text.startswith("PeerFailure") for text in (first[1], *second))
+
+
 def test_collectives_that_only_wait_for_each_other_are_compared():
     told = fc.launch(cases.only_waits, 2)
     assert any(text.startswith("ProgramMismatch") for text in told), told

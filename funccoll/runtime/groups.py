@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -46,7 +47,7 @@ class Groups:
     def __init__(self, world: World):
         self.world = world
         self.bases = np.zeros(_MOST, np.int64)
-        self.locks = [threading.Lock() for _ in range(_MOST)]
+        self.locks: list[Any] = [threading.RLock() for _ in range(_MOST)]
         self.places: dict[int, Place] = {}
         """By the hash that a rank publishes when it enters."""
         self.broken: FunccollError | None = None

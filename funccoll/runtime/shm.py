@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -173,6 +172,8 @@ class Exchange:
         """
         if self.groups.broken is not None:  # also before the lock, which a fork may have copied as it was held
             raise self._no_more()
+        if self._lock._is_owned():
+            raise self._nested()
         with self._lock:
             if self.groups.broken is not None:
                 raise self._no_more()
@@ -281,6 +282,13 @@ class Exchange:
             f"{str(broken).splitlines()[0]}", self.calls[0].source,
         )  # fmt: skip
 
+    def _nested(self) -> FunccollError:
+        return FunccollError(
+            "a collective was called in the middle of another one over the same ranks, by the same thread: from a signal "
+            "handler or a destructor. Only set a flag there, and call it in the loop that runs the steps.",
+            self.calls[0].source,
+        )
+
     @property
     def _number(self) -> int:
         """Which collective the kernel stands at."""
@@ -333,7 +341,7 @@ class Exchange:
 class _Locks:
     """Several locks as one: calls over one communicator come one after the other, and all take the locks in one order."""
 
-    def __init__(self, locks: Sequence[threading.Lock]):
+    def __init__(self, locks: Sequence[Any]):
         self.locks = locks
         self.held = ExitStack()
 
@@ -345,6 +353,9 @@ class _Locks:
 
     def __exit__(self, *exc: object) -> None:
         self.held.close()
+
+    def _is_owned(self) -> bool:
+        return any(lock._is_owned() for lock in self.locks)
 
 
 def exchange(equations: Sequence[tuple[Equation, Schedule]], mesh: Mesh, identity: Callable[[Equation], str]) -> Exchange:
