@@ -2,13 +2,14 @@
 
 Every contender is a job of processes that stays for all cases, and measures when it is told to, while all others sleep.
 In each of 11 rounds all of them take their turn, in changing order; a turn begins with a barrier, repeats the collective
-for some milliseconds, and counts the slowest rank. Two tables:
+for some milliseconds, and counts the slowest rank. Three tables:
 
 - native: our compiled plan, repeated in one native call, and mpi4py minus what an empty mpi4py call takes (`peers.Mpi`).
   No Python runs between our repetitions, so nobody reads results. Gloo's calls count as they are.
 - python: a jitted step on funccoll's Arrays, and a call of mpi4py or torch.distributed, each followed by reading the
   whole result on every rank (`host_rank.read`), which is inside everybody's time; but for the step of 32 all_reduces, where
   only the step and the calls are measured.
+- numpy: the same, but our step is given NumPy's arrays, which are not in shared memory. The peers always are.
 
 Open MPI plays with and without mpi_yield_when_idle, and the faster median counts. Peers that are not installed are left
 out, and the results say so. Writes benchmarks/results/host.json and the README's table.
@@ -104,8 +105,8 @@ class Bench:
         for number in range(self.options.rounds):
             for key in list(ways) if number % 2 else list(reversed(ways)):
                 ways[key].append(self.jobs[key[0]].measure(key[1], times[key][0]))
-        for table in ("native", "python"):
-            found = {name: turns for (name, way), turns in ways.items() if way == table}
+        for table, theirs in (("native", "native"), ("python", "python"), ("numpy", "python")):
+            found = {name: turns for (name, way), turns in ways.items() if way == (table if name == "ours" else theirs)}
             if "ours" in found:
                 row = {"table": table, "ranks": self.ranks, "kind": case.kind, "nbytes": case.nbytes, **self.row(found)}
                 if table == "native" and limits:
@@ -113,9 +114,9 @@ class Bench:
                     row["limit"] = {**against({key[1]: ways[key]}, found["ours"]), "calibrated_us": limits_us}
                 if refused:
                     row["refused"] = refused
-                if table in hopeless:
-                    row["hopeless_us"] = hopeless[table]
-                row["calls"] = {name: times[name, table][0] for name in found}
+                if theirs in hopeless:
+                    row["hopeless_us"] = hopeless[theirs]
+                row["calls"] = {name: times[name, table if name == "ours" else theirs][0] for name in found}
                 yield row
 
     def calibrate(self, name: str, way: str) -> tuple[int, float]:

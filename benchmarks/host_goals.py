@@ -94,8 +94,10 @@ def goals(rows: list[Row], start: Row) -> list[Row]:
         g.add("a jitted all_reduce of 4 B, result read", ranks, "µs", 10, False, call, asked)
         step = g.pick("python", ranks, lambda r: r["kind"] == STEP)
         g.add("a step with 32 all_reduces of 1 KiB: mpi4py's time / ours", ranks, "×", 4, True, _against("mpi", step), asked)
-        large = g.pick("python", ranks, lambda r: r["nbytes"] >= 64 * KIB)
-        g.add("Python to Python from 64 KiB: mpi4py's time / ours", ranks, "×", 1, True, _against("mpi", large), asked)
+        for table, what in (("python", ""), ("numpy", ", of NumPy's arrays")):
+            large = _against("mpi", g.pick(table, ranks, lambda r: r["nbytes"] >= 64 * KIB))
+            name = f"Python to Python from 64 KiB{what}: mpi4py's time / ours"
+            g.add(name, ranks, "×", 1, True, large, asked and table == "python")
     started = [(start["ratio"]["median"], "warm cache")] if "ratio" in start else []
     g.add("start to the first collective: `funccoll run` / mpirun", 2, "×", 1.5, False, started)
     return g.goals

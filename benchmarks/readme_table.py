@@ -108,7 +108,7 @@ def host_tables(data: dict[str, Any]) -> str:
             f"{rounds}, in one run on {about['cpu']}, {about['cores']} cores (load {load}), Python {about['python']}, "
             f"{versions}; float32. *Native* is our compiled plan repeated in one native call, against mpi4py less an empty "
             "mpi4py call, and nobody reads results; *Python* is a jitted step against an mpi4py call, each with its result "
-            "read. MPI's broadcast, and Gloo's broadcast and all_reduce, work in place, which spares them a copy. Open MPI is "
+            "read; our step is given our Arrays, or NumPy's, which have to be copied to shared memory. MPI's broadcast, and Gloo's broadcast and all_reduce, work in place, which spares them a copy. Open MPI is "
             "bound to cores (4 ranks on 2 cores share them), with or without `mpi_yield_when_idle`, whichever was faster; "
             "funccoll is bound where there are cores enough. The limit is what reading and writing the same memory takes on "
             "all ranks at once, without waiting for each other. With an empty cache of kernels, `funccoll run -n 2` takes "
@@ -116,6 +116,9 @@ def host_tables(data: dict[str, Any]) -> str:
             "`benchmarks/results/host.json`; `make bench` makes it anew.",
         ]
     )
+
+
+_TITLES = {"native": "Native", "python": "Python", "numpy": "Python, NumPy's arrays"}
 
 
 def _goal_row(goal: dict[str, Any]) -> str:
@@ -131,7 +134,7 @@ def _mean_rows(means: list[dict[str, Any]]) -> list[str]:
     for table, ranks in dict.fromkeys((mean["table"], mean["ranks"]) for mean in means):
         here = {m["kind"]: m for m in means if (m["table"], m["ranks"]) == (table, ranks)}
         cells = [", ".join("" if m[peer] is None else f"{m[peer]:.3g}×" for peer in ("mpi", "gloo")) for m in here.values()]
-        rows.append(f"| {table.capitalize()}, {ranks} ranks | {' | '.join(cells)} |")
+        rows.append(f"| {_TITLES[table]}, {ranks} ranks | {' | '.join(cells)} |")
     return rows
 
 

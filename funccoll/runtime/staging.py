@@ -23,7 +23,7 @@ __all__ = ["Part", "Staging", "in_pieces", "is_strided"]
 
 _STAGED = 1 << 14
 """Bytes of arrays from which on only what others read is copied. Small ones are copied whole: that is one instruction."""
-_PIECE = 1 << 19
+_PIECE = 1 << 18
 _MOST = 256
 """Bytes of a piece: it stays in the second level of cache. Very large arrays have larger pieces, to keep plans short."""
 
