@@ -36,7 +36,7 @@ class Contender(Protocol):
         ...
 
     def prepare(self, case: Case, arrays: list[np.ndarray]) -> dict[str, Run]:
-        """Ways to execute a case, by name: `native` and `python` and `numpy` (what the tables compare), or a limit's.
+        """Ways to execute a case, by name: `native`, `python` and `numpy` (what the tables compare), or a limit's.
 
         `empty`, if it is there, takes what `native` spends outside of the library that is measured: it is subtracted.
         """
