@@ -16,9 +16,10 @@ import numpy as np
 import optree
 
 from .arguments import Arguments, Options, Static, broadcast_specs, check_specs, path_name
-from .arrays import Array, layout_of, to_numpy
+from .arrays import Array, to_numpy
 from .errors import DTypeError, ShardingError, TraceError, VaryingError, user_frames
 from .ir import Traced, current_interpreter
+from .layouts import layout_of
 from .mesh import Mesh, Sharding
 from .ops.elementwise import scalar_type
 from .primitives.collective import pvary

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from .arrays import MEMORY, Array, layout_of, to_numpy
+from .arrays import Array, to_numpy
 from .errors import MeshError, ShapeError, ShardingError, TraceError
+from .layouts import MEMORY, layout_of
 from .mesh import Mesh, P, Sharding
 
 __all__ = ["device_put", "from_local"]

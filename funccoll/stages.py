@@ -14,9 +14,10 @@ import numpy as np
 import optree
 
 from .arguments import path_name
-from .arrays import Array, Layout, to_numpy
+from .arrays import Array, to_numpy
 from .errors import PytreeError, ShapeError, user_frames
 from .ir import Equation, Program
+from .layouts import Layout
 from .mesh import Mesh
 from .passes import neighbours, plan_buffers, run_passes
 from .report import CollectiveTable, cost_analysis

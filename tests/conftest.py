@@ -26,3 +26,21 @@ def mesh():
 @pytest.fixture
 def line():
     return fc.make_mesh({"data": 4})
+
+
+@pytest.fixture(scope="module")
+def server():
+    """What starts the ranks of `job`, and counts what they leave behind."""
+    from failure_jobs import Server
+
+    with Server() as server:
+        yield server
+
+
+@pytest.fixture
+def job(server, tmp_path):
+    """Starts a job whose ranks fail in some way."""
+    from failure_jobs import starter
+
+    with starter(server, tmp_path) as start:
+        yield start

@@ -12,23 +12,11 @@ import uuid
 from pathlib import Path
 
 import pytest
-from failure_jobs import PATIENCE, Server, starter
+from failure_jobs import PATIENCE
 from processes_left import VARIABLE, wait_until_gone
 
 SLOW = pytest.mark.slow
 RECORD = Path(__file__).parent.parent / "benchmarks" / "results" / "failures.json"
-
-
-@pytest.fixture(scope="module")
-def server():
-    with Server() as server:
-        yield server
-
-
-@pytest.fixture
-def job(server, tmp_path):
-    with starter(server, tmp_path) as start:
-        yield start
 
 
 # ---------------------------------------------------------------- joining

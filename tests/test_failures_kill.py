@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from failure_jobs import PATIENCE, Job, Server
+from failure_jobs import PATIENCE, Job
 
 POINTS = 102
 QUICK = 12
@@ -20,12 +20,6 @@ def points():
         n = 2 + number % 3
         marks = () if number < QUICK else pytest.mark.slow
         yield pytest.param(n, chance.randrange(n), chance.random(), marks=marks, id=f"{number}")
-
-
-@pytest.fixture(scope="module")
-def server():
-    with Server() as server:
-        yield server
 
 
 @pytest.mark.parametrize(("n", "victim", "where"), list(points()))

@@ -6,21 +6,8 @@ import signal
 import time
 
 import pytest
-from failure_jobs import Server, starter
 
 SLOW = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def server():
-    with Server() as server:
-        yield server
-
-
-@pytest.fixture
-def job(server, tmp_path):
-    with starter(server, tmp_path) as start:
-        yield start
 
 
 def check_told(job, others, kinds, words, caught=True):

@@ -20,8 +20,8 @@ ROOT = Path(funccoll.__file__).parent
 ORDER = (
     ("_version",), ("errors",), ("mesh",), ("types",), ("ir",), ("primitives",), ("ops",), ("tracer",), ("tracing",),
     ("collectives",), ("autodiff",), ("custom_rules",), ("control", "nn", "random"), ("passes",), ("schedules",),
-    ("scheduling",), ("kernels",), ("arrays",), ("placement",), ("runtime",), ("report",), ("arguments",), ("stages",),
-    ("compile",),
+    ("scheduling",), ("kernels",), ("layouts",), ("arrays",), ("placement",), ("runtime",), ("report",), ("arguments",),
+    ("stages",), ("compile",),
     ("parallel", "optim"), ("api",), ("torch", "jax", "distributed"), ("cli",), ("__main__",),
 )  # fmt: skip
 """A module imports only from lines above its own; within a package, and within one line, as it likes."""

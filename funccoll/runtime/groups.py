@@ -18,7 +18,7 @@ from .heap import HEADER
 from .plan import Communicator, Lines
 from .world import World
 
-__all__ = ["Groups", "Place", "groups"]
+__all__ = ["Groups", "Site", "groups"]
 
 _MOST = 256
 """Sets of mesh axes over which one job communicates."""
@@ -30,7 +30,7 @@ _WAIT_WORDS = 4
 
 
 @dataclass(frozen=True)
-class Place:
+class Site:
     """A collective that this process has compiled, as the tables of errors name it."""
 
     name: str
@@ -48,7 +48,7 @@ class Groups:
         self.world = world
         self.bases = np.zeros(_MOST, np.int64)
         self.locks: list[Any] = [threading.RLock() for _ in range(_MOST)]
-        self.places: dict[int, Place] = {}
+        self.sites: dict[int, Site] = {}
         """By the hash that a rank publishes when it enters."""
         self.broken: FunccollError | None = None
         """What ended all collectives of this process."""
@@ -67,7 +67,7 @@ class Groups:
         with self._lock:
             if key not in self._known:
                 ranks = mesh.groups(axes)
-                start = self._place(key, sum(Lines(0, len(group)).nbytes for group in ranks))
+                start = self._allot(key, sum(Lines(0, len(group)).nbytes for group in ranks))
                 families = []
                 for group in ranks:
                     families.append((tuple(group), Lines(start, len(group))))
@@ -77,7 +77,7 @@ class Groups:
                 self._known[key] = mine, families
             return self._known[key][0]
 
-    def _place(self, key: tuple, nbytes: int) -> int:
+    def _allot(self, key: tuple, nbytes: int) -> int:
         """Where the lines of a set of groups begin: the same in all processes, whoever comes first with whatever it needs."""
         digest = int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:7], "little") | 1
         with self.world.heap.exclusive(self.timeout):
@@ -155,7 +155,7 @@ class Groups:
     def entered(self, rank: int, group: Communicator) -> str:
         """What a rank of the group entered last."""
         _, digest, _ = self._line(group.lines, group.members.index(rank))
-        return str(self.places.get(digest, "a collective that this rank has not compiled"))
+        return str(self.sites.get(digest, "a collective that this rank has not compiled"))
 
     def _where(self, rank: int, group: Communicator) -> str:
         last = ""
@@ -164,20 +164,20 @@ class Groups:
             for members, lines in families:
                 if rank in members:
                     done, digest, counter = self._line(lines, members.index(rank))
-                    place = self.places.get(digest)
-                    name = str(place or "a collective that this rank has not compiled")
-                    if digest and place is not None and done >= place.span:
+                    site = self.sites.get(digest)
+                    name = str(site or "a collective that this rank has not compiled")
+                    if digest and site is not None and done >= site.span:
                         last = f"has finished {name}, and has entered nothing since"
                     elif digest and done > 0:
-                        of = f" of {place.span}" if place else ""
+                        of = f" of {site.span}" if site else ""
                         return f"is in {name} (rank {rank}'s step {done}{of})" + (" (this rank)" * (rank == self.world.rank))
                     elif communicator is group and not counter:
                         last = "has not entered any collective of this group"
         return last or "has not entered any collective"
 
-    def _line(self, lines: Lines, place: int) -> tuple[int, int, int]:
+    def _line(self, lines: Lines, rank: int) -> tuple[int, int, int]:
         """(instructions done since it entered, hash, counter) of a rank's line."""
-        counter, number, digest = self.world.heap.view(lines.enter(place), (3,), np.int64).tolist()
+        counter, number, digest = self.world.heap.view(lines.enter(rank), (3,), np.int64).tolist()
         return counter - number, digest, counter
 
 

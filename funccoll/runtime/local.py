@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..arrays import MEMORY
 from ..errors import MeshError
 from ..ir import Atom, Equation, Literal, Program, Var
+from ..layouts import MEMORY
 from ..mesh import Mesh, copy_coordinates
 from ..passes import Buffers
 from ..primitives.collective import axis_index_p, own_slice_p, pvary_p

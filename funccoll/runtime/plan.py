@@ -65,9 +65,9 @@ class Lines:
 
 @dataclass(frozen=True)
 class Slots:
-    """The places of one collective in the table of addresses: of each array and rank its input, output and scratch.
+    """Where one collective's addresses are in the table: of each array and rank its input, output and scratch.
 
-    Where inputs are staged, each chunk of one has its own place, and this rank three more: for where the array is, for the
+    Where inputs are staged, each chunk of one has its own slot, and this rank three more: for where the array is, for the
     room that chunks are copied to, and one that nobody reads.
     """
 
@@ -75,28 +75,28 @@ class Slots:
     nranks: int
     arrays: int
     inputs: int = 1
-    """Places of one input."""
+    """Slots of one input."""
     staging: Staging | None = None
     """How this rank's inputs are staged, if they are."""
 
     @property
     def width(self) -> int:
-        """Places of one array and rank."""
+        """Slots of one array and rank."""
         return self.inputs + 2
 
     @property
     def stride(self) -> int:
-        """Places from one array to the next."""
+        """Slots from one array to the next."""
         return self.nranks * self.width
 
     @property
     def count(self) -> int:
-        """All places."""
+        """All slots."""
         return self.arrays * (self.stride + (_STAGING if self.staging else 0))
 
-    def of(self, rank: int, place: int = 0, array: int = 0) -> int:
-        """One of a rank's places for an array; the first is the input's, or its first chunk's."""
-        return self.first + array * self.stride + rank * self.width + place
+    def of(self, rank: int, number: int = 0, array: int = 0) -> int:
+        """One of a rank's slots for an array; the first is the input's, or its first chunk's."""
+        return self.first + array * self.stride + rank * self.width + number
 
     def output(self, rank: int, array: int) -> int:
         """A rank's output."""
@@ -132,7 +132,7 @@ class Plan:
     code: list[int] = field(default_factory=list)
     slots: int = 0
     spans: dict[int, int] = field(default_factory=dict)
-    places: int = 0
+    widest: int = 0
     """The most places that one combine names."""
     starts: list[int] = field(default_factory=list)
     """Where each collective's code begins, counted from the first one's."""
@@ -218,7 +218,7 @@ class _Writer:
                     self.emit(CHECK, lines.enter(stream), number, *entry)
             if i == begin:
                 self.stage_places()
-                self.emit(ENTER, lines.enter(rank), number, self.before, *self.entry, *self.places(rank))
+                self.emit(ENTER, lines.enter(rank), number, self.before, *self.entry, *self.table(rank))
             elif s.opcode[i] == COMBINE:
                 self.instruction(i)
             done = s.span if i == end - 1 else i - begin + 1
@@ -258,8 +258,8 @@ class _Writer:
                 self.known.add(place % p)
                 peer = place % p
                 line, member = self.group.lines.enter(peer), self.group.members[peer]
-                self.emit(LOOK, line, self.group.number, self.before, self.entry[0], member, *self.places(peer))
-        self.plan.places = max(self.plan.places, len(dsts) + len(srcs) + 1)
+                self.emit(LOOK, line, self.group.number, self.before, self.entry[0], member, *self.table(peer))
+        self.plan.widest = max(self.plan.widest, len(dsts) + len(srcs) + 1)
         m, k, sign = len(dsts), len(srcs), -1 if self.streams_past else 1
         for number, (layout, dtype) in enumerate(self.arrays):
             runs = []
@@ -278,8 +278,8 @@ class _Writer:
                 else:
                     self.emit(COPY, sign * length * dtype.itemsize, rows, m, *chain(*places[m:], *places[:m]))
 
-    def places(self, rank: int) -> tuple[int, int, int, int]:
-        """How many arrays there are, how many places each has, where the first one's are, how far the next ones' from there."""
+    def table(self, rank: int) -> tuple[int, int, int, int]:
+        """How many arrays there are, how many slots each has, the first one's first, how far the next one's is from there."""
         return len(self.arrays), self.slots.width, self.slots.of(rank), self.slots.stride
 
     @cached_property

@@ -28,7 +28,7 @@ from ..mesh import Mesh
 from ..schedules.layout import Layout, together
 from ..schedules.schedule import Schedule
 from . import host, staging
-from .groups import Place, groups
+from .groups import Site, groups
 from .heap import Heap
 from .plan import Communicator, Plan
 from .results import Results
@@ -113,7 +113,7 @@ class Exchange:
         text = f"{call.identity} {schedule!r} {call.op} {call.operands}"
         digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "little") | 1
         over = ", ".join(map(repr, call.axes))
-        self.groups.places[digest] = Place(f"{schedule.kind} over {over}", call.source, schedule.streams().span)
+        self.groups.sites[digest] = Site(f"{schedule.kind} over {over}", call.source, schedule.streams().span)
         layouts = [Layout.of(kind, o.shape, o.dtype.itemsize, o.dim, o.concat_dim) for o in call.operands]
         if len(layouts) > 1 and kind.input_blocks == kind.output_blocks == 1 and schedule.prove().left_fold:
             layouts = together(layouts)
@@ -145,7 +145,7 @@ class Exchange:
         self._addresses = np.zeros(self.plan.slots + 1, np.int64)
         for slot, offset in placed:
             self._addresses[slot] = self.heap.base + offset
-        self._work = np.zeros(self.plan.places, np.int64)
+        self._work = np.zeros(self.plan.widest, np.int64)
         self._sums = np.zeros(at.SUMS_BYTES, np.uint8)
         self.frame = np.zeros(at.FRAME, np.int64)
         tables = ((at.CODE, self._code), (at.ADDRESSES, self._addresses), (at.BASES, self.groups.bases),

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays import Layout
 from ..errors import RendezvousError, ShardingError
+from ..layouts import Layout
 from ..mesh import Mesh, Sharding
 from ..schedules.schedule import build
 from .shm import Call, Exchange, Operand

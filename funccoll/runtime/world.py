@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays import MEMORY, Array, to_numpy
+from ..arrays import Array, to_numpy
 from ..errors import MeshError, PlannedError, RendezvousError
+from ..layouts import MEMORY
 from ..mesh import Mesh
 from . import rendezvous
 from .heap import HEADER, Heap, create, largest_arena
