@@ -136,7 +136,7 @@ class Rank:
         layout = Layout.of(schedule.collective, (elements * schedule.collective.input_blocks,), dtype.itemsize)
         plan = Plan()
         group = Communicator(0, tuple(range(10, 10 + schedule.nranks)), rank, Lines(4096, schedule.nranks))
-        slots = plan.add(schedule, [(layout, dtype)], op, group, digest)
+        slots = plan.add(schedule, [[layout]], [dtype], op, group, digest, lambda nbytes: 1 << 16)
         self.code = plan.finish()
         start = (1 << 20) + rank * ARENA
         sizes = (layout.input.size, layout.output.size)
@@ -154,7 +154,7 @@ class Rank:
             self.frame[name] = table.ctypes.data
         self.frame[at.HEAP] = self.frame[at.FAILURE] = self.base
         self.frame[[at.SPINS, at.YIELDS, at.NAPS, at.STEPS]] = 400, 200, 1000, -1
-        self.frame[at.ARRAY] = id(np.ndarray)
+        self.frame[at.ARRAY], self.frame[at.ALONE] = id(np.ndarray), 1 << 31
         self.kernel = interpreter(self.frame.ctypes.data)
 
     def run(self, tries: int = 600) -> int:

@@ -17,7 +17,7 @@ __all__ = ["combine_address", "interpreter"]
 
 _OPERATIONS = (
     "load", "load_acquire", "store", "store_release", "pause", "yield_core", "nap", "copy", "call", "type_of", "data_of",
-    "is_contiguous", "stream", "fence",
+    "is_contiguous", "references_to", "stream", "fence",
 )  # fmt: skip
 
 

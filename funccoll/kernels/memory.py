@@ -11,7 +11,7 @@ from numba.np import arrayobj
 
 __all__ = [
     "array_at", "call", "copy", "data_of", "fence", "intrinsic", "is_contiguous", "load", "load_acquire", "nap", "pause",
-    "store", "store_release", "stream", "type_of", "yield_core",
+    "references_to", "store", "store_release", "stream", "type_of", "yield_core",
 ]  # fmt: skip
 
 intrinsic: Any = extending.intrinsic
@@ -162,8 +162,8 @@ def call(
     return types.void(*[types.int64] * 8), codegen
 
 
-# Where CPython's and NumPy's ABIs have an object's type, and an array's data and flags: behind the head of all objects, and
-# behind data, nd, dimensions, strides, base and descr, all of the size of a pointer.
+# Where CPython's and NumPy's ABIs have an object's count of references, its type, and an array's data and flags: first, behind
+# it, behind the head of all objects, and behind data, nd, dimensions, strides, base and descr, all of the size of a pointer.
 _TYPE = object.__basicsize__ - 8
 _DATA = object.__basicsize__
 _FLAGS = _DATA + 6 * 8
@@ -174,6 +174,12 @@ _C_CONTIGUOUS = 1
 def type_of(thing: Any) -> Any:
     """The address of an object's type, from the object's (`id`)."""
     return load(thing + _TYPE)
+
+
+@njit
+def references_to(thing: Any) -> Any:
+    """How many references there are to an object, from its address."""
+    return load(thing) & 0xFFFFFFFF
 
 
 @njit

@@ -45,23 +45,24 @@ __all__ = [
 END, TAKE, ENTER, WAIT, LOOK, CHECK, COMBINE, COPY, DONE, ADVANCE, STAGE = range(11)
 FINISHED, WAITING, FAILED, MISMATCH, UNFIT, STEPPED = range(6)
 """What `interpret` returns: all is done; still waiting, call again; the failure word is set; a peer runs something else;
-an argument is no C-contiguous array, or there is no room for a copy (the place of its TAKE is where the rank is else); the
-budget of instructions is spent, call again."""
+an argument is no C-contiguous array, there is no room for a copy, or somebody holds a result (the place of its TAKE is where
+the rank is else); the budget of instructions is spent, call again."""
 LINE_BYTES = 128
 """Two cache lines: processors fetch them in pairs."""
 
 # The places of a frame. Addresses: the heap (and its bytes), the code, the table of addresses, the communicators' bases, room
 # for a combine's addresses and for its sums, the word that is not 0 when a rank has failed.
 HEAP, HEAP_BYTES, CODE, ADDRESSES, BASES, WORK, ROOM, FAILURE = range(8)
-# What a call is given: two tables of addresses of array objects, and the address of their type.
-ARGUMENTS, RESULTS, ARRAY = range(8, 11)
+# What a call is given: two tables of addresses of array objects, the address of their type, and how many references there
+# may be to a result.
+ARGUMENTS, RESULTS, ARRAY, ALONE = range(8, 12)
 # Where to go on, and whom it waits for there; tries with a pause, then those that yield the core, then those that sleep.
-PC, RANK, SPINS, YIELDS, NAPS = range(11, 16)
+PC, RANK, SPINS, YIELDS, NAPS = range(12, 17)
 # How many instructions may run (-1: any number), and how often the whole is to be repeated (0 is once, too).
-STEPS, REPEATS = range(16, 18)
+STEPS, REPEATS = range(17, 19)
 # What came of it; and a word for what no kernel of ours says.
-STATUS, IGNORED = range(18, 20)
-FRAME = 20
+STATUS, IGNORED = range(19, 21)
+FRAME = 21
 BLOCK_BYTES = 1 << 13
 SUMS_BYTES = 3 * BLOCK_BYTES
 """Room that a combine needs: a block of sums in the wide type, and one of results."""
@@ -175,7 +176,8 @@ def interpret(frame: Any) -> int:
         elif what == TAKE:
             number = load(pc + 8)
             array = load(load(frame + 8 * ARGUMENTS) + 8 * number if number >= 0 else load(frame + 8 * RESULTS) + 8 * ~number)
-            if type_of(array) != load(frame + 8 * ARRAY) or not is_contiguous(array):
+            held = number < 0 and references_to(array) > load(frame + 8 * ALONE)
+            if held or type_of(array) != load(frame + 8 * ARRAY) or not is_contiguous(array):
                 store(frame + 8 * RANK, (pc - code) // 8)
                 return UNFIT
             data, slot, staging = data_of(array), addresses + 8 * load(pc + 16), heap + load(pc + 32)

@@ -31,7 +31,7 @@ from . import host, staging
 from .groups import Site, groups
 from .heap import Heap
 from .plan import Communicator, Plan
-from .results import Results
+from .results import ALONE, Results
 from .world import World, current
 
 __all__ = ["Call", "Exchange", "Operand", "exchange", "exchanges"]
@@ -154,6 +154,7 @@ class Exchange:
             self.frame[name] = table.ctypes.data
         self.frame[at.HEAP] = self.frame[at.FAILURE] = self.heap.base
         self.frame[at.HEAP_BYTES], self.frame[at.STEPS], self.frame[at.ARRAY] = self.heap.size, -1, id(np.ndarray)
+        self.frame[at.ALONE] = np.iinfo(np.int64).max if ALONE is None else ALONE
         # A process bound to one core shares it with nobody as long as there are cores enough.
         cores = host.cores() if host.cores() > 1 else os.cpu_count() or 1
         self.frame[at.SPINS] = _SPINS if self.world.world <= cores else 0
@@ -182,7 +183,11 @@ class Exchange:
             try:
                 self._kernel()
                 if words[at.STATUS] != at.FINISHED:
-                    self._go_on(arrays, results)
+                    while words[at.STATUS] == at.UNFIT:  # nothing was published yet
+                        arrays, results = self._fitted(arrays, results)
+                        words[at.ARGUMENTS], words[at.RESULTS] = id(arrays) + _HEAD, id(results) + _HEAD
+                        self._kernel()
+                    self._wait()
             except BaseException as error:  # an interrupt, too, comes here as soon as the kernel returns
                 if words[at.STATUS] != at.FINISHED:
                     self._break(error, (arrays, results, self))
@@ -194,22 +199,17 @@ class Exchange:
         self.frame[at.REPEATS] = times
         return self(*arrays)
 
-    def _go_on(self, arrays: tuple[Any, ...], results: tuple[np.ndarray, ...]) -> None:
-        """What the kernel cannot decide alone: go on as long as there is reason to."""
-        while self._words[at.STATUS] == at.UNFIT:  # nothing was published yet
-            arrays = self._fitted(arrays, results)
-            self._words[at.ARGUMENTS] = id(arrays) + _HEAD
-            self._kernel()
-        self._wait()
-
-    def _fitted(self, arrays: tuple[Any, ...], results: tuple[np.ndarray, ...]) -> tuple[Any, ...]:
-        """Arguments that the kernel can take: scalars and strided views made arrays, or, for private ones, room in the heap."""
+    def _fitted(
+        self, arrays: tuple[Any, ...], results: tuple[np.ndarray, ...]
+    ) -> tuple[tuple[Any, ...], tuple[np.ndarray, ...]]:
+        """What the kernel can take: results that nobody holds; scalars and strided views made arrays; room for private ones."""
         pc = self._rank
         number = int(self._code[pc + 1])
-        found = arrays[number] if number >= 0 else results[~number]
-        if type(found) is np.ndarray and found.flags.c_contiguous:
+        if number < 0:
+            return arrays, self._results.others()
+        if type(arrays[number]) is np.ndarray and arrays[number].flags.c_contiguous:
             self._code[pc + 4] = self._room(self.plan.rooms[pc])
-            return arrays
+            return arrays, results
         made = tuple([np.array(a, order="C", copy=None) for a in arrays])
         for i, operand in self._takes.items():
             if made[i].dtype != operand.dtype or made[i].size != math.prod(operand.shape):
@@ -217,7 +217,7 @@ class Exchange:
                     f"argument {i} of {self._name()} is {made[i].dtype}{list(made[i].shape)}, and it was compiled for "
                     f"{operand.dtype}{list(operand.shape)}.", self.calls[0].source,
                 )  # fmt: skip
-        return made
+        return made, results
 
     def _wait(self) -> None:
         began, seen, circles = 0.0, None, 0

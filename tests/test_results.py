@@ -1,0 +1,66 @@
+"""Arrays of results are used again when nobody holds them, and only then."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import pytest
+
+from funccoll.runtime import results
+from funccoll.runtime.results import Results
+
+
+def pool(count: int = 2, nbytes: int = 8) -> Results:
+    return Results([lambda: np.empty(nbytes, np.uint8)] * count, count * nbytes)
+
+
+def held(arrays: tuple[np.ndarray, ...], mine: list[np.ndarray]) -> bool:
+    return any(a is b for a in arrays for b in mine)
+
+
+def test_this_python_counts_references_where_the_kernel_reads_them():
+    arrays = (np.empty(3),)
+    address = id(arrays[0])
+    assert ctypes.c_uint32.from_address(address).value == results.ALONE
+    view = arrays[0][1:]
+    assert ctypes.c_uint32.from_address(address).value > results.ALONE
+    del view
+    assert ctypes.c_uint32.from_address(address).value == results.ALONE
+
+
+@pytest.mark.parametrize("keep", ["an array", "a view", "one of two"])
+def test_what_somebody_holds_is_not_given_away(keep):
+    made, mine = pool(), []
+    for _ in range(20):
+        arrays = made.others()
+        assert not held(arrays, mine)
+        if keep == "a view":
+            arrays[0][:] = len(mine)
+            mine.append(arrays[0][2:])
+            assert all((view == i).all() for i, view in enumerate(mine))
+        else:
+            mine += [arrays[0]] if keep == "one of two" else arrays
+    assert len(made.kept) <= 3
+
+
+def test_what_nobody_holds_is_used_again():
+    made, seen = pool(), set()
+    for call in [made.others] * 50 + [made] * 50:
+        seen.update(map(id, call()))
+    assert len(seen) == 2
+
+
+def test_a_python_that_counts_otherwise_is_asked_itself(monkeypatch):
+    monkeypatch.setattr(results, "ALONE", None)
+    made, mine = pool(), []
+    for _ in range(10):
+        arrays = made()
+        assert not held(arrays, mine)
+        mine = [*mine[-2:], *arrays]
+
+
+def test_large_results_are_always_new():
+    made = pool(1, 1 << 17)
+    arrays = made()
+    assert made.kept == [] and made()[0] is not arrays[0]
