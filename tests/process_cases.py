@@ -137,6 +137,22 @@ def staged(n: int) -> None:
 
     x, y, z = values((n * n, 67), np.float32), values((n * 500, 3), np.int16, 1), values((n,), np.float64, 2)
     same(several, d, (x, y, z), every, (P(), P(), every))
+    many = [values((n * 3, 5 + i), (np.float32, np.float16, np.int8)[i % 3], i) for i in range(40)]
+    same(lambda *xs: fc.all_reduce(list(xs), "d", op="max"), d, many, every, P())
+    same(lambda *xs: fc.all_gather(list(xs), "d", dim=1), d, many, every, P())
+
+    # Ranks without an output of their own have zeros, which the next collective reads.
+    x = values((n * n, 67), np.float32)
+    root, pairs = n - 1, [(i, i + 1) for i in range(n - 1)]
+    without = {
+        "reduce": lambda x: fc.reduce(x, "d", root=root), "gather": lambda x: fc.gather(x, "d", root=root),
+        "permute": lambda x: fc.permute(x, "d", pairs=pairs),
+    }  # fmt: skip
+    for first in without.values():
+        same(lambda x, first=first: fc.all_reduce(first(x), "d"), d, (x,), every, P())
+        same(lambda x, first=first: (fc.broadcast(first(x), "d", root=0), first(x)), d, (x,), every, (P(), every))
+        same(lambda x, first=first: fc.scatter(first(x), "d", root=root), d, (x,), every, every)
+        same(lambda x, first=first: fc.all_gather(first(first(x)), "d"), d, (x,), every, P())
 
 
 def programs(n: int) -> None:

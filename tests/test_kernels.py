@@ -136,7 +136,7 @@ class Rank:
         layout = Layout.of(schedule.collective, (elements * schedule.collective.input_blocks,), dtype.itemsize)
         plan = Plan()
         group = Communicator(0, tuple(range(10, 10 + schedule.nranks)), rank, Lines(4096, schedule.nranks))
-        slots = plan.add(schedule, [[layout]], [dtype], op, group, digest, lambda nbytes: 1 << 16)
+        slots, _ = plan.add(schedule, [layout], [dtype], op, group, digest, lambda nbytes: 1 << 16)
         self.code = plan.finish()
         start = (1 << 20) + rank * ARENA
         sizes = (layout.input.size, layout.output.size)

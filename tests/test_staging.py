@@ -1,8 +1,6 @@
-"""What of private arrays is staged: pieces are parts of parts, rooms do not overlap. `test_processes.py` has the bits."""
+"""What of private arrays is staged: pieces are ranges of parts, copies do not overlap. `test_processes.py` has the bits."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,34 +9,55 @@ from hypothesis import strategies as st
 
 from funccoll import schedules
 from funccoll.runtime import staging
-from funccoll.schedules.collective import ALIGNMENT
-from funccoll.schedules.layout import Layout
+from funccoll.schedules.layout import Layout, in_pieces, together
+
+KINDS = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"]
 
 
-def layouts(kind: str, p: int, shape: tuple[int, ...], itemsize: int, dim: int, pieces: int, algorithm: str | None = None):
-    """A schedule, an array's layout for it, and the layouts of its pieces."""
-    schedule = schedules.build(kind, p, algorithm=algorithm or schedules.algorithms(kind, p)[0])
-    whole = Layout.of(schedule.collective, shape, itemsize, dim, dim)
-    return schedule, whole, [replace(whole, piece=(k, pieces)) for k in range(pieces)]
+def layouts_of(schedule, shapes, dim=0):
+    return [Layout.of(schedule.collective, shape, size, dim, dim) for shape, size in shapes]
 
 
 @given(
-    st.sampled_from(["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"]), st.integers(1, 6),
-    st.integers(0, 70), st.integers(1, 9), st.sampled_from([1, 2, 4, 8, 16]), st.integers(1, 12),
+    st.sampled_from(KINDS), st.integers(1, 5), st.integers(1, 12), st.booleans(),
+    st.lists(st.tuples(st.integers(0, 70), st.integers(1, 9), st.sampled_from([1, 2, 4, 8, 16])), min_size=1, max_size=6),
 )  # fmt: skip
-def test_pieces_are_parts_of_parts(kind, p, rows, columns, itemsize, pieces):
-    _, whole, some = layouts(kind, p, (rows * p, columns), itemsize, 0, pieces)
-    for number in range(whole.collective.parts):
-        low, high = whole.part(number)
-        at = low
-        for layout in some:
-            begin, end = layout.part(number)
-            assert begin == min(at, high)
-            assert begin <= end
-            assert end - begin <= layout.capacity
-            assert end == high or (end - low) * itemsize % ALIGNMENT == 0
-            at = end
-        assert at == high
+def test_pieces_are_ranges_of_parts(kind, p, count, joined, arrays):
+    schedule = schedules.build(kind, p, algorithm=schedules.algorithms(kind, p)[0])
+    layouts = layouts_of(schedule, [((rows * p, columns), size) for rows, columns, size in arrays])
+    if joined and kind == "all_reduce":
+        layouts = together(layouts)
+    pieces = in_pieces(layouts, count)
+    assert len(pieces) == count
+    for i, whole in enumerate(layouts):
+        for number, (low, high) in enumerate(whole.parts):
+            at = low
+            for piece in pieces:
+                if i not in piece:
+                    continue
+                begin, end = piece[i].parts[number]
+                assert begin == at and end >= begin
+                assert end in (low, high) or (end - low) * whole.itemsize % 64 == 0
+                at = end
+            assert at == high
+    # A piece has about its share of every chunk, of all arrays together.
+    sizes = [[sum((h - b) * x.itemsize for b, h in (x.parts[j],)) for x in layouts] for j in range(schedule.collective.parts)]
+    largest = max(map(sum, sizes))
+    for piece in pieces:
+        for j in range(schedule.collective.parts):
+            mine = sum((x.parts[j][1] - x.parts[j][0]) * x.itemsize for x in piece.values())
+            assert mine <= -(-largest // (64 * count)) * 64 + 64 * len(layouts)
+
+
+def test_many_arrays_take_few_steps():
+    """A piece has some arrays, not a little of each."""
+    schedule = schedules.build("all_reduce", 2, algorithm="owner")
+    layouts = together(layouts_of(schedule, [((100_000,), 4)] * 200))
+    pieces = staging.pieces_of(layouts)
+    assert 200 < len(pieces) <= 320 or len(pieces) == staging._MOST
+    shared = staging.shared_chunks(schedule.streams(), 0)
+    parts = [part for piece in pieces for array in staging.staged(piece, shared)[0].values() for part in array]
+    assert len(parts) < 2 * (200 + 2 * len(pieces))
 
 
 @pytest.mark.parametrize(("kind", "algorithm", "rank", "wanted"), [
@@ -51,35 +70,31 @@ def test_pieces_are_parts_of_parts(kind, p, rows, columns, itemsize, pieces):
 ])  # fmt: skip
 def test_only_what_others_read_is_staged(kind, algorithm, rank, wanted):
     schedule = schedules.build(kind, 3, algorithm=algorithm)
-    assert staging.Staging.of(schedule.streams(), rank).shared == wanted
+    assert staging.shared_chunks(schedule.streams(), rank) == wanted
 
 
-@given(
-    st.sampled_from(["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]), st.integers(2, 4), st.integers(0, 1),
-    st.integers(1, 40), st.integers(1, 5), st.data(),
-)  # fmt: skip
-def test_copies_lie_apart_and_inside_of_their_room(kind, p, dim, length, pieces, data):
+@given(st.sampled_from(KINDS), st.integers(2, 4), st.integers(1, 40), st.integers(1, 5), st.integers(1, 3), st.data())
+def test_copies_lie_apart_and_are_all_that_others_read(kind, p, length, count, arrays, data):
     algorithm = data.draw(st.sampled_from(schedules.algorithms(kind, p)))
-    schedule, whole, some = layouts(kind, p, (p * 3, p * length), 4, dim, pieces, algorithm)
+    schedule = schedules.build(kind, p, algorithm=algorithm)
+    layouts = layouts_of(schedule, [((p * 3 * (i + 1), p * length), 4) for i in range(arrays)])
     for rank in range(p):
-        how = staging.Staging.of(schedule.streams(), rank)
-        room, staged = how.room_bytes(some[0]), np.zeros(whole.input.size * 4, bool)
-        for k, layout in enumerate(some):
-            used, out = np.zeros(room, bool), np.zeros(whole.output.size * 4, bool)
-            for j in range(min(2, pieces - k)):  # this piece and the next one are there at once
-                for part in how.copies(some[k + j]):
-                    for row in range(part.rows):
-                        begin = part.copy + row * part.copy_stride
-                        memory = out if part.in_output else used
-                        assert begin + part.nbytes <= len(memory) or not part.nbytes
-                        assert not memory[begin : begin + part.nbytes].any()
-                        memory[begin : begin + part.nbytes] = True
-                        if j == 0:
-                            at = part.start + row * part.stride
-                            assert not staged[at : at + part.nbytes].any()
-                            staged[at : at + part.nbytes] = True
-            assert len(list(how.places(layout))) == whole.collective.input_chunks
-        chunks = np.zeros(whole.input.size, bool)
-        for chunk in how.shared:
-            chunks[whole.index(chunk, int(whole.collective.parts_of_rows[chunk]))] = True
-        np.testing.assert_array_equal(staged[::4], chunks)  # all that others read, and nothing else
+        shared = staging.shared_chunks(schedule.streams(), rank)
+        copied = [np.zeros(layout.input.size * 4, bool) for layout in layouts]
+        for piece in in_pieces(layouts, count):
+            found, nbytes = staging.staged(piece, shared)
+            room, outputs = np.zeros(nbytes, bool), [np.zeros(layout.output.size * 4, bool) for layout in layouts]
+            for i, parts in found.items():
+                for part in parts:
+                    if part.copy >= 0:
+                        memory = outputs[i] if part.in_output else room
+                        assert part.copy + part.nbytes <= len(memory)
+                        assert not memory[part.copy : part.copy + part.nbytes].any()
+                        assert not copied[i][part.start : part.start + part.nbytes].any()
+                        memory[part.copy : part.copy + part.nbytes] = True
+                        copied[i][part.start : part.start + part.nbytes] = True
+        for layout, done in zip(layouts, copied, strict=True):
+            wanted = np.zeros(layout.input.size, bool)
+            for chunk in shared:
+                wanted[layout.index(chunk, int(layout.collective.parts_of_rows[chunk]))] = True
+            np.testing.assert_array_equal(done[::4], wanted)

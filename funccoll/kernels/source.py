@@ -4,12 +4,11 @@ It is a template: its memory operations (`load`, `store_release`, `pause`, `copy
 gives its own meaning (`cpu.py`; later CUDA). Code is one row of int64s per instruction, written by `runtime/plan.py`:
 
     END
-    TAKE    array, slot, bytes, staging, copied          take the address of an argument, or of result ~array. A private one
-                                             needs room (staging is -1: none yet). So many of its bytes are copied there, or
-                                             (copied is -1) the room's address goes into the next slot, for STAGE
-    STAGE   slot, room, to, from, copy, rows, bytes, stride, stride      slot `to` gets the address of a part of what TAKE took:
-                                             in the array, or, for a private one, in its copy (`copy` bytes from slot room's
-                                             address; -1: there is none), to which some rows are copied first
+    TAKE    array, slot, bytes, staging      take the address of an argument, or of result ~array; a private one is copied
+                                             to `staging` (-1: there is no room yet; -2: it is left to STAGE)
+    STAGE   slot, to, start, copy, room, bytes           slot `to` gets the address of what begins `start` bytes behind the
+                                             array whose address TAKE took into `slot`. Of a private one (copy is not -1) so
+                                             many bytes are copied to the address in slot `room`, plus `copy`; there it is
     ENTER   line, communicator, value, hash, table, n, w, slot, stride  publish the addresses of this rank's buffers
     WAIT    counter, communicator, value, rank           until the counter has reached the communicator's base + value
     LOOK    line, communicator, value, hash, rank, n, w, slot, stride   take a peer's addresses: it must be in this call
@@ -180,27 +179,23 @@ def interpret(frame: Any) -> int:
             if held or type_of(array) != load(frame + 8 * ARRAY) or not is_contiguous(array):
                 store(frame + 8 * RANK, (pc - code) // 8)
                 return UNFIT
-            data, slot, staging = data_of(array), addresses + 8 * load(pc + 16), heap + load(pc + 32)
-            if data < heap or data + load(pc + 24) > heap + load(frame + 8 * HEAP_BYTES):
-                if staging < heap:
+            data, staging = data_of(array), load(pc + 32)
+            if staging != -2 and (data < heap or data + load(pc + 24) > heap + load(frame + 8 * HEAP_BYTES)):
+                if staging == -1:
                     store(frame + 8 * RANK, (pc - code) // 8)
                     return UNFIT
-                if load(pc + 40) < 0:
-                    store(slot + 8, staging)
-                else:
-                    copy(staging, data, load(pc + 40))
-                    data = staging
-            store(slot, data)
-            pc += 48
+                copy(heap + staging, data, load(pc + 24))
+                data = heap + staging
+            store(addresses + 8 * load(pc + 16), data)
+            pc += 40
         elif what == STAGE:
-            source, at = load(addresses + 8 * load(pc + 8)) + load(pc + 32), load(pc + 40)
-            if at >= 0 and (source < heap or source >= heap + load(frame + 8 * HEAP_BYTES)):
-                to = load(addresses + 8 * load(pc + 16)) + at
-                for row in range(load(pc + 48)):
-                    copy(to + row * load(pc + 64), source + row * load(pc + 72), load(pc + 56))
-                source = to
-            store(addresses + 8 * load(pc + 24), source)
-            pc += 80
+            data, at = load(addresses + 8 * load(pc + 8)) + load(pc + 24), load(pc + 32)
+            if at != -1 and (data < heap or data >= heap + load(frame + 8 * HEAP_BYTES)):
+                at += load(addresses + 8 * load(pc + 40))
+                copy(at, data, load(pc + 48))
+                data = at
+            store(addresses + 8 * load(pc + 16), data)
+            pc += 56
         elif what == ADVANCE:
             base = bases + 8 * load(pc + 8)
             store(base, load(base) + load(pc + 16))

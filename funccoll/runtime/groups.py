@@ -36,6 +36,8 @@ class Site:
     name: str
     source: Source | None
     span: int
+    """How far a rank's counter goes in it, or in each of its pieces."""
+    pieces: int = 1
 
     def __str__(self) -> str:
         return f"{self.name} at {self.source}" if self.source else self.name
@@ -167,7 +169,8 @@ class Groups:
                     site = self.sites.get(digest)
                     name = str(site or "a collective that this rank has not compiled")
                     if digest and site is not None and done >= site.span:
-                        last = f"has finished {name}, and has entered nothing since"
+                        part = "" if site.pieces == 1 else " or a piece of it"
+                        last = f"has finished {name}{part}, and has entered nothing since"
                     elif digest and done > 0:
                         of = f" of {site.span}" if site else ""
                         return f"is in {name} (rank {rank}'s step {done}{of})" + (" (this rank)" * (rank == self.world.rank))

@@ -6,10 +6,11 @@ A plan knows shapes and dtypes, not addresses: these are looked up in every call
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,11 +20,10 @@ from ..kernels.source import COMBINE as FOLD
 from ..schedules.layout import Layout, Piece
 from ..schedules.schedule import Schedule
 from ..schedules.streams import COMBINE, Streams
-from .staging import Part, Staging, is_strided
+from .staging import Part, is_strided, shared_chunks, staged
 
 __all__ = ["Communicator", "Lines", "Plan", "Slots"]
 
-_STAGING = 3
 _LINE_HEAD = 32
 """Bytes of a line that every call publishes: counter, number, hash, where its addresses are."""
 _PAST_CACHES = 64 << 20
@@ -67,8 +67,8 @@ class Lines:
 class Slots:
     """Where one collective's addresses are in the table: of each array and rank its input, output and scratch.
 
-    Where inputs are staged, each chunk of one has its own slot, and this rank three more: for where the array is, for the
-    room that chunks are copied to, and one that nobody reads.
+    Where inputs are staged, each chunk of one has its own slot; and this rank has one more for where each array is, and two
+    for the room that chunks are copied to, and for what nobody reads.
     """
 
     first: int
@@ -76,8 +76,7 @@ class Slots:
     arrays: int
     inputs: int = 1
     """Slots of one input."""
-    staging: Staging | None = None
-    """How this rank's inputs are staged, if they are."""
+    staged: bool = False
 
     @property
     def width(self) -> int:
@@ -92,7 +91,7 @@ class Slots:
     @property
     def count(self) -> int:
         """All slots."""
-        return self.arrays * (self.stride + (_STAGING if self.staging else 0))
+        return self.arrays * self.stride + (self.arrays + 2 if self.staged else 0)
 
     def of(self, rank: int, number: int = 0, array: int = 0) -> int:
         """One of a rank's slots for an array; the first is the input's, or its first chunk's."""
@@ -108,7 +107,12 @@ class Slots:
 
     def taken(self, rank: int, array: int) -> int:
         """Where the address of this rank's array goes."""
-        return self.first + self.arrays * self.stride + _STAGING * array if self.staging else self.of(rank, 0, array)
+        return self.first + self.arrays * self.stride + array if self.staged else self.of(rank, 0, array)
+
+    @property
+    def room(self) -> int:
+        """The address of the room for copies; nobody reads the next slot."""
+        return self.first + self.arrays * (self.stride + 1)
 
 
 @dataclass(frozen=True)
@@ -136,46 +140,47 @@ class Plan:
     """The most places that one combine names."""
     starts: list[int] = field(default_factory=list)
     """Where each collective's code begins, counted from the first one's."""
-    rooms: dict[int, int] = field(default_factory=dict)
-    """By the place of a TAKE: bytes of room that it needs for a private array."""
 
     def add(
-        self, schedule: Schedule, pieces: Sequence[Sequence[Layout]], dtypes: Sequence[np.dtype], op: str,
-        group: Communicator, digest: int, room: Callable[[int], int], staged: bool = False,
-    ) -> Slots:  # fmt: skip
-        """Append a collective of several arrays, which begins once for all; returns where their addresses must be.
+        self, schedule: Schedule, layouts: Sequence[Layout], dtypes: Sequence[np.dtype], op: str, group: Communicator,
+        digest: int, room: Callable[[int], int], pieces: Sequence[Mapping[int, Layout]] = (),
+    ) -> tuple[Slots, int]:  # fmt: skip
+        """Append a collective of several arrays, which begins once for all.
 
-        `pieces` are the arrays' layouts, for each piece. `digest` is a hash of what is called, the same on all ranks; a peer
-        that shows another one runs something else. `room` gives bytes of this rank's own in the heap, to publish there more
-        addresses than a line holds. `staged`: of private inputs only what others read is copied.
+        `digest` is a hash of what is called, the same on all ranks; a peer that shows another one runs something else.
+        `room` gives bytes of this rank's own in the heap, to publish there more addresses than a line holds. `pieces`: what
+        each piece has of which arrays, when inputs are staged. Returns where addresses must be, and how much room, at the
+        address in `slots.room`, copies of private inputs need.
         """
         streams = schedule.streams().verify()
-        inputs = schedule.collective.input_chunks if staged else 1
-        staging = Staging.of(streams, group.rank) if staged else None
-        slots = Slots(self.slots, schedule.nranks, len(dtypes), inputs, staging)
+        inputs = schedule.collective.input_chunks if pieces else 1
+        slots = Slots(self.slots, schedule.nranks, len(dtypes), inputs, bool(pieces))
         self.slots += slots.count
         self.starts.append(len(self.code))
         published = 8 * slots.width * len(dtypes)
         table = group.lines.table(group.rank) if published <= group.lines.table_bytes else room(published)
-        writers = []
-        for layouts in pieces:
+        shared = shared_chunks(streams, group.rank) if pieces else {}
+        nbytes = sum((layout.input.size + layout.output.size) * layout.itemsize for layout in layouts)
+        past, copies = schedule.nranks * nbytes > _PAST_CACHES, [staged(piece, shared) for piece in pieces]
+        half, writers = max((used for _, used in copies), default=0), []
+        for k, piece in enumerate(pieces or [dict(enumerate(layouts))]):
             before = self.spans.get(group.number, 0)
             self.spans[group.number] = before + streams.span
-            arrays = list(zip(layouts, dtypes, strict=True))
-            writers.append(_Writer(self, streams, arrays, op, group, (digest, table), slots, before))
+            parts = copies[k][0] if pieces else {}
+            arrays = [_Array(i, layout, dtypes[i], parts.get(i, [])) for i, layout in piece.items()]
+            entry = (digest, table)
+            writers.append(_Writer(self, streams, arrays, op, group, entry, slots, before, past, k % 2 * half))
         writers[0].stage_copies()
         for writer, following in zip(writers, [*writers[1:], None], strict=True):
             writer.write(following)
-        return slots
+        return slots, half * min(2, len(writers))
 
-    def take(self, number: int, slot: int, nbytes: int, room: int | None = None) -> None:
+    def take(self, number: int, slot: int, nbytes: int, staging: int = -1) -> None:
         """Before all collectives, take the address of argument `number`, or result ~number, into a slot.
 
-        An argument outside of the heap is copied to room of its own, which it gets when there is none yet (-1). With
-        `room`, it needs only so many bytes, and it is not copied at once.
+        An argument outside of the heap is copied to `staging`, once there is such room (-1: none yet), or staged (-2).
         """
-        self.rooms[len(self.before)] = nbytes if room is None else room
-        self.before += (TAKE, number, slot, nbytes, 0 if room == 0 else -1, nbytes if room is None else -1)
+        self.before += (TAKE, number, slot, nbytes, staging)
 
     def collective(self, pc: int) -> int:
         """The number of the collective to which the word at `pc` belongs."""
@@ -187,16 +192,31 @@ class Plan:
         return np.array([*self.before, *self.code, *advance, END], np.int64)
 
 
+class _Array(NamedTuple):
+    """An array of a piece: its number, and what the piece has of it."""
+
+    number: int
+    layout: Layout
+    dtype: np.dtype
+    parts: list[Part]
+
+
 @dataclass
 class _Writer:
+    """Writes the code of one piece."""
+
     plan: Plan
     streams: Streams
-    arrays: Sequence[tuple[Layout, np.dtype]]
+    arrays: Sequence[_Array]
     op: str
     group: Communicator
     entry: tuple[int, int]
     slots: Slots
     before: int
+    past: bool
+    """Whether what all ranks read and write is more than caches hold."""
+    room: int
+    """Where this piece's copies begin in the room."""
     known: set[int] = field(default_factory=set)
     checked: set[int] = field(default_factory=set)
 
@@ -231,23 +251,21 @@ class _Writer:
 
     def stage_copies(self) -> None:
         """Copy what others read of private arrays."""
-        for _, taken, room, part in self.staged(Staging.copies):
-            where = (part.start, part.copy, part.rows, part.nbytes, part.copy_stride, part.stride)
-            self.emit(STAGE, taken, room, taken + 2, *where)
+        for number, _, _, parts in self.arrays:
+            for part in parts:
+                if part.copy >= 0:
+                    self.stage(number, part, self.slots.room + 1, part.nbytes)
 
     def stage_places(self) -> None:
         """Say where all is."""
-        for number, taken, room, part in self.staged(Staging.places):
-            place = self.slots.of(self.group.rank, part.chunk, number)
-            self.emit(STAGE, taken, room, place, part.start, part.copy, 0, 0, 0, 0)
+        for number, _, _, parts in self.arrays:
+            for part in parts:
+                self.stage(number, part, self.slots.of(self.group.rank, part.chunk, number), 0)
 
-    def staged(self, parts: Callable[[Staging, Layout], Iterator[Part]]) -> Iterator[tuple[int, int, int, Part]]:
-        """Parts of every array: (its number, its place, its room's, part)."""
-        for number, (layout, _) in enumerate(self.arrays):
-            if self.slots.staging is not None:
-                taken = self.slots.taken(self.group.rank, number)
-                for part in parts(self.slots.staging, layout):
-                    yield number, taken, self.slots.output(self.group.rank, number) if part.in_output else taken + 1, part
+    def stage(self, number: int, part: Part, to: int, nbytes: int) -> None:
+        taken, output = self.slots.taken(self.group.rank, number), self.slots.output(self.group.rank, number)
+        at, room = (part.copy, output) if part.in_output else (part.copy + self.room * (part.copy >= 0), self.slots.room)
+        self.emit(STAGE, taken, to, part.start, at, room, nbytes)
 
     def instruction(self, i: int) -> None:
         s, p = self.streams, self.streams.schedule.nranks
@@ -260,8 +278,8 @@ class _Writer:
                 line, member = self.group.lines.enter(peer), self.group.members[peer]
                 self.emit(LOOK, line, self.group.number, self.before, self.entry[0], member, *self.table(peer))
         self.plan.widest = max(self.plan.widest, len(dsts) + len(srcs) + 1)
-        m, k, sign = len(dsts), len(srcs), -1 if self.streams_past else 1
-        for number, (layout, dtype) in enumerate(self.arrays):
+        m, k, sign = len(dsts), len(srcs), -1 if self.past else 1
+        for number, layout, dtype, _ in self.arrays:
             runs = []
             for place in (*dsts, *srcs):
                 row, rank = divmod(place, p)
@@ -280,13 +298,8 @@ class _Writer:
 
     def table(self, rank: int) -> tuple[int, int, int, int]:
         """How many arrays there are, how many slots each has, the first one's first, how far the next one's is from there."""
-        return len(self.arrays), self.slots.width, self.slots.of(rank), self.slots.stride
-
-    @cached_property
-    def streams_past(self) -> bool:
-        """Whether what all ranks read and write is more than caches hold."""
-        sizes = [(layout.input.size + layout.output.size) * dtype.itemsize for layout, dtype in self.arrays]
-        return self.slots.nranks * sum(sizes) > _PAST_CACHES
+        first, last = (self.arrays[0].number, self.arrays[-1].number) if self.arrays else (0, -1)
+        return last - first + 1, self.slots.width, self.slots.of(rank, 0, first), self.slots.stride
 
     @cached_property
     def completes(self) -> np.ndarray:
@@ -309,7 +322,7 @@ class _Writer:
 
     def chunk(self, layout: Layout, row: int, part: int) -> Iterator[tuple[int, Piece]]:
         c, inputs = self.streams.schedule.collective, self.slots.inputs
-        low, high = layout.part(part)
+        low, high = layout.parts[part]
         slot = row - c.input_chunks - c.output_chunks
         if slot >= 0:
             if high > low:
@@ -317,7 +330,7 @@ class _Writer:
             return
         is_input, block = row < c.input_chunks, int(c.blocks_of_rows[row])
         pieces = (layout.input if is_input else layout.output).pieces(block, low, high)
-        if is_input and self.slots.staging:
+        if is_input and self.slots.staged:
             if pieces and not is_strided(layout):
                 pieces = [pieces[0]._replace(start=0)]
             yield from ((row, piece) for piece in pieces)

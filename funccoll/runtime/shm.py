@@ -14,7 +14,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -66,9 +66,11 @@ class Call:
     source: Source | None = None
 
 
-def _result(heap: Heap, operand: Operand) -> np.ndarray:
+def _result(heap: Heap, operand: Operand, zeros: bool = False) -> np.ndarray:
     """A new array that only kernels write: views of it are read-only without being made so."""
     array = heap.array(operand.out_shape, operand.dtype)
+    if zeros:
+        array[...] = 0
     array.flags.writeable = False
     return array
 
@@ -89,7 +91,7 @@ class Exchange:
         """The variables of a program whose values it takes."""
         # Room that all calls use: for scratch, for copies of private arguments, for arrays without elements.
         self._rooms: list[np.ndarray] = []
-        self._takes: dict[int, Operand] = {}  # by argument
+        self._takes: dict[int, tuple[Operand, Call]] = {}  # by argument
         make: list[Callable[[], np.ndarray]] = []
         placed: list[tuple[int, int]] = []
         for call, group in zip(self.calls, self.communicators, strict=True):
@@ -117,27 +119,32 @@ class Exchange:
         layouts = [Layout.of(kind, o.shape, o.dtype.itemsize, o.dim, o.concat_dim) for o in call.operands]
         if len(layouts) > 1 and kind.input_blocks == kind.output_blocks == 1 and schedule.prove().left_fold:
             layouts = together(layouts)
-        pieces = staging.in_pieces(layouts) if any(o.take is not None and o.take >= 0 for o in call.operands) else []
-        layouts = pieces[0] if pieces else layouts
+        pieces = staging.pieces_of(layouts) if any(o.take is not None and o.take >= 0 for o in call.operands) else []
+        if pieces:
+            self.groups.sites[digest] = replace(self.groups.sites[digest], pieces=len(pieces))
         dtypes = [o.dtype for o in call.operands]
-        slots = plan.add(schedule, pieces or [layouts], dtypes, call.op, group, digest, self._room, staged=bool(pieces))
+        slots, nbytes = plan.add(schedule, layouts, dtypes, call.op, group, digest, self._room, pieces)
+        if pieces:
+            placed.append((slots.room, self._room(nbytes)))
         for i, (o, layout) in enumerate(zip(call.operands, layouts, strict=True)):
             taken, given = slots.taken(group.rank, i), slots.output(group.rank, i)
-            scratch = self._room(layout.capacity * schedule.scratch_chunks * layout.itemsize)
-            placed.append((slots.scratch(group.rank, i), scratch))
+            sizes = [piece[i].capacity for piece in pieces if i in piece] if pieces else [layout.capacity]
+            scratch = max(sizes, default=0) * schedule.scratch_chunks * layout.itemsize
+            placed.append((slots.scratch(group.rank, i), self._room(scratch)))
             if o.take is None:
                 placed += [(taken, self._room(0)), (given, self._room(0))]
                 continue
-            room = slots.staging.room_bytes(layout) if slots.staging else None
-            plan.take(o.take, taken, layout.input.size * layout.itemsize, room)
+            is_staged = bool(pieces) and not staging.is_strided(layout)
+            plan.take(o.take, taken, layout.input.size * layout.itemsize, -2 if is_staged else -1)
             if o.take >= 0:
-                self._takes[o.take] = o
+                self._takes[o.take] = o, call
             if kind.has_output(group.rank):
                 plan.take(~len(make), given, 0)
                 make.append(partial(_result, self.heap, o))
             else:
                 placed.append((given, 0))  # which nobody touches
-                make.append(partial(np.zeros, o.out_shape, o.dtype))
+                zeros = _result(self.heap, o, zeros=True)
+                make.append(zeros.view)
 
     def _tables(self, placed: list[tuple[int, int]]) -> None:
         """What the kernel reads: the frame, and what it points to."""
@@ -165,7 +172,7 @@ class Exchange:
     # ------------------------------------------------------------ calling
 
     def __call__(self, *arrays: Any) -> tuple[np.ndarray, ...]:
-        """This rank's results. An array outside of the heap, or not contiguous, is copied into it first.
+        """This rank's results. Of an array outside of the heap what others read is copied into it.
 
         Raises: PeerFailure when a rank has died, raised or left; ProgramMismatch when one runs something else;
         CollectiveTimeout after `fc.init(timeout=)` or FUNCCOLL_TIMEOUT seconds (600). No collective of the job runs
@@ -197,25 +204,31 @@ class Exchange:
     def repeat(self, times: int, *arrays: Any) -> tuple[np.ndarray, ...]:
         """As if called so many times, in one native call: what a benchmark of the kernels measures."""
         self.frame[at.REPEATS] = times
-        return self(*arrays)
+        try:
+            return self(*arrays)
+        finally:
+            self.frame[at.REPEATS] = 0
 
     def _fitted(
         self, arrays: tuple[Any, ...], results: tuple[np.ndarray, ...]
     ) -> tuple[tuple[Any, ...], tuple[np.ndarray, ...]]:
-        """What the kernel can take: results that nobody holds; scalars and strided views made arrays; room for private ones."""
+        """What the kernel can take: results that nobody holds, scalars and strided views made arrays, room for private ones.
+
+        All results are arrays in the heap: of one the kernel can only say that somebody holds it.
+        """
         pc = self._rank
         number = int(self._code[pc + 1])
         if number < 0:
             return arrays, self._results.others()
         if type(arrays[number]) is np.ndarray and arrays[number].flags.c_contiguous:
-            self._code[pc + 4] = self._room(self.plan.rooms[pc])
+            self._code[pc + 4] = self._room(int(self._code[pc + 3]))
             return arrays, results
         made = tuple([np.array(a, order="C", copy=None) for a in arrays])
-        for i, operand in self._takes.items():
+        for i, (operand, call) in self._takes.items():
             if made[i].dtype != operand.dtype or made[i].size != math.prod(operand.shape):
                 raise FunccollError(
-                    f"argument {i} of {self._name()} is {made[i].dtype}{list(made[i].shape)}, and it was compiled for "
-                    f"{operand.dtype}{list(operand.shape)}.", self.calls[0].source,
+                    f"argument {i} of {call.schedule.kind} is {made[i].dtype}{list(made[i].shape)}, and it was compiled for "
+                    f"{operand.dtype}{list(operand.shape)}.", call.source,
                 )  # fmt: skip
         return made, results
 

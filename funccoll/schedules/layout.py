@@ -105,11 +105,9 @@ class Layout:
     itemsize: int
     input: Blocks
     output: Blocks
-    cuts: tuple[int, ...] | None = None
-    """Where the parts of a block begin and end, when it is not for this array alone to say: see `together`."""
-    piece: tuple[int, int] = (0, 1)
-    """Which of how many pieces, when it is exchanged piece after piece. Each has a little of every part, so that every
-    element stays in its part, and is combined in the same order."""
+    ranges: tuple[tuple[int, int], ...] | None = None
+    """Where each part of a block begins and ends, in elements, when that is not for this array alone to say: see `together`
+    and `in_pieces`."""
 
     @classmethod
     def of(cls, collective: Collective, shape: Sequence[int], itemsize: int, dim: int = 0, concat_dim: int = 0) -> Layout:
@@ -134,26 +132,16 @@ class Layout:
         return tuple(out)
 
     @cached_property
-    def bounds(self) -> np.ndarray:
-        """Where the parts of a block begin and end, in elements: int64[parts + 1]."""
-        if self.cuts is not None:
-            return np.array(self.cuts, np.int64)
-        return chunk_bounds(self.input.elements, self.collective.parts, self.itemsize)
+    def parts(self) -> tuple[tuple[int, int], ...]:
+        """Where each part of a block begins and ends, in elements."""
+        if self.ranges is not None:
+            return self.ranges
+        return tuple(pairwise(chunk_bounds(self.input.elements, self.collective.parts, self.itemsize).tolist()))
 
     @cached_property
     def capacity(self) -> int:
-        """Elements of a scratch slot: those of the largest part, or of a piece of it."""
-        largest, (_, pieces) = int(np.diff(self.bounds).max()), self.piece
-        if pieces == 1:
-            return largest
-        line = max(1, ALIGNMENT // self.itemsize)
-        return -(-largest // (pieces * line)) * line
-
-    def part(self, number: int) -> tuple[int, int]:
-        """Where a part of a block, or this piece of it, begins and ends, in elements."""
-        low, high = int(self.bounds[number]), int(self.bounds[number + 1])
-        begin = low + self.piece[0] * self.capacity
-        return min(begin, high), min(begin + self.capacity, high)
+        """Elements of a scratch slot: those of the largest part."""
+        return max(high - low for low, high in self.parts)
 
     def index(self, row: int, part: int) -> Index:
         """A chunk's elements in its rank's memory (input, output, scratch, one after the other), as an index.
@@ -165,11 +153,11 @@ class Layout:
         slot = row - c.input_chunks - c.output_chunks
         if slot >= 0:
             start = self.input.size + self.output.size + slot * self.capacity
-            low, high = self.part(part)
+            low, high = self.parts[part]
             return slice(start, start + high - low)
         own, block = int(c.parts_of_rows[row]), int(c.blocks_of_rows[row])
         buffer, before = (self.input, 0) if row < c.input_chunks else (self.output, self.input.size)
-        return shifted(buffer.index(block, *self.part(own)), before)
+        return shifted(buffer.index(block, *self.parts[own]), before)
 
 
 def together(layouts: Sequence[Layout]) -> list[Layout]:
@@ -180,10 +168,31 @@ def together(layouts: Sequence[Layout]) -> list[Layout]:
     sizes = [layout.input.elements * layout.itemsize for layout in layouts]
     bounds = chunk_bounds(sum(sizes), layouts[0].collective.parts, 1)
     starts = np.cumsum([0, *sizes[:-1]])
-    return [
-        replace(layout, cuts=tuple(np.clip((bounds - start) // layout.itemsize, 0, layout.input.elements).tolist()))
+    cuts = [
+        np.clip((bounds - start) // layout.itemsize, 0, layout.input.elements).tolist()
         for layout, start in zip(layouts, starts, strict=True)
     ]
+    return [replace(layout, ranges=tuple(pairwise(cut))) for layout, cut in zip(layouts, cuts, strict=True)]
+
+
+def in_pieces(layouts: Sequence[Layout], count: int) -> list[dict[int, Layout]]:
+    """For each of `count` pieces, what it has of which arrays: a piece is a range of every chunk, of all arrays in a row.
+
+    So every element stays in its part, and is combined in the same order, and a piece of many arrays has some of them.
+    """
+    sizes = np.array([[(high - low) * x.itemsize for low, high in x.parts] for x in layouts])  # arrays, parts
+    starts = np.cumsum(sizes, axis=0) - sizes
+    step = -(-int(sizes.sum(axis=0).max()) // (count * ALIGNMENT)) * ALIGNMENT
+    cuts = np.arange(count + 1)[:, None, None] * step - starts
+    cuts = np.clip(cuts - cuts % ALIGNMENT, 0, sizes)  # pieces, arrays, parts: bytes of a part
+    cuts[-1] = sizes
+    has = np.any(np.diff(cuts, axis=0), axis=2)  # piece, array
+    return [{i: _ranged(layouts[i], *cuts[k : k + 2, i]) for i in np.flatnonzero(has[k]).tolist()} for k in range(count)]
+
+
+def _ranged(layout: Layout, begin: np.ndarray, end: np.ndarray) -> Layout:
+    elements = ((begin // layout.itemsize).tolist(), (end // layout.itemsize).tolist())
+    return replace(layout, ranges=tuple((low + b, low + e) for (low, _), b, e in zip(layout.parts, *elements, strict=True)))
 
 
 class Memory:
