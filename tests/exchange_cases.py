@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
+from pathlib import Path
 
 import numpy as np
 
@@ -172,8 +174,6 @@ def detail(differs: bool) -> str:
 
 def late() -> str:
     """Rank 1 does not come; the timeout is an argument."""
-    import time
-
     fc.init(timeout=0.5)
     mesh = fc.make_mesh({"d": fc.world_size()})
     step = jitted(lambda x: fc.all_reduce(x, "d"), mesh)
@@ -188,8 +188,6 @@ def late() -> str:
 
 def circle(different: tuple[int, ...]) -> str:
     """Some ranks call a step over another axis: what each is told."""
-    import time
-
     mesh = fc.make_mesh({"a": 2, "b": 2})
     steps = [fc.jit(lambda x, axis=axis: fc.all_reduce(x, axis), mesh=mesh, in_specs=P(("a", "b")),
                     out_specs=P("b" if axis == "a" else "a")) for axis in "ab"]  # fmt: skip
@@ -204,10 +202,28 @@ def circle(different: tuple[int, ...]) -> str:
     return ""
 
 
-def holding_the_interrupt(n: int) -> list[str]:
-    """Rank 0 is interrupted 30 ms into a wait, catches that, and lets go of its argument: nobody may get its new values."""
+def when_waiting(handler) -> None:
+    """Call `handler` in a signal handler, 30 ms from now, or as soon after that as this process waits in a collective."""
     import signal
-    import time
+
+    def try_it(_, frame):
+        while frame is not None:
+            if frame.f_code.co_filename == shm.__file__:
+                return handler()
+            frame = frame.f_back
+        signal.setitimer(signal.ITIMER_REAL, 0.03)
+
+    signal.signal(signal.SIGALRM, try_it)
+    signal.setitimer(signal.ITIMER_REAL, 0.03)
+
+
+def wait_for(path: Path) -> None:
+    while not path.exists():
+        time.sleep(0.01)
+
+
+def holding_the_interrupt(n: int, interrupted: Path) -> list[str]:
+    """Rank 0 is interrupted in a wait, catches that, and lets go of its argument: nobody may get its new values."""
 
     mesh = fc.make_mesh({"d": fc.world_size()})
     step = jitted(lambda x: fc.all_reduce(x, "d"), mesh)
@@ -216,11 +232,10 @@ def holding_the_interrupt(n: int) -> list[str]:
     step(a)
     told = []
     if fc.rank() == 0:
-        def interrupt(*_):
+        def interrupt():
             raise KeyboardInterrupt
 
-        signal.signal(signal.SIGALRM, interrupt)
-        signal.setitimer(signal.ITIMER_REAL, 0.03)
+        when_waiting(interrupt)
         try:
             step(a)
         except KeyboardInterrupt:
@@ -228,8 +243,9 @@ def holding_the_interrupt(n: int) -> list[str]:
         del a
         c = make(7)
         assert c.local[0] == 7
+        interrupted.touch()
     else:
-        time.sleep(0.5)
+        wait_for(interrupted)
     try:
         step(b if fc.rank() == 0 else a)
     except fc.FunccollError as error:
@@ -238,29 +254,26 @@ def holding_the_interrupt(n: int) -> list[str]:
     return told
 
 
-def in_a_handler(caught: bool) -> list[str]:
+def in_a_handler(caught: bool, called: Path) -> list[str]:
     """Rank 0 waits, and a signal handler calls the same collective."""
-    import signal
-    import time
-
     mesh = fc.make_mesh({"d": fc.world_size()})
     step = jitted(lambda x: fc.all_reduce(x, "d"), mesh)
     x, told = np.arange(2.0 * fc.world_size()), []
     step(x)
 
-    def handler(*_):
+    def handler():
         try:
             step(x)
         except fc.FunccollError as error:
             told.append(f"{type(error).__name__}: {error}")
+            called.touch()
             if not caught:
                 raise
 
     if fc.rank() == 0:
-        signal.signal(signal.SIGALRM, handler)
-        signal.setitimer(signal.ITIMER_REAL, 0.03)
+        when_waiting(handler)
     else:
-        time.sleep(0.5)
+        wait_for(called)
     for _ in range(2):
         try:
             told.append(str(step(x).local[0]))
@@ -272,8 +285,6 @@ def in_a_handler(caught: bool) -> list[str]:
 
 def only_waits() -> str:
     """Collectives of different roots look at nothing of each other, and wait for each other all the same."""
-    import time
-
     mesh = fc.make_mesh({"d": fc.world_size()})
     step = jitted(lambda x: fc.broadcast(x, "d", root=fc.rank()), mesh)
     try:

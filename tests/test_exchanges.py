@@ -53,16 +53,16 @@ def test_ranks_that_wait_for_each_other_over_different_axes_are_told():
 
 
 @pytest.mark.parametrize("n", [1, 100_000])
-def test_an_interrupt_ends_a_call_at_once(n):
-    first, second = fc.launch(cases.holding_the_interrupt, 2, n)
+def test_an_interrupt_ends_a_call_at_once(n, tmp_path):
+    first, second = fc.launch(cases.holding_the_interrupt, 2, n, tmp_path / "interrupted")
     assert first[0] == "interrupted"
     assert "KeyboardInterrupt in the middle of all_reduce" in first[1]
     assert second[0].startswith("PeerFailure: rank 0 raised KeyboardInterrupt")
 
 
 @pytest.mark.parametrize("caught", [True, False])
-def test_a_collective_in_a_signal_handler_is_refused(caught):
-    (refused, *first), second = fc.launch(cases.in_a_handler, 2, caught, timeout=120)
+def test_a_collective_in_a_signal_handler_is_refused(caught, tmp_path):
+    (refused, *first), second = fc.launch(cases.in_a_handler, 2, caught, tmp_path / "called", timeout=120)
     assert refused.startswith("FunccollError: a collective was called in the middle of another one")
     if caught:  # the one in the middle goes on
         assert first == second == ["2.0", "2.0"]
