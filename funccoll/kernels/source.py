@@ -29,7 +29,7 @@ rank leaves after all who touch what is its own.
 
 Everything else that a call needs is in its frame, an array of int64s whose places are named below.
 """
-# ruff: noqa: F821
+# ruff: noqa: F821  (the template's free names are set by `variant`)
 # pyright: reportUndefinedVariable=false
 
 from __future__ import annotations

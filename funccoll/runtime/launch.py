@@ -162,7 +162,7 @@ def _pickled_error(error: BaseException) -> bytes:
     try:
         data = cloudpickle.dumps((error, words, text))
         pickle.loads(data)  # exceptions with arguments of their own often cannot be made again
-    except Exception:
+    except Exception:  # an exception is anybody's class, and its pickling may do and raise anything
         return told
     return data
 

@@ -14,7 +14,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -115,13 +115,12 @@ class Exchange:
         text = f"{call.identity} {schedule!r} {call.op} {call.operands}"
         digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "little") | 1
         over = ", ".join(map(repr, call.axes))
-        self.groups.sites[digest] = Site(f"{schedule.kind} over {over}", call.source, schedule.streams().span)
         layouts = [Layout.of(kind, o.shape, o.dtype.itemsize, o.dim, o.concat_dim) for o in call.operands]
         if len(layouts) > 1 and kind.input_blocks == kind.output_blocks == 1 and schedule.prove().left_fold:
             layouts = together(layouts)
         pieces = staging.pieces_of(layouts) if any(o.take is not None and o.take >= 0 for o in call.operands) else []
-        if pieces:
-            self.groups.sites[digest] = replace(self.groups.sites[digest], pieces=len(pieces))
+        name, span = f"{schedule.kind} over {over}", schedule.streams().span
+        self.groups.sites[digest] = Site(name, call.source, span, max(1, len(pieces)))
         dtypes = [o.dtype for o in call.operands]
         slots, nbytes = plan.add(schedule, layouts, dtypes, call.op, group, digest, self._room, pieces)
         if pieces:
@@ -166,7 +165,7 @@ class Exchange:
         cores = host.cores() if host.cores() > 1 else os.cpu_count() or 1
         self.frame[at.SPINS] = _SPINS if self.world.world <= cores else 0
         self.frame[at.YIELDS], self.frame[at.NAPS] = _YIELDS, _NAPS
-        self._words: Any = memoryview(self.frame)  # type: ignore[arg-type]
+        self._words: Any = memoryview(self.frame)  # type: ignore[arg-type]  # (NumPy's stubs: an array is a buffer)
         self._kernel = interpreter(self.frame.ctypes.data)
 
     # ------------------------------------------------------------ calling
