@@ -20,8 +20,8 @@ from host_rank import Run
 from numba import njit
 
 from funccoll.kernels import cpu
-from funccoll.kernels.memory import fence, stream
-from funccoll.kernels.source import SUMS_BYTES
+from funccoll.kernels.intrinsics import fence, stream
+from funccoll.kernels.stream_interpreter import SUMS_BYTES
 
 _NUMPY_BLOCK, _KERNEL_BLOCK = 1 << 15, 1 << 11  # elements: they stay in the second and in the first level of cache
 

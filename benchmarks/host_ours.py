@@ -11,7 +11,7 @@ from host_rank import Run, reading, repeated
 
 import funccoll as fc
 from funccoll import P
-from funccoll.runtime import shm
+from funccoll.runtime.shm import collective_group as shm
 
 D = P("d")
 BODIES: dict[str, tuple[Callable[[Any], Any], P]] = {
@@ -55,7 +55,7 @@ class Ours:
 
 def native(step: Any, x: fc.Array) -> Run:
     """The compiled plan of a step with one collective, repeated in one native call; argument and result lie in the heap."""
-    (exchange,) = shm.exchanges(step.lower(x).compile())
+    (exchange,) = shm.groups_of(step.lower(x).compile())
     argument = x.local
 
     def run(times: int) -> Sequence[np.ndarray]:

@@ -5,8 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 from . import errors, nn, random, tree
 from ._version import __version__
-from .arrays import Array
-from .autodiff import grad, value_and_grad, vjp
+from .arrays.array import Array
+from .arrays.placement import device_put, from_local
+from .autodiff.custom_rules import custom_vjp, grad_hook, stop_gradient
+from .autodiff.reverse import grad, value_and_grad, vjp
 from .collectives import (
     all_gather,
     all_reduce,
@@ -23,20 +25,18 @@ from .collectives import (
     reduce_scatter,
     scatter,
 )
-from .compile import jit
-from .custom_rules import custom_vjp, grad_hook, stop_gradient
+from .compiler.jit import jit
 from .errors import FunccollError, PlannedError, PlannedNameError
 from .mesh import Mesh, P, Sharding, abstract_mesh
 from .ops.indexing import at
 from .ops.registry import supported_functions
 from .parallel import data_parallel
-from .placement import device_put, from_local
-from .runtime.world import finalize, init, make_mesh, process_allgather, rank, world_size
+from .runtime.job.world import finalize, init, make_mesh, process_allgather, rank, world_size
 from .types import ArrayType, bfloat16
 
 if TYPE_CHECKING:
     from . import schedules
-    from .runtime.launch import launch
+    from .runtime.job.launch import launch
 
 __all__ = [
     # meshes and arrays
@@ -61,5 +61,5 @@ if not TYPE_CHECKING:
         if name == "schedules":  # its import takes 15 ms, and happens when it is first needed
             return importlib.import_module(".schedules", __package__)
         if name == "launch":  # so does cloudpickle's, which takes 10 ms
-            return importlib.import_module(".runtime.launch", __package__).launch
+            return importlib.import_module(".runtime.job.launch", __package__).launch
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 from ._version import __version__
-from .runtime import host
-from .runtime.processes import Job, environment, interpreter, new_run, outcome
+from .runtime.job import host
+from .runtime.job.processes import Job, environment, interpreter, new_run, outcome
 
 __all__ = ["main"]
 
@@ -187,7 +187,7 @@ def _doctor() -> int:
     from rich.table import Table
     from rich.text import Text
 
-    from .runtime import doctor
+    from .runtime.job import doctor
 
     marks = {"ok": ("ok", "green"), "absent": ("-", "dim"), "warning": ("!", "yellow"), "wrong": ("WRONG", "bold red")}
     findings = doctor.examine()

@@ -26,7 +26,7 @@ from .ir import Primitive, bind, current_interpreter
 from .mesh import normalize_axes
 from .ops.registry import as_traceable
 from .primitives import collective as c
-from .tracing import value_type
+from .tracing.trace import value_type
 
 __all__ = [
     "all_gather", "all_reduce", "all_to_all", "axis_index", "axis_size", "barrier", "broadcast", "gather",

@@ -225,7 +225,7 @@ class Program:
         return self.text()
 
     def _repr_html_(self) -> str:
-        from .html import program_table
+        from .display import program_table
 
         return program_table(self)
 

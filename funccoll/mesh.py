@@ -217,7 +217,7 @@ class Mesh:
         return f"abstract_mesh({{{inside}}})" if self.is_abstract else f"Mesh({{{inside}}})"
 
     def _repr_html_(self) -> str:
-        from .html import mesh_table
+        from .display import mesh_table
 
         return mesh_table(self)
 

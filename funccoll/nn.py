@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .custom_rules import custom_vjp, stop_gradient
+from .autodiff.custom_rules import custom_vjp, stop_gradient
 from .errors import ShapeError
 from .ir import bind
 from .ops.registry import as_traceable

@@ -12,7 +12,7 @@ import numpy as np
 import funccoll as fc
 from funccoll import P
 from funccoll.mesh import Mesh
-from funccoll.runtime import shm
+from funccoll.runtime.shm import collective_group as shm
 
 
 def jitted(fn, mesh, in_specs=P("d"), out_specs=P()):
@@ -45,7 +45,7 @@ def grouping() -> list[int]:
         found, wanted = with_processes(x), jitted(fn, virtual)(x)
         for mine, theirs in zip(fc.tree.leaves(found), fc.tree.leaves(wanted), strict=True):
             assert mine.local.tobytes() == theirs.shards[0].tobytes()
-        counts.append(len(shm.exchanges(with_processes.lower(x).compile())))
+        counts.append(len(shm.groups_of(with_processes.lower(x).compile())))
     return counts
 
 
@@ -66,7 +66,7 @@ def memory() -> None:
 
     large = jitted(lambda x: fc.all_reduce(x, "d"), mesh)
     x = fc.device_put(np.ones((n, 1 << 20), np.float32), mesh, P("d"))
-    heap = shm.exchanges(large.lower(x).compile())[0].heap
+    heap = shm.groups_of(large.lower(x).compile())[0].heap
     assert heap.offset_of(x.local) >= 0  # device_put puts it where the others can read it
     assert heap.offset_of(fc.from_local(np.ones(3), mesh, P("d")).local) >= 0
     for _ in range(3):
@@ -82,7 +82,7 @@ def memory() -> None:
 
     # A large value that a collective reads is computed where the others can read it.
     seen = []
-    call = shm.Exchange.__call__
+    call = shm.CollectiveGroup.__call__
 
     def spy(self, *arrays):
         seen.extend(heap.offset_of(np.asarray(a)) >= 0 for a in arrays)
@@ -93,9 +93,9 @@ def memory() -> None:
         product = jitted(lambda w, x, fn=fn: fc.all_reduce(fn(w, x), "d"), mesh, (P(), P("d")))
         y = np.ones((n * 4, 200), np.float32)
         found = product(w, y)
-        shm.Exchange.__call__ = spy
+        shm.CollectiveGroup.__call__ = spy
         again = product(w, y)
-        shm.Exchange.__call__ = call
+        shm.CollectiveGroup.__call__ = call
         assert found.local.tobytes() == again.local.tobytes()
     assert seen == [True, True, True]
 

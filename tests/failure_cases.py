@@ -36,7 +36,7 @@ from failure_ranks import (
 import funccoll as fc
 from funccoll import P
 from funccoll.errors import RendezvousError
-from funccoll.runtime import arena
+from funccoll.runtime.shm import arena
 
 
 @member

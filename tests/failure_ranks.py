@@ -20,9 +20,11 @@ import numpy as np
 import funccoll as fc
 from funccoll import P
 from funccoll.kernels.cpu import combine_address, interpreter
-from funccoll.kernels.source import STEPS as BUDGET
+from funccoll.kernels.stream_interpreter import STEPS as BUDGET
 from funccoll.mesh import Mesh
-from funccoll.runtime import shm, staging, world
+from funccoll.runtime.job import world
+from funccoll.runtime.shm import collective_group as shm
+from funccoll.runtime.shm import staging
 
 AXES = {2: {"a": 2, "b": 1}, 3: {"a": 3, "b": 1}, 4: {"a": 2, "b": 2}, 8: {"a": 4, "b": 2}}
 _SAID = -1  # the file that `say` writes to
@@ -161,7 +163,7 @@ class Mortal:
 
     def __init__(self) -> None:
         self.executed, self.last, self.step = 0, 1 << 60, 0
-        call = shm.Exchange.__call__
+        call = shm.CollectiveGroup.__call__
 
         def counted(exchange: Any, *arrays: Any) -> Any:
             budget = exchange.frame[BUDGET] = max(0, self.last - self.executed)
@@ -169,8 +171,8 @@ class Mortal:
             self.executed += int(budget - exchange.frame[BUDGET])
             return found
 
-        shm.Exchange.__call__ = counted
-        shm.Exchange._stepped = lambda exchange: self.die()
+        shm.CollectiveGroup.__call__ = counted
+        shm.CollectiveGroup._stepped = lambda exchange: self.die()
 
     def die(self) -> None:
         say("dies", step=self.step)
@@ -180,7 +182,8 @@ class Mortal:
 def dying(where: str) -> None:
     """This process dies when it comes to a place in our code: a module's function, or the n-th call of it."""
     name, _, number = where.partition(" ")
-    owner: Any = sys.modules["funccoll.runtime." + name.split(".")[0]]
+    module = name.split(".")[0]
+    owner: Any = next(m for p in ("job", "shm") if (m := sys.modules.get(f"funccoll.runtime.{p}.{module}")))
     *path, last = name.split(".")[1:]
     for part in path:
         owner = getattr(owner, part)

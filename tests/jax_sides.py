@@ -17,7 +17,7 @@ import numpy as np
 
 import funccoll as fc
 from funccoll import P
-from funccoll.tracing import value_type
+from funccoll.tracing.trace import value_type
 
 MESHES = {"line": {"data": 4}, "grid": {"data": 4, "model": 2}}
 WHOLE = P()

@@ -19,7 +19,7 @@ from spmd import axis_choices, bits, per_device, size
 import funccoll as fc
 from funccoll import P, errors
 from funccoll.mesh import Mesh
-from funccoll.runtime import staging
+from funccoll.runtime.shm import staging
 
 
 def meshes(axes):

@@ -16,7 +16,7 @@ from pathlib import Path
 PRELUDE = """
 import os, signal, sys, threading, time
 import numpy as np
-from funccoll.runtime import world
+from funccoll.runtime.job import world
 def say(*words):
     print(*words, flush=True)
 def hear():

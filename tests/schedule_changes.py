@@ -12,7 +12,7 @@ import numpy as np
 from funccoll.schedules import Schedule
 from funccoll.schedules.collective import Collective
 from funccoll.schedules.moves import BUFFERS, Move, encode
-from funccoll.schedules.streams import COMBINE, ENTER, Streams
+from funccoll.schedules.streams.streams import COMBINE, ENTER, Streams
 
 Rounds = list[list[tuple[Move, int]]]  # moves with their channels
 

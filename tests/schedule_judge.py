@@ -20,7 +20,7 @@ from numba import njit
 from schedule_oracle import expected
 
 from funccoll.schedules import Schedule
-from funccoll.schedules.streams import ENTER, LEAVE, Streams
+from funccoll.schedules.streams.streams import ENTER, LEAVE, Streams
 
 ELEMENTS = 32
 """Numbers in a chunk: enough that two orders of combining floats cannot give the same bits by chance."""

@@ -22,7 +22,7 @@ from funccoll.errors import ScheduleError
 from funccoll.schedules import Schedule
 from funccoll.schedules.collective import Collective
 from funccoll.schedules.moves import Move
-from funccoll.schedules.streams import Streams
+from funccoll.schedules.streams.streams import Streams
 
 
 @dataclass(frozen=True)

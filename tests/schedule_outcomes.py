@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from funccoll.schedules.streams import ENTER, LEAVE, Streams
+from funccoll.schedules.streams.streams import ENTER, LEAVE, Streams
 
 Value = int | None  # None is garbage
 

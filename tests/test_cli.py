@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from processes_left import VARIABLE, interruptible, marked, wait_until_gone
 
 import funccoll as fc
-from funccoll.runtime import host, processes
-from funccoll.runtime.processes import Job, Lines, environment, outcome
+from funccoll.runtime.job import host, processes
+from funccoll.runtime.job.processes import Job, LineBuffer, environment, outcome
 
 FUNCCOLL = [sys.executable, "-W", "error", "-m", "funccoll"]
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -136,7 +136,7 @@ def test_binding_to_cores(script):
 @example("a\r\nb\n", [2])
 @example("a\rb", [2])
 def test_lines_however_they_are_cut(text, cuts):
-    lines, cuts = Lines("> "), sorted({0, len(text), *(c for c in cuts if c < len(text))})
+    lines, cuts = LineBuffer("> "), sorted({0, len(text), *(c for c in cuts if c < len(text))})
     out = b"".join([lines.feed(text[a:b].encode()) for a, b in itertools.pairwise(cuts)] + [lines.end()]).decode()
     expected = "".join("> " + line for line in re.findall(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+", text))
     # What does not end in a line feed at the very end gets one.
@@ -144,7 +144,7 @@ def test_lines_however_they_are_cut(text, cuts):
 
 
 def test_endless_lines_are_cut():
-    lines = Lines("> ")
+    lines = LineBuffer("> ")
     out = b"".join(lines.feed(b"x" * 100_000) for _ in range(30))
     assert len(lines.rest) < 2**20 and out.startswith(b"> xxx") and out.count(b"\n") == 2
 
@@ -204,7 +204,7 @@ step(np.ones(3))
 @pytest.mark.parametrize(("what", "code", "words"), [
     ("raise", 1, "rank 2 exited with code 1"), ("raise and end late", 1, "rank 2 exited with code 1"),
     ("kill", 137, "rank 2 was killed by SIGKILL"), ("exit", 7, "rank 2 exited with code 7"),
-    ("leave", host.VICTIM, "rank [01] failed because another rank had ended"),
+    ("leave", host.PEER_FAILURE_EXIT_CODE, "rank [01] failed because another rank had ended"),
 ])  # fmt: skip
 def test_the_cause_is_named_and_not_who_failed_because_of_it(script, what, code, words):
     script(COLLECTIVE)

@@ -7,7 +7,7 @@ import time
 import pytest
 from ranks import JOIN, Ranks, left_behind, listening
 
-from funccoll.runtime.watch import Failure
+from funccoll.runtime.job.watch import Failure
 
 TELL = JOIN + """
 def tell(members=()):
@@ -78,7 +78,7 @@ def test_rank_0_dies_and_then_another():
 
 # Rank 0 writes the word in shared memory, and dies before it says more.
 WRITES = TELL + """
-import funccoll.runtime.watch as module
+import funccoll.runtime.job.watch as module
 if rank == 0:
     def die(*_):
         os.kill(os.getpid(), 9)
@@ -173,7 +173,7 @@ def test_the_line_that_says_what_was_raised(text, words):
 
 
 MEET = """
-import funccoll.runtime.watch as module, os
+import funccoll.runtime.job.watch as module, os
 real = module.send
 count = [0]
 def send(*args):
@@ -198,7 +198,7 @@ def test_rank_0_dies_while_it_introduces_the_others(last):
 
 
 def test_a_large_job_has_rank_0_as_its_messenger():
-    few = "import funccoll.runtime.watch as module\nmodule._CROWD = 2\n"
+    few = "import funccoll.runtime.job.watch as module\nmodule._CROWD = 2\n"
     script = few + TELL + "if rank == 2: hear(); 1 / 0\ntell()\nhear()"
     with Ranks(script, range(4)) as ranks:
         ranks.lines()

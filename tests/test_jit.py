@@ -9,7 +9,7 @@ import pytest
 
 import funccoll as fc
 from funccoll import P
-from funccoll.compile import Compiled, Jitted, Lowered, TracedFunction
+from funccoll.compiler.jit import Compiled, Jitted, Lowered, TracedFunction
 from funccoll.errors import DeletedArrayError, Source
 
 MESH = fc.make_mesh({"data": 4, "model": 2})

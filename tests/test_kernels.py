@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from schedule_oracle import expected
 
-from funccoll.kernels import source as at
+from funccoll.kernels import stream_interpreter as at
 from funccoll.kernels.cpu import combine_address, interpreter
-from funccoll.kernels.source import FAILED, FINISHED, MISMATCH, WAITING
+from funccoll.kernels.stream_interpreter import FAILED, FINISHED, MISMATCH, WAITING
 from funccoll.primitives.combining import fold
-from funccoll.runtime.plan import Communicator, Lines, Plan
+from funccoll.runtime.shm.plan import Communicator, ControlBlock, Plan
 from funccoll.schedules import algorithms, build
+from funccoll.schedules.chunk_layout import ChunkLayout
 from funccoll.schedules.collective import KINDS
-from funccoll.schedules.layout import Layout
 from funccoll.types import bfloat16
 
 # Forked children only compute and exit; pytest-xdist has a thread of its own.
@@ -133,9 +133,9 @@ class Rank:
     def __init__(self, rank: int, memory: mmap.mmap, schedule, elements: int, dtype: np.dtype, op: str, digest: int = 7):
         self.heap = np.frombuffer(memory, np.uint8)
         self.base = self.heap.ctypes.data
-        layout = Layout.of(schedule.collective, (elements * schedule.collective.input_blocks,), dtype.itemsize)
+        layout = ChunkLayout.of(schedule.collective, (elements * schedule.collective.input_blocks,), dtype.itemsize)
         plan = Plan()
-        group = Communicator(0, tuple(range(10, 10 + schedule.nranks)), rank, Lines(4096, schedule.nranks))
+        group = Communicator(0, tuple(range(10, 10 + schedule.nranks)), rank, ControlBlock(4096, schedule.nranks))
         slots, _ = plan.add(schedule, [layout], [dtype], op, group, digest, lambda nbytes: 1 << 16)
         self.code = plan.finish()
         start = (1 << 20) + rank * ARENA
@@ -171,7 +171,7 @@ class Rank:
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_processes_execute_the_streams(kind, p, past, monkeypatch):
     if past:
-        monkeypatch.setattr("funccoll.runtime.plan._PAST_CACHES", -1)
+        monkeypatch.setattr("funccoll.runtime.shm.plan._PAST_CACHES", -1)
     interpreter(0)
     pairs = [(i, (i + 1) % p) for i in range(p)] if kind == "permute" else []
     cases = [(build(kind, p, name, pairs=pairs), n, d) for name in algorithms(kind, p) for n, d in ((1, "i4"), (1000, "f4"))]

@@ -8,12 +8,13 @@ import sys
 
 import pytest
 
-from funccoll.kernels import code
+from funccoll.kernels import object_cache as code
 
 SUM = """
 import ctypes, sys
 import numpy as np
-from funccoll.kernels import cpu, source
+from funccoll.kernels import cpu
+from funccoll.kernels import stream_interpreter as source
 frame = np.zeros(source.FRAME, np.int64)
 ready = np.array([source.END])
 frame[source.CODE], frame[source.FAILURE] = ready.ctypes.data, frame.ctypes.data + 8 * source.IGNORED

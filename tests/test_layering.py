@@ -18,26 +18,24 @@ import funccoll
 ROOT = Path(funccoll.__file__).parent
 
 ORDER = (
-    ("_version",), ("errors",), ("mesh",), ("types",), ("ir",), ("primitives",), ("ops",), ("tracer",), ("tracing",),
-    ("collectives",), ("autodiff",), ("custom_rules",), ("control", "nn", "random"), ("passes",), ("schedules",),
-    ("scheduling",), ("kernels",), ("layouts",), ("arrays",), ("placement",), ("runtime",), ("report",), ("arguments",),
-    ("stages",), ("compile",),
-    ("parallel", "optim"), ("api",), ("torch", "jax", "distributed"), ("cli",), ("__main__",),
+    ("_version",), ("errors",), ("mesh",), ("types",), ("ir",), ("primitives",), ("ops",), ("tracing",), ("collectives",),
+    ("autodiff",), ("control", "nn", "random"), ("passes",), ("schedules",), ("kernels",), ("arrays",), ("runtime",),
+    ("compiler",), ("parallel", "optim"), ("api",), ("torch", "jax", "distributed"), ("cli",), ("__main__",),
 )  # fmt: skip
 """A module imports only from lines above its own; within a package, and within one line, as it likes."""
 LAYER = {name: number for number, names in enumerate(ORDER) for name in names}
 
 # Leaf helpers: they import the values that they show or rename, and every layer may import them where it is needed.
-LEAVES = {"html": {"types"}, "tree": set()}
+LEAVES = {"display": {"types"}, "tree": set()}
 # The exceptions, each with its reason: (importer, imported).
 LAZY = {
-    ("mesh", "html"): "_repr_html_, only in a notebook",
-    ("ir", "html"): "_repr_html_, only in a notebook",
-    ("arrays", "html"): "_repr_html_, only in a notebook",
+    ("mesh", "display"): "_repr_html_, only in a notebook",
+    ("ir", "display"): "_repr_html_, only in a notebook",
+    ("arrays", "display"): "_repr_html_, only in a notebook",
 }
 
 OPTIONAL = {
-    "numba": ("kernels/", "schedules/simulate.py"),
+    "numba": ("kernels/", "schedules/model/simulate.py"),
     "mpi4py": ("runtime/mpi.py",),
     "cupy": ("runtime/nccl.py", "runtime/cuda.py"),
     "torch": ("torch/", "cli.py"),
@@ -257,13 +255,13 @@ def test_the_launcher_loads_nothing_that_its_processes_need():
 
 
 BAD = {
-    "from .compile import jit": "compile stands below mesh",
+    "from .compiler.jit import jit": "compiler stands below mesh",
     "from . import arrays": "arrays stands below mesh",
-    "import funccoll.runtime.local": "runtime stands below mesh",
+    "import funccoll.runtime.codegen": "runtime stands below mesh",
     "from funccoll import tracing": "tracing stands below mesh",
     "def f():\n    from .types import ArrayType": "types stands below mesh",
     "if True:\n    try:\n        from .ir import bind\n    except ImportError:\n        raise": "ir stands below mesh",
-    "from .html import mesh_table": "only lazily",
+    "from .display import mesh_table": "only lazily",
     "from .nowhere import x": "no place in ORDER",
 }
 
@@ -277,21 +275,21 @@ def test_a_wrong_import_is_found(source):
 def test_right_imports_pass():
     for source in (
         "from .errors import MeshError", "from . import errors", "import numpy", "from funccoll.errors import MeshError",
-        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .compile import jit",
-        "def _repr_html_(self):\n    from .html import mesh_table",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .compiler.jit import jit",
+        "def _repr_html_(self):\n    from .display import mesh_table",
     ):  # fmt: skip
         assert layering_errors(source, "funccoll.mesh") == []
     assert layering_errors("from ..ir import bind\nfrom .registry import near", "funccoll.ops.linalg") == []
-    assert layering_errors("from ..tracing import stage", "funccoll.ops.linalg")
+    assert layering_errors("from ..tracing.trace import stage", "funccoll.ops.linalg")
     assert layering_errors("from .linalg import matmul", "funccoll.ops", True) == []
-    assert layering_errors("from ..compile import jit", "funccoll.ops", True)
-    assert layering_errors("from .mesh import Mesh", "funccoll.html")
-    assert layering_errors("from .compile import jit", "funccoll", True) == []
+    assert layering_errors("from ..compiler.jit import jit", "funccoll.ops", True)
+    assert layering_errors("from .mesh import Mesh", "funccoll.display")
+    assert layering_errors("from .compiler.jit import jit", "funccoll", True) == []
 
 
 def test_typing_imports_are_told_apart():
     source = "if TYPE_CHECKING:\n    from .mesh import Mesh\nelse:\n    from .types import x\ndef f():\n    import numba"
-    found = imports_of(source, "funccoll.html", False)
+    found = imports_of(source, "funccoll.display", False)
     assert [(i.target, i.lazy, i.typing) for i in found] == [
         ("funccoll.mesh", False, True), ("funccoll.types", False, False), ("numba", True, False),
     ]  # fmt: skip
@@ -299,11 +297,11 @@ def test_typing_imports_are_told_apart():
 
 def test_a_misplaced_optional_library_is_found():
     lazy = "def f():\n    import numba.cuda"
-    assert optional_errors(lazy, "runtime/local.py") and optional_errors("from numba import njit", "compile.py")
-    assert not optional_errors(lazy, "kernels/cpu.py") and not optional_errors(lazy, "schedules/simulate.py")
+    assert optional_errors(lazy, "runtime/codegen.py") and optional_errors("from numba import njit", "compiler/jit.py")
+    assert not optional_errors(lazy, "kernels/cpu.py") and not optional_errors(lazy, "schedules/model/simulate.py")
     assert optional_errors("import mpi4py.MPI", "runtime/shm.py") and not optional_errors("import mpi4py", "runtime/mpi.py")
     assert optional_errors("import torch", "parallel/data.py") and not optional_errors("import torch", "torch/ddp.py")
-    assert optional_errors("import rich", "report.py") and not optional_errors("import rich", "cli.py")
+    assert optional_errors("import rich", "compiler/report.py") and not optional_errors("import rich", "cli.py")
 
 
 def test_state_and_effects_are_found():

@@ -7,8 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import funccoll as fc
-from funccoll import P, stages
-from funccoll.passes import Buffers, neighbours, plan_buffers
+from funccoll import P
+from funccoll.compiler import stages
+from funccoll.passes.buffers import Buffers, plan_buffers
+from funccoll.passes.group_collectives import group_collectives
 
 MESH = fc.make_mesh({"d": 2, "e": 2})
 
@@ -68,7 +70,7 @@ def test_memory_is_overwritten_only_when_nobody_reads_it_later(choices):
 def test_neighbours_is_an_order_that_can_run(choices):
     shape = np.zeros((4, 4), np.float32)
     before = fc.jit(program(choices), mesh=MESH, in_specs=P("d", "e"), out_specs=P("d", "e")).lower(shape, shape).program
-    after = neighbours(before).check()
+    after = group_collectives(before).check()
     assert set(after.equations) == set(before.equations)
     assert after.collectives() == before.collectives()
 

@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 
 import funccoll as fc
 from funccoll import P
+from funccoll.compiler.choose_schedules import choose
 from funccoll.ir import Equation, Program, Var
-from funccoll.passes import PASSES, plan_buffers, run_passes
+from funccoll.passes import PASSES, run_passes
+from funccoll.passes.buffers import plan_buffers
 from funccoll.passes.combine import COMBINE_BYTES, combine
 from funccoll.primitives import collective as c
 from funccoll.primitives.elementwise import UFUNCS
-from funccoll.runtime.local import compile_local
-from funccoll.scheduling import choose
+from funccoll.runtime.codegen import compile_local
 from funccoll.types import ArrayType
 
 MESH = fc.make_mesh({"data": 4, "model": 2})

@@ -7,12 +7,12 @@ import ctypes
 import numpy as np
 import pytest
 
-from funccoll.runtime import results
-from funccoll.runtime.results import Results
+from funccoll.runtime.shm import results
+from funccoll.runtime.shm.results import ResultPool
 
 
-def pool(count: int = 2, nbytes: int = 8) -> Results:
-    return Results([lambda: np.empty(nbytes, np.uint8)] * count, count * nbytes)
+def pool(count: int = 2, nbytes: int = 8) -> ResultPool:
+    return ResultPool([lambda: np.empty(nbytes, np.uint8)] * count, count * nbytes)
 
 
 def held(arrays: tuple[np.ndarray, ...], mine: list[np.ndarray]) -> bool:
@@ -22,11 +22,11 @@ def held(arrays: tuple[np.ndarray, ...], mine: list[np.ndarray]) -> bool:
 def test_this_python_counts_references_where_the_kernel_reads_them():
     arrays = (np.empty(3),)
     address = id(arrays[0])
-    assert ctypes.c_uint32.from_address(address).value == results.ALONE
+    assert ctypes.c_uint32.from_address(address).value == results.UNSHARED_REFCOUNT
     view = arrays[0][1:]
-    assert ctypes.c_uint32.from_address(address).value > results.ALONE
+    assert ctypes.c_uint32.from_address(address).value > results.UNSHARED_REFCOUNT
     del view
-    assert ctypes.c_uint32.from_address(address).value == results.ALONE
+    assert ctypes.c_uint32.from_address(address).value == results.UNSHARED_REFCOUNT
 
 
 @pytest.mark.parametrize("keep", ["an array", "a view", "one of two"])
@@ -52,7 +52,7 @@ def test_what_nobody_holds_is_used_again():
 
 
 def test_a_python_that_counts_otherwise_is_asked_itself(monkeypatch):
-    monkeypatch.setattr(results, "ALONE", None)
+    monkeypatch.setattr(results, "UNSHARED_REFCOUNT", None)
     made, mine = pool(), []
     for _ in range(10):
         arrays = made()

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from ranks import JOIN, PRELUDE, Ranks, left_behind
 
 from funccoll.errors import DTypeError, RendezvousError, ShapeError
-from funccoll.runtime import arena as arenas
-from funccoll.runtime.arena import ALIGNMENT, LARGE, block_size
-from funccoll.runtime.heap import CONTROL, HEADER, Heap, create, largest_arena
-from funccoll.runtime.room import available_memory, in_words
+from funccoll.runtime.job.memory_limits import available_memory, in_words
+from funccoll.runtime.shm import arena as arenas
+from funccoll.runtime.shm.arena import ALIGNMENT, LARGE, block_size
+from funccoll.runtime.shm.heap import CONTROL, HEADER, Heap, create, largest_arena
 
 GiB = 1 << 30
 
@@ -267,7 +267,7 @@ def test_address_space_follows_the_limits():
     limited = f"""
 import resource
 resource.setrlimit(resource.RLIMIT_FSIZE, ({4 * GiB}, {4 * GiB}))
-from funccoll.runtime.heap import *
+from funccoll.runtime.shm.heap import *
 arena = largest_arena(2)
 assert {GiB // 2} < arena < {GiB}, arena
 Heap(create(2, arena), 1, 2).array((1000,), "f4")[:] = 1

@@ -13,8 +13,8 @@ from ranks import JOIN, PRELUDE, Ranks, address, left_behind, listening
 from funccoll import FunccollError
 from funccoll._version import __version__
 from funccoll.errors import MeshError, PlannedError, RendezvousError
-from funccoll.runtime.rendezvous import Job, timeout_of
-from funccoll.runtime.world import finalize, init, job
+from funccoll.runtime.job.rendezvous import JobSpec, timeout_of
+from funccoll.runtime.job.world import finalize, init, job
 
 STAY = JOIN + "hear()\n"
 
@@ -218,7 +218,7 @@ def test_ranks_of_jobs_of_different_size():
 
 def test_ranks_with_different_versions():
     # The module that an older installation would have.
-    older = PRELUDE + "import funccoll.runtime.rendezvous as r\nr.__version__ = '0.0.1'\nworld.init()"
+    older = PRELUDE + "import funccoll.runtime.job.rendezvous as r\nr.__version__ = '0.0.1'\nworld.init()"
     with Ranks(STAY, [0], world=2) as ranks:
         ranks.start(1, older)
         for r in range(2):
@@ -281,7 +281,7 @@ def test_leave_and_join_again():
 
 STARTS = JOIN + """
 import subprocess
-joining = "from funccoll.runtime import world; world.init(); print('again', flush=True)"
+joining = "from funccoll.runtime.job import world; world.init(); print('again', flush=True)"
 child = subprocess.run([sys.executable, "-c", joining], stderr=subprocess.PIPE, text=True)
 assert child.returncode == 1 and f"started by rank {rank} and is no rank of its own" in child.stderr, child.stderr
 world.finalize()
@@ -306,17 +306,17 @@ def test_alone_there_is_nobody_to_join():
 
 
 @pytest.mark.parametrize(("environment", "expected"), [
-    ({}, Job(0, 1, "")),
-    ({"WORLD_SIZE": "1", "RANK": "0"}, Job(0, 1, "")),
-    ({"FUNCCOLL_WORLD_SIZE": "4", "FUNCCOLL_RANK": "3", "FUNCCOLL_RUN_ID": "ab"}, Job(3, 4, "ab")),
+    ({}, JobSpec(0, 1, "")),
+    ({"WORLD_SIZE": "1", "RANK": "0"}, JobSpec(0, 1, "")),
+    ({"FUNCCOLL_WORLD_SIZE": "4", "FUNCCOLL_RANK": "3", "FUNCCOLL_RUN_ID": "ab"}, JobSpec(3, 4, "ab")),
     ({"WORLD_SIZE": "2", "RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "29500",
-      "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "1"}, Job(1, 2, "none-h-29500-1")),
+      "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "1"}, JobSpec(1, 2, "none-h-29500-1")),
     ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-      "PMIX_NAMESPACE": "prterun-1@1"}, Job(1, 2, "prterun-1@1")),
-    ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0", "OMPI_MCA_ess_base_jobid": "7"}, Job(0, 2, "7")),
-    ({"PMI_SIZE": "2", "PMI_RANK": "1", "SLURM_JOB_ID": "3", "SLURM_STEP_ID": "1"}, Job(1, 2, "3-1")),
+      "PMIX_NAMESPACE": "prterun-1@1"}, JobSpec(1, 2, "prterun-1@1")),
+    ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0", "OMPI_MCA_ess_base_jobid": "7"}, JobSpec(0, 2, "7")),
+    ({"PMI_SIZE": "2", "PMI_RANK": "1", "SLURM_JOB_ID": "3", "SLURM_STEP_ID": "1"}, JobSpec(1, 2, "3-1")),
     ({"FUNCCOLL_WORLD_SIZE": "2", "FUNCCOLL_RANK": "0", "FUNCCOLL_RUN_ID": "x", "WORLD_SIZE": "8", "RANK": "7"},
-     Job(0, 2, "x")),
+     JobSpec(0, 2, "x")),
 ])  # fmt: skip
 def test_a_launchers_environment(environment, expected):
     assert job(environment) == expected
@@ -350,6 +350,6 @@ def test_a_timeout_that_is_none(text):
 
 
 def test_any_run_id_fits_a_sockets_name():
-    names = {Job(0, 2, run).address for run in ("a", "ä" * 300, "ä" * 299, "x" * 64, "x" * 65)}
+    names = {JobSpec(0, 2, run).address for run in ("a", "ä" * 300, "ä" * 299, "x" * 64, "x" * 65)}
     assert len(names) == 5 and all(len(name) <= 107 for name in names)
-    assert Job(0, 2, "a").address[0] == 0  # abstract: no file
+    assert JobSpec(0, 2, "a").address[0] == 0  # abstract: no file

@@ -9,8 +9,8 @@ import pytest
 from ranks import JOIN, Ranks, left_behind
 
 from funccoll.errors import FunccollError, PeerFailure
-from funccoll.runtime.host import VICTIM
-from funccoll.runtime.watch import Failure
+from funccoll.runtime.job.host import PEER_FAILURE_EXIT_CODE
+from funccoll.runtime.job.watch import Failure
 
 HEARD = """
 def heard(members=()):
@@ -230,7 +230,7 @@ def test_the_first_failure_is_the_one_that_is_told():
         for r in (0, 2, 3):
             assert report(ranks.line(r))[2:4] == (1, "raised")
             code, _, printed = ranks.end(r)
-            assert code == VICTIM and "rank 1 raised ZeroDivisionError: division by zero." in printed
+            assert code == PEER_FAILURE_EXIT_CODE and "rank 1 raised ZeroDivisionError: division by zero." in printed
 
 
 @pytest.mark.parametrize(("failure", "words"), [

@@ -14,12 +14,12 @@ from spmd import bits, per_device
 
 import funccoll as fc
 from funccoll import P
+from funccoll.compiler.choose_schedules import digest
 from funccoll.errors import ScheduleError
 from funccoll.schedules import Move
 from funccoll.schedules.collective import KINDS, chunk_bounds
-from funccoll.schedules.interpret import interpret
 from funccoll.schedules.registry import _ALGORITHMS
-from funccoll.scheduling import digest
+from funccoll.schedules.streams.interpret import interpret
 
 SIZES = range(1, 9)
 MESHES = {p: fc.make_mesh({"x": p}) for p in SIZES}

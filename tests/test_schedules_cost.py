@@ -13,10 +13,10 @@ import funccoll
 from funccoll.errors import DTypeError, ScheduleError
 from funccoll.schedules import Move, algorithm, algorithms, build
 from funccoll.schedules.collective import KINDS
-from funccoll.schedules.cost import cost
+from funccoll.schedules.model.cost import cost
+from funccoll.schedules.model.select import candidates, explain, select
+from funccoll.schedules.model.topology import Link, Topology
 from funccoll.schedules.registry import _ALGORITHMS
-from funccoll.schedules.select import candidates, explain, select
-from funccoll.schedules.topology import Link, Topology
 
 PRESETS = [
     Topology.one_process(4), Topology.one_host(8), Topology.nvlink_infiniband(3), Topology.nvlink_infiniband(2, each=2),
@@ -170,7 +170,7 @@ def test_a_message_is_what_goes_between_two_ranks_in_a_round(registered):
 def test_large_schedules_are_costed_in_stretches(monkeypatch):
     schedule = build("all_reduce", 16, "ring")
     whole = cost(schedule, CLUSTER_16, 1 << 20)
-    monkeypatch.setattr(sys.modules["funccoll.schedules.cost"], "_AT_ONCE", 100)
+    monkeypatch.setattr(sys.modules["funccoll.schedules.model.cost"], "_AT_ONCE", 100)
     again = cost(schedule, CLUSTER_16, 1 << 20)
     assert again.seconds == pytest.approx(whole.seconds)
     assert (again.rounds, again.bytes_sent, again.bytes_reduced) == (whole.rounds, whole.bytes_sent, whole.bytes_reduced)
@@ -193,7 +193,7 @@ def test_bad_questions(call, words):
 
 def test_costs_and_choices_do_not_load_numba():
     code = (
-        "import sys; from funccoll.schedules.select import *; from funccoll.schedules.topology import Topology\n"
+        "import sys; from funccoll.schedules.model.select import *; from funccoll.schedules.model.topology import Topology\n"
         "t = Topology.one_host(4); explain('all_reduce', t, 64); select('broadcast', t, 64).cost(t, 64)\n"
         "assert 'numba' not in sys.modules"
     )

@@ -16,10 +16,10 @@ from schedule_oracle import Oracle, check, make_inputs, variants
 import funccoll.schedules as fs
 from funccoll.errors import ScheduleError
 from funccoll.primitives.combining import fold
+from funccoll.schedules.chunk_layout import Blocks, ChunkLayout, FlatBuffers
 from funccoll.schedules.collective import KINDS, Collective
-from funccoll.schedules.interpret import Interpreter, interpret
-from funccoll.schedules.layout import Blocks, Layout, Memory
 from funccoll.schedules.schedule import Schedule
+from funccoll.schedules.streams.interpret import StreamInterpreter, interpret
 
 INTEGERS = ["bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
 FLOATS = ["float16", ml_dtypes.bfloat16, "float32", "float64", "complex64", "complex128"]
@@ -61,14 +61,14 @@ def test_chunks_cut_each_buffer_into_what_it_is(kind, p, chunks, channels, shape
     shape = [n * 19 if d else n for d, n in enumerate(shape)]
     shape[dim] *= p
     c = Collective(kind, p, chunks=chunks, channels=channels)
-    layout = Layout.of(c, shape, itemsize, dim, concat_dim)
-    output = np.zeros(Layout.output_shape(c, shape, dim, concat_dim))
+    layout = ChunkLayout.of(c, shape, itemsize, dim, concat_dim)
+    output = np.zeros(ChunkLayout.output_shape(c, shape, dim, concat_dim))
     for buffer, first, count in (("input", 0, c.input_chunks), ("output", c.input_chunks, c.output_chunks)):
         before = 0 if buffer == "input" else layout.input.size
         size = layout.input.size if buffer == "input" else output.size
         parts = [flat(layout.index(first + k, 0), before + size) for k in range(count)]
         np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(before, before + size))
-    memory = Memory(layout, 2)
+    memory = FlatBuffers(layout, 2)
     slots = [memory.index((c.input_chunks + c.output_chunks + k) * p + p - 1, 1, k % c.parts, 0) for k in range(2)]
     assert all(isinstance(s, slice) and memory.of_rank(p - 1).start <= s.start for s in slots)
     assert slots[0].stop <= slots[1].start and slots[1].stop <= memory.of_rank(p - 1).stop
@@ -82,14 +82,14 @@ def test_equal_chunks_of_two_buffers_hold_the_same_elements(p, shape, dims, chun
     dim, concat_dim = (d % len(shape) for d in dims)
     shape[dim] *= p
     c = Collective("all_to_all", p, chunks=chunks, channels=channels)
-    layout = Layout.of(c, shape, 64, dim, concat_dim)
+    layout = ChunkLayout.of(c, shape, 64, dim, concat_dim)
     x = np.arange(np.prod(shape)).reshape(shape)
     blocks = np.split(x, p, axis=dim)
     memory = np.full(layout.input.size + layout.output.size, -1)
     memory[: x.size] = x.reshape(-1)
     for row in range(c.input_chunks):
         memory[layout.index(c.input_chunks + row, 0)] = memory[layout.index(row, 0)]
-    got = memory[x.size :].reshape(Layout.output_shape(c, shape, dim, concat_dim))
+    got = memory[x.size :].reshape(ChunkLayout.output_shape(c, shape, dim, concat_dim))
     np.testing.assert_array_equal(got, np.concatenate(blocks, axis=concat_dim))
 
 
@@ -114,7 +114,7 @@ def run_all(schedule: Schedule, seeds: int, dtypes: Any, seed: int = 0) -> None:
         itemsize = np.dtype(dtype).itemsize
         block = int(rng.choice([1, 3, c.parts * 64 // itemsize + 5]))
         shape = (block * c.input_blocks,)
-        program = Interpreter(streams, shape, dtype)
+        program = StreamInterpreter(streams, shape, dtype)
         inputs = [make_inputs(rng, c.nranks, shape, dtype) for _ in range(3)]
         oracles = [Oracle(c, x, op) for x in inputs]
         bits: set[bytes] = set()

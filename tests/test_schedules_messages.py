@@ -15,9 +15,9 @@ import funccoll.schedules as fs
 from funccoll.errors import ScheduleError
 from funccoll.schedules import Move
 from funccoll.schedules.collective import KINDS, Collective
-from funccoll.schedules.messages import Messages, Transfers, to_messages
+from funccoll.schedules.messages.interpret import interpret_messages
+from funccoll.schedules.messages.messages import Messages, Transfers, to_messages
 from funccoll.schedules.moves import encode
-from funccoll.schedules.rendezvous import interpret_messages
 from funccoll.schedules.schedule import Schedule
 
 
@@ -70,7 +70,7 @@ def test_every_variant_for_all_numbers_of_ranks(p):
 
 def test_messages_and_streams_give_the_same_bits():
     """A mean is divided, and 16-bit floats are rounded, at the same places."""
-    from funccoll.schedules.interpret import interpret
+    from funccoll.schedules.streams.interpret import interpret
 
     rng = np.random.default_rng(0)
     for name in fs.algorithms("all_reduce", 6):

@@ -13,8 +13,8 @@ from schedule_oracle import check, make_inputs
 from schedule_outcomes import every_outcome, right_outcome
 
 from funccoll.errors import ScheduleError
-from funccoll.schedules.interpret import interpret
-from funccoll.schedules.streams import Streams
+from funccoll.schedules.streams.interpret import interpret
+from funccoll.schedules.streams.streams import Streams
 
 
 def campaign(count: int, seed: int) -> list[Result]:

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from funccoll.errors import ScheduleError
 from funccoll.schedules import algorithms, build
 from funccoll.schedules.collective import KINDS
-from funccoll.schedules.simulate import Event, _distance, simulate
-from funccoll.schedules.topology import Topology
+from funccoll.schedules.model.simulate import Event, _distance, simulate
+from funccoll.schedules.model.topology import Topology
 
 A, B, G = 1e-6, 1e-9, 3e-10
 

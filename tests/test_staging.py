@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from funccoll import schedules
-from funccoll.runtime import staging
-from funccoll.schedules.layout import Layout, in_pieces, together
+from funccoll.runtime.shm import staging
+from funccoll.schedules.chunk_layout import ChunkLayout, cut_as_one, in_segments
 
 KINDS = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"]
 
 
 def layouts_of(schedule, shapes, dim=0):
-    return [Layout.of(schedule.collective, shape, size, dim, dim) for shape, size in shapes]
+    return [ChunkLayout.of(schedule.collective, shape, size, dim, dim) for shape, size in shapes]
 
 
 @given(
@@ -26,8 +26,8 @@ def test_pieces_are_ranges_of_parts(kind, p, count, joined, arrays):
     schedule = schedules.build(kind, p, algorithm=schedules.algorithms(kind, p)[0])
     layouts = layouts_of(schedule, [((rows * p, columns), size) for rows, columns, size in arrays])
     if joined and kind == "all_reduce":
-        layouts = together(layouts)
-    pieces = in_pieces(layouts, count)
+        layouts = cut_as_one(layouts)
+    pieces = in_segments(layouts, count)
     assert len(pieces) == count
     for i, whole in enumerate(layouts):
         for number, (low, high) in enumerate(whole.parts):
@@ -52,7 +52,7 @@ def test_pieces_are_ranges_of_parts(kind, p, count, joined, arrays):
 def test_many_arrays_take_few_steps():
     """A piece has some arrays, not a little of each."""
     schedule = schedules.build("all_reduce", 2, algorithm="owner")
-    layouts = together(layouts_of(schedule, [((100_000,), 4)] * 200))
+    layouts = cut_as_one(layouts_of(schedule, [((100_000,), 4)] * 200))
     pieces = staging.pieces_of(layouts)
     assert 200 < len(pieces) <= 320 or len(pieces) == staging._MOST
     shared = staging.shared_chunks(schedule.streams(), 0)
@@ -81,7 +81,7 @@ def test_copies_lie_apart_and_are_all_that_others_read(kind, p, length, count, a
     for rank in range(p):
         shared = staging.shared_chunks(schedule.streams(), rank)
         copied = [np.zeros(layout.input.size * 4, bool) for layout in layouts]
-        for piece in in_pieces(layouts, count):
+        for piece in in_segments(layouts, count):
             found, nbytes = staging.staged(piece, shared)
             room, outputs = np.zeros(nbytes, bool), [np.zeros(layout.output.size * 4, bool) for layout in layouts]
             for i, parts in found.items():

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from . import source
-from .code import address_of
+from . import stream_interpreter as source
+from .object_cache import address_of
 from .variants import variant
 
 __all__ = ["combine_address", "interpreter"]
@@ -34,7 +34,7 @@ def _interpreter() -> Any:
     def build() -> tuple[Any, Any]:
         from numba import types
 
-        from . import memory
+        from . import intrinsics as memory
 
         names = {name: getattr(memory, name) for name in _OPERATIONS}
         return variant(source.interpret, "interpret_cpu", **names), types.int64(types.int64)
@@ -47,7 +47,7 @@ def combine_address(op: str, dtype: np.dtype) -> int:
     """Where the machine code of a combine is: `void(dsts, ndst, srcs, nsrc, count, divisor, room)`, called by `memory.call`."""
 
     def build() -> tuple[Any, Any]:
-        from .combine import template
+        from .reductions import template
 
         return template(op, dtype)
 

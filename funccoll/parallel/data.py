@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import optree
 
-from ..autodiff import vjp
+from ..autodiff.custom_rules import grad_hook
+from ..autodiff.reverse import vjp
 from ..collectives import Axes, all_reduce, mesh_axes
-from ..custom_rules import grad_hook
 from ..errors import PlannedError, ShapeError, TraceError, VaryingError
 from ..ops.registry import as_traceable
-from ..tracing import stage, value_type
+from ..tracing.trace import stage, value_type
 from ..types import ArrayType, is_inexact
 
 __all__ = ["data_parallel", "make_buckets"]

@@ -17,12 +17,12 @@ from .moves import Batch, MoveList, Places, encode
 from .registry import Algorithm, find, known
 
 if TYPE_CHECKING:
-    from .cost import Cost
-    from .messages import Messages
-    from .prove import Proof
-    from .simulate import Simulation
-    from .streams import Streams
-    from .topology import Topology
+    from .messages.messages import Messages
+    from .model.cost import Cost
+    from .model.simulate import Simulation
+    from .model.topology import Topology
+    from .proof.prove import Proof
+    from .streams.streams import Streams
 
 __all__ = ["Schedule", "build", "check_levels", "default_levels"]
 
@@ -86,7 +86,7 @@ class Schedule:
 
     @functools.cached_property
     def _proof(self) -> Proof:
-        from .prove import prove
+        from .proof.prove import prove
 
         return prove(self)
 
@@ -96,7 +96,7 @@ class Schedule:
 
     @functools.cached_property
     def _streams(self) -> Streams:
-        from .lower import lower
+        from .streams.lower import lower
 
         self.prove()
         return lower(self)
@@ -107,14 +107,14 @@ class Schedule:
 
     @functools.cached_property
     def _messages(self) -> Messages:
-        from .messages import to_messages
+        from .messages.messages import to_messages
 
         self.prove()
         return to_messages(self)
 
     def cost(self, topology: Topology, nbytes: int) -> Cost:
         """The α-β-γ cost of one execution; see `funccoll.schedules.cost`."""
-        from .cost import cost
+        from .model.cost import cost
 
         return cost(self, topology, nbytes)
 
@@ -128,7 +128,7 @@ class Schedule:
         over `lost_links` [(source, destination), ...] nothing goes. The first simulation in a process takes some tenths
         of a second longer (Numba); the first on a machine, some seconds. See `funccoll.schedules.simulate`.
         """
-        from .simulate import simulate
+        from .model.simulate import simulate
 
         return simulate(self, topology, nbytes, slow_ranks=slow_ranks, slow_links=slow_links, lost_links=lost_links)
 

@@ -1,0 +1,1 @@
+"""Arrays on a mesh, and putting values there."""

@@ -1,0 +1,317 @@
+"""Array: a global array, its sharding, and the shards this process holds."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..errors import DeletedArrayError, DTypeError, InPlaceError, MeshError, MissingMethodError, ShapeError, TraceError
+from ..ir import Traced, as_array, refuse_mask
+from ..mesh import Sharding
+from ..types import bfloat16, check_dtype, dtype_name
+from .array_layout import ArrayLayout
+
+__all__ = ["Array", "to_numpy"]
+
+
+class _ArrayMeta(type):
+    """Traced arrays are instances of Array too, so that one annotation, `Float[fc.Array, "n m"]`, fits both."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return type.__instancecheck__(cls, instance) or isinstance(instance, Traced)
+
+
+class Array(metaclass=_ArrayMeta):
+    """A global array over a mesh. Immutable; made by `device_put`, `from_local` and jitted functions.
+
+    Attributes: `shape` (global), `dtype`, `sharding`, `shards` (one block per device of this process, in
+    device order), `local` (the block, where this process is one device). `np.asarray(arr)` is the global value.
+    Elementwise operators and NumPy ufuncs on Arrays compute on the global value and give NumPy arrays.
+    """
+
+    __slots__ = ("__weakref__", "_copies", "layout")
+    __array_priority__ = 100
+
+    def __init__(self, layout: ArrayLayout, copies: Any):
+        self.layout = layout
+        self._copies = copies
+
+    def __reduce__(self) -> Any:
+        return Array, (self.layout, self.take_copies())
+
+    # ------------------------------------------------------------ what it is
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The global shape."""
+        return self.layout.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The element type."""
+        return self.layout.dtype
+
+    @property
+    def weak(self) -> type | None:
+        """int, float or complex when it stands for a Python scalar, else None: passed on, it stays weak."""
+        return self.layout.weak
+
+    @property
+    def sharding(self) -> Sharding:
+        """How it lies on its mesh."""
+        return self.layout.sharding
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self.layout.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements in all."""
+        return int(np.prod(self.layout.shape, dtype=np.int64))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the global value."""
+        return self.size * self.dtype.itemsize
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return self.dtype.itemsize
+
+    @property
+    def is_deleted(self) -> bool:
+        """True once it was donated to a jitted function."""
+        return self._copies is None
+
+    def take_copies(self, delete: bool = False) -> Any:
+        """The distinct copies, for a runtime; with `delete`, the Array gives them up."""
+        copies = self._copies
+        if copies is None:
+            raise DeletedArrayError(
+                f"this Array {dtype_name(self.dtype)}{list(self.shape)} was donated to a jitted function (donate_argnums) "
+                "and has no data any more. Use that function's result, or do not donate it."
+            )
+        if delete:
+            self._copies = None
+            # A layout of its own: no call cache knows it, so a later use comes to the error above.
+            self.layout = ArrayLayout(self.shape, self.dtype, self.sharding, self.layout.weak)
+        return copies
+
+    def _copy_list(self) -> Sequence[np.ndarray]:
+        copies = self.take_copies()
+        return [copies] if len(self.layout.indices) == 1 else copies
+
+    @property
+    def shards(self) -> tuple[np.ndarray, ...]:
+        """Each device's block, in device order (read-only views)."""
+        copies = [_read_only(c) for c in self._copy_list()]
+        if self.sharding.mesh.process is not None:
+            return tuple(copies)
+        return tuple(copies[i] for i in self.layout.copy_of_device)
+
+    @property
+    def local(self) -> np.ndarray:
+        """This process's block (read-only), where the process is one device."""
+        if self.layout.is_one_block and self._copies is not None:
+            return _read_only(self._copies)
+        if self.sharding.mesh.size != 1 and self.sharding.mesh.process is None:
+            raise MeshError(
+                f"this process plays all {self.sharding.mesh.size} devices of {self.sharding.mesh!r}, so there is no one "
+                "local block: use arr.shards[device], or np.asarray(arr)."
+            )
+        return self.shards[0]
+
+    # ------------------------------------------------------------ values out
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        copies = self._copy_list()
+        mesh = self.sharding.mesh
+        if mesh.process is not None and any(mesh.shape[a] > 1 for a in self.sharding.varying):
+            raise MeshError(
+                f"this process holds one block of the Array {dtype_name(self.dtype)}{list(self.shape)}, split as "
+                f"{self.sharding.spec!r} over {mesh.size} processes. Use arr.local for the block, or "
+                "fc.process_allgather(arr), which all processes must call, for the whole."
+            )
+        if len(copies) == 1:
+            whole = _read_only(copies[0])
+        elif copy is False:
+            raise ValueError("this Array is split over devices: np.asarray has to copy it together.")
+        else:
+            whole = np.empty(self.shape, self.dtype)
+            for index, block in zip(self.layout.indices, copies, strict=True):
+                whole[index] = block
+            copy = False
+        if dtype is not None and np.dtype(dtype) != whole.dtype:
+            return whole.astype(dtype)
+        return np.array(whole) if copy else whole
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        # NumPy asks for this before `__array__`. The data is an object, so that the consumer keeps it alive.
+        if self.dtype == bfloat16:
+            raise AttributeError("bfloat16 has no type string")  # `__array__` is asked next
+        whole = np.ascontiguousarray(self.__array__())
+        return {"version": 3, "shape": self.shape, "typestr": whole.dtype.str, "data": whole}
+
+    def __dlpack__(self, **kwargs: Any) -> Any:
+        return np.array(self).__dlpack__(**kwargs)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)  # host memory
+
+    def __float__(self) -> float:
+        return float(np.asarray(self))
+
+    def __int__(self) -> int:
+        return int(np.asarray(self))
+
+    def __complex__(self) -> complex:
+        return complex(np.asarray(self))
+
+    def __bool__(self) -> bool:
+        return bool(np.asarray(self))
+
+    def __index__(self) -> int:
+        return operator.index(np.asarray(self).item())
+
+    def __round__(self, ndigits: int | None = None) -> Any:
+        return round(self.item()) if ndigits is None else round(self.item(), ndigits)
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of an Array without dimensions")
+        return self.shape[0]
+
+    def __iter__(self) -> Any:
+        return iter(np.asarray(self))
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        return np.asarray(self)[index]
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        raise InPlaceError("an Array never changes. Use x = fc.at(np.asarray(x))[index].set(value), or a jitted function.")
+
+    def item(self) -> Any:
+        """The value of a one-element array as a Python scalar."""
+        return np.asarray(self).item()
+
+    def tolist(self) -> Any:
+        """The global value as nested lists."""
+        return np.asarray(self).tolist()
+
+    @property
+    def T(self) -> np.ndarray:
+        """The global value with its dimensions reversed, as a NumPy array."""
+        return np.asarray(self).T
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("_") and hasattr(np.ndarray, name):
+            raise MissingMethodError(f"an Array has no .{name}: use np.asarray(arr).{name}, the global value as a NumPy array.")
+        raise AttributeError(f"an Array has no attribute {name!r}.")
+
+    def astype(self, dtype: Any) -> np.ndarray:
+        """The global value with another dtype, as a NumPy array."""
+        return np.asarray(self).astype(dtype)
+
+    # ------------------------------------------------------------ showing it
+
+    def __format__(self, spec: str) -> str:
+        return format(self.item(), spec) if self.size == 1 and spec else str(self)
+
+    def __str__(self) -> str:
+        return "<deleted Array>" if self.is_deleted else str(np.asarray(self))
+
+    def __repr__(self) -> str:
+        head = f"{dtype_name(self.dtype)}[{','.join(map(str, self.shape))}], {self.sharding.spec!r} on {self.sharding.mesh!r}"
+        if self.is_deleted:
+            return f"Array(deleted, {head})"
+        values = np.array2string(np.asarray(self), separator=", ", threshold=20, edgeitems=2, prefix="Array(")
+        head = f"weak {head}" if self.weak else head
+        return f"Array({values}, {head})"
+
+    def _repr_html_(self) -> str:
+        from ..display import array_table
+
+        return array_table(self)
+
+
+def _binary(function: Any, reflected: bool = False) -> Any:
+    def method(self: Array, other: Any) -> Any:
+        if isinstance(other, Traced):
+            return NotImplemented
+        mine, other = np.asarray(self), np.asarray(other) if isinstance(other, Array) else other
+        return function(other, mine) if reflected else function(mine, other)
+
+    return method
+
+
+def _method(name: str) -> Any:
+    def method(self: Array, *args: Any, **kwargs: Any) -> Any:
+        return getattr(np.asarray(self), name)(*args, **kwargs)
+
+    method.__doc__ = f"`np.ndarray.{name}` of the global value, as a NumPy array."
+    method.__name__ = name
+    return method
+
+
+def _unary(function: Any) -> Any:
+    def method(self: Array) -> Any:
+        return function(np.asarray(self))
+
+    return method
+
+
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor"):
+    _function = getattr(operator, f"{_name}_" if _name in ("and", "or") else _name)
+    setattr(Array, f"__{_name}__", _binary(_function))
+    setattr(Array, f"__r{_name}__", _binary(_function, reflected=True))
+for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
+    setattr(Array, f"__{_name}__", _binary(getattr(operator, _name)))
+for _name in ("neg", "pos", "abs", "invert"):
+    setattr(Array, f"__{_name}__", _unary(getattr(operator, _name)))
+for _name in (
+    "all", "any", "argmax", "argmin", "clip", "copy", "cumsum", "diagonal", "dot", "flatten", "max", "mean", "min",
+    "nonzero", "prod", "ravel", "repeat", "reshape", "round", "squeeze", "std", "sum", "swapaxes", "take", "tobytes", "trace",
+    "transpose", "var",
+):  # fmt: skip
+    setattr(Array, _name, _method(_name))
+Array.__hash__ = None  # type: ignore[assignment]  # equal elementwise, like an ndarray
+
+
+def _read_only(block: Any) -> np.ndarray:
+    if type(block) is np.ndarray and not block.flags.writeable:
+        return block.view()  # its shape and dtype are the caller's to change
+    view = np.asarray(block).view()
+    view.flags.writeable = False
+    return view
+
+
+def to_numpy(x: Any, what: str = "x") -> np.ndarray:
+    """Anything array-like (NumPy, DLPack, `__array_interface__`, numbers, lists) as a native NumPy array."""
+    if isinstance(x, Traced):
+        raise TraceError(
+            f"{what} is a traced array of type {x.type}: inside a traced function it is one device's shard already. Use "
+            "it as it is; device_put and from_local are for values outside."
+        )
+    refuse_mask(x, what)
+    if not hasattr(x, "__array__") and not hasattr(x, "__array_interface__") and hasattr(x, "__dlpack__"):
+        x = np.from_dlpack(x)
+    try:
+        array = np.asarray(x)
+    except ValueError as error:  # nested lists of different lengths
+        raise ShapeError(f"{what} is no array: {error}") from None
+    if array.dtype == object and isinstance(x, int):
+        raise DTypeError(f"{what} is {x}, which does not fit into 64 bits. Pass a float, or split it.")
+    if array.dtype == object and not isinstance(x, np.ndarray):
+        raise TraceError(
+            f"{what} is {x!r:.60} of type {type(x).__name__}, which is no array. Pass arrays, numbers and pytrees of them; "
+            "anything else is a static argument of fc.jit."
+        )
+    check_dtype(array.dtype, what)
+    return as_array(array)

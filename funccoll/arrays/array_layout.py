@@ -1,0 +1,98 @@
+"""Layouts: everything about an Array but its data; and the memory that its blocks are put in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+
+from ..mesh import Sharding, copy_coordinates
+from ..types import ArrayType
+
+__all__ = ["MEMORY", "ArrayLayout", "Memory", "layout_of"]
+
+
+class Memory:
+    """Where blocks of Arrays are put: `empty(shape, dtype)`. A job of several processes sets it to memory that all share."""
+
+    def __init__(self) -> None:
+        self.empty: Callable[[tuple[int, ...], np.dtype], np.ndarray] = np.empty
+
+    def block(self, value: np.ndarray) -> np.ndarray:
+        """A copy, C-contiguous and read-only."""
+        out = self.empty(value.shape, value.dtype)
+        out[...] = value
+        out.flags.writeable = False
+        return out
+
+
+MEMORY = Memory()
+
+
+@dataclass(frozen=True, eq=False)
+class ArrayLayout:
+    """Global shape, dtype and sharding: everything about an Array but its data.
+
+    Compared by identity, which is what makes a call's cache lookup cheap; `layout_of` gives equal ones as one
+    object.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    sharding: Sharding
+    weak: type | None = None
+    """int, float or complex when it stands for a Python scalar (a step counter that a step returns): NEP 50."""
+
+    def __reduce__(self) -> Any:
+        return layout_of, (self.shape, self.dtype, self.sharding, self.weak)  # a copy is the same object
+
+    def same(self, other: ArrayLayout) -> bool:
+        """Equal in shape, dtype and sharding."""
+        return self is other or (self.shape, self.dtype, self.sharding) == (other.shape, other.dtype, other.sharding)
+
+    @cached_property
+    def type(self) -> ArrayType:
+        """The type of one device's shard inside a program."""
+        return ArrayType(self.sharding.shard_shape(self.shape), self.dtype, self.sharding.varying)
+
+    @cached_property
+    def indices(self) -> tuple[tuple[slice, ...], ...]:
+        """For each distinct copy, the part of the global array it holds."""
+        coordinates = copy_coordinates(self.sharding.mesh, self.sharding.varying)
+        return tuple(self.sharding.index(self.shape, c) for c in coordinates)
+
+    @cached_property
+    def is_one_block(self) -> bool:
+        """Whether this process is one device of the mesh, or all of it."""
+        return self.sharding.mesh.process is not None or self.sharding.mesh.size == 1
+
+    @cached_property
+    def copy_of_device(self) -> tuple[int, ...]:
+        """For each device position, which distinct copy it holds."""
+        mesh, varying = self.sharding.mesh, self.sharding.varying
+        position = {tuple(c.items()): i for i, c in enumerate(mesh.walk(a for a in mesh.axis_names if a in varying))}
+        return tuple(
+            position[tuple((a, n) for a, n in mesh.coordinates(d).items() if a in varying)] for d in range(mesh.size)
+        )
+
+    def split(self, value: np.ndarray) -> Any:
+        """The copies of a global value: one array, or a list of contiguous blocks."""
+        if not self.sharding.varying:
+            return _contiguous(value)
+        blocks = [_contiguous(value[i]) for i in self.indices]
+        return blocks if len(blocks) > 1 else blocks[0]
+
+
+@lru_cache(maxsize=8192)
+def layout_of(shape: tuple[int, ...], dtype: np.dtype, sharding: Sharding, weak: type | None = None) -> ArrayLayout:
+    """The ArrayLayout object of these; raises ShardingError when the shape does not divide."""
+    layout = ArrayLayout(shape, dtype, sharding, weak)
+    _ = layout.type
+    return layout
+
+
+def _contiguous(value: np.ndarray) -> np.ndarray:
+    return value if value.flags.c_contiguous else np.ascontiguousarray(value)

@@ -1,0 +1,94 @@
+"""Putting values onto meshes and taking them off: device_put, from_local."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..errors import MeshError, ShapeError, ShardingError, TraceError
+from ..mesh import Mesh, P, Sharding
+from .array import Array, to_numpy
+from .array_layout import MEMORY, layout_of
+
+__all__ = ["device_put", "from_local"]
+
+
+def _sharding(mesh: Mesh | Sharding, spec: P | None) -> Sharding:
+    if isinstance(mesh, Sharding):
+        if spec is not None:
+            raise ShardingError(f"{mesh!r} has a spec already: leave out {spec!r}.")
+        return mesh
+    if not isinstance(mesh, Mesh):
+        raise ShardingError(f"expected a mesh (fc.make_mesh({{...}})) or a Sharding, not {mesh!r}.")
+    if spec is not None and not isinstance(spec, P):
+        inside = ", ".join(map(repr, spec)) if isinstance(spec, tuple) else repr(spec)
+        raise ShardingError(f"expected a partition spec, not {spec!r}: write fc.P({inside if spec else ''}).")
+    return Sharding(mesh, P() if spec is None else spec)
+
+
+def _concrete_mesh(sharding: Sharding) -> Sharding:
+    if sharding.mesh.is_abstract:
+        raise MeshError(f"{sharding.mesh!r} has no devices to hold an array: use fc.make_mesh({dict(sharding.mesh.shape)}).")
+    return sharding
+
+
+def device_put(x: Any, mesh: Mesh | Sharding, spec: P | None = None) -> Array:
+    """Put a global value onto a mesh: `device_put(x, mesh, P("data"))`; without a spec, whole on every device.
+
+    `x` is a NumPy array, an Array (which is resharded), a number, or anything with `__array__`,
+    `__array_interface__` or `__dlpack__`; it is copied. For a pytree of arrays use `fc.tree.map`. Raises ShardingError
+    when a dimension does not divide.
+    """
+    sharding = _concrete_mesh(_sharding(mesh, spec))
+    if isinstance(x, dict):
+        raise TraceError(
+            "device_put takes one array, and x is a dict. For a pytree of arrays, with a pytree of specs like it: "
+            "fc.tree.map(lambda a, spec: fc.device_put(a, mesh, spec), x, specs)."
+        )
+    value = to_numpy(x, "device_put: x")
+    sharding.shard_shape(value.shape, "device_put: x")
+    layout = layout_of(value.shape, value.dtype, sharding)
+    put = MEMORY.block if sharding.mesh.process is not None else lambda block: np.array(block, order="C")
+    copies = [put(value[i]) for i in layout.indices]
+    return Array(layout, copies if len(copies) > 1 else copies[0])
+
+
+def from_local(x: Any, mesh: Mesh | Sharding, spec: P | None = None) -> Array:
+    """An Array from blocks that are split already.
+
+    `x` is this process's block. In one process that plays several devices it is a sequence of blocks, one for
+    each device in device order; blocks of devices that hold the same part must be bitwise equal.
+    """
+    sharding = _concrete_mesh(_sharding(mesh, spec))
+    size = sharding.mesh.size
+    if sharding.mesh.process is not None:
+        block = MEMORY.block(to_numpy(x, "from_local: x"))
+        return Array(layout_of(sharding.global_shape(block.shape, "from_local: a block"), block.dtype, sharding), block)
+    if size == 1 and not isinstance(x, (list, tuple)):
+        x = [x]
+    if not isinstance(x, (list, tuple)) or len(x) != size:
+        given = f"a list of {len(x)}" if isinstance(x, (list, tuple)) else f"one {type(x).__name__}"
+        raise MeshError(
+            f"from_local: this process plays all {size} devices of {sharding.mesh!r}, so it takes a list of {size} blocks "
+            f"in device order, and {given} was given. For a global value use fc.device_put."
+        )
+    blocks = [to_numpy(b, f"from_local: block {i}") for i, b in enumerate(x)]
+    first = blocks[0]
+    for i, block in enumerate(blocks):
+        if block.shape != first.shape or block.dtype != first.dtype:
+            raise ShapeError(
+                f"from_local: block {i} is {block.dtype}{list(block.shape)} and block 0 {first.dtype}{list(first.shape)}: "
+                "all devices have one shape and dtype."
+            )
+    layout = layout_of(sharding.global_shape(first.shape, "from_local: a block"), first.dtype, sharding)
+    copies: list[Any] = [None] * len(layout.indices)
+    for device, (block, copy) in enumerate(zip(blocks, layout.copy_of_device, strict=True)):
+        if copies[copy] is None:
+            copies[copy] = np.array(block, order="C")
+        elif copies[copy].tobytes() != block.tobytes():
+            raise ShardingError(
+                f"from_local: {sharding.spec!r} says that device {device} holds the same block as another device, and "
+                "their values differ. Name the axis along which they differ in the spec."
+            )
+    return Array(layout, copies if len(copies) > 1 else copies[0])

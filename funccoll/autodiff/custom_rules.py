@@ -1,0 +1,151 @@
+"""Gradient rules of the user's own: custom_vjp, grad_hook, stop_gradient."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import optree
+
+from ..collectives import Axes, mesh_axes
+from ..errors import PytreeError, ShapeError, TraceError, VaryingError
+from ..ir import bind, current_interpreter
+from ..ops.registry import as_traceable
+from ..primitives.elementwise import stop_gradient_p
+from ..primitives.higher import custom_vjp_p, grad_hook_p
+from ..tracing.trace import Trace, flatten_outputs, stage, value_type
+from ..types import ArrayType, is_inexact
+from .reverse import flatten_function, label_of, require_function, widened
+
+__all__ = ["custom_vjp", "grad_hook", "stop_gradient"]
+
+
+def _check_rule(found: ArrayType, wanted: ArrayType, what: str) -> None:
+    """What a custom rule returns must have the type of what it stands for; it may vary over less."""
+    if found.shape != wanted.shape or found.dtype != wanted.dtype:
+        raise ShapeError(f"{what} of type {found} for a value of type {wanted}: shape and dtype must agree.")
+    extra = sorted(found.varying - wanted.varying)
+    if extra:
+        raise VaryingError(
+            f"{what} of type {found} for a value of type {wanted}, which does not vary over {', '.join(map(repr, extra))}: "
+            "all_reduce it over that axis."
+        )
+
+
+def stop_gradient(x: Any) -> Any:
+    """`x` (an array or pytree), constant as far as gradients are concerned."""
+    return optree.tree_map(lambda leaf: bind(stop_gradient_p, as_traceable(leaf)), x)
+
+
+def grad_hook(xs: Any, hook: Callable[[Any], Any], axis: Axes) -> Any:
+    """`pvary` of a whole bucket, with your own transpose.
+
+    `xs` is a pytree of arrays that do not vary over `axis`; the result varies. In the backward pass
+    `hook(cotangents)` receives the pytree of local gradients as soon as the last of them is complete, and
+    returns the reduced ones, which do not vary: for example `lambda g: fc.all_reduce(g, axis, op="sum")`.
+    """
+    axes = mesh_axes("grad_hook", axis)
+    require_function("grad_hook(xs, hook, ...)", hook)
+    leaves, treedef = optree.tree_flatten(xs)
+    leaves = [as_traceable(leaf) for leaf in leaves]
+    types = [value_type(leaf) for leaf in leaves]
+
+    def flat_hook(cts: list[Any]) -> list[Any]:
+        out, out_tree = optree.tree_flatten(hook(treedef.unflatten(cts)))
+        if out_tree != treedef:
+            raise PytreeError(
+                f"a grad_hook returned structure {out_tree}, and its bucket has {treedef}: it returns one gradient for each "
+                "value, in the structure it was given (* is an array)."
+            )
+        for value, type in zip(out, types, strict=True):
+            found = value_type(value)
+            if found.shape != type.shape or found.dtype != type.dtype or found.varying - type.varying:
+                raise VaryingError(
+                    f"a grad_hook returned a gradient of type {found} for a value of type {type}: it must have that "
+                    f"shape and dtype, and not vary over {axes}; all_reduce it."
+                )
+        return out
+
+    flat_hook.__qualname__ = getattr(hook, "__qualname__", "hook")
+    return treedef.unflatten(bind(grad_hook_p, *leaves, axes=axes, hook=flat_hook)) if leaves else xs
+
+
+class custom_vjp:
+    """A function with its own gradient rule.
+
+    `f.defvjp(forward, backward)`: `forward(*args) -> (result, residuals)`; `backward(residuals, cotangent)`
+    returns one cotangent (a pytree like the argument, or None for zero) for each argument. Source: JAX.
+
+    The two run when a gradient is taken, after the function around them was traced: a traced array of that
+    function reaches them as an argument or as a residual, not through a closure (which raises LeakedTracerError).
+    """
+
+    def __init__(self, fn: Callable[..., Any]):
+        require_function("custom_vjp", fn)
+        functools.update_wrapper(self, fn)
+        self.fn = fn
+        self.forward: Callable[..., Any] | None = None
+        self.backward: Callable[..., Any] | None = None
+
+    def defvjp(self, forward: Callable[..., Any], backward: Callable[..., Any]) -> custom_vjp:
+        """Set the rule; returns self."""
+        require_function("defvjp(forward, ...)", forward)
+        require_function("defvjp(..., backward)", backward)
+        self.forward, self.backward = forward, backward
+        return self
+
+    def __call__(self, *args: Any) -> Any:
+        """Apply the function; in a trace, with its gradient rule."""
+        name = label_of(self.fn)
+        if self.forward is None or self.backward is None:
+            raise TraceError(f"custom_vjp {name} has no rule yet: call {name}.defvjp(forward, backward).")
+        if not isinstance(current_interpreter(), Trace):
+            return self.fn(*args)
+        forward, backward = self.forward, self.backward
+        leaves, treedef, flat, info = flatten_function(self.fn, args, False, name)
+        program, captured = stage(flat, [value_type(v) for v in leaves], label=name)
+        # What the function captured becomes further inputs, without a gradient.
+        closed = program.replace(constants=(), inputs=(*program.inputs, *(v for v, _ in program.constants)))
+        out_tree = info["out_tree"]
+
+        def flat_forward(*values: Any) -> tuple[list[Any], Any]:
+            returned = forward(*treedef.unflatten(values[: len(leaves)]))
+            if not isinstance(returned, tuple) or len(returned) != 2:
+                raise TraceError(
+                    f"the forward rule of {name} must return a tuple (result, residuals), not {type(returned).__name__}."
+                )
+            result, residuals = returned
+            outs, found = flatten_outputs(result, name)
+            if found != out_tree:
+                raise PytreeError(f"the forward rule of {name} returns structure {found}, {name} itself {out_tree}.")
+            for out, atom in zip(outs, program.outputs, strict=True):
+                _check_rule(value_type(out), atom.type, f"the forward rule of {name} returns a result")
+            outs = [widened(as_traceable(o), a.type) for o, a in zip(outs, program.outputs, strict=True)]
+            return outs, residuals
+
+        def flat_backward(residuals: Any, cts: Sequence[Any]) -> list[Any]:
+            returned = backward(residuals, out_tree.unflatten(cts))
+            if not isinstance(returned, tuple) or len(returned) != len(args):
+                raise PytreeError(
+                    f"the backward rule of {name} must return a tuple of {len(args)} cotangent(s), one for each argument "
+                    "(None for zero)."
+                )
+            flat_cts: list[Any] = []
+            for arg, ct in zip(args, returned, strict=True):
+                arg_leaves, arg_tree = optree.tree_flatten(arg)
+                if ct is None:
+                    flat_cts.extend([None] * len(arg_leaves))
+                    continue
+                ct_leaves, ct_tree = optree.tree_flatten(ct)
+                if ct_tree != arg_tree:
+                    raise PytreeError(f"the backward rule of {name} returns structure {ct_tree} for {arg_tree}.")
+                flat_cts.extend(as_traceable(c) for c in ct_leaves)
+            for ct, leaf in zip(flat_cts, leaves, strict=True):
+                if ct is not None and is_inexact(value_type(leaf).dtype):
+                    _check_rule(value_type(ct), value_type(leaf), f"the backward rule of {name} returns a cotangent")
+            return [*flat_cts, *(None for _ in captured)]
+
+        flat_forward.__qualname__, flat_backward.__qualname__ = name + ".forward", name + ".backward"
+        outs = bind(custom_vjp_p, *leaves, *captured, program=closed, forward=flat_forward, backward=flat_backward)
+        return out_tree.unflatten(outs)

@@ -1,0 +1,1 @@
+"""From a traced function to something that runs: jit and its stages."""

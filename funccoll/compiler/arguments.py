@@ -1,0 +1,205 @@
+"""The arguments of a jitted function: which are static or donated, and how each is split over the mesh."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import optree
+
+from ..errors import PytreeError, ShardingError, TraceError
+from ..mesh import Mesh, P, Sharding
+
+__all__ = ["Arguments", "Options", "Static", "broadcast_specs", "check_specs", "path_name"]
+
+Static = tuple[tuple[int | str, Any, Any], ...]
+"""Static arguments: (position or name, what `distinct` says of the value, value)."""
+
+
+def distinct(value: Any) -> Any:
+    """A key that keeps apart what Python calls equal: 1, 1.0 and True, 0.0 and -0.0, in tuples too."""
+    if type(value) is tuple:
+        return tuple(map(distinct, value))
+    return type(value), repr(value) if type(value) in (float, complex) else value
+
+
+_OF = {"in_specs": "arguments", "out_specs": "results"}
+
+
+def _is_spec(x: Any) -> bool:
+    return x is None or isinstance(x, P)
+
+
+def broadcast_specs(specs: Any, tree: Any, mesh: Mesh, what: str, name: str) -> list[Sharding]:
+    """One Sharding for each leaf of `tree`, from specs that are a pytree prefix of it (JAX's rule)."""
+    concrete = optree.tree_map(lambda s: P() if s is None else s, specs, is_leaf=_is_spec, none_is_leaf=True)
+    try:
+        flat = optree.broadcast_prefix(concrete, tree, is_leaf=lambda x: isinstance(x, P))
+    except ValueError as error:
+        # optree's reason comes first; what follows shows whole arrays.
+        reason = re.split(r"; \w+: |, got ", str(error))[0]
+        raise PytreeError(
+            f"{what} of {name} does not fit: the specs are {concrete!r}, and the {_OF[what]} have the structure "
+            f"{str(optree.tree_structure(tree))[len('PyTreeSpec('):-1]} (* is an array). {reason}. Give one P for each array, "
+            "or one P for a whole tuple, list or dict of them."
+        ) from None
+    return [Sharding(mesh, s) for s in flat]
+
+
+def check_specs(specs: Any, mesh: Mesh, what: str, name: str) -> None:
+    """Raise for a spec that fits no call: one that is no `P`, or names an axis the mesh does not have."""
+    for spec in optree.tree_leaves(specs, is_leaf=_is_spec, none_is_leaf=True):
+        if not _is_spec(spec):
+            example = f"fc.P({spec!r})" if isinstance(spec, str) else "fc.P('axis') or fc.P()"
+            raise ShardingError(f"{what} of {name}: {spec!r} is no partition spec; write {example}.")
+        mesh.check_axes(() if spec is None else spec.axes, what=f"axis in {spec!r} ({what} of {name}),")
+
+
+def path_name(name: str, treedef: optree.PyTreeSpec, position: int) -> str:
+    """How a user would write one leaf of the arguments: `batch["x"]`."""
+    path = treedef.paths()[position]
+    return name + "".join(f"[{p!r}]" for p in path)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Which arguments of a jitted function are special, by position in its Python signature, or by name."""
+
+    static_argnums: tuple[int, ...] = ()
+    static_argnames: tuple[str, ...] = ()
+    donate_argnums: tuple[int, ...] = ()
+
+
+class Arguments:
+    """What `fc.jit` knows of a function's arguments before it is traced."""
+
+    def __init__(self, fn: Callable[..., Any], mesh: Mesh, in_specs: Any, options: Options):
+        self.fn, self.mesh, self.in_specs, self.options = fn, mesh, in_specs, options
+        self.name = getattr(fn, "__name__", type(fn).__name__)
+
+    def check(self) -> None:
+        """Raise for static or donated arguments that the function does not have."""
+        if self.signature is None:
+            return
+        parameters = self.signature.parameters
+        kinds = {p.kind for p in parameters.values()}
+        if inspect.Parameter.VAR_POSITIONAL not in kinds:
+            for option in ("static_argnums", "donate_argnums"):
+                for n in getattr(self.options, option):
+                    if not -len(parameters) <= n < len(parameters):
+                        raise TraceError(
+                            f"fc.jit: {option} names argument {n}, and {self.name} has {len(parameters)}: "
+                            f"{', '.join(parameters) or 'none'}."
+                        )
+        for name in self.options.static_argnames:
+            if name not in parameters and inspect.Parameter.VAR_KEYWORD not in kinds:
+                raise TraceError(
+                    f"fc.jit: static_argnames names {name!r}, and {self.name} has the arguments: "
+                    f"{', '.join(parameters) or 'none'}."
+                )
+
+    @functools.cached_property
+    def signature(self) -> inspect.Signature | None:
+        """The function's Python signature, or None where it has none."""
+        try:
+            return inspect.signature(self.fn)
+        except (TypeError, ValueError):
+            return None
+
+    def _resolve(self, numbers: tuple[int, ...], count: int) -> set[int]:
+        """Positions from the front; negative ones count from the signature's end (the call's, of `count`, with *args)."""
+        if self.signature is not None:
+            kinds = [p.kind for p in self.signature.parameters.values()]
+            if inspect.Parameter.VAR_POSITIONAL not in kinds:
+                count = sum(k in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD) for k in kinds)
+        return {n + count if n < 0 else n for n in numbers}
+
+    def split(self, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Static]:
+        """Dynamic positional arguments, and the static ones."""
+        options = self.options
+        if any(k not in options.static_argnames for k in kwargs):
+            args, kwargs = self._positional(args, kwargs)
+        numbers = {n for n in self._resolve(options.static_argnums, len(args)) if 0 <= n < len(args)}
+        if options.static_argnames and self.signature is not None:
+            parameters = list(self.signature.parameters)[: len(args)]
+            numbers |= {i for i, p in enumerate(parameters) if p in options.static_argnames}
+        static = [*((i, args[i]) for i in sorted(numbers)), *sorted(kwargs.items())]
+        for where, value in static:
+            try:
+                hash(value)
+            except TypeError:
+                raise TraceError(
+                    f"the static argument {where!r} of {self.name} is not hashable: {value!r}. A static argument is part "
+                    "of the compiled program; pass a tuple, a string, a number or a frozen dataclass."
+                ) from None
+        return tuple(a for i, a in enumerate(args) if i not in numbers), tuple((k, distinct(v), v) for k, v in static)
+
+    def _positional(self, args: tuple, named: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        """Keyword arguments in the places of their parameters; static ones without a place stay keywords."""
+        if self.signature is None:
+            raise TraceError(f"{self.name} was called with keywords {sorted(named)}, and has no signature to place them.")
+        try:
+            bound = self.signature.bind(*args, **named)
+        except TypeError as error:
+            raise TraceError(f"{self.name}: {error}.") from None
+        bound.apply_defaults()
+        keywords = {k: v for k, v in bound.kwargs.items() if k in named}  # a default finds its place by itself
+        dynamic = sorted(set(keywords) - set(self.options.static_argnames))
+        if dynamic:
+            raise TraceError(
+                f"{self.name}: the keyword-only argument(s) {dynamic} have no place in in_specs. Make them "
+                "positional, or static with static_argnames."
+            )
+        return bound.args, keywords
+
+    def merge(self, dynamic: Any, static: Static) -> tuple[list[Any], dict[str, Any]]:
+        """The call's positional and keyword arguments again."""
+        merged = list(dynamic)
+        for where, _, value in static:
+            if isinstance(where, int):
+                merged.insert(where, value)
+        return merged, {where: value for where, _, value in static if isinstance(where, str)}
+
+    def _positions(self, count: int, static: Static) -> list[int]:
+        """For each of `count` dynamic arguments, its position in the call."""
+        numbers = {where for where, _, _ in static if isinstance(where, int)}
+        return [i for i in range(count + len(numbers)) if i not in numbers]
+
+    def shardings(self, dynamic: tuple, static: Static) -> list[Sharding]:
+        """One Sharding for each array of the dynamic arguments."""
+        specs = tuple(self.in_specs) if isinstance(self.in_specs, list) else self.in_specs
+        if isinstance(specs, tuple) and not isinstance(specs, P):
+            positions = self._positions(len(dynamic), static)
+            full = {len(dynamic) + len(static)}
+            if self.signature is not None and (self.options.static_argnums or self.options.static_argnames):
+                full.add(len(self.signature.parameters))
+            if len(specs) != len(dynamic) and len(specs) in full and positions and len(specs) > positions[-1]:
+                specs = tuple(specs[i] for i in positions)  # specs for the static arguments too: unused
+            if len(specs) != len(dynamic):
+                raise PytreeError(
+                    f"in_specs of {self.name} has {len(specs)} entries, and it was called with {len(dynamic)} "
+                    "argument(s) that are not static: give one spec (or pytree of specs) for each."
+                )
+        return broadcast_specs(specs, dynamic, self.mesh, "in_specs", self.name)
+
+    def describe(self, treedef: optree.PyTreeSpec, position: int, static: Static) -> str:
+        """How messages name one array of the arguments: `batch['x'] of step`."""
+        path = treedef.paths()[position]
+        parameters = [] if self.signature is None else list(self.signature.parameters)
+        call_position = self._positions(path[0] + 1, static)[path[0]]
+        first = parameters[call_position] if call_position < len(parameters) else f"argument {call_position}"
+        return f"{first}{''.join(f'[{p!r}]' for p in path[1:])} of {self.name}"
+
+    def donated(self, dynamic: tuple, static: Static) -> tuple[bool, ...]:
+        """For each array of the dynamic arguments, whether the caller gives it up."""
+        out: list[bool] = []
+        positions = self._positions(len(dynamic), static)
+        count = sum(isinstance(where, int) for where, _, _ in static) + len(dynamic)
+        given_up = self._resolve(self.options.donate_argnums, count)
+        for call_position, arg in zip(positions, dynamic, strict=True):
+            out += [call_position in given_up] * len(optree.tree_leaves(arg))
+        return tuple(out)

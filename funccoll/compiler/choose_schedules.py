@@ -1,0 +1,116 @@
+"""From the collectives of a program to their schedules: which algorithm each has, and the proved schedule of it.
+
+Schedules are imported when a program has collectives: that takes 40 ms.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ScheduleError, at_source
+from ..ir import Equation, Program
+from ..types import is_inexact
+
+if TYPE_CHECKING:
+    from ..schedules.registry import Algorithm
+    from ..schedules.schedule import Schedule
+
+__all__ = ["check_algorithms", "choose", "digest", "is_large", "is_users", "schedules_of"]
+
+LARGE = 256
+"""Ranks beyond which no host is: the choice is then the collective's first algorithm, without comparing; and where
+nothing can run (an abstract mesh), what takes seconds to prove is proved when it is asked for."""
+
+
+def check_algorithms(program: Program) -> None:
+    """Raise ScheduleError, at the collective's line, where the user names an algorithm that cannot be had."""
+    for eqn in program.collectives():
+        if eqn.params["algorithm"] is not None:
+            with at_source(eqn.source):
+                _find(eqn)
+
+
+def _find(eqn: Equation) -> Algorithm:
+    """The algorithm that a collective names, or the first one there is."""
+    from ..schedules.registry import find
+
+    return find(eqn.primitive.name, eqn.params["algorithm"], eqn.params["size"])
+
+
+def choose(eqn: Equation) -> str:
+    """The algorithm for a collective when the user names none: the one that costs least on one host.
+
+    A reduction of the choice is a left fold in rank order, whatever the size, so that the bits do not depend on it.
+    """
+    from ..schedules.model.select import select
+    from ..schedules.model.topology import Topology
+
+    kind, params = eqn.primitive.name, eqn.params
+    if params["size"] > LARGE:
+        return _find(eqn).name
+    sides = [sum(a.type.nbytes for a in side) for side in (eqn.inputs, eqn.outputs)]
+    dtypes = [a.type.dtype for a in eqn.inputs]
+    narrow = [d for d in dtypes if d.itemsize == 2 and is_inexact(d)]  # one of them is enough to mind rounding
+    given = {"dtype": next(iter(narrow or dtypes), None), "root": params.get("root", 0), "pairs": params.get("pairs", ())}
+    with at_source(eqn.source):
+        return select(kind, Topology.one_host(params["size"]), max(1, *sides), **given).algorithm
+
+
+def is_large(program: Program) -> bool:
+    """Whether a collective has more than `LARGE` ranks."""
+    return any(eqn.params["size"] > LARGE for eqn in program.collectives())
+
+
+def schedules_of(program: Program) -> list[tuple[Equation, Schedule]]:
+    """The collectives, barriers included, in program order, with their proved schedules; all have their algorithms by now.
+
+    Raises ScheduleError for a schedule that is wrong, at the line of the move, with a note which collective it is for.
+    """
+    return [(eqn, _schedule(eqn, program.axis_sizes)) for eqn in program.collectives()]
+
+
+def _schedule(eqn: Equation, axis_sizes: Mapping[str, int]) -> Schedule:
+    options = {"root": eqn.params.get("root", 0), "pairs": eqn.params.get("pairs", ())}
+    with at_source(eqn.source):
+        found = _find(eqn)
+        try:
+            return _proved(found, eqn.params["size"], levels=_levels(found, eqn, axis_sizes), **options)
+        except ScheduleError as error:
+            error.add_note(f"in the schedule of {found.kind}, algorithm {found.name!r}, called at {eqn.source}")
+            raise
+
+
+def _levels(found: Algorithm, eqn: Equation, axis_sizes: Mapping[str, int]) -> tuple[int, int] | None:
+    """Hosts and ranks per host of a collective over several axes: the first one is the hosts'."""
+    sizes = [axis_sizes[a] for a in eqn.axes()]
+    return (sizes[0], math.prod(sizes[1:])) if "levels" in found.options and len(sizes) > 1 else None
+
+
+@functools.lru_cache(maxsize=256)
+def _proved(found: Algorithm, nranks: int, **given: Any) -> Schedule:
+    """Built and proved once for each algorithm *object*: one that was defined anew under its name is another."""
+    from ..schedules.schedule import build
+
+    schedule = build(found.kind, nranks, found.name, **given)
+    schedule.prove()
+    return schedule
+
+
+def is_users(eqn: Equation) -> bool:
+    """Whether a collective has an algorithm of the user's own, whose name says little about its moves."""
+    return not _find(eqn).function.__module__.startswith("funccoll.")
+
+
+@functools.lru_cache(maxsize=256)
+def digest(schedule: Schedule) -> str:
+    """sha256 of a schedule's moves."""
+    found = hashlib.sha256(repr(schedule.collective).encode())
+    for batch in schedule.batches:
+        found.update(repr((batch.dst.shape, batch.src.shape, batch.round)).encode())
+        for column in (batch.dst, batch.src, batch.count, batch.by):
+            found.update(column.tobytes())
+    return found.hexdigest()

@@ -1,0 +1,352 @@
+"""jit: from a Python function to something that runs on a mesh. The only file that names all stages.
+
+    fn --trace--> Traced (typed program) --lower--> Lowered (after the passes) --compile--> Compiled
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import operator
+import types
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, ParamSpec, TypeVar, overload
+
+import numpy as np
+import optree
+
+from ..arrays.array import Array, to_numpy
+from ..arrays.array_layout import layout_of
+from ..errors import DTypeError, ShardingError, TraceError, VaryingError, user_frames
+from ..ir import Traced, current_interpreter
+from ..mesh import Mesh, Sharding
+from ..ops.elementwise import scalar_type
+from ..primitives.collective import pvary
+from ..tracing.trace import flatten_outputs, stage, value_type
+from ..tracing.tracer import check_alive
+from ..types import check_dtype
+from .arguments import Arguments, Options, Static, broadcast_specs, check_specs, path_name
+from .choose_schedules import check_algorithms
+from .stages import Compiled, Lowered, Signature, TracedFunction
+
+__all__ = ["Compiled", "Jitted", "Lowered", "TracedFunction", "jit"]
+
+logger = logging.getLogger("funccoll")
+
+Params = ParamSpec("Params")
+R = TypeVar("R")
+
+_LeafType = tuple[tuple[int, ...], np.dtype, type | None]
+"""Global shape, dtype, and the Python type of a weak scalar."""
+
+_NO_MESH = Mesh({}, (0,))
+_ARRAYS = {Array, np.ndarray}
+_NUMBERS = frozenset((int, float, complex))
+_LAYOUT = operator.attrgetter("layout")
+
+
+def _fast_key(treedef: optree.PyTreeSpec, leaves: Sequence[Any]) -> tuple | None:
+    """What decides which program runs, for leaves whose types say it at once; else None."""
+    key: list[Any] = [treedef]
+    for leaf in leaves:
+        kind = type(leaf)
+        if kind is Array:
+            key.append(leaf.layout)
+        elif kind is np.ndarray:
+            key.append((leaf.shape, leaf.dtype))
+        elif kind in _NUMBERS and (kind is not int or -(1 << 63) <= leaf < 1 << 63):
+            key.append(kind)
+        else:
+            return None
+    return tuple(key)
+
+
+class Jitted(Generic[Params, R]):
+    """A function that is traced and compiled once for each structure, types and shardings of its arguments."""
+
+    def __init__(self, fn: Callable[Params, R], mesh: Mesh, in_specs: Any, out_specs: Any, options: Options):
+        functools.update_wrapper(self, fn)
+        self.fn = fn
+        self.mesh = mesh
+        self.in_specs = in_specs
+        self.out_specs = out_specs
+        self._arguments = Arguments(fn, mesh, in_specs, options)
+        self._name = self._arguments.name
+        self._cache: dict[Any, Compiled] = {}
+        self._plain = not (options.static_argnums or options.static_argnames)
+        self._fast: dict[tuple, Callable[[Sequence[Any]], Any]] = {}
+        self._last: tuple[tuple, Callable[[Sequence[Any]], Any] | None] = ((), None)
+
+    # ------------------------------------------------------------ calling
+
+    def __call__(self, *args: Params.args, **kwargs: Params.kwargs) -> R:
+        """Run on global values: NumPy arrays (equal on all processes), numbers, Arrays, and pytrees of them."""
+        if not kwargs:
+            given: Any = args
+            run = None
+            try:
+                if given and type(given[0]) is Array:
+                    key = tuple(map(_LAYOUT, given))
+                    last, run = self._last
+                    run = run if key == last else self._fast.get(key)  # equal is quicker than hashed
+            except (AttributeError, TypeError):
+                pass  # not all are Arrays
+            if run is None and _ARRAYS.issuperset(map(type, given)):
+                run = self._fast.get(tuple([a.layout if type(a) is Array else (a.shape, a.dtype) for a in given]))
+            if run is not None:
+                return run(args)
+            if self._plain:  # pytrees, and numbers
+                leaves, treedef = optree.tree_flatten(given)
+                key = _fast_key(treedef, leaves)
+                run = self._fast.get(key) if key is not None else None
+                if run is not None:
+                    return run(leaves)
+        with user_frames():
+            return self._slow_call(args, kwargs)
+
+    def _slow_call(self, args: tuple, kwargs: dict[str, Any]) -> Any:
+        dynamic, static = self._arguments.split(args, kwargs)
+        leaves, treedef = optree.tree_flatten(dynamic)
+        if any(isinstance(leaf, Traced) for leaf in leaves):
+            return self._inside_trace(args, kwargs, leaves)
+        types = tuple(self._leaf_type(leaf, treedef, i, static) for i, leaf in enumerate(leaves))
+        key = (treedef, types, static)
+        compiled = self._cache.get(key)
+        if compiled is None:
+            compiled = self._cache[key] = self._trace(dynamic, static, treedef, types).lower().compile()
+            if logger.isEnabledFor(logging.DEBUG):  # a fingerprint reads every move of every schedule
+                logger.debug("compiled %s: %s", self._name, compiled.fingerprint[:12])
+        fast_key, flat, ready = None, False, False
+        if not kwargs and self._plain:
+            flat = _ARRAYS.issuperset(map(type, args))
+            fast_key = _fast_key(treedef, leaves)  # before a donated Array gets a layout of its own
+            fast_key = fast_key[1:] if flat and fast_key is not None else fast_key
+            ready = compiled.takes_as_they_are(leaves)
+        result = compiled.execute(leaves)
+        if fast_key is not None:  # only what has run: a deleted Array has not
+            self._fast[fast_key] = fast = compiled.execute_ready if ready else compiled.execute
+            if flat:
+                self._last = fast_key, fast
+        return result
+
+    def check_options(self) -> None:
+        """Raise for options that can fit no call: an axis, a position or a name that does not exist."""
+        self._arguments.check()
+        for what, specs in (("in_specs", self.in_specs), ("out_specs", self.out_specs)):
+            check_specs(specs, self.mesh, what, self._name)
+
+    def _inside_trace(self, args: tuple, kwargs: dict[str, Any], leaves: Sequence[Any]) -> Any:
+        if self.mesh is _NO_MESH:
+            return self.fn(*args, **kwargs)  # inlined: there is nothing to shard
+        for leaf in leaves:
+            check_alive(leaf)
+        inside = "another traced function" if current_interpreter().axis_sizes else "fc.grad, fc.vjp or a traced function"
+        raise TraceError(
+            f"{self._name}, a jitted function with a mesh, was called with traced arrays, inside {inside}. "
+            f"It takes whole (global) arrays with values. Inside a trace call the plain function, {self._name}.fn: put "
+            "fc.grad and everything around it inside the one function that is jitted."
+        )
+
+    def _leaf_type(self, leaf: Any, treedef: optree.PyTreeSpec, position: int, static: Static) -> _LeafType:
+        weak = scalar_type(leaf)
+        if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
+            leaf = to_numpy(leaf, self._arguments.describe(treedef, position, static))
+        try:
+            dtype = check_dtype(np.dtype(leaf.dtype))
+        except DTypeError:  # again, with the argument's name
+            dtype = check_dtype(np.dtype(leaf.dtype), self._arguments.describe(treedef, position, static))
+        return tuple(leaf.shape), dtype, weak
+
+    # ------------------------------------------------------------ stages
+
+    def trace(self, *args: Any, **kwargs: Any) -> TracedFunction:
+        """The typed program for arguments like these; only shapes and dtypes are looked at.
+
+        Arguments may be arrays or anything with `.shape` and `.dtype`.
+        """
+        with user_frames():
+            dynamic, static = self._arguments.split(args, kwargs)
+            leaves, treedef = optree.tree_flatten(dynamic)
+            types = [self._leaf_type(leaf, treedef, i, static) for i, leaf in enumerate(leaves)]
+            return self._trace(dynamic, static, treedef, types)
+
+    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
+        """`trace(...).lower()`."""
+        return self.trace(*args, **kwargs).lower()
+
+    def _trace(
+        self, dynamic: tuple, static: Static, treedef: optree.PyTreeSpec, types: Sequence[_LeafType]
+    ) -> TracedFunction:
+        arguments = self._arguments
+        shardings = arguments.shardings(dynamic, static)
+        layouts = []
+        for i, ((shape, dtype, _), sharding) in enumerate(zip(types, shardings, strict=True)):
+            sharding.shard_shape(shape, arguments.describe(treedef, i, static))
+            layouts.append(layout_of(shape, dtype, sharding))
+        out: dict[str, Any] = {}
+
+        def flat(*tracers: Any) -> list[Any]:
+            positional, keywords = arguments.merge(treedef.unflatten(tracers), static)
+            function: Any = self.fn
+            result = function(*positional, **keywords)
+            values, tree = flatten_outputs(result, self._name)
+            out["tree"] = tree
+            shardings = broadcast_specs(self.out_specs, tree.unflatten(values), self.mesh, "out_specs", self._name)
+            out["shardings"] = shardings
+            out["weak"] = [scalar_type(v) for v in values]
+            return [self._check_output(v, s, tree, i) for i, (v, s) in enumerate(zip(values, shardings, strict=True))]
+
+        weak = [w for _, _, w in types]
+        program, captured = stage(
+            flat, [x.type for x in layouts], weak=weak, axis_sizes=self.mesh.shape, label=self._name
+        )
+        check_algorithms(program)
+        for value in captured:
+            if isinstance(value, Traced):
+                raise TraceError(
+                    f"{self._name} uses a traced array of an enclosing function. Pass it as an argument, or call the "
+                    f"plain function ({self._name}.fn) there."
+                )
+        out_layouts = tuple(
+            layout_of(s.global_shape(a.type.shape), a.type.dtype, s, w)
+            for a, s, w in zip(program.outputs, out["shardings"], out["weak"], strict=True)
+        )
+        donated = arguments.donated(dynamic, static)
+        signature = Signature(self._name, self.mesh, treedef, tuple(layouts), out["tree"], out_layouts, donated)
+        return TracedFunction(program, signature)
+
+    def _check_output(self, value: Any, sharding: Sharding, tree: optree.PyTreeSpec, position: int) -> Any:
+        """The output varying over exactly its spec's axes, or an error when it varies over more."""
+        type = value_type(value)
+        where = path_name("result", tree, position)
+        extra = type.varying - sharding.varying
+        if extra:
+            axes = ", ".join(map(repr, sorted(extra)))
+            given = " (out_specs was not given)" if self.out_specs is None else ""
+            origin = getattr(value, "source", None)
+            made = f", made at {origin}" if origin else ""
+            raise VaryingError(
+                f"out_specs of {self._name}: {where}, of type {type}{made}, has the spec {sharding.spec!r}{given}, which "
+                f"says that it is equal on all devices along {axes}; it varies over {axes}. Reduce or gather it first "
+                f"(fc.all_reduce, fc.all_gather over {axes}), or name {axes} in its out_spec."
+            )
+        sharding.global_shape(type.shape, f"{where} of {self._name}")
+        missing = [a for a in self.mesh.axis_names if a in sharding.varying - type.varying]
+        return pvary(value, missing) if missing else value
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else _Bound(self, instance)
+
+    def __repr__(self) -> str:
+        return f"<fc.jit {self._name} on {self.mesh!r}, in_specs={self.in_specs!r}, out_specs={self.out_specs!r}>"
+
+
+class _Bound:
+    """A jitted method of an instance: calls and stages take the instance as their first argument."""
+
+    def __init__(self, jitted: Jitted, instance: Any):
+        functools.update_wrapper(self, jitted.fn)
+        self.jitted, self.instance = jitted, instance
+        self.fn = self.__wrapped__ = types.MethodType(jitted.fn, instance)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.jitted(self.instance, *args, **kwargs)
+
+    def trace(self, *args: Any, **kwargs: Any) -> TracedFunction:
+        """`Jitted.trace` of this instance."""
+        return self.jitted.trace(self.instance, *args, **kwargs)
+
+    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
+        """`Jitted.lower` of this instance."""
+        return self.jitted.lower(self.instance, *args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<bound {self.jitted!r} of {self.instance!r}>"
+
+
+def _tuple(option: str, value: Any, kind: type) -> tuple:
+    """An option that is one number (or name), or several."""
+    found = (value,) if isinstance(value, (int, str)) else value
+    if not isinstance(found, (tuple, list)) or not all(isinstance(v, kind) and not isinstance(v, bool) for v in found):
+        what = "argument positions, such as 0 or (0, 2)" if kind is int else 'argument names, such as "n" or ("n", "mode")'
+        raise TraceError(f"fc.jit: {option}={value!r}: it takes {what}.")
+    return tuple(found)
+
+
+@overload
+def jit(
+    fn: Callable[Params, R],
+    /,
+    *,
+    mesh: Mesh | None = None,
+    in_specs: Any = None,
+    out_specs: Any = None,
+    donate_argnums: int | Sequence[int] = (),
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
+) -> Jitted[Params, R]: ...
+@overload
+def jit(
+    fn: None = None,
+    /,
+    *,
+    mesh: Mesh | None = None,
+    in_specs: Any = None,
+    out_specs: Any = None,
+    donate_argnums: int | Sequence[int] = (),
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
+) -> Callable[[Callable[Params, R]], Jitted[Params, R]]: ...
+def jit(
+    fn: Callable[..., Any] | None = None,
+    /,
+    *,
+    mesh: Mesh | None = None,
+    in_specs: Any = None,
+    out_specs: Any = None,
+    donate_argnums: int | Sequence[int] = (),
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
+) -> Any:
+    """Compile a function whose body sees one device's shard, to run on every device of `mesh`.
+
+        @fc.jit(mesh=mesh, in_specs=(P(), P("data")), out_specs=P())
+        def mean_square(w, x):                                       # x: this device's rows
+            return fc.all_reduce(np.mean((x @ w) ** 2), "data", op="mean")
+
+    Args:
+        fn: a pure function of arrays and pytrees of them, in NumPy and funccoll's collectives.
+        mesh: from `make_mesh` (or `abstract_mesh`, to trace and lower only); without one, a single device.
+        in_specs: how the global arguments are split: a tuple with an entry for each argument that is not static, or
+            one entry for all. An entry is a `P`, or a pytree prefix of them; `P()`, or None, is whole on every device.
+        out_specs: the same for the result. An output may be claimed equal along an axis (the axis is not
+            named) only when its type proves it.
+        donate_argnums: arguments whose Arrays are given up; using them later raises.
+        static_argnums, static_argnames: arguments that are part of the program (hashable); a new value compiles anew.
+
+    Returns: a function with the same signature, from global values to `Array`s. `.trace(*args)` gives the typed
+    program and runs nothing, `.lower(*args)` the optimised one (`.collectives()` lists what it communicates); `.fn` is
+    the plain function. It compiles once for each structure, shapes and dtypes of its arguments. Floating-point
+    exceptions are silent inside, as in JAX.
+
+    Raises: ShardingError, VaryingError, PytreeError, TraceError; each names the argument, shapes and axes.
+    """
+
+    def decorate(f: Callable[..., Any]) -> Jitted:
+        if not callable(f):
+            raise TraceError(f"fc.jit takes a function, not {f!r}. Options are keywords: @fc.jit(mesh=mesh, ...).")
+        if mesh is not None and not isinstance(mesh, Mesh):
+            raise ShardingError(f"fc.jit: mesh must be a mesh (fc.make_mesh({{...}})), not {mesh!r}.")
+        options = Options(
+            _tuple("static_argnums", static_argnums, int),
+            _tuple("static_argnames", static_argnames, str),
+            _tuple("donate_argnums", donate_argnums, int),
+        )
+        both = set(options.static_argnums) & set(options.donate_argnums)
+        if both:
+            raise TraceError(f"fc.jit: argument(s) {sorted(both)} are both static and donated.")
+        jitted = Jitted(f, _NO_MESH if mesh is None else mesh, in_specs, out_specs, options)
+        jitted.check_options()
+        return jitted
+
+    return decorate if fn is None else decorate(fn)

@@ -1,0 +1,114 @@
+"""What a program does, as tables and numbers: its collectives, and estimates of its cost."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import Source
+from ..ir import Equation, Program
+from ..primitives.linalg import einsum_p, matmul_p
+from ..types import dtype_name
+
+__all__ = ["CollectiveRow", "CollectiveTable", "cost_analysis"]
+
+
+@dataclass(frozen=True)
+class CollectiveRow:
+    """One collective of a program. `nbytes` is what one device contributes, `schedule` the algorithm's name ("": open)."""
+
+    kind: str
+    op: str
+    axes: tuple[str, ...]
+    size: int
+    operands: int
+    dtype: str
+    nbytes: int
+    schedule: str
+    source: Source | None
+
+
+class CollectiveTable:
+    """The collectives of a program: `.rows`, printed as text or HTML."""
+
+    HEAD = ("collective", "axes", "devices", "arrays", "dtype", "bytes/device", "schedule", "from")
+
+    def __init__(self, program: Program):
+        self.rows = [_row(e, program) for e in program.collectives()]
+
+    def cells(self) -> list[tuple[str, ...]]:
+        """The rows as strings."""
+        return [
+            (
+                f"{r.kind} {r.op}".strip(), ",".join(r.axes), str(r.size), str(r.operands), r.dtype, f"{r.nbytes:,}",
+                r.schedule, str(r.source or ""),
+            )
+            for r in self.rows
+        ]  # fmt: skip
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[CollectiveRow]:
+        return iter(self.rows)
+
+    def __repr__(self) -> str:
+        table = [self.HEAD, *self.cells()]
+        widths = [max(len(row[i]) for row in table) for i in range(len(self.HEAD))]
+        lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in table]
+        return "\n".join([lines[0], "  ".join("-" * w for w in widths), *lines[1:]])
+
+    def _repr_html_(self) -> str:
+        def line(tag: str, row: Sequence[str]) -> str:
+            sides = ["right" if h in ("devices", "arrays", "bytes/device") else "left" for h in self.HEAD]
+            cells = (f'<{tag} style="text-align:{s}">{html.escape(c)}</{tag}>' for s, c in zip(sides, row, strict=True))
+            return f"<tr>{''.join(cells)}</tr>"
+
+        head, body = line("th", self.HEAD), "".join(line("td", row) for row in self.cells())
+        return f"<table><thead>{head}</thead><tbody>{body}</tbody></table>"
+
+
+def _row(eqn: Equation, program: Program) -> CollectiveRow:
+    axes = eqn.axes()
+    dtypes = sorted({dtype_name(a.type.dtype) for a in eqn.inputs})
+    size = math.prod(program.axis_sizes[a] for a in axes)
+    return CollectiveRow(
+        eqn.primitive.name, eqn.params.get("op", ""), axes, size, len(eqn.inputs), ",".join(dtypes),
+        sum(a.type.nbytes for a in eqn.inputs), eqn.params["algorithm"] or "", eqn.source,
+    )  # fmt: skip
+
+
+def _flops(eqn: Equation) -> float:
+    if eqn.primitive is matmul_p:
+        return 2.0 * math.prod(eqn.outputs[0].type.shape) * eqn.inputs[0].type.shape[-1]
+    if eqn.primitive is einsum_p:
+        left, _ = eqn.params["subscripts"].split("->")
+        sizes: dict[str, int] = {}
+        for term, atom in zip(left.split(","), eqn.inputs, strict=True):
+            sizes.update(zip(term, atom.type.shape, strict=True))
+        return float(len(eqn.inputs)) * math.prod(sizes.values())
+    if eqn.primitive.name.startswith("reduce_") and eqn.primitive.kind == "compute":
+        return float(eqn.inputs[0].type.size)
+    return float(eqn.outputs[0].type.size) if eqn.primitive.ufunc is not None else 0.0
+
+
+def cost_analysis(program: Program) -> dict[str, float]:
+    """Estimates for one device and one call.
+
+    `flops`: one for each element of an elementwise result or reduced operand, two for each multiply-add of a
+    product. `bytes accessed`: all operands and results of equations that are no views. `collectives`: how many.
+    `collective bytes`: what one device contributes to them.
+    """
+    cost: dict[str, Any] = {"flops": 0.0, "bytes accessed": 0.0, "collectives": 0.0, "collective bytes": 0.0}
+    for eqn in program.equations:
+        if eqn.primitive.communicates:
+            cost["collectives"] += 1
+            cost["collective bytes"] += sum(a.type.nbytes for a in eqn.inputs)
+        elif eqn.primitive.kind == "compute":
+            cost["flops"] += _flops(eqn)
+        if not eqn.primitive.view:
+            cost["bytes accessed"] += sum(a.type.nbytes for a in (*eqn.inputs, *eqn.outputs))
+    return cost

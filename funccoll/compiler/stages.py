@@ -1,0 +1,218 @@
+"""The stages of a jitted function: Traced (typed program), Lowered (after the passes), Compiled (runs)."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import operator
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import optree
+
+from ..arrays.array import Array, to_numpy
+from ..arrays.array_layout import ArrayLayout
+from ..errors import PytreeError, ShapeError, user_frames
+from ..ir import Equation, Program
+from ..mesh import Mesh
+from ..passes import run_passes
+from ..passes.buffers import plan_buffers
+from ..passes.group_collectives import group_collectives
+from ..runtime.codegen import compile_local, require_devices
+from ..types import check_dtype
+from .arguments import path_name
+from .choose_schedules import choose, digest, is_large, is_users, schedules_of
+from .report import CollectiveTable, cost_analysis
+
+if TYPE_CHECKING:
+    from ..schedules.schedule import Schedule
+
+__all__ = ["Compiled", "Lowered", "Signature", "TracedFunction"]
+
+
+_NEW: Any = object.__new__
+_COPIES = operator.attrgetter("_copies")
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What a compiled function expects and returns, beside the program."""
+
+    name: str
+    mesh: Mesh
+    in_tree: optree.PyTreeSpec
+    in_layouts: tuple[ArrayLayout, ...]
+    out_tree: optree.PyTreeSpec
+    out_layouts: tuple[ArrayLayout, ...]
+    donated: tuple[bool, ...]
+
+
+class _Stage:
+    """What all stages have in common."""
+
+    def __init__(self, program: Program, signature: Signature):
+        self.program, self.signature = program, signature
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh it was made for."""
+        return self.signature.mesh
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """sha256 of program (with its schedules), mesh and specs: equal on every machine for equal programs."""
+        layouts = (*self.signature.in_layouts, *self.signature.out_layouts)
+        specs = ";".join(repr(layout.sharding.spec) for layout in layouts)
+        return hashlib.sha256(f"{self.program.fingerprint}|{specs}|{self._moves()}".encode()).hexdigest()
+
+    def _moves(self) -> str:
+        """What the text does not tell of the schedules."""
+        return ""
+
+    def as_text(self) -> str:
+        """The program, printed like a jaxpr."""
+        return self.program.text()
+
+    def collectives(self) -> CollectiveTable:
+        """The program's collectives: which, over what, how many bytes, from which line of yours."""
+        return CollectiveTable(self.program)
+
+    def cost_analysis(self) -> dict[str, float]:
+        """Estimates for one device and one call: flops, bytes accessed, collectives and their bytes."""
+        return cost_analysis(self.program)
+
+    def __str__(self) -> str:
+        return self.as_text()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.signature.name} on {self.mesh!r}: {len(self.program.equations)} equations>"
+
+    def _repr_html_(self) -> str:
+        return self.program._repr_html_()
+
+
+class TracedFunction(_Stage):
+    """A function as a typed program, as it was written."""
+
+    def lower(self) -> Lowered:
+        """Run the passes, and prove the schedule of every collective.
+
+        Raises ScheduleError, before anything runs, for an algorithm of yours that is wrong.
+        """
+        check = os.environ.get("FUNCCOLL_CHECK") == "1"
+        if check:
+            self.program.check()
+        with user_frames():
+            lowered = Lowered(run_passes(self.program, choose, check), self.signature)
+            if not (self.mesh.is_abstract and is_large(lowered.program)):
+                _ = lowered.schedules
+        return lowered
+
+
+class _Scheduled(_Stage):
+    """A stage whose collectives have their schedules."""
+
+    @functools.cached_property
+    def schedules(self) -> list[tuple[Equation, Schedule]]:
+        """The collectives, barriers included, in program order, each with its proved schedule."""
+        return schedules_of(self.program)
+
+    def _moves(self) -> str:
+        own = {eqn for eqn in self.program.collectives() if is_users(eqn)}
+        return ";".join(digest(schedule) for eqn, schedule in self.schedules if eqn in own) if own else ""
+
+
+class Lowered(_Scheduled):
+    """The program after the passes."""
+
+    def compile(self) -> Compiled:
+        """Make it executable on this process's devices."""
+        require_devices(self.mesh)
+        return Compiled(self.program, self.signature, self.schedules)
+
+
+class Compiled(_Scheduled):
+    """An executable program: call it with arguments of the types it was compiled for."""
+
+    def __init__(self, program: Program, signature: Signature, schedules: list[tuple[Equation, Schedule]]):
+        super().__init__(program, signature)
+        self.schedules = schedules
+        ordered = group_collectives(program)
+        buffers = plan_buffers(ordered, shared=signature.mesh.process is None)
+        self._run = compile_local(ordered, signature.mesh, buffers, dict(schedules))
+        self._check_replicas: Callable[[Sequence[Any]], None] | None = None
+        if signature.mesh.process is not None and os.environ.get("FUNCCOLL_DEBUG") and signature.in_layouts:
+            from ..runtime.shm.values import replica_check, wanted  # here: it imports LLVM
+
+            if wanted():
+                self._check_replicas = replica_check(signature.mesh, signature.in_layouts, self._argument)
+        self._single = signature.out_tree.is_leaf()
+        self._layouts = signature.in_layouts
+        self._kinds = [Array] * len(signature.out_layouts)
+        self._donates = any(signature.donated)
+
+    def __call__(self, *args: Any) -> Any:
+        """Run on positional arguments of the structure, shapes and dtypes it was compiled for."""
+        flat: Any = args
+        leaves, treedef = optree.tree_flatten(flat)
+        signature = self.signature
+        if treedef != signature.in_tree:
+            raise PytreeError(
+                f"{signature.name} was compiled for arguments of structure {signature.in_tree}, and called with {treedef} "
+                "(* is an array). Call the jitted function itself, which compiles anew where it has to."
+            )
+        for i, (leaf, layout) in enumerate(zip(leaves, signature.in_layouts, strict=True)):
+            what = path_name("args", treedef, i)
+            leaf = leaf if hasattr(leaf, "dtype") else to_numpy(leaf, what)
+            shape, dtype = np.shape(leaf), check_dtype(leaf.dtype, what)
+            if shape != layout.shape or dtype != layout.dtype:
+                raise ShapeError(
+                    f"{what} of {signature.name} is {dtype}{list(shape)}, and it was compiled for "
+                    f"{layout.dtype}{list(layout.shape)}."
+                )
+        return self.execute(leaves)
+
+    def _argument(self, i: int) -> str:
+        return f"{path_name('args', self.signature.in_tree, i)} of {self.signature.name}"
+
+    def execute(self, leaves: Sequence[Any]) -> Any:
+        """Run on flat arguments that are known to fit."""
+        inputs = []
+        for leaf, layout in zip(leaves, self._layouts, strict=True):
+            if type(leaf) is Array:
+                same = leaf.layout.same(layout)
+                inputs.append(leaf.take_copies() if same else layout.split(np.asarray(leaf)))
+            else:
+                native = type(leaf) is np.ndarray and leaf.dtype is layout.dtype
+                inputs.append(layout.split(leaf if native else to_numpy(leaf)))
+        if self._check_replicas is not None:
+            self._check_replicas(inputs)
+        if self._donates:  # only now, when nothing can be refused any more, do donated Arrays lose their data
+            for leaf, donated in zip(leaves, self.signature.donated, strict=True):
+                if donated and type(leaf) is Array and not leaf.is_deleted:
+                    leaf.take_copies(delete=True)
+        return self._wrap(self._run(*inputs))
+
+    def takes_as_they_are(self, leaves: Sequence[Any]) -> bool:
+        """True when all arguments are Arrays of the expected layouts, and none is donated."""
+        pairs = zip(leaves, self.signature.in_layouts, strict=True)
+        plain = not self._donates and self._check_replicas is None
+        return plain and all(type(x) is Array and x.layout.same(y) for x, y in pairs)
+
+    def execute_ready(self, arrays: Sequence[Array]) -> Any:
+        """Run on Arrays whose layouts are known to be the expected ones: nothing to check or convert."""
+        return self._wrap(self._run(*map(_COPIES, arrays)))
+
+    def _wrap(self, outputs: Sequence[Any]) -> Any:
+        layouts = self.signature.out_layouts
+        if self._single:
+            array = _NEW(Array)  # half the time of Array(layout, copies)
+            array.layout, array._copies = layouts[0], outputs[0]
+            return array
+        made = list(map(_NEW, self._kinds))
+        for array, layout, copies in zip(made, layouts, outputs, strict=True):
+            array.layout, array._copies = layout, copies
+        return self.signature.out_tree.unflatten(made)

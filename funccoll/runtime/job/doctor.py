@@ -1,0 +1,184 @@
+"""What `funccoll doctor` shows: each thing that a job needs or can use, tried out, and what to do when it fails."""
+
+from __future__ import annotations
+
+import importlib
+import mmap
+import os
+import platform
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+from ..._version import __version__
+from . import host
+
+__all__ = ["Finding", "examine"]
+
+_ROOMY = 64 << 30  # bytes of address space that a rank's memory may take
+_EXTRAS = (
+    # distribution, where it will be or is used, the extra of funccoll that brings it today
+    ("torch", "its adapter is planned", ""), ("jax", "its adapter is planned", ""),
+    ("mpi4py", "jobs over several hosts are planned", ""), ("cupy-cuda12x", "GPUs are planned", ""),
+    ("scikit-learn", "the demo", "demo"), ("matplotlib", "notebooks", "notebooks"),
+)  # fmt: skip
+_LAUNCHERS = ("mpirun", "torchrun", "srun")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line: `advice` is a sentence that says what to do, when there is something."""
+
+    section: str
+    name: str
+    value: str
+    state: Literal["ok", "absent", "warning", "wrong"] = "ok"
+    advice: str = ""
+
+
+def examine() -> list[Finding]:
+    """Everything, in the order of the page. Nothing is left behind by trying."""
+    return [*_software(), *_machine(), *_kernel(), *_optional(), *_gpus()]
+
+
+def _software() -> Iterator[Finding]:
+    section = "Software"
+    yield Finding(section, "funccoll", f"{__version__} ({Path(__file__).parents[2]})")
+    yield Finding(section, "Python", f"{platform.python_version()} ({sys.executable})")
+    for name, use in (("numpy", ""), ("numba", " (compiles the kernels)")):
+        try:
+            yield Finding(section, name, f"{importlib.import_module(name).__version__}{use}")
+        except Exception as error:  # numba refuses a NumPy that is too new with more than ImportError
+            yield Finding(
+                section, name, f"cannot be imported: {error}", "wrong", f"Install it anew: pip install --upgrade {name}"
+            )
+    try:
+        from ...kernels.object_cache import cache_directory
+
+        folder = cache_directory()
+    except Exception:  # of llvmlite, which numba needs, too
+        return
+    if folder is None:
+        yield Finding(
+            section, "kernels", "cannot be kept: every process compiles its own, which takes seconds", "warning",
+            "Set NUMBA_CACHE_DIR to a folder that can be written.",
+        )  # fmt: skip
+    else:
+        yield Finding(section, "kernels", f"{len(list(folder.glob('*.o')))} kept in {folder}")
+
+
+def _machine() -> Iterator[Finding]:
+    section = "Machine"
+    usable, there = host.cores(), os.cpu_count() or 1
+    less = f" of {there}: this process's affinity or its container's limit" if usable < there else ""
+    yield Finding(section, "cores", f"{usable} usable{less}")
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = host.memory_limit()
+    less = f"; this container's limit is {_size(limit)}" if limit is not None and limit < total else "; no limit below it"
+    yield Finding(section, "memory", _size(total) + less)
+    space = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if space != resource.RLIM_INFINITY:
+        yield Finding(
+            section, "address space", f"limited to {_size(space)}", "ok" if space >= _ROOMY else "warning",
+            "Less room for the arrays that ranks share; `ulimit -v unlimited` lifts the limit.",
+        )  # fmt: skip
+
+
+def _kernel() -> Iterator[Finding]:
+    section = "Between processes"
+    yield _tried(
+        section, "memfd", "works: shared memory without files", _try_memory,
+        "A Linux kernel with memfd_create and fallocate is needed; gVisor and old kernels lack them.",
+    )  # fmt: skip
+    yield _tried(
+        section, "sockets", "work: abstract Unix sockets that pass descriptors", _try_sockets,
+        "The sandbox must allow AF_UNIX sockets; check its seccomp or AppArmor profile.",
+    )  # fmt: skip
+    yield _tried(section, "pidfd", "works: a rank's end is noticed at once", lambda: os.close(os.pidfd_open(os.getpid())),
+        "Linux 5.3 has it; without, funccoll run looks every 50 ms.", "warning")  # fmt: skip
+    yield Finding(section, "not needed", "/dev/shm, ptrace (CAP_SYS_PTRACE), a network, root")
+
+
+def _tried(
+    section: str, name: str, works: str, attempt: Callable[[], object], advice: str,
+    state: Literal["warning", "wrong"] = "wrong",
+) -> Finding:  # fmt: skip
+    try:
+        attempt()
+    except (OSError, AttributeError) as error:
+        return Finding(section, name, f"fails: {error}", state, advice)
+    return Finding(section, name, works)
+
+
+def _try_memory() -> None:
+    descriptor = os.memfd_create("funccoll doctor", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(descriptor, mmap.PAGESIZE)
+        os.posix_fallocate(descriptor, 0, mmap.PAGESIZE)
+        with mmap.mmap(descriptor, mmap.PAGESIZE) as memory:
+            memory[:1] = b"x"
+    finally:
+        os.close(descriptor)
+
+
+def _try_sockets() -> None:
+    address = f"\0funccoll-doctor-{os.getpid()}"
+    with (
+        socket.socket(socket.AF_UNIX) as listener,
+        socket.socket(socket.AF_UNIX) as one,
+        open(os.devnull, "rb") as null,
+    ):
+        listener.bind(address)
+        listener.listen(1)
+        one.connect(address)
+        other, _ = listener.accept()
+        with other:
+            other.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+            socket.send_fds(one, [b"x"], [null.fileno()])
+            for descriptor in socket.recv_fds(other, 1, 1)[1]:
+                os.close(descriptor)
+
+
+def _optional() -> Iterator[Finding]:
+    section = "Other launchers (funccoll run needs none)"
+    for name in _LAUNCHERS:
+        path = shutil.which(name)
+        yield Finding(section, name, path or "not found", "ok" if path else "absent")
+    section = "Optional libraries"
+    for name, use, extra in _EXTRAS:
+        try:
+            yield Finding(section, name, f"{metadata.version(name)} ({use})")
+        except metadata.PackageNotFoundError:
+            how = f": pip install 'funccoll[{extra}]'" if extra else ""
+            yield Finding(section, name, f"not installed ({use}{how})", "absent")
+
+
+def _gpus() -> Iterator[Finding]:
+    section = "GPUs (not used by this version)"
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        if any(Path("/dev").glob("nvidia[0-9]*")):
+            advice = "Install the driver's tools; in a container start it with --gpus all."
+            yield Finding(section, "NVIDIA", "devices, but no nvidia-smi", "warning", advice)
+        else:
+            yield Finding(section, "NVIDIA", "none found", "absent")
+        return
+    try:
+        done = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        yield Finding(section, "NVIDIA", f"nvidia-smi fails: {error}", "warning", "Driver and kernel module must match.")
+        return
+    for line in filter(None, done.stdout.splitlines()):
+        name, _, text = line.partition(":")
+        yield Finding(section, name, text.split("(UUID")[0].strip())
+
+
+def _size(number: int) -> str:
+    return f"{number / 2**30:.1f} GiB" if number >= 2**30 else f"{number / 2**20:.0f} MiB"

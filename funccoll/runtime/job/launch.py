@@ -1,0 +1,204 @@
+"""`fc.launch`: a function in several processes of this machine, for notebooks and tests.
+
+A process is started anew (spawned, not forked), and runs `serve` below. It gets the function and the arguments, and
+gives back what came of it, in memory files (memfd) that it inherits; one byte in a pipe says that it is there.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import pickle
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from io import FileIO
+from typing import Any, TypeVar
+
+import cloudpickle
+
+from ...errors import LaunchError, LaunchTimeout, PeerFailure
+from .host import PEER_FAILURE_EXIT_CODE, dying_with_parent
+from .processes import Job, environment, interpreter, new_run, outcome
+
+__all__ = ["launch"]
+
+R = TypeVar("R")
+
+# Runs before funccoll can be imported: it may only be found on the parent's sys.path.
+_BOOT = (
+    "import mmap, pickle, sys; task = mmap.mmap(int(sys.argv[1]), 0, access=mmap.ACCESS_READ); "
+    "sys.path[:] = pickle.load(task); from funccoll.runtime.job.launch import serve; "
+    "serve(task, *map(int, sys.argv[2:]))"
+)
+_RETURNED, _RAISED, _FOLLOWED = b"1", b"0", b"2"  # the last: raised because another rank had failed
+
+
+def launch(fn: Callable[..., R], n: int, *args: Any, timeout: float | None = None) -> list[R]:
+    """Call `fn(*args)` in `n` new processes, which are one job, and return their results by rank.
+
+    In each, `fc.rank()` and `fc.world_size()` tell its place. Functions of a notebook or script, lambdas and closures
+    work (cloudpickle takes them along, with the global variables that they use); results must be picklable, too.
+    What the processes print appears here, each line with its rank in front: `[1] ...`.
+
+    timeout: seconds until all are stopped.
+
+    Raises: what the first failing rank raised, with a note that holds its rank and traceback, after the others were
+    stopped (SIGTERM, and SIGKILL 5 s later). LaunchError when a process dies, or something cannot be sent;
+    LaunchTimeout after `timeout` seconds.
+    """
+    name = getattr(fn, "__qualname__", repr(fn))
+    if not callable(fn) or not isinstance(n, int) or isinstance(n, bool) or n < 1:
+        raise LaunchError(
+            f"fc.launch(fn, n, *args) takes a function and a number of processes, at least 1; it got {name} and {n!r}."
+        )
+    run, said = new_run(), dict[int, bytes]()
+    with ExitStack() as stack:
+        task = _memory_file(stack)
+        _write_task(task, name, fn, args)
+        boxes = [_memory_file(stack) for _ in range(n)]
+        pipes = [_pipe(stack) for _ in range(n)]
+        job = stack.enter_context(Job(_show, timeout, lambda rank, code: code == 0 and said.get(rank) == _RETURNED))
+
+        def hear(rank: int, word: bytes) -> None:
+            said[rank] = word
+            if word == _RAISED:
+                job.fail(rank)
+
+        for rank, (bell, ring) in enumerate(pipes):
+            descriptors = (task, boxes[rank], ring.fileno())
+            command = [*interpreter(), "-P", "-c", _BOOT, *map(str, (*descriptors, os.getpid(), rank, n))]
+            job.start(command, environment(rank, n, run), pass_fds=descriptors)
+            ring.close()
+            job.listen(rank, bell.fileno(), lambda word, rank=rank: hear(rank, word))
+        job.wait()
+        if job.failure is not None:
+            rank, code = job.failure
+            late = [r for r in range(n) if r not in said]
+            report = boxes[rank] if rank is not None and said.get(rank) in (_RAISED, _FOLLOWED) else None
+            raise _failure(f"fc.launch({name}, {n})", rank, code, timeout, late, report)
+        return [_unpickled(box) for box in boxes]
+
+
+def _memory_file(stack: ExitStack) -> int:
+    """A new file in memory, without a name: nothing of it can be left behind."""
+    descriptor = os.memfd_create("funccoll", os.MFD_CLOEXEC)
+    stack.callback(os.close, descriptor)
+    return descriptor
+
+
+def _pipe(stack: ExitStack) -> tuple[FileIO, FileIO]:
+    reader, writer = os.pipe()
+    return stack.enter_context(FileIO(reader, "rb")), stack.enter_context(FileIO(writer, "wb"))
+
+
+def _write_task(descriptor: int, name: str, fn: Callable[..., object], args: Sequence[object]) -> None:
+    with open(descriptor, "wb", closefd=False) as file:
+        pickle.dump(sys.path, file)
+        try:
+            cloudpickle.dump((fn, args), file)
+        except Exception as error:  # pickling runs any object's code
+            raise LaunchError(
+                f"fc.launch cannot send {name} or its arguments to other processes: {error}. A function takes along its "
+                "closure and the global variables that it uses: make locks, open files, threads and the like inside it."
+            ) from error
+
+
+def serve(task: mmap.mmap, box: int, ring: int, parent: int, rank: int, n: int) -> None:
+    """What a launched process does: call the function in `task`, put what came of it into `box`, write to `ring`."""
+    dying_with_parent(parent)()
+    os.set_inheritable(box, False)
+    os.set_inheritable(ring, False)
+    with open(box, "wb") as file:
+        word, trouble = _RETURNED, ""
+        try:
+            try:
+                fn, args = pickle.load(task)
+                task.close()
+            except (ImportError, AttributeError) as error:
+                error.add_note(
+                    "The function is imported by name in a launched process, and that failed. Make its module importable "
+                    "there, or send the module's code: cloudpickle.register_pickle_by_value(module)."
+                )
+                raise
+            value = fn(*args)
+            try:
+                cloudpickle.dump(value, file)
+            except Exception as error:  # pickling runs any object's code
+                what = f"a result of type {type(value).__name__} cannot be sent back"
+                raise TypeError(f"{what}: {error}; return arrays and plain values") from error
+        except BaseException as error:
+            word = _FOLLOWED if isinstance(error, PeerFailure) else _RAISED
+            file.seek(0)
+            file.truncate()
+            file.write(_pickled_error(error))
+            trouble = "".join(traceback.format_exception(error))
+    os.write(ring, word)
+    os.close(ring)
+    if trouble:
+        _tell_peers(trouble)  # after the parent: it shall hear the cause before what follows from it
+        sys.exit(1 if word == _RAISED else PEER_FAILURE_EXIT_CODE)
+
+
+def _tell_peers(text: str) -> None:
+    from .world import current
+
+    world = current()
+    if world is not None:
+        world.watch.report(text)
+
+
+def _pickled_error(error: BaseException) -> bytes:
+    """(exception or None, what it says, its traceback as text), pickled."""
+    shown = error.__traceback__
+    while shown is not None and shown.tb_frame.f_code.co_filename == __file__:  # our own frames tell nothing
+        shown = shown.tb_next
+    words = "".join(traceback.format_exception_only(error)).strip()
+    text = "".join(traceback.format_exception(type(error), error, shown)).rstrip()
+    told = pickle.dumps((None, words, text))
+    if not isinstance(error, Exception):  # SystemExit and KeyboardInterrupt would end the parent
+        return told
+    try:
+        data = cloudpickle.dumps((error, words, text))
+        pickle.loads(data)  # exceptions with arguments of their own often cannot be made again
+    except Exception:  # an exception is anybody's class, and its pickling may do and raise anything
+        return told
+    return data
+
+
+def _failure(
+    call: str, rank: int | None, code: int | None, timeout: float | None, late: list[int], report: int | None
+) -> Exception:
+    """The exception for the job's first failure: the rank's own when it reported one."""
+    if rank is None:
+        return LaunchTimeout(
+            f"{call}: after {timeout} s {_ranks(late)} had not returned, and all were stopped. Allow more with timeout=, "
+            "or find what they wait for."
+        )
+    if report is not None:
+        error, words, text = _unpickled(report)
+        if error is None:
+            error = LaunchError(f"{call}: rank {rank} left the function by {words}; the others were stopped.")
+        error.add_note(f"Rank {rank} raised it; its traceback:\n{text}")
+        return error
+    assert code is not None
+    when = "before it returned" if rank in late else "after it had returned"
+    return LaunchError(f"{call}: rank {rank} {outcome(code)} {when}; the others were stopped.")
+
+
+def _ranks(numbers: list[int]) -> str:
+    return ("rank " if len(numbers) == 1 else "ranks ") + ", ".join(map(str, numbers))
+
+
+def _unpickled(descriptor: int) -> Any:
+    with open(descriptor, "rb", closefd=False) as file:
+        file.seek(0)
+        return pickle.load(file)
+
+
+def _show(stream: int, lines: bytes) -> None:
+    """Through sys.stdout and sys.stderr, which notebooks and pytest replace."""
+    file = sys.stdout if stream == 1 else sys.stderr
+    file.write(lines.decode(errors="replace"))
+    file.flush()

@@ -1,0 +1,273 @@
+"""The processes of one job: started, listened to, and ended together. Standard library only."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Any
+
+from . import host
+
+__all__ = ["GRACE", "Job", "environment", "interpreter", "new_run", "outcome"]
+
+GRACE = 5.0
+"""Seconds that a process gets after a signal before the next, stronger one."""
+_DYING = 1.0  # seconds that killed children of ranks get to be gone; without an init process they stay zombies
+_LONGEST_LINE = 1 << 20
+_POLL = 0.05  # seconds, on kernels without pidfd (before 5.3)
+
+
+def environment(rank: int, n: int, run: str, threads: int | None = None) -> dict[str, str]:
+    """What process `rank` of `n` gets: its place in the job, and BLAS threads (cores / n unless stated)."""
+    variables = dict(os.environ)
+    variables.update(host.thread_variables(variables, threads or max(1, host.cores() // n)))
+    variables.setdefault("PYTHONUNBUFFERED", "1")  # lines arrive when they are printed, though stdout is a pipe
+    return {**variables, "FUNCCOLL_RANK": str(rank), "FUNCCOLL_WORLD_SIZE": str(n), "FUNCCOLL_RUN_ID": run}
+
+
+def new_run() -> str:
+    """A name for a job that no other has."""
+    return secrets.token_hex(8)
+
+
+def interpreter() -> list[str]:
+    """The command of this Python with this process's own options (-W, -X, -O, ...), as multiprocessing does it."""
+    return [sys.executable, *subprocess._args_from_interpreter_flags()]  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def outcome(code: int) -> str:
+    """How a process ended, in words, from its return code (negative: killed by that signal)."""
+    if code == host.PEER_FAILURE_EXIT_CODE:
+        return "failed because another rank had ended"
+    if code >= 0:
+        return f"exited with code {code}"
+    with suppress(ValueError):
+        name = signal.Signals(-code).name
+        return f"was killed by {name}" + (" (out of memory, perhaps)" if code == -signal.SIGKILL else "")
+    return f"was killed by signal {-code}"
+
+
+def _has_members(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # of another user, who took over the number
+        return False
+    return True
+
+
+class LineBuffer:
+    """Bytes in, whole lines out, each with a prefix. A line ends with LF, or with CR (a progress bar)."""
+
+    def __init__(self, prefix: str):
+        self.prefix, self.rest = prefix.encode(), b""
+
+    def feed(self, data: bytes) -> bytes:
+        """The lines that `data` completes; the rest is kept. A line of a megabyte is cut."""
+        text = self.rest + data
+        # A CR at the very end may be half of a CRLF.
+        end = max(text.rfind(b"\n"), text.rfind(b"\r", 0, len(text) - 1)) + 1
+        if not end and len(text) > _LONGEST_LINE:
+            text, end = text + b"\n", len(text) + 1
+        whole, self.rest = text[:end], text[end:]
+        return b"".join(self.prefix + line for line in whole.splitlines(keepends=True)) if whole else b""
+
+    def end(self) -> bytes:
+        """The last line, when it was not ended."""
+        rest, self.rest = self.rest, b""
+        return self.prefix + rest + b"\n" if rest else b""
+
+
+class Job:
+    """Processes that end together. A context manager: after the block no process of the job is left.
+
+    write: called with (1 or 2 for stdout or stderr, whole lines with the prefix "[rank] ").
+    timeout: seconds until all are stopped, from the first start.
+    succeeded: says from (rank, return code) whether a process that ended did well.
+
+    Each process leads a process group, so what it starts itself is ended with it. `failure` is None, or who failed
+    first: (rank, return code, or None while it has not exited), or (None, None) for the timeout. Who ended because another
+    one had failed (`host.PEER_FAILURE_EXIT_CODE`) is only named when no other is found, in `GRACE` seconds.
+    """
+
+    def __init__(
+        self,
+        write: Callable[[int, bytes], None],
+        timeout: float | None = None,
+        succeeded: Callable[[int, int], bool] = lambda rank, code: code == 0,
+    ):
+        self.write, self.succeeded = write, succeeded
+        self.processes: list[subprocess.Popen[Any]] = []
+        self.live: set[int] = set()
+        self.failure: tuple[int | None, int | None] | None = None
+        self.begun = time.monotonic()
+        self._deadline = None if timeout is None else self.begun + timeout
+        self._stopping = False
+        self._victim: tuple[float, int] | None = None  # (until when to look for the cause, rank)
+        self._signals: list[tuple[float, int]] = []  # (when, which), still to be sent
+        self._selector = selectors.DefaultSelector()
+        self._inputs: dict[int, dict[int, Callable[[bytes], None]]] = {}  # rank -> descriptor -> what to do with bytes
+        self._lines: list[tuple[int, LineBuffer]] = []
+        self._pidfds: dict[int, int] = {}
+        self._polls = False
+
+    def start(self, command: Sequence[str], variables: Mapping[str, str], **options: Any) -> int:
+        """Start one more process; its number is its rank. `options` are subprocess.Popen's."""
+        rank = len(self.processes)
+        options.setdefault("stdin", subprocess.DEVNULL)
+        options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "process_group": 0, "bufsize": 0}
+        process: subprocess.Popen[Any] = subprocess.Popen(command, env=variables, **options)
+        self.processes.append(process)
+        self.live.add(rank)
+        assert process.stdout is not None
+        assert process.stderr is not None
+        for stream, file in ((1, process.stdout), (2, process.stderr)):
+            lines = LineBuffer(f"[{rank}] ")
+            self._lines.append((stream, lines))
+            self.listen(rank, file.fileno(), lambda data, stream=stream, lines=lines: self._emit(stream, lines.feed(data)))
+        try:
+            self._pidfds[rank] = os.pidfd_open(process.pid)
+            self._selector.register(self._pidfds[rank], selectors.EVENT_READ, lambda: None)
+        except OSError:
+            self._polls = True
+        return rank
+
+    def listen(self, rank: int, descriptor: int, use: Callable[[bytes], None]) -> None:
+        """Call `use` with the bytes that come from a descriptor, which the caller closes after the job."""
+        os.set_blocking(descriptor, False)
+        self._inputs.setdefault(rank, {})[descriptor] = use
+        self._selector.register(descriptor, selectors.EVENT_READ, lambda: self._read(rank, descriptor))
+
+    def wait(self) -> None:
+        """Until all processes have ended; when one fails, the others are stopped."""
+        while self.live:
+            for key, _ in self._selector.select(self._patience()):
+                key.data()
+            for rank in sorted(self.live):
+                self._notice_exit(rank)
+            now = time.monotonic()
+            if self._deadline is not None and now >= self._deadline:
+                self.fail(None)
+            if self._victim is not None and (now >= self._victim[0] or not self.live):
+                self.fail(self._victim[1], host.PEER_FAILURE_EXIT_CODE)
+            while self._signals and now >= self._signals[0][0]:
+                self._send(self._signals.pop(0)[1])
+
+    def fail(self, rank: int | None, code: int | None = None) -> None:
+        """Note who failed, unless another did before, and stop the others."""
+        self._deadline = self._victim = None
+        if self.failure is None:
+            self.failure = (rank, code)
+            if not self._stopping:
+                self.stop(signal.SIGTERM)
+        elif self.failure == (rank, None):
+            self.failure = (rank, code)
+
+    def stop(self, first: int) -> None:
+        """Send a signal to all, then SIGTERM, then SIGKILL, `GRACE` seconds apart; called again, SIGKILL at once."""
+        if self._stopping:
+            self._signals = [(0.0, signal.SIGKILL)]
+            return
+        self._stopping, now = True, time.monotonic()
+        order = [first, signal.SIGTERM, signal.SIGKILL] if first == signal.SIGINT else [first, signal.SIGKILL]
+        self._signals = [(now + GRACE * i, number) for i, number in enumerate(order)]
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            if self.live and self.processes:
+                self.stop(signal.SIGINT if kind is KeyboardInterrupt else signal.SIGTERM)
+                self.wait()
+        finally:
+            self._end()
+
+    def _patience(self) -> float | None:
+        whens = [when for when, _ in (*self._signals[:1], *filter(None, [self._victim]))]
+        times = whens if self._deadline is None else [*whens, self._deadline]
+        seconds = max(0.0, min(times) - time.monotonic()) if times else None
+        return min(_POLL, seconds if seconds is not None else _POLL) if self._polls else seconds
+
+    def _emit(self, stream: int, data: bytes) -> None:
+        if data:
+            self.write(stream, data)
+
+    def _read(self, rank: int, descriptor: int) -> bool:
+        """Take what is there; True when there may be more."""
+        try:
+            data = os.read(descriptor, 1 << 16)
+        except BlockingIOError:
+            return False
+        if data:
+            self._inputs[rank][descriptor](data)
+        else:
+            self._selector.unregister(descriptor)
+            del self._inputs[rank][descriptor]
+        return bool(data)
+
+    def _drain(self, rank: int) -> None:
+        """Take what a process left in its pipes: some megabytes at most, for its children may go on writing."""
+        for descriptor in list(self._inputs.get(rank, ())):
+            for _ in range(64):
+                if not self._read(rank, descriptor):
+                    break
+
+    def _notice_exit(self, rank: int) -> None:
+        process = self.processes[rank]
+        try:
+            # It stays a zombie until the end: as long as it is one, no other process can get its number.
+            ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:  # somebody else has waited for it
+            code = process.wait()
+        else:
+            if ended is None:
+                return
+            code = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+        self.live.discard(rank)
+        if rank in self._pidfds:
+            self._selector.unregister(self._pidfds[rank])
+        self._drain(rank)
+        if code == host.PEER_FAILURE_EXIT_CODE and self.failure is None:
+            self._victim = self._victim or (time.monotonic() + GRACE, rank)
+        elif not self.succeeded(rank, code):
+            self.fail(rank, code)
+
+    def _send(self, number: int) -> None:
+        for rank in self.live:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.processes[rank].pid, number)
+                os.killpg(self.processes[rank].pid, signal.SIGCONT)  # a stopped process hears nothing else
+
+    def _end(self) -> None:
+        """Kill what is left of the process groups, take the last output, and close everything."""
+        for process in self.processes:
+            with suppress(ProcessLookupError, PermissionError):
+                if process.returncode is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        deadline = time.monotonic() + _DYING
+        while any(map(_has_members, [p.pid for p in self.processes])) and time.monotonic() < deadline:
+            time.sleep(0.002)
+        try:
+            for rank in range(len(self.processes)):
+                self._drain(rank)
+            for stream, lines in self._lines:
+                self._emit(stream, lines.end())
+        finally:
+            self._selector.close()
+            for descriptor in self._pidfds.values():
+                os.close(descriptor)
+            for process in self.processes:
+                for file in (process.stdout, process.stderr):
+                    if file is not None:
+                        file.close()

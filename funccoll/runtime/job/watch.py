@@ -1,0 +1,252 @@
+"""Who has died: a thread in each process that sleeps on the job's sockets.
+
+A process that ends in any way closes its sockets. Before that, one that ends well says bye, and one that ends with an
+exception says which. Rank 0 introduces all to each other when the job begins, so that each hears the others itself: rank 0
+may be stopped, gone, or in C code that lets no other thread run. In a large job that would be too many sockets; there
+rank 0 hears all, and tells the others.
+
+The news also stands in shared memory, for loops in native code: word 0 of the heap's header is 0, or 1 + the rank that
+died or raised first; word 8 + r is 1 when rank r has left well. To leave is no failure: others may go on without it. So
+word 0 ends the job's collectives, and a word of one that left ends those that need it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import select
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from ...errors import PeerFailure
+from .host import PEER_FAILURE_EXIT_CODE
+from .packets import receive, send
+
+__all__ = ["Failure", "PeerTraceback", "Watch"]
+
+FAILED = 0
+LEFT = 8
+_LONGEST = 16_000  # characters of a traceback that are sent: its end
+_CROWD = 16  # so many ranks are introduced to each other: each gets a socket to each
+_MEETING = 5.0  # seconds that a rank waits to be introduced to all
+_NEWS = 0.5  # seconds in which the message about a failure follows its word in shared memory
+_TRACEBACK = "Traceback (most recent call last):"
+
+
+class PeerTraceback(Exception):
+    """The traceback of the exception that ended another process; the cause of a PeerFailure."""
+
+    def __str__(self) -> str:
+        return f'\n"""\n{self.args[0].rstrip()}\n"""'
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What ended the collectives: rank `rank` has `kind`: "died", "raised" (`text` is its traceback), or "left"."""
+
+    rank: int
+    kind: str
+    text: str = ""
+
+    def __str__(self) -> str:
+        if self.kind == "raised":
+            return f"rank {self.rank} raised {self._raised()}"
+        if self.kind == "left":
+            return f"rank {self.rank} left the job: its program ended, or called fc.finalize()"
+        return f"rank {self.rank} died without a word: it was killed (out of memory, a signal), or crashed"
+
+    def _raised(self) -> str:
+        """The first line of the exception, which stands behind the last traceback's indented lines."""
+        lines = self.text.rstrip().splitlines() or ["an exception"]
+        begin = max((i for i, line in enumerate(lines) if line == _TRACEBACK), default=len(lines))
+        return next((line for line in lines[begin + 1 :] if line[:1].strip()), lines[-1])
+
+    def error(self, context: str = "") -> PeerFailure:
+        """The exception for it, the peer's traceback as its cause; `context` says what could not be done."""
+        error = PeerFailure(f"{str(self).rstrip('.')}.{' ' * bool(context)}{context}")
+        if self.kind == "raised":
+            error.__cause__ = PeerTraceback(self.text)
+        return error
+
+
+class Watch:
+    """Watches the other processes of a job, and tells them how this one ends."""
+
+    def __init__(self, rank: int, sockets: Mapping[int, socket.socket], header: np.ndarray):
+        """`sockets` by rank, which belong to the watch from now on; `header` is an int64 view of the heap's header."""
+        self.rank = rank
+        self._header: np.ndarray | None = header
+        self._sockets = dict(sockets)
+        self._failure: Failure | None = None
+        self._reported = False
+        self._news, self._met = threading.Event(), threading.Event()
+        self._lock = threading.Lock()
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._thread = threading.Thread(target=self._run, name="funccoll-watch", daemon=True)
+        self._hook: Any = None
+        self._previous_hook: Any = None
+        if rank == 0:
+            self._introduce(list(self._sockets))
+            self._met.set()
+        self._thread.start()
+        self._met.wait(_MEETING)
+
+    # ------------------------------------------------------------ what the others did
+
+    def failure(self, members: Iterable[int] = ()) -> Failure | None:
+        """Who has died or raised; else who of `members` has left; None while all goes well.
+
+        One that left may have done its part of a collective first. So ask *before* waiting in native code, and raise
+        only when that wait was in vain.
+        """
+        header = self._header
+        if header is None:
+            return self._failure
+        if self._failure is None and header[FAILED]:
+            self._news.wait(_NEWS)
+            if self._failure is None:
+                return Failure(int(header[FAILED]) - 1, "died")
+        return self._failure or next((Failure(r, "left") for r in members if header[LEFT + r]), None)
+
+    def _run(self) -> None:
+        poll = select.poll()
+        poll.register(self._wake, select.POLLIN)
+        ranks = {channel.fileno(): rank for rank, channel in self._sockets.items()}
+        for descriptor in ranks:
+            poll.register(descriptor, select.POLLIN)
+        while True:
+            for descriptor, _ in poll.poll():
+                if descriptor == self._wake:
+                    return
+                if not self._hear(ranks[descriptor]):
+                    poll.unregister(descriptor)
+            # Only when rank 0 has introduced all: it may die after the one of two has got its end, and before the other has.
+            for rank, channel in self._sockets.items() if self._met.is_set() else ():
+                if channel.fileno() not in ranks:
+                    ranks[channel.fileno()] = rank
+                    poll.register(channel, select.POLLIN)
+
+    def _hear(self, rank: int) -> bool:
+        """Read one message of a rank, or of rank 0 about one. Returns whether more can come."""
+        try:
+            message, descriptors = receive(self._sockets[rank])
+        except BlockingIOError:
+            return True
+        except OSError:
+            message, descriptors = None, []
+        if message is None:
+            self._ended(rank)
+            return False
+        kind = message.get("kind")
+        if kind == "left":
+            return False
+        if kind == "meet" and len(descriptors) == 1:
+            channel = socket.socket(fileno=descriptors[0])
+            channel.setblocking(False)
+            self._sockets[int(message["rank"])] = channel
+        if kind == "met":
+            self._met.set()
+        if kind in ("died", "raised"):
+            about = message.get("rank", rank) if self.rank else rank
+            self._record(Failure(int(about), kind, str(message.get("text", ""))))
+        return True
+
+    def _ended(self, rank: int) -> None:
+        """A socket has closed. One that left before it was introduced said no bye on it; its word in shared memory does."""
+        header = self._header
+        if header is not None and not header[LEFT + rank]:
+            self._record(Failure(rank, "died"))
+        self._met.set()
+
+    def _record(self, failure: Failure) -> None:
+        with self._lock:
+            header = self._header
+            if self._failure is not None or header is None:
+                return
+            # Only the first failure counts, and all must name the same one; later ones mostly follow from it. Whoever hears
+            # of it first writes the word; who then hears of a later one still gets the message about the first.
+            if header[FAILED] not in (0, 1 + failure.rank):
+                return
+            header[FAILED] = 1 + failure.rank
+            self._failure = failure
+            if self.rank in (0, failure.rank):
+                self._tell(failure)  # under the lock: before `leave` says bye, after which nobody listens
+        self._news.set()
+
+    # ------------------------------------------------------------ what this one does
+
+    def _tell(self, failure: Failure) -> None:
+        message = {"kind": failure.kind, "rank": failure.rank, "text": failure.text[-_LONGEST:]}
+        for rank, channel in list(self._sockets.items()):
+            if rank != failure.rank:
+                send(channel, message)
+
+    def report(self, text: str) -> None:
+        """End the job's collectives: this process has an exception, whose traceback is `text`.
+
+        When this returns no other process finishes a collective any more, so memory that they read may change.
+        """
+        self._reported = True
+        self._record(Failure(self.rank, "raised", text))
+
+    def hook_exceptions(self) -> None:
+        """Report an exception that nobody catches before Python prints it. A PeerFailure sets the exit code."""
+        previous = sys.excepthook
+
+        def report_first(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
+            self.report("".join(traceback.format_exception(kind, error, where)))
+            previous(kind, error, where)
+            if issubclass(kind, PeerFailure):
+                raise SystemExit(PEER_FAILURE_EXIT_CODE)  # Python then ends with this code instead of 1
+
+        self._previous_hook, self._hook = previous, report_first
+        sys.excepthook = report_first
+
+    def leave(self) -> None:
+        """Say bye, and stop watching. Called again it does nothing."""
+        if self._hook is not None and sys.excepthook is not self._hook:  # somebody has put another in the place of ours
+            error = getattr(sys, "last_value", None)  # Python sets it before it calls a hook
+            if error is not None and not self._reported:
+                self.report("".join(traceback.format_exception(error)))
+        with self._lock:
+            header, self._header = self._header, None
+            if header is None:
+                return
+            if self._failure is None and not self._reported:
+                header[LEFT + self.rank] = 1
+        self._tell(Failure(self.rank, "left"))
+        os.eventfd_write(self._wake, 1)
+        self._thread.join(5)
+        self._close()
+
+    def _introduce(self, ranks: list[int]) -> None:
+        """Give each two of the ranks a socket to each other, which tells each the other's end."""
+        for one, two in itertools.combinations(ranks if len(ranks) <= _CROWD else (), 2):
+            ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            for rank, other, end in ((one, two, ends[0]), (two, one, ends[1])):
+                send(self._sockets[rank], {"kind": "meet", "rank": other}, [end.fileno()])
+                end.close()
+        for rank in ranks:
+            send(self._sockets[rank], {"kind": "met"})
+
+    def disown(self) -> None:
+        """In a forked child: close its copies of the sockets, or the others would not see this rank's end."""
+        self._header = None
+        self._close()
+
+    def _close(self) -> None:
+        for channel in self._sockets.values():
+            channel.close()
+        self._sockets.clear()
+        os.close(self._wake)
+        if self._hook is not None and sys.excepthook is self._hook:
+            sys.excepthook = self._previous_hook
+        self._hook = None

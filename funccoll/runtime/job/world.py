@@ -1,0 +1,254 @@
+"""The job: how many processes there are, joining and leaving them, and meshes that fit them."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...arrays.array import Array, to_numpy
+from ...arrays.array_layout import MEMORY
+from ...errors import MeshError, PlannedError, RendezvousError
+from ...mesh import Mesh
+from ..shm.heap import HEADER, Heap, create, largest_arena
+from . import rendezvous
+from .rendezvous import JobSpec
+from .watch import Watch
+
+__all__ = ["World", "current", "finalize", "init", "job", "make_mesh", "process_allgather", "rank", "world_size"]
+
+# (variable with the number of processes, variable with this process's rank, with the processes on this host), by launcher.
+_LAUNCHERS = (
+    ("FUNCCOLL_WORLD_SIZE", "FUNCCOLL_RANK", ""),
+    ("WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE"),  # torchrun
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS"),
+)
+# What names a run, by launcher: all of these that are set. torchrun restarts a job within a run.
+_RUNS = (
+    ("FUNCCOLL_RUN_ID",),
+    ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT"),
+    ("PMIX_NAMESPACE",),
+    ("OMPI_MCA_ess_base_jobid",),
+    ("PMI_JOBID",),
+    ("SLURM_JOB_ID", "SLURM_STEP_ID"),
+)
+# Programs that a rank starts inherit its environment, and are not that rank: here it says which process is.
+_JOINED = "FUNCCOLL_JOINED"
+
+
+def _job(environment: Mapping[str, str]) -> tuple[int, int]:
+    """(processes, rank) as the launcher's environment says; (1, 0) without one."""
+    for size, rank, _ in _LAUNCHERS:
+        if size in environment and rank in environment:
+            try:
+                processes, number = int(environment[size]), int(environment[rank])
+            except ValueError:
+                processes, number = 0, 0
+            if not 0 <= number < processes:
+                raise MeshError(
+                    f"the environment says {size}={environment[size]!r} and {rank}={environment[rank]!r}, which is no "
+                    f"job: {size} counts the processes, {rank} is this one, from 0. Unset both to run in one process."
+                )
+            return processes, number
+    return 1, 0
+
+
+def job(environment: Mapping[str, str]) -> JobSpec:
+    """This process's job, as the launcher's environment says.
+
+    Raises: MeshError when it says nothing sensible; PlannedError for several hosts.
+    """
+    world, number = _job(environment)
+    if world == 1:
+        return JobSpec(0, 1, "")
+    size, _, local = next(names for names in _LAUNCHERS if names[0] in environment and names[1] in environment)
+    if local in environment and environment[local] != str(world):
+        raise PlannedError(
+            f"this job has {world} processes, {environment[local]} of them on this host ({size}, {local}): jobs on several "
+            "hosts are planned; today all processes run on one."
+        )
+    for names in _RUNS:
+        found = [environment[name] for name in names if environment.get(name)]
+        if found:
+            return JobSpec(number, world, "-".join(found))
+    if size == "PMI_SIZE":
+        return JobSpec(number, world, _parent())
+    raise MeshError(
+        f"the environment says {size}={world}, and nothing that names the run, by which its processes find each other. "
+        "Start them with `funccoll run`, torchrun or mpirun, or set FUNCCOLL_RUN_ID to the same new text for all."
+    )
+
+
+def _parent() -> str:
+    """A name for the process that started this one: MPICH says nothing else that all ranks know."""
+    parent = os.getppid()
+    started = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[19]
+    return f"{parent}-{started}"
+
+
+@dataclass(frozen=True)
+class World:
+    """This process in a job of several: number `rank` of `world`, with what they share and who watches them."""
+
+    rank: int
+    world: int
+    heap: Heap
+    watch: Watch
+    shared: dict[str, Any] = field(default_factory=dict)
+    """What the collectives of this world have in common."""
+
+    def end(self, why: str) -> None:
+        """Let no collective run any more in this process."""
+        if "groups" in self.shared:
+            self.shared["groups"].end(why)
+
+
+class _Membership:
+    """What this process has joined. There is one: a process is one member of one job."""
+
+    def __init__(self) -> None:
+        self.current: World | None = None
+        self.generation = 0  # how often this process has left; jobs that follow each other must not meet
+        self.forked_from: int | None = None
+
+    def join(self, timeout: float) -> World | None:
+        job_ = job(os.environ)
+        if job_.world == 1:
+            return None
+        if self.forked_from is not None:
+            raise RendezvousError(
+                f"this process was forked from rank {self.forked_from} and is no rank of its own. Do what needs the other "
+                "ranks in the parent; a DataLoader's workers, for example, only load data."
+            )
+        if self.current is None:
+            place = f"{job_.run} {job_.rank} "
+            joined = os.environ.get(_JOINED, "")
+            if joined.startswith(place) and joined != f"{place}{os.getpid()}":
+                raise RendezvousError(
+                    f"this process was started by rank {job_.rank} and is no rank of its own: rank {job_.rank} has joined the "
+                    'job. Keep what needs the other ranks under `if __name__ == "__main__":`, which workers do not run.'
+                )
+            generation = replace(job_, run=f"{job_.run}-{self.generation}")
+            allocate = functools.partial(create, job_.world)
+            meeting = rendezvous.meet(generation, timeout, largest_arena(job_.world), allocate)
+            heap = Heap(meeting.memory, job_.rank, job_.world)
+            watch = Watch(job_.rank, meeting.sockets, heap.view(0, (HEADER // 8,), np.int64))
+            watch.hook_exceptions()
+            self.current = World(job_.rank, job_.world, heap, watch)
+            MEMORY.empty = heap.array
+            os.environ[_JOINED] = f"{place}{os.getpid()}"
+            _at_end()
+        return self.current
+
+    def leave(self) -> None:
+        left, self.current, MEMORY.empty = self.current, None, np.empty
+        if left is not None:
+            self.generation += 1
+            os.environ.pop(_JOINED, None)
+            left.end("this process has left the job of this mesh (fc.finalize). Make a new mesh and compile anew.")
+            left.watch.leave()
+            left.heap.close()
+
+    def forked(self) -> None:
+        """In a forked child: let go of all that is the parent's."""
+        left, self.current, MEMORY.empty = self.current, None, np.empty
+        if left is not None:
+            self.forked_from = left.rank
+            left.end(
+                f"this process was forked from rank {left.rank} and is no rank of its own: call compiled functions of a job's "
+                "mesh in the parent."
+            )
+            left.watch.disown()
+            left.heap.disown()
+
+
+_MEMBERSHIP = _Membership()
+
+
+@functools.lru_cache(maxsize=1)  # once in a process: neither can be undone
+def _at_end() -> None:
+    atexit.register(_MEMBERSHIP.leave)
+    os.register_at_fork(after_in_child=_MEMBERSHIP.forked)
+
+
+def init(timeout: float | None = None, *, rendezvous_timeout: float | None = None) -> World | None:
+    """Join the other processes of the job: find them, share memory with them, and watch them.
+
+    All must call it, or `make_mesh`, which does. Called again it only sets a `timeout` that is given. In one process there
+    is nobody to join: it returns None.
+
+    timeout: seconds that a collective waits for the others before it raises CollectiveTimeout; FUNCCOLL_TIMEOUT or 600
+    when None. A process that has died is noticed at once, whatever the timeout.
+    rendezvous_timeout: seconds to wait for the others to come; FUNCCOLL_RENDEZVOUS_TIMEOUT or 60 when None.
+
+    Raises: RendezvousError when some do not come; it names them.
+    """
+    for name, seconds in (("timeout", timeout), ("rendezvous_timeout", rendezvous_timeout)):
+        if seconds is not None and not (isinstance(seconds, (int, float)) and seconds > 0):
+            raise RendezvousError(f"fc.init: {name}={seconds!r} must be seconds, more than 0.")
+    world = _MEMBERSHIP.join(rendezvous.timeout_of(os.environ) if rendezvous_timeout is None else rendezvous_timeout)
+    if world is not None and timeout is not None:
+        world.shared["timeout"] = float(timeout)
+    return world
+
+
+def finalize() -> None:
+    """Leave the job: the others see that this process went well. `init` joins again, with all the others.
+
+    It happens by itself when Python ends. Arrays in shared memory stay valid.
+    """
+    _MEMBERSHIP.leave()
+
+
+def current() -> World | None:
+    """What this process has joined; None before `init`, after `finalize`, in one process and in a forked child."""
+    return _MEMBERSHIP.current
+
+
+def world_size() -> int:
+    """The number of processes of this job."""
+    return _job(os.environ)[0]
+
+
+def rank() -> int:
+    """This process's number, 0 to world_size() - 1."""
+    return _job(os.environ)[1]
+
+
+def process_allgather(arr: Any) -> np.ndarray:
+    """The global value of `arr` in every process (in one process: np.asarray). All processes must call it."""
+    if type(arr) is Array and arr.sharding.mesh.process is not None:
+        from ..shm.values import gather_whole  # here: it imports LLVM
+
+        return gather_whole(arr.local, arr.shape, arr.sharding)
+    return np.array(to_numpy(arr, "process_allgather: arr"))
+
+
+def make_mesh(axes: Mapping[str, int]) -> Mesh:
+    """A mesh with named axes, for example `make_mesh({"data": 4, "model": 2})`.
+
+    In a single process it has as many virtual devices as it asks for; in a job of several processes, one
+    device for each process.
+
+    Raises: MeshError when sizes are not positive integers, or do not fit the job.
+    """
+    mesh = Mesh(axes)
+    processes = world_size()
+    if processes > 1:
+        if mesh.size != processes:
+            raise MeshError(
+                f"a mesh {dict(mesh.shape)} has {mesh.size} devices, and this job has {processes} processes: each "
+                f"process is one device. Start it with {mesh.size} processes, or choose sizes whose product is "
+                f"{processes}."
+            )
+        world = init()
+        assert world is not None
+        return Mesh(mesh.shape, range(mesh.size), process=world.rank)
+    return Mesh(mesh.shape, range(mesh.size))

@@ -1,0 +1,1 @@
+"""Virtual devices: collectives between the devices that one process plays."""

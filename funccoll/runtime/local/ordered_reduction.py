@@ -1,0 +1,132 @@
+"""Reductions in the order of their schedules, from the expressions that their proofs are about.
+
+A proof says which expression over all ranks' chunks every output chunk holds. Here these expressions are computed, on
+the elements that belong to each chunk: the bits are those of the schedule, wherever it runs. What only moves data needs
+none of this, for its proof says that the result is the reference's; and so it is with a left fold in rank order.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...ir import Primitive
+from ...primitives.collective import all_reduce_p, fold, own_slice, reduce_p, reduce_scatter_p
+from ...schedules.collective import chunk_bounds
+from ...schedules.schedule import Schedule
+
+if TYPE_CHECKING:
+    from ...schedules.proof.prove import Proof
+
+__all__ = ["executor"]
+
+Tree = tuple[tuple[int, ...], ...]
+"""An expression over the values 0 … p-1 of the ranks: step i folds the values of these numbers into value p + i, and
+the last one is the result. A subtree that occurs twice is one value."""
+
+Run = tuple[int, int, Tree]
+"""Parts of a block, from the first one to before the second one, that all have this tree."""
+
+BLOCK = 1 << 16
+"""Elements evaluated at a time: the values of a tree stay in the cache."""
+
+
+def executor(primitive: Primitive, schedule: Schedule) -> Callable[..., Sequence[Any]]:
+    """What computes a collective's outputs: of the signature of its reference, with the bits of its schedule."""
+    compute = _IN_ORDER.get(primitive)
+    if compute is None or schedule.prove().left_fold:
+        return primitive.reference
+    return functools.partial(compute, _Order(schedule.prove()))
+
+
+class _Order:
+    """The order in which a proved reduction combines."""
+
+    def __init__(self, proof: Proof):
+        collective = proof.schedule.collective
+        self.nranks, self.parts = collective.nranks, collective.parts
+        part_of_chunk = collective.parts_of_rows[collective.input_chunks :]
+        trees: dict[int, list[tuple[int, Tree]]] = {}
+        for rank, chunk, node in zip(*(column.tolist() for column in proof.outputs), strict=True):
+            # Every rank has the same expressions of an all_reduce: the first one's will do.
+            if rank == 0 or collective.kind != "all_reduce":
+                trees.setdefault(rank, []).append((int(part_of_chunk[chunk]), _tree(proof, node)))
+        self._runs = {rank: _runs(sorted(found)) for rank, found in trees.items()}
+
+    def combine(self, rank: int, values: Sequence[Any], op: str) -> np.ndarray:
+        """The block that the collective leaves on `rank`; `values` are all ranks' contributions to it."""
+        first = values[0]
+        total = np.empty(first.shape, first.dtype)
+        flat, flats = total.reshape(-1), [v.reshape(-1) for v in values]
+        bounds = chunk_bounds(flat.size, self.parts, first.dtype.itemsize).tolist()
+        for begin, end, tree in self._runs[rank]:
+            for start in range(bounds[begin], bounds[end], BLOCK):
+                part = slice(start, min(start + BLOCK, bounds[end]))
+                flat[part] = _evaluate(tree, [v[part] for v in flats], op)
+        return total
+
+
+def _tree(proof: Proof, node: int) -> Tree:
+    """The expression of a node, with ranks for leaves: all leaves are about one chunk."""
+    p = proof.schedule.nranks
+    number: dict[int, int] = {}
+    steps: list[tuple[int, ...]] = []
+    stack = [node]  # not recursive: a ring's expression is as deep as there are ranks
+    while stack:
+        kids = proof.children(stack[-1])
+        waiting = [k for k in kids if k not in number]
+        if waiting:
+            stack += reversed(waiting)
+            continue
+        here = stack.pop()
+        if not kids:
+            number[here] = proof.nodes.leaf(here)[0]
+        elif here not in number:
+            number[here] = p + len(steps)
+            steps.append(tuple(number[k] for k in kids))
+    return tuple(steps)
+
+
+def _runs(trees: Sequence[tuple[int, Tree]]) -> list[Run]:
+    """(part, tree) in the order of the parts, neighbours with equal trees taken together."""
+    out = []
+    for tree, group in itertools.groupby(trees, key=lambda found: found[1]):
+        parts = [part for part, _ in group]
+        out.append((parts[0], parts[-1] + 1, tree))
+    return out
+
+
+def _evaluate(tree: Tree, values: list[np.ndarray], op: str) -> np.ndarray:
+    """A tree on the ranks' values; a mean divides where the sum is complete."""
+    partial = "sum" if op == "mean" else op
+    ranks = len(values)
+    for operands in tree[:-1]:
+        values.append(fold([values[i] for i in operands], partial))
+    return fold([values[i] for i in tree[-1]], op, ranks)
+
+
+# ---------------------------------------------------------------- the reductions, as their references are
+
+
+def _all_reduce(order: _Order, shards: Sequence[Any], *, op: str, **_: Any) -> list[Any]:
+    return [order.combine(0, shards, op)]
+
+
+def _reduce(order: _Order, shards: Sequence[Any], *, root: int, op: str, **_: Any) -> list[Any]:
+    return [order.combine(i, shards, op) if i == root else np.zeros_like(s) for i, s in enumerate(shards)]
+
+
+def _reduce_scatter(order: _Order, shards: Sequence[Any], *, dim: int, op: str, size: int, **_: Any) -> list[Any]:
+    blocks = [[own_slice(s, i, dim=dim, stack=False, size=size) for s in shards] for i in range(size)]
+    return [order.combine(i, block, op) for i, block in enumerate(blocks)]
+
+
+_IN_ORDER: dict[Primitive, Callable[..., list[Any]]] = {
+    all_reduce_p: _all_reduce,
+    reduce_p: _reduce,
+    reduce_scatter_p: _reduce_scatter,
+}

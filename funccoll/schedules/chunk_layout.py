@@ -1,0 +1,233 @@
+"""Where the chunks of a schedule lie in the arrays of one call: element ranges, also when a dimension other than 0 is cut."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from ..errors import ScheduleError
+from .collective import ALIGNMENT, Collective, chunk_bounds
+
+__all__ = ["Blocks", "ChunkLayout", "FlatBuffers", "Index", "StridedRange", "cut_as_one", "joined", "shifted"]
+
+Index = slice | np.ndarray
+"""Elements of a flat array: a slice where they are contiguous, else int64 numbers."""
+
+
+class StridedRange(NamedTuple):
+    """`rows` runs of `length` elements, the first at `start`, each `stride` after the one before."""
+
+    start: int
+    rows: int
+    stride: int
+    length: int
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """An array cut into equal blocks along one dimension: row-major (outer, blocks, inner) elements.
+
+    Block b is every [o, b, :]. Its outer * inner elements are numbered in its own row-major order, as if it were an
+    array by itself, so the same element has the same number in every array that holds the block.
+    """
+
+    outer: int
+    blocks: int
+    inner: int
+
+    @classmethod
+    def along(cls, shape: Sequence[int], dim: int, blocks: int) -> Blocks:
+        """An array of this shape, cut along `dim`. Raises ScheduleError when that dimension cannot be cut so."""
+        if blocks == 1:
+            return cls(1, 1, math.prod(shape))
+        if not 0 <= dim < len(shape) or shape[dim] % blocks:
+            raise ScheduleError(
+                f"an array of shape {tuple(shape)} cannot be cut into {blocks} blocks along dimension {dim}: that "
+                f"dimension must exist, and {blocks} divide it. Pad it, or choose another dim."
+            )
+        return cls(math.prod(shape[:dim]), blocks, shape[dim] // blocks * math.prod(shape[dim + 1 :]))
+
+    @property
+    def elements(self) -> int:
+        """Elements of one block."""
+        return self.outer * self.inner
+
+    @property
+    def size(self) -> int:
+        """Elements of the whole array."""
+        return self.elements * self.blocks
+
+    def pieces(self, block: int, start: int, stop: int) -> list[StridedRange]:
+        """Elements start … stop of a block, as at most three strided pieces: a row's end, whole rows, a row's beginning."""
+        if stop <= start:
+            return []
+        stride, offset = self.blocks * self.inner, block * self.inner
+        first, into = divmod(start, self.inner)
+        last, left = divmod(stop, self.inner)
+        if first == last:
+            return [StridedRange(first * stride + offset + into, 1, stride, left - into)]
+        found = []
+        if into:
+            found.append(StridedRange(first * stride + offset + into, 1, stride, self.inner - into))
+            first += 1
+        if last > first:
+            found.append(StridedRange(first * stride + offset, last - first, stride, self.inner))
+        if left:
+            found.append(StridedRange(last * stride + offset, 1, stride, left))
+        return found
+
+    def index(self, block: int, start: int, stop: int) -> Index:
+        """The same elements as an index into the flat array."""
+        pieces = self.pieces(block, start, stop)
+        if not pieces:
+            return slice(0, 0)
+        if len(pieces) == 1 and (pieces[0].rows == 1 or pieces[0].stride == pieces[0].length):
+            only = pieces[0]
+            return slice(only.start, only.start + only.rows * only.length)
+        rows = [(p.start + p.stride * np.arange(p.rows)[:, None] + np.arange(p.length)).reshape(-1) for p in pieces]
+        return np.concatenate(rows)
+
+
+@dataclass(frozen=True)
+class ChunkLayout:
+    """The chunks of one rank's three buffers as element ranges. All ranks have the same layout.
+
+    Scratch is an array of slots, each of the largest part's elements; a chunk in a slot begins where the slot does.
+    """
+
+    collective: Collective
+    itemsize: int
+    input: Blocks
+    output: Blocks
+    ranges: tuple[tuple[int, int], ...] | None = None
+    """Where each part of a block begins and ends, in elements, when that is not for this array alone to say: see `together`
+    and `in_pieces`."""
+
+    @classmethod
+    def of(cls, collective: Collective, shape: Sequence[int], itemsize: int, dim: int = 0, concat_dim: int = 0) -> ChunkLayout:
+        """For one rank's input of this shape.
+
+        `dim` is the dimension that is cut or concatenated; for all_to_all the input is cut along `dim` and the output
+        concatenated along `concat_dim`. Raises ScheduleError when the number of ranks does not divide the dimension.
+        """
+        taken = Blocks.along(shape, dim, collective.input_blocks)
+        join = concat_dim if collective.kind == "all_to_all" else dim
+        given = Blocks.along(cls.output_shape(collective, shape, dim, concat_dim), join, collective.output_blocks)
+        return cls(collective, itemsize, taken, given)
+
+    @staticmethod
+    def output_shape(collective: Collective, shape: Sequence[int], dim: int = 0, concat_dim: int = 0) -> tuple[int, ...]:
+        """The shape of one rank's output when its input has `shape`."""
+        out = list(shape)
+        if collective.input_blocks > 1:
+            out[dim] //= collective.input_blocks
+        if collective.output_blocks > 1:
+            out[concat_dim if collective.kind == "all_to_all" else dim] *= collective.output_blocks
+        return tuple(out)
+
+    @cached_property
+    def parts(self) -> tuple[tuple[int, int], ...]:
+        """Where each part of a block begins and ends, in elements."""
+        if self.ranges is not None:
+            return self.ranges
+        return tuple(pairwise(chunk_bounds(self.input.elements, self.collective.parts, self.itemsize).tolist()))
+
+    @cached_property
+    def capacity(self) -> int:
+        """Elements of a scratch slot: those of the largest part."""
+        return max(high - low for low, high in self.parts)
+
+    def index(self, row: int, part: int) -> Index:
+        """A chunk's elements in its rank's memory (input, output, scratch, one after the other), as an index.
+
+        `row` is the chunk's row (see `Places`). `part` tells what lies in a scratch slot; the other buffers' chunks
+        have a part of their own.
+        """
+        c = self.collective
+        slot = row - c.input_chunks - c.output_chunks
+        if slot >= 0:
+            start = self.input.size + self.output.size + slot * self.capacity
+            low, high = self.parts[part]
+            return slice(start, start + high - low)
+        own, block = int(c.parts_of_rows[row]), int(c.blocks_of_rows[row])
+        buffer, before = (self.input, 0) if row < c.input_chunks else (self.output, self.input.size)
+        return shifted(buffer.index(block, *self.parts[own]), before)
+
+
+def cut_as_one(layouts: Sequence[ChunkLayout]) -> list[ChunkLayout]:
+    """Several arrays of whole blocks cut as if they were one: a chunk is then some arrays, not a little of each.
+
+    For schedules that combine all chunks alike.
+    """
+    sizes = [layout.input.elements * layout.itemsize for layout in layouts]
+    bounds = chunk_bounds(sum(sizes), layouts[0].collective.parts, 1)
+    starts = np.cumsum([0, *sizes[:-1]])
+    cuts = [
+        np.clip((bounds - start) // layout.itemsize, 0, layout.input.elements).tolist()
+        for layout, start in zip(layouts, starts, strict=True)
+    ]
+    return [replace(layout, ranges=tuple(pairwise(cut))) for layout, cut in zip(layouts, cuts, strict=True)]
+
+
+def in_segments(layouts: Sequence[ChunkLayout], count: int) -> list[dict[int, ChunkLayout]]:
+    """For each of `count` pieces, what it has of which arrays: a piece is a range of every chunk, of all arrays in a row.
+
+    So every element stays in its part, and is combined in the same order, and a piece of many arrays has some of them.
+    """
+    sizes = np.array([[(high - low) * x.itemsize for low, high in x.parts] for x in layouts])  # arrays, parts
+    starts = np.cumsum(sizes, axis=0) - sizes
+    step = -(-int(sizes.sum(axis=0).max()) // (count * ALIGNMENT)) * ALIGNMENT
+    cuts = np.arange(count + 1)[:, None, None] * step - starts
+    cuts = np.clip(cuts - cuts % ALIGNMENT, 0, sizes)  # pieces, arrays, parts: bytes of a part
+    cuts[-1] = sizes
+    has = np.any(np.diff(cuts, axis=0), axis=2)  # piece, array
+    return [{i: _ranged(layouts[i], *cuts[k : k + 2, i]) for i in np.flatnonzero(has[k]).tolist()} for k in range(count)]
+
+
+def _ranged(layout: ChunkLayout, begin: np.ndarray, end: np.ndarray) -> ChunkLayout:
+    elements = ((begin // layout.itemsize).tolist(), (end // layout.itemsize).tolist())
+    return replace(layout, ranges=tuple((low + b, low + e) for (low, _), b, e in zip(layout.parts, *elements, strict=True)))
+
+
+class FlatBuffers:
+    """The buffers of all ranks as one flat array: of each rank its input, output and scratch, one after the other."""
+
+    def __init__(self, layout: ChunkLayout, scratch_chunks: int):
+        self.layout = layout
+        self.nranks = layout.collective.nranks
+        self.rank_size = layout.input.size + layout.output.size + scratch_chunks * layout.capacity
+        self._chunks: dict[tuple[int, int], Index] = {}
+
+    def index(self, code: int, count: int, part: int, part_step: int) -> Index:
+        """Where a run of chunks lies: `count` of them from place `code` on, the i-th of part `part + i * part_step`."""
+        row, rank = divmod(code, self.nranks)
+        chunks = []
+        for i in range(count):
+            key = (row + i, part + i * part_step)
+            if key not in self._chunks:
+                self._chunks[key] = self.layout.index(*key)
+            chunks.append(self._chunks[key])
+        return shifted(chunks[0] if count == 1 else joined(chunks), rank * self.rank_size)
+
+    def of_rank(self, rank: int) -> slice:
+        """All that is a rank's."""
+        return slice(rank * self.rank_size, (rank + 1) * self.rank_size)
+
+
+def shifted(index: Index, by: int) -> Index:
+    """An index, `by` elements further on."""
+    return slice(index.start + by, index.stop + by) if isinstance(index, slice) else index + by
+
+
+def joined(indexes: Sequence[Index]) -> Index:
+    """Several indexes as one: still a slice where each continues the one before."""
+    slices = [i for i in indexes if isinstance(i, slice) and i.stop > i.start]
+    if all(isinstance(i, slice) for i in indexes) and all(a.stop == b.start for a, b in pairwise(slices)):
+        return slice(slices[0].start, slices[-1].stop) if slices else slice(0, 0)
+    return np.concatenate([np.arange(i.start, i.stop) if isinstance(i, slice) else i for i in indexes])

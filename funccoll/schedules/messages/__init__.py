@@ -1,0 +1,1 @@
+"""Schedules as rounds of nonblocking sends and receives."""

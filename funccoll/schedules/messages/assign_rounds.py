@@ -1,0 +1,234 @@
+"""Levelling: in which round of messages each move takes place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from ..moves import Batch
+from ..proof.symbolic import expand
+from ..streams.happens_before import concat_ranges
+
+if TYPE_CHECKING:
+    from ..schedule import Schedule
+
+__all__ = ["AssignedRounds", "Flow", "Work", "assign_rounds"]
+
+
+class Flow(NamedTuple):
+    """Messages: from place to place, as columns. The rank of a place is its remainder by the number of ranks."""
+
+    level: np.ndarray
+    src: np.ndarray
+    dst: np.ndarray
+    chunks: np.ndarray
+    part: np.ndarray
+    part_step: np.ndarray
+
+
+class Work(NamedTuple):
+    """Local combines, as columns; row i has the next `dsts[i]` of dst and the next `srcs[i]` of src."""
+
+    level: np.ndarray
+    step: np.ndarray
+    rank: np.ndarray
+    dsts: np.ndarray
+    dst: np.ndarray
+    srcs: np.ndarray
+    src: np.ndarray
+    chunks: np.ndarray
+    part: np.ndarray
+    part_step: np.ndarray
+
+
+@dataclass(frozen=True)
+class AssignedRounds:
+    """The moves of a schedule in levels: level t is round t of messages and the combines after it; 0 has no messages."""
+
+    nrounds: int
+    staging: int
+    flow: Flow
+    work: Work
+
+
+def assign_rounds(schedule: Schedule) -> AssignedRounds:
+    """Put the moves of a schedule, which must be proved, into levels; see `messages.to_messages`."""
+    levels = _RoundAssigner(schedule)
+    for _, batches in groupby(schedule.batches, key=lambda b: b.round):
+        levels.add(list(batches))
+    return levels.finish()
+
+
+class _MoveRun(NamedTuple):
+    """A batch of runs, with the part of each run's first chunk and the step to the next."""
+
+    batch: Batch
+    part: np.ndarray
+    step: np.ndarray
+
+    def of(self, row: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        return self.batch.count[row], self.part[row], self.step[row]
+
+
+class _RoundAssigner:
+    """Takes the rounds of an algorithm one after the other; `open` is the level that the last one reached.
+
+    A message belongs to a later level than what it reads, and than the last use of what it overwrites; a combine to
+    no earlier one, because combines come after messages and are done in order.
+    """
+
+    def __init__(self, schedule: Schedule):
+        self.p = schedule.nranks
+        self.size = schedule.places.size  # places from here on are staging
+        parts = schedule.collective.parts_of_rows
+        self.written = np.full(self.size, -1, np.int32)  # the last level
+        self.read = np.full(self.size, -1, np.int32)
+        self.part = np.concatenate([np.repeat(parts, self.p), np.zeros(self.size - len(parts) * self.p, np.int32)])
+        self.sent = np.zeros(self.p, np.int32)  # the last level in which each rank sends
+        self.received = np.zeros(self.p, np.int32)
+        self.open = self.step = 0
+        # Staging has two halves, for even and odd levels: what one level combines may be sent in the next.
+        self.used = np.zeros((2, self.p), np.int64)
+        self.half = [0, 0]
+        self.flows: list[Flow] = []
+        self.works: list[Work] = []
+
+    def add(self, batches: Sequence[Batch]) -> None:
+        """Place the moves of one round, which are independent of each other."""
+        p = self.p
+        self.step += 1
+        runs = [self._with_parts(b) for b in batches]
+        remote = []  # per batch: rows and columns of what travels before the combine
+        for batch, _, _ in runs:
+            copies = batch.src.shape[1] == 1
+            travels = batch.dst % p != batch.src % p if copies else batch.src % p != batch.by[:, None]
+            remote.append(np.nonzero(travels))
+        self._open(self._level_for([b for b, _, _ in runs], remote))
+        pushes = []
+        for run, (row, col) in zip(runs, remote, strict=True):
+            batch = run.batch
+            if batch.src.shape[1] == 1:
+                self._send(batch.src[row, 0], batch.dst[row, col], *run.of(row))
+                row, col = np.nonzero((batch.dst % p == batch.src % p) & (batch.dst != batch.src))  # a copy to itself is none
+                self._work(batch.src[row, 0] % p, np.ones(len(row), int), batch.dst[row, col], batch.src[row], *run.of(row))
+            else:
+                sources = batch.src.astype(np.int64)
+                sources[row, col] = self._stage(batch.by[row], batch.count[row])
+                self._send(batch.src[row, col], sources[row, col], *run.of(row))
+                pushes.append((run, *self._combine(run, sources)))
+        if any(len(row) for _, row, _, _ in pushes):
+            self._open(self.open + 1)
+            for run, row, src, dst in pushes:
+                self._send(src, dst, *run.of(row))
+
+    def _with_parts(self, batch: Batch) -> _MoveRun:
+        """Runs with their parts; those that are no regular sequence of parts are cut into single chunks."""
+        dst, src, row = expand(batch, self.p)
+        part = self.part[src[:, 0]]
+        self.part[dst] = part[:, None]
+        if len(row) == len(batch):
+            return _MoveRun(batch, part, np.zeros_like(part))
+        first = np.cumsum(batch.count) - batch.count
+        many = batch.count > 1
+        step = np.zeros(len(batch), part.dtype)
+        step[many] = part[first[many] + 1] - part[first[many]]
+        if (part[first][row] + (np.arange(len(row)) - first[row]) * step[row] == part).all():
+            return _MoveRun(batch, part[first], step)
+        return _MoveRun(replace(batch, dst=dst, src=src, count=np.ones_like(row), by=batch.by[row]), part, np.zeros_like(part))
+
+    def _level_for(self, batches: Sequence[Batch], remote: Sequence[tuple[np.ndarray, np.ndarray]]) -> int:
+        """The open level if what travels is independent of it and uses none of its ports, else the next."""
+        level, shares_port = self.open, False
+        for batch, (row, col) in zip(batches, remote, strict=True):
+            if not len(row):
+                continue
+            copies = batch.src.shape[1] == 1
+            src = batch.src[row, 0 if copies else col]
+            to = batch.dst[row, col] % self.p if copies else batch.by[row]
+            after = self.written[self._chunks(src, batch.count[row])].max()
+            if copies:
+                over = self._chunks(batch.dst[row, col], batch.count[row])
+                after = max(after, self.written[over].max(), self.read[over].max())
+            level = max(level, 1, int(after) + 1)
+            shares_port |= bool((self.sent[src % self.p] == self.open).any() or (self.received[to] == self.open).any())
+        return level + (shares_port and level == self.open)
+
+    def _open(self, level: int) -> None:
+        if level > self.open:
+            self.open = level
+            self.used[level % 2] = 0
+
+    def _stage(self, rank: np.ndarray, count: np.ndarray) -> np.ndarray:
+        """Staging places for runs on these ranks in the open level (of its half: `finish` puts them one after the other)."""
+        order = np.argsort(rank, kind="stable")
+        ordered, length = rank[order], count[order].astype(np.int64)
+        before = np.cumsum(length) - length
+        new = np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]
+        before -= np.repeat(before[new], np.diff(np.append(np.flatnonzero(new), len(ordered))))
+        used = self.used[self.open % 2]
+        slot = np.empty(len(rank), np.int64)
+        slot[order] = used[ordered] + before
+        np.add.at(used, rank, count)
+        self.half[self.open % 2] = max(self.half[self.open % 2], int(used.max(initial=0)))
+        return self.size + slot * self.p + rank
+
+    def _combine(self, run: _MoveRun, sources: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Combine on the executing ranks; returns what is to be sent on: row in the batch, from, to."""
+        batch = run.batch
+        own = batch.dst % self.p == batch.by[:, None]
+        nowhere = ~own.any(axis=1)
+        held = batch.dst[np.arange(len(batch)), own.argmax(axis=1)].astype(np.int64)
+        held[nowhere] = self._stage(batch.by[nowhere], batch.count[nowhere])
+        targets = np.concatenate([batch.dst, held[:, None]], axis=1)
+        mine = np.concatenate([own, nowhere[:, None]], axis=1)
+        self._work(batch.by, mine.sum(axis=1), targets[mine], sources, batch.count, run.part, run.step)
+        row, col = np.nonzero(~own)
+        return row, held[row], batch.dst[row, col]
+
+    def _send(self, src: np.ndarray, dst: np.ndarray, count: np.ndarray, part: np.ndarray, step: np.ndarray) -> None:
+        if not len(src):
+            return
+        self.sent[src % self.p] = self.received[dst % self.p] = self.open
+        self._mark(self.read, src, count)
+        self._mark(self.written, dst, count)
+        self.flows.append(Flow(np.full(len(src), self.open), src, dst, count, part, step))
+
+    def _work(
+        self, rank: np.ndarray, dsts: np.ndarray, dst: np.ndarray, src: np.ndarray, count: np.ndarray, part: np.ndarray,
+        step: np.ndarray,
+    ) -> None:  # fmt: skip
+        if not len(rank):
+            return
+        n, k = src.shape
+        self._mark(self.read, src.reshape(-1), np.repeat(count, k))
+        self._mark(self.written, dst, np.repeat(count, dsts))
+        levels, steps = np.full(n, self.open), np.full(n, self.step)
+        self.works.append(Work(levels, steps, rank, dsts, dst, np.full(n, k), src.reshape(-1), count, part, step))
+
+    def _mark(self, levels: np.ndarray, codes: np.ndarray, count: np.ndarray) -> None:
+        own = codes < self.size
+        levels[self._chunks(codes[own], count[own])] = self.open
+
+    def _chunks(self, codes: np.ndarray, count: np.ndarray) -> np.ndarray:
+        """The places of runs."""
+        if (count == 1).all():
+            return codes
+        return concat_ranges(np.zeros(len(codes), np.int64), count) * self.p + np.repeat(codes, count)
+
+    def finish(self) -> AssignedRounds:
+        """All levels."""
+        none = np.zeros(0, np.int64)
+        flow = Flow(*(np.concatenate(c) for c in zip(*self.flows))) if self.flows else Flow(*[none] * len(Flow._fields))
+        work = Work(*(np.concatenate(c) for c in zip(*self.works))) if self.works else Work(*[none] * len(Work._fields))
+        flow = flow._replace(src=self._final(flow.src, flow.level - 1), dst=self._final(flow.dst, flow.level))
+        dst, src = np.repeat(work.level, work.dsts), np.repeat(work.level, work.srcs)
+        work = work._replace(dst=self._final(work.dst, dst), src=self._final(work.src, src))
+        return AssignedRounds(self.open, sum(self.half), flow, work)
+
+    def _final(self, codes: np.ndarray, levels: np.ndarray) -> np.ndarray:
+        """Places with the odd levels' half of staging behind that of the even ones."""
+        return codes + np.where((codes >= self.size) & (levels % 2 == 1), self.half[0] * self.p, 0)

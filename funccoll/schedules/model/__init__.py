@@ -1,0 +1,1 @@
+"""Cost and simulation of schedules on a model of the machine."""

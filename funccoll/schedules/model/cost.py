@@ -1,0 +1,170 @@
+"""What one execution costs in the α-β-γ model, computed from the moves of a schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...errors import ScheduleError
+from ..collective import Collective
+from ..moves import Batch
+from ..tables import bytes_text, html_table, seconds_text
+from .topology import Topology, check_topology
+
+if TYPE_CHECKING:
+    from ..schedule import Schedule
+
+__all__ = ["Cost", "chunk_bytes", "cost"]
+
+_AT_ONCE = 1 << 20
+"""Places, and rounds times ranks, looked at in one go: enough to be fast for many small rounds, in little memory."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One execution's cost. A byte count that is a fraction comes from a size that the chunks do not divide."""
+
+    seconds: float
+    """Rounds one after the other, each as long as its busiest port or stream."""
+    rounds: int
+    """Rounds in which anything moves between ranks."""
+    bytes_sent: float
+    """Bytes that leave the rank that sends most."""
+    bytes_reduced: float
+    """Bytes that the rank that reduces most combines into others: k - 1 operands of a k-fold reduction."""
+
+    def _cells(self) -> tuple[str, ...]:
+        return (seconds_text(self.seconds), str(self.rounds), bytes_text(self.bytes_sent), bytes_text(self.bytes_reduced))
+
+    def __repr__(self) -> str:
+        seconds, rounds, sent, reduced = self._cells()
+        plural = "s" if self.rounds != 1 else ""
+        return f"<Cost {seconds}: {rounds} round{plural}, {sent} bytes sent and {reduced} reduced per rank>"
+
+    def _repr_html_(self) -> str:
+        head = ("time", "rounds", "bytes sent per rank", "bytes reduced per rank")
+        return html_table(head, [self._cells()], right=head)
+
+
+def chunk_bytes(collective: Collective, nbytes: Any) -> float:
+    """Bytes of one chunk; `nbytes` is what the larger of one rank's input and output holds.
+
+    The model divides evenly, also where executed chunks differ by an element or end at a cache line. A barrier moves
+    no bytes, whatever `nbytes` is. Raises ScheduleError unless `nbytes` is an integer, at least 1 (0 for a barrier).
+    """
+    barrier = collective.kind == "barrier"
+    integer = isinstance(nbytes, (int, np.integer)) and not isinstance(nbytes, bool)
+    if not integer or not (0 if barrier else 1) <= nbytes < 1 << 62:
+        raise ScheduleError(
+            f"nbytes={nbytes!r} must be the bytes of one rank's data (of {collective.kind}'s input and output the larger "
+            f"one), an integer from {0 if barrier else 1} to 2⁶² − 1."
+        )
+    return 0.0 if barrier else int(nbytes) / (collective.block_divisor * collective.parts)
+
+
+def cost(schedule: Schedule, topology: Topology, nbytes: int) -> Cost:
+    """The α-β-γ cost of one execution, for `nbytes` bytes of the larger of one rank's input and output.
+
+    Every rank has one port to send and one to receive, both at once (full duplex). A message of n bytes occupies the
+    sender's and the receiver's for alpha + n·beta; what the moves of one rank in one round bring from, or take to, the
+    same other rank is one message. A move receives its sources from other ranks, then combines them
+    (gamma for each byte of all but one), then sends to its destinations on other ranks; what lies on the executing
+    rank costs nothing. A round lasts as long as its busiest port, or as the rank (and channel) whose moves take
+    longest one after the other, and rounds follow one another. So the cost is the textbooks' for regular algorithms
+    (Thakur, Rabenseifner and Gropp, IJHPCA 19(1), 2005); `simulate` lets ranks run ahead of each other.
+    Raises ScheduleError for a topology of another size and for bytes that are not positive.
+    """
+    check_topology(topology, schedule.nranks)
+    size = chunk_bytes(schedule.collective, nbytes)
+    ranks = np.zeros((2, schedule.nranks))
+    seconds, rounds = 0.0, 0
+    for batches in _stretches(schedule.batches, schedule.nranks):
+        load = _Load(batches, schedule, topology, size)
+        times = load.round_times()
+        seconds += float(times.sum())
+        rounds += int(load.communicates.sum())
+        ranks += load.chunks
+    # Chunks are counted, and bytes computed from their number at last: exact where the data can be cut so.
+    sent, reduced = (_exact(n, size, schedule.collective, nbytes) for n in ranks.max(axis=1))
+    return Cost(seconds, rounds, sent, reduced)
+
+
+def _exact(chunks: float, size: float, collective: Collective, nbytes: int) -> float:
+    return chunks * int(nbytes) / (collective.block_divisor * collective.parts) if size else 0.0
+
+
+def _stretches(batches: Sequence[Batch], nranks: int) -> Iterator[list[Batch]]:
+    """Batches of whole rounds, in order, a limited amount in each list."""
+    held: list[Batch] = []
+    amount = 0
+    for _, same in groupby(batches, key=lambda b: b.round):
+        whole = list(same)
+        if held and amount > _AT_ONCE:
+            yield held
+            held, amount = [], 0
+        held += whole
+        amount += nranks + sum(b.dst.size + b.src.size for b in whole)
+    if held:
+        yield held
+
+
+class _Load:
+    """How long ports and streams are busy in each of some rounds: [rounds * ranks (* channels)] seconds."""
+
+    def __init__(self, batches: list[Batch], schedule: Schedule, topology: Topology, size: float):
+        p, channels = schedule.nranks, schedule.channels
+        self.first = batches[0].round
+        self.rounds = batches[-1].round - self.first + 1
+        self.busy = np.zeros(self.rounds * p * channels)
+        self.chunks = np.zeros((2, p))  # sent, reduced
+        pieces = []
+        for _, alike in groupby(sorted(batches, key=_shape), key=_shape):
+            sources, targets, by, at, count = _columns(list(alike), self.first, p, channels)
+            operands = sources.shape[1] - 1
+            self.chunks[1] += np.bincount(by, count * operands, p)
+            self.busy += np.bincount(at, topology.gamma * size * operands * count, len(self.busy))
+            pieces += [_pieces(sources, by, at, count, p, False), _pieces(targets, by, at, count, p, True)]
+        key, which = np.unique(np.concatenate([key for key, _ in pieces]), return_inverse=True)
+        count = np.bincount(which, np.concatenate([count for _, count in pieces]), len(key))
+        self._messages(key, count, p, channels, topology, size)
+
+    def _messages(self, key: np.ndarray, count: np.ndarray, p: int, channels: int, topology: Topology, size: float) -> None:
+        rest, outgoing = np.divmod(key, 2)
+        at, peer = np.divmod(rest, p)
+        begin, by = np.divmod(at // channels, p)
+        src, dst = np.where(outgoing, by, peer), np.where(outgoing, peer, by)
+        alpha, beta = topology.links(src, dst)
+        seconds = alpha + beta * size * count
+        self.chunks[0] += np.bincount(src, count, p)
+        self.communicates = np.bincount(begin, minlength=self.rounds) > 0
+        self.send, self.receive = (np.bincount(begin * p + r, seconds, self.rounds * p) for r in (src, dst))
+        self.busy += np.bincount(at, seconds, len(self.busy))
+
+    def round_times(self) -> np.ndarray:
+        """How long each round lasts, in seconds."""
+        longest = [x.reshape(self.rounds, -1).max(axis=1) for x in (self.send, self.receive, self.busy)]
+        return np.maximum.reduce(longest)
+
+
+def _shape(batch: Batch) -> tuple[int, int]:
+    return batch.dst.shape[1], batch.src.shape[1]
+
+
+def _columns(batches: list[Batch], first: int, p: int, channels: int) -> tuple[np.ndarray, ...]:
+    """Moves of one shape: ranks of the sources [rows, k] and destinations, executing rank, (round, stream), chunks."""
+    sources, targets, by, count = (np.concatenate([getattr(b, n) for b in batches]) for n in ("src", "dst", "by", "count"))
+    begin, channel = (np.repeat(x, [len(b) for b in batches]) for x in zip(*((b.round - first, b.channel) for b in batches)))
+    return sources % p, targets % p, by, (begin * p + by) * channels + channel, count
+
+
+def _pieces(peer: np.ndarray, by: np.ndarray, at: np.ndarray, count: np.ndarray, p: int, outgoing: bool) -> tuple:
+    """What goes to or comes from other ranks: a number for (round, stream, peer, direction), and chunks.
+
+    Pieces with the same number are one message.
+    """
+    row, column = np.nonzero(peer != by[:, None])
+    return (at[row] * p + peer[row, column]) * 2 + outgoing, count[row]

@@ -1,0 +1,341 @@
+"""The choice of an algorithm: what each would cost on a topology, which of them may be chosen, and why."""
+
+from __future__ import annotations
+
+import functools
+import html
+import math
+import operator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ...errors import DTypeError, ScheduleError
+from ...types import bfloat16, check_dtype
+from ..collective import Collective, check_pairs
+from ..registry import Algorithm, known
+from ..schedule import Schedule, build, check_levels
+from ..tables import html_table, seconds_text, text_table
+from .cost import Cost, chunk_bytes
+from .topology import Topology, check_topology
+
+__all__ = ["Candidate", "Explanation", "Row", "candidates", "explain", "select"]
+
+_CHUNKS = (2, 8, 32)
+"""Numbers of chunks that are tried with a pipelined algorithm. The best one is seldom far from one of them: the time is
+within a few percent of the least when the number is wrong by a factor of two."""
+_SMALL = 256
+"""Ranks up to which everything is built and compared."""
+_TOO_LARGE = 4_000_000
+"""Places in the columns of a schedule: what has more is not built only to be compared, and what has more chunks in its
+places not proved."""
+_NARROW = (np.dtype(np.float16), bfloat16)
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """An algorithm with what it costs, or with the reason why it is not to be chosen, or both."""
+
+    algorithm: Algorithm
+    schedule: Schedule | None = None
+    cost: Cost | None = None
+    objection: str | None = None
+    """Why it may not be chosen; None when it may."""
+    reserve: bool = False
+    """Whether it may be chosen all the same when there is nothing better."""
+
+
+@dataclass(frozen=True)
+class _Question:
+    """What is asked for."""
+
+    kind: str
+    topology: Topology
+    nbytes: int
+    narrow: bool
+    root: int
+    pairs: tuple[tuple[int, int], ...]
+    levels: tuple[int, int] | None
+
+    @property
+    def in_order(self) -> bool:
+        """Whether reductions have to be left folds in the order of ranks: the default bits of one host."""
+        return self.topology.hosts == 1 and self.reduces
+
+    @property
+    def reduces(self) -> bool:
+        """Whether anything is combined whose bits depend on the order."""
+        return self.kind != "barrier" and Collective(self.kind, 1).meaning.reduces
+
+
+def select(
+    kind: str, topology: Topology | int, nbytes: int, *, dtype: Any = None, root: int = 0,
+    pairs: Sequence[tuple[int, int]] = (), levels: tuple[int, int] | None = None,
+) -> Schedule:  # fmt: skip
+    """The schedule that costs least on the topology, of those that may be chosen.
+
+    On one host, reductions must be left folds in the order of ranks (the default bits), and where memory is shared, an
+    algorithm that forwards is not chosen if another does not: it would wait more often, and move more. With a dtype of
+    16-bit floats, algorithms that round partial sums are chosen only if there is nothing else. A number of ranks stands
+    for `Topology.one_host` of it. Hierarchical algorithms need a topology of several hosts with several ranks each, or
+    `levels`. Of equal costs, the algorithm registered first is
+    taken. `nbytes` are the bytes of the larger of one rank's input and output. The answer is kept.
+    Raises ScheduleError for an unknown collective, bytes that are not positive, a root or pairs that do not exist, and
+    when no algorithm may be chosen; DTypeError for a dtype that funccoll does not carry.
+    """
+    question = _question(kind, topology, nbytes, dtype, root, pairs, levels)
+    return _select(question, known(kind))
+
+
+def candidates(
+    kind: str, topology: Topology | int, nbytes: int, *, dtype: Any = None, root: int = 0,
+    pairs: Sequence[tuple[int, int]] = (), levels: tuple[int, int] | None = None,
+) -> list[Candidate]:  # fmt: skip
+    """Every algorithm for the collective, in the order of registration, built, proved and costed where it can be.
+
+    Arguments and errors are those of `select`.
+    """
+    question = _question(kind, topology, nbytes, dtype, root, pairs, levels)
+    return _weighed(question, known(kind), thorough=True)[0]
+
+
+def explain(
+    kind: str, topology: Topology | int, nbytes: int, *, dtype: Any = None, root: int = 0,
+    pairs: Sequence[tuple[int, int]] = (), levels: tuple[int, int] | None = None,
+) -> Explanation:  # fmt: skip
+    """What `select` chooses and why, as a table.
+
+    Arguments and errors are those of `select`.
+    """
+    question = _question(kind, topology, nbytes, dtype, root, pairs, levels)
+    found, best = _weighed(question, known(kind), thorough=True)
+    return Explanation(_title(question, dtype), tuple(_rows(found, best)))
+
+
+# ---------------------------------------------------------------- choosing
+
+
+def _question(
+    kind: str, topology: Topology | int, nbytes: int, dtype: Any, root: int, pairs: Sequence[tuple[int, int]],
+    levels: tuple[int, int] | None,
+) -> _Question:  # fmt: skip
+    if isinstance(topology, (int, np.integer)):
+        topology = Topology.one_host(topology)
+    check_topology(topology)
+    try:
+        found = None if dtype is None else np.dtype(dtype)
+    except TypeError:
+        raise DTypeError(f"dtype={dtype!r} is no element type: use np.float32, fc.bfloat16, ...") from None
+    narrow = found is not None and check_dtype(found, "the collective") in _NARROW
+    nbytes = operator.index(nbytes) if isinstance(nbytes, np.integer) else nbytes
+    # Checked here: questions that are equal to one that was answered (1 == True == 1.0) are answered from the cache.
+    Collective(kind, topology.nranks, root, check_pairs(pairs)).check()
+    chunk_bytes(Collective(kind, topology.nranks), nbytes)
+    both = topology.levels if levels is None else check_levels(levels, topology.nranks)
+    return _Question(kind, topology, nbytes, narrow, int(root), check_pairs(pairs), both)
+
+
+@functools.lru_cache(maxsize=1024)
+def _select(question: _Question, known: tuple[Algorithm, ...]) -> Schedule:
+    # The algorithms are part of the key because a user may register others, or define one anew.
+    _, best = _weighed(question, known, thorough=False)
+    return best.schedule or _built(best.algorithm, question, None)
+
+
+def _weighed(question: _Question, known: tuple[Algorithm, ...], thorough: bool) -> tuple[list[Candidate], Candidate]:
+    """All candidates, and the best of them. Unless `thorough`, nothing is proved that costs more than the best."""
+    collective = Collective(question.kind, question.topology.nranks, question.root, question.pairs).check()
+    chunk_bytes(collective, question.nbytes)
+    found = [_candidate(algorithm, question) for algorithm in known]
+    if question.topology.hosts == 1 and question.topology.host.shared and any(map(_is_direct, found)):
+        forwards = "shared memory: forwards what can be read where it is"
+        found = [c if c.objection or _is_direct(c) else replace(c, objection=forwards) for c in found]
+    best = None
+    for i in sorted(range(len(found)), key=lambda i: _seconds(found[i])):
+        if found[i].objection is None and (best is None or (thorough and collective.nranks <= _SMALL)):
+            found[i] = _judged(found[i], question)
+        if found[i].objection is None:
+            best = best or found[i]
+    best = best or min((c for c in found if c.reserve), key=_seconds, default=None)
+    if best is None:
+        reasons = "; ".join(f"{c.algorithm.name}: {c.objection}" for c in found)
+        raise ScheduleError(f"no algorithm for {question.kind} on {question.topology!r} may be chosen: {reasons}.")
+    return found, best
+
+
+def _seconds(candidate: Candidate) -> float:
+    # To 10 digits: sums of the same times in another order are equal.
+    return float(f"{candidate.cost.seconds:.9e}") if candidate.cost else math.inf
+
+
+def _is_direct(candidate: Candidate) -> bool:
+    """Whether it may be chosen, and reads nothing but inputs: nothing is forwarded."""
+    schedule = candidate.schedule
+    if candidate.objection or schedule is None:
+        return False
+    inputs = schedule.collective.input_chunks * schedule.nranks  # places of inputs come first
+    return all(bool((batch.src < inputs).all()) for batch in schedule.batches)
+
+
+def _candidate(algorithm: Algorithm, question: _Question) -> Candidate:
+    p = question.topology.nranks
+    refusal = algorithm.refusal(p)
+    if refusal:
+        return Candidate(algorithm, objection=refusal)
+    if "levels" in algorithm.options and question.levels is None:
+        return Candidate(algorithm, objection="needs several hosts with several ranks each, or levels=")
+    try:
+        if p > _SMALL and question.kind != "permute" and _expected_places(algorithm, p) > _TOO_LARGE:
+            return Candidate(algorithm, objection="too large to build for comparison", reserve=True)
+        return min(_variants(algorithm, question), key=_seconds)
+    except Exception as error:  # a user's generator may raise anything, and the others can still be chosen
+        return Candidate(algorithm, objection=_wrong(algorithm, error))
+
+
+def _wrong(algorithm: Algorithm, error: Exception) -> str:
+    kind = "it is wrong" if isinstance(error, ScheduleError) else f"it raises {type(error).__name__}"
+    return f'{kind}: build("{algorithm.kind}", ..., "{algorithm.name}").prove() tells'
+
+
+def _judged(candidate: Candidate, question: _Question) -> Candidate:
+    """The candidate with what its proof objects to."""
+    assert candidate.schedule is not None
+    matters = question.reduces and (question.in_order or question.narrow)
+    if sum(int(b.count.sum()) * (b.dst.shape[1] + b.src.shape[1]) for b in candidate.schedule.batches) > _TOO_LARGE:
+        # It is proved when it is lowered, at the latest.
+        return replace(candidate, objection="too large to prove for comparison", reserve=True) if matters else candidate
+    try:
+        proof = candidate.schedule.prove()
+    except ScheduleError as error:
+        return replace(candidate, cost=None, objection=_wrong(candidate.algorithm, error))
+    if question.in_order and not proof.left_fold:
+        return replace(candidate, objection="one host: must be a left fold in rank order")
+    if matters and question.narrow and proof.partial_sums:
+        rounded = f"16-bit floats: would round {proof.partial_sums:,} partial sums"
+        return replace(candidate, objection=rounded, reserve=True)
+    return candidate
+
+
+def _variants(algorithm: Algorithm, question: _Question) -> Iterator[Candidate]:
+    """The algorithm with its numbers of chunks, ascending until more of them cost more."""
+    numbers: Sequence[int | None] = [None]
+    if "chunks" in algorithm.options:
+        numbers = sorted({*_CHUNKS, algorithm.default_chunks(question.topology.nranks)})
+    before = math.inf
+    for chunks in numbers:
+        schedule = _built(algorithm, question, chunks)
+        variant = Candidate(algorithm, schedule, schedule.cost(question.topology, question.nbytes))
+        if len(numbers) > 1 and question.in_order and chunks == numbers[0]:
+            variant = _judged(variant, question)  # what is no left fold with few chunks is none with many
+        yield variant
+        if variant.objection or _seconds(variant) > before:
+            return
+        before = _seconds(variant)
+
+
+def _built(algorithm: Algorithm, question: _Question, chunks: int | None) -> Schedule:
+    """The schedule, one and the same for questions that differ in bytes only."""
+    given = {"root": question.root, "pairs": question.pairs, "levels": question.levels}
+    given = tuple((name, value) for name, value in given.items() if name in algorithm.options)
+    nranks = question.topology.nranks
+    return (_build if nranks <= _SMALL else _build.__wrapped__)(algorithm, nranks, chunks, given)
+
+
+@functools.lru_cache(maxsize=256)
+def _build(algorithm: Algorithm, nranks: int, chunks: int | None, given: tuple[tuple[str, Any], ...]) -> Schedule:
+    return build(algorithm.kind, nranks, algorithm.name, chunks=chunks, **dict(given))
+
+
+@functools.lru_cache(maxsize=256)
+def _expected_places(algorithm: Algorithm, nranks: int) -> float:
+    """How many places the moves for so many ranks name, if they go on growing as they do from 8 ranks to 16."""
+    places = []
+    for p in (8, 16):
+        levels = (p // 4, 4) if "levels" in algorithm.options else None
+        batches = build(algorithm.kind, p, algorithm.name, levels=levels).batches
+        places.append(sum(b.dst.size + b.src.size for b in batches))
+    few, more = places
+    return more * (more / max(few, 1)) ** math.log2(nranks / 16)
+
+
+# ---------------------------------------------------------------- explaining
+
+
+@dataclass(frozen=True)
+class Row:
+    """One algorithm in an explanation; what was not found out is None."""
+
+    algorithm: str
+    rounds: int | None
+    bytes_per_rank: float | None
+    seconds: float | None
+    chosen: bool
+    reason: str
+    """Why it is chosen, or why it is not."""
+
+
+class Explanation:
+    """Why an algorithm is chosen: `.title`, and `.rows` in the order of registration; prints as a table."""
+
+    HEAD = ("algorithm", "rounds", "bytes/rank", "time", "")
+    _RIGHT = ("rounds", "bytes/rank", "time")
+
+    def __init__(self, title: str, rows: tuple[Row, ...]):
+        self.title, self.rows = title, rows
+
+    @property
+    def chosen(self) -> Row:
+        """The row of the algorithm that is chosen."""
+        return next(row for row in self.rows if row.chosen)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows)
+
+    def _cells(self) -> list[tuple[str, ...]]:
+        return [
+            (
+                row.algorithm,
+                *("" if x is None else f"{x:,.0f}" for x in (row.rounds, row.bytes_per_rank)),
+                "" if row.seconds is None else seconds_text(row.seconds), row.reason,
+            )
+            for row in self.rows
+        ]  # fmt: skip
+
+    def __repr__(self) -> str:
+        return f"{self.title}\n{text_table(self.HEAD, self._cells(), self._RIGHT)}"
+
+    def _repr_html_(self) -> str:
+        bold = self.rows.index(self.chosen)
+        return f"<div><code>{html.escape(self.title)}</code>{html_table(self.HEAD, self._cells(), self._RIGHT, bold)}</div>"
+
+
+def _title(question: _Question, dtype: Any) -> str:
+    what = Collective(question.kind, question.topology.nranks, question.root, question.pairs)
+    return f"{what}, {question.nbytes:,} bytes{'' if dtype is None else f' of {np.dtype(dtype)}'}, on {question.topology.name}"
+
+
+def _rows(found: Sequence[Candidate], best: Candidate) -> Iterator[Row]:
+    for c in found:
+        name = c.algorithm.name
+        if c.schedule and "chunks" in c.algorithm.options:
+            name += f" ({c.schedule.collective.chunks} chunks)"
+        cost = (c.cost.rounds, c.cost.bytes_sent, c.cost.seconds) if c.cost else (None, None, None)
+        yield Row(name, *cost, c is best, _reason(c, best))
+
+
+def _reason(candidate: Candidate, best: Candidate) -> str:
+    if candidate is best:
+        return "chosen" + (f", for want of another ({best.objection})" if best.objection else "")
+    if candidate.objection or not candidate.cost or not best.cost:
+        return candidate.objection or "not compared"
+    if _seconds(candidate) == _seconds(best):
+        return "costs the same, registered later"
+    times = candidate.cost.seconds / best.cost.seconds if best.cost.seconds else math.inf
+    if times < 1.01:
+        return "less than 1 % slower"
+    return f"{times:.3g} × the time" if times < 1000 else f"{times:,.0f} × the time"

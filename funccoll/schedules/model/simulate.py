@@ -1,0 +1,371 @@
+"""An event simulator: the streams of a schedule on a model of the machine, parts of which may be slow or lost.
+
+The only module of this package that imports Numba; `Schedule.simulate` imports it when it is called.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numba import njit
+
+from ...errors import ScheduleError
+from .cost import chunk_bytes
+from .simulation import Event, Simulation
+from .topology import Topology, check_topology
+
+if TYPE_CHECKING:
+    from ..schedule import Schedule
+    from ..streams.streams import Streams
+
+__all__ = ["Event", "Simulation", "simulate"]
+
+
+def simulate(
+    schedule: Schedule, topology: Topology, nbytes: int, *, slow_ranks: Mapping[int, float] | None = None,
+    slow_links: Mapping[tuple[int, int], float] | None = None, lost_links: Iterable[tuple[int, int]] = (),
+) -> Simulation:  # fmt: skip
+    """Run one execution of the schedule's streams in the α-β-γ model, event by event.
+
+    `nbytes` are the bytes of the larger of one rank's input and output. Every rank has one port to send and one to
+    receive, both at once. A stream begins its next instruction when the one before is done and its waits are over;
+    waiting takes no time. The instruction then receives its sources that lie on other ranks, one after the other,
+    reduces (gamma for each byte of all sources but one; each stream has a core of its own), and sends to its
+    destinations on other ranks. A message of n bytes occupies the sender's and the receiver's port for
+    alpha + n·beta, from when both are free; of those that wait, the move that is earliest in the schedule goes first.
+    What a stream moves in one round between the same two ranks is one message, and pays alpha once. What lies on the
+    executing rank costs nothing. An instruction with many sources or destinations begins with the ranks above its own,
+    so that owners do not all begin with rank 0.
+
+    What if: `slow_ranks` {rank: factor} makes a rank's reductions and all its messages take factor times as long,
+    `slow_links` {(source, destination): factor} the messages one way between two ranks (factors multiply, and may be
+    below 1). Over `lost_links` [(source, destination), ...] nothing goes: moves that need one never happen, nor what
+    waits for them; see `Simulation.impossible`, `.blocked` and `.stuck_ranks`.
+    Raises ScheduleError for a topology of another size, bytes that are not positive, ranks that do not exist, and
+    factors that are not positive.
+    """
+    check_topology(topology, schedule.nranks)
+    size = chunk_bytes(schedule.collective, nbytes)
+    for name, given in (("slow_ranks", slow_ranks), ("slow_links", slow_links)):
+        if given is not None and not isinstance(given, Mapping):
+            key = "5" if name == "slow_ranks" else "(0, 1)"
+            raise ScheduleError(f"{name}={given!r:.60} must be a mapping to factors, such as {{{key}: 3.0}}.")
+    if not isinstance(lost_links, Iterable):
+        raise ScheduleError(f"lost_links={lost_links!r:.60} must be (source, destination) pairs, such as [(0, 1)].")
+    machine = _machine(topology, size, schedule, slow_ranks or {}, slow_links or {}, tuple(lost_links))
+    streams = schedule.streams()
+    program = _program(streams)
+    lost = np.flatnonzero(_needs_lost(program, machine)) if np.isinf(machine.pair_factor).any() else np.zeros(0, np.int64)
+    start, end = np.full((2, len(streams.count)), math.nan)
+    _run(program, machine, lost, start, end)
+    return Simulation(schedule, streams, topology, nbytes, start, end, lost)
+
+
+# ---------------------------------------------------------------- the machine
+
+
+class _SimulatedStreams(NamedTuple):
+    """The columns of the streams that the simulator reads."""
+
+    start: np.ndarray
+    dst_ptr: np.ndarray
+    dst: np.ndarray
+    src_ptr: np.ndarray
+    src: np.ndarray
+    chunks: np.ndarray
+    wait_ptr: np.ndarray
+    wait_stream: np.ndarray
+    wait_value: np.ndarray
+    move: np.ndarray
+    span: int
+    batch_end: np.ndarray  # moves up to each of the schedule's batches and with it,
+    batch_round: np.ndarray  # and its round
+
+
+def _program(streams: Streams) -> _SimulatedStreams:
+    batches = streams.schedule.batches
+    end = np.cumsum([len(b) for b in batches], dtype=np.int64)
+    return _SimulatedStreams(
+        streams.start, streams.dst_ptr, streams.dst, streams.src_ptr, streams.src, streams.count, streams.wait_ptr,
+        streams.wait_stream, streams.wait_value, streams.move, int(streams.span), end,
+        np.array([b.round for b in batches], np.int64),
+    )  # fmt: skip
+
+
+class _PortModel(NamedTuple):
+    """The topology and what is wrong with it. Pairs are numbers, source * nranks + destination, in order."""
+
+    nranks: int
+    channels: int
+    size: float  # bytes of a chunk
+    each: int
+    shape: np.ndarray
+    alpha: np.ndarray
+    beta: np.ndarray
+    gamma: float
+    rank_factor: np.ndarray
+    pair: np.ndarray
+    pair_factor: np.ndarray  # inf for a lost link
+
+
+def _machine(
+    topology: Topology, size: float, schedule: Schedule, slow_ranks: Mapping[Any, Any], slow_links: Mapping[Any, Any],
+    lost_links: tuple[Any, ...],
+) -> _PortModel:  # fmt: skip
+    p = schedule.nranks
+    rank_factor = np.ones(p)
+    for rank, factor in slow_ranks.items():
+        rank_factor[_rank(rank, p, "slow_ranks")] = _factor(factor, f"slow_ranks[{rank!r}]")
+    pairs = {_pair(k, p, "slow_links"): _factor(f, f"slow_links[{k!r}]") for k, f in slow_links.items()}
+    pairs |= {_pair(k, p, "lost_links"): math.inf for k in lost_links}
+    order = sorted(pairs)
+    alpha, beta = topology.times
+    return _PortModel(
+        p, schedule.channels, size, topology.each, np.array(topology.shape, np.int64), alpha, beta, float(topology.gamma),
+        rank_factor, np.array(order, np.int64), np.array([pairs[k] for k in order]),
+    )  # fmt: skip
+
+
+def _rank(value: Any, p: int, what: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 0 <= value < p:
+        raise ScheduleError(f"{what} names rank {value!r}, and there are ranks 0 to {p - 1}.")
+    return int(value)
+
+
+def _pair(value: Any, p: int, what: str) -> int:
+    try:
+        source, target = value
+    except (TypeError, ValueError):
+        raise ScheduleError(f"{what} holds {value!r}: a link is a pair (source rank, destination rank).") from None
+    source, target = _rank(source, p, what), _rank(target, p, what)
+    if source == target:
+        raise ScheduleError(f"{what} holds {value!r}: a rank has no link to itself.")
+    return source * p + target
+
+
+def _factor(value: Any, what: str) -> float:
+    number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+    if not number or not 1e-9 <= value <= 1e9:
+        raise ScheduleError(f"{what}={value!r} must be a factor from 1e-9 to 1e9. A link that does not work: lost_links.")
+    return float(value)
+
+
+# ---------------------------------------------------------------- compiled
+
+
+@njit(cache=True)
+def _distance(shape, each, src, dst):  # `Topology.distance` for one pair: compiled code is cached by the file it is in
+    if len(shape) == 0:
+        return int(src != dst) + int(src // each != dst // each)
+    hops = 0
+    for i in range(len(shape) - 1, -1, -1):
+        size = shape[i]
+        apart = abs(src % size - dst % size)
+        hops += min(apart, size - apart)
+        src //= size
+        dst //= size
+    return hops
+
+
+@njit(cache=True)
+def _factor_of(pair, pair_factor, code):
+    """The factor of a link, 1 for one that nothing is said about."""
+    if len(pair) == 0:
+        return 1.0
+    at = np.searchsorted(pair, code)
+    return pair_factor[at] if at < len(pair) and pair[at] == code else 1.0
+
+
+@njit(cache=True)
+def _needs_lost(program, machine):
+    """For each instruction, whether a source or destination lies behind a lost link."""
+    p, pair, factor = machine.nranks, machine.pair, machine.pair_factor
+    lost = np.zeros(len(program.chunks), np.bool_)
+    for stream in range(len(program.start) - 1):
+        rank = stream // machine.channels
+        for i in range(program.start[stream], program.start[stream + 1]):
+            for j in range(program.src_ptr[i], program.src_ptr[i + 1]):
+                lost[i] |= math.isinf(_factor_of(pair, factor, program.src[j] % p * p + rank))
+            for j in range(program.dst_ptr[i], program.dst_ptr[i + 1]):
+                lost[i] |= math.isinf(_factor_of(pair, factor, rank * p + program.dst[j] % p))
+    return lost
+
+
+@njit(cache=True)
+def _opens(program, machine):
+    """For each source and each destination, whether a message begins with it: the first of its peer in this round."""
+    p, streams = machine.nranks, len(program.start) - 1
+    opens = np.zeros(len(program.src), np.bool_), np.zeros(len(program.dst), np.bool_)
+    last = np.full((2, p), -1)  # the last round and stream in which a rank was a source, a destination
+    for stream in range(streams):
+        batch = 0
+        for i in range(program.start[stream], program.start[stream + 1]):
+            if program.move[i] < 0:
+                continue
+            while program.batch_end[batch] <= program.move[i]:
+                batch += 1
+            this = program.batch_round[batch] * streams + stream
+            for j in range(program.src_ptr[i], program.src_ptr[i + 1]):
+                peer = program.src[j] % p
+                opens[0][j] = last[0, peer] != this
+                last[0, peer] = this
+            for j in range(program.dst_ptr[i], program.dst_ptr[i + 1]):
+                peer = program.dst[j] % p
+                opens[1][j] = last[1, peer] != this
+                last[1, peer] = this
+    return opens
+
+
+# Events are a binary heap in three arrays, ordered by time, then by key: a negative key is the end of an instruction,
+# another one the move that asks for its next message. So at one time, all that ends is seen first.
+
+
+@njit(cache=True)
+def _push(times, keys, owners, size, time, key, owner):
+    at = size
+    while at > 0:
+        above = (at - 1) >> 1
+        if times[above] < time or (times[above] == time and keys[above] <= key):
+            break
+        times[at], keys[at], owners[at] = times[above], keys[above], owners[above]
+        at = above
+    times[at], keys[at], owners[at] = time, key, owner
+
+
+@njit(cache=True)
+def _pop(times, keys, owners, size):
+    """Remove the first of `size` events, which the caller has read."""
+    size -= 1
+    time, key, owner = times[size], keys[size], owners[size]
+    at = 0
+    while True:
+        below = 2 * at + 1
+        if below >= size:
+            break
+        right = below + 1
+        if right < size and (
+            times[right] < times[below] or (times[right] == times[below] and keys[right] < keys[below])
+        ):
+            below = right
+        if time < times[below] or (time == times[below] and key <= keys[below]):
+            break
+        times[at], keys[at], owners[at] = times[below], keys[below], owners[below]
+        at = below
+    times[at], keys[at], owners[at] = time, key, owner
+
+
+@njit(cache=True)
+def _turn(places, first, stop, rank, p):
+    """Of places[first:stop], the first on a rank above `rank`, or the first: there an instruction begins."""
+    for j in range(first, stop):
+        if places[j] % p > rank:
+            return j
+    return first
+
+
+@njit(cache=True)
+def _at(first, stop, turn, n):
+    """The n-th of the places first:stop, counted round from `turn`."""
+    j = turn + n
+    return j if j < stop else j - (stop - first)
+
+
+@njit(cache=True)
+def _run(program, machine, lost, begins, ends):
+    """Run all streams from counters 0; fills in when each instruction begins and ends."""
+    start, dst_ptr, dst, src_ptr, src, chunks, wait_ptr, wait_stream, wait_value, move, span, _, _ = program
+    p, channels, size, each, shape, alpha, beta, gamma, rank_factor, pair, pair_factor = machine
+    src_opens, dst_opens = _opens(program, machine)
+    streams = len(start) - 1
+    now = start[:-1].copy()  # of each stream: its instruction,
+    counter = np.zeros(streams, np.int64)
+    wait = np.zeros(streams, np.int64)  # which wait of its instruction it waits for,
+    needed = np.zeros(streams, np.int64)  # the counter's value that takes,
+    waiter = np.full(streams, -1)  # the first stream that waits for this one,
+    next_waiter = np.full(streams, -1)  # the one after it that waits for the same,
+    step = np.zeros(streams, np.int64)  # which of its sources, then of its destinations, is under way,
+    turn = np.zeros(streams, np.int64)  # counted round from this one
+    sends, receives = np.zeros(p), np.zeros(p)  # of each rank: until when its ports are taken
+    times, keys, owners = np.empty(streams), np.empty(streams, np.int64), np.empty(streams, np.int64)
+    events = 0
+    ready = np.arange(streams - 1, -1, -1)  # a stack of streams that may be able to begin their next instruction
+    nready = streams
+    time = 0.0
+    for s in range(streams):
+        wait[s] = wait_ptr[now[s]]
+    while nready or events:
+        if nready:
+            nready -= 1
+            s = ready[nready]
+            i = now[s]
+            if i == start[s + 1]:
+                continue
+            w = wait[s]
+            while w < wait_ptr[i + 1] and counter[wait_stream[w]] >= wait_value[w]:
+                w += 1
+            wait[s] = w
+            if w < wait_ptr[i + 1]:
+                needed[s], next_waiter[s], waiter[wait_stream[w]] = wait_value[w], waiter[wait_stream[w]], s
+                continue
+            if len(lost):
+                at = np.searchsorted(lost, i)
+                if at < len(lost) and lost[at] == i:
+                    continue
+            begins[i] = free = time
+            step[s] = -1
+        else:
+            time, key, s = times[0], keys[0], owners[0]
+            _pop(times, keys, owners, events)
+            events -= 1
+            i = now[s]
+            if key < 0:  # the instruction is done: who waited for it may go on
+                ends[i] = time
+                counter[s] = span if i + 1 == start[s + 1] else i + 1 - start[s]
+                now[s], wait[s] = i + 1, wait_ptr[i + 1]
+                other, waiter[s] = waiter[s], -1
+                while other >= 0:
+                    following = next_waiter[other]
+                    if needed[other] <= counter[s]:
+                        ready[nready] = other
+                        nready += 1
+                    else:
+                        next_waiter[other], waiter[s] = waiter[s], other
+                    other = following
+                ready[nready] = s
+                nready += 1
+                continue
+            rank, k = s // channels, src_ptr[i + 1] - src_ptr[i]
+            if step[s] < k:
+                j = _at(src_ptr[i], src_ptr[i + 1], turn[s], step[s])
+                a, b, opens = src[j] % p, rank, src_opens[j]
+            else:
+                j = _at(dst_ptr[i], dst_ptr[i + 1], turn[s], step[s] - k)
+                a, b, opens = rank, dst[j] % p, dst_opens[j]
+            free = max(sends[a], receives[b])
+            if free > time:  # ask again when both may be free: the earliest move gets them
+                _push(times, keys, owners, events, free, key, s)
+                events += 1
+                continue
+            d = _distance(shape, each, a, b)
+            seconds = (alpha[d] if opens else 0.0) + beta[d] * size * chunks[i]
+            seconds *= rank_factor[a] * rank_factor[b] * _factor_of(pair, pair_factor, a * p + b)
+            sends[a] = receives[b] = free = time + seconds
+        # Ask for the next message, or for the end.
+        rank, k = s // channels, src_ptr[i + 1] - src_ptr[i]
+        total = k + dst_ptr[i + 1] - dst_ptr[i]
+        n = step[s] + 1
+        if n == 0:
+            turn[s] = _turn(src, src_ptr[i], src_ptr[i + 1], rank, p)
+        while n < k and src[_at(src_ptr[i], src_ptr[i + 1], turn[s], n)] % p == rank:
+            n += 1
+        if step[s] < k <= n:  # it has all sources
+            free += gamma * rank_factor[rank] * size * chunks[i] * max(k - 1, 0)
+            turn[s] = _turn(dst, dst_ptr[i], dst_ptr[i + 1], rank, p)
+        while k <= n < total and dst[_at(dst_ptr[i], dst_ptr[i + 1], turn[s], n - k)] % p == rank:
+            n += 1
+        step[s] = n
+        _push(times, keys, owners, events, free, move[i] if n < total else s - streams, s)
+        events += 1

@@ -1,0 +1,110 @@
+"""What a simulation found: when each instruction began and ended, and what never happened."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from ..tables import html_table, seconds_text
+from .topology import Topology
+
+if TYPE_CHECKING:
+    from ..schedule import Schedule
+    from ..streams.streams import Streams
+
+__all__ = ["Event", "Simulation"]
+
+
+class Event(NamedTuple):
+    """An instruction that was executed. Times are in seconds from the beginning."""
+
+    stream: int
+    rank: int
+    channel: int
+    instruction: int
+    """Its number in the columns of `streams`."""
+    start: float
+    end: float
+    move: int
+    """The row in the concatenation of the schedule's batches; -1 for enter and leave."""
+
+
+@dataclass(frozen=True, eq=False)
+class Simulation:
+    """What happened when: the result of `simulate`."""
+
+    schedule: Schedule
+    streams: Streams
+    topology: Topology
+    nbytes: int
+    start: np.ndarray
+    """float64[instructions]: when each instruction of `streams` began, in seconds; NaN where it never did."""
+    end: np.ndarray
+    """float64[instructions]: when it was done; NaN where it never was."""
+    needs_lost: np.ndarray
+    """int64: the instructions that need a lost link."""
+
+    @cached_property
+    def finish(self) -> np.ndarray:
+        """float64[ranks]: when each rank left the collective, in seconds; inf where it never does."""
+        last = self.streams.start[1 :: self.schedule.channels].astype(np.int64) - 1
+        return np.nan_to_num(self.end[last], nan=math.inf)
+
+    @property
+    def seconds(self) -> float:
+        """When the last rank left; inf when a rank never does."""
+        return float(self.finish.max())
+
+    @cached_property
+    def impossible(self) -> list[str]:
+        """The instructions that need a lost link, in words: executing rank, places, file:line of the move."""
+        return [self.streams.describe(int(i)) for i in self.needs_lost]
+
+    @property
+    def blocked(self) -> int:
+        """How many further instructions never finish, because they wait for those."""
+        return int(np.isnan(self.end).sum()) - len(self.needs_lost)
+
+    @property
+    def stuck_ranks(self) -> list[int]:
+        """The ranks that never leave."""
+        return np.flatnonzero(np.isinf(self.finish)).tolist()
+
+    def events(self) -> Iterator[Event]:
+        """What was executed, stream by stream."""
+        channels = self.schedule.channels
+        bounds = self.streams.start.tolist()
+        for stream, (first, stop) in enumerate(pairwise(bounds)):
+            rank, channel = divmod(stream, channels)
+            for i in range(first, stop):
+                if not math.isnan(self.end[i]):
+                    times = float(self.start[i]), float(self.end[i])
+                    yield Event(stream, rank, channel, i, *times, int(self.streams.move[i]))
+
+    __iter__ = events
+
+    def __repr__(self) -> str:
+        what = f"{self.schedule.algorithm} for {self.schedule.collective}, {self.nbytes:,} bytes, on {self.topology.name}"
+        if not len(self.needs_lost):
+            return f"<Simulation {seconds_text(self.seconds)}: {what}; {len(self.end):,} instructions>"
+        shown = [f"\n  impossible: {self.streams.describe(int(i))}" for i in self.needs_lost[:5]]
+        more = f"\n  ... and {len(self.needs_lost) - 5:,} more" if len(self.needs_lost) > 5 else ""
+        return (
+            f"<Simulation never ends: {what}; instructions that need a lost link: {len(self.needs_lost):,}, that wait for "
+            f"them: {self.blocked:,}; ranks that never leave: {len(self.stuck_ranks):,} of {self.schedule.nranks:,}"
+            f"{''.join(shown)}{more}>"
+        )
+
+    def _repr_html_(self) -> str:
+        slowest = np.argsort(-self.finish, kind="stable")[:16]
+        rows = [(str(r), seconds_text(float(self.finish[r]))) for r in slowest]
+        head = "leaves" if len(rows) == self.schedule.nranks else f"leaves (the last {len(rows)} of {self.schedule.nranks:,})"
+        pre = '<pre style="white-space:pre-wrap">'
+        return f"<div>{pre}{html.escape(repr(self))}</pre>{html_table(('rank', head), rows, right=('rank', head))}</div>"

@@ -1,0 +1,214 @@
+"""The machine as costs see it: ranks on hosts or on a torus, and what a message and a reduction cost there."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ...errors import ScheduleError
+from ..tables import html_table, seconds_text
+
+__all__ = ["Link", "Topology", "check_topology"]
+
+
+@dataclass(frozen=True)
+class Link:
+    """A class of links: a message of n bytes takes alpha + n·beta seconds (Hockney, Parallel Computing 20, 1994)."""
+
+    name: str
+    alpha: float
+    beta: float
+    shared: bool = False
+    """Whether it is memory that all ranks read and write: nothing has to be forwarded."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise ScheduleError(f"a link's name must be a string, not {self.name!r:.40}.")
+        for what, unit in (("alpha", "seconds"), ("beta", "seconds per byte")):
+            _check_time(f"link {self.name!r}", what, getattr(self, what), unit)
+
+    def __str__(self) -> str:
+        return f"{self.name} ({seconds_text(self.alpha)}, {_rate(self.beta)})"
+
+
+def _rate(seconds_per_byte: float) -> str:
+    return f"{1e-9 / seconds_per_byte:.3g} GB/s" if seconds_per_byte else "no time per byte"
+
+
+@dataclass(frozen=True, repr=False)
+class Topology:
+    """`hosts` hosts with `each` devices: rank r is device r mod `each` of host r // `each`. Plain, hashable values.
+
+    Two ranks of one host talk over `host`, others over `network`. With a `shape` the hosts (of one device) form a
+    torus of it, in row-major order: alpha counts once per hop, beta once, and messages that cross the same wire do
+    not slow each other (contention inside a network is not modelled anywhere here; the ports of a rank are, see
+    `cost` and `simulate`). What a rank does with its own memory takes no time but `gamma`: seconds per byte reduced.
+    The presets' figures are typical ones, to compare algorithms by; pass your own Links for a machine you measured.
+    Raises ScheduleError for sizes below 1 and times that are negative or not finite.
+    """
+
+    name: str
+    hosts: int
+    each: int
+    host: Link
+    network: Link
+    gamma: float
+    shape: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not isinstance(self.shape, tuple):
+            raise ScheduleError(f"topology {self.name!r:.40}: its name must be a string, its shape a tuple.")
+        for what in ("hosts", "each"):
+            _check_size(self.name, what, getattr(self, what))
+            object.__setattr__(self, what, int(getattr(self, what)))  # NumPy's integers may be narrow
+        for size in self.shape:
+            _check_size(self.name, "every size in shape", size)
+        for what in ("host", "network"):
+            if not isinstance(getattr(self, what), Link):
+                raise ScheduleError(f"topology {self.name}: {what}={getattr(self, what)!r} must be a Link(name, alpha, beta).")
+        _check_time(f"topology {self.name}", "gamma", self.gamma, "seconds per byte")
+        if self.shape and (self.each != 1 or math.prod(self.shape) != self.hosts):
+            raise ScheduleError(
+                f"topology {self.name}: a torus of shape {self.shape} has {math.prod(self.shape)} hosts of 1 device each; "
+                f"hosts={self.hosts} and each={self.each} were given."
+            )
+
+    # ---------------------------------------------------------------- presets
+
+    @classmethod
+    def one_process(cls, p: int) -> Topology:
+        """p virtual devices in one process: a message is a copy by one thread."""
+        link = Link("same process", 0.5e-6, 1 / 10e9, shared=True)
+        return cls("one_process", 1, p, link, link, 1 / 10e9)
+
+    @classmethod
+    def one_host(cls, p: int) -> Topology:
+        """p processes on one host that read and write shared memory; a core copies or reduces about 10 GB/s."""
+        return cls("one_host", 1, p, _SHARED_MEMORY, _SHARED_MEMORY, 1 / 10e9)
+
+    @classmethod
+    def nvlink_infiniband(cls, hosts: int, each: int = 8) -> Topology:
+        """H100 hosts: NVLink 4 (450 GB/s each way) inside, one 400 Gb/s InfiniBand port per GPU between them.
+
+        Latencies per step as in NCCL's own model (ring, simple protocol: `hwLatencies` in its tuning source). A
+        reduction reads two operands and writes one at 3.35 TB/s.
+        """
+        return cls(
+            "nvlink_infiniband", hosts, each, Link("NVLink", 3.4e-6, 1 / 450e9), Link("InfiniBand", 14e-6, 1 / 50e9),
+            3 / 3.35e12,
+        )  # fmt: skip
+
+    @classmethod
+    def ethernet(cls, hosts: int, each: int = 1) -> Topology:
+        """Hosts on 25 Gb/s Ethernet with TCP (30 µs per message), shared memory inside."""
+        return cls("ethernet", hosts, each, _SHARED_MEMORY, Link("Ethernet", 30e-6, 1 / 3.125e9), 1 / 10e9)
+
+    @classmethod
+    def torus(cls, shape: tuple[int, ...]) -> Topology:
+        """A torus of accelerators: 50 GB/s per link and direction and 1.2 TB/s of memory as in TPU v4, 1 µs per hop assumed.
+
+        A rank has one port to send and one to receive here, as everywhere in this model; a real torus has one in each
+        direction, so algorithms that use several at once (bidirectional_ring) are better there than they look.
+        Source: Jouppi et al., "TPU v4: An Optically Reconfigurable Supercomputer", ISCA 2023.
+        """
+        try:
+            sizes = tuple(shape)
+        except TypeError:
+            sizes = ()
+        if not sizes:
+            raise ScheduleError(f"topology torus: shape={shape!r} must be the torus's sizes, such as (4, 4, 4).")
+        for size in sizes:
+            _check_size("torus", "every size in shape", size)
+        link = Link("torus hop", 1e-6, 1 / 50e9)
+        return cls("torus", math.prod(sizes), 1, link, link, 3 / 1.2e12, sizes)
+
+    @classmethod
+    def uniform(cls, p: int, alpha: float, beta: float, gamma: float) -> Topology:
+        """The textbooks' machine: p hosts with one device each, and every message costs alpha + n·beta."""
+        link = Link("uniform", alpha, beta)
+        return cls("uniform", p, 1, link, link, gamma)
+
+    # ---------------------------------------------------------------- what it answers
+
+    @property
+    def nranks(self) -> int:
+        """The number of ranks."""
+        return self.hosts * self.each
+
+    @property
+    def levels(self) -> tuple[int, int] | None:
+        """(hosts, ranks per host) for hierarchical algorithms; None where there are not two levels."""
+        return (self.hosts, self.each) if self.hosts > 1 and self.each > 1 else None
+
+    @cached_property
+    def times(self) -> tuple[np.ndarray, np.ndarray]:
+        """(alpha, beta) by distance, float64[largest distance + 1] each; distance 0 is a rank's own memory."""
+        if not self.shape:
+            return np.array([0.0, self.host.alpha, self.network.alpha]), np.array([0.0, self.host.beta, self.network.beta])
+        hops = np.arange(1 + sum(n // 2 for n in self.shape))
+        return hops * self.network.alpha, np.where(hops, self.network.beta, 0.0)
+
+    def distance(self, src: Any, dst: Any) -> np.ndarray:
+        """Between ranks (integer arrays that broadcast): 0 itself, 1 the same host, 2 another; on a torus the hops."""
+        src, dst = np.asarray(src), np.asarray(dst)
+        if not self.shape:
+            return (src != dst).astype(np.int64) + (src // self.each != dst // self.each)
+        hops = np.zeros(np.broadcast_shapes(src.shape, dst.shape), np.int64)
+        for size in reversed(self.shape):
+            apart = np.abs(src % size - dst % size)
+            hops += np.minimum(apart, size - apart)
+            src, dst = src // size, dst // size
+        return hops
+
+    def links(self, src: Any, dst: Any) -> tuple[np.ndarray, np.ndarray]:
+        """(alpha, beta) of messages from ranks `src` to `dst`, in seconds and seconds per byte; 0 to oneself."""
+        distance = self.distance(src, dst)
+        alpha, beta = self.times
+        return alpha[distance], beta[distance]
+
+    def _size(self) -> str:
+        if self.shape:
+            return f"{' × '.join(map(str, self.shape))} torus"
+        hosts, each = (f"{n} {what}{'s' if n > 1 else ''}" for n, what in ((self.hosts, "host"), (self.each, "device")))
+        return f"{hosts} × {each}"
+
+    def _used(self) -> list[tuple[str, Link]]:
+        """The classes of links that occur, each with where it does."""
+        inside = [("same host", self.host)] if self.each > 1 else []
+        return inside + ([("per hop" if self.shape else "between hosts", self.network)] if self.hosts > 1 else [])
+
+    def __repr__(self) -> str:
+        links = ", ".join(str(link) for _, link in self._used())
+        return f"<Topology {self.name}: {self._size()}{', ' if links else ''}{links}>"
+
+    def _repr_html_(self) -> str:
+        rows = [(where, k.name, seconds_text(k.alpha), _rate(k.beta)) for where, k in self._used()]
+        rows.append(("reduction", "", "", _rate(self.gamma)))
+        table = html_table(("", "link", "latency", "bandwidth"), rows, right=("latency", "bandwidth"))
+        return f"<div><code>{self.name}: {self._size()}</code>{table}</div>"
+
+
+def check_topology(topology: Any, nranks: int | None = None) -> None:
+    """Raises ScheduleError for what is no Topology, and for one that has not `nranks` ranks."""
+    if not isinstance(topology, Topology):
+        raise ScheduleError(f"topology={topology!r:.60} must be a Topology, such as Topology.one_host({nranks or 8}).")
+    if nranks is not None and nranks != topology.nranks:
+        raise ScheduleError(f"the schedule is for {nranks} ranks, and {topology!r} has {topology.nranks}. Make them agree.")
+
+
+def _check_size(topology: str, what: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+        raise ScheduleError(f"topology {topology}: {what} must be an integer, at least 1, not {value!r}.")
+
+
+def _check_time(where: str, what: str, value: Any, unit: str) -> None:
+    number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+    if not number or not 0 <= value < math.inf:
+        raise ScheduleError(f"{where}: {what}={value!r} must be a number of {unit}, not negative and finite.")
+
+
+_SHARED_MEMORY = Link("shared memory", 0.2e-6, 1 / 10e9, shared=True)

@@ -1,0 +1,1 @@
+"""Proofs: schedules run on expressions instead of numbers."""

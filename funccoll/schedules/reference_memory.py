@@ -1,0 +1,99 @@
+"""The memory of the reference interpreters: numbers, and the arithmetic that executors do with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..primitives.combining import fold
+from ..types import is_inexact
+from .chunk_layout import Index
+
+__all__ = ["ReferenceMemory", "reference_memory"]
+
+
+def reference_memory(size: int, dtype: Any, op: str, nranks: int) -> ReferenceMemory:
+    """Memory for `size` elements, in which combines are by `op`, among `nranks` ranks."""
+    return (_Mean if op == "mean" else ReferenceMemory)(size, np.dtype(dtype), op, nranks)
+
+
+class ReferenceMemory:
+    """A flat memory, at first full of garbage.
+
+    What `read` returns is a view, or whatever `combine` and `write` take; `combine` gives a new value.
+    """
+
+    def __init__(self, size: int, dtype: np.dtype, op: str, nranks: int):
+        self.op, self.nranks = op, nranks
+        self.garbage = _garbage(dtype)
+        self.numbers = np.full(size, self.garbage)
+
+    def read(self, index: Index) -> Any:
+        """What lies there."""
+        return self.numbers[index]
+
+    def combine(self, values: Sequence[Any]) -> Any:
+        """The left fold of values, a copy of a single one."""
+        return fold(values, self.op) if len(values) > 1 else values[0].copy()
+
+    def write(self, index: Index, value: Any) -> None:
+        """Put a value there."""
+        self.numbers[index] = value
+
+    def spoil(self, index: Index) -> None:
+        """Put garbage there."""
+        self.numbers[index] = self.garbage
+
+    def give(self, start: int, values: np.ndarray) -> None:
+        """Write one rank's input from an element on."""
+        self.numbers[start : start + values.size] = values.reshape(-1)
+
+    def take(self, start: int, stop: int) -> np.ndarray:
+        """One rank's reduced output. Max and min of a single rank give the canonical NaN too."""
+        taken = self.numbers[start:stop].copy()
+        return fold([taken], self.op) if self.op in ("max", "min") else taken
+
+
+class _Mean(ReferenceMemory):
+    """Knows of every element how many ranks' are in it: the combine that completes a sum divides it."""
+
+    def __init__(self, size: int, dtype: np.dtype, op: str, nranks: int):
+        super().__init__(size, dtype, op, nranks)
+        self.ranks = np.zeros(size, np.int64)
+
+    def read(self, index: Index) -> Any:
+        return _Value(self.numbers[index], self.ranks[index])
+
+    def combine(self, values: Sequence[_Value]) -> _Value:
+        if len(values) == 1:
+            return values[0].copy()
+        ranks = sum(v.ranks for v in values)
+        numbers = [v.numbers for v in values]
+        total = fold(numbers, "sum")
+        return _Value(np.where(ranks == self.nranks, fold(numbers, "mean", self.nranks), total), ranks)
+
+    def write(self, index: Index, value: _Value) -> None:
+        self.numbers[index], self.ranks[index] = value.numbers, value.ranks
+
+    def give(self, start: int, values: np.ndarray) -> None:
+        super().give(start, values)
+        self.ranks[start : start + values.size] = 1
+
+
+class _Value:
+    __slots__ = ("numbers", "ranks")
+
+    def __init__(self, numbers: np.ndarray, ranks: Any):
+        self.numbers, self.ranks = numbers, ranks
+
+    def copy(self) -> _Value:
+        return _Value(self.numbers.copy(), np.copy(self.ranks))
+
+
+def _garbage(dtype: np.dtype) -> Any:
+    """A value that shows in every result it gets into: NaN, or an unlikely integer."""
+    if is_inexact(dtype):
+        return np.asarray(np.nan, dtype)
+    return np.asarray(0x5A5A5A5A5A5A5A5B).astype(dtype)

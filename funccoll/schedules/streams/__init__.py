@@ -1,0 +1,1 @@
+"""Instruction streams: the lowered form of a schedule, verified on its own."""

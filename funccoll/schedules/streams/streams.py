@@ -1,0 +1,177 @@
+"""Streams: what each rank executes. Lowering turns moves into instructions with the waits that keep them in order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...errors import ScheduleError, Source
+from ..collective import check_rank
+from .happens_before import HappensBefore
+
+if TYPE_CHECKING:
+    from ..schedule import Schedule
+
+__all__ = ["COMBINE", "ENTER", "LEAVE", "Streams"]
+
+ENTER, COMBINE, LEAVE = 0, 1, 2
+
+
+@dataclass(frozen=True, eq=False)
+class Streams:
+    """One instruction stream for each rank and channel, as integer columns.
+
+    Stream s = rank * channels + channel has the instructions start[s] ... start[s + 1] - 1. Channel 0 of a rank begins
+    with ENTER (the rank's input is readable, its output and scratch writable) and ends with LEAVE (nobody touches them
+    any more); everything else is COMBINE: destinations dst[dst_ptr[i]:dst_ptr[i + 1]] := left fold of the sources
+    src[src_ptr[i]:src_ptr[i + 1]], where every place is a run of count[i] chunks, the c-th of which has the length of
+    part part[i] + c * part_step[i] of a block.
+
+    Instruction i may begin when the progress counter of each wait_stream has reached base + wait_value. Counters are
+    never reset: after the i-th instruction of a stream (from 0) its counter is base + i + 1, after its last one base +
+    span, and each execution begins with a base that is span higher.
+    """
+
+    schedule: Schedule
+    start: np.ndarray
+    opcode: np.ndarray
+    dst_ptr: np.ndarray
+    dst: np.ndarray
+    src_ptr: np.ndarray
+    src: np.ndarray
+    count: np.ndarray
+    part: np.ndarray
+    part_step: np.ndarray
+    wait_ptr: np.ndarray
+    wait_stream: np.ndarray
+    wait_value: np.ndarray
+    move: np.ndarray
+    """The row of the schedule's batches it came from, counted through; -1 for ENTER and LEAVE."""
+    span: int
+
+    def __len__(self) -> int:
+        return len(self.opcode)
+
+    @property
+    def nstreams(self) -> int:
+        """Ranks times channels."""
+        return len(self.start) - 1
+
+    @cached_property
+    def stream(self) -> np.ndarray:
+        """The stream of each instruction."""
+        return np.repeat(np.arange(self.nstreams, dtype=np.int32), np.diff(self.start))
+
+    def verify(self) -> Streams:
+        """Check the streams on their own, for two executions in a row; returns self.
+
+        Nothing deadlocks; every two accesses to one place, of which one writes, are ordered; and what they compute,
+        in any order that the waits allow, is the collective. Raises ScheduleError.
+        """
+        return self._verified
+
+    @cached_property
+    def _verified(self) -> Streams:
+        from .verify import verify
+
+        verify(self)
+        return self
+
+    def source(self, i: int) -> Source | None:
+        """The line of the move that instruction i came from."""
+        row = int(self.move[i])
+        if row < 0:
+            return None
+        ends = np.cumsum([len(b) for b in self.schedule.batches])
+        return self.schedule.batches[int(np.searchsorted(ends, row, side="right"))].source
+
+    def describe(self, i: int) -> str:
+        """Instruction i for reading."""
+        s = int(np.searchsorted(self.start, i, side="right")) - 1
+        where = f"{self._stream_name(s)}, instruction {i - int(self.start[s])}"
+        if self.opcode[i] != COMBINE:
+            return f"{where}: {'enter' if self.opcode[i] == ENTER else 'leave'}"
+
+        def side(codes: np.ndarray) -> str:
+            places = [self.schedule.places.place(c) for c in codes[:4].tolist()]
+            n = int(self.count[i])
+            names = (f"{b}[{c}{f':{c + n}' if n > 1 else ''}]@{r}" for r, b, c in places)
+            return ", ".join(names) + (f", ... ({len(codes)} in all)" if len(codes) > 4 else "")
+
+        dst, src = self.dst[self.dst_ptr[i] : self.dst_ptr[i + 1]], self.src[self.src_ptr[i] : self.src_ptr[i + 1]]
+        source = self.source(i)
+        return f"{where}: {side(dst)} := {side(src)}" + (f" ({source})" if source else "")
+
+    def text(self, rank: int | None = None) -> str:
+        """One rank's streams for reading (None: all): every instruction, and after which ones of other streams it comes."""
+        channels, p = self.schedule.channels, self.schedule.nranks
+        if rank is None:
+            return "\n".join(map(self.text, range(p)))
+        check_rank(rank, p)
+        lines = []
+        for s in range(rank * channels, (rank + 1) * channels):
+            for i in range(int(self.start[s]), int(self.start[s + 1])):
+                at = slice(int(self.wait_ptr[i]), int(self.wait_ptr[i + 1]))
+                pairs = zip(self.wait_stream[at].tolist(), self.wait_value[at].tolist(), strict=True)
+                waits = ", ".join(f"{v - 1} of {self._stream_name(t)}" for t, v in pairs)
+                lines.append(self.describe(i) + (f"  after instruction {waits}" if waits else ""))
+        return "\n".join(lines)
+
+    def _stream_name(self, s: int) -> str:
+        rank, channel = divmod(s, self.schedule.channels)
+        return f"rank {rank}" + (f", channel {channel}" if self.schedule.channels > 1 else "")
+
+    def __repr__(self) -> str:
+        waits = len(self.wait_stream)
+        return f"<Streams of {self.schedule.algorithm}, {self.nstreams:,} streams: {len(self):,} instructions, {waits:,} waits>"
+
+    def graph(self, executions: int = 1) -> HappensBefore:
+        """The instructions of several executions in a row as a graph; node numbers run through each stream in turn.
+
+        Raises ScheduleError for a wait that no instruction ever fulfils.
+        """
+        if executions == 1:
+            start, ptr, target = self.start, self.wait_ptr, self._awaited(0, 1, self.start)
+            keep = target >= 0
+            if keep.all():
+                return HappensBefore(start, ptr, target, self.schedule.channels)
+        start = self.start * executions
+        waits = np.diff(self.wait_ptr)
+        node = np.concatenate([self.nodes(e, executions) for e in range(executions)])
+        target = np.concatenate([self._awaited(e, executions, start) for e in range(executions)])
+        reader = np.concatenate([np.repeat(self.nodes(e, executions), waits) for e in range(executions)])
+        keep = target >= 0
+        order = np.argsort(reader[keep], kind="stable")
+        count = np.bincount(reader[keep], minlength=len(node))
+        ptr = np.concatenate([[0], np.cumsum(count)])
+        return HappensBefore(start, ptr, target[keep][order], self.schedule.channels)
+
+    def nodes(self, execution: int, executions: int) -> np.ndarray:
+        """The node of each instruction in one of several executions."""
+        length = np.diff(self.start)
+        return np.arange(len(self)) + (self.start[:-1] * (executions - 1) + execution * length)[self.stream]
+
+    def _awaited(self, execution: int, executions: int, start: np.ndarray) -> np.ndarray:
+        """The node that each wait of one execution waits for; -1 when it is over before the first execution."""
+        length = np.diff(self.start)[self.wait_stream]
+        value = self.wait_value
+        if ((value >= 1) & (value <= length)).all():  # as lowering makes them
+            return start[self.wait_stream] + (execution * length + value - 1)
+        value = value.astype(np.int64)
+        never = (value > self.span) | (length == 0)
+        if never.any():
+            w = int(np.argmax(never))
+            i = int(np.searchsorted(self.wait_ptr, w, side="right")) - 1
+            raise ScheduleError(
+                f"deadlock: {self.describe(i)} waits for count {int(value[w])} of stream {int(self.wait_stream[w])}, which has "
+                f"only {int(length[w])} instructions: it waits for ever.", self.source(i),
+            )  # fmt: skip
+        # A count of 0 or less was reached in an execution before; the last instruction jumps to the full span.
+        back = np.where(value <= 0, (self.span - value) // self.span, 0)
+        value = np.minimum(value + back * self.span, length)
+        when = execution - back
+        node = start[self.wait_stream] + when * length + value - 1
+        return np.where(when >= 0, node, -1)

@@ -1,0 +1,275 @@
+"""The second check: streams on their own, whatever made them, for two executions in a row.
+
+It knows nothing of how lowering works: accesses to each place are sorted by what must happen before what, and every
+two neighbours of which one writes must be ordered. What a race-free program computes does not depend on the
+interleaving, so one order is enough to prove the values.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+import numpy as np
+
+from ...errors import ScheduleError
+from ..collective import Collective
+from ..moves import Batch
+from ..proof.prove import check_outputs
+from ..proof.symbolic import SymbolicExecutor, expand, shortest_cycle
+from .happens_before import HappensBefore, concat_ranges
+from .streams import COMBINE, ENTER, LEAVE, Streams
+
+__all__ = ["not_writable", "verify", "wrong_parts"]
+
+
+def verify(streams: Streams, executions: int = 2) -> None:
+    """Raise ScheduleError for columns that are no streams, a deadlock (with a shortest cycle), a race, or a wrong value."""
+    _check_columns(streams)
+    graph = streams.graph(executions)
+    if not graph.is_acyclic:
+        raise _deadlock(streams, graph, executions)
+    _check_races(streams, graph, executions)
+    _check_gates(streams, graph, executions)
+    _check_values(streams)
+
+
+def _check_columns(streams: Streams) -> None:
+    """Refuse what no executor could even read."""
+    n, p = len(streams), streams.schedule.nranks
+    size = streams.schedule.places.size
+
+    def need(good: bool, what: str) -> None:
+        if not good:
+            raise ScheduleError(f"the streams of {streams.schedule.collective} are broken: {what}.")
+
+    columns = ("count", "part", "part_step", "move")
+    need(all(len(getattr(streams, c)) == n for c in columns), "columns have different lengths")
+    need(bool(np.isin(streams.opcode, (ENTER, COMBINE, LEAVE)).all()), "an opcode is unknown")
+    pointers = (("dst_ptr", streams.dst), ("src_ptr", streams.src), ("wait_ptr", streams.wait_stream))
+    for name, column in (("start", streams.opcode), *pointers):
+        ptr = getattr(streams, name)
+        length = n + 1 if name != "start" else streams.schedule.nranks * streams.schedule.channels + 1
+        whole = len(ptr) == length and ptr[0] == 0 and ptr[-1] == len(column)
+        need(bool(whole and (np.diff(ptr) >= 0).all()), f"{name} does not cut its column into pieces")
+    need(len(streams.wait_stream) == len(streams.wait_value), "columns have different lengths")
+    need(bool((streams.count >= 1).all()), "a run has no chunks")
+    longest = int(np.diff(streams.start).max())
+    need(streams.span >= longest, f"span is {streams.span}, and a stream has {longest} instructions")
+    waits = streams.wait_stream
+    need(bool(((waits >= 0) & (waits < streams.nstreams)).all()), "an instruction waits for a stream that does not exist")
+    for ptr, codes in ((streams.dst_ptr, streams.dst), (streams.src_ptr, streams.src)):
+        last = codes + (np.repeat(streams.count, np.diff(ptr)).astype(np.int64) - 1) * p
+        need(bool(((codes >= 0) & (last < size)).all()), "a place does not exist")
+
+
+def _instruction(streams: Streams, node: int, executions: int) -> tuple[int, int]:
+    """(instruction, execution) of a node of the graph of several executions."""
+    s = int(np.searchsorted(streams.start * executions, node, side="right")) - 1
+    length = int(streams.start[s + 1] - streams.start[s])
+    execution, index = divmod(node - int(streams.start[s]) * executions, length)
+    return int(streams.start[s]) + index, execution
+
+
+def _deadlock(streams: Streams, graph: HappensBefore, executions: int) -> ScheduleError:
+    cycle = shortest_cycle(graph.stuck())
+    assert cycle is not None
+    steps = [_instruction(streams, n, executions) for n in cycle]
+
+    def text(step: tuple[int, int]) -> str:
+        return streams.describe(step[0]) + (f", execution {step[1]}" if len({e for _, e in steps}) > 1 else "")
+
+    stream = streams.stream
+    lines = []
+    for here, there in zip(steps, steps[1:] + steps[:1], strict=True):
+        how = "comes after" if stream[here[0]] == stream[there[0]] else "waits for"
+        lines.append(f"  {text(here)}\n    {how} {text(there)}")
+    body = "\n".join(lines)
+    return ScheduleError(
+        f"deadlock in {streams.schedule.collective}: {len(cycle)} instructions wait for each other in a circle:\n{body}",
+        next((s for s in (streams.source(i) for i, _ in steps) if s), None),
+    )
+
+
+# ---------------------------------------------------------------- races
+
+
+def _check_races(streams: Streams, graph: HappensBefore, executions: int) -> None:
+    place, node, write = (np.concatenate(c) for c in zip(*_accesses(streams, executions), strict=True))
+    level = graph.levels_of(node)
+    # Within a place by level; what is on one level is never ordered. An instruction's reads go before its writes.
+    key = (place * (int(level.max()) + 1) + level) * 2 + write
+    order = np.argsort(key, kind="stable")
+    place, node, write = place[order], node[order], write[order]
+    position = np.arange(len(place))
+    begins = np.append(True, place[1:] != place[:-1])
+    begin = np.maximum.accumulate(np.where(begins, position, 0))
+    last_write = np.maximum.accumulate(np.where(write, position, -1))
+    before = np.append(-1, last_write[:-1])  # the last write before each access
+    checked = before >= begin
+    pairs = [(node[checked], node[before[checked]])]
+    reads = np.flatnonzero(~write)
+    writes = np.append(np.flatnonzero(write), len(place))
+    after = writes[np.searchsorted(writes, reads)]  # the next write after each read
+    same = after < len(place)
+    same[same] = place[after[same]] == place[reads[same]]
+    pairs.append((node[after[same]], node[reads[same]]))
+    later, earlier = (np.concatenate(c) for c in zip(*pairs, strict=True))
+    distinct = later != earlier
+    later, earlier = later[distinct], earlier[distinct]
+    stream = graph.stream[earlier]
+    ordered = graph.knows(later, stream, earlier - graph.start[stream] + 1)
+    if not ordered.all():
+        at = np.argmin(ordered)
+        raise _race(streams, int(earlier[at]), int(later[at]), executions)
+
+
+def _accesses(streams: Streams, executions: int) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """(place, node, whether it writes) of every access. The caller may touch its rank's places outside ENTER ... LEAVE."""
+    places = streams.schedule.places
+    p = places.collective.nranks
+    once = []
+    for ptr, codes, write in ((streams.dst_ptr, streams.dst, True), (streams.src_ptr, streams.src, False)):
+        instruction = np.repeat(np.arange(len(streams)), np.diff(ptr))
+        count = streams.count[instruction].astype(np.int64)
+        if (count == 1).all():
+            place = codes.astype(np.int64)
+        else:
+            first = np.repeat(np.cumsum(count) - count, count)
+            place = np.repeat(codes, count) + (np.arange(int(count.sum())) - first) * p
+            instruction = np.repeat(instruction, count)
+        once.append((place, instruction, np.full(len(place), write)))
+    gates = np.flatnonzero(streams.opcode != COMBINE)
+    rank = streams.stream[gates] // streams.schedule.channels
+    own = (np.arange(places.rows)[None, :] * p + rank[:, None]).reshape(-1)
+    once.append((own, np.repeat(gates, places.rows), np.ones(len(own), bool)))
+    out = []
+    for execution in range(executions):
+        nodes = streams.nodes(execution, executions)
+        out += [(place, nodes[instruction], write) for place, instruction, write in once]
+    return out
+
+
+def _check_gates(streams: Streams, graph: HappensBefore, executions: int) -> None:
+    """Inputs are only read; every access lies between the ENTER and the LEAVE of its own execution on the place's rank.
+
+    Gates count as writes to all that is the rank's, and there are no races: so levels tell which comes first.
+    """
+    p, channels = streams.schedule.nranks, streams.schedule.channels
+    gates = [np.flatnonzero(streams.opcode == opcode) for opcode in (ENTER, LEAVE)]
+    for gate, name in zip(gates, ("ENTER", "LEAVE"), strict=True):
+        if not np.array_equal(streams.stream[gate] // channels, np.arange(p)):
+            raise ScheduleError(f"streams of {streams.schedule.collective}: every rank must have one {name}.")
+    refused = not_writable(streams.schedule.collective, streams.dst)
+    if refused.any():
+        at = int(np.argmax(refused))
+        i = int(np.searchsorted(streams.dst_ptr, at, side="right")) - 1
+        raise ScheduleError(
+            f"{streams.describe(i)}: it writes to {streams.schedule.places.place(streams.dst[at])}, which is an input, or an "
+            "output that this rank does not have.", streams.source(i),
+        )  # fmt: skip
+    for execution in range(executions):
+        level = graph.levels_of(streams.nodes(execution, executions))
+        enter, leave = (level[gate] for gate in gates)
+        for ptr, codes in ((streams.dst_ptr, streams.dst), (streams.src_ptr, streams.src)):
+            instruction = np.repeat(np.arange(len(streams)), np.diff(ptr))
+            owner = codes % p
+            outside = (level[instruction] < enter[owner]) | (level[instruction] > leave[owner])
+            if outside.any():
+                at = int(np.argmax(outside))
+                i, rank = int(instruction[at]), int(owner[at])
+                when = "before the ENTER" if level[i] < enter[rank] else "after the LEAVE"
+                place = streams.schedule.places.place(codes[at])
+                raise ScheduleError(
+                    f"race in {streams.schedule.collective}: {streams.describe(i)} touches {place} {when} of rank {rank}, when "
+                    "it is the caller's.", streams.source(i),
+                )  # fmt: skip
+
+
+def _race(streams: Streams, earlier: int, later: int, executions: int) -> ScheduleError:
+    (a, first), (b, second) = (_instruction(streams, n, executions) for n in (earlier, later))
+    when = "" if first == second else f" (execution {first} against {second})"
+    return ScheduleError(
+        f"race in {streams.schedule.collective}: two instructions touch {_shared(streams, a, b)}, at least one writes, and "
+        f"no wait orders them{when}:\n  {streams.describe(a)}\n  {streams.describe(b)}",
+        streams.source(a) or streams.source(b),
+    )
+
+
+def _shared(streams: Streams, a: int, b: int) -> str:
+    """A place that both touch, for reading."""
+    places = streams.schedule.places
+    p = places.collective.nranks
+
+    def touched(i: int) -> set[int]:
+        if streams.opcode[i] != COMBINE:
+            rank = int(streams.stream[i]) // streams.schedule.channels
+            return set(range(rank, places.size, p))
+        dst = streams.dst[streams.dst_ptr[i] : streams.dst_ptr[i + 1]]
+        src = streams.src[streams.src_ptr[i] : streams.src_ptr[i + 1]]
+        return {int(c) + k * p for c in (*dst, *src) for k in range(int(streams.count[i]))}
+
+    return str(places.place(min(touched(a) & touched(b))))
+
+
+# ---------------------------------------------------------------- values
+
+
+def _check_values(streams: Streams) -> None:
+    """Run one execution in one of its orders on expressions, and compare the outputs with the postcondition."""
+    graph = streams.graph()
+    nodes = np.arange(len(streams))
+    level = graph.levels_of(nodes)
+    sizes = np.diff(streams.dst_ptr), np.diff(streams.src_ptr)
+    work = np.flatnonzero(streams.opcode == COMBINE)
+    key = np.lexsort((sizes[1][work], sizes[0][work], level[work]))
+    work = work[key]
+    columns = np.stack([level[work], sizes[0][work], sizes[1][work]])
+    edges = np.flatnonzero((columns[:, 1:] != columns[:, :-1]).any(axis=0)) + 1
+    machine = SymbolicExecutor(streams.schedule.places, streams.schedule.algorithm)
+    batches: list[tuple[Batch, np.ndarray]] = []
+    for here in np.split(work, edges) if len(work) else ():
+        m, k = int(sizes[0][here[0]]), int(sizes[1][here[0]])
+        if not m or not k:
+            raise ScheduleError(f"an instruction without sources or destinations: {streams.describe(int(here[0]))}.")
+        dst = streams.dst[concat_ranges(streams.dst_ptr[here].astype(np.int64), np.full(len(here), m))].reshape(-1, m)
+        src = streams.src[concat_ranges(streams.src_ptr[here].astype(np.int64), np.full(len(here), k))].reshape(-1, k)
+        by = (streams.stream[here] // streams.schedule.channels).astype(np.int32)
+        batch = Batch(dst, src, streams.count[here], by, 0, int(level[here[0]]), streams.source(int(here[0])))
+        batches.append((batch, here))
+    for _, together in groupby(batches, key=lambda b: b[0].round):
+        together = list(together)
+        for batch, here in together:
+            _check_parts(streams, machine, batch, here)
+        machine.round([batch for batch, _ in together])
+    check_outputs(machine, streams.schedule.algorithm)
+
+
+def _check_parts(streams: Streams, machine: SymbolicExecutor, batch: Batch, instruction: np.ndarray) -> None:
+    """The element ranges that instructions name are those of what they read."""
+    row, place = wrong_parts(machine, batch, streams.part[instruction], streams.part_step[instruction])
+    if row >= 0:
+        i = int(instruction[row])
+        raise ScheduleError(
+            f"wrong element range in {streams.schedule.collective}: {streams.describe(i)} names part {streams.part[i]} of a "
+            f"block, and {streams.schedule.places.place(place)} holds another part.", streams.source(i),
+        )  # fmt: skip
+
+
+# ---------------------------------------------------------------- checks that messages share
+
+
+def wrong_parts(machine: SymbolicExecutor, batch: Batch, part: np.ndarray, step: np.ndarray) -> tuple[int, int]:
+    """The first (row, source place) whose chunk is of another part than its run names, or (-1, -1)."""
+    _, src, row = expand(batch, machine.collective.nranks)
+    within = np.arange(len(row)) - np.repeat(np.cumsum(batch.count) - batch.count, batch.count)
+    held = machine.holds[src[:, 0]]
+    wrong = (held >= 0) & (machine.expressions.parts(np.maximum(held, 0)) != part[row] + within * step[row])
+    at = int(np.argmax(wrong))
+    return (int(row[at]), int(src[at, 0])) if wrong.any() else (-1, -1)
+
+
+def not_writable(collective: Collective, codes: np.ndarray) -> np.ndarray:
+    """Which places are inputs, or outputs of ranks that have none."""
+    row, rank = np.divmod(codes, collective.nranks)
+    output = (row >= collective.input_chunks) & (row < len(collective.parts_of_rows))
+    return (row < collective.input_chunks) | (output & ~collective.has_output(rank))

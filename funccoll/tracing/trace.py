@@ -1,0 +1,178 @@
+"""Tracing: the interpreter that records equations, and staging a function to a Program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import optree
+
+from ..errors import ConcretizationError, Source, TraceError, current_source
+from ..ir import (
+    Atom,
+    Equation,
+    Interpreter,
+    Literal,
+    Primitive,
+    Program,
+    Traced,
+    Var,
+    as_array,
+    current_interpreter,
+    infer,
+    leaked,
+    use_interpreter,
+)
+from ..primitives.collective import pvary_p
+from ..types import ArrayType, check_dtype, type_of
+from .tracer import Tracer
+
+__all__ = ["Trace", "flatten_outputs", "stage", "value_type"]
+
+
+class Trace:
+    """The interpreter that records: one for each function being traced."""
+
+    def __init__(self, parent: Interpreter, axis_sizes: Mapping[str, int] | None = None):
+        self.parent = parent
+        self.axis_sizes = parent.axis_sizes if axis_sizes is None else axis_sizes
+        self.equations: list[Equation] = []
+        self.open = True
+        self.label = "a function"
+        self._captured: list[tuple[Var, Any]] = []
+        self._known: dict[int, tuple[Var, Any, Any]] = {}  # id -> variable, value, what keeps the id alive
+        self._widened: dict[tuple[Var, frozenset[str]], Var] = {}
+
+    def bind(self, primitive: Primitive, values: Sequence[Any], params: Mapping[str, Any]) -> Any:
+        """Record one equation; constants alone are computed now."""
+        if primitive.kind == "compute" and not any(isinstance(v, Traced) for v in values):
+            return primitive.reference(*map(as_array, values), **params)
+        atoms: Sequence[Atom] = [v.variable if isinstance(v, Tracer) and v.frame is self else self._atom(v) for v in values]
+        source = current_source()
+        if primitive.kind == "compute":
+            atoms = self._unify(atoms, source)
+        types = infer(primitive, [a.type for a in atoms], params, atoms)
+        outputs = tuple([Var(t) for t in types])
+        self.equations.append(Equation(primitive, tuple(atoms), outputs, params, source))
+        tracers = [Tracer(self, var, source) for var in outputs]
+        return tracers if primitive.multiple else tracers[0]
+
+    def _atom(self, value: Any) -> Atom:
+        """The atom of a value from outside this trace: a constant, or an outer trace's array."""
+        if isinstance(value, Tracer):
+            if not value.frame.open:
+                raise leaked(value)
+            return self.capture(value)
+        array = as_array(value)
+        return Literal(_frozen(array)) if array.ndim == 0 else self.capture(array, value)
+
+    def capture(self, value: Any, owner: Any = None) -> Var:
+        """The variable that stands for a captured value; the same object is captured once for each value it has."""
+        owner = value if owner is None else owner
+        known = self._known.get(id(owner))
+        if known is None or (isinstance(value, np.ndarray) and _changed(known[1], value)):
+            value = _frozen(value) if isinstance(value, np.ndarray) else value
+            known = self._known[id(owner)] = (Var(value_type(value)), value, owner)
+            self._captured.append(known[:2])
+        return known[0]
+
+    def _unify(self, atoms: Sequence[Atom], source: Source | None) -> Sequence[Atom]:
+        """Make operands vary over the same axes; each value is widened once."""
+        first: frozenset[str] | None = None
+        for atom in atoms:
+            if type(atom) is Var:
+                if first is None:
+                    first = atom.type.varying
+                elif atom.type.varying != first:
+                    break
+        else:
+            return atoms
+        wanted = frozenset().union(*(a.type.varying for a in atoms))
+        return [self._widen(a, wanted, source) if isinstance(a, Var) else a for a in atoms]
+
+    def _widen(self, var: Var, wanted: frozenset[str], source: Source | None) -> Var:
+        if var.type.varying == wanted:
+            return var
+        wide = self._widened.get((var, wanted))
+        if wide is None:
+            wide = self._widened[var, wanted] = Var(var.type.vary(wanted))
+            axes = tuple(a for a in self.axis_sizes if a in wanted - var.type.varying)
+            self.equations.append(Equation(pvary_p, (var,), (wide,), {"axes": axes}, source))
+        return wide
+
+    def finish(self, inputs: Sequence[Var], outputs: Sequence[Any], label: str) -> tuple[Program, list[Any]]:
+        """Close the trace: the program, and the captured values in the order of its constants."""
+        atoms = tuple(v.variable if isinstance(v, Tracer) and v.frame is self else self._atom(v) for v in outputs)
+        self.open = False
+        constants = tuple(self._captured)
+        program = Program(dict(self.axis_sizes), constants, tuple(inputs), tuple(self.equations), atoms, label)
+        return program, [value for _, value in constants]
+
+
+def _frozen(array: np.ndarray) -> np.ndarray:
+    """A copy: a later write by the user must not change the program."""
+    array = np.array(array)
+    array.flags.writeable = False
+    return array
+
+
+def _changed(captured: np.ndarray, array: np.ndarray) -> bool:
+    """Whether the user wrote into an array, or reshaped it in place, since it was captured."""
+    if captured.shape != array.shape or captured.dtype != array.dtype:
+        return True
+    return array.flags.writeable and captured.tobytes() != array.tobytes()
+
+
+def value_type(value: Any) -> ArrayType:
+    """The type of a tracer or a concrete value."""
+    return value.type if isinstance(value, Traced) else type_of(value)
+
+
+def flatten_outputs(result: Any, name: str) -> tuple[list[Any], optree.PyTreeSpec]:
+    """A traced function's result as arrays and a structure; anything that is no array is an error."""
+    leaves, treedef = optree.tree_flatten(result)
+    for path, leaf in zip(treedef.paths(), leaves, strict=True):
+        if isinstance(leaf, (Traced, bool, int, float, complex, np.ndarray, np.generic)):
+            if isinstance(leaf, (np.ndarray, np.generic)):
+                check_dtype(leaf.dtype, f"the result of {name}")
+            continue
+        if hasattr(leaf, "__array__"):
+            continue
+        where = "".join(f"[{p!r}]" for p in path)
+        raise TraceError(
+            f"{name} returned {leaf!r} of type {type(leaf).__name__}{f' at result{where}' if path else ''}: a traced "
+            "function returns arrays, numbers, and pytrees of them (tuples, lists, dicts, None, ...)."
+        )
+    return leaves, treedef
+
+
+def stage(
+    fn: Callable[..., Any],
+    types: Sequence[ArrayType],
+    *,
+    weak: Sequence[type | None] | None = None,
+    axis_sizes: Mapping[str, int] | None = None,
+    label: str = "fn",
+) -> tuple[Program, list[Any]]:
+    """Trace `fn(*tracers) -> flat list of values`; returns the program and the values it captured.
+
+    `weak` says which inputs stand for Python scalars. Captured values are concrete arrays or tracers of the
+    trace around this one.
+    """
+    trace = Trace(current_interpreter(), axis_sizes)
+    trace.label = label
+    inputs = [Var(t) for t in types]
+    try:
+        with use_interpreter(trace):
+            kinds = [None] * len(inputs) if weak is None else weak
+            outputs = fn(*[Tracer(trace, var, None, kind) for var, kind in zip(inputs, kinds, strict=True)])
+            return trace.finish(inputs, outputs, label)
+    except ValueError as error:
+        if isinstance(error.__cause__, ConcretizationError):  # out[i] = tracer: NumPy puts its own words over ours
+            raise error.__cause__.with_traceback(error.__traceback__) from None
+        raise
+    finally:
+        trace.open = False
+
+

@@ -1,0 +1,295 @@
+"""Tracers: arrays without values, which record what is done to them through NumPy's own protocols."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import ConcretizationError, InPlaceError, MissingMethodError, Source, TraceError
+from ..ir import Traced, Var, leaked
+from ..ops import call_function
+from ..ops.elementwise import apply_ufunc, astype, call_ufunc
+from ..ops.indexing import getitem
+from ..ops.registry import as_operand, near
+from ..types import is_inexact
+
+if TYPE_CHECKING:
+    from .trace import Trace
+
+__all__ = ["Tracer", "check_alive"]
+
+
+def _ufunc_operator(ufunc: np.ufunc, reflected: bool = False) -> Any:
+    def operator(self: Tracer, other: Any) -> Any:
+        if not isinstance(other, (Traced, int, float, complex, np.ndarray, np.generic)):
+            if not hasattr(other, "__array__") and not isinstance(other, (list, tuple)):
+                return NotImplemented
+        other = as_operand(other)
+        return apply_ufunc(ufunc, other, self) if reflected else apply_ufunc(ufunc, self, other)
+
+    return operator
+
+
+def _power(self: Tracer, exponent: Any) -> Any:
+    # NumPy's own shortcuts for scalar exponents, so that traced and plain results have the same bits.
+    # A NumPy scalar is not weak, and takes part in promotion: it has none.
+    if type(exponent) in (int, float):
+        shortcuts: dict[float, np.ufunc]
+        if self.dtype.kind == "c":
+            whole: dict[float, np.ufunc] = {-1: np.reciprocal, 1: np.positive, 2: np.square}
+            shortcuts = whole if type(exponent) is int else {0.5: np.sqrt, 1.0: np.positive}
+        elif is_inexact(self.dtype):
+            shortcuts = {-1.0: np.reciprocal, 0.5: np.sqrt, 1.0: np.positive, 2.0: np.square}
+        else:
+            shortcuts = {2: np.square} if type(exponent) is int else {}
+        if exponent in shortcuts:
+            return apply_ufunc(shortcuts[exponent], self)
+    return apply_ufunc(np.power, self, as_operand(exponent))
+
+
+def _concrete(what: str) -> Any:
+    def refuse(self: Tracer, *args: Any, **kwargs: Any) -> Any:
+        raise ConcretizationError(
+            f"{what} needs the value of a traced array of type {self.type}. While a function is traced, arrays have types "
+            "and no values: the program is compiled once, for all values. " + _REMEDY.get(what, _REMEDY["float()"])
+        )
+
+    return refuse
+
+
+_FORMAT = _concrete("a format such as f'{x:.3f}'")
+_REMEDY = {
+    "float()": "Compute with the array itself (operators, np.* functions), or return it and look at the result. To fill "
+    "a NumPy array, write out = fc.at(out)[i].set(x) in place of out[i] = x, or np.stack([...]).",
+    "bool() (Python if, while, and, or, not, assert)": "Choose with np.where(condition, a, b), or decide on something "
+    "that is known while tracing (a shape, a static argument).",
+    "index() (range, a Python index)": "Pass the number as a static argument: fc.jit(..., static_argnums=...). To choose "
+    "one of several values, use np.take(np.stack(values), i, axis=0).",
+    "__array__ (np.asarray, or a library that is not traced)": "Use np.* functions on the traced array itself: np.stack "
+    "in place of np.array([...]), x = fc.at(x)[i].set(v) in place of assigning into a NumPy array, np.take(a, i, axis=0) "
+    "in place of a[i] for a NumPy array a, x.astype(dtype) in place of np.float32(x); leave out np.asarray(x).",
+}
+
+
+class Tracer(Traced):
+    """An array without values. It has a shape, a dtype and `varying`, and does what NumPy arrays do."""
+
+    __slots__ = ("frame", "source", "type", "variable", "weak")
+    __array_priority__ = 1000
+
+    def __init__(self, frame: Trace, var: Var, source: Source | None = None, weak: type | None = None):
+        self.frame, self.variable, self.type, self.source = frame, var, var.type, source
+        self.weak = weak  # int, float or complex when it stands for a Python scalar (NEP 50)
+
+    # ------------------------------------------------------------ what it is
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape on one device."""
+        return self.type.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The element type."""
+        return self.type.dtype
+
+    @property
+    def varying(self) -> frozenset[str]:
+        """The mesh axes along which devices may hold different values."""
+        return self.type.varying
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self.type.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements on one device."""
+        return math.prod(self.type.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on one device."""
+        return self.type.nbytes
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return self.type.dtype.itemsize
+
+    def __repr__(self) -> str:
+        return f"Tracer({self.type})"
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TraceError("len() of a traced array without dimensions.")
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[i] for i in range(len(self)))
+
+    # ------------------------------------------------------------ NumPy's protocols
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        return call_ufunc(ufunc, method, inputs, kwargs)
+
+    def __array_function__(self, func: Callable[..., Any], types: Any, args: Any, kwargs: Any) -> Any:
+        return call_function(func, args, kwargs)
+
+    __array__ = _concrete("__array__ (np.asarray, or a library that is not traced)")
+    __bool__ = _concrete("bool() (Python if, while, and, or, not, assert)")
+    __index__ = _concrete("index() (range, a Python index)")
+    __int__ = _concrete("int()")
+    __float__ = _concrete("float()")
+    __complex__ = _concrete("complex()")
+    item = _concrete(".item()")
+    tolist = _concrete(".tolist()")
+    tobytes = _concrete(".tobytes()")
+    __reduce__ = _concrete("pickle")
+
+    def __format__(self, spec: str) -> str:
+        return _FORMAT(self, spec) if spec else repr(self)
+
+    def __copy__(self) -> Tracer:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Tracer:
+        return self  # a traced value never changes
+
+    def __getitem__(self, index: Any) -> Any:
+        return getitem(self, index)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        raise InPlaceError(
+            f"in-place assignment to a traced array of type {self.type}: traced values never change. Use "
+            "x = fc.at(x)[index].set(value), or .add(value)."
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name == "at":
+            raise MissingMethodError("a traced array has no .at: write fc.at(x)[index].set(value).")
+        if name in ("fill", "sort", "put", "partition", "resize", "setfield", "byteswap"):
+            raise MissingMethodError(
+                f"the array method .{name} works in place, and traced arrays never change. Use a function that returns a new "
+                "array, or x = fc.at(x)[index].set(value)."
+            )
+        if hasattr(np.ndarray, name):
+            raise MissingMethodError(f"the array attribute .{name} cannot be traced by funccoll. {near(name)}")
+        raise AttributeError(f"a traced array has no attribute {name!r}.")
+
+    # ------------------------------------------------------------ operators
+
+    __add__, __radd__ = _ufunc_operator(np.add), _ufunc_operator(np.add, True)
+    __sub__, __rsub__ = _ufunc_operator(np.subtract), _ufunc_operator(np.subtract, True)
+    __mul__, __rmul__ = _ufunc_operator(np.multiply), _ufunc_operator(np.multiply, True)
+    __truediv__, __rtruediv__ = _ufunc_operator(np.divide), _ufunc_operator(np.divide, True)
+    __floordiv__, __rfloordiv__ = _ufunc_operator(np.floor_divide), _ufunc_operator(np.floor_divide, True)
+    __mod__, __rmod__ = _ufunc_operator(np.remainder), _ufunc_operator(np.remainder, True)
+    __and__, __rand__ = _ufunc_operator(np.bitwise_and), _ufunc_operator(np.bitwise_and, True)
+    __or__, __ror__ = _ufunc_operator(np.bitwise_or), _ufunc_operator(np.bitwise_or, True)
+    __xor__, __rxor__ = _ufunc_operator(np.bitwise_xor), _ufunc_operator(np.bitwise_xor, True)
+    __lshift__, __rlshift__ = _ufunc_operator(np.left_shift), _ufunc_operator(np.left_shift, True)
+    __rshift__, __rrshift__ = _ufunc_operator(np.right_shift), _ufunc_operator(np.right_shift, True)
+    __lt__, __le__ = _ufunc_operator(np.less), _ufunc_operator(np.less_equal)
+    __gt__, __ge__ = _ufunc_operator(np.greater), _ufunc_operator(np.greater_equal)
+    __eq__, __ne__ = _ufunc_operator(np.equal), _ufunc_operator(np.not_equal)
+    __hash__ = None  # type: ignore[assignment]  # equal elementwise, like an ndarray
+    __pow__, __rpow__ = _power, _ufunc_operator(np.power, True)
+
+    def __matmul__(self, other: Any) -> Any:
+        return np.matmul(self, other)
+
+    def __rmatmul__(self, other: Any) -> Any:
+        return np.matmul(other, self)
+
+    def __neg__(self) -> Any:
+        return apply_ufunc(np.negative, self)
+
+    def __pos__(self) -> Any:
+        return apply_ufunc(np.positive, self)
+
+    def __abs__(self) -> Any:
+        return apply_ufunc(np.absolute, self)
+
+    def __invert__(self) -> Any:
+        return apply_ufunc(np.invert, self)
+
+    def __round__(self, ndigits: int | None = None) -> Any:
+        return np.round(self, ndigits or 0)
+
+    def __divmod__(self, other: Any) -> Any:
+        return np.divmod(self, other)
+
+    def __rdivmod__(self, other: Any) -> Any:
+        return np.divmod(other, self)
+
+    # ------------------------------------------------------------ methods
+
+    def astype(self, dtype: Any, copy: bool = True) -> Any:
+        """The array converted to `dtype`."""
+        return astype(self, dtype)
+
+    def reshape(self, *shape: Any, order: str = "C") -> Any:
+        """The elements in another shape; one size may be -1."""
+        return np.reshape(self, shape[0] if len(shape) == 1 else shape, order=order)  # type: ignore[call-overload]
+
+    def transpose(self, *axes: Any) -> Any:
+        """The dimensions in another order (reversed by default)."""
+        order = axes[0] if len(axes) == 1 and not isinstance(axes[0], (int, np.integer)) else axes
+        return np.transpose(self, order or None)
+
+    def copy(self, order: str = "C") -> Any:
+        """Itself: a traced value never changes."""
+        return self
+
+    def flatten(self, order: str = "C") -> Any:
+        """One dimension."""
+        return np.ravel(self, order)  # type: ignore[call-overload]
+
+    @property
+    def T(self) -> Any:
+        """The dimensions reversed."""
+        return np.transpose(self)
+
+    @property
+    def mT(self) -> Any:
+        """The last two dimensions swapped."""
+        return np.swapaxes(self, -1, -2)
+
+    @property
+    def real(self) -> Any:
+        """The real part."""
+        return np.real(self)
+
+    @property
+    def imag(self) -> Any:
+        """The imaginary part."""
+        return np.imag(self)
+
+
+def _method(function: Callable[..., Any]) -> Any:
+    def method(self: Tracer, *args: Any, **kwargs: Any) -> Any:
+        return function(self, *args, **kwargs)
+
+    method.__doc__ = f"np.{function.__name__} of this array."
+    return method
+
+
+for _name in (
+    "sum", "prod", "mean", "var", "std", "max", "min", "any", "all", "argmax", "argmin", "cumsum", "ravel", "squeeze",
+    "swapaxes", "take", "clip", "round", "dot", "repeat", "trace", "diagonal",
+):  # fmt: skip
+    setattr(Tracer, _name, _method(getattr(np, _name)))
+Tracer.conj = Tracer.conjugate = _method(np.conjugate)  # type: ignore[attr-defined]
+
+
+def check_alive(value: Any) -> None:
+    """Raise for a tracer whose trace is over."""
+    if isinstance(value, Tracer) and not value.frame.open:
+        raise leaked(value)
