@@ -85,13 +85,16 @@ class Mesh:
     """An n-d grid of devices with named axes, row-major (the last axis is contiguous).
 
     `devices` holds one integer id per device, or is None for an abstract mesh, which can be traced,
-    lowered and costed against but not run on. Meshes are values: equal when names, sizes and
-    devices are.
+    lowered and costed against but not run on. Meshes are values: equal when names, sizes, devices and process
+    are. `backend` executes collectives over the mesh and allocates its arrays (`runtime/backend.py`); it is opaque here,
+    and part neither of equality nor of a pickle.
     """
 
-    __slots__ = ("__dict__", "_hash", "axis_names", "devices", "process", "sizes")
+    __slots__ = ("__dict__", "_hash", "axis_names", "backend", "devices", "process", "sizes")
 
-    def __init__(self, axes: Mapping[str, int], devices: Sequence[int] | None = None, process: int | None = None):
+    def __init__(
+        self, axes: Mapping[str, int], devices: Sequence[int] | None = None, process: int | None = None, backend: Any = None
+    ):
         if not isinstance(axes, Mapping):
             raise MeshError(f'a mesh is made from a dict of axis names and sizes, such as {{"data": 4}}, not from {axes!r}.')
         for name, size in axes.items():
@@ -111,6 +114,7 @@ class Mesh:
                 raise MeshError(f"devices {list(self.devices)} name a device twice.")
         self.process = process
         """The position of the one device that this process plays; None when it plays all."""
+        self.backend = backend
         self._hash = hash((self.axis_names, self.sizes, self.devices, process))
 
     @cached_property
@@ -127,6 +131,11 @@ class Mesh:
     def is_abstract(self) -> bool:
         """True when there are no devices to run on."""
         return self.devices is None
+
+    @property
+    def local_devices(self) -> range:
+        """The positions of the devices that this process plays."""
+        return range(self.size) if self.process is None else range(self.process, self.process + 1)
 
     @property
     def abstract(self) -> Mesh:
@@ -190,11 +199,11 @@ class Mesh:
         """The sub-mesh of `axes` (in that order) through the first device."""
         names = self.check_axes(axes)
         devices = None
-        if self.process is not None:
+        if len(self.local_devices) < self.size:
             raise PlannedError("sub-meshes of a mesh of several processes are planned; today name the axes in the collective.")
         if self.devices is not None:
             devices = [self.devices[self.position(c)] for c in self.walk(names)]
-        return Mesh({a: self.shape[a] for a in names}, devices)
+        return Mesh({a: self.shape[a] for a in names}, devices, backend=self.backend)
 
     __iter__ = None  # __getitem__ takes names; without this Python would try mesh[0], mesh[1], ...
 
@@ -211,6 +220,12 @@ class Mesh:
 
     def __reduce__(self):
         return Mesh, (dict(self.shape), self.devices, self.process)
+
+    def __copy__(self) -> Mesh:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Mesh:
+        return self  # a value; a copy of an Array stays on its backend
 
     def __repr__(self) -> str:
         inside = ", ".join(f"{n!r}: {s}" for n, s in self.shape.items())
@@ -310,7 +325,7 @@ def copy_coordinates(mesh: Mesh, varying: frozenset[str]) -> tuple[dict[str, int
     are the coordinates of the distinct copies, in the order of the mesh's axes. Where a process plays one device,
     it holds one copy: its own.
     """
-    if mesh.process is not None:
-        own = mesh.coordinates(mesh.process)
-        return ({a: own[a] for a in mesh.axis_names if a in varying},)
-    return tuple(mesh.walk(a for a in mesh.axis_names if a in varying))
+    if len(mesh.local_devices) == mesh.size:
+        return tuple(mesh.walk(a for a in mesh.axis_names if a in varying))
+    own = mesh.coordinates(mesh.local_devices[0])
+    return ({a: own[a] for a in mesh.axis_names if a in varying},)

@@ -108,7 +108,7 @@ def resources() -> dict[str, int]:
     descriptors, threads, _ = held()
     lines = Path("/proc/self/status").read_text().splitlines()
     resident = next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:"))
-    return {"descriptors": descriptors, "threads": threads, "resident KiB": resident, **joined.heap.stats()}
+    return {"descriptors": descriptors, "threads": threads, "resident KiB": resident, **joined.backend.heap.stats()}
 
 
 def wait_for(name: str) -> None:

@@ -107,7 +107,7 @@ def test_stages():
     assert (type(traced), type(lowered), type(compiled)) == (TracedFunction, Lowered, Compiled)
     np.testing.assert_array_equal(np.asarray(compiled(X)), np.asarray(step(X)))
     for stage in (traced, lowered, compiled):
-        name = None if stage is traced else lowered.schedules[0][1].algorithm
+        name = None if stage is traced else next(iter(lowered.schedules.values())).algorithm
         assert f"all_reduce[algorithm={name!r}, axes=('data',), op='sum', size=4]" in stage.as_text()
         assert "all_reduce" in stage._repr_html_()
         assert str(stage) == stage.as_text()
@@ -116,7 +116,7 @@ def test_stages():
     (row,) = lowered.collectives()
     assert (row.kind, row.op, row.axes, row.size, row.nbytes) == ("all_reduce", "sum", ("data",), 4, 32)
     assert row.source.file == __file__
-    ((equation, schedule),) = lowered.schedules
+    ((equation, schedule),) = lowered.schedules.items()
     assert row.schedule == schedule.algorithm and equation is lowered.program.equations[-1]
     assert traced.collectives().rows[0].schedule == ""
     assert 'align:left">test_jit.py:' in lowered.collectives()._repr_html_()

@@ -11,14 +11,16 @@ from hypothesis import strategies as st
 
 import funccoll as fc
 from funccoll import P
-from funccoll.compiler.choose_schedules import choose
+from funccoll.compiler.choose_schedules import choose, schedules_of
 from funccoll.ir import Equation, Program, Var
 from funccoll.passes import PASSES, run_passes
 from funccoll.passes.buffers import plan_buffers
 from funccoll.passes.combine import COMBINE_BYTES, combine
+from funccoll.passes.schedule import schedule
 from funccoll.primitives import collective as c
 from funccoll.primitives.elementwise import UFUNCS
-from funccoll.runtime.codegen import compile_local
+from funccoll.runtime.codegen import compile_program
+from funccoll.runtime.local.collectives import LocalBackend
 from funccoll.types import ArrayType
 
 MESH = fc.make_mesh({"data": 4, "model": 2})
@@ -34,9 +36,15 @@ def names(program):
     return [e.primitive.name for e in program.equations]
 
 
+def compiled(program, mesh, buffers):
+    """What runs a program, whose collectives get schedules, on virtual devices."""
+    program = schedule(program, choose)
+    return compile_program(program, mesh, buffers, schedules_of(program), LocalBackend())[0]
+
+
 def run_program(program, *values, mesh=MESH):
     """A program on per-copy inputs without any pass or buffer reuse: the plain definition."""
-    return compile_local(program, mesh, plan_buffers(program.replace(equations=())), {})(*values)
+    return compiled(program, mesh, plan_buffers(program.replace(equations=())))(*values)
 
 
 # ------------------------------------------------------------------ dead code, common subexpressions
@@ -248,7 +256,7 @@ def test_every_pass_keeps_the_bits_and_the_types(program, limit):
         result = run_program(program, *inputs)
         for a, b in zip(expected, result, strict=True):
             assert [x.tobytes() for x in a] == [x.tobytes() for x in b]
-    reused = compile_local(program, MESH, plan_buffers(program), {})(*inputs)
+    reused = compiled(program, MESH, plan_buffers(program))(*inputs)
     for a, b in zip(expected, reused, strict=True):
         assert [x.tobytes() for x in a] == [x.tobytes() for x in b]
 

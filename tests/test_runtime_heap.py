@@ -372,20 +372,20 @@ def test_small_arrays_are_fast(heap, record_property):
 
 EXCHANGE = JOIN + """
 n = w.world
-words = [w.heap.view(65536 + 64 * r, (1,), "i8") for r in range(n)]
-mine = w.heap.array((1000, 3), "f8")
+words = [w.backend.heap.view(65536 + 64 * r, (1,), "i8") for r in range(n)]
+mine = w.backend.heap.array((1000, 3), "f8")
 mine[:] = rank + np.arange(3000).reshape(1000, 3)
-assert w.heap.offset_of(mine) // w.heap.arena == rank  # the control region is small
-words[rank][0] = w.heap.offset_of(mine)
+assert w.backend.heap.offset_of(mine) // w.backend.heap.arena == rank  # the control region is small
+words[rank][0] = w.backend.heap.offset_of(mine)
 sure(lambda: all(word[0] for word in words))
 for r in range(n):
-    theirs = w.heap.view(words[r][0], (1000, 3), "f8")
+    theirs = w.backend.heap.view(words[r][0], (1000, 3), "f8")
     np.testing.assert_array_equal(theirs[1:], r + np.arange(3, 3000).reshape(999, 3))
     theirs[0, rank] = -rank
 say("read")
 hear()
 assert (mine[0, :n] == -np.arange(n)).all()
-big = w.heap.array((50 << 20,), "u1")
+big = w.backend.heap.array((50 << 20,), "u1")
 big[:] = 1
 """
 
@@ -401,7 +401,7 @@ def test_others_read_and_write_what_one_wrote():
 
 
 KILLED = JOIN + """
-x = w.heap.array((200 << 20,), "u1")
+x = w.backend.heap.array((200 << 20,), "u1")
 x[:] = 1
 say("written")
 time.sleep(60)
@@ -426,14 +426,14 @@ def test_nothing_stays_when_all_are_killed():
 
 FORKED = JOIN + """
 from funccoll.errors import RendezvousError
-small, large = w.heap.array((100,), "i4"), [w.heap.array((32 << 20,), "u1") for _ in range(9)]
+small, large = w.backend.heap.array((100,), "i4"), [w.backend.heap.array((32 << 20,), "u1") for _ in range(9)]
 small[:] = 5
 for x in large:
     x[:] = 3
 child = os.fork()
 if child == 0:
     assert small[0] == 5
-    for make in (lambda: w.heap.array((100,), "i4"), lambda: w.heap.view(0, (1,), "i8")):
+    for make in (lambda: w.backend.heap.array((100,), "i4"), lambda: w.backend.heap.view(0, (1,), "i8")):
         try:
             make()
         except RendezvousError as error:
@@ -444,7 +444,7 @@ if child == 0:
     sys.exit(7)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 assert (small == 5).all() and all((x == 3).all() for x in large)
-assert w.heap.stats()["arrays"] == 10 and w.heap.stats()["free"] == 0
+assert w.backend.heap.stats()["arrays"] == 10 and w.backend.heap.stats()["free"] == 0
 say("fine")
 """
 

@@ -227,7 +227,10 @@ def test_ranks_with_different_versions():
 
 
 def test_when_rank_0_cannot_start_the_job_all_hear_why():
-    cannot = PRELUDE + "def refuse(*_):\n    raise MemoryError('no room')\nworld.create = refuse\nworld.init()"
+    cannot = PRELUDE + (
+        "import funccoll.runtime.shm.transport as transport\ndef refuse(*_):\n    raise MemoryError('no room')\n"
+        "transport.create = refuse\nworld.init()"
+    )
     with Ranks(STAY, [1], world=2) as ranks:
         ranks.start(0, cannot)
         assert "MemoryError: no room" in ranks.end(0)[2]
@@ -236,7 +239,7 @@ def test_when_rank_0_cannot_start_the_job_all_hear_why():
 
 def test_the_smallest_limit_on_address_space_holds_for_all():
     limited = "import resource\nresource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))\n" + JOIN
-    show = "say(w.heap.arena); w.heap.array((1000,), 'f8')[:] = 1\n"
+    show = "say(w.backend.heap.arena); w.backend.heap.array((1000,), 'f8')[:] = 1\n"
     with Ranks(JOIN + show, [0], world=2) as ranks:
         ranks.start(1, limited + show)
         assert set(ranks.lines().values()) == {"in"}
@@ -256,12 +259,12 @@ assert world.current() is None and count()[2] is False
 hook, before = sys.excepthook, count()
 for generation in range(30):
     w = world.init()
-    array = w.heap.array((8,), "i8")
+    array = w.backend.heap.array((8,), "i8")
     array[:] = 100 * generation + w.rank
-    mine, other = (w.heap.view(65536 + 64 * r, (2,), "i8") for r in (w.rank, 1 - w.rank))
-    mine[0] = w.heap.offset_of(array)
+    mine, other = (w.backend.heap.view(65536 + 64 * r, (2,), "i8") for r in (w.rank, 1 - w.rank))
+    mine[0] = w.backend.heap.offset_of(array)
     sure(lambda: other[0] != 0)
-    assert w.heap.view(other[0], (8,), "i8")[3] == 100 * generation + 1 - w.rank
+    assert w.backend.heap.view(other[0], (8,), "i8")[3] == 100 * generation + 1 - w.rank
     mine[1] = 1
     sure(lambda: other[1] == 1)
     world.finalize()

@@ -61,7 +61,7 @@ def numbers(mesh: fc.Mesh, dtype: Any = np.float32, shape: tuple[int, ...] | Non
 
 def of(lowered: Any, kind: str) -> Any:
     """The schedule of a program's only collective of a kind."""
-    (found,) = [s for e, s in lowered.schedules if e.primitive.name == kind]
+    (found,) = [s for e, s in lowered.schedules.items() if e.primitive.name == kind]
     return found
 
 
@@ -302,12 +302,12 @@ def test_every_collective_of_a_program_has_a_proved_schedule():
         return fc.pvary(y, "x"), fc.permute(x, "x", pairs=[(0, 1)])
 
     lowered = per_device(MESHES[4], step).lower(numbers(MESHES[4], np.float32, (8, 3)))
-    assert [e for e, _ in lowered.schedules] == lowered.program.collectives()
-    for equation, schedule in lowered.schedules:
+    assert list(lowered.schedules) == lowered.program.collectives()
+    for equation, schedule in lowered.schedules.items():
         assert (schedule.kind, schedule.algorithm) == (equation.primitive.name, equation.params["algorithm"])
         assert schedule.nranks == equation.params["size"] == 4
         assert "_proof" in vars(schedule)
-    assert lowered.schedules[0][1].algorithm == "dissemination"
+    assert next(iter(lowered.schedules.values())).algorithm == "dissemination"
     assert of(lowered, "permute").collective.pairs == ((0, 1),)
 
 
@@ -318,7 +318,7 @@ def test_forced_algorithms_inside_a_custom_rule():
 
     total.defvjp(lambda x: (total(x), None), lambda _, ct: (fc.pvary(fc.all_reduce(ct, "x", algorithm="circulant"), "x"),))
     lowered = per_device(MESHES[4], lambda x: total(x)).lower(numbers(MESHES[4]))
-    assert [s.algorithm for _, s in lowered.schedules] == ["ring"]
+    assert [s.algorithm for s in lowered.schedules.values()] == ["ring"]
 
     wrong = fc.custom_vjp(lambda x: fc.all_reduce(x, "x", algorithm="rnig"))
     wrong.defvjp(lambda x: (wrong(x), None), lambda _, ct: (ct,))

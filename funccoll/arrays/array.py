@@ -111,16 +111,15 @@ class Array(metaclass=_ArrayMeta):
     def shards(self) -> tuple[np.ndarray, ...]:
         """Each device's block, in device order (read-only views)."""
         copies = [_read_only(c) for c in self._copy_list()]
-        if self.sharding.mesh.process is not None:
-            return tuple(copies)
-        return tuple(copies[i] for i in self.layout.copy_of_device)
+        mesh = self.sharding.mesh
+        return tuple(copies if len(mesh.local_devices) < mesh.size else (copies[i] for i in self.layout.copy_of_device))
 
     @property
     def local(self) -> np.ndarray:
         """This process's block (read-only), where the process is one device."""
         if self.layout.is_one_block and self._copies is not None:
             return _read_only(self._copies)
-        if self.sharding.mesh.size != 1 and self.sharding.mesh.process is None:
+        if not self.layout.is_one_block:
             raise MeshError(
                 f"this process plays all {self.sharding.mesh.size} devices of {self.sharding.mesh!r}, so there is no one "
                 "local block: use arr.shards[device], or np.asarray(arr)."
@@ -132,7 +131,7 @@ class Array(metaclass=_ArrayMeta):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         copies = self._copy_list()
         mesh = self.sharding.mesh
-        if mesh.process is not None and any(mesh.shape[a] > 1 for a in self.sharding.varying):
+        if len(mesh.local_devices) < mesh.size and any(mesh.shape[a] > 1 for a in self.sharding.varying):
             raise MeshError(
                 f"this process holds one block of the Array {dtype_name(self.dtype)}{list(self.shape)}, split as "
                 f"{self.sharding.spec!r} over {mesh.size} processes. Use arr.local for the block, or "

@@ -1,35 +1,26 @@
-"""Layouts: everything about an Array but its data; and the memory that its blocks are put in."""
+"""Everything about an Array but its data: global shape, dtype, sharding; and new blocks in the memory of its mesh."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
 
-from ..mesh import Sharding, copy_coordinates
+from ..mesh import Mesh, Sharding, copy_coordinates
 from ..types import ArrayType
 
-__all__ = ["MEMORY", "ArrayLayout", "Memory", "layout_of"]
+__all__ = ["ArrayLayout", "layout_of", "new_block"]
 
 
-class Memory:
-    """Where blocks of Arrays are put: `empty(shape, dtype)`. A job of several processes sets it to memory that all share."""
-
-    def __init__(self) -> None:
-        self.empty: Callable[[tuple[int, ...], np.dtype], np.ndarray] = np.empty
-
-    def block(self, value: np.ndarray) -> np.ndarray:
-        """A copy, C-contiguous and read-only."""
-        out = self.empty(value.shape, value.dtype)
-        out[...] = value
-        out.flags.writeable = False
-        return out
-
-
-MEMORY = Memory()
+def new_block(mesh: Mesh, value: np.ndarray) -> np.ndarray:
+    """Return a copy in memory of the mesh's backend, C-contiguous and read-only."""
+    allocate = np.empty if mesh.backend is None else mesh.backend.allocate
+    out = allocate(value.shape, value.dtype)
+    out[...] = value
+    out.flags.writeable = False
+    return out
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,8 +57,8 @@ class ArrayLayout:
 
     @cached_property
     def is_one_block(self) -> bool:
-        """Whether this process is one device of the mesh, or all of it."""
-        return self.sharding.mesh.process is not None or self.sharding.mesh.size == 1
+        """True where this process plays one device."""
+        return len(self.sharding.mesh.local_devices) == 1
 
     @cached_property
     def copy_of_device(self) -> tuple[int, ...]:
@@ -86,9 +77,16 @@ class ArrayLayout:
         return blocks if len(blocks) > 1 else blocks[0]
 
 
-@lru_cache(maxsize=8192)
 def layout_of(shape: tuple[int, ...], dtype: np.dtype, sharding: Sharding, weak: type | None = None) -> ArrayLayout:
-    """The ArrayLayout object of these; raises ShardingError when the shape does not divide."""
+    """The one ArrayLayout object for these; raises ShardingError when the shape does not divide."""
+    return _layout_of(shape, dtype, sharding, weak, sharding.mesh.backend)
+
+
+@lru_cache(maxsize=8192)
+def _layout_of(
+    shape: tuple[int, ...], dtype: np.dtype, sharding: Sharding, weak: type | None, backend: Any
+) -> ArrayLayout:
+    # The backend is in the key because equal meshes of two jobs have different ones.
     layout = ArrayLayout(shape, dtype, sharding, weak)
     _ = layout.type
     return layout

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from ..errors import MeshError, ShapeError, ShardingError, TraceError
 from ..mesh import Mesh, P, Sharding
 from .array import Array, to_numpy
-from .array_layout import MEMORY, layout_of
+from .array_layout import layout_of, new_block
 
 __all__ = ["device_put", "from_local"]
 
@@ -49,8 +47,7 @@ def device_put(x: Any, mesh: Mesh | Sharding, spec: P | None = None) -> Array:
     value = to_numpy(x, "device_put: x")
     sharding.shard_shape(value.shape, "device_put: x")
     layout = layout_of(value.shape, value.dtype, sharding)
-    put = MEMORY.block if sharding.mesh.process is not None else lambda block: np.array(block, order="C")
-    copies = [put(value[i]) for i in layout.indices]
+    copies = [new_block(sharding.mesh, value[i]) for i in layout.indices]
     return Array(layout, copies if len(copies) > 1 else copies[0])
 
 
@@ -62,8 +59,8 @@ def from_local(x: Any, mesh: Mesh | Sharding, spec: P | None = None) -> Array:
     """
     sharding = _concrete_mesh(_sharding(mesh, spec))
     size = sharding.mesh.size
-    if sharding.mesh.process is not None:
-        block = MEMORY.block(to_numpy(x, "from_local: x"))
+    if len(sharding.mesh.local_devices) < size:
+        block = new_block(sharding.mesh, to_numpy(x, "from_local: x"))
         return Array(layout_of(sharding.global_shape(block.shape, "from_local: a block"), block.dtype, sharding), block)
     if size == 1 and not isinstance(x, (list, tuple)):
         x = [x]
@@ -85,7 +82,7 @@ def from_local(x: Any, mesh: Mesh | Sharding, spec: P | None = None) -> Array:
     copies: list[Any] = [None] * len(layout.indices)
     for device, (block, copy) in enumerate(zip(blocks, layout.copy_of_device, strict=True)):
         if copies[copy] is None:
-            copies[copy] = np.array(block, order="C")
+            copies[copy] = new_block(sharding.mesh, block)
         elif copies[copy].tobytes() != block.tobytes():
             raise ShardingError(
                 f"from_local: {sharding.spec!r} says that device {device} holds the same block as another device, and "

@@ -65,12 +65,12 @@ def is_large(program: Program) -> bool:
     return any(eqn.params["size"] > LARGE for eqn in program.collectives())
 
 
-def schedules_of(program: Program) -> list[tuple[Equation, Schedule]]:
-    """The collectives, barriers included, in program order, with their proved schedules; all have their algorithms by now.
+def schedules_of(program: Program) -> dict[Equation, Schedule]:
+    """The proved schedule of each collective, barriers included, in program order; all have their algorithms by now.
 
     Raises ScheduleError for a schedule that is wrong, at the line of the move, with a note which collective it is for.
     """
-    return [(eqn, _schedule(eqn, program.axis_sizes)) for eqn in program.collectives()]
+    return {eqn: _schedule(eqn, program.axis_sizes) for eqn in program.collectives()}
 
 
 def _schedule(eqn: Equation, axis_sizes: Mapping[str, int]) -> Schedule:

@@ -6,7 +6,7 @@ import functools
 import hashlib
 import operator
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,8 @@ from ..mesh import Mesh
 from ..passes import run_passes
 from ..passes.buffers import plan_buffers
 from ..passes.group_collectives import group_collectives
-from ..runtime.codegen import compile_local, require_devices
+from ..runtime.codegen import compile_program, require_devices
+from ..runtime.job.world import backend_of
 from ..types import check_dtype
 from .arguments import path_name
 from .choose_schedules import choose, digest, is_large, is_users, schedules_of
@@ -116,13 +117,13 @@ class _Scheduled(_Stage):
     """A stage whose collectives have their schedules."""
 
     @functools.cached_property
-    def schedules(self) -> list[tuple[Equation, Schedule]]:
-        """The collectives, barriers included, in program order, each with its proved schedule."""
+    def schedules(self) -> Mapping[Equation, Schedule]:
+        """The proved schedule of each collective, barriers included, in program order."""
         return schedules_of(self.program)
 
     def _moves(self) -> str:
         own = {eqn for eqn in self.program.collectives() if is_users(eqn)}
-        return ";".join(digest(schedule) for eqn, schedule in self.schedules if eqn in own) if own else ""
+        return ";".join(digest(schedule) for eqn, schedule in self.schedules.items() if eqn in own) if own else ""
 
 
 class Lowered(_Scheduled):
@@ -137,18 +138,17 @@ class Lowered(_Scheduled):
 class Compiled(_Scheduled):
     """An executable program: call it with arguments of the types it was compiled for."""
 
-    def __init__(self, program: Program, signature: Signature, schedules: list[tuple[Equation, Schedule]]):
+    def __init__(self, program: Program, signature: Signature, schedules: Mapping[Equation, Schedule]):
         super().__init__(program, signature)
         self.schedules = schedules
         ordered = group_collectives(program)
-        buffers = plan_buffers(ordered, shared=signature.mesh.process is None)
-        self._run = compile_local(ordered, signature.mesh, buffers, dict(schedules))
+        mesh, backend = signature.mesh, backend_of(signature.mesh)
+        virtual = len(mesh.local_devices) == mesh.size
+        buffers = plan_buffers(ordered, aliases=virtual, publishes=backend.shares_memory and not virtual)
+        self._run, self.group_calls = compile_program(ordered, mesh, buffers, schedules, backend)
         self._check_replicas: Callable[[Sequence[Any]], None] | None = None
-        if signature.mesh.process is not None and os.environ.get("FUNCCOLL_DEBUG") and signature.in_layouts:
-            from ..runtime.shm.values import replica_check, wanted  # here: it imports LLVM
-
-            if wanted():
-                self._check_replicas = replica_check(signature.mesh, signature.in_layouts, self._argument)
+        if os.environ.get("FUNCCOLL_DEBUG", "").lower() == "detail" and signature.in_layouts:
+            self._check_replicas = backend.compare_replicas(mesh, signature.in_layouts, self._argument)
         self._single = signature.out_tree.is_leaf()
         self._layouts = signature.in_layouts
         self._kinds = [Array] * len(signature.out_layouts)

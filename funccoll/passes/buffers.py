@@ -35,10 +35,11 @@ _PUBLISHED = 1 << 15
 """Bytes from which computing into shared memory costs less than copying there."""
 
 
-def plan_buffers(program: Program, shared: bool = True) -> Buffers:
+def plan_buffers(program: Program, aliases: bool = True, publishes: bool = False) -> Buffers:
     """The buffer plan of a program whose higher primitives are inlined.
 
-    `shared`: whether a collective may hand on its operand's memory. Between processes every result is new.
+    `aliases`: a collective's result may be its operand's memory, as between virtual devices. `publishes`: peers read
+    operands of collectives in place.
     """
     last_use: dict[Var, int] = {}
     for i, eqn in enumerate(program.equations):
@@ -51,7 +52,7 @@ def plan_buffers(program: Program, shared: bool = True) -> Buffers:
     views: set[Var] = set()
     for eqn in program.equations:
         collective = eqn.primitive.kind == "collective"
-        shares = eqn.primitive.view or (collective and (shared or not eqn.primitive.communicates))
+        shares = eqn.primitive.view or (collective and (aliases or not eqn.primitive.communicates))
         for k, var in enumerate(eqn.outputs):
             storage[var] = {var}
             sources = eqn.inputs[k : k + 1] if collective else eqn.inputs  # a collective has one operand for each output
@@ -87,7 +88,7 @@ def plan_buffers(program: Program, shared: bool = True) -> Buffers:
                 reuse[out] = k
                 break
     borrowed = frozenset(v for v, members in storage.items() if not members.isdisjoint(outside))
-    return Buffers(reuse, borrowed, frozenset() if shared else _published(program, reuse))
+    return Buffers(reuse, borrowed, _published(program, reuse) if publishes else frozenset())
 
 
 def _published(program: Program, reuse: dict[Var, int]) -> frozenset[Var]:

@@ -1,8 +1,8 @@
-"""The local runtime: all devices of a mesh in one process, in lock step.
+"""Code generation: a program as Python functions over the values that this process holds.
 
-A value that varies over some axes is held once for each coordinate along them: what all devices share is
-computed once. Compute between collectives becomes straight-line Python functions ("segments"), called once
-per copy; collectives run over each group of devices, reductions in the order of their schedules.
+A value that varies over some axes is held once for each coordinate along them that this process plays: what several
+virtual devices share is computed once. Compute between collectives becomes straight-line Python functions ("segments"),
+called once per copy; collectives are calls into the mesh's backend.
 """
 
 from __future__ import annotations
@@ -14,22 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..arrays.array_layout import MEMORY
 from ..errors import MeshError
 from ..ir import Atom, Equation, Literal, Program, Var
 from ..mesh import Mesh, copy_coordinates
 from ..passes.buffers import Buffers
 from ..primitives.collective import axis_index_p, own_slice_p, pvary_p
 from ..primitives.linalg import matmul_p
+from .backend import Backend, Copies, GroupCall
 
 if TYPE_CHECKING:
     from ..schedules.schedule import Schedule
 
-__all__ = ["compile_local", "require_devices"]
-
-Copies = Any
-"""One array when there is one copy, else a list of arrays in the order of `copy_coordinates`."""
-
+__all__ = ["compile_program", "require_devices"]
 
 def _quiet_context() -> contextvars.Context:
     """A context in which NumPy's floating-point warnings are off, as in every compiled program.
@@ -52,25 +48,25 @@ def require_devices(mesh: Mesh) -> None:
         )
 
 
-def compile_local(
-    program: Program, mesh: Mesh, buffers: Buffers, schedules: Mapping[Equation, Schedule]
-) -> Callable[..., Any]:
-    """A function from the copies of each input to a tuple with the copies of each output.
+def compile_program(
+    program: Program, mesh: Mesh, buffers: Buffers, schedules: Mapping[Equation, Schedule], backend: Backend
+) -> tuple[Callable[..., Any], list[Callable[..., Any]]]:
+    """Compile a program that has gone through the passes.
 
-    `program` has gone through the passes; a collective that `schedules` does not have runs its reference. The outputs
-    own their memory: none shares with an argument.
+    Returns a function from the copies of each input to a tuple with the copies of each output, and the functions of
+    the backend that it calls, in order. The outputs own their memory: none shares with an argument.
     """
-    builder = _Builder(program, mesh, buffers, schedules)
+    builder = _Builder(program, mesh, buffers, schedules, backend)
     run = builder.build()
-    if run in builder.exchanges:
-        return run
+    functions = [call.function for call in builder.calls]
+    if run in functions:
+        return run, functions
     quiet = _QUIET()
 
     def execute(*copies: Copies) -> Sequence[Copies]:
         return quiet.copy().run(run, *copies)
 
-    execute.exchanges = builder.exchanges  # pyright: ignore[reportFunctionMemberAccess]
-    return execute
+    return execute, functions
 
 
 class _Names:
@@ -90,15 +86,17 @@ class _Names:
 
 
 class _Builder:
-    def __init__(self, program: Program, mesh: Mesh, buffers: Buffers, schedules: Mapping[Equation, Schedule]):
-        self.program, self.mesh, self.buffers, self.schedules = program, mesh, buffers, schedules
+    def __init__(
+        self, program: Program, mesh: Mesh, buffers: Buffers, schedules: Mapping[Equation, Schedule], backend: Backend
+    ):
+        self.program, self.mesh, self.buffers, self.schedules, self.backend = program, mesh, buffers, schedules, backend
         self.names = _Names()
         self.variables: dict[Var, str] = {}
         self.constants = {v: self.names.of(value, "c") for v, value in program.constants}
         self.steps: list[tuple[list[str], set[Var]]] = []  # lines, and the variables they read
         self.readers = self._readers()
         self.segments = 0
-        self.exchanges: list[Any] = []
+        self.calls: list[GroupCall] = []
 
     def _readers(self) -> dict[Var, set[Equation | None]]:
         readers: dict[Var, set[Equation | None]] = {}
@@ -153,10 +151,10 @@ class _Builder:
         self.collectives(group)
         self.flush(pending)
         outputs = [self.output(a) for a in self.program.outputs]
-        if self.exchanges and len(self.steps) == 1:
-            returned = [self.name(out) for eqn in self.program.collectives() for out in eqn.outputs]
-            if outputs == returned and list(self.program.inputs) == self.exchanges[0].arguments:
-                return self.exchanges[0]  # the program is nothing else
+        if self.calls and len(self.steps) == 1 and self.calls[0].returns_tuple:
+            (call,) = self.calls
+            if outputs == [self.name(out) for out in call.outputs] and self.program.inputs == call.inputs:
+                return call.function  # the program is nothing else
         source = self.driver(outputs)
         exec(compile(source, "<funccoll program>", "exec"), self.names.namespace)
         run = self.names.namespace["run"]
@@ -270,7 +268,7 @@ class _Builder:
             operands.append(f"out={operands[k]}")
         elif eqn.outputs[0] in self.buffers.published:
             type = eqn.outputs[0].type
-            empty, dtype = self.names.of(MEMORY.empty, "f", "empty"), self.names.of(type.dtype, "t", type.dtype)
+            empty, dtype = self.names.of(self.backend.allocate, "f", "allocate"), self.names.of(type.dtype, "t", type.dtype)
             operands.append(f"out={empty}({type.shape}, {dtype})")
             if eqn.primitive is matmul_p:
                 function, key = np.matmul, "matmul into memory"
@@ -312,64 +310,11 @@ class _Builder:
 
     def collectives(self, group: list[Equation]) -> None:
         """Emit collectives that nothing comes between."""
-        if self.mesh.process is None:
-            for eqn in group:
-                if eqn.outputs:  # a barrier between devices in lock step is none
-                    self.collective(eqn)
-        elif group:
-            from .shm.collective_group import make_group  # here: it imports LLVM
-
-            made = make_group([(eqn, self.schedules[eqn]) for eqn in group], self.mesh, self.identity)
-            self.exchanges.append(made)
-            name = self.names.of(made, "f")
-            left = ", ".join(self.name(out) for eqn in group for out in eqn.outputs)
-            call = f"{name}({', '.join(map(self.name, made.arguments))})"
-            self.steps.append(([f"{left}, = {call}" if left else call], set(made.arguments)))
-
-    def collective(self, eqn: Equation) -> None:
-        """One collective over virtual devices."""
-        for atom, out in zip(eqn.inputs, eqn.outputs, strict=True):
-            assert isinstance(atom, Var)
-            function = self.group_function(eqn, atom.type.varying, out.type.varying)
-            key = (eqn.primitive, *sorted(eqn.params.items()), atom.type.varying)
-            name = self.names.of(function, "f", key)
-            self.steps.append(([f"{self.name(out)} = {name}({self.name(atom)})"], {atom}))
-
-    def executor(self, eqn: Equation) -> Callable[..., Any]:
-        """What computes a collective's outputs from the shards of one group, as its reference does."""
-        schedule = self.schedules.get(eqn)
-        if schedule is None:
-            return eqn.primitive.reference
-        from .local.ordered_reduction import executor  # here: it imports schedules, which not every program needs
-
-        return executor(eqn.primitive, schedule)
-
-    def group_function(
-        self, eqn: Equation, varying: frozenset[str], out_varying: frozenset[str]
-    ) -> Callable[[Copies], Copies]:
-        """One collective over all groups of devices at once, from copies to copies."""
-        # The distinct copies are the devices of a mesh of the varying axes alone.
-        copies = Mesh({a: n for a, n in self.mesh.shape.items() if a in varying})
-        groups = copies.groups(eqn.axes())
-        params = {k: v for k, v in eqn.params.items() if k != "axes"}
-        compute = self.executor(eqn)
-        stays = out_varying == varying
-        if copies.size == 1:
-            return lambda x: compute([x], **params)[0]
-        if len(groups) == 1 and groups[0] == list(range(copies.size)):
-            if stays:
-                return lambda xs: compute(xs, **params)
-            return lambda xs: compute(xs, **params)[0]
-
-        def run(xs: Sequence[np.ndarray]) -> Copies:
-            if not stays:
-                return [compute([xs[i] for i in group], **params)[0] for group in groups]
-            out: list[Any] = [None] * copies.size
-            for group in groups:
-                for i, value in zip(group, compute([xs[i] for i in group], **params), strict=True):
-                    out[i] = value
-            return out
-
-        if not stays and len(groups) == 1:
-            return lambda xs: run(xs)[0]
-        return run
+        if not group:
+            return
+        found = [(eqn, self.schedules[eqn]) for eqn in group]
+        for call in self.backend.compile_group(found, self.mesh, self.identity):
+            self.calls.append(call)
+            left = ", ".join(map(self.name, call.outputs)) + ("," if call.returns_tuple and call.outputs else "")
+            right = f"{self.names.of(call.function, 'f')}({', '.join(map(self.name, call.inputs))})"
+            self.steps.append(([f"{left} = {right}" if left else right], set(call.inputs)))

@@ -49,11 +49,11 @@ class JobSpec:
 
 @dataclass(frozen=True)
 class Meeting:
-    """What a process has when all have met: sockets by rank (rank 0's to each other, theirs to it), shared memory."""
+    """What a process has when all have met: sockets by rank (rank 0's to each, theirs to it), and shared memory if any."""
 
     job: JobSpec
     sockets: dict[int, socket.socket]
-    memory: int
+    memory: int | None
 
 
 def timeout_of(environment: Any) -> float:
@@ -68,18 +68,18 @@ def timeout_of(environment: Any) -> float:
     return seconds
 
 
-def meet(job: JobSpec, timeout: float, arena: int, create: Callable[[int], int]) -> Meeting:
+def meet(job: JobSpec, timeout: float, arena: int, create: Callable[[int], int] | None) -> Meeting:
     """Wait for all processes of the job.
 
     `arena` is the most bytes of address space per rank that this process can map; rank 0 calls `create` with the
-    smallest of them all, and it returns the file descriptor of the memory.
+    smallest of them all, and it returns the file descriptor of the memory. Without `create` nothing is shared.
 
     Raises: RendezvousError when some have not come after `timeout` seconds, or were not started as one job; it names
     them, on every rank that came.
     """
     if job.rank == 0:
         return _Host(job, timeout).run(arena, create)
-    return _join(job, timeout, arena)
+    return _join(job, timeout, arena, 0 if create is None else 1)
 
 
 def _ranks(ranks: Iterable[int]) -> str:
@@ -104,16 +104,16 @@ class _Host:
         self.arenas: dict[int, int] = {}
         self.problem = ""
 
-    def run(self, arena: int, create: Callable[[int], int]) -> Meeting:
+    def run(self, arena: int, create: Callable[[int], int] | None) -> Meeting:
         listener = self._listen()
         try:
             self.selector.register(listener, selectors.EVENT_READ)
             self._collect(listener)
             if self.problem:
                 raise RendezvousError(self.problem)
-            memory = create(min(arena, *self.arenas.values()))
+            memory = create(min(arena, *self.arenas.values())) if create else None
             for channel in self.arrived.values():
-                send(channel, {"go": self.job.world}, [memory])
+                send(channel, {"go": self.job.world}, [] if memory is None else [memory])
             return Meeting(self.job, self.arrived, memory)
         except BaseException as error:
             ours = isinstance(error, RendezvousError)
@@ -236,7 +236,7 @@ class _Host:
 # ---------------------------------------------------------------- the other ranks
 
 
-def _join(job: JobSpec, timeout: float, arena: int) -> Meeting:
+def _join(job: JobSpec, timeout: float, arena: int, descriptors: int) -> Meeting:
     hello = {
         "funccoll": __version__, "protocol": PROTOCOL, "run": job.run, "rank": job.rank, "world": job.world, "arena": arena,
     }  # fmt: skip
@@ -251,7 +251,7 @@ def _join(job: JobSpec, timeout: float, arena: int) -> Meeting:
             channel.connect(job.address)
             if same_user(channel) and send(channel, hello):
                 what, lost = "was there but did not answer", None
-                meeting = _answer(job, channel)
+                meeting = _answer(job, channel, descriptors)
                 lost = time.monotonic()
         except OSError:
             pass  # nobody listens yet, or not any more: try again
@@ -269,13 +269,13 @@ def _join(job: JobSpec, timeout: float, arena: int) -> Meeting:
     )
 
 
-def _answer(job: JobSpec, channel: socket.socket) -> Meeting | None:
+def _answer(job: JobSpec, channel: socket.socket, expected: int) -> Meeting | None:
     message, descriptors = receive(channel)
     if message is not None and "error" in message:
         raise RendezvousError(str(message["error"]))
-    if message is not None and message.get("go") == job.world and len(descriptors) == 1:
+    if message is not None and message.get("go") == job.world and len(descriptors) == expected:
         channel.setblocking(False)
-        return Meeting(job, {0: channel}, descriptors[0])
+        return Meeting(job, {0: channel}, descriptors[0] if descriptors else None)
     for descriptor in descriptors:
         os.close(descriptor)
     return None

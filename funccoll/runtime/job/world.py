@@ -6,22 +6,21 @@ import atexit
 import functools
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ...arrays.array import Array, to_numpy
-from ...arrays.array_layout import MEMORY
 from ...errors import MeshError, PlannedError, RendezvousError
 from ...mesh import Mesh
-from ..shm.heap import HEADER, Heap, create, largest_arena
+from ..backend import Backend, load_backend
 from . import rendezvous
 from .rendezvous import JobSpec
 from .watch import Watch
 
-__all__ = ["World", "current", "finalize", "init", "job", "make_mesh", "process_allgather", "rank", "world_size"]
+__all__ = ["World", "backend_of", "current", "finalize", "init", "job", "make_mesh", "process_allgather", "rank", "world_size"]
 
 # (variable with the number of processes, variable with this process's rank, with the processes on this host), by launcher.
 _LAUNCHERS = (
@@ -93,21 +92,16 @@ def _parent() -> str:
     return f"{parent}-{started}"
 
 
-@dataclass(frozen=True)
 class World:
-    """This process in a job of several: number `rank` of `world`, with what they share and who watches them."""
+    """This process's membership in a job: number `rank` of `world`, the news of the others' failures, and the backend.
 
-    rank: int
-    world: int
-    heap: Heap
-    watch: Watch
-    shared: dict[str, Any] = field(default_factory=dict)
-    """What the collectives of this world have in common."""
+    `timeout`: seconds that a collective waits for the others; None for FUNCCOLL_TIMEOUT, or 600.
+    """
 
-    def end(self, why: str) -> None:
-        """Let no collective run any more in this process."""
-        if "groups" in self.shared:
-            self.shared["groups"].end(why)
+    def __init__(self, rank: int, world: int, watch: Watch, backend: Any):
+        self.rank, self.world, self.watch, self.backend = rank, world, watch, backend
+        self.timeout: float | None = None
+        backend.join(self)
 
 
 class _Membership:
@@ -136,37 +130,37 @@ class _Membership:
                     'job. Keep what needs the other ranks under `if __name__ == "__main__":`, which workers do not run.'
                 )
             generation = replace(job_, run=f"{job_.run}-{self.generation}")
-            allocate = functools.partial(create, job_.world)
-            meeting = rendezvous.meet(generation, timeout, largest_arena(job_.world), allocate)
-            heap = Heap(meeting.memory, job_.rank, job_.world)
-            watch = Watch(job_.rank, meeting.sockets, heap.view(0, (HEADER // 8,), np.int64))
+            transport = load_backend("shm")  # later chosen by the job: on several hosts, on GPUs
+            memory = transport.capacity(job_.world), transport.creator(job_.world)
+            meeting = rendezvous.meet(generation, timeout, *memory)
+            backend = transport(job_.rank, job_.world, meeting.memory)
+            watch = Watch(job_.rank, meeting.sockets, backend.failure_words())
             watch.hook_exceptions()
-            self.current = World(job_.rank, job_.world, heap, watch)
-            MEMORY.empty = heap.array
+            self.current = World(job_.rank, job_.world, watch, backend)
             os.environ[_JOINED] = f"{place}{os.getpid()}"
             _at_end()
         return self.current
 
     def leave(self) -> None:
-        left, self.current, MEMORY.empty = self.current, None, np.empty
+        left, self.current = self.current, None
         if left is not None:
             self.generation += 1
             os.environ.pop(_JOINED, None)
-            left.end("this process has left the job of this mesh (fc.finalize). Make a new mesh and compile anew.")
+            left.backend.end("this process has left the job of this mesh (fc.finalize). Make a new mesh and compile anew.")
             left.watch.leave()
-            left.heap.close()
+            left.backend.close()
 
     def forked(self) -> None:
         """In a forked child: let go of all that is the parent's."""
-        left, self.current, MEMORY.empty = self.current, None, np.empty
+        left, self.current = self.current, None
         if left is not None:
             self.forked_from = left.rank
-            left.end(
+            left.backend.end(
                 f"this process was forked from rank {left.rank} and is no rank of its own: call compiled functions of a job's "
                 "mesh in the parent."
             )
             left.watch.disown()
-            left.heap.disown()
+            left.backend.disown()
 
 
 _MEMBERSHIP = _Membership()
@@ -195,7 +189,7 @@ def init(timeout: float | None = None, *, rendezvous_timeout: float | None = Non
             raise RendezvousError(f"fc.init: {name}={seconds!r} must be seconds, more than 0.")
     world = _MEMBERSHIP.join(rendezvous.timeout_of(os.environ) if rendezvous_timeout is None else rendezvous_timeout)
     if world is not None and timeout is not None:
-        world.shared["timeout"] = float(timeout)
+        world.timeout = float(timeout)
     return world
 
 
@@ -224,11 +218,24 @@ def rank() -> int:
 
 def process_allgather(arr: Any) -> np.ndarray:
     """The global value of `arr` in every process (in one process: np.asarray). All processes must call it."""
-    if type(arr) is Array and arr.sharding.mesh.process is not None:
-        from ..shm.values import gather_whole  # here: it imports LLVM
-
-        return gather_whole(arr.local, arr.shape, arr.sharding)
+    if type(arr) is Array and len(arr.sharding.mesh.local_devices) < arr.sharding.mesh.size:
+        return backend_of(arr.sharding.mesh).gather_whole(arr.local, arr.shape, arr.sharding)
     return np.array(to_numpy(arr, "process_allgather: arr"))
+
+
+def backend_of(mesh: Mesh) -> Backend:
+    """Return the backend of a mesh: the one it was made with, this job's for a mesh that came by pickle.
+
+    Raises: RendezvousError for a mesh of processes in a process that is not in a job.
+    """
+    if mesh.backend is not None:
+        return mesh.backend
+    if len(mesh.local_devices) == mesh.size:
+        return load_backend("local")()
+    world = current()
+    if world is None:
+        raise RendezvousError(f"{mesh!r} is of a job that this process has left. Make a new mesh after fc.init().")
+    return world.backend
 
 
 def make_mesh(axes: Mapping[str, int]) -> Mesh:
@@ -250,5 +257,5 @@ def make_mesh(axes: Mapping[str, int]) -> Mesh:
             )
         world = init()
         assert world is not None
-        return Mesh(mesh.shape, range(mesh.size), process=world.rank)
+        return Mesh(mesh.shape, range(mesh.size), process=world.rank, backend=world.backend)
     return Mesh(mesh.shape, range(mesh.size))

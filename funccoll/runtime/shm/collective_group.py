@@ -28,9 +28,8 @@ from ...mesh import Mesh
 from ...schedules.chunk_layout import ChunkLayout, cut_as_one
 from ...schedules.schedule import Schedule
 from ..job import host
-from ..job.world import World, current
 from . import staging
-from .communicators import CallSite, communicators
+from .communicators import CallSite, Communicators
 from .heap import Heap
 from .plan import Communicator, Plan
 from .results import UNSHARED_REFCOUNT, ResultPool
@@ -82,8 +81,8 @@ class CollectiveGroup:
     All ranks of its groups must call it. `frame` is what its kernel sees (see `kernels/source.py`).
     """
 
-    def __init__(self, world: World, mesh: Mesh, calls: Sequence[GroupedCollective], arguments: Sequence[Var] = ()):
-        self.world, self.heap, self.groups = world, world.heap, communicators(world)
+    def __init__(self, groups: Communicators, mesh: Mesh, calls: Sequence[GroupedCollective], arguments: Sequence[Var] = ()):
+        self.world, self.heap, self.groups = groups.world, groups.heap, groups
         self.calls = tuple(calls)
         self.communicators = [self.groups.communicator(mesh, c.axes) for c in self.calls]
         self.members = sorted({m for c in self.communicators for m in c.members})
@@ -372,12 +371,10 @@ class _LockSet:
 
 
 def make_group(
-    equations: Sequence[tuple[Equation, Schedule]], mesh: Mesh, identity: Callable[[Equation], str]
+    equations: Sequence[tuple[Equation, Schedule]], mesh: Mesh, communicators: Communicators,
+    identity: Callable[[Equation], str],
 ) -> CollectiveGroup:
     """What executes collectives of a program that sit together; its `arguments` say of what."""
-    world = current()
-    if world is None:
-        raise RendezvousError(f"{mesh!r} is of a job that this process has left. Make a new mesh after fc.init().")
     arguments = _arguments_of([eqn for eqn, _ in equations])
     known: dict[Any, int] = {a: i for i, a in enumerate(arguments)}
     calls, results = [], 0
@@ -397,13 +394,12 @@ def make_group(
         if not eqn.outputs:  # a barrier
             operands, op = [Operand((0,), (0,), np.dtype(np.uint8))], "or"
         calls.append(GroupedCollective(tuple(eqn.axes()), schedule, op, tuple(operands), identity(eqn), eqn.source))
-    return CollectiveGroup(world, mesh, calls, arguments)
+    return CollectiveGroup(communicators, mesh, calls, arguments)
 
 
 def groups_of(compiled: Any) -> list[CollectiveGroup]:
     """The exchanges of a compiled function, in the order in which it calls them: for benchmarks and tests."""
-    run = compiled._run
-    return [run] if isinstance(run, CollectiveGroup) else run.exchanges
+    return compiled.group_calls
 
 
 def _arguments_of(equations: Sequence[Equation]) -> list[Var]:

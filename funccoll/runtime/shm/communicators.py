@@ -15,10 +15,10 @@ from ...errors import FunccollError, RendezvousError, Source
 from ...kernels.stream_interpreter import LINE_BYTES
 from ...mesh import Mesh
 from ..job.world import World
-from .heap import HEADER
+from .heap import HEADER, Heap
 from .plan import Communicator, ControlBlock
 
-__all__ = ["CallSite", "Communicators", "communicators"]
+__all__ = ["CallSite", "Communicators"]
 
 _MOST = 256
 """Sets of mesh axes over which one job communicates."""
@@ -46,8 +46,8 @@ class CallSite:
 class Communicators:
     """The communicators of one job. Where the lines of each lie is agreed in a table in the heap: who is first says."""
 
-    def __init__(self, world: World):
-        self.world = world
+    def __init__(self, world: World, heap: Heap):
+        self.world, self.heap = world, heap
         self.bases = np.zeros(_MOST, np.int64)
         self.locks: list[Any] = [threading.RLock() for _ in range(_MOST)]
         self.sites: dict[int, CallSite] = {}
@@ -55,10 +55,10 @@ class Communicators:
         self.broken: FunccollError | None = None
         """What ended all collectives of this process."""
         self._known: dict[tuple, tuple[Communicator, list[tuple[tuple[int, ...], ControlBlock]]]] = {}
-        self._abandoned = world.heap.view(HEADER, (world.world,), np.int64)
-        self._waits = world.heap.view(HEADER + self._abandoned.nbytes, (world.world, _WAIT_WORDS), np.int64)
+        self._abandoned = heap.view(HEADER, (world.world,), np.int64)
+        self._waits = heap.view(HEADER + self._abandoned.nbytes, (world.world, _WAIT_WORDS), np.int64)
         table = HEADER + self._abandoned.nbytes + self._waits.nbytes
-        self._table = world.heap.view(table, (_MOST, _ENTRY_WORDS), np.int64)
+        self._table = heap.view(table, (_MOST, _ENTRY_WORDS), np.int64)
         self._first = -(-(table + self._table.nbytes) // LINE_BYTES) * LINE_BYTES
         self._lock = threading.Lock()
         self._left_behind: object = None
@@ -82,13 +82,13 @@ class Communicators:
     def _allot(self, key: tuple, nbytes: int) -> int:
         """Where the lines of a set of groups begin: the same in all processes, whoever comes first with whatever it needs."""
         digest = int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:7], "little") | 1
-        with self.world.heap.exclusive(self.timeout):
+        with self.heap.exclusive(self.timeout):
             start = self._first
             for entry in self._table:
                 if entry[0] == digest:
                     return int(entry[1])
                 if not entry[0]:
-                    if start + nbytes > self.world.heap.control[1]:
+                    if start + nbytes > self.heap.control[1]:
                         break
                     entry[:] = digest, start, start + nbytes
                     return start
@@ -98,8 +98,8 @@ class Communicators:
     @property
     def timeout(self) -> float:
         """Seconds that a rank waits in one collective."""
-        if "timeout" in self.world.shared:
-            return self.world.shared["timeout"]
+        if self.world.timeout is not None:
+            return self.world.timeout
         given = os.environ.get("FUNCCOLL_TIMEOUT", "600")
         try:
             return float(given)
@@ -138,7 +138,7 @@ class Communicators:
         circle = [self.world.rank]
         while True:
             target, counter, goal, _ = self._waits[circle[-1]].tolist()
-            if not target or int(self.world.heap.view(counter, (), np.int64)) >= goal:
+            if not target or int(self.heap.view(counter, (), np.int64)) >= goal:
                 return []
             if target - 1 in circle:
                 return circle if target - 1 == self.world.rank else []
@@ -180,10 +180,6 @@ class Communicators:
 
     def _line(self, lines: ControlBlock, rank: int) -> tuple[int, int, int]:
         """(instructions done since it entered, hash, counter) of a rank's line."""
-        counter, number, digest = self.world.heap.view(lines.enter(rank), (3,), np.int64).tolist()
+        counter, number, digest = self.heap.view(lines.enter(rank), (3,), np.int64).tolist()
         return counter - number, digest, counter
 
-
-def communicators(world: World) -> Communicators:
-    """The groups of a job: one object, also when two threads are the first to ask."""
-    return world.shared.get("groups") or world.shared.setdefault("groups", Communicators(world))

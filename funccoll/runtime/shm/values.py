@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from ...arrays.array_layout import ArrayLayout
-from ...errors import RendezvousError, ShardingError
+from ...errors import ShardingError
 from ...mesh import Mesh, Sharding
 from ...schedules.schedule import build
-from ..job.world import current
 from .collective_group import CollectiveGroup, GroupedCollective, Operand
+from .communicators import Communicators
 
-__all__ = ["gather_whole", "replica_check", "wanted"]
+__all__ = ["gather_whole", "replica_check"]
 
 _HASH = np.dtype(np.uint64)
 
 
-def gather_whole(array: np.ndarray, shape: tuple[int, ...], sharding: Sharding) -> np.ndarray:
-    """The global value of this process's block, on every process."""
-    world = current()
-    if world is None:
-        raise RendezvousError("this process has left the job whose array this is.")
-    known = world.shared.setdefault("gathers", {})
+def gather_whole(
+    array: np.ndarray, shape: tuple[int, ...], sharding: Sharding, communicators: Communicators, known: dict[Any, Any]
+) -> np.ndarray:
+    """The global value of this process's block, on every process. `known` keeps what was compiled."""
     for dim in range(len(shape)):
         axes = sharding.dim_axes(dim)
         if axes:
@@ -36,28 +33,22 @@ def gather_whole(array: np.ndarray, shape: tuple[int, ...], sharding: Sharding) 
             if key not in known:
                 operand = Operand(array.shape, out, array.dtype, dim, dim, 0)
                 call = GroupedCollective(tuple(axes), build("all_gather", size), "sum", (operand,), "process_allgather")
-                known[key] = CollectiveGroup(world, sharding.mesh, [call])
+                known[key] = CollectiveGroup(communicators, sharding.mesh, [call])
             (array,) = known[key](array)
     return np.array(array)
 
 
-def wanted() -> bool:
-    """Whether arguments are compared before every call: it costs a hash of all of them, and one collective."""
-    return os.environ.get("FUNCCOLL_DEBUG", "").lower() == "detail"
-
-
-def replica_check(mesh: Mesh, layouts: Sequence[ArrayLayout], name: Callable[[int], str]) -> Callable[[Sequence[Any]], None]:
+def replica_check(
+    mesh: Mesh, layouts: Sequence[ArrayLayout], name: Callable[[int], str], communicators: Communicators
+) -> Callable[[Sequence[Any]], None]:
     """A function of this process's blocks that raises ShardingError, on all processes, when two that must be equal differ.
 
     Blocks must be equal along the axes of the mesh that their specs do not name. `name` names the i-th argument.
     """
-    world = current()
-    if world is None:
-        raise RendezvousError(f"{mesh!r} is of a job that this process has left. Make a new mesh after fc.init().")
     count, size = len(layouts), mesh.size
     operand = Operand((count,), (count * size,), _HASH, take=0)
     call = GroupedCollective(mesh.axis_names, build("all_gather", size), "sum", (operand,), "FUNCCOLL_DEBUG=detail")
-    gather = CollectiveGroup(world, mesh, [call])
+    gather = CollectiveGroup(communicators, mesh, [call])
 
     def check(blocks: Sequence[Any]) -> None:
         mine = np.array([_hash(block) for block in blocks], _HASH)

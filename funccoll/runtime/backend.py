@@ -1,0 +1,116 @@
+"""The transport seam: what executes collectives over a mesh, and where its arrays lie.
+
+A mesh gets its backend from `make_mesh`. The compiler asks it for memory and for the collectives of a program; nothing
+else in funccoll knows how devices communicate. Backends are found by name and imported on first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+
+from ..arrays.array_layout import ArrayLayout
+from ..ir import Equation, Var
+from ..mesh import Mesh, Sharding
+
+if TYPE_CHECKING:
+    from ..schedules.schedule import Schedule
+
+__all__ = ["Backend", "Copies", "GroupCall", "JobBackend", "load_backend"]
+
+Copies = Any
+"""The values that a process holds of a variable: one array where there is one, else a list in the order of
+`mesh.copy_coordinates`."""
+
+_MODULES = {"local": "local.collectives", "shm": "shm.transport"}  # planned: mpi, nccl, cuda
+
+
+class GroupCall(NamedTuple):
+    """One call in the generated code: `function`, from the copies of `inputs` to those of `outputs`."""
+
+    function: Callable[..., Any]
+    inputs: tuple[Var, ...]
+    outputs: tuple[Var, ...]
+    returns_tuple: bool = True
+    """False for a function of one output that returns its copies alone."""
+
+
+class Backend(Protocol):
+    """What a transport implements. One object serves all meshes of a job."""
+
+    name: str
+    shares_memory: bool
+    """True where the devices of a mesh read each other's arrays in place: what they read is best computed into memory
+    from `allocate`."""
+
+    def allocate(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        """Return a new C-contiguous array with undefined values. Raises MemoryError."""
+        ...
+
+    def compile_group(
+        self, collectives: Sequence[tuple[Equation, Schedule]], mesh: Mesh, identity: Callable[[Equation], str]
+    ) -> Sequence[GroupCall]:
+        """Compile adjacent collectives of a program, barriers included, with their proved schedules.
+
+        `identity` gives what must be equal on all processes: a collective's program and place in it. The outputs of a
+        process that plays one device are memory of their own; those of virtual devices may be shared with operands.
+        """
+        ...
+
+    def gather_whole(self, block: np.ndarray, shape: tuple[int, ...], sharding: Sharding) -> np.ndarray:
+        """Return the global value of this process's block of an array, on every process; all must call it."""
+        ...
+
+    def compare_replicas(
+        self, mesh: Mesh, layouts: Sequence[ArrayLayout], name: Callable[[int], str]
+    ) -> Callable[[Sequence[Any]], None] | None:
+        """Return a check of a call's arguments: it raises ShardingError where blocks that must be equal differ.
+
+        `name` names the i-th argument. None where a value that is equal on all devices is held once.
+        """
+        ...
+
+
+class JobBackend(Backend, Protocol):
+    """What a transport between processes implements beside that: its memory, and joining and leaving a job.
+
+    Made as `BACKEND(rank, nranks, memory)`, with the file descriptor that rank 0's `creator` gave, None without one.
+    """
+
+    @staticmethod
+    def capacity(nranks: int) -> int:
+        """Return the most bytes per rank that this process can map; 0 for a transport without shared memory."""
+        ...
+
+    @staticmethod
+    def creator(nranks: int) -> Callable[[int], int] | None:
+        """Return what makes the memory on rank 0, from bytes per rank to a file descriptor; None without one."""
+        ...
+
+    def failure_words(self) -> np.ndarray:
+        """Return the int64 words in which `job.watch` publishes failures: shared between processes where memory is."""
+        ...
+
+    def join(self, world: Any) -> None:
+        """Serve the meshes of this `job.World`."""
+        ...
+
+    def end(self, why: str) -> None:
+        """Refuse all later collectives in this process with this sentence."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the memory. Arrays that are alive stay valid."""
+        ...
+
+    def disown(self) -> None:
+        """In a forked child: leave the memory to the parent."""
+        ...
+
+
+def load_backend(name: str) -> Any:
+    """Import a backend's module, which has its class as `BACKEND`."""
+    return importlib.import_module(f".{_MODULES[name]}", __package__).BACKEND

@@ -1,0 +1,89 @@
+"""Virtual devices: collectives between the devices that one process plays, in lock step.
+
+They run over each group of devices, from copies to copies, reductions in the order of their schedules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...arrays.array_layout import ArrayLayout
+from ...ir import Equation, Var
+from ...mesh import Mesh, Sharding
+from ..backend import Copies, GroupCall
+
+if TYPE_CHECKING:
+    from ...schedules.schedule import Schedule
+
+__all__ = ["BACKEND", "LocalBackend"]
+
+
+class LocalBackend:
+    """All devices of a mesh in this process. A value that is equal on several devices is one array."""
+
+    name = "local"
+    shares_memory = True
+
+    def allocate(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        """See `Backend`."""
+        return np.empty(shape, dtype)
+
+    def compile_group(
+        self, collectives: Sequence[tuple[Equation, Schedule]], mesh: Mesh, identity: Callable[[Equation], str]
+    ) -> Iterator[GroupCall]:
+        """See `Backend`. Each operand is a call of its own; a barrier between devices in lock step is none."""
+        from .ordered_reduction import executor  # here: it imports schedules, which not every program needs
+
+        for eqn, schedule in collectives:
+            compute = executor(eqn.primitive, schedule)
+            for atom, out in zip(eqn.inputs, eqn.outputs, strict=True):
+                assert isinstance(atom, Var)
+                function = _over_groups(eqn, compute, mesh, atom.type.varying, out.type.varying)
+                yield GroupCall(function, (atom,), (out,), returns_tuple=False)
+
+    def gather_whole(self, block: np.ndarray, shape: tuple[int, ...], sharding: Sharding) -> np.ndarray:
+        """See `Backend`. One process that plays all devices has no block to gather: its Arrays are whole."""
+        return np.array(block)
+
+    def compare_replicas(self, mesh: Mesh, layouts: Sequence[ArrayLayout], name: Callable[[int], str]) -> None:
+        """See `Backend`."""
+
+
+BACKEND = LocalBackend
+
+
+def _over_groups(
+    eqn: Equation, compute: Callable[..., Sequence[Any]], mesh: Mesh, varying: frozenset[str], out_varying: frozenset[str]
+) -> Callable[[Copies], Copies]:
+    """Return one operand's collective over all groups of devices at once, from copies to copies.
+
+    `compute` gives the outputs of one group from its shards, as a primitive's reference does.
+    """
+    # The distinct copies are the devices of a mesh of the varying axes alone.
+    copies = Mesh({a: n for a, n in mesh.shape.items() if a in varying})
+    groups = copies.groups(eqn.axes())
+    params = {k: v for k, v in eqn.params.items() if k != "axes"}
+    stays = out_varying == varying
+    if copies.size == 1:
+        return lambda x: compute([x], **params)[0]
+    if len(groups) == 1 and groups[0] == list(range(copies.size)):
+        if stays:
+            return lambda xs: compute(xs, **params)
+        return lambda xs: compute(xs, **params)[0]
+
+    def run(xs: Sequence[np.ndarray]) -> Copies:
+        if not stays:
+            return [compute([xs[i] for i in group], **params)[0] for group in groups]
+        out: list[Any] = [None] * copies.size
+        for group in groups:
+            for i, value in zip(group, compute([xs[i] for i in group], **params), strict=True):
+                out[i] = value
+        return out
+
+    if not stays and len(groups) == 1:
+        return lambda xs: run(xs)[0]
+    return run
+

@@ -1,0 +1,117 @@
+"""The backend of a job on one host: arrays in shared memory, collectives by kernels that read them in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...arrays.array_layout import ArrayLayout
+from ...errors import RendezvousError
+from ...ir import Equation
+from ...mesh import Mesh, Sharding
+from ..backend import GroupCall
+from .heap import HEADER, Heap, create, largest_arena
+
+if TYPE_CHECKING:
+    from ...schedules.schedule import Schedule
+    from ..job.world import World
+    from .communicators import Communicators
+
+__all__ = ["BACKEND", "SharedMemoryBackend"]
+
+
+class SharedMemoryBackend:
+    """This process's part of the shared memory of a job, and what its collectives have in common.
+
+    Importing this module imports no LLVM: that happens when the first collective is compiled.
+    """
+
+    name = "shm"
+    shares_memory = True
+
+    def __init__(self, rank: int, nranks: int, memory: int):
+        self.heap = Heap(memory, rank, nranks)
+        self.allocate: Callable[..., np.ndarray] = self.heap.array
+        """See `Backend`. After the end of the job it gives private memory, so that arrays can still be made."""
+        self.world: World | None = None
+        self.gathers: dict[Any, Any] = {}
+        """Compiled all_gathers of `gather_whole`."""
+        self._shared: dict[str, Communicators] = {}
+        self._ended = False
+
+    @staticmethod
+    def capacity(nranks: int) -> int:
+        """See `JobBackend`."""
+        return largest_arena(nranks)
+
+    @staticmethod
+    def creator(nranks: int) -> Callable[[int], int]:
+        """See `JobBackend`."""
+        return partial(create, nranks)
+
+    def failure_words(self) -> np.ndarray:
+        """See `JobBackend`."""
+        return self.heap.view(0, (HEADER // 8,), np.int64)
+
+    def join(self, world: World) -> None:
+        """See `JobBackend`."""
+        self.world = world
+
+    @property
+    def communicators(self) -> Communicators:
+        """The communicators of the job: one object, also when two threads are the first to ask.
+
+        Raises RendezvousError in a process that has left the job, or was forked from one of its ranks.
+        """
+        if self.world is None or self._ended:
+            raise RendezvousError("this process has left the job of this mesh. Make a new mesh after fc.init().")
+        found = self._shared.get("communicators")
+        if found is None:
+            from .communicators import Communicators  # here: it imports LLVM
+
+            found = self._shared.setdefault("communicators", Communicators(self.world, self.heap))
+        return found
+
+    def compile_group(
+        self, collectives: Sequence[tuple[Equation, Schedule]], mesh: Mesh, identity: Callable[[Equation], str]
+    ) -> Sequence[GroupCall]:
+        """See `Backend`. All of them are one native call."""
+        from .collective_group import make_group
+
+        group = make_group(collectives, mesh, self.communicators, identity)
+        outputs = tuple(out for eqn, _ in collectives for out in eqn.outputs)
+        return [GroupCall(group, tuple(group.arguments), outputs)]
+
+    def gather_whole(self, block: np.ndarray, shape: tuple[int, ...], sharding: Sharding) -> np.ndarray:
+        """See `Backend`."""
+        from .values import gather_whole
+
+        return gather_whole(block, shape, sharding, self.communicators, self.gathers)
+
+    def compare_replicas(
+        self, mesh: Mesh, layouts: Sequence[ArrayLayout], name: Callable[[int], str]
+    ) -> Callable[[Sequence[Any]], None]:
+        """See `Backend`. Each call costs a hash of all arguments, and one collective."""
+        from .values import replica_check
+
+        return replica_check(mesh, layouts, name, self.communicators)
+
+    def end(self, why: str) -> None:
+        """See `JobBackend`."""
+        self._ended, self.allocate = True, np.empty
+        if "communicators" in self._shared:
+            self._shared["communicators"].end(why)
+
+    def close(self) -> None:
+        """See `JobBackend`."""
+        self.heap.close()
+
+    def disown(self) -> None:
+        """See `JobBackend`."""
+        self.heap.disown()
+
+
+BACKEND = SharedMemoryBackend
