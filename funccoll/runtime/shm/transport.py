@@ -107,6 +107,8 @@ class SharedMemoryBackend:
 
     def close(self) -> None:
         """See `JobBackend`."""
+        self._shared.clear()  # caches of layouts keep meshes, and so this object: it must not keep the mapping
+        self.gathers.clear()
         self.heap.close()
 
     def disown(self) -> None:
