@@ -16,7 +16,7 @@ from funccoll.ir import Equation, Program, Var
 from funccoll.passes import PASSES, run_passes
 from funccoll.passes.buffers import plan_buffers
 from funccoll.passes.combine import COMBINE_BYTES, combine
-from funccoll.primitives import collective as c
+from funccoll.primitives import collectives as c
 from funccoll.primitives.elementwise import UFUNCS
 from funccoll.runtime.codegen import compile_local
 from funccoll.types import ArrayType
