@@ -1,0 +1,81 @@
+"""Checks and helpers that the rules of collectives share: for types, references and transposes.
+
+A gradient rule looks up the other collectives by name, for they are each other's transposes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ...errors import DTypeError, ShapeError
+from ...ir import bind, primitive_named
+from ...types import ArrayType, is_inexact
+
+__all__ = ["blocks_of", "check_op", "communicate", "own_block", "require_divisible", "resized", "together"]
+
+
+# ---------------------------------------------------------------- types
+
+
+def require_divisible(name: str, x: ArrayType, dim: int, axes: Sequence[str], size: int) -> None:
+    """Raise ShapeError unless the dimension exists and can be cut into `size` blocks."""
+    if not 0 <= dim < x.ndim:
+        raise ShapeError(f"{name}: dimension {dim} does not exist in an operand of shape {x.shape}.")
+    if x.shape[dim] % size:
+        raise ShapeError(
+            f"{name} over {tuple(axes)!r} (size {size}): dimension {dim} of shape {x.shape} has size "
+            f"{x.shape[dim]}, which {size} does not divide. Pad it to {-(-x.shape[dim] // size) * size}."
+        )
+
+
+def resized(x: ArrayType, dim: int, numerator: int, denominator: int) -> tuple[int, ...]:
+    """The shape with one dimension multiplied by a fraction."""
+    return (*x.shape[:dim], x.shape[dim] * numerator // denominator, *x.shape[dim + 1 :])
+
+
+def check_op(name: str, x: ArrayType, op: str) -> None:
+    """Raise DTypeError for a reduction that the dtype lacks."""
+    kind = "f" if is_inexact(x.dtype) and x.dtype.kind != "c" else x.dtype.kind
+    if op in ("max", "min") and kind == "c":
+        raise DTypeError(f"{name} {op!r} of {x}: complex numbers have no order. Reduce np.abs(x), or parts.")
+    if op in ("and", "or", "xor") and kind not in "iub":
+        raise DTypeError(f"{name} {op!r} of {x}: bitwise operations need integers or booleans.")
+    if op in ("sum", "prod", "mean") and kind == "b":
+        raise DTypeError(f'{name} {op!r} of booleans: use op="or"/"and", or x.astype(np.int32) to count.')
+    if op == "mean" and kind in "iu":
+        raise DTypeError(f'{name} "mean" of {x}: integers have no exact mean. Use x.astype(np.float32).')
+
+
+# ---------------------------------------------------------------- references
+
+
+def own_block(x: Any, index: int, *, dim: int, stack: bool, size: int) -> Any:
+    """Block `index` of `size` along `dim` (the index itself when stacked): a view."""
+    if stack:
+        return x[(slice(None),) * dim + (index,)]
+    step = x.shape[dim] // size
+    return x[(slice(None),) * dim + (slice(index * step, (index + 1) * step),)]
+
+
+def blocks_of(x: Any, dim: int, size: int) -> list[Any]:
+    """All blocks along `dim`: views."""
+    return [own_block(x, i, dim=dim, stack=False, size=size) for i in range(size)]
+
+
+# ---------------------------------------------------------------- transposes
+
+
+def together(cts: Sequence[Any], transpose: Callable[[list[Any]], Sequence[Any]]) -> list[Any]:
+    """Transpose the operands that have a cotangent as one operation; the others stay None."""
+    present = [i for i, ct in enumerate(cts) if ct is not None]
+    out: list[Any] = [None] * len(cts)
+    if present:
+        for i, value in zip(present, transpose([cts[i] for i in present]), strict=True):
+            out[i] = value
+    return out
+
+
+def communicate(name: str, *values: Any, **params: Any) -> Any:
+    """Bind another collective than the user's: its schedule is the compiler's choice, whatever the user's own is."""
+    return bind(primitive_named(name), *values, **(params | {"algorithm": None}))
