@@ -1,0 +1,159 @@
+"""A backend for the tests: ranks are threads of one process, which exchange messages through queues.
+
+It has no memory that ranks share, and executes `Schedule.messages()` round by round: what a transport such as MPI will
+do. That it passes the table of collectives shows that the seam, `runtime/backend.py`, is enough to add one.
+"""
+
+from __future__ import annotations
+
+import math
+import queue
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from funccoll.ir import Equation, Var
+from funccoll.mesh import Mesh, Sharding
+from funccoll.primitives.collectives.record import lowering
+from funccoll.runtime.backend import GroupCall
+from funccoll.schedules.chunk_layout import ChunkLayout, FlatBuffers
+from funccoll.schedules.reference_memory import reference_memory
+from funccoll.schedules.schedule import Schedule, build
+
+PATIENCE = 120.0
+"""Seconds until a rank gives up: a watchdog, not an expectation."""
+
+
+class ThreadBackend:
+    """One rank of a job of threads."""
+
+    name, shares_memory = "threads", False
+
+    def __init__(self, rank: int, queues: dict[tuple[int, int], queue.Queue]):
+        self.rank, self.queues = rank, queues
+        self.sent = 0
+
+    def allocate(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        return np.empty(shape, dtype)
+
+    def compile_group(
+        self, collectives: Sequence[tuple[Equation, Schedule]], mesh: Mesh, identity: Callable[[Equation], str]
+    ) -> Sequence[GroupCall]:
+        return [self._call(eqn, schedule, mesh) for eqn, schedule in collectives]
+
+    def _call(self, eqn: Equation, schedule: Schedule, mesh: Mesh) -> GroupCall:
+        how = lowering(eqn)
+        (members,) = [group for group in mesh.groups(eqn.axes()) if self.rank in group]
+        rounds = Rounds(schedule, members, self)
+        shapes = [how.input_shape(a.type.shape) for a in eqn.inputs]
+        outputs = [(out.type.shape, out.type.dtype) for out in eqn.outputs]
+
+        def call(*blocks: np.ndarray) -> tuple[np.ndarray, ...]:
+            if not blocks:  # a barrier
+                rounds.run(np.zeros(1, np.uint8), "or")
+            results = []
+            for block, shape, (out_shape, dtype) in zip(blocks, shapes, outputs, strict=True):
+                found = rounds.run(np.reshape(block, shape), how.op or "sum", how.cut_dim, how.concat_dim)
+                results.append(np.zeros(out_shape, dtype) if found is None else found.reshape(out_shape))
+            return tuple(results)
+
+        inputs = tuple(a for a in eqn.inputs if isinstance(a, Var))
+        return GroupCall(call, inputs, eqn.outputs)
+
+    def gather_whole(self, block: np.ndarray, shape: tuple[int, ...], sharding: Sharding) -> np.ndarray:
+        for dim in range(len(shape)):
+            axes = sharding.dim_axes(dim)
+            if axes:
+                (members,) = [group for group in sharding.mesh.groups(axes) if self.rank in group]
+                rounds = Rounds(build("all_gather", len(members)), members, self)
+                block = rounds.run(block, "sum", dim, dim)
+        return np.array(block)
+
+    def compare_replicas(self, mesh: Mesh, layouts: Any, name: Callable[[int], str]) -> None:
+        return None
+
+
+class Rounds:
+    """One collective's messages, as a rank of its group executes them."""
+
+    def __init__(self, schedule: Schedule, members: Sequence[int], backend: ThreadBackend):
+        self.messages = schedule.messages().verify()
+        self.members, self.backend = members, backend
+        self.rank = members.index(backend.rank)
+        self.sends, self.receives = (self._rows(side) for side in (self.messages.sends, self.messages.receives))
+        self.combines = self._rows(self.messages.combines)
+
+    def _rows(self, columns: Any) -> dict[int, list[int]]:
+        rows: dict[int, list[int]] = defaultdict(list)
+        for i in np.flatnonzero(columns.rank == self.rank).tolist():
+            rows[int(columns.round[i])].append(i)
+        return rows
+
+    def run(self, block: np.ndarray, op: str, dim: int = 0, concat_dim: int = 0) -> np.ndarray | None:
+        """This rank's output, None where it has none."""
+        collective = self.messages.schedule.collective
+        layout = ChunkLayout.of(collective, block.shape, block.dtype.itemsize, dim, concat_dim)
+        places = FlatBuffers(layout, self.messages.places.scratch_chunks)
+        p = collective.nranks
+        memory = reference_memory(p * places.rank_size, block.dtype, op, p)  # of which only this rank's part is used
+        start = places.of_rank(self.rank).start
+        memory.give(start, block)
+        self._combine(0, memory, places)
+        for number in range(1, self.messages.nrounds + 1):
+            for i in self.sends[number]:
+                value = memory.combine([memory.read(self._place(self.messages.sends, i, places))])  # a copy
+                self._queue(self.rank, int(self.messages.sends.peer[i])).put(value)
+                self.backend.sent += 1
+            for i in self.receives[number]:
+                value = self._queue(int(self.messages.receives.peer[i]), self.rank).get(timeout=PATIENCE)
+                memory.write(self._place(self.messages.receives, i, places), value)
+            self._combine(number, memory, places)
+        if not collective.has_output(self.rank):
+            return None
+        begin = start + layout.input.size
+        shape = ChunkLayout.output_shape(collective, block.shape, dim, concat_dim)
+        return memory.take(begin, begin + math.prod(shape)).reshape(shape)
+
+    def _queue(self, source: int, destination: int) -> queue.Queue:
+        return self.backend.queues[self.members[source], self.members[destination]]
+
+    def _place(self, side: Any, i: int, places: FlatBuffers) -> Any:
+        return places.index(int(side.place[i]), int(side.count[i]), int(side.part[i]), int(side.part_step[i]))
+
+    def _combine(self, number: int, memory: Any, places: FlatBuffers) -> None:
+        c = self.messages.combines
+        for i in self.combines[number]:
+            run = int(c.count[i]), int(c.part[i]), int(c.part_step[i])
+            sources = c.src[c.src_ptr[i] : c.src_ptr[i + 1]].tolist()
+            value = memory.combine([memory.read(places.index(code, *run)) for code in sources])
+            for code in c.dst[c.dst_ptr[i] : c.dst_ptr[i + 1]].tolist():
+                memory.write(places.index(code, *run), value)
+
+
+def in_threads(axes: dict[str, int], function: Callable[[Mesh], Any]) -> list[Any]:
+    """Call `function(mesh)` as every rank of a job of threads; returns the results by rank."""
+    size = math.prod(axes.values())
+    queues: dict[tuple[int, int], queue.Queue] = defaultdict(queue.Queue)
+    for pair in np.ndindex(size, size):
+        _ = queues[pair]  # made before the threads, which then only look them up
+    results: list[Any] = [None] * size
+
+    def run(rank: int) -> None:
+        try:
+            results[rank] = function(Mesh(axes, range(size), process=rank, backend=ThreadBackend(rank, queues)))
+        except BaseException as error:  # told to the test, which raises it
+            results[rank] = error
+
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    assert not any(thread.is_alive() for thread in threads), "a rank still waits"
+    return results
