@@ -30,7 +30,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "autodiff": (("reverse",), ("custom_rules",)),
     # The pipeline in its order: ARCHITECTURE.md section 5.
     "passes": (
-        ("rewrite",), ("inline",), ("dead_code",), ("common",), ("algebra",), ("combine",), ("schedule",),
+        ("rewrite",), ("inline",), ("dead_code",), ("common_subexpressions",), ("algebra",), ("combine",), ("schedule",),
         ("group_collectives",), ("buffers",),
     ),
     "schedules": (
