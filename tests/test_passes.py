@@ -2,7 +2,9 @@
 
 import copy
 import pickle
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ import funccoll as fc
 from funccoll import P
 from funccoll.compiler.choose_schedules import choose, schedules_of
 from funccoll.ir import Equation, Program, Var
-from funccoll.passes import PASSES, run_passes
+from funccoll.passes import PASSES, STAGES, run_passes
 from funccoll.passes.buffers import plan_buffers
 from funccoll.passes.combine import COMBINE_BYTES, combine
 from funccoll.passes.schedule import schedule
@@ -390,6 +392,32 @@ def test_check_refuses_broken_programs():
         program.replace(equations=(wrong,), outputs=()).check()
     with pytest.raises(FunccollError, match="output of the program"):
         program.replace(equations=()).check()
+
+
+def test_stages_lists_every_pass():
+    folder = Path(sys.modules["funccoll.passes"].__file__).parent
+    modules = [run.__module__.rpartition(".")[2] for passes in STAGES.values() for run in passes]
+    assert sorted(modules) == sorted({p.stem for p in folder.glob("*.py")} - {"__init__", "rewrite"})
+
+
+def calls_of(functions, run):
+    """What `run` returns, and which of the functions it calls, in the order of their first calls."""
+    codes, called = {f.__code__: f for f in functions}, {}
+    before = sys.getprofile()
+    sys.setprofile(lambda frame, event, _: event == "call" and frame.f_code in codes and called.setdefault(codes[frame.f_code]))
+    try:
+        return run(), tuple(called)
+    finally:
+        sys.setprofile(before)
+
+
+def test_each_stage_runs_its_passes_in_order():
+    traced = fc.jit(lambda x: fc.all_reduce(x, "data"), mesh=MESH, in_specs=P("data"), out_specs=P()).trace(X)
+    every = [run for passes in STAGES.values() for run in passes]
+    lowered, called = calls_of(every, traced.lower)
+    assert called == STAGES["lower"]
+    _, called = calls_of(every, lowered.compile)
+    assert called == STAGES["compile"]
 
 
 def test_run_passes_checks_after_each(monkeypatch):

@@ -1,23 +1,34 @@
-"""Passes: Program -> Program, pure, one file each."""
+"""Passes: Program -> Program, pure, one file each. STAGES lists every pass, in the order in which they run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from ..ir import Program
-from . import algebra, combine, common, dead_code, inline, schedule
+from . import algebra, buffers, combine, common_subexpressions, dead_code, group_collectives, inline, schedule
 
-__all__ = ["PASSES", "run_passes"]
+__all__ = ["PASSES", "STAGES", "run_passes"]
 
 PASSES: tuple[Callable[[Program], Program], ...] = (
-    inline.inline, dead_code.dead_code, common.common_subexpressions, algebra.algebra, combine.combine,
-)  # fmt: skip
-"""The pipeline of `lower`. `schedule` comes last there, with a choice that is handed down. When a program is compiled,
-`group_collectives` orders it for execution, and `buffers` plans where its values live."""
+    inline.inline,  # higher primitives become plain equations
+    dead_code.dead_code,  # what no output needs is dropped
+    common_subexpressions.common_subexpressions,  # what is computed twice is computed once
+    algebra.algebra,  # fewer bytes are moved: own_slice of all_reduce becomes reduce_scatter
+    combine.combine,  # small collectives become one
+)
+"""Rewrites that need nothing but the program."""
+
+STAGES: dict[str, tuple[Callable, ...]] = {
+    # `TracedFunction.lower` calls run_passes. `schedule` also takes the function that chooses an algorithm.
+    "lower": (*PASSES, schedule.schedule),
+    # `Lowered.compile` orders the equations for execution and then plans their memory: Program -> Buffers.
+    "compile": (group_collectives.group_collectives, buffers.plan_buffers),
+}
+"""Stage of compiler/stages.py -> the passes that it runs."""
 
 
 def run_passes(program: Program, choose: schedule.Choose, check: bool = False) -> Program:
-    """Run all passes; `choose` names the algorithm of a collective. With `check`, re-derive every type after each."""
+    """Run the passes of `lower`; `choose` names a collective's algorithm. With `check`, re-derive every type after each."""
     for rewrite in (*PASSES, lambda p: schedule.schedule(p, choose)):
         program = rewrite(program)
         if check:

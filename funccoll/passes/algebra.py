@@ -4,8 +4,8 @@ own_slice(all_reduce(x)) = reduce_scatter(x);  all_gather(reduce_scatter(x)) = a
 all_gather and own_slice undo each other;  all_to_all and its reverse cancel;  permutes compose;
 broadcast(pvary(x)) = x.
 
-A collective that becomes one of another kind has the compiler's choice of algorithm. One whose algorithm the user
-forces keeps its kind; what moves nothing in the end may go all the same.
+A collective that changes its kind gets the algorithm that the compiler chooses. One with an algorithm that the user
+forces keeps its kind, but is removed like others where two collectives undo each other.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from .rewrite import definitions, resolve, substitute, use_counts
 
 __all__ = ["algebra"]
 
-# A rule sees (outer params, inner params, inner operand, inner is used once) and gives an atom that the
-# result equals, a (primitive, params) to apply to the inner operand, or None.
+# From (outer params, inner params, inner operand, whether the inner result is used once) to an atom that equals the
+# result, a (primitive, params) to apply to the inner operand, or None where the rule does not apply.
 Rule = Callable[[dict[str, Any], dict[str, Any], Atom, bool], Any]
 
 
@@ -30,7 +30,7 @@ def _same(outer: dict, inner: dict, *names: str) -> bool:
 
 
 def _free(*collectives: dict) -> bool:
-    """Whether the user forces no algorithm on them."""
+    """Whether the choice of every algorithm is the compiler's."""
     return all(params["algorithm"] is None for params in collectives)
 
 
@@ -76,11 +76,11 @@ RULES: dict[tuple[Any, Any], Rule] = {
     (c.permute_p, c.permute_p): _compose,
     (c.broadcast_p, c.pvary_p): _copies,
 }
-"""(outer, inner) primitive -> rule."""
+"""(outer, inner) primitive -> rule, where the only operand of outer is a result of inner."""
 
 
 def algebra(program: Program) -> Program:
-    """Apply the rules until none fits."""
+    """Apply the rules until none applies."""
     while True:
         rewritten = _once(program)
         if rewritten is None:

@@ -1,9 +1,8 @@
-"""Buffers: which result can take a dead operand's memory, and what may share memory with arguments.
+"""Buffers: the plan of which results take a dead operand's memory, and which may share memory with arguments.
 
-The local form: values live in NumPy arrays of one process. A value that may share memory with another (a
-view, a pvary, what a collective hands on) belongs to its storage class. Memory is reused only when the whole
-class is dead and was computed by one device alone; classes that a pvary or a collective touched are left
-alone, because several devices may read them.
+Values live in NumPy arrays of one process. Values that may share memory (views, pvary, a collective that hands on
+its operand) form one storage class. Memory is reused only when the whole class is dead and one device alone computed
+it; a class that a pvary or a collective touched is left alone, because several devices may read it.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ class Buffers:
 
     `reuse[v] = k`: the equation that defines v may write into its operand number k. `borrowed`: variables that
     may share memory with an argument or a captured constant. `published`: large values that a collective between processes
-    reads, and that their equations can write where the others see them.
+    reads; their equations write them into shared memory.
     """
 
     reuse: dict[Var, int]
@@ -31,12 +30,12 @@ class Buffers:
     published: frozenset[Var] = frozenset()
 
 
-_PUBLISHED = 1 << 15
+_PUBLISH_BYTES = 1 << 15
 """Bytes from which computing into shared memory costs less than copying there."""
 
 
 def plan_buffers(program: Program, aliases: bool = True, publishes: bool = False) -> Buffers:
-    """The buffer plan of a program whose higher primitives are inlined.
+    """Plan the buffers of a program whose higher primitives are inlined, in the order in which it runs.
 
     `aliases`: a collective's result may be its operand's memory, as between virtual devices. `publishes`: peers read
     operands of collectives in place.
@@ -63,7 +62,7 @@ def plan_buffers(program: Program, aliases: bool = True, publishes: bool = False
                 private.add(var)
             if shares:
                 views.add(var)
-        if collective and not shares:  # it may run later than where it stands: what it reads is not overwritten
+        if collective and not shares:  # it may run later than its place in the program: its operands are not overwritten
             for a in eqn.inputs:
                 if type(a) is Var:
                     private.difference_update(storage[a])
@@ -74,7 +73,7 @@ def plan_buffers(program: Program, aliases: bool = True, publishes: bool = False
             continue
         (out,) = eqn.outputs
         for k, atom in enumerate(eqn.inputs):
-            # A view is not written: it may be a part of its memory, or have elements in common (broadcast_to).
+            # Nothing writes into a view: it may be a part of its memory, or its elements may overlap (broadcast_to).
             if isinstance(atom, Literal) or atom not in private or atom in views or not out.type.shape:
                 continue
             if last_use[atom] > i:
@@ -92,6 +91,7 @@ def plan_buffers(program: Program, aliases: bool = True, publishes: bool = False
 
 
 def _published(program: Program, reuse: dict[Var, int]) -> frozenset[Var]:
+    """The values that own the memory of large operands of collectives, and can be computed anywhere."""
     made = {v: eqn for eqn in program.equations for v in eqn.outputs}
     found = set()
     for eqn in program.equations:
@@ -99,12 +99,12 @@ def _published(program: Program, reuse: dict[Var, int]) -> frozenset[Var]:
             maker = made.get(atom) if type(atom) is Var else None
             while maker is not None:
                 out = maker.outputs[0]
-                if out in reuse:  # it is where its operand was
+                if out in reuse:  # it has its operand's memory
                     atom = maker.inputs[reuse[out]]
                 elif maker.primitive.view:
                     atom = maker.inputs[0]
                 else:
-                    if _can_write(maker) and out.type.nbytes >= _PUBLISHED:
+                    if _can_write(maker) and out.type.nbytes >= _PUBLISH_BYTES:
                         found.add(out)
                     break
                 maker = made.get(atom) if type(atom) is Var else None
@@ -119,7 +119,7 @@ def _can_write(eqn: Equation) -> bool:
 
 
 def _join(storage: dict[Var, set[Var]], a: Var, b: Var) -> None:
-    """Make one class of the classes of a and b: the smaller one moves, so all joins together take n log n steps."""
+    """Merge the classes of a and b: the smaller one moves, so that all joins together take n log n steps."""
     small, large = sorted((storage[a], storage[b]), key=len)
     if small is not large:
         large |= small

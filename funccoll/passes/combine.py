@@ -1,8 +1,8 @@
 """Combine small collectives of one kind into one operation with several operands.
 
-Two collectives are independent when the longest chains of collectives before them are equally long: a path
-from one to the other would make the second's longer. So everything at one depth may be merged, and no
-dependency is crossed. Barriers are never crossed either.
+The depth of a collective is the length of the longest chain of collectives before it. Two at one depth are
+independent: a path from one to the other would make the second one deeper. So everything at one depth may be merged,
+and no dependency is crossed. Barriers are never crossed either.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ..ir import Equation, Program, Var
 __all__ = ["COMBINE_BYTES", "combine"]
 
 COMBINE_BYTES = 1 << 20
-"""Bytes per device up to which collectives are merged: beyond it latency is paid off already."""
+"""Bytes per device up to which collectives are merged: beyond it, bandwidth outweighs latency."""
 
 
 def _key(eqn: Equation) -> tuple:
@@ -24,12 +24,12 @@ def _key(eqn: Equation) -> tuple:
 
 
 def nbytes(eqn: Equation) -> int:
-    """Bytes one device contributes."""
+    """Bytes that one device contributes."""
     return sum(a.type.nbytes for a in eqn.inputs)
 
 
 def combine(program: Program, limit: int = COMBINE_BYTES) -> Program:
-    """Merge collectives of at most `limit` bytes together, as late as their last member stands."""
+    """Merge collectives into groups of at most `limit` bytes, each at the place of its last member."""
     out: list[Equation] = []
     region: list[Equation] = []
     for eqn in program.equations:
@@ -65,7 +65,7 @@ def _combine_region(equations: list[Equation], limit: int) -> list[Equation]:
 
 
 def _order(equations: list[Equation], merged: dict[Equation, list[Equation]]) -> list[Equation]:
-    """Emit in the given order, each merged group with its last member, readers after what they read."""
+    """The equations in the given order, but each merged group at its last member, and readers after it."""
     waiting_for: dict[Var, list[Equation]] = defaultdict(list)
     missing: dict[Equation, int] = {}
     late: set[Var] = set()
@@ -73,7 +73,7 @@ def _order(equations: list[Equation], merged: dict[Equation, list[Equation]]) ->
     seen: dict[int, int] = defaultdict(int)
 
     def emit(eqn: Equation) -> list[Equation]:
-        """Append an equation; gives the readers that waited for it alone."""
+        """Append an equation; return the readers that waited for nothing else."""
         out.append(eqn)
         ready = []
         for var in eqn.outputs:

@@ -1,4 +1,4 @@
-"""Remove equations, operands of collectives and constants that nothing reads."""
+"""Dead code: equations, operands of collectives and constants that no output needs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["dead_code"]
 
 
 def dead_code(program: Program) -> Program:
-    """Keep what the outputs need, and effects."""
+    """Remove everything that neither an output nor an effect needs."""
     live: set[Var] = {a for a in program.outputs if type(a) is Var}
     kept: list[Equation] = []
     for eqn in reversed(program.equations):

@@ -1,7 +1,7 @@
-"""Neighbours: collectives that need nothing computed between them are put side by side, to be executed in one call.
+"""Groups of collectives: those that need nothing computed between them are put side by side, to be executed in one call.
 
-Compute that needs no result of such a group comes before it, the rest after it. Collectives keep their order. It runs before
-buffers are planned: what may be overwritten depends on the order in which things run.
+Compute that needs no result of a group comes before it, the rest after it. Collectives keep their order. This pass runs
+before buffers are planned, because memory is free after its last use in the order that runs.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ __all__ = ["group_collectives"]
 
 
 def group_collectives(program: Program) -> Program:
-    """The same equations, in another order."""
+    """Reorder the equations so that collectives stand in groups."""
     order: list[Equation] = []
     group: list[Equation] = []
     after: list[Equation] = []
-    results: set[Var] = set()  # of the group
-    later: set[Var] = set()  # of what comes after it
+    results: set[Var] = set()  # the outputs of `group`
+    later: set[Var] = set()  # the outputs of `after`
     for eqn in program.equations:
         inputs = {a for a in eqn.inputs if type(a) is Var}
         if eqn.primitive.communicates:

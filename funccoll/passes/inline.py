@@ -1,4 +1,4 @@
-"""Put the functions that higher primitives carry in their place: after this, only plain equations."""
+"""Inlining: higher primitives are replaced by the functions that they carry, so that only plain equations are left."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["inline"]
 
 
 def inline(program: Program) -> Program:
-    """custom_vjp becomes its function, grad_hook one pvary for each operand, stop_gradient nothing."""
+    """Replace custom_vjp by its function, grad_hook by one pvary for each operand, stop_gradient by its operand."""
     env: dict[Var, Atom] = {}
     out: list[Equation] = []
     extra: list = []
@@ -36,7 +36,7 @@ def inline(program: Program) -> Program:
 
 
 def _fresh(program: Program, arguments: tuple[Atom, ...]) -> Program:
-    """The body with `arguments` for its inputs and new variables: it may be inlined more than once."""
+    """The body with `arguments` for its inputs, and with new variables: it may be inlined more than once."""
     env: dict[Var, Atom] = dict(zip(program.inputs, arguments, strict=True))
     equations = []
     for eqn in program.equations:

@@ -1,4 +1,4 @@
-"""What every pass needs: substituting atoms, and counting uses."""
+"""Helpers of passes: substitution of atoms, definitions and uses of variables."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from ..ir import Atom, Equation, Program, Var
 
-__all__ = ["definitions", "substitute", "use_counts"]
+__all__ = ["definitions", "resolve", "substitute", "use_counts"]
 
 
 def substitute(eqn: Equation, env: Mapping[Var, Atom]) -> Equation:
@@ -18,17 +18,17 @@ def substitute(eqn: Equation, env: Mapping[Var, Atom]) -> Equation:
 
 
 def resolve(atom: Atom, env: Mapping[Var, Atom]) -> Atom:
-    """What an atom stands for after a rewrite."""
+    """The atom that replaces this one in `env`, or this one."""
     return env.get(atom, atom) if type(atom) is Var else atom
 
 
 def use_counts(program: Program) -> Counter[Var]:
-    """How often each variable is read; being an output of the program counts."""
+    """Number of times that each variable is read; an output of the program is one."""
     uses: Counter[Var] = Counter(a for e in program.equations for a in e.inputs if type(a) is Var)
     uses.update(a for a in program.outputs if type(a) is Var)
     return uses
 
 
 def definitions(program: Program) -> dict[Var, tuple[Equation, int]]:
-    """Variable -> the equation that defines it, and which of its outputs it is."""
+    """Variable -> the equation that defines it, and its position among the outputs."""
     return {v: (e, i) for e in program.equations for i, v in enumerate(e.outputs)}

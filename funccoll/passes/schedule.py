@@ -1,7 +1,7 @@
-"""Schedule: every collective whose algorithm the user leaves open gets the compiler's choice.
+"""Schedule: every collective gets the compiler's choice of algorithm, unless the user names one.
 
-What costs least depends on the machine, which passes know nothing of: the choice is handed down. From here on the
-algorithm is part of the program, so of its text and its fingerprint.
+The cheapest algorithm depends on the machine, which passes do not know: the choice is handed down. From here on the
+algorithm is part of the program, and so of its text and its fingerprint.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ..ir import Equation, Program
 __all__ = ["Choose", "schedule"]
 
 Choose = Callable[[Equation], str]
-"""From a collective, a barrier included, to the name of an algorithm for it."""
+"""From a collective (a barrier is one) to the name of an algorithm for it."""
 
 
 def schedule(program: Program, choose: Choose) -> Program:

@@ -1,4 +1,4 @@
-"""Common subexpressions: equal operations on equal operands are done once."""
+"""Common subexpressions: equal operations on equal operands are computed once, collectives included."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def _key(eqn: Equation) -> tuple:
 
 
 def common_subexpressions(program: Program) -> Program:
-    """Replace a repeated equation by the first one's outputs."""
+    """Replace the outputs of repeated equations by those of the first one."""
     seen: dict[tuple, tuple[Var, ...]] = {}
     env: dict[Var, Atom] = {}
     kept: list[Equation] = []

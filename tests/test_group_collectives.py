@@ -67,7 +67,7 @@ def test_memory_is_overwritten_only_when_nobody_reads_it_later(choices):
 
 @settings(max_examples=60, deadline=None)
 @given(STEPS)
-def test_neighbours_is_an_order_that_can_run(choices):
+def test_the_order_with_groups_can_run(choices):
     shape = np.zeros((4, 4), np.float32)
     before = fc.jit(program(choices), mesh=MESH, in_specs=P("d", "e"), out_specs=P("d", "e")).lower(shape, shape).program
     after = group_collectives(before).check()

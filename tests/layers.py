@@ -1,0 +1,189 @@
+"""Layers of the package: the tables of what may import what, and the reading of imports from the source.
+
+The tables are changed together with ARCHITECTURE.md section 3. `test_layering.py` holds the package to them.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from pathlib import Path
+
+import funccoll
+
+ROOT = Path(funccoll.__file__).parent
+FILES = sorted(ROOT.rglob("*.py"))
+
+ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "": (
+        ("_version", "tree"), ("errors",), ("mesh",), ("types",), ("display",), ("ir",), ("primitives",), ("ops",),
+        ("tracing",), ("collectives",), ("autodiff",), ("control", "nn", "random"), ("passes",), ("schedules",), ("kernels",),
+        ("arrays",), ("runtime",), ("compiler",), ("parallel", "optim"), ("api",), ("torch", "jax", "distributed"), ("cli",),
+        ("__main__",),
+    ),
+    "primitives": (
+        ("shaping",), ("elementwise", "indexing", "reductions"), ("linalg", "randomness", "combining", "higher"),
+        ("collective",), ("collectives",),
+    ),
+    "ops": (("registry",), ("elementwise",), ("linalg", "indexing", "reductions", "shaping")),
+    "tracing": (("tracer",), ("trace",)),
+    "autodiff": (("reverse",), ("custom_rules",)),
+    # The pipeline in its order: ARCHITECTURE.md section 5.
+    "passes": (
+        ("rewrite",), ("inline",), ("dead_code",), ("common_subexpressions",), ("algebra",), ("combine",), ("schedule",),
+        ("group_collectives",), ("buffers",),
+    ),
+    "schedules": (
+        ("tables",), ("collective",), ("moves", "registry", "chunk_layout"), ("schedule",), ("library",), ("reference_memory",),
+        ("proof",), ("streams",), ("messages",), ("model",), ("draw", "export"),
+    ),
+    "schedules.library": (("combinators",), ("trees",), ("all_reduce", "gathering", "all_to_all", "rooted", "other")),
+    "schedules.proof": (("expressions",), ("symbolic",), ("prove",)),
+    "schedules.streams": (
+        ("instructions",), ("symmetry",), ("happens_before",), ("streams",), ("lower", "verify", "interpret"),
+    ),
+    "schedules.messages": (("assign_rounds",), ("messages",), ("interpret",)),
+    "schedules.model": (("topology",), ("cost",), ("select", "simulation"), ("simulate",)),
+    "kernels": (("variants", "intrinsics", "stream_interpreter"), ("reductions", "object_cache"), ("cpu", "cuda")),
+    "arrays": (("array_layout",), ("array",), ("placement",)),
+    "runtime": (("backend",), ("job",), ("local", "shm", "mpi", "nccl", "cuda"), ("codegen",)),
+    "runtime.job": (
+        ("host", "packets", "memory_limits"), ("rendezvous", "watch", "processes", "doctor"), ("world",), ("launch",),
+    ),
+    "runtime.local": (("ordered_reduction",), ("collectives",)),
+    "runtime.shm": (
+        ("arena", "staging"), ("heap", "plan"), ("communicators", "results"), ("collective_group",), ("values",),
+    ),
+    "compiler": (("arguments", "choose_schedules", "report"), ("stages",), ("jit",), ("redistribute",)),
+    "parallel": (("data",),),
+}  # fmt: skip
+"""Package -> its modules and folders in lines. What stands in one line imports only from the lines before it.
+
+Imports inside functions count. Imports for type checkers alone do not.
+"""
+
+PLANNED = {
+    "control", "optim", "torch", "jax", "distributed", "compiler.redistribute", "schedules.draw", "schedules.export",
+    "kernels.cuda", "runtime.mpi", "runtime.nccl", "runtime.cuda",
+}  # fmt: skip
+"""Modules that have a place in ORDERS, and no file yet."""
+
+MOVING = {
+    "primitives.collective", "primitives.collectives", "schedules.tables", "schedules.streams.instructions",
+    "runtime.backend", "runtime.local.collectives",
+}  # fmt: skip
+"""Modules that come or go while issue 10 is open: they may have a file or not."""
+
+EXCEPTIONS = {
+    ("mesh", "display"): "_repr_html_, only in a notebook; display names dtypes, so it stands after types",
+    ("ops.elementwise", "ops.linalg"): "np.matmul is a ufunc that is not elementwise",
+    ("schedules.schedule", "schedules.proof.prove"): "Schedule.prove only forwards",
+    ("schedules.schedule", "schedules.streams.lower"): "Schedule.streams only forwards",
+    ("schedules.schedule", "schedules.messages.messages"): "Schedule.messages only forwards",
+    ("schedules.schedule", "schedules.model.cost"): "Schedule.cost only forwards",
+    ("schedules.schedule", "schedules.model.simulate"): "Schedule.simulate only forwards",
+    ("schedules.streams.streams", "schedules.streams.verify"): "Streams.verify only forwards",
+    ("runtime.job.world", "runtime.shm.heap"): "a job of one host has its heap as long as it lives",
+    ("runtime.job.world", "runtime.shm.values"): "process_allgather gathers over shared memory",
+}
+"""(importer, imported) -> why the import may go against the order. Each is in use."""
+
+LOADS_BY_NAME = {
+    "__init__": "modules and public names, when one is used",
+    "api": "what is slow to import, when it is used",
+    "runtime.job.doctor": "libraries that may be missing",
+    "runtime.backend": "a transport, when a job uses it",
+}
+"""The only modules that import others by a name in a string, which ORDERS does not see."""
+
+OPTIONAL = {
+    "numba": ("kernels/", "schedules/model/simulate.py"),
+    "mpi4py": ("runtime/mpi.py",),
+    "cupy": ("runtime/nccl.py", "runtime/cuda.py"),
+    "torch": ("torch/", "cli.py"),
+    "jax": ("jax/", "cli.py"),
+    "rich": ("cli.py",),
+    "sklearn": ("cli.py",),
+    "matplotlib": ("cli.py",),
+    "pandas": (),
+    "scipy": (),
+    "tqdm": (),
+}
+"""Optional library -> the only files that may import it."""
+
+
+@dataclass(frozen=True)
+class Import:
+    """One import statement: of what, at which line, whether inside a function, whether for type checkers only."""
+
+    target: str
+    line: int
+    lazy: bool
+    typing: bool
+
+
+def name_of(path: Path) -> str:
+    """`.../funccoll/ops/linalg.py` -> `funccoll.ops.linalg`; a package has the name of its folder."""
+    parts = ("funccoll", *path.relative_to(ROOT).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {name_of(path) for path in FILES}
+
+
+def imports_of(source: str, module: str, is_package: bool) -> list[Import]:
+    """Every import in a module's source, absolute names, wherever it stands."""
+    package = module if is_package else module.rpartition(".")[0]
+    found: list[Import] = []
+
+    def targets(node: ast.ImportFrom) -> list[str]:
+        base = package.rsplit(".", node.level - 1)[0] if node.level else ""
+        target = ".".join(filter(None, [base, node.module]))
+        names = [f"{target}.{alias.name}" for alias in node.names]
+        if target == "funccoll":  # `from . import a` names a module
+            return names
+        return sorted({name if name in MODULES else target for name in names})
+
+    def visit(node: ast.AST, lazy: bool, typing: bool) -> None:
+        if isinstance(node, ast.Import):
+            found.extend(Import(alias.name, node.lineno, lazy, typing) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            found.extend(Import(target, node.lineno, lazy, typing) for target in targets(node))
+        inside = lazy or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            for child in node.body:
+                visit(child, inside, True)
+            for child in node.orelse:
+                visit(child, inside, typing)
+            return
+        for child in ast.iter_child_nodes(node):
+            visit(child, inside, typing)
+
+    visit(ast.parse(source), False, False)
+    return found
+
+
+def line_of(package: str, child: str) -> int | None:
+    """The number of the line in which a package's order names a child; None where it names none."""
+    return next((n for n, line in enumerate(ORDERS.get(package, ())) if child in line), None)
+
+
+def goes_upwards(importer: str, imported: str) -> str | None:
+    """The reason why one module may not import another, or None. Names without `funccoll.`; exceptions do not count here."""
+    mine, theirs = importer.split("."), imported.split(".")
+    common = 0
+    while common < min(len(mine), len(theirs)) and mine[common] == theirs[common]:
+        common += 1
+    if common == len(mine):  # its own modules, which a package imports as it likes
+        return None
+    if common == len(theirs):
+        return f"{imported} is a package around it"
+    package, above, below = ".".join(mine[:common]), mine[common], theirs[common]
+    lines = [line_of(package, child) for child in (above, below)]
+    where = package or "funccoll"
+    for child, line in zip((above, below), lines, strict=True):
+        if line is None:
+            return f"{child!r} has no place in the order of {where}"
+    if lines[1] == lines[0]:
+        return f"{below} stands beside {above} in {where}"
+    return f"{below} stands after {above} in {where}" if lines[1] > lines[0] else None
