@@ -23,7 +23,11 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "primitives": (
         ("shaping",), ("elementwise", "indexing", "reductions"), ("linalg", "randomness", "combining", "higher"),
-        ("collective",), ("collectives",),
+        ("collectives",),
+    ),
+    "primitives.collectives": (
+        ("record", "rules"), ("local",), ("all_reduce",),
+        ("all_gather", "reduce_scatter", "all_to_all", "permute", "broadcast", "reduce", "gather", "scatter", "barrier"),
     ),
     "ops": (("registry",), ("elementwise",), ("linalg", "indexing", "reductions", "shaping")),
     "tracing": (("tracer",), ("trace",)),
@@ -34,7 +38,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("group_collectives",), ("buffers",),
     ),
     "schedules": (
-        ("tables",), ("collective",), ("moves", "registry", "chunk_layout"), ("schedule",), ("library",), ("reference_memory",),
+        ("collective",), ("moves", "registry"), ("runs", "chunk_layout"), ("schedule",), ("library",), ("reference_memory",),
         ("proof",), ("streams",), ("messages",), ("model",), ("draw", "export"),
     ),
     "schedules.library": (("combinators",), ("trees",), ("all_reduce", "gathering", "all_to_all", "rooted", "other")),
@@ -48,11 +52,12 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "arrays": (("array_layout",), ("array",), ("placement",)),
     "runtime": (("backend",), ("job",), ("local", "shm", "mpi", "nccl", "cuda"), ("codegen",)),
     "runtime.job": (
-        ("host", "packets", "memory_limits"), ("rendezvous", "watch", "processes", "doctor"), ("world",), ("launch",),
+        ("host", "packets"), ("rendezvous", "watch", "processes", "doctor"), ("world",), ("launch",),
     ),
     "runtime.local": (("ordered_reduction",), ("collectives",)),
     "runtime.shm": (
         ("arena", "staging"), ("heap", "plan"), ("communicators", "results"), ("collective_group",), ("values",),
+        ("transport",),
     ),
     "compiler": (("arguments", "choose_schedules", "report"), ("stages",), ("jit",), ("redistribute",)),
     "parallel": (("data",),),
@@ -83,8 +88,6 @@ EXCEPTIONS = {
     ("schedules.schedule", "schedules.model.cost"): "Schedule.cost only forwards",
     ("schedules.schedule", "schedules.model.simulate"): "Schedule.simulate only forwards",
     ("schedules.streams.streams", "schedules.streams.verify"): "Streams.verify only forwards",
-    ("runtime.job.world", "runtime.shm.heap"): "a job of one host has its heap as long as it lives",
-    ("runtime.job.world", "runtime.shm.values"): "process_allgather gathers over shared memory",
 }
 """(importer, imported) -> why the import may go against the order. Each is in use."""
 

@@ -27,7 +27,9 @@ SHARED = {
         {"primitives.collectives.all_reduce", "schedules.library.all_reduce"},
         {"primitives.collectives.all_to_all", "schedules.library.all_to_all"},
     ),
-    "a collective: what it means for values, what it means for chunks": ({"primitives.collective", "schedules.collective"},),
+    "what needs no communication: primitives of one device, the runtime of one process": (
+        {"primitives.collectives.local", "runtime.local"},
+    ),
     "the table of what is registered by name: NumPy's functions, algorithms": ({"ops.registry", "schedules.registry"},),
     "a schedule: the pass that has one chosen for each collective, the object": ({"passes.schedule", "schedules.schedule"},),
     "the written definition of what executes: streams, messages": (
