@@ -28,7 +28,10 @@ class JobError(Exception):
 class Job:
     """The ranks of one contender. A context manager: afterwards they are gone."""
 
-    def __init__(self, name: str, ranks: int, launcher: Sequence[str], words: Sequence[str]):
+    def __init__(
+        self, name: str, ranks: int, launcher: Sequence[str], words: Sequence[str], python: str = sys.executable,
+        script: str = RANK,
+    ):  # fmt: skip
         self.name, self.ranks = name, ranks
         self.connections: list[Connection] = []
         with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as door:
@@ -36,7 +39,7 @@ class Job:
             door.bind(address)
             door.listen(ranks)
             door.settimeout(PATIENCE)
-            command = [*launcher, sys.executable, RANK, address, *words]
+            command = [*launcher, python, script, address, *words]
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, env=one_thread())
             try:
                 found = {}
