@@ -13,7 +13,6 @@ been traced.
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -25,7 +24,9 @@ from .errors import MeshError, ScheduleError, ShapeError, TraceError, Unsupporte
 from .ir import Primitive, bind, current_interpreter
 from .mesh import normalize_axes
 from .ops.registry import as_traceable
-from .primitives import collective as c
+from .primitives import collectives as c
+from .primitives.collectives import local
+from .primitives.combining import OPS
 from .tracing.trace import value_type
 
 __all__ = [
@@ -61,10 +62,6 @@ def mesh_axes(name: str, axis: Axes) -> tuple[str, ...]:
     return axes
 
 
-def _size(axes: Iterable[str]) -> int:
-    return math.prod(current_interpreter().axis_sizes[a] for a in axes)
-
-
 def _leaves(name: str, x: Any) -> tuple[list[Any], Callable[[Iterable[Any]], Any]]:
     leaves, treedef = optree.tree_flatten(x)
     for leaf in leaves:
@@ -85,7 +82,7 @@ def _communicate(primitive: Primitive, x: Any, axes: tuple[str, ...], algorithm:
     leaves, rebuild = _leaves(primitive.name, x)
     if not leaves:
         return x
-    return rebuild(bind(primitive, *leaves, axes=axes, size=_size(axes), algorithm=algorithm, **params))
+    return rebuild(bind(primitive, *leaves, axes=axes, size=local.axis_size(axes), algorithm=algorithm, **params))
 
 
 def _algorithm(name: str, algorithm: str | None) -> str | None:
@@ -115,15 +112,15 @@ def _dim(name: str, x: Any, dim: int, extra: int = 0, what: str = "dim") -> int:
 
 
 def _root(name: str, root: int, axes: tuple[str, ...]) -> int:
-    size = _size(axes)
+    size = local.axis_size(axes)
     if isinstance(root, bool) or not isinstance(root, (int, np.integer)) or not 0 <= root < size:
         raise ShapeError(f"{name}: root={root!r} must be an integer from 0 to {size - 1}, a device's position along {axes}.")
     return int(root)
 
 
 def _op(name: str, op: str) -> str:
-    if not isinstance(op, str) or op not in c.OPS:
-        raise UnsupportedError(f"{name}: unknown op {op!r}. Use one of {', '.join(c.OPS)}.")
+    if not isinstance(op, str) or op not in OPS:
+        raise UnsupportedError(f"{name}: unknown op {op!r}. Use one of {', '.join(OPS)}.")
     return op
 
 
@@ -183,7 +180,7 @@ def permute(x: Any, axis: Axes, *, pairs: Sequence[tuple[int, int]], algorithm: 
     are destinations. Gradient: the pairs reversed.
     """
     axes = mesh_axes("permute", axis)
-    size = _size(axes)
+    size = local.axis_size(axes)
     try:
         checked = tuple((operator.index(s), operator.index(d)) for s, d in pairs)
     except (TypeError, ValueError):
@@ -234,7 +231,7 @@ def scatter(x: Any, axis: Axes, *, root: int = 0, dim: int = 0, algorithm: str |
 def barrier(axis: Axes, *, algorithm: str | None = None) -> None:
     """No device along `axis` goes on before all are here; no collective crosses it."""
     axes = mesh_axes("barrier", axis)
-    bind(c.barrier_p, axes=axes, size=_size(axes), algorithm=_algorithm("barrier", algorithm))
+    bind(c.barrier_p, axes=axes, size=local.axis_size(axes), algorithm=_algorithm("barrier", algorithm))
 
 
 def own_slice(x: Any, axis: Axes, *, dim: int = 0) -> Any:
@@ -245,7 +242,7 @@ def own_slice(x: Any, axis: Axes, *, dim: int = 0) -> Any:
     axes = mesh_axes("own_slice", axis)
     dim = _dim("own_slice", x, dim)
     leaves, rebuild = _leaves("own_slice", x)
-    return rebuild(bind(c.own_slice_p, leaf, axes=axes, dim=dim, stack=False, size=_size(axes)) for leaf in leaves)
+    return rebuild(bind(c.own_slice_p, leaf, axes=axes, dim=dim, stack=False, size=local.axis_size(axes)) for leaf in leaves)
 
 
 def pvary(x: Any, axis: Axes) -> Any:
@@ -258,7 +255,7 @@ def pvary(x: Any, axis: Axes) -> Any:
 
     def widen(leaf: Any) -> Any:
         new = tuple(a for a in axes if a not in value_type(leaf).varying)
-        return c.pvary(leaf, new) if new else leaf
+        return local.pvary(leaf, new) if new else leaf
 
     return rebuild(map(widen, leaves))
 
@@ -270,4 +267,4 @@ def axis_index(axis: Axes) -> Any:
 
 def axis_size(axis: Axes) -> int:
     """The number of devices along `axis`, a Python int."""
-    return _size(mesh_axes("axis_size", axis))
+    return local.axis_size(mesh_axes("axis_size", axis))

@@ -17,7 +17,7 @@ from funccoll.passes import PASSES, run_passes
 from funccoll.passes.buffers import plan_buffers
 from funccoll.passes.combine import COMBINE_BYTES, combine
 from funccoll.passes.schedule import schedule
-from funccoll.primitives import collective as c
+from funccoll.primitives import collectives as c
 from funccoll.primitives.elementwise import UFUNCS
 from funccoll.runtime.codegen import compile_program
 from funccoll.runtime.local.collectives import LocalBackend

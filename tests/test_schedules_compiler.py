@@ -532,7 +532,7 @@ def test_an_algorithm_that_is_defined_anew_is_the_one_that_runs():
 
 
 def test_kinds_of_the_compiler_and_of_schedules_are_the_same():
-    from funccoll.primitives.collective import COLLECTIVES
+    from funccoll.primitives.collectives import COLLECTIVES
 
     assert {p.name for p in COLLECTIVES} == set(KINDS)
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..ir import Atom, Equation, Program, Var
-from ..primitives import collective as c
+from ..primitives import collectives as c
 from .dead_code import dead_code
 from .rewrite import definitions, resolve, substitute, use_counts
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..ir import Atom, Equation, Program, Var
-from ..primitives.collective import pvary_p
+from ..primitives.collectives import pvary_p
 from ..primitives.elementwise import stop_gradient_p
 from ..primitives.higher import custom_vjp_p, grad_hook_p
 from .rewrite import resolve, substitute

@@ -18,7 +18,7 @@ from ..errors import MeshError
 from ..ir import Atom, Equation, Literal, Program, Var
 from ..mesh import Mesh, copy_coordinates
 from ..passes.buffers import Buffers
-from ..primitives.collective import axis_index_p, own_slice_p, pvary_p
+from ..primitives.collectives import axis_index_p, own_slice_p, pvary_p
 from ..primitives.linalg import matmul_p
 from .backend import Backend, Copies, GroupCall
 

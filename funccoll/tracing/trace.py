@@ -24,7 +24,7 @@ from ..ir import (
     leaked,
     use_interpreter,
 )
-from ..primitives.collective import pvary_p
+from ..primitives.collectives import pvary_p
 from ..types import ArrayType, check_dtype, type_of
 from .tracer import Tracer
 

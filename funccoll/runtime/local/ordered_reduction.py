@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...ir import Primitive
-from ...primitives.collective import all_reduce_p, fold, own_slice, reduce_p, reduce_scatter_p
+from ...primitives.collectives import all_reduce_p, reduce_p, reduce_scatter_p
+from ...primitives.collectives.rules import own_block
+from ...primitives.combining import fold
 from ...schedules.collective import chunk_bounds
 from ...schedules.schedule import Schedule
 
@@ -121,7 +123,7 @@ def _reduce(order: _Order, shards: Sequence[Any], *, root: int, op: str, **_: An
 
 
 def _reduce_scatter(order: _Order, shards: Sequence[Any], *, dim: int, op: str, size: int, **_: Any) -> list[Any]:
-    blocks = [[own_slice(s, i, dim=dim, stack=False, size=size) for s in shards] for i in range(size)]
+    blocks = [[own_block(s, i, dim=dim, stack=False, size=size) for s in shards] for i in range(size)]
     return [order.combine(i, block, op) for i, block in enumerate(blocks)]
 
 

@@ -1,0 +1,39 @@
+"""reduce: the root gets the reduction of all devices' values, the others get zeros.
+
+Cost: at least ⌈log₂ p⌉α + nβ + n(p−1)/p γ (Chan et al. 2007); it is the transpose of broadcast. On one host the root
+reads all values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ...types import ArrayType
+from ..combining import Shards, fold
+from .all_reduce import gradient_of_reduction
+from .rules import check_op, collective, communicate, together
+
+__all__ = ["reduce_p"]
+
+
+def _infer(x: ArrayType, *, axes: tuple[str, ...], root: int, op: str, size: int) -> ArrayType:
+    check_op("reduce", x, op)
+    return x
+
+
+def _reference(shards: Shards, *, root: int, op: str, **_: Any) -> list[Any]:
+    return [fold(shards, op) if i == root else np.zeros_like(s) for i, s in enumerate(shards)]
+
+
+def _vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *, axes, root, op, size, **_: Any) -> list[Any]:
+    def from_root(values: list[Any]) -> list[Any]:
+        return communicate("broadcast", *values, axes=axes, root=root, size=size)
+
+    results = outs if op in ("sum", "mean") else from_root(list(outs))
+    return gradient_of_reduction(together(cts, from_root), inputs, results, axes=axes, op=op, size=size)
+
+
+reduce_p = collective("reduce", _infer, _reference, _vjp)
