@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ScheduleError, at_source
 from ..ir import Equation, Program
+from ..primitives.collectives.record import lowering
 from ..types import is_inexact
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def _find(eqn: Equation) -> Algorithm:
     """The algorithm that a collective names, or the first one there is."""
     from ..schedules.registry import find
 
-    return find(eqn.primitive.name, eqn.params["algorithm"], eqn.params["size"])
+    return find(lowering(eqn).kind, eqn.params["algorithm"], eqn.params["size"])
 
 
 def choose(eqn: Equation) -> str:
@@ -49,15 +50,15 @@ def choose(eqn: Equation) -> str:
     from ..schedules.model.select import select
     from ..schedules.model.topology import Topology
 
-    kind, params = eqn.primitive.name, eqn.params
-    if params["size"] > LARGE:
+    how, size = lowering(eqn), eqn.params["size"]
+    if size > LARGE:
         return _find(eqn).name
     sides = [sum(a.type.nbytes for a in side) for side in (eqn.inputs, eqn.outputs)]
     dtypes = [a.type.dtype for a in eqn.inputs]
     narrow = [d for d in dtypes if d.itemsize == 2 and is_inexact(d)]  # one of them is enough to mind rounding
-    given = {"dtype": next(iter(narrow or dtypes), None), "root": params.get("root", 0), "pairs": params.get("pairs", ())}
+    dtype = next(iter(narrow or dtypes), None)
     with at_source(eqn.source):
-        return select(kind, Topology.one_host(params["size"]), max(1, *sides), **given).algorithm
+        return select(how.kind, Topology.one_host(size), max(1, *sides), dtype=dtype, **how.options).algorithm
 
 
 def is_large(program: Program) -> bool:
@@ -74,11 +75,10 @@ def schedules_of(program: Program) -> dict[Equation, Schedule]:
 
 
 def _schedule(eqn: Equation, axis_sizes: Mapping[str, int]) -> Schedule:
-    options = {"root": eqn.params.get("root", 0), "pairs": eqn.params.get("pairs", ())}
     with at_source(eqn.source):
         found = _find(eqn)
         try:
-            return _proved(found, eqn.params["size"], levels=_levels(found, eqn, axis_sizes), **options)
+            return _proved(found, eqn.params["size"], levels=_levels(found, eqn, axis_sizes), **lowering(eqn).options)
         except ScheduleError as error:
             error.add_note(f"in the schedule of {found.kind}, algorithm {found.name!r}, called at {eqn.source}")
             raise

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..errors import Source
 from ..ir import Equation, Program
+from ..primitives.collectives.record import lowering
 from ..primitives.linalg import einsum_p, matmul_p
 from ..types import dtype_name
 
@@ -76,7 +77,7 @@ def _row(eqn: Equation, program: Program) -> CollectiveRow:
     dtypes = sorted({dtype_name(a.type.dtype) for a in eqn.inputs})
     size = math.prod(program.axis_sizes[a] for a in axes)
     return CollectiveRow(
-        eqn.primitive.name, eqn.params.get("op", ""), axes, size, len(eqn.inputs), ",".join(dtypes),
+        eqn.primitive.name, lowering(eqn).op, axes, size, len(eqn.inputs), ",".join(dtypes),
         sum(a.type.nbytes for a in eqn.inputs), eqn.params["algorithm"] or "", eqn.source,
     )  # fmt: skip
 

@@ -110,25 +110,29 @@ class ChunkLayout:
     and `in_pieces`."""
 
     @classmethod
-    def of(cls, collective: Collective, shape: Sequence[int], itemsize: int, dim: int = 0, concat_dim: int = 0) -> ChunkLayout:
+    def of(
+        cls, collective: Collective, shape: Sequence[int], itemsize: int, dim: int = 0, concat_dim: int | None = None
+    ) -> ChunkLayout:
         """For one rank's input of this shape.
 
-        `dim` is the dimension that is cut or concatenated; for all_to_all the input is cut along `dim` and the output
-        concatenated along `concat_dim`. Raises ScheduleError when the number of ranks does not divide the dimension.
+        An input of p blocks is cut along `dim`, an output of p blocks concatenated along `concat_dim` (None: along `dim`
+        too). Raises ScheduleError when the number of ranks does not divide the dimension.
         """
         taken = Blocks.along(shape, dim, collective.input_blocks)
-        join = concat_dim if collective.kind == "all_to_all" else dim
+        join = dim if concat_dim is None else concat_dim
         given = Blocks.along(cls.output_shape(collective, shape, dim, concat_dim), join, collective.output_blocks)
         return cls(collective, itemsize, taken, given)
 
     @staticmethod
-    def output_shape(collective: Collective, shape: Sequence[int], dim: int = 0, concat_dim: int = 0) -> tuple[int, ...]:
+    def output_shape(
+        collective: Collective, shape: Sequence[int], dim: int = 0, concat_dim: int | None = None
+    ) -> tuple[int, ...]:
         """The shape of one rank's output when its input has `shape`."""
         out = list(shape)
         if collective.input_blocks > 1:
             out[dim] //= collective.input_blocks
         if collective.output_blocks > 1:
-            out[concat_dim if collective.kind == "all_to_all" else dim] *= collective.output_blocks
+            out[dim if concat_dim is None else concat_dim] *= collective.output_blocks
         return tuple(out)
 
     @cached_property

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -19,8 +19,8 @@ import numpy as np
 from ..errors import ScheduleError
 
 __all__ = [
-    "ALIGNMENT", "BUFFERS", "KINDS", "Collective", "Kind", "check_count", "check_kind", "check_pairs", "check_rank",
-    "chunk_bounds", "similar",
+    "ALIGNMENT", "BUFFERS", "KINDS", "REDUCTION", "Collective", "Kind", "check_count", "check_kind", "check_pairs",
+    "check_rank", "chunk_bounds", "similar",
 ]  # fmt: skip
 
 BUFFERS = ("input", "output", "scratch")
@@ -28,37 +28,77 @@ ALIGNMENT = 64
 """Bytes to which inner chunk boundaries are rounded: a cache line, so that no two ranks write to one."""
 
 
+REDUCTION = -1
+"""In place of a source rank: the reduction over all ranks."""
+
+
+def every_rank(collective: Collective, rank: np.ndarray) -> np.ndarray:
+    """Every rank receives an output."""
+    return np.ones(rank.shape, bool)
+
+
+def only_root(collective: Collective, rank: np.ndarray) -> np.ndarray:
+    """The root alone receives an output."""
+    return rank == collective.root
+
+
+def destinations(collective: Collective, rank: np.ndarray) -> np.ndarray:
+    """The destinations of the pairs receive an output."""
+    return np.isin(rank, [d for _, d in collective.pairs])
+
+
+def source_in_pairs(collective: Collective, rank: np.ndarray) -> np.ndarray:
+    """The source of each of these ranks, all of which are destinations."""
+    source = np.full(collective.nranks, -1)
+    for s, d in collective.pairs:
+        source[d] = s
+    return source[rank]
+
+
 @dataclass(frozen=True)
 class Kind:
-    """What one kind of collective means. A block count is 1, or 0 for p."""
+    """The precondition and the postcondition of one kind of collective.
+
+    A rank's input and output have 1 block each, or p of them, for which stands 0. `source(collective, rank, block)` is
+    the postcondition: what block `block` of a rank's output must hold, as (the rank whose input it comes from or
+    REDUCTION, the block of that input). `receives(collective, rank)` tells which ranks have an output of the
+    collective's own; what the others return is the caller's to fill. Ranks and blocks are arrays.
+    """
 
     name: str
     input_blocks: int
     output_blocks: int
+    source: Callable[[Collective, np.ndarray, np.ndarray], tuple[Any, Any]]
+    receives: Callable[[Collective, np.ndarray], np.ndarray] = every_rank
     reduces: bool = False
     rooted: bool = False
+    takes_pairs: bool = False
+    carries_data: bool = True
+    """False where it only matters that all ranks have come: contributions may then count more than once."""
 
     @property
-    def only_root_has_output(self) -> bool:
-        """True for gather and reduce: the other ranks' outputs belong to nobody, the caller fills them."""
-        return self.name in ("gather", "reduce")
+    def replicates(self) -> bool:
+        """Whether every rank gets the whole reduction: their orders must be the same, so that their bits are."""
+        whole = self.input_blocks == self.output_blocks == 1
+        return self.reduces and self.carries_data and whole and self.receives is every_rank
 
 
 KINDS = {
     k.name: k
     for k in (
-        Kind("all_reduce", 1, 1, reduces=True),
-        Kind("all_gather", 1, 0),
-        Kind("reduce_scatter", 0, 1, reduces=True),
-        Kind("all_to_all", 0, 0),
-        Kind("permute", 1, 1),
-        Kind("broadcast", 1, 1, rooted=True),
-        Kind("reduce", 1, 1, reduces=True, rooted=True),
-        Kind("gather", 1, 0, rooted=True),
-        Kind("scatter", 0, 1, rooted=True),
-        Kind("barrier", 1, 1, reduces=True),
+        Kind("all_reduce", 1, 1, lambda c, rank, block: (REDUCTION, 0), reduces=True),
+        Kind("all_gather", 1, 0, lambda c, rank, block: (block, 0)),
+        Kind("reduce_scatter", 0, 1, lambda c, rank, block: (REDUCTION, rank), reduces=True),
+        Kind("all_to_all", 0, 0, lambda c, rank, block: (block, rank)),
+        Kind("permute", 1, 1, lambda c, rank, block: (source_in_pairs(c, rank), 0), destinations, takes_pairs=True),
+        Kind("broadcast", 1, 1, lambda c, rank, block: (c.root, 0), rooted=True),
+        Kind("reduce", 1, 1, lambda c, rank, block: (REDUCTION, 0), only_root, reduces=True, rooted=True),
+        Kind("gather", 1, 0, lambda c, rank, block: (block, 0), only_root, rooted=True),
+        Kind("scatter", 0, 1, lambda c, rank, block: (c.root, rank), rooted=True),
+        Kind("barrier", 1, 1, lambda c, rank, block: (REDUCTION, 0), reduces=True, carries_data=False),
     )
 }
+"""The record of every kind, in the order in which lists show them."""
 
 
 @dataclass(frozen=True)
@@ -114,14 +154,7 @@ class Collective:
 
     def has_output(self, rank: np.ndarray | int) -> np.ndarray:
         """Whether these ranks have an output of the collective's own."""
-        rank = np.asarray(rank)
-        if self.meaning.only_root_has_output:
-            return rank == self.root
-        if self.kind == "permute":
-            receives = np.zeros(self.nranks, bool)
-            receives[[d for _, d in self.pairs]] = True
-            return receives[rank]
-        return np.ones(rank.shape, bool)
+        return self.meaning.receives(self, np.asarray(rank))
 
     @cached_property
     def blocks_of_rows(self) -> np.ndarray:
@@ -144,10 +177,7 @@ class Collective:
         return np.concatenate(out).astype(np.int32)
 
     def required(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """The postcondition as columns (rank, output chunk, source rank or -1, input chunk).
-
-        Source rank -1 stands for the reduction over all ranks of that input chunk.
-        """
+        """The postcondition as columns (rank, output chunk, source rank or REDUCTION, input chunk)."""
         p, n = self.nranks, self.output_chunks
         rank = np.repeat(np.arange(p), n)
         chunk = np.tile(np.arange(n), p)
@@ -155,29 +185,8 @@ class Collective:
         rank, chunk = rank[keep], chunk[keep]
         block, part = self.blocks_of_rows[self.input_chunks :][chunk], self.parts_of_rows[self.input_chunks :][chunk]
         channel, inner = np.divmod(part, self.chunks)
-
-        def input_chunk(from_block: np.ndarray | int) -> np.ndarray:
-            return (channel * self.input_blocks + from_block) * self.chunks + inner
-
-        everyone = np.full(rank.shape, -1)
-        match self.kind:
-            case "all_reduce" | "reduce" | "barrier":
-                return rank, chunk, everyone, input_chunk(0)
-            case "reduce_scatter":
-                return rank, chunk, everyone, input_chunk(rank)
-            case "broadcast":
-                return rank, chunk, np.full(rank.shape, self.root), input_chunk(0)
-            case "scatter":
-                return rank, chunk, np.full(rank.shape, self.root), input_chunk(rank)
-            case "all_gather" | "gather":
-                return rank, chunk, block, input_chunk(0)
-            case "all_to_all":
-                return rank, chunk, block, input_chunk(rank)
-            case _:
-                source = np.full(p, -1)
-                for s, d in self.pairs:
-                    source[d] = s
-                return rank, chunk, source[rank], input_chunk(0)
+        source, from_block = self.meaning.source(self, rank, block)
+        return rank, chunk, np.full(rank.shape, source), (channel * self.input_blocks + from_block) * self.chunks + inner
 
     def check(self) -> Collective:
         """Refuse what no schedule can do; returns self."""
@@ -195,13 +204,14 @@ class Collective:
                     raise ScheduleError(f"{self.kind}: {what} {rank!r} in pairs is no rank (0 to {self.nranks - 1}).")
             if len(set(ends)) != len(ends):
                 raise ScheduleError(f"{self.kind}: a {what} stands twice in pairs {self.pairs}.")
-        if self.pairs and self.kind != "permute":
-            raise ScheduleError(f"{self.kind} takes no pairs: they are for permute.")
+        if self.pairs and not self.meaning.takes_pairs:
+            takers = ", ".join(k.name for k in KINDS.values() if k.takes_pairs)
+            raise ScheduleError(f"{self.kind} takes no pairs: they are for {takers}.")
         return self
 
     def __str__(self) -> str:
         root = f", root={self.root}" if self.meaning.rooted else ""
-        pairs = f", pairs={list(self.pairs)}" if self.kind == "permute" else ""
+        pairs = f", pairs={list(self.pairs)}" if self.meaning.takes_pairs else ""
         return f"{self.kind} among {self.nranks} rank{'s' if self.nranks > 1 else ''}{root}{pairs}"
 
 

@@ -15,7 +15,8 @@ from ...errors import ShapeError
 from ...ir import bind, primitive_named
 from ...types import ArrayType
 from ..combining import Shards
-from .rules import collective, resized
+from .record import Lowering, collective
+from .rules import resized
 
 __all__ = ["all_gather_p"]
 
@@ -35,4 +36,8 @@ def _vjp(cts: Sequence[Any], inputs: Any, outs: Any, *, algorithm: Any, **params
     return [None if ct is None else bind(primitive_named("own_slice"), ct, **params) for ct in cts]
 
 
-all_gather_p = collective("all_gather", _infer, _reference, _vjp)
+def _lower(*, dim: int, stack: bool) -> Lowering:
+    return Lowering("all_gather", concat_dim=dim, stack=stack)
+
+
+all_gather_p = collective("all_gather", infer=_infer, reference=_reference, vjp=_vjp, lower=_lower)

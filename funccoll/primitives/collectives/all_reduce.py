@@ -14,10 +14,11 @@ import numpy as np
 
 from ...ir import bind, primitive_named
 from ...types import ArrayType
-from ..combining import Shards, fold
+from ..combining import Shards
 from ..reductions import product_of_others
 from .local import spread
-from .rules import check_op, collective, communicate
+from .record import Combine, Lowering, collective, in_axis_order
+from .rules import check_op, communicate
 
 __all__ = ["all_reduce_p", "gradient_of_reduction"]
 
@@ -27,8 +28,8 @@ def _infer(x: ArrayType, *, axes: tuple[str, ...], op: str, size: int) -> ArrayT
     return x.vary(x.varying - set(axes))
 
 
-def _reference(shards: Shards, *, op: str, **_: Any) -> list[Any]:
-    return [fold(shards, op)]
+def _reference(shards: Shards, *, op: str, combine: Combine = in_axis_order, **_: Any) -> list[Any]:
+    return [combine(0, shards, op)]
 
 
 def _extremum_ct(ct: Any, x: Any, out: Any, axes: tuple[str, ...], size: int) -> Any:
@@ -56,4 +57,8 @@ def gradient_of_reduction(
     ]
 
 
-all_reduce_p = collective("all_reduce", _infer, _reference, gradient_of_reduction)
+def _lower(*, op: str) -> Lowering:
+    return Lowering("all_reduce", op=op)
+
+
+all_reduce_p = collective("all_reduce", infer=_infer, reference=_reference, vjp=gradient_of_reduction, lower=_lower)

@@ -15,7 +15,8 @@ from ...errors import ShapeError
 from ...ir import bind
 from ...types import ArrayType
 from ..combining import Shards
-from .rules import blocks_of, collective, require_divisible, resized, together
+from .record import Lowering, collective
+from .rules import blocks_of, require_divisible, resized, together
 
 __all__ = ["all_to_all_p"]
 
@@ -38,4 +39,8 @@ def _vjp(cts: Sequence[Any], inputs: Any, outs: Any, *, split_dim, concat_dim, *
     return together(cts, lambda present: bind(all_to_all_p, *present, **back))
 
 
-all_to_all_p = collective("all_to_all", _infer, _reference, _vjp)
+def _lower(*, split_dim: int, concat_dim: int) -> Lowering:
+    return Lowering("all_to_all", cut_dim=split_dim, concat_dim=concat_dim)
+
+
+all_to_all_p = collective("all_to_all", infer=_infer, reference=_reference, vjp=_vjp, lower=_lower)

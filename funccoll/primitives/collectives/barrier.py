@@ -5,8 +5,18 @@ Cost: at least ⌈log₂ p⌉α and no bytes; dissemination attains it (Hensgen,
 
 from __future__ import annotations
 
-from ...ir import Primitive
+from ...types import ArrayType
+from .record import CollectivePrimitive, Lowering
 
 __all__ = ["barrier_p"]
 
-barrier_p = Primitive("barrier", lambda *, axes, size, algorithm: [], list, multiple=True, kind="effect")
+
+def _infer(*, axes: tuple[str, ...], size: int, algorithm: str | None) -> list[ArrayType]:
+    return []
+
+
+def _lower() -> Lowering:
+    return Lowering("barrier")
+
+
+barrier_p = CollectivePrimitive("barrier", _infer, list, multiple=True, kind="effect", lower=_lower)

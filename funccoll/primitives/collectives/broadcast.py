@@ -14,7 +14,7 @@ import numpy as np
 from ...ir import bind, primitive_named
 from ...types import ArrayType
 from ..combining import Shards
-from .rules import collective
+from .record import Lowering, collective
 
 __all__ = ["broadcast_p"]
 
@@ -34,4 +34,8 @@ def _vjp(cts: Sequence[Any], inputs: Any, outs: Any, *, axes, root, **_: Any) ->
     return [None if ct is None else partial(on_root, ct) for ct in cts]
 
 
-broadcast_p = collective("broadcast", _infer, _reference, _vjp)
+def _lower(*, root: int) -> Lowering:
+    return Lowering("broadcast", root=root)
+
+
+broadcast_p = collective("broadcast", infer=_infer, reference=_reference, vjp=_vjp, lower=_lower)

@@ -14,7 +14,8 @@ import numpy as np
 from ...errors import ShapeError
 from ...types import ArrayType
 from ..combining import Shards
-from .rules import collective, communicate, resized, together
+from .record import Lowering, collective
+from .rules import communicate, resized, together
 
 __all__ = ["gather_p"]
 
@@ -34,4 +35,8 @@ def _vjp(cts: Sequence[Any], inputs: Any, outs: Any, **params: Any) -> list[Any]
     return together(cts, lambda present: communicate("scatter", *present, **params))
 
 
-gather_p = collective("gather", _infer, _reference, _vjp)
+def _lower(*, root: int, dim: int) -> Lowering:
+    return Lowering("gather", root=root, concat_dim=dim)
+
+
+gather_p = collective("gather", infer=_infer, reference=_reference, vjp=_vjp, lower=_lower)

@@ -14,7 +14,8 @@ import numpy as np
 from ...ir import bind
 from ...types import ArrayType
 from ..combining import Shards
-from .rules import collective, together
+from .record import Lowering, collective
+from .rules import together
 
 __all__ = ["permute_p"]
 
@@ -35,4 +36,8 @@ def _vjp(cts: Sequence[Any], inputs: Any, outs: Any, *, pairs, **same: Any) -> l
     return together(cts, lambda present: bind(permute_p, *present, pairs=inverse, **same))
 
 
-permute_p = collective("permute", _infer, _reference, _vjp)
+def _lower(*, pairs: tuple[tuple[int, int], ...]) -> Lowering:
+    return Lowering("permute", pairs=pairs)
+
+
+permute_p = collective("permute", infer=_infer, reference=_reference, vjp=_vjp, lower=_lower)

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from ...types import ArrayType
-from ..combining import Shards, fold
+from ..combining import Shards
 from .all_reduce import gradient_of_reduction
-from .rules import check_op, collective, communicate, together
+from .record import Combine, Lowering, collective, in_axis_order
+from .rules import check_op, communicate, together
 
 __all__ = ["reduce_p"]
 
@@ -24,8 +25,8 @@ def _infer(x: ArrayType, *, axes: tuple[str, ...], root: int, op: str, size: int
     return x
 
 
-def _reference(shards: Shards, *, root: int, op: str, **_: Any) -> list[Any]:
-    return [fold(shards, op) if i == root else np.zeros_like(s) for i, s in enumerate(shards)]
+def _reference(shards: Shards, *, root: int, op: str, combine: Combine = in_axis_order, **_: Any) -> list[Any]:
+    return [combine(i, shards, op) if i == root else np.zeros_like(s) for i, s in enumerate(shards)]
 
 
 def _vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *, axes, root, op, size, **_: Any) -> list[Any]:
@@ -36,4 +37,8 @@ def _vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *, axes
     return gradient_of_reduction(together(cts, from_root), inputs, results, axes=axes, op=op, size=size)
 
 
-reduce_p = collective("reduce", _infer, _reference, _vjp)
+def _lower(*, root: int, op: str) -> Lowering:
+    return Lowering("reduce", op=op, root=root)
+
+
+reduce_p = collective("reduce", infer=_infer, reference=_reference, vjp=_vjp, lower=_lower)

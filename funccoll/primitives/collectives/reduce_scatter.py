@@ -11,9 +11,10 @@ from typing import Any
 
 from ...errors import VaryingError
 from ...types import ArrayType
-from ..combining import Shards, fold
+from ..combining import Shards
 from .local import spread
-from .rules import blocks_of, check_op, collective, communicate, require_divisible, resized, together
+from .record import Combine, Lowering, collective, in_axis_order
+from .rules import blocks_of, check_op, communicate, require_divisible, resized, together
 
 __all__ = ["reduce_scatter_p"]
 
@@ -24,8 +25,11 @@ def _infer(x: ArrayType, *, axes: tuple[str, ...], dim: int, op: str, size: int)
     return ArrayType(resized(x, dim, 1, size), x.dtype, x.varying)
 
 
-def _reference(shards: Shards, *, dim: int, op: str, size: int, **_: Any) -> list[Any]:
-    return [fold(blocks, op) for blocks in zip(*(blocks_of(s, dim, size) for s in shards), strict=True)]
+def _reference(
+    shards: Shards, *, dim: int, op: str, size: int, combine: Combine = in_axis_order, **_: Any
+) -> list[Any]:
+    contributions = zip(*(blocks_of(s, dim, size) for s in shards), strict=True)
+    return [combine(i, blocks, op) for i, blocks in enumerate(contributions)]
 
 
 def _vjp(cts: Sequence[Any], inputs: Any, outs: Any, *, axes, dim, op, size, **_: Any) -> list[Any]:
@@ -39,4 +43,10 @@ def _vjp(cts: Sequence[Any], inputs: Any, outs: Any, *, axes, dim, op, size, **_
     return spread(gathered, axes, op, size)
 
 
-reduce_scatter_p = collective("reduce_scatter", _infer, _reference, _vjp)
+def _lower(*, dim: int, op: str) -> Lowering:
+    return Lowering("reduce_scatter", op=op, cut_dim=dim)
+
+
+reduce_scatter_p = collective(
+    "reduce_scatter", infer=_infer, reference=_reference, vjp=_vjp, lower=_lower, gives_own_block=True
+)

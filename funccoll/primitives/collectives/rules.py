@@ -8,33 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ...errors import DTypeError, ShapeError, VaryingError
-from ...ir import Primitive, bind, primitive_named
+from ...errors import DTypeError, ShapeError
+from ...ir import bind, primitive_named
 from ...types import ArrayType, is_inexact
 
-__all__ = [
-    "blocks_of", "check_op", "collective", "communicate", "own_block", "require_divisible", "resized", "together",
-]  # fmt: skip
-
-
-def collective(name: str, one: Callable[..., ArrayType], reference: Any, vjp: Any) -> Primitive:
-    """A record whose type rule takes one operand at a time."""
-    return Primitive(name, _rule(name, one), reference, vjp, multiple=True, kind="collective")
+__all__ = ["blocks_of", "check_op", "communicate", "own_block", "require_divisible", "resized", "together"]
 
 
 # ---------------------------------------------------------------- types
-
-
-def _require_varying(name: str, x: ArrayType, axes: Sequence[str]) -> None:
-    missing = [a for a in axes if a not in x.varying]
-    if missing:
-        over = repr(missing[0]) if len(missing) == 1 else repr(tuple(missing))
-        split = f"take each device's own block with fc.own_slice(x, {over}), " if name in ("scatter", "reduce_scatter") else ""
-        raise VaryingError(
-            f"{name} over axis {over}: the operand {x} does not vary over it, it is equal on all those devices, so "
-            f"this would combine copies of one value. Drop the collective, {split}or say fc.pvary(x, {over}) first if "
-            "copies are what you mean."
-        )
 
 
 def require_divisible(name: str, x: ArrayType, dim: int, axes: Sequence[str], size: int) -> None:
@@ -64,15 +45,6 @@ def check_op(name: str, x: ArrayType, op: str) -> None:
         raise DTypeError(f'{name} {op!r} of booleans: use op="or"/"and", or x.astype(np.int32) to count.')
     if op == "mean" and kind in "iu":
         raise DTypeError(f'{name} "mean" of {x}: integers have no exact mean. Use x.astype(np.float32).')
-
-
-def _rule(name: str, one: Callable[..., ArrayType]) -> Callable[..., list[ArrayType]]:
-    def infer(*xs: ArrayType, axes: tuple[str, ...], algorithm: str | None, **params: Any) -> list[ArrayType]:
-        for x in xs:
-            _require_varying(name, x, axes)
-        return [one(x, axes=axes, **params) for x in xs]
-
-    return infer
 
 
 # ---------------------------------------------------------------- references

@@ -11,7 +11,8 @@ from typing import Any
 
 from ...types import ArrayType
 from ..combining import Shards
-from .rules import blocks_of, collective, communicate, require_divisible, resized, together
+from .record import Lowering, collective
+from .rules import blocks_of, communicate, require_divisible, resized, together
 
 __all__ = ["scatter_p"]
 
@@ -29,4 +30,8 @@ def _vjp(cts: Sequence[Any], inputs: Any, outs: Any, **params: Any) -> list[Any]
     return together(cts, lambda present: communicate("gather", *present, **params))
 
 
-scatter_p = collective("scatter", _infer, _reference, _vjp)
+def _lower(*, root: int, dim: int) -> Lowering:
+    return Lowering("scatter", root=root, cut_dim=dim)
+
+
+scatter_p = collective("scatter", infer=_infer, reference=_reference, vjp=_vjp, lower=_lower, gives_own_block=True)

@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...ir import Primitive
-from ...primitives.collectives import all_reduce_p, reduce_p, reduce_scatter_p
-from ...primitives.collectives.rules import own_block
 from ...primitives.combining import fold
 from ...schedules.collective import chunk_bounds
 from ...schedules.schedule import Schedule
@@ -38,11 +36,10 @@ BLOCK = 1 << 16
 
 
 def executor(primitive: Primitive, schedule: Schedule) -> Callable[..., Sequence[Any]]:
-    """What computes a collective's outputs: of the signature of its reference, with the bits of its schedule."""
-    compute = _IN_ORDER.get(primitive)
-    if compute is None or schedule.prove().left_fold:
+    """The collective's reference, which combines in the order of the schedule."""
+    if not schedule.collective.meaning.reduces or schedule.prove().left_fold:
         return primitive.reference
-    return functools.partial(compute, _Order(schedule.prove()))
+    return functools.partial(primitive.reference, combine=_Order(schedule.prove()).combine)
 
 
 class _Order:
@@ -54,8 +51,8 @@ class _Order:
         part_of_chunk = collective.parts_of_rows[collective.input_chunks :]
         trees: dict[int, list[tuple[int, Tree]]] = {}
         for rank, chunk, node in zip(*(column.tolist() for column in proof.outputs), strict=True):
-            # Every rank has the same expressions of an all_reduce: the first one's will do.
-            if rank == 0 or collective.kind != "all_reduce":
+            # Of a replicated reduction every rank has the same expressions: the first one's will do.
+            if rank == 0 or not collective.meaning.replicates:
                 trees.setdefault(rank, []).append((int(part_of_chunk[chunk]), _tree(proof, node)))
         self._runs = {rank: _runs(sorted(found)) for rank, found in trees.items()}
 
@@ -109,26 +106,3 @@ def _evaluate(tree: Tree, values: list[np.ndarray], op: str) -> np.ndarray:
     for operands in tree[:-1]:
         values.append(fold([values[i] for i in operands], partial))
     return fold([values[i] for i in tree[-1]], op, ranks)
-
-
-# ---------------------------------------------------------------- the reductions, as their references are
-
-
-def _all_reduce(order: _Order, shards: Sequence[Any], *, op: str, **_: Any) -> list[Any]:
-    return [order.combine(0, shards, op)]
-
-
-def _reduce(order: _Order, shards: Sequence[Any], *, root: int, op: str, **_: Any) -> list[Any]:
-    return [order.combine(i, shards, op) if i == root else np.zeros_like(s) for i, s in enumerate(shards)]
-
-
-def _reduce_scatter(order: _Order, shards: Sequence[Any], *, dim: int, op: str, size: int, **_: Any) -> list[Any]:
-    blocks = [[own_block(s, i, dim=dim, stack=False, size=size) for s in shards] for i in range(size)]
-    return [order.combine(i, block, op) for i, block in enumerate(blocks)]
-
-
-_IN_ORDER: dict[Primitive, Callable[..., list[Any]]] = {
-    all_reduce_p: _all_reduce,
-    reduce_p: _reduce,
-    reduce_scatter_p: _reduce_scatter,
-}

@@ -25,6 +25,7 @@ from ...ir import Equation, Var
 from ...kernels import stream_interpreter as at
 from ...kernels.cpu import interpreter
 from ...mesh import Mesh
+from ...primitives.collectives.record import lowering
 from ...schedules.chunk_layout import ChunkLayout, cut_as_one
 from ...schedules.schedule import Schedule
 from ..job import host
@@ -379,18 +380,15 @@ def make_group(
     known: dict[Any, int] = {a: i for i, a in enumerate(arguments)}
     calls, results = [], 0
     for eqn, schedule in equations:
-        params = eqn.params
-        dim, concat = params.get("split_dim", params.get("dim", 0)), params.get("concat_dim", params.get("dim", 0))
+        how = lowering(eqn)
         operands = []
         for atom, out in zip(eqn.inputs, eqn.outputs, strict=True):
-            shape = atom.type.shape
-            if params.get("stack"):
-                shape = (*shape[:dim], 1, *shape[dim:])
-            operands.append(Operand(shape, out.type.shape, atom.type.dtype, dim, concat, known[atom]))
+            shape, dtype = how.input_shape(atom.type.shape), atom.type.dtype
+            operands.append(Operand(shape, out.type.shape, dtype, how.cut_dim, how.concat_dim, known[atom]))
         for out in eqn.outputs:
             known[out] = ~results
             results += 1
-        op = params.get("op", "sum")
+        op = how.op
         if not eqn.outputs:  # a barrier
             operands, op = [Operand((0,), (0,), np.dtype(np.uint8))], "or"
         calls.append(GroupedCollective(tuple(eqn.axes()), schedule, op, tuple(operands), identity(eqn), eqn.source))

@@ -20,7 +20,8 @@ __all__ = ["interpret_messages"]
 
 
 def interpret_messages(
-    messages: Messages, inputs: Sequence[np.ndarray], *, op: str = "sum", seed: int = 0, dim: int = 0, concat_dim: int = 0
+    messages: Messages, inputs: Sequence[np.ndarray], *, op: str = "sum", seed: int = 0, dim: int = 0,
+    concat_dim: int | None = None,
 ) -> list[np.ndarray | None]:
     """Run messages on one array per rank, in a random order chosen by `seed`; arguments as in `interpret`.
 
@@ -36,7 +37,9 @@ def interpret_messages(
 class _MessageRun:
     """The ranks' memories, how far each rank is, and the messages that are posted."""
 
-    def __init__(self, messages: Messages, inputs: Sequence[np.ndarray], op: str, seed: int, dim: int, concat_dim: int):
+    def __init__(
+        self, messages: Messages, inputs: Sequence[np.ndarray], op: str, seed: int, dim: int, concat_dim: int | None
+    ):
         self.messages = messages
         self.collective = messages.schedule.collective
         first = np.asarray(inputs[0])

@@ -56,14 +56,14 @@ def chunk_bytes(collective: Collective, nbytes: Any) -> float:
     The model divides evenly, also where executed chunks differ by an element or end at a cache line. A barrier moves
     no bytes, whatever `nbytes` is. Raises ScheduleError unless `nbytes` is an integer, at least 1 (0 for a barrier).
     """
-    barrier = collective.kind == "barrier"
+    empty = not collective.meaning.carries_data
     integer = isinstance(nbytes, (int, np.integer)) and not isinstance(nbytes, bool)
-    if not integer or not (0 if barrier else 1) <= nbytes < 1 << 62:
+    if not integer or not (0 if empty else 1) <= nbytes < 1 << 62:
         raise ScheduleError(
             f"nbytes={nbytes!r} must be the bytes of one rank's data (of {collective.kind}'s input and output the larger "
-            f"one), an integer from {0 if barrier else 1} to 2⁶² − 1."
+            f"one), an integer from {0 if empty else 1} to 2⁶² − 1."
         )
-    return 0.0 if barrier else int(nbytes) / (collective.block_divisor * collective.parts)
+    return 0.0 if empty else int(nbytes) / (collective.block_divisor * collective.parts)
 
 
 def cost(schedule: Schedule, topology: Topology, nbytes: int) -> Cost:

@@ -14,7 +14,7 @@ import numpy as np
 
 from ...errors import DTypeError, ScheduleError
 from ...types import bfloat16, check_dtype
-from ..collective import Collective, check_pairs
+from ..collective import KINDS, Collective, check_pairs
 from ..registry import Algorithm, known
 from ..schedule import Schedule, build, check_levels
 from ..tables import html_table, seconds_text, text_table
@@ -67,7 +67,7 @@ class _Question:
     @property
     def reduces(self) -> bool:
         """Whether anything is combined whose bits depend on the order."""
-        return self.kind != "barrier" and Collective(self.kind, 1).meaning.reduces
+        return KINDS[self.kind].carries_data and KINDS[self.kind].reduces
 
 
 def select(
@@ -187,7 +187,7 @@ def _candidate(algorithm: Algorithm, question: _Question) -> Candidate:
     if "levels" in algorithm.options and question.levels is None:
         return Candidate(algorithm, objection="needs several hosts with several ranks each, or levels=")
     try:
-        if p > _SMALL and question.kind != "permute" and _expected_places(algorithm, p) > _TOO_LARGE:
+        if p > _SMALL and "pairs" not in algorithm.options and _expected_places(algorithm, p) > _TOO_LARGE:
             return Candidate(algorithm, objection="too large to build for comparison", reserve=True)
         return min(_variants(algorithm, question), key=_seconds)
     except Exception as error:  # a user's generator may raise anything, and the others can still be chosen

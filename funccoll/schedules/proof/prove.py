@@ -106,11 +106,11 @@ def check_outputs(machine: SymbolicExecutor, name: str) -> tuple[np.ndarray, np.
     whole = np.zeros(len(ids), bool)
     distinct, inverse = np.unique(ids, return_inverse=True)
     whole = table.complete(distinct)[inverse]
-    twice = table.twice(ids) & (collective.kind != "barrier")
+    twice = table.twice(ids) & collective.meaning.carries_data
     bad |= reduced & (~label_ok | ~whole | twice)
     if bad.any():
         raise _wrong_output(machine, name, rank, chunk, source, wanted, bad)
-    if collective.kind == "all_reduce":  # the other kinds have one copy of every reduced chunk
+    if collective.meaning.replicates:  # the other kinds have one copy of every reduced chunk
         order = np.lexsort((rank, chunk))
         same = held[order].reshape(-1, p)
         differs = same != same[:, :1]

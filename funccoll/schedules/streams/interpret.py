@@ -28,13 +28,13 @@ ENTER, COMBINE, LEAVE = 0, 1, 2
 
 def interpret(
     streams: Streams, inputs: Sequence[Sequence[np.ndarray]], *, op: str = "sum", seed: int = 0, dim: int = 0,
-    concat_dim: int = 0,
+    concat_dim: int | None = None,
 ) -> list[list[np.ndarray | None]]:  # fmt: skip
     """Run streams on `inputs[execution][rank]`, one execution after the other, in a random order chosen by `seed`.
 
-    All inputs have one shape and dtype. `dim` is the dimension that is cut or concatenated (all_to_all cuts `dim` and
-    concatenates along `concat_dim`). Returns the outputs as [execution][rank], None for ranks that have none. Raises
-    ScheduleError when every stream waits (deadlock), and when the dimension cannot be cut.
+    All inputs have one shape and dtype. Inputs are cut along `dim`, outputs concatenated along `concat_dim` (None: along
+    `dim` too). Returns the outputs as [execution][rank], None for ranks that have none. Raises ScheduleError when every
+    stream waits (deadlock), and when the dimension cannot be cut.
     """
     first = np.asarray(inputs[0][0])
     return StreamInterpreter(streams, first.shape, first.dtype, dim, concat_dim).run(inputs, op=op, seed=seed)
@@ -43,7 +43,7 @@ def interpret(
 class StreamInterpreter:
     """Streams with the places of one call worked out, for many runs."""
 
-    def __init__(self, streams: Streams, shape: Sequence[int], dtype: Any, dim: int = 0, concat_dim: int = 0):
+    def __init__(self, streams: Streams, shape: Sequence[int], dtype: Any, dim: int = 0, concat_dim: int | None = None):
         self.streams = streams
         self.dtype = np.dtype(dtype)
         self.shape = tuple(shape)

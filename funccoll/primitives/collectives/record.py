@@ -1,0 +1,99 @@
+"""The record of a collective: a primitive that also says how one call of it is lowered to a schedule.
+
+Passes, runtimes, selection and reports read this record; none of them knows a collective by its name or parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...errors import VaryingError
+from ...ir import Equation, Primitive
+from ...types import ArrayType
+from ..combining import Shards, fold
+
+__all__ = ["CollectivePrimitive", "Combine", "Lowering", "collective", "in_axis_order", "lowering"]
+
+Combine = Callable[[int, Shards, str], Any]
+"""(place in the group that gets the result, every device's contribution in axis order, op) -> the reduction."""
+
+
+def in_axis_order(place: int, shards: Shards, op: str) -> Any:
+    """The left fold: the order in which a reference combines when no schedule says another one."""
+    return fold(shards, op)
+
+
+@dataclass(frozen=True)
+class Lowering:
+    """One call of a collective in the terms of schedules: the kind and its options, and how arrays are cut into blocks."""
+
+    kind: str
+    """The name in `schedules.collective.KINDS`."""
+    op: str = ""
+    """The reduction; empty where data only move."""
+    root: int = 0
+    pairs: tuple[tuple[int, int], ...] = ()
+    cut_dim: int = 0
+    """The dimension along which a device's input is cut, where it has p blocks."""
+    concat_dim: int = 0
+    """The dimension along which the output is concatenated, where it has p blocks."""
+    stack: bool = False
+    """Blocks are concatenated along a new dimension, which the operand does not have yet."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What the schedule depends on, besides the kind and the ranks."""
+        return {"root": self.root, "pairs": self.pairs}
+
+    def input_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape of an operand, with the new dimension if there is one."""
+        return (*shape[: self.concat_dim], *(1,) * self.stack, *shape[self.concat_dim :])
+
+
+@dataclass(frozen=True, eq=False, slots=True, repr=False, kw_only=True)
+class CollectivePrimitive(Primitive):
+    """A primitive that communicates.
+
+    The `reference` of one that reduces takes `combine` as well (a `Combine`; by default `in_axis_order`), and a runtime
+    passes the order of the schedule there.
+    """
+
+    lower: Callable[..., Lowering]
+    """From the parameters that are the collective's own to its lowering."""
+
+
+def collective(
+    name: str, *, infer: Callable[..., ArrayType], reference: Callable[..., list[Any]], vjp: Callable[..., list[Any]],
+    lower: Callable[..., Lowering], gives_own_block: bool = False,
+) -> CollectivePrimitive:  # fmt: skip
+    """The record of a collective with operands, whose type rule `infer` takes one of them at a time.
+
+    `gives_own_block`: each device gets its own block of one value, as `own_slice` does without communication.
+    """
+
+    def infer_each(*xs: ArrayType, axes: tuple[str, ...], algorithm: str | None, **params: Any) -> list[ArrayType]:
+        for x in xs:
+            _require_varying(name, x, axes, gives_own_block)
+        return [infer(x, axes=axes, **params) for x in xs]
+
+    return CollectivePrimitive(name, infer_each, reference, vjp, multiple=True, kind="collective", lower=lower)
+
+
+def _require_varying(name: str, x: ArrayType, axes: Sequence[str], gives_own_block: bool) -> None:
+    missing = [a for a in axes if a not in x.varying]
+    if missing:
+        over = repr(missing[0]) if len(missing) == 1 else repr(tuple(missing))
+        split = f"take each device's own block with fc.own_slice(x, {over}), " if gives_own_block else ""
+        raise VaryingError(
+            f"{name} over axis {over}: the operand {x} does not vary over it, it is equal on all those devices, so "
+            f"this would combine copies of one value. Drop the collective, {split}or say fc.pvary(x, {over}) first if "
+            "copies are what you mean."
+        )
+
+
+def lowering(eqn: Equation) -> Lowering:
+    """How a collective of a program is lowered."""
+    assert isinstance(eqn.primitive, CollectivePrimitive)
+    return eqn.primitive.lower(**{k: v for k, v in eqn.params.items() if k not in ("axes", "size", "algorithm")})
