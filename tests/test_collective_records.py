@@ -41,12 +41,11 @@ def test_a_collective_is_complete(primitive: CollectivePrimitive):
     assert (module.__doc__ or "").startswith(f"{name}: ") and re.search(r"^Cost: .*α", module.__doc__ or "", re.M)
     assert getattr(module, f"{name}_p") is getattr(package, f"{name}_p") is primitive
     assert (primitive.vjp is None) == (primitive.kind == "effect")
-    combines = kind.reduces and kind.carries_data
-    assert ("combine" in inspect.signature(primitive.reference).parameters if primitive.vjp else False) == combines
+    assert ("combine" in inspect.signature(primitive.reference).parameters if primitive.vjp else False) == kind.combines
 
     public = inspect.signature(getattr(fc, name)).parameters
     assert name in collectives.__all__ and public["algorithm"].default is None
-    assert ("op" in public, "root" in public, "pairs" in public) == (combines, kind.rooted, kind.takes_pairs)
+    assert ("op" in public, "root" in public, "pairs" in public) == (kind.combines, kind.rooted, kind.takes_pairs)
 
     assert schedules.algorithms(name)
     assert any(case.split()[0] == name for case in CASES)
