@@ -148,6 +148,7 @@ def cases() -> list[Case]:
     for root in (0, 1, -1):
         add(f"broadcast {root}", lambda x, a, p, r=root: fc.broadcast(x, a, root=r % p),
             lambda g, i, r=root: g[r % len(g)], (), (2, 3), (0,), varies=False)
+    add("barrier", lambda x, a, p: (fc.barrier(a), x)[1], lambda g, i: g[i], (2,))
     add("pvary", lambda x, a, p: fc.pvary(fc.broadcast(x, a), a), lambda g, i: g[0], (2,))
     add("axis_index", lambda x, a, p: fc.axis_index(a), lambda g, i: np.int32(i), (2,))
     return out

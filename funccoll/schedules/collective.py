@@ -77,10 +77,15 @@ class Kind:
     """False where it only matters that all ranks have come: contributions may then count more than once."""
 
     @property
+    def combines(self) -> bool:
+        """Whether values are combined, so that bits depend on the order."""
+        return self.reduces and self.carries_data
+
+    @property
     def replicates(self) -> bool:
         """Whether every rank gets the whole reduction: their orders must be the same, so that their bits are."""
         whole = self.input_blocks == self.output_blocks == 1
-        return self.reduces and self.carries_data and whole and self.receives is every_rank
+        return self.combines and whole and self.receives is every_rank
 
 
 KINDS = {

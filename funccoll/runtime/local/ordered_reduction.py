@@ -37,7 +37,7 @@ BLOCK = 1 << 16
 
 def executor(primitive: Primitive, schedule: Schedule) -> Callable[..., Sequence[Any]]:
     """The collective's reference, which combines in the order of the schedule."""
-    if not schedule.collective.meaning.reduces or schedule.prove().left_fold:
+    if not schedule.collective.meaning.combines or schedule.prove().left_fold:
         return primitive.reference
     return functools.partial(primitive.reference, combine=_Order(schedule.prove()).combine)
 

@@ -66,7 +66,7 @@ class _Question:
     @property
     def reduces(self) -> bool:
         """Whether anything is combined whose bits depend on the order."""
-        return KINDS[self.kind].carries_data and KINDS[self.kind].reduces
+        return KINDS[self.kind].combines
 
 
 def select(
