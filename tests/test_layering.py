@@ -31,7 +31,6 @@ LEAVES = {"display": {"types"}, "tree": set()}
 LAZY = {
     ("mesh", "display"): "_repr_html_, only in a notebook",
     ("ir", "display"): "_repr_html_, only in a notebook",
-    ("arrays", "display"): "_repr_html_, only in a notebook",
 }
 
 OPTIONAL = {
@@ -111,7 +110,7 @@ def layering_errors(source: str, module: str, is_package: bool = False) -> list[
             if theirs not in LEAVES[mine]:
                 errors.append(f"{where}: a leaf helper imports only {sorted(LEAVES[mine])}")
         elif theirs in LEAVES:
-            if LAYER[mine] < LAYER["arrays"] + 1 and not (found.lazy and (mine, theirs) in LAZY):
+            if LAYER[mine] < LAYER["schedules"] and not (found.lazy and (mine, theirs) in LAZY):
                 errors.append(f"{where}: only lazily, and only where LAZY says why")
         elif mine not in LAYER or theirs not in LAYER:
             errors.append(f"{where}: {mine if mine not in LAYER else theirs!r} has no place in ORDER")

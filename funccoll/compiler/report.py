@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import html
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from ..display import html_table, text_table
 from ..errors import Source
 from ..ir import Equation, Program
 from ..primitives.linalg import einsum_p, matmul_p
@@ -35,6 +35,7 @@ class CollectiveTable:
     """The collectives of a program: `.rows`, printed as text or HTML."""
 
     HEAD = ("collective", "axes", "devices", "arrays", "dtype", "bytes/device", "schedule", "from")
+    _RIGHT = ("devices", "arrays", "bytes/device")
 
     def __init__(self, program: Program):
         self.rows = [_row(e, program) for e in program.collectives()]
@@ -56,19 +57,10 @@ class CollectiveTable:
         return iter(self.rows)
 
     def __repr__(self) -> str:
-        table = [self.HEAD, *self.cells()]
-        widths = [max(len(row[i]) for row in table) for i in range(len(self.HEAD))]
-        lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in table]
-        return "\n".join([lines[0], "  ".join("-" * w for w in widths), *lines[1:]])
+        return text_table(self.HEAD, self.cells(), self._RIGHT)
 
     def _repr_html_(self) -> str:
-        def line(tag: str, row: Sequence[str]) -> str:
-            sides = ["right" if h in ("devices", "arrays", "bytes/device") else "left" for h in self.HEAD]
-            cells = (f'<{tag} style="text-align:{s}">{html.escape(c)}</{tag}>' for s, c in zip(sides, row, strict=True))
-            return f"<tr>{''.join(cells)}</tr>"
-
-        head, body = line("th", self.HEAD), "".join(line("td", row) for row in self.cells())
-        return f"<table><thead>{head}</thead><tbody>{body}</tbody></table>"
+        return html_table(self.HEAD, self.cells(), self._RIGHT)
 
 
 def _row(eqn: Equation, program: Program) -> CollectiveRow:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...display import bytes_text, html_table, seconds_text
 from ...errors import ScheduleError
 from ..collective import Collective
 from ..moves import Batch
-from ..tables import bytes_text, html_table, seconds_text
 from .topology import Topology, check_topology
 
 if TYPE_CHECKING:

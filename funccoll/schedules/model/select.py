@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import html
 import math
 import operator
 from collections.abc import Iterator, Sequence
@@ -12,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from ...display import html_table, seconds_text, text_table, titled
 from ...errors import DTypeError, ScheduleError
 from ...types import bfloat16, check_dtype
 from ..collective import Collective, check_pairs
 from ..registry import Algorithm, known
 from ..schedule import Schedule, build, check_levels
-from ..tables import html_table, seconds_text, text_table
 from .cost import Cost, chunk_bytes
 from .topology import Topology, check_topology
 
@@ -311,7 +310,7 @@ class Explanation:
 
     def _repr_html_(self) -> str:
         bold = self.rows.index(self.chosen)
-        return f"<div><code>{html.escape(self.title)}</code>{html_table(self.HEAD, self._cells(), self._RIGHT, bold)}</div>"
+        return titled(self.title, html_table(self.HEAD, self._cells(), self._RIGHT, bold))
 
 
 def _title(question: _Question, dtype: Any) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ..tables import html_table, seconds_text
+from ...display import html_table, seconds_text, titled
 from .topology import Topology
 
 if TYPE_CHECKING:
@@ -106,5 +105,4 @@ class Simulation:
         slowest = np.argsort(-self.finish, kind="stable")[:16]
         rows = [(str(r), seconds_text(float(self.finish[r]))) for r in slowest]
         head = "leaves" if len(rows) == self.schedule.nranks else f"leaves (the last {len(rows)} of {self.schedule.nranks:,})"
-        pre = '<pre style="white-space:pre-wrap">'
-        return f"<div>{pre}{html.escape(repr(self))}</pre>{html_table(('rank', head), rows, right=('rank', head))}</div>"
+        return titled(repr(self), html_table(("rank", head), rows, right=("rank", head)))

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from ...display import html_table, seconds_text, titled
 from ...errors import ScheduleError
-from ..tables import html_table, seconds_text
 
 __all__ = ["Link", "Topology", "check_topology"]
 
@@ -189,7 +189,7 @@ class Topology:
         rows = [(where, k.name, seconds_text(k.alpha), _rate(k.beta)) for where, k in self._used()]
         rows.append(("reduction", "", "", _rate(self.gamma)))
         table = html_table(("", "link", "latency", "bandwidth"), rows, right=("latency", "bandwidth"))
-        return f"<div><code>{self.name}: {self._size()}</code>{table}</div>"
+        return titled(f"{self.name}: {self._size()}", table)
 
 
 def check_topology(topology: Any, nranks: int | None = None) -> None:
