@@ -388,7 +388,7 @@ def test_doctor_finds_what_is_wrong(tmp_path):
     )
     assert done.returncode == 1
     assert "Numba needs NumPy 1.99 or less" in done.stdout and "pip install --upgrade numba" in done.stdout
-    assert "limited to 15.3 GiB" in done.stdout and "ulimit -v unlimited" in done.stdout
+    assert "limited to 15.26 GiB" in done.stdout and "ulimit -v unlimited" in done.stdout
     assert done.stdout.endswith("Wrong: numba.\n")
 
 

@@ -18,8 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ranks import JOIN, PRELUDE, Ranks, left_behind
 
+from funccoll.display import size_text
 from funccoll.errors import DTypeError, RendezvousError, ShapeError
-from funccoll.runtime.job.memory_limits import available_memory, in_words
+from funccoll.runtime.job.host import available_memory
 from funccoll.runtime.shm import arena as arenas
 from funccoll.runtime.shm.arena import ALIGNMENT, LARGE, block_size
 from funccoll.runtime.shm.heap import CONTROL, HEADER, Heap, create, largest_arena
@@ -257,7 +258,10 @@ def test_when_memory_is_short_free_blocks_go_first(heap, monkeypatch):
 
 def test_available_memory():
     assert 1 << 20 < available_memory() < os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    assert [in_words(n) for n in (0, 64, 4096, 3 << 29, 5 << 40, 1 << 60)] == [
+
+
+def test_sizes_in_words():
+    assert [size_text(n) for n in (0, 64, 4096, 3 << 29, 5 << 40, 1 << 60)] == [
         "0 bytes", "64 bytes", "4 KiB", "1.5 GiB", "5 TiB", "1.049e+06 TiB",
     ]  # fmt: skip
 

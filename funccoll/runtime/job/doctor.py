@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..._version import __version__
+from ...display import size_text
 from . import host
 
 __all__ = ["Finding", "examine"]
@@ -81,12 +82,12 @@ def _machine() -> Iterator[Finding]:
     yield Finding(section, "cores", f"{usable} usable{less}")
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = host.memory_limit()
-    less = f"; this container's limit is {_size(limit)}" if limit is not None and limit < total else "; no limit below it"
-    yield Finding(section, "memory", _size(total) + less)
+    less = f"; this container's limit is {size_text(limit)}" if limit is not None and limit < total else "; no limit below it"
+    yield Finding(section, "memory", size_text(total) + less)
     space = resource.getrlimit(resource.RLIMIT_AS)[0]
     if space != resource.RLIM_INFINITY:
         yield Finding(
-            section, "address space", f"limited to {_size(space)}", "ok" if space >= _ROOMY else "warning",
+            section, "address space", f"limited to {size_text(space)}", "ok" if space >= _ROOMY else "warning",
             "Less room for the arrays that ranks share; `ulimit -v unlimited` lifts the limit.",
         )  # fmt: skip
 
@@ -178,7 +179,3 @@ def _gpus() -> Iterator[Finding]:
     for line in filter(None, done.stdout.splitlines()):
         name, _, text = line.partition(":")
         yield Finding(section, name, text.split("(UUID")[0].strip())
-
-
-def _size(number: int) -> str:
-    return f"{number / 2**30:.1f} GiB" if number >= 2**30 else f"{number / 2**20:.0f} MiB"

@@ -1,4 +1,4 @@
-"""What this machine gives a job: cores, memory, and the kernel features that the runtime needs.
+"""Cores, memory and address space that this machine and its control groups give a job, and how a child is bound to its parent.
 
 Standard library only: the launcher reads it before anything else is imported.
 """
@@ -9,12 +9,14 @@ import ctypes
 import math
 import os
 import re
+import resource
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 __all__ = [
-    "PEER_FAILURE_EXIT_CODE", "bindings", "cgroup_limits", "cores", "dying_with_parent", "memory_limit", "thread_variables",
+    "PEER_FAILURE_EXIT_CODE", "address_space", "available_memory", "bindings", "cores", "dying_with_parent", "memory_limit",
+    "thread_variables",
 ]  # fmt: skip
 
 PEER_FAILURE_EXIT_CODE = os.EX_UNAVAILABLE
@@ -23,38 +25,51 @@ PEER_FAILURE_EXIT_CODE = os.EX_UNAVAILABLE
 _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _CGROUPS = Path("/sys/fs/cgroup")
+_OWN_CGROUPS = Path("/proc/self/cgroup")
 _CPUS = Path("/sys/devices/system/cpu")
 
 
-def cgroup_limits(controller: str, v1: str, v2: str) -> Iterator[str]:
-    """The texts of a limit's files in this process's control group and those above it, of cgroup v1 or v2.
-
-    `controller` is v1's folder ("memory"); `v1` and `v2` are the names of the file.
-    """
-    try:
-        groups = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return
-    for line in groups:
-        _, names, path = line.split(":", 2)
+def _control_groups(controller: str) -> Iterator[tuple[Path, bool]]:
+    """Folders of this process's control group and those above it, each with whether it is of cgroup v1."""
+    for entry in _text(_OWN_CGROUPS).splitlines():
+        _, names, path = entry.split(":", 2)
         if names and controller not in names.split(","):
             continue
-        root, name = (_CGROUPS / controller, v1) if names else (_CGROUPS, v2)
+        root = _CGROUPS / controller if names else _CGROUPS
         # Inside a container the path may be the host's, which is not there: its own group is then at the root.
-        for folder in (root / path.lstrip("/"), *(root / path.lstrip("/")).parents):
-            if folder == root.parent:
+        folder = root / path.lstrip("/")
+        for group in (folder, *folder.parents):
+            if group == root.parent:
                 break
-            try:
-                yield (folder / name).read_text().strip()
-            except OSError:
-                continue
+            yield group, bool(names)
+
+
+def _memory_limits() -> Iterator[tuple[int, int]]:
+    """(limit, what it leaves) of each control group that limits memory, in bytes; file caches count as left."""
+    for group, first in _control_groups("memory"):
+        limit, used = ("memory.limit_in_bytes", "memory.usage_in_bytes") if first else ("memory.max", "memory.current")
+        most = _text(group / limit)
+        if most.isdigit() and int(most) < 2**60:
+            caches = re.findall(r"^inactive_file (\d+)$", _text(group / "memory.stat"), re.MULTILINE)
+            yield int(most), int(most) - int(_text(group / used) or 0) + sum(map(int, caches))
 
 
 def memory_limit() -> int | None:
     """The lowest memory limit of this process's control groups in bytes, or None when there is none."""
-    texts = cgroup_limits("memory", "memory.limit_in_bytes", "memory.max")
-    limits = [int(t) for t in texts if t.isdigit()]
-    return min((limit for limit in limits if limit < 2**60), default=None)
+    return min((limit for limit, _ in _memory_limits()), default=None)
+
+
+def available_memory() -> int:
+    """Bytes that can still be committed on this host and in this process's control groups, as far as they say."""
+    host = re.search(r"^MemAvailable: *(\d+) kB$", _text(Path("/proc/meminfo")), re.MULTILINE)
+    free = int(host[1]) * 1024 if host else 1 << 62
+    return max(min([free, *(left for _, left in _memory_limits())]), 0)
+
+
+def address_space() -> int | None:
+    """The bytes that this process may map and the size that its files may have, the smaller; None without limits."""
+    limits = [resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_FSIZE)]
+    return min((limit for limit in limits if limit != resource.RLIM_INFINITY), default=None)
 
 
 def cores() -> int:
@@ -63,11 +78,19 @@ def cores() -> int:
     Logical ones: two hyperthreads count as two.
     """
     usable = len(os.sched_getaffinity(0))
-    for text in cgroup_limits("cpu", "cpu.cfs_quota_us", "cpu.max"):
-        quota, _, period = text.partition(" ")
+    for group, first in _control_groups("cpu"):
+        quota, _, period = _text(group / ("cpu.cfs_quota_us" if first else "cpu.max")).partition(" ")
         if quota.isdigit() and int(quota) > 0:  # "max" and -1 are no limit; v1 has its period, 0.1 s, in another file
             usable = min(usable, math.ceil(int(quota) / int(period or 100_000)))
     return max(1, usable)
+
+
+def _text(path: Path) -> str:
+    """A file's text, "" when it cannot be read."""
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
 
 
 def thread_variables(environment: Mapping[str, str], threads: int) -> dict[str, str]:
@@ -98,12 +121,8 @@ def bindings(n: int) -> list[set[int]]:
 
 def _siblings(cpu: int) -> set[int]:
     """The hyperthreads of a logical CPU's core, itself among them."""
-    try:
-        text = (_CPUS / f"cpu{cpu}/topology/thread_siblings_list").read_text()
-    except OSError:
-        return {cpu}
     found = {cpu}
-    for first, last in re.findall(r"(\d+)(?:-(\d+))?", text):
+    for first, last in re.findall(r"(\d+)(?:-(\d+))?", _text(_CPUS / f"cpu{cpu}/topology/thread_siblings_list")):
         found |= set(range(int(first), int(last or first) + 1))
     return found
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import mmap
 import os
 
-from ..job.memory_limits import available_memory, in_words
+from ...display import size_text
+from ..job.host import available_memory
 
 __all__ = ["ALIGNMENT", "LARGE", "PAGE", "Arena", "block_size"]
 
@@ -71,8 +72,8 @@ class Arena:
         offset = -(-self._top // align) * align
         if offset + size > self._end:
             raise MemoryError(
-                f"no address space is left for {in_words(size)} in {self.whose} arena of {in_words(self._end - self._start)}, "
-                f"of which {in_words(self.committed)} are in use."
+                f"no address space is left for {size_text(size)} in {self.whose} arena of "
+                f"{size_text(self._end - self._start)}, of which {size_text(self.committed)} are in use."
             )
         self._grow(offset + size)
         self._top = offset + size
@@ -94,15 +95,15 @@ class Arena:
             while self._cached:
                 self._trim()
         free = available_memory()
-        reason = f"{in_words(free)} are available"
+        reason = f"{size_text(free)} are available"
         if nbytes <= free:
             try:
                 return os.posix_fallocate(self._descriptor, offset, nbytes)
             except OSError as error:
                 reason = str(error.strerror)
         raise MemoryError(
-            f"{self.whose} arena cannot get {in_words(nbytes)} more of shared memory: {reason}. It has "
-            f"{in_words(self.committed)}."
+            f"{self.whose} arena cannot get {size_text(nbytes)} more of shared memory: {reason}. It has "
+            f"{size_text(self.committed)}."
         )
 
     # ------------------------------------------------------------ large blocks

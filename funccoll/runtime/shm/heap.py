@@ -27,8 +27,9 @@ from typing import Any
 
 import numpy as np
 
+from ...display import size_text
 from ...errors import DTypeError, RendezvousError, ShapeError
-from ..job.memory_limits import address_space, in_words
+from ..job.host import address_space
 from .arena import LARGE, PAGE, Arena, block_size
 
 __all__ = ["CONTROL", "HEADER", "Heap", "create", "largest_arena"]
@@ -58,7 +59,7 @@ def create(world: int, arena: int) -> int:
         os.posix_fallocate(descriptor, 0, CONTROL)
     except OSError as error:
         os.close(descriptor)
-        raise MemoryError(f"no shared memory: {in_words(CONTROL)} for {world} processes: {error.strerror}") from None
+        raise MemoryError(f"no shared memory: {size_text(CONTROL)} for {world} processes: {error.strerror}") from None
     return descriptor
 
 
