@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ..moves import Batch
-from ..proof.symbolic import expand
-from ..streams.happens_before import concat_ranges
+from ..runs import chunks_of_runs, expand, part_steps
 
 if TYPE_CHECKING:
     from ..schedule import Schedule
@@ -130,14 +129,9 @@ class _RoundAssigner:
         dst, src, row = expand(batch, self.p)
         part = self.part[src[:, 0]]
         self.part[dst] = part[:, None]
-        if len(row) == len(batch):
-            return _MoveRun(batch, part, np.zeros_like(part))
-        first = np.cumsum(batch.count) - batch.count
-        many = batch.count > 1
-        step = np.zeros(len(batch), part.dtype)
-        step[many] = part[first[many] + 1] - part[first[many]]
-        if (part[first][row] + (np.arange(len(row)) - first[row]) * step[row] == part).all():
-            return _MoveRun(batch, part[first], step)
+        first, step, regular = part_steps(part, batch.count)
+        if regular:
+            return _MoveRun(batch, first, step)
         return _MoveRun(replace(batch, dst=dst, src=src, count=np.ones_like(row), by=batch.by[row]), part, np.zeros_like(part))
 
     def _level_for(self, batches: Sequence[Batch], remote: Sequence[tuple[np.ndarray, np.ndarray]]) -> int:
@@ -217,7 +211,8 @@ class _RoundAssigner:
         """The places of runs."""
         if (count == 1).all():
             return codes
-        return concat_ranges(np.zeros(len(codes), np.int64), count) * self.p + np.repeat(codes, count)
+        run, within = chunks_of_runs(count)
+        return codes[run] + within * self.p
 
     def finish(self) -> AssignedRounds:
         """All levels."""

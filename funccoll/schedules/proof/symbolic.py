@@ -9,19 +9,10 @@ import numpy as np
 
 from ...errors import ScheduleError
 from ..moves import Batch, Places
+from ..runs import expand
 from .expressions import Expressions
 
-__all__ = ["SymbolicExecutor", "expand", "shortest_cycle"]
-
-
-def expand(batch: Batch, nranks: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """A batch with its runs cut into single chunks: (destinations, sources, row in the batch)."""
-    if (batch.count == 1).all():
-        return batch.dst, batch.src, np.arange(len(batch))
-    row = np.repeat(np.arange(len(batch)), batch.count)
-    first = np.repeat(np.cumsum(batch.count) - batch.count, batch.count)
-    step = ((np.arange(len(row)) - first) * nranks).astype(batch.dst.dtype)[:, None]
-    return batch.dst[row] + step, batch.src[row] + step, row
+__all__ = ["SymbolicExecutor", "shortest_cycle"]
 
 
 class SymbolicExecutor:

@@ -9,7 +9,7 @@ import numpy as np
 
 from ...errors import ScheduleError
 from ..moves import Batch
-from ..proof.symbolic import expand
+from ..runs import expand, part_steps
 from .happens_before import concat_ranges, transitively_reduced
 from .streams import COMBINE, ENTER, LEAVE, Streams
 
@@ -118,7 +118,7 @@ class _Hazards:
         index = self._number(stream)
         dst, src, row = expand(batch, self.p)
         event = (index + 1) * self.streams + stream
-        part, step = self._parts(batch, dst, src, row)
+        part, step = self._parts(batch, dst, src)
         waiting = [(row, self.writer[src[:, j]]) for j in range(src.shape[1])]
         for j in range(dst.shape[1]):
             waiting.append((row, self.writer[dst[:, j]]))
@@ -158,23 +158,18 @@ class _Hazards:
         self.stamp[keys] = numbers
         return bool((self.stamp[keys] == numbers).all())
 
-    def _parts(self, batch: Batch, dst: np.ndarray, src: np.ndarray, row: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _parts(self, batch: Batch, dst: np.ndarray, src: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """For each instruction, the part of its first chunk and the step to the next one."""
         part = self.part[src[:, 0]]
         self.part[dst] = part[:, None]
-        if len(part) == len(batch):
-            return part, np.zeros(len(part), np.int32)
-        first = np.cumsum(batch.count) - batch.count
-        many = batch.count > 1
-        step = np.zeros(len(batch), np.int32)
-        step[many] = part[first[many] + 1] - part[first[many]]
-        if (part[first][row] + (np.arange(len(row)) - first[row]) * step[row] != part).any():
+        first, step, regular = part_steps(part, batch.count)
+        if not regular:
             raise ScheduleError(
                 "a run of chunks crosses from one block to the next, and blocks have several chunks here, so that the run is "
                 "no sequence of parts. Move the chunks one by one (count=1), or end the run where the block ends.",
                 batch.source,
             )
-        return part[first], step
+        return first, step
 
     def _readers(self, places: np.ndarray, row: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
         out = []

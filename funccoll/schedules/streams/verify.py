@@ -15,7 +15,8 @@ from ...errors import ScheduleError
 from ..collective import Collective
 from ..moves import Batch
 from ..proof.prove import check_outputs
-from ..proof.symbolic import SymbolicExecutor, expand, shortest_cycle
+from ..proof.symbolic import SymbolicExecutor, shortest_cycle
+from ..runs import chunks_of_runs
 from .happens_before import HappensBefore, concat_ranges
 from .streams import COMBINE, ENTER, LEAVE, Streams
 
@@ -134,9 +135,8 @@ def _accesses(streams: Streams, executions: int) -> list[tuple[np.ndarray, np.nd
         if (count == 1).all():
             place = codes.astype(np.int64)
         else:
-            first = np.repeat(np.cumsum(count) - count, count)
-            place = np.repeat(codes, count) + (np.arange(int(count.sum())) - first) * p
-            instruction = np.repeat(instruction, count)
+            access, within = chunks_of_runs(count)
+            place, instruction = codes[access] + within * p, instruction[access]
         once.append((place, instruction, np.full(len(place), write)))
     gates = np.flatnonzero(streams.opcode != COMBINE)
     rank = streams.stream[gates] // streams.schedule.channels
@@ -260,12 +260,12 @@ def _check_parts(streams: Streams, machine: SymbolicExecutor, batch: Batch, inst
 
 def wrong_parts(machine: SymbolicExecutor, batch: Batch, part: np.ndarray, step: np.ndarray) -> tuple[int, int]:
     """The first (row, source place) whose chunk is of another part than its run names, or (-1, -1)."""
-    _, src, row = expand(batch, machine.collective.nranks)
-    within = np.arange(len(row)) - np.repeat(np.cumsum(batch.count) - batch.count, batch.count)
-    held = machine.holds[src[:, 0]]
+    row, within = chunks_of_runs(batch.count)
+    src = batch.src[row, 0] + within * machine.collective.nranks
+    held = machine.holds[src]
     wrong = (held >= 0) & (machine.expressions.parts(np.maximum(held, 0)) != part[row] + within * step[row])
     at = int(np.argmax(wrong))
-    return (int(row[at]), int(src[at, 0])) if wrong.any() else (-1, -1)
+    return (int(row[at]), int(src[at])) if wrong.any() else (-1, -1)
 
 
 def not_writable(collective: Collective, codes: np.ndarray) -> np.ndarray:
