@@ -6,7 +6,6 @@ devices already, and wait for the result. Writes benchmarks/results/core.json an
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import sys
@@ -20,7 +19,7 @@ os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_p
 import jax
 import jax.numpy as jnp
 import numpy as np
-from measure import ROUNDS, compare, import_seconds, machine, summary
+from measure import ROUNDS, compare, import_seconds, machine, record, summary
 
 import funccoll as fc
 from funccoll import P
@@ -201,12 +200,7 @@ def main() -> None:
     """Run every case, write the JSON, refresh the README."""
     about = machine()
     rows = [*all_reduce_cases(), *compile_cases(), *call_cases(), *training_cases(), *import_case()]
-    about["load_after"] = os.getloadavg()
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps({"machine": about, "cases": rows}, indent=1, ensure_ascii=False) + "\n")
-    from readme_table import refresh
-
-    refresh()
+    record(RESULTS, about, cases=rows)
     missed = [row["name"] for row in rows if row["met"] is False]
     print(f"written: {RESULTS}" + (f"; goals missed: {missed}" if missed else "; all goals met"))
 

@@ -6,17 +6,14 @@ failure happens ten times, in another rank each time. Writes benchmarks/results/
 
 from __future__ import annotations
 
-import json
-import os
 import random
-import statistics
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from measure import machine
+from measure import extremes, machine, record
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
@@ -79,12 +76,11 @@ def main() -> None:
             for n in (2, 4):
                 once(server, Path(folder), kind, n, 0)  # loads what it needs
                 seconds = [s for number in range(ROUNDS) for s in once(server, Path(folder), kind, n, number)]
-                found = {"median": statistics.median(seconds), "min": min(seconds), "max": max(seconds)}
+                found = extremes(seconds)
                 rows.append({"kind": kind, "ranks": n, "events": ROUNDS, "told": len(seconds), "seconds": found,
                              "goal": f"≤ {GOAL:g} s", "met": found["max"] <= GOAL})  # fmt: skip
                 print(f"{kind:<28} {n} ranks  median {found['median']:6.3f} s  max {found['max']:6.3f} s", flush=True)
-    about["load_after"] = os.getloadavg()
-    RESULTS.write_text(json.dumps({"machine": about, "timeout_seconds": TIMEOUT, "cases": rows}, indent=1) + "\n")
+    record(RESULTS, about, timeout_seconds=TIMEOUT, cases=rows)
 
 
 if __name__ == "__main__":

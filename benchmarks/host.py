@@ -7,8 +7,8 @@ for some milliseconds, and counts the slowest rank. Three tables:
 - native: our compiled plan, repeated in one native call, and mpi4py minus what an empty mpi4py call takes (`peers.Mpi`).
   No Python runs between our repetitions, so nobody reads results. Gloo's calls count as they are.
 - python: a jitted step on funccoll's Arrays, and a call of mpi4py or torch.distributed, each followed by reading the
-  whole result on every rank (`host_rank.read`), which is inside everybody's time; but for the step of 32 all_reduces, where
-  only the step and the calls are measured.
+  whole result on every rank (`host_contender.read`), which is inside everybody's time; but for the step of 32
+  all_reduces, where only the step and the calls are measured.
 - numpy: the same, but our step is given NumPy's arrays, which are not in shared memory. The peers always are.
 
 Open MPI plays with and without mpi_yield_when_idle, and the faster median counts. Peers that are not installed are left
@@ -37,7 +37,9 @@ from host_cases import COLLECTIVES, SIZES, STEP, Case, cases
 from host_goals import goals, means
 from host_jobs import Job, JobError, funccoll_run, mpirun
 from measure import ROUNDS, machine, spread, summary
-from readme_table import human_size
+from readme_table import refresh
+
+from funccoll.display import size_text
 
 RESULTS = Path(__file__).parent / "results" / "host.json"
 TURN_SECONDS = 0.012
@@ -155,7 +157,7 @@ def against(ways: dict[str, list[tuple[float, float]]], ours: list[tuple[float, 
 
 def show(row: dict[str, Any]) -> str:
     """One line."""
-    words = [f"{row['ranks']} {row['table']:<6} {row['kind']:<14} {human_size(row['nbytes']):>7}"]
+    words = [f"{row['ranks']} {row['table']:<6} {row['kind']:<14} {size_text(row['nbytes']):>7}"]
     words.append(f"{row['ours']['median_us']:>10.2f} µs")
     for name, title in (("mpi", "Open MPI"), ("gloo", "Gloo"), ("limit", "limit")):
         if name in row:
@@ -231,8 +233,6 @@ def main(words: list[str] | None = None) -> None:
         reached = "" if g["reached"] is None else f": {g['reached']:.4g} {g['unit']} ({g['at']})"
         print(f"{verdict:<18} {g['ranks']} ranks, {g['goal']}{reached}, wanted {g['wanted']}")
     if options.out is None:
-        from readme_table import refresh
-
         refresh()
     print(f"written: {path}, after {results['seconds']} s")
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from host_cases import STEP
-from readme_table import human_size
+
+from funccoll.display import size_text
 
 KIB, MIB = 1 << 10, 1 << 20
 Row = dict[str, Any]
@@ -56,7 +57,7 @@ class _Goals:
 
 
 def _where(row: Row) -> str:
-    return f"{row['kind']} {human_size(row['nbytes'])}"
+    return f"{row['kind']} {size_text(row['nbytes'])}"
 
 
 def _against(peer: str, rows: list[Row]) -> list[tuple[float, str]]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 from host_cases import Case, output_count
-from host_rank import Run
+from host_contender import Run
 from numba import njit
 
 from funccoll.kernels import cpu
@@ -53,7 +53,7 @@ class Limit:
             os.sched_yield()
 
     def prepare(self, case: Case, arrays: list[np.ndarray]) -> dict[str, Run]:
-        """See host_rank.Contender."""
+        """See host_contender.Contender."""
         (array,) = arrays
         n = output_count(case, self.ranks)
         inputs = [self._array(r, 0, len(array)) for r in range(self.ranks)]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from host_cases import STEP, Case
-from host_rank import Run, reading, repeated
+from host_contender import Run, reading, repeated
 
 import funccoll as fc
 from funccoll import P
@@ -40,7 +40,7 @@ class Ours:
         """Arguments are never overwritten."""
 
     def prepare(self, case: Case, arrays: list[np.ndarray]) -> dict[str, Run]:
-        """See host_rank.Contender."""
+        """See host_contender.Contender."""
         body, out = BODIES[case.kind]
         step = fc.jit(body, mesh=self.mesh, in_specs=D, out_specs=out)
         given = [fc.from_local(array, self.mesh, D) for array in arrays]

@@ -1,4 +1,4 @@
-"""One rank of one contender: `python host_rank.py CONTENDER ADDRESS`, started by a launcher, obeys `host_jobs.Job`.
+"""One rank of one contender: `python host_rank.py ADDRESS CONTENDER ...`, started by a launcher, obeys `host_jobs.Job`.
 
 Between commands it sleeps in a read of its socket, so that the others have the machine.
 """
@@ -6,77 +6,22 @@ Between commands it sleeps in a read of its socket, so that the others have the 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from host_cases import Case, inputs, outputs
+from host_contender import Contender, Run
 
-Run = Callable[[int], Sequence[np.ndarray]]
-"""Executes the collective so many times, one after the other; the results of the last time."""
-
-
-class Contender(Protocol):
-    """What can execute the cases: `rank` of `ranks`."""
-
-    rank: int
-    ranks: int
-
-    def versions(self) -> dict[str, str]:
-        """Of what is measured, by name."""
-        ...
-
-    def barrier(self) -> None:
-        """Of all ranks."""
-        ...
-
-    def prepare(self, case: Case, arrays: list[np.ndarray]) -> dict[str, Run]:
-        """Ways to execute a case, by name: `native`, `python` and `numpy` (what the tables compare), or a limit's.
-
-        `empty`, if it is there, takes what `native` spends outside of the library that is measured: it is subtracted.
-        """
-        ...
-
-    def reset(self) -> None:
-        """Put the values in anew, where the library overwrites them."""
-        ...
-
-
-def read(array: np.ndarray) -> None:
-    """Read a result: every word of it, as fast as NumPy can. Small ones are copied, which is the cheapest."""
-    if array.nbytes <= 4096:
-        array.tobytes()
-    else:
-        np.dot(array, array)
-
-
-def reading(call: Callable[[], np.ndarray]) -> Run:
-    """`call` so many times; each time its result is read, and let go."""
-
-    def run(times: int) -> list[np.ndarray]:
-        for _ in range(times - 1):
-            read(call())
-        array = call()
-        read(array)
-        return [array]
-
-    return run
-
-
-def repeated(call: Callable[[], Sequence[np.ndarray]]) -> Run:
-    """`call` so many times, and nothing is read: what reading costs is the same for all, and more than the call."""
-
-    def run(times: int) -> Sequence[np.ndarray]:
-        for _ in range(times):
-            arrays = call()
-        return arrays
-
-    return run
+CONTENDERS = {
+    "ours": ("host_ours", "Ours"), "mpi": ("peers", "Mpi"), "gloo": ("peers", "Gloo"), "limit": ("host_limit", "Limit"),
+}  # fmt: skip
+"""Module and class of each contender; only what a rank plays is imported."""
 
 
 class Player:
@@ -125,38 +70,20 @@ class Player:
         return took - empty, empty
 
 
-def contender(name: str, *arguments: str) -> Contender:
-    """The contender of this name; only what it needs is imported."""
-    if name == "mpi":
-        from peers import Mpi
-
-        return Mpi()
-    if name == "gloo":
-        from peers import Gloo
-
-        return Gloo(*arguments)
-    if name == "limit":
-        from host_limit import Limit
-
-        return Limit(*arguments)
-    from host_ours import Ours
-
-    return Ours()
-
-
-def main(address: str, *words: str) -> None:
+def main(address: str, name: str, *arguments: str) -> None:
     """Obey until the parent hangs up."""
-    player = Player(contender(*words))
+    module, kind = CONTENDERS[name]
+    player = Player(getattr(importlib.import_module(module), kind)(*arguments))
     line = socket.socket(socket.AF_UNIX)
     line.connect(address)
     connection = Connection(line.detach())
     connection.send(player.contender.rank)
     with contextlib.suppress(EOFError, ConnectionError):  # the parent has hung up
         while True:
-            name, *arguments = connection.recv()
+            command, *words = connection.recv()
             answer: tuple[bool, Any]
             try:
-                answer = True, getattr(player, name)(*arguments)
+                answer = True, getattr(player, command)(*words)
             except Exception:
                 answer = False, traceback.format_exc()
             connection.send(answer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import importlib.metadata
+import json
 import os
 import platform
 import statistics
@@ -13,6 +14,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+from readme_table import refresh
 
 ROUNDS = 11
 ROUND_SECONDS = 0.05
@@ -54,6 +57,11 @@ def summary(seconds: Sequence[float]) -> dict[str, float]:
     return {"median_us": median * 1e6, "q1_us": low * 1e6, "q3_us": high * 1e6}
 
 
+def extremes(values: Sequence[float]) -> dict[str, float]:
+    """Median, lowest and highest."""
+    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
+
+
 def spread(values: Sequence[float]) -> dict[str, float]:
     """Median and quartiles, of ratios."""
     low, median, high = statistics.quantiles(values, n=4)
@@ -82,11 +90,10 @@ def compare(ours: Callable[[], Any], peer: Callable[[], Any], once: bool = False
         order = [(ours, counts[0], mine), (peer, counts[1], theirs)]
         for call, count, times in order if number % 2 else reversed(order):
             times.append(_round(call, count))
-    ratios = sorted(p / m for m, p in zip(mine, theirs, strict=True))
     return {
         "ours": summary(mine),
         "peer": summary(theirs),
-        "ratio": {"median": statistics.median(ratios), "min": ratios[0], "max": ratios[-1]},
+        "ratio": extremes([p / m for m, p in zip(mine, theirs, strict=True)]),
         "rounds": ROUNDS,
         "calls_per_round": counts,
     }
@@ -97,3 +104,11 @@ def import_seconds(statement: str) -> float:
     start = time.perf_counter()
     subprocess.run([sys.executable, "-c", statement], check=True)
     return time.perf_counter() - start
+
+
+def record(path: Path, about: dict[str, Any], **results: Any) -> None:
+    """Write results beside what `machine` said before they were measured, and put them into the README's tables."""
+    about["load_after"] = os.getloadavg()
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps({"machine": about, **results}, indent=1, ensure_ascii=False) + "\n")
+    refresh()

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from host_cases import STEP, Case, output_count
-from host_rank import Run, reading, repeated
+from host_contender import Run, reading, repeated
 
 
 def _times(call: Callable[[], np.ndarray]) -> Run:
@@ -54,7 +54,7 @@ class Mpi:
         """Nothing is overwritten: broadcast's receivers get other values than their own."""
 
     def prepare(self, case: Case, arrays: list[np.ndarray]) -> dict[str, Run]:
-        """See host_rank.Contender."""
+        """See host_contender.Contender."""
         results = [np.empty(output_count(case, self.ranks), np.float32) for _ in arrays]
         if case.kind == STEP:
             pairs = [([array, self.mpi.FLOAT], [result, self.mpi.FLOAT]) for array, result in zip(arrays, results, strict=True)]
@@ -119,7 +119,7 @@ class Gloo:
         self.dist.barrier()
 
     def prepare(self, case: Case, arrays: list[np.ndarray]) -> dict[str, Run]:
-        """See host_rank.Contender."""
+        """See host_contender.Contender."""
         torch, dist = self.torch, self.dist
         given = [torch.from_numpy(array) for array in arrays]
         results = [torch.empty(output_count(case, self.ranks)) for _ in arrays]

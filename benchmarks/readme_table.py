@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from funccoll.display import size_text
+
 ROOT = Path(__file__).parent.parent
 STAGES = ("build", "prove", "lower", "verify", "simulate")
 
@@ -146,20 +148,12 @@ def _grid(cases: list[dict[str, Any]]) -> list[str]:
         columns.setdefault(case["kind"], []).append(case)
     rows = [f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
     for line in zip(*columns.values(), strict=True):
-        name = " or ".join(human_size(nbytes) for nbytes in dict.fromkeys(case["nbytes"] for case in line))
+        name = " or ".join(size_text(nbytes) for nbytes in dict.fromkeys(case["nbytes"] for case in line))
         times = [c["ours"]["median_us"] for c in line]
         ratios = [f", {c['mpi']['ratio']['median']:.2g}×" if "mpi" in c else "" for c in line]
         cells = [(f"{us:.2f} µs" if us < 10 else _time(us)) + ratio for us, ratio in zip(times, ratios, strict=True)]
         rows.append(f"| {name} | {' | '.join(cells)} |")
     return rows
-
-
-def human_size(nbytes: int) -> str:
-    """In words: 64 KiB."""
-    for unit, factor in (("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if nbytes >= factor:
-            return f"{nbytes // factor} {unit}"
-    return f"{nbytes} B"
 
 
 TABLES = {"speed": speed, "schedules": schedules, "speed:host": host}

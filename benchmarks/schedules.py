@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from measure import machine
+from measure import extremes, machine, record
 
 RESULTS = Path(__file__).parent / "results" / "schedules.json"
 STAGES = ("build", "prove", "lower", "verify", "simulate")
@@ -83,7 +83,7 @@ def run(*arguments: Any, cache: str | None = None) -> Any:
     return json.loads(done.stdout)
 
 
-def record(kind: str, p: int, algorithm: str, stages: tuple[str, ...], rounds: int, goal: dict[str, Any]) -> dict[str, Any]:
+def row(kind: str, p: int, algorithm: str, stages: tuple[str, ...], rounds: int, goal: dict[str, Any]) -> dict[str, Any]:
     """One row of the results, printed as well."""
     found = run("child", kind, p, algorithm, ",".join(stages), rounds)
     median = {stage: statistics.median(times) for stage, times in found["seconds"].items()}
@@ -95,7 +95,7 @@ def record(kind: str, p: int, algorithm: str, stages: tuple[str, ...], rounds: i
     times = "  ".join(f"{s} {median[s]:8.4f}" if s in median else " " * (len(s) + 9) for s in STAGES)
     verdict = {None: "", True: "met: ", False: "MISSED: "}[met] + goal.get("text", "")
     print(f"{kind:<11} {algorithm:<19} p={p:<6} {times}  {found['peak_gib']:5.2f} GiB  {verdict}", flush=True)
-    spread = {s: {"median": median[s], "min": min(t), "max": max(t)} for s, t in found["seconds"].items()}
+    spread = {stage: extremes(times) for stage, times in found["seconds"].items()}
     facts = {k: found.get(k) for k in ("instructions", "waits", "simulated_seconds", "peak_gib", "load_seconds")}
     return {"kind": kind, "nranks": p, "algorithm": algorithm, "rounds": rounds, "seconds": spread, **facts,
             "goal": goal.get("text", ""), "met": met}  # fmt: skip
@@ -115,18 +115,13 @@ def main() -> None:
     print("seconds, medians")
     first = compile_seconds()
     print(f"first simulation: {first['cold']:.1f} s to compile (once per machine), {first['warm']:.2f} s to load")
-    rows = [record(*case) for case in CASES]
-    about["load_after"] = os.getloadavg()
+    rows = [row(*case) for case in CASES]
     quoted = {
         "msccl-tools": "builds ring at p = 128 in 110 s, fails at 256",
         "LogGOPSim": "simulates ring at p = 1,024 in 3.7 s",
         "note": "quoted from the project's issue, not measured in this run",
     }
-    results = {"machine": about, "first_simulation": first, "cases": rows, "quoted": quoted}
-    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
-    from readme_table import refresh
-
-    refresh()
+    record(RESULTS, about, first_simulation=first, cases=rows, quoted=quoted)
 
 
 if __name__ == "__main__":

@@ -37,8 +37,8 @@ def bytes_text(nbytes: float) -> str:
 
 def size_text(nbytes: int) -> str:
     """A number of bytes in the unit that suits it, with at most four digits: `4 KiB`, `1.5 GiB`."""
-    value, unit = float(nbytes), "bytes"
-    for unit in ("bytes", "KiB", "MiB", "GiB", "TiB"):
+    value, unit = float(nbytes), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if value < 1024 or unit == "TiB":
             break
         value /= 1024

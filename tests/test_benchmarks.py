@@ -1,7 +1,9 @@
 """The benchmarks' records: the README's speed table is made from them, and they say what the issue asks."""
 
+import ast
 import json
 import runpy
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -65,6 +67,15 @@ def test_comparing_alternates_and_counts(monkeypatch, benchmarks):
     assert calls.count("a") == calls.count("b") == 2 + measure.ROUNDS
     assert calls[-1] != calls[-2]
     assert result["ratio"]["min"] <= result["ratio"]["median"] <= result["ratio"]["max"]
+
+
+def test_benchmarks_import_each_other_in_one_direction():
+    graph = {}
+    for path in (ROOT / "benchmarks").glob("*.py"):
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        graph[path.stem] = {n.module for n in nodes if isinstance(n, ast.ImportFrom)}
+        graph[path.stem] |= {alias.name for n in nodes if isinstance(n, ast.Import) for alias in n.names}
+    assert {"host_contender", "host_jobs"} <= set(TopologicalSorter(graph).static_order())  # no CycleError
 
 
 # ---------------------------------------------------------------- processes of one host

@@ -262,7 +262,7 @@ def test_available_memory():
 
 def test_sizes_in_words():
     assert [size_text(n) for n in (0, 64, 4096, 3 << 29, 5 << 40, 1 << 60)] == [
-        "0 bytes", "64 bytes", "4 KiB", "1.5 GiB", "5 TiB", "1.049e+06 TiB",
+        "0 B", "64 B", "4 KiB", "1.5 GiB", "5 TiB", "1.049e+06 TiB",
     ]  # fmt: skip
 
 
