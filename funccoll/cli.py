@@ -56,7 +56,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     run.add_argument("--timeout", type=float, metavar="S", help="stop all after S seconds (exit code 124)")
     run.add_argument("-m", dest="module", action="store_true", help="run a module, as python -m does")
     run.add_argument("program", nargs=argparse.REMAINDER, help="script.py, or with -m a module, then its arguments")
-    commands.add_parser("doctor", help="what this machine has, and what is missing or wrong")
+    commands.add_parser("doctor", help="report what this machine has, and what is missing or wrong")
     return parser, run
 
 
@@ -67,11 +67,11 @@ def _run(options: argparse.Namespace, program: list[str], command: list[str]) ->
     n: int = options.n
     if program and not options.module and not os.path.exists(program[0]):
         return _complain(
-            f"there is no file {program[0]!r} in {os.getcwd()}. For a command that is no Python script write -- before it: "
+            f"there is no file {program[0]!r} in {os.getcwd()}. For a command that is not a Python script write -- before it: "
             f"funccoll run -n {n} -- {shlex.join(program)}", _NOT_FOUND,
         )  # fmt: skip
     if not program and not command:
-        return _complain(f"what shall run? For example: funccoll run -n {n} script.py", _USAGE)
+        return _complain(f"there is nothing to run. For example: funccoll run -n {n} script.py", _USAGE)
     if program:
         command = [*interpreter(), *(["-m"] if options.module else []), *program]
     try:
@@ -162,7 +162,7 @@ def _complain(message: str, code: int) -> int:
 
 
 class _Output:
-    """Bytes to our own stdout and stderr, until nobody reads them any more (`funccoll run ... | head`)."""
+    """Bytes to our own stdout and stderr, until their reader is gone (`funccoll run ... | head`)."""
 
     def __init__(self) -> None:
         self.is_broken = False

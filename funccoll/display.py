@@ -130,7 +130,7 @@ def _placement(sharding: Sharding, shape: tuple[int, ...]) -> list[str]:
 
 
 def array_table(array: Array) -> str:
-    """Which device holds what, in one colour for each distinct block, and the values when they are few."""
+    """Grid of what each device holds, in one colour for each distinct block, and the values when they are few."""
     import numpy as np
 
     from .types import dtype_name

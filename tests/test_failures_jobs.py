@@ -23,10 +23,10 @@ RECORD = Path(__file__).parent.parent / "benchmarks" / "results" / "failures.jso
 
 
 @pytest.mark.parametrize(("culprit", "where"), [
-    (0, "rendezvous._Host._hello 2"), (0, "rendezvous.send 2"), (0, "watch.send 2"), (1, "rendezvous._answer"),
+    (0, "rendezvous._Coordinator._hello 2"), (0, "rendezvous.send 2"), (0, "watch.send 2"), (1, "rendezvous._answer"),
     (1, "world.Watch"),
     *(pytest.param(*case, marks=SLOW) for case in (
-        (0, "rendezvous._Host._collect"), (0, "transport.create"), (0, "rendezvous.send"), (0, "watch.send"),
+        (0, "rendezvous._Coordinator._collect"), (0, "transport.create"), (0, "rendezvous.send"), (0, "watch.send"),
         (0, "world.Watch"), (1, "rendezvous.meet"), (2, "transport.Heap"),
     )),
 ])  # fmt: skip
@@ -140,7 +140,7 @@ def test_the_programs_of_test_processes_on_eight_ranks(case):
             rank.kill()
 
 
-def test_the_record_says_how_late_the_news_were():
+def test_the_record_says_how_late_failures_were_told():
     data = json.loads(RECORD.read_text())
     kinds = {(case["kind"], case["ranks"]) for case in data["cases"]}
     assert len(kinds) == len(data["cases"]) == 18 and all(case["events"] >= 10 for case in data["cases"])

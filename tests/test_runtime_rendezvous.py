@@ -61,7 +61,7 @@ def test_all_find_each_other(n):
         ranks.end_well()
 
 
-def test_strangers_are_dropped():
+def test_unidentified_connections_are_dropped():
     with Ranks(STAY, [0], world=2) as ranks:
         run = ranks.run
         garbage = [
@@ -69,18 +69,18 @@ def test_strangers_are_dropped():
             hello("another"), hello(run, rank="1"), hello(run, rank=None), hello(run, world=2.0), hello(run, funccoll=""),
             hello(run, rank={}), hello(run, arena="all"), b"\xff\xfe",
         ]  # fmt: skip
-        strangers = [visit(run, packet) for packet in garbage]
+        unidentified = [visit(run, packet) for packet in garbage]
         silent = [visit(run) for _ in range(50)]
         visit(run).close()
         visit(run, garbage[0]).close()
         read, write = os.pipe()
         bearer = visit(run)
         socket.send_fds(bearer, [b"{}"], [read, write, read])
-        assert all(ended(s) for s in [*strangers, bearer])
+        assert all(ended(s) for s in [*unidentified, bearer])
         ranks.start(1, STAY)
         assert ranks.lines() == {0: "in", 1: "in"}
         assert all(ended(s) for s in silent)
-        for s in [*strangers, *silent, bearer]:
+        for s in [*unidentified, *silent, bearer]:
             s.close()
         os.close(write)
         assert os.read(read, 1) == b""  # rank 0 keeps no descriptor that it was sent
@@ -346,7 +346,7 @@ def test_a_job_without_a_name():
 
 @pytest.mark.parametrize("text", ["soon", "-1", "0", "nan", ""])
 def test_a_timeout_that_is_none(text):
-    with pytest.raises(RendezvousError, match=r"FUNCCOLL_RENDEZVOUS_TIMEOUT=.*no number of seconds"):
+    with pytest.raises(RendezvousError, match=r"FUNCCOLL_RENDEZVOUS_TIMEOUT=.*must be seconds, more than 0"):
         timeout_of({"FUNCCOLL_RENDEZVOUS_TIMEOUT": text})
     assert timeout_of({}) == 60 and timeout_of({"FUNCCOLL_RENDEZVOUS_TIMEOUT": "2.5"}) == 2.5
     assert issubclass(RendezvousError, (FunccollError, RuntimeError))

@@ -55,7 +55,7 @@ def test_a_killed_rank_is_noticed(victim, how, record_property):
     assert left_behind(ranks.run) == []
 
 
-def test_the_news_is_fast():
+def test_a_failure_is_told_at_once():
     """Half of all deaths are known within 50 ms; each within a second."""
     late = []
     for victim in (0, 1, 1):

@@ -353,7 +353,7 @@ def test_many_ranks_are_compared_by_what_can_be_built():
 def test_tables_print():
     table = explain("all_reduce", CLUSTER, 1 << 20, dtype=np.float16)
     head, columns, rule, *lines = repr(table).split("\n")
-    assert head == "all_reduce among 8 ranks, 1,048,576 bytes of float16, on nvlink_infiniband"
+    assert head == "all_reduce on 8 ranks, 1,048,576 bytes of float16, on nvlink_infiniband"
     assert columns.split() == ["algorithm", "rounds", "bytes/rank", "time"] and set(rule) == {"-", " "}
     assert len(lines) == len(table) == len(algorithms("all_reduce"))
     assert all(line.startswith(row.algorithm) and line.endswith(row.reason) for line, row in zip(lines, table))
@@ -369,7 +369,7 @@ def test_tables_print():
     (lambda: select("all_reduce", FLAT, 64, root=1), ScheduleError, "has no root"),
     (lambda: select("permute", FLAT, 64, pairs=[(0, 9)]), ScheduleError, "destination 9"),
     (lambda: select("all_reduce", FLAT, 64, dtype="U3"), DTypeError, "dtype <U3"),
-    (lambda: select("all_reduce", FLAT, 64, dtype="nope"), DTypeError, "dtype='nope' is no element type"),
+    (lambda: select("all_reduce", FLAT, 64, dtype="nope"), DTypeError, "dtype='nope' is not an element type"),
     (lambda: select("all_reduce", FLAT, 64, levels=4), ScheduleError, "levels=4 must be (hosts, ranks per host)"),
     (lambda: explain("all_reduce", 0, 64), ScheduleError, "each must be"),
     (lambda: explain("all_reduce", 8, -1), ScheduleError, "nbytes=-1"),

@@ -214,7 +214,7 @@ def test_no_messages():
 
 def test_the_repr():
     text = repr(fs.build("all_reduce", 4, "ring").messages())
-    assert text.startswith("<Messages of ring for all_reduce among 4 ranks: 6 rounds, 24 messages (a rank sends at most 1 in")
+    assert text.startswith("<Messages of ring for all_reduce on 4 ranks: 6 rounds, 24 messages (a rank sends at most 1 in")
 
 
 def test_many_ranks_take_little_time():

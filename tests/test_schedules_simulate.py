@@ -201,7 +201,7 @@ def test_events_are_in_order_and_ports_take_turns():
                 assert events[awaited].end <= e.start
     assert found.finish.shape == (6,) and found.seconds == found.finish.max()
     assert found.impossible == [] and found.blocked == 0 and found.stuck_ranks == []
-    assert repr(found).startswith("<Simulation ") and "circulant for all_reduce among 6 ranks" in repr(found)
+    assert repr(found).startswith("<Simulation ") and "circulant for all_reduce on 6 ranks" in repr(found)
     assert found._repr_html_().count("<tr>") == 7
     many = simulate(build("barrier", 20), flat(20), 0)
     assert many._repr_html_().count("<tr>") == 17 and "the last 16 of 20" in many._repr_html_()

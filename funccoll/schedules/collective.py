@@ -217,7 +217,7 @@ class Collective:
     def __str__(self) -> str:
         root = f", root={self.root}" if self.meaning.rooted else ""
         pairs = f", pairs={list(self.pairs)}" if self.meaning.takes_pairs else ""
-        return f"{self.kind} among {self.nranks} rank{'s' if self.nranks > 1 else ''}{root}{pairs}"
+        return f"{self.kind} on {self.nranks} rank{'s' if self.nranks > 1 else ''}{root}{pairs}"
 
 
 def check_kind(kind: Any, where: str = "") -> str:

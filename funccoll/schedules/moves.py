@@ -1,4 +1,4 @@
-"""The one kind of move, and how many of them are kept as integer columns."""
+"""The one kind of move, and its storage as integer columns."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ def _row(places: list[tuple], rows: tuple[int, ...], i: int) -> str:
 
 
 def _extent(collective: Collective, buffer: str) -> str:
-    """How many chunks a buffer has and why, for reading."""
+    """Number of chunks of a buffer and its reason, for reading."""
     if buffer == "scratch":
         return f"Chunks of scratch are numbered from 0; there may be {_MOST_SCRATCH:,}."
     blocks = collective.input_blocks if buffer == "input" else collective.output_blocks

@@ -1,4 +1,4 @@
-"""The memory of the reference interpreters: numbers, and the arithmetic that executors do with them."""
+"""Reference memory: the numbers that the reference interpreters work on, and the arithmetic that executors do with them."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ def reference_memory(size: int, dtype: Any, op: str, nranks: int) -> ReferenceMe
 
 
 class ReferenceMemory:
-    """A flat memory, at first full of garbage.
+    """A flat memory, poisoned at first.
 
     What `read` returns is a view, or whatever `combine` and `write` take; `combine` gives a new value.
     """
 
     def __init__(self, size: int, dtype: np.dtype, op: str, nranks: int):
         self.op, self.nranks = op, nranks
-        self.garbage = _garbage(dtype)
-        self.numbers = np.full(size, self.garbage)
+        self.poison_value = _poison_value(dtype)
+        self.numbers = np.full(size, self.poison_value)
 
     def read(self, index: Index) -> Any:
-        """What lies there."""
+        """The values there."""
         return self.numbers[index]
 
     def combine(self, values: Sequence[Any]) -> Any:
@@ -42,22 +42,22 @@ class ReferenceMemory:
         """Put a value there."""
         self.numbers[index] = value
 
-    def spoil(self, index: Index) -> None:
-        """Put garbage there."""
-        self.numbers[index] = self.garbage
+    def poison(self, index: Index) -> None:
+        """Overwrite what is there with a value that shows in every result it gets into."""
+        self.numbers[index] = self.poison_value
 
-    def give(self, start: int, values: np.ndarray) -> None:
+    def store_input(self, start: int, values: np.ndarray) -> None:
         """Write one rank's input from an element on."""
         self.numbers[start : start + values.size] = values.reshape(-1)
 
-    def take(self, start: int, stop: int) -> np.ndarray:
+    def read_output(self, start: int, stop: int) -> np.ndarray:
         """One rank's reduced output. Max and min of a single rank give the canonical NaN too."""
-        taken = self.numbers[start:stop].copy()
-        return fold([taken], self.op) if self.op in ("max", "min") else taken
+        output = self.numbers[start:stop].copy()
+        return fold([output], self.op) if self.op in ("max", "min") else output
 
 
 class _Mean(ReferenceMemory):
-    """Knows of every element how many ranks' are in it: the combine that completes a sum divides it."""
+    """Memory for means: it counts the ranks in every element, and the combine that completes a sum divides it."""
 
     def __init__(self, size: int, dtype: np.dtype, op: str, nranks: int):
         super().__init__(size, dtype, op, nranks)
@@ -77,8 +77,8 @@ class _Mean(ReferenceMemory):
     def write(self, index: Index, value: _Value) -> None:
         self.numbers[index], self.ranks[index] = value.numbers, value.ranks
 
-    def give(self, start: int, values: np.ndarray) -> None:
-        super().give(start, values)
+    def store_input(self, start: int, values: np.ndarray) -> None:
+        super().store_input(start, values)
         self.ranks[start : start + values.size] = 1
 
 
@@ -92,7 +92,7 @@ class _Value:
         return _Value(self.numbers.copy(), np.copy(self.ranks))
 
 
-def _garbage(dtype: np.dtype) -> Any:
+def _poison_value(dtype: np.dtype) -> Any:
     """A value that shows in every result it gets into: NaN, or an unlikely integer."""
     if is_inexact(dtype):
         return np.asarray(np.nan, dtype)

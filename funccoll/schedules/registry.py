@@ -28,12 +28,12 @@ class Algorithm:
 
     @cached_property
     def options(self) -> frozenset[str]:
-        """Which of root, chunks, levels and pairs the function takes."""
+        """Those of root, chunks, levels and pairs that the function takes."""
         return frozenset(o for o in _OPTIONS if o in inspect.signature(self.function).parameters)
 
     @property
     def source(self) -> Source | None:
-        """Where the function is defined."""
+        """File and line of the function."""
         code = getattr(self.function, "__code__", None)
         return Source(code.co_filename, code.co_firstlineno, code.co_name) if code else None
 
@@ -69,7 +69,7 @@ def algorithm(
     Defining a function of the same name again, as notebooks do, replaces it (what is compiled already keeps the old one:
     define the jitted step anew as well). Nothing runs before it is proved.
     Raises ScheduleError for an unknown collective, for a name that another function has, and for parameters that
-    nobody would give.
+    `build` does not pass.
     """
     if callable(kind):
         raise ScheduleError('@algorithm needs the collective\'s name: write @schedules.algorithm("all_reduce").')
@@ -110,7 +110,7 @@ def known(kind: str) -> tuple[Algorithm, ...]:
 
 
 def describe(kind: str, name: str) -> str:
-    """What an algorithm does: its signature's options, chunks, and docstring (rounds, bytes, cost, source)."""
+    """Description of an algorithm: its signature's options, chunks, and docstring (rounds, bytes, cost, source)."""
     if name not in _of(kind):
         raise ScheduleError(f"unknown algorithm {name!r} for {kind}. There are: {', '.join(algorithms(kind))}.")
     found = _of(kind)[name]
@@ -127,7 +127,7 @@ def _check_parameters(function: Callable[..., Any], name: str) -> None:
         positional += parameter.kind != parameter.KEYWORD_ONLY
         if positional > 1 or parameter.kind == parameter.KEYWORD_ONLY:
             raise ScheduleError(
-                f"algorithm {name!r} has a parameter {parameter.name!r} that nobody would give. After the number of ranks it "
+                f"algorithm {name!r} has a parameter {parameter.name!r} that build does not pass. After the number of ranks it "
                 f"may take {', '.join(_OPTIONS)}; give others a default."
             )
     if not positional:

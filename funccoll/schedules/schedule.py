@@ -147,13 +147,13 @@ def build(
     kind: str, nranks: int, algorithm: str | None = None, *, channels: int = 1, root: int = 0, chunks: int | None = None,
     levels: tuple[int, int] | None = None, pairs: Sequence[tuple[int, int]] = (),
 ) -> Schedule:  # fmt: skip
-    """The schedule of a collective among `nranks` ranks by one algorithm (None: the kind's first).
+    """The schedule of a collective on `nranks` ranks by one algorithm (None: the kind's first).
 
     `channels` independent streams per rank each do the whole algorithm on their part of the data. `chunks` is the
     number of pieces of a pipelined algorithm, `levels` the (hosts, ranks per host) of a hierarchical one (by default the
     factors nearest to √p, fewer hosts than ranks in each), `pairs` the (source, destination) ranks of a permute.
     Raises ScheduleError for an unknown collective or algorithm (with what there is), a number of ranks it cannot do,
-    a root that is no rank, and moves that name what does not exist.
+    a root that is not a rank, and moves that name what does not exist.
     """
     Collective(kind, nranks, root, check_pairs(pairs)).check()
     nranks, root = int(nranks), int(root)  # NumPy's integers may be narrow
@@ -199,7 +199,7 @@ def check_levels(levels: Any, nranks: int) -> tuple[int, int]:
 
 
 def _takers(kind: str, option: str) -> str:
-    """Which algorithms take an option."""
+    """Sentence that names the algorithms which take an option."""
     names = ", ".join(a.name for a in known(kind) if option in a.options) or "none"
     return f"Of {kind}'s algorithms these take {option}: {names}. Your own takes it as a parameter of that name."
 
@@ -209,7 +209,7 @@ def _rounds(found: Algorithm, collective: Collective, arguments: dict[str, Any])
     generator = found.function(collective.nranks, **arguments)
     if not hasattr(generator, "gi_frame"):
         raise ScheduleError(
-            f"{collective.kind} algorithm {found.name!r} is no generator function: it must `yield` Moves, and it returned "
+            f"{collective.kind} algorithm {found.name!r} is not a generator function: it must `yield` Moves, and it returned "
             f"{generator!r:.60}.", found.source,
         )  # fmt: skip
     for number, step in enumerate(generator):
@@ -253,7 +253,7 @@ def _assemble(collective: Collective, found: Algorithm, batches: tuple[Batch, ..
 
 
 def _channel_shift(widths: tuple[int, int, int], channels: int, channel: int) -> np.ndarray:
-    """What to add to each row of the one-channel schedule."""
+    """Offsets to add to each row of the one-channel schedule."""
     shifts = []
     before = 0
     for width in widths:

@@ -1,4 +1,4 @@
-"""What `funccoll doctor` shows: each thing that a job needs or can use, tried out, and what to do when it fails."""
+"""Findings of `funccoll doctor`: each thing that a job needs or can use, tried out, and what to do when it fails."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def address_space() -> int | None:
 
 
 def cores() -> int:
-    """How many cores this process may use: its affinity, or less where a control group limits the time.
+    """Number of cores that this process may use: its affinity, or less where a control group limits the time.
 
     Logical ones: two hyperthreads count as two.
     """

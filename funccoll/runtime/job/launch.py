@@ -57,7 +57,7 @@ def launch(fn: Callable[..., R], n: int, *args: Any, timeout: float | None = Non
     with ExitStack() as stack:
         task = _memory_file(stack)
         _write_task(task, name, fn, args)
-        boxes = [_memory_file(stack) for _ in range(n)]
+        replies = [_memory_file(stack) for _ in range(n)]
         pipes = [_pipe(stack) for _ in range(n)]
         job = stack.enter_context(Job(_show, timeout, lambda rank, code: code == 0 and said.get(rank) == _RETURNED))
 
@@ -66,19 +66,19 @@ def launch(fn: Callable[..., R], n: int, *args: Any, timeout: float | None = Non
             if word == _RAISED:
                 job.fail(rank)
 
-        for rank, (bell, ring) in enumerate(pipes):
-            descriptors = (task, boxes[rank], ring.fileno())
+        for rank, (reader, writer) in enumerate(pipes):
+            descriptors = (task, replies[rank], writer.fileno())
             command = [*interpreter(), "-P", "-c", _BOOT, *map(str, (*descriptors, os.getpid(), rank, n))]
             job.start(command, environment(rank, n, run), pass_fds=descriptors)
-            ring.close()
-            job.listen(rank, bell.fileno(), lambda word, rank=rank: hear(rank, word))
+            writer.close()
+            job.listen(rank, reader.fileno(), lambda word, rank=rank: hear(rank, word))
         job.wait()
         if job.failure is not None:
             rank, code = job.failure
             late = [r for r in range(n) if r not in said]
-            report = boxes[rank] if rank is not None and said.get(rank) in (_RAISED, _FOLLOWED) else None
+            report = replies[rank] if rank is not None and said.get(rank) in (_RAISED, _FOLLOWED) else None
             raise _failure(f"fc.launch({name}, {n})", rank, code, timeout, late, report)
-        return [_unpickled(box) for box in boxes]
+        return [_unpickled(reply) for reply in replies]
 
 
 def _memory_file(stack: ExitStack) -> int:
@@ -105,12 +105,12 @@ def _write_task(descriptor: int, name: str, fn: Callable[..., object], args: Seq
             ) from error
 
 
-def serve(task: mmap.mmap, box: int, ring: int, parent: int, rank: int, n: int) -> None:
-    """What a launched process does: call the function in `task`, put what came of it into `box`, write to `ring`."""
+def serve(task: mmap.mmap, reply: int, pipe: int, parent: int, rank: int, n: int) -> None:
+    """Call the function in `task`, put what came of it into `reply`, and write to `pipe`: the work of a launched process."""
     dying_with_parent(parent)()
-    os.set_inheritable(box, False)
-    os.set_inheritable(ring, False)
-    with open(box, "wb") as file:
+    os.set_inheritable(reply, False)
+    os.set_inheritable(pipe, False)
+    with open(reply, "wb") as file:
         word, trouble = _RETURNED, ""
         try:
             try:
@@ -134,8 +134,8 @@ def serve(task: mmap.mmap, box: int, ring: int, parent: int, rank: int, n: int) 
             file.truncate()
             file.write(_pickled_error(error))
             trouble = "".join(traceback.format_exception(error))
-    os.write(ring, word)
-    os.close(ring)
+    os.write(pipe, word)
+    os.close(pipe)
     if trouble:
         _tell_peers(trouble)  # after the parent: it shall hear the cause before what follows from it
         sys.exit(1 if word == _RAISED else PEER_FAILURE_EXIT_CODE)
@@ -162,7 +162,7 @@ def _pickled_error(error: BaseException) -> bytes:
     try:
         data = cloudpickle.dumps((error, words, text))
         pickle.loads(data)  # exceptions with arguments of their own often cannot be made again
-    except Exception:  # an exception is anybody's class, and its pickling may do and raise anything
+    except Exception:  # an exception can be of any class, and its pickling may do and raise anything
         return told
     return data
 

@@ -25,7 +25,7 @@ def send(channel: socket.socket, message: dict[str, Any], descriptors: Sequence[
 
 
 def receive(channel: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
-    """(the next message, its descriptors); (None, []) at the end, and for anything that is no message.
+    """(the next message, its descriptors); (None, []) at the end, and for anything that is not a message.
 
     Raises: BlockingIOError or TimeoutError, as the socket is set, when there is none yet.
     """
@@ -50,6 +50,6 @@ def receive(channel: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
 
 
 def same_user(channel: socket.socket) -> bool:
-    """Whether the process at the other end is this user's."""
+    """True when the process at the other end is this user's."""
     credentials = channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     return struct.unpack("3i", credentials)[1] == os.getuid()

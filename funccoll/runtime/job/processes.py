@@ -26,7 +26,7 @@ _POLL = 0.05  # seconds, on kernels without pidfd (before 5.3)
 
 
 def environment(rank: int, n: int, run: str, threads: int | None = None) -> dict[str, str]:
-    """What process `rank` of `n` gets: its place in the job, and BLAS threads (cores / n unless stated)."""
+    """Environment of process `rank` of `n`: its place in the job, and BLAS threads (cores / n unless stated)."""
     variables = dict(os.environ)
     variables.update(host.thread_variables(variables, threads or max(1, host.cores() // n)))
     variables.setdefault("PYTHONUNBUFFERED", "1")  # lines arrive when they are printed, though stdout is a pipe
@@ -44,7 +44,7 @@ def interpreter() -> list[str]:
 
 
 def outcome(code: int) -> str:
-    """How a process ended, in words, from its return code (negative: killed by that signal)."""
+    """Describe how a process ended, from its return code (negative: killed by that signal)."""
     if code == host.PEER_FAILURE_EXIT_CODE:
         return "failed because another rank had ended"
     if code >= 0:
@@ -60,7 +60,7 @@ def _has_members(group: int) -> bool:
         os.killpg(group, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # of another user, who took over the number
+    except PermissionError:  # another user's, which took over the number
         return False
     return True
 
@@ -94,9 +94,9 @@ class Job:
     timeout: seconds until all are stopped, from the first start.
     succeeded: says from (rank, return code) whether a process that ended did well.
 
-    Each process leads a process group, so what it starts itself is ended with it. `failure` is None, or who failed
-    first: (rank, return code, or None while it has not exited), or (None, None) for the timeout. Who ended because another
-    one had failed (`host.PEER_FAILURE_EXIT_CODE`) is only named when no other is found, in `GRACE` seconds.
+    Each process leads a process group, so what it starts itself is ended with it. `failure` is None, or the
+    first failure: (rank, return code, or None while it has not exited), or (None, None) for the timeout. A rank that ended
+    because another one had failed (`host.PEER_FAILURE_EXIT_CODE`) is only named when no other is found, in `GRACE` seconds.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Job:
         self.begun = time.monotonic()
         self._deadline = None if timeout is None else self.begun + timeout
         self._stopping = False
-        self._victim: tuple[float, int] | None = None  # (until when to look for the cause, rank)
+        self._followed_failure: tuple[float, int] | None = None  # (until when to look for the cause, rank)
         self._signals: list[tuple[float, int]] = []  # (when, which), still to be sent
         self._selector = selectors.DefaultSelector()
         self._inputs: dict[int, dict[int, Callable[[bytes], None]]] = {}  # rank -> descriptor -> what to do with bytes
@@ -148,7 +148,7 @@ class Job:
         self._selector.register(descriptor, selectors.EVENT_READ, lambda: self._read(rank, descriptor))
 
     def wait(self) -> None:
-        """Until all processes have ended; when one fails, the others are stopped."""
+        """Wait until all processes have ended; when one fails, the others are stopped."""
         while self.live:
             for key, _ in self._selector.select(self._patience()):
                 key.data()
@@ -157,14 +157,14 @@ class Job:
             now = time.monotonic()
             if self._deadline is not None and now >= self._deadline:
                 self.fail(None)
-            if self._victim is not None and (now >= self._victim[0] or not self.live):
-                self.fail(self._victim[1], host.PEER_FAILURE_EXIT_CODE)
+            if self._followed_failure is not None and (now >= self._followed_failure[0] or not self.live):
+                self.fail(self._followed_failure[1], host.PEER_FAILURE_EXIT_CODE)
             while self._signals and now >= self._signals[0][0]:
                 self._send(self._signals.pop(0)[1])
 
     def fail(self, rank: int | None, code: int | None = None) -> None:
-        """Note who failed, unless another did before, and stop the others."""
-        self._deadline = self._victim = None
+        """Note that a rank failed, unless another did before, and stop the others."""
+        self._deadline = self._followed_failure = None
         if self.failure is None:
             self.failure = (rank, code)
             if not self._stopping:
@@ -193,7 +193,7 @@ class Job:
             self._end()
 
     def _patience(self) -> float | None:
-        whens = [when for when, _ in (*self._signals[:1], *filter(None, [self._victim]))]
+        whens = [when for when, _ in (*self._signals[:1], *filter(None, [self._followed_failure]))]
         times = whens if self._deadline is None else [*whens, self._deadline]
         seconds = max(0.0, min(times) - time.monotonic()) if times else None
         return min(_POLL, seconds if seconds is not None else _POLL) if self._polls else seconds
@@ -227,7 +227,7 @@ class Job:
         try:
             # It stays a zombie until the end: as long as it is one, no other process can get its number.
             ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:  # somebody else has waited for it
+        except ChildProcessError:  # something else has waited for it
             code = process.wait()
         else:
             if ended is None:
@@ -238,7 +238,7 @@ class Job:
             self._selector.unregister(self._pidfds[rank])
         self._drain(rank)
         if code == host.PEER_FAILURE_EXIT_CODE and self.failure is None:
-            self._victim = self._victim or (time.monotonic() + GRACE, rank)
+            self._followed_failure = self._followed_failure or (time.monotonic() + GRACE, rank)
         elif not self.succeeded(rank, code):
             self.fail(rank, code)
 

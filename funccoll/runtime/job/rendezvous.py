@@ -1,11 +1,11 @@
-"""How the processes of a job on one host find each other, and get one piece of memory that they share.
+"""Rendezvous: the processes of a job on one host find each other, and get one piece of memory that they share.
 
-Rank 0 listens on a Unix socket in the abstract namespace (it is no file, so nothing can be left behind), named by the
+Rank 0 listens on a Unix socket in the abstract namespace (not a file, so nothing can be left behind), named by the
 user and the run; every other rank connects and says hello. When all are there, each gets the shared memory as a file
-descriptor. The sockets stay open: `watch` sees on them who has died. Packets (SOCK_SEQPACKET) keep messages whole: one
-JSON object each.
+descriptor. The sockets stay open: `watch` sees on them which rank has died. Packets (SOCK_SEQPACKET) keep messages whole:
+one JSON object each.
 
-Other processes can connect too: another user's, an old run's, one that says nothing. They are dropped, and hurt nobody.
+Other processes can connect too: another user's, an old run's, one that says nothing. They are dropped, and do no harm.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from ..._version import __version__
 from ...errors import RendezvousError
 from .packets import receive, same_user, send
 
-__all__ = ["JobSpec", "Meeting", "meet", "timeout_of"]
+__all__ = ["JobSpec", "JoinedJob", "meet", "timeout_of"]
 
 PROTOCOL = 1
-SILENCE = 10.0  # seconds until a connection that has not said hello is dropped
-GRACE = 2.0  # seconds in which those who do not belong together may still come and be told so
+HELLO_TIMEOUT = 10.0  # seconds until a connection that has not said hello is dropped
+GRACE = 2.0  # seconds in which processes that do not belong together may still come and be told so
 _LISTS = ", ".join
 
 
@@ -48,8 +48,8 @@ class JobSpec:
 
 
 @dataclass(frozen=True)
-class Meeting:
-    """What a process has when all have met: sockets by rank (rank 0's to each, theirs to it), and shared memory if any."""
+class JoinedJob:
+    """A job that all processes have joined: sockets by rank (rank 0's to each, theirs to it), and shared memory if any."""
 
     job: JobSpec
     sockets: dict[int, socket.socket]
@@ -64,11 +64,11 @@ def timeout_of(environment: Any) -> float:
     except ValueError:
         seconds = -1.0
     if not seconds > 0:
-        raise RendezvousError(f"FUNCCOLL_RENDEZVOUS_TIMEOUT={text!r} is no number of seconds; leave it unset for 60.")
+        raise RendezvousError(f"FUNCCOLL_RENDEZVOUS_TIMEOUT={text!r} must be seconds, more than 0; leave it unset for 60.")
     return seconds
 
 
-def meet(job: JobSpec, timeout: float, arena: int, create: Callable[[int], int] | None) -> Meeting:
+def meet(job: JobSpec, timeout: float, arena: int, create: Callable[[int], int] | None) -> JoinedJob:
     """Wait for all processes of the job.
 
     `arena` is the most bytes of address space per rank that this process can map; rank 0 calls `create` with the
@@ -78,7 +78,7 @@ def meet(job: JobSpec, timeout: float, arena: int, create: Callable[[int], int] 
     them, on every rank that came.
     """
     if job.rank == 0:
-        return _Host(job, timeout).run(arena, create)
+        return _Coordinator(job, timeout).run(arena, create)
     return _join(job, timeout, arena, 0 if create is None else 1)
 
 
@@ -91,20 +91,20 @@ def _ranks(ranks: Iterable[int]) -> str:
 # ---------------------------------------------------------------- rank 0
 
 
-class _Host:
-    """Rank 0's side: who has come so far."""
+class _Coordinator:
+    """Rank 0's side: the ranks that have come so far."""
 
     def __init__(self, job: JobSpec, timeout: float):
         self.job, self.timeout = job, timeout
         self.deadline = time.monotonic() + timeout
         self.selector = selectors.DefaultSelector()
-        self.strangers: dict[socket.socket, float] = {}  # connected, no hello yet; dropped at this time
+        self.unidentified: dict[socket.socket, float] = {}  # connected, no hello yet; dropped at this time
         self.arrived: dict[int, socket.socket] = {}
         self.refused: list[socket.socket] = []  # came with another version or size of the job
         self.arenas: dict[int, int] = {}
         self.problem = ""
 
-    def run(self, arena: int, create: Callable[[int], int] | None) -> Meeting:
+    def run(self, arena: int, create: Callable[[int], int] | None) -> JoinedJob:
         listener = self._listen()
         try:
             self.selector.register(listener, selectors.EVENT_READ)
@@ -114,7 +114,7 @@ class _Host:
             memory = create(min(arena, *self.arenas.values())) if create else None
             for channel in self.arrived.values():
                 send(channel, {"go": self.job.world}, [] if memory is None else [memory])
-            return Meeting(self.job, self.arrived, memory)
+            return JoinedJob(self.job, self.arrived, memory)
         except BaseException as error:
             ours = isinstance(error, RendezvousError)
             text = str(error).partition("\n  at ")[0] if ours else f"rank 0 could not start the job: {error!r}"
@@ -125,7 +125,7 @@ class _Host:
         finally:
             listener.close()
             self.selector.close()
-            for channel in self.strangers:
+            for channel in self.unidentified:
                 channel.close()
 
     def _listen(self) -> socket.socket:
@@ -161,15 +161,15 @@ class _Host:
                     f"{self.job.run!r}). Look for an error of theirs above; if they only start slowly, set "
                     "FUNCCOLL_RENDEZVOUS_TIMEOUT to more seconds."
                 )
-            for key, _ in self.selector.select(min(self.deadline, *self.strangers.values(), now + SILENCE) - now):
+            for key, _ in self.selector.select(min(self.deadline, *self.unidentified.values(), now + HELLO_TIMEOUT) - now):
                 channel: Any = key.fileobj
                 if channel is listener:
                     self._accept(listener)
-                elif channel in self.strangers:
+                elif channel in self.unidentified:
                     self._hello(channel)
                 else:
                     self._gone(channel)
-            for channel in [c for c, until in self.strangers.items() if until <= time.monotonic()]:
+            for channel in [c for c, until in self.unidentified.items() if until <= time.monotonic()]:
                 self._drop(channel)
 
     def _accept(self, listener: socket.socket) -> None:
@@ -181,16 +181,16 @@ class _Host:
             channel.close()
             return
         channel.setblocking(False)
-        self.strangers[channel] = time.monotonic() + SILENCE
+        self.unidentified[channel] = time.monotonic() + HELLO_TIMEOUT
         self.selector.register(channel, selectors.EVENT_READ)
 
     def _drop(self, channel: socket.socket) -> None:
-        self.strangers.pop(channel, None)
+        self.unidentified.pop(channel, None)
         self.selector.unregister(channel)
         channel.close()
 
     def _gone(self, channel: socket.socket) -> None:
-        """One that had come is gone, or speaks out of turn: its place is free again."""
+        """Free the place of a rank that had come, and is gone or speaks out of turn."""
         self.arrived = {rank: c for rank, c in self.arrived.items() if c is not channel}
         self.refused = [c for c in self.refused if c is not channel]
         self._drop(channel)
@@ -218,7 +218,7 @@ class _Host:
             return
         else:
             self.arrived[rank], self.arenas[rank] = channel, arena
-        del self.strangers[channel]
+        del self.unidentified[channel]
 
     def _mismatch(self, rank: Any, world: Any, hello: dict[str, Any]) -> str:
         theirs = f"{hello['funccoll']} (protocol {hello.get('protocol')})"
@@ -236,7 +236,7 @@ class _Host:
 # ---------------------------------------------------------------- the other ranks
 
 
-def _join(job: JobSpec, timeout: float, arena: int, descriptors: int) -> Meeting:
+def _join(job: JobSpec, timeout: float, arena: int, descriptors: int) -> JoinedJob:
     hello = {
         "funccoll": __version__, "protocol": PROTOCOL, "run": job.run, "rank": job.rank, "world": job.world, "arena": arena,
     }  # fmt: skip
@@ -244,22 +244,22 @@ def _join(job: JobSpec, timeout: float, arena: int, descriptors: int) -> Meeting
     what, lost = "did not come", None  # since when rank 0, which was there, is not
     while time.monotonic() < deadline and (lost is None or time.monotonic() < lost + GRACE):
         channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        meeting = None
+        joined = None
         try:
-            # Rank 0, which began before we connected, gives up first: it knows who is missing.
+            # Rank 0, which began before we connected, gives up first: it knows which ranks are missing.
             channel.settimeout(timeout + 5.0)
             channel.connect(job.address)
             if same_user(channel) and send(channel, hello):
                 what, lost = "was there but did not answer", None
-                meeting = _answer(job, channel, descriptors)
+                joined = _answer(job, channel, descriptors)
                 lost = time.monotonic()
         except OSError:
-            pass  # nobody listens yet, or not any more: try again
+            pass  # no process listens yet, or not any more: try again
         finally:
-            if meeting is None:
+            if joined is None:
                 channel.close()
-        if meeting is not None:
-            return meeting
+        if joined is not None:
+            return joined
         time.sleep(pause)
         pause = min(pause * 1.5, 0.02)
     what = f"{what} within {timeout:g} s" if lost is None else "was there, and ended before the job could begin"
@@ -269,13 +269,13 @@ def _join(job: JobSpec, timeout: float, arena: int, descriptors: int) -> Meeting
     )
 
 
-def _answer(job: JobSpec, channel: socket.socket, expected: int) -> Meeting | None:
+def _answer(job: JobSpec, channel: socket.socket, expected: int) -> JoinedJob | None:
     message, descriptors = receive(channel)
     if message is not None and "error" in message:
         raise RendezvousError(str(message["error"]))
     if message is not None and message.get("go") == job.world and len(descriptors) == expected:
         channel.setblocking(False)
-        return Meeting(job, {0: channel}, descriptors[0] if descriptors else None)
+        return JoinedJob(job, {0: channel}, descriptors[0] if descriptors else None)
     for descriptor in descriptors:
         os.close(descriptor)
     return None

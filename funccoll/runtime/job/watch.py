@@ -1,13 +1,13 @@
-"""Who has died: a thread in each process that sleeps on the job's sockets.
+"""Detection of failures: a thread in each process that sleeps on the job's sockets.
 
-A process that ends in any way closes its sockets. Before that, one that ends well says bye, and one that ends with an
-exception says which. Rank 0 introduces all to each other when the job begins, so that each hears the others itself: rank 0
-may be stopped, gone, or in C code that lets no other thread run. In a large job that would be too many sockets; there
-rank 0 hears all, and tells the others.
+A process that ends in any way closes its sockets. Before that, one that ends well sends that it leaves, and one that ends
+with an exception sends its traceback. Rank 0 introduces all ranks to each other when the job begins, so that each hears the
+others itself: rank 0 may be stopped, gone, or in C code that lets no other thread run. In a large job a full mesh would
+take too many sockets; there rank 0 hears all, and forwards to the others.
 
-The news also stands in shared memory, for loops in native code: word 0 of the heap's header is 0, or 1 + the rank that
-died or raised first; word 8 + r is 1 when rank r has left well. To leave is no failure: others may go on without it. So
-word 0 ends the job's collectives, and a word of one that left ends those that need it.
+A failure is also written to shared memory, for loops in native code: word 0 of the heap's header is 0, or 1 + the rank
+that died or raised first; word 8 + r is 1 when rank r has left well. Leaving is not a failure: others may go on without
+that rank. So word 0 ends the job's collectives, and the word of a rank that left ends those that need it.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ __all__ = ["Failure", "PeerTraceback", "Watch"]
 
 FAILED = 0
 LEFT = 8
-_LONGEST = 16_000  # characters of a traceback that are sent: its end
-_CROWD = 16  # so many ranks are introduced to each other: each gets a socket to each
-_MEETING = 5.0  # seconds that a rank waits to be introduced to all
-_NEWS = 0.5  # seconds in which the message about a failure follows its word in shared memory
+_MAX_TRACEBACK = 16_000  # characters of a traceback that are sent: its end
+_MAX_FULL_MESH = 16  # ranks of a job up to which each gets a socket to each other
+_INTRODUCTION_TIMEOUT = 5.0  # seconds that a rank waits to be introduced to all
+_MESSAGE_TIMEOUT = 0.5  # seconds in which the message about a failure follows its word in shared memory
 _TRACEBACK = "Traceback (most recent call last):"
 
 
@@ -50,7 +50,7 @@ class PeerTraceback(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What ended the collectives: rank `rank` has `kind`: "died", "raised" (`text` is its traceback), or "left"."""
+    """The end of a rank that ends collectives. `kind` is "died", "raised" (`text` is its traceback), or "left"."""
 
     rank: int
     kind: str
@@ -78,7 +78,7 @@ class Failure:
 
 
 class Watch:
-    """Watches the other processes of a job, and tells them how this one ends."""
+    """Watch over the other processes of a job, which are told how this one ends."""
 
     def __init__(self, rank: int, sockets: Mapping[int, socket.socket], header: np.ndarray):
         """`sockets` by rank, which belong to the watch from now on; `header` is an int64 view of the heap's header."""
@@ -87,7 +87,7 @@ class Watch:
         self._sockets = dict(sockets)
         self._failure: Failure | None = None
         self._reported = False
-        self._news, self._met = threading.Event(), threading.Event()
+        self._told, self._introduced = threading.Event(), threading.Event()
         self._lock = threading.Lock()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._thread = threading.Thread(target=self._run, name="funccoll-watch", daemon=True)
@@ -95,23 +95,23 @@ class Watch:
         self._previous_hook: Any = None
         if rank == 0:
             self._introduce(list(self._sockets))
-            self._met.set()
+            self._introduced.set()
         self._thread.start()
-        self._met.wait(_MEETING)
+        self._introduced.wait(_INTRODUCTION_TIMEOUT)
 
     # ------------------------------------------------------------ what the others did
 
     def failure(self, members: Iterable[int] = ()) -> Failure | None:
-        """Who has died or raised; else who of `members` has left; None while all goes well.
+        """The first failure of a rank that died or raised, else of one of `members` that left; None while all goes well.
 
-        One that left may have done its part of a collective first. So ask *before* waiting in native code, and raise
+        A rank that left may have done its part of a collective first. So ask *before* waiting in native code, and raise
         only when that wait was in vain.
         """
         header = self._header
         if header is None:
             return self._failure
         if self._failure is None and header[FAILED]:
-            self._news.wait(_NEWS)
+            self._told.wait(_MESSAGE_TIMEOUT)
             if self._failure is None:
                 return Failure(int(header[FAILED]) - 1, "died")
         return self._failure or next((Failure(r, "left") for r in members if header[LEFT + r]), None)
@@ -128,8 +128,8 @@ class Watch:
                     return
                 if not self._hear(ranks[descriptor]):
                     poll.unregister(descriptor)
-            # Only when rank 0 has introduced all: it may die after the one of two has got its end, and before the other has.
-            for rank, channel in self._sockets.items() if self._met.is_set() else ():
+            # Only when rank 0 has introduced all: it may die when one of a pair has got its end, and the other has not.
+            for rank, channel in self._sockets.items() if self._introduced.is_set() else ():
                 if channel.fileno() not in ranks:
                     ranks[channel.fileno()] = rank
                     poll.register(channel, select.POLLIN)
@@ -153,38 +153,38 @@ class Watch:
             channel.setblocking(False)
             self._sockets[int(message["rank"])] = channel
         if kind == "met":
-            self._met.set()
+            self._introduced.set()
         if kind in ("died", "raised"):
             about = message.get("rank", rank) if self.rank else rank
             self._record(Failure(int(about), kind, str(message.get("text", ""))))
         return True
 
     def _ended(self, rank: int) -> None:
-        """A socket has closed. One that left before it was introduced said no bye on it; its word in shared memory does."""
+        """Note that a socket has closed. A rank that left before it was introduced sent nothing on it, but set its word."""
         header = self._header
         if header is not None and not header[LEFT + rank]:
             self._record(Failure(rank, "died"))
-        self._met.set()
+        self._introduced.set()
 
     def _record(self, failure: Failure) -> None:
         with self._lock:
             header = self._header
             if self._failure is not None or header is None:
                 return
-            # Only the first failure counts, and all must name the same one; later ones mostly follow from it. Whoever hears
-            # of it first writes the word; who then hears of a later one still gets the message about the first.
+            # Only the first failure counts, and all must name the same one; later ones mostly follow from it. The rank that
+            # hears of it first writes the word; one that then hears of a later one still gets the message about the first.
             if header[FAILED] not in (0, 1 + failure.rank):
                 return
             header[FAILED] = 1 + failure.rank
             self._failure = failure
             if self.rank in (0, failure.rank):
-                self._tell(failure)  # under the lock: before `leave` says bye, after which nobody listens
-        self._news.set()
+                self._tell(failure)  # under the lock: before `leave`, after which no rank listens
+        self._told.set()
 
     # ------------------------------------------------------------ what this one does
 
     def _tell(self, failure: Failure) -> None:
-        message = {"kind": failure.kind, "rank": failure.rank, "text": failure.text[-_LONGEST:]}
+        message = {"kind": failure.kind, "rank": failure.rank, "text": failure.text[-_MAX_TRACEBACK:]}
         for rank, channel in list(self._sockets.items()):
             if rank != failure.rank:
                 send(channel, message)
@@ -198,7 +198,7 @@ class Watch:
         self._record(Failure(self.rank, "raised", text))
 
     def hook_exceptions(self) -> None:
-        """Report an exception that nobody catches before Python prints it. A PeerFailure sets the exit code."""
+        """Report an uncaught exception before Python prints it. A PeerFailure sets the exit code."""
         previous = sys.excepthook
 
         def report_first(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
@@ -211,8 +211,8 @@ class Watch:
         sys.excepthook = report_first
 
     def leave(self) -> None:
-        """Say bye, and stop watching. Called again it does nothing."""
-        if self._hook is not None and sys.excepthook is not self._hook:  # somebody has put another in the place of ours
+        """Tell the others that this rank leaves, and stop watching. Called again it does nothing."""
+        if self._hook is not None and sys.excepthook is not self._hook:  # another has taken its place
             error = getattr(sys, "last_value", None)  # Python sets it before it calls a hook
             if error is not None and not self._reported:
                 self.report("".join(traceback.format_exception(error)))
@@ -229,7 +229,7 @@ class Watch:
 
     def _introduce(self, ranks: list[int]) -> None:
         """Give each two of the ranks a socket to each other, which tells each the other's end."""
-        for one, two in itertools.combinations(ranks if len(ranks) <= _CROWD else (), 2):
+        for one, two in itertools.combinations(ranks if len(ranks) <= _MAX_FULL_MESH else (), 2):
             ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             for rank, other, end in ((one, two, ends[0]), (two, one, ends[1])):
                 send(self._sockets[rank], {"kind": "meet", "rank": other}, [end.fileno()])

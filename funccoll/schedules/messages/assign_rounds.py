@@ -1,4 +1,4 @@
-"""Levelling: in which round of messages each move takes place."""
+"""Assignment of moves to rounds of messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["AssignedRounds", "Flow", "Work", "assign_rounds"]
 class Flow(NamedTuple):
     """Messages: from place to place, as columns. The rank of a place is its remainder by the number of ranks."""
 
-    level: np.ndarray
+    round: np.ndarray
     src: np.ndarray
     dst: np.ndarray
     chunks: np.ndarray
@@ -32,7 +32,7 @@ class Flow(NamedTuple):
 class Work(NamedTuple):
     """Local combines, as columns; row i has the next `dsts[i]` of dst and the next `srcs[i]` of src."""
 
-    level: np.ndarray
+    round: np.ndarray
     step: np.ndarray
     rank: np.ndarray
     dsts: np.ndarray
@@ -46,7 +46,7 @@ class Work(NamedTuple):
 
 @dataclass(frozen=True)
 class AssignedRounds:
-    """The moves of a schedule in levels: level t is round t of messages and the combines after it; 0 has no messages."""
+    """The moves of a schedule by rounds: round t has messages and the combines after them; round 0 has no messages."""
 
     nrounds: int
     staging: int
@@ -55,11 +55,11 @@ class AssignedRounds:
 
 
 def assign_rounds(schedule: Schedule) -> AssignedRounds:
-    """Put the moves of a schedule, which must be proved, into levels; see `messages.to_messages`."""
-    levels = _RoundAssigner(schedule)
+    """Assign the moves of a schedule, which must be proved, to rounds of messages; see `messages.to_messages`."""
+    assigner = _RoundAssigner(schedule)
     for _, batches in groupby(schedule.batches, key=lambda b: b.round):
-        levels.add(list(batches))
-    return levels.finish()
+        assigner.add(list(batches))
+    return assigner.finish()
 
 
 class _MoveRun(NamedTuple):
@@ -74,9 +74,9 @@ class _MoveRun(NamedTuple):
 
 
 class _RoundAssigner:
-    """Takes the rounds of an algorithm one after the other; `open` is the level that the last one reached.
+    """Takes the rounds of an algorithm one after the other; `open` is the round of messages that the last one reached.
 
-    A message belongs to a later level than what it reads, and than the last use of what it overwrites; a combine to
+    A message belongs to a later round than what it reads, and than the last use of what it overwrites; a combine to
     no earlier one, because combines come after messages and are done in order.
     """
 
@@ -84,20 +84,20 @@ class _RoundAssigner:
         self.p = schedule.nranks
         self.size = schedule.places.size  # places from here on are staging
         parts = schedule.collective.parts_of_rows
-        self.written = np.full(self.size, -1, np.int32)  # the last level
+        self.written = np.full(self.size, -1, np.int32)  # the last round
         self.read = np.full(self.size, -1, np.int32)
         self.part = np.concatenate([np.repeat(parts, self.p), np.zeros(self.size - len(parts) * self.p, np.int32)])
-        self.sent = np.zeros(self.p, np.int32)  # the last level in which each rank sends
+        self.sent = np.zeros(self.p, np.int32)  # the last round in which each rank sends
         self.received = np.zeros(self.p, np.int32)
         self.open = self.step = 0
-        # Staging has two halves, for even and odd levels: what one level combines may be sent in the next.
+        # Staging has two halves, for even and odd rounds: what one round combines may be sent in the next.
         self.used = np.zeros((2, self.p), np.int64)
         self.half = [0, 0]
         self.flows: list[Flow] = []
         self.works: list[Work] = []
 
     def add(self, batches: Sequence[Batch]) -> None:
-        """Place the moves of one round, which are independent of each other."""
+        """Assign the moves of one of the algorithm's rounds, which are independent of each other."""
         p = self.p
         self.step += 1
         runs = [self._with_parts(b) for b in batches]
@@ -106,7 +106,7 @@ class _RoundAssigner:
             copies = batch.src.shape[1] == 1
             travels = batch.dst % p != batch.src % p if copies else batch.src % p != batch.by[:, None]
             remote.append(np.nonzero(travels))
-        self._open(self._level_for([b for b, _, _ in runs], remote))
+        self._open(self._round_for([b for b, _, _ in runs], remote))
         pushes = []
         for run, (row, col) in zip(runs, remote, strict=True):
             batch = run.batch
@@ -134,9 +134,9 @@ class _RoundAssigner:
             return _MoveRun(batch, first, step)
         return _MoveRun(replace(batch, dst=dst, src=src, count=np.ones_like(row), by=batch.by[row]), part, np.zeros_like(part))
 
-    def _level_for(self, batches: Sequence[Batch], remote: Sequence[tuple[np.ndarray, np.ndarray]]) -> int:
-        """The open level if what travels is independent of it and uses none of its ports, else the next."""
-        level, shares_port = self.open, False
+    def _round_for(self, batches: Sequence[Batch], remote: Sequence[tuple[np.ndarray, np.ndarray]]) -> int:
+        """The open round if what travels is independent of it and uses none of its ports, else the next."""
+        round, shares_port = self.open, False
         for batch, (row, col) in zip(batches, remote, strict=True):
             if not len(row):
                 continue
@@ -147,17 +147,17 @@ class _RoundAssigner:
             if copies:
                 over = self._chunks(batch.dst[row, col], batch.count[row])
                 after = max(after, self.written[over].max(), self.read[over].max())
-            level = max(level, 1, int(after) + 1)
+            round = max(round, 1, int(after) + 1)
             shares_port |= bool((self.sent[src % self.p] == self.open).any() or (self.received[to] == self.open).any())
-        return level + (shares_port and level == self.open)
+        return round + (shares_port and round == self.open)
 
-    def _open(self, level: int) -> None:
-        if level > self.open:
-            self.open = level
-            self.used[level % 2] = 0
+    def _open(self, round: int) -> None:
+        if round > self.open:
+            self.open = round
+            self.used[round % 2] = 0
 
     def _stage(self, rank: np.ndarray, count: np.ndarray) -> np.ndarray:
-        """Staging places for runs on these ranks in the open level (of its half: `finish` puts them one after the other)."""
+        """Staging places for runs on these ranks in the open round (of its half: `finish` puts them one after the other)."""
         order = np.argsort(rank, kind="stable")
         ordered, length = rank[order], count[order].astype(np.int64)
         before = np.cumsum(length) - length
@@ -200,12 +200,12 @@ class _RoundAssigner:
         n, k = src.shape
         self._mark(self.read, src.reshape(-1), np.repeat(count, k))
         self._mark(self.written, dst, np.repeat(count, dsts))
-        levels, steps = np.full(n, self.open), np.full(n, self.step)
-        self.works.append(Work(levels, steps, rank, dsts, dst, np.full(n, k), src.reshape(-1), count, part, step))
+        rounds, steps = np.full(n, self.open), np.full(n, self.step)
+        self.works.append(Work(rounds, steps, rank, dsts, dst, np.full(n, k), src.reshape(-1), count, part, step))
 
-    def _mark(self, levels: np.ndarray, codes: np.ndarray, count: np.ndarray) -> None:
+    def _mark(self, last_round: np.ndarray, codes: np.ndarray, count: np.ndarray) -> None:
         own = codes < self.size
-        levels[self._chunks(codes[own], count[own])] = self.open
+        last_round[self._chunks(codes[own], count[own])] = self.open
 
     def _chunks(self, codes: np.ndarray, count: np.ndarray) -> np.ndarray:
         """The places of runs."""
@@ -215,15 +215,15 @@ class _RoundAssigner:
         return codes[run] + within * self.p
 
     def finish(self) -> AssignedRounds:
-        """All levels."""
+        """All rounds."""
         none = np.zeros(0, np.int64)
         flow = Flow(*(np.concatenate(c) for c in zip(*self.flows))) if self.flows else Flow(*[none] * len(Flow._fields))
         work = Work(*(np.concatenate(c) for c in zip(*self.works))) if self.works else Work(*[none] * len(Work._fields))
-        flow = flow._replace(src=self._final(flow.src, flow.level - 1), dst=self._final(flow.dst, flow.level))
-        dst, src = np.repeat(work.level, work.dsts), np.repeat(work.level, work.srcs)
+        flow = flow._replace(src=self._final(flow.src, flow.round - 1), dst=self._final(flow.dst, flow.round))
+        dst, src = np.repeat(work.round, work.dsts), np.repeat(work.round, work.srcs)
         work = work._replace(dst=self._final(work.dst, dst), src=self._final(work.src, src))
         return AssignedRounds(self.open, sum(self.half), flow, work)
 
-    def _final(self, codes: np.ndarray, levels: np.ndarray) -> np.ndarray:
-        """Places with the odd levels' half of staging behind that of the even ones."""
-        return codes + np.where((codes >= self.size) & (levels % 2 == 1), self.half[0] * self.p, 0)
+    def _final(self, codes: np.ndarray, rounds: np.ndarray) -> np.ndarray:
+        """Places with the odd rounds' half of staging behind that of the even ones."""
+        return codes + np.where((codes >= self.size) & (rounds % 2 == 1), self.half[0] * self.p, 0)

@@ -26,8 +26,8 @@ def interpret_messages(
     """Run messages on one array per rank, in a random order chosen by `seed`; arguments as in `interpret`.
 
     A message is copied at some moment when its send and its receive are both posted (rendezvous); sends and receives
-    of two ranks meet in the order in which they were posted, whatever round they belong to. A place that is being
-    received into holds garbage. A rank that is through its rounds gives its output and overwrites what it has. Returns
+    of two ranks are matched in the order in which they were posted, whatever round they belong to. A place that is being
+    received into is poisoned. A rank that is through its rounds gives its output and overwrites what it has. Returns
     one output per rank, None where there is none. Raises ScheduleError for a deadlock and for lengths that differ.
     """
     with np.errstate(all="ignore"):
@@ -49,7 +49,7 @@ class _MessageRun:
         p = self.collective.nranks
         self.memory = reference_memory(p * self.places.rank_size, first.dtype, op, p)
         for rank, given in enumerate(inputs):
-            self.memory.give(self.places.of_rank(rank).start, np.asarray(given))
+            self.memory.store_input(self.places.of_rank(rank).start, np.asarray(given))
         self.random = random.Random(seed)
         self.round = [0] * p
         self.pending = [0] * p
@@ -71,11 +71,11 @@ class _MessageRun:
         p = self.collective.nranks
         outputs: list[np.ndarray | None] = [None] * p
         free = list(range(p))  # ranks that wait for nothing
-        meeting: list[tuple[int, int, Index, Index]] = []  # (sender, receiver, from, into): both are posted
-        while free or meeting:
-            at = int(self.random.random() * (len(free) + len(meeting)))
+        matched: list[tuple[int, int, Index, Index]] = []  # (sender, receiver, from, into): both are posted
+        while free or matched:
+            at = int(self.random.random() * (len(free) + len(matched)))
             if at >= len(free):
-                sender, receiver, source, target = meeting.pop(at - len(free))
+                sender, receiver, source, target = matched.pop(at - len(free))
                 self._copy(sender, receiver, source, target)
                 for rank in (sender, receiver):
                     self.pending[rank] -= 1
@@ -88,7 +88,7 @@ class _MessageRun:
                 outputs[rank] = self._leave(rank)
                 continue
             self.round[rank] += 1
-            self._post(rank, meeting)
+            self._post(rank, matched)
             if not self.pending[rank]:
                 free.append(rank)
         waiting = [r for r in range(p) if self.pending[r]]
@@ -103,7 +103,7 @@ class _MessageRun:
             raise ScheduleError(f"rank {sender} sends {sent} elements to rank {receiver}, which expects {expected}.")
         self.memory.write(target, self.memory.read(source))
 
-    def _post(self, rank: int, meeting: list[tuple[int, int, Index, Index]]) -> None:
+    def _post(self, rank: int, matched: list[tuple[int, int, Index, Index]]) -> None:
         """Post a round's sends and receives, in any order; what finds its other side can be copied from now on."""
         key = (self.round[rank], rank)
         sends_first = self.random.random() < 0.5
@@ -114,10 +114,10 @@ class _MessageRun:
             pair = (rank, int(side.peer[i])) if sends else (int(side.peer[i]), rank)
             (self.sends if sends else self.receives)[pair].append(place)
             if not sends:
-                self.memory.spoil(place)
+                self.memory.poison(place)
             self.pending[rank] += 1
             if self.sends[pair] and self.receives[pair]:
-                meeting.append((*pair, self.sends[pair].popleft(), self.receives[pair].popleft()))
+                matched.append((*pair, self.sends[pair].popleft(), self.receives[pair].popleft()))
 
     def _combine(self, rank: int) -> None:
         c = self.messages.combines
@@ -131,6 +131,6 @@ class _MessageRun:
     def _leave(self, rank: int) -> np.ndarray | None:
         own = self.places.of_rank(rank)
         start = own.start + self.layout.input.size
-        output = self.memory.take(start, start + self.layout.output.size).reshape(self.output_shape)
-        self.memory.spoil(own)
+        output = self.memory.read_output(start, start + self.layout.output.size).reshape(self.output_shape)
+        self.memory.poison(own)
         return output if self.collective.has_output(rank) else None

@@ -47,7 +47,7 @@ class Transfers:
 
 @dataclass(frozen=True, eq=False)
 class Combines:
-    """What ranks do by themselves when the messages of a round have arrived; round 0 is before the first message.
+    """Local folds of each rank, done when the messages of a round have arrived; round 0 is before the first message.
 
     Row i: `rank` sets its places dst[dst_ptr[i]:dst_ptr[i + 1]] to the left fold of its places
     src[src_ptr[i]:src_ptr[i + 1]]; rows of one round are done in the order of `step`. Runs and parts as in Transfers.
@@ -104,13 +104,13 @@ class Messages:
         self._check_order()
         self._check_own_places()
         name = f"{self.schedule.algorithm} in messages"
-        machine = SymbolicExecutor(self.places, name)
+        executor = SymbolicExecutor(self.places, name)
         for _, together in groupby(self._batches(), key=lambda found: found[0].round):
             together = list(together)
             for batch, part, step in together:
-                self._check_parts(machine, batch, part, step)
-            machine.round([batch for batch, _, _ in together])
-        check_outputs(machine, name)
+                self._check_parts(executor, batch, part, step)
+            executor.round([batch for batch, _, _ in together])
+        check_outputs(executor, name)
         return self
 
     def matched(self) -> tuple[np.ndarray, np.ndarray]:
@@ -138,11 +138,11 @@ class Messages:
     def _batches(self) -> Iterator[tuple[Batch, np.ndarray, np.ndarray]]:
         """The messages as rounds of copies, and the combines as rounds of moves after them; with their parts."""
         s, r = self.matched()
-        levels = self.sends.round[s]
+        rounds = self.sends.round[s]
         c = self.combines
         number = 0
         for t in range(self.nrounds + 1):
-            low, high = np.searchsorted(levels, [t, t + 1])
+            low, high = np.searchsorted(rounds, [t, t + 1])
             if high > low:
                 sent, into = s[low:high], r[low:high]
                 dst, src = self.receives.place[into][:, None], self.sends.place[sent][:, None]
@@ -164,9 +164,9 @@ class Messages:
             src = c.src[c.src_ptr[of][:, None] + np.arange(k)]
             yield Batch(dst, src, c.count[of], c.rank[of], 0, number, None), c.part[of], c.part_step[of]
 
-    def _check_parts(self, machine: SymbolicExecutor, batch: Batch, part: np.ndarray, step: np.ndarray) -> None:
+    def _check_parts(self, executor: SymbolicExecutor, batch: Batch, part: np.ndarray, step: np.ndarray) -> None:
         """The lengths that rows name are those of what is read."""
-        row, place = wrong_parts(machine, batch, part, step)
+        row, place = wrong_parts(executor, batch, part, step)
         if row >= 0:
             raise self._error(
                 f"{self.places.place(place)} is taken for part {part[row]} of a block, and it holds another part, of perhaps "
@@ -273,15 +273,15 @@ def to_messages(schedule: Schedule) -> Messages:
     later round's join the open round of messages if they are independent of it and use none of its ports (a rank that
     sends and a rank that receives). Local copies and combines take no round.
     """
-    leveled = assign_rounds(schedule)
-    flow, work, p = leveled.flow, leveled.work, schedule.nranks
+    assigned = assign_rounds(schedule)
+    flow, work, p = assigned.flow, assigned.work, schedule.nranks
     run = (flow.chunks, flow.part, flow.part_step)
-    order = np.lexsort((flow.src % p, flow.level))
-    sends = Transfers(*(x[order] for x in (flow.level, flow.src % p, flow.dst % p, flow.src, *run)))
-    order = np.lexsort((flow.dst % p, flow.level))
-    receives = Transfers(*(x[order] for x in (flow.level, flow.dst % p, flow.src % p, flow.dst, *run)))
+    order = np.lexsort((flow.src % p, flow.round))
+    sends = Transfers(*(x[order] for x in (flow.round, flow.src % p, flow.dst % p, flow.src, *run)))
+    order = np.lexsort((flow.dst % p, flow.round))
+    receives = Transfers(*(x[order] for x in (flow.round, flow.dst % p, flow.src % p, flow.dst, *run)))
     dst_ptr, src_ptr = (np.concatenate([[0], np.cumsum(n)]) for n in (work.dsts, work.srcs))
     combines = Combines(
-        work.level, work.step, work.rank, dst_ptr, work.dst, src_ptr, work.src, work.chunks, work.part, work.part_step
+        work.round, work.step, work.rank, dst_ptr, work.dst, src_ptr, work.src, work.chunks, work.part, work.part_step
     )
-    return Messages(schedule, leveled.nrounds, leveled.staging, sends, receives, combines)
+    return Messages(schedule, assigned.nrounds, assigned.staging, sends, receives, combines)

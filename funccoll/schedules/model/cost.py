@@ -1,4 +1,4 @@
-"""What one execution costs in the α-β-γ model, computed from the moves of a schedule."""
+"""Cost of one execution in the α-β-γ model, computed from the moves of a schedule."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _stretches(batches: Sequence[Batch], nranks: int) -> Iterator[list[Batch]]:
 
 
 class _Load:
-    """How long ports and streams are busy in each of some rounds: [rounds * ranks (* channels)] seconds."""
+    """Time that ports and streams are busy in each of some rounds: [rounds * ranks (* channels)] seconds."""
 
     def __init__(self, batches: list[Batch], schedule: Schedule, topology: Topology, size: float):
         p, channels = schedule.nranks, schedule.channels
@@ -145,7 +145,7 @@ class _Load:
         self.busy += np.bincount(at, seconds, len(self.busy))
 
     def round_times(self) -> np.ndarray:
-        """How long each round lasts, in seconds."""
+        """Duration of each round, in seconds."""
         longest = [x.reshape(self.rounds, -1).max(axis=1) for x in (self.send, self.receive, self.busy)]
         return np.maximum.reduce(longest)
 
@@ -162,7 +162,7 @@ def _columns(batches: list[Batch], first: int, p: int, channels: int) -> tuple[n
 
 
 def _pieces(peer: np.ndarray, by: np.ndarray, at: np.ndarray, count: np.ndarray, p: int, outgoing: bool) -> tuple:
-    """What goes to or comes from other ranks: a number for (round, stream, peer, direction), and chunks.
+    """Traffic to or from other ranks: a number for (round, stream, peer, direction), and chunks.
 
     Pieces with the same number are one message.
     """

@@ -43,12 +43,12 @@ class Candidate:
     objection: str | None = None
     """Why it may not be chosen; None when it may."""
     reserve: bool = False
-    """Whether it may be chosen all the same when there is nothing better."""
+    """True when it may be chosen all the same if there is nothing better."""
 
 
 @dataclass(frozen=True)
 class _Question:
-    """What is asked for."""
+    """The arguments of `select`, checked."""
 
     kind: str
     topology: Topology
@@ -60,12 +60,12 @@ class _Question:
 
     @property
     def in_order(self) -> bool:
-        """Whether reductions have to be left folds in the order of ranks: the default bits of one host."""
+        """True when reductions have to be left folds in the order of ranks: the default bits of one host."""
         return self.topology.hosts == 1 and self.reduces
 
     @property
     def reduces(self) -> bool:
-        """Whether anything is combined whose bits depend on the order."""
+        """True when anything is combined whose bits depend on the order."""
         return KINDS[self.kind].combines
 
 
@@ -104,7 +104,7 @@ def explain(
     kind: str, topology: Topology | int, nbytes: int, *, dtype: Any = None, root: int = 0,
     pairs: Sequence[tuple[int, int]] = (), levels: tuple[int, int] | None = None,
 ) -> Explanation:  # fmt: skip
-    """What `select` chooses and why, as a table.
+    """Explain what `select` chooses and why, as a table.
 
     Arguments and errors are those of `select`.
     """
@@ -126,7 +126,7 @@ def _question(
     try:
         found = None if dtype is None else np.dtype(dtype)
     except TypeError:
-        raise DTypeError(f"dtype={dtype!r} is no element type: use np.float32, fc.bfloat16, ...") from None
+        raise DTypeError(f"dtype={dtype!r} is not an element type: use np.float32, fc.bfloat16, ...") from None
     narrow = found is not None and check_dtype(found, "the collective") in _NARROW
     nbytes = operator.index(nbytes) if isinstance(nbytes, np.integer) else nbytes
     # Checked here: questions that are equal to one that was answered (1 == True == 1.0) are answered from the cache.
@@ -170,7 +170,7 @@ def _seconds(candidate: Candidate) -> float:
 
 
 def _is_direct(candidate: Candidate) -> bool:
-    """Whether it may be chosen, and reads nothing but inputs: nothing is forwarded."""
+    """True for a candidate that may be chosen and reads nothing but inputs: nothing is forwarded."""
     schedule = candidate.schedule
     if candidate.objection or schedule is None:
         return False
@@ -249,7 +249,7 @@ def _build(algorithm: Algorithm, nranks: int, chunks: int | None, given: tuple[t
 
 @functools.lru_cache(maxsize=256)
 def _expected_places(algorithm: Algorithm, nranks: int) -> float:
-    """How many places the moves for so many ranks name, if they go on growing as they do from 8 ranks to 16."""
+    """Estimate the places that the moves for `nranks` ranks name, if they go on growing as from 8 ranks to 16."""
     places = []
     for p in (8, 16):
         levels = (p // 4, 4) if "levels" in algorithm.options else None

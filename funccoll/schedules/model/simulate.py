@@ -321,7 +321,7 @@ def _run(program, machine, lost, begins, ends):
             _pop(times, keys, owners, events)
             events -= 1
             i = now[s]
-            if key < 0:  # the instruction is done: who waited for it may go on
+            if key < 0:  # the instruction is done: what waited for it may go on
                 ends[i] = time
                 counter[s] = span if i + 1 == start[s + 1] else i + 1 - start[s]
                 now[s], wait[s] = i + 1, wait_ptr[i + 1]

@@ -1,4 +1,4 @@
-"""What a simulation found: when each instruction began and ended, and what never happened."""
+"""Results of a simulation: when each instruction began and ended, and what never happened."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Simulation:
-    """What happened when: the result of `simulate`."""
+    """Timeline of one execution: the result of `simulate`."""
 
     schedule: Schedule
     streams: Streams
@@ -58,7 +58,7 @@ class Simulation:
 
     @property
     def seconds(self) -> float:
-        """When the last rank left; inf when a rank never does."""
+        """Time at which the last rank left; inf when a rank never does."""
         return float(self.finish.max())
 
     @cached_property
@@ -68,7 +68,7 @@ class Simulation:
 
     @property
     def blocked(self) -> int:
-        """How many further instructions never finish, because they wait for those."""
+        """Number of further instructions that never finish, because they wait for those."""
         return int(np.isnan(self.end).sum()) - len(self.needs_lost)
 
     @property
@@ -77,7 +77,7 @@ class Simulation:
         return np.flatnonzero(np.isinf(self.finish)).tolist()
 
     def events(self) -> Iterator[Event]:
-        """What was executed, stream by stream."""
+        """Executed instructions, stream by stream."""
         channels = self.schedule.channels
         bounds = self.streams.start.tolist()
         for stream, (first, stop) in enumerate(pairwise(bounds)):

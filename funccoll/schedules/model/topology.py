@@ -23,7 +23,7 @@ class Link:
     alpha: float
     beta: float
     shared: bool = False
-    """Whether it is memory that all ranks read and write: nothing has to be forwarded."""
+    """True for memory that all ranks read and write: nothing has to be forwarded."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
@@ -193,7 +193,7 @@ class Topology:
 
 
 def check_topology(topology: Any, nranks: int | None = None) -> None:
-    """Raises ScheduleError for what is no Topology, and for one that has not `nranks` ranks."""
+    """Raise ScheduleError for what is not a Topology, and for one that does not have `nranks` ranks."""
     if not isinstance(topology, Topology):
         raise ScheduleError(f"topology={topology!r:.60} must be a Topology, such as Topology.one_host({nranks or 8}).")
     if nranks is not None and nranks != topology.nranks:

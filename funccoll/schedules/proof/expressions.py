@@ -54,7 +54,7 @@ class Expressions:
         return self._fact(ids, self._part, self._parts_of_rows[rows])
 
     def twice(self, ids: np.ndarray) -> np.ndarray:
-        """Whether a rank is counted more than once."""
+        """True for expressions in which a rank is counted more than once."""
         return self._fact(ids, self._twice, np.zeros(ids.shape, bool))
 
     def _fact(self, ids: np.ndarray, column: np.ndarray, of_leaf: np.ndarray) -> np.ndarray:
@@ -83,7 +83,7 @@ class Expressions:
         return np.packbits(np.tri(self.p + 1, self.p, -1, bool), axis=1)
 
     def complete(self, ids: np.ndarray) -> np.ndarray:
-        """Whether every rank is in it."""
+        """True for expressions that every rank is in."""
         low, span = self._interval(ids)
         out = span == self.p
         rows = span == _BITS

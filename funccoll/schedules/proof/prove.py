@@ -44,7 +44,7 @@ class Proof:
 
     @functools.cached_property
     def left_fold(self) -> bool:
-        """Whether every output is one fold of all ranks' chunks in rank order: the default bits on one host."""
+        """True when every output is one fold of all ranks' chunks in rank order: the default bits on one host."""
         p = self.schedule.nranks
         for node in set(np.asarray(self.outputs[2]).ravel().tolist()):
             kids = self.nodes.children(node)
@@ -57,7 +57,7 @@ class Proof:
 
     @functools.cached_property
     def partial_sums(self) -> int:
-        """How many distinct partial results are written and combined further: in 16-bit floats each is rounded."""
+        """Number of distinct partial results that are written and combined further: in 16-bit floats each is rounded."""
         used = [b[b >= self.nodes.leaves] for b in self.nodes.blocks()]
         nodes = np.unique(np.concatenate(used)) if used else np.zeros(0, np.int64)
         return int((~self.nodes.complete(nodes)).sum()) if len(nodes) else 0
@@ -65,12 +65,12 @@ class Proof:
     @functools.cached_property
     def completes(self) -> np.ndarray:
         """For each row of the schedule's batches, counted through, whether it completes a reduction: where a mean divides."""
-        machine = SymbolicExecutor(self.schedule.places, self.schedule.algorithm)
+        executor = SymbolicExecutor(self.schedule.places, self.schedule.algorithm)
         out = []
         for _, batches in itertools.groupby(self.schedule.batches, key=lambda b: b.round):
             now = list(batches)
-            machine.round(now)
-            out += [machine.expressions.complete(machine.holds[b.dst[:, 0]].astype(np.int64)) for b in now]
+            executor.round(now)
+            out += [executor.expressions.complete(executor.holds[b.dst[:, 0]].astype(np.int64)) for b in now]
         return np.concatenate(out) if out else np.zeros(0, bool)
 
     def __repr__(self) -> str:
@@ -85,20 +85,20 @@ def prove(schedule: Schedule) -> Proof:
 
     Raises ScheduleError with rank, buffer, chunk, what it holds, what it must hold, and the line of the move.
     """
-    machine = SymbolicExecutor(schedule.places, schedule.algorithm)
-    machine.run(schedule.batches)
-    outputs = check_outputs(machine, schedule.algorithm)
-    machine.expressions.close()
-    return Proof(schedule, outputs, machine.expressions)
+    executor = SymbolicExecutor(schedule.places, schedule.algorithm)
+    executor.run(schedule.batches)
+    outputs = check_outputs(executor, schedule.algorithm)
+    executor.expressions.close()
+    return Proof(schedule, outputs, executor.expressions)
 
 
-def check_outputs(machine: SymbolicExecutor, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def check_outputs(executor: SymbolicExecutor, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Compare every output place with the postcondition; returns the columns of `Proof.outputs`."""
-    collective, table = machine.collective, machine.expressions
+    collective, table = executor.collective, executor.expressions
     p = collective.nranks
     rank, chunk, source, wanted = collective.required()
     place = (chunk + collective.input_chunks) * p + rank
-    held = machine.holds[place].astype(np.int64)
+    held = executor.holds[place].astype(np.int64)
     reduced = source < 0
     bad = np.where(reduced, False, held != wanted * p + source) | (held < 0)
     ids = np.where(held < 0, 0, held)
@@ -109,7 +109,7 @@ def check_outputs(machine: SymbolicExecutor, name: str) -> tuple[np.ndarray, np.
     twice = table.twice(ids) & collective.meaning.carries_data
     bad |= reduced & (~label_ok | ~whole | twice)
     if bad.any():
-        raise _wrong_output(machine, name, rank, chunk, source, wanted, bad)
+        raise _wrong_output(executor, name, rank, chunk, source, wanted, bad)
     if collective.meaning.replicates:  # the other kinds have one copy of every reduced chunk
         order = np.lexsort((rank, chunk))
         same = held[order].reshape(-1, p)
@@ -117,19 +117,19 @@ def check_outputs(machine: SymbolicExecutor, name: str) -> tuple[np.ndarray, np.
         if differs.any():
             row, r = (int(x) for x in np.argwhere(differs)[0])
             where = int(chunk[order].reshape(-1, p)[row, 0])
-            raise _different_orders(machine, name, where, r, int(same[row, 0]), int(same[row, r]))
-    small = np.int32 if machine.places.size < 2**31 else np.int64
+            raise _different_orders(executor, name, where, r, int(same[row, 0]), int(same[row, r]))
+    small = np.int32 if executor.places.size < 2**31 else np.int64
     return rank.astype(small), chunk.astype(small), held.astype(small if table.size < 2**31 else np.int64)
 
 
 def _wrong_output(
-    machine: SymbolicExecutor, name: str, rank: np.ndarray, chunk: np.ndarray, source: np.ndarray, wanted: np.ndarray,
+    executor: SymbolicExecutor, name: str, rank: np.ndarray, chunk: np.ndarray, source: np.ndarray, wanted: np.ndarray,
     bad: np.ndarray,
 ) -> ScheduleError:
-    collective, table = machine.collective, machine.expressions
+    collective, table = executor.collective, executor.expressions
     first = int(np.argmax(bad))
     place = int((chunk[first] + collective.input_chunks) * collective.nranks + rank[first])
-    held = int(machine.holds[place])
+    held = int(executor.holds[place])
     if source[first] >= 0:
         expected = f"x{source[first]}[{wanted[first]}]"
     else:
@@ -139,38 +139,40 @@ def _wrong_output(
     tail = f" (and {more:,} more output chunk{'s are' if more > 1 else ' is'} wrong)" if more else ""
     if held < 0:
         return ScheduleError(
-            f"{name} is no {collective}: {machine.places.place(place)} must hold {expected}, and no move writes it{tail}. "
-            f"A block has {collective.parts} chunk{'s' if collective.parts > 1 else ''}. (xr[c] is chunk c of rank r's input.)",
+            f"{name} does not implement {collective}: {executor.places.place(place)} must hold {expected}, and no move writes "
+            f"it{tail}. A block has {collective.parts} chunk{'s' if collective.parts > 1 else ''}. (xr[c] is chunk c of rank "
+            "r's input.)",
             _defined_at(collective.kind, name),
         )
-    why, move = _why(machine, held, place, int(wanted[first]), source[first] < 0)
-    batch, _ = machine.batch_of(move)
+    why, move = _why(executor, held, place, int(wanted[first]), source[first] < 0)
+    batch, _ = executor.batch_of(move)
     return ScheduleError(
-        f"{name} is no {collective}: {machine.places.place(place)} must hold {expected}, and it holds {table.text(held)}: "
-        f"{why}{tail}. The move {machine.describe(move)} of round {batch.round} made it. (xr[c] is chunk c of rank r's input.)",
+        f"{name} does not implement {collective}: {executor.places.place(place)} must hold {expected}, and it holds "
+        f"{table.text(held)}: {why}{tail}. The move {executor.describe(move)} of round {batch.round} made it. (xr[c] is chunk "
+        "c of rank r's input.)",
         batch.source,
     )
 
 
 def _defined_at(kind: str, name: str) -> Source | None:
-    """Where an algorithm is defined: the line for what no move is to blame for."""
+    """Line of an algorithm's definition, for errors that no move is to blame for."""
     return next((a.source for a in known(kind) if a.name == name), None)
 
 
-def _why(machine: SymbolicExecutor, held: int, place: int, wanted: int, reduced: bool) -> tuple[str, int]:
+def _why(executor: SymbolicExecutor, held: int, place: int, wanted: int, reduced: bool) -> tuple[str, int]:
     """In words what is wrong with an expression, and the move to blame."""
-    table = machine.expressions
-    last = int(machine.writer[place])
+    table = executor.expressions
+    last = int(executor.writer[place])
     if not reduced:
         return "another chunk than it must be", last
     count = Counter(table.contributions(held))
     strange = [c for _, c in count if c != wanted]
     if strange:
-        return f"it contains chunk {strange[0]}, and it must be about chunk {wanted}", _first_bad(machine, held, last, MIXED)
+        return f"it contains chunk {strange[0]}, and it must be about chunk {wanted}", _first_bad(executor, held, last, MIXED)
     doubled = [f"rank {r} counts {_times(n)}" for (r, _), n in sorted(count.items()) if n > 1]
-    missing = [r for r in range(machine.collective.nranks) if (r, wanted) not in count]
+    missing = [r for r in range(executor.collective.nranks) if (r, wanted) not in count]
     lack = [f"{_ranks(missing)} missing"] if missing else []
-    move = _first_bad(machine, held, last, 0) if doubled else last
+    move = _first_bad(executor, held, last, 0) if doubled else last
     return "; ".join([*doubled[:4], *(["..."] if len(doubled) > 4 else []), *lack]), move
 
 
@@ -183,9 +185,9 @@ def _ranks(ranks: list[int]) -> str:
     return f"rank {shown} is" if len(ranks) == 1 else f"ranks {shown} are"
 
 
-def _first_bad(machine: SymbolicExecutor, node: int, otherwise: int, kind: int) -> int:
+def _first_bad(executor: SymbolicExecutor, node: int, otherwise: int, kind: int) -> int:
     """The move that made the deepest expression in which a rank counts twice (kind 0), or chunks are mixed."""
-    table = machine.expressions
+    table = executor.expressions
 
     def is_bad(n: int) -> bool:
         one = np.array([n])
@@ -200,14 +202,15 @@ def _first_bad(machine: SymbolicExecutor, node: int, otherwise: int, kind: int) 
         node = worse[0]
 
 
-def _different_orders(machine: SymbolicExecutor, name: str, chunk: int, rank: int, first: int, held: int) -> ScheduleError:
-    collective, table = machine.collective, machine.expressions
+def _different_orders(executor: SymbolicExecutor, name: str, chunk: int, rank: int, first: int, held: int) -> ScheduleError:
+    collective, table = executor.collective, executor.expressions
     place = (chunk + collective.input_chunks) * collective.nranks + rank
-    number = int(machine.writer[place])
-    source: Source | None = machine.batch_of(number)[0].source
+    number = int(executor.writer[place])
+    source: Source | None = executor.batch_of(number)[0].source
     return ScheduleError(
-        f"{name} is no {collective}: ranks combine in different orders, so their bits would differ. output[{chunk}] of rank 0 "
-        f"holds {table.text(first)}, that of rank {rank} {table.text(held)}. Let one rank combine and the others copy, or "
-        f"combine in an order that is the same for all. The move {machine.describe(number)} wrote the latter.",
+        f"{name} does not implement {collective}: ranks combine in different orders, so their bits would differ. "
+        f"output[{chunk}] of rank 0 holds {table.text(first)}, that of rank {rank} {table.text(held)}. Let one rank combine "
+        "and the others copy, or combine in an order that is the same for all. "
+        f"The move {executor.describe(number)} wrote the latter.",
         source,
     )

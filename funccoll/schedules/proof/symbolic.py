@@ -1,4 +1,4 @@
-"""The symbolic machine: runs rounds of moves on expressions instead of numbers, and refuses what has no meaning."""
+"""Symbolic execution: runs rounds of moves on expressions instead of numbers, and refuses what has no meaning."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["SymbolicExecutor", "shortest_cycle"]
 
 
 class SymbolicExecutor:
-    """What every place holds: an expression's number, or -1 for nothing yet.
+    """Rounds of moves run on expressions: `holds` has each place's expression, or -1 for nothing yet.
 
     Single moves are numbered as they run; `writer` has the number of the last one that wrote each place, -1 for none.
     """
@@ -132,7 +132,7 @@ class SymbolicExecutor:
                     first[place] = n
 
     def _read_race(self, work: list, before: int, reader: int, writer: int, place: int) -> None:
-        """A move reads what another of the round writes; when that goes round in a circle, nothing can go first."""
+        """The error for a move that reads what another of the round writes; in a cycle of them none can go first."""
         after: dict[int, list[tuple[int, int]]] = {}  # a move -> those that overwrite what it reads
         for _, _, src, number in work:
             writers = self.writer[src]
@@ -154,8 +154,8 @@ class SymbolicExecutor:
         text = "\n".join(lines)
         raise self.error(
             cycle[0],
-            f"deadlock: in this round moves overwrite what others read, in a circle, so that none can go first:\n{text}\n"
-            'Write to "scratch" (or read one buffer and write the other) so that nobody overwrites what a partner reads.',
+            f"deadlock: in this round moves overwrite what others read, in a cycle, so that none can go first:\n{text}\n"
+            'Write to "scratch" (or read one buffer and write the other) so that no move overwrites what a partner reads.',
         )
 
     # ------------------------------------------------------------ words

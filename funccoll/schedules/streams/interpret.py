@@ -161,7 +161,7 @@ class _StreamRun:
         else:  # what it overwrites itself must be read now
             self.begun[stream] = {j: read(sources[j]).copy() for j in program._in_place[i]}
         for x in program._targets[i]:
-            memory.spoil(x)
+            memory.poison(x)
 
     def _end(self, stream: int) -> None:
         program, memory, i = self.program, self.memory, self.next[stream]
@@ -197,14 +197,14 @@ class _StreamRun:
         """The caller has written the input, and gives output and scratch for whatever was in them."""
         program, rank = self.program, stream // self.program.channels
         own = program.memory.of_rank(rank)
-        self.memory.spoil(own)
+        self.memory.poison(own)
         given = np.asarray(self.inputs[self.execution[stream]][rank])
         if given.shape != program.shape or given.dtype != program.dtype:
             raise ScheduleError(
                 f"the input of rank {rank} is {given.dtype}{list(given.shape)}, and that of rank 0 is "
                 f"{program.dtype}{list(program.shape)}: all ranks give one shape and dtype."
             )
-        self.memory.give(own.start, given)
+        self.memory.store_input(own.start, given)
 
     def _leave(self, stream: int) -> None:
         """The caller takes the output and writes garbage into everything."""
@@ -212,9 +212,9 @@ class _StreamRun:
         own = program.memory.of_rank(rank)
         if program.has_output[rank]:
             start = own.start + program.layout.input.size
-            taken = self.memory.take(start, start + program.layout.output.size)
+            taken = self.memory.read_output(start, start + program.layout.output.size)
             self.outputs[self.execution[stream]][rank] = taken.reshape(program.output_shape)
-        self.memory.spoil(own)
+        self.memory.poison(own)
 
     def _check_finished(self) -> None:
         program, streams = self.program, self.program.streams

@@ -1,4 +1,4 @@
-"""News of a failure reach everybody, whatever rank 0 and the others are doing; and they are of the first failure."""
+"""Every rank is told of the first failure, whatever rank 0 and the others are doing."""
 
 import os
 import signal
@@ -140,7 +140,7 @@ def test_the_first_failure_is_told_also_to_who_hears_of_all_at_once():
 REPORTS = TELL + """
 if rank == 1:
     w.watch.report("ValueError: enough")
-    say(int(w.heap.view(0, (1,), "i8")[0]), w.watch.failure())
+    say(int(w.backend.heap.view(0, (1,), "i8")[0]), w.watch.failure())
     world.finalize()
 else:
     tell()
@@ -198,7 +198,7 @@ def test_rank_0_dies_while_it_introduces_the_others(last):
 
 
 def test_a_large_job_has_rank_0_as_its_messenger():
-    few = "import funccoll.runtime.job.watch as module\nmodule._CROWD = 2\n"
+    few = "import funccoll.runtime.job.watch as module\nmodule._MAX_FULL_MESH = 2\n"
     script = few + TELL + "if rank == 2: hear(); 1 / 0\ntell()\nhear()"
     with Ranks(script, range(4)) as ranks:
         ranks.lines()
