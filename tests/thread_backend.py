@@ -100,7 +100,7 @@ class Rounds:
         p = collective.nranks
         memory = reference_memory(p * places.rank_size, block.dtype, op, p)  # of which only this rank's part is used
         start = places.of_rank(self.rank).start
-        memory.give(start, block)
+        memory.store_input(start, block)
         self._combine(0, memory, places)
         for number in range(1, self.messages.nrounds + 1):
             for i in self.sends[number]:
@@ -115,7 +115,7 @@ class Rounds:
             return None
         begin = start + layout.input.size
         shape = ChunkLayout.output_shape(collective, block.shape, dim, concat_dim)
-        return memory.take(begin, begin + math.prod(shape)).reshape(shape)
+        return memory.read_output(begin, begin + math.prod(shape)).reshape(shape)
 
     def _queue(self, source: int, destination: int) -> queue.Queue:
         return self.backend.queues[self.members[source], self.members[destination]]
