@@ -114,7 +114,7 @@ class Opcode(IntEnum):
         """The place of an operand among an instruction's words."""
         return 1 + self.operands.index(operand)
 
-    def read(self, code: Sequence[int], pc: int, operand: str) -> int:
+    def read(self, code: Any, pc: int, operand: str) -> int:
         """The value of an operand of the instruction at `pc`, which must be this one."""
         assert code[pc] == self, f"at {pc} is {Opcode(code[pc]).name}, not {self.name}"
         return int(code[pc + self.offset(operand)])
@@ -125,7 +125,7 @@ class Opcode(IntEnum):
         code[pc + self.offset(operand)] = value
 
     def byte_offsets(self) -> Any:
-        """A named tuple of integers for kernels: the opcode, the offset of each operand, and `size`, that of memory operands."""
+        """A named tuple of integers for kernels: the opcode, the offset of each operand, and `size`, where they end."""
         made = namedtuple(self.name, ("opcode", *self.operands, "size"))
         return made(int(self), *(_WORD * (1 + i) for i in range(len(self.operands))), _WORD * self.words)
 
