@@ -327,7 +327,7 @@ def oddities() -> None:
 
 
 def first_uses() -> None:
-    """Threads whose first collectives come in another order on every rank agree where the lines are."""
+    """Threads whose first collectives come in another order on every rank agree where the control blocks are."""
     mesh = fc.make_mesh({"a": 2, "b": 2})
     x = np.arange(4.0)
     wrong = []

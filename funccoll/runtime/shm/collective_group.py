@@ -119,7 +119,7 @@ class CollectiveGroup:
         self.frame[HEAP] = self.frame[FAILURE] = self.heap.base
         self.frame[HEAP_BYTES], self.frame[INSTRUCTION_BUDGET], self.frame[NDARRAY] = self.heap.size, -1, id(np.ndarray)
         self.frame[UNSHARED_REFCOUNT] = np.iinfo(np.int64).max if MEASURED_REFCOUNT is None else MEASURED_REFCOUNT
-        # A process bound to one core has it for itself as long as there are cores enough.
+        # A process bound to one core has it for itself as long as there are enough cores.
         cores = host.cores() if host.cores() > 1 else os.cpu_count() or 1
         self.frame[SPINS] = _SPINS if self.world.world <= cores else 0
         self.frame[YIELDS], self.frame[NAPS] = _YIELDS, _NAPS
@@ -221,7 +221,7 @@ class CollectiveGroup:
         return counter, int(self.registry.bases[number]) + value
 
     def _is_done(self) -> bool:
-        """Whether a rank failed when all was done, and nothing that was read can have changed: it failed later."""
+        """True when a rank failed after everything was done, and nothing that was read can have changed: finish the call."""
         frame = self.frame
         if self._code[frame[PC]] != Opcode.END or frame[REPEATS] > 1 or not self.registry.is_intact(self.members):
             return False

@@ -107,7 +107,7 @@ class Communicators:
         self._abandoned[self.world.rank] = 1
 
     def is_intact(self, members: Sequence[int]) -> bool:
-        """Whether no rank has left a collective while peers could still read its arrays. A rank that was killed has not."""
+        """True when no member has left a collective while peers could read its arrays; one that was killed has not left."""
         return not any(self._abandoned[m] for m in members)
 
     def wait(self, rank: int, counter: int, goal: int) -> list[int]:

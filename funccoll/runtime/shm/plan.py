@@ -101,7 +101,7 @@ class Plan:
     arguments: Mapping[int, tuple[Operand, GroupedCollective]]
     """Which operand each argument is."""
     results: tuple[tuple[Operand, bool], ...]
-    """Each result's operand, and whether the code writes it: a rank that gets nothing has zeros."""
+    """Each result's operand, and True where the code writes it: a rank that gets nothing has zeros."""
     call_sites: Mapping[int, CallSite]
     """By the hash that a rank publishes."""
 

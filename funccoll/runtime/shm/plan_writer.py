@@ -78,7 +78,7 @@ class PlannedCollective:
 
 
 class Written(NamedTuple):
-    """What writing a collective's code tells: for the rest of the plan, and for who allocates."""
+    """Facts about a collective's code that the rest of its plan depends on."""
 
     base: int
     """How far the communicator's counters have advanced."""
