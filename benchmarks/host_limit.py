@@ -20,8 +20,8 @@ from host_contender import Run
 from numba import njit
 
 from funccoll.kernels import cpu
-from funccoll.kernels.intrinsics import fence, stream
-from funccoll.kernels.stream_interpreter import SUMS_BYTES
+from funccoll.kernels.frame import ACCUMULATOR_BYTES
+from funccoll.kernels.intrinsics import fence, non_temporal_copy
 
 _NUMPY_BLOCK, _KERNEL_BLOCK = 1 << 15, 1 << 11  # elements: they stay in the second and in the first level of cache
 
@@ -62,11 +62,11 @@ class Limit:
         results[self.rank][:] = 0
         if case.kind == "all_gather":
             targets, sources = tuple(np.split(results[self.rank], self.ranks)), tuple(inputs)
-            ways = (_copy, _copy_in_blocks, _copy_kernel, _copy_past)
+            ways = (_copy, _copy_in_blocks, _copy_kernel, _copy_non_temporal)
         else:
             low, high = (n * r // self.ranks for r in (self.rank, self.rank + 1))
             sources, targets = (tuple(a[low:high] for a in arrays) for arrays in (inputs, results))
-            ways = (_add, _add_in_blocks, _add_kernel, _add_past)
+            ways = (_add, _add_in_blocks, _add_kernel, _add_non_temporal)
         names = ("numpy", "numpy in blocks", "kernel", "funccoll's kernel, past the caches")
         return {name: _repeated(way, targets, sources, results[self.rank]) for name, way in zip(names, ways, strict=True)}
 
@@ -142,22 +142,23 @@ def _copy_kernel(targets: Any, sources: Any) -> None:
             target[i] = source[i]
 
 
-_SUMS = np.zeros(SUMS_BYTES, np.uint8)
+_ACCUMULATOR = np.zeros(ACCUMULATOR_BYTES, np.uint8)
 
 
-def _add_past(targets: Arrays, sources: Arrays) -> None:
+def _add_non_temporal(targets: Arrays, sources: Arrays) -> None:
     combine = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_int64] * 9)(cpu.combine_address("sum", targets[0].dtype))
     to, of = (np.array([a.ctypes.data for a in side]) for side in (targets, sources))
-    room = _SUMS.ctypes.data
-    combine(room, room, to.ctypes.data, len(to), of.ctypes.data, len(of), -len(targets[0]), 0, room)
+    accumulator = _ACCUMULATOR.ctypes.data
+    operands = to.ctypes.data, len(to), of.ctypes.data, len(of)
+    combine(accumulator, accumulator, *operands, -len(targets[0]), 0, accumulator)
 
 
-def _copy_past(targets: Arrays, sources: Arrays) -> None:
+def _copy_non_temporal(targets: Arrays, sources: Arrays) -> None:
     for target, given in zip(targets, sources, strict=True):
-        _stream(target.ctypes.data, given.ctypes.data, target.nbytes)
+        _non_temporal_copy(target.ctypes.data, given.ctypes.data, target.nbytes)
 
 
 @njit
-def _stream(to: int, given: int, nbytes: int) -> None:
-    stream(to, given, nbytes)
+def _non_temporal_copy(to: int, given: int, nbytes: int) -> None:
+    non_temporal_copy(to, given, nbytes)
     fence()

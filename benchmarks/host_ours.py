@@ -11,7 +11,7 @@ from host_contender import Run, reading, repeated
 
 import funccoll as fc
 from funccoll import P
-from funccoll.runtime.shm import collective_group as shm
+from funccoll.runtime.shm.collective_group import groups_of
 
 D = P("d")
 BODIES: dict[str, tuple[Callable[[Any], Any], P]] = {
@@ -55,10 +55,10 @@ class Ours:
 
 def native(step: Any, x: fc.Array) -> Run:
     """The compiled plan of a step with one collective, repeated in one native call; argument and result lie in the heap."""
-    (exchange,) = shm.groups_of(step.lower(x).compile())
+    (group,) = groups_of(step.lower(x).compile())
     argument = x.local
 
     def run(times: int) -> Sequence[np.ndarray]:
-        return exchange.repeat(times, argument)
+        return group.repeat(times, argument)
 
     return run

@@ -20,11 +20,11 @@ import numpy as np
 import funccoll as fc
 from funccoll import P
 from funccoll.kernels.cpu import combine_address, interpreter
-from funccoll.kernels.stream_interpreter import STEPS as BUDGET
+from funccoll.kernels.frame import INSTRUCTION_BUDGET
 from funccoll.mesh import Mesh
 from funccoll.runtime.job import world
-from funccoll.runtime.shm import collective_group as shm
 from funccoll.runtime.shm import staging
+from funccoll.runtime.shm.collective_group import CollectiveGroup
 
 AXES = {2: {"a": 2, "b": 1}, 3: {"a": 3, "b": 1}, 4: {"a": 2, "b": 2}, 8: {"a": 4, "b": 2}}
 _SAID = -1  # the file that `say` writes to
@@ -52,8 +52,8 @@ def work(x: Any, w: Any) -> Any:
     return rows, whole, swapped, part, shifted, root, last
 
 
-# Of the private arrays some are copied whole, and some go in several pieces.
-staging._STAGED, staging._PIECE = 256, 200
+# Of the private arrays some are copied whole, and some go in several segments.
+staging._STAGED_BYTES, staging._SEGMENT_BYTES = 256, 200
 EVERY = P(("a", "b"))
 SPECS: Any = {"in_specs": (EVERY, P()), "out_specs": (P("b"), P("a"), EVERY, EVERY, EVERY, P(), P())}
 W = np.arange(1.0, 6.0, dtype=np.float32)
@@ -163,16 +163,16 @@ class Mortal:
 
     def __init__(self) -> None:
         self.executed, self.last, self.step = 0, 1 << 60, 0
-        call = shm.CollectiveGroup.__call__
+        call = CollectiveGroup.__call__
 
-        def counted(exchange: Any, *arrays: Any) -> Any:
-            budget = exchange.frame[BUDGET] = max(0, self.last - self.executed)
-            found = call(exchange, *arrays)
-            self.executed += int(budget - exchange.frame[BUDGET])
+        def counted(group: Any, *arrays: Any) -> Any:
+            budget = group.frame[INSTRUCTION_BUDGET] = max(0, self.last - self.executed)
+            found = call(group, *arrays)
+            self.executed += int(budget - group.frame[INSTRUCTION_BUDGET])
             return found
 
-        shm.CollectiveGroup.__call__ = counted
-        shm.CollectiveGroup._stepped = lambda exchange: self.die()
+        CollectiveGroup.__call__ = counted
+        CollectiveGroup._budget_spent = lambda group: self.die()
 
     def die(self) -> None:
         say("dies", step=self.step)

@@ -48,7 +48,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "schedules.messages": (("assign_rounds",), ("messages",), ("interpret",)),
     "schedules.model": (("topology",), ("cost",), ("select", "simulation"), ("simulate",)),
-    "kernels": (("variants", "intrinsics", "stream_interpreter"), ("reductions", "object_cache"), ("cpu", "cuda")),
+    "kernels": (("variants", "intrinsics", "frame"), ("stream_interpreter",), ("reductions", "object_cache"), ("cpu", "cuda")),
     "arrays": (("array_layout",), ("array",), ("placement",)),
     "runtime": (("backend",), ("job",), ("local", "shm", "mpi", "nccl", "cuda"), ("codegen",)),
     "runtime.job": (
@@ -56,8 +56,8 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "runtime.local": (("ordered_reduction",), ("collectives",)),
     "runtime.shm": (
-        ("arena", "staging"), ("heap", "plan"), ("communicators", "results"), ("collective_group",), ("values",),
-        ("transport",),
+        ("arena", "control_block", "slots", "results"), ("heap", "staging"), ("plan_writer",), ("plan",), ("communicators",),
+        ("diagnosis",), ("collective_group",), ("values",), ("transport",),
     ),
     "compiler": (("arguments", "choose_schedules", "report"), ("stages",), ("jit",), ("redistribute",)),
     "parallel": (("data",),),

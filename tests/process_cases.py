@@ -214,8 +214,8 @@ def main() -> None:
     n = fc.world_size()
     what = sys.argv[1]
     if what.startswith("staged"):
-        staging._STAGED = 1
-        staging._PIECE = 200 if what == "staged" else 1 << 20
+        staging._STAGED_BYTES = 1
+        staging._SEGMENT_BYTES = 200 if what == "staged" else 1 << 20
         staged(n)
     elif what == "table":
         table(n)

@@ -12,7 +12,8 @@ import numpy as np
 from funccoll.schedules import Schedule
 from funccoll.schedules.collective import Collective
 from funccoll.schedules.moves import BUFFERS, Move, encode
-from funccoll.schedules.streams.streams import COMBINE, ENTER, Streams
+from funccoll.schedules.streams.instructions import Opcode
+from funccoll.schedules.streams.streams import Streams
 
 Rounds = list[list[tuple[Move, int]]]  # moves with their channels
 
@@ -191,7 +192,7 @@ def _change_wait(rng: random.Random, streams: Streams, rows: list[list[Instructi
         for s, stream in enumerate(rows)
         for i, row in enumerate(stream)
         for k, (other, value) in enumerate(row.waits)
-        if not edge or row.opcode != COMBINE or rows[other][value - 1].opcode == ENTER
+        if not edge or row.opcode != Opcode.COMBINE or rows[other][value - 1].opcode == Opcode.ENTER
     ]
     if not found:
         return None
@@ -235,8 +236,8 @@ def _change_all_ranks(rng: random.Random, streams: Streams, rows: list[list[Inst
 
 def _swap(rng: random.Random, streams: Streams, rows: list[list[Instruction]], how: str) -> str | None:
     s = rng.randrange(len(rows))
-    gates = [i for i, row in enumerate(rows[s]) if row.opcode != COMBINE]
-    others = [i for i, row in enumerate(rows[s]) if row.opcode == COMBINE]
+    gates = [i for i, row in enumerate(rows[s]) if row.opcode != Opcode.COMBINE]
+    others = [i for i, row in enumerate(rows[s]) if row.opcode == Opcode.COMBINE]
     if how == "gate":  # ENTER or LEAVE with another
         if not gates or not others:
             return None
@@ -250,7 +251,7 @@ def _swap(rng: random.Random, streams: Streams, rows: list[list[Instruction]], h
 
 
 def _change_place(rng: random.Random, streams: Streams, rows: list[list[Instruction]], how: str) -> str | None:
-    found = [(s, i) for s, stream in enumerate(rows) for i, row in enumerate(stream) if row.opcode == COMBINE]
+    found = [(s, i) for s, stream in enumerate(rows) for i, row in enumerate(stream) if row.opcode == Opcode.COMBINE]
     if not found:
         return None
     s, i = rng.choice(found)
@@ -264,7 +265,7 @@ def _change_place(rng: random.Random, streams: Streams, rows: list[list[Instruct
 
 def _change_part(rng: random.Random, streams: Streams, rows: list[list[Instruction]], how: str) -> str | None:
     parts = streams.schedule.collective.parts
-    found = [(s, i) for s, stream in enumerate(rows) for i, row in enumerate(stream) if row.opcode == COMBINE]
+    found = [(s, i) for s, stream in enumerate(rows) for i, row in enumerate(stream) if row.opcode == Opcode.COMBINE]
     if parts == 1 or not found:
         return None
     s, i = rng.choice(found)

@@ -20,8 +20,10 @@ from numba import njit
 from schedule_oracle import expected
 
 from funccoll.schedules import Schedule
-from funccoll.schedules.streams.streams import ENTER, LEAVE, Streams
+from funccoll.schedules.streams.instructions import Opcode
+from funccoll.schedules.streams.streams import Streams
 
+GATES = Opcode.ENTER, Opcode.LEAVE
 ELEMENTS = 32
 """Numbers in a chunk: enough that two orders of combining floats cannot give the same bits by chance."""
 
@@ -181,7 +183,7 @@ class _Program:
 
     def _touched(self, ptr: np.ndarray, codes: np.ndarray, i: int) -> set[int]:
         s = self.streams
-        if s.opcode[i] in (ENTER, LEAVE):
+        if s.opcode[i] in GATES:
             rank = int(s.stream[i]) // self.channels
             return set(range(rank, s.schedule.places.size, self.p))
         return {c + k * self.p for c in codes[ptr[i] : ptr[i + 1]].tolist() for k in range(int(s.count[i]))}
@@ -204,7 +206,7 @@ class _Program:
 
     def explore(self) -> tuple[str, np.ndarray]:
         s = self.streams
-        if any(s.opcode[i] not in (ENTER, LEAVE) and any(map(self._is_callers, self.writes[i])) for i in range(len(s))):
+        if any(s.opcode[i] not in GATES and any(map(self._is_callers, self.writes[i])) for i in range(len(s))):
             return "caller", np.zeros(0, np.int64)
         n, total = len(s), self.executions * int(self.lengths.max())
         conflict = np.array(
@@ -213,7 +215,7 @@ class _Program:
         )  # fmt: skip
         owners = np.zeros((n, self.p), bool)  # whose places an instruction touches, but for ENTER and LEAVE
         for i in range(n):
-            if s.opcode[i] not in (ENTER, LEAVE):
+            if s.opcode[i] not in GATES:
                 owners[i, [c % self.p for c in self.reads[i] | self.writes[i]]] = True
         # Whether a rank's memory is the collective's when so many instructions of its channel 0 have ended.
         inside = np.zeros((self.p, total + 1), bool)
@@ -221,7 +223,7 @@ class _Program:
             at = rank * self.channels
             for done in range(1, self.executions * int(self.lengths[at]) + 1):
                 last = s.opcode[s.start[at] + (done - 1) % self.lengths[at]]
-                inside[rank, done] = (inside[rank, done - 1] or last == ENTER) and last != LEAVE
+                inside[rank, done] = (inside[rank, done - 1] or last == Opcode.ENTER) and last != Opcode.LEAVE
         ptr, stream, count = [0], [], []
         for e in range(self.executions):
             for i in range(n):
@@ -249,11 +251,11 @@ class _Program:
             done[stream] += 1
             i, rank = int(s.start[stream]) + index, int(stream) // self.channels
             own = np.arange(rank, schedule.places.size, self.p)
-            if s.opcode[i] == LEAVE:
+            if s.opcode[i] == Opcode.LEAVE:
                 outputs[e][rank] = numbers[e].take(memory, rank)
-            if s.opcode[i] in (ENTER, LEAVE):
+            if s.opcode[i] in GATES:
                 memory[own], part[own] = numbers[e].garbage(), -1
-                if s.opcode[i] == ENTER:
+                if s.opcode[i] == Opcode.ENTER:
                     numbers[e].give(memory, rank)
                 continue
             self._combine(i, memory, part, numbers[e])

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from funccoll.schedules.streams.streams import ENTER, LEAVE, Streams
+from funccoll.schedules.streams.instructions import Opcode
+from funccoll.schedules.streams.streams import Streams
 
 Value = int | None  # None is garbage
 
@@ -110,9 +111,9 @@ class _Machine:
 
     def _begun(self, state: State, stream: int, execution: int, i: int) -> Iterator[State]:
         memory = state.memory
-        if self.opcode[i] == ENTER:
+        if self.opcode[i] == Opcode.ENTER:
             yield state
-        elif self.opcode[i] == LEAVE:
+        elif self.opcode[i] == Opcode.LEAVE:
             yield state
             yield replace(self._left(state, stream, execution), read=_with(state.read, {stream: "left"}))
         else:
@@ -123,10 +124,10 @@ class _Machine:
 
     def _ended(self, state: State, stream: int, execution: int, i: int) -> State:
         read, state = state.read[stream], replace(state, read=_with(state.read, {stream: None}))
-        if self.opcode[i] == ENTER:
+        if self.opcode[i] == Opcode.ENTER:
             given = {c: self.given[execution][c] if c < self.inputs else None for c in self._own(stream)}
             return replace(state, memory=_with(state.memory, given))
-        if self.opcode[i] == LEAVE:
+        if self.opcode[i] == Opcode.LEAVE:
             return state if read == "left" else self._left(state, stream, execution)
         if len(read) == 1 and not isinstance(read[0], tuple):
             value = read[0]

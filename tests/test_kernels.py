@@ -11,14 +11,16 @@ import numpy as np
 import pytest
 from schedule_oracle import expected
 
-from funccoll.kernels import stream_interpreter as at
+from funccoll.kernels import frame as fields
 from funccoll.kernels.cpu import combine_address, interpreter
-from funccoll.kernels.stream_interpreter import FAILED, FINISHED, MISMATCH, WAITING
+from funccoll.kernels.frame import FAILED, FINISHED, MISMATCH, NEEDS_FALLBACK, WAITING
 from funccoll.primitives.combining import fold
-from funccoll.runtime.shm.plan import Communicator, ControlBlock, Plan
+from funccoll.runtime.shm.control_block import Communicator, ControlBlock
+from funccoll.runtime.shm.plan import GroupedCollective, Operand, build_plan
 from funccoll.schedules import algorithms, build
 from funccoll.schedules.chunk_layout import ChunkLayout
 from funccoll.schedules.collective import KINDS
+from funccoll.schedules.streams.instructions import Opcode
 from funccoll.types import bfloat16
 
 # Forked children only compute and exit; pytest-xdist has a thread of its own.
@@ -26,8 +28,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning"
 
 COMBINE = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_int64] * 9)
 LENGTH = 3001
-SUMS = np.zeros(at.SUMS_BYTES, np.uint8)
-NOWHERE = SUMS.ctypes.data, SUMS.ctypes.data
+ACCUMULATOR = np.zeros(fields.ACCUMULATOR_BYTES, np.uint8)
+NOWHERE = ACCUMULATOR.ctypes.data, ACCUMULATOR.ctypes.data
 DTYPES = [np.dtype(t) for t in (
     np.bool_, np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64, np.float16, bfloat16,
     np.float32, np.float64, np.complex64, np.complex128,
@@ -69,12 +71,12 @@ def test_combines_have_the_bits_of_the_fold(dtype):
             outs = [np.empty_like(xs[0]) for _ in range(outputs)]
             dsts, srcs = (np.array([a.ctypes.data for a in side]) for side in (outs, xs))
             divisor = count if op == "mean" else 0
-            combine(*NOWHERE, dsts.ctypes.data, outputs, srcs.ctypes.data, count, LENGTH, divisor, SUMS.ctypes.data)
+            combine(*NOWHERE, dsts.ctypes.data, outputs, srcs.ctypes.data, count, LENGTH, divisor, ACCUMULATOR.ctypes.data)
             assert all(out.tobytes() == want.tobytes() for out in outs), (op, count)
 
 
 @pytest.mark.parametrize("dtype", [pytest.param(d, id=d.name) for d in FAST])
-def test_results_past_the_caches_are_the_same(dtype):
+def test_non_temporal_stores_have_the_same_results(dtype):
     """A negative count; destinations begin and end anywhere in a cache line, and nothing beside them is touched."""
     rng = np.random.default_rng(0)
     combine = COMBINE(combine_address("sum", dtype))
@@ -85,7 +87,7 @@ def test_results_past_the_caches_are_the_same(dtype):
         outs = [np.full(LENGTH + 64, 77, dtype) for _ in range(outputs)]
         dsts = np.array([a.ctypes.data + skip * dtype.itemsize for a in outs])
         srcs = np.array([a.ctypes.data for a in xs])
-        combine(*NOWHERE, dsts.ctypes.data, outputs, srcs.ctypes.data, count, -LENGTH, 0, SUMS.ctypes.data)
+        combine(*NOWHERE, dsts.ctypes.data, outputs, srcs.ctypes.data, count, -LENGTH, 0, ACCUMULATOR.ctypes.data)
         for out in outs:
             assert out[skip : skip + LENGTH].tobytes() == want.tobytes()
             assert (out[:skip] == 77).all() and (out[skip + LENGTH :] == 77).all()
@@ -100,7 +102,7 @@ def test_accumulating_into_any_operand():
                 want = fold(xs, "sum")
             xs[position] = xs[position].copy()
             dst, srcs = np.array([xs[position].ctypes.data]), np.array([x.ctypes.data for x in xs])
-            combine(*NOWHERE, dst.ctypes.data, 1, srcs.ctypes.data, count, LENGTH, 0, SUMS.ctypes.data)
+            combine(*NOWHERE, dst.ctypes.data, 1, srcs.ctypes.data, count, LENGTH, 0, ACCUMULATOR.ctypes.data)
             assert xs[position].tobytes() == want.tobytes()
 
 
@@ -128,50 +130,61 @@ def in_processes(count: int, body) -> list[int]:
 
 
 class Rank:
-    """One rank's side of a collective that is called again and again."""
+    """One rank's side of a collective that is called again and again: a plan, run without a heap's allocator."""
 
-    def __init__(self, rank: int, memory: mmap.mmap, schedule, elements: int, dtype: np.dtype, op: str, digest: int = 7):
-        self.heap = np.frombuffer(memory, np.uint8)
-        self.base = self.heap.ctypes.data
-        layout = ChunkLayout.of(schedule.collective, (elements * schedule.collective.input_blocks,), dtype.itemsize)
-        plan = Plan()
-        group = Communicator(0, tuple(range(10, 10 + schedule.nranks)), rank, ControlBlock(4096, schedule.nranks))
-        slots, _ = plan.add(schedule, [layout], [dtype], op, group, digest, lambda nbytes: 1 << 16)
-        self.code = plan.finish()
-        start = (1 << 20) + rank * ARENA
-        sizes = (layout.input.size, layout.output.size)
-        self.input, self.output = (
-            self.heap[at : at + n * dtype.itemsize].view(dtype) for at, n in zip((start, start + (2 << 20)), sizes, strict=True)
-        )
-        self.addresses = np.zeros(plan.slots, np.int64)
-        for buffer, offset in enumerate((0, 2 << 20, 5 << 20)):
-            self.addresses[slots.of(rank, buffer)] = self.base + start + offset
-        self.bases, self.work, self.sums = np.zeros(1, np.int64), np.zeros(256, np.int64), np.zeros(at.SUMS_BYTES, np.uint8)
-        self.frame = np.zeros(at.FRAME, np.int64)
-        tables = ((at.CODE, self.code), (at.ADDRESSES, self.addresses), (at.BASES, self.bases), (at.WORK, self.work),
-                  (at.ROOM, self.sums))  # fmt: skip
-        for name, table in tables:
-            self.frame[name] = table.ctypes.data
-        self.frame[at.HEAP] = self.frame[at.FAILURE] = self.base
-        self.frame[[at.SPINS, at.YIELDS, at.NAPS, at.STEPS]] = 400, 200, 1000, -1
-        self.frame[at.ARRAY], self.frame[at.ALONE] = id(np.ndarray), 1 << 31
+    def __init__(self, rank: int, memory: mmap.mmap, schedule, elements: int, dtype: np.dtype, op: str, identity: str = ""):
+        self.memory = np.frombuffer(memory, np.uint8)
+        self.base, self.end = self.memory.ctypes.data, (1 << 20) + rank * ARENA
+        shape = (elements * schedule.collective.input_blocks,)
+        operand = Operand(shape, ChunkLayout.output_shape(schedule.collective, shape), dtype, argument=0)
+        call = GroupedCollective(("d",), schedule, op, (operand,), identity)
+        communicator = Communicator(0, tuple(range(10, 10 + schedule.nranks)), rank, ControlBlock(4096, schedule.nranks))
+        plan = build_plan([call], [communicator])
+        self.code, self.addresses = plan.code.copy(), np.zeros(plan.slots, np.int64)
+        for needed in plan.allocations:
+            offset = self.allocate(needed.nbytes)
+            self.addresses[list(needed.slots)], self.code[list(needed.words)] = self.base + offset, offset
+        self.input, self.output = (self.array(n, dtype) for n in (shape[0], operand.out_shape[0]))
+        self.arguments, self.results = (self.input,), (self.output,)
+        self.bases, self.operands = np.zeros(1, np.int64), np.zeros(plan.max_operands, np.int64)
+        self.accumulator = np.zeros(fields.ACCUMULATOR_BYTES, np.uint8)
+        self.frame = np.zeros(fields.FRAME_WORDS, np.int64)
+        tables = ((fields.CODE, self.code), (fields.ADDRESSES, self.addresses), (fields.BASES, self.bases),
+                  (fields.OPERANDS, self.operands), (fields.ACCUMULATOR, self.accumulator))  # fmt: skip
+        for word, table in tables:
+            self.frame[word] = table.ctypes.data
+        for word, arrays in ((fields.ARGUMENTS, self.arguments), (fields.RESULTS, self.results)):
+            self.frame[word] = id(arrays) + tuple.__basicsize__
+        self.frame[fields.HEAP] = self.frame[fields.FAILURE] = self.base
+        self.frame[fields.HEAP_BYTES] = MEMORY
+        self.frame[[fields.SPINS, fields.YIELDS, fields.NAPS, fields.INSTRUCTION_BUDGET]] = 400, 200, 1000, -1
+        self.frame[fields.NDARRAY], self.frame[fields.UNSHARED_REFCOUNT] = id(np.ndarray), 1 << 31
         self.kernel = interpreter(self.frame.ctypes.data)
+
+    def allocate(self, nbytes: int) -> int:
+        offset = self.end
+        self.end += -(-nbytes // 128) * 128
+        return offset
+
+    def array(self, count: int, dtype: np.dtype) -> np.ndarray:
+        offset = self.allocate(count * dtype.itemsize)
+        return self.memory[offset : offset + count * dtype.itemsize].view(dtype)
 
     def run(self, tries: int = 600) -> int:
         for _ in range(tries):
             self.kernel()
-            status = self.frame[at.STATUS]
+            status = self.frame[fields.STATUS]
             if status != WAITING:
                 break
         return status
 
 
-@pytest.mark.parametrize("past", [False, True])
+@pytest.mark.parametrize("non_temporal", [False, True])
 @pytest.mark.parametrize("p", [2, pytest.param(3, marks=pytest.mark.slow), 4])
 @pytest.mark.parametrize("kind", list(KINDS))
-def test_processes_execute_the_streams(kind, p, past, monkeypatch):
-    if past:
-        monkeypatch.setattr("funccoll.runtime.shm.plan._PAST_CACHES", -1)
+def test_processes_execute_the_streams(kind, p, non_temporal, monkeypatch):
+    if non_temporal:
+        monkeypatch.setattr("funccoll.runtime.shm.plan_writer._NON_TEMPORAL_BYTES", -1)
     interpreter(0)
     pairs = [(i, (i + 1) % p) for i in range(p)] if kind == "permute" else []
     cases = [(build(kind, p, name, pairs=pairs), n, d) for name in algorithms(kind, p) for n, d in ((1, "i4"), (1000, "f4"))]
@@ -204,21 +217,41 @@ def test_a_peer_that_runs_something_else_is_noticed_before_anything_moves():
     def body(rank, memory):
         schedule = (ring, other)[rank]
         schedule.streams()
-        me = Rank(rank, memory, schedule, 64, np.dtype(np.float32), "sum", digest=rank)
+        me = Rank(rank, memory, schedule, 64, np.dtype(np.float32), "sum", identity=f"program {rank}")
         me.input[:], me.output[:] = rank, -99
         assert me.run() == MISMATCH
-        assert me.frame[at.RANK] == 10 + 1 - rank
+        assert me.frame[fields.PEER] == 10 + 1 - rank
         assert (me.output == -99).all()
 
     assert in_processes(2, body) == [0, 0]
 
 
-def test_who_waits_gives_python_a_turn_and_sees_a_failure():
+def test_a_rank_that_waits_gives_python_a_turn_and_sees_a_failure():
     schedule = build("all_reduce", 2, "one_shot")
     schedule.streams()
     combine_address("sum", np.dtype(np.float32))
     me = Rank(0, mmap.mmap(-1, MEMORY), schedule, 64, np.dtype(np.float32), "sum")
     assert me.run(tries=2) == WAITING
-    assert me.frame[at.RANK] == 11
-    me.heap[:8].view(np.int64)[0] = 2
+    assert me.frame[fields.PEER] == 11
+    me.memory[:8].view(np.int64)[0] = 2
     assert me.run() == FAILED
+
+
+def test_what_the_kernel_cannot_bind_is_named():
+    """The frame says which BIND_ARG needs a fallback; nothing was published before."""
+    me = Rank(0, mmap.mmap(-1, MEMORY), build("all_reduce", 2, "one_shot"), 64, np.dtype(np.float32), "sum")
+
+    def fault(argument: object, result: np.ndarray) -> int:
+        tables = (argument,), (result,)
+        me.frame[[fields.ARGUMENTS, fields.RESULTS]] = [id(table) + tuple.__basicsize__ for table in tables]
+        me.frame[fields.PEER] = 77
+        assert me.run() == NEEDS_FALLBACK
+        assert me.frame[fields.PEER] == 77
+        assert not me.memory[4096 : 4096 + 256].any()
+        return Opcode.BIND_ARG.read(me.code, me.frame[fields.FAULT_PC], "argument")
+
+    assert fault(1.0, me.output) == 0
+    assert fault(np.ones(128, np.float32)[::2], me.output) == 0
+    assert fault(np.ones(64, np.float32), me.output) == 0  # private, and without a staging buffer
+    me.frame[fields.UNSHARED_REFCOUNT] = 0
+    assert fault(me.input, me.output) == ~0

@@ -1,4 +1,4 @@
-"""Kernels are compiled once on a machine: who finds them in files imports no Numba, and runs the same code."""
+"""Kernels are compiled once on a machine: a process that finds them in files imports no Numba, and runs the same code."""
 
 from __future__ import annotations
 
@@ -8,25 +8,27 @@ import sys
 
 import pytest
 
-from funccoll.kernels import object_cache as code
+from funccoll.kernels import object_cache
 
 SUM = """
 import ctypes, sys
 import numpy as np
 from funccoll.kernels import cpu
-from funccoll.kernels import stream_interpreter as source
-frame = np.zeros(source.FRAME, np.int64)
-ready = np.array([source.END])
-frame[source.CODE], frame[source.FAILURE] = ready.ctypes.data, frame.ctypes.data + 8 * source.IGNORED
-frame[source.STEPS] = -1
-frame[source.STATUS] = -1
+from funccoll.kernels import frame as fields
+from funccoll.schedules.streams.instructions import Opcode
+frame = np.zeros(fields.FRAME_WORDS, np.int64)
+code = np.array(Opcode.END.encode())
+frame[fields.CODE], frame[fields.FAILURE] = code.ctypes.data, frame.ctypes.data + 8 * fields.IGNORED
+frame[fields.INSTRUCTION_BUDGET] = -1
+frame[fields.STATUS] = -1
 cpu.interpreter(frame.ctypes.data)()
-assert frame[source.STATUS] == source.FINISHED
+assert frame[fields.STATUS] == fields.FINISHED
 combine = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_int64] * 9)(cpu.combine_address("sum", np.dtype(np.float32)))
 xs, out = np.arange(8000, dtype=np.float32).reshape(4, 2000), np.zeros(2000, np.float32)
-room = np.zeros(source.SUMS_BYTES, np.uint8).ctypes
+accumulator = np.zeros(fields.ACCUMULATOR_BYTES, np.uint8).ctypes
 srcs, dsts = np.array([x.ctypes.data for x in xs]), np.array([out.ctypes.data])
-combine(room.data, room.data, dsts.ctypes.data, 1, srcs.ctypes.data, 4, 2000, 0, room.data)
+at = accumulator.data
+combine(at, at, dsts.ctypes.data, 1, srcs.ctypes.data, 4, 2000, 0, at)
 assert (out == xs[0] + xs[1] + xs[2] + xs[3]).all()
 print("numba" in sys.modules)
 """
@@ -62,15 +64,15 @@ def test_where_nothing_can_be_written_it_compiles_each_time(tmp_path):
 
 
 def test_code_belongs_to_a_processor_and_to_versions(monkeypatch):
-    mine = code._key()
-    code._key.cache_clear()
-    monkeypatch.setattr(code, "_processor", lambda: ("i386", ""))
-    assert code._key() != mine
-    code._key.cache_clear()
+    mine = object_cache._key()
+    object_cache._key.cache_clear()
+    monkeypatch.setattr(object_cache, "_processor", lambda: ("i386", ""))
+    assert object_cache._key() != mine
+    object_cache._key.cache_clear()
     monkeypatch.undo()
-    monkeypatch.setattr(code, "version", lambda name: "0.0")
-    assert code._key() != mine
-    code._key.cache_clear()
+    monkeypatch.setattr(object_cache, "version", lambda name: "0.0")
+    assert object_cache._key() != mine
+    object_cache._key.cache_clear()
 
 
 def test_code_that_needs_numba_is_refused():
@@ -80,4 +82,4 @@ def test_code_that_needs_numba_is_refused():
         print(n)
 
     with pytest.raises(AssertionError, match="only Numba has"):
-        code._compile(says, types.void(types.int64))
+        object_cache._compile(says, types.void(types.int64))

@@ -1,4 +1,4 @@
-"""Arrays of results are used again when nobody holds them, and only then."""
+"""Arrays of results are used again when they are not in use any more, and only then."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_this_python_counts_references_where_the_kernel_reads_them():
 
 
 @pytest.mark.parametrize("keep", ["an array", "a view", "one of two"])
-def test_what_somebody_holds_is_not_given_away(keep):
+def test_what_is_in_use_is_not_given_away(keep):
     made, mine = pool(), []
     for _ in range(20):
         arrays = made.others()
@@ -44,7 +44,7 @@ def test_what_somebody_holds_is_not_given_away(keep):
     assert len(made.kept) <= 3
 
 
-def test_what_nobody_holds_is_used_again():
+def test_what_is_not_in_use_is_used_again():
     made, seen = pool(), set()
     for call in [made.others] * 50 + [made] * 50:
         seen.update(map(id, call()))

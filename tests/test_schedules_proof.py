@@ -17,6 +17,7 @@ from funccoll.errors import ScheduleError
 from funccoll.schedules import Move, algorithm, build
 from funccoll.schedules.collective import KINDS, chunk_bounds
 from funccoll.schedules.registry import _ALGORITHMS
+from funccoll.schedules.streams.instructions import Opcode
 
 EVERY = [(kind, name) for kind in KINDS for name in schedules.algorithms(kind)]
 SMALL = [*range(1, 18), 64]
@@ -423,7 +424,8 @@ def test_every_wait_is_needed(kind, name):
     for p in (2, 4):
         streams = build(kind, p, name).streams()
         for w in range(len(streams.wait_stream)):
-            if kind == "barrier" and streams.opcode[np.searchsorted(streams.wait_ptr, w, side="right") - 1] == 2:
+            opcode = streams.opcode[np.searchsorted(streams.wait_ptr, w, side="right") - 1]
+            if kind == "barrier" and opcode == Opcode.LEAVE:
                 continue
             with pytest.raises(ScheduleError, match=r"race in|deadlock in|does not implement "):
                 drop_wait(streams, w).verify()
@@ -441,8 +443,8 @@ def test_every_wait_is_needed(kind, name):
         ({"wait_stream": -1}, "an instruction waits for a stream that does not exist"),
         ({"count": -1}, "a run has no chunks"),
         ({"count": 40}, "a place does not exist"),
-        ({"dst_ptr": 1}, "dst_ptr does not cut its column into pieces"),
-        ({"opcode": 7}, "an opcode is unknown"),
+        ({"dst_ptr": 1}, "dst_ptr does not cut its column"),
+        ({"opcode": Opcode.COPY}, "an opcode is not one of streams"),
     ],
 )
 def test_columns_that_are_no_streams(change, message):
@@ -499,14 +501,14 @@ def test_one_rank_that_does_everything():
         del _ALGORITHMS["broadcast"]["test_only"]
 
 
-def test_a_wait_for_ever_and_a_circle_are_deadlocks():
+def test_a_wait_for_ever_and_a_cycle_are_deadlocks():
     streams = build("all_reduce", 4, "ring").streams()
     value = streams.wait_value.copy()
     value[0] = 9
     with pytest.raises(ScheduleError, match=r"deadlock: rank 0, instruction 1: .* waits for count 9 of stream 3"):
         dataclasses.replace(streams, wait_value=value).verify()
     value[0] = 7
-    with pytest.raises(ScheduleError, match=r"deadlock in all_reduce on 4 ranks: \d instructions wait") as error:
+    with pytest.raises(ScheduleError, match=r"deadlock in all_reduce on 4 ranks: \d instructions wait for each other in a cycle") as error:
         dataclasses.replace(streams, wait_value=value).verify()
     assert error.value.source is not None
     assert "waits for rank 3, instruction 6" in str(error.value)

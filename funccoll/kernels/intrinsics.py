@@ -1,4 +1,4 @@
-"""Memory operations of a CPU that Numba has no words for, as LLVM instructions; addresses are plain integers."""
+"""Memory operations of a CPU that Numba does not have, as LLVM instructions; addresses are plain integers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from numba.core import cgutils
 from numba.np import arrayobj
 
 __all__ = [
-    "array_at", "call", "copy", "data_of", "fence", "intrinsic", "is_contiguous", "load", "load_acquire", "nap", "pause",
-    "references_to", "store", "store_release", "stream", "type_of", "yield_core",
+    "array_at", "call", "copy", "data_of", "fence", "intrinsic", "is_contiguous", "load", "load_acquire", "nap",
+    "non_temporal_copy", "pause", "references_to", "store", "store_release", "type_of", "yield_core",
 ]  # fmt: skip
 
 intrinsic: Any = extending.intrinsic
@@ -77,7 +77,7 @@ def pause(typingctx: Any) -> Any:
 
 @intrinsic
 def array_at(typingctx: Any, address: Any, count: Any, dtype: Any) -> Any:
-    """The array of `count` elements that begins at an address. (`numba.carray` wants reference counts, which we have not.)"""
+    """The array of `count` elements that begins at an address. (`numba.carray` needs reference counts.)"""
     kind = types.Array(dtype.dtype, 1, "C")
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -92,7 +92,7 @@ def array_at(typingctx: Any, address: Any, count: Any, dtype: Any) -> Any:
 
 @intrinsic
 def copy(typingctx: Any, to: Any, source: Any, count: Any) -> Any:
-    """Copy `count` bytes between places that do not overlap."""
+    """Copy `count` bytes between ranges that do not overlap."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         to, source = (builder.inttoptr(a, cgutils.voidptr_t) for a in args[:2])
@@ -103,41 +103,41 @@ def copy(typingctx: Any, to: Any, source: Any, count: Any) -> Any:
 
 
 @intrinsic
-def _stream_lines(typingctx: Any, to: Any, source: Any, count: Any) -> Any:
-    """Copy `count` lines of 64 bytes past the caches; `to` begins one."""
+def _non_temporal_lines(typingctx: Any, to: Any, source: Any, count: Any) -> Any:
+    """Copy `count` cache lines with non-temporal stores; `to` begins one."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         to, source, count = args
         word = ir.IntType(64)
         line = ir.VectorType(word, 8).as_pointer()
-        past = builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)])
+        hint = builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)])
         with cgutils.for_range(builder, count, intp=word) as loop:
             offset = builder.shl(loop.index, word(6))
             value = builder.load(builder.inttoptr(builder.add(source, offset), line), align=1)
             stored = builder.store(value, builder.inttoptr(builder.add(to, offset), line), align=64)
-            stored.set_metadata("nontemporal", past)
+            stored.set_metadata("nontemporal", hint)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.int64), codegen
 
 
 @njit
-def stream(to: Any, source: Any, count: Any) -> Any:
-    """`copy` past the caches: whole lines are written without being read first. Before a release it needs a `fence`.
+def non_temporal_copy(to: Any, source: Any, count: Any) -> Any:
+    """Copy with non-temporal stores: whole lines are written without being read first. Before a release it needs a `fence`.
 
-    Element by element this is many times slower than a plain copy: only whole lines are worth it.
+    Element by element this is many times slower than a plain copy, so only whole lines are written so.
     """
     head = min(-to & 63, count)
     lines = (count - head) >> 6
     done = head + (lines << 6)
     copy(to, source, head)
-    _stream_lines(to + head, source + head, lines)
+    _non_temporal_lines(to + head, source + head, lines)
     copy(to + done, source + done, count - done)
 
 
 @intrinsic
 def fence(typingctx: Any) -> Any:
-    """Nothing that comes after is seen before what was streamed."""
+    """Order non-temporal stores before everything that comes after."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         builder.fence("seq_cst")
@@ -148,14 +148,14 @@ def fence(typingctx: Any) -> Any:
 
 @intrinsic
 def call(
-    typingctx: Any, function: Any, dsts: Any, ndst: Any, srcs: Any, nsrc: Any, count: Any, divisor: Any, room: Any
+    typingctx: Any, function: Any, dsts: Any, ndst: Any, srcs: Any, nsrc: Any, count: Any, divisor: Any, accumulator: Any
 ) -> Any:
-    """Call a combine by its address: see `code.address_of` for the convention."""
+    """Call a combine by its address: see `object_cache.address_of` for the convention."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         word = ir.IntType(64)
         kind = ir.FunctionType(ir.IntType(32), [word] * 9)
-        # It returns nothing and raises nothing: the two places may be anywhere, and the sums are yet to come.
+        # It returns nothing and raises nothing, so the two words that it may write are in the accumulator, not yet in use.
         builder.call(builder.inttoptr(args[0], kind.as_pointer()), [args[7], builder.add(args[7], word(8)), *args[1:]])
         return context.get_dummy_value()
 

@@ -1,7 +1,7 @@
 """Machine code of kernels: compiled by Numba once, kept in a file, and loaded by LLVM alone in every later process.
 
-Numba's own cache needs Numba to load from it: half a second in each process of a job, of which nothing is used. An object
-file needs llvmlite, 30 ms. A file belongs to the sources of this package, the versions of Numba and llvmlite, and the
+Numba's own cache needs Numba to load from it: half a second in each process of a job, none of which is used. An object
+file needs llvmlite, 30 ms. A file is named by the sources of kernels, the versions of Numba and llvmlite, and the
 processor; it lies where Numba's would: NUMBA_CACHE_DIR, the package's __pycache__, or the user's cache directory.
 """
 
@@ -30,7 +30,7 @@ def address_of(name: str, build: Callable[[], tuple[Any, Any]]) -> int:
     """Where the machine code of a kernel begins. `build` gives a Python function and its Numba signature.
 
     It has Numba's calling convention: int32 f(result *, void **, arguments...); no kernel of ours raises, so the integer
-    and the second argument say nothing. It uses no Python and no Numba.
+    and the second argument are not used. It uses no Python and no Numba.
     """
     found = _read(name)
     if found is None:

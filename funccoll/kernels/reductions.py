@@ -16,8 +16,8 @@ from llvmlite import ir
 from numba import njit, types
 
 from ..types import bfloat16
-from .intrinsics import array_at, fence, intrinsic, stream
-from .stream_interpreter import BLOCK_BYTES, SUMS_BYTES
+from .frame import ACCUMULATOR_BYTES, BLOCK_BYTES
+from .intrinsics import array_at, fence, intrinsic, non_temporal_copy
 from .variants import variant
 
 __all__ = ["template"]
@@ -25,22 +25,22 @@ __all__ = ["template"]
 _SIGNATURE = types.void(*[types.int64] * 7)
 
 
-def _fold(dsts: Any, ndst: Any, srcs: Any, nsrc: Any, count: Any, divisor: Any, room: Any) -> None:
+def _fold(dsts: Any, ndst: Any, srcs: Any, nsrc: Any, count: Any, divisor: Any, accumulator: Any) -> None:
     """`dsts` and `srcs` are addresses of int64 arrays of addresses, of 1 or more and of 2 or more; `count` is in elements;
-    `room` is the address of SUMS_BYTES bytes for sums that are not complete.
+    `accumulator` is the address of ACCUMULATOR_BYTES bytes for sums that are not complete.
 
-    A negative count says that the results are too large for the caches: they go past them. A divisor other than 0 divides
+    A negative count asks for non-temporal stores: the results are larger than the caches. A divisor other than 0 divides
     the result: a mean, in the combine that completes the sum.
     """
     to = array_at(dsts, ndst, np.int64)
     frm = array_at(srcs, nsrc, np.int64)
-    total = array_at(room, BLOCK, WIDE)
-    past, count = count < 0, abs(count)
+    total = array_at(accumulator, BLOCK, WIDE)
+    non_temporal, count = count < 0, abs(count)
     by = REAL(divisor)
     for start in range(0, count, BLOCK):
         n = min(BLOCK, count - start)
         at = start * ITEMSIZE
-        place = room + SUMS_BYTES - BLOCK_BYTES if past else to[0] + at
+        place = accumulator + ACCUMULATOR_BYTES - BLOCK_BYTES if non_temporal else to[0] + at
         out = array_at(place, n, STORED)
         a = array_at(frm[0] + at, n, STORED)
         b = array_at(frm[1] + at, n, STORED)
@@ -64,15 +64,15 @@ def _fold(dsts: Any, ndst: Any, srcs: Any, nsrc: Any, count: Any, divisor: Any, 
             else:
                 for i in range(n):
                     out[i] = narrow(divide(step(total[i], widen(d[i])), by))
-        if past:
+        if non_temporal:
             for j in range(ndst):
-                stream(to[j] + at, place, n * ITEMSIZE)
+                non_temporal_copy(to[j] + at, place, n * ITEMSIZE)
             continue
         for j in range(1, ndst):
             copy = array_at(to[j] + at, n, STORED)
             for i in range(n):
                 copy[i] = out[i]
-    if past:
+    if non_temporal:
         fence()
 
 

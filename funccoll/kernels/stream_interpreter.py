@@ -1,33 +1,13 @@
-"""The stream interpreter, written once: what a rank does, instruction by instruction.
+"""The stream interpreter, written once: executes a plan, instruction by instruction.
 
 It is a template: its memory operations (`load`, `store_release`, `pause`, `copy`, ...) are global names that each machine
-gives its own meaning (`cpu.py`; later CUDA). Code is one row of int64s per instruction, written by `runtime/plan.py`:
+binds anew (`cpu.py`; later CUDA). The instructions are described in `schedules.streams.instructions`, the words of the frame
+in `frame`.
 
-    END
-    TAKE    array, slot, bytes, staging      take the address of an argument, or of result ~array; a private one is copied
-                                             to `staging` (-1: there is no room yet; -2: it is left to STAGE)
-    STAGE   slot, to, start, copy, room, bytes           slot `to` gets the address of what begins `start` bytes behind the
-                                             array whose address TAKE took into `slot`. Of a private one (copy is not -1) so
-                                             many bytes are copied to the address in slot `room`, plus `copy`; there it is
-    ENTER   line, communicator, value, hash, table, n, w, slot, stride  publish the addresses of this rank's buffers
-    WAIT    counter, communicator, value, rank           until the counter has reached the communicator's base + value
-    LOOK    line, communicator, value, hash, rank, n, w, slot, stride   take a peer's addresses: it must be in this call
-    CHECK   line, communicator, value, hash, rank        a peer that was waited for is in this call, or has left it
-    COMBINE function, count, divisor, rows, m, k, then m + k places: the destinations, then the sources
-    COPY    bytes, rows, m, then 1 + m places: the source, then the destinations
-    DONE    counter, communicator, value     say so: the counter becomes the base + value
-    ADVANCE communicator, span               the end of a call: its base moves on
-
-A place is three words: slot, bytes from there to the first row, and from each row to the next. A negative count, or number
-of bytes, says that the results are too large for the caches, and go past them.
-`line`, `counter`, `table` and `staging` are bytes from the heap's beginning. A slot is a place in the table of addresses; a
-collective of n arrays has for each of them, `stride` slots apart, w in a row for each rank: input (or each chunk of it),
-output, scratch. A rank's line begins with its (first) counter, so that who waits for it to enter gets with it what it
-published: the call's number (base + value), its hash, where its addresses are, and, when they are few, the addresses; else
-they are in its `table`. All of them are from the heap's beginning. A peer reads them only while the rank is in the call: the
-rank leaves after all who touch what is its own.
-
-Everything else that a call needs is in its frame, an array of int64s whose places are named below.
+A rank's control line begins with its (first) counter, so that one transfer between cores tells a waiting rank that its peer
+has entered, and with what: the call's number (base + value), its hash, where its addresses are, and, when they are few, the
+addresses; else they are in the rank's own memory. All of them are from the heap's beginning. A peer reads them only while the
+rank is in the call: the rank leaves after all that touch its buffers.
 """
 # ruff: noqa: F821  (the template's free names are set by `variant`)
 # pyright: reportUndefinedVariable=false
@@ -36,58 +16,79 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = [
-    "ADVANCE", "BLOCK_BYTES", "CHECK", "COMBINE", "COPY", "DONE", "END", "ENTER", "FAILED", "FINISHED", "FRAME",
-    "LINE_BYTES", "LOOK", "MISMATCH", "STAGE", "STEPPED", "SUMS_BYTES", "TAKE", "UNFIT", "WAIT", "WAITING", "interpret",
-]  # fmt: skip
+from ..schedules.streams.instructions import (
+    LEFT_TO_STAGE,
+    MEMORY_OPERAND,
+    MEMORY_OPERAND_BYTES,
+    NO_COPY,
+    UNALLOCATED,
+    Opcode,
+)
+from .frame import (
+    ACCUMULATOR,
+    ADDRESSES,
+    ARGUMENTS,
+    BASES,
+    BUDGET_SPENT,
+    CODE,
+    FAILED,
+    FAILURE,
+    FAULT_PC,
+    FINISHED,
+    HEAP,
+    HEAP_BYTES,
+    INSTRUCTION_BUDGET,
+    LINE_CALL,
+    LINE_HASH,
+    LINE_TABLE,
+    MISMATCH,
+    NAPS,
+    NDARRAY,
+    NEEDS_FALLBACK,
+    OPERANDS,
+    PC,
+    PEER,
+    REPEATS,
+    RESULTS,
+    SPINS,
+    UNSHARED_REFCOUNT,
+    WAITING,
+    YIELDS,
+)
 
-END, TAKE, ENTER, WAIT, LOOK, CHECK, COMBINE, COPY, DONE, ADVANCE, STAGE = range(11)
-FINISHED, WAITING, FAILED, MISMATCH, UNFIT, STEPPED = range(6)
-"""What `interpret` returns: all is done; still waiting, call again; the failure word is set; a peer runs something else;
-an argument is no C-contiguous array, there is no room for a copy, or somebody holds a result (the place of its TAKE is where
-the rank is else); the budget of instructions is spent, call again."""
-LINE_BYTES = 128
-"""Two cache lines: processors fetch them in pairs."""
+__all__ = ["interpret"]
 
-# The places of a frame. Addresses: the heap (and its bytes), the code, the table of addresses, the communicators' bases, room
-# for a combine's addresses and for its sums, the word that is not 0 when a rank has failed.
-HEAP, HEAP_BYTES, CODE, ADDRESSES, BASES, WORK, ROOM, FAILURE = range(8)
-# What a call is given: two tables of addresses of array objects, the address of their type, and how many references there
-# may be to a result.
-ARGUMENTS, RESULTS, ARRAY, ALONE = range(8, 12)
-# Where to go on, and whom it waits for there; tries with a pause, then those that yield the core, then those that sleep.
-PC, RANK, SPINS, YIELDS, NAPS = range(12, 17)
-# How many instructions may run (-1: any number), and how often the whole is to be repeated (0 is once, too).
-STEPS, REPEATS = range(17, 19)
-# What came of it; and a word for what no kernel of ours says.
-STATUS, IGNORED = range(19, 21)
-FRAME = 21
-BLOCK_BYTES = 1 << 13
-SUMS_BYTES = 3 * BLOCK_BYTES
-"""Room that a combine needs: a block of sums in the wide type, and one of results."""
+# Offsets of operands in bytes: Numba takes integers in global tuples as constants.
+ADVANCE, BIND_ARG, CHECK, COMBINE, COPY, ENTER, READ_PEER, SIGNAL, STAGE, WAIT = (
+    opcode.byte_offsets()
+    for opcode in (
+        Opcode.ADVANCE, Opcode.BIND_ARG, Opcode.CHECK, Opcode.COMBINE, Opcode.COPY, Opcode.ENTER, Opcode.READ_PEER,
+        Opcode.SIGNAL, Opcode.STAGE, Opcode.WAIT,
+    )
+)  # fmt: skip
 
 _EAGER = 30  # tries without a pause
 _NAP = 50  # microseconds
 
 
 def interpret(frame: Any) -> int:
-    """Run on from where the frame stands, until all is done or something is in the way; returns which."""
+    """Run on from where the frame stands, until everything is done or something stops it; returns a status."""
     heap, code = load(frame + 8 * HEAP), load(frame + 8 * CODE)
     addresses, bases = load(frame + 8 * ADDRESSES), load(frame + 8 * BASES)
     spins = load(frame + 8 * SPINS)
-    steps = load(frame + 8 * STEPS)
+    budget = load(frame + 8 * INSTRUCTION_BUDGET)
     pc = code + 8 * load(frame + 8 * PC)
     while True:
-        if steps >= 0:
-            if steps == 0:
+        if budget >= 0:
+            if budget == 0:
                 store(frame + 8 * PC, (pc - code) // 8)
-                store(frame + 8 * STEPS, steps)
-                return STEPPED
-            steps -= 1
-        what = load(pc)
-        if what == WAIT:
-            counter = heap + load(pc + 8)
-            goal = load(bases + 8 * load(pc + 16)) + load(pc + 24)
+                store(frame + 8 * INSTRUCTION_BUDGET, budget)
+                return BUDGET_SPENT
+            budget -= 1
+        opcode = load(pc)
+        if opcode == WAIT.opcode:
+            counter = heap + load(pc + WAIT.counter)
+            goal = load(bases + 8 * load(pc + WAIT.communicator)) + load(pc + WAIT.value)
             tries = 0
             while load_acquire(counter) < goal:
                 tries += 1
@@ -106,109 +107,123 @@ def interpret(frame: Any) -> int:
                 else:
                     status = WAITING
                 store(frame + 8 * PC, (pc - code) // 8)
-                store(frame + 8 * RANK, load(pc + 32))
-                store(frame + 8 * STEPS, steps)
+                store(frame + 8 * PEER, load(pc + WAIT.rank))
+                store(frame + 8 * INSTRUCTION_BUDGET, budget)
                 return status
-            pc += 40
-        elif what == LOOK:
-            line, number = heap + load(pc + 8), load(bases + 8 * load(pc + 16)) + load(pc + 24)
-            if load(line + 8) != number or load(line + 16) != load(pc + 32):
+            pc += WAIT.size
+        elif opcode == READ_PEER.opcode:
+            line = heap + load(pc + READ_PEER.line)
+            entry = load(bases + 8 * load(pc + READ_PEER.communicator)) + load(pc + READ_PEER.value)
+            if load(line + LINE_CALL) != entry or load(line + LINE_HASH) != load(pc + READ_PEER.hash):
                 store(frame + 8 * PC, (pc - code) // 8)
-                store(frame + 8 * RANK, load(pc + 40))
+                store(frame + 8 * PEER, load(pc + READ_PEER.rank))
                 return MISMATCH
-            table, width, slot = heap + load(line + 24), load(pc + 56), addresses + 8 * load(pc + 64)
-            for _ in range(load(pc + 48)):
+            table, width = heap + load(line + LINE_TABLE), load(pc + READ_PEER.width)
+            slot = addresses + 8 * load(pc + READ_PEER.slot)
+            for _ in range(load(pc + READ_PEER.narrays)):
                 for b in range(width):
                     store(slot + 8 * b, heap + load(table + 8 * b))
                 table += 8 * width
-                slot += 8 * load(pc + 72)
-            pc += 80
-        elif what == CHECK:
+                slot += 8 * load(pc + READ_PEER.stride)
+            pc += READ_PEER.size
+        elif opcode == CHECK.opcode:
             # A peer that has left may enter its next call meanwhile: it writes the number first, and it is read last.
-            line, number = heap + load(pc + 8), load(bases + 8 * load(pc + 16)) + load(pc + 24)
-            other = load_acquire(line + 16) != load(pc + 32)
-            found = load_acquire(line + 8)
-            if found < number or (found == number and other):
+            line = heap + load(pc + CHECK.line)
+            entry = load(bases + 8 * load(pc + CHECK.communicator)) + load(pc + CHECK.value)
+            differs = load_acquire(line + LINE_HASH) != load(pc + CHECK.hash)
+            found = load_acquire(line + LINE_CALL)
+            if found < entry or (found == entry and differs):
                 store(frame + 8 * PC, (pc - code) // 8)
-                store(frame + 8 * RANK, load(pc + 40))
+                store(frame + 8 * PEER, load(pc + CHECK.rank))
                 return MISMATCH
-            pc += 48
-        elif what == DONE:
-            store_release(heap + load(pc + 8), load(bases + 8 * load(pc + 16)) + load(pc + 24))
-            pc += 32
-        elif what == COMBINE:
-            m, k = load(pc + 40), load(pc + 48)
-            work, room = load(frame + 8 * WORK), load(frame + 8 * ROOM)
-            for row in range(load(pc + 32)):
-                for j in range(m + k):
-                    place = pc + 56 + 24 * j
-                    store(work + 8 * j, load(addresses + 8 * load(place)) + load(place + 8) + row * load(place + 16))
-                call(load(pc + 8), work, m, work + 8 * m, k, load(pc + 16), load(pc + 24), room)
-            pc += 56 + 24 * (m + k)
-        elif what == COPY:
-            m, place = load(pc + 24), pc + 32
-            source, nbytes = load(addresses + 8 * load(place)) + load(place + 8), load(pc + 8)
-            for row in range(load(pc + 16)):
-                for j in range(1, m + 1):
-                    to = load(addresses + 8 * load(place + 24 * j)) + load(place + 24 * j + 8)
-                    if to == source:  # it was staged there
+            pc += CHECK.size
+        elif opcode == SIGNAL.opcode:
+            value = load(bases + 8 * load(pc + SIGNAL.communicator)) + load(pc + SIGNAL.value)
+            store_release(heap + load(pc + SIGNAL.counter), value)
+            pc += SIGNAL.size
+        elif opcode == COMBINE.opcode:
+            ndst, nsrc = load(pc + COMBINE.ndst), load(pc + COMBINE.nsrc)
+            operands, accumulator = load(frame + 8 * OPERANDS), load(frame + 8 * ACCUMULATOR)
+            for row in range(load(pc + COMBINE.rows)):
+                for j in range(ndst + nsrc):
+                    place = pc + COMBINE.size + MEMORY_OPERAND_BYTES * j
+                    buffer = load(addresses + 8 * load(place + MEMORY_OPERAND.slot))
+                    start = buffer + load(place + MEMORY_OPERAND.offset) + row * load(place + MEMORY_OPERAND.stride)
+                    store(operands + 8 * j, start)
+                call(
+                    load(pc + COMBINE.function), operands, ndst, operands + 8 * ndst, nsrc, load(pc + COMBINE.count),
+                    load(pc + COMBINE.divisor), accumulator,
+                )  # fmt: skip
+            pc += COMBINE.size + MEMORY_OPERAND_BYTES * (ndst + nsrc)
+        elif opcode == COPY.opcode:
+            ndst, place = load(pc + COPY.ndst), pc + COPY.size
+            source = load(addresses + 8 * load(place + MEMORY_OPERAND.slot)) + load(place + MEMORY_OPERAND.offset)
+            nbytes, source_stride = load(pc + COPY.nbytes), load(place + MEMORY_OPERAND.stride)
+            for row in range(load(pc + COPY.rows)):
+                for j in range(1, ndst + 1):
+                    to = place + MEMORY_OPERAND_BYTES * j
+                    start = load(addresses + 8 * load(to + MEMORY_OPERAND.slot)) + load(to + MEMORY_OPERAND.offset)
+                    if start == source:  # it was staged there
                         continue
+                    start += row * load(to + MEMORY_OPERAND.stride)
                     if nbytes < 0:
-                        stream(to + row * load(place + 24 * j + 16), source + row * load(place + 16), -nbytes)
+                        non_temporal_copy(start, source + row * source_stride, -nbytes)
                     else:
-                        copy(to + row * load(place + 24 * j + 16), source + row * load(place + 16), nbytes)
+                        copy(start, source + row * source_stride, nbytes)
             if nbytes < 0:
                 fence()
-            pc += 56 + 24 * m
-        elif what == ENTER:
-            line, table, width, slot = heap + load(pc + 8), load(pc + 40), load(pc + 56), addresses + 8 * load(pc + 64)
-            store_release(line + 8, load(bases + 8 * load(pc + 16)) + load(pc + 24))
-            store_release(line + 16, load(pc + 32))
-            store(line + 24, table)
+            pc += COPY.size + MEMORY_OPERAND_BYTES * (1 + ndst)
+        elif opcode == ENTER.opcode:
+            line, table, width = heap + load(pc + ENTER.line), load(pc + ENTER.table), load(pc + ENTER.width)
+            slot = addresses + 8 * load(pc + ENTER.slot)
+            store_release(line + LINE_CALL, load(bases + 8 * load(pc + ENTER.communicator)) + load(pc + ENTER.value))
+            store_release(line + LINE_HASH, load(pc + ENTER.hash))
+            store(line + LINE_TABLE, table)
             table += heap
-            for _ in range(load(pc + 48)):
+            for _ in range(load(pc + ENTER.narrays)):
                 for b in range(width):
                     store(table + 8 * b, load(slot + 8 * b) - heap)
                 table += 8 * width
-                slot += 8 * load(pc + 72)
-            pc += 80
-        elif what == TAKE:
-            number = load(pc + 8)
+                slot += 8 * load(pc + ENTER.stride)
+            pc += ENTER.size
+        elif opcode == BIND_ARG.opcode:
+            number = load(pc + BIND_ARG.argument)
             array = load(load(frame + 8 * ARGUMENTS) + 8 * number if number >= 0 else load(frame + 8 * RESULTS) + 8 * ~number)
-            held = number < 0 and references_to(array) > load(frame + 8 * ALONE)
-            if held or type_of(array) != load(frame + 8 * ARRAY) or not is_contiguous(array):
-                store(frame + 8 * RANK, (pc - code) // 8)
-                return UNFIT
-            data, staging = data_of(array), load(pc + 32)
-            if staging != -2 and (data < heap or data + load(pc + 24) > heap + load(frame + 8 * HEAP_BYTES)):
-                if staging == -1:
-                    store(frame + 8 * RANK, (pc - code) // 8)
-                    return UNFIT
-                copy(heap + staging, data, load(pc + 24))
+            in_use = number < 0 and references_to(array) > load(frame + 8 * UNSHARED_REFCOUNT)
+            if in_use or type_of(array) != load(frame + 8 * NDARRAY) or not is_contiguous(array):
+                store(frame + 8 * FAULT_PC, (pc - code) // 8)
+                return NEEDS_FALLBACK
+            data, staging, nbytes = data_of(array), load(pc + BIND_ARG.staging), load(pc + BIND_ARG.nbytes)
+            if staging != LEFT_TO_STAGE and (data < heap or data + nbytes > heap + load(frame + 8 * HEAP_BYTES)):
+                if staging == UNALLOCATED:
+                    store(frame + 8 * FAULT_PC, (pc - code) // 8)
+                    return NEEDS_FALLBACK
+                copy(heap + staging, data, nbytes)
                 data = heap + staging
-            store(addresses + 8 * load(pc + 16), data)
-            pc += 40
-        elif what == STAGE:
-            data, at = load(addresses + 8 * load(pc + 8)) + load(pc + 24), load(pc + 32)
-            if at != -1 and (data < heap or data >= heap + load(frame + 8 * HEAP_BYTES)):
-                at += load(addresses + 8 * load(pc + 40))
-                copy(at, data, load(pc + 48))
-                data = at
-            store(addresses + 8 * load(pc + 16), data)
-            pc += 56
-        elif what == ADVANCE:
-            base = bases + 8 * load(pc + 8)
-            store(base, load(base) + load(pc + 16))
-            pc += 24
+            store(addresses + 8 * load(pc + BIND_ARG.slot), data)
+            pc += BIND_ARG.size
+        elif opcode == STAGE.opcode:
+            data = load(addresses + 8 * load(pc + STAGE.argument_slot)) + load(pc + STAGE.start)
+            to = load(pc + STAGE.copy)
+            if to != NO_COPY and (data < heap or data >= heap + load(frame + 8 * HEAP_BYTES)):
+                to += load(addresses + 8 * load(pc + STAGE.buffer_slot))
+                copy(to, data, load(pc + STAGE.nbytes))
+                data = to
+            store(addresses + 8 * load(pc + STAGE.slot), data)
+            pc += STAGE.size
+        elif opcode == ADVANCE.opcode:
+            base = bases + 8 * load(pc + ADVANCE.communicator)
+            store(base, load(base) + load(pc + ADVANCE.span))
+            pc += ADVANCE.size
         else:
-            if load_acquire(load(frame + 8 * FAILURE)) != 0:  # who has failed may have changed what was read
+            if load_acquire(load(frame + 8 * FAILURE)) != 0:  # the rank that failed may have changed what was read
                 store(frame + 8 * PC, (pc - code) // 8)
-                store(frame + 8 * STEPS, steps)
+                store(frame + 8 * INSTRUCTION_BUDGET, budget)
                 return FAILED
             again = load(frame + 8 * REPEATS) - 1
             if again <= 0:
                 store(frame + 8 * PC, 0)
-                store(frame + 8 * STEPS, steps)
+                store(frame + 8 * INSTRUCTION_BUDGET, budget)
                 return FINISHED
             store(frame + 8 * REPEATS, again)
             pc = code

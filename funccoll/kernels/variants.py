@@ -1,4 +1,4 @@
-"""One source, several compiled functions: the same code with other globals, each with a name of its own."""
+"""Variants of a template: the same code with other globals, compiled under a name of its own."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any
 
+from ..schedules.streams import instructions
+
 __all__ = ["stamp", "variant"]
 
 
 @functools.lru_cache(maxsize=1)
 def stamp() -> str:
-    """A hash of this package's sources, of which kernels are made."""
+    """A hash of the sources of kernels: this package, and the table of instructions."""
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    for path in (*sorted(Path(__file__).parent.glob("*.py")), Path(instructions.__file__)):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
 

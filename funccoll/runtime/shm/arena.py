@@ -17,7 +17,7 @@ LARGE = 32 << 20
 """Blocks from here on give their pages back when they are free; smaller ones are only used again."""
 
 _SMALL = 1 << 20  # blocks up to here have two sizes per power of two, larger ones eight
-_CACHED_LARGE = 8  # so many free large blocks keep their pages: fresh ones cost 0.3 ms per MiB
+_CACHED_LARGE = 8  # free large blocks that keep their pages: fresh ones cost 0.3 ms per MiB
 _GROWTH = 2 << 20, 64 << 20  # an arena grows by a quarter of itself, within these bounds
 
 
@@ -34,12 +34,12 @@ class Arena:
     The caller sees to it that one thread at a time allocates. `give` may come at any time, also in the middle of that: it
     only appends to lists and pops from them, each a single step for Python's threads.
 
-    whose: begins the sentences of errors, "rank 2's".
+    owner: begins the sentences of errors, "rank 2's".
     """
 
-    def __init__(self, mapping: mmap.mmap, descriptor: int, start: int, end: int, whose: str):
+    def __init__(self, mapping: mmap.mmap, descriptor: int, start: int, end: int, owner: str):
         self._mapping: mmap.mmap | None = mapping
-        self._descriptor, self.whose = descriptor, whose
+        self._descriptor, self.owner = descriptor, owner
         self._start, self._end = start, end
         self._top = self._end_committed = start
         self._cached: list[tuple[int, int]] = []  # free large blocks with their pages: (bytes, offset)
@@ -72,7 +72,7 @@ class Arena:
         offset = -(-self._top // align) * align
         if offset + size > self._end:
             raise MemoryError(
-                f"no address space is left for {size_text(size)} in {self.whose} arena of "
+                f"no address space is left for {size_text(size)} in {self.owner} arena of "
                 f"{size_text(self._end - self._start)}, of which {size_text(self.committed)} are in use."
             )
         self._grow(offset + size)
@@ -102,7 +102,7 @@ class Arena:
             except OSError as error:
                 reason = str(error.strerror)
         raise MemoryError(
-            f"{self.whose} arena cannot get {size_text(nbytes)} more of shared memory: {reason}. It has "
+            f"{self.owner} arena cannot get {size_text(nbytes)} more of shared memory: {reason}. It has "
             f"{size_text(self.committed)}."
         )
 

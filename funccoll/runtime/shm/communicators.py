@@ -1,4 +1,4 @@
-"""What the collectives of one job share: communicators, how far their counters have come, and where every rank is."""
+"""The communicators of one job: their control blocks, how far their counters have come, and where every rank is."""
 
 from __future__ import annotations
 
@@ -6,91 +6,78 @@ import hashlib
 import os
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 
-from ...errors import FunccollError, RendezvousError, Source
-from ...kernels.stream_interpreter import LINE_BYTES
+from ...errors import FunccollError, RendezvousError
+from ...kernels.frame import LINE_BYTES
 from ...mesh import Mesh
 from ..job.world import World
+from .control_block import Communicator, ControlBlock
 from .heap import HEADER, Heap
-from .plan import Communicator, ControlBlock
+from .plan import CallSite
 
-__all__ = ["CallSite", "Communicators"]
+__all__ = ["Communicators"]
 
-_MOST = 256
+_MAX_COMMUNICATORS = 256
 """Sets of mesh axes over which one job communicates."""
 _ENTRY_WORDS = 3
-"""Words of an entry of the table: a hash of mesh and axes, where the lines begin, where they end."""
+"""Words of an entry of the table: a hash of mesh and axes, where the control blocks begin, where they end."""
 _THREADS = 2  # this one, and the watch's
 _WAIT_WORDS = 4
-"""Words in which a rank says what it waits for: 1 + the rank, the counter's place, and the count."""
-
-
-@dataclass(frozen=True)
-class CallSite:
-    """A collective that this process has compiled, as the tables of errors name it."""
-
-    name: str
-    source: Source | None
-    span: int
-    """How far a rank's counter goes in it, or in each of its pieces."""
-    pieces: int = 1
-
-    def __str__(self) -> str:
-        return f"{self.name} at {self.source}" if self.source else self.name
+"""Words in which a rank publishes its wait: 1 + the rank that it waits for, the counter's offset, and the count."""
 
 
 class Communicators:
-    """The communicators of one job. Where the lines of each lie is agreed in a table in the heap: who is first says."""
+    """The communicators of one job. A table in the heap says where the control block of each lies: the first rank writes it."""
 
     def __init__(self, world: World, heap: Heap):
         self.world, self.heap = world, heap
-        self.bases = np.zeros(_MOST, np.int64)
-        self.locks: list[Any] = [threading.RLock() for _ in range(_MOST)]
-        self.sites: dict[int, CallSite] = {}
+        self.bases = np.zeros(_MAX_COMMUNICATORS, np.int64)
+        self.locks: list[Any] = [threading.RLock() for _ in range(_MAX_COMMUNICATORS)]
+        self.call_sites: dict[int, CallSite] = {}
         """By the hash that a rank publishes when it enters."""
         self.broken: FunccollError | None = None
-        """What ended all collectives of this process."""
-        self._known: dict[tuple, tuple[Communicator, list[tuple[tuple[int, ...], ControlBlock]]]] = {}
+        """The error that ended all collectives of this process."""
+        self._known: dict[tuple, tuple[Communicator, list[tuple[tuple[int, ...], ControlBlock]]]] = {}  # with all beside it
         self._abandoned = heap.view(HEADER, (world.world,), np.int64)
         self._waits = heap.view(HEADER + self._abandoned.nbytes, (world.world, _WAIT_WORDS), np.int64)
         table = HEADER + self._abandoned.nbytes + self._waits.nbytes
-        self._table = heap.view(table, (_MOST, _ENTRY_WORDS), np.int64)
+        self._table = heap.view(table, (_MAX_COMMUNICATORS, _ENTRY_WORDS), np.int64)
         self._first = -(-(table + self._table.nbytes) // LINE_BYTES) * LINE_BYTES
         self._lock = threading.Lock()
         self._left_behind: object = None
 
     def communicator(self, mesh: Mesh, axes: Sequence[str]) -> Communicator:
-        """This process's group along `axes` of a mesh. Its first use gives it, and all groups beside it, their lines."""
+        """This process's communicator along `axes` of a mesh. Its first use places its control block, and those beside it."""
         key = (mesh.axis_names, mesh.sizes, tuple(axes))
         with self._lock:
             if key not in self._known:
                 ranks = mesh.groups(axes)
-                start = self._allot(key, sum(ControlBlock(0, len(group)).nbytes for group in ranks))
-                families = []
+                start = self._place(key, sum(ControlBlock(0, len(group)).nbytes for group in ranks))
+                blocks = []
                 for group in ranks:
-                    families.append((tuple(group), ControlBlock(start, len(group))))
-                    start += families[-1][1].nbytes
-                members, lines = next(f for f in families if self.world.rank in f[0])
-                mine = Communicator(len(self._known), members, members.index(self.world.rank), lines)
-                self._known[key] = mine, families
+                    blocks.append((tuple(group), ControlBlock(start, len(group))))
+                    start += blocks[-1][1].nbytes
+                members, control = next(b for b in blocks if self.world.rank in b[0])
+                mine = Communicator(len(self._known), members, members.index(self.world.rank), control)
+                self._known[key] = mine, blocks
             return self._known[key][0]
 
-    def _allot(self, key: tuple, nbytes: int) -> int:
-        """Where the lines of a set of groups begin: the same in all processes, whoever comes first with whatever it needs."""
-        digest = int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:7], "little") | 1
+    def _place(self, key: tuple, nbytes: int) -> int:
+        """The offset of the control blocks along some axes: the same in all processes, in whatever order they ask."""
+        hash = int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:7], "little") | 1
         with self.heap.exclusive(self.timeout):
             start = self._first
             for entry in self._table:
-                if entry[0] == digest:
+                if entry[0] == hash:
                     return int(entry[1])
                 if not entry[0]:
                     if start + nbytes > self.heap.control[1]:
                         break
-                    entry[:] = digest, start, start + nbytes
+                    entry[:] = hash, start, start + nbytes
                     return start
                 start = int(entry[2])
         raise FunccollError(f"this job communicates over more than {len(self._known)} sets of axes: use fewer meshes.")
@@ -107,12 +94,12 @@ class Communicators:
             raise RendezvousError(f"FUNCCOLL_TIMEOUT={given!r} must be seconds, such as 600.") from None
 
     def end(self, why: str) -> None:
-        """The job is no longer this process's."""
+        """Leave the job: no collective of this process runs any more."""
         self.broken = RendezvousError(why)
-        self.broken.args = (why,)  # the line that ended it is not the one that will be wrong
+        self.broken.args = (why,)  # without the source line, which is not the one that will be wrong
 
     def abandon(self, error: FunccollError, memory: object) -> None:
-        """This rank leaves a collective in the middle because of an error: none runs any more.
+        """Leave a collective in the middle because of an error: none runs any more.
 
         `memory` is kept for good: a rank that was stopped may still write there when it goes on.
         """
@@ -120,66 +107,92 @@ class Communicators:
         self._abandoned[self.world.rank] = 1
 
     def is_intact(self, members: Sequence[int]) -> bool:
-        """Whether all stayed in their collectives until those who read their arrays had done so. One that was killed did."""
+        """True when no member has left a collective while peers could read its arrays; one that was killed has not left."""
         return not any(self._abandoned[m] for m in members)
 
     def wait(self, rank: int, counter: int, goal: int) -> list[int]:
-        """Say that this rank waits; the ranks that wait for each other in a circle of which it is one, or none of them.
+        """Publish that this rank waits. Returns a cycle of ranks, this one among them, that wait for each other, or [].
 
-        A rank has not passed its wait as long as the counter has not come to the goal. So a circle in which none has
-        can be trusted, however old what they say is.
+        A rank has not passed its wait as long as the counter has not reached the goal. So a cycle in which no rank has is a
+        deadlock, however old its entries are.
         """
         words = self._waits[self.world.rank]
-        if threading.active_count() > _THREADS:  # another thread may come and do what others wait for
+        if threading.active_count() > _THREADS:  # another thread may do what peers wait for
             words[0] = 0
             return []
         words[1:3] = counter, goal
         words[0] = 1 + rank
-        circle = [self.world.rank]
+        cycle = [self.world.rank]
         while True:
-            target, counter, goal, _ = self._waits[circle[-1]].tolist()
+            target, counter, goal, _ = self._waits[cycle[-1]].tolist()
             if not target or int(self.heap.view(counter, (), np.int64)) >= goal:
                 return []
-            if target - 1 in circle:
-                return circle if target - 1 == self.world.rank else []
-            circle.append(target - 1)
+            if target - 1 in cycle:
+                return cycle if target - 1 == self.world.rank else []
+            cycle.append(target - 1)
 
-    def go_on(self) -> None:
-        """This rank waits no more."""
+    def end_wait(self) -> None:
+        """Publish that this rank does not wait any more."""
         self._waits[self.world.rank, 0] = 0
 
-    # ------------------------------------------------------------ where everybody is
+    # ------------------------------------------------------------ where every rank is
 
-    def table(self, group: Communicator) -> str:
-        """Where each rank of the job is, one line each; `group` is the one that this rank waits in."""
-        return "\n".join(f"  rank {rank} {self._where(rank, group)}" for rank in range(self.world.world))
+    def table(self, communicator: Communicator) -> str:
+        """Where each rank of the job is, one line each; `communicator` is the one that this rank waits in."""
+        return "\n".join(f"  rank {rank} {self._where(rank, communicator)}" for rank in range(self.world.world))
 
-    def entered(self, rank: int, group: Communicator) -> str:
-        """What a rank of the group entered last."""
-        _, digest, _ = self._line(group.lines, group.members.index(rank))
-        return str(self.sites.get(digest, "a collective that this rank has not compiled"))
+    def entered(self, rank: int, communicator: Communicator) -> str:
+        """The collective that a rank of the communicator entered last."""
+        _, hash, _ = self._line(communicator.control, communicator.members.index(rank))
+        return str(self.call_sites.get(hash, "a collective that this rank has not compiled"))
 
-    def _where(self, rank: int, group: Communicator) -> str:
+    def _where(self, rank: int, waiting: Communicator) -> str:
         last = ""
-        # The group that this rank waits in comes last: what it says of a rank that is in none counts most.
-        for communicator, families in sorted(self._known.values(), key=lambda known: known[0] is group):
-            for members, lines in families:
+        # The communicator that this rank waits in comes last: its entry for a rank that is in none counts most.
+        for communicator, blocks in sorted(self._known.values(), key=lambda known: known[0] is waiting):
+            for members, control in blocks:
                 if rank in members:
-                    done, digest, counter = self._line(lines, members.index(rank))
-                    site = self.sites.get(digest)
+                    done, hash, counter = self._line(control, members.index(rank))
+                    site = self.call_sites.get(hash)
                     name = str(site or "a collective that this rank has not compiled")
-                    if digest and site is not None and done >= site.span:
-                        part = "" if site.pieces == 1 else " or a piece of it"
+                    if hash and site is not None and done >= site.span:
+                        part = "" if site.segments == 1 else " or a segment of it"
                         last = f"has finished {name}{part}, and has entered nothing since"
-                    elif digest and done > 0:
+                    elif hash and done > 0:
                         of = f" of {site.span}" if site else ""
                         return f"is in {name} (rank {rank}'s step {done}{of})" + (" (this rank)" * (rank == self.world.rank))
-                    elif communicator is group and not counter:
+                    elif communicator is waiting and not counter:
                         last = "has not entered any collective of this group"
         return last or "has not entered any collective"
 
-    def _line(self, lines: ControlBlock, rank: int) -> tuple[int, int, int]:
-        """(instructions done since it entered, hash, counter) of a rank's line."""
-        counter, number, digest = self.heap.view(lines.enter(rank), (3,), np.int64).tolist()
-        return counter - number, digest, counter
+    def _line(self, control: ControlBlock, rank: int) -> tuple[int, int, int]:
+        """(instructions done since it entered, hash, counter) of a rank's control line."""
+        counter, number, hash = self.heap.view(control.line(rank), (3,), np.int64).tolist()
+        return counter - number, hash, counter
 
+    # ------------------------------------------------------------ locks
+
+    def lock(self, communicators: Sequence[Communicator]) -> Any:
+        """A lock of calls over these communicators: those over one of them come one after the other."""
+        locks = [self.locks[n] for n in sorted({c.number for c in communicators})]
+        return locks[0] if len(locks) == 1 else _LockSet(locks)
+
+
+class _LockSet:
+    """Several locks as one, always taken in the same order."""
+
+    def __init__(self, locks: Sequence[Any]):
+        self.locks = locks
+        self.held = ExitStack()
+
+    def __enter__(self) -> None:
+        with ExitStack() as stack:
+            for lock in self.locks:
+                stack.enter_context(lock)
+            self.held = stack.pop_all()
+
+    def __exit__(self, *exc: object) -> None:
+        self.held.close()
+
+    def _is_owned(self) -> bool:
+        return any(lock._is_owned() for lock in self.locks)

@@ -5,7 +5,7 @@ An arena is mostly address space. Its rank commits memory as it needs it (`posix
 MemoryError there, and never a SIGBUS somewhere else. Only its own rank allocates in an arena; all read and write.
 
 An array's memory goes back to its arena when the last view of it is gone: a weak reference tells. Views keep the array
-alive because its base, the mapping, is no array: NumPy follows bases only as far as they are arrays. The mapping itself
+alive because its base, the mapping, is not an array: NumPy follows bases only as far as they are arrays. The mapping itself
 lives as long as an array in it.
 """
 
@@ -46,9 +46,9 @@ _NORESERVE = 0x4000  # MAP_NORESERVE, which `mmap` names only from Python 3.13 o
 
 def largest_arena(world: int) -> int:
     """The most bytes of address space per rank that this process can map."""
-    room = address_space()
+    limit = address_space()
     # Half of a limit: the rest is for everything else in the process.
-    return _ARENA if room is None else min(_ARENA, max(room // 2 - CONTROL, 0) // world // PAGE * PAGE)
+    return _ARENA if limit is None else min(_ARENA, max(limit // 2 - CONTROL, 0) // world // PAGE * PAGE)
 
 
 def create(world: int, arena: int) -> int:
@@ -134,7 +134,7 @@ class Heap:
         return array
 
     def _release(self, lease: _Lease) -> None:
-        # After close() there is no lease to find, and the heap is nobody's.
+        # After close() there is no lease to find, and no arena to give it back to.
         if self._live.pop(lease.offset, None) is not None:
             lease.give(lease.offset)
 
@@ -146,7 +146,7 @@ class Heap:
         return offset if offset >= 0 and offset + array.nbytes <= self.size else -1
 
     def view(self, offset: int, shape: Sequence[int], dtype: Any) -> np.ndarray:
-        """The array at an offset, anybody's. It keeps the mapping, but no block: its owner may use it again."""
+        """The array at an offset, in any rank's arena. It keeps the mapping, but no block: its owner may use it again."""
         return np.ndarray(tuple(shape), dtype, self._open(), offset)
 
     @contextmanager

@@ -1,10 +1,10 @@
-"""Staging: what of private arrays is copied to where others can read it, and in how many pieces.
+"""Staging: the parts of private arrays that are copied to where peers can read them, segment by segment.
 
-A rank reads its own array where it is. What others read of it is copied to a room in the heap, piece after piece: a
-collective in pieces is the same proved streams once for each piece, and a rank leaves a piece after all who read its chunks.
-There is room for two pieces, which stays in the caches: while others read one piece, the next one is copied. A chunk that
-goes into the rank's own output, as in an all_gather, is copied just there, and others read it there. Every element stays in
-its part of the array, so pieces change no bit.
+A rank reads its own array where it is. What peers read of it is copied to a staging buffer in the heap, in segments: a
+segmented collective is the same proved streams once for each segment, and a rank leaves a segment after all that read its
+chunks. The buffer holds two segments, which stay in the caches: while peers read one segment, the next one is copied. A chunk
+that goes into the rank's own output, as in an all_gather, is copied just there, and peers read it there. Every element stays
+in its part of the array, so segments change no bit.
 
 A strided input, cut along another dimension than its first, is copied whole.
 """
@@ -18,42 +18,43 @@ import numpy as np
 
 from ...schedules.chunk_layout import ChunkLayout, in_segments
 from ...schedules.collective import ALIGNMENT
+from ...schedules.streams.instructions import NO_COPY
 from ...schedules.streams.streams import Streams
 
-__all__ = ["Part", "is_strided", "pieces_of", "shared_chunks", "staged"]
+__all__ = ["Part", "is_strided", "segments_of", "shared_chunks", "staged_parts"]
 
-_STAGED = 1 << 14
-"""Bytes of arrays from which on only what others read is copied. Small ones are copied whole: that is one instruction."""
-_PIECE = 1 << 18
-"""Bytes of a piece, measured: it stays in the second level of cache, and two of them overlap soon."""
-_MOST = 256
-"""Pieces of one collective: those of very large arrays are larger, which keeps plans short."""
+_STAGED_BYTES = 1 << 14
+"""Bytes of arrays from which on only what peers read is copied. Small ones are copied whole: that is one instruction."""
+_SEGMENT_BYTES = 1 << 18
+"""Bytes of a segment, measured: it stays in the second level of cache, and two of them overlap soon."""
+_MAX_SEGMENTS = 256
+"""Segments of one collective: those of very large arrays are larger, which keeps plans short."""
 
 
 class Part(NamedTuple):
-    """What one piece has of a chunk: bytes from the array's beginning, and how many."""
+    """A segment's part of a chunk: bytes from the array's beginning, and how many."""
 
     chunk: int
     start: int
     nbytes: int = 0
-    copy: int = -1
-    """Where others read it, when the array is private: bytes from the beginning of the piece's room, or of the output."""
+    copy: int = NO_COPY
+    """Where peers read it, when the array is private: bytes from the beginning of the segment's buffer, or of the output."""
     in_output: bool = False
 
 
-def pieces_of(layouts: Sequence[ChunkLayout]) -> list[dict[int, ChunkLayout]]:
-    """What each piece has of which arrays; no piece for arrays that are copied whole."""
+def segments_of(layouts: Sequence[ChunkLayout]) -> list[dict[int, ChunkLayout]]:
+    """The layouts of each segment, by array; no segment for arrays that are copied whole."""
     nbytes = sum(max(layout.input.size, layout.output.size) * layout.itemsize for layout in layouts)
-    return in_segments(layouts, min(-(-nbytes // _PIECE), _MOST)) if nbytes >= _STAGED else []
+    return in_segments(layouts, min(-(-nbytes // _SEGMENT_BYTES), _MAX_SEGMENTS)) if nbytes >= _STAGED_BYTES else []
 
 
 def is_strided(layout: ChunkLayout) -> bool:
-    """Whether the chunks of an input have gaps."""
+    """Whether the chunks of an input are strided."""
     return layout.input.outer > 1
 
 
 def shared_chunks(streams: Streams, rank: int) -> dict[int, int]:
-    """The chunks of a rank's input that others read, each with the row of its own output that it becomes, or -1."""
+    """The chunks of a rank's input that peers read, each with the row of its own output that it becomes, or -1."""
     c, p = streams.schedule.collective, streams.schedule.nranks
     reader, writer = (np.repeat(np.arange(len(streams)), np.diff(ptr)) for ptr in (streams.src_ptr, streams.dst_ptr))
     foreign = (streams.src % p == rank) & (streams.stream[reader] // streams.schedule.channels != rank)
@@ -73,27 +74,27 @@ def shared_chunks(streams: Streams, rank: int) -> dict[int, int]:
     return {chunk: once.get(chunk, -1) for chunk in np.flatnonzero(read).tolist()}
 
 
-def staged(piece: Mapping[int, ChunkLayout], shared: Mapping[int, int]) -> tuple[dict[int, list[Part]], int]:
-    """The parts of every array in one piece, and the bytes of room for their copies. Empty parts are left out."""
-    found, room = {}, 0
-    for number, layout in piece.items():
+def staged_parts(segment: Mapping[int, ChunkLayout], shared: Mapping[int, int]) -> tuple[dict[int, list[Part]], int]:
+    """The parts of every array in one segment, and the bytes of a buffer for their copies. Empty parts are left out."""
+    found, nbytes = {}, 0
+    for number, layout in segment.items():
         parts = found[number] = list[Part]()
         for chunk in range(layout.collective.input_chunks):
             low, high = _range(layout, chunk)
-            if is_strided(layout):  # its place is the array's: it is copied whole when it is taken
+            if is_strided(layout):  # its address is the array's: it is copied whole when it is bound
                 parts.append(Part(chunk, 0))
             elif high > low and chunk not in shared:
                 parts.append(Part(chunk, low))
             elif high > low and shared[chunk] >= 0 and layout.output.outer == 1:
                 parts.append(Part(chunk, low, high - low, _range(layout, shared[chunk])[0], in_output=True))
             elif high > low:
-                parts.append(Part(chunk, low, high - low, room))
-                room += -(-(high - low) // ALIGNMENT) * ALIGNMENT
-    return found, room
+                parts.append(Part(chunk, low, high - low, nbytes))
+                nbytes += -(-(high - low) // ALIGNMENT) * ALIGNMENT
+    return found, nbytes
 
 
 def _range(layout: ChunkLayout, row: int) -> tuple[int, int]:
-    """Where a contiguous chunk of the input or output begins and ends, in bytes."""
+    """The first byte of a contiguous chunk of the input or output, and the one behind it."""
     c = layout.collective
     blocks = layout.input if row < c.input_chunks else layout.output
     block, (low, high) = int(c.blocks_of_rows[row]) * blocks.inner, layout.parts[int(c.parts_of_rows[row])]

@@ -46,7 +46,7 @@ def replica_check(
     Blocks must be equal along the axes of the mesh that their specs do not name. `name` names the i-th argument.
     """
     count, size = len(layouts), mesh.size
-    operand = Operand((count,), (count * size,), _HASH, take=0)
+    operand = Operand((count,), (count * size,), _HASH, argument=0)
     call = GroupedCollective(mesh.axis_names, build("all_gather", size), "sum", (operand,), "FUNCCOLL_DEBUG=detail")
     gather = CollectiveGroup(communicators, mesh, [call])
 

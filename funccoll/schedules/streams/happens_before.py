@@ -1,4 +1,4 @@
-"""What happens before what: a graph of instructions in streams, its levels, and what each instruction knows.
+"""The happens-before graph of instructions in streams, its levels, and its clocks.
 
 A node's *clock* for a stream is how many of that stream's instructions are sure to be done when the node is done
 (Lamport 1978; Mattern 1989). Node b comes after the i-th node of stream a exactly when b's clock for a is above i.
@@ -167,13 +167,13 @@ class HappensBefore:
         return symmetry_of(self.start, self.ptr, self.target, self.channels)
 
     def typical(self) -> tuple[np.ndarray, np.ndarray]:
-        """(ptr, target) of the nodes that stand for all: of rank 0's alone when all ranks look alike."""
+        """(ptr, target) of the nodes that stand for all: those of rank 0 alone when all ranks look alike."""
         if self._symmetry is None:
             return self.ptr, self.target
         return self.ptr[: self._symmetry.per_rank + 1], self._symmetry.targets
 
     def everywhere(self, values: np.ndarray) -> np.ndarray:
-        """What is said of the waits of `typical`, said of all waits."""
+        """Values for the waits of `typical`, repeated for all waits."""
         if self._symmetry is None:
             return values
         out = np.tile(values, self._symmetry.p)
@@ -185,7 +185,7 @@ class HappensBefore:
 
 
 def transitively_reduced(graph: HappensBefore, trivial: np.ndarray) -> np.ndarray:
-    """Which of the graph's waits are needed: not implied by the node's other waits and its predecessor.
+    """A mask of the graph's waits that are needed: not implied by the node's other waits and its predecessor.
 
     `trivial` marks the nodes that nothing comes before: they imply no other wait. Source: Aho, Garey, Ullman 1972.
     """

@@ -17,13 +17,12 @@ import numpy as np
 from ...errors import ScheduleError
 from ..chunk_layout import ChunkLayout, FlatBuffers, Index
 from ..reference_memory import reference_memory
+from .instructions import Opcode
 
 if TYPE_CHECKING:
     from .streams import Streams
 
 __all__ = ["StreamInterpreter", "interpret"]
-
-ENTER, COMBINE, LEAVE = 0, 1, 2
 
 
 def interpret(
@@ -41,7 +40,7 @@ def interpret(
 
 
 class StreamInterpreter:
-    """Streams with the places of one call worked out, for many runs."""
+    """Streams with the places of one call resolved, for many runs."""
 
     def __init__(self, streams: Streams, shape: Sequence[int], dtype: Any, dim: int = 0, concat_dim: int | None = None):
         self.streams = streams
@@ -134,7 +133,7 @@ class _StreamRun:
         return choose
 
     def _look(self, stream: int) -> None:
-        """Put a stream among the ready ones when its next instruction may begin, else watch a counter it waits for."""
+        """Make a stream ready when its next instruction may begin, else watch a counter that it waits for."""
         program = self.program
         if program._start[stream] == program._start[stream + 1] or self.execution[stream] == len(self.inputs):
             return
@@ -148,9 +147,9 @@ class _StreamRun:
     def _begin(self, stream: int) -> None:
         i = self.next[stream]
         program, memory = self.program, self.memory
-        if program._opcode[i] != COMBINE:
+        if program._opcode[i] != Opcode.COMBINE:
             self.begun[stream] = ()
-            if program._opcode[i] == LEAVE and self.random.random() < 0.5:
+            if program._opcode[i] == Opcode.LEAVE and self.random.random() < 0.5:
                 self._leave(stream)
                 self.begun[stream] = "left"
             return
@@ -167,12 +166,12 @@ class _StreamRun:
         program, memory, i = self.program, self.memory, self.next[stream]
         held, self.begun[stream] = self.begun[stream], None
         opcode = program._opcode[i]
-        if opcode == COMBINE:
+        if opcode == Opcode.COMBINE:
             if isinstance(held, dict):
                 held = memory.combine([held[j] if j in held else memory.read(x) for j, x in enumerate(program._sources[i])])
             for x in program._targets[i]:
                 memory.write(x, held)
-        elif opcode == ENTER:
+        elif opcode == Opcode.ENTER:
             self._enter(stream)
         elif held != "left":
             self._leave(stream)

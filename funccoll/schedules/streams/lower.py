@@ -11,7 +11,8 @@ from ...errors import ScheduleError
 from ..moves import Batch
 from ..runs import expand, part_steps
 from .happens_before import concat_ranges, transitively_reduced
-from .streams import COMBINE, ENTER, LEAVE, Streams
+from .instructions import Opcode
+from .streams import Streams
 
 if TYPE_CHECKING:
     from ..schedule import Schedule
@@ -56,8 +57,8 @@ class _Pairs:
         if not self.keys:
             return np.zeros(0, np.int64), np.zeros(0, np.int64)
         key, value = np.concatenate(self.keys), np.concatenate(self.values)
-        room = int(value.max(initial=0)) + 1
-        key, value = np.divmod(np.sort(key * room + value), room)
+        base = int(value.max(initial=0)) + 1
+        key, value = np.divmod(np.sort(key * base + value), base)
         last = np.append(key[1:] != key[:-1], True) if len(key) else slice(None)
         self.keys, self.values = [key[last]], [value[last]]
         return self.keys[0], self.values[0]
@@ -104,10 +105,10 @@ class _Hazards:
         self.part = np.concatenate([np.repeat(self.collective.parts_of_rows, self.p), scratch])
         # The readers of each place since it was written last, as a linked list.
         self.reader = np.full(size - self.fixed, -1, np.int64 if events is np.int64 else np.int32)
-        room = sum(int((b.src >= self.fixed).sum()) if (b.count == 1).all() else b.src.shape[1] * int(b.count.sum())
-                   for b in schedule.batches)  # fmt: skip
-        self.read_event = np.empty(room, events)
-        self.read_next = np.empty(room, self.reader.dtype)
+        reads = sum(int((b.src >= self.fixed).sum()) if (b.count == 1).all() else b.src.shape[1] * int(b.count.sum())
+                    for b in schedule.batches)  # fmt: skip
+        self.read_event = np.empty(reads, events)
+        self.read_next = np.empty(reads, self.reader.dtype)
         self.reads = 0
         self.stamp = np.zeros(max(size, self.streams), np.int32)
         self.touched = _Pairs()  # owner * streams + stream -> that stream's last instruction on the owner's places
@@ -123,18 +124,18 @@ class _Hazards:
         for j in range(dst.shape[1]):
             waiting.append((row, self.writer[dst[:, j]]))
             waiting += self._readers(dst[:, j], row)
-        who, what = self._merged(waiting, stream)
+        waiter, awaited = self._merged(waiting, stream)
         for j in range(src.shape[1]):
             self._read(src[:, j], event[row])
         for j in range(dst.shape[1]):
             self.writer[dst[:, j]] = event[row]
             self.reader[dst[:, j] - self.fixed] = -1
         self._touch(np.concatenate([dst, src], axis=1), row, stream, index)
-        small = (index.astype(np.int32), part, step, who.astype(np.int32), what.astype(self.writer.dtype))
+        small = (index.astype(np.int32), part, step, waiter.astype(np.int32), awaited.astype(self.writer.dtype))
         self.lowered.append(_Lowered(batch, *small))
 
     def forget(self) -> None:
-        """Drop what is only needed on the walk: gigabytes when there are thousands of ranks."""
+        """Drop columns that only the walk needs: gigabytes when there are thousands of ranks."""
         del self.writer, self.part, self.reader, self.read_event, self.read_next, self.stamp
 
     def _number(self, stream: np.ndarray) -> np.ndarray:
@@ -234,8 +235,8 @@ def _assemble(schedule: Schedule, hazards: _Hazards) -> Streams:
     leaves = start[1::channels] - 1
     enters = start[:-1:channels]
 
-    opcode = np.full(n, COMBINE, np.int8)
-    opcode[enters], opcode[leaves] = ENTER, LEAVE
+    opcode = np.full(n, Opcode.COMBINE, np.int8)
+    opcode[enters], opcode[leaves] = Opcode.ENTER, Opcode.LEAVE
     count, part, step = np.ones(n, np.int32), np.zeros(n, np.int32), np.zeros(n, np.int32)
     move = np.full(n, -1, small)
     sides = {"dst": np.zeros(n + 1, small), "src": np.zeros(n + 1, small)}

@@ -11,13 +11,12 @@ import numpy as np
 from ...errors import ScheduleError, Source
 from ..collective import check_rank
 from .happens_before import HappensBefore
+from .instructions import Opcode
 
 if TYPE_CHECKING:
     from ..schedule import Schedule
 
-__all__ = ["COMBINE", "ENTER", "LEAVE", "Streams"]
-
-ENTER, COMBINE, LEAVE = 0, 1, 2
+__all__ = ["Streams"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +24,7 @@ class Streams:
     """One instruction stream for each rank and channel, as integer columns.
 
     Stream s = rank * channels + channel has the instructions start[s] ... start[s + 1] - 1. Channel 0 of a rank begins
-    with ENTER (the rank's input is readable, its output and scratch writable) and ends with LEAVE (nobody touches them
+    with ENTER (the rank's input is readable, its output and scratch writable) and ends with LEAVE (no other rank touches them
     any more); everything else is COMBINE: destinations dst[dst_ptr[i]:dst_ptr[i + 1]] := left fold of the sources
     src[src_ptr[i]:src_ptr[i + 1]], where every place is a run of count[i] chunks, the c-th of which has the length of
     part part[i] + c * part_step[i] of a block.
@@ -89,11 +88,11 @@ class Streams:
         return self.schedule.batches[int(np.searchsorted(ends, row, side="right"))].source
 
     def describe(self, i: int) -> str:
-        """Instruction i for reading."""
+        """Instruction i as text."""
         s = int(np.searchsorted(self.start, i, side="right")) - 1
         where = f"{self._stream_name(s)}, instruction {i - int(self.start[s])}"
-        if self.opcode[i] != COMBINE:
-            return f"{where}: {'enter' if self.opcode[i] == ENTER else 'leave'}"
+        if self.opcode[i] != Opcode.COMBINE:
+            return f"{where}: {'enter' if self.opcode[i] == Opcode.ENTER else 'leave'}"
 
         def side(codes: np.ndarray) -> str:
             places = [self.schedule.places.place(c) for c in codes[:4].tolist()]
@@ -106,7 +105,7 @@ class Streams:
         return f"{where}: {side(dst)} := {side(src)}" + (f" ({source})" if source else "")
 
     def text(self, rank: int | None = None) -> str:
-        """One rank's streams for reading (None: all): every instruction, and after which ones of other streams it comes."""
+        """One rank's streams as text (None: all): every instruction, and after which ones of other streams it comes."""
         channels, p = self.schedule.channels, self.schedule.nranks
         if rank is None:
             return "\n".join(map(self.text, range(p)))
@@ -167,7 +166,7 @@ class Streams:
             i = int(np.searchsorted(self.wait_ptr, w, side="right")) - 1
             raise ScheduleError(
                 f"deadlock: {self.describe(i)} waits for count {int(value[w])} of stream {int(self.wait_stream[w])}, which has "
-                f"only {int(length[w])} instructions: it waits for ever.", self.source(i),
+                f"only {int(length[w])} instructions.", self.source(i),
             )  # fmt: skip
         # A count of 0 or less was reached in an execution before; the last instruction jumps to the full span.
         back = np.where(value <= 0, (self.span - value) // self.span, 0)

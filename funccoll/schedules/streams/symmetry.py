@@ -1,4 +1,4 @@
-"""Graphs that look alike from every rank: what one rank knows, all know."""
+"""Graphs that look alike from every rank: the clocks of one rank stand for all."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Symmetry:
     """A graph that looks alike from every rank, up to a rotation of the ranks or an exclusive or of their numbers.
 
     Rings, Bruck's algorithm and all direct exchanges are of the first sort, recursive doubling of the second. One
-    rank's clocks are then everybody's: time and memory fall by a factor of p.
+    rank's clocks then stand for all: time and memory fall by a factor of p.
     """
 
     def __init__(
@@ -33,11 +33,11 @@ class Symmetry:
         """That order, as indices into all waits; None when it is theirs already."""
         self.level = np.full(self.per_rank, -1, np.int64)
         self.clocks = np.zeros((self.per_rank, self.p, channels), clock_dtype(start))
-        """What each node of rank 0 knows about each stream."""
+        """The clock of each node of rank 0 for each stream."""
         self.acyclic = self._run(start[: channels + 1].tolist())
 
     def _run(self, start: list[int]) -> bool:
-        """Level and clock of each node; False when nodes wait in a circle."""
+        """Level and clock of each node; False when nodes wait for each other in a cycle."""
         n = self.per_rank
         stream = [s for s, (a, b) in enumerate(pairwise(start)) for _ in range(b - a)]
         before: list[list[tuple[int, int]]] = []
@@ -70,14 +70,14 @@ class Symmetry:
         return done == n
 
     def clock(self, node: np.ndarray, stream: np.ndarray) -> np.ndarray:
-        """What each node knows about each stream."""
+        """The clock of each node for each stream."""
         mine, rank = node // self.per_rank, stream // self.channels
         away = mine ^ rank if self.xor else (rank - mine) % self.p
         return self.clocks[node % self.per_rank, away, stream % self.channels]
 
 
 def symmetry_of(start: np.ndarray, ptr: np.ndarray, target: np.ndarray, channels: int) -> Symmetry | None:
-    """The symmetry of a graph's streams (see `Graph`), or None."""
+    """The symmetry of a graph's streams (see `HappensBefore`), or None."""
     p = (len(start) - 1) // channels
     nodes = int(start[-1])
     lengths = np.diff(start).reshape(p, channels)

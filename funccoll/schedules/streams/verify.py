@@ -1,6 +1,6 @@
-"""The second check: streams on their own, whatever made them, for two executions in a row.
+"""Verification of streams on their own, whatever made them, for two executions in a row.
 
-It knows nothing of how lowering works: accesses to each place are sorted by what must happen before what, and every
+It does not know how lowering works: accesses to each place are sorted by what must happen before what, and every
 two neighbours of which one writes must be ordered. What a race-free program computes does not depend on the
 interleaving, so one order is enough to prove the values.
 """
@@ -18,13 +18,14 @@ from ..proof.prove import check_outputs
 from ..proof.symbolic import SymbolicExecutor, shortest_cycle
 from ..runs import chunks_of_runs
 from .happens_before import HappensBefore, concat_ranges
-from .streams import COMBINE, ENTER, LEAVE, Streams
+from .instructions import Opcode
+from .streams import Streams
 
 __all__ = ["not_writable", "verify", "wrong_parts"]
 
 
 def verify(streams: Streams, executions: int = 2) -> None:
-    """Raise ScheduleError for columns that are no streams, a deadlock (with a shortest cycle), a race, or a wrong value."""
+    """Raise ScheduleError for malformed columns, a deadlock (with a shortest cycle), a race, or a wrong value."""
     _check_columns(streams)
     graph = streams.graph(executions)
     if not graph.is_acyclic:
@@ -35,7 +36,7 @@ def verify(streams: Streams, executions: int = 2) -> None:
 
 
 def _check_columns(streams: Streams) -> None:
-    """Refuse what no executor could even read."""
+    """Refuse columns that no executor can read."""
     n, p = len(streams), streams.schedule.nranks
     size = streams.schedule.places.size
 
@@ -45,13 +46,13 @@ def _check_columns(streams: Streams) -> None:
 
     columns = ("count", "part", "part_step", "move")
     need(all(len(getattr(streams, c)) == n for c in columns), "columns have different lengths")
-    need(bool(np.isin(streams.opcode, (ENTER, COMBINE, LEAVE)).all()), "an opcode is unknown")
+    need(bool(np.isin(streams.opcode, (Opcode.ENTER, Opcode.COMBINE, Opcode.LEAVE)).all()), "an opcode is not one of streams")
     pointers = (("dst_ptr", streams.dst), ("src_ptr", streams.src), ("wait_ptr", streams.wait_stream))
     for name, column in (("start", streams.opcode), *pointers):
         ptr = getattr(streams, name)
         length = n + 1 if name != "start" else streams.schedule.nranks * streams.schedule.channels + 1
         whole = len(ptr) == length and ptr[0] == 0 and ptr[-1] == len(column)
-        need(bool(whole and (np.diff(ptr) >= 0).all()), f"{name} does not cut its column into pieces")
+        need(bool(whole and (np.diff(ptr) >= 0).all()), f"{name} does not cut its column")
     need(len(streams.wait_stream) == len(streams.wait_value), "columns have different lengths")
     need(bool((streams.count >= 1).all()), "a run has no chunks")
     longest = int(np.diff(streams.start).max())
@@ -86,7 +87,7 @@ def _deadlock(streams: Streams, graph: HappensBefore, executions: int) -> Schedu
         lines.append(f"  {text(here)}\n    {how} {text(there)}")
     body = "\n".join(lines)
     return ScheduleError(
-        f"deadlock in {streams.schedule.collective}: {len(cycle)} instructions wait for each other in a circle:\n{body}",
+        f"deadlock in {streams.schedule.collective}: {len(cycle)} instructions wait for each other in a cycle:\n{body}",
         next((s for s in (streams.source(i) for i, _ in steps) if s), None),
     )
 
@@ -125,7 +126,7 @@ def _check_races(streams: Streams, graph: HappensBefore, executions: int) -> Non
 
 
 def _accesses(streams: Streams, executions: int) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """(place, node, whether it writes) of every access. The caller may touch its rank's places outside ENTER ... LEAVE."""
+    """(place, node, write or not) of every access. The caller may touch its rank's places outside ENTER ... LEAVE."""
     places = streams.schedule.places
     p = places.collective.nranks
     once = []
@@ -138,7 +139,7 @@ def _accesses(streams: Streams, executions: int) -> list[tuple[np.ndarray, np.nd
             access, within = chunks_of_runs(count)
             place, instruction = codes[access] + within * p, instruction[access]
         once.append((place, instruction, np.full(len(place), write)))
-    gates = np.flatnonzero(streams.opcode != COMBINE)
+    gates = np.flatnonzero(streams.opcode != Opcode.COMBINE)
     rank = streams.stream[gates] // streams.schedule.channels
     own = (np.arange(places.rows)[None, :] * p + rank[:, None]).reshape(-1)
     once.append((own, np.repeat(gates, places.rows), np.ones(len(own), bool)))
@@ -155,7 +156,7 @@ def _check_gates(streams: Streams, graph: HappensBefore, executions: int) -> Non
     Gates count as writes to all that is the rank's, and there are no races: so levels tell which comes first.
     """
     p, channels = streams.schedule.nranks, streams.schedule.channels
-    gates = [np.flatnonzero(streams.opcode == opcode) for opcode in (ENTER, LEAVE)]
+    gates = [np.flatnonzero(streams.opcode == opcode) for opcode in (Opcode.ENTER, Opcode.LEAVE)]
     for gate, name in zip(gates, ("ENTER", "LEAVE"), strict=True):
         if not np.array_equal(streams.stream[gate] // channels, np.arange(p)):
             raise ScheduleError(f"streams of {streams.schedule.collective}: every rank must have one {name}.")
@@ -196,12 +197,12 @@ def _race(streams: Streams, earlier: int, later: int, executions: int) -> Schedu
 
 
 def _shared(streams: Streams, a: int, b: int) -> str:
-    """A place that both touch, for reading."""
+    """A place that both instructions touch, as text."""
     places = streams.schedule.places
     p = places.collective.nranks
 
     def touched(i: int) -> set[int]:
-        if streams.opcode[i] != COMBINE:
+        if streams.opcode[i] != Opcode.COMBINE:
             rank = int(streams.stream[i]) // streams.schedule.channels
             return set(range(rank, places.size, p))
         dst = streams.dst[streams.dst_ptr[i] : streams.dst_ptr[i + 1]]
@@ -220,7 +221,7 @@ def _check_values(streams: Streams) -> None:
     nodes = np.arange(len(streams))
     level = graph.levels_of(nodes)
     sizes = np.diff(streams.dst_ptr), np.diff(streams.src_ptr)
-    work = np.flatnonzero(streams.opcode == COMBINE)
+    work = np.flatnonzero(streams.opcode == Opcode.COMBINE)
     key = np.lexsort((sizes[1][work], sizes[0][work], level[work]))
     work = work[key]
     columns = np.stack([level[work], sizes[0][work], sizes[1][work]])
@@ -269,7 +270,7 @@ def wrong_parts(machine: SymbolicExecutor, batch: Batch, part: np.ndarray, step:
 
 
 def not_writable(collective: Collective, codes: np.ndarray) -> np.ndarray:
-    """Which places are inputs, or outputs of ranks that have none."""
+    """A mask of the places that are inputs, or outputs of ranks that have none."""
     row, rank = np.divmod(codes, collective.nranks)
     output = (row >= collective.input_chunks) & (row < len(collective.parts_of_rows))
     return (row < collective.input_chunks) | (output & ~collective.has_output(rank))

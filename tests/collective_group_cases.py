@@ -1,4 +1,4 @@
-"""What processes run in `test_exchanges.py`: how collectives are put together, and whose memory is whose."""
+"""What processes run in `test_collective_groups.py`: how collectives are put together, and whose memory is whose."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import numpy as np
 import funccoll as fc
 from funccoll import P
 from funccoll.mesh import Mesh
-from funccoll.runtime.shm import collective_group as shm
+from funccoll.runtime.shm import collective_group
+from funccoll.runtime.shm.collective_group import CollectiveGroup, groups_of
 
 
 def jitted(fn, mesh, in_specs=P("d"), out_specs=P()):
@@ -45,12 +46,12 @@ def grouping() -> list[int]:
         found, wanted = with_processes(x), jitted(fn, virtual)(x)
         for mine, theirs in zip(fc.tree.leaves(found), fc.tree.leaves(wanted), strict=True):
             assert mine.local.tobytes() == theirs.shards[0].tobytes()
-        counts.append(len(shm.groups_of(with_processes.lower(x).compile())))
+        counts.append(len(groups_of(with_processes.lower(x).compile())))
     return counts
 
 
 def memory() -> None:
-    """Results that somebody holds stay as they are; memory that nobody holds is used again."""
+    """Results in use stay as they are; memory that is not in use any more is used again."""
     n, rank = fc.world_size(), fc.rank()
     mesh = fc.make_mesh({"d": n})
     step = jitted(lambda x: (fc.all_reduce(x, "d"), fc.all_reduce(x[0], "d", op="max")), mesh)
@@ -66,7 +67,7 @@ def memory() -> None:
 
     large = jitted(lambda x: fc.all_reduce(x, "d"), mesh)
     x = fc.device_put(np.ones((n, 1 << 20), np.float32), mesh, P("d"))
-    heap = shm.groups_of(large.lower(x).compile())[0].heap
+    heap = groups_of(large.lower(x).compile())[0].heap
     assert heap.offset_of(x.local) >= 0  # device_put puts it where the others can read it
     assert heap.offset_of(fc.from_local(np.ones(3), mesh, P("d")).local) >= 0
     for _ in range(3):
@@ -82,7 +83,7 @@ def memory() -> None:
 
     # A large value that a collective reads is computed where the others can read it.
     seen = []
-    call = shm.CollectiveGroup.__call__
+    call = CollectiveGroup.__call__
 
     def spy(self, *arrays):
         seen.extend(heap.offset_of(np.asarray(a)) >= 0 for a in arrays)
@@ -93,9 +94,9 @@ def memory() -> None:
         product = jitted(lambda w, x, fn=fn: fc.all_reduce(fn(w, x), "d"), mesh, (P(), P("d")))
         y = np.ones((n * 4, 200), np.float32)
         found = product(w, y)
-        shm.CollectiveGroup.__call__ = spy
+        CollectiveGroup.__call__ = spy
         again = product(w, y)
-        shm.CollectiveGroup.__call__ = call
+        CollectiveGroup.__call__ = call
         assert found.local.tobytes() == again.local.tobytes()
     assert seen == [True, True, True]
 
@@ -186,8 +187,8 @@ def late() -> str:
     return ""
 
 
-def circle(different: tuple[int, ...]) -> str:
-    """Some ranks call a step over another axis: what each is told."""
+def in_a_cycle(different: tuple[int, ...]) -> str:
+    """Some ranks call a step over another axis: the error of each."""
     mesh = fc.make_mesh({"a": 2, "b": 2})
     steps = [fc.jit(lambda x, axis=axis: fc.all_reduce(x, axis), mesh=mesh, in_specs=P(("a", "b")),
                     out_specs=P("b" if axis == "a" else "a")) for axis in "ab"]  # fmt: skip
@@ -197,7 +198,7 @@ def circle(different: tuple[int, ...]) -> str:
     try:
         steps[fc.rank() in different](x)
     except fc.FunccollError as error:
-        time.sleep(0.5)  # the others find it by themselves, or are told; nobody has left
+        time.sleep(0.5)  # the others find it by themselves, or are told; none has left
         return f"{type(error).__name__}: {error}"
     return ""
 
@@ -208,7 +209,7 @@ def when_waiting(handler) -> None:
 
     def try_it(_, frame):
         while frame is not None:
-            if frame.f_code.co_filename == shm.__file__:
+            if frame.f_code.co_filename == collective_group.__file__:
                 return handler()
             frame = frame.f_back
         signal.setitimer(signal.ITIMER_REAL, 0.03)
@@ -223,7 +224,7 @@ def wait_for(path: Path) -> None:
 
 
 def holding_the_interrupt(n: int, interrupted: Path) -> list[str]:
-    """Rank 0 is interrupted in a wait, catches that, and lets go of its argument: nobody may get its new values."""
+    """Rank 0 is interrupted in a wait, catches that, and drops its argument: no rank may get its new values."""
 
     mesh = fc.make_mesh({"d": fc.world_size()})
     step = jitted(lambda x: fc.all_reduce(x, "d"), mesh)
@@ -326,7 +327,7 @@ def oddities() -> None:
 
 
 def first_uses() -> None:
-    """Threads whose first collectives come in another order on every rank agree where the lines are."""
+    """Threads whose first collectives come in another order on every rank agree where the control blocks are."""
     mesh = fc.make_mesh({"a": 2, "b": 2})
     x = np.arange(4.0)
     wrong = []

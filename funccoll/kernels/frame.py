@@ -1,0 +1,43 @@
+"""The frame: an array of int64 words in which a call of the stream interpreter finds all that it needs besides its code.
+
+Words are named here by their number. Addresses are plain integers.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ACCUMULATOR", "ACCUMULATOR_BYTES", "ADDRESSES", "ARGUMENTS", "BASES", "BLOCK_BYTES", "BUDGET_SPENT", "CODE", "FAILED",
+    "FAILURE", "FAULT_PC", "FINISHED", "FRAME_WORDS", "HEAP", "HEAP_BYTES", "IGNORED", "INSTRUCTION_BUDGET", "LINE_BYTES",
+    "LINE_CALL", "LINE_HASH", "LINE_HEAD_BYTES", "LINE_TABLE", "MISMATCH", "NAPS", "NDARRAY", "NEEDS_FALLBACK", "OPERANDS",
+    "PC", "PEER", "REPEATS", "RESULTS", "SPINS", "STATUS", "UNSHARED_REFCOUNT", "WAITING", "YIELDS",
+]  # fmt: skip
+
+# Addresses: the heap (and its bytes), the code, the table of addresses, the communicators' bases, a buffer for the addresses
+# of one combine's operands and one for its sums, and the word that is not 0 when a rank has failed.
+HEAP, HEAP_BYTES, CODE, ADDRESSES, BASES, OPERANDS, ACCUMULATOR, FAILURE = range(8)
+# Arguments of a call: two tables of addresses of array objects, the address of their type, and the most references to a
+# result that may be written.
+ARGUMENTS, RESULTS, NDARRAY, UNSHARED_REFCOUNT = range(8, 12)
+# The instruction to go on with, and the rank that it waits for; the tries with a pause, then those that yield the core, then
+# those that sleep.
+PC, PEER, SPINS, YIELDS, NAPS = range(12, 17)
+# How many instructions may run (-1: any number), and how often the whole is to be repeated (0 means once, too).
+INSTRUCTION_BUDGET, REPEATS = range(17, 19)
+# The return value; the instruction that needs a fallback; and a word for the exception pointer of Numba's calling convention.
+STATUS, FAULT_PC, IGNORED = range(19, 22)
+FRAME_WORDS = 22
+
+FINISHED, WAITING, FAILED, MISMATCH, NEEDS_FALLBACK, BUDGET_SPENT = range(6)
+"""What `interpret` returns: everything is done; still waiting, call again; the failure word is set; a peer runs something
+else; the BIND_ARG at FAULT_PC cannot be done natively, because an argument is not a C-contiguous array or has no staging
+buffer yet, or a result is in use; the budget of instructions is spent, call again."""
+
+LINE_BYTES = 128
+"""Bytes of a control line: two cache lines, which processors fetch in pairs."""
+LINE_CALL, LINE_HASH, LINE_TABLE, LINE_HEAD_BYTES = 8, 16, 24, 32
+"""Offsets in a control line, which begins with a counter: the call's number, its hash, and the offset of its addresses, which
+follow here when they fit."""
+
+BLOCK_BYTES = 1 << 13
+ACCUMULATOR_BYTES = 3 * BLOCK_BYTES
+"""Bytes of a combine's accumulator: a block of sums in the wide type, and one of results."""

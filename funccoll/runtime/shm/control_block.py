@@ -1,0 +1,57 @@
+"""Communicators as plans see them: the ranks of a group, and where its control block lies in the heap."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...kernels.frame import LINE_BYTES, LINE_HEAD_BYTES
+
+__all__ = ["Communicator", "ControlBlock"]
+
+
+@dataclass(frozen=True)
+class ControlBlock:
+    """The control lines of a communicator in the heap: for each rank one line per channel.
+
+    A rank's first line begins with its counter, and goes on with what it publishes when it enters a call; the others hold the
+    other channels' counters.
+    """
+
+    start: int
+    nranks: int
+    channels: int = 1
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all lines."""
+        return self.nranks * self.channels * LINE_BYTES
+
+    def line(self, rank: int) -> int:
+        """The offset of a rank's first line."""
+        return self.counter(rank * self.channels)
+
+    def table(self, rank: int) -> int:
+        """The offset of a call's addresses, when they fit into the rank's first line."""
+        return self.line(rank) + LINE_HEAD_BYTES
+
+    @property
+    def table_bytes(self) -> int:
+        """Bytes of addresses that fit there."""
+        return LINE_BYTES - LINE_HEAD_BYTES
+
+    def counter(self, stream: int) -> int:
+        """The offset of a stream's counter."""
+        return self.start + stream * LINE_BYTES
+
+
+@dataclass(frozen=True)
+class Communicator:
+    """The ranks of one group along some axes of a mesh, of which this process is one."""
+
+    number: int
+    """Its place in the table of bases."""
+    members: tuple[int, ...]
+    """World ranks, in axis order."""
+    rank: int
+    """This process's place among them."""
+    control: ControlBlock

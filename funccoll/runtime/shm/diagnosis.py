@@ -1,0 +1,93 @@
+"""Diagnosis: the errors of collectives between processes, with where every rank is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...errors import CollectiveTimeout, FunccollError, PeerFailure, ProgramMismatch, RendezvousError, Source
+from .communicators import Communicators
+from .control_block import Communicator
+from .plan import GroupedCollective, Operand
+
+__all__ = ["Diagnosis", "job_is_over", "nested_call", "wrong_argument"]
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Errors of a rank in the middle of a collective, in which it waits for `peer`."""
+
+    registry: Communicators
+    call: GroupedCollective
+    communicator: Communicator
+    peer: int
+
+    @property
+    def name(self) -> str:
+        """The collective, its ranks, and the line that calls it."""
+        where = f" ({self.call.source})" if self.call.source else ""
+        return f"{self.call.schedule.kind} among ranks {list(self.communicator.members)}{where}"
+
+    @property
+    def table(self) -> str:
+        """Where each rank is, one line each."""
+        return self.registry.table(self.communicator)
+
+    def position(self, waits: bool) -> str:
+        """Where this rank was when a peer failed."""
+        whom = f" and waited for rank {self.peer}" if waits else ""
+        return f"This rank was in {self.name}{whom}.\n{self.table}"
+
+    def mismatch(self) -> ProgramMismatch:
+        """The error of a peer that has entered something else."""
+        entered = self.registry.entered(self.peer, self.communicator)
+        return ProgramMismatch(
+            f"rank {self.registry.world.rank} is in {self.name}, and rank {self.peer} entered another collective at the same "
+            f"time, or the same one with other shapes, dtypes or in a different program: {entered}. Every process must run the "
+            "same steps in the same order: look for branches on the rank, and for data of different sizes.\n"
+            f"{self.table}", self.call.source,
+        )  # fmt: skip
+
+    def deadlock(self, cycle: Sequence[int]) -> ProgramMismatch:
+        """The error of ranks that wait for each other: collectives over different axes have no control line in common."""
+        ring = " for ".join(f"rank {rank}" for rank in [*cycle, cycle[0]])
+        return ProgramMismatch(
+            f"ranks wait for each other: {ring}. They are in collectives over different axes, or in another order. Every "
+            f"process must run the same steps in the same order: look for branches on the rank.\n{self.table}",
+            self.call.source,
+        )
+
+    def timed_out(self, seconds: float) -> CollectiveTimeout:
+        """The error of a peer that has not come in time."""
+        return CollectiveTimeout(
+            f"rank {self.registry.world.rank} waited {seconds:.1f} s in {self.name} for rank {self.peer}. fc.init(timeout=) or "
+            f"FUNCCOLL_TIMEOUT sets the seconds.\n{self.table}", self.call.source,
+        )  # fmt: skip
+
+
+def job_is_over(ended_by: FunccollError | None, source: Source | None) -> FunccollError:
+    """The error of a call after a collective has failed, or after the process has left the job."""
+    if isinstance(ended_by, RendezvousError):
+        return RendezvousError(ended_by.args[0], source)
+    return PeerFailure(
+        "an earlier failure ended all collectives of this job, and no later one can be trusted. It was: "
+        f"{str(ended_by).splitlines()[0]}", source,
+    )  # fmt: skip
+
+
+def nested_call(source: Source | None) -> FunccollError:
+    """The error of a thread that calls a collective while it is in another one over the same ranks."""
+    return FunccollError(
+        "a collective was called in the middle of another one over the same ranks, by the same thread: from a signal "
+        "handler or a destructor. Only set a flag there, and call it in the loop that runs the steps.", source,
+    )  # fmt: skip
+
+
+def wrong_argument(number: int, array: np.ndarray, operand: Operand, call: GroupedCollective) -> FunccollError:
+    """The error of an argument that the plan was not made for."""
+    return FunccollError(
+        f"argument {number} of {call.schedule.kind} is {array.dtype}{list(array.shape)}, and the call was compiled for "
+        f"{operand.dtype}{list(operand.shape)}. Pass an array of that dtype and size.", call.source,
+    )  # fmt: skip

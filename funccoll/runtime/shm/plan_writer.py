@@ -1,0 +1,293 @@
+"""The code of one collective in a plan: one rank's streams, with bytes in place of chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from ...kernels.cpu import combine_address
+from ...schedules.chunk_layout import ChunkLayout, StridedRange
+from ...schedules.schedule import Schedule
+from ...schedules.streams.instructions import NO_COPY, MemoryOperand, Opcode
+from ...schedules.streams.streams import Streams
+from .control_block import Communicator
+from .slots import Slots
+from .staging import Part, is_strided
+
+__all__ = ["PlannedCollective", "Segment", "Written", "write_collective"]
+
+_NON_TEMPORAL_BYTES = 64 << 20
+"""Bytes of all ranks' arrays from which on results are written with non-temporal stores: measured, all_reduce of 64 MiB then
+takes half the time, and of 16 MiB the same."""
+
+
+class Segment(NamedTuple):
+    """A range of every chunk: the layouts of the arrays that it has a part of, by number, and their staged parts."""
+
+    layouts: Mapping[int, ChunkLayout]
+    parts: Mapping[int, Sequence[Part]]
+
+
+@dataclass(frozen=True)
+class PlannedCollective:
+    """A collective of several arrays, with all that its code depends on."""
+
+    schedule: Schedule
+    layouts: Sequence[ChunkLayout]
+    dtypes: Sequence[np.dtype]
+    op: str
+    communicator: Communicator
+    hash: int
+    """A hash of the call, the same on all ranks: a peer that shows another one runs something else."""
+    slots: Slots
+    segments: Sequence[Segment]
+    """One, without staged parts, for arguments that are copied whole."""
+    segment_bytes: int = 0
+    """Bytes of the staging buffer for one segment."""
+
+    @cached_property
+    def streams(self) -> Streams:
+        """The verified streams."""
+        return self.schedule.streams().verify()
+
+    @cached_property
+    def completes(self) -> np.ndarray:
+        """A mask of the rows of the schedule's moves that complete a sum."""
+        return self.schedule.prove().completes
+
+    @cached_property
+    def non_temporal(self) -> bool:
+        """Whether all ranks together read and write more than caches hold."""
+        nbytes = sum((layout.input.size + layout.output.size) * layout.itemsize for layout in self.layouts)
+        return self.schedule.nranks * nbytes > _NON_TEMPORAL_BYTES
+
+    @property
+    def staging_bytes(self) -> int:
+        """Bytes of the staging buffer: two segments overlap."""
+        return self.segment_bytes * min(2, len(self.segments))
+
+    @property
+    def overflow_bytes(self) -> int:
+        """Bytes of the addresses that a rank publishes, when its control line is too small for them; else 0."""
+        published = 8 * self.slots.width * len(self.layouts)
+        return published if published > self.communicator.control.table_bytes else 0
+
+
+class Written(NamedTuple):
+    """Facts about a collective's code that the rest of its plan depends on."""
+
+    base: int
+    """How far the communicator's counters have advanced."""
+    table_words: list[int]
+    """The words that hold the offset of addresses for which the control line is too small."""
+    max_operands: int
+    """The most memory operands of one COMBINE."""
+
+
+def write_collective(code: list[int], collective: PlannedCollective, base: int) -> Written:
+    """Append a collective's code; `base` is how far the plan has advanced the communicator's counters before."""
+    span = collective.streams.span
+    writers = [
+        _SegmentWriter(code, collective, segment, base + k * span, k % 2 * collective.segment_bytes)
+        for k, segment in enumerate(collective.segments)
+    ]
+    writers[0].stage_copies()
+    for writer, following in zip(writers, [*writers[1:], None], strict=True):
+        writer.write(following)
+    tables = [word for writer in writers for word in writer.table_words]
+    return Written(base + len(writers) * span, tables, max(writer.max_operands for writer in writers))
+
+
+@dataclass
+class _SegmentWriter:
+    """Writes the code of one segment."""
+
+    code: list[int]
+    collective: PlannedCollective
+    segment: Segment
+    base: int
+    staging: int
+    """Where this segment's copies begin in the staging buffer."""
+    known: set[int] = field(default_factory=set)
+    checked: set[int] = field(default_factory=set)
+    table_words: list[int] = field(default_factory=list)
+    max_operands: int = 0
+
+    def __post_init__(self) -> None:
+        communicator = self.collective.communicator
+        self.rank, self.members = communicator.rank, communicator.members
+        self.control, self.slots = communicator.control, self.collective.slots
+
+    def emit(self, opcode: Opcode, **values: object) -> None:
+        self.code += opcode.encode(**values)
+
+    def emit_value(self, opcode: Opcode, value: int, **values: object) -> None:
+        """An instruction that compares or sets a value of the communicator's counters."""
+        self.emit(opcode, communicator=self.collective.communicator.number, value=self.base + value, **values)
+
+    def write(self, following: _SegmentWriter | None) -> None:
+        """All of it; as soon as peers can read this segment, the following one is copied."""
+        s, rank, hash = self.collective.streams, self.rank, self.collective.hash
+        assert s.schedule.channels == 1, "one stream for each rank"
+        begin, end = int(s.start[rank]), int(s.start[rank + 1])
+        self.known.add(rank)
+        for i in range(begin, end):
+            for w in range(int(s.wait_ptr[i]), int(s.wait_ptr[i + 1])):
+                peer = int(s.wait_stream[w])
+                counter, member = self.control.counter(peer), self.members[peer]
+                self.emit_value(Opcode.WAIT, int(s.wait_value[w]), counter=counter, rank=member)
+                if peer not in self.checked:
+                    # A peer that is waited for must be in the same call, also when none of its buffers is touched.
+                    self.checked.add(peer)
+                    self.emit_value(Opcode.CHECK, 0, line=self.control.line(peer), hash=hash, rank=member)
+            if i == begin:
+                self.stage_addresses()
+                self.enter()
+            elif s.opcode[i] == Opcode.COMBINE:
+                self.combine(i)
+            done = s.span if i == end - 1 else i - begin + 1
+            self.emit_value(Opcode.SIGNAL, done, counter=self.control.counter(rank))
+            if i == begin and following is not None:
+                following.stage_copies()
+
+    # ------------------------------------------------------------ addresses
+
+    def enter(self) -> None:
+        table = self.control.table(self.rank)
+        if self.collective.overflow_bytes:
+            self.table_words.append(len(self.code) + Opcode.ENTER.offset("table"))
+            table = 0
+        line, hash = self.control.line(self.rank), self.collective.hash
+        self.emit_value(Opcode.ENTER, 0, line=line, hash=hash, table=table, **self.published(self.rank))
+
+    def read_peer(self, peer: int) -> None:
+        line, hash, member = self.control.line(peer), self.collective.hash, self.members[peer]
+        self.emit_value(Opcode.READ_PEER, 0, line=line, hash=hash, rank=member, **self.published(peer))
+
+    def published(self, rank: int) -> dict[str, int]:
+        """The slots that a rank publishes for this segment's arrays."""
+        numbers = list(self.segment.layouts) or [0]
+        first, slots = numbers[0], self.slots
+        narrays = numbers[-1] - first + 1 if self.segment.layouts else 0
+        return {"narrays": narrays, "width": slots.width, "slot": slots.of(rank, 0, first), "stride": slots.stride}
+
+    def stage_copies(self) -> None:
+        """Copy what peers read of private arguments."""
+        for number, parts in self.segment.parts.items():
+            for part in parts:
+                if part.copy != NO_COPY:
+                    self.stage(number, part, self.slots.unused, part.nbytes)
+
+    def stage_addresses(self) -> None:
+        """Store where each chunk of this segment is."""
+        for number, parts in self.segment.parts.items():
+            for part in parts:
+                self.stage(number, part, self.slots.of(self.rank, part.chunk, number), 0)
+
+    def stage(self, number: int, part: Part, slot: int, nbytes: int) -> None:
+        buffer = self.slots.output(self.rank, number) if part.in_output else self.slots.staging
+        copy = part.copy if part.copy == NO_COPY or part.in_output else part.copy + self.staging
+        argument = self.slots.argument(self.rank, number)
+        self.emit(
+            Opcode.STAGE, argument_slot=argument, slot=slot, start=part.start, copy=copy, buffer_slot=buffer, nbytes=nbytes
+        )
+
+    # ------------------------------------------------------------ data
+
+    def combine(self, i: int) -> None:
+        """Instruction i of the streams: a COMBINE or COPY for each range that its places have in common, of each array."""
+        c, s = self.collective, self.collective.streams
+        p = s.schedule.nranks
+        dsts = s.dst[s.dst_ptr[i] : s.dst_ptr[i + 1]].tolist()
+        srcs = s.src[s.src_ptr[i] : s.src_ptr[i + 1]].tolist()
+        for place in (*dsts, *srcs):
+            peer = place % p
+            if peer not in self.known:
+                self.known.add(peer)
+                self.read_peer(peer)
+        self.max_operands = max(self.max_operands, len(dsts) + len(srcs) + 1)
+        sign = -1 if c.non_temporal else 1
+        divisor = p if c.op == "mean" and len(srcs) > 1 and c.completes[s.move[i]] else 0
+        for number, layout in self.segment.layouts.items():
+            dtype, runs = c.dtypes[number], []
+            for place in (*dsts, *srcs):
+                row, rank = divmod(place, p)
+                ranges = self.ranges(layout, row, int(s.count[i]), int(s.part[i]), int(s.part_step[i]))
+                runs.append([(self.slots.of(rank, buffer, number), found) for buffer, found in ranges])
+            for length, rows, starts in _aligned(runs):
+                places = [MemoryOperand(slot, at * dtype.itemsize, step * dtype.itemsize) for slot, at, step in starts]
+                destinations, sources = places[: len(dsts)], places[len(dsts) :]
+                if p == len(sources) == 1 and c.op in ("max", "min"):  # also the only value becomes the one canonical NaN
+                    sources = sources * 2
+                if len(sources) > 1:
+                    self.emit(
+                        Opcode.COMBINE, function=combine_address(c.op, dtype), count=sign * length, divisor=divisor, rows=rows,
+                        destinations=destinations, sources=sources,
+                    )  # fmt: skip
+                else:
+                    nbytes = sign * length * dtype.itemsize
+                    self.emit(Opcode.COPY, nbytes=nbytes, rows=rows, source=sources, destinations=destinations)
+
+    def ranges(self, layout: ChunkLayout, row: int, count: int, part: int, step: int) -> list[tuple[int, StridedRange]]:
+        """The ranges of a run of chunks, each with the number of its buffer, in order; contiguous neighbours are joined."""
+        found: list[tuple[int, StridedRange]] = []
+        for i in range(count):
+            for buffer, piece in self.chunk(layout, row + i, part + i * step):
+                if piece.rows > 1 and piece.stride == piece.length:
+                    piece = StridedRange(piece.start, 1, 0, piece.rows * piece.length)
+                before, last = found[-1] if found else (None, piece)
+                if before == buffer and last.rows == piece.rows == 1 and last.start + last.length == piece.start:
+                    found[-1] = buffer, last._replace(length=last.length + piece.length)
+                else:
+                    found.append((buffer, piece))
+        return found
+
+    def chunk(self, layout: ChunkLayout, row: int, part: int) -> Iterator[tuple[int, StridedRange]]:
+        c, inputs = self.collective.schedule.collective, self.slots.inputs
+        low, high = layout.parts[part]
+        scratch = row - c.input_chunks - c.output_chunks
+        if scratch >= 0:
+            if high > low:
+                yield inputs + 1, StridedRange(scratch * layout.capacity, 1, 0, high - low)
+            return
+        is_input, block = row < c.input_chunks, int(c.blocks_of_rows[row])
+        pieces = (layout.input if is_input else layout.output).pieces(block, low, high)
+        if is_input and self.slots.staged:
+            if pieces and not is_strided(layout):
+                pieces = [pieces[0]._replace(start=0)]
+            yield from ((row, piece) for piece in pieces)
+        else:
+            yield from ((0 if is_input else inputs, piece) for piece in pieces)
+
+
+def _aligned(runs: Sequence[list[tuple[int, StridedRange]]]) -> Iterator[tuple[int, int, list[tuple[int, int, int]]]]:
+    """Ranges that all places have in common: (elements, rows, [(slot, first element, from row to row) of each place])."""
+    rest = [run[::-1] for run in runs]  # the next piece is the last
+    while all(rest):
+        heads = [run[-1][1] for run in rest]
+        lengths = {piece.length for piece in heads if piece.rows > 1}
+        length = lengths.pop() if len(lengths) == 1 else 0
+        rows = min(piece.rows if piece.rows > 1 else piece.length // length for piece in heads) if length else 0
+        if rows < 2:
+            rows, length = 1, min(piece.length for piece in heads)
+        steps = [piece.stride if piece.rows > 1 else length for piece in heads]
+        yield length, rows, [(run[-1][0], run[-1][1].start, step) for run, step in zip(rest, steps, strict=True)]
+        for run, piece in zip(rest, heads, strict=True):
+            slot, _ = run.pop()
+            run += [(slot, left) for left in _without(piece, rows, length)]
+
+
+def _without(piece: StridedRange, rows: int, length: int) -> list[StridedRange]:
+    """The rest of a piece without its first `rows` rows of `length` elements, the next part last."""
+    if piece.rows == 1:
+        left = piece.length - rows * length
+        return [StridedRange(piece.start + rows * length, 1, 0, left)] if left else []
+    if length == piece.length:
+        left = piece.rows - rows
+        return [StridedRange(piece.start + rows * piece.stride, left, piece.stride, length)] if left else []
+    first = StridedRange(piece.start + length, 1, 0, piece.length - length)
+    return [StridedRange(piece.start + piece.stride, piece.rows - 1, piece.stride, piece.length), first]

@@ -1,0 +1,168 @@
+"""The instruction set: one table for streams, for plans, and for the interpreters that execute either.
+
+A stream's instructions are ENTER, COMBINE and LEAVE, with their operands in columns (`Streams`). A *plan* is one rank's
+code: one row of int64 words for each instruction, the opcode first, then the operands in the order of this table, then the
+memory operands. ENTER and COMBINE are the streams' own, with addresses; a LEAVE has no code but its waits and its SIGNAL.
+
+`line`, `counter`, `table` and `staging` are bytes from the heap's beginning. A `communicator` is its place in the table of
+bases: a `value` counts from its base. A slot is a place in the table of addresses; a collective of `narrays` arrays has for
+each of them, `stride` slots apart, `width` in a row for each rank: input (or each chunk of it), output, scratch.
+"""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from collections.abc import Iterator, Mapping, Sequence
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+__all__ = [
+    "LEFT_TO_STAGE", "MEMORY_OPERAND", "MEMORY_OPERAND_BYTES", "NO_COPY", "UNALLOCATED", "Instruction", "MemoryOperand",
+    "Opcode", "decode", "disassemble",
+]  # fmt: skip
+
+UNALLOCATED = -1
+"""`staging` of a BIND_ARG whose argument has no staging buffer yet."""
+LEFT_TO_STAGE = -2
+"""`staging` of a BIND_ARG whose private argument is copied by STAGE, in segments."""
+NO_COPY = -1
+"""`copy` of a STAGE that only tells an address."""
+
+_WORD = 8
+
+
+class MemoryOperand(NamedTuple):
+    """Rows in one buffer: the slot of its address, bytes from there to the first row, and from each row to the next."""
+
+    slot: int
+    offset: int
+    stride: int
+
+
+_MEMORY_WORDS = len(MemoryOperand._fields)
+MEMORY_OPERAND = MemoryOperand(*range(0, _WORD * _MEMORY_WORDS, _WORD))
+"""Where the words of a memory operand are, in bytes, for kernels; the next one is MEMORY_OPERAND_BYTES further."""
+MEMORY_OPERAND_BYTES = _WORD * _MEMORY_WORDS
+
+
+class Opcode(IntEnum):
+    """An opcode with the names of its operands, and of its lists of memory operands.
+
+    Of a list it names the operand that holds its length; an empty name means exactly one memory operand.
+    """
+
+    operands: tuple[str, ...]
+    memory: Mapping[str, str]
+
+    def __new__(cls, number: int, operands: str = "", memory: Mapping[str, str] | None = None) -> Opcode:
+        """A record of the table."""
+        record = int.__new__(cls, number)
+        record._value_ = number
+        record.operands, record.memory = tuple(operands.split()), memory or {}
+        return record
+
+    END = 0
+    """All is done: return, or run everything again."""
+    BIND_ARG = 1, "argument slot nbytes staging"
+    """Store the address of an argument, or of result ~argument. A private argument is first copied to `staging`."""
+    ENTER = 2, "line communicator value hash table narrays width slot stride"
+    """Publish this rank's entry: call number, hash, and the addresses of its buffers, which are written to `table`."""
+    WAIT = 3, "counter communicator value rank"
+    """Wait until the counter of `rank` has reached the value."""
+    READ_PEER = 4, "line communicator value hash rank narrays width slot stride"
+    """Read a peer's addresses. It must be in this call: number and hash are compared."""
+    CHECK = 5, "line communicator value hash rank"
+    """Check that a peer that was waited for is in this call, or has left it."""
+    COMBINE = 6, "function count divisor rows ndst nsrc", {"destinations": "ndst", "sources": "nsrc"}
+    """destinations := left fold of the sources, row by row of `count` elements; see `kernels.reductions` for `function`.
+
+    A negative count says that the results are larger than the caches, and written with non-temporal stores."""
+    COPY = 7, "nbytes rows ndst", {"source": "", "destinations": "ndst"}
+    """Copy rows of `nbytes` bytes; a negative number as in COMBINE."""
+    SIGNAL = 8, "counter communicator value"
+    """Set this rank's counter to the value, after everything that came before."""
+    ADVANCE = 9, "communicator span"
+    """End a call: the communicator's base moves on by `span`."""
+    STAGE = 10, "argument_slot slot start copy buffer_slot nbytes"
+    """Store into `slot` the address of what begins `start` bytes behind the array in `argument_slot`.
+
+    Of a private array `nbytes` bytes are copied from there to `copy` bytes behind the address in `buffer_slot`, and that
+    address is stored, unless `copy` is NO_COPY."""
+    LEAVE = 11
+    """The end of a rank's stream: no other rank touches its buffers any more."""
+
+    @property
+    def words(self) -> int:
+        """Words before the memory operands: the opcode and the operands."""
+        return 1 + len(self.operands)
+
+    def encode(self, **values: Any) -> list[int]:
+        """The words of an instruction: integers for operands, MemoryOperands for lists, whose lengths follow from them."""
+        lists = []
+        for name, length in self.memory.items():
+            places: Sequence[MemoryOperand] = values.pop(name)
+            lists += places
+            if length:
+                values[length] = len(places)
+            elif len(places) != 1:
+                raise ValueError(f"{self.name} has {len(places)} memory operands as its {name}, and takes one.")
+        if values.keys() != set(self.operands):
+            raise TypeError(f"{self.name} has the operands {self.operands}, and was given {sorted(values)}.")
+        return [int(self), *(values[name] for name in self.operands), *(word for place in lists for word in place)]
+
+    def offset(self, operand: str) -> int:
+        """The place of an operand among an instruction's words."""
+        return 1 + self.operands.index(operand)
+
+    def read(self, code: Any, pc: int, operand: str) -> int:
+        """The value of an operand of the instruction at `pc`, which must be this one."""
+        assert code[pc] == self, f"at {pc} is {Opcode(code[pc]).name}, not {self.name}"
+        return int(code[pc + self.offset(operand)])
+
+    def write(self, code: Any, pc: int, operand: str, value: int) -> None:
+        """Change an operand of the instruction at `pc`, which must be this one."""
+        assert code[pc] == self, f"at {pc} is {Opcode(code[pc]).name}, not {self.name}"
+        code[pc + self.offset(operand)] = value
+
+    def byte_offsets(self) -> Any:
+        """A named tuple of integers for kernels: the opcode, the offset of each operand, and `size`, where they end."""
+        made = namedtuple(self.name, ("opcode", *self.operands, "size"))
+        return made(int(self), *(_WORD * (1 + i) for i in range(len(self.operands))), _WORD * self.words)
+
+
+class Instruction(NamedTuple):
+    """A decoded instruction: its place in the code, its operands by name, and the place behind it."""
+
+    pc: int
+    opcode: Opcode
+    operands: dict[str, int]
+    memory: dict[str, list[MemoryOperand]]
+    end: int
+
+    def __str__(self) -> str:
+        words = [f"{name}={value}" for name, value in self.operands.items()]
+        for name, places in self.memory.items():
+            words.append(f"{name}=[{', '.join(f'({p.slot} + {p.offset}, {p.stride})' for p in places)}]")
+        return f"{self.pc:6}  {self.opcode.name:9} {' '.join(words)}".rstrip()
+
+
+def decode(code: Sequence[int], pc: int) -> Instruction:
+    """The instruction at `pc`. Raises ValueError for an opcode that the table does not have."""
+    opcode, at = Opcode(int(code[pc])), pc + 1
+    operands = {name: int(code[at + i]) for i, name in enumerate(opcode.operands)}
+    at += len(operands)
+    memory: dict[str, list[MemoryOperand]] = {}
+    for name, length in opcode.memory.items():
+        end = at + _MEMORY_WORDS * (operands[length] if length else 1)
+        memory[name] = [MemoryOperand(*map(int, code[i : i + _MEMORY_WORDS])) for i in range(at, end, _MEMORY_WORDS)]
+        at = end
+    return Instruction(pc, opcode, operands, memory, at)
+
+
+def disassemble(code: Sequence[int]) -> Iterator[Instruction]:
+    """The instructions of a plan, one after the other."""
+    pc = 0
+    while pc < len(code):
+        instruction = decode(code, pc)
+        yield instruction
+        pc = instruction.end
