@@ -11,7 +11,6 @@ from host_contender import Run, reading, repeated
 
 import funccoll as fc
 from funccoll import P
-from funccoll.runtime.shm.collective_group import groups_of
 
 D = P("d")
 BODIES: dict[str, tuple[Callable[[Any], Any], P]] = {
@@ -55,7 +54,7 @@ class Ours:
 
 def native(step: Any, x: fc.Array) -> Run:
     """The compiled plan of a step with one collective, repeated in one native call; argument and result lie in the heap."""
-    (group,) = groups_of(step.lower(x).compile())
+    (group,) = step.lower(x).compile().group_calls
     argument = x.local
 
     def run(times: int) -> Sequence[np.ndarray]:

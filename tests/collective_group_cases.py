@@ -13,7 +13,7 @@ import funccoll as fc
 from funccoll import P
 from funccoll.mesh import Mesh
 from funccoll.runtime.shm import collective_group
-from funccoll.runtime.shm.collective_group import CollectiveGroup, groups_of
+from funccoll.runtime.shm.collective_group import CollectiveGroup
 
 
 def jitted(fn, mesh, in_specs=P("d"), out_specs=P()):
@@ -46,7 +46,7 @@ def grouping() -> list[int]:
         found, wanted = with_processes(x), jitted(fn, virtual)(x)
         for mine, theirs in zip(fc.tree.leaves(found), fc.tree.leaves(wanted), strict=True):
             assert mine.local.tobytes() == theirs.shards[0].tobytes()
-        counts.append(len(groups_of(with_processes.lower(x).compile())))
+        counts.append(len(with_processes.lower(x).compile().group_calls))
     return counts
 
 
@@ -67,7 +67,7 @@ def memory() -> None:
 
     large = jitted(lambda x: fc.all_reduce(x, "d"), mesh)
     x = fc.device_put(np.ones((n, 1 << 20), np.float32), mesh, P("d"))
-    heap = groups_of(large.lower(x).compile())[0].heap
+    heap = large.lower(x).compile().group_calls[0].heap
     assert heap.offset_of(x.local) >= 0  # device_put puts it where the others can read it
     assert heap.offset_of(fc.from_local(np.ones(3), mesh, P("d")).local) >= 0
     for _ in range(3):

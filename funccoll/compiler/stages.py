@@ -145,6 +145,8 @@ class Compiled(_Scheduled):
         mesh, backend = signature.mesh, backend_of(signature.mesh)
         virtual = len(mesh.local_devices) == mesh.size
         buffers = plan_buffers(ordered, aliases=virtual, publishes=backend.shares_memory and not virtual)
+        self.group_calls: list[Callable[..., Any]]
+        """The backend's functions that it calls, in order: for benchmarks and tests."""
         self._run, self.group_calls = compile_program(ordered, mesh, buffers, schedules, backend)
         self._check_replicas: Callable[[Sequence[Any]], None] | None = None
         if os.environ.get("FUNCCOLL_DEBUG", "").lower() == "detail" and signature.in_layouts:

@@ -63,7 +63,7 @@ from .plan import GroupedCollective, Operand, build_plan
 from .results import UNSHARED_REFCOUNT as MEASURED_REFCOUNT
 from .results import ResultPool
 
-__all__ = ["CollectiveGroup", "GroupedCollective", "Operand", "groups_of", "make_group"]
+__all__ = ["CollectiveGroup", "GroupedCollective", "Operand", "make_group"]
 
 _TUPLE_HEAD = tuple.__basicsize__  # from a tuple's address to its items', which are addresses of objects
 # Spinning longer makes things worse on a busy machine (measured): the rank waited for may need this core.
@@ -277,11 +277,6 @@ def make_group(
             operands, op = [Operand((0,), (0,), np.dtype(np.uint8))], "or"
         calls.append(GroupedCollective(tuple(eqn.axes()), schedule, op, tuple(operands), identity(eqn), eqn.source))
     return CollectiveGroup(registry, mesh, calls, arguments)
-
-
-def groups_of(compiled: Any) -> list[CollectiveGroup]:
-    """The collective groups of a compiled function, in the order in which it calls them: for benchmarks and tests."""
-    return compiled.group_calls
 
 
 def _arguments_of(equations: Sequence[Equation]) -> list[Var]:
