@@ -1,8 +1,8 @@
 """Buffers: the plan of which results take a dead operand's memory, and which may share memory with arguments.
 
-Values live in NumPy arrays of one process. Values that may share memory (views, pvary, a collective that hands on
-its operand) form one storage class. Memory is reused only when the whole class is dead and one device alone computed
-it; a class that a pvary or a collective touched is left alone, because several devices may read it.
+Values live in NumPy arrays of one process. Those that may share memory (views, pvary, collectives whose results are
+their operands' memory) form one storage class. Memory is reused only when the whole class is dead and one device alone
+computed it; a class that a pvary or a collective touched is left alone, because several devices may read it.
 """
 
 from __future__ import annotations
