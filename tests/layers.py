@@ -72,7 +72,6 @@ PLANNED = {
 
 EXCEPTIONS = {
     ("mesh", "display"): "_repr_html_, only in a notebook; display names dtypes, so it stands after types",
-    ("ops.elementwise", "ops.linalg"): "np.matmul is a ufunc that is not elementwise",
     ("schedules.schedule", "schedules.proof.prove"): "Schedule.prove only forwards",
     ("schedules.schedule", "schedules.streams.lower"): "Schedule.streams only forwards",
     ("schedules.schedule", "schedules.messages.messages"): "Schedule.messages only forwards",

@@ -12,6 +12,7 @@ import numpy as np
 from ..errors import DTypeError, InPlaceError, UnsupportedError
 from ..ir import Traced, bind
 from ..primitives.elementwise import UFUNCS, convert_p, imag_p, real_p, resolve, where_p
+from ..primitives.linalg import matmul_p
 from ..types import bfloat16, check_dtype, is_inexact
 from .registry import as_operand, as_traceable, dims, implements, near, refuse_out
 
@@ -114,9 +115,7 @@ def call_ufunc(ufunc: np.ufunc, method: str, inputs: Sequence[Any], kwargs: Mapp
         # The fraction of an infinity is 0, and a fraction has its number's sign, -0.0 too.
         return np.copysign(np.where(np.isinf(x), np.zeros((), x.dtype), x - whole), x), whole
     if ufunc is np.matmul:
-        from .linalg import matmul
-
-        return matmul(*operands)
+        return bind(matmul_p, *map(as_traceable, operands))
     primitive = UFUNCS.get(ufunc)
     if primitive is None:
         name = f"np.{ufunc.__name__}" if getattr(np, ufunc.__name__, None) is ufunc else f"the ufunc {ufunc.__name__}"
