@@ -119,7 +119,7 @@ class _SegmentWriter:
 
     def __post_init__(self) -> None:
         communicator = self.collective.communicator
-        self.rank, self.members = communicator.rank, communicator.members
+        self.number, self.rank, self.members = communicator.number, communicator.rank, communicator.members
         self.control, self.slots = communicator.control, self.collective.slots
 
     def emit(self, opcode: Opcode, **values: object) -> None:
@@ -127,7 +127,7 @@ class _SegmentWriter:
 
     def emit_value(self, opcode: Opcode, value: int, **values: object) -> None:
         """An instruction that compares or sets a value of the communicator's counters."""
-        self.emit(opcode, communicator=self.collective.communicator.number, value=self.base + value, **values)
+        self.code += opcode.encode(communicator=self.number, value=self.base + value, **values)
 
     def write(self, following: _SegmentWriter | None) -> None:
         """All of it; as soon as peers can read this segment, the following one is copied."""

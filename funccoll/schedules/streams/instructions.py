@@ -53,12 +53,14 @@ class Opcode(IntEnum):
 
     operands: tuple[str, ...]
     memory: Mapping[str, str]
+    _names: frozenset[str]
 
     def __new__(cls, number: int, operands: str = "", memory: Mapping[str, str] | None = None) -> Opcode:
         """A record of the table."""
         record = int.__new__(cls, number)
         record._value_ = number
         record.operands, record.memory = tuple(operands.split()), memory or {}
+        record._names = frozenset(record.operands)
         return record
 
     END = 0
@@ -98,17 +100,19 @@ class Opcode(IntEnum):
 
     def encode(self, **values: Any) -> list[int]:
         """The words of an instruction: integers for operands, MemoryOperands for lists, whose lengths follow from them."""
-        lists = []
+        tail: list[int] = []
         for name, length in self.memory.items():
             places: Sequence[MemoryOperand] = values.pop(name)
-            lists += places
+            for place in places:
+                tail += place
             if length:
                 values[length] = len(places)
             elif len(places) != 1:
                 raise ValueError(f"{self.name} has {len(places)} memory operands as its {name}, and takes one.")
-        if values.keys() != set(self.operands):
-            raise TypeError(f"{self.name} has the operands {self.operands}, and was given {sorted(values)}.")
-        return [int(self), *(values[name] for name in self.operands), *(word for place in lists for word in place)]
+        operands = self.operands
+        if values.keys() != self._names:
+            raise TypeError(f"{self.name} has the operands {operands}, and was given {sorted(values)}.")
+        return [int(self), *[values[name] for name in operands], *tail]
 
     def offset(self, operand: str) -> int:
         """The place of an operand among an instruction's words."""
