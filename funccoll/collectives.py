@@ -25,7 +25,7 @@ from .ir import Primitive, bind, current_interpreter
 from .mesh import normalize_axes
 from .ops.registry import as_traceable
 from .primitives import collectives as c
-from .primitives.collectives import local
+from .primitives.collectives import varying
 from .primitives.combining import OPS
 from .tracing.trace import value_type
 
@@ -82,7 +82,7 @@ def _communicate(primitive: Primitive, x: Any, axes: tuple[str, ...], algorithm:
     leaves, rebuild = _leaves(primitive.name, x)
     if not leaves:
         return x
-    return rebuild(bind(primitive, *leaves, axes=axes, size=local.axis_size(axes), algorithm=algorithm, **params))
+    return rebuild(bind(primitive, *leaves, axes=axes, size=varying.axis_size(axes), algorithm=algorithm, **params))
 
 
 def _algorithm(name: str, algorithm: str | None) -> str | None:
@@ -112,7 +112,7 @@ def _dim(name: str, x: Any, dim: int, extra: int = 0, what: str = "dim") -> int:
 
 
 def _root(name: str, root: int, axes: tuple[str, ...]) -> int:
-    size = local.axis_size(axes)
+    size = varying.axis_size(axes)
     if isinstance(root, bool) or not isinstance(root, (int, np.integer)) or not 0 <= root < size:
         raise ShapeError(f"{name}: root={root!r} must be an integer from 0 to {size - 1}, a device's position along {axes}.")
     return int(root)
@@ -180,7 +180,7 @@ def permute(x: Any, axis: Axes, *, pairs: Sequence[tuple[int, int]], algorithm: 
     are destinations. Gradient: the pairs reversed.
     """
     axes = mesh_axes("permute", axis)
-    size = local.axis_size(axes)
+    size = varying.axis_size(axes)
     try:
         checked = tuple((operator.index(s), operator.index(d)) for s, d in pairs)
     except (TypeError, ValueError):
@@ -231,7 +231,7 @@ def scatter(x: Any, axis: Axes, *, root: int = 0, dim: int = 0, algorithm: str |
 def barrier(axis: Axes, *, algorithm: str | None = None) -> None:
     """No device along `axis` goes on before all are here; no collective crosses it."""
     axes = mesh_axes("barrier", axis)
-    bind(c.barrier_p, axes=axes, size=local.axis_size(axes), algorithm=_algorithm("barrier", algorithm))
+    bind(c.barrier_p, axes=axes, size=varying.axis_size(axes), algorithm=_algorithm("barrier", algorithm))
 
 
 def own_slice(x: Any, axis: Axes, *, dim: int = 0) -> Any:
@@ -242,7 +242,7 @@ def own_slice(x: Any, axis: Axes, *, dim: int = 0) -> Any:
     axes = mesh_axes("own_slice", axis)
     dim = _dim("own_slice", x, dim)
     leaves, rebuild = _leaves("own_slice", x)
-    return rebuild(bind(c.own_slice_p, leaf, axes=axes, dim=dim, stack=False, size=local.axis_size(axes)) for leaf in leaves)
+    return rebuild(bind(c.own_slice_p, leaf, axes=axes, dim=dim, stack=False, size=varying.axis_size(axes)) for leaf in leaves)
 
 
 def pvary(x: Any, axis: Axes) -> Any:
@@ -255,7 +255,7 @@ def pvary(x: Any, axis: Axes) -> Any:
 
     def widen(leaf: Any) -> Any:
         new = tuple(a for a in axes if a not in value_type(leaf).varying)
-        return local.pvary(leaf, new) if new else leaf
+        return varying.pvary(leaf, new) if new else leaf
 
     return rebuild(map(widen, leaves))
 
@@ -267,4 +267,4 @@ def axis_index(axis: Axes) -> Any:
 
 def axis_size(axis: Axes) -> int:
     """The number of devices along `axis`, a Python int."""
-    return local.axis_size(mesh_axes("axis_size", axis))
+    return varying.axis_size(mesh_axes("axis_size", axis))

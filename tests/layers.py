@@ -25,14 +25,14 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("shaping",), ("elementwise", "indexing", "reductions"), ("linalg", "randomness", "combining", "higher"),
         ("collectives",),
     ),
-    "primitives.collectives": (("record", "rules"), ("local",), ("all_reduce",), ("*",)),
+    "primitives.collectives": (("record", "rules"), ("varying",), ("all_reduce",), ("*",)),
     "ops": (("registry",), ("elementwise",), ("linalg", "indexing", "reductions", "shaping")),
     "tracing": (("tracer",), ("trace",)),
     "autodiff": (("reverse",), ("custom_rules",)),
     # The pipeline in its order: ARCHITECTURE.md section 5.
     "passes": (
-        ("rewrite",), ("inline",), ("dead_code",), ("common_subexpressions",), ("algebra",), ("combine",), ("schedule",),
-        ("group_collectives",), ("buffers",),
+        ("rewrite",), ("inline",), ("dead_code",), ("common_subexpressions",), ("algebra",), ("combine",),
+        ("choose_algorithms",), ("group_collectives",), ("buffers",),
     ),
     "schedules": (
         ("collective",), ("moves", "registry"), ("runs", "chunk_layout"), ("schedule",), ("library",), ("reference_memory",),

@@ -28,11 +28,7 @@ SHARED = {
         {"primitives.collectives.all_reduce", "schedules.library.all_reduce"},
         {"primitives.collectives.all_to_all", "schedules.library.all_to_all"},
     ),
-    "what needs no communication: primitives of one device, the runtime of one process": (
-        {"primitives.collectives.local", "runtime.local"},
-    ),
     "the table of what is registered by name: NumPy's functions, algorithms": ({"ops.registry", "schedules.registry"},),
-    "a schedule: the pass that has one chosen for each collective, the object": ({"passes.schedule", "schedules.schedule"},),
     "the written definition of what executes: streams, messages": (
         {"schedules.streams.interpret", "schedules.messages.interpret"},
     ),

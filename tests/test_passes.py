@@ -17,8 +17,8 @@ from funccoll.compiler.choose_schedules import choose, schedules_of
 from funccoll.ir import Equation, Program, Var
 from funccoll.passes import PASSES, STAGES, run_passes
 from funccoll.passes.buffers import plan_buffers
+from funccoll.passes.choose_algorithms import choose_algorithms
 from funccoll.passes.combine import COMBINE_BYTES, combine
-from funccoll.passes.schedule import schedule
 from funccoll.primitives import collectives as c
 from funccoll.primitives.elementwise import UFUNCS
 from funccoll.runtime.codegen import compile_program
@@ -40,7 +40,7 @@ def names(program):
 
 def compiled(program, mesh, buffers):
     """What runs a program, whose collectives get schedules, on virtual devices."""
-    program = schedule(program, choose)
+    program = choose_algorithms(program, choose)
     return compile_program(program, mesh, buffers, schedules_of(program), LocalBackend())[0]
 
 

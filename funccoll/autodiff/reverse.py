@@ -18,7 +18,7 @@ from ..errors import DTypeError, PytreeError, ShapeError, TraceError, VaryingErr
 from ..ir import Equation, Literal, Program, Var, current_interpreter, evaluate
 from ..ops.elementwise import scalar_type
 from ..ops.registry import as_traceable
-from ..primitives.collectives.local import pvary
+from ..primitives.collectives.varying import pvary
 from ..primitives.higher import custom_vjp_p, grad_hook_p
 from ..tracing.trace import flatten_outputs, stage, value_type
 from ..types import ArrayType, is_inexact

@@ -21,7 +21,7 @@ from ..errors import DTypeError, ShardingError, TraceError, VaryingError, user_f
 from ..ir import Traced, current_interpreter
 from ..mesh import Mesh, Sharding
 from ..ops.elementwise import scalar_type
-from ..primitives.collectives.local import pvary
+from ..primitives.collectives.varying import pvary
 from ..tracing.trace import flatten_outputs, stage, value_type
 from ..tracing.tracer import check_alive
 from ..types import check_dtype

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..ir import Program
-from . import algebra, buffers, combine, common_subexpressions, dead_code, group_collectives, inline, schedule
+from . import algebra, buffers, choose_algorithms, combine, common_subexpressions, dead_code, group_collectives, inline
 
 __all__ = ["PASSES", "STAGES", "run_passes"]
 
@@ -19,17 +19,17 @@ PASSES: tuple[Callable[[Program], Program], ...] = (
 """Rewrites that need nothing but the program."""
 
 STAGES: dict[str, tuple[Callable, ...]] = {
-    # `TracedFunction.lower` calls run_passes. `schedule` also takes the function that chooses an algorithm.
-    "lower": (*PASSES, schedule.schedule),
+    # `TracedFunction.lower` calls run_passes. The last one also takes the function that chooses an algorithm.
+    "lower": (*PASSES, choose_algorithms.choose_algorithms),
     # `Lowered.compile` orders the equations for execution and then plans their memory: Program -> Buffers.
     "compile": (group_collectives.group_collectives, buffers.plan_buffers),
 }
 """Stage of compiler/stages.py -> the passes that it runs."""
 
 
-def run_passes(program: Program, choose: schedule.Choose, check: bool = False) -> Program:
+def run_passes(program: Program, choose: choose_algorithms.Choose, check: bool = False) -> Program:
     """Run the passes of `lower`; `choose` names a collective's algorithm. With `check`, re-derive every type after each."""
-    for rewrite in (*PASSES, lambda p: schedule.schedule(p, choose)):
+    for rewrite in (*PASSES, lambda p: choose_algorithms.choose_algorithms(p, choose)):
         program = rewrite(program)
         if check:
             program.check()

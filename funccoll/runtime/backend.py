@@ -19,7 +19,7 @@ from ..mesh import Mesh, Sharding
 if TYPE_CHECKING:
     from ..schedules.schedule import Schedule
 
-__all__ = ["Backend", "Copies", "GroupCall", "JobBackend", "load_backend"]
+__all__ = ["Backend", "Copies", "GroupCall", "JobBackend", "choose_job_backend", "load_backend"]
 
 Copies = Any
 """The values that a process holds of a variable: one array where there is one, else a list in the order of
@@ -77,8 +77,10 @@ class Backend(Protocol):
 class JobBackend(Backend, Protocol):
     """What a transport between processes implements beside that: its memory, and joining and leaving a job.
 
-    Made as `BACKEND(rank, nranks, memory)`, with the file descriptor that rank 0's `creator` gave, None without one.
+    `memory` is the file descriptor that rank 0's `creator` gave, None without one.
     """
+
+    def __init__(self, rank: int, nranks: int, memory: int | None): ...
 
     @staticmethod
     def capacity(nranks: int) -> int:
@@ -114,3 +116,8 @@ class JobBackend(Backend, Protocol):
 def load_backend(name: str) -> Any:
     """Import a backend's module, which has its class as `BACKEND`."""
     return importlib.import_module(f".{_MODULES[name]}", __package__).BACKEND
+
+
+def choose_job_backend() -> type[JobBackend]:
+    """Return the backend of a job of several processes. All run on one host; later it depends on the job."""
+    return load_backend("shm")

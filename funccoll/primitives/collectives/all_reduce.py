@@ -16,9 +16,9 @@ from ...ir import bind, primitive_named
 from ...types import ArrayType
 from ..combining import Shards
 from ..reductions import product_of_others
-from .local import spread
 from .record import Combine, Lowering, collective, in_axis_order
 from .rules import check_op, communicate
+from .varying import spread
 
 __all__ = ["all_reduce_p", "gradient_of_reduction"]
 

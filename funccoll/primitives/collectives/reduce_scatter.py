@@ -12,9 +12,9 @@ from typing import Any
 from ...errors import VaryingError
 from ...types import ArrayType
 from ..combining import Shards
-from .local import spread
 from .record import Combine, Lowering, collective, in_axis_order
 from .rules import blocks_of, check_op, communicate, require_divisible, resized, together
+from .varying import spread
 
 __all__ = ["reduce_scatter_p"]
 

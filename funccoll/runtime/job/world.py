@@ -15,7 +15,7 @@ import numpy as np
 from ...arrays.array import Array, to_numpy
 from ...errors import MeshError, PlannedError, RendezvousError
 from ...mesh import Mesh
-from ..backend import Backend, load_backend
+from ..backend import Backend, JobBackend, choose_job_backend, load_backend
 from . import rendezvous
 from .rendezvous import JobSpec
 from .watch import Watch
@@ -98,7 +98,7 @@ class World:
     `timeout`: seconds that a collective waits for the others; None for FUNCCOLL_TIMEOUT, or 600.
     """
 
-    def __init__(self, rank: int, world: int, watch: Watch, backend: Any):
+    def __init__(self, rank: int, world: int, watch: Watch, backend: JobBackend):
         self.rank, self.world, self.watch, self.backend = rank, world, watch, backend
         self.timeout: float | None = None
         backend.join(self)
@@ -130,7 +130,7 @@ class _Membership:
                     'job. Keep what needs the other ranks under `if __name__ == "__main__":`, which workers do not run.'
                 )
             generation = replace(job_, run=f"{job_.run}-{self.generation}")
-            transport = load_backend("shm")  # later chosen by the job: on several hosts, on GPUs
+            transport = choose_job_backend()
             memory = transport.capacity(job_.world), transport.creator(job_.world)
             meeting = rendezvous.meet(generation, timeout, *memory)
             backend = transport(job_.rank, job_.world, meeting.memory)
