@@ -5,11 +5,12 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import time
 import traceback
 
 import numpy as np
 import pytest
-from schedule_oracle import expected
+from schedule_oracle import built, expected
 
 from funccoll.kernels import stream_interpreter as at
 from funccoll.kernels.cpu import combine_address, interpreter
@@ -24,6 +25,7 @@ from funccoll.types import bfloat16
 # Forked children only compute and exit; pytest-xdist has a thread of its own.
 pytestmark = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 
+SLOW = pytest.mark.slow
 COMBINE = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_int64] * 9)
 LENGTH = 3001
 SUMS = np.zeros(at.SUMS_BYTES, np.uint8)
@@ -130,12 +132,16 @@ def in_processes(count: int, body) -> list[int]:
 class Rank:
     """One rank's side of a collective that is called again and again."""
 
-    def __init__(self, rank: int, memory: mmap.mmap, schedule, elements: int, dtype: np.dtype, op: str, digest: int = 7):
+    def __init__(
+        self, rank: int, memory: mmap.mmap, schedule, elements: int, dtype: np.dtype, op: str, digest: int = 7, number: int = 0
+    ):  # fmt: skip
         self.heap = np.frombuffer(memory, np.uint8)
         self.base = self.heap.ctypes.data
         layout = ChunkLayout.of(schedule.collective, (elements * schedule.collective.input_blocks,), dtype.itemsize)
         plan = Plan()
-        group = Communicator(0, tuple(range(10, 10 + schedule.nranks)), rank, ControlBlock(4096, schedule.nranks))
+        lines = ControlBlock(4096, schedule.nranks)
+        lines = ControlBlock(lines.start + number * lines.nbytes, lines.nranks)  # one rank may be in the next collective already
+        group = Communicator(0, tuple(range(10, 10 + schedule.nranks)), rank, lines)
         slots, _ = plan.add(schedule, [layout], [dtype], op, group, digest, lambda nbytes: 1 << 16)
         self.code = plan.finish()
         start = (1 << 20) + rank * ARENA
@@ -157,43 +163,46 @@ class Rank:
         self.frame[at.ARRAY], self.frame[at.ALONE] = id(np.ndarray), 1 << 31
         self.kernel = interpreter(self.frame.ctypes.data)
 
-    def run(self, tries: int = 600) -> int:
-        for _ in range(tries):
+    def run(self, seconds: float = 120.0) -> int:
+        """The status at the end; WAITING when there was none for so long."""
+        end = time.monotonic() + seconds
+        while True:
             self.kernel()
             status = self.frame[at.STATUS]
-            if status != WAITING:
-                break
-        return status
+            if status != WAITING or time.monotonic() > end:
+                return status
 
 
-@pytest.mark.parametrize("past", [False, True])
-@pytest.mark.parametrize("p", [2, pytest.param(3, marks=pytest.mark.slow), 4])
+@pytest.mark.parametrize(("p", "past"), [(2, False), (2, True), pytest.param(3, False, marks=SLOW), (4, False),
+                                         pytest.param(3, True, marks=SLOW), (4, True)])  # fmt: skip
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_processes_execute_the_streams(kind, p, past, monkeypatch):
+    """Every algorithm of a kind, five times in a row."""
     if past:
         monkeypatch.setattr("funccoll.runtime.shm.plan._PAST_CACHES", -1)
     interpreter(0)
-    pairs = [(i, (i + 1) % p) for i in range(p)] if kind == "permute" else []
-    cases = [(build(kind, p, name, pairs=pairs), n, d) for name in algorithms(kind, p) for n, d in ((1, "i4"), (1000, "f4"))]
-    for schedule, elements, name in cases:
-        dtype = np.dtype(name)
-        schedule.streams()
+    rng, cases = np.random.default_rng(1), []
+    pairs = [(i, (i + 1) % p) for i in range(p)] if kind == "permute" else ()
+    for elements, dtype in ((1, np.dtype("i4")), (1000, np.dtype("f4"))):
         combine_address("sum", dtype)
-        rng = np.random.default_rng(1)
-        shape = (5, p, elements * schedule.collective.input_blocks)
-        data = rng.integers(-50, 50, shape).astype(dtype)
+        for name in algorithms(kind, p):
+            schedule = built(kind, p, name, pairs=pairs)
+            schedule.streams()
+            data = rng.integers(-50, 50, (5, p, elements * schedule.collective.input_blocks)).astype(dtype)
+            cases.append((schedule, elements, data))
 
-        def body(rank, memory, schedule=schedule, elements=elements, dtype=dtype, data=data):
-            me = Rank(rank, memory, schedule, elements, dtype, "sum")
+    def body(rank, memory):
+        for number, (schedule, elements, data) in enumerate(cases):
+            me = Rank(rank, memory, schedule, elements, data.dtype, "sum", number=number)
             for inputs in data:
                 me.input[:], me.output[:] = inputs[rank], -99
-                assert me.run() == FINISHED
+                assert me.run() == FINISHED, schedule
                 want = expected(schedule.collective, list(inputs), "sum")[rank]
                 if want is not None and schedule.kind != "barrier":
-                    np.testing.assert_array_equal(me.output, np.asarray(want).reshape(-1))
+                    np.testing.assert_array_equal(me.output, np.asarray(want).reshape(-1), err_msg=str(schedule))
                 me.input[:] = 77  # it is the caller's again
 
-        assert in_processes(p, body) == [0] * p, schedule
+    assert in_processes(p, body) == [0] * p
 
 
 def test_a_peer_that_runs_something_else_is_noticed_before_anything_moves():
@@ -218,7 +227,7 @@ def test_who_waits_gives_python_a_turn_and_sees_a_failure():
     schedule.streams()
     combine_address("sum", np.dtype(np.float32))
     me = Rank(0, mmap.mmap(-1, MEMORY), schedule, 64, np.dtype(np.float32), "sum")
-    assert me.run(tries=2) == WAITING
+    assert me.run(seconds=0) == WAITING
     assert me.frame[at.RANK] == 11
     me.heap[:8].view(np.int64)[0] = 2
     assert me.run() == FAILED
