@@ -173,21 +173,22 @@ def detail(differs: bool) -> str:
     return ""
 
 
-def late() -> str:
+def late(folder: Path) -> str:
     """Rank 1 does not come; the timeout is an argument."""
     fc.init(timeout=0.5)
     mesh = fc.make_mesh({"d": fc.world_size()})
     step = jitted(lambda x: fc.all_reduce(x, "d"), mesh)
     if fc.rank() == 1:
-        time.sleep(3)
+        wait_for(folder / "0")
     try:
         step(np.arange(2.0))
     except fc.FunccollError as error:
+        (folder / str(fc.rank())).touch()
         return f"{type(error).__name__}: {error}"
     return ""
 
 
-def in_a_cycle(different: tuple[int, ...]) -> str:
+def in_a_cycle(different: tuple[int, ...], folder: Path) -> str:
     """Some ranks call a step over another axis: the error of each."""
     mesh = fc.make_mesh({"a": 2, "b": 2})
     steps = [fc.jit(lambda x, axis=axis: fc.all_reduce(x, axis), mesh=mesh, in_specs=P(("a", "b")),
@@ -198,7 +199,7 @@ def in_a_cycle(different: tuple[int, ...]) -> str:
     try:
         steps[fc.rank() in different](x)
     except fc.FunccollError as error:
-        time.sleep(0.5)  # the others find it by themselves, or are told; none has left
+        until_all_know(folder)
         return f"{type(error).__name__}: {error}"
     return ""
 
@@ -223,7 +224,14 @@ def wait_for(path: Path) -> None:
         time.sleep(0.01)
 
 
-def holding_the_interrupt(n: int, interrupted: Path) -> list[str]:
+def until_all_know(folder: Path) -> None:
+    """The others find it by themselves, or are told: none leaves before."""
+    (folder / str(fc.rank())).touch()
+    for rank in range(fc.world_size()):
+        wait_for(folder / str(rank))
+
+
+def holding_the_interrupt(n: int, folder: Path) -> list[str]:
     """Rank 0 is interrupted in a wait, catches that, and drops its argument: no rank may get its new values."""
 
     mesh = fc.make_mesh({"d": fc.world_size()})
@@ -244,18 +252,18 @@ def holding_the_interrupt(n: int, interrupted: Path) -> list[str]:
         del a
         c = make(7)
         assert c.local[0] == 7
-        interrupted.touch()
+        (folder / "interrupted").touch()
     else:
-        wait_for(interrupted)
+        wait_for(folder / "interrupted")
     try:
         step(b if fc.rank() == 0 else a)
     except fc.FunccollError as error:
         told.append(f"{type(error).__name__}: {error}")
-        time.sleep(0.5)
+        until_all_know(folder)
     return told
 
 
-def in_a_handler(caught: bool, called: Path) -> list[str]:
+def in_a_handler(caught: bool, folder: Path) -> list[str]:
     """Rank 0 waits, and a signal handler calls the same collective."""
     mesh = fc.make_mesh({"d": fc.world_size()})
     step = jitted(lambda x: fc.all_reduce(x, "d"), mesh)
@@ -267,31 +275,31 @@ def in_a_handler(caught: bool, called: Path) -> list[str]:
             step(x)
         except fc.FunccollError as error:
             told.append(f"{type(error).__name__}: {error}")
-            called.touch()
+            (folder / "called").touch()
             if not caught:
                 raise
 
     if fc.rank() == 0:
         when_waiting(handler)
     else:
-        wait_for(called)
+        wait_for(folder / "called")
     for _ in range(2):
         try:
             told.append(str(step(x).local[0]))
         except fc.FunccollError as error:
             told.append(f"{type(error).__name__}: {error}")
-            time.sleep(0.5)
+            until_all_know(folder)
     return told
 
 
-def only_waits() -> str:
+def only_waits(folder: Path) -> str:
     """Collectives of different roots look at nothing of each other, and wait for each other all the same."""
     mesh = fc.make_mesh({"d": fc.world_size()})
     step = jitted(lambda x: fc.broadcast(x, "d", root=fc.rank()), mesh)
     try:
         step(np.arange(2.0 * fc.world_size()))
     except fc.FunccollError as error:
-        time.sleep(0.5)
+        until_all_know(folder)
         return f"{type(error).__name__}: {error}"
     return "nothing"
 

@@ -26,6 +26,7 @@ from failure_ranks import (
     examples,
     held,
     join,
+    meet,
     member,
     resources,
     say,
@@ -76,11 +77,17 @@ DEEDS: dict[str, Callable[[], Any]] = {
 
 
 @member
-def failing(culprits: list[int], deed: str, caught: bool = True, stay: bool = False, end: int = 1_000_000) -> None:
+def failing(
+    culprits: list[int], deed: str, caught: bool = True, stay: bool = False, end: int = 1_000_000, timeout: float | None = None
+) -> None:  # fmt: skip
     """Some ranks do something between two steps, and go on if they can; the others tell what they are told."""
     steps = Steps(Program(), caught)
     steps.run(3)
+    if timeout is not None:  # of the later steps: the first ones compile
+        meet("all", range(fc.world_size()))
+        fc.init(timeout)
     if fc.rank() in culprits:
+        meet("culprits", culprits)  # or one would be told of the other's end in a step, before it does anything
         say("does")
         DEEDS[deed]()
     steps.run(end)
@@ -90,7 +97,7 @@ def failing(culprits: list[int], deed: str, caught: bool = True, stay: bool = Fa
 
 
 @member
-def mismatch(culprit: int, change: str) -> None:
+def mismatch(culprit: int, change: str, timeout: float | None = None) -> None:
     """One rank calls another collective at the same time, or the same one with something else."""
     n = fc.world_size()
     mesh = fc.make_mesh(AXES[n])
@@ -110,6 +117,9 @@ def mismatch(culprit: int, change: str) -> None:
 
     def call() -> None:
         is_it = fc.rank() == culprit and steps.number == 3
+        if steps.number == 3:
+            meet("all", range(n))
+            fc.init(timeout)
         if is_it:
             say("does")
         (other if is_it else usual)()
@@ -119,14 +129,20 @@ def mismatch(culprit: int, change: str) -> None:
 
 
 @member
-def order(culprit: int, known: bool) -> None:
+def order(culprit: int, known: bool, timeout: float) -> None:
     """Two steps, which all have called before (or not), are called in another order by one rank."""
     n = fc.world_size()
     mesh, x = fc.make_mesh(AXES[n]), examples(n)[0][0]
     over_a = fc.jit(lambda x: fc.all_reduce(x, "a"), mesh=mesh, in_specs=EVERY, out_specs=P("b"))
     over_both = fc.jit(lambda x: fc.all_reduce(x, ("a", "b")), mesh=mesh, in_specs=EVERY, out_specs=P())
 
+    for step in (over_a, over_both):
+        step.lower(x).compile()
+
     def both() -> None:
+        if steps.number == (3 if known else 0):
+            meet("all", range(n))
+            fc.init(timeout)
         turned = fc.rank() == culprit and steps.number >= (3 if known else 0)
         for call in (over_both, over_a) if turned else (over_a, over_both):
             call(x)
@@ -249,7 +265,7 @@ def _is_over(program: Program, arrays: Any) -> None:
 
 def recover(culprit: int) -> None:
     """After a failure in which nobody died all can leave, and begin again."""
-    failing(culprits=[culprit], deed="stop", stay=True)
+    failing(culprits=[culprit], deed="stop", stay=True, timeout=1)
     member(_recovered)()
 
 

@@ -90,11 +90,28 @@ class Job:
         """Let go on who waits for this (`failure_cases.wait_for`)."""
         (self.folder / name).touch()
 
-    def kill(self, rank: int, how: int = signal.SIGKILL) -> float:
-        """The time at which the signal was sent."""
-        now = time.monotonic()
+    def kill(self, rank: int, how: int = signal.SIGKILL) -> None:
         os.kill(self.pids[rank], how)
-        return now
+
+    def until_waiting(self, *ranks: int) -> None:
+        """Return when these ranks wait for others: they sleep again and again, and each has since this began."""
+        before = {rank: self._sleeps(rank) for rank in ranks}
+        self._until(lambda: all(self._sleeps(rank) > before[rank] + 20 for rank in ranks), f"{ranks} do not wait")
+
+    def until_stopped(self, rank: int) -> None:
+        self._until(lambda: "State:\tT" in self._status(rank), f"rank {rank} does not stop")
+
+    def _status(self, rank: int) -> str:
+        return Path(f"/proc/{self.pids[rank]}/status").read_text()
+
+    def _sleeps(self, rank: int) -> int:
+        return int(self._status(rank).partition("\nvoluntary_ctxt_switches:")[2].split()[0])
+
+    def _until(self, condition: Callable[[], bool], otherwise: str) -> None:
+        end = time.monotonic() + PATIENCE
+        while not condition():
+            assert time.monotonic() < end, f"{otherwise}: {self.report()}"
+            time.sleep(0.005)
 
     def poll(self, rank: int) -> int | None:
         """A rank's exit code (negative: the signal that killed it), None while it runs."""

@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +115,13 @@ def wait_for(name: str) -> None:
     """Until the test lets this go on (`Job.let`)."""
     while not Path(os.environ["FAILURE_FOLDER"], name).exists():
         time.sleep(0.002)
+
+
+def meet(name: str, ranks: Iterable[int]) -> None:
+    """Return when all these ranks have come here."""
+    Path(os.environ["FAILURE_FOLDER"], f"{name} {fc.rank()}").touch()
+    for rank in ranks:
+        wait_for(f"{name} {rank}")
 
 
 class Steps:

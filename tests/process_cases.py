@@ -1,51 +1,82 @@
 """What each process of `test_processes.py` runs: programs over processes against the same programs over virtual devices.
 
-Every process plays one device of the job's mesh, and, for comparison, all devices of a virtual mesh of its own. Blocks
-must be equal bit by bit.
+Every process plays one device of the job's mesh. What a virtual mesh makes of the same programs is recorded once, by the
+test (`record`), and read by every process. Blocks must be equal bit by bit.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import os
+import pickle
 import signal
 import sys
-import time
+from pathlib import Path
+from typing import Any
 
 import numpy as np
-from collective_cases import CASES, dtypes_of, sample
-from spmd import axis_choices, bits, per_device, size
+from collective_cases import CASES, DTYPES, dtypes_of, sample
+from spmd import axis_choices, size, stacked
 
 import funccoll as fc
 from funccoll import P, errors
 from funccoll.mesh import Mesh
 from funccoll.runtime.shm import staging
 
-
-def meshes(axes):
-    job = fc.make_mesh(axes)
-    assert job.process == fc.rank()
-    return job, Mesh(axes, range(job.size))
+Recorded = list[tuple[np.ndarray, list[bytes]]]
+"""Of each result of a program: its value, and the bytes of every device's block."""
 
 
-def same(fn, axes, args, in_specs, out_specs) -> None:
-    """Run on both meshes; this process's block of every result has the same bits. Some ranks' arguments are private."""
-    job, virtual = meshes(axes)
-    step = fc.jit(fn, mesh=job, in_specs=in_specs, out_specs=out_specs)
-    found = step(*args)
-    wanted = fc.jit(fn, mesh=virtual, in_specs=in_specs, out_specs=out_specs)(*args)
-    specs = (in_specs,) * len(args) if isinstance(in_specs, P) else in_specs
-    shared = [fc.device_put(x, job, spec) for x, spec in zip(args, specs, strict=True)]
-    for first in (0, 1):
-        again = step(*(shared if (job.process + first) % 2 else args))
-        for a, b in zip(fc.tree.leaves(found), fc.tree.leaves(again), strict=True):
-            assert a.local.tobytes() == b.local.tobytes(), fn
-    for mine, theirs in zip(fc.tree.leaves(found), fc.tree.leaves(wanted), strict=True):
-        block = theirs.shards[job.process]
-        assert mine.dtype == theirs.dtype
-        assert mine.shape == theirs.shape
-        assert mine.local.tobytes() == np.ascontiguousarray(block).tobytes(), (fn, mine.local, block)
-        np.testing.assert_array_equal(fc.process_allgather(mine), np.asarray(theirs))
+def virtual(axes: dict[str, int]) -> Mesh:
+    return Mesh(axes, range(math.prod(axes.values())))
+
+
+class Recording:
+    """`same(fn, axes, args, in_specs, out_specs)` runs on virtual devices, and adds what comes out to the records."""
+
+    mesh = staticmethod(virtual)
+
+    def __init__(self) -> None:
+        self.records: list[Recorded] = []
+
+    def __call__(self, fn: Any, axes: Any, args: Any, in_specs: Any, out_specs: Any) -> None:
+        step = fc.jit(fn, mesh=virtual(axes), in_specs=in_specs, out_specs=out_specs)
+        found = fc.tree.leaves(step(*args))
+        self.records.append([(np.asarray(x), [np.ascontiguousarray(block).tobytes() for block in x.shards]) for x in found])
+
+
+class Comparing:
+    """`same(...)` runs on the job's mesh: this process's block of every result has the recorded bits.
+
+    In two more runs the arguments of some ranks are private, and those of the others shared.
+    """
+
+    mesh = staticmethod(fc.make_mesh)
+
+    def __init__(self, records: list[Recorded]) -> None:
+        self.records = iter(records)
+
+    def __call__(self, fn: Any, axes: Any, args: Any, in_specs: Any, out_specs: Any) -> None:
+        job = fc.make_mesh(axes)
+        assert job.process == fc.rank()
+        step = fc.jit(fn, mesh=job, in_specs=in_specs, out_specs=out_specs)
+        found = step(*args)
+        specs = (in_specs,) * len(args) if isinstance(in_specs, P) else in_specs
+        shared = [fc.device_put(x, job, spec) for x, spec in zip(args, specs, strict=True)]
+        for first in (0, 1):
+            again = step(*(shared if (job.process + first) % 2 else args))
+            for a, b in zip(fc.tree.leaves(found), fc.tree.leaves(again), strict=True):
+                assert a.local.tobytes() == b.local.tobytes(), fn
+        results, records = fc.tree.leaves(found), next(self.records)
+        for mine, (whole, blocks) in zip(results, records, strict=True):
+            assert mine.dtype == whole.dtype
+            assert mine.shape == whole.shape
+            assert mine.local.tobytes() == blocks[job.process], (fn, mine.local, whole)
+        np.testing.assert_array_equal(fc.process_allgather(results[0]), records[0][0])
+
+
+Same = Recording | Comparing
 
 
 def values(shape, dtype, seed=0):
@@ -55,10 +86,10 @@ def values(shape, dtype, seed=0):
     return rng.normal(size=shape).astype(dtype)
 
 
-def collectives(n: int, dtypes) -> None:
+def collectives(n: int, same: Same) -> None:
     """Every collective, dtype and a few shapes, over one axis."""
     every = P("d")
-    for dtype, rest in itertools.product(dtypes, ((2 * n, 3), (n, 1, 5))):
+    for dtype, rest in itertools.product((np.float32, np.int32), ((2 * n, 3), (n, 1, 5))):
         x = values((n * rest[0], *rest[1:]), dtype)
         for op in ("sum", "max", "prod") + (("mean",) if np.dtype(dtype).kind != "i" else ()):
             same(lambda x, op=op: fc.all_reduce(x, "d", op=op), {"d": n}, (x,), every, P())
@@ -76,12 +107,13 @@ def collectives(n: int, dtypes) -> None:
     same(lambda x: fc.all_reduce(x[:0], "d"), {"d": n}, (values((n,), np.float32),), every, P())  # nothing
 
 
-def table(n: int) -> None:
+def table(n: int, same: Same, dtypes: list[np.dtype] = DTYPES) -> None:
     """The table of `test_collectives.py`: every case, along every choice of axes, in all its dtypes in one program."""
     for sizes in ({"d": n},) if n % 2 or n == 2 else ({"d": n}, {"a": 2, "b": n // 2}):
-        job, virtual = meshes(sizes)
-        for axes in axis_choices(virtual):
-            p, over = size(virtual, axes), axes[0] if len(axes) == 1 else axes
+        mesh = virtual(sizes)
+        everywhere = P(mesh.axis_names)
+        for axes in axis_choices(mesh):
+            p, over = size(mesh, axes), axes[0] if len(axes) == 1 else axes
             rng = np.random.default_rng(p)
             for case in CASES.values():
                 blocks = [sample(dtype, (n, *case.shape(p)), rng) for dtype in dtypes_of(case)]
@@ -89,12 +121,10 @@ def table(n: int) -> None:
                 def every_dtype(*xs, case=case, over=over, p=p):
                     return tuple(case.call(x, over, p) for x in xs)
 
-                found, wanted = (per_device(mesh, every_dtype)(*blocks) for mesh in (job, virtual))
-                for x, mine, theirs in zip(blocks, found, wanted, strict=True):
-                    assert bits(mine.local) == bits(theirs.shards[job.process]), (case.name, axes, x.dtype)
+                same(stacked(every_dtype), sizes, blocks, everywhere, everywhere)
 
 
-def forced(n: int) -> None:
+def forced(n: int, same: Same) -> None:
     """Algorithms that the compiler does not choose on one host, with their own order of combination."""
     from funccoll import schedules
 
@@ -108,7 +138,7 @@ def forced(n: int) -> None:
         same(lambda x, name=name: fc.all_reduce(x, "d", op="mean", algorithm=name), {"d": n}, (half,), P("d"), P())
 
 
-def staged(n: int) -> None:
+def staged(n: int, same: Same) -> None:
     """Arrays that take many pieces, none of which divides anything."""
     from funccoll import schedules
 
@@ -155,7 +185,7 @@ def staged(n: int) -> None:
         same(lambda x, first=first: fc.all_gather(first(first(x)), "d"), d, (x,), every, P())
 
 
-def programs(n: int) -> None:
+def programs(n: int, same: Same) -> None:
     """Sub-groups of a mesh of two axes, several operands, barriers, a training step."""
     axes = {"a": 2, "b": n // 2} if n % 2 == 0 else {"a": n, "b": 1}
     x = values((4 * n, 6), np.float64)
@@ -175,8 +205,7 @@ def programs(n: int) -> None:
 
     w = values((6, 2), np.float64, 1)
     same(step, axes, (w, x), (P(), P(("a", "b"))), (P(), P()))
-    job, _ = meshes(axes)
-    compiled = fc.jit(step, mesh=job, in_specs=(P(), P(("a", "b"))), out_specs=(P(), P()))
+    compiled = fc.jit(step, mesh=same.mesh(axes), in_specs=(P(), P(("a", "b"))), out_specs=(P(), P()))
     losses = []
     for _ in range(30):
         w, value = compiled(w, x)
@@ -184,14 +213,34 @@ def programs(n: int) -> None:
     assert losses[-1] < losses[0]
 
 
+CASES_BY_NAME = {"table": table, "collectives": collectives, "forced": forced, "staged": staged, "programs": programs}
+SEGMENTS = {"staged": 200, "staged in one segment": 1 << 20}
+"""Bytes that are staged at once."""
+
+
+def record(what: str, n: int, file: Path) -> None:
+    """Write what n virtual devices make of a case's programs."""
+    same = Recording()
+    CASES_BY_NAME[what](n, same)
+    file.write_bytes(pickle.dumps(same.records))
+
+
+def compare(what: str, file: Path) -> None:
+    """Run a case's programs in this process of a job."""
+    if what in SEGMENTS:
+        staging._STAGED_BYTES, staging._SEGMENT_BYTES = 1, SEGMENTS[what]
+    same = Comparing(pickle.loads(file.read_bytes()))
+    CASES_BY_NAME[what.partition(" ")[0]](fc.world_size(), same)
+    assert next(same.records, None) is None
+
+
 def failure(what: str) -> None:
-    """Rank 1 does not do what rank 0 expects; rank 0 prints what it is told, and how long that took."""
+    """Rank 1 does not do what rank 0 expects; rank 0 prints what it is told."""
     mesh = fc.make_mesh({"d": fc.world_size()})
     step = fc.jit(lambda x: fc.all_reduce(x, "d"), mesh=mesh, in_specs=P("d"), out_specs=P())
     other = fc.jit(lambda x: fc.all_reduce(x, "d", op="max"), mesh=mesh, in_specs=P("d"), out_specs=P())
     x = np.arange(4.0 * fc.world_size())
     step(x), other(x)
-    begin = time.monotonic()
     try:
         if fc.rank() == 1 and what == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -200,34 +249,19 @@ def failure(what: str) -> None:
         elif fc.rank() == 1 and what == "leave":
             return
         elif fc.rank() == 1 and what == "sleep":
-            time.sleep(8)
+            sys.stdin.read()  # ends when rank 0 has ended
         (other if fc.rank() == 1 and what == "mismatch" else step)(x)
     except fc.FunccollError as error:
-        print(f"{type(error).__name__} after {time.monotonic() - begin:.2f} s: {error}", "cause:", error.__cause__)
+        print(f"{type(error).__name__}: {error}", "cause:", error.__cause__)
         try:
             step(x)
         except errors.PeerFailure as again:
             print("again:", again)
 
 
-def main() -> None:
-    n = fc.world_size()
-    what = sys.argv[1]
-    if what.startswith("staged"):
-        staging._STAGED_BYTES = 1
-        staging._SEGMENT_BYTES = 200 if what == "staged" else 1 << 20
-        staged(n)
-    elif what == "table":
-        table(n)
-    elif what == "collectives":
-        collectives(n, (np.float32, np.int32))
-    elif what == "forced":
-        forced(n)
-    elif what == "programs":
-        programs(n)
+if __name__ == "__main__":
+    what, *files = sys.argv[1:]
+    if files:
+        compare(what, Path(files[0]))
     else:
         failure(what)
-
-
-if __name__ == "__main__":
-    main()

@@ -34,13 +34,12 @@ def zombies():
     return found
 
 
-def wait_until_gone(mark, seconds):
-    """Seconds until no marked process was left; fails after `seconds`."""
+def wait_until_gone(mark, seconds=120):
+    """Return when no marked process is left; fails after `seconds`."""
     begun = time.monotonic()
     while left := marked(mark):
         assert time.monotonic() - begun < seconds, f"left after {seconds} s: {left}"
         time.sleep(0.01)
-    return time.monotonic() - begun
 
 
 @contextmanager

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
+import json
 import os
 import queue
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -21,7 +25,7 @@ def say(*words):
     print(*words, flush=True)
 def hear():
     return sys.stdin.readline().strip()
-def sure(condition, seconds=5.0):
+def sure(condition, seconds=120.0):
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:
@@ -29,7 +33,67 @@ def sure(condition, seconds=5.0):
         time.sleep(0.001)
 """
 JOIN = PRELUDE + "w = world.init()\nrank = w.rank\nsay('in')\n"
-PATIENCE = 20.0
+STAY = JOIN + "hear()\n"
+# Before JOIN, in rank 0: which ranks have come so far, each time that one comes or goes.
+SAYS_WHO_COMES = """
+import funccoll.runtime.job.rendezvous
+def told(word, real):
+    def call(self, channel):
+        real(self, channel)
+        print(word, sorted(self.arrived), flush=True)
+    return call
+host = funccoll.runtime.job.rendezvous._Host
+host._hello, host._gone = told("hello of", host._hello), told("gone, and left are", host._gone)
+"""
+PATIENCE = 120.0
+"""Seconds until a test gives up: a watchdog, not an expectation."""
+
+
+class Process:
+    """A process that `rank_server.py` forks: of `subprocess.Popen` what is used here."""
+
+    def __init__(self, script, environment):
+        ends = [os.pipe() for _ in range(3)]
+        theirs = [ends[0][0], ends[1][1], ends[2][1]]
+        files = ((ends[0][1], "w"), (ends[1][0], "r"), (ends[2][0], "r"))
+        self.stdin, self.stdout, self.stderr = (os.fdopen(end, mode, 1) for end, mode in files)
+        self.pid, self.returncode = _ask({"script": script, "environment": environment}, theirs), None
+        for descriptor in theirs:
+            os.close(descriptor)
+
+    def poll(self):
+        if self.returncode is None:
+            self.returncode = _ask({"pid": self.pid})
+        return self.returncode
+
+    def wait(self):
+        wait_until(lambda: self.poll() is not None)
+        return self.returncode
+
+    def send_signal(self, number):
+        if self.poll() is None:  # or another process may have its number
+            os.kill(self.pid, number)
+
+    def kill(self):
+        self.send_signal(signal.SIGKILL)
+
+
+@functools.cache
+def _server():
+    """The server of this process, which ends with it."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    server = subprocess.Popen(
+        [sys.executable, "-W", "error", str(Path(__file__).with_name("rank_server.py")), str(theirs.fileno())],
+        pass_fds=[theirs.fileno()], env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+    )  # fmt: skip
+    theirs.close()
+    atexit.register(lambda: (ours.close(), server.wait()))
+    return ours
+
+
+def _ask(request, descriptors=()):
+    socket.send_fds(_server(), [json.dumps(request).encode()], descriptors)
+    return json.loads(_server().recv(100))
 
 
 class Ranks:
@@ -41,7 +105,7 @@ class Ranks:
     def __init__(self, script, ranks, world=None, run=None, **environment):
         self.run = run or secrets.token_hex(8)
         self.world = world or len(ranks)
-        self.environment = {"FUNCCOLL_RENDEZVOUS_TIMEOUT": "15", **environment}
+        self.environment = {"FUNCCOLL_RENDEZVOUS_TIMEOUT": str(PATIENCE), **environment}
         self.processes, self.printed, self.errors, self.readers = {}, {}, {}, {}
         for rank in ranks:
             self.start(rank, script)
@@ -53,10 +117,7 @@ class Ranks:
             **self.environment, **environment,
         }  # fmt: skip
         name = rank if name is None else name
-        self.processes[name] = process = subprocess.Popen(
-            [sys.executable, "-W", "error", "-c", script], env=variables, text=True, bufsize=1,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
+        self.processes[name] = process = Process(script, variables)
         self.printed[name], self.errors[name] = queue.SimpleQueue(), []
         self.readers[name] = [
             threading.Thread(target=_read, args=(process.stdout, self.printed[name].put)),
@@ -80,15 +141,17 @@ class Ranks:
         self.processes[rank].stdin.write(text + "\n")
 
     def kill(self, rank, how=signal.SIGKILL):
-        """The time at which the signal was sent."""
-        now = time.time()
         self.processes[rank].send_signal(how)
-        return now
+
+    def wait_until_in(self, rank, call):
+        """Return when the main thread of a rank sleeps in a system call; a kernel may keep to itself in which one ("0")."""
+        pid = self.processes[rank].pid
+        wait_until(lambda: call in (where := Path(f"/proc/{pid}/task/{pid}/wchan").read_text()) or where == "0")
 
     def end(self, rank):
         """(exit code, the other lines that it printed, its stderr)."""
         process = self.processes[rank]
-        code = process.wait(PATIENCE)
+        code = process.wait()
         for reader in self.readers[rank]:
             reader.join(PATIENCE)
         del self.processes[rank]
@@ -111,6 +174,13 @@ class Ranks:
             process.kill()
         for rank in list(self.processes):
             self.end(rank)
+
+
+def wait_until(condition):
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, "it never came to that"
+        time.sleep(0.005)
 
 
 def _read(file, take):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 import funccoll.schedules as fs
 from funccoll.schedules.registry import find
+from funccoll.schedules.schedule import Schedule
 
 FLOAT_KINDS = "fcV"  # ml_dtypes' bfloat16 has kind V
 
@@ -128,6 +130,17 @@ def make_inputs(rng: np.random.Generator, p: int, shape: Sequence[int], dtype: A
             x = (x + 1j * rng.standard_normal(shape) if dtype.kind == "c" else x).astype(dtype)
         out.append(x)
     return out
+
+
+def built(kind: str, p: int, name: str, **options: Any) -> Schedule:
+    """`schedules.build`: small schedules are made once in a session, with what they keep (proof, streams, messages)."""
+    given = tuple((option, tuple(v) if option == "pairs" else v) for option, v in sorted(options.items()))
+    return _built(kind, p, name, given) if p <= 17 else fs.build(kind, p, name, **options)
+
+
+@cache
+def _built(kind: str, p: int, name: str, options: tuple[tuple[str, Any], ...]) -> Schedule:
+    return fs.build(kind, p, name, **dict(options))
 
 
 def variants(p: int, kinds: Sequence[str] | None = None) -> Iterator[tuple[str, str, dict[str, Any]]]:

@@ -61,17 +61,18 @@ def size(mesh: fc.Mesh, axes: Sequence[str]) -> int:
     return math.prod(mesh.shape[a] for a in axes)
 
 
+def stacked(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """`fn` with a dimension of length 1 in front of all that it takes and returns."""
+    return lambda *xs: fc.tree.map(lambda y: y[None], fn(*fc.tree.map(lambda x: x[0], xs)))
+
+
 def per_device(mesh: fc.Mesh, fn: Callable[..., Any]) -> Any:
     """A jitted function from arrays with one block for each device (stacked in front) to the same.
 
     `fn` sees its own block, varying over all axes; its results are stacked again.
     """
     everywhere = P(mesh.axis_names)
-
-    def stacked(*xs: Any) -> Any:
-        return fc.tree.map(lambda y: y[None], fn(*fc.tree.map(lambda x: x[0], xs)))
-
-    return fc.jit(stacked, mesh=mesh, in_specs=everywhere, out_specs=everywhere)
+    return fc.jit(stacked(fn), mesh=mesh, in_specs=everywhere, out_specs=everywhere)
 
 
 def bits(x: Any) -> Any:

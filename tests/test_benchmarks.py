@@ -116,15 +116,18 @@ def test_the_record_of_the_host_is_of_a_full_run(benchmarks):
     assert {"Open MPI", "mpi4py", "torch", "funccoll"} <= data["machine"]["versions"].keys()
 
 
-def test_the_host_is_measured_with_real_processes(tmp_path, benchmarks, readme_table):
+@pytest.mark.parametrize("large", [1 << 16, pytest.param(1 << 24, marks=pytest.mark.slow)])
+def test_the_host_is_measured_with_real_processes(large, tmp_path, benchmarks, readme_table, monkeypatch):
+    """Arrays from `large` bytes are compared with the memory's limit, too."""
     import host
 
-    limited = ["--ranks", "2", "--collectives", "all_reduce,all_gather", "--sizes", f"4,{1 << 24}"]
+    monkeypatch.setattr(host, "LIMITED_FROM", large)
+    limited = ["--ranks", "2", "--collectives", "all_reduce,all_gather", "--sizes", f"4,{large}"]
     host.main(["--quick", "--out", str(tmp_path / "r"), "--without", "mpi,gloo,start", *limited])
     data = json.loads((tmp_path / "r").read_text())
     check_host(data)
     sizes = [(c["table"], c["kind"], c["nbytes"]) for c in data["cases"]]
-    kinds = [("all_reduce", 4), ("all_reduce", 1 << 24), ("all_gather", 8), ("all_gather", 1 << 24)]
+    kinds = [("all_reduce", 4), ("all_reduce", large), ("all_gather", 8), ("all_gather", large)]
     tables = ("native", "python", "numpy")
     assert sizes == [*((table, *kind) for kind in kinds for table in tables), ("python", "32 all_reduces", 1024)]
     ways = {"numpy", "numpy in blocks", "kernel", "funccoll's kernel, past the caches"}

@@ -37,16 +37,16 @@ def test_detail_compares_what_is_claimed_to_be_equal(monkeypatch):
         assert "must be equal along 'd', and ranks 0 and 1 hold different values" in text
 
 
-def test_the_timeout_is_an_argument():
-    told = fc.launch(cases.late, 2)
+def test_the_timeout_is_an_argument(tmp_path):
+    told = fc.launch(cases.late, 2, tmp_path)
     assert re.match(r"CollectiveTimeout: rank 0 waited [\d.]+ s in all_reduce", told[0])
     assert "rank 1 has not entered any collective" in told[0]
     assert "rank 0 is in all_reduce over 'd' at collective_group_cases.py" in told[0] and "(this rank)" in told[0]
     assert told[1].startswith("PeerFailure: rank 0 raised")
 
 
-def test_ranks_that_wait_for_each_other_over_different_axes_are_told():
-    told = fc.launch(cases.in_a_cycle, 4, (1, 2), timeout=120)
+def test_ranks_that_wait_for_each_other_over_different_axes_are_told(tmp_path):
+    told = fc.launch(cases.in_a_cycle, 4, (1, 2), tmp_path, timeout=120)
     assert all("ranks wait for each other: rank " in text for text in told)
     assert any(text.startswith("ProgramMismatch") for text in told)
     for text in told:
@@ -55,7 +55,7 @@ def test_ranks_that_wait_for_each_other_over_different_axes_are_told():
 
 @pytest.mark.parametrize("n", [1, 100_000])
 def test_an_interrupt_ends_a_call_at_once(n, tmp_path):
-    first, second = fc.launch(cases.holding_the_interrupt, 2, n, tmp_path / "interrupted")
+    first, second = fc.launch(cases.holding_the_interrupt, 2, n, tmp_path)
     assert first[0] == "interrupted"
     assert "KeyboardInterrupt in the middle of all_reduce" in first[1]
     assert second[0].startswith("PeerFailure: rank 0 raised KeyboardInterrupt")
@@ -63,7 +63,7 @@ def test_an_interrupt_ends_a_call_at_once(n, tmp_path):
 
 @pytest.mark.parametrize("caught", [True, False])
 def test_a_collective_in_a_signal_handler_is_refused(caught, tmp_path):
-    (refused, *first), second = fc.launch(cases.in_a_handler, 2, caught, tmp_path / "called", timeout=120)
+    (refused, *first), second = fc.launch(cases.in_a_handler, 2, caught, tmp_path, timeout=120)
     assert refused.startswith("FunccollError: a collective was called in the middle of another one")
     if caught:  # the one in the middle goes on
         assert first == second == ["2.0", "2.0"]
@@ -72,8 +72,8 @@ def test_a_collective_in_a_signal_handler_is_refused(caught, tmp_path):
         assert all(text.startswith("PeerFailure") for text in (first[1], *second))
 
 
-def test_collectives_that_only_wait_for_each_other_are_compared():
-    told = fc.launch(cases.only_waits, 2)
+def test_collectives_that_only_wait_for_each_other_are_compared(tmp_path):
+    told = fc.launch(cases.only_waits, 2, tmp_path)
     assert any(text.startswith("ProgramMismatch") for text in told), told
     assert "nothing" not in told
 

@@ -23,7 +23,7 @@ from funccoll.schedules.chunk_layout import ChunkLayout
 from funccoll.schedules.collective import KINDS, Collective
 
 FOLDER = Path(package.__file__).parent
-SHARED = {"__init__", "local", "record", "rules"}
+SHARED = {"__init__", "varying", "record", "rules"}
 DESIGN = (Path(__file__).parent.parent / "ARCHITECTURE.md").read_text(encoding="utf-8")
 
 

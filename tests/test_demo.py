@@ -146,6 +146,7 @@ def run(*arguments):
     return done.stdout
 
 
+@pytest.mark.slow
 def test_processes_train_the_parameters_of_virtual_devices(tmp_path):
     """With 4, the weights are split as well. (`make demo` has 2; test_readme.py runs that.)"""
     file = str(tmp_path / "trained.npz")

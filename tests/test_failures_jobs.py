@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import signal
 import subprocess
 import sys
@@ -72,7 +71,7 @@ def test_leave_and_join_again(n, job):
 
 
 def test_begin_again_after_a_timeout(job):
-    run = job("recover", 3, {"FUNCCOLL_TIMEOUT": "1"}, culprit=1)
+    run = job("recover", 3, culprit=1)
     run.hear(0, "error"), run.hear(2, "error")
     run.kill(1, signal.SIGCONT)
     run.hear(1, "error")
@@ -124,22 +123,6 @@ def test_one_of_eight_ranks_dies(job):
         assert "rank 5 died" in run.said(rank, "error")[0]["text"]
 
 
-@SLOW
-@pytest.mark.parametrize("case", ["programs", "forced", "collectives"])
-def test_the_programs_of_test_processes_on_eight_ranks(case):
-    script, run = Path(__file__).parent / "process_cases.py", secrets.token_hex(8)
-    ranks = []
-    for rank in range(8):
-        place = {"FUNCCOLL_RANK": str(rank), "FUNCCOLL_WORLD_SIZE": "8", "FUNCCOLL_RUN_ID": run}
-        ranks.append(subprocess.Popen([sys.executable, "-W", "error", str(script), case], env={**os.environ, **place},
-                                      stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))  # fmt: skip
-    try:
-        assert [(rank.communicate(timeout=8 * PATIENCE), rank.returncode) for rank in ranks] == [(("", ""), 0)] * 8
-    finally:
-        for rank in ranks:
-            rank.kill()
-
-
 def test_the_record_says_how_late_failures_were_told():
     data = json.loads(RECORD.read_text())
     kinds = {(case["kind"], case["ranks"]) for case in data["cases"]}
@@ -162,7 +145,7 @@ step = fc.jit(lambda x: fc.all_reduce(x, "d"), mesh=mesh, in_specs=fc.P("d"), ou
 step(np.ones(4))
 print("ready", flush=True)
 if fc.rank() == 1:
-    time.sleep(100)
+    time.sleep(1000)
 step(np.ones(4))
 """
 
@@ -184,5 +167,5 @@ def test_ctrl_c_while_ranks_wait(whom, tmp_path, monkeypatch):
             runner.kill()
     assert (runner.returncode, output) == (130, ""), errors
     assert "KeyboardInterrupt" in errors
-    wait_until_gone(mark, PATIENCE)
+    wait_until_gone(mark)
     assert list(tmp_path.iterdir()) == [tmp_path / "script.py"]

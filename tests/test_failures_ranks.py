@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 
 import pytest
 
@@ -61,7 +60,7 @@ def test_an_end(deed, n, culprits, caught, job, record_property):
 
 @pytest.mark.parametrize(("n", "culprit"), [(2, 0), pytest.param(2, 1, marks=SLOW), pytest.param(4, 0, marks=SLOW), (4, 3)])
 def test_a_stopped_rank_is_named_after_the_timeout_and_does_not_go_on(n, culprit, job):
-    run = job("failing", n, {"FUNCCOLL_TIMEOUT": "1"}, culprits=[culprit], deed="stop", stay=True)
+    run = job("failing", n, culprits=[culprit], deed="stop", stay=True, timeout=1)
     others = set(range(n)) - {culprit}
     for rank in others:
         run.hear(rank, "ends")
@@ -83,7 +82,8 @@ def test_a_stopped_rank_is_named_after_the_timeout_and_does_not_go_on(n, culprit
 def test_a_rank_that_was_stopped_for_a_while_goes_on(culprit, job):
     run = job("failing", 4, culprits=[culprit], deed="stop", end=30)
     run.hear(culprit, "does")
-    time.sleep(0.7)
+    run.until_stopped(culprit)
+    run.until_waiting(*{0, 1, 2, 3} - {culprit})
     run.kill(culprit, signal.SIGCONT)
     assert run.end() == [0] * 4, run.report()
     assert [run.hear(r, "ends")["steps"] for r in range(4)] == [30] * 4
@@ -93,7 +93,8 @@ def test_a_rank_that_was_stopped_for_a_while_goes_on(culprit, job):
 def test_a_stopped_rank_that_is_killed(culprit, job):
     run = job("failing", 3, culprits=[culprit], deed="stop")
     run.hear(culprit, "does")
-    time.sleep(0.3)
+    run.until_stopped(culprit)
+    run.until_waiting(*{0, 1, 2} - {culprit})
     run.kill(culprit)
     assert run.end() == [-9 if r == culprit else 0 for r in range(3)], run.report()
     check_told(run, {0, 1, 2} - {culprit}, ["PeerFailure"], [f"rank {culprit} died without a word"])
@@ -125,7 +126,7 @@ def test_something_else_in_one_rank(change, n, culprit, job):
 @pytest.mark.parametrize(("n", "culprit"), [pytest.param(2, 1, marks=SLOW), (4, 3)])
 def test_another_axis_in_one_rank(n, culprit, job):
     """They wait for each other in different groups: the timeout ends it, and says where each is."""
-    run = job("mismatch", n, {"FUNCCOLL_TIMEOUT": "2"}, culprit=culprit, change="axis")
+    run = job("mismatch", n, culprit=culprit, change="axis", timeout=2)
     assert run.end() == [0] * n, run.report()
     check_told(run, range(n), ["ProgramMismatch", "PeerFailure", "CollectiveTimeout"], [f"rank {culprit}", "ProgramMismatch"])
 
@@ -133,7 +134,7 @@ def test_another_axis_in_one_rank(n, culprit, job):
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize(("n", "culprit"), [(2, 0), pytest.param(3, 1, marks=SLOW), pytest.param(4, 2, marks=SLOW)])
 def test_another_order_in_one_rank(n, culprit, known, job):
-    run = job("order", n, {"FUNCCOLL_TIMEOUT": "2"}, culprit=culprit, known=known)
+    run = job("order", n, culprit=culprit, known=known, timeout=2)
     assert run.end() == [0] * n, run.report()
     check_told(run, range(n), ["ProgramMismatch", "PeerFailure", "CollectiveTimeout"], ["rank"])
 
@@ -147,7 +148,7 @@ def test_an_interrupt_in_the_middle_of_a_wait(n, holder, interrupted, caught, jo
     run = job("interrupted", n, holder=holder, caught=caught)
     for rank in range(n):
         run.hear(rank, "ready")
-    time.sleep(0.3)
+    run.until_waiting(interrupted)
     run.kill(interrupted, signal.SIGINT)
     for rank in set(range(n)) - {holder}:
         run.hear(rank, "error")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import time
 import traceback
 
 import numpy as np
 import pytest
-from schedule_oracle import expected
+from schedule_oracle import built, expected
 
 from funccoll.kernels import frame as fields
 from funccoll.kernels.cpu import combine_address, interpreter
@@ -26,6 +27,7 @@ from funccoll.types import bfloat16
 # Forked children only compute and exit; pytest-xdist has a thread of its own.
 pytestmark = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 
+SLOW = pytest.mark.slow
 COMBINE = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_int64] * 9)
 LENGTH = 3001
 ACCUMULATOR = np.zeros(fields.ACCUMULATOR_BYTES, np.uint8)
@@ -132,13 +134,18 @@ def in_processes(count: int, body) -> list[int]:
 class Rank:
     """One rank's side of a collective that is called again and again: a plan, run without a heap's allocator."""
 
-    def __init__(self, rank: int, memory: mmap.mmap, schedule, elements: int, dtype: np.dtype, op: str, identity: str = ""):
+    def __init__(
+        self, rank: int, memory: mmap.mmap, schedule, elements: int, dtype: np.dtype, op: str, identity: str = "",
+        number: int = 0,
+    ):  # fmt: skip
         self.memory = np.frombuffer(memory, np.uint8)
         self.base, self.end = self.memory.ctypes.data, (1 << 20) + rank * ARENA
         shape = (elements * schedule.collective.input_blocks,)
         operand = Operand(shape, ChunkLayout.output_shape(schedule.collective, shape), dtype, argument=0)
         call = GroupedCollective(("d",), schedule, op, (operand,), identity)
-        communicator = Communicator(0, tuple(range(10, 10 + schedule.nranks)), rank, ControlBlock(4096, schedule.nranks))
+        # Control lines of its own: one rank may be in the next collective already.
+        lines = ControlBlock(4096 + number * ControlBlock(0, schedule.nranks).nbytes, schedule.nranks)
+        communicator = Communicator(0, tuple(range(10, 10 + schedule.nranks)), rank, lines)
         plan = build_plan([call], [communicator])
         self.code, self.addresses = plan.code.copy(), np.zeros(plan.slots, np.int64)
         for needed in plan.allocations:
@@ -170,43 +177,46 @@ class Rank:
         offset = self.allocate(count * dtype.itemsize)
         return self.memory[offset : offset + count * dtype.itemsize].view(dtype)
 
-    def run(self, tries: int = 600) -> int:
-        for _ in range(tries):
+    def run(self, seconds: float = 120.0) -> int:
+        """The status at the end; WAITING when there was none in this time."""
+        end = time.monotonic() + seconds
+        while True:
             self.kernel()
             status = self.frame[fields.STATUS]
-            if status != WAITING:
-                break
-        return status
+            if status != WAITING or time.monotonic() > end:
+                return status
 
 
-@pytest.mark.parametrize("non_temporal", [False, True])
-@pytest.mark.parametrize("p", [2, pytest.param(3, marks=pytest.mark.slow), 4])
+@pytest.mark.parametrize(("p", "non_temporal"), [(2, False), (2, True), pytest.param(3, False, marks=SLOW), (4, False),
+                                                 pytest.param(3, True, marks=SLOW), (4, True)])  # fmt: skip
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_processes_execute_the_streams(kind, p, non_temporal, monkeypatch):
+    """Every algorithm of a kind, five times in a row."""
     if non_temporal:
         monkeypatch.setattr("funccoll.runtime.shm.plan_writer._NON_TEMPORAL_BYTES", -1)
     interpreter(0)
-    pairs = [(i, (i + 1) % p) for i in range(p)] if kind == "permute" else []
-    cases = [(build(kind, p, name, pairs=pairs), n, d) for name in algorithms(kind, p) for n, d in ((1, "i4"), (1000, "f4"))]
-    for schedule, elements, name in cases:
-        dtype = np.dtype(name)
-        schedule.streams()
+    rng, cases = np.random.default_rng(1), []
+    pairs = [(i, (i + 1) % p) for i in range(p)] if kind == "permute" else ()
+    for elements, dtype in ((1, np.dtype("i4")), (1000, np.dtype("f4"))):
         combine_address("sum", dtype)
-        rng = np.random.default_rng(1)
-        shape = (5, p, elements * schedule.collective.input_blocks)
-        data = rng.integers(-50, 50, shape).astype(dtype)
+        for name in algorithms(kind, p):
+            schedule = built(kind, p, name, pairs=pairs)
+            schedule.streams()
+            data = rng.integers(-50, 50, (5, p, elements * schedule.collective.input_blocks)).astype(dtype)
+            cases.append((schedule, elements, data))
 
-        def body(rank, memory, schedule=schedule, elements=elements, dtype=dtype, data=data):
-            me = Rank(rank, memory, schedule, elements, dtype, "sum")
+    def body(rank, memory):
+        for number, (schedule, elements, data) in enumerate(cases):
+            me = Rank(rank, memory, schedule, elements, data.dtype, "sum", number=number)
             for inputs in data:
                 me.input[:], me.output[:] = inputs[rank], -99
-                assert me.run() == FINISHED
+                assert me.run() == FINISHED, schedule
                 want = expected(schedule.collective, list(inputs), "sum")[rank]
                 if want is not None and schedule.kind != "barrier":
-                    np.testing.assert_array_equal(me.output, np.asarray(want).reshape(-1))
+                    np.testing.assert_array_equal(me.output, np.asarray(want).reshape(-1), err_msg=str(schedule))
                 me.input[:] = 77  # it is the caller's again
 
-        assert in_processes(p, body) == [0] * p, schedule
+    assert in_processes(p, body) == [0] * p
 
 
 def test_a_peer_that_runs_something_else_is_noticed_before_anything_moves():
@@ -231,7 +241,7 @@ def test_a_rank_that_waits_gives_python_a_turn_and_sees_a_failure():
     schedule.streams()
     combine_address("sum", np.dtype(np.float32))
     me = Rank(0, mmap.mmap(-1, MEMORY), schedule, 64, np.dtype(np.float32), "sum")
-    assert me.run(tries=2) == WAITING
+    assert me.run(seconds=0) == WAITING
     assert me.frame[fields.PEER] == 11
     me.memory[:8].view(np.int64)[0] = 2
     assert me.run() == FAILED

@@ -6,6 +6,9 @@ import itertools
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import optree
@@ -34,8 +37,20 @@ triu tril take take_along_axis matmul dot tensordot einsum zeros_like ones_like 
 """.split()  # noqa: SIM905  (as words they can be compared with NumPy's own lists)
 
 
-def ident(case: Case) -> str:
-    return case.id
+def by_function(cases: list[Case]) -> list[Any]:
+    """The cases of each function: one test."""
+    functions = sorted({c.function for c in cases}, key=lambda f: f.__name__)
+    return [pytest.param([c for c in cases if c.function is f], id=f.__name__) for f in functions]
+
+
+@contextmanager
+def noted(what: object) -> Iterator[None]:
+    """An error says which of several cases it is of."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(f"case {what}")
+        raise
 
 
 def run(case: Case, *args):
@@ -97,9 +112,11 @@ def test_supported_functions_lists_all():
 # ---------------------------------------------------------------- values
 
 
-@pytest.mark.parametrize("case", CASES, ids=ident)
-def test_forward(case):
-    assert_same(fc.jit(case.call)(*case.args), run(case, *case.args), case.exact)
+@pytest.mark.parametrize("cases", by_function(CASES))
+def test_forward(cases):
+    for case in cases:
+        with noted(case.id):
+            assert_same(fc.jit(case.call)(*case.args), run(case, *case.args), case.exact)
 
 
 def _layouts(x: np.ndarray) -> dict[str, np.ndarray]:
@@ -115,17 +132,17 @@ def _layouts(x: np.ndarray) -> dict[str, np.ndarray]:
     }
 
 
-@pytest.mark.parametrize("layout", ["fortran", "strided", "reversed", "swapped", "frozen"])
 @pytest.mark.parametrize("function", sorted(ALL, key=lambda f: f.__name__), ids=lambda f: f.__name__)
-def test_memory_layout_does_not_matter(function, layout):
+def test_memory_layout_does_not_matter(function):
     case = next(c for c in CASES if c.function is function)
-    args = [_layouts(x)[layout] for x in case.args]
-    kept = [x.copy() for x in args]
-    got = fc.jit(case.call)(*args)
     want = run(case, *case.args)
-    # NumPy has other loops (other last bits) for strided data.
-    assert_same(got, want, exact=False)
-    assert_same(args, kept)  # arguments are left alone
+    for layout in ("fortran", "strided", "reversed", "swapped", "frozen"):
+        args = [_layouts(x)[layout] for x in case.args]
+        kept = [x.copy() for x in args]
+        with noted(layout):
+            # NumPy has other loops (other last bits) for strided data.
+            assert_same(fc.jit(case.call)(*args), want, exact=False)
+            assert_same(args, kept)  # arguments are left alone
 
 
 DTYPES = [np.dtype(d) for d in ("?", "i1", "u1", "i4", "i8", "u8", "f2", "f4", "f8", "c8", "c16")]
@@ -289,8 +306,14 @@ def numerical(loss, args, argnums, h: float) -> list[np.ndarray]:
 SMOOTH_CASES = [c for c in CASES if c.grad == SMOOTH]
 
 
-@pytest.mark.parametrize("case", SMOOTH_CASES, ids=ident)
-def test_first_and_second_gradient(case):
+@pytest.mark.parametrize("cases", by_function(SMOOTH_CASES))
+def test_first_and_second_gradient(cases):
+    for case in cases:
+        with noted(case.id):
+            check_first_and_second_gradient(case)
+
+
+def check_first_and_second_gradient(case: Case) -> None:
     argnums = _differentiable(case)
     assert argnums and any(w is not None for w in _weights(case))
     loss = _scalar(case)
@@ -331,8 +354,14 @@ def test_gradients_keep_the_dtype(function, dtype):
         np.testing.assert_allclose(np.asarray(g), e, rtol=rough, atol=rough)
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c.grad in (ZERO, DISCRETE)], ids=ident)
-def test_no_gradient_where_there_is_none(case):
+@pytest.mark.parametrize("cases", by_function([c for c in CASES if c.grad in (ZERO, DISCRETE)]))
+def test_no_gradient_where_there_is_none(cases):
+    for case in cases:
+        with noted(case.id):
+            check_no_gradient(case)
+
+
+def check_no_gradient(case: Case) -> None:
     argnums = _differentiable(case)
     if not argnums:  # integers only: asking for a gradient is an error that says so
         with pytest.raises(DTypeError, match="only floats"):

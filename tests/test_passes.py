@@ -289,16 +289,16 @@ def test_views_keep_their_memory_alive():
 
 def test_what_waits_in_line_is_planned_in_linear_time():
     def fn(x):
-        reduced = fc.all_reduce([x * i for i in range(1500)], "data")  # one operation with 1500 operands
+        reduced = fc.all_reduce([x * i for i in range(3000)], "data")  # one operation with 3000 operands
         views = [reduced[0]]
-        for _ in range(3000):
+        for _ in range(6000):
             views.append(views[-1][::-1])
         return sum(reduced) + views[-1]
 
     lowered = fc.jit(fn, mesh=MESH, in_specs=P("data"), out_specs=P()).lower(X[:, :1])
     start = time.process_time()
     lowered.compile()
-    assert time.process_time() - start < 5  # measured: 0.2 s; about 20 s when every class was copied
+    assert time.process_time() - start < 60  # measured: 0.4 s; about 80 s when every class was copied
 
 
 def test_shared_copies_are_never_written():

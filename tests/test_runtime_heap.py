@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -358,19 +357,6 @@ def test_an_array_may_die_inside_the_allocator(heap):
     assert heap.stats()["arrays"] == 0
 
 
-def test_small_arrays_are_fast(heap, record_property):
-    x = heap.array((16,), "f4")
-    del x
-    times = []
-    for _ in range(20):
-        start = time.perf_counter()
-        for _ in range(1000):
-            heap.array((16,), "f4")
-        times.append((time.perf_counter() - start) * 1e3)
-    record_property("microseconds", min(times))
-    assert min(times) < 6  # 1.5 µs on a quiet machine
-
-
 # ---------------------------------------------------------------- several processes
 
 
@@ -408,7 +394,7 @@ KILLED = JOIN + """
 x = w.backend.heap.array((200 << 20,), "u1")
 x[:] = 1
 say("written")
-time.sleep(60)
+hear()
 """
 
 

@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from ranks import JOIN, PRELUDE, Ranks, address, left_behind, listening
+from ranks import JOIN, PATIENCE, PRELUDE, SAYS_WHO_COMES, STAY, Ranks, address, left_behind, listening, wait_until
 
 from funccoll import FunccollError
 from funccoll._version import __version__
@@ -16,12 +16,10 @@ from funccoll.errors import MeshError, PlannedError, RendezvousError
 from funccoll.runtime.job.rendezvous import JobSpec, timeout_of
 from funccoll.runtime.job.world import finalize, init, job
 
-STAY = JOIN + "hear()\n"
-
 
 def visit(run, *packets):
     """Connect to rank 0 of a run as soon as it listens, and send."""
-    end = time.monotonic() + 10
+    end = time.monotonic() + PATIENCE
     while True:
         stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -33,7 +31,7 @@ def visit(run, *packets):
             time.sleep(0.01)
     for packet in packets:
         stranger.send(packet)
-    stranger.settimeout(10)
+    stranger.settimeout(PATIENCE)
     return stranger
 
 
@@ -136,7 +134,7 @@ def test_another_users_process_cannot_be_a_rank():
     with Ranks(STAY, [0], world=2) as ranks:
         visit(ranks.run).close()
         with as_nobody(ranks.run, "connect", hello(ranks.run).decode()) as other:
-            assert other.communicate(timeout=10)[0] == "b''\n"
+            assert other.communicate(timeout=PATIENCE)[0] == "b''\n"
         ranks.start(1, STAY)
         assert ranks.lines() == {0: "in", 1: "in"}
 
@@ -157,13 +155,9 @@ def test_another_users_process_cannot_be_rank_0():
 
 def test_a_rank_that_comes_twice():
     with Ranks(STAY, [0, 1], world=3) as ranks:
-        time.sleep(0.1)
         ranks.start(1, STAY, "twin")
         # Which of the two is first is chance; one is refused at once, and says why.
-        end = time.monotonic() + 10
-        while all(ranks.processes[name].poll() is None for name in (1, "twin")):
-            assert time.monotonic() < end
-            time.sleep(0.01)
+        wait_until(lambda: any(ranks.processes[name].poll() is not None for name in (1, "twin")))
         loser = 1 if ranks.processes[1].poll() is not None else "twin"
         code, _, error = ranks.end(loser)
         assert code == 1 and f"RendezvousError: another process is already rank 1 of run '{ranks.run}-0'" in error
@@ -182,23 +176,26 @@ def test_a_second_rank_0():
 
 
 def test_the_place_of_one_that_died_on_the_way_is_free():
-    with Ranks(STAY, [0], world=3) as ranks:
+    with Ranks(SAYS_WHO_COMES + STAY, [0], world=3) as ranks:
         with visit(ranks.run, hello(ranks.run, world=3)):
-            time.sleep(0.05)
+            assert ranks.line(0) == "hello of [1]"
+        assert ranks.line(0) == "gone, and left are []"
         ranks.start(1, STAY)
+        assert ranks.line(0) == "hello of [1]"
         ranks.start(2, STAY)
+        assert ranks.line(0) == "hello of [1, 2]"
         assert set(ranks.lines().values()) == {"in"}
 
 
 def test_missing_ranks_are_named_by_all():
-    with Ranks(STAY, [0, 2], world=4, FUNCCOLL_RENDEZVOUS_TIMEOUT="1.5") as ranks:
-        start = time.monotonic()
+    with Ranks(PRELUDE + "say('ready')\n" + STAY, [2], world=4) as ranks:
+        assert ranks.line(2) == "ready"
+        ranks.start(0, STAY, FUNCCOLL_RENDEZVOUS_TIMEOUT="1.5")
         for r in (0, 2):
             code, _, error = ranks.end(r)
             assert code == 1
             assert "RendezvousError: ranks 1, 3 of 4 did not come within 1.5 s" in error
             assert ranks.run in error and "FUNCCOLL_RENDEZVOUS_TIMEOUT" in error and error.count("  at ") == 1
-        assert time.monotonic() - start < 5
 
 
 def test_rank_0_is_missing():
@@ -208,8 +205,9 @@ def test_rank_0_is_missing():
 
 
 def test_ranks_of_jobs_of_different_size():
-    with Ranks(STAY, [0], world=3) as ranks:
+    with Ranks(SAYS_WHO_COMES + STAY, [0], world=3) as ranks:
         ranks.start(1, STAY)
+        assert ranks.line(0) == "hello of [1]"
         ranks.start(2, STAY, FUNCCOLL_WORLD_SIZE="4")
         for r in range(3):
             code, _, error = ranks.end(r)

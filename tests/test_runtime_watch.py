@@ -3,7 +3,6 @@
 import os
 import pickle
 import signal
-import time
 
 import pytest
 from ranks import JOIN, Ranks, left_behind
@@ -18,59 +17,53 @@ def heard(members=()):
     if failure is None:
         return False
     word = int(w.backend.heap.view(0, (1,), "i8")[0])
-    say(time.time(), word, failure.rank, failure.kind, repr(failure.text))
+    say(word, failure.rank, failure.kind, repr(failure.text))
     return True
 """
 WAIT = JOIN + HEARD + """
-sure(heard, 15)
+sure(heard)
 hear()
+"""
+# The ranks of whom the watch has read the last word.
+ENDED = """
+import funccoll.runtime.job.watch
+ended, read = set(), funccoll.runtime.job.watch.Watch._hear
+def read_and_note(self, rank):
+    more = read(self, rank)
+    ended.update(() if more else [rank])
+    return more
+funccoll.runtime.job.watch.Watch._hear = read_and_note
 """
 
 
 def report(line):
-    """(when, word 0, rank, kind, text) as a rank printed it."""
-    when, word, rank, kind, text = line.split(" ", 4)
-    return float(when), int(word), int(rank), kind, eval(text)
+    """(word 0, rank, kind, text) as a rank printed it."""
+    word, rank, kind, text = line.split(" ", 3)
+    return int(word), int(rank), kind, eval(text)
 
 
 @pytest.mark.parametrize(("victim", "how"), [
     (0, signal.SIGKILL), (1, signal.SIGKILL), (2, signal.SIGKILL), (1, signal.SIGTERM), (0, signal.SIGSEGV),
 ])  # fmt: skip
-def test_a_killed_rank_is_noticed(victim, how, record_property):
+def test_a_killed_rank_is_noticed(victim, how):
+    """How soon: benchmarks/results/failures.json."""
     with Ranks(WAIT, range(3)) as ranks:
         assert set(ranks.lines().values()) == {"in"}
-        time.sleep(0.05)
-        killed = ranks.kill(victim, how)
+        ranks.kill(victim, how)
         assert ranks.end(victim)[0] == -how
-        late = []
         for r in set(range(3)) - {victim}:
-            when, word, rank, kind, _ = report(ranks.line(r))
-            assert (word, rank, kind) == (1 + victim, victim, "died")
-            late.append(when - killed)
-        record_property("seconds", max(late))
-        assert max(late) < 1
+            assert report(ranks.line(r))[:3] == (1 + victim, victim, "died")
         for r in set(range(3)) - {victim}:
             ranks.tell(r)
         ranks.end_well()
     assert left_behind(ranks.run) == []
 
 
-def test_a_failure_is_told_at_once():
-    """Half of all deaths are known within 50 ms; each within a second."""
-    late = []
-    for victim in (0, 1, 1):
-        with Ranks(WAIT, range(2)) as ranks:
-            ranks.lines()
-            killed = ranks.kill(victim)
-            late.append(report(ranks.line(1 - victim))[0] - killed)
-    assert sorted(late)[1] < 0.05 and max(late) < 1
-
-
 def test_an_exit_without_a_word_is_a_death():
     with Ranks(WAIT, [0], world=2) as ranks:
         ranks.start(1, JOIN + "os._exit(0)")
         ranks.lines()
-        assert report(ranks.line(0))[1:] == (2, 1, "died", "")
+        assert report(ranks.line(0)) == (2, 1, "died", "")
 
 
 BUSY = JOIN + """
@@ -78,26 +71,25 @@ x = 0
 while w.watch.failure() is None:
     for n in range(2_000_000):  # Python code that never waits
         x += n
-say(time.time())
+say("heard")
 """
 
 
 def test_a_busy_process_hears_too():
     with Ranks(BUSY, [0, 1]) as ranks:
         ranks.lines()
-        killed = ranks.kill(1)
-        assert 0 < float(ranks.line(0)) - killed < 60  # how late: benchmarks/results/failures.json
+        ranks.kill(1)
+        assert ranks.line(0) == "heard"
 
 
 # ---------------------------------------------------------------- to leave is no failure
 
 
-LEAVE = JOIN + HEARD + """
+LEAVE = ENDED + JOIN + HEARD + """
 if rank == hub:
     sys.exit(code)
 others = [r for r in range(3) if r not in (rank, hub)]
-sure(lambda: w.watch.failure([hub]))
-time.sleep(0.2)
+sure(lambda: w.watch.failure([hub]) and hub in ended)
 assert not heard() and not heard(others)
 assert heard([*others, hub])
 say("waiting")
@@ -111,7 +103,7 @@ def test_a_clean_exit_says_bye(hub):
         assert set(ranks.lines().values()) == {"in"}
         assert ranks.end(hub) == (0, [], "")
         for r in {0, 1, 2} - {hub}:
-            assert report(ranks.line(r))[1:] == (0, hub, "left", "")
+            assert report(ranks.line(r)) == (0, hub, "left", "")
             assert ranks.line(r) == "waiting"
         for r in {0, 1, 2} - {hub}:
             ranks.tell(r)
@@ -128,7 +120,7 @@ if rank == 1:
     if command == "raise":
         raise ValueError("after rank 0")
     sys.exit()
-sure(lambda: heard([1]), 15)
+sure(lambda: heard([1]))
 """
 
 
@@ -140,12 +132,13 @@ def test_after_rank_0_the_others_watch_each_other(command, expected):
         ranks.lines()
         assert ranks.end(0) == (0, [], "")
         assert set(ranks.lines().values()) == {"alone"}
-        when = ranks.kill(1) if command == "kill" else time.time()
-        if command != "kill":
+        if command == "kill":
+            ranks.kill(1)
+        else:
             ranks.tell(1, command)
         for r in (2, 3):
-            heard, *news, text = report(ranks.line(r))
-            assert tuple(news) == expected and heard - when < 1
+            *news, text = report(ranks.line(r))
+            assert tuple(news) == expected
             assert ("ValueError: after rank 0" in text) == (command == "raise")
         ranks.end(1)
         ranks.end_well()
@@ -162,7 +155,7 @@ hear()
 """
     with Ranks(script, range(2)) as ranks:
         ranks.lines()
-        assert report(ranks.line(0))[1:] == (0, 1, "left", "")
+        assert report(ranks.line(0)) == (0, 1, "left", "")
         for r in (0, 1):
             ranks.tell(r)
         ranks.end_well()
@@ -181,7 +174,7 @@ def inner():
     raise ValueError("the loss is nan, 漢字 \\udcff" + "!" * extra)
 if rank == victim:
     inner()
-sure(heard, 10)
+sure(heard)
 try:
     raise w.watch.failure().error("all_reduce at train.py:3 cannot finish.")
 except Exception as error:
@@ -197,7 +190,7 @@ def test_a_traceback_arrives(victim):
         code, _, printed = ranks.end(victim)
         assert code == 1 and "ValueError: the loss is nan" in printed
         for r in {0, 1, 2} - {victim}:
-            _, word, rank, kind, text = report(ranks.line(r))
+            word, rank, kind, text = report(ranks.line(r))
             assert (word, rank, kind) == (1 + victim, victim, "raised")
             assert text.startswith("Traceback (most recent call last)") and ", in inner\n" in text
             assert text.rstrip().endswith("ValueError: the loss is nan, 漢字 \udcff")
@@ -220,7 +213,7 @@ def test_the_users_own_hook_is_called():
     with Ranks(script + HEARD + "if rank: 1 / 0\nsure(heard)", range(2)) as ranks:
         ranks.lines()
         assert ranks.end(1) == (1, ["mine division by zero"], "")
-        assert report(ranks.line(0))[1:4] == (2, 1, "raised")
+        assert report(ranks.line(0))[:3] == (2, 1, "raised")
 
 
 def test_the_first_failure_is_the_one_that_is_told():
@@ -228,7 +221,7 @@ def test_the_first_failure_is_the_one_that_is_told():
     with Ranks(script, range(4)) as ranks:
         ranks.lines()
         for r in (0, 2, 3):
-            assert report(ranks.line(r))[2:4] == (1, "raised")
+            assert report(ranks.line(r))[1:3] == (1, "raised")
             code, _, printed = ranks.end(r)
             assert code == PEER_FAILURE_EXIT_CODE and "rank 1 raised ZeroDivisionError: division by zero." in printed
 
@@ -261,10 +254,11 @@ if rank == 1:
         except RendezvousError as error:
             assert "forked from rank 1" in str(error)
             say("child", os.getpid())
-        time.sleep(60)
+        while True:
+            signal.pause()
     hear()
 else:
-    sure(heard, 15)
+    sure(heard)
 """
 
 
@@ -275,16 +269,15 @@ def test_a_forked_child_does_not_hide_a_death(victim):
         ranks.lines()
         child = int(ranks.line(victim).split()[1])
         try:
-            killed = ranks.kill(victim)
+            ranks.kill(victim)
             for r in {0, 1, 2} - {victim}:
-                when, word, rank, kind, _ = report(ranks.line(r))
-                assert (word, rank, kind) == (1 + victim, victim, "died") and when - killed < 1
+                assert report(ranks.line(r))[:3] == (1 + victim, victim, "died")
             os.kill(child, 0)  # it still runs
         finally:
             os.kill(child, signal.SIGKILL)
 
 
-CHILDREN = JOIN + HEARD + """
+CHILDREN = ENDED + JOIN + HEARD + """
 import multiprocessing
 def work(n):
     return n * n
@@ -295,31 +288,36 @@ for end in (lambda: sys.exit(3), lambda: 1 / 0, lambda: os._exit(0)):
         sys.stderr = None
         end()
     os.waitpid(child, 0)
-time.sleep(0.2)
 assert not heard([0, 1])
 say("done")
 hear()
+if rank != first:
+    sure(lambda: first in ended)  # and all that was said before
+    assert heard([first])
 """
 
 
-def test_children_that_end_say_nothing():
-    with Ranks(CHILDREN, range(2)) as ranks:
+@pytest.mark.parametrize("first", [0, 1])
+def test_children_that_end_say_nothing(first):
+    """Their parent's leaving is the first that is heard."""
+    with Ranks(f"first = {first}\n" + CHILDREN, range(2)) as ranks:
         ranks.lines()
         assert ranks.lines() == {0: "done", 1: "done"}
         for r in (0, 1):
             ranks.tell(r)
+        assert report(ranks.line(1 - first)) == (0, first, "left", "")
         ranks.end_well()
 
 
 def test_a_started_program_does_not_hide_a_death():
-    script = JOIN + "import subprocess\nsay(subprocess.Popen(['sleep', '60'], close_fds=False).pid)\nhear()"
+    script = JOIN + "import subprocess\nsay(subprocess.Popen(['sleep', '1000'], close_fds=False).pid)\nhear()"
     with Ranks(WAIT, [0], world=2) as ranks:
         ranks.start(1, script)
         ranks.lines()
         sleeper = int(ranks.line(1))
         try:
-            killed = ranks.kill(1)
-            assert report(ranks.line(0))[0] - killed < 1
+            ranks.kill(1)
+            assert report(ranks.line(0))[:3] == (2, 1, "died")
         finally:
             os.kill(sleeper, signal.SIGKILL)
 

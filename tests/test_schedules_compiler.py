@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -333,13 +332,11 @@ def test_what_cannot_run_is_proved_when_it_is_asked_for():
         step = fc.jit(lambda x: fc.all_reduce(x, "x", algorithm=how), mesh=mesh, in_specs=P("x"), out_specs=P())
         return step.lower(np.broadcast_to(np.float32(0), (p,)))
 
-    start = time.perf_counter()
-    huge = lowered(1_000_000)
+    huge = lowered(1_000_000)  # a schedule of so many ranks would not fit into memory
     assert huge.collectives().rows[0].schedule == fc.schedules.algorithms("all_reduce")[0]
     assert len(huge.fingerprint) == 64 and "schedules" not in vars(huge)
     with pytest.raises(fc.errors.MeshError, match="no devices"):
         huge.compile()
-    assert time.perf_counter() - start < 10  # milliseconds; a schedule of so many ranks would not fit into memory
     assert "schedules" in vars(lowered(256)) and [s.nranks for s in lowered(300).schedules.values()] == [300]
 
 

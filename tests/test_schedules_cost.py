@@ -5,9 +5,10 @@ import sys
 
 import numpy as np
 import pytest
-from closed_forms import CLOSED_FORMS, SIZES, bytes_for
+from closed_forms import CLOSED_FORMS, FORM_SIZES, bytes_for
 from hypothesis import given
 from hypothesis import strategies as st
+from schedule_oracle import built
 
 import funccoll
 from funccoll.errors import DTypeError, ScheduleError
@@ -98,20 +99,15 @@ def test_topologies_that_cannot_be(make, words):
 # ---------------------------------------------------------------- cost
 
 
-@pytest.mark.parametrize(("form", "p"), [(f, p) for f in CLOSED_FORMS for p in SIZES if f.takes(p)], ids=str)
-def test_cost_is_the_closed_form(form, p):
-    schedule = build(form.kind, p, form.algorithm, **form.options)
-    n = bytes_for(schedule)
-    for alpha, beta, gamma in ((1e-6, 1e-9, 3e-10), (0.0, 1.0, 0.0), (2.0, 0.0, 0.0), (1e-5, 3e-11, 7e-9)):
-        found = cost(schedule, Topology.uniform(p, alpha, beta, gamma), n)
-        assert found.seconds == pytest.approx(form.seconds(p, n, alpha, beta, gamma), rel=1e-9, abs=0)
-
-
-@pytest.mark.slow
+@pytest.mark.parametrize("sizes", FORM_SIZES)
 @pytest.mark.parametrize("form", CLOSED_FORMS, ids=str)
-def test_cost_is_the_closed_form_for_all_sizes(form):
-    for p in filter(form.takes, range(1, 65)):
-        test_cost_is_the_closed_form(form, p)
+def test_cost_is_the_closed_form(form, sizes):
+    for p in filter(form.takes, sizes):
+        schedule = built(form.kind, p, form.algorithm, **form.options)
+        n = bytes_for(schedule)
+        for alpha, beta, gamma in ((1e-6, 1e-9, 3e-10), (0.0, 1.0, 0.0), (2.0, 0.0, 0.0), (1e-5, 3e-11, 7e-9)):
+            found = cost(schedule, Topology.uniform(p, alpha, beta, gamma), n)
+            assert found.seconds == pytest.approx(form.seconds(p, n, alpha, beta, gamma), rel=1e-9, abs=0), p
 
 
 def test_counts_of_the_ring():

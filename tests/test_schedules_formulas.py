@@ -1,6 +1,7 @@
 """Rounds and bytes of every algorithm, counted in its moves, against the published formulas (schedule_formulas.py)."""
 
 import inspect
+import itertools
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import schedule_formulas as published
 from hypothesis import given
 from hypothesis import strategies as st
 from schedule_formulas import EXPECTED, Traffic, at_root, log2_ceil, log2_floor
+from schedule_oracle import built
 
 from funccoll.schedules import algorithms, build
 from funccoll.schedules.collective import KINDS
@@ -15,9 +17,9 @@ from funccoll.schedules.library import combinators, trees
 from funccoll.schedules.registry import find
 from funccoll.schedules.schedule import default_levels
 
-FAST = [*range(1, 18), 64]
-SLOW = [*range(18, 34), 128]
-SIZES = [*FAST, *(pytest.param(p, marks=pytest.mark.slow) for p in SLOW)]
+FAST = [*range(1, 10), 12, 16, 17, 64]
+SLOW = [p for p in (*range(1, 34), 128) if p not in FAST]
+SIZES = [pytest.param(FAST, id="some sizes"), pytest.param(SLOW, id="more sizes", marks=pytest.mark.slow)]
 OURS = [
     (kind, name) for kind in KINDS for name in algorithms(kind)
     if find(kind, name, 1).function.__module__.startswith("funccoll.")
@@ -30,12 +32,9 @@ ONE_PORTED = [
 ]  # fmt: skip
 
 
-def cases(algorithms_of, fast=FAST, slow=SLOW):
-    """(kind, name, p) for every p that the algorithm can do."""
-    def allowed(sizes):
-        return [(kind, name, p) for kind, name in algorithms_of for p in sizes if name in algorithms(kind, p)]
-
-    return [*allowed(fast), *(pytest.param(*case, marks=pytest.mark.slow) for case in allowed(slow))]
+def of(sizes, kind, name):
+    """The sizes that an algorithm can do."""
+    return [p for p in sizes if name in algorithms(kind, p)]
 
 
 def vector(p):
@@ -76,9 +75,9 @@ def variants(kind, name, p):
     return [{**c, "root": root} for c in chosen for root in sorted({0, p // 2, p - 1})] if "root" in options else chosen
 
 
-def equal(got, expected):
+def equal(got, expected, where=""):
     for what in ("sent", "received"):
-        np.testing.assert_array_equal(getattr(got, what), getattr(expected, what), err_msg=what)
+        np.testing.assert_array_equal(getattr(got, what), getattr(expected, what), err_msg=f"{what} {where}")
 
 
 # ---------------------------------------------------------------- the table
@@ -111,30 +110,29 @@ def test_docstrings_say_rounds_bytes_cost_use_and_source(kind, name):
     assert all(len(fact) > 2 for fact in facts.values())
 
 
-@pytest.mark.parametrize(("kind", "name", "p"), cases(EXPECTED))
-def test_rounds_and_bytes_are_those_published(kind, name, p):
-    n = vector(p)
-    for options in variants(kind, name, p):
-        schedule = build(kind, p, name, **options)
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize(("kind", "name"), EXPECTED)
+def test_rounds_and_bytes_are_those_published(kind, name, sizes):
+    for p, options in [(q, options) for q in of(sizes, kind, name) for options in variants(kind, name, q)]:
+        n, schedule = vector(p), built(kind, p, name, **options)
         root = options.pop("root", 0)
         hosts, each = options.pop("levels", (None, None))
         levels = {} if hosts is None else {"hosts": hosts, "each": each}
         expected = at_root(EXPECTED[kind, name](p, n, **options, **levels), root)
-        equal(counted(schedule, n), expected)
+        equal(counted(schedule, n), expected, schedule)
         # A rank's copies of its own need no round to themselves.
-        assert schedule.nrounds == (len(expected.sent) if p > 1 else 1)
+        assert schedule.nrounds == (len(expected.sent) if p > 1 else 1), schedule
 
 
-@pytest.mark.parametrize("p", SIZES)
-def test_totals_are_those_published(p):
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize(("kind", "name"), OURS)
+def test_totals_are_those_published(kind, name, sizes):
     """What each rank sends, receives and reduces in all: the sums of [PY], [TRG] and [T], not added up from rounds."""
-    n = vector(p)
-    least, bits = n * (p - 1) // p, log2_floor(p)
-    power = p == 2**bits
-    for kind, name in OURS:
-        if name not in algorithms(kind, p):
-            continue
-        schedule = build(kind, p, name)
+    for p in of(sizes, kind, name):
+        n = vector(p)
+        least, bits = n * (p - 1) // p, log2_floor(p)
+        power = p == 2**bits
+        schedule = built(kind, p, name)
         traffic, reduced = counted(schedule, n), np.zeros(p, np.int64)
         for batch in schedule.batches:
             np.add.at(reduced, batch.by, batch.count.astype(np.int64) * (batch.src.shape[1] - 1))
@@ -159,25 +157,26 @@ def test_totals_are_those_published(p):
             assert not reduced.any()
 
 
-@pytest.mark.parametrize(("kind", "name", "p"), cases(ONE_PORTED))
-def test_a_rank_sends_to_one_and_receives_from_one_in_a_round(kind, name, p):
-    for options in variants(kind, name, p):
-        round, source, destination, _ = transfers(build(kind, p, name, **options))
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize(("kind", "name"), ONE_PORTED)
+def test_a_rank_sends_to_one_and_receives_from_one_in_a_round(kind, name, sizes):
+    for p, options in [(q, options) for q in of(sizes, kind, name) for options in variants(kind, name, q)]:
+        round, source, destination, _ = transfers(built(kind, p, name, **options))
         pairs = np.unique(np.stack([round, source, destination]), axis=1)
         for end in (1, 2):
             _, times = np.unique(pairs[[0, end]], axis=1, return_counts=True)
-            assert times.max(initial=1) == 1
+            assert times.max(initial=1) == 1, (p, options)
 
 
 # ---------------------------------------------------------------- two trees, permute, barrier
 
 
-@pytest.mark.parametrize("p", SIZES)
+@pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("chunks", [2, 8])
-def test_two_trees_are_within_their_bounds(p, chunks):
-    n = vector(p)
-    fewest, most = published.two_tree_rounds(p, chunks)
-    for root in sorted({0, p // 2, p - 1}):
+def test_two_trees_are_within_their_bounds(sizes, chunks):
+    for p, root in [(q, root) for q in sizes for root in sorted({0, q // 2, q - 1})]:
+        n = vector(p)
+        fewest, most = published.two_tree_rounds(p, chunks)
         down = counted(build("broadcast", p, "double_binary_tree", root=root, chunks=chunks), n)
         equal(counted(build("reduce", p, "double_binary_tree", root=root, chunks=chunks), n), down.transposed())
         if p == 1:
@@ -192,10 +191,11 @@ def test_two_trees_are_within_their_bounds(p, chunks):
             equal(both, down.transposed().then(down))
 
 
-@pytest.mark.parametrize("p", SIZES)
-def test_an_odd_number_of_chunks_takes_two_trees_one_round_more(p):
-    for chunks in (1, 3, 7):
-        assert build("broadcast", p, "double_binary_tree", chunks=chunks).nrounds <= 2 * log2_ceil(p) + chunks - 1 + (p == 1)
+@pytest.mark.parametrize("sizes", SIZES)
+def test_an_odd_number_of_chunks_takes_two_trees_one_round_more(sizes):
+    for p, chunks in itertools.product(sizes, (1, 3, 7)):
+        most = 2 * log2_ceil(p) + chunks - 1 + (p == 1)
+        assert built("broadcast", p, "double_binary_tree", chunks=chunks).nrounds <= most, (p, chunks)
 
 
 @given(st.integers(2, 300))
@@ -222,9 +222,10 @@ def test_permute_moves_every_pair_at_once():
     assert sent.tolist() == [[0, 0, 8, 0]] and received.tolist() == [[8, 0, 0, 0]]
 
 
-@pytest.mark.parametrize("p", SIZES)
-def test_a_barrier_is_one_message_a_rank_and_round(p):
-    equal(counted(build("barrier", p), 1), published.regular(p, [1] * published.dissemination_messages(p)))
+@pytest.mark.parametrize("sizes", SIZES)
+def test_a_barrier_is_one_message_a_rank_and_round(sizes):
+    for p in sizes:
+        equal(counted(build("barrier", p), 1), published.regular(p, [1] * published.dissemination_messages(p)), p)
 
 
 # ---------------------------------------------------------------- what they are made of
@@ -245,11 +246,13 @@ def test_patterns_pass_on_what_is_there_and_bring_everything_once(p, name):
     assert there == set(range(p))
 
 
-@pytest.mark.parametrize(("kind", "name", "p"), cases(OURS, (1, 2, 3, 5, 6, 8, 12), ()))
-def test_every_option_is_proved(kind, name, p):
-    for options in variants(kind, name, p):
-        build(kind, p, name, **options).prove()
-        build(kind, p, name, channels=2, **options).prove()
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "name"), OURS)
+def test_every_option_is_proved_in_two_channels(kind, name):
+    """Without them `test_schedules_proof.py` proves every option."""
+    for p in of((1, 2, 3, 5, 6, 8, 12), kind, name):
+        for options in variants(kind, name, p):
+            built(kind, p, name, channels=2, **options).prove()
 
 
 def test_levels_are_by_default_the_factors_nearest_to_a_square():

@@ -25,19 +25,19 @@ def campaign(count: int, seed: int) -> list[Result]:
     unexplained = [r for r in results if r.error and not r.verdict and reason(r) == "unexplained"]
     assert not unexplained, f"harmless and rejected: {unexplained[:3]}"
     counts = Counter(r.mutant.type for r in results)
-    assert min(counts[t] for t in (*MOVE_TYPES, *STREAM_TYPES)) >= 50, counts
+    assert min(counts[t] for t in (*MOVE_TYPES, *STREAM_TYPES)) >= min(50, count // 120), counts
     # Harmless ones that are accepted show that the checks do not refuse everything.
     assert sum(not r.verdict and not r.error for r in results) > count // 20
     return results
 
 
 def test_every_harmful_mutation_is_refused():
-    assert len(campaign(6_000, seed=0)) == 6_000
+    assert len(campaign(2_000, seed=0)) == 2_000
 
 
 @pytest.mark.slow
 def test_every_harmful_one_of_many_mutations_is_refused():
-    assert len(campaign(30_000, seed=1)) == 30_000
+    assert len(campaign(34_000, seed=1)) == 34_000
 
 
 def test_what_is_not_mutated_is_harmless_and_accepted():
@@ -60,7 +60,7 @@ def small_streams(count: int, seed: int, instructions: int) -> list[Mutant]:
 
 
 @pytest.mark.parametrize(
-    ("count", "instructions"), [(4_000, 7), pytest.param(10_000, 10, marks=pytest.mark.slow)]
+    ("count", "instructions"), [(2_000, 7), pytest.param(10_000, 10, marks=pytest.mark.slow)]
 )
 def test_the_judge_agrees_with_every_outcome(count, instructions):
     """The judge leans on a theorem; the slow search over states with memory does not."""
@@ -85,7 +85,7 @@ def test_the_interpreter_agrees_with_the_judge():
     """Harmless streams compute the right thing in every order, deadlocks are found in every order."""
     rng = np.random.default_rng(0)
     seen = Counter()
-    for mutant in mutants(2_500, seed=3):
+    for mutant in mutants(1_500, seed=3):
         streams = mutant.built
         if not isinstance(streams, Streams) or mutant.type == "part":
             continue

@@ -7,9 +7,10 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from closed_forms import CLOSED_FORMS, SIZES, bytes_for
+from closed_forms import CLOSED_FORMS, FORM_SIZES, bytes_for
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from schedule_oracle import built
 
 from funccoll.errors import ScheduleError
 from funccoll.schedules import algorithms, build
@@ -27,21 +28,16 @@ def flat(p):
 # ---------------------------------------------------------------- closed forms
 
 
-@pytest.mark.parametrize(("form", "p"), [(f, p) for f in CLOSED_FORMS for p in SIZES if f.takes(p)], ids=str)
-def test_simulated_time_is_the_closed_form(form, p):
-    schedule = build(form.kind, p, form.algorithm, **form.options)
-    n = bytes_for(schedule)
-    for alpha, beta, gamma in ((A, B, G), (0.0, 1.0, 0.0), (2.0, 0.0, 0.0), (1e-5, 3e-11, 7e-9)):
-        topology = Topology.uniform(p, alpha, beta, gamma)
-        wanted = form.seconds(p, n, alpha, beta, gamma)
-        assert simulate(schedule, topology, n).seconds == pytest.approx(wanted, rel=1e-9, abs=0)
-
-
-@pytest.mark.slow
+@pytest.mark.parametrize("sizes", FORM_SIZES)
 @pytest.mark.parametrize("form", CLOSED_FORMS, ids=str)
-def test_simulated_time_is_the_closed_form_for_all_sizes(form):
-    for p in filter(form.takes, range(1, 65)):
-        test_simulated_time_is_the_closed_form(form, p)
+def test_simulated_time_is_the_closed_form(form, sizes):
+    for p in filter(form.takes, sizes):
+        schedule = built(form.kind, p, form.algorithm, **form.options)
+        n = bytes_for(schedule)
+        for alpha, beta, gamma in ((A, B, G), (0.0, 1.0, 0.0), (2.0, 0.0, 0.0), (1e-5, 3e-11, 7e-9)):
+            topology = Topology.uniform(p, alpha, beta, gamma)
+            wanted = form.seconds(p, n, alpha, beta, gamma)
+            assert simulate(schedule, topology, n).seconds == pytest.approx(wanted, rel=1e-9, abs=0), p
 
 
 @pytest.mark.parametrize("root", [1, 4])

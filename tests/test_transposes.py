@@ -65,34 +65,41 @@ def integers(dtype: Any, shape: tuple[int, ...], rng: np.random.Generator, facto
     )
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.complex64, np.complex128], ids=lambda d: d.__name__)
-@pytest.mark.parametrize("where", ON_MESHES, ids=lambda w: f"{w[0]}-{'.'.join(w[1])}")
 @pytest.mark.parametrize("name", LINEAR)
-def test_dot(name: str, where: tuple[str, tuple[str, ...]], dtype: Any):
-    """<Ax, y> = <x, Aᵀy> exactly, with x varying over the whole mesh and over the collective's axes alone."""
-    mesh, axes = MESHES[where[0]], where[1]
-    p, rng = size(mesh, axes), np.random.default_rng(len(name))
-    over = axes[0] if len(axes) == 1 else axes
-    factor = p if name.endswith("mean") else 1  # so that the divisions by p are exact
-    others = tuple(a for a in mesh.axis_names if a not in axes)
-    for shared in ((), others) if others else ((),):
-        types: dict[str, Any] = {}
+def test_dot(name: str):
+    """<Ax, y> = <x, Aᵀy> exactly, with x varying over the whole mesh and over the collective's axes alone.
 
-        def both(x: Any, y: Any, shared: Any = shared) -> Any:
-            x = unvaried(x, (*axes, *shared) if name in FROM_UNVARYING else shared)
-            out, pull = fc.vjp(lambda x: LINEAR[name](x, over, p), x)
-            y = unvaried(y[tuple(map(slice, out.shape))], [a for a in mesh.axis_names if a not in out.varying])
-            (back,) = pull(y)
-            assert back.type == x.type
-            types.update(x=x.varying, out=out.varying)
-            return x, out, y, back
+    On every mesh along every choice of axes; all dtypes are in one program.
+    """
+    for of_mesh, axes in ON_MESHES:
+        mesh = MESHES[of_mesh]
+        p, rng = size(mesh, axes), np.random.default_rng(len(name))
+        over = axes[0] if len(axes) == 1 else axes
+        factor = p if name.endswith("mean") else 1  # so that the divisions by p are exact
+        others = tuple(a for a in mesh.axis_names if a not in axes)
+        for shared in ((), others) if others else ((),):
+            types: dict[str, Any] = {}
 
-        x = integers(dtype, (mesh.size, 2 * p, p), rng, factor)
-        y = integers(dtype, (mesh.size, 2 * p * p, p * p, p)[: 4 if "stack" in name else 3], rng, factor)
-        x, out, y, back = (list(map(np.asarray, v.shards)) for v in per_device(mesh, both)(x, y))
-        found = inner(mesh, types["out"], out, y), inner(mesh, types["x"], x, back)
-        assert found[0] == found[1]
-        assert any(np.any(b) for b in back) or (name == "permute shift" and p == 1)
+            def both(x: Any, y: Any, axes: Any = axes, shared: Any = shared, over: Any = over, p: int = p,
+                     mesh: Any = mesh, types: dict[str, Any] = types) -> Any:  # fmt: skip
+                x = unvaried(x, (*axes, *shared) if name in FROM_UNVARYING else shared)
+                out, pull = fc.vjp(lambda x: LINEAR[name](x, over, p), x)
+                y = unvaried(y[tuple(map(slice, out.shape))], [a for a in mesh.axis_names if a not in out.varying])
+                (back,) = pull(y)
+                assert back.type == x.type
+                types.update(x=x.varying, out=out.varying)
+                return x, out, y, back
+
+            shape = (mesh.size, 2 * p * p, p * p, p)[: 4 if "stack" in name else 3]
+            dtypes = np.float32, np.float64, np.complex64, np.complex128
+            xs = [integers(dtype, (mesh.size, 2 * p, p), rng, factor) for dtype in dtypes]
+            ys = [integers(dtype, shape, rng, factor) for dtype in dtypes]
+            every = per_device(mesh, lambda xs, ys: [both(x, y) for x, y in zip(xs, ys, strict=True)])(xs, ys)
+            for dtype, values in zip(dtypes, every, strict=True):
+                x, out, y, back = (list(map(np.asarray, v.shards)) for v in values)
+                found = inner(mesh, types["out"], out, y), inner(mesh, types["x"], x, back)
+                assert found[0] == found[1], (of_mesh, axes, shared, dtype)
+                assert any(np.any(b) for b in back) or (name == "permute shift" and p == 1)
 
 
 @pytest.mark.parametrize("name", [n for n in LINEAR if n not in FROM_UNVARYING])

@@ -18,15 +18,16 @@ from jax_sides import FUNCCOLL, Program, compare, precise, run_funccoll, run_jax
 GENERATED = [jax_generated.generate(i) for i in jax_generated.NUMBERS]
 TOGETHER = 10
 """Programs that JAX compiles at once."""
+MESHES = ("line", "grid")
 
 
-def chunks(programs: list[Program]) -> list[list[Program]]:
+def chunks(programs: list[Program], mesh: str) -> list[list[Program]]:
     """Programs on one mesh, some at a time."""
-    out = []
-    for mesh in ("line", "grid"):
-        here = [p for p in programs if p.mesh == mesh]
-        out += [here[i : i + TOGETHER] for i in range(0, len(here), TOGETHER)]
-    return out
+    here = [p for p in programs if p.mesh == mesh]
+    return [here[i : i + TOGETHER] for i in range(0, len(here), TOGETHER)]
+
+
+QUICK = [chunks(GENERATED, mesh)[0] for mesh in MESHES]
 
 
 def agree(programs: list[Program]) -> None:
@@ -34,12 +35,18 @@ def agree(programs: list[Program]) -> None:
         compare(program, want)
 
 
-@pytest.mark.parametrize("programs", chunks(GENERATED), ids=lambda c: f"{c[0].mesh}-{c[0].name.split()[1]}")
+def named(programs: list[Program]) -> str:
+    return f"{programs[0].mesh}-{programs[0].name}"
+
+
+@pytest.mark.parametrize("programs", [
+    pytest.param(c, marks=() if c in QUICK else pytest.mark.slow) for mesh in MESHES for c in chunks(GENERATED, mesh)
+], ids=named)  # fmt: skip
 def test_generated(programs):
     agree(programs)
 
 
-@pytest.mark.parametrize("programs", chunks(list(PROGRAMS.values())), ids=lambda c: f"{c[0].mesh}-{c[0].name}")
+@pytest.mark.parametrize("programs", [c for mesh in MESHES for c in chunks(list(PROGRAMS.values()), mesh)], ids=named)
 def test_hand_written(programs):
     agree(programs)
 
@@ -64,3 +71,5 @@ def test_what_is_covered():
     counts = Counter(name for i in jax_generated.NUMBERS for name in jax_generated.plan(i))
     assert set(counts) == set(jax_generated.COLLECTIVES)
     assert min(counts.values()) >= 30
+    quick = {name for c in QUICK for program in c for name in jax_generated.plan(int(program.name.split()[1]))}
+    assert quick == set(jax_generated.COLLECTIVES)
