@@ -233,6 +233,7 @@ print(sorted(m for m in sys.modules if "." not in m))
 """
 
 
+@pytest.mark.processes
 def test_importing_is_light_and_has_no_effects():
     done = subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
@@ -244,6 +245,7 @@ def test_importing_is_light_and_has_no_effects():
     assert done.stderr == "" and done.stdout.count("\n") == 1
 
 
+@pytest.mark.processes
 def test_the_launcher_loads_nothing_that_its_processes_need():
     code = "import sys, funccoll.cli; print({m.split('.')[0] for m in sys.modules})"
     loaded = ast.literal_eval(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
