@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
-.PHONY: demo test test-slow test-all lint bench clean
+.PHONY: demo test test-fast test-slow test-all lint bench clean
 
 $(VENV)/pyvenv.cfg:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "funccoll needs Python 3.11 or later; choose one with make PYTHON=python3.12")'
@@ -22,13 +22,20 @@ demo: $(VENV)/.demo
 	$(BIN)/python notebooks/digits.py --devices 2 --compare $(VENV)/digits.npz
 
 # The two workers run side by side: BLAS threads would fight over the cores. (Too late in conftest: plugins import NumPy.)
-test test-slow: export OPENBLAS_NUM_THREADS ?= 1
+test test-fast test-slow: export OPENBLAS_NUM_THREADS ?= 1
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -q -n 2 -m "not slow"
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow"
+
+# After every edit: no processes, no JAX. It names its files, because to collect all tests takes seconds.
+FAST := smoke mesh errors arrays jit tracer_errors passes group_collectives data_parallel nn_random_at collective_records \
+	plans staging results names layering numpy_table schedules_cost
+
+test-fast: $(VENV)/.dev
+	$(BIN)/python -m pytest -q -m "not slow and not processes" $(FAST:%=tests/test_%.py)
 
 test-slow: $(VENV)/.dev
-	$(BIN)/python -m pytest -q -n 2 -m slow
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m slow
 
 test-all: test test-slow
 

@@ -12,15 +12,17 @@ import os
 import pickle
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from collective_cases import CASES, DTYPES, dtypes_of, sample
+from collective_cases import CASES, DTYPES, OPS, dtypes_of, has_op, sample
 from spmd import axis_choices, size, stacked
 
 import funccoll as fc
 from funccoll import P, errors
+from funccoll.kernels.cpu import combine_address
 from funccoll.mesh import Mesh
 from funccoll.runtime.shm import staging
 
@@ -107,8 +109,24 @@ def collectives(n: int, same: Same) -> None:
     same(lambda x: fc.all_reduce(x[:0], "d"), {"d": n}, (values((n,), np.float32),), every, P())  # nothing
 
 
+FEW = [np.dtype(t) for t in (np.bool_, np.uint8, np.int32, np.int64, fc.bfloat16, np.float32, np.complex64)]
+"""Dtypes of every kind: each kernel takes half a second to compile, once on a machine."""
+
+
+def few(n: int, same: Same) -> None:
+    """The table of `test_collectives.py`: every case, along every choice of axes, in all its dtypes in one program.
+
+    What combines does so in few of them.
+    """
+    table(n, same, FEW)
+
+
 def table(n: int, same: Same, dtypes: list[np.dtype] = DTYPES) -> None:
-    """The table of `test_collectives.py`: every case, along every choice of axes, in all its dtypes in one program."""
+    """The same in all of them."""
+    if isinstance(same, Recording):  # once, and not in every rank
+        for dtype, op in itertools.product(dtypes, OPS):
+            if has_op(op, dtype):
+                combine_address(op, dtype)
     for sizes in ({"d": n},) if n % 2 or n == 2 else ({"d": n}, {"a": 2, "b": n // 2}):
         mesh = virtual(sizes)
         everywhere = P(mesh.axis_names)
@@ -116,7 +134,8 @@ def table(n: int, same: Same, dtypes: list[np.dtype] = DTYPES) -> None:
             p, over = size(mesh, axes), axes[0] if len(axes) == 1 else axes
             rng = np.random.default_rng(p)
             for case in CASES.values():
-                blocks = [sample(dtype, (n, *case.shape(p)), rng) for dtype in dtypes_of(case)]
+                blocks = [sample(dtype, (n, *case.shape(p)), rng) for dtype in dtypes_of(case)
+                          if case.moves or dtype in dtypes]
 
                 def every_dtype(*xs, case=case, over=over, p=p):
                     return tuple(case.call(x, over, p) for x in xs)
@@ -213,15 +232,21 @@ def programs(n: int, same: Same) -> None:
     assert losses[-1] < losses[0]
 
 
-CASES_BY_NAME = {"table": table, "collectives": collectives, "forced": forced, "staged": staged, "programs": programs}
+CASES_BY_NAME = {
+    "table": few, "whole table": table, "collectives": collectives, "forced": forced, "staged": staged, "programs": programs,
+}  # fmt: skip
 SEGMENTS = {"staged": 200, "staged in one segment": 1 << 20}
 """Bytes that are staged at once."""
+
+
+def case_of(what: str) -> Callable[[int, Same], None]:
+    return CASES_BY_NAME["staged" if what in SEGMENTS else what]
 
 
 def record(what: str, n: int, file: Path) -> None:
     """Write what n virtual devices make of a case's programs."""
     same = Recording()
-    CASES_BY_NAME[what](n, same)
+    case_of(what)(n, same)
     file.write_bytes(pickle.dumps(same.records))
 
 
@@ -230,7 +255,7 @@ def compare(what: str, file: Path) -> None:
     if what in SEGMENTS:
         staging._STAGED_BYTES, staging._SEGMENT_BYTES = 1, SEGMENTS[what]
     same = Comparing(pickle.loads(file.read_bytes()))
-    CASES_BY_NAME[what.partition(" ")[0]](fc.world_size(), same)
+    case_of(what)(fc.world_size(), same)
     assert next(same.records, None) is None
 
 
@@ -241,6 +266,8 @@ def failure(what: str) -> None:
     other = fc.jit(lambda x: fc.all_reduce(x, "d", op="max"), mesh=mesh, in_specs=P("d"), out_specs=P())
     x = np.arange(4.0 * fc.world_size())
     step(x), other(x)
+    if what == "sleep":
+        fc.init(timeout=1)
     try:
         if fc.rank() == 1 and what == "kill":
             os.kill(os.getpid(), signal.SIGKILL)

@@ -404,6 +404,7 @@ def test_gradients_at_hard_points():
     np.testing.assert_allclose(z, [0, 0.6 - 0.8j])
 
 
+@pytest.mark.processes
 def test_programs_of_gradients_are_equal_in_every_process():
     """Python's hashes of strings differ between processes; a program's text must not."""
     script = (

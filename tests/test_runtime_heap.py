@@ -275,7 +275,7 @@ arena = largest_arena(2)
 assert {GiB // 2} < arena < {GiB}, arena
 Heap(create(2, arena), 1, 2).array((1000,), "f4")[:] = 1
 """
-    subprocess.run([sys.executable, "-W", "error", "-c", limited], check=True, timeout=30)
+    subprocess.run([sys.executable, "-W", "error", "-c", limited], check=True, timeout=120)
 
 
 # ---------------------------------------------------------------- the end of a heap

@@ -187,6 +187,7 @@ def test_bad_questions(call, words):
     assert words in str(caught.value)
 
 
+@pytest.mark.processes
 def test_costs_and_choices_do_not_load_numba():
     code = (
         "import sys; from funccoll.schedules.model.select import *; from funccoll.schedules.model.topology import Topology\n"
