@@ -70,6 +70,7 @@ def test_a_lowering_fits_the_type(name: str):
             assert given.output.size == math.prod(out.type.shape)
 
 
+@pytest.mark.processes
 def test_a_collective_needs_nothing_but_its_record_its_kind_and_an_algorithm():
     for rows in fc.launch(added_collective.run, 2):
         assert rows == ["mirrored_gather  ('d',) direct"]
