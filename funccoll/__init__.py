@@ -1,7 +1,7 @@
 """funccoll: pure collectives over meshes, traced into typed programs and compiled.
 
-The public names are in `api.py`. They are loaded with the first one that is used, so that what needs none of them is
-quick: the command `funccoll run` starts its processes 0.1 s sooner.
+The public names are in `api.py`. They are imported when the first of them is used: the command
+`funccoll run`, which needs none of them, starts its processes 0.1 s sooner.
 """
 
 import importlib.machinery
@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # a type checker sees all names, and finds misspelt ones
 
 _UNROLL = "choose with np.where, and write loops in Python, which tracing unrolls"
 _PLANNED = {
-    # name: (what it will be, what to do today)
+    # name: (description, the way to do it today)
     "distributed": ("torch.distributed's surface", "use the collectives inside fc.jit"),
     "redistribute": ("changing an Array's sharding by collectives", "use fc.device_put(array, mesh, P(...))"),
     "optim": ("optimisers", "write the update with fc.tree.map, as notebooks/digits.py does"),
@@ -25,7 +25,7 @@ _PLANNED = {
     "jax": ("the JAX adapter", "pass arrays as NumPy arrays"),
 }
 _ELSEWHERE = {
-    # names that users of JAX and PyTorch type first: what they are here
+    # a name in JAX or PyTorch: its equivalent here
     "shard_map": "fc.jit(fn, mesh=..., in_specs=..., out_specs=...)",
     "pmap": "fc.jit(fn, mesh=..., in_specs=..., out_specs=...)",
     "psum": "fc.all_reduce(x, axis)",
@@ -46,7 +46,7 @@ if not TYPE_CHECKING:
         return sorted({*globals(), *importlib.import_module(".api", __name__).__all__})
 
     def __getattr__(name: str) -> Any:
-        # A module of ours is just imported: loading all of them from within one of them would go in a circle.
+        # A submodule is imported directly: importing api.py while one of its own imports runs would be a cycle.
         if importlib.machinery.PathFinder.find_spec(f"{__name__}.{name}", globals()["__path__"]):
             return importlib.import_module(f".{name}", __name__)
         api = importlib.import_module(".api", __name__)

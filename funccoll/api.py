@@ -1,4 +1,4 @@
-"""The public names of funccoll, all in one place; `funccoll/__init__.py` loads them with the first one that is used."""
+"""The public names of funccoll; `funccoll/__init__.py` imports them when the first of them is used."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -58,8 +58,8 @@ __all__ = [
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        if name == "schedules":  # its import takes 15 ms, and happens when it is first needed
+        if name == "schedules":  # imported on first use: it takes 15 ms
             return importlib.import_module(".schedules", __package__)
-        if name == "launch":  # so does cloudpickle's, which takes 10 ms
+        if name == "launch":  # imported on first use: cloudpickle takes 10 ms
             return importlib.import_module(".runtime.job.launch", __package__).launch
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

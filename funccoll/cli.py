@@ -1,4 +1,4 @@
-"""The command `funccoll`: `run` starts the processes of a job, `doctor` says what this machine has and lacks."""
+"""The command `funccoll`: `run` starts the processes of a job, `doctor` reports what this machine has and lacks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line (sys.argv's by default); returns the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     parser, run_parser = _parsers()
-    # What follows a bare `--` before the program is a command. argparse treats `--` differently from version to version.
+    # A command follows a bare `--`. It is split off here, because versions of argparse treat `--` differently.
     split = words.index("--") if "--" in words else len(words)
     options = parser.parse_args(words[:split])
     if options.command == "run":
@@ -48,11 +48,11 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     run = commands.add_parser(
         "run", help="start a script in several processes of this machine",
         usage="funccoll run -n N [--bind-to core|none] [--timeout S] (script.py | -m module | -- command) ...",
-        description="Start a Python script, module or any command in N processes, which are one job. Each line that they "
-        "print gets the process's rank in front. When one fails, the others are stopped, and its exit code is returned.",
+        description="Start a Python script, module or any command in N processes, which form one job. Each line that they "
+        "print is prefixed with the process's rank. When one fails, the others are stopped, and its exit code is returned.",
     )  # fmt: skip
-    run.add_argument("-n", type=int, required=True, metavar="N", help="how many processes")
-    run.add_argument("--bind-to", choices=("core", "none"), default="none", help="give each process a core of its own")
+    run.add_argument("-n", type=int, required=True, metavar="N", help="number of processes")
+    run.add_argument("--bind-to", choices=("core", "none"), default="none", help="bind each process to a core of its own")
     run.add_argument("--timeout", type=float, metavar="S", help="stop all after S seconds (exit code 124)")
     run.add_argument("-m", dest="module", action="store_true", help="run a module, as python -m does")
     run.add_argument("program", nargs=argparse.REMAINDER, help="script.py, or with -m a module, then its arguments")
@@ -102,9 +102,9 @@ def _start(job: Job, n: int, command: list[str], cpus: list[set[int]] | None) ->
     run, bind = new_run(), host.dying_with_parent(os.getpid())
     for rank in range(n):
         variables = environment(rank, n, run, 1 if cpus else None)
-        if sys.stdout.isatty() and "NO_COLOR" not in variables:  # they see a pipe, and would leave colours out
+        if sys.stdout.isatty() and "NO_COLOR" not in variables:  # their output is a pipe, which turns colours off
             variables.setdefault("FORCE_COLOR", "1")
-            variables.setdefault("TTY_INTERACTIVE", "0")  # rich: no moving of the cursor
+            variables.setdefault("TTY_INTERACTIVE", "0")  # rich: no cursor movement
             variables.setdefault("COLUMNS", str(max(20, shutil.get_terminal_size().columns - len(f"[{rank}] "))))
 
         def prepare(rank: int = rank) -> None:
@@ -112,12 +112,12 @@ def _start(job: Job, n: int, command: list[str], cpus: list[set[int]] | None) ->
             if cpus:
                 os.sched_setaffinity(0, cpus[rank])
 
-        # Safe here, where the process is our own and has no Python threads.
+        # preexec_fn is safe here: this process is the command itself, and has no other Python threads.
         job.start(command, variables, preexec_fn=prepare, stdin=_stdin() if rank == 0 else subprocess.DEVNULL)
 
 
 def _stdin() -> int | None:
-    """Rank 0 reads a pipe or file; a terminal would stop it, for it is not in the terminal's process group."""
+    """Standard input of rank 0: a pipe or file. A terminal would stop it, as a process outside its foreground group."""
     try:
         return subprocess.DEVNULL if os.isatty(0) or stat.S_ISCHR(os.fstat(0).st_mode) else None
     except OSError:  # closed
@@ -125,13 +125,13 @@ def _stdin() -> int | None:
 
 
 def _listen_to_signals(stack: ExitStack, job: Job) -> list[int]:
-    """Ctrl-C, SIGTERM and SIGHUP go to all ranks; returns the list to which they are added as they come."""
+    """Forward SIGINT (Ctrl-C), SIGTERM and SIGHUP to all ranks; return the list of those received."""
     received: list[int] = []
     here, there = (stack.enter_context(s) for s in socket.socketpair())
     here.setblocking(False)
     there.setblocking(False)
 
-    def hear(numbers: bytes) -> None:
+    def forward(numbers: bytes) -> None:
         for number in numbers:
             if number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 received.append(number)
@@ -139,9 +139,9 @@ def _listen_to_signals(stack: ExitStack, job: Job) -> list[int]:
 
     stack.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(there.fileno()))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, or a shell's background job
+        if signal.getsignal(number) is not signal.SIG_IGN:  # ignored under nohup, and in a shell's background job
             stack.callback(signal.signal, number, signal.signal(number, lambda number, frame: None))
-    job.listen(-1, here.fileno(), hear)
+    job.listen(-1, here.fileno(), forward)
     return received
 
 
@@ -162,7 +162,7 @@ def _complain(message: str, code: int) -> int:
 
 
 class _Output:
-    """Bytes to our own stdout and stderr, until their reader is gone (`funccoll run ... | head`)."""
+    """Writer to this process's stdout and stderr, until their reader is gone (`funccoll run ... | head`)."""
 
     def __init__(self) -> None:
         self.is_broken = False
@@ -182,7 +182,7 @@ class _Output:
 
 
 def _doctor() -> int:
-    """Print one page about this machine; 1 when something that funccoll needs is wrong."""
+    """Print a report on this machine; return 1 when something that funccoll needs is wrong."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

@@ -1,14 +1,14 @@
 """The public collectives: each validates its arguments and binds a primitive.
 
 Common to all: `x` is an array (one device's shard) or a pytree of arrays, which is one logical operation;
-`axis` is a mesh axis or a tuple of them (the first is outermost); they work only inside a function traced
+`axis` is a mesh axis or a tuple of them (the first is outermost). Collectives work only inside a function traced
 over a mesh. Every device gets bitwise the same result wherever the result does not vary.
 
-`algorithm` names the schedule of what communicates, such as "ring" (`fc.schedules.algorithms("all_reduce", p)` lists
+`algorithm` names the schedule of a collective, such as "ring" (`fc.schedules.algorithms("all_reduce", p)` lists
 them); None lets the compiler choose. It decides the order in which a reduction combines, so it is part of the program;
 the compiler's own choice on one host keeps the left fold in axis order. Over several axes "hierarchical" takes the
-first one for hosts. An algorithm that does not exist, or cannot do p devices, is a ScheduleError when the function has
-been traced.
+first one for hosts. An algorithm that does not exist, or does not support p devices, raises ScheduleError after the
+function was traced.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def _leaves(name: str, x: Any) -> tuple[list[Any], Callable[[Iterable[Any]], Any
 def _check_array(name: str, leaf: Any) -> None:
     if not hasattr(leaf, "__array__") and not isinstance(leaf, (bool, int, float, complex)):
         raise TraceError(
-            f"{name}: the operand holds {leaf!r:.60} of type {type(leaf).__name__}, which is no array. It takes an array or "
-            "a pytree of arrays (tuples, lists, dicts)."
+            f"{name}: the operand holds {leaf!r:.60} of type {type(leaf).__name__}, which is not an array. It takes an array "
+            "or a pytree of arrays (tuples, lists, dicts)."
         )
 
 
@@ -86,7 +86,7 @@ def _communicate(primitive: Primitive, x: Any, axes: tuple[str, ...], algorithm:
 
 
 def _algorithm(name: str, algorithm: str | None) -> str | None:
-    """Refuses what is no name; `stages` knows which names there are, when the function has been traced."""
+    """`algorithm`, checked to be a string or None; that it exists is checked after tracing, in `compiler/`."""
     if algorithm is not None and not isinstance(algorithm, str):
         raise ScheduleError(
             f"{name}: algorithm={algorithm!r:.60} must be the name of an algorithm, such as \"ring\", or None for the "
@@ -107,7 +107,7 @@ def _dim(name: str, x: Any, dim: int, extra: int = 0, what: str = "dim") -> int:
             raise ShapeError(f"{name}: {what}={dim!r} does not exist in an operand of shape {shape}. {use}")
         found.add(int(dim) % ndim)
     if len(found) > 1:
-        raise ShapeError(f"{name}: {what}={dim} means different dimensions in the operands; give it from the front.")
+        raise ShapeError(f"{name}: {what}={dim} means different dimensions in the operands; count it from the front.")
     return found.pop() if found else 0
 
 
@@ -133,7 +133,7 @@ def all_reduce(x: Any, axis: Axes, *, op: str = "sum", algorithm: str | None = N
     left fold in axis order; float16 and bfloat16 are combined in float32 and rounded once per combine. In max and min
     NaN wins and -0 < +0.
     Gradient: sum gives the cotangent to every device, mean that divided by p; max and min give it to the winners,
-    shared equally in a tie; prod gives the product of the others, right with zeros.
+    shared equally in a tie; prod gives the product of the others, correct with zeros.
     Raises: VaryingError when `x` does not vary over `axis`; DTypeError for an op the dtype lacks; MeshError for an
     unknown axis, and outside a traced function with a mesh; ScheduleError for an algorithm that does not exist.
     """
@@ -155,7 +155,7 @@ def all_gather(x: Any, axis: Axes, *, dim: int = 0, stack: bool = False, algorit
 def reduce_scatter(x: Any, axis: Axes, *, dim: int = 0, op: str = "sum", algorithm: str | None = None) -> Any:
     """Combine `x` over `axis` and leave each device its own block along `dim`.
 
-    Returns shape with `dim` divided by p (it must divide). Gradient for sum and mean: all_gather.
+    Returns shape with `dim` divided by p (which must divide it). Gradient for sum and mean: all_gather.
     """
     axes = mesh_axes("reduce_scatter", axis)
     dim = _dim("reduce_scatter", x, dim)
@@ -174,7 +174,7 @@ def all_to_all(x: Any, axis: Axes, *, split_dim: int, concat_dim: int, algorithm
 
 
 def permute(x: Any, axis: Axes, *, pairs: Sequence[tuple[int, int]], algorithm: str | None = None) -> Any:
-    """Send along `(source, destination)` pairs of positions on `axis`; who receives nothing gets zeros.
+    """Send along `(source, destination)` pairs of positions on `axis`; a device that receives nothing gets zeros.
 
     A ring: `pairs=[(i, (i + 1) % n) for i in range(n)]`, with `n = fc.axis_size(axis)`. Sources are unique, and so
     are destinations. Gradient: the pairs reversed.
@@ -197,7 +197,7 @@ def permute(x: Any, axis: Axes, *, pairs: Sequence[tuple[int, int]], algorithm: 
 
 
 def broadcast(x: Any, axis: Axes, *, root: int = 0, algorithm: str | None = None) -> Any:
-    """Every device gets the `x` of the device at position `root` along `axis`.
+    """Send the `x` of the device at position `root` along `axis` to every device.
 
     Returns the shape of `x`, no longer varying over `axis`. Gradient: the cotangent on root, zeros elsewhere.
     """
@@ -222,14 +222,14 @@ def gather(x: Any, axis: Axes, *, root: int = 0, dim: int = 0, algorithm: str | 
 
 
 def scatter(x: Any, axis: Axes, *, root: int = 0, dim: int = 0, algorithm: str | None = None) -> Any:
-    """Each device gets its own block along `dim` of root's `x`; `dim` must divide by p. Gradient: gather."""
+    """Give each device its own block along `dim` of root's `x`; p must divide that dimension. Gradient: gather."""
     axes = mesh_axes("scatter", axis)
     dim = _dim("scatter", x, dim)
     return _communicate(c.scatter_p, x, axes, algorithm, root=_root("scatter", root, axes), dim=dim)
 
 
 def barrier(axis: Axes, *, algorithm: str | None = None) -> None:
-    """No device along `axis` goes on before all are here; no collective crosses it."""
+    """Wait until all devices along `axis` have arrived; no collective is moved across it."""
     axes = mesh_axes("barrier", axis)
     bind(c.barrier_p, axes=axes, size=varying.axis_size(axes), algorithm=_algorithm("barrier", algorithm))
 

@@ -1,4 +1,4 @@
-"""Quantities and tables as text and HTML, and what notebooks show of meshes, arrays and programs.
+"""Quantities and tables as text and HTML, and the notebook views of meshes, arrays and programs.
 
 Any layer may import it, so it imports nothing before it is used.
 """
@@ -46,7 +46,7 @@ def size_text(nbytes: int) -> str:
 
 
 def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> str:
-    """Columns aligned with two spaces between them; those named in `right` to the right."""
+    """A table with two spaces between columns; those named in `right` are aligned to the right."""
     widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
 
     def line(row: Sequence[str]) -> str:
@@ -57,7 +57,7 @@ def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequen
 
 
 def html_table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = (), bold: int = -1) -> str:
-    """The same as an HTML table; row number `bold` is emphasised."""
+    """`text_table` in HTML; row number `bold` is emphasised."""
 
     def line(tag: str, row: Sequence[str], weight: str = "") -> str:
         styles = [f"white-space:nowrap;{weight}text-align:{'right' if h in right else 'left'}" for h in head]
@@ -70,7 +70,7 @@ def html_table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequen
 
 
 def titled(title: str, body: str) -> str:
-    """A title, which is text, above what is HTML already."""
+    """A title (text) above a body (HTML)."""
     return f'<div><code style="white-space:pre-wrap">{_escape(title)}</code>{body}</div>'
 
 
@@ -85,7 +85,7 @@ def _escape(text: str) -> str:
 # Eight colours that can be told apart with the common colour-vision deficiencies (Okabe and Ito, 2008), lightened.
 _COLOURS = ("#cfe8fb", "#fde3b5", "#c9ead9", "#f7d3e3", "#fbf6bd", "#cdd9ee", "#f6d2bd", "#e2e2e2")
 _CELL = "border:1px solid #888;padding:4px 8px;text-align:center;white-space:nowrap;color:#111;background:"
-_TEXT = "font-family:monospace;white-space:pre;overflow-x:auto;line-height:1.3"  # said here: not all notebook pages do
+_TEXT = "font-family:monospace;white-space:pre;overflow-x:auto;line-height:1.3"  # some notebook pages set none of these
 _HEAD = "padding:2px 8px;font-weight:normal;white-space:nowrap;text-align:"
 
 
@@ -130,7 +130,7 @@ def _placement(sharding: Sharding, shape: tuple[int, ...]) -> list[str]:
 
 
 def array_table(array: Array) -> str:
-    """Grid of what each device holds, in one colour for each distinct block, and the values when they are few."""
+    """Grid of each device's block, one colour for each distinct block, and the values (abridged above 50 elements)."""
     import numpy as np
 
     from .types import dtype_name
@@ -149,7 +149,7 @@ def array_table(array: Array) -> str:
 
 
 def program_table(program: Program) -> str:
-    """The program's text, collectives emphasised."""
+    """The program's text with its collectives in bold."""
     names = {e.primitive.name for e in program.collectives()}
     lines = []
     for line in _escape(program.text()).split("\n"):

@@ -1,4 +1,4 @@
-"""Every exception that funccoll raises on purpose, and where the user's own line is found.
+"""The exceptions of funccoll, and the search for the line of the user's code that an error points at.
 
 Each class also derives from the built-in that a NumPy or JAX user would catch (`ValueError`,
 `TypeError`, ...), so existing handlers keep working. A message says what is wrong, where
@@ -47,10 +47,10 @@ __all__ = [
 ]
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
-# Frames of libraries that call back into us (NumPy's dispatch, optree's maps, functools) are not the user's.
+# Frames of libraries that call back into funccoll (NumPy's dispatch, optree's maps, functools) are not the user's.
 _FOREIGN = tuple(f"{os.sep}site-packages{os.sep}{name}{os.sep}" for name in ("numpy", "optree", "jaxtyping"))
 _STANDARD = sysconfig.get_path("stdlib") + os.sep
-_TYPED_IN = ("<stdin>", "<ipython", "<string>")  # the names Python gives to code that is in no file
+_TYPED_IN = ("<stdin>", "<ipython", "<string>")  # Python's names for code without a file
 _VERDICTS: dict[str, bool] = {}
 
 
@@ -81,11 +81,11 @@ def _is_users(filename: str) -> bool:
 
 
 def user_source() -> Source | None:
-    """The innermost frame that is neither funccoll's nor NumPy's: the line the user wrote."""
+    """Return the innermost frame that is neither funccoll's nor a library's: the line the user wrote."""
     frame = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
-        # Methods that dataclasses generate have no file either: their module tells that they are ours.
+        # Methods that dataclasses generate have no file either: their module shows that they are funccoll's.
         if _is_users(code.co_filename) and not frame.f_globals.get("__name__", "").startswith("funccoll."):
             return Source(code.co_filename, frame.f_lineno, code.co_name)
         frame = frame.f_back
@@ -112,7 +112,7 @@ class at_source:
 
 
 def current_source() -> Source | None:
-    """The user's line on whose behalf we are running now."""
+    """Return the user's line to which operations and errors are attributed now."""
     return _SOURCE.get() or user_source()
 
 
@@ -136,9 +136,9 @@ def _restore(kind: type[FunccollError], text: str, source: Source | None) -> Fun
 
 
 class user_frames:
-    """Context manager: an error of ours that leaves it shows the user's frames, not our own thirty between them.
+    """Context manager: cuts funccoll's own frames (about thirty) out of the traceback of a FunccollError.
 
-    Set FUNCCOLL_TRACEBACK=full in the environment to see them all.
+    Set FUNCCOLL_TRACEBACK=full in the environment to keep them.
     """
 
     __slots__ = ()
@@ -160,7 +160,7 @@ class user_frames:
 
 
 class MeshError(FunccollError, ValueError):
-    """A mesh that cannot exist, that does not fit the job, or an axis that is not in it."""
+    """A mesh that cannot exist or does not fit the job, or an axis that the mesh does not have."""
 
 
 class ShardingError(FunccollError, ValueError):
@@ -184,7 +184,7 @@ class PytreeError(FunccollError, ValueError):
 
 
 class TraceError(FunccollError, TypeError):
-    """A function that cannot be traced: what it was called with, or what it returned."""
+    """A function that cannot be traced, because of an argument or of its result."""
 
 
 class ConcretizationError(TraceError):
@@ -216,7 +216,7 @@ class RendezvousError(FunccollError, RuntimeError):
 
 
 class LaunchError(FunccollError, RuntimeError):
-    """Processes that fc.launch could not start, feed or hear to the end."""
+    """Processes that fc.launch could not start, send work to or receive all results from."""
 
 
 class LaunchTimeout(LaunchError, TimeoutError):
@@ -224,7 +224,7 @@ class LaunchTimeout(LaunchError, TimeoutError):
 
 
 class CollectiveTimeout(FunccollError, TimeoutError):
-    """A rank waited too long in a collective; the message tells where every rank is."""
+    """A rank waited too long in a collective; the message says where every rank is."""
 
 
 class ProgramMismatch(FunccollError, RuntimeError):

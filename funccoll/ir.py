@@ -292,7 +292,7 @@ class Traced:
 
 
 class Interpreter(Protocol):
-    """What an operation means. `axis_sizes` are the mesh axes that collectives may name."""
+    """The meaning of operations. `axis_sizes` are the mesh axes that collectives may name."""
 
     axis_sizes: Mapping[str, int]
 

@@ -70,7 +70,7 @@ class P(tuple):
 
 
 def _device_ids(devices: Sequence[int] | None) -> Sequence[int] | None:
-    """Ids as a range where they are one, else as a tuple: a mesh of a million devices stays small."""
+    """Ids as a range where they are consecutive, else as a tuple: a mesh of a million devices stays small."""
     if devices is None or (isinstance(devices, range) and devices.step == 1):
         return devices
     given: tuple[Any, ...] = tuple(devices) if isinstance(devices, Iterable) else (None,)
@@ -87,7 +87,7 @@ class Mesh:
     `devices` holds one integer id per device, or is None for an abstract mesh, which can be traced,
     lowered and costed against but not run on. Meshes are values: equal when names, sizes, devices and process
     are. `backend` executes collectives over the mesh and allocates its arrays (`runtime/backend.py`); it is opaque here,
-    and part neither of equality nor of a pickle.
+    and neither compared nor pickled.
     """
 
     __slots__ = ("__dict__", "_hash", "axis_names", "backend", "devices", "process", "sizes")
@@ -143,7 +143,7 @@ class Mesh:
         return Mesh(self.shape)
 
     def check_axes(self, axes: str | Iterable[str], what: str = "axis") -> tuple[str, ...]:
-        """`axes` as a tuple; raises MeshError for a name this mesh does not have, or has twice."""
+        """`axes` as a tuple; raises MeshError for an unknown name or a repeated one."""
         if not isinstance(axes, Iterable):
             raise MeshError(f"{what} {axes!r}: a mesh axis is given by its name, one of {list(self.axis_names)}.")
         names = normalize_axes(axes)
@@ -244,14 +244,14 @@ def abstract_mesh(axes: Mapping[str, int]) -> Mesh:
 
 @dataclass(frozen=True)
 class Sharding:
-    """How an array lies on a mesh: mesh + P."""
+    """The distribution of an array over a mesh: mesh + P."""
 
     mesh: Mesh
     spec: P
 
     def __post_init__(self):
         if not isinstance(self.mesh, Mesh):
-            raise ShardingError(f"Sharding(mesh, spec): the mesh comes from fc.make_mesh({{...}}); {self.mesh!r} is none.")
+            raise ShardingError(f"Sharding(mesh, spec): expected a mesh from fc.make_mesh({{...}}), not {self.mesh!r}.")
         if not isinstance(self.spec, P):
             raise ShardingError(f"Sharding(mesh, spec): expected a spec such as fc.P('data'), not {self.spec!r}.")
         self.mesh.check_axes(self.spec.axes, what=f"axis in {self.spec!r},")
@@ -303,7 +303,7 @@ class Sharding:
         return tuple(n * (self.mesh.axis_size(self.dim_axes(d)) if self.dim_axes(d) else 1) for d, n in enumerate(shape))
 
     def index(self, shape: Sequence[int], coordinates: Mapping[str, int]) -> tuple[slice, ...]:
-        """Which part of a global array of `shape` the device at `coordinates` holds (missing axes count as 0)."""
+        """The part of a global array of `shape` that the device at `coordinates` holds (missing axes count as 0)."""
         local = self.shard_shape(shape)
         out = []
         for dim, extent in enumerate(local):
@@ -319,11 +319,10 @@ class Sharding:
 
 @lru_cache(maxsize=4096)
 def copy_coordinates(mesh: Mesh, varying: frozenset[str]) -> tuple[dict[str, int], ...]:
-    """One coordinate for each distinct value of something that varies over `varying`.
+    """Coordinates of the distinct copies of a value that varies over `varying`, in the order of the mesh's axes.
 
-    In one process a value that does not vary over an axis is held once for all devices along it; these
-    are the coordinates of the distinct copies, in the order of the mesh's axes. Where a process plays one device,
-    it holds one copy: its own.
+    A process that plays all devices holds one copy for all devices along an axis over which the value does not
+    vary. A process that plays one device holds one copy: its own.
     """
     if len(mesh.local_devices) == mesh.size:
         return tuple(mesh.walk(a for a in mesh.axis_names if a in varying))

@@ -1,4 +1,4 @@
-"""Careful model functions in NumPy: they work on arrays and inside traced functions, and differentiate."""
+"""Model functions in NumPy, numerically stable: for arrays and inside traced functions, with gradients."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _sigmoid(x: Any) -> Any:
 
 
 def _sigmoid_forward(x: Any) -> tuple[Any, Any]:
-    out = _sigmoid(x)  # itself with this rule: the next derivative does not see the abs, which has a corner at 0
+    out = _sigmoid(x)  # with its rule: higher derivatives do not see the abs, which has a corner at 0
     return out, out
 
 
@@ -100,7 +100,7 @@ def logsumexp(
     top = stop_gradient(np.max(x, axis=axis, keepdims=True))
     top = np.where(np.isfinite(top), top, np.zeros((), x.dtype))
     total = np.sum(np.exp(x - top), axis=axis, keepdims=True)
-    nothing = total == 0  # only where all are -inf; the logarithm is kept away from 0, or its gradient would be NaN
+    nothing = total == 0  # only where all are -inf: a logarithm of 0 would have the gradient NaN
     out = _narrow(np.where(nothing, -np.inf, np.log(np.where(nothing, 1.0, total)) + top), given)
     if keepdims:
         return out

@@ -25,7 +25,7 @@ _NAMES.update({np.dtype(f"complex{b}"): f"c{b}" for b in (64, 128)})
 _INEXACT = {d for d in _NAMES if d.kind in "fc" or d == bfloat16}
 
 
-_TEXT = ": text is no array. Make it a static argument (static_argnames) or leave it out"
+_TEXT = ": text is not an array. Make it a static argument (static_argnames) or leave it out"
 _REMEDIES = {
     "U": _TEXT,
     "S": _TEXT,
@@ -36,7 +36,7 @@ _REMEDIES = {
     "G": ": convert it with .astype(np.complex128)",
     "V": ": pass the fields as a dict of arrays",
 }
-"""What to do about a dtype that is not supported, by its character or kind."""
+"""Remedies for unsupported dtypes, by their character or kind."""
 
 
 def dtype_name(dtype: np.dtype) -> str:
@@ -50,12 +50,12 @@ def is_inexact(dtype: np.dtype) -> bool:
 
 
 def check_dtype(dtype: np.dtype, what: str = "value") -> np.dtype:
-    """`dtype` in native byte order; raises DTypeError for one that funccoll does not carry."""
+    """`dtype` in native byte order; raises DTypeError for an unsupported one."""
     native = dtype if dtype.isnative else dtype.newbyteorder("=")
     if native not in _NAMES:
         remedy = _REMEDIES.get(native.char) or _REMEDIES.get(native.kind, "")
         raise DTypeError(
-            f"{what} has dtype {dtype}, which funccoll does not carry{remedy}. Supported: bool, int8 to int64, uint8 to "
+            f"{what} has dtype {dtype}, which funccoll does not support{remedy}. Supported: bool, int8 to int64, uint8 to "
             "uint64, float16, bfloat16, float32, float64, complex64, complex128."
         )
     return native

@@ -233,7 +233,7 @@ def test_arrays_refuse_assignment():
     copied = np.array(arr)
     copied[:] = 5
     assert same(arr, X)
-    with pytest.raises(ValueError, match="copy it together"):
+    with pytest.raises(ValueError, match="copy its blocks into one array"):
         arr.__array__(copy=False)
     assert np.asarray(fc.device_put(X, LINE), copy=True).flags.writeable
 

@@ -192,8 +192,8 @@ def test_pairs_that_are_none(pairs, part):
 
 def test_operands_that_are_no_arrays():
     for operand in ("text", object(), np.sum, {"a": ["text"]}):
-        wrong(TraceError, lambda: run(lambda x: fc.all_reduce(operand, "data")), "all_reduce", "no array", "pytree")
-        wrong(TraceError, lambda: run(lambda x: fc.all_gather(operand, "data")), "all_gather", "no array", "pytree")
+        wrong(TraceError, lambda: run(lambda x: fc.all_reduce(operand, "data")), "all_reduce", "not an array", "pytree")
+        wrong(TraceError, lambda: run(lambda x: fc.all_gather(operand, "data")), "all_gather", "not an array", "pytree")
 
 
 def test_ops_that_a_dtype_lacks():
@@ -351,7 +351,7 @@ def test_a_compiled_function_checks_its_arguments():
     wrong(ShapeError, lambda: compiled(X[:2]), "args[0] of <lambda>", "float32[2]", "float32[8]")
     wrong(PytreeError, lambda: compiled(X, X), "structure", "(*, *)", "compiles anew")
     wrong(DTypeError, lambda: compiled("a"), "args[0]", "<U1")
-    wrong(TraceError, lambda: compiled(object()), "args[0]", "no array")
+    wrong(TraceError, lambda: compiled(object()), "args[0]", "not an array")
 
 
 # ---------------------------------------------------------------- the exceptions themselves

@@ -173,8 +173,8 @@ def test_augmented_assignment_to_a_traced_name_is_no_assignment():
 
 
 def test_unsupported_functions_name_near_ones():
-    wrong(UnsupportedError, lambda: run(lambda x: np.array_equal(x, x)), "np.array_equal", "near it", "outside the traced")
-    wrong(UnsupportedError, lambda: run(lambda x: np.nansum(x)), "near it: np.sum")
+    wrong(UnsupportedError, lambda: run(lambda x: np.array_equal(x, x)), "np.array_equal", "similar name", "outside the traced")
+    wrong(UnsupportedError, lambda: run(lambda x: np.nansum(x)), "similar name: np.sum")
     wrong(UnsupportedError, lambda: run(lambda x: np.frompyfunc(abs, 1, 1)(x)), "the ufunc abs")
     wrong(UnsupportedError, lambda: run(lambda x: np.linalg.svd(x)), "np.linalg.svd")
     wrong(UnsupportedError, lambda: run(lambda x: np.fft.fft(x)), "np.fft.fft", "fc.supported_functions()")
@@ -303,7 +303,7 @@ def test_what_grad_does_not_take():
         wrong(TraceError, lambda: fc.grad(np.sum, argnums=argnums), f"argnums={argnums!r}", "position")
     for call in (lambda: fc.grad(3), lambda: fc.value_and_grad(X), lambda: fc.vjp("f", X), lambda: fc.custom_vjp(3)):
         wrong(TraceError, call, "takes a function")
-    wrong(DTypeError, lambda: fc.grad(lambda x: 1.0)("text"), "<U4", "text is no array")
+    wrong(DTypeError, lambda: fc.grad(lambda x: 1.0)("text"), "<U4", "text is not an array")
 
 
 def test_cotangents_that_do_not_fit():
@@ -319,7 +319,7 @@ def test_cotangents_that_do_not_fit():
     [
         (PytreeError, lambda g: tuple(g), "one gradient for each value"), (PytreeError, lambda g: None, "structure"),
         (VaryingError, lambda g: g, "all_reduce it"), (TraceError, 3, "takes a function"),
-        (VaryingError, lambda g: [np.zeros(3)], "shape and dtype"), (DTypeError, lambda g: ["a"], "text is no array"),
+        (VaryingError, lambda g: [np.zeros(3)], "shape and dtype"), (DTypeError, lambda g: ["a"], "text is not an array"),
     ],
 )  # fmt: skip
 def test_grad_hooks_that_do_not_fit(kind, hook, part):
@@ -347,7 +347,7 @@ def test_grad_hooks_that_do_not_fit(kind, hook, part):
         (PytreeError, lambda x: (x * 2, None), lambda r, c: ([c],), "backward rule of double returns structure"),
         (ShapeError, lambda x: (x * 2, None), lambda r, c: (c[:2],), "f32[2] for a value of type f32[8]"),
         (ShapeError, lambda x: (x * 2, None), lambda r, c: (c.astype(np.float64),), "f64[8]"),
-        (DTypeError, lambda x: (x * 2, None), lambda r, c: ("text",), "text is no array"),
+        (DTypeError, lambda x: (x * 2, None), lambda r, c: ("text",), "text is not an array"),
     ],
 )
 def test_custom_rules_that_do_not_fit(kind, forward, backward, part):
@@ -407,8 +407,8 @@ def test_dtypes_that_are_not_carried(value, part):
 def test_values_that_are_no_arrays():
     f = fc.jit(lambda batch: batch)
     for value in (object(), np.sin, {1, 2}):
-        wrong(TraceError, lambda: f({"y": value}), "batch['y'] of <lambda>", type(value).__name__, "no array")
-        wrong(TraceError, lambda: fc.device_put(value, LINE), "device_put: x", "no array")
+        wrong(TraceError, lambda: f({"y": value}), "batch['y'] of <lambda>", type(value).__name__, "not an array")
+        wrong(TraceError, lambda: fc.device_put(value, LINE), "device_put: x", "not an array")
     wrong(DTypeError, lambda: f(2**70), "batch of <lambda>", str(2**70), "64 bits")
     wrong(ShapeError, lambda: fc.device_put([[1], [1, 2]], LINE), "device_put: x", "inhomogeneous")
     wrong(TraceError, lambda: f(np.ma.array([1.0, 2.0], mask=[0, 1])), "masked", "filled")

@@ -1,1 +1,1 @@
-"""Arrays on a mesh, and putting values there."""
+"""Arrays on a mesh, and the placement of values there."""

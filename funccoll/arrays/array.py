@@ -42,7 +42,7 @@ class Array(metaclass=_ArrayMeta):
     def __reduce__(self) -> Any:
         return Array, (self.layout, self.take_copies())
 
-    # ------------------------------------------------------------ what it is
+    # ------------------------------------------------------------ attributes
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -56,12 +56,12 @@ class Array(metaclass=_ArrayMeta):
 
     @property
     def weak(self) -> type | None:
-        """int, float or complex when it stands for a Python scalar, else None: passed on, it stays weak."""
+        """int, float or complex when it stands for a Python scalar, else None. It stays weak when it is passed on."""
         return self.layout.weak
 
     @property
     def sharding(self) -> Sharding:
-        """How it lies on its mesh."""
+        """Its mesh and partition spec."""
         return self.layout.sharding
 
     @property
@@ -71,7 +71,7 @@ class Array(metaclass=_ArrayMeta):
 
     @property
     def size(self) -> int:
-        """Number of elements in all."""
+        """Number of elements of the global value."""
         return int(np.prod(self.layout.shape, dtype=np.int64))
 
     @property
@@ -86,7 +86,7 @@ class Array(metaclass=_ArrayMeta):
 
     @property
     def is_deleted(self) -> bool:
-        """True once it was donated to a jitted function."""
+        """True after it was donated to a jitted function."""
         return self._copies is None
 
     def take_copies(self, delete: bool = False) -> Any:
@@ -95,11 +95,11 @@ class Array(metaclass=_ArrayMeta):
         if copies is None:
             raise DeletedArrayError(
                 f"this Array {dtype_name(self.dtype)}{list(self.shape)} was donated to a jitted function (donate_argnums) "
-                "and has no data any more. Use that function's result, or do not donate it."
+                "and no longer has data. Use that function's result, or do not donate it."
             )
         if delete:
             self._copies = None
-            # A layout of its own: no call cache knows it, so a later use comes to the error above.
+            # A layout of its own: no call cache contains it, so a later use raises the error above.
             self.layout = ArrayLayout(self.shape, self.dtype, self.sharding, self.layout.weak)
         return copies
 
@@ -121,12 +121,12 @@ class Array(metaclass=_ArrayMeta):
             return _read_only(self._copies)
         if not self.layout.is_one_block:
             raise MeshError(
-                f"this process plays all {self.sharding.mesh.size} devices of {self.sharding.mesh!r}, so there is no one "
+                f"this process plays all {self.sharding.mesh.size} devices of {self.sharding.mesh!r}, so it has no single "
                 "local block: use arr.shards[device], or np.asarray(arr)."
             )
         return self.shards[0]
 
-    # ------------------------------------------------------------ values out
+    # ------------------------------------------------------------ conversions
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         copies = self._copy_list()
@@ -140,7 +140,7 @@ class Array(metaclass=_ArrayMeta):
         if len(copies) == 1:
             whole = _read_only(copies[0])
         elif copy is False:
-            raise ValueError("this Array is split over devices: np.asarray has to copy it together.")
+            raise ValueError("this Array is split over devices: np.asarray has to copy its blocks into one array.")
         else:
             whole = np.empty(self.shape, self.dtype)
             for index, block in zip(self.layout.indices, copies, strict=True):
@@ -218,7 +218,7 @@ class Array(metaclass=_ArrayMeta):
         """The global value with another dtype, as a NumPy array."""
         return np.asarray(self).astype(dtype)
 
-    # ------------------------------------------------------------ showing it
+    # ------------------------------------------------------------ display
 
     def __format__(self, spec: str) -> str:
         return format(self.item(), spec) if self.size == 1 and spec else str(self)
@@ -304,12 +304,12 @@ def to_numpy(x: Any, what: str = "x") -> np.ndarray:
     try:
         array = np.asarray(x)
     except ValueError as error:  # nested lists of different lengths
-        raise ShapeError(f"{what} is no array: {error}") from None
+        raise ShapeError(f"{what} is not an array: {error}") from None
     if array.dtype == object and isinstance(x, int):
         raise DTypeError(f"{what} is {x}, which does not fit into 64 bits. Pass a float, or split it.")
     if array.dtype == object and not isinstance(x, np.ndarray):
         raise TraceError(
-            f"{what} is {x!r:.60} of type {type(x).__name__}, which is no array. Pass arrays, numbers and pytrees of them; "
+            f"{what} is {x!r:.60} of type {type(x).__name__}, which is not an array. Pass arrays, numbers and pytrees; "
             "anything else is a static argument of fc.jit."
         )
     check_dtype(array.dtype, what)

@@ -1,4 +1,4 @@
-"""Everything about an Array but its data: global shape, dtype, sharding; and new blocks in the memory of its mesh."""
+"""Layouts of Arrays, and new blocks in the memory of their mesh."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ def new_block(mesh: Mesh, value: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class ArrayLayout:
-    """Global shape, dtype and sharding: everything about an Array but its data.
+    """Global shape, dtype and sharding: everything about an Array except its data.
 
-    Compared by identity, which is what makes a call's cache lookup cheap; `layout_of` gives equal ones as one
-    object.
+    Compared by identity, which makes a call's cache lookup cheap; `layout_of` returns one object for equal
+    layouts.
     """
 
     shape: tuple[int, ...]
     dtype: np.dtype
     sharding: Sharding
     weak: type | None = None
-    """int, float or complex when it stands for a Python scalar (a step counter that a step returns): NEP 50."""
+    """int, float or complex when it stands for a Python scalar (a counter that a training step returns): NEP 50."""
 
     def __reduce__(self) -> Any:
         return layout_of, (self.shape, self.dtype, self.sharding, self.weak)  # a copy is the same object
 
     def same(self, other: ArrayLayout) -> bool:
-        """Equal in shape, dtype and sharding."""
+        """True when shape, dtype and sharding are equal."""
         return self is other or (self.shape, self.dtype, self.sharding) == (other.shape, other.dtype, other.sharding)
 
     @cached_property
@@ -62,7 +62,7 @@ class ArrayLayout:
 
     @cached_property
     def copy_of_device(self) -> tuple[int, ...]:
-        """For each device position, which distinct copy it holds."""
+        """For each device position, the number of the distinct copy it holds."""
         mesh, varying = self.sharding.mesh, self.sharding.varying
         position = {tuple(c.items()): i for i, c in enumerate(mesh.walk(a for a in mesh.axis_names if a in varying))}
         return tuple(
@@ -78,7 +78,7 @@ class ArrayLayout:
 
 
 def layout_of(shape: tuple[int, ...], dtype: np.dtype, sharding: Sharding, weak: type | None = None) -> ArrayLayout:
-    """The one ArrayLayout object for these; raises ShardingError when the shape does not divide."""
+    """The only ArrayLayout of these fields; raises ShardingError when the sharding does not divide the shape."""
     return _layout_of(shape, dtype, sharding, weak, sharding.mesh.backend)
 
 
@@ -86,7 +86,7 @@ def layout_of(shape: tuple[int, ...], dtype: np.dtype, sharding: Sharding, weak:
 def _layout_of(
     shape: tuple[int, ...], dtype: np.dtype, sharding: Sharding, weak: type | None, backend: Any
 ) -> ArrayLayout:
-    # The backend is in the key because equal meshes of two jobs have different ones.
+    # The backend is in the key because equal meshes of two jobs have different backends.
     layout = ArrayLayout(shape, dtype, sharding, weak)
     _ = layout.type
     return layout

@@ -1,4 +1,4 @@
-"""Putting values onto meshes and taking them off: device_put, from_local."""
+"""Placement of values on meshes: device_put, from_local."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ def device_put(x: Any, mesh: Mesh | Sharding, spec: P | None = None) -> Array:
 
 
 def from_local(x: Any, mesh: Mesh | Sharding, spec: P | None = None) -> Array:
-    """An Array from blocks that are split already.
+    """Make an Array of blocks that are already split.
 
-    `x` is this process's block. In one process that plays several devices it is a sequence of blocks, one for
-    each device in device order; blocks of devices that hold the same part must be bitwise equal.
+    `x` is this process's block, or in a process that plays several devices a sequence of blocks, one for each
+    device in device order; blocks of devices that hold the same part must be bitwise equal.
     """
     sharding = _concrete_mesh(_sharding(mesh, spec))
     size = sharding.mesh.size

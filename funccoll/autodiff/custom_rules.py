@@ -22,7 +22,7 @@ __all__ = ["custom_vjp", "grad_hook", "stop_gradient"]
 
 
 def _check_rule(found: ArrayType, wanted: ArrayType, what: str) -> None:
-    """What a custom rule returns must have the type of what it stands for; it may vary over less."""
+    """Raise unless a custom rule's value has the type of the value it stands for; it may vary over fewer axes."""
     if found.shape != wanted.shape or found.dtype != wanted.dtype:
         raise ShapeError(f"{what} of type {found} for a value of type {wanted}: shape and dtype must agree.")
     extra = sorted(found.varying - wanted.varying)
@@ -39,7 +39,7 @@ def stop_gradient(x: Any) -> Any:
 
 
 def grad_hook(xs: Any, hook: Callable[[Any], Any], axis: Axes) -> Any:
-    """`pvary` of a whole bucket, with your own transpose.
+    """`pvary` of a whole bucket, with a transpose of the user's own.
 
     `xs` is a pytree of arrays that do not vary over `axis`; the result varies. In the backward pass
     `hook(cotangents)` receives the pytree of local gradients as soon as the last of them is complete, and
@@ -55,8 +55,8 @@ def grad_hook(xs: Any, hook: Callable[[Any], Any], axis: Axes) -> Any:
         out, out_tree = optree.tree_flatten(hook(treedef.unflatten(cts)))
         if out_tree != treedef:
             raise PytreeError(
-                f"a grad_hook returned structure {out_tree}, and its bucket has {treedef}: it returns one gradient for each "
-                "value, in the structure it was given (* is an array)."
+                f"a grad_hook returned structure {out_tree}, and its bucket has {treedef}: it must return one gradient for "
+                "each value, in the bucket's structure (* is an array)."
             )
         for value, type in zip(out, types, strict=True):
             found = value_type(value)
@@ -77,8 +77,8 @@ class custom_vjp:
     `f.defvjp(forward, backward)`: `forward(*args) -> (result, residuals)`; `backward(residuals, cotangent)`
     returns one cotangent (a pytree like the argument, or None for zero) for each argument. Source: JAX.
 
-    The two run when a gradient is taken, after the function around them was traced: a traced array of that
-    function reaches them as an argument or as a residual, not through a closure (which raises LeakedTracerError).
+    Both run when a gradient is taken, after the enclosing function was traced. A traced array of that function
+    must reach them as an argument or as a residual; through a closure it raises LeakedTracerError.
     """
 
     def __init__(self, fn: Callable[..., Any]):
@@ -105,7 +105,7 @@ class custom_vjp:
         forward, backward = self.forward, self.backward
         leaves, treedef, flat, info = flatten_function(self.fn, args, False, name)
         program, captured = stage(flat, [value_type(v) for v in leaves], label=name)
-        # What the function captured becomes further inputs, without a gradient.
+        # Captured values become further inputs, without a gradient.
         closed = program.replace(constants=(), inputs=(*program.inputs, *(v for v, _ in program.constants)))
         out_tree = info["out_tree"]
 

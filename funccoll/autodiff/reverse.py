@@ -1,8 +1,8 @@
 """Reverse-mode differentiation: vjp, grad, value_and_grad.
 
-A function is staged to a program, the program is run through `bind` (so an enclosing trace records it),
-and then walked backwards calling each primitive's gradient rule, which is written with public operations:
-differentiating a derivative is the same thing again.
+A function is staged to a program. The program is run through `bind`, so that an enclosing trace records it, and
+then walked backwards, calling each primitive's gradient rule. The rules are written with public operations, so that
+derivatives can be differentiated again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["flatten_function", "grad", "label_of", "require_function", "value_an
 
 
 def zeros(type: ArrayType) -> Any:
-    """Zeros of a type, varying as it says."""
+    """Zeros of a type, varying over its axes."""
     return widened(np.zeros(type.shape, type.dtype), type)
 
 
@@ -57,7 +57,7 @@ def _forward(
 
 
 def _activity(program: Program) -> set[Var]:
-    """The variables that an input can change smoothly."""
+    """The variables that depend differentiably on an input."""
     active = {v for v in program.inputs if is_inexact(v.type.dtype)}
     for eqn in program.equations:
         differentiable = eqn.primitive.vjp is not None or eqn.primitive is custom_vjp_p
@@ -79,7 +79,7 @@ class _Backward:
         self.pending = self._count_uses() if self.hooks else {}
 
     def _count_uses(self) -> dict[Equation, int]:
-        """For each hook, how many uses of its outputs have still to give their cotangents."""
+        """For each hook, the number of uses of its outputs whose cotangents are still to come."""
         pending = dict.fromkeys(self.hooks.values(), 0)
         for eqn in self.program.equations:
             for atom in eqn.inputs:
@@ -107,7 +107,7 @@ class _Backward:
                 self.release(eqn, done)
 
     def release(self, eqn: Equation, done: set[Equation]) -> None:
-        """Run each hook at the moment its last cotangent is complete, wherever its equation stands."""
+        """Run each hook as soon as its last cotangent is complete, at any position of its equation."""
         for atom in eqn.inputs:
             hook = self.hooks.get(atom) if isinstance(atom, Var) else None
             if hook is not None:
@@ -116,10 +116,10 @@ class _Backward:
                     done.add(hook)
                     if self.active.intersection(hook.outputs):
                         self.transpose(hook)
-                    self.release(hook, done)  # a hook over another axis may stand behind this one
+                    self.release(hook, done)  # its values may come from a hook over another axis
 
     def transpose(self, eqn: Equation) -> None:
-        """Take the cotangents of an equation's outputs to its inputs."""
+        """Propagate the cotangents of an equation's outputs to its inputs."""
         cts = [self.cts.pop(v, None) for v in eqn.outputs]
         if all(ct is None for ct in cts):
             return
@@ -160,7 +160,7 @@ def _linearize(
 
 
 def _own(value: Any) -> Any:
-    """A plain array as a copy: the user may write into it, or into what it came from."""
+    """A plain array as a copy: the user may write into it, or into the array that it is a view of."""
     return np.array(value) if isinstance(value, np.ndarray) else value
 
 
@@ -191,21 +191,21 @@ def flatten_function(fn: Callable[..., Any], args: Any, has_aux: bool, name: str
 
 
 def require_function(what: str, fn: Any) -> None:
-    """Raise a TraceError that names what a function is needed for."""
+    """Raise a TraceError that names the use when `fn` is not callable."""
     if not callable(fn):
         raise TraceError(f"{what} takes a function, not {fn!r:.60}.")
 
 
 def label_of(fn: Callable[..., Any]) -> str:
-    """How messages call a function."""
+    """The name of a function in messages."""
     return getattr(fn, "__name__", type(fn).__name__)
 
 
 def vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple:
     """`(fn(*primals), pullback)`: `pullback(cotangent)` gives one cotangent for each primal.
 
-    `primals` are pytrees of arrays. The cotangent has the structure, shapes and dtypes of the result; what it
-    varies over must be what the result varies over (an unvarying one is widened). With `has_aux`, `fn` returns
+    `primals` are pytrees of arrays. The cotangent has the structure, shapes and dtypes of the result; it
+    may vary only over the axes of the result, and is widened to all of them. With `has_aux`, `fn` returns
     `(result, aux)` and this returns `(result, pullback, aux)`. Complex numbers follow JAX: no conjugates.
     """
     require_function("vjp", fn)
@@ -249,16 +249,16 @@ def value_and_grad(
     """A function returning `(fn(*args), gradient)`; the gradient has the structure of argument `argnums`.
 
     `fn` returns a real scalar (or `(scalar, aux)` with `has_aux`). The gradient of a parameter that is equal on
-    all devices, used with data that is not, is summed over the devices once: gradients arrive reduced.
+    all devices, used with data that is not, is summed over the devices once: gradients are returned reduced.
 
-    Raises: VaryingError when the loss varies over a mesh axis and an argument does not: that would silently be
-    the gradient of the sum of the losses.
+    Raises: VaryingError when the loss varies over a mesh axis and an argument does not: the result would silently
+    be the gradient of the sum of the losses.
     """
     require_function("grad", fn)
     several = isinstance(argnums, (tuple, list))
     positions: tuple[Any, ...] = tuple(argnums) if several else (argnums,)
     if not all(isinstance(p, (int, np.integer)) and not isinstance(p, bool) for p in positions):
-        raise TraceError(f"grad: argnums={argnums!r}: it takes the position of an argument, such as 0, or a tuple of them.")
+        raise TraceError(f"grad: argnums={argnums!r} must be the position of an argument, such as 0, or a tuple of them.")
     name = label_of(fn)
 
     @functools.wraps(fn)
@@ -307,8 +307,8 @@ def _argument(position: int, count: int, name: str) -> int:
 def _check_loss(loss: Any, name: str, count: int, types: Mapping[tuple, ArrayType]) -> None:
     if count != 1:
         raise TraceError(
-            f"grad of {name}: it must return one scalar, and returned {count} arrays. Return (loss, aux) and say "
-            "has_aux=True to carry more."
+            f"grad of {name}: it must return one scalar, and returned {count} arrays. Return (loss, aux) and set "
+            "has_aux=True to return more."
         )
     if loss.type.shape != () or not is_inexact(loss.type.dtype) or loss.type.dtype.kind == "c":
         raise TraceError(f"grad of {name}: it must return a real floating-point scalar, and returned {loss.type}.")

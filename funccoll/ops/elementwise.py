@@ -35,7 +35,7 @@ _WEAK = {"i": int, "f": float, "c": complex}
 
 
 def _bind_weakly(primitive: Any, operands: Sequence[Any], arrays: Sequence[Any]) -> Any:
-    """Bind; what was computed from Python scalars alone is one again, as it is in Python."""
+    """Bind; a result of Python scalars alone is weak as well, as in Python."""
     out = bind(primitive, *arrays)
     if isinstance(out, Traced) and all(scalar_type(x) for x in operands):
         out.weak = _WEAK.get(out.type.dtype.kind)
@@ -43,10 +43,10 @@ def _bind_weakly(primitive: Any, operands: Sequence[Any], arrays: Sequence[Any])
 
 
 def _key(x: Any, has_bfloat16: bool) -> Any:
-    """What NumPy's promotion needs to know: a dtype, or the type of a Python scalar."""
+    """An operand as NumPy's promotion takes it: a dtype, or the type of a Python scalar."""
     kind = scalar_type(x) or type(x)
     if kind in _SCALARS:
-        # ml_dtypes cannot tell NumPy that Python scalars are weak; NEP 50's rule is kept here.
+        # ml_dtypes cannot tell NumPy that Python scalars are weak, so NEP 50's rule is applied here.
         return bfloat16 if has_bfloat16 and kind is not complex else kind
     return np.dtype(np.bool_) if kind is bool else x.dtype
 
@@ -97,7 +97,7 @@ def call_ufunc(ufunc: np.ufunc, method: str, inputs: Sequence[Any], kwargs: Mapp
     if out is not None and any(o is not None for o in out):
         raise InPlaceError(
             f"np.{ufunc.__name__}(..., out=...) or an in-place operator (+=, *=, ...) would write a traced value into "
-            "an array that exists already. Use the returned value: y = np.add(x, v), or fc.at(x)[i].add(v)."
+            "an existing array. Use the returned value: y = np.add(x, v), or fc.at(x)[i].add(v)."
         )
     if method == "reduce":
         return _reduce(ufunc, inputs[0], {k: v for k, v in kwargs.items() if k != "out"})
@@ -136,13 +136,13 @@ def _reduce(ufunc: np.ufunc, x: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def astype(x: Any, dtype: Any, copy: bool = True) -> Any:
-    """`x` converted to `dtype`; complex to real is refused (say np.real)."""
+    """`x` converted to `dtype`; complex to real is refused (use np.real)."""
     try:
         dtype = check_dtype(np.dtype(dtype), "astype: the result")
     except TypeError as error:
         raise error if isinstance(error, DTypeError) else DTypeError(f"astype({dtype!r}): {error}.") from None
     if x.dtype.kind == "c" and dtype.kind != "c" and dtype.kind != "b":
-        raise DTypeError(f"astype from {x.dtype} to {dtype} would drop the imaginary part: say np.real(x) first.")
+        raise DTypeError(f"astype from {x.dtype} to {dtype} would drop the imaginary part: use np.real(x) first.")
     return x if x.dtype == dtype and not scalar_type(x) else bind(convert_p, x, dtype=dtype)
 
 
@@ -193,7 +193,7 @@ def clip(a: Any, a_min: Any = None, a_max: Any = None, out: Any = None, *, min: 
     refuse_out(out)
     a = as_operand(a)
     low, high = (a_min if a_min is not None else min), (a_max if a_max is not None else max)
-    if scalar_type(a) is None and a.dtype.kind in "iu":  # Python integers beyond the dtype's are no bounds
+    if scalar_type(a) is None and a.dtype.kind in "iu":  # Python integers beyond the dtype's limits bound nothing
         limits = np.iinfo(a.dtype)
         low = None if type(low) is int and low <= limits.min else low
         high = None if type(high) is int and high >= limits.max else high
@@ -269,7 +269,7 @@ def _like(make: Any) -> Any:
     return implementation
 
 
-# Constants do not depend on values: they are made now, at trace time.
+# Made while tracing, as constants: they depend on no values.
 implements(np.zeros_like)(_like(np.zeros))
 implements(np.empty_like)(_like(np.zeros))
 implements(np.ones_like)(_like(np.ones))

@@ -25,7 +25,7 @@ def _sequence(item: Sequence[Any]) -> Any:
 
 
 def _consumes(item: Any) -> int:
-    """How many dimensions an item of an index stands for."""
+    """Number of dimensions that an item of an index consumes."""
     if item is None or item is Ellipsis:
         return 0
     return item.ndim if isinstance(item, np.ndarray) and item.dtype == np.bool_ else 1
@@ -46,7 +46,7 @@ def recipe_of(shape: tuple[int, ...], index: Any) -> tuple[Recipe, list[Any]]:
                 start += len(shape) - sum(map(_consumes, items))
             if shape[start : start + item.ndim] != item.shape:
                 raise ShapeError(f"a mask of shape {item.shape} does not fit dimension {start} onwards of shape {shape}.")
-            expanded.extend(item.nonzero())  # a mask known while tracing is just its positions
+            expanded.extend(item.nonzero())  # a mask known while tracing becomes its positions
         elif getattr(item, "dtype", None) == np.bool_:
             raise UnsupportedError(
                 "indexing with a traced boolean mask has a shape that depends on values. Use np.where(mask, x, 0), or "
@@ -150,7 +150,7 @@ def take_along_axis(arr: Any, indices: Any, axis: int | None = -1) -> Any:
 
 
 class _At:
-    """`fc.at(x)[index]`: functional updates of one place of an array."""
+    """`fc.at(x)[index]`: functional updates of one region of an array."""
 
     __slots__ = ("index", "x")
 
@@ -174,7 +174,7 @@ class _At:
         value = astype(value, x.dtype) if hasattr(value, "dtype") else np.asarray(value, x.dtype)
         recipe, arrays = recipe_of(tuple(x.shape), self.index[0])
         operands = (x, value, *arrays)
-        if not any(isinstance(v, Traced) for v in operands):  # outside a trace no type rule runs, and it checks shapes
+        if not any(isinstance(v, Traced) for v in operands):  # the type rule checks shapes, and does not run outside a trace
             primitive.infer(*map(type_of, operands), recipe=recipe)
         return bind(primitive, *operands, recipe=recipe)
 

@@ -103,7 +103,7 @@ def _broadcast_terms(explicit: str, operands: Sequence[Any]) -> list[Any]:
     """Operands with every dimension of size 1 at the size that its letter has elsewhere (NumPy's rule)."""
     terms = explicit.partition("->")[0].split(",")
     if any(len(t) != x.ndim for t, x in zip(terms, operands, strict=True)):
-        return list(operands)  # the type rule says what is wrong
+        return list(operands)  # the type rule raises the error
     sizes: dict[str, int] = {}
     for letter, n in ((c, n) for t, x in zip(terms, operands, strict=True) for c, n in zip(t, x.shape, strict=True)):
         if n != 1 or letter not in sizes:

@@ -58,7 +58,7 @@ def _extremum(name: str, combine: np.ufunc) -> Callable[..., Any]:
         refuse_out(out)
         a, over = as_traceable(a), dims(axis, a.ndim)
         given = initial is not None and initial is not np._NoValue
-        if given and any(a.shape[d] == 0 for d in over):  # the maximum of nothing, and of `initial`
+        if given and any(a.shape[d] == 0 for d in over):  # an empty maximum is `initial`
             return np.full_like(a, initial, shape=reduced(a.shape, over, _flag(keepdims)))
         result = bind(REDUCTIONS[name], a, dims=over, dtype=a.dtype, keepdims=_flag(keepdims))
         return combine(result, _initial(initial, a.dtype)) if given else result

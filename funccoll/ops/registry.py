@@ -1,4 +1,4 @@
-"""The table of NumPy functions that can be traced, and what the tracers' protocols do with it."""
+"""The table of NumPy functions that can be traced, and the tracers' dispatch to it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = [
 F = TypeVar("F", bound=Callable[..., Any])
 
 FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {}
-"""NumPy function -> what it does to traced arrays, with NumPy's signature."""
+"""NumPy function -> its traced form, with NumPy's signature."""
 
 
 def implements(*functions: Callable[..., Any]) -> Callable[[F], F]:
@@ -40,36 +40,36 @@ def supported_functions() -> list[str]:
 
 
 def qualified_name(function: Callable[..., Any]) -> str:
-    """How a user writes a NumPy function: `np.linalg.norm`."""
+    """A NumPy function's name as users write it: `np.linalg.norm`."""
     return f"{getattr(function, '__module__', 'numpy')}.{function.__name__}".replace("numpy", "np", 1)
 
 
 def near(name: str) -> str:
-    """A sentence with supported names like `name`, or where to look."""
+    """A sentence with supported names similar to `name`, or where to look."""
     names = {full.rpartition(".")[2]: full for full in supported_functions()}
-    # A part of the name says more than letters in common: np.sum for np.nansum.
+    # A supported name inside `name` is a better match than common letters: np.sum for np.nansum.
     parts = sorted((n for n in names if len(n) > 2 and n in name), key=lambda n: (-len(n), n))
     close = list(dict.fromkeys([*parts, *difflib.get_close_matches(name, sorted(names), n=3, cutoff=0.6)]))[:3]
     if not close:
-        return "fc.supported_functions() lists what can be."
-    return f"Supported, with a name near it: {', '.join(names[n] for n in close)}."
+        return "fc.supported_functions() lists what can be traced."
+    return f"Supported, with a similar name: {', '.join(names[n] for n in close)}."
 
 
-_VALUES_DECIDE = {np.nonzero, np.flatnonzero, np.argwhere, np.unique, np.compress, np.extract, np.trim_zeros}
-_WRITE = {np.fill_diagonal, np.put, np.put_along_axis, np.place, np.putmask, np.copyto}
+_SHAPE_FROM_VALUES = {np.nonzero, np.flatnonzero, np.argwhere, np.unique, np.compress, np.extract, np.trim_zeros}
+_IN_PLACE = {np.fill_diagonal, np.put, np.put_along_axis, np.place, np.putmask, np.copyto}
 
 
 def call_function(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """`__array_function__` of a tracer: the table's entry, or an error that names near ones."""
+    """`__array_function__` of a tracer: call the table's entry; raises an error with similar names if there is none."""
     implementation = FUNCTIONS.get(function)
     name = qualified_name(function)
     if implementation is None:
-        if function in _VALUES_DECIDE:
+        if function in _SHAPE_FROM_VALUES:
             raise UnsupportedError(
                 f"{name} of a traced array has a shape that depends on values. Use np.where(condition, x, y), or a mask to "
                 "multiply by."
             )
-        if function in _WRITE:
+        if function in _IN_PLACE:
             raise InPlaceError(
                 f"{name} writes into its argument, and traced values never change. Use x = fc.at(x)[index].set(v)."
             )
@@ -84,9 +84,9 @@ def call_function(function: Callable[..., Any], args: Sequence[Any], kwargs: Map
     except FunccollError:
         raise
     except TypeError as error:
-        if error.__traceback__ is not None and error.__traceback__.tb_next is None:  # the call itself did not fit
+        if error.__traceback__ is not None and error.__traceback__.tb_next is None:  # the call did not fit the signature
             what = str(error).rpartition("() ")[2]
-            raise UnsupportedError(f"{name} while tracing: {what}. Its other arguments can be traced; leave it out.") from None
+            raise UnsupportedError(f"{name} while tracing: {what}. Leave it out; the other arguments can be traced.") from None
         raise UnsupportedError(f"{_shown(name, args, kwargs)}: {error}.") from error
     except (ValueError, IndexError) as error:
         raise ShapeError(f"{_shown(name, args, kwargs)}: {error}.") from error
@@ -102,7 +102,7 @@ def _shown(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
 
 
 def refuse_out(out: Any) -> None:
-    """For functions that take `out` by position."""
+    """Raise an InPlaceError for an `out` that was given by position."""
     if out is not None:
         raise InPlaceError("out= writes into an array; use the returned value instead.")
 

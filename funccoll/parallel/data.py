@@ -29,7 +29,7 @@ def make_buckets(types: Sequence[ArrayType], order: Sequence[int], caps: Sequenc
     the next parameter would make it larger than its cap; a parameter over the cap has a bucket of its own.
     """
     buckets: list[list[int]] = []
-    filling: dict[np.dtype, tuple[list[int], float]] = {}  # dtype -> its open bucket and the cap of that one
+    filling: dict[np.dtype, tuple[list[int], float]] = {}  # dtype -> its open bucket, and that bucket's cap
     for i in order:
         dtype, nbytes = types[i].dtype, types[i].nbytes
         bucket, cap = filling.get(dtype, ([], 0.0))
@@ -55,9 +55,9 @@ def data_parallel(
     Returns a function with loss_fn's signature, to use inside `fc.jit`: its value is the mean over `axis` of the
     devices' losses, and its gradient in `params` (equal on all devices) is the mean gradient. Gradients are
     reduced in buckets, in the order in which the backward pass completes them: one all_reduce for each bucket, as
-    soon as the bucket's last gradient is there. Sizes are in MiB (2^20 bytes); the first bucket is small, so that
+    soon as the bucket's last gradient is complete. Sizes are in MiB (2^20 bytes); the first bucket is small, so that
     communication starts early; buckets hold one dtype. With `has_aux`, loss_fn returns `(loss, aux)`, and aux
-    comes back as it is on each device.
+    is returned as it is on each device.
 
     Raises: VaryingError when the parameters vary over `axis`, or the loss does not (it is reduced already);
     MeshError outside a traced function with a mesh.
@@ -130,8 +130,11 @@ def _mean_loss(loss: Any, axes: tuple[str, ...]) -> Any:
 
 
 def _sum_over(axis: Axes) -> Callable[[Any], Any]:
-    """The hook of a bucket. The mean loss has divided the cotangents already (once, as a scalar), so this is
-    the transpose of pvary, and derivatives of any order and of the batch come out right."""
+    """The hook of a bucket: the transpose of pvary.
+
+    The mean loss has already divided the cotangents (once, as a scalar), so that derivatives of any order and of the
+    batch are correct.
+    """
 
     def reduce_bucket(gradients: Any) -> Any:
         return all_reduce(gradients, axis, op="sum")
@@ -142,7 +145,7 @@ def _sum_over(axis: Axes) -> Callable[[Any], Any]:
 def _completion_order(loss_of: Callable[..., Any], types: Sequence[ArrayType], axis: Axes, has_aux: bool) -> list[int]:
     """The parameters' numbers in the order in which a backward pass completes their gradients.
 
-    Found by a trace that is thrown away, with a hook of its own on each parameter.
+    Found by a trace that is discarded, with a separate hook on each parameter.
     """
     order: list[int] = []
     reduce_gradients = _sum_over(axis)

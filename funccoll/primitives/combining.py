@@ -1,4 +1,4 @@
-"""How shards combine: the binary operations of reductions, and their left fold.
+"""The combination of shards: the binary operations of reductions, and their left fold.
 
 NaN wins in max and min (one canonical NaN), and -0 < +0, so that the bits do not depend on the order of operands.
 """
@@ -64,7 +64,7 @@ def fold(shards: Shards, op: str, count: int = 0) -> Any:
     first, count = shards[0], count or len(shards)
     combine: Any = _complex_product if op == "prod" and first.dtype.kind == "c" else OPS[op]
     if len(shards) == 1:
-        # Even alone, max and min give the one canonical NaN: the bits do not depend on the number of devices.
+        # One shard gets the canonical NaN of max and min too: the bits do not depend on the number of devices.
         total = np.array(combine(first, first) if op in ("max", "min") else first)
     elif first.dtype.itemsize == 2 and op in _ROUNDING and is_inexact(first.dtype):
         return _fold_halves(shards, op, count)

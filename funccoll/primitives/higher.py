@@ -20,7 +20,7 @@ def _no_reference(*values: Any, **params: Any) -> Any:
     raise AssertionError("a higher primitive is inlined before anything runs")
 
 
-# autodiff.py calls `forward` and `backward`; without a gradient the pass `inline` puts `program` in place.
+# autodiff/reverse.py calls `forward` and `backward`; without a gradient the pass `inline` substitutes `program`.
 custom_vjp_p = Primitive("custom_vjp", _infer_custom, _no_reference, multiple=True, kind="higher")
 
 

@@ -36,7 +36,7 @@ def realize(recipe: Recipe, arrays: Sequence[Any]) -> tuple:
 
 
 def _result_shape(shape: tuple[int, ...], recipe: Recipe, arrays: Sequence[ArrayType]) -> tuple[int, ...]:
-    """NumPy computes the shape itself, on an array that takes no memory (every stride is 0)."""
+    """The shape of an indexed array: NumPy indexes one that takes no memory (every stride is 0)."""
     probe = np.broadcast_to(np.empty((), np.bool_), shape)
     zeros = [np.broadcast_to(np.zeros((), np.int64), a.shape) for a in arrays]
     if any(a.size for a in arrays) and 0 in shape:

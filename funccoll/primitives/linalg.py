@@ -70,7 +70,7 @@ def _infer_einsum(*xs: ArrayType, subscripts: str) -> list[ArrayType]:
                 raise ShapeError(f"einsum {subscripts!r}: index {letter!r} has sizes {sizes[letter]} and {n}.")
     for letter in right:
         if letter not in sizes or right.count(letter) > 1:
-            raise ShapeError(f"einsum {subscripts!r}: the result's index {letter!r} must be an operand's, and stand once.")
+            raise ShapeError(f"einsum {subscripts!r}: the result's index {letter!r} must be an operand's, and appear once.")
     dtype = xs[0].dtype
     for x in xs[1:]:
         dtype = np.promote_types(dtype, x.dtype)
@@ -92,7 +92,7 @@ def _einsum_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], 
         term, x = terms[position], inputs[position]
         others = [(t, v) for i, (t, v) in enumerate(zip(terms, inputs, strict=True)) if i != position]
         operands = [(right, cts[0]), *others]
-        # In one order everywhere: programs are compared by their text.
+        # Sorted, because programs are compared by their text.
         spare = iter(sorted(set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ") - set(left) - set(right)))
         target, seen = "", set()
         for letter, n in zip(term, x.shape, strict=True):

@@ -61,7 +61,7 @@ def _extremum_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any]
 
 
 def product_of_others(x: Any, dim: int) -> Any:
-    """For each element the product of all others along `dim`: right with zeros, differentiable again.
+    """For each element the product of all others along `dim`: correct with zeros, and differentiable again.
 
     Two exclusive scans by doubling, ⌈log₂ n⌉ steps each (Hillis and Steele, 1986).
     """

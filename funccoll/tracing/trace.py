@@ -45,7 +45,7 @@ class Trace:
         self._widened: dict[tuple[Var, frozenset[str]], Var] = {}
 
     def bind(self, primitive: Primitive, values: Sequence[Any], params: Mapping[str, Any]) -> Any:
-        """Record one equation; constants alone are computed now."""
+        """Record one equation; an operation on constants alone is computed at once."""
         if primitive.kind == "compute" and not any(isinstance(v, Traced) for v in values):
             return primitive.reference(*map(as_array, values), **params)
         atoms: Sequence[Atom] = [v.variable if isinstance(v, Tracer) and v.frame is self else self._atom(v) for v in values]
@@ -111,14 +111,14 @@ class Trace:
 
 
 def _frozen(array: np.ndarray) -> np.ndarray:
-    """A copy: a later write by the user must not change the program."""
+    """A read-only copy: a later write by the user must not change the program."""
     array = np.array(array)
     array.flags.writeable = False
     return array
 
 
 def _changed(captured: np.ndarray, array: np.ndarray) -> bool:
-    """Whether the user wrote into an array, or reshaped it in place, since it was captured."""
+    """True when the user wrote into an array, or reshaped it in place, after it was captured."""
     if captured.shape != array.shape or captured.dtype != array.dtype:
         return True
     return array.flags.writeable and captured.tobytes() != array.tobytes()
@@ -130,7 +130,7 @@ def value_type(value: Any) -> ArrayType:
 
 
 def flatten_outputs(result: Any, name: str) -> tuple[list[Any], optree.PyTreeSpec]:
-    """A traced function's result as arrays and a structure; anything that is no array is an error."""
+    """Leaves and structure of a traced function's result; raises TraceError for a leaf that is not an array."""
     leaves, treedef = optree.tree_flatten(result)
     for path, leaf in zip(treedef.paths(), leaves, strict=True):
         if isinstance(leaf, (Traced, bool, int, float, complex, np.ndarray, np.generic)):
@@ -158,7 +158,7 @@ def stage(
     """Trace `fn(*tracers) -> flat list of values`; returns the program and the values it captured.
 
     `weak` says which inputs stand for Python scalars. Captured values are concrete arrays or tracers of the
-    trace around this one.
+    enclosing trace.
     """
     trace = Trace(current_interpreter(), axis_sizes)
     trace.label = label
@@ -169,10 +169,8 @@ def stage(
             outputs = fn(*[Tracer(trace, var, None, kind) for var, kind in zip(inputs, kinds, strict=True)])
             return trace.finish(inputs, outputs, label)
     except ValueError as error:
-        if isinstance(error.__cause__, ConcretizationError):  # out[i] = tracer: NumPy puts its own words over ours
+        if isinstance(error.__cause__, ConcretizationError):  # out[i] = tracer: NumPy wraps this error in its own
             raise error.__cause__.with_traceback(error.__traceback__) from None
         raise
     finally:
         trace.open = False
-
-

@@ -1,4 +1,4 @@
-"""Tracers: arrays without values, which record what is done to them through NumPy's own protocols."""
+"""Tracers: arrays without values, which record the operations on them through NumPy's own protocols."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _ufunc_operator(ufunc: np.ufunc, reflected: bool = False) -> Any:
 
 def _power(self: Tracer, exponent: Any) -> Any:
     # NumPy's own shortcuts for scalar exponents, so that traced and plain results have the same bits.
-    # A NumPy scalar is not weak, and takes part in promotion: it has none.
+    # They exclude NumPy scalars, which are not weak and take part in promotion.
     if type(exponent) in (int, float):
         shortcuts: dict[float, np.ufunc]
         if self.dtype.kind == "c":
@@ -62,11 +62,11 @@ def _concrete(what: str) -> Any:
 
 _FORMAT = _concrete("a format such as f'{x:.3f}'")
 _REMEDY = {
-    "float()": "Compute with the array itself (operators, np.* functions), or return it and look at the result. To fill "
+    "float()": "Compute with the array itself (operators, np.* functions), or return it and look at the result; to fill "
     "a NumPy array, write out = fc.at(out)[i].set(x) in place of out[i] = x, or np.stack([...]).",
     "bool() (Python if, while, and, or, not, assert)": "Choose with np.where(condition, a, b), or decide on something "
     "that is known while tracing (a shape, a static argument).",
-    "index() (range, a Python index)": "Pass the number as a static argument: fc.jit(..., static_argnums=...). To choose "
+    "index() (range, a Python index)": "Pass the number as a static argument: fc.jit(..., static_argnums=...); to choose "
     "one of several values, use np.take(np.stack(values), i, axis=0).",
     "__array__ (np.asarray, or a library that is not traced)": "Use np.* functions on the traced array itself: np.stack "
     "in place of np.array([...]), x = fc.at(x)[i].set(v) in place of assigning into a NumPy array, np.take(a, i, axis=0) "
@@ -75,7 +75,7 @@ _REMEDY = {
 
 
 class Tracer(Traced):
-    """An array without values. It has a shape, a dtype and `varying`, and does what NumPy arrays do."""
+    """An array without values: it has a shape, a dtype and `varying`, and supports NumPy's operations."""
 
     __slots__ = ("frame", "source", "type", "variable", "weak")
     __array_priority__ = 1000
@@ -84,7 +84,7 @@ class Tracer(Traced):
         self.frame, self.variable, self.type, self.source = frame, var, var.type, source
         self.weak = weak  # int, float or complex when it stands for a Python scalar (NEP 50)
 
-    # ------------------------------------------------------------ what it is
+    # ------------------------------------------------------------ attributes
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -249,7 +249,7 @@ class Tracer(Traced):
         return self
 
     def flatten(self, order: str = "C") -> Any:
-        """One dimension."""
+        """The elements in one dimension."""
         return np.ravel(self, order)  # type: ignore[call-overload]
 
     @property

@@ -3,8 +3,8 @@
 Every collective takes k operands as one logical operation. `axes` are mesh axes, `size` the number p of
 devices along them, `algorithm` the schedule's name (None until the compiler chooses). A reference takes the
 shards of one group of devices in axis order (first axis outermost) and returns the shards of its outputs: p of
-them, or one when the output does not vary over `axes`. It combines as a left fold in that order, which is one of
-the orders that schedules have.
+them, or one when the output does not vary over `axes`. It combines as a left fold in that order, an order
+that schedules may have as well.
 
 In the files' costs n is the larger of one device's input and output in bytes; α is the time to start a message, β that
 per byte, γ that per reduced byte. The bounds hold where a device sends and receives one message at a time: Chan,

@@ -39,15 +39,15 @@ def _extremum_ct(ct: Any, x: Any, out: Any, axes: tuple[str, ...], size: int) ->
 
 
 def _product_ct(ct: Any, x: Any, out: Any, axes: tuple[str, ...], size: int) -> Any:
-    (everyone,) = communicate("all_gather", x, axes=axes, dim=0, stack=True, size=size)
-    others = product_of_others(everyone, 0)
+    (gathered,) = communicate("all_gather", x, axes=axes, dim=0, stack=True, size=size)
+    others = product_of_others(gathered, 0)
     return ct * bind(primitive_named("own_slice"), others, axes=axes, dim=0, stack=True, size=size)
 
 
 def gradient_of_reduction(
     cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *, axes, op, size, **_: Any
 ) -> list[Any]:
-    """The vjp of a reduction whose result and whose cotangent every device has."""
+    """The vjp of a reduction, on devices that all have its result and cotangent."""
     if op in ("sum", "mean"):
         return spread(cts, axes, op, size)
     pull = _product_ct if op == "prod" else _extremum_ct

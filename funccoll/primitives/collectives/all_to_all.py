@@ -35,7 +35,7 @@ def _reference(shards: Shards, *, split_dim: int, concat_dim: int, size: int, **
 
 
 def _vjp(cts: Sequence[Any], inputs: Any, outs: Any, *, split_dim, concat_dim, **same: Any) -> list[Any]:
-    back = {"split_dim": concat_dim, "concat_dim": split_dim, **same}  # the same collective: the user's algorithm as well
+    back = {"split_dim": concat_dim, "concat_dim": split_dim, **same}  # the same collective keeps the user's algorithm
     return together(cts, lambda present: bind(all_to_all_p, *present, **back))
 
 

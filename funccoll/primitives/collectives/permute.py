@@ -1,4 +1,4 @@
-"""permute: values go along pairs of a source and a destination; a device that is no destination gets zeros.
+"""permute: values go along pairs of a source and a destination; a device that is not a destination gets zeros.
 
 Cost: α + nβ, one message for each pair, all at the same time: every device sends once and receives once at most
 (XLA's collective-permute). On one host each destination reads its source.

@@ -21,7 +21,7 @@ Combine = Callable[[int, Shards, str], Any]
 
 
 def in_axis_order(place: int, shards: Shards, op: str) -> Any:
-    """The left fold: the order in which a reference combines when no schedule says another one."""
+    """The left fold: the order in which a reference combines when no schedule gives another one."""
     return fold(shards, op)
 
 
@@ -44,7 +44,7 @@ class Lowering:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What the schedule depends on, besides the kind and the ranks."""
+        """The options of the schedule, besides the kind and the ranks."""
         return {"root": self.root, "pairs": self.pairs}
 
     def input_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
@@ -56,12 +56,12 @@ class Lowering:
 class CollectivePrimitive(Primitive):
     """A primitive that communicates.
 
-    The `reference` of one that reduces takes `combine` as well (a `Combine`; by default `in_axis_order`), and a runtime
-    passes the order of the schedule there.
+    The `reference` of a reduction also takes `combine` (a `Combine`; by default `in_axis_order`), with which a runtime
+    passes the order of the schedule.
     """
 
     lower: Callable[..., Lowering]
-    """From the parameters that are the collective's own to its lowering."""
+    """Maps the collective's own parameters to its lowering."""
 
 
 def collective(
@@ -87,13 +87,13 @@ def _require_varying(name: str, x: ArrayType, axes: Sequence[str], gives_own_blo
         over = repr(missing[0]) if len(missing) == 1 else repr(tuple(missing))
         split = f"take each device's own block with fc.own_slice(x, {over}), " if gives_own_block else ""
         raise VaryingError(
-            f"{name} over axis {over}: the operand {x} does not vary over it, it is equal on all those devices, so "
-            f"this would combine copies of one value. Drop the collective, {split}or say fc.pvary(x, {over}) first if "
-            "copies are what you mean."
+            f"{name} over axis {over}: the operand {x} does not vary over it: it is equal on all those devices, and "
+            f"this would combine copies of one value. Drop the collective, {split}or use fc.pvary(x, {over}) first if "
+            "copies are intended."
         )
 
 
 def lowering(eqn: Equation) -> Lowering:
-    """How a collective of a program is lowered."""
+    """The lowering of an equation, which is a collective."""
     assert isinstance(eqn.primitive, CollectivePrimitive)
     return eqn.primitive.lower(**{k: v for k, v in eqn.params.items() if k not in ("axes", "size", "algorithm")})

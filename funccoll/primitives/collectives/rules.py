@@ -1,6 +1,6 @@
 """Checks and helpers that the rules of collectives share: for types, references and transposes.
 
-A gradient rule looks up the other collectives by name, for they are each other's transposes.
+A gradient rule looks up other collectives by name: as each other's transposes, they cannot import each other.
 """
 
 from __future__ import annotations
@@ -77,5 +77,5 @@ def together(cts: Sequence[Any], transpose: Callable[[list[Any]], Sequence[Any]]
 
 
 def communicate(name: str, *values: Any, **params: Any) -> Any:
-    """Bind another collective than the user's: its schedule is the compiler's choice, whatever the user's own is."""
+    """Bind another collective than the user's, with a schedule of the compiler's choice."""
     return bind(primitive_named(name), *values, **(params | {"algorithm": None}))

@@ -1,6 +1,6 @@
 """The local primitives of collectives: they depend on the device or on the type, and move nothing.
 
-pvary marks a value as varying, own_slice cuts a device's own block out of a value that all have, axis_index is the
+pvary marks a value as varying, own_slice cuts a device's own block out of a value that all devices have, axis_index is the
 device's position.
 """
 
