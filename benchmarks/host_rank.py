@@ -1,6 +1,7 @@
 """One rank of one contender: `python host_rank.py ADDRESS CONTENDER ...`, started by a launcher.
 
-It executes the commands of `host_jobs.Job`, and between them it sleeps in a read of its socket, so that the others have the machine.
+It executes the commands of `host_jobs.Job`, and between them it sleeps in a read of its socket, so that the others have the
+machine.
 """
 
 from __future__ import annotations
