@@ -48,7 +48,7 @@ _LEAST, _MANY, _LONG = 4, 12, 0.1
 LIMITED = ("all_reduce", "all_gather")
 LIMITED_FROM = 16 << 20
 HOPELESS = 5.0
-"""How much longer a variant of a peer may take than its other one; beyond it, it is not measured further in this case. With
+"""Factor by which a variant of a peer may be slower than its other one; a slower one is not measured further in this case. With
 more ranks than cores, Open MPI without yielding takes milliseconds for everything."""
 QUICK_SIZES = (4, 1 << 10, 64 << 10, 1 << 20, 16 << 20)
 

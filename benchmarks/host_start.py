@@ -1,4 +1,4 @@
-"""From the command to the first finished collective: `funccoll run -n 2` beside `mpirun -n 2`, doing the same.
+"""Time from the command to the first finished collective: `funccoll run -n 2` beside `mpirun -n 2`, doing the same.
 
 This file is both what is started (`host_start.py ours`, `host_start.py mpi`) and what starts it.
 """

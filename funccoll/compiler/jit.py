@@ -1,6 +1,6 @@
 """jit: from a Python function to something that runs on a mesh. The only file that names all stages.
 
-    fn --trace--> Traced (typed program) --lower--> Lowered (after the passes) --compile--> Compiled
+    fn --trace--> TracedFunction (typed program) --lower--> Lowered (after the passes) --compile--> Compiled
 """
 
 from __future__ import annotations

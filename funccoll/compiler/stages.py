@@ -1,4 +1,4 @@
-"""The stages of a jitted function: Traced (typed program), Lowered (after the passes), Compiled (runs)."""
+"""The stages of a jitted function: TracedFunction (typed program), Lowered (after the passes), Compiled (runs)."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from ..ir import Equation, Program
 __all__ = ["Choose", "choose_algorithms"]
 
 Choose = Callable[[Equation], str]
-"""From a collective (a barrier is one) to the name of an algorithm for it."""
+"""Function from a collective (a barrier is one) to the name of an algorithm for it."""
 
 
 def choose_algorithms(program: Program, choose: Choose) -> Program:

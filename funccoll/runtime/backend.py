@@ -1,4 +1,4 @@
-"""The transport seam: what executes collectives over a mesh, and where its arrays lie.
+"""The transport seam: the interface to the collectives of a mesh, and to the memory of its arrays.
 
 A mesh gets its backend from `make_mesh`. The compiler asks it for memory and for the collectives of a program; nothing
 else in funccoll knows how devices communicate. Backends are found by name and imported on first use.

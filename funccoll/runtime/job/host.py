@@ -96,7 +96,7 @@ def _text(path: Path) -> str:
 def thread_variables(environment: Mapping[str, str], threads: int) -> dict[str, str]:
     """The variables that give NumPy's BLAS `threads` threads in each process, without those that the user set.
 
-    None when OMP_NUM_THREADS is set: the others would override it.
+    Empty when OMP_NUM_THREADS is set: the others would override it.
     """
     if _THREADS[0] in environment:
         return {}

@@ -1,7 +1,7 @@
 """`fc.launch`: a function in several processes of this machine, for notebooks and tests.
 
 Each process is spawned, not forked, and runs `serve` below. It inherits memory files (memfd): one with the function and the
-arguments, and one for its result or exception. One byte in a pipe tells which of them it has written.
+arguments, and one for its result or exception. One byte in a pipe tells that the reply is there, and of which kind it is.
 """
 
 from __future__ import annotations

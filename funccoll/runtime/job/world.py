@@ -1,4 +1,4 @@
-"""The job: how many processes there are, joining and leaving them, and meshes that fit them."""
+"""The job: its number of processes, joining and leaving it, and meshes that fit it."""
 
 from __future__ import annotations
 
