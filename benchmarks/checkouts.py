@@ -24,7 +24,7 @@ RESULTS = HERE / "results" / "checkouts.json"
 TURN_SECONDS = 0.02
 ROUNDS = 11
 MEAN, CASE = 1.02, 1.05
-"""What the geometric mean, and a single case, may be: new / old."""
+"""Upper bounds of new / old: of the geometric mean, and of a single case."""
 
 
 def checkout_of(python: str) -> Path:
@@ -120,7 +120,7 @@ def bits() -> dict[str, str]:
 
 
 def ask(python: str, role: str, *launcher: str) -> Any:
-    """What a role prints in an interpreter (as JSON); of a job, rank 0's."""
+    """Run a role in an interpreter and return what it prints (JSON); of a job, what rank 0 prints."""
     command = [python, *launcher, *([python] if launcher else []), __file__, "--role", role]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -168,7 +168,7 @@ def row(name: str, turns: dict[str, list[float]]) -> dict[str, Any]:
 
 
 def solo_rows(pythons: dict[str, str], rounds: int) -> list[dict[str, Any]]:
-    """What one process does, and the start of a job, in turns."""
+    """Rows of what one process does, and of the start of a job, in turns."""
     found: dict[str, dict[str, list[float]]] = {}
     for number in range(rounds):
         for name in list(pythons) if number % 2 else list(pythons)[::-1]:
@@ -182,7 +182,7 @@ def solo_rows(pythons: dict[str, str], rounds: int) -> list[dict[str, Any]]:
 
 
 def start() -> dict[str, float]:
-    """A job's first collective."""
+    """Seconds of a job's first collective."""
     import numpy as np
 
     import funccoll as fc

@@ -32,7 +32,7 @@ JP = jax.sharding.PartitionSpec
 
 
 def case(name: str, peer: str, goal: str, met: Callable[[float], bool] | None, numbers: dict[str, Any]) -> dict[str, Any]:
-    """One row: `goal` in words, and whether the median ratio meets it (None: shown for honesty, no goal)."""
+    """One row: `goal` in words, and whether the median ratio meets it (None: shown without a goal)."""
     ratio = numbers["ratio"]["median"]
     row = {"name": name, "against": peer, "goal": goal, "met": None if met is None else bool(met(ratio)), **numbers}
     print(f"{name:<58} {numbers['ours']['median_us']:>11.1f} µs  {peer} {numbers['peer']['median_us']:>11.1f} µs  "
@@ -72,7 +72,7 @@ def long_program(xp: Any, reduce: Callable[[Any], Any] | None) -> Callable[[Any]
 
 
 def compile_cases() -> list[dict[str, Any]]:
-    """Trace and compile."""
+    """Time to trace and compile."""
     host = np.ones(8, np.float32)
     rows = []
 
@@ -119,7 +119,7 @@ def ten_ops(x: Any, y: Any) -> Any:
 
 
 def call_cases() -> list[dict[str, Any]]:
-    """What a call costs beside NumPy, and where XLA's fusion wins."""
+    """The cost of a call beside NumPy, and cases in which XLA's fusion wins."""
     rows = []
     x, y = np.random.default_rng(1).random((2, 16), np.float32)
     step = fc.jit(ten_ops, mesh=ONE)

@@ -1,7 +1,7 @@
-"""How long until every other rank is told of a failure: from the event in one rank to the exception in the others.
+"""Time from a failure in one rank to the exception in every other rank.
 
 Real processes, which step through collectives over two axes of a mesh (the cases of tests/failure_cases.py). Each kind of
-failure happens ten times, in another rank each time. Writes benchmarks/results/failures.json.
+failure happens ten times, in each rank in turn. Writes benchmarks/results/failures.json.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ RESULTS = Path(__file__).parent / "results" / "failures.json"
 ROUNDS = 10
 GOAL = 1.0
 TIMEOUT = 1.0
-# What happens: the case, its arguments, what the rank says when it happens, the exceptions that others may get.
+# Failure: (case, its arguments, the event that the rank reports when it happens, the exceptions that others may get).
 KINDS: dict[str, tuple[str, dict[str, Any], str, set[str]]] = {
     "kill -9 at an instruction": ("kill", {}, "dies", {"PeerFailure"}),
     "kill -9 between collectives": ("failing", {"deed": "die"}, "does", {"PeerFailure"}),
@@ -58,7 +58,7 @@ def once(server: Server, folder: Path, kind: str, n: int, number: int) -> list[f
             others -= {arguments["holder"]}
             for rank in range(n):
                 job.hear(rank, "ready")
-            time.sleep(0.3)  # now they wait
+            time.sleep(0.3)  # by now they wait
             began = job.kill(culprit, 2)
             others |= {culprit}  # it is told as well
         else:
@@ -69,7 +69,7 @@ def once(server: Server, folder: Path, kind: str, n: int, number: int) -> list[f
 
 
 def main() -> None:
-    """All kinds, with 2 and 4 ranks."""
+    """Measure all kinds, with 2 and 4 ranks."""
     about, rows = machine(), []
     with tempfile.TemporaryDirectory() as folder, Server() as server:
         for kind in KINDS:

@@ -1,17 +1,17 @@
 """Processes of one host against Open MPI and Gloo, and against the memory's own limit: `make bench`.
 
-Every contender is a job of processes that stays for all cases, and measures when it is told to, while all others sleep.
+Every contender is a job of processes that lives for all cases, and measures when it is told to, while all others sleep.
 In each of 11 rounds all of them take their turn, in changing order; a turn begins with a barrier, repeats the collective
 for some milliseconds, and counts the slowest rank. Three tables:
 
 - native: our compiled plan, repeated in one native call, and mpi4py minus what an empty mpi4py call takes (`peers.Mpi`).
-  No Python runs between our repetitions, so nobody reads results. Gloo's calls count as they are.
+  No Python runs between our repetitions, so no rank reads the results. Gloo's calls count as they are.
 - python: a jitted step on funccoll's Arrays, and a call of mpi4py or torch.distributed, each followed by reading the
-  whole result on every rank (`host_contender.read`), which is inside everybody's time; but for the step of 32
-  all_reduces, where only the step and the calls are measured.
+  whole result on every rank (`host_contender.read`), which is part of every contender's time; of the step of
+  32 all_reduces only the step and the calls are measured.
 - numpy: the same, but our step is given NumPy's arrays, which are not in shared memory. The peers always are.
 
-Open MPI plays with and without mpi_yield_when_idle, and the faster median counts. Peers that are not installed are left
+Open MPI runs with and without mpi_yield_when_idle, and the faster median counts. Peers that are not installed are left
 out, and the results say so. Writes benchmarks/results/host.json and the README's table.
 """
 
@@ -48,13 +48,13 @@ _LEAST, _MANY, _LONG = 4, 12, 0.1
 LIMITED = ("all_reduce", "all_gather")
 LIMITED_FROM = 16 << 20
 HOPELESS = 5.0
-"""A variant of a peer that takes so many times longer than its other one is not measured further in this case: with more
-ranks than cores, Open MPI without yielding takes milliseconds for everything."""
+"""Factor by which a variant of a peer may be slower than its other one; a slower one is not measured further in this case. With
+more ranks than cores, Open MPI without yielding takes milliseconds for everything."""
 QUICK_SIZES = (4, 1 << 10, 64 << 10, 1 << 20, 16 << 20)
 
 
 class Bench:
-    """The contenders among so many ranks."""
+    """All contenders, on one number of ranks."""
 
     def __init__(self, stack: ExitStack, ranks: int, options: argparse.Namespace, missing: dict[str, str]):
         self.ranks, self.options = ranks, options
@@ -79,7 +79,7 @@ class Bench:
         self.versions = {k: v for job in self.jobs.values() for k, v in job.versions.items()}
 
     def rows(self, case: Case) -> Iterator[dict[str, Any]]:
-        """One case, in both tables."""
+        """Measure one case; give its row in each table."""
         ways: dict[tuple[str, str], list[tuple[float, float]]] = {}
         refused = {}
         for name, job in self.jobs.items():
@@ -122,7 +122,7 @@ class Bench:
                 yield row
 
     def calibrate(self, name: str, way: str) -> tuple[int, float]:
-        """How often to repeat in a turn, and about how long one repetition takes with everything that is subtracted."""
+        """(repetitions in a turn, seconds of one of them with everything that is subtracted), roughly."""
         times, best = 1, math.inf
         for seconds in (self.turn / 4, self.turn):
             best = min(best, max(sum(self.jobs[name].measure(way, times)), 1e-8))
@@ -130,7 +130,7 @@ class Bench:
         return times, best
 
     def row(self, found: dict[str, list[tuple[float, float]]]) -> dict[str, Any]:
-        """What one table says of a case."""
+        """The row of a case in one table."""
         ours = found["ours"]
         row: dict[str, Any] = {"ours": summary([took for took, _ in ours])}
         variants = {name: turns for name, turns in found.items() if name.startswith("mpi")}
@@ -156,7 +156,7 @@ def against(ways: dict[str, list[tuple[float, float]]], ours: list[tuple[float, 
 
 
 def show(row: dict[str, Any]) -> str:
-    """One line."""
+    """One printed line of a row."""
     words = [f"{row['ranks']} {row['table']:<6} {row['kind']:<14} {size_text(row['nbytes']):>7}"]
     words.append(f"{row['ours']['median_us']:>10.2f} µs")
     for name, title in (("mpi", "Open MPI"), ("gloo", "Gloo"), ("limit", "limit")):
@@ -166,7 +166,7 @@ def show(row: dict[str, Any]) -> str:
 
 
 def parse(words: list[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description="funccoll on one host against Open MPI and Gloo")
     parser.add_argument("--quick", action="store_true", help="few sizes, 3 rounds: to see that it works")
     parser.add_argument("--ranks", default="2,4", help="numbers of ranks (default 2,4)")
@@ -185,7 +185,7 @@ def parse(words: list[str] | None) -> argparse.Namespace:
 
 
 def write(path: Path, results: dict[str, Any]) -> None:
-    """JSON with a line for each case."""
+    """Write JSON with a line for each case."""
     whole = {key: value for key, value in results.items() if key != "cases"}
     text = json.dumps(whole, indent=1, ensure_ascii=False)
     rows = ",\n".join(f"  {json.dumps(rounded(row), ensure_ascii=False)}" for row in results["cases"])
@@ -193,7 +193,7 @@ def write(path: Path, results: dict[str, Any]) -> None:
 
 
 def rounded(value: Any) -> Any:
-    """Five digits are more than a measurement has."""
+    """Round all floats to five digits, more than a measurement has."""
     if isinstance(value, dict):
         return {key: rounded(v) for key, v in value.items()}
     if isinstance(value, list):
@@ -204,7 +204,7 @@ def rounded(value: Any) -> Any:
 def main(words: list[str] | None = None) -> None:
     """Measure everything, write the results, refresh the README."""
     options, about, begin = parse(words), machine(), time.monotonic()
-    missing = peers.installed()
+    missing = peers.missing_peers()
     missing.update(dict.fromkeys(filter(None, options.without.split(",")), "left out by --without"))
     for name, why in missing.items():
         print(f"without {name}: {why}", flush=True)

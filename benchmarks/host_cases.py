@@ -1,4 +1,4 @@
-"""What `benchmarks/host.py` measures: the collectives and sizes, the values that go in and must come out.
+"""Cases of `benchmarks/host.py`: collectives and sizes, inputs and expected outputs.
 
 Every rank and every contender works on these. The size of a case is, as in nccl-tests, the larger of one rank's input
 and output, in bytes; all is float32. Where each rank must have one part for every other, the smallest size is 4 B for
@@ -28,7 +28,7 @@ class Case(NamedTuple):
 
 
 def cases(ranks: int, sizes: tuple[int, ...] = SIZES, collectives: tuple[str, ...] = COLLECTIVES) -> list[Case]:
-    """Every collective on every size that it can have among so many ranks."""
+    """Every collective on every size that it can have among `ranks` ranks."""
     found = []
     for kind in collectives:
         least = ITEM if kind in ("all_reduce", "broadcast") else ITEM * ranks
@@ -37,18 +37,18 @@ def cases(ranks: int, sizes: tuple[int, ...] = SIZES, collectives: tuple[str, ..
 
 
 def inputs(case: Case, rank: int, ranks: int) -> list[np.ndarray]:
-    """What a rank puts in; one array, or those of the step."""
+    """Inputs of a rank: one array, or those of the step."""
     count = case.nbytes // ITEM // (ranks if case.kind == "all_gather" else 1)
     return [_values(_pattern(rank + ranks * i), 0, count) for i in range(_arrays(case))]
 
 
 def output_count(case: Case, ranks: int) -> int:
-    """How many elements come out on each rank."""
+    """Number of elements of each rank's output."""
     return case.nbytes // ITEM // (ranks if case.kind == "reduce_scatter" else 1)
 
 
 def outputs(case: Case, rank: int, ranks: int) -> list[np.ndarray]:
-    """What must come out."""
+    """Expected outputs of a rank."""
     count = case.nbytes // ITEM
     part = count // ranks
     given = [_pattern(r) for r in range(ranks)]
@@ -69,7 +69,7 @@ def _arrays(case: Case) -> int:
 
 
 def _pattern(seed: int) -> np.ndarray:
-    """Different for every seed, and at every shift, since 1021 is prime."""
+    """A pattern that differs for every seed and at every shift, since 1021 is prime."""
     return (np.arange(1021) + 7 * seed) % 1021
 
 

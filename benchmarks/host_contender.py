@@ -1,4 +1,4 @@
-"""What a contender of `benchmarks/host.py` is, and how its calls are repeated."""
+"""The interface of a contender of `benchmarks/host.py`, and the repetition of its calls."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ import numpy as np
 from host_cases import Case
 
 Run = Callable[[int], Sequence[np.ndarray]]
-"""Executes the collective so many times, one after the other; the results of the last time."""
+"""Executes the collective the given number of times in a row, and returns the results of the last one."""
 
 
 class Contender(Protocol):
-    """What can execute the cases: `rank` of `ranks`."""
+    """A library that executes the cases, as `rank` of `ranks`."""
 
     rank: int
     ranks: int
 
     def versions(self) -> dict[str, str]:
-        """Of what is measured, by name."""
+        """Versions of the measured libraries, by name."""
         ...
 
     def barrier(self) -> None:
-        """Of all ranks."""
+        """Wait for all ranks."""
         ...
 
     def prepare(self, case: Case, arrays: list[np.ndarray]) -> dict[str, Run]:
-        """Ways to execute a case, by name: `native`, `python` and `numpy` (what the tables compare), or a limit's.
+        """Return ways to execute a case, by name: `native`, `python` and `numpy` (which the tables compare), or a limit's.
 
-        `empty`, if it is there, takes what `native` spends outside of the library that is measured: it is subtracted.
+        `empty`, where it exists, takes the time that `native` spends outside the measured library: it is subtracted.
         """
         ...
 
     def reset(self) -> None:
-        """Put the values in anew, where the library overwrites them."""
+        """Restore the inputs, where the library overwrites them."""
         ...
 
 
@@ -47,7 +47,7 @@ def read(array: np.ndarray) -> None:
 
 
 def reading(call: Callable[[], np.ndarray]) -> Run:
-    """`call` so many times; each time its result is read, and let go."""
+    """Repeat `call`; each result is read and released."""
 
     def run(times: int) -> list[np.ndarray]:
         for _ in range(times - 1):
@@ -60,7 +60,7 @@ def reading(call: Callable[[], np.ndarray]) -> Run:
 
 
 def repeated(call: Callable[[], Sequence[np.ndarray]]) -> Run:
-    """`call` so many times, and nothing is read: what reading costs is the same for all, and more than the call."""
+    """Repeat `call` without reading results: reading costs the same for all contenders, and more than the call."""
 
     def run(times: int) -> Sequence[np.ndarray]:
         for _ in range(times):

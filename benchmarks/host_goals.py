@@ -1,4 +1,4 @@
-"""What the issue asks of the host runtime's speed, and what was reached: computed from the measured cases."""
+"""Goals for the speed of processes on one host, and what the measured cases reached."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Row = dict[str, Any]
 
 
 def geometric_mean(ratios: Iterable[float]) -> float | None:
-    """None of nothing; a ratio of 0 or less (a time below the empty call's) counts as 1e-3."""
+    """The geometric mean, None of nothing; a ratio of 0 or less (a time below the empty call's) counts as 1e-3."""
     logs = [math.log(max(ratio, 1e-3)) for ratio in ratios]
     return math.exp(sum(logs) / len(logs)) if logs else None
 
@@ -47,7 +47,7 @@ class _Goals:
     def add(
         self, name: str, ranks: int, unit: str, wanted: float, least: bool, values: list[tuple[float, str]], asked: bool = True
     ) -> None:
-        """The worst value decides; `least`: values must be `wanted` or more."""
+        """Add a goal, which the worst value decides; `least`: values must be `wanted` or more."""
         worst, where = (min if least else max)(values, default=(None, "not measured"))
         met = None if worst is None else worst >= wanted if least else worst <= wanted
         self.goals.append({
@@ -70,7 +70,7 @@ def _overall(rows: list[Row]) -> list[tuple[float, str]]:
 
 
 def goals(rows: list[Row], start: Row) -> list[Row]:
-    """Every line under Speed; where the issue names no number of ranks it is 2, and 4 is recorded as well, not asked."""
+    """Return all goals. Those that name no number of ranks are asked of 2; of 4 they are recorded only."""
     g = _Goals(rows)
     native = g.pick("native", 2)
     doubled = [r for r in native if r["kind"] == "all_reduce" and r["nbytes"] <= 4 * MIB]

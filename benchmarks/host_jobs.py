@@ -1,4 +1,4 @@
-"""Contenders as jobs of processes that stay, and obey one command at a time; all others sleep meanwhile."""
+"""Contenders as jobs of long-lived processes, which execute one command at a time while all others sleep."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from host_cases import Case
 
 RANK = str(Path(__file__).parent / "host_rank.py")
 PATIENCE = 300.0
-"""Seconds until a rank that says nothing counts as hung."""
+"""Seconds until a rank that does not answer counts as hung."""
 DYING = 10.0
-"""The same after another rank has failed: it may wait for that one for ever."""
+"""The same after another rank has failed: the others may wait for that one for ever."""
 
 
 class JobError(Exception):
@@ -26,7 +26,7 @@ class JobError(Exception):
 
 
 class Job:
-    """The ranks of one contender. A context manager: afterwards they are gone."""
+    """The ranks of one contender. A context manager: afterwards they have ended."""
 
     def __init__(
         self, name: str, ranks: int, launcher: Sequence[str], words: Sequence[str], python: str = sys.executable,
@@ -63,7 +63,7 @@ class Job:
         raise JobError(f"{self.name}: its ranks did not start; they may have said why above")
 
     def all(self, *command: Any) -> list[Any]:
-        """What each rank answers to a command that all of them get."""
+        """Send a command to all ranks, and return their answers by rank."""
         for connection in self.connections:
             connection.send(command)
         answers: dict[Connection, tuple[bool, Any]] = {}
@@ -79,20 +79,20 @@ class Job:
                 except (EOFError, ConnectionError):
                     answers[connection] = False, f"rank {rank} is gone"
         for fine, answer in answers.values():
-            if not fine:  # the first that came
+            if not fine:  # the first answer
                 raise JobError(f"{self.name}: {command}: {answer}")
         return [answers[connection][1] for connection in self.connections]
 
     def prepare(self, case: Case) -> list[str]:
-        """The ways in which this contender executes a case, each of them verified."""
+        """Names of the ways in which this contender executes a case, each of them verified."""
         return self.all("prepare", case)[0]
 
     def measure(self, way: str, times: int) -> tuple[float, float]:
-        """Seconds of one of so many executions, of the slowest rank; and what was subtracted from them."""
+        """(seconds per execution on the slowest rank, seconds subtracted from them), over `times` executions."""
         return max(self.all("measure", way, times))
 
     def close(self) -> None:
-        """Hang up, and wait until all are gone."""
+        """Close the connections, and wait until all processes have ended."""
         for connection in self.connections:
             connection.close()
         try:
@@ -113,23 +113,23 @@ class Job:
 
 
 def one_thread() -> dict[str, str]:
-    """The environment, with one BLAS thread: results are read by it."""
+    """The environment with one BLAS thread, because BLAS reads the results."""
     return {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
 def cores() -> int:
-    """How many processes can have one of their own."""
+    """Number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def funccoll_run(ranks: int, bound: bool = True) -> list[str]:
-    """The command before a command; bound to cores where there are enough."""
+    """The launcher's words before a command; ranks are bound to cores where there are enough."""
     bind = ["--bind-to", "core"] if bound and ranks <= cores() else []
     return [sys.executable, "-m", "funccoll", "run", "-n", str(ranks), *bind, "--"]
 
 
 def mpirun(ranks: int, yields: bool) -> list[str]:
-    """`--bind-to core`; with more ranks than cores that has to be allowed, and several share a core."""
+    """The words of mpirun before a command; ranks are bound to cores, of which several share one when there are too few."""
     over = ranks > cores()
     bind = "core:overload-allowed" if over else "core"
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []

@@ -2,8 +2,8 @@
 
 An all_reduce reads and writes at least this: each of p ranks reads its part (1/p) of every rank's input and writes it to
 every rank's result. An all_gather: each rank reads every rank's input and writes it into its own result. The memory is
-shared, as it is for us. Several ways are measured, since none is the fastest everywhere, and the fastest counts: also what
-our own kernels do with large results, which no library here does.
+shared, as it is for us. Several ways are measured, since none is the fastest everywhere, and the fastest counts. One is
+what our own kernels do with large results: non-temporal stores, which no library here uses.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NUMPY_BLOCK, _KERNEL_BLOCK = 1 << 15, 1 << 11  # elements: they stay in the sec
 
 
 class Limit:
-    """Processes that share one file in memory, which the parent has made: `area` of it is each rank's."""
+    """Processes that share one memory file, which the parent has made; `area` bytes of it are each rank's."""
 
     def __init__(self, path: str, area: str) -> None:
         self.rank, self.ranks = int(os.environ["FUNCCOLL_RANK"]), int(os.environ["FUNCCOLL_WORLD_SIZE"])
@@ -39,14 +39,14 @@ class Limit:
         self.expected = 0
 
     def versions(self) -> dict[str, str]:
-        """Nothing of its own."""
+        """No versions: it measures no library."""
         return {}
 
     def reset(self) -> None:
-        """Inputs are never overwritten."""
+        """Do nothing: inputs are never overwritten."""
 
     def barrier(self) -> None:
-        """Of all ranks: each counts; they look in turn, and let others run meanwhile."""
+        """Wait until the counters of all ranks have advanced; yield the core meanwhile."""
         self.expected += 1
         self.counters[self.rank] = self.expected
         while self.counters.min() < self.expected:
@@ -75,7 +75,7 @@ class Limit:
 
 
 def area(largest: int) -> int:
-    """Bytes that each rank needs for a case of so many."""
+    """Bytes that each rank needs for a case of `largest` bytes."""
     return 2 * max(largest, mmap.PAGESIZE)
 
 

@@ -32,11 +32,11 @@ class Ours:
         self.barrier: Callable[[], Any] = fc.jit(lambda: fc.barrier("d"), mesh=self.mesh, in_specs=(), out_specs=P())
 
     def versions(self) -> dict[str, str]:
-        """Ours."""
+        """The version of funccoll."""
         return {"funccoll": fc.__version__}
 
     def reset(self) -> None:
-        """Arguments are never overwritten."""
+        """Do nothing: arguments are never overwritten."""
 
     def prepare(self, case: Case, arrays: list[np.ndarray]) -> dict[str, Run]:
         """See host_contender.Contender."""
@@ -46,7 +46,7 @@ class Ours:
         if case.kind == STEP:
             return {"python": repeated(lambda: step(*given))}
         (x,) = given
-        whole = np.empty(self.ranks * arrays[0].size, np.float32)  # of which this rank's block is all that anybody touches
+        whole = np.empty(self.ranks * arrays[0].size, np.float32)  # only this rank's block of it is touched
         whole[self.rank * arrays[0].size :][: arrays[0].size] = arrays[0]
         runs = {"python": reading(lambda: step(x).local), "numpy": reading(lambda: step(whole).local)}
         return {"native": native(step, x), **runs}

@@ -1,6 +1,7 @@
-"""One rank of one contender: `python host_rank.py ADDRESS CONTENDER ...`, started by a launcher, obeys `host_jobs.Job`.
+"""One rank of one contender: `python host_rank.py ADDRESS CONTENDER ...`, started by a launcher.
 
-Between commands it sleeps in a read of its socket, so that the others have the machine.
+It executes the commands of `host_jobs.Job`, and between them it sleeps in a read of its socket, so that the others have the
+machine.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from host_contender import Contender, Run
 CONTENDERS = {
     "ours": ("host_ours", "Ours"), "mpi": ("peers", "Mpi"), "gloo": ("peers", "Gloo"), "limit": ("host_limit", "Limit"),
 }  # fmt: skip
-"""Module and class of each contender; only what a rank plays is imported."""
+"""Module and class of each contender; a rank imports only its own."""
 
 
 class Player:
-    """Obeys the commands."""
+    """The commands, executed by one contender."""
 
     def __init__(self, contender: Contender):
         self.contender = contender
@@ -36,7 +37,7 @@ class Player:
         return self.contender.versions()
 
     def prepare(self, case: Case) -> list[str]:
-        """Make a case ready and verify each way to execute it; returns their names."""
+        """Prepare a case and verify each way to execute it; return their names."""
         me, everyone = self.contender.rank, self.contender.ranks
         self.runs = {}  # the last case's memory
         expected = outputs(case, me, everyone)
@@ -50,13 +51,13 @@ class Player:
             for mine, right in zip(results, expected, strict=True):
                 if not np.array_equal(mine, right):
                     raise AssertionError(f"{case}, {name}, rank {me}: the result is {mine}, and should be {right}")
-            self.contender.barrier()  # nobody overwrites what another still looks at
+            self.contender.barrier()  # no rank overwrites what another still compares
         return names
 
     def measure(self, name: str, times: int) -> tuple[float, float]:
-        """Seconds of one execution, and how much of them was subtracted as `empty`."""
+        """(seconds of one execution, seconds subtracted from them as `empty`)."""
         run = self.runs[name]
-        run(2)  # the others have been here: caches are theirs
+        run(2)  # warm up: the caches hold the other contenders' memory
         self.contender.barrier()
         start = time.perf_counter()
         run(times)
@@ -71,14 +72,14 @@ class Player:
 
 
 def main(address: str, name: str, *arguments: str) -> None:
-    """Obey until the parent hangs up."""
+    """Execute commands until the parent closes the connection."""
     module, kind = CONTENDERS[name]
     player = Player(getattr(importlib.import_module(module), kind)(*arguments))
     line = socket.socket(socket.AF_UNIX)
     line.connect(address)
     connection = Connection(line.detach())
     connection.send(player.contender.rank)
-    with contextlib.suppress(EOFError, ConnectionError):  # the parent has hung up
+    with contextlib.suppress(EOFError, ConnectionError):  # the parent has closed it
         while True:
             command, *words = connection.recv()
             answer: tuple[bool, Any]

@@ -1,4 +1,4 @@
-"""From the command to the first finished collective: `funccoll run -n 2` beside `mpirun -n 2`, doing the same.
+"""Time from the command to the first finished collective: `funccoll run -n 2` beside `mpirun -n 2`, doing the same.
 
 This file is both what is started (`host_start.py ours`, `host_start.py mpi`) and what starts it.
 """
@@ -14,7 +14,7 @@ COUNT = 1024
 
 
 def say(when: float, value: float) -> None:
-    """In one write: mpirun mixes lines that come in pieces."""
+    """Print in one write: mpirun mixes lines that arrive in pieces."""
     sys.stdout.write(f"{when} {value}\n")
     sys.stdout.flush()
 
@@ -43,7 +43,7 @@ def mpi() -> None:
 
 
 def seconds(role: str, ranks: int, **environment: str) -> float:
-    """Until the last rank has its result. The monotonic clock is one for all processes of a host."""
+    """Seconds until the last rank has its result. The monotonic clock is one for all processes of a host."""
     import os
     import subprocess
 
@@ -61,7 +61,7 @@ def seconds(role: str, ranks: int, **environment: str) -> float:
 
 
 def record(rounds: int, cold_rounds: int, peer: bool, ranks: int = 2) -> dict[str, Any]:
-    """Alternating starts; the first one of each is left out, since files were not in memory."""
+    """Measure alternating starts; the first one of each is left out, because files were not in memory."""
     import statistics
     import tempfile
 

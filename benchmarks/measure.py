@@ -22,7 +22,7 @@ ROUND_SECONDS = 0.05
 
 
 def machine() -> dict[str, Any]:
-    """What the numbers were measured on."""
+    """The machine, the versions and the load that numbers are measured with."""
     model = next((line.split(":")[1].strip() for line in _lines("/proc/cpuinfo") if "model name" in line), "")
     versions = {}
     for package in ("numpy", "numba", "jax", "jaxlib", "optree", "ml_dtypes"):
@@ -107,7 +107,7 @@ def import_seconds(statement: str) -> float:
 
 
 def record(path: Path, about: dict[str, Any], **results: Any) -> None:
-    """Write results beside what `machine` said before they were measured, and put them into the README's tables."""
+    """Write results beside what `machine` returned before they were measured, and refresh the README's tables."""
     about["load_after"] = os.getloadavg()
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps({"machine": about, **results}, indent=1, ensure_ascii=False) + "\n")

@@ -18,7 +18,7 @@ from host_contender import Run, reading, repeated
 
 
 def _times(call: Callable[[], np.ndarray]) -> Run:
-    """`call` so many times; nothing is read."""
+    """Repeat `call`; results are not read."""
 
     def run(times: int) -> list[np.ndarray]:
         for _ in range(times):
@@ -42,16 +42,16 @@ class Mpi:
         self.rank, self.ranks = self.world.Get_rank(), self.world.Get_size()
 
     def versions(self) -> dict[str, str]:
-        """Of both."""
+        """Versions of Open MPI and of mpi4py."""
         library = self.mpi.Get_library_version().split(",")[0].removeprefix("Open MPI ").strip("v\x00 \n")
         return {"Open MPI": library, "mpi4py": importlib.metadata.version("mpi4py")}
 
     def barrier(self) -> None:
-        """Of all ranks."""
+        """Wait for all ranks."""
         self.world.Barrier()
 
     def reset(self) -> None:
-        """Nothing is overwritten: broadcast's receivers get other values than their own."""
+        """Do nothing: broadcast's receivers get other values than their own."""
 
     def prepare(self, case: Case, arrays: list[np.ndarray]) -> dict[str, Run]:
         """See host_contender.Contender."""
@@ -111,11 +111,11 @@ class Gloo:
         self.reset: Callable[[], None] = lambda: None
 
     def versions(self) -> dict[str, str]:
-        """Of torch; Gloo has none."""
+        """The version of torch; Gloo has none of its own."""
         return {"torch": self.torch.__version__}
 
     def barrier(self) -> None:
-        """Of all ranks."""
+        """Wait for all ranks."""
         self.dist.barrier()
 
     def prepare(self, case: Case, arrays: list[np.ndarray]) -> dict[str, Run]:
@@ -159,8 +159,8 @@ class Gloo:
         return {"native": _times(call), "python": reading(call)}
 
 
-def installed() -> dict[str, str]:
-    """Why a peer cannot take part; those that can are not in it."""
+def missing_peers() -> dict[str, str]:
+    """Reasons why peers cannot take part, by name of the peer."""
     import importlib.util
     import shutil
 

@@ -1,4 +1,4 @@
-"""The README's tables of times, made from benchmarks/results/*.json (a test checks that they are that)."""
+"""The README's tables of times, made from benchmarks/results/*.json (a test checks that they agree)."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def speed() -> str:
 
 
 def schedules() -> str:
-    """What schedules cost to make."""
+    """The cost of making schedules."""
     data = _load("schedules")
     about, first = data["machine"], data["first_simulation"]
     rows = []
@@ -109,9 +109,9 @@ def host_tables(data: dict[str, Any]) -> str:
             "",
             f"{rounds}, in one run on {about['cpu']}, {about['cores']} cores (load {load}), Python {about['python']}, "
             f"{versions}; float32. *Native* is our compiled plan repeated in one native call, against mpi4py less an empty "
-            "mpi4py call, and nobody reads results; *Python* is a jitted step against an mpi4py call, each with its result "
-            "read; our step is given our Arrays, or NumPy's, which have to be copied to shared memory. MPI's broadcast, and "
-            "Gloo's broadcast and all_reduce, work in place, which spares them a copy. Open MPI is bound to cores "
+            "mpi4py call, and no rank reads the results; *Python* is a jitted step against an mpi4py call, each with its "
+            "result read; our step is given our Arrays, or NumPy's, which have to be copied to shared memory. MPI's broadcast, "
+            "and Gloo's broadcast and all_reduce, work in place, which spares them a copy. Open MPI is bound to cores "
             "(4 ranks on 2 cores share them), with or without `mpi_yield_when_idle`, whichever was faster; "
             "funccoll is bound where there are cores enough. The limit is what reading and writing the same memory takes on "
             "all ranks at once, without waiting for each other. With an empty cache of kernels, `funccoll run -n 2` takes "
@@ -160,7 +160,7 @@ TABLES = {"speed": speed, "schedules": schedules, "speed:host": host}
 
 
 def marks(name: str) -> tuple[str, str]:
-    """What stands before and after a table in the README."""
+    """The markers before and after a table in the README."""
     return f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
 
 

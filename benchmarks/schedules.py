@@ -1,7 +1,7 @@
-"""What schedules cost to make: build, prove, lower, verify and simulate, each on its own. `make bench`.
+"""The cost of making schedules: build, prove, lower, verify and simulate, each measured separately. `make bench`.
 
 Every case runs in a fresh process, so that its peak memory is its own, and several times over; the simulator's
-machine code is in Numba's cache already (what compiling and loading it takes is measured too). Nobody else makes
+machine code is in Numba's cache already (what compiling and loading it takes is measured too). No other library makes
 schedules of these sizes: the figures of msccl-tools and LogGOPSim are those that the project's issue quotes, not
 measured here. Writes benchmarks/results/schedules.json.
 """
@@ -75,7 +75,7 @@ def child(kind: str, p: int, algorithm: str, stages: list[str], rounds: int) -> 
 
 
 def run(*arguments: Any, cache: str | None = None) -> Any:
-    """The JSON that this file prints in a process of its own."""
+    """Run this file in a process of its own; return the JSON that it prints."""
     environment = {**os.environ, **({"NUMBA_CACHE_DIR": cache} if cache else {})}
     done = subprocess.run([sys.executable, __file__, *map(str, arguments)], env=environment, capture_output=True, text=True)
     if done.returncode:
@@ -84,7 +84,7 @@ def run(*arguments: Any, cache: str | None = None) -> Any:
 
 
 def row(kind: str, p: int, algorithm: str, stages: tuple[str, ...], rounds: int, goal: dict[str, Any]) -> dict[str, Any]:
-    """One row of the results, printed as well."""
+    """Measure one case, print it, and return its row of the results."""
     found = run("child", kind, p, algorithm, ",".join(stages), rounds)
     median = {stage: statistics.median(times) for stage, times in found["seconds"].items()}
     met = None
@@ -110,7 +110,7 @@ def compile_seconds() -> dict[str, float]:
 
 
 def main() -> None:
-    """All cases; writes the results."""
+    """Measure all cases, and write the results."""
     about = machine()
     print("seconds, medians")
     first = compile_seconds()

@@ -98,7 +98,7 @@ def update(params, velocity, gradients):
 
 
 def make_mesh(devices):
-    """As many devices as asked for: data parallel, and tensor parallel over pairs when their number is 4, 8, ..."""
+    """A mesh of `devices` devices: data parallel, and tensor parallel over pairs when there are 4, 8, ..."""
     model = 2 if devices % 4 == 0 else 1
     return fc.make_mesh({"data": devices // model, "model": model})
 
@@ -116,7 +116,7 @@ def make_step(mesh):
 
 
 def train(mesh, data, epochs=EPOCHS, progress=None):
-    """Returns the parameters, the velocity, and one loss and one time in seconds for each step."""
+    """Train; return the parameters, the velocity, and one loss and one time in seconds for each step."""
     step = make_step(mesh)
     params = {name: fc.device_put(value, mesh, PLACEMENT[name]) for name, value in initial_params().items()}
     velocity = {name: fc.device_put(np.zeros(p.shape, p.dtype), mesh, PLACEMENT[name]) for name, p in params.items()}
@@ -148,7 +148,7 @@ def accuracy(mesh, params, data):
 
 
 def collectives_table(mesh, data):
-    """What one step communicates, and by which schedules, read from its compiled program."""
+    """Table of what one step communicates, and by which schedules, read from its lowered program."""
     params = initial_params()
     lowered = make_step(mesh).lower(params, params, *next(minibatches(data, 0)))
     title = "The collectives of one step; bytes are what one device contributes"
@@ -182,9 +182,9 @@ def unequal(mesh, blocks):
 def unequal_replicas(mesh, params, velocity, data):
     """`unequal` for the trained parameters, and once more after one more update that each device does on its own.
 
-    Every device says what it holds (`pvary`: from here on the copies may differ), and the answers are gathered. Virtual
-    devices hold what is the same on all of them only once, and comparing it with itself says little; so each device also
-    computes a copy of its own.
+    Every device returns its copy (`pvary`: from here on the copies may differ), and the copies are gathered. Virtual
+    devices hold a value that is equal on all of them once, so comparing it with itself says little: each device also
+    computes an update of its own.
     """
 
     @fc.jit(mesh=mesh, in_specs=(PLACEMENT, PLACEMENT, P("data"), P("data")), out_specs=P(mesh.axis_names))
@@ -201,7 +201,7 @@ def unequal_replicas(mesh, params, velocity, data):
 
 # %%
 def compared(params, file):
-    """(what to say, whether it is well): these parameters against those of another run."""
+    """(message, True when equal) of these parameters compared with those of another run."""
     with np.load(file) as other:
         by = str(other["by"])
         differ = [name for name, value in params.items() if value.tobytes() != other[name].tobytes()]
@@ -222,7 +222,7 @@ def options():
 def main(given):
     began = time.perf_counter()
     processes = fc.world_size()
-    console = Console(highlight=False, quiet=fc.rank() != 0)  # one process speaks for all
+    console = Console(highlight=False, quiet=fc.rank() != 0)  # only rank 0 prints
     training, testing = load_data()
     mesh = make_mesh(processes if processes > 1 else given.devices)
     console.print(collectives_table(mesh, training))

@@ -69,7 +69,7 @@ def test_an_entry_of_a_spec_that_is_no_axis(entry):
 def test_what_stands_in_place_of_a_spec():
     wrong(ShardingError, lambda: fc.jit(lambda x: x, mesh=LINE, in_specs=("data",)), "in_specs", "fc.P('data')")
     wrong(ShardingError, lambda: fc.jit(lambda x: x, mesh=LINE, out_specs="data"), "out_specs", "fc.P('data')")
-    wrong(ShardingError, lambda: fc.jit(lambda x: x, mesh=LINE, in_specs=(3,)), "in_specs", "3 is no partition spec")
+    wrong(ShardingError, lambda: fc.jit(lambda x: x, mesh=LINE, in_specs=(3,)), "in_specs", "3 is not a partition spec")
     wrong(ShardingError, lambda: fc.device_put(X, LINE, "data"), "fc.P('data')")
     wrong(ShardingError, lambda: fc.device_put(X, LINE, ("data", None)), "fc.P('data', None)")
     wrong(ShardingError, lambda: fc.device_put(X, fc.Sharding(LINE, P("data")), P()), "has a spec already")

@@ -284,7 +284,7 @@ STARTS = JOIN + """
 import subprocess
 joining = "from funccoll.runtime.job import world; world.init(); print('again', flush=True)"
 child = subprocess.run([sys.executable, "-c", joining], stderr=subprocess.PIPE, text=True)
-assert child.returncode == 1 and f"started by rank {rank} and is no rank of its own" in child.stderr, child.stderr
+assert child.returncode == 1 and f"started by rank {rank} and is not a rank of its own" in child.stderr, child.stderr
 world.finalize()
 os.execv(sys.executable, [sys.executable, "-c", joining])
 """

@@ -1,1 +1,1 @@
-"""From a traced function to something that runs: jit and its stages."""
+"""Compilation of traced functions: jit and its stages."""

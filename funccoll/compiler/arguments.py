@@ -51,23 +51,23 @@ def broadcast_specs(specs: Any, tree: Any, mesh: Mesh, what: str, name: str) -> 
 
 
 def check_specs(specs: Any, mesh: Mesh, what: str, name: str) -> None:
-    """Raise for a spec that fits no call: one that is no `P`, or names an axis the mesh does not have."""
+    """Raise for a spec that fits no call: one that is not a `P`, or names an axis that the mesh does not have."""
     for spec in optree.tree_leaves(specs, is_leaf=_is_spec, none_is_leaf=True):
         if not _is_spec(spec):
             example = f"fc.P({spec!r})" if isinstance(spec, str) else "fc.P('axis') or fc.P()"
-            raise ShardingError(f"{what} of {name}: {spec!r} is no partition spec; write {example}.")
+            raise ShardingError(f"{what} of {name}: {spec!r} is not a partition spec; write {example}.")
         mesh.check_axes(() if spec is None else spec.axes, what=f"axis in {spec!r} ({what} of {name}),")
 
 
 def path_name(name: str, treedef: optree.PyTreeSpec, position: int) -> str:
-    """How a user would write one leaf of the arguments: `batch["x"]`."""
+    """The user's notation for one leaf of the arguments: `batch["x"]`."""
     path = treedef.paths()[position]
     return name + "".join(f"[{p!r}]" for p in path)
 
 
 @dataclass(frozen=True)
 class Options:
-    """Which arguments of a jitted function are special, by position in its Python signature, or by name."""
+    """Static and donated arguments of a jitted function, by position in its Python signature, or by name."""
 
     static_argnums: tuple[int, ...] = ()
     static_argnames: tuple[str, ...] = ()
@@ -75,7 +75,7 @@ class Options:
 
 
 class Arguments:
-    """What `fc.jit` knows of a function's arguments before it is traced."""
+    """The arguments of a jitted function before it is traced: its signature, specs and options."""
 
     def __init__(self, fn: Callable[..., Any], mesh: Mesh, in_specs: Any, options: Options):
         self.fn, self.mesh, self.in_specs, self.options = fn, mesh, in_specs, options
@@ -147,7 +147,7 @@ class Arguments:
         except TypeError as error:
             raise TraceError(f"{self.name}: {error}.") from None
         bound.apply_defaults()
-        keywords = {k: v for k, v in bound.kwargs.items() if k in named}  # a default finds its place by itself
+        keywords = {k: v for k, v in bound.kwargs.items() if k in named}  # the function supplies its own defaults
         dynamic = sorted(set(keywords) - set(self.options.static_argnames))
         if dynamic:
             raise TraceError(
@@ -165,7 +165,7 @@ class Arguments:
         return merged, {where: value for where, _, value in static if isinstance(where, str)}
 
     def _positions(self, count: int, static: Static) -> list[int]:
-        """For each of `count` dynamic arguments, its position in the call."""
+        """Positions in the call of `count` dynamic arguments."""
         numbers = {where for where, _, _ in static if isinstance(where, int)}
         return [i for i in range(count + len(numbers)) if i not in numbers]
 
@@ -187,7 +187,7 @@ class Arguments:
         return broadcast_specs(specs, dynamic, self.mesh, "in_specs", self.name)
 
     def describe(self, treedef: optree.PyTreeSpec, position: int, static: Static) -> str:
-        """How messages name one array of the arguments: `batch['x'] of step`."""
+        """The name of one array of the arguments in messages: `batch['x'] of step`."""
         path = treedef.paths()[position]
         parameters = [] if self.signature is None else list(self.signature.parameters)
         call_position = self._positions(path[0] + 1, static)[path[0]]
@@ -195,7 +195,7 @@ class Arguments:
         return f"{first}{''.join(f'[{p!r}]' for p in path[1:])} of {self.name}"
 
     def donated(self, dynamic: tuple, static: Static) -> tuple[bool, ...]:
-        """For each array of the dynamic arguments, whether the caller gives it up."""
+        """Flags of the arrays of the dynamic arguments: True where the caller gives one up."""
         out: list[bool] = []
         positions = self._positions(len(dynamic), static)
         count = sum(isinstance(where, int) for where, _, _ in static) + len(dynamic)

@@ -1,6 +1,6 @@
-"""From the collectives of a program to their schedules: which algorithm each has, and the proved schedule of it.
+"""Schedules of a program's collectives: the choice of their algorithms, and the proved schedule of each.
 
-Schedules are imported when a program has collectives: that takes 40 ms.
+Schedules are imported only for a program that has collectives: the import takes 40 ms.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 __all__ = ["check_algorithms", "choose", "digest", "is_large", "is_users", "schedules_of"]
 
 LARGE = 256
-"""Ranks beyond which no host is: the choice is then the collective's first algorithm, without comparing; and where
-nothing can run (an abstract mesh), what takes seconds to prove is proved when it is asked for."""
+"""More ranks than a host has. Above it the choice is the collective's first algorithm, without comparing costs; and on an
+abstract mesh, where nothing runs, a schedule is proved only when it is asked for, because proofs take seconds."""
 
 
 def check_algorithms(program: Program) -> None:
-    """Raise ScheduleError, at the collective's line, where the user names an algorithm that cannot be had."""
+    """Raise ScheduleError, at the collective's line, for an algorithm that does not exist, or not for its size."""
     for eqn in program.collectives():
         if eqn.params["algorithm"] is not None:
             with at_source(eqn.source):
@@ -36,7 +36,7 @@ def check_algorithms(program: Program) -> None:
 
 
 def _find(eqn: Equation) -> Algorithm:
-    """The algorithm that a collective names, or the first one there is."""
+    """The algorithm that a collective names, else the first one for its size."""
     from ..schedules.registry import find
 
     return find(lowering(eqn).kind, eqn.params["algorithm"], eqn.params["size"])
@@ -45,7 +45,7 @@ def _find(eqn: Equation) -> Algorithm:
 def choose(eqn: Equation) -> str:
     """The algorithm for a collective when the user names none: the one that costs least on one host.
 
-    A reduction of the choice is a left fold in rank order, whatever the size, so that the bits do not depend on it.
+    For a reduction it is a left fold in rank order at every size, so that the choice never changes bits.
     """
     from ..schedules.model.select import select
     from ..schedules.model.topology import Topology
@@ -55,21 +55,21 @@ def choose(eqn: Equation) -> str:
         return _find(eqn).name
     sides = [sum(a.type.nbytes for a in side) for side in (eqn.inputs, eqn.outputs)]
     dtypes = [a.type.dtype for a in eqn.inputs]
-    narrow = [d for d in dtypes if d.itemsize == 2 and is_inexact(d)]  # one of them is enough to mind rounding
+    narrow = [d for d in dtypes if d.itemsize == 2 and is_inexact(d)]  # one of 16 bits restricts the choice
     dtype = next(iter(narrow or dtypes), None)
     with at_source(eqn.source):
         return select(how.kind, Topology.one_host(size), max(1, *sides), dtype=dtype, **how.options).algorithm
 
 
 def is_large(program: Program) -> bool:
-    """Whether a collective has more than `LARGE` ranks."""
+    """True when a collective has more than `LARGE` ranks."""
     return any(eqn.params["size"] > LARGE for eqn in program.collectives())
 
 
 def schedules_of(program: Program) -> dict[Equation, Schedule]:
     """The proved schedule of each collective, barriers included, in program order; all have their algorithms by now.
 
-    Raises ScheduleError for a schedule that is wrong, at the line of the move, with a note which collective it is for.
+    Raises ScheduleError for a schedule that is wrong, at the line of the move, with a note that names the collective.
     """
     return {eqn: _schedule(eqn, program.axis_sizes) for eqn in program.collectives()}
 
@@ -85,14 +85,14 @@ def _schedule(eqn: Equation, axis_sizes: Mapping[str, int]) -> Schedule:
 
 
 def _levels(found: Algorithm, eqn: Equation, axis_sizes: Mapping[str, int]) -> tuple[int, int] | None:
-    """Hosts and ranks per host of a collective over several axes: the first one is the hosts'."""
+    """(hosts, ranks per host) of a collective over several axes, of which the first is the hosts'."""
     sizes = [axis_sizes[a] for a in eqn.axes()]
     return (sizes[0], math.prod(sizes[1:])) if "levels" in found.options and len(sizes) > 1 else None
 
 
 @functools.lru_cache(maxsize=256)
 def _proved(found: Algorithm, nranks: int, **given: Any) -> Schedule:
-    """Built and proved once for each algorithm *object*: one that was defined anew under its name is another."""
+    """Build and prove a schedule, once for each algorithm *object*: a redefinition under the same name is a new one."""
     from ..schedules.schedule import build
 
     schedule = build(found.kind, nranks, found.name, **given)
@@ -101,7 +101,7 @@ def _proved(found: Algorithm, nranks: int, **given: Any) -> Schedule:
 
 
 def is_users(eqn: Equation) -> bool:
-    """Whether a collective has an algorithm of the user's own, whose name says little about its moves."""
+    """True when a collective's algorithm is the user's own, whose name does not determine its moves."""
     return not _find(eqn).function.__module__.startswith("funccoll.")
 
 

@@ -1,6 +1,6 @@
 """jit: from a Python function to something that runs on a mesh. The only file that names all stages.
 
-    fn --trace--> Traced (typed program) --lower--> Lowered (after the passes) --compile--> Compiled
+    fn --trace--> TracedFunction (typed program) --lower--> Lowered (after the passes) --compile--> Compiled
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _LAYOUT = operator.attrgetter("layout")
 
 
 def _fast_key(treedef: optree.PyTreeSpec, leaves: Sequence[Any]) -> tuple | None:
-    """What decides which program runs, for leaves whose types say it at once; else None."""
+    """The cache key of a call whose leaves are Arrays, NumPy arrays and numbers; None for other leaves."""
     key: list[Any] = [treedef]
     for leaf in leaves:
         kind = type(leaf)
@@ -88,7 +88,7 @@ class Jitted(Generic[Params, R]):
                 if given and type(given[0]) is Array:
                     key = tuple(map(_LAYOUT, given))
                     last, run = self._last
-                    run = run if key == last else self._fast.get(key)  # equal is quicker than hashed
+                    run = run if key == last else self._fast.get(key)  # comparing is quicker than hashing
             except (AttributeError, TypeError):
                 pass  # not all are Arrays
             if run is None and _ARRAYS.issuperset(map(type, given)):
@@ -123,7 +123,7 @@ class Jitted(Generic[Params, R]):
             fast_key = fast_key[1:] if flat and fast_key is not None else fast_key
             ready = compiled.takes_as_they_are(leaves)
         result = compiled.execute(leaves)
-        if fast_key is not None:  # only what has run: a deleted Array has not
+        if fast_key is not None:  # only after it has run: a deleted Array raises
             self._fast[fast_key] = fast = compiled.execute_ready if ready else compiled.execute
             if flat:
                 self._last = fast_key, fast
@@ -160,7 +160,7 @@ class Jitted(Generic[Params, R]):
     # ------------------------------------------------------------ stages
 
     def trace(self, *args: Any, **kwargs: Any) -> TracedFunction:
-        """The typed program for arguments like these; only shapes and dtypes are looked at.
+        """Return the typed program for arguments like these; only shapes and dtypes are read.
 
         Arguments may be arrays or anything with `.shape` and `.dtype`.
         """
@@ -171,7 +171,7 @@ class Jitted(Generic[Params, R]):
             return self._trace(dynamic, static, treedef, types)
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
-        """`trace(...).lower()`."""
+        """Return `trace(...).lower()`."""
         return self.trace(*args, **kwargs).lower()
 
     def _trace(
@@ -216,7 +216,7 @@ class Jitted(Generic[Params, R]):
         return TracedFunction(program, signature)
 
     def _check_output(self, value: Any, sharding: Sharding, tree: optree.PyTreeSpec, position: int) -> Any:
-        """The output varying over exactly its spec's axes, or an error when it varies over more."""
+        """Return the output, varying over exactly its spec's axes. Raises VaryingError when it varies over more."""
         type = value_type(value)
         where = path_name("result", tree, position)
         extra = type.varying - sharding.varying

@@ -1,4 +1,4 @@
-"""What a program does, as tables and numbers: its collectives, and estimates of its cost."""
+"""Reports on a program: the table of its collectives, and estimates of its cost."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def cost_analysis(program: Program) -> dict[str, float]:
     """Estimates for one device and one call.
 
     `flops`: one for each element of an elementwise result or reduced operand, two for each multiply-add of a
-    product. `bytes accessed`: all operands and results of equations that are no views. `collectives`: how many.
+    product. `bytes accessed`: all operands and results of equations that are not views. `collectives`: their number.
     `collective bytes`: what one device contributes to them.
     """
     cost: dict[str, Any] = {"flops": 0.0, "bytes accessed": 0.0, "collectives": 0.0, "collective bytes": 0.0}

@@ -1,4 +1,4 @@
-"""The stages of a jitted function: Traced (typed program), Lowered (after the passes), Compiled (runs)."""
+"""The stages of a jitted function: TracedFunction (typed program), Lowered (after the passes), Compiled (runs)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _COPIES = operator.attrgetter("_copies")
 
 @dataclass(frozen=True)
 class Signature:
-    """What a compiled function expects and returns, beside the program."""
+    """Structure, layouts and donation of a compiled function's arguments, structure and layouts of its results."""
 
     name: str
     mesh: Mesh
@@ -52,7 +52,7 @@ class Signature:
 
 
 class _Stage:
-    """What all stages have in common."""
+    """The common part of all stages."""
 
     def __init__(self, program: Program, signature: Signature):
         self.program, self.signature = program, signature
@@ -70,7 +70,7 @@ class _Stage:
         return hashlib.sha256(f"{self.program.fingerprint}|{specs}|{self._moves()}".encode()).hexdigest()
 
     def _moves(self) -> str:
-        """What the text does not tell of the schedules."""
+        """Digests of schedules that the program's text does not determine."""
         return ""
 
     def as_text(self) -> str:
@@ -78,7 +78,7 @@ class _Stage:
         return self.program.text()
 
     def collectives(self) -> CollectiveTable:
-        """The program's collectives: which, over what, how many bytes, from which line of yours."""
+        """The program's collectives: kind, axes, bytes, schedule, and the user's line of each."""
         return CollectiveTable(self.program)
 
     def cost_analysis(self) -> dict[str, float]:
@@ -101,7 +101,7 @@ class TracedFunction(_Stage):
     def lower(self) -> Lowered:
         """Run the passes, and prove the schedule of every collective.
 
-        Raises ScheduleError, before anything runs, for an algorithm of yours that is wrong.
+        Raises ScheduleError, before anything runs, for a wrong algorithm of the user's own.
         """
         check = os.environ.get("FUNCCOLL_CHECK") == "1"
         if check:
@@ -192,7 +192,7 @@ class Compiled(_Scheduled):
                 inputs.append(layout.split(leaf if native else to_numpy(leaf)))
         if self._check_replicas is not None:
             self._check_replicas(inputs)
-        if self._donates:  # only now, when nothing can be refused any more, do donated Arrays lose their data
+        if self._donates:  # last: a call that is refused leaves donated Arrays their data
             for leaf, donated in zip(leaves, self.signature.donated, strict=True):
                 if donated and type(leaf) is Array and not leaf.is_deleted:
                     leaf.take_copies(delete=True)

@@ -30,7 +30,7 @@ def _same(outer: dict, inner: dict, *names: str) -> bool:
 
 
 def _free(*collectives: dict) -> bool:
-    """Whether the choice of every algorithm is the compiler's."""
+    """True when the compiler chooses the algorithm of each of these collectives."""
     return all(params["algorithm"] is None for params in collectives)
 
 

@@ -91,7 +91,7 @@ def plan_buffers(program: Program, aliases: bool = True, publishes: bool = False
 
 
 def _published(program: Program, reuse: dict[Var, int]) -> frozenset[Var]:
-    """The values that own the memory of large operands of collectives, and can be computed anywhere."""
+    """Values that own the memory of large operands of collectives, and can be computed into given memory."""
     made = {v: eqn for eqn in program.equations for v in eqn.outputs}
     found = set()
     for eqn in program.equations:
@@ -112,7 +112,7 @@ def _published(program: Program, reuse: dict[Var, int]) -> frozenset[Var]:
 
 
 def _can_write(eqn: Equation) -> bool:
-    """Whether NumPy can be told where an equation's output goes."""
+    """True when NumPy can compute an equation's output into given memory (`out=`)."""
     out = eqn.outputs[0].type
     plain = eqn.primitive is matmul_p and out.dtype != bfloat16
     return len(out.shape) > 0 and (plain or eqn.primitive.ufunc is not None)

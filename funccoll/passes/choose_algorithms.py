@@ -1,4 +1,4 @@
-"""Choice of algorithms: every collective gets the compiler's choice of algorithm, unless the user names one.
+"""Choice of algorithms: every collective gets the compiler's choice, unless the user names one.
 
 The cheapest algorithm depends on the machine, which passes do not know: the choice is handed down. From here on the
 algorithm is part of the program, and so of its text and its fingerprint.
@@ -13,7 +13,7 @@ from ..ir import Equation, Program
 __all__ = ["Choose", "choose_algorithms"]
 
 Choose = Callable[[Equation], str]
-"""From a collective (a barrier is one) to the name of an algorithm for it."""
+"""Function from a collective (a barrier is one) to the name of an algorithm for it."""
 
 
 def choose_algorithms(program: Program, choose: Choose) -> Program:

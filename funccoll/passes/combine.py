@@ -68,7 +68,7 @@ def _order(equations: list[Equation], merged: dict[Equation, list[Equation]]) ->
     """The equations in the given order, but each merged group at its last member, and readers after it."""
     waiting_for: dict[Var, list[Equation]] = defaultdict(list)
     missing: dict[Equation, int] = {}
-    late: set[Var] = set()
+    delayed: set[Var] = set()
     out: list[Equation] = []
     seen: dict[int, int] = defaultdict(int)
 
@@ -77,7 +77,7 @@ def _order(equations: list[Equation], merged: dict[Equation, list[Equation]]) ->
         out.append(eqn)
         ready = []
         for var in eqn.outputs:
-            late.discard(var)
+            delayed.discard(var)
             for reader in waiting_for.pop(var, ()):
                 missing[reader] -= 1
                 if not missing[reader]:
@@ -99,11 +99,11 @@ def _order(equations: list[Equation], merged: dict[Equation, list[Equation]]) ->
             ready += reversed(emit(eqn))
 
     for eqn in equations:
-        blocked = {a for a in eqn.inputs if type(a) is Var and a in late}
+        blocked = {a for a in eqn.inputs if type(a) is Var and a in delayed}
         if eqn in merged:
-            late.update(eqn.outputs)
+            delayed.update(eqn.outputs)
         if blocked:
-            late.update(eqn.outputs)
+            delayed.update(eqn.outputs)
             missing[eqn] = len(blocked)
             for var in blocked:
                 waiting_for[var].append(eqn)

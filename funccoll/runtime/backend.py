@@ -1,4 +1,4 @@
-"""The transport seam: what executes collectives over a mesh, and where its arrays lie.
+"""The transport seam: the interface to the collectives of a mesh, and to the memory of its arrays.
 
 A mesh gets its backend from `make_mesh`. The compiler asks it for memory and for the collectives of a program; nothing
 else in funccoll knows how devices communicate. Backends are found by name and imported on first use.
@@ -39,11 +39,11 @@ class GroupCall(NamedTuple):
 
 
 class Backend(Protocol):
-    """What a transport implements. One object serves all meshes of a job."""
+    """The interface of a transport. One object serves all meshes of a job."""
 
     name: str
     shares_memory: bool
-    """True where the devices of a mesh read each other's arrays in place: what they read is best computed into memory
+    """True where the devices of a mesh read each other's arrays in place: their operands are best computed into memory
     from `allocate`."""
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -75,7 +75,7 @@ class Backend(Protocol):
 
 
 class JobBackend(Backend, Protocol):
-    """What a transport between processes implements beside that: its memory, and joining and leaving a job.
+    """The interface of a transport between processes: also its memory, and joining and leaving a job.
 
     `memory` is the file descriptor that rank 0's `creator` gave, None without one.
     """
@@ -89,7 +89,7 @@ class JobBackend(Backend, Protocol):
 
     @staticmethod
     def creator(nranks: int) -> Callable[[int], int] | None:
-        """Return what makes the memory on rank 0, from bytes per rank to a file descriptor; None without one."""
+        """Return rank 0's function that makes the memory, from bytes per rank to a file descriptor; None without memory."""
         ...
 
     def failure_words(self) -> np.ndarray:
@@ -105,11 +105,11 @@ class JobBackend(Backend, Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of the memory. Arrays that are alive stay valid."""
+        """Release the memory. Arrays that are alive stay valid."""
         ...
 
     def disown(self) -> None:
-        """In a forked child: leave the memory to the parent."""
+        """Leave the memory to the parent, in a forked child."""
         ...
 
 

@@ -27,12 +27,13 @@ if TYPE_CHECKING:
 
 __all__ = ["compile_program", "require_devices"]
 
+
 def _quiet_context() -> contextvars.Context:
     """A context in which NumPy's floating-point warnings are off, as in every compiled program.
 
     Running in a copy of it costs 0.05 µs, `np.errstate` 0.7 µs: as much as three small operations.
     """
-    context = contextvars.Context()  # an empty one: a copy would keep alive whatever is being traced now
+    context = contextvars.Context()  # an empty one: a copy would keep the present trace alive
     context.run(np.seterr, all="ignore")
     return context
 
@@ -120,7 +121,7 @@ class _Builder:
         return len(copy_coordinates(self.mesh, varying))
 
     def mapping(self, source: frozenset[str], target: frozenset[str]) -> tuple[int, ...]:
-        """For each copy of something that varies over `target`, the copy of a `source` value it reads."""
+        """Index of the copy of a `source` value that each copy of a `target` value reads."""
         position = {tuple(sorted(c.items())): i for i, c in enumerate(copy_coordinates(self.mesh, source))}
         return tuple(
             position[tuple(sorted((a, n) for a, n in c.items() if a in source))]
@@ -128,7 +129,7 @@ class _Builder:
         )
 
     def device_index(self, axes: tuple[str, ...], varying: frozenset[str]) -> Copies:
-        """Each copy's position along `axes`, the first axis outermost (int32)."""
+        """Position of each copy along `axes`, the first axis outermost (int32)."""
         along = Mesh({a: self.mesh.shape[a] for a in axes})
         coordinates = copy_coordinates(self.mesh, varying)
         out = [np.int32(along.position({a: c[a] for a in axes})) for c in coordinates]
@@ -137,7 +138,7 @@ class _Builder:
     # ------------------------------------------------------------ the program
 
     def build(self) -> Callable[..., Any]:
-        """Emit what comes between groups of collectives, and the groups."""
+        """Emit segments and groups of collectives in turn; return the function that runs the program."""
         pending: dict[frozenset[str], list[Equation]] = {}
         group: list[Equation] = []
         for eqn in self.program.equations:
@@ -154,7 +155,7 @@ class _Builder:
         if self.calls and len(self.steps) == 1 and self.calls[0].returns_tuple:
             (call,) = self.calls
             if outputs == [self.name(out) for out in call.outputs] and self.program.inputs == call.inputs:
-                return call.function  # the program is nothing else
+                return call.function  # the program is this one call
         source = self.driver(outputs)
         exec(compile(source, "<funccoll program>", "exec"), self.names.namespace)
         run = self.names.namespace["run"]
@@ -162,8 +163,7 @@ class _Builder:
         return run
 
     def flush(self, pending: dict[frozenset[str], list[Equation]]) -> None:
-        """Emit the segments gathered so far. What varies less comes first: without a collective a value
-        can only come to vary more."""
+        """Emit the segments gathered so far, those that vary less first: without a collective a value only varies more."""
         for varying in sorted(pending, key=lambda v: (len(v), sorted(v))):
             self.segment(varying, pending[varying])
         pending.clear()
@@ -201,7 +201,7 @@ class _Builder:
         inside = set(equations)
         defined = {v for e in equations for v in e.outputs}
         lines: list[str] = []
-        arguments: dict[str, tuple[str, bool]] = {}  # parameter -> driver expression, whether it is a list
+        arguments: dict[str, tuple[str, bool]] = {}  # parameter -> (driver expression, True for a list)
         reads: set[Var] = set()
         count = self.count(varying)
 
@@ -305,11 +305,11 @@ class _Builder:
     # ------------------------------------------------------------ collectives
 
     def identity(self, eqn: Equation) -> str:
-        """What must be equal on all processes: the program, and the collective's place in it."""
+        """The text that must be equal on all processes: the program's fingerprint, and the collective's place in it."""
         return f"{self.program.fingerprint} {self.program.equations.index(eqn)}"
 
     def collectives(self, group: list[Equation]) -> None:
-        """Emit collectives that nothing comes between."""
+        """Emit a group of adjacent collectives."""
         if not group:
             return
         found = [(eqn, self.schedules[eqn]) for eqn in group]

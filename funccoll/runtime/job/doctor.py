@@ -25,7 +25,7 @@ __all__ = ["Finding", "examine"]
 
 _ROOMY = 64 << 30  # bytes of address space that a rank's memory may take
 _EXTRAS = (
-    # distribution, where it will be or is used, the extra of funccoll that brings it today
+    # distribution, where it will be or is used, the extra of funccoll that installs it today
     ("torch", "its adapter is planned", ""), ("jax", "its adapter is planned", ""),
     ("mpi4py", "jobs over several hosts are planned", ""), ("cupy-cuda12x", "GPUs are planned", ""),
     ("scikit-learn", "the demo", "demo"), ("matplotlib", "notebooks", "notebooks"),
@@ -35,7 +35,7 @@ _LAUNCHERS = ("mpirun", "torchrun", "srun")
 
 @dataclass(frozen=True)
 class Finding:
-    """One line: `advice` is a sentence that says what to do, when there is something."""
+    """One line of the page. `advice` is a sentence on what to do, empty when there is nothing."""
 
     section: str
     name: str
@@ -45,7 +45,7 @@ class Finding:
 
 
 def examine() -> list[Finding]:
-    """Everything, in the order of the page. Nothing is left behind by trying."""
+    """All findings, in the order of the page. The trials leave nothing behind."""
     return [*_software(), *_machine(), *_kernel(), *_optional(), *_gpus()]
 
 
@@ -64,7 +64,7 @@ def _software() -> Iterator[Finding]:
         from ...kernels.object_cache import cache_directory
 
         folder = cache_directory()
-    except Exception:  # of llvmlite, which numba needs, too
+    except Exception:  # llvmlite, which numba needs, may fail with any of its own
         return
     if folder is None:
         yield Finding(

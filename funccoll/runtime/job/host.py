@@ -75,12 +75,12 @@ def address_space() -> int | None:
 def cores() -> int:
     """Number of cores that this process may use: its affinity, or less where a control group limits the time.
 
-    Logical ones: two hyperthreads count as two.
+    Logical cores: two hyperthreads count as two.
     """
     usable = len(os.sched_getaffinity(0))
     for group, first in _control_groups("cpu"):
         quota, _, period = _text(group / ("cpu.cfs_quota_us" if first else "cpu.max")).partition(" ")
-        if quota.isdigit() and int(quota) > 0:  # "max" and -1 are no limit; v1 has its period, 0.1 s, in another file
+        if quota.isdigit() and int(quota) > 0:  # "max" and -1 are not limits; v1 has its period, 0.1 s, in another file
             usable = min(usable, math.ceil(int(quota) / int(period or 100_000)))
     return max(1, usable)
 
@@ -96,7 +96,7 @@ def _text(path: Path) -> str:
 def thread_variables(environment: Mapping[str, str], threads: int) -> dict[str, str]:
     """The variables that give NumPy's BLAS `threads` threads in each process, without those that the user set.
 
-    When OMP_NUM_THREADS is set nothing is: the others would override it.
+    Empty when OMP_NUM_THREADS is set: the others would override it.
     """
     if _THREADS[0] in environment:
         return {}
@@ -108,7 +108,7 @@ def bindings(n: int) -> list[set[int]]:
 
     A core is bound with all its hyperthreads while there are enough cores; otherwise hyperthreads count as cores.
 
-    Raises: ValueError when this process may not use as many.
+    Raises: ValueError when this process may use fewer CPUs.
     """
     usable = os.sched_getaffinity(0)
     whole = list(dict.fromkeys(tuple(sorted(_siblings(cpu) & usable)) for cpu in sorted(usable)))
@@ -128,9 +128,9 @@ def _siblings(cpu: int) -> set[int]:
 
 
 def dying_with_parent(parent: int) -> Callable[[], None]:
-    """A function for the child: when process `parent`, its parent, ends in whatever way, the kernel kills the child.
+    """Return a function for the child to call: the kernel then kills the child when its parent, process `parent`, ends.
 
-    More exactly, when the *thread* that started it ends.
+    More exactly, when the *thread* that started the child ends.
     """
     prctl = ctypes.CDLL(None).prctl
 

@@ -1,7 +1,7 @@
 """`fc.launch`: a function in several processes of this machine, for notebooks and tests.
 
-A process is started anew (spawned, not forked), and runs `serve` below. It gets the function and the arguments, and
-gives back what came of it, in memory files (memfd) that it inherits; one byte in a pipe says that it is there.
+Each process is spawned, not forked, and runs `serve` below. It inherits memory files (memfd): one with the function and the
+arguments, and one for its result or exception. One byte in a pipe tells that the reply is there, and of which kind it is.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _BOOT = (
     "sys.path[:] = pickle.load(task); from funccoll.runtime.job.launch import serve; "
     "serve(task, *map(int, sys.argv[2:]))"
 )
-_RETURNED, _RAISED, _FOLLOWED = b"1", b"0", b"2"  # the last: raised because another rank had failed
+_RETURNED, _RAISED, _FOLLOWED = b"1", b"0", b"2"  # the last: raised a PeerFailure
 
 
 def launch(fn: Callable[..., R], n: int, *args: Any, timeout: float | None = None) -> list[R]:
@@ -75,14 +75,14 @@ def launch(fn: Callable[..., R], n: int, *args: Any, timeout: float | None = Non
         job.wait()
         if job.failure is not None:
             rank, code = job.failure
-            late = [r for r in range(n) if r not in said]
+            unfinished = [r for r in range(n) if r not in said]
             report = replies[rank] if rank is not None and said.get(rank) in (_RAISED, _FOLLOWED) else None
-            raise _failure(f"fc.launch({name}, {n})", rank, code, timeout, late, report)
+            raise _failure(f"fc.launch({name}, {n})", rank, code, timeout, unfinished, report)
         return [_unpickled(reply) for reply in replies]
 
 
 def _memory_file(stack: ExitStack) -> int:
-    """A new file in memory, without a name: nothing of it can be left behind."""
+    """A new file in memory, without a name: nothing is left behind."""
     descriptor = os.memfd_create("funccoll", os.MFD_CLOEXEC)
     stack.callback(os.close, descriptor)
     return descriptor
@@ -106,7 +106,7 @@ def _write_task(descriptor: int, name: str, fn: Callable[..., object], args: Seq
 
 
 def serve(task: mmap.mmap, reply: int, pipe: int, parent: int, rank: int, n: int) -> None:
-    """Call the function in `task`, put what came of it into `reply`, and write to `pipe`: the work of a launched process."""
+    """Run a launched process: call the function in `task`, write its result or exception to `reply`, and tell `pipe`."""
     dying_with_parent(parent)()
     os.set_inheritable(reply, False)
     os.set_inheritable(pipe, False)
@@ -137,7 +137,7 @@ def serve(task: mmap.mmap, reply: int, pipe: int, parent: int, rank: int, n: int
     os.write(pipe, word)
     os.close(pipe)
     if trouble:
-        _tell_peers(trouble)  # after the parent: it shall hear the cause before what follows from it
+        _tell_peers(trouble)  # after the parent, which must hear of the cause before it hears of what follows
         sys.exit(1 if word == _RAISED else PEER_FAILURE_EXIT_CODE)
 
 
@@ -150,9 +150,9 @@ def _tell_peers(text: str) -> None:
 
 
 def _pickled_error(error: BaseException) -> bytes:
-    """(exception or None, what it says, its traceback as text), pickled."""
+    """(exception or None, its message, its traceback as text), pickled."""
     shown = error.__traceback__
-    while shown is not None and shown.tb_frame.f_code.co_filename == __file__:  # our own frames tell nothing
+    while shown is not None and shown.tb_frame.f_code.co_filename == __file__:  # our own frames add nothing
         shown = shown.tb_next
     words = "".join(traceback.format_exception_only(error)).strip()
     text = "".join(traceback.format_exception(type(error), error, shown)).rstrip()
@@ -161,19 +161,19 @@ def _pickled_error(error: BaseException) -> bytes:
         return told
     try:
         data = cloudpickle.dumps((error, words, text))
-        pickle.loads(data)  # exceptions with arguments of their own often cannot be made again
+        pickle.loads(data)  # exceptions with arguments of their own often cannot be unpickled
     except Exception:  # an exception can be of any class, and its pickling may do and raise anything
         return told
     return data
 
 
 def _failure(
-    call: str, rank: int | None, code: int | None, timeout: float | None, late: list[int], report: int | None
+    call: str, rank: int | None, code: int | None, timeout: float | None, unfinished: list[int], report: int | None
 ) -> Exception:
     """The exception for the job's first failure: the rank's own when it reported one."""
     if rank is None:
         return LaunchTimeout(
-            f"{call}: after {timeout} s {_ranks(late)} had not returned, and all were stopped. Allow more with timeout=, "
+            f"{call}: after {timeout} s {_ranks(unfinished)} had not returned, and all were stopped. Allow more with timeout=, "
             "or find what they wait for."
         )
     if report is not None:
@@ -183,7 +183,7 @@ def _failure(
         error.add_note(f"Rank {rank} raised it; its traceback:\n{text}")
         return error
     assert code is not None
-    when = "before it returned" if rank in late else "after it had returned"
+    when = "before it returned" if rank in unfinished else "after it had returned"
     return LaunchError(f"{call}: rank {rank} {outcome(code)} {when}; the others were stopped.")
 
 
@@ -198,7 +198,7 @@ def _unpickled(descriptor: int) -> Any:
 
 
 def _show(stream: int, lines: bytes) -> None:
-    """Through sys.stdout and sys.stderr, which notebooks and pytest replace."""
+    """Print through sys.stdout and sys.stderr, which notebooks and pytest replace."""
     file = sys.stdout if stream == 1 else sys.stderr
     file.write(lines.decode(errors="replace"))
     file.flush()

@@ -1,4 +1,4 @@
-"""Messages between processes of one host: a JSON object in a packet of a Unix socket, with descriptors if need be."""
+"""Messages between processes of one host: a JSON object in a packet of a Unix socket, with file descriptors where needed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def receive(channel: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
     try:
         data, descriptors, _, _ = socket.recv_fds(channel, PACKET, 8, flags)
     except ConnectionResetError:
-        # The other side closed with something of ours unread. What it had sent before is still there, behind this error.
+        # The other side closed with a message of ours unread. What it sent before can still be read, after this error.
         try:
             data, descriptors, _, _ = socket.recv_fds(channel, PACKET, 8, flags)
         except ConnectionResetError:

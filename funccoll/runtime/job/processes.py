@@ -20,7 +20,7 @@ __all__ = ["GRACE", "Job", "environment", "interpreter", "new_run", "outcome"]
 
 GRACE = 5.0
 """Seconds that a process gets after a signal before the next, stronger one."""
-_DYING = 1.0  # seconds that killed children of ranks get to be gone; without an init process they stay zombies
+_DYING = 1.0  # seconds in which killed children of ranks must be gone; without an init process they stay zombies
 _LONGEST_LINE = 1 << 20
 _POLL = 0.05  # seconds, on kernels without pidfd (before 5.3)
 
@@ -34,7 +34,7 @@ def environment(rank: int, n: int, run: str, threads: int | None = None) -> dict
 
 
 def new_run() -> str:
-    """A name for a job that no other has."""
+    """A unique name for a job."""
     return secrets.token_hex(8)
 
 
@@ -60,7 +60,7 @@ def _has_members(group: int) -> bool:
         os.killpg(group, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # another user's, which took over the number
+    except PermissionError:  # another user's, which has the number now
         return False
     return True
 
@@ -203,7 +203,7 @@ class Job:
             self.write(stream, data)
 
     def _read(self, rank: int, descriptor: int) -> bool:
-        """Take what is there; True when there may be more."""
+        """Read what has arrived; True when there may be more."""
         try:
             data = os.read(descriptor, 1 << 16)
         except BlockingIOError:
@@ -216,7 +216,7 @@ class Job:
         return bool(data)
 
     def _drain(self, rank: int) -> None:
-        """Take what a process left in its pipes: some megabytes at most, for its children may go on writing."""
+        """Read what a process left in its pipes: some megabytes at most, for its children may go on writing."""
         for descriptor in list(self._inputs.get(rank, ())):
             for _ in range(64):
                 if not self._read(rank, descriptor):
@@ -246,10 +246,10 @@ class Job:
         for rank in self.live:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.processes[rank].pid, number)
-                os.killpg(self.processes[rank].pid, signal.SIGCONT)  # a stopped process hears nothing else
+                os.killpg(self.processes[rank].pid, signal.SIGCONT)  # a stopped process handles nothing else
 
     def _end(self) -> None:
-        """Kill what is left of the process groups, take the last output, and close everything."""
+        """Kill what is left of the process groups, read the last output, and close everything."""
         for process in self.processes:
             with suppress(ProcessLookupError, PermissionError):
                 if process.returncode is None:

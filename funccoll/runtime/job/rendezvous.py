@@ -5,7 +5,7 @@ user and the run; every other rank connects and says hello. When all are there, 
 descriptor. The sockets stay open: `watch` sees on them which rank has died. Packets (SOCK_SEQPACKET) keep messages whole:
 one JSON object each.
 
-Other processes can connect too: another user's, an old run's, one that says nothing. They are dropped, and do no harm.
+Other processes can connect too: another user's, an old run's, one that says nothing. They are dropped.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["JobSpec", "JoinedJob", "meet", "timeout_of"]
 
 PROTOCOL = 1
 HELLO_TIMEOUT = 10.0  # seconds until a connection that has not said hello is dropped
-GRACE = 2.0  # seconds in which processes that do not belong together may still come and be told so
+GRACE = 2.0  # seconds after a mismatch in which more processes may connect, to be told of it
 _LISTS = ", ".join
 
 
@@ -69,13 +69,13 @@ def timeout_of(environment: Any) -> float:
 
 
 def meet(job: JobSpec, timeout: float, arena: int, create: Callable[[int], int] | None) -> JoinedJob:
-    """Wait for all processes of the job.
+    """Meet all processes of the job.
 
     `arena` is the most bytes of address space per rank that this process can map; rank 0 calls `create` with the
     smallest of them all, and it returns the file descriptor of the memory. Without `create` nothing is shared.
 
-    Raises: RendezvousError when some have not come after `timeout` seconds, or were not started as one job; it names
-    them, on every rank that came.
+    Raises: RendezvousError when some have not connected after `timeout` seconds, or were not started as one job; it
+    names them, on every rank that connected.
     """
     if job.rank == 0:
         return _Coordinator(job, timeout).run(arena, create)
@@ -92,7 +92,7 @@ def _ranks(ranks: Iterable[int]) -> str:
 
 
 class _Coordinator:
-    """Rank 0's side: the ranks that have come so far."""
+    """Rank 0's side: the ranks that have connected so far."""
 
     def __init__(self, job: JobSpec, timeout: float):
         self.job, self.timeout = job, timeout
@@ -100,7 +100,7 @@ class _Coordinator:
         self.selector = selectors.DefaultSelector()
         self.unidentified: dict[socket.socket, float] = {}  # connected, no hello yet; dropped at this time
         self.arrived: dict[int, socket.socket] = {}
-        self.refused: list[socket.socket] = []  # came with another version or size of the job
+        self.refused: list[socket.socket] = []  # connected with another version or size of the job
         self.arenas: dict[int, int] = {}
         self.problem = ""
 
@@ -176,7 +176,7 @@ class _Coordinator:
         try:
             channel, _ = listener.accept()
         except OSError:
-            return  # it has gone already
+            return  # the other side has closed it
         if not same_user(channel):
             channel.close()
             return
@@ -190,7 +190,7 @@ class _Coordinator:
         channel.close()
 
     def _gone(self, channel: socket.socket) -> None:
-        """Free the place of a rank that had come, and is gone or speaks out of turn."""
+        """Free the place of a rank that closed its socket, or sent more than its hello."""
         self.arrived = {rank: c for rank, c in self.arrived.items() if c is not channel}
         self.refused = [c for c in self.refused if c is not channel]
         self._drop(channel)
@@ -212,7 +212,7 @@ class _Coordinator:
             self.problem = self.problem or problem
             self.deadline = min(self.deadline, time.monotonic() + GRACE)
             self.refused.append(channel)
-        elif rank not in self._missing():  # twice the same, or no rank at all
+        elif rank not in self._missing():  # a duplicate, or not a rank of the job
             send(channel, {"error": f"another process is already rank {rank} of run {self.job.run!r}."})
             self._drop(channel)
             return
@@ -241,7 +241,7 @@ def _join(job: JobSpec, timeout: float, arena: int, descriptors: int) -> JoinedJ
         "funccoll": __version__, "protocol": PROTOCOL, "run": job.run, "rank": job.rank, "world": job.world, "arena": arena,
     }  # fmt: skip
     deadline, pause = time.monotonic() + timeout, 0.001
-    what, lost = "did not come", None  # since when rank 0, which was there, is not
+    what, lost = "did not come", None  # the time at which rank 0 was lost, after it had answered
     while time.monotonic() < deadline and (lost is None or time.monotonic() < lost + GRACE):
         channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         joined = None
@@ -254,7 +254,7 @@ def _join(job: JobSpec, timeout: float, arena: int, descriptors: int) -> JoinedJ
                 joined = _answer(job, channel, descriptors)
                 lost = time.monotonic()
         except OSError:
-            pass  # no process listens yet, or not any more: try again
+            pass  # rank 0 does not listen yet, or no longer: try again
         finally:
             if joined is None:
                 channel.close()

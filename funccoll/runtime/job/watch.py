@@ -2,7 +2,7 @@
 
 A process that ends in any way closes its sockets. Before that, one that ends well sends that it leaves, and one that ends
 with an exception sends its traceback. Rank 0 introduces all ranks to each other when the job begins, so that each hears the
-others itself: rank 0 may be stopped, gone, or in C code that lets no other thread run. In a large job a full mesh would
+others itself: rank 0 may be stopped, gone, or in C code that holds the GIL. In a large job a full mesh would
 take too many sockets; there rank 0 hears all, and forwards to the others.
 
 A failure is also written to shared memory, for loops in native code: word 0 of the heap's header is 0, or 1 + the rank
@@ -128,7 +128,7 @@ class Watch:
                     return
                 if not self._hear(ranks[descriptor]):
                     poll.unregister(descriptor)
-            # Only when rank 0 has introduced all: it may die when one of a pair has got its end, and the other has not.
+            # Only after rank 0 has introduced all: it may die between sending the two ends of a pair.
             for rank, channel in self._sockets.items() if self._introduced.is_set() else ():
                 if channel.fileno() not in ranks:
                     ranks[channel.fileno()] = rank
@@ -212,7 +212,7 @@ class Watch:
 
     def leave(self) -> None:
         """Tell the others that this rank leaves, and stop watching. Called again it does nothing."""
-        if self._hook is not None and sys.excepthook is not self._hook:  # another has taken its place
+        if self._hook is not None and sys.excepthook is not self._hook:  # another hook has replaced it
             error = getattr(sys, "last_value", None)  # Python sets it before it calls a hook
             if error is not None and not self._reported:
                 self.report("".join(traceback.format_exception(error)))
@@ -228,7 +228,7 @@ class Watch:
         self._close()
 
     def _introduce(self, ranks: list[int]) -> None:
-        """Give each two of the ranks a socket to each other, which tells each the other's end."""
+        """Give each two of the ranks a socket to each other, which shows each the other's end."""
         for one, two in itertools.combinations(ranks if len(ranks) <= _MAX_FULL_MESH else (), 2):
             ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             for rank, other, end in ((one, two, ends[0]), (two, one, ends[1])):
@@ -238,7 +238,7 @@ class Watch:
             send(self._sockets[rank], {"kind": "met"})
 
     def disown(self) -> None:
-        """In a forked child: close its copies of the sockets, or the others would not see this rank's end."""
+        """Close a forked child's copies of the sockets, or the others would not see this rank's end."""
         self._header = None
         self._close()
 

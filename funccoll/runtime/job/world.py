@@ -1,4 +1,4 @@
-"""The job: how many processes there are, joining and leaving them, and meshes that fit them."""
+"""The job: its number of processes, joining and leaving it, and meshes that fit it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _RUNS = (
     ("PMI_JOBID",),
     ("SLURM_JOB_ID", "SLURM_STEP_ID"),
 )
-# Programs that a rank starts inherit its environment, and are not that rank: here it says which process is.
+# A program that a rank starts inherits its environment and is not that rank: this variable names the process that is.
 _JOINED = "FUNCCOLL_JOINED"
 
 
@@ -52,8 +52,8 @@ def _job(environment: Mapping[str, str]) -> tuple[int, int]:
                 processes, number = 0, 0
             if not 0 <= number < processes:
                 raise MeshError(
-                    f"the environment says {size}={environment[size]!r} and {rank}={environment[rank]!r}, which is no "
-                    f"job: {size} counts the processes, {rank} is this one, from 0. Unset both to run in one process."
+                    f"the environment says {size}={environment[size]!r} and {rank}={environment[rank]!r}, which is not "
+                    f"a job: {size} counts the processes, {rank} is this one, from 0. Unset both to run in one process."
                 )
             return processes, number
     return 1, 0
@@ -86,14 +86,14 @@ def job(environment: Mapping[str, str]) -> JobSpec:
 
 
 def _parent() -> str:
-    """A name for the process that started this one: MPICH says nothing else that all ranks know."""
+    """A name for the process that started this one: MPICH gives all ranks nothing else in common."""
     parent = os.getppid()
     started = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[19]
     return f"{parent}-{started}"
 
 
 class World:
-    """This process's membership in a job: number `rank` of `world`, the news of the others' failures, and the backend.
+    """This process's membership in a job: number `rank` of `world`, the watch over the others, and the backend.
 
     `timeout`: seconds that a collective waits for the others; None for FUNCCOLL_TIMEOUT, or 600.
     """
@@ -105,11 +105,11 @@ class World:
 
 
 class _Membership:
-    """What this process has joined. There is one: a process is one member of one job."""
+    """Membership of this process, which is in one job at a time."""
 
     def __init__(self) -> None:
         self.current: World | None = None
-        self.generation = 0  # how often this process has left; jobs that follow each other must not meet
+        self.generation = 0  # jobs that this process has left: the next job of the run must not meet them
         self.forked_from: int | None = None
 
     def join(self, timeout: float) -> World | None:
@@ -118,7 +118,7 @@ class _Membership:
             return None
         if self.forked_from is not None:
             raise RendezvousError(
-                f"this process was forked from rank {self.forked_from} and is no rank of its own. Do what needs the other "
+                f"this process was forked from rank {self.forked_from} and is not a rank of its own. Do what needs the other "
                 "ranks in the parent; a DataLoader's workers, for example, only load data."
             )
         if self.current is None:
@@ -126,8 +126,8 @@ class _Membership:
             joined = os.environ.get(_JOINED, "")
             if joined.startswith(place) and joined != f"{place}{os.getpid()}":
                 raise RendezvousError(
-                    f"this process was started by rank {job_.rank} and is no rank of its own: rank {job_.rank} has joined the "
-                    'job. Keep what needs the other ranks under `if __name__ == "__main__":`, which workers do not run.'
+                    f"this process was started by rank {job_.rank} and is not a rank of its own: rank {job_.rank} has joined "
+                    'the job. Keep what needs the other ranks under `if __name__ == "__main__":`, which workers do not run.'
                 )
             generation = replace(job_, run=f"{job_.run}-{self.generation}")
             transport = choose_job_backend()
@@ -151,13 +151,13 @@ class _Membership:
             left.backend.close()
 
     def forked(self) -> None:
-        """In a forked child: let go of all that is the parent's."""
+        """Release everything that is the parent's, in a forked child."""
         left, self.current = self.current, None
         if left is not None:
             self.forked_from = left.rank
             left.backend.end(
-                f"this process was forked from rank {left.rank} and is no rank of its own: call compiled functions of a job's "
-                "mesh in the parent."
+                f"this process was forked from rank {left.rank} and is not a rank of its own: call compiled functions of a "
+                "job's mesh in the parent."
             )
             left.watch.disown()
             left.backend.disown()
@@ -175,14 +175,14 @@ def _at_end() -> None:
 def init(timeout: float | None = None, *, rendezvous_timeout: float | None = None) -> World | None:
     """Join the other processes of the job: find them, share memory with them, and watch them.
 
-    All must call it, or `make_mesh`, which does. Called again it only sets a `timeout` that is given. In one process there
-    is nobody to join: it returns None.
+    Every process must call it, or `make_mesh`, which calls it. A later call only sets a `timeout` that is given. Returns
+    None in a single process.
 
     timeout: seconds that a collective waits for the others before it raises CollectiveTimeout; FUNCCOLL_TIMEOUT or 600
     when None. A process that has died is noticed at once, whatever the timeout.
-    rendezvous_timeout: seconds to wait for the others to come; FUNCCOLL_RENDEZVOUS_TIMEOUT or 60 when None.
+    rendezvous_timeout: seconds to wait for the others to join; FUNCCOLL_RENDEZVOUS_TIMEOUT or 60 when None.
 
-    Raises: RendezvousError when some do not come; it names them.
+    Raises: RendezvousError when some do not join; it names them.
     """
     for name, seconds in (("timeout", timeout), ("rendezvous_timeout", rendezvous_timeout)):
         if seconds is not None and not (isinstance(seconds, (int, float)) and seconds > 0):
@@ -194,15 +194,15 @@ def init(timeout: float | None = None, *, rendezvous_timeout: float | None = Non
 
 
 def finalize() -> None:
-    """Leave the job: the others see that this process went well. `init` joins again, with all the others.
+    """Leave the job: the others see a clean exit. `init` joins again, with all the others.
 
-    It happens by itself when Python ends. Arrays in shared memory stay valid.
+    Python calls it at its end. Arrays in shared memory stay valid.
     """
     _MEMBERSHIP.leave()
 
 
 def current() -> World | None:
-    """What this process has joined; None before `init`, after `finalize`, in one process and in a forked child."""
+    """The job that this process has joined; None before `init`, after `finalize`, in one process and in a forked child."""
     return _MEMBERSHIP.current
 
 

@@ -34,7 +34,7 @@ class LocalBackend:
     def compile_group(
         self, collectives: Sequence[tuple[Equation, Schedule]], mesh: Mesh, identity: Callable[[Equation], str]
     ) -> Iterator[GroupCall]:
-        """See `Backend`. Each operand is a call of its own; a barrier between devices in lock step is none."""
+        """See `Backend`. Each operand is a call of its own; a barrier between devices in lock step needs none."""
         from .ordered_reduction import executor  # here: it imports schedules, which not every program needs
 
         for eqn, schedule in collectives:
@@ -86,4 +86,3 @@ def _over_groups(
     if not stays and len(groups) == 1:
         return lambda xs: run(xs)[0]
     return run
-

@@ -2,7 +2,7 @@
 
 A proof says which expression over all ranks' chunks every output chunk holds. Here these expressions are computed, on
 the elements that belong to each chunk: the bits are those of the schedule, wherever it runs. What only moves data needs
-none of this, for its proof says that the result is the reference's; and so it is with a left fold in rank order.
+none of this: its proof says that the result is the reference's. The same holds for a left fold in rank order.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class _Order:
         part_of_chunk = collective.parts_of_rows[collective.input_chunks :]
         trees: dict[int, list[tuple[int, Tree]]] = {}
         for rank, chunk, node in zip(*(column.tolist() for column in proof.outputs), strict=True):
-            # Of a replicated reduction every rank has the same expressions: the first one's will do.
+            # A replicated reduction has the same expressions on every rank: rank 0's suffice.
             if rank == 0 or not collective.meaning.replicates:
                 trees.setdefault(rank, []).append((int(part_of_chunk[chunk]), _tree(proof, node)))
         self._runs = {rank: _runs(sorted(found)) for rank, found in trees.items()}
@@ -91,7 +91,7 @@ def _tree(proof: Proof, node: int) -> Tree:
 
 
 def _runs(trees: Sequence[tuple[int, Tree]]) -> list[Run]:
-    """(part, tree) in the order of the parts, neighbours with equal trees taken together."""
+    """Runs of neighbouring parts with equal trees; `trees` are (part, tree) in the order of the parts."""
     out = []
     for tree, group in itertools.groupby(trees, key=lambda found: found[1]):
         parts = [part for part, _ in group]
