@@ -255,7 +255,7 @@ class _SegmentWriter:
                 yield inputs + 1, StridedRange(scratch * layout.capacity, 1, 0, high - low)
             return
         is_input, block = row < c.input_chunks, int(c.blocks_of_rows[row])
-        pieces = (layout.input if is_input else layout.output).pieces(block, low, high)
+        pieces = (layout.input if is_input else layout.output).ranges(block, low, high)
         if is_input and self.slots.staged:
             if pieces and not is_strided(layout):
                 pieces = [pieces[0]._replace(start=0)]

@@ -14,11 +14,11 @@ from .combinators import (
     Pattern,
     Rounds,
     accumulate,
+    all_ranks,
     alongside,
     bruck,
     circulant,
     doubling,
-    everyone,
     own_copy,
     pat,
     ring,
@@ -142,7 +142,7 @@ def _own_block(p: int) -> Move:
 
 
 def _gathered(pattern: Pattern) -> Rounds:
-    yield from alongside([_own_block(pattern.size)], spread(pattern, everyone(pattern.size), from_input=True))
+    yield from alongside([_own_block(pattern.size)], spread(pattern, all_ranks(pattern.size), from_input=True))
 
 
 # ---------------------------------------------------------------- reduce_scatter
@@ -252,4 +252,4 @@ def reduce_scatter_hierarchical(p: int, levels: tuple[int, int]) -> Rounds:
 def _scattered(pattern: Pattern) -> Rounds:
     if pattern.size == 1:
         yield [own_copy(1)]
-    yield from accumulate(pattern, everyone(pattern.size), "scratch", result=("output", 0))
+    yield from accumulate(pattern, all_ranks(pattern.size), "scratch", result=("output", 0))
