@@ -87,7 +87,7 @@ def bidirectional_ring(p: int) -> Rounds:
 
 @algorithm("all_reduce")
 def recursive_doubling(p: int) -> Rounds:
-    """Ranks whose numbers differ in bit 0, then 1, 2, ... exchange their sums of everything so far.
+    """Ranks that differ in bit 0 of their numbers, then 1, 2, ... exchange their sums of everything so far.
 
     The p − p' ranks beyond p' = 2^⌊log₂ p⌋ are folded into a neighbour first and get the result from it last.
     Rounds: log₂ p; 2 + log₂ p' if p is not a power of two.

@@ -84,7 +84,7 @@ def all_gather_circulant(p: int) -> Rounds:
 
 @algorithm("all_gather", name="recursive_doubling", power_of_two=True)
 def all_gather_recursive_doubling(p: int) -> Rounds:
-    """Ranks whose numbers differ in bit 0, then 1, 2, ... exchange all that they have.
+    """Ranks that differ in bit 0 of their numbers, then 1, 2, ... exchange everything they have.
 
     Rounds: log₂ p.
     Bytes: each rank sends and receives n(p−1)/p, the minimum; n2ᵏ/p in round k.
@@ -203,7 +203,7 @@ def reduce_scatter_circulant(p: int) -> Rounds:
 
 @algorithm("reduce_scatter", name="recursive_halving", power_of_two=True)
 def reduce_scatter_recursive_halving(p: int) -> Rounds:
-    """Ranks whose numbers differ in the highest bit, then the next, ... exchange the half that the other one needs.
+    """Ranks that differ in the highest bit of their numbers, then the next, ... exchange the half that the other one needs.
 
     Rounds: log₂ p.
     Bytes: each rank sends and receives n(p−1)/p, the minimum; n/2, n/4, ...
