@@ -181,8 +181,8 @@ def test_split_and_concat_dims_have_their_own_names():
 @pytest.mark.parametrize(
     ("pairs", "part"),
     [
-        ([(0, 9)], "destination 9"), ([(-1, 0)], "source -1"), ([(0, 1), (2, 1)], "destination stands twice"),
-        ([(0, 1), (0, 2)], "source stands twice"), (3, "[(0, 1), (1, 0)]"), ([0, 1], "[(0, 1), (1, 0)]"),
+        ([(0, 9)], "destination 9"), ([(-1, 0)], "source -1"), ([(0, 1), (2, 1)], "destination appears twice"),
+        ([(0, 1), (0, 2)], "source appears twice"), (3, "[(0, 1), (1, 0)]"), ([0, 1], "[(0, 1), (1, 0)]"),
         ({0: 1}, "[(0, 1), (1, 0)]"), ([(0.5, 1)], "[(0, 1), (1, 0)]"), ("ab", "[(0, 1), (1, 0)]"), (None, "permute"),
     ],
 )  # fmt: skip

@@ -446,7 +446,7 @@ def test_a_number_of_devices_that_an_algorithm_cannot_do():
     call = lambda x: fc.all_gather(x, "x", algorithm="recursive_doubling")
     per_device(MESHES[4], call)(np.ones((4, 2)))
     error = refusal(call, MESHES[6])
-    assert "all_gather algorithm 'recursive_doubling' needs a power of two of ranks, and 6 is none" in str(error)
+    assert "all_gather algorithm 'recursive_doubling' needs a power of two of ranks, not 6" in str(error)
     assert "ring" in str(error).split("For 6 ranks there are: ")[1] and error.source.line == line_of(call)
 
 

@@ -289,7 +289,7 @@ def test_the_best_is_chosen_and_ties_go_to_the_first():
 def test_sizes_an_algorithm_cannot_do_are_listed():
     table = explain("all_gather", Topology.ethernet(6), 600)
     row = next(r for r in table if r.algorithm == "recursive_doubling")
-    assert row.reason == "needs a power of two of ranks, and 6 is none"
+    assert row.reason == "needs a power of two of ranks, not 6"
     assert row.rounds is row.seconds is row.bytes_per_rank is None and not row.chosen
     assert [r.algorithm for r in table] == algorithms("all_gather")
 

@@ -312,7 +312,7 @@ def test_the_line_under_yield_from():
     ("arguments", "options", "message"),
     [
         (("all_reduce", 4, "rnig"), {}, "unknown algorithm 'rnig' for all_reduce. Did you mean 'ring'? For 4 ranks"),
-        (("all_gather", 6, "recursive_doubling"), {}, "needs a power of two of ranks, and 6 is none. For 6 ranks there are:"),
+        (("all_gather", 6, "recursive_doubling"), {}, "needs a power of two of ranks, not 6. For 6 ranks there are:"),
         (("allreduce", 4), {}, "unknown collective 'allreduce'. Did you mean 'all_reduce'? Use one of"),
         (("all_reduce", 0), {}, "nranks=0 must be an integer, at least 1"),
         (("all_reduce", 2.0), {}, "nranks=2.0 must be an integer"),
@@ -332,8 +332,8 @@ def test_the_line_under_yield_from():
         (("all_reduce", 4, "hierarchical"), {"levels": (2.5, 2)}, "levels=(2.5, 2) must be"),
         ((["all_reduce"], 4), {}, "unknown collective ['all_reduce']"),
         (("all_reduce", 4, ["ring"]), {}, "unknown algorithm ['ring']"),
-        (("permute", 4), {"pairs": [(0, 4)]}, "destination 4 in pairs is no rank"),
-        (("permute", 4), {"pairs": [(0, 1), (0, 2)]}, "a source stands twice"),
+        (("permute", 4), {"pairs": [(0, 4)]}, "destination 4 in pairs is not a rank"),
+        (("permute", 4), {"pairs": [(0, 1), (0, 2)]}, "a source appears twice"),
         (("all_reduce", 4), {"pairs": [(0, 1)]}, "takes no pairs"),
     ],
 )

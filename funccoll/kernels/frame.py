@@ -1,6 +1,6 @@
-"""The frame: an array of int64 words in which a call of the stream interpreter finds all that it needs besides its code.
+"""The frame: an array of int64 words in which a call of the stream interpreter finds everything that it needs besides its code.
 
-Words are named here by their number. Addresses are plain integers.
+The names below are the numbers of words. Addresses are plain integers.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ ARGUMENTS, RESULTS, NDARRAY, UNSHARED_REFCOUNT = range(8, 12)
 # The instruction to go on with, and the rank that it waits for; the tries with a pause, then those that yield the core, then
 # those that sleep.
 PC, PEER, SPINS, YIELDS, NAPS = range(12, 17)
-# How many instructions may run (-1: any number), and how often the whole is to be repeated (0 means once, too).
+# The number of instructions that may run (-1: any), and the number of executions of the code (0 means one, too).
 INSTRUCTION_BUDGET, REPEATS = range(17, 19)
 # The return value; the instruction that needs a fallback; and a word for the exception pointer of Numba's calling convention.
 STATUS, FAULT_PC, IGNORED = range(19, 22)
 FRAME_WORDS = 22
 
 FINISHED, WAITING, FAILED, MISMATCH, NEEDS_FALLBACK, BUDGET_SPENT = range(6)
-"""What `interpret` returns: everything is done; still waiting, call again; the failure word is set; a peer runs something
+"""Statuses of `interpret`: everything is done; still waiting, call again; the failure word is set; a peer runs something
 else; the BIND_ARG at FAULT_PC cannot be done natively, because an argument is not a C-contiguous array or has no staging
 buffer yet, or a result is in use; the budget of instructions is spent, call again."""
 

@@ -125,7 +125,7 @@ def _non_temporal_lines(typingctx: Any, to: Any, source: Any, count: Any) -> Any
 def non_temporal_copy(to: Any, source: Any, count: Any) -> Any:
     """Copy with non-temporal stores: whole lines are written without being read first. Before a release it needs a `fence`.
 
-    Element by element this is many times slower than a plain copy, so only whole lines are written so.
+    Single elements would be many times slower than a plain copy, so only whole lines are written that way.
     """
     head = min(-to & 63, count)
     lines = (count - head) >> 6
@@ -178,7 +178,7 @@ def type_of(thing: Any) -> Any:
 
 @njit
 def references_to(thing: Any) -> Any:
-    """How many references there are to an object, from its address."""
+    """The number of references to an object, from its address."""
     return load(thing) & 0xFFFFFFFF
 
 
@@ -190,5 +190,5 @@ def data_of(array: Any) -> Any:
 
 @njit
 def is_contiguous(array: Any) -> Any:
-    """Whether it is C-contiguous, from the array object's address."""
+    """True for a C-contiguous array, from the array object's address."""
     return load(array + _FLAGS) & _C_CONTIGUOUS != 0

@@ -1,7 +1,7 @@
 """Machine code of kernels: compiled by Numba once, kept in a file, and loaded by LLVM alone in every later process.
 
-Numba's own cache needs Numba to load from it: half a second in each process of a job, none of which is used. An object
-file needs llvmlite, 30 ms. A file is named by the sources of kernels, the versions of Numba and llvmlite, and the
+Numba's own cache needs Numba to load from it: half a second in each process of a job. An object file needs only
+llvmlite, 30 ms. A file is named by the sources of kernels, the versions of Numba and llvmlite, and the
 processor; it lies where Numba's would: NUMBA_CACHE_DIR, the package's __pycache__, or the user's cache directory.
 """
 
@@ -27,10 +27,10 @@ _ENGINES: list[Any] = []  # for as long as the process lives: they own the code
 
 
 def address_of(name: str, build: Callable[[], tuple[Any, Any]]) -> int:
-    """Where the machine code of a kernel begins. `build` gives a Python function and its Numba signature.
+    """The address of a kernel's machine code. `build` returns a Python function and its Numba signature.
 
     It has Numba's calling convention: int32 f(result *, void **, arguments...); no kernel of ours raises, so the integer
-    and the second argument are not used. It uses no Python and no Numba.
+    and the second argument are not used. The code uses no Python and no Numba.
     """
     found = _read(name)
     if found is None:
@@ -51,14 +51,14 @@ def _compile(function: Any, signature: Any) -> tuple[str, bytes]:
     compiled: Any = njit(signature, **options)(function)
     module = llvm.parse_assembly(compiled.inspect_llvm(signature.args))
     needs = {f.name for f in module.functions if f.is_declaration and not f.name.startswith("llvm.")} - _FOUND
-    assert not needs, f"{function.__name__} calls {needs}, which only Numba has: it cannot be loaded without it"
+    assert not needs, f"{function.__name__} calls {needs}, which only Numba has: its code cannot be loaded without it"
     symbol = next(f.name for f in module.functions if not f.is_declaration)
     return symbol, _machine().emit_object(module)
 
 
 @functools.lru_cache(maxsize=1)
 def _machine() -> Any:
-    with suppress(RuntimeError):  # newer versions do it by themselves, and say so
+    with suppress(RuntimeError):  # newer versions initialize themselves, and raise here
         llvm.initialize()
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
@@ -82,7 +82,7 @@ def _key() -> str:
 
 
 def cache_directory() -> Path | None:
-    """Where code is kept; None where nothing can be written."""
+    """The directory of kept code; None when none can be written."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "funccoll"
     given = os.environ.get("NUMBA_CACHE_DIR")
     for folder in [Path(given) / "funccoll"] if given else [Path(__file__).parent / "__pycache__", home]:

@@ -26,7 +26,9 @@ _SIGNATURE = types.void(*[types.int64] * 7)
 
 
 def _fold(dsts: Any, ndst: Any, srcs: Any, nsrc: Any, count: Any, divisor: Any, accumulator: Any) -> None:
-    """`dsts` and `srcs` are addresses of int64 arrays of addresses, of 1 or more and of 2 or more; `count` is in elements;
+    """Fold the sources into the destinations.
+
+    `dsts` and `srcs` are addresses of int64 arrays of addresses, of 1 or more and of 2 or more; `count` is in elements;
     `accumulator` is the address of ACCUMULATOR_BYTES bytes for sums that are not complete.
 
     A negative count asks for non-temporal stores: the results are larger than the caches. A divisor other than 0 divides
@@ -140,7 +142,7 @@ def _divide(x: Any, divisor: Any) -> Any:
 
 @njit(error_model="numpy")
 def _complex_divide(x: Any, divisor: Any) -> Any:
-    """As NumPy divides by a complex number whose imaginary part is 0."""
+    """Divide as NumPy does by a complex number with imaginary part 0."""
     one = divisor / divisor
     zero, scale = divisor - divisor, one / divisor
     return complex((x.real + x.imag * zero) * scale, (x.imag - x.real * zero) * scale)
@@ -201,7 +203,7 @@ def _brain_to_float(bits: Any) -> Any:
 
 @njit
 def _float_to_brain(value: Any) -> Any:
-    """To nearest even; a NaN keeps its sign."""
+    """float32 to bfloat16, to nearest even; a NaN keeps its sign."""
     bits = _bits_of(value)
     rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
     nan = ((bits >> np.uint32(16)) & np.uint32(0x8000)) | np.uint32(0x7FC0)

@@ -5,9 +5,9 @@ binds anew (`cpu.py`; later CUDA). The instructions are described in `schedules.
 in `frame`.
 
 A rank's control line begins with its (first) counter, so that one transfer between cores tells a waiting rank that its peer
-has entered, and with what: the call's number (base + value), its hash, where its addresses are, and, when they are few, the
-addresses; else they are in the rank's own memory. All of them are from the heap's beginning. A peer reads them only while the
-rank is in the call: the rank leaves after all that touch its buffers.
+has entered, and what it publishes: the call's number (base + value), its hash, the offset of its addresses, and, when they
+are few, the addresses; else they are in the rank's own memory. All addresses count from the heap's beginning. A peer reads
+them only while the rank is in the call: the rank leaves after all that touch its buffers.
 """
 # ruff: noqa: F821  (the template's free names are set by `variant`)
 # pyright: reportUndefinedVariable=false
@@ -72,7 +72,7 @@ _NAP = 50  # microseconds
 
 
 def interpret(frame: Any) -> int:
-    """Run on from where the frame stands, until everything is done or something stops it; returns a status."""
+    """Run from the PC in the frame until everything is done or something stops it; returns a status."""
     heap, code = load(frame + 8 * HEAP), load(frame + 8 * CODE)
     addresses, bases = load(frame + 8 * ADDRESSES), load(frame + 8 * BASES)
     spins = load(frame + 8 * SPINS)

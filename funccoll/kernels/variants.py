@@ -24,7 +24,7 @@ def stamp() -> str:
 
 
 def variant(function: Any, name: str, **meanings: Any) -> Callable[..., Any]:
-    """`function` with some of its global names meaning something else, to be compiled as `name`."""
+    """`function` with some of its global names bound to other values, to be compiled as `name`."""
     code, scope = function.__code__, {**function.__globals__, **meanings}
     made = FunctionType(code, scope, f"{name}_{stamp()}", function.__defaults__)
     made.__qualname__, made.__module__, made.__doc__ = made.__name__, function.__module__, function.__doc__

@@ -1,4 +1,4 @@
-"""Where the chunks of a schedule lie in the arrays of one call: element ranges, also when a dimension other than 0 is cut."""
+"""Element ranges of a schedule's chunks in the arrays of one call, also when a dimension other than 0 is cut."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ import numpy as np
 from ..errors import ScheduleError
 from .collective import ALIGNMENT, Collective, chunk_bounds
 
-__all__ = ["Blocks", "ChunkLayout", "FlatBuffers", "Index", "StridedRange", "cut_as_one", "joined", "shifted"]
+__all__ = [
+    "Blocks", "ChunkLayout", "FlatBuffers", "Index", "StridedRange", "cut_as_one", "in_segments", "joined", "shifted",
+]  # fmt: skip
 
 Index = slice | np.ndarray
 """Elements of a flat array: a slice where they are contiguous, else int64 numbers."""
@@ -33,8 +35,8 @@ class StridedRange(NamedTuple):
 class Blocks:
     """An array cut into equal blocks along one dimension: row-major (outer, blocks, inner) elements.
 
-    Block b is every [o, b, :]. Its outer * inner elements are numbered in its own row-major order, as if it were an
-    array by itself, so the same element has the same number in every array that holds the block.
+    Block b is every [o, b, :]. Its outer * inner elements are numbered in its own row-major order, as in an
+    array that holds only the block, so the same element has the same number in every array that holds the block.
     """
 
     outer: int
@@ -43,13 +45,13 @@ class Blocks:
 
     @classmethod
     def along(cls, shape: Sequence[int], dim: int, blocks: int) -> Blocks:
-        """An array of this shape, cut along `dim`. Raises ScheduleError when that dimension cannot be cut so."""
+        """An array of this shape, cut along `dim`. Raises ScheduleError when the blocks do not divide it."""
         if blocks == 1:
             return cls(1, 1, math.prod(shape))
         if not 0 <= dim < len(shape) or shape[dim] % blocks:
             raise ScheduleError(
                 f"an array of shape {tuple(shape)} cannot be cut into {blocks} blocks along dimension {dim}: that "
-                f"dimension must exist, and {blocks} divide it. Pad it, or choose another dim."
+                f"dimension must exist and be divisible by {blocks}. Pad it, or choose another dim."
             )
         return cls(math.prod(shape[:dim]), blocks, shape[dim] // blocks * math.prod(shape[dim + 1 :]))
 
@@ -63,8 +65,8 @@ class Blocks:
         """Elements of the whole array."""
         return self.elements * self.blocks
 
-    def pieces(self, block: int, start: int, stop: int) -> list[StridedRange]:
-        """Elements start … stop of a block, as at most three strided pieces: a row's end, whole rows, a row's beginning."""
+    def ranges(self, block: int, start: int, stop: int) -> list[StridedRange]:
+        """Elements start … stop of a block, as at most three ranges: the end of a row, whole rows, the beginning of a row."""
         if stop <= start:
             return []
         stride, offset = self.blocks * self.inner, block * self.inner
@@ -84,13 +86,13 @@ class Blocks:
 
     def index(self, block: int, start: int, stop: int) -> Index:
         """The same elements as an index into the flat array."""
-        pieces = self.pieces(block, start, stop)
-        if not pieces:
+        ranges = self.ranges(block, start, stop)
+        if not ranges:
             return slice(0, 0)
-        if len(pieces) == 1 and (pieces[0].rows == 1 or pieces[0].stride == pieces[0].length):
-            only = pieces[0]
+        if len(ranges) == 1 and (ranges[0].rows == 1 or ranges[0].stride == ranges[0].length):
+            only = ranges[0]
             return slice(only.start, only.start + only.rows * only.length)
-        rows = [(p.start + p.stride * np.arange(p.rows)[:, None] + np.arange(p.length)).reshape(-1) for p in pieces]
+        rows = [(r.start + r.stride * np.arange(r.rows)[:, None] + np.arange(r.length)).reshape(-1) for r in ranges]
         return np.concatenate(rows)
 
 
@@ -106,14 +108,14 @@ class ChunkLayout:
     input: Blocks
     output: Blocks
     ranges: tuple[tuple[int, int], ...] | None = None
-    """Where each part of a block begins and ends, in elements, when that is not for this array alone to say: see `together`
-    and `in_pieces`."""
+    """(start, stop) of each part of a block, in elements, when other arrays of the group affect it: see `cut_as_one` and
+    `in_segments`."""
 
     @classmethod
     def of(
         cls, collective: Collective, shape: Sequence[int], itemsize: int, dim: int = 0, concat_dim: int | None = None
     ) -> ChunkLayout:
-        """For one rank's input of this shape.
+        """The layout for one rank's input of this shape.
 
         An input of p blocks is cut along `dim`, an output of p blocks concatenated along `concat_dim` (None: along `dim`
         too). Raises ScheduleError when the number of ranks does not divide the dimension.
@@ -137,7 +139,7 @@ class ChunkLayout:
 
     @cached_property
     def parts(self) -> tuple[tuple[int, int], ...]:
-        """Where each part of a block begins and ends, in elements."""
+        """(start, stop) of each part of a block, in elements."""
         if self.ranges is not None:
             return self.ranges
         return tuple(pairwise(chunk_bounds(self.input.elements, self.collective.parts, self.itemsize).tolist()))
@@ -148,10 +150,10 @@ class ChunkLayout:
         return max(high - low for low, high in self.parts)
 
     def index(self, row: int, part: int) -> Index:
-        """A chunk's elements in its rank's memory (input, output, scratch, one after the other), as an index.
+        """Index of a chunk's elements in its rank's memory (input, output and scratch in a row).
 
-        `row` is the chunk's row (see `Places`). `part` tells what lies in a scratch slot; the other buffers' chunks
-        have a part of their own.
+        `row` is the chunk's row (see `Places`). `part` is the part in a scratch slot; the chunks of the other
+        buffers have fixed parts.
         """
         c = self.collective
         slot = row - c.input_chunks - c.output_chunks
@@ -165,7 +167,7 @@ class ChunkLayout:
 
 
 def cut_as_one(layouts: Sequence[ChunkLayout]) -> list[ChunkLayout]:
-    """Several arrays of whole blocks cut as if they were one: a chunk is then some arrays, not a little of each.
+    """Cut several arrays of whole blocks as if they were one: a chunk then holds some of the arrays, not a part of each.
 
     For schedules that combine all chunks alike.
     """
@@ -180,17 +182,17 @@ def cut_as_one(layouts: Sequence[ChunkLayout]) -> list[ChunkLayout]:
 
 
 def in_segments(layouts: Sequence[ChunkLayout], count: int) -> list[dict[int, ChunkLayout]]:
-    """For each of `count` pieces, what it has of which arrays: a piece is a range of every chunk, of all arrays in a row.
+    """The layouts of each of `count` segments, by array number: a segment is a range of every part, over all arrays in a row.
 
-    So every element stays in its part, and is combined in the same order, and a piece of many arrays has some of them.
+    Every element stays in its part, and is combined in the same order. A segment of many arrays holds some of them.
     """
     sizes = np.array([[(high - low) * x.itemsize for low, high in x.parts] for x in layouts])  # arrays, parts
     starts = np.cumsum(sizes, axis=0) - sizes
     step = -(-int(sizes.sum(axis=0).max()) // (count * ALIGNMENT)) * ALIGNMENT
     cuts = np.arange(count + 1)[:, None, None] * step - starts
-    cuts = np.clip(cuts - cuts % ALIGNMENT, 0, sizes)  # pieces, arrays, parts: bytes of a part
+    cuts = np.clip(cuts - cuts % ALIGNMENT, 0, sizes)  # segments, arrays, parts: bytes of a part
     cuts[-1] = sizes
-    has = np.any(np.diff(cuts, axis=0), axis=2)  # piece, array
+    has = np.any(np.diff(cuts, axis=0), axis=2)  # segment, array
     return [{i: _ranged(layouts[i], *cuts[k : k + 2, i]) for i in np.flatnonzero(has[k]).tolist()} for k in range(count)]
 
 
@@ -200,7 +202,7 @@ def _ranged(layout: ChunkLayout, begin: np.ndarray, end: np.ndarray) -> ChunkLay
 
 
 class FlatBuffers:
-    """The buffers of all ranks as one flat array: of each rank its input, output and scratch, one after the other."""
+    """The buffers of all ranks as one flat array: the input, output and scratch of each rank in turn."""
 
     def __init__(self, layout: ChunkLayout, scratch_chunks: int):
         self.layout = layout
@@ -209,7 +211,7 @@ class FlatBuffers:
         self._chunks: dict[tuple[int, int], Index] = {}
 
     def index(self, code: int, count: int, part: int, part_step: int) -> Index:
-        """Where a run of chunks lies: `count` of them from place `code` on, the i-th of part `part + i * part_step`."""
+        """Index of a run of `count` chunks from place `code` on; the i-th is of part `part + i * part_step`."""
         row, rank = divmod(code, self.nranks)
         chunks = []
         for i in range(count):
@@ -220,7 +222,7 @@ class FlatBuffers:
         return shifted(chunks[0] if count == 1 else joined(chunks), rank * self.rank_size)
 
     def of_rank(self, rank: int) -> slice:
-        """All that is a rank's."""
+        """All buffers of a rank."""
         return slice(rank * self.rank_size, (rank + 1) * self.rank_size)
 
 
@@ -230,7 +232,7 @@ def shifted(index: Index, by: int) -> Index:
 
 
 def joined(indexes: Sequence[Index]) -> Index:
-    """Several indexes as one: still a slice where each continues the one before."""
+    """Several indexes as one: a slice when each continues the one before."""
     slices = [i for i in indexes if isinstance(i, slice) and i.stop > i.start]
     if all(isinstance(i, slice) for i in indexes) and all(a.stop == b.start for a, b in pairwise(slices)):
         return slice(slices[0].start, slices[-1].stop) if slices else slice(0, 0)

@@ -1,8 +1,8 @@
-"""A collective as a precondition and a postcondition over chunks, and where each chunk lies in memory.
+"""Collectives as preconditions and postconditions over chunks, and the cuts of blocks into chunks.
 
 Every rank has three buffers of chunks. `input` holds what the caller gives and is never written; `output`
 receives the result; `scratch` is the schedule's own. A buffer of the caller's is one *block*, or p of them (block b
-is what rank b gives or gets); every block is cut into the same number of chunks.
+is what rank b contributes or receives); every block is cut into the same number of chunks.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ REDUCTION = -1
 
 
 def every_rank(collective: Collective, rank: np.ndarray) -> np.ndarray:
-    """Every rank receives an output."""
+    """True for every rank."""
     return np.ones(rank.shape, bool)
 
 
 def only_root(collective: Collective, rank: np.ndarray) -> np.ndarray:
-    """The root alone receives an output."""
+    """True for the root."""
     return rank == collective.root
 
 
 def destinations(collective: Collective, rank: np.ndarray) -> np.ndarray:
-    """The destinations of the pairs receive an output."""
+    """True for the destinations of the pairs."""
     return np.isin(rank, [d for _, d in collective.pairs])
 
 
 def source_in_pairs(collective: Collective, rank: np.ndarray) -> np.ndarray:
-    """The source of each of these ranks, all of which are destinations."""
+    """The source of each destination in `rank`."""
     source = np.full(collective.nranks, -1)
     for s, d in collective.pairs:
         source[d] = s
@@ -59,10 +59,10 @@ def source_in_pairs(collective: Collective, rank: np.ndarray) -> np.ndarray:
 class Kind:
     """The precondition and the postcondition of one kind of collective.
 
-    A rank's input and output have 1 block each, or p of them, for which stands 0. `source(collective, rank, block)` is
-    the postcondition: what block `block` of a rank's output must hold, as (the rank whose input it comes from or
-    REDUCTION, the block of that input). `receives(collective, rank)` tells which ranks have an output of the
-    collective's own; what the others return is the caller's to fill. Ranks and blocks are arrays.
+    `input_blocks` and `output_blocks` are the blocks of a rank's buffer: 1, or 0 for one block per rank.
+    `source(collective, rank, block)` is the postcondition: the required contents of block `block` of a rank's output,
+    as (source rank or REDUCTION, block of its input). `receives(collective, rank)` is a mask of the ranks that receive
+    an output; the caller fills what the others return. Ranks and blocks are arrays.
     """
 
     name: str
@@ -74,16 +74,16 @@ class Kind:
     rooted: bool = False
     takes_pairs: bool = False
     carries_data: bool = True
-    """False where it only matters that all ranks have come: contributions may then count more than once."""
+    """False when only the arrival of all ranks matters: contributions may then count more than once."""
 
     @property
     def combines(self) -> bool:
-        """Whether values are combined, so that bits depend on the order."""
+        """True when values are combined, so that bits depend on the order."""
         return self.reduces and self.carries_data
 
     @property
     def replicates(self) -> bool:
-        """Whether every rank gets the whole reduction: their orders must be the same, so that their bits are."""
+        """True when every rank gets the whole reduction: all must combine in one order, so that their bits are equal."""
         whole = self.input_blocks == self.output_blocks == 1
         return self.combines and whole and self.receives is every_rank
 
@@ -149,21 +149,21 @@ class Collective:
 
     @property
     def parts(self) -> int:
-        """Into how many parts one block is cut: chunks times channels."""
+        """Parts of one block: chunks times channels."""
         return self.chunks * self.channels
 
     @property
     def block_divisor(self) -> int:
-        """How many blocks `nbytes` covers: of input and output the larger one is meant (see `Schedule.cost`)."""
+        """Blocks that `nbytes` covers: those of the larger of input and output (see `Schedule.cost`)."""
         return max(self.input_blocks, self.output_blocks)
 
     def has_output(self, rank: np.ndarray | int) -> np.ndarray:
-        """Whether these ranks have an output of the collective's own."""
+        """True for ranks that receive an output of the collective."""
         return self.meaning.receives(self, np.asarray(rank))
 
     @cached_property
     def blocks_of_rows(self) -> np.ndarray:
-        """For each chunk of the input and then of the output: its block."""
+        """The block of each chunk of the input, then of the output."""
         out = [
             np.tile(np.repeat(np.arange(blocks), self.chunks), self.channels)
             for blocks in (self.input_blocks, self.output_blocks)
@@ -172,7 +172,7 @@ class Collective:
 
     @cached_property
     def parts_of_rows(self) -> np.ndarray:
-        """For each chunk of the input and then of the output: which of its block's `parts` it is."""
+        """The part of each chunk of the input, then of the output: its number among the `parts` of its block."""
         j = np.arange(self.channels)[:, None, None]
         s = np.arange(self.chunks)[None, None, :]
         out = [
@@ -194,7 +194,7 @@ class Collective:
         return rank, chunk, np.full(rank.shape, source), (channel * self.input_blocks + from_block) * self.chunks + inner
 
     def check(self) -> Collective:
-        """Refuse what no schedule can do; returns self."""
+        """Return self. Raises ScheduleError for sizes, a root or pairs that no schedule can have."""
         check_kind(self.kind)
         for name in ("nranks", "chunks", "channels"):
             check_count(getattr(self, name), f"{self.kind}: {name}")
@@ -206,9 +206,9 @@ class Collective:
             ends = [pair[end] for pair in self.pairs]
             for rank in ends:
                 if not 0 <= rank < self.nranks:
-                    raise ScheduleError(f"{self.kind}: {what} {rank!r} in pairs is no rank (0 to {self.nranks - 1}).")
+                    raise ScheduleError(f"{self.kind}: {what} {rank!r} in pairs is not a rank (0 to {self.nranks - 1}).")
             if len(set(ends)) != len(ends):
-                raise ScheduleError(f"{self.kind}: a {what} stands twice in pairs {self.pairs}.")
+                raise ScheduleError(f"{self.kind}: a {what} appears twice in pairs {self.pairs}.")
         if self.pairs and not self.meaning.takes_pairs:
             takers = ", ".join(k.name for k in KINDS.values() if k.takes_pairs)
             raise ScheduleError(f"{self.kind} takes no pairs: they are for {takers}.")
@@ -221,14 +221,14 @@ class Collective:
 
 
 def check_kind(kind: Any, where: str = "") -> str:
-    """`kind` itself; raises ScheduleError, with what there is, when it is no collective."""
+    """Return `kind`. Raises ScheduleError, with the names that exist, for an unknown collective."""
     if not isinstance(kind, str) or kind not in KINDS:
         raise ScheduleError(f"unknown collective {kind!r}{where}.{similar(kind, KINDS)} Use one of {', '.join(KINDS)}.")
     return kind
 
 
 def similar(name: Any, names: Iterable[str]) -> str:
-    """" Did you mean ...?" when a name is close to one of `names`, else nothing."""
+    """Return " Did you mean ...?" when a name is close to one of `names`, else an empty string."""
     close = difflib.get_close_matches(str(name), list(names), n=1)
     return f" Did you mean {close[0]!r}?" if close else ""
 
@@ -241,7 +241,7 @@ def check_count(value: Any, what: str) -> int:
 
 
 def check_pairs(pairs: Any) -> tuple[tuple[int, int], ...]:
-    """`pairs` as a tuple of (source, destination); raises ScheduleError when they are none."""
+    """`pairs` as a tuple of (source, destination); raises ScheduleError for anything else."""
     try:
         found = tuple((operator.index(source), operator.index(destination)) for source, destination in pairs)
     except (TypeError, ValueError):
@@ -252,17 +252,17 @@ def check_pairs(pairs: Any) -> tuple[tuple[int, int], ...]:
 
 
 def check_rank(rank: Any, nranks: int, what: str = "rank") -> int:
-    """`rank` as an int; raises ScheduleError when it is none of the ranks."""
+    """`rank` as an int; raises ScheduleError unless it is one of the ranks."""
     if isinstance(rank, bool) or not isinstance(rank, (int, np.integer)) or not 0 <= rank < nranks:
         raise ScheduleError(f"{what}={rank!r} must be a rank, an integer from 0 to {nranks - 1}.")
     return int(rank)
 
 
 def chunk_bounds(elements: int, parts: int, itemsize: int) -> np.ndarray:
-    """Where the parts of a block of `elements` begin and end: int64[parts + 1], in elements.
+    """Bounds of the parts of a block of `elements`: int64[parts + 1], in elements.
 
     Part c covers ⌊c·elements/parts⌋ … ⌊(c+1)·elements/parts⌋, inner boundaries rounded down to 64 bytes: parts may be
-    empty, and none shares a cache line with another when the block begins at one.
+    empty, and no two share a cache line when the block begins at one.
     """
     bounds = np.arange(parts + 1, dtype=np.int64) * elements // parts
     line = max(1, ALIGNMENT // itemsize)

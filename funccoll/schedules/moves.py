@@ -14,7 +14,7 @@ from .collective import BUFFERS, Collective
 __all__ = ["Batch", "Move", "MoveList", "Place", "Places", "encode"]
 
 _MOST_SCRATCH = 1 << 24
-"""Chunks of scratch that a rank may have: a place that is meant is far below."""
+"""Most chunks of scratch on a rank. Schedules need far fewer: a larger number is a mistake."""
 
 
 class Place(NamedTuple):
@@ -34,8 +34,8 @@ class Move:
 
     `dsts` and `srcs` are places `(rank, buffer, chunk)`, or lists of them; buffers are "input" (read only), "output"
     and "scratch". Ranks and chunks are integers, or integer arrays of one shape (broadcast): then this is many moves,
-    row by row, which happen at the same time. `count` consecutive chunks move, from the named ones on (an integer,
-    or an array; rows with 0 are none). `by` is the rank that executes it, by default the first destination's.
+    one per row, which happen at the same time. `count` consecutive chunks move, from the named ones on (an integer,
+    or an array; rows with 0 are skipped). `by` is the rank that executes it, by default the first destination's.
     To accumulate, name the destination among the sources.
     """
 
@@ -62,7 +62,7 @@ def _listed(places: Any) -> list[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Moves of one round with equally many sources and destinations, as columns.
+    """Moves of one round with equal numbers of sources and destinations, as columns.
 
     A place is one integer, `row * nranks + rank` (see `Places`), so it is an index into an array of all places too.
     """
@@ -109,13 +109,13 @@ class Places:
         return (0, c.input_chunks, c.input_chunks + c.output_chunks)[BUFFERS.index(buffer)]
 
     def place(self, code: int) -> Place:
-        """A number as (rank, buffer, chunk)."""
+        """The place with a number."""
         row, rank = divmod(int(code), self.collective.nranks)
         buffer = next(b for b in reversed(BUFFERS) if row >= self.first_row(b))
         return Place(rank, buffer, row - self.first_row(buffer))
 
     def buffer_of(self, codes: np.ndarray) -> np.ndarray:
-        """0, 1 or 2 for input, output, scratch."""
+        """The buffer of each place: 0, 1 or 2 for input, output, scratch."""
         bounds = np.array([self.first_row("output"), self.first_row("scratch")]) * self.collective.nranks
         return np.searchsorted(bounds, codes, side="right")
 
@@ -163,10 +163,10 @@ class MoveList(Sequence):
 
 
 def encode(move: Any, collective: Collective, round: int, source: Source | None) -> Batch | None:
-    """A yielded move as columns; None when it has no rows. Raises ScheduleError for what does not exist."""
+    """A yielded move as columns; None when it has no rows. Raises ScheduleError for places that do not exist."""
     if not isinstance(move, Move):
         if isinstance(move, (list, tuple)):
-            raise ScheduleError("a round is a flat list of Moves; a list is inside of it.", source)
+            raise ScheduleError("a round is a flat list of Moves, and this one contains a list.", source)
         raise ScheduleError(
             f"an algorithm yields Move(dsts, srcs), or a list of them (one round), not {move!r:.80}.", source
         )
@@ -219,8 +219,8 @@ def _checked(places: Any, what: str, collective: Collective, source: Source | No
             raise ScheduleError(f"a {what} names buffer {buffer!r}. Use {', '.join(map(repr, BUFFERS))}.", source)
         if buffer == "input" and what == "destination":
             raise ScheduleError(
-                "a Move writes to \"input\": inputs are the caller's and only read. Write to \"output\" or \"scratch\". (It "
-                "is Move(destinations, sources).)", source,
+                "a Move writes to \"input\": inputs are the caller's and only read. Write to \"output\" or \"scratch\". (The "
+                "order is Move(destinations, sources).)", source,
             )  # fmt: skip
         out.append((_integers(rank, "a rank", source), buffer, _integers(chunk, "a chunk", source)))
     return out
@@ -236,21 +236,21 @@ def _codes(places: list[tuple], collective: Collective, rows: tuple[int, ...]) -
 
 
 def _row(places: list[tuple], rows: tuple[int, ...], i: int) -> str:
-    """One row of the places, for reading."""
+    """One row of the places as text."""
     at = [(*(np.broadcast_to(x, rows).reshape(-1)[i] for x in (r, c)), b) for r, b, c in places[:4]]
     return ", ".join(f"{b}[{c}]@{r}" for r, c, b in at) + (", ..." if len(places) > 4 else "")
 
 
 def _extent(collective: Collective, buffer: str) -> str:
-    """Number of chunks of a buffer and its reason, for reading."""
+    """Number of chunks of a buffer and its reason, as text."""
     if buffer == "scratch":
         return f"Chunks of scratch are numbered from 0; there may be {_MOST_SCRATCH:,}."
     blocks = collective.input_blocks if buffer == "input" else collective.output_blocks
     chunks = collective.chunks
-    pieces = f"{chunks} chunk{'s' if chunks > 1 else ''}"
+    each = f"{chunks} chunk{'s' if chunks > 1 else ''}"
     return (
-        f"An {buffer} of {collective} is {blocks} block{'s' if blocks > 1 else ''} of {pieces}, numbered 0 to "
-        f"{blocks * chunks - 1}. How many chunks a block has is said in @algorithm(..., chunks=...)."
+        f"An {buffer} of {collective} is {blocks} block{'s' if blocks > 1 else ''} of {each}, numbered 0 to "
+        f"{blocks * chunks - 1}. @algorithm(..., chunks=...) sets the number of chunks of a block."
     )
 
 
@@ -269,7 +269,7 @@ def _check_bounds(
             i = int(np.argmax(wrong))
             raise ScheduleError(
                 f"the move {_row(dsts, rows, i)} := {_row(srcs, rows, i)}: {what} names rank {ranks[i]}, and there are ranks 0 "
-                f"to {p - 1}. Go round with % p, or leave out the rows that have no partner.", source,
+                f"to {p - 1}. Wrap around with % p, or leave out the rows that have no partner.", source,
             )  # fmt: skip
     for number, (rank, buffer, chunk) in enumerate((*dsts, *srcs)):
         rank, chunk = (np.broadcast_to(x, rows).reshape(-1) for x in (rank, chunk))

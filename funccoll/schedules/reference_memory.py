@@ -1,4 +1,4 @@
-"""Reference memory: the numbers that the reference interpreters work on, and the arithmetic that executors do with them."""
+"""Reference memory: the values that the reference interpreters work on, and the arithmetic of executors."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["ReferenceMemory", "reference_memory"]
 
 
 def reference_memory(size: int, dtype: Any, op: str, nranks: int) -> ReferenceMemory:
-    """Memory for `size` elements, in which combines are by `op`, among `nranks` ranks."""
+    """Memory for `size` elements, whose combines apply `op`, among `nranks` ranks."""
     return (_Mean if op == "mean" else ReferenceMemory)(size, np.dtype(dtype), op, nranks)
 
 
 class ReferenceMemory:
     """A flat memory, poisoned at first.
 
-    What `read` returns is a view, or whatever `combine` and `write` take; `combine` gives a new value.
+    `read` returns a view, or another value that `combine` and `write` take; `combine` returns a new one.
     """
 
     def __init__(self, size: int, dtype: np.dtype, op: str, nranks: int):
@@ -31,7 +31,7 @@ class ReferenceMemory:
         self.numbers = np.full(size, self.poison_value)
 
     def read(self, index: Index) -> Any:
-        """The values there."""
+        """The values at an index."""
         return self.numbers[index]
 
     def combine(self, values: Sequence[Any]) -> Any:
@@ -39,11 +39,11 @@ class ReferenceMemory:
         return fold(values, self.op) if len(values) > 1 else values[0].copy()
 
     def write(self, index: Index, value: Any) -> None:
-        """Put a value there."""
+        """Write a value at an index."""
         self.numbers[index] = value
 
     def poison(self, index: Index) -> None:
-        """Overwrite what is there with a value that shows in every result it gets into."""
+        """Overwrite the values at an index with poison."""
         self.numbers[index] = self.poison_value
 
     def store_input(self, start: int, values: np.ndarray) -> None:
@@ -57,7 +57,7 @@ class ReferenceMemory:
 
 
 class _Mean(ReferenceMemory):
-    """Memory for means: it counts the ranks in every element, and the combine that completes a sum divides it."""
+    """Memory for means: counts the ranks in every element; the combine that completes a sum divides it."""
 
     def __init__(self, size: int, dtype: np.dtype, op: str, nranks: int):
         super().__init__(size, dtype, op, nranks)
@@ -93,7 +93,7 @@ class _Value:
 
 
 def _poison_value(dtype: np.dtype) -> Any:
-    """A value that shows in every result it gets into: NaN, or an unlikely integer."""
+    """A value that shows in every result it reaches: NaN, or an unlikely integer."""
     if is_inexact(dtype):
         return np.asarray(np.nan, dtype)
     return np.asarray(0x5A5A5A5A5A5A5A5B).astype(dtype)

@@ -42,9 +42,9 @@ class Algorithm:
         return self.chunks(nranks) if callable(self.chunks) else self.chunks
 
     def refusal(self, nranks: int) -> str | None:
-        """Why this number of ranks cannot be done, or None."""
+        """Reason why the algorithm cannot run on this number of ranks, or None."""
         if self.power_of_two and nranks & (nranks - 1):
-            return f"needs a power of two of ranks, and {nranks} is none"
+            return f"needs a power of two of ranks, not {nranks}"
         return None
 
 
@@ -61,13 +61,13 @@ def algorithm(
     (`name=f"tree{k}"`). It yields `Move`s. What one `yield` gives (a Move of arrays, or a list of Moves) is one round,
     whose moves happen at the same time; a loop that yields single moves makes a round of each.
 
-    `chunks` says into how many chunks one block is cut: an integer, or a function of p (`lambda p: p`). "input" and
-    "output" have one block each, but p blocks have the output of all_gather and gather, the input of reduce_scatter and
-    scatter, and both of all_to_all; block b is what rank b gives or gets. Chunk number = block * chunks + piece.
-    "scratch" has as many chunks as you use. `power_of_two` refuses other numbers of ranks.
+    `chunks` is the number of chunks of one block: an integer, or a function of p (`lambda p: p`). "input" and "output"
+    have one block each, or p blocks in the output of all_gather and gather, the input of reduce_scatter and scatter,
+    and both of all_to_all; block b is what rank b contributes or receives. Chunk number = block * chunks + part.
+    "scratch" has the chunks that you use. `power_of_two` refuses other numbers of ranks.
 
-    Defining a function of the same name again, as notebooks do, replaces it (what is compiled already keeps the old one:
-    define the jitted step anew as well). Nothing runs before it is proved.
+    Defining a function of the same name again, as notebooks do, replaces it (steps that are compiled keep the old one:
+    define them anew as well). Every schedule is proved before it runs.
     Raises ScheduleError for an unknown collective, for a name that another function has, and for parameters that
     `build` does not pass.
     """
@@ -94,7 +94,7 @@ def algorithm(
 
 
 def algorithms(kind: str, nranks: int | None = None) -> list[str]:
-    """The names of the algorithms for a collective; with `nranks`, only those that can do that many ranks."""
+    """The names of the algorithms for a collective; with `nranks`, only those that can run on that number of ranks."""
     if nranks is not None:
         nranks = check_count(nranks, "nranks")
     return [a.name for a in _of(kind).values() if nranks is None or a.refusal(nranks) is None]
@@ -135,7 +135,7 @@ def _check_parameters(function: Callable[..., Any], name: str) -> None:
 
 
 def find(kind: str, name: str | None, nranks: int) -> Algorithm:
-    """The algorithm of that name, or the kind's first when None. Raises ScheduleError, with what there is."""
+    """The algorithm of that name, or the kind's first when None. Raises ScheduleError, with the names that exist."""
     found = _of(kind)
     if name is None:
         return next(iter(found.values()))

@@ -25,7 +25,7 @@ def expand(batch: Batch, nranks: int) -> tuple[np.ndarray, np.ndarray, np.ndarra
 
 
 def part_steps(part: np.ndarray, count: np.ndarray) -> tuple[np.ndarray, np.ndarray, bool]:
-    """The part of each run's first chunk and the step to the next one's, and whether all runs are such sequences.
+    """The part of each run's first chunk and the step to the next one's, and True when all runs are such sequences.
 
     `part` has the parts of all chunks of the runs.
     """

@@ -41,7 +41,7 @@ class Schedule:
     """(hosts, ranks per host) of a hierarchical algorithm."""
 
     def __getstate__(self) -> dict[str, Any]:
-        fields = ("collective", "algorithm", "batches", "scratch_chunks", "levels")  # what is kept is made again
+        fields = ("collective", "algorithm", "batches", "scratch_chunks", "levels")  # cached values are made again
         return {name: getattr(self, name) for name in fields}
 
     @property
@@ -71,8 +71,10 @@ class Schedule:
 
     @functools.cached_property
     def nrounds(self) -> int:
-        """The number of rounds the algorithm yields. (As messages they may be more, a move that reads from and writes to
-        other ranks takes two, or fewer: `messages()` joins rounds that are independent.)
+        """The number of rounds the algorithm yields.
+
+        `messages()` may have more, because a move that reads from and writes to other ranks takes two, or fewer, because
+        independent rounds are joined.
         """
         return 1 + max((b.round for b in self.batches), default=-1)
 
@@ -113,7 +115,7 @@ class Schedule:
         return to_messages(self)
 
     def cost(self, topology: Topology, nbytes: int) -> Cost:
-        """The α-β-γ cost of one execution; see `funccoll.schedules.cost`."""
+        """The α-β-γ cost of one execution; see `funccoll.schedules.model.cost`."""
         from .model.cost import cost
 
         return cost(self, topology, nbytes)
@@ -125,8 +127,9 @@ class Schedule:
         """Run the streams on a model of the machine; `nbytes` are those of the larger of one rank's input and output.
 
         What if: `slow_ranks` {rank: factor}, `slow_links` {(source, destination): factor} take factor times as long;
-        over `lost_links` [(source, destination), ...] nothing goes. The first simulation in a process takes some tenths
-        of a second longer (Numba); the first on a machine, some seconds. See `funccoll.schedules.simulate`.
+        `lost_links` [(source, destination), ...] carry nothing. The first simulation in a process takes some tenths
+        of a second longer (Numba); the first on a machine, some seconds. See
+        `funccoll.schedules.model.simulate`.
         """
         from .model.simulate import simulate
 
@@ -147,13 +150,13 @@ def build(
     kind: str, nranks: int, algorithm: str | None = None, *, channels: int = 1, root: int = 0, chunks: int | None = None,
     levels: tuple[int, int] | None = None, pairs: Sequence[tuple[int, int]] = (),
 ) -> Schedule:  # fmt: skip
-    """The schedule of a collective on `nranks` ranks by one algorithm (None: the kind's first).
+    """Build the schedule of a collective on `nranks` ranks by one algorithm (None: the kind's first).
 
-    `channels` independent streams per rank each do the whole algorithm on their part of the data. `chunks` is the
-    number of pieces of a pipelined algorithm, `levels` the (hosts, ranks per host) of a hierarchical one (by default the
-    factors nearest to √p, fewer hosts than ranks in each), `pairs` the (source, destination) ranks of a permute.
-    Raises ScheduleError for an unknown collective or algorithm (with what there is), a number of ranks it cannot do,
-    a root that is not a rank, and moves that name what does not exist.
+    `channels` independent streams per rank each run the whole algorithm on their part of the data. `chunks` is the
+    number of chunks of a block in a pipelined algorithm, `levels` the (hosts, ranks per host) of a hierarchical one (by
+    default the factors nearest to √p, fewer hosts than ranks in each), `pairs` the (source, destination) ranks of a
+    permute. Raises ScheduleError for an unknown collective or algorithm (with the names that exist), a number of ranks
+    that it cannot run on, a root that is not a rank, and moves with places that do not exist.
     """
     Collective(kind, nranks, root, check_pairs(pairs)).check()
     nranks, root = int(nranks), int(root)  # NumPy's integers may be narrow
@@ -180,7 +183,7 @@ def build(
 
 
 def default_levels(p: int) -> tuple[int, int]:
-    """(hosts, ranks per host) where the caller named none: the two factors of p nearest to √p, the smaller one first."""
+    """Default (hosts, ranks per host): the two factors of p nearest to √p, the smaller one first."""
     hosts = next(h for h in range(int(p**0.5), 0, -1) if p % h == 0)
     return hosts, p // hosts
 
@@ -205,7 +208,7 @@ def _takers(kind: str, option: str) -> str:
 
 
 def _rounds(found: Algorithm, collective: Collective, arguments: dict[str, Any]) -> Iterator[Batch]:
-    """The batches of what the algorithm yields, each with the line of its yield."""
+    """Batches of the moves that the algorithm yields, each with the line of its yield."""
     generator = found.function(collective.nranks, **arguments)
     if not hasattr(generator, "gi_frame"):
         raise ScheduleError(
@@ -221,9 +224,9 @@ def _rounds(found: Algorithm, collective: Collective, arguments: dict[str, Any])
 
 
 def _line(generator: Any) -> Source | None:
-    """The line of the yield that a generator stands at: under `yield from`, the innermost one that is not ours.
+    """The line of the yield that a generator stands at: under `yield from`, the innermost one outside of the library.
 
-    Our own algorithms are all ours: there, the line of the algorithm itself tells more than that of what it is made of.
+    For the library's own algorithms it is the line of the algorithm, which tells more than one in the combinators.
     """
     lines = []
     while getattr(generator, "gi_frame", None) is not None:

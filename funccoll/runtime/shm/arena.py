@@ -1,4 +1,4 @@
-"""Blocks of one rank's part of the shared memory: address space first, pages as they are needed."""
+"""Arenas: each rank's part of the shared memory, reserved as address space, with pages committed as they are needed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PAGE = 4096
 ALIGNMENT = 128
 """Two cache lines: processors fetch them in pairs, and one rank may write a block while another reads the next."""
 LARGE = 32 << 20
-"""Blocks from here on give their pages back when they are free; smaller ones are only used again."""
+"""Bytes from which on blocks give their pages back when freed; smaller ones are only used again."""
 
 _SMALL = 1 << 20  # blocks up to here have two sizes per power of two, larger ones eight
 _CACHED_LARGE = 8  # free large blocks that keep their pages: fresh ones cost 0.3 ms per MiB
@@ -29,12 +29,12 @@ def block_size(nbytes: int) -> int:
 
 
 class Arena:
-    """New blocks, and the large ones that are free. Offsets count from the beginning of the mapping.
+    """The allocator of new blocks and of freed large ones. Offsets count from the beginning of the mapping.
 
-    The caller sees to it that one thread at a time allocates. `give` may come at any time, also in the middle of that: it
-    only appends to lists and pops from them, each a single step for Python's threads.
+    The caller lets one thread at a time allocate. `give` may be called at any time, also during an allocation: it only
+    appends to lists and pops from them, each a single step for Python's threads.
 
-    owner: begins the sentences of errors, "rank 2's".
+    `owner` begins the sentences of errors: "rank 2's".
     """
 
     def __init__(self, mapping: mmap.mmap, descriptor: int, start: int, end: int, owner: str):
@@ -47,7 +47,7 @@ class Arena:
 
     @property
     def used(self) -> int:
-        """Bytes of address space that were given out and are not without pages."""
+        """Bytes of address space that were allocated, without the holes."""
         return self._top - self._start - sum(size for _, size in self._holes[:])
 
     @property
@@ -61,7 +61,7 @@ class Arena:
         return sum(size for size, _ in self._cached[:])
 
     def allocate(self, size: int) -> int:
-        """A block of `size` bytes, with pages. Raises MemoryError."""
+        """The offset of a block of `size` bytes, with pages. Raises MemoryError."""
         if size >= LARGE:
             found = self._find_cached(size)
             if found is None:
@@ -90,7 +90,7 @@ class Arena:
         self._end_committed = target
 
     def _commit(self, offset: int, nbytes: int) -> None:
-        """Give pages to a range; what large freed blocks hold goes first when there is not enough."""
+        """Give pages to a range; cached blocks give theirs back first when memory is short."""
         if nbytes > available_memory():
             while self._cached:
                 self._trim()
@@ -115,7 +115,7 @@ class Arena:
             self._trim()
 
     def _trim(self) -> None:
-        """The pages of the large block freed longest ago go back to the system."""
+        """Give the pages of the large block freed longest ago back to the system."""
         try:
             size, offset = self._cached.pop(0)
         except IndexError:
@@ -125,7 +125,7 @@ class Arena:
             self._holes.append((offset, size))
 
     def close(self) -> None:
-        """Let go of the mapping."""
+        """Drop the mapping."""
         self._mapping = None
 
     def _find_cached(self, size: int) -> int | None:

@@ -1,8 +1,8 @@
 """Groups of collectives between processes of one host: proved streams, executed by Numba kernels over shared memory.
 
-Every process compiles the same program. Collectives of it that sit together become one plan (`plan.py`) for this rank, and
-one native call. Results, scratch and copies of private arguments live in the heap; the call finds the addresses of its
-arrays by itself, publishes them, and finds the peers'.
+Every process compiles the same program. A collective group of it becomes one plan (`plan.py`) for this rank, and one
+native call. Results, scratch and copies of private arguments live in the heap; the kernel looks up the addresses of the
+call's arrays, publishes them, and reads the peers'.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ _SPINS, _YIELDS, _NAPS = 60, 2000, 1000
 
 
 class CollectiveGroup:
-    """Collectives that sit together: call it with this rank's arrays; it gives a tuple of this rank's results.
+    """A compiled collective group: call it with this rank's arrays to get a tuple of this rank's results.
 
-    All ranks of its communicators must call it. `frame` is what its kernel sees (see `kernels.frame`).
+    All ranks of its communicators must call it. `frame` is the frame of its kernel (see `kernels.frame`).
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class CollectiveGroup:
         self.communicators = [self.registry.communicator(mesh, c.axes) for c in self.calls]
         self.members = sorted({m for c in self.communicators for m in c.members})
         self.arguments = list(arguments)
-        """The variables of a program whose values it takes."""
+        """The variables of the program that it takes as arguments."""
         self.plan = build_plan(self.calls, self.communicators)
         self.registry.call_sites.update(self.plan.call_sites)
         self._lock: Any = self.registry.lock(self.communicators)
@@ -96,7 +96,7 @@ class CollectiveGroup:
         self._make_frame()
 
     def _allocate(self) -> None:
-        """Give the plan the memory that it asks for."""
+        """Allocate the memory that the plan asks for."""
         self._code = self.plan.code.copy()
         self._addresses = np.zeros(self.plan.slots + 1, np.int64)
         for needed in self.plan.allocations:
@@ -130,13 +130,13 @@ class CollectiveGroup:
     # ------------------------------------------------------------ calling
 
     def __call__(self, *arrays: Any) -> tuple[np.ndarray, ...]:
-        """This rank's results. Of an array outside of the heap what peers read is copied into it.
+        """This rank's results. What peers read of an array outside of the heap is copied into it.
 
         Raises: PeerFailure when a rank has died, raised or left; ProgramMismatch when one runs something else;
         CollectiveTimeout after `fc.init(timeout=)` or FUNCCOLL_TIMEOUT seconds (600). No collective of the job runs
         after one of them.
         """
-        if self.registry.broken is not None:  # also before the lock, which a fork may have copied as it was held
+        if self.registry.broken is not None:  # also before the lock, which a fork may have copied while it was held
             raise job_is_over(self.registry.broken, self.calls[0].source)
         if self._lock._is_owned():
             raise nested_call(self.calls[0].source)
@@ -153,7 +153,7 @@ class CollectiveGroup:
                         words[ARGUMENTS], words[RESULTS] = id(arrays) + _TUPLE_HEAD, id(results) + _TUPLE_HEAD
                         self._kernel()
                     self._wait()
-            except BaseException as error:  # an interrupt, too, comes here as soon as the kernel returns
+            except BaseException as error:  # also an interrupt, as soon as the kernel returns
                 if words[STATUS] != FINISHED:
                     self._abandon(error, (arrays, results, self))
                 raise
@@ -172,7 +172,7 @@ class CollectiveGroup:
     ) -> tuple[tuple[Any, ...], tuple[np.ndarray, ...]]:
         """Arguments and results that the kernel can bind: unused results, arrays of scalars and views, a staging buffer.
 
-        All results are arrays in the heap: of one the kernel can only find that it is in use.
+        All results are arrays in the heap: the kernel refuses one only when it is in use.
         """
         pc = self._words[FAULT_PC]
         number = Opcode.BIND_ARG.read(self._code, pc, "argument")
@@ -199,7 +199,7 @@ class CollectiveGroup:
                 return
             else:
                 began = began or time.monotonic()
-                # A peer that left may have done its part first: only a wait in vain after that is a failure.
+                # A peer may have done its part before it left: only a wait in vain after that is a failure.
                 failure = self.world.watch.failure(self.members)
                 if failure is not None and (seen is not None or status == FAILED):
                     raise failure.error(self._diagnosis().position(waits=status == WAITING))
@@ -230,7 +230,7 @@ class CollectiveGroup:
         return True
 
     def _budget_spent(self) -> None:
-        """Called when INSTRUCTION_BUDGET, which only tests set, is spent."""
+        """Fail: INSTRUCTION_BUDGET, which only tests set, is spent."""
         raise AssertionError("the budget of instructions is spent")
 
     def _diagnosis(self) -> Diagnosis:
@@ -238,7 +238,7 @@ class CollectiveGroup:
         return Diagnosis(self.registry, self.calls[number], self.communicators[number], self._words[PEER])
 
     def _abandon(self, error: BaseException, memory: object) -> None:
-        """Leave this call in the middle: no collective can be trusted any more, here and on the others."""
+        """Leave this call in the middle: no collective can be trusted any more, on any rank."""
         if self.registry.broken is None:
             cause = error
             if not isinstance(cause, FunccollError):
@@ -248,7 +248,7 @@ class CollectiveGroup:
 
 
 def _result(heap: Heap, operand: Operand, zeros: bool = False) -> np.ndarray:
-    """A new array that only kernels write: views of it are read-only without being made so."""
+    """A new array that only kernels write: it is read-only, so its views are, too."""
     array = heap.array(operand.out_shape, operand.dtype)
     if zeros:
         array[...] = 0
@@ -259,7 +259,7 @@ def _result(heap: Heap, operand: Operand, zeros: bool = False) -> np.ndarray:
 def make_group(
     equations: Sequence[tuple[Equation, Schedule]], mesh: Mesh, registry: Communicators, identity: Callable[[Equation], str]
 ) -> CollectiveGroup:
-    """The group of collectives of a program that sit together; its `arguments` are the variables that it takes."""
+    """The collective group of these equations; its `arguments` are the variables that it takes."""
     arguments = _arguments_of([eqn for eqn, _ in equations])
     known: dict[Any, int] = {a: i for i, a in enumerate(arguments)}
     calls, results = [], 0

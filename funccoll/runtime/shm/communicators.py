@@ -1,4 +1,4 @@
-"""The communicators of one job: their control blocks, how far their counters have come, and where every rank is."""
+"""The communicators of one job: their control blocks and counters, and the position of every rank."""
 
 from __future__ import annotations
 
@@ -22,16 +22,19 @@ from .plan import CallSite
 __all__ = ["Communicators"]
 
 _MAX_COMMUNICATORS = 256
-"""Sets of mesh axes over which one job communicates."""
+"""The most sets of mesh axes over which one job communicates."""
 _ENTRY_WORDS = 3
-"""Words of an entry of the table: a hash of mesh and axes, where the control blocks begin, where they end."""
+"""Words of an entry of the table: a hash of mesh and axes, begin and end of the control blocks."""
 _THREADS = 2  # this one, and the watch's
 _WAIT_WORDS = 4
 """Words in which a rank publishes its wait: 1 + the rank that it waits for, the counter's offset, and the count."""
 
 
 class Communicators:
-    """The communicators of one job. A table in the heap says where the control block of each lies: the first rank writes it."""
+    """The communicators of one job.
+
+    A table in the heap has the offsets of their control blocks, written by the first rank to use one.
+    """
 
     def __init__(self, world: World, heap: Heap):
         self.world, self.heap = world, heap
@@ -41,7 +44,7 @@ class Communicators:
         """By the hash that a rank publishes when it enters."""
         self.broken: FunccollError | None = None
         """The error that ended all collectives of this process."""
-        self._known: dict[tuple, tuple[Communicator, list[tuple[tuple[int, ...], ControlBlock]]]] = {}  # with all beside it
+        self._known: dict[tuple, tuple[Communicator, list[tuple[tuple[int, ...], ControlBlock]]]] = {}  # with all groups
         self._abandoned = heap.view(HEADER, (world.world,), np.int64)
         self._waits = heap.view(HEADER + self._abandoned.nbytes, (world.world, _WAIT_WORDS), np.int64)
         table = HEADER + self._abandoned.nbytes + self._waits.nbytes
@@ -51,7 +54,7 @@ class Communicators:
         self._left_behind: object = None
 
     def communicator(self, mesh: Mesh, axes: Sequence[str]) -> Communicator:
-        """This process's communicator along `axes` of a mesh. Its first use places its control block, and those beside it."""
+        """This process's communicator along `axes` of a mesh. Its first use places the control blocks of all groups."""
         key = (mesh.axis_names, mesh.sizes, tuple(axes))
         with self._lock:
             if key not in self._known:
@@ -67,7 +70,7 @@ class Communicators:
             return self._known[key][0]
 
     def _place(self, key: tuple, nbytes: int) -> int:
-        """The offset of the control blocks along some axes: the same in all processes, in whatever order they ask."""
+        """The offset of the control blocks along some axes: the same in all processes, whichever asks first."""
         hash = int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:7], "little") | 1
         with self.heap.exclusive(self.timeout):
             start = self._first
@@ -138,7 +141,7 @@ class Communicators:
     # ------------------------------------------------------------ where every rank is
 
     def table(self, communicator: Communicator) -> str:
-        """Where each rank of the job is, one line each; `communicator` is the one that this rank waits in."""
+        """Positions of all ranks of the job, one line each; `communicator` is the one that this rank waits in."""
         return "\n".join(f"  rank {rank} {self._where(rank, communicator)}" for rank in range(self.world.world))
 
     def entered(self, rank: int, communicator: Communicator) -> str:
@@ -173,7 +176,7 @@ class Communicators:
     # ------------------------------------------------------------ locks
 
     def lock(self, communicators: Sequence[Communicator]) -> Any:
-        """A lock of calls over these communicators: those over one of them come one after the other."""
+        """A lock of calls over these communicators: two that share one exclude each other."""
         locks = [self.locks[n] for n in sorted({c.number for c in communicators})]
         return locks[0] if len(locks) == 1 else _LockSet(locks)
 

@@ -1,4 +1,4 @@
-"""Communicators as plans see them: the ranks of a group, and where its control block lies in the heap."""
+"""Communicators as plans see them: the ranks of a group, and the offset of its control block in the heap."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ class Communicator:
     """The ranks of one group along some axes of a mesh, of which this process is one."""
 
     number: int
-    """Its place in the table of bases."""
+    """Its index in the table of bases."""
     members: tuple[int, ...]
     """World ranks, in axis order."""
     rank: int
-    """This process's place among them."""
+    """The index of this process in `members`."""
     control: ControlBlock

@@ -1,4 +1,4 @@
-"""Diagnosis: the errors of collectives between processes, with where every rank is."""
+"""Diagnosis: the errors of collectives between processes, with the position of every rank."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class Diagnosis:
 
     @property
     def table(self) -> str:
-        """Where each rank is, one line each."""
+        """Positions of all ranks, one line each."""
         return self.registry.table(self.communicator)
 
     def position(self, waits: bool) -> str:
-        """Where this rank was when a peer failed."""
-        whom = f" and waited for rank {self.peer}" if waits else ""
-        return f"This rank was in {self.name}{whom}.\n{self.table}"
+        """The position of this rank when a peer failed, and those of all ranks."""
+        waiting = f" and waited for rank {self.peer}" if waits else ""
+        return f"This rank was in {self.name}{waiting}.\n{self.table}"
 
     def mismatch(self) -> ProgramMismatch:
         """The error of a peer that has entered something else."""
@@ -60,7 +60,7 @@ class Diagnosis:
         )
 
     def timed_out(self, seconds: float) -> CollectiveTimeout:
-        """The error of a peer that has not come in time."""
+        """The error of a peer that has not arrived in time."""
         return CollectiveTimeout(
             f"rank {self.registry.world.rank} waited {seconds:.1f} s in {self.name} for rank {self.peer}. fc.init(timeout=) or "
             f"FUNCCOLL_TIMEOUT sets the seconds.\n{self.table}", self.call.source,

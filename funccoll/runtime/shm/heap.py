@@ -4,7 +4,7 @@ One anonymous file (`memfd_create`), mapped whole by every process: [control: 16
 An arena is mostly address space. Its rank commits memory as it needs it (`posix_fallocate`), so that running out is a
 MemoryError there, and never a SIGBUS somewhere else. Only its own rank allocates in an arena; all read and write.
 
-An array's memory goes back to its arena when the last view of it is gone: a weak reference tells. Views keep the array
+An array's memory goes back to its arena when the last view of it is gone, which a weak reference notices. Views keep the array
 alive because its base, the mapping, is not an array: NumPy follows bases only as far as they are arrays. The mapping itself
 lives as long as an array in it.
 """
@@ -59,12 +59,12 @@ def create(world: int, arena: int) -> int:
         os.posix_fallocate(descriptor, 0, CONTROL)
     except OSError as error:
         os.close(descriptor)
-        raise MemoryError(f"no shared memory: {size_text(CONTROL)} for {world} processes: {error.strerror}") from None
+        raise MemoryError(f"no shared memory for {world} processes ({size_text(CONTROL)}): {error.strerror}") from None
     return descriptor
 
 
 class _Kind:
-    """What arrays of one block size share: where freed blocks (offsets) are, and how one is given back."""
+    """Attributes of arrays of one block size: the offsets of freed blocks, and the function that gives one back."""
 
     __slots__ = ("free", "give", "size")
 
@@ -139,7 +139,7 @@ class Heap:
             lease.give(lease.offset)
 
     def offset_of(self, array: np.ndarray) -> int:
-        """Where the array's first byte is in the heap; -1 for one that is not C-contiguous, or not in it."""
+        """Offset of the array's first byte in the heap; -1 for an array that is not C-contiguous, or not in it."""
         if not array.flags.c_contiguous:
             return -1
         offset = self._pointer(array) - self.base
@@ -151,7 +151,7 @@ class Heap:
 
     @contextmanager
     def exclusive(self, timeout: float) -> Iterator[None]:
-        """One process at a time. Raises RendezvousError when another one stays in it for `timeout` seconds (it was stopped)."""
+        """Exclude other processes. Raises RendezvousError when one stays in it for `timeout` seconds (it was stopped)."""
         end = time.monotonic() + timeout
         while True:
             try:
@@ -167,7 +167,7 @@ class Heap:
             fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
 
     def stats(self) -> dict[str, int]:
-        """What this rank's arena holds: live arrays, and bytes of address space, committed, freed with their pages."""
+        """Statistics of this rank's arena: live arrays, and bytes of address space, committed, freed with their pages."""
         free = sum(kind.size * len(kind.free) for kind in list(self._sizes.values())) + self._blocks.cached
         used, committed = self._blocks.used, self._blocks.committed
         return {"arrays": len(self._live), "arena": self.arena, "used": used, "committed": committed, "free": free}
@@ -183,7 +183,7 @@ class Heap:
         os.close(self._descriptor)
 
     def disown(self) -> None:
-        """In a forked child: the arena stays the parent's. None is made here, none given back.
+        """Allocate and free nothing any more, in a forked child: the arena stays the parent's.
 
         Arrays stay readable, but their memory is the parent's to use again: copy before forking what the child is to keep.
         """
@@ -230,7 +230,7 @@ class Heap:
 
 
 def _fast_pointer(array: np.ndarray) -> int:
-    """An array's address, read from where NumPy's ABI has it: behind the object's head. 0.3 µs, the other takes 1.9."""
+    """An array's address, read from its place in NumPy's ABI, behind the object's head: 0.3 µs, where the other takes 1.9."""
     return ctypes.c_size_t.from_address(id(array) + object.__basicsize__).value
 
 

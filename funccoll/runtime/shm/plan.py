@@ -69,7 +69,7 @@ class CallSite:
     name: str
     source: Source | None
     span: int
-    """How far a rank's counter goes in it, or in each of its segments."""
+    """The advance of a rank's counter in it, or in each of its segments."""
     segments: int = 1
 
     def __str__(self) -> str:
@@ -87,21 +87,21 @@ class Allocation:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """One rank's code for several collectives in a row, and what must be there before it runs."""
+    """One rank's code for several collectives in a row, and the memory that it needs."""
 
     code: np.ndarray
     """int64 words, see `schedules.streams.instructions`. Those that allocations name are still 0."""
     starts: tuple[int, ...]
-    """Where each collective's code begins."""
+    """The index of each collective's first word."""
     slots: int
     """Slots of the table of addresses."""
     max_operands: int
     """The most memory operands of one COMBINE."""
     allocations: tuple[Allocation, ...]
     arguments: Mapping[int, tuple[Operand, GroupedCollective]]
-    """Which operand each argument is."""
+    """The operand of each argument, and its collective."""
     results: tuple[tuple[Operand, bool], ...]
-    """Each result's operand, and True where the code writes it: a rank that gets nothing has zeros."""
+    """Each result's operand, and True where the code writes it: a rank that receives nothing has zeros."""
     call_sites: Mapping[int, CallSite]
     """By the hash that a rank publishes."""
 
@@ -167,7 +167,7 @@ def _call_site(call: GroupedCollective, collective: PlannedCollective) -> CallSi
 
 
 class _Bindings:
-    """Works out what each slot of this rank's own holds: an argument, a result, or memory that is allocated."""
+    """Contents of this rank's own slots: arguments, results, and memory that is allocated."""
 
     def __init__(self) -> None:
         self.code: list[int] = []
@@ -196,20 +196,20 @@ class _Bindings:
             if has_output:
                 self._bind(~len(self.results), output, 0, UNALLOCATED)
             else:
-                self._empty.append(output)  # which no rank touches
+                self._empty.append(output)  # no rank touches it
             self.results.append((operand, has_output))
 
     def _bind(self, argument: int, slot: int, nbytes: int, buffer: int) -> None:
         self.code += Opcode.BIND_ARG.encode(argument=argument, slot=slot, nbytes=nbytes, staging=buffer)
 
     def allocate(self, nbytes: int, *slots: int, words: tuple[int, ...] = ()) -> None:
-        """Ask for memory; slots of none all get the address of one empty array."""
+        """Ask for memory; with 0 bytes, all slots get the address of one empty array."""
         if nbytes:
             self._allocations.append(Allocation(nbytes, slots, words))
         else:
             self._empty += slots
 
     def allocations(self) -> tuple[Allocation, ...]:
-        """All that were asked for."""
+        """All memory that was asked for."""
         empty = [Allocation(0, tuple(self._empty))] if self._empty else []
         return (*self._allocations, *empty)

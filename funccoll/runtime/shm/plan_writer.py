@@ -34,7 +34,7 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True)
 class PlannedCollective:
-    """A collective of several arrays, with all that its code depends on."""
+    """A collective of several arrays, with everything that its code depends on."""
 
     schedule: Schedule
     layouts: Sequence[ChunkLayout]
@@ -61,7 +61,7 @@ class PlannedCollective:
 
     @cached_property
     def non_temporal(self) -> bool:
-        """Whether all ranks together read and write more than caches hold."""
+        """True when all ranks together read and write more than the caches hold."""
         nbytes = sum((layout.input.size + layout.output.size) * layout.itemsize for layout in self.layouts)
         return self.schedule.nranks * nbytes > _NON_TEMPORAL_BYTES
 
@@ -81,7 +81,7 @@ class Written(NamedTuple):
     """Facts about a collective's code that the rest of its plan depends on."""
 
     base: int
-    """How far the communicator's counters have advanced."""
+    """The advance of the communicator's counters."""
     table_words: list[int]
     """The words that hold the offset of addresses for which the control line is too small."""
     max_operands: int
@@ -89,7 +89,7 @@ class Written(NamedTuple):
 
 
 def write_collective(code: list[int], collective: PlannedCollective, base: int) -> Written:
-    """Append a collective's code; `base` is how far the plan has advanced the communicator's counters before."""
+    """Append a collective's code; `base` is the advance of the communicator's counters by the code before."""
     span = collective.streams.span
     writers = [
         _SegmentWriter(code, collective, segment, base + k * span, k % 2 * collective.segment_bytes)
@@ -111,7 +111,7 @@ class _SegmentWriter:
     segment: Segment
     base: int
     staging: int
-    """Where this segment's copies begin in the staging buffer."""
+    """The offset of this segment's copies in the staging buffer."""
     known: set[int] = field(default_factory=set)
     checked: set[int] = field(default_factory=set)
     table_words: list[int] = field(default_factory=list)
@@ -130,7 +130,7 @@ class _SegmentWriter:
         self.code += opcode.encode(communicator=self.number, value=self.base + value, **values)
 
     def write(self, following: _SegmentWriter | None) -> None:
-        """All of it; as soon as peers can read this segment, the following one is copied."""
+        """Write the whole segment; the following one is copied as soon as peers can read this one."""
         s, rank, hash = self.collective.streams, self.rank, self.collective.hash
         assert s.schedule.channels == 1, "one stream for each rank"
         begin, end = int(s.start[rank]), int(s.start[rank + 1])
@@ -221,7 +221,7 @@ class _SegmentWriter:
             for length, rows, starts in _aligned(runs):
                 places = [MemoryOperand(slot, at * dtype.itemsize, step * dtype.itemsize) for slot, at, step in starts]
                 destinations, sources = places[: len(dsts)], places[len(dsts) :]
-                if p == len(sources) == 1 and c.op in ("max", "min"):  # also the only value becomes the one canonical NaN
+                if p == len(sources) == 1 and c.op in ("max", "min"):  # a single NaN becomes the canonical one, too
                     sources = sources * 2
                 if len(sources) > 1:
                     self.emit(
@@ -236,14 +236,14 @@ class _SegmentWriter:
         """The ranges of a run of chunks, each with the number of its buffer, in order; contiguous neighbours are joined."""
         found: list[tuple[int, StridedRange]] = []
         for i in range(count):
-            for buffer, piece in self.chunk(layout, row + i, part + i * step):
-                if piece.rows > 1 and piece.stride == piece.length:
-                    piece = StridedRange(piece.start, 1, 0, piece.rows * piece.length)
-                before, last = found[-1] if found else (None, piece)
-                if before == buffer and last.rows == piece.rows == 1 and last.start + last.length == piece.start:
-                    found[-1] = buffer, last._replace(length=last.length + piece.length)
+            for buffer, strided in self.chunk(layout, row + i, part + i * step):
+                if strided.rows > 1 and strided.stride == strided.length:
+                    strided = StridedRange(strided.start, 1, 0, strided.rows * strided.length)
+                before, last = found[-1] if found else (None, strided)
+                if before == buffer and last.rows == strided.rows == 1 and last.start + last.length == strided.start:
+                    found[-1] = buffer, last._replace(length=last.length + strided.length)
                 else:
-                    found.append((buffer, piece))
+                    found.append((buffer, strided))
         return found
 
     def chunk(self, layout: ChunkLayout, row: int, part: int) -> Iterator[tuple[int, StridedRange]]:
@@ -255,39 +255,39 @@ class _SegmentWriter:
                 yield inputs + 1, StridedRange(scratch * layout.capacity, 1, 0, high - low)
             return
         is_input, block = row < c.input_chunks, int(c.blocks_of_rows[row])
-        pieces = (layout.input if is_input else layout.output).pieces(block, low, high)
+        ranges = (layout.input if is_input else layout.output).ranges(block, low, high)
         if is_input and self.slots.staged:
-            if pieces and not is_strided(layout):
-                pieces = [pieces[0]._replace(start=0)]
-            yield from ((row, piece) for piece in pieces)
+            if ranges and not is_strided(layout):
+                ranges = [ranges[0]._replace(start=0)]
+            yield from ((row, strided) for strided in ranges)
         else:
-            yield from ((0 if is_input else inputs, piece) for piece in pieces)
+            yield from ((0 if is_input else inputs, strided) for strided in ranges)
 
 
 def _aligned(runs: Sequence[list[tuple[int, StridedRange]]]) -> Iterator[tuple[int, int, list[tuple[int, int, int]]]]:
     """Ranges that all places have in common: (elements, rows, [(slot, first element, from row to row) of each place])."""
-    rest = [run[::-1] for run in runs]  # the next piece is the last
+    rest = [run[::-1] for run in runs]  # the next range is the last
     while all(rest):
         heads = [run[-1][1] for run in rest]
-        lengths = {piece.length for piece in heads if piece.rows > 1}
+        lengths = {strided.length for strided in heads if strided.rows > 1}
         length = lengths.pop() if len(lengths) == 1 else 0
-        rows = min(piece.rows if piece.rows > 1 else piece.length // length for piece in heads) if length else 0
+        rows = min(strided.rows if strided.rows > 1 else strided.length // length for strided in heads) if length else 0
         if rows < 2:
-            rows, length = 1, min(piece.length for piece in heads)
-        steps = [piece.stride if piece.rows > 1 else length for piece in heads]
+            rows, length = 1, min(strided.length for strided in heads)
+        steps = [strided.stride if strided.rows > 1 else length for strided in heads]
         yield length, rows, [(run[-1][0], run[-1][1].start, step) for run, step in zip(rest, steps, strict=True)]
-        for run, piece in zip(rest, heads, strict=True):
+        for run, strided in zip(rest, heads, strict=True):
             slot, _ = run.pop()
-            run += [(slot, left) for left in _without(piece, rows, length)]
+            run += [(slot, left) for left in _without(strided, rows, length)]
 
 
-def _without(piece: StridedRange, rows: int, length: int) -> list[StridedRange]:
-    """The rest of a piece without its first `rows` rows of `length` elements, the next part last."""
-    if piece.rows == 1:
-        left = piece.length - rows * length
-        return [StridedRange(piece.start + rows * length, 1, 0, left)] if left else []
-    if length == piece.length:
-        left = piece.rows - rows
-        return [StridedRange(piece.start + rows * piece.stride, left, piece.stride, length)] if left else []
-    first = StridedRange(piece.start + length, 1, 0, piece.length - length)
-    return [StridedRange(piece.start + piece.stride, piece.rows - 1, piece.stride, piece.length), first]
+def _without(strided: StridedRange, rows: int, length: int) -> list[StridedRange]:
+    """The rest of a range without its first `rows` rows of `length` elements, the next range last."""
+    if strided.rows == 1:
+        left = strided.length - rows * length
+        return [StridedRange(strided.start + rows * length, 1, 0, left)] if left else []
+    if length == strided.length:
+        left = strided.rows - rows
+        return [StridedRange(strided.start + rows * strided.stride, left, strided.stride, length)] if left else []
+    first = StridedRange(strided.start + length, 1, 0, strided.length - length)
+    return [StridedRange(strided.start + strided.stride, strided.rows - 1, strided.stride, strided.length), first]

@@ -11,9 +11,9 @@ import numpy as np
 __all__ = ["UNSHARED_REFCOUNT", "ResultPool"]
 
 _POOLED = 1 << 16
-"""Bytes of a call's results up to which their arrays are used again when they are not in use any more."""
+"""Bytes of a call's results up to which their arrays are used again once they are free."""
 _MAX_KEPT = 3
-# What `getrefcount` says, called by `map`, of an array that only a tuple holds: Python's versions count differently.
+# The count of `getrefcount`, called by `map`, for an array that only a tuple holds: Python's versions count differently.
 _UNSHARED = max(map(getrefcount, (np.empty(0),)))
 
 

@@ -3,8 +3,8 @@
 A rank reads its own array where it is. What peers read of it is copied to a staging buffer in the heap, in segments: a
 segmented collective is the same proved streams once for each segment, and a rank leaves a segment after all that read its
 chunks. The buffer holds two segments, which stay in the caches: while peers read one segment, the next one is copied. A chunk
-that goes into the rank's own output, as in an all_gather, is copied just there, and peers read it there. Every element stays
-in its part of the array, so segments change no bit.
+that goes into the rank's own output, as in an all_gather, is copied there, where peers read it. Every element stays in its part
+of the array, so segments change no bit.
 
 A strided input, cut along another dimension than its first, is copied whole.
 """
@@ -24,21 +24,21 @@ from ...schedules.streams.streams import Streams
 __all__ = ["Part", "is_strided", "segments_of", "shared_chunks", "staged_parts"]
 
 _STAGED_BYTES = 1 << 14
-"""Bytes of arrays from which on only what peers read is copied. Small ones are copied whole: that is one instruction."""
+"""Bytes of arrays from which on only what peers read is copied. Smaller ones are copied whole, by one instruction."""
 _SEGMENT_BYTES = 1 << 18
 """Bytes of a segment, measured: it stays in the second level of cache, and two of them overlap soon."""
 _MAX_SEGMENTS = 256
-"""Segments of one collective: those of very large arrays are larger, which keeps plans short."""
+"""The most segments of one collective: those of very large arrays are larger, which keeps plans short."""
 
 
 class Part(NamedTuple):
-    """A segment's part of a chunk: bytes from the array's beginning, and how many."""
+    """A segment's part of a chunk: its first byte in the array, and its bytes."""
 
     chunk: int
     start: int
     nbytes: int = 0
     copy: int = NO_COPY
-    """Where peers read it, when the array is private: bytes from the beginning of the segment's buffer, or of the output."""
+    """The offset of its copy for peers, when the array is private: in bytes of the segment's buffer, or of the output."""
     in_output: bool = False
 
 
@@ -49,7 +49,7 @@ def segments_of(layouts: Sequence[ChunkLayout]) -> list[dict[int, ChunkLayout]]:
 
 
 def is_strided(layout: ChunkLayout) -> bool:
-    """Whether the chunks of an input are strided."""
+    """True when the chunks of an input are strided."""
     return layout.input.outer > 1
 
 
@@ -94,7 +94,7 @@ def staged_parts(segment: Mapping[int, ChunkLayout], shared: Mapping[int, int]) 
 
 
 def _range(layout: ChunkLayout, row: int) -> tuple[int, int]:
-    """The first byte of a contiguous chunk of the input or output, and the one behind it."""
+    """The first byte of a contiguous chunk of the input or output, and the byte behind its last."""
     c = layout.collective
     blocks = layout.input if row < c.input_chunks else layout.output
     block, (low, high) = int(c.blocks_of_rows[row]) * blocks.inner, layout.parts[int(c.parts_of_rows[row])]

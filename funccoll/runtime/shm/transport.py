@@ -24,7 +24,7 @@ __all__ = ["BACKEND", "SharedMemoryBackend"]
 
 
 class SharedMemoryBackend:
-    """This process's part of the shared memory of a job, and what its collectives have in common.
+    """This process's part of the shared memory of a job, and the state that its collectives share.
 
     Importing this module imports no LLVM: that happens when the first collective is compiled.
     """

@@ -15,9 +15,9 @@ from .combinators import (
     Pattern,
     Rounds,
     accumulate,
+    all_ranks,
     circulant,
     doubling,
-    everyone,
     own_copy,
     ring,
     spread,
@@ -79,7 +79,7 @@ def bidirectional_ring(p: int) -> Rounds:
     """
     if p == 1:
         yield [own_copy(p, 2)]
-    halves = everyone(p), everyone(p, first=p)
+    halves = all_ranks(p), all_ranks(p, first=p)
     ways = ring(p, 1), ring(p, -1)
     yield from together(*(accumulate(way, half, "output") for way, half in zip(ways, halves)))
     yield from together(*(spread(way, half) for way, half in zip(reversed(ways), halves)))
@@ -87,10 +87,10 @@ def bidirectional_ring(p: int) -> Rounds:
 
 @algorithm("all_reduce")
 def recursive_doubling(p: int) -> Rounds:
-    """Ranks whose numbers differ in bit 0, then 1, 2, ... exchange their sums of everything so far.
+    """Ranks that differ in bit 0 of their numbers, then 1, 2, ... exchange their sums of everything so far.
 
     The p − p' ranks beyond p' = 2^⌊log₂ p⌋ are folded into a neighbour first and get the result from it last.
-    Rounds: log₂ p; 2 + log₂ p' if p is no power of two.
+    Rounds: log₂ p; 2 + log₂ p' if p is not a power of two.
     Bytes: each rank sends and receives n a round; n log₂ p, at most n(1 + log₂ p') otherwise.
     Cost: log₂ p (α + nβ + nγ); (2 + log₂ p')α + (2 + log₂ p')nβ + (1 + log₂ p')nγ otherwise.
     For: short vectors.
@@ -118,7 +118,7 @@ def rabenseifner(p: int) -> Rounds:
     """A reduce_scatter by recursive halving, then an all_gather by recursive doubling.
 
     The p − p' ranks beyond p' = 2^⌊log₂ p⌋ are folded into a neighbour first and get the result from it last.
-    Rounds: 2 log₂ p; 2 + 2 log₂ p' if p is no power of two.
+    Rounds: 2 log₂ p; 2 + 2 log₂ p' if p is not a power of two.
     Bytes: each rank sends and receives 2n(p−1)/p; at most 2n(p'−1)/p' + n otherwise.
     Cost: 2 log₂ p α + 2n(p−1)/p β + n(p−1)/p γ; otherwise (2 + 2 log₂ p')α + (2 + 2(p'−1)/p')nβ + (1 + (p'−1)/p')nγ.
     For: medium and long vectors on a power of two of ranks.
@@ -205,8 +205,8 @@ def _there_and_back(there: Pattern, back: Pattern, p: int) -> Rounds:
     """reduce_scatter as the transpose of `there`, with sums in the outputs, then all_gather along `back`."""
     if p == 1:
         yield [own_copy(p)]
-    yield from accumulate(there, everyone(p), "output")
-    yield from spread(back, everyone(p))
+    yield from accumulate(there, all_ranks(p), "output")
+    yield from spread(back, all_ranks(p))
 
 
 def _power_of_two_of(p: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

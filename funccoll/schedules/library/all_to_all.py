@@ -90,7 +90,7 @@ def _levels_rounds(r: np.ndarray, hosts: int, each: int) -> Rounds:
 
 
 def _collect(r: np.ndarray, hosts: int, each: int, step: int) -> list[Move]:
-    """What leaves the host, from the rank `step` further on in it to scratch: the block from i to host h at h·q + i."""
+    """Moves to scratch of the blocks that leave the host, from the rank `step` further on: from i to host h at h·q + i."""
     if hosts == 1:
         return []
     host, local = (x[:, None] for x in np.divmod(r, each))

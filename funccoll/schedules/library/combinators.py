@@ -1,7 +1,7 @@
-"""What the algorithms are made of: patterns that look the same from every rank, their transposes, and groups of ranks.
+"""Components of the algorithms: patterns that look the same from every rank, their transposes, and groups of ranks.
 
 An all_gather pattern becomes moves in two ways: `spread` copies blocks along it, and `accumulate` runs it backwards
-and adds where it had copied. The transpose of an all_gather is a reduce_scatter of as many rounds and bytes, and
+and adds where it had copied. The transpose of an all_gather is a reduce_scatter with the same rounds and bytes, and
 both together are an all_reduce.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 from ..moves import Move
 
 __all__ = [
-    "Group", "Pattern", "accumulate", "alongside", "bruck", "circulant", "doubling", "everyone",
+    "Group", "Pattern", "accumulate", "all_ranks", "alongside", "bruck", "circulant", "doubling",
     "log2_ceil", "own_copy", "pat", "powers", "ring", "split", "spread", "together", "wrapped",
 ]  # fmt: skip
 
@@ -101,7 +101,7 @@ class Group(NamedTuple):
     stride: int = 1
 
 
-def everyone(p: int, first: int = 0) -> Group:
+def all_ranks(p: int, first: int = 0) -> Group:
     """All ranks as one group; block b is chunk `first` + b."""
     return Group(np.arange(p)[None], np.array([first]))
 
@@ -109,7 +109,7 @@ def everyone(p: int, first: int = 0) -> Group:
 def wrapped(start: np.ndarray, count: Any, size: int) -> list[tuple[Any, Any]]:
     """Runs of `count` blocks that go on at 0 after block size − 1, as one or two lists of (start, count).
 
-    Where a run does not wrap around, its second count is 0 (rows of a Move with count 0 are none).
+    Where a run does not wrap around, its second count is 0 (a Move skips rows with count 0).
     """
     ahead = size - start
     if np.all(count <= ahead):
@@ -118,7 +118,7 @@ def wrapped(start: np.ndarray, count: Any, size: int) -> list[tuple[Any, Any]]:
 
 
 def _rows(group: Group, pattern: Pattern, skip: int, blocks: np.ndarray) -> Iterator[tuple[Any, Any, Any, Any]]:
-    """What members get from `skip` away, as columns (rank, other rank, chunk, count) of shape [groups, size, runs]."""
+    """Transfers to members from `skip` away, as columns (rank, other rank, chunk, count) of shape [groups, size, runs]."""
     member = np.arange(pattern.size)[:, None]
     begins = np.flatnonzero(np.diff(blocks, prepend=-2) != 1) if group.stride == 1 else np.arange(len(blocks))
     start, count = blocks[begins], np.diff(begins, append=len(blocks))

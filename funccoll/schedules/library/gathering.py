@@ -14,11 +14,11 @@ from .combinators import (
     Pattern,
     Rounds,
     accumulate,
+    all_ranks,
     alongside,
     bruck,
     circulant,
     doubling,
-    everyone,
     own_copy,
     pat,
     ring,
@@ -84,7 +84,7 @@ def all_gather_circulant(p: int) -> Rounds:
 
 @algorithm("all_gather", name="recursive_doubling", power_of_two=True)
 def all_gather_recursive_doubling(p: int) -> Rounds:
-    """Ranks whose numbers differ in bit 0, then 1, 2, ... exchange all that they have.
+    """Ranks that differ in bit 0 of their numbers, then 1, 2, ... exchange everything they have.
 
     Rounds: log₂ p.
     Bytes: each rank sends and receives n(p−1)/p, the minimum; n2ᵏ/p in round k.
@@ -142,7 +142,7 @@ def _own_block(p: int) -> Move:
 
 
 def _gathered(pattern: Pattern) -> Rounds:
-    yield from alongside([_own_block(pattern.size)], spread(pattern, everyone(pattern.size), from_input=True))
+    yield from alongside([_own_block(pattern.size)], spread(pattern, all_ranks(pattern.size), from_input=True))
 
 
 # ---------------------------------------------------------------- reduce_scatter
@@ -203,7 +203,7 @@ def reduce_scatter_circulant(p: int) -> Rounds:
 
 @algorithm("reduce_scatter", name="recursive_halving", power_of_two=True)
 def reduce_scatter_recursive_halving(p: int) -> Rounds:
-    """Ranks whose numbers differ in the highest bit, then the next, ... exchange the half that the other one needs.
+    """Ranks that differ in the highest bit of their numbers, then the next, ... exchange the half that the other one needs.
 
     Rounds: log₂ p.
     Bytes: each rank sends and receives n(p−1)/p, the minimum; n/2, n/4, ...
@@ -252,4 +252,4 @@ def reduce_scatter_hierarchical(p: int, levels: tuple[int, int]) -> Rounds:
 def _scattered(pattern: Pattern) -> Rounds:
     if pattern.size == 1:
         yield [own_copy(1)]
-    yield from accumulate(pattern, everyone(pattern.size), "scratch", result=("output", 0))
+    yield from accumulate(pattern, all_ranks(pattern.size), "scratch", result=("output", 0))

@@ -1,4 +1,4 @@
-"""permute: named pairs of ranks. barrier: nobody goes on before everybody has come.
+"""permute: named pairs of ranks. barrier: no rank goes on before all have arrived.
 
 In the docstrings n is `nbytes`, the bytes of one rank's block; α and β are those of `all_reduce`.
 """
@@ -29,7 +29,7 @@ def direct(p: int, pairs: tuple[tuple[int, int], ...]) -> Rounds:
 
 @algorithm("barrier")
 def dissemination(p: int) -> Rounds:
-    """In round k rank r hears from r − 2ᵏ, and with it from all that that one has heard from.
+    """In round k rank r hears from r − 2ᵏ, and through it from all ranks that r − 2ᵏ has heard from.
 
     The token is a sum in which ranks may count more than once. Each round has its own chunk of scratch.
     Rounds: ⌈log₂ p⌉.

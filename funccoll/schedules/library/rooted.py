@@ -11,7 +11,7 @@ import numpy as np
 from ..moves import Move
 from ..registry import algorithm
 from . import trees
-from .combinators import Rounds, accumulate, alongside, circulant, everyone, own_copy, spread
+from .combinators import Rounds, accumulate, all_ranks, alongside, circulant, own_copy, spread
 
 # ---------------------------------------------------------------- broadcast
 
@@ -31,7 +31,7 @@ def broadcast_flat(p: int, root: int) -> Rounds:
 
 @algorithm("broadcast", name="binomial")
 def broadcast_binomial(p: int, root: int) -> Rounds:
-    """Who has the vector sends it to the rank half of the remaining distance away: 2ᵏ ranks have it after k rounds.
+    """Ranks with the vector send it to the rank half of the remaining distance away: 2ᵏ ranks have it after k rounds.
 
     Rounds: ⌈log₂ p⌉.
     Bytes: n for every rank it serves: the root sends n⌈log₂ p⌉, the others receive n.
@@ -54,7 +54,7 @@ def broadcast_scatter_allgather(p: int, root: int) -> Rounds:
     """
     own = Move((root, "output", root), (root, "input", root))
     yield from alongside([own], trees.scatter_along(trees.binomial(p, root), p, root, whole=True))
-    yield from spread(circulant(p), everyone(p))
+    yield from spread(circulant(p), all_ranks(p))
 
 
 @algorithm("broadcast", name="pipelined_chain", chunks=8)
@@ -128,7 +128,7 @@ def reduce_scatter_allgather(p: int, root: int) -> Rounds:
     For: medium and long vectors.
     Source: Rabenseifner 2004; Thakur, Rabenseifner and Gropp 2005.
     """
-    yield from accumulate(circulant(p), everyone(p), "scratch")
+    yield from accumulate(circulant(p), all_ranks(p), "scratch")
     own = Move((root, "output", root), (root, "scratch" if p > 1 else "input", root))
     yield from alongside([own], trees.gather_along(trees.binomial(p, root), p, root, whole=True))
 
@@ -212,7 +212,7 @@ def scatter_flat(p: int, root: int) -> Rounds:
 
 @algorithm("scatter", name="binomial")
 def scatter_binomial(p: int, root: int) -> Rounds:
-    """Who has blocks sends half of them on, to the rank in the middle of those they are for.
+    """Ranks with blocks send half of them on, to the rank in the middle of their destinations.
 
     Rounds: ⌈log₂ p⌉.
     Bytes: the root sends n(p−1)/p; every other rank receives the blocks of its subtree, at most n/2 for powers of two.

@@ -74,7 +74,7 @@ class _MoveRun(NamedTuple):
 
 
 class _RoundAssigner:
-    """Takes the rounds of an algorithm one after the other; `open` is the round of messages that the last one reached.
+    """Takes the rounds of an algorithm in order; `open` is the round of messages that the last one reached.
 
     A message belongs to a later round than what it reads, and than the last use of what it overwrites; a combine to
     no earlier one, because combines come after messages and are done in order.
@@ -101,7 +101,7 @@ class _RoundAssigner:
         p = self.p
         self.step += 1
         runs = [self._with_parts(b) for b in batches]
-        remote = []  # per batch: rows and columns of what travels before the combine
+        remote = []  # per batch: rows and columns of the messages before the combine
         for batch, _, _ in runs:
             copies = batch.src.shape[1] == 1
             travels = batch.dst % p != batch.src % p if copies else batch.src % p != batch.by[:, None]
@@ -112,7 +112,7 @@ class _RoundAssigner:
             batch = run.batch
             if batch.src.shape[1] == 1:
                 self._send(batch.src[row, 0], batch.dst[row, col], *run.of(row))
-                row, col = np.nonzero((batch.dst % p == batch.src % p) & (batch.dst != batch.src))  # a copy to itself is none
+                row, col = np.nonzero((batch.dst % p == batch.src % p) & (batch.dst != batch.src))  # a self-copy does nothing
                 self._work(batch.src[row, 0] % p, np.ones(len(row), int), batch.dst[row, col], batch.src[row], *run.of(row))
             else:
                 sources = batch.src.astype(np.int64)
@@ -125,7 +125,7 @@ class _RoundAssigner:
                 self._send(src, dst, *run.of(row))
 
     def _with_parts(self, batch: Batch) -> _MoveRun:
-        """Runs with their parts; those that are no regular sequence of parts are cut into single chunks."""
+        """Runs with their parts; those without a constant step from part to part are cut into single chunks."""
         dst, src, row = expand(batch, self.p)
         part = self.part[src[:, 0]]
         self.part[dst] = part[:, None]
@@ -135,7 +135,7 @@ class _RoundAssigner:
         return _MoveRun(replace(batch, dst=dst, src=src, count=np.ones_like(row), by=batch.by[row]), part, np.zeros_like(part))
 
     def _round_for(self, batches: Sequence[Batch], remote: Sequence[tuple[np.ndarray, np.ndarray]]) -> int:
-        """The open round if what travels is independent of it and uses none of its ports, else the next."""
+        """The open round if the messages are independent of it and use none of its ports, else the next."""
         round, shares_port = self.open, False
         for batch, (row, col) in zip(batches, remote, strict=True):
             if not len(row):
@@ -171,7 +171,7 @@ class _RoundAssigner:
         return self.size + slot * self.p + rank
 
     def _combine(self, run: _MoveRun, sources: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Combine on the executing ranks; returns what is to be sent on: row in the batch, from, to."""
+        """Combine on the executing ranks; returns (row in the batch, source, destination) of what is sent on."""
         batch = run.batch
         own = batch.dst % self.p == batch.by[:, None]
         nowhere = ~own.any(axis=1)
@@ -215,7 +215,7 @@ class _RoundAssigner:
         return codes[run] + within * self.p
 
     def finish(self) -> AssignedRounds:
-        """All rounds."""
+        """The rounds of all moves."""
         none = np.zeros(0, np.int64)
         flow = Flow(*(np.concatenate(c) for c in zip(*self.flows))) if self.flows else Flow(*[none] * len(Flow._fields))
         work = Work(*(np.concatenate(c) for c in zip(*self.works))) if self.works else Work(*[none] * len(Work._fields))

@@ -1,4 +1,4 @@
-"""The reference interpreter of messages: ranks with memories of their own, and nothing is buffered on the way."""
+"""The reference interpreter of messages: ranks with separate memories, and messages without buffering."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def interpret_messages(
 
     A message is copied at some moment when its send and its receive are both posted (rendezvous); sends and receives
     of two ranks are matched in the order in which they were posted, whatever round they belong to. A place that is being
-    received into is poisoned. A rank that is through its rounds gives its output and overwrites what it has. Returns
-    one output per rank, None where there is none. Raises ScheduleError for a deadlock and for lengths that differ.
+    received into is poisoned. A rank that has done its rounds leaves: its output is taken, its memory poisoned. Returns
+    one output per rank, None for ranks without one. Raises ScheduleError for a deadlock and for lengths that differ.
     """
     with np.errstate(all="ignore"):
-        return _MessageRun(messages, inputs, op, seed, dim, concat_dim).to_the_end()
+        return _MessageRun(messages, inputs, op, seed, dim, concat_dim).run()
 
 
 class _MessageRun:
-    """The ranks' memories, how far each rank is, and the messages that are posted."""
+    """The state of one run: the memory and the round of each rank, and the messages that are posted."""
 
     def __init__(
         self, messages: Messages, inputs: Sequence[np.ndarray], op: str, seed: int, dim: int, concat_dim: int | None
@@ -67,7 +67,7 @@ class _MessageRun:
             rows[key].append(i)
         return rows
 
-    def to_the_end(self) -> list[np.ndarray | None]:
+    def run(self) -> list[np.ndarray | None]:
         p = self.collective.nranks
         outputs: list[np.ndarray | None] = [None] * p
         free = list(range(p))  # ranks that wait for nothing
@@ -94,7 +94,7 @@ class _MessageRun:
         waiting = [r for r in range(p) if self.pending[r]]
         if waiting:
             late = waiting[0]
-            raise ScheduleError(f"deadlock: rank {late} waits in round {self.round[late]} for messages that never come.")
+            raise ScheduleError(f"deadlock: rank {late} waits in round {self.round[late]} for messages that never arrive.")
         return outputs
 
     def _copy(self, sender: int, receiver: int, source: Index, target: Index) -> None:
@@ -104,7 +104,7 @@ class _MessageRun:
         self.memory.write(target, self.memory.read(source))
 
     def _post(self, rank: int, matched: list[tuple[int, int, Index, Index]]) -> None:
-        """Post a round's sends and receives, in any order; what finds its other side can be copied from now on."""
+        """Post a round's sends and receives, in any order; those that match can be copied from now on."""
         key = (self.round[rank], rank)
         sends_first = self.random.random() < 0.5
         todo = [(sends, i) for sends in (sends_first, not sends_first) for i in self.sides[0 if sends else 1][key]]

@@ -28,8 +28,8 @@ __all__ = ["Combines", "Messages", "Transfers", "to_messages"]
 class Transfers:
     """One side of all messages, as columns, ordered by round and rank.
 
-    Row i: in round[i], `rank` sends to (or receives from) `peer` the run of `count` chunks that lies at `place` of its
-    own, the c-th of which has the length of part `part + c * part_step` of a block. Between two ranks, the k-th send of
+    Row i: in round[i], `rank` sends to (or receives from) `peer` the run of `count` chunks at its own
+    `place`, the c-th of which has the length of part `part + c * part_step` of a block. Between two ranks, the k-th send of
     a round meets the k-th receive of that round.
     """
 
@@ -73,8 +73,8 @@ class Messages:
     """A schedule in `nrounds` rounds of messages. Made by `schedule.messages()`.
 
     In round t (from 1) every rank posts its receives and sends of the round, waits until all are done, and then does
-    its combines of that round. Places are numbered as the schedule's, with `staging` more scratch chunks on each rank:
-    what arrives to be combined lies there.
+    its combines of that round. Places are numbered as the schedule's, with `staging` more scratch chunks on each rank
+    for operands of combines.
     """
 
     schedule: Schedule
@@ -90,11 +90,11 @@ class Messages:
         return Places(self.schedule.collective, self.schedule.scratch_chunks + self.staging)
 
     def verify(self) -> Messages:
-        """Check the messages on their own, with no buffering at all; returns self. The result is kept.
+        """Check the messages on their own, without any buffering; returns self. The result is kept.
 
         Every send meets one receive of the same round and length; nothing is received into a place that is sent from
-        or received into in that round; ranks touch only what is their own, and read only their inputs; and the values
-        are the collective's. With every round complete on its own, no order of progress can deadlock. Raises
+        or received into in that round; ranks touch only their own places and do not write to inputs; and the values are
+        the collective's. With every round complete on its own, no order of progress can deadlock. Raises
         ScheduleError.
         """
         return self._verified
@@ -165,16 +165,16 @@ class Messages:
             yield Batch(dst, src, c.count[of], c.rank[of], 0, number, None), c.part[of], c.part_step[of]
 
     def _check_parts(self, executor: SymbolicExecutor, batch: Batch, part: np.ndarray, step: np.ndarray) -> None:
-        """The lengths that rows name are those of what is read."""
+        """Refuse rows whose parts are not those of the chunks that they read."""
         row, place = wrong_parts(executor, batch, part, step)
         if row >= 0:
             raise self._error(
-                f"{self.places.place(place)} is taken for part {part[row]} of a block, and it holds another part, of perhaps "
-                "another length."
+                f"{self.places.place(place)} is taken for part {part[row]} of a block, and it holds another part, which "
+                "may have another length."
             )
 
     def _check_order(self) -> None:
-        """Rows stand in the order in which they are done."""
+        """Refuse rows that are not in the order of execution."""
         c = self.combines
         columns = (("sends", self.sends.round, 1), ("receives", self.receives.round, 1), ("combines", c.round, 0))
         for what, rounds, first in columns:
@@ -187,7 +187,7 @@ class Messages:
             raise self._error("its combines are not in the order of their rounds and steps.")
 
     def _check_own_places(self) -> None:
-        """Every rank touches its own places only, and writes to no input and no output that is not there."""
+        """Refuse places of other ranks, and writes to inputs and to outputs that a rank does not have."""
         collective, p, c = self.schedule.collective, self.schedule.nranks, self.combines
         writers, readers = np.repeat(c.rank, np.diff(c.dst_ptr)), np.repeat(c.rank, np.diff(c.src_ptr))
         lengths = np.repeat(c.count, np.diff(c.dst_ptr)), np.repeat(c.count, np.diff(c.src_ptr))
@@ -212,7 +212,7 @@ class Messages:
         other, verb = ("receive", "sends to") if what == "send" else ("send", "receives from")
         raise self._error(
             f"in round {side.round[row]} rank {side.rank[row]} {verb} rank {side.peer[row]}, and that rank has no {other} for "
-            f"it in this round: it would wait for ever. (It is about {self.places.place(side.place[row])}.)"
+            f"it in this round: it would wait forever. (The place is {self.places.place(side.place[row])}.)"
         )
 
     def _unequal(self, s: int, r: int) -> None:
@@ -243,7 +243,7 @@ class Messages:
         )
 
     def text(self, rank: int | None = None) -> str:
-        """One rank's rounds for reading (None: all)."""
+        """One rank's rounds as text (None: those of all ranks)."""
         p = self.schedule.nranks
         if rank is None:
             return "\n".join(f"rank {r}\n{self.text(r)}" for r in range(p))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["Cost", "chunk_bytes", "cost"]
 
 _AT_ONCE = 1 << 20
-"""Places, and rounds times ranks, looked at in one go: enough to be fast for many small rounds, in little memory."""
+"""Places, plus rounds times ranks, computed at once: enough to be fast for many small rounds, in little memory."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Cost:
 
 
 def chunk_bytes(collective: Collective, nbytes: Any) -> float:
-    """Bytes of one chunk; `nbytes` is what the larger of one rank's input and output holds.
+    """Bytes of one chunk; `nbytes` are those of the larger of one rank's input and output.
 
     The model divides evenly, also where executed chunks differ by an element or end at a cache line. A barrier moves
     no bytes, whatever `nbytes` is. Raises ScheduleError unless `nbytes` is an integer, at least 1 (0 for a barrier).
@@ -60,8 +60,8 @@ def chunk_bytes(collective: Collective, nbytes: Any) -> float:
     integer = isinstance(nbytes, (int, np.integer)) and not isinstance(nbytes, bool)
     if not integer or not (0 if empty else 1) <= nbytes < 1 << 62:
         raise ScheduleError(
-            f"nbytes={nbytes!r} must be the bytes of one rank's data (of {collective.kind}'s input and output the larger "
-            f"one), an integer from {0 if empty else 1} to 2⁶² − 1."
+            f"nbytes={nbytes!r} must be the bytes of one rank's data (the larger of {collective.kind}'s input and "
+            f"output), an integer from {0 if empty else 1} to 2⁶² − 1."
         )
     return 0.0 if empty else int(nbytes) / (collective.block_divisor * collective.parts)
 
@@ -73,8 +73,8 @@ def cost(schedule: Schedule, topology: Topology, nbytes: int) -> Cost:
     sender's and the receiver's for alpha + n·beta; what the moves of one rank in one round bring from, or take to, the
     same other rank is one message. A move receives its sources from other ranks, then combines them
     (gamma for each byte of all but one), then sends to its destinations on other ranks; what lies on the executing
-    rank costs nothing. A round lasts as long as its busiest port, or as the rank (and channel) whose moves take
-    longest one after the other, and rounds follow one another. So the cost is the textbooks' for regular algorithms
+    rank costs nothing. A round lasts as long as its busiest port, or as the rank (and channel) with moves that
+    take longest one after the other, and rounds follow one another. So the cost is the textbooks' for regular algorithms
     (Thakur, Rabenseifner and Gropp, IJHPCA 19(1), 2005); `simulate` lets ranks run ahead of each other.
     Raises ScheduleError for a topology of another size and for bytes that are not positive.
     """
@@ -121,15 +121,15 @@ class _Load:
         self.rounds = batches[-1].round - self.first + 1
         self.busy = np.zeros(self.rounds * p * channels)
         self.chunks = np.zeros((2, p))  # sent, reduced
-        pieces = []
+        traffic = []
         for _, alike in groupby(sorted(batches, key=_shape), key=_shape):
             sources, targets, by, at, count = _columns(list(alike), self.first, p, channels)
             operands = sources.shape[1] - 1
             self.chunks[1] += np.bincount(by, count * operands, p)
             self.busy += np.bincount(at, topology.gamma * size * operands * count, len(self.busy))
-            pieces += [_pieces(sources, by, at, count, p, False), _pieces(targets, by, at, count, p, True)]
-        key, which = np.unique(np.concatenate([key for key, _ in pieces]), return_inverse=True)
-        count = np.bincount(which, np.concatenate([count for _, count in pieces]), len(key))
+            traffic += [_traffic(sources, by, at, count, p, False), _traffic(targets, by, at, count, p, True)]
+        key, which = np.unique(np.concatenate([key for key, _ in traffic]), return_inverse=True)
+        count = np.bincount(which, np.concatenate([count for _, count in traffic]), len(key))
         self._messages(key, count, p, channels, topology, size)
 
     def _messages(self, key: np.ndarray, count: np.ndarray, p: int, channels: int, topology: Topology, size: float) -> None:
@@ -161,10 +161,10 @@ def _columns(batches: list[Batch], first: int, p: int, channels: int) -> tuple[n
     return sources % p, targets % p, by, (begin * p + by) * channels + channel, count
 
 
-def _pieces(peer: np.ndarray, by: np.ndarray, at: np.ndarray, count: np.ndarray, p: int, outgoing: bool) -> tuple:
+def _traffic(peer: np.ndarray, by: np.ndarray, at: np.ndarray, count: np.ndarray, p: int, outgoing: bool) -> tuple:
     """Traffic to or from other ranks: a number for (round, stream, peer, direction), and chunks.
 
-    Pieces with the same number are one message.
+    Entries with the same number are one message.
     """
     row, column = np.nonzero(peer != by[:, None])
     return (at[row] * p + peer[row, column]) * 2 + outgoing, count[row]

@@ -28,22 +28,22 @@ within a few percent of the least when the number is wrong by a factor of two.""
 _SMALL = 256
 """Ranks up to which everything is built and compared."""
 _TOO_LARGE = 4_000_000
-"""Places in the columns of a schedule: what has more is not built only to be compared, and what has more chunks in its
-places not proved."""
+"""Places in the columns of a schedule: one with more is not built for comparison, and one with more chunks in its places
+is not proved for it."""
 _NARROW = (np.dtype(np.float16), bfloat16)
 
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """An algorithm with what it costs, or with the reason why it is not to be chosen, or both."""
+    """An algorithm with what it costs, or with an objection to choosing it, or both."""
 
     algorithm: Algorithm
     schedule: Schedule | None = None
     cost: Cost | None = None
     objection: str | None = None
-    """Why it may not be chosen; None when it may."""
+    """The reason why it may not be chosen; None when it may."""
     reserve: bool = False
-    """True when it may be chosen all the same if there is nothing better."""
+    """True when it may be chosen nevertheless if there is nothing better."""
 
 
 @dataclass(frozen=True)
@@ -73,14 +73,14 @@ def select(
     kind: str, topology: Topology | int, nbytes: int, *, dtype: Any = None, root: int = 0,
     pairs: Sequence[tuple[int, int]] = (), levels: tuple[int, int] | None = None,
 ) -> Schedule:  # fmt: skip
-    """The schedule that costs least on the topology, of those that may be chosen.
+    """Return the schedule that costs least on the topology, of those that may be chosen.
 
     On one host, reductions must be left folds in the order of ranks (the default bits), and where memory is shared, an
     algorithm that forwards is not chosen if another does not: it would wait more often, and move more. With a dtype of
     16-bit floats, algorithms that round partial sums are chosen only if there is nothing else. A number of ranks stands
     for `Topology.one_host` of it. Hierarchical algorithms need a topology of several hosts with several ranks each, or
-    `levels`. Of equal costs, the algorithm registered first is
-    taken. `nbytes` are the bytes of the larger of one rank's input and output. The answer is kept.
+    `levels`. Of equal costs, the algorithm registered first is taken. `nbytes` are the bytes of the larger of one rank's
+    input and output. The answer is kept.
     Raises ScheduleError for an unknown collective, bytes that are not positive, a root or pairs that do not exist, and
     when no algorithm may be chosen; DTypeError for a dtype that funccoll does not carry.
     """
@@ -227,7 +227,7 @@ def _variants(algorithm: Algorithm, question: _Question) -> Iterator[Candidate]:
         schedule = _built(algorithm, question, chunks)
         variant = Candidate(algorithm, schedule, schedule.cost(question.topology, question.nbytes))
         if len(numbers) > 1 and question.in_order and chunks == numbers[0]:
-            variant = _judged(variant, question)  # what is no left fold with few chunks is none with many
+            variant = _judged(variant, question)  # not a left fold with few chunks, so not with many
         yield variant
         if variant.objection or _seconds(variant) > before:
             return
@@ -235,7 +235,7 @@ def _variants(algorithm: Algorithm, question: _Question) -> Iterator[Candidate]:
 
 
 def _built(algorithm: Algorithm, question: _Question, chunks: int | None) -> Schedule:
-    """The schedule, one and the same for questions that differ in bytes only."""
+    """The schedule, shared by questions that differ in bytes only."""
     given = {"root": question.root, "pairs": question.pairs, "levels": question.levels}
     given = tuple((name, value) for name, value in given.items() if name in algorithm.options)
     nranks = question.topology.nranks
@@ -264,7 +264,7 @@ def _expected_places(algorithm: Algorithm, nranks: int) -> float:
 
 @dataclass(frozen=True)
 class Row:
-    """One algorithm in an explanation; what was not found out is None."""
+    """One algorithm in an explanation; values that were not found are None."""
 
     algorithm: str
     rounds: int | None
@@ -272,11 +272,11 @@ class Row:
     seconds: float | None
     chosen: bool
     reason: str
-    """Why it is chosen, or why it is not."""
+    """The reason why it is chosen or not."""
 
 
 class Explanation:
-    """Why an algorithm is chosen: `.title`, and `.rows` in the order of registration; prints as a table."""
+    """The reasons for a choice: `.title`, and `.rows` in the order of registration; prints as a table."""
 
     HEAD = ("algorithm", "rounds", "bytes/rank", "time", "")
     _RIGHT = ("rounds", "bytes/rank", "time")

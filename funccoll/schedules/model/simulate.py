@@ -42,8 +42,8 @@ def simulate(
 
     What if: `slow_ranks` {rank: factor} makes a rank's reductions and all its messages take factor times as long,
     `slow_links` {(source, destination): factor} the messages one way between two ranks (factors multiply, and may be
-    below 1). Over `lost_links` [(source, destination), ...] nothing goes: moves that need one never happen, nor what
-    waits for them; see `Simulation.impossible`, `.blocked` and `.stuck_ranks`.
+    below 1). `lost_links` [(source, destination), ...] carry nothing: moves that need one never happen, nor
+    instructions that wait for them; see `Simulation.impossible`, `.blocked` and `.stuck_ranks`.
     Raises ScheduleError for a topology of another size, bytes that are not positive, ranks that do not exist, and
     factors that are not positive.
     """
@@ -96,7 +96,7 @@ def _program(streams: Streams) -> _SimulatedStreams:
 
 
 class _PortModel(NamedTuple):
-    """The topology and what is wrong with it. Pairs are numbers, source * nranks + destination, in order."""
+    """The topology with its slow ranks and slow or lost links. Pairs are numbers, source * nranks + destination, in order."""
 
     nranks: int
     channels: int
@@ -149,7 +149,7 @@ def _pair(value: Any, p: int, what: str) -> int:
 def _factor(value: Any, what: str) -> float:
     number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
     if not number or not 1e-9 <= value <= 1e9:
-        raise ScheduleError(f"{what}={value!r} must be a factor from 1e-9 to 1e9. A link that does not work: lost_links.")
+        raise ScheduleError(f"{what}={value!r} must be a factor from 1e-9 to 1e9. For a lost link use lost_links.")
     return float(value)
 
 
@@ -172,7 +172,7 @@ def _distance(shape, each, src, dst):  # `Topology.distance` for one pair: compi
 
 @njit(cache=True)
 def _factor_of(pair, pair_factor, code):
-    """The factor of a link, 1 for one that nothing is said about."""
+    """The factor of a link, 1 for one that is not named."""
     if len(pair) == 0:
         return 1.0
     at = np.searchsorted(pair, code)
@@ -181,7 +181,7 @@ def _factor_of(pair, pair_factor, code):
 
 @njit(cache=True)
 def _needs_lost(program, machine):
-    """For each instruction, whether a source or destination lies behind a lost link."""
+    """A mask of the instructions with a source or destination behind a lost link."""
     p, pair, factor = machine.nranks, machine.pair, machine.pair_factor
     lost = np.zeros(len(program.chunks), np.bool_)
     for stream in range(len(program.start) - 1):
@@ -196,7 +196,7 @@ def _needs_lost(program, machine):
 
 @njit(cache=True)
 def _opens(program, machine):
-    """For each source and each destination, whether a message begins with it: the first of its peer in this round."""
+    """Masks of the sources and the destinations that begin a message: the first of its peer in this round."""
     p, streams = machine.nranks, len(program.start) - 1
     opens = np.zeros(len(program.src), np.bool_), np.zeros(len(program.dst), np.bool_)
     last = np.full((2, p), -1)  # the last round and stream in which a rank was a source, a destination
@@ -220,7 +220,7 @@ def _opens(program, machine):
 
 
 # Events are a binary heap in three arrays, ordered by time, then by key: a negative key is the end of an instruction,
-# another one the move that asks for its next message. So at one time, all that ends is seen first.
+# another one the move that asks for its next message. So ends come first among simultaneous events.
 
 
 @njit(cache=True)
@@ -259,7 +259,7 @@ def _pop(times, keys, owners, size):
 
 @njit(cache=True)
 def _turn(places, first, stop, rank, p):
-    """Of places[first:stop], the first on a rank above `rank`, or the first: there an instruction begins."""
+    """The index in first:stop with which an instruction begins: the first place on a rank above `rank`, else `first`."""
     for j in range(first, stop):
         if places[j] % p > rank:
             return j
@@ -275,7 +275,7 @@ def _at(first, stop, turn, n):
 
 @njit(cache=True)
 def _run(program, machine, lost, begins, ends):
-    """Run all streams from counters 0; fills in when each instruction begins and ends."""
+    """Run all streams from counters 0; fills in the times at which each instruction begins and ends."""
     start, dst_ptr, dst, src_ptr, src, chunks, wait_ptr, wait_stream, wait_value, move, span, _, _ = program
     p, channels, size, each, shape, alpha, beta, gamma, rank_factor, pair, pair_factor = machine
     src_opens, dst_opens = _opens(program, machine)

@@ -1,4 +1,4 @@
-"""The machine as costs see it: ranks on hosts or on a torus, and what a message and a reduction cost there."""
+"""The machine of the cost model: ranks on hosts or on a torus, and the costs of messages and reductions there."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Topology:
     Two ranks of one host talk over `host`, others over `network`. With a `shape` the hosts (of one device) form a
     torus of it, in row-major order: alpha counts once per hop, beta once, and messages that cross the same wire do
     not slow each other (contention inside a network is not modelled anywhere here; the ports of a rank are, see
-    `cost` and `simulate`). What a rank does with its own memory takes no time but `gamma`: seconds per byte reduced.
+    `cost` and `simulate`). Work on a rank's own memory takes no time but `gamma`: seconds per byte reduced.
     The presets' figures are typical ones, to compare algorithms by; pass your own Links for a machine you measured.
     Raises ScheduleError for sizes below 1 and times that are negative or not finite.
     """
@@ -132,7 +132,7 @@ class Topology:
         link = Link("uniform", alpha, beta)
         return cls("uniform", p, 1, link, link, gamma)
 
-    # ---------------------------------------------------------------- what it answers
+    # ---------------------------------------------------------------- queries
 
     @property
     def nranks(self) -> int:
@@ -153,7 +153,7 @@ class Topology:
         return hops * self.network.alpha, np.where(hops, self.network.beta, 0.0)
 
     def distance(self, src: Any, dst: Any) -> np.ndarray:
-        """Between ranks (integer arrays that broadcast): 0 itself, 1 the same host, 2 another; on a torus the hops."""
+        """Distance between ranks (integer arrays that broadcast): 0 itself, 1 the same host, 2 another; on a torus the hops."""
         src, dst = np.asarray(src), np.asarray(dst)
         if not self.shape:
             return (src != dst).astype(np.int64) + (src // self.each != dst // self.each)
@@ -165,7 +165,7 @@ class Topology:
         return hops
 
     def links(self, src: Any, dst: Any) -> tuple[np.ndarray, np.ndarray]:
-        """(alpha, beta) of messages from ranks `src` to `dst`, in seconds and seconds per byte; 0 to oneself."""
+        """(alpha, beta) of messages from ranks `src` to `dst`, in seconds and seconds per byte; 0 from a rank to itself."""
         distance = self.distance(src, dst)
         alpha, beta = self.times
         return alpha[distance], beta[distance]
@@ -177,7 +177,7 @@ class Topology:
         return f"{hosts} × {each}"
 
     def _used(self) -> list[tuple[str, Link]]:
-        """The classes of links that occur, each with where it does."""
+        """The classes of links that occur, each with the text of its place."""
         inside = [("same host", self.host)] if self.each > 1 else []
         return inside + ([("per hop" if self.shape else "between hosts", self.network)] if self.hosts > 1 else [])
 
@@ -193,7 +193,7 @@ class Topology:
 
 
 def check_topology(topology: Any, nranks: int | None = None) -> None:
-    """Raise ScheduleError for what is not a Topology, and for one that does not have `nranks` ranks."""
+    """Raise ScheduleError unless `topology` is a Topology, of `nranks` ranks if given."""
     if not isinstance(topology, Topology):
         raise ScheduleError(f"topology={topology!r:.60} must be a Topology, such as Topology.one_host({nranks or 8}).")
     if nranks is not None and nranks != topology.nranks:
@@ -208,7 +208,7 @@ def _check_size(topology: str, what: str, value: Any) -> None:
 def _check_time(where: str, what: str, value: Any, unit: str) -> None:
     number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
     if not number or not 0 <= value < math.inf:
-        raise ScheduleError(f"{where}: {what}={value!r} must be a number of {unit}, not negative and finite.")
+        raise ScheduleError(f"{where}: {what}={value!r} must be a number of {unit}, finite and at least 0.")
 
 
 _SHARED_MEMORY = Link("shared memory", 0.2e-6, 1 / 10e9, shared=True)

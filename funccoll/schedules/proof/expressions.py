@@ -1,4 +1,4 @@
-"""Hash-consed expressions: what a place holds, as a tree over the ranks' input chunks.
+"""Hash-consed expressions: the value of a place as a tree over the ranks' input chunks.
 
 A leaf is an input chunk of one rank; its number is its place. A node is a left fold of two or more expressions; the
 first two operands are sorted, because every op here commutes (bitwise, up to the sign and payload of a NaN in sums
@@ -23,7 +23,7 @@ _BITS = -1
 
 
 class Expressions:
-    """The table of expressions. For each: its label (the input chunk it is about), part, ranks, and if one counts twice."""
+    """The table of expressions: each with a label (its input chunk), a part, its ranks, and a mark when one counts twice."""
 
     def __init__(self, collective: Collective):
         self.p = collective.nranks
@@ -35,7 +35,7 @@ class Expressions:
         self._firsts: list[int] = []  # the number of each block's first node
         # Most sets of ranks that algorithms build are intervals, modulo p; the others are kept as bits.
         self._low = np.zeros(64, np.int32)  # first rank, or the row of `_masks`
-        self._span = np.zeros(64, np.int32)  # how many ranks, or _BITS
+        self._span = np.zeros(64, np.int32)  # number of ranks, or _BITS
         self._masks = np.zeros((0, -(-self.p // 8)), np.uint8)
         self._label = np.zeros(64, np.int32)
         self._part = np.zeros(64, np.int32)
@@ -64,7 +64,7 @@ class Expressions:
         return np.where(node, column[np.where(node, ids - self.leaves, 0)], of_leaf)
 
     def _interval(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(first rank, number of ranks) of each; _BITS ranks say that the first number is a row of masks."""
+        """(first rank, number of ranks) of each; _BITS ranks mean that the first number is a row of masks."""
         return self._fact(ids, self._low, ids % self.p), self._fact(ids, self._span, np.ones(ids.shape, np.int32))
 
     def _bits(self, low: np.ndarray, span: np.ndarray) -> np.ndarray:
@@ -83,7 +83,7 @@ class Expressions:
         return np.packbits(np.tri(self.p + 1, self.p, -1, bool), axis=1)
 
     def complete(self, ids: np.ndarray) -> np.ndarray:
-        """True for expressions that every rank is in."""
+        """True for expressions that contain every rank."""
         low, span = self._interval(ids)
         out = span == self.p
         rows = span == _BITS
@@ -93,7 +93,7 @@ class Expressions:
     # ------------------------------------------------------------ making
 
     def fold(self, operands: np.ndarray, maker: np.ndarray) -> np.ndarray:
-        """The numbers of the folds of [n, k] operands, k ≥ 2; `maker` says which move makes each."""
+        """The numbers of the folds of [n, k] operands, k ≥ 2; `maker` has the move that makes each."""
         kids = operands.astype(np.int64)
         kids[:, :2].sort(axis=1)
         if kids.shape[1] == 2 and self.size < 2**31:
@@ -158,7 +158,7 @@ class Expressions:
         return out_low, out_span, twice
 
     def close(self) -> None:
-        """No more expressions will be made: forget what is only needed to find equal ones."""
+        """Drop the tables that find equal expressions: no more will be made."""
         self._known.clear()
         for name in ("_low", "_span", "_label", "_part", "_twice"):
             setattr(self, name, getattr(self, name)[: self.size - self.leaves].copy())
@@ -199,7 +199,7 @@ class Expressions:
         return out
 
     def text(self, node: int, most: int = 12) -> str:
-        """An expression for reading, such as (x0[2] + x1[2]) + x3[2]: x3[2] is chunk 2 of rank 3's input."""
+        """An expression as text, such as (x0[2] + x1[2]) + x3[2]: x3[2] is chunk 2 of rank 3's input."""
         if len(self.contributions(node, most + 1)) > most:
             return "a fold of " + " and ".join(self.text(k, 3) if k < self.leaves else "..." for k in self.children(node)[:2])
         return self._text(node, False)

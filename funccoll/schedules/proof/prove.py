@@ -23,7 +23,7 @@ __all__ = ["Proof", "check_outputs", "prove"]
 
 @dataclass(frozen=True, eq=False)
 class Proof:
-    """A schedule that was proved, and what its outputs are.
+    """A proved schedule, with the expressions of its outputs.
 
     `outputs` has the columns rank, output chunk and expression of every output place; `nodes` is the table of
     expressions.
@@ -64,7 +64,7 @@ class Proof:
 
     @functools.cached_property
     def completes(self) -> np.ndarray:
-        """For each row of the schedule's batches, counted through, whether it completes a reduction: where a mean divides."""
+        """A mask of the rows of all batches of the schedule that complete a reduction: where a mean divides."""
         executor = SymbolicExecutor(self.schedule.places, self.schedule.algorithm)
         out = []
         for _, batches in itertools.groupby(self.schedule.batches, key=lambda b: b.round):
@@ -155,20 +155,20 @@ def _wrong_output(
 
 
 def _defined_at(kind: str, name: str) -> Source | None:
-    """Line of an algorithm's definition, for errors that no move is to blame for."""
+    """Line of an algorithm's definition, for errors that no move causes."""
     return next((a.source for a in known(kind) if a.name == name), None)
 
 
 def _why(executor: SymbolicExecutor, held: int, place: int, wanted: int, reduced: bool) -> tuple[str, int]:
-    """In words what is wrong with an expression, and the move to blame."""
+    """The description of what is wrong with an expression, and the move to blame."""
     table = executor.expressions
     last = int(executor.writer[place])
     if not reduced:
-        return "another chunk than it must be", last
+        return "the wrong chunk", last
     count = Counter(table.contributions(held))
     strange = [c for _, c in count if c != wanted]
     if strange:
-        return f"it contains chunk {strange[0]}, and it must be about chunk {wanted}", _first_bad(executor, held, last, MIXED)
+        return f"it contains chunk {strange[0]}, and must hold chunk {wanted}", _first_bad(executor, held, last, MIXED)
     doubled = [f"rank {r} counts {_times(n)}" for (r, _), n in sorted(count.items()) if n > 1]
     missing = [r for r in range(executor.collective.nranks) if (r, wanted) not in count]
     lack = [f"{_ranks(missing)} missing"] if missing else []

@@ -1,4 +1,4 @@
-"""Symbolic execution: runs rounds of moves on expressions instead of numbers, and refuses what has no meaning."""
+"""Symbolic execution: runs rounds of moves on expressions instead of numbers, and refuses moves without meaning."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["SymbolicExecutor", "shortest_cycle"]
 
 
 class SymbolicExecutor:
-    """Rounds of moves run on expressions: `holds` has each place's expression, or -1 for nothing yet.
+    """Rounds of moves run on expressions: `holds` has each place's expression, or -1 before the first write.
 
     Single moves are numbered as they run; `writer` has the number of the last one that wrote each place, -1 for none.
     """
@@ -167,7 +167,7 @@ class SymbolicExecutor:
         return self._history[at][1], firsts[at]
 
     def describe(self, number: int) -> str:
-        """A move for reading, with its line."""
+        """A move as text."""
         batch, first = self.batch_of(number)
         dst, src, _ = expand(batch, self.collective.nranks)
         i = number - first

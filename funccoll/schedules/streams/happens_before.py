@@ -1,6 +1,6 @@
 """The happens-before graph of instructions in streams, its levels, and its clocks.
 
-A node's *clock* for a stream is how many of that stream's instructions are sure to be done when the node is done
+A node's *clock* for a stream is the number of that stream's instructions that are done when the node is done
 (Lamport 1978; Mattern 1989). Node b comes after the i-th node of stream a exactly when b's clock for a is above i.
 """
 
@@ -16,7 +16,7 @@ from .symmetry import Symmetry, clock_dtype, symmetry_of
 __all__ = ["HappensBefore", "concat_ranges", "transitively_reduced"]
 
 _ROWS_BYTES = 1 << 28
-"""Memory for clocks at a time: columns are independent of each other, so they are computed in blocks."""
+"""Bytes of clocks at a time: columns are independent of each other, so they are computed in blocks."""
 
 
 def concat_ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
@@ -47,7 +47,7 @@ class HappensBefore:
 
     @cached_property
     def has_previous(self) -> np.ndarray:
-        """Whether a node has another before it in its stream."""
+        """True for nodes that have another before them in their stream."""
         out = np.ones(self.nodes, bool)
         out[self.start[:-1][np.diff(self.start) > 0]] = False
         return out
@@ -56,7 +56,7 @@ class HappensBefore:
 
     @cached_property
     def order(self) -> tuple[np.ndarray, np.ndarray]:
-        """(nodes level by level, where each level ends). Nodes on or behind a cycle are left out (Kahn 1962)."""
+        """(nodes level by level, the end of each level). Nodes on or behind a cycle are left out (Kahn 1962)."""
         waiting = np.diff(self.ptr).astype(np.int64) + self.has_previous
         by_target = np.argsort(self.target, kind="stable")
         reader = np.repeat(np.arange(self.nodes), np.diff(self.ptr))[by_target]
@@ -91,7 +91,7 @@ class HappensBefore:
 
     @property
     def is_acyclic(self) -> bool:
-        """Whether every node can run."""
+        """True when every node can run."""
         return self._symmetry is not None or len(self.order[0]) == self.nodes
 
     def stuck(self) -> dict[int, list[int]]:
@@ -103,7 +103,7 @@ class HappensBefore:
             for m in out:
                 waited_for[m] += 1
         drop = [n for n, count in waited_for.items() if not count]
-        while drop:  # what nothing stuck waits for is behind a cycle, not on one
+        while drop:  # a node without stuck nodes that wait for it is behind a cycle, not on one
             for m in edges.pop(drop.pop()):
                 waited_for[m] -= 1
                 if not waited_for[m]:
@@ -118,7 +118,7 @@ class HappensBefore:
     # ------------------------------------------------------------ clocks
 
     def knows(self, node: np.ndarray, stream: np.ndarray, count: np.ndarray) -> np.ndarray:
-        """For each query, whether `count` nodes of `stream` are sure to be done when `node` is. Needs an acyclic graph."""
+        """True for queries whose `count` first nodes of `stream` are done when `node` is. Needs an acyclic graph."""
         if self._symmetry is not None:
             return self._symmetry.clock(node, stream) >= count
         out = np.zeros(len(node), bool)
@@ -150,7 +150,7 @@ class HappensBefore:
             yield low, high, clocks
 
     def _steps(self) -> list[tuple[np.ndarray, np.ndarray, list[np.ndarray]]]:
-        """For each level: its nodes (most awaited nodes first), those with a previous one, the first, second, ... awaited."""
+        """Levels, each as its nodes (most awaited nodes first), those with a previous one, the first, second, ... awaited."""
         ordered, ends = self.order
         waits = np.diff(self.ptr)
         out = []

@@ -4,8 +4,8 @@ A stream's instructions are ENTER, COMBINE and LEAVE, with their operands in col
 code: one row of int64 words for each instruction, the opcode first, then the operands in the order of this table, then the
 memory operands. ENTER and COMBINE are the streams' own, with addresses; a LEAVE has no code but its waits and its SIGNAL.
 
-`line`, `counter`, `table` and `staging` are bytes from the heap's beginning. A `communicator` is its place in the table of
-bases: a `value` counts from its base. A slot is a place in the table of addresses; a collective of `narrays` arrays has for
+`line`, `counter`, `table` and `staging` are bytes from the heap's beginning. A `communicator` is its index in the table of
+bases: a `value` counts from its base. A slot is an entry of the table of addresses; a collective of `narrays` arrays has for
 each of them, `stride` slots apart, `width` in a row for each rank: input (or each chunk of it), output, scratch.
 """
 
@@ -26,7 +26,7 @@ UNALLOCATED = -1
 LEFT_TO_STAGE = -2
 """`staging` of a BIND_ARG whose private argument is copied by STAGE, in segments."""
 NO_COPY = -1
-"""`copy` of a STAGE that only tells an address."""
+"""`copy` of a STAGE that only stores an address."""
 
 _WORD = 8
 
@@ -41,14 +41,14 @@ class MemoryOperand(NamedTuple):
 
 _MEMORY_WORDS = len(MemoryOperand._fields)
 MEMORY_OPERAND = MemoryOperand(*range(0, _WORD * _MEMORY_WORDS, _WORD))
-"""Where the words of a memory operand are, in bytes, for kernels; the next one is MEMORY_OPERAND_BYTES further."""
+"""Offsets of the words of a memory operand, in bytes, for kernels; the next one is MEMORY_OPERAND_BYTES further."""
 MEMORY_OPERAND_BYTES = _WORD * _MEMORY_WORDS
 
 
 class Opcode(IntEnum):
     """An opcode with the names of its operands, and of its lists of memory operands.
 
-    Of a list it names the operand that holds its length; an empty name means exactly one memory operand.
+    Each list has the name of the operand that holds its length; an empty name means exactly one memory operand.
     """
 
     operands: tuple[str, ...]
@@ -64,7 +64,7 @@ class Opcode(IntEnum):
         return record
 
     END = 0
-    """All is done: return, or run everything again."""
+    """End the plan: return, or repeat it from the beginning."""
     BIND_ARG = 1, "argument slot nbytes staging"
     """Store the address of an argument, or of result ~argument. A private argument is first copied to `staging`."""
     ENTER = 2, "line communicator value hash table narrays width slot stride"
@@ -108,14 +108,14 @@ class Opcode(IntEnum):
             if length:
                 values[length] = len(places)
             elif len(places) != 1:
-                raise ValueError(f"{self.name} has {len(places)} memory operands as its {name}, and takes one.")
+                raise ValueError(f"{self.name} has {len(places)} memory operands as its {name}, and must have one.")
         operands = self.operands
         if values.keys() != self._names:
             raise TypeError(f"{self.name} has the operands {operands}, and was given {sorted(values)}.")
         return [int(self), *[values[name] for name in operands], *tail]
 
     def offset(self, operand: str) -> int:
-        """The place of an operand among an instruction's words."""
+        """The index of an operand among an instruction's words."""
         return 1 + self.operands.index(operand)
 
     def read(self, code: Any, pc: int, operand: str) -> int:
@@ -135,7 +135,7 @@ class Opcode(IntEnum):
 
 
 class Instruction(NamedTuple):
-    """A decoded instruction: its place in the code, its operands by name, and the place behind it."""
+    """A decoded instruction: its index in the code, its operands by name, and the index behind it."""
 
     pc: int
     opcode: Opcode
@@ -164,7 +164,7 @@ def decode(code: Sequence[int], pc: int) -> Instruction:
 
 
 def disassemble(code: Sequence[int]) -> Iterator[Instruction]:
-    """The instructions of a plan, one after the other."""
+    """The instructions of a plan, in order."""
     pc = 0
     while pc < len(code):
         instruction = decode(code, pc)

@@ -1,8 +1,8 @@
 """The reference interpreter: runs streams on NumPy arrays, in any order that the waits allow.
 
-This is the written definition of what an executor does, made to show mistakes. An instruction is two events: when it
-begins, its destinations become garbage; when it ends, they hold the result. Its sources are read at either. As soon as
-a rank has left, all it has becomes garbage until its next enter. The order of events is random.
+This is the written definition of an executor, made to expose mistakes. An instruction is two events: when it begins,
+its destinations are poisoned; when it ends, they hold the result. Its sources are read at either. As soon as a rank has
+left, all its memory is poisoned until its next ENTER. The order of events is random.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class StreamInterpreter:
         self, inputs: Sequence[Sequence[np.ndarray]], *, op: str = "sum", seed: int = 0
     ) -> list[list[np.ndarray | None]]:
         """See `interpret`; `inputs` have the shape and dtype that were given before."""
-        with np.errstate(all="ignore"):  # garbage overflows, and so may the caller's numbers
-            return _StreamRun(self, inputs, op, seed).to_the_end()
+        with np.errstate(all="ignore"):  # poison overflows, and so may the caller's numbers
+            return _StreamRun(self, inputs, op, seed).run()
 
 
 class _StreamRun:
@@ -98,7 +98,7 @@ class _StreamRun:
         for stream in range(n):
             self._look(stream)
 
-    def to_the_end(self) -> list[list[np.ndarray | None]]:
+    def run(self) -> list[list[np.ndarray | None]]:
         ready, begun, choose = self.ready, self.begun, self._policy()
         while ready:
             at = choose()
@@ -113,7 +113,7 @@ class _StreamRun:
         return self.outputs
 
     def _policy(self) -> Any:
-        """Which of the ready streams goes next: any; or one rank waits for all others; or runs ahead; or long turns."""
+        """A choice of the next ready stream: any; or one rank waits for all others; or runs ahead; or long turns."""
         ready, channels, draw = self.ready, self.program.channels, self.random.random
         kind, special = self.random.randrange(4), self.random.randrange(self.program.nranks)
 
@@ -193,7 +193,7 @@ class _StreamRun:
         self._look(stream)
 
     def _enter(self, stream: int) -> None:
-        """The caller has written the input, and gives output and scratch for whatever was in them."""
+        """Take the caller's input; output and scratch are poisoned at first."""
         program, rank = self.program, stream // self.program.channels
         own = program.memory.of_rank(rank)
         self.memory.poison(own)
@@ -201,12 +201,12 @@ class _StreamRun:
         if given.shape != program.shape or given.dtype != program.dtype:
             raise ScheduleError(
                 f"the input of rank {rank} is {given.dtype}{list(given.shape)}, and that of rank 0 is "
-                f"{program.dtype}{list(program.shape)}: all ranks give one shape and dtype."
+                f"{program.dtype}{list(program.shape)}: all ranks must give one shape and dtype."
             )
         self.memory.store_input(own.start, given)
 
     def _leave(self, stream: int) -> None:
-        """The caller takes the output and writes garbage into everything."""
+        """Give the caller its output, and poison all memory of the rank."""
         program, rank = self.program, stream // self.program.channels
         own = program.memory.of_rank(rank)
         if program.has_output[rank]:

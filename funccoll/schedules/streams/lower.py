@@ -39,7 +39,7 @@ def lower(schedule: Schedule) -> Streams:
 
 @dataclass
 class _Pairs:
-    """The largest value seen for each key; keys come in arrays, and are merged when many have come."""
+    """The largest value of each key; keys are added in arrays, and merged when many are pending."""
 
     keys: list[np.ndarray] = field(default_factory=list)
     values: list[np.ndarray] = field(default_factory=list)
@@ -82,7 +82,7 @@ def _stream(batch: Batch, channels: int) -> np.ndarray:
 
 
 class _Hazards:
-    """Walks the moves in program order and notes, for each, the instructions that must be done before it.
+    """Walks the moves in program order and notes, for each, the instructions that it must wait for.
 
     An event is one integer, value * streams + stream: that stream has done `value` instructions.
     """
@@ -139,7 +139,7 @@ class _Hazards:
         del self.writer, self.part, self.reader, self.read_event, self.read_next, self.stamp
 
     def _number(self, stream: np.ndarray) -> np.ndarray:
-        """The next instruction numbers of these streams; a stream may stand several times."""
+        """The next instruction numbers of these streams; a stream may occur several times."""
         if self._distinct(stream):
             index = self.done[stream]
             self.done[stream] += 1
@@ -166,8 +166,8 @@ class _Hazards:
         first, step, regular = part_steps(part, batch.count)
         if not regular:
             raise ScheduleError(
-                "a run of chunks crosses from one block to the next, and blocks have several chunks here, so that the run is "
-                "no sequence of parts. Move the chunks one by one (count=1), or end the run where the block ends.",
+                "a run of chunks crosses from one block to the next, and blocks have several chunks here, so that its parts "
+                "have no constant step. Move single chunks (count=1), or end the run where the block ends.",
                 batch.source,
             )
         return first, step

@@ -30,7 +30,7 @@ class Symmetry:
         self.targets = targets
         """The targets of rank 0's waits, in an order that is the same for all ranks."""
         self.order = order
-        """That order, as indices into all waits; None when it is theirs already."""
+        """The same order as indices into all waits; None when they are in it already."""
         self.level = np.full(self.per_rank, -1, np.int64)
         self.clocks = np.zeros((self.per_rank, self.p, channels), clock_dtype(start))
         """The clock of each node of rank 0 for each stream."""

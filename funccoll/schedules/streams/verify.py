@@ -1,6 +1,6 @@
-"""Verification of streams on their own, whatever made them, for two executions in a row.
+"""Verification of streams on their own, however they were made, for two executions in a row.
 
-It does not know how lowering works: accesses to each place are sorted by what must happen before what, and every
+It does not depend on lowering: accesses to each place are sorted by the happens-before graph, and every
 two neighbours of which one writes must be ordered. What a race-free program computes does not depend on the
 interleaving, so one order is enough to prove the values.
 """
@@ -126,7 +126,7 @@ def _check_races(streams: Streams, graph: HappensBefore, executions: int) -> Non
 
 
 def _accesses(streams: Streams, executions: int) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """(place, node, write or not) of every access. The caller may touch its rank's places outside ENTER ... LEAVE."""
+    """(place, node, True for a write) of every access. The caller may touch its rank's places outside ENTER ... LEAVE."""
     places = streams.schedule.places
     p = places.collective.nranks
     once = []
@@ -153,7 +153,7 @@ def _accesses(streams: Streams, executions: int) -> list[tuple[np.ndarray, np.nd
 def _check_gates(streams: Streams, graph: HappensBefore, executions: int) -> None:
     """Inputs are only read; every access lies between the ENTER and the LEAVE of its own execution on the place's rank.
 
-    Gates count as writes to all that is the rank's, and there are no races: so levels tell which comes first.
+    Gates count as writes to all places of the rank, and there are no races, so levels give the order.
     """
     p, channels = streams.schedule.nranks, streams.schedule.channels
     gates = [np.flatnonzero(streams.opcode == opcode) for opcode in (Opcode.ENTER, Opcode.LEAVE)]
@@ -246,7 +246,7 @@ def _check_values(streams: Streams) -> None:
 
 
 def _check_parts(streams: Streams, machine: SymbolicExecutor, batch: Batch, instruction: np.ndarray) -> None:
-    """The element ranges that instructions name are those of what they read."""
+    """Refuse instructions whose parts are not those of the chunks that they read."""
     row, place = wrong_parts(machine, batch, streams.part[instruction], streams.part_step[instruction])
     if row >= 0:
         i = int(instruction[row])
