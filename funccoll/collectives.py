@@ -192,7 +192,7 @@ def permute(x: Any, axis: Axes, *, pairs: Sequence[tuple[int, int]], algorithm: 
             if not 0 <= end < size:
                 raise ShapeError(f"permute: {what} {end} is not a position along {axes} (0 to {size - 1}).")
         if len(set(ends)) != len(ends):
-            raise ShapeError(f"permute: a {what} stands twice in pairs {checked}; each may stand once.")
+            raise ShapeError(f"permute: a {what} appears twice in pairs {checked}; each may appear once.")
     return _communicate(c.permute_p, x, axes, algorithm, pairs=tuple(sorted(checked)))
 
 

@@ -54,7 +54,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "runtime.local": (("ordered_reduction",), ("collectives",)),
     "runtime.shm": (
         ("arena",), ("heap",), ("control_block", "slots", "staging"), ("plan_writer",), ("plan",), ("communicators", "results"),
-        ("diagnosis",), ("collective_group",), ("values",), ("transport",),
+        ("diagnosis",), ("collective_group",), ("values",), ("shm_backend",),
     ),
     "compiler": (("arguments", "choose_schedules", "report"), ("stages",), ("jit",), ("redistribute",)),
     "parallel": (("data",),),

@@ -25,8 +25,8 @@ RECORD = Path(__file__).parent.parent / "benchmarks" / "results" / "failures.jso
     (0, "rendezvous._Coordinator._hello 2"), (0, "rendezvous.send 2"), (0, "watch.send 2"), (1, "rendezvous._answer"),
     (1, "world.Watch"),
     *(pytest.param(*case, marks=SLOW) for case in (
-        (0, "rendezvous._Coordinator._collect"), (0, "transport.create"), (0, "rendezvous.send"), (0, "watch.send"),
-        (0, "world.Watch"), (1, "rendezvous.meet"), (2, "transport.Heap"),
+        (0, "rendezvous._Coordinator._collect"), (0, "shm_backend.create"), (0, "rendezvous.send"), (0, "watch.send"),
+        (0, "world.Watch"), (1, "rendezvous.meet"), (2, "shm_backend.Heap"),
     )),
 ])  # fmt: skip
 def test_a_rank_dies_while_the_job_begins(culprit, where, job):

@@ -226,8 +226,8 @@ def test_ranks_with_different_versions():
 
 def test_when_rank_0_cannot_start_the_job_all_hear_why():
     cannot = PRELUDE + (
-        "import funccoll.runtime.shm.transport as transport\ndef refuse(*_):\n    raise MemoryError('no room')\n"
-        "transport.create = refuse\nworld.init()"
+        "import funccoll.runtime.shm.shm_backend as shm_backend\ndef refuse(*_):\n    raise MemoryError('no room')\n"
+        "shm_backend.create = refuse\nworld.init()"
     )
     with Ranks(STAY, [1], world=2) as ranks:
         ranks.start(0, cannot)

@@ -25,7 +25,7 @@ Copies = Any
 """The values that a process holds of a variable: one array where there is one, else a list in the order of
 `mesh.copy_coordinates`."""
 
-_MODULES = {"local": "local.collectives", "shm": "shm.transport"}  # planned: mpi, nccl, cuda
+_MODULES = {"local": "local.collectives", "shm": "shm.shm_backend"}  # planned: mpi, nccl, cuda
 
 
 class GroupCall(NamedTuple):
