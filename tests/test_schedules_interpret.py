@@ -44,7 +44,7 @@ def test_pieces_are_the_elements_of_a_block(outer, blocks, inner, block, cuts):
     for start, stop in pairwise(edges):
         index = whole.index(block, start, stop)
         np.testing.assert_array_equal(flat(index, whole.size), numbers[start:stop])
-        pieces = whole.pieces(block, start, stop)
+        pieces = whole.ranges(block, start, stop)
         assert len(pieces) <= 3
         assert sum(p.rows * p.length for p in pieces) == stop - start
         if outer == 1:

@@ -201,7 +201,7 @@ class _StreamRun:
         if given.shape != program.shape or given.dtype != program.dtype:
             raise ScheduleError(
                 f"the input of rank {rank} is {given.dtype}{list(given.shape)}, and that of rank 0 is "
-                f"{program.dtype}{list(program.shape)}: all ranks must give one shape and dtype."
+                f"{program.dtype}{list(program.shape)}: all ranks give one shape and dtype."
             )
         self.memory.store_input(own.start, given)
 
