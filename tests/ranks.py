@@ -42,8 +42,9 @@ def told(word, real):
         real(self, channel)
         print(word, sorted(self.arrived), flush=True)
     return call
-host = funccoll.runtime.job.rendezvous._Host
-host._hello, host._gone = told("hello of", host._hello), told("gone, and left are", host._gone)
+coordinator = funccoll.runtime.job.rendezvous._Coordinator
+coordinator._hello = told("hello of", coordinator._hello)
+coordinator._gone = told("gone, and left are", coordinator._gone)
 """
 PATIENCE = 120.0
 """Seconds until a test gives up: a watchdog, not an expectation."""
