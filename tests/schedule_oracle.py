@@ -60,7 +60,8 @@ def expected(
         case "scatter":
             return list(split(inputs[root]))
         case "all_to_all":
-            return [np.concatenate([split(x)[r] for x in inputs], axis=concat_dim) for r in ranks]
+            blocks = [split(x) for x in inputs]
+            return [np.concatenate([of_one[r] for of_one in blocks], axis=concat_dim) for r in ranks]
         case "permute":
             sources = {d: s for s, d in collective.pairs}
             return [inputs[sources[r]] if r in sources else None for r in ranks]
