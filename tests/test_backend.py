@@ -16,7 +16,7 @@ from funccoll import P
 from funccoll.mesh import Mesh
 from funccoll.runtime.backend import load_backend
 
-SIZES = [{"d": 2}, {"d": 3}, pytest.param({"a": 2, "b": 2}, marks=pytest.mark.slow)]
+SIZES = [{"d": 3}, *(pytest.param(axes, marks=pytest.mark.slow) for axes in ({"d": 2}, {"a": 2, "b": 2}))]
 
 
 @pytest.mark.parametrize("axes", SIZES, ids=str)
