@@ -11,6 +11,7 @@ import argparse
 import hashlib
 import itertools
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results" / "checkouts.json"
 TURN_SECONDS = 0.02
 ROUNDS = 11
@@ -121,7 +122,7 @@ def bits() -> dict[str, str]:
 
 def ask(python: str, role: str, *launcher: str) -> Any:
     """Run a role in an interpreter and return what it prints (JSON); of a job, what rank 0 prints."""
-    command = [python, *launcher, *([python] if launcher else []), __file__, "--role", role]
+    command = [python, *launcher, *([python] if launcher else []), str(HERE / "checkouts.py"), "--role", role]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{role} failed in {python}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
@@ -207,8 +208,9 @@ def main() -> None:
         return
     from measure import machine, record
 
-    pythons = dict(zip(("old", "new"), options.pythons, strict=True))
     about = machine()
+    os.chdir("/")  # `python -m` and `-c` import from the current directory first
+    pythons = dict(zip(("old", "new"), options.pythons, strict=True))
     about["checkouts"] = {
         name: subprocess.run(
             ["git", "-C", checkout_of(python), "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
