@@ -1,12 +1,17 @@
 """Set before anything is imported: every pass is checked, and JAX (the oracle of test_vs_jax) has 8 devices."""
 
 import os
+import signal
 
 os.environ["FUNCCOLL_CHECK"] = "1"
 os.environ["JAX_PLATFORMS"] = "cpu"
 flags = os.environ.get("XLA_FLAGS", "")
 if "xla_force_host_platform_device_count" not in flags:
     os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count=8".strip()
+
+# A shell's background jobs ignore Ctrl-C, and so would all that the tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest
 from hypothesis import settings

@@ -1,9 +1,7 @@
 """Which processes of a test are left: those that carry its mark in their environment, and zombies of this process."""
 
 import os
-import signal
 import time
-from contextlib import contextmanager
 from pathlib import Path
 
 VARIABLE = "FUNCCOLL_TEST_MARK"
@@ -40,13 +38,3 @@ def wait_until_gone(mark, seconds=120):
     while left := marked(mark):
         assert time.monotonic() - begun < seconds, f"left after {seconds} s: {left}"
         time.sleep(0.01)
-
-
-@contextmanager
-def interruptible():
-    """What is started inside hears Ctrl-C, though the tests may run as a shell's background job, which ignores it."""
-    before = signal.getsignal(signal.SIGINT)
-    if before is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from processes_left import VARIABLE, interruptible, marked, wait_until_gone
+from processes_left import VARIABLE, marked, wait_until_gone
 
 import funccoll as fc
 from funccoll.runtime.job import host, processes
@@ -30,8 +30,7 @@ def mark(monkeypatch):
     monkeypatch.setenv(VARIABLE, mark)
     for name in THREADS:
         monkeypatch.delenv(name, raising=False)
-    with interruptible():
-        yield mark
+    yield mark
     assert not marked(mark)
 
 

@@ -155,17 +155,18 @@ def test_every_algorithm_for_16_ranks():
             run_all(built(kind, 16, name, pairs=pairs), 4, (np.int32, np.float32))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("p", range(1, 34))
-def test_every_algorithm_for_up_to_33_ranks(p):
-    run_variants(p, 20, 4 if p < 10 else 2)
-
-
+# The longest tests come first: one of two workers would do them alone in the end.
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("p", [64, 128])
+@pytest.mark.parametrize("p", [128, 64])
 def test_every_algorithm_for_64_and_128_ranks(p, kind):
     run_variants(p, 20 if p == 64 else 10, 2, [kind])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("p", range(33, 0, -1))
+def test_every_algorithm_for_up_to_33_ranks(p):
+    run_variants(p, 20, 4 if p < 10 else 2)
 
 
 # ---------------------------------------------------------------- dtypes and ops
