@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import importlib.util
 import itertools
 import json
 import os
@@ -190,7 +191,8 @@ def dying(where: str) -> None:
     """This process dies when it comes to a place in our code: a module's function, or the n-th call of it."""
     name, _, number = where.partition(" ")
     module = name.split(".")[0]
-    owner: Any = next(m for p in ("job", "shm") if (m := sys.modules.get(f"funccoll.runtime.{p}.{module}")))
+    places = [f"funccoll.runtime.{package}.{module}" for package in ("job", "shm")]
+    owner: Any = importlib.import_module(next(place for place in places if importlib.util.find_spec(place)))
     *path, last = name.split(".")[1:]
     for part in path:
         owner = getattr(owner, part)
