@@ -28,7 +28,7 @@ test: $(VENV)/.dev
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow"
 
 # After every edit: no processes, no JAX. It names its files, because to collect all tests takes seconds.
-FAST := smoke mesh errors arrays jit tracer_errors passes group_collectives data_parallel nn_random_at collective_records \
+FAST := smoke mesh errors arrays jit tracer_errors passes group_collectives data_parallel nn_random_at \
 	plans staging results names layering numpy_table schedules_cost
 
 test-fast: $(VENV)/.dev
