@@ -8,7 +8,8 @@
 
 Stage `fast` runs the test files that name the mutated module most; `test` runs those and then the rest of `make test`;
 `slow` runs `make test-slow` on the mutants that escaped `test`. Results are written after each mutant, and a later call
-goes on from there. Number 0 is the unchanged tree: it must pass, and three times its time is the others' limit.
+goes on from there. Number 0 is the unchanged tree: it must pass. A mutant hangs when it prints nothing for 2 minutes and
+three times the longest that the unchanged tree prints nothing. A failure counts when it comes again in a second run.
 A patch is a list of {"path", "before", "after"} (whole lines; "line" and "kind" if wanted), as results.json holds them.
 """
 
@@ -31,7 +32,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePath
 
 from code_changes import Mutant, apply, draw
@@ -45,9 +46,62 @@ UNCHANGED = Mutant("", "", "")
 STOPPED = threading.Event()  # by Ctrl-C or SIGTERM: what runs in sessions of its own must be ended
 
 
+@dataclass
+class Copy:
+    """A copy of a tree in a folder of its own, and what was seen there."""
+
+    folder: Path
+    limit: float  # seconds without output: more is a deadlock
+    silence: float = 0.0  # the longest that there was
+    flaky: list[str] = field(default_factory=list)  # tests that failed only once
+
+    def execute(self, *arguments: str) -> int | None:
+        """The exit status of Python in the copy; None when it hangs."""
+        folder, python = self.folder, self.folder / "venv/bin/python"
+        environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "PYTEST", "NUMBA", "FUNCCOLL"))}
+        environment |= {"TMPDIR": f"{folder}/tmp", "PATH": f"{python.parent}:{os.environ['PATH']}", "OPENBLAS_NUM_THREADS": "1"}
+        with (folder / "log").open("wb") as log:
+            process = subprocess.Popen(
+                [str(python), *arguments], cwd=folder / "tree", env=environment, start_new_session=True,
+                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.DEVNULL,
+                preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY)),
+            )  # fmt: skip
+        size, heard = 0, time.monotonic()
+        try:
+            while time.monotonic() < heard + self.limit:
+                with suppress(subprocess.TimeoutExpired):
+                    return process.wait(0.5)
+                if STOPPED.is_set():
+                    raise KeyboardInterrupt
+                self.silence = max(self.silence, time.monotonic() - heard)
+                if size != (size := (folder / "log").stat().st_size):
+                    heard = time.monotonic()
+            return None
+        finally:
+            end_all(folder, process.pid)
+            process.wait()
+
+    def first_failure(self, *arguments: str) -> str:
+        """The test that fails, and fails again; "" when none does. Those that fail only once are left out from then on."""
+        pytest = ["-m", "pytest", "-x", "-q", "-n", "2", "-o", f"cache_dir={self.folder}/cache", *arguments]
+        while True:
+            status = self.execute(*pytest, *(f"--deselect={t}" for t in self.flaky))
+            if status is None:
+                return "hanging"
+            if status in (0, 5):  # all passed, or none is selected
+                return ""
+            record = self.folder / "cache/v/cache/lastfailed"
+            failed = [t for t in json.loads(record.read_text()) if t not in self.flaky] if record.exists() else []
+            if not failed:
+                return f"pytest, which ends with {status}"
+            if self.execute(*pytest, "--lf") != 0:
+                return failed[0]
+            self.flaky += failed
+
+
 @contextmanager
-def copied(tree: Path) -> Iterator[Path]:
-    """A folder with a copy of the tree, and an environment whose funccoll is that copy even where PYTHONPATH is changed."""
+def copied(tree: Path, limit: float) -> Iterator[Copy]:
+    """A copy, with an environment whose funccoll is the copy's even in a test that sets PYTHONPATH."""
     with tempfile.TemporaryDirectory(prefix="mutant-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         (folder / "tmp").mkdir()
@@ -64,7 +118,7 @@ def copied(tree: Path) -> Iterator[Path]:
             if head.startswith(b"#!") and head.endswith(b"/python"):
                 (folder / "venv/bin" / script.name).write_bytes(f"#!{folder}/venv/bin/python\n".encode() + body)
                 (folder / "venv/bin" / script.name).chmod(0o755)
-        yield folder
+        yield Copy(folder, limit)
 
 
 def end_all(folder: Path, group: int) -> None:
@@ -82,48 +136,6 @@ def end_all(folder: Path, group: int) -> None:
         time.sleep(0.02)
 
 
-def execute(folder: Path, limit: float, *arguments: str) -> int | None:
-    """The exit status of Python in the copy; None when it was not done in time."""
-    python = folder / "venv/bin/python"
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "PYTEST", "NUMBA", "FUNCCOLL"))}
-    environment |= {"TMPDIR": f"{folder}/tmp", "PATH": f"{python.parent}:{os.environ['PATH']}", "OPENBLAS_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        [str(python), *arguments], cwd=folder / "tree", env=environment, start_new_session=True, stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY)),
-    )  # fmt: skip
-    late = time.monotonic() + limit
-    try:
-        while time.monotonic() < late:
-            with suppress(subprocess.TimeoutExpired):
-                return process.wait(0.5)
-            if STOPPED.is_set():
-                raise KeyboardInterrupt
-        return None
-    finally:
-        end_all(folder, process.pid)
-        process.wait()
-
-
-def run_tests(folder: Path, limit: float, arguments: list[str]) -> tuple[str, list[str]]:
-    """Which test fails, and fails again ("" when none does); and those that failed only once, which are then left out."""
-    pytest = ["-m", "pytest", "-x", "-q", "-n", "2", "-o", f"cache_dir={folder}/cache", *arguments]
-    flaky: list[str] = []
-    while True:
-        status = execute(folder, limit, *pytest, *(f"--deselect={t}" for t in flaky))
-        if status is None:
-            return "time limit", flaky
-        if status in (0, 5):  # all passed, or none is selected
-            return "", flaky
-        record = folder / "cache/v/cache/lastfailed"
-        failed = [t for t in json.loads(record.read_text()) if t not in flaky] if record.exists() else []
-        if not failed:
-            return f"pytest ends with {status}", flaky
-        if execute(folder, limit, *pytest, "--lf") != 0:
-            return failed[0], flaky
-        flaky += failed
-
-
 def near(tree: Path, path: str) -> list[str]:
     """The test files that name a module most."""
     parts = PurePath(path).with_suffix("").parts
@@ -134,20 +146,17 @@ def near(tree: Path, path: str) -> list[str]:
 
 
 def examine(tree: Path, mutant: Mutant, stage: str, tests: list[str], limit: float) -> dict:
-    """What a stage says of a mutant: which test catches it ("" when none does), and in what time."""
+    """What a stage says of a mutant: which test catches it ("" when none does), in what time."""
     begin = time.perf_counter()
-    by, flaky = "", []
-    with copied(tree) as folder:
-        apply(folder / "tree", mutant)
-        if execute(folder, limit, "-c", "import funccoll") != 0:
-            by = "import"
-        first = near(folder / "tree", mutant.path) if mutant.path and stage != "slow" else []
-        steps = [tests] if tests else [first] if stage == "fast" else [first, [f"--ignore={f}" for f in first]]
-        for step in steps if first or tests else [[]]:
-            if not by:
-                by, more = run_tests(folder, limit, ["-m", MARKERS[stage], *step])
-                flaky += more
-    return {"by": by, "flaky": flaky, "seconds": round(time.perf_counter() - begin, 1)}
+    first = near(tree, mutant.path) if mutant.path and stage != "slow" else []
+    rest = [] if stage == "fast" else [[f"--ignore={f}" for f in first]]
+    steps = [tests] if tests else [first, *rest] if first else rest
+    with copied(tree, limit) as copy:
+        apply(copy.folder / "tree", mutant)
+        by = "import" if copy.execute("-c", "import funccoll") != 0 else ""
+        for step in steps:
+            by = by or copy.first_failure("-m", MARKERS[stage], *step)
+    return {"by": by, "flaky": copy.flaky, "seconds": round(time.perf_counter() - begin), "silence": round(copy.silence)}
 
 
 def run(mutants: list[Mutant], options: argparse.Namespace) -> None:
@@ -163,24 +172,25 @@ def run(mutants: list[Mutant], options: argparse.Namespace) -> None:
         if stage not in result["stages"] and escaped and (not number or not options.only or number in options.only):
             waiting.append(number)
 
-    def examined(number: int, limit: float) -> int:
+    def examined(number: int, limit: float) -> tuple[int, dict]:
         mutant = Mutant(**results[str(number)]["mutant"])
-        results[str(number)]["stages"][stage] = examine(options.tree, mutant, options.stage, options.tests, limit)
-        return number
+        return number, examine(options.tree, mutant, options.stage, options.tests, limit)
 
-    def written(number: int) -> None:
+    def write(number: int, found: dict) -> None:
+        results[str(number)]["stages"][stage] = found
         options.out.with_suffix(".new").write_text(json.dumps(results, indent=1))
         options.out.with_suffix(".new").replace(options.out)
         print(outcome(number, results[str(number)]), flush=True)
 
     if waiting and waiting[0] == 0:
-        written(examined(waiting.pop(0), 3000))
-    control = results["0"]["stages"][stage]
-    if control["by"]:
-        raise SystemExit(f"{options.tree} fails without any change: {control['by']}")
+        _, found = examined(waiting.pop(0), 3000)
+        if found["by"]:
+            raise SystemExit(f"{options.tree} fails without any change: {found['by']}")
+        write(0, found)
+    limit = 120 + 3 * results["0"]["stages"][stage]["silence"]
     with ThreadPoolExecutor(options.jobs) as pool:
-        for future in as_completed([pool.submit(examined, n, 60 + 3 * control["seconds"]) for n in waiting]):
-            written(future.result())
+        for future in as_completed([pool.submit(examined, number, limit) for number in waiting]):
+            write(*future.result())
 
 
 def outcome(number: int, result: dict) -> str:
