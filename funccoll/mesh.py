@@ -138,6 +138,11 @@ class Mesh:
         return range(self.size) if self.process is None else range(self.process, self.process + 1)
 
     @property
+    def is_fully_addressable(self) -> bool:
+        """True when this process plays all devices: none of a value's blocks is elsewhere."""
+        return self.process is None
+
+    @property
     def abstract(self) -> Mesh:
         """The same names and sizes without devices."""
         return Mesh(self.shape)
@@ -199,7 +204,7 @@ class Mesh:
         """The sub-mesh of `axes` (in that order) through the first device."""
         names = self.check_axes(axes)
         devices = None
-        if len(self.local_devices) < self.size:
+        if not self.is_fully_addressable:
             raise PlannedError("sub-meshes of a mesh of several processes are planned; today name the axes in the collective.")
         if self.devices is not None:
             devices = [self.devices[self.position(c)] for c in self.walk(names)]
@@ -324,7 +329,7 @@ def copy_coordinates(mesh: Mesh, varying: frozenset[str]) -> tuple[dict[str, int
     A process that plays all devices holds one copy for all devices along an axis over which the value does not
     vary. A process that plays one device holds one copy: its own.
     """
-    if len(mesh.local_devices) == mesh.size:
+    if mesh.is_fully_addressable:
         return tuple(mesh.walk(a for a in mesh.axis_names if a in varying))
     own = mesh.coordinates(mesh.local_devices[0])
     return ({a: own[a] for a in mesh.axis_names if a in varying},)

@@ -112,7 +112,7 @@ class Array(metaclass=_ArrayMeta):
         """Each device's block, in device order (read-only views)."""
         copies = [_read_only(c) for c in self._copy_list()]
         mesh = self.sharding.mesh
-        return tuple(copies if len(mesh.local_devices) < mesh.size else (copies[i] for i in self.layout.copy_of_device))
+        return tuple((copies[i] for i in self.layout.copy_of_device) if mesh.is_fully_addressable else copies)
 
     @property
     def local(self) -> np.ndarray:
@@ -131,7 +131,7 @@ class Array(metaclass=_ArrayMeta):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         copies = self._copy_list()
         mesh = self.sharding.mesh
-        if len(mesh.local_devices) < mesh.size and any(mesh.shape[a] > 1 for a in self.sharding.varying):
+        if not mesh.is_fully_addressable and any(mesh.shape[a] > 1 for a in self.sharding.varying):
             raise MeshError(
                 f"this process holds one block of the Array {dtype_name(self.dtype)}{list(self.shape)}, split as "
                 f"{self.sharding.spec!r} over {mesh.size} processes. Use arr.local for the block, or "

@@ -59,7 +59,7 @@ def from_local(x: Any, mesh: Mesh | Sharding, spec: P | None = None) -> Array:
     """
     sharding = _concrete_mesh(_sharding(mesh, spec))
     size = sharding.mesh.size
-    if len(sharding.mesh.local_devices) < size:
+    if not sharding.mesh.is_fully_addressable:
         block = new_block(sharding.mesh, to_numpy(x, "from_local: x"))
         return Array(layout_of(sharding.global_shape(block.shape, "from_local: a block"), block.dtype, sharding), block)
     if size == 1 and not isinstance(x, (list, tuple)):

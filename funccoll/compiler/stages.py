@@ -143,7 +143,7 @@ class Compiled(_Scheduled):
         self.schedules = schedules
         ordered = group_collectives(program)
         mesh, backend = signature.mesh, backend_of(signature.mesh)
-        virtual = len(mesh.local_devices) == mesh.size
+        virtual = mesh.is_fully_addressable
         buffers = plan_buffers(ordered, aliases=virtual, publishes=backend.shares_memory and not virtual)
         self.group_calls: list[Callable[..., Any]]
         """The backend's functions that it calls, in order: for benchmarks and tests."""

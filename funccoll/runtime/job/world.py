@@ -218,7 +218,7 @@ def rank() -> int:
 
 def process_allgather(arr: Any) -> np.ndarray:
     """The global value of `arr` in every process (in one process: np.asarray). All processes must call it."""
-    if type(arr) is Array and len(arr.sharding.mesh.local_devices) < arr.sharding.mesh.size:
+    if type(arr) is Array and not arr.sharding.mesh.is_fully_addressable:
         return backend_of(arr.sharding.mesh).gather_whole(arr.local, arr.shape, arr.sharding)
     return np.array(to_numpy(arr, "process_allgather: arr"))
 
@@ -230,7 +230,7 @@ def backend_of(mesh: Mesh) -> Backend:
     """
     if mesh.backend is not None:
         return mesh.backend
-    if len(mesh.local_devices) == mesh.size:
+    if mesh.is_fully_addressable:
         return load_backend("local")()
     world = current()
     if world is None:
