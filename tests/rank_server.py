@@ -8,9 +8,9 @@ import os
 import socket
 import sys
 
-import numpy as np  # noqa: F401
+import numpy as np  # noqa: F401 (for the ranks that are forked)
 
-from funccoll.runtime.job import world  # noqa: F401
+from funccoll.runtime.job import world  # noqa: F401 (for the ranks that are forked)
 
 
 def serve(channel: socket.socket) -> str:

@@ -1,4 +1,4 @@
-"""What importing the package does: which optional libraries it loads where, and that it has no other effect."""
+"""Effects of importing the package: the optional libraries that each module loads, and nothing else."""
 
 from __future__ import annotations
 

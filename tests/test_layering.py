@@ -1,4 +1,4 @@
-"""Who imports whom, within packages too: the source is held to the tables in `layers.py`."""
+"""Imports between modules, within packages too: the source is held to the tables in `layers.py`."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def names(program):
 
 
 def compiled(program, mesh, buffers):
-    """What runs a program, whose collectives get schedules, on virtual devices."""
+    """A function that runs a program, whose collectives get schedules, on virtual devices."""
     program = choose_algorithms(program, choose)
     return compile_program(program, mesh, buffers, schedules_of(program), LocalBackend())[0]
 

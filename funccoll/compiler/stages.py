@@ -95,6 +95,11 @@ class _Stage:
         return self.program._repr_html_()
 
 
+def _checks_passes() -> bool:
+    """True when the user wants every program checked after every pass."""
+    return os.environ.get("FUNCCOLL_CHECK") == "1"
+
+
 class TracedFunction(_Stage):
     """A function as a typed program, as it was written."""
 
@@ -103,7 +108,7 @@ class TracedFunction(_Stage):
 
         Raises ScheduleError, before anything runs, for a wrong algorithm of the user's own.
         """
-        check = os.environ.get("FUNCCOLL_CHECK") == "1"
+        check = _checks_passes()
         if check:
             self.program.check()
         with user_frames():
@@ -142,6 +147,8 @@ class Compiled(_Scheduled):
         super().__init__(program, signature)
         self.schedules = schedules
         ordered = group_collectives(program)
+        if _checks_passes():
+            ordered.check()
         mesh, backend = signature.mesh, backend_of(signature.mesh)
         virtual = mesh.is_fully_addressable
         buffers = plan_buffers(ordered, aliases=virtual, publishes=backend.shares_memory and not virtual)
