@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 SCRIPT = Path(__file__).parent / "failure_cases.py"
-PATIENCE = 120.0
+PATIENCE = 300.0
 """Seconds until a test gives up: a watchdog, not an expectation."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import signal
 import time
 import traceback
 
@@ -155,9 +156,10 @@ class Rank:
         self.arguments, self.results = (self.input,), (self.output,)
         self.bases, self.operands = np.zeros(1, np.int64), np.zeros(plan.max_operands, np.int64)
         self.accumulator = np.zeros(fields.ACCUMULATOR_BYTES, np.uint8)
-        self.frame = np.zeros(fields.FRAME_WORDS, np.int64)
+        self.frame, self.contention = np.zeros(fields.FRAME_WORDS, np.int64), np.zeros(2, np.int64)
         tables = ((fields.CODE, self.code), (fields.ADDRESSES, self.addresses), (fields.BASES, self.bases),
-                  (fields.OPERANDS, self.operands), (fields.ACCUMULATOR, self.accumulator))  # fmt: skip
+                  (fields.OPERANDS, self.operands), (fields.ACCUMULATOR, self.accumulator),
+                  (fields.CONTENTION, self.contention))  # fmt: skip
         for word, table in tables:
             self.frame[word] = table.ctypes.data
         for word, arrays in ((fields.ARGUMENTS, self.arguments), (fields.RESULTS, self.results)):
@@ -245,6 +247,32 @@ def test_a_rank_that_waits_gives_python_a_turn_and_sees_a_failure():
     assert me.frame[fields.PEER] == 11
     me.memory[:8].view(np.int64)[0] = 2
     assert me.run() == FAILED
+
+
+def test_waits_sleep_while_another_process_wants_the_core():
+    """A yield would take as long as that process's time slice."""
+    build("all_reduce", 2, "one_shot").streams()
+    combine_address("sum", np.dtype(np.float32))
+    core = min(os.sched_getaffinity(0))
+
+    def body(rank, memory):
+        os.sched_setaffinity(0, [core])
+        other = os.fork()
+        while not other:
+            memory[-1] = 1
+        try:
+            while not memory[-1]:
+                time.sleep(0.001)
+            me = Rank(0, memory, build("all_reduce", 2, "one_shot"), 64, np.dtype(np.float32), "sum")
+            assert me.run(seconds=0) == WAITING
+            left, again = me.contention
+            assert left == again >= 8
+            assert me.run(seconds=0) == WAITING
+            assert me.contention.tolist() == [left - 1, again]
+        finally:
+            os.kill(other, signal.SIGKILL)
+
+    assert in_processes(1, body) == [0]
 
 
 def test_what_the_kernel_cannot_bind_is_named():

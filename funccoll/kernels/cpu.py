@@ -17,8 +17,8 @@ from .variants import variant
 __all__ = ["combine_address", "interpreter"]
 
 _OPERATIONS = (
-    "load", "load_acquire", "store", "store_release", "pause", "yield_core", "nap", "copy", "call", "type_of", "data_of",
-    "is_contiguous", "references_to", "non_temporal_copy", "fence",
+    "load", "load_acquire", "store", "store_release", "pause", "yield_core", "nap", "monotonic_ns", "copy", "call", "type_of",
+    "data_of", "is_contiguous", "references_to", "non_temporal_copy", "fence",
 )  # fmt: skip
 
 

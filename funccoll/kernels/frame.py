@@ -6,10 +6,10 @@ The names below are the numbers of words. Addresses are plain integers.
 from __future__ import annotations
 
 __all__ = [
-    "ACCUMULATOR", "ACCUMULATOR_BYTES", "ADDRESSES", "ARGUMENTS", "BASES", "BLOCK_BYTES", "BUDGET_SPENT", "CODE", "FAILED",
-    "FAILURE", "FAULT_PC", "FINISHED", "FRAME_WORDS", "HEAP", "HEAP_BYTES", "IGNORED", "INSTRUCTION_BUDGET", "LINE_BYTES",
-    "LINE_CALL", "LINE_HASH", "LINE_HEAD_BYTES", "LINE_TABLE", "MISMATCH", "NAPS", "NDARRAY", "NEEDS_FALLBACK", "OPERANDS",
-    "PC", "PEER", "REPEATS", "RESULTS", "SPINS", "STATUS", "UNSHARED_REFCOUNT", "WAITING", "YIELDS",
+    "ACCUMULATOR", "ACCUMULATOR_BYTES", "ADDRESSES", "ARGUMENTS", "BASES", "BLOCK_BYTES", "BUDGET_SPENT", "CLOCK", "CODE",
+    "CONTENTION", "FAILED", "FAILURE", "FAULT_PC", "FINISHED", "FRAME_WORDS", "HEAP", "HEAP_BYTES", "IGNORED",
+    "INSTRUCTION_BUDGET", "LINE_BYTES", "LINE_CALL", "LINE_HASH", "LINE_HEAD_BYTES", "LINE_TABLE", "MISMATCH", "NAPS",
+    "NDARRAY", "NEEDS_FALLBACK", "OPERANDS", "PC", "PEER", "REPEATS", "RESULTS", "SPINS", "STATUS", "UNSHARED_REFCOUNT", "WAITING", "YIELDS",
 ]  # fmt: skip
 
 # Addresses: the heap (and its bytes), the code, the table of addresses, the communicators' bases, a buffer for the addresses
@@ -19,13 +19,14 @@ HEAP, HEAP_BYTES, CODE, ADDRESSES, BASES, OPERANDS, ACCUMULATOR, FAILURE = range
 # result that may be written.
 ARGUMENTS, RESULTS, NDARRAY, UNSHARED_REFCOUNT = range(8, 12)
 # The instruction to go on with, and the rank that it waits for; the tries with a pause, then those that yield the core, then
-# those that sleep.
-PC, PEER, SPINS, YIELDS, NAPS = range(12, 17)
+# those that sleep; the address of two words (how many of the next waits sleep at once, and how many it was the last time that
+# another process took the core); and two words for the time.
+PC, PEER, SPINS, YIELDS, NAPS, CONTENTION, CLOCK = range(12, 19)
 # The number of instructions that may run (-1: any), and the number of executions of the code (0 means one, too).
-INSTRUCTION_BUDGET, REPEATS = range(17, 19)
+INSTRUCTION_BUDGET, REPEATS = range(20, 22)
 # The return value; the instruction that needs a fallback; and a word for the exception pointer of Numba's calling convention.
-STATUS, FAULT_PC, IGNORED = range(19, 22)
-FRAME_WORDS = 22
+STATUS, FAULT_PC, IGNORED = range(22, 25)
+FRAME_WORDS = 25
 
 FINISHED, WAITING, FAILED, MISMATCH, NEEDS_FALLBACK, BUDGET_SPENT = range(6)
 """Statuses of `interpret`: everything is done; still waiting, call again; the failure word is set; a peer runs something

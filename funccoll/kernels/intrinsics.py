@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from time import CLOCK_MONOTONIC
 from typing import Any
 
 from llvmlite import ir
@@ -10,8 +11,8 @@ from numba.core import cgutils
 from numba.np import arrayobj
 
 __all__ = [
-    "array_at", "call", "copy", "data_of", "fence", "intrinsic", "is_contiguous", "load", "load_acquire", "nap",
-    "non_temporal_copy", "pause", "references_to", "store", "store_release", "type_of", "yield_core",
+    "array_at", "call", "copy", "data_of", "fence", "intrinsic", "is_contiguous", "load", "load_acquire",
+    "monotonic_ns", "nap", "non_temporal_copy", "pause", "references_to", "store", "store_release", "type_of", "yield_core",
 ]  # fmt: skip
 
 intrinsic: Any = extending.intrinsic
@@ -19,6 +20,7 @@ yield_core = types.ExternalFunction("sched_yield", types.int32())
 """Let another process run on this core."""
 nap = types.ExternalFunction("usleep", types.int32(types.uint32))
 """Sleep for some microseconds."""
+_clock_gettime = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.int64))
 
 
 @intrinsic
@@ -50,6 +52,13 @@ def load_acquire(typingctx: Any, address: Any) -> Any:
         return builder.load_atomic(builder.inttoptr(args[0], ir.IntType(64).as_pointer()), "acquire", 8)
 
     return types.int64(types.int64), codegen
+
+
+@njit
+def monotonic_ns(words: Any) -> Any:
+    """The time in nanoseconds of a clock which all processes share; `words` is the address of two that it may write."""
+    _clock_gettime(CLOCK_MONOTONIC, words)
+    return 1_000_000_000 * load(words) + load(words + 8)
 
 
 @intrinsic

@@ -22,7 +22,7 @@ from .variants import stamp
 
 __all__ = ["address_of", "cache_directory"]
 
-_FOUND = {"sched_yield", "usleep"}  # in every process
+_FOUND = {"clock_gettime", "sched_yield", "usleep"}  # in every process
 _ENGINES: list[Any] = []  # for as long as the process lives: they own the code
 
 

@@ -30,7 +30,9 @@ from .frame import (
     ARGUMENTS,
     BASES,
     BUDGET_SPENT,
+    CLOCK,
     CODE,
+    CONTENTION,
     FAILED,
     FAILURE,
     FAULT_PC,
@@ -69,13 +71,18 @@ ADVANCE, BIND_ARG, CHECK, COMBINE, COPY, ENTER, READ_PEER, SIGNAL, STAGE, WAIT =
 
 _EAGER = 30  # tries without a pause
 _NAP = 50  # microseconds
+# A process that yields its core to one of another job waits for the whole time slice of that one, several milliseconds; a
+# process that sleeps gets its core back when it wakes. So a yield of this many nanoseconds means: sleep, in this and the
+# next waits, twice as many each time that it turns out to be needed still, and half as many when it was not.
+_TIME_SLICE = 400_000
+_LEAST_CONTENTION, _MOST_CONTENTION = 8, 1024
 
 
 def interpret(frame: Any) -> int:
     """Run from the PC in the frame until everything is done or something stops it; returns a status."""
     heap, code = load(frame + 8 * HEAP), load(frame + 8 * CODE)
     addresses, bases = load(frame + 8 * ADDRESSES), load(frame + 8 * BASES)
-    spins = load(frame + 8 * SPINS)
+    spins, contention = load(frame + 8 * SPINS), load(frame + 8 * CONTENTION)
     budget = load(frame + 8 * INSTRUCTION_BUDGET)
     pc = code + 8 * load(frame + 8 * PC)
     while True:
@@ -89,19 +96,30 @@ def interpret(frame: Any) -> int:
         if opcode == WAIT.opcode:
             counter = heap + load(pc + WAIT.counter)
             goal = load(bases + 8 * load(pc + WAIT.communicator)) + load(pc + WAIT.value)
-            tries = 0
+            tries, yields, since = 0, 0, 0
             while load_acquire(counter) < goal:
                 tries += 1
                 if tries <= spins:
                     if tries > _EAGER:  # a pause takes as long as a line needs from core to core
                         pause()
                     continue
+                if tries == spins + 1:
+                    if load(contention) > 0:
+                        store(contention, load(contention) - 1)
+                    else:
+                        yields, since = load(frame + 8 * YIELDS), monotonic_ns(frame + 8 * CLOCK)
                 if load_acquire(load(frame + 8 * FAILURE)) != 0:
                     status = FAILED
-                elif tries <= spins + load(frame + 8 * YIELDS):
+                elif tries <= spins + yields:
                     yield_core()
+                    before, since = since, monotonic_ns(frame + 8 * CLOCK)
+                    if since - before > _TIME_SLICE:
+                        yields = 0
+                        waits = min(max(2 * load(contention + 8), _LEAST_CONTENTION), _MOST_CONTENTION)
+                        store(contention, waits)
+                        store(contention + 8, waits)
                     continue
-                elif tries <= spins + load(frame + 8 * YIELDS) + load(frame + 8 * NAPS):
+                elif tries <= spins + yields + load(frame + 8 * NAPS):
                     nap(_NAP)
                     continue
                 else:
@@ -110,6 +128,8 @@ def interpret(frame: Any) -> int:
                 store(frame + 8 * PEER, load(pc + WAIT.rank))
                 store(frame + 8 * INSTRUCTION_BUDGET, budget)
                 return status
+            if yields > 0 and load(contention + 8) > 0:
+                store(contention + 8, load(contention + 8) // 2)
             pc += WAIT.size
         elif opcode == READ_PEER.opcode:
             line = heap + load(pc + READ_PEER.line)

@@ -28,6 +28,7 @@ from ...kernels.frame import (
     BASES,
     BUDGET_SPENT,
     CODE,
+    CONTENTION,
     FAILED,
     FAILURE,
     FAULT_PC,
@@ -114,7 +115,8 @@ class CollectiveGroup:
         self._accumulator = np.zeros(ACCUMULATOR_BYTES, np.uint8)
         self.frame = np.zeros(FRAME_WORDS, np.int64)
         tables = ((CODE, self._code), (ADDRESSES, self._addresses), (BASES, self.registry.bases),
-                  (OPERANDS, self._operands), (ACCUMULATOR, self._accumulator))  # fmt: skip
+                  (CONTENTION, self.registry.contention), (OPERANDS, self._operands),
+                  (ACCUMULATOR, self._accumulator))  # fmt: skip
         for word, table in tables:
             self.frame[word] = table.ctypes.data
         self.frame[HEAP] = self.frame[FAILURE] = self.heap.base

@@ -39,6 +39,8 @@ class Communicators:
     def __init__(self, world: World, heap: Heap):
         self.world, self.heap = world, heap
         self.bases = np.zeros(_MAX_COMMUNICATORS, np.int64)
+        self.contention = np.zeros(2, np.int64)
+        """The waits' record of other processes that want this one's core: see CONTENTION in `kernels.frame`."""
         self.locks: list[Any] = [threading.RLock() for _ in range(_MAX_COMMUNICATORS)]
         self.call_sites: dict[int, CallSite] = {}
         """By the hash that a rank publishes when it enters."""
