@@ -151,8 +151,12 @@ class Program:
         names = ("axis_sizes", "constants", "inputs", "equations", "outputs", "label")
         return Program(**{**{name: getattr(self, name) for name in names}, **changes})
 
-    def check(self) -> Program:
-        """Re-derive every type and check single assignment; returns self, raises FunccollError."""
+    def check(self, derived: set[Equation] | None = None) -> Program:
+        """Re-derive every type and check single assignment; returns self, raises FunccollError.
+
+        The types of the equations in `derived` are not derived again; those of the others are, and they are added to it.
+        """
+        derived = set() if derived is None else derived
         known: set[Var] = {var for var, _ in self.constants}
         for var in self.inputs:
             _check_new(var, known)
@@ -163,11 +167,14 @@ class Program:
             for atom in eqn.inputs:
                 if isinstance(atom, Var) and atom not in known:
                     raise FunccollError(f"{where} reads a variable that is not defined yet.", eqn.source)
-            types = infer(eqn.primitive, [a.type for a in eqn.inputs], eqn.params, eqn.inputs)
-            if len(types) != len(eqn.outputs):
-                raise FunccollError(f"{where} has {len(eqn.outputs)} outputs, its rule {len(types)}.", eqn.source)
-            for var, type in zip(eqn.outputs, types, strict=True):
-                _check_same(type, var.type, where, eqn.source)
+            if eqn not in derived:
+                types = infer(eqn.primitive, [a.type for a in eqn.inputs], eqn.params, eqn.inputs)
+                if len(types) != len(eqn.outputs):
+                    raise FunccollError(f"{where} has {len(eqn.outputs)} outputs, its rule {len(types)}.", eqn.source)
+                for var, type in zip(eqn.outputs, types, strict=True):
+                    _check_same(type, var.type, where, eqn.source)
+                derived.add(eqn)
+            for var in eqn.outputs:
                 _check_new(var, known)
         for atom in self.outputs:
             if isinstance(atom, Var) and atom not in known:

@@ -8,6 +8,7 @@ import re
 import warnings
 from collections import Counter
 from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate, pairwise
 from pathlib import Path, PurePath
 
@@ -236,13 +237,18 @@ def change_place(source: bytes, place: Place, text: str) -> Mutant | None:
     return Mutant(place.path, source[first:last].decode(), after.decode(), line, place.kind)
 
 
+@cache
+def places_of(path: str, source: bytes) -> list[Place]:
+    return Places(path, source).found
+
+
 def draw(tree: Path, seed: int, count: int) -> list[Mutant]:
     """That many mutants: each package has its share by its places, at least one, spread over its modules' length."""
     rng, sources, packages = random.Random(seed), dict[str, bytes](), dict[str, list[Place]]()
     for file in sorted((tree / "funccoll").rglob("*.py")):
         path = file.relative_to(tree).as_posix()
         sources[path] = file.read_bytes()
-        if places := Places(path, sources[path]).found:
+        if places := places_of(path, sources[path]):
             packages.setdefault(str(PurePath(path).parent), []).extend(places)
     shares = dict.fromkeys(packages, 1)
     for _ in range(count - len(packages)):

@@ -173,7 +173,7 @@ def memory(culprit: int, limit: str, caught: bool) -> None:
 
 @member
 def _memory(culprit: int, limit: str, caught: bool) -> None:
-    n, end = fc.world_size(), 600
+    n, end = fc.world_size(), 300
     mesh, x = fc.make_mesh(AXES[n]), np.ones((n, 1 << 17))
     step = fc.jit(lambda x: fc.all_reduce(x + x, ("a", "b")), mesh=mesh, in_specs=EVERY, out_specs=P())
     kept = [step(x) for _ in range(5)]

@@ -116,7 +116,8 @@ def test_the_record_of_the_host_is_of_a_full_run(benchmarks):
     assert {"Open MPI", "mpi4py", "torch", "funccoll"} <= data["machine"]["versions"].keys()
 
 
-@pytest.mark.parametrize("large", [1 << 16, pytest.param(1 << 24, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("large", [1 << 16, 1 << 24])
 def test_the_host_is_measured_with_real_processes(large, tmp_path, benchmarks, readme_table, monkeypatch):
     """Arrays from `large` bytes are compared with the memory's limit, too."""
     import host

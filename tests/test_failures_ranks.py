@@ -169,7 +169,7 @@ def test_an_interrupt_in_the_middle_of_a_wait(n, holder, interrupted, caught, jo
 # ---------------------------------------------------------------- memory
 
 
-@pytest.mark.parametrize("limit", ["memory", "address space"])
+@pytest.mark.parametrize("limit", ["memory", pytest.param("address space", marks=SLOW)])
 def test_who_has_no_memory_raises_and_the_others_hear(limit, job):
     run = job("memory", 2, culprit=1, limit=limit, caught=False)
     assert run.end()[1] == 1, run.report()
@@ -182,5 +182,5 @@ def test_who_has_no_memory_raises_and_the_others_hear(limit, job):
 def test_who_makes_room_goes_on(limit, job):
     run = job("memory", 3, culprit=1, limit=limit, caught=True)
     assert run.end() == [0] * 3, run.report()
-    assert [run.hear(r, "ends")["steps"] for r in range(3)] == [600] * 3
+    assert [run.hear(r, "ends")["steps"] for r in range(3)] == [300] * 3
     assert len(run.said(1, "memory")) >= 1

@@ -145,7 +145,7 @@ def run_variants(p: int, orders: int, others: int, kinds: Any = None) -> None:
 
 @pytest.mark.parametrize("p", QUICK)
 def test_every_algorithm(p):
-    run_variants(p, 4, 2)
+    run_variants(p, 4 if p < 6 else 2, 2)
 
 
 def test_every_algorithm_for_16_ranks():

@@ -16,7 +16,7 @@ from jax_programs import PROGRAMS
 from jax_sides import FUNCCOLL, Program, compare, precise, run_funccoll, run_jax
 
 GENERATED = [jax_generated.generate(i) for i in jax_generated.NUMBERS]
-TOGETHER = 10
+TOGETHER = 5
 """Programs that JAX compiles at once."""
 MESHES = ("line", "grid")
 

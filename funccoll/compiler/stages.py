@@ -108,11 +108,8 @@ class TracedFunction(_Stage):
 
         Raises ScheduleError, before anything runs, for a wrong algorithm of the user's own.
         """
-        check = _checks_passes()
-        if check:
-            self.program.check()
         with user_frames():
-            lowered = Lowered(run_passes(self.program, choose, check), self.signature)
+            lowered = Lowered(run_passes(self.program, choose, _checks_passes()), self.signature)
             if not (self.mesh.is_abstract and is_large(lowered.program)):
                 _ = lowered.schedules
         return lowered

@@ -9,7 +9,8 @@ __all__ = [
     "ACCUMULATOR", "ACCUMULATOR_BYTES", "ADDRESSES", "ARGUMENTS", "BASES", "BLOCK_BYTES", "BUDGET_SPENT", "CLOCK", "CODE",
     "CONTENTION", "FAILED", "FAILURE", "FAULT_PC", "FINISHED", "FRAME_WORDS", "HEAP", "HEAP_BYTES", "IGNORED",
     "INSTRUCTION_BUDGET", "LINE_BYTES", "LINE_CALL", "LINE_HASH", "LINE_HEAD_BYTES", "LINE_TABLE", "MISMATCH", "NAPS",
-    "NDARRAY", "NEEDS_FALLBACK", "OPERANDS", "PC", "PEER", "REPEATS", "RESULTS", "SPINS", "STATUS", "UNSHARED_REFCOUNT", "WAITING", "YIELDS",
+    "NDARRAY", "NEEDS_FALLBACK", "OPERANDS", "PC", "PEER", "REPEATS", "RESULTS", "SPINS", "STATUS", "UNSHARED_REFCOUNT",
+    "WAITING", "YIELDS",
 ]  # fmt: skip
 
 # Addresses: the heap (and its bytes), the code, the table of addresses, the communicators' bases, a buffer for the addresses

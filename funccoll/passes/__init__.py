@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..ir import Program
+from ..ir import Equation, Program
 from . import algebra, buffers, choose_algorithms, combine, common_subexpressions, dead_code, group_collectives, inline
 
 __all__ = ["PASSES", "STAGES", "run_passes"]
@@ -28,9 +28,12 @@ STAGES: dict[str, tuple[Callable, ...]] = {
 
 
 def run_passes(program: Program, choose: choose_algorithms.Choose, check: bool = False) -> Program:
-    """Run the passes of `lower`; `choose` names a collective's algorithm. With `check`, re-derive every type after each."""
+    """Run the passes of `lower`; `choose` names a collective's algorithm. `check` derives every type again."""
+    derived: set[Equation] = set()
+    if check:
+        program.check(derived)
     for rewrite in (*PASSES, lambda p: choose_algorithms.choose_algorithms(p, choose)):
         program = rewrite(program)
         if check:
-            program.check()
+            program.check(derived)
     return program
