@@ -37,6 +37,7 @@ from failure_ranks import (
 import funccoll as fc
 from funccoll import P
 from funccoll.errors import RendezvousError
+from funccoll.kernels.frame import STATUS, WAITING
 from funccoll.runtime.shm import arena
 
 
@@ -160,6 +161,72 @@ def interrupted(holder: int, caught: bool) -> None:
     if fc.rank() == holder:
         wait_for("go")
     steps.run()
+
+
+def fetches(x: Any, i: Any) -> Any:
+    """A collective and then much compute, which fails for an index that is out of range."""
+    total = fc.all_reduce(x, ("a", "b"))
+    for _ in range(20):
+        total = np.tanh(total)
+    return total[i[0]][None]
+
+
+@member
+def late(culprits: list[int], how: str, caught: bool = True) -> None:
+    """Some ranks' third step fails after its last collective: in compute, because a signal handler raises there, or as soon
+    as the kernel returns.
+
+    They call it again, and go on.
+    """
+    n = fc.world_size()
+    mesh, x = fc.make_mesh(AXES[n]), np.full((n << 17,), 1e-3)
+    step = fc.jit(fetches, mesh=mesh, in_specs=EVERY, out_specs=EVERY)
+    armed, failed = [], []
+
+    def interrupt(number: int, frame: Any) -> None:
+        while armed and frame is not None:
+            if frame.f_code.co_filename.startswith("<funccoll segment"):
+                armed.clear()
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                raise ValueError("a handler has had enough")
+            frame = frame.f_back
+
+    def interrupted_call() -> None:
+        (group,) = next(iter(step._cache.values())).group_calls
+        kernel = group._kernel
+
+        def raising() -> None:
+            kernel()
+            while group.frame[STATUS] == WAITING:
+                kernel()
+            group._kernel = kernel
+            raise ValueError("an interrupt")
+
+        group._kernel = raising
+
+    signal.signal(signal.SIGALRM, interrupt)
+
+    def once() -> None:
+        index = np.zeros(n, np.int32)
+        fails = fc.rank() in culprits and steps.number == 3 and not failed
+        if fails and how == "index":
+            index[fc.rank()] = 1 << 20
+        if fails and how == "call":
+            interrupted_call()
+        if fails and how == "handler":
+            armed.append(True)
+            signal.setitimer(signal.ITIMER_REAL, 1e-3, 1e-3)
+        try:
+            step(steps.number * x, index)
+        except (IndexError, ValueError) as error:
+            failed.append(True)
+            say("fails", kind=type(error).__name__)
+            found = step(steps.number * x, np.zeros(n, np.int32))
+            say("retried", value=float(found.local[0]))
+
+    steps = Steps(once, caught)
+    steps.run(6)
+    say("ends", steps=steps.number)
 
 
 def memory(culprit: int, limit: str, caught: bool) -> None:

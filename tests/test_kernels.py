@@ -157,9 +157,10 @@ class Rank:
         self.bases, self.operands = np.zeros(1, np.int64), np.zeros(plan.max_operands, np.int64)
         self.accumulator = np.zeros(fields.ACCUMULATOR_BYTES, np.uint8)
         self.frame, self.contention = np.zeros(fields.FRAME_WORDS, np.int64), np.zeros(2, np.int64)
+        self.histories = np.zeros(1, np.int64)
         tables = ((fields.CODE, self.code), (fields.ADDRESSES, self.addresses), (fields.BASES, self.bases),
                   (fields.OPERANDS, self.operands), (fields.ACCUMULATOR, self.accumulator),
-                  (fields.CONTENTION, self.contention))  # fmt: skip
+                  (fields.CONTENTION, self.contention), (fields.HISTORIES, self.histories))  # fmt: skip
         for word, table in tables:
             self.frame[word] = table.ctypes.data
         for word, arrays in ((fields.ARGUMENTS, self.arguments), (fields.RESULTS, self.results)):

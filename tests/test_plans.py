@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from funccoll import schedules
+from funccoll.kernels.frame import LINE_HEAD_BYTES
 from funccoll.runtime.shm.control_block import Communicator, ControlBlock
 from funccoll.runtime.shm.plan import GroupedCollective, Operand, Plan, build_plan
 from funccoll.schedules.chunk_layout import ChunkLayout
@@ -155,7 +156,7 @@ def test_what_must_be_allocated():
 
     few = build_plan([collective("all_reduce", (9,), 0)], [communicator()])
     enter = instructions(few, Opcode.ENTER)[0]
-    assert enter.operands["table"] == 4096 + 32 and not any(needed.words for needed in few.allocations)
+    assert enter.operands["table"] == 4096 + LINE_HEAD_BYTES and not any(needed.words for needed in few.allocations)
 
     many = build_plan([collective("all_reduce", (9,), *range(10))], [communicator()])
     (table,) = [needed for needed in many.allocations if needed.words]

@@ -63,6 +63,9 @@ class ThreadBackend:
         inputs = tuple(a for a in eqn.inputs if isinstance(a, Var))
         return GroupCall(call, inputs, eqn.outputs)
 
+    def note_exception(self, functions: Any, done: int, inside: bool, error: BaseException) -> None:
+        pass  # its jobs end with the first exception
+
     def gather_whole(self, block: np.ndarray, shape: tuple[int, ...], sharding: Sharding) -> np.ndarray:
         for dim in range(len(shape)):
             axes = sharding.dim_axes(dim)

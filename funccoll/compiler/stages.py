@@ -149,9 +149,10 @@ class Compiled(_Scheduled):
         mesh, backend = signature.mesh, backend_of(signature.mesh)
         virtual = mesh.is_fully_addressable
         buffers = plan_buffers(ordered, aliases=virtual, publishes=backend.shares_memory and not virtual)
-        self.group_calls: list[Callable[..., Any]]
+        self.group_calls: Sequence[Callable[..., Any]]
         """The backend's functions that it calls, in order: for benchmarks and tests."""
-        self._run, self.group_calls = compile_program(ordered, mesh, buffers, schedules, backend)
+        self._generated = compile_program(ordered, mesh, buffers, schedules, backend)
+        self._run, self.group_calls = self._generated.run, self._generated.functions
         self._check_replicas: Callable[[Sequence[Any]], None] | None = None
         if os.environ.get("FUNCCOLL_DEBUG", "").lower() == "detail" and signature.in_layouts:
             self._check_replicas = backend.compare_replicas(mesh, signature.in_layouts, self._argument)
@@ -200,7 +201,11 @@ class Compiled(_Scheduled):
             for leaf, donated in zip(leaves, self.signature.donated, strict=True):
                 if donated and type(leaf) is Array and not leaf.is_deleted:
                     leaf.take_copies(delete=True)
-        return self._wrap(self._run(*inputs))
+        try:
+            return self._wrap(self._run(*inputs))
+        except BaseException as error:
+            self._generated.note_exception(error)
+            raise
 
     def takes_as_they_are(self, leaves: Sequence[Any]) -> bool:
         """True when all arguments are Arrays of the expected layouts, and none is donated."""
@@ -210,7 +215,11 @@ class Compiled(_Scheduled):
 
     def execute_ready(self, arrays: Sequence[Array]) -> Any:
         """Run on Arrays whose layouts are known to be the expected ones: nothing to check or convert."""
-        return self._wrap(self._run(*map(_COPIES, arrays)))
+        try:
+            return self._wrap(self._run(*map(_COPIES, arrays)))
+        except BaseException as error:
+            self._generated.note_exception(error)
+            raise
 
     def _wrap(self, outputs: Sequence[Any]) -> Any:
         layouts = self.signature.out_layouts

@@ -7,27 +7,27 @@ from __future__ import annotations
 
 __all__ = [
     "ACCUMULATOR", "ACCUMULATOR_BYTES", "ADDRESSES", "ARGUMENTS", "BASES", "BLOCK_BYTES", "BUDGET_SPENT", "CLOCK", "CODE",
-    "CONTENTION", "FAILED", "FAILURE", "FAULT_PC", "FINISHED", "FRAME_WORDS", "HEAP", "HEAP_BYTES", "IGNORED",
-    "INSTRUCTION_BUDGET", "LINE_BYTES", "LINE_CALL", "LINE_HASH", "LINE_HEAD_BYTES", "LINE_TABLE", "MISMATCH", "NAPS",
-    "NDARRAY", "NEEDS_FALLBACK", "OPERANDS", "PC", "PEER", "REPEATS", "RESULTS", "SPINS", "STATUS", "UNSHARED_REFCOUNT",
-    "WAITING", "YIELDS",
+    "CONTENTION", "FAILED", "FAILURE", "FAULT_PC", "FINISHED", "FRAME_WORDS", "HEAP", "HEAP_BYTES", "HISTORIES", "IGNORED",
+    "INSTRUCTION_BUDGET", "LINE_BYTES", "LINE_CALL", "LINE_HASH", "LINE_HEAD_BYTES", "LINE_HISTORY", "LINE_TABLE", "MISMATCH",
+    "NAPS", "NDARRAY", "NEEDS_FALLBACK", "OPERANDS", "PC", "PEER", "REPEATS", "RESULTS", "SPINS", "STATUS",
+    "UNSHARED_REFCOUNT", "WAITING", "YIELDS",
 ]  # fmt: skip
 
-# Addresses: the heap (and its bytes), the code, the table of addresses, the communicators' bases, a buffer for the addresses
-# of one combine's operands and one for its sums, and the word that is not 0 when a rank has failed.
-HEAP, HEAP_BYTES, CODE, ADDRESSES, BASES, OPERANDS, ACCUMULATOR, FAILURE = range(8)
+# Addresses: the heap (and its bytes), the code, the table of addresses, the communicators' bases and their histories, a
+# buffer for the addresses of one combine's operands and one for its sums, and the word that is not 0 when a rank has failed.
+HEAP, HEAP_BYTES, CODE, ADDRESSES, BASES, HISTORIES, OPERANDS, ACCUMULATOR, FAILURE = range(9)
 # Arguments of a call: two tables of addresses of array objects, the address of their type, and the most references to a
 # result that may be written.
-ARGUMENTS, RESULTS, NDARRAY, UNSHARED_REFCOUNT = range(8, 12)
+ARGUMENTS, RESULTS, NDARRAY, UNSHARED_REFCOUNT = range(9, 13)
 # The instruction to go on with, and the rank that it waits for; the tries with a pause, then those that yield the core, then
 # those that sleep; the address of two words (how many of the next waits sleep at once, and how many it was the last time that
 # another process took the core); and two words for the time.
-PC, PEER, SPINS, YIELDS, NAPS, CONTENTION, CLOCK = range(12, 19)
+PC, PEER, SPINS, YIELDS, NAPS, CONTENTION, CLOCK = range(13, 20)
 # The number of instructions that may run (-1: any), and the number of executions of the code (0 means one, too).
-INSTRUCTION_BUDGET, REPEATS = range(20, 22)
+INSTRUCTION_BUDGET, REPEATS = range(21, 23)
 # The return value; the instruction that needs a fallback; and a word for the exception pointer of Numba's calling convention.
-STATUS, FAULT_PC, IGNORED = range(22, 25)
-FRAME_WORDS = 25
+STATUS, FAULT_PC, IGNORED = range(23, 26)
+FRAME_WORDS = 26
 
 FINISHED, WAITING, FAILED, MISMATCH, NEEDS_FALLBACK, BUDGET_SPENT = range(6)
 """Statuses of `interpret`: everything is done; still waiting, call again; the failure word is set; a peer runs something
@@ -36,9 +36,9 @@ buffer yet, or a result is in use; the budget of instructions is spent, call aga
 
 LINE_BYTES = 128
 """Bytes of a control line: two cache lines, which processors fetch in pairs."""
-LINE_CALL, LINE_HASH, LINE_TABLE, LINE_HEAD_BYTES = 8, 16, 24, 32
-"""Offsets in a control line, which begins with a counter: the call's number, its hash, and the offset of its addresses, which
-follow here when they fit."""
+LINE_CALL, LINE_HASH, LINE_HISTORY, LINE_TABLE, LINE_HEAD_BYTES = 8, 16, 24, 32, 40
+"""Offsets in a control line, which begins with a counter: the call's number, its hash, the rank's history, and the offset of
+its addresses, which follow here when they fit. The history is 0 until an exception leaves a program after a collective."""
 
 BLOCK_BYTES = 1 << 13
 ACCUMULATOR_BYTES = 3 * BLOCK_BYTES

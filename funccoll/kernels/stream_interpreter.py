@@ -5,9 +5,9 @@ binds anew (`cpu.py`; later CUDA). The instructions are described in `schedules.
 in `frame`.
 
 A rank's control line begins with its (first) counter, so that one transfer between cores tells a waiting rank that its peer
-has entered, and what it publishes: the call's number (base + value), its hash, the offset of its addresses, and, when they
-are few, the addresses; else they are in the rank's own memory. All addresses count from the heap's beginning. A peer reads
-them only while the rank is in the call: the rank leaves after all that touch its buffers.
+has entered, and what it publishes: the call's number (base + value), its hash, its history, the offset of its addresses, and,
+when they are few, the addresses; else they are in the rank's own memory. All addresses count from the heap's beginning. A
+peer reads them only while the rank is in the call: the rank leaves after all that touch its buffers.
 """
 # ruff: noqa: F821  (the template's free names are set by `variant`)
 # pyright: reportUndefinedVariable=false
@@ -39,9 +39,11 @@ from .frame import (
     FINISHED,
     HEAP,
     HEAP_BYTES,
+    HISTORIES,
     INSTRUCTION_BUDGET,
     LINE_CALL,
     LINE_HASH,
+    LINE_HISTORY,
     LINE_TABLE,
     MISMATCH,
     NAPS,
@@ -81,7 +83,7 @@ _LEAST_CONTENTION, _MOST_CONTENTION = 8, 1024
 def interpret(frame: Any) -> int:
     """Run from the PC in the frame until everything is done or something stops it; returns a status."""
     heap, code = load(frame + 8 * HEAP), load(frame + 8 * CODE)
-    addresses, bases = load(frame + 8 * ADDRESSES), load(frame + 8 * BASES)
+    addresses, bases, histories = load(frame + 8 * ADDRESSES), load(frame + 8 * BASES), load(frame + 8 * HISTORIES)
     spins, contention = load(frame + 8 * SPINS), load(frame + 8 * CONTENTION)
     budget = load(frame + 8 * INSTRUCTION_BUDGET)
     pc = code + 8 * load(frame + 8 * PC)
@@ -134,7 +136,9 @@ def interpret(frame: Any) -> int:
         elif opcode == READ_PEER.opcode:
             line = heap + load(pc + READ_PEER.line)
             entry = load(bases + 8 * load(pc + READ_PEER.communicator)) + load(pc + READ_PEER.value)
-            if load(line + LINE_CALL) != entry or load(line + LINE_HASH) != load(pc + READ_PEER.hash):
+            differs = load(line + LINE_HASH) != load(pc + READ_PEER.hash)
+            history = load(histories + 8 * load(pc + READ_PEER.communicator))
+            if load(line + LINE_CALL) != entry or differs or load(line + LINE_HISTORY) != history:
                 store(frame + 8 * PC, (pc - code) // 8)
                 store(frame + 8 * PEER, load(pc + READ_PEER.rank))
                 return MISMATCH
@@ -151,6 +155,8 @@ def interpret(frame: Any) -> int:
             line = heap + load(pc + CHECK.line)
             entry = load(bases + 8 * load(pc + CHECK.communicator)) + load(pc + CHECK.value)
             differs = load_acquire(line + LINE_HASH) != load(pc + CHECK.hash)
+            history = load(histories + 8 * load(pc + CHECK.communicator))
+            differs = load_acquire(line + LINE_HISTORY) != history or differs
             found = load_acquire(line + LINE_CALL)
             if found < entry or (found == entry and differs):
                 store(frame + 8 * PC, (pc - code) // 8)
@@ -198,6 +204,7 @@ def interpret(frame: Any) -> int:
             slot = addresses + 8 * load(pc + ENTER.slot)
             store_release(line + LINE_CALL, load(bases + 8 * load(pc + ENTER.communicator)) + load(pc + ENTER.value))
             store_release(line + LINE_HASH, load(pc + ENTER.hash))
+            store_release(line + LINE_HISTORY, load(histories + 8 * load(pc + ENTER.communicator)))
             store(line + LINE_TABLE, table)
             table += heap
             for _ in range(load(pc + ENTER.narrays)):

@@ -60,6 +60,14 @@ class Backend(Protocol):
         """
         ...
 
+    def note_exception(self, functions: Sequence[Callable[..., Any]], done: int, inside: bool, error: BaseException) -> None:
+        """Take note of an exception that leaves a program after `done` of its calls, whose functions these are.
+
+        `inside` says that it comes from the next call, which may be complete. When a process goes on after an exception
+        that others have not had, the next collective is refused on all of them.
+        """
+        ...
+
     def gather_whole(self, block: np.ndarray, shape: tuple[int, ...], sharding: Sharding) -> np.ndarray:
         """Return the global value of this process's block of an array, on every process; all must call it."""
         ...

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextvars
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from .backend import Backend, Copies, GroupCall
 if TYPE_CHECKING:
     from ..schedules.schedule import Schedule
 
-__all__ = ["compile_program", "require_devices"]
+__all__ = ["GeneratedProgram", "compile_program", "require_devices"]
 
 
 def _quiet_context() -> contextvars.Context:
@@ -49,25 +50,60 @@ def require_devices(mesh: Mesh) -> None:
         )
 
 
+@dataclass(frozen=True)
+class GeneratedProgram:
+    """A program as Python functions.
+
+    `run` takes the copies of each input, and returns a tuple with the copies of each output, which own their memory: none
+    shares with an argument. `functions` are those of the backend that it calls, in order.
+    """
+
+    run: Callable[..., Any]
+    functions: Sequence[Callable[..., Any]]
+    _backend: Backend
+    _code: Any
+    _calls_before: Mapping[int, int]
+    """By the line of the function that calls them, how many of `functions` were called before it."""
+
+    def note_exception(self, error: BaseException) -> None:
+        """Tell the backend how far the program was when this exception left it."""
+        if self.functions:
+            self._backend.note_exception(self.functions, *self._progress(error), error)
+
+    def _progress(self, error: BaseException) -> tuple[int, bool]:
+        """The number of complete calls, and whether the exception comes from the next one.
+
+        An exception that comes from neither the generated code nor a call came last: from making Arrays of the results.
+        """
+        trace = error.__traceback__
+        while trace is not None:
+            code, inner = trace.tb_frame.f_code, trace.tb_next
+            if code is self._code:
+                before = self._calls_before.get(trace.tb_lineno, 0)  # the head, on entry
+                calls = self._calls_before.get(trace.tb_lineno + 1, len(self.functions)) - before
+                # An interrupt in the line of a call, and not in what it calls, comes when that has returned.
+                return (before + calls, False) if inner is None else (before, bool(calls))
+            if code is getattr(type(self.run).__call__, "__code__", None):  # the program is one call
+                return 0, True
+            trace = inner
+        return len(self.functions), False
+
+
 def compile_program(
     program: Program, mesh: Mesh, buffers: Buffers, schedules: Mapping[Equation, Schedule], backend: Backend
-) -> tuple[Callable[..., Any], list[Callable[..., Any]]]:
-    """Compile a program that has gone through the passes.
-
-    Returns a function from the copies of each input to a tuple with the copies of each output, and the functions of
-    the backend that it calls, in order. The outputs own their memory: none shares with an argument.
-    """
+) -> GeneratedProgram:
+    """Compile a program that has gone through the passes."""
     builder = _Builder(program, mesh, buffers, schedules, backend)
     run = builder.build()
     functions = [call.function for call in builder.calls]
     if run in functions:
-        return run, functions
+        return GeneratedProgram(run, functions, backend, None, {})
     quiet = _QUIET()
 
     def execute(*copies: Copies) -> Sequence[Copies]:
         return quiet.copy().run(run, *copies)
 
-    return execute, functions
+    return GeneratedProgram(execute, functions, backend, run.__code__, builder.calls_before)
 
 
 class _Names:
@@ -97,7 +133,10 @@ class _Builder:
         self.steps: list[tuple[list[str], set[Var]]] = []  # lines, and the variables they read
         self.readers = self._readers()
         self.segments = 0
+        self.call_steps: set[int] = set()
         self.calls: list[GroupCall] = []
+        self.calls_before: dict[int, int] = {}
+        """By line of the driver, the number of calls before it."""
 
     def _readers(self) -> dict[Var, set[Equation | None]]:
         readers: dict[Var, set[Equation | None]] = {}
@@ -177,10 +216,15 @@ class _Builder:
             if var not in kept:
                 last.setdefault(i, []).append(self.variables[var])
         lines = []
+        calls = 0
         for i, (step, _) in enumerate(self.steps):
+            self.calls_before[2 + len(lines)] = calls  # the first line is the head
+            calls += i in self.call_steps
             lines += step
             if i in last:
+                self.calls_before[2 + len(lines)] = calls
                 lines.append(f"del {', '.join(sorted(last[i]))}")
+        self.calls_before[2 + len(lines)] = calls
         parameters = ", ".join(self.name(v) for v in self.program.inputs)
         body = "\n    ".join([*lines, f"return ({''.join(f'{o}, ' for o in outputs)})"])
         return f"def run({parameters}):\n    {body}\n"
@@ -315,6 +359,7 @@ class _Builder:
         found = [(eqn, self.schedules[eqn]) for eqn in group]
         for call in self.backend.compile_group(found, self.mesh, self.identity):
             self.calls.append(call)
+            self.call_steps.add(len(self.steps))
             left = ", ".join(map(self.name, call.outputs)) + ("," if call.returns_tuple and call.outputs else "")
             right = f"{self.names.of(call.function, 'f')}({', '.join(map(self.name, call.inputs))})"
             self.steps.append(([f"{left} = {right}" if left else right], set(call.inputs)))

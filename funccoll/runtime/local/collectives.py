@@ -44,6 +44,9 @@ class LocalBackend:
                 function = _over_groups(eqn, compute, mesh, atom.type.varying, out.type.varying)
                 yield GroupCall(function, (atom,), (out,), returns_tuple=False)
 
+    def note_exception(self, functions: Sequence[Callable[..., Any]], done: int, inside: bool, error: BaseException) -> None:
+        """See `Backend`. An exception is one of all devices."""
+
     def gather_whole(self, block: np.ndarray, shape: tuple[int, ...], sharding: Sharding) -> np.ndarray:
         """See `Backend`. One process that plays all devices has no block to gather: its Arrays are whole."""
         return np.array(block)

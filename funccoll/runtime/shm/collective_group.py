@@ -36,6 +36,7 @@ from ...kernels.frame import (
     FRAME_WORDS,
     HEAP,
     HEAP_BYTES,
+    HISTORIES,
     INSTRUCTION_BUDGET,
     MISMATCH,
     NAPS,
@@ -86,6 +87,8 @@ class CollectiveGroup:
         self.members = sorted({m for c in self.communicators for m in c.members})
         self.arguments = list(arguments)
         """The variables of the program that it takes as arguments."""
+        self.left_complete = False
+        """True when an exception has left the last call after everything was done: for `note_exception`."""
         self.plan = build_plan(self.calls, self.communicators)
         self.registry.call_sites.update(self.plan.call_sites)
         self._lock: Any = self.registry.lock(self.communicators)
@@ -115,8 +118,8 @@ class CollectiveGroup:
         self._accumulator = np.zeros(ACCUMULATOR_BYTES, np.uint8)
         self.frame = np.zeros(FRAME_WORDS, np.int64)
         tables = ((CODE, self._code), (ADDRESSES, self._addresses), (BASES, self.registry.bases),
-                  (CONTENTION, self.registry.contention), (OPERANDS, self._operands),
-                  (ACCUMULATOR, self._accumulator))  # fmt: skip
+                  (HISTORIES, self.registry.histories), (CONTENTION, self.registry.contention),
+                  (OPERANDS, self._operands), (ACCUMULATOR, self._accumulator))  # fmt: skip
         for word, table in tables:
             self.frame[word] = table.ctypes.data
         self.frame[HEAP] = self.frame[FAILURE] = self.heap.base
@@ -138,16 +141,18 @@ class CollectiveGroup:
         CollectiveTimeout after `fc.init(timeout=)` or FUNCCOLL_TIMEOUT seconds (600). No collective of the job runs
         after one of them.
         """
-        if self.registry.broken is not None:  # also before the lock, which a fork may have copied while it was held
-            raise job_is_over(self.registry.broken, self.calls[0].source)
-        if self._lock._is_owned():
-            raise nested_call(self.calls[0].source)
-        with self._lock:
-            if self.registry.broken is not None:
+        began, words, results = False, self._words, ()
+        try:
+            if self.registry.broken is not None:  # also before the lock, which a fork may have copied while it was held
                 raise job_is_over(self.registry.broken, self.calls[0].source)
-            results, words = self._results(), self._words
-            words[ARGUMENTS], words[RESULTS] = id(arrays) + _TUPLE_HEAD, id(results) + _TUPLE_HEAD
-            try:
+            if self._lock._is_owned():
+                raise nested_call(self.calls[0].source)
+            with self._lock:
+                if self.registry.broken is not None:
+                    raise job_is_over(self.registry.broken, self.calls[0].source)
+                results = self._results()
+                words[ARGUMENTS], words[RESULTS] = id(arrays) + _TUPLE_HEAD, id(results) + _TUPLE_HEAD
+                began = True
                 self._kernel()
                 if words[STATUS] != FINISHED:
                     while words[STATUS] == NEEDS_FALLBACK:  # nothing was published yet
@@ -155,11 +160,12 @@ class CollectiveGroup:
                         words[ARGUMENTS], words[RESULTS] = id(arrays) + _TUPLE_HEAD, id(results) + _TUPLE_HEAD
                         self._kernel()
                     self._wait()
-            except BaseException as error:  # also an interrupt, as soon as the kernel returns
-                if words[STATUS] != FINISHED:
-                    self._abandon(error, (arrays, results, self))
-                raise
-            return (*results,)  # a new tuple: the pool must see that its arrays are in use
+                return (*results,)  # a new tuple: the pool must see that its arrays are in use
+        except BaseException as error:  # also an interrupt, as soon as the kernel returns
+            if began and words[STATUS] != FINISHED:
+                self._abandon(error, (arrays, results, self))
+            self.left_complete = began and words[STATUS] == FINISHED
+            raise
 
     def repeat(self, times: int, *arrays: Any) -> tuple[np.ndarray, ...]:
         """The results of `times` calls in a row, made as one native call: for benchmarks of the kernels."""

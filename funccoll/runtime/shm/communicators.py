@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import FunccollError, RendezvousError
-from ...kernels.frame import LINE_BYTES
+from ...kernels.frame import LINE_BYTES, LINE_HISTORY
 from ...mesh import Mesh
 from ..job.world import World
 from .control_block import Communicator, ControlBlock
@@ -26,6 +26,8 @@ _MAX_COMMUNICATORS = 256
 _ENTRY_WORDS = 3
 """Words of an entry of the table: a hash of mesh and axes, begin and end of the control blocks."""
 _THREADS = 2  # this one, and the watch's
+_NOTE_BYTES = 512
+"""Bytes in which a rank says how many exceptions have left its programs, and which was the last."""
 _WAIT_WORDS = 4
 """Words in which a rank publishes its wait: 1 + the rank that it waits for, the counter's offset, and the count."""
 
@@ -39,6 +41,8 @@ class Communicators:
     def __init__(self, world: World, heap: Heap):
         self.world, self.heap = world, heap
         self.bases = np.zeros(_MAX_COMMUNICATORS, np.int64)
+        self.histories = np.zeros(_MAX_COMMUNICATORS, np.int64)
+        """By communicator, a hash of the exceptions that left programs of this process after a collective."""
         self.contention = np.zeros(2, np.int64)
         """The waits' record of other processes that want this one's core: see CONTENTION in `kernels.frame`."""
         self.locks: list[Any] = [threading.RLock() for _ in range(_MAX_COMMUNICATORS)]
@@ -49,7 +53,8 @@ class Communicators:
         self._known: dict[tuple, tuple[Communicator, list[tuple[tuple[int, ...], ControlBlock]]]] = {}  # with all groups
         self._abandoned = heap.view(HEADER, (world.world,), np.int64)
         self._waits = heap.view(HEADER + self._abandoned.nbytes, (world.world, _WAIT_WORDS), np.int64)
-        table = HEADER + self._abandoned.nbytes + self._waits.nbytes
+        self._notes = heap.view(HEADER + self._abandoned.nbytes + self._waits.nbytes, (world.world, _NOTE_BYTES), np.uint8)
+        table = HEADER + self._abandoned.nbytes + self._waits.nbytes + self._notes.nbytes
         self._table = heap.view(table, (_MAX_COMMUNICATORS, _ENTRY_WORDS), np.int64)
         self._first = -(-(table + self._table.nbytes) // LINE_BYTES) * LINE_BYTES
         self._lock = threading.Lock()
@@ -110,6 +115,25 @@ class Communicators:
         """
         self.broken, self._left_behind = error, memory
         self._abandoned[self.world.rank] = 1
+
+    def note_exception(self, communicators: Sequence[Communicator], place: str, text: str) -> None:
+        """Take note of an exception that left a program at `place`: peers that do not go on from there are refused."""
+        number, _ = self.note(self.world.rank)
+        note = f"{number + 1} {text}".encode()[:_NOTE_BYTES]
+        self._notes[self.world.rank] = np.frombuffer(note.ljust(_NOTE_BYTES, b"\0"), np.uint8)
+        for number in {communicator.number for communicator in communicators}:
+            digest = hashlib.sha256(f"{self.histories[number]} {place}".encode()).digest()
+            self.histories[number] = int.from_bytes(digest[:7], "little")
+
+    def note(self, rank: int) -> tuple[int, str]:
+        """The number of exceptions that left programs of this rank after a collective, and the last one."""
+        number, _, text = self._notes[rank].tobytes().rstrip(b"\0").decode(errors="replace").partition(" ")
+        return int(number or 0), text
+
+    def history(self, rank: int, communicator: Communicator) -> int:
+        """The history with which a rank of the communicator entered its last collective."""
+        line = communicator.control.line(communicator.members.index(rank))
+        return int(self.heap.view(line + LINE_HISTORY, (), np.int64))
 
     def is_intact(self, members: Sequence[int]) -> bool:
         """True when no member has left a collective while peers could read its arrays; one that was killed has not left."""

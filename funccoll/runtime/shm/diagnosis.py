@@ -41,12 +41,26 @@ class Diagnosis:
         return f"This rank was in {self.name}{waiting}.\n{self.table}"
 
     def mismatch(self) -> ProgramMismatch:
-        """The error of a peer that has entered something else."""
+        """The error of a peer that has entered something else, or has not had the same exceptions."""
+        mine, theirs = (self.registry.history(rank, self.communicator) for rank in (self.registry.world.rank, self.peer))
+        if mine != theirs:
+            return self._other_history()
         entered = self.registry.entered(self.peer, self.communicator)
         return ProgramMismatch(
             f"rank {self.registry.world.rank} is in {self.name}, and rank {self.peer} entered another collective at the same "
             f"time, or the same one with other shapes, dtypes or in a different program: {entered}. Every process must run the "
             "same steps in the same order: look for branches on the rank, and for data of different sizes.\n"
+            f"{self.table}", self.call.source,
+        )  # fmt: skip
+
+    def _other_history(self) -> ProgramMismatch:
+        notes = {rank: self.registry.note(rank) for rank in (self.registry.world.rank, self.peer)}
+        (last, (more, text)), (other, (fewer, else_text)) = sorted(notes.items(), key=lambda note: note[1], reverse=True)
+        did = "did not" if more > fewer else f"at another place: {else_text}"
+        return ProgramMismatch(
+            f"rank {last} left a program after a collective of it by an exception, and went on; rank {other} {did}. It was "
+            f"{text}. What the ranks call next does not fit together, although it may be the same collective, {self.name}. "
+            "Let such an exception end the process, or see to it that all ranks raise it at the same place.\n"
             f"{self.table}", self.call.source,
         )  # fmt: skip
 

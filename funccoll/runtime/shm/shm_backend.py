@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...arrays.array_layout import ArrayLayout
-from ...errors import RendezvousError
+from ...errors import RendezvousError, current_source
 from ...ir import Equation
 from ...mesh import Mesh, Sharding
 from ..backend import GroupCall
@@ -84,6 +84,17 @@ class SharedMemoryBackend:
         group = make_group(collectives, mesh, self.communicators, identity)
         outputs = tuple(out for eqn, _ in collectives for out in eqn.outputs)
         return [GroupCall(group, tuple(group.arguments), outputs)]
+
+    def note_exception(self, functions: Sequence[Any], done: int, inside: bool, error: BaseException) -> None:
+        """See `Backend`. Before the first collective of a program is complete, a retry fits what the others do."""
+        done += inside and functions[done].left_complete
+        registry = self._shared.get("communicators")
+        if not done or registry is None or registry.broken is not None:
+            return
+        place = functions[done - 1].calls[-1].identity
+        source = current_source()
+        text = f"{type(error).__name__}: {error}".partition("\n")[0][:300] + (f" at {source}" if source else "")
+        registry.note_exception([c for group in functions for c in group.communicators], place, text)
 
     def gather_whole(self, block: np.ndarray, shape: tuple[int, ...], sharding: Sharding) -> np.ndarray:
         """See `Backend`."""

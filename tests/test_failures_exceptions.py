@@ -1,0 +1,39 @@
+"""Exceptions that leave a program after its last collective: who goes on after one is not taken for who has had none."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+SLOW = pytest.mark.slow
+CASES = [("index", 2, "IndexError"), ("handler", 3, "ValueError: a handler has had enough"),
+         ("call", 2, "ValueError: an interrupt"),
+         pytest.param("index", 4, "IndexError", marks=SLOW), pytest.param("handler", 2, "ValueError", marks=SLOW)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("how", "n", "words"), CASES)
+def test_one_rank_that_retries_is_named(how, n, words, job):
+    culprit = n - 1
+    run = job("late", n, culprits=[culprit], how=how)
+    assert run.end() == [0] * n, run.report()
+    assert len(run.said(culprit, "fails")) == 1 and not run.said(culprit, "retried"), run.report()
+    named = f"rank {culprit} left a program after a collective of it by an exception, and went on; rank "
+    for rank in range(n):
+        (error,) = run.said(rank, "error")
+        assert error["step"] == (3 if rank == culprit else 4), run.report()
+        assert error["kind"] in ("ProgramMismatch", "PeerFailure") and named in error["text"] + error["cause"], error
+        assert words in error["text"] + error["cause"] and "failure_cases.py" in error["text"]
+        assert [again["kind"] for again in run.said(rank, "again")] == ["PeerFailure"] * 2
+
+
+@pytest.mark.parametrize(("how", "n", "words"), CASES)
+def test_all_ranks_retry(how, n, words, job):
+    run = job("late", n, culprits=list(range(n)), how=how)
+    assert run.end() == [0] * n, run.report()
+    value = 3e-3 * n
+    for _ in range(20):
+        value = np.tanh(value)
+    for rank in range(n):
+        (retried,) = run.said(rank, "retried")
+        assert retried["value"] == pytest.approx(value)
+        assert run.hear(rank, "ends")["steps"] == 6 and not run.said(rank, "error")
