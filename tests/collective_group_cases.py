@@ -146,8 +146,9 @@ def threads() -> None:
     mesh = fc.make_mesh({"a": 2, "b": 2})
     steps = {axis: fc.jit(lambda x, axis=axis: fc.all_reduce(x, axis), mesh=mesh, in_specs=P(("a", "b")),
                           out_specs=P("b" if axis == "a" else "a")) for axis in "ab"}  # fmt: skip
-    x = np.arange(4.0)
-    wanted = {axis: step(x).local.copy() for axis, step in steps.items()}
+    x, virtual = np.arange(4.0), Mesh({"a": 2, "b": 2}, range(4))
+    wanted = {axis: fc.jit(step.fn, mesh=virtual, in_specs=P(("a", "b")), out_specs=step.out_specs)(x).shards[fc.rank()]
+              for axis, step in steps.items()}  # fmt: skip
     wrong = []
 
     def work(axis):
@@ -157,6 +158,43 @@ def threads() -> None:
 
     both_axes(work)
     assert not wrong
+
+
+def same_program(one_mesh: bool) -> list[str]:
+    """Two threads call the same function, on one mesh or with a mesh of their own: wrong results, and errors."""
+    n, told, first, second = fc.world_size(), [], threading.Event(), threading.Event()
+    meshes = [fc.make_mesh({"d": n})] * 2 if one_mesh else [fc.make_mesh({"d": n}) for _ in range(2)]
+
+    def work(number, mesh):
+        step = jitted(lambda x: fc.all_reduce(x, "d"), mesh)
+        if one_mesh and number:
+            first.wait()
+        try:
+            for k in range(1, 301):
+                found = step(np.full((n, 2), k * 1000**number))
+                if found.local.tolist() != [[n * k * 1000**number] * 2]:
+                    told.append(str(found.local))
+                whole = fc.process_allgather(fc.from_local(np.full((1, 2), k), mesh, P("d")))
+                if whole.tolist() != [[k] * 2] * n:
+                    told.append(str(whole))
+                first.set()
+        except fc.FunccollError as error:
+            told.append(f"{type(error).__name__}: {error}")
+        if one_mesh and number:
+            second.set()
+        elif one_mesh:
+            second.wait()
+
+    workers = [threading.Thread(target=work, args=(i, meshes[i]), name=f"worker {i}") for i in (0, 1)]
+    for worker in workers:
+        worker.start()
+    if one_mesh:  # the second is refused while the first lives, and may go on in its place after that
+        workers[1].join()
+        workers[0].join()
+        work(0, meshes[0])
+    for worker in workers:
+        worker.join()
+    return told
 
 
 def detail(differs: bool) -> str:

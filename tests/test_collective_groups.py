@@ -29,6 +29,18 @@ def test_threads_over_different_groups():
     fc.launch(cases.threads, 4, timeout=120)
 
 
+def test_threads_with_a_mesh_each_do_not_mix():
+    assert fc.launch(cases.same_program, 2, False, timeout=120) == [[], []]
+
+
+def test_one_mesh_belongs_to_one_thread():
+    for told in fc.launch(cases.same_program, 2, True, timeout=120):
+        (text,) = told
+        assert text.startswith("FunccollError: thread 'worker 1' called a collective over a mesh whose collectives belong to")
+        assert "thread 'worker 0', which called one before" in text and "make one mesh per thread" in text
+        assert "collective_group_cases.py" in text
+
+
 def test_detail_compares_what_is_claimed_to_be_equal(monkeypatch):
     monkeypatch.setenv("FUNCCOLL_DEBUG", "detail")
     assert fc.launch(cases.detail, 2, False) == ["", ""]

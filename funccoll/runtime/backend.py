@@ -39,7 +39,7 @@ class GroupCall(NamedTuple):
 
 
 class Backend(Protocol):
-    """The interface of a transport. One object serves all meshes of a job."""
+    """The interface of a transport, to one mesh."""
 
     name: str
     shares_memory: bool
@@ -82,11 +82,13 @@ class Backend(Protocol):
         ...
 
 
-class JobBackend(Backend, Protocol):
-    """The interface of a transport between processes: also its memory, and joining and leaving a job.
+class JobBackend(Protocol):
+    """The interface of a transport between processes: its memory, joining and leaving a job, and the backends of its meshes.
 
     `memory` is the file descriptor that rank 0's `creator` gave, None without one.
     """
+
+    name: str
 
     def __init__(self, rank: int, nranks: int, memory: int | None): ...
 
@@ -106,6 +108,13 @@ class JobBackend(Backend, Protocol):
 
     def join(self, world: Any) -> None:
         """Serve the meshes of this `job.World`."""
+        ...
+
+    def for_mesh(self, number: int) -> Backend:
+        """Return the backend of the `number`-th mesh that this process makes; 0 stands for all that come by pickle.
+
+        Collectives over different meshes never meet, so that threads with a mesh each do not disturb each other.
+        """
         ...
 
     def end(self, why: str) -> None:

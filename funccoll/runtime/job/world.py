@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import itertools
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -101,6 +102,7 @@ class World:
     def __init__(self, rank: int, world: int, watch: Watch, backend: JobBackend):
         self.rank, self.world, self.watch, self.backend = rank, world, watch, backend
         self.timeout: float | None = None
+        self.mesh_numbers = itertools.count(1)
         backend.join(self)
 
 
@@ -235,14 +237,16 @@ def backend_of(mesh: Mesh) -> Backend:
     world = current()
     if world is None:
         raise RendezvousError(f"{mesh!r} is of a job that this process has left. Make a new mesh after fc.init().")
-    return world.backend
+    return world.backend.for_mesh(0)
 
 
 def make_mesh(axes: Mapping[str, int]) -> Mesh:
     """A mesh with named axes, for example `make_mesh({"data": 4, "model": 2})`.
 
     In a single process it has as many virtual devices as it asks for; in a job of several processes, one
-    device for each process.
+    device for each process. All processes make the same meshes in the same order. Each mesh has communicators of its
+    own, and those of one mesh belong to the first thread that calls a collective over it: for several threads make one
+    mesh for each, all of them in the main thread.
 
     Raises: MeshError when sizes are not positive integers, or do not fit the job.
     """
@@ -257,5 +261,5 @@ def make_mesh(axes: Mapping[str, int]) -> Mesh:
             )
         world = init()
         assert world is not None
-        return Mesh(mesh.shape, range(mesh.size), process=world.rank, backend=world.backend)
+        return Mesh(mesh.shape, range(mesh.size), process=world.rank, backend=world.backend.for_mesh(next(world.mesh_numbers)))
     return Mesh(mesh.shape, range(mesh.size))

@@ -13,6 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
+from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -59,7 +60,7 @@ from ...schedules.schedule import Schedule
 from ...schedules.streams.instructions import Opcode
 from ..job import host
 from .communicators import Communicators
-from .diagnosis import Diagnosis, job_is_over, nested_call, wrong_argument
+from .diagnosis import Diagnosis, job_is_over, nested_call, other_thread, wrong_argument
 from .heap import Heap
 from .plan import GroupedCollective, Operand, build_plan
 from .results import UNSHARED_REFCOUNT as MEASURED_REFCOUNT
@@ -79,11 +80,12 @@ class CollectiveGroup:
     """
 
     def __init__(
-        self, registry: Communicators, mesh: Mesh, calls: Sequence[GroupedCollective], arguments: Sequence[Var] = ()
-    ):
+        self, registry: Communicators, mesh: Mesh, number: int, calls: Sequence[GroupedCollective],
+        arguments: Sequence[Var] = (),
+    ):  # fmt: skip
         self.world, self.heap, self.registry = registry.world, registry.heap, registry
         self.calls = tuple(calls)
-        self.communicators = [self.registry.communicator(mesh, c.axes) for c in self.calls]
+        self.communicators = [self.registry.communicator(mesh, number, c.axes) for c in self.calls]
         self.members = sorted({m for c in self.communicators for m in c.members})
         self.arguments = list(arguments)
         """The variables of the program that it takes as arguments."""
@@ -92,6 +94,7 @@ class CollectiveGroup:
         self.plan = build_plan(self.calls, self.communicators)
         self.registry.call_sites.update(self.plan.call_sites)
         self._lock: Any = self.registry.lock(self.communicators)
+        self._claim = self.registry.claim(self.communicators)
         results = self.plan.results
         make = [partial(_result, self.heap, o) if written else _result(self.heap, o, zeros=True).view for o, written in results]
         self._results = ResultPool(make, sum(math.prod(o.out_shape) * o.dtype.itemsize for o, _ in results))
@@ -145,6 +148,10 @@ class CollectiveGroup:
         try:
             if self.registry.broken is not None:  # also before the lock, which a fork may have copied while it was held
                 raise job_is_over(self.registry.broken, self.calls[0].source)
+            if self._claim.thread != get_ident():
+                owner = self.registry.take(self._claim)
+                if owner is not None:
+                    raise other_thread(owner, self.calls[0].source)
             if self._lock._is_owned():
                 raise nested_call(self.calls[0].source)
             with self._lock:
@@ -265,8 +272,9 @@ def _result(heap: Heap, operand: Operand, zeros: bool = False) -> np.ndarray:
 
 
 def make_group(
-    equations: Sequence[tuple[Equation, Schedule]], mesh: Mesh, registry: Communicators, identity: Callable[[Equation], str]
-) -> CollectiveGroup:
+    equations: Sequence[tuple[Equation, Schedule]], mesh: Mesh, registry: Communicators, number: int,
+    identity: Callable[[Equation], str],
+) -> CollectiveGroup:  # fmt: skip
     """The collective group of these equations; its `arguments` are the variables that it takes."""
     arguments = _arguments_of([eqn for eqn, _ in equations])
     known: dict[Any, int] = {a: i for i, a in enumerate(arguments)}
@@ -284,7 +292,7 @@ def make_group(
         if not eqn.outputs:  # a barrier
             operands, op = [Operand((0,), (0,), np.dtype(np.uint8))], "or"
         calls.append(GroupedCollective(tuple(eqn.axes()), schedule, op, tuple(operands), identity(eqn), eqn.source))
-    return CollectiveGroup(registry, mesh, calls, arguments)
+    return CollectiveGroup(registry, mesh, number, calls, arguments)
 
 
 def _arguments_of(equations: Sequence[Equation]) -> list[Var]:

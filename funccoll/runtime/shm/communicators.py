@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,10 +21,10 @@ from .control_block import Communicator, ControlBlock
 from .heap import HEADER, Heap
 from .plan import CallSite
 
-__all__ = ["Communicators"]
+__all__ = ["Claim", "Communicators"]
 
-_MAX_COMMUNICATORS = 256
-"""The most sets of mesh axes over which one job communicates."""
+_MAX_COMMUNICATORS = 4096
+"""The most pairs of a mesh and some of its axes over which one job communicates."""
 _ENTRY_WORDS = 3
 """Words of an entry of the table: a hash of mesh and axes, begin and end of the control blocks."""
 _THREADS = 2  # this one, and the watch's
@@ -45,7 +47,7 @@ class Communicators:
         """By communicator, a hash of the exceptions that left programs of this process after a collective."""
         self.contention = np.zeros(2, np.int64)
         """The waits' record of other processes that want this one's core: see CONTENTION in `kernels.frame`."""
-        self.locks: list[Any] = [threading.RLock() for _ in range(_MAX_COMMUNICATORS)]
+        self.locks: dict[int, Any] = {}
         self.call_sites: dict[int, CallSite] = {}
         """By the hash that a rank publishes when it enters."""
         self.broken: FunccollError | None = None
@@ -58,11 +60,16 @@ class Communicators:
         self._table = heap.view(table, (_MAX_COMMUNICATORS, _ENTRY_WORDS), np.int64)
         self._first = -(-(table + self._table.nbytes) // LINE_BYTES) * LINE_BYTES
         self._lock = threading.Lock()
+        self._claims: dict[frozenset[int], Claim] = {}
+        self._owners: dict[int, int] = {}  # threads, by communicator
         self._left_behind: object = None
 
-    def communicator(self, mesh: Mesh, axes: Sequence[str]) -> Communicator:
-        """This process's communicator along `axes` of a mesh. Its first use places the control blocks of all groups."""
-        key = (mesh.axis_names, mesh.sizes, tuple(axes))
+    def communicator(self, mesh: Mesh, number: int, axes: Sequence[str]) -> Communicator:
+        """This process's communicator along `axes` of the `number`-th mesh.
+
+        Its first use places the control blocks of all groups.
+        """
+        key = (number, mesh.axis_names, mesh.sizes, tuple(axes))
         with self._lock:
             if key not in self._known:
                 ranks = mesh.groups(axes)
@@ -80,17 +87,18 @@ class Communicators:
         """The offset of the control blocks along some axes: the same in all processes, whichever asks first."""
         hash = int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:7], "little") | 1
         with self.heap.exclusive(self.timeout):
-            start = self._first
-            for entry in self._table:
-                if entry[0] == hash:
-                    return int(entry[1])
-                if not entry[0]:
-                    if start + nbytes > self.heap.control[1]:
-                        break
-                    entry[:] = hash, start, start + nbytes
-                    return start
-                start = int(entry[2])
-        raise FunccollError(f"this job communicates over more than {len(self._known)} sets of axes: use fewer meshes.")
+            (found,) = np.nonzero(self._table[:, 0] == hash)
+            if found.size:
+                return int(self._table[found[0], 1])
+            used = np.count_nonzero(self._table[:, 0])
+            start = int(self._table[used - 1, 2]) if used else self._first
+            if used < _MAX_COMMUNICATORS and start + nbytes <= self.heap.control[1]:
+                self._table[used] = hash, start, start + nbytes
+                return start
+        raise FunccollError(
+            f"there is no room for another communicator: each mesh of this job has one for all axes over which its programs "
+            f"communicate, and there are {used}. Make a mesh once, with fc.make_mesh, and use it in all functions."
+        )
 
     @property
     def timeout(self) -> float:
@@ -199,12 +207,45 @@ class Communicators:
         counter, number, hash = self.heap.view(control.line(rank), (3,), np.int64).tolist()
         return counter - number, hash, counter
 
-    # ------------------------------------------------------------ locks
+    # ------------------------------------------------------------ threads
+
+    def claim(self, communicators: Sequence[Communicator]) -> Claim:
+        """The claim to these communicators: one object for all that use the same ones."""
+        numbers = frozenset(c.number for c in communicators)
+        return self._claims.setdefault(numbers, Claim(numbers))
+
+    def take(self, claim: Claim) -> int | None:
+        """Give the communicators to the calling thread; those of a thread that has ended are free.
+
+        Threads of one rank that call collectives over one communicator come in no order that other ranks know, so that
+        contributions would be mixed. Returns the identifier of another thread that is alive and has called one, else None.
+        """
+        mine, alive = threading.get_ident(), sys._current_frames()
+        with self._lock:
+            for number in claim.numbers:
+                owner = self._owners.get(number, mine)
+                if owner != mine and owner in alive:
+                    return owner
+            self._owners.update(dict.fromkeys(claim.numbers, mine))
+            for other in self._claims.values():
+                if other.numbers & claim.numbers:
+                    other.thread = None
+            claim.thread = mine
+        return None
 
     def lock(self, communicators: Sequence[Communicator]) -> Any:
         """A lock of calls over these communicators: two that share one exclude each other."""
-        locks = [self.locks[n] for n in sorted({c.number for c in communicators})]
+        locks = [self.locks.setdefault(n, threading.RLock()) for n in sorted({c.number for c in communicators})]
         return locks[0] if len(locks) == 1 else _LockSet(locks)
+
+
+@dataclass(eq=False)
+class Claim:
+    """The right to call collectives over some communicators."""
+
+    numbers: frozenset[int]
+    thread: int | None = None
+    """The identifier of the thread to which all of them belong, None when that is not known."""
 
 
 class _LockSet:

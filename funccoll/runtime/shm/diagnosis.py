@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ from .communicators import Communicators
 from .control_block import Communicator
 from .plan import GroupedCollective, Operand
 
-__all__ = ["Diagnosis", "job_is_over", "nested_call", "wrong_argument"]
+__all__ = ["Diagnosis", "job_is_over", "nested_call", "other_thread", "wrong_argument"]
 
 
 @dataclass(frozen=True)
@@ -68,8 +69,9 @@ class Diagnosis:
         """The error of ranks that wait for each other: collectives over different axes have no control line in common."""
         ring = " for ".join(f"rank {rank}" for rank in [*cycle, cycle[0]])
         return ProgramMismatch(
-            f"ranks wait for each other: {ring}. They are in collectives over different axes, or in another order. Every "
-            f"process must run the same steps in the same order: look for branches on the rank.\n{self.table}",
+            f"ranks wait for each other: {ring}. They are in collectives over different axes or meshes, or in another order. "
+            "Every process must make the same meshes, and run the same steps, in the same order: look for branches on the "
+            f"rank.\n{self.table}",
             self.call.source,
         )
 
@@ -96,6 +98,17 @@ def nested_call(source: Source | None) -> FunccollError:
     return FunccollError(
         "a collective was called in the middle of another one over the same ranks, by the same thread: from a signal "
         "handler or a destructor. Only set a flag there, and call it in the loop that runs the steps.", source,
+    )  # fmt: skip
+
+
+def other_thread(owner: int, source: Source | None) -> FunccollError:
+    """The error of a call over a mesh whose collectives another thread calls."""
+    name = next((thread.name for thread in threading.enumerate() if thread.ident == owner), str(owner))
+    mine = threading.current_thread().name
+    return FunccollError(
+        f"thread {mine!r} called a collective over a mesh whose collectives belong to thread {name!r}, which called one before "
+        "and is alive. Two threads would come in another order on every rank, and mix their contributions: make one mesh per "
+        "thread with fc.make_mesh, all of them in the main thread.", source,
     )  # fmt: skip
 
 

@@ -30,12 +30,11 @@ class SharedMemoryBackend:
     """
 
     name = "shm"
-    shares_memory = True
 
     def __init__(self, rank: int, nranks: int, memory: int):
         self.heap = Heap(memory, rank, nranks)
         self.allocate: Callable[..., np.ndarray] = self.heap.array
-        """See `Backend`. After the end of the job it gives private memory, so that arrays can still be made."""
+        """Memory for arrays. After the end of the job it is private memory, so that arrays can still be made."""
         self.world: World | None = None
         self.gathers: dict[Any, Any] = {}
         """Compiled all_gathers of `gather_whole`."""
@@ -75,40 +74,14 @@ class SharedMemoryBackend:
             found = self._shared.setdefault("communicators", Communicators(self.world, self.heap))
         return found
 
-    def compile_group(
-        self, collectives: Sequence[tuple[Equation, Schedule]], mesh: Mesh, identity: Callable[[Equation], str]
-    ) -> Sequence[GroupCall]:
-        """See `Backend`. All of them are one native call."""
-        from .collective_group import make_group
+    @property
+    def known_communicators(self) -> Communicators | None:
+        """The communicators; None when no collective was compiled yet."""
+        return self._shared.get("communicators")
 
-        group = make_group(collectives, mesh, self.communicators, identity)
-        outputs = tuple(out for eqn, _ in collectives for out in eqn.outputs)
-        return [GroupCall(group, tuple(group.arguments), outputs)]
-
-    def note_exception(self, functions: Sequence[Any], done: int, inside: bool, error: BaseException) -> None:
-        """See `Backend`. Before the first collective of a program is complete, a retry fits what the others do."""
-        done += inside and functions[done].left_complete
-        registry = self._shared.get("communicators")
-        if not done or registry is None or registry.broken is not None:
-            return
-        place = functions[done - 1].calls[-1].identity
-        source = current_source()
-        text = f"{type(error).__name__}: {error}".partition("\n")[0][:300] + (f" at {source}" if source else "")
-        registry.note_exception([c for group in functions for c in group.communicators], place, text)
-
-    def gather_whole(self, block: np.ndarray, shape: tuple[int, ...], sharding: Sharding) -> np.ndarray:
-        """See `Backend`."""
-        from .values import gather_whole
-
-        return gather_whole(block, shape, sharding, self.communicators, self.gathers)
-
-    def compare_replicas(
-        self, mesh: Mesh, layouts: Sequence[ArrayLayout], name: Callable[[int], str]
-    ) -> Callable[[Sequence[Any]], None]:
-        """See `Backend`. Each call costs a hash of all arguments, and one collective."""
-        from .values import replica_check
-
-        return replica_check(mesh, layouts, name, self.communicators)
+    def for_mesh(self, number: int) -> MeshBackend:
+        """See `JobBackend`."""
+        return MeshBackend(self, number)
 
     def end(self, why: str) -> None:
         """See `JobBackend`."""
@@ -125,6 +98,62 @@ class SharedMemoryBackend:
     def disown(self) -> None:
         """See `JobBackend`."""
         self.heap.disown()
+
+
+class MeshBackend:
+    """The part of it that serves one mesh."""
+
+    name = SharedMemoryBackend.name
+    shares_memory = True
+
+    def __init__(self, job: SharedMemoryBackend, number: int):
+        self.job, self.number = job, number
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, MeshBackend) and (self.job, self.number) == (other.job, other.number)
+
+    def __hash__(self) -> int:
+        return hash((self.job, self.number))
+
+    @property
+    def allocate(self) -> Callable[..., np.ndarray]:
+        """See `Backend`."""
+        return self.job.allocate
+
+    def compile_group(
+        self, collectives: Sequence[tuple[Equation, Schedule]], mesh: Mesh, identity: Callable[[Equation], str]
+    ) -> Sequence[GroupCall]:
+        """See `Backend`. All of them are one native call."""
+        from .collective_group import make_group
+
+        group = make_group(collectives, mesh, self.job.communicators, self.number, identity)
+        outputs = tuple(out for eqn, _ in collectives for out in eqn.outputs)
+        return [GroupCall(group, tuple(group.arguments), outputs)]
+
+    def note_exception(self, functions: Sequence[Any], done: int, inside: bool, error: BaseException) -> None:
+        """See `Backend`. Before the first collective of a program is complete, a retry fits what the others do."""
+        done += inside and functions[done].left_complete
+        registry = self.job.known_communicators
+        if not done or registry is None or registry.broken is not None:
+            return
+        place = functions[done - 1].calls[-1].identity
+        source = current_source()
+        text = f"{type(error).__name__}: {error}".partition("\n")[0][:300] + (f" at {source}" if source else "")
+        registry.note_exception([c for group in functions for c in group.communicators], place, text)
+
+    def gather_whole(self, block: np.ndarray, shape: tuple[int, ...], sharding: Sharding) -> np.ndarray:
+        """See `Backend`."""
+        from .values import gather_whole
+
+        return gather_whole(block, shape, sharding, self.job.communicators, self.number, self.job.gathers)
+
+    def compare_replicas(
+        self, mesh: Mesh, layouts: Sequence[ArrayLayout], name: Callable[[int], str]
+    ) -> Callable[[Sequence[Any]], None]:
+        """See `Backend`. Each call costs a hash of all arguments, and one collective."""
+        from .values import replica_check
+
+        return replica_check(mesh, layouts, name, self.job.communicators, self.number)
 
 
 BACKEND = SharedMemoryBackend

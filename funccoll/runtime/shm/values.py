@@ -21,25 +21,27 @@ _HASH = np.dtype(np.uint64)
 
 
 def gather_whole(
-    array: np.ndarray, shape: tuple[int, ...], sharding: Sharding, communicators: Communicators, known: dict[Any, Any]
-) -> np.ndarray:
+    array: np.ndarray, shape: tuple[int, ...], sharding: Sharding, communicators: Communicators, number: int,
+    known: dict[Any, Any],
+) -> np.ndarray:  # fmt: skip
     """The global value of this process's block, on every process. `known` keeps what was compiled."""
     for dim in range(len(shape)):
         axes = sharding.dim_axes(dim)
         if axes:
             size = sharding.mesh.axis_size(axes)
             out = (*array.shape[:dim], array.shape[dim] * size, *array.shape[dim + 1 :])
-            key = (sharding.mesh, axes, array.shape, array.dtype, dim)
+            key = (number, sharding.mesh, axes, array.shape, array.dtype, dim)
             if key not in known:
                 operand = Operand(array.shape, out, array.dtype, dim, dim, 0)
                 call = GroupedCollective(tuple(axes), build("all_gather", size), "sum", (operand,), "process_allgather")
-                known[key] = CollectiveGroup(communicators, sharding.mesh, [call])
+                known[key] = CollectiveGroup(communicators, sharding.mesh, number, [call])
             (array,) = known[key](array)
     return np.array(array)
 
 
 def replica_check(
-    mesh: Mesh, layouts: Sequence[ArrayLayout], name: Callable[[int], str], communicators: Communicators
+    mesh: Mesh, layouts: Sequence[ArrayLayout], name: Callable[[int], str], communicators: Communicators,
+    number: int,
 ) -> Callable[[Sequence[Any]], None]:
     """A function of this process's blocks that raises ShardingError, on all processes, when two that must be equal differ.
 
@@ -48,7 +50,7 @@ def replica_check(
     count, size = len(layouts), mesh.size
     operand = Operand((count,), (count * size,), _HASH, argument=0)
     call = GroupedCollective(mesh.axis_names, build("all_gather", size), "sum", (operand,), "FUNCCOLL_DEBUG=detail")
-    gather = CollectiveGroup(communicators, mesh, [call])
+    gather = CollectiveGroup(communicators, mesh, number, [call])
 
     def check(blocks: Sequence[Any]) -> None:
         mine = np.array([_hash(block) for block in blocks], _HASH)
