@@ -204,9 +204,18 @@ def test_intermediate_values_are_not_staged():
 def test_ranks_publish_the_hash_of_the_call():
     def hashes(*calls: GroupedCollective) -> list[int]:
         plan = build_plan(calls, [communicator()] * len(calls))
-        assert set(plan.call_sites) == {call.hash for call in calls}
-        return [i.operands["hash"] for i in instructions(plan, Opcode.ENTER)]
+        published = [i.operands["hash"] for i in instructions(plan, Opcode.ENTER)]
+        assert set(plan.call_sites) == set(published)
+        return published
 
     sums, larger, others = (collective("all_reduce", (n,), 0, op=op) for n, op in ((9, "sum"), (10, "sum"), (9, "max")))
-    assert hashes(sums) == [sums.hash] and hashes(sums, larger) == [sums.hash, larger.hash]
-    assert len({sums.hash, larger.hash, others.hash}) == 3
+    assert hashes(sums, larger) == hashes(sums) + hashes(larger)
+    assert len({*hashes(sums), *hashes(larger), *hashes(others)}) == 3
+
+
+def test_ranks_that_cut_differently_publish_different_hashes(monkeypatch):
+    call = collective("all_reduce", (P * 100_000,), 0)
+    plans = [build_plan([call], [communicator()])]
+    monkeypatch.setattr("funccoll.runtime.shm.staging._SEGMENT_BYTES", 1 << 12)
+    plans.append(build_plan([call], [communicator()]))
+    assert len({instructions(plan, Opcode.ENTER)[0].operands["hash"] for plan in plans}) == 2

@@ -2,19 +2,24 @@
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from ranks import JOIN, PATIENCE, PRELUDE, SAYS_WHO_COMES, STAY, Ranks, address, left_behind, listening, wait_until
 
+import funccoll
 from funccoll import FunccollError
 from funccoll._version import __version__
 from funccoll.errors import MeshError, PlannedError, RendezvousError
-from funccoll.runtime.job.rendezvous import JobSpec, timeout_of
+from funccoll.runtime.job.rendezvous import JobSpec, installation, timeout_of
 from funccoll.runtime.job.world import finalize, init, job
+
+FOLDER = Path(funccoll.__file__).parent
 
 
 def visit(run, *packets):
@@ -36,7 +41,7 @@ def visit(run, *packets):
 
 
 def hello(run, **changes):
-    said = {"funccoll": __version__, "protocol": 1, "run": f"{run}-0", "rank": 1, "world": 2, "arena": 64 << 30, **changes}
+    said = {**installation(), "run": f"{run}-0", "rank": 1, "world": 2, "arena": 64 << 30, **changes}
     return json.dumps(said).encode()
 
 
@@ -221,7 +226,22 @@ def test_ranks_with_different_versions():
         ranks.start(1, older)
         for r in range(2):
             code, _, error = ranks.end(r)
-            assert code == 1 and f"rank 1 runs funccoll 0.0.1 (protocol 1) and rank 0 runs {__version__} (protocol 1)" in error
+            assert code == 1 and "rank 1 runs funccoll 0.0.1 of " in error
+            assert f"rank 0 runs funccoll {__version__} of " in error
+
+
+def test_ranks_of_two_checkouts_with_one_version(tmp_path):
+    shutil.copytree(FOLDER, tmp_path / "funccoll", ignore=shutil.ignore_patterns("__pycache__"))
+    with (tmp_path / "funccoll/display.py").open("a") as changed:
+        changed.write("# changed\n")
+    join = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import funccoll as fc; fc.init()"
+    other = f"import os, sys\nos.execv(sys.executable, [sys.executable, '-c', {join!r}])"
+    with Ranks(STAY, [0], world=2) as ranks:
+        ranks.start(1, other)
+        for r in range(2):
+            code, _, error = ranks.end(r)
+            assert code == 1 and f"rank 1 runs funccoll {__version__} of {tmp_path}/funccoll" in error
+            assert f"rank 0 runs funccoll {__version__} of {FOLDER}" in error
 
 
 def test_when_rank_0_cannot_start_the_job_all_hear_why():

@@ -6,7 +6,6 @@ Schedules are imported only for a program that has collectives: the import takes
 from __future__ import annotations
 
 import functools
-import hashlib
 import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from ..schedules.registry import Algorithm
     from ..schedules.schedule import Schedule
 
-__all__ = ["check_algorithms", "choose", "digest", "is_large", "is_users", "schedules_of"]
+__all__ = ["check_algorithms", "choose", "is_large", "is_users", "schedules_of"]
 
 LARGE = 256
 """More ranks than a host has. Above it the choice is the collective's first algorithm, without comparing costs; and on an
@@ -103,14 +102,3 @@ def _proved(found: Algorithm, nranks: int, **given: Any) -> Schedule:
 def is_users(eqn: Equation) -> bool:
     """True when a collective's algorithm is the user's own, whose name does not determine its moves."""
     return not _find(eqn).function.__module__.startswith("funccoll.")
-
-
-@functools.lru_cache(maxsize=256)
-def digest(schedule: Schedule) -> str:
-    """sha256 of a schedule's moves."""
-    found = hashlib.sha256(repr(schedule.collective).encode())
-    for batch in schedule.batches:
-        found.update(repr((batch.dst.shape, batch.src.shape, batch.round)).encode())
-        for column in (batch.dst, batch.src, batch.count, batch.by):
-            found.update(column.tobytes())
-    return found.hexdigest()

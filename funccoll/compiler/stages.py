@@ -25,7 +25,7 @@ from ..runtime.codegen import compile_program, require_devices
 from ..runtime.job.world import backend_of
 from ..types import check_dtype
 from .arguments import path_name
-from .choose_schedules import choose, digest, is_large, is_users, schedules_of
+from .choose_schedules import choose, is_large, is_users, schedules_of
 from .report import CollectiveTable, cost_analysis
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class _Scheduled(_Stage):
 
     def _moves(self) -> str:
         own = {eqn for eqn in self.program.collectives() if is_users(eqn)}
-        return ";".join(digest(schedule) for eqn, schedule in self.schedules.items() if eqn in own) if own else ""
+        return ";".join(schedule.digest for eqn, schedule in self.schedules.items() if eqn in own) if own else ""
 
 
 class Lowered(_Scheduled):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import operator
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -77,6 +78,16 @@ class Schedule:
         independent rounds are joined.
         """
         return 1 + max((b.round for b in self.batches), default=-1)
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """A sha256 of the collective and the moves."""
+        found = hashlib.sha256(repr(self.collective).encode())
+        for batch in self.batches:
+            found.update(repr((batch.dst.shape, batch.src.shape, batch.round)).encode())
+            for column in (batch.dst, batch.src, batch.count, batch.by):
+                found.update(column.tobytes())
+        return found.hexdigest()
 
     def prove(self) -> Proof:
         """Prove that the moves take the precondition to the postcondition; raises ScheduleError with what is wrong.

@@ -10,13 +10,16 @@ Other processes can connect too: another user's, an old run's, one that says not
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import selectors
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from ..._version import __version__
@@ -25,10 +28,32 @@ from .packets import receive, same_user, send
 
 __all__ = ["JobSpec", "JoinedJob", "meet", "timeout_of"]
 
-PROTOCOL = 1
+PROTOCOL = 2
 HELLO_TIMEOUT = 10.0  # seconds until a connection that has not said hello is dropped
 GRACE = 2.0  # seconds after a mismatch in which more processes may connect, to be told of it
 _LISTS = ", ".join
+
+
+@functools.lru_cache(maxsize=1)
+def installation() -> dict[str, str]:
+    """Everything by which two installations can differ in what they compute, with the folder, for errors.
+
+    A version is not enough: two checkouts can have the same one, and then make plans that do not fit together.
+    """
+    folder, sources = Path(__file__).parents[2], hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        sources.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes())
+    return {
+        "funccoll": __version__, "protocol": str(PROTOCOL), "sources": sources.hexdigest()[:12], "folder": str(folder),
+        "NumPy": version("numpy"), "Numba": version("numba"),
+    }  # fmt: skip
+
+
+def _text(installed: Mapping[str, Any]) -> str:
+    return (
+        f"funccoll {installed.get('funccoll')} of {installed.get('folder')} (sources {installed.get('sources')}, protocol "
+        f"{installed.get('protocol')}) with NumPy {installed.get('NumPy')} and Numba {installed.get('Numba')}"
+    )
 
 
 @dataclass(frozen=True)
@@ -221,10 +246,12 @@ class _Coordinator:
         del self.unidentified[channel]
 
     def _mismatch(self, rank: Any, world: Any, hello: dict[str, Any]) -> str:
-        theirs = f"{hello['funccoll']} (protocol {hello.get('protocol')})"
-        ours = f"{__version__} (protocol {PROTOCOL})"
-        if theirs != ours:
-            return f"rank {rank} runs funccoll {theirs} and rank 0 runs {ours}; all must run the same."
+        ours = installation()
+        if any(hello.get(key) != value for key, value in ours.items() if key != "folder"):
+            return (
+                f"rank {rank} runs {_text(hello)}, and rank 0 runs {_text(ours)}. All must run the same: start them in one "
+                "environment."
+            )
         if world != self.job.world:
             return (
                 f"rank {rank} was started as one of {world} processes and rank 0 as one of {self.job.world}, both "
@@ -237,9 +264,7 @@ class _Coordinator:
 
 
 def _join(job: JobSpec, timeout: float, arena: int, descriptors: int) -> JoinedJob:
-    hello = {
-        "funccoll": __version__, "protocol": PROTOCOL, "run": job.run, "rank": job.rank, "world": job.world, "arena": arena,
-    }  # fmt: skip
+    hello = {**installation(), "run": job.run, "rank": job.rank, "world": job.world, "arena": arena}
     deadline, pause = time.monotonic() + timeout, 0.001
     what, lost = "did not come", None  # the time at which rank 0 was lost, after it had answered
     while time.monotonic() < deadline and (lost is None or time.monotonic() < lost + GRACE):

@@ -55,10 +55,10 @@ class GroupedCollective:
     identity: str
     source: Source | None = None
 
-    @property
-    def hash(self) -> int:
-        """A hash that differs between different calls, odd; a rank publishes it when it enters."""
-        text = f"{self.identity} {self.schedule!r} {self.op} {self.operands}"
+    def hash(self, segments: Sequence[Segment]) -> int:
+        """A hash of the call and of how its arrays are cut, odd; a rank publishes it when it enters, and peers compare it."""
+        cut = [[(i, layout.ranges) for i, layout in segment.layouts.items()] for segment in segments]
+        text = f"{self.identity} {self.schedule!r} {self.schedule.digest} {self.op} {self.operands} {cut}"
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "little") | 1
 
 
@@ -158,7 +158,7 @@ def _planned(call: GroupedCollective, communicator: Communicator, first_slot: in
     inputs = kind.input_chunks if cut else 1
     slots = Slots(first_slot, schedule.nranks, len(layouts), inputs, staged=bool(cut))
     dtypes = [o.dtype for o in operands]
-    return PlannedCollective(schedule, layouts, dtypes, call.op, communicator, call.hash, slots, segments, nbytes)
+    return PlannedCollective(schedule, layouts, dtypes, call.op, communicator, call.hash(segments), slots, segments, nbytes)
 
 
 def _call_site(call: GroupedCollective, collective: PlannedCollective) -> CallSite:
