@@ -138,13 +138,15 @@ def array_table(array: Array) -> str:
     sharding = array.sharding
     mesh = sharding.mesh
     head = f"Array {dtype_name(array.dtype)}{list(array.shape)}, {sharding.spec!r}"
-    if array.is_deleted:
+    if array.is_deleted():
         return titled(f"{head} (deleted)", "")
     grid = ""
     if mesh.size <= 256:
         text = [f"device {d}<br><code>{t}</code>" for d, t in enumerate(_placement(sharding, array.shape))]
         grid = _grid(mesh, text, list(array.layout.copy_of_device))
-    values = np.array2string(np.asarray(array), threshold=50, edgeitems=3)
+    block = array.is_one_of_several_blocks
+    values = np.array2string(array.local if block else np.asarray(array), threshold=50, edgeitems=3)
+    values = f"device {mesh.process}: {values}" if block else values
     return titled(head, f"{grid}<pre style='{_TEXT}'>{_escape(values)}</pre>")
 
 

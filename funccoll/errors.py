@@ -179,6 +179,10 @@ class VaryingError(FunccollError, TypeError):
     """A value varies over a mesh axis where it must not, or does not where it must."""
 
 
+class OutSpecsError(VaryingError, ValueError):
+    """A result varies over a mesh axis over which its out_spec says that it is equal."""
+
+
 class PytreeError(FunccollError, ValueError):
     """Two pytrees that should have the same structure do not."""
 

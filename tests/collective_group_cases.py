@@ -391,3 +391,10 @@ def first_uses() -> None:
 
     both_axes(work)
     assert not wrong
+
+
+def shown() -> list[str]:
+    """Texts of Arrays of which this process holds one block, and of whole ones."""
+    mesh = fc.make_mesh({"d": fc.world_size()})
+    arrays = [fc.device_put(np.arange(8.0, dtype=np.float32), mesh, spec) for spec in (P("d"), P())]
+    return [text for x in arrays for text in (repr(x), str(x), f"{x}", x._repr_html_())]

@@ -155,7 +155,7 @@ def test_donating_an_array_of_another_sharding():
     step = fc.jit(lambda x: x + 1, mesh=LINE, in_specs=(P("data"),), out_specs=P("data"), donate_argnums=(0,))
     arr = fc.device_put(X, LINE, P())
     assert same(step(arr), X + 1)
-    assert arr.is_deleted
+    assert arr.is_deleted()
     source = X.copy()
     assert same(step(source), X + 1) and same(source, X)  # a NumPy array stays the caller's
     again = fc.device_put(X, LINE, P("data"))
@@ -424,3 +424,22 @@ def test_html_shows_which_device_holds_what():
     assert "<script" not in html and html.count("<div") == html.count("</div") and html.count("<td") == html.count("</td")
     assert "device 7" in MESH._repr_html_() or ">7<" in MESH._repr_html_()
     assert len(fc.device_put(np.zeros((512, 512)), fc.make_mesh({"data": 512}), P("data"))._repr_html_()) < 20_000
+
+
+def test_words_of_jax(line):
+    x = fc.device_put(np.arange(4.0), line, P("data"))
+    assert x.block_until_ready() is x and x.is_deleted() is False
+    fc.jit(lambda x: x + 1, mesh=line, in_specs=P("data"), out_specs=P("data"), donate_argnums=0)(x)
+    assert x.is_deleted() is True
+    with pytest.raises(fc.errors.DeletedArrayError):
+        x.block_until_ready()
+    with pytest.raises(ValueError, match="out_specs"):
+        fc.jit(lambda x: x, mesh=line, in_specs=P("data"), out_specs=P())(np.ones(4))
+
+
+@pytest.mark.parametrize("other", [None, "a", b"a"])
+def test_nothing_and_texts_equal_no_element(other):
+    x = np.arange(3.0)
+    for found in (fc.device_put(x, fc.make_mesh({"d": 1})) == other, fc.jit(lambda x: x == other)(x)):
+        assert np.asarray(found).tolist() == [False] * 3
+    assert np.asarray(fc.jit(lambda x: (other != x) & (x > 0))(x)).tolist() == [False, True, True]

@@ -97,3 +97,11 @@ def test_oddities(n):
 
 def test_first_uses_in_any_order():
     fc.launch(cases.first_uses, 4, timeout=120)
+
+
+def test_arrays_of_which_a_process_holds_a_block_are_shown():
+    for rank, texts in enumerate(fc.launch(cases.shown, 2)):
+        block = ", ".join(f"{v}." for v in range(4 * rank, 4 * rank + 4))
+        assert texts[0] == texts[1] == texts[2] == f"Array(block {rank} of 2: [{block}], f32[8], P('d') on Mesh({{'d': 2}}))"
+        assert f"device {rank}: [{block.replace(',', '')}]" in texts[3]
+        assert texts[5] == "[0. 1. 2. 3. 4. 5. 6. 7.]"

@@ -339,7 +339,7 @@ def test_donated_arrays_are_gone():
     step = fc.jit(lambda x: x + 1, mesh=LINE, in_specs=(P("data"),), out_specs=P("data"), donate_argnums=0)
     arr = fc.device_put(X, LINE, P("data"))
     step(arr)
-    assert arr.is_deleted
+    assert arr.is_deleted()
     for use in (lambda: step(arr), lambda: np.asarray(arr), lambda: arr.shards, lambda: float(arr), lambda: arr + 1):
         wrong(DeletedArrayError, use, "f32[8]", "donated", "donate_argnums", "result")
     assert "deleted" in repr(arr)

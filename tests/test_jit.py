@@ -230,7 +230,7 @@ def test_donated_arrays_are_given_up_and_nothing_is_lost_on_error():
     np.testing.assert_array_equal(np.asarray(x), X * 4)
     gone = x
     x, _ = step(x, y)
-    assert gone.is_deleted
+    assert gone.is_deleted()
     assert "deleted" in repr(gone)
     for _ in range(2):
         with pytest.raises(RuntimeError, match="donated"):
@@ -239,7 +239,7 @@ def test_donated_arrays_are_given_up_and_nothing_is_lost_on_error():
         np.asarray(gone)
     with pytest.raises(RuntimeError, match="donated"):
         step(x, gone)
-    assert not x.is_deleted  # refused before anything was given up
+    assert not x.is_deleted()  # refused before anything was given up
     step(X, y)  # a NumPy array is the caller's: donating it does nothing
 
 
@@ -247,14 +247,14 @@ def test_donation_counts_call_positions():
     step = fc.jit(lambda k, x: x * k, static_argnums=0, donate_argnums=1)
     x = fc.device_put(X, fc.make_mesh({"d": 1}))
     step(2, x)
-    assert x.is_deleted
+    assert x.is_deleted()
     y = fc.device_put(X, fc.make_mesh({"d": 1}))
     fc.jit(lambda k, y: y * k, static_argnums=0, donate_argnums=-1)(2, y)
-    assert y.is_deleted
+    assert y.is_deleted()
     z = fc.device_put(X, fc.make_mesh({"d": 1}))
     for options in ({"donate_argnums": -1}, {"static_argnums": -1}):  # the last parameter, not the call's last argument
         np.testing.assert_array_equal(np.asarray(fc.jit(lambda z, k=2: z * k, **options)(z)), X * 2)
-    assert not z.is_deleted
+    assert not z.is_deleted()
 
 
 # ------------------------------------------------------------------ outputs
@@ -385,3 +385,16 @@ def test_an_int_too_large_for_int64_is_not_taken_for_one_that_fits():
     assert (large.dtype, int(large)) == (wanted.dtype, int(wanted))
     assert np.asarray(large).dtype == large.dtype
     assert int(same(1)) == 1
+
+
+def test_a_keyword_leaves_the_other_defaults_what_they_are():
+    def f(x, axis=0, options=[1, 2], y=None, *, scale=2):  # noqa: B006  (a default that is not hashable)
+        assert type(axis) is int and options == [1, 2] and scale == 2
+        return (x + y).sum(axis=axis)
+
+    jitted, x = fc.jit(f), np.arange(6.0).reshape(2, 3)
+    for _ in range(2):
+        np.testing.assert_array_equal(jitted(x, y=x), 2 * x.sum(axis=0))
+    assert len(jitted._cache) == 1
+    split = fc.jit(lambda x, n=1, y=None: fc.all_reduce(x * n + y, "d"), mesh=fc.make_mesh({"d": 2}), in_specs=(P("d"), P("d")))
+    np.testing.assert_array_equal(split(x, y=x), 2 * x.sum(axis=0, keepdims=True))

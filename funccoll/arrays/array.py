@@ -84,10 +84,20 @@ class Array(metaclass=_ArrayMeta):
         """Bytes of one element."""
         return self.dtype.itemsize
 
-    @property
     def is_deleted(self) -> bool:
         """True after it was donated to a jitted function."""
         return self._copies is None
+
+    def block_until_ready(self) -> Array:
+        """Return this Array, whose values are there already: calls are synchronous. For programs written for JAX."""
+        self.take_copies()
+        return self
+
+    @property
+    def is_one_of_several_blocks(self) -> bool:
+        """True where this process holds one block, and others hold the rest of the global value."""
+        mesh = self.sharding.mesh
+        return not mesh.is_fully_addressable and any(mesh.shape[a] > 1 for a in self.sharding.varying)
 
     def take_copies(self, delete: bool = False) -> Any:
         """The distinct copies, for a runtime; with `delete`, the Array gives them up."""
@@ -130,11 +140,10 @@ class Array(metaclass=_ArrayMeta):
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         copies = self._copy_list()
-        mesh = self.sharding.mesh
-        if not mesh.is_fully_addressable and any(mesh.shape[a] > 1 for a in self.sharding.varying):
+        if self.is_one_of_several_blocks:
             raise MeshError(
                 f"this process holds one block of the Array {dtype_name(self.dtype)}{list(self.shape)}, split as "
-                f"{self.sharding.spec!r} over {mesh.size} processes. Use arr.local for the block, or "
+                f"{self.sharding.spec!r} over {self.sharding.mesh.size} processes. Use arr.local for the block, or "
                 "fc.process_allgather(arr), which all processes must call, for the whole."
             )
         if len(copies) == 1:
@@ -224,15 +233,19 @@ class Array(metaclass=_ArrayMeta):
         return format(self.item(), spec) if self.size == 1 and spec else str(self)
 
     def __str__(self) -> str:
-        return "<deleted Array>" if self.is_deleted else str(np.asarray(self))
+        if self.is_deleted():
+            return "<deleted Array>"
+        return repr(self) if self.is_one_of_several_blocks else str(np.asarray(self))
 
     def __repr__(self) -> str:
         head = f"{dtype_name(self.dtype)}[{','.join(map(str, self.shape))}], {self.sharding.spec!r} on {self.sharding.mesh!r}"
-        if self.is_deleted:
+        if self.is_deleted():
             return f"Array(deleted, {head})"
-        values = np.array2string(np.asarray(self), separator=", ", threshold=20, edgeitems=2, prefix="Array(")
         head = f"weak {head}" if self.weak else head
-        return f"Array({values}, {head})"
+        what = f"block {self.sharding.mesh.process} of {self.sharding.mesh.size}: " if self.is_one_of_several_blocks else ""
+        shown = self.local if what else np.asarray(self)
+        values = np.array2string(shown, separator=", ", threshold=20, edgeitems=2, prefix=f"Array({what}")
+        return f"Array({what}{values}, {head})"
 
     def _repr_html_(self) -> str:
         from ..display import array_table

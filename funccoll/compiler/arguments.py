@@ -27,6 +27,19 @@ def distinct(value: Any) -> Any:
     return type(value), repr(value) if type(value) in (float, complex) else value
 
 
+@dataclass(frozen=True, eq=False)
+class _Default:
+    """A parameter that a call leaves out before one that it names: the default stays the value that it is."""
+
+    value: Any
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is _Default and self.value is other.value  # it need not be hashable
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
 _OF = {"in_specs": "arguments", "out_specs": "results"}
 
 
@@ -124,10 +137,11 @@ class Arguments:
         if any(k not in options.static_argnames for k in kwargs):
             args, kwargs = self._positional(args, kwargs)
         numbers = {n for n in self._resolve(options.static_argnums, len(args)) if 0 <= n < len(args)}
+        defaults = {i for i, a in enumerate(args) if type(a) is _Default}
         if options.static_argnames and self.signature is not None:
             parameters = list(self.signature.parameters)[: len(args)]
             numbers |= {i for i, p in enumerate(parameters) if p in options.static_argnames}
-        static = [*((i, args[i]) for i in sorted(numbers)), *sorted(kwargs.items())]
+        static = [*((i, args[i]) for i in sorted(numbers - defaults)), *sorted(kwargs.items())]
         for where, value in static:
             try:
                 hash(value)
@@ -136,7 +150,10 @@ class Arguments:
                     f"the static argument {where!r} of {self.name} is not hashable: {value!r}. A static argument is part "
                     "of the compiled program; pass a tuple, a string, a number or a frozen dataclass."
                 ) from None
-        return tuple(a for i, a in enumerate(args) if i not in numbers), tuple((k, distinct(v), v) for k, v in static)
+        kept = [(k, distinct(v), v) for k, v in static] + [(i, None, args[i]) for i in defaults]
+        kept.sort(key=lambda entry: (type(entry[0]) is str, entry[0]))
+        numbers |= defaults
+        return tuple(a for i, a in enumerate(args) if i not in numbers), tuple(kept)
 
     def _positional(self, args: tuple, named: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         """Keyword arguments in the places of their parameters; static ones without a place stay keywords."""
@@ -146,22 +163,29 @@ class Arguments:
             bound = self.signature.bind(*args, **named)
         except TypeError as error:
             raise TraceError(f"{self.name}: {error}.") from None
-        bound.apply_defaults()
-        keywords = {k: v for k, v in bound.kwargs.items() if k in named}  # the function supplies its own defaults
+        parameters, given = self.signature.parameters, bound.arguments
+        places = [n for n, p in parameters.items() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        while places and places[-1] not in given:  # the function supplies its own defaults
+            places.pop()
+        positional = [given[n] if n in given else _Default(parameters[n].default) for n in places]
+        for name, parameter in parameters.items():
+            if parameter.kind is parameter.VAR_POSITIONAL:
+                positional += given.get(name, ())
+        keywords = {k: v for k, v in named.items() if k not in places}
         dynamic = sorted(set(keywords) - set(self.options.static_argnames))
         if dynamic:
             raise TraceError(
                 f"{self.name}: the keyword-only argument(s) {dynamic} have no place in in_specs. Make them "
                 "positional, or static with static_argnames."
             )
-        return bound.args, keywords
+        return tuple(positional), keywords
 
     def merge(self, dynamic: Any, static: Static) -> tuple[list[Any], dict[str, Any]]:
         """The call's positional and keyword arguments again."""
         merged = list(dynamic)
         for where, _, value in static:
             if isinstance(where, int):
-                merged.insert(where, value)
+                merged.insert(where, value.value if type(value) is _Default else value)
         return merged, {where: value for where, _, value in static if isinstance(where, str)}
 
     def _positions(self, count: int, static: Static) -> list[int]:

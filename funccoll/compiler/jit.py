@@ -17,7 +17,7 @@ import optree
 
 from ..arrays.array import Array, to_numpy
 from ..arrays.array_layout import layout_of
-from ..errors import DTypeError, ShardingError, TraceError, VaryingError, user_frames
+from ..errors import DTypeError, OutSpecsError, ShardingError, TraceError, user_frames
 from ..ir import Traced, current_interpreter
 from ..mesh import Mesh, Sharding
 from ..ops.elementwise import scalar_type
@@ -216,7 +216,7 @@ class Jitted(Generic[Params, R]):
         return TracedFunction(program, signature)
 
     def _check_output(self, value: Any, sharding: Sharding, tree: optree.PyTreeSpec, position: int) -> Any:
-        """Return the output, varying over exactly its spec's axes. Raises VaryingError when it varies over more."""
+        """Return the output, varying over exactly its spec's axes. Raises OutSpecsError when it varies over more."""
         type = value_type(value)
         where = path_name("result", tree, position)
         extra = type.varying - sharding.varying
@@ -225,7 +225,7 @@ class Jitted(Generic[Params, R]):
             given = " (out_specs was not given)" if self.out_specs is None else ""
             origin = getattr(value, "source", None)
             made = f", made at {origin}" if origin else ""
-            raise VaryingError(
+            raise OutSpecsError(
                 f"out_specs of {self._name}: {where}, of type {type}{made}, has the spec {sharding.spec!r}{given}, which "
                 f"says that it is equal on all devices along {axes}; it varies over {axes}. Reduce or gather it first "
                 f"(fc.all_reduce, fc.all_gather over {axes}), or name {axes} in its out_spec."
@@ -329,7 +329,7 @@ def jit(
     the plain function. It compiles once for each structure, shapes and dtypes of its arguments. Floating-point
     exceptions are silent inside, as in JAX.
 
-    Raises: ShardingError, VaryingError, PytreeError, TraceError; each names the argument, shapes and axes.
+    Raises: ShardingError, OutSpecsError, PytreeError, TraceError; each names the argument, shapes and axes.
     """
 
     def decorate(f: Callable[..., Any]) -> Jitted:

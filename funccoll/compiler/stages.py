@@ -199,7 +199,7 @@ class Compiled(_Scheduled):
             self._check_replicas(inputs)
         if self._donates:  # last: a call that is refused leaves donated Arrays their data
             for leaf, donated in zip(leaves, self.signature.donated, strict=True):
-                if donated and type(leaf) is Array and not leaf.is_deleted:
+                if donated and type(leaf) is Array and not leaf.is_deleted():
                     leaf.take_copies(delete=True)
         try:
             return self._wrap(self._run(*inputs))

@@ -60,6 +60,18 @@ def _concrete(what: str) -> Any:
     return refuse
 
 
+def _equality(ufunc: np.ufunc, otherwise: bool) -> Any:
+    """A comparison with anything: None and texts equal no element, as in NumPy."""
+    compare = _ufunc_operator(ufunc)
+
+    def method(self: Tracer, other: Any) -> Any:
+        if other is None or isinstance(other, str | bytes):
+            return np.full(self.shape, otherwise)
+        return compare(self, other)
+
+    return method
+
+
 _FORMAT = _concrete("a format such as f'{x:.3f}'")
 _REMEDY = {
     "float()": "Compute with the array itself (operators, np.* functions), or return it and look at the result; to fill "
@@ -198,7 +210,7 @@ class Tracer(Traced):
     __rshift__, __rrshift__ = _ufunc_operator(np.right_shift), _ufunc_operator(np.right_shift, True)
     __lt__, __le__ = _ufunc_operator(np.less), _ufunc_operator(np.less_equal)
     __gt__, __ge__ = _ufunc_operator(np.greater), _ufunc_operator(np.greater_equal)
-    __eq__, __ne__ = _ufunc_operator(np.equal), _ufunc_operator(np.not_equal)
+    __eq__, __ne__ = _equality(np.equal, False), _equality(np.not_equal, True)
     __hash__ = None  # type: ignore[assignment]  # equal elementwise, like an ndarray
     __pow__, __rpow__ = _power, _ufunc_operator(np.power, True)
 
