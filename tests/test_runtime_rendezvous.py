@@ -16,7 +16,7 @@ import funccoll
 from funccoll import FunccollError
 from funccoll._version import __version__
 from funccoll.errors import MeshError, PlannedError, RendezvousError
-from funccoll.runtime.job.rendezvous import JobSpec, installation, timeout_of
+from funccoll.runtime.job.rendezvous import JobSpec, installation, seconds_of
 from funccoll.runtime.job.world import finalize, init, job
 
 FOLDER = Path(funccoll.__file__).parent
@@ -336,6 +336,9 @@ def test_alone_there_is_nobody_to_join():
       "PMIX_NAMESPACE": "prterun-1@1"}, JobSpec(1, 2, "prterun-1@1")),
     ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0", "OMPI_MCA_ess_base_jobid": "7"}, JobSpec(0, 2, "7")),
     ({"PMI_SIZE": "2", "PMI_RANK": "1", "SLURM_JOB_ID": "3", "SLURM_STEP_ID": "1"}, JobSpec(1, 2, "3-1")),
+    ({"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "2", "SLURM_STEP_TASKS_PER_NODE": "4", "SLURM_JOB_ID": "3",
+      "SLURM_STEP_ID": "0"}, JobSpec(2, 4, "3-0")),
+    ({"SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_JOB_ID": "3"}, JobSpec(0, 1, "")),  # a batch script
     ({"FUNCCOLL_WORLD_SIZE": "2", "FUNCCOLL_RANK": "0", "FUNCCOLL_RUN_ID": "x", "WORLD_SIZE": "8", "RANK": "7"},
      JobSpec(0, 2, "x")),
 ])  # fmt: skip
@@ -351,9 +354,10 @@ def test_mpich_names_no_run_and_its_ranks_have_one_parent():
 @pytest.mark.parametrize("environment", [
     {"WORLD_SIZE": "16", "RANK": "1", "LOCAL_WORLD_SIZE": "8", "MASTER_PORT": "1"},
     {"OMPI_COMM_WORLD_SIZE": "16", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "8", "PMIX_NAMESPACE": "x"},
+    {"SLURM_STEP_NUM_TASKS": "16", "SLURM_PROCID": "1", "SLURM_STEP_TASKS_PER_NODE": "8(x2)", "SLURM_JOB_ID": "1"},
 ])  # fmt: skip
 def test_several_hosts_are_planned(environment):
-    with pytest.raises(PlannedError, match=r"16 processes, 8 of them on this host .* several hosts are planned"):
+    with pytest.raises(PlannedError, match=r"16 processes, 8(\(x2\))? of them on this host .* several hosts are planned"):
         job(environment)
 
 
@@ -364,9 +368,9 @@ def test_a_job_without_a_name():
 
 @pytest.mark.parametrize("text", ["soon", "-1", "0", "nan", ""])
 def test_a_timeout_that_is_none(text):
-    with pytest.raises(RendezvousError, match=r"FUNCCOLL_RENDEZVOUS_TIMEOUT=.*must be seconds, more than 0"):
-        timeout_of({"FUNCCOLL_RENDEZVOUS_TIMEOUT": text})
-    assert timeout_of({}) == 60 and timeout_of({"FUNCCOLL_RENDEZVOUS_TIMEOUT": "2.5"}) == 2.5
+    with pytest.raises(RendezvousError, match=r"FUNCCOLL_TIMEOUT=.*must be seconds, more than 0; leave it unset for 600\."):
+        seconds_of({"FUNCCOLL_TIMEOUT": text}, "FUNCCOLL_TIMEOUT", 600)
+    assert seconds_of({}, "FUNCCOLL_TIMEOUT", 600) == 600 and seconds_of({"T": "2.5"}, "T", 60) == 2.5
     assert issubclass(RendezvousError, (FunccollError, RuntimeError))
 
 
@@ -374,3 +378,10 @@ def test_any_run_id_fits_a_sockets_name():
     names = {JobSpec(0, 2, run).address for run in ("a", "ä" * 300, "ä" * 299, "x" * 64, "x" * 65)}
     assert len(names) == 5 and all(len(name) <= 107 for name in names)
     assert JobSpec(0, 2, "a").address[0] == 0  # abstract: no file
+
+
+@pytest.mark.parametrize("text", ["-1", "nan"])
+def test_a_wrong_timeout_of_collectives_is_refused_when_joining(text):
+    with Ranks(STAY, [0], world=2, FUNCCOLL_TIMEOUT=text) as ranks:
+        code, _, error = ranks.end(0)
+        assert code == 1 and f"FUNCCOLL_TIMEOUT={text!r} must be seconds, more than 0" in error

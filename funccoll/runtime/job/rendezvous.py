@@ -26,7 +26,7 @@ from ..._version import __version__
 from ...errors import RendezvousError
 from .packets import receive, same_user, send
 
-__all__ = ["JobSpec", "JoinedJob", "meet", "timeout_of"]
+__all__ = ["JobSpec", "JoinedJob", "installation", "meet", "seconds_of"]
 
 PROTOCOL = 2
 HELLO_TIMEOUT = 10.0  # seconds until a connection that has not said hello is dropped
@@ -81,15 +81,15 @@ class JoinedJob:
     memory: int | None
 
 
-def timeout_of(environment: Any) -> float:
-    """Seconds that processes wait for each other: FUNCCOLL_RENDEZVOUS_TIMEOUT, 60 without it."""
-    text = environment.get("FUNCCOLL_RENDEZVOUS_TIMEOUT", "60")
+def seconds_of(environment: Mapping[str, str], name: str, default: float) -> float:
+    """The seconds in an environment variable. Raises RendezvousError when it says something else."""
+    text = environment.get(name, str(default))
     try:
         seconds = float(text)
     except ValueError:
         seconds = -1.0
     if not seconds > 0:
-        raise RendezvousError(f"FUNCCOLL_RENDEZVOUS_TIMEOUT={text!r} must be seconds, more than 0; leave it unset for 60.")
+        raise RendezvousError(f"{name}={text!r} must be seconds, more than 0; leave it unset for {default:g}.")
     return seconds
 
 

@@ -29,6 +29,7 @@ _LAUNCHERS = (
     ("WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE"),  # torchrun
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     ("PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS"),
+    ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_STEP_TASKS_PER_NODE"),  # srun; a batch script has no step
 )
 # What names a run, by launcher: all of these that are set. torchrun restarts a job within a run.
 _RUNS = (
@@ -96,12 +97,11 @@ def _parent() -> str:
 class World:
     """This process's membership in a job: number `rank` of `world`, the watch over the others, and the backend.
 
-    `timeout`: seconds that a collective waits for the others; None for FUNCCOLL_TIMEOUT, or 600.
+    `timeout`: seconds that a collective waits for the others.
     """
 
-    def __init__(self, rank: int, world: int, watch: Watch, backend: JobBackend):
-        self.rank, self.world, self.watch, self.backend = rank, world, watch, backend
-        self.timeout: float | None = None
+    def __init__(self, rank: int, world: int, watch: Watch, backend: JobBackend, timeout: float):
+        self.rank, self.world, self.watch, self.backend, self.timeout = rank, world, watch, backend, timeout
         self.mesh_numbers = itertools.count(1)
         backend.join(self)
 
@@ -131,6 +131,7 @@ class _Membership:
                     f"this process was started by rank {job_.rank} and is not a rank of its own: rank {job_.rank} has joined "
                     'the job. Keep what needs the other ranks under `if __name__ == "__main__":`, which workers do not run.'
                 )
+            collective_timeout = rendezvous.seconds_of(os.environ, "FUNCCOLL_TIMEOUT", 600)
             generation = replace(job_, run=f"{job_.run}-{self.generation}")
             transport = choose_job_backend()
             memory = transport.capacity(job_.world), transport.creator(job_.world)
@@ -138,7 +139,7 @@ class _Membership:
             backend = transport(job_.rank, job_.world, meeting.memory)
             watch = Watch(job_.rank, meeting.sockets, backend.failure_words())
             watch.hook_exceptions()
-            self.current = World(job_.rank, job_.world, watch, backend)
+            self.current = World(job_.rank, job_.world, watch, backend, collective_timeout)
             os.environ[_JOINED] = f"{place}{os.getpid()}"
             _at_end()
         return self.current
@@ -180,8 +181,8 @@ def init(timeout: float | None = None, *, rendezvous_timeout: float | None = Non
     Every process must call it, or `make_mesh`, which calls it. A later call only sets a `timeout` that is given. Returns
     None in a single process.
 
-    timeout: seconds that a collective waits for the others before it raises CollectiveTimeout; FUNCCOLL_TIMEOUT or 600
-    when None. A process that has died is noticed at once, whatever the timeout.
+    timeout: seconds that a collective waits for the others before it raises CollectiveTimeout; None leaves it what it is,
+    at first FUNCCOLL_TIMEOUT or 600. A process that has died is noticed at once, whatever the timeout.
     rendezvous_timeout: seconds to wait for the others to join; FUNCCOLL_RENDEZVOUS_TIMEOUT or 60 when None.
 
     Raises: RendezvousError when some do not join; it names them.
@@ -189,7 +190,9 @@ def init(timeout: float | None = None, *, rendezvous_timeout: float | None = Non
     for name, seconds in (("timeout", timeout), ("rendezvous_timeout", rendezvous_timeout)):
         if seconds is not None and not (isinstance(seconds, (int, float)) and seconds > 0):
             raise RendezvousError(f"fc.init: {name}={seconds!r} must be seconds, more than 0.")
-    world = _MEMBERSHIP.join(rendezvous.timeout_of(os.environ) if rendezvous_timeout is None else rendezvous_timeout)
+    if rendezvous_timeout is None:
+        rendezvous_timeout = rendezvous.seconds_of(os.environ, "FUNCCOLL_RENDEZVOUS_TIMEOUT", 60)
+    world = _MEMBERSHIP.join(rendezvous_timeout)
     if world is not None and timeout is not None:
         world.timeout = float(timeout)
     return world

@@ -219,7 +219,7 @@ class CollectiveGroup:
                 if failure is not None and (seen is not None or status == FAILED):
                     raise failure.error(self._diagnosis().position(waits=status == WAITING))
                 seen = failure
-                if time.monotonic() - began > self.registry.timeout:
+                if time.monotonic() - began > self.world.timeout:
                     raise self._diagnosis().timed_out(time.monotonic() - began)
                 if status == WAITING:
                     cycle = self.registry.wait(self._words[PEER], *self._goal())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import sys
 import threading
 from collections.abc import Sequence
@@ -86,7 +85,7 @@ class Communicators:
     def _place(self, key: tuple, nbytes: int) -> int:
         """The offset of the control blocks along some axes: the same in all processes, whichever asks first."""
         hash = int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:7], "little") | 1
-        with self.heap.exclusive(self.timeout):
+        with self.heap.exclusive(self.world.timeout):
             (found,) = np.nonzero(self._table[:, 0] == hash)
             if found.size:
                 return int(self._table[found[0], 1])
@@ -99,17 +98,6 @@ class Communicators:
             f"there is no room for another communicator: each mesh of this job has one for all axes over which its programs "
             f"communicate, and there are {used}. Make a mesh once, with fc.make_mesh, and use it in all functions."
         )
-
-    @property
-    def timeout(self) -> float:
-        """Seconds that a rank waits in one collective."""
-        if self.world.timeout is not None:
-            return self.world.timeout
-        given = os.environ.get("FUNCCOLL_TIMEOUT", "600")
-        try:
-            return float(given)
-        except ValueError:
-            raise RendezvousError(f"FUNCCOLL_TIMEOUT={given!r} must be seconds, such as 600.") from None
 
     def end(self, why: str) -> None:
         """Leave the job: no collective of this process runs any more."""
