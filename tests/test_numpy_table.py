@@ -706,3 +706,12 @@ def test_rearranging(data, shape):
     ct = np.random.default_rng(0).integers(-9, 9, size=want.shape).astype(float)
     expected = np.bincount(want.ravel().astype(int), ct.ravel(), x.size).reshape(shape)
     np.testing.assert_array_equal(np.asarray(fc.grad(lambda x: np.sum(call(x) * ct))(x)), expected)
+
+
+def test_astype_keeps_the_imaginary_part():
+    x = np.array([0, 1j, 2], np.complex64)
+    for dtype in (np.bool_, np.complex128):
+        np.testing.assert_array_equal(fc.jit(lambda x, dtype=dtype: x.astype(dtype))(x), x.astype(dtype))
+    for dtype in (np.float32, np.int64):
+        with pytest.raises(fc.errors.DTypeError, match="would drop the imaginary part"):
+            fc.jit(lambda x, dtype=dtype: x.astype(dtype))(x)
