@@ -114,13 +114,22 @@ def test_rank_0_is_stopped_while_another_is_killed(job):
 # ---------------------------------------------------------------- something else in one rank
 
 
+DIFFER = {"collective": "collective and op and algorithm", "shape": "shapes", "dtype": "dtypes", "op": "op"}
+
+
 @pytest.mark.parametrize(("n", "culprit"), [pytest.param(2, 1, marks=SLOW), (3, 0), pytest.param(4, 3, marks=SLOW)])
 @pytest.mark.parametrize("change", ["collective", "shape", "dtype", "op"])
 def test_something_else_in_one_rank(change, n, culprit, job):
     run = job("mismatch", n, culprit=culprit, change=change)
     assert run.end() == [0] * n, run.report()
     check_told(run, range(n), ["ProgramMismatch", "PeerFailure"], ["ProgramMismatch", "rank"])
-    assert any(e["kind"] == "ProgramMismatch" for r in range(n) for e in run.said(r, "error")), run.report()
+    texts = [e["text"] for r in range(n) for e in run.said(r, "error") if e["kind"] == "ProgramMismatch"]
+    assert texts, run.report()
+    for text in texts:
+        differ, first, second = text.splitlines()[:3]
+        assert differ.endswith(f"They differ in {DIFFER[change]}:") and len(text.splitlines()) <= 12, text
+        assert first.startswith("  rank ") and " over 'a' by " in first and " over 'a' by " in second, text
+        assert first.startswith(f"  rank {culprit}: ") or n == 2, text  # of two, neither is more
 
 
 @pytest.mark.parametrize(("n", "culprit"), [pytest.param(2, 1, marks=SLOW), (4, 3)])

@@ -10,7 +10,7 @@ import pytest
 from funccoll import schedules
 from funccoll.kernels.frame import LINE_HEAD_BYTES
 from funccoll.runtime.shm.control_block import Communicator, ControlBlock
-from funccoll.runtime.shm.plan import GroupedCollective, Operand, Plan, build_plan
+from funccoll.runtime.shm.plan import DESCRIPTION_BYTES, Allocation, GroupedCollective, Operand, Plan, build_plan
 from funccoll.schedules.chunk_layout import ChunkLayout
 from funccoll.schedules.collective import KINDS
 from funccoll.schedules.streams.instructions import (
@@ -151,15 +151,24 @@ def test_an_output_that_a_rank_does_not_have_is_not_bound():
 
 def test_what_must_be_allocated():
     """Scratch; a table when the control line is too small for the addresses; nothing for what has no elements."""
-    (empty,) = build_plan([collective("barrier", (0,), None, op="or")], [communicator()]).allocations
+
+    def allocations(plan: Plan) -> list[Allocation]:
+        """Those without the call's description, which every ENTER names."""
+        texts = [needed for needed in plan.allocations if needed.content]
+        entered = [i.pc + Opcode.ENTER.offset("text") for i in instructions(plan, Opcode.ENTER)]
+        assert [word for text in texts for word in text.words] == entered
+        assert all(text.nbytes == len(text.content) < DESCRIPTION_BYTES and text.content[-1:] == b"\0" for text in texts)
+        return [needed for needed in plan.allocations if not needed.content]
+
+    (empty,) = allocations(build_plan([collective("barrier", (0,), None, op="or")], [communicator()]))
     assert empty.nbytes == 0 and len(empty.slots) == 3 and not empty.words
 
     few = build_plan([collective("all_reduce", (9,), 0)], [communicator()])
     enter = instructions(few, Opcode.ENTER)[0]
-    assert enter.operands["table"] == 4096 + LINE_HEAD_BYTES and not any(needed.words for needed in few.allocations)
+    assert enter.operands["table"] == 4096 + LINE_HEAD_BYTES and not any(needed.words for needed in allocations(few))
 
     many = build_plan([collective("all_reduce", (9,), *range(10))], [communicator()])
-    (table,) = [needed for needed in many.allocations if needed.words]
+    (table,) = [needed for needed in allocations(many) if needed.words]
     enter = instructions(many, Opcode.ENTER)[0]
     assert table.nbytes == 10 * 3 * 8 and enter.operands["table"] == 0
     assert table.words == (enter.pc + Opcode.ENTER.offset("table"),)
@@ -167,7 +176,7 @@ def test_what_must_be_allocated():
     ring = GroupedCollective(
         ("d",), schedules.build("reduce_scatter", P, "ring"), "sum", (Operand((P * 40,), (40,), F4, argument=0),), ""
     )
-    scratch = [needed for needed in build_plan([ring], [communicator()]).allocations if needed.nbytes]
+    scratch = [needed for needed in allocations(build_plan([ring], [communicator()])) if needed.nbytes]
     assert [needed.nbytes for needed in scratch] == [ring.schedule.scratch_chunks * 40 * 4]
 
 

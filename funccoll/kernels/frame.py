@@ -8,8 +8,8 @@ from __future__ import annotations
 __all__ = [
     "ACCUMULATOR", "ACCUMULATOR_BYTES", "ADDRESSES", "ARGUMENTS", "BASES", "BLOCK_BYTES", "BUDGET_SPENT", "CLOCK", "CODE",
     "CONTENTION", "FAILED", "FAILURE", "FAULT_PC", "FINISHED", "FRAME_WORDS", "HEAP", "HEAP_BYTES", "HISTORIES", "IGNORED",
-    "INSTRUCTION_BUDGET", "LINE_BYTES", "LINE_CALL", "LINE_HASH", "LINE_HEAD_BYTES", "LINE_HISTORY", "LINE_TABLE", "MISMATCH",
-    "NAPS", "NDARRAY", "NEEDS_FALLBACK", "OPERANDS", "PC", "PEER", "REPEATS", "RESULTS", "SPINS", "STATUS",
+    "INSTRUCTION_BUDGET", "LINE_BYTES", "LINE_CALL", "LINE_HASH", "LINE_HEAD_BYTES", "LINE_HISTORY", "LINE_TABLE", "LINE_TEXT",
+    "MISMATCH", "NAPS", "NDARRAY", "NEEDS_FALLBACK", "OPERANDS", "PC", "PEER", "REPEATS", "RESULTS", "SPINS", "STATUS",
     "UNSHARED_REFCOUNT", "WAITING", "YIELDS",
 ]  # fmt: skip
 
@@ -36,9 +36,10 @@ buffer yet, or a result is in use; the budget of instructions is spent, call aga
 
 LINE_BYTES = 128
 """Bytes of a control line: two cache lines, which processors fetch in pairs."""
-LINE_CALL, LINE_HASH, LINE_HISTORY, LINE_TABLE, LINE_HEAD_BYTES = 8, 16, 24, 32, 40
-"""Offsets in a control line, which begins with a counter: the call's number, its hash, the rank's history, and the offset of
-its addresses, which follow here when they fit. The history is 0 until an exception leaves a program after a collective."""
+LINE_CALL, LINE_HASH, LINE_HISTORY, LINE_TEXT, LINE_TABLE, LINE_HEAD_BYTES = 8, 16, 24, 32, 40, 48
+"""Offsets in a control line, which begins with a counter: the call's number, its hash, the rank's history, the offset of the
+call's description, for errors, and that of its addresses, which follow here when they fit. The history is 0 until an
+exception leaves a program after a collective."""
 
 BLOCK_BYTES = 1 << 13
 ACCUMULATOR_BYTES = 3 * BLOCK_BYTES

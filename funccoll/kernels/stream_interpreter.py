@@ -45,6 +45,7 @@ from .frame import (
     LINE_HASH,
     LINE_HISTORY,
     LINE_TABLE,
+    LINE_TEXT,
     MISMATCH,
     NAPS,
     NDARRAY,
@@ -205,6 +206,7 @@ def interpret(frame: Any) -> int:
             store_release(line + LINE_CALL, load(bases + 8 * load(pc + ENTER.communicator)) + load(pc + ENTER.value))
             store_release(line + LINE_HASH, load(pc + ENTER.hash))
             store_release(line + LINE_HISTORY, load(histories + 8 * load(pc + ENTER.communicator)))
+            store(line + LINE_TEXT, load(pc + ENTER.text))
             store(line + LINE_TABLE, table)
             table += heap
             for _ in range(load(pc + ENTER.narrays)):

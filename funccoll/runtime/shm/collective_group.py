@@ -108,6 +108,7 @@ class CollectiveGroup:
         self._addresses = np.zeros(self.plan.slots + 1, np.int64)
         for needed in self.plan.allocations:
             offset = self._buffer(needed.nbytes)
+            self._buffers[-1][: len(needed.content)] = np.frombuffer(needed.content, np.uint8)
             self._addresses[list(needed.slots)] = self.heap.base + offset
             self._code[list(needed.words)] = offset
 

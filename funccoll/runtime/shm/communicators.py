@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from ...errors import FunccollError, RendezvousError
-from ...kernels.frame import LINE_BYTES, LINE_HISTORY
+from ...kernels.frame import LINE_BYTES, LINE_HISTORY, LINE_TEXT
 from ...mesh import Mesh
 from ..job.world import World
 from .control_block import Communicator, ControlBlock
 from .heap import HEADER, Heap
-from .plan import CallSite
+from .plan import DESCRIPTION, DESCRIPTION_BYTES, CallSite
 
 __all__ = ["Claim", "Communicators"]
 
@@ -131,6 +131,18 @@ class Communicators:
         line = communicator.control.line(communicator.members.index(rank))
         return int(self.heap.view(line + LINE_HISTORY, (), np.int64))
 
+    def descriptions(self, communicator: Communicator) -> dict[int, dict[str, str]]:
+        """The call that each rank of the job entered last over the communicator's axes, by the names of DESCRIPTION."""
+        (blocks,) = (blocks for mine, blocks in self._known.values() if mine is communicator)
+        lines = {rank: control.line(i) for members, control in blocks for i, rank in enumerate(members)}
+        return {rank: self._description(line) for rank, line in lines.items()}
+
+    def _description(self, line: int) -> dict[str, str]:
+        start = int(self.heap.view(line + LINE_TEXT, (), np.int64))
+        length = min(DESCRIPTION_BYTES, self.heap.size - start) if start else 0
+        text = self.heap.view(start, (length,), np.uint8).tobytes().partition(b"\0")[0].decode(errors="replace")
+        return dict(zip(DESCRIPTION, text.split("\x1f"), strict=False)) if text else {}
+
     def is_intact(self, members: Sequence[int]) -> bool:
         """True when no member has left a collective while peers could read its arrays; one that was killed has not left."""
         return not any(self._abandoned[m] for m in members)
@@ -165,11 +177,6 @@ class Communicators:
     def table(self, communicator: Communicator) -> str:
         """Positions of all ranks of the job, one line each; `communicator` is the one that this rank waits in."""
         return "\n".join(f"  rank {rank} {self._where(rank, communicator)}" for rank in range(self.world.world))
-
-    def entered(self, rank: int, communicator: Communicator) -> str:
-        """The collective that a rank of the communicator entered last."""
-        _, hash, _ = self._line(communicator.control, communicator.members.index(rank))
-        return str(self.call_sites.get(hash, "a collective that this rank has not compiled"))
 
     def _where(self, rank: int, waiting: Communicator) -> str:
         last = ""

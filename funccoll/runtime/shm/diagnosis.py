@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +13,7 @@ import numpy as np
 from ...errors import CollectiveTimeout, FunccollError, PeerFailure, ProgramMismatch, RendezvousError, Source
 from .communicators import Communicators
 from .control_block import Communicator
-from .plan import GroupedCollective, Operand
+from .plan import DESCRIPTION, GroupedCollective, Operand
 
 __all__ = ["Diagnosis", "job_is_over", "nested_call", "other_thread", "wrong_argument"]
 
@@ -46,12 +48,20 @@ class Diagnosis:
         mine, theirs = (self.registry.history(rank, self.communicator) for rank in (self.registry.world.rank, self.peer))
         if mine != theirs:
             return self._other_history()
-        entered = self.registry.entered(self.peer, self.communicator)
+        ranks = [self.peer, self.registry.world.rank]
+        entered = self.registry.descriptions(self.communicator)
+        alike = Counter(tuple(said.items()) for said in entered.values())
+        ranks.sort(key=lambda rank: alike[tuple(entered[rank].items())])  # the one that few are with first
+        first, second = (entered[rank] for rank in ranks)
+        differ = [name for name in DESCRIPTION if first.get(name) != second.get(name)]
+        which = " and ".join(name for name in differ if name not in ("line", "program"))
+        which = which or ("the program, or the place in it" if "program" in differ else "how the arrays are cut")
+        calls = "\n".join(f"  rank {rank}: {_call_text(entered[rank])}" for rank in ranks)
         return ProgramMismatch(
-            f"rank {self.registry.world.rank} is in {self.name}, and rank {self.peer} entered another collective at the same "
-            f"time, or the same one with other shapes, dtypes or in a different program: {entered}. Every process must run the "
-            "same steps in the same order: look for branches on the rank, and for data of different sizes.\n"
-            f"{self.table}", self.call.source,
+            f"ranks {ranks[0]} and {ranks[1]} entered different collectives at the same time. They differ in {which}:\n"
+            f"{calls}\nEvery process must run the same steps in the same order: look for branches on the rank, and for data of "
+            "different sizes, such as a shorter last batch." + (f"\n{self.table}" if os.environ.get("FUNCCOLL_DEBUG") else ""),
+            self.call.source,
         )  # fmt: skip
 
     def _other_history(self) -> ProgramMismatch:
@@ -81,6 +91,14 @@ class Diagnosis:
             f"rank {self.registry.world.rank} waited {seconds:.1f} s in {self.name} for rank {self.peer}. fc.init(timeout=) or "
             f"FUNCCOLL_TIMEOUT sets the seconds.\n{self.table}", self.call.source,
         )  # fmt: skip
+
+
+def _call_text(said: Mapping[str, str]) -> str:
+    """A call's description in words."""
+    get = lambda name: said.get(name, "?")
+    op = f" ({said['op']})" if said.get("op") else ""
+    where = f" at {said['line']}" if said.get("line") else ""
+    return f"{get('collective')}{op} of {get('dtypes')}, shape {get('shapes')}, over {get('axes')} by {get('algorithm')}{where}"
 
 
 def job_is_over(ended_by: FunccollError | None, source: Source | None) -> FunccollError:

@@ -18,12 +18,13 @@ from ...errors import Source
 from ...schedules.chunk_layout import ChunkLayout, cut_as_one
 from ...schedules.schedule import Schedule
 from ...schedules.streams.instructions import LEFT_TO_STAGE, UNALLOCATED, Opcode, disassemble
+from ...types import dtype_name
 from . import staging
 from .control_block import Communicator
 from .plan_writer import PlannedCollective, Segment, write_collective
 from .slots import Slots
 
-__all__ = ["Allocation", "CallSite", "GroupedCollective", "Operand", "Plan", "build_plan"]
+__all__ = ["DESCRIPTION", "DESCRIPTION_BYTES", "Allocation", "CallSite", "GroupedCollective", "Operand", "Plan", "build_plan"]
 
 
 @dataclass(frozen=True)
@@ -55,11 +56,27 @@ class GroupedCollective:
     identity: str
     source: Source | None = None
 
+    @property
+    def description(self) -> bytes:
+        """The fields of DESCRIPTION, which a rank publishes, so that its peers can say what differs."""
+        shapes = ", ".join(str(list(o.shape)) for o in self.operands)
+        dtypes = ", ".join(dtype_name(o.dtype) for o in self.operands)
+        axes = ", ".join(map(repr, self.axes))
+        op = self.op if self.schedule.collective.meaning.combines else ""
+        line = str(self.source) if self.source else ""
+        fields = [str(self.schedule.collective), op, shapes, dtypes, axes, self.schedule.algorithm, line, self.identity]
+        return "\x1f".join(field if len(field) < 120 else f"{field[:117]}..." for field in fields).encode() + b"\0"
+
     def hash(self, segments: Sequence[Segment]) -> int:
         """A hash of the call and of how its arrays are cut, odd; a rank publishes it when it enters, and peers compare it."""
         cut = [[(i, layout.ranges) for i, layout in segment.layouts.items()] for segment in segments]
         text = f"{self.identity} {self.schedule!r} {self.schedule.digest} {self.op} {self.operands} {cut}"
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "little") | 1
+
+
+DESCRIPTION = ("collective", "op", "shapes", "dtypes", "axes", "algorithm", "line", "program")
+"""Fields of a call's description, which ends with a zero byte."""
+DESCRIPTION_BYTES = 1 << 10
 
 
 @dataclass(frozen=True)
@@ -78,11 +95,15 @@ class CallSite:
 
 @dataclass(frozen=True)
 class Allocation:
-    """Memory of this rank's own in the heap: the slots that hold its address, and the words of code that hold its offset."""
+    """Memory of this rank's own in the heap: the slots that hold its address, and the words of code that hold its offset.
+
+    It begins with `content`.
+    """
 
     nbytes: int
     slots: tuple[int, ...] = ()
     words: tuple[int, ...] = ()
+    content: bytes = b""
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,12 +145,14 @@ def build_plan(calls: Sequence[GroupedCollective], communicators: Sequence[Commu
     for call, collective in zip(calls, planned, strict=True):
         bindings.add(call, collective)
     code, starts, bases, max_operands = bindings.code, [], {}, 0
-    for collective in planned:
+    for call, collective in zip(calls, planned, strict=True):
         starts.append(len(code))
         number = collective.communicator.number
         written = write_collective(code, collective, bases.get(number, 0))
         bases[number], max_operands = written.base, max(max_operands, written.max_operands)
         bindings.allocate(collective.overflow_bytes, words=tuple(written.table_words))
+        text = call.description
+        bindings.allocate(len(text), words=tuple(written.text_words), content=text)
     for number, span in bases.items():
         code += Opcode.ADVANCE.encode(communicator=number, span=span)
     code += Opcode.END.encode()
@@ -202,10 +225,10 @@ class _Bindings:
     def _bind(self, argument: int, slot: int, nbytes: int, buffer: int) -> None:
         self.code += Opcode.BIND_ARG.encode(argument=argument, slot=slot, nbytes=nbytes, staging=buffer)
 
-    def allocate(self, nbytes: int, *slots: int, words: tuple[int, ...] = ()) -> None:
+    def allocate(self, nbytes: int, *slots: int, words: tuple[int, ...] = (), content: bytes = b"") -> None:
         """Ask for memory; with 0 bytes, all slots get the address of one empty array."""
         if nbytes:
-            self._allocations.append(Allocation(nbytes, slots, words))
+            self._allocations.append(Allocation(nbytes, slots, words, content))
         else:
             self._empty += slots
 

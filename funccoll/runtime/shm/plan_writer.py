@@ -82,6 +82,8 @@ class Written(NamedTuple):
 
     base: int
     """The advance of the communicator's counters."""
+    text_words: list[int]
+    """The words that hold the offset of the call's description."""
     table_words: list[int]
     """The words that hold the offset of addresses for which the control line is too small."""
     max_operands: int
@@ -98,8 +100,9 @@ def write_collective(code: list[int], collective: PlannedCollective, base: int) 
     writers[0].stage_copies()
     for writer, following in zip(writers, [*writers[1:], None], strict=True):
         writer.write(following)
+    texts = [word for writer in writers for word in writer.text_words]
     tables = [word for writer in writers for word in writer.table_words]
-    return Written(base + len(writers) * span, tables, max(writer.max_operands for writer in writers))
+    return Written(base + len(writers) * span, texts, tables, max(writer.max_operands for writer in writers))
 
 
 @dataclass
@@ -114,6 +117,7 @@ class _SegmentWriter:
     """The offset of this segment's copies in the staging buffer."""
     known: set[int] = field(default_factory=set)
     checked: set[int] = field(default_factory=set)
+    text_words: list[int] = field(default_factory=list)
     table_words: list[int] = field(default_factory=list)
     max_operands: int = 0
 
@@ -161,8 +165,9 @@ class _SegmentWriter:
         if self.collective.overflow_bytes:
             self.table_words.append(len(self.code) + Opcode.ENTER.offset("table"))
             table = 0
+        self.text_words.append(len(self.code) + Opcode.ENTER.offset("text"))
         line, hash = self.control.line(self.rank), self.collective.hash
-        self.emit_value(Opcode.ENTER, 0, line=line, hash=hash, table=table, **self.published(self.rank))
+        self.emit_value(Opcode.ENTER, 0, line=line, hash=hash, text=0, table=table, **self.published(self.rank))
 
     def read_peer(self, peer: int) -> None:
         line, hash, member = self.control.line(peer), self.collective.hash, self.members[peer]
