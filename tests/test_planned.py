@@ -15,7 +15,10 @@ import pytest
 import funccoll as fc
 from funccoll.errors import MeshError, PlannedError
 
-PROMISED = ["distributed", "redistribute", "optim", "cond", "scan", "torch", "jax"]
+PROMISED = [
+    "distributed", "redistribute", "optim", "cond", "scan", "switch", "fori_loop", "while_loop", "vmap", "jvp", "remat",
+    "checkpoint", "torch", "jax",
+]  # fmt: skip
 SENTENCE = r"^fc\.{} \([^\n]+\) is planned, not in this version; today [^\n]+\.\n  at .*{}:\d+ in .+$"
 
 
@@ -114,3 +117,14 @@ def test_submodules_import_in_any_order():
     for name in ("funccoll.errors", "funccoll.collectives", "funccoll.passes.combine", "funccoll.nn"):
         done = subprocess.run([sys.executable, "-W", "error", "-c", f"import {name}"], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("call", "here"), [
+    (lambda x: fc.all_gather(x, "data", tiled=True), "'tiled'; here it is nothing: fc.all_gather concatenates along dim"),
+    (lambda x: fc.permute(x, "data", perm=[(0, 1)]), "'perm'; here it is pairs=[(source, destination), ...]"),
+    (lambda x: fc.all_reduce(x, axis_name="data"), "'axis_name'; here it is axis, the name of a mesh axis"),
+    (lambda x: fc.all_reduce(x, "data", keepdims=True), "'keepdims'. It has algorithm, axis, op, x"),
+])  # fmt: skip
+def test_keywords_of_jax_and_torch_say_what_they_are_here(call, here, line):
+    with pytest.raises(TypeError, match=rf"^fc\.\w+ has no argument {re.escape(here)}"):
+        fc.jit(call, mesh=line, in_specs=fc.P("data"))(np.ones(4))
