@@ -14,6 +14,7 @@ from funccoll import P
 from funccoll.mesh import Mesh
 from funccoll.runtime.shm import collective_group
 from funccoll.runtime.shm.collective_group import CollectiveGroup
+from funccoll.runtime.shm.wait_graph import WaitGraph
 
 
 def jitted(fn, mesh, in_specs=P("d"), out_specs=P()):
@@ -226,8 +227,10 @@ def late(folder: Path) -> str:
     return ""
 
 
-def in_a_cycle(different: tuple[int, ...], folder: Path) -> str:
-    """Some ranks call a step over another axis: the error of each."""
+def in_a_cycle(different: tuple[int, ...], folder: Path, others: int = 0) -> str:
+    """Some ranks call a step over another axis: the error of each. `others` more threads do nothing."""
+    for _ in range(others):
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
     mesh = fc.make_mesh({"a": 2, "b": 2})
     steps = [fc.jit(lambda x, axis=axis: fc.all_reduce(x, axis), mesh=mesh, in_specs=P(("a", "b")),
                     out_specs=P("b" if axis == "a" else "a")) for axis in "ab"]  # fmt: skip
@@ -240,6 +243,37 @@ def in_a_cycle(different: tuple[int, ...], folder: Path) -> str:
         until_all_know(folder)
         return f"{type(error).__name__}: {error}"
     return ""
+
+
+def a_thread_computes(folder: Path) -> list[list[float]]:
+    """Rank 1 waits for a thread of rank 0 that computes, and rank 0's main thread for rank 1: that is no deadlock."""
+    n, found = fc.world_size(), []
+    steps = [jitted(lambda x: fc.all_reduce(x, "d"), fc.make_mesh({"d": n})) for _ in range(2)]
+    x = np.arange(float(n))
+
+    def compute():
+        steps[0](x)
+        wait_for(folder / "go")
+        found.append(steps[0](2 * x).local.tolist())
+
+    if fc.rank() == 0:
+        worker = threading.Thread(target=compute)
+        worker.start()
+        found.append(steps[1](x).local.tolist())
+        worker.join()
+    else:
+        steps[0](x)
+        waits, wait = [], WaitGraph.wait
+
+        def counted(self, *where):
+            waits.append(where)
+            if len(waits) == 12:
+                (folder / "go").touch()
+            return wait(self, *where)
+
+        WaitGraph.wait = counted
+        found += [steps[0](2 * x).local.tolist(), steps[1](x).local.tolist()]
+    return sorted(found)
 
 
 def when_waiting(handler) -> None:

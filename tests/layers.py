@@ -53,8 +53,8 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "runtime.local": (("ordered_reduction",), ("collectives",)),
     "runtime.shm": (
-        ("arena",), ("heap",), ("control_block", "slots", "staging"), ("plan_writer",), ("plan",), ("communicators", "results"),
-        ("diagnosis",), ("collective_group",), ("values",), ("shm_backend",),
+        ("arena",), ("heap",), ("control_block", "slots", "staging", "wait_graph"), ("plan_writer",), ("plan",),
+        ("communicators", "results"), ("diagnosis",), ("collective_group",), ("values",), ("shm_backend",),
     ),
     "compiler": (("arguments", "choose_schedules", "report"), ("stages",), ("jit",), ("redistribute",)),
     "parallel": (("data",),),

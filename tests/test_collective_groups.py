@@ -57,12 +57,17 @@ def test_the_timeout_is_an_argument(tmp_path):
     assert told[1].startswith("PeerFailure: rank 0 raised")
 
 
-def test_ranks_that_wait_for_each_other_over_different_axes_are_told(tmp_path):
-    told = fc.launch(cases.in_a_cycle, 4, (1, 2), tmp_path, timeout=120)
+@pytest.mark.parametrize("threads", [1, pytest.param(0, marks=pytest.mark.slow)])
+def test_ranks_that_wait_for_each_other_over_different_axes_are_told(threads, tmp_path):
+    told = fc.launch(cases.in_a_cycle, 4, (1, 2), tmp_path, threads, timeout=120)
     assert all("ranks wait for each other: rank " in text for text in told)
     assert any(text.startswith("ProgramMismatch") for text in told)
     for text in told:
         assert "over 'a' at collective_group_cases.py" in text and "over 'b' at collective_group_cases.py" in text
+
+
+def test_a_thread_that_computes_is_no_part_of_a_deadlock(tmp_path):
+    assert fc.launch(cases.a_thread_computes, 2, tmp_path, timeout=120) == [[[1.0], [2.0]]] * 2
 
 
 @pytest.mark.parametrize("n", [1, 100_000])

@@ -223,12 +223,13 @@ class CollectiveGroup:
                 if time.monotonic() - began > self.world.timeout:
                     raise self._diagnosis().timed_out(time.monotonic() - began)
                 if status == WAITING:
-                    cycle = self.registry.wait(self._words[PEER], *self._goal())
+                    entry = self.communicators[self.plan.collective(self._words[PC])].entry
+                    cycle = self.registry.waits.wait(entry, self._words[PEER], *self._goal())
                     deadlocks = deadlocks + 1 if cycle else 0
                     if deadlocks == 2:
                         raise self._diagnosis().deadlock(cycle)
             self._kernel()
-        self.registry.end_wait()
+        self.registry.waits.end_wait()
 
     def _goal(self) -> tuple[int, int]:
         """The counter that the kernel waits for, and the count."""

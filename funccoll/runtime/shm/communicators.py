@@ -19,6 +19,7 @@ from ..job.world import World
 from .control_block import Communicator, ControlBlock
 from .heap import HEADER, Heap
 from .plan import DESCRIPTION, DESCRIPTION_BYTES, CallSite
+from .wait_graph import WaitGraph
 
 __all__ = ["Claim", "Communicators"]
 
@@ -26,11 +27,8 @@ _MAX_COMMUNICATORS = 4096
 """The most pairs of a mesh and some of its axes over which one job communicates."""
 _ENTRY_WORDS = 3
 """Words of an entry of the table: a hash of mesh and axes, begin and end of the control blocks."""
-_THREADS = 2  # this one, and the watch's
 _NOTE_BYTES = 512
 """Bytes in which a rank says how many exceptions have left its programs, and which was the last."""
-_WAIT_WORDS = 4
-"""Words in which a rank publishes its wait: 1 + the rank that it waits for, the counter's offset, and the count."""
 
 
 class Communicators:
@@ -53,9 +51,10 @@ class Communicators:
         """The error that ended all collectives of this process."""
         self._known: dict[tuple, tuple[Communicator, list[tuple[tuple[int, ...], ControlBlock]]]] = {}  # with all groups
         self._abandoned = heap.view(HEADER, (world.world,), np.int64)
-        self._waits = heap.view(HEADER + self._abandoned.nbytes, (world.world, _WAIT_WORDS), np.int64)
-        self._notes = heap.view(HEADER + self._abandoned.nbytes + self._waits.nbytes, (world.world, _NOTE_BYTES), np.uint8)
-        table = HEADER + self._abandoned.nbytes + self._waits.nbytes + self._notes.nbytes
+        self._notes = heap.view(HEADER + self._abandoned.nbytes, (world.world, _NOTE_BYTES), np.uint8)
+        start = HEADER + self._abandoned.nbytes + self._notes.nbytes
+        self.waits = WaitGraph(heap, world.rank, world.world, _MAX_COMMUNICATORS, start)
+        table = start + self.waits.nbytes
         self._table = heap.view(table, (_MAX_COMMUNICATORS, _ENTRY_WORDS), np.int64)
         self._first = -(-(table + self._table.nbytes) // LINE_BYTES) * LINE_BYTES
         self._lock = threading.Lock()
@@ -72,28 +71,28 @@ class Communicators:
         with self._lock:
             if key not in self._known:
                 ranks = mesh.groups(axes)
-                start = self._place(key, sum(ControlBlock(0, len(group)).nbytes for group in ranks))
+                entry, start = self._place(key, sum(ControlBlock(0, len(group)).nbytes for group in ranks))
                 blocks = []
                 for group in ranks:
                     blocks.append((tuple(group), ControlBlock(start, len(group))))
                     start += blocks[-1][1].nbytes
                 members, control = next(b for b in blocks if self.world.rank in b[0])
-                mine = Communicator(len(self._known), members, members.index(self.world.rank), control)
+                mine = Communicator(len(self._known), members, members.index(self.world.rank), control, entry)
                 self._known[key] = mine, blocks
             return self._known[key][0]
 
-    def _place(self, key: tuple, nbytes: int) -> int:
-        """The offset of the control blocks along some axes: the same in all processes, whichever asks first."""
+    def _place(self, key: tuple, nbytes: int) -> tuple[int, int]:
+        """The entry and the offset of the control blocks along some axes: the same in all processes, whichever asks first."""
         hash = int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:7], "little") | 1
         with self.heap.exclusive(self.world.timeout):
             (found,) = np.nonzero(self._table[:, 0] == hash)
             if found.size:
-                return int(self._table[found[0], 1])
-            used = np.count_nonzero(self._table[:, 0])
+                return int(found[0]), int(self._table[found[0], 1])
+            used = int(np.count_nonzero(self._table[:, 0]))
             start = int(self._table[used - 1, 2]) if used else self._first
             if used < _MAX_COMMUNICATORS and start + nbytes <= self.heap.control[1]:
                 self._table[used] = hash, start, start + nbytes
-                return start
+                return used, start
         raise FunccollError(
             f"there is no room for another communicator: each mesh of this job has one for all axes over which its programs "
             f"communicate, and there are {used}. Make a mesh once, with fc.make_mesh, and use it in all functions."
@@ -147,31 +146,6 @@ class Communicators:
         """True when no member has left a collective while peers could read its arrays; one that was killed has not left."""
         return not any(self._abandoned[m] for m in members)
 
-    def wait(self, rank: int, counter: int, goal: int) -> list[int]:
-        """Publish that this rank waits. Returns a cycle of ranks, this one among them, that wait for each other, or [].
-
-        A rank has not passed its wait as long as the counter has not reached the goal. So a cycle in which no rank has is a
-        deadlock, however old its entries are.
-        """
-        words = self._waits[self.world.rank]
-        if threading.active_count() > _THREADS:  # another thread may do what peers wait for
-            words[0] = 0
-            return []
-        words[1:3] = counter, goal
-        words[0] = 1 + rank
-        cycle = [self.world.rank]
-        while True:
-            target, counter, goal, _ = self._waits[cycle[-1]].tolist()
-            if not target or int(self.heap.view(counter, (), np.int64)) >= goal:
-                return []
-            if target - 1 in cycle:
-                return cycle if target - 1 == self.world.rank else []
-            cycle.append(target - 1)
-
-    def end_wait(self) -> None:
-        """Publish that this rank does not wait any more."""
-        self._waits[self.world.rank, 0] = 0
-
     # ------------------------------------------------------------ where every rank is
 
     def table(self, communicator: Communicator) -> str:
@@ -207,7 +181,7 @@ class Communicators:
     def claim(self, communicators: Sequence[Communicator]) -> Claim:
         """The claim to these communicators: one object for all that use the same ones."""
         numbers = frozenset(c.number for c in communicators)
-        return self._claims.setdefault(numbers, Claim(numbers))
+        return self._claims.setdefault(numbers, Claim(numbers, tuple({c.entry for c in communicators})))
 
     def take(self, claim: Claim) -> int | None:
         """Give the communicators to the calling thread; those of a thread that has ended are free.
@@ -225,6 +199,7 @@ class Communicators:
             for other in self._claims.values():
                 if other.numbers & claim.numbers:
                     other.thread = None
+            self.waits.own(claim.entries)
             claim.thread = mine
         return None
 
@@ -239,6 +214,8 @@ class Claim:
     """The right to call collectives over some communicators."""
 
     numbers: frozenset[int]
+    entries: tuple[int, ...]
+    """Their entries in the table of the job."""
     thread: int | None = None
     """The identifier of the thread to which all of them belong, None when that is not known."""
 

@@ -55,3 +55,5 @@ class Communicator:
     rank: int
     """The index of this process in `members`."""
     control: ControlBlock
+    entry: int = 0
+    """Its entry in the table of the job, the same in all processes."""

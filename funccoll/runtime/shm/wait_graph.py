@@ -1,0 +1,89 @@
+"""The graph of ranks that wait for each other: collectives over different axes or meshes have no control line in common.
+
+Each thread that calls collectives publishes for which rank it waits, in which communicator, and up to which count. It has not
+passed its wait as long as the counter has not reached that count. So a cycle in which no thread has is a deadlock, however
+old its entries are.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterable
+
+import numpy as np
+
+from .heap import Heap
+
+__all__ = ["WaitGraph"]
+
+_THREADS = 8
+"""The most threads of a rank, alive at the same time, whose waits are published."""
+_WORDS = 5
+"""Words of a thread: 1 + the rank that it waits for, the counter's offset, the count, the communicator's entry in the table,
+and 1 for a thread that is alive and has called a collective."""
+_UNPUBLISHED = 255
+"""The owner of a communicator whose thread has found no place."""
+
+
+class WaitGraph:
+    """The waits of all ranks of a job, in `nbytes` bytes of the heap from `start` on."""
+
+    def __init__(self, heap: Heap, rank: int, nranks: int, communicators: int, start: int):
+        self.heap, self.rank = heap, rank
+        self._waits = heap.view(start, (nranks, _THREADS, _WORDS), np.int64)
+        self._owners = heap.view(start + self._waits.nbytes, (nranks, communicators), np.uint8)  # 1 + the thread's place
+        self.nbytes = self._waits.nbytes + self._owners.nbytes
+        self._places: dict[int, int] = {}  # of this rank's threads
+
+    def own(self, entries: Iterable[int]) -> None:
+        """Publish that communicators belong to the calling thread; they are given by their entries in the table."""
+        self._forget_the_dead()
+        mine = threading.get_ident()
+        if mine not in self._places:
+            free = set(range(_THREADS)) - set(self._places.values())
+            if free:
+                self._places[mine] = min(free)
+                self._waits[self.rank, self._places[mine]] = 0, 0, 0, 0, 1
+        self._owners[self.rank, list(entries)] = 1 + self._places[mine] if mine in self._places else _UNPUBLISHED
+
+    def _forget_the_dead(self) -> None:
+        alive = sys._current_frames()
+        for ident in [ident for ident in self._places if ident not in alive]:
+            place = self._places.pop(ident)
+            owned = self._owners[self.rank]
+            owned[owned == 1 + place] = 0
+            self._waits[self.rank, place] = 0
+
+    def wait(self, entry: int, rank: int, counter: int, goal: int) -> list[int]:
+        """Publish that the calling thread waits. Returns a cycle of ranks that wait for each other, this one first, or []."""
+        self._forget_the_dead()
+        place = self._places.get(threading.get_ident())
+        if place is None:
+            return []
+        words = self._waits[self.rank, place]
+        words[1:4] = counter, goal, entry
+        words[0] = 1 + rank
+        path = [(self.rank, place)]
+        while True:
+            target, counter, goal, entry, _ = self._waits[path[-1]].tolist()
+            if not target or int(self.heap.view(counter, (), np.int64)) >= goal:
+                return []
+            following = self._thread(target - 1, entry)
+            if following is None or following in path:
+                return [rank for rank, _ in path] if following == path[0] else []
+            path.append(following)
+
+    def _thread(self, rank: int, entry: int) -> tuple[int, int] | None:
+        """The one thread of a rank that can come to a communicator; None when that is not known."""
+        owner = int(self._owners[rank, entry])
+        if owner:
+            return (rank, owner - 1) if owner != _UNPUBLISHED else None
+        (places,) = np.nonzero(self._waits[rank, :, 4])
+        return (rank, int(places[0])) if len(places) == 1 else None
+
+    def end_wait(self) -> None:
+        """Publish that the calling thread does not wait any more."""
+        place = self._places.get(threading.get_ident())
+        if place is not None:
+            self._waits[self.rank, place, 0] = 0
