@@ -71,7 +71,7 @@ def test_a_torus_has_hops():
     hops = [min(i, 4 - i) + min(j, 5 - j) for i in range(4) for j in range(5)]
     np.testing.assert_allclose(alpha, np.array(hops) * t.network.alpha)
     np.testing.assert_allclose(beta, np.where(np.array(hops) > 0, t.network.beta, 0))
-    assert "4 × 5 torus" in repr(t)
+    assert "4 × 5 torus" in repr(t) and t.network.alpha == pytest.approx(1e-6) and t.network.beta == pytest.approx(1 / 50e9)
 
 
 @pytest.mark.parametrize(("make", "words"), [
