@@ -8,9 +8,9 @@ from __future__ import annotations
 __all__ = [
     "ACCUMULATOR", "ACCUMULATOR_BYTES", "ADDRESSES", "ARGUMENTS", "BASES", "BLOCK_BYTES", "BUDGET_SPENT", "CLOCK", "CODE",
     "CONTENTION", "FAILED", "FAILURE", "FAULT_PC", "FINISHED", "FRAME_WORDS", "HEAP", "HEAP_BYTES", "HISTORIES", "IGNORED",
-    "INSTRUCTION_BUDGET", "LINE_BYTES", "LINE_CALL", "LINE_HASH", "LINE_HEAD_BYTES", "LINE_HISTORY", "LINE_TABLE", "LINE_TEXT",
-    "MISMATCH", "NAPS", "NDARRAY", "NEEDS_FALLBACK", "OPERANDS", "PC", "PEER", "REPEATS", "RESULTS", "SPINS", "STATUS",
-    "UNSHARED_REFCOUNT", "WAITING", "YIELDS",
+    "INSTRUCTION_BUDGET", "LINE_BYTES", "LINE_CALL", "LINE_HASH", "LINE_HEAD_BYTES", "LINE_TABLE", "MISMATCH", "NAPS",
+    "NDARRAY", "NEEDS_FALLBACK", "OPERANDS", "PC", "PEER", "RECORD_HISTORY", "RECORD_TEXT", "REPEATS", "RESULTS", "SPINS",
+    "STATUS", "UNSHARED_REFCOUNT", "WAITING", "YIELDS",
 ]  # fmt: skip
 
 # Addresses: the heap (and its bytes), the code, the table of addresses, the communicators' bases and their histories, a
@@ -36,10 +36,13 @@ buffer yet, or a result is in use; the budget of instructions is spent, call aga
 
 LINE_BYTES = 128
 """Bytes of a control line: two cache lines, which processors fetch in pairs."""
-LINE_CALL, LINE_HASH, LINE_HISTORY, LINE_TEXT, LINE_TABLE, LINE_HEAD_BYTES = 8, 16, 24, 32, 40, 48
-"""Offsets in a control line, which begins with a counter: the call's number, its hash, the rank's history, the offset of the
-call's description, for errors, and that of its addresses, which follow here when they fit. The history is 0 until an
-exception leaves a program after a collective."""
+LINE_CALL, LINE_HASH, LINE_TABLE, LINE_HEAD_BYTES = 8, 16, 24, 32
+"""Offsets in a control line, which begins with a counter: the call's number, its hash (with that of the rank's history, which
+is 0 until an exception leaves a program after a collective), and the offset of its addresses, which follow here when they
+fit: few of them are in the first cache line, the only one that crosses between cores."""
+RECORD_TEXT, RECORD_HISTORY = 0, 8
+"""Offsets in a rank's record, a line of its own that peers read only for errors: that of the call's description, and the
+history."""
 
 BLOCK_BYTES = 1 << 13
 ACCUMULATOR_BYTES = 3 * BLOCK_BYTES

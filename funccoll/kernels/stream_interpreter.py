@@ -5,8 +5,8 @@ binds anew (`cpu.py`; later CUDA). The instructions are described in `schedules.
 in `frame`.
 
 A rank's control line begins with its (first) counter, so that one transfer between cores tells a waiting rank that its peer
-has entered, and what it publishes: the call's number (base + value), its hash, its history, the offset of its addresses, and,
-when they are few, the addresses; else they are in the rank's own memory. All addresses count from the heap's beginning. A
+has entered, and what it publishes: the call's number (base + value), its hash with its history, the offset of its addresses,
+and, when they are few, the addresses; else they are in the rank's own memory. All addresses count from the heap's beginning. A
 peer reads them only while the rank is in the call: the rank leaves after all that touch its buffers.
 """
 # ruff: noqa: F821  (the template's free names are set by `variant`)
@@ -43,9 +43,7 @@ from .frame import (
     INSTRUCTION_BUDGET,
     LINE_CALL,
     LINE_HASH,
-    LINE_HISTORY,
     LINE_TABLE,
-    LINE_TEXT,
     MISMATCH,
     NAPS,
     NDARRAY,
@@ -53,6 +51,8 @@ from .frame import (
     OPERANDS,
     PC,
     PEER,
+    RECORD_HISTORY,
+    RECORD_TEXT,
     REPEATS,
     RESULTS,
     SPINS,
@@ -137,9 +137,8 @@ def interpret(frame: Any) -> int:
         elif opcode == READ_PEER.opcode:
             line = heap + load(pc + READ_PEER.line)
             entry = load(bases + 8 * load(pc + READ_PEER.communicator)) + load(pc + READ_PEER.value)
-            differs = load(line + LINE_HASH) != load(pc + READ_PEER.hash)
-            history = load(histories + 8 * load(pc + READ_PEER.communicator))
-            if load(line + LINE_CALL) != entry or differs or load(line + LINE_HISTORY) != history:
+            hash = load(pc + READ_PEER.hash) ^ load(histories + 8 * load(pc + READ_PEER.communicator))
+            if load(line + LINE_CALL) != entry or load(line + LINE_HASH) != hash:
                 store(frame + 8 * PC, (pc - code) // 8)
                 store(frame + 8 * PEER, load(pc + READ_PEER.rank))
                 return MISMATCH
@@ -155,9 +154,8 @@ def interpret(frame: Any) -> int:
             # A peer that has left may enter its next call meanwhile: it writes the number first, and it is read last.
             line = heap + load(pc + CHECK.line)
             entry = load(bases + 8 * load(pc + CHECK.communicator)) + load(pc + CHECK.value)
-            differs = load_acquire(line + LINE_HASH) != load(pc + CHECK.hash)
-            history = load(histories + 8 * load(pc + CHECK.communicator))
-            differs = load_acquire(line + LINE_HISTORY) != history or differs
+            hash = load(pc + CHECK.hash) ^ load(histories + 8 * load(pc + CHECK.communicator))
+            differs = load_acquire(line + LINE_HASH) != hash
             found = load_acquire(line + LINE_CALL)
             if found < entry or (found == entry and differs):
                 store(frame + 8 * PC, (pc - code) // 8)
@@ -204,9 +202,10 @@ def interpret(frame: Any) -> int:
             line, table, width = heap + load(pc + ENTER.line), load(pc + ENTER.table), load(pc + ENTER.width)
             slot = addresses + 8 * load(pc + ENTER.slot)
             store_release(line + LINE_CALL, load(bases + 8 * load(pc + ENTER.communicator)) + load(pc + ENTER.value))
-            store_release(line + LINE_HASH, load(pc + ENTER.hash))
-            store_release(line + LINE_HISTORY, load(histories + 8 * load(pc + ENTER.communicator)))
-            store(line + LINE_TEXT, load(pc + ENTER.text))
+            history, record = load(histories + 8 * load(pc + ENTER.communicator)), heap + load(pc + ENTER.record)
+            store(record + RECORD_TEXT, load(pc + ENTER.text))
+            store(record + RECORD_HISTORY, history)
+            store_release(line + LINE_HASH, load(pc + ENTER.hash) ^ history)
             store(line + LINE_TABLE, table)
             table += heap
             for _ in range(load(pc + ENTER.narrays)):

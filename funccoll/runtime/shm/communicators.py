@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import sys
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -13,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from ...errors import FunccollError, RendezvousError
-from ...kernels.frame import LINE_BYTES, LINE_HISTORY, LINE_TEXT
+from ...kernels.frame import LINE_BYTES, RECORD_HISTORY, RECORD_TEXT
 from ...mesh import Mesh
 from ..job.world import World
 from .control_block import Communicator, ControlBlock
 from .heap import HEADER, Heap
 from .plan import DESCRIPTION, DESCRIPTION_BYTES, CallSite
-from .wait_graph import WaitGraph
+from .wait_graph import WaitGraph, threads_alive
 
 __all__ = ["Claim", "Communicators"]
 
@@ -127,17 +126,19 @@ class Communicators:
 
     def history(self, rank: int, communicator: Communicator) -> int:
         """The history with which a rank of the communicator entered its last collective."""
-        line = communicator.control.line(communicator.members.index(rank))
-        return int(self.heap.view(line + LINE_HISTORY, (), np.int64))
+        return self._history(communicator.control, communicator.members.index(rank))
+
+    def _history(self, control: ControlBlock, rank: int) -> int:
+        return int(self.heap.view(control.record(rank) + RECORD_HISTORY, (), np.int64))
 
     def descriptions(self, communicator: Communicator) -> dict[int, dict[str, str]]:
         """The call that each rank of the job entered last over the communicator's axes, by the names of DESCRIPTION."""
         (blocks,) = (blocks for mine, blocks in self._known.values() if mine is communicator)
-        lines = {rank: control.line(i) for members, control in blocks for i, rank in enumerate(members)}
-        return {rank: self._description(line) for rank, line in lines.items()}
+        records = {rank: control.record(i) for members, control in blocks for i, rank in enumerate(members)}
+        return {rank: self._description(record) for rank, record in records.items()}
 
-    def _description(self, line: int) -> dict[str, str]:
-        start = int(self.heap.view(line + LINE_TEXT, (), np.int64))
+    def _description(self, record: int) -> dict[str, str]:
+        start = int(self.heap.view(record + RECORD_TEXT, (), np.int64))
         length = min(DESCRIPTION_BYTES, self.heap.size - start) if start else 0
         text = self.heap.view(start, (length,), np.uint8).tobytes().partition(b"\0")[0].decode(errors="replace")
         return dict(zip(DESCRIPTION, text.split("\x1f"), strict=False)) if text else {}
@@ -174,7 +175,7 @@ class Communicators:
     def _line(self, control: ControlBlock, rank: int) -> tuple[int, int, int]:
         """(instructions done since it entered, hash, counter) of a rank's control line."""
         counter, number, hash = self.heap.view(control.line(rank), (3,), np.int64).tolist()
-        return counter - number, hash, counter
+        return counter - number, hash ^ self._history(control, rank), counter
 
     # ------------------------------------------------------------ threads
 
@@ -189,7 +190,7 @@ class Communicators:
         Threads of one rank that call collectives over one communicator come in no order that other ranks know, so that
         contributions would be mixed. Returns the identifier of another thread that is alive and has called one, else None.
         """
-        mine, alive = threading.get_ident(), sys._current_frames()
+        mine, alive = threading.get_ident(), threads_alive()
         with self._lock:
             for number in claim.numbers:
                 owner = self._owners.get(number, mine)

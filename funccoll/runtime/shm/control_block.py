@@ -14,7 +14,7 @@ class ControlBlock:
     """The control lines of a communicator in the heap: for each rank one line per channel.
 
     A rank's first line begins with its counter, and goes on with what it publishes when it enters a call; the others hold the
-    other channels' counters.
+    other channels' counters. Behind them is a record for each rank.
     """
 
     start: int
@@ -24,7 +24,7 @@ class ControlBlock:
     @property
     def nbytes(self) -> int:
         """Bytes of all lines."""
-        return self.nranks * self.channels * LINE_BYTES
+        return self.nranks * (self.channels + 1) * LINE_BYTES
 
     def line(self, rank: int) -> int:
         """The offset of a rank's first line."""
@@ -38,6 +38,10 @@ class ControlBlock:
     def table_bytes(self) -> int:
         """Bytes of addresses that fit there."""
         return LINE_BYTES - LINE_HEAD_BYTES
+
+    def record(self, rank: int) -> int:
+        """The offset of a rank's record: what peers read only for errors."""
+        return self.counter(self.nranks * self.channels + rank)
 
     def counter(self, stream: int) -> int:
         """The offset of a stream's counter."""

@@ -167,7 +167,8 @@ class _SegmentWriter:
             table = 0
         self.text_words.append(len(self.code) + Opcode.ENTER.offset("text"))
         line, hash = self.control.line(self.rank), self.collective.hash
-        self.emit_value(Opcode.ENTER, 0, line=line, hash=hash, text=0, table=table, **self.published(self.rank))
+        published = {"record": self.control.record(self.rank), "text": 0, "table": table, **self.published(self.rank)}
+        self.emit_value(Opcode.ENTER, 0, line=line, hash=hash, **published)
 
     def read_peer(self, peer: int) -> None:
         line, hash, member = self.control.line(peer), self.collective.hash, self.members[peer]

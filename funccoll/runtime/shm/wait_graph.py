@@ -7,7 +7,6 @@ old its entries are.
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Iterable
 
@@ -15,7 +14,7 @@ import numpy as np
 
 from .heap import Heap
 
-__all__ = ["WaitGraph"]
+__all__ = ["WaitGraph", "threads_alive"]
 
 _THREADS = 8
 """The most threads of a rank, alive at the same time, whose waits are published."""
@@ -24,6 +23,16 @@ _WORDS = 5
 and 1 for a thread that is alive and has called a collective."""
 _UNPUBLISHED = 255
 """The owner of a communicator whose thread has found no place."""
+
+
+def threads_alive() -> set[int | None]:
+    """Identifiers of the threads of this process, the calling one among them.
+
+    Not from `sys._current_frames()`: the frame objects that it makes slow every later call down, an all_reduce of 512 B from
+    3.5 to 10 µs.
+    """
+    threading.current_thread()  # a thread that Python did not start is known from then on
+    return {thread.ident for thread in threading.enumerate()}
 
 
 class WaitGraph:
@@ -48,7 +57,7 @@ class WaitGraph:
         self._owners[self.rank, list(entries)] = 1 + self._places[mine] if mine in self._places else _UNPUBLISHED
 
     def _forget_the_dead(self) -> None:
-        alive = sys._current_frames()
+        alive = threads_alive()
         for ident in [ident for ident in self._places if ident not in alive]:
             place = self._places.pop(ident)
             owned = self._owners[self.rank]

@@ -4,9 +4,9 @@ A stream's instructions are ENTER, COMBINE and LEAVE, with their operands in col
 code: one row of int64 words for each instruction, the opcode first, then the operands in the order of this table, then the
 memory operands. ENTER and COMBINE are the streams' own, with addresses; a LEAVE has no code but its waits and its SIGNAL.
 
-`line`, `counter`, `text`, `table` and `staging` are bytes from the heap's beginning. A `communicator` is its index in the table
-of bases: a `value` counts from its base. A slot is an entry of the table of addresses; a collective of `narrays` arrays has
-for each of them, `stride` slots apart, `width` in a row for each rank: input (or each chunk of it), output, scratch.
+`line`, `record`, `counter`, `text`, `table` and `staging` are bytes from the heap's beginning. A `communicator` is its index
+in the table of bases: a `value` counts from its base. A slot is an entry of the table of addresses; a collective of `narrays`
+arrays has for each of them, `stride` slots apart, `width` in a row for each rank: input (or each chunk of it), output, scratch.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Opcode(IntEnum):
     """End the plan: return, or repeat it from the beginning."""
     BIND_ARG = 1, "argument slot nbytes staging"
     """Store the address of an argument, or of result ~argument. A private argument is first copied to `staging`."""
-    ENTER = 2, "line communicator value hash text table narrays width slot stride"
+    ENTER = 2, "line record communicator value hash text table narrays width slot stride"
     """Publish this rank's entry: call number, hash, where its description is, and the addresses of its buffers, in `table`."""
     WAIT = 3, "counter communicator value rank"
     """Wait until the counter of `rank` has reached the value."""
