@@ -20,7 +20,9 @@ _THREADS = 8
 """The most threads of a rank, alive at the same time, whose waits are published."""
 _WORDS = 5
 """Words of a thread: 1 + the rank that it waits for, the counter's offset, the count, the communicator's entry in the table,
-and 1 for a thread that is alive and has called a collective."""
+and _ALONE or _AMONG_OTHERS for a thread that is alive and has called a collective."""
+_ALONE, _AMONG_OTHERS = 1, 2
+_NO_OTHERS = 2  # threads of a process in which only one can call collectives: this one, and the watch's
 _UNPUBLISHED = 255
 """The owner of a communicator whose thread has found no place."""
 
@@ -53,7 +55,7 @@ class WaitGraph:
             free = set(range(_THREADS)) - set(self._places.values())
             if free:
                 self._places[mine] = min(free)
-                self._waits[self.rank, self._places[mine]] = 0, 0, 0, 0, 1
+                self._waits[self.rank, self._places[mine]] = 0, 0, 0, 0, _AMONG_OTHERS
         self._owners[self.rank, list(entries)] = 1 + self._places[mine] if mine in self._places else _UNPUBLISHED
 
     def _forget_the_dead(self) -> None:
@@ -71,7 +73,7 @@ class WaitGraph:
         if place is None:
             return []
         words = self._waits[self.rank, place]
-        words[1:4] = counter, goal, entry
+        words[1:] = counter, goal, entry, _ALONE if len(threads_alive()) <= _NO_OTHERS else _AMONG_OTHERS
         words[0] = 1 + rank
         path = [(self.rank, place)]
         while True:
@@ -84,11 +86,14 @@ class WaitGraph:
             path.append(following)
 
     def _thread(self, rank: int, entry: int) -> tuple[int, int] | None:
-        """The one thread of a rank that can come to a communicator; None when that is not known."""
+        """The one thread of a rank that can come to a communicator; None when that is not known.
+
+        To one that belongs to none of them yet, any thread may come, also one that has not called a collective before.
+        """
         owner = int(self._owners[rank, entry])
         if owner:
             return (rank, owner - 1) if owner != _UNPUBLISHED else None
-        (places,) = np.nonzero(self._waits[rank, :, 4])
+        (places,) = np.nonzero(self._waits[rank, :, 4] == _ALONE)
         return (rank, int(places[0])) if len(places) == 1 else None
 
     def end_wait(self) -> None:
