@@ -146,7 +146,7 @@ def near(tree: Path, path: str) -> list[str]:
 
 
 def examine(tree: Path, mutant: Mutant, stage: str, tests: list[str], limit: float) -> dict:
-    """What a stage says of a mutant: which test catches it ("" when none does), in what time."""
+    """The verdict of a stage on a mutant: the test that catches it ("" when none does), and the time."""
     begin = time.perf_counter()
     first = near(tree, mutant.path) if mutant.path and stage != "slow" else []
     rest = [] if stage == "fast" else [[f"--ignore={f}" for f in first]]

@@ -246,7 +246,7 @@ def in_a_cycle(different: tuple[int, ...], folder: Path, others: int = 0) -> str
 
 
 def a_thread_computes(folder: Path) -> list[list[float]]:
-    """Rank 1 waits for a thread of rank 0 that computes, and rank 0's main thread for rank 1: that is no deadlock."""
+    """Rank 1 waits for a thread of rank 0 that computes, and rank 0's main thread for rank 1: that is not a deadlock."""
     n, found = fc.world_size(), []
     steps = [jitted(lambda x: fc.all_reduce(x, "d"), fc.make_mesh({"d": n})) for _ in range(2)]
     x = np.arange(float(n))

@@ -93,7 +93,7 @@ class Communicators:
                 self._table[used] = hash, start, start + nbytes
                 return used, start
         raise FunccollError(
-            f"there is no room for another communicator: each mesh of this job has one for all axes over which its programs "
+            "no room is left for another communicator: each mesh of this job has one for all axes over which its programs "
             f"communicate, and there are {used}. Make a mesh once, with fc.make_mesh, and use it in all functions."
         )
 

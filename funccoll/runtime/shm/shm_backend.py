@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...arrays.array_layout import ArrayLayout
-from ...errors import RendezvousError, current_source
+from ...errors import FunccollError, RendezvousError, current_source
 from ...ir import Equation
 from ...mesh import Mesh, Sharding
 from ..backend import GroupCall
@@ -136,10 +136,13 @@ class MeshBackend:
         registry = self.job.known_communicators
         if not done or registry is None or registry.broken is not None:
             return
-        place = functions[done - 1].calls[-1].identity
-        source = current_source()
-        text = f"{type(error).__name__}: {error}".partition("\n")[0][:300] + (f" at {source}" if source else "")
-        registry.note_exception([c for group in functions for c in group.communicators], place, text)
+        try:
+            place, source = functions[done - 1].calls[-1].identity, current_source()
+            text = f"{type(error).__name__}: {error}".partition("\n")[0][:300] + (f" at {source}" if source else "")
+            registry.note_exception([c for group in functions for c in group.communicators], place, text)
+        except BaseException:  # a second interrupt, or no memory: without the note no later collective can be trusted
+            registry.broken = FunccollError("an exception left a program, and another one came before it was noted")
+            raise
 
     def gather_whole(self, block: np.ndarray, shape: tuple[int, ...], sharding: Sharding) -> np.ndarray:
         """See `Backend`."""

@@ -58,22 +58,24 @@ class WaitGraph:
                 self._waits[self.rank, self._places[mine]] = 0, 0, 0, 0, _AMONG_OTHERS
         self._owners[self.rank, list(entries)] = 1 + self._places[mine] if mine in self._places else _UNPUBLISHED
 
-    def _forget_the_dead(self) -> None:
+    def _forget_the_dead(self) -> int:
+        """Free what belongs to threads that have ended; returns the number of those that are alive."""
         alive = threads_alive()
         for ident in [ident for ident in self._places if ident not in alive]:
             place = self._places.pop(ident)
             owned = self._owners[self.rank]
             owned[owned == 1 + place] = 0
             self._waits[self.rank, place] = 0
+        return len(alive)
 
     def wait(self, entry: int, rank: int, counter: int, goal: int) -> list[int]:
         """Publish that the calling thread waits. Returns a cycle of ranks that wait for each other, this one first, or []."""
-        self._forget_the_dead()
+        alive = self._forget_the_dead()
         place = self._places.get(threading.get_ident())
         if place is None:
             return []
         words = self._waits[self.rank, place]
-        words[1:] = counter, goal, entry, _ALONE if len(threads_alive()) <= _NO_OTHERS else _AMONG_OTHERS
+        words[1:] = counter, goal, entry, _ALONE if alive <= _NO_OTHERS else _AMONG_OTHERS
         words[0] = 1 + rank
         path = [(self.rank, place)]
         while True:
