@@ -18,7 +18,6 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +39,8 @@ def installation() -> dict[str, str]:
 
     A version is not enough: two checkouts can have the same one, and then make plans that do not fit together.
     """
+    from importlib.metadata import version  # here: it imports forty modules
+
     folder, sources = Path(__file__).parents[2], hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):
         sources.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes())
