@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import multiprocessing
 import os
@@ -171,6 +172,20 @@ def fetches(x: Any, i: Any) -> Any:
     return total[i[0]][None]
 
 
+def interrupt_at_the_end(group: Any) -> None:
+    """Interrupt the next call of a collective group as soon as its kernel returns."""
+    kernel = group._kernel
+
+    def raising() -> None:
+        kernel()
+        while group.frame[STATUS] == WAITING:
+            kernel()
+        group._kernel = kernel
+        raise ValueError("an interrupt")
+
+    group._kernel = raising
+
+
 @member
 def late(culprits: list[int], how: str, caught: bool = True) -> None:
     """Some ranks' third step fails after its last collective: in compute, because a signal handler raises there, or as soon
@@ -193,16 +208,7 @@ def late(culprits: list[int], how: str, caught: bool = True) -> None:
 
     def interrupted_call() -> None:
         (group,) = next(iter(step._cache.values())).group_calls
-        kernel = group._kernel
-
-        def raising() -> None:
-            kernel()
-            while group.frame[STATUS] == WAITING:
-                kernel()
-            group._kernel = kernel
-            raise ValueError("an interrupt")
-
-        group._kernel = raising
+        interrupt_at_the_end(group)
 
     signal.signal(signal.SIGALRM, interrupt)
 
@@ -229,6 +235,29 @@ def late(culprits: list[int], how: str, caught: bool = True) -> None:
     say("ends", steps=steps.number)
 
 
+@member
+def gathers(culprits: list[int], caught: bool = True) -> None:
+    """Some ranks are interrupted at the end of their third process_allgather. They call it again, and go on."""
+    n = fc.world_size()
+    mesh = fc.make_mesh(AXES[n])
+    x, interrupted = np.full((n * 64,), 1.0), []
+
+    def once() -> None:
+        split = fc.from_local(x[:64] * steps.number, mesh, EVERY)
+        if fc.rank() in culprits and steps.number == 3 and not interrupted:
+            interrupted.append(True)
+            group = list(split.sharding.mesh.backend.job.gathers.values())[-1]
+            interrupt_at_the_end(group)
+            with contextlib.suppress(ValueError):
+                fc.process_allgather(split)
+        assert (fc.process_allgather(split) == steps.number).all()
+
+    steps = Steps(once, caught)
+    steps.run(6)
+    say("ends", steps=steps.number)
+
+
+@member
 def memory(culprit: int, limit: str, caught: bool) -> None:
     """One rank keeps its results until there is no memory; if it catches that it drops them, and all go on to the end."""
     if fc.rank() == culprit and limit == "address space":

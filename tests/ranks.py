@@ -36,14 +36,14 @@ JOIN = PRELUDE + "w = world.init()\nrank = w.rank\nsay('in')\n"
 STAY = JOIN + "hear()\n"
 # Before JOIN, in rank 0: which ranks have come so far, each time that one comes or goes.
 SAYS_WHO_COMES = """
-import funccoll.runtime.job.rendezvous
+import funccoll.runtime.job.coordinator
 def told(word, real):
     def call(self, channel):
         real(self, channel)
         print(word, sorted(self.arrived), flush=True)
     return call
-coordinator = funccoll.runtime.job.rendezvous._Coordinator
-coordinator._hello = told("hello of", coordinator._hello)
+coordinator = funccoll.runtime.job.coordinator.Coordinator
+coordinator._admit = told("hello of", coordinator._admit)
 coordinator._gone = told("gone, and left are", coordinator._gone)
 """
 PATIENCE = 120.0

@@ -37,3 +37,18 @@ def test_all_ranks_retry(how, n, words, job):
         (retried,) = run.said(rank, "retried")
         assert retried["value"] == pytest.approx(value)
         assert run.hear(rank, "ends")["steps"] == 6 and not run.said(rank, "error")
+
+
+def test_one_rank_that_gathers_again_is_named(job):
+    run = job("gathers", 2, culprits=[1])
+    assert run.end() == [0, 0], run.report()
+    named = "rank 1 left a program after a collective of it by an exception, and went on; rank "
+    for rank in range(2):
+        (error,) = run.said(rank, "error")
+        assert named in error["text"] + error["cause"] and "ValueError: an interrupt" in error["text"] + error["cause"], error
+
+
+def test_all_ranks_gather_again(job):
+    run = job("gathers", 2, culprits=[0, 1])
+    assert run.end() == [0, 0], run.report()
+    assert [run.hear(rank, "ends")["steps"] for rank in range(2)] == [6, 6] and not run.said(0, "error")

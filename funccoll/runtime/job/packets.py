@@ -9,7 +9,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["receive", "same_user", "send"]
+__all__ = ["peer", "receive", "same_user", "send"]
 
 PACKET = 128 * 1024  # bytes of the largest message
 
@@ -49,7 +49,12 @@ def receive(channel: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
     return message, descriptors
 
 
+def peer(channel: socket.socket) -> tuple[int, int]:
+    """(process, user) at the other end."""
+    pid, user, _ = struct.unpack("3i", channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    return pid, user
+
+
 def same_user(channel: socket.socket) -> bool:
     """True when the process at the other end is this user's."""
-    credentials = channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return struct.unpack("3i", credentials)[1] == os.getuid()
+    return peer(channel)[1] == os.getuid()

@@ -26,7 +26,8 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import PeerFailure
+from ...errors import PeerFailure, RendezvousError
+from .coordinator import Coordinator
 from .host import PEER_FAILURE_EXIT_CODE
 from .packets import receive, send
 
@@ -50,7 +51,10 @@ class PeerTraceback(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The end of a rank that ends collectives. `kind` is "died", "raised" (`text` is its traceback), or "left"."""
+    """The end of a rank that ends collectives. `kind` is "died", "raised" (`text` is its traceback), or "left".
+
+    Or the end of the whole job, of which rank 0 tells: "clash", another one with its name (`text` says which).
+    """
 
     rank: int
     kind: str
@@ -59,6 +63,8 @@ class Failure:
     def __str__(self) -> str:
         if self.kind == "raised":
             return f"rank {self.rank} raised {self._raised()}"
+        if self.kind == "clash":
+            return self.text
         if self.kind == "left":
             return f"rank {self.rank} left the job: its program ended, or called fc.finalize()"
         return f"rank {self.rank} died without a word: it was killed (out of memory, a signal), or crashed"
@@ -69,9 +75,10 @@ class Failure:
         begin = max((i for i, line in enumerate(lines) if line == _TRACEBACK), default=len(lines))
         return next((line for line in lines[begin + 1 :] if line[:1].strip()), lines[-1])
 
-    def error(self, context: str = "") -> PeerFailure:
+    def error(self, context: str = "") -> PeerFailure | RendezvousError:
         """The exception for it, the peer's traceback as its cause; `context` says what could not be done."""
-        error = PeerFailure(f"{str(self).rstrip('.')}.{' ' * bool(context)}{context}")
+        kind = RendezvousError if self.kind == "clash" else PeerFailure
+        error = kind(f"{str(self).rstrip('.')}.{' ' * bool(context)}{context}")
         if self.kind == "raised":
             error.__cause__ = PeerTraceback(self.text)
         return error
@@ -80,9 +87,14 @@ class Failure:
 class Watch:
     """Watch over the other processes of a job, which are told how this one ends."""
 
-    def __init__(self, rank: int, sockets: Mapping[int, socket.socket], header: np.ndarray):
-        """`sockets` by rank, which belong to the watch from now on; `header` is an int64 view of the heap's header."""
-        self.rank = rank
+    def __init__(
+        self, rank: int, sockets: Mapping[int, socket.socket], header: np.ndarray, coordinator: Coordinator | None = None
+    ):  # fmt: skip
+        """`sockets` by rank, and rank 0's `coordinator`, belong to the watch from now on.
+
+        `header` is an int64 view of the heap's header.
+        """
+        self.rank, self._coordinator = rank, coordinator
         self._header: np.ndarray | None = header
         self._sockets = dict(sockets)
         self._failure: Failure | None = None
@@ -119,6 +131,9 @@ class Watch:
     def _run(self) -> None:
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
+        late = -1 if self._coordinator is None else self._coordinator.fileno()
+        if self._coordinator is not None:
+            poll.register(late, select.POLLIN)
         ranks = {channel.fileno(): rank for rank, channel in self._sockets.items()}
         for descriptor in ranks:
             poll.register(descriptor, select.POLLIN)
@@ -126,13 +141,23 @@ class Watch:
             for descriptor, _ in poll.poll():
                 if descriptor == self._wake:
                     return
-                if not self._hear(ranks[descriptor]):
+                if descriptor == late:
+                    self._refuse_late()
+                elif not self._hear(ranks[descriptor]):
                     poll.unregister(descriptor)
             # Only after rank 0 has introduced all: it may die between sending the two ends of a pair.
             for rank, channel in self._sockets.items() if self._introduced.is_set() else ():
                 if channel.fileno() not in ranks:
                     ranks[channel.fileno()] = rank
                     poll.register(channel, select.POLLIN)
+
+    def _refuse_late(self) -> None:
+        """Answer processes that come to the job as it runs; one that could be a rank of it ends it."""
+        header = self._header
+        if header is not None and self._coordinator is not None:
+            clash = self._coordinator.answer(lambda rank: header[LEFT + rank])
+            if clash:
+                self._record(Failure(0, "clash", clash))
 
     def _hear(self, rank: int) -> bool:
         """Read one message of a rank, or of rank 0 about one. Returns whether more can come."""
@@ -154,7 +179,7 @@ class Watch:
             self._sockets[int(message["rank"])] = channel
         if kind == "met":
             self._introduced.set()
-        if kind in ("died", "raised"):
+        if kind in ("died", "raised", "clash"):
             about = message.get("rank", rank) if self.rank else rank
             self._record(Failure(int(about), kind, str(message.get("text", ""))))
         return True
@@ -246,6 +271,8 @@ class Watch:
         for channel in self._sockets.values():
             channel.close()
         self._sockets.clear()
+        if self._coordinator is not None:
+            self._coordinator.close()
         os.close(self._wake)
         if self._hook is not None and sys.excepthook is self._hook:
             sys.excepthook = self._previous_hook

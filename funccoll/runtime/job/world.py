@@ -18,7 +18,7 @@ from ...errors import MeshError, PlannedError, RendezvousError
 from ...mesh import Mesh
 from ..backend import Backend, JobBackend, choose_job_backend, load_backend
 from . import rendezvous
-from .rendezvous import JobSpec
+from .hello import JobSpec
 from .watch import Watch
 
 __all__ = ["World", "backend_of", "current", "finalize", "init", "job", "make_mesh", "process_allgather", "rank", "world_size"]
@@ -137,7 +137,7 @@ class _Membership:
             memory = transport.capacity(job_.world), transport.creator(job_.world)
             meeting = rendezvous.meet(generation, timeout, *memory)
             backend = transport(job_.rank, job_.world, meeting.memory)
-            watch = Watch(job_.rank, meeting.sockets, backend.failure_words())
+            watch = Watch(job_.rank, meeting.sockets, backend.failure_words(), meeting.coordinator)
             watch.hook_exceptions()
             self.current = World(job_.rank, job_.world, watch, backend, collective_timeout)
             os.environ[_JOINED] = f"{place}{os.getpid()}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -110,12 +110,21 @@ class Communicators:
         self.broken, self._left_behind = error, memory
         self._abandoned[self.world.rank] = 1
 
-    def note_exception(self, communicators: Sequence[Communicator], place: str, text: str) -> None:
-        """Take note of an exception that left a program at `place`: peers that do not go on from there are refused."""
-        number, _ = self.note(self.world.rank)
-        note = f"{number + 1} {text}".encode()[:_NOTE_BYTES]
+    def counts(self, mesh: int) -> dict[int, int]:
+        """The counts of the communicators of the `mesh`-th mesh, by number: they grow with each collective."""
+        with self._lock:
+            numbers = [mine.number for key, (mine, _) in self._known.items() if key[0] == mesh]
+        return {number: int(self.bases[number]) for number in numbers}
+
+    def note_exception(self, numbers: Collection[int], place: str, text: str) -> None:
+        """Take note of an exception that left a program at `place`: peers which do not go on from there are refused.
+
+        `numbers` are those of the program's communicators.
+        """
+        count, _ = self.note(self.world.rank)
+        note = f"{count + 1} {text}".encode()[:_NOTE_BYTES]
         self._notes[self.world.rank] = np.frombuffer(note.ljust(_NOTE_BYTES, b"\0"), np.uint8)
-        for number in {communicator.number for communicator in communicators}:
+        for number in numbers:
             digest = hashlib.sha256(f"{self.histories[number]} {place}".encode()).digest()
             self.histories[number] = int.from_bytes(digest[:7], "little")
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -136,19 +137,15 @@ class MeshBackend:
         registry = self.job.known_communicators
         if not done or registry is None or registry.broken is not None:
             return
-        try:
-            place, source = functions[done - 1].calls[-1].identity, current_source()
-            text = f"{type(error).__name__}: {error}".partition("\n")[0][:300] + (f" at {source}" if source else "")
-            registry.note_exception([c for group in functions for c in group.communicators], place, text)
-        except BaseException:  # a second interrupt, or no memory: without the note no later collective can be trusted
-            registry.broken = FunccollError("an exception left a program, and another one came before it was noted")
-            raise
+        place = functions[done - 1].calls[-1].identity
+        _note(registry, {c.number for group in functions for c in group.communicators}, place, error)
 
     def gather_whole(self, block: np.ndarray, shape: tuple[int, ...], sharding: Sharding) -> np.ndarray:
         """See `Backend`."""
         from .values import gather_whole
 
-        return gather_whole(block, shape, sharding, self.job.communicators, self.number, self.job.gathers)
+        with self._noting("process_allgather"):
+            return gather_whole(block, shape, sharding, self.job.communicators, self.number, self.job.gathers)
 
     def compare_replicas(
         self, mesh: Mesh, layouts: Sequence[ArrayLayout], name: Callable[[int], str]
@@ -156,7 +153,37 @@ class MeshBackend:
         """See `Backend`. Each call costs a hash of all arguments, and one collective."""
         from .values import replica_check
 
-        return replica_check(mesh, layouts, name, self.job.communicators, self.number)
+        check = replica_check(mesh, layouts, name, self.job.communicators, self.number)
+
+        def check_noting(blocks: Sequence[Any]) -> None:
+            with self._noting("FUNCCOLL_DEBUG=detail"):
+                check(blocks)
+
+        return check_noting
+
+    @contextmanager
+    def _noting(self, place: str) -> Iterator[None]:
+        """Take note of an exception that leaves the block after a collective of this mesh, as `note_exception` does."""
+        registry = self.job.communicators
+        before = registry.counts(self.number)
+        try:
+            yield
+        except BaseException as error:
+            now = registry.counts(self.number)
+            done = {number for number in now if now[number] != before.get(number, 0)}
+            if done and registry.broken is None:
+                _note(registry, done, f"{place} {sorted(now[number] for number in done)}", error)
+            raise
+
+
+def _note(registry: Communicators, numbers: Collection[int], place: str, error: BaseException) -> None:
+    try:
+        source = current_source()
+        text = f"{type(error).__name__}: {error}".partition("\n")[0][:300] + (f" at {source}" if source else "")
+        registry.note_exception(numbers, place, text)
+    except BaseException:  # a second interrupt, or no memory: without the note no later collective can be trusted
+        registry.broken = FunccollError("an exception left a program, and another one came before it was noted")
+        raise
 
 
 BACKEND = SharedMemoryBackend

@@ -1,0 +1,257 @@
+"""Rank 0's side of the rendezvous. It listens as long as the job runs, because two jobs may be started under one name.
+
+Whoever comes to a job that is complete is told so. Where two processes come as one rank, shortly after each other, both jobs
+end: nobody can tell which processes belong together. Other processes can connect too: another user's, an old run's, one
+that says nothing. They are dropped.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any
+
+from ...errors import RendezvousError
+from .hello import REMEDY, JobSpec, describe_installation, installation, make_hello, own_command, receive_answer
+from .packets import peer, receive, same_user, send
+
+__all__ = ["GRACE", "Coordinator"]
+
+GRACE = 2.0
+"""Seconds after a mismatch in which more processes may connect, to be told of it."""
+_HELLO_TIMEOUT = 10.0  # seconds until a connection that has not said hello is dropped
+_SILENT = 100  # connections to a complete job which have not said hello; more are dropped
+
+
+class Coordinator:
+    """Rank 0's side: the ranks that have connected so far, and later those who come too late."""
+
+    def __init__(self, job: JobSpec, timeout: float):
+        self.job, self.timeout = job, timeout
+        self.deadline = time.monotonic() + timeout
+        self.listener: socket.socket | None = None
+        self.processes = {0: _process(os.getpid(), own_command())}  # by rank, for errors
+        self.expected = job.world  # processes that come, at most
+        self.selector = selectors.DefaultSelector()
+        self.unidentified: dict[socket.socket, float] = {}  # connected, no hello yet; dropped at this time
+        self.arrived: dict[int, socket.socket] = {}
+        self.refused: list[socket.socket] = []  # connected with another version or size of the job
+        self.arenas: dict[int, int] = {}
+        self.problem = ""
+
+    def run(self, arena: int, create: Callable[[int], int] | None) -> tuple[dict[int, socket.socket], int | None]:
+        """Let all ranks join, and return their sockets, and the memory if any. `arena` and `create` are `meet`'s."""
+        try:
+            self.listener = self._listen(arena)
+            self.selector.register(self.listener, selectors.EVENT_READ)
+            self._collect(self.listener)
+            if self.problem:
+                raise RendezvousError(self.problem)
+            memory = create(min(arena, *self.arenas.values())) if create else None
+            for channel in self.arrived.values():
+                self.selector.unregister(channel)  # they belong to the watch from now on
+                send(channel, {"go": self.job.world}, [] if memory is None else [memory])
+            for channel in list(self.unidentified):
+                self._drop(channel)
+            self.deadline = time.monotonic() + self.timeout
+            return self.arrived, memory
+        except BaseException as error:
+            ours = isinstance(error, RendezvousError)
+            text = str(error).partition("\n  at ")[0] if ours else f"rank 0 could not start the job: {error!r}"
+            for channel in (*self.arrived.values(), *self.refused):
+                send(channel, {"error": text})
+                channel.close()
+            self.close()
+            raise
+
+    def fileno(self) -> int:
+        """The descriptor that is readable when `answer` has something to do."""
+        return self.selector.fileno()
+
+    def answer(self, left: Callable[[int], Any]) -> str:
+        """Tell those who come to the complete job that they are late. `left` says which ranks have left the job.
+
+        Returns the reason why the job must end, "" when it goes on.
+        """
+        clash = ""
+        for key, _ in self.selector.select(0):
+            channel: Any = key.fileobj
+            if channel is self.listener:
+                self._accept(channel)
+                while len(self.unidentified) > _SILENT:  # the one that has said nothing for longest
+                    self._drop(next(iter(self.unidentified)))
+            else:
+                clash = self._refuse(channel, left) or clash
+        return clash
+
+    def close(self) -> None:
+        """Listen no longer."""
+        if self.listener is not None:
+            self.listener.close()
+        self.selector.close()
+        for channel in self.unidentified:
+            channel.close()
+
+    def _listen(self, arena: int) -> socket.socket:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        patience = time.monotonic() + min(1.0, self.timeout)
+        while True:
+            try:
+                listener.bind(self.job.address)
+                break
+            except OSError as error:
+                try:
+                    if self._ask_rank_0(arena):
+                        patience = time.monotonic() + min(1.0, self.timeout)
+                except RendezvousError:
+                    listener.close()
+                    raise
+                if time.monotonic() > min(patience, self.deadline):
+                    listener.close()
+                    raise RendezvousError(
+                        f"another process is already rank 0 of run {self.job.run!r} ({error.strerror}). Start every "
+                        f"process of a job with a rank of its own. {REMEDY}"
+                    ) from None
+                time.sleep(0.02)  # the rank 0 of a job that just ended may be closing its socket
+        listener.listen(1024)
+        listener.setblocking(False)
+        return listener
+
+    def _ask_rank_0(self, arena: int) -> bool:
+        """Hear from the process that is rank 0 already. Returns whether it has ended instead. Raises RendezvousError."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as channel, suppress(OSError):
+            channel.settimeout(self.timeout + 5.0)
+            channel.connect(self.job.address)
+            if same_user(channel) and send(channel, make_hello(self.job, arena)):
+                receive_answer(self.job, channel, 0)
+                return True
+        return False
+
+    def _missing(self) -> set[int]:
+        return set(range(1, self.job.world)) - set(self.arrived)
+
+    def _collect(self, listener: socket.socket) -> None:
+        while self._missing() and len(self.arrived) + len(self.refused) + 1 < self.expected:
+            now = time.monotonic()
+            if now >= self.deadline:
+                if self.problem:
+                    return
+                raise RendezvousError(
+                    f"{_ranks(self._missing())} of {self.job.world} did not come within {self.timeout:g} s (run "
+                    f"{self.job.run!r}). Look for an error of theirs above; if they only start slowly, set "
+                    "FUNCCOLL_RENDEZVOUS_TIMEOUT to more seconds."
+                )
+            for key, _ in self.selector.select(min(self.deadline, *self.unidentified.values(), now + _HELLO_TIMEOUT) - now):
+                channel: Any = key.fileobj
+                if channel is listener:
+                    self._accept(listener)
+                elif channel in self.unidentified:
+                    self._admit(channel)
+                else:
+                    self._gone(channel)
+            for channel in [c for c, until in self.unidentified.items() if until <= time.monotonic()]:
+                self._drop(channel)
+
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            channel, _ = listener.accept()
+        except OSError:
+            return  # the other side has closed it
+        if not same_user(channel):
+            channel.close()
+            return
+        channel.setblocking(False)
+        self.unidentified[channel] = time.monotonic() + _HELLO_TIMEOUT
+        self.selector.register(channel, selectors.EVENT_READ)
+
+    def _drop(self, channel: socket.socket) -> None:
+        self.unidentified.pop(channel, None)
+        self.selector.unregister(channel)
+        channel.close()
+
+    def _gone(self, channel: socket.socket) -> None:
+        """Free the place of a rank that closed its socket, or sent more than its hello."""
+        self.arrived = {rank: c for rank, c in self.arrived.items() if c is not channel}
+        self.refused = [c for c in self.refused if c is not channel]
+        self._drop(channel)
+
+    def _hear(self, channel: socket.socket) -> dict[str, Any] | None:
+        """The hello of a process; one that says something else is dropped."""
+        try:
+            hello, descriptors = receive(channel)
+        except BlockingIOError:
+            return None
+        for descriptor in descriptors:
+            os.close(descriptor)
+        complete = hello and all(isinstance(hello.get(key), int) for key in ("rank", "world", "arena"))
+        if not hello or not complete or not hello.get("funccoll") or hello.get("run") != self.job.run:
+            self._drop(channel)
+            return None
+        return hello
+
+    def _admit(self, channel: socket.socket) -> None:
+        hello = self._hear(channel)
+        if hello is None:
+            return
+        rank, who = hello["rank"], _process(peer(channel)[0], hello.get("command"))
+        problem = self._mismatch(rank, hello["world"], hello)
+        if not problem and rank not in self._missing():
+            problem, self.expected = self._clash(rank, who), 2 * self.job.world
+        if problem:
+            self.problem = self.problem or problem
+            self.deadline = min(self.deadline, time.monotonic() + GRACE)
+            self.refused.append(channel)
+        else:
+            self.arrived[rank], self.arenas[rank], self.processes[rank] = channel, hello["arena"], who
+        del self.unidentified[channel]
+
+    def _refuse(self, channel: socket.socket, left: Callable[[int], Any]) -> str:
+        hello = self._hear(channel)
+        if hello is None:
+            return ""
+        rank, clash = hello["rank"], ""
+        mismatch = self._mismatch(rank, hello["world"], hello)
+        # After a rank that has left comes the next job, a little early: without an answer it tries again.
+        if mismatch or rank not in self.processes or not left(rank):
+            if not mismatch and rank in self.processes and time.monotonic() < self.deadline:
+                clash = self._clash(rank, _process(peer(channel)[0], hello.get("command")))
+            running = f"run {self.job.run!r} is a job of {self.job.world} processes that runs already: its rank 0 is "
+            send(channel, {"error": clash or f"{running}{self.processes[0]}. {REMEDY}"})
+        self._drop(channel)
+        return clash
+
+    def _clash(self, rank: int, who: str) -> str:
+        return (
+            f"two processes came as rank {rank} of run {self.job.run!r}: {self.processes[rank]} and {who}. Two jobs "
+            f"were started under one name, and nobody can tell which processes belong together, so both end. {REMEDY}"
+        )
+
+    def _mismatch(self, rank: Any, world: Any, hello: dict[str, Any]) -> str:
+        ours = installation()
+        if any(hello.get(key) != value for key, value in ours.items() if key != "folder"):
+            return (
+                f"rank {rank} runs {describe_installation(hello)}, and rank 0 runs {describe_installation(ours)}. All must run "
+                "the same: start them in one environment."
+            )
+        if not 0 <= rank < world:
+            return f"rank {rank} is not one of {world} processes, which are numbered from 0."
+        if world != self.job.world:
+            return (
+                f"rank {rank} was started as one of {world} processes and rank 0 as one of {self.job.world}, both "
+                f"in run {self.job.run!r}. Start all with the same number, and each job with a run id of its own."
+            )
+        return ""
+
+
+def _process(pid: int, command: Any) -> str:
+    return f"process {pid} ({command})"
+
+
+def _ranks(ranks: Iterable[int]) -> str:
+    numbers = sorted(ranks)
+    more = f" and {len(numbers) - 16} more" if len(numbers) > 16 else ""
+    return f"rank{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers[:16]))}{more}"

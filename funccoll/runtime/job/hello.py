@@ -1,0 +1,91 @@
+"""The hello: which rank of which job a process is, and what is installed there. Rank 0 answers it."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import shlex
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..._version import __version__
+from ...errors import RendezvousError
+from .packets import receive
+
+__all__ = ["REMEDY", "JobSpec", "describe_installation", "installation", "make_hello", "own_command", "receive_answer"]
+
+PROTOCOL = 2
+REMEDY = "Give each job a name of its own: another MASTER_PORT, or another FUNCCOLL_RUN_ID."
+_COMMAND = 200  # characters of a process's command in errors
+
+
+@functools.lru_cache(maxsize=1)
+def installation() -> dict[str, str]:
+    """Everything by which two installations can differ in what they compute, with the folder, for errors.
+
+    A version is not enough: two checkouts can have the same one, and then make plans that do not fit together.
+    """
+    from importlib.metadata import version  # here: it imports forty modules
+
+    folder, sources = Path(__file__).parents[2], hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        sources.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes())
+    return {
+        "funccoll": __version__, "protocol": str(PROTOCOL), "sources": sources.hexdigest()[:12], "folder": str(folder),
+        "NumPy": version("numpy"), "Numba": version("numba"),
+    }  # fmt: skip
+
+
+def describe_installation(installed: Mapping[str, Any]) -> str:
+    """An installation in words."""
+    return (
+        f"funccoll {installed.get('funccoll')} of {installed.get('folder')} (sources {installed.get('sources')}, protocol "
+        f"{installed.get('protocol')}) with NumPy {installed.get('NumPy')} and Numba {installed.get('Numba')}"
+    )
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """This process in its job: number `rank` of `world`. All processes with the same `run` belong together."""
+
+    rank: int
+    world: int
+    run: str
+
+    @property
+    def address(self) -> bytes:
+        """The name of the socket. One of a Unix socket has at most 107 bytes, so long run ids are hashed."""
+        run = self.run.encode()
+        run = run if len(run) <= 64 else hashlib.sha256(run).hexdigest().encode()
+        return b"\0funccoll-%d-%s" % (os.getuid(), run)
+
+
+def own_command() -> str:
+    """This process's command."""
+    return shlex.join(sys.orig_argv)[:_COMMAND]
+
+
+def make_hello(job: JobSpec, arena: int) -> dict[str, Any]:
+    """This process, for rank 0."""
+    numbers = {"rank": job.rank, "world": job.world, "arena": arena}
+    return {**installation(), **numbers, "run": job.run, "command": own_command()}
+
+
+def receive_answer(job: JobSpec, channel: socket.socket, expected: int) -> list[int] | None:
+    """Rank 0's descriptors when all ranks have joined; None when it has ended, or answers another process.
+
+    `expected` is their number. Raises: RendezvousError when it refuses this process.
+    """
+    message, descriptors = receive(channel)
+    if message is not None and "error" in message:
+        raise RendezvousError(str(message["error"]))
+    if message is not None and message.get("go") == job.world and len(descriptors) == expected:
+        return descriptors
+    for descriptor in descriptors:
+        os.close(descriptor)
+    return None
