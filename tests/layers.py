@@ -49,7 +49,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "arrays": (("array_layout",), ("array",), ("placement",)),
     "runtime": (("backend",), ("codegen",), ("job",), ("local", "shm", "mpi", "nccl", "cuda")),
     "runtime.job": (
-        ("host", "packets"), ("hello", "processes", "doctor"), ("coordinator",), ("rendezvous", "watch"), ("world",),
+        ("host", "packets", "forking"), ("hello", "processes", "doctor"), ("coordinator",), ("rendezvous", "watch"), ("world",),
         ("launch",),
     ),
     "runtime.local": (("ordered_reduction",), ("collectives",)),

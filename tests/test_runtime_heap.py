@@ -449,3 +449,64 @@ def test_a_forked_child_gives_nothing_back():
 def test_the_header_is_part_of_the_control_region(heap):
     assert heap.control == (0, CONTROL) and 8 * (8 + 1024) <= HEADER < CONTROL
     assert not heap.view(0, (CONTROL // 8,), "i8").any()
+
+
+SNAPSHOT = JOIN + """
+heap = w.backend.heap
+shapes = [(100,), (7, 1000), (3 << 20,), (33 << 20,), (5,)]
+arrays = [heap.array(shape, "u1") for shape in shapes]
+for i, x in enumerate(arrays):
+    x[...] = i + 1
+views = [x[1:] for x in arrays]
+reader, writer = os.pipe()
+if (child := os.fork()) == 0:
+    os.read(reader, 1)
+    assert all((x == i + 1).all() for i, x in enumerate(arrays)) and all((x == i + 1).all() for i, x in enumerate(views))
+    arrays[0][:] = 55
+    if os.fork() == 0:  # a child of it, too
+        os._exit(0 if arrays[1][0, 0] == 2 else 1)
+    assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
+    os._exit(7)
+for x in arrays:
+    x[...] = 77
+while arrays:  # and what takes their places
+    del x, views[0]
+    arrays.pop(0)
+    x = heap.array(shapes.pop(0), "u1")
+    x[...] = 88
+first = heap.array((100,), "u1"); first[:] = 44
+os.write(writer, b"1")
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+assert (first == 44).all()
+say("fine")
+"""
+
+
+def test_arrays_do_not_change_in_a_forked_child():
+    with Ranks(SNAPSHOT, [0], world=2) as ranks:
+        ranks.start(1, PRELUDE + "world.init()")
+        assert ranks.line(0) == "in" and ranks.line(0) == "fine"
+        ranks.end_well()
+
+
+TOO_LARGE = JOIN + """
+x = w.backend.heap.array((9 << 20,), "u1")
+x[:] = 1
+if (child := os.fork()) == 0:
+    say("never")
+    os._exit(0)
+say("code", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+del x
+if (child := os.fork()) == 0:
+    os._exit(0)
+say("code", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), sys.getswitchinterval())
+"""
+
+
+def test_a_child_that_would_copy_too_much_ends():
+    with Ranks(TOO_LARGE, [0], world=2, FUNCCOLL_FORK_MIB="8") as ranks:
+        ranks.start(1, PRELUDE + "world.init()")
+        assert [ranks.line(0) for _ in range(3)] == ["in", "code 1", "code 0 0.005"]
+        error = ranks.end(0)[2]
+        assert error.startswith("funccoll: rank 0 was forked while it has arrays of 9") and "FUNCCOLL_FORK_MIB" in error
+        assert error.count("\n") == 0 and ranks.end(1)[0] == 0

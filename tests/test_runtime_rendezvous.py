@@ -17,7 +17,7 @@ from funccoll import FunccollError
 from funccoll._version import __version__
 from funccoll.errors import MeshError, PlannedError, RendezvousError
 from funccoll.runtime.job.hello import JobSpec, installation
-from funccoll.runtime.job.rendezvous import seconds_of
+from funccoll.runtime.job.rendezvous import positive_number
 from funccoll.runtime.job.world import finalize, init, job
 
 FOLDER = Path(funccoll.__file__).parent
@@ -435,8 +435,9 @@ def test_a_job_without_a_name():
 @pytest.mark.parametrize("text", ["soon", "-1", "0", "nan", ""])
 def test_a_timeout_that_is_none(text):
     with pytest.raises(RendezvousError, match=r"FUNCCOLL_TIMEOUT=.*must be seconds, more than 0; leave it unset for 600\."):
-        seconds_of({"FUNCCOLL_TIMEOUT": text}, "FUNCCOLL_TIMEOUT", 600)
-    assert seconds_of({}, "FUNCCOLL_TIMEOUT", 600) == 600 and seconds_of({"T": "2.5"}, "T", 60) == 2.5
+        positive_number({"FUNCCOLL_TIMEOUT": text}, "FUNCCOLL_TIMEOUT", 600, "seconds")
+    assert positive_number({}, "FUNCCOLL_TIMEOUT", 600, "seconds") == 600
+    assert positive_number({"T": "2.5"}, "T", 60, "seconds") == 2.5
     assert issubclass(RendezvousError, (FunccollError, RuntimeError))
 
 

@@ -1,7 +1,7 @@
 """Rank 0's side of the rendezvous. It listens as long as the job runs, because two jobs may be started under one name.
 
 Whoever comes to a job that is complete is told so. Where two processes come as one rank, shortly after each other, both jobs
-end: nobody can tell which processes belong together. Other processes can connect too: another user's, an old run's, one
+end: it cannot be known which processes belong together. Other processes can connect too: another user's, an old run's, one
 that says nothing. They are dropped.
 """
 
@@ -28,7 +28,7 @@ _SILENT = 100  # connections to a complete job which have not said hello; more a
 
 
 class Coordinator:
-    """Rank 0's side: the ranks that have connected so far, and later those who come too late."""
+    """Rank 0's side: the ranks that have connected so far, and later those which come too late."""
 
     def __init__(self, job: JobSpec, timeout: float):
         self.job, self.timeout = job, timeout
@@ -73,7 +73,7 @@ class Coordinator:
         return self.selector.fileno()
 
     def answer(self, left: Callable[[int], Any]) -> str:
-        """Tell those who come to the complete job that they are late. `left` says which ranks have left the job.
+        """Tell processes which come to the complete job that they are late. `left` says which ranks have left the job.
 
         Returns the reason why the job must end, "" when it goes on.
         """
@@ -227,7 +227,7 @@ class Coordinator:
     def _clash(self, rank: int, who: str) -> str:
         return (
             f"two processes came as rank {rank} of run {self.job.run!r}: {self.processes[rank]} and {who}. Two jobs "
-            f"were started under one name, and nobody can tell which processes belong together, so both end. {REMEDY}"
+            f"were started under one name, and it cannot be known which processes belong together, so both end. {REMEDY}"
         )
 
     def _mismatch(self, rank: Any, world: Any, hello: dict[str, Any]) -> str:

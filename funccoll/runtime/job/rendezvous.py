@@ -18,7 +18,7 @@ from .coordinator import GRACE, Coordinator
 from .hello import JobSpec, make_hello, receive_answer
 from .packets import same_user, send
 
-__all__ = ["JoinedJob", "meet", "seconds_of"]
+__all__ = ["JoinedJob", "meet", "positive_number"]
 
 
 @dataclass(frozen=True)
@@ -34,16 +34,16 @@ class JoinedJob:
     coordinator: Coordinator | None = None
 
 
-def seconds_of(environment: Mapping[str, str], name: str, default: float) -> float:
-    """The seconds in an environment variable. Raises RendezvousError when it says something else."""
+def positive_number(environment: Mapping[str, str], name: str, default: float, unit: str) -> float:
+    """The number in an environment variable. Raises RendezvousError when it says something else."""
     text = environment.get(name, str(default))
     try:
-        seconds = float(text)
+        number = float(text)
     except ValueError:
-        seconds = -1.0
-    if not seconds > 0:
-        raise RendezvousError(f"{name}={text!r} must be seconds, more than 0; leave it unset for {default:g}.")
-    return seconds
+        number = -1.0
+    if not number > 0:
+        raise RendezvousError(f"{name}={text!r} must be {unit}, more than 0; leave it unset for {default:g}.")
+    return number
 
 
 def meet(job: JobSpec, timeout: float, arena: int, create: Callable[[int], int] | None) -> JoinedJob:

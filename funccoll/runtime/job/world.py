@@ -18,6 +18,7 @@ from ...errors import MeshError, PlannedError, RendezvousError
 from ...mesh import Mesh
 from ..backend import Backend, JobBackend, choose_job_backend, load_backend
 from . import rendezvous
+from .forking import ForkHandshake
 from .hello import JobSpec
 from .watch import Watch
 
@@ -97,11 +98,12 @@ def _parent() -> str:
 class World:
     """This process's membership in a job: number `rank` of `world`, the watch over the others, and the backend.
 
-    `timeout`: seconds that a collective waits for the others.
+    `timeout`: seconds that a collective waits for the others. `fork_bytes`: the most that is copied for a forked child.
     """
 
-    def __init__(self, rank: int, world: int, watch: Watch, backend: JobBackend, timeout: float):
+    def __init__(self, rank: int, world: int, watch: Watch, backend: JobBackend, timeout: float, fork_bytes: int):
         self.rank, self.world, self.watch, self.backend, self.timeout = rank, world, watch, backend, timeout
+        self.fork_bytes = fork_bytes
         self.mesh_numbers = itertools.count(1)
         backend.join(self)
 
@@ -113,6 +115,7 @@ class _Membership:
         self.current: World | None = None
         self.generation = 0  # jobs that this process has left: the next job of the run must not meet them
         self.forked_from: int | None = None
+        self.handshake = ForkHandshake()
 
     def join(self, timeout: float) -> World | None:
         job_ = job(os.environ)
@@ -131,7 +134,8 @@ class _Membership:
                     f"this process was started by rank {job_.rank} and is not a rank of its own: rank {job_.rank} has joined "
                     'the job. Keep what needs the other ranks under `if __name__ == "__main__":`, which workers do not run.'
                 )
-            collective_timeout = rendezvous.seconds_of(os.environ, "FUNCCOLL_TIMEOUT", 600)
+            collective_timeout = rendezvous.positive_number(os.environ, "FUNCCOLL_TIMEOUT", 600, "seconds")
+            fork_bytes = int(2**20 * rendezvous.positive_number(os.environ, "FUNCCOLL_FORK_MIB", 1024, "mebibytes"))
             generation = replace(job_, run=f"{job_.run}-{self.generation}")
             transport = choose_job_backend()
             memory = transport.capacity(job_.world), transport.creator(job_.world)
@@ -139,7 +143,7 @@ class _Membership:
             backend = transport(job_.rank, job_.world, meeting.memory)
             watch = Watch(job_.rank, meeting.sockets, backend.failure_words(), meeting.coordinator)
             watch.hook_exceptions()
-            self.current = World(job_.rank, job_.world, watch, backend, collective_timeout)
+            self.current = World(job_.rank, job_.world, watch, backend, collective_timeout, fork_bytes)
             os.environ[_JOINED] = f"{place}{os.getpid()}"
             _at_end()
         return self.current
@@ -153,8 +157,19 @@ class _Membership:
             left.watch.leave()
             left.backend.close()
 
+    def before_fork(self) -> None:
+        """Prepare for a fork of this process."""
+        if self.current is not None:
+            self.handshake.begin()
+
     def forked(self) -> None:
         """Release everything that is the parent's, in a forked child."""
+        try:
+            self._disown()
+        finally:
+            self.handshake.ready()
+
+    def _disown(self) -> None:
         left, self.current = self.current, None
         if left is not None:
             self.forked_from = left.rank
@@ -163,7 +178,7 @@ class _Membership:
                 "job's mesh in the parent."
             )
             left.watch.disown()
-            left.backend.disown()
+            left.backend.disown(left.fork_bytes)
 
 
 _MEMBERSHIP = _Membership()
@@ -172,7 +187,9 @@ _MEMBERSHIP = _Membership()
 @functools.lru_cache(maxsize=1)  # once in a process: neither can be undone
 def _at_end() -> None:
     atexit.register(_MEMBERSHIP.leave)
-    os.register_at_fork(after_in_child=_MEMBERSHIP.forked)
+    os.register_at_fork(
+        before=_MEMBERSHIP.before_fork, after_in_parent=_MEMBERSHIP.handshake.wait, after_in_child=_MEMBERSHIP.forked
+    )
 
 
 def init(timeout: float | None = None, *, rendezvous_timeout: float | None = None) -> World | None:
@@ -191,7 +208,7 @@ def init(timeout: float | None = None, *, rendezvous_timeout: float | None = Non
         if seconds is not None and not (isinstance(seconds, (int, float)) and seconds > 0):
             raise RendezvousError(f"fc.init: {name}={seconds!r} must be seconds, more than 0.")
     if rendezvous_timeout is None:
-        rendezvous_timeout = rendezvous.seconds_of(os.environ, "FUNCCOLL_RENDEZVOUS_TIMEOUT", 60)
+        rendezvous_timeout = rendezvous.positive_number(os.environ, "FUNCCOLL_RENDEZVOUS_TIMEOUT", 60, "seconds")
     world = _MEMBERSHIP.join(rendezvous_timeout)
     if world is not None and timeout is not None:
         world.timeout = float(timeout)

@@ -29,7 +29,7 @@ import numpy as np
 
 from ...display import size_text
 from ...errors import DTypeError, RendezvousError, ShapeError
-from ..job.host import address_space
+from ..job.host import address_space, available_memory
 from .arena import LARGE, PAGE, Arena, block_size
 
 __all__ = ["CONTROL", "HEADER", "Heap", "create", "largest_arena"]
@@ -41,6 +41,9 @@ HEADER = 64 << 10
 
 _ARENA = 64 << 30  # bytes of address space per rank, where nothing limits it
 _KINDS = 4096  # (shape, dtype) pairs remembered
+_JOIN = 64 << 10  # live blocks that are nearer to each other than this are copied together, in a forked child
+_MOVE_TO = 3  # MREMAP_MAYMOVE | MREMAP_FIXED, <sys/mman.h>
+_FAILED = ctypes.c_void_p(-1).value  # MAP_FAILED
 _NORESERVE = 0x4000  # MAP_NORESERVE, which `mmap` names only from Python 3.13 on
 
 
@@ -77,9 +80,9 @@ class _Kind:
 class _Lease(weakref.ref):
     """The weak reference to an array, with the block that it occupies."""
 
-    __slots__ = ("give", "offset")
+    __slots__ = ("kind", "offset")
 
-    give: Callable[[int], None]
+    kind: _Kind
     offset: int
 
 
@@ -129,14 +132,14 @@ class Heap:
             offset = self._block(kind)
         array = np.ndarray(shape, dtype, self._mapping, offset)
         lease = _Lease(array, self._release)
-        lease.offset, lease.give = offset, kind.give
+        lease.offset, lease.kind = offset, kind
         self._live[offset] = lease
         return array
 
     def _release(self, lease: _Lease) -> None:
         # After close() there is no lease to find, and no arena to give it back to.
         if self._live.pop(lease.offset, None) is not None:
-            lease.give(lease.offset)
+            lease.kind.give(lease.offset)
 
     def offset_of(self, array: np.ndarray) -> int:
         """Offset of the array's first byte in the heap; -1 for an array that is not C-contiguous, or not in it."""
@@ -182,13 +185,31 @@ class Heap:
         self._blocks.close()
         os.close(self._descriptor)
 
-    def disown(self) -> None:
+    def disown(self, most: int) -> None:
         """Allocate and free nothing any more, in a forked child: the arena stays the parent's.
 
-        Arrays stay readable, but their memory is the parent's to use again: copy before forking what the child is to keep.
+        The parent may change or free an array at any time, so the child gets copies of all pages with live blocks, at
+        the same addresses.
+
+        Raises: MemoryError when these are more than `most` bytes, or than there is memory.
         """
+        ranges: list[list[int]] = []  # of pages
+        for start, end in sorted((lease.offset, lease.offset + lease.kind.size) for lease in list(self._live.values())):
+            if ranges and start < ranges[-1][1] + _JOIN:
+                ranges[-1][1] = max(ranges[-1][1], end)
+            else:
+                ranges.append([start // PAGE * PAGE, end])
         self._live.clear()
         self._kinds.clear()
+        total, most = sum(end - start for start, end in ranges), min(most, available_memory())
+        if total > most:
+            raise MemoryError(
+                f"rank {self.rank} was forked while it has arrays of {size_text(total)} in the memory that ranks share. A "
+                f"child must not see them change, and at most {size_text(most)} can be copied. So this child ends. Start "
+                "it by the spawn or forkserver method, fork before the arrays are made, or set FUNCCOLL_FORK_MIB to more."
+            )
+        for start, end in ranges:
+            _make_private(self.base + start, -(-(end - start) // PAGE) * PAGE)
 
     def _give_large(self, size: int, offset: int) -> None:
         if self._mapping is not None and os.getpid() == self._pid:
@@ -236,3 +257,18 @@ def _fast_pointer(array: np.ndarray) -> int:
 
 def _slow_pointer(array: np.ndarray) -> int:
     return array.__array_interface__["data"][0]
+
+
+def _make_private(address: int, nbytes: int) -> None:
+    """Put a private copy of some pages in their place."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = libc.mremap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+    libc.mremap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
+    kinds = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    copy = libc.mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, kinds, -1, 0)
+    if copy != _FAILED:
+        ctypes.memmove(copy, address, nbytes)
+        if libc.mremap(copy, nbytes, nbytes, _MOVE_TO, address) != _FAILED:
+            return
+    raise MemoryError(f"a forked child cannot copy {size_text(nbytes)} of arrays: {os.strerror(ctypes.get_errno())}.")

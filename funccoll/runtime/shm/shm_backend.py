@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -96,9 +98,13 @@ class SharedMemoryBackend:
         self.gathers.clear()
         self.heap.close()
 
-    def disown(self) -> None:
+    def disown(self, most: int) -> None:
         """See `JobBackend`."""
-        self.heap.disown()
+        try:
+            self.heap.disown(most)
+        except MemoryError as error:  # nothing can be raised in a fork, and arrays that change would be worse
+            print(f"funccoll: {error}", file=sys.stderr, flush=True)
+            os._exit(1)
 
 
 class MeshBackend:
