@@ -91,6 +91,8 @@ class Primitive:
     """The output may share memory with an input."""
     ufunc: np.ufunc | None = None
     """The NumPy ufunc this primitive is, which can write into a dead operand's buffer."""
+    blas: bool = False
+    """NumPy computes it with BLAS, whose number of threads decides its bits."""
 
     @property
     def communicates(self) -> bool:

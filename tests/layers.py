@@ -47,7 +47,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "schedules.model": (("topology",), ("cost",), ("select", "simulation"), ("simulate",)),
     "kernels": (("frame", "variants", "intrinsics"), ("stream_interpreter",), ("reductions", "object_cache"), ("cpu", "cuda")),
     "arrays": (("array_layout",), ("array",), ("placement",)),
-    "runtime": (("backend",), ("codegen",), ("job",), ("local", "shm", "mpi", "nccl", "cuda")),
+    "runtime": (("backend", "blas"), ("codegen",), ("job",), ("local", "shm", "mpi", "nccl", "cuda")),
     "runtime.job": (
         ("host", "packets", "forking"), ("hello", "processes", "doctor"), ("coordinator",), ("rendezvous", "watch"), ("world",),
         ("launch",),

@@ -53,7 +53,7 @@ def _matmul(x: np.ndarray, y: np.ndarray) -> Any:
     return np.matmul(x, y)
 
 
-matmul_p = Primitive("matmul", _infer_matmul, _matmul, _matmul_vjp)
+matmul_p = Primitive("matmul", _infer_matmul, _matmul, _matmul_vjp, blas=True)
 
 
 def _infer_einsum(*xs: ArrayType, subscripts: str) -> list[ArrayType]:
@@ -110,4 +110,4 @@ def _einsum_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], 
     return [lambda i=i: pull(i) for i in range(len(inputs))]
 
 
-einsum_p = Primitive("einsum", _infer_einsum, _einsum, _einsum_vjp, view=True)
+einsum_p = Primitive("einsum", _infer_einsum, _einsum, _einsum_vjp, view=True, blas=True)

@@ -22,6 +22,7 @@ from ..passes.buffers import Buffers
 from ..primitives.collectives import axis_index_p, own_slice_p, pvary_p
 from ..primitives.linalg import matmul_p
 from .backend import Backend, Copies, GroupCall
+from .blas import keep_threads
 
 if TYPE_CHECKING:
     from ..schedules.schedule import Schedule
@@ -216,6 +217,10 @@ class _Builder:
             if var not in kept:
                 last.setdefault(i, []).append(self.variables[var])
         lines = []
+        # One device computes as the user's own code does. Several must compute alike, in one process or in many.
+        if self.mesh.size > 1 and any(eqn.primitive.blas for eqn in self.program.equations):
+            keep = keep_threads()
+            lines += [f"{self.names.of(keep, 'f')}()"] if keep else []
         calls = 0
         for i, (step, _) in enumerate(self.steps):
             self.calls_before[2 + len(lines)] = calls  # the first line is the head

@@ -15,6 +15,7 @@ from typing import Any
 
 from ..._version import __version__
 from ...errors import RendezvousError
+from .. import blas
 from .packets import receive
 
 __all__ = ["REMEDY", "JobSpec", "describe_installation", "installation", "make_hello", "own_command", "receive_answer"]
@@ -37,7 +38,7 @@ def installation() -> dict[str, str]:
         sources.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes())
     return {
         "funccoll": __version__, "protocol": str(PROTOCOL), "sources": sources.hexdigest()[:12], "folder": str(folder),
-        "NumPy": version("numpy"), "Numba": version("numba"),
+        "NumPy": version("numpy"), "Numba": version("numba"), "threads": str(blas.threads()),
     }  # fmt: skip
 
 
@@ -45,7 +46,8 @@ def describe_installation(installed: Mapping[str, Any]) -> str:
     """An installation in words."""
     return (
         f"funccoll {installed.get('funccoll')} of {installed.get('folder')} (sources {installed.get('sources')}, protocol "
-        f"{installed.get('protocol')}) with NumPy {installed.get('NumPy')} and Numba {installed.get('Numba')}"
+        f"{installed.get('protocol')}) with NumPy {installed.get('NumPy')}, Numba {installed.get('Numba')} and "
+        f"{blas.VARIABLE}={installed.get('threads')}"
     )
 
 
