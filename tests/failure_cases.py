@@ -257,7 +257,6 @@ def gathers(culprits: list[int], caught: bool = True) -> None:
     say("ends", steps=steps.number)
 
 
-@member
 def memory(culprit: int, limit: str, caught: bool) -> None:
     """One rank keeps its results until there is no memory; if it catches that it drops them, and all go on to the end."""
     if fc.rank() == culprit and limit == "address space":
