@@ -25,7 +25,7 @@ from .collectives import (
     reduce_scatter,
     scatter,
 )
-from .compiler.jit import jit
+from .compiler.jit import clear_caches, jit
 from .errors import FunccollError, PlannedError, PlannedNameError
 from .mesh import Mesh, P, Sharding, abstract_mesh
 from .ops.indexing import at
@@ -44,7 +44,7 @@ __all__ = [
     "device_put", "from_local", "process_allgather", "launch", "init", "finalize", "rank",
     "world_size",
     # functions
-    "jit", "grad", "value_and_grad", "vjp", "custom_vjp", "grad_hook", "stop_gradient", "data_parallel", "at",
+    "jit", "clear_caches", "grad", "value_and_grad", "vjp", "custom_vjp", "grad_hook", "stop_gradient", "data_parallel", "at",
     "supported_functions",
     # collectives
     "all_gather", "all_reduce", "all_to_all", "axis_index", "axis_size", "barrier", "broadcast", "gather",

@@ -11,6 +11,7 @@ import numpy as np
 
 import funccoll as fc
 from funccoll import P
+from funccoll.compiler import jit
 from funccoll.mesh import Mesh
 from funccoll.runtime.shm import collective_group
 from funccoll.runtime.shm.collective_group import CollectiveGroup
@@ -432,3 +433,29 @@ def shown() -> list[str]:
     mesh = fc.make_mesh({"d": fc.world_size()})
     arrays = [fc.device_put(np.arange(8.0, dtype=np.float32), mesh, spec) for spec in (P("d"), P())]
     return [text for x in arrays for text in (repr(x), str(x), f"{x}", x._repr_html_())]
+
+
+def many_shapes() -> list[int]:
+    """Counts of arrays in the heap: after many shapes, and when caches were cleared; every rank drops others first."""
+    n, rank = fc.world_size(), fc.rank()
+    mesh = fc.make_mesh({"d": n})
+    step = jitted(lambda x: fc.all_reduce(x, "d", algorithm="ring"), mesh)  # which needs scratch
+    heap = mesh.backend.job.heap
+
+    def run(k: int) -> None:
+        x = np.arange(n * k, dtype=np.float64)
+        for _ in range(2):
+            assert (step(x).local == x.reshape(n, k).sum(0)).all()
+
+    run(100_000)
+    used = heap.stats()["used"]
+    jit.CACHE_SIZE = 16 + 8 * rank
+    for k in range(1, 60):
+        run(k)
+        run(1 + k // 2)
+    assert len(step._cache) <= jit.CACHE_SIZE and heap.stats()["used"] < used + (2 << 20)
+    counts = [heap.stats()["arrays"], len(mesh.backend.job.communicators.call_sites)]
+    fc.clear_caches()
+    counts += [heap.stats()["arrays"], len(mesh.backend.job.communicators.call_sites)]
+    run(7)
+    return counts

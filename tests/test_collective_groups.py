@@ -110,3 +110,10 @@ def test_arrays_of_which_a_process_holds_a_block_are_shown():
         assert texts[0] == texts[1] == texts[2] == f"Array(block {rank} of 2: [{block}], f32[8], P('d') on Mesh({{'d': 2}}))"
         assert f"device {rank}: [{block.replace(',', '')}]" in texts[3]
         assert texts[5] == "[0. 1. 2. 3. 4. 5. 6. 7.]"
+
+
+def test_memory_of_many_shapes_is_bounded_and_can_be_dropped():
+    for rank, (arrays, sites, arrays_left, sites_left) in enumerate(fc.launch(cases.many_shapes, 2)):
+        most = 16 + 8 * rank
+        assert most // 2 <= sites <= most and arrays <= 5 * most
+        assert (arrays_left, sites_left) == (1, 0)  # the memory that all calls use in turn

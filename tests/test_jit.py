@@ -3,6 +3,7 @@
 import inspect
 import logging
 import typing
+import weakref
 
 import numpy as np
 import pytest
@@ -398,3 +399,42 @@ def test_a_keyword_leaves_the_other_defaults_what_they_are():
     assert len(jitted._cache) == 1
     split = fc.jit(lambda x, n=1, y=None: fc.all_reduce(x * n + y, "d"), mesh=fc.make_mesh({"d": 2}), in_specs=(P("d"), P("d")))
     np.testing.assert_array_equal(split(x, y=x), 2 * x.sum(axis=0, keepdims=True))
+
+
+def test_programs_used_longest_ago_are_dropped(monkeypatch):
+    monkeypatch.setattr("funccoll.compiler.jit.CACHE_SIZE", 8)
+    traced = []
+
+    @fc.jit
+    def double(x):
+        traced.append(x.shape)
+        return x * 2
+
+    def call(n):
+        assert (np.asarray(double(np.ones(n))) == 2).all()
+
+    for n in range(1, 30):
+        call(n)
+        call(1)  # quickly, in between
+        assert len(double._cache) <= 8
+    assert traced == [(n,) for n in range(1, 30)]
+    call(2)
+    assert traced[-1] == (2,) and len(traced) == 30
+
+
+def test_caches_can_be_cleared():
+    double = fc.jit(lambda x: x * 2)
+    mesh = fc.make_mesh({"d": 2})
+    total = fc.jit(lambda x: fc.all_reduce(x, "d"), mesh=mesh, in_specs=P("d"), out_specs=P())
+    x = fc.device_put(np.ones(4), mesh, P("d"))
+    compiled = []
+    for _ in range(2):
+        for _ in range(3):
+            assert (np.asarray(double(np.ones(3))) == 2).all() and (np.asarray(total(x)) == 2).all()
+        compiled.append([*double._cache.values(), *total._cache.values()])
+        fc.clear_caches()
+        assert not double._cache and not total._cache and not double._fast and not total._fast
+    assert len(compiled[0]) == len(compiled[1]) == 2 and not set(map(id, compiled[0])) & set(map(id, compiled[1]))
+    kept = weakref.ref(compiled[0][1])
+    compiled.clear()
+    assert kept() is None

@@ -1,5 +1,6 @@
 """Arrays in shared memory: where they lie, when their memory comes back, what other processes see."""
 
+import contextlib
 import gc
 import itertools
 import os
@@ -156,6 +157,74 @@ def test_read_only_views_keep_the_block_and_cannot_be_written(heap):
     with pytest.raises(ValueError, match="read-only"):
         kept[0] = 1
     assert not hasattr(kept.base, "close") and pickle.loads(pickle.dumps(kept)).base is not kept.base
+
+
+@pytest.fixture
+def small_heap(monkeypatch):
+    found = Heap(create(1, 64 << 20), 0, 1)
+    yield found
+    found.close()
+
+
+def filled(heap, nbytes):
+    kept = []
+    with contextlib.suppress(MemoryError):
+        while True:
+            kept.append(heap.array((nbytes,), "u1"))
+    return kept
+
+
+def test_free_blocks_serve_other_sizes(small_heap):
+    """A heap that is all free has room for anything, whatever it was full of."""
+    for nbytes, least in ((1 << 20, 60), (100, 250_000), (40 << 20, 1), (5000, 10_000), (1 << 20, 60), (3 << 20, 15)):
+        kept = filled(small_heap, nbytes)
+        assert len(kept) >= least, f"{nbytes}: {len(kept)}"
+        spans = sorted((small_heap.offset_of(x), x.nbytes) for x in kept)
+        assert all(a + n <= b for (a, n), (b, _) in itertools.pairwise(spans))
+        del kept
+    assert small_heap.stats()["arrays"] == 0
+
+
+def test_pages_of_free_blocks_go_back_where_memory_is_short(small_heap, monkeypatch):
+    kept = filled(small_heap, 1 << 20)
+    committed = small_heap.stats()["committed"]
+    for i in range(len(kept)):
+        if i % 8:
+            kept[i] = None
+    monkeypatch.setattr(arenas, "available_memory", lambda: 64 << 20)
+    with pytest.raises(MemoryError, match="0 B are available"):
+        small_heap.array((5 << 20,), "u1")
+    assert small_heap.stats()["committed"] < committed // 4
+    monkeypatch.undo()
+    kept[1:] = [None] * (len(kept) - 1)
+    assert len(filled(small_heap, 16 << 20)) == 3
+
+
+def test_blocks_keep_their_contents_where_memory_is_short(small_heap):
+    """Allocations of all sizes in a heap that is full most of the time."""
+    rng = np.random.default_rng(1)
+    alive, refused = {}, 0
+    for step in range(1500):
+        if alive and rng.random() < 0.15:
+            for _ in range(int(rng.integers(1, 10))):
+                if alive:
+                    x = alive.pop(list(alive)[rng.integers(len(alive))])
+                    assert (x == x[0]).all()
+            continue
+        try:
+            x = small_heap.array((int(2 ** rng.uniform(4, 24.5)),), "u1")
+        except MemoryError:
+            refused += 1
+            for key in list(alive)[: len(alive) // 2]:
+                x = alive.pop(key)
+                assert (x == key % 251).all()
+            continue
+        x[:] = step % 251
+        alive[step] = x
+    assert refused > 5
+    assert all((x == step % 251).all() for step, x in alive.items())
+    spans = sorted((small_heap.offset_of(x), x.nbytes) for x in alive.values())
+    assert all(a + n <= b for (a, n), (b, _) in itertools.pairwise(spans))
 
 
 def test_10_000_allocations_and_frees_do_not_grow(heap):
@@ -510,3 +579,36 @@ def test_a_child_that_would_copy_too_much_ends():
         error = ranks.end(0)[2]
         assert error.startswith("funccoll: rank 0 was forked while it has arrays of 9") and "FUNCCOLL_FORK_MIB" in error
         assert error.count("\n") == 0 and ranks.end(1)[0] == 0
+
+
+GROWING = JOIN + """
+import funccoll.runtime.shm.arena as arena
+heap, limit = w.backend.heap, 200 << 20
+def available():
+    free = limit - 512 * os.fstat(heap._descriptor).st_blocks
+    time.sleep(0.002)  # all of them look at the same time
+    return max(free, 0) + arena._RESERVE
+arena.available_memory = available
+hear()
+kept = []
+try:
+    while True:
+        kept.append(heap.array((1 << 20,), "u1"))
+except MemoryError:
+    say("full")
+hear()
+say(512 * os.fstat(heap._descriptor).st_blocks <= limit, len(kept))
+"""
+
+
+def test_ranks_that_grow_together_do_not_take_more_than_there_is():
+    with Ranks(GROWING, range(3)) as ranks:
+        ranks.lines()
+        for rank in range(3):
+            ranks.tell(rank)
+        assert set(ranks.lines().values()) == {"full"}
+        for rank in range(3):
+            ranks.tell(rank)
+        found = [line.split() for line in ranks.lines().values()]
+        assert [fits for fits, _ in found] == ["True"] * 3 and sum(int(n) for _, n in found) > 100
+        ranks.end_well()

@@ -9,6 +9,7 @@ import functools
 import logging
 import operator
 import types
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
@@ -29,7 +30,7 @@ from .arguments import Arguments, Options, Static, broadcast_specs, check_specs,
 from .choose_schedules import check_algorithms
 from .stages import Compiled, Lowered, Signature, TracedFunction
 
-__all__ = ["Compiled", "Jitted", "Lowered", "TracedFunction", "jit"]
+__all__ = ["Compiled", "Jitted", "Lowered", "TracedFunction", "clear_caches", "jit"]
 
 logger = logging.getLogger("funccoll")
 
@@ -39,6 +40,10 @@ R = TypeVar("R")
 _LeafType = tuple[tuple[int, ...], np.dtype, type | None]
 """Global shape, dtype, and the Python type of a weak scalar."""
 
+CACHE_SIZE = 512
+"""The most programs that one jitted function keeps compiled."""
+
+_JITTED: weakref.WeakSet[Jitted] = weakref.WeakSet()
 _NO_MESH = Mesh({}, (0,))
 _ARRAYS = {Array, np.ndarray}
 _NUMBERS = frozenset((int, float, complex))
@@ -76,6 +81,7 @@ class Jitted(Generic[Params, R]):
         self._plain = not (options.static_argnums or options.static_argnames)
         self._fast: dict[tuple, Callable[[Sequence[Any]], Any]] = {}
         self._last: tuple[tuple, Callable[[Sequence[Any]], Any] | None] = ((), None)
+        _JITTED.add(self)
 
     # ------------------------------------------------------------ calling
 
@@ -113,9 +119,12 @@ class Jitted(Generic[Params, R]):
         key = (treedef, types, static)
         compiled = self._cache.get(key)
         if compiled is None:
-            compiled = self._cache[key] = self._trace(dynamic, static, treedef, types).lower().compile()
+            compiled = self._trace(dynamic, static, treedef, types).lower().compile()
+            self._make_room()
             if logger.isEnabledFor(logging.DEBUG):  # a fingerprint reads every move of every schedule
                 logger.debug("compiled %s: %s", self._name, compiled.fingerprint[:12])
+        self._cache.pop(key, None)
+        self._cache[key] = compiled  # at the end: it was used last
         fast_key, flat, ready = None, False, False
         if not kwargs and self._plain:
             flat = _ARRAYS.issuperset(map(type, args))
@@ -128,6 +137,27 @@ class Jitted(Generic[Params, R]):
             if flat:
                 self._last = fast_key, fast
         return result
+
+    def _make_room(self) -> None:
+        """Drop the programs that were used longest ago, a quarter of them, when there are too many.
+
+        Quick calls leave no mark. So a quarter earlier all calls are made to go the slow way once, which moves what they
+        use to the end.
+        """
+        if len(self._cache) >= CACHE_SIZE:
+            for key in list(self._cache)[: CACHE_SIZE // 4]:
+                self._cache.pop(key, None)
+        if len(self._cache) == CACHE_SIZE - CACHE_SIZE // 4:
+            self._forget_fast()
+
+    def _forget_fast(self) -> None:
+        self._last = ((), None)
+        self._fast.clear()
+
+    def clear_cache(self) -> None:
+        """Drop all compiled programs, and the memory that they use between calls; calls compile anew."""
+        self._cache.clear()
+        self._forget_fast()
 
     def check_options(self) -> None:
         """Raise for options that can fit no call: an axis, a position or a name that does not exist."""
@@ -239,6 +269,16 @@ class Jitted(Generic[Params, R]):
 
     def __repr__(self) -> str:
         return f"<fc.jit {self._name} on {self.mesh!r}, in_specs={self.in_specs!r}, out_specs={self.out_specs!r}>"
+
+
+def clear_caches() -> None:
+    """Drop what all jitted functions have compiled, and the memory that it uses between calls; calls compile anew.
+
+    A jitted function keeps the last 512 programs that it has used, one for each structure, shapes and dtypes; of these
+    it drops a quarter when one more is compiled. In a job each process may clear its caches when it likes.
+    """
+    for jitted in list(_JITTED):
+        jitted.clear_cache()
 
 
 class _Bound:

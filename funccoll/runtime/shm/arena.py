@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 
 from ...display import size_text
 from ..job.host import available_memory
@@ -18,6 +20,8 @@ LARGE = 32 << 20
 
 _SMALL = 1 << 20  # blocks up to here have two sizes per power of two, larger ones eight
 _CACHED_LARGE = 8  # free large blocks that keep their pages: fresh ones cost 0.3 ms per MiB
+_RUN = 256 << 10  # bytes of small blocks that are made together where pages were given back
+_RESERVE = 64 << 20  # bytes of the machine's memory that are left: without any, processes are killed
 _GROWTH = 2 << 20, 64 << 20  # an arena grows by a quarter of itself, within these bounds
 
 
@@ -32,18 +36,23 @@ class Arena:
     """The allocator of new blocks and of freed large ones. Offsets count from the beginning of the mapping.
 
     The caller lets one thread at a time allocate. `give` may be called at any time, also during an allocation: it only
-    appends to lists and pops from them, each a single step for Python's threads.
+appends to lists and pops from them, each a single step for Python's threads.
 
-    `owner` begins the sentences of errors: "rank 2's".
+    `owner` begins the sentences of errors: "rank 2's". In `exclusive` no other process gets memory: all see the same free
+    bytes, and must not all take them.
     """
 
-    def __init__(self, mapping: mmap.mmap, descriptor: int, start: int, end: int, owner: str):
+    def __init__(
+        self, mapping: mmap.mmap, descriptor: int, start: int, end: int, owner: str,
+        exclusive: Callable[[], AbstractContextManager[None]],
+    ):  # fmt: skip
         self._mapping: mmap.mmap | None = mapping
-        self._descriptor, self.owner = descriptor, owner
+        self._descriptor, self.owner, self._exclusive = descriptor, owner, exclusive
         self._start, self._end = start, end
         self._top = self._end_committed = start
         self._cached: list[tuple[int, int]] = []  # free large blocks with their pages: (bytes, offset)
         self._holes: list[tuple[int, int]] = []  # address space without pages: (offset, bytes)
+        self._fragments: list[tuple[int, int]] = []  # free parts of pages, of no block: (offset, bytes)
 
     @property
     def used(self) -> int:
@@ -60,14 +69,17 @@ class Arena:
         """Bytes of free large blocks that keep their pages."""
         return sum(size for size, _ in self._cached[:])
 
-    def allocate(self, size: int) -> int:
-        """The offset of a block of `size` bytes, with pages. Raises MemoryError."""
+    def allocate(self, size: int) -> range:
+        """Offsets of new blocks of `size` bytes, with pages: one, or several small ones. Raises MemoryError."""
         if size >= LARGE:
             found = self._find_cached(size)
-            if found is None:
-                found = self._find_hole(size)
             if found is not None:
-                return found
+                return range(found, found + 1)
+        offset, nbytes = self._find_hole(-(-size // PAGE) * PAGE, size if size >= LARGE else _RUN)
+        if nbytes:
+            found = range(offset, offset + nbytes - size + 1, size)
+            self._keep_fragment(found[-1] + size, offset + nbytes)
+            return found
         align = PAGE if size >= LARGE else ALIGNMENT
         offset = -(-self._top // align) * align
         if offset + size > self._end:
@@ -76,8 +88,45 @@ class Arena:
                 f"{size_text(self._end - self._start)}, of which {size_text(self.committed)} are in use."
             )
         self._grow(offset + size)
+        self._keep_fragment(self._top, offset)
         self._top = offset + size
-        return offset
+        return range(offset, offset + 1)
+
+    def _keep_fragment(self, start: int, end: int) -> None:
+        if start < end:
+            self._fragments.append((start, end - start))
+
+    def reclaim(self, blocks: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Give the pages of free blocks back to the system, neighbours joined; `blocks` are (offset, bytes).
+
+        Returns the blocks that do not fill a page with their neighbours. They stay as they are.
+        """
+        while self._cached:
+            self._trim()
+        free = [(offset, size, True) for offset, size in blocks]
+        free += [(offset, size, False) for offset, size in self._fragments]
+        free.sort()
+        self._fragments, kept, i = [], [], 0
+        while i < len(free):
+            start, end, j = free[i][0], free[i][0], i
+            while j < len(free) and free[j][0] == end:
+                end += free[j][1]
+                j += 1
+            first, last = -(-start // PAGE) * PAGE, end // PAGE * PAGE
+            if first < last and self._mapping is not None:
+                self._mapping.madvise(mmap.MADV_REMOVE, first, last - first)
+                self._holes.append((first, last - first))
+                self._keep_fragment(start, first)
+                self._keep_fragment(last, end)
+            else:
+                kept += [(offset, size) for offset, size, is_block in free[i:j] if is_block]
+                self._fragments += [(offset, size) for offset, size, is_block in free[i:j] if not is_block]
+            i = j
+        return kept
+
+    def needs(self, size: int) -> bool:
+        """Whether a block of `size` bytes needs more memory than the arena has."""
+        return self._top + size > self._end_committed
 
     def _grow(self, end: int) -> None:
         """Commit the arena's memory up to `end`, and a little more."""
@@ -91,16 +140,17 @@ class Arena:
 
     def _commit(self, offset: int, nbytes: int) -> None:
         """Give pages to a range; cached blocks give theirs back first when memory is short."""
-        if nbytes > available_memory():
-            while self._cached:
-                self._trim()
-        free = available_memory()
-        reason = f"{size_text(free)} are available"
-        if nbytes <= free:
-            try:
-                return os.posix_fallocate(self._descriptor, offset, nbytes)
-            except OSError as error:
-                reason = str(error.strerror)
+        with self._exclusive():
+            if nbytes + _RESERVE > available_memory():
+                while self._cached:
+                    self._trim()
+            free = max(available_memory() - _RESERVE, 0)
+            reason = f"{size_text(free)} are available"
+            if nbytes <= free:
+                try:
+                    return os.posix_fallocate(self._descriptor, offset, nbytes)
+                except OSError as error:
+                    reason = str(error.strerror)
         raise MemoryError(
             f"{self.owner} arena cannot get {size_text(nbytes)} more of shared memory: {reason}. It has "
             f"{size_text(self.committed)}."
@@ -138,8 +188,11 @@ class Arena:
                 return block[1]
         return None
 
-    def _find_hole(self, size: int) -> int | None:
-        """The first place without pages that is large enough, neighbours joined; its pages are committed."""
+    def _find_hole(self, least: int, most: int) -> tuple[int, int]:
+        """(offset, bytes) of a place without pages, at least `least` and at most the larger bound; its pages are committed.
+
+        The first one that is large enough, neighbours joined; (0, 0) where there is none.
+        """
         holes: list[tuple[int, int]] = []
         while self._holes:
             holes.append(self._holes.pop())
@@ -150,15 +203,16 @@ class Arena:
                 joined[-1] = (joined[-1][0], joined[-1][1] + length)
             else:
                 joined.append((offset, length))
-        fits = next((hole for hole in joined if hole[1] >= size), None)
+        fits = next((hole for hole in joined if hole[1] >= least), None)
         self._holes.extend(hole for hole in joined if hole is not fits)
         if fits is None:
-            return None
+            return 0, 0
+        offset, nbytes = fits[0], min(fits[1], max(least, most))
         try:
-            self._commit(fits[0], size)
+            self._commit(offset, nbytes)
         except MemoryError:
             self._holes.append(fits)
             raise
-        if fits[1] > size:
-            self._holes.append((fits[0] + size, fits[1] - size))
-        return fits[0]
+        if fits[1] > nbytes:
+            self._holes.append((offset + nbytes, fits[1] - nbytes))
+        return offset, nbytes

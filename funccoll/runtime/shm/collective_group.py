@@ -13,6 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import accumulate
 from threading import get_ident
 from typing import Any
 
@@ -59,6 +60,7 @@ from ...primitives.collectives.record import lowering
 from ...schedules.schedule import Schedule
 from ...schedules.streams.instructions import Opcode
 from ..job import host
+from .arena import block_size
 from .communicators import Communicators
 from .diagnosis import Diagnosis, job_is_over, nested_call, other_thread, wrong_argument
 from .heap import Heap
@@ -106,9 +108,17 @@ class CollectiveGroup:
         """Allocate the memory that the plan asks for."""
         self._code = self.plan.code.copy()
         self._addresses = np.zeros(self.plan.slots + 1, np.int64)
+        shared = [needed for needed in self.plan.allocations if needed.is_scratch]
+        begins = [0, *accumulate(block_size(needed.nbytes) for needed in shared)]
+        scratch = self.registry.scratch(self._claim, begins[-1])
+        self._buffers.append(scratch)
+        places = dict(zip(shared, begins, strict=False))
         for needed in self.plan.allocations:
-            offset = self._buffer(needed.nbytes)
-            self._buffers[-1][: len(needed.content)] = np.frombuffer(needed.content, np.uint8)
+            if needed in places:
+                offset = self.heap.offset_of(scratch) + places[needed]
+            else:
+                offset = self._buffer(needed.nbytes)
+                self._buffers[-1][: len(needed.content)] = np.frombuffer(needed.content, np.uint8)
             self._addresses[list(needed.slots)] = self.heap.base + offset
             self._code[list(needed.words)] = offset
 

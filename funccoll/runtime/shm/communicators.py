@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -44,8 +45,9 @@ class Communicators:
         self.contention = np.zeros(2, np.int64)
         """The waits' record of other processes that want this one's core: see CONTENTION in `kernels.frame`."""
         self.locks: dict[int, Any] = {}
-        self.call_sites: dict[int, CallSite] = {}
-        """By the hash that a rank publishes when it enters."""
+        self.call_sites: WeakValueDictionary[int, CallSite] = WeakValueDictionary()
+        """By the hash that a rank publishes when it enters; plans keep them."""
+        self._scratch: dict[frozenset[int], np.ndarray] = {}
         self.broken: FunccollError | None = None
         """The error that ended all collectives of this process."""
         self._known: dict[tuple, tuple[Communicator, list[tuple[tuple[int, ...], ControlBlock]]]] = {}  # with all groups
@@ -212,6 +214,14 @@ class Communicators:
             self.waits.own(claim.entries)
             claim.thread = mine
         return None
+
+    def scratch(self, claim: Claim, nbytes: int) -> np.ndarray:
+        """Memory that all calls over the claim's communicators use in turn: nobody reads it after a call."""
+        with self._lock:
+            found = self._scratch.get(claim.numbers)
+            if found is None or found.nbytes < nbytes:
+                found = self._scratch[claim.numbers] = self.heap.array((nbytes,), np.dtype(np.uint8))
+            return found
 
     def lock(self, communicators: Sequence[Communicator]) -> Any:
         """A lock of calls over these communicators: two that share one exclude each other."""

@@ -105,6 +105,11 @@ class Allocation:
     words: tuple[int, ...] = ()
     content: bytes = b""
 
+    @property
+    def is_scratch(self) -> bool:
+        """True for memory in which no call finds what another one left: calls of several plans can use it in turn."""
+        return bool(self.nbytes) and not self.words and not self.content
+
 
 @dataclass(frozen=True, eq=False)
 class Plan:

@@ -18,6 +18,8 @@ from .communicators import Communicators
 __all__ = ["gather_whole", "replica_check"]
 
 _HASH = np.dtype(np.uint64)
+_KNOWN = 64
+"""The most shapes for which the collectives that gather them are kept."""
 
 
 def gather_whole(
@@ -34,6 +36,8 @@ def gather_whole(
             if key not in known:
                 operand = Operand(array.shape, out, array.dtype, dim, dim, 0)
                 call = GroupedCollective(tuple(axes), build("all_gather", size), "sum", (operand,), "process_allgather")
+                if len(known) >= _KNOWN:
+                    del known[next(iter(known))]
                 known[key] = CollectiveGroup(communicators, sharding.mesh, number, [call])
             (array,) = known[key](array)
     return np.array(array)
