@@ -3,6 +3,9 @@
 Numba's own cache needs Numba to load from it: half a second in each process of a job. An object file needs only
 llvmlite, 30 ms. A file is named by the sources of kernels, the versions of Numba and llvmlite, and the
 processor; it lies where Numba's would: NUMBA_CACHE_DIR, the package's __pycache__, or the user's cache directory.
+
+Whoever can write there decides what this process executes. So folder and file must belong to this user (or root), and
+nobody else may write them, as ssh demands of its files; otherwise code is compiled and not kept, with a warning.
 """
 
 from __future__ import annotations
@@ -10,7 +13,10 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-from collections.abc import Callable
+import stat
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -81,24 +87,62 @@ def _key() -> str:
     return hashlib.sha256("|".join(parts).encode()).hexdigest()[:16]
 
 
-def cache_directory() -> Path | None:
-    """The directory of kept code; None when none can be written."""
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "funccoll"
+def _candidates() -> Iterator[Path]:
     given = os.environ.get("NUMBA_CACHE_DIR")
-    for folder in [Path(given) / "funccoll"] if given else [Path(__file__).parent / "__pycache__", home]:
+    if given:
+        yield Path(given) / "funccoll"
+        return
+    yield Path(__file__).parent / "__pycache__" / "objects"
+    with suppress(RuntimeError):  # no HOME, and a user that the system does not know
+        yield Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "funccoll"
+
+
+def cache_directory() -> Path | None:
+    """The directory of kept code, which only this user can write; None without one. Warns of one that others can write."""
+    objections = []
+    for folder in _candidates():
         with suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True)
-            if os.access(folder, os.W_OK):
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with suppress(FileExistsError):
+                folder.mkdir()
+                folder.chmod(0o700)  # whatever the umask
+            objection = _objection(folder, os.stat(folder), stat.S_ISDIR)
+            if objection:
+                objections.append(objection)
+            elif os.access(folder, os.W_OK | os.X_OK):
                 return folder
+    if objections:
+        _warn(f"compiled kernels are not kept: {'; '.join(objections)}. Set NUMBA_CACHE_DIR to a folder of your own.")
     return None
+
+
+def _objection(path: Path, found: os.stat_result, kind: Callable[[int], bool]) -> str:
+    """The reason why nothing may be executed from a file or folder, "" when there is none."""
+    if not kind(found.st_mode):
+        return f"{path} is not a {'folder' if kind is stat.S_ISDIR else 'file'}"
+    if found.st_uid not in (0, os.geteuid()):
+        return f"{path} belongs to user {found.st_uid}"
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"users other than its owner can write {path} (mode {stat.S_IMODE(found.st_mode):03o})"
+    return ""
+
+
+@functools.lru_cache  # once each
+def _warn(text: str) -> None:
+    warnings.warn(f"funccoll: {text}", RuntimeWarning, stacklevel=3)
 
 
 def _read(name: str) -> tuple[str, bytes] | None:
     folder = cache_directory()
     if folder is None:
         return None
-    with suppress(OSError, ValueError):
-        head, code = (folder / f"{name}-{_key()}.o").read_bytes().split(b"\n", 1)
+    path = folder / f"{name}-{_key()}.o"
+    with suppress(OSError, ValueError), open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
+        objection = _objection(path, os.fstat(file.fileno()), stat.S_ISREG)
+        if objection:
+            _warn(f"a kernel is compiled anew: {objection}.")
+            return None
+        head, code = file.read().split(b"\n", 1)
         symbol, digest = head.decode().split(" ")
         if hashlib.sha256(code).hexdigest() == digest:  # a file that was cut off would end the process
             return symbol, code
@@ -109,8 +153,9 @@ def _write(name: str, symbol: str, code: bytes) -> None:
     folder = cache_directory()
     if folder is None:
         return
-    final = folder / f"{name}-{_key()}.o"
-    draft = final.with_suffix(f".{os.getpid()}")
     with suppress(OSError):
-        draft.write_bytes(f"{symbol} {hashlib.sha256(code).hexdigest()}\n".encode() + code)
-        draft.replace(final)  # other processes see all of it, or nothing
+        descriptor, draft = tempfile.mkstemp(dir=folder)  # readable and writable by this user alone
+        with open(descriptor, "wb") as file:
+            os.fchmod(descriptor, 0o600)
+            file.write(f"{symbol} {hashlib.sha256(code).hexdigest()}\n".encode() + code)
+        os.replace(draft, folder / f"{name}-{_key()}.o")  # other processes see all of it, or nothing

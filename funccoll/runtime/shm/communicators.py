@@ -216,7 +216,7 @@ class Communicators:
         return None
 
     def scratch(self, claim: Claim, nbytes: int) -> np.ndarray:
-        """Memory that all calls over the claim's communicators use in turn: nobody reads it after a call."""
+        """Memory that all calls over the communicators of a claim use in turn: after a call it is free."""
         with self._lock:
             found = self._scratch.get(claim.numbers)
             if found is None or found.nbytes < nbytes:

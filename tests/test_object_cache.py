@@ -1,0 +1,164 @@
+"""Compiled kernels on disk: only what this user (or root) wrote is executed, and nobody else can write it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import stat
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+import funccoll
+from funccoll.kernels import object_cache
+from funccoll.kernels.object_cache import address_of, cache_directory
+
+MINE = os.geteuid()
+root = pytest.mark.skipif(MINE != 0, reason="only root can give files to another user")
+
+
+def build():
+    from numba import types
+
+    def twice(x):
+        return x + x
+
+    return twice, types.int64(types.int64)
+
+
+@pytest.fixture(scope="module")
+def code():
+    """A small kernel, compiled."""
+    return object_cache._compile(*build())
+
+
+@pytest.fixture
+def kernel(code, monkeypatch, tmp_path):
+    """A function that gets the kernel, calls it, and tells whether it was compiled."""
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "given"))
+    object_cache._warn.cache_clear()
+
+    def get():
+        compiled = []
+        monkeypatch.setattr(object_cache, "_compile", lambda *_: compiled.append(True) or code)
+        found = ctypes.c_int64()
+        function = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
+        function(address_of("twice", build))(ctypes.byref(found), None, 21)
+        assert found.value == 42
+        return bool(compiled)
+
+    yield get
+    object_cache._warn.cache_clear()
+
+
+def mode(path):
+    return stat.S_IMODE(os.stat(path).st_mode)
+
+
+@pytest.mark.parametrize("umask", [0, 0o22, 0o77, 0o277])
+def test_only_this_user_can_write_what_is_kept(kernel, umask, tmp_path):
+    before = os.umask(umask)
+    try:
+        if umask == 0o277:  # Python could not write in folders that it makes on the way
+            (tmp_path / "given").mkdir()
+            (tmp_path / "given").chmod(0o755)
+        assert kernel() and not kernel()
+    finally:
+        os.umask(before)
+    folder = tmp_path / "given" / "funccoll"
+    (file,) = folder.iterdir()
+    assert (mode(folder), mode(file)) == (0o700, 0o600) and cache_directory() == folder
+
+
+@pytest.mark.parametrize("how", [0o720, 0o702, 0o777])
+def test_a_folder_that_others_can_write_is_not_used(kernel, how, tmp_path):
+    assert kernel()
+    folder = tmp_path / "given" / "funccoll"
+    folder.chmod(how)
+    words = rf"funccoll: compiled kernels are not kept: users other than its owner can write .*/funccoll \(mode {how:o}\)"
+    with pytest.warns(RuntimeWarning, match=words) as told:
+        assert kernel()
+    assert len(told) == 1 and "NUMBA_CACHE_DIR" in str(told[0].message)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert kernel()  # once is enough
+    folder.chmod(0o700)
+    assert not kernel()
+
+
+@root
+def test_a_folder_of_another_user_is_not_used(kernel, tmp_path):
+    folder = tmp_path / "given" / "funccoll"
+    folder.mkdir(parents=True, mode=0o755)
+    os.chown(folder, 65534, 65534)
+    with pytest.warns(RuntimeWarning, match=r"/funccoll belongs to user 65534"):
+        assert kernel()
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("how", ["mode", pytest.param("owner", marks=root), "link", "cut"])
+def test_a_file_that_is_not_ours_alone_is_not_executed(kernel, how, tmp_path):
+    assert kernel()
+    (file,) = (tmp_path / "given" / "funccoll").iterdir()
+    if how == "mode":
+        file.chmod(0o620)
+    if how == "owner":
+        os.chown(file, 65534, 65534)
+    if how == "link":
+        file.rename(tmp_path / "elsewhere")
+        file.symlink_to(tmp_path / "elsewhere")
+    if how == "cut":
+        file.write_bytes(file.read_bytes()[:-10])
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        assert kernel()
+    texts = [str(w.message) for w in told]
+    assert len(texts) == (how in ("mode", "owner")) and all("a kernel is compiled anew: " in text for text in texts)
+    assert not kernel() and not file.is_symlink() and mode(file) == 0o600  # it was replaced
+
+
+def test_where_nothing_is_given_it_is_beside_the_package_or_at_home(monkeypatch, tmp_path):
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    beside = Path(funccoll.__file__).parent / "kernels" / "__pycache__" / "objects"
+    assert list(object_cache._candidates()) == [beside, tmp_path / "funccoll"]
+    assert cache_directory() in (beside, tmp_path / "funccoll")
+
+
+STRANGER = """
+import os, sys, warnings
+import numpy, funccoll.runtime.shm.heap, importlib.metadata
+import funccoll.kernels.object_cache as cache
+os.setgroups([]); os.setgid(54321); os.setuid(54321)
+warnings.simplefilter("error")
+print(len(list(cache._candidates())), cache.cache_directory())
+"""
+
+
+@root
+def test_a_user_without_a_home():
+    """As in a container that runs as any user; the package's folder is not this user's either."""
+    variables = {k: v for k, v in os.environ.items() if k not in ("HOME", "XDG_CACHE_HOME", "NUMBA_CACHE_DIR")}
+    done = subprocess.run([sys.executable, "-c", STRANGER], env=variables, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout == "1 None\n", done
+
+
+@pytest.mark.slow
+def test_kernels_of_a_kept_file_compute(monkeypatch, tmp_path):
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "cache"))
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import funccoll as fc, numpy as np\n"
+        "mesh = fc.make_mesh({'d': fc.world_size()})\n"
+        "step = fc.jit(lambda x: fc.all_reduce(x, 'd'), mesh=mesh, in_specs=fc.P('d'), out_specs=fc.P())\n"
+        "print(float(np.asarray(step(np.arange(4.0)))[0]))\n"
+    )
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-m", "funccoll", "run", "-n", "2", str(script)], capture_output=True, text=True
+        )  # fmt: skip
+        assert done.returncode == 0 and sorted(done.stdout.splitlines()) == ["[0] 2.0", "[1] 2.0"], done
+    assert len(list((tmp_path / "cache/funccoll").iterdir())) == 2
