@@ -49,7 +49,6 @@ def test_a_second_process_imports_no_numba(tmp_path, monkeypatch):
     assert not imports_numba(**place)
     kept = sorted((tmp_path / "funccoll").iterdir())
     assert [p.name.split("-")[0] for p in kept] == ["fold_sum_float32", "interpret_cpu"]
-    assert all(p.stat().st_mode & 0o044 for p in kept) or os.umask(os.umask(0o22)) & 0o044
     whole = kept[0].read_bytes()
     kept[0].write_bytes(whole[: len(whole) // 2])  # a full disk
     assert imports_numba(**place)

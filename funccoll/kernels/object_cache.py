@@ -5,7 +5,7 @@ llvmlite, 30 ms. A file is named by the sources of kernels, the versions of Numb
 processor; it lies where Numba's would: NUMBA_CACHE_DIR, the package's __pycache__, or the user's cache directory.
 
 Whoever can write there decides what this process executes. So folder and file must belong to this user (or root), and
-nobody else may write them, as ssh demands of its files; otherwise code is compiled and not kept, with a warning.
+others may not write them, as ssh demands of its files; otherwise code is compiled and not kept, with a warning.
 """
 
 from __future__ import annotations
