@@ -11,16 +11,18 @@ import socket
 import stat
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from typing import Any
 
 from ._version import __version__
 from .runtime.job import host
-from .runtime.job.processes import Job, environment, interpreter, new_run, outcome
+from .runtime.job.processes import GRACE, Job, environment, interpreter, new_run, outcome
 
 __all__ = ["main"]
 
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP, signal.SIGCONT)
 _TIMEOUT, _USAGE, _NOT_EXECUTABLE, _NOT_FOUND = 124, 2, 126, 127  # exit codes of timeout(1) and of shells
 
 
@@ -32,8 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     split = words.index("--") if "--" in words else len(words)
     options = parser.parse_args(words[:split])
     if options.command == "run":
-        if options.n < 1 or (options.timeout is not None and options.timeout <= 0):
-            run_parser.error("-n and --timeout must be positive")
+        if options.n < 1 or (options.timeout is not None and options.timeout <= 0) or not options.grace >= 0:
+            run_parser.error("-n and --timeout must be positive, and --grace at least 0")
         return _run(options, [*options.program, *words[split:]] if options.program else [], words[split + 1 :])
     if options.command == "doctor":
         return _doctor()
@@ -47,13 +49,23 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     commands = parser.add_subparsers(dest="command", metavar="command")
     run = commands.add_parser(
         "run", help="start a script in several processes of this machine",
-        usage="funccoll run -n N [--bind-to core|none] [--timeout S] (script.py | -m module | -- command) ...",
+        usage="funccoll run -n N [--bind-to core|none] [--timeout S] [--grace S] [--tracebacks first|all] "
+        "(script.py | -m module | -- command) ...",
         description="Start a Python script, module or any command in N processes, which form one job. Each line that they "
-        "print is prefixed with the process's rank. When one fails, the others are stopped, and its exit code is returned.",
+        "print is prefixed with the process's rank. When one fails, the others are told, and stopped if they do not end; its "
+        "exit code is returned.",
     )  # fmt: skip
     run.add_argument("-n", type=int, required=True, metavar="N", help="number of processes")
     run.add_argument("--bind-to", choices=("core", "none"), default="none", help="bind each process to a core of its own")
     run.add_argument("--timeout", type=float, metavar="S", help="stop all after S seconds (exit code 124)")
+    run.add_argument(
+        "--grace", type=float, default=GRACE, metavar="S",
+        help="seconds that the others get to end by themselves when a process has failed (30)",
+    )  # fmt: skip
+    run.add_argument(
+        "--tracebacks", choices=("first", "all"), default="first",
+        help="of processes that fail after another one, print one line (first) or the whole traceback (all)",
+    )  # fmt: skip
     run.add_argument("-m", dest="module", action="store_true", help="run a module, as python -m does")
     run.add_argument("program", nargs=argparse.REMAINDER, help="script.py, or with -m a module, then its arguments")
     commands.add_parser("doctor", help="report what this machine has, and what is missing or wrong")
@@ -80,12 +92,12 @@ def _run(options: argparse.Namespace, program: list[str], command: list[str]) ->
         return _complain(f"{error}; leave out --bind-to core, or start fewer.", _USAGE)
     with ExitStack() as stack:
         output = _Output()
-        job = Job(output.write, options.timeout)
+        job = Job(output.write, options.timeout, grace=options.grace, waiting=_tell_waiting)
         output.broken = lambda: job.stop(signal.SIGTERM)
         received = _listen_to_signals(stack, job)
         stack.enter_context(job)
         try:
-            _start(job, n, command, cpus)
+            _start(job, n, command, cpus, options.tracebacks)
         except FileNotFoundError:
             return _complain(f"there is no command {command[0]!r}.", _NOT_FOUND)
         except PermissionError:
@@ -98,10 +110,10 @@ def _run(options: argparse.Namespace, program: list[str], command: list[str]) ->
     return _verdict(job, n, options.timeout)
 
 
-def _start(job: Job, n: int, command: list[str], cpus: list[set[int]] | None) -> None:
+def _start(job: Job, n: int, command: list[str], cpus: list[set[int]] | None, tracebacks: str) -> None:
     run, bind = new_run(), host.dying_with_parent(os.getpid())
     for rank in range(n):
-        variables = environment(rank, n, run, 1 if cpus else None)
+        variables = environment(rank, n, run, 1 if cpus else None) | {"FUNCCOLL_TRACEBACKS": tracebacks}
         if sys.stdout.isatty() and "NO_COLOR" not in variables:  # their output is a pipe, which turns colours off
             variables.setdefault("FORCE_COLOR", "1")
             variables.setdefault("TTY_INTERACTIVE", "0")  # rich: no cursor movement
@@ -125,7 +137,11 @@ def _stdin() -> int | None:
 
 
 def _listen_to_signals(stack: ExitStack, job: Job) -> list[int]:
-    """Forward SIGINT (Ctrl-C), SIGTERM and SIGHUP to all ranks; return the list of those received."""
+    """Forward signals to all ranks; return the list of those received which end the job.
+
+    SIGINT (Ctrl-C), SIGTERM and SIGHUP end it. SIGUSR1 and SIGUSR2 are the ranks' own. SIGTSTP (Ctrl-Z) and SIGCONT
+    stop and continue it.
+    """
     received: list[int] = []
     here, there = (stack.enter_context(s) for s in socket.socketpair())
     here.setblocking(False)
@@ -133,27 +149,60 @@ def _listen_to_signals(stack: ExitStack, job: Job) -> list[int]:
 
     def forward(numbers: bytes) -> None:
         for number in numbers:
-            if number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if number in _ENDING:
                 received.append(number)
                 job.stop(number)
+            elif number in _PASSED_ON:
+                job.send(number, job.live, wake=False)
+                if number == signal.SIGTSTP:
+                    os.kill(os.getpid(), signal.SIGSTOP)  # its own action, which the handler has replaced
 
     stack.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(there.fileno()))
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (*_ENDING, *_PASSED_ON):
         if signal.getsignal(number) is not signal.SIG_IGN:  # ignored under nohup, and in a shell's background job
             stack.callback(signal.signal, number, signal.signal(number, lambda number, frame: None))
     job.listen(-1, here.fileno(), forward)
     return received
 
 
+def _tell_waiting(ranks: list[int], seconds: float) -> None:
+    names = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+    print(f"funccoll run: waiting up to {seconds:.0f} s for {names} to end; Ctrl-C stops them.", file=sys.stderr, flush=True)
+
+
 def _verdict(job: Job, n: int, timeout: float | None) -> int:
     if job.failure is None:
         return 0
     rank, code = job.failure
-    others = "" if n == 1 else "; the other was stopped" if n == 2 else f"; the other {n - 1} were stopped"
     if rank is None or code is None:
         return _complain(f"not finished after {timeout:g} s; all were stopped.", _TIMEOUT)
-    took = time.monotonic() - job.begun
-    return _complain(f"rank {rank} {outcome(code)} after {took:.1f} s{others}.", code if code >= 0 else 128 - code)
+    cause, words = _cause(job, rank, code)
+    stopped = len(job.signalled - {cause})
+    others = "" if n == 1 else f"; the other{f' {n - 1}' * (n > 2)} "
+    others += "" if n == 1 else f"{'was' if n == 2 else 'were'} stopped" if stopped == n - 1 else "ended, too"
+    others += f" ({stopped} had to be stopped)" if 0 < stopped < n - 1 else ""
+    return _complain(f"rank {cause} {words}, after {job.failed_after:.1f} s{others}.", code if code >= 0 else 128 - code)
+
+
+def _cause(job: Job, rank: int, code: int) -> tuple[int, str]:
+    """(the rank that failed first, what became of it); `rank` is the first that ended badly, with this return code."""
+    seen, told = {rank}, job.reports.get(rank, {})
+    while told.get("kind") == "followed" and isinstance(told.get("cause"), int) and told["cause"] not in seen:
+        rank, blamed = told["cause"], told
+        seen.add(rank)
+        told = job.reports.get(rank, {})
+        if not told:  # it raised nothing
+            ended = job.codes.get(rank)
+            how = "left the job" if ended is None or rank in job.signalled else outcome(ended)
+            return rank, f"{how} while rank {blamed['rank']} still called collectives{_at(blamed)}"
+    if told.get("kind") == "waited" and isinstance(told.get("cause"), int):
+        state = " (it was stopped by a signal)" if told["cause"] in job.found_stopped else ""
+        return told["cause"], f"did not come{state} to a collective of rank {rank} in time{_at(told)}"
+    return rank, f"raised {told['error']}{_at(told)}" if told else outcome(code)
+
+
+def _at(told: Mapping[str, Any]) -> str:
+    return f" at {told['where']}" if told.get("where") else ""
 
 
 def _complain(message: str, code: int) -> int:

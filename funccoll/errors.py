@@ -42,6 +42,7 @@ __all__ = [
     "VaryingError",
     "at_source",
     "current_source",
+    "raised_at",
     "user_frames",
     "user_source",
 ]
@@ -92,6 +93,19 @@ def user_source() -> Source | None:
     return None
 
 
+def raised_at(error: BaseException) -> Source | None:
+    """Return the last line of the user's in an exception's traceback; the source of a FunccollError, which may be earlier."""
+    if isinstance(error, FunccollError) and error.source is not None:
+        return error.source
+    trace, found = error.__traceback__, None
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if _is_users(code.co_filename):
+            found = Source(code.co_filename, trace.tb_lineno, code.co_name)
+        trace = trace.tb_next
+    return found
+
+
 # Set while rules run on the user's behalf, so that what they record or raise points at the user's line.
 _SOURCE: ContextVar[Source | None] = ContextVar("funccoll_source", default=None)
 
@@ -125,13 +139,15 @@ class FunccollError(Exception):
         super().__init__(message + at)
 
     def __reduce__(self) -> Any:
-        return _restore, (type(self), self.args[0], self.source)
+        return _restore, (type(self), self.args[0], self.source, getattr(self, "rank", None))
 
 
-def _restore(kind: type[FunccollError], text: str, source: Source | None) -> FunccollError:
+def _restore(kind: type[FunccollError], text: str, source: Source | None, rank: int | None) -> FunccollError:
     """An error as it was raised in another process."""
     error = kind.__new__(kind, text)
     error.args, error.source = (text,), source
+    if isinstance(error, (CollectiveTimeout, PeerFailure)):
+        error.rank = rank
     return error
 
 
@@ -230,6 +246,9 @@ class LaunchTimeout(LaunchError, TimeoutError):
 class CollectiveTimeout(FunccollError, TimeoutError):
     """A rank waited too long in a collective; the message says where every rank is."""
 
+    rank: int | None = None
+    """The rank that it waited for."""
+
 
 class ProgramMismatch(FunccollError, RuntimeError):
     """Two processes of a job are in different collectives at the same time."""
@@ -237,6 +256,9 @@ class ProgramMismatch(FunccollError, RuntimeError):
 
 class PeerFailure(FunccollError, RuntimeError):
     """Another process of the job died, raised an exception or left, so this collective can never finish."""
+
+    rank: int | None = None
+    """The rank that did; None in what is raised after an earlier failure."""
 
 
 class DeletedArrayError(FunccollError, RuntimeError):

@@ -49,8 +49,8 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "arrays": (("array_layout",), ("array",), ("placement",)),
     "runtime": (("backend", "blas"), ("codegen",), ("job",), ("local", "shm", "mpi", "nccl", "cuda")),
     "runtime.job": (
-        ("host", "packets", "forking"), ("hello", "processes", "doctor"), ("coordinator",), ("rendezvous", "watch"), ("world",),
-        ("launch",),
+        ("host", "packets", "forking", "reports"), ("hello", "processes", "doctor", "uncaught"), ("coordinator",),
+        ("rendezvous", "watch"), ("world",), ("launch",),
     ),
     "runtime.local": (("ordered_reduction",), ("collectives",)),
     "runtime.shm": (

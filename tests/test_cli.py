@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import termios
+import time
 import uuid
 from pathlib import Path
 
@@ -52,11 +53,12 @@ def run(*arguments, command=FUNCCOLL, **options):
     return done.returncode, done.stdout.decode(), done.stderr.decode()
 
 
-def begin(*arguments):
+def begin(*arguments, **options):
     """`funccoll run` in a process group of its own, as a shell would start it; returns when both ranks are ready."""
     runner = subprocess.Popen(
-        [*FUNCCOLL, "run", "-n", "2", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0
-    )
+        [*FUNCCOLL, "run", "-n", "2", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0,
+        **options,
+    )  # fmt: skip
     said = {runner.stdout.readline() for _ in range(2)}
     if said != {"[0] ready\n", "[1] ready\n"}:
         runner.kill()
@@ -156,7 +158,7 @@ time.sleep(1000)
 """)
     code, output, errors = run("-n", "3", "script.py")
     assert (code, output) == (7, "")
-    assert re.fullmatch(r"funccoll run: rank 1 exited with code 7 after \d+\.\d s; the other 2 were stopped\.\n", errors)
+    assert re.fullmatch(r"funccoll run: rank 1 exited with code 7, after \d+\.\d s; the other 2 were stopped\.\n", errors)
 
 
 PLACES = """
@@ -182,7 +184,7 @@ time.sleep(1000)
 """)
     code, _, errors = run("-n", "2", "script.py")
     assert code == 128 + 9
-    assert re.search(r"rank 1 was killed by SIGKILL \(out of memory, perhaps\) after \d+\.\d s; the other was stopped", errors)
+    assert re.search(r"rank 1 was killed by SIGKILL \(out of memory, perhaps\), after \d+\.\d s; the other was stopped", errors)
     assert "[0] asked to end" in errors  # SIGTERM reached the stopped one
 
 
@@ -210,29 +212,156 @@ step(np.ones(3))
 
 
 @pytest.mark.parametrize(("what", "code", "words"), [
-    ("raise", 1, "rank 2 exited with code 1"), ("raise and end late", 1, "rank 2 exited with code 1"),
-    ("kill", 137, "rank 2 was killed by SIGKILL"), ("exit", 7, "rank 2 exited with code 7"),
-    ("leave", host.PEER_FAILURE_EXIT_CODE, "rank [01] failed because another rank had ended"),
+    ("raise", 1, r"rank 2 raised Slow: it is told late at script.py:\d+ \(<module>\)"),
+    ("raise and end late", 1, r"rank 2 raised ValueError at script.py:\d+ \(<module>\)"),
+    ("kill", 137, "rank 2 was killed by SIGKILL \\(out of memory, perhaps\\)"), ("exit", 7, "rank 2 exited with code 7"),
+    ("leave", host.PEER_FAILURE_EXIT_CODE,
+     r"rank 2 exited with code 0 while rank [01] still called collectives at script.py:\d+ \(<module>\)"),
 ])  # fmt: skip
 def test_the_cause_is_named_and_not_who_failed_because_of_it(script, what, code, words):
     script(COLLECTIVE)
     found, _, errors = run("-n", "3", "script.py", what)
     assert found == code, errors
     summary = errors.splitlines()[-1]
-    assert re.fullmatch(rf"funccoll run: {words}.* after \d+\.\d s; the other 2 were stopped\.", summary), errors
-    victims = re.findall(r"^\[([01])\] funccoll.errors.PeerFailure: rank ", errors, re.MULTILINE)
-    assert victims or what in ("kill", "exit")  # who may have been stopped before they said a word
+    assert re.fullmatch(rf"funccoll run: {words}, after \d+\.\d s; the other 2 ended, too\.", summary), errors
+    victims = re.findall(r"^\[([01])\] (?:funccoll.errors.)?PeerFailure: rank ", errors, re.MULTILINE)
+    assert sorted(victims) == ["0", "1"]
+    assert errors.count("Traceback") == (0 if what == "kill" else 1)
+    if what == "raise":
+        _, _, errors = run("-n", "3", "--tracebacks", "all", "script.py", what)
+        assert errors.count("[0] Traceback") >= 1 and errors.count("[1] Traceback") >= 1 and "folded" not in errors
+
+
+SURVIVORS = """
+import numpy as np, funccoll as fc
+from funccoll import P
+step = fc.jit(lambda x: fc.all_reduce(x, "d"), mesh=fc.make_mesh({"d": 3}), in_specs=P("d"), out_specs=P())
+try:
+    step(np.ones(3))
+    if rank == "2":
+        raise ValueError("enough")
+    while rank == "0" or sys.argv[1] == "saves":
+        step(np.ones(3))
+    print("computes")
+    time.sleep(1000)
+finally:
+    if rank != "2":
+        time.sleep(0.3)
+        print("saved")
+"""
+
+
+def test_survivors_have_time_for_their_finally(script):
+    script(SURVIVORS)
+    code, output, errors = run("-n", "3", "script.py", "saves")
+    assert code == 1 and sorted(output.splitlines()) == ["[0] saved", "[1] saved"]
+    summary = errors.splitlines()[-1]
+    words = r"rank 2 raised ValueError: enough at script.py:\d+ \(<module>\), after \d+\.\d s; the other 2 ended, too\."
+    assert re.fullmatch(rf"funccoll run: {words}", summary), errors
+
+
+@pytest.mark.parametrize("how", ["grace", "interrupt"])
+def test_who_does_not_end_by_itself_is_stopped(script, how):
+    script(SURVIVORS)
+    grace = "0.5" if how == "grace" else "1000"
+    with subprocess.Popen(
+        [*FUNCCOLL, "run", "-n", "3", "--grace", grace, "script.py", "computes"], stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    ) as runner:  # fmt: skip
+        lines = iter(runner.stderr.readline, "")
+        waiting = [next(line for line in lines if "waiting" in line)] if how == "interrupt" else []
+        if how == "interrupt":
+            runner.send_signal(signal.SIGINT)
+        output, rest = runner.stdout.read(), list(lines)
+    assert sorted(output.splitlines()) == ["[0] saved", "[1] computes", *["[1] saved"] * (how == "interrupt")]
+    if how == "interrupt":
+        assert re.fullmatch(r"funccoll run: waiting up to \d+ s for rank 1 to end; Ctrl-C stops them\.\n", waiting[0])
+        assert runner.returncode == 130
+    else:
+        assert runner.returncode == 1
+        assert rest[-1].endswith("; the other 2 ended, too (1 had to be stopped).\n"), rest
+
+
+STOPPED = """
+import numpy as np, funccoll as fc
+from funccoll import P
+fc.init(timeout=2)
+step = fc.jit(lambda x: fc.all_reduce(x, "d"), mesh=fc.make_mesh({"d": 3}), in_specs=P("d"), out_specs=P())
+step(np.ones(3))
+if rank == "1":
+    if sys.argv[1] == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    def busy():
+        time.sleep(1000)
+    busy()
+step(np.ones(3))
+"""
+
+
+@pytest.mark.parametrize("how", ["stop", pytest.param("sleep", marks=pytest.mark.slow)])
+def test_a_late_rank_is_named_and_not_who_waited_for_it(script, how):
+    script(STOPPED)
+    code, _, errors = run("-n", "3", "--grace", "0", "script.py", how)
+    state = r" \(it was stopped by a signal\)" if how == "stop" else ""
+    words = rf"funccoll run: rank 1 did not come{state} to a collective of rank [02] in time at script.py:\d+ \(<\w+>\), after "
+    assert code == 1 and re.match(words, errors.splitlines()[-1]), errors
+
+
+HEARS = """
+for name in ("SIGUSR1", "SIGUSR2", "SIGTSTP", "SIGCONT"):
+    signal.signal(getattr(signal, name), lambda number, frame: print(signal.Signals(number).name))
+print("ready")
+while True:
+    signal.pause()
+"""
+
+
+def test_signals_that_are_passed_on(script, mark):
+    script(HEARS)
+    with begin("script.py") as runner:
+        for name in ("SIGUSR1", "SIGUSR2"):
+            runner.send_signal(getattr(signal, name))
+            assert {runner.stdout.readline() for _ in range(2)} == {f"[0] {name}\n", f"[1] {name}\n"}
+        runner.send_signal(signal.SIGTSTP)  # it stops itself, too, and passes on no lines
+        wait_until_stopped(runner.pid)
+        runner.send_signal(signal.SIGCONT)
+        said = [f"[{rank}] {name}\n" for rank in range(2) for name in ("SIGCONT", "SIGTSTP")]
+        assert sorted(runner.stdout.readline() for _ in range(4)) == said
+        runner.terminate()
+    assert runner.returncode == 128 + 15 and not marked(mark)
+
+
+def wait_until_stopped(pid):
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+        time.sleep(0.005)
+
+
+def test_a_hangup_that_is_ignored_stops_nothing(script, mark):
+    """As under nohup."""
+    script("import signal\nprint('ready')\nsignal.pause()\n")
+    runner = begin("script.py", preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    with runner:
+        runner.send_signal(signal.SIGHUP)
+        runner.send_signal(signal.SIGUSR1)  # which ends them, as they have no handler
+        runner.wait(timeout=120)
+    assert runner.returncode == 128 + signal.SIGUSR1
+
+
+FOLLOWED = "import os; from funccoll.runtime.job.reports import report; report(os.environ, {rank}, 'followed', cause=1)"
 
 
 @pytest.mark.parametrize(("codes", "failure"), [
     (("69", "69"), (0, 69)), (("69", "0"), (0, 69)), (("69", "7"), (1, 7)), (("69", "sleep 1000"), (0, 69)),
-    (("7", "69"), (0, 7)),
+    (("7", "69"), (0, 7)), (("own 69", "7"), (0, 69)),
 ])  # fmt: skip
 def test_who_is_the_cause(mark, monkeypatch, codes, failure):
-    monkeypatch.setattr(processes, "GRACE", 0.3 if "sleep" in codes[1] else 60.0)
+    """A rank that has reported that it failed because of another one is not the cause, if one is found."""
+    monkeypatch.setattr(processes, "PATIENCE", 0.3 if "sleep" in codes[1] else 60.0)
     with Job(lambda stream, data: None) as job:
         for rank, code in enumerate(codes):
-            command = code if " " in code else f"exit {code}"
+            command = code if "sleep" in code else f"exit {code[-2:]}"
+            if code == "69":
+                command = f'{sys.executable} -c "{FOLLOWED.format(rank=rank)}"; {command}'
             if rank and codes[0] == "69":  # when that rank has ended
                 command = f"until grep -q 'State:.Z' /proc/{job.processes[0].pid}/status; do sleep 0.01; done; {command}"
             job.start(["sh", "-c", command], environment(rank, 2, "run"))
@@ -247,7 +376,7 @@ def test_timeout():
 
 
 def test_who_ignores_sigterm_is_killed(monkeypatch, mark):
-    monkeypatch.setattr(processes, "GRACE", 1.0)
+    monkeypatch.setattr(processes, "PATIENCE", 1.0)
     said = []
     with Job(lambda stream, data: said.append(data), timeout=1.0) as job:
         for rank in range(2):

@@ -20,7 +20,7 @@ import cloudpickle
 
 from ...errors import LaunchError, LaunchTimeout, PeerFailure
 from .host import PEER_FAILURE_EXIT_CODE, dying_with_parent
-from .processes import Job, environment, interpreter, new_run, outcome
+from .processes import GRACE, Job, environment, interpreter, new_run, outcome
 
 __all__ = ["launch"]
 
@@ -35,7 +35,7 @@ _BOOT = (
 _RETURNED, _RAISED, _FOLLOWED = b"1", b"0", b"2"  # the last: raised a PeerFailure
 
 
-def launch(fn: Callable[..., R], n: int, *args: Any, timeout: float | None = None) -> list[R]:
+def launch(fn: Callable[..., R], n: int, *args: Any, timeout: float | None = None, grace: float = GRACE) -> list[R]:
     """Call `fn(*args)` in `n` new processes, which are one job, and return their results by rank.
 
     In each, `fc.rank()` and `fc.world_size()` tell its place. Functions of a notebook or script, lambdas and closures
@@ -43,9 +43,10 @@ def launch(fn: Callable[..., R], n: int, *args: Any, timeout: float | None = Non
     What the processes print appears here, each line with its rank in front: `[1] ...`.
 
     timeout: seconds until all are stopped.
+    grace: seconds that the others get to end by themselves when one has failed, in which their `except` and `finally` run.
 
-    Raises: what the first failing rank raised, with a note that holds its rank and traceback, after the others were
-    stopped (SIGTERM, and SIGKILL 5 s later). LaunchError when a process dies, or something cannot be sent;
+    Raises: what the first failing rank raised, with a note that holds its rank and traceback, after the others have
+    ended, or were stopped (SIGTERM, and SIGKILL 5 s later). LaunchError when a process dies, or something cannot be sent;
     LaunchTimeout after `timeout` seconds.
     """
     name = getattr(fn, "__qualname__", repr(fn))
@@ -59,7 +60,8 @@ def launch(fn: Callable[..., R], n: int, *args: Any, timeout: float | None = Non
         _write_task(task, name, fn, args)
         replies = [_memory_file(stack) for _ in range(n)]
         pipes = [_pipe(stack) for _ in range(n)]
-        job = stack.enter_context(Job(_show, timeout, lambda rank, code: code == 0 and said.get(rank) == _RETURNED))
+        succeeded = lambda rank, code: code == 0 and said.get(rank) == _RETURNED
+        job = stack.enter_context(Job(_show, timeout, succeeded, lambda rank, code: said.get(rank) == _FOLLOWED, grace))
 
         def hear(rank: int, word: bytes) -> None:
             said[rank] = word

@@ -14,12 +14,15 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
-from . import host
+from . import host, reports
 
-__all__ = ["GRACE", "Job", "environment", "interpreter", "new_run", "outcome"]
+__all__ = ["GRACE", "PATIENCE", "Job", "environment", "interpreter", "new_run", "outcome"]
 
-GRACE = 5.0
+GRACE = 30.0
+"""Seconds that ranks get to end by themselves when another one has failed: they have been told."""
+PATIENCE = 5.0
 """Seconds that a process gets after a signal before the next, stronger one."""
+_SILENCE = 2.0  # seconds after a failure until a command says that it waits for the others
 _DYING = 1.0  # seconds in which killed children of ranks must be gone; without an init process they stay zombies
 _LONGEST_LINE = 1 << 20
 _POLL = 0.05  # seconds, on kernels without pidfd (before 5.3)
@@ -45,8 +48,6 @@ def interpreter() -> list[str]:
 
 def outcome(code: int) -> str:
     """Describe how a process ended, from its return code (negative: killed by that signal)."""
-    if code == host.PEER_FAILURE_EXIT_CODE:
-        return "failed because another rank had ended"
     if code >= 0:
         return f"exited with code {code}"
     with suppress(ValueError):
@@ -93,10 +94,15 @@ class Job:
     write: called with (1 or 2 for stdout or stderr, whole lines with the prefix "[rank] ").
     timeout: seconds until all are stopped, from the first start.
     succeeded: says from (rank, return code) whether a process that ended did well.
+    followed: says so whether a process that failed did so because another one had failed; by default it has reported it.
+    grace: seconds that ranks get to end by themselves when another one has failed. Those which have not joined the job, or
+    have left it, hear nothing of that, so they are stopped at once, as are stopped ones.
+    waiting: called with (ranks, seconds) when some take their time.
 
     Each process leads a process group, so what it starts itself is ended with it. `failure` is None, or the
-    first failure: (rank, return code, or None while it has not exited), or (None, None) for the timeout. A rank that ended
-    because another one had failed (`host.PEER_FAILURE_EXIT_CODE`) is only named when no other is found, in `GRACE` seconds.
+    first failure: (rank, return code, or None while it has not exited), or (None, None) for the timeout. A rank that failed
+    because another one had is only named when no other is found, in `PATIENCE` seconds. `reports` has the report of each
+    rank's exception, `codes` the return codes, `signalled` the ranks that had to be stopped.
     """
 
     def __init__(
@@ -104,17 +110,30 @@ class Job:
         write: Callable[[int, bytes], None],
         timeout: float | None = None,
         succeeded: Callable[[int, int], bool] = lambda rank, code: code == 0,
+        followed: Callable[[int, int], bool] | None = None,
+        grace: float = GRACE,
+        waiting: Callable[[list[int], float], None] = lambda ranks, seconds: None,
     ):
-        self.write, self.succeeded = write, succeeded
+        self.write, self.succeeded, self.followed = write, succeeded, followed or self._reported_peer_failure
+        self.grace, self.waiting = grace, waiting
         self.processes: list[subprocess.Popen[Any]] = []
         self.live: set[int] = set()
         self.failure: tuple[int | None, int | None] | None = None
-        self.begun = time.monotonic()
-        self._deadline = None if timeout is None else self.begun + timeout
+        self.failed_after = 0.0  # seconds, from the first start
+        self._begun = time.monotonic()
+        self._deadline = None if timeout is None else self._begun + timeout
         self._stopping = False
         self._followed_failure: tuple[float, int] | None = None  # (until when to look for the cause, rank)
-        self._signals: list[tuple[float, int]] = []  # (when, which), still to be sent
+        self._signals: list[tuple[float, int, set[int]]] = []  # (when, signal, ranks), still to be sent; signal 0 only tells
+        self.reports: dict[int, dict[str, Any]] = {}
+        self.codes: dict[int, int] = {}
+        self.signalled: set[int] = set()
+        self.found_stopped: set[int] = set()
+        """Ranks that were stopped by a signal when another one reported that it had waited for them in vain."""
+        self._members: set[int] = set()  # ranks that have joined the job
+        self._mailbox = reports.Mailbox(new_run())
         self._selector = selectors.DefaultSelector()
+        self._selector.register(self._mailbox, selectors.EVENT_READ, self._read_reports)
         self._inputs: dict[int, dict[int, Callable[[bytes], None]]] = {}  # rank -> descriptor -> what to do with bytes
         self._lines: list[tuple[int, LineBuffer]] = []
         self._pidfds: dict[int, int] = {}
@@ -125,6 +144,7 @@ class Job:
         rank = len(self.processes)
         options.setdefault("stdin", subprocess.DEVNULL)
         options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "process_group": 0, "bufsize": 0}
+        variables = {**variables, reports.VARIABLE: self._mailbox.name}
         process: subprocess.Popen[Any] = subprocess.Popen(command, env=variables, **options)
         self.processes.append(process)
         self.live.add(rank)
@@ -160,26 +180,53 @@ class Job:
             if self._followed_failure is not None and (now >= self._followed_failure[0] or not self.live):
                 self.fail(self._followed_failure[1], host.PEER_FAILURE_EXIT_CODE)
             while self._signals and now >= self._signals[0][0]:
-                self._send(self._signals.pop(0)[1])
+                _, number, ranks = self._signals.pop(0)
+                if number:
+                    self.signalled |= ranks & self.live
+                    self.send(number, ranks & self.live)
+                elif ranks & self.live:
+                    self.waiting(sorted(ranks & self.live), self._signals[0][0] - now)
 
     def fail(self, rank: int | None, code: int | None = None) -> None:
-        """Note that a rank failed, unless another did before, and stop the others."""
+        """Note that a rank failed, unless another did before, and end the others."""
         self._deadline = self._followed_failure = None
         if self.failure is None:
-            self.failure = (rank, code)
-            if not self._stopping:
+            self.failure, self.failed_after = (rank, code), time.monotonic() - self._begun
+            if not self._stopping and rank is None:
                 self.stop(signal.SIGTERM)
+            elif not self._stopping:
+                self._let_end()
         elif self.failure == (rank, None):
             self.failure = (rank, code)
 
+    def _let_end(self) -> None:
+        """Give the members time to end by themselves, and stop the others."""
+        now, everyone = time.monotonic(), set(range(len(self.processes)))
+        waits = {rank for rank in self._members if self.grace and not self.is_stopped(rank)}
+        self._signals = sorted(
+            [(now, signal.SIGTERM, everyone - waits), (now + PATIENCE, signal.SIGKILL, everyone - waits),
+             (now + min(_SILENCE, self.grace), 0, waits), (now + self.grace, signal.SIGTERM, everyone),
+             (now + self.grace + PATIENCE, signal.SIGKILL, everyone)],
+            key=lambda entry: entry[0],
+        )  # fmt: skip
+
+    def is_stopped(self, rank: int) -> bool:
+        """Whether a rank's process is stopped by a signal."""
+        try:
+            with open(f"/proc/{self.processes[rank].pid}/stat") as file:
+                return file.read().rpartition(")")[2].split()[0] == "T"
+        except OSError:
+            return False
+
     def stop(self, first: int) -> None:
-        """Send a signal to all, then SIGTERM, then SIGKILL, `GRACE` seconds apart; called again, SIGKILL at once."""
+        """Send a signal to all, then SIGTERM, then SIGKILL, `PATIENCE` seconds apart; called again, SIGKILL at once."""
+        everyone = set(range(len(self.processes)))
         if self._stopping:
-            self._signals = [(0.0, signal.SIGKILL)]
+            self._signals = [(0.0, signal.SIGKILL, everyone)]
             return
         self._stopping, now = True, time.monotonic()
         order = [first, signal.SIGTERM, signal.SIGKILL] if first == signal.SIGINT else [first, signal.SIGKILL]
-        self._signals = [(now + GRACE * i, number) for i, number in enumerate(order)]
+        self._signals = [(now + PATIENCE * i, number, everyone) for i, number in enumerate(order)]
 
     def __enter__(self) -> Job:
         return self
@@ -193,7 +240,7 @@ class Job:
             self._end()
 
     def _patience(self) -> float | None:
-        whens = [when for when, _ in (*self._signals[:1], *filter(None, [self._followed_failure]))]
+        whens = [entry[0] for entry in (*self._signals[:1], *filter(None, [self._followed_failure]))]
         times = whens if self._deadline is None else [*whens, self._deadline]
         seconds = max(0.0, min(times) - time.monotonic()) if times else None
         return min(_POLL, seconds if seconds is not None else _POLL) if self._polls else seconds
@@ -237,16 +284,34 @@ class Job:
         if rank in self._pidfds:
             self._selector.unregister(self._pidfds[rank])
         self._drain(rank)
-        if code == host.PEER_FAILURE_EXIT_CODE and self.failure is None:
-            self._followed_failure = self._followed_failure or (time.monotonic() + GRACE, rank)
+        self._read_reports()
+        self.codes[rank] = code
+        if self.failure is None and self.followed(rank, code):
+            self._followed_failure = self._followed_failure or (time.monotonic() + PATIENCE, rank)
         elif not self.succeeded(rank, code):
             self.fail(rank, code)
 
-    def _send(self, number: int) -> None:
-        for rank in self.live:
+    def _read_reports(self) -> None:
+        for report in self._mailbox.receive():
+            rank, kind = report["rank"], report.get("kind")
+            if kind == "joined":
+                self._members.add(rank)
+            elif kind == "left":
+                self._members.discard(rank)
+            else:
+                self.reports.setdefault(rank, report)
+                self.found_stopped |= {r for r in [report.get("cause")] if r in self.live and self.is_stopped(r)}
+
+    def _reported_peer_failure(self, rank: int, code: int) -> bool:
+        return code == host.PEER_FAILURE_EXIT_CODE and self.reports.get(rank, {}).get("kind") == "followed"
+
+    def send(self, number: int, ranks: set[int], wake: bool = True) -> None:
+        """Send a signal to the process groups of ranks."""
+        for rank in ranks:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.processes[rank].pid, number)
-                os.killpg(self.processes[rank].pid, signal.SIGCONT)  # a stopped process handles nothing else
+                if wake:
+                    os.killpg(self.processes[rank].pid, signal.SIGCONT)  # a stopped process handles nothing else
 
     def _end(self) -> None:
         """Kill what is left of the process groups, read the last output, and close everything."""
@@ -265,6 +330,7 @@ class Job:
                 self._emit(stream, lines.end())
         finally:
             self._selector.close()
+            self._mailbox.close()
             for descriptor in self._pidfds.values():
                 os.close(descriptor)
             for process in self.processes:

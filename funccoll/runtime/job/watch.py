@@ -30,6 +30,7 @@ from ...errors import PeerFailure, RendezvousError
 from .coordinator import Coordinator
 from .host import PEER_FAILURE_EXIT_CODE
 from .packets import receive, send
+from .uncaught import TRACEBACKS, print_folded, report_exception
 
 __all__ = ["Failure", "PeerTraceback", "Watch"]
 
@@ -79,6 +80,8 @@ class Failure:
         """The exception for it, the peer's traceback as its cause; `context` says what could not be done."""
         kind = RendezvousError if self.kind == "clash" else PeerFailure
         error = kind(f"{str(self).rstrip('.')}.{' ' * bool(context)}{context}")
+        if isinstance(error, PeerFailure):
+            error.rank = self.rank
         if self.kind == "raised":
             error.__cause__ = PeerTraceback(self.text)
         return error
@@ -228,12 +231,21 @@ class Watch:
 
         def report_first(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
             self.report("".join(traceback.format_exception(kind, error, where)))
-            previous(kind, error, where)
+            report_exception(self.rank, error)
+            if self._is_first() or os.environ.get(TRACEBACKS) != "first":
+                previous(kind, error, where)
+            else:
+                print_folded(error)
             if issubclass(kind, PeerFailure):
                 raise SystemExit(PEER_FAILURE_EXIT_CODE)  # Python then ends with this code instead of 1
 
         self._previous_hook, self._hook = previous, report_first
         sys.excepthook = report_first
+
+    def _is_first(self) -> bool:
+        """Whether no other rank has died or raised before this one."""
+        header = self._header
+        return header is None or header[FAILED] in (0, 1 + self.rank)
 
     def leave(self) -> None:
         """Tell the others that this rank leaves, and stop watching. Called again it does nothing."""

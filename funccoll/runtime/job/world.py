@@ -17,7 +17,7 @@ from ...arrays.array import Array, to_numpy
 from ...errors import MeshError, PlannedError, RendezvousError
 from ...mesh import Mesh
 from ..backend import Backend, JobBackend, choose_job_backend, load_backend
-from . import rendezvous
+from . import rendezvous, reports
 from .forking import ForkHandshake
 from .hello import JobSpec
 from .watch import Watch
@@ -145,6 +145,7 @@ class _Membership:
             watch.hook_exceptions()
             self.current = World(job_.rank, job_.world, watch, backend, collective_timeout, fork_bytes)
             os.environ[_JOINED] = f"{place}{os.getpid()}"
+            reports.report(os.environ, job_.rank, "joined")
             _at_end()
         return self.current
 
@@ -220,6 +221,8 @@ def finalize() -> None:
 
     Python calls it at its end. Arrays in shared memory stay valid.
     """
+    if _MEMBERSHIP.current is not None:
+        reports.report(os.environ, _MEMBERSHIP.current.rank, "left")
     _MEMBERSHIP.leave()
 
 

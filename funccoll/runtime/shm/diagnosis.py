@@ -87,10 +87,12 @@ class Diagnosis:
 
     def timed_out(self, seconds: float) -> CollectiveTimeout:
         """The error of a peer that has not arrived in time."""
-        return CollectiveTimeout(
+        error = CollectiveTimeout(
             f"rank {self.registry.world.rank} waited {seconds:.1f} s in {self.name} for rank {self.peer}. fc.init(timeout=) or "
             f"FUNCCOLL_TIMEOUT sets the seconds.\n{self.table}", self.call.source,
         )  # fmt: skip
+        error.rank = self.peer
+        return error
 
 
 def _call_text(said: Mapping[str, str]) -> str:
