@@ -49,7 +49,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "arrays": (("array_layout",), ("array",), ("placement",)),
     "runtime": (("backend", "blas"), ("codegen",), ("job",), ("local", "shm", "mpi", "nccl", "cuda")),
     "runtime.job": (
-        ("host", "packets", "forking", "reports"), ("hello", "processes", "doctor", "uncaught"), ("coordinator",),
+        ("host", "packets", "forking", "reports", "stacks"), ("hello", "processes", "doctor", "uncaught"), ("coordinator",),
         ("rendezvous", "watch"), ("world",), ("launch",),
     ),
     "runtime.local": (("ordered_reduction",), ("collectives",)),

@@ -1,5 +1,6 @@
 """fc.launch with real processes: results, failures, what travels, and that nothing is left behind."""
 
+import linecache
 import os
 import signal
 import subprocess
@@ -204,6 +205,20 @@ def test_the_cause_is_raised_and_not_what_follows_from_it(how):
         fc.launch(work, 3, how)
     if how == "raise":
         assert caught.value.__notes__[0].startswith("Rank 2 raised it")
+
+
+def test_tracebacks_of_a_notebook_show_lines():
+    """Cells are no files: IPython puts their lines into `linecache`."""
+    name, lines = "/tmp/ipykernel_123/456.py", ["def cell():\n", "    raise ValueError('in a cell')  # here\n"]
+    linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
+    namespace = {"__name__": "__main__"}
+    exec(compile("".join(lines), name, "exec"), namespace)
+    try:
+        with pytest.raises(ValueError, match="in a cell") as caught:
+            fc.launch(by_value(namespace["cell"]), 1)
+    finally:
+        del linecache.cache[name]
+    assert "line 2, in cell\n    raise ValueError('in a cell')  # here\n" in caught.value.__notes__[0]
 
 
 def test_timeout_names_the_ranks_that_are_late(mark):

@@ -327,3 +327,28 @@ def test_words_in_shared_memory_begin_at_zero():
     with Ranks(script, range(2)) as ranks:
         ranks.lines()
         assert ranks.lines() == {0: "zero", 1: "zero"}
+
+
+MANY = JOIN + """
+import funccoll as fc
+fc.init(timeout=3)
+step = fc.jit(lambda x: fc.all_reduce(x, "d"), mesh=fc.make_mesh({"d": w.world}), in_specs=fc.P("d"), out_specs=fc.P())
+step(np.ones(w.world))
+if rank == CULPRIT:
+    os.kill(os.getpid(), signal.SIGSTOP)
+try:
+    step(np.ones(w.world))
+except fc.FunccollError as error:
+    say(str(error).splitlines()[0])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("culprit", [0, 5])
+def test_a_stopped_rank_of_many_is_named(culprit):
+    """Where not every two ranks have a socket to each other, and rank 0, which forwards what they say, may be the culprit."""
+    with Ranks(MANY.replace("CULPRIT", str(culprit)), range(18)) as ranks:
+        ranks.lines()
+        for rank in {*range(18)} - {culprit}:
+            told = ranks.line(rank)
+            assert f"for rank {culprit}." in told and "died without a word" not in told, told

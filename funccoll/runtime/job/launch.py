@@ -6,6 +6,7 @@ arguments, and one for its result or exception. One byte in a pipe tells that th
 
 from __future__ import annotations
 
+import linecache
 import mmap
 import os
 import pickle
@@ -98,6 +99,7 @@ def _pipe(stack: ExitStack) -> tuple[FileIO, FileIO]:
 def _write_task(descriptor: int, name: str, fn: Callable[..., object], args: Sequence[object]) -> None:
     with open(descriptor, "wb", closefd=False) as file:
         pickle.dump(sys.path, file)
+        pickle.dump(_sources(), file)
         try:
             cloudpickle.dump((fn, args), file)
         except Exception as error:  # pickling runs any object's code
@@ -105,6 +107,12 @@ def _write_task(descriptor: int, name: str, fn: Callable[..., object], args: Seq
                 f"fc.launch cannot send {name} or its arguments to other processes: {error}. A function takes along its "
                 "closure and the global variables that it uses: make locks, open files, threads and the like inside it."
             ) from error
+
+
+def _sources() -> dict[str, Any]:
+    """Entries of `linecache` for code without a file, such as a notebook's cells: tracebacks there show lines, too."""
+    known = [(name, entry) for name, entry in linecache.cache.items() if len(entry) == 4 and not os.path.exists(name)]
+    return {name: (entry[0], None, entry[2], name) for name, entry in known}
 
 
 def serve(task: mmap.mmap, reply: int, pipe: int, parent: int, rank: int, n: int) -> None:
@@ -116,6 +124,7 @@ def serve(task: mmap.mmap, reply: int, pipe: int, parent: int, rank: int, n: int
         word, trouble = _RETURNED, ""
         try:
             try:
+                linecache.cache.update(pickle.load(task))
                 fn, args = pickle.load(task)
                 task.close()
             except (ImportError, AttributeError) as error:

@@ -7,7 +7,8 @@ take too many sockets; there rank 0 hears all, and forwards to the others.
 
 A failure is also written to shared memory, for loops in native code: word 0 of the heap's header is 0, or 1 + the rank
 that died or raised first; word 8 + r is 1 when rank r has left well. Leaving is not a failure: others may go on without
-that rank. So word 0 ends the job's collectives, and the word of a rank that left ends those that need it.
+that rank. So word 0 ends the job's collectives, and the word of a rank that left ends those that need it. The traceback of
+the rank that raised is there, too, for ranks which the message does not reach: rank 0, which forwards it, may be stopped.
 """
 
 from __future__ import annotations
@@ -30,16 +31,19 @@ from ...errors import PeerFailure, RendezvousError
 from .coordinator import Coordinator
 from .host import PEER_FAILURE_EXIT_CODE
 from .packets import receive, send
+from .stacks import stacks
 from .uncaught import TRACEBACKS, print_folded, report_exception
 
 __all__ = ["Failure", "PeerTraceback", "Watch"]
 
 FAILED = 0
 LEFT = 8
+_TEXT = 2048  # word of the traceback: 1 + the rank, its bytes, and the text
 _MAX_TRACEBACK = 16_000  # characters of a traceback that are sent: its end
 _MAX_FULL_MESH = 16  # ranks of a job up to which each gets a socket to each other
 _INTRODUCTION_TIMEOUT = 5.0  # seconds that a rank waits to be introduced to all
 _MESSAGE_TIMEOUT = 0.5  # seconds in which the message about a failure follows its word in shared memory
+_STACK_TIMEOUT = 2.0  # seconds that a rank waits for another one's stack
 _TRACEBACK = "Traceback (most recent call last):"
 
 
@@ -102,7 +106,8 @@ class Watch:
         self._sockets = dict(sockets)
         self._failure: Failure | None = None
         self._reported = False
-        self._told, self._introduced = threading.Event(), threading.Event()
+        self._told, self._introduced, self._answered = threading.Event(), threading.Event(), threading.Event()
+        self._stacks: dict[int, str] = {}
         self._lock = threading.Lock()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._thread = threading.Thread(target=self._run, name="funccoll-watch", daemon=True)
@@ -128,7 +133,8 @@ class Watch:
         if self._failure is None and header[FAILED]:
             self._told.wait(_MESSAGE_TIMEOUT)
             if self._failure is None:
-                return Failure(int(header[FAILED]) - 1, "died")
+                rank, text = int(header[FAILED]) - 1, self._read_text(header)
+                return Failure(rank, "raised", text) if text else Failure(rank, "died")
         return self._failure or next((Failure(r, "left") for r in members if header[LEFT + r]), None)
 
     def _run(self) -> None:
@@ -182,10 +188,35 @@ class Watch:
             self._sockets[int(message["rank"])] = channel
         if kind == "met":
             self._introduced.set()
+        if kind == "where":
+            where = stacks()[-_MAX_TRACEBACK:] if message["of"] == self.rank else ""
+            if where:
+                self._pass_on(int(message["by"]), {"kind": "stack", "of": self.rank, "by": message["by"], "text": where})
+            else:
+                self._pass_on(int(message["of"]), message)
+        if kind == "stack":
+            if message["by"] == self.rank:
+                self._stacks[int(message["of"])] = str(message["text"])
+                self._answered.set()
+            else:
+                self._pass_on(int(message["by"]), message)
         if kind in ("died", "raised", "clash"):
             about = message.get("rank", rank) if self.rank else rank
             self._record(Failure(int(about), kind, str(message.get("text", ""))))
         return True
+
+    def _pass_on(self, rank: int, message: dict[str, Any]) -> None:
+        """Send to a rank, by way of rank 0 where there is no socket to it."""
+        channel = self._sockets.get(rank) or self._sockets.get(0)
+        if channel is not None:
+            send(channel, message)
+
+    def stack_of(self, rank: int) -> str:
+        """Where another rank's threads are now; "" when it does not answer: it is stopped, or in C code that holds the GIL."""
+        self._answered.clear()
+        self._pass_on(rank, {"kind": "where", "of": rank, "by": self.rank})
+        self._answered.wait(_STACK_TIMEOUT)
+        return self._stacks.pop(rank, "")
 
     def _ended(self, rank: int) -> None:
         """Note that a socket has closed. A rank that left before it was introduced sent nothing on it, but set its word."""
@@ -203,11 +234,25 @@ class Watch:
             # hears of it first writes the word; one that then hears of a later one still gets the message about the first.
             if header[FAILED] not in (0, 1 + failure.rank):
                 return
+            if failure.kind == "raised" and failure.rank == self.rank and not header[FAILED]:
+                self._write_text(header, failure.text)
             header[FAILED] = 1 + failure.rank
             self._failure = failure
             if self.rank in (0, failure.rank):
                 self._tell(failure)  # under the lock: before `leave`, after which no rank listens
         self._told.set()
+
+    def _write_text(self, header: np.ndarray, text: str) -> None:
+        data = text.encode(errors="backslashreplace")[-_MAX_TRACEBACK:]
+        area = header[_TEXT + 2 :].view(np.uint8)
+        area[: len(data)] = np.frombuffer(data, np.uint8)
+        header[_TEXT : _TEXT + 2] = 1 + self.rank, len(data)
+
+    def _read_text(self, header: np.ndarray) -> str:
+        """The traceback of the rank that failed; "" when it left none."""
+        if header[_TEXT] != header[FAILED]:
+            return ""
+        return header[_TEXT + 2 :].view(np.uint8)[: header[_TEXT + 1]].tobytes().decode(errors="replace")
 
     # ------------------------------------------------------------ what this one does
 

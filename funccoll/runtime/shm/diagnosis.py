@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import textwrap
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,9 @@ from .plan import DESCRIPTION, GroupedCollective, Operand
 __all__ = ["Diagnosis", "job_is_over", "nested_call", "other_thread", "wrong_argument"]
 
 
+_LISTED = 8  # the most ranks that are named one by one
+
+
 @dataclass(frozen=True)
 class Diagnosis:
     """Errors of a rank in the middle of a collective, in which it waits for `peer`."""
@@ -31,7 +35,9 @@ class Diagnosis:
     def name(self) -> str:
         """The collective, its ranks, and the line that calls it."""
         where = f" ({self.call.source})" if self.call.source else ""
-        return f"{self.call.schedule.kind} among ranks {list(self.communicator.members)}{where}"
+        members = self.communicator.members
+        ranks = f"ranks {list(members)}" if len(members) <= _LISTED else f"{len(members)} ranks"
+        return f"{self.call.schedule.kind} among {ranks}{where}"
 
     @property
     def table(self) -> str:
@@ -87,9 +93,12 @@ class Diagnosis:
 
     def timed_out(self, seconds: float) -> CollectiveTimeout:
         """The error of a peer that has not arrived in time."""
+        stack = self.registry.world.watch.stack_of(self.peer)
+        silent = "does not answer: it is stopped by a signal, or in C code that does not let Python run."
+        where = f"is now at\n{textwrap.indent(stack, '    ')}" if stack else silent
         error = CollectiveTimeout(
             f"rank {self.registry.world.rank} waited {seconds:.1f} s in {self.name} for rank {self.peer}. fc.init(timeout=) or "
-            f"FUNCCOLL_TIMEOUT sets the seconds.\n{self.table}", self.call.source,
+            f"FUNCCOLL_TIMEOUT sets the seconds.\n{self.table}\n  rank {self.peer} {where}", self.call.source,
         )  # fmt: skip
         error.rank = self.peer
         return error
