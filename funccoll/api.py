@@ -26,6 +26,7 @@ from .collectives import (
     scatter,
 )
 from .compiler.jit import clear_caches, jit
+from .compiler.redistribute import redistribute
 from .errors import FunccollError, PlannedError, PlannedNameError
 from .mesh import Mesh, P, Sharding, abstract_mesh
 from .ops.indexing import at
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 __all__ = [
     # meshes and arrays
     "make_mesh", "abstract_mesh", "Mesh", "P", "Sharding", "Array", "ArrayType", "bfloat16",
-    "device_put", "from_local", "process_allgather", "launch", "init", "finalize", "rank",
+    "device_put", "from_local", "redistribute", "process_allgather", "launch", "init", "finalize", "rank",
     "world_size",
     # functions
     "jit", "clear_caches", "grad", "value_and_grad", "vjp", "custom_vjp", "grad_hook", "stop_gradient", "data_parallel", "at",

@@ -28,7 +28,8 @@ from ..tracing.tracer import check_alive
 from ..types import check_dtype
 from .arguments import Arguments, Options, Static, broadcast_specs, check_specs, path_name
 from .choose_schedules import check_algorithms
-from .stages import Compiled, Lowered, Signature, TracedFunction
+from .signature import Signature
+from .stages import Compiled, Lowered, TracedFunction, redistribution
 
 __all__ = ["Compiled", "Jitted", "Lowered", "TracedFunction", "clear_caches", "jit"]
 
@@ -190,15 +191,16 @@ class Jitted(Generic[Params, R]):
     # ------------------------------------------------------------ stages
 
     def trace(self, *args: Any, **kwargs: Any) -> TracedFunction:
-        """Return the typed program for arguments like these; only shapes and dtypes are read.
+        """Return the typed program for arguments like these; only shapes, dtypes and shardings are read.
 
-        Arguments may be arrays or anything with `.shape` and `.dtype`.
+        Arguments may be arrays or anything with `.shape` and `.dtype`. Arrays that are split over the mesh in another way
+        than `in_specs` says are redistributed in a call: the program does not show it, `.collectives()` does.
         """
         with user_frames():
             dynamic, static = self._arguments.split(args, kwargs)
             leaves, treedef = optree.tree_flatten(dynamic)
             types = [self._leaf_type(leaf, treedef, i, static) for i, leaf in enumerate(leaves)]
-            return self._trace(dynamic, static, treedef, types)
+            return self._trace(dynamic, static, treedef, types).called_with(leaves)
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """Return `trace(...).lower()`."""
@@ -277,6 +279,7 @@ def clear_caches() -> None:
     A jitted function keeps the last 512 programs that it has used, one for each structure, shapes and dtypes; of these
     it drops a quarter when one more is compiled. In a job each process may clear its caches when it likes.
     """
+    redistribution.cache_clear()
     for jitted in list(_JITTED):
         jitted.clear_cache()
 
@@ -358,7 +361,8 @@ def jit(
         fn: a pure function of arrays and pytrees of them, in NumPy and funccoll's collectives.
         mesh: from `make_mesh` (or `abstract_mesh`, to trace and lower only); without one, a single device.
         in_specs: how the global arguments are split: a tuple with an entry for each argument that is not static, or
-            one entry for all. An entry is a `P`, or a pytree prefix of them; `P()`, or None, is whole on every device.
+            one entry for all. An entry is a `P`, or a pytree prefix of them; `P()`, or None, is whole on every device. An
+            Array of the same mesh that is split in another way is redistributed first (`fc.redistribute`).
         out_specs: the same for the result. An output may be claimed equal along an axis (the axis is not
             named) only when its type proves it.
         donate_argnums: arguments whose Arrays are given up; using them later raises.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,13 +33,13 @@ class CollectiveRow:
 
 
 class CollectiveTable:
-    """The collectives of a program: `.rows`, printed as text or HTML."""
+    """The collectives of programs that run in a row: `.rows`, printed as text or HTML."""
 
     HEAD = ("collective", "axes", "devices", "arrays", "dtype", "bytes/device", "schedule", "from")
     _RIGHT = ("devices", "arrays", "bytes/device")
 
-    def __init__(self, program: Program):
-        self.rows = [_row(e, program) for e in program.collectives()]
+    def __init__(self, programs: Iterable[Program]):
+        self.rows = [_row(e, program) for program in programs for e in program.collectives()]
 
     def cells(self) -> list[tuple[str, ...]]:
         """The rows as strings."""
@@ -88,15 +88,15 @@ def _flops(eqn: Equation) -> float:
     return float(eqn.outputs[0].type.size) if eqn.primitive.ufunc is not None else 0.0
 
 
-def cost_analysis(program: Program) -> dict[str, float]:
-    """Estimates for one device and one call.
+def cost_analysis(programs: Iterable[Program]) -> dict[str, float]:
+    """Estimates for one device and one call of programs that run in a row.
 
     `flops`: one for each element of an elementwise result or reduced operand, two for each multiply-add of a
     product. `bytes accessed`: all operands and results of equations that are not views. `collectives`: their number.
     `collective bytes`: what one device contributes to them.
     """
     cost: dict[str, Any] = {"flops": 0.0, "bytes accessed": 0.0, "collectives": 0.0, "collective bytes": 0.0}
-    for eqn in program.equations:
+    for eqn in (eqn for program in programs for eqn in program.equations):
         if eqn.primitive.communicates:
             cost["collectives"] += 1
             cost["collective bytes"] += sum(a.type.nbytes for a in eqn.inputs)

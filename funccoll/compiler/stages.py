@@ -7,7 +7,6 @@ import hashlib
 import operator
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +14,7 @@ import optree
 
 from ..arrays.array import Array, to_numpy
 from ..arrays.array_layout import ArrayLayout
-from ..errors import PytreeError, ShapeError, user_frames
+from ..errors import PytreeError, ShapeError, Source, at_source, user_frames
 from ..ir import Equation, Program
 from ..mesh import Mesh
 from ..passes import run_passes
@@ -23,39 +22,37 @@ from ..passes.buffers import plan_buffers
 from ..passes.group_collectives import group_collectives
 from ..runtime.codegen import compile_program, require_devices
 from ..runtime.job.world import backend_of
+from ..tracing.trace import stage
 from ..types import check_dtype
 from .arguments import path_name
 from .choose_schedules import choose, is_large, is_users, schedules_of
 from .report import CollectiveTable, cost_analysis
+from .resharding import reshard
+from .signature import Signature
 
 if TYPE_CHECKING:
     from ..schedules.schedule import Schedule
 
-__all__ = ["Compiled", "Lowered", "Signature", "TracedFunction"]
+__all__ = ["Compiled", "Lowered", "TracedFunction", "redistribution"]
 
 
 _NEW: Any = object.__new__
 _COPIES = operator.attrgetter("_copies")
 
 
-@dataclass(frozen=True)
-class Signature:
-    """Structure, layouts and donation of a compiled function's arguments, structure and layouts of its results."""
-
-    name: str
-    mesh: Mesh
-    in_tree: optree.PyTreeSpec
-    in_layouts: tuple[ArrayLayout, ...]
-    out_tree: optree.PyTreeSpec
-    out_layouts: tuple[ArrayLayout, ...]
-    donated: tuple[bool, ...]
-
-
 class _Stage:
-    """The common part of all stages."""
+    """The common part of all stages.
 
-    def __init__(self, program: Program, signature: Signature):
-        self.program, self.signature = program, signature
+    `redistributions` are the programs that run first in a call with arguments like those that it was traced for.
+    """
+
+    def __init__(self, program: Program, signature: Signature, redistributions: Sequence[_Stage] = ()):
+        self.program, self.signature, self.redistributions = program, signature, redistributions
+
+    @property
+    def _programs(self) -> list[Program]:
+        """All programs of a call, in order."""
+        return [*(first.program for first in self.redistributions), self.program]
 
     @property
     def mesh(self) -> Mesh:
@@ -78,12 +75,15 @@ class _Stage:
         return self.program.text()
 
     def collectives(self) -> CollectiveTable:
-        """The program's collectives: kind, axes, bytes, schedule, and the user's line of each."""
-        return CollectiveTable(self.program)
+        """The collectives of a call: kind, axes, bytes, schedule, and the user's line of each.
+
+        Those that redistribute an argument come first; in place of the function their line has the argument and its specs.
+        """
+        return CollectiveTable(self._programs)
 
     def cost_analysis(self) -> dict[str, float]:
         """Estimates for one device and one call: flops, bytes accessed, collectives and their bytes."""
-        return cost_analysis(self.program)
+        return cost_analysis(self._programs)
 
     def __str__(self) -> str:
         return self.as_text()
@@ -103,13 +103,22 @@ def _checks_passes() -> bool:
 class TracedFunction(_Stage):
     """A function as a typed program, as it was written."""
 
+    redistributions: Sequence[TracedFunction]
+
+    def called_with(self, leaves: Sequence[Any]) -> TracedFunction:
+        """The same with the redistributions of these flat arguments."""
+        found = self.signature.redistributed(leaves)
+        first = [_trace_redistribution(given, self.signature.in_layouts[i], source) for i, given, source in found]
+        return TracedFunction(self.program, self.signature, first)
+
     def lower(self) -> Lowered:
         """Run the passes, and prove the schedule of every collective.
 
         Raises ScheduleError, before anything runs, for a wrong algorithm of the user's own.
         """
         with user_frames():
-            lowered = Lowered(run_passes(self.program, choose, _checks_passes()), self.signature)
+            first = [traced.lower() for traced in self.redistributions]
+            lowered = Lowered(run_passes(self.program, choose, _checks_passes()), self.signature, first)
             if not (self.mesh.is_abstract and is_large(lowered.program)):
                 _ = lowered.schedules
         return lowered
@@ -134,14 +143,17 @@ class Lowered(_Scheduled):
     def compile(self) -> Compiled:
         """Make it executable on this process's devices."""
         require_devices(self.mesh)
-        return Compiled(self.program, self.signature, self.schedules)
+        return Compiled(self.program, self.signature, self.schedules, self.redistributions)
 
 
 class Compiled(_Scheduled):
     """An executable program: call it with arguments of the types it was compiled for."""
 
-    def __init__(self, program: Program, signature: Signature, schedules: Mapping[Equation, Schedule]):
-        super().__init__(program, signature)
+    def __init__(
+        self, program: Program, signature: Signature, schedules: Mapping[Equation, Schedule],
+        redistributions: Sequence[_Stage] = (),
+    ):  # fmt: skip
+        super().__init__(program, signature, redistributions)
         self.schedules = schedules
         ordered = group_collectives(program)
         if _checks_passes():
@@ -155,7 +167,7 @@ class Compiled(_Scheduled):
         self._run, self.group_calls = self._generated.run, self._generated.functions
         self._check_replicas: Callable[[Sequence[Any]], None] | None = None
         if os.environ.get("FUNCCOLL_DEBUG", "").lower() == "detail" and signature.in_layouts:
-            self._check_replicas = backend.compare_replicas(mesh, signature.in_layouts, self._argument)
+            self._check_replicas = backend.compare_replicas(mesh, signature.in_layouts, signature.argument)
         self._single = signature.out_tree.is_leaf()
         self._layouts = signature.in_layouts
         self._kinds = [Array] * len(signature.out_layouts)
@@ -182,30 +194,50 @@ class Compiled(_Scheduled):
                 )
         return self.execute(leaves)
 
-    def _argument(self, i: int) -> str:
-        return f"{path_name('args', self.signature.in_tree, i)} of {self.signature.name}"
-
     def execute(self, leaves: Sequence[Any]) -> Any:
         """Run on flat arguments that are known to fit."""
         inputs = []
         for leaf, layout in zip(leaves, self._layouts, strict=True):
             if type(leaf) is Array:
-                same = leaf.layout.same(layout)
-                inputs.append(leaf.take_copies() if same else layout.split(np.asarray(leaf)))
+                if leaf.layout.same(layout):
+                    inputs.append(leaf.take_copies())
+                elif leaf.sharding.mesh == layout.sharding.mesh:
+                    return self._execute_redistributed(leaves)
+                else:
+                    inputs.append(layout.split(np.asarray(leaf)))
             else:
                 native = type(leaf) is np.ndarray and leaf.dtype is layout.dtype
                 inputs.append(layout.split(leaf if native else to_numpy(leaf)))
         if self._check_replicas is not None:
             self._check_replicas(inputs)
         if self._donates:  # last: a call that is refused leaves donated Arrays their data
-            for leaf, donated in zip(leaves, self.signature.donated, strict=True):
-                if donated and type(leaf) is Array and not leaf.is_deleted():
-                    leaf.take_copies(delete=True)
+            self._delete_donated(leaves)
         try:
             return self._wrap(self._run(*inputs))
         except BaseException as error:
             self._generated.note_exception(error)
             raise
+
+    def _delete_donated(self, leaves: Sequence[Any]) -> None:
+        for leaf, donated in zip(leaves, self.signature.donated, strict=True):
+            if donated and type(leaf) is Array and not leaf.is_deleted():
+                leaf.take_copies(delete=True)
+
+    def _execute_redistributed(self, leaves: Sequence[Any]) -> Any:
+        """Run on flat arguments of which some are redistributed first, each by a program of its own."""
+        moved, complete = list(leaves), None
+        try:
+            for i, given, source in self.signature.redistributed(leaves):
+                first = redistribution(given, self._layouts[i], source)
+                moved[i] = first.execute((leaves[i],))
+                complete = first
+            result = self.execute(moved)
+        except BaseException as error:
+            if complete is not None:  # it communicated: a retry does not fit what the others do
+                complete._generated.note_exception(error, complete=True)
+            raise
+        self._delete_donated(leaves)
+        return result
 
     def takes_as_they_are(self, leaves: Sequence[Any]) -> bool:
         """True when all arguments are Arrays of the expected layouts, and none is donated."""
@@ -231,3 +263,24 @@ class Compiled(_Scheduled):
         for array, layout, copies in zip(made, layouts, outputs, strict=True):
             array.layout, array._copies = layout, copies
         return self.signature.out_tree.unflatten(made)
+
+
+def _trace_redistribution(given: ArrayLayout, wanted: ArrayLayout, source: Source | None) -> TracedFunction:
+    """The program from an Array of one layout to one of another layout on the same mesh."""
+    old, new = given.sharding, wanted.sharding
+    with at_source(source):
+        program, _ = stage(
+            lambda x: [reshard(x, old, new)], [given.type], axis_sizes=new.mesh.shape, label="redistribute"
+        )
+    leaf = optree.treespec_leaf()
+    arguments = optree.treespec_tuple([leaf])
+    return TracedFunction(program, Signature("redistribute", new.mesh, arguments, (given,), leaf, (wanted,), (False,)))
+
+
+@functools.lru_cache(maxsize=256)
+def redistribution(given: ArrayLayout, wanted: ArrayLayout, source: Source | None) -> Compiled:
+    """The compiled program from an Array of one layout to one of another layout; `source` is the user's line.
+
+    The line is part of the key because a rank that waits in a collective is reported with it.
+    """
+    return _trace_redistribution(given, wanted, source).lower().compile()

@@ -66,10 +66,11 @@ class GeneratedProgram:
     _calls_before: Mapping[int, int]
     """By the line of the function that calls them, how many of `functions` were called before it."""
 
-    def note_exception(self, error: BaseException) -> None:
-        """Tell the backend how far the program was when this exception left it."""
+    def note_exception(self, error: BaseException, complete: bool = False) -> None:
+        """Tell the backend how far the program was when this exception left it; it may come after a complete run, too."""
         if self.functions:
-            self._backend.note_exception(self.functions, *self._progress(error), error)
+            done, inside = (len(self.functions), False) if complete else self._progress(error)
+            self._backend.note_exception(self.functions, done, inside, error)
 
     def _progress(self, error: BaseException) -> tuple[int, bool]:
         """The number of complete calls, and whether the exception comes from the next one.

@@ -1,0 +1,112 @@
+"""Resharding inside a program: the collectives that take a value from one partition spec to another.
+
+Each dimension has its mesh axes in a row, the outermost first. A step changes the end of such rows: own_slice adds axes
+over which the value does not vary, all_gather takes axes away, all_to_all moves them from one dimension to another. A
+permute brings the blocks into another order, where each device's block keeps its shape.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ..collectives import all_gather, all_to_all, own_slice, permute
+from ..mesh import Mesh, Sharding
+
+__all__ = ["reshard"]
+
+Axes = tuple[str, ...]
+Rows = list[Axes]
+"""For each dimension its mesh axes."""
+
+
+def reshard(x: Any, old: Sharding, new: Sharding) -> Any:
+    """One device's block of a value split as `new`, from its block of the value split as `old`, on the same mesh.
+
+    Gathers, which move most, come where nothing else is possible, and then only of the axes that must go.
+    """
+    mesh = old.mesh
+    rows, goal = ([s.dim_axes(d) for d in range(x.ndim)] for s in (old, new))
+    while rows != goal:
+        then = goal if _blocks_have_one_shape(rows, goal, mesh) else _leaving_last(rows, goal)
+        if then != rows:
+            axes, pairs = _permutation(rows, then, mesh)
+            x, rows = permute(x, axes, pairs=pairs), then
+        elif (found := next(_arrivals(rows, goal), None)) is not None:
+            axes, source, to = found
+            if source is None:
+                x = own_slice(x, axes, dim=to)
+            else:
+                x = all_to_all(x, axes, split_dim=to, concat_dim=source)
+                rows[source] = rows[source][: -len(axes)]
+            rows[to] += axes
+        else:
+            dim, axes = _gathered(rows, goal)
+            x = all_gather(x, axes, dim=dim)
+            rows[dim] = rows[dim][: -len(axes)]
+    return x
+
+
+def _blocks_have_one_shape(rows: Rows, goal: Rows, mesh: Mesh) -> bool:
+    """True where blocks need only change places: the axes are the same, and each dimension is cut as finely as before."""
+    same_axes = {a for row in rows for a in row} == {a for row in goal for a in row}
+    return same_axes and all(_size(row, mesh) == _size(wanted, mesh) for row, wanted in zip(rows, goal, strict=True))
+
+
+def _size(axes: Axes, mesh: Mesh) -> int:
+    return math.prod(mesh.shape[a] for a in axes)
+
+
+def _leaving_last(rows: Rows, goal: Rows) -> Rows:
+    """The rows with the axes that stay in front of those that leave, where steps can take them away."""
+    return [tuple(sorted(row, key=lambda a, wanted=wanted: a not in wanted)) for row, wanted in zip(rows, goal, strict=True)]
+
+
+def _permutation(rows: Rows, then: Rows, mesh: Mesh) -> tuple[Axes, list[tuple[int, int]]]:
+    """The axes and the pairs of the permute from `rows` to `then`."""
+    changed = [d for d, row in enumerate(rows) if row != then[d]]
+    axes = tuple(a for d in changed for a in rows[d])
+
+    def blocks(state: Rows) -> list[tuple[int, ...]]:
+        """For each position along `axes`, the block that is there: its number along each changed dimension."""
+        return [tuple(_number(state[d], coordinates, mesh) for d in changed) for coordinates in mesh.walk(axes)]
+
+    holder = {block: position for position, block in enumerate(blocks(rows))}
+    return axes, [(holder[block], position) for position, block in enumerate(blocks(then))]
+
+
+def _number(axes: Axes, coordinates: Mapping[str, int], mesh: Mesh) -> int:
+    number = 0
+    for axis in axes:
+        number = number * mesh.shape[axis] + coordinates[axis]
+    return number
+
+
+def _arrivals(rows: Rows, goal: Rows) -> Iterator[tuple[Axes, int | None, int]]:
+    """Steps that bring axes to a dimension that wants them: (axes, the dimension that they leave or None, the dimension).
+
+    Only a dimension that no axis has to leave takes new ones: so its blocks are never cut finer than at the end. Those
+    come first that arrive in their final order, and several axes at once before one.
+    """
+    used = {a for row in rows for a in row}
+    ready = [d for d, row in enumerate(rows) if set(row) < set(goal[d])]
+    for d in sorted(ready, key=lambda d: rows[d] != goal[d][: len(rows[d])]):
+        missing = tuple(a for a in goal[d] if a not in rows[d])
+        runs = [missing[i:j] for i in range(len(missing)) for j in range(len(missing), i, -1)]
+        for axes in runs:
+            if used.isdisjoint(axes):
+                yield axes, None, d
+            yield from ((axes, source, d) for source, row in enumerate(rows) if row[-len(axes) :] == axes)
+
+
+def _gathered(rows: Rows, goal: Rows) -> tuple[int, Axes]:
+    """A dimension, and the axes at its end to gather: those that no dimension wants, else one that stands in a cycle."""
+    wanted = {a for row in goal for a in row}
+    leaving = [d for d, row in enumerate(rows) if not set(row) <= set(goal[d])]
+    for d in leaving:
+        row = rows[d]
+        first = next((i for i in range(len(row)) if wanted.isdisjoint(row[i:])), len(row))
+        if first < len(row):
+            return d, row[first:]
+    return leaving[0], rows[leaving[0]][-1:]

@@ -1,0 +1,50 @@
+"""Signature: the arguments and results of a compiled function, without its program."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import optree
+
+from ..arrays.array import Array
+from ..arrays.array_layout import ArrayLayout, layout_of
+from ..errors import Source, current_source
+from ..mesh import Mesh, Sharding
+from .arguments import path_name
+
+__all__ = ["Signature"]
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Structure, layouts and donation of a compiled function's arguments, structure and layouts of its results."""
+
+    name: str
+    mesh: Mesh
+    in_tree: optree.PyTreeSpec
+    in_layouts: tuple[ArrayLayout, ...]
+    out_tree: optree.PyTreeSpec
+    out_layouts: tuple[ArrayLayout, ...]
+    donated: tuple[bool, ...]
+
+    def argument(self, i: int) -> str:
+        """The name of the i-th argument in messages."""
+        return f"{path_name('args', self.in_tree, i)} of {self.name}"
+
+    def redistributed(self, leaves: Sequence[Any]) -> list[tuple[int, ArrayLayout, Source | None]]:
+        """The Arrays among flat arguments that are split over the mesh in another way than the function takes them.
+
+        For each its position, its layout, and the user's line with a note of what is redistributed, where there is a line.
+        """
+        found = []
+        for i, (leaf, layout) in enumerate(zip(leaves, self.in_layouts, strict=True)):
+            if type(leaf) is Array and leaf.sharding.mesh == self.mesh and leaf.sharding != layout.sharding:
+                leaf.take_copies()  # raises for a donated Array
+                # On this function's mesh: an equal one may have communicators of its own.
+                given = layout_of(layout.shape, layout.dtype, Sharding(self.mesh, leaf.sharding.spec))
+                line = current_source()
+                note = f"{self.argument(i)}: {given.sharding.spec!r} -> {layout.sharding.spec!r}"
+                found.append((i, given, line and Source(line.file, line.line, note)))
+        return found
