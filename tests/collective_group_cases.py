@@ -213,6 +213,23 @@ def detail(differs: bool) -> str:
     return ""
 
 
+def detail_of_values() -> str:
+    """What FUNCCOLL_DEBUG=detail says of a NumPy argument that a spec splits, of which each rank keeps its part."""
+    rank, n = fc.rank(), fc.world_size()
+    mesh = fc.make_mesh({"d": n})
+    step = jitted(lambda x, y: fc.all_reduce((x * y).sum(), "d"), mesh, (P("d"), P("d")))
+    x, own = np.arange(4.0 * n), np.full(4 * n, float(rank))
+    assert float(step(x, fc.from_local(own[:4], mesh, P("d")))) == sum(i * x[4 * i : 4 * i + 4].sum() for i in range(n))
+    placed = fc.device_put(x, mesh, P("d"))
+    for y in (x, placed, placed if rank else x):  # equal values, of some ranks or of all
+        assert float(step(x, y)) == (x * x).sum()
+    try:
+        step(x, own)
+    except fc.errors.ShardingError as error:
+        return str(error)
+    return ""
+
+
 def late(folder: Path) -> str:
     """Rank 1 does not come; the timeout is an argument."""
     fc.init(timeout=0.5)

@@ -47,8 +47,8 @@ def moves(axes: dict[str, int], seed: int, count: int) -> None:
                 assert mine.local.tobytes() == theirs.local.tobytes(), (old, new)
 
 
-def arguments() -> list[str]:
-    """Arguments that are redistributed and given up, listed, of another mesh; the message of the last."""
+def arguments() -> tuple[str, str, str]:
+    """Arguments that are redistributed and given up: their table, what is said of one of another mesh, and of a retry."""
     n = fc.world_size()
     mesh, x = fc.make_mesh({"i": n}), np.arange(4.0 * n)
     step = fc.jit(lambda x, y: x + y.sum(), mesh=mesh, in_specs=P(), out_specs=P(), donate_argnums=0)
@@ -63,8 +63,8 @@ def arguments() -> list[str]:
     try:
         step(x, other)
     except fc.errors.MeshError as error:
-        return [table, str(error)]
-    return [table, ""]
+        return table, str(error), retried()
+    return table, "", ""
 
 
 class Late:

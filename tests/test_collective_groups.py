@@ -49,6 +49,13 @@ def test_detail_compares_what_is_claimed_to_be_equal(monkeypatch):
         assert "must be equal along 'd', and ranks 0 and 1 hold different values" in text
 
 
+def test_detail_compares_values_that_are_taken_as_global(monkeypatch):
+    monkeypatch.setenv("FUNCCOLL_DEBUG", "detail")
+    for text in fc.launch(cases.detail_of_values, 2):
+        assert "args[1] of <lambda> is not an Array, so it is taken as the global value" in text
+        assert "ranks 0 and 1 passed different values" in text and "fc.from_local(x, mesh, P('d'))" in text
+
+
 def test_the_timeout_is_an_argument(tmp_path):
     told = fc.launch(cases.late, 2, tmp_path)
     assert re.match(r"CollectiveTimeout: rank 0 waited [\d.]+ s in all_reduce", told[0])

@@ -118,7 +118,7 @@ def test_donated_arguments_of_other_layouts():
 
 
 @pytest.mark.parametrize(("axes", "count"), [
-    ({"a": 2, "b": 2}, 12),
+    ({"a": 2, "b": 2}, 8),
     *(pytest.param(axes, 60, marks=pytest.mark.slow) for axes in (
         {"a": 2}, {"a": 3}, {"a": 2, "b": 2}, {"a": 2, "b": 1, "c": 2},
     )),
@@ -128,12 +128,9 @@ def test_processes(axes, count):
 
 
 def test_arguments_in_processes():
-    for table, error in fc.launch(cases.arguments, 2):
+    for table, other_mesh, retry in fc.launch(cases.arguments, 2):
         assert "all_gather" in table and "args[1] of <lambda>: P('i') -> P()" in table
-        assert "fc.process_allgather(arr)" in error  # of another mesh
-
-
-def test_a_retry_of_what_followed_a_redistribution_is_refused():
-    for text in fc.launch(cases.retried, 2):
-        assert text.startswith("ProgramMismatch: rank 0 left a program after a collective of it by an exception, and went on")
-        assert "not yet at redistribute_cases.py" in text and "args[0] of <lambda>: P('i') -> P()" in text
+        assert "fc.process_allgather(arr)" in other_mesh
+        # The retry begins with the redistribution, which the other rank has done.
+        assert retry.startswith("ProgramMismatch: rank 0 left a program after a collective of it by an exception, and went on")
+        assert "not yet at redistribute_cases.py" in retry and "args[0] of <lambda>: P('i') -> P()" in retry

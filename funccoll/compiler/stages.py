@@ -20,6 +20,7 @@ from ..mesh import Mesh
 from ..passes import run_passes
 from ..passes.buffers import plan_buffers
 from ..passes.group_collectives import group_collectives
+from ..runtime.backend import ArgumentCheck
 from ..runtime.codegen import compile_program, require_devices
 from ..runtime.job.world import backend_of
 from ..tracing.trace import stage
@@ -165,7 +166,7 @@ class Compiled(_Scheduled):
         """The backend's functions that it calls, in order: for benchmarks and tests."""
         self._generated = compile_program(ordered, mesh, buffers, schedules, backend)
         self._run, self.group_calls = self._generated.run, self._generated.functions
-        self._check_replicas: Callable[[Sequence[Any]], None] | None = None
+        self._check_replicas: ArgumentCheck | None = None
         if os.environ.get("FUNCCOLL_DEBUG", "").lower() == "detail" and signature.in_layouts:
             self._check_replicas = backend.compare_replicas(mesh, signature.in_layouts, signature.argument)
         self._single = signature.out_tree.is_leaf()
@@ -209,7 +210,7 @@ class Compiled(_Scheduled):
                 native = type(leaf) is np.ndarray and leaf.dtype is layout.dtype
                 inputs.append(layout.split(leaf if native else to_numpy(leaf)))
         if self._check_replicas is not None:
-            self._check_replicas(inputs)
+            self._check_replicas(inputs, [None if type(leaf) is Array else to_numpy(leaf) for leaf in leaves])
         if self._donates:  # last: a call that is refused leaves donated Arrays their data
             self._delete_donated(leaves)
         try:

@@ -19,11 +19,14 @@ from ..mesh import Mesh, Sharding
 if TYPE_CHECKING:
     from ..schedules.schedule import Schedule
 
-__all__ = ["Backend", "Copies", "GroupCall", "JobBackend", "choose_job_backend", "load_backend"]
+__all__ = ["ArgumentCheck", "Backend", "Copies", "GroupCall", "JobBackend", "choose_job_backend", "load_backend"]
 
 Copies = Any
 """The values that a process holds of a variable: one array where there is one, else a list in the order of
 `mesh.copy_coordinates`."""
+
+ArgumentCheck = Callable[[Sequence[Any], Sequence[np.ndarray | None]], None]
+"""A check of a call's arguments, from this process's blocks of them, and the global values of those that are not Arrays."""
 
 _MODULES = {"local": "local.collectives", "shm": "shm.shm_backend"}  # planned: mpi, nccl, cuda
 
@@ -74,8 +77,8 @@ class Backend(Protocol):
 
     def compare_replicas(
         self, mesh: Mesh, layouts: Sequence[ArrayLayout], name: Callable[[int], str]
-    ) -> Callable[[Sequence[Any]], None] | None:
-        """Return a check of a call's arguments: it raises ShardingError where blocks that must be equal differ.
+    ) -> ArgumentCheck | None:
+        """Return a check of a call's arguments: it raises ShardingError where two that must be equal differ.
 
         `name` names the i-th argument. None where a value that is equal on all devices is held once.
         """

@@ -15,7 +15,7 @@ from ...arrays.array_layout import ArrayLayout
 from ...errors import FunccollError, RendezvousError, current_source
 from ...ir import Equation
 from ...mesh import Mesh, Sharding
-from ..backend import GroupCall
+from ..backend import ArgumentCheck, GroupCall
 from .heap import HEADER, Heap, create, largest_arena
 
 if TYPE_CHECKING:
@@ -155,15 +155,15 @@ class MeshBackend:
 
     def compare_replicas(
         self, mesh: Mesh, layouts: Sequence[ArrayLayout], name: Callable[[int], str]
-    ) -> Callable[[Sequence[Any]], None]:
+    ) -> ArgumentCheck:
         """See `Backend`. Each call costs a hash of all arguments, and one collective."""
         from .values import replica_check
 
         check = replica_check(mesh, layouts, name, self.job.communicators, self.number)
 
-        def check_noting(blocks: Sequence[Any]) -> None:
+        def check_noting(blocks: Sequence[Any], values: Sequence[np.ndarray | None]) -> None:
             with self._noting("FUNCCOLL_DEBUG=detail"):
-                check(blocks)
+                check(blocks, values)
 
         return check_noting
 

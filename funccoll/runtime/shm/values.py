@@ -1,4 +1,4 @@
-"""Values of Arrays across processes: gathered whole, and, with FUNCCOLL_DEBUG=detail, compared where they must be equal."""
+"""Values across processes: Arrays gathered whole, and, with FUNCCOLL_DEBUG=detail, arguments that must be equal compared."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from ...arrays.array_layout import ArrayLayout
 from ...errors import ShardingError
 from ...mesh import Mesh, Sharding
 from ...schedules.schedule import build
+from ..backend import ArgumentCheck
 from .collective_group import CollectiveGroup, GroupedCollective, Operand
 from .communicators import Communicators
 
 __all__ = ["gather_whole", "replica_check"]
 
 _HASH = np.dtype(np.uint64)
+_NO_VALUE = 0
+"""In place of a hash, where an argument is an Array: this process has no global value of it. `_hash` never gives it."""
 _KNOWN = 64
 """The most shapes for which the collectives that gather them are kept."""
 
@@ -46,35 +49,55 @@ def gather_whole(
 def replica_check(
     mesh: Mesh, layouts: Sequence[ArrayLayout], name: Callable[[int], str], communicators: Communicators,
     number: int,
-) -> Callable[[Sequence[Any]], None]:
-    """A function of this process's blocks that raises ShardingError, on all processes, when two that must be equal differ.
+) -> ArgumentCheck:
+    """A check of this process's arguments that raises ShardingError, on all processes, when two that must be equal differ.
 
-    Blocks must be equal along the axes of the mesh that their specs do not name. `name` names the i-th argument.
+    Blocks must be equal along the axes of the mesh that their specs do not name, and global values on all processes. `name`
+    names the i-th argument.
     """
     count, size = len(layouts), mesh.size
-    operand = Operand((count,), (count * size,), _HASH, argument=0)
+    operand = Operand((2 * count,), (2 * count * size,), _HASH, argument=0)
     call = GroupedCollective(mesh.axis_names, build("all_gather", size), "sum", (operand,), "FUNCCOLL_DEBUG=detail")
     gather = CollectiveGroup(communicators, mesh, number, [call])
+    split = [bool(layout.sharding.varying) for layout in layouts]  # of the others, the block is the global value
 
-    def check(blocks: Sequence[Any]) -> None:
-        mine = np.array([_hash(block) for block in blocks], _HASH)
-        table = gather(mine)[0].reshape(size, count)
+    def check(blocks: Sequence[Any], values: Sequence[np.ndarray | None]) -> None:
+        wholes = [_hash(v) if v is not None and cut else _NO_VALUE for v, cut in zip(values, split, strict=True)]
+        mine = np.array([*map(_hash, blocks), *wholes], _HASH)
+        rows = gather(mine)[0].reshape(size, 2 * count).T.tolist()  # of each argument: the hashes of all ranks
         for i, layout in enumerate(layouts):
-            first: dict[tuple[int, ...], int] = {}
-            for device in range(size):
-                coordinates = mesh.coordinates(device)
-                key = tuple(coordinates[a] for a in mesh.axis_names if a in layout.sharding.varying)
-                other = first.setdefault(key, device)
-                if table[other, i] != table[device, i]:
-                    axes = ", ".join(repr(a) for a in mesh.axis_names if a not in layout.sharding.varying)
-                    raise ShardingError(
-                        f"{name(i)} has the spec {layout.sharding.spec!r}, so it must be equal along {axes}, and ranks {other} "
-                        f"and {device} hold different values. Make it from the same data and the same random seed, "
-                        "broadcast it from one rank, or name the axis in its spec."
-                    )
+            spec, of_blocks, of_values = layout.sharding.spec, rows[i], rows[count + i]
+            if found := _different(of_values, [None if h == _NO_VALUE else () for h in of_values]):
+                raise ShardingError(
+                    f"{name(i)} is not an Array, so it is taken as the global value, of which each rank gets its part by "
+                    f"{spec!r}; ranks {found[0]} and {found[1]} passed different values. Pass the same on all ranks, or each "
+                    f"rank's own block as fc.from_local(x, mesh, {spec!r})."
+                )
+            if found := _different(of_blocks, [_coordinates(mesh, layout, rank) for rank in range(size)]):
+                axes = ", ".join(repr(a) for a in mesh.axis_names if a not in layout.sharding.varying)
+                raise ShardingError(
+                    f"{name(i)} has the spec {spec!r}, so it must be equal along {axes}, and ranks {found[0]} "
+                    f"and {found[1]} hold different values. Make it from the same data and the same random seed, "
+                    "broadcast it from one rank, or name the axis in its spec."
+                )
 
     return check
 
 
+def _coordinates(mesh: Mesh, layout: ArrayLayout, rank: int) -> tuple[int, ...]:
+    """The place of a rank along the axes that split an argument."""
+    coordinates = mesh.coordinates(rank)
+    return tuple(coordinates[a] for a in mesh.axis_names if a in layout.sharding.varying)
+
+
+def _different(hashes: Sequence[int], keys: Sequence[tuple | None]) -> tuple[int, int] | None:
+    """Two ranks of one key with different hashes, if there are any; a rank whose key is None is not compared."""
+    first: dict[tuple, int] = {}
+    for rank, key in enumerate(keys):
+        if key is not None and hashes[first.setdefault(key, rank)] != hashes[rank]:
+            return first[key], rank
+    return None
+
+
 def _hash(block: Any) -> int:
-    return int.from_bytes(hashlib.blake2b(np.asarray(block).tobytes(), digest_size=8).digest(), "little")
+    return int.from_bytes(hashlib.blake2b(np.asarray(block).tobytes(), digest_size=8).digest(), "little") or 1
