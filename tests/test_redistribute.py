@@ -128,9 +128,12 @@ def test_processes(axes, count):
 
 
 def test_arguments_in_processes():
-    for table, other_mesh, retry in fc.launch(cases.arguments, 2):
+    for table, told, retry in fc.launch(cases.arguments, 2):
         assert "all_gather" in table and "args[1] of <lambda>: P('i') -> P()" in table
-        assert "fc.process_allgather(arr)" in other_mesh
+        assert len(told) == 2  # an argument of another mesh, and one of device_put
+        for text in told:
+            assert text.startswith("this process holds one block of the Array f64[8], split as P('j') over 2 processes.")
+            assert "fc.redistribute(arr, spec)" in text and "fc.process_allgather(arr)" in text
         # The retry begins with the redistribution, which the other rank has done.
         assert retry.startswith("ProgramMismatch: rank 0 left a program after a collective of it by an exception, and went on")
         assert "not yet at redistribute_cases.py" in retry and "args[0] of <lambda>: P('i') -> P()" in retry

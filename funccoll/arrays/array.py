@@ -8,7 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DeletedArrayError, DTypeError, InPlaceError, MeshError, MissingMethodError, ShapeError, TraceError
+from ..errors import (
+    DeletedArrayError,
+    DTypeError,
+    FunccollError,
+    InPlaceError,
+    MeshError,
+    MissingMethodError,
+    ShapeError,
+    TraceError,
+)
 from ..ir import Traced, as_array, refuse_mask
 from ..mesh import Sharding
 from ..types import bfloat16, check_dtype, dtype_name
@@ -143,8 +152,8 @@ class Array(metaclass=_ArrayMeta):
         if self.is_one_of_several_blocks:
             raise MeshError(
                 f"this process holds one block of the Array {dtype_name(self.dtype)}{list(self.shape)}, split as "
-                f"{self.sharding.spec!r} over {self.sharding.mesh.size} processes. Use arr.local for the block, or "
-                "fc.process_allgather(arr), which all processes must call, for the whole."
+                f"{self.sharding.spec!r} over {self.sharding.mesh.size} processes. Use arr.local for the block, or, on all "
+                "processes, fc.redistribute(arr, spec) to split it in another way, or fc.process_allgather(arr) for the whole."
             )
         if len(copies) == 1:
             whole = _read_only(copies[0])
@@ -316,6 +325,8 @@ def to_numpy(x: Any, what: str = "x") -> np.ndarray:
         x = np.from_dlpack(x)
     try:
         array = np.asarray(x)
+    except FunccollError:  # an Array's own reason
+        raise
     except ValueError as error:  # nested lists of different lengths
         raise ShapeError(f"{what} is not an array: {error}") from None
     if array.dtype == object and isinstance(x, int):

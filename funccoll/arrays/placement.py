@@ -34,9 +34,10 @@ def _concrete_mesh(sharding: Sharding) -> Sharding:
 def device_put(x: Any, mesh: Mesh | Sharding, spec: P | None = None) -> Array:
     """Put a global value onto a mesh: `device_put(x, mesh, P("data"))`; without a spec, whole on every device.
 
-    `x` is a NumPy array, an Array (which is resharded), a number, or anything with `__array__`,
-    `__array_interface__` or `__dlpack__`; it is copied. For a pytree of arrays use `fc.tree.map`. Raises ShardingError
-    when a dimension does not divide.
+    `x` is a NumPy array, an Array that this process holds whole, a number, or anything with `__array__`,
+    `__array_interface__` or `__dlpack__`; it is copied. `fc.redistribute` changes the spec of an Array by collectives, in
+    a job too. For a pytree of arrays use `fc.tree.map`. Raises ShardingError when a dimension does not divide, MeshError
+    for an Array of which other processes hold a part.
     """
     sharding = _concrete_mesh(_sharding(mesh, spec))
     if isinstance(x, dict):
