@@ -82,17 +82,21 @@ class Late:
 
 
 def retried() -> str:
-    """Rank 0 calls a step again that failed after an argument was redistributed, when the others have gone on."""
-    mesh = fc.make_mesh({"i": fc.world_size()})
-    step = fc.jit(lambda x, y: x.sum() + y, mesh=mesh, in_specs=P(), out_specs=P())
+    """Rank 0 calls a step like one that failed after its arguments were redistributed, when the others have gone on.
+
+    The first argument is redistributed over another axis than the second one, which the new call does not have.
+    """
+    mesh = fc.make_mesh({"i": fc.world_size(), "j": 1})
+    both = fc.jit(lambda x, z, y: x.sum() + z.sum() + y, mesh=mesh, in_specs=P(), out_specs=P())
+    one = fc.jit(lambda x, y: x.sum() + y, mesh=mesh, in_specs=P(), out_specs=P())
     late, x = Late(), np.arange(2.0 * fc.world_size())
     try:
         for k in range(2):
             given = fc.device_put(x + k, mesh, P("i"))
             try:
-                step(given, late)
+                both(given, fc.device_put(x, mesh, P("j")), late)
             except ValueError:
-                step(given, late)
+                one(given, late)
     except fc.FunccollError as error:
         return f"{type(error).__name__}: {error}"
     return "nothing"

@@ -134,6 +134,6 @@ def test_arguments_in_processes():
         for text in told:
             assert text.startswith("this process holds one block of the Array f64[8], split as P('j') over 2 processes.")
             assert "fc.redistribute(arr, spec)" in text and "fc.process_allgather(arr)" in text
-        # The retry begins with the redistribution, which the other rank has done.
+        # What rank 0 calls then begins with a redistribution that the other rank has done.
         assert retry.startswith("ProgramMismatch: rank 0 left a program after a collective of it by an exception, and went on")
         assert "not yet at redistribute_cases.py" in retry and "args[0] of <lambda>: P('i') -> P()" in retry

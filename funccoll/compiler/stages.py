@@ -226,16 +226,16 @@ class Compiled(_Scheduled):
 
     def _execute_redistributed(self, leaves: Sequence[Any]) -> Any:
         """Run on flat arguments of which some are redistributed first, each by a program of its own."""
-        moved, complete = list(leaves), None
+        moved, complete = list(leaves), []
         try:
             for i, given, source in self.signature.redistributed(leaves):
                 first = redistribution(given, self._layouts[i], source)
                 moved[i] = first.execute((leaves[i],))
-                complete = first
+                complete.append(first)
             result = self.execute(moved)
-        except BaseException as error:
-            if complete is not None:  # it communicated: a retry does not fit what the others do
-                complete._generated.note_exception(error, complete=True)
+        except BaseException as error:  # a retry would begin with them, and the others go on from here
+            for first in complete:
+                first._generated.note_exception(error, complete=True)
             raise
         self._delete_donated(leaves)
         return result
