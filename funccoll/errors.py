@@ -69,6 +69,11 @@ class Source:
         name = "cell" if os.path.basename(folder).startswith("ipykernel_") else name
         return f"{name}:{self.line} ({self.function})"
 
+    @property
+    def as_note(self) -> str:
+        """The last line of an error's text, with the whole path: `  at /home/me/train.py:12 in loss_fn`."""
+        return f"  at {self.file}:{self.line} in {self.function}"
+
 
 def _is_users(filename: str) -> bool:
     verdict = _VERDICTS.get(filename)
@@ -135,8 +140,7 @@ class FunccollError(Exception):
 
     def __init__(self, message: str, source: Source | None = None):
         self.source = source if source is not None else current_source()
-        at = f"\n  at {self.source.file}:{self.source.line} in {self.source.function}" if self.source else ""
-        super().__init__(message + at)
+        super().__init__(f"{message}\n{self.source.as_note}" if self.source else message)
 
     def __reduce__(self) -> Any:
         return _restore, (type(self), self.args[0], self.source, getattr(self, "rank", None))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import MeshError
+from ..errors import MeshError, Source
 from ..ir import Atom, Equation, Literal, Program, Var
 from ..mesh import Mesh, copy_coordinates
 from ..passes.buffers import Buffers
@@ -65,12 +65,30 @@ class GeneratedProgram:
     _code: Any
     _calls_before: Mapping[int, int]
     """By the line of the function that calls them, how many of `functions` were called before it."""
+    _sources: Mapping[Any, Sequence[Source | None]]
+    """The user's lines of each segment, by its code: one for each line after the head."""
 
     def note_exception(self, error: BaseException, complete: bool = False) -> None:
-        """Tell the backend how far the program was when this exception left it; it may come after a complete run, too."""
+        """Add the user's line to an exception of compute, and tell the backend how far the program was when it left.
+
+        It may come after a `complete` run, too.
+        """
+        source = self._source(error)
+        if source is not None:
+            error.add_note(source.as_note)
         if self.functions:
             done, inside = (len(self.functions), False) if complete else self._progress(error)
             self._backend.note_exception(self.functions, done, inside, error)
+
+    def _source(self, error: BaseException) -> Source | None:
+        """The user's line whose computation raised; None where the exception does not come from a segment."""
+        trace = error.__traceback__
+        while trace is not None:
+            sources = self._sources.get(trace.tb_frame.f_code, ())
+            if 0 <= trace.tb_lineno - 2 < len(sources):  # the head, before them, and the return, after them, are not the user's
+                return sources[trace.tb_lineno - 2]
+            trace = trace.tb_next
+        return None
 
     def _progress(self, error: BaseException) -> tuple[int, bool]:
         """The number of complete calls, and whether the exception comes from the next one.
@@ -99,13 +117,13 @@ def compile_program(
     run = builder.build()
     functions = [call.function for call in builder.calls]
     if run in functions:
-        return GeneratedProgram(run, functions, backend, None, {})
+        return GeneratedProgram(run, functions, backend, None, {}, {})
     quiet = _QUIET()
 
     def execute(*copies: Copies) -> Sequence[Copies]:
         return quiet.copy().run(run, *copies)
 
-    return GeneratedProgram(execute, functions, backend, run.__code__, builder.calls_before)
+    return GeneratedProgram(execute, functions, backend, run.__code__, builder.calls_before, builder.sources)
 
 
 class _Names:
@@ -139,6 +157,8 @@ class _Builder:
         self.calls: list[GroupCall] = []
         self.calls_before: dict[int, int] = {}
         """By line of the driver, the number of calls before it."""
+        self.sources: dict[Any, list[Source | None]] = {}
+        """By code of a segment, the user's line of each of its equations."""
 
     def _readers(self) -> dict[Var, set[Equation | None]]:
         readers: dict[Var, set[Equation | None]] = {}
@@ -278,6 +298,7 @@ class _Builder:
         body = "\n    ".join([*lines, f"return {returned}"])
         source = f"def {function}({', '.join(arguments)}):\n    {body}\n"
         exec(compile(source, f"<funccoll {function}>", "exec"), self.names.namespace)
+        self.sources[self.names.namespace[function].__code__] = [eqn.source for eqn in equations]
         self.steps.append(([self.call_segment(function, arguments, returned, len(results), count)], reads))
 
     def argument(self, atom: Var, varying: frozenset[str]) -> tuple[str, bool]:
