@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from ..mesh import Sharding
 from ..types import bfloat16, check_dtype, dtype_name
 from .array_layout import ArrayLayout
 
-__all__ = ["Array", "to_numpy"]
+__all__ = ["Array", "shape_and_dtype", "to_numpy"]
 
 
 class _ArrayMeta(type):
@@ -321,14 +321,19 @@ def to_numpy(x: Any, what: str = "x") -> np.ndarray:
             "it as it is; device_put and from_local are for values outside."
         )
     refuse_mask(x, what)
-    if not hasattr(x, "__array__") and not hasattr(x, "__array_interface__") and hasattr(x, "__dlpack__"):
-        x = np.from_dlpack(x)
     try:
+        if not hasattr(x, "__array__") and not hasattr(x, "__array_interface__") and hasattr(x, "__dlpack__"):
+            x = np.from_dlpack(x)
         array = np.asarray(x)
     except FunccollError:  # an Array's own reason
         raise
     except ValueError as error:  # nested lists of different lengths
         raise ShapeError(f"{what} is not an array: {error}") from None
+    except (TypeError, RuntimeError, BufferError) as error:  # a tensor on a GPU, or one that records gradients
+        raise TraceError(
+            f"{what} is a {type(x).__module__}.{type(x).__qualname__} that NumPy cannot read: {str(error).rstrip('.')}. "
+            "Pass an array in host memory; for a torch tensor that is x.detach().cpu(), with .float() where it is bfloat16."
+        ) from error
     if array.dtype == object and isinstance(x, int):
         raise DTypeError(f"{what} is {x}, which does not fit into 64 bits. Pass a float, or split it.")
     if array.dtype == object and not isinstance(x, np.ndarray):
@@ -338,3 +343,19 @@ def to_numpy(x: Any, what: str = "x") -> np.ndarray:
         )
     check_dtype(array.dtype, what)
     return as_array(array)
+
+
+def shape_and_dtype(x: Any, what: Callable[[], str]) -> tuple[tuple[int, ...], np.dtype]:
+    """The global shape and native dtype of an argument; nothing else is read of what has a dtype of NumPy's.
+
+    `what` gives its name in messages. Raises DTypeError for an unsupported dtype, and TraceError for what is not an array.
+    """
+    try:
+        shape, dtype = tuple(x.shape), np.dtype(x.dtype)
+    except (AttributeError, TypeError):  # a number, a list, or a tensor with dtypes of its own
+        array = to_numpy(x, what())
+        return array.shape, array.dtype
+    try:
+        return shape, check_dtype(dtype)
+    except DTypeError:  # again, with the argument's name
+        return shape, check_dtype(dtype, what())

@@ -16,16 +16,15 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 import numpy as np
 import optree
 
-from ..arrays.array import Array, to_numpy
+from ..arrays.array import Array, shape_and_dtype
 from ..arrays.array_layout import layout_of
-from ..errors import DTypeError, OutSpecsError, ShardingError, TraceError, user_frames
+from ..errors import OutSpecsError, ShardingError, TraceError, user_frames
 from ..ir import Traced, current_interpreter
 from ..mesh import Mesh, Sharding
 from ..ops.elementwise import scalar_type
 from ..primitives.collectives.varying import pvary
 from ..tracing.trace import flatten_outputs, stage, value_type
 from ..tracing.tracer import check_alive
-from ..types import check_dtype
 from .arguments import Arguments, Options, Static, broadcast_specs, check_specs, path_name
 from .choose_schedules import check_algorithms
 from .signature import Signature
@@ -179,14 +178,8 @@ class Jitted(Generic[Params, R]):
         )
 
     def _leaf_type(self, leaf: Any, treedef: optree.PyTreeSpec, position: int, static: Static) -> _LeafType:
-        weak = scalar_type(leaf)
-        if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
-            leaf = to_numpy(leaf, self._arguments.describe(treedef, position, static))
-        try:
-            dtype = check_dtype(np.dtype(leaf.dtype))
-        except DTypeError:  # again, with the argument's name
-            dtype = check_dtype(np.dtype(leaf.dtype), self._arguments.describe(treedef, position, static))
-        return tuple(leaf.shape), dtype, weak
+        shape, dtype = shape_and_dtype(leaf, lambda: self._arguments.describe(treedef, position, static))
+        return shape, dtype, scalar_type(leaf)
 
     # ------------------------------------------------------------ stages
 

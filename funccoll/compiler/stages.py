@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import optree
 
-from ..arrays.array import Array, to_numpy
+from ..arrays.array import Array, shape_and_dtype, to_numpy
 from ..arrays.array_layout import ArrayLayout
 from ..errors import PytreeError, ShapeError, Source, at_source, user_frames
 from ..ir import Equation, Program
@@ -185,12 +185,11 @@ class Compiled(_Scheduled):
                 "(* is an array). Call the jitted function itself, which compiles anew where it has to."
             )
         for i, (leaf, layout) in enumerate(zip(leaves, signature.in_layouts, strict=True)):
-            what = path_name("args", treedef, i)
-            leaf = leaf if hasattr(leaf, "dtype") else to_numpy(leaf, what)
-            shape, dtype = np.shape(leaf), check_dtype(leaf.dtype, what)
+            what = functools.partial(path_name, "args", treedef, i)
+            shape, dtype = shape_and_dtype(leaf, what)
             if shape != layout.shape or dtype != layout.dtype:
                 raise ShapeError(
-                    f"{what} of {signature.name} is {dtype}{list(shape)}, and it was compiled for "
+                    f"{what()} of {signature.name} is {dtype}{list(shape)}, and it was compiled for "
                     f"{layout.dtype}{list(layout.shape)}."
                 )
         return self.execute(leaves)
