@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from . import errors, nn, random, tree
 from ._version import __version__
 from .arrays.array import Array
-from .arrays.placement import device_put, from_local
+from .arrays.placement import asarray, device_put, from_local
 from .autodiff.custom_rules import custom_vjp, grad_hook, stop_gradient
 from .autodiff.reverse import grad, value_and_grad, vjp
 from .collectives import (
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 __all__ = [
     # meshes and arrays
     "make_mesh", "abstract_mesh", "Mesh", "P", "Sharding", "Array", "ArrayType", "bfloat16",
-    "device_put", "from_local", "redistribute", "process_allgather", "launch", "init", "finalize", "rank",
+    "asarray", "device_put", "from_local", "redistribute", "process_allgather", "launch", "init", "finalize", "rank",
     "world_size",
     # functions
     "jit", "clear_caches", "grad", "value_and_grad", "vjp", "custom_vjp", "grad_hook", "stop_gradient", "data_parallel", "at",

@@ -20,6 +20,8 @@ from ..errors import (
 )
 from ..ir import Traced, as_array, refuse_mask
 from ..mesh import Sharding
+from ..ops.indexing import getitem_traced
+from ..ops.registry import has_traced
 from ..types import bfloat16, check_dtype, dtype_name
 from .array_layout import ArrayLayout
 
@@ -208,8 +210,8 @@ class Array(metaclass=_ArrayMeta):
     def __iter__(self) -> Any:
         return iter(np.asarray(self))
 
-    def __getitem__(self, index: Any) -> np.ndarray:
-        return np.asarray(self)[index]
+    def __getitem__(self, index: Any) -> Any:
+        return getitem_traced(self, index) if has_traced(index) else np.asarray(self)[index]
 
     def __setitem__(self, index: Any, value: Any) -> None:
         raise InPlaceError("an Array never changes. Use x = fc.at(np.asarray(x))[index].set(value), or a jitted function.")

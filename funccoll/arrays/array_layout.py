@@ -11,7 +11,10 @@ import numpy as np
 from ..mesh import Mesh, Sharding, copy_coordinates
 from ..types import ArrayType
 
-__all__ = ["ArrayLayout", "layout_of", "new_block"]
+__all__ = ["NO_MESH", "ArrayLayout", "layout_of", "new_block"]
+
+NO_MESH = Mesh({}, (0,))
+"""The mesh of what is not split: of functions that are jitted without a mesh, and of `fc.asarray`."""
 
 
 def new_block(mesh: Mesh, value: np.ndarray) -> np.ndarray:

@@ -1,15 +1,22 @@
-"""Placement of values on meshes: device_put, from_local."""
+"""Values as Arrays: device_put, from_local; asarray, without a mesh."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from ..errors import MeshError, ShapeError, ShardingError, TraceError
-from ..mesh import Mesh, P, Sharding
-from .array import Array, to_numpy
-from .array_layout import layout_of, new_block
+import numpy as np
 
-__all__ = ["device_put", "from_local"]
+from ..errors import DTypeError, MeshError, ShapeError, ShardingError, TraceError
+from ..ir import current_interpreter
+from ..mesh import Mesh, P, Sharding
+from ..ops.elementwise import astype, scalar_type
+from ..ops.registry import as_operand, has_traced
+from ..tracing.trace import Trace
+from ..types import check_dtype
+from .array import Array, to_numpy
+from .array_layout import NO_MESH, layout_of, new_block
+
+__all__ = ["asarray", "device_put", "from_local"]
 
 
 def _sharding(mesh: Mesh | Sharding, spec: P | None) -> Sharding:
@@ -90,3 +97,34 @@ def from_local(x: Any, mesh: Mesh | Sharding, spec: P | None = None) -> Array:
                 "their values differ. Name the axis along which they differ in the spec."
             )
     return Array(layout, copies if len(copies) > 1 else copies[0])
+
+
+def asarray(x: Any, dtype: Any = None) -> Any:
+    """`x` as an array that a traced index may choose from: `fc.asarray(table)[i]`, where `table[i]` cannot be traced.
+
+    `x` is anything that `device_put` takes, or a list of such values, or of traced ones. Inside a traced function the result
+    is a traced array of the same shape, equal on all devices, and a snapshot of `x`; a traced `x` is returned as it is. Outside
+    it is an Array on no mesh, which may be made once and used in many traced functions; an Array is returned as it is. With a
+    `dtype` the elements are converted; without, a Python scalar stays weak, as in `jnp.asarray`. Raises DTypeError for a dtype
+    that funccoll does not support, TraceError for what is not an array.
+    """
+    if dtype is not None:
+        try:
+            dtype = check_dtype(np.dtype(dtype), "asarray: dtype")
+        except TypeError as error:
+            if isinstance(error, DTypeError):
+                raise
+            raise DTypeError(f"asarray: dtype={dtype!r} is not an element type: use np.float32, fc.bfloat16, ...") from None
+    if has_traced(x):
+        x = as_operand(x)
+        return x if dtype is None else astype(x, dtype)
+    trace = current_interpreter()
+    if isinstance(x, Array) and not isinstance(trace, Trace) and (dtype is None or dtype == x.dtype):
+        return x
+    value = to_numpy(x, "asarray: x")
+    weak = scalar_type(x) if dtype is None else None
+    if dtype is not None:
+        value = x = value.astype(dtype, copy=False)
+    if isinstance(trace, Trace):
+        return trace.constant(value, x, weak)
+    return Array(layout_of(value.shape, value.dtype, Sharding(NO_MESH, P()), weak), new_block(NO_MESH, value))

@@ -17,7 +17,7 @@ import numpy as np
 import optree
 
 from ..arrays.array import Array, shape_and_dtype
-from ..arrays.array_layout import layout_of
+from ..arrays.array_layout import NO_MESH, layout_of
 from ..errors import OutSpecsError, ShardingError, TraceError, user_frames
 from ..ir import Traced, current_interpreter
 from ..mesh import Mesh, Sharding
@@ -44,7 +44,6 @@ CACHE_SIZE = 512
 """The most programs that one jitted function keeps compiled."""
 
 _JITTED: weakref.WeakSet[Jitted] = weakref.WeakSet()
-_NO_MESH = Mesh({}, (0,))
 _ARRAYS = {Array, np.ndarray}
 _NUMBERS = frozenset((int, float, complex))
 _LAYOUT = operator.attrgetter("layout")
@@ -166,7 +165,7 @@ class Jitted(Generic[Params, R]):
             check_specs(specs, self.mesh, what, self._name)
 
     def _inside_trace(self, args: tuple, kwargs: dict[str, Any], leaves: Sequence[Any]) -> Any:
-        if self.mesh is _NO_MESH:
+        if self.mesh is NO_MESH:
             return self.fn(*args, **kwargs)  # inlined: there is nothing to shard
         for leaf in leaves:
             check_alive(leaf)
@@ -382,7 +381,7 @@ def jit(
         both = set(options.static_argnums) & set(options.donate_argnums)
         if both:
             raise TraceError(f"fc.jit: argument(s) {sorted(both)} are both static and donated.")
-        jitted = Jitted(f, _NO_MESH if mesh is None else mesh, in_specs, out_specs, options)
+        jitted = Jitted(f, NO_MESH if mesh is None else mesh, in_specs, out_specs, options)
         jitted.check_options()
         return jitted
 

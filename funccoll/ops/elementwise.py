@@ -14,7 +14,7 @@ from ..ir import Traced, bind
 from ..primitives.elementwise import UFUNCS, convert_p, imag_p, real_p, resolve, where_p
 from ..primitives.linalg import matmul_p
 from ..types import bfloat16, check_dtype, is_inexact
-from .registry import as_operand, as_traceable, dims, implements, near, refuse_out
+from .registry import as_operand, as_traceable, dims, implements, instead, refuse_out
 
 __all__ = ["apply_ufunc", "astype", "call_ufunc", "promote"]
 
@@ -119,7 +119,7 @@ def call_ufunc(ufunc: np.ufunc, method: str, inputs: Sequence[Any], kwargs: Mapp
     primitive = UFUNCS.get(ufunc)
     if primitive is None:
         name = f"np.{ufunc.__name__}" if getattr(np, ufunc.__name__, None) is ufunc else f"the ufunc {ufunc.__name__}"
-        ours = "Use fc.nn.erf." if ufunc.__name__ == "erf" else near(ufunc.__name__)
+        ours = "Use fc.nn.erf." if ufunc.__name__ == "erf" else instead(ufunc.__name__)
         raise UnsupportedError(f"{name} cannot be traced by funccoll. {ours}")
     return _bind_weakly(primitive, operands, promote(ufunc, operands, kwargs.get("dtype")))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -13,8 +12,8 @@ from ..ir import Traced, as_array
 from ..primitives.elementwise import UFUNCS
 
 __all__ = [
-    "FUNCTIONS", "as_operand", "call_function", "dims", "implements", "near", "normalize_dim", "refuse_out",
-    "supported_functions",
+    "FUNCTIONS", "INSTEAD", "as_operand", "call_function", "dims", "has_traced", "implements", "instead", "normalize_dim",
+    "refuse_out", "supported_functions",
 ]  # fmt: skip
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -44,15 +43,46 @@ def qualified_name(function: Callable[..., Any]) -> str:
     return f"{getattr(function, '__module__', 'numpy')}.{function.__name__}".replace("numpy", "np", 1)
 
 
-def near(name: str) -> str:
-    """A sentence with supported names similar to `name`, or where to look."""
-    names = {full.rpartition(".")[2]: full for full in supported_functions()}
-    # A supported name inside `name` is a better match than common letters: np.sum for np.nansum.
-    parts = sorted((n for n in names if len(n) > 2 and n in name), key=lambda n: (-len(n), n))
-    close = list(dict.fromkeys([*parts, *difflib.get_close_matches(name, sorted(names), n=3, cutoff=0.6)]))[:3]
-    if not close:
-        return "fc.supported_functions() lists what can be traced."
-    return f"Supported, with a similar name: {', '.join(names[n] for n in close)}."
+INSTEAD = {
+    "allclose": "np.all(np.isclose(x, y))",
+    "angle": "np.arctan2(x.imag, x.real)",
+    "append": "np.concatenate([x, y])",
+    "array_equal": "np.all(x == y)",
+    "bincount": "np.sum(x[:, None] == np.arange(n), axis=0)",
+    "column_stack": "np.stack([x, y], axis=1)",
+    "cumulative_sum": "np.cumsum(x)",
+    "diff": "x[1:] - x[:-1]",
+    "dsplit": "np.split(x, n, axis=2)",
+    "fliplr": "np.flip(x, 1)",
+    "flipud": "np.flip(x, 0)",
+    "hsplit": "np.split(x, n, axis=1)",
+    "iscomplex": "x.imag != 0",
+    "isin": "np.any(x[:, None] == y, axis=1)",
+    "isneginf": "x == -np.inf",
+    "isposinf": "x == np.inf",
+    "isreal": "x.imag == 0",
+    "nanmax": "np.max(np.where(np.isnan(x), -np.inf, x))",
+    "nanmean": "np.sum(np.where(np.isnan(x), 0, x)) / np.sum(~np.isnan(x))",
+    "nanmin": "np.min(np.where(np.isnan(x), np.inf, x))",
+    "nanprod": "np.prod(np.where(np.isnan(x), 1, x))",
+    "nansum": "np.sum(np.where(np.isnan(x), 0, x))",
+    "rot90": "np.flip(x.T, 0)",
+    "searchsorted": "np.sum(x[:, None] < y, axis=0)",
+    "trapezoid": "np.sum((x[1:] + x[:-1]) / 2)",
+    "unstack": "tuple(x)",
+    "vecdot": "np.sum(np.conj(x) * y, axis=-1)",
+    "vsplit": "np.split(x, n, axis=0)",
+}
+"""Expressions that compute the same as NumPy functions that are not traced, for their plainest calls; n is a static number.
+
+A name is here for its meaning: functions that are only spelled alike mislead (np.tile for np.quantile).
+"""
+
+
+def instead(name: str) -> str:
+    """A sentence that says what to write in place of a NumPy function, or where to look."""
+    expression = INSTEAD.get(name)
+    return "fc.supported_functions() lists what can be traced." if expression is None else f"Write {expression} in its place."
 
 
 _SHAPE_FROM_VALUES = {np.nonzero, np.flatnonzero, np.argwhere, np.unique, np.compress, np.extract, np.trim_zeros}
@@ -60,7 +90,7 @@ _IN_PLACE = {np.fill_diagonal, np.put, np.put_along_axis, np.place, np.putmask, 
 
 
 def call_function(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """`__array_function__` of a tracer: call the table's entry; raises an error with similar names if there is none."""
+    """`__array_function__` of a tracer: call the table's entry; raises an error that says what to write if there is none."""
     implementation = FUNCTIONS.get(function)
     name = qualified_name(function)
     if implementation is None:
@@ -74,7 +104,7 @@ def call_function(function: Callable[..., Any], args: Sequence[Any], kwargs: Map
                 f"{name} writes into its argument, and traced values never change. Use x = fc.at(x)[index].set(v)."
             )
         raise UnsupportedError(
-            f"{name} cannot be traced by funccoll. {near(function.__name__)} If its argument does not depend on the "
+            f"{name} cannot be traced by funccoll. {instead(function.__name__)} If its argument does not depend on the "
             "traced inputs, compute it outside the traced function."
         )
     if kwargs.get("out") is not None:
@@ -111,7 +141,7 @@ def as_operand(x: Any) -> Any:
     """A tracer or Python scalar as it is, anything else as an array of a supported dtype."""
     if isinstance(x, Traced) or type(x) in (int, float, complex, bool):
         return x
-    if isinstance(x, (list, tuple)) and _has_traced(x):
+    if isinstance(x, (list, tuple)) and has_traced(x):
         return np.stack([as_operand(v) if isinstance(v, Traced) else np.asarray(as_operand(v)) for v in x])
     return as_array(x)
 
@@ -122,10 +152,11 @@ def as_traceable(x: Any) -> Any:
     return x if isinstance(x, Traced) else np.asarray(x)
 
 
-def _has_traced(x: Any) -> bool:
-    if isinstance(x, (list, tuple)):
-        return any(map(_has_traced, x))
-    return isinstance(x, Traced)
+def has_traced(x: Any) -> bool:
+    """True for a tracer, for a slice with a traced bound, and for lists and tuples that hold one."""
+    if isinstance(x, slice):
+        return has_traced((x.start, x.stop, x.step))
+    return any(map(has_traced, x)) if isinstance(x, (list, tuple)) else isinstance(x, Traced)
 
 
 def normalize_dim(axis: Any, ndim: int, what: str = "axis") -> int:

@@ -77,6 +77,10 @@ class Trace:
             self._captured.append(known[:2])
         return known[0]
 
+    def constant(self, value: np.ndarray, owner: Any, weak: type | None) -> Tracer:
+        """A concrete value as a traced array, equal on all devices; `owner` and `weak` are as for `capture` and `Tracer`."""
+        return Tracer(self, self.capture(value, owner), current_source(), weak)
+
     def _unify(self, atoms: Sequence[Atom], source: Source | None) -> Sequence[Atom]:
         """Make operands vary over the same axes; each value is widened once."""
         first: frozenset[str] | None = None

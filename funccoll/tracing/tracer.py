@@ -13,7 +13,7 @@ from ..ir import Traced, Var, leaked
 from ..ops import call_function
 from ..ops.elementwise import apply_ufunc, astype, call_ufunc
 from ..ops.indexing import getitem
-from ..ops.registry import as_operand, near
+from ..ops.registry import as_operand, instead
 from ..types import is_inexact
 
 if TYPE_CHECKING:
@@ -79,9 +79,9 @@ _REMEDY = {
     "bool() (Python if, while, and, or, not, assert)": "Choose with np.where(condition, a, b), or decide on something "
     "that is known while tracing (a shape, a static argument).",
     "index() (range, a Python index)": "Pass the number as a static argument: fc.jit(..., static_argnums=...); to choose "
-    "one of several values, use np.take(np.stack(values), i, axis=0).",
+    "one of several values, use fc.asarray(values)[i].",
     "__array__ (np.asarray, or a library that is not traced)": "Use np.* functions on the traced array itself: np.stack "
-    "in place of np.array([...]), x = fc.at(x)[i].set(v) in place of assigning into a NumPy array, np.take(a, i, axis=0) "
+    "in place of np.array([...]), x = fc.at(x)[i].set(v) in place of assigning into a NumPy array, fc.asarray(a)[i] "
     "in place of a[i] for a NumPy array a, x.astype(dtype) in place of np.float32(x); leave out np.asarray(x).",
 }
 
@@ -192,7 +192,7 @@ class Tracer(Traced):
                 "array, or x = fc.at(x)[index].set(value)."
             )
         if hasattr(np.ndarray, name):
-            raise MissingMethodError(f"the array attribute .{name} cannot be traced by funccoll. {near(name)}")
+            raise MissingMethodError(f"the array attribute .{name} cannot be traced by funccoll. {instead(name)}")
         raise AttributeError(f"a traced array has no attribute {name!r}.")
 
     # ------------------------------------------------------------ operators
