@@ -23,7 +23,7 @@ import numpy as np
 import optree
 
 from .errors import MeshError, ScheduleError, ShapeError, TraceError, UnsupportedError
-from .ir import Primitive, bind, current_interpreter
+from .ir import bind, current_interpreter
 from .mesh import normalize_axes
 from .ops.registry import as_traceable
 from .primitives import collectives as c
@@ -113,12 +113,50 @@ def _check_array(name: str, leaf: Any) -> None:
         )
 
 
-def _communicate(primitive: Primitive, x: Any, axes: tuple[str, ...], algorithm: str | None, **params: Any) -> Any:
+def _communicate(
+    primitive: c.CollectivePrimitive, x: Any, axes: tuple[str, ...], algorithm: str | None, **params: Any
+) -> Any:
     algorithm = _algorithm(primitive.name, algorithm)
     leaves, rebuild = _leaves(primitive.name, x)
     if not leaves:
         return x
-    return rebuild(bind(primitive, *leaves, axes=axes, size=varying.axis_size(axes), algorithm=algorithm, **params))
+
+    def apply(values: Sequence[Any], axes: tuple[str, ...], params: dict[str, Any]) -> Any:
+        return bind(primitive, *values, axes=axes, size=varying.axis_size(axes), algorithm=algorithm, **params)
+
+    rule = primitive.of_copies(**params)
+    if rule == "widened":
+        leaves = [_widened(leaf, axes) for leaf in leaves]
+    if rule != "left out":
+        return rebuild(apply(leaves, axes, params))
+    along: dict[tuple[str, ...], list[int]] = {}
+    for i, leaf in enumerate(leaves):
+        along.setdefault(tuple(a for a in axes if a in value_type(leaf).varying), []).append(i)
+    for kept, positions in along.items():
+        values = [leaves[i] for i in positions]
+        if kept:
+            values = apply(values, kept, _along(kept, axes, params))
+        else:  # the operands are the result; their dtypes are checked as always
+            types = [value_type(value).vary(axes) for value in values]
+            primitive.infer(*types, axes=axes, size=varying.axis_size(axes), algorithm=algorithm, **params)
+        for i, value in zip(positions, values, strict=True):
+            leaves[i] = value
+    return rebuild(leaves)
+
+
+def _along(kept: tuple[str, ...], axes: tuple[str, ...], params: dict[str, Any]) -> dict[str, Any]:
+    """The parameters of a call over `axes` as one over those that are kept: a root is a position along them."""
+    if "root" not in params or kept == axes:
+        return params
+    sizes = {a: varying.axis_size((a,)) for a in axes}
+    place = dict(zip(axes, np.unravel_index(params["root"], tuple(sizes.values())), strict=True))
+    root = np.ravel_multi_index([place[a] for a in kept], [sizes[a] for a in kept])
+    return {**params, "root": int(root)}
+
+
+def _widened(leaf: Any, axes: tuple[str, ...]) -> Any:
+    missing = tuple(a for a in axes if a not in value_type(leaf).varying)
+    return varying.pvary(leaf, missing) if missing else leaf
 
 
 def _algorithm(name: str, algorithm: str | None) -> str | None:
@@ -171,8 +209,10 @@ def all_reduce(x: Any, axis: Axes, *, op: str = "sum", algorithm: str | None = N
     NaN wins and -0 < +0.
     Gradient: sum gives the cotangent to every device, mean that divided by p; max and min give it to the winners,
     shared equally in a tie; prod gives the product of the others, correct with zeros.
-    Raises: VaryingError when `x` does not vary over `axis`; DTypeError for an op the dtype lacks; MeshError for an
-    unknown axis, and outside a traced function with a mesh; ScheduleError for an algorithm that does not exist.
+    An `x` that does not vary over `axis` is itself the mean, max, min, and, or: nothing is moved or rounded.
+    Raises: VaryingError for a sum, prod or xor of an `x` that does not vary over `axis`; DTypeError for an op the dtype
+    lacks; MeshError for an unknown axis, and outside a traced function with a mesh; ScheduleError for an algorithm that does
+    not exist.
     """
     axes = mesh_axes("all_reduce", axis)
     return _communicate(c.all_reduce_p, x, axes, algorithm, op=_op("all_reduce", op))
@@ -205,7 +245,8 @@ def reduce_scatter(x: Any, axis: Axes, *, dim: int = 0, op: str = "sum", algorit
 def all_to_all(x: Any, axis: Axes, *, split_dim: int, concat_dim: int, algorithm: str | None = None) -> Any:
     """Split `x` along `split_dim` into p blocks, send block j to device j, concatenate along `concat_dim`.
 
-    Returns shape with `split_dim` divided by p and `concat_dim` multiplied by p. Gradient: the reverse exchange.
+    Returns shape with `split_dim` divided by p and `concat_dim` multiplied by p, varying over `axis`; an `x` that does not
+    is widened first (`pvary`). Gradient: the reverse exchange.
     """
     axes = mesh_axes("all_to_all", axis)
     split = _dim("all_to_all", x, split_dim, what="split_dim")
@@ -218,7 +259,7 @@ def permute(x: Any, axis: Axes, *, pairs: Sequence[tuple[int, int]], algorithm: 
     """Send along `(source, destination)` pairs of positions on `axis`; a device that receives nothing gets zeros.
 
     A ring: `pairs=[(i, (i + 1) % n) for i in range(n)]`, with `n = fc.axis_size(axis)`. Sources are unique, and so
-    are destinations. Gradient: the pairs reversed.
+    are destinations. An `x` that does not vary over `axis` is widened first (`pvary`). Gradient: the pairs reversed.
     """
     axes = mesh_axes("permute", axis)
     size = varying.axis_size(axes)
@@ -241,7 +282,8 @@ def permute(x: Any, axis: Axes, *, pairs: Sequence[tuple[int, int]], algorithm: 
 def broadcast(x: Any, axis: Axes, *, root: int = 0, algorithm: str | None = None) -> Any:
     """Send the `x` of the device at position `root` along `axis` to every device.
 
-    Returns the shape of `x`, no longer varying over `axis`. Gradient: the cotangent on root, zeros elsewhere.
+    Returns the shape of `x`, no longer varying over `axis`; an `x` that does not vary over it is returned as it is.
+    Gradient: the cotangent on root, zeros elsewhere.
     """
     axes = mesh_axes("broadcast", axis)
     return _communicate(c.broadcast_p, x, axes, algorithm, root=_root("broadcast", root, axes))
@@ -300,12 +342,7 @@ def pvary(x: Any, axis: Axes) -> Any:
     """
     axes = mesh_axes("pvary", axis)
     leaves, rebuild = _leaves("pvary", x)
-
-    def widen(leaf: Any) -> Any:
-        new = tuple(a for a in axes if a not in value_type(leaf).varying)
-        return varying.pvary(leaf, new) if new else leaf
-
-    return rebuild(map(widen, leaves))
+    return rebuild(_widened(leaf, axes) for leaf in leaves)
 
 
 @_explains_words

@@ -274,3 +274,14 @@ def ensemble(b, w, x):
     best = b.all_reduce(b.np.max(y, axis=1), "model", op="max")
     worst = b.all_reduce(b.np.min(y, axis=1), "model", op="min")
     return b.all_reduce(b.np.sum(b.np.tanh(best - worst)), "data"), [best, worst]
+
+
+@program(LINE, whole(4, 3), Input((8, 3), ROWS))
+def equal_operands(b, w, x):
+    """Collectives of a value that is equal on all devices: some are the value, some move a copy of each device."""
+    same = b.all_reduce(w, "data", op="mean") + b.broadcast(w * w, "data", root=2)
+    best = b.all_reduce(b.np.max(w, axis=0), "data", op="max") - b.all_reduce(w[0], "data", op="min")
+    moved = b.permute(b.np.tanh(w), "data", pairs=[(0, 1), (1, 3)]) @ x.T
+    exchanged = b.all_to_all(w * 2, "data", split_dim=0, concat_dim=1)
+    loss = b.all_reduce(b.np.sum(moved**2) + b.np.sum(exchanged * x[0, 0]), "data")
+    return loss + b.np.sum(same * best), [same, best, moved, exchanged]

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..types import is_inexact
 
-__all__ = ["OPS", "Shards", "fold"]
+__all__ = ["OPS", "OPS_OF_COPIES", "Shards", "fold"]
 
 Shards = Sequence[np.ndarray]
 
@@ -48,6 +48,9 @@ OPS: dict[str, Callable[..., Any]] = {
     "xor": np.bitwise_xor,
 }
 """Reduction name -> the binary combine."""
+
+OPS_OF_COPIES = ("mean", "max", "min", "and", "or")
+"""The reductions which give a value again where all devices contribute that value; of the mean, but for its rounding."""
 
 _ROUNDING = ("sum", "mean", "prod")
 """The reductions whose results are rounded, in 16-bit floats as well; the others choose or count bits."""

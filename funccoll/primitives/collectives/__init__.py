@@ -21,14 +21,15 @@ from .barrier import barrier_p
 from .broadcast import broadcast_p
 from .gather import gather_p
 from .permute import permute_p
+from .record import CollectivePrimitive
 from .reduce import reduce_p
 from .reduce_scatter import reduce_scatter_p
 from .scatter import scatter_p
 from .varying import axis_index_p, own_slice_p, pvary_p
 
 __all__ = [
-    "COLLECTIVES", "all_gather_p", "all_reduce_p", "all_to_all_p", "axis_index_p", "barrier_p", "broadcast_p", "gather_p",
-    "own_slice_p", "permute_p", "pvary_p", "reduce_p", "reduce_scatter_p", "scatter_p",
+    "COLLECTIVES", "CollectivePrimitive", "all_gather_p", "all_reduce_p", "all_to_all_p", "axis_index_p", "barrier_p",
+    "broadcast_p", "gather_p", "own_slice_p", "permute_p", "pvary_p", "reduce_p", "reduce_scatter_p", "scatter_p",
 ]  # fmt: skip
 
 COLLECTIVES = (

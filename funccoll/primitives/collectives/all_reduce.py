@@ -14,9 +14,9 @@ import numpy as np
 
 from ...ir import bind, primitive_named
 from ...types import ArrayType
-from ..combining import Shards
+from ..combining import OPS_OF_COPIES, Shards
 from ..reductions import product_of_others
-from .record import Combine, Lowering, collective, in_axis_order
+from .record import Combine, Lowering, OfCopies, collective, in_axis_order
 from .rules import check_op, communicate
 from .varying import spread
 
@@ -61,4 +61,10 @@ def _lower(*, op: str) -> Lowering:
     return Lowering("all_reduce", op=op)
 
 
-all_reduce_p = collective("all_reduce", infer=_infer, reference=_reference, vjp=gradient_of_reduction, lower=_lower)
+def _of_copies(*, op: str) -> OfCopies:
+    return "left out" if op in OPS_OF_COPIES else "refused"
+
+
+all_reduce_p = collective(
+    "all_reduce", infer=_infer, reference=_reference, vjp=gradient_of_reduction, lower=_lower, of_copies=_of_copies
+)

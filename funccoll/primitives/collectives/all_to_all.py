@@ -15,7 +15,7 @@ from ...errors import ShapeError
 from ...ir import bind
 from ...types import ArrayType
 from ..combining import Shards
-from .record import Lowering, collective
+from .record import Lowering, collective, widened
 from .rules import blocks_of, require_divisible, resized, together
 
 __all__ = ["all_to_all_p"]
@@ -43,4 +43,4 @@ def _lower(*, split_dim: int, concat_dim: int) -> Lowering:
     return Lowering("all_to_all", cut_dim=split_dim, concat_dim=concat_dim)
 
 
-all_to_all_p = collective("all_to_all", infer=_infer, reference=_reference, vjp=_vjp, lower=_lower)
+all_to_all_p = collective("all_to_all", infer=_infer, reference=_reference, vjp=_vjp, lower=_lower, of_copies=widened)

@@ -14,7 +14,7 @@ import numpy as np
 from ...ir import bind, primitive_named
 from ...types import ArrayType
 from ..combining import Shards
-from .record import Lowering, collective
+from .record import Lowering, collective, left_out
 
 __all__ = ["broadcast_p"]
 
@@ -38,4 +38,4 @@ def _lower(*, root: int) -> Lowering:
     return Lowering("broadcast", root=root)
 
 
-broadcast_p = collective("broadcast", infer=_infer, reference=_reference, vjp=_vjp, lower=_lower)
+broadcast_p = collective("broadcast", infer=_infer, reference=_reference, vjp=_vjp, lower=_lower, of_copies=left_out)

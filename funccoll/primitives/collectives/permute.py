@@ -14,7 +14,7 @@ import numpy as np
 from ...ir import bind
 from ...types import ArrayType
 from ..combining import Shards
-from .record import Lowering, collective
+from .record import Lowering, collective, widened
 from .rules import together
 
 __all__ = ["permute_p"]
@@ -40,4 +40,4 @@ def _lower(*, pairs: tuple[tuple[int, int], ...]) -> Lowering:
     return Lowering("permute", pairs=pairs)
 
 
-permute_p = collective("permute", infer=_infer, reference=_reference, vjp=_vjp, lower=_lower)
+permute_p = collective("permute", infer=_infer, reference=_reference, vjp=_vjp, lower=_lower, of_copies=widened)

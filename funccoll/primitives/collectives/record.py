@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from ...errors import VaryingError
 from ...ir import Equation, Primitive
 from ...types import ArrayType
 from ..combining import Shards, fold
 
-__all__ = ["CollectivePrimitive", "Combine", "Lowering", "collective", "in_axis_order", "lowering"]
+__all__ = [
+    "CollectivePrimitive", "Combine", "Lowering", "OfCopies", "collective", "in_axis_order", "left_out", "lowering", "refused",
+    "widened",
+]  # fmt: skip
 
 Combine = Callable[[int, Shards, str], Any]
 """(place in the group that gets the result, every device's contribution in axis order, op) -> the reduction."""
@@ -52,6 +55,29 @@ class Lowering:
         return (*shape[: self.concat_dim], *(1,) * self.stack, *shape[self.concat_dim :])
 
 
+OfCopies = Literal["refused", "left out", "widened"]
+"""The rule of a call along an axis over which its operand is equal on all devices.
+
+refused: it would combine p copies, which is seldom meant. left out: the axis changes nothing, so that the call is one over the
+other axes, or the operand itself. widened: a pvary makes the operand vary first; each device sends a copy of its own.
+"""
+
+
+def refused(**params: Any) -> OfCopies:
+    """The rule of most collectives."""
+    return "refused"
+
+
+def left_out(**params: Any) -> OfCopies:
+    """The rule of a collective that gives each device a value that all of them have."""
+    return "left out"
+
+
+def widened(**params: Any) -> OfCopies:
+    """The rule of a collective that moves values between devices and combines none."""
+    return "widened"
+
+
 @dataclass(frozen=True, eq=False, slots=True, repr=False, kw_only=True)
 class CollectivePrimitive(Primitive):
     """A primitive that communicates.
@@ -62,11 +88,13 @@ class CollectivePrimitive(Primitive):
 
     lower: Callable[..., Lowering]
     """Maps the collective's own parameters to its lowering."""
+    of_copies: Callable[..., OfCopies] = refused
+    """Maps the collective's own parameters to what a call does along an axis over which its operand does not vary."""
 
 
 def collective(
     name: str, *, infer: Callable[..., ArrayType], reference: Callable[..., list[Any]], vjp: Callable[..., list[Any]],
-    lower: Callable[..., Lowering], gives_own_block: bool = False,
+    lower: Callable[..., Lowering], of_copies: Callable[..., OfCopies] = refused, gives_own_block: bool = False,
 ) -> CollectivePrimitive:  # fmt: skip
     """The record of a collective with operands, whose type rule `infer` takes one of them at a time.
 
@@ -78,7 +106,9 @@ def collective(
             _require_varying(name, x, axes, gives_own_block)
         return [infer(x, axes=axes, **params) for x in xs]
 
-    return CollectivePrimitive(name, infer_each, reference, vjp, multiple=True, kind="collective", lower=lower)
+    return CollectivePrimitive(
+        name, infer_each, reference, vjp, multiple=True, kind="collective", lower=lower, of_copies=of_copies
+    )
 
 
 def _require_varying(name: str, x: ArrayType, axes: Sequence[str], gives_own_block: bool) -> None:
