@@ -25,6 +25,7 @@ from .collectives import (
     reduce_scatter,
     scatter,
 )
+from .compiler.arguments import AUTO
 from .compiler.jit import clear_caches, jit
 from .compiler.redistribute import redistribute
 from .errors import FunccollError, PlannedError, PlannedNameError
@@ -45,8 +46,8 @@ __all__ = [
     "asarray", "device_put", "from_local", "redistribute", "process_allgather", "launch", "init", "finalize", "rank",
     "world_size",
     # functions
-    "jit", "clear_caches", "grad", "value_and_grad", "vjp", "custom_vjp", "grad_hook", "stop_gradient", "data_parallel", "at",
-    "supported_functions",
+    "jit", "AUTO", "clear_caches", "grad", "value_and_grad", "vjp", "custom_vjp", "grad_hook", "stop_gradient",
+    "data_parallel", "at", "supported_functions",
     # collectives
     "all_gather", "all_reduce", "all_to_all", "axis_index", "axis_size", "barrier", "broadcast", "gather",
     "own_slice", "permute", "pvary", "reduce", "reduce_scatter", "scatter",

@@ -11,10 +11,11 @@ from typing import Any
 
 import optree
 
+from ..arrays.array import Array
 from ..errors import PytreeError, ShardingError, TraceError
 from ..mesh import Mesh, P, Sharding
 
-__all__ = ["Arguments", "Options", "Static", "broadcast_specs", "check_specs", "path_name"]
+__all__ = ["AUTO", "Arguments", "Options", "Static", "broadcast_specs", "check_specs", "path_name"]
 
 Static = tuple[tuple[int | str, Any, Any], ...]
 """Static arguments: (position or name, what `distinct` says of the value, value)."""
@@ -40,6 +41,19 @@ class _Default:
         return id(self.value)
 
 
+class _Auto:
+    """The type of AUTO."""
+
+    def __repr__(self) -> str:
+        return "fc.AUTO"
+
+    def __reduce__(self) -> str:
+        return "AUTO"  # a copy, in a process too, is the same object
+
+
+AUTO = _Auto()
+"""In place of a spec of in_specs: an argument that is an Array is split as its own sharding says, anything else is whole."""
+
 _OF = {"in_specs": "arguments", "out_specs": "results"}
 
 
@@ -47,11 +61,11 @@ def _is_spec(x: Any) -> bool:
     return x is None or isinstance(x, P)
 
 
-def broadcast_specs(specs: Any, tree: Any, mesh: Mesh, what: str, name: str) -> list[Sharding]:
-    """One Sharding for each leaf of `tree`, from specs that are a pytree prefix of it (JAX's rule)."""
+def broadcast_specs(specs: Any, tree: Any, what: str, name: str) -> list[Any]:
+    """One spec (a P, or AUTO) for each leaf of `tree`, from specs that are a pytree prefix of it (JAX's rule)."""
     concrete = optree.tree_map(lambda s: P() if s is None else s, specs, is_leaf=_is_spec, none_is_leaf=True)
     try:
-        flat = optree.broadcast_prefix(concrete, tree, is_leaf=lambda x: isinstance(x, P))
+        return optree.broadcast_prefix(concrete, tree, is_leaf=lambda x: isinstance(x, P))
     except ValueError as error:
         # optree's reason comes first; what follows shows whole arrays.
         reason = re.split(r"; \w+: |, got ", str(error))[0]
@@ -60,12 +74,18 @@ def broadcast_specs(specs: Any, tree: Any, mesh: Mesh, what: str, name: str) -> 
             f"{str(optree.tree_structure(tree))[len('PyTreeSpec('):-1]} (* is an array). {reason}. Give one P for each array, "
             "or one P for a whole tuple, list or dict of them."
         ) from None
-    return [Sharding(mesh, s) for s in flat]
 
 
 def check_specs(specs: Any, mesh: Mesh, what: str, name: str) -> None:
     """Raise for a spec that fits no call: one that is not a `P`, or names an axis that the mesh does not have."""
     for spec in optree.tree_leaves(specs, is_leaf=_is_spec, none_is_leaf=True):
+        if spec is AUTO:
+            if what == "in_specs":
+                continue
+            raise ShardingError(
+                f"{what} of {name}: fc.AUTO is for arguments, which have a sharding. Say how a result's blocks make one array: "
+                'fc.P("axis"), or fc.P() where all devices have the same.'
+            )
         if not _is_spec(spec):
             example = f"fc.P({spec!r})" if isinstance(spec, str) else "fc.P('axis') or fc.P()"
             raise ShardingError(f"{what} of {name}: {spec!r} is not a partition spec; write {example}.")
@@ -93,6 +113,9 @@ class Arguments:
     def __init__(self, fn: Callable[..., Any], mesh: Mesh, in_specs: Any, options: Options):
         self.fn, self.mesh, self.in_specs, self.options = fn, mesh, in_specs, options
         self.name = getattr(fn, "__name__", type(fn).__name__)
+        specs = optree.tree_leaves(in_specs, is_leaf=_is_spec, none_is_leaf=True)
+        self.auto = any(spec is AUTO for spec in specs)
+        """True where arguments decide how they are split."""
 
     def check(self) -> None:
         """Raise for static or donated arguments that the function does not have."""
@@ -208,7 +231,27 @@ class Arguments:
                     f"in_specs of {self.name} has {len(specs)} entries, and it was called with {len(dynamic)} "
                     "argument(s) that are not static: give one spec (or pytree of specs) for each."
                 )
-        return broadcast_specs(specs, dynamic, self.mesh, "in_specs", self.name)
+        found = broadcast_specs(specs, dynamic, "in_specs", self.name)
+        if not self.auto:
+            return [Sharding(self.mesh, spec) for spec in found]
+        values: Any = dynamic
+        leaves, treedef = optree.tree_flatten(values)
+        return [
+            self._own_sharding(leaf, treedef, i, static) if spec is AUTO else Sharding(self.mesh, spec)
+            for i, (spec, leaf) in enumerate(zip(found, leaves, strict=True))
+        ]
+
+    def _own_sharding(self, leaf: Any, treedef: optree.PyTreeSpec, position: int, static: Static) -> Sharding:
+        """The sharding of an argument whose spec is AUTO."""
+        if type(leaf) is not Array or not leaf.sharding.spec.axes:
+            return Sharding(self.mesh, P())
+        if leaf.sharding.mesh != self.mesh:
+            raise ShardingError(
+                f"in_specs of {self.name}: fc.AUTO takes {self.describe(treedef, position, static)} as it is split, as "
+                f"{leaf.sharding.spec!r} over {leaf.sharding.mesh!r}, and {self.name} is jitted for {self.mesh!r}. "
+                "Give it a spec, or move it with fc.device_put."
+            )
+        return Sharding(self.mesh, leaf.sharding.spec)
 
     def describe(self, treedef: optree.PyTreeSpec, position: int, static: Static) -> str:
         """The name of one array of the arguments in messages: `batch['x'] of step`."""

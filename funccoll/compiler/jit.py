@@ -116,6 +116,8 @@ class Jitted(Generic[Params, R]):
             return self._inside_trace(args, kwargs, leaves)
         types = tuple(self._leaf_type(leaf, treedef, i, static) for i, leaf in enumerate(leaves))
         key = (treedef, types, static)
+        if self._arguments.auto:
+            key = (*key, tuple(leaf.sharding if type(leaf) is Array else None for leaf in leaves))
         compiled = self._cache.get(key)
         if compiled is None:
             compiled = self._trace(dynamic, static, treedef, types).lower().compile()
@@ -215,8 +217,8 @@ class Jitted(Generic[Params, R]):
             result = function(*positional, **keywords)
             values, tree = flatten_outputs(result, self._name)
             out["tree"] = tree
-            shardings = broadcast_specs(self.out_specs, tree.unflatten(values), self.mesh, "out_specs", self._name)
-            out["shardings"] = shardings
+            specs = broadcast_specs(self.out_specs, tree.unflatten(values), "out_specs", self._name)
+            out["shardings"] = shardings = [Sharding(self.mesh, spec) for spec in specs]
             out["weak"] = [scalar_type(v) for v in values]
             return [self._check_output(v, s, tree, i) for i, (v, s) in enumerate(zip(values, shardings, strict=True))]
 
@@ -353,8 +355,9 @@ def jit(
         fn: a pure function of arrays and pytrees of them, in NumPy and funccoll's collectives.
         mesh: from `make_mesh` (or `abstract_mesh`, to trace and lower only); without one, a single device.
         in_specs: how the global arguments are split: a tuple with an entry for each argument that is not static, or
-            one entry for all. An entry is a `P`, or a pytree prefix of them; `P()`, or None, is whole on every device. An
-            Array of the same mesh that is split in another way is redistributed first (`fc.redistribute`).
+            one entry for all. An entry is a `P`, or a pytree prefix of them; `P()`, or None, is whole on every device, and
+            `fc.AUTO` splits an argument that is an Array of this mesh as its own sharding says, and leaves others whole.
+            An Array of the same mesh that is split in another way is redistributed first (`fc.redistribute`).
         out_specs: the same for the result. An output may be claimed equal along an axis (the axis is not
             named) only when its type proves it.
         donate_argnums: arguments whose Arrays are given up; using them later raises.
@@ -362,8 +365,8 @@ def jit(
 
     Returns: a function with the same signature, from global values to `Array`s. `.trace(*args)` gives the typed
     program and runs nothing, `.lower(*args)` the optimised one (`.collectives()` lists what it communicates); `.fn` is
-    the plain function. It compiles once for each structure, shapes and dtypes of its arguments. Floating-point
-    exceptions are silent inside, as in JAX.
+    the plain function. It compiles once for each structure, shapes and dtypes of its arguments (with AUTO, shardings as
+    well). Floating-point exceptions are silent inside, as in JAX.
 
     Raises: ShardingError, OutSpecsError, PytreeError, TraceError; each names the argument, shapes and axes.
     """
