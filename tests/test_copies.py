@@ -64,7 +64,7 @@ def test_the_axes_that_a_value_varies_over_are_still_reduced(op):
     assert value_of(body, GRID, specs=P("data")).tobytes() == expected.tobytes()
 
 
-@pytest.mark.parametrize("root", range(6))
+@pytest.mark.parametrize("root", [pytest.param(i, marks=() if i == 4 else pytest.mark.slow) for i in range(6)])
 @pytest.mark.parametrize(("spec", "axes"), [(P("data"), BOTH), (P("model"), BOTH), (P("model"), ("model", "data"))])
 def test_the_root_of_a_broadcast_is_the_same_device(spec, axes, root):
     def body(x):

@@ -182,12 +182,13 @@ def test_unsupported_functions_say_what_to_write():
     wrong(UnsupportedError, lambda: run(lambda x: np.add.at(x, 0, 1)), "np.add.at")
     wrong(UnsupportedError, lambda: run(lambda x: np.add(x, 1, where=x > 0)), "np.add", "where")
     for function in (np.nonzero, np.unique, np.argwhere):
-        wrong(UnsupportedError, lambda: run(function), f"np.{function.__name__}", "depends on values")
+        remedy = "outside the traced function" if function is np.unique else "np.where(condition, x, y)"
+        wrong(UnsupportedError, lambda: run(function), f"np.{function.__name__}", "depends on values", remedy)
     wrong(InPlaceError, lambda: run(lambda x: np.fill_diagonal(np.outer(x, x), 0)), "np.fill_diagonal", "fc.at(x)[index].set")
     wrong(InPlaceError, lambda: run(lambda x: np.copyto(np.zeros(2), x)), "np.copyto", "fc.at(x)[index].set")
     wrong(UnsupportedError, lambda: run(lambda x: np.where(x > 0)), "depends on values", "np.where(condition, x, y)")
     wrong(UnsupportedError, lambda: run(lambda x: x[x > 0]), "mask", "np.where(mask, x, 0)")
-    wrong(UnsupportedError, lambda: run(lambda x: x[: x[0].astype(int)]), "slice", "np.take")
+    wrong(UnsupportedError, lambda: run(lambda x: x[: x[0].astype(int)]), "slice", "x[start + np.arange(size)]")
 
 
 def test_unsupported_methods():

@@ -75,8 +75,8 @@ def recipe_of(shape: tuple[int, ...], index: Any) -> tuple[Recipe, list[Any]]:
         if isinstance(item, slice):
             if any(isinstance(b, Traced) for b in (item.start, item.stop, item.step)):
                 raise UnsupportedError(
-                    "a slice with traced bounds has a size that depends on values. Use np.take(x, start + "
-                    "np.arange(size)) with a fixed size."
+                    "a slice with traced bounds has a size that depends on values. Use "
+                    "x[start + np.arange(size)] with a fixed size."
                 )
             # Bounds as Python ints: a recipe is hashable and prints the same everywhere.
             try:

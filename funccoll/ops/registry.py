@@ -85,7 +85,8 @@ def instead(name: str) -> str:
     return "fc.supported_functions() lists what can be traced." if expression is None else f"Write {expression} in its place."
 
 
-_SHAPE_FROM_VALUES = {np.nonzero, np.flatnonzero, np.argwhere, np.unique, np.compress, np.extract, np.trim_zeros}
+_CHOICES = {np.nonzero, np.flatnonzero, np.argwhere, np.compress, np.extract}
+_SHAPE_FROM_VALUES = {*_CHOICES, np.unique, np.trim_zeros}
 _IN_PLACE = {np.fill_diagonal, np.put, np.put_along_axis, np.place, np.putmask, np.copyto}
 
 
@@ -95,10 +96,9 @@ def call_function(function: Callable[..., Any], args: Sequence[Any], kwargs: Map
     name = qualified_name(function)
     if implementation is None:
         if function in _SHAPE_FROM_VALUES:
-            raise UnsupportedError(
-                f"{name} of a traced array has a shape that depends on values. Use np.where(condition, x, y), or a mask to "
-                "multiply by."
-            )
+            choose = "Use np.where(condition, x, y), or a mask to multiply by."
+            remedy = choose if function in _CHOICES else "Return the array, and compute it outside the traced function."
+            raise UnsupportedError(f"{name} of a traced array has a shape that depends on values. {remedy}")
         if function in _IN_PLACE:
             raise InPlaceError(
                 f"{name} writes into its argument, and traced values never change. Use x = fc.at(x)[index].set(v)."
