@@ -24,7 +24,6 @@ from ..runtime.backend import ArgumentCheck
 from ..runtime.codegen import compile_program, require_devices
 from ..runtime.job.world import backend_of
 from ..tracing.trace import stage
-from ..types import check_dtype
 from .arguments import path_name
 from .choose_schedules import choose, is_large, is_users, schedules_of
 from .report import CollectiveTable, cost_analysis
