@@ -35,8 +35,8 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("choose_algorithms",), ("group_collectives",), ("buffers",),
     ),
     "schedules": (
-        ("collective",), ("moves", "registry"), ("runs", "chunk_layout"), ("schedule",), ("library",), ("reference_memory",),
-        ("proof",), ("streams",), ("messages",), ("model",), ("draw", "export"),
+        ("collective",), ("moves", "registry"), ("columns", "runs", "chunk_layout"), ("schedule",), ("library",),
+        ("reference_memory",), ("proof",), ("streams",), ("messages",), ("model",), ("draw", "export"),
     ),
     "schedules.library": (("combinators",), ("trees",), ("all_reduce", "gathering", "all_to_all", "rooted", "other")),
     "schedules.proof": (("expressions",), ("symbolic",), ("prove",)),

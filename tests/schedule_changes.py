@@ -180,7 +180,7 @@ def change_streams(rng: random.Random, streams: Streams, kind: str) -> tuple[str
     if how.endswith("everywhere"):
         change = _change_all_ranks
     else:
-        change = {"wait": _change_wait, "swap": _swap, "place": _change_place, "part": _change_part}[name]
+        change = {"wait": _change_wait, "swap": _swap, "place": _change_place, "part": _change_part, "sources": _reorder}[name]
     what = change(rng, streams, rows, how)
     return None if what is None else (what, packed(streams, rows))
 
@@ -263,6 +263,18 @@ def _change_place(rng: random.Random, streams: Streams, rows: list[list[Instruct
     return f"instruction {i} of stream {s}: {how} {places.place(old)} becomes {places.place(side[k])}"
 
 
+def _reorder(rng: random.Random, streams: Streams, rows: list[list[Instruction]], how: str) -> str | None:
+    """Another order of the sources of one instruction: in sums of three and more other bits, and the same sum."""
+    found = [(s, i) for s, stream in enumerate(rows) for i, row in enumerate(stream) if len(set(row.src)) > 1]
+    if not found:
+        return None
+    s, i = rng.choice(found)
+    src, before = rows[s][i].src, list(rows[s][i].src)
+    while src == before:
+        rng.shuffle(src)
+    return f"instruction {i} of stream {s}: sources {before} become {src}"
+
+
 def _change_part(rng: random.Random, streams: Streams, rows: list[list[Instruction]], how: str) -> str | None:
     parts = streams.schedule.collective.parts
     found = [(s, i) for s, stream in enumerate(rows) for i, row in enumerate(stream) if row.opcode == Opcode.COMBINE]
@@ -276,5 +288,5 @@ def _change_part(rng: random.Random, streams: Streams, rows: list[list[Instructi
 
 STREAM_TYPES = (
     "wait drop", "wait by-one", "wait lower", "wait raise", "wait drop-edge", "wait drop everywhere", "wait lower everywhere",
-    "swap combines", "swap gate", "place destination", "place source", "part",
+    "swap combines", "swap gate", "place destination", "place source", "sources reorder", "part",
 )  # fmt: skip

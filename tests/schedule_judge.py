@@ -30,7 +30,10 @@ ELEMENTS = 32
 
 @dataclass(frozen=True)
 class Verdict:
-    """`harm` is "" for a harmless one, else "deadlock", "race", "caller" (it touches what is the caller's), "wrong", "bits"."""
+    """`harm` is "" for a harmless one, else "deadlock", "race", "caller" (it touches what is the caller's), "wrong".
+
+    Where only bits are wrong it is "bits" if ranks differ, "order" if all combine as the lowered schedule does not.
+    """
 
     harm: str
     detail: str = ""
@@ -122,36 +125,47 @@ def part_of(schedule: Schedule, codes: Any, of_scratch: np.ndarray) -> np.ndarra
 
 def judge_schedule(schedule: Schedule) -> Verdict:
     """Rounds one after the other; within a round in any order, which must make no difference."""
+    rounds = moves_of(schedule)
+    for number in sorted(rounds):
+        touched: set[int] = set()
+        written: set[int] = set()
+        for dst, src in rounds[number]:
+            if written & {*dst, *src} or touched & set(dst) or len(set(dst)) < len(dst):
+                return Verdict("race", f"round {number}")
+            touched |= {*dst, *src}
+            written |= set(dst)
+    for dtype in (np.int64, np.float64):
+        numbers = Numbers(schedule, dtype, 0)
+        verdict = numbers.judge(run_moves(schedule, numbers))
+        if verdict:
+            return verdict
+    return HARMLESS
+
+
+def moves_of(schedule: Schedule) -> dict[int, list[tuple[list[int], list[int]]]]:
+    """The moves of each round, (destinations, sources) of single chunks."""
     p = schedule.nranks
     rounds: dict[int, list[tuple[list[int], list[int]]]] = {}
     for batch in schedule.batches:
         for dst, src, count in zip(batch.dst.tolist(), batch.src.tolist(), batch.count.tolist(), strict=True):
             for i in range(count):
                 rounds.setdefault(batch.round, []).append(([d + i * p for d in dst], [s + i * p for s in src]))
-    for number in sorted(rounds):
-        touched: set[int] = set()
-        written: set[int] = set()
-        for dst, src in rounds[number]:
-            if written & {*dst, *src} or touched & set(dst):
-                return Verdict("race", f"round {number}")
-            touched |= {*dst, *src}
-            written |= set(dst)
-    for dtype in (np.int64, np.float64):
-        numbers = Numbers(schedule, dtype, 0)
-        memory = numbers.memory()
-        part = np.full(schedule.places.size, -1)
-        for rank in range(p):
-            numbers.give(memory, rank)
-        for number in sorted(rounds):
-            for dst, src in rounds[number]:
-                parts = {*part_of(schedule, src, part).tolist()} - {-1}
-                fits = len(parts) == 1 and {*part_of(schedule, dst, np.full_like(part, min(parts))).tolist()} == parts
-                memory[dst] = numbers.combine([memory[s] for s in src]) if fits else numbers.garbage()
-                part[dst] = min(parts, default=-1)
-        verdict = numbers.judge([numbers.take(memory, r) for r in range(p)])
-        if verdict:
-            return verdict
-    return HARMLESS
+    return rounds
+
+
+def run_moves(schedule: Schedule, numbers: Numbers) -> list[np.ndarray | None]:
+    """The outputs of all ranks after a schedule's moves, in program order."""
+    memory = numbers.memory()
+    part = np.full(schedule.places.size, -1)
+    for rank in range(schedule.nranks):
+        numbers.give(memory, rank)
+    for _, moves in sorted(moves_of(schedule).items()):
+        for dst, src in moves:
+            parts = {*part_of(schedule, src, part).tolist()} - {-1}
+            fits = len(parts) == 1 and {*part_of(schedule, dst, np.full_like(part, min(parts))).tolist()} == parts
+            memory[dst] = numbers.combine([memory[s] for s in src]) if fits else numbers.garbage()
+            part[dst] = min(parts, default=-1)
+    return [numbers.take(memory, r) for r in range(schedule.nranks)]
 
 
 # ---------------------------------------------------------------- streams
@@ -263,6 +277,11 @@ class _Program:
             verdict = numbers[e].judge(outputs[e])
             if verdict:
                 return verdict
+            if schedule.collective.meaning.combines and dtype == np.float64:
+                wanted = run_moves(schedule, numbers[e])
+                same = [a is None or b is None or a.tobytes() == b.tobytes() for a, b in zip(outputs[e], wanted, strict=True)]
+                if not all(same):
+                    return Verdict("order", f"rank {same.index(False)} has other bits than the schedule gives it")
         return HARMLESS
 
     def _combine(self, i: int, memory: np.ndarray, part: np.ndarray, numbers: Numbers) -> None:

@@ -70,7 +70,7 @@ def test_the_judge_agrees_with_every_outcome(count, instructions):
         assert isinstance(streams, Streams)
         outcomes, verdict = every_outcome(streams), judge_streams(streams)
         verdicts[verdict.harm] += 1
-        if not verdict:
+        if not verdict or verdict.harm == "order":  # integers do not see the order
             assert outcomes == {right_outcome(streams)}, mutant
         elif verdict.harm == "deadlock":
             assert outcomes == {"deadlock"}, mutant

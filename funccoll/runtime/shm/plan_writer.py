@@ -55,11 +55,6 @@ class PlannedCollective:
         return self.schedule.streams().verify()
 
     @cached_property
-    def completes(self) -> np.ndarray:
-        """A mask of the rows of the schedule's moves that complete a sum."""
-        return self.schedule.prove().completes
-
-    @cached_property
     def non_temporal(self) -> bool:
         """True when all ranks together read and write more than the caches hold."""
         nbytes = sum((layout.input.size + layout.output.size) * layout.itemsize for layout in self.layouts)
@@ -217,7 +212,7 @@ class _SegmentWriter:
                 self.read_peer(peer)
         self.max_operands = max(self.max_operands, len(dsts) + len(srcs) + 1)
         sign = -1 if c.non_temporal else 1
-        divisor = p if c.op == "mean" and len(srcs) > 1 and c.completes[s.move[i]] else 0
+        divisor = p if c.op == "mean" and len(srcs) > 1 and s.completes[i] else 0
         for number, layout in self.segment.layouts.items():
             dtype, runs = c.dtypes[number], []
             for place in (*dsts, *srcs):

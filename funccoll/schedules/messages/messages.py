@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -12,10 +12,11 @@ import numpy as np
 
 from ...errors import ScheduleError
 from ..collective import check_rank
+from ..columns import is_integer, leaves_buffer, not_column, not_writable
 from ..moves import Batch, Places
-from ..proof.prove import check_outputs
+from ..proof.prove import check_against_proof
 from ..proof.symbolic import SymbolicExecutor
-from ..streams.verify import not_writable, wrong_parts
+from ..streams.verify import wrong_parts
 from .assign_rounds import assign_rounds
 
 if TYPE_CHECKING:
@@ -94,23 +95,25 @@ class Messages:
 
         Every send meets one receive of the same round and length; nothing is received into a place that is sent from
         or received into in that round; ranks touch only their own places and do not write to inputs; and the values are
-        the collective's. With every round complete on its own, no order of progress can deadlock. Raises
-        ScheduleError.
+        the collective's, combined in the order of the schedule's proof. With every round complete on its own, no order of
+        progress can deadlock. Raises ScheduleError.
         """
         return self._verified
 
     @cached_property
     def _verified(self) -> Messages:
+        self._check_columns()
         self._check_order()
         self._check_own_places()
         name = f"{self.schedule.algorithm} in messages"
-        executor = SymbolicExecutor(self.places, name)
+        proof = self.schedule.prove()
+        executor = SymbolicExecutor(self.places, name, proof.nodes.extended())
         for _, together in groupby(self._batches(), key=lambda found: found[0].round):
             together = list(together)
             for batch, part, step in together:
                 self._check_parts(executor, batch, part, step)
             executor.round([batch for batch, _, _ in together])
-        check_outputs(executor, name)
+        check_against_proof(executor, proof, name)
         return self
 
     def matched(self) -> tuple[np.ndarray, np.ndarray]:
@@ -173,6 +176,25 @@ class Messages:
                 "may have another length."
             )
 
+    def _check_columns(self) -> None:
+        """Refuse columns that no executor can read."""
+        for name, least in (("nrounds", 0), ("staging", 0)):
+            if not is_integer(getattr(self, name), least):
+                raise self._error(f"{name} is {getattr(self, name)!r}, and must be an integer, at least {least}.")
+        for what in ("sends", "receives", "combines"):
+            table = getattr(self, what)
+            columns = {f.name: getattr(table, f.name) for f in fields(table)}
+            fault = not_column(columns.items())
+            for side in ("dst", "src") if what == "combines" and not fault else ():
+                ptr, codes = columns.pop(f"{side}_ptr"), columns.pop(side)
+                whole = len(ptr) == len(table) + 1 and ptr[0] == 0 and ptr[-1] == len(codes)
+                if not whole or (np.diff(ptr) < 1).any():
+                    fault = f"{side}_ptr does not cut its column, with at least one place for each row"
+            if not fault and any(len(column) != len(table) for column in columns.values()):
+                fault = "columns have different lengths"
+            if fault:
+                raise self._error(f"in its {what} {fault}.")
+
     def _check_order(self) -> None:
         """Refuse rows that are not in the order of execution."""
         c = self.combines
@@ -197,8 +219,7 @@ class Messages:
             ("combines into", c.dst, writers, lengths[0], True), ("combines from", c.src, readers, lengths[1], False),
         ]  # fmt: skip
         for what, codes, ranks, count, writes in sides:
-            last = codes + (count.astype(np.int64) - 1) * p
-            absent = (codes < 0) | (count < 1) | (last >= self.places.size)
+            absent = leaves_buffer(self.places, codes, count)
             foreign = absent | (codes % p != ranks)
             refused = foreign | (not_writable(collective, codes) if writes else False)
             if not refused.any():

@@ -7,7 +7,9 @@ and products), and nothing else may be reordered. Equal trees have equal numbers
 
 from __future__ import annotations
 
+import copy
 from bisect import bisect_right
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -28,7 +30,7 @@ class Expressions:
     def __init__(self, collective: Collective):
         self.p = collective.nranks
         self.leaves = collective.nranks * collective.input_chunks
-        self.size = self.leaves
+        self.size = self.inherited = self.leaves
         self._parts_of_rows = collective.parts_of_rows
         self._known: dict[Any, int] = {}
         self._blocks: list[np.ndarray] = []  # [new nodes, k] operands of the nodes that one batch made
@@ -96,14 +98,9 @@ class Expressions:
         """The numbers of the folds of [n, k] operands, k ≥ 2; `maker` has the move that makes each."""
         kids = operands.astype(np.int64)
         kids[:, :2].sort(axis=1)
-        if kids.shape[1] == 2 and self.size < 2**31:
-            keys: list[Any] = (kids[:, 0] << 32 | kids[:, 1]).tolist()
-        else:
-            width, raw = kids.itemsize * kids.shape[1], kids.tobytes()
-            keys = [raw[i : i + width] for i in range(0, len(raw), width)]
         ids, fresh, following = [], [], self.size
         number_of = self._known.setdefault
-        for i, key in enumerate(keys):
+        for i, key in enumerate(self._keys(kids)):
             number = number_of(key, following)
             if number == following:
                 following += 1
@@ -112,6 +109,13 @@ class Expressions:
         if fresh:
             self._add(kids[fresh], maker[fresh])
         return np.array(ids, np.int64)
+
+    def _keys(self, kids: np.ndarray) -> Sequence[Any]:
+        """The keys of nodes in the table that finds equal ones."""
+        if kids.shape[1] == 2 and self.size < 2**31:
+            return (kids[:, 0] << 32 | kids[:, 1]).tolist()
+        width, raw = kids.itemsize * kids.shape[1], kids.tobytes()
+        return [raw[i : i + width] for i in range(0, len(raw), width)]
 
     def _add(self, kids: np.ndarray, maker: np.ndarray) -> None:
         n, k = kids.shape
@@ -163,6 +167,16 @@ class Expressions:
         for name in ("_low", "_span", "_label", "_part", "_twice"):
             setattr(self, name, getattr(self, name)[: self.size - self.leaves].copy())
 
+    def extended(self) -> Expressions:
+        """A copy of this closed table to which more can be added: equal expressions keep their numbers."""
+        out = copy.copy(self)
+        out.inherited = self.size
+        out._known = {}
+        out._blocks, out._firsts, out._makers = list(self._blocks), list(self._firsts), list(self._makers)
+        for first, block in zip(self._firsts, self._blocks, strict=True):
+            out._known.update(zip(self._keys(block.astype(np.int64)), range(first, first + len(block)), strict=True))
+        return out
+
     # ------------------------------------------------------------ reading
 
     def children(self, node: int) -> tuple[int, ...]:
@@ -173,7 +187,9 @@ class Expressions:
         return tuple(self._blocks[block][node - self._firsts[block]].tolist())
 
     def made_by(self, node: int) -> int:
-        """The move that made a node first."""
+        """The move that made a node first; -1 for what this table has from the one that it extends."""
+        if node < self.inherited:
+            return -1
         block = bisect_right(self._firsts, node) - 1
         return int(self._makers[block][node - self._firsts[block]])
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...errors import ScheduleError, Source
+from ..columns import check_batches
 from ..registry import known
 from .expressions import MIXED, Expressions
 from .symbolic import SymbolicExecutor
@@ -18,7 +18,7 @@ from .symbolic import SymbolicExecutor
 if TYPE_CHECKING:
     from ..schedule import Schedule
 
-__all__ = ["Proof", "check_outputs", "prove"]
+__all__ = ["Proof", "check_against_proof", "check_outputs", "prove"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,17 +62,6 @@ class Proof:
         nodes = np.unique(np.concatenate(used)) if used else np.zeros(0, np.int64)
         return int((~self.nodes.complete(nodes)).sum()) if len(nodes) else 0
 
-    @functools.cached_property
-    def completes(self) -> np.ndarray:
-        """A mask of the rows of all batches of the schedule that complete a reduction: where a mean divides."""
-        executor = SymbolicExecutor(self.schedule.places, self.schedule.algorithm)
-        out = []
-        for _, batches in itertools.groupby(self.schedule.batches, key=lambda b: b.round):
-            now = list(batches)
-            executor.round(now)
-            out += [executor.expressions.complete(executor.holds[b.dst[:, 0]].astype(np.int64)) for b in now]
-        return np.concatenate(out) if out else np.zeros(0, bool)
-
     def __repr__(self) -> str:
         s = self.schedule
         order = ", a left fold in rank order" if s.collective.meaning.reduces and self.left_fold else ""
@@ -85,6 +74,7 @@ def prove(schedule: Schedule) -> Proof:
 
     Raises ScheduleError with rank, buffer, chunk, what it holds, what it must hold, and the line of the move.
     """
+    check_batches(schedule.batches, schedule.places, schedule.algorithm)
     executor = SymbolicExecutor(schedule.places, schedule.algorithm)
     executor.run(schedule.batches)
     outputs = check_outputs(executor, schedule.algorithm)
@@ -120,6 +110,21 @@ def check_outputs(executor: SymbolicExecutor, name: str) -> tuple[np.ndarray, np
             raise _different_orders(executor, name, where, r, int(same[row, 0]), int(same[row, r]))
     small = np.int32 if executor.places.size < 2**31 else np.int64
     return rank.astype(small), chunk.astype(small), held.astype(small if table.size < 2**31 else np.int64)
+
+
+def check_against_proof(executor: SymbolicExecutor, proof: Proof, name: str) -> None:
+    """Compare every output place with the postcondition, and with the expression that the proof has for it.
+
+    `executor` has run what a proved schedule was lowered to, with an extended table of the proof's expressions, so that
+    equal numbers mean equal bits. Raises ScheduleError with rank, chunk, what it holds, what the proof says, and the move.
+    """
+    rank, chunk, held = check_outputs(executor, name)
+    if not executor.collective.meaning.combines:  # copies have one expression each, a barrier has no bits
+        return
+    differs = held != proof.outputs[2]
+    if differs.any():
+        at = int(np.argmax(differs))
+        raise _another_order(executor, name, int(rank[at]), int(chunk[at]), int(held[at]), int(proof.outputs[2][at]))
 
 
 def _wrong_output(
@@ -198,7 +203,8 @@ def _first_bad(executor: SymbolicExecutor, node: int, otherwise: int, kind: int)
     while True:
         worse = [k for k in table.children(node) if is_bad(k)]
         if not worse:
-            return table.made_by(node)
+            made = table.made_by(node)
+            return made if made >= 0 else otherwise
         node = worse[0]
 
 
@@ -213,4 +219,24 @@ def _different_orders(executor: SymbolicExecutor, name: str, chunk: int, rank: i
         "and the others copy, or combine in an order that is the same for all. "
         f"The move {executor.describe(number)} wrote the latter.",
         source,
+    )
+
+
+def _another_order(
+    executor: SymbolicExecutor, name: str, rank: int, chunk: int, held: int, proved: int
+) -> ScheduleError:
+    """The error for an output that combines what it must, and not as the proved schedule does."""
+    collective, table = executor.collective, executor.expressions
+    place = (chunk + collective.input_chunks) * collective.nranks + rank
+    number = int(executor.writer[place])
+    text, expected = table.text(held), table.text(proved)
+    if text == expected:  # both are abbreviated: name the first operand that differs
+        pairs = zip(table.children(held), table.children(proved), strict=False)
+        at, a, b = next(((i, a, b) for i, (a, b) in enumerate(pairs) if a != b), (0, held, proved))
+        text, expected = f"{text} (operand {at} is {table.text(a)})", f"{expected} (operand {at} is {table.text(b)})"
+    return ScheduleError(
+        f"{name} for {collective} combines in another order than the proved schedule, so its bits would differ: "
+        f"{executor.places.place(place)} must hold {expected}, and it holds {text}. The move {executor.describe(number)} "
+        "wrote it.",
+        executor.batch_of(number)[0].source,
     )

@@ -19,12 +19,13 @@ class SymbolicExecutor:
     """Rounds of moves run on expressions: `holds` has each place's expression, or -1 before the first write.
 
     Single moves are numbered as they run; `writer` has the number of the last one that wrote each place, -1 for none.
+    With the table of a proof, what is equal to an expression of the proof has its number.
     """
 
-    def __init__(self, places: Places, name: str):
+    def __init__(self, places: Places, name: str, expressions: Expressions | None = None):
         self.places, self.name = places, name
         self.collective = places.collective
-        self.expressions = Expressions(self.collective)
+        self.expressions = Expressions(self.collective) if expressions is None else expressions
         self.holds = np.full(places.size, -1, np.int32 if places.size < 2**30 else np.int64)
         self.holds[: self.expressions.leaves] = np.arange(self.expressions.leaves)
         self.writer = np.full(places.size, -1, np.int32 if places.size < 2**27 else np.int64)
@@ -57,6 +58,8 @@ class SymbolicExecutor:
             self._check_independent(work, before)
         else:
             for _, dst, _, number in work:
+                if dst.shape[1] > 1 and self._repeats(dst):
+                    self._write_race(work, before)
                 self.writer[dst] = number[:, None]
         results = [self._evaluate(batch, dst, src, number) for batch, dst, src, number in work]
         for (_, dst, _, _), value in zip(work, results, strict=True):

@@ -2,48 +2,55 @@
 
 It does not depend on lowering: accesses to each place are sorted by the happens-before graph, and every
 two neighbours of which one writes must be ordered. What a race-free program computes does not depend on the
-interleaving, so one order is enough to prove the values.
+interleaving, so one order is enough to prove the values. They must be the expressions of the schedule's proof: another order
+of combination has other bits than the virtual devices, which compute what the proof says.
 """
 
 from __future__ import annotations
 
+from dataclasses import fields
 from itertools import groupby
 
 import numpy as np
 
 from ...errors import ScheduleError
-from ..collective import Collective
+from ..columns import is_integer, leaves_buffer, not_column, not_writable
 from ..moves import Batch
-from ..proof.prove import check_outputs
+from ..proof.prove import check_against_proof
 from ..proof.symbolic import SymbolicExecutor, shortest_cycle
 from ..runs import chunks_of_runs
 from .happens_before import HappensBefore, concat_ranges
 from .instructions import Opcode
 from .streams import Streams
 
-__all__ = ["not_writable", "verify", "wrong_parts"]
+__all__ = ["verify", "wrong_parts"]
 
 
-def verify(streams: Streams, executions: int = 2) -> None:
-    """Raise ScheduleError for malformed columns, a deadlock (with a shortest cycle), a race, or a wrong value."""
+def verify(streams: Streams, executions: int = 2) -> np.ndarray:
+    """Raise ScheduleError for malformed columns, a deadlock (with a shortest cycle), a race, a wrong value or order.
+
+    Returns a mask of the instructions that complete a reduction.
+    """
     _check_columns(streams)
     graph = streams.graph(executions)
     if not graph.is_acyclic:
         raise _deadlock(streams, graph, executions)
     _check_races(streams, graph, executions)
     _check_gates(streams, graph, executions)
-    _check_values(streams)
+    return _check_values(streams)
 
 
 def _check_columns(streams: Streams) -> None:
     """Refuse columns that no executor can read."""
-    n, p = len(streams), streams.schedule.nranks
-    size = streams.schedule.places.size
+    places = streams.schedule.places
 
     def need(good: bool, what: str) -> None:
         if not good:
             raise ScheduleError(f"the streams of {streams.schedule.collective} are broken: {what}.")
 
+    fault = not_column((f.name, getattr(streams, f.name)) for f in fields(streams) if f.name not in ("schedule", "span"))
+    need(not fault, fault)
+    n = len(streams)
     columns = ("count", "part", "part_step", "move")
     need(all(len(getattr(streams, c)) == n for c in columns), "columns have different lengths")
     need(bool(np.isin(streams.opcode, (Opcode.ENTER, Opcode.COMBINE, Opcode.LEAVE)).all()), "an opcode is not one of streams")
@@ -56,12 +63,17 @@ def _check_columns(streams: Streams) -> None:
     need(len(streams.wait_stream) == len(streams.wait_value), "columns have different lengths")
     need(bool((streams.count >= 1).all()), "a run has no chunks")
     longest = int(np.diff(streams.start).max())
-    need(streams.span >= longest, f"span is {streams.span}, and a stream has {longest} instructions")
+    need(is_integer(streams.span, longest), f"span is {streams.span}, and a stream has {longest} instructions")
     waits = streams.wait_stream
     need(bool(((waits >= 0) & (waits < streams.nstreams)).all()), "an instruction waits for a stream that does not exist")
+    gate = streams.opcode != Opcode.COMBINE
+    need(bool(((streams.count == 1) & (streams.part == 0))[gate].all()), "an ENTER or LEAVE has a run of chunks")
+    rows = sum(len(b) for b in streams.schedule.batches)
+    known = np.where(gate, streams.move == -1, (streams.move >= 0) & (streams.move < rows))
+    need(bool(known.all()), f"a move is not a row of the schedule's batches, which have {rows}")
     for ptr, codes in ((streams.dst_ptr, streams.dst), (streams.src_ptr, streams.src)):
-        last = codes + (np.repeat(streams.count, np.diff(ptr)).astype(np.int64) - 1) * p
-        need(bool(((codes >= 0) & (last < size)).all()), "a place does not exist")
+        outside = leaves_buffer(places, codes, np.repeat(streams.count, np.diff(ptr)))
+        need(not outside.any(), "a place does not exist")
 
 
 def _instruction(streams: Streams, node: int, executions: int) -> tuple[int, int]:
@@ -215,8 +227,8 @@ def _shared(streams: Streams, a: int, b: int) -> str:
 # ---------------------------------------------------------------- values
 
 
-def _check_values(streams: Streams) -> None:
-    """Run one execution in one of its orders on expressions, and compare the outputs with the postcondition."""
+def _check_values(streams: Streams) -> np.ndarray:
+    """Run one execution in one of its orders on expressions, and compare the outputs with the postcondition and the proof."""
     graph = streams.graph()
     nodes = np.arange(len(streams))
     level = graph.levels_of(nodes)
@@ -226,7 +238,8 @@ def _check_values(streams: Streams) -> None:
     work = work[key]
     columns = np.stack([level[work], sizes[0][work], sizes[1][work]])
     edges = np.flatnonzero((columns[:, 1:] != columns[:, :-1]).any(axis=0)) + 1
-    machine = SymbolicExecutor(streams.schedule.places, streams.schedule.algorithm)
+    proof = streams.schedule.prove()
+    machine = SymbolicExecutor(streams.schedule.places, streams.schedule.algorithm, proof.nodes.extended())
     batches: list[tuple[Batch, np.ndarray]] = []
     for here in np.split(work, edges) if len(work) else ():
         m, k = int(sizes[0][here[0]]), int(sizes[1][here[0]])
@@ -237,12 +250,17 @@ def _check_values(streams: Streams) -> None:
         by = (streams.stream[here] // streams.schedule.channels).astype(np.int32)
         batch = Batch(dst, src, streams.count[here], by, 0, int(level[here[0]]), streams.source(int(here[0])))
         batches.append((batch, here))
+    completes = np.zeros(len(streams), bool)
     for _, together in groupby(batches, key=lambda b: b[0].round):
         together = list(together)
         for batch, here in together:
             _check_parts(streams, machine, batch, here)
         machine.round([batch for batch, _ in together])
-    check_outputs(machine, streams.schedule.algorithm)
+        for batch, here in together:
+            if batch.src.shape[1] > 1:
+                completes[here] = machine.expressions.complete(machine.holds[batch.dst[:, 0]].astype(np.int64))
+    check_against_proof(machine, proof, f"{streams.schedule.algorithm} in streams")
+    return completes
 
 
 def _check_parts(streams: Streams, machine: SymbolicExecutor, batch: Batch, instruction: np.ndarray) -> None:
@@ -267,10 +285,3 @@ def wrong_parts(machine: SymbolicExecutor, batch: Batch, part: np.ndarray, step:
     wrong = (held >= 0) & (machine.expressions.parts(np.maximum(held, 0)) != part[row] + within * step[row])
     at = int(np.argmax(wrong))
     return (int(row[at]), int(src[at])) if wrong.any() else (-1, -1)
-
-
-def not_writable(collective: Collective, codes: np.ndarray) -> np.ndarray:
-    """A mask of the places that are inputs, or outputs of ranks that have none."""
-    row, rank = np.divmod(codes, collective.nranks)
-    output = (row >= collective.input_chunks) & (row < len(collective.parts_of_rows))
-    return (row < collective.input_chunks) | (output & ~collective.has_output(rank))
