@@ -44,6 +44,18 @@ def sample(dtype: np.dtype, shape: tuple[int, ...], rng: np.random.Generator) ->
     return np.asarray(values).astype(dtype)
 
 
+def sample_nans(dtype: np.dtype, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+    """Floats of which half are NaNs of any sign and payload, quiet and signalling; among the rest infinities and zeros."""
+    if dtype in COMPLEX:
+        return sample_nans(np.empty(0, dtype).real.dtype, (*shape[:-1], 2 * shape[-1]), rng).view(dtype)
+    word = np.dtype(f"u{dtype.itemsize}")
+    infinity = np.asarray(np.inf, dtype).view(word)
+    payload = rng.integers(1, (np.iinfo(word).max // 2) & ~int(infinity), shape, word, endpoint=True)
+    sign = rng.integers(0, 2, shape, word) << word.type(8 * dtype.itemsize - 1)
+    number = np.array([np.inf, 0.0, 1.0, 3.0], dtype).view(word)[rng.integers(0, 4, shape)]
+    return (np.where(rng.random(shape) < 0.5, infinity | payload, number) | sign).view(dtype)
+
+
 # ---------------------------------------------------------------- the oracle
 
 

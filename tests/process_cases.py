@@ -12,12 +12,12 @@ import os
 import pickle
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from collective_cases import CASES, DTYPES, OPS, dtypes_of, has_op, sample
+from collective_cases import CASES, COMPLEX, DTYPES, FLOATS, OPS, dtypes_of, has_op, sample, sample_nans
 from spmd import axis_choices, size, stacked
 
 import funccoll as fc
@@ -75,7 +75,7 @@ class Comparing:
             assert mine.dtype == whole.dtype
             assert mine.shape == whole.shape
             assert mine.local.tobytes() == blocks[job.process], (fn, mine.local, whole)
-        np.testing.assert_array_equal(fc.process_allgather(results[0]), records[0][0])
+        assert fc.process_allgather(results[0]).tobytes() == records[0][0].tobytes()
 
 
 Same = Recording | Comparing
@@ -155,6 +155,29 @@ def forced(n: int, same: Same) -> None:
     half = values((n * 700,), fc.bfloat16)
     for name in ("ring", "owner", "recursive_doubling"):
         same(lambda x, name=name: fc.all_reduce(x, "d", op="mean", algorithm=name), {"d": n}, (half,), P("d"), P())
+    nans(n, same, [np.dtype(t) for t in (fc.bfloat16, np.float32, np.complex64)], [411])  # here: processes start slowly
+
+
+def nans(n: int, same: Same, dtypes: Sequence[np.dtype] = (*FLOATS, *COMPLEX), lengths: Sequence[int] = (7, 411)) -> None:
+    """Every reduction of NaNs of all signs and payloads, infinities and zeros; no vector divides the lengths."""
+    from funccoll import schedules
+
+    rng, every = np.random.default_rng(n), P("d")
+    algorithms = [name for name in ("ring", "recursive_doubling", "circulant") if name in schedules.algorithms("all_reduce", n)]
+    for dtype in dtypes:
+        ops = [op for op in OPS if has_op(op, dtype)]
+
+        def reduced(x, ops=ops):
+            everywhere = [fc.all_reduce(x, "d", op=op) for op in ops]
+            others = [fc.all_reduce(x, "d", op=op, algorithm=name) for op in ops[:2] for name in algorithms]
+            own = [(fc.reduce(x, "d", root=n - 1, op=op), fc.reduce_scatter(x, "d", op=op)) for op in ops]
+            return everywhere, others, own
+
+        for length in lengths:
+            x = sample_nans(dtype, (n * n, length), rng)
+            same(reduced, {"d": n}, (x,), every, (P(), P(), every))
+        alone = lambda x, ops=ops: [fc.all_reduce(x, "e", op=op) for op in ops]
+        same(alone, {"d": n, "e": 1}, (x,), P(("d", "e")), every)
 
 
 def staged(n: int, same: Same) -> None:
@@ -234,6 +257,7 @@ def programs(n: int, same: Same) -> None:
 
 CASES_BY_NAME = {
     "table": few, "whole table": table, "collectives": collectives, "forced": forced, "staged": staged, "programs": programs,
+    "nans": nans,
 }  # fmt: skip
 SEGMENTS = {"staged": 200, "staged in one segment": 1 << 20}
 """Bytes that are staged at once."""

@@ -11,6 +11,7 @@ import traceback
 
 import numpy as np
 import pytest
+from collective_cases import sample_nans
 from schedule_oracle import built, expected
 
 from funccoll.kernels import frame as fields
@@ -76,6 +77,31 @@ def test_combines_have_the_bits_of_the_fold(dtype):
             divisor = count if op == "mean" else 0
             combine(*NOWHERE, dsts.ctypes.data, outputs, srcs.ctypes.data, count, LENGTH, divisor, ACCUMULATOR.ctypes.data)
             assert all(out.tobytes() == want.tobytes() for out in outs), (op, count)
+
+
+@pytest.mark.parametrize("dtype", [
+    pytest.param(d, id=d.name, marks=() if d in FAST else pytest.mark.slow) for d in DTYPES if d.kind in "fcV"
+])  # fmt: skip
+def test_a_fold_stores_the_canonical_nan(dtype):
+    """Whatever NaNs come in, of whatever infinities they come: so the first two operands commute bit by bit."""
+    rng = np.random.default_rng(0)
+    real = np.empty(0, dtype).real.dtype if dtype.kind == "c" else dtype
+    canonical = np.asarray(np.nan, real).tobytes()
+    for op in operations(dtype):
+        combine = COMBINE(combine_address(op, dtype))
+        for count in (2, 3, 7):
+            xs = [sample_nans(dtype, (LENGTH,), rng) for _ in range(count)]
+            divisor = count if op == "mean" else 0
+            with np.errstate(all="ignore"):
+                want = fold(xs, op)
+                assert fold([xs[1], xs[0], *xs[2:]], op).tobytes() == want.tobytes(), (op, count)
+            out = np.empty_like(xs[0])
+            dsts, srcs = (np.array([a.ctypes.data for a in side]) for side in ([out], xs))
+            combine(*NOWHERE, dsts.ctypes.data, 1, srcs.ctypes.data, count, LENGTH, divisor, ACCUMULATOR.ctypes.data)
+            assert out.tobytes() == want.tobytes(), (op, count)
+            parts = out.view(real)
+            nans = parts[parts != parts]
+            assert len(nans) > LENGTH // 2 and nans.tobytes() == canonical * len(nans), (op, count)
 
 
 @pytest.mark.parametrize("dtype", [pytest.param(d, id=d.name) for d in FAST])

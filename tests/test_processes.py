@@ -39,6 +39,7 @@ DEEP = [
     ("table", 3), ("whole table", 2), ("whole table", 4), ("collectives", 3), ("staged", 3), ("staged in one segment", 2),
     ("staged in one segment", 3),
     *((name, 4) for name in NAMES[1:]), ("collectives", 8), ("forced", 8), ("programs", 8),
+    ("nans", 2), ("nans", 3), ("nans", 4),
 ]  # fmt: skip
 
 

@@ -39,21 +39,18 @@ def swaps(ptr: np.ndarray) -> Iterator[tuple[int, int, bool]]:
 @pytest.mark.parametrize("lowered", ["streams", "messages"])
 def test_another_order_of_a_fold_is_refused(kind, name, lowered):
     seen = 0
-    for p in (3, 4):
-        if name not in fs.algorithms(kind, p):  # it needs a power of two
+    schedule = fs.build(kind, 3 if name in fs.algorithms(kind, 3) else 4, name)  # some need a power of two
+    whole: Any = getattr(schedule, lowered)().verify()
+    table = whole if lowered == "streams" else whole.combines
+    for i, j, matters in swaps(table.src_ptr):
+        changed = replace(table, src=swapped(table.src, i, j))
+        mutant = changed if lowered == "streams" else replace(whole, combines=changed)
+        if not matters:
+            mutant.verify()
             continue
-        schedule = fs.build(kind, p, name)
-        whole: Any = getattr(schedule, lowered)().verify()
-        table = whole if lowered == "streams" else whole.combines
-        for i, j, matters in swaps(table.src_ptr):
-            changed = replace(table, src=swapped(table.src, i, j))
-            mutant = changed if lowered == "streams" else replace(whole, combines=changed)
-            if not matters:
-                mutant.verify()
-                continue
-            seen += 1
-            with pytest.raises(ScheduleError, match=rf"{name} in {lowered} for {kind} .*{ORDER}|different orders"):
-                mutant.verify()
+        seen += 1
+        with pytest.raises(ScheduleError, match=rf"{name} in {lowered} for {kind} .*{ORDER}|different orders"):
+            mutant.verify()
     assert seen or name not in ("owner", "one_shot", "flat")
 
 

@@ -1,8 +1,9 @@
 """Combines: every destination := left fold of the sources, for each op and dtype, compiled when first used.
 
 The sources are read once and the destinations written once, in blocks that stay in the first-level cache. Partial
-sums are registers, or a block of the wide type: float16 and bfloat16 are added in float32 and rounded once. The bits
-are those of `primitives.combining.fold`. Never fastmath: it would reorder.
+sums are registers, or a block of the wide type: float16 and bfloat16 are added in float32 and rounded once. A NaN is
+stored as the canonical one: which operand's payload survives an addition depends on the instructions that LLVM chooses. The
+bits are those of `primitives.combining.fold`. Never fastmath: it would reorder.
 """
 # ruff: noqa: F821  (the templates' free names are set by `variant`)
 # pyright: reportUndefinedVariable=false
@@ -153,6 +154,16 @@ def _same(x: Any) -> Any:
     return x
 
 
+@njit
+def _canonical(x: Any) -> Any:
+    return x if x == x else REAL(np.nan)
+
+
+@njit
+def _complex_canonical(x: Any) -> Any:
+    return complex(x.real if x.real == x.real else REAL(np.nan), x.imag if x.imag == x.imag else REAL(np.nan))
+
+
 # ---------------------------------------------------------------- 16-bit floats, as their bits
 
 
@@ -168,7 +179,7 @@ def _half_to_float(typingctx: Any, bits: Any) -> Any:
 
 @intrinsic
 def _float_to_half(typingctx: Any, value: Any) -> Any:
-    """float32 to float16, to nearest even."""
+    """float32 to float16, to nearest even; a NaN keeps its sign and what fits of its payload."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.bitcast(builder.fptrunc(args[0], ir.HalfType()), ir.IntType(16))
@@ -202,12 +213,17 @@ def _brain_to_float(bits: Any) -> Any:
 
 
 @njit
-def _float_to_brain(value: Any) -> Any:
-    """float32 to bfloat16, to nearest even; a NaN keeps its sign."""
+def _canonical_half(value: Any) -> Any:
+    """float32 to float16, to nearest even, with the canonical NaN."""
+    return _float_to_half(value) if value == value else np.uint16(0x7E00)
+
+
+@njit
+def _canonical_brain(value: Any) -> Any:
+    """float32 to bfloat16, to nearest even, with the canonical NaN."""
     bits = _bits_of(value)
     rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
-    nan = ((bits >> np.uint32(16)) & np.uint32(0x8000)) | np.uint32(0x7FC0)
-    return np.uint16(rounded if value == value else nan)
+    return np.uint16(rounded if value == value else np.uint32(0x7FC0))
 
 
 # ---------------------------------------------------------------- compiled
@@ -222,15 +238,19 @@ def template(op: str, dtype: np.dtype) -> tuple[Any, Any]:
     if dtype.itemsize == 2 and dtype.kind not in "iu":
         wide, stored = np.float32, np.uint16
         brain = dtype == bfloat16
-        widen, narrow = (_brain_to_float, _float_to_brain) if brain else (_half_to_float, _float_to_half)
+        widen, narrow = (_brain_to_float, _canonical_brain) if brain else (_half_to_float, _canonical_half)
+    real = np.empty(0, wide).real.dtype.type
     if dtype.kind == "c":
         divide = _complex_divide
         step = _complex_prod if op == "prod" else step
+        narrow = njit(variant(_complex_canonical.py_func, f"canonical_{dtype}", REAL=real))
+    elif dtype == wide and dtype.kind == "f" and op not in ("max", "min"):
+        narrow = njit(variant(_canonical.py_func, f"canonical_{dtype}", REAL=real))
     elif np.dtype(wide).kind == "f" and op in ("max", "min"):
         extremum = _float_max if op == "max" else _float_min
         step = njit(variant(extremum.py_func, f"{op}_{np.dtype(wide)}", WIDE=wide))
     made = variant(
-        _fold, f"fold_{op}_{dtype.name}", WIDE=wide, REAL=np.empty(0, wide).real.dtype.type, STORED=stored,
+        _fold, f"fold_{op}_{dtype.name}", WIDE=wide, REAL=real, STORED=stored,
         ITEMSIZE=dtype.itemsize, BLOCK=BLOCK_BYTES // dtype.itemsize,
         step=step, widen=widen, narrow=narrow, divide=divide,
     )  # fmt: skip

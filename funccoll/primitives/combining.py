@@ -1,6 +1,7 @@
 """The combination of shards: the binary operations of reductions, and their left fold.
 
-NaN wins in max and min (one canonical NaN), and -0 < +0, so that the bits do not depend on the order of operands.
+NaN wins in max and min, -0 < +0, and every NaN that comes out of a fold is the canonical one of its dtype, in both parts
+of a complex number: so the bits do not depend on the order of two operands, nor on the machine's rule of payloads.
 """
 
 from __future__ import annotations
@@ -19,14 +20,13 @@ Shards = Sequence[np.ndarray]
 
 
 def _fix_zeros(best: Callable[..., Any], a: Any, b: Any) -> Any:
-    """max/min made bitwise commutative: NaN wins (one canonical NaN), -0 < +0."""
+    """max/min made bitwise commutative up to NaNs: NaN wins, -0 < +0."""
     out = best(a, b)
-    if not is_inexact(out.dtype) or (bool(np.all(out)) and not bool(np.isnan(out).any())):
+    if not is_inexact(out.dtype) or bool(np.all(out)):
         return out
     zeros = (a == 0) & (b == 0)
     signed = a + b if best is np.maximum else -((-a) + (-b))
-    out = np.where(zeros, signed, out)
-    return np.where(np.isnan(out), np.asarray(np.nan, out.dtype), out)
+    return np.where(zeros, signed, out)
 
 
 def _complex_product(a: Any, b: Any) -> Any:
@@ -59,32 +59,45 @@ _BLOCK = 1 << 16
 """Elements combined at a time: a block of the accumulator stays in the second-level cache."""
 
 
-def fold(shards: Shards, op: str, count: int = 0) -> Any:
+def _canonical(x: Any) -> Any:
+    """The canonical NaN in place of every NaN of `x`, which is written to."""
+    x = np.asarray(x)
+    if is_inexact(x.dtype):
+        for part in (x.real, x.imag) if x.dtype.kind == "c" else (x,):
+            least = np.minimum.reduce(part, axis=None, initial=0)  # one pass, without a temporary array: NaN if there is one
+            if least != least:
+                np.copyto(part, np.asarray(np.nan, part.dtype), where=np.isnan(part))
+    return x
+
+
+def fold(shards: Shards, op: str, count: int = 0) -> np.ndarray:
     """Left fold of `op` over shards of one shape, a new array; "mean" divides by `count` (0: their number) at the end.
 
-    This is one combine: float16 and bfloat16 are added and multiplied in float32, and rounded once.
+    This is one combine: float16 and bfloat16 are added and multiplied in float32, and rounded once; a NaN is the
+    canonical one. A single shard is copied, by max and min with the canonical NaN: those do not count shards.
     """
     first, count = shards[0], count or len(shards)
     combine: Any = _complex_product if op == "prod" and first.dtype.kind == "c" else OPS[op]
     if len(shards) == 1:
-        # One shard gets the canonical NaN of max and min too: the bits do not depend on the number of devices.
-        total = np.array(combine(first, first) if op in ("max", "min") else first)
-    elif first.dtype.itemsize == 2 and op in _ROUNDING and is_inexact(first.dtype):
+        total = np.array(first)
+        return _canonical(total) if op in ("max", "min") else total
+    if first.dtype.itemsize == 2 and op in _ROUNDING and is_inexact(first.dtype):
         return _fold_halves(shards, op, count)
-    elif first.size <= _BLOCK or not isinstance(combine, np.ufunc) or not all(s.flags.c_contiguous for s in shards):
+    if first.size <= _BLOCK or not isinstance(combine, np.ufunc) or not all(s.flags.c_contiguous for s in shards):
         total = combine(first, shards[1])
         in_place = isinstance(combine, np.ufunc) and first.ndim
         for shard in shards[2:]:
             total = combine(total, shard, out=total) if in_place else combine(total, shard)
-    else:
-        total = np.empty(first.shape, first.dtype)
-        flat, flats = total.reshape(-1), [s.reshape(-1) for s in shards]
-        for start in range(0, flat.size, _BLOCK):
-            part = slice(start, start + _BLOCK)
-            out = combine(flats[0][part], flats[1][part], out=flat[part])
-            for shard in flats[2:]:
-                combine(out, shard[part], out=out)
-    return total / np.asarray(count, first.dtype) if op == "mean" else total
+        return _canonical(total / np.asarray(count, first.dtype) if op == "mean" else total)
+    total = np.empty(first.shape, first.dtype)
+    flat, flats = total.reshape(-1), [s.reshape(-1) for s in shards]
+    for start in range(0, flat.size, _BLOCK):
+        part = slice(start, start + _BLOCK)
+        out = combine(flats[0][part], flats[1][part], out=flat[part])
+        for shard in flats[2:]:
+            combine(out, shard[part], out=out)
+        _canonical(np.divide(out, np.asarray(count, out.dtype), out=out) if op == "mean" else out)
+    return total
 
 
 def _fold_halves(shards: Shards, op: str, count: int) -> np.ndarray:
@@ -106,4 +119,4 @@ def _wide(shards: Shards, op: str, count: int) -> np.ndarray:
     total = np.array(shards[0], np.float32)
     for shard in shards[1:]:
         combine(total, shard.astype(np.float32), out=total)
-    return np.divide(total, np.float32(count), out=total) if op == "mean" else total
+    return _canonical(np.divide(total, np.float32(count), out=total) if op == "mean" else total)

@@ -1,8 +1,8 @@
 """Hash-consed expressions: the value of a place as a tree over the ranks' input chunks.
 
 A leaf is an input chunk of one rank; its number is its place. A node is a left fold of two or more expressions; the
-first two operands are sorted, because every op here commutes (bitwise, up to the sign and payload of a NaN in sums
-and products), and nothing else may be reordered. Equal trees have equal numbers, so equal numbers mean equal bits.
+first two operands are sorted, because every op here commutes bit by bit (a NaN that comes out is the canonical one),
+and nothing else may be reordered. Equal trees have equal numbers, so equal numbers mean equal bits.
 """
 
 from __future__ import annotations
