@@ -55,12 +55,15 @@ def check_batches(batches: Sequence[Batch], places: Places, name: str) -> None:
     for number, batch in enumerate(batches):
         what = _malformed(batch, places.collective, before) or _misplaced(batch, places)
         if what:
-            raise ScheduleError(f"{name} for {places.collective}: batch {number} of its moves is broken: {what}.", batch.source)
+            source = getattr(batch, "source", None)
+            raise ScheduleError(f"{name} for {places.collective}: batch {number} of its moves is broken: {what}.", source)
         before = batch.round
 
 
 def _malformed(batch: Batch, collective: Collective, before: int) -> str:
     """The reason why a batch's columns do not fit each other, or ""; `before` is the round of the batch before it."""
+    if not isinstance(batch, Batch):
+        return f"it is {batch!r:.60}, not a Batch"
     what = not_column((("dst", batch.dst), ("src", batch.src)), 2) or not_column((("count", batch.count), ("by", batch.by)))
     if what:
         return what

@@ -14,6 +14,7 @@ import numpy as np
 
 from ..errors import ScheduleError, Source
 from .collective import Collective, check_count, check_pairs
+from .columns import check_batches
 from .moves import Batch, MoveList, Places, encode
 from .registry import Algorithm, find, known
 
@@ -32,7 +33,10 @@ _LIBRARY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "library", "
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """Moves in program order, in rounds whose moves happen at the same time. Made by `build`."""
+    """Moves in program order, in rounds whose moves happen at the same time. Made by `build`.
+
+    Raises ScheduleError for columns that do not fit each other, and for places that do not exist.
+    """
 
     collective: Collective
     algorithm: str
@@ -40,6 +44,9 @@ class Schedule:
     scratch_chunks: int = 0
     levels: tuple[int, int] | None = None
     """(hosts, ranks per host) of a hierarchical algorithm."""
+
+    def __post_init__(self) -> None:
+        check_batches(self.batches, self.places, self.algorithm)
 
     def __getstate__(self) -> dict[str, Any]:
         fields = ("collective", "algorithm", "batches", "scratch_chunks", "levels")  # cached values are made again
@@ -189,8 +196,7 @@ def build(
     collective = replace(collective, chunks=chunks)
     given = {"root": root, "chunks": collective.chunks, "levels": levels, "pairs": collective.pairs}
     arguments = {name: value for name, value in given.items() if name in found.options}
-    schedule = _assemble(collective, found, tuple(_rounds(found, collective, arguments)), channels)
-    return replace(schedule, levels=levels)
+    return _assemble(collective, found, tuple(_rounds(found, collective, arguments)), channels, levels)
 
 
 def default_levels(p: int) -> tuple[int, int]:
@@ -248,13 +254,15 @@ def _line(generator: Any) -> Source | None:
     return (users or lines[::-1])[-1]
 
 
-def _assemble(collective: Collective, found: Algorithm, batches: tuple[Batch, ...], channels: int) -> Schedule:
+def _assemble(
+    collective: Collective, found: Algorithm, batches: tuple[Batch, ...], channels: int, levels: tuple[int, int] | None
+) -> Schedule:
     p = collective.nranks
     first = Places(collective).first_row("scratch")
     last = max((int((b.count + side.max(axis=1) // p).max()) for b in batches for side in (b.dst, b.src)), default=0)
     scratch = max(0, last - first)
     if channels == 1:
-        return Schedule(collective, found.name, batches, scratch)
+        return Schedule(collective, found.name, batches, scratch, levels)
     whole = replace(collective, channels=channels)
     widths = (collective.input_chunks, collective.output_chunks, scratch)
     copies = []
@@ -263,7 +271,7 @@ def _assemble(collective: Collective, found: Algorithm, batches: tuple[Batch, ..
             shift = _channel_shift(widths, channels, channel)
             moved = {n: _shifted(getattr(batch, n), shift, p) for n in ("dst", "src")}
             copies.append(replace(batch, channel=channel, **moved))
-    return Schedule(whole, found.name, tuple(copies), scratch * channels)
+    return Schedule(whole, found.name, tuple(copies), scratch * channels, levels)
 
 
 def _channel_shift(widths: tuple[int, int, int], channels: int, channel: int) -> np.ndarray:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...errors import ScheduleError, Source
-from ..columns import check_batches
 from ..registry import known
 from .expressions import MIXED, Expressions
 from .symbolic import SymbolicExecutor
@@ -74,7 +73,6 @@ def prove(schedule: Schedule) -> Proof:
 
     Raises ScheduleError with rank, buffer, chunk, what it holds, what it must hold, and the line of the move.
     """
-    check_batches(schedule.batches, schedule.places, schedule.algorithm)
     executor = SymbolicExecutor(schedule.places, schedule.algorithm)
     executor.run(schedule.batches)
     outputs = check_outputs(executor, schedule.algorithm)
