@@ -102,9 +102,16 @@ def _run(options: argparse.Namespace, program: list[str], command: list[str]) ->
             return _complain(f"there is no command {command[0]!r}.", _NOT_FOUND)
         except PermissionError:
             return _complain(f"{command[0]!r} is not executable.", _NOT_EXECUTABLE)
+        except OSError as error:  # too many processes, or open files
+            return _complain(
+                f"process {len(job.processes)} of {n} cannot be started: {error.strerror}. `ulimit -n` limits a process's open "
+                "files (each rank takes 5 here), `ulimit -u` a user's processes.", _NOT_EXECUTABLE,
+            )  # fmt: skip
         job.wait()
     if received:
         return 128 + received[0]
+    if output.error:
+        return _complain(f"what the processes print cannot be written: {output.error}.", 1)
     if output.is_broken:
         return 128 + signal.SIGPIPE
     return _verdict(job, n, options.timeout)
@@ -114,7 +121,8 @@ def _start(job: Job, n: int, command: list[str], cpus: list[set[int]] | None, tr
     run, bind = new_run(), host.dying_with_parent(os.getpid())
     for rank in range(n):
         variables = environment(rank, n, run, 1 if cpus else None) | {"FUNCCOLL_TRACEBACKS": tracebacks}
-        if sys.stdout.isatty() and "NO_COLOR" not in variables:  # their output is a pipe, which turns colours off
+        # Their output is a pipe, which turns colours off.
+        if sys.stdout is not None and sys.stdout.isatty() and "NO_COLOR" not in variables:
             variables.setdefault("FORCE_COLOR", "1")
             variables.setdefault("TTY_INTERACTIVE", "0")  # rich: no cursor movement
             variables.setdefault("COLUMNS", str(max(20, shutil.get_terminal_size().columns - len(f"[{rank}] "))))
@@ -206,24 +214,30 @@ def _at(told: Mapping[str, Any]) -> str:
 
 
 def _complain(message: str, code: int) -> int:
-    print(f"funccoll run: {message}", file=sys.stderr)
+    if sys.stderr is not None:
+        print(f"funccoll run: {message}", file=sys.stderr)
     return code
 
 
 class _Output:
-    """Writer to this process's stdout and stderr, until their reader is gone (`funccoll run ... | head`)."""
+    """Writer to this process's stdout and stderr, until their reader is gone (`funccoll run ... | head`) or the disk is full.
+
+    What goes to one that is closed (`>&-`) is dropped.
+    """
 
     def __init__(self) -> None:
-        self.is_broken = False
+        self.is_broken, self.error = False, ""
+        self.closed = {number for number, file in ((1, sys.stdout), (2, sys.stderr)) if file is None}
         self.broken: Callable[[], None] = lambda: None
 
     def write(self, stream: int, data: bytes) -> None:
-        view = memoryview(b"" if self.is_broken else data)
+        view = memoryview(b"" if self.is_broken or stream in self.closed else data)
         try:
             while view:
                 view = view[os.write(stream, view) :]
-        except BrokenPipeError:
+        except OSError as error:
             self.is_broken = True
+            self.error = "" if isinstance(error, BrokenPipeError) else str(error.strerror)
             self.broken()
 
 

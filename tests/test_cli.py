@@ -4,6 +4,8 @@ import itertools
 import os
 import pty
 import re
+import resource
+import shlex
 import signal
 import subprocess
 import sys
@@ -431,6 +433,23 @@ def test_what_cannot_start(arguments, code, words):
     found, output, errors = run(*arguments)
     assert (found, output) == (code, "")
     assert words in errors and "Traceback" not in errors
+
+
+def test_too_few_descriptors():
+    limit = lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (20, 20))
+    code, output, errors = run("-n", "9", "--", "sleep", "1000", preexec_fn=limit)
+    assert (code, output) == (126, "")
+    assert re.fullmatch(r"funccoll run: process \d of 9 cannot be started: Too many open files\. `ulimit -n` .*\n", errors)
+
+
+@pytest.mark.parametrize(("where", "code", "words"), [
+    (">&-", 0, ""), ("2>&-", 0, ""), (">/dev/full", 1, "what the processes print cannot be written: No space left on device"),
+])  # fmt: skip
+def test_output_that_goes_nowhere(where, code, words):
+    command = f"{shlex.join(FUNCCOLL)} run -n 2 -- echo hello {where}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=300)
+    assert done.returncode == code and words in done.stderr and "Traceback" not in done.stderr, done
+    assert sorted(done.stdout.splitlines()) == (["[0] hello", "[1] hello"] if where == "2>&-" else [])
 
 
 def test_how_it_ended_in_words():

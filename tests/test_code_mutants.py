@@ -78,12 +78,14 @@ def test_a_change_is_of_its_lines_alone(tmp_path):
         apply(tmp_path, Mutant("f.py", mutant.before, mutant.after))
 
 
+@pytest.mark.slow
 def test_a_seed_draws_the_same_mutants():
     assert drawn(1) == draw(ROOT, 1, 60) and len(set(drawn(1))) == 60
     assert drawn(1) != drawn(2)
 
 
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
 def test_every_mutant_compiles_and_differs(seed):
     for mutant in drawn(seed):
         source = (ROOT / mutant.path).read_text()

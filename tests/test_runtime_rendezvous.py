@@ -174,14 +174,17 @@ def told_of_clash(ranks, rank, names):
         assert all(f"process {pid} (" in error for pid in pids) and "rank_server.py" in error, error
 
 
+IMPATIENT = "import funccoll.runtime.job.coordinator\nfunccoll.runtime.job.coordinator.GRACE = 0.2\n" + STAY
+
+
 def test_a_rank_that_comes_twice():
-    with Ranks(STAY, [0, 1], world=3) as ranks:
+    with Ranks(IMPATIENT, [0, 1], world=3) as ranks:
         ranks.start(1, STAY, "twin 1")
         told_of_clash(ranks, 1, [0, 1, "twin 1"])
 
 
 def test_a_second_rank_0():
-    with Ranks(STAY, [0], world=2) as ranks:
+    with Ranks(IMPATIENT, [0], world=2) as ranks:
         visit(ranks.run).close()
         ranks.start(0, STAY, "twin 0")
         told_of_clash(ranks, 0, [0, "twin 0"])
@@ -197,8 +200,9 @@ def test_a_twin_of_a_rank_of_a_job_that_has_just_begun(rank):
 
 
 @pytest.mark.parametrize("order", [
-    [0, 1, 10, 11], pytest.param([0, 11, 1, 10], marks=pytest.mark.slow), pytest.param([1, 11, 0, 10], marks=pytest.mark.slow),
+    [0, 1, 10, 11], [0, 11, 1, 10], [1, 11, 0, 10],
 ])  # fmt: skip
+@pytest.mark.slow
 def test_two_jobs_with_one_name(order):
     """Whichever ranks meet, no job of ranks of both goes on; one that starts when they have ended waits in vain."""
     words = "RendezvousError: two processes came as rank ", "did not come within", "ended before the job could begin"
@@ -330,6 +334,18 @@ def test_the_smallest_limit_on_address_space_holds_for_all():
         sizes = set(ranks.lines().values())
         assert len(sizes) == 1 and 1 << 30 < int(sizes.pop()) <= 2 << 30
         ranks.end_well()
+
+
+def test_limits_that_are_too_low_are_named():
+    files = "import resource\nn = len(os.listdir('/proc/self/fd')) + 3\nresource.setrlimit(resource.RLIMIT_NOFILE, (n, n))\n"
+    with Ranks(PRELUDE + files + "world.init()\n", [0], world=2) as ranks:
+        ranks.start(1, STAY, FUNCCOLL_RENDEZVOUS_TIMEOUT="1")
+        code, _, error = ranks.end(0)
+        assert code == 1 and "RendezvousError: rank 0 may open only " in error and "joining a job of 2 processes" in error
+    space = "import resource\nresource.setrlimit(resource.RLIMIT_AS, (400 << 20, 400 << 20))\n"
+    with Ranks(PRELUDE + space + "world.init()\n", [0], world=2) as ranks:
+        code, _, error = ranks.end(0)
+        assert code == 1 and "may map only 400 MiB of memory (`ulimit -v`), and a rank needs 640 MiB" in error
 
 
 AGAIN = JOIN + """

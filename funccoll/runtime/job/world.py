@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import errno
 import functools
 import itertools
 import os
+import resource
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -139,9 +141,17 @@ class _Membership:
             generation = replace(job_, run=f"{job_.run}-{self.generation}")
             transport = choose_job_backend()
             memory = transport.capacity(job_.world), transport.creator(job_.world)
-            meeting = rendezvous.meet(generation, timeout, *memory)
-            backend = transport(job_.rank, job_.world, meeting.memory)
-            watch = Watch(job_.rank, meeting.sockets, backend.failure_words(), meeting.coordinator)
+            try:
+                meeting = rendezvous.meet(generation, timeout, *memory)
+                backend = transport(job_.rank, job_.world, meeting.memory)
+                watch = Watch(job_.rank, meeting.sockets, backend.failure_words(), meeting.coordinator)
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE):
+                    raise
+                raise RendezvousError(
+                    f"rank {job_.rank} may open only {resource.getrlimit(resource.RLIMIT_NOFILE)[0]} files (`ulimit -n`), and "
+                    f"joining a job of {job_.world} processes takes about {10 + 2 * min(job_.world, 16)}."
+                ) from None
             watch.hook_exceptions()
             self.current = World(job_.rank, job_.world, watch, backend, collective_timeout, fork_bytes)
             os.environ[_JOINED] = f"{place}{os.getpid()}"

@@ -17,6 +17,7 @@ import math
 import mmap
 import operator
 import os
+import resource
 import threading
 import time
 import weakref
@@ -39,6 +40,7 @@ CONTROL = 16 << 20
 HEADER = 64 << 10
 """Bytes at its beginning that belong to `watch`; the rest is the runtime's."""
 
+_LEAST = 640 << 20  # bytes of address space that a rank needs: Python with NumPy, LLVM, and a heap
 _ARENA = 64 << 30  # bytes of address space per rank, where nothing limits it
 _COMMIT_TIMEOUT = 60.0  # seconds that a rank waits while others get memory
 _RECLAIM = 64 << 20  # bytes of free blocks from which on they are joined before the arena grows
@@ -50,8 +52,16 @@ _NORESERVE = 0x4000  # MAP_NORESERVE, which `mmap` names only from Python 3.13 o
 
 
 def largest_arena(world: int) -> int:
-    """The most bytes of address space per rank that this process can map."""
-    limit = address_space()
+    """The most bytes of address space per rank that this process can map.
+
+    Raises RendezvousError where LLVM, which comes next, could not even be loaded.
+    """
+    limit, mappings = address_space(), resource.getrlimit(resource.RLIMIT_AS)[0]
+    if mappings != resource.RLIM_INFINITY and mappings < _LEAST:
+        raise RendezvousError(
+            f"this process may map only {size_text(mappings)} of memory (`ulimit -v`), and a rank needs {size_text(_LEAST)}: "
+            "`ulimit -v unlimited` lifts the limit. Limits on memory that is used are another thing (cgroups)."
+        )
     # Half of a limit: the rest is for everything else in the process.
     return _ARENA if limit is None else min(_ARENA, max(limit // 2 - CONTROL, 0) // world // PAGE * PAGE)
 
