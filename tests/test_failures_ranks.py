@@ -187,7 +187,8 @@ def test_who_has_no_memory_raises_and_the_others_hear(limit, job):
     check_told(run, [0], ["PeerFailure"], ["rank 1 raised MemoryError"], caught=False)
 
 
-@pytest.mark.parametrize("limit", ["memory", pytest.param("address space", marks=SLOW)])
+@SLOW
+@pytest.mark.parametrize("limit", ["memory", "address space"])
 def test_who_makes_room_goes_on(limit, job):
     run = job("memory", 3, culprit=1, limit=limit, caught=True)
     assert run.end() == [0] * 3, run.report()

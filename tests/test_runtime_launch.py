@@ -227,8 +227,8 @@ def test_timeout_names_the_ranks_that_are_late(mark):
         if fc.rank() != 1:
             time.sleep(1000)
 
-    with pytest.raises(LaunchTimeout, match=r"after 5 s rank 0 had not returned") as caught:
-        fc.launch(late, 2, timeout=5)
+    with pytest.raises(LaunchTimeout, match=r"after 3 s rank 0 had not returned") as caught:
+        fc.launch(late, 2, timeout=3)
     assert isinstance(caught.value, TimeoutError)
     assert not marked(mark)
 

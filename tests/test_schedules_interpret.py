@@ -104,7 +104,7 @@ def test_a_dimension_that_cannot_be_cut():
 # ---------------------------------------------------------------- every algorithm
 
 
-QUICK = (*range(1, 7), 8, 9)
+QUICK = (*range(1, 7), 8)
 
 
 def run_all(schedule: Schedule, orders: int, dtypes: Any) -> None:

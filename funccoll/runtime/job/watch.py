@@ -43,7 +43,7 @@ _MAX_TRACEBACK = 16_000  # characters of a traceback that are sent: its end
 _MAX_FULL_MESH = 16  # ranks of a job up to which each gets a socket to each other
 _INTRODUCTION_TIMEOUT = 5.0  # seconds that a rank waits to be introduced to all
 _MESSAGE_TIMEOUT = 0.5  # seconds in which the message about a failure follows its word in shared memory
-_STACK_TIMEOUT = 2.0  # seconds that a rank waits for another one's stack
+_STACK_TIMEOUT = 1.0  # seconds that a rank waits for another one's stack
 _TRACEBACK = "Traceback (most recent call last):"
 
 
