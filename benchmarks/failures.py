@@ -2,10 +2,14 @@
 
 Real processes, which step through collectives over two axes of a mesh (the cases of tests/failure_cases.py). Each kind of
 failure happens ten times, in each rank in turn. Writes benchmarks/results/failures.json.
+
+`--attack --seed N` attacks running jobs instead, as the seed says (attacks.py), and adds its counts to that file.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import random
 import sys
 import tempfile
@@ -68,8 +72,29 @@ def once(server: Server, folder: Path, kind: str, n: int, number: int) -> list[f
     return [error["at"] - began - TIMEOUT * stops for error in errors.values()]
 
 
+def attack(seed: int, jobs: int, clashes: int) -> None:
+    """Attack running jobs, and record what happened; a failure ends it."""
+    from attacks import attack_jobs, clash_jobs
+
+    about, began = machine(), time.monotonic()
+    found = {"seed": seed, "jobs": attack_jobs(seed, jobs), "clashing pairs": clashes, "clashes": clash_jobs(seed, clashes)}
+    found |= {"wrong": 0, "hangs": 0, "left behind": 0, "seconds": round(time.monotonic() - began), "machine": about}
+    known = json.loads(RESULTS.read_text())
+    known["attacks"] = [*(a for a in known.get("attacks", []) if a["seed"] != seed), found]
+    RESULTS.write_text(json.dumps(known, indent=1) + "\n")
+    print(f"{jobs} jobs and {clashes} pairs: nothing wrong, no hang, nothing left behind")
+
+
 def main() -> None:
-    """Measure all kinds, with 2 and 4 ranks."""
+    """Measure all kinds, with 2 and 4 ranks, or attack."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--attack", action="store_true", help="attack running jobs")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=200)
+    parser.add_argument("--clashes", type=int, default=20)
+    options = parser.parse_args()
+    if options.attack:
+        return attack(options.seed, options.jobs, options.clashes)
     about, rows = machine(), []
     with tempfile.TemporaryDirectory() as folder, Server() as server:
         for kind in KINDS:
@@ -80,7 +105,8 @@ def main() -> None:
                 rows.append({"kind": kind, "ranks": n, "events": ROUNDS, "told": len(seconds), "seconds": found,
                              "goal": f"≤ {GOAL:g} s", "met": found["max"] <= GOAL})  # fmt: skip
                 print(f"{kind:<28} {n} ranks  median {found['median']:6.3f} s  max {found['max']:6.3f} s", flush=True)
-    record(RESULTS, about, timeout_seconds=TIMEOUT, cases=rows)
+    attacks = json.loads(RESULTS.read_text()).get("attacks", []) if RESULTS.exists() else []
+    record(RESULTS, about, timeout_seconds=TIMEOUT, cases=rows, attacks=attacks)
 
 
 if __name__ == "__main__":

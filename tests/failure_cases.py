@@ -9,6 +9,8 @@ import os
 import resource
 import signal
 import sys
+import threading
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -58,6 +60,80 @@ def kill(victim: int, where: float) -> None:
             mortal.step = steps.number
             steps.run(steps.number + 1)
     steps.run()
+
+
+# ---------------------------------------------------------------- attacks
+
+
+@member
+def attacked(threads: bool, forks: bool, timeout: float) -> None:
+    """Steps that go on until something happens to a rank: what, and when, the attacker knows (benchmarks/attacks.py).
+
+    A second thread steps over a mesh of its own, and children are forked which read arrays that the steps replace.
+    """
+
+    def raises(number: int, frame: Any) -> None:
+        raise ValueError("a handler has had enough")
+
+    signal.signal(signal.SIGUSR1, raises)
+    program, other = Program(), Program()
+    steps = Steps(program)
+    steps.run(2)
+    other.run(0)
+    fc.init(timeout)
+    ended = threading.Event()
+
+    def beside() -> None:
+        number = 1
+        with contextlib.suppress(fc.FunccollError):
+            while not ended.is_set():
+                other.run(number)
+                number += 1
+
+    thread = threading.Thread(target=beside) if threads else None
+    meet("all", range(fc.world_size()))
+    say("runs")
+    warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of forks beside threads
+    try:
+        if thread is not None:
+            thread.start()
+        while not steps.failed:
+            steps.run(steps.number + 50)
+            if forks and not steps.failed:
+                x, _ = program.examples[0]
+                block = fc.from_local(np.ascontiguousarray(x[:24]), program.mesh, EVERY)
+                wanted = block.local.tobytes()
+                pid = os.fork()
+                if pid == 0:
+                    time.sleep(0.01)
+                    os._exit(0 if block.local.tobytes() == wanted else 1)
+                del block
+                steps.run(steps.number + 5)
+                assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, "wrong data in a child"
+    finally:
+        ended.set()
+        if thread is not None:
+            thread.join()
+
+
+@member
+def clashing(value: float) -> None:
+    """Sums of this job's own number, for a while: another job of the same name has another number."""
+    n = fc.world_size()
+    mesh = fc.make_mesh({"d": n})
+    total = fc.jit(lambda x: fc.all_reduce(x, "d"), mesh=mesh, in_specs=P("d"), out_specs=P())
+    wrong, end = 0, time.monotonic() + 8.0
+    try:
+        while time.monotonic() < end:
+            # Every rank must leave after the same step.
+            last = float(time.monotonic() > end - 0.5)
+            found = total(fc.from_local(np.array([value, last]), mesh, P("d"))).local
+            wrong += found[0] != n * value
+            if found[1]:
+                break
+            time.sleep(0.002)
+    finally:
+        say("sums", wrong=int(wrong))
 
 
 # ---------------------------------------------------------------- what some ranks can do to the others

@@ -152,7 +152,7 @@ class Job:
             with suppress(ProcessLookupError):  # a rank leads a group, in which are its children
                 os.killpg(pid, signal.SIGKILL)
         self.end()
-        assert left == []
+        assert left == [], left
 
 
 @contextmanager

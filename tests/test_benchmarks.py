@@ -232,3 +232,13 @@ def test_a_wrong_result_and_a_dead_rank_end_the_benchmark(benchmarks, monkeypatc
         assert np.isfinite(job.measure("python", 3)).all()  # it goes on
     with pytest.raises(JobError, match="its ranks did not start"):
         Job("ours", 2, ["false"], ["ours"])
+
+
+@pytest.mark.slow
+def test_attacks(benchmarks):
+    """A few of those that `failures.py --attack` makes."""
+    from attacks import attack_jobs, clash_jobs
+
+    assert sum(attack_jobs(3, 8).get(f"{n} ranks", 0) for n in (2, 3, 4, 8)) == 8
+    clashes = clash_jobs(3, 1)
+    assert clashes.get("ended well", 0) + clashes["ended with an error"] >= 4
