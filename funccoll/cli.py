@@ -184,6 +184,10 @@ def _verdict(job: Job, n: int, timeout: float | None) -> int:
     rank, code = job.failure
     if rank is None or code is None:
         return _complain(f"not finished after {timeout:g} s; all were stopped.", _TIMEOUT)
+    # The rank whose exception came first may take longer to end than one that it has brought down.
+    causes = [r for r, told in job.reports.items() if told.get("first") and told["kind"] != "followed" and r in job.codes]
+    rank = causes[0] if causes else rank
+    code = job.codes.get(rank, code)
     cause, words = _cause(job, rank, code)
     stopped = len(job.signalled - {cause})
     others = "" if n == 1 else f"; the other{f' {n - 1}' * (n > 2)} "

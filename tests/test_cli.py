@@ -326,6 +326,50 @@ def test_a_late_rank_is_named_and_not_who_waited_for_it(script, how):
         assert re.search(r"in busy\n\[[02]\] +time.sleep\(1000\)\n", errors), errors
 
 
+CAUSE = """
+import numpy as np, funccoll as fc
+from funccoll import P
+step = fc.jit(lambda x: fc.all_reduce(x, "d"), mesh=fc.make_mesh({"d": 2}), in_specs=P("d"), out_specs=P())
+step(np.ones(2))
+if sys.argv[1] == "wrapped" and rank == "0":
+    import atexit
+    atexit.register(time.sleep, 1)
+    raise ValueError("the true cause")
+if sys.argv[1] == "wrapped":
+    try:
+        step(np.ones(2))
+    except fc.PeerFailure as error:
+        raise RuntimeError("training failed") from error
+if sys.argv[1] == "child" and rank == "0":
+    hook = sys.excepthook
+    sys.excepthook = lambda *error: hook(*error)
+    if os.fork() == 0:
+        raise KeyError("child only")
+    os.wait()
+    sys.exit(3)
+if sys.argv[1] == "inner" and rank == "0":
+    from funccoll.runtime.job.reports import report
+    inner = os.environ | {"FUNCCOLL_RUN_ID": "inner"}
+    for number in (0, 1, 7):
+        report(inner, number, "raised", cause="x", error="ValueError: inner", where="", first=True)
+    report(os.environ, 9, "raised", cause=None, error="ValueError: none", where="", first=True)
+    sys.exit(3)
+step(np.ones(2))
+"""
+
+
+@pytest.mark.parametrize(("how", "words"), [
+    ("wrapped", r"rank 0 raised ValueError: the true cause at script.py:\d+ \(<module>\)"),
+    ("child", "rank 0 exited with code 3"), ("inner", "rank 0 exited with code 3"),
+])  # fmt: skip
+def test_the_cause_is_not_who_ended_first_nor_who_is_no_rank(script, how, words):
+    script(CAUSE)
+    _, _, errors = run("-n", "2", "--grace", "inf", "script.py", how)
+    assert re.fullmatch(rf"funccoll run: {words}, after \d+\.\d s; the other ended, too\.", errors.splitlines()[-1]), errors
+    if how == "wrapped":
+        assert "[0] ValueError: the true cause" in errors and "[1] Traceback" not in errors
+
+
 HEARS = """
 from pathlib import Path
 for name in ("SIGUSR1", "SIGUSR2", "SIGTSTP", "SIGCONT"):

@@ -612,3 +612,71 @@ def test_ranks_that_grow_together_do_not_take_more_than_there_is():
         found = [line.split() for line in ranks.lines().values()]
         assert [fits for fits, _ in found] == ["True"] * 3 and sum(int(n) for _, n in found) > 100
         ranks.end_well()
+
+
+FORKS = JOIN + """
+import subprocess
+x = w.backend.heap.array((9 << 20,), "u1")
+x[:] = 1
+done = subprocess.run(["echo", "hello"], preexec_fn=os.getpid, capture_output=True, text=True)
+assert (done.returncode, done.stdout, done.stderr) == (0, "hello\\n", ""), done
+del x
+small = w.backend.heap.array((100,), "u1")
+small[:] = 1
+barrier, children = threading.Barrier(2), []
+def forks():
+    for _ in range(20):
+        barrier.wait()
+        pid = os.fork()
+        if pid == 0:
+            while os.getppid() == parent:  # until the parent goes on
+                time.sleep(0.001)
+            os._exit(0 if (small == 1).all() else 1)
+        children.append(pid)
+parent = os.getpid()
+threads = [threading.Thread(target=forks) for _ in range(2)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+for pid in children:
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+say("fine", len(children))
+"""
+
+
+def test_forks_of_threads_and_of_subprocess():
+    """Threads that fork at the same time do not wait for each other's children; a child that executes copies nothing."""
+    with Ranks(FORKS, [0], world=2, FUNCCOLL_FORK_MIB="8") as ranks:
+        ranks.start(1, PRELUDE + "world.init()")
+        assert ranks.line(0) == "in" and ranks.line(0) == "fine 40"
+        ranks.end_well()
+
+
+NESTED = JOIN + """
+from funccoll.errors import FunccollError
+heap, told = w.backend.heap, []
+def handler(number, frame):
+    try:
+        heap.array((77,), "u1")
+    except FunccollError as error:
+        told.append(str(error))
+signal.signal(signal.SIGALRM, handler)
+real = heap._blocks.allocate
+def slow(size):
+    os.kill(os.getpid(), signal.SIGALRM)
+    time.sleep(0)
+    return real(size)
+heap._blocks.allocate = slow
+heap.array((1 << 20,), "u1")
+assert len(told) == 1 and "signal handler or a destructor" in told[0]
+say("fine")
+"""
+
+
+def test_an_allocation_in_the_middle_of_one_is_refused():
+    with Ranks(NESTED, [0], world=2) as ranks:
+        ranks.start(1, PRELUDE + "world.init()")
+        assert ranks.line(0) == "in" and ranks.line(0) == "fine"
+        ranks.end_well()

@@ -104,7 +104,7 @@ def cache_directory() -> Path | None:
         with suppress(OSError):
             folder.parent.mkdir(parents=True, exist_ok=True)
             with suppress(FileExistsError):
-                folder.mkdir()
+                folder.mkdir(mode=0o700)
                 folder.chmod(0o700)  # whatever the umask
             objection = _objection(folder, os.stat(folder), stat.S_ISDIR)
             if objection:

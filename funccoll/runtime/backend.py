@@ -128,10 +128,11 @@ class JobBackend(Protocol):
         """Release the memory. Arrays that are alive stay valid."""
         ...
 
-    def disown(self, most: int) -> None:
+    def disown(self, most: int | None) -> None:
         """Leave the memory to the parent, in a forked child, in which arrays must stay what they are.
 
         The parent goes on when this is done. At most `most` bytes are copied; a child that would need more is ended.
+        With None nothing is copied: the child is about to execute another program.
         """
         ...
 

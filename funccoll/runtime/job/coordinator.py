@@ -7,6 +7,7 @@ that says nothing. They are dropped.
 
 from __future__ import annotations
 
+import errno
 import os
 import selectors
 import socket
@@ -81,7 +82,10 @@ class Coordinator:
         for key, _ in self.selector.select(0):
             channel: Any = key.fileobj
             if channel is self.listener:
-                self._accept(channel)
+                try:
+                    self._accept(channel)
+                except OSError:  # no descriptors are left, and it would be readable for ever
+                    self.selector.unregister(channel)
                 while len(self.unidentified) > _SILENT:  # the one that has said nothing for longest
                     self._drop(next(iter(self.unidentified)))
             else:
@@ -159,7 +163,9 @@ class Coordinator:
     def _accept(self, listener: socket.socket) -> None:
         try:
             channel, _ = listener.accept()
-        except OSError:
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise
             return  # the other side has closed it
         if not same_user(channel):
             channel.close()

@@ -11,14 +11,14 @@ from contextlib import suppress
 
 __all__ = ["ForkHandshake"]
 
-_NO_SWITCH = 1e6  # seconds
+_NO_SWITCH = 0.05  # seconds; not longer, because the forking thread, too, waits so long for one that has the GIL
 
 
 class ForkHandshake:
     """A pipe on which a forked child tells its parent that it is ready. One fork at a time; children may come of any thread.
 
-    From before the fork until the child is ready no other Python thread of the parent runs, as none runs during the fork
-    itself: it could change what the child is about to copy.
+    While the parent waits no other Python thread of it runs, as none runs during the fork itself: it could change what
+    the child is about to copy. Between the fork and the wait one is unlikely to run.
     """
 
     def __init__(self) -> None:
@@ -30,8 +30,12 @@ class ForkHandshake:
 
     def begin(self) -> None:
         """Prepare, before the fork."""
-        reader, writer = os.pipe()
-        self._lock.acquire()
+        self._lock.acquire()  # before there is a pipe: another fork's child would inherit it
+        try:
+            reader, writer = os.pipe()
+        except BaseException:
+            self._lock.release()
+            raise
         if not self._pipes:
             self._interval = sys.getswitchinterval()
             sys.setswitchinterval(_NO_SWITCH)

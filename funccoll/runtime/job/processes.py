@@ -25,6 +25,7 @@ PATIENCE = 5.0
 _SILENCE = 2.0  # seconds after a failure until a command says that it waits for the others
 _DYING = 1.0  # seconds in which killed children of ranks must be gone; without an init process they stay zombies
 _LONGEST_LINE = 1 << 20
+_LONGEST_WAIT = 3600.0  # seconds: `--grace inf` has no milliseconds
 _POLL = 0.05  # seconds, on kernels without pidfd (before 5.3)
 
 
@@ -130,6 +131,7 @@ class Job:
         self.signalled: set[int] = set()
         self.found_stopped: set[int] = set()
         """Ranks that were stopped by a signal when another one reported that it had waited for them in vain."""
+        self._run: str | None = None
         self._members: set[int] = set()  # ranks that have joined the job
         self._mailbox = reports.Mailbox(new_run())
         self._selector = selectors.DefaultSelector()
@@ -144,6 +146,7 @@ class Job:
         rank = len(self.processes)
         options.setdefault("stdin", subprocess.DEVNULL)
         options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "process_group": 0, "bufsize": 0}
+        self._run = variables.get("FUNCCOLL_RUN_ID")
         variables = {**variables, reports.VARIABLE: self._mailbox.name}
         process: subprocess.Popen[Any] = subprocess.Popen(command, env=variables, **options)
         self.processes.append(process)
@@ -185,7 +188,8 @@ class Job:
                     self.signalled |= ranks & self.live
                     self.send(number, ranks & self.live)
                 elif ranks & self.live:
-                    self.waiting(sorted(ranks & self.live), self._signals[0][0] - now)
+                    until = min(when for when, number, whom in self._signals if number and whom & ranks & self.live)
+                    self.waiting(sorted(ranks & self.live), until - now)
 
     def fail(self, rank: int | None, code: int | None = None) -> None:
         """Note that a rank failed, unless another did before, and end the others."""
@@ -242,7 +246,7 @@ class Job:
     def _patience(self) -> float | None:
         whens = [entry[0] for entry in (*self._signals[:1], *filter(None, [self._followed_failure]))]
         times = whens if self._deadline is None else [*whens, self._deadline]
-        seconds = max(0.0, min(times) - time.monotonic()) if times else None
+        seconds = min(max(0.0, min(times) - time.monotonic()), _LONGEST_WAIT) if times else None
         return min(_POLL, seconds if seconds is not None else _POLL) if self._polls else seconds
 
     def _emit(self, stream: int, data: bytes) -> None:
@@ -293,14 +297,17 @@ class Job:
 
     def _read_reports(self) -> None:
         for report in self._mailbox.receive():
-            rank, kind = report["rank"], report.get("kind")
+            rank, kind, cause = report["rank"], report.get("kind"), report.get("cause")
+            # A rank may have started a job of its own, whose ranks find this socket in their environment.
+            if report.get("run") != self._run or rank not in range(len(self.processes)) or not isinstance(cause, int | None):
+                continue
             if kind == "joined":
                 self._members.add(rank)
             elif kind == "left":
                 self._members.discard(rank)
             else:
                 self.reports.setdefault(rank, report)
-                self.found_stopped |= {r for r in [report.get("cause")] if r in self.live and self.is_stopped(r)}
+                self.found_stopped |= {r for r in [cause] if r in self.live and self.is_stopped(r)}
 
     def _reported_peer_failure(self, rank: int, code: int) -> bool:
         return code == host.PEER_FAILURE_EXIT_CODE and self.reports.get(rank, {}).get("kind") == "followed"

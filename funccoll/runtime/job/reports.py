@@ -63,8 +63,8 @@ def report(environment: Mapping[str, str], rank: int, kind: str, **fields: Any) 
     name = environment.get(VARIABLE)
     if not name:
         return False
-    data = json.dumps({"rank": rank, "kind": kind, **fields}).encode()
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel, suppress(OSError):
+    data = json.dumps({"rank": rank, "kind": kind, "run": environment.get("FUNCCOLL_RUN_ID"), **fields}).encode()
+    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
         channel.settimeout(_PATIENCE)
         channel.sendto(data[:_LONGEST], f"\0{name}")
         return True

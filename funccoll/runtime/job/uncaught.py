@@ -23,15 +23,18 @@ def _words(error: BaseException) -> str:
     return text.removeprefix(module)[:_LONGEST]
 
 
-def report_exception(rank: int, error: BaseException) -> None:
-    """Tell the launcher, if there is one, which exception ends this rank, and which rank is the cause if it says so."""
+def report_exception(rank: int, error: BaseException, first: bool) -> None:
+    """Tell the launcher, if there is one, which exception ends this rank, and which rank is the cause if it says so.
+
+    `first`: whether no other rank has failed before.
+    """
     kind, cause = "raised", None
     if isinstance(error, PeerFailure):
         kind, cause = "followed", error.rank
     elif isinstance(error, CollectiveTimeout):
         kind, cause = "waited", error.rank
     source = raised_at(error)
-    report(os.environ, rank, kind, cause=cause, error=_words(error), where=str(source) if source else "")
+    report(os.environ, rank, kind, cause=cause, error=_words(error), where=str(source) if source else "", first=first)
 
 
 def print_folded(error: BaseException) -> None:

@@ -105,7 +105,7 @@ class Watch:
         self._header: np.ndarray | None = header
         self._sockets = dict(sockets)
         self._failure: Failure | None = None
-        self._reported = False
+        self._reported = self._disowned = False
         self._told, self._introduced, self._answered = threading.Event(), threading.Event(), threading.Event()
         self._stacks: dict[int, str] = {}
         self._lock = threading.Lock()
@@ -189,8 +189,8 @@ class Watch:
         if kind == "met":
             self._introduced.set()
         if kind == "where":
-            where = stacks()[-_MAX_TRACEBACK:] if message["of"] == self.rank else ""
-            if where:
+            if message["of"] == self.rank:
+                where = stacks()[-_MAX_TRACEBACK:]
                 self._pass_on(int(message["by"]), {"kind": "stack", "of": self.rank, "by": message["by"], "text": where})
             else:
                 self._pass_on(int(message["of"]), message)
@@ -275,8 +275,10 @@ class Watch:
         previous = sys.excepthook
 
         def report_first(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
+            if self._disowned:  # this is a forked child, in which another hook has kept this one
+                return previous(kind, error, where)
             self.report("".join(traceback.format_exception(kind, error, where)))
-            report_exception(self.rank, error)
+            report_exception(self.rank, error, self._is_first())
             if self._is_first() or os.environ.get(TRACEBACKS) != "first":
                 previous(kind, error, where)
             else:
@@ -298,6 +300,7 @@ class Watch:
             error = getattr(sys, "last_value", None)  # Python sets it before it calls a hook
             if error is not None and not self._reported:
                 self.report("".join(traceback.format_exception(error)))
+                report_exception(self.rank, error, self._is_first())
         with self._lock:
             header, self._header = self._header, None
             if header is None:
@@ -321,7 +324,7 @@ class Watch:
 
     def disown(self) -> None:
         """Close a forked child's copies of the sockets, or the others would not see this rank's end."""
-        self._header = None
+        self._header, self._disowned = None, True
         self._close()
 
     def _close(self) -> None:

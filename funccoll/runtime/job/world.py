@@ -8,6 +8,7 @@ import functools
 import itertools
 import os
 import resource
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -189,7 +190,17 @@ class _Membership:
                 "job's mesh in the parent."
             )
             left.watch.disown()
-            left.backend.disown(left.fork_bytes)
+            left.backend.disown(None if _executes() else left.fork_bytes)
+
+
+def _executes() -> bool:
+    """Whether this forked child is about to execute another program, for `subprocess` with `preexec_fn`."""
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "_execute_child" and frame.f_globals.get("__name__") == "subprocess":
+            return True
+        frame = frame.f_back
+    return False
 
 
 _MEMBERSHIP = _Membership()

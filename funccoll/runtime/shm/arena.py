@@ -210,7 +210,7 @@ appends to lists and pops from them, each a single step for Python's threads.
         offset, nbytes = fits[0], min(fits[1], max(least, most))
         try:
             self._commit(offset, nbytes)
-        except MemoryError:
+        except BaseException:
             self._holes.append(fits)
             raise
         if fits[1] > nbytes:

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from ...display import size_text
-from ...errors import DTypeError, RendezvousError, ShapeError
+from ...errors import DTypeError, FunccollError, RendezvousError, ShapeError
 from ..job.host import address_space, available_memory
 from .arena import LARGE, PAGE, Arena, block_size
 
@@ -42,7 +42,7 @@ HEADER = 64 << 10
 
 _LEAST = 640 << 20  # bytes of address space that a rank needs: Python with NumPy, LLVM, and a heap
 _ARENA = 64 << 30  # bytes of address space per rank, where nothing limits it
-_COMMIT_TIMEOUT = 60.0  # seconds that a rank waits while others get memory
+_COMMIT_TIMEOUT = 600.0  # seconds that a rank waits while others get memory
 _RECLAIM = 64 << 20  # bytes of free blocks from which on they are joined before the arena grows
 _KINDS = 4096  # (shape, dtype) pairs remembered
 _JOIN = 64 << 10  # live blocks that are nearer to each other than this are copied together, in a forked child
@@ -121,7 +121,8 @@ class Heap:
         self.base: int = everything.__array_interface__["data"][0]
         self._pointer = _fast_pointer if _fast_pointer(everything) == self.base else _slow_pointer
         start = CONTROL + rank * self.arena
-        self._lock, self._process_lock = threading.Lock(), threading.Lock()
+        self._lock: Any = threading.RLock()  # which knows its owner; nothing is entered twice
+        self._process_lock = threading.Lock()
         exclusive = partial(self.exclusive, _COMMIT_TIMEOUT)
         self._blocks = Arena(self._mapping, descriptor, start, start + self.arena, f"rank {rank}'s", exclusive)
         self._kinds: dict[tuple[Any, Any], _Kind] = {}  # by (shape, dtype)
@@ -183,12 +184,12 @@ class Heap:
                     if time.monotonic() > end:
                         raise RendezvousError(f"another process has kept the job's memory locked for {timeout:g} s.") from None
                     time.sleep(0.001)
-            try:
-                yield
-            finally:
-                fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
+            yield
         finally:
-            self._process_lock.release()
+            try:
+                fcntl.lockf(self._descriptor, fcntl.LOCK_UN)  # also when an interrupt came as it was taken
+            finally:
+                self._process_lock.release()
 
     def stats(self) -> dict[str, int]:
         """Statistics of this rank's arena: live arrays, and bytes of address space, committed, freed with their pages."""
@@ -206,11 +207,11 @@ class Heap:
         self._blocks.close()
         os.close(self._descriptor)
 
-    def disown(self, most: int) -> None:
+    def disown(self, most: int | None) -> None:
         """Allocate and free nothing any more, in a forked child: the arena stays the parent's.
 
         The parent may change or free an array at any time, so the child gets copies of all pages with live blocks, at
-        the same addresses.
+        the same addresses; none when `most` is None.
 
         Raises: MemoryError when these are more than `most` bytes, or than there is memory.
         """
@@ -222,6 +223,8 @@ class Heap:
                 ranges.append([start // PAGE * PAGE, end])
         self._live.clear()
         self._kinds.clear()
+        if most is None:
+            return
         total, most = sum(end - start for start, end in ranges), min(most, available_memory())
         if total > most:
             raise MemoryError(
@@ -251,6 +254,7 @@ class Heap:
             return kind.free.pop()
         except IndexError:
             pass
+        self._refuse_nested()
         with self._lock:
             if self._blocks.needs(kind.size) and self._free() > max(_RECLAIM, available_memory() // 8):
                 self._reclaim()  # not earlier: pages that are used again soon cost 0.3 ms per MiB
@@ -261,6 +265,13 @@ class Heap:
                 found = self._blocks.allocate(kind.size)
         kind.free.extend(found[1:])
         return found[0]
+
+    def _refuse_nested(self) -> None:
+        if self._lock._is_owned():
+            raise FunccollError(
+                "an array was made in shared memory in the middle of making another one, by the same thread: from a signal "
+                "handler or a destructor. Only set a flag there, and make it in the code that runs the steps."
+            )
 
     def _free(self) -> int:
         return sum(kind.size * len(kind.free) for kind in list(self._sizes.values()))
@@ -284,6 +295,7 @@ class Heap:
         if min(map(operator.index, shape), default=0) < 0:
             raise ShapeError(f"no array has the shape {tuple(shape)}: sizes are 0 or more.")
         size = block_size(math.prod(shape) * np.dtype(dtype).itemsize)
+        self._refuse_nested()
         with self._lock:
             if size not in self._sizes:
                 self._sizes[size] = _Kind(size, partial(self._give_large, size) if size >= LARGE else None)

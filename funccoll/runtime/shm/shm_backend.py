@@ -98,7 +98,7 @@ class SharedMemoryBackend:
         self.gathers.clear()
         self.heap.close()
 
-    def disown(self, most: int) -> None:
+    def disown(self, most: int | None) -> None:
         """See `JobBackend`."""
         try:
             self.heap.disown(most)
