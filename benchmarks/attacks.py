@@ -79,7 +79,7 @@ def _attack(job: Job, n: int, culprit: int, how: str, delay: float) -> None:
     codes = job.end()
     assert all(codes[rank] == 0 for rank in others), (how, codes, job.report())
     assert codes[culprit] in CODES[how], (how, codes, job.report())
-    assert "wrong data" not in job.report(), job.report()
+    assert "AssertionError: wrong data" not in job.report(), job.report()
     end = time.monotonic() + PATIENCE
     while left := job.left():  # a child that a killed rank had forked ends by itself
         assert time.monotonic() < end, (left, job.report())
