@@ -1,4 +1,4 @@
-"""What `test_redistribute.py` runs in real processes, and the random shardings that it draws."""
+"""The functions that real processes of `test_redistribute.py` run, and the random shardings that it draws."""
 
 from __future__ import annotations
 

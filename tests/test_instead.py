@@ -1,4 +1,4 @@
-"""What a refusal of a NumPy function says to write in its place computes the same."""
+"""Refusals of NumPy functions: the expression that each says to write instead computes the same."""
 
 import re
 

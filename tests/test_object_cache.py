@@ -1,4 +1,4 @@
-"""Compiled kernels on disk: only what this user (or root) wrote is executed, and nobody else can write it."""
+"""Compiled kernels on disk: only what this user (or root) wrote is executed, and no other user can write it."""
 
 from __future__ import annotations
 

@@ -508,11 +508,16 @@ say("fine")
 """
 
 
-def test_a_forked_child_gives_nothing_back():
-    with Ranks(FORKED, [0], world=2) as ranks:
+def run_beside_another(script):
+    """Run a script as rank 0 of two, which says at its end that all is fine."""
+    with Ranks(script, [0], world=2) as ranks:
         ranks.start(1, PRELUDE + "world.init()")
         assert ranks.line(0) == "in" and ranks.line(0) == "fine"
         ranks.end_well()
+
+
+def test_a_forked_child_gives_nothing_back():
+    run_beside_another(FORKED)
 
 
 def test_the_header_is_part_of_the_control_region(heap):
@@ -552,10 +557,7 @@ say("fine")
 
 
 def test_arrays_do_not_change_in_a_forked_child():
-    with Ranks(SNAPSHOT, [0], world=2) as ranks:
-        ranks.start(1, PRELUDE + "world.init()")
-        assert ranks.line(0) == "in" and ranks.line(0) == "fine"
-        ranks.end_well()
+    run_beside_another(SNAPSHOT)
 
 
 TOO_LARGE = JOIN + """
@@ -676,7 +678,4 @@ say("fine")
 
 
 def test_an_allocation_in_the_middle_of_one_is_refused():
-    with Ranks(NESTED, [0], world=2) as ranks:
-        ranks.start(1, PRELUDE + "world.init()")
-        assert ranks.line(0) == "in" and ranks.line(0) == "fine"
-        ranks.end_well()
+    run_beside_another(NESTED)

@@ -188,7 +188,7 @@ class Job:
                     self.signalled |= ranks & self.live
                     self.send(number, ranks & self.live)
                 elif ranks & self.live:
-                    until = min(when for when, number, whom in self._signals if number and whom & ranks & self.live)
+                    until = min(when for when, number, others in self._signals if number and others & ranks & self.live)
                     self.waiting(sorted(ranks & self.live), until - now)
 
     def fail(self, rank: int | None, code: int | None = None) -> None:
@@ -215,7 +215,7 @@ class Job:
         )  # fmt: skip
 
     def is_stopped(self, rank: int) -> bool:
-        """Whether a rank's process is stopped by a signal."""
+        """True when a signal has stopped the process of a rank."""
         try:
             with open(f"/proc/{self.processes[rank].pid}/stat") as file:
                 return file.read().rpartition(")")[2].split()[0] == "T"

@@ -290,7 +290,7 @@ class Watch:
         sys.excepthook = report_first
 
     def _is_first(self) -> bool:
-        """Whether no other rank has died or raised before this one."""
+        """True when no other rank has died or raised before this one."""
         header = self._header
         return header is None or header[FAILED] in (0, 1 + self.rank)
 

@@ -194,7 +194,7 @@ class _Membership:
 
 
 def _executes() -> bool:
-    """Whether this forked child is about to execute another program, for `subprocess` with `preexec_fn`."""
+    """True when this forked child is about to execute another program, for `subprocess` with `preexec_fn`."""
     frame = sys._getframe()
     while frame is not None:
         if frame.f_code.co_name == "_execute_child" and frame.f_globals.get("__name__") == "subprocess":

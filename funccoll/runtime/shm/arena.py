@@ -125,7 +125,7 @@ appends to lists and pops from them, each a single step for Python's threads.
         return kept
 
     def needs(self, size: int) -> bool:
-        """Whether a block of `size` bytes needs more memory than the arena has."""
+        """True when a block of `size` bytes needs more memory than the arena has."""
         return self._top + size > self._end_committed
 
     def _grow(self, end: int) -> None:
