@@ -187,7 +187,8 @@ def _verdict(job: Job, n: int, timeout: float | None) -> int:
     # The rank whose exception came first may take longer to end than one that it has brought down.
     causes = [r for r, told in job.reports.items() if told.get("first") and told["kind"] != "followed" and r in job.codes]
     rank = causes[0] if causes else rank
-    code = job.codes.get(rank, code)
+    if rank not in job.signalled:  # whose code is that of the signal
+        code = job.codes.get(rank, code)
     cause, words = _cause(job, rank, code)
     stopped = len(job.signalled - {cause})
     others = "" if n == 1 else f"; the other{f' {n - 1}' * (n > 2)} "

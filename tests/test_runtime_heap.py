@@ -656,6 +656,37 @@ def test_forks_of_threads_and_of_subprocess():
         ranks.end_well()
 
 
+SIGNALLED = """
+import os, signal
+os.register_at_fork(after_in_child=lambda: os.kill(os.getppid(), signal.SIGINT))  # runs before the child is ready
+os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), signal.SIGUSR1))
+told = []
+""" + JOIN + """
+def handler(number, frame):
+    told.append((os.getpid(), signal.getsignal(signal.SIGINT) is signal.default_int_handler))
+    raise ValueError("a handler has had enough")
+signal.signal(signal.SIGUSR1, handler)
+x = w.backend.heap.array((1 << 20,), "u1")
+interrupted = 0
+for _ in range(5):
+    try:
+        os.fork()
+        say("goes on")
+    except KeyboardInterrupt:
+        interrupted += 1
+    except ValueError:
+        os._exit(3 if told == [(os.getpid(), True)] else 4)
+    assert os.waitpid(-1, 0)[1] == 3 << 8
+assert told == [] and signal.getsignal(signal.SIGUSR1) is handler and not world._MEMBERSHIP.handshake._handlers
+say("fine" if interrupted == 5 else interrupted)
+"""
+
+
+def test_a_signal_during_a_fork_is_handled_after_it():
+    """In the process to which it was sent. Python drops what is raised in the hooks of a fork."""
+    run_beside_another(SIGNALLED)
+
+
 NESTED = JOIN + """
 from funccoll.errors import FunccollError
 heap, told = w.backend.heap, []

@@ -209,9 +209,7 @@ _MEMBERSHIP = _Membership()
 @functools.lru_cache(maxsize=1)  # once in a process: neither can be undone
 def _at_end() -> None:
     atexit.register(_MEMBERSHIP.leave)
-    os.register_at_fork(
-        before=_MEMBERSHIP.before_fork, after_in_parent=_MEMBERSHIP.handshake.wait, after_in_child=_MEMBERSHIP.forked
-    )
+    _MEMBERSHIP.handshake.hook(_MEMBERSHIP.before_fork, _MEMBERSHIP.forked)
 
 
 def init(timeout: float | None = None, *, rendezvous_timeout: float | None = None) -> World | None:
