@@ -27,7 +27,7 @@ RANKS = (2, 2, 3, 3, 4, 4, 8)
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "terminate": signal.SIGTERM, "interrupt": signal.SIGINT,
            "raise in a handler": signal.SIGUSR1}  # fmt: skip
 TIMEOUT = 3.0  # seconds of a collective, after which a stopped rank is late
-CODES = {"kill": {-9}, "stop": {-9}, "terminate": {-15}, "interrupt": {0, 1}, "raise in a handler": {0, 1}}
+CODES = {"kill": {-9}, "stop": {-9}, "terminate": {-15}, "interrupt": {0, 1, -2}, "raise in a handler": {0, 1}}
 
 
 class Load:
