@@ -24,7 +24,7 @@ from funccoll.kernels.cpu import combine_address, interpreter
 from funccoll.kernels.frame import INSTRUCTION_BUDGET
 from funccoll.mesh import Mesh
 from funccoll.runtime.job import world
-from funccoll.runtime.shm import staging
+from funccoll.runtime.plans import staging
 from funccoll.runtime.shm.collective_group import CollectiveGroup
 
 AXES = {2: {"a": 2, "b": 1}, 3: {"a": 3, "b": 1}, 4: {"a": 2, "b": 2}, 8: {"a": 4, "b": 2}}

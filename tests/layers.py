@@ -47,15 +47,16 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "schedules.model": (("topology",), ("cost",), ("select", "simulation"), ("simulate",)),
     "kernels": (("frame", "variants", "intrinsics"), ("stream_interpreter",), ("reductions", "object_cache"), ("cpu", "cuda")),
     "arrays": (("array_layout",), ("array",), ("placement",)),
-    "runtime": (("backend", "blas"), ("codegen",), ("job",), ("local", "shm", "mpi", "nccl", "cuda")),
+    "runtime": (("backend", "blas"), ("codegen",), ("plans",), ("job",), ("local", "shm", "mpi", "nccl", "cuda")),
+    "runtime.plans": (("control_block", "slots", "staging"), ("plan_writer",)),
     "runtime.job": (
         ("host", "packets", "forking", "reports", "stacks"), ("hello", "processes", "doctor", "uncaught"), ("coordinator",),
         ("rendezvous", "watch"), ("world",), ("launch",),
     ),
     "runtime.local": (("ordered_reduction",), ("collectives",)),
     "runtime.shm": (
-        ("arena",), ("heap",), ("control_block", "slots", "staging", "wait_graph"), ("plan_writer",), ("plan",),
-        ("communicators", "results"), ("diagnosis",), ("collective_group",), ("values",), ("shm_backend",),
+        ("arena",), ("heap",), ("wait_graph",), ("plan",), ("communicators", "results"), ("diagnosis",),
+        ("collective_group",), ("values",), ("shm_backend",),
     ),
     "compiler": (
         ("arguments", "choose_schedules", "report", "resharding"), ("signature",), ("stages",), ("jit", "redistribute"),

@@ -24,7 +24,7 @@ import funccoll as fc
 from funccoll import P, errors
 from funccoll.kernels.cpu import combine_address
 from funccoll.mesh import Mesh
-from funccoll.runtime.shm import staging
+from funccoll.runtime.plans import staging
 
 Recorded = list[tuple[np.ndarray, list[bytes]]]
 """Of each result of a program: its value, and the bytes of every device's block."""

@@ -18,7 +18,7 @@ from funccoll.kernels import frame as fields
 from funccoll.kernels.cpu import combine_address, interpreter
 from funccoll.kernels.frame import FAILED, FINISHED, MISMATCH, NEEDS_FALLBACK, WAITING
 from funccoll.primitives.combining import fold
-from funccoll.runtime.shm.control_block import Communicator, ControlBlock
+from funccoll.runtime.plans.control_block import Communicator, ControlBlock
 from funccoll.runtime.shm.plan import GroupedCollective, Operand, build_plan
 from funccoll.schedules import algorithms, build
 from funccoll.schedules.chunk_layout import ChunkLayout
@@ -222,7 +222,7 @@ class Rank:
 def test_processes_execute_the_streams(kind, p, non_temporal, monkeypatch):
     """Every algorithm of a kind, five times in a row."""
     if non_temporal:
-        monkeypatch.setattr("funccoll.runtime.shm.plan_writer._NON_TEMPORAL_BYTES", -1)
+        monkeypatch.setattr("funccoll.runtime.plans.plan_writer._NON_TEMPORAL_BYTES", -1)
     interpreter(0)
     rng, cases = np.random.default_rng(1), []
     pairs = [(i, (i + 1) % p) for i in range(p)] if kind == "permute" else ()

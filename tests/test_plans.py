@@ -9,7 +9,7 @@ import pytest
 
 from funccoll import schedules
 from funccoll.kernels.frame import LINE_HEAD_BYTES
-from funccoll.runtime.shm.control_block import Communicator, ControlBlock
+from funccoll.runtime.plans.control_block import Communicator, ControlBlock
 from funccoll.runtime.shm.plan import DESCRIPTION_BYTES, Allocation, GroupedCollective, Operand, Plan, build_plan
 from funccoll.schedules.chunk_layout import ChunkLayout
 from funccoll.schedules.collective import KINDS
@@ -225,6 +225,6 @@ def test_ranks_publish_the_hash_of_the_call():
 def test_ranks_that_cut_differently_publish_different_hashes(monkeypatch):
     call = collective("all_reduce", (P * 100_000,), 0)
     plans = [build_plan([call], [communicator()])]
-    monkeypatch.setattr("funccoll.runtime.shm.staging._SEGMENT_BYTES", 1 << 12)
+    monkeypatch.setattr("funccoll.runtime.plans.staging._SEGMENT_BYTES", 1 << 12)
     plans.append(build_plan([call], [communicator()]))
     assert len({instructions(plan, Opcode.ENTER)[0].operands["hash"] for plan in plans}) == 2

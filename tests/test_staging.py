@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from funccoll import schedules
-from funccoll.runtime.shm import staging
+from funccoll.runtime.plans import staging
 from funccoll.schedules.chunk_layout import ChunkLayout, cut_as_one, in_segments
 
 KINDS = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"]

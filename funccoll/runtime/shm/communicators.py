@@ -16,7 +16,7 @@ from ...errors import FunccollError, RendezvousError
 from ...kernels.frame import LINE_BYTES, RECORD_HISTORY, RECORD_TEXT
 from ...mesh import Mesh
 from ..job.world import World
-from .control_block import Communicator, ControlBlock
+from ..plans.control_block import Communicator, ControlBlock
 from .heap import HEADER, Heap
 from .plan import DESCRIPTION, DESCRIPTION_BYTES, CallSite
 from .wait_graph import WaitGraph, threads_alive

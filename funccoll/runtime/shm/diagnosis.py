@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...errors import CollectiveTimeout, FunccollError, PeerFailure, ProgramMismatch, RendezvousError, Source
+from ..plans.control_block import Communicator
 from .communicators import Communicators
-from .control_block import Communicator
 from .plan import DESCRIPTION, GroupedCollective, Operand
 
 __all__ = ["Diagnosis", "job_is_over", "nested_call", "other_thread", "wrong_argument"]

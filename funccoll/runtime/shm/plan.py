@@ -19,10 +19,10 @@ from ...schedules.chunk_layout import ChunkLayout, cut_as_one
 from ...schedules.schedule import Schedule
 from ...schedules.streams.instructions import LEFT_TO_STAGE, UNALLOCATED, Opcode, disassemble
 from ...types import dtype_name
-from . import staging
-from .control_block import Communicator
-from .plan_writer import PlannedCollective, Segment, write_collective
-from .slots import Slots
+from ..plans import staging
+from ..plans.control_block import Communicator
+from ..plans.plan_writer import PlannedCollective, Segment, write_collective
+from ..plans.slots import Slots
 
 __all__ = ["DESCRIPTION", "DESCRIPTION_BYTES", "Allocation", "CallSite", "GroupedCollective", "Operand", "Plan", "build_plan"]
 
