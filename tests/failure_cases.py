@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -73,13 +74,13 @@ def attacked(threads: bool, forks: bool, timeout: float) -> None:
     """
 
     def raises(number: int, frame: Any) -> None:
+        say("handled", stack=traceback.format_stack(frame))
         raise ValueError("a handler has had enough")
 
     signal.signal(signal.SIGUSR1, raises)
     program, other = Program(), Program()
     steps = Steps(program)
     steps.run(2)
-    other.run(0)
     fc.init(timeout)
     ended = threading.Event()
 

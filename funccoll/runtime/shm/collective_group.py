@@ -251,7 +251,7 @@ class CollectiveGroup:
     def _is_done(self) -> bool:
         """True when a rank failed after everything was done, and nothing that was read can have changed: finish the call."""
         frame = self.frame
-        if self._code[frame[PC]] != Opcode.END or frame[REPEATS] > 1 or not self.registry.is_intact(self.members):
+        if int(self._code[frame[PC]]) != Opcode.END or frame[REPEATS] > 1 or not self.registry.is_intact(self.members):
             return False
         frame[PC] = 0
         return True

@@ -120,13 +120,19 @@ class Opcode(IntEnum):
 
     def read(self, code: Any, pc: int, operand: str) -> int:
         """The value of an operand of the instruction at `pc`, which must be this one."""
-        assert code[pc] == self, f"at {pc} is {Opcode(code[pc]).name}, not {self.name}"
+        self._expect(code, pc)
         return int(code[pc + self.offset(operand)])
 
     def write(self, code: Any, pc: int, operand: str, value: int) -> None:
         """Change an operand of the instruction at `pc`, which must be this one."""
-        assert code[pc] == self, f"at {pc} is {Opcode(code[pc]).name}, not {self.name}"
+        self._expect(code, pc)
         code[pc + self.offset(operand)] = value
+
+    def _expect(self, code: Any, pc: int) -> None:
+        # An int: compared with one of its own scalars, NumPy asks the class of the enumeration for attributes, which is Python
+        # code before 3.12, and drops what a signal handler raises there.
+        found = int(code[pc])
+        assert found == self, f"at {pc} is {Opcode(found).name}, not {self.name}"
 
     def byte_offsets(self) -> Any:
         """A named tuple of integers for kernels: the opcode, the offset of each operand, and `size`, where they end."""
