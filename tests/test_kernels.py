@@ -193,7 +193,7 @@ class Rank:
             self.frame[word] = id(arrays) + tuple.__basicsize__
         self.frame[fields.HEAP] = self.frame[fields.FAILURE] = self.base
         self.frame[fields.HEAP_BYTES] = MEMORY
-        self.frame[[fields.SPINS, fields.YIELDS, fields.NAPS, fields.INSTRUCTION_BUDGET]] = 400, 200, 1000, -1
+        self.frame[[fields.SPINS, fields.YIELDS, fields.PATIENCE, fields.INSTRUCTION_BUDGET]] = 400, 200, 100_000_000, -1
         self.frame[fields.NDARRAY], self.frame[fields.UNSHARED_REFCOUNT] = id(np.ndarray), 1 << 31
         self.kernel = interpreter(self.frame.ctypes.data)
 

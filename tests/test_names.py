@@ -20,6 +20,7 @@ SHARED = {
         {"ops.elementwise", "primitives.elementwise"}, {"ops.indexing", "primitives.indexing"},
         {"ops.linalg", "primitives.linalg"}, {"ops.shaping", "primitives.shaping"},
         {"ops.reductions", "primitives.reductions", "kernels.reductions"},
+        {"kernels.cuda", "runtime.cuda"},
     ),
     "collectives: public functions, the primitives that they bind, what executes them": (
         {"collectives", "primitives.collectives", "runtime.local.collectives"},

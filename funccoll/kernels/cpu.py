@@ -48,7 +48,7 @@ def combine_address(op: str, dtype: np.dtype) -> int:
     """The address of a combine: `void(dsts, ndst, srcs, nsrc, count, divisor, accumulator)`, called by `intrinsics.call`."""
 
     def build() -> tuple[Any, Any]:
-        from .reductions import template
+        from .cpu_fold import template
 
         return template(op, dtype)
 

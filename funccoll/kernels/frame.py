@@ -8,9 +8,9 @@ from __future__ import annotations
 __all__ = [
     "ACCUMULATOR", "ACCUMULATOR_BYTES", "ADDRESSES", "ARGUMENTS", "BASES", "BLOCK_BYTES", "BUDGET_SPENT", "CLOCK", "CODE",
     "CONTENTION", "FAILED", "FAILURE", "FAULT_PC", "FINISHED", "FRAME_WORDS", "HEAP", "HEAP_BYTES", "HISTORIES", "IGNORED",
-    "INSTRUCTION_BUDGET", "LINE_BYTES", "LINE_CALL", "LINE_HASH", "LINE_HEAD_BYTES", "LINE_TABLE", "MISMATCH", "NAPS",
-    "NDARRAY", "NEEDS_FALLBACK", "OPERANDS", "PC", "PEER", "RECORD_HISTORY", "RECORD_TEXT", "REPEATS", "RESULTS", "SPINS",
-    "STATUS", "UNSHARED_REFCOUNT", "WAITING", "YIELDS",
+    "INSTRUCTION_BUDGET", "LINE_BYTES", "LINE_CALL", "LINE_HASH", "LINE_HEAD_BYTES", "LINE_TABLE", "MISMATCH",
+    "NDARRAY", "NEEDS_FALLBACK", "OPERANDS", "PATIENCE", "PC", "PEER", "RECORD_HISTORY", "RECORD_TEXT", "REPEATS", "RESULTS",
+    "SPINS", "STATUS", "UNSHARED_REFCOUNT", "WAITING", "YIELDS",
 ]  # fmt: skip
 
 # Addresses: the heap (and its bytes), the code, the table of addresses, the communicators' bases and their histories, a
@@ -19,10 +19,10 @@ HEAP, HEAP_BYTES, CODE, ADDRESSES, BASES, HISTORIES, OPERANDS, ACCUMULATOR, FAIL
 # Arguments of a call: two tables of addresses of array objects, the address of their type, and the most references to a
 # result that may be written.
 ARGUMENTS, RESULTS, NDARRAY, UNSHARED_REFCOUNT = range(9, 13)
-# The instruction to go on with, and the rank that it waits for; the tries with a pause, then those that yield the core, then
-# those that sleep; the address of two words (how many of the next waits sleep at once, and how many it was the last time that
-# another process took the core); and two words for the time.
-PC, PEER, SPINS, YIELDS, NAPS, CONTENTION, CLOCK = range(13, 20)
+# The instruction to go on with, and the rank that it waits for; the tries with a pause, then those that yield the core, and the
+# nanoseconds that it waits with these and with sleeping; the address of two words (how many of the next waits sleep at once,
+# and how many it was the last time that another process took the core); and two words for the time.
+PC, PEER, SPINS, YIELDS, PATIENCE, CONTENTION, CLOCK = range(13, 20)
 # The number of instructions that may run (-1: any), and the number of executions of the code (0 means one, too).
 INSTRUCTION_BUDGET, REPEATS = range(21, 23)
 # The return value; the instruction that needs a fallback; and a word for the exception pointer of Numba's calling convention.

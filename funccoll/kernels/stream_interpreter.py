@@ -45,10 +45,10 @@ from .frame import (
     LINE_HASH,
     LINE_TABLE,
     MISMATCH,
-    NAPS,
     NDARRAY,
     NEEDS_FALLBACK,
     OPERANDS,
+    PATIENCE,
     PC,
     PEER,
     RECORD_HISTORY,
@@ -99,7 +99,7 @@ def interpret(frame: Any) -> int:
         if opcode == WAIT.opcode:
             counter = heap + load(pc + WAIT.counter)
             goal = load(bases + 8 * load(pc + WAIT.communicator)) + load(pc + WAIT.value)
-            tries, yields, since = 0, 0, 0
+            tries, yields, began, since = 0, 0, 0, 0
             while load_acquire(counter) < goal:
                 tries += 1
                 if tries <= spins:
@@ -107,10 +107,11 @@ def interpret(frame: Any) -> int:
                         pause()
                     continue
                 if tries == spins + 1:
+                    began = since = monotonic_ns(frame + 8 * CLOCK)
                     if load(contention) > 0:
                         store(contention, load(contention) - 1)
                     else:
-                        yields, since = load(frame + 8 * YIELDS), monotonic_ns(frame + 8 * CLOCK)
+                        yields = load(frame + 8 * YIELDS)
                 if load_acquire(load(frame + 8 * FAILURE)) != 0:
                     status = FAILED
                 elif tries <= spins + yields:
@@ -122,7 +123,7 @@ def interpret(frame: Any) -> int:
                         store(contention, waits)
                         store(contention + 8, waits)
                     continue
-                elif tries <= spins + yields + load(frame + 8 * NAPS):
+                elif monotonic_ns(frame + 8 * CLOCK) - began < load(frame + 8 * PATIENCE):
                     nap(_NAP)
                     continue
                 else:

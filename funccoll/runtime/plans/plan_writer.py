@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -18,11 +18,24 @@ from .control_block import Communicator
 from .slots import Slots
 from .staging import Part, is_strided
 
-__all__ = ["PlannedCollective", "Segment", "Written", "write_collective"]
+__all__ = ["CPU", "PlannedCollective", "Segment", "Target", "Written", "write_collective"]
 
 _NON_TEMPORAL_BYTES = 64 << 20
 """Bytes of all ranks' arrays from which on results are written with non-temporal stores: measured, all_reduce of 64 MiB then
 takes half the time, and of 16 MiB the same."""
+
+
+class Target(NamedTuple):
+    """The machine for which a plan is written."""
+
+    combine: Callable[[str, np.dtype], int]
+    """The `function` of a COMBINE for an op and a dtype."""
+    publishes: bool = True
+    """True where ranks are processes, which publish the addresses of their arrays and what they run, and compare that."""
+    has_non_temporal: bool = True
+
+
+CPU = Target(combine_address)
 
 
 class Segment(NamedTuple):
@@ -48,6 +61,7 @@ class PlannedCollective:
     """One, without staged parts, for arguments that are copied whole."""
     segment_bytes: int = 0
     """Bytes of the staging buffer for one segment."""
+    target: Target = CPU
 
     @cached_property
     def streams(self) -> Streams:
@@ -58,7 +72,7 @@ class PlannedCollective:
     def non_temporal(self) -> bool:
         """True when all ranks together read and write more than the caches hold."""
         nbytes = sum((layout.input.size + layout.output.size) * layout.itemsize for layout in self.layouts)
-        return self.schedule.nranks * nbytes > _NON_TEMPORAL_BYTES
+        return self.target.has_non_temporal and self.schedule.nranks * nbytes > _NON_TEMPORAL_BYTES
 
     @property
     def staging_bytes(self) -> int:
@@ -139,13 +153,14 @@ class _SegmentWriter:
                 peer = int(s.wait_stream[w])
                 counter, member = self.control.counter(peer), self.members[peer]
                 self.emit_value(Opcode.WAIT, int(s.wait_value[w]), counter=counter, rank=member)
-                if peer not in self.checked:
+                if peer not in self.checked and self.collective.target.publishes:
                     # A peer that is waited for must be in the same call, also when none of its buffers is touched.
                     self.checked.add(peer)
                     self.emit_value(Opcode.CHECK, 0, line=self.control.line(peer), hash=hash, rank=member)
             if i == begin:
                 self.stage_addresses()
-                self.enter()
+                if self.collective.target.publishes:
+                    self.enter()
             elif s.opcode[i] == Opcode.COMBINE:
                 self.combine(i)
             done = s.span if i == end - 1 else i - begin + 1
@@ -207,7 +222,7 @@ class _SegmentWriter:
         srcs = s.src[s.src_ptr[i] : s.src_ptr[i + 1]].tolist()
         for place in (*dsts, *srcs):
             peer = place % p
-            if peer not in self.known:
+            if peer not in self.known and c.target.publishes:
                 self.known.add(peer)
                 self.read_peer(peer)
         self.max_operands = max(self.max_operands, len(dsts) + len(srcs) + 1)
@@ -226,7 +241,7 @@ class _SegmentWriter:
                     sources = sources * 2
                 if len(sources) > 1:
                     self.emit(
-                        Opcode.COMBINE, function=combine_address(c.op, dtype), count=sign * length, divisor=divisor, rows=rows,
+                        Opcode.COMBINE, function=c.target.combine(c.op, dtype), count=sign * length, divisor=divisor, rows=rows,
                         destinations=destinations, sources=sources,
                     )  # fmt: skip
                 else:

@@ -41,10 +41,10 @@ from ...kernels.frame import (
     HISTORIES,
     INSTRUCTION_BUDGET,
     MISMATCH,
-    NAPS,
     NDARRAY,
     NEEDS_FALLBACK,
     OPERANDS,
+    PATIENCE,
     PC,
     PEER,
     REPEATS,
@@ -72,7 +72,7 @@ __all__ = ["CollectiveGroup", "GroupedCollective", "Operand", "make_group"]
 
 _TUPLE_HEAD = tuple.__basicsize__  # from a tuple's address to its items', which are addresses of objects
 # Spinning longer makes things worse on a busy machine (measured): the rank waited for may need this core.
-_SPINS, _YIELDS, _NAPS = 60, 2000, 1000
+_SPINS, _YIELDS, _PATIENCE = 60, 2000, 100_000_000  # nanoseconds
 
 
 class CollectiveGroup:
@@ -142,7 +142,7 @@ class CollectiveGroup:
         # A process bound to one core has it for itself as long as there are enough cores.
         cores = host.cores() if host.cores() > 1 else os.cpu_count() or 1
         self.frame[SPINS] = _SPINS if self.world.world <= cores else 0
-        self.frame[YIELDS], self.frame[NAPS] = _YIELDS, _NAPS
+        self.frame[YIELDS], self.frame[PATIENCE] = _YIELDS, _PATIENCE
         self._words: Any = memoryview(self.frame)  # type: ignore[arg-type]  # (NumPy's stubs: an array is a buffer)
         self._kernel = interpreter(self.frame.ctypes.data)
 

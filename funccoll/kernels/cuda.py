@@ -1,0 +1,110 @@
+"""The kernel of a GPU: each block interprets a plan. It is compiled for the combines that its plans need.
+
+`block` has what the threads of a block do, `stream_interpreter` how a plan is executed, `reductions` the elements of combines.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import block, reductions, stream_interpreter
+from .variants import variant
+
+__all__ = ["Combine", "Operations", "gpu_operations", "kernel_template"]
+
+Combine = tuple[str, np.dtype]
+"""An op and a dtype."""
+
+_UNUSED = ("type_of", "data_of", "is_contiguous", "references_to")
+_CODES = {"BYTE": np.uint8, "WORD": np.uint32}
+
+
+class Operations(NamedTuple):
+    """A machine, as templates need it: compiled functions, or Python functions in Numba's simulator."""
+
+    machine: reductions.Machine
+    memory: dict[str, Any]
+    """By their names in the templates: load, store, load_acquire, store_release, barrier, load_lanes, ..."""
+
+
+def kernel_template(combines: Sequence[Combine], operations: Operations) -> Any:
+    """The kernel as a function of the address of the blocks' frames, to be compiled.
+
+    `combines` are those that plans name by their index.
+    """
+    compiled = operations.machine.compile
+    names = {**operations.memory, **_CODES}
+
+    def made(template: Any, name: str, **more: Any) -> Any:
+        return compiled(variant(template, name, **names, **more))
+
+    fold: Any = made(_no_combine, "no_combine")
+    for number, (op, dtype) in reversed(list(enumerate(combines))):
+        fold = made(_choose, f"choose_{number}", NUMBER=number, this=_fold(op, dtype, operations), others=fold)
+    names["combine"] = fold
+    names["copy_range"] = made(block.copy_range, "copy_range")
+    interpreter = {name: made(block.unused, name) for name in _UNUSED}
+    interpreter |= {name: made(getattr(block, name), name) for name in ("copy", "call")}
+    for name in ("pause", "yield_core", "nap", "monotonic_ns"):
+        interpreter[name] = made(globals()[f"_{name}"], name)
+    interpreter |= {"non_temporal_copy": interpreter["copy"], "fence": interpreter["pause"]}
+    interpret = made(stream_interpreter.interpret, "interpret_cuda", **interpreter)
+    return variant(block.run, "run_blocks", interpret=interpret, **names)
+
+
+def _fold(op: str, dtype: np.dtype, operations: Operations) -> Any:
+    each = reductions.meanings(op, dtype, operations.machine)
+    accumulate = operations.machine.compile(variant(_accumulate, f"accumulate_{op}_{dtype.name}", **each))
+    made = variant(
+        block.fold, f"fold_{op}_{dtype.name}", accumulate=accumulate, LANES=block.lane_count(dtype.itemsize),
+        **operations.memory, **each,
+    )  # fmt: skip
+    return operations.machine.compile(made)
+
+
+# ruff: noqa: F821  (the templates' free names are set by `variant`)
+# pyright: reportUndefinedVariable=false
+
+
+def _accumulate(total: Any, element: Any) -> Any:
+    return step(total, widen(element))
+
+
+def _choose(function: Any, dsts: Any, ndst: Any, srcs: Any, nsrc: Any, count: Any, divisor: Any) -> None:
+    if function == NUMBER:
+        this(dsts, ndst, srcs, nsrc, count, divisor)
+    else:
+        others(function, dsts, ndst, srcs, nsrc, count, divisor)
+
+
+def _no_combine(function: Any, dsts: Any, ndst: Any, srcs: Any, nsrc: Any, count: Any, divisor: Any) -> None:
+    pass
+
+
+def _pause() -> None:
+    pass
+
+
+def _yield_core() -> None:
+    sleep_ns(100)
+
+
+def _nap(microseconds: Any) -> None:
+    sleep_ns(1000 * microseconds)
+
+
+def _monotonic_ns(words: Any) -> Any:
+    return global_ns()
+
+
+@functools.lru_cache(maxsize=1)
+def gpu_operations() -> Operations:
+    """The operations of a real GPU. To have them compiled needs numba-cuda; only to run what is compiled needs a GPU."""
+    from . import cuda_intrinsics
+
+    memory = {name: getattr(cuda_intrinsics, name) for name in cuda_intrinsics.__all__ if name.islower()}
+    return Operations(cuda_intrinsics.MACHINE, memory)

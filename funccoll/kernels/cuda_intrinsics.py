@@ -1,0 +1,346 @@
+"""Memory operations of a GPU that Numba does not have, as LLVM instructions and inline PTX; addresses are plain integers.
+
+Importing it needs numba-cuda, and no GPU.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import cuda
+from numba.cuda import extending
+from numba.cuda import types as cuda_types
+
+from .block import SHARED_WORDS, VECTOR_BYTES, lane_count
+from .reductions import Machine
+
+__all__ = [
+    "MACHINE", "barrier", "block_number", "global_ns", "load", "load_acquire", "load_element",
+    "load_lanes", "map_lanes", "shared_words", "sleep_ns", "store", "store_element", "store_lanes", "store_release",
+    "thread_count", "thread_number", "zip_lanes",
+]  # fmt: skip
+
+intrinsic: Any = extending.intrinsic
+types: Any = cuda_types
+_WORD, _GLOBAL, _SHARED = ir.IntType(64), 1, 3
+
+
+def _assembly(builder: Any, result: Any, operands: list[Any], text: str, constraints: str) -> Any:
+    """Inline PTX, across which no access to memory moves."""
+    kind = ir.FunctionType(result, [operand.type for operand in operands])
+    clobber = ("," if constraints else "") + "~{memory}"
+    return builder.call(ir.InlineAsm(kind, text, constraints + clobber, side_effect=True), operands)
+
+
+@intrinsic
+def load(typingctx: Any, address: Any) -> Any:
+    """The int64 at an address."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.load(builder.inttoptr(args[0], _WORD.as_pointer()))
+
+    return types.int64(types.int64), codegen
+
+
+@intrinsic
+def store(typingctx: Any, address: Any, value: Any) -> Any:
+    """Write an int64 to an address."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.store(args[1], builder.inttoptr(args[0], _WORD.as_pointer()))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), codegen
+
+
+@intrinsic
+def load_acquire(typingctx: Any, address: Any) -> Any:
+    """The int64 at an address that another device or the host may write; nothing that comes after is read before it."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return _assembly(builder, _WORD, [args[0]], "ld.acquire.sys.b64 $0, [$1];", "=l,l")
+
+    return types.int64(types.int64), codegen
+
+
+@intrinsic
+def store_release(typingctx: Any, address: Any, value: Any) -> Any:
+    """Write an int64 to an address that other devices read; what this block wrote before the last barrier is visible first."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        _assembly(builder, ir.VoidType(), list(args), "st.release.sys.b64 [$0], $1;", "l,l")
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), codegen
+
+
+@intrinsic
+def barrier(typingctx: Any) -> Any:
+    """Wait for all threads of the block, wherever in the code each of them is: not the aligned barrier of syncthreads."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        _assembly(builder, ir.VoidType(), [], "barrier.sync 0;", "")
+        return context.get_dummy_value()
+
+    return types.void(), codegen
+
+
+@intrinsic
+def global_ns(typingctx: Any) -> Any:
+    """The time in nanoseconds of a clock that all blocks share."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return _assembly(builder, _WORD, [], "mov.u64 $0, %globaltimer;", "=l")
+
+    return types.int64(), codegen
+
+
+@intrinsic
+def sleep_ns(typingctx: Any, duration: Any) -> Any:
+    """Sleep for up to twice as many nanoseconds, a millisecond at most."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        _assembly(builder, ir.VoidType(), [builder.trunc(args[0], ir.IntType(32))], "nanosleep.u32 $0;", "r")
+        return context.get_dummy_value()
+
+    return types.void(types.int64), codegen
+
+
+@intrinsic
+def shared_words(typingctx: Any) -> Any:
+    """The address of SHARED_WORDS words that the threads of this block share: the same ones wherever this is called."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        module, name, kind = builder.module, "funccoll_shared_words", ir.ArrayType(_WORD, SHARED_WORDS)
+        words: Any = module.globals.get(name)
+        if words is None:
+            words = ir.GlobalVariable(module, kind, name, _SHARED)
+            words.linkage, words.initializer, words.align = "linkonce_odr", ir.Constant(kind, ir.Undefined), VECTOR_BYTES
+        generic = builder.addrspacecast(words, kind.as_pointer(), "generic")
+        return builder.ptrtoint(generic, _WORD)
+
+    return types.int64(), codegen
+
+
+# ---------------------------------------------------------------- elements and vectors, in global memory
+
+
+def _pointer(builder: Any, address: Any, kind: Any) -> Any:
+    return builder.inttoptr(address, kind.as_pointer(_GLOBAL))
+
+
+@intrinsic
+def load_element(typingctx: Any, address: Any, dtype: Any) -> Any:
+    """The element of a dtype at an address."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        data = context.get_data_type(dtype.dtype)
+        value = builder.load(_pointer(builder, args[0], data), align=_alignment(dtype.dtype))
+        return context.data_model_manager[dtype.dtype].from_data(builder, value)
+
+    return dtype.dtype(types.int64, dtype), codegen
+
+
+@intrinsic
+def store_element(typingctx: Any, address: Any, value: Any) -> Any:
+    """Write an element to an address."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        data = context.data_model_manager[value].as_data(builder, args[1])
+        builder.store(data, _pointer(builder, args[0], data.type), align=_alignment(value))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, value), codegen
+
+
+def _alignment(kind: Any) -> int:
+    return _size(kind) // 2 if isinstance(kind, types.Complex) else _size(kind)
+
+
+def _vector(context: Any, kind: Any) -> Any:
+    """The LLVM vector of as many scalars as fill one instruction."""
+    scalar = context.get_data_type(kind.underlying_float if isinstance(kind, types.Complex) else kind)
+    return ir.VectorType(scalar, VECTOR_BYTES // context.get_abi_sizeof(scalar))
+
+
+def _size(kind: Any) -> int:
+    return kind.bitwidth // 8
+
+
+@intrinsic
+def load_lanes(typingctx: Any, address: Any, stride: Any, dtype: Any) -> Any:
+    """A tuple of `lane_count` elements: 16 bytes at the address, and at each `stride` bytes further."""
+    kind = dtype.dtype
+    count = lane_count(_size(kind))
+    result = types.UniTuple(kind, count)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        vector, each = _vector(context, kind), VECTOR_BYTES // _size(kind)
+        found = []
+        vectors = []  # all loads first, so that they are in flight together
+        for number in range(count // each):
+            at = builder.add(args[0], builder.mul(args[1], ir.Constant(_WORD, number)))
+            vectors.append(builder.load(_pointer(builder, at, vector), align=VECTOR_BYTES))
+        for value in vectors:
+            scalars = [builder.extract_element(value, ir.Constant(ir.IntType(32), i)) for i in range(vector.count)]
+            if isinstance(kind, types.Complex):
+                for real, imag in zip(scalars[::2], scalars[1::2], strict=True):
+                    number = context.make_complex(builder, kind)
+                    number.real, number.imag = real, imag
+                    found.append(number._getvalue())
+            else:
+                found += scalars
+        return context.make_tuple(builder, result, found)
+
+    return result(types.int64, types.int64, dtype), codegen
+
+
+@intrinsic
+def store_lanes(typingctx: Any, address: Any, stride: Any, values: Any) -> Any:
+    """Write a tuple of elements where `load_lanes` reads it."""
+    kind, count = values.dtype, values.count
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        vector, each = _vector(context, kind), VECTOR_BYTES // _size(kind)
+        elements = [builder.extract_value(args[2], i) for i in range(count)]
+        for number in range(count // each):
+            scalars = []
+            for element in elements[number * each : (number + 1) * each]:
+                if isinstance(kind, types.Complex):
+                    parts = context.make_complex(builder, kind, value=element)
+                    scalars += [parts.real, parts.imag]
+                else:
+                    scalars.append(element)
+            value = ir.Constant(vector, ir.Undefined)
+            for i, scalar in enumerate(scalars):
+                value = builder.insert_element(value, scalar, ir.Constant(ir.IntType(32), i))
+            at = builder.add(args[0], builder.mul(args[1], ir.Constant(_WORD, number)))
+            builder.store(value, _pointer(builder, at, vector), align=VECTOR_BYTES)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, values), codegen
+
+
+@intrinsic
+def map_lanes(typingctx: Any, function: Any, values: Any) -> Any:
+    """The tuple of `function` of each element."""
+    each = typingctx.resolve_function_type(function, (values.dtype,), {})
+    result = types.UniTuple(each.return_type, values.count)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        call = context.get_function(function, each)
+        found = [call(builder, [builder.extract_value(args[1], i)]) for i in range(values.count)]
+        return context.make_tuple(builder, result, found)
+
+    return result(function, values), codegen
+
+
+@intrinsic
+def zip_lanes(typingctx: Any, function: Any, first: Any, second: Any) -> Any:
+    """The tuple of `function` of each pair of elements; `second` may be one element, which goes with all."""
+    is_tuple = isinstance(second, types.UniTuple)
+    each = typingctx.resolve_function_type(function, (first.dtype, second.dtype if is_tuple else second), {})
+    result = types.UniTuple(each.return_type, first.count)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        call = context.get_function(function, each)
+        other = lambda i: builder.extract_value(args[2], i) if is_tuple else args[2]
+        pairs = [[builder.extract_value(args[1], i), other(i)] for i in range(first.count)]
+        return context.make_tuple(builder, result, [call(builder, pair) for pair in pairs])
+
+    return result(function, first, second), codegen
+
+
+# ---------------------------------------------------------------- threads
+
+
+@cuda.jit(device=True)
+def thread_number() -> Any:
+    """The number of this thread in its block."""
+    return types.int64(cuda.threadIdx.x)
+
+
+@cuda.jit(device=True)
+def thread_count() -> Any:
+    """The number of threads of a block."""
+    return types.int64(cuda.blockDim.x)
+
+
+@cuda.jit(device=True)
+def block_number() -> Any:
+    """The number of this block in the grid."""
+    return types.int64(cuda.blockIdx.x)
+
+
+# ---------------------------------------------------------------- elements of combines
+
+
+@intrinsic
+def _half_to_float(typingctx: Any, bits: Any) -> Any:
+    """float16 to float32."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.fpext(builder.bitcast(args[0], ir.HalfType()), ir.FloatType())
+
+    return types.float32(types.uint16), codegen
+
+
+@intrinsic
+def _float_to_half(typingctx: Any, value: Any) -> Any:
+    """float32 to float16, to nearest even."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(builder.fptrunc(args[0], ir.HalfType()), ir.IntType(16))
+
+    return types.uint16(types.float32), codegen
+
+
+@intrinsic
+def _bits_of(typingctx: Any, value: Any) -> Any:
+    """The bits of a float32."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], ir.IntType(32))
+
+    return types.uint32(types.float32), codegen
+
+
+@intrinsic
+def _from_bits(typingctx: Any, bits: Any) -> Any:
+    """The float32 of these bits."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], ir.FloatType())
+
+    return types.float32(types.uint32), codegen
+
+
+def _rounded(builder: Any, operation: str, a: Any, b: Any) -> Any:
+    """An operation that is rounded on its own: NVVM contracts plain products and sums, and cannot be told not to."""
+    letter = "f" if isinstance(a.type, ir.FloatType) else "d"
+    kind = ir.FunctionType(a.type, [a.type, a.type])
+    name = f"llvm.nvvm.{operation}.rn.{letter}"
+    function = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
+    return builder.call(function, [a, b])
+
+
+@intrinsic
+def _times(typingctx: Any, a: Any, b: Any) -> Any:
+    """The product of two floats."""
+    return a(a, b), lambda context, builder, signature, args: _rounded(builder, "mul", *args)
+
+
+@intrinsic
+def _plus(typingctx: Any, a: Any, b: Any) -> Any:
+    """The sum of two floats."""
+    return a(a, b), lambda context, builder, signature, args: _rounded(builder, "add", *args)
+
+
+@intrinsic
+def _minus(typingctx: Any, a: Any, b: Any) -> Any:
+    """The difference of two floats."""
+    return a(a, b), lambda context, builder, signature, args: _rounded(builder, "add", args[0], builder.fneg(args[1]))
+
+
+MACHINE = Machine(cuda.jit(device=True), _half_to_float, _float_to_half, _bits_of, _from_bits, _times, _plus, _minus)

@@ -1,0 +1,1 @@
+"""GPUs: collectives by kernels over their memory."""

@@ -1,0 +1,135 @@
+"""Launch plans: the code of all blocks of one kernel launch, in which several virtual devices of one GPU communicate.
+
+Each device is some blocks, its *channels*. A channel executes the proved streams of its device on one segment of all arrays,
+with counters of its own, so channels need not wait for each other. All addresses stand in one table, because all blocks have
+one address space: nothing is published, and nothing compared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...kernels.cuda import Combine
+from ...schedules.chunk_layout import ChunkLayout, cut_as_one, in_segments
+from ...schedules.schedule import Schedule
+from ...schedules.streams.instructions import Opcode
+from ..plans.control_block import Communicator, ControlBlock
+from ..plans.plan_writer import PlannedCollective, Segment, Target, write_collective
+from ..plans.slots import Slots
+
+__all__ = ["DeviceOperand", "LaunchPlan", "LaunchedCollective", "build_launch_plan"]
+
+
+@dataclass(frozen=True)
+class DeviceOperand:
+    """One array of a collective: the shapes of each device's input and output, and the dimensions that are cut and joined."""
+
+    shape: tuple[int, ...]
+    out_shape: tuple[int, ...]
+    dtype: np.dtype
+    dim: int = 0
+    concat_dim: int = 0
+
+
+@dataclass(frozen=True)
+class LaunchedCollective:
+    """One collective of a launch, over every group of devices at once."""
+
+    schedule: Schedule
+    op: str
+    operands: tuple[DeviceOperand, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class LaunchPlan:
+    """The code of all blocks of a launch, and what it needs.
+
+    Block `device * channels + channel` is one of a device. Arrays are numbered over all collectives.
+    """
+
+    codes: tuple[np.ndarray, ...]
+    """By block: int64 words, see `schedules.streams.instructions`."""
+    combines: tuple[Combine, ...]
+    """The combines that the code names by their numbers."""
+    inputs: np.ndarray
+    outputs: np.ndarray
+    """By array and device, the slots of the table of addresses that hold an array's address, in a row for all channels."""
+    scratch: Mapping[int, int]
+    """By slot, the bytes of memory of its own that its address is of."""
+    slots: int
+    control_bytes: int
+    max_operands: int
+    channels: int
+
+    @property
+    def blocks(self) -> int:
+        """The number of blocks."""
+        return len(self.codes)
+
+
+def build_launch_plan(
+    calls: Sequence[LaunchedCollective], groups: Sequence[Sequence[int]], channels: int
+) -> LaunchPlan:
+    """The plan of a launch of collectives over these groups of devices, each device in one group.
+
+    It depends on nothing else, and allocates nothing.
+    """
+    ndevices, combines = sum(map(len, groups)), dict[Combine, int]()
+    target = Target(lambda op, dtype: combines.setdefault((op, dtype), len(combines)), publishes=False, has_non_temporal=False)
+    codes: dict[int, list[int]] = {block: [] for block in range(ndevices * channels)}
+    bases = dict.fromkeys(codes, 0)
+    control = [[ControlBlock((g * channels + c) * _control_bytes(groups), len(groups[g])) for c in range(channels)]
+               for g in range(len(groups))]  # fmt: skip
+    narrays = sum(len(call.operands) for call in calls)
+    inputs, outputs = (np.zeros((narrays, ndevices, channels), np.int64) for _ in range(2))
+    scratch: dict[int, int] = {}
+    next_slot, first_array, most = 0, 0, 0
+    for call in calls:
+        layouts, segments = _cut(call, channels)
+        dtypes = [operand.dtype for operand in call.operands]
+        for g, members in enumerate(groups):
+            for c in range(channels):
+                slots = Slots(next_slot, len(members), len(layouts))
+                next_slot += slots.count
+                for r, device in enumerate(members):
+                    block = device * channels + c
+                    communicator = Communicator(0, tuple(members), r, control[g][c])
+                    planned = PlannedCollective(
+                        call.schedule, layouts, dtypes, call.op, communicator, 0, slots, [segments[c]], target=target
+                    )
+                    written = write_collective(codes[block], planned, bases[block])
+                    bases[block], most = written.base, max(most, written.max_operands)
+                    for i, layout in enumerate(layouts):
+                        inputs[first_array + i, device, c] = slots.of(r, 0, i)
+                        outputs[first_array + i, device, c] = slots.output(r, i)
+                        capacity = segments[c].layouts[i].capacity if i in segments[c].layouts else 0
+                        nbytes = capacity * call.schedule.scratch_chunks * layout.itemsize
+                        if nbytes:
+                            scratch[slots.scratch(r, i)] = nbytes
+        first_array += len(layouts)
+    for block, code in codes.items():
+        code += Opcode.ADVANCE.encode(communicator=0, span=bases[block])
+        code += Opcode.END.encode()
+    return LaunchPlan(
+        tuple(np.array(code, np.int64) for code in codes.values()), tuple(combines), inputs, outputs, scratch, next_slot,
+        len(groups) * channels * _control_bytes(groups), most, channels,
+    )  # fmt: skip
+
+
+def _control_bytes(groups: Sequence[Sequence[int]]) -> int:
+    return ControlBlock(0, max(map(len, groups))).nbytes
+
+
+def _cut(call: LaunchedCollective, channels: int) -> tuple[list[ChunkLayout], list[Segment]]:
+    """The layouts of all arrays, and of each channel's segment of them."""
+    kind = call.schedule.collective
+    layouts = [ChunkLayout.of(kind, o.shape, o.dtype.itemsize, o.dim, o.concat_dim) for o in call.operands]
+    if len(layouts) > 1 and kind.input_blocks == kind.output_blocks == 1 and call.schedule.prove().left_fold:
+        layouts = cut_as_one(layouts)
+    if channels == 1 or not any(math.prod(operand.shape) for operand in call.operands):
+        return layouts, [Segment(dict(enumerate(layouts)), {}), *[Segment({}, {})] * (channels - 1)]
+    return layouts, [Segment(found, {}) for found in in_segments(layouts, channels)]

@@ -1,0 +1,171 @@
+"""Virtual devices of one GPU: collectives between them are launches of one kernel, whose blocks are the devices.
+
+A value that is equal on several devices is one array, as in `runtime.local`; a collective writes each device's result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+from typing import Any, Protocol
+
+import numpy as np
+
+from ...arrays.array_layout import ArrayLayout
+from ...ir import Equation, Var
+from ...kernels import frame as fields
+from ...kernels.block import MAX_OPERANDS
+from ...kernels.cuda import Combine
+from ...mesh import Mesh, Sharding
+from ...primitives.collectives.record import lowering
+from ...schedules.schedule import Schedule
+from ..backend import Copies, GroupCall
+from .launch_plan import DeviceOperand, LaunchedCollective, LaunchPlan, build_launch_plan
+
+__all__ = ["Gpu", "VirtualGpuBackend"]
+
+_ALIGNMENT = 256  # bytes: where allocations of a GPU begin
+_CHANNEL_BYTES = 1 << 15
+"""Bytes of one device's arrays from which on it gets one more channel."""
+_SPINS, _PATIENCE = 1 << 10, 600_000_000_000  # tries before the failure word is read; nanoseconds
+
+
+class Gpu(Protocol):
+    """A GPU, or its simulation: memory, and launches of the kernel."""
+
+    max_blocks: int
+    """Blocks that run at the same time."""
+
+    def allocate(self, shape: tuple[int, ...], dtype: np.dtype) -> Any:
+        """Return a new C-contiguous array with undefined values. Raises MemoryError."""
+        ...
+
+    def zeros(self, shape: tuple[int, ...], dtype: np.dtype) -> Any:
+        """Return a new array of zeros."""
+        ...
+
+    def contiguous(self, value: Any) -> Any:
+        """Return a C-contiguous array of a value, which may be a scalar or a view: itself where it is one."""
+        ...
+
+    def address(self, array: Any) -> int:
+        """Return the address of an array's first element."""
+        ...
+
+    def upload(self, to: Any, values: np.ndarray) -> None:
+        """Copy host values into an array, in the order of the launches."""
+        ...
+
+    def launch(self, combines: Sequence[Combine], blocks: int, frames: Any) -> None:
+        """Launch the kernel, compiled for these combines, whose frames these are: they run at the same time."""
+        ...
+
+
+class VirtualGpuBackend:
+    """All devices of a mesh on one GPU."""
+
+    name = "cuda"
+    shares_memory = True
+
+    def __init__(self, gpu: Gpu):
+        self.gpu = gpu
+
+    def allocate(self, shape: tuple[int, ...], dtype: np.dtype) -> Any:
+        """See `Backend`."""
+        return self.gpu.allocate(shape, dtype)
+
+    def compile_group(
+        self, collectives: Sequence[tuple[Equation, Schedule]], mesh: Mesh, identity: Callable[[Equation], str]
+    ) -> Iterator[GroupCall]:
+        """See `Backend`. Each collective is a launch; a barrier between devices of one GPU needs none."""
+        for eqn, schedule in collectives:
+            how = lowering(eqn)
+            varying: dict[frozenset[str], list[int]] = {}
+            for i, atom in enumerate(eqn.inputs):
+                varying.setdefault(atom.type.varying, []).append(i)
+            for axes, numbers in varying.items():
+                inputs = tuple(atom for atom in (eqn.inputs[i] for i in numbers) if isinstance(atom, Var))
+                outputs = tuple(eqn.outputs[i] for i in numbers)
+                operands = tuple(
+                    DeviceOperand(how.input_shape(a.type.shape), out.type.shape, a.type.dtype, how.cut_dim, how.concat_dim)
+                    for a, out in zip(inputs, outputs, strict=True)
+                )
+                call = LaunchedCollective(schedule, how.op, operands)
+                launch = Launch(self.gpu, call, *_groups(mesh, axes, eqn.axes()), outputs[0].type.varying == axes)
+                yield GroupCall(launch, inputs, outputs)
+
+    def note_exception(self, functions: Sequence[Callable[..., Any]], done: int, inside: bool, error: BaseException) -> None:
+        """See `Backend`. An exception is one of all devices."""
+
+    def gather_whole(self, block: Any, shape: tuple[int, ...], sharding: Sharding) -> Any:
+        """See `Backend`. One process that plays all devices has no block to gather: its Arrays are whole."""
+        return block.copy()
+
+    def compare_replicas(self, mesh: Mesh, layouts: Sequence[ArrayLayout], name: Callable[[int], str]) -> None:
+        """See `Backend`."""
+
+
+def _groups(mesh: Mesh, varying: frozenset[str], axes: Sequence[str]) -> tuple[int, list[list[int]]]:
+    """The number of distinct copies of a value, and which of them communicate along the axes."""
+    copies = Mesh({a: n for a, n in mesh.shape.items() if a in varying})
+    return copies.size, copies.groups(axes)
+
+
+class Launch:
+    """One collective over all groups of devices: a function from the copies of its inputs to those of its outputs."""
+
+    def __init__(self, gpu: Gpu, call: LaunchedCollective, ncopies: int, groups: list[list[int]], stays: bool):
+        self.gpu, self.call, self.groups, self.stays = gpu, call, groups, stays
+        nbytes = sum(max(math.prod(o.shape), math.prod(o.out_shape)) * o.dtype.itemsize for o in call.operands)
+        channels = max(1, min(gpu.max_blocks // ncopies, -(-nbytes // _CHANNEL_BYTES)))
+        self.plan = build_launch_plan([call], groups, channels)
+        assert self.plan.max_operands <= MAX_OPERANDS, f"{self.plan.max_operands} operands of one combine"
+        self._ncopies = ncopies
+        rank_of = {device: r for group in groups for r, device in enumerate(group)}
+        self._written = [bool(call.schedule.collective.has_output(rank_of[device])) for device in range(ncopies)]
+        self._make_tables(self.plan)
+
+    def _make_tables(self, plan: LaunchPlan) -> None:
+        begins = list(accumulate([-(-nbytes // _ALIGNMENT) * _ALIGNMENT for nbytes in plan.scratch.values()], initial=0))
+        self._scratch = self._memory(begins[-1])
+        self._addresses = np.zeros(max(plan.slots, 1), np.int64)
+        base = self.gpu.address(self._scratch)
+        for slot, begin in zip(plan.scratch, begins, strict=False):
+            self._addresses[slot] = base + begin
+        self._table = self.gpu.allocate(self._addresses.shape, self._addresses.dtype)
+        self._control = self._memory(plan.control_bytes)
+        self.gpu.upload(self._control, np.zeros(self._control.shape, np.uint8))
+        # In a row: every block's frame, its base, history, contention (two words); the failure word; the code of all blocks.
+        words, n = fields.FRAME_WORDS, plan.blocks
+        starts = np.cumsum([n * (words + 4) + 1, *map(len, plan.codes)])
+        self._frames = self.gpu.allocate((int(starts[-1]),), np.dtype(np.int64))
+        at = self.gpu.address(self._frames)
+        values = np.zeros(int(starts[-1]), np.int64)
+        for block, code in enumerate(plan.codes):
+            frame, own = values[block * words : (block + 1) * words], at + 8 * (n * words + 4 * block)
+            frame[fields.HEAP], frame[fields.ADDRESSES] = self.gpu.address(self._control), self.gpu.address(self._table)
+            frame[fields.CODE], frame[fields.FAILURE] = at + 8 * starts[block], at + 8 * n * (words + 4)
+            frame[fields.BASES], frame[fields.HISTORIES], frame[fields.CONTENTION] = own, own + 8, own + 16
+            frame[fields.SPINS], frame[fields.PATIENCE], frame[fields.INSTRUCTION_BUDGET] = _SPINS, _PATIENCE, -1
+            values[starts[block] : starts[block + 1]] = code
+        self.gpu.upload(self._frames, values)
+
+    def _memory(self, nbytes: int) -> Any:
+        return self.gpu.allocate((max(nbytes, 1),), np.dtype(np.uint8))
+
+    def __call__(self, *values: Copies) -> tuple[Copies, ...]:
+        """The copies of each output."""
+        plan, gpu, results, held = self.plan, self.gpu, [], []  # what the launch reads and writes lives until then
+        for number, (operand, copies) in enumerate(zip(self.call.operands, values, strict=True)):
+            blocks = [gpu.contiguous(x) for x in ([copies] if self._ncopies == 1 else copies)]
+            outs = [
+                (gpu.allocate if written else gpu.zeros)(operand.out_shape, operand.dtype) for written in self._written
+            ]
+            held += blocks, outs
+            self._addresses[plan.inputs[number]] = np.array([gpu.address(x) for x in blocks])[:, None]
+            self._addresses[plan.outputs[number]] = np.array([gpu.address(x) for x in outs])[:, None]
+            results.append(outs if self.stays else [outs[group[0]] for group in self.groups])
+        gpu.upload(self._table, self._addresses)
+        gpu.launch(plan.combines, plan.blocks, self._frames)
+        return tuple(copies if len(copies) > 1 else copies[0] for copies in results)

@@ -1,0 +1,244 @@
+"""A GPU in Numba's CUDA simulator: host memory, and blocks that run one after another, an instruction or a few at a time.
+
+`python cuda_simulation.py CASE N SEED DTYPE...` runs a case of `process_cases` on N virtual devices of one: every block has the
+bits that virtual devices on the CPU give. It sets NUMBA_ENABLE_CUDASIM, so it is a process of its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+os.environ["NUMBA_ENABLE_CUDASIM"] = "1"
+
+import numpy as np
+import process_cases
+from collective_cases import dtypes_of
+from numba import cuda
+
+import funccoll as fc
+from funccoll.kernels import block
+from funccoll.kernels import frame as fields
+from funccoll.kernels.cuda import Combine, Operations, kernel_template
+from funccoll.kernels.reductions import Machine
+from funccoll.mesh import Mesh
+from funccoll.runtime.cuda.virtual_devices import VirtualGpuBackend
+
+THREADS = 3
+MOST_STEPS = 100_000
+"""Launches in which a collective must end."""
+
+# ---------------------------------------------------------------- memory operations
+
+
+def load(address: int) -> int:
+    return ctypes.c_int64.from_address(address).value
+
+
+def store(address: int, value: int) -> None:
+    ctypes.c_int64.from_address(address).value = value
+
+
+def load_element(address: int, dtype: Any) -> Any:
+    return np.ndarray((), dtype, (ctypes.c_char * np.dtype(dtype).itemsize).from_address(address))[()]
+
+
+def store_element(address: int, value: Any) -> None:
+    np.ndarray((), value.dtype, (ctypes.c_char * value.dtype.itemsize).from_address(address))[...] = value
+
+
+def lanes(address: int, stride: int, itemsize: int) -> list[int]:
+    """The addresses of the elements of one `load_lanes`: its vectors begin at multiples of their size."""
+    assert address % block.VECTOR_BYTES == stride % block.VECTOR_BYTES == 0
+    each = block.VECTOR_BYTES // itemsize
+    return [address + stride * (i // each) + itemsize * (i % each) for i in range(block.lane_count(itemsize))]
+
+
+def load_lanes(address: int, stride: int, dtype: Any) -> tuple[Any, ...]:
+    return tuple(load_element(at, dtype) for at in lanes(address, stride, np.dtype(dtype).itemsize))
+
+
+def store_lanes(address: int, stride: int, values: Any) -> None:
+    for at, value in zip(lanes(address, stride, values[0].dtype.itemsize), values, strict=True):
+        store_element(at, value)
+
+
+def zip_lanes(function: Any, first: Any, second: Any) -> tuple[Any, ...]:
+    seconds = second if isinstance(second, tuple) else (second,) * len(first)
+    return tuple(map(function, first, seconds))
+
+
+def thread() -> Any:
+    return threading.current_thread()
+
+
+class SharedMemory:
+    """What the threads of one block share, in one launch: words with arbitrary values, and a barrier.
+
+    The simulator's own barrier wakes threads that have not arrived, now and then, when one has ended.
+    """
+
+    _lock = threading.Lock()
+
+    def __init__(self) -> None:
+        self.words = np.full(block.SHARED_WORDS, 0x5A5A5A5A5A5A5A5A, np.int64)
+        self.barrier = threading.Barrier(THREADS)
+
+    @classmethod
+    def of_this_block(cls) -> SharedMemory:
+        manager = thread()._manager
+        with cls._lock:
+            if not hasattr(manager, "shared_memory"):
+                manager.shared_memory = cls()
+        return manager.shared_memory
+
+
+MEMORY: dict[str, Callable[..., Any]] = {
+    "load": load, "store": store, "load_acquire": load, "store_release": store, "load_element": load_element,
+    "store_element": store_element, "load_lanes": load_lanes, "store_lanes": store_lanes, "zip_lanes": zip_lanes,
+    "map_lanes": lambda function, values: tuple(map(function, values)),
+    "shared_words": lambda: SharedMemory.of_this_block().words.ctypes.data,
+    "barrier": lambda: SharedMemory.of_this_block().barrier.wait(60), "thread_number": lambda: thread().threadIdx.x,
+    "block_number": lambda: thread().blockIdx.x, "thread_count": lambda: THREADS, "global_ns": time.monotonic_ns,
+    "sleep_ns": lambda duration: None,
+}  # fmt: skip
+
+
+def compiled(function: Any) -> Any:
+    """A device function: Python's `complex` is a double, and warnings of NumPy's scalars are no news."""
+    scope = function.__globals__
+    wide = scope.get("WIDE")
+    if np.dtype(wide).kind == "c":
+        scope["complex"] = lambda real, imag: wide(complex(real, imag))
+    return function
+
+
+MACHINE = Machine(
+    compiled,
+    half_to_float=lambda bits: np.uint16(bits).view(np.float16).astype(np.float32),
+    float_to_half=lambda value: np.float32(value).astype(np.float16).view(np.uint16),
+    bits_of=lambda value: np.float32(value).view(np.uint32),
+    from_bits=lambda bits: np.uint32(bits).view(np.float32),
+    times=lambda a, b: a * b, plus=lambda a, b: a + b, minus=lambda a, b: a - b,
+)  # fmt: skip
+
+
+def ending(kernel: Any) -> Any:
+    """A kernel whose first exception ends the process: the simulator would let the block's other threads wait for ever."""
+
+    def run(frames: int) -> None:
+        try:
+            with np.errstate(all="ignore"):
+                kernel(frames)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+
+    return run
+
+
+# ---------------------------------------------------------------- the GPU
+
+
+class SimulatedGpu:
+    """Memory of the host, and launches in steps: blocks in a random order, so that any may be ahead of any other."""
+
+    max_blocks = 16
+
+    def __init__(self, seed: int):
+        self.random = random.Random(seed)
+        self.kernels: dict[tuple[Combine, ...], Any] = {}
+        self.steps = self.waits = 0
+
+    def allocate(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        """An array that begins somewhere: nothing may depend on more than its dtype's alignment, and vectors where it fits."""
+        dtype = np.dtype(dtype)
+        nbytes = int(np.prod(shape)) * dtype.itemsize
+        memory = np.full(nbytes + 64, 0xA5, np.uint8)
+        start = -memory.ctypes.data % 16 + self.random.choice((0, 0, dtype.itemsize if dtype.itemsize < 16 else 0))
+        return memory[start : start + nbytes].view(dtype).reshape(shape)
+
+    def zeros(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        array = self.allocate(shape, dtype)
+        array[...] = 0
+        return array
+
+    def contiguous(self, value: Any) -> np.ndarray:
+        return np.ascontiguousarray(value)
+
+    def address(self, array: np.ndarray) -> int:
+        return array.ctypes.data
+
+    def upload(self, to: np.ndarray, values: np.ndarray) -> None:
+        to[...] = values
+
+    def launch(self, combines: Sequence[Combine], blocks: int, frames: np.ndarray) -> None:
+        key = tuple(combines)
+        if key not in self.kernels:
+            self.kernels[key] = cuda.jit(ending(kernel_template(key, Operations(MACHINE, MEMORY))))
+        kernel = self.kernels[key]
+        rows = frames[: blocks * fields.FRAME_WORDS].reshape(blocks, fields.FRAME_WORDS)
+        rows[:, [fields.SPINS, fields.YIELDS, fields.PATIENCE]] = 0
+        running = set(range(blocks))
+        for _ in range(MOST_STEPS):
+            first = self.random.choice(sorted(running))
+            count = 2 if first + 1 in running and self.random.random() < 0.2 else 1
+            rows[first : first + count, fields.INSTRUCTION_BUDGET] = self.random.choice((1, 2, 5))
+            kernel[count, THREADS](rows[first].ctypes.data)
+            self.steps += 1
+            for number in range(first, first + count):
+                status = int(rows[number, fields.STATUS])
+                assert status in (fields.FINISHED, fields.WAITING, fields.BUDGET_SPENT), status
+                self.waits += status == fields.WAITING
+                if status == fields.FINISHED:
+                    running.discard(number)
+            if not running:
+                return
+        raise AssertionError(f"blocks {sorted(running)} never ended")
+
+
+class Simulated:
+    """`same(fn, axes, args, in_specs, out_specs)` runs on virtual devices of the CPU and of the GPU: the same bits."""
+
+    def __init__(self, gpu: SimulatedGpu):
+        self.gpu, self.programs = gpu, 0
+
+    def mesh(self, axes: dict[str, int]) -> Mesh:
+        return Mesh(axes, process_cases.virtual(axes).devices, backend=VirtualGpuBackend(self.gpu))
+
+    def __call__(self, fn: Any, axes: Any, args: Any, in_specs: Any, out_specs: Any) -> None:
+        self.programs += 1
+        meshes = process_cases.virtual(axes), self.mesh(axes)
+        runs = [fc.jit(fn, mesh=mesh, in_specs=in_specs, out_specs=out_specs) for mesh in meshes]
+        for _ in range(self.gpu.random.choice((1, 1, 2))):  # counters go on from execution to execution
+            wanted, found = (fc.tree.leaves(run(*args)) for run in runs)
+            for w, f in zip(wanted, found, strict=True):
+                assert w.dtype == f.dtype
+                for device, (want, have) in enumerate(zip(w.shards, f.shards, strict=True)):
+                    bits = [np.ascontiguousarray(x).tobytes() for x in (want, have)]
+                    assert bits[0] == bits[1], (fn, axes, device, want, have)
+
+
+def main(case: str, n: int, seed: int, *names: str) -> None:
+    sys.setswitchinterval(1e-5)  # the simulator's threads wait for each other by polling
+    same = Simulated(SimulatedGpu(seed))
+    began = time.monotonic()
+    if case == "table":
+        dtypes = [np.dtype(name) for name in names]
+        process_cases.dtypes_of = lambda case: [d for d in dtypes_of(case) if d in dtypes]
+        process_cases.table(n, same, dtypes)
+    else:
+        process_cases.CASES_BY_NAME[case](n, same)
+    took = time.monotonic() - began
+    print(f"{same.programs} programs, {same.gpu.steps} launches, {same.gpu.waits} of them waited, {took:.1f} s")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])
