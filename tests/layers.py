@@ -53,8 +53,8 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "runtime": (("backend", "blas"), ("codegen",), ("plans",), ("job",), ("local", "shm", "mpi", "nccl", "cuda")),
     "runtime.plans": (("control_block", "slots", "staging"), ("plan_writer",)),
     "runtime.job": (
-        ("host", "packets", "forking", "reports", "stacks"), ("hello", "processes", "doctor", "uncaught"), ("coordinator",),
-        ("rendezvous", "watch"), ("world",), ("launch",),
+        ("host", "packets", "deferral", "reports", "stacks"), ("hello", "processes", "doctor", "uncaught", "forking"),
+        ("coordinator",), ("rendezvous", "watch"), ("world",), ("launch",),
     ),
     "runtime.local": (("ordered_reduction",), ("collectives",)),
     "runtime.cuda": (("launch_plan",), ("virtual_devices",)),

@@ -677,7 +677,7 @@ for _ in range(5):
     except ValueError:
         os._exit(3 if told == [(os.getpid(), True)] else 4)
     assert os.waitpid(-1, 0)[1] == 3 << 8
-assert told == [] and signal.getsignal(signal.SIGUSR1) is handler and not world._MEMBERSHIP.handshake._handlers
+assert told == [] and signal.getsignal(signal.SIGUSR1) is handler and not world._MEMBERSHIP.handshake._deferral._handlers
 say("fine" if interrupted == 5 else interrupted)
 """
 
@@ -685,6 +685,91 @@ say("fine" if interrupted == 5 else interrupted)
 def test_a_signal_during_a_fork_is_handled_after_it():
     """In the process to which it was sent. Python drops what is raised in the hooks of a fork."""
     run_beside_another(SIGNALLED)
+
+
+STORM = JOIN + """
+sys.unraisablehook = lambda told: None  # Python tells of handlers that raise in the microseconds before they are put off
+def handler(number, frame):
+    global armed, nested
+    if os.getpid() == parent and nested < 100 and NESTS:
+        nested += 1
+        if os.fork() == 0:
+            os._exit(0)
+    if armed:
+        armed = False
+        raise ValueError("a handler has had enough")
+def state():
+    return len(os.listdir("/proc/self/fd")), sys.getswitchinterval(), signal.getsignal(signal.SIGALRM)
+parent, armed, nested = os.getpid(), False, 0
+signal.signal(signal.SIGALRM, handler)
+x = w.backend.heap.array((1 << 20,), "u1")
+before, raised = state(), 0
+for _ in range(150):
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 1e-4, 3e-4)
+        armed = True
+        if os.fork() == 0:
+            os._exit(0)
+        armed = False
+    except ValueError:
+        raised += 1
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    while True:
+        try:
+            assert os.waitpid(-1, 0)[1] == 0
+        except ChildProcessError:
+            break
+assert state() == before, (state(), before)
+def forks():
+    if os.fork() == 0:
+        os._exit(0)
+thread = threading.Thread(target=forks)
+thread.start()
+thread.join(30)
+assert not thread.is_alive()
+assert raised > 75, raised
+say("fine")
+"""
+
+
+@pytest.mark.parametrize("nests", [False, True])
+def test_forks_in_a_storm_of_signals(nests):
+    """Whatever the handler does, nothing is lost that forks need: its handler, descriptors, the lock, the interval."""
+    run_beside_another(STORM.replace("NESTS", str(nests)))
+
+
+UNCHANGED = """
+import asyncio, os, signal
+def of_a_hook(number, frame): pass
+def action(number):
+    found = ctypes.create_string_buffer(1024)
+    ctypes.CDLL(None).sigaction(int(number), None, found)
+    return found[:16], found[136:140]  # glibc's handler, mask and flags
+os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGUSR1, of_a_hook))
+os.register_at_fork(after_in_child=lambda: os.kill(os.getppid(), signal.SIGUSR2))
+""" + JOIN + """
+import ctypes
+signal.signal(signal.SIGUSR1, lambda number, frame: None)
+signal.siginterrupt(signal.SIGUSR1, False)
+before = action(signal.SIGUSR1)
+async def forks():
+    told = []
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, told.append, True)
+    for _ in range(5):
+        if os.fork() == 0:
+            os._exit(0 if signal.getsignal(signal.SIGUSR1) is of_a_hook else 1)
+        assert os.wait()[1] == 0
+        await asyncio.sleep(0.05)
+    return told
+assert asyncio.run(forks()) == [True] * 5
+assert action(signal.SIGUSR1) == before
+say("fine")
+"""
+
+
+def test_a_fork_leaves_signals_as_they_are():
+    """What another hook sets in the child, the flags of an action, and one call back for one signal."""
+    run_beside_another(UNCHANGED)
 
 
 NESTED = JOIN + """
