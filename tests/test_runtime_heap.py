@@ -772,6 +772,39 @@ def test_a_fork_leaves_signals_as_they_are():
     run_beside_another(UNCHANGED)
 
 
+BESIDE = """
+import os, time
+def busy():
+    end = time.perf_counter() + 0.02
+    while time.perf_counter() < end:
+        pass
+os.register_at_fork(after_in_parent=busy)  # in Python, before the parent waits
+os.register_at_fork(after_in_child=lambda: time.sleep(0.03))  # before it copies
+""" + JOIN + """
+x, count, ended = w.backend.heap.array((1,), "i8"), 0, False
+def counts():
+    global count
+    while not ended:
+        count += 1
+        x[0] = count
+thread = threading.Thread(target=counts)
+thread.start()
+changed = 0
+for _ in range(20):
+    if os.fork() == 0:
+        os._exit(x[0] not in (count - 1, count))
+    changed += os.wait()[1] != 0
+ended = True
+thread.join()
+say("fine" if changed <= 4 else changed)  # not none: this machine may take its time
+"""
+
+
+def test_no_other_thread_runs_during_a_fork():
+    """Or a child would see what it makes of the arrays."""
+    run_beside_another(BESIDE)
+
+
 NESTED = JOIN + """
 from funccoll.errors import FunccollError
 heap, told = w.backend.heap, []

@@ -22,8 +22,7 @@ class ForkHandshake:
     """A pipe on which a forked child tells its parent that it is ready. One fork at a time; children may come of any thread.
 
     While the parent waits no other Python thread of it runs, as none runs during the fork itself: it could change what
-    the child is about to copy. Between the fork and the wait one is unlikely to run. Signals that come meanwhile are
-    handled after the fork.
+    the child is about to copy. Signals that come meanwhile are handled after the fork.
     """
 
     def __init__(self) -> None:
@@ -56,11 +55,11 @@ class ForkHandshake:
         """Wait in the parent, until the child is ready or has ended. A fork that failed has no child: then at once."""
         if self._pipe is not None and self._pipe[0] == threading.get_ident():  # else `begin` had no descriptors left
             _, reader, writer = self._pipe
-            os.close(writer)
+            _libc.close(writer)
             word = ctypes.create_string_buffer(1)
             while _libc.read(reader, word, 1) < 0 and ctypes.get_errno() == errno.EINTR:
                 pass
-            os.close(reader)
+            _libc.close(reader)
             self._close()
         if _is_main():
             self._deferral.end()
@@ -86,6 +85,10 @@ class ForkHandshake:
         self._interval = sys.getswitchinterval()
         sys.setswitchinterval(_NO_SWITCH)
         self._pipe = threading.get_ident(), reader, writer
+        if len(sys._current_frames()) > 2:  # more than this thread and the watch
+            # A thread that waits for the GIL asks for it within the old interval, and gets it here, not in the middle of the
+            # fork. When this thread has it again they all wait for the new interval.
+            _libc.usleep(int(min(self._interval, _NO_SWITCH) * 1e6))
 
     def _close(self) -> None:
         self._pipe = None
