@@ -772,6 +772,30 @@ def test_a_fork_leaves_signals_as_they_are():
     run_beside_another(UNCHANGED)
 
 
+INTERRUPTED = """
+import os, signal
+os.register_at_fork(after_in_child=lambda: os.kill(0, signal.SIGINT))  # as a terminal does, before the child is ready
+os.setpgrp()
+""" + JOIN + """
+parent = os.getpid()
+for _ in range(5):
+    try:
+        os.fork()
+        say("goes on")
+    except KeyboardInterrupt:
+        say("interrupted" if os.getppid() != parent else "interrupted in the child")
+    assert os.wait()[1] == signal.SIGINT
+say("fine")
+"""
+
+
+def test_a_child_that_is_interrupted_during_a_fork_does_not_run_its_parents_except():
+    with Ranks(INTERRUPTED, [0], world=2) as ranks:
+        ranks.start(1, PRELUDE + "world.init()")
+        assert [ranks.line(0) for _ in range(7)] == ["in", *["interrupted"] * 5, "fine"]
+        ranks.end_well()
+
+
 BESIDE = """
 import os, time
 def busy():

@@ -65,6 +65,12 @@ class Deferral:
         if raised is not None:
             raise raised
 
+    def end_interrupted(self) -> None:
+        """End a child that was interrupted, or KeyboardInterrupt would run there the parent's `except` and `finally`."""
+        if signal.SIGINT in self._came and _signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
+
     def drop_inherited(self) -> None:
         """Forget the parent's signals and wakeup descriptor, in a child."""
         if self._process != os.getpid():

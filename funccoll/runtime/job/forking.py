@@ -74,6 +74,7 @@ class ForkHandshake:
             self._close()
         self._lock = threading.RLock()
         self._deferral.end()
+        self._deferral.end_interrupted()
 
     def _open(self) -> None:
         self._lock.acquire()  # before there is a pipe: another fork's child would inherit it
