@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
-.PHONY: demo test test-fast test-slow test-all lint bench clean
+.PHONY: demo test test-fast test-slow test-all lint bench gpu-check clean
 
 $(VENV)/pyvenv.cfg:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "funccoll needs Python 3.11 or later; choose one with make PYTHON=python3.12")'
@@ -44,6 +44,11 @@ test-all: test test-slow
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/pyright
+
+# With the packages of PYTHON, which has CuPy and numba-cuda: builds no environment.
+OUT_DIR ?= gpu-check
+gpu-check:
+	$(PYTHON) benchmarks/gpu.py --out $(OUT_DIR)
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/core.py

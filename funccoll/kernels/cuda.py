@@ -14,11 +14,13 @@ import numpy as np
 from . import block, reductions, stream_interpreter
 from .variants import variant
 
-__all__ = ["Combine", "Operations", "gpu_operations", "kernel_template"]
+__all__ = ["THREADS", "Combine", "Kernel", "Operations", "assemble", "compile_kernel", "kernel_template"]
 
 Combine = tuple[str, np.dtype]
 """An op and a dtype."""
 
+THREADS = 256
+"""Threads of a block."""
 _UNUSED = ("type_of", "data_of", "is_contiguous", "references_to")
 _CODES = {"BYTE": np.uint8, "WORD": np.uint32}
 
@@ -102,9 +104,69 @@ def _monotonic_ns(words: Any) -> Any:
 
 
 @functools.lru_cache(maxsize=1)
-def gpu_operations() -> Operations:
-    """The operations of a real GPU. To have them compiled needs numba-cuda; only to run what is compiled needs a GPU."""
+def _gpu_operations() -> Operations:
     from . import cuda_intrinsics
 
     memory = {name: getattr(cuda_intrinsics, name) for name in cuda_intrinsics.__all__ if name.islower()}
     return Operations(cuda_intrinsics.MACHINE, memory)
+
+
+class Kernel(NamedTuple):
+    """A compiled kernel: machine code for one architecture, and the name of its function."""
+
+    name: str
+    code: bytes
+    ptx: str
+    log: str
+    """The report of the assembler: registers, spills and memory."""
+
+
+def _untyped(*modules: Any) -> Any:
+    return modules
+
+
+def compile_kernel(combines: Sequence[Combine], cc: tuple[int, int]) -> Kernel:
+    """Compile the kernel for a compute capability. It needs numba-cuda with NVVM and nvJitLink, and no GPU.
+
+    It takes some seconds. Raises: RuntimeError with the assembler's words.
+    """
+    from numba import cuda as numba_cuda
+    from numba.cuda import dispatcher as numba_dispatcher
+    from numba.cuda import types as numba_types
+
+    cuda, dispatcher, types = _untyped(numba_cuda, numba_dispatcher, numba_types)
+
+    class Device:
+        compute_capability = cc
+
+    # Functions that kernels call ask for the current device, also when they are only compiled: so would a machine without one.
+    real, dispatcher.get_current_device = dispatcher.get_current_device, Device
+    try:
+        kernel = kernel_template(combines, _gpu_operations())
+        signature = types.void(types.int64)
+        ptx, _ = cuda.compile(kernel, signature, cc=cc, device=False, abi="numba", launch_bounds=(THREADS, 1))
+    finally:
+        dispatcher.get_current_device = real
+    code, log = assemble(ptx, cc)
+    return Kernel(ptx.partition(".entry ")[2].partition("(")[0], code, ptx, log)
+
+
+def assemble(ptx: str, cc: tuple[int, int]) -> tuple[bytes, str]:
+    """(machine code, the report of the assembler) of PTX. Raises: RuntimeError with the assembler's words."""
+    from cuda.bindings import nvjitlink  # pyright: ignore[reportAttributeAccessIssue]
+
+    linker = nvjitlink.create(2, [f"-arch=sm_{cc[0]}{cc[1]}", "-verbose"])
+    try:
+        try:
+            nvjitlink.add_data(linker, nvjitlink.InputType.PTX, ptx.encode(), len(ptx), "kernel")
+            nvjitlink.complete(linker)
+        except nvjitlink.nvJitLinkError as error:
+            log = bytearray(nvjitlink.get_error_log_size(linker))
+            nvjitlink.get_error_log(linker, log)
+            raise RuntimeError(f"{error}: {log.decode().strip()}") from None
+        code, log = bytearray(nvjitlink.get_linked_cubin_size(linker)), bytearray(nvjitlink.get_info_log_size(linker))
+        nvjitlink.get_linked_cubin(linker, code)
+        nvjitlink.get_info_log(linker, log)
+        return bytes(code), log.decode()
+    finally:
+        nvjitlink.destroy(linker)

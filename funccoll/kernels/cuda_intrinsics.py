@@ -325,6 +325,10 @@ def _rounded(builder: Any, operation: str, a: Any, b: Any) -> Any:
     return builder.call(function, [a, b])
 
 
+def _negative(builder: Any, value: Any) -> Any:
+    return builder.fsub(ir.Constant(value.type, -0.0), value)  # NVVM's older dialect has no fneg
+
+
 @intrinsic
 def _times(typingctx: Any, a: Any, b: Any) -> Any:
     """The product of two floats."""
@@ -340,7 +344,7 @@ def _plus(typingctx: Any, a: Any, b: Any) -> Any:
 @intrinsic
 def _minus(typingctx: Any, a: Any, b: Any) -> Any:
     """The difference of two floats."""
-    return a(a, b), lambda context, builder, signature, args: _rounded(builder, "add", args[0], builder.fneg(args[1]))
+    return a(a, b), lambda context, builder, signature, args: _rounded(builder, "add", args[0], _negative(builder, args[1]))
 
 
 MACHINE = Machine(cuda.jit(device=True), _half_to_float, _float_to_half, _bits_of, _from_bits, _times, _plus, _minus)
