@@ -56,6 +56,8 @@ def attack_jobs(seed: int, count: int) -> dict[str, Any]:
             options["timeout"] = TIMEOUT if how == "stop" else 120.0
             with Load(busy), Job(server, Path(folder), "attacked", n, **options) as job:
                 _attack(job, n, culprit, how, rng.random() ** 2 * 0.5)
+                beside = [said["steps"] for rank in range(n) for said in job.said(rank, "beside")]
+                happened["steps of second threads"] += sum(beside)
             happened[how] += 1
             happened[f"{n} ranks"] += 1
             happened.update(name for name in ("threads", "forks") if options[name])
@@ -80,6 +82,7 @@ def _attack(job: Job, n: int, culprit: int, how: str, delay: float) -> None:
     assert all(codes[rank] == 0 for rank in others), (how, codes, job.report())
     assert codes[culprit] in CODES[how], (how, codes, job.report())
     assert "AssertionError: wrong data" not in job.report(), job.report()
+    assert "Exception in thread" not in job.report(), job.report()
     end = time.monotonic() + PATIENCE
     while left := job.left():  # a child that a killed rank had forked ends by itself
         assert time.monotonic() < end, (left, job.report())

@@ -40,7 +40,7 @@ from failure_ranks import (
 
 import funccoll as fc
 from funccoll import P
-from funccoll.errors import RendezvousError
+from funccoll.errors import CollectiveTimeout, PeerFailure, ProgramMismatch, RendezvousError
 from funccoll.kernels.frame import STATUS, WAITING
 from funccoll.runtime.shm import arena
 
@@ -86,10 +86,11 @@ def attacked(threads: bool, forks: bool, timeout: float) -> None:
 
     def beside() -> None:
         number = 1
-        with contextlib.suppress(fc.FunccollError):
+        with contextlib.suppress(CollectiveTimeout, PeerFailure, ProgramMismatch):
             while not ended.is_set():
                 other.run(number)
                 number += 1
+        say("beside", steps=number - 1)
 
     thread = threading.Thread(target=beside) if threads else None
     meet("all", range(fc.world_size()))
