@@ -6,6 +6,7 @@ import gc
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -228,6 +229,25 @@ def detail_of_values() -> str:
     except fc.errors.ShardingError as error:
         return str(error)
     return ""
+
+
+def positions(done: list[int]) -> list[str]:
+    """What rank 0 says of rank 1 when it has done so many instructions since it entered; its line is changed for that."""
+    mesh = fc.make_mesh({"d": 2})
+    step = fc.jit(lambda x: fc.all_reduce(x, "d"), mesh=mesh, in_specs=P("d"), out_specs=P())
+    step(np.ones(2))
+    backend: Any = mesh.backend
+    if fc.rank():
+        return []
+    registry = backend.job.communicators
+    communicator = registry.communicator(mesh, backend.number, ("d",))
+    counter, number, _ = line = registry.heap.view(communicator.control.line(1), (3,), np.int64)
+    assert counter > number
+    told = []
+    for steps in done:
+        line[0] = number + steps
+        told.append(registry.table(communicator).splitlines()[1].strip())
+    return told
 
 
 def late(folder: Path) -> str:

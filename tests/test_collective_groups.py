@@ -56,6 +56,15 @@ def test_detail_compares_values_that_are_taken_as_global(monkeypatch):
         assert "ranks 0 and 1 passed different values" in text and "fc.from_local(x, mesh, P('d'))" in text
 
 
+def test_where_a_rank_is_is_told_from_its_counter():
+    """One that has not signalled since it entered may not have published what it runs."""
+    before, inside, after = fc.launch(cases.positions, 2, [0, 1, 3])[0]
+    assert before == "rank 1 has not entered any collective of this group"
+    assert inside.startswith("rank 1 is in all_reduce over 'd' at collective_group_cases.py")
+    assert inside.endswith("(rank 1's step 1 of 3)")
+    assert after.startswith("rank 1 has finished all_reduce") and after.endswith("and has entered nothing since")
+
+
 def test_the_timeout_is_an_argument(tmp_path):
     told = fc.launch(cases.late, 2, tmp_path)
     assert re.match(r"CollectiveTimeout: rank 0 waited [\d.]+ s in all_reduce", told[0])
