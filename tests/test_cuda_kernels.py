@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from test_kernels import DTYPES, FAST, operations
 
-from funccoll.kernels.cuda import THREADS, Kernel, assemble, compile_kernel
+from funccoll.kernels.cuda import THREADS, Kernel, assemble, compile_kernel, load_kernel
 
 pytest.importorskip("numba_cuda", reason="numba-cuda is not installed: pip install 'funccoll[cuda13]'")
 
@@ -64,6 +64,17 @@ def test_a_misspelt_instruction_is_an_error():
     ptx = compiled(TWO, (9, 0)).ptx
     with pytest.raises(RuntimeError, match=r"Unknown modifier '\.acquired'"):
         assemble(ptx.replace("ld.acquire.sys.b64", "ld.acquired.sys.b64"), (9, 0))
+
+
+def test_a_kernel_is_compiled_once_on_a_machine(monkeypatch, tmp_path):
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    asked = []
+    monkeypatch.setattr("funccoll.kernels.cuda.compile_kernel", lambda *what: asked.append(what) or compiled(TWO, (9, 0)))
+    kernel = compiled(TWO, (9, 0))
+    for cc in ((9, 0), (9, 0), (10, 0)):
+        assert load_kernel(TWO, cc) == (kernel.name, kernel.code)
+    assert load_kernel(TWO[:1], (9, 0)) == (kernel.name, kernel.code)
+    assert asked == [(TWO, (9, 0)), (TWO, (10, 0)), (TWO[:1], (9, 0))]
 
 
 @pytest.mark.parametrize("case", [

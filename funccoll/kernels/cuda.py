@@ -6,15 +6,19 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Sequence
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from . import block, reductions, stream_interpreter
+from .object_cache import kept
 from .variants import variant
 
-__all__ = ["THREADS", "Combine", "Kernel", "Operations", "assemble", "compile_kernel", "kernel_template"]
+__all__ = ["THREADS", "Combine", "Kernel", "Operations", "assemble", "compile_kernel", "kernel_template", "load_kernel"]
 
 Combine = tuple[str, np.dtype]
 """An op and a dtype."""
@@ -119,6 +123,20 @@ class Kernel(NamedTuple):
     ptx: str
     log: str
     """The report of the assembler: registers, spills and memory."""
+
+
+def load_kernel(combines: Sequence[Combine], cc: tuple[int, int]) -> tuple[str, bytes]:
+    """The kernel's function and its machine code, compiled once on a machine, and kept as the CPU's kernels are."""
+    parts = [f"{op} {dtype.name}" for op, dtype in combines]
+    with suppress(PackageNotFoundError):  # what is kept is loaded without it
+        parts.append(version("numba-cuda"))
+    digest = hashlib.sha256("|".join(parts).encode()).hexdigest()[:16]
+
+    def build() -> tuple[str, bytes]:
+        kernel = compile_kernel(combines, cc)
+        return kernel.name, kernel.code
+
+    return kept(f"blocks_sm_{cc[0]}{cc[1]}_{digest}", build)
 
 
 def _untyped(*modules: Any) -> Any:

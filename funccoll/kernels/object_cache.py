@@ -26,7 +26,7 @@ import llvmlite.binding as llvm
 
 from .variants import stamp
 
-__all__ = ["address_of", "cache_directory"]
+__all__ = ["address_of", "cache_directory", "kept"]
 
 _FOUND = {"clock_gettime", "sched_yield", "usleep"}  # in every process
 _ENGINES: list[Any] = []  # for as long as the process lives: they own the code
@@ -38,16 +38,21 @@ def address_of(name: str, build: Callable[[], tuple[Any, Any]]) -> int:
     It has Numba's calling convention: int32 f(result *, void **, arguments...); no kernel of ours raises, so the integer
     and the second argument are not used. The code uses no Python and no Numba.
     """
-    found = _read(name)
-    if found is None:
-        found = _compile(*build())
-        _write(name, *found)
-    symbol, code = found
+    symbol, code = kept(name, lambda: _compile(*build()))
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _machine())
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
     _ENGINES.append(engine)
     return engine.get_function_address(symbol)
+
+
+def kept(name: str, build: Callable[[], tuple[str, bytes]]) -> tuple[str, bytes]:
+    """The symbol and the machine code of a kernel: what `build` returns, or has returned to an earlier process."""
+    found = _read(name)
+    if found is None:
+        found = build()
+        _write(name, *found)
+    return found
 
 
 def _compile(function: Any, signature: Any) -> tuple[str, bytes]:

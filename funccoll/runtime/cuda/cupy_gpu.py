@@ -14,7 +14,7 @@ import numpy as np
 from cupy.cuda import driver, function  # pyright: ignore[reportMissingImports]
 
 from ...errors import MeshError
-from ...kernels.cuda import THREADS, Combine, compile_kernel
+from ...kernels.cuda import THREADS, Combine, load_kernel
 
 __all__ = ["CupyGpu"]
 
@@ -60,9 +60,9 @@ class CupyGpu:
 
     @functools.cache  # noqa: B019  (there is one, as long as the process lives)
     def _function(self, combines: tuple[Combine, ...]) -> Any:
-        kernel, module = compile_kernel(combines, self._cc), function.Module()
-        module.load(kernel.code)
-        found = module.get_function(kernel.name)
+        (name, code), module = load_kernel(combines, self._cc), function.Module()
+        module.load(code)
+        found = module.get_function(name)
         if not driver.occupancyMaxActiveBlocksPerMultiprocessor(found.ptr, THREADS, 0):
             raise MeshError(f"a block of {THREADS} threads of the kernel does not fit into a multiprocessor of this GPU.")
         return found
