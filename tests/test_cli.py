@@ -601,7 +601,8 @@ def test_version_and_help():
 def test_doctor():
     done = subprocess.run([*FUNCCOLL, "doctor"], capture_output=True, text=True, env={**os.environ, "COLUMNS": "100"})
     assert done.returncode == 0, done.stdout + done.stderr
-    for word in ("Python", "numpy", "numba", "cores", "memory", "memfd", "sockets", "ptrace", "mpirun", "torch ", "NVIDIA"):
+    host = "Python", "numpy", "numba", "cores", "memory", "memfd", "sockets", "ptrace", "mpirun", "torch "
+    for word in (*host, "NVIDIA", "CuPy", "NCCL"):
         assert word in done.stdout
     assert len(done.stdout.splitlines()) < 50 and "WRONG" not in done.stdout and done.stderr == ""
 

@@ -27,9 +27,17 @@ _ROOMY = 64 << 30  # bytes of address space that a rank's memory may take
 _EXTRAS = (
     # distribution, where it will be or is used, the extra of funccoll that installs it today
     ("torch", "its adapter is planned", ""), ("jax", "its adapter is planned", ""),
-    ("mpi4py", "jobs over several hosts are planned", ""), ("cupy-cuda12x", "GPUs are planned", ""),
+    ("mpi4py", "jobs over several hosts are planned", ""),
     ("scikit-learn", "the demo", "demo"), ("matplotlib", "notebooks", "notebooks"),
 )  # fmt: skip
+_GPU_PARTS = (
+    # name, distributions that bring it, use, how to install it
+    ("CuPy", ("cupy-cuda13x", "cupy-cuda12x", "cupy"), "arrays of a GPU", "'funccoll[cuda13]'"),
+    ("numba-cuda", ("numba-cuda",), "the kernel's compiler", "'funccoll[cuda13]'"),
+    ("NVVM", ("nvidia-nvvm", "nvidia-cuda-nvcc-cu12"), "the kernel's compiler", "'funccoll[cuda13]'"),
+    ("nvJitLink", ("nvidia-nvjitlink", "nvidia-nvjitlink-cu12"), "its assembler", "'funccoll[cuda13]'"),
+    ("NCCL", ("nvidia-nccl-cu13", "nvidia-nccl-cu12"), "several GPUs are planned", "nvidia-nccl-cu13"),
+)
 _LAUNCHERS = ("mpirun", "torchrun", "srun")
 
 
@@ -154,15 +162,34 @@ def _optional() -> Iterator[Finding]:
         yield Finding(section, name, path or "not found", "ok" if path else "absent")
     section = "Optional libraries"
     for name, use, extra in _EXTRAS:
-        try:
-            yield Finding(section, name, f"{metadata.version(name)} ({use})")
-        except metadata.PackageNotFoundError:
-            how = f": pip install 'funccoll[{extra}]'" if extra else ""
+        found = _version(name)
+        how = f": pip install 'funccoll[{extra}]'" if extra else ""
+        if found:
+            yield Finding(section, name, f"{found} ({use})")
+        else:
             yield Finding(section, name, f"not installed ({use}{how})", "absent")
 
 
+def _version(distribution: str) -> str:
+    """The version of what is installed, "" when it is not."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
 def _gpus() -> Iterator[Finding]:
-    section = "GPUs (not used by this version)"
+    section = "GPUs (in development: make gpu-check tries what there is)"
+    yield from _nvidia(section)
+    for name, distributions, use, how in _GPU_PARTS:  # found without loading anything of CUDA
+        found = [(one, text) for one in distributions if (text := _version(one))]
+        if found:
+            yield Finding(section, name, f"{found[0][1]}, {found[0][0]} ({use})")
+        else:
+            yield Finding(section, name, f"not installed ({use}: pip install {how})", "absent")
+
+
+def _nvidia(section: str) -> Iterator[Finding]:
     tool = shutil.which("nvidia-smi")
     if tool is None:
         if any(Path("/dev").glob("nvidia[0-9]*")):
