@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_kernels import DTYPES, FAST, operations
+from test_kernels import FAST, operations
 
 from funccoll.kernels.cuda import THREADS, Kernel, assemble, compile_kernel, load_kernel
 
@@ -48,8 +48,8 @@ def test_the_kernel_is_assembled_without_spills(cc):
         assert words in kernel.ptx, words
 
 
-KINDS = [dtype for dtype in DTYPES if dtype.kind not in "iu" or dtype in (np.int8, np.uint64)]
-"""The other integers are compiled in the same way."""
+KINDS = [np.dtype(name) for name in ("int8", "float16", "bfloat16", "float64", "complex64")]
+"""The others are compiled in the same ways."""
 
 
 @pytest.mark.parametrize("dtype", [pytest.param(d, id=d.name, marks=SLOW) for d in KINDS])
@@ -69,19 +69,18 @@ def test_a_misspelt_instruction_is_an_error():
 def test_a_kernel_is_compiled_once_on_a_machine(monkeypatch, tmp_path):
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
     asked = []
-    monkeypatch.setattr("funccoll.kernels.cuda.compile_kernel", lambda *what: asked.append(what) or compiled(TWO, (9, 0)))
-    kernel = compiled(TWO, (9, 0))
-    for cc in ((9, 0), (9, 0), (10, 0)):
-        assert load_kernel(TWO, cc) == (kernel.name, kernel.code)
-    assert load_kernel(TWO[:1], (9, 0)) == (kernel.name, kernel.code)
+    kernel = Kernel("function", b"machine\ncode", "", "")
+    monkeypatch.setattr("funccoll.kernels.cuda.compile_kernel", lambda *what: asked.append(what) or kernel)
+    for what in ((TWO, (9, 0)), (TWO, (9, 0)), (TWO, (10, 0)), (TWO[:1], (9, 0))):
+        assert load_kernel(*what) == ("function", b"machine\ncode")
     assert asked == [(TWO, (9, 0)), (TWO, (10, 0)), (TWO[:1], (9, 0))]
 
 
 @pytest.mark.parametrize("case", [
     "table 2 1 float32 int32",
     *[pytest.param(case, marks=SLOW) for case in (
-        "table 2 2 bfloat16 complex64 bool", "table 3 3 float32 int8",
-        "table 2 5 float16 float64 complex128", "forced 3 6", "programs 4 7", "nans 2 8", "collectives 2 9", "staged 2 10",
+        "table 2 2 bfloat16 complex64", "table 3 3 float32", "forced 3 6", "programs 4 7", "nans 2 8",
+        "collectives 2 9", "staged 2 10",
     )],
 ])  # fmt: skip
 def test_the_simulator_gives_the_bits_of_the_cpu(case):
