@@ -201,6 +201,7 @@ def test_captured_constants_are_frozen():
     assert same(step(X), X + 1)
 
 
+@pytest.mark.filterwarnings("ignore:Setting the shape on a NumPy array:DeprecationWarning")  # NumPy 2.5
 @pytest.mark.parametrize("shape", [(8,), ()])
 def test_a_captured_array_counts_with_the_value_it_has_at_each_use(shape):
     buffer = np.zeros(shape, np.float32)

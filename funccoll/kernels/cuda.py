@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
 
@@ -139,8 +139,30 @@ def load_kernel(combines: Sequence[Combine], cc: tuple[int, int]) -> tuple[str, 
     return kept(f"blocks_sm_{cc[0]}{cc[1]}_{digest}", build)
 
 
-def _untyped(*modules: Any) -> Any:
-    return modules
+@contextmanager
+def _compiler(cc: tuple[int, int]) -> Iterator[Any]:
+    """`numba.cuda`, made to compile for a compute capability."""
+
+    class Device:
+        compute_capability = cc
+
+    lends = not hasattr(np, "row_stack")  # numba-cuda 0.30 names it, and NumPy 2.5 has it no more
+    if lends:
+        setattr(np, "row_stack", np.vstack)  # noqa: B010
+    try:
+        from numba import cuda
+        from numba.cuda import dispatcher as numba_dispatcher
+
+        dispatcher: Any = numba_dispatcher
+        # Functions that kernels call ask for the current device, also when they are only compiled.
+        real, dispatcher.get_current_device = dispatcher.get_current_device, Device
+        try:
+            yield cuda
+        finally:
+            dispatcher.get_current_device = real
+    finally:
+        if lends:
+            delattr(np, "row_stack")
 
 
 def compile_kernel(combines: Sequence[Combine], cc: tuple[int, int]) -> Kernel:
@@ -148,23 +170,10 @@ def compile_kernel(combines: Sequence[Combine], cc: tuple[int, int]) -> Kernel:
 
     It takes some seconds. Raises: RuntimeError with the assembler's words.
     """
-    from numba import cuda as numba_cuda
-    from numba.cuda import dispatcher as numba_dispatcher
-    from numba.cuda import types as numba_types
-
-    cuda, dispatcher, types = _untyped(numba_cuda, numba_dispatcher, numba_types)
-
-    class Device:
-        compute_capability = cc
-
-    # Functions that kernels call ask for the current device, also when they are only compiled: so would a machine without one.
-    real, dispatcher.get_current_device = dispatcher.get_current_device, Device
-    try:
+    with _compiler(cc) as cuda:
         kernel = kernel_template(combines, _gpu_operations())
-        signature = types.void(types.int64)
+        signature = cuda.types.void(cuda.types.int64)
         ptx, _ = cuda.compile(kernel, signature, cc=cc, device=False, abi="numba", launch_bounds=(THREADS, 1))
-    finally:
-        dispatcher.get_current_device = real
     code, log = assemble(ptx, cc)
     return Kernel(ptx.partition(".entry ")[2].partition("(")[0], code, ptx, log)
 
