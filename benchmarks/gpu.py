@@ -138,7 +138,7 @@ PARTS = {"machine": machine, "collectives": collectives}
 
 
 def run_part(name: str) -> dict[str, Any]:
-    """What a part finds, from a process of its own."""
+    """Run a part in a process of its own, and return its report."""
     command = [sys.executable, str(Path(__file__).resolve()), "--part", name]
     paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     try:

@@ -232,7 +232,7 @@ def detail_of_values() -> str:
 
 
 def positions(done: list[int]) -> list[str]:
-    """What rank 0 says of rank 1 when it has done so many instructions since it entered; its line is changed for that."""
+    """Rank 0's account of where rank 1 is, with rank 1's counter set to each number of instructions since it entered."""
     mesh = fc.make_mesh({"d": 2})
     step = fc.jit(lambda x: fc.all_reduce(x, "d"), mesh=mesh, in_specs=P("d"), out_specs=P())
     step(np.ones(2))

@@ -80,7 +80,7 @@ def thread() -> Any:
 
 
 class SharedMemory:
-    """What the threads of one block share, in one launch: words with arbitrary values, and a barrier.
+    """Memory and a barrier that the threads of one block share in one launch. The words begin with arbitrary values.
 
     The simulator's own barrier wakes threads that have not arrived, now and then, when one has ended.
     """
@@ -112,7 +112,7 @@ MEMORY: dict[str, Callable[..., Any]] = {
 
 
 def compiled(function: Any) -> Any:
-    """A device function: Python's `complex` is a double, and warnings of NumPy's scalars are no news."""
+    """A device function. Python's `complex` is of doubles; here it makes the dtype of the sums."""
     scope = function.__globals__
     wide = scope.get("WIDE")
     if np.dtype(wide).kind == "c":

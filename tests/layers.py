@@ -46,7 +46,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "schedules.messages": (("assign_rounds",), ("messages",), ("interpret",)),
     "schedules.model": (("topology",), ("cost",), ("select", "simulation"), ("simulate",)),
     "kernels": (
-        ("frame", "variants", "intrinsics"), ("stream_interpreter", "reductions", "block"),
+        ("frame", "variants", "intrinsics", "conversions"), ("stream_interpreter", "reductions", "block"),
         ("cpu_fold", "object_cache", "cuda_intrinsics"), ("cpu", "cuda"),
     ),
     "arrays": (("array_layout",), ("array",), ("placement",)),

@@ -768,7 +768,7 @@ say("fine")
 
 
 def test_a_fork_leaves_signals_as_they_are():
-    """What another hook sets in the child, the flags of an action, and one call back for one signal."""
+    """A fork keeps handlers set by other hooks in the child, the flags of actions, and one callback per signal."""
     run_beside_another(UNCHANGED)
 
 

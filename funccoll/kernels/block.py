@@ -23,7 +23,7 @@ SHARED_WORDS = 1024
 """int64 words that the threads of a block share."""
 
 # Words that the threads of a block share: what to do, with which operands; behind them a combine's addresses.
-_TASK, _FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH, _SEVENTH = range(0, 64, 8)
+_TASK, _FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH = range(0, 56, 8)
 SHARED_OPERANDS = 8
 """The word from which on a combine's addresses are shared."""
 MAX_OPERANDS = SHARED_WORDS - SHARED_OPERANDS
@@ -35,6 +35,9 @@ def lane_count(itemsize: int) -> int:
     """The elements of `itemsize` bytes that `load_lanes` loads at once."""
     each = VECTOR_BYTES // itemsize
     return each * max(1, min(_IN_FLIGHT, _LANES // each))
+
+
+_COPIED = 4 * lane_count(4)  # bytes that a thread copies at once, as words
 
 
 def run(frames: Any) -> None:
@@ -101,11 +104,11 @@ def copy_range(to: Any, source: Any, nbytes: Any) -> None:
         for i in range(first, head, step):
             store_element(to + i, load_element(source + i, BYTE))
         stride = 16 * step
-        rows = (nbytes - head) // (4 * stride)
+        rows = (nbytes - head) // (_COPIED * step)
         for row in range(rows):
-            at = head + 4 * stride * row + 16 * first
+            at = head + _COPIED * step * row + 16 * first
             store_lanes(to + at, stride, load_lanes(source + at, stride, WORD))
-        done = head + 4 * stride * rows
+        done = head + _COPIED * step * rows
         vectors = (nbytes - done) // 16
         for i in range(first, vectors, step):
             store_lanes(to + done + 16 * i, 16, load_lanes(source + done + 16 * i, 16, BYTE))

@@ -11,9 +11,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
 from numba import njit, types
 
+from .conversions import conversions
 from .frame import ACCUMULATOR_BYTES, BLOCK_BYTES
 from .intrinsics import array_at, fence, intrinsic, non_temporal_copy
 from .reductions import Machine, meanings
@@ -80,46 +80,6 @@ def _fold(dsts: Any, ndst: Any, srcs: Any, nsrc: Any, count: Any, divisor: Any, 
 # ---------------------------------------------------------------- the machine
 
 
-@intrinsic
-def _half_to_float(typingctx: Any, bits: Any) -> Any:
-    """float16 to float32 (one instruction with F16C)."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.fpext(builder.bitcast(args[0], ir.HalfType()), ir.FloatType())
-
-    return types.float32(types.uint16), codegen
-
-
-@intrinsic
-def _float_to_half(typingctx: Any, value: Any) -> Any:
-    """float32 to float16, to nearest even; a NaN keeps its sign and what fits of its payload."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.bitcast(builder.fptrunc(args[0], ir.HalfType()), ir.IntType(16))
-
-    return types.uint16(types.float32), codegen
-
-
-@intrinsic
-def _bits_of(typingctx: Any, value: Any) -> Any:
-    """The bits of a float32."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.bitcast(args[0], ir.IntType(32))
-
-    return types.uint32(types.float32), codegen
-
-
-@intrinsic
-def _from_bits(typingctx: Any, bits: Any) -> Any:
-    """The float32 of these bits."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.bitcast(args[0], ir.FloatType())
-
-    return types.float32(types.uint32), codegen
-
-
 @njit
 def _times(a: Any, b: Any) -> Any:
     return a * b
@@ -135,7 +95,7 @@ def _minus(a: Any, b: Any) -> Any:
     return a - b
 
 
-_CPU = Machine(njit(error_model="numpy"), _half_to_float, _float_to_half, _bits_of, _from_bits, _times, _plus, _minus)
+_CPU = Machine(njit(error_model="numpy"), *conversions(intrinsic, types), _times, _plus, _minus)
 
 
 def template(op: str, dtype: np.dtype) -> tuple[Any, Any]:

@@ -13,6 +13,7 @@ from numba.cuda import extending
 from numba.cuda import types as cuda_types
 
 from .block import SHARED_WORDS, VECTOR_BYTES, lane_count
+from .conversions import conversions
 from .reductions import Machine
 
 __all__ = [
@@ -276,46 +277,6 @@ def block_number() -> Any:
 # ---------------------------------------------------------------- elements of combines
 
 
-@intrinsic
-def _half_to_float(typingctx: Any, bits: Any) -> Any:
-    """float16 to float32."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.fpext(builder.bitcast(args[0], ir.HalfType()), ir.FloatType())
-
-    return types.float32(types.uint16), codegen
-
-
-@intrinsic
-def _float_to_half(typingctx: Any, value: Any) -> Any:
-    """float32 to float16, to nearest even."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.bitcast(builder.fptrunc(args[0], ir.HalfType()), ir.IntType(16))
-
-    return types.uint16(types.float32), codegen
-
-
-@intrinsic
-def _bits_of(typingctx: Any, value: Any) -> Any:
-    """The bits of a float32."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.bitcast(args[0], ir.IntType(32))
-
-    return types.uint32(types.float32), codegen
-
-
-@intrinsic
-def _from_bits(typingctx: Any, bits: Any) -> Any:
-    """The float32 of these bits."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.bitcast(args[0], ir.FloatType())
-
-    return types.float32(types.uint32), codegen
-
-
 def _rounded(builder: Any, operation: str, a: Any, b: Any) -> Any:
     """An operation that is rounded on its own: NVVM contracts plain products and sums, and cannot be told not to."""
     letter = "f" if isinstance(a.type, ir.FloatType) else "d"
@@ -347,4 +308,4 @@ def _minus(typingctx: Any, a: Any, b: Any) -> Any:
     return a(a, b), lambda context, builder, signature, args: _rounded(builder, "add", args[0], _negative(builder, args[1]))
 
 
-MACHINE = Machine(cuda.jit(device=True), _half_to_float, _float_to_half, _bits_of, _from_bits, _times, _plus, _minus)
+MACHINE = Machine(cuda.jit(device=True), *conversions(intrinsic, types), _times, _plus, _minus)

@@ -63,7 +63,6 @@ class LaunchPlan:
     slots: int
     control_bytes: int
     max_operands: int
-    channels: int
 
     @property
     def blocks(self) -> int:
@@ -116,7 +115,7 @@ def build_launch_plan(
         code += Opcode.END.encode()
     return LaunchPlan(
         tuple(np.array(code, np.int64) for code in codes.values()), tuple(combines), inputs, outputs, scratch, next_slot,
-        len(groups) * channels * _control_bytes(groups), most, channels,
+        len(groups) * channels * _control_bytes(groups), most,
     )  # fmt: skip
 
 
