@@ -51,7 +51,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "arrays": (("array_layout",), ("array",), ("placement",)),
     "runtime": (("backend", "blas"), ("codegen",), ("plans",), ("job",), ("local", "shm", "mpi", "nccl", "cuda")),
-    "runtime.plans": (("control_block", "slots", "staging"), ("plan_writer",)),
+    "runtime.plans": (("control_block", "operand", "slots", "staging"), ("plan_writer",)),
     "runtime.job": (
         ("host", "packets", "deferral", "reports", "stacks"), ("hello", "processes", "doctor", "uncaught", "forking"),
         ("coordinator",), ("rendezvous", "watch"), ("world",), ("launch",),

@@ -18,21 +18,11 @@ from ...schedules.chunk_layout import ChunkLayout, cut_as_one, in_segments
 from ...schedules.schedule import Schedule
 from ...schedules.streams.instructions import Opcode
 from ..plans.control_block import Communicator, ControlBlock
+from ..plans.operand import Operand
 from ..plans.plan_writer import PlannedCollective, Segment, Target, write_collective
 from ..plans.slots import Slots
 
-__all__ = ["DeviceOperand", "LaunchPlan", "LaunchedCollective", "build_launch_plan"]
-
-
-@dataclass(frozen=True)
-class DeviceOperand:
-    """One array of a collective: the shapes of each device's input and output, and the dimensions that are cut and joined."""
-
-    shape: tuple[int, ...]
-    out_shape: tuple[int, ...]
-    dtype: np.dtype
-    dim: int = 0
-    concat_dim: int = 0
+__all__ = ["LaunchPlan", "LaunchedCollective", "build_launch_plan"]
 
 
 @dataclass(frozen=True)
@@ -41,7 +31,7 @@ class LaunchedCollective:
 
     schedule: Schedule
     op: str
-    operands: tuple[DeviceOperand, ...]
+    operands: tuple[Operand, ...]
 
 
 @dataclass(frozen=True, eq=False)

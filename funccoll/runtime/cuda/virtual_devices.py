@@ -21,7 +21,8 @@ from ...mesh import Mesh, Sharding
 from ...primitives.collectives.record import lowering
 from ...schedules.schedule import Schedule
 from ..backend import Copies, GroupCall
-from .launch_plan import DeviceOperand, LaunchedCollective, LaunchPlan, build_launch_plan
+from ..plans.operand import Operand
+from .launch_plan import LaunchedCollective, LaunchPlan, build_launch_plan
 
 __all__ = ["Gpu", "VirtualGpuBackend"]
 
@@ -88,7 +89,7 @@ class VirtualGpuBackend:
                 inputs = tuple(atom for atom in (eqn.inputs[i] for i in numbers) if isinstance(atom, Var))
                 outputs = tuple(eqn.outputs[i] for i in numbers)
                 operands = tuple(
-                    DeviceOperand(how.input_shape(a.type.shape), out.type.shape, a.type.dtype, how.cut_dim, how.concat_dim)
+                    Operand(how.input_shape(a.type.shape), out.type.shape, a.type.dtype, how.cut_dim, how.concat_dim)
                     for a, out in zip(inputs, outputs, strict=True)
                 )
                 call = LaunchedCollective(schedule, how.op, operands)

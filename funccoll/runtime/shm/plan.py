@@ -7,7 +7,6 @@ for the memory that it needs, which `allocations` list.
 from __future__ import annotations
 
 import hashlib
-import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,28 +20,11 @@ from ...schedules.streams.instructions import LEFT_TO_STAGE, UNALLOCATED, Opcode
 from ...types import dtype_name
 from ..plans import staging
 from ..plans.control_block import Communicator
+from ..plans.operand import Operand
 from ..plans.plan_writer import PlannedCollective, Segment, write_collective
 from ..plans.slots import Slots
 
 __all__ = ["DESCRIPTION", "DESCRIPTION_BYTES", "Allocation", "CallSite", "GroupedCollective", "Operand", "Plan", "build_plan"]
-
-
-@dataclass(frozen=True)
-class Operand:
-    """One array of a collective: shapes of this rank's input and output, and the dimensions that are cut and joined."""
-
-    shape: tuple[int, ...]
-    out_shape: tuple[int, ...]
-    dtype: np.dtype
-    dim: int = 0
-    concat_dim: int = 0
-    argument: int | None = None
-    """Its input: argument `argument` of the group, or result ~argument; None for one without elements, which is not passed."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the input."""
-        return math.prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
