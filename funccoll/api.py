@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 from . import errors, nn, random, tree
 from ._version import __version__
 from .arrays.array import Array
-from .arrays.placement import asarray, device_put, from_local
 from .autodiff.custom_rules import custom_vjp, grad_hook, stop_gradient
 from .autodiff.reverse import grad, value_and_grad, vjp
 from .collectives import (
@@ -33,6 +32,7 @@ from .mesh import Mesh, P, Sharding, abstract_mesh
 from .ops.indexing import at
 from .ops.registry import supported_functions
 from .parallel import data_parallel
+from .placement import asarray, device_put, from_local
 from .runtime.job.world import finalize, init, make_mesh, process_allgather, rank, world_size
 from .types import ArrayType, bfloat16
 

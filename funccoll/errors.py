@@ -20,6 +20,7 @@ __all__ = [
     "ConcretizationError",
     "DTypeError",
     "DeletedArrayError",
+    "DeviceError",
     "FunccollError",
     "InPlaceError",
     "LaunchError",
@@ -181,6 +182,10 @@ class user_frames:
 
 class MeshError(FunccollError, ValueError):
     """A mesh that cannot exist or does not fit the job, or an axis that the mesh does not have."""
+
+
+class DeviceError(FunccollError, RuntimeError):
+    """A GPU that is not there or lacks something, or arrays on other devices than the operation needs."""
 
 
 class ShardingError(FunccollError, ValueError):

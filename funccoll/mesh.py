@@ -86,15 +86,16 @@ class Mesh:
 
     `devices` holds one integer id per device, or is None for an abstract mesh, which can be traced,
     lowered and costed against but not run on. Meshes are values: equal when names, sizes, devices and process
-    are. `backend` executes collectives over the mesh and allocates its arrays (`runtime/backend.py`); it is opaque here,
-    and neither compared nor pickled.
+    are. `device_type` is "cpu" or "cuda": where the arrays are. `backend` executes collectives over the mesh and allocates its
+    arrays (`runtime/backend.py`); it is opaque here, and neither compared nor pickled.
     """
 
-    __slots__ = ("__dict__", "_hash", "axis_names", "backend", "devices", "process", "sizes")
+    __slots__ = ("__dict__", "_hash", "axis_names", "backend", "device_type", "devices", "process", "sizes")
 
     def __init__(
-        self, axes: Mapping[str, int], devices: Sequence[int] | None = None, process: int | None = None, backend: Any = None
-    ):
+        self, axes: Mapping[str, int], devices: Sequence[int] | None = None, process: int | None = None, backend: Any = None,
+        device_type: str = "cpu",
+    ):  # fmt: skip
         if not isinstance(axes, Mapping):
             raise MeshError(f'a mesh is made from a dict of axis names and sizes, such as {{"data": 4}}, not from {axes!r}.')
         for name, size in axes.items():
@@ -115,7 +116,8 @@ class Mesh:
         self.process = process
         """The position of the one device that this process plays; None when it plays all."""
         self.backend = backend
-        self._hash = hash((self.axis_names, self.sizes, self.devices, process))
+        self.device_type = device_type
+        self._hash = hash((self.axis_names, self.sizes, self.devices, process, device_type))
 
     @cached_property
     def shape(self) -> Mapping[str, int]:
@@ -208,7 +210,7 @@ class Mesh:
             raise PlannedError("sub-meshes of a mesh of several processes are planned; today name the axes in the collective.")
         if self.devices is not None:
             devices = [self.devices[self.position(c)] for c in self.walk(names)]
-        return Mesh({a: self.shape[a] for a in names}, devices, backend=self.backend)
+        return Mesh({a: self.shape[a] for a in names}, devices, backend=self.backend, device_type=self.device_type)
 
     __iter__ = None  # __getitem__ takes names; without this Python would try mesh[0], mesh[1], ...
 
@@ -217,14 +219,14 @@ class Mesh:
             return True
         if not isinstance(other, Mesh):
             return NotImplemented
-        mine = (self.axis_names, self.sizes, self.devices, self.process)
-        return mine == (other.axis_names, other.sizes, other.devices, other.process)
+        mine = (self.axis_names, self.sizes, self.devices, self.process, self.device_type)
+        return mine == (other.axis_names, other.sizes, other.devices, other.process, other.device_type)
 
     def __hash__(self) -> int:
         return self._hash
 
     def __reduce__(self):
-        return Mesh, (dict(self.shape), self.devices, self.process)
+        return Mesh, (dict(self.shape), self.devices, self.process, None, self.device_type)
 
     def __copy__(self) -> Mesh:
         return self
@@ -234,7 +236,8 @@ class Mesh:
 
     def __repr__(self) -> str:
         inside = ", ".join(f"{n!r}: {s}" for n, s in self.shape.items())
-        return f"abstract_mesh({{{inside}}})" if self.is_abstract else f"Mesh({{{inside}}})"
+        where = "" if self.device_type == "cpu" else f", {self.device_type!r}"
+        return f"abstract_mesh({{{inside}}})" if self.is_abstract else f"Mesh({{{inside}}}{where})"
 
     def _repr_html_(self) -> str:
         from .display import mesh_table

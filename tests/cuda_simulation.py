@@ -29,6 +29,7 @@ from funccoll.kernels import frame as fields
 from funccoll.kernels.cuda import Combine, Operations, kernel_template
 from funccoll.kernels.reductions import Machine
 from funccoll.mesh import Mesh
+from funccoll.runtime.array_library import NUMPY
 from funccoll.runtime.cuda.virtual_devices import VirtualGpuBackend
 
 THREADS = 3
@@ -151,6 +152,7 @@ class SimulatedGpu:
     """Memory of the host, and launches in steps: blocks in a random order, so that any may be ahead of any other."""
 
     max_blocks = 16
+    library = NUMPY
 
     def __init__(self, seed: int):
         self.random = random.Random(seed)
@@ -178,6 +180,9 @@ class SimulatedGpu:
 
     def upload(self, to: np.ndarray, values: np.ndarray) -> None:
         to[...] = values
+
+    def wait(self) -> None:
+        pass  # launches are synchronous
 
     def launch(self, combines: Sequence[Combine], blocks: int, frames: np.ndarray) -> None:
         key = tuple(combines)

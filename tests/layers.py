@@ -18,8 +18,8 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "": (
         ("_version", "tree"), ("errors",), ("mesh",), ("types",), ("display",), ("ir",), ("primitives",), ("ops",),
         ("tracing",), ("collectives",), ("autodiff",), ("control", "nn", "random"), ("passes",), ("schedules",), ("kernels",),
-        ("arrays",), ("runtime",), ("compiler",), ("parallel", "optim"), ("api",), ("torch", "jax", "distributed"), ("cli",),
-        ("__main__",),
+        ("arrays",), ("runtime",), ("placement",), ("compiler",), ("parallel", "optim"), ("api",),
+        ("torch", "jax", "distributed"), ("cli",), ("__main__",),
     ),
     "primitives": (
         ("shaping",), ("elementwise", "indexing", "reductions"), ("linalg", "randomness", "combining", "higher"),
@@ -49,15 +49,17 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("frame", "variants", "intrinsics", "conversions"), ("stream_interpreter", "reductions", "block"),
         ("cpu_fold", "object_cache", "cuda_intrinsics"), ("cpu", "cuda"),
     ),
-    "arrays": (("array_layout",), ("array",), ("placement",)),
-    "runtime": (("backend", "blas"), ("codegen",), ("plans",), ("job",), ("local", "shm", "mpi", "nccl", "cuda")),
+    "arrays": (("array_layout",), ("array",)),
+    "runtime": (
+        ("array_library", "blas"), ("backend",), ("codegen",), ("plans",), ("job",), ("local", "shm", "mpi", "nccl", "cuda"),
+    ),
     "runtime.plans": (("control_block", "operand", "slots", "staging"), ("plan_writer",)),
     "runtime.job": (
         ("host", "packets", "deferral", "reports", "stacks"), ("hello", "processes", "doctor", "uncaught", "forking"),
         ("coordinator",), ("rendezvous", "watch"), ("world",), ("launch",),
     ),
     "runtime.local": (("ordered_reduction",), ("collectives",)),
-    "runtime.cuda": (("launch_plan",), ("virtual_devices",), ("cupy_gpu",)),
+    "runtime.cuda": (("launch_plan",), ("virtual_devices",), ("cupy_gpu",), ("gpu",)),
     "runtime.shm": (
         ("arena",), ("heap",), ("wait_graph",), ("plan",), ("communicators", "results"), ("diagnosis",),
         ("collective_group",), ("values",), ("shm_backend",),

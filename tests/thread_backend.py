@@ -18,7 +18,8 @@ import numpy as np
 from funccoll.ir import Equation, Var
 from funccoll.mesh import Mesh, Sharding
 from funccoll.primitives.collectives.record import lowering
-from funccoll.runtime.backend import GroupCall
+from funccoll.runtime.array_library import NUMPY
+from funccoll.runtime.backend import GroupCall, host_block
 from funccoll.schedules.chunk_layout import ChunkLayout, FlatBuffers
 from funccoll.schedules.reference_memory import reference_memory
 from funccoll.schedules.schedule import Schedule, build
@@ -30,7 +31,7 @@ PATIENCE = 120.0
 class ThreadBackend:
     """One rank of a job of threads."""
 
-    name, shares_memory = "threads", False
+    name, shares_memory, library = "threads", False, NUMPY
 
     def __init__(self, rank: int, queues: dict[tuple[int, int], queue.Queue]):
         self.rank, self.queues = rank, queues
@@ -38,6 +39,12 @@ class ThreadBackend:
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         return np.empty(shape, dtype)
+
+    def new_block(self, value: np.ndarray) -> np.ndarray:
+        return host_block(value, self.allocate)
+
+    def wait(self) -> None:
+        pass  # calls are synchronous
 
     def compile_group(
         self, collectives: Sequence[tuple[Equation, Schedule]], mesh: Mesh, identity: Callable[[Equation], str]

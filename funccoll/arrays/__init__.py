@@ -1,1 +1,1 @@
-"""Arrays on a mesh, and the placement of values there."""
+"""Arrays on a mesh."""

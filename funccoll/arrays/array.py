@@ -25,7 +25,7 @@ from ..ops.registry import has_traced
 from ..types import bfloat16, check_dtype, dtype_name
 from .array_layout import ArrayLayout
 
-__all__ = ["Array", "shape_and_dtype", "to_numpy"]
+__all__ = ["Array", "device_type_of", "shape_and_dtype", "to_numpy"]
 
 
 class _ArrayMeta(type):
@@ -39,8 +39,9 @@ class Array(metaclass=_ArrayMeta):
     """A global array over a mesh. Immutable; made by `device_put`, `from_local` and jitted functions.
 
     Attributes: `shape` (global), `dtype`, `sharding`, `shards` (one block per device of this process, in
-    device order), `local` (the block, where this process is one device). `np.asarray(arr)` is the global value.
-    Elementwise operators and NumPy ufuncs on Arrays compute on the global value and give NumPy arrays.
+    device order), `local` (the block, where this process is one device). `np.asarray(arr)` is the global value. On GPUs
+    blocks are CuPy arrays, which must not be written to, and `np.asarray` waits and copies. Elementwise operators and NumPy
+    ufuncs on Arrays compute on the global value and give NumPy arrays.
     """
 
     __slots__ = ("__weakref__", "_copies", "layout")
@@ -100,8 +101,13 @@ class Array(metaclass=_ArrayMeta):
         return self._copies is None
 
     def block_until_ready(self) -> Array:
-        """Return this Array, whose values are there already: calls are synchronous. For programs written for JAX."""
+        """Return this Array when its values are there: calls are asynchronous on GPUs, on CPUs they are synchronous.
+
+        Raises: CollectiveTimeout, PeerFailure or DeviceError where a call on GPUs has failed.
+        """
         self.take_copies()
+        if self.sharding.mesh.backend is not None:
+            self.sharding.mesh.backend.wait()
         return self
 
     @property
@@ -124,20 +130,20 @@ class Array(metaclass=_ArrayMeta):
             self.layout = ArrayLayout(self.shape, self.dtype, self.sharding, self.layout.weak)
         return copies
 
-    def _copy_list(self) -> Sequence[np.ndarray]:
+    def _copy_list(self) -> Sequence[Any]:
         copies = self.take_copies()
         return [copies] if len(self.layout.indices) == 1 else copies
 
     @property
     def shards(self) -> tuple[np.ndarray, ...]:
-        """Each device's block, in device order (read-only views)."""
+        """Each device's block, in device order (read-only views; on GPUs CuPy arrays)."""
         copies = [_read_only(c) for c in self._copy_list()]
         mesh = self.sharding.mesh
         return tuple((copies[i] for i in self.layout.copy_of_device) if mesh.is_fully_addressable else copies)
 
     @property
     def local(self) -> np.ndarray:
-        """This process's block (read-only), where the process is one device."""
+        """This process's block (read-only; on a GPU a CuPy array), where the process is one device."""
         if self.layout.is_one_block and self._copies is not None:
             return _read_only(self._copies)
         if not self.layout.is_one_block:
@@ -157,15 +163,17 @@ class Array(metaclass=_ArrayMeta):
                 f"{self.sharding.spec!r} over {self.sharding.mesh.size} processes. Use arr.local for the block, or, on all "
                 "processes, fc.redistribute(arr, spec) to split it in another way, or fc.process_allgather(arr) for the whole."
             )
+        on_gpu = self.sharding.mesh.device_type != "cpu"
+        if copy is False and (len(copies) > 1 or on_gpu):
+            what = "on a GPU" if on_gpu else "split over devices"
+            raise ValueError(f"this Array is {what}: np.asarray has to copy its blocks into one array.")
+        if on_gpu:
+            copies = [_on_host(block) for block in copies]
+            self.block_until_ready()  # raises what went wrong in the calls that made it
         if len(copies) == 1:
-            whole = _read_only(copies[0])
-        elif copy is False:
-            raise ValueError("this Array is split over devices: np.asarray has to copy its blocks into one array.")
+            whole, copy = _read_only(copies[0]), copy and not on_gpu
         else:
-            whole = np.empty(self.shape, self.dtype)
-            for index, block in zip(self.layout.indices, copies, strict=True):
-                whole[index] = block
-            copy = False
+            whole, copy = self._joined(copies, np.empty(self.shape, self.dtype)), False
         if dtype is not None and np.dtype(dtype) != whole.dtype:
             return whole.astype(dtype)
         return np.array(whole) if copy else whole
@@ -178,11 +186,35 @@ class Array(metaclass=_ArrayMeta):
         whole = np.ascontiguousarray(self.__array__())
         return {"version": 3, "shape": self.shape, "typestr": whole.dtype.str, "data": whole}
 
+    def _joined(self, copies: Sequence[Any], whole: Any) -> Any:
+        """The global value, written into `whole`."""
+        for index, block in zip(self.layout.indices, copies, strict=True):
+            whole[index] = block
+        return whole
+
+    def _on_gpu(self) -> Any:
+        """The global value as one CuPy array."""
+        copies = self._copy_list()
+        if len(copies) == 1 and not self.is_one_of_several_blocks:
+            return copies[0]
+        if self.is_one_of_several_blocks:
+            raise BufferError(f"this process holds one block of {self!r}: use arr.local.")
+        return self._joined(copies, self.sharding.mesh.backend.allocate(self.shape, self.dtype))
+
     def __dlpack__(self, **kwargs: Any) -> Any:
-        return np.array(self).__dlpack__(**kwargs)
+        on_gpu = self.sharding.mesh.device_type != "cpu"
+        return (self._on_gpu() if on_gpu else np.array(self)).__dlpack__(**kwargs)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return (1, 0)  # host memory
+        on_gpu = self.sharding.mesh.device_type != "cpu"
+        return self._copy_list()[0].__dlpack_device__() if on_gpu else (1, 0)  # 1: host memory
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        # The consumer keeps this Array alive, and so the block; a split one has none that could be kept.
+        if self.sharding.mesh.device_type == "cpu" or len(self._copy_list()) > 1:
+            raise AttributeError("only an Array on a GPU that is one block has __cuda_array_interface__")
+        return self._copy_list()[0].__cuda_array_interface__
 
     def __float__(self) -> float:
         return float(np.asarray(self))
@@ -307,12 +339,33 @@ for _name in (
 Array.__hash__ = None  # type: ignore[assignment]  # equal elementwise, like an ndarray
 
 
-def _read_only(block: Any) -> np.ndarray:
+def _on_host(block: Any) -> np.ndarray:
+    return np.asarray(block) if isinstance(block, (np.ndarray, np.generic)) else block.get()
+
+
+def _read_only(block: Any) -> Any:
+    if not isinstance(block, (np.ndarray, np.generic)):
+        return block  # of CuPy, which has no flag for that
     if type(block) is np.ndarray and not block.flags.writeable:
         return block.view()  # its shape and dtype are the caller's to change
     view = np.asarray(block).view()
     view.flags.writeable = False
     return view
+
+
+_DLPACK_GPUS = (2, 13)
+"""DLPack's kDLCUDA and kDLCUDAManaged."""
+
+
+def device_type_of(x: Any) -> str:
+    """The type of devices whose memory has an argument: "cuda" for what says so by DLPack or `__cuda_array_interface__`."""
+    if type(x) is Array:
+        return x.sharding.mesh.device_type
+    if isinstance(x, (np.ndarray, np.generic, int, float, complex, list, tuple)):
+        return "cpu"
+    if hasattr(x, "__dlpack_device__"):
+        return "cuda" if int(x.__dlpack_device__()[0]) in _DLPACK_GPUS else "cpu"
+    return "cuda" if hasattr(x, "__cuda_array_interface__") else "cpu"
 
 
 def to_numpy(x: Any, what: str = "x") -> np.ndarray:
@@ -334,7 +387,8 @@ def to_numpy(x: Any, what: str = "x") -> np.ndarray:
     except (TypeError, RuntimeError, BufferError) as error:  # a tensor on a GPU, or one that records gradients
         raise TraceError(
             f"{what} is a {type(x).__module__}.{type(x).__qualname__} that NumPy cannot read: {str(error).rstrip('.')}. "
-            "Pass an array in host memory; for a torch tensor that is x.detach().cpu(), with .float() where it is bfloat16."
+            "Pass an array in host memory; for a torch tensor that is x.detach().cpu(), with .float() where it is bfloat16, "
+            "for a CuPy array x.get()."
         ) from error
     if array.dtype == object and isinstance(x, int):
         raise DTypeError(f"{what} is {x}, which does not fit into 64 bits. Pass a float, or split it.")

@@ -1,4 +1,4 @@
-"""Layouts of Arrays, and new blocks in the memory of their mesh."""
+"""Layouts of Arrays."""
 
 from __future__ import annotations
 
@@ -11,19 +11,10 @@ import numpy as np
 from ..mesh import Mesh, Sharding, copy_coordinates
 from ..types import ArrayType
 
-__all__ = ["NO_MESH", "ArrayLayout", "layout_of", "new_block"]
+__all__ = ["NO_MESH", "ArrayLayout", "layout_of"]
 
 NO_MESH = Mesh({}, (0,))
 """The mesh of what is not split: of functions that are jitted without a mesh, and of `fc.asarray`."""
-
-
-def new_block(mesh: Mesh, value: np.ndarray) -> np.ndarray:
-    """Return a copy in memory of the mesh's backend, C-contiguous and read-only."""
-    allocate = np.empty if mesh.backend is None else mesh.backend.allocate
-    out = allocate(value.shape, value.dtype)
-    out[...] = value
-    out.flags.writeable = False
-    return out
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,8 +63,8 @@ class ArrayLayout:
             position[tuple((a, n) for a, n in mesh.coordinates(d).items() if a in varying)] for d in range(mesh.size)
         )
 
-    def split(self, value: np.ndarray) -> Any:
-        """The copies of a global value: one array, or a list of contiguous blocks."""
+    def split(self, value: Any) -> Any:
+        """The copies of a global value, of NumPy's or CuPy's: one array, or a list of contiguous blocks."""
         if not self.sharding.varying:
             return _contiguous(value)
         blocks = [_contiguous(value[i]) for i in self.indices]
@@ -95,5 +86,5 @@ def _layout_of(
     return layout
 
 
-def _contiguous(value: np.ndarray) -> np.ndarray:
-    return value if value.flags.c_contiguous else np.ascontiguousarray(value)
+def _contiguous(value: Any) -> Any:
+    return value if value.flags.c_contiguous else value.copy()

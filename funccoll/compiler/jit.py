@@ -16,13 +16,14 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 import numpy as np
 import optree
 
-from ..arrays.array import Array, shape_and_dtype
+from ..arrays.array import Array, device_type_of, shape_and_dtype
 from ..arrays.array_layout import NO_MESH, layout_of
-from ..errors import OutSpecsError, ShardingError, TraceError, user_frames
+from ..errors import DeviceError, OutSpecsError, ShardingError, TraceError, user_frames
 from ..ir import Traced, current_interpreter
 from ..mesh import Mesh, Sharding
 from ..ops.elementwise import scalar_type
 from ..primitives.collectives.varying import pvary
+from ..runtime.job.world import backend_of, on_device
 from ..tracing.trace import flatten_outputs, stage, value_type
 from ..tracing.tracer import check_alive
 from .arguments import Arguments, Options, Static, broadcast_specs, check_specs, path_name
@@ -44,20 +45,21 @@ CACHE_SIZE = 512
 """The most programs that one jitted function keeps compiled."""
 
 _JITTED: weakref.WeakSet[Jitted] = weakref.WeakSet()
-_ARRAYS = {Array, np.ndarray}
+_ARRAYS: set[type] = {Array, np.ndarray}
+"""Types of arrays whose calls are quick; CuPy's is added when it is met."""
 _NUMBERS = frozenset((int, float, complex))
 _LAYOUT = operator.attrgetter("layout")
 
 
 def _fast_key(treedef: optree.PyTreeSpec, leaves: Sequence[Any]) -> tuple | None:
-    """The cache key of a call whose leaves are Arrays, NumPy arrays and numbers; None for other leaves."""
+    """The cache key of a call whose leaves are Arrays, NumPy or CuPy arrays, and numbers; None for other leaves."""
     key: list[Any] = [treedef]
     for leaf in leaves:
         kind = type(leaf)
         if kind is Array:
             key.append(leaf.layout)
-        elif kind is np.ndarray:
-            key.append((leaf.shape, leaf.dtype))
+        elif kind in _ARRAYS:
+            key.append((kind, leaf.shape, leaf.dtype))
         elif kind in _NUMBERS and (kind is not int or -(1 << 63) <= leaf < 1 << 63):
             key.append(kind)
         else:
@@ -74,6 +76,7 @@ class Jitted(Generic[Params, R]):
         self.mesh = mesh
         self.in_specs = in_specs
         self.out_specs = out_specs
+        self._options = options
         self._arguments = Arguments(fn, mesh, in_specs, options)
         self._name = self._arguments.name
         self._cache: dict[Any, Compiled] = {}
@@ -97,7 +100,7 @@ class Jitted(Generic[Params, R]):
             except (AttributeError, TypeError):
                 pass  # not all are Arrays
             if run is None and _ARRAYS.issuperset(map(type, given)):
-                run = self._fast.get(tuple([a.layout if type(a) is Array else (a.shape, a.dtype) for a in given]))
+                run = self._fast.get(tuple([a.layout if type(a) is Array else (type(a), a.shape, a.dtype) for a in given]))
             if run is not None:
                 return run(args)
             if self._plain:  # pytrees, and numbers
@@ -114,13 +117,14 @@ class Jitted(Generic[Params, R]):
         leaves, treedef = optree.tree_flatten(dynamic)
         if any(isinstance(leaf, Traced) for leaf in leaves):
             return self._inside_trace(args, kwargs, leaves)
+        target, leaves = self._on_their_device(leaves, treedef, static)
         types = tuple(self._leaf_type(leaf, treedef, i, static) for i, leaf in enumerate(leaves))
-        key = (treedef, types, static)
+        key = (target.mesh.device_type, treedef, types, static)
         if self._arguments.auto:
             key = (*key, tuple(leaf.sharding if type(leaf) is Array else None for leaf in leaves))
         compiled = self._cache.get(key)
         if compiled is None:
-            compiled = self._trace(dynamic, static, treedef, types).lower().compile()
+            compiled = target._trace(dynamic, static, treedef, types).lower().compile()
             self._make_room()
             if logger.isEnabledFor(logging.DEBUG):  # a fingerprint reads every move of every schedule
                 logger.debug("compiled %s: %s", self._name, compiled.fingerprint[:12])
@@ -182,6 +186,37 @@ class Jitted(Generic[Params, R]):
         shape, dtype = shape_and_dtype(leaf, lambda: self._arguments.describe(treedef, position, static))
         return shape, dtype, scalar_type(leaf)
 
+    @functools.cached_property
+    def _for_gpus(self) -> Jitted:
+        """The same function on GPUs."""
+        return Jitted(self.fn, on_device(self.mesh, "cuda"), self.in_specs, self.out_specs, self._options)
+
+    def _on_their_device(
+        self, leaves: Sequence[Any], treedef: optree.PyTreeSpec, static: Static
+    ) -> tuple[Jitted, Sequence[Any]]:
+        """The function on the devices where its arguments are, which are arrays of Array's, NumPy's or CuPy's afterwards.
+
+        Raises: DeviceError where some arrays are on a GPU and others in host memory.
+        """
+        places = [device_type_of(leaf) for leaf in leaves]
+        if self.mesh.device_type == "cpu" and "cuda" not in places:
+            return self, leaves
+        name = functools.partial(self._arguments.describe, treedef, static=static)
+        if self.mesh.device_type == "cpu":
+            for i, (leaf, place) in enumerate(zip(leaves, places, strict=True)):
+                if place == "cpu" and getattr(leaf, "shape", ()) != ():  # scalars go along
+                    raise DeviceError(
+                        f"{name(i)} is in host memory, and {name(places.index('cuda'))} on a GPU: a call runs where all "
+                        "its arrays are. Move one of them: fc.device_put(x, mesh, spec, device=\"cuda\"), cupy.asarray(x)."
+                    )
+        target = self if self.mesh.device_type == "cuda" else self._for_gpus
+        library = backend_of(target.mesh).library
+        _ARRAYS.add(library.array_type)
+        return target, [
+            library.asarray(leaf, name(i)) if place == "cuda" and type(leaf) is not Array else leaf
+            for i, (leaf, place) in enumerate(zip(leaves, places, strict=True))
+        ]
+
     # ------------------------------------------------------------ stages
 
     def trace(self, *args: Any, **kwargs: Any) -> TracedFunction:
@@ -193,8 +228,9 @@ class Jitted(Generic[Params, R]):
         with user_frames():
             dynamic, static = self._arguments.split(args, kwargs)
             leaves, treedef = optree.tree_flatten(dynamic)
+            target, leaves = self._on_their_device(leaves, treedef, static)
             types = [self._leaf_type(leaf, treedef, i, static) for i, leaf in enumerate(leaves)]
-            return self._trace(dynamic, static, treedef, types).called_with(leaves)
+            return target._trace(dynamic, static, treedef, types).called_with(leaves)
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """Return `trace(...).lower()`."""

@@ -170,6 +170,8 @@ class Compiled(_Scheduled):
             self._check_replicas = backend.compare_replicas(mesh, signature.in_layouts, signature.argument)
         self._single = signature.out_tree.is_leaf()
         self._layouts = signature.in_layouts
+        # A NumPy array is taken as it is; a CuPy array may be on another GPU, which is looked at.
+        self._array_type, self._asarray = np.ndarray if mesh.device_type == "cpu" else None, backend.library.asarray
         self._kinds = [Array] * len(signature.out_layouts)
         self._donates = any(signature.donated)
 
@@ -203,10 +205,10 @@ class Compiled(_Scheduled):
                 elif leaf.sharding.mesh == layout.sharding.mesh:
                     return self._execute_redistributed(leaves)
                 else:
-                    inputs.append(layout.split(np.asarray(leaf)))
+                    inputs.append(layout.split(self._asarray(leaf)))
             else:
-                native = type(leaf) is np.ndarray and leaf.dtype is layout.dtype
-                inputs.append(layout.split(leaf if native else to_numpy(leaf)))
+                native = type(leaf) is self._array_type and leaf.dtype is layout.dtype
+                inputs.append(layout.split(leaf if native else self._asarray(leaf)))
         if self._check_replicas is not None:
             self._check_replicas(inputs, [None if type(leaf) is Array else to_numpy(leaf) for leaf in leaves])
         if self._donates:  # last: a call that is refused leaves donated Arrays their data

@@ -47,10 +47,10 @@ def _matmul_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any]) 
     ]
 
 
-def _matmul(x: np.ndarray, y: np.ndarray) -> Any:
+def _matmul(x: np.ndarray, y: np.ndarray, out: np.ndarray | None = None) -> Any:
     if x.dtype == y.dtype == bfloat16:  # BLAS in float32, and one rounding
         return np.matmul(x.astype(np.float32), y.astype(np.float32)).astype(bfloat16)
-    return np.matmul(x, y)
+    return np.matmul(x, y, out=out)
 
 
 matmul_p = Primitive("matmul", _infer_matmul, _matmul, _matmul_vjp, blas=True)

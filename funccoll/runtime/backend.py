@@ -18,8 +18,11 @@ from ..mesh import Mesh, Sharding
 
 if TYPE_CHECKING:
     from ..schedules.schedule import Schedule
+    from .array_library import ArrayLibrary
 
-__all__ = ["ArgumentCheck", "Backend", "Copies", "GroupCall", "JobBackend", "choose_job_backend", "load_backend"]
+__all__ = [
+    "ArgumentCheck", "Backend", "Copies", "GroupCall", "JobBackend", "choose_job_backend", "host_block", "load_backend",
+]  # fmt: skip
 
 Copies = Any
 """The values that a process holds of a variable: one array where there is one, else a list in the order of
@@ -28,7 +31,7 @@ Copies = Any
 ArgumentCheck = Callable[[Sequence[Any], Sequence[np.ndarray | None]], None]
 """A check of a call's arguments, from this process's blocks of them, and the global values of those that are not Arrays."""
 
-_MODULES = {"local": "local.collectives", "shm": "shm.shm_backend"}  # planned: mpi, nccl, cuda
+_MODULES = {"local": "local.collectives", "shm": "shm.shm_backend", "cuda": "cuda.gpu"}  # planned: mpi
 
 
 class GroupCall(NamedTuple):
@@ -49,8 +52,19 @@ class Backend(Protocol):
     """True where the devices of a mesh read each other's arrays in place: their operands are best computed into memory
     from `allocate`."""
 
-    def allocate(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    library: ArrayLibrary
+    """The library of the blocks, which computes between collectives."""
+
+    def allocate(self, shape: tuple[int, ...], dtype: np.dtype) -> Any:
         """Return a new C-contiguous array with undefined values. Raises MemoryError."""
+        ...
+
+    def new_block(self, value: Any) -> Any:
+        """Return a copy of an array, of NumPy's or of the library's, in memory from `allocate`: the block of an Array."""
+        ...
+
+    def wait(self) -> None:
+        """Wait until the results of all calls so far are there. Raises what went wrong in them."""
         ...
 
     def compile_group(
@@ -137,8 +151,16 @@ class JobBackend(Protocol):
         ...
 
 
+def host_block(value: np.ndarray, allocate: Callable[..., np.ndarray]) -> np.ndarray:
+    """Return a copy of a value in memory from `allocate`, C-contiguous and read-only: `Backend.new_block` on CPUs."""
+    out = allocate(value.shape, value.dtype)
+    out[...] = value
+    out.flags.writeable = False
+    return out
+
+
 def load_backend(name: str) -> Any:
-    """Import a backend's module, which has its class as `BACKEND`."""
+    """Import a backend's module, which has its class, or a function that makes it, as `BACKEND`."""
     return importlib.import_module(f".{_MODULES[name]}", __package__).BACKEND
 
 

@@ -20,7 +20,6 @@ from ..ir import Atom, Equation, Literal, Program, Var
 from ..mesh import Mesh, copy_coordinates
 from ..passes.buffers import Buffers
 from ..primitives.collectives import axis_index_p, own_slice_p, pvary_p
-from ..primitives.linalg import matmul_p
 from .backend import Backend, Copies, GroupCall
 from .blas import keep_threads
 
@@ -123,7 +122,8 @@ def compile_program(
     def execute(*copies: Copies) -> Sequence[Copies]:
         return quiet.copy().run(run, *copies)
 
-    return GeneratedProgram(execute, functions, backend, run.__code__, builder.calls_before, builder.sources)
+    recorded = backend.library.record(execute, program)
+    return GeneratedProgram(recorded, functions, backend, run.__code__, builder.calls_before, builder.sources)
 
 
 class _Names:
@@ -149,7 +149,7 @@ class _Builder:
         self.program, self.mesh, self.buffers, self.schedules, self.backend = program, mesh, buffers, schedules, backend
         self.names = _Names()
         self.variables: dict[Var, str] = {}
-        self.constants = {v: self.names.of(value, "c") for v, value in program.constants}
+        self.constants = {v: self.names.of(backend.library.upload(value), "c") for v, value in program.constants}
         self.steps: list[tuple[list[str], set[Var]]] = []  # lines, and the variables they read
         self.readers = self._readers()
         self.segments = 0
@@ -257,11 +257,11 @@ class _Builder:
 
     def output(self, atom: Atom) -> str:
         if isinstance(atom, Literal):
-            return self.names.of(atom.value, "c")
+            return self.names.of(self.backend.library.upload(atom.value), "c")
         name = self.name(atom)
         if atom not in self.buffers.borrowed:
             return name
-        copy = self.names.of(np.array, "f")
+        copy = self.names.of(self.backend.library.copy, "f", "copy")
         return f"{copy}({name})" if self.count(atom.type.varying) == 1 else f"[{copy}(x) for x in {name}]"
 
     # ------------------------------------------------------------ segments
@@ -275,9 +275,10 @@ class _Builder:
         reads: set[Var] = set()
         count = self.count(varying)
 
-        def use(atom: Atom) -> str:
+        def use(atom: Atom, eqn: Equation) -> str:
             if isinstance(atom, Literal):
-                return self.names.of(atom.value, "c", ("literal", atom.type.dtype, atom.value.tobytes()))
+                key = ("literal", eqn.primitive, atom.type.dtype, atom.value.tobytes())
+                return self.names.of(self.backend.library.literal(atom.value, eqn), "c", key)
             name = self.name(atom)
             if atom not in defined and atom not in self.constants:
                 reads.add(atom)
@@ -285,7 +286,7 @@ class _Builder:
             return name
 
         for eqn in equations:
-            operands = [use(a) for a in eqn.inputs]
+            operands = [use(a, eqn) for a in eqn.inputs]
             left = ", ".join(self.name(v) for v in eqn.outputs) + ("," if eqn.primitive.multiple else "")
             lines.append(f"{left} = {self.call(eqn, operands, varying, arguments)}")
         results = [v for e in equations for v in e.outputs if not self.readers.get(v, set()) <= inside]
@@ -320,7 +321,10 @@ class _Builder:
         if eqn.primitive in (axis_index_p, own_slice_p):
             axes = eqn.axes()
             index = self.device_index(axes, varying)
-            name = self.names.of(index, "i", ("index", axes, varying))
+            if eqn.primitive is axis_index_p:  # a value; own_slice takes a Python index
+                upload = self.backend.library.upload
+                index = list(map(upload, index)) if isinstance(index, list) else upload(index)
+            name = self.names.of(index, "i", (eqn.primitive, axes, varying))
             arguments[f"p{name}"] = (name, isinstance(index, list))
             operands.append(f"p{name}")
             if eqn.primitive is axis_index_p:
@@ -328,12 +332,6 @@ class _Builder:
             params = {k: eqn.params[k] for k in ("dim", "stack", "size")}
             function: Any = functools.partial(eqn.primitive.reference, **params)
             return f"{self.names.of(function, 'f', (eqn.primitive, *params.items()))}({', '.join(operands)})"
-        function = eqn.primitive.reference
-        if eqn.params:
-            function = functools.partial(function, **eqn.params)
-            key = (eqn.primitive, *sorted(eqn.params.items()))
-        else:
-            key = eqn.primitive
         k = self.buffers.reuse.get(eqn.outputs[0])
         if k is not None:
             operands.append(f"out={operands[k]}")
@@ -341,9 +339,8 @@ class _Builder:
             type = eqn.outputs[0].type
             empty, dtype = self.names.of(self.backend.allocate, "f", "allocate"), self.names.of(type.dtype, "t", type.dtype)
             operands.append(f"out={empty}({type.shape}, {dtype})")
-            if eqn.primitive is matmul_p:
-                function, key = np.matmul, "matmul into memory"
-        return f"{self.names.of(function, 'f', key)}({', '.join(operands)})"
+        key = (eqn.primitive, *sorted(eqn.params.items()), *(atom.type for atom in (*eqn.inputs, *eqn.outputs)))
+        return f"{self.names.of(self.backend.library.compute(eqn), 'f', key)}({', '.join(operands)})"
 
     def drop_dead(self, lines: list[str], equations: list[Equation], results: list[Var]) -> list[str]:
         """Delete large intermediates after their last use, so that their memory serves the next ones."""

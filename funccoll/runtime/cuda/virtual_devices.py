@@ -20,6 +20,7 @@ from ...kernels.cuda import Combine
 from ...mesh import Mesh, Sharding
 from ...primitives.collectives.record import lowering
 from ...schedules.schedule import Schedule
+from ..array_library import ArrayLibrary
 from ..backend import Copies, GroupCall
 from ..plans.operand import Operand
 from .launch_plan import LaunchedCollective, LaunchPlan, build_launch_plan
@@ -37,6 +38,8 @@ class Gpu(Protocol):
 
     max_blocks: int
     """Blocks that run at the same time."""
+    library: ArrayLibrary
+    """The library of its arrays."""
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype) -> Any:
         """Return a new C-contiguous array with undefined values. Raises MemoryError."""
@@ -58,6 +61,10 @@ class Gpu(Protocol):
         """Copy host values into an array, in the order of the launches."""
         ...
 
+    def wait(self) -> None:
+        """Wait until all launches so far have ended."""
+        ...
+
     def launch(self, combines: Sequence[Combine], blocks: int, frames: Any) -> None:
         """Launch the kernel, compiled for these combines, whose frames these are: they run at the same time."""
         ...
@@ -70,11 +77,19 @@ class VirtualGpuBackend:
     shares_memory = True
 
     def __init__(self, gpu: Gpu):
-        self.gpu = gpu
+        self.gpu, self.library = gpu, gpu.library
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype) -> Any:
         """See `Backend`."""
         return self.gpu.allocate(shape, dtype)
+
+    def new_block(self, value: Any) -> Any:
+        """See `Backend`."""
+        return self.library.upload(value) if isinstance(value, (np.ndarray, np.generic)) else self.library.copy(value)
+
+    def wait(self) -> None:
+        """See `Backend`."""
+        self.gpu.wait()
 
     def compile_group(
         self, collectives: Sequence[tuple[Equation, Schedule]], mesh: Mesh, identity: Callable[[Equation], str]

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ...arrays.array import Array, to_numpy
-from ...errors import MeshError, PlannedError, RendezvousError
+from ...errors import DeviceError, MeshError, PlannedError, RendezvousError
 from ...mesh import Mesh
 from ..backend import Backend, JobBackend, choose_job_backend, load_backend
 from . import rendezvous, reports
@@ -25,7 +25,12 @@ from .forking import ForkHandshake
 from .hello import JobSpec
 from .watch import Watch
 
-__all__ = ["World", "backend_of", "current", "finalize", "init", "job", "make_mesh", "process_allgather", "rank", "world_size"]
+__all__ = [
+    "World", "backend_of", "current", "finalize", "init", "job", "make_mesh", "on_device", "process_allgather", "rank",
+    "world_size",
+]  # fmt: skip
+
+DEVICE_TYPES = ("cpu", "cuda")
 
 # (variable with the number of processes, variable with this process's rank, with the processes on this host), by launcher.
 _LAUNCHERS = (
@@ -274,6 +279,8 @@ def backend_of(mesh: Mesh) -> Backend:
     """
     if mesh.backend is not None:
         return mesh.backend
+    if mesh.device_type != "cpu":
+        return on_device(Mesh(mesh.shape, mesh.devices, mesh.process), mesh.device_type).backend
     if mesh.is_fully_addressable:
         return load_backend("local")()
     world = current()
@@ -282,7 +289,24 @@ def backend_of(mesh: Mesh) -> Backend:
     return world.backend.for_mesh(0)
 
 
-def make_mesh(axes: Mapping[str, int]) -> Mesh:
+def on_device(mesh: Mesh, device: str) -> Mesh:
+    """Return the same mesh with its arrays on GPUs ("cuda") or in host memory ("cpu"), always the same object.
+
+    Raises: DeviceError where no GPU can be used, or for another device.
+    """
+    if device not in DEVICE_TYPES:
+        raise DeviceError(f"device={device!r}: it is one of {', '.join(map(repr, DEVICE_TYPES))}.")
+    if mesh.device_type == device or mesh.is_abstract:
+        return mesh
+    found: dict[str, Mesh] = mesh.__dict__.setdefault("on_device", {mesh.device_type: mesh})
+    if device not in found:  # a mesh of GPUs is made from one of the host's, whose processes agree over host memory
+        made = Mesh(mesh.shape, mesh.devices, mesh.process, load_backend("cuda")(mesh, mesh.backend), "cuda")
+        made.__dict__["on_device"] = found
+        found[device] = made
+    return found[device]
+
+
+def make_mesh(axes: Mapping[str, int], *, device: str | None = None) -> Mesh:
     """A mesh with named axes, for example `make_mesh({"data": 4, "model": 2})`.
 
     In a single process it has as many virtual devices as it asks for; in a job of several processes, one
@@ -290,9 +314,13 @@ def make_mesh(axes: Mapping[str, int]) -> Mesh:
     own, and those of one mesh belong to the first thread that calls a collective over it: for several threads make one
     mesh for each, all of them in the main thread.
 
-    Raises: MeshError when sizes are not positive integers, or do not fit the job.
+    device: "cpu", or "cuda" for devices which are GPUs: virtual ones share one GPU. None takes the environment's
+    FUNCCOLL_DEVICE, else "cpu". A function that is jitted for a mesh of CPUs runs on GPUs where its arguments are there.
+
+    Raises: MeshError when sizes are not positive integers, or do not fit the job; DeviceError where no GPU can be used.
     """
     mesh = Mesh(axes)
+    device = os.environ.get("FUNCCOLL_DEVICE") or "cpu" if device is None else device
     processes = world_size()
     if processes > 1:
         if mesh.size != processes:
@@ -303,5 +331,6 @@ def make_mesh(axes: Mapping[str, int]) -> Mesh:
             )
         world = init()
         assert world is not None
-        return Mesh(mesh.shape, range(mesh.size), process=world.rank, backend=world.backend.for_mesh(next(world.mesh_numbers)))
-    return Mesh(mesh.shape, range(mesh.size))
+        backend = world.backend.for_mesh(next(world.mesh_numbers))
+        return on_device(Mesh(mesh.shape, range(mesh.size), process=world.rank, backend=backend), device)
+    return on_device(Mesh(mesh.shape, range(mesh.size)), device)

@@ -13,7 +13,8 @@ import numpy as np
 from ...arrays.array_layout import ArrayLayout
 from ...ir import Equation, Var
 from ...mesh import Mesh, Sharding
-from ..backend import Copies, GroupCall
+from ..array_library import NUMPY
+from ..backend import Copies, GroupCall, host_block
 
 if TYPE_CHECKING:
     from ...schedules.schedule import Schedule
@@ -26,10 +27,18 @@ class LocalBackend:
 
     name = "local"
     shares_memory = True
+    library = NUMPY
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         """See `Backend`."""
         return np.empty(shape, dtype)
+
+    def new_block(self, value: np.ndarray) -> np.ndarray:
+        """See `Backend`."""
+        return host_block(value, np.empty)
+
+    def wait(self) -> None:
+        """See `Backend`. Calls are synchronous."""
 
     def compile_group(
         self, collectives: Sequence[tuple[Equation, Schedule]], mesh: Mesh, identity: Callable[[Equation], str]

@@ -15,7 +15,8 @@ from ...arrays.array_layout import ArrayLayout
 from ...errors import FunccollError, RendezvousError, current_source
 from ...ir import Equation
 from ...mesh import Mesh, Sharding
-from ..backend import ArgumentCheck, GroupCall
+from ..array_library import NUMPY
+from ..backend import ArgumentCheck, GroupCall, host_block
 from .heap import HEADER, Heap, create, largest_arena
 
 if TYPE_CHECKING:
@@ -112,6 +113,7 @@ class MeshBackend:
 
     name = SharedMemoryBackend.name
     shares_memory = True
+    library = NUMPY
 
     def __init__(self, job: SharedMemoryBackend, number: int):
         self.job, self.number = job, number
@@ -126,6 +128,13 @@ class MeshBackend:
     def allocate(self) -> Callable[..., np.ndarray]:
         """See `Backend`."""
         return self.job.allocate
+
+    def new_block(self, value: np.ndarray) -> np.ndarray:
+        """See `Backend`."""
+        return host_block(value, self.job.allocate)
+
+    def wait(self) -> None:
+        """See `Backend`. Calls are synchronous."""
 
     def compile_group(
         self, collectives: Sequence[tuple[Equation, Schedule]], mesh: Mesh, identity: Callable[[Equation], str]

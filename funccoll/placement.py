@@ -6,15 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DTypeError, MeshError, ShapeError, ShardingError, TraceError
-from ..ir import current_interpreter
-from ..mesh import Mesh, P, Sharding
-from ..ops.elementwise import astype, scalar_type
-from ..ops.registry import as_operand, has_traced
-from ..tracing.trace import Trace
-from ..types import check_dtype
-from .array import Array, to_numpy
-from .array_layout import NO_MESH, layout_of, new_block
+from .arrays.array import Array, device_type_of, to_numpy
+from .arrays.array_layout import NO_MESH, layout_of
+from .errors import DTypeError, MeshError, ShapeError, ShardingError, TraceError
+from .ir import current_interpreter
+from .mesh import Mesh, P, Sharding
+from .ops.elementwise import astype, scalar_type
+from .ops.registry import as_operand, has_traced
+from .runtime.job.world import backend_of, on_device
+from .tracing.trace import Trace
+from .types import check_dtype
 
 __all__ = ["asarray", "device_put", "from_local"]
 
@@ -38,13 +39,34 @@ def _concrete_mesh(sharding: Sharding) -> Sharding:
     return sharding
 
 
-def device_put(x: Any, mesh: Mesh | Sharding, spec: P | None = None) -> Array:
+def _on(sharding: Sharding, device: str | None, x: Any) -> Sharding:
+    """The sharding on the devices that `device` names, else on GPUs where `x` is on one."""
+    if device is None and device_type_of(x) == "cuda":
+        device = "cuda"
+    return sharding if device is None else Sharding(on_device(sharding.mesh, device), sharding.spec)
+
+
+def _value(x: Any, mesh: Mesh, what: str) -> Any:
+    """A value as an array: on a GPU where it is there and the mesh is of GPUs, else in host memory."""
+    if device_type_of(x) != "cuda":
+        return to_numpy(x, what)
+    if mesh.device_type == "cuda":
+        return backend_of(mesh).library.asarray(x, what)
+    return np.asarray(x) if type(x) is Array else backend_of(on_device(NO_MESH, "cuda")).library.asarray(x, what).get()
+
+
+def device_put(x: Any, mesh: Mesh | Sharding, spec: P | None = None, *, device: str | None = None) -> Array:
     """Put a global value onto a mesh: `device_put(x, mesh, P("data"))`; without a spec, whole on every device.
 
     `x` is a NumPy array, an Array that this process holds whole, a number, or anything with `__array__`,
-    `__array_interface__` or `__dlpack__`; it is copied. `fc.redistribute` changes the spec of an Array by collectives, in
-    a job too. For a pytree of arrays use `fc.tree.map`. Raises ShardingError when a dimension does not divide, MeshError
-    for an Array of which other processes hold a part.
+    `__array_interface__`, `__dlpack__` or `__cuda_array_interface__`; it is copied. `fc.redistribute` changes the spec of an
+    Array by collectives, in a job too. For a pytree of arrays use `fc.tree.map`.
+
+    device: "cuda" for the memory of GPUs, "cpu" for host memory. None leaves what is on a GPU there, and puts everything
+    else where the mesh's devices are.
+
+    Raises: ShardingError when a dimension does not divide; MeshError for an Array of which other processes hold a part;
+    DeviceError where no GPU can be used.
     """
     sharding = _concrete_mesh(_sharding(mesh, spec))
     if isinstance(x, dict):
@@ -52,23 +74,25 @@ def device_put(x: Any, mesh: Mesh | Sharding, spec: P | None = None) -> Array:
             "device_put takes one array, and x is a dict. For a pytree of arrays, with a pytree of specs like it: "
             "fc.tree.map(lambda a, spec: fc.device_put(a, mesh, spec), x, specs)."
         )
-    value = to_numpy(x, "device_put: x")
+    sharding = _on(sharding, device, x)
+    value = _value(x, sharding.mesh, "device_put: x")
     sharding.shard_shape(value.shape, "device_put: x")
-    layout = layout_of(value.shape, value.dtype, sharding)
-    copies = [new_block(sharding.mesh, value[i]) for i in layout.indices]
+    layout, new_block = layout_of(value.shape, value.dtype, sharding), backend_of(sharding.mesh).new_block
+    copies = [new_block(value[i]) for i in layout.indices]
     return Array(layout, copies if len(copies) > 1 else copies[0])
 
 
-def from_local(x: Any, mesh: Mesh | Sharding, spec: P | None = None) -> Array:
+def from_local(x: Any, mesh: Mesh | Sharding, spec: P | None = None, *, device: str | None = None) -> Array:
     """Make an Array of blocks that are already split.
 
     `x` is this process's block, or in a process that plays several devices a sequence of blocks, one for each
-    device in device order; blocks of devices that hold the same part must be bitwise equal.
+    device in device order; blocks of devices that hold the same part must be bitwise equal. `device` as in `device_put`.
     """
     sharding = _concrete_mesh(_sharding(mesh, spec))
-    size = sharding.mesh.size
+    sharding = _on(sharding, device, x[0] if isinstance(x, (list, tuple)) and x else x)
+    size, new_block = sharding.mesh.size, backend_of(sharding.mesh).new_block
     if not sharding.mesh.is_fully_addressable:
-        block = new_block(sharding.mesh, to_numpy(x, "from_local: x"))
+        block = new_block(_value(x, sharding.mesh, "from_local: x"))
         return Array(layout_of(sharding.global_shape(block.shape, "from_local: a block"), block.dtype, sharding), block)
     if size == 1 and not isinstance(x, (list, tuple)):
         x = [x]
@@ -78,7 +102,7 @@ def from_local(x: Any, mesh: Mesh | Sharding, spec: P | None = None) -> Array:
             f"from_local: this process plays all {size} devices of {sharding.mesh!r}, so it takes a list of {size} blocks "
             f"in device order, and {given} was given. For a global value use fc.device_put."
         )
-    blocks = [to_numpy(b, f"from_local: block {i}") for i, b in enumerate(x)]
+    blocks = [_value(b, sharding.mesh, f"from_local: block {i}") for i, b in enumerate(x)]
     first = blocks[0]
     for i, block in enumerate(blocks):
         if block.shape != first.shape or block.dtype != first.dtype:
@@ -88,12 +112,12 @@ def from_local(x: Any, mesh: Mesh | Sharding, spec: P | None = None) -> Array:
             )
     layout = layout_of(sharding.global_shape(first.shape, "from_local: a block"), first.dtype, sharding)
     copies: list[Any] = [None] * len(layout.indices)
-    for device, (block, copy) in enumerate(zip(blocks, layout.copy_of_device, strict=True)):
+    for position, (block, copy) in enumerate(zip(blocks, layout.copy_of_device, strict=True)):
         if copies[copy] is None:
-            copies[copy] = new_block(sharding.mesh, block)
+            copies[copy] = new_block(block)
         elif copies[copy].tobytes() != block.tobytes():
             raise ShardingError(
-                f"from_local: {sharding.spec!r} says that device {device} holds the same block as another device, and "
+                f"from_local: {sharding.spec!r} says that device {position} holds the same block as another device, and "
                 "their values differ. Name the axis along which they differ in the spec."
             )
     return Array(layout, copies if len(copies) > 1 else copies[0])
@@ -121,10 +145,11 @@ def asarray(x: Any, dtype: Any = None) -> Any:
     trace = current_interpreter()
     if isinstance(x, Array) and not isinstance(trace, Trace) and (dtype is None or dtype == x.dtype):
         return x
-    value = to_numpy(x, "asarray: x")
+    mesh = on_device(NO_MESH, "cuda") if device_type_of(x) == "cuda" and not isinstance(trace, Trace) else NO_MESH
+    value = _value(x, mesh, "asarray: x")
     weak = scalar_type(x) if dtype is None else None
     if dtype is not None:
         value = x = value.astype(dtype, copy=False)
     if isinstance(trace, Trace):
         return trace.constant(value, x, weak)
-    return Array(layout_of(value.shape, value.dtype, Sharding(NO_MESH, P()), weak), new_block(NO_MESH, value))
+    return Array(layout_of(value.shape, value.dtype, Sharding(mesh, P()), weak), backend_of(mesh).new_block(value))

@@ -1,0 +1,85 @@
+"""Array libraries: what holds the arrays of a type of device and computes with them. NumPy's, for CPUs, is here."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..arrays.array import to_numpy
+from ..ir import Equation, Program
+
+__all__ = ["NUMPY", "ArrayLibrary", "NumpyLibrary", "Run"]
+
+Run = Callable[..., Any]
+"""A compiled program: from the copies of each input to a tuple with the copies of each output."""
+
+
+class ArrayLibrary(Protocol):
+    """A library of arrays: NumPy, or CuPy on GPUs."""
+
+    array_type: type
+    """The type of its arrays."""
+
+    def asarray(self, x: Any, what: str = "x") -> Any:
+        """Return an argument as an array of the library: itself where it is one, else a copy or a view of it.
+
+        `what` names it in messages. Raises TraceError, DTypeError, DeviceError.
+        """
+        ...
+
+    def upload(self, value: Any) -> Any:
+        """Return an array of the library with the elements of a NumPy array or scalar."""
+        ...
+
+    def copy(self, block: Any) -> Any:
+        """Return a new C-contiguous array with the same elements."""
+        ...
+
+    def literal(self, value: np.ndarray, eqn: Equation) -> Any:
+        """Return a scalar constant as an equation's function takes it."""
+        ...
+
+    def compute(self, eqn: Equation) -> Callable[..., Any]:
+        """Return the function of one equation: from its operands' blocks to its output's. Of a ufunc it takes `out=`."""
+        ...
+
+    def record(self, run: Run, program: Program) -> Run:
+        """Return a compiled program as it is executed: itself, or a recording of it."""
+        ...
+
+
+class NumpyLibrary:
+    """NumPy, which holds the arrays in host memory. A primitive's reference computes it."""
+
+    array_type = np.ndarray
+
+    def asarray(self, x: Any, what: str = "x") -> np.ndarray:
+        """See `ArrayLibrary`."""
+        return to_numpy(x, what)
+
+    def upload(self, value: Any) -> Any:
+        """See `ArrayLibrary`."""
+        return value
+
+    def copy(self, block: Any) -> np.ndarray:
+        """See `ArrayLibrary`."""
+        return np.array(block)
+
+    def literal(self, value: np.ndarray, eqn: Equation) -> Any:
+        """See `ArrayLibrary`."""
+        return value
+
+    def compute(self, eqn: Equation) -> Callable[..., Any]:
+        """See `ArrayLibrary`."""
+        reference = eqn.primitive.reference
+        return functools.partial(reference, **eqn.params) if eqn.params else reference
+
+    def record(self, run: Run, program: Program) -> Run:
+        """See `ArrayLibrary`."""
+        return run
+
+
+NUMPY = NumpyLibrary()

@@ -1,0 +1,74 @@
+"""The GPU of this process, or a sentence on why there is none, and the backends of meshes on it."""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import Any
+
+from ...errors import DeviceError, PlannedError
+from ...mesh import Mesh
+from ..backend import Backend
+
+__all__ = ["BACKEND", "current_gpu", "gpu_backend", "missing"]
+
+
+def missing(cupy: Any) -> str | None:
+    """The reason why no GPU can be used through this CuPy, with the remedy; None when one can."""
+    runtime = cupy.cuda.runtime
+    driver, built = runtime.driverGetVersion(), runtime.runtimeGetVersion()
+    if not driver:
+        return "this machine has no NVIDIA driver (libcuda.so.1): run where there is one, or leave out device=\"cuda\""
+    if driver // 1000 < built // 1000:
+        return (
+            f"the driver is for CUDA {_version(driver)} and CuPy is built for CUDA {_version(built)}: "
+            f"pip install 'funccoll[cuda{driver // 1000}]', or install a newer driver"
+        )
+    try:
+        count = runtime.getDeviceCount()
+    except runtime.CUDARuntimeError as error:
+        return f"the driver cannot be used: {error}; nvidia-smi says more"
+    if not count:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        why = "" if visible is None else f" that CUDA_VISIBLE_DEVICES={visible!r} shows"
+        return f"this machine has no GPU{why}: run where there is one, or leave out device=\"cuda\""
+    return None
+
+
+def _version(number: int) -> str:
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+@functools.lru_cache(maxsize=1)
+def current_gpu() -> Any:
+    """Return this process's GPU through CuPy. Raises: DeviceError with what is missing, and the remedy."""
+    try:
+        import cupy  # pyright: ignore[reportMissingImports]
+    except ModuleNotFoundError:
+        raise DeviceError(
+            "device=\"cuda\" needs CuPy, which is not installed: pip install 'funccoll[cuda13]' (with a driver for CUDA 12: "
+            "'funccoll[cuda12]'). `funccoll doctor` lists all parts."
+        ) from None
+    except ImportError as error:
+        raise DeviceError(
+            f"CuPy cannot be imported: {str(error).strip().splitlines()[0]} Install the one for this driver's CUDA: "
+            "pip install 'funccoll[cuda13]' or 'funccoll[cuda12]'."
+        ) from error
+    problem = missing(cupy)
+    if problem is not None:
+        raise DeviceError(f"device=\"cuda\" cannot be used: {problem}. `funccoll doctor` lists all parts.")
+    from .cupy_gpu import CupyGpu
+
+    return CupyGpu()
+
+
+def gpu_backend(mesh: Mesh, host: Backend | None) -> Backend:
+    """Return the backend of a mesh on GPUs, beside its `host` backend.
+
+    Raises: DeviceError where no GPU can be used.
+    """
+    current_gpu()
+    raise PlannedError("arrays on GPUs are planned; today they are in host memory.")
+
+
+BACKEND = gpu_backend
