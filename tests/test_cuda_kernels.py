@@ -25,7 +25,7 @@ pytest.importorskip("numba_cuda", reason="numba-cuda is not installed: pip insta
 pytestmark = pytest.mark.filterwarnings("ignore:The 'generic' unit for NumPy timedelta:DeprecationWarning")
 SLOW = pytest.mark.slow
 HERE = Path(__file__).parent
-TWO = (("sum", np.dtype(np.float32)), ("max", FAST[2]))
+TWO = (("sum", np.dtype(np.int8)), ("max", FAST[2]))
 """Combines of one kernel."""
 
 
@@ -39,18 +39,25 @@ def check(kernel: Kernel) -> None:
     assert int(registers) * THREADS <= 1 << 16, kernel.log  # what a multiprocessor has
 
 
+def check_stores(kernel: Kernel, *dtypes: np.dtype) -> None:
+    """A copy stores bytes and words; a combine stores elements, whatever type Numba gives to what is computed from them."""
+    stored = {int(bits) for bits in re.findall(r"st\.global(?:\.v\d)?\.[a-z](\d+)", kernel.ptx)}
+    assert stored == {8, 32, *(8 * np.empty(0, dtype).real.itemsize for dtype in dtypes)}
+
+
 @pytest.mark.parametrize("cc", [
     pytest.param((8, 0), marks=SLOW), (9, 0), pytest.param((10, 0), marks=SLOW)
 ], ids=["sm_80", "sm_90", "sm_100"])  # fmt: skip
 def test_the_kernel_is_assembled_without_spills(cc):
     kernel = compiled(TWO, cc)
     check(kernel)
+    check_stores(kernel, *(dtype for _, dtype in TWO))
     waits = "ld.acquire.sys.b64", "st.release.sys.b64", "barrier.sync 0;", "%globaltimer"
     for words in (*waits, "ld.global.v4", "st.global.v4"):
         assert words in kernel.ptx, words
 
 
-KINDS = [np.dtype(name) for name in ("int8", "float16", "bfloat16", "float64", "complex64")]
+KINDS = [np.dtype(name) for name in ("bool", "int8", "uint32", "float16", "bfloat16", "float32", "float64", "complex64")]
 """The others are compiled in the same ways."""
 
 
@@ -59,6 +66,7 @@ def test_combines_are_assembled_without_spills(dtype):
     """Every op of a dtype; where a product meets a sum, no fused instruction rounds them once."""
     kernel = compiled(tuple((op, dtype) for op in operations(dtype)), (9, 0))
     check(kernel)
+    check_stores(kernel, dtype)
     assert not re.search(r"\bfma\.rn\.f", kernel.ptx)
 
 

@@ -77,7 +77,7 @@ def _fold(op: str, dtype: np.dtype, operations: Operations) -> Any:
 
 
 def _accumulate(total: Any, element: Any) -> Any:
-    return step(total, widen(element))
+    return WIDE(step(total, widen(element)))  # Numba's sum of two int8 is an int64
 
 
 def _choose(function: Any, dsts: Any, ndst: Any, srcs: Any, nsrc: Any, count: Any, divisor: Any) -> None:

@@ -87,7 +87,7 @@ def _float_min(a: Any, b: Any) -> Any:
 
 
 def _divide(x: Any, divisor: Any) -> Any:
-    return x / divisor
+    return WIDE(x / divisor)  # of integers, which are never divided, too: a total has one type
 
 
 def _complex_divide(x: Any, divisor: Any) -> Any:
