@@ -26,7 +26,8 @@ from numba import cuda
 import funccoll as fc
 from funccoll.kernels import block
 from funccoll.kernels import frame as fields
-from funccoll.kernels.cuda import Combine, Operations, kernel_template
+from funccoll.kernels.cuda import Combine, kernel_template
+from funccoll.kernels.cuda_compiler import Operations
 from funccoll.kernels.reductions import Machine
 from funccoll.mesh import Mesh
 from funccoll.runtime.array_library import NUMPY

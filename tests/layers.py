@@ -47,7 +47,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "schedules.model": (("topology",), ("cost",), ("select", "simulation"), ("simulate",)),
     "kernels": (
         ("frame", "variants", "intrinsics", "conversions"), ("stream_interpreter", "reductions", "block"),
-        ("cpu_fold", "object_cache", "cuda_intrinsics"), ("cpu", "cuda"),
+        ("cpu_fold", "object_cache", "cuda_intrinsics"), ("cpu", "cuda_compiler"), ("cuda",),
     ),
     "arrays": (("array_layout",), ("array",)),
     "runtime": (

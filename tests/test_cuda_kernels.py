@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 from test_kernels import FAST, operations
 
-from funccoll.kernels.cuda import THREADS, Kernel, assemble, compile_kernel, load_kernel
+from funccoll.kernels.cuda import compile_kernel, load_kernel
+from funccoll.kernels.cuda_compiler import THREADS, Kernel, assemble
 
 pytest.importorskip("numba_cuda", reason="numba-cuda is not installed: pip install 'funccoll[cuda13]'")
 

@@ -98,6 +98,10 @@ def _complex_divide(x: Any, divisor: Any) -> Any:
     return complex(times(real, scale), times(imag, scale))
 
 
+def _accumulate(total: Any, element: Any) -> Any:
+    return WIDE(step(total, widen(element)))  # Numba's sum of two int8 is an int64
+
+
 def _same(x: Any) -> Any:
     return x
 
@@ -157,4 +161,5 @@ def meanings(op: str, dtype: np.dtype, machine: Machine) -> dict[str, Any]:
         role: f if f is machine.half_to_float else machine.compile(variant(f, f"{role}_{op}_{dtype.name}", **names))
         for role, f in each.items()
     }
-    return {"WIDE": wide, "REAL": real, "STORED": stored, "ITEMSIZE": dtype.itemsize, **made}
+    accumulate = machine.compile(variant(_accumulate, f"accumulate_{op}_{dtype.name}", **names, **made))
+    return {"WIDE": wide, "REAL": real, "STORED": stored, "ITEMSIZE": dtype.itemsize, "accumulate": accumulate, **made}

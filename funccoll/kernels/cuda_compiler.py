@@ -1,0 +1,123 @@
+"""The compiler of kernels of a GPU: from a template to machine code, by Numba, NVVM and nvJitLink. It needs no GPU."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import reductions
+from .object_cache import kept
+
+__all__ = ["THREADS", "Kernel", "Operations", "assemble", "compile_template", "kept_kernel"]
+
+THREADS = 256
+"""Threads of a block."""
+
+
+class Operations(NamedTuple):
+    """A machine, as templates need it: compiled functions, or Python functions in Numba's simulator."""
+
+    machine: reductions.Machine
+    memory: dict[str, Any]
+    """By their names in the templates: load, store, load_acquire, store_release, barrier, load_lanes, ..."""
+
+
+@functools.lru_cache(maxsize=1)
+def _gpu_operations() -> Operations:
+    from . import cuda_intrinsics
+
+    memory = {name: getattr(cuda_intrinsics, name) for name in cuda_intrinsics.__all__ if name.islower()}
+    return Operations(cuda_intrinsics.MACHINE, memory)
+
+
+class Kernel(NamedTuple):
+    """A compiled kernel: machine code for one architecture, and the name of its function."""
+
+    name: str
+    code: bytes
+    ptx: str
+    log: str
+    """The report of the assembler: registers, spills and memory."""
+
+
+def kept_kernel(name: str, what: Sequence[str], cc: tuple[int, int], build: Callable[[], Kernel]) -> tuple[str, bytes]:
+    """A kernel's function and its machine code, compiled once on a machine, and kept as the CPU's kernels are.
+
+    `what` says for which dtypes and operations the template `name` is compiled.
+    """
+    parts = list(what)
+    with suppress(PackageNotFoundError):  # what is kept is loaded without it
+        parts.append(version("numba-cuda"))
+    digest = hashlib.sha256("|".join(parts).encode()).hexdigest()[:16]
+
+    def built() -> tuple[str, bytes]:
+        kernel = build()
+        return kernel.name, kernel.code
+
+    return kept(f"{name}_sm_{cc[0]}{cc[1]}_{digest}", built)
+
+
+@contextmanager
+def _compiler(cc: tuple[int, int]) -> Iterator[Any]:
+    """`numba.cuda`, made to compile for a compute capability."""
+
+    class Device:
+        compute_capability = cc
+
+    lends = not hasattr(np, "row_stack")  # numba-cuda 0.30 names it, and NumPy 2.5 has it no more
+    if lends:
+        setattr(np, "row_stack", np.vstack)  # noqa: B010
+    try:
+        from numba import cuda
+        from numba.cuda import dispatcher as numba_dispatcher
+
+        dispatcher: Any = numba_dispatcher
+        # Functions that kernels call ask for the current device, also when they are only compiled.
+        real, dispatcher.get_current_device = dispatcher.get_current_device, Device
+        try:
+            yield cuda
+        finally:
+            dispatcher.get_current_device = real
+    finally:
+        if lends:
+            delattr(np, "row_stack")
+
+
+def compile_template(template: Callable[[Operations], Any], arguments: int, cc: tuple[int, int]) -> Kernel:
+    """Compile the kernel that `template` makes of a GPU's operations, a function of int64 arguments, for a compute capability.
+
+    It takes some seconds. Raises: RuntimeError with the assembler's words.
+    """
+    with _compiler(cc) as cuda:
+        signature = cuda.types.void(*[cuda.types.int64] * arguments)
+        made = template(_gpu_operations())
+        ptx, _ = cuda.compile(made, signature, cc=cc, device=False, abi="numba", launch_bounds=(THREADS, 1))
+    code, log = assemble(ptx, cc)
+    return Kernel(ptx.partition(".entry ")[2].partition("(")[0], code, ptx, log)
+
+
+def assemble(ptx: str, cc: tuple[int, int]) -> tuple[bytes, str]:
+    """(machine code, the report of the assembler) of PTX. Raises: RuntimeError with the assembler's words."""
+    from cuda.bindings import nvjitlink  # pyright: ignore[reportAttributeAccessIssue]
+
+    linker = nvjitlink.create(2, [f"-arch=sm_{cc[0]}{cc[1]}", "-verbose"])
+    try:
+        try:
+            nvjitlink.add_data(linker, nvjitlink.InputType.PTX, ptx.encode(), len(ptx), "kernel")
+            nvjitlink.complete(linker)
+        except nvjitlink.nvJitLinkError as error:
+            log = bytearray(nvjitlink.get_error_log_size(linker))
+            nvjitlink.get_error_log(linker, log)
+            raise RuntimeError(f"{error}: {log.decode().strip()}") from None
+        code, log = bytearray(nvjitlink.get_linked_cubin_size(linker)), bytearray(nvjitlink.get_info_log_size(linker))
+        nvjitlink.get_linked_cubin(linker, code)
+        nvjitlink.get_info_log(linker, log)
+        return bytes(code), log.decode()
+    finally:
+        nvjitlink.destroy(linker)
