@@ -159,6 +159,8 @@ class SimulatedGpu:
         self.random = random.Random(seed)
         self.kernels: dict[tuple[Combine, ...], Any] = {}
         self.steps = self.waits = 0
+        self.absent: set[int] = set()
+        """Blocks that never run. The patience of the others is at an end when none of them comes any further."""
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         """An array that begins somewhere: nothing may depend on more than its dtype's alignment, and vectors where it fits."""
@@ -185,29 +187,63 @@ class SimulatedGpu:
     def wait(self) -> None:
         pass  # launches are synchronous
 
+    def host_words(self, count: int) -> tuple[np.ndarray, int]:
+        words = self.zeros((count,), np.dtype(np.int64))
+        return words, words.ctypes.data
+
     def launch(self, combines: Sequence[Combine], blocks: int, frames: np.ndarray) -> None:
         key = tuple(combines)
         if key not in self.kernels:
             self.kernels[key] = cuda.jit(ending(kernel_template(key, Operations(MACHINE, MEMORY))))
-        kernel = self.kernels[key]
         rows = frames[: blocks * fields.FRAME_WORDS].reshape(blocks, fields.FRAME_WORDS)
         rows[:, [fields.SPINS, fields.YIELDS, fields.PATIENCE]] = 0
-        running = set(range(blocks))
+        reporting = rows[:, [fields.ENDED, fields.REPORT]].copy()
+        try:
+            self.run(self.kernels[key], rows, reporting)
+        finally:
+            rows[:, [fields.ENDED, fields.REPORT]] = reporting
+
+    def run(self, kernel: Any, rows: np.ndarray, reporting: np.ndarray) -> None:
+        """Run blocks a few instructions at a time until all have ended. Such steps report to words of their own."""
+        running, waiting = set(range(len(rows))) - self.absent, set[int]()
+        own = np.zeros((len(rows), 2), np.int64)
         for _ in range(MOST_STEPS):
+            if waiting >= running and self.gives_up():
+                for number in running:
+                    self.end(kernel, rows, number, reporting)
+                return
             first = self.random.choice(sorted(running))
             count = 2 if first + 1 in running and self.random.random() < 0.2 else 1
-            rows[first : first + count, fields.INSTRUCTION_BUDGET] = self.random.choice((1, 2, 5))
-            kernel[count, THREADS](rows[first].ctypes.data)
+            ran = rows[first : first + count]
+            before = ran[:, fields.PC].copy()
+            own[:, 0], own[:, 1] = load(int(reporting[first, 0])), 0
+            ran[:, fields.ENDED] = own.ctypes.data + own.strides[0] * np.arange(first, first + count)
+            ran[:, fields.REPORT] = ran[:, fields.ENDED] + own.strides[1]
+            ran[:, fields.INSTRUCTION_BUDGET] = self.random.choice((1, 2, 5))
+            kernel[count, THREADS](ran[0].ctypes.data)
             self.steps += 1
-            for number in range(first, first + count):
+            for number, pc in enumerate(before, first):
                 status = int(rows[number, fields.STATUS])
-                assert status in (fields.FINISHED, fields.WAITING, fields.BUDGET_SPENT), status
-                self.waits += status == fields.WAITING
-                if status == fields.FINISHED:
+                assert status in (fields.FINISHED, fields.WAITING, fields.BUDGET_SPENT, fields.FAILED), status
+                if status == fields.FAILED:
+                    self.end(kernel, rows, number, reporting)
+                if status in (fields.FINISHED, fields.FAILED):
                     running.discard(number)
+                self.waits += status == fields.WAITING
+                waiting = waiting | {number} if status == fields.WAITING and rows[number, fields.PC] == pc else set()
             if not running:
                 return
         raise AssertionError(f"blocks {sorted(running)} never ended")
+
+    def gives_up(self) -> bool:
+        """True when the patience of blocks is at an end: all of them wait, and none can come any further."""
+        return True
+
+    def end(self, kernel: Any, rows: np.ndarray, number: int, reporting: np.ndarray) -> None:
+        """Run a block that cannot go on, as a GPU does: it reports that."""
+        rows[number, [fields.ENDED, fields.REPORT]], rows[number, fields.INSTRUCTION_BUDGET] = reporting[number], -1
+        kernel[1, THREADS](rows[number].ctypes.data)
+        assert rows[number, fields.STATUS] != fields.FINISHED
 
 
 class Simulated:

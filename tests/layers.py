@@ -59,7 +59,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("coordinator",), ("rendezvous", "watch"), ("world",), ("launch",),
     ),
     "runtime.local": (("ordered_reduction",), ("collectives",)),
-    "runtime.cuda": (("launch_plan",), ("virtual_devices",), ("cupy_gpu",), ("gpu",)),
+    "runtime.cuda": (("block_frames", "launch_plan", "launch_reports"), ("virtual_devices",), ("cupy_gpu",), ("gpu",)),
     "runtime.shm": (
         ("arena",), ("heap",), ("wait_graph",), ("plan",), ("communicators", "results"), ("diagnosis",),
         ("collective_group",), ("values",), ("shm_backend",),

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .frame import FRAME_WORDS, OPERANDS, STATUS
+from .frame import ENDED, FAILED, FINISHED, FRAME_WORDS, LABEL, OPERANDS, PEER, REPORT, STATUS
 
 __all__ = ["MAX_OPERANDS", "SHARED_WORDS", "VECTOR_BYTES", "call", "copy", "copy_range", "fold", "lane_count", "run", "unused"]
 
@@ -41,11 +41,19 @@ _COPIED = 4 * lane_count(4)  # bytes that a thread copies at once, as words
 
 
 def run(frames: Any) -> None:
-    """Interpret the plan of this block, whose frame is one of those that begin at `frames`."""
+    """Interpret the plan of this block, whose frame is one of those that begin at `frames`; an early end is reported."""
     frame, words = frames + 8 * FRAME_WORDS * block_number(), shared_words()
     if thread_number() == 0:
         store(frame + 8 * OPERANDS, words + 8 * SHARED_OPERANDS)
-        store(frame + 8 * STATUS, interpret(frame))
+        status = FAILED
+        if load(load(frame + 8 * ENDED)) == 0:
+            status = interpret(frame)
+        store(frame + 8 * STATUS, status)
+        if status != FINISHED:
+            report = load(frame + 8 * REPORT)
+            if load_acquire(report) == 0:
+                store_release(report, load(frame + 8 * LABEL) + 256 * load(frame + 8 * PEER) + status)
+            store_release(load(frame + 8 * ENDED), 1)  # after the report: blocks that it stops have nothing to tell
         store(words + _TASK, _STOP)
         barrier()
         return

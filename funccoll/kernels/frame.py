@@ -7,10 +7,10 @@ from __future__ import annotations
 
 __all__ = [
     "ACCUMULATOR", "ACCUMULATOR_BYTES", "ADDRESSES", "ARGUMENTS", "BASES", "BLOCK_BYTES", "BUDGET_SPENT", "CLOCK", "CODE",
-    "CONTENTION", "FAILED", "FAILURE", "FAULT_PC", "FINISHED", "FRAME_WORDS", "HEAP", "HEAP_BYTES", "HISTORIES", "IGNORED",
-    "INSTRUCTION_BUDGET", "LINE_BYTES", "LINE_CALL", "LINE_HASH", "LINE_HEAD_BYTES", "LINE_TABLE", "MISMATCH",
-    "NDARRAY", "NEEDS_FALLBACK", "OPERANDS", "PATIENCE", "PC", "PEER", "RECORD_HISTORY", "RECORD_TEXT", "REPEATS", "RESULTS",
-    "SPINS", "STATUS", "UNSHARED_REFCOUNT", "WAITING", "YIELDS",
+    "CONTENTION", "ENDED", "FAILED", "FAILURE", "FAULT_PC", "FINISHED", "FRAME_WORDS", "HEAP", "HEAP_BYTES", "HISTORIES",
+    "IGNORED", "INSTRUCTION_BUDGET", "LABEL", "LINE_BYTES", "LINE_CALL", "LINE_HASH", "LINE_HEAD_BYTES", "LINE_TABLE",
+    "MISMATCH", "NDARRAY", "NEEDS_FALLBACK", "OPERANDS", "PATIENCE", "PC", "PEER", "RECORD_HISTORY", "RECORD_TEXT", "REPEATS",
+    "REPORT", "RESULTS", "SPINS", "STATUS", "UNSHARED_REFCOUNT", "WAITING", "YIELDS",
 ]  # fmt: skip
 
 # Addresses: the heap (and its bytes), the code, the table of addresses, the communicators' bases and their histories, a
@@ -27,7 +27,11 @@ PC, PEER, SPINS, YIELDS, PATIENCE, CONTENTION, CLOCK = range(13, 20)
 INSTRUCTION_BUDGET, REPEATS = range(21, 23)
 # The return value; the instruction that needs a fallback; and a word for the exception pointer of Numba's calling convention.
 STATUS, FAULT_PC, IGNORED = range(23, 26)
-FRAME_WORDS = 26
+# Of a GPU's block: the address of a word that is not 0 when a block of this or an earlier launch has ended before it was
+# finished, so that no other begins; that of a word which the host reads, and in which the first such block reports
+# LABEL + 256 * PEER + STATUS; and the label.
+ENDED, REPORT, LABEL = range(26, 29)
+FRAME_WORDS = 29
 
 FINISHED, WAITING, FAILED, MISMATCH, NEEDS_FALLBACK, BUDGET_SPENT = range(6)
 """Statuses of `interpret`: everything is done; still waiting, call again; the failure word is set; a peer runs something

@@ -50,8 +50,19 @@ class CupyGpu:
         return array.data.ptr
 
     def upload(self, to: Any, values: np.ndarray) -> None:
+        """See `Gpu`. From pageable memory, which may change when this returns: the driver has copied it then."""
+        to.set(values, stream=cupy.cuda.get_current_stream())
+
+    def wait(self) -> None:
         """See `Gpu`."""
-        to.set(values)
+        cupy.cuda.get_current_stream().synchronize()
+
+    def host_words(self, count: int) -> tuple[np.ndarray, int]:
+        """See `Gpu`. All pinned memory has one address for host and kernels."""
+        memory = cupy.cuda.alloc_pinned_memory(8 * count)
+        words = np.frombuffer(memory, np.int64, count)
+        words[:] = 0
+        return words, memory.ptr
 
     def launch(self, combines: Sequence[Combine], blocks: int, frames: Any) -> None:
         """See `Gpu`."""

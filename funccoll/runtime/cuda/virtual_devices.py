@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ...arrays.array_layout import ArrayLayout
+from ...errors import CollectiveTimeout, FunccollError, MeshError, Source
 from ...ir import Equation, Var
 from ...kernels import frame as fields
 from ...kernels.block import MAX_OPERANDS
@@ -23,14 +24,16 @@ from ...schedules.schedule import Schedule
 from ..array_library import ArrayLibrary
 from ..backend import Copies, GroupCall
 from ..plans.operand import Operand
+from .block_frames import block_frames
 from .launch_plan import LaunchedCollective, LaunchPlan, build_launch_plan
+from .launch_reports import LaunchedName, LaunchReports
 
 __all__ = ["Gpu", "VirtualGpuBackend"]
 
 _ALIGNMENT = 256  # bytes: where allocations of a GPU begin
 _CHANNEL_BYTES = 1 << 15
 """Bytes of one device's arrays from which on it gets one more channel."""
-_SPINS, _PATIENCE = 1 << 10, 600_000_000_000  # tries before the failure word is read; nanoseconds
+_PATIENCE_S = 600
 
 
 class Gpu(Protocol):
@@ -65,6 +68,10 @@ class Gpu(Protocol):
         """Wait until all launches so far have ended."""
         ...
 
+    def host_words(self, count: int) -> tuple[np.ndarray, int]:
+        """Return int64 words of host memory, 0, that kernels write while the host reads them, and the address for kernels."""
+        ...
+
     def launch(self, combines: Sequence[Combine], blocks: int, frames: Any) -> None:
         """Launch the kernel, compiled for these combines, whose frames these are: they run at the same time."""
         ...
@@ -78,6 +85,33 @@ class VirtualGpuBackend:
 
     def __init__(self, gpu: Gpu):
         self.gpu, self.library = gpu, gpu.library
+        self.reports = LaunchReports(gpu)
+        self._broken: FunccollError | None = None
+
+    def check(self) -> None:
+        """Raise the error of a launch that ended in the middle: every call does before it launches.
+
+        After the stream was synchronised, all that was launched before has reported.
+
+        Raises: CollectiveTimeout when its devices did not come; FunccollError when the failure word was set, and at every
+        later call.
+        """
+        if self._broken is not None:
+            raise FunccollError(
+                "an earlier failure ended all collectives on this GPU, and no later one can be trusted. It was: "
+                f"{str(self._broken).splitlines()[0]}"
+            )
+        report = self.reports.found()
+        if report is None:
+            return
+        (name, source, blocks), kind, why = report.launch, FunccollError, "was stopped by the failure word"
+        if report.waited:
+            kind, why = CollectiveTimeout, f"waited {_PATIENCE_S} s for device {report.peer}"
+        self._broken = kind(
+            f"{name} ended on the GPU in the middle: block {report.block} of {blocks} {why}. A debugger or another program "
+            "may hold this GPU. No result of this or a later collective can be trusted: start the program anew.", source,
+        )  # fmt: skip
+        raise self._broken
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype) -> Any:
         """See `Backend`."""
@@ -90,6 +124,7 @@ class VirtualGpuBackend:
     def wait(self) -> None:
         """See `Backend`."""
         self.gpu.wait()
+        self.check()
 
     def compile_group(
         self, collectives: Sequence[tuple[Equation, Schedule]], mesh: Mesh, identity: Callable[[Equation], str]
@@ -108,7 +143,8 @@ class VirtualGpuBackend:
                     for a, out in zip(inputs, outputs, strict=True)
                 )
                 call = LaunchedCollective(schedule, how.op, operands)
-                launch = Launch(self.gpu, call, *_groups(mesh, axes, eqn.axes()), outputs[0].type.varying == axes)
+                name = f"{schedule.kind} over {', '.join(map(repr, eqn.axes()))}"
+                launch = Launch(self, call, *_groups(mesh, axes, eqn.axes()), outputs[0].type.varying == axes, name, eqn.source)
                 yield GroupCall(launch, inputs, outputs)
 
     def note_exception(self, functions: Sequence[Callable[..., Any]], done: int, inside: bool, error: BaseException) -> None:
@@ -131,8 +167,17 @@ def _groups(mesh: Mesh, varying: frozenset[str], axes: Sequence[str]) -> tuple[i
 class Launch:
     """One collective over all groups of devices: a function from the copies of its inputs to those of its outputs."""
 
-    def __init__(self, gpu: Gpu, call: LaunchedCollective, ncopies: int, groups: list[list[int]], stays: bool):
-        self.gpu, self.call, self.groups, self.stays = gpu, call, groups, stays
+    def __init__(
+        self, backend: VirtualGpuBackend, call: LaunchedCollective, ncopies: int, groups: list[list[int]], stays: bool,
+        name: str, source: Source | None,
+    ):  # fmt: skip
+        self.backend, self.gpu, self.call, self.groups, self.stays = backend, backend.gpu, call, groups, stays
+        gpu = self.gpu
+        if ncopies > gpu.max_blocks:
+            raise MeshError(
+                f"{name} has {ncopies} virtual devices, and this GPU runs {gpu.max_blocks} blocks at the same time, of which "
+                f"each device needs one. Make a mesh of at most {gpu.max_blocks} devices.", source,
+            )  # fmt: skip
         nbytes = sum(max(math.prod(o.shape), math.prod(o.out_shape)) * o.dtype.itemsize for o in call.operands)
         channels = max(1, min(gpu.max_blocks // ncopies, -(-nbytes // _CHANNEL_BYTES)))
         self.plan = build_launch_plan([call], groups, channels)
@@ -140,9 +185,9 @@ class Launch:
         self._ncopies = ncopies
         rank_of = {device: r for group in groups for r, device in enumerate(group)}
         self._written = [bool(call.schedule.collective.has_output(rank_of[device])) for device in range(ncopies)]
-        self._make_tables(self.plan)
+        self._make_tables(self.plan, LaunchedName(name, source, self.plan.blocks))
 
-    def _make_tables(self, plan: LaunchPlan) -> None:
+    def _make_tables(self, plan: LaunchPlan, name: LaunchedName) -> None:
         begins = list(accumulate([-(-nbytes // _ALIGNMENT) * _ALIGNMENT for nbytes in plan.scratch.values()], initial=0))
         self._scratch = self._memory(begins[-1])
         self._addresses = np.zeros(max(plan.slots, 1), np.int64)
@@ -152,26 +197,18 @@ class Launch:
         self._table = self.gpu.allocate(self._addresses.shape, self._addresses.dtype)
         self._control = self._memory(plan.control_bytes)
         self.gpu.upload(self._control, np.zeros(self._control.shape, np.uint8))
-        # In a row: every block's frame, its base, history, contention (two words); the failure word; the code of all blocks.
-        words, n = fields.FRAME_WORDS, plan.blocks
-        starts = np.cumsum([n * (words + 4) + 1, *map(len, plan.codes)])
-        self._frames = self.gpu.allocate((int(starts[-1]),), np.dtype(np.int64))
-        at = self.gpu.address(self._frames)
-        values = np.zeros(int(starts[-1]), np.int64)
-        for block, code in enumerate(plan.codes):
-            frame, own = values[block * words : (block + 1) * words], at + 8 * (n * words + 4 * block)
-            frame[fields.HEAP], frame[fields.ADDRESSES] = self.gpu.address(self._control), self.gpu.address(self._table)
-            frame[fields.CODE], frame[fields.FAILURE] = at + 8 * starts[block], at + 8 * n * (words + 4)
-            frame[fields.BASES], frame[fields.HISTORIES], frame[fields.CONTENTION] = own, own + 8, own + 16
-            frame[fields.SPINS], frame[fields.PATIENCE], frame[fields.INSTRUCTION_BUDGET] = _SPINS, _PATIENCE, -1
-            values[starts[block] : starts[block + 1]] = code
-        self.gpu.upload(self._frames, values)
+        words = self.backend.reports.words(name) | {
+            fields.HEAP: self.gpu.address(self._control), fields.ADDRESSES: self.gpu.address(self._table),
+            fields.FAILURE: self.backend.reports.ended, fields.PATIENCE: _PATIENCE_S * 10**9,
+        }  # fmt: skip
+        self._frames = block_frames(self.gpu, plan.codes, words)
 
     def _memory(self, nbytes: int) -> Any:
         return self.gpu.allocate((max(nbytes, 1),), np.dtype(np.uint8))
 
     def __call__(self, *values: Copies) -> tuple[Copies, ...]:
         """The copies of each output."""
+        self.backend.check()
         plan, gpu, results, held = self.plan, self.gpu, [], []  # what the launch reads and writes lives until then
         for number, (operand, copies) in enumerate(zip(self.call.operands, values, strict=True)):
             blocks = [gpu.contiguous(x) for x in ([copies] if self._ncopies == 1 else copies)]

@@ -1,0 +1,42 @@
+"""The frames of a launch's blocks, with their code, in the memory of the GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...kernels import frame as fields
+
+if TYPE_CHECKING:
+    from .virtual_devices import Gpu
+
+__all__ = ["block_frames"]
+
+_SPINS = 1 << 10
+"""Tries of a wait before the failure word is read."""
+_OWN_WORDS = 4
+"""Words of a block behind the frames: its base, its history, and two of contention."""
+
+
+def block_frames(gpu: Gpu, codes: Sequence[np.ndarray], words: Mapping[int, int | Sequence[int]]) -> Any:
+    """A new array of int64 that begins with the frames of blocks with this code.
+
+    `words` gives words of the frame, by number: one value for all blocks, or one for each.
+    """
+    # In a row: every block's frame, its own words, its code.
+    count = len(codes)
+    starts = np.cumsum([count * (fields.FRAME_WORDS + _OWN_WORDS), *map(len, codes)])
+    array = gpu.allocate((int(starts[-1]),), np.dtype(np.int64))
+    at, values = gpu.address(array), np.zeros(int(starts[-1]), np.int64)
+    frames = values[: count * fields.FRAME_WORDS].reshape(count, fields.FRAME_WORDS)
+    own = at + 8 * (count * fields.FRAME_WORDS + _OWN_WORDS * np.arange(count))
+    frames[:, fields.CODE] = at + 8 * starts[:-1]
+    frames[:, fields.BASES], frames[:, fields.HISTORIES], frames[:, fields.CONTENTION] = own, own + 8, own + 16
+    frames[:, fields.SPINS], frames[:, fields.INSTRUCTION_BUDGET] = _SPINS, -1
+    for word, value in words.items():
+        frames[:, word] = value
+    values[starts[0] :] = np.concatenate(codes)
+    gpu.upload(array, values)
+    return array
