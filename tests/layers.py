@@ -59,7 +59,9 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("coordinator",), ("rendezvous", "watch"), ("world",), ("launch",),
     ),
     "runtime.local": (("ordered_reduction",), ("collectives",)),
-    "runtime.cuda": (("block_frames", "launch_plan", "launch_reports"), ("virtual_devices",), ("cupy_gpu",), ("gpu",)),
+    "runtime.cuda": (
+        ("block_frames", "captured_program", "launch_plan", "launch_reports"), ("virtual_devices",), ("cupy_gpu",), ("gpu",),
+    ),
     "runtime.shm": (
         ("arena",), ("heap",), ("wait_graph",), ("plan",), ("communicators", "results"), ("diagnosis",),
         ("collective_group",), ("values",), ("shm_backend",),

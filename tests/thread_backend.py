@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from funccoll.ir import Equation, Var
+from funccoll.ir import Equation, Program, Var
 from funccoll.mesh import Mesh, Sharding
 from funccoll.primitives.collectives.record import lowering
 from funccoll.runtime.array_library import NUMPY
-from funccoll.runtime.backend import GroupCall, host_block
+from funccoll.runtime.backend import GroupCall, Run, host_block
 from funccoll.schedules.chunk_layout import ChunkLayout, FlatBuffers
 from funccoll.schedules.reference_memory import reference_memory
 from funccoll.schedules.schedule import Schedule, build
@@ -69,6 +69,9 @@ class ThreadBackend:
 
         inputs = tuple(a for a in eqn.inputs if isinstance(a, Var))
         return GroupCall(call, inputs, eqn.outputs)
+
+    def record(self, run: Run, program: Program) -> Run:
+        return run
 
     def note_exception(self, functions: Any, done: int, inside: bool, error: BaseException) -> None:
         pass  # its jobs end with the first exception

@@ -168,8 +168,8 @@ class Array(metaclass=_ArrayMeta):
             what = "on a GPU" if on_gpu else "split over devices"
             raise ValueError(f"this Array is {what}: np.asarray has to copy its blocks into one array.")
         if on_gpu:
+            self.block_until_ready()
             copies = [_on_host(block) for block in copies]
-            self.block_until_ready()  # raises what went wrong in the calls that made it
         if len(copies) == 1:
             whole, copy = _read_only(copies[0]), copy and not on_gpu
         else:

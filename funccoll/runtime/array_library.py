@@ -11,10 +11,7 @@ import numpy as np
 from ..arrays.array import to_numpy
 from ..ir import Equation, Program
 
-__all__ = ["NUMPY", "ArrayLibrary", "NumpyLibrary", "Run"]
-
-Run = Callable[..., Any]
-"""A compiled program: from the copies of each input to a tuple with the copies of each output."""
+__all__ = ["NUMPY", "ArrayLibrary", "NumpyLibrary"]
 
 
 class ArrayLibrary(Protocol):
@@ -46,8 +43,8 @@ class ArrayLibrary(Protocol):
         """Return the function of one equation: from its operands' blocks to its output's. Of a ufunc it takes `out=`."""
         ...
 
-    def record(self, run: Run, program: Program) -> Run:
-        """Return a compiled program as it is executed: itself, or a recording of it."""
+    def synchronises(self, program: Program) -> str | None:
+        """Return why a program cannot be enqueued whole, without waiting for the device; None when it can."""
         ...
 
 
@@ -77,9 +74,9 @@ class NumpyLibrary:
         reference = eqn.primitive.reference
         return functools.partial(reference, **eqn.params) if eqn.params else reference
 
-    def record(self, run: Run, program: Program) -> Run:
+    def synchronises(self, program: Program) -> str:
         """See `ArrayLibrary`."""
-        return run
+        return "NumPy computes when it is called"
 
 
 NUMPY = NumpyLibrary()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from ..arrays.array_layout import ArrayLayout
-from ..ir import Equation, Var
+from ..ir import Equation, Program, Var
 from ..mesh import Mesh, Sharding
 
 if TYPE_CHECKING:
@@ -21,12 +21,16 @@ if TYPE_CHECKING:
     from .array_library import ArrayLibrary
 
 __all__ = [
-    "ArgumentCheck", "Backend", "Copies", "GroupCall", "JobBackend", "choose_job_backend", "host_block", "load_backend",
+    "ArgumentCheck", "Backend", "Copies", "GroupCall", "JobBackend", "Run", "choose_job_backend", "host_block",
+    "load_backend",
 ]  # fmt: skip
 
 Copies = Any
 """The values that a process holds of a variable: one array where there is one, else a list in the order of
 `mesh.copy_coordinates`."""
+
+Run = Callable[..., Sequence[Copies]]
+"""A compiled program: from the copies of each input to those of each output."""
 
 ArgumentCheck = Callable[[Sequence[Any], Sequence[np.ndarray | None]], None]
 """A check of a call's arguments, from this process's blocks of them, and the global values of those that are not Arrays."""
@@ -75,6 +79,10 @@ class Backend(Protocol):
         `identity` gives what must be equal on all processes: a collective's program and place in it. The outputs of a
         process that plays one device are memory of their own; those of virtual devices may be shared with operands.
         """
+        ...
+
+    def record(self, run: Run, program: Program) -> Run:
+        """Return a compiled program as it is executed: itself, or a recording of it that is replayed."""
         ...
 
     def note_exception(self, functions: Sequence[Callable[..., Any]], done: int, inside: bool, error: BaseException) -> None:

@@ -122,7 +122,7 @@ def compile_program(
     def execute(*copies: Copies) -> Sequence[Copies]:
         return quiet.copy().run(run, *copies)
 
-    recorded = backend.library.record(execute, program)
+    recorded = backend.record(execute, program)
     return GeneratedProgram(recorded, functions, backend, run.__code__, builder.calls_before, builder.sources)
 
 

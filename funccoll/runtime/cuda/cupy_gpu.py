@@ -6,7 +6,8 @@ It was written without a GPU, and has never run on one.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import cupy  # pyright: ignore[reportMissingImports]
@@ -19,6 +20,27 @@ from ...kernels.cuda import THREADS, Combine, load_kernel
 __all__ = ["CupyGpu"]
 
 
+class _Capturing(threading.local):
+    """Uploads that this thread's capture puts off until its end; None outside."""
+
+    uploads: list[tuple[Any, np.ndarray]] | None = None
+
+
+class _Replay:
+    """A function that launches a graph on the current stream, after its last launch on another."""
+
+    def __init__(self, graph: Any, pool: Any):
+        self._graph, self._pool = graph, pool
+        self._stream = cupy.cuda.get_current_stream()
+
+    def __call__(self) -> None:
+        stream = cupy.cuda.get_current_stream()
+        if stream != self._stream:
+            stream.wait_event(self._stream.record())
+            self._stream = stream
+        self._graph.launch(stream)
+
+
 class CupyGpu:
     """The current device of CuPy. See `virtual_devices.Gpu`."""
 
@@ -26,6 +48,7 @@ class CupyGpu:
         device = cupy.cuda.Device()
         capability = str(device.compute_capability)
         self._cc = int(capability[:-1]), int(capability[-1])
+        self._capturing = _Capturing()
         self.max_blocks = int(device.attributes["MultiProcessorCount"])
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype) -> Any:
@@ -50,12 +73,39 @@ class CupyGpu:
         return array.data.ptr
 
     def upload(self, to: Any, values: np.ndarray) -> None:
-        """See `Gpu`. From pageable memory, which may change when this returns: the driver has copied it then."""
-        to.set(values, stream=cupy.cuda.get_current_stream())
+        """See `Gpu`. From pageable memory, which may change when this returns: the driver has copied it then.
+
+        While a graph is captured it is put off until the end: what a graph uploads never changes.
+        """
+        if self._capturing.uploads is not None:
+            self._capturing.uploads.append((to, values.copy()))
+        else:
+            to.set(values, stream=cupy.cuda.get_current_stream())
 
     def wait(self) -> None:
+        """See `Gpu`. All streams: an array may have been made on another one than the current."""
+        cupy.cuda.Device().synchronize()
+
+    def copy_into(self, to: Any, source: Any) -> None:
         """See `Gpu`."""
-        cupy.cuda.get_current_stream().synchronize()
+        cupy.copyto(to, source)
+
+    def capture(self, function: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+        """See `Gpu`. The memory is a pool's of its own; replays on several streams wait for each other."""
+        stream, pool, uploads = cupy.cuda.Stream(non_blocking=True), cupy.cuda.MemoryPool(), []
+        self._capturing.uploads = uploads
+        try:
+            with stream, cupy.cuda.using_allocator(pool.malloc):
+                stream.begin_capture()
+                try:
+                    result = function()
+                finally:
+                    graph = stream.end_capture()
+        finally:
+            self._capturing.uploads = None
+        for to, values in uploads:
+            self.upload(to, values)
+        return result, _Replay(graph, pool)
 
     def host_words(self, count: int) -> tuple[np.ndarray, int]:
         """See `Gpu`. All pinned memory has one address for host and kernels."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from ...arrays.array_layout import ArrayLayout
 from ...errors import CollectiveTimeout, FunccollError, MeshError, Source
-from ...ir import Equation, Var
+from ...ir import Equation, Program, Var
 from ...kernels import frame as fields
 from ...kernels.block import MAX_OPERANDS
 from ...kernels.cuda import Combine
@@ -22,9 +22,10 @@ from ...mesh import Mesh, Sharding
 from ...primitives.collectives.record import lowering
 from ...schedules.schedule import Schedule
 from ..array_library import ArrayLibrary
-from ..backend import Copies, GroupCall
+from ..backend import Copies, GroupCall, Run
 from ..plans.operand import Operand
 from .block_frames import block_frames
+from .captured_program import CapturedProgram
 from .launch_plan import LaunchedCollective, LaunchPlan, build_launch_plan
 from .launch_reports import LaunchedName, LaunchReports
 
@@ -65,7 +66,18 @@ class Gpu(Protocol):
         ...
 
     def wait(self) -> None:
-        """Wait until all launches so far have ended."""
+        """Wait until all that was enqueued so far has ended."""
+        ...
+
+    def copy_into(self, to: Any, source: Any) -> None:
+        """Enqueue a copy of an array into another of its shape and dtype."""
+        ...
+
+    def capture(self, function: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+        """Record what a function enqueues in place of executing it: return its result, and a function that replays all of it.
+
+        Arrays that it makes have memory of the recording's own. Raises what the function raises, or the driver.
+        """
         ...
 
     def host_words(self, count: int) -> tuple[np.ndarray, int]:
@@ -146,6 +158,11 @@ class VirtualGpuBackend:
                 name = f"{schedule.kind} over {', '.join(map(repr, eqn.axes()))}"
                 launch = Launch(self, call, *_groups(mesh, axes, eqn.axes()), outputs[0].type.varying == axes, name, eqn.source)
                 yield GroupCall(launch, inputs, outputs)
+
+    def record(self, run: Run, program: Program) -> Run:
+        """See `Backend`. A CUDA graph, where nothing in the program waits for the GPU."""
+        waiting = self.library.synchronises(program)
+        return CapturedProgram(self.gpu, run, waiting)
 
     def note_exception(self, functions: Sequence[Callable[..., Any]], done: int, inside: bool, error: BaseException) -> None:
         """See `Backend`. An exception is one of all devices."""
