@@ -48,27 +48,36 @@ def store(address: int, value: int) -> None:
     ctypes.c_int64.from_address(address).value = value
 
 
+def element(address: int, dtype: Any) -> np.ndarray:
+    """An element in memory. A GPU reads and writes only what begins at a multiple of its size."""
+    dtype = np.dtype(dtype)
+    assert address % dtype.alignment == 0, (address, dtype)
+    return np.ndarray((), dtype, (ctypes.c_char * dtype.itemsize).from_address(int(address)))
+
+
 def load_element(address: int, dtype: Any) -> Any:
-    return np.ndarray((), dtype, (ctypes.c_char * np.dtype(dtype).itemsize).from_address(address))[()]
+    return element(address, dtype)[()]
 
 
 def store_element(address: int, value: Any) -> None:
-    np.ndarray((), value.dtype, (ctypes.c_char * value.dtype.itemsize).from_address(address))[...] = value
+    element(address, value.dtype)[...] = value
 
 
-def lanes(address: int, stride: int, itemsize: int) -> list[int]:
+def lanes(address: int, stride: int, itemsize: int, count: int) -> list[int]:
     """The addresses of the elements of one `load_lanes`: its vectors begin at multiples of their size."""
     assert address % block.VECTOR_BYTES == stride % block.VECTOR_BYTES == 0
     each = block.VECTOR_BYTES // itemsize
-    return [address + stride * (i // each) + itemsize * (i % each) for i in range(block.lane_count(itemsize))]
+    assert count % each == 0
+    return [address + stride * (i // each) + itemsize * (i % each) for i in range(count)]
 
 
 def load_lanes(address: int, stride: int, dtype: Any) -> tuple[Any, ...]:
-    return tuple(load_element(at, dtype) for at in lanes(address, stride, np.dtype(dtype).itemsize))
+    itemsize = np.dtype(dtype).itemsize
+    return tuple(load_element(at, dtype) for at in lanes(address, stride, itemsize, block.lane_count(itemsize)))
 
 
 def store_lanes(address: int, stride: int, values: Any) -> None:
-    for at, value in zip(lanes(address, stride, values[0].dtype.itemsize), values, strict=True):
+    for at, value in zip(lanes(address, stride, values[0].dtype.itemsize, len(values)), values, strict=True):
         store_element(at, value)
 
 
@@ -108,8 +117,9 @@ MEMORY: dict[str, Callable[..., Any]] = {
     "map_lanes": lambda function, values: tuple(map(function, values)),
     "shared_words": lambda: SharedMemory.of_this_block().words.ctypes.data,
     "barrier": lambda: SharedMemory.of_this_block().barrier.wait(60), "thread_number": lambda: thread().threadIdx.x,
-    "block_number": lambda: thread().blockIdx.x, "thread_count": lambda: THREADS, "global_ns": time.monotonic_ns,
-    "sleep_ns": lambda duration: None,
+    "block_number": lambda: thread().blockIdx.x, "thread_count": lambda: thread()._manager._block_dim[0],
+    "block_count": lambda: thread()._manager._grid_dim[0], "global_ns": time.monotonic_ns, "sleep_ns": lambda duration: None,
+    "multiply_high": lambda a, b: np.uint64(int(a) * int(b) >> 64),
 }  # fmt: skip
 
 
@@ -135,10 +145,10 @@ MACHINE = Machine(
 def ending(kernel: Any) -> Any:
     """A kernel whose first exception ends the process: the simulator would let the block's other threads wait for ever."""
 
-    def run(frames: int) -> None:
+    def run(*arguments: int) -> None:
         try:
             with np.errstate(all="ignore"):
-                kernel(frames)
+                kernel(*arguments)
         except BaseException:
             traceback.print_exc()
             os._exit(1)

@@ -47,7 +47,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "schedules.model": (("topology",), ("cost",), ("select", "simulation"), ("simulate",)),
     "kernels": (
         ("frame", "variants", "intrinsics", "conversions"), ("stream_interpreter", "reductions", "block"),
-        ("cpu_fold", "object_cache", "cuda_intrinsics"), ("cpu", "cuda_compiler"), ("cuda",),
+        ("cpu_fold", "object_cache", "cuda_intrinsics"), ("cpu", "cuda_compiler"), ("cuda", "cuda_compute"),
     ),
     "arrays": (("array_layout",), ("array",)),
     "runtime": (
@@ -60,7 +60,8 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "runtime.local": (("ordered_reduction",), ("collectives",)),
     "runtime.cuda": (
-        ("block_frames", "captured_program", "launch_plan", "launch_reports"), ("virtual_devices",), ("cupy_gpu",), ("gpu",),
+        ("block_frames", "captured_program", "cupy_kernels", "launch_plan", "launch_reports"), ("virtual_devices",),
+        ("cupy_gpu",), ("gpu",),
     ),
     "runtime.shm": (
         ("arena",), ("heap",), ("wait_graph",), ("plan",), ("communicators", "results"), ("diagnosis",),

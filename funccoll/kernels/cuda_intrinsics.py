@@ -17,9 +17,9 @@ from .conversions import conversions
 from .reductions import Machine
 
 __all__ = [
-    "MACHINE", "barrier", "block_number", "global_ns", "load", "load_acquire", "load_element",
-    "load_lanes", "map_lanes", "shared_words", "sleep_ns", "store", "store_element", "store_lanes", "store_release",
-    "thread_count", "thread_number", "zip_lanes",
+    "MACHINE", "barrier", "block_count", "block_number", "global_ns", "load", "load_acquire", "load_element",
+    "load_lanes", "map_lanes", "multiply_high", "shared_words", "sleep_ns", "store", "store_element", "store_lanes",
+    "store_release", "thread_count", "thread_number", "zip_lanes",
 ]  # fmt: skip
 
 intrinsic: Any = extending.intrinsic
@@ -274,7 +274,25 @@ def block_number() -> Any:
     return types.int64(cuda.blockIdx.x)
 
 
-# ---------------------------------------------------------------- elements of combines
+@cuda.jit(device=True)
+def block_count() -> Any:
+    """The number of blocks of the grid."""
+    return types.int64(cuda.gridDim.x)
+
+
+# ---------------------------------------------------------------- elements
+
+
+@intrinsic
+def multiply_high(typingctx: Any, a: Any, b: Any) -> Any:
+    """The upper word of the product of two uint64, which NVVM has an instruction for."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        double = ir.IntType(128)
+        product = builder.mul(builder.zext(args[0], double), builder.zext(args[1], double))
+        return builder.trunc(builder.lshr(product, ir.Constant(double, 64)), _WORD)
+
+    return types.uint64(types.uint64, types.uint64), codegen
 
 
 def _rounded(builder: Any, operation: str, a: Any, b: Any) -> Any:

@@ -1,0 +1,72 @@
+"""Kernels of our own for compute that CuPy lacks, on CuPy's arrays. Importing it needs CuPy.
+
+It was written without a GPU, and has never run on one: the kernels run in Numba's simulator, this module on a fake of CuPy.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import cupy  # pyright: ignore[reportMissingImports]
+import numpy as np
+from cupy.cuda import function  # pyright: ignore[reportMissingImports]
+
+from ...kernels.cuda_compiler import THREADS
+from ...kernels.cuda_compute import load_compute_kernel
+
+__all__ = ["CupyKernels"]
+
+_BLOCKS_OF_MULTIPROCESSOR = 8
+"""Blocks of a launch for each multiprocessor, at most: as many threads as one holds. Each thread then does several tasks."""
+
+
+class CupyKernels:
+    """Kernels of our own on CuPy's current device and stream. Launches are asynchronous, and a graph can capture them.
+
+    The first launch of each kernel, dtype and device loads machine code, so it comes before a capture.
+    """
+
+    def random_words(self, out: Any, key: Any, number: Any, purpose: int) -> None:
+        """Fill `out`, uint64 and C-contiguous, with what NumPy's Philox gives for a counter [0, 0, number, purpose].
+
+        `key` is uint64[2]; `number` is a 64-bit integer of shape (), or None for 0. See `primitives.randomness`.
+        """
+        assert out.dtype == key.dtype == np.uint64, (out.dtype, key.dtype)
+        assert key.shape == (2,), key.shape
+        assert number is None or (number.shape, number.dtype.itemsize) == ((), 8), (number.shape, number.dtype)
+        assert all(array.flags.c_contiguous for array in (out, key))
+        where = 0 if number is None else number.data.ptr
+        self._launch("random_words", None, -(-out.size // 4), out.data.ptr, out.size, key.data.ptr, where, purpose)
+
+    def scatter_add(self, out: Any, rows: Any, order: Any, values: Any) -> None:
+        """Add `values` of shape (n, width) to rows of `out` in the order of the updates, with the bits of `np.add.at`.
+
+        `rows` (int64[n], each from 0 to below out's rows) is sorted by a stable sort; `order` (int64[n]) has the numbers of the
+        updates in that order. A NaN that an addition gives is the canonical one. All are C-contiguous, without overlap.
+        """
+        count, width = values.shape
+        assert out.dtype == values.dtype, (out.dtype, values.dtype)
+        assert out.shape[1:] == (width,), (out.shape, values.shape)
+        assert rows.dtype == order.dtype == np.int64, (rows.dtype, order.dtype)
+        assert rows.shape == order.shape == (count,), (rows.shape, order.shape, values.shape)
+        assert all(array.flags.c_contiguous for array in (out, rows, order, values))
+        places = [array.data.ptr for array in (out, rows, order, values)]
+        self._launch("scatter_add", values.dtype, values.size, *places, count, width)
+
+    def _launch(self, name: str, dtype: np.dtype | None, tasks: int, *arguments: int) -> None:
+        """Launch a kernel for a number of tasks, each of which one thread does; nothing is launched for 0."""
+        if tasks:
+            kernel, most = _load(name, dtype, cupy.cuda.Device().id)
+            kernel((min(-(-tasks // THREADS), most),), (THREADS,), tuple(map(np.int64, arguments)))
+
+
+@functools.cache
+def _load(name: str, dtype: np.dtype | None, number: int) -> tuple[Any, int]:
+    """A kernel on a device, which is the current one, and the most blocks that are worth a launch there."""
+    device = cupy.cuda.Device(number)
+    capability = str(device.compute_capability)
+    symbol, code = load_compute_kernel(name, dtype, (int(capability[:-1]), int(capability[-1])))
+    module = function.Module()
+    module.load(code)
+    return module.get_function(symbol), _BLOCKS_OF_MULTIPROCESSOR * int(device.attributes["MultiProcessorCount"])

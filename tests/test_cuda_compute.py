@@ -1,0 +1,78 @@
+"""Kernels of compute of a GPU without one: assembled for several architectures, and run in Numba's simulator against NumPy."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_cuda_kernels import SLOW, check
+from test_kernels import DTYPES
+
+from funccoll.kernels.cuda_compiler import Kernel
+from funccoll.kernels.cuda_compute import compile_compute_kernel, load_compute_kernel
+
+# numba-cuda 0.30 is not yet made for NumPy 2.5.
+pytestmark = pytest.mark.filterwarnings("ignore:The 'generic' unit for NumPy timedelta:DeprecationWarning")
+HERE = Path(__file__).parent
+FAST = [d for d in DTYPES if d.name in ("int8", "bfloat16", "complex64")]
+ARCHITECTURES = [pytest.param((8, 0), marks=SLOW, id="sm_80"), pytest.param((9, 0), id="sm_90"),
+                 pytest.param((10, 0), marks=SLOW, id="sm_100")]  # fmt: skip
+
+
+def accesses(kernel: Kernel, operation: str) -> set[str]:
+    """The bits of the kernel's loads ("ld") or stores ("st"): "32", "v2 64", ..."""
+    found = re.findall(rf"\b{operation}\.global\.(?:(v\d)\.)?[a-z](\d+)", kernel.ptx)
+    return {" ".join(filter(None, kind)) for kind in found}
+
+
+@pytest.mark.parametrize("cc", ARCHITECTURES)
+def test_random_words_are_assembled_without_spills(cc):
+    kernel = compile_compute_kernel("random_words", None, cc)
+    check(kernel)
+    assert accesses(kernel, "st") == {"64", "v2 64"} and accesses(kernel, "ld") == {"64"}
+    assert "mul.hi.u64" in kernel.ptx
+    assert not re.search(r"\.f\d\d", kernel.ptx)  # Numba's sum of an int64 and a uint64 would be a float64
+
+
+@pytest.mark.parametrize("cc", ARCHITECTURES)
+@pytest.mark.parametrize("dtype", [pytest.param(d, id=d.name, marks=() if d in FAST else SLOW) for d in DTYPES])
+def test_scatter_add_is_assembled_without_spills(dtype, cc):
+    """What it stores has the dtype's size, whatever type Numba gives to a sum."""
+    kernel = compile_compute_kernel("scatter_add", dtype, cc)
+    check(kernel)
+    bits = str(8 * np.empty(0, dtype).real.itemsize)
+    assert accesses(kernel, "st") == {bits} and accesses(kernel, "ld") == {bits, "64"}
+    if dtype.kind in "biu":
+        assert not re.search(r"\.f\d\d", kernel.ptx)
+
+
+def test_a_kernel_is_compiled_once_on_a_machine(monkeypatch, tmp_path):
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    asked = []
+    kernel = Kernel("function", b"machine\ncode", "", "")
+    monkeypatch.setattr("funccoll.kernels.cuda_compute.compile_compute_kernel", lambda *what: asked.append(what) or kernel)
+    float32, float64 = np.dtype(np.float32), np.dtype(np.float64)
+    calls = [("scatter_add", float32, (9, 0)), ("scatter_add", float32, (10, 0)), ("scatter_add", float64, (9, 0)),
+             ("random_words", None, (9, 0))]  # fmt: skip
+    for what in (*calls, *calls):
+        assert load_compute_kernel(*what) == ("function", b"machine\ncode")
+    assert asked == calls
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=SLOW) for seed in range(1, 6))])
+@pytest.mark.parametrize("case", ["random_words", "scatter_add", "on_fake_cupy"])
+def test_the_simulator_gives_the_bits_of_numpy(case, seed):
+    dtypes = [dtype.name for dtype in DTYPES] if case == "scatter_add" else []
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-W", "ignore:The 'generic' unit:DeprecationWarning",
+         str(HERE / "cuda_compute_simulation.py"), case, str(seed), *dtypes], capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent)])}, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert int(re.search(r"(\d+) launches", done.stdout)[1]) > 5
