@@ -60,8 +60,8 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "runtime.local": (("ordered_reduction",), ("collectives",)),
     "runtime.cuda": (
-        ("block_frames", "captured_program", "cupy_kernels", "launch_plan", "launch_reports"), ("virtual_devices",),
-        ("cupy_gpu",), ("gpu",),
+        ("block_frames", "captured_program", "cupy_kernels", "cupy_ufuncs", "deferred_checks", "launch_plan", "launch_reports"),
+        ("cupy_indexing", "virtual_devices"), ("cupy_library",), ("cupy_gpu",), ("gpu",),
     ),
     "runtime.shm": (
         ("arena",), ("heap",), ("wait_graph",), ("plan",), ("communicators", "results"), ("diagnosis",),

@@ -18,7 +18,7 @@ from ..ir import Primitive, bind
 from ..types import ArrayType
 from .shaping import fit
 
-__all__ = ["Recipe", "getitem_p", "index_add_p", "index_set_p", "realize", "scatter_p"]
+__all__ = ["Recipe", "getitem_p", "index_add_p", "index_set_p", "realize", "result_shape", "scatter_p"]
 
 Recipe = tuple[tuple, ...]
 
@@ -35,7 +35,7 @@ def realize(recipe: Recipe, arrays: Sequence[Any]) -> tuple:
     return tuple(make[entry[0]](entry) for entry in recipe)
 
 
-def _result_shape(shape: tuple[int, ...], recipe: Recipe, arrays: Sequence[ArrayType]) -> tuple[int, ...]:
+def result_shape(shape: tuple[int, ...], recipe: Recipe, arrays: Sequence[ArrayType]) -> tuple[int, ...]:
     """The shape of an indexed array: NumPy indexes one that takes no memory (every stride is 0)."""
     probe = np.broadcast_to(np.empty((), np.bool_), shape)
     zeros = [np.broadcast_to(np.zeros((), np.int64), a.shape) for a in arrays]
@@ -53,7 +53,7 @@ def _is_array(recipe: Recipe, dim: int) -> bool:
 
 
 def _infer_getitem(x: ArrayType, *arrays: ArrayType, recipe: Recipe) -> list[ArrayType]:
-    return [ArrayType(_result_shape(x.shape, recipe, arrays), x.dtype)]
+    return [ArrayType(result_shape(x.shape, recipe, arrays), x.dtype)]
 
 
 def _getitem(x: np.ndarray, *arrays: np.ndarray, recipe: Recipe) -> Any:
@@ -90,7 +90,7 @@ scatter_p = Primitive("scatter_add", _infer_scatter, _scatter, _scatter_vjp)
 
 
 def _infer_update(x: ArrayType, v: ArrayType, *arrays: ArrayType, recipe: Recipe) -> list[ArrayType]:
-    region = _result_shape(x.shape, recipe, arrays)
+    region = result_shape(x.shape, recipe, arrays)
     aligned = (1,) * (len(region) - len(v.shape)) + v.shape
     if len(v.shape) > len(region) or any(a not in (1, n) for a, n in zip(aligned, region, strict=True)):
         raise ShapeError(f"at[...]: a value of shape {v.shape} does not broadcast to the indexed region {region}.")

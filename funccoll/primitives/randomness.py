@@ -15,10 +15,11 @@ from ..errors import ShapeError
 from ..ir import Primitive
 from ..types import ArrayType, type_of
 
-__all__ = ["fold_in_p", "random_bits_p", "split_p"]
+__all__ = ["BITS", "FOLD_IN", "SPLIT", "fold_in_p", "random_bits_p", "split_p"]
 
 _UINT64 = np.dtype(np.uint64)
-_BITS, _FOLD_IN, _SPLIT = 0, 1, 2
+BITS, FOLD_IN, SPLIT = 0, 1, 2
+"""The purposes of a key: the top words of the counter."""
 
 
 def _words(key: Any, count: int, purpose: int, number: int = 0) -> np.ndarray:
@@ -38,7 +39,7 @@ def _infer_bits(key: ArrayType, *, shape: tuple[int, ...]) -> list[ArrayType]:
 
 
 def _bits(key: np.ndarray, *, shape: tuple[int, ...]) -> np.ndarray:
-    return _words(key, math.prod(shape), _BITS).reshape(shape)
+    return _words(key, math.prod(shape), BITS).reshape(shape)
 
 
 random_bits_p = Primitive("random_bits", _infer_bits, _bits)
@@ -57,7 +58,7 @@ def _infer_fold_in(key: ArrayType, data: ArrayType) -> list[ArrayType]:
 
 def _fold_in(key: np.ndarray, data: np.ndarray) -> np.ndarray:
     _check_data(type_of(data))
-    return _words(key, 2, _FOLD_IN, int(data) & (1 << 64) - 1)
+    return _words(key, 2, FOLD_IN, int(data) & (1 << 64) - 1)
 
 
 fold_in_p = Primitive("random_fold_in", _infer_fold_in, _fold_in)
@@ -68,4 +69,4 @@ def _infer_split(key: ArrayType, *, num: int) -> list[ArrayType]:
     return [ArrayType((num, 2), _UINT64)]
 
 
-split_p = Primitive("random_split", _infer_split, lambda key, *, num: _words(key, 2 * num, _SPLIT).reshape(num, 2))
+split_p = Primitive("random_split", _infer_split, lambda key, *, num: _words(key, 2 * num, SPLIT).reshape(num, 2))

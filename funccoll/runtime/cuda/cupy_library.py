@@ -1,0 +1,287 @@
+"""CuPy as the library that holds a GPU's arrays and computes with them. The module is passed in: nothing here imports it.
+
+Every primitive of compute has a rule here, a table of a few lines each: NumPy's references cannot run with CuPy in NumPy's
+place, because most of them call what CuPy lacks or computes differently (reductions by ufuncs, `add.at`, generators, floats
+of 16 bits).
+
+Values agree with NumPy's but for: the order in which sums and products are rounded; the last places of elementary functions;
+subnormal float32 numbers, which CuPy's kernels flush to zero; what C leaves undefined (floats that do not fit into an integer,
+shifts by the width or more); and argmax and argmin of several NaNs, which give the position of any.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from ...errors import DTypeError, UnsupportedError
+from ...ir import Equation, Literal, Primitive
+from ...primitives.collectives import axis_index_p, own_slice_p, pvary_p
+from ...primitives.elementwise import convert_p, erf_p, imag_p, real_p, stop_gradient_p, where_p
+from ...primitives.linalg import einsum_p, matmul_p
+from ...primitives.randomness import BITS, FOLD_IN, SPLIT, fold_in_p, random_bits_p, split_p
+from ...primitives.reductions import REDUCTIONS, argmax_p, argmin_p, cumsum_p
+from ...primitives.shaping import broadcast_to_p, concatenate_p, pad_p, reshape_p, transpose_p
+from ...types import bfloat16
+from .cupy_indexing import CupyIndexing
+from .cupy_ufuncs import compute_ufunc, is_half, wide
+from .deferred_checks import DeferredChecks
+
+__all__ = ["CupyLibrary"]
+
+Compute = Callable[..., Any]
+
+_IDENTITIES: dict[Primitive, int] = {
+    REDUCTIONS["sum"]: 0, REDUCTIONS["prod"]: 1, REDUCTIONS["any"]: 0, REDUCTIONS["all"]: 1, matmul_p: 0, einsum_p: 0,
+}  # fmt: skip
+"""Primitives that combine elements -> what they give for none."""
+
+
+class CupyLibrary:
+    """A GPU's arrays, through CuPy. Its blocks are `cupy.ndarray`.
+
+    `kernels` has `random_words(out, key, number, purpose)`: the words of `primitives.randomness` for a key (uint64[2]) and a
+    number (0-d int64 or uint64, or None), into a uint64 array; and `scatter_add(out, rows, order, values)`: `out[rows[i]] +=
+    values[order[i]]` in this order, for out (count, width) and values (updates, width), with sorted `rows`. `special` is
+    `cupyx.scipy.special`, imported when erf is computed where it is None.
+    """
+
+    device_type = "cuda"
+
+    synchronising: Mapping[Primitive, str] = {}
+    """Primitives whose computation waits for the GPU, with the reason: they cannot be captured in a CUDA graph. There are none.
+    Kernels are compiled on their first call, which a capture does not allow: a program runs once before."""
+
+    def __init__(self, cupy: Any, kernels: Any, special: Any = None):
+        self._cupy, self._kernels, self._special = cupy, kernels, special
+        self._has_bfloat16 = "EE->E" in cupy.add.types
+        self.checks = DeferredChecks(cupy)
+        """Read by `download`; whatever else waits for values calls its `raise_failed`."""
+        self._rules: dict[Primitive, Callable[[Equation], Compute]] = {
+            where_p: self._where,
+            convert_p: lambda eqn: functools.partial(_convert, dtype=eqn.params["dtype"]),
+            real_p: lambda eqn: lambda x: x.real,
+            imag_p: lambda eqn: lambda x: x.imag,
+            erf_p: self._erf,
+            stop_gradient_p: lambda eqn: lambda x: x,
+            reshape_p: lambda eqn: lambda x, shape=eqn.params["shape"]: x.reshape(shape),
+            transpose_p: lambda eqn: lambda x, order=eqn.params["permutation"]: x.transpose(order),
+            broadcast_to_p: lambda eqn: lambda x, shape=eqn.params["shape"]: self._cupy.broadcast_to(x, shape),
+            concatenate_p: self._concatenate,
+            pad_p: self._pad,
+            **{primitive: functools.partial(self._reduction, name) for name, primitive in REDUCTIONS.items()},
+            argmax_p: functools.partial(self._position, "argmax"),
+            argmin_p: functools.partial(self._position, "argmin"),
+            cumsum_p: self._cumsum,
+            matmul_p: self._matmul,
+            einsum_p: self._einsum,
+            random_bits_p: functools.partial(self._random, BITS),
+            fold_in_p: functools.partial(self._random, FOLD_IN),
+            split_p: functools.partial(self._random, SPLIT),
+            # These move nothing: their references index, and the position of the device is an operand.
+            pvary_p: lambda eqn: lambda x: x,
+            axis_index_p: lambda eqn: eqn.primitive.reference,
+            own_slice_p: lambda eqn: functools.partial(
+                eqn.primitive.reference, **{k: eqn.params[k] for k in ("dim", "stack", "size")}
+            ),
+            **CupyIndexing(cupy, kernels, self.checks).rules,
+        }
+
+    # ------------------------------------------------------------ memory
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> Any:
+        """Return a new C-contiguous array with undefined values. Raises MemoryError and DTypeError."""
+        self._require(dtype)
+        try:
+            return self._cupy.empty(shape, dtype)
+        except MemoryError as error:
+            raise MemoryError(
+                f"the GPU has not enough memory for an array of shape {tuple(shape)}, {dtype}: {error} Delete arrays, donate "
+                "arguments, or use smaller ones."
+            ) from None
+
+    def upload(self, value: np.ndarray | np.generic) -> Any:
+        """Return a new array of the GPU with a host value. The value may change as soon as this returns."""
+        host = np.asarray(value)
+        block = self.empty(host.shape, host.dtype)
+        block.set(np.asarray(host, order="C"))
+        return block
+
+    def download(self, block: Any) -> np.ndarray:
+        """Return a host copy of an array. Raises IndexError when an index was out of range since the last call."""
+        value = block.get()
+        self.checks.raise_failed()
+        return value
+
+    def copy(self, block: Any) -> Any:
+        """Return a new C-contiguous array with the same values."""
+        return block.copy()
+
+    def literal(self, value: np.ndarray | np.generic, eqn: Equation) -> Any:
+        """Return a scalar constant as this equation's function takes it: a NumPy scalar, else an array of the GPU."""
+        takes_scalars = eqn.primitive.ufunc is not None or eqn.primitive is where_p
+        if takes_scalars and not all(type(a) is Literal for a in eqn.inputs):
+            return np.asarray(value)[()]
+        return self.upload(value)
+
+    # ------------------------------------------------------------ compute
+
+    def compute(self, eqn: Equation) -> Compute:
+        """Return the function of an equation of compute over blocks; ufuncs and matmul take `out=`.
+
+        `own_slice` takes the position of the device as its second operand, `axis_index` as its only one. Raises DTypeError.
+        """
+        types, out = [a.type for a in eqn.inputs], eqn.outputs[0].type
+        for type in (*types, out):
+            self._require(type.dtype)
+        if eqn.primitive.kind == "compute" and not out.size:
+            return lambda *operands, out=None, like=out: self.empty(like.shape, like.dtype) if out is None else out
+        if eqn.primitive in _IDENTITIES and not all(t.size for t in types):
+            return functools.partial(self._filled, out.shape, out.dtype, _IDENTITIES[eqn.primitive])
+        if eqn.primitive.ufunc is not None:
+            return compute_ufunc(self._cupy, eqn.primitive.ufunc, [t.dtype for t in types], lambda: self._exponents(eqn))
+        if eqn.primitive not in self._rules:
+            raise UnsupportedError(f"{eqn.primitive} cannot be computed on a GPU.", eqn.source)
+        return self._rules[eqn.primitive](eqn)
+
+    def _require(self, dtype: np.dtype) -> None:
+        if dtype == bfloat16 and not self._has_bfloat16:
+            raise DTypeError(
+                f"CuPy {self._cupy.__version__} has no bfloat16 here: it needs CuPy 14, ml_dtypes, and NumPy 2.1.2 or newer. "
+                "Update them, or use np.float16 or np.float32."
+            )
+
+    def _filled(self, shape: tuple[int, ...], dtype: np.dtype, value: int, *operands: Any, out: Any = None) -> Any:
+        out = self.empty(shape, dtype) if out is None else out
+        out.fill(value)
+        return out
+
+    def _exponents(self, eqn: Equation) -> Callable[[Any], None]:
+        words = "Integers to negative integer powers are not allowed."
+        return self.checks.below(0, lambda seen: ValueError(words), eqn.source)
+
+    def _where(self, eqn: Equation) -> Compute:
+        cupy = self._cupy
+        condition, x, _ = eqn.inputs
+        known = self.upload(condition.value) if type(condition) is Literal else None
+        bits = x.type.dtype == bfloat16  # no loop: integers of the same width move its bits
+
+        def where(condition: Any, x: Any, y: Any) -> Any:
+            condition = condition if known is None else known
+            if bits:
+                return cupy.where(condition, x.view(np.uint16), y.view(np.uint16)).view(bfloat16)
+            return cupy.where(condition, x, y)
+
+        return where
+
+    def _erf(self, eqn: Equation) -> Compute:
+        if self._special is None:
+            self._special = importlib.import_module("cupyx.scipy.special")
+        erf, dtype = self._special.erf, eqn.outputs[0].type.dtype
+        return lambda x: _convert(erf(_convert(x, wide(dtype))), dtype)
+
+    def _concatenate(self, eqn: Equation) -> Compute:
+        """CuPy's function sends the addresses of more than 8 arrays from host memory, which a CUDA graph would read again."""
+        (out,), dim, start, places = eqn.outputs, eqn.params["dim"], 0, []
+        for atom in eqn.inputs:
+            stop = start + atom.type.shape[dim]
+            places.append((slice(None),) * dim + (slice(start, stop),))
+            start = stop
+
+        def concatenate(*xs: Any) -> Any:
+            made = self.empty(out.type.shape, out.type.dtype)
+            for place, x in zip(places, xs, strict=True):
+                made[place] = x
+            return made
+
+        return concatenate
+
+    def _pad(self, eqn: Equation) -> Compute:
+        out, x = eqn.outputs[0].type, eqn.inputs[0].type
+        inside = tuple(slice(low, low + n) for n, (low, _) in zip(x.shape, eqn.params["widths"], strict=True))
+
+        def pad(x: Any, value: Any) -> Any:
+            made = self.empty(out.shape, out.dtype)
+            made[...] = value
+            made[inside] = x
+            return made
+
+        return pad
+
+    def _reduction(self, name: str, eqn: Equation) -> Compute:
+        dims, dtype, keepdims = (eqn.params[k] for k in ("dims", "dtype", "keepdims"))
+        out = eqn.outputs[0].type
+        if not dims:
+            return lambda x: _convert(x, dtype) if x.dtype != dtype else x.copy()
+        if name in ("any", "all"):
+            # They have no loop for bfloat16.
+            nonzero = functools.partial(self._cupy.not_equal, eqn.inputs[0].type.dtype.type(0))
+            prepare = nonzero if eqn.inputs[0].type.dtype == bfloat16 else lambda x: x
+            return lambda x: getattr(prepare(x), name)(axis=dims, keepdims=keepdims)
+        if name in ("max", "min"):
+            return lambda x: getattr(_convert(x, dtype), name)(axis=dims, keepdims=keepdims)
+        if is_half(dtype):  # CuPy accumulates some float16 sums in float16; this reads and writes 16 bits, too
+
+            def accumulate(x: Any) -> Any:
+                made = self.empty(out.shape, dtype)
+                getattr(x, name)(axis=dims, dtype=np.float32, out=made, keepdims=keepdims)
+                return made
+
+            return accumulate
+        return lambda x: getattr(x, name)(axis=dims, dtype=dtype, keepdims=keepdims)
+
+    def _position(self, name: str, eqn: Equation) -> Compute:
+        dim, keepdims = eqn.params["dim"], eqn.params["keepdims"]
+        dtype = wide(eqn.inputs[0].type.dtype)
+        return lambda x: getattr(_convert(x, dtype), name)(axis=dim, keepdims=keepdims)
+
+    def _cumsum(self, eqn: Equation) -> Compute:
+        """With an axis, CuPy's scan combines in a fixed order; without, CUB's varies between runs."""
+        dim, dtype = eqn.params["dim"], eqn.params["dtype"]
+        return lambda x: _convert(self._cupy.cumsum(x, axis=dim, dtype=wide(dtype)), dtype)
+
+    def _matmul(self, eqn: Equation) -> Compute:
+        cupy, out = self._cupy, eqn.outputs[0].type
+        x, y = (a.type for a in eqn.inputs)
+        # cuBLAS multiplies 16-bit floats in float32. CuPy multiplies two vectors in 16 bits, and has no stacks of bfloat16.
+        if is_half(out.dtype) and (out.size == 1 or max(x.ndim, y.ndim) > 2):
+
+            def multiply(x: Any, y: Any, out: Any = None) -> Any:
+                product = cupy.matmul(_convert(x, np.float32), _convert(y, np.float32))
+                if out is None:
+                    return product.astype(dtype)
+                out[...] = product
+                return out
+
+            dtype = out.dtype
+            return multiply
+        return cupy.matmul
+
+    def _einsum(self, eqn: Equation) -> Compute:
+        cupy, subscripts, dtype = self._cupy, eqn.params["subscripts"], eqn.outputs[0].type.dtype
+        # Without a limit of memory, which would make CuPy warn; one operand needs no path, and may be a view.
+        optimize = ("greedy", 1 << 62) if len(eqn.inputs) > 1 else False
+        if is_half(dtype):
+            return lambda *xs: cupy.einsum(subscripts, *(x.astype(np.float32) for x in xs), optimize=optimize).astype(dtype)
+        return lambda *xs: cupy.einsum(subscripts, *xs, optimize=optimize)
+
+    def _random(self, purpose: int, eqn: Equation) -> Compute:
+        cupy, kernels, out = self._cupy, self._kernels, eqn.outputs[0].type
+        signed = len(eqn.inputs) > 1 and eqn.inputs[1].type.dtype.kind == "i"
+        dtype = np.int64 if signed else np.uint64
+
+        def random(key: Any, *data: Any) -> Any:
+            words = self.empty(out.shape, out.dtype)
+            number = data[0].astype(dtype, copy=False) if data else None
+            kernels.random_words(words, cupy.ascontiguousarray(key), number, purpose)
+            return words
+
+        return random
+
+
+def _convert(x: Any, dtype: Any) -> Any:
+    return x if x.dtype == dtype else x.astype(dtype)
