@@ -334,7 +334,15 @@ class Eager:
 def as_array(value: Any) -> np.ndarray:
     """A concrete value as a native-endian array of a supported dtype; raises DTypeError, and TraceError for a mask."""
     refuse_mask(value, "an operand")
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except TypeError as error:
+        if not hasattr(value, "__cuda_array_interface__"):
+            raise
+        raise TraceError(
+            f"an operand is a {type(value).__module__}.{type(value).__qualname__} on a GPU that the traced function captures: "
+            "pass it as an argument, or take a snapshot as a constant, fc.asarray(x)."
+        ) from error
     native = check_dtype(array.dtype)
     return array if array.dtype is native or array.dtype.isnative else array.astype(native)
 

@@ -197,6 +197,12 @@ class SimulatedGpu:
     def wait(self) -> None:
         pass  # launches are synchronous
 
+    def copy_into(self, to: np.ndarray, source: np.ndarray) -> None:
+        to[...] = source
+
+    def capture(self, function: Any) -> Any:
+        raise NotImplementedError("NumPy computes when it is called")
+
     def host_words(self, count: int) -> tuple[np.ndarray, int]:
         words = self.zeros((count,), np.dtype(np.int64))
         return words, words.ctypes.data

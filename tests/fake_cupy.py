@@ -425,6 +425,19 @@ def ascontiguousarray(a: Any, dtype: Any = None) -> ndarray:
 
 
 @_function
+def copyto(dst: ndarray, src: Any, casting: str = "same_kind", where: Any = None) -> None:
+    assert isinstance(dst, ndarray) and isinstance(src, ndarray) and dst.dtype == src.dtype and where is None
+    assert dst.shape == src.shape
+    write(dst, lambda: src.host)
+
+
+def from_dlpack(array: Any) -> ndarray:
+    found = array.__dlpack__()  # here: the array itself
+    assert isinstance(found, ndarray)
+    return found
+
+
+@_function
 def broadcast_to(array: Any, shape: Any) -> ndarray:
     return array._view(np.broadcast_to(array.host, shape))
 

@@ -8,7 +8,7 @@ from typing import Any
 import fake_cupy
 import numpy as np
 import pytest
-from numpy_cases import BF16, CASES, Case
+from numpy_cases import CASES, Case
 from test_numpy_table import assert_same, by_function, noted, run
 
 import funccoll as fc

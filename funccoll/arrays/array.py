@@ -41,7 +41,7 @@ class Array(metaclass=_ArrayMeta):
     Attributes: `shape` (global), `dtype`, `sharding`, `shards` (one block per device of this process, in
     device order), `local` (the block, where this process is one device). `np.asarray(arr)` is the global value. On GPUs
     blocks are CuPy arrays, which must not be written to, and `np.asarray` waits and copies. Elementwise operators and NumPy
-    ufuncs on Arrays compute on the global value and give NumPy arrays.
+    ufuncs on Arrays compute on the global value and give NumPy arrays; operators and methods on GPUs give CuPy arrays.
     """
 
     __slots__ = ("__weakref__", "_copies", "layout")
@@ -192,8 +192,8 @@ class Array(metaclass=_ArrayMeta):
             whole[index] = block
         return whole
 
-    def _on_gpu(self) -> Any:
-        """The global value as one CuPy array."""
+    def on_gpu(self) -> Any:
+        """The global value of an Array on GPUs as one CuPy array, which must not be written to."""
         copies = self._copy_list()
         if len(copies) == 1 and not self.is_one_of_several_blocks:
             return copies[0]
@@ -201,9 +201,12 @@ class Array(metaclass=_ArrayMeta):
             raise BufferError(f"this process holds one block of {self!r}: use arr.local.")
         return self._joined(copies, self.sharding.mesh.backend.allocate(self.shape, self.dtype))
 
+    def _whole(self) -> Any:
+        return np.asarray(self) if self.sharding.mesh.device_type == "cpu" else self.on_gpu()
+
     def __dlpack__(self, **kwargs: Any) -> Any:
         on_gpu = self.sharding.mesh.device_type != "cpu"
-        return (self._on_gpu() if on_gpu else np.array(self)).__dlpack__(**kwargs)
+        return (self.on_gpu() if on_gpu else np.array(self)).__dlpack__(**kwargs)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         on_gpu = self.sharding.mesh.device_type != "cpu"
@@ -300,7 +303,7 @@ def _binary(function: Any, reflected: bool = False) -> Any:
     def method(self: Array, other: Any) -> Any:
         if isinstance(other, Traced):
             return NotImplemented
-        mine, other = np.asarray(self), np.asarray(other) if isinstance(other, Array) else other
+        mine, other = self._whole(), other._whole() if isinstance(other, Array) else other
         return function(other, mine) if reflected else function(mine, other)
 
     return method
@@ -308,16 +311,16 @@ def _binary(function: Any, reflected: bool = False) -> Any:
 
 def _method(name: str) -> Any:
     def method(self: Array, *args: Any, **kwargs: Any) -> Any:
-        return getattr(np.asarray(self), name)(*args, **kwargs)
+        return getattr(self._whole(), name)(*args, **kwargs)
 
-    method.__doc__ = f"`np.ndarray.{name}` of the global value, as a NumPy array."
+    method.__doc__ = f"`np.ndarray.{name}` of the global value, as a NumPy array; on GPUs CuPy's."
     method.__name__ = name
     return method
 
 
 def _unary(function: Any) -> Any:
     def method(self: Array) -> Any:
-        return function(np.asarray(self))
+        return function(self._whole())
 
     return method
 

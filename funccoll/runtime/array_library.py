@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..arrays.array import to_numpy
-from ..ir import Equation, Program
+from ..ir import Equation
 
 __all__ = ["NUMPY", "ArrayLibrary", "NumpyLibrary"]
 
@@ -43,8 +43,8 @@ class ArrayLibrary(Protocol):
         """Return the function of one equation: from its operands' blocks to its output's. Of a ufunc it takes `out=`."""
         ...
 
-    def synchronises(self, program: Program) -> str | None:
-        """Return why a program cannot be enqueued whole, without waiting for the device; None when it can."""
+    def check(self) -> None:
+        """Raise what the computations so far have found wrong, after the device was waited for."""
         ...
 
 
@@ -74,9 +74,8 @@ class NumpyLibrary:
         reference = eqn.primitive.reference
         return functools.partial(reference, **eqn.params) if eqn.params else reference
 
-    def synchronises(self, program: Program) -> str:
-        """See `ArrayLibrary`."""
-        return "NumPy computes when it is called"
+    def check(self) -> None:
+        """See `ArrayLibrary`. NumPy has raised it."""
 
 
 NUMPY = NumpyLibrary()

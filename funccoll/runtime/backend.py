@@ -7,7 +7,7 @@ else in funccoll knows how devices communicate. Backends are found by name and i
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -56,8 +56,10 @@ class Backend(Protocol):
     """True where the devices of a mesh read each other's arrays in place: their operands are best computed into memory
     from `allocate`."""
 
-    library: ArrayLibrary
-    """The library of the blocks, which computes between collectives."""
+    @property
+    def library(self) -> ArrayLibrary:
+        """The library of the blocks, which computes between collectives."""
+        ...
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype) -> Any:
         """Return a new C-contiguous array with undefined values. Raises MemoryError."""
@@ -73,7 +75,7 @@ class Backend(Protocol):
 
     def compile_group(
         self, collectives: Sequence[tuple[Equation, Schedule]], mesh: Mesh, identity: Callable[[Equation], str]
-    ) -> Sequence[GroupCall]:
+    ) -> Iterable[GroupCall]:
         """Compile adjacent collectives of a program, barriers included, with their proved schedules.
 
         `identity` gives what must be equal on all processes: a collective's program and place in it. The outputs of a

@@ -28,8 +28,9 @@ class CapturedProgram:
     A program that cannot be captured is executed kernel by kernel; `why_not` is the reason then.
     """
 
-    def __init__(self, gpu: Gpu, run: Run, why_not: str | None = None):
-        self._gpu, self._run, self.why_not = gpu, run, why_not
+    def __init__(self, gpu: Gpu, run: Run):
+        self._gpu, self._run = gpu, run
+        self.why_not: str | None = None
         self._calls = 0
         self._lock = threading.Lock()
         self._replay: Callable[[], None] | None = None

@@ -16,6 +16,8 @@ from cupy.cuda import driver, function  # pyright: ignore[reportMissingImports]
 
 from ...errors import MeshError
 from ...kernels.cuda import THREADS, Combine, load_kernel
+from .cupy_kernels import CupyKernels
+from .cupy_library import CupyLibrary
 
 __all__ = ["CupyGpu"]
 
@@ -49,14 +51,12 @@ class CupyGpu:
         capability = str(device.compute_capability)
         self._cc = int(capability[:-1]), int(capability[-1])
         self._capturing = _Capturing()
+        self.library = CupyLibrary(cupy, CupyKernels())
         self.max_blocks = int(device.attributes["MultiProcessorCount"])
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype) -> Any:
         """See `Gpu`."""
-        try:
-            return cupy.empty(shape, dtype)
-        except cupy.cuda.memory.OutOfMemoryError as error:
-            raise MemoryError(f"the GPU has not enough memory for an array of shape {shape}, {dtype}: {error}") from None
+        return self.library.empty(shape, dtype)
 
     def zeros(self, shape: tuple[int, ...], dtype: np.dtype) -> Any:
         """See `Gpu`."""

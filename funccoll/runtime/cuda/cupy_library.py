@@ -7,18 +7,22 @@ of 16 bits).
 Values agree with NumPy's but for: the order in which sums and products are rounded; the last places of elementary functions;
 subnormal float32 numbers, which CuPy's kernels flush to zero; what C leaves undefined (floats that do not fit into an integer,
 shifts by the width or more); and argmax and argmin of several NaNs, which give the position of any.
+
+No primitive waits for the GPU, so that a CUDA graph can capture every program. Kernels are compiled on their first call, which
+a capture does not allow: a program runs once before.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from ...errors import DTypeError, UnsupportedError
+from ...arrays.array import Array, device_type_of, to_numpy
+from ...errors import DeviceError, DTypeError, TraceError, UnsupportedError
 from ...ir import Equation, Literal, Primitive
 from ...primitives.collectives import axis_index_p, own_slice_p, pvary_p
 from ...primitives.elementwise import convert_p, erf_p, imag_p, real_p, stop_gradient_p, where_p
@@ -26,7 +30,7 @@ from ...primitives.linalg import einsum_p, matmul_p
 from ...primitives.randomness import BITS, FOLD_IN, SPLIT, fold_in_p, random_bits_p, split_p
 from ...primitives.reductions import REDUCTIONS, argmax_p, argmin_p, cumsum_p
 from ...primitives.shaping import broadcast_to_p, concatenate_p, pad_p, reshape_p, transpose_p
-from ...types import bfloat16
+from ...types import bfloat16, check_dtype
 from .cupy_indexing import CupyIndexing
 from .cupy_ufuncs import compute_ufunc, is_half, wide
 from .deferred_checks import DeferredChecks
@@ -50,17 +54,12 @@ class CupyLibrary:
     `cupyx.scipy.special`, imported when erf is computed where it is None.
     """
 
-    device_type = "cuda"
-
-    synchronising: Mapping[Primitive, str] = {}
-    """Primitives whose computation waits for the GPU, with the reason: they cannot be captured in a CUDA graph. There are none.
-    Kernels are compiled on their first call, which a capture does not allow: a program runs once before."""
-
     def __init__(self, cupy: Any, kernels: Any, special: Any = None):
         self._cupy, self._kernels, self._special = cupy, kernels, special
+        self.array_type: type = cupy.ndarray
         self._has_bfloat16 = "EE->E" in cupy.add.types
         self.checks = DeferredChecks(cupy)
-        """Read by `download`; whatever else waits for values calls its `raise_failed`."""
+        """Read by `download` and `check`."""
         self._rules: dict[Primitive, Callable[[Equation], Compute]] = {
             where_p: self._where,
             convert_p: lambda eqn: functools.partial(_convert, dtype=eqn.params["dtype"]),
@@ -103,6 +102,34 @@ class CupyLibrary:
                 f"the GPU has not enough memory for an array of shape {tuple(shape)}, {dtype}: {error} Delete arrays, donate "
                 "arguments, or use smaller ones."
             ) from None
+
+    def asarray(self, x: Any, what: str = "x") -> Any:
+        """See `ArrayLibrary`. What is on this GPU is not copied: CuPy, torch and JAX arrays come by DLPack."""
+        cupy = self._cupy
+        if device_type_of(x) != "cuda":
+            return self.upload(to_numpy(x, what))
+        if type(x) is Array:
+            return x.on_gpu()
+        if not isinstance(x, cupy.ndarray):
+            try:
+                x = cupy.from_dlpack(x) if hasattr(x, "__dlpack__") else cupy.asarray(x)
+            except (TypeError, ValueError, RuntimeError, BufferError) as error:  # a tensor that records gradients, or a dtype
+                raise TraceError(
+                    f"{what} is a {type(x).__module__}.{type(x).__qualname__} that CuPy cannot read: {str(error).rstrip('.')}. "
+                    "Pass a CuPy array, or what has one's memory; for a torch tensor that records gradients x.detach()."
+                ) from error
+        current = cupy.cuda.Device().id
+        if x.device.id != current:
+            raise DeviceError(
+                f"{what} is on GPU {x.device.id}, and this process computes on GPU {current}. Copy it there: "
+                f"with cupy.cuda.Device({current}): x = x.copy()."
+            )
+        check_dtype(x.dtype, what)
+        return x
+
+    def check(self) -> None:
+        """See `ArrayLibrary`. Raises IndexError when an index was out of range since the last call."""
+        self.checks.raise_failed()
 
     def upload(self, value: np.ndarray | np.generic) -> Any:
         """Return a new array of the GPU with a host value. The value may change as soon as this returns."""

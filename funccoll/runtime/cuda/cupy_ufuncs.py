@@ -102,7 +102,7 @@ def _converting(
 def _composition(
     cupy: Any, ufunc: np.ufunc, inputs: Sequence[np.dtype], note_exponents: Callable[[], Note]
 ) -> Callable[..., Any] | None:
-    """What CuPy computes in another way, or not at all; None for all else."""
+    """The function of a ufunc that CuPy computes in another way, or not at all; None for all else."""
     dtype = inputs[0]
     if is_inexact(dtype) and dtype.kind != "c":
         if ufunc is np.remainder:

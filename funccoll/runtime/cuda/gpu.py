@@ -9,6 +9,7 @@ from typing import Any
 from ...errors import DeviceError, PlannedError
 from ...mesh import Mesh
 from ..backend import Backend
+from .virtual_devices import Gpu, VirtualGpuBackend
 
 __all__ = ["BACKEND", "current_gpu", "gpu_backend", "missing"]
 
@@ -40,7 +41,7 @@ def _version(number: int) -> str:
 
 
 @functools.lru_cache(maxsize=1)
-def current_gpu() -> Any:
+def current_gpu() -> Gpu:
     """Return this process's GPU through CuPy. Raises: DeviceError with what is missing, and the remedy."""
     try:
         import cupy  # pyright: ignore[reportMissingImports]
@@ -67,8 +68,10 @@ def gpu_backend(mesh: Mesh, host: Backend | None) -> Backend:
 
     Raises: DeviceError where no GPU can be used.
     """
-    current_gpu()
-    raise PlannedError("arrays on GPUs are planned; today they are in host memory.")
+    gpu = current_gpu()
+    if not mesh.is_fully_addressable:
+        raise PlannedError("meshes of several GPUs are planned; today one process has virtual devices on one GPU.")
+    return VirtualGpuBackend(gpu)
 
 
 BACKEND = gpu_backend

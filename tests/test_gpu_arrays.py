@@ -1,0 +1,236 @@
+"""Arrays on a GPU, through CuPy's fake: where calls run, what they return, graphs, conversions and bad input."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import fake_cuda
+import fake_cupy
+import numpy as np
+import pytest
+
+import funccoll as fc
+from funccoll import P
+from funccoll.arrays.array_layout import NO_MESH
+from funccoll.errors import DeviceError, TraceError
+from funccoll.runtime.cuda import gpu
+from funccoll.runtime.cuda.captured_program import CapturedProgram
+
+
+@pytest.fixture(autouse=True)
+def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """CuPy's fake in CuPy's place, with a GPU."""
+    for name, module in fake_cuda.modules().items():
+        monkeypatch.setitem(sys.modules, name, module)
+    for name in ("cupy_gpu", "cupy_kernels"):
+        monkeypatch.delitem(sys.modules, f"funccoll.runtime.cuda.{name}", raising=False)
+    gpu.current_gpu.cache_clear()
+    kernels = importlib.import_module("funccoll.runtime.cuda.cupy_kernels")
+    monkeypatch.setattr(kernels, "CupyKernels", fake_cupy.Kernels)
+    NO_MESH.__dict__.pop("on_device", None)
+    yield fake_cupy
+    gpu.current_gpu.cache_clear()
+    NO_MESH.__dict__.pop("on_device", None)
+
+
+def on_gpu(x: Any) -> Any:
+    block = fake_cupy.empty(np.shape(x), np.asarray(x).dtype)
+    block.set(np.ascontiguousarray(x))
+    return block
+
+
+X = np.arange(12.0).reshape(4, 3)
+
+
+def test_a_call_runs_where_its_arrays_are(cupy):
+    step = fc.jit(lambda x: np.tanh(x) * 2 + x.sum())
+    for _ in range(3):  # by kernels, captured, replayed
+        y = step(on_gpu(X))
+        assert y.sharding.mesh.device_type == "cuda" and type(y.local) is cupy.ndarray
+        np.testing.assert_array_equal(np.asarray(y), np.asarray(step(X)))
+    assert step(X).sharding.mesh.device_type == "cpu"
+    assert type(step(step(on_gpu(X))).local) is cupy.ndarray
+
+
+def test_a_program_is_captured_in_its_second_call():
+    step = fc.jit(lambda x: x * 2 + 1)
+    compiled = step.lower(on_gpu(X)).compile()
+    run = compiled._run
+    assert isinstance(run, CapturedProgram)
+    for call in range(4):
+        y = compiled(on_gpu(X + call))
+        np.testing.assert_array_equal(np.asarray(y), (X + call) * 2 + 1)
+        assert run.is_captured == (call > 0) and run.why_not is None
+
+
+def test_a_result_is_not_changed_by_the_next_call():
+    step = fc.jit(lambda x, y: {"both": x + y, "one": x, "two": (x, x[0])})
+    results = [step(on_gpu(X + k), on_gpu(X)) for k in range(4)]
+    for k, r in enumerate(results):
+        np.testing.assert_array_equal(np.asarray(r["both"]), 2 * X + k)
+        np.testing.assert_array_equal(np.asarray(r["one"]), X + k)
+        np.testing.assert_array_equal(np.asarray(r["two"][1]), X[0] + k)
+
+
+def test_calls_wait_for_nothing(cupy):
+    step = fc.jit(lambda x, i: fc.at(x)[i].add(1.0) + fc.random.uniform(fc.random.key(0), (3,)))
+    x, i = on_gpu(X), on_gpu(np.array([1, 1, 3]))
+    for _ in range(4):
+        step(x, i)  # the first call uploads constants
+    cupy.host_events.clear()
+    y = step(x, i)
+    assert cupy.host_events == []
+    y.block_until_ready()
+    assert cupy.host_events[0] == "device.synchronize"
+
+
+def test_an_index_out_of_range_is_an_error_when_values_are_read():
+    step = fc.jit(lambda x, i: x[i])
+    x = on_gpu(X)
+    for _ in range(3):
+        y = step(x, on_gpu(np.array([0, 4])))
+        with pytest.raises(IndexError, match="holds 4 or -5, out of range for a dimension of size 4"):
+            np.asarray(y)
+    np.testing.assert_array_equal(np.asarray(step(x, on_gpu(np.array([0, -1])))), X[[0, -1]])
+
+
+def test_a_capture_that_the_driver_refuses_leaves_the_program_as_it_was(monkeypatch):
+    step = fc.jit(lambda x: np.tanh(x))
+    compiled = step.lower(on_gpu(X)).compile()
+    compiled(on_gpu(X))
+    monkeypatch.setattr(fake_cuda.Stream, "begin_capture", lambda self, mode=None: 1 / 0)
+    monkeypatch.setattr(fake_cuda.Stream, "end_capture", lambda self: None)
+    for _ in range(2):
+        np.testing.assert_array_equal(np.asarray(compiled(on_gpu(X))), np.tanh(X))
+    assert "ZeroDivisionError" in compiled._run.why_not
+
+
+def test_device_put(cupy):
+    mesh = fc.make_mesh({"d": 2})
+    y = fc.device_put(X, mesh, P("d"), device="cuda")
+    assert [type(s) for s in y.shards] == [cupy.ndarray] * 2
+    np.testing.assert_array_equal(np.asarray(y), X)
+    assert fc.device_put(on_gpu(X), mesh, P("d")).sharding == y.sharding  # it stays where it is
+    back = fc.device_put(y, mesh, P("d"), device="cpu")
+    assert back.sharding.mesh is mesh and type(back.shards[0]) is np.ndarray
+    np.testing.assert_array_equal(np.asarray(fc.device_put(on_gpu(X), mesh, device="cpu")), X)
+    np.testing.assert_array_equal(np.asarray(fc.from_local([on_gpu(X[:2]), on_gpu(X[2:])], mesh, P("d"))), X)
+    np.testing.assert_array_equal(np.asarray(fc.asarray(on_gpu(X))), X)
+    source = on_gpu(X)
+    copied = fc.device_put(source, mesh)
+    source.fill(0)
+    np.testing.assert_array_equal(np.asarray(copied), X)
+
+
+def test_meshes_of_gpus():
+    mesh = fc.make_mesh({"d": 2}, device="cuda")
+    assert mesh.device_type == "cuda" and repr(mesh) == "Mesh({'d': 2}, 'cuda')"
+    assert mesh != fc.make_mesh({"d": 2}) and mesh == fc.make_mesh({"d": 2}, device="cuda")
+    step = fc.jit(lambda x, s: x * s + fc.axis_index("d"), mesh=mesh, in_specs=(P("d"), P()), out_specs=P("d"))
+    for _ in range(3):  # a mesh of GPUs takes arguments of the host
+        y = step(X, 2.0)
+        np.testing.assert_array_equal(np.asarray(y), X * 2 + np.array([[0], [0], [1], [1]]))
+    z = step(y, np.float64(2))
+    np.testing.assert_array_equal(np.asarray(z), np.asarray(y) * 2 + np.array([[0], [0], [1], [1]]))
+    assert "cuda" in repr(z) and z._repr_html_()
+
+
+def test_training_on_gpus_gives_the_values_of_the_host():
+    def loss(params, x):
+        return np.mean((np.tanh(x @ params["w"]) - params["b"]) ** 2)
+
+    @fc.jit(donate_argnums=0)
+    def step(params, x):
+        value, grads = fc.value_and_grad(loss)(params, x)
+        return fc.tree.map(lambda p, g: p - 0.1 * g, params, grads), value
+
+    runs = []
+    for place in (np.asarray, on_gpu):
+        params = {"w": place(np.linspace(-1, 1, 6).reshape(3, 2)), "b": place(np.zeros(2))}
+        for _ in range(5):
+            params, value = step(params, place(X))
+        runs.append([np.asarray(params["w"]), np.asarray(params["b"]), np.asarray(value)])
+    for cpu, cuda in zip(*runs, strict=True):
+        np.testing.assert_allclose(cuda, cpu, rtol=1e-12)
+
+
+def test_arrays_of_both_places_are_refused():
+    step = fc.jit(lambda w, x: w @ x)
+    with pytest.raises(DeviceError, match=r"x of .*<lambda> is in host memory, and w of .*<lambda> on a GPU"):
+        step(on_gpu(X), X.T)
+    with pytest.raises(DeviceError, match="is in host memory"):
+        step(on_gpu(X), fc.device_put(X.T, fc.make_mesh({})))
+    scale = fc.jit(lambda x, s: x * s)
+    for scalar in (2.0, np.float64(2), np.array(2.0)):
+        np.testing.assert_array_equal(np.asarray(scale(on_gpu(X), scalar)), X * 2)
+
+
+def test_captured_arrays_of_a_gpu_are_refused():
+    table = on_gpu(X)
+    with pytest.raises(TraceError, match=r"on a GPU that the traced function captures.*fc\.asarray"):
+        fc.jit(lambda x: x + table)(X)
+    # A snapshot of it, which is a constant like another, is asked for.
+    np.testing.assert_array_equal(np.asarray(fc.jit(lambda x: x + fc.asarray(table))(X)), 2 * X)
+
+
+def test_an_array_on_another_gpu_is_refused(monkeypatch):
+    x = on_gpu(X)
+    monkeypatch.setattr(fake_cupy.ndarray, "device", property(lambda self: fake_cuda.Device(3)))
+    with pytest.raises(DeviceError, match="is on GPU 3, and this process computes on GPU 0"):
+        fc.jit(lambda x: x + 1)(x)
+
+
+def test_out_of_memory_says_how_much(monkeypatch):
+    monkeypatch.setattr(fake_cupy, "free_bytes", 50)
+    with pytest.raises(MemoryError, match=r"not enough memory for an array of shape \(4, 3\), float64"):
+        fc.device_put(X, fc.make_mesh({}), device="cuda")
+
+
+def test_a_deleted_array_says_so_and_a_donated_result_is_new():
+    step = fc.jit(lambda x: x + 1, donate_argnums=0)
+    y = step(on_gpu(X))
+    for k in range(3):
+        z = step(y)
+        assert y.is_deleted()
+        np.testing.assert_array_equal(np.asarray(z), X + 2 + k)
+        y = z
+
+
+class Tensor:
+    """Another library's array on a GPU: it has DLPack, and dtypes of its own."""
+
+    dtype = "float64 of another library"
+
+    def __init__(self, block: Any):
+        self.block, self.shape = block, block.shape
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (2, 0)
+
+    def __dlpack__(self, **kwargs: Any) -> Any:
+        self.asked = True
+        return self.block
+
+
+def test_arrays_come_and_go_by_dlpack():
+    step = fc.jit(lambda x: x * 2)
+    tensor = Tensor(on_gpu(X))
+    y = step(tensor)
+    assert tensor.asked
+    np.testing.assert_array_equal(np.asarray(y), X * 2)
+    assert y.__dlpack_device__()[0] == 2 and y.__cuda_array_interface__["data"][0] == y.local.data.ptr
+    mesh = fc.make_mesh({"d": 2})
+    split = fc.device_put(on_gpu(X), mesh, P("d"))
+    assert not hasattr(split, "__cuda_array_interface__") and not hasattr(fc.asarray(X), "__cuda_array_interface__")
+    np.testing.assert_array_equal(split.on_gpu().get(), X)
+
+
+def test_operators_of_arrays_stay_on_the_gpu(cupy):
+    x = fc.device_put(X, fc.make_mesh({"d": 2}), P("d"), device="cuda")
+    for y in (x * x, x + on_gpu(X), -x, x.sum(), x.reshape(12)):
+        assert type(y) is cupy.ndarray
+    np.testing.assert_array_equal((x * x).get(), X * X)
+    assert float(fc.jit(np.sum)(on_gpu(X))) == X.sum() and x.tolist() == X.tolist()
