@@ -38,6 +38,7 @@ def check(kernel: Kernel) -> None:
     assert "0 bytes lmem" in kernel.log and kernel.name in kernel.log and len(kernel.code) > 10_000
     (registers,) = set(re.findall(r"used (\d+) registers", kernel.log))
     assert int(registers) * THREADS <= 1 << 16, kernel.log  # what a multiprocessor has
+    assert not re.search(r"\.global\.v\d\.[a-z](8|16)\b", kernel.ptx)  # not 16 bytes
 
 
 def check_stores(kernel: Kernel, *dtypes: np.dtype) -> None:

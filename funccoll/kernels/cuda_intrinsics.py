@@ -24,7 +24,7 @@ __all__ = [
 
 intrinsic: Any = extending.intrinsic
 types: Any = cuda_types
-_WORD, _GLOBAL, _SHARED = ir.IntType(64), 1, 3
+_WORD, _HALF_WORD, _GLOBAL, _SHARED = ir.IntType(64), ir.IntType(32), 1, 3
 
 
 def _assembly(builder: Any, result: Any, operands: list[Any], text: str, constraints: str) -> Any:
@@ -165,6 +165,32 @@ def _vector(context: Any, kind: Any) -> Any:
     return ir.VectorType(scalar, VECTOR_BYTES // context.get_abi_sizeof(scalar))
 
 
+def _load_vector(builder: Any, address: Any, vector: Any) -> Any:
+    """Load 16 bytes at once. Where elements have less than 32 bits, NVVM cuts its own vectors into fours of them."""
+    if not _is_cut(vector):
+        return builder.load(_pointer(builder, address, vector), align=VECTOR_BYTES)
+    results = ir.LiteralStructType([_HALF_WORD] * 4)
+    found = _assembly(builder, results, [address], "ld.global.v4.b32 {$0, $1, $2, $3}, [$4];", "=r,=r,=r,=r,l")
+    value = ir.Constant(ir.VectorType(_HALF_WORD, 4), ir.Undefined)
+    for i in range(4):
+        value = builder.insert_element(value, builder.extract_value(found, i), ir.Constant(_HALF_WORD, i))
+    return builder.bitcast(value, vector)
+
+
+def _store_vector(builder: Any, value: Any, address: Any) -> None:
+    """Store 16 bytes at once."""
+    if not _is_cut(value.type):
+        builder.store(value, _pointer(builder, address, value.type), align=VECTOR_BYTES)
+        return
+    words = builder.bitcast(value, ir.VectorType(_HALF_WORD, 4))
+    parts = [builder.extract_element(words, ir.Constant(_HALF_WORD, i)) for i in range(4)]
+    _assembly(builder, ir.VoidType(), [address, *parts], "st.global.v4.b32 [$0], {$1, $2, $3, $4};", "l,r,r,r,r")
+
+
+def _is_cut(vector: Any) -> bool:
+    return vector.count > 4
+
+
 def _size(kind: Any) -> int:
     return kind.bitwidth // 8
 
@@ -182,7 +208,7 @@ def load_lanes(typingctx: Any, address: Any, stride: Any, dtype: Any) -> Any:
         vectors = []  # all loads first, so that they are in flight together
         for number in range(count // each):
             at = builder.add(args[0], builder.mul(args[1], ir.Constant(_WORD, number)))
-            vectors.append(builder.load(_pointer(builder, at, vector), align=VECTOR_BYTES))
+            vectors.append(_load_vector(builder, at, vector))
         for value in vectors:
             scalars = [builder.extract_element(value, ir.Constant(ir.IntType(32), i)) for i in range(vector.count)]
             if isinstance(kind, types.Complex):
@@ -217,7 +243,7 @@ def store_lanes(typingctx: Any, address: Any, stride: Any, values: Any) -> Any:
             for i, scalar in enumerate(scalars):
                 value = builder.insert_element(value, scalar, ir.Constant(ir.IntType(32), i))
             at = builder.add(args[0], builder.mul(args[1], ir.Constant(_WORD, number)))
-            builder.store(value, _pointer(builder, at, vector), align=VECTOR_BYTES)
+            _store_vector(builder, value, at)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, values), codegen
