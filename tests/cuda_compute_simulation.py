@@ -15,6 +15,7 @@ from typing import Any
 import cuda_simulation
 import numpy as np
 from numba import cuda
+from scatter_cases import expected, sample
 
 import funccoll as fc
 from funccoll.kernels import cuda_compute
@@ -106,32 +107,6 @@ def random_words(seed: int) -> None:
 
 
 # ---------------------------------------------------------------- additions to rows
-
-
-def sample(dtype: np.dtype, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
-    """Values whose sums depend on their order, NaNs, zeros and infinities with both signs among them."""
-    if dtype.kind == "c":
-        return sample(np.empty(0, dtype).real.dtype, (*shape, 2), rng).view(dtype).reshape(shape)
-    if dtype.kind == "b":
-        return rng.random(shape) < 0.3
-    if dtype.kind in "iu":
-        return np.frombuffer(rng.bytes(int(np.prod(shape)) * dtype.itemsize), dtype).reshape(shape)
-    found = (rng.normal(size=shape) * 10.0 ** rng.integers(-3, 4, shape)).astype(dtype)
-    special = np.array([np.nan, -0.0, 0.0, np.inf, -np.inf, -0.0], dtype)
-    return np.where(rng.random(shape) < 0.08, rng.choice(special, shape), found)
-
-
-def expected(out: np.ndarray, rows: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """`np.add.at`; a NaN of an addition is the canonical one, and rows without updates stay as they are, whatever they hold."""
-    want, touched = out.copy(), np.unique(rows)
-    with np.errstate(all="ignore"):
-        np.add.at(want, rows, values)
-    parts = want[touched]
-    if want.dtype.kind not in "biu":
-        real = parts.view(np.empty(0, want.dtype).real.dtype)
-        real[np.isnan(real)] = np.nan
-        want[touched] = parts
-    return want
 
 
 SHAPES = ((1, 1, 1), (1, 1, 35), (5, 1, 40), (4, 3, 31), (6, 7, 20), (9, 2, 5), (3, 4, 0), (3, 0, 6), (2, 1, 8), (2, 2, 17))
@@ -251,7 +226,7 @@ def on_fake_cupy(seed: int) -> None:
     launch: Callable[..., None] = lambda out, key, number, purpose: kernels.random_words(
         fake(out), fake(key), fake(number, ()), purpose
     )
-    for count, number, purpose in ((0, None, 0), (9, None, 0), (3 * 256 * 4 + 6, 11, 2), (9 * 256 * 4, None, 1)):
+    for count, number, purpose in ((0, None, 0), (3, None, 0), (9, None, 0), (3 * 256 * 4 + 6, 11, 2), (9 * 256 * 4, None, 1)):
         want = np.random.Philox(counter=np.array([0, 0, number or 0, purpose], np.uint64), key=key).random_raw(count)
         assert (words_of(launch, key, count, number, purpose, False) == want).all()
     assert FakeModule.loaded == 1
