@@ -284,9 +284,9 @@ class Simulated:
                     assert bits[0] == bits[1], (fn, axes, device, want, have)
 
 
-def main(case: str, n: int, seed: int, *names: str) -> None:
+def run_case(case: str, n: int, same: Simulated, *names: str) -> None:
+    """Run a case of `process_cases` on n devices, and print how much work it was."""
     sys.setswitchinterval(1e-5)  # the simulator's threads wait for each other by polling
-    same = Simulated(SimulatedGpu(seed))
     began = time.monotonic()
     if case == "table":
         dtypes = [np.dtype(name) for name in names]
@@ -299,4 +299,4 @@ def main(case: str, n: int, seed: int, *names: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])
+    run_case(sys.argv[1], int(sys.argv[2]), Simulated(SimulatedGpu(int(sys.argv[3]))), *sys.argv[4:])

@@ -40,14 +40,14 @@ class Event:
 class Graph:
     """As in cupy.cuda: work, which each launch does again."""
 
-    def __init__(self, work: list[Callable[[], None]]):
-        self._work = work
+    def __init__(self, capture: Capture):
+        self._capture = capture
         self.launches = 0
 
     def launch(self, stream: Any = None) -> None:
         assert fake_cupy.recorder is None, "a graph is launched in a capture"
         self.launches += 1
-        for work in self._work:
+        for work in self._capture.work:
             work()
 
 
@@ -56,10 +56,14 @@ class Capture:
 
     def __init__(self) -> None:
         self.work: list[Callable[[], None]] = []
+        self.memory: list[np.ndarray] = []  # as long as the graph lives: kernels have addresses alone
         self.invalidated = ""
 
     def launch(self, work: Callable[[], None]) -> None:
         self.work.append(work)
+
+    def allocated(self, memory: np.ndarray) -> None:
+        self.memory.append(memory)
 
     def touch_host(self, what: str) -> None:
         self.invalidated = what
@@ -103,7 +107,7 @@ class Stream:
         assert isinstance(capture, Capture)
         if capture.invalidated:
             raise CUDARuntimeError("cudaErrorStreamCaptureInvalidated")
-        return Graph(capture.work)
+        return Graph(capture)
 
     def is_capturing(self) -> bool:
         return fake_cupy.recorder is not None

@@ -32,10 +32,11 @@ __version__ = INTERFACE["version"]
 
 
 class Recorder(Protocol):
-    """What takes the place of running work at once."""
+    """Something that takes work in place of running it at once."""
 
     def launch(self, work: Callable[[], None]) -> None: ...
     def touch_host(self, what: str) -> None: ...
+    def allocated(self, memory: np.ndarray) -> None: ...
 
 
 recorder: Recorder | None = None
@@ -97,6 +98,8 @@ def new(shape: Any, dtype: Any, like: np.ndarray | None = None) -> ndarray:
     if host.nbytes > free_bytes:
         raise OutOfMemoryError(f"Out of memory allocating {host.nbytes:,} bytes (allocated so far: 0 bytes).")
     np.reshape(host, -1, order="A").view(np.uint8)[...] = POISON
+    if recorder is not None:
+        recorder.allocated(host)
     return ndarray(host)
 
 

@@ -65,8 +65,8 @@ class CupyGpu:
         return array
 
     def contiguous(self, value: Any) -> Any:
-        """See `Gpu`. A host value is copied."""
-        return cupy.ascontiguousarray(cupy.asarray(value))
+        """See `Gpu`."""
+        return cupy.ascontiguousarray(value)
 
     def address(self, array: Any) -> int:
         """See `Gpu`."""
