@@ -209,11 +209,11 @@ class ndarray:
 
     @property
     def real(self) -> ndarray:
-        return self._view(self.host.real) if self.dtype.kind == "c" else self
+        return self._view(np.real(self.host)) if self.dtype.kind == "c" else self
 
     @property
     def imag(self) -> ndarray:
-        return self._view(self.host.imag) if self.dtype.kind == "c" else write(new(self.shape, self.dtype), lambda: 0)
+        return self._view(np.imag(self.host)) if self.dtype.kind == "c" else write(new(self.shape, self.dtype), lambda: 0)
 
     def copy(self, order: str = "C") -> ndarray:
         return write(new(self.shape, self.dtype), lambda: self.host)
@@ -258,9 +258,11 @@ class ndarray:
     def _wrapped(self, items: tuple, sizes: list[int]) -> tuple:
         """The index of the memory: CuPy wraps what is out of range."""
         rest = iter(sizes)
-        # In Python's integers: uint64 beside int64 would become floats.
-        wrap = lambda a, n: (a.host.astype(object) % n).astype(np.int64) if a.dtype == np.uint64 else a.host % np.int64(n)
-        return tuple(wrap(item, next(rest)) if isinstance(item, ndarray) else item for item in items)
+
+        def wrap(a: np.ndarray, n: int) -> np.ndarray:
+            return np.asarray(a.astype(object) % n).astype(np.int64)  # in Python's integers: uint64 % int64 is a float
+
+        return tuple(wrap(item.host, next(rest)) if isinstance(item, ndarray) else item for item in items)
 
     def _selected(self, items: tuple, sizes: list[int]) -> tuple[int, ...]:
         zeros = tuple(np.zeros(item.shape, np.int64) if isinstance(item, ndarray) else item for item in items)
@@ -414,7 +416,7 @@ def full(shape: Any, fill_value: Any, dtype: Any = None, order: str = "C") -> nd
 
 @_function
 def arange(start: Any, stop: Any = None, step: Any = 1, dtype: Any = None) -> ndarray:
-    values = np.arange(start, dtype=dtype) if stop is None else np.arange(start, stop, step, dtype)
+    values = np.arange(*((0, start) if stop is None else (start, stop)), step).astype(dtype)
     return write(new(values.shape, values.dtype), lambda: values)
 
 

@@ -99,7 +99,6 @@ LOADS_BY_NAME = {
     "api": "what is slow to import, when it is used",
     "runtime.job.doctor": "libraries that may be missing",
     "runtime.backend": "a transport, when a job uses it",
-    "runtime.cuda.cupy_library": "cupyx.scipy.special, when erf is computed",
 }
 """The only modules that import others by a name in a string, which ORDERS does not see."""
 

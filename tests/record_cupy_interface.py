@@ -45,9 +45,9 @@ def ufunc(function: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    import cupy
-    from cupy._sorting import search
-    from cupyx.scipy import special
+    import cupy  # pyright: ignore[reportMissingImports]
+    from cupy._sorting import search  # pyright: ignore[reportMissingImports]
+    from cupyx.scipy import special  # pyright: ignore[reportMissingImports]
 
     public = {n: getattr(cupy, n) for n in sorted(dir(cupy)) if not n.startswith("_")}
     ufuncs = {n: f for n, f in public.items() if isinstance(f, cupy.ufunc)}

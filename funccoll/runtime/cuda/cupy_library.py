@@ -1,4 +1,4 @@
-"""CuPy as the library that holds a GPU's arrays and computes with them. The module is passed in: nothing here imports it.
+"""CuPy as the library that holds a GPU's arrays and computes with them. The module is passed in.
 
 Every primitive of compute has a rule here, a table of a few lines each: NumPy's references cannot run with CuPy in NumPy's
 place, because most of them call what CuPy lacks or computes differently (reductions by ufuncs, `add.at`, generators, floats
@@ -15,7 +15,6 @@ a capture does not allow: a program runs once before.
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -51,7 +50,7 @@ class CupyLibrary:
     `kernels` has `random_words(out, key, number, purpose)`: the words of `primitives.randomness` for a key (uint64[2]) and a
     number (0-d int64 or uint64, or None), into a uint64 array; and `scatter_add(out, rows, order, values)`: `out[rows[i]] +=
     values[order[i]]` in this order, for out (count, width) and values (updates, width), with sorted `rows`. `special` is
-    `cupyx.scipy.special`, imported when erf is computed where it is None.
+    `cupyx.scipy.special`, which is imported for erf where it is None.
     """
 
     def __init__(self, cupy: Any, kernels: Any, special: Any = None):
@@ -207,7 +206,9 @@ class CupyLibrary:
 
     def _erf(self, eqn: Equation) -> Compute:
         if self._special is None:
-            self._special = importlib.import_module("cupyx.scipy.special")
+            from cupyx.scipy import special  # pyright: ignore[reportMissingImports]  (half a second, and few programs need it)
+
+            self._special = special
         erf, dtype = self._special.erf, eqn.outputs[0].type.dtype
         return lambda x: _convert(erf(_convert(x, wide(dtype))), dtype)
 
