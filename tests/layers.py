@@ -51,7 +51,8 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "arrays": (("array_layout",), ("array",)),
     "runtime": (
-        ("array_library", "blas"), ("backend",), ("codegen",), ("plans",), ("job",), ("local", "shm", "mpi", "nccl", "cuda"),
+        ("array_library", "blas"), ("backend",), ("codegen",), ("plans",), ("job",), ("local", "shm", "mpi"), ("nccl",),
+        ("cuda",),
     ),
     "runtime.plans": (("control_block", "operand", "slots", "staging"), ("plan_writer",)),
     "runtime.job": (
@@ -59,6 +60,9 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("coordinator",), ("rendezvous", "watch"), ("world",), ("launch",),
     ),
     "runtime.local": (("ordered_reduction",), ("collectives",)),
+    "runtime.nccl": (
+        ("gpu_arrays",), ("native", "message_rounds", "watchdog"), ("nccl_job",), ("nccl_backend",),
+    ),
     "runtime.cuda": (
         ("block_frames", "captured_program", "cupy_kernels", "cupy_ufuncs", "deferred_checks", "launch_plan", "launch_reports"),
         ("cupy_indexing", "virtual_devices"), ("cupy_library",), ("cupy_gpu",), ("gpu",),
@@ -79,7 +83,6 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
 
 PLANNED = {
     "control", "optim", "torch", "jax", "distributed", "schedules.draw", "schedules.export", "runtime.mpi",
-    "runtime.nccl",
 }  # fmt: skip
 """Modules that have a place in ORDERS, and no file yet."""
 
@@ -105,7 +108,7 @@ LOADS_BY_NAME = {
 OPTIONAL = {
     "numba": ("kernels/", "schedules/model/simulate.py"),
     "mpi4py": ("runtime/mpi.py",),
-    "cupy": ("runtime/nccl.py", "runtime/cuda/"),
+    "cupy": ("runtime/nccl/", "runtime/cuda/"),
     "torch": ("torch/", "cli.py"),
     "jax": ("jax/", "cli.py"),
     "rich": ("cli.py",),

@@ -37,7 +37,7 @@ class Diagnosis:
         where = f" ({self.call.source})" if self.call.source else ""
         members = self.communicator.members
         ranks = f"ranks {list(members)}" if len(members) <= _LISTED else f"{len(members)} ranks"
-        return f"{self.call.schedule.kind} among {ranks}{where}"
+        return f"{self.call.kind} among {ranks}{where}"
 
     @property
     def table(self) -> str:

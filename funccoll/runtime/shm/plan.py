@@ -39,6 +39,11 @@ class GroupedCollective:
     source: Source | None = None
 
     @property
+    def kind(self) -> str:
+        """The collective's name, for the texts of errors."""
+        return self.schedule.kind
+
+    @property
     def description(self) -> bytes:
         """The fields of DESCRIPTION, which a rank publishes, so that its peers can say what differs."""
         shapes = ", ".join(str(list(o.shape)) for o in self.operands)
@@ -172,7 +177,7 @@ def _planned(call: GroupedCollective, communicator: Communicator, first_slot: in
 
 
 def _call_site(call: GroupedCollective, collective: PlannedCollective) -> CallSite:
-    name = f"{call.schedule.kind} over {', '.join(map(repr, call.axes))}"
+    name = f"{call.kind} over {', '.join(map(repr, call.axes))}"
     return CallSite(name, call.source, collective.streams.span, len(collective.segments))
 
 

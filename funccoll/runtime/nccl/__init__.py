@@ -1,0 +1,1 @@
+"""NCCL: collectives between the GPUs of a job, one per process, through CuPy."""

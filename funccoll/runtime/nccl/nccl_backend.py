@@ -1,0 +1,283 @@
+"""The backend of a mesh of GPUs, one per process of a job: native collectives of NCCL, and rounds of messages.
+
+Before anything is enqueued, the processes agree on the host that all of them are in the same call: what differs, a peer that
+is gone and one that does not come are diagnosed there, as without GPUs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from ...arrays.array_layout import ArrayLayout
+from ...errors import MeshError
+from ...ir import Equation, Var
+from ...mesh import Mesh, Sharding
+from ...primitives.collectives.record import lowering
+from ...schedules.schedule import Schedule, build
+from ..backend import ArgumentCheck, GroupCall
+from ..plans.operand import Operand
+from ..shm.collective_group import CollectiveGroup, GroupedCollective
+from ..shm.diagnosis import Diagnosis
+from ..shm.shm_backend import MeshBackend
+from .gpu_arrays import FlatOperand
+from .message_rounds import MessageRounds
+from .native import NativeOperand, is_native
+from .nccl_job import NcclJob, load_nccl
+from .watchdog import Enqueued
+
+__all__ = ["NcclBackend", "NcclCall", "load_nccl"]
+
+_BYTE = np.dtype(np.uint8)
+
+
+class NcclBackend:
+    """The part of NCCL that serves one mesh. `host` is the backend of the same mesh in host memory."""
+
+    name = "nccl"
+    shares_memory = False
+
+    def __init__(self, job: NcclJob, host: MeshBackend):
+        self.job, self.host = job, host
+        self._communicators: dict[tuple[tuple[int, ...], ...], Any] = {}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, NcclBackend) and (self.job, self.host) == (other.job, other.host)
+
+    def __hash__(self) -> int:
+        return hash((self.job, self.host))
+
+    def allocate(self, shape: tuple[int, ...], dtype: np.dtype) -> Any:
+        """See `Backend`."""
+        return self.job.gpu.allocate(shape, dtype)
+
+    def compile_group(
+        self, collectives: Sequence[tuple[Equation, Schedule]], mesh: Mesh, identity: Callable[[Equation], str]
+    ) -> Sequence[GroupCall]:
+        """See `Backend`. All of them are one call, with one agreement."""
+        call = NcclCall(self, mesh, collectives, identity)
+        return [GroupCall(call, call.arguments, tuple(out for eqn, _ in collectives for out in eqn.outputs))]
+
+    def note_exception(self, functions: Sequence[Any], done: int, inside: bool, error: BaseException) -> None:
+        """See `Backend`. An exception after an agreement ends the job; any other one is the host's to note."""
+        self.host.note_exception([function.agreement for function in functions], done, inside, error)
+
+    def gather_whole(self, block: Any, shape: tuple[int, ...], sharding: Sharding) -> np.ndarray:
+        """See `Backend`. By way of the hosts, where the value is wanted."""
+        return self.host.gather_whole(self._download(block), shape, sharding)
+
+    def compare_replicas(
+        self, mesh: Mesh, layouts: Sequence[ArrayLayout], name: Callable[[int], str]
+    ) -> ArgumentCheck:
+        """See `Backend`. Each call also copies all arguments to the host."""
+        check = self.host.compare_replicas(mesh, layouts, name)
+        return lambda blocks, values: check([self._download(block) for block in blocks], values)
+
+    def check(self) -> None:
+        """Raise what has failed on the GPU since; for `block_until_ready` and reads by the host, after they have waited.
+
+        Raises: PeerFailure when a rank has died, raised or left; CollectiveTimeout when the GPU has not finished in time.
+        """
+        self.job.check()
+
+    def _download(self, array: Any) -> np.ndarray:
+        found = self.job.gpu.download(array)
+        self.check()
+        return found
+
+    def communicator(self, mesh: Mesh, axes: Sequence[str]) -> Any:
+        """NCCL's communicator of this rank along axes, None for a group of one rank. All ranks come here in one order."""
+        groups = tuple(map(tuple, mesh.groups(axes)))
+        if len(groups[0]) == 1:
+            return None
+        if groups not in self._communicators:
+            self._communicators[groups] = self._make(mesh, groups)
+        return self._communicators[groups]
+
+    def _make(self, mesh: Mesh, groups: tuple[tuple[int, ...], ...]) -> Any:
+        every = (tuple(range(mesh.size)),)
+        exchange = lambda record: _all_gather(record, mesh, self.host)
+        if every not in self._communicators:
+            self._communicators[every] = self.job.connect(mesh, every, exchange)
+        whole = self._communicators[every]
+        if groups == every:
+            return whole
+        if not hasattr(whole, "commSplit"):  # CuPy before 14
+            return self.job.connect(mesh, groups, exchange)
+        (color,) = [number for number, group in enumerate(groups) if mesh.process in group]
+        return self.job.split(whole, color, groups[color].index(self.job.world.rank))
+
+
+def _all_gather(record: np.ndarray, mesh: Mesh, host: MeshBackend) -> np.ndarray:
+    """The records of all ranks in host memory."""
+    operand = Operand(record.shape, (record.size * mesh.size,), record.dtype, argument=0)
+    schedule = build("all_gather", mesh.size)
+    call = GroupedCollective(mesh.axis_names, schedule, "", (operand,), "communicator of NCCL")
+    return CollectiveGroup(host.job.communicators, mesh, host.number, [call])(record)[0]
+
+
+@dataclass(frozen=True)
+class Agreement(GroupedCollective):
+    """A barrier of the hosts, which a rank enters as one that is about to enqueue `of`: texts of errors name that one."""
+
+    of: GroupedCollective | None = None
+
+    @property
+    def kind(self) -> str:
+        """See `GroupedCollective`."""
+        assert self.of is not None
+        return self.of.kind
+
+    @property
+    def description(self) -> bytes:
+        """See `GroupedCollective`."""
+        assert self.of is not None
+        return self.of.description
+
+
+@lru_cache(maxsize=64)
+def _barrier(nranks: int) -> Schedule:
+    return build("barrier", nranks)
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """One operand of one collective, on this rank: where its input comes from, and what is executed."""
+
+    axes: tuple[str, ...]
+    flat: FlatOperand
+    source: int | None
+    """Argument `source` of the call, or result ~source of it; None for a barrier, which reads a byte of its own."""
+    native: NativeOperand | None
+    rounds: MessageRounds | None
+
+
+class NcclCall:
+    """Adjacent collectives of a program: a call with this rank's arrays enqueues them, and returns the results.
+
+    Those that do not read each other's results are one group of NCCL. A barrier is one of the hosts, and then one of the GPUs:
+    a byte that all of them reduce.
+    """
+
+    def __init__(
+        self, backend: NcclBackend, mesh: Mesh, collectives: Sequence[tuple[Equation, Schedule]],
+        identity: Callable[[Equation], str],
+    ):  # fmt: skip
+        self.backend, self.job, self.mesh = backend, backend.job, mesh
+        made = {out for eqn, _ in collectives for out in eqn.outputs}
+        read = dict.fromkeys(a for eqn, _ in collectives for a in eqn.inputs if isinstance(a, Var) and a not in made)
+        self.arguments: tuple[Var, ...] = tuple(read)
+        known: dict[Any, int] = {a: i for i, a in enumerate(self.arguments)}
+        self.steps: list[list[_Part]] = [[]]
+        """Parts that do not read each other's results."""
+        agreements: dict[tuple[str, ...], list[GroupedCollective]] = {}
+        results = begin = 0
+        for eqn, schedule in collectives:
+            if any(~known[a] >= begin for a in eqn.inputs):
+                self.steps.append([])
+                begin = results
+            parts = list(self._parts(eqn, schedule, [known[a] for a in eqn.inputs]))
+            self.steps[-1] += parts
+            for out in eqn.outputs:
+                known[out] = ~results
+                results += 1
+            axes = tuple(eqn.axes())
+            operands = tuple(part.flat.operand for part in parts)
+            call = GroupedCollective(axes, schedule, lowering(eqn).op, operands, identity(eqn), eqn.source)
+            agreements.setdefault(axes, []).append(call)
+        # One barrier for all collectives along the same axes, which their identities are part of.
+        barriers = [
+            Agreement(axes, _barrier(mesh.axis_size(axes)), "or", (Operand((0,), (0,), _BYTE),),
+                      " ".join(call.identity for call in calls), calls[0].source, of=calls[0])
+            for axes, calls in agreements.items()
+        ]  # fmt: skip
+        registry = backend.host.job.communicators
+        self.agreement = CollectiveGroup(registry, mesh, backend.host.number, barriers)
+        first = next(iter(agreements.values()))[0]
+        communicator = self.agreement.communicators[0]
+        self._diagnosis = Diagnosis(registry, first, communicator, registry.world.rank)
+
+    def _parts(self, eqn: Equation, schedule: Schedule, sources: Sequence[int]) -> Iterator[_Part]:
+        how, axes, job = lowering(eqn), tuple(eqn.axes()), self.job
+        (members,) = [group for group in self.mesh.groups(axes) if self.mesh.process in group]
+        rank = members.index(job.world.rank)
+        if not eqn.outputs:
+            everywhere = build("all_reduce", len(members)).collective
+            flat = FlatOperand(Operand((1,), (1,), _BYTE), everywhere)
+            yield _Part(axes, flat, None, NativeOperand(job.nccl, flat, "max", rank), None)
+        for atom, out, source in zip(eqn.inputs, eqn.outputs, sources, strict=True):
+            operand = Operand(
+                how.input_shape(atom.type.shape), out.type.shape, atom.type.dtype, how.cut_dim, how.concat_dim
+            )  # fmt: skip
+            flat = FlatOperand(operand, schedule.collective)
+            if len(members) > 1 and is_native(how.kind, how.op, operand.dtype, eqn.params["algorithm"]):
+                yield _Part(axes, flat, source, NativeOperand(job.nccl, flat, how.op, rank), None)
+            else:
+                yield _Part(axes, flat, source, None, MessageRounds(job.nccl, schedule, flat, how.op, rank, job.fold))
+
+    def __call__(self, *arrays: Any) -> tuple[Any, ...]:
+        """This rank's results, which the GPU may not have computed yet.
+
+        Raises: what a collective of the host raises, before anything is enqueued; MeshError, on all ranks, where several use
+        one GPU. What fails on the GPU is raised by a later call, or by `NcclBackend.check`.
+        """
+        self.job.check()
+        agreed = False
+        try:
+            self.agreement()
+            agreed = True
+            communicators = {part.axes: self.backend.communicator(self.mesh, part.axes) for part in chain(*self.steps)}
+            return self._enqueue(communicators, arrays)
+        except MeshError:  # all ranks refuse alike, and nothing was enqueued
+            raise
+        except BaseException as error:
+            if not (agreed or self.agreement.left_complete or self.job.is_over):
+                raise
+            ended_by = self.job.fail(error, self._diagnosis.name)  # the others have enqueued what this rank has not
+            if agreed and ended_by is not error and isinstance(error, Exception):
+                raise ended_by from error
+            raise
+
+    def _enqueue(self, communicators: Mapping[tuple[str, ...], Any], arrays: Sequence[Any]) -> tuple[Any, ...]:
+        with self.job.lock:
+            self.job.check()
+            used = [c for c in communicators.values() if c is not None]
+            call = Enqueued(self._diagnosis, used, self.job.gpu.record())
+            self.job.watchdog.watch(call)
+            results: list[Any] = []
+            for parts in self.steps:
+                results += self._run(parts, communicators, [self._input(part, arrays, results) for part in parts])
+            call.end = self.job.gpu.record()
+        return tuple(results)
+
+    def _input(self, part: _Part, arrays: Sequence[Any], results: Sequence[Any]) -> Any:
+        """The flat input of a part."""
+        if part.source is None:
+            return self.job.gpu.zeros((1,), _BYTE)
+        return part.flat.flat_input(arrays[part.source] if part.source >= 0 else results[~part.source], self.job.gpu)
+
+    def _run(
+        self, parts: Sequence[_Part], communicators: Mapping[tuple[str, ...], Any], sources: Sequence[Any]
+    ) -> list[Any]:
+        """The results of parts: the native ones as one group, and then the others."""
+        gpu, nccl = self.job.gpu, self.job.nccl
+        native = [(p, p.native, s, p.native.make_output(gpu)) for p, s in zip(parts, sources, strict=True) if p.native]
+        enqueued = [found for found in native if not found[1].is_empty and communicators[found[0].axes] is not None]
+        if enqueued:
+            stream = gpu.stream()
+            nccl.groupStart()
+            try:
+                for part, operand, source, output in enqueued:
+                    operand.enqueue(communicators[part.axes], gpu.address(source), gpu.address(output), stream)
+            finally:
+                nccl.groupEnd()
+        made = {part: operand.finish(output) for part, operand, _, output in native if part.source is not None}
+        for part, source in zip(parts, sources, strict=True):
+            if part.rounds is not None:
+                made[part] = part.rounds.run(communicators[part.axes], source, gpu)
+        return [made[part] for part in parts if part in made]
