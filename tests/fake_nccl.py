@@ -262,7 +262,7 @@ class NcclCommunicator:
         assert _stream().todo.empty(), "something is outstanding"
         _calls.append("commSplit")
         self._splits += 1
-        found = self._exchange({peer: (color, key) for peer in range(self._ranks)})
+        found = self._exchange(dict.fromkeys(range(self._ranks), (color, key)))
         if color == -1:
             return None
         members = sorted((k, rank) for rank, (c, k) in found.items() if c == color)

@@ -6,35 +6,42 @@ import functools
 import os
 import signal
 import sys
-import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import fake_nccl
 import numpy as np
 import process_cases
+from collective_cases import HALVES
 
 import funccoll as fc
 from funccoll import P
-from funccoll.compiler import stages
+from funccoll.compiler import choose_schedules, stages
+from funccoll.ir import Equation
 from funccoll.mesh import Mesh
+from funccoll.primitives.collectives.record import lowering
 from funccoll.primitives.combining import fold
 from funccoll.runtime.job import world
 from funccoll.runtime.nccl.native import ALGORITHM
 from funccoll.runtime.nccl.nccl_backend import NcclBackend
 from funccoll.runtime.nccl.nccl_job import NcclJob
-from funccoll.schedules import registry
-from funccoll.schedules.collective import KINDS
+from funccoll.schedules.registry import Algorithm, find
 
 
 @functools.cache
-def nccl_job(bus_id: str | None = None) -> NcclJob:
+def nccl_job() -> NcclJob:
     joined = fc.init()
     assert joined is not None
-    gpu = fake_nccl.FakeGpu(bus_id or f"0000:{joined.rank:02x}:00.0")
-    return NcclJob(joined.backend, gpu, fake_nccl, lambda op, sources, count: fold(sources, op, count))
+    gpu = fake_nccl.FakeGpu(f"0000:{joined.rank:02x}:00.0")
+    return NcclJob(joined.backend, gpu, fake_nccl, _fold)
 
 
-def make_mesh(axes: dict[str, int]) -> Mesh:
+def _fold(op: str, sources: Sequence[np.ndarray], count: int) -> np.ndarray:
+    with np.errstate(all="ignore"):
+        return fold(sources, op, count)
+
+
+def make_mesh(axes: Mapping[str, int]) -> Mesh:
     return _mesh(tuple(axes.items()))
 
 
@@ -45,18 +52,35 @@ def _mesh(axes: tuple[tuple[str, int], ...]) -> Mesh:
     return Mesh(host.shape, range(host.size), process=host.process, backend=backend)
 
 
-def install() -> None:
-    """Let programs run over NCCL, natively where the user names no algorithm."""
-    for kind in KINDS:
-        first = registry.known(kind)[0]
-        registry.algorithm(kind, name=ALGORITHM, chunks=first.chunks, power_of_two=first.power_of_two)(first.function)
-    stages.choose = lambda eqn: ALGORITHM
+def install(native: bool) -> None:
+    """Let programs run over NCCL, natively or by rounds of messages where the user names no algorithm."""
+    if native:
+        stages.choose = lambda eqn: ALGORITHM
+        choose_schedules._find = _find
     fc.make_mesh = make_mesh
     process_cases.Comparing.mesh = staticmethod(make_mesh)
 
 
-def compare(what: str, file: str) -> None:
+class Near(process_cases.Comparing):
+    """16-bit floats may be rounded after each step of a sum; all others have the recorded bits."""
+
+    def equal(self, found, wanted, dtype):
+        if dtype not in HALVES:
+            return found == wanted
+        found, wanted = (np.frombuffer(x, dtype).astype(np.float32) for x in (found, wanted))
+        return np.allclose(found, wanted, rtol=0.05, atol=0.1)
+
+
+def _find(eqn: Equation) -> Algorithm:
+    """The algorithm of a schedule: the kind's first one, which runs where NCCL cannot, when the equation is native."""
+    name = eqn.params["algorithm"]
+    return find(lowering(eqn).kind, None if name == ALGORITHM else name, eqn.params["size"])
+
+
+def compare(what: str, file: str, near: bool = False) -> None:
     """Run a case's programs, then leave; print the functions of NCCL that were called."""
+    if near:
+        process_cases.Comparing = Near
     process_cases.compare(what, Path(file))
     nccl_job().end()
     print(*sorted(set(fake_nccl._calls)), flush=True)
@@ -68,60 +92,64 @@ def all_reduce(**options):
 
 
 def after_the_agreement(what: str) -> None:
-    """Rank 1 fails when all have agreed to a call: rank 0 prints what it is told when it asks."""
+    """Rank 1 fails when all have agreed to a call, and it is told to: rank 0 prints what it is told when it asks."""
     step, x = all_reduce(), np.arange(4.0 * fc.world_size())
+    backend: NcclBackend = make_mesh({"d": fc.world_size()}).backend
     step(x)
     fake_nccl._asynchronous = True
-    if what == "late":
-        fc.init(timeout=0.3)
     if fc.rank() == 1:
         real = fake_nccl.groupStart
-        if what == "kill":
-            fake_nccl.groupStart = lambda: os.kill(os.getpid(), signal.SIGKILL)
-        elif what == "raise":
-            def refused():
+
+        def group_start():
+            sys.stdin.readline()
+            if what == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if what == "raise":
                 raise ValueError("rank 1 has had enough")
+            real()
 
-            fake_nccl.groupStart = refused
-        else:
-            fake_nccl.groupStart = lambda: (sys.stdin.readline(), real())
-    backend = step_backend(step)
-    if what == "error" and fc.rank() == 0:
-        (communicator,) = backend.job._communicators
-        communicator._reports = 7  # in progress, which is not an error
-        threading.Timer(0.2, setattr, (communicator, "_reports", 6)).start()
-    step(x)  # rank 0's returns: it is only enqueued
-    fake_nccl._stream().put().wait(fake_nccl._PATIENCE)  # comes free by the abort
-    for asks in (backend.check, lambda: step(x)):
-        try:
-            asks()
-        except fc.FunccollError as error:
-            print(f"{type(error).__name__}: {error}".replace("\n", " | "), flush=True)
+        fake_nccl.groupStart = group_start
+    elif what == "late":
+        fc.init(timeout=0.3)
+    tell(step, x)
+    if fc.rank() == 0:
+        print("enqueued", flush=True)
+        if what == "error":
+            (communicator,) = backend.job._communicators
+            communicator._reports = 7  # in progress, which is not an error
+            sys.stdin.readline()
+            assert backend.job.failure is None
+            communicator._reports = 6
+    assert fake_nccl._stream().put().wait(fake_nccl._PATIENCE)  # comes free by the abort
+    tell(backend.check)
+    tell(step, x)
     backend.job.end()
+    print_ends()
+
+
+def tell(function, *arguments) -> None:
+    try:
+        function(*arguments)
+    except fc.FunccollError as error:
+        print(f"{type(error).__name__}: {error}".replace("\n", " | "), flush=True)
+
+
+def print_ends() -> None:
     print(*[call for call in fake_nccl._calls if call in ("abort", "destroy")], flush=True)
-
-
-def step_backend(step) -> NcclBackend:
-    return make_mesh({"d": fc.world_size()}).backend
 
 
 def before(what: str) -> None:
     """As in `process_cases.py`: rank 1 is not where rank 0 expects it."""
     process_cases.failure(what)
     nccl_job().end()
-    print(*[call for call in fake_nccl._calls if call in ("abort", "destroy")], flush=True)
+    print_ends()
 
 
 def shared(version: int) -> None:
     """All ranks use one GPU."""
     fake_nccl._version = version
-    nccl_job("0000:07:00.0")
-    _mesh.cache_clear()
-    globals()["nccl_job"] = functools.partial(nccl_job, "0000:07:00.0")
+    nccl_job().gpu.bus_id = "0000:07:00.0"
     step, x = all_reduce(), np.arange(4.0 * fc.world_size())
     for _ in range(2):
-        try:
-            print(step(x).local.tolist(), flush=True)
-        except fc.FunccollError as error:
-            print(f"{type(error).__name__}: {error}".replace("\n", " | "), flush=True)
-    globals()["nccl_job"]().end()
+        tell(lambda: print(step(x).local.tolist(), flush=True))
+    nccl_job().end()

@@ -1,0 +1,209 @@
+"""NCCL between processes: the table of collectives over a strict fake of CuPy's module, and what a rank is told of failures.
+
+No GPU has run it. `fake_nccl.py` has the interface of CuPy 14.2, which a test compares where CuPy and NCCL are installed.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import fake_nccl
+import ml_dtypes
+import numpy as np
+import process_cases
+import pytest
+from ranks import Ranks
+
+from funccoll.runtime.nccl.gpu_arrays import FlatOperand
+from funccoll.runtime.nccl.native import is_native
+from funccoll.runtime.plans.operand import Operand
+from funccoll.schedules.schedule import build
+
+SCRIPT = "import nccl_cases\nnccl_cases.install({native})\nnccl_cases.{call}\n"
+NATIVE = {"NcclCommunicator", "allGather", "allReduce", "broadcast", "destroy", "groupStart", "recv", "reduce", "reduceScatter",
+          "send"}  # fmt: skip
+ROUNDS = {"NcclCommunicator", "destroy", "groupStart", "recv", "send"}
+
+
+def start(count: int, call: str, native: bool = True, **environment: str) -> Ranks:
+    return Ranks(SCRIPT.format(native=native, call=call), range(count), FUNCCOLL_CHECK="", **environment)
+
+
+# ---------------------------------------------------------------- values
+
+
+QUICK = [("whole table", 2, True), ("programs", 4, True), ("table", 2, False), ("forced", 3, False)]
+DEEP = [
+    ("whole table", 3, True), ("whole table", 4, True), ("whole table", 4, False), ("table", 3, False), ("collectives", 2, True),
+    ("collectives", 4, True), ("staged", 2, True), ("staged", 3, False), ("programs", 3, True), ("forced", 4, False),
+    ("nans", 2, False), ("nans", 4, False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "count", "native"), [*QUICK, *(pytest.param(*c, marks=pytest.mark.slow) for c in DEEP)])
+def test_programs_over_nccl(name, count, native, tmp_path, monkeypatch):
+    """Bits of virtual devices, but for the native sums of 16-bit floats from three ranks on."""
+    monkeypatch.setattr(process_cases, "combine_address", lambda op, dtype: None)  # no kernel combines here
+    process_cases.record(name, count, tmp_path / "record")
+    call = f"compare({name!r}, {str(tmp_path / 'record')!r}, near={native and count > 2})"
+    with start(count, call, native) as ranks:
+        for code, printed, err in [ranks.end(rank) for rank in range(count)]:
+            assert (code, err) == (0, "")
+            called = set(printed[0].split()) - {"allReduce", "commSplit"}  # a barrier's, and those along one of two axes
+            assert called <= NATIVE - {"allReduce"} if native else called == ROUNDS
+            if "table" in name and native:
+                assert called == NATIVE - {"allReduce"}
+
+
+def test_what_nccl_does_itself():
+    assert is_native("all_reduce", "sum", np.dtype(ml_dtypes.bfloat16), "nccl")
+    assert is_native("reduce_scatter", "max", np.dtype(np.uint64), "nccl")
+    assert is_native("permute", "", np.dtype(np.complex64), "nccl")
+    assert is_native("gather", "", np.dtype(bool), "nccl")
+    assert not is_native("gather", "", np.dtype(bool), "flat")
+    assert not is_native("all_reduce", "sum", np.dtype(np.float32), "ring")
+    for op, dtype in (("xor", np.int32), ("sum", np.int16), ("max", bool), ("sum", np.complex64), ("prod", np.uint16)):
+        assert not is_native("all_reduce", op, np.dtype(dtype), "nccl")
+
+
+@pytest.mark.parametrize(("shape", "dim", "concat_dim"), [
+    ((4, 6), 0, 1), ((4, 6), 1, 0), ((2, 4, 6), 1, 2), ((2, 4, 6), 2, 0), ((4, 0), 0, 1),
+])  # fmt: skip
+def test_flat_memory_has_the_blocks_in_a_row(shape, dim, concat_dim):
+    x = np.arange(np.prod(shape)).reshape(shape)
+    collective = build("all_to_all", 2).collective
+    parts = np.split(x, 2, dim)
+    wanted = np.concatenate(parts, concat_dim)
+    flat = FlatOperand(Operand(shape, wanted.shape, x.dtype, dim, concat_dim), collective)
+    found = flat.flat_input(x, fake_nccl.FakeGpu("bus"))
+    assert found.tolist() == np.concatenate([part.reshape(-1) for part in parts]).tolist()
+    assert flat.shaped_output(found).tolist() == wanted.tolist()
+
+
+# ---------------------------------------------------------------- failures
+
+
+@pytest.mark.parametrize(("what", "words"), [
+    ("kill", r"PeerFailure.*rank 1 died without a word.*This rank was in all_reduce among ranks \[0, 1\]"),
+    ("raise", "PeerFailure.*rank 1 raised ValueError: rank 1 has had enough.*Traceback"),
+    ("leave", "PeerFailure.*rank 1 left the job"),
+    ("mismatch", r"ProgramMismatch: ranks 1 and 0 entered .* differ in op:\s+rank 1: all_reduce on 2 ranks \(max\) of f64"),
+    ("sleep", "CollectiveTimeout: rank 0 waited [1-9].* in all_reduce .* for rank 1.*rank 1 has finished all_reduce"),
+])  # fmt: skip
+def test_a_rank_is_told_before_anything_is_enqueued(what, words):
+    with start(2, f"before({what!r})") as ranks:
+        code, printed, err = ranks.end(0)
+        out = "\n".join(printed)
+        assert (code, err) == (0, ""), err
+        assert re.search(words, out, re.DOTALL), out
+        assert re.search(r"at .*process_cases\.py:\d+ in", out), out
+        assert "again: an earlier failure ended all collectives of this job" in out
+        assert printed[-1] == "abort"
+
+
+@pytest.mark.parametrize(("what", "words"), [
+    ("kill", r"PeerFailure: rank 1 died without a word.* This rank was in all_reduce among ranks \[0, 1\] \(nccl_cases"),
+    ("raise", "PeerFailure: rank 1 raised ValueError: rank 1 has had enough. This rank was in all_reduce"),
+    ("late", r"CollectiveTimeout: rank 0 waited 0\.\d s for its GPU to finish all_reduce among ranks \[0, 1\]"),
+    ("error", r"FunccollError: NCCL failed in all_reduce among .*: NCCL_ERROR_REMOTE_ERROR"),
+])  # fmt: skip
+def test_a_rank_is_told_of_what_the_gpu_waits_for(what, words):
+    with start(2, f"after_the_agreement({what!r})") as ranks:
+        assert ranks.line(0) == "enqueued"
+        if what != "late":
+            ranks.tell(0 if what == "error" else 1)
+        code, printed, err = ranks.end(0)
+        assert (code, err) == (0, ""), err
+        told, again, ended = printed
+        assert re.match(words, told), told
+        assert re.search(r"rank 1 (is in|has finished) all_reduce", told), told
+        assert "an earlier failure ended all collectives of this job" in again
+        assert ended == "abort"
+        if what in ("late", "error"):  # rank 1 still waits
+            ranks.tell(1)
+            _, printed, _ = ranks.end(1)
+            assert "PeerFailure: rank 0 raised" in printed[0], printed
+
+
+def test_two_ranks_on_one_gpu():
+    with start(2, "shared(22705)", NCCL_MULTI_RANK_GPU_ENABLE="1") as ranks:
+        for rank in (0, 1):
+            code, printed, err = ranks.end(rank)
+            assert (code, err) == (0, "")
+            for line in printed:  # a retry is told the same
+                assert re.match(r"MeshError: ranks \[0, 1\] use one GPU \(PCI bus id 0000:07:.*this one is 2\.27\.5\)", line)
+            assert len(printed) == 2
+    with start(2, "shared(23003)", NCCL_MULTI_RANK_GPU_ENABLE="1") as ranks:
+        assert ranks.end(0)[:2] == ranks.end(1)[:2] == (0, ["[4.0, 6.0, 8.0, 10.0]"] * 2)
+
+
+# ---------------------------------------------------------------- the fake
+
+
+def test_the_fake_refuses_what_nccl_leaves_undefined():
+    nccl = fake_nccl
+    communicator = nccl.NcclCommunicator(1, nccl.get_unique_id(), 0)
+    x, y = np.arange(4.0), np.zeros(4)
+    arguments = [x.ctypes.data, y.ctypes.data, 4, nccl.NCCL_FLOAT64, nccl.NCCL_SUM, nccl._STREAM]
+    communicator.allReduce(*arguments)
+    assert y.tolist() == x.tolist()
+    for position, wrong in ((2, np.int64(4)), (2, -1), (5, 0), (1, 0), (3, 10), (4, 7)):
+        with pytest.raises((TypeError, OverflowError, AssertionError)):
+            communicator.allReduce(*arguments[:position], wrong, *arguments[position + 1 :])
+    nccl.groupStart()
+    communicator.send(x.ctypes.data, 4, nccl.NCCL_FLOAT64, 0, nccl._STREAM)
+    communicator.recv(y.ctypes.data, 3, nccl.NCCL_FLOAT64, 0, nccl._STREAM)
+    with pytest.raises(AssertionError, match="receives"):
+        nccl.groupEnd()
+    nccl._stream().failure = None
+    communicator.abort()
+    for call in (communicator.check_async_error, lambda: communicator.allReduce(*arguments)):
+        with pytest.raises(nccl.NcclError, match="INVALID_ARGUMENT"):
+            call()
+    with pytest.raises(nccl.NcclError, match="INVALID_USAGE"):
+        nccl.groupEnd()
+
+
+REAL = """
+import inspect, re, sys
+sys.path.insert(0, {tests!r})
+import fake_nccl
+from cupy.cuda import nccl
+if not nccl.available:
+    sys.exit(3)
+for name in (n for n in vars(fake_nccl) if n.startswith("NCCL_")):
+    assert getattr(nccl, name) == getattr(fake_nccl, name), name
+assert type(nccl.get_unique_id()) is bytes and len(nccl.get_unique_id()) == 128
+real = nccl.NcclCommunicator.__new__(nccl.NcclCommunicator)
+def names(function):
+    return [p for p in inspect.signature(function).parameters if p != "self"]
+for name, function in vars(fake_nccl.NcclCommunicator).items():
+    if name.startswith("_"):
+        continue
+    parameters = names(function)
+    try:
+        getattr(real, name)(*[0] * (len(parameters) + 1))
+        raise SystemExit(name)
+    except TypeError as error:
+        count = re.search(r"takes (?:(?:exactly|at most) (\\d+)|(?:one|no|exactly one) argument)", str(error))
+        assert count and int(count[1] or 0) == len(parameters), (name, error)
+    if parameters:
+        try:
+            getattr(real, name)(**{{p: None if p == "config" else 0 for p in parameters}})
+        except nccl.NcclError:
+            pass  # there is no communicator; the names are known
+assert names(fake_nccl.NcclCommunicator.__init__) == re.search(r"\\((.*)\\)", nccl.NcclCommunicator.__doc__)[1].replace(
+    "=None", "").replace(",", "").split()[1::2]
+print("as it is")
+"""
+
+
+def test_the_fake_has_the_interface_of_cupys_module():
+    script = REAL.format(tests=str(Path(__file__).parent))
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    if found.returncode == 3 or "No module named 'cupy'" in found.stderr:
+        pytest.skip("CuPy with NCCL is not installed here")
+    assert found.stdout == "as it is\n", found.stderr
