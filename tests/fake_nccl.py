@@ -202,7 +202,7 @@ class NcclCommunicator:
         assert rank < ndev
         _calls.append("NcclCommunicator")
         self._name, self._ranks, self._rank, self._splits = hashlib.sha256(commId).hexdigest(), ndev, rank, 0
-        self._state, self._reports = "alive", 0
+        self._state, self._reports, self._polls = "alive", 0, 0
         self._ended = threading.Event()
         self._peers = _meet(self._name, ndev, rank)
 
@@ -269,12 +269,13 @@ class NcclCommunicator:
         part = NcclCommunicator.__new__(NcclCommunicator)
         part._name = hashlib.sha256(f"{self._name} {self._splits} {color}".encode()).hexdigest()
         part._ranks, part._rank, part._splits = len(members), members.index((key, self._rank)), 0
-        part._state, part._reports, part._ended = "alive", 0, threading.Event()
+        part._state, part._reports, part._polls, part._ended = "alive", 0, 0, threading.Event()
         part._peers = _meet(part._name, part._ranks, part._rank)
         return part
 
     def check_async_error(self):
         self._check()
+        self._polls += 1
         if self._reports == 7:
             raise KeyError(7)  # as CuPy's NcclError does with ncclInProgress
         if self._reports:

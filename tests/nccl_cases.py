@@ -6,6 +6,7 @@ import functools
 import os
 import signal
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -22,16 +23,18 @@ from funccoll.mesh import Mesh
 from funccoll.primitives.collectives.record import lowering
 from funccoll.primitives.combining import fold
 from funccoll.runtime.job import world
+from funccoll.runtime.nccl import watchdog
 from funccoll.runtime.nccl.native import ALGORITHM
 from funccoll.runtime.nccl.nccl_backend import NcclBackend
 from funccoll.runtime.nccl.nccl_job import NcclJob
+from funccoll.runtime.shm.shm_backend import SharedMemoryBackend
 from funccoll.schedules.registry import Algorithm, find
 
 
 @functools.cache
 def nccl_job() -> NcclJob:
     joined = fc.init()
-    assert joined is not None
+    assert joined is not None and isinstance(joined.backend, SharedMemoryBackend)
     gpu = fake_nccl.FakeGpu(f"0000:{joined.rank:02x}:00.0")
     return NcclJob(joined.backend, gpu, fake_nccl, _fold)
 
@@ -96,7 +99,7 @@ def after_the_agreement(what: str) -> None:
     step, x = all_reduce(), np.arange(4.0 * fc.world_size())
     backend: NcclBackend = make_mesh({"d": fc.world_size()}).backend
     step(x)
-    fake_nccl._asynchronous = True
+    fake_nccl._asynchronous, watchdog._GRACE = True, 0.05
     if fc.rank() == 1:
         real = fake_nccl.groupStart
 
@@ -117,7 +120,7 @@ def after_the_agreement(what: str) -> None:
         if what == "error":
             (communicator,) = backend.job._communicators
             communicator._reports = 7  # in progress, which is not an error
-            sys.stdin.readline()
+            sure(lambda: communicator._polls > 30)
             assert backend.job.failure is None
             communicator._reports = 6
     assert fake_nccl._stream().put().wait(fake_nccl._PATIENCE)  # comes free by the abort
@@ -125,6 +128,31 @@ def after_the_agreement(what: str) -> None:
     tell(step, x)
     backend.job.end()
     print_ends()
+
+
+def groups() -> None:
+    """A program whose third collective reads the result of the second: no computation is between them."""
+    mesh = make_mesh({"d": 2})
+
+    def step(x):
+        part = fc.reduce_scatter(x, "d")
+        return fc.all_reduce(x, "d", op="max"), fc.permute(part, "d", pairs=[(0, 1), (1, 0)])
+
+    compiled = fc.jit(step, mesh=mesh, in_specs=P("d"), out_specs=(P(), P("d"))).lower(np.arange(8.0)).compile()
+    print(len(compiled.group_calls), "calls")
+    compiled(np.arange(8.0))
+    fake_nccl._calls.clear()
+    _, moved = compiled(np.arange(2.0, 10.0) - 1)
+    print(*fake_nccl._calls)
+    print(moved.local.tolist(), flush=True)
+    nccl_job().end()
+
+
+def sure(condition, seconds: float = 100.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it never came to that"
+        time.sleep(0.001)
 
 
 def tell(function, *arguments) -> None:

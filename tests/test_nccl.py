@@ -35,10 +35,11 @@ def start(count: int, call: str, native: bool = True, **environment: str) -> Ran
 # ---------------------------------------------------------------- values
 
 
-QUICK = [("whole table", 2, True), ("programs", 4, True), ("table", 2, False), ("forced", 3, False)]
+QUICK = [("whole table", 2, True), ("programs", 4, True), ("forced", 3, False)]
 DEEP = [
-    ("whole table", 3, True), ("whole table", 4, True), ("whole table", 4, False), ("table", 3, False), ("collectives", 2, True),
-    ("collectives", 4, True), ("staged", 2, True), ("staged", 3, False), ("programs", 3, True), ("forced", 4, False),
+    ("whole table", 3, True), ("whole table", 3, False), ("table", 4, True), ("table", 4, False),
+    ("collectives", 2, True), ("collectives", 4, True), ("staged", 2, True), ("staged", 3, False), ("programs", 3, True),
+    ("forced", 4, False),
     ("nans", 2, False), ("nans", 4, False),
 ]  # fmt: skip
 
@@ -56,6 +57,16 @@ def test_programs_over_nccl(name, count, native, tmp_path, monkeypatch):
             assert called <= NATIVE - {"allReduce"} if native else called == ROUNDS
             if "table" in name and native:
                 assert called == NATIVE - {"allReduce"}
+
+
+def test_collectives_that_need_nothing_of_each_other_are_one_group():
+    with start(2, "groups()") as ranks:
+        for rank in (0, 1):
+            code, printed, err = ranks.end(rank)
+            assert (code, err) == (0, "")
+            one, two = ("recv", "send") if rank == 0 else ("send", "recv")
+            moved = ("[10.0, 12.0]", "[6.0, 8.0]")[rank]
+            assert printed == ["1 calls", f"groupStart reduceScatter allReduce groupStart {one} {two}", moved]
 
 
 def test_what_nccl_does_itself():
@@ -113,8 +124,8 @@ def test_a_rank_is_told_before_anything_is_enqueued(what, words):
 def test_a_rank_is_told_of_what_the_gpu_waits_for(what, words):
     with start(2, f"after_the_agreement({what!r})") as ranks:
         assert ranks.line(0) == "enqueued"
-        if what != "late":
-            ranks.tell(0 if what == "error" else 1)
+        if what in ("kill", "raise"):
+            ranks.tell(1)
         code, printed, err = ranks.end(0)
         assert (code, err) == (0, ""), err
         told, again, ended = printed
@@ -152,7 +163,7 @@ def test_the_fake_refuses_what_nccl_leaves_undefined():
     assert y.tolist() == x.tolist()
     for position, wrong in ((2, np.int64(4)), (2, -1), (5, 0), (1, 0), (3, 10), (4, 7)):
         with pytest.raises((TypeError, OverflowError, AssertionError)):
-            communicator.allReduce(*arguments[:position], wrong, *arguments[position + 1 :])
+            communicator.allReduce(*[*arguments[:position], wrong, *arguments[position + 1 :]])
     nccl.groupStart()
     communicator.send(x.ctypes.data, 4, nccl.NCCL_FLOAT64, 0, nccl._STREAM)
     communicator.recv(y.ctypes.data, 3, nccl.NCCL_FLOAT64, 0, nccl._STREAM)

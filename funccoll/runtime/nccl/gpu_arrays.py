@@ -31,7 +31,7 @@ class NcclGpu(Protocol):
     """
 
     bus_id: str
-    """The PCI bus id: equal in two processes when they use one GPU."""
+    """The PCI bus id, or what names a partition of a GPU: equal in two processes when they use the same."""
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype) -> Any:
         """Return a new C-contiguous array with undefined values. Raises MemoryError."""

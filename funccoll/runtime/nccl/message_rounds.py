@@ -147,14 +147,14 @@ def _completes(messages: Messages) -> np.ndarray:
     p = collective.nranks
     ranks = np.zeros(messages.places.size, np.int64)  # contributions in what each place holds
     ranks[: collective.input_chunks * p] = 1
-    sent, into = messages.matched()
+    sent, into = messages.matched()  # in the order of rounds, as the combines are
     found = np.zeros(len(c), bool)
     for number in range(messages.nrounds + 1):
-        for i, j in zip(sent.tolist(), into.tolist(), strict=True):
-            if messages.sends.round[i] == number:
-                chunks = p * np.arange(int(messages.sends.count[i]))
-                ranks[messages.receives.place[j] + chunks] = ranks[messages.sends.place[i] + chunks]
-        for i in np.flatnonzero(c.round == number).tolist():
+        low, high = np.searchsorted(messages.sends.round[sent], [number, number + 1])
+        for i, j in zip(sent[low:high].tolist(), into[low:high].tolist(), strict=True):
+            chunks = p * np.arange(int(messages.sends.count[i]))
+            ranks[messages.receives.place[j] + chunks] = ranks[messages.sends.place[i] + chunks]
+        for i in range(*np.searchsorted(c.round, [number, number + 1]).tolist()):
             chunks = p * np.arange(int(c.count[i]))
             sources = c.src[c.src_ptr[i] : c.src_ptr[i + 1]]
             total = sum(ranks[code + chunks] for code in sources)

@@ -59,20 +59,20 @@ class NativeOperand:
     def enqueue(self, communicator: Any, source: int, output: int, stream: int) -> None:
         """Call NCCL, inside of a group, with the addresses of the flat input and output."""
         kind, nccl, flat = self.collective.kind, self.nccl, self.flat
-        nbytes = flat.elements * flat.dtype.itemsize
+        nbytes, root = flat.elements * flat.dtype.itemsize, int(self.collective.root)
         if self.collective.meaning.combines:
             dtype, op = getattr(nccl, _DTYPES[flat.dtype.name]), getattr(nccl, _OPS[self.op])
             if kind == "all_reduce":
                 communicator.allReduce(source, output, flat.elements, dtype, op, stream)
             elif kind == "reduce":
-                communicator.reduce(source, output, flat.elements, dtype, op, self.collective.root, stream)
+                communicator.reduce(source, output, flat.elements, dtype, op, root, stream)
             else:
                 assert kind == "reduce_scatter", kind
                 communicator.reduceScatter(source, output, flat.elements, dtype, op, stream)
         elif kind == "all_gather":
             communicator.allGather(source, output, nbytes, nccl.NCCL_UINT8, stream)
         elif kind == "broadcast":
-            communicator.broadcast(source, output, nbytes, nccl.NCCL_UINT8, self.collective.root, stream)
+            communicator.broadcast(source, output, nbytes, nccl.NCCL_UINT8, root, stream)
         else:
             for sends, peer, block in self._transfers:
                 if sends:
@@ -96,5 +96,5 @@ class NativeOperand:
     def finish(self, output: Any) -> Any:
         """The output as an array: a mean is divided where its sum is."""
         if self.op == "mean" and self.has_output:
-            output = output / self.collective.nranks
+            output /= self.collective.nranks
         return self.flat.shaped_output(output)

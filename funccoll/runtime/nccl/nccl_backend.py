@@ -239,7 +239,7 @@ class NcclCall:
             if not (agreed or self.agreement.left_complete or self.job.is_over):
                 raise
             ended_by = self.job.fail(error, self._diagnosis.name)  # the others have enqueued what this rank has not
-            if agreed and ended_by is not error and isinstance(error, Exception):
+            if ended_by is not error and isinstance(error, Exception):
                 raise ended_by from error
             raise
 
