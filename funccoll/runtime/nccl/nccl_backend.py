@@ -123,7 +123,7 @@ def _all_gather(record: np.ndarray, mesh: Mesh, host: MeshBackend) -> np.ndarray
 
 @dataclass(frozen=True)
 class Agreement(GroupedCollective):
-    """A barrier of the hosts, which a rank enters as one that is about to enqueue `of`: texts of errors name that one."""
+    """A barrier of the hosts, which a rank enters when it is about to enqueue `of`, and as which it is described."""
 
     of: GroupedCollective | None = None
 
@@ -131,7 +131,7 @@ class Agreement(GroupedCollective):
     def kind(self) -> str:
         """See `GroupedCollective`."""
         assert self.of is not None
-        return self.of.kind
+        return f"the agreement to {self.of.kind}"
 
     @property
     def description(self) -> bytes:
@@ -238,9 +238,10 @@ class NcclCall:
         except BaseException as error:
             if not (agreed or self.agreement.left_complete or self.job.is_over):
                 raise
-            ended_by = self.job.fail(error, self._diagnosis.name)  # the others have enqueued what this rank has not
-            if ended_by is not error and isinstance(error, Exception):
-                raise ended_by from error
+            ended_by = self.job.failure
+            self.job.fail(error, self._diagnosis.name)  # the others have enqueued what this rank has not
+            if ended_by is not None and ended_by is not error and isinstance(error, Exception):
+                raise ended_by from error  # the watchdog's, of which this one follows
             raise
 
     def _enqueue(self, communicators: Mapping[tuple[str, ...], Any], arrays: Sequence[Any]) -> tuple[Any, ...]:

@@ -128,19 +128,14 @@ class NcclJob:
         registry = self.host.known_communicators
         return self.failure is not None or (registry is not None and registry.broken is not None)
 
-    def fail(self, error: BaseException, name: str) -> FunccollError:
-        """End all collectives of this process by an error that its caller raises; returns the error that ended them, the first.
-
-        `name` is that of the collective.
-        """
+    def fail(self, error: BaseException, name: str) -> None:
+        """End all collectives of this process by an error that its caller raises. `name` is that of the collective."""
         cause = error
         if not isinstance(cause, FunccollError):
             cause = FunccollError(f"{type(error).__name__} in the middle of {name}")
             cause.__cause__ = error
         self._end_by(cause)
         self._told = True
-        assert self.failure is not None
-        return self.failure
 
     def _end_by(self, error: FunccollError) -> None:
         """End all collectives of this process by an error, which `check` raises; a later one changes nothing."""
