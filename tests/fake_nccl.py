@@ -171,6 +171,7 @@ def _enqueue(calls):
     by_communicator = {}
     for communicator, call in calls:
         by_communicator.setdefault(communicator, []).append(call)
+    assert len(by_communicator) <= 1, "NCCL promises no order between the communicators of a group"
     for communicator, its in by_communicator.items():
         _stream().put(functools.partial(communicator._execute, its))
     if not _asynchronous:

@@ -148,6 +148,24 @@ def groups() -> None:
     nccl_job().end()
 
 
+def two_axes() -> None:
+    """Collectives along two axes, which need nothing of each other."""
+    mesh = make_mesh({"a": 2, "b": 2})
+    x = np.arange(4.0) * 2
+
+    def step(x):
+        return fc.all_reduce(x + 1, "a"), fc.all_reduce(x, "b"), fc.all_reduce(x, "a", op="max")
+
+    compiled = fc.jit(step, mesh=mesh, in_specs=P(("a", "b")), out_specs=(P("b"), P("a"), P("b"))).lower(x).compile()
+    print(len(compiled.group_calls), "calls")
+    compiled(x)
+    fake_nccl._calls.clear()
+    found = compiled(x)
+    print(*fake_nccl._calls)
+    assert [fc.process_allgather(y).tolist() for y in found] == [[6.0, 10.0], [2.0, 10.0], [4.0, 6.0]]
+    nccl_job().end()
+
+
 def sure(condition, seconds: float = 100.0) -> None:
     end = time.monotonic() + seconds
     while not condition():

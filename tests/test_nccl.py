@@ -39,8 +39,7 @@ QUICK = [("table", 2, True), ("programs", 4, True), ("forced", 3, False)]
 DEEP = [
     ("whole table", 2, True), ("whole table", 3, True), ("whole table", 3, False), ("table", 4, True), ("table", 4, False),
     ("collectives", 2, True), ("collectives", 4, True), ("staged", 2, True), ("staged", 3, False), ("programs", 3, True),
-    ("forced", 4, False),
-    ("nans", 2, False), ("nans", 4, False),
+    ("forced", 4, False), ("nans", 2, False), ("nans", 4, False),
 ]  # fmt: skip
 
 
@@ -67,6 +66,14 @@ def test_collectives_that_need_nothing_of_each_other_are_one_group():
             one, two = ("recv", "send") if rank == 0 else ("send", "recv")
             moved = ("[10.0, 12.0]", "[6.0, 8.0]")[rank]
             assert printed == ["1 calls", f"groupStart reduceScatter allReduce groupStart {one} {two}", moved]
+
+
+def test_each_communicator_has_a_group_of_its_own():
+    with start(4, "two_axes()") as ranks:
+        for rank in range(4):
+            code, printed, err = ranks.end(rank)
+            assert (code, err) == (0, "")
+            assert printed == ["1 calls", "groupStart allReduce allReduce groupStart allReduce"]
 
 
 def test_what_nccl_does_itself():

@@ -160,8 +160,8 @@ class _Part:
 class NcclCall:
     """Adjacent collectives of a program: a call with this rank's arrays enqueues them, and returns the results.
 
-    Those that do not read each other's results are one group of NCCL. A barrier is one of the hosts, and then one of the GPUs:
-    a byte that all of them reduce.
+    Those over one communicator that do not read each other's results are one group of NCCL. A barrier is one of the hosts, and
+    then one of the GPUs: a byte that all of them reduce.
     """
 
     def __init__(
@@ -265,16 +265,19 @@ class NcclCall:
     def _run(
         self, parts: Sequence[_Part], communicators: Mapping[tuple[str, ...], Any], sources: Sequence[Any]
     ) -> list[Any]:
-        """The results of parts: the native ones as one group, and then the others."""
+        """The results of parts: the native ones as one group of each communicator, and then the others."""
         gpu, nccl = self.job.gpu, self.job.nccl
         native = [(p, p.native, s, p.native.make_output(gpu)) for p, s in zip(parts, sources, strict=True) if p.native]
-        enqueued = [found for found in native if not found[1].is_empty and communicators[found[0].axes] is not None]
-        if enqueued:
-            stream = gpu.stream()
+        groups: dict[Any, list[Any]] = {}
+        for part, operand, source, output in native:
+            if not operand.is_empty and (communicator := communicators[part.axes]) is not None:
+                groups.setdefault(communicator, []).append((operand, gpu.address(source), gpu.address(output)))
+        # NCCL promises no order between the communicators of a group, and two at once may deadlock: each has its own.
+        for communicator, together in groups.items():
             nccl.groupStart()
             try:
-                for part, operand, source, output in enqueued:
-                    operand.enqueue(communicators[part.axes], gpu.address(source), gpu.address(output), stream)
+                for operand, source, output in together:
+                    operand.enqueue(communicator, source, output, gpu.stream())
             finally:
                 nccl.groupEnd()
         made = {part: operand.finish(output) for part, operand, _, output in native if part.source is not None}

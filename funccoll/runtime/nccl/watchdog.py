@@ -92,8 +92,10 @@ class Watchdog:
                 error = FunccollError(f"the GPU failed in {first.diagnosis.name}: {cause}", first.diagnosis.call.source)
                 error.__cause__ = cause
             if error is not None:
-                self._fail(error)
-                self.end()
+                try:
+                    self._fail(error)
+                finally:
+                    self.end()
                 return
             time.sleep(_POLL)
 
