@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import fake_nccl
 import numpy as np
@@ -182,6 +183,34 @@ def tell(function, *arguments) -> None:
 
 def print_ends() -> None:
     print(*[call for call in fake_nccl._calls if call in ("abort", "destroy")], flush=True)
+
+
+def exception() -> None:
+    """An exception leaves a program of rank 1 before its second call, and rank 1 goes on."""
+    mesh = make_mesh({"d": 2})
+    step = lambda x: fc.all_reduce(np.cos(fc.all_reduce(x, "d")) * x, "d", op="max")
+    x = np.arange(4.0)
+    compiled = fc.jit(step, mesh=mesh, in_specs=P("d"), out_specs=P()).lower(x).compile()
+    compiled(x)
+
+    class Interrupted:
+        def __init__(self, real):
+            self.real = real
+
+        def __call__(self):
+            raise KeyError("rank 1 is interrupted")
+
+        def __getattr__(self, name):
+            return getattr(self.real, name)
+
+    second: Any = compiled.group_calls[1]
+    if fc.rank() == 1:
+        second.agreement = Interrupted(second.agreement)
+        tell(compiled, x)
+        second.agreement = second.agreement.real
+    tell(compiled, x)
+    nccl_job().end()
+    print_ends()
 
 
 def before(what: str) -> None:

@@ -149,6 +149,17 @@ def test_a_rank_is_told_of_what_the_gpu_waits_for(what, words):
             assert printed[0] == "ValueError: rank 1 has had enough"
 
 
+def test_an_exception_that_only_one_rank_has():
+    with start(2, "exception()") as ranks:
+        ended = [ranks.end(rank) for rank in (0, 1)]
+    assert [(code, err) for code, _, err in ended] == [(0, "")] * 2
+    lines = [printed for _, printed, _ in ended]
+    assert lines[1][0] == "KeyError: 'rank 1 is interrupted'"
+    told = [[line for line in printed if re.match("ProgramMismatch|PeerFailure", line)] for printed in lines]
+    assert all("rank 1 left a program after a collective of it by an exception" in line for (line,) in told), told
+    assert [printed[-1] for printed in lines] == ["abort", "abort"]
+
+
 def test_two_ranks_on_one_gpu():
     with start(2, "shared(22705)", NCCL_MULTI_RANK_GPU_ENABLE="1") as ranks:
         for rank in (0, 1):
