@@ -169,6 +169,7 @@ class SimulatedGpu:
         self.random = random.Random(seed)
         self.kernels: dict[tuple[Combine, ...], Any] = {}
         self.steps = self.waits = 0
+        self.budgets = (1, 2, 5)  # instructions of a step
         self.absent: set[int] = set()
         """Blocks that never run. The patience of the others is at an end when none of them comes any further."""
 
@@ -235,9 +236,10 @@ class SimulatedGpu:
             own[:, 0], own[:, 1] = load(int(reporting[first, 0])), 0
             ran[:, fields.ENDED] = own.ctypes.data + own.strides[0] * np.arange(first, first + count)
             ran[:, fields.REPORT] = ran[:, fields.ENDED] + own.strides[1]
-            ran[:, fields.INSTRUCTION_BUDGET] = self.random.choice((1, 2, 5))
+            ran[:, fields.INSTRUCTION_BUDGET] = self.random.choice(self.budgets)
             kernel[count, THREADS](ran[0].ctypes.data)
             self.steps += 1
+            self.stepped()
             for number, pc in enumerate(before, first):
                 status = int(rows[number, fields.STATUS])
                 assert status in (fields.FINISHED, fields.WAITING, fields.BUDGET_SPENT, fields.FAILED), status
@@ -250,6 +252,9 @@ class SimulatedGpu:
             if not running:
                 return
         raise AssertionError(f"blocks {sorted(running)} never ended")
+
+    def stepped(self) -> None:
+        """Do what a test wants after every step."""
 
     def gives_up(self) -> bool:
         """True when the patience of blocks is at an end: all of them wait, and none can come any further."""

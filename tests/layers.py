@@ -65,11 +65,12 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "runtime.cuda": (
         ("block_frames", "captured_program", "cupy_kernels", "cupy_ufuncs", "deferred_checks", "launch_plan", "launch_reports"),
-        ("cupy_indexing", "virtual_devices"), ("cupy_library",), ("cupy_gpu",), ("gpu",),
+        ("cupy_indexing", "peer_plan", "virtual_devices"), ("cupy_library", "peer_segments"), ("peer_memory",), ("cupy_gpu",),
+        ("gpu",),
     ),
     "runtime.shm": (
         ("arena",), ("heap",), ("wait_graph",), ("plan",), ("communicators", "results"), ("diagnosis",),
-        ("collective_group",), ("values",), ("shm_backend",),
+        ("collective_group",), ("entry", "values"), ("shm_backend",),
     ),
     "compiler": (
         ("arguments", "choose_schedules", "report", "resharding"), ("signature",), ("stages",), ("jit", "redistribute"),

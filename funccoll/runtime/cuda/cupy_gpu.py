@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import cupy  # pyright: ignore[reportMissingImports]
 import numpy as np
-from cupy.cuda import driver, function  # pyright: ignore[reportMissingImports]
+from cupy.cuda import driver, function, runtime  # pyright: ignore[reportMissingImports]
 
 from ...errors import MeshError
 from ...kernels.cuda import THREADS, Combine, load_kernel
@@ -20,6 +21,8 @@ from .cupy_kernels import CupyKernels
 from .cupy_library import CupyLibrary
 
 __all__ = ["CupyGpu"]
+
+_PORTABLE, _MAPPED = 1, 2  # flags of cudaHostRegister, which CuPy does not name
 
 
 class _Capturing(threading.local):
@@ -44,7 +47,7 @@ class _Replay:
 
 
 class CupyGpu:
-    """The current device of CuPy. See `virtual_devices.Gpu`."""
+    """The current device of CuPy. See `virtual_devices.Gpu` and `peer_segments.PeerGpu`."""
 
     def __init__(self) -> None:
         device = cupy.cuda.Device()
@@ -53,6 +56,7 @@ class CupyGpu:
         self._capturing = _Capturing()
         self.library = CupyLibrary(cupy, CupyKernels())
         self.max_blocks = int(device.attributes["MultiProcessorCount"])
+        self._mapped = Counter[int]()
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype) -> Any:
         """See `Gpu`."""
@@ -113,6 +117,57 @@ class CupyGpu:
         words = np.frombuffer(memory, np.int64, count)
         words[:] = 0
         return words, memory.ptr
+
+    def segment(self, nbytes: int) -> tuple[int, bytes]:
+        """See `PeerGpu`. Handles are of whole allocations, so that none comes from a pool."""
+        try:
+            address = runtime.malloc(nbytes)
+        except runtime.CUDARuntimeError as error:
+            raise MemoryError(f"the GPU has not enough memory for a segment of {nbytes} bytes: {error}") from None
+        runtime.memset(address, 0, nbytes)
+        runtime.deviceSynchronize()  # peers may see it as soon as they have the handle
+        try:
+            return address, bytes(runtime.ipcGetMemHandle(address))
+        except runtime.CUDARuntimeError as error:
+            raise MeshError(
+                f"this GPU's memory cannot be shared with other processes (cudaIpcGetMemHandle: {error}). Some virtual GPUs "
+                "and containers refuse CUDA IPC: start one process with virtual devices there."
+            ) from None
+
+    def open_segment(self, handle: bytes) -> int:
+        """See `PeerGpu`."""
+        try:
+            return runtime.ipcOpenMemHandle(handle)
+        except runtime.CUDARuntimeError as error:
+            raise MeshError(
+                f"the memory of another rank's GPU cannot be mapped here (cudaIpcOpenMemHandle: {error}). The GPUs must reach "
+                "each other (`nvidia-smi topo -p2p r`), and containers must share their IPC and PID namespaces."
+            ) from None
+
+    def close_segment(self, address: int) -> None:
+        """See `PeerGpu`."""
+        runtime.ipcCloseMemHandle(address)
+
+    def map_host(self, address: int, nbytes: int) -> int:
+        """See `PeerGpu`. Memory can be registered once, and the meshes of a job map the same words."""
+        self._mapped[address] += 1
+        if self._mapped[address] == 1:
+            runtime.hostRegister(address, nbytes, _PORTABLE | _MAPPED)
+        return runtime.pointerGetAttributes(address).devicePointer
+
+    def unmap_host(self, address: int) -> None:
+        """See `PeerGpu`."""
+        self._mapped[address] -= 1
+        if not self._mapped[address]:
+            runtime.hostUnregister(address)
+
+    def to_host(self, array: Any) -> np.ndarray:
+        """See `PeerGpu`."""
+        return cupy.asnumpy(array)
+
+    def synchronize(self) -> None:
+        """See `PeerGpu`."""
+        cupy.cuda.get_current_stream().synchronize()
 
     def launch(self, combines: Sequence[Combine], blocks: int, frames: Any) -> None:
         """See `Gpu`."""

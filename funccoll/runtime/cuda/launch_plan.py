@@ -22,7 +22,7 @@ from ..plans.operand import Operand
 from ..plans.plan_writer import PlannedCollective, Segment, Target, write_collective
 from ..plans.slots import Slots
 
-__all__ = ["LaunchPlan", "LaunchedCollective", "build_launch_plan"]
+__all__ = ["LaunchPlan", "LaunchedCollective", "build_launch_plan", "cut_in_channels"]
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def build_launch_plan(
     scratch: dict[int, int] = {}
     next_slot, first_array, most = 0, 0, 0
     for call in calls:
-        layouts, segments = _cut(call, channels)
+        layouts, segments = cut_in_channels(call, channels)
         dtypes = [operand.dtype for operand in call.operands]
         for g, members in enumerate(groups):
             for c in range(channels):
@@ -113,7 +113,7 @@ def _control_bytes(groups: Sequence[Sequence[int]]) -> int:
     return ControlBlock(0, max(map(len, groups))).nbytes
 
 
-def _cut(call: LaunchedCollective, channels: int) -> tuple[list[ChunkLayout], list[Segment]]:
+def cut_in_channels(call: LaunchedCollective, channels: int) -> tuple[list[ChunkLayout], list[Segment]]:
     """The layouts of all arrays, and of each channel's segment of them."""
     kind = call.schedule.collective
     layouts = [ChunkLayout.of(kind, o.shape, o.dtype.itemsize, o.dim, o.concat_dim) for o in call.operands]

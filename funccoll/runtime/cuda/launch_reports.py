@@ -6,7 +6,7 @@ word of host memory, and sets one of the GPU, so that no later launch begins: it
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -28,6 +28,8 @@ class LaunchedName(NamedTuple):
     name: str
     source: Source | None
     blocks: int
+    owner: Any = None
+    """An object of the backend that goes with it."""
 
 
 class Report(NamedTuple):

@@ -29,10 +29,10 @@ from .captured_program import CapturedProgram
 from .launch_plan import LaunchedCollective, LaunchPlan, build_launch_plan
 from .launch_reports import LaunchedName, LaunchReports
 
-__all__ = ["Gpu", "VirtualGpuBackend"]
+__all__ = ["CHANNEL_BYTES", "Gpu", "VirtualGpuBackend"]
 
 _ALIGNMENT = 256  # bytes: where allocations of a GPU begin
-_CHANNEL_BYTES = 1 << 15
+CHANNEL_BYTES = 1 << 15
 """Bytes of one device's arrays from which on it gets one more channel."""
 _PATIENCE_S = 600
 
@@ -119,12 +119,13 @@ class VirtualGpuBackend:
         report = self.reports.found()
         if report is None:
             return
-        (name, source, blocks), kind, why = report.launch, FunccollError, "was stopped by the failure word"
+        launch, kind, why = report.launch, FunccollError, "was stopped by the failure word"
         if report.waited:
             kind, why = CollectiveTimeout, f"waited {_PATIENCE_S} s for device {report.peer}"
         self._broken = kind(
-            f"{name} ended on the GPU in the middle: block {report.block} of {blocks} {why}. A debugger or another program "
-            "may hold this GPU. No result of this or a later collective can be trusted: start the program anew.", source,
+            f"{launch.name} ended on the GPU in the middle: block {report.block} of {launch.blocks} {why}. A debugger or "
+            "another program may hold this GPU. No result of this or a later collective can be trusted: start the program "
+            "anew.", launch.source,
         )  # fmt: skip
         raise self._broken
 
@@ -199,7 +200,7 @@ class Launch:
                 f"each device needs one. Make a mesh of at most {gpu.max_blocks} devices.", source,
             )  # fmt: skip
         nbytes = sum(max(math.prod(o.shape), math.prod(o.out_shape)) * o.dtype.itemsize for o in call.operands)
-        channels = max(1, min(gpu.max_blocks // ncopies, -(-nbytes // _CHANNEL_BYTES)))
+        channels = max(1, min(gpu.max_blocks // ncopies, -(-nbytes // CHANNEL_BYTES)))
         self.plan = build_launch_plan([call], groups, channels)
         assert self.plan.max_operands <= MAX_OPERANDS, f"{self.plan.max_operands} operands of one combine"
         self._ncopies = ncopies

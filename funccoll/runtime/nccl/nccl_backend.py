@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import chain
 from typing import Any
 
@@ -24,6 +23,7 @@ from ..backend import ArgumentCheck, GroupCall
 from ..plans.operand import Operand
 from ..shm.collective_group import CollectiveGroup, GroupedCollective
 from ..shm.diagnosis import Diagnosis
+from ..shm.entry import Agreement
 from ..shm.shm_backend import MeshBackend
 from .gpu_arrays import FlatOperand
 from .message_rounds import MessageRounds
@@ -121,30 +121,6 @@ def _all_gather(record: np.ndarray, mesh: Mesh, host: MeshBackend) -> np.ndarray
     return CollectiveGroup(host.job.communicators, mesh, host.number, [call])(record)[0]
 
 
-@dataclass(frozen=True)
-class Agreement(GroupedCollective):
-    """A barrier of the hosts, which a rank enters when it is about to enqueue `of`, and as which it is described."""
-
-    of: GroupedCollective | None = None
-
-    @property
-    def kind(self) -> str:
-        """See `GroupedCollective`."""
-        assert self.of is not None
-        return f"the agreement to {self.of.kind}"
-
-    @property
-    def description(self) -> bytes:
-        """See `GroupedCollective`."""
-        assert self.of is not None
-        return self.of.description
-
-
-@lru_cache(maxsize=64)
-def _barrier(nranks: int) -> Schedule:
-    return build("barrier", nranks)
-
-
 @dataclass(frozen=True, eq=False)
 class _Part:
     """One operand of one collective, on this rank: where its input comes from, and what is executed."""
@@ -191,11 +167,7 @@ class NcclCall:
             call = GroupedCollective(axes, schedule, lowering(eqn).op, operands, identity(eqn), eqn.source)
             agreements.setdefault(axes, []).append(call)
         # One barrier for all collectives along the same axes, which their identities are part of.
-        barriers = [
-            Agreement(axes, _barrier(mesh.axis_size(axes)), "or", (Operand((0,), (0,), _BYTE),),
-                      " ".join(call.identity for call in calls), calls[0].source, of=calls[0])
-            for axes, calls in agreements.items()
-        ]  # fmt: skip
+        barriers = [Agreement.to(calls) for calls in agreements.values()]
         registry = backend.host.job.communicators
         self.agreement = CollectiveGroup(registry, mesh, backend.host.number, barriers)
         first = next(iter(agreements.values()))[0]

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ...schedules.schedule import Schedule
     from ..job.world import World
     from .communicators import Communicators
+    from .entry import Entry
 
 __all__ = ["BACKEND", "SharedMemoryBackend"]
 
@@ -145,6 +146,14 @@ class MeshBackend:
         group = make_group(collectives, mesh, self.job.communicators, self.number, identity)
         outputs = tuple(out for eqn, _ in collectives for out in eqn.outputs)
         return [GroupCall(group, tuple(group.arguments), outputs)]
+
+    def compile_entry(
+        self, collective: tuple[Equation, Schedule], mesh: Mesh, identity: Callable[[Equation], str]
+    ) -> Entry:
+        """A barrier of the ranks that are about to run a collective elsewhere, as on GPUs: they compare what it is."""
+        from .entry import Entry
+
+        return Entry(self.job.communicators, mesh, self.number, collective, identity)
 
     def record(self, run: Run, program: Program) -> Run:
         """See `Backend`."""

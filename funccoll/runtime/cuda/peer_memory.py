@@ -1,0 +1,254 @@
+"""Collectives between processes with a GPU each: every rank launches its blocks, which read and write segments of its peers.
+
+A call of a collective is a barrier of the host, in which the ranks compare what they run, and then one launch per rank. So a
+mismatch, a dead peer or one that does not come is an error before anything is launched, in the words of the host. Nothing has
+run on GPUs yet; tests run it in several processes with a simulated GPU each.
+
+Why launches in a row are safe, without a rule between them. A rank's peers touch its segment only between its *enter* and its
+*leave*: an instruction that touches a place of rank r waits, directly or through others, for r's enter of this launch, and r's
+leave waits for it (`schedules.streams`, verified for every schedule). A block of r signals the enter after it has copied its
+part of the inputs into the segment, and ends after its leave. All launches of a rank are on one stream, so the copies
+of the next launch, of whatever collective, over whichever axes, begin after every block of this one has left, when no
+peer touches the segment any more; and no peer touches it for the next launch before that has entered. Blocks of different
+channels touch different bytes. The counters never go back: a peer that is ahead only has larger ones, and it cannot have
+left what this rank still needs. A block's base stays in memory of its own and advances by the same span on all ranks at the
+end of every launch. A launch that ends early does not advance it, and no later one of that rank begins (`ENDED` in
+`kernels.frame`), so that no counter ever stands for what was not done.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from ...arrays.array_layout import ArrayLayout
+from ...errors import FunccollError
+from ...ir import Equation, Var
+from ...kernels import frame as fields
+from ...kernels.block import MAX_OPERANDS
+from ...mesh import Mesh, Sharding
+from ...primitives.collectives.record import lowering
+from ...schedules.schedule import Schedule
+from ..backend import ArgumentCheck, Backend, GroupCall
+from ..plans.operand import Operand
+from .block_frames import block_frames
+from .launch_plan import LaunchedCollective
+from .launch_reports import LaunchedName, LaunchReports
+from .peer_plan import PeerPlan, build_peer_plan
+from .peer_segments import MAX_CHANNELS, PeerGpu, PeerSegments
+from .virtual_devices import CHANNEL_BYTES
+
+__all__ = ["PeerHost", "PeerMemoryBackend"]
+
+
+class PeerEntry(Protocol):
+    """The barrier of the host before a collective; see `runtime.shm.entry`."""
+
+    group: Any
+    members: Sequence[int]
+    count: int
+
+    def __call__(self) -> tuple[()]: ...
+    def failed(self, peer: int, waited_s: float | None) -> FunccollError: ...
+    def over(self) -> FunccollError: ...
+    def abandon(self, error: BaseException, memory: object) -> None: ...
+
+
+class PeerHost(Backend, Protocol):
+    """The backend of the same mesh on the host."""
+
+    job: Any
+    """Its part of the job: `failure_words()`, and `world`, with `rank` and `timeout`."""
+
+    def compile_entry(
+        self, collective: tuple[Equation, Schedule], mesh: Mesh, identity: Callable[[Equation], str]
+    ) -> PeerEntry:
+        """Return the barrier before a collective."""
+        ...
+
+
+class PeerMemoryBackend:
+    """One mesh of a job whose processes have a GPU, or a share of one, each.
+
+    A GPU that several processes share without MPS runs them in turn: correct, and slow.
+    """
+
+    name = "cuda peer memory"
+    shares_memory = False
+
+    def __init__(self, host: PeerHost, gpu: PeerGpu):
+        self.host, self.gpu = host, gpu
+        self.world = host.job.world
+        words = host.job.failure_words()
+        self._words = words.ctypes.data
+        self.failure = gpu.map_host(self._words, words.nbytes)
+        """The address for kernels of the job's failure word."""
+        self.segments = PeerSegments(gpu, self.world.rank, host.gather_whole)
+        self.reports = LaunchReports(gpu)
+        self._over: Callable[[], FunccollError] | None = None
+
+    def allocate(self, shape: tuple[int, ...], dtype: np.dtype) -> Any:
+        """See `Backend`."""
+        return self.gpu.allocate(shape, dtype)
+
+    def compile_group(
+        self, collectives: Sequence[tuple[Equation, Schedule]], mesh: Mesh, identity: Callable[[Equation], str]
+    ) -> Sequence[GroupCall]:
+        """See `Backend`. Each collective is a launch; segments for it are made in its first call, by all ranks together.
+
+        So what only some ranks compile keeps no other waiting.
+        """
+        return [self._compile(collective, mesh, identity) for collective in collectives]
+
+    def _compile(
+        self, collective: tuple[Equation, Schedule], mesh: Mesh, identity: Callable[[Equation], str]
+    ) -> GroupCall:
+        eqn, _ = collective
+        entry = self.host.compile_entry(collective, mesh, identity)
+        if not eqn.outputs:
+            return GroupCall(PeerBarrier(self, entry), (), ())
+        inputs = tuple(atom for atom in eqn.inputs if isinstance(atom, Var))
+        return GroupCall(PeerLaunch(self, collective, mesh, entry), inputs, tuple(eqn.outputs))
+
+    def check(self) -> None:
+        """Raise the error of a launch that ended in the middle: every call does before it launches.
+
+        After the stream was synchronised, all that was launched before has reported.
+
+        Raises: PeerFailure when a rank died, raised or left; CollectiveTimeout when one did not come; PeerFailure at every
+        later call.
+        """
+        if self._over is not None:
+            raise self._over()
+        report = self.reports.found()
+        if report is not None:
+            entry: PeerEntry = report.launch.owner
+            error = entry.failed(report.peer, self.world.timeout if report.waited else None)
+            self._over = entry.over
+            try:
+                raise error
+            except FunccollError:  # with its traceback, which the others get
+                entry.abandon(error, self)
+                raise
+
+    def note_exception(self, functions: Sequence[Any], done: int, inside: bool, error: BaseException) -> None:
+        """See `Backend`."""
+        self.host.note_exception([function.entry.group for function in functions], done, inside, error)
+
+    def gather_whole(self, block: Any, shape: tuple[int, ...], sharding: Sharding) -> np.ndarray:
+        """See `Backend`. It goes through the host."""
+        block = self._to_host(block)
+        return self.host.gather_whole(block, shape, sharding)
+
+    def compare_replicas(
+        self, mesh: Mesh, layouts: Sequence[ArrayLayout], name: Callable[[int], str]
+    ) -> ArgumentCheck | None:
+        """See `Backend`. The blocks are copied to the host."""
+        check = self.host.compare_replicas(mesh, layouts, name)
+        if check is None:
+            return None
+        return lambda blocks, values: check([self._to_host(block) for block in blocks], values)
+
+    def _to_host(self, block: Any) -> np.ndarray:
+        copy = self.gpu.to_host(block)
+        self.check()
+        return copy
+
+    def close(self) -> None:
+        """Wait for this rank's launches, and unmap what is not its own. It comes before the process leaves the job.
+
+        What peers still launch does not need this rank: a launch ends when they have left its segment.
+        """
+        self.gpu.synchronize()
+        self.segments.close()
+        self.gpu.unmap_host(self._words)
+
+
+class PeerBarrier:
+    """A barrier: this rank's launches have ended, then the host waits for the others."""
+
+    def __init__(self, backend: PeerMemoryBackend, entry: PeerEntry):
+        self.backend, self.entry = backend, entry
+
+    def __call__(self) -> tuple[()]:
+        """Wait for all ranks of the group."""
+        self.backend.gpu.synchronize()
+        self.backend.check()
+        return self.entry()
+
+
+class PeerLaunch:
+    """One collective: a function from this rank's inputs to its outputs."""
+
+    def __init__(
+        self, backend: PeerMemoryBackend, collective: tuple[Equation, Schedule], mesh: Mesh, entry: PeerEntry
+    ):
+        self.backend, self.gpu, self.mesh, self.entry = backend, backend.gpu, mesh, entry
+        eqn, schedule = collective
+        how = lowering(eqn)
+        operands = tuple(
+            Operand(how.input_shape(a.type.shape), out.type.shape, a.type.dtype, how.cut_dim, how.concat_dim)
+            for a, out in zip(eqn.inputs, eqn.outputs, strict=True)
+        )
+        self.call, self.axes = LaunchedCollective(schedule, how.op, operands), tuple(eqn.axes())
+        self._name = f"{schedule.kind} over {', '.join(map(repr, self.axes))}", eqn.source
+        self._rank = entry.members.index(backend.world.rank)
+        self._written = bool(schedule.collective.has_output(self._rank))
+        self._plan: PeerPlan | None = None
+        self._patience_s = 0.0
+
+    def __call__(self, *values: Any) -> tuple[Any, ...]:
+        """This rank's outputs."""
+        backend, gpu = self.backend, self.gpu
+        backend.check()
+        blocks = [gpu.contiguous(value) for value in values]
+        make = gpu.allocate if self._written else gpu.zeros
+        outs = [make(operand.out_shape, operand.dtype) for operand in self.call.operands]
+        before = self.entry.count
+        try:
+            self.entry()
+            plan = self._prepared()
+            for slots, arrays in ((plan.inputs, blocks), (plan.outputs, outs)):
+                self._addresses[slots] = np.array([gpu.address(array) for array in arrays])[:, None]
+            gpu.upload(self._table, self._addresses)
+            gpu.launch(plan.combines, len(plan.codes), self._frames)
+        except BaseException as error:
+            if self.entry.count != before:  # peers launch, and would wait for this rank
+                self.entry.abandon(error, (blocks, outs, self))
+            raise
+        return tuple(outs)
+
+    def _prepared(self) -> PeerPlan:
+        """The plan, once it has a segment, and the tables that kernels read."""
+        plan, timeout = self._plan, self.backend.world.timeout
+        if plan is None:
+            plan = self._plan = self._make_plan()
+        if self._patience_s != timeout:
+            self._patience_s, self._frames = timeout, self._make_frames(plan, timeout)
+        return plan
+
+    def _make_plan(self) -> PeerPlan:
+        segments, members, mesh = self.backend.segments, self.entry.members, self.mesh
+        self._bases, counters = segments.counters(self.axes, mesh)
+        nbytes = sum(max(math.prod(o.shape), math.prod(o.out_shape)) * o.dtype.itemsize for o in self.call.operands)
+        channels = max(1, min(segments.max_blocks, MAX_CHANNELS, -(-nbytes // CHANNEL_BYTES)))
+        of_channels = [[counters[m] + fields.LINE_BYTES * c for m in members] for c in range(channels)]
+        plan = build_peer_plan(self.call, self._rank, of_channels, members)
+        assert plan.max_operands <= MAX_OPERANDS, f"{plan.max_operands} operands of one combine"
+        memory = segments.of(plan.segment_bytes, mesh)
+        self._addresses = np.zeros(max(plan.slots, 1), np.int64)
+        for slot, (rank, offset) in plan.places.items():
+            self._addresses[slot] = memory[members[rank]] + offset
+        self._table = self.gpu.allocate(self._addresses.shape, self._addresses.dtype)
+        self._words = self.backend.reports.words(LaunchedName(*self._name, channels, self.entry))
+        return plan
+
+    def _make_frames(self, plan: PeerPlan, timeout: float) -> Any:
+        words = self._words | {
+            fields.ADDRESSES: self.gpu.address(self._table), fields.FAILURE: self.backend.failure,
+            fields.BASES: [self._bases + 8 * c for c in range(len(plan.codes))], fields.PATIENCE: int(timeout * 1e9),
+        }  # fmt: skip
+        return block_frames(self.gpu, plan.codes, words)

@@ -1,0 +1,120 @@
+"""Segments: memory of a rank's GPU that the GPUs of its peers map, and how the ranks of a mesh come to know each other's.
+
+Segments only come, and none goes before the backend ends, because compiled launches, and CUDA graphs of them, hold addresses.
+Each new one is at least twice as large as the one before, so that all together are less than twice the largest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Protocol
+
+import numpy as np
+
+from ...errors import FunccollError, MeshError
+from ...kernels.frame import LINE_BYTES
+from ...mesh import Mesh, P, Sharding
+from .virtual_devices import Gpu
+
+__all__ = ["MAX_CHANNELS", "PeerGpu", "PeerSegments"]
+
+MAX_CHANNELS = 64
+_MAX_COMMUNICATORS = 64
+_LEAST = 2 << 20
+"""Bytes of the first segment: what CUDA maps for a smaller one, too."""
+_MESSAGE_BYTES = 128
+_ENTRY = np.dtype(np.uint8)
+
+
+class PeerGpu(Gpu, Protocol):
+    """A GPU whose memory other processes map."""
+
+    def segment(self, nbytes: int) -> tuple[int, bytes]:
+        """Return the address of new memory that peers can map, all 0, and the handle by which they do. Raises MemoryError."""
+        ...
+
+    def open_segment(self, handle: bytes) -> int:
+        """Map a segment of another process; returns its address here. Raises FunccollError where that is refused."""
+        ...
+
+    def close_segment(self, address: int) -> None:
+        """Unmap a segment of another process."""
+        ...
+
+    def map_host(self, address: int, nbytes: int) -> int:
+        """Return the address for kernels of whole pages of host memory, until as many calls of `unmap_host`."""
+        ...
+
+    def unmap_host(self, address: int) -> None:
+        """End a `map_host`."""
+        ...
+
+    def to_host(self, array: object) -> np.ndarray:
+        """Return a copy in host memory, after all launches."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until all launches have ended."""
+        ...
+
+
+class PeerSegments:
+    """The segments of all ranks of a mesh, as one of them sees them. `gather` is that of `Backend.gather_whole`."""
+
+    def __init__(self, gpu: PeerGpu, rank: int, gather: Callable[[np.ndarray, tuple[int, ...], Sharding], np.ndarray]):
+        self.gpu, self.rank, self.gather = gpu, rank, gather
+        self.bases = gpu.zeros((_MAX_COMMUNICATORS * MAX_CHANNELS,), np.dtype(np.int64))
+        self.max_blocks = gpu.max_blocks
+        """Blocks that run at the same time on the GPU of every rank."""
+        self._control: list[int] = []
+        self._data: list[tuple[int, list[int]]] = []  # bytes, and addresses by rank
+        self._numbers: dict[Hashable, int] = {}
+
+    def counters(self, axes: Hashable, mesh: Mesh) -> tuple[int, list[int]]:
+        """(address of the first channel's base, address of every rank's first counter) of collectives over these axes.
+
+        The channels' bases are 8 bytes apart, their counters LINE_BYTES. All ranks ask for the same, in one order.
+        """
+        if not self._control:
+            self._control = self._exchange(mesh, _MAX_COMMUNICATORS * MAX_CHANNELS * LINE_BYTES)
+        number = self._numbers.setdefault(axes, len(self._numbers))
+        if number >= _MAX_COMMUNICATORS:
+            raise FunccollError(
+                f"programs communicate over {number + 1} choices of a mesh's axes, and one mesh of GPUs has counters for "
+                f"{_MAX_COMMUNICATORS}. Use several meshes, or fewer orders of the axes."
+            )
+        first = number * MAX_CHANNELS
+        return self.gpu.address(self.bases) + 8 * first, [at + LINE_BYTES * first for at in self._control]
+
+    def of(self, nbytes: int, mesh: Mesh) -> list[int]:
+        """The addresses, by rank, of the first segments that have at least `nbytes` bytes.
+
+        Where there are none, all ranks make new ones; so which they are depends on what was asked for alone.
+        """
+        for size, addresses in self._data:
+            if size >= nbytes:
+                return addresses
+        size = max(nbytes, _LEAST, 2 * self._data[-1][0] if self._data else 0)
+        self._data.append((size, self._exchange(mesh, size)))
+        return self._data[-1][1]
+
+    def _exchange(self, mesh: Mesh, nbytes: int) -> list[int]:
+        """Make a segment, on all ranks; returns the addresses of all of them."""
+        address, handle = self.gpu.segment(nbytes)
+        message = self.max_blocks.to_bytes(4, "little") + len(handle).to_bytes(1, "little") + handle
+        row = np.frombuffer(message.ljust(_MESSAGE_BYTES, b"\0"), _ENTRY)[None]
+        rows = self.gather(row, (mesh.size, _MESSAGE_BYTES), Sharding(mesh, P(mesh.axis_names)))
+        found = [bytes(each) for each in rows]
+        self.max_blocks = min(int.from_bytes(each[:4], "little") for each in found)
+        if self.max_blocks < 1:
+            raise MeshError("the GPU of a rank runs no block of the kernel. Take it out of the job.")
+        handles = [each[5 : 5 + each[4]] for each in found]
+        return [address if rank == self.rank else self.gpu.open_segment(each) for rank, each in enumerate(handles)]
+
+    def close(self) -> None:
+        """Unmap the peers' segments. This rank's stay: CUDA forbids to free what a peer may still map."""
+        groups, self._control, self._data = [self._control, *(addresses for _, addresses in self._data)], [], []
+        for addresses in groups:
+            for rank, address in enumerate(addresses):
+                if rank != self.rank:
+                    self.gpu.close_segment(address)

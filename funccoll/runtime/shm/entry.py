@@ -1,0 +1,114 @@
+"""Entries: barriers of the host before collectives that run elsewhere, as on GPUs, and the errors of what then fails there."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...errors import FunccollError
+from ...ir import Equation
+from ...mesh import Mesh
+from ...primitives.collectives.record import lowering
+from ...schedules.schedule import Schedule, build
+from .collective_group import CollectiveGroup
+from .communicators import Communicators
+from .diagnosis import Diagnosis, job_is_over
+from .plan import GroupedCollective, Operand
+
+__all__ = ["Agreement", "Entry"]
+
+
+@dataclass(frozen=True)
+class Agreement(GroupedCollective):
+    """A barrier of the hosts, which a rank enters when it is about to run `of` elsewhere, and as which it is described."""
+
+    of: GroupedCollective | None = None
+
+    @staticmethod
+    def to(calls: Sequence[GroupedCollective]) -> Agreement:
+        """The agreement to collectives over the same axes: all that determines them is compared."""
+        first = calls[0]
+        nothing = (Operand((0,), (0,), np.dtype(np.uint8)),)
+        identity = " ".join(f"{call.identity} {call.hash(())}" for call in calls)
+        barrier = build("barrier", first.schedule.nranks)
+        return Agreement(first.axes, barrier, "or", nothing, identity, first.source, of=first)
+
+    @property
+    def kind(self) -> str:
+        """See `GroupedCollective`."""
+        assert self.of is not None
+        return f"the agreement to {self.of.kind}"
+
+    @property
+    def description(self) -> bytes:
+        """See `GroupedCollective`."""
+        assert self.of is not None
+        return self.of.description
+
+
+class Entry:
+    """A barrier of the ranks that are about to run one collective elsewhere: they compare what it is.
+
+    It raises what that collective would raise on the host, in the same words.
+    """
+
+    def __init__(
+        self, registry: Communicators, mesh: Mesh, number: int, collective: tuple[Equation, Schedule],
+        identity: Callable[[Equation], str],
+    ):  # fmt: skip
+        eqn, schedule = collective
+        how, axes = lowering(eqn), tuple(eqn.axes())
+        operands = tuple(
+            Operand(how.input_shape(a.type.shape), out.type.shape, a.type.dtype, how.cut_dim, how.concat_dim)
+            for a, out in zip(eqn.inputs, eqn.outputs, strict=True)
+        )
+        self._call = GroupedCollective(axes, schedule, how.op, operands, identity(eqn), eqn.source)
+        self.group = CollectiveGroup(registry, mesh, number, [Agreement.to([self._call])])
+        """The collective group of the barrier."""
+
+    def __call__(self) -> tuple[()]:
+        """Wait until all ranks are about to run the collective."""
+        self.group()
+        return ()
+
+    @property
+    def count(self) -> int:
+        """A number that grows when this rank has passed the barrier, also when an exception came then."""
+        return int(self.group.registry.bases[self.group.communicators[0].number])
+
+    @property
+    def members(self) -> Sequence[int]:
+        """The ranks of the job that run the collective together, in its order."""
+        return self.group.communicators[0].members
+
+    def failed(self, peer: int, waited_s: float | None) -> FunccollError:
+        """The error of the collective, which has ended in the middle.
+
+        It waited so long for `peer`; with None, the failure word stopped it.
+        """
+        group, watch = self.group, self.group.world.watch
+        diagnosis = Diagnosis(group.registry, self._call, group.communicators[0], peer)
+        failure = watch.failure(self.members)
+        if failure is not None:
+            return failure.error(diagnosis.position(waits=waited_s is not None))
+        return self.over() if waited_s is None else diagnosis.timed_out(waited_s)
+
+    def over(self) -> FunccollError:
+        """The error of a call after the collectives of the job have ended."""
+        return job_is_over(self.group.registry.broken, self._call.source)
+
+    def abandon(self, error: BaseException, memory: object) -> None:
+        """Leave the collective in the middle because of an error: no other one runs any more, on any rank.
+
+        `memory` is kept for good, because peers may still use it.
+        """
+        registry = self.group.registry
+        if registry.broken is None:
+            cause = error
+            if not isinstance(cause, FunccollError):
+                cause = FunccollError(f"{type(error).__name__} in the middle of {self._call.kind}")
+            registry.abandon(cause, memory)
+            self.group.world.watch.report("".join(traceback.format_exception(error)))
