@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -209,6 +210,22 @@ def exception() -> None:
         tell(compiled, x)
         second.agreement = second.agreement.real
     tell(compiled, x)
+    nccl_job().end()
+    print_ends()
+
+
+def forked() -> None:
+    """A forked child of rank 0 calls a collective, which does not touch the parent's communicators."""
+    step, x = all_reduce(), np.arange(4.0)
+    step(x)
+    if fc.rank() == 0:
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of forks beside threads
+        if not (child := os.fork()):
+            tell(step, x)
+            nccl_job().end()
+            os._exit(0)
+        os.waitpid(child, 0)
+    print(step(x).local.tolist(), flush=True)
     nccl_job().end()
     print_ends()
 

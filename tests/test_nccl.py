@@ -160,6 +160,15 @@ def test_an_exception_that_only_one_rank_has():
     assert [printed[-1] for printed in lines] == ["abort", "abort"]
 
 
+def test_a_forked_child():
+    with start(2, "forked()") as ranks:
+        ended = [ranks.end(rank) for rank in (0, 1)]
+    assert [(code, err) for code, _, err in ended] == [(0, "")] * 2
+    child, *parent = ended[0][1]
+    assert child.startswith("RendezvousError: this process was forked from rank 0")
+    assert parent == ended[1][1] == ["[2.0, 4.0]", "destroy"]
+
+
 def test_two_ranks_on_one_gpu():
     with start(2, "shared(22705)", NCCL_MULTI_RANK_GPU_ENABLE="1") as ranks:
         for rank in (0, 1):

@@ -96,7 +96,9 @@ class FlatOperand:
             shape = self.operand.shape
             value = value.reshape((*shape[:dim], blocks, shape[dim] // blocks, *shape[dim + 1 :]))
             value = value.transpose((dim, *(d for d in range(len(shape) + 1) if d != dim)))
-        return gpu.contiguous(value).reshape((self.input_size,))
+        flat = gpu.contiguous(value).reshape((self.input_size,))
+        assert flat.dtype == self.dtype, f"an array of {flat.dtype}, and the call was compiled for {self.dtype}"
+        return flat
 
     def shaped_output(self, flat: Any) -> Any:
         """The output of a collective from its flat memory."""

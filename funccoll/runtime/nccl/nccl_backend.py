@@ -28,10 +28,10 @@ from ..shm.shm_backend import MeshBackend
 from .gpu_arrays import FlatOperand
 from .message_rounds import MessageRounds
 from .native import NativeOperand, is_native
-from .nccl_job import NcclJob, load_nccl
+from .nccl_job import NcclJob
 from .watchdog import Enqueued
 
-__all__ = ["NcclBackend", "NcclCall", "load_nccl"]
+__all__ = ["NcclBackend", "NcclCall"]
 
 _BYTE = np.dtype(np.uint8)
 

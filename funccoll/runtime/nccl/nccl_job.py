@@ -63,6 +63,7 @@ class NcclJob:
         self.watchdog = Watchdog(self.world, self.lock, self._end_by)
         self._communicators: list[Any] = []
         self._told = False
+        self._pid = os.getpid()  # a forked child has copies of the communicators, which are the parent's
         self._failing = threading.Lock()
 
     # ------------------------------------------------------------ communicators
@@ -148,6 +149,8 @@ class NcclJob:
         if registry is not None and registry.broken is None:
             registry.abandon(error, None)
             self.world.watch.report(_traceback(error))
+        if os.getpid() != self._pid:
+            return
         held = self.lock.acquire(timeout=_ABORT_AFTER)
         try:
             for communicator in self._communicators:
@@ -160,6 +163,8 @@ class NcclJob:
 
     def end(self) -> None:
         """Destroy the communicators when all that was enqueued is complete; abort them after a failure."""
+        if os.getpid() != self._pid:
+            return
         self.watchdog.drain()
         with self.lock:
             for communicator in self._communicators:
