@@ -334,8 +334,6 @@ class ndarray:
         return self._extremum(np.minimum, axis, out, keepdims)
 
     def _extremum(self, ufunc: np.ufunc, axis: Any, out: Any, keepdims: bool) -> ndarray:
-        if not self.size:
-            raise ValueError("zero-size array to reduction operation cupy_max which has no identity")
         compute = lambda axes: ufunc.reduce(self.host, axis=axes, keepdims=keepdims)
         return self._reduce(compute, self.dtype, axis, out, keepdims)
 
@@ -361,6 +359,8 @@ class ndarray:
         return self.host
 
     def _reduce(self, compute: Callable[[tuple[int, ...]], Any], dtype: Any, axis: Any, out: Any, keepdims: bool) -> ndarray:
+        if not self.size:
+            raise NotImplementedError("the fake of CuPy reduces no empty array")
         axes = tuple(range(self.ndim)) if axis is None else np.lib.array_utils.normalize_axis_tuple(axis, self.ndim)
         kept = [1 if d in axes else n for d, n in enumerate(self.shape)]
         shape = tuple(n for d, n in enumerate(kept) if keepdims or d not in axes)
@@ -369,6 +369,8 @@ class ndarray:
         return write(new(shape, dtype) if out is None else out, lambda: compute(axes))
 
     def argsort(self, axis: int = -1, kind: Any = None) -> ndarray:
+        if not self.size:
+            raise NotImplementedError("the fake of CuPy sorts no empty array")
         return write(new(self.shape, np.int64), lambda: np.argsort(self.host, axis, kind="stable"))
 
 
@@ -475,7 +477,9 @@ def matmul(
     for each in args:
         if not isinstance(each, ndarray):
             raise TypeError(f"Unsupported type {type(each)}")
-    result = np.promote_types(x.dtype, y.dtype)
+    if x.dtype != y.dtype or not (x.size and y.size):
+        raise NotImplementedError("the fake of CuPy's matmul takes operands of one dtype, with elements")
+    result = x.dtype
     if result == BFLOAT16 and max(x.ndim, y.ndim) > 2:
         raise TypeError("CuPy multiplies no stacks of bfloat16")
     probes = [np.broadcast_to(np.empty((), np.bool_), each.shape) for each in args]
@@ -503,7 +507,7 @@ def einsum(*operands: Any, **kwargs: Any) -> ndarray:
              for c, n in zip(term, a.shape, strict=True)}  # fmt: skip
     shape = tuple(sizes[c] for c in subscripts.split("->")[1])
     if not all(a.size for a in arrays):
-        return write(new(shape, result), lambda: 0)
+        raise NotImplementedError("the fake of CuPy's einsum takes no empty array")
     return write(new(shape, result), lambda: np.einsum(subscripts, *(a.host for a in arrays), optimize=len(arrays) > 1))
 
 

@@ -48,7 +48,7 @@ class CupyLibrary:
     """A GPU's arrays, through CuPy. Its blocks are `cupy.ndarray`.
 
     `kernels` has `random_words(out, key, number, purpose)`: the words of `primitives.randomness` for a key (uint64[2]) and a
-    number (0-d int64 or uint64, or None), into a uint64 array; and `scatter_add(out, rows, order, values)`: `out[rows[i]] +=
+    number (0-d uint64, or None for 0), into a uint64 array; and `scatter_add(out, rows, order, values)`: `out[rows[i]] +=
     values[order[i]]` in this order, for out (count, width) and values (updates, width), with sorted `rows`. `special` is
     `cupyx.scipy.special`, which is imported for erf where it is None.
     """
@@ -192,17 +192,10 @@ class CupyLibrary:
 
     def _where(self, eqn: Equation) -> Compute:
         cupy = self._cupy
-        condition, x, _ = eqn.inputs
-        known = self.upload(condition.value) if type(condition) is Literal else None
-        bits = x.type.dtype == bfloat16  # no loop: integers of the same width move its bits
-
-        def where(condition: Any, x: Any, y: Any) -> Any:
-            condition = condition if known is None else known
-            if bits:
-                return cupy.where(condition, x.view(np.uint16), y.view(np.uint16)).view(bfloat16)
-            return cupy.where(condition, x, y)
-
-        return where
+        if eqn.outputs[0].type.dtype != bfloat16:
+            return cupy.where
+        # It has no loop for bfloat16: integers of the same width move the bits.
+        return lambda condition, x, y: cupy.where(condition, x.view(np.uint16), y.view(np.uint16)).view(bfloat16)
 
     def _erf(self, eqn: Equation) -> Compute:
         if self._special is None:
@@ -274,20 +267,23 @@ class CupyLibrary:
 
     def _matmul(self, eqn: Equation) -> Compute:
         cupy, out = self._cupy, eqn.outputs[0].type
-        x, y = (a.type for a in eqn.inputs)
+        types = [a.type for a in eqn.inputs]
         # cuBLAS multiplies 16-bit floats in float32. CuPy multiplies two vectors in 16 bits, and has no stacks of bfloat16.
-        if is_half(out.dtype) and (out.size == 1 or max(x.ndim, y.ndim) > 2):
+        vectors_or_stacks = out.size == 1 or max(t.ndim for t in types) > 2
+        dtype = wide(out.dtype) if vectors_or_stacks else out.dtype
+        if dtype == out.dtype and all(t.dtype == dtype for t in types):
+            return cupy.matmul
 
-            def multiply(x: Any, y: Any, out: Any = None) -> Any:
-                product = cupy.matmul(_convert(x, np.float32), _convert(y, np.float32))
-                if out is None:
-                    return product.astype(dtype)
-                out[...] = product
-                return out
+        def multiply(x: Any, y: Any, out: Any = None, result: np.dtype = out.dtype) -> Any:
+            x, y = _convert(x, dtype), _convert(y, dtype)
+            if dtype == result:
+                return cupy.matmul(x, y, out=out)
+            if out is None:
+                return cupy.matmul(x, y).astype(result)
+            out[...] = cupy.matmul(x, y)
+            return out
 
-            dtype = out.dtype
-            return multiply
-        return cupy.matmul
+        return multiply
 
     def _einsum(self, eqn: Equation) -> Compute:
         cupy, subscripts, dtype = self._cupy, eqn.params["subscripts"], eqn.outputs[0].type.dtype
@@ -299,12 +295,10 @@ class CupyLibrary:
 
     def _random(self, purpose: int, eqn: Equation) -> Compute:
         cupy, kernels, out = self._cupy, self._kernels, eqn.outputs[0].type
-        signed = len(eqn.inputs) > 1 and eqn.inputs[1].type.dtype.kind == "i"
-        dtype = np.int64 if signed else np.uint64
 
         def random(key: Any, *data: Any) -> Any:
             words = self.empty(out.shape, out.dtype)
-            number = data[0].astype(dtype, copy=False) if data else None
+            number = data[0].astype(np.uint64, copy=False) if data else None  # modulo 2**64
             kernels.random_words(words, cupy.ascontiguousarray(key), number, purpose)
             return words
 
