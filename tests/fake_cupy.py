@@ -338,10 +338,10 @@ class ndarray:
         return self._reduce(compute, self.dtype, axis, out, keepdims)
 
     def any(self, axis: Any = None, out: Any = None, keepdims: bool = False) -> ndarray:
-        return self._reduce(lambda axes: self._known().any(axes, keepdims=keepdims), np.bool_, axis, out, keepdims)
+        return self._reduce(lambda axes: self.host.astype(np.bool_).any(axes, keepdims=keepdims), np.bool_, axis, out, keepdims)
 
     def all(self, axis: Any = None, out: Any = None, keepdims: bool = False) -> ndarray:
-        return self._reduce(lambda axes: self._known().all(axes, keepdims=keepdims), np.bool_, axis, out, keepdims)
+        return self._reduce(lambda axes: self.host.astype(np.bool_).all(axes, keepdims=keepdims), np.bool_, axis, out, keepdims)
 
     def argmax(self, axis: Any = None, out: Any = None, dtype: Any = None, keepdims: bool = False) -> ndarray:
         return self._position(np.argmax, axis, keepdims)
@@ -350,13 +350,9 @@ class ndarray:
         return self._position(np.argmin, axis, keepdims)
 
     def _position(self, function: Any, axis: Any, keepdims: bool) -> ndarray:
-        compute = lambda axes: function(self._known(), axis=axis, keepdims=keepdims)
-        return self._reduce(compute, np.dtype("q"), axis, None, keepdims)
-
-    def _known(self) -> np.ndarray:
         if self.dtype == BFLOAT16:
-            raise TypeError("cupy_any, cupy_all, cupy_argmax and cupy_argmin have no loop for bfloat16")
-        return self.host
+            raise TypeError("cupy_argmax and cupy_argmin have no loop for bfloat16")
+        return self._reduce(lambda axes: function(self.host, axis=axis, keepdims=keepdims), np.dtype("q"), axis, None, keepdims)
 
     def _reduce(self, compute: Callable[[tuple[int, ...]], Any], dtype: Any, axis: Any, out: Any, keepdims: bool) -> ndarray:
         if not self.size:

@@ -239,10 +239,7 @@ class CupyLibrary:
         if not dims:
             return lambda x: _convert(x, dtype) if x.dtype != dtype else x.copy()
         if name in ("any", "all"):
-            # They have no loop for bfloat16.
-            nonzero = functools.partial(self._cupy.not_equal, eqn.inputs[0].type.dtype.type(0))
-            prepare = nonzero if eqn.inputs[0].type.dtype == bfloat16 else lambda x: x
-            return lambda x: getattr(prepare(x), name)(axis=dims, keepdims=keepdims)
+            return lambda x: getattr(x, name)(axis=dims, keepdims=keepdims)
         if name in ("max", "min"):
             return lambda x: getattr(_convert(x, dtype), name)(axis=dims, keepdims=keepdims)
         if is_half(dtype):  # CuPy accumulates some float16 sums in float16; this reads and writes 16 bits, too
