@@ -10,6 +10,8 @@ shifts by the width or more); and argmax and argmin of several NaNs, which give 
 
 No primitive waits for the GPU, so that a CUDA graph can capture every program. Kernels are compiled on their first call, which
 a capture does not allow: a program runs once before.
+
+It was written without a GPU, and has never run on one. Its tests run it on a fake, which has the interface of CuPy 14.2.
 """
 
 from __future__ import annotations
