@@ -75,10 +75,7 @@ class PeerSimulatedGpu(SimulatedGpu):
     def unmap_host(self, address: int) -> None:
         pass
 
-    def to_host(self, array: np.ndarray) -> np.ndarray:
-        return np.array(array)
-
-    def synchronize(self) -> None:
+    def wait(self) -> None:
         pass
 
     def run(self, *arguments: Any) -> None:
@@ -122,7 +119,7 @@ class Stream(PeerSimulatedGpu):
         self.queue.put(lambda: super(Stream, self).launch(*arguments))
         self.most_queued = max(self.most_queued, self.queue.qsize())
 
-    def synchronize(self) -> None:
+    def wait(self) -> None:
         done = threading.Event()
         self.queue.put(done.set)
         assert done.wait(120)
@@ -218,7 +215,7 @@ def ahead(seed: int) -> None:
     arguments = [process_cases.values((n * n * 20,), np.int32, 10 * seed + i) for i in range(3)]
     wanted = [virtual(x).shards[fc.rank()] for x in arguments]
     found = [peer(x) for x in arguments]
-    gpu.synchronize()
+    gpu.wait()
     mesh.backend.check()
     for number, (want, have) in enumerate(zip(wanted, found, strict=True)):
         assert np.ascontiguousarray(want).tobytes() == have.local.tobytes(), (number, want, have.local)

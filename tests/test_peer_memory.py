@@ -264,7 +264,8 @@ def gpu(monkeypatch):
     pinned = SimpleNamespace(alloc_pinned_memory=lambda size: Pinned(b"\xff" * size))
     parts = {"driver": SimpleNamespace(), "function": SimpleNamespace(), "runtime": runtime, "Device": lambda: device}
     cuda = SimpleNamespace(**parts, **vars(pinned))
-    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda, asnumpy=np.array))
+    arrays = {"ndarray": np.ndarray, "add": SimpleNamespace(types=[])}
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda, **arrays))
     monkeypatch.setitem(sys.modules, "cupy.cuda", cuda)
     monkeypatch.delitem(sys.modules, "funccoll.runtime.cuda.cupy_gpu", raising=False)
     module = importlib.import_module("funccoll.runtime.cuda.cupy_gpu")

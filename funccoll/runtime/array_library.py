@@ -31,6 +31,10 @@ class ArrayLibrary(Protocol):
         """Return an array of the library with the elements of a NumPy array or scalar."""
         ...
 
+    def download(self, block: Any) -> np.ndarray:
+        """Return an array of the library as one of NumPy."""
+        ...
+
     def copy(self, block: Any) -> Any:
         """Return a new C-contiguous array with the same elements."""
         ...
@@ -60,6 +64,10 @@ class NumpyLibrary:
     def upload(self, value: Any) -> Any:
         """See `ArrayLibrary`."""
         return value
+
+    def download(self, block: Any) -> np.ndarray:
+        """See `ArrayLibrary`."""
+        return np.asarray(block)
 
     def copy(self, block: Any) -> np.ndarray:
         """See `ArrayLibrary`."""

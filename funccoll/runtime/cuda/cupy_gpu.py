@@ -86,6 +86,21 @@ class CupyGpu:
         else:
             to.set(values, stream=cupy.cuda.get_current_stream())
 
+    @property
+    def bus_id(self) -> str:
+        """See `NcclGpu`."""
+        return cupy.cuda.Device().pci_bus_id
+
+    def stream(self) -> int:
+        """See `NcclGpu`."""
+        return cupy.cuda.get_current_stream().ptr
+
+    def record(self) -> Any:
+        """See `NcclGpu`."""
+        event = cupy.cuda.Event(disable_timing=True)
+        event.record()
+        return event
+
     def wait(self) -> None:
         """See `Gpu`. All streams: an array may have been made on another one than the current."""
         cupy.cuda.Device().synchronize()
@@ -160,14 +175,6 @@ class CupyGpu:
         self._mapped[address] -= 1
         if not self._mapped[address]:
             runtime.hostUnregister(address)
-
-    def to_host(self, array: Any) -> np.ndarray:
-        """See `PeerGpu`."""
-        return cupy.asnumpy(array)
-
-    def synchronize(self) -> None:
-        """See `PeerGpu`."""
-        cupy.cuda.get_current_stream().synchronize()
 
     def launch(self, combines: Sequence[Combine], blocks: int, frames: Any) -> None:
         """See `Gpu`."""

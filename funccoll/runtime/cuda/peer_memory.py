@@ -26,20 +26,20 @@ import numpy as np
 
 from ...arrays.array_layout import ArrayLayout
 from ...errors import FunccollError
-from ...ir import Equation, Var
+from ...ir import Equation, Program, Var
 from ...kernels import frame as fields
 from ...kernels.block import MAX_OPERANDS
 from ...mesh import Mesh, Sharding
 from ...primitives.collectives.record import lowering
 from ...schedules.schedule import Schedule
-from ..backend import ArgumentCheck, Backend, GroupCall
+from ..backend import ArgumentCheck, Backend, GroupCall, Run
 from ..plans.operand import Operand
 from .block_frames import block_frames
 from .launch_plan import LaunchedCollective
 from .launch_reports import LaunchedName, LaunchReports
 from .peer_plan import PeerPlan, build_peer_plan
 from .peer_segments import MAX_CHANNELS, PeerGpu, PeerSegments
-from .virtual_devices import CHANNEL_BYTES
+from .virtual_devices import CHANNEL_BYTES, new_block
 
 __all__ = ["PeerHost", "PeerMemoryBackend"]
 
@@ -80,7 +80,7 @@ class PeerMemoryBackend:
     shares_memory = False
 
     def __init__(self, host: PeerHost, gpu: PeerGpu):
-        self.host, self.gpu = host, gpu
+        self.host, self.gpu, self.library = host, gpu, gpu.library
         self.world = host.job.world
         words = host.job.failure_words()
         self._words = words.ctypes.data
@@ -93,6 +93,20 @@ class PeerMemoryBackend:
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype) -> Any:
         """See `Backend`."""
         return self.gpu.allocate(shape, dtype)
+
+    def new_block(self, value: Any) -> Any:
+        """See `Backend`."""
+        return new_block(self.gpu, value)
+
+    def wait(self) -> None:
+        """See `Backend`."""
+        self.gpu.wait()
+        self.check()
+        self.library.check()
+
+    def record(self, run: Run, program: Program) -> Run:
+        """See `Backend`. The hosts agree before each collective, which a CUDA graph could not do."""
+        return run
 
     def compile_group(
         self, collectives: Sequence[tuple[Equation, Schedule]], mesh: Mesh, identity: Callable[[Equation], str]
@@ -136,7 +150,7 @@ class PeerMemoryBackend:
 
     def note_exception(self, functions: Sequence[Any], done: int, inside: bool, error: BaseException) -> None:
         """See `Backend`."""
-        self.host.note_exception([function.entry.group for function in functions], done, inside, error)
+        self.host.note_exception([function.agreement for function in functions], done, inside, error)
 
     def gather_whole(self, block: Any, shape: tuple[int, ...], sharding: Sharding) -> np.ndarray:
         """See `Backend`. It goes through the host."""
@@ -153,16 +167,15 @@ class PeerMemoryBackend:
         return lambda blocks, values: check([self._to_host(block) for block in blocks], values)
 
     def _to_host(self, block: Any) -> np.ndarray:
-        copy = self.gpu.to_host(block)
-        self.check()
-        return copy
+        self.wait()
+        return self.library.download(block)
 
     def close(self) -> None:
         """Wait for this rank's launches, and unmap what is not its own. It comes before the process leaves the job.
 
         What peers still launch does not need this rank: a launch ends when they have left its segment.
         """
-        self.gpu.synchronize()
+        self.gpu.wait()
         self.segments.close()
         self.gpu.unmap_host(self._words)
 
@@ -172,11 +185,11 @@ class PeerBarrier:
 
     def __init__(self, backend: PeerMemoryBackend, entry: PeerEntry):
         self.backend, self.entry = backend, entry
+        self.agreement = entry.group
 
     def __call__(self) -> tuple[()]:
         """Wait for all ranks of the group."""
-        self.backend.gpu.synchronize()
-        self.backend.check()
+        self.backend.wait()
         return self.entry()
 
 
@@ -187,6 +200,7 @@ class PeerLaunch:
         self, backend: PeerMemoryBackend, collective: tuple[Equation, Schedule], mesh: Mesh, entry: PeerEntry
     ):
         self.backend, self.gpu, self.mesh, self.entry = backend, backend.gpu, mesh, entry
+        self.agreement = entry.group
         eqn, schedule = collective
         how = lowering(eqn)
         operands = tuple(

@@ -49,14 +49,6 @@ class PeerGpu(Gpu, Protocol):
         """End a `map_host`."""
         ...
 
-    def to_host(self, array: object) -> np.ndarray:
-        """Return a copy in host memory, after all launches."""
-        ...
-
-    def synchronize(self) -> None:
-        """Wait until all launches have ended."""
-        ...
-
 
 class PeerSegments:
     """The segments of all ranks of a mesh, as one of them sees them. `gather` is that of `Backend.gather_whole`."""

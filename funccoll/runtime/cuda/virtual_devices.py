@@ -29,7 +29,7 @@ from .captured_program import CapturedProgram
 from .launch_plan import LaunchedCollective, LaunchPlan, build_launch_plan
 from .launch_reports import LaunchedName, LaunchReports
 
-__all__ = ["CHANNEL_BYTES", "Gpu", "VirtualGpuBackend"]
+__all__ = ["CHANNEL_BYTES", "Gpu", "VirtualGpuBackend", "new_block"]
 
 _ALIGNMENT = 256  # bytes: where allocations of a GPU begin
 CHANNEL_BYTES = 1 << 15
@@ -92,6 +92,11 @@ class Gpu(Protocol):
         ...
 
 
+def new_block(gpu: Gpu, value: Any) -> Any:
+    """Return a copy of an array in a GPU's memory."""
+    return gpu.library.upload(value) if isinstance(value, (np.ndarray, np.generic)) else gpu.library.copy(value)
+
+
 class VirtualGpuBackend:
     """All devices of a mesh on one GPU."""
 
@@ -135,7 +140,7 @@ class VirtualGpuBackend:
 
     def new_block(self, value: Any) -> Any:
         """See `Backend`."""
-        return self.library.upload(value) if isinstance(value, (np.ndarray, np.generic)) else self.library.copy(value)
+        return new_block(self.gpu, value)
 
     def wait(self) -> None:
         """See `Backend`."""

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ...schedules.collective import Collective
+from ..array_library import ArrayLibrary
 from ..plans.operand import Operand
 
 __all__ = ["FlatOperand", "GpuEvent", "NcclGpu"]
@@ -33,6 +34,11 @@ class NcclGpu(Protocol):
     bus_id: str
     """The PCI bus id, or what names a partition of a GPU: equal in two processes when they use the same."""
 
+    @property
+    def library(self) -> ArrayLibrary:
+        """The library of its arrays."""
+        ...
+
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype) -> Any:
         """Return a new C-contiguous array with undefined values. Raises MemoryError."""
         ...
@@ -49,8 +55,8 @@ class NcclGpu(Protocol):
         """Return the address of an array's first element."""
         ...
 
-    def download(self, array: Any) -> np.ndarray:
-        """Return a copy in host memory, after what was enqueued before."""
+    def wait(self) -> None:
+        """Wait until all that was enqueued so far has ended."""
         ...
 
     def stream(self) -> int:

@@ -15,11 +15,12 @@ import numpy as np
 
 from ...arrays.array_layout import ArrayLayout
 from ...errors import MeshError
-from ...ir import Equation, Var
+from ...ir import Equation, Program, Var
 from ...mesh import Mesh, Sharding
 from ...primitives.collectives.record import lowering
 from ...schedules.schedule import Schedule, build
-from ..backend import ArgumentCheck, GroupCall
+from ..array_library import ArrayLibrary
+from ..backend import ArgumentCheck, GroupCall, Run
 from ..plans.operand import Operand
 from ..shm.collective_group import CollectiveGroup, GroupedCollective
 from ..shm.diagnosis import Diagnosis
@@ -56,6 +57,25 @@ class NcclBackend:
         """See `Backend`."""
         return self.job.gpu.allocate(shape, dtype)
 
+    @property
+    def library(self) -> ArrayLibrary:
+        """See `Backend`."""
+        return self.job.gpu.library
+
+    def new_block(self, value: Any) -> Any:
+        """See `Backend`."""
+        return self.library.copy(self.library.upload(value) if isinstance(value, (np.ndarray, np.generic)) else value)
+
+    def wait(self) -> None:
+        """See `Backend`."""
+        self.job.gpu.wait()
+        self.check()
+        self.library.check()
+
+    def record(self, run: Run, program: Program) -> Run:
+        """See `Backend`. The hosts agree before each collective, which a CUDA graph could not do."""
+        return run
+
     def compile_group(
         self, collectives: Sequence[tuple[Equation, Schedule]], mesh: Mesh, identity: Callable[[Equation], str]
     ) -> Sequence[GroupCall]:
@@ -86,9 +106,8 @@ class NcclBackend:
         self.job.check()
 
     def _download(self, array: Any) -> np.ndarray:
-        found = self.job.gpu.download(array)
-        self.check()
-        return found
+        self.wait()
+        return self.library.download(array)
 
     def communicator(self, mesh: Mesh, axes: Sequence[str]) -> Any:
         """NCCL's communicator of this rank along axes, None for a group of one rank. All ranks come here in one order."""
