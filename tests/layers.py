@@ -65,8 +65,8 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "runtime.cuda": (
         ("block_frames", "captured_program", "cupy_kernels", "cupy_ufuncs", "deferred_checks", "launch_plan", "launch_reports"),
-        ("cupy_indexing", "peer_plan", "virtual_devices"), ("cupy_library", "peer_segments"), ("peer_memory",), ("cupy_gpu",),
-        ("gpu",),
+        ("cupy_indexing", "peer_plan", "virtual_devices"), ("cupy_library", "peer_segments"), ("peer_memory",),
+        ("array_fold",), ("cupy_gpu", "job_gpus"), ("gpu",),
     ),
     "runtime.shm": (
         ("arena",), ("heap",), ("wait_graph",), ("plan",), ("communicators", "results"), ("diagnosis",),

@@ -19,10 +19,8 @@ from collective_cases import HALVES
 
 import funccoll as fc
 from funccoll import P
-from funccoll.compiler import choose_schedules, stages
-from funccoll.ir import Equation
+from funccoll.compiler import stages
 from funccoll.mesh import Mesh
-from funccoll.primitives.collectives.record import lowering
 from funccoll.primitives.combining import fold
 from funccoll.runtime.job import world
 from funccoll.runtime.nccl import watchdog
@@ -30,7 +28,6 @@ from funccoll.runtime.nccl.native import ALGORITHM
 from funccoll.runtime.nccl.nccl_backend import NcclBackend
 from funccoll.runtime.nccl.nccl_job import NcclJob
 from funccoll.runtime.shm.shm_backend import SharedMemoryBackend
-from funccoll.schedules.registry import Algorithm, find
 
 
 @functools.cache
@@ -60,8 +57,7 @@ def _mesh(axes: tuple[tuple[str, int], ...]) -> Mesh:
 def install(native: bool) -> None:
     """Let programs run over NCCL, natively or by rounds of messages where the user names no algorithm."""
     if native:
-        stages.choose = lambda eqn: ALGORITHM
-        choose_schedules._find = _find
+        stages.choose = lambda eqn, mesh: ALGORITHM
     fc.make_mesh = make_mesh
     process_cases.Comparing.mesh = staticmethod(make_mesh)
 
@@ -74,12 +70,6 @@ class Near(process_cases.Comparing):
             return found == wanted
         found, wanted = (np.frombuffer(x, dtype).astype(np.float32) for x in (found, wanted))
         return np.allclose(found, wanted, rtol=0.05, atol=0.1)
-
-
-def _find(eqn: Equation) -> Algorithm:
-    """The algorithm of a schedule: the kind's first one, which runs where NCCL cannot, when the equation is native."""
-    name = eqn.params["algorithm"]
-    return find(lowering(eqn).kind, None if name == ALGORITHM else name, eqn.params["size"])
 
 
 def compare(what: str, file: str, near: bool = False) -> None:
@@ -232,6 +222,12 @@ def forked() -> None:
 
 def before(what: str) -> None:
     """As in `process_cases.py`: rank 1 is not where rank 0 expects it."""
+
+    def settle() -> None:  # the streams are done, and then the hosts wait for each other
+        nccl_job().gpu.wait()
+        fc.jit(lambda: fc.barrier("d"), mesh=world.make_mesh({"d": fc.world_size()}))()
+
+    process_cases.settle = settle
     process_cases.failure(what)
     nccl_job().end()
     print_ends()

@@ -1,6 +1,7 @@
 """Passes: what each rewrites, and that none changes a bit of any result."""
 
 import copy
+import functools
 import pickle
 import sys
 import time
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 
 import funccoll as fc
 from funccoll import P
-from funccoll.compiler.choose_schedules import choose, schedules_of
+from funccoll.compiler import choose_schedules
+from funccoll.compiler.choose_schedules import schedules_of
 from funccoll.ir import Equation, Program, Var
 from funccoll.passes import PASSES, STAGES, run_passes
 from funccoll.passes.buffers import plan_buffers
@@ -27,6 +29,7 @@ from funccoll.types import ArrayType
 
 MESH = fc.make_mesh({"data": 4, "model": 2})
 X = np.random.default_rng(0).normal(size=(8, 8)).astype(np.float32)
+choose = functools.partial(choose_schedules.choose, mesh=MESH)
 
 
 def programs(fn, *args, in_specs=P("data"), out_specs=P("data"), mesh=MESH):

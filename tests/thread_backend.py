@@ -31,7 +31,7 @@ PATIENCE = 120.0
 class ThreadBackend:
     """One rank of a job of threads."""
 
-    name, shares_memory, library = "threads", False, NUMPY
+    name, shares_memory, library, native_algorithms = "threads", False, NUMPY, ()
 
     def __init__(self, rank: int, queues: dict[tuple[int, int], queue.Queue]):
         self.rank, self.queues = rank, queues
@@ -42,6 +42,9 @@ class ThreadBackend:
 
     def new_block(self, value: np.ndarray) -> np.ndarray:
         return host_block(value, self.allocate)
+
+    def native_algorithm(self, *question: Any) -> None:
+        pass
 
     def wait(self) -> None:
         pass  # calls are synchronous

@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ScheduleError, at_source
 from ..ir import Equation, Program
+from ..mesh import Mesh
 from ..primitives.collectives.record import lowering
+from ..runtime.backend import NATIVE_ALGORITHMS
 from ..types import is_inexact
 
 if TYPE_CHECKING:
+    from ..schedules.model.topology import Topology
     from ..schedules.registry import Algorithm
     from ..schedules.schedule import Schedule
 
@@ -26,28 +29,43 @@ LARGE = 256
 abstract mesh, where nothing runs, a schedule is proved only when it is asked for, because proofs take seconds."""
 
 
-def check_algorithms(program: Program) -> None:
-    """Raise ScheduleError, at the collective's line, for an algorithm that does not exist, or not for its size."""
+def check_algorithms(program: Program, mesh: Mesh) -> None:
+    """Raise ScheduleError, at the collective's line, for an algorithm that does not exist, or not for its size or mesh."""
     for eqn in program.collectives():
-        if eqn.params["algorithm"] is not None:
+        name = eqn.params["algorithm"]
+        if name is not None:
             with at_source(eqn.source):
+                if name in NATIVE_ALGORITHMS and name not in getattr(mesh.backend, "native_algorithms", ()):
+                    raise ScheduleError(
+                        f"{eqn.primitive.name}: algorithm={name!r} is {NATIVE_ALGORITHMS[name]}, which {mesh!r} does not have. "
+                        "Leave it out, or name one of fc.schedules.algorithms."
+                    )
                 _find(eqn)
 
 
 def _find(eqn: Equation) -> Algorithm:
-    """The algorithm that a collective names, else the first one for its size."""
+    """The algorithm that a collective names, else the first one for its size: of a native one, what runs in its place."""
     from ..schedules.registry import find
 
-    return find(lowering(eqn).kind, eqn.params["algorithm"], eqn.params["size"])
+    name = eqn.params["algorithm"]
+    return find(lowering(eqn).kind, None if name in NATIVE_ALGORITHMS else name, eqn.params["size"])
 
 
-def choose(eqn: Equation) -> str:
-    """The algorithm for a collective when the user names none: the one that costs least on one host.
+def _topology(mesh: Mesh, size: int) -> Topology:
+    """The topology of a collective of a mesh."""
+    from ..schedules.model.topology import Topology
 
-    For a reduction it is a left fold in rank order at every size, so that the choice never changes bits.
+    if mesh.device_type == "cpu":
+        return Topology.one_host(size)
+    return Topology.one_gpu(size) if mesh.is_fully_addressable else Topology.nvlink(size)
+
+
+def choose(eqn: Equation, mesh: Mesh) -> str:
+    """The algorithm for a collective when the user names none: the one that costs least on the mesh's host.
+
+    Of those that are proved, a reduction's is a left fold in rank order at every size, so that the choice never changes bits.
     """
     from ..schedules.model.select import select
-    from ..schedules.model.topology import Topology
 
     how, size = lowering(eqn), eqn.params["size"]
     if size > LARGE:
@@ -56,8 +74,13 @@ def choose(eqn: Equation) -> str:
     dtypes = [a.type.dtype for a in eqn.inputs]
     narrow = [d for d in dtypes if d.itemsize == 2 and is_inexact(d)]  # one of 16 bits restricts the choice
     dtype = next(iter(narrow or dtypes), None)
+    nbytes = max(1, *sides)
     with at_source(eqn.source):
-        return select(how.kind, Topology.one_host(size), max(1, *sides), dtype=dtype, **how.options).algorithm
+        if mesh.backend is not None:
+            native = mesh.backend.native_algorithm(how.kind, how.op, dtypes, nbytes, size, how.options)
+            if native is not None:
+                return native
+        return select(how.kind, _topology(mesh, size), nbytes, dtype=dtype, **how.options).algorithm
 
 
 def is_large(program: Program) -> bool:

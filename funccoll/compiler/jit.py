@@ -262,7 +262,7 @@ class Jitted(Generic[Params, R]):
         program, captured = stage(
             flat, [x.type for x in layouts], weak=weak, axis_sizes=self.mesh.shape, label=self._name
         )
-        check_algorithms(program)
+        check_algorithms(program, self.mesh)
         for value in captured:
             if isinstance(value, Traced):
                 raise TraceError(

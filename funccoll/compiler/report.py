@@ -12,6 +12,7 @@ from ..errors import Source
 from ..ir import Equation, Program
 from ..primitives.collectives.record import lowering
 from ..primitives.linalg import einsum_p, matmul_p
+from ..runtime.backend import NATIVE_ALGORITHMS
 from ..types import dtype_name
 
 __all__ = ["CollectiveRow", "CollectiveTable", "cost_analysis"]
@@ -70,8 +71,12 @@ def _row(eqn: Equation, program: Program) -> CollectiveRow:
     size = math.prod(program.axis_sizes[a] for a in axes)
     return CollectiveRow(
         eqn.primitive.name, lowering(eqn).op, axes, size, len(eqn.inputs), ",".join(dtypes),
-        sum(a.type.nbytes for a in eqn.inputs), eqn.params["algorithm"] or "", eqn.source,
+        sum(a.type.nbytes for a in eqn.inputs), _schedule(eqn.params["algorithm"]), eqn.source,
     )  # fmt: skip
+
+
+def _schedule(algorithm: str | None) -> str:
+    return f"{algorithm} (native: not proved)" if algorithm in NATIVE_ALGORITHMS else algorithm or ""
 
 
 def _flops(eqn: Equation) -> float:

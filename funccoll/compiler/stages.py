@@ -118,7 +118,8 @@ class TracedFunction(_Stage):
         """
         with user_frames():
             first = [traced.lower() for traced in self.redistributions]
-            lowered = Lowered(run_passes(self.program, choose, _checks_passes()), self.signature, first)
+            found = functools.partial(choose, mesh=self.mesh)
+            lowered = Lowered(run_passes(self.program, found, _checks_passes()), self.signature, first)
             if not (self.mesh.is_abstract and is_large(lowered.program)):
                 _ = lowered.schedules
         return lowered

@@ -19,6 +19,8 @@ class ArrayLibrary(Protocol):
 
     array_type: type
     """The type of its arrays."""
+    namespace: Any
+    """Its module: `numpy`, `cupy`."""
 
     def asarray(self, x: Any, what: str = "x") -> Any:
         """Return an argument as an array of the library: itself where it is one, else a copy or a view of it.
@@ -56,6 +58,7 @@ class NumpyLibrary:
     """NumPy, which holds the arrays in host memory. A primitive's reference computes it."""
 
     array_type = np.ndarray
+    namespace = np
 
     def asarray(self, x: Any, what: str = "x") -> np.ndarray:
         """See `ArrayLibrary`."""

@@ -7,7 +7,7 @@ else in funccoll knows how devices communicate. Backends are found by name and i
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from .array_library import ArrayLibrary
 
 __all__ = [
-    "ArgumentCheck", "Backend", "Copies", "GroupCall", "JobBackend", "Run", "choose_job_backend", "host_block",
-    "load_backend",
+    "NATIVE_ALGORITHMS", "ArgumentCheck", "Backend", "Copies", "GroupCall", "JobBackend", "Run", "choose_job_backend",
+    "host_block", "load_backend",
 ]  # fmt: skip
 
 Copies = Any
@@ -31,6 +31,9 @@ Copies = Any
 
 Run = Callable[..., Sequence[Copies]]
 """A compiled program: from the copies of each input to those of each output."""
+
+NATIVE_ALGORITHMS = {"nccl": "NCCL's own collective, between GPUs of a job, one for each process"}
+"""Algorithms that are a transport's own: no schedule says what they do, so that they are not proved. Name -> description."""
 
 ArgumentCheck = Callable[[Sequence[Any], Sequence[np.ndarray | None]], None]
 """A check of a call's arguments, from this process's blocks of them, and the global values of those that are not Arrays."""
@@ -56,6 +59,12 @@ class Backend(Protocol):
     """True where the devices of a mesh read each other's arrays in place: their operands are best computed into memory
     from `allocate`."""
 
+
+    @property
+    def native_algorithms(self) -> tuple[str, ...]:
+        """The names of NATIVE_ALGORITHMS that its collectives can have."""
+        ...
+
     @property
     def library(self) -> ArrayLibrary:
         """The library of the blocks, which computes between collectives."""
@@ -71,6 +80,15 @@ class Backend(Protocol):
 
     def wait(self) -> None:
         """Wait until the results of all calls so far are there. Raises what went wrong in them."""
+        ...
+
+    def native_algorithm(
+        self, kind: str, op: str, dtypes: Sequence[np.dtype], nbytes: int, nranks: int, options: Mapping[str, Any]
+    ) -> str | None:
+        """Return the native algorithm of a collective for which the user names none, where it costs less; None for a schedule.
+
+        `nbytes` and `options` are those of `schedules.model.select`.
+        """
         ...
 
     def compile_group(

@@ -58,6 +58,7 @@ class CupyLibrary:
     def __init__(self, cupy: Any, kernels: Any, special: Any = None):
         self._cupy, self._kernels, self._special = cupy, kernels, special
         self.array_type: type = cupy.ndarray
+        self.namespace = cupy
         self._has_bfloat16 = "EE->E" in cupy.add.types
         self.checks = DeferredChecks(cupy)
         """Read by `download` and `check`."""

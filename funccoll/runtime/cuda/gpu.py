@@ -6,9 +6,10 @@ import functools
 import os
 from typing import Any
 
-from ...errors import DeviceError, PlannedError
+from ...errors import DeviceError
 from ...mesh import Mesh
 from ..backend import Backend
+from ..shm.shm_backend import MeshBackend
 from .virtual_devices import Gpu, VirtualGpuBackend
 
 __all__ = ["BACKEND", "current_gpu", "gpu_backend", "missing"]
@@ -69,9 +70,12 @@ def gpu_backend(mesh: Mesh, host: Backend | None) -> Backend:
     Raises: DeviceError where no GPU can be used.
     """
     gpu = current_gpu()
-    if not mesh.is_fully_addressable:
-        raise PlannedError("meshes of several GPUs are planned; today one process has virtual devices on one GPU.")
-    return VirtualGpuBackend(gpu)
+    if mesh.is_fully_addressable:
+        return VirtualGpuBackend(gpu)
+    from .job_gpus import JobGpuBackend  # here: a process alone needs no NCCL
+
+    assert isinstance(host, MeshBackend)
+    return JobGpuBackend(mesh, host, gpu)
 
 
 BACKEND = gpu_backend

@@ -19,8 +19,8 @@ end of every launch. A launch that ends early does not advance it, and no later 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -32,8 +32,10 @@ from ...kernels.block import MAX_OPERANDS
 from ...mesh import Mesh, Sharding
 from ...primitives.collectives.record import lowering
 from ...schedules.schedule import Schedule
-from ..backend import ArgumentCheck, Backend, GroupCall, Run
+from ..backend import ArgumentCheck, GroupCall, Run
 from ..plans.operand import Operand
+from ..shm.entry import Entry
+from ..shm.shm_backend import MeshBackend
 from .block_frames import block_frames
 from .launch_plan import LaunchedCollective
 from .launch_reports import LaunchedName, LaunchReports
@@ -41,33 +43,7 @@ from .peer_plan import PeerPlan, build_peer_plan
 from .peer_segments import MAX_CHANNELS, PeerGpu, PeerSegments
 from .virtual_devices import CHANNEL_BYTES, new_block
 
-__all__ = ["PeerHost", "PeerMemoryBackend"]
-
-
-class PeerEntry(Protocol):
-    """The barrier of the host before a collective; see `runtime.shm.entry`."""
-
-    group: Any
-    members: Sequence[int]
-    count: int
-
-    def __call__(self) -> tuple[()]: ...
-    def failed(self, peer: int, waited_s: float | None) -> FunccollError: ...
-    def over(self) -> FunccollError: ...
-    def abandon(self, error: BaseException, memory: object) -> None: ...
-
-
-class PeerHost(Backend, Protocol):
-    """The backend of the same mesh on the host."""
-
-    job: Any
-    """Its part of the job: `failure_words()`, and `world`, with `rank` and `timeout`."""
-
-    def compile_entry(
-        self, collective: tuple[Equation, Schedule], mesh: Mesh, identity: Callable[[Equation], str]
-    ) -> PeerEntry:
-        """Return the barrier before a collective."""
-        ...
+__all__ = ["PeerMemoryBackend"]
 
 
 class PeerMemoryBackend:
@@ -78,9 +54,11 @@ class PeerMemoryBackend:
 
     name = "cuda peer memory"
     shares_memory = False
+    native_algorithms = ()
 
-    def __init__(self, host: PeerHost, gpu: PeerGpu):
+    def __init__(self, host: MeshBackend, gpu: PeerGpu):
         self.host, self.gpu, self.library = host, gpu, gpu.library
+        assert host.job.world is not None
         self.world = host.job.world
         words = host.job.failure_words()
         self._words = words.ctypes.data
@@ -107,6 +85,11 @@ class PeerMemoryBackend:
     def record(self, run: Run, program: Program) -> Run:
         """See `Backend`. The hosts agree before each collective, which a CUDA graph could not do."""
         return run
+
+    def native_algorithm(
+        self, kind: str, op: str, dtypes: Sequence[np.dtype], nbytes: int, nranks: int, options: Mapping[str, Any]
+    ) -> None:
+        """See `Backend`. It has none."""
 
     def compile_group(
         self, collectives: Sequence[tuple[Equation, Schedule]], mesh: Mesh, identity: Callable[[Equation], str]
@@ -139,7 +122,7 @@ class PeerMemoryBackend:
             raise self._over()
         report = self.reports.found()
         if report is not None:
-            entry: PeerEntry = report.launch.owner
+            entry: Entry = report.launch.owner
             error = entry.failed(report.peer, self.world.timeout if report.waited else None)
             self._over = entry.over
             try:
@@ -183,7 +166,7 @@ class PeerMemoryBackend:
 class PeerBarrier:
     """A barrier: this rank's launches have ended, then the host waits for the others."""
 
-    def __init__(self, backend: PeerMemoryBackend, entry: PeerEntry):
+    def __init__(self, backend: PeerMemoryBackend, entry: Entry):
         self.backend, self.entry = backend, entry
         self.agreement = entry.group
 
@@ -197,7 +180,7 @@ class PeerLaunch:
     """One collective: a function from this rank's inputs to its outputs."""
 
     def __init__(
-        self, backend: PeerMemoryBackend, collective: tuple[Equation, Schedule], mesh: Mesh, entry: PeerEntry
+        self, backend: PeerMemoryBackend, collective: tuple[Equation, Schedule], mesh: Mesh, entry: Entry
     ):
         self.backend, self.gpu, self.mesh, self.entry = backend, backend.gpu, mesh, entry
         self.agreement = entry.group

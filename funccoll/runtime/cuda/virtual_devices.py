@@ -6,7 +6,7 @@ A value that is equal on several devices is one array, as in `runtime.local`; a 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Protocol
 
@@ -102,6 +102,7 @@ class VirtualGpuBackend:
 
     name = "cuda"
     shares_memory = True
+    native_algorithms = ()
 
     def __init__(self, gpu: Gpu):
         self.gpu, self.library = gpu, gpu.library
@@ -147,6 +148,11 @@ class VirtualGpuBackend:
         self.gpu.wait()
         self.check()
         self.library.check()
+
+    def native_algorithm(
+        self, kind: str, op: str, dtypes: Sequence[np.dtype], nbytes: int, nranks: int, options: Mapping[str, Any]
+    ) -> None:
+        """See `Backend`. It has none."""
 
     def compile_group(
         self, collectives: Sequence[tuple[Equation, Schedule]], mesh: Mesh, identity: Callable[[Equation], str]

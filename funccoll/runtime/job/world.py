@@ -10,6 +10,7 @@ import os
 import resource
 import sys
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,8 @@ class World:
         self.rank, self.world, self.watch, self.backend, self.timeout = rank, world, watch, backend, timeout
         self.fork_bytes = fork_bytes
         self.mesh_numbers = itertools.count(1)
+        self.at_leave = ExitStack()
+        """Functions that are called before this process leaves the job, the last one first."""
         backend.join(self)
 
 
@@ -170,9 +173,12 @@ class _Membership:
         if left is not None:
             self.generation += 1
             os.environ.pop(_JOINED, None)
-            left.backend.end("this process has left the job of this mesh (fc.finalize). Make a new mesh and compile anew.")
-            left.watch.leave()
-            left.backend.close()
+            try:
+                left.at_leave.close()
+            finally:
+                left.backend.end("this process has left the job of this mesh (fc.finalize). Make a new mesh and compile anew.")
+                left.watch.leave()
+                left.backend.close()
 
     def before_fork(self) -> None:
         """Prepare for a fork of this process."""

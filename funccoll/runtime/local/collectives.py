@@ -5,7 +5,7 @@ They run over each group of devices, from copies to copies, reductions in the or
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,6 +28,7 @@ class LocalBackend:
     name = "local"
     shares_memory = True
     library = NUMPY
+    native_algorithms = ()
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         """See `Backend`."""
@@ -39,6 +40,11 @@ class LocalBackend:
 
     def wait(self) -> None:
         """See `Backend`. Calls are synchronous."""
+
+    def native_algorithm(
+        self, kind: str, op: str, dtypes: Sequence[np.dtype], nbytes: int, nranks: int, options: Mapping[str, Any]
+    ) -> None:
+        """See `Backend`. It has none."""
 
     def compile_group(
         self, collectives: Sequence[tuple[Equation, Schedule]], mesh: Mesh, identity: Callable[[Equation], str]

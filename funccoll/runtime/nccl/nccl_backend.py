@@ -42,6 +42,7 @@ class NcclBackend:
 
     name = "nccl"
     shares_memory = False
+    native_algorithms = ()
 
     def __init__(self, job: NcclJob, host: MeshBackend):
         self.job, self.host = job, host
@@ -75,6 +76,11 @@ class NcclBackend:
     def record(self, run: Run, program: Program) -> Run:
         """See `Backend`. The hosts agree before each collective, which a CUDA graph could not do."""
         return run
+
+    def native_algorithm(
+        self, kind: str, op: str, dtypes: Sequence[np.dtype], nbytes: int, nranks: int, options: Mapping[str, Any]
+    ) -> None:
+        """See `Backend`. It has none."""
 
     def compile_group(
         self, collectives: Sequence[tuple[Equation, Schedule]], mesh: Mesh, identity: Callable[[Equation], str]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -115,6 +115,7 @@ class MeshBackend:
     name = SharedMemoryBackend.name
     shares_memory = True
     library = NUMPY
+    native_algorithms = ()
 
     def __init__(self, job: SharedMemoryBackend, number: int):
         self.job, self.number = job, number
@@ -136,6 +137,11 @@ class MeshBackend:
 
     def wait(self) -> None:
         """See `Backend`. Calls are synchronous."""
+
+    def native_algorithm(
+        self, kind: str, op: str, dtypes: Sequence[np.dtype], nbytes: int, nranks: int, options: Mapping[str, Any]
+    ) -> None:
+        """See `Backend`. It has none."""
 
     def compile_group(
         self, collectives: Sequence[tuple[Equation, Schedule]], mesh: Mesh, identity: Callable[[Equation], str]

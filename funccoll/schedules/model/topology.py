@@ -91,6 +91,24 @@ class Topology:
         return cls("one_host", 1, p, _SHARED_MEMORY, _SHARED_MEMORY, 1 / 10e9)
 
     @classmethod
+    def one_gpu(cls, p: int) -> Topology:
+        """p virtual devices that share one H100: each moves 1/p of its memory's 3.35 TB/s.
+
+        1 µs to see what another multiprocessor has written is assumed, not measured.
+        """
+        link = Link("GPU memory", 1e-6, p / 3.35e12, shared=True)
+        return cls("one_gpu", 1, p, link, link, 3 * p / 3.35e12)
+
+    @classmethod
+    def nvlink(cls, p: int) -> Topology:
+        """p H100 of one host that map each other's memory over NVLink 4 (450 GB/s each way).
+
+        2 µs to see what another GPU has written are assumed, not measured.
+        """
+        link = Link("NVLink memory", 2e-6, 1 / 450e9, shared=True)
+        return cls("nvlink", 1, p, link, link, 3 / 3.35e12)
+
+    @classmethod
     def nvlink_infiniband(cls, hosts: int, each: int = 8) -> Topology:
         """H100 hosts: NVLink 4 (450 GB/s each way) inside, one 400 Gb/s InfiniBand port per GPU between them.
 
