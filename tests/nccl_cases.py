@@ -225,8 +225,9 @@ def before(what: str) -> None:
 
     def settle() -> None:  # the streams are done, and then the hosts wait for each other
         nccl_job().gpu.wait()
-        fc.jit(lambda: fc.barrier("d"), mesh=world.make_mesh({"d": fc.world_size()}))()
+        hosts()
 
+    hosts = fc.jit(lambda: fc.barrier("d"), mesh=world.make_mesh({"d": fc.world_size()}))
     process_cases.settle = settle
     process_cases.failure(what)
     nccl_job().end()
