@@ -45,10 +45,11 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 
-# With the packages of PYTHON, which has CuPy and numba-cuda: builds no environment.
+# With the packages of PYTHON, which has CuPy and numba-cuda: builds no environment. PARTS are some of its parts, separated by
+# commas; TOTAL is the seconds that all of them may take, and what does not fit is not begun.
 OUT_DIR ?= gpu-check
 gpu-check:
-	$(PYTHON) benchmarks/gpu.py --out $(OUT_DIR)
+	$(PYTHON) benchmarks/gpu.py --out $(OUT_DIR) $(PARTS:%=--parts %) $(TOTAL:%=--total %)
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/core.py

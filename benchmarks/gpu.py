@@ -1,184 +1,234 @@
 """A check of a machine with a GPU, with the packages that it has: `make gpu-check PYTHON=python3 OUT_DIR=folder`.
 
-Each part is a process of its own, which is stopped after 8 minutes; what it finds goes to one JSON file, and a summary to
-stdout. Parts that need what is not there are skipped, with the reason. Exit code 1 when a part fails.
+Each trial of a part is a process of its own, and a part is stopped after 8 minutes. What is found is printed and written as it
+comes, to `gpu.json`, `summary.txt` and `log.txt`; parts that an earlier run has left in `gpu.json` stay there, with the commit
+that they were of. Parts that need what is not there are skipped, with the reason. Exit code 1 when something fails.
+
+    python benchmarks/gpu.py --parts machine,kernels --total 560 --out folder
+    python benchmarks/gpu.py --join one/gpu.json other/gpu.json --out folder      # several runs as one
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
-import importlib
-import importlib.metadata
+import datetime
 import json
+import math
 import os
-import platform
+import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-ROOT = Path(__file__).parent.parent
-LIMIT = 480
+from gpu_parts import FACTS, PARTS, Part, Trial
+from gpu_summary import first_line, summary
+from gpu_trial import MARK, ROOT, SKIPPED, environment
+
+LIMIT = 480.0
 """Seconds of one part."""
-PACKAGES = ("numpy", "numba", "numba-cuda", "llvmlite", "optree", "ml_dtypes", "cupy-cuda12x", "cupy-cuda13x", "cuda-bindings",
-            "nvidia-nvvm", "nvidia-nvjitlink", "nvidia-cuda-nvrtc", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "torch", "jax",
-            "pytest")  # fmt: skip
+_LEAST = 2.0
+"""Seconds without which a trial is not begun."""
 
 
-class Skipped(Exception):
-    """The reason why a part cannot run here."""
+class Check:
+    """One run: the processes of its trials, and the files that it leaves."""
 
+    def __init__(self, out: Path, limit: float = LIMIT, total: float | None = None, rehearses: bool = False):
+        self.out, self.limit, self.rehearses = out, limit, rehearses
+        self.end = math.inf if total is None else time.monotonic() + total
+        out.mkdir(parents=True, exist_ok=True)
+        self.file, self.lock = out / "gpu.json", threading.RLock()
+        self.report: dict[str, Any] = json.loads(self.file.read_text()) if self.file.exists() else {}
+        self.running: set[subprocess.Popen[str]] = set()
+        self.about = {"date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "commit": _commit()}
+        self.log: TextIO = (out / "log.txt").open("w", encoding="utf-8")
+        self.told_to_stop = False
 
-def machine() -> dict[str, Any]:
-    """Versions of what is installed, and the GPU."""
-    found: dict[str, Any] = {"python": platform.python_version(), "packages": {}}
-    for name in PACKAGES:
+    def run(self, parts: Mapping[str, Part]) -> int:
+        """Run the machine's facts and these parts, and write the summary, also when told to stop. Returns the exit code."""
+        previous = {number: signal.signal(number, self.stop) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
-            found["packages"][name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found["packages"][name] = None
-    found["driver"] = _driver()
-    found["nvvm"] = _tried(lambda: importlib.import_module("cuda.bindings.nvvm").version())
-    found["nvjitlink"] = _tried(lambda: importlib.import_module("cuda.bindings.nvjitlink").version())
-    found["nvrtc"] = _tried(lambda: importlib.import_module("cupy").cuda.nvrtc.getVersion())
-    found["nccl"] = _tried(lambda: importlib.import_module("cupy.cuda.nccl").get_version())
-    found["gpu"] = _tried(_gpu)
-    return found
+            for name, part in {"facts": FACTS, **parts}.items():
+                self.run_part(name, part)
+        finally:
+            self.stop()
+            page = summary(self.report)
+            (self.out / "summary.txt").write_text(page)
+            self.log.close()
+            print(f"\n{page}\n{self.out}: gpu.json, summary.txt, log.txt", flush=True)
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+        states = [trial["state"] for name in parts for trial in self.report[name]["trials"].values()]
+        return int(any(state in ("failed", "stopped") for state in states))
 
+    def stop(self, *_: Any) -> None:
+        """End the trials that run, and begin no more."""
+        self.told_to_stop = True
+        for process in list(self.running):
+            _end(process)
 
-def _tried(ask: Callable[[], Any]) -> Any:
-    try:
-        return ask()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
+    def run_part(self, name: str, part: Part) -> None:
+        """Run a part's trials, as many at once as it says."""
+        began = time.monotonic()
+        until = min(began + self.limit, self.end)
+        self.report[name] = {**self.about, "about": part.about, "trials": {}}
+        if name != "facts":  # whose finding is the first line
+            self.say(f"\n{name}: {part.about}")
+        with ThreadPoolExecutor(part.at_once) as pool:
+            list(pool.map(lambda trial: self.run_trial(name, trial, until), part.trials))
+        self.report[name]["seconds"] = round(time.monotonic() - began, 1)
+        self.write()
 
+    def run_trial(self, part: str, trial: Trial, until: float) -> None:
+        """Run one trial until it ends, or its time is over."""
+        result: dict[str, Any] = {"state": "running", "findings": []}
+        with self.lock:
+            self.report[part]["trials"][trial.name] = result
+        began = time.monotonic()
+        seconds = min(trial.seconds, self.limit, until - began)
+        if seconds < _LEAST or self.told_to_stop:
+            state, why = "not run", "no time was left"
+        else:
+            timed_out, tail = self._follow(part, trial, seconds, result)
+            result["seconds"] = round(time.monotonic() - began, 1)
+            state, why = _outcome(result, tail)
+            if timed_out or (self.told_to_stop and state == "failed"):
+                state, why = "stopped", f"after {result['seconds']:.0f} s"
+            if state in ("failed", "stopped"):
+                result["output"] = tail
+        with self.lock:
+            result.update(state=state, **({"why": why} if why else {}))
+        if part != "facts" or state != "done":
+            took = f", {result['seconds']} s" if "seconds" in result else ""
+            self.say(f"  {trial.name}: {state}{took}{f': {why}' if why else ''}"[:600])
+        self.write()
 
-def _driver() -> str:
-    try:
-        library = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return "no driver (libcuda.so.1)"
-    version = ctypes.c_int()
-    code = library.cuInit(0) or library.cuDriverGetVersion(ctypes.byref(version))
-    return f"error {code}" if code else f"CUDA {version.value // 1000}.{version.value % 1000 // 10}"
+    def _follow(self, part: str, trial: Trial, seconds: float, result: dict[str, Any]) -> tuple[bool, str]:
+        """Read what a trial's process prints: (True when its time was over, the end of its output)."""
+        command = [sys.executable, str(ROOT / "benchmarks" / "gpu_trial.py"), trial.function, json.dumps(trial.arguments)]
+        process = subprocess.Popen(
+            command, env=environment(seconds, self.rehearses), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True, errors="replace", process_group=0,
+        )  # fmt: skip
+        self.running.add(process)
+        timed_out = threading.Event()
 
-
-def _gpu() -> dict[str, Any]:
-    cupy = importlib.import_module("cupy")
-    device = cupy.cuda.Device()
-    properties = cupy.cuda.runtime.getDeviceProperties(device.id)
-    return {
-        "name": properties["name"].decode(), "compute capability": device.compute_capability,
-        "multiprocessors": properties["multiProcessorCount"], "bytes": properties["totalGlobalMem"],
-    }  # fmt: skip
-
-
-def _require_gpu() -> Any:
-    if _driver().startswith(("no driver", "error")):
-        raise Skipped(f"{_driver()}: this machine has no NVIDIA GPU that can be used")
-    try:
-        return importlib.import_module("cupy")
-    except ImportError as error:
-        raise Skipped(f"CuPy: {error}; pip install 'funccoll[cuda13]'") from None
-
-
-def collectives(sizes: tuple[int, ...] = (1, 2, 4, 8)) -> dict[str, Any]:
-    """The table of collectives on virtual devices of one GPU: the bits of virtual devices on the CPU."""
-    cupy = _require_gpu()
-    import numpy as np
-
-    sys.path.insert(0, str(ROOT / "tests"))
-    import process_cases
-
-    import funccoll as fc
-    from funccoll.mesh import Mesh
-    from funccoll.runtime.cuda.cupy_gpu import CupyGpu
-    from funccoll.runtime.cuda.virtual_devices import VirtualGpuBackend
-
-    gpu, report = CupyGpu(), {}
-
-    class Same:
-        programs = 0
-        failures: list[str] = []  # noqa: RUF012
-
-        def mesh(self, axes: dict[str, int]) -> Mesh:
-            return Mesh(axes, process_cases.virtual(axes).devices, backend=VirtualGpuBackend(gpu))
-
-        def __call__(self, fn: Any, axes: Any, args: Any, in_specs: Any, out_specs: Any) -> None:
-            self.programs += 1
-            specs = {"in_specs": in_specs, "out_specs": out_specs}
+        def watch() -> None:
             try:
-                wanted = fc.tree.leaves(fc.jit(fn, mesh=process_cases.virtual(axes), **specs)(*args))
-                run = fc.jit(fn, mesh=self.mesh(axes), **specs)
-                for _ in range(2):
-                    for want, have in zip(wanted, fc.tree.leaves(run(*args)), strict=True):
-                        for device, (w, h) in enumerate(zip(want.shards, have.shards, strict=True)):
-                            bits = [np.ascontiguousarray(x).tobytes() for x in (w, cupy.asnumpy(h))]
-                            assert bits[0] == bits[1], f"other bits on device {device}"
-            except Exception as error:
-                self.failures.append(f"{axes} {fn}: {type(error).__name__}: {error}"[:600])
+                process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                timed_out.set()
+            _end(process)  # and what it has started, so that the pipe ends
 
-    for n in sizes:
-        same, began = Same(), time.monotonic()
-        same.failures = []
-        process_cases.table(n, same, process_cases.FEW)  # type: ignore[arg-type]
-        report[f"{n} devices"] = {
-            "programs": same.programs, "failed": len(same.failures), "first failures": same.failures[:20],
-            "seconds": round(time.monotonic() - began, 1),
-        }  # fmt: skip
-    if any(found["failed"] for found in report.values()):
-        report["failed"] = True
-    return report
+        watchdog = threading.Thread(target=watch, daemon=True)
+        watchdog.start()
+        tail: list[str] = []
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith(MARK):
+                self._note(part, trial, json.loads(line.removeprefix(MARK)), result)
+            elif line.strip():
+                tail = [*tail[-40:], line]
+                with self.lock:
+                    self.log.write(f"{part}, {trial.name}: {line}")
+        watchdog.join()
+        process.stdout.close()
+        self.running.discard(process)
+        result["exit code"] = process.returncode
+        return timed_out.is_set(), "".join(tail)[-3000:]
+
+    def _note(self, part: str, trial: Trial, finding: dict[str, Any], result: dict[str, Any]) -> None:
+        with self.lock:
+            result["findings"].append(finding)
+        if part == "facts":
+            self.say(first_line(finding), finding["says"])
+        elif "skipped" not in finding:
+            words = f"FAILED: {finding['failed']}" if "failed" in finding else finding["says"] or "found"
+            self.say(f"  {trial.name}: {finding['what']}: {words}"[:400])
+        self.write()
+
+    def say(self, *lines: str) -> None:
+        """Print lines, whole: trials may run at the same time."""
+        with self.lock:
+            print("\n".join(lines), flush=True)
+
+    def write(self) -> None:
+        """Write all that was found so far. A reader sees the file before or after, whole."""
+        with self.lock:
+            text = json.dumps(self.report, indent=1, ensure_ascii=False, default=str) + "\n"
+            part = self.file.with_suffix(".part")
+            part.write_text(text)
+            part.replace(self.file)
+            self.log.flush()
 
 
-PARTS = {"machine": machine, "collectives": collectives}
+def _end(process: subprocess.Popen[str]) -> None:
+    """End a trial's process, and those that it has started."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
-def run_part(name: str) -> dict[str, Any]:
-    """Run a part in a process of its own, and return its report."""
-    command = [sys.executable, str(Path(__file__).resolve()), "--part", name]
-    paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+def _commit() -> str:
+    """The checkout's commit; a copy of a working tree may have none."""
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=LIMIT, env={**os.environ, "PYTHONPATH": paths}
-        )
-    except subprocess.TimeoutExpired:
-        return {"failed": f"stopped after {LIMIT} s"}
-    lines = done.stdout.splitlines()
-    if done.returncode or not lines:
-        return {"failed": f"exit code {done.returncode}: {done.stderr[-3000:]}"}
-    return json.loads(lines[-1])
+        told = [
+            subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=True).stdout.strip()
+            for words in (("rev-parse", "--short", "HEAD"), ("status", "--porcelain", "--", "funccoll"))
+        ]
+    except (OSError, subprocess.CalledProcessError):
+        return "not known"
+    return told[0] + ("+changes" if told[1] else "")
 
 
-def main() -> int:
-    """Run the parts, or one of them in this process."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("gpu-check"), help="folder for the JSON file")
-    parser.add_argument("--parts", default=",".join(PARTS), help="which parts, separated by commas")
-    parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.part:
-        try:
-            found = PARTS[options.part]()
-        except Skipped as reason:
-            found = {"skipped": str(reason)}
-        print(json.dumps(found))
+def _outcome(result: dict[str, Any], tail: str) -> tuple[str, str]:
+    """(state, why) of a trial that has ended by itself. The finding of one that was skipped is the reason."""
+    findings, code = result["findings"], result["exit code"]
+    if code == SKIPPED and findings and "skipped" in findings[-1]:
+        return "skipped", findings.pop()["skipped"]
+    failures = [finding["failed"] for finding in findings if "failed" in finding]
+    if failures:
+        return "failed", failures[0]
+    if code:
+        return "failed", f"it ended with exit code {code}" + (f": {tail.strip().splitlines()[-1][:300]}" if tail else "")
+    return "done", ""
+
+
+def options(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The command's options."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("gpu-check"), help="folder for the files")
+    parser.add_argument("--parts", default=",".join(PARTS), help=f"some of {', '.join(PARTS)}")
+    parser.add_argument("--limit", type=float, default=LIMIT, help="seconds of one part")
+    parser.add_argument("--total", type=float, help="seconds of all parts: what does not fit is not begun")
+    parser.add_argument("--join", nargs="+", type=Path, metavar="FILE", help="gpu.json of several runs, to be made one")
+    parser.add_argument("--rehearse", action="store_true", help="on the CPU in place of a GPU, to test this program")
+    given = parser.parse_args(arguments)
+    unknown = set(given.parts.split(",")) - PARTS.keys()
+    if unknown:
+        parser.error(f"no part {', '.join(sorted(unknown))}: choose from {', '.join(PARTS)}")
+    return given
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the parts that are asked for. The machine's facts come first, whatever the parts are."""
+    given = options(arguments)
+    if given.join:
+        joined: dict[str, Any] = {}
+        for file in given.join:
+            joined |= json.loads(file.read_text())
+        given.out.mkdir(parents=True, exist_ok=True)
+        (given.out / "gpu.json").write_text(json.dumps(joined, indent=1, ensure_ascii=False) + "\n")
+        (given.out / "summary.txt").write_text(summary(joined))
+        print(summary(joined))
         return 0
-    report: dict[str, Any] = {}
-    for name in options.parts.split(","):
-        report[name] = run_part(name)
-        if name == "machine":
-            tools = ("driver", "nvvm", "nvrtc", "nvjitlink", "nccl")
-            print(", ".join(f"{tool} {report[name].get(tool)}" for tool in tools), flush=True)
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "gpu.json").write_text(json.dumps(report, indent=1) + "\n")
-    for name, found in report.items():
-        state = "FAILED" if "failed" in found else "done"
-        print(f"{name}: " + (f"skipped. {found['skipped']}" if "skipped" in found else state))
-    return int(any("failed" in found for found in report.values()))
+    chosen = {name: PARTS[name] for name in given.parts.split(",")}
+    return Check(given.out, given.limit, given.total, given.rehearse).run(chosen)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,211 @@
+"""Trials of jobs on one GPU: several processes over CUDA IPC, NCCL, and the demo."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from gpu_machine import refusal_of_interprocess_memory
+from gpu_trial import ROOT, Skipped, beside, device, ended, found, rehearses, require, require_gpu, seconds_left
+
+_SHARED_GPU = 23000
+"""The first version of NCCL whose ranks may share a GPU: 2.30."""
+
+
+def _run(count: int, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """`funccoll run` with so many processes, on the device of the trial."""
+    command = [sys.executable, "-m", "funccoll", "run", "-n", str(count), "--", sys.executable, *arguments]
+    try:
+        return subprocess.run(
+            command, env={**os.environ, "FUNCCOLL_DEVICE": device(), **variables}, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", timeout=seconds_left(),
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        out = error.stdout or b""
+        text = out.decode(errors="replace") if isinstance(out, bytes) else out
+        raise TimeoutError(f"the job did not end in {error.timeout:.0f} s: {text[-2500:]}") from None
+
+
+def _require_sharing() -> None:
+    if device() == "cuda" and (refused := refusal_of_interprocess_memory()):
+        raise Skipped(f"CUDA IPC does not work here: {refused}")
+
+
+# ---------------------------------------------------------------- processes
+
+
+def compare(case: str, n: int) -> None:
+    """A case of `process_cases` in n processes on one GPU: the bits of virtual devices on the CPU."""
+    _require_sharing()
+    _compare(case, n)
+
+
+def _compare(case: str, n: int, **variables: str) -> None:
+    import process_cases
+
+    with tempfile.TemporaryDirectory() as folder:
+        record = Path(folder, "record")
+        process_cases.record(case, n, record)
+        programs = len(pickle.loads(record.read_bytes()))
+        began = time.monotonic()
+        done = _run(n, str(ROOT / "benchmarks" / "gpu_trial.py"), "gpu_jobs:rank", f'["{case}", "{record}"]', **variables)
+    took = time.monotonic() - began
+    transports = sorted(set(re.findall(r"transport of a mesh: ([\w ]+)\.", done.stdout)))
+    if done.returncode:
+        raise RuntimeError(f"exit code {done.returncode} with {transports}: {done.stdout[-2500:]}")
+    says = f"{case} in {n} processes over {', '.join(transports)}: {programs} programs, 3 calls each"
+    found("programs", says, counts=True, seconds=round(took, 1), transports=transports)
+
+
+def rank(case: str, record: str) -> None:
+    """One process of the job."""
+    import process_cases
+
+    import funccoll as fc
+
+    print(f"transport of a mesh: {getattr(fc.make_mesh({'d': fc.world_size()}).backend, 'name', None)}.", flush=True)
+    process_cases.compare(case, Path(record))
+
+
+_TOLD = {
+    "kill": r"PeerFailure: .*rank 1 died", "mismatch": r"ProgramMismatch: .*differ in op",
+    "raise": r"PeerFailure: .*rank 1 raised ValueError: rank 1 has had enough",
+}  # fmt: skip
+
+
+def failure(what: str) -> None:
+    """Rank 1 dies, raises or runs another program: rank 0 is told so, and every later call is refused."""
+    _require_sharing()
+    began = time.monotonic()
+    done = _run(2, str(ROOT / "tests" / "process_cases.py"), what)
+    took = time.monotonic() - began
+    told = re.search(_TOLD[what], done.stdout, re.DOTALL)
+    if told is None or "again: an earlier failure ended all collectives" not in done.stdout:
+        raise AssertionError(f"rank 0 was not told by {_TOLD[what]!r}: {done.stdout[-2500:]}")
+    found("rank 0 is told", " ".join(told[0].split())[:200], seconds=round(took, 1), output=done.stdout[-3000:])
+
+
+# ---------------------------------------------------------------- NCCL
+
+
+def _nccl() -> Any:
+    require_gpu()
+    from cupy.cuda import nccl  # pyright: ignore[reportMissingImports]
+
+    if not nccl.available:
+        raise Skipped("CuPy finds no NCCL: pip install nvidia-nccl-cu13")
+    return nccl
+
+
+def nccl(ranks: int) -> None:
+    """CuPy's NCCL with one rank; with two that share the GPU, where NCCL allows that."""
+    module = _nccl()
+    version = module.get_version()
+    if ranks > 1 and version < _SHARED_GPU:
+        raise Skipped(f"NCCL {version}: several ranks on one GPU need 2.30 and NCCL_MULTI_RANK_GPU_ENABLE=1")
+    sharing = {"NCCL_MULTI_RANK_GPU_ENABLE": "1"} if ranks > 1 else {}
+    identity = pickle.dumps(module.get_unique_id()).hex()
+    processes = [beside("gpu_jobs:nccl_rank", ranks, r, identity, NCCL_DEBUG="WARN", **sharing) for r in range(ranks)]
+    try:
+        outcomes = [ended(process) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    for r, (code, out) in enumerate(outcomes):
+        if code or "nccl is right" not in out:
+            raise RuntimeError(f"rank {r} of {ranks}, NCCL {version}: exit code {code}: {out[-2000:]}")
+    found("NCCL", f"{version}, {ranks} rank(s): all_reduce, send and recv, split, in a CUDA graph too", counts=True)
+
+
+def nccl_rank(ranks: int, rank: int, identity: str) -> None:
+    """One rank: its sums, what its neighbour has sent, and a replay of both."""
+    nccl, cupy = _nccl(), require_gpu()
+    import numpy as np
+
+    whole = nccl.NcclCommunicator(ranks, pickle.loads(bytes.fromhex(identity)), rank)
+    communicators = [whole]
+    if hasattr(whole, "commSplit"):
+        communicators.append(whole.commSplit(0, rank))
+    mine = cupy.arange(1000, dtype=np.float32) + rank
+    total, received = cupy.zeros_like(mine), cupy.zeros_like(mine)
+    stream = cupy.cuda.Stream(non_blocking=True)
+
+    def exchange(communicator: Any) -> None:
+        communicator.allReduce(mine.data.ptr, total.data.ptr, mine.size, nccl.NCCL_FLOAT32, nccl.NCCL_SUM, stream.ptr)
+        nccl.groupStart()
+        communicator.send(mine.data.ptr, mine.size, nccl.NCCL_FLOAT32, (rank + 1) % ranks, stream.ptr)
+        communicator.recv(received.data.ptr, mine.size, nccl.NCCL_FLOAT32, (rank - 1) % ranks, stream.ptr)
+        nccl.groupEnd()
+
+    def right(when: str) -> None:
+        stream.synchronize()
+        base = np.arange(1000, dtype=np.float32)
+        if not np.array_equal(total.get(), ranks * base + sum(range(ranks))):
+            raise AssertionError(f"{when}: the sums are {total.get()[:4]}")
+        if not np.array_equal(received.get(), base + (rank - 1) % ranks):
+            raise AssertionError(f"{when}: what was received is {received.get()[:4]}")
+        total.fill(0)
+        received.fill(0)
+        cupy.cuda.Device().synchronize()
+
+    cupy.cuda.Device().synchronize()
+    for number, communicator in enumerate(communicators):
+        exchange(communicator)
+        right(f"communicator {number}")
+    stream.begin_capture()
+    try:
+        exchange(whole)
+    finally:
+        graph = stream.end_capture()
+    for replay in range(2):
+        graph.launch(stream)
+        right(f"replay {replay}")
+    print("nccl is right", flush=True)
+
+
+def nccl_programs() -> None:
+    """Programs of funccoll's in two processes on one GPU where NCCL allows that; it says which transport served them."""
+    module = _nccl()
+    version = module.get_version()
+    if version < _SHARED_GPU:
+        raise Skipped(f"NCCL {version}: several ranks on one GPU need 2.30 and NCCL_MULTI_RANK_GPU_ENABLE=1")
+    _compare("collectives", 2, NCCL_MULTI_RANK_GPU_ENABLE="1")
+
+
+# ---------------------------------------------------------------- the demo
+
+
+def digits() -> None:
+    """The demo on 2 virtual devices of the GPU, beside the CPU: the same accuracy."""
+    where = device()
+    require("sklearn")
+    import numpy as np
+
+    outputs, trained = {}, {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("cpu", where if where != "cpu" else "rehearsed"):
+            kind = "cpu" if name == "rehearsed" else name
+            file = Path(folder, f"{name}.npz")
+            command = [sys.executable, str(ROOT / "notebooks" / "digits.py"), "--devices", "2", "--save", str(file)]
+            done = subprocess.run(
+                command, env={**os.environ, "FUNCCOLL_DEVICE": kind, "COLUMNS": "100"}, stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=seconds_left(),
+            )  # fmt: skip
+            outputs[name] = done.stdout
+            if done.returncode:
+                raise RuntimeError(f"the demo on {name} ended with exit code {done.returncode}: {done.stdout[-2500:]}")
+            with np.load(file) as saved:
+                trained[name] = {key: saved[key] for key in saved.files if key != "by"}
+    first, second = (float(re.findall(r"test accuracy ([\d.]+)%", out)[0]) for out in outputs.values())
+    steps = [re.findall(r"([\d.]+) ms per step", out)[0] for out in outputs.values()]
+    apart = max(float(np.abs(w - g).max()) for w, g in zip(*(t.values() for t in trained.values()), strict=True))
+    says = f"accuracy {second} %, on the CPU {first} %; parameters within {apart:.1e}; {steps[1]} ms a step, CPU {steps[0]}"
+    data = {"failed": f"accuracy {second} %, and {first} % on the CPU"} if abs(first - second) > 0.6 else {}
+    found("digits", says, figure=not rehearses(), counts=True, output=list(outputs.values())[1], **data)

@@ -1,0 +1,195 @@
+"""Trials of our kernels: collectives between virtual devices of one GPU have the bits of virtual devices on the CPU."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from gpu_machine import sanitizer
+from gpu_trial import Skipped, beside, device, ended, found, graph_of, on_host, rehearses, require_gpu
+
+_PATIENCE_S = 20
+"""Seconds that a kernel waits for another block here, in place of minutes."""
+_MOST_FAILURES = 5
+"""A trial ends with that many: what has broken a GPU's context breaks all that comes."""
+
+
+def other_values(x: np.ndarray) -> np.ndarray:
+    """Other arguments of the same type: the elements in the reverse order."""
+    return np.ascontiguousarray(np.flip(x))
+
+
+def bits(results: Any) -> list[list[bytes]]:
+    """Of each result, the bytes of every device's block."""
+    import funccoll as fc
+
+    return [[np.ascontiguousarray(on_host(block)).tobytes() for block in x.shards] for x in fc.tree.leaves(results)]
+
+
+class SameBits:
+    """`same(fn, axes, args, in_specs, out_specs)`: the CPU's bits, from a first call, a captured one and a replay.
+
+    The first and the last call have the same arguments, the one between has others; and no call changes what the ones before
+    it have returned.
+    """
+
+    def __init__(self, make_mesh: Callable[[dict[str, int]], Any], most_failures: int = _MOST_FAILURES):
+        self.mesh, self.most_failures = make_mesh, most_failures
+        self.programs, self.failures, self.graphs = 0, list[str](), Counter[str]()
+
+    def __call__(self, fn: Any, axes: Any, args: Any, in_specs: Any, out_specs: Any) -> None:
+        """Run a program on both."""
+        if len(self.failures) >= self.most_failures:
+            return
+        self.programs += 1
+        try:
+            self._compare(fn, axes, args, {"in_specs": in_specs, "out_specs": out_specs})
+        except Exception as error:
+            where = f"{getattr(fn, '__qualname__', fn)} on {axes} of {', '.join(f'{x.dtype}{list(x.shape)}' for x in args)}"
+            self.failures.append(f"{where}: {type(error).__name__}: {error}"[:600])
+            found(f"program {self.programs}", failed=self.failures[-1])
+
+    def _compare(self, fn: Any, axes: Any, args: Sequence[np.ndarray], specs: dict[str, Any]) -> None:
+        import process_cases
+
+        import funccoll as fc
+
+        on_cpu = fc.jit(fn, mesh=process_cases.virtual(axes), **specs)
+        run = fc.jit(fn, mesh=self.mesh(axes), **specs)
+        given = [list(args), [other_values(x) for x in args], list(args)]
+        wanted = [bits(on_cpu(*given[0])), bits(on_cpu(*given[1]))]
+        wanted.append(wanted[0])
+        results: list[Any] = []
+        for number, arguments in enumerate(given):
+            results.append(run(*arguments))
+            for earlier, (result, want) in enumerate(zip(results, wanted, strict=False)):
+                check(bits(result), want, f"call {number + 1}" if earlier == number else
+                      f"what call {earlier + 1} returned, after call {number + 1}")  # fmt: skip
+        self.graphs[graph_of(run)] += 1
+
+    def report(self, what: str, seconds: float) -> None:
+        """Say how many programs there were, and how many of them replay a graph."""
+        graphs = ", ".join(f"{count} {words}" for words, count in self.graphs.most_common())
+        ended_early = " (it ended there)" if len(self.failures) >= self.most_failures else ""
+        says = f"{what}: {self.programs} programs, {len(self.failures)} failed{ended_early}"
+        found("programs", says, counts=True, graphs=graphs, programs=self.programs, seconds=round(seconds, 1))
+        found("graphs", graphs)
+
+
+def check(have: list[list[bytes]], want: list[list[bytes]], when: str) -> None:
+    """Raise AssertionError where bits differ, with the first place."""
+    for result, (mine, theirs) in enumerate(zip(have, want, strict=True)):
+        for place, (h, w) in enumerate(zip(mine, theirs, strict=True)):
+            if h != w:
+                at = next((i for i, pair in enumerate(zip(h, w, strict=False)) if pair[0] != pair[1]), min(len(h), len(w)))
+                raise AssertionError(f"{when}: result {result} of device {place} differs from byte {at} of {len(w)} on")
+
+
+def shorten_patience(seconds: int) -> None:
+    """Make kernels report a block that does not come before the watchdog ends the trial."""
+    from funccoll.runtime.cuda import virtual_devices
+
+    virtual_devices._PATIENCE_S = seconds
+
+
+def compare(case: str, n: int) -> None:
+    """A case of `process_cases` on n virtual devices of one GPU."""
+    where = device()
+    import process_cases
+
+    import funccoll as fc
+
+    shorten_patience(_PATIENCE_S)
+    same, began = SameBits(lambda axes: fc.make_mesh(axes, device=where)), time.monotonic()
+    process_cases.CASES_BY_NAME[case](n, same)  # type: ignore[arg-type]
+    same.report(f"{case} on {n} devices", time.monotonic() - began)
+
+
+# ---------------------------------------------------------------- bad input
+
+
+def bad_input() -> None:
+    """Each misuse is an exception of one to three sentences, and what comes after it works."""
+    where = device()
+    if rehearses():
+        raise Skipped("these are errors of a GPU")
+    cupy = require_gpu()
+    import funccoll as fc
+    from funccoll import P
+
+    mesh, x = fc.make_mesh({"d": 2}, device=where), np.arange(4, dtype=np.float32)
+    add = fc.jit(lambda a, b: a + b)
+    total = fc.jit(lambda a: fc.all_reduce(a, "d"), mesh=mesh, in_specs=P("d"), out_specs=P())
+    too_many = fc.make_mesh({"d": 4096}, device=where)
+    free = cupy.cuda.runtime.memGetInfo()[1]
+    cases: dict[str, tuple[type[BaseException], Callable[[], Any]]] = {
+        "NumPy and CuPy in one call": (fc.errors.DeviceError, lambda: add(x, cupy.asarray(x))),
+        "more devices than blocks run at the same time": (
+            fc.errors.MeshError,
+            lambda: fc.jit(lambda a: fc.all_reduce(a, "d"), mesh=too_many, in_specs=P("d"), out_specs=P())(
+                np.zeros(4096, np.float32)
+            ),
+        ),
+        "out of device memory": (
+            MemoryError, lambda: fc.jit(lambda a: np.broadcast_to(a, (free, 2)) + 1, mesh=mesh)(x[:2]).block_until_ready(),
+        ),
+    }  # fmt: skip
+    for name, (kind, misuse) in cases.items():
+        try:
+            misuse()
+        except kind as error:
+            found(name, f"{type(error).__name__}: {error}".splitlines()[0])
+        except Exception as error:
+            found(name, failed=f"{type(error).__name__} in place of {kind.__name__}: {error}"[:600])
+        else:
+            found(name, failed=f"no {kind.__name__} was raised")
+        if np.asarray(total(x)).tolist() != [2.0, 4.0]:
+            found(name, failed="the next collective is wrong")
+
+
+# ---------------------------------------------------------------- memcheck
+
+
+def few_cases() -> None:
+    """The cases that compute-sanitizer watches: reductions, moves and a training step on 2 and 4 devices, with a graph."""
+    cupy, where = require_gpu(), device()
+    import process_cases
+
+    import funccoll as fc
+    from funccoll import P
+
+    cupy.cuda.set_allocator(None)  # every array is an allocation: a pool would hide what reads beyond one
+    same, began = SameBits(lambda axes: fc.make_mesh(axes, device=where)), time.monotonic()
+    x = process_cases.values((16, 37), np.float32)
+    for n in (2, 4):
+        same(lambda x: fc.all_reduce(x, "d"), {"d": n}, (x,), P("d"), P())
+        same(lambda x: fc.all_gather(x, "d"), {"d": n}, (x,), P("d"), P())
+        same(lambda x: fc.all_to_all(fc.all_reduce(x, "d") + x, "d", split_dim=0, concat_dim=1), {"d": n}, (x,), P("d"), P("d"))
+    process_cases.programs(2, same)  # type: ignore[arg-type]
+    same.report("under memcheck", time.monotonic() - began)
+    if same.failures:
+        raise AssertionError(same.failures[0])
+
+
+def memcheck() -> None:
+    """compute-sanitizer finds no access beyond an allocation in a few cases."""
+    require_gpu()
+    tool = sanitizer()
+    if tool is None:
+        raise Skipped("compute-sanitizer is not installed")
+    line = (tool, "--tool", "memcheck", "--error-exitcode", "86", "--target-processes", "all")
+    code, out = ended(beside("gpu_kernels:few_cases", command=line))
+    if "not supported" in out and "ERROR SUMMARY: 0 errors" not in out:
+        raise Skipped(f"compute-sanitizer refuses this device: {_line_with('not supported', out)}")
+    found("output", _line_with("ERROR SUMMARY", out) or "no summary", counts=True, output=out[-6000:])
+    if code:
+        first = re.search(r"Invalid __\w+__ .*(?:\n=+\s+.*){0,4}", out)
+        raise RuntimeError(first[0] if first else f"exit code {code}: {out[-1500:]}")
+
+
+def _line_with(words: str, text: str) -> str:
+    return next((line.strip("= ") for line in text.splitlines() if words in line), "")

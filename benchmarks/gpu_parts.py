@@ -1,0 +1,75 @@
+"""The parts of `gpu.py`, as a table: each is some trials, functions of the modules beside this one."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+SHARES = 6
+"""Processes that share the cases of compute: most of their time is the compiler's."""
+
+
+class Trial(NamedTuple):
+    """A function that runs in a process of its own, and the most seconds that it may take."""
+
+    name: str
+    function: str
+    """module:name"""
+    arguments: tuple[Any, ...] = ()
+    seconds: float = 480
+
+
+class Part(NamedTuple):
+    """Trials that run one after another, or several at once."""
+
+    about: str
+    trials: tuple[Trial, ...]
+    at_once: int = 1
+
+
+FACTS = Part("what is installed", (Trial("facts", "gpu_machine:facts", (), 60),))
+"""It comes before all others, whichever are chosen: what it finds is the first line."""
+
+PARTS: dict[str, Part] = {
+    "machine": Part("each thing that is needed of CUDA, on its own", (
+        Trial("a kernel of Numba's", "gpu_machine:smallest_kernel", (False, False), 90),
+        Trial("a cooperative launch", "gpu_machine:smallest_kernel", (True, False), 90),
+        Trial("a CUDA graph", "gpu_machine:smallest_kernel", (False, True), 90),
+        Trial("a cooperative launch in a CUDA graph", "gpu_machine:smallest_kernel", (True, True), 90),
+        Trial("CUDA IPC", "gpu_machine:interprocess_memory", (), 60),
+        Trial("host memory for kernels", "gpu_machine:registered_memory", (), 60),
+    )),
+    "kernels": Part("collectives between virtual devices: the bits of the CPU", (
+        *(Trial(f"table, {n} devices", "gpu_kernels:compare", ("table", n), 240) for n in (2, 4, 8, 1)),
+        *(Trial(f"{case}, {n} devices", "gpu_kernels:compare", (case, n), 120)
+          for case, n in (("programs", 4), ("nans", 2), ("forced", 4))),
+        Trial("bad input", "gpu_kernels:bad_input", (), 60),
+    )),
+    "compute": Part("NumPy functions and gradients against NumPy", (
+        *(Trial(f"share {k + 1} of {SHARES}", "gpu_compute:compare", (k, SHARES)) for k in range(SHARES)),
+        Trial("random numbers and scatters", "gpu_compute:exact"),
+    ), SHARES + 1),
+    "processes": Part("several processes on one GPU over CUDA IPC: correct, and in turns", (
+        Trial("collectives, 2 processes", "gpu_jobs:compare", ("collectives", 2), 120),
+        Trial("table, 2 processes", "gpu_jobs:compare", ("table", 2), 240),
+        Trial("programs, 4 processes", "gpu_jobs:compare", ("programs", 4), 120),
+        *(Trial(f"a peer: {what}", "gpu_jobs:failure", (what,), 60) for what in ("kill", "mismatch", "raise")),
+    )),
+    "nccl": Part("NCCL with one rank, and with two on one GPU", (
+        Trial("1 rank", "gpu_jobs:nccl", (1,), 90),
+        Trial("2 ranks on one GPU", "gpu_jobs:nccl", (2,), 120),
+        Trial("programs, 2 processes", "gpu_jobs:nccl_programs", (), 120),
+    )),
+    "digits": Part("the demo, as it is", (Trial("2 virtual devices", "gpu_jobs:digits", (), 240),)),
+    "interop": Part("arrays of torch and JAX, without a copy", (
+        Trial("CuPy", "gpu_interop:with_cupy", (), 60), Trial("torch", "gpu_interop:with_torch", (), 120),
+        Trial("JAX", "gpu_interop:with_jax", (), 120),
+    )),
+    "memcheck": Part("compute-sanitizer over a few cases", (Trial("memcheck", "gpu_kernels:memcheck", (), 400),)),
+    "speed": Part("beside limits and peers of the same run", (
+        Trial("large all_reduces", "gpu_speed:large", (), 120), Trial("small all_reduces", "gpu_speed:small", (), 90),
+        Trial("copies of a graph", "gpu_speed:slots", (), 60),
+        Trial("first call, nothing compiled", "gpu_speed:first_call", (), 90),
+        Trial("digits step", "gpu_steps:compare", ("digits", [64, 128, 10], 128), 120),
+        Trial("MLP 4 × 1024 step", "gpu_steps:compare", ("MLP 4 × 1024", [1024] * 5, 1024), 120),
+    )),
+}  # fmt: skip
