@@ -125,6 +125,7 @@ class Check:
             except subprocess.TimeoutExpired:
                 timed_out.set()
             _end(process)  # and what it has started, so that the pipe ends
+            process.wait()
 
         watchdog = threading.Thread(target=watch, daemon=True)
         watchdog.start()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import re
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -24,10 +27,11 @@ def other_values(x: np.ndarray) -> np.ndarray:
 
 
 def bits(results: Any) -> list[list[bytes]]:
-    """Of each result, the bytes of every device's block."""
+    """Of each result, the bytes of every device's block, after a wait, which raises what has gone wrong."""
     import funccoll as fc
 
-    return [[np.ascontiguousarray(on_host(block)).tobytes() for block in x.shards] for x in fc.tree.leaves(results)]
+    arrays = [x.block_until_ready() for x in fc.tree.leaves(results)]
+    return [[np.ascontiguousarray(on_host(block)).tobytes() for block in x.shards] for x in arrays]
 
 
 class SameBits:
@@ -105,8 +109,44 @@ def compare(case: str, n: int) -> None:
 
     shorten_patience(_PATIENCE_S)
     same, began = SameBits(lambda axes: fc.make_mesh(axes, device=where)), time.monotonic()
-    process_cases.CASES_BY_NAME[case](n, same)  # type: ignore[arg-type]
+    process_cases.CASES_BY_NAME[case](n, same)
     same.report(f"{case} on {n} devices", time.monotonic() - began)
+
+
+# ---------------------------------------------------------------- compiling
+
+
+def combines() -> list[tuple[str, str] | None]:
+    """(op, dtype) of the kernels that the cases need, each with one combine; None for the one that only moves."""
+    from collective_cases import OPS, has_op
+    from process_cases import FEW
+
+    wide = [("sum", "float64"), ("mean", "float64"), ("max", "float64"), ("sum", "complex64"), ("mean", "complex64")]
+    return [None, *((op, dtype.name) for dtype in FEW for op in OPS if has_op(op, dtype)), *wide]
+
+
+def compile_kernel(combine: tuple[str, str] | None, cc: tuple[int, int]) -> float:
+    """Compile a kernel, which is kept for the other trials; returns the seconds. It needs no GPU."""
+    import ml_dtypes  # noqa: F401  (whose import gives NumPy the name bfloat16)
+
+    from funccoll.kernels.cuda import load_kernel
+
+    began = time.perf_counter()
+    load_kernel([] if combine is None else [(combine[0], np.dtype(combine[1]))], cc)
+    return time.perf_counter() - began
+
+
+def compile_kernels() -> None:
+    """The kernels of the cases, compiled at the same time on the machine's cores. What was kept takes no time."""
+    cupy = require_gpu()
+    capability = str(cupy.cuda.Device().compute_capability)
+    cc, wanted, began = (int(capability[:-1]), int(capability[-1])), combines(), time.monotonic()
+    workers = max(1, min(len(wanted), (os.cpu_count() or 2) - 1))
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+        seconds = list(pool.map(compile_kernel, wanted, [cc] * len(wanted)))
+    took = time.monotonic() - began
+    says = f"{len(wanted)} in {took:.1f} s by {workers} processes; each {min(seconds):.2f} to {max(seconds):.2f} s"
+    found("kernels", says, figure=True, seconds={str(what): round(s, 2) for what, s in zip(wanted, seconds, strict=True)})
 
 
 # ---------------------------------------------------------------- bad input
@@ -169,7 +209,7 @@ def few_cases() -> None:
         same(lambda x: fc.all_reduce(x, "d"), {"d": n}, (x,), P("d"), P())
         same(lambda x: fc.all_gather(x, "d"), {"d": n}, (x,), P("d"), P())
         same(lambda x: fc.all_to_all(fc.all_reduce(x, "d") + x, "d", split_dim=0, concat_dim=1), {"d": n}, (x,), P("d"), P("d"))
-    process_cases.programs(2, same)  # type: ignore[arg-type]
+    process_cases.programs(2, same)
     same.report("under memcheck", time.monotonic() - began)
     if same.failures:
         raise AssertionError(same.failures[0])

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from gpu_trial import Skipped, beside, driver, ended, found, require_gpu
+from gpu_trial import Skipped, beside, driver, ended, failure_in, found, require_gpu
 
 PACKAGES = ("numpy", "numba", "numba-cuda", "llvmlite", "optree", "ml_dtypes", "cupy-cuda12x", "cupy-cuda13x", "cuda-bindings",
             "nvidia-nvvm", "nvidia-nvjitlink", "nvidia-cuda-nvrtc", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "torch", "jax",
@@ -50,7 +50,7 @@ def _tried(ask: Callable[[], Any]) -> Any:
     try:
         return ask()
     except Exception as error:
-        return f"none ({type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''})"
+        return f"none ({type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:60]})"
 
 
 def _nccl_version() -> Any:
@@ -171,7 +171,7 @@ def refusal_of_interprocess_memory() -> str | None:
         return f"cudaIpcGetMemHandle: {error}"
     code, out = ended(beside("gpu_machine:peer", handle))
     if code:
-        return out.strip().splitlines()[-1] if out.strip() else f"the other process ended with exit code {code}"
+        return f"in the other process {failure_in(out)}"
     back = np.empty_like(pattern)
     _copy(runtime, back.ctypes.data, address, back.nbytes, runtime.memcpyDeviceToHost)
     return None if np.array_equal(back, pattern + 1) else f"what the other process wrote does not arrive: {back[:4]}"

@@ -39,6 +39,7 @@ PARTS: dict[str, Part] = {
         Trial("host memory for kernels", "gpu_machine:registered_memory", (), 60),
     )),
     "kernels": Part("collectives between virtual devices: the bits of the CPU", (
+        Trial("compile", "gpu_kernels:compile_kernels", (), 240),
         *(Trial(f"table, {n} devices", "gpu_kernels:compare", ("table", n), 240) for n in (2, 4, 8, 1)),
         *(Trial(f"{case}, {n} devices", "gpu_kernels:compare", (case, n), 120)
           for case, n in (("programs", 4), ("nans", 2), ("forced", 4))),

@@ -69,7 +69,7 @@ def ours(widths: Sequence[int], batch: int, devices: int) -> Contender:
     def run() -> None:
         for _ in range(STEPS):
             state[:] = step(state[0], state[1], *batch_)
-        state[2].block_until_ready()  # type: ignore[union-attr]
+        state[2].block_until_ready()
 
     run()
     gpu_trial.found(f"ours on {devices} devices", gpu_trial.graph_of(step))

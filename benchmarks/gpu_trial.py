@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-MARK = "\x1efinding "
+MARK = "#finding "
 """The beginning of a line that is a finding."""
 SKIPPED, FAILED = 3, 1
 """Exit codes of a trial."""
@@ -141,6 +141,15 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
         out, _ = process.communicate()
         raise TimeoutError(f"a process that did not end: {out[-2000:]}") from None
     return process.returncode, out
+
+
+def failure_in(out: str) -> str:
+    """What the output of a process from `beside` says has failed; its last line where it says nothing."""
+    lines = out.strip().splitlines()
+    for line in reversed(lines):
+        if line.startswith(MARK) and "failed" in (finding := json.loads(line.removeprefix(MARK))):
+            return finding["failed"]
+    return lines[-1] if lines else "it printed nothing"
 
 
 def gpu_seconds(call: Callable[[], Any], times: int, rounds: int = 9) -> list[float]:

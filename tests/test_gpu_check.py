@@ -1,0 +1,345 @@
+"""`make gpu-check` without a GPU: how its trials end, what it leaves, and its comparisons, which can fail."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import funccoll as fc
+from funccoll import P
+from funccoll.mesh import Mesh
+from funccoll.runtime.local.collectives import LocalBackend
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import gpu
+import gpu_compute
+import gpu_jobs
+import gpu_kernels
+import gpu_speed
+import gpu_steps
+import gpu_summary
+import gpu_trial
+from gpu_parts import FACTS, PARTS, Part, Trial
+
+pytestmark = pytest.mark.processes
+without_gpu = pytest.mark.skipif(not gpu_trial.driver().startswith("no driver"), reason="this machine has a driver of GPUs")
+
+# ---------------------------------------------------------------- the command
+
+STAND_INS = """
+    import os, signal, subprocess, sys, time
+    from gpu_trial import Skipped, found
+
+    def fine(number):
+        found("a number", f"it is {number}", figure=True)
+
+    def skipped():
+        raise Skipped("there is nothing to run it on")
+
+    def raises():
+        found("before", "this was found")
+        raise ValueError("it is broken")
+
+    def fails():
+        found("one case", failed="0 in place of 1")
+        found("another case", "is right")
+
+    def hangs(file):
+        found("before", "this was found")
+        left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        with open(file, "w") as out:
+            out.write(str(left.pid))
+        left.wait()
+
+    def dies():
+        print("on its way", flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def leaves(file):
+        with open(file, "w") as out:
+            out.write(str(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]).pid))
+
+    def many():
+        for number in range(60):
+            found(f"case {number}", failed=f"case {number} is wrong, as is all that comes after it " * 5)
+"""
+QUIET = {"facts": Part("", (Trial("facts", "gpu_machine:facts"),))}
+
+
+@pytest.fixture
+def stand_ins(monkeypatch, tmp_path):
+    """Trials that end in all ways, in a module that a trial's process imports."""
+    (tmp_path / "stand_ins.py").write_text(textwrap.dedent(STAND_INS))
+    paths = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+
+
+def is_gone(file: Path) -> bool:
+    """True when the process of this number has ended; it is waited for as long as a killed one may take."""
+    number = file.read_text()
+    for _ in range(500):
+        state = Path("/proc", number, "stat")
+        if not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z":
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def trial(name: str, *arguments: object, seconds: float = 30) -> Trial:
+    return Trial(name, f"stand_ins:{name}", arguments, seconds)
+
+
+@pytest.mark.usefixtures("stand_ins")
+def test_every_end_of_a_trial_is_told_and_the_others_go_on(tmp_path, capsys):
+    out, left, pids = tmp_path / "out", tmp_path / "left", tmp_path / "hanging"
+    parts = {
+        "one": Part("in a row", (trial("fine", 1), trial("raises"), trial("fails"), trial("skipped"))),
+        "two": Part("at once", (trial("hangs", str(pids), seconds=2), trial("dies"), trial("leaves", str(left)),
+                                trial("fine", 2)), 4),
+    }  # fmt: skip
+    assert gpu.Check(out).run(parts) == 1
+    report = json.loads((out / "gpu.json").read_text())
+    ends = {name: (t["state"], t.get("why", "")) for part in parts for name, t in report[part]["trials"].items()}
+    assert ends.pop("dies")[0] == "failed"
+    state, why = ends.pop("hangs")
+    assert state == "stopped" and re.fullmatch(r"after \d s", why)
+    assert ends == {
+        "fine": ("done", ""), "raises": ("failed", "ValueError: it is broken"), "fails": ("failed", "0 in place of 1"),
+        "skipped": ("skipped", "there is nothing to run it on"), "leaves": ("done", ""),
+    }  # fmt: skip
+    trials = report["one"]["trials"] | report["two"]["trials"]
+    assert trials["hangs"]["findings"][0]["says"] == trials["raises"]["findings"][0]["says"] == "this was found"
+    assert "exit code -9" in trials["dies"]["why"] and "on its way" in trials["dies"]["output"]
+    assert "Traceback" in trials["raises"]["output"]
+    assert is_gone(pids) and is_gone(left)
+    printed = capsys.readouterr().out
+    assert printed.startswith("driver ")  # before all else
+    assert "  fails: one case: FAILED: 0 in place of 1" in printed and "a number: it is 2" in printed
+    assert (out / "summary.txt").read_text() in printed
+    assert {file.name for file in out.iterdir()} == {"gpu.json", "summary.txt", "log.txt"}  # at most 8
+
+
+@pytest.mark.usefixtures("stand_ins")
+def test_what_does_not_fit_is_not_begun_and_earlier_parts_stay(tmp_path):
+    assert gpu.Check(tmp_path / "out").run({"one": Part("", (trial("fine", 1),))}) == 0
+    late = gpu.Check(tmp_path / "out", total=0.5)
+    assert late.run({"two": Part("", (trial("raises"),))}) == 0
+    report = json.loads((tmp_path / "out" / "gpu.json").read_text())
+    assert report["two"]["trials"]["raises"] == {"state": "not run", "findings": [], "why": "no time was left"}
+    assert report["one"]["trials"]["fine"]["state"] == "done"
+    assert gpu.main(["--join", str(tmp_path / "out" / "gpu.json"), "--out", str(tmp_path / "joined")]) == 0
+    assert json.loads((tmp_path / "joined" / "gpu.json").read_text()) == report
+
+
+@pytest.mark.usefixtures("stand_ins")
+def test_a_run_that_is_told_to_end_leaves_a_summary(tmp_path):
+    check, pids = gpu.Check(tmp_path / "out"), tmp_path / "hanging"
+
+    def tell() -> None:
+        while not pids.exists() or not pids.read_text():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    threading.Thread(target=tell).start()
+    assert check.run({"one": Part("", (trial("hangs", str(pids)), trial("fine", 1)))}) == 1
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert is_gone(pids)
+    text = (tmp_path / "out" / "summary.txt").read_text()
+    assert "one, hangs: stopped: after" in text and "one, fine: not run" in text
+
+
+@pytest.mark.usefixtures("stand_ins")
+def test_the_summary_is_one_page(tmp_path):
+    parts = {f"part {n}": Part("", (trial("many"), trial("fine", n))) for n in range(3)}
+    assert gpu.Check(tmp_path).run(parts) == 1
+    report = json.loads((tmp_path / "gpu.json").read_text())
+    report |= {f"part {n}": report["part 0"] for n in range(3, 9)}
+    for number in range(40):
+        report["part 0"]["trials"]["fine"]["findings"].append({"what": f"figure {number}", "says": "1 µs " * 50, "figure": 1})
+    report["part 1"]["trials"]["fine"]["findings"][0] |= {"goal": "≥ 80 %", "met": False}
+    page = gpu_summary.summary(report).splitlines()
+    assert len(page) <= gpu_summary.LINES and max(map(len, page)) <= gpu_summary.WIDTH
+    assert any(line.startswith("a number [≥ 80 %: MISSED]: it is 1") for line in page)
+    assert any("more lines in gpu.json" in line for line in page)
+
+
+@without_gpu
+def test_without_a_gpu_all_parts_are_skipped_with_the_reason():
+    for part in PARTS.values():
+        for one in part.trials:
+            module, _, name = one.function.partition(":")
+            with pytest.raises(gpu_trial.Skipped, match="no driver"):
+                getattr(importlib.import_module(module), name)(*json.loads(json.dumps(one.arguments)))
+
+
+@without_gpu
+def test_the_command_ends_well_without_a_gpu(tmp_path):
+    done = subprocess.run(
+        ["make", "-C", str(ROOT), "gpu-check", f"PYTHON={sys.executable}", f"OUT_DIR={tmp_path / 'out'}",
+         "PARTS=nccl,memcheck", "TOTAL=60"], capture_output=True, text=True, timeout=200,
+        env={k: v for k, v in os.environ.items() if k != "MAKEFLAGS"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "driver no driver (libcuda.so.1), nvvm" in done.stdout.splitlines()[2]  # after make's own two
+    assert "nccl: 3 skipped" in done.stdout and "memcheck: 1 skipped" in done.stdout
+    found = json.loads((tmp_path / "out" / "gpu.json").read_text())
+    assert set(found) == {"facts", "nccl", "memcheck"}
+
+
+def test_the_table_of_parts():
+    assert [*PARTS] == ["machine", "kernels", "compute", "processes", "nccl", "digits", "interop", "memcheck", "speed"]
+    for part in (FACTS, *PARTS.values()):
+        assert len({one.name for one in part.trials}) == len(part.trials)
+        for one in part.trials:
+            module, _, name = one.function.partition(":")
+            function = getattr(importlib.import_module(module), name)
+            inspect.signature(function).bind(*one.arguments)
+            assert one.seconds <= gpu.LIMIT <= 480 and function.__doc__
+    with pytest.raises(SystemExit):
+        gpu.options(["--parts", "machine,no_such_part"])
+
+
+# ---------------------------------------------------------------- the comparisons
+
+
+@pytest.fixture
+def rehearsed(monkeypatch, capsys):
+    """The CPU in place of a GPU; returns a function that gives the findings so far."""
+    monkeypatch.setenv("FUNCCOLL_GPU_CHECK_REHEARSES", "1")
+    folders = [str(ROOT), str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(folders))
+
+    def findings() -> list[dict]:
+        lines = capsys.readouterr().out.splitlines()
+        return [json.loads(line.removeprefix(gpu_trial.MARK)) for line in lines if line.startswith(gpu_trial.MARK)]
+
+    return findings
+
+
+class Reusing(LocalBackend):
+    """A backend that records a program's outputs, and `returns` something else from then on."""
+
+    def __init__(self, returns):
+        self.returns = returns
+
+    def record(self, run, program):
+        kept = []
+
+        def replay(*inputs):
+            kept.append(run(*inputs))
+            return self.returns(kept)
+
+        return replay
+
+
+def in_place(kept):
+    """The results of a call are in the memory of the first."""
+    for old, new in zip(kept[0], kept[-1], strict=True):
+        old[...] = new
+    return kept[0]
+
+
+def scaled(x):
+    return fc.all_reduce(x * 2, "d")
+
+
+@pytest.mark.parametrize(("returns", "words"), [
+    (lambda kept: kept[-1], ""), (in_place, "what call 1 returned, after call 2: result 0 of device 0 differs"),
+    (lambda kept: kept[0], "call 2: result 0"), (lambda kept: kept[-1] if len(kept) < 3 else kept[1], "call 3: result 0"),
+    (lambda kept: [np.nextafter(x, np.float32(99)) for x in kept[-1]], "call 1: result 0 of device 0 differs from byte"),
+])  # fmt: skip
+def test_other_bits_and_results_that_change_are_found(returns, words, rehearsed):
+    same = gpu_kernels.SameBits(lambda axes: Mesh(axes, range(2), backend=Reusing(returns)))
+    same(scaled, {"d": 2}, (np.arange(6, dtype=np.float32),), P("d"), P())
+    assert [words in failure for failure in same.failures] == ([True] if words else [])
+    assert [f["what"] for f in rehearsed()] == (["program 1"] if words else [])
+
+
+def test_a_trial_ends_after_a_few_failures(rehearsed):
+    same = gpu_kernels.SameBits(lambda axes: Mesh(axes, range(2), backend=Reusing(lambda kept: kept[0])), 2)
+    for _ in range(5):
+        same(scaled, {"d": 2}, (np.arange(6, dtype=np.float32),), P("d"), P())
+    same.report("table", 0.1)
+    assert "2 programs, 2 failed (it ended there)" in rehearsed()[-2]["says"]
+
+
+def test_roundings():
+    one = np.array([1.0, np.nan, np.inf, -8.0], np.float32)
+    assert gpu_compute.roundings(one, one) == 0
+    assert gpu_compute.roundings(one + np.float32([2**-20, 0, 0, 0]), one) == 1
+    for wrong in ([1, 0, np.inf, -8], [1, np.nan, -np.inf, -8], [1, np.nan, np.inf, np.inf]):
+        assert gpu_compute.roundings(np.array(wrong, np.float32), one) == np.inf
+    assert gpu_compute.roundings(np.array([1, 2]), np.array([1, 3])) == np.inf
+    half = np.array([1.0, 2.0], fc.bfloat16)
+    assert gpu_compute.roundings(half, half) == 0 and gpu_compute.roundings(-half, half) > 100
+    assert gpu_compute.roundings(np.array([1 + 2j]), np.array([1 + 1j])) > 1e9
+    with pytest.raises(AssertionError, match=r"float64\[4\] in place of float32\[4\]"):
+        gpu_compute.roundings(one.astype(np.float64), one)
+
+
+def test_wrong_values_and_gradients_are_failures(rehearsed, monkeypatch):
+    monkeypatch.setattr(gpu_compute, "value_error", lambda *_: 1e3)
+    monkeypatch.setattr(gpu_compute, "gradient_error", lambda case, mesh: 1 / 0)
+    gpu_compute.compare(3, 160)
+    first, last = rehearsed()
+    assert "off by 1e+03 roundings" in first["failed"] and "1 functions" in last["says"] and " 0 failed" not in last["says"]
+    assert any("ZeroDivisionError" in failure for failure in first["failures"])
+
+
+@pytest.mark.parametrize(("function", "arguments", "words"), [
+    (gpu_kernels.compare, ("programs", 4), "programs on 4 devices: 2 programs, 0 failed"),
+    (gpu_compute.compare, (5, 40), "4 functions, .* gradients, 0 failed"),
+    (gpu_compute.exact, (), "normal numbers.*off by 0 roundings"),
+    (gpu_speed.small, (6,), "the slope of 2 to 6 in one graph"),
+    (gpu_speed.slots, (), "a graph with 2 arguments and 2 results"),
+    (gpu_speed.large, (), "all_reduce, 8 devices x 0 MiB.*of the limit"),
+    (gpu_jobs.failure, ("raise",), "rank 1 raised ValueError: rank 1 has had enough"),
+    (gpu_jobs.compare, ("programs", 2), "programs in 2 processes over shm: 2 programs"),
+])  # fmt: skip
+def test_a_rehearsal_on_the_cpu(function, arguments, words, rehearsed, monkeypatch):
+    monkeypatch.setattr(gpu_speed, "_sizes", lambda *sizes: [4096])
+    function(*arguments)
+    findings = rehearsed()
+    assert not [f for f in findings if "failed" in f]
+    assert re.search(words, " ".join(f"{f['what']} {f['says']}" for f in findings)), findings
+
+
+def test_a_rehearsal_of_a_training_step(rehearsed, monkeypatch):
+    import measure
+
+    def no(name):
+        raise gpu_trial.Skipped(f"without {name}")
+
+    monkeypatch.setattr(gpu_trial, "require", no)  # both take seconds to import
+    monkeypatch.setattr(measure, "ROUND_SECONDS", 1e-4)
+    gpu_steps.compare("tiny", [4, 6, 3], 8)
+    said = [f["says"] for f in rehearsed()]
+    assert said[1:3] == ["skipped: without jax", "skipped: without torch"]
+    assert "funccoll on 2 virtual devices" in said[-1]
+
+
+def test_our_smallest_kernel_is_assembled():
+    pytest.importorskip("numba_cuda", reason="numba-cuda is not installed: pip install 'funccoll[cuda13]'")
+    import gpu_machine
+
+    assert len(gpu_kernels.combines()) == len(set(gpu_kernels.combines())) > 18
+    kernel = gpu_machine.compile_smallest((9, 0))
+    assert kernel.code[:4] == b"\x7fELF" and kernel.ptx.count("st.") == 1
+
+
