@@ -15,12 +15,16 @@ import threading
 import time
 from pathlib import Path
 
+import fake_cuda
+import fake_cupy
 import numpy as np
 import pytest
 
 import funccoll as fc
 from funccoll import P
+from funccoll.arrays.array_layout import NO_MESH
 from funccoll.mesh import Mesh
+from funccoll.runtime.cuda.gpu import current_gpu
 from funccoll.runtime.local.collectives import LocalBackend
 
 ROOT = Path(__file__).parent.parent
@@ -334,6 +338,57 @@ def test_a_rehearsal_of_a_training_step(rehearsed, monkeypatch):
     assert "funccoll on 2 virtual devices" in said[-1]
 
 
+# ---------------------------------------------------------------- the path to a GPU, over CuPy's fake
+
+
+@pytest.fixture
+def faked(monkeypatch, rehearsed):
+    """CuPy's fake with a GPU in place of the CPU; returns the findings so far."""
+    monkeypatch.delenv("FUNCCOLL_GPU_CHECK_REHEARSES")
+    for name, module in fake_cuda.modules().items():
+        monkeypatch.setitem(sys.modules, name, module)
+    for name in ("cupy_gpu", "cupy_kernels"):
+        monkeypatch.delitem(sys.modules, f"funccoll.runtime.cuda.{name}", raising=False)
+    kernels = importlib.import_module("funccoll.runtime.cuda.cupy_kernels")
+    monkeypatch.setattr(kernels, "CupyKernels", fake_cupy.Kernels)
+    monkeypatch.setattr(gpu_trial, "driver", lambda: "CUDA 13.0")
+
+    def asarray(x):
+        block = fake_cupy.empty(np.shape(x), x.dtype)
+        block.set(np.asarray(x, order="C"))
+        return block
+
+    monkeypatch.setitem(vars(fake_cupy), "asarray", asarray)
+    current_gpu.cache_clear()
+    NO_MESH.__dict__.pop("on_device", None)
+    yield rehearsed
+    current_gpu.cache_clear()
+    NO_MESH.__dict__.pop("on_device", None)
+
+
+def test_compute_on_the_fake_of_a_gpu(faked):
+    """Every 5th function, with its gradients, by kernels, captured and replayed: the whole of the part's own way."""
+    gpu_compute.compare(0, 5)
+    gpu_compute.exact()
+    findings = faked()
+    assert not [f for f in findings if "failed" in f]
+    assert "31 functions" in findings[-7]["says"] and len(findings) == 31 + 1 + 6
+
+
+def test_graphs_of_the_fake_are_recognised(faked, monkeypatch):
+    import measure
+
+    monkeypatch.setattr(gpu_speed, "gpu_seconds", lambda call, times: [1e-3 + 0 * bool(call()) for _ in range(3)])
+    monkeypatch.setattr(gpu_speed, "copy_seconds", lambda nbytes: [1e-3] * 3)
+    monkeypatch.setattr(gpu_speed, "_sizes", lambda *sizes: [4096])
+    monkeypatch.setattr(measure, "ROUND_SECONDS", 1e-4)
+    gpu_speed.slots()
+    gpu_steps.ours([4, 6, 3], 8, 1)
+    slots, step = faked()
+    assert slots["graph"] == step["says"] == "captured"
+
+
+@pytest.mark.filterwarnings("ignore:The 'generic' unit for NumPy timedelta:DeprecationWarning")
 def test_our_smallest_kernel_is_assembled():
     pytest.importorskip("numba_cuda", reason="numba-cuda is not installed: pip install 'funccoll[cuda13]'")
     import gpu_machine
