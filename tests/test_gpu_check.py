@@ -14,6 +14,7 @@ import textwrap
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import fake_cuda
 import fake_cupy
@@ -25,6 +26,7 @@ from funccoll import P
 from funccoll.arrays.array_layout import NO_MESH
 from funccoll.mesh import Mesh
 from funccoll.runtime.cuda.gpu import current_gpu
+from funccoll.runtime.job import doctor
 from funccoll.runtime.local.collectives import LocalBackend
 
 ROOT = Path(__file__).parent.parent
@@ -398,3 +400,30 @@ def test_our_smallest_kernel_is_assembled():
     assert kernel.code[:4] == b"\x7fELF" and kernel.ptx.count("st.") == 1
 
 
+
+
+# ---------------------------------------------------------------- funccoll doctor
+
+
+@pytest.mark.parametrize(("driver", "cupy", "state", "words"), [
+    (None, "", "absent", "not found"), (13000, "cupy-cuda13x", "ok", "knows CUDA 13.0"),
+    (12040, "cupy-cuda13x", "warning", "knows CUDA 12.4, and cupy-cuda13x needs a newer one"),
+    (12040, "cupy-cuda12x", "ok", "knows CUDA 12.4"), (0, "", "warning", "fails with error 35"),
+])  # fmt: skip
+def test_doctor_compares_the_driver_with_cupy(driver, cupy, state, words, monkeypatch):
+    def load(name):
+        assert name == "libcuda.so.1"
+        if driver is None:
+            raise OSError(name)
+
+        def version(place):
+            place._obj.value = driver
+            return 0 if driver else 35
+
+        return SimpleNamespace(cuDriverGetVersion=version)
+
+    monkeypatch.setattr(doctor.ctypes, "CDLL", load)
+    monkeypatch.setattr(doctor, "_version", lambda name: "14.2" if name == cupy else "")
+    found = doctor._driver("GPUs")
+    assert (found.state, words in found.value) == (state, True)
+    assert ("funccoll[cuda12]" in found.advice) == ("newer one" in words)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import mmap
 import os
@@ -36,8 +37,12 @@ _GPU_PARTS = (
     ("numba-cuda", ("numba-cuda",), "the kernel's compiler", "'funccoll[cuda13]'"),
     ("NVVM", ("nvidia-nvvm", "nvidia-cuda-nvcc-cu12"), "the kernel's compiler", "'funccoll[cuda13]'"),
     ("nvJitLink", ("nvidia-nvjitlink", "nvidia-nvjitlink-cu12"), "its assembler", "'funccoll[cuda13]'"),
-    ("NCCL", ("nvidia-nccl-cu13", "nvidia-nccl-cu12"), "several GPUs are planned", "nvidia-nccl-cu13"),
+    ("nvrtc", ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12"), "CuPy's compiler", "'funccoll[cuda13]'"),
+    ("cuBLAS", ("nvidia-cublas", "nvidia-cublas-cu12"), "products of matrices", "'funccoll[cuda13]'"),
+    ("NCCL", ("nvidia-nccl-cu13", "nvidia-nccl-cu12"), "several GPUs are in development", "nvidia-nccl-cu13"),
 )
+_CUPY_BUILDS = {"cupy-cuda12x": 12, "cupy-cuda13x": 13}
+"""CuPy's distributions, and the CUDA that the driver has to know for them."""
 _LAUNCHERS = ("mpirun", "torchrun", "srun")
 
 
@@ -179,14 +184,33 @@ def _version(distribution: str) -> str:
 
 
 def _gpus() -> Iterator[Finding]:
-    section = "GPUs (in development: make gpu-check tries what there is)"
+    section = "GPUs (never run on one yet: make gpu-check tries what there is)"
     yield from _nvidia(section)
+    yield _driver(section)
     for name, distributions, use, how in _GPU_PARTS:  # found without loading anything of CUDA
         found = [(one, text) for one in distributions if (text := _version(one))]
         if found:
             yield Finding(section, name, f"{found[0][1]}, {found[0][0]} ({use})")
         else:
-            yield Finding(section, name, f"not installed ({use}: pip install {how})", "absent")
+            yield Finding(section, name, f"not installed with pip ({use}: pip install {how})", "absent")
+
+
+def _driver(section: str) -> Finding:
+    """The CUDA that the driver knows, beside the one that CuPy is built for."""
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return Finding(section, "driver", "not found (libcuda.so.1)", "absent")
+    version = ctypes.c_int()
+    if code := library.cuDriverGetVersion(ctypes.byref(version)):
+        return Finding(section, "driver", f"fails with error {code}", "warning", "nvidia-smi says more.")
+    known = version.value // 1000
+    value = f"knows CUDA {known}.{version.value % 1000 // 10}"
+    newer = [name for name, built in _CUPY_BUILDS.items() if built > known and _version(name)]
+    if newer:
+        advice = f"Install the one for this driver, pip install 'funccoll[cuda{known}]', or a newer driver."
+        return Finding(section, "driver", f"{value}, and {newer[0]} needs a newer one", "warning", advice)
+    return Finding(section, "driver", value)
 
 
 def _nvidia(section: str) -> Iterator[Finding]:
