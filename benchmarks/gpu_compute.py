@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from typing import Any
 
 import numpy as np
 from gpu_kernels import bits, check
-from gpu_trial import device, found, on_host, rehearses, require_gpu
+from gpu_trial import device, found, graph_of, on_host, rehearses, require_gpu
 
 VALUES, GRADIENTS = 64, 4096
 """Roundings (eps of the result's dtype) by which values and gradients may differ, beside the result's largest element."""
@@ -23,6 +24,7 @@ def compare(share: int, shares: int) -> None:
     mesh = fc.make_mesh({"one": 1}, device=where)
     functions = sorted({case.function for case in numpy_cases.CASES}, key=lambda f: f.__name__)[share::shares]
     cases = gradients = failed = 0
+    graphs = Counter[str]()
     worst: tuple[float, str] = (0.0, "none")
     began = time.monotonic()
     for function in functions:
@@ -32,7 +34,10 @@ def compare(share: int, shares: int) -> None:
             for kind in ("value", "gradient") if case.grad == numpy_cases.SMOOTH else ("value",):
                 cases, gradients = cases + (kind == "value"), gradients + (kind == "gradient")
                 try:
-                    off = value_error(case, mesh, case is mine[0]) if kind == "value" else gradient_error(case, mesh)
+                    off = (
+                        value_error(case, mesh, graphs, case is mine[0]) if kind == "value" else
+                        gradient_error(case, mesh, graphs)
+                    )
                     errors.append((off, f"{case.id}, {kind}"))
                     if not off <= (VALUES if kind == "value" else GRADIENTS):
                         failures.append(f"{kind} of {case.id}: off by {off:.3g} roundings")
@@ -44,6 +49,7 @@ def compare(share: int, shares: int) -> None:
         found(function.__name__, f"off by {max(errors, default=(0.0, ''))[0]:.3g} roundings", **data)
     says = f"{len(functions)} functions, {cases} cases, {gradients} gradients, {failed} failed; worst {worst[0]:.3g} roundings"
     found("share", f"{says} ({worst[1]})", counts=True, seconds=round(time.monotonic() - began, 1))
+    found("graphs", ", ".join(f"{count} {words}" for words, count in graphs.most_common()))
 
 
 def roundings(have: Any, want: Any) -> float:
@@ -74,7 +80,7 @@ def _leaves(x: Any) -> list[Any]:
     return fc.tree.leaves(list(x) if isinstance(x, tuple) else x)
 
 
-def value_error(case: Any, mesh: Any, with_arrays: bool) -> float:
+def value_error(case: Any, mesh: Any, graphs: Counter[str], with_arrays: bool) -> float:
     """Roundings between NumPy's values and a GPU's, whose replays are bitwise equal.
 
     `with_arrays` also calls the function without a mesh on arrays of the GPU.
@@ -91,11 +97,12 @@ def value_error(case: Any, mesh: Any, with_arrays: bool) -> float:
         check(bits(alone), bits(results[0]), "called on CuPy arrays")
     for number, result in enumerate(results[1:], 2):
         check(bits(result), bits(results[0]), f"call {number}")
+    graphs[graph_of(run)] += 1
     found_values = [np.asarray(x) for x in _leaves(results[0])]
     return max((roundings(h, w) for h, w in zip(found_values, wanted, strict=True)), default=0.0)
 
 
-def gradient_error(case: Any, mesh: Any) -> float:
+def gradient_error(case: Any, mesh: Any, graphs: Counter[str]) -> float:
     """Roundings between the CPU's gradients, which the tests hold against numerical ones, and a GPU's."""
     import funccoll as fc
 
@@ -114,6 +121,7 @@ def gradient_error(case: Any, mesh: Any) -> float:
     results = [run(*case.args) for _ in range(3)]
     for number, result in enumerate(results[1:], 2):
         check(bits(result), bits(results[0]), f"call {number}")
+    graphs[graph_of(run)] += 1
     pairs = zip(fc.tree.leaves(results[0]), fc.tree.leaves(on_cpu), strict=True)
     return max((roundings(np.asarray(h), np.asarray(w)) for h, w in pairs), default=0.0)
 
@@ -146,7 +154,7 @@ def exact() -> None:
         except Exception as error:
             found(name, failed=f"{type(error).__name__}: {error}"[:600])
         else:
-            found(name, "the CPU's bits, three times")
+            found(name, f"the CPU's bits, three times; {graph_of(run)}")
     values = fc.jit(lambda key: fc.random.normal(key, (1001,)), mesh=fc.make_mesh({"one": 1}, device=where))(key)
     wanted = np.asarray(fc.random.normal(key, (1001,)))
     found("normal numbers", f"off by {roundings(on_host(values.shards[0]), wanted):.3g} roundings")

@@ -47,11 +47,15 @@ def _head(part: dict[str, Any]) -> Iterator[str]:
 def _state(name: str, part: dict[str, Any]) -> str:
     """How a part ended: each state with its number of trials, why some were skipped, and what its trials count."""
     results = list(part["trials"].values())
-    states = [result["state"] for result in results]
-    counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states)) or "not run"
     reasons = sorted({result.get("why", "") for result in results if result["state"] == "skipped"})
     says = [finding["says"] for result in results for finding in result["findings"] if finding.get("counts")]
-    return f"{name}: {counts} ({part.get('seconds', 0)} s)" + "".join(f"; {words}" for words in (*reasons, *says))
+    return f"{name}: {state_of(part)} ({part.get('seconds', 0)} s)" + "".join(f"; {words}" for words in (*reasons, *says))
+
+
+def state_of(part: dict[str, Any]) -> str:
+    """The states of a part's trials, each with its number."""
+    states = [result["state"] for result in part["trials"].values()]
+    return ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states)) or "not run"
 
 
 def _figure(finding: dict[str, Any]) -> str:

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from gpu_summary import state_of
+
 from funccoll.display import size_text
 
 ROOT = Path(__file__).parent.parent
@@ -156,7 +158,32 @@ def _grid(cases: list[dict[str, Any]]) -> list[str]:
     return rows
 
 
-TABLES = {"speed": speed, "schedules": schedules, "speed:host": host}
+def gpu() -> str:
+    """What `make gpu-check` found on a GPU: how each part ended, and what it measured."""
+    path = ROOT / "benchmarks" / "results" / "gpu" / "gpu.json"
+    return gpu_tables(json.loads(path.read_text())) if path.exists() else "Not run on a GPU yet."
+
+
+def gpu_tables(report: dict[str, Any]) -> str:
+    """The tables of one `gpu.json`."""
+    parts = {name: part for name, part in report.items() if name != "facts"}
+    states = [f"| {name} | {part['about']} | {state_of(part)} |" for name, part in parts.items()]
+    findings = [f for part in parts.values() for trial in part["trials"].values() for f in trial["findings"]]
+    verdict = {True: "met", False: "**missed**", None: "not judged"}
+    rows = [
+        f"| {f['what']} | {f['says']} | {f['goal'] + ': ' + verdict[f.get('met')] if 'goal' in f else ''} |"
+        for f in findings if f.get("figure")
+    ]  # fmt: skip
+    about = report["facts"]["trials"]["facts"]["findings"][0]
+    measured = ["", "| what | measured: median (lowest to highest) | goal |", "|---|---|---|", *rows] if rows else []
+    return "\n".join([
+        "| part | trials | how they ended |", "|---|---|---|", *states, *measured, "",
+        f"`make gpu-check` of commit {report['facts']['commit']} on {about['says']}; driver {about['driver']}, "
+        f"NCCL {about['nccl']}.",
+    ])  # fmt: skip
+
+
+TABLES = {"speed": speed, "schedules": schedules, "speed:host": host, "gpu": gpu}
 
 
 def marks(name: str) -> tuple[str, str]:

@@ -185,6 +185,19 @@ def test_the_summary_is_one_page(tmp_path):
     assert any("more lines in gpu.json" in line for line in page)
 
 
+def test_the_readmes_table_is_the_recorded_run():
+    import readme_table
+
+    begin, end = readme_table.marks("gpu")
+    assert (ROOT / "README.md").read_text().partition(begin)[2].partition(end)[0].strip() == readme_table.gpu()
+    facts = {"what": "machine", "says": "a GPU", "driver": "CUDA 13.0", "nccl": 23000}
+    goal = {"what": "all_reduce", "says": "7 µs", "figure": True, "goal": "≤ 10 µs", "met": False}
+    part = {"about": "parts", "commit": "abc", "trials": {"facts": {"state": "done", "findings": [facts, goal]}}}
+    text = readme_table.gpu_tables({"facts": part, "speed": part})
+    assert "| speed | parts | 1 done |" in text and "| all_reduce | 7 µs | ≤ 10 µs: **missed** |" in text
+    assert text.endswith("commit abc on a GPU; driver CUDA 13.0, NCCL 23000.")
+
+
 @without_gpu
 def test_without_a_gpu_all_parts_are_skipped_with_the_reason():
     for part in PARTS.values():
@@ -301,9 +314,9 @@ def test_roundings():
 
 def test_wrong_values_and_gradients_are_failures(rehearsed, monkeypatch):
     monkeypatch.setattr(gpu_compute, "value_error", lambda *_: 1e3)
-    monkeypatch.setattr(gpu_compute, "gradient_error", lambda case, mesh: 1 / 0)
+    monkeypatch.setattr(gpu_compute, "gradient_error", lambda *_: 1 / 0)
     gpu_compute.compare(3, 160)
-    first, last = rehearsed()
+    first, last, _ = rehearsed()
     assert "off by 1e+03 roundings" in first["failed"] and "1 functions" in last["says"] and " 0 failed" not in last["says"]
     assert any("ZeroDivisionError" in failure for failure in first["failures"])
 
@@ -374,7 +387,8 @@ def test_compute_on_the_fake_of_a_gpu(faked):
     gpu_compute.exact()
     findings = faked()
     assert not [f for f in findings if "failed" in f]
-    assert "31 functions" in findings[-7]["says"] and len(findings) == 31 + 1 + 6
+    assert "31 functions" in findings[-8]["says"] and len(findings) == 31 + 2 + 6
+    assert re.fullmatch(r"\d+ captured", findings[-7]["says"])
 
 
 def test_graphs_of_the_fake_are_recognised(faked, monkeypatch):

@@ -13,6 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 BLOCK = re.compile(r"```python\n(?P<code>.*?)```\n(?:\n```text\n(?P<output>.*?)```\n)?", re.DOTALL)
+GPU_BLOCK = re.compile(BLOCK.pattern.replace("```python", "```py"), re.DOTALL)
 DEMO = re.compile(r"```console\n(?P<output>.*?)```\n", re.DOTALL)
 
 
@@ -50,6 +51,14 @@ def blocks():
 @pytest.mark.parametrize("block", blocks(), ids=lambda b: b["code"].split("\n")[-2])
 def test_code_prints_what_the_readme_says(block):
     assert words(printed(block["code"])) == words(block["output"] or "")
+
+
+@pytest.mark.parametrize("block", [m.groupdict() for m in GPU_BLOCK.finditer(README.read_text())], ids=["mesh", "CuPy"])
+def test_code_for_a_gpu_prints_the_same_on_a_cpu(block):
+    """Blocks for a GPU are marked `py`: with "cpu" for "cuda", and NumPy for CuPy, they print what the README says."""
+    code = block["code"].replace('"cuda"', '"cpu"').replace("import cupy, numpy as np", "import numpy as np, numpy as cupy")
+    assert code != block["code"]
+    assert words(printed(code)) == words(block["output"]).replace("cupy", "numpy")
 
 
 def test_every_python_block_has_its_output():
@@ -94,8 +103,8 @@ def test_files_that_the_readme_names_exist():
 def test_sections_are_in_order():
     headings = re.findall(r"^## (.+)$", README.read_text(), re.MULTILINE)
     wanted = [
-        "Install", "Example", "Schedules", "When to use it, and when not", "Coming from JAX, mpi4py or torch", "Demo", "Status",
-        "Speed", "Errors",
+        "Install", "Example", "GPU quick start", "Schedules", "When to use it, and when not", "Coming from JAX, mpi4py or torch", "Demo",
+        "Status", "Speed", "Errors",
     ]  # fmt: skip
     assert headings[: len(wanted)] == wanted
     assert README.read_text().count("<!-- speed:") == 4  # the tables begin and end
