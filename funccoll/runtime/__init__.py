@@ -1,1 +1,1 @@
-"""Runtimes: what executes a compiled program. `local` is here; shm, mpi, nccl and cuda are planned."""
+"""Runtimes: the execution of compiled programs. `backend` is the seam; `local`, `shm`, `cuda` and `nccl` are its transports."""
