@@ -394,7 +394,7 @@ def test_compute_on_the_fake_of_a_gpu(faked):
 def test_graphs_of_the_fake_are_recognised(faked, monkeypatch):
     import measure
 
-    monkeypatch.setattr(gpu_speed, "gpu_seconds", lambda call, times: [1e-3 + 0 * bool(call()) for _ in range(3)])
+    monkeypatch.setattr(gpu_speed, "gpu_seconds", lambda call, times: [(call(), 1e-3)[1] for _ in range(3)])
     monkeypatch.setattr(gpu_speed, "copy_seconds", lambda nbytes: [1e-3] * 3)
     monkeypatch.setattr(gpu_speed, "_sizes", lambda *sizes: [4096])
     monkeypatch.setattr(measure, "ROUND_SECONDS", 1e-4)
@@ -402,6 +402,30 @@ def test_graphs_of_the_fake_are_recognised(faked, monkeypatch):
     gpu_steps.ours([4, 6, 3], 8, 1)
     slots, step = faked()
     assert slots["graph"] == step["says"] == "captured"
+
+
+@pytest.mark.parametrize(("function", "arguments", "dtypes", "words"), [
+    ("gpu_steps:ours", [[4, 6, 3], 8, 2], [], ["captured"]),
+    *[pytest.param(*case, marks=pytest.mark.slow) for case in (
+        ("gpu_kernels:compare", ["table", 2], ["float32"], ["table on 2 devices: 138 programs, 0 failed", "138 captured"]),
+        ("gpu_kernels:compare", ["programs", 4], [], ["programs on 4 devices: 2 programs, 0 failed", "2 captured"]),
+        ("gpu_speed:small", [4], [], ["the slope of 2 to 4 in one graph", "one jitted all_reduce"]),
+    )],
+])  # fmt: skip
+def test_collectives_on_the_fake_of_a_gpu(function, arguments, dtypes, words):
+    """CuPy's fake, and kernels in Numba's simulator: called, captured and replayed as on a GPU."""
+    pytest.importorskip("numba_cuda", reason="numba-cuda is not installed: pip install 'funccoll[cuda13]'")
+    folders = [str(ROOT), str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-W", "ignore:The 'generic' unit:DeprecationWarning",
+         str(ROOT / "tests" / "gpu_check_simulation.py"), function, json.dumps(arguments), *dtypes],
+        capture_output=True, text=True, timeout=600, env={**os.environ, "PYTHONPATH": os.pathsep.join(folders)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [line.removeprefix(gpu_trial.MARK) for line in done.stdout.split("\n") if line.startswith(gpu_trial.MARK)]
+    says = [f"{f['what']}: {f['says']}" for f in map(json.loads, lines)]
+    assert all(wanted in said for wanted, said in zip(words, says, strict=True)), says
+    assert int(re.search(r"(\d+) steps of the simulator", done.stdout)[1]) > 10
 
 
 @pytest.mark.filterwarnings("ignore:The 'generic' unit for NumPy timedelta:DeprecationWarning")
