@@ -164,19 +164,19 @@ def bad_input() -> None:
     mesh, x = fc.make_mesh({"d": 2}, device=where), np.arange(4, dtype=np.float32)
     add = fc.jit(lambda a, b: a + b)
     total = fc.jit(lambda a: fc.all_reduce(a, "d"), mesh=mesh, in_specs=P("d"), out_specs=P())
-    too_many = fc.make_mesh({"d": 4096}, device=where)
-    free = cupy.cuda.runtime.memGetInfo()[1]
+    count = int(cupy.cuda.Device().attributes["MultiProcessorCount"]) + 1
+    too_many = fc.make_mesh({"d": count}, device=where)
+    total_bytes = cupy.cuda.runtime.memGetInfo()[1]
+    huge = fc.jit(lambda a: np.broadcast_to(a, (total_bytes, 2)) + 1, mesh=mesh)
     cases: dict[str, tuple[type[BaseException], Callable[[], Any]]] = {
         "NumPy and CuPy in one call": (fc.errors.DeviceError, lambda: add(x, cupy.asarray(x))),
         "more devices than blocks run at the same time": (
             fc.errors.MeshError,
             lambda: fc.jit(lambda a: fc.all_reduce(a, "d"), mesh=too_many, in_specs=P("d"), out_specs=P())(
-                np.zeros(4096, np.float32)
+                np.zeros(count, np.float32)
             ),
         ),
-        "out of device memory": (
-            MemoryError, lambda: fc.jit(lambda a: np.broadcast_to(a, (free, 2)) + 1, mesh=mesh)(x[:2]).block_until_ready(),
-        ),
+        "out of device memory": (MemoryError, lambda: huge(x[:2])),
     }  # fmt: skip
     for name, (kind, misuse) in cases.items():
         try:

@@ -41,12 +41,20 @@ def load_kernel(combines: Sequence[Combine], cc: tuple[int, int]) -> tuple[str, 
     return "run", code
 
 
+def fake_cupy_array(x: np.ndarray) -> Any:
+    """`cupy.asarray` of a host array."""
+    block = fake_cupy.empty(x.shape, x.dtype)
+    block.set(np.asarray(x, order="C"))
+    return block
+
+
 GPU = cuda_simulation.SimulatedGpu(1)
 
 
 def fake_a_gpu() -> None:
     """Put the fakes in the places of CuPy and of the kernel."""
     sys.modules.update(fake_cuda.modules())
+    fake_cupy.cuda.runtime.memGetInfo = lambda: (fake_cupy.free_bytes, fake_cupy.free_bytes)
     kernels: Any = importlib.import_module("funccoll.runtime.cuda.cupy_kernels")
     kernels.CupyKernels = fake_cupy.Kernels
     cupy_gpu: Any = importlib.import_module("funccoll.runtime.cuda.cupy_gpu")
@@ -61,6 +69,7 @@ def main(function: str, arguments: str, *names: str) -> None:
     dtypes: Any = [np.dtype(name) for name in names]
     process_cases.FEW[:] = dtypes
     process_cases.dtypes_of = lambda case: [d for d in dtypes_of(case) if d in dtypes]
+    vars(fake_cupy)["asarray"] = fake_cupy_array
     module, _, name = function.partition(":")
     found = importlib.import_module(module)
     if module == "gpu_speed":

@@ -406,6 +406,7 @@ def test_graphs_of_the_fake_are_recognised(faked, monkeypatch):
 
 @pytest.mark.parametrize(("function", "arguments", "dtypes", "words"), [
     ("gpu_steps:ours", [[4, 6, 3], 8, 2], [], ["captured"]),
+    ("gpu_kernels:bad_input", [], [], ["in host memory, and b", "17 virtual devices", "MemoryError"]),
     *[pytest.param(*case, marks=pytest.mark.slow) for case in (
         ("gpu_kernels:compare", ["table", 2], ["float32"], ["table on 2 devices: 138 programs, 0 failed", "138 captured"]),
         ("gpu_kernels:compare", ["programs", 4], [], ["programs on 4 devices: 2 programs, 0 failed", "2 captured"]),
