@@ -19,9 +19,10 @@ _SHARED_GPU = 23000
 """The first version of NCCL whose ranks may share a GPU: 2.30."""
 
 
-def _run(count: int, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """`funccoll run` with so many processes, on the device of the trial."""
-    command = [sys.executable, "-m", "funccoll", "run", "-n", str(count), "--", sys.executable, *arguments]
+def _run(count: int, function: str, *arguments: str | None, **variables: str) -> subprocess.CompletedProcess[str]:
+    """`funccoll run` of a function of this module in so many processes, on the device of the trial."""
+    call = f"import gpu_jobs; gpu_jobs.{function}(*{arguments!r})"  # an exception of a rank is its own
+    command = [sys.executable, "-m", "funccoll", "run", "-n", str(count), "--", sys.executable, "-c", call]
     try:
         return subprocess.run(
             command, env={**os.environ, "FUNCCOLL_DEVICE": device(), **variables}, stdin=subprocess.DEVNULL,
@@ -44,10 +45,6 @@ def _require_sharing() -> None:
 def compare(case: str, n: int) -> None:
     """A case of `process_cases` in n processes on one GPU: the bits of virtual devices on the CPU."""
     _require_sharing()
-    _compare(case, n)
-
-
-def _compare(case: str, n: int, **variables: str) -> None:
     import process_cases
 
     with tempfile.TemporaryDirectory() as folder:
@@ -55,7 +52,7 @@ def _compare(case: str, n: int, **variables: str) -> None:
         process_cases.record(case, n, record)
         programs = len(pickle.loads(record.read_bytes()))
         began = time.monotonic()
-        done = _run(n, str(ROOT / "benchmarks" / "gpu_trial.py"), "gpu_jobs:rank", f'["{case}", "{record}"]', **variables)
+        done = _run(n, "rank", case, str(record))
     took = time.monotonic() - began
     transports = sorted(set(re.findall(r"transport of a mesh: ([\w ]+)\.", done.stdout)))
     if done.returncode:
@@ -70,8 +67,37 @@ def rank(case: str, record: str) -> None:
 
     import funccoll as fc
 
-    print(f"transport of a mesh: {getattr(fc.make_mesh({'d': fc.world_size()}).backend, 'name', None)}.", flush=True)
+    made, make = dict[tuple, Any](), fc.make_mesh
+
+    def once(axes: dict[str, int]) -> Any:
+        """One mesh for all programs of its axes: each that is made has memory of its own, which peers map."""
+        key = tuple(axes.items())
+        if key not in made:
+            made[key] = make(axes)
+        return made[key]
+
+    fc.make_mesh = once  # type: ignore[assignment]
+    backend = once({"d": fc.world_size()}).backend
+    print(f"transport of a mesh: {backend.name}{' on one GPU' if getattr(backend, 'shares_gpus', False) else ''}.", flush=True)
     process_cases.compare(case, Path(record))
+
+
+def failing_rank(what: str) -> None:
+    """One process of a job in which rank 1 fails, when both have the results of the calls before."""
+    import numpy as np
+    import process_cases
+
+    import funccoll as fc
+
+    host = fc.make_mesh({"d": fc.world_size()}, device="cpu")
+
+    def settle() -> None:
+        if device() == "cuda":
+            require_gpu().cuda.Device().synchronize()
+        fc.process_allgather(fc.from_local(np.zeros(1), host, fc.P("d")))
+
+    process_cases.settle = settle
+    process_cases.failure(what)
 
 
 _TOLD = {
@@ -84,7 +110,7 @@ def failure(what: str) -> None:
     """Rank 1 dies, raises or runs another program: rank 0 is told so, and every later call is refused."""
     _require_sharing()
     began = time.monotonic()
-    done = _run(2, str(ROOT / "tests" / "process_cases.py"), what)
+    done = _run(2, "failing_rank", what)
     took = time.monotonic() - began
     told = re.search(_TOLD[what], done.stdout, re.DOTALL)
     if told is None or "again: an earlier failure ended all collectives" not in done.stdout:
@@ -171,12 +197,38 @@ def nccl_rank(ranks: int, rank: int, identity: str) -> None:
 
 
 def nccl_programs() -> None:
-    """Programs of funccoll's in two processes on one GPU where NCCL allows that; it says which transport served them."""
-    module = _nccl()
-    version = module.get_version()
+    """Programs of funccoll's with algorithm="nccl" in two processes on one GPU, where NCCL allows that."""
+    version = _nccl().get_version()
     if version < _SHARED_GPU:
         raise Skipped(f"NCCL {version}: several ranks on one GPU need 2.30 and NCCL_MULTI_RANK_GPU_ENABLE=1")
-    _compare("collectives", 2, NCCL_MULTI_RANK_GPU_ENABLE="1")
+    done = _run(2, "nccl_program_rank", NCCL_MULTI_RANK_GPU_ENABLE="1")
+    if done.returncode or done.stdout.count("native collectives are right") != 2:
+        raise RuntimeError(f"exit code {done.returncode}: {done.stdout[-2500:]}")
+    found("programs", f"NCCL {version}: native all_reduce, all_gather and reduce_scatter in 2 processes", counts=True)
+
+
+def nccl_program_rank(native: str | None = "nccl") -> None:
+    """One process: native collectives, beside one of our own kernel, have the CPU's values in every call."""
+    import numpy as np
+    import process_cases
+
+    import funccoll as fc
+    from funccoll import P
+
+    n = fc.world_size()
+
+    def step(x: Any, native: str | None) -> Any:
+        total = fc.all_reduce(x, "d", algorithm=native)
+        part = fc.reduce_scatter(fc.pvary(total, "d") + x, "d", algorithm=native)
+        return fc.all_gather(part * 2, "d", algorithm=native) + fc.all_reduce(x, "d", op="max", algorithm="one_shot")[0]
+
+    x = np.arange(64.0 * n, dtype=np.float32).reshape(8 * n, 8)
+    specs = {"in_specs": P("d"), "out_specs": P()}
+    want = np.asarray(fc.jit(lambda x: step(x, None), mesh=process_cases.virtual({"d": n}), **specs)(x))
+    run = fc.jit(lambda x: step(x, native), mesh=fc.make_mesh({"d": n}), **specs)
+    for _ in range(3):
+        np.testing.assert_allclose(np.asarray(run(x)), want, rtol=1e-6)
+    print("native collectives are right", flush=True)
 
 
 # ---------------------------------------------------------------- the demo

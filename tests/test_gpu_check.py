@@ -241,7 +241,7 @@ def test_the_table_of_parts():
 def rehearsed(monkeypatch, capsys):
     """The CPU in place of a GPU; returns a function that gives the findings so far."""
     monkeypatch.setenv("FUNCCOLL_GPU_CHECK_REHEARSES", "1")
-    folders = [str(ROOT), str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    folders = [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(folders))
 
     def findings() -> list[dict]:
