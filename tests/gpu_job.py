@@ -56,7 +56,8 @@ def transports() -> None:
     x = np.arange(8.0 * n)
     lowered = run.lower(x)
     print([row.schedule for row in lowered.collectives()])
-    print([type(call).__name__ for call in lowered.compile().group_calls])
+    compiled = lowered.compile()
+    print([type(call).__name__ for call in compiled.group_calls], compiled.execution)
     print([np.asarray(run(x)).tolist() for _ in range(2)])
     print([mesh.backend.native_algorithm("all_reduce", "sum", [np.dtype(dtype)], nbytes, n, {})
            for dtype, nbytes in (("f4", 1 << 10), ("f4", 1 << 30), ("c8", 1 << 30))])  # fmt: skip

@@ -12,6 +12,7 @@ import pytest
 import funccoll as fc
 from funccoll import P
 from funccoll.errors import DeviceError
+from funccoll.kernels.cuda import compile_kernel
 from funccoll.runtime.cuda.gpu import missing
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -59,6 +60,12 @@ def test_without_cupy_the_error_says_what_to_install(ask, monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
     with pytest.raises(DeviceError, match=r"needs CuPy, which is not installed: pip install 'funccoll\[cuda13\]'"):
         ask(fc.make_mesh({"d": 2}))
+
+
+def test_without_the_compiler_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "numba_cuda", None)
+    with pytest.raises(DeviceError, match=r"numba-cuda with NVVM and nvJitLink, and one is missing: .*funccoll\[cuda13\]"):
+        compile_kernel((("sum", np.dtype(np.float32)),), (9, 0))
 
 
 def test_the_environment_chooses_the_device(monkeypatch):

@@ -76,6 +76,9 @@ class ThreadBackend:
     def record(self, run: Run, program: Program) -> Run:
         return run
 
+    def execution(self, run: Run) -> str:
+        return "threads"
+
     def note_exception(self, functions: Any, done: int, inside: bool, error: BaseException) -> None:
         pass  # its jobs end with the first exception
 

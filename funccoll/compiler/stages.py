@@ -176,6 +176,11 @@ class Compiled(_Scheduled):
         self._kinds = [Array] * len(signature.out_layouts)
         self._donates = any(signature.donated)
 
+    @property
+    def execution(self) -> str:
+        """The way in which calls are executed, in words: "a CUDA graph", or why a program on a GPU is not one."""
+        return backend_of(self.mesh).execution(self._run)
+
     def __call__(self, *args: Any) -> Any:
         """Run on positional arguments of the structure, shapes and dtypes it was compiled for."""
         flat: Any = args

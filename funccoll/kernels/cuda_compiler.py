@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..errors import DeviceError
 from . import reductions
 from .object_cache import kept
 
@@ -92,13 +93,21 @@ def _compiler(cc: tuple[int, int]) -> Iterator[Any]:
 def compile_template(template: Callable[[Operations], Any], arguments: int, cc: tuple[int, int]) -> Kernel:
     """Compile the kernel that `template` makes of a GPU's operations, a function of int64 arguments, for a compute capability.
 
-    It takes some seconds. Raises: RuntimeError with the assembler's words.
+    It takes some seconds. Raises: RuntimeError with the assembler's words; DeviceError where a part of the compiler is missing.
     """
-    with _compiler(cc) as cuda:
-        signature = cuda.types.void(*[cuda.types.int64] * arguments)
-        made = template(_gpu_operations())
-        ptx, _ = cuda.compile(made, signature, cc=cc, device=False, abi="numba", launch_bounds=(THREADS, 1))
-    code, log = assemble(ptx, cc)
+    try:
+        import numba_cuda  # noqa: F401  (beside it, older versions of Numba have a `numba.cuda` of their own)
+
+        with _compiler(cc) as cuda:
+            signature = cuda.types.void(*[cuda.types.int64] * arguments)
+            made = template(_gpu_operations())
+            ptx, _ = cuda.compile(made, signature, cc=cc, device=False, abi="numba", launch_bounds=(THREADS, 1))
+        code, log = assemble(ptx, cc)
+    except ImportError as error:  # NVVM that is missing is one, too
+        raise DeviceError(
+            f"kernels of a GPU are compiled by numba-cuda with NVVM and nvJitLink, and one is missing: {error}. "
+            f"pip install 'funccoll[cuda13]' (with a driver for CUDA 12: 'funccoll[cuda12]')."
+        ) from error
     return Kernel(ptx.partition(".entry ")[2].partition("(")[0], code, ptx, log)
 
 

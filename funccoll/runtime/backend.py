@@ -105,6 +105,10 @@ class Backend(Protocol):
         """Return a compiled program as it is executed: itself, or a recording of it that is replayed."""
         ...
 
+    def execution(self, run: Run) -> str:
+        """Return how calls of a program from `record` are executed, in words; and why not recorded, where they might be."""
+        ...
+
     def note_exception(self, functions: Sequence[Callable[..., Any]], done: int, inside: bool, error: BaseException) -> None:
         """Take note of an exception that leaves a program after `done` of its calls, whose functions these are.
 

@@ -42,6 +42,13 @@ class CapturedProgram:
         """True when calls replay a graph."""
         return self._replay is not None
 
+    @property
+    def execution(self) -> str:
+        """The way in which the next call is executed."""
+        if self.why_not is not None:
+            return f"kernel by kernel: {self.why_not}"
+        return "a CUDA graph" if self.is_captured else "kernel by kernel; the second call is captured as a CUDA graph"
+
     def __call__(self, *inputs: Any) -> Sequence[Any]:
         """Enqueue the program: from the copies of each input to a tuple with the copies of each output."""
         if self.why_not is not None or self._calls < WARM_UP:

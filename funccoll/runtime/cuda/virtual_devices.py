@@ -179,6 +179,10 @@ class VirtualGpuBackend:
         """See `Backend`. A CUDA graph: no primitive waits for the GPU."""
         return CapturedProgram(self.gpu, run)
 
+    def execution(self, run: Run) -> str:
+        """See `Backend`."""
+        return run.execution if isinstance(run, CapturedProgram) else "one launch"
+
     def note_exception(self, functions: Sequence[Callable[..., Any]], done: int, inside: bool, error: BaseException) -> None:
         """See `Backend`. An exception is one of all devices."""
 

@@ -63,6 +63,10 @@ class LocalBackend:
         """See `Backend`."""
         return run
 
+    def execution(self, run: Run) -> str:
+        """See `Backend`."""
+        return "NumPy, one operation after the other"
+
     def note_exception(self, functions: Sequence[Callable[..., Any]], done: int, inside: bool, error: BaseException) -> None:
         """See `Backend`. An exception is one of all devices."""
 

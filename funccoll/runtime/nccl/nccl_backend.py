@@ -74,8 +74,12 @@ class NcclBackend:
         self.library.check()
 
     def record(self, run: Run, program: Program) -> Run:
-        """See `Backend`. The hosts agree before each collective, which a CUDA graph could not do."""
+        """See `Backend`."""
         return run
+
+    def execution(self, run: Run) -> str:
+        """See `Backend`."""
+        return "kernel by kernel: the hosts agree before each collective, which a CUDA graph could not do"
 
     def native_algorithm(
         self, kind: str, op: str, dtypes: Sequence[np.dtype], nbytes: int, nranks: int, options: Mapping[str, Any]

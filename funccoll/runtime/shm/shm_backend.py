@@ -165,6 +165,10 @@ class MeshBackend:
         """See `Backend`."""
         return run
 
+    def execution(self, run: Run) -> str:
+        """See `Backend`."""
+        return "NumPy, one operation after the other, and native collectives"
+
     def note_exception(self, functions: Sequence[Any], done: int, inside: bool, error: BaseException) -> None:
         """See `Backend`. Before the first collective of a program is complete, a retry fits what the others do."""
         done += inside and functions[done].left_complete
