@@ -31,7 +31,7 @@ class JobGpu(peer_simulation.PeerSimulatedGpu):
 
 def install(seed: int, shared: bool = False) -> None:
     simulated = JobGpu(seed + fc.rank(), f"0000:{0 if shared else fc.rank():02x}:00.0")
-    gpu.current_gpu = lambda: simulated  # type: ignore[assignment]
+    gpu.current_gpu = lambda rank=None: simulated  # type: ignore[assignment]
     job_gpus.load_nccl = lambda: fake_nccl
 
 

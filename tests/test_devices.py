@@ -13,7 +13,7 @@ import funccoll as fc
 from funccoll import P
 from funccoll.errors import DeviceError
 from funccoll.kernels.cuda import compile_kernel
-from funccoll.runtime.cuda.gpu import missing
+from funccoll.runtime.cuda.gpu import missing, use_own
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -50,6 +50,17 @@ def test_hidden_gpus_are_named(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
     assert "CUDA_VISIBLE_DEVICES='7'" in (missing(runtime(13000, 13000, 0)) or "")
     assert missing(runtime(13000, 13020, 1)) is None and missing(runtime(13000, 12090, 8)) is None
+
+
+@pytest.mark.parametrize(("current", "count", "rank", "wanted"), [
+    (0, 1, 3, 0), (0, 8, 3, 3), (0, 2, 3, 1), (5, 8, 3, 5),  # a program that has chosen a GPU keeps it
+])  # fmt: skip
+def test_each_rank_of_a_job_has_a_gpu_of_its_own(current, count, rank, wanted):
+    used = []
+    device = lambda number=None: SimpleNamespace(id=current if number is None else number, use=lambda: used.append(number))
+    cupy = runtime(13000, 13000, count)
+    cupy.cuda.Device = device
+    assert use_own(cupy, rank) == wanted and used == [wanted]
 
 
 @pytest.mark.parametrize("ask", [

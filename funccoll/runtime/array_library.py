@@ -21,6 +21,8 @@ class ArrayLibrary(Protocol):
     """The type of its arrays."""
     namespace: Any
     """Its module: `numpy`, `cupy`."""
+    specialises: bool
+    """True when the function of an equation depends on its types as well, and not on its primitive and parameters alone."""
 
     def asarray(self, x: Any, what: str = "x") -> Any:
         """Return an argument as an array of the library: itself where it is one, else a copy or a view of it.
@@ -59,6 +61,7 @@ class NumpyLibrary:
 
     array_type = np.ndarray
     namespace = np
+    specialises = False
 
     def asarray(self, x: Any, what: str = "x") -> np.ndarray:
         """See `ArrayLibrary`."""

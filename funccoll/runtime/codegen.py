@@ -339,8 +339,10 @@ class _Builder:
             type = eqn.outputs[0].type
             empty, dtype = self.names.of(self.backend.allocate, "f", "allocate"), self.names.of(type.dtype, "t", type.dtype)
             operands.append(f"out={empty}({type.shape}, {dtype})")
-        key = (eqn.primitive, *sorted(eqn.params.items()), *(atom.type for atom in (*eqn.inputs, *eqn.outputs)))
-        return f"{self.names.of(self.backend.library.compute(eqn), 'f', key)}({', '.join(operands)})"
+        library = self.backend.library
+        types = [atom.type for atom in (*eqn.inputs, *eqn.outputs)] if library.specialises else ()
+        key = (eqn.primitive, *sorted(eqn.params.items()), *types)
+        return f"{self.names.of(library.compute(eqn), 'f', key)}({', '.join(operands)})"
 
     def drop_dead(self, lines: list[str], equations: list[Equation], results: list[Var]) -> list[str]:
         """Delete large intermediates after their last use, so that their memory serves the next ones."""

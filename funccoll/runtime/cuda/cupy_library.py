@@ -55,6 +55,8 @@ class CupyLibrary:
     `cupyx.scipy.special`, which is imported for erf where it is None.
     """
 
+    specialises = True
+
     def __init__(self, cupy: Any, kernels: Any, special: Any = None):
         self._cupy, self._kernels, self._special = cupy, kernels, special
         self.array_type: type = cupy.ndarray

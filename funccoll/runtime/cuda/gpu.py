@@ -12,7 +12,7 @@ from ..backend import Backend
 from ..shm.shm_backend import MeshBackend
 from .virtual_devices import Gpu, VirtualGpuBackend
 
-__all__ = ["BACKEND", "current_gpu", "gpu_backend", "missing"]
+__all__ = ["BACKEND", "current_gpu", "gpu_backend", "missing", "use_own"]
 
 
 def missing(cupy: Any) -> str | None:
@@ -41,9 +41,22 @@ def _version(number: int) -> str:
     return f"{number // 1000}.{number % 1000 // 10}"
 
 
+def use_own(cupy: Any, rank: int) -> int:
+    """Make a rank's GPU the current one of this thread, and return its number: the program's choice, else one for each in turn.
+
+    The first GPU counts as no choice, because CuPy begins with it.
+    """
+    chosen = cupy.cuda.Device().id or rank % cupy.cuda.runtime.getDeviceCount()
+    cupy.cuda.Device(chosen).use()
+    return chosen
+
+
 @functools.lru_cache(maxsize=1)
-def current_gpu() -> Gpu:
-    """Return this process's GPU through CuPy. Raises: DeviceError with what is missing, and the remedy."""
+def current_gpu(rank: int | None = None) -> Gpu:
+    """Return this process's GPU through CuPy: the current one, or that of a rank of a job.
+
+    Raises: DeviceError with what is missing, and the remedy.
+    """
     try:
         import cupy  # pyright: ignore[reportMissingImports]
     except ModuleNotFoundError:
@@ -59,6 +72,8 @@ def current_gpu() -> Gpu:
     problem = missing(cupy)
     if problem is not None:
         raise DeviceError(f"device=\"cuda\" cannot be used: {problem}. `funccoll doctor` lists all parts.")
+    if rank is not None:
+        use_own(cupy, rank)
     from .cupy_gpu import CupyGpu
 
     return CupyGpu()
@@ -69,13 +84,12 @@ def gpu_backend(mesh: Mesh, host: Backend | None) -> Backend:
 
     Raises: DeviceError where no GPU can be used.
     """
-    gpu = current_gpu()
     if mesh.is_fully_addressable:
-        return VirtualGpuBackend(gpu)
+        return VirtualGpuBackend(current_gpu())
     from .job_gpus import JobGpuBackend  # here: a process alone needs no NCCL
 
     assert isinstance(host, MeshBackend)
-    return JobGpuBackend(mesh, host, gpu)
+    return JobGpuBackend(mesh, host, current_gpu(mesh.process))
 
 
 BACKEND = gpu_backend
