@@ -32,10 +32,8 @@ def run(processes: int, case: str) -> dict[int, list[str]]:
     return {rank: [text for head, text in lines if head == f"[{rank}"] for rank in range(processes)}
 
 
-@pytest.mark.parametrize(("processes", "case"), [
-    (2, "programs 1"),
-    *[pytest.param(*c, marks=pytest.mark.slow) for c in ((4, "programs 2"), (2, "collectives 3"), (3, "forced 4"))],
-])  # fmt: skip
+@pytest.mark.slow
+@pytest.mark.parametrize(("processes", "case"), [(2, "programs 1"), (4, "programs 2"), (2, "collectives 3"), (3, "forced 4")])
 def test_programs_have_the_bits_of_virtual_devices(processes, case):
     for lines in run(processes, case).values():
         assert int(lines[-1].split()[0]) > 1

@@ -35,8 +35,9 @@ def start(count: int, call: str, native: bool = True, **environment: str) -> Ran
 # ---------------------------------------------------------------- values
 
 
-QUICK = [("table", 2, True), ("programs", 4, True), ("forced", 3, False)]
+QUICK = [("table", 2, True)]
 DEEP = [
+    ("programs", 4, True), ("forced", 3, False),
     ("whole table", 2, True), ("whole table", 3, True), ("whole table", 3, False), ("table", 4, True), ("table", 4, False),
     ("collectives", 2, True), ("collectives", 4, True), ("staged", 2, True), ("staged", 3, False), ("programs", 3, True),
     ("forced", 4, False), ("nans", 2, False), ("nans", 4, False),
