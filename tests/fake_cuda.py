@@ -65,6 +65,9 @@ class Capture:
     def allocated(self, memory: np.ndarray) -> None:
         self.memory.append(memory)
 
+    def use_blas(self) -> None:
+        raise NotImplementedError("calling cuBLAS API during stream capture is currently unsupported")
+
     def touch_host(self, what: str) -> None:
         self.invalidated = what
         raise CUDARuntimeError(f"cudaErrorStreamCaptureUnsupported: {what} while a stream is capturing")

@@ -12,6 +12,7 @@ the work and run it later, as a CUDA graph does, because nothing but the work re
 from __future__ import annotations
 
 import json
+import math
 import operator
 from collections.abc import Callable
 from pathlib import Path
@@ -37,6 +38,7 @@ class Recorder(Protocol):
     def launch(self, work: Callable[[], None]) -> None: ...
     def touch_host(self, what: str) -> None: ...
     def allocated(self, memory: np.ndarray) -> None: ...
+    def use_blas(self) -> None: ...
 
 
 recorder: Recorder | None = None
@@ -63,6 +65,12 @@ def touch_host(what: str) -> None:
     host_events.append(what)
     if recorder is not None:
         recorder.touch_host(what)
+
+
+def use_blas(dtype: np.dtype, size: int) -> None:
+    """Note a product that CuPy gives to cuBLAS: of floats, but for one of two vectors."""
+    if recorder is not None and size > 1 and (dtype.kind in "fc" or dtype == BFLOAT16):
+        recorder.use_blas()
 
 
 class OutOfMemoryError(MemoryError):
@@ -480,6 +488,7 @@ def matmul(
         raise TypeError("CuPy multiplies no stacks of bfloat16")
     probes = [np.broadcast_to(np.empty((), np.bool_), each.shape) for each in args]
     made = new(np.matmul(*probes).shape, result) if out is None else out
+    use_blas(result, made.size)
     if made.dtype != result:
         raise TypeError(f"Cannot cast output operand from {result!r} to {made.dtype!r}")
     half = result.itemsize == 2 and result.kind in "fV"
@@ -504,6 +513,8 @@ def einsum(*operands: Any, **kwargs: Any) -> ndarray:
     shape = tuple(sizes[c] for c in subscripts.split("->")[1])
     if not all(a.size for a in arrays):
         raise NotImplementedError("the fake of CuPy's einsum takes no empty array")
+    if len(arrays) > 1 and set(sizes) - set(subscripts.split("->")[1]):
+        use_blas(result, math.prod(shape))
     return write(new(shape, result), lambda: np.einsum(subscripts, *(a.host for a in arrays), optimize=len(arrays) > 1))
 
 

@@ -111,6 +111,16 @@ def test_a_capture_that_the_driver_refuses_leaves_the_program_as_it_was(monkeypa
     assert re.match("kernel by kernel: its capture failed with ZeroDivisionError", compiled.execution)
 
 
+def test_products_of_matrices_run_without_a_graph():
+    """CuPy 14.2 calls no cuBLAS in a capture (cupy/cupy#6290); a product in the middle must leave nothing half done."""
+    step = fc.jit(lambda x, i: np.tanh((x[i] + 1) @ x.T))
+    compiled, i = step.lower(on_gpu(X), on_gpu(np.array([1, 3]))).compile(), np.array([1, 3])
+    for call in range(4):
+        y = compiled(on_gpu(X + call), on_gpu(i))
+        np.testing.assert_allclose(np.asarray(y), np.tanh((X[i] + call + 1) @ (X + call).T))
+    assert not compiled._run.is_captured and "NotImplementedError: calling cuBLAS" in compiled._run.why_not
+
+
 def test_device_put(cupy):
     mesh = fc.make_mesh({"d": 2})
     y = fc.device_put(X, mesh, P("d"), device="cuda")

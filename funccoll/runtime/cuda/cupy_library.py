@@ -8,8 +8,9 @@ Values agree with NumPy's but for: the order in which sums and products are roun
 subnormal float32 numbers, which CuPy's kernels flush to zero; what C leaves undefined (floats that do not fit into an integer,
 shifts by the width or more); and argmax and argmin of several NaNs, which give the position of any.
 
-No primitive waits for the GPU, so that a CUDA graph can capture every program. Kernels are compiled on their first call, which
-a capture does not allow: a program runs once before.
+No primitive waits for the GPU, so that a CUDA graph can capture every program, but for products of matrices of floats: CuPy
+14.2 calls no cuBLAS in a capture (github.com/cupy/cupy/issues/6290), and programs with them run kernel by kernel. Kernels are
+compiled on their first call, which a capture does not allow: a program runs once before.
 
 It was written without a GPU, and has never run on one. Its tests run it on a fake, which has the interface of CuPy 14.2.
 """
