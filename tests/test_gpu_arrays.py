@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -119,6 +120,57 @@ def test_products_of_matrices_run_without_a_graph():
         y = compiled(on_gpu(X + call), on_gpu(i))
         np.testing.assert_allclose(np.asarray(y), np.tanh((X[i] + call + 1) @ (X + call).T))
     assert not compiled._run.is_captured and "NotImplementedError: calling cuBLAS" in compiled._run.why_not
+
+
+def test_another_stream_waits_before_memory_is_written_again(monkeypatch):
+    """Slots of a graph, and tables of addresses, may still be read on the stream of the call before."""
+    step, events = fc.jit(lambda x: x * 2 + 1), []
+    for _ in range(3):
+        step(on_gpu(X))
+    held, copy, x = gpu.current_gpu(), fake_cupy.copyto, on_gpu(X)
+    table = held.allocate((2,), np.dtype(np.int64))
+    monkeypatch.setattr(fake_cuda.Stream, "wait_event", lambda self, event: events.append("wait"))
+    monkeypatch.setattr(fake_cupy, "copyto", lambda *args: (events.append("copy"), copy(*args)))
+    monkeypatch.setattr(fake_cupy.ndarray, "set", lambda self, values, stream=None: events.append("set"))
+    with fake_cuda.Stream(non_blocking=True):
+        step(x)
+        step(x)
+        held.upload(table, np.arange(2))
+    held.upload(table, np.arange(2))
+    # Into the slot, and out of the graph's memory.
+    assert events == ["wait", "copy", "copy", "copy", "copy", "set", "wait", "set"]
+
+
+def _is_free(lock: Any) -> bool:
+    """True when another thread can have a lock."""
+
+    def take() -> None:
+        found.append(lock.acquire(blocking=False))
+        if found[0]:
+            lock.release()
+
+    found: list[bool] = []
+    thread = threading.Thread(target=take)
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def test_no_thread_waits_for_the_device_while_another_captures(monkeypatch):
+    """The driver refuses it to every thread, and captures nothing then."""
+    held, seen = gpu.current_gpu(), []
+    held.capture(lambda: seen.append(_is_free(held._capture)))
+    monkeypatch.setattr(fake_cuda.Device, "synchronize", lambda self: seen.append(_is_free(held._capture)))
+    held.wait()
+    assert seen == [False, False] and _is_free(held._capture)
+
+
+def test_no_thread_captures_a_program_in_whose_first_call_another_one_is():
+    seen: list[bool] = []
+    program = CapturedProgram(gpu.current_gpu(), lambda x: (seen.append(_is_free(program._lock)), (x,))[1])
+    for _ in range(2):
+        program(on_gpu(X))
+    assert seen == [False, False] and program.is_captured
 
 
 def test_device_put(cupy):

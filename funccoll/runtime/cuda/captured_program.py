@@ -52,10 +52,12 @@ class CapturedProgram:
 
     def __call__(self, *inputs: Any) -> Sequence[Any]:
         """Enqueue the program: from the copies of each input to a tuple with the copies of each output."""
-        if self.why_not is not None or self._calls < WARM_UP:
-            self._calls += 1
+        if self.why_not is not None:
             return self._run(*inputs)
-        with self._lock:  # two threads would fill the same slots
+        with self._lock:  # two threads would fill the same slots; and none captures while another one's first call goes on
+            if self._calls < WARM_UP:
+                self._calls += 1
+                return self._run(*inputs)
             if self._replay is None:
                 self._capture(inputs)
             if self._replay is None:

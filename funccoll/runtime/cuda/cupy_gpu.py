@@ -31,19 +31,31 @@ class _Capturing(threading.local):
     uploads: list[tuple[Any, np.ndarray]] | None = None
 
 
-class _Replay:
-    """A function that launches a graph on the current stream, after its last launch on another."""
+class _StreamOrder:
+    """One order for everything that uses memory of its own again and again, on whatever streams: tables, slots, counters."""
 
-    def __init__(self, graph: Any, pool: Any):
-        self._graph, self._pool = graph, pool
-        self._stream = cupy.cuda.get_current_stream()
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._last: Any = None
+
+    def join(self) -> Any:
+        """Return the current stream, made to wait for what was enqueued on the last other one."""
+        stream = cupy.cuda.get_current_stream()
+        with self._lock:
+            if self._last is not None and stream != self._last:
+                stream.wait_event(self._last.record())
+            self._last = stream
+        return stream
+
+
+class _Replay:
+    """A function that launches a graph on the current stream."""
+
+    def __init__(self, graph: Any, pool: Any, order: _StreamOrder):
+        self._graph, self._pool, self._order = graph, pool, order
 
     def __call__(self) -> None:
-        stream = cupy.cuda.get_current_stream()
-        if stream != self._stream:
-            stream.wait_event(self._stream.record())
-            self._stream = stream
-        self._graph.launch(stream)
+        self._graph.launch(self._order.join())
 
 
 class CupyGpu:
@@ -57,6 +69,9 @@ class CupyGpu:
         self.library = CupyLibrary(cupy, CupyKernels())
         self.max_blocks = int(device.attributes["MultiProcessorCount"])
         self._mapped = Counter[int]()
+        self._order = _StreamOrder()
+        self._capture = threading.RLock()
+        """Held in a capture, in which no thread may wait for the device, and by a thread that waits for it."""
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype) -> Any:
         """See `Gpu`."""
@@ -84,7 +99,7 @@ class CupyGpu:
         if self._capturing.uploads is not None:
             self._capturing.uploads.append((to, values.copy()))
         else:
-            to.set(values, stream=cupy.cuda.get_current_stream())
+            to.set(values, stream=self._order.join())
 
     @property
     def bus_id(self) -> str:
@@ -103,18 +118,20 @@ class CupyGpu:
 
     def wait(self) -> None:
         """See `Gpu`. All streams: an array may have been made on another one than the current."""
-        cupy.cuda.Device().synchronize()
+        with self._capture:
+            cupy.cuda.Device().synchronize()
 
     def copy_into(self, to: Any, source: Any) -> None:
         """See `Gpu`."""
+        self._order.join()  # before a slot is written that a graph may still read on another stream
         cupy.copyto(to, source)
 
     def capture(self, function: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
-        """See `Gpu`. The memory is a pool's of its own; replays on several streams wait for each other."""
+        """See `Gpu`. The memory is a pool's of its own."""
         stream, pool, uploads = cupy.cuda.Stream(non_blocking=True), cupy.cuda.MemoryPool(), []
         self._capturing.uploads = uploads
         try:
-            with stream, cupy.cuda.using_allocator(pool.malloc):
+            with self._capture, stream, cupy.cuda.using_allocator(pool.malloc):
                 stream.begin_capture()
                 try:
                     result = function()
@@ -124,7 +141,7 @@ class CupyGpu:
             self._capturing.uploads = None
         for to, values in uploads:
             self.upload(to, values)
-        return result, _Replay(graph, pool)
+        return result, _Replay(graph, pool, self._order)
 
     def host_words(self, count: int) -> tuple[np.ndarray, int]:
         """See `Gpu`. All pinned memory has one address for host and kernels."""
@@ -179,6 +196,8 @@ class CupyGpu:
     def launch(self, combines: Sequence[Combine], blocks: int, frames: Any) -> None:
         """See `Gpu`."""
         kernel = self._function(tuple(combines))
+        if self._capturing.uploads is None:
+            self._order.join()
         kernel((blocks,), (THREADS,), (np.int64(frames.data.ptr),), enable_cooperative_groups=True)
 
     @functools.cache  # noqa: B019  (there is one, as long as the process lives)

@@ -6,6 +6,7 @@ A value that is equal on several devices is one array, as in `runtime.local`; a 
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Protocol
@@ -218,7 +219,7 @@ class Launch:
         channels = max(1, min(gpu.max_blocks // ncopies, -(-nbytes // CHANNEL_BYTES)))
         self.plan = build_launch_plan([call], groups, channels)
         assert self.plan.max_operands <= MAX_OPERANDS, f"{self.plan.max_operands} operands of one combine"
-        self._ncopies = ncopies
+        self._ncopies, self._lock = ncopies, threading.Lock()
         rank_of = {device: r for group in groups for r, device in enumerate(group)}
         self._written = [bool(call.schedule.collective.has_output(rank_of[device])) for device in range(ncopies)]
         self._make_tables(self.plan, LaunchedName(name, source, self.plan.blocks))
@@ -245,6 +246,10 @@ class Launch:
     def __call__(self, *values: Copies) -> tuple[Copies, ...]:
         """The copies of each output."""
         self.backend.check()
+        with self._lock:  # one table of addresses serves all calls
+            return self._launch(values)
+
+    def _launch(self, values: Sequence[Copies]) -> tuple[Copies, ...]:
         plan, gpu, results, held = self.plan, self.gpu, [], []  # what the launch reads and writes lives until then
         for number, (operand, copies) in enumerate(zip(self.call.operands, values, strict=True)):
             blocks = [gpu.contiguous(x) for x in ([copies] if self._ncopies == 1 else copies)]
