@@ -219,7 +219,7 @@ def modules() -> dict[str, Any]:
         function=SimpleNamespace(Module=Module, Function=Function),
         runtime=SimpleNamespace(
             CUDARuntimeError=CUDARuntimeError, driverGetVersion=lambda: DRIVER, runtimeGetVersion=lambda: RUNTIME,
-            getDeviceCount=lambda: 1,
+            getDeviceCount=lambda: 1, **fake_cupy.HOST_MEMORY,
         ),
     )  # fmt: skip
     fake_cupy.cuda = cuda

@@ -540,7 +540,18 @@ for _name, _ufunc in _COMPARISONS.items():
 for _name, _ufunc in {"neg": "negative", "invert": "invert", "abs": "absolute"}.items():
     setattr(ndarray, f"__{_name}__", lambda self, f=_UFUNCS[_ufunc]: f(self))
 
-cuda = SimpleNamespace(memory=SimpleNamespace(OutOfMemoryError=OutOfMemoryError))
+pinned: set[int] = set()
+"""Addresses of host memory that is pinned, from which copies are made later."""
+
+
+def pointer_attributes(ptr: int) -> Any:
+    return SimpleNamespace(type=1 if ptr in pinned else 0)
+
+
+HOST_MEMORY = {"pointerGetAttributes": pointer_attributes, "memoryTypeUnregistered": 0, "memoryTypeHost": 1}
+cuda = SimpleNamespace(
+    memory=SimpleNamespace(OutOfMemoryError=OutOfMemoryError), runtime=SimpleNamespace(**HOST_MEMORY),
+)  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -173,6 +173,16 @@ def test_no_thread_captures_a_program_in_whose_first_call_another_one_is():
     assert seen == [False, False] and program.is_captured
 
 
+def test_pinned_host_memory_may_change_when_a_call_returns(cupy, monkeypatch):
+    x = X.copy()
+    cupy.host_events.clear()
+    fc.device_put(x, NO_MESH, device="cuda")
+    assert cupy.host_events == ["set"]
+    monkeypatch.setattr(cupy, "pinned", {x.ctypes.data})
+    fc.device_put(x, NO_MESH, device="cuda")
+    assert cupy.host_events == ["set", "set", "stream.synchronize"]
+
+
 def test_device_put(cupy):
     mesh = fc.make_mesh({"d": 2})
     y = fc.device_put(X, mesh, P("d"), device="cuda")

@@ -140,7 +140,12 @@ class CupyLibrary:
         """Return a new array of the GPU with a host value. The value may change as soon as this returns."""
         host = np.asarray(value)
         block = self.empty(host.shape, host.dtype)
-        block.set(np.asarray(host, order="C"))
+        host = np.asarray(host, order="C")
+        block.set(host)
+        # The driver has read pageable memory when its copy returns, and reads pinned memory (of a data loader, say) later.
+        runtime = self._cupy.cuda.runtime
+        if host.size and runtime.pointerGetAttributes(host.ctypes.data).type != runtime.memoryTypeUnregistered:
+            self._cupy.cuda.get_current_stream().synchronize()
         return block
 
     def download(self, block: Any) -> np.ndarray:
