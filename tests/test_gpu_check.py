@@ -410,7 +410,7 @@ def test_graphs_of_the_fake_are_recognised(faked, monkeypatch):
     ("gpu_kernels:bad_input", [], [], ["in host memory, and b", "17 virtual devices", "MemoryError"]),
     *[pytest.param(*case, marks=pytest.mark.slow) for case in (
         ("gpu_kernels:compare", ["table", 2], ["float32"], ["table on 2 devices: 138 programs, 0 failed", "138 captured"]),
-        ("gpu_kernels:compare", ["programs", 4], [], ["programs on 4 devices: 2 programs, 0 failed", "2 captured"]),
+        ("gpu_kernels:compare", ["programs", 4], [], ["programs on 4 devices: 2 programs, 0 failed", "1 captured, 1 not"]),
         ("gpu_speed:small", [4], [], ["the slope of 2 to 4 in one graph", "one jitted all_reduce"]),
     )],
 ])  # fmt: skip
