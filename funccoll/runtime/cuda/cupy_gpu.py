@@ -9,6 +9,7 @@ import functools
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import cupy  # pyright: ignore[reportMissingImports]
@@ -135,8 +136,11 @@ class CupyGpu:
                 stream.begin_capture()
                 try:
                     result = function()
-                finally:
-                    graph = stream.end_capture()
+                except BaseException:
+                    with suppress(Exception):  # it would only say that the capture is invalid
+                        stream.end_capture()
+                    raise
+                graph = stream.end_capture()
         finally:
             self._capturing.uploads = None
         for to, values in uploads:
