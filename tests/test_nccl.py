@@ -37,10 +37,8 @@ def start(count: int, call: str, native: bool = True, **environment: str) -> Ran
 
 QUICK = [("table", 2, True)]
 DEEP = [
-    ("programs", 4, True), ("forced", 3, False),
-    ("whole table", 2, True), ("whole table", 3, True), ("whole table", 3, False), ("table", 4, True), ("table", 4, False),
-    ("collectives", 2, True), ("collectives", 4, True), ("staged", 2, True), ("staged", 3, False), ("programs", 3, True),
-    ("forced", 4, False), ("nans", 2, False), ("nans", 4, False),
+    ("whole table", 3, True), ("table", 3, False), ("table", 4, True), ("collectives", 4, True), ("staged", 2, True),
+    ("programs", 4, True), ("forced", 3, False), ("nans", 2, False),
 ]  # fmt: skip
 
 

@@ -57,8 +57,8 @@ def run(count: int, *arguments: str) -> list[str]:
 @pytest.mark.parametrize(("count", "case"), [
     (2, "table 1 float32"),
     *(pytest.param(*each, marks=SLOW) for each in (
-        (2, "table 2 bfloat16 complex64"), (3, "table 3 float32"), (4, "table 4 int32"), (2, "forced 5"), (3, "forced 6"),
-        (4, "programs 7"), (3, "collectives 8"), (2, "staged 9"), (2, "nans 10"),
+        (2, "table 2 bfloat16 complex64"), (3, "table 3 float32"), (3, "forced 6"), (4, "programs 7"), (3, "collectives 8"),
+        (2, "staged 9"), (2, "nans 10"),
     )),
 ])  # fmt: skip
 def test_processes_have_the_bits_of_virtual_devices(count, case):
@@ -68,7 +68,7 @@ def test_processes_have_the_bits_of_virtual_devices(count, case):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("count", "seed"), [(2, 1), (2, 2), (3, 3), (4, 4)])
+@pytest.mark.parametrize(("count", "seed"), [(2, 1), (3, 3)])
 def test_ranks_are_launches_ahead_of_others(count, seed):
     """It fails without the waits of a leave, with copies that come too late or leave too early, and when no base advances."""
     for out in run(count, "ahead", str(seed)):
