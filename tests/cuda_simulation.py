@@ -34,6 +34,8 @@ from funccoll.runtime.array_library import NUMPY
 from funccoll.runtime.cuda.virtual_devices import VirtualGpuBackend
 
 THREADS = 3
+ALIGNMENT = 256
+"""Bytes: where allocations of a GPU begin."""
 MOST_STEPS = 100_000
 """Launches in which a collective must end."""
 
@@ -174,11 +176,13 @@ class SimulatedGpu:
         """Blocks that never run. The patience of the others is at an end when none of them comes any further."""
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        """An array that begins somewhere: nothing may depend on more than its dtype's alignment, and vectors where it fits."""
-        dtype = np.dtype(dtype)
-        nbytes = int(np.prod(shape)) * dtype.itemsize
-        memory = np.full(nbytes + 64, 0xA5, np.uint8)
-        start = -memory.ctypes.data % 16 + self.random.choice((0, 0, dtype.itemsize if dtype.itemsize < 16 else 0))
+        """An array of arbitrary values, which begins where allocations of a GPU do."""
+        return self._memory(shape, dtype, 0)
+
+    def _memory(self, shape: tuple[int, ...], dtype: np.dtype, skew: int) -> np.ndarray:
+        nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        memory = np.full(nbytes + ALIGNMENT + skew, 0xA5, np.uint8)
+        start = -memory.ctypes.data % ALIGNMENT + skew
         return memory[start : start + nbytes].view(dtype).reshape(shape)
 
     def zeros(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -187,7 +191,11 @@ class SimulatedGpu:
         return array
 
     def contiguous(self, value: Any) -> np.ndarray:
-        return np.ascontiguousarray(value)
+        """Now and then what a slice of an array is: nothing may depend on more than its dtype's alignment."""
+        value = np.ascontiguousarray(value)
+        array = self._memory(value.shape, value.dtype, self.random.choice((0, 0, value.itemsize)))
+        array[...] = value
+        return array
 
     def address(self, array: np.ndarray) -> int:
         return array.ctypes.data
