@@ -24,6 +24,7 @@ import gpu_trial
 import numpy as np
 import process_cases
 from collective_cases import dtypes_of
+from fake_cublas import FakeCublas
 
 from funccoll.kernels import frame as fields
 from funccoll.kernels.cuda import Combine
@@ -59,6 +60,8 @@ def fake_a_gpu() -> None:
     kernels.CupyKernels = fake_cupy.Kernels
     cupy_gpu: Any = importlib.import_module("funccoll.runtime.cuda.cupy_gpu")
     cupy_gpu.load_kernel = load_kernel
+    cublas: Any = importlib.import_module("funccoll.runtime.cuda.cublas")
+    cublas.find_library = lambda version: FakeCublas()
     gpu_trial.driver = lambda: "CUDA 13.0"
     gpu_trial.gpu_seconds = lambda call, times: [(call(), 1e-3)[1] for _ in range(2)]
 

@@ -14,13 +14,14 @@ import cuda_simulation
 import fake_cuda
 import fake_cupy
 import numpy as np
+from fake_cublas import FakeCublas
 
 import funccoll as fc
 from funccoll.kernels import frame as fields
 
 sys.modules.update(fake_cuda.modules())
 
-from funccoll.runtime.cuda import cupy_gpu
+from funccoll.runtime.cuda import cublas, cupy_gpu
 
 
 def install(simulated: cuda_simulation.SimulatedGpu) -> None:
@@ -37,9 +38,8 @@ def install(simulated: cuda_simulation.SimulatedGpu) -> None:
         fake_cuda.Module.kernels[code] = run
         return "run_blocks", code
 
-    # Programs with products are captured as well, for what is between them: only CuPy refuses it, and the driver does not.
-    setattr(fake_cuda.Capture, "use_blas", lambda self: None)  # noqa: B010
     vars(cupy_gpu).update(load_kernel=load_kernel, CupyKernels=fake_cupy.Kernels)
+    vars(cublas).update(find_library=lambda version: FakeCublas())
 
 
 class PublicInterface(cuda_simulation.Simulated):

@@ -64,7 +64,8 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("gpu_arrays",), ("native", "message_rounds", "watchdog"), ("nccl_job",), ("nccl_backend",),
     ),
     "runtime.cuda": (
-        ("block_frames", "captured_program", "cupy_kernels", "cupy_ufuncs", "deferred_checks", "launch_plan", "launch_reports"),
+        ("block_frames", "captured_program", "cublas", "cupy_kernels", "cupy_ufuncs", "deferred_checks", "launch_plan",
+         "launch_reports", "pairwise_einsum"),
         ("cupy_indexing", "peer_plan", "virtual_devices"), ("cupy_library", "peer_segments"), ("peer_memory",),
         ("array_fold",), ("cupy_gpu", "job_gpus"), ("gpu",),
     ),

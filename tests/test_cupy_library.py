@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ import fake_cupy
 import numpy as np
 import optree
 import pytest
+from fake_cublas import FakeCublas, cublas
 from numpy_cases import BF16, CASES, SMOOTH, Case
 from test_numpy_table import DTYPES, assert_same, by_function, noted, run
 
@@ -22,11 +24,17 @@ from funccoll.passes.buffers import plan_buffers
 from funccoll.primitives.collectives import own_slice_p
 from funccoll.primitives.elementwise import UFUNCS
 from funccoll.primitives.linalg import matmul_p
+from funccoll.runtime.cuda.cublas import Cublas
 from funccoll.runtime.cuda.cupy_library import CupyLibrary
 
 
+@functools.cache
+def blas() -> Cublas:
+    return cublas(FakeCublas())
+
+
 def library() -> CupyLibrary:
-    return CupyLibrary(fake_cupy, fake_cupy.Kernels(), fake_cupy.special)
+    return CupyLibrary(fake_cupy, fake_cupy.Kernels(), fake_cupy.special, blas)
 
 
 class Compiled:
@@ -387,6 +395,7 @@ class Capture:
 
     def __init__(self) -> None:
         self.work: list[Callable[[], None]] = []
+        self.memory: list[np.ndarray] = []  # cuBLAS has addresses alone
 
     def launch(self, work: Callable[[], None]) -> None:
         self.work.append(work)
@@ -395,10 +404,10 @@ class Capture:
         raise AssertionError(f"{what} in a capture")
 
     def allocated(self, memory: np.ndarray) -> None:
-        pass
+        self.memory.append(memory)
 
     def use_blas(self) -> None:
-        pass  # cuBLAS can be captured, though CuPy 14.2 refuses it
+        raise AssertionError("a product by CuPy's cuBLAS in a capture")
 
     def replay(self) -> None:
         for work in self.work:

@@ -13,12 +13,13 @@ import fake_cuda
 import fake_cupy
 import numpy as np
 import pytest
+from fake_cublas import FakeCublas
 
 import funccoll as fc
 from funccoll import P
 from funccoll.arrays.array_layout import NO_MESH
 from funccoll.errors import DeviceError, TraceError
-from funccoll.runtime.cuda import gpu
+from funccoll.runtime.cuda import cublas, gpu
 from funccoll.runtime.cuda.captured_program import CapturedProgram
 
 
@@ -32,6 +33,7 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     gpu.current_gpu.cache_clear()
     kernels = importlib.import_module("funccoll.runtime.cuda.cupy_kernels")
     monkeypatch.setattr(kernels, "CupyKernels", fake_cupy.Kernels)
+    monkeypatch.setattr(cublas, "find_library", lambda version: FakeCublas())
     NO_MESH.__dict__.pop("on_device", None)
     yield fake_cupy
     gpu.current_gpu.cache_clear()
@@ -112,8 +114,33 @@ def test_a_capture_that_the_driver_refuses_leaves_the_program_as_it_was(monkeypa
     assert re.match("kernel by kernel: its capture failed with ZeroDivisionError", compiled.execution)
 
 
-def test_products_of_matrices_run_without_a_graph():
+def test_products_of_matrices_are_captured(monkeypatch):
+    """By cuBLAS itself. Streams join before each, but for those of a capture, which must not wait for another one."""
+    step, joined = fc.jit(lambda x, i: np.tanh((x[i] + 1) @ x.T)), []
+    join = type(gpu.current_gpu()._order).join
+    monkeypatch.setattr(type(gpu.current_gpu()._order), "join", lambda self: (joined.append(fake_cupy.recorder), join(self))[1])
+    compiled, i = step.lower(on_gpu(X), on_gpu(np.array([1, 3]))).compile(), np.array([1, 3])
+    results = [compiled(on_gpu(X + call), on_gpu(i)) for call in range(4)]
+    for call, y in enumerate(results):
+        np.testing.assert_allclose(np.asarray(y), np.tanh((X[i] + call + 1) @ (X + call).T))
+    assert compiled._run.is_captured and compiled._run.why_not is None
+    assert joined and not any(joined)
+
+
+def test_two_threads_multiply_in_turn(monkeypatch):
+    """One handle and one workspace: a thread sets the stream when no other one multiplies."""
+    held = gpu.current_gpu()
+    with held._stream_of_products():
+        assert not _is_free(held._order._lock)
+    monkeypatch.setattr(cublas.Cublas, "__init__", lambda self, *args: seen.append(_is_free(held._capture)))
+    seen: list[bool] = []
+    held._load_cublas()
+    assert seen == [False]  # a handle may wait for the device, which none may while another thread captures
+
+
+def test_without_cublas_products_run_without_a_graph(monkeypatch):
     """CuPy 14.2 calls no cuBLAS in a capture (cupy/cupy#6290); a product in the middle must leave nothing half done."""
+    monkeypatch.setattr(cublas, "find_library", lambda version: None)
     step = fc.jit(lambda x, i: np.tanh((x[i] + 1) @ x.T))
     compiled, i = step.lower(on_gpu(X), on_gpu(np.array([1, 3]))).compile(), np.array([1, 3])
     for call in range(4):
@@ -228,6 +255,8 @@ def test_training_on_gpus_gives_the_values_of_the_host():
         for _ in range(5):
             params, value = step(params, place(X))
         runs.append([np.asarray(params["w"]), np.asarray(params["b"]), np.asarray(value)])
+    found = [compiled._run for compiled in step._cache.values() if isinstance(compiled._run, CapturedProgram)]
+    assert [run.is_captured for run in found] == [True]
     for cpu, cuda in zip(*runs, strict=True):
         np.testing.assert_allclose(cuda, cpu, rtol=1e-12)
 

@@ -25,8 +25,7 @@ WARM_UP = 1
 class CapturedProgram:
     """A compiled program, which is captured in its second call with arguments of its types, and replayed from then on.
 
-    A program that cannot be captured is executed kernel by kernel; `why_not` is the reason then. Programs with products of
-    matrices of floats are such: CuPy 14.2 refuses to call cuBLAS in a capture.
+    A program that cannot be captured is executed kernel by kernel; `why_not` is the reason then.
     """
 
     def __init__(self, gpu: Gpu, run: Run):

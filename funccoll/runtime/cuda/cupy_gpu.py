@@ -8,8 +8,8 @@ from __future__ import annotations
 import functools
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import cupy  # pyright: ignore[reportMissingImports]
@@ -18,6 +18,7 @@ from cupy.cuda import driver, function, runtime  # pyright: ignore[reportMissing
 
 from ...errors import MeshError
 from ...kernels.cuda import THREADS, Combine, load_kernel
+from . import cublas
 from .cupy_kernels import CupyKernels
 from .cupy_library import CupyLibrary
 
@@ -36,8 +37,14 @@ class _StreamOrder:
     """One order for everything that uses memory of its own again and again, on whatever streams: tables, slots, counters."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._last: Any = None
+
+    @contextmanager
+    def held(self, joins: bool = True) -> Iterator[Any]:
+        """The current stream, which has joined, with no other thread enqueueing what must wait for the caller's work."""
+        with self._lock:
+            yield self.join() if joins else cupy.cuda.get_current_stream()
 
     def join(self) -> Any:
         """Return the current stream, made to wait for what was enqueued on the last other one."""
@@ -56,7 +63,8 @@ class _Replay:
         self._graph, self._pool, self._order = graph, pool, order
 
     def __call__(self) -> None:
-        self._graph.launch(self._order.join())
+        with self._order.held() as stream:
+            self._graph.launch(stream)
 
 
 class CupyGpu:
@@ -67,12 +75,22 @@ class CupyGpu:
         capability = str(device.compute_capability)
         self._cc = int(capability[:-1]), int(capability[-1])
         self._capturing = _Capturing()
-        self.library = CupyLibrary(cupy, CupyKernels())
+        self.library = CupyLibrary(cupy, CupyKernels(), load_cublas=self._load_cublas)
         self.max_blocks = int(device.attributes["MultiProcessorCount"])
         self._mapped = Counter[int]()
         self._order = _StreamOrder()
         self._capture = threading.RLock()
         """Held in a capture, in which no thread may wait for the device, and by a thread that waits for it."""
+
+    def _load_cublas(self) -> cublas.Cublas | None:
+        library = cublas.find_library(runtime.runtimeGetVersion())
+        with self._capture:  # a handle may wait for the device
+            return None if library is None else cublas.Cublas(cupy, library, self._stream_of_products, self._cc)
+
+    @contextmanager
+    def _stream_of_products(self) -> Iterator[int]:
+        with self._order.held(joins=self._capturing.uploads is None) as stream:  # a graph joins when it is launched
+            yield stream.ptr
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype) -> Any:
         """See `Gpu`."""

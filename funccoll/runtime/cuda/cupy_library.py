@@ -8,9 +8,9 @@ Values agree with NumPy's but for: the order in which sums and products are roun
 subnormal float32 numbers, which CuPy's kernels flush to zero; what C leaves undefined (floats that do not fit into an integer,
 shifts by the width or more); and argmax and argmin of several NaNs, which give the position of any.
 
-No primitive waits for the GPU, so that a CUDA graph can capture every program, but for products of matrices of floats: CuPy
-14.2 calls no cuBLAS in a capture (github.com/cupy/cupy/issues/6290), and programs with them run kernel by kernel. Kernels are
-compiled on their first call, which a capture does not allow: a program runs once before.
+No primitive waits for the GPU, so that a CUDA graph can capture every program. Products of matrices of floats call cuBLAS
+themselves (`cublas`), because CuPy 14.2 refuses it in a capture (github.com/cupy/cupy/issues/6290). Kernels are compiled on
+their first call, which a capture does not allow: a program runs once before.
 
 It was written without a GPU, and has never run on one. Its tests run it on a fake, which has the interface of CuPy 14.2.
 """
@@ -18,7 +18,7 @@ It was written without a GPU, and has never run on one. Its tests run it on a fa
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,10 +32,12 @@ from ...primitives.linalg import einsum_p, matmul_p
 from ...primitives.randomness import BITS, FOLD_IN, SPLIT, fold_in_p, random_bits_p, split_p
 from ...primitives.reductions import REDUCTIONS, argmax_p, argmin_p, cumsum_p
 from ...primitives.shaping import broadcast_to_p, concatenate_p, pad_p, reshape_p, transpose_p
-from ...types import bfloat16, check_dtype
+from ...types import ArrayType, bfloat16, check_dtype
+from .cublas import Cublas
 from .cupy_indexing import CupyIndexing
 from .cupy_ufuncs import compute_ufunc, is_half, wide
 from .deferred_checks import DeferredChecks
+from .pairwise_einsum import contracts, own_terms, pairwise_einsum
 
 __all__ = ["CupyLibrary"]
 
@@ -53,13 +55,16 @@ class CupyLibrary:
     `kernels` has `random_words(out, key, number, purpose)`: the words of `primitives.randomness` for a key (uint64[2]) and a
     number (0-d uint64, or None for 0), into a uint64 array; and `scatter_add(out, rows, order, values)`: `out[rows[i]] +=
     values[order[i]]` in this order, for out (count, width) and values (updates, width), with sorted `rows`. `special` is
-    `cupyx.scipy.special`, which is imported for erf where it is None.
+    `cupyx.scipy.special`, which is imported for erf where it is None. `load_cublas` is called before the first product of
+    matrices is; where it returns None they are CuPy's.
     """
 
     specialises = True
 
-    def __init__(self, cupy: Any, kernels: Any, special: Any = None):
-        self._cupy, self._kernels, self._special = cupy, kernels, special
+    def __init__(
+        self, cupy: Any, kernels: Any, special: Any = None, load_cublas: Callable[[], Cublas | None] = lambda: None
+    ):
+        self._cupy, self._kernels, self._special, self._load_cublas = cupy, kernels, special, load_cublas
         self.array_type: type = cupy.ndarray
         self.namespace = cupy
         self._has_bfloat16 = "EE->E" in cupy.add.types
@@ -273,33 +278,72 @@ class CupyLibrary:
         dim, dtype = eqn.params["dim"], eqn.params["dtype"]
         return lambda x: _convert(self._cupy.cumsum(x, axis=dim, dtype=wide(dtype)), dtype)
 
+    @functools.cached_property
+    def _cublas(self) -> Cublas | None:
+        return self._load_cublas()
+
     def _matmul(self, eqn: Equation) -> Compute:
         cupy, out = self._cupy, eqn.outputs[0].type
         types = [a.type for a in eqn.inputs]
-        # cuBLAS multiplies 16-bit floats in float32. CuPy multiplies two vectors in 16 bits, and has no stacks of bfloat16.
-        vectors_or_stacks = out.size == 1 or max(t.ndim for t in types) > 2
-        dtype = wide(out.dtype) if vectors_or_stacks else out.dtype
+        product, dtype = self._product(out.dtype)
+        if product is None:
+            product, dtype = cupy.matmul, out.dtype
+            # CuPy multiplies two vectors in 16 bits, and has no stacks of bfloat16.
+            if out.size == 1 or max(t.ndim for t in types) > 2:
+                dtype = wide(out.dtype)
         if dtype == out.dtype and all(t.dtype == dtype for t in types):
-            return cupy.matmul
+            return product
 
         def multiply(x: Any, y: Any, out: Any = None, result: np.dtype = out.dtype) -> Any:
             x, y = _convert(x, dtype), _convert(y, dtype)
             if dtype == result:
-                return cupy.matmul(x, y, out=out)
+                return product(x, y, out=out)
             if out is None:
-                return cupy.matmul(x, y).astype(result)
-            out[...] = cupy.matmul(x, y)
+                return product(x, y).astype(result)
+            out[...] = product(x, y)
             return out
 
         return multiply
 
+    def _product(self, dtype: np.dtype) -> tuple[Compute | None, np.dtype]:
+        """Our product of matrices, in every call, so that a graph has its bits; and the dtype in which it multiplies.
+
+        None for integers, which CuPy 14.2 multiplies by kernels of its own, and where cuBLAS is not found.
+        """
+        blas = self._cublas if dtype.kind in "fc" or dtype == bfloat16 else None
+        dtype = dtype if blas is None or dtype in blas.dtypes else wide(dtype)
+        return (None if blas is None else blas.matmul), dtype
+
     def _einsum(self, eqn: Equation) -> Compute:
         cupy, subscripts, dtype = self._cupy, eqn.params["subscripts"], eqn.outputs[0].type.dtype
+        types = [a.type for a in eqn.inputs]
+        # CuPy's function computes what calls no cuBLAS: of one operand, of integers, and products of elements.
+        product = self._product(dtype)[0] if contracts(subscripts) else None
+        if product is not None:
+            return self._pairwise(subscripts, types, dtype, product)
         # Without a limit of memory, which would make CuPy warn; one operand needs no path, and may be a view.
         optimize = ("greedy", 1 << 62) if len(eqn.inputs) > 1 else False
         if is_half(dtype):
             return lambda *xs: cupy.einsum(subscripts, *(x.astype(np.float32) for x in xs), optimize=optimize).astype(dtype)
         return lambda *xs: cupy.einsum(subscripts, *xs, optimize=optimize)
+
+    def _pairwise(self, subscripts: str, types: Sequence[ArrayType], dtype: np.dtype, product: Compute) -> Compute:
+        """A contraction of several operands by products of matrices. Floats of 16 bits are rounded once, at the end."""
+        terms, (left, right) = subscripts.split("->")[0].split(","), subscripts.split("->")
+        kept = own_terms(subscripts)
+        used = dtype if len(terms) == 2 and terms == kept and self._product(dtype)[1] == dtype else wide(dtype)
+        sizes = dict(zip(left.replace(",", ""), (n for t in types for n in t.shape), strict=True))
+        function = pairwise_einsum(
+            f"{','.join(kept)}->{right}", [tuple(sizes[c] for c in term) for term in kept], product
+        )
+
+        def contract(*xs: Any) -> Any:
+            given = [_convert(x, used) for x in xs]
+            # Diagonals, and sums over an operand's own indices.
+            given = [x if t == k else self._cupy.einsum(f"{t}->{k}", x) for t, k, x in zip(terms, kept, given, strict=True)]
+            return _convert(function(*given), dtype)
+
+        return contract
 
     def _random(self, purpose: int, eqn: Equation) -> Compute:
         cupy, kernels, out = self._cupy, self._kernels, eqn.outputs[0].type
