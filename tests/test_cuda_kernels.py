@@ -59,7 +59,7 @@ def test_the_kernel_is_assembled_without_spills(cc):
         assert words in kernel.ptx, words
 
 
-KINDS = [np.dtype(name) for name in ("bool", "int8", "uint32", "float16", "bfloat16", "float32", "float64", "complex64")]
+KINDS = [np.dtype(name) for name in ("bool", "int8", "bfloat16", "float64", "complex64")]
 """The others are compiled in the same ways."""
 
 
@@ -112,7 +112,7 @@ def test_the_simulator_gives_the_bits_of_the_cpu(case):
 
 
 @pytest.mark.parametrize("case", [
-    "programs 2 1", *[pytest.param(case, marks=SLOW) for case in ("table 2 2 float32", "collectives 3 9", "programs 4 7")],
+    "programs 2 1", *[pytest.param(case, marks=SLOW) for case in ("table 2 2 float32", "collectives 2 9", "programs 4 7")],
 ])  # fmt: skip
 def test_programs_through_cupy_and_their_graphs_give_the_bits_of_the_cpu(case):
     simulate("gpu_simulation.py", case)
