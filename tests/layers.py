@@ -76,7 +76,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "compiler": (
         ("arguments", "choose_schedules", "report", "resharding"), ("signature",), ("stages",), ("jit", "redistribute"),
     ),
-    "parallel": (("data",),),
+    "parallel": (("buckets",), ("call",), ("bucket_reduction",), ("bucket_plan",), ("data",)),
 }  # fmt: skip
 """Package -> its modules and folders in lines. What stands in one line imports only from the lines before it.
 

@@ -258,9 +258,49 @@ def programs(n: int, same: Same) -> None:
     assert losses[-1] < losses[0]
 
 
+def data_parallel(n: int, same: Same) -> None:
+    """Steps over buckets: weighted sums of an uneven batch, accumulated gradients, buffers, a hook with a state."""
+    from funccoll.parallel.buckets import CommHook
+
+    rows = P("d")
+    x, weight = values((4 * n, 5), np.float32), np.arange(4 * n, dtype=np.float32) % 3
+    params = values((4, 5, 5), np.float32)
+
+    def loss(params, buffers, x, weight):
+        for w in params:
+            x = np.tanh(x @ w)
+        return (np.sum(np.mean(x**2, axis=1) * weight), np.sum(weight)), buffers + np.mean(x, axis=0)
+
+    def reduce(states, bucket):
+        given = bucket.replace([(g + s).astype(fc.bfloat16) for g, s in zip(bucket.gradients, states)])
+        wide = [g.astype(np.float32) for g in given.gradients]
+        summed = [g.astype(np.float32) for g in given.all_reduce().gradients]
+        return tuple(g + s - w for g, s, w in zip(bucket.gradients, states, wide)), bucket.replace(summed)
+
+    for hook in (None, CommHook(np.zeros_like, reduce)):
+        dp = fc.data_parallel(
+            loss, "d", reduction="weighted", buffers="mean", comm_hook=hook, first_bucket_mb=1e-4, bucket_cap_mb=2e-4
+        )
+
+        def steps(layers, buffers, x, weight, dp=dp, hook=hook):
+            params = [layers[i] for i in range(4)]
+            state, losses = (None if hook is None else dp.init(params)), []
+            for part in range(2):
+                batches = [(x[rows], weight[rows]) for rows in (slice(2 * part, 2 * part + 1), slice(2 * part + 1, None))]
+                accumulated, buffers = dp.accumulate(params, buffers, *batches[0])
+                (loss, buffers), grads, *more = dp.value_and_grad(
+                    params, buffers, *batches[1], state=state, accumulated=accumulated
+                )
+                params = [p - np.float32(0.1) * g for p, g in zip(params, grads)]
+                state, losses = more[0] if more else None, [*losses, loss]
+            return params, buffers, losses, state if more else accumulated
+
+        same(steps, {"d": n}, (params, np.zeros(5, np.float32), x, weight), (P(), P(), rows, rows), (P(), P(), P(), rows))
+
+
 CASES_BY_NAME = {
     "table": few, "whole table": table, "collectives": collectives, "forced": forced, "staged": staged, "programs": programs,
-    "nans": nans,
+    "nans": nans, "data_parallel": data_parallel,
 }  # fmt: skip
 SEGMENTS = {"staged": 200, "staged in one segment": 1 << 20}
 """Bytes that are staged at once."""

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from ..errors import ScheduleError, at_source
 from ..ir import Equation, Program
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from ..schedules.registry import Algorithm
     from ..schedules.schedule import Schedule
 
-__all__ = ["check_algorithms", "choose", "is_large", "is_users", "schedules_of"]
+__all__ = ["check_algorithms", "choose", "is_large", "is_users", "predicted_seconds", "schedules_of"]
 
 LARGE = 256
 """More ranks than a host has. Above it the choice is the collective's first algorithm, without comparing costs; and on an
@@ -70,17 +72,37 @@ def choose(eqn: Equation, mesh: Mesh) -> str:
     how, size = lowering(eqn), eqn.params["size"]
     if size > LARGE:
         return _find(eqn).name
-    sides = [sum(a.type.nbytes for a in side) for side in (eqn.inputs, eqn.outputs)]
     dtypes = [a.type.dtype for a in eqn.inputs]
-    narrow = [d for d in dtypes if d.itemsize == 2 and is_inexact(d)]  # one of 16 bits restricts the choice
-    dtype = next(iter(narrow or dtypes), None)
-    nbytes = max(1, *sides)
     with at_source(eqn.source):
         if mesh.backend is not None:
-            native = mesh.backend.native_algorithm(how.kind, how.op, dtypes, nbytes, size, how.options)
+            native = mesh.backend.native_algorithm(how.kind, how.op, dtypes, _nbytes(eqn), size, how.options)
             if native is not None:
                 return native
-        return select(how.kind, _topology(mesh, size), nbytes, dtype=dtype, **how.options).algorithm
+        return select(how.kind, _topology(mesh, size), _nbytes(eqn), dtype=_narrowest(dtypes), **how.options).algorithm
+
+
+def predicted_seconds(eqn: Equation, mesh: Mesh) -> float:
+    """The cost model's time for a collective, by the schedule that costs least, or that it names."""
+    from ..schedules.model.cost import cost
+    from ..schedules.model.select import select
+
+    how, topology = lowering(eqn), _topology(mesh, eqn.params["size"])
+    if eqn.params["algorithm"] is None:
+        dtype = _narrowest([a.type.dtype for a in eqn.inputs])
+        schedule = select(how.kind, topology, _nbytes(eqn), dtype=dtype, **how.options)
+    else:
+        schedule = _schedule(eqn, mesh.shape)
+    return cost(schedule, topology, _nbytes(eqn)).seconds
+
+
+def _nbytes(eqn: Equation) -> int:
+    """Bytes of the larger of a collective's operands and results on one device, at least 1."""
+    return max(1, *(sum(a.type.nbytes for a in side) for side in (eqn.inputs, eqn.outputs)))
+
+
+def _narrowest(dtypes: Sequence[np.dtype]) -> np.dtype | None:
+    """The dtype for which an algorithm is chosen: one of 16 bits restricts the choice."""
+    return next((d for d in dtypes if d.itemsize == 2 and is_inexact(d)), next(iter(dtypes), None))
 
 
 def is_large(program: Program) -> bool:

@@ -15,7 +15,7 @@ from ..primitives.linalg import einsum_p, matmul_p
 from ..runtime.backend import NATIVE_ALGORITHMS
 from ..types import dtype_name
 
-__all__ = ["CollectiveRow", "CollectiveTable", "cost_analysis"]
+__all__ = ["CollectiveRow", "CollectiveTable", "cost_analysis", "flops"]
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,8 @@ def _schedule(algorithm: str | None) -> str:
     return f"{algorithm} (native: not proved)" if algorithm in NATIVE_ALGORITHMS else algorithm or ""
 
 
-def _flops(eqn: Equation) -> float:
+def flops(eqn: Equation) -> float:
+    """An estimate of the floating-point operations of an equation of compute on one device; see `cost_analysis`."""
     if eqn.primitive is matmul_p:
         return 2.0 * math.prod(eqn.outputs[0].type.shape) * eqn.inputs[0].type.shape[-1]
     if eqn.primitive is einsum_p:
@@ -106,7 +107,7 @@ def cost_analysis(programs: Iterable[Program]) -> dict[str, float]:
             cost["collectives"] += 1
             cost["collective bytes"] += sum(a.type.nbytes for a in eqn.inputs)
         elif eqn.primitive.kind == "compute":
-            cost["flops"] += _flops(eqn)
+            cost["flops"] += flops(eqn)
         if not eqn.primitive.view:
             cost["bytes accessed"] += sum(a.type.nbytes for a in (*eqn.inputs, *eqn.outputs))
     return cost

@@ -1,44 +1,41 @@
-"""Data parallelism: the mean loss over an axis, gradients reduced in buckets while they complete."""
+"""Data parallelism of a function: the loss of all devices, gradients reduced in buckets while they complete."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import optree
 
-from ..autodiff.custom_rules import grad_hook
 from ..autodiff.reverse import vjp
-from ..collectives import Axes, all_reduce, mesh_axes
-from ..errors import PlannedError, ShapeError, TraceError, VaryingError
+from ..collectives import Axes, axis_size, pvary
+from ..errors import ShapeError, TraceError
+from ..mesh import Mesh
 from ..ops.registry import as_traceable
-from ..tracing.trace import stage, value_type
-from ..types import ArrayType, is_inexact
+from ..tracing.trace import value_type
+from .bucket_plan import BucketPlan, trace_plan
+from .bucket_reduction import BucketRecord, BucketReduction
+from .buckets import Bucket, CommHook
+from .call import Call, Settings, widened_over
 
-__all__ = ["data_parallel", "make_buckets"]
+__all__ = ["Accumulated", "DataParallelFunction", "data_parallel"]
 
 MIB = 1 << 20
+REDUCTIONS = ("mean", "sum", "weighted")
+BUFFERS = ("broadcast", "mean")
 
 
-def make_buckets(types: Sequence[ArrayType], order: Sequence[int], caps: Sequence[float]) -> list[list[int]]:
-    """Group parameter numbers, taken in `order`, into buckets of one dtype.
+class Accumulated(NamedTuple):
+    """Gradients that were not reduced yet, of one batch or the sum of several; every array is stacked under `P(axis)`."""
 
-    `caps` are sizes in bytes: one for each bucket in turn, the last for all that follow. A bucket is closed when
-    the next parameter would make it larger than its cap; a parameter over the cap has a bucket of its own.
-    """
-    buckets: list[list[int]] = []
-    filling: dict[np.dtype, tuple[list[int], float]] = {}  # dtype -> its open bucket, and that bucket's cap
-    for i in order:
-        dtype, nbytes = types[i].dtype, types[i].nbytes
-        bucket, cap = filling.get(dtype, ([], 0.0))
-        if not bucket or sum(types[k].nbytes for k in bucket) + nbytes > cap:
-            bucket, cap = [], caps[min(len(buckets), len(caps) - 1)]
-            buckets.append(bucket)
-            filling[dtype] = (bucket, cap)
-        bucket.append(i)
-    return buckets
+    gradients: Any
+    """Each device's own gradients, in the structure of `params`; zeros for integers."""
+    loss: Any
+    """Each device's loss, or sum of losses where `reduction` is "weighted"."""
+    weight: Any
+    """Each device's weight where `reduction` is "weighted", else the number of batches."""
 
 
 def data_parallel(
@@ -47,123 +44,136 @@ def data_parallel(
     *,
     bucket_cap_mb: float = 25,
     first_bucket_mb: float = 1,
-    comm_hook: Callable[..., Any] | None = None,
+    comm_hook: Callable[[Bucket], Bucket] | CommHook | None = None,
     has_aux: bool = False,
-) -> Callable[..., Any]:
+    reduction: str = "mean",
+    buffers: str | None = None,
+) -> DataParallelFunction:
     """`loss_fn(params, *batch)` made data parallel over `axis`.
 
-    Returns a function with loss_fn's signature, to use inside `fc.jit`: its value is the mean over `axis` of the
-    devices' losses, and its gradient in `params` (equal on all devices) is the mean gradient. Gradients are
-    reduced in buckets, in the order in which the backward pass completes them: one all_reduce for each bucket, as
-    soon as the bucket's last gradient is complete. Sizes are in MiB (2^20 bytes); the first bucket is small, so that
-    communication starts early; buckets hold one dtype. With `has_aux`, loss_fn returns `(loss, aux)`, and aux
-    is returned as it is on each device.
+    Returns a function with loss_fn's signature, to use inside `fc.jit`: its value is the loss of the whole batch, and its
+    gradient in `params` (equal on all devices) is that loss's gradient. Gradients are reduced in buckets, in the order in
+    which the backward pass completes them: one all_reduce of a list of arrays for each bucket, which begins when the
+    bucket's last gradient is complete. Sizes are in MiB (2^20 bytes); the first bucket is small, so that communication
+    starts early; buckets hold one dtype. Parameters without a gradient (unused, or behind stop_gradient) are in no bucket.
+
+    `reduction`: "mean" is the mean of the devices' losses, "sum" their sum. With "weighted" loss_fn returns
+    `(sum, weight)`, and the loss is the sum over devices of the sums, divided by that of the weights: once, so that devices may
+    have different numbers of examples.
+    `buffers`: loss_fn is `loss_fn(params, buffers, *batch) -> (loss, buffers)`, and so is the result. What each device
+    made of the buffers is replaced by device 0's ("broadcast"), or by the mean over devices where it is of floats ("mean").
+    `has_aux`: loss_fn returns `(loss, aux)`, with buffers `(loss, (buffers, aux))`; aux is returned as it is on each device.
+    `comm_hook` reduces each bucket in place of all_reduce: a function of a `Bucket` to a `Bucket`, or a `CommHook`, whose
+    state is in `init` and `value_and_grad`. Only derivatives of the first order go through a hook.
 
     Raises: VaryingError when the parameters vary over `axis`, or the loss does not (it is reduced already);
-    MeshError outside a traced function with a mesh.
+    MeshError outside a traced function with a mesh; TraceError for another result of loss_fn, and for a hook that is
+    differentiated twice.
 
     Source: Li et al., "PyTorch Distributed", VLDB 2020.
     """
     if not callable(loss_fn):
         raise TraceError(f"data_parallel takes a function loss_fn(params, *batch), not {loss_fn!r:.60}.")
-    if comm_hook is not None:
-        raise PlannedError("data_parallel(comm_hook=...) is planned, not in this version; leave it out.")
     for name, size in (("bucket_cap_mb", bucket_cap_mb), ("first_bucket_mb", first_bucket_mb)):
         if isinstance(size, bool) or not isinstance(size, (int, float)) or not size > 0:
             raise ShapeError(f"data_parallel: {name} must be a positive number of MiB, not {size!r}.")
-
-    @functools.wraps(loss_fn)
-    def wrapped(params: Any, *batch: Any) -> Any:
-        axes = mesh_axes("data_parallel", axis)
-        leaves, treedef = optree.tree_flatten(params)
-        leaves = [as_traceable(leaf) for leaf in leaves]
-        types = [value_type(leaf) for leaf in leaves]
-        hooked = [i for i, t in enumerate(types) if is_inexact(t.dtype)]
-        for i in hooked:
-            own = [a for a in axes if a in types[i].varying]
-            if own:
-                raise VaryingError(
-                    f"data_parallel over {', '.join(map(repr, own))}: params{''.join(f'[{p!r}]' for p in treedef.paths()[i])}, "
-                    f"of type {types[i]}, varies over it already, so each device has a gradient of its own and there is "
-                    "nothing to reduce. Pass parameters that are equal on all devices along the axis (P() in in_specs)."
-                )
-
-        def loss_of(chosen: Sequence[Any]) -> Any:
-            full = list(leaves)
-            for i, value in zip(hooked, chosen, strict=True):
-                full[i] = value
-            result = loss_fn(treedef.unflatten(full), *batch)
-            if not has_aux:
-                return _mean_loss(result, axes)
-            if not isinstance(result, tuple) or len(result) != 2:
-                raise TraceError(f"data_parallel(has_aux=True): {loss_fn!r} must return (loss, aux).")
-            return _mean_loss(result[0], axes), result[1]
-
-        order = _completion_order(loss_of, [types[i] for i in hooked], axis, has_aux)
-        caps = (first_bucket_mb * MIB, bucket_cap_mb * MIB)
-        wide: list[Any] = [None] * len(hooked)
-        for bucket in make_buckets([types[i] for i in hooked], order, caps):
-            values = grad_hook([leaves[hooked[k]] for k in bucket], _sum_over(axis), axis)
-            for k, value in zip(bucket, values, strict=True):
-                wide[k] = value
-        return loss_of(wide)
-
-    return wrapped
+    if comm_hook is not None and not callable(comm_hook) and not isinstance(comm_hook, CommHook):
+        raise TraceError(f"data_parallel: comm_hook is a function of a Bucket, or a CommHook, not {comm_hook!r:.60}.")
+    for name, given, known in (("reduction", reduction, REDUCTIONS), ("buffers", buffers, (None, *BUFFERS))):
+        if given not in known:
+            raise TraceError(f"data_parallel: {name} must be one of {', '.join(map(repr, known))}, not {given!r}.")
+    caps = first_bucket_mb * MIB, bucket_cap_mb * MIB
+    return DataParallelFunction(Settings(loss_fn, axis, caps, comm_hook, has_aux, reduction, buffers))
 
 
-def _mean_loss(loss: Any, axes: tuple[str, ...]) -> Any:
-    """The mean over the devices of one scalar on each."""
-    found = value_type(loss) if hasattr(loss, "dtype") or isinstance(loss, (int, float)) else None
-    if found is None or found.shape or not is_inexact(found.dtype) or found.dtype.kind == "c":
-        raise TraceError(
-            "data_parallel: the loss function must return one real floating-point scalar, the mean loss of its batch, and it "
-            f"returned {found or type(loss).__name__}. Reduce it with np.mean; has_aux=True carries more."
-        )
-    equal = [a for a in axes if a not in found.varying]
-    if equal:
-        raise VaryingError(
-            f"data_parallel over {', '.join(map(repr, equal))}: the loss, of type {found}, is equal on all devices along it "
-            "already. Return the mean loss of this device's own batch from the loss function, without an all_reduce over "
-            "that axis: data_parallel takes the mean over the devices."
-        )
-    return all_reduce(loss, axes, op="mean")
+class DataParallelFunction:
+    """A data-parallel function, which `data_parallel` returns. All its methods but `explain` are for use inside `fc.jit`."""
 
+    def __init__(self, settings: Settings):
+        functools.update_wrapper(self, settings.loss_fn)
+        self.settings = settings
 
-def _sum_over(axis: Axes) -> Callable[[Any], Any]:
-    """The hook of a bucket: the transpose of pvary.
+    def __call__(self, params: Any, *batch: Any, active: Any = None) -> Any:
+        """Return the loss of the whole batch, with buffers and aux as loss_fn has them.
 
-    The mean loss has already divided the cotangents (once, as a scalar), so that derivatives of any order and of the
-    batch are correct.
-    """
+        `active`: False, or 0, on devices whose batch is only padding (their part of an array under `P(axis)`). Such a
+        device adds nothing, and the mean is that over the others.
+        """
+        call = Call(self.settings, params, batch, active)
+        loss, (_, extra) = call.loss_of(call.hooked(BucketReduction(call)), call.inexact)
+        return (loss, extra) if call.returns_more else loss
 
-    def reduce_bucket(gradients: Any) -> Any:
-        return all_reduce(gradients, axis, op="sum")
+    def value_and_grad(
+        self, params: Any, *batch: Any, state: Any = None, accumulated: Accumulated | None = None, active: Any = None
+    ) -> tuple[Any, ...]:
+        """Return `(loss, gradients)`, with a CommHook `(loss, gradients, state)`.
 
-    return reduce_bucket
+        `state` is what `init`, or the last call, returned. `accumulated` is what `accumulate` returned: the gradients are the
+        sums of its and of this batch's. The loss is that of this batch; where `reduction` is "weighted", it and the
+        gradients are divided by the weight of all. `active`: see `__call__`. With buffers or aux, `loss` is
+        `(loss, buffers)`, `(loss, aux)` or `(loss, (buffers, aux))`.
+        """
+        return self.traced_value_and_grad(params, batch, state, accumulated, active, [])
 
+    def traced_value_and_grad(
+        self, params: Any, batch: Sequence[Any], state: Any, accumulated: Any, active: Any, records: list[BucketRecord]
+    ) -> tuple[Any, ...]:
+        """`value_and_grad`, which adds to `records` what the trace has of each bucket."""
+        call = Call(self.settings, params, batch, active)
+        call.use_accumulated(accumulated)
+        reducing = BucketReduction(call, call.states(state), records)
+        hooked = call.hooked(reducing)
+        function = lambda chosen: call.loss_of(hooked, chosen)
+        loss, pullback, (call.weight, extra) = vjp(function, call.inexact, has_aux=True)
+        (found,) = pullback(np.ones((), value_type(loss).dtype))
+        gradients = call.unflatten(found, lambda i: np.zeros(call.types[i].shape, call.types[i].dtype))
+        result = (loss, extra) if call.returns_more else loss
+        return (result, gradients) if reducing.states is None else (result, gradients, reducing.stacked_states())
 
-def _completion_order(loss_of: Callable[..., Any], types: Sequence[ArrayType], axis: Axes, has_aux: bool) -> list[int]:
-    """The parameters' numbers in the order in which a backward pass completes their gradients.
+    def accumulate(
+        self, params: Any, *batch: Any, accumulated: Accumulated | None = None, active: Any = None
+    ) -> Any:
+        """Return `Accumulated`: each device's own gradients, without communication, added to those that are given.
 
-    Found by a trace that is discarded, with a separate hook on each parameter.
-    """
-    order: list[int] = []
-    reduce_gradients = _sum_over(axis)
+        With buffers or aux it returns `(accumulated, buffers)` and so on; only buffers communicate.
+        """
+        call = Call(self.settings, params, batch, active)
+        call.use_accumulated(accumulated)
+        own = [pvary(leaf, call.axes) for leaf in call.inexact]
+        loss, pullback, (weight, extra) = vjp(call.own_loss_of, own, has_aux=True)
+        one = np.ones((), value_type(loss).dtype)
+        if self.settings.reduction == "mean":
+            one = one / np.asarray(axis_size(call.axes), one.dtype)
+        (found,) = pullback(pvary(one, call.axes))
+        added = [call.with_accumulated(k, g)[None] for k, g in enumerate(found)]
+        empty = lambda i: pvary(np.zeros((1, *call.types[i].shape), call.types[i].dtype), call.axes)
+        before = (0, 0) if accumulated is None else (accumulated.loss, accumulated.weight)
+        result = Accumulated(call.unflatten(added, empty), before[0] + loss[None], before[1] + weight[None])
+        return (result, extra) if call.returns_more else result
 
-    def record(number: int) -> Callable[[Any], Any]:
-        def hook(gradients: Any) -> Any:
-            order.append(number)
-            return reduce_gradients(gradients)
+    def init(self, params: Any) -> Any:
+        """Return the first state of the CommHook: in `params`' structure, each array stacked under `P(axis)`.
 
-        return hook
+        For example `state = fc.jit(dp.init, mesh=mesh, in_specs=P(), out_specs=P("data"))(params)`.
+        """
+        if not isinstance(self.settings.comm_hook, CommHook):
+            raise TraceError("data_parallel: init() makes the state of a comm_hook with state, and there is none.")
+        call, make = Call(self.settings, params, (), None), self.settings.comm_hook.init
 
-    def hooked(values: Sequence[Any]) -> Any:
-        return loss_of([grad_hook([v], record(i), axis)[0] for i, v in enumerate(values)])
+        def first(leaf: Any) -> Any:
+            zeros = pvary(np.zeros(value_type(leaf).shape, value_type(leaf).dtype), call.axes)
+            return optree.tree_map(lambda x: widened_over(as_traceable(x), call.axes)[None], make(zeros))
 
-    def backward(*values: Any) -> list[Any]:
-        loss, pullback, *_ = vjp(hooked, values, has_aux=has_aux)
-        pullback(np.ones((), loss.dtype))
-        return []
+        return call.unflatten([first(leaf) for leaf in call.inexact], lambda i: ())
 
-    stage(backward, types, label="completion order")
-    return order + [i for i in range(len(types)) if i not in order]
+    def explain(self, mesh: Mesh, params: Any, *batch: Any) -> BucketPlan:
+        """Return the plan of a step's buckets on a mesh, as a table.
+
+        `params` and `batch` are those of a step: `params` (and buffers) equal on all devices, `batch` split over `axis`.
+        """
+
+        def step(params: Any, batch: Sequence[Any], records: list[BucketRecord]) -> Any:
+            state = self.init(params) if isinstance(self.settings.comm_hook, CommHook) else None
+            return self.traced_value_and_grad(params, batch, state, None, None, records)[1]
+
+        return trace_plan(self.settings, step, mesh, params, batch)

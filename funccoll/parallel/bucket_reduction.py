@@ -1,0 +1,115 @@
+"""The reduction of each bucket in the backward pass: by all_reduce, or by the user's hook, whose results are checked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import optree
+
+from ..errors import ShapeError, TraceError, VaryingError
+from ..ir import current_interpreter
+from ..ops.registry import as_traceable
+from ..tracing.trace import value_type
+from ..types import ArrayType
+from .buckets import Bucket, CommHook
+from .call import Call, widened_over
+
+__all__ = ["BucketRecord", "BucketReduction"]
+
+
+class BucketRecord(NamedTuple):
+    """A bucket of a traced call: its number, parameters, types, and the equations that reduce it."""
+
+    number: int
+    names: tuple[str, ...]
+    types: tuple[ArrayType, ...]
+    begin: int
+    """The number of equations that were recorded before."""
+    end: int
+
+
+class BucketReduction:
+    """The transpose of pvary for each bucket: all_reduce, or the user's hook. With it derivatives of one order exist."""
+
+    def __init__(self, call: Call, states: list[Any] | None = None, records: list[BucketRecord] | None = None):
+        self.call, self.states, self.records = call, states, records
+        self._reduced: set[int] = set()
+
+    def __call__(self, number: int, members: Sequence[int], gradients: Sequence[Any]) -> Sequence[Any]:
+        """Return the sums over devices of the gradients of a bucket; `members` are their positions in `Call.chosen`."""
+        call = self.call
+        names = tuple(call.names[call.chosen[k]] for k in members)
+        given = [call.with_accumulated(k, g) for k, g in zip(members, gradients, strict=True)]
+        bucket = Bucket(tuple(given), names, number, call.settings.axis)
+        equations = getattr(current_interpreter(), "equations", [])
+        begin = len(equations)
+        reduced = self._reduce(bucket, members)
+        if self.records is not None:
+            types = tuple(value_type(g) for g in gradients)
+            self.records.append(BucketRecord(number, names, types, begin, len(equations)))
+        return reduced
+
+    def _reduce(self, bucket: Bucket, members: Sequence[int]) -> Sequence[Any]:
+        hook = self.call.settings.comm_hook
+        if hook is None:
+            return list(bucket.all_reduce().gradients)
+        name = getattr(hook.reduce if isinstance(hook, CommHook) else hook, "__qualname__", type(hook).__name__)
+        if bucket.index in self._reduced:
+            raise TraceError(
+                f"data_parallel: comm_hook {name} is differentiated twice, and what it does to a gradient has no derivative. "
+                "Take second derivatives without a comm_hook."
+            )
+        self._reduced.add(bucket.index)
+        if not isinstance(hook, CommHook):
+            return self._checked(hook(bucket), bucket, name)
+        if self.states is None:
+            raise TraceError(
+                f"data_parallel: comm_hook {name} has a state, which fc.grad cannot carry. Use "
+                "dp.value_and_grad(params, *batch, state=state), with state = dp.init(params) at first."
+            )
+        result = hook.reduce(tuple(self.states[k] for k in members), bucket)
+        if not isinstance(result, tuple) or len(result) != 2 or len(result[0]) != len(members):
+            raise TraceError(f"data_parallel: comm_hook {name} must return (states, bucket), with a state for each gradient.")
+        for k, state in zip(members, result[0], strict=True):
+            self.states[k] = self._checked_state(self.states[k], state, name)
+        return self._checked(result[1], bucket, name)
+
+    def stacked_states(self) -> Any:
+        """The states for the next call."""
+        assert self.states is not None
+        stacked = [optree.tree_map(lambda x: widened_over(as_traceable(x), self.call.axes)[None], s) for s in self.states]
+        return self.call.unflatten(stacked, lambda i: ())
+
+    def _checked_state(self, before: Any, after: Any, name: str) -> Any:
+        old, new = ([value_type(x).vary(()) for x in optree.tree_leaves(s)] for s in (before, after))
+        if optree.tree_structure(before) != optree.tree_structure(after) or old != new:
+            raise TraceError(
+                f"data_parallel: comm_hook {name} returned a state of {_shown(new)}, and was given {_shown(old)}: structure, "
+                "shapes and dtypes must stay, because it is passed to the next call."
+            )
+        return after
+
+    def _checked(self, result: Any, bucket: Bucket, name: str) -> Sequence[Any]:
+        if not isinstance(result, Bucket) or len(result.gradients) != len(bucket.gradients):
+            raise TraceError(
+                f"data_parallel: comm_hook {name} must return the bucket with other gradients: bucket.replace(...)."
+            )
+        for place, given, found in zip(bucket.names, bucket.gradients, result.gradients, strict=True):
+            old, new = value_type(given), value_type(found)
+            if old.shape != new.shape or old.dtype != new.dtype:
+                raise ShapeError(
+                    f"data_parallel: comm_hook {name} returned a gradient of type {new} for params{place}, of type {old}: "
+                    "shape and dtype must stay."
+                )
+            still = [a for a in self.call.axes if a in new.varying]
+            if still:
+                raise VaryingError(
+                    f"data_parallel: comm_hook {name} returned a gradient of type {new} for params{place}, which varies over "
+                    f"{', '.join(map(repr, still))} still: it must be the sum over the devices. bucket.all_reduce() is one."
+                )
+        return list(result.gradients)
+
+
+def _shown(types: Sequence[ArrayType]) -> str:
+    return ", ".join(map(str, types)) or "no arrays"

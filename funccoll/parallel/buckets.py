@@ -1,0 +1,96 @@
+"""Buckets: gradients that are reduced together, and how parameters are put into them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..collectives import Axes, all_reduce
+from ..errors import ShapeError
+from ..ops.registry import as_traceable
+from ..tracing.trace import value_type
+from ..types import ArrayType
+
+__all__ = ["Bucket", "CommHook", "make_buckets"]
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Gradients of one dtype that are reduced together, as a communication hook sees them.
+
+    In the backward pass they are this device's addends: the hook returns their *sum* over `axis`. A mean over devices was
+    divided out before (so that 16-bit floats do not overflow).
+    """
+
+    gradients: tuple[Any, ...]
+    """Traced arrays, in the order in which the backward pass completes them."""
+    names: tuple[str, ...]
+    """The parameters' places in `params`, such as "['w'][0]"."""
+    index: int
+    """0 for the bucket that is reduced first."""
+    axis: Axes
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The gradients' dtype."""
+        return value_type(self.gradients[0]).dtype
+
+    def buffer(self) -> Any:
+        """Return all gradients in one array of one dimension, in their order."""
+        flat = [as_traceable(g).reshape(-1) for g in self.gradients]
+        return flat[0] if len(flat) == 1 else np.concatenate(flat)
+
+    def from_buffer(self, buffer: Any) -> Bucket:
+        """Return a bucket with the gradients of such an array, which may be of another dtype. Raises: ShapeError."""
+        types = [value_type(g) for g in self.gradients]
+        size = sum(t.size for t in types)
+        if value_type(buffer).shape != (size,):
+            raise ShapeError(
+                f"bucket {self.index} has {size} elements, and its buffer shape ({size},); it was given one of shape "
+                f"{value_type(buffer).shape}."
+            )
+        ends = np.cumsum([t.size for t in types])
+        return self.replace([buffer[end - t.size : end].reshape(t.shape) for t, end in zip(types, ends, strict=True)])
+
+    def replace(self, gradients: Sequence[Any]) -> Bucket:
+        """Return a bucket with other gradients."""
+        return replace(self, gradients=tuple(gradients))
+
+    def all_reduce(self) -> Bucket:
+        """Return the bucket with the sums over the axis, by one call of all_reduce."""
+        return self.replace(all_reduce(list(self.gradients), self.axis, op="sum"))
+
+
+class CommHook(NamedTuple):
+    """A communication hook with state, for `data_parallel(comm_hook=...)`.
+
+    The state is kept for each parameter, so that it does not depend on how parameters are put into buckets. It belongs to
+    a device, as an error that it feeds back does.
+    """
+
+    init: Callable[[Any], Any]
+    """`init(gradient)`: the first state of a gradient, an array (of zeros) in a trace: a pytree of arrays."""
+    reduce: Callable[[Any, Bucket], tuple[Any, Bucket]]
+    """`reduce(states, bucket) -> (states, bucket)`: pure; `states` is a tuple with the state of each gradient of the bucket."""
+
+
+def make_buckets(types: Sequence[ArrayType], order: Sequence[int], caps: Sequence[float]) -> list[list[int]]:
+    """Group parameter numbers, taken in `order`, into buckets of one dtype.
+
+    `caps` are sizes in bytes: one for each bucket in turn, the last for all that follow. A bucket is closed when
+    the next parameter would make it larger than its cap; a parameter over the cap has a bucket of its own.
+    """
+    buckets: list[list[int]] = []
+    filling: dict[np.dtype, tuple[list[int], float]] = {}  # dtype -> its open bucket, and that bucket's cap
+    for i in order:
+        dtype, nbytes = types[i].dtype, types[i].nbytes
+        bucket, cap = filling.get(dtype, ([], 0.0))
+        if not bucket or sum(types[k].nbytes for k in bucket) + nbytes > cap:
+            bucket, cap = [], caps[min(len(buckets), len(caps) - 1)]
+            buckets.append(bucket)
+            filling[dtype] = (bucket, cap)
+        bucket.append(i)
+    return buckets
