@@ -274,6 +274,14 @@ class DeletedArrayError(FunccollError, RuntimeError):
     """An Array whose buffers were donated to a jitted function."""
 
 
+class CheckpointError(FunccollError, ValueError):
+    """A checkpoint that cannot be read, or does not fit what it is loaded into."""
+
+
+class NonFiniteGradientError(FunccollError, FloatingPointError):
+    """Gradients with NaN or infinity, with `check_finite=True`."""
+
+
 class PlannedError(FunccollError, NotImplementedError):
     """A documented feature that this version does not have yet."""
 

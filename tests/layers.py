@@ -18,7 +18,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "": (
         ("_version", "tree"), ("errors",), ("mesh",), ("types",), ("display",), ("ir",), ("primitives",), ("ops",),
         ("tracing",), ("collectives",), ("autodiff",), ("control", "nn", "random"), ("passes",), ("schedules",), ("kernels",),
-        ("arrays",), ("runtime",), ("placement",), ("compiler",), ("parallel", "optim"), ("api",),
+        ("arrays",), ("runtime",), ("placement",), ("compiler",), ("optim",), ("parallel",), ("api",),
         ("torch", "jax", "distributed"), ("cli",), ("__main__",),
     ),
     "primitives": (
@@ -76,7 +76,10 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "compiler": (
         ("arguments", "choose_schedules", "report", "resharding"), ("signature",), ("stages",), ("jit", "redistribute"),
     ),
-    "parallel": (("buckets",), ("call",), ("bucket_reduction",), ("bucket_plan",), ("data",)),
+    "parallel": (
+        ("buckets", "checkpoint", "replicas"), ("call",), ("bucket_reduction",), ("bucket_plan",), ("data",),
+        ("trained_model",),
+    ),
 }  # fmt: skip
 """Package -> its modules and folders in lines. What stands in one line imports only from the lines before it.
 

@@ -1,5 +1,6 @@
-"""Parallel training, written with public functions only."""
+"""Data-parallel training: functions, the object that holds a model, and what they are made of."""
 
 from .data import data_parallel
+from .trained_model import DataParallel
 
-__all__ = ["data_parallel"]
+__all__ = ["DataParallel", "data_parallel"]

@@ -1,0 +1,299 @@
+"""A model that is trained data parallel: parameters, optimizer and buffers, and the compiled step that changes them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import optree
+
+from ..arrays.array import Array
+from ..collectives import Axes
+from ..compiler.arguments import AUTO
+from ..compiler.jit import jit
+from ..errors import CheckpointError, FunccollError, NonFiniteGradientError, ShapeError, TraceError
+from ..mesh import Mesh, P
+from ..placement import device_put, from_local
+from ..runtime.job.world import make_mesh, process_allgather, rank, world_size
+from ..types import dtype_name, is_inexact
+from .bucket_plan import BucketPlan
+from .buckets import CommHook
+from .checkpoint import read_tensors, write_tensors
+from .data import Accumulated, data_parallel
+from .replicas import check_equal_lines, gather_text, on_all_devices
+
+__all__ = ["DataParallel"]
+
+
+class DataParallel:
+    """A model whose gradients are averaged over the devices of an axis: `DataParallel(model, loss_fn, optimizer)`.
+
+    `model` has a pytree of arrays `params`, or is one; after every step `model.params` are the new ones. `loss_fn(params,
+    *batch)` is the loss of one device's rows (see `data_parallel`, whose options these are: `bucket_cap_mb`,
+    `first_bucket_mb`, `comm_hook`, `reduction`, `buffers`; with buffers, `model.buffers` and
+    `loss_fn(params, buffers, *batch) -> (loss, buffers)`). `optimizer` is a pair of pure functions `init(params) -> state` and
+    `update(gradients, state, params) -> (updates, state)`, as those of `fc.optim` and optax are.
+
+    Without a mesh, `axis` has one device for each process of the job. At first all ranks must have parameters of the same
+    structure, shapes and dtypes; their values are those of device 0.
+    `trainable`: a pytree of bools that is a prefix of params; the others stay as they are. Integers always do. An array that
+    is at several places of params is one parameter (tied).
+    `check_finite`: a step with NaN or infinity in its gradients changes nothing, and raises.
+
+    Raises: ProgramMismatch that names the first parameter which differs between ranks; TraceError where there is nothing
+    to train.
+    """
+
+    def __init__(
+        self, model: Any, loss_fn: Callable[..., Any], optimizer: Any, *, mesh: Mesh | None = None, axis: Axes = "data",
+        trainable: Any = True, check_finite: bool = False, **options: Any,
+    ):  # fmt: skip
+        if mesh is None:
+            if not isinstance(axis, str):
+                raise TraceError(f"DataParallel over {axis!r} needs a mesh with these axes: mesh=fc.make_mesh({{...}}).")
+            mesh = make_mesh({axis: world_size()})
+        for name in ("init", "update"):
+            if not callable(getattr(optimizer, name, None)):
+                raise TraceError(
+                    f"DataParallel: the optimizer has no function {name!r}. Pass one of fc.optim, such as fc.optim.sgd(0.1)."
+                )
+        self.model, self.mesh, self.optimizer, self.check_finite = model, mesh, optimizer, check_finite
+        self._own, self._spec = options.get("comm_hook"), P(axis)
+        params = getattr(model, "params", model)
+        leaves, self._tree = optree.tree_flatten(params)
+        names = [".".join(map(str, path)) or "params" for path in self._tree.paths()]
+        chosen = _chosen(params, trainable)
+        first = {id(leaf): name for leaf, name in reversed(list(zip(leaves, names, strict=True)))}
+        self._places = [first[id(leaf)] for leaf in leaves]
+        """Of each leaf of params, the name of its value: tied ones have one."""
+        values = {name: leaf for name, leaf in zip(names, leaves, strict=True) if first[id(leaf)] == name}
+        lines = [f"{name}: {dtype_name(np.asarray(v).dtype)}{list(np.shape(v))}" for name, v in values.items()]
+        check_equal_lines(mesh, lines, "the parameters of DataParallel")
+        placed = dict(zip(values, on_all_devices(mesh, list(values.values())), strict=True))
+        on = {name for name, yes in zip(self._places, chosen, strict=True) if yes and is_inexact(placed[name].dtype)}
+        if not on:
+            raise TraceError(f"DataParallel: no parameter is trained. There are {'; '.join(lines) or 'no parameters'}.")
+        self._params = {name: value for name, value in placed.items() if name in on}
+        self._frozen = {name: value for name, value in placed.items() if name not in on}
+        self._buffers: Any = None
+        if options.get("buffers") is not None:
+            buffers, tree = optree.tree_flatten(model.buffers)
+            self._buffers = tree.unflatten(on_all_devices(mesh, buffers))
+
+        places, frozen_tree = self._places, self._tree
+
+        def loss(params: Mapping[str, Any], frozen: Mapping[str, Any], *batch: Any) -> Any:
+            return loss_fn(frozen_tree.unflatten([params[n] if n in params else frozen[n] for n in places]), *batch)
+
+        self._loss, self._options = loss, {"axis": axis, **options}
+        dp = data_parallel(loss_fn, **self._options)  # it looks at the options
+        initial: Any = jit(optimizer.init, mesh=mesh, in_specs=P(), out_specs=P())
+        self._state = initial(self._params)
+        self._hook_state: Any = None
+        if isinstance(self._own, CommHook):
+            self._hook_state = jit(dp.init, mesh=mesh, in_specs=P(), out_specs=self._spec)(self._params)
+        self._accumulated: Accumulated | None = None
+        self._synchronizes = True
+        self._compiled = self._jit_step()
+        self._compiled_accumulate = self._jit_accumulate()
+        self.steps = 0
+        """The number of updates so far."""
+        self._publish()
+
+    # ---------------------------------------------------------------- the compiled functions
+
+    def _parallel(self, frozen: Any) -> Any:
+        """The data-parallel loss of the trained parameters, in a trace."""
+        if self._buffers is None:
+            return data_parallel(lambda params, *batch: self._loss(params, frozen, *batch), **self._options)
+        with_buffers = lambda params, buffers, *batch: self._loss(params, frozen, buffers, *batch)
+        return data_parallel(with_buffers, **self._options)
+
+    def _jit_step(self) -> Any:
+        def step(
+            params: Any, buffers: Any, state: Any, hook_state: Any, accumulated: Any, frozen: Any, active: Any, batch: Any
+        ) -> Any:
+            given = batch if buffers is None else (buffers, *batch)
+            result, gradients, *more = self._parallel(frozen).value_and_grad(
+                params, *given, state=hook_state, accumulated=accumulated, active=active
+            )
+            loss, buffers = (result, None) if buffers is None else result
+            updates, after = self.optimizer.update(gradients, state, params)
+            updated = optree.tree_map(lambda p, u: (p + u).astype(p.dtype), params, updates)
+            finite = None
+            if self.check_finite:
+                finite = np.stack([np.all(np.isfinite(gradients[name])) for name in sorted(gradients)])
+                keep = lambda new, old: np.where(np.all(finite), new, old)
+                updated, after = optree.tree_map(keep, updated, params), optree.tree_map(keep, after, state)
+            return loss, updated, buffers, after, more[0] if more else None, finite
+
+        own = self._spec
+        return jit(
+            step, mesh=self.mesh, in_specs=(P(), P(), P(), own, own, P(), own, AUTO), donate_argnums=(0, 1, 2, 3, 4),
+            out_specs=(P(), P(), P(), P(), own, P()),
+        )  # fmt: skip
+
+    def _jit_accumulate(self) -> Any:
+        def accumulate(params: Any, buffers: Any, accumulated: Any, frozen: Any, active: Any, batch: Any) -> Any:
+            given = batch if buffers is None else (buffers, *batch)
+            result = self._parallel(frozen).accumulate(params, *given, active=active)
+            made, buffers = (result, None) if buffers is None else result
+            total = made if accumulated is None else optree.tree_map(np.add, made, accumulated)
+            return made.loss, total, buffers
+
+        own = self._spec
+        return jit(
+            accumulate, mesh=self.mesh, in_specs=(P(), P(), own, P(), own, AUTO), out_specs=(own, own, P()),
+            donate_argnums=(1, 2),
+        )  # fmt: skip
+
+    # ---------------------------------------------------------------- steps
+
+    def step(self, *batch: Any, active: Any = None) -> Any:
+        """Update the parameters by the gradients of a batch; return the loss of all devices, a scalar Array.
+
+        Each process passes the rows of its own devices (one process that plays all devices: all rows); an Array of the mesh
+        is taken as it is. `active`: whether this process's rows count, see `data_parallel`; inside
+        `no_sync` nothing is updated, and each device's own loss is returned.
+
+        Raises: NonFiniteGradientError that names the parameters; ShapeError for a batch without rows.
+        """
+        placed = tuple(optree.tree_map(self._place, part) for part in batch)
+        if active is not None:
+            active = self._place(np.asarray(active).reshape(-1))
+        if not self._synchronizes:
+            loss, self._accumulated, self._buffers = self._compiled_accumulate(
+                self._params, self._buffers, self._accumulated, self._frozen, active, placed
+            )
+            self._publish()
+            return loss
+        loss, self._params, self._buffers, self._state, self._hook_state, finite = self._compiled(
+            self._params, self._buffers, self._state, self._hook_state, self._accumulated, self._frozen, active, placed
+        )
+        self._accumulated = None
+        self._publish()
+        if finite is not None and not (found := np.asarray(finite)).all():
+            names = [name for name, fine in zip(sorted(self._params), found, strict=True) if not fine]
+            raise NonFiniteGradientError(
+                f"step {self.steps + 1}: the gradients of {', '.join(names)} have NaN or infinity; the loss is "
+                f"{float(loss):.6g}. The parameters are those of before."
+            )
+        self.steps += 1
+        return loss
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """A context in which steps add up gradients without communication; the next step outside uses their sum."""
+        before, self._synchronizes = self._synchronizes, False
+        try:
+            yield
+        finally:
+            self._synchronizes = before
+
+    def _place(self, value: Any) -> Any:
+        if isinstance(value, Array) and value.sharding.mesh == self.mesh:
+            return value
+        if not np.ndim(value):
+            return device_put(value, self.mesh, P())
+        if not len(value):
+            raise ShapeError(f"DataParallel.step: an array of shape {np.shape(value)} has no rows: each device needs some.")
+        if self.mesh.is_fully_addressable:
+            return device_put(value, self.mesh, self._spec)
+        return from_local(value, self.mesh, self._spec)
+
+    def _publish(self) -> None:
+        if hasattr(self.model, "params"):
+            self.model.params = self.params
+        if self._buffers is not None:
+            self.model.buffers = self._buffers
+
+    @property
+    def params(self) -> Any:
+        """The parameters, in their structure: Arrays that are whole on every device. A step replaces and deletes them."""
+        return self._tree.unflatten([self._params[n] if n in self._params else self._frozen[n] for n in self._places])
+
+    @property
+    def buffers(self) -> Any:
+        """The buffers, equal on all devices."""
+        return self._buffers
+
+    def explain(self, *batch: Any) -> BucketPlan:
+        """Return the plan of the buckets for a batch (that of all devices)."""
+        given = batch if self._buffers is None else (self._buffers, *batch)
+        return self._parallel(self._frozen).explain(self.mesh, self._params, *given)
+
+    # ---------------------------------------------------------------- checkpoints
+
+    def _state_leaves(self) -> dict[str, Any]:
+        """Everything that a checkpoint has, by name."""
+        parts: Any = {"params": {**self._params, **self._frozen}, "buffers": self._buffers, "optimizer": self._state,
+                 "comm_hook": self._hook_state}  # fmt: skip
+        return {".".join(map(str, path)): leaf for path, leaf in zip(*optree.tree_flatten_with_path(parts)[:2], strict=True)}
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Return parameters, buffers, the optimizer's state, the hook's, and the number of steps, by name, as NumPy arrays.
+
+        With a comm_hook that has a state all processes must call it: each device's own state is gathered.
+        """
+        return {**{n: process_allgather(x) for n, x in self._state_leaves().items()}, "steps": np.array(self.steps)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` returned, in all processes. The state of a comm_hook needs the same number of devices.
+
+        Raises: CheckpointError that names the first array which is missing, unknown, or of another shape or dtype; nothing
+        is changed then.
+        """
+        wanted = {**self._state_leaves(), "steps": np.array(self.steps)}
+        for name in [*wanted, *state]:
+            if name not in state or name not in wanted:
+                where = "is not in the state" if name not in state else "is in the state, and not in this model"
+                raise CheckpointError(f"DataParallel.load_state_dict: {name} {where}.")
+            new, old = np.asarray(state[name]), wanted[name]
+            if new.shape != old.shape or new.dtype != old.dtype:
+                raise CheckpointError(
+                    f"DataParallel.load_state_dict: {name} is {dtype_name(new.dtype)}{list(new.shape)} in the state, and "
+                    f"{dtype_name(old.dtype)}{list(old.shape)} in this model."
+                )
+        parts: Any = {"params": self._params, "frozen": self._frozen, "buffers": self._buffers, "optimizer": self._state,
+                 "comm_hook": self._hook_state}  # fmt: skip
+        paths, leaves, tree = optree.tree_flatten_with_path(parts)
+        names = [".".join(map(str, ("params" if path[0] == "frozen" else path[0], *path[1:]))) for path in paths]
+        made = [device_put(np.asarray(state[n]), x.sharding) for n, x in zip(names, leaves, strict=True)]
+        loaded: Any = tree.unflatten(made)
+        self._params, self._frozen, self._buffers = loaded["params"], loaded["frozen"], loaded["buffers"]
+        self._state, self._hook_state, self._accumulated = loaded["optimizer"], loaded["comm_hook"], None
+        self.steps = int(state["steps"])
+        self._publish()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write `state_dict()` to a file of safetensors; rank 0 does, and all processes must call it, and return after it.
+
+        The file replaces another one only when it is complete. Raises: on all ranks what went wrong on rank 0.
+        """
+        state, error = self.state_dict(), None
+        if rank() == 0:
+            try:
+                write_tensors(path, state)
+            except Exception as found:
+                error = found
+        told = gather_text(self.mesh, "" if error is None else f"{type(error).__name__}: {error}")[0]
+        if error is not None:
+            raise error
+        if told:
+            raise FunccollError(f"DataParallel.save: rank 0 could not write {os.fspath(path)}: {told}")
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Read a file that `save` wrote, in all processes. Raises: OSError, and what `load_state_dict` does."""
+        self.load_state_dict(read_tensors(path))
+
+
+def _chosen(params: Any, trainable: Any) -> Sequence[bool]:
+    """Of each leaf of params whether it is trained."""
+    try:
+        chosen = optree.tree_leaves(optree.tree_broadcast_prefix(trainable, params))
+    except ValueError as error:
+        raise TraceError(f"DataParallel: trainable must be a pytree of bools that is a prefix of params: {error}") from None
+    return list(map(bool, chosen))
