@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .autodiff.custom_rules import custom_vjp, stop_gradient
+from .batch_norm import BatchStats, batch_norm, sync_batch_norm, update_running_stats
 from .errors import ShapeError
 from .ir import bind
 from .ops.registry import as_traceable
@@ -17,7 +18,10 @@ from .types import is_inexact
 if TYPE_CHECKING:
     from jaxtyping import Float, Integer, Shaped
 
-__all__ = ["erf", "gelu", "layer_norm", "log_softmax", "logsumexp", "one_hot", "relu", "sigmoid", "softmax"]
+__all__ = [
+    "BatchStats", "batch_norm", "erf", "gelu", "layer_norm", "log_softmax", "logsumexp", "one_hot", "relu", "sigmoid",
+    "softmax", "sync_batch_norm", "update_running_stats",
+]  # fmt: skip
 
 
 def relu(x: Shaped[Any, "*s"]) -> Shaped[Any, "*s"]:

@@ -17,8 +17,9 @@ FILES = sorted(ROOT.rglob("*.py"))
 ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "": (
         ("_version", "tree"), ("errors",), ("mesh",), ("types",), ("display",), ("ir",), ("primitives",), ("ops",),
-        ("tracing",), ("collectives",), ("autodiff",), ("control", "nn", "random"), ("passes",), ("schedules",), ("kernels",),
-        ("arrays",), ("runtime",), ("placement",), ("compiler",), ("optim",), ("parallel",), ("api",),
+        ("tracing",), ("collectives",), ("autodiff",), ("batch_norm",), ("control", "nn", "random"), ("passes",),
+        ("schedules",), ("kernels",), ("arrays",), ("runtime",), ("placement",), ("compiler",), ("optim",), ("parallel",),
+        ("api",),
         ("torch", "jax", "distributed"), ("cli",), ("__main__",),
     ),
     "primitives": (
