@@ -53,6 +53,7 @@ _ELSEWHERE = {
     "NamedSharding": "fc.Sharding",
     "tree_map": "fc.tree.map",
     "no_grad": "fc.stop_gradient(x)",
+    "Join": "fc.uneven_batches(batches, mesh=mesh)",
 }
 
 

@@ -31,7 +31,7 @@ from .errors import FunccollError, PlannedError, PlannedNameError
 from .mesh import Mesh, P, Sharding, abstract_mesh
 from .ops.indexing import at
 from .ops.registry import supported_functions
-from .parallel import DataParallel, data_parallel
+from .parallel import DataParallel, data_parallel, uneven_batches
 from .placement import asarray, device_put, from_local
 from .runtime.job.world import finalize, init, make_mesh, process_allgather, rank, world_size
 from .types import ArrayType, bfloat16
@@ -47,7 +47,7 @@ __all__ = [
     "world_size",
     # functions
     "jit", "AUTO", "clear_caches", "grad", "value_and_grad", "vjp", "custom_vjp", "grad_hook", "stop_gradient",
-    "data_parallel", "DataParallel", "at", "supported_functions",
+    "data_parallel", "DataParallel", "uneven_batches", "at", "supported_functions",
     # collectives
     "all_gather", "all_reduce", "all_to_all", "axis_index", "axis_size", "barrier", "broadcast", "gather",
     "own_slice", "permute", "pvary", "reduce", "reduce_scatter", "scatter",

@@ -39,6 +39,7 @@ __all__ = [
     "ShardingError",
     "Source",
     "TraceError",
+    "UnevenBatchesError",
     "UnsupportedError",
     "VaryingError",
     "at_source",
@@ -268,6 +269,10 @@ class PeerFailure(FunccollError, RuntimeError):
 
     rank: int | None = None
     """The rank that did; None in what is raised after an earlier failure."""
+
+
+class UnevenBatchesError(FunccollError, RuntimeError):
+    """Devices have different numbers of batches where they must not; raised on all processes at the same step."""
 
 
 class DeletedArrayError(FunccollError, RuntimeError):

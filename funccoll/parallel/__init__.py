@@ -2,5 +2,6 @@
 
 from .data import data_parallel
 from .trained_model import DataParallel
+from .uneven import uneven_batches
 
-__all__ = ["DataParallel", "data_parallel"]
+__all__ = ["DataParallel", "data_parallel", "uneven_batches"]

@@ -1,0 +1,231 @@
+"""Uneven inputs: devices with different numbers of batches, or of rows in their last batch."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import optree
+
+from ..arrays.array import Array, to_numpy
+from ..collectives import Axes, all_gather
+from ..compiler.jit import jit
+from ..errors import FunccollError, MeshError, PytreeError, ShapeError, TraceError, UnevenBatchesError
+from ..mesh import Mesh, P
+from ..placement import from_local
+from ..runtime.job.world import on_device
+
+__all__ = ["uneven_batches"]
+
+ENDED, ACTIVE, NOTHING = 0, 1, 2
+"""What a device says before each step: its batches have ended, it has one, they have ended before the first one."""
+
+
+def uneven_batches(
+    batches: Iterable[Any] | Callable[[int], Iterable[Any]],
+    *,
+    mesh: Mesh,
+    axis: Axes = "data",
+    batch_size: int | None = None,
+    like: Any = None,
+    throw_on_early_termination: bool = False,
+) -> Generator[tuple[Array, Any], None, None]:
+    """Iterate over batches of which devices along `axis` have different numbers, until all have ended.
+
+        for active, batch in fc.uneven_batches(loader, mesh=mesh):
+            params, loss = step(params, active, batch)    # in_specs=(P(), P("data"), P("data"))
+
+    Yields `active` and `batch`, Arrays that are split over `axis` in their first dimension. A device without a further batch
+    goes on with its last one, and `active`, float32, is 0 there and 1 where the batch is data: weight each example's loss
+    by it, `np.sum(active * losses)`, and divide by the weights of all devices, `np.sum(active * np.ones_like(losses))`;
+    `fc.nn.sync_batch_norm` takes it as `weights`. A device's block of it has shape (1,), or with a `batch_size` one number
+    for each row: then batches with fewer rows are filled up with their last row, so that one compiled step fits all.
+
+    Args:
+        batches: this process's batches, pytrees of blocks as `fc.from_local` takes them; or a function from a position along
+            `axis` to its batches, which also serves a process that plays several devices.
+        mesh, axis: the devices; those at the same position along `axis` must have the same batches.
+        batch_size: the rows of every block, where the last batch may have fewer.
+        like: a batch of real values, with which a device goes on that has not had any.
+        throw_on_early_termination: end for all devices when the first has ended, with an error.
+
+    One all_gather of a byte for each device goes before each step. All processes must stay in the loop until it ends, or
+    leave it at the same step: one that leaves it alone is an error in the others' next collective.
+
+    Raises: UnevenBatchesError, on all processes at the same step, for a device without any batch and without `like`, for
+    devices at one position of which some have ended, and with `throw_on_early_termination`; ShapeError for batches that
+    do not fit `batch_size`.
+
+    Source: torch.distributed.algorithms.Join, which shadows the collectives of ranks that have ended; here they run the
+    same program.
+    """
+    if not isinstance(mesh, Mesh) or mesh.is_abstract:
+        raise MeshError(f"uneven_batches takes a mesh with devices, from fc.make_mesh({{...}}), not {mesh!r:.60}.")
+    axes = mesh.check_axes(axis)
+    if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1):
+        raise ShapeError(f"uneven_batches: batch_size={batch_size!r} must be the rows of a device's block, at least 1.")
+    along = [_position(mesh, axes, device) for device in range(mesh.size)]
+    played = sorted({along[device] for device in mesh.local_devices})
+    if callable(batches) and not isinstance(batches, Iterable):
+        sources = {i: _Batches(batches(i), batch_size, like) for i in played}
+    elif len(played) == 1:
+        sources = {played[0]: _Batches(batches, batch_size, like)}
+    else:
+        raise MeshError(
+            f"uneven_batches: this process plays all {len(played)} positions along {axis!r} of {mesh!r}, and one iterable was "
+            "given. Pass a function from a position to its batches, such as lambda i: loaders[i]."
+        )
+    return _steps(sources, mesh, axes, along, throw_on_early_termination)
+
+
+def _position(mesh: Mesh, axes: Sequence[str], device: int) -> int:
+    """The position of a device along `axes`, the first one outermost."""
+    coordinates = mesh.coordinates(device)
+    return functools.reduce(lambda index, a: index * mesh.shape[a] + coordinates[a], axes, 0)
+
+
+class _Batches:
+    """The batches of one position, with padding after the last of them."""
+
+    def __init__(self, batches: Iterable[Any], batch_size: int | None, like: Any):
+        if not hasattr(batches, "__iter__") and not hasattr(batches, "__getitem__"):
+            raise TraceError(f"uneven_batches takes an iterable of batches, or a function to one, not {batches!r:.60}.")
+        self.batches = batches
+        self.iterator: Iterator[Any] | None = None
+        self.batch_size = batch_size
+        self.rows = 0
+        self.padding = None if like is None else self._filled(like)
+        """The last batch, or `like`."""
+
+    def advance(self) -> int:
+        """Take the next batch, and return ENDED, ACTIVE or NOTHING."""
+        if self.iterator is None:
+            self.iterator = iter(self.batches)
+        try:
+            batch = next(self.iterator)
+        except StopIteration:
+            self.rows = 0
+            return NOTHING if self.padding is None else ENDED
+        self.padding = self._filled(batch)
+        return ACTIVE
+
+    def _filled(self, batch: Any) -> Any:
+        """The batch with as many rows as `batch_size` says."""
+        self.rows = 1
+        size = self.batch_size
+        if size is None:
+            return batch
+        shapes = [np.shape(leaf) for leaf in optree.tree_leaves(batch)]
+        rows = {shape[:1] for shape in shapes}
+        if len(rows) != 1 or not all(0 < n <= size for shape in shapes for n in shape[:1] or (0,)):
+            raise ShapeError(
+                f"uneven_batches(batch_size={size}): a batch has arrays of shapes {', '.join(map(str, shapes))}; all must "
+                f"have the same number of rows, from 1 to {size}."
+            )
+        ((self.rows,),) = rows
+        missing = size - self.rows
+        if not missing:
+            return batch
+        return optree.tree_map(lambda leaf: _repeat_last_row(to_numpy(leaf, "uneven_batches: a batch"), missing), batch)
+
+    def flat(self) -> tuple[list[Any], Any]:
+        """The leaves and the structure of the batch to go on with."""
+        batch: Any = self.padding
+        return optree.tree_flatten(batch)
+
+    def active(self) -> np.ndarray:
+        """The weights of the batch's rows, or its one weight."""
+        return (np.arange(self.batch_size or 1) < self.rows).astype(np.float32)
+
+
+def _repeat_last_row(x: np.ndarray, times: int) -> np.ndarray:
+    return np.concatenate([x, np.broadcast_to(x[-1:], (times, *x.shape[1:]))])
+
+
+def _steps(
+    sources: dict[int, _Batches], mesh: Mesh, axes: tuple[str, ...], along: Sequence[int], throw: bool
+) -> Generator[tuple[Array, Any], None, None]:
+    own = [along[device] for device in mesh.local_devices]
+    spec = P(axes)
+    exchange = _exchange(on_device(mesh, "cpu"))  # the host decides, and waits for no GPU
+
+    def split(blocks: Sequence[Any]) -> Array:
+        return from_local(blocks if mesh.is_fully_addressable else blocks[0], mesh, spec)
+
+    for step in itertools.count():
+        found = {i: source.advance() for i, source in sources.items()}
+        states = exchange([found[i] for i in own])
+        if ACTIVE not in states:
+            return
+        _check(states, along, step, throw, mesh, axes)
+        trees = [sources[i].flat() for i in own]
+        for i, (_, treedef) in zip(own, trees, strict=True):
+            if treedef != trees[0][1]:
+                raise PytreeError(
+                    f"uneven_batches: the batch of position {i} has structure {treedef}, that of position {own[0]} "
+                    f"{trees[0][1]}: all must be alike (* is an array)."
+                )
+        blocks = zip(*(leaves for leaves, _ in trees), strict=True)
+        batch: Any = optree.tree_unflatten(trees[0][1], map(split, blocks))
+        yield split([sources[i].active() for i in own]), batch
+
+
+def _exchange(mesh: Mesh) -> Callable[[Sequence[int]], list[int]]:
+    """A function from the states of this process's devices to those of all devices."""
+    if mesh.is_fully_addressable:
+        return list
+    everywhere = P(mesh.axis_names)
+
+    def which_have_batches(state: Any) -> Any:
+        return all_gather(state, mesh.axis_names)
+
+    gather = jit(which_have_batches, mesh=mesh, in_specs=everywhere, out_specs=P())
+
+    @functools.cache
+    def array(state: int) -> Array:
+        return from_local(np.array([state], np.int8), mesh, everywhere)
+
+    def exchange(states: Sequence[int]) -> list[int]:
+        try:
+            return np.asarray(gather(array(states[0]))).tolist()
+        except FunccollError as error:
+            error.add_note(
+                "fc.uneven_batches asked which ranks still have batches, as before every step: a rank that left its loop "
+                "early (break, return, an exception) does not answer. Leave the loop on all ranks at the same step."
+            )
+            raise
+
+    return exchange
+
+
+def _check(states: Sequence[int], along: Sequence[int], step: int, throw: bool, mesh: Mesh, axes: tuple[str, ...]) -> None:
+    """Raise on all processes alike, for the states of all devices, of which one is ACTIVE."""
+    kind = "device" if mesh.is_fully_addressable else "rank"
+    over = ", ".join(map(repr, axes))
+
+    def named(devices: Sequence[int]) -> str:
+        return f"{kind}{'s' * (len(devices) > 1)} {', '.join(map(str, devices))}"
+
+    active = {along[device] for device, state in enumerate(states) if state == ACTIVE}
+    ended = [device for device, state in enumerate(states) if state != ACTIVE]
+    torn = [device for device in ended if along[device] in active]
+    if torn:
+        others = [d for d, state in enumerate(states) if state == ACTIVE and along[d] == along[torn[0]]]
+        raise UnevenBatchesError(
+            f"uneven_batches: after {step} batches {named(torn)} had no further one, but {named(others)} had, at the same "
+            f"position along {over}. Devices that differ only in other axes must have the same batches."
+        )
+    without = [device for device in ended if states[device] == NOTHING]
+    if throw and ended:
+        raise UnevenBatchesError(
+            f"uneven_batches(throw_on_early_termination=True): after {step} batches {named(ended)} had no further one, and "
+            "others had. All have ended here."
+        )
+    if without:
+        raise UnevenBatchesError(
+            f"uneven_batches: {named(without)} had no batch at all, and others had, so that there is nothing to go on with. "
+            "Pass like=batch, a batch of real values with the shapes and dtypes of the others."
+        )
