@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ranks import JOIN, Ranks
-from uneven_cases import LIKE, ON_PROCESSES, ROWS, data_of, summed_loss, total_gradient
+from uneven_cases import LIKE, ON_PROCESSES, ROWS, bits_of_training, data_of, summed_loss, total_gradient, training
 
 import funccoll as fc
 from funccoll import P
@@ -170,6 +170,34 @@ def test_processes_have_the_gradient_of_all_data_or_the_same_error(count):
                     assert re.search(TOLD[count][number], found), found
                 else:
                     same(found, [*on_one_device(rows[:: count // axes["data"]])])
+        ranks.end_well()
+
+
+UNEVEN: dict[int, list[list[int]]] = {2: [[3, 3, 3, 1], [3, 3]], 3: [[3, 2], [], [3, 3, 3, 3]]}
+
+
+@pytest.mark.parametrize("count", UNEVEN)
+def test_training_with_batch_norm_is_that_of_one_device(count):
+    """On one device each step has the rows that the devices have in it."""
+    rows = UNEVEN[count]
+    ours = training(fc.make_mesh({"data": count}), lambda i: data_of(i, rows[i]), ROWS)
+    steps = itertools.zip_longest(*(data_of(i, counts) for i, counts in enumerate(rows)))
+    whole = [{"x": np.concatenate([batch["x"] for batch in batches if batch])} for batches in steps]
+    theirs = training(fc.make_mesh({"data": 1}), whole, ROWS * count)
+    for a, b in itertools.zip_longest(ours, theirs):
+        for got, want in zip(fc.tree.leaves(a), fc.tree.leaves(b), strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_training_on_processes_has_the_bits_of_virtual_devices(count):
+    rows = UNEVEN[count]
+    wanted = bits_of_training(fc.make_mesh({"data": count}), lambda i: data_of(i, rows[i]))
+    job = f'mesh, batches = fc.make_mesh({{"data": {count}}}), data_of(rank, {rows}[rank])\n'
+    with Ranks(f"{HEAD}{job}for found in bits_of_training(mesh, batches):\n    say(found)\n", range(count)) as ranks:
+        assert set(ranks.lines().values()) == {"in"}
+        for found in wanted:
+            assert set(ranks.lines().values()) == {found}
         ranks.end_well()
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -76,3 +77,37 @@ def outcomes(mesh: Any, rank: int) -> list[Any]:
         except UnevenBatchesError as error:
             found.append(str(error))
     return found
+
+
+def training(mesh: Any, batches: Any, rows: int) -> Iterator[tuple[Any, Any, float]]:
+    """Parameters, running statistics and loss after each step of a network with batch normalization.
+
+    Losses are weighted and divided by the weights of all devices, as batch statistics are.
+    """
+
+    def step(params: Any, running: Any, active: Any, batch: Any) -> Any:
+        x = batch["x"]
+
+        def loss_fn(params: Any) -> Any:
+            hidden, stats = fc.nn.sync_batch_norm(x @ params["w"], params["scale"], params["bias"], weights=active)
+            losses = np.square(np.tanh(hidden) @ params["out"] - np.sin(x[:, 0]))
+            total, weight = fc.all_reduce((np.sum(active * losses), np.sum(active * np.ones(len(x)))), "data")
+            return total / weight, fc.nn.update_running_stats(running, stats)
+
+        (loss, running), grads = fc.value_and_grad(loss_fn, has_aux=True)(params)
+        return fc.tree.map(lambda p, g: p - 0.1 * g, params, grads), running, loss
+
+    specs = P(), P(), P("data"), P("data")
+    jitted = fc.jit(step, mesh=mesh, in_specs=specs, out_specs=P(), donate_argnums=(0, 1, 2, 3))
+    rng = np.random.default_rng(0)
+    params = {"w": rng.normal(size=(2, 4)), "scale": np.ones(4), "bias": np.zeros(4), "out": rng.normal(size=4)}
+    running = np.zeros(4), np.ones(4)
+    for active, batch in fc.uneven_batches(batches, mesh=mesh, batch_size=rows, like={"x": np.ones((rows, 2))}):
+        params, running, loss = jitted(params, running, active, batch)
+        yield *fc.tree.map(np.asarray, (params, running)), float(loss)
+
+
+def bits_of_training(mesh: Any, batches: Any) -> list[str]:
+    """A hash of what each step of `training` gives."""
+    found = training(mesh, batches, ROWS)
+    return [hashlib.sha256(b"".join(np.asarray(x).tobytes() for x in fc.tree.leaves(out))).hexdigest() for out in found]

@@ -14,7 +14,7 @@ from ..arrays.array import Array, to_numpy
 from ..collectives import Axes, all_gather
 from ..compiler.jit import jit
 from ..errors import FunccollError, MeshError, PytreeError, ShapeError, TraceError, UnevenBatchesError
-from ..mesh import Mesh, P
+from ..mesh import Mesh, P, Sharding
 from ..placement import from_local
 from ..runtime.job.world import on_device
 
@@ -149,18 +149,19 @@ def _steps(
     sources: dict[int, _Batches], mesh: Mesh, axes: tuple[str, ...], along: Sequence[int], throw: bool
 ) -> Generator[tuple[Array, Any], None, None]:
     own = [along[device] for device in mesh.local_devices]
-    spec = P(axes)
+    sharding = Sharding(mesh, P(axes))
     exchange = _exchange(on_device(mesh, "cpu"))  # the host decides, and waits for no GPU
 
     def split(blocks: Sequence[Any]) -> Array:
-        return from_local(blocks if mesh.is_fully_addressable else blocks[0], mesh, spec)
+        return from_local(blocks if mesh.is_fully_addressable else blocks[0], sharding)
 
     for step in itertools.count():
         found = {i: source.advance() for i, source in sources.items()}
         states = exchange([found[i] for i in own])
         if ACTIVE not in states:
             return
-        _check(states, along, step, throw, mesh, axes)
+        if states.count(ACTIVE) < mesh.size:
+            _check(states, along, step, throw, mesh, axes)
         trees = [sources[i].flat() for i in own]
         for i, (_, treedef) in zip(own, trees, strict=True):
             if treedef != trees[0][1]:
