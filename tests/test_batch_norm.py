@@ -249,6 +249,15 @@ def test_a_batch_of_padding_alone(line):
         np.testing.assert_array_equal(new, old)
 
 
+def test_no_gradient_flows_into_running_statistics():
+    """Like torch's buffers; the old running statistics are no constants."""
+    x, running = RNG.normal(size=(8, 2)), (np.zeros(2), np.ones(2))
+    loss = lambda x, running: np.sum(nn.update_running_stats(running, nn.sync_batch_norm(x, axis=None)[1], 0.25)[1])
+    of_x, of_running = fc.grad(loss, (0, 1))(x, running)
+    np.testing.assert_array_equal(of_x, 0)
+    np.testing.assert_array_equal(of_running, ([0, 0], [0.75, 0.75]))
+
+
 def test_one_row_alone_moves_the_running_mean():
     mean, var = nn.update_running_stats((np.zeros(2), np.ones(2)), nn.sync_batch_norm(np.array([[4.0, 8.0]]), axis=None)[1])
     np.testing.assert_allclose(mean, [0.4, 0.8])

@@ -55,14 +55,16 @@ def test_one_number_for_each_device_without_a_batch_size():
     assert seen == [[1, 1, 1], [1, 0, 1], [0, 0, 1]]
 
 
-def test_padding_is_the_last_batch_again():
-    mesh = fc.make_mesh({"data": 2})
-    blocks = {0: [[[1], [2]], [[3]]], 1: [[[7], [8]]]}
+def test_padding_is_the_last_batch_again_and_its_last_row():
+    blocks = {0: [[1, 2, 3], [4, 5]], 1: [[7]], 2: []}
+    mesh = fc.make_mesh({"data": 3})
     found = [
-        (np.asarray(active).tolist(), np.asarray(x).ravel().tolist())
-        for active, x in fc.uneven_batches(lambda i: map(np.array, blocks[i]), mesh=mesh, batch_size=2)
+        (np.asarray(active).tolist(), np.asarray(x).tolist())
+        for active, x in fc.uneven_batches(lambda i: map(np.array, blocks[i]), mesh=mesh, batch_size=3, like=np.array([8, 9]))
     ]
-    assert found == [([1, 1, 1, 1], [1, 2, 7, 8]), ([1, 0, 0, 0], [3, 3, 7, 8])]
+    assert found == [
+        ([1, 1, 1, 1, 0, 0, 0, 0, 0], [1, 2, 3, 7, 7, 7, 8, 9, 9]), ([1, 1, 0, 0, 0, 0, 0, 0, 0], [4, 5, 5, 7, 7, 7, 8, 9, 9]),
+    ]  # fmt: skip
 
 
 def test_a_single_device_takes_one_iterable():
