@@ -31,7 +31,7 @@ from .errors import FunccollError, PlannedError, PlannedNameError
 from .mesh import Mesh, P, Sharding, abstract_mesh
 from .ops.indexing import at
 from .ops.registry import supported_functions
-from .parallel import DataParallel, data_parallel, uneven_batches
+from .parallel import DataParallel, comm_hooks, data_parallel, uneven_batches
 from .placement import asarray, device_put, from_local
 from .runtime.job.world import finalize, init, make_mesh, process_allgather, rank, world_size
 from .types import ArrayType, bfloat16
@@ -52,7 +52,7 @@ __all__ = [
     "all_gather", "all_reduce", "all_to_all", "axis_index", "axis_size", "barrier", "broadcast", "gather",
     "own_slice", "permute", "pvary", "reduce", "reduce_scatter", "scatter",
     # modules and errors
-    "nn", "random", "schedules", "tree", "errors", "FunccollError", "PlannedError", "PlannedNameError",
+    "comm_hooks", "nn", "random", "schedules", "tree", "errors", "FunccollError", "PlannedError", "PlannedNameError",
     "__version__",
 ]  # fmt: skip
 

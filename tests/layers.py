@@ -78,7 +78,8 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("arguments", "choose_schedules", "report", "resharding"), ("signature",), ("stages",), ("jit", "redistribute"),
     ),
     "parallel": (
-        ("buckets", "checkpoint", "replicas", "uneven"), ("call",), ("bucket_reduction",), ("bucket_plan",), ("data",),
+        ("buckets", "checkpoint", "replicas", "uneven"), ("call", "comm_hooks"), ("bucket_reduction",), ("bucket_plan",),
+        ("data",),
         ("trained_model",),
     ),
 }  # fmt: skip

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 from collective_cases import CASES, COMPLEX, DTYPES, FLOATS, OPS, dtypes_of, has_op, sample, sample_nans
+from comm_hook_cases import hooks
 from spmd import axis_choices, size, stacked
 
 import funccoll as fc
@@ -300,7 +301,7 @@ def data_parallel(n: int, same: Same) -> None:
 
 CASES_BY_NAME = {
     "table": few, "whole table": table, "collectives": collectives, "forced": forced, "staged": staged, "programs": programs,
-    "nans": nans, "data_parallel": data_parallel,
+    "nans": nans, "data_parallel": data_parallel, "communication hooks": hooks,
 }  # fmt: skip
 SEGMENTS = {"staged": 200, "staged in one segment": 1 << 20}
 """Bytes that are staged at once."""

@@ -1,7 +1,8 @@
 """Data-parallel training: functions, the object that holds a model, and what they are made of."""
 
+from . import comm_hooks
 from .data import data_parallel
 from .trained_model import DataParallel
 from .uneven import uneven_batches
 
-__all__ = ["DataParallel", "data_parallel", "uneven_batches"]
+__all__ = ["DataParallel", "comm_hooks", "data_parallel", "uneven_batches"]
