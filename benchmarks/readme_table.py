@@ -183,6 +183,36 @@ def gpu_tables(report: dict[str, Any]) -> str:
     ])  # fmt: skip
 
 
+def comm_hooks() -> str:
+    """What each communication hook sends, and how well the digits are learnt with it."""
+    data = _load("comm_hooks")
+    about = data["machine"]
+    rows = []
+    for case in data["cases"]:
+        accuracy, loss = case["accuracy"], case["loss"]
+        rows.append(
+            f"| `{case['name']}` | {case['bytes_per_step']:,} | {case['compression']:.1f}× | {case['state_bytes']:,} | "
+            f"{accuracy['median']:.1%} ({accuracy['min']:.1%} to {accuracy['max']:.1%}) | {loss['median']:.4f} | "
+            f"{case['ms_per_step']['median']:.2f} | {'met' if case['met'] else '**missed**'} |"
+        )
+    load = f"{about['load_before'][0]:.1f} before, {about['load_after'][0]:.1f} after"
+    goal = f"≥ {data['cases'][0]['goal']:.0%} each time"
+    return "\n".join(
+        [
+            "| hook | bytes sent per step | compression | state, bytes | test accuracy: median (lowest to highest) "
+            f"| last loss | ms per step | {goal} |",
+            "|---|---|---|---|---|---|---|---|",
+            *rows,
+            "",
+            f"The model and data of `notebooks/digits.py` on {data['processes']} processes, {data['epochs']} epochs with "
+            f"batches of {data['batch']}, from {len(data['cases'][0]['runs'])} different first parameters. Bytes are those of "
+            "one device with algorithms that send the least, the loss left out; the state is what a device keeps from step to step. "
+            f"Times on {about['cpu']}, {about['cores']} cores (load {load}), where memory is shared and nothing is gained by "
+            "fewer bytes. `python benchmarks/comm_hooks.py` makes it anew.",
+        ]
+    )
+
+
 TABLES = {"speed": speed, "schedules": schedules, "speed:host": host, "gpu": gpu}
 
 

@@ -70,8 +70,9 @@ def int8(block_size: int = 256) -> CommHook:
     bytes for each element in each phase: a quarter of float32's. State: for each gradient an array of its shape, float32 or
     wider, with this device's own rounding errors, and in its own part those of the sums too.
 
-    A block with a NaN or an infinity comes out as NaN, and leaves the errors as they were. A bucket that would not shrink
-    is summed as it is, its kept errors included. Raises: ShapeError for a block_size that is not an integer of at least 1.
+    A block with a NaN or an infinity comes out as NaN, and leaves the errors as they were. A block of numbers below 1e-36
+    (in float32) waits in the errors. A bucket that would not shrink is summed as it is, its kept errors included.
+    Raises: ShapeError for a block_size that is not an integer of at least 1.
 
     Source: the two phases are those of Tang et al., "1-bit Adam", ICML 2021 (DeepSpeed); scales for blocks are in Alistarh
     et al., "QSGD", NeurIPS 2017, with random rounding in place of error feedback.
@@ -93,20 +94,18 @@ def int8(block_size: int = 256) -> CommHook:
         if devices * count * (length + old.dtype.itemsize) >= size * dtype.itemsize:
             sent = total.astype(dtype)
             result = bucket.from_buffer(sent).all_reduce()
-            return errors.from_buffer(_finite_or(total - sent.astype(old.dtype), old)).gradients, result
+            kept = _finite_or(total - sent.astype(old.dtype), old)
+            return errors.from_buffer(kept).gradients, result
 
-        def blocks(flat: Any) -> Any:
-            return np.pad(flat, (0, devices * count * length - size)).reshape(devices, count, length)
-
-        total = blocks(total)
-        sent = _quantised(total)
+        blocks = np.pad(total, (0, devices * count * length - size)).reshape(devices, count, length)
+        sent = _quantised(blocks)
         received = collectives.all_to_all(sent, axis, split_dim=0, concat_dim=0)
         part = np.sum(_values(received), axis=0)
         sent_part = _quantised(part)
         result = _values(collectives.all_gather(sent_part, axis)).reshape(-1)[:size]
-        error = _finite_or(total - _values(sent), blocks(old))
-        error = at(error)[collectives.axis_index(axis)].add(_finite_or(part - _values(sent_part), 0))
-        return errors.from_buffer(error.reshape(-1)[:size]).gradients, bucket.from_buffer(result.astype(dtype))
+        error = at(blocks - _values(sent))[collectives.axis_index(axis)].add(part - _values(sent_part))
+        kept = _finite_or(error.reshape(-1)[:size], old)
+        return errors.from_buffer(kept).gradients, bucket.from_buffer(result.astype(dtype))
 
     return CommHook(init, reduce)
 
@@ -124,7 +123,8 @@ def power_sgd(
     the hook that makes both calls, on buckets in which P's or Q's replace gradients.
 
     State for each compressed gradient: the error (of its shape), Q (columns, rank), both float32 or wider, and what `inner`
-    keeps. A NaN or infinity makes the whole matrix NaN, and leaves errors and Q as they were.
+    keeps. What cancels between the devices stays in their errors, and what `inner` rounds is not in them. A NaN or infinity
+    makes the whole matrix NaN, and leaves errors and Q as they were.
     Raises: ShapeError for a rank that is not an integer of at least 1, a rate that is not a positive number, a seed that
     `fc.random.key` refuses; TraceError when `inner` is not a hook.
 
@@ -250,7 +250,7 @@ def _as_wide(x: Any, wide: np.dtype) -> Any:
 
 def _finite_or(x: Any, otherwise: Any) -> Any:
     """`x` where it is finite: an error that is not would stay for ever."""
-    return np.where(np.isfinite(x), x, as_traceable(otherwise).astype(x.dtype))
+    return np.where(np.isfinite(x), x, otherwise)
 
 
 def _block_shape(size: int, block_size: int) -> tuple[int, int]:
@@ -260,13 +260,14 @@ def _block_shape(size: int, block_size: int) -> tuple[int, int]:
 
 
 def _quantised(blocks: Any) -> tuple[Any, Any]:
-    """(int8, scales) of blocks along the last dimension; a scale is NaN where a block is not finite."""
+    """(int8, scales) of blocks along the last dimension.
+
+    A scale is NaN where a block is not finite, and 0 where it would have too few digits to divide by.
+    """
     scale = np.max(np.abs(blocks), axis=-1, keepdims=True) / 127
     scale = np.where(np.isfinite(scale), scale, np.asarray(np.nan, scale.dtype))
-    usable = scale > 0
-    ratio = np.where(usable, blocks / np.where(usable, scale, 1), 0)
-    # The smallest scales have few digits, so that a ratio can be above 127.
-    return np.clip(np.rint(ratio), -127, 127).astype(np.int8), scale
+    scale = np.where(scale < np.finfo(scale.dtype).tiny, 0, scale)
+    return np.rint(blocks / np.where(scale > 0, scale, np.inf)).astype(np.int8), scale
 
 
 def _values(quantised: tuple[Any, Any]) -> Any:
@@ -276,11 +277,13 @@ def _values(quantised: tuple[Any, Any]) -> Any:
 
 
 def _unit(columns: Any) -> Any:
-    """Columns of length 1, or 0 where they are 0; divided by the largest element first, so that no square overflows."""
-    for size in (lambda x: np.max(np.abs(x), axis=0, keepdims=True), lambda x: np.sqrt(np.sum(x * x, axis=0, keepdims=True))):
-        found = size(columns)
-        columns = columns / np.where(found == 0, 1, found)
-    return columns
+    """Columns of length 1, or 0 where they are 0."""
+    columns = columns / _not_zero(np.max(np.abs(columns), axis=0, keepdims=True))  # or a square may overflow
+    return columns / _not_zero(np.sqrt(np.sum(columns * columns, axis=0, keepdims=True)))
+
+
+def _not_zero(x: Any) -> Any:
+    return np.where(x == 0, 1, x)
 
 
 def _orthonormal(matrix: Any) -> Any:
