@@ -206,9 +206,9 @@ def comm_hooks() -> str:
             "",
             f"The model and data of `notebooks/digits.py` on {data['processes']} processes, {data['epochs']} epochs with "
             f"batches of {data['batch']}, from {len(data['cases'][0]['runs'])} different first parameters. Bytes are those of "
-            "one device with algorithms that send the least, the loss left out; the state is what a device keeps from step to step. "
-            f"Times on {about['cpu']}, {about['cores']} cores (load {load}), where memory is shared and nothing is gained by "
-            "fewer bytes. `python benchmarks/comm_hooks.py` makes it anew.",
+            "one device with algorithms that send the least, the loss left out; the state is what a device keeps from step to "
+            f"step. Times on {about['cpu']}, {about['cores']} cores (load {load}), where memory is shared and nothing is "
+            "gained by fewer bytes. `python benchmarks/comm_hooks.py` makes it anew.",
         ]
     )
 
