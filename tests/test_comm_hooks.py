@@ -332,6 +332,71 @@ def test_in_the_backward_pass(name, line):
         assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
+def train(hook: Any, mesh: Any, steps: int, **options: Any) -> tuple[dict[str, np.ndarray], list[float]]:
+    """(parameters, losses) of a regression by data_parallel."""
+    rng = np.random.default_rng(1)
+    params = {"w1": rng.normal(size=(24, 40)) / 5, "b": np.zeros(40), "w2": rng.normal(size=(40, 30)) / 6}
+    params = fc.tree.map(lambda x: x.astype(F32), params)
+    x = rng.normal(size=(64, 24)).astype(F32)
+    y = np.tanh(x @ rng.normal(size=(24, 30)).astype(F32) / 5)
+    loss = lambda p, x, y: np.mean((np.tanh(x @ p["w1"] + p["b"]) @ p["w2"] - y) ** 2)
+    dp = fc.data_parallel(loss, comm_hook=hook, **options)
+
+    def body(params: Any, state: Any, x: Any, y: Any) -> Any:
+        value, gradients, *state = dp.value_and_grad(params, x, y, state=state)
+        return fc.tree.map(lambda p, g: p - np.float32(1) * g, params, gradients), state[0] if state else None, value
+
+    every, state, losses = P("data"), None, []
+    if isinstance(hook, CommHook):
+        state = fc.jit(dp.init, mesh=mesh, in_specs=P(), out_specs=every)(params)
+    step = fc.jit(body, mesh=mesh, in_specs=(P(), every, every, every), out_specs=(P(), every, P()))
+    for _ in range(steps):
+        params, state, value = step(params, state, x, y)
+        losses.append(float(value))
+    return fc.tree.map(np.asarray, params), losses
+
+
+@every_hook
+def test_training_by_data_parallel(name, line):
+    """As good as without a hook, in one bucket and in three; only blocks depend on how gradients are put into buckets."""
+    _, exact = train(comm_hooks.all_reduce, line, 60)
+    params, losses = train(HOOKS[name](), line, 60)
+    assert exact[-1] < 0.1 * exact[0]
+    assert losses[-1] < 1.1 * exact[-1] + 0.02 * exact[0]
+    again, _ = train(HOOKS[name](), line, 60, first_bucket_mb=1e-4, bucket_cap_mb=1e-4)
+    for a, b in zip(params.values(), again.values()):
+        if "int8" in name:
+            np.testing.assert_allclose(a, b, atol=0.2)
+        else:
+            assert a.tobytes() == b.tobytes()
+
+
+@pytest.mark.parametrize(("make", "specs"), [
+    (lambda: comm_hooks.int8(16), P("data", None, "model")),
+    (lambda: comm_hooks.power_sgd(2, min_compression_rate=1),
+     {"error": P("data", None, "model"), "q": P("data", "model"), "inner": (), "inner_q": ()}),
+])  # fmt: skip
+def test_parameters_that_are_split_over_another_axis(make, specs, mesh):
+    """Each device reduces the gradient of its own block of the parameter, over "data"."""
+    w, x = normal(24, 64), normal(8, 24)
+    dp = fc.data_parallel(lambda w, x: fc.all_reduce(np.mean((x @ w["w"]) ** 2), "model"), comm_hook=make())
+    place = {"w": P(None, "model")}
+    state = fc.jit(dp.init, mesh=mesh, in_specs=(place,), out_specs={"w": specs})({"w": w})
+
+    def body(state: Any, w: Any, x: Any) -> Any:
+        _, gradients, state = dp.value_and_grad(w, x, state=state)
+        return gradients, state
+
+    step = fc.jit(body, mesh=mesh, in_specs=({"w": specs}, place, P("data")), out_specs=(place, {"w": specs}))
+    for _ in range(2):
+        gradients, state = step(state, {"w": w}, x)
+    for model in range(2):
+        half = w[:, model * 32 : model * 32 + 32]
+        own = np.stack([2 * x[d : d + 2].T @ (x[d : d + 2] @ half) / half[:2].size / 4 for d in range(0, 8, 2)])
+        _, (_, [wanted]) = run(make(), [[own]] * 2)
+        np.testing.assert_allclose(gradients["w"][:, model * 32 : model * 32 + 32], wanted, rtol=1e-3, atol=2e-3)
+
+
 @every_hook
 def test_over_two_axes_and_in_a_mesh_of_several(name, mesh):
     """Over both axes of a mesh as over one axis of 8; over one, each line of devices for itself."""

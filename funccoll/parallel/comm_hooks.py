@@ -1,6 +1,7 @@
 """Communication hooks: how the gradients of a bucket are summed over the devices, with fewer bytes.
 
-    fc.data_parallel(loss_fn, comm_hook=fc.comm_hooks.power_sgd(rank=2, inner=fc.comm_hooks.bfloat16()))
+    dp = fc.data_parallel(loss_fn, comm_hook=fc.comm_hooks.power_sgd(rank=2, inner=fc.comm_hooks.bfloat16()))
+    loss, gradients, state = dp.value_and_grad(params, batch, state=state)  # inside fc.jit; the first state: dp.init(params)
 
 A hook is a pure function `hook(bucket) -> bucket`, or a `CommHook` when it has state. Each returns the sum of the
 devices' gradients, bitwise equal on all of them, in the shapes and the dtype that it was given. What a lossy hook with
@@ -217,6 +218,7 @@ def _casting(dtype: np.dtype, inner: Hook, name: str) -> Hook:
     def stateless(bucket: Bucket) -> Bucket:
         return reduce(((),) * len(bucket.gradients), bucket)[1]
 
+    reduce.__qualname__ = stateless.__qualname__ = f"comm_hooks.{name}"  # errors of data_parallel tell it
     return CommHook(lambda gradient: calls.init(cast([gradient])[0]), reduce) if isinstance(inner, CommHook) else stateless
 
 
