@@ -71,8 +71,8 @@ def int8(block_size: int = 256) -> CommHook:
     bytes for each element in each phase: a quarter of float32's. State: for each gradient an array of its shape, float32 or
     wider, with this device's own rounding errors, and in its own part those of the sums too.
 
-    A block with a NaN or an infinity comes out as NaN, and leaves the errors as they were. A block of numbers below 1e-36
-    (in float32) waits in the errors. A bucket that would not shrink is summed as it is, its kept errors included.
+    A block with a NaN or an infinity comes out as NaNs or infinities, and leaves the errors as they were. A block of numbers
+    below 1e-36 (in float32) waits in the errors. A bucket that would not shrink is summed as it is, its kept errors included.
     Raises: ShapeError for a block_size that is not an integer of at least 1.
 
     Source: the two phases are those of Tang et al., "1-bit Adam", ICML 2021 (DeepSpeed); scales for blocks are in Alistarh
@@ -264,10 +264,9 @@ def _block_shape(size: int, block_size: int) -> tuple[int, int]:
 def _quantised(blocks: Any) -> tuple[Any, Any]:
     """(int8, scales) of blocks along the last dimension.
 
-    A scale is NaN where a block is not finite, and 0 where it would have too few digits to divide by.
+    A scale is 0 where it would have too few digits to divide by. Where it is not finite, no product with it is.
     """
     scale = np.max(np.abs(blocks), axis=-1, keepdims=True) / 127
-    scale = np.where(np.isfinite(scale), scale, np.asarray(np.nan, scale.dtype))
     scale = np.where(scale < np.finfo(scale.dtype).tiny, 0, scale)
     return np.rint(blocks / np.where(scale > 0, scale, np.inf)).astype(np.int8), scale
 
