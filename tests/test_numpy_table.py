@@ -21,7 +21,7 @@ from numpy_cases import BF16, CASES, DISCRETE, FORWARD, SMOOTH, ZERO, Case
 import funccoll as fc
 from funccoll.errors import ConcretizationError, DTypeError, InPlaceError, ShapeError, UnsupportedError
 from funccoll.ops import FUNCTIONS
-from funccoll.primitives.elementwise import UFUNCS
+from funccoll.primitives.elementwise import UFUNCS, where_p
 
 ALL = {*FUNCTIONS, *UFUNCS, np.matmul, np.divmod, np.modf}
 # The functions that the issue asks for, by name: what is traced must never become less than this.
@@ -715,3 +715,26 @@ def test_astype_keeps_the_imaginary_part():
     for dtype in (np.float32, np.int64):
         with pytest.raises(fc.errors.DTypeError, match="would drop the imaginary part"):
             fc.jit(lambda x, dtype=dtype: x.astype(dtype))(x)
+
+
+@pytest.mark.parametrize("dtype", ["?", "u1", "i2", "f2", BF16, "i4", "f4", "f8", "c8", "c16"], ids=str)
+def test_where_gives_the_bits_of_numpys_also_for_large_arrays(dtype):
+    """From 1,024 elements on it selects them by their bits."""
+    rng, dtype = np.random.default_rng(0), np.dtype(dtype)
+
+    def bits(*shape):
+        if dtype.kind == "b":
+            return rng.random(shape) < 0.5
+        return rng.integers(0, 256, (*shape, dtype.itemsize), np.uint8).view(dtype)[..., 0]  # NaNs with payloads, too
+
+    mask, x, y = rng.random((40, 50)) < 0.5, bits(40, 50), bits(40, 50)
+    zero = np.zeros((), dtype)
+    choices = [
+        (mask, x, y), (mask, x, zero), (mask, x, y[0, 0]), (mask, zero, y), (mask[0], x, y), (mask, x[0], y[:, :1]),
+        (mask.T, x.T, bits(50, 40)), (mask, x[::-1], zero), (mask[:, ::2], x[:, ::2], y[:, ::2]), (mask[:1], x, zero),
+    ]  # fmt: skip
+    if dtype.kind in "fc":
+        choices.append((mask, x, -zero))
+    for arrays in choices:
+        found, right = where_p.reference(*arrays), np.where(*arrays)
+        assert (found.dtype, found.shape, found.tobytes()) == (right.dtype, right.shape, right.tobytes())
