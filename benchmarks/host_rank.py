@@ -72,9 +72,13 @@ class Player:
 
 
 def main(address: str, name: str, *arguments: str) -> None:
-    """Execute commands until the parent closes the connection."""
+    """Execute the commands of `Player` by a contender of benchmarks/host.py."""
     module, kind = CONTENDERS[name]
-    player = Player(getattr(importlib.import_module(module), kind)(*arguments))
+    serve(address, Player(getattr(importlib.import_module(module), kind)(*arguments)))
+
+
+def serve(address: str, player: Any) -> None:
+    """Execute commands, which name methods of `player`, until the parent closes the connection."""
     line = socket.socket(socket.AF_UNIX)
     line.connect(address)
     connection = Connection(line.detach())

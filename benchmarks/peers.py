@@ -112,7 +112,7 @@ class Gloo:
 
     def versions(self) -> dict[str, str]:
         """The version of torch; Gloo has none of its own."""
-        return {"torch": self.torch.__version__}
+        return {"torch": str(self.torch.__version__)}  # of a class that a Python without torch cannot read
 
     def barrier(self) -> None:
         """Wait for all ranks."""

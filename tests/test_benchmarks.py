@@ -242,3 +242,74 @@ def test_attacks(benchmarks):
     assert sum(attack_jobs(3, 4).get(f"{n} ranks", 0) for n in (2, 3, 4, 8)) == 4
     clashes = clash_jobs(3, 1)
     assert clashes.get("ended well", 0) + clashes["ended with an error"] >= 4
+
+
+# ---------------------------------------------------------------- training
+
+
+def check_training(data):
+    """A record of benchmarks/ddp.py says what its numbers say."""
+    from ddp import PARTS, goals
+    from host import rounded
+
+    assert data["goals"] == rounded(goals(data["cases"]))
+    for case in data["cases"]:
+        contenders = [case[case["best"]], *case.get("torch", {}).get("all", {}).values()]
+        assert all(c["q1_us"] <= c["median_us"] <= c["q3_us"] for c in contenders)
+        assert case["losses"]["last"] < case["losses"]["first"]
+        wanted = {part for part in PARTS if "torch" in case or not part.startswith("torch")}
+        assert case["parts_us"].keys() == {*wanted, "calls"}
+        assert len(case["load"]) == 3
+    for found in data["placements"]:
+        assert all(way["ratio"]["median"] > 0 for way in found["ways"])
+        assert {way["bucket_mb"] for way in found["ways"]} == {0.25, 1, 25}
+    assert {"load_before", "load_after", "cpu", "commit"} <= data["machine"].keys()
+
+
+def test_the_record_of_training_is_of_a_full_run(benchmarks):
+    path = RESULTS.parent / "ddp.json"
+    if not path.exists():
+        pytest.skip("not measured yet")
+    from ddp_cases import NETWORKS
+
+    data = json.loads(path.read_text())
+    check_training(data)
+    assert not data["missing"]
+    assert data["rounds"] >= 21
+    networks = list(map(str, NETWORKS))
+    assert [case["network"] for case in data["cases"]] == [found["network"] for found in data["placements"]] == networks
+    assert all(goal["met"] is not None for goal in data["goals"])
+
+
+@pytest.mark.slow
+def test_training_is_measured_with_real_processes(tmp_path, benchmarks):
+    import ddp
+
+    ddp.main(["--torch-python", "no such python", "--rounds", "2", "--networks", "2", "--out", str(tmp_path / "r")])
+    data = json.loads((tmp_path / "r").read_text())
+    check_training(data)
+    assert [goal["met"] for goal in data["goals"]] == [None, None]
+    assert data["missing"].keys() == {"torch"}
+
+
+def test_a_network_that_trains_otherwise_ends_the_benchmark(benchmarks):
+    from ddp import Bench
+
+    class Job:
+        def __init__(self, *ranks):
+            self.ranks = ranks
+
+        def all(self, *command):
+            return self.ranks
+
+    bench = Bench.__new__(Bench)
+    falls, rises = [4.0, 2.0], [2.0, 4.0]
+    bench.jobs = {"ours": Job((falls, [9.0]), (falls, [9.0])), "torch": Job(([3.0, 1.0], [9.0]), ([5.0, 3.0], [9.0])),
+                  "wrong": Job((falls, [9.1]), (falls, [9.1])), "apart": Job((falls, [9.0]), (falls, [9.1])),
+                  "rises": Job((rises, [9.0]), (rises, [9.0]))}  # fmt: skip
+    assert bench.check([("ours", "a"), ("torch", "b")])["differences"] == {"ours: a": [0, 0], "torch: b": [0, 0]}
+    for wrong, why in (("wrong", "differ"), ("apart", "the ranks' parameters differ")):
+        with pytest.raises(AssertionError, match=why):
+            bench.check([("ours", "a"), (wrong, "b")])
+    with pytest.raises(AssertionError, match="does not fall"):
+        bench.check([("rises", "a")])

@@ -1,0 +1,59 @@
+"""One rank of one contender of `benchmarks/ddp.py`: `python ddp_rank.py ADDRESS CONTENDER ...`, started by a launcher."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from ddp_cases import Network
+from host_rank import serve
+
+CONTENDERS = {"ours": ("ddp_ours", "Ours"), "alone": ("ddp_ours", "Alone"), "torch": ("ddp_torch", "Torch")}
+"""Module and class of each contender; a rank imports only its own."""
+
+
+class Player:
+    """The commands, executed by one contender."""
+
+    def __init__(self, contender: Any):
+        self.contender = contender
+        self.trainings: dict[str, Any] = {}
+
+    def hello(self) -> dict[str, str]:
+        """The versions of what is measured."""
+        return self.contender.versions()
+
+    def prepare(self, network: Network, ways: Mapping[str, Any]) -> None:
+        """Prepare the training of a network in each of the named ways."""
+        self.trainings = {}  # the last network's memory
+        self.trainings = self.contender.prepare(network, ways)
+
+    def check(self, name: str, times: int) -> tuple[list[float], list[float]]:
+        """(losses of the first steps, sums of squares of the parameters after them)."""
+        return self.trainings[name].check(times)
+
+    def measure(self, name: str, times: int) -> tuple[float, float]:
+        """(seconds of a step, 0: nothing is subtracted)."""
+        training = self.trainings[name]
+        training.steps(2)  # warm up: the caches hold the other contenders' memory
+        self.contender.barrier()
+        start = time.perf_counter()
+        training.steps(times)
+        return (time.perf_counter() - start) / times, 0.0
+
+    def parts(self, name: str, times: int) -> dict[str, float]:
+        """Median seconds of each part of a step."""
+        return self.contender.parts(self.trainings[name], times)
+
+
+def main(address: str, name: str, *arguments: str) -> None:
+    """Execute commands until the parent closes the connection."""
+    module, kind = CONTENDERS[name]
+    serve(address, Player(getattr(importlib.import_module(module), kind)(*arguments)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
