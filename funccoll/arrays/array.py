@@ -126,8 +126,7 @@ class Array(metaclass=_ArrayMeta):
             )
         if delete:
             self._copies = None
-            # A layout of its own: no call cache contains it, so a later use raises the error above.
-            self.layout = ArrayLayout(self.shape, self.dtype, self.sharding, self.layout.weak)
+            self.layout = self.layout.of_deleted
         return copies
 
     def _copy_list(self) -> Sequence[Any]:

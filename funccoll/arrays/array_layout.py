@@ -44,6 +44,11 @@ class ArrayLayout:
         return ArrayType(self.sharding.shard_shape(self.shape), self.dtype, self.sharding.varying)
 
     @cached_property
+    def of_deleted(self) -> ArrayLayout:
+        """The same, as another object, for Arrays without data: no call cache contains it, so that using them raises."""
+        return ArrayLayout(self.shape, self.dtype, self.sharding, self.weak)
+
+    @cached_property
     def indices(self) -> tuple[tuple[slice, ...], ...]:
         """For each distinct copy, the part of the global array it holds."""
         coordinates = copy_coordinates(self.sharding.mesh, self.sharding.varying)
