@@ -1,7 +1,8 @@
 """Data-parallel training against torch's DistributedDataParallel over Gloo: `python benchmarks/ddp.py --torch-python PYTHON`.
 
 Two processes with one thread each train the same networks with plain gradient descent, from the same parameters, on the
-same data; a step is measured on the slower rank. Contenders take turns in rounds, in changing order, and sleep meanwhile.
+same data. Contenders take turns in rounds, in changing order, and sleep meanwhile. A turn counts as the median of its steps on
+the slower rank: on a machine where others compute, too, a mean says how often they did. Means are recorded beside it.
 That all of them get the same losses, and the same parameters, is checked first.
 
 Every step of ours also yields the mean loss over the ranks, an all_reduce more than torch does. torch is measured as its
@@ -26,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from ddp_cases import NETWORKS, Network, Way
-from host import against, rounded, write
+from host import rounded, write
 from host_jobs import Job, cores, funccoll_run
 from measure import machine, spread, summary
 
@@ -123,12 +124,12 @@ class Bench:
         turns = self.turns([*ours, ("alone", "one device"), *theirs])
         row: dict[str, Any] = {"network": str(network), "parameter_bytes": network.nbytes, "losses": checked}
         for job, way in ours:
-            row[way] = summary([took for took, _ in turns[job, way]])
+            row[way] = times_of(turns[job, way])
         best = min(OURS, key=lambda way: row[way]["median_us"])
         row["best"] = best
         if theirs:
-            row["torch"] = against({way: turns["torch", way] for way in torch}, turns["ours", best])
-            row["torch"]["all"] = {way: against({way: turns["torch", way]}, turns["ours", best]) for way in torch}
+            row["torch"] = {way: against(turns["torch", way], turns["ours", best]) for way in torch}
+            row["torch_best"] = min(torch, key=lambda way: row["torch"][way]["median_us"])
         row["parts_us"] = self.parts(best, row, statistics.median(took for took, _ in turns["alone", "one device"]))
         return row
 
@@ -139,11 +140,11 @@ class Bench:
         calls = found.pop("calls")
         found["one device"] = one_device
         if "torch" in row:
-            way = row["torch"]["way"]
+            way = row["torch_best"]
             for name, seconds in max(self.jobs["torch"].all("parts", way, times), key=lambda p: p["backward"]).items():
                 found[f"torch: {name}"] = seconds
             alone = sum(seconds for name, seconds in found.items() if name.startswith("torch: "))
-            found["torch: DDP"] = row["torch"]["median_us"] / 1e6 - alone
+            found["torch: DDP"] = row["torch"][way]["median_us"] / 1e6 - alone
         return {**{name: seconds * 1e6 for name, seconds in found.items()}, "calls": calls}
 
     def placements(self, network: Network) -> dict[str, Any]:
@@ -158,9 +159,20 @@ class Bench:
             grouped = turns["ours", f"grouped, {cap:g} MiB"]
             for where in PLACEMENTS:
                 these = turns["ours", f"{where}, {cap:g} MiB"]
-                ratio = spread([g / t for (t, _), (g, _) in zip(these, grouped, strict=True)])
-                rows.append({"placement": where, "bucket_mb": cap, **summary([t for t, _ in these]), "ratio": ratio})
-        return {"network": str(network), "ratio is": "the time of grouped over this one's", "ways": rows}
+                rows.append({"placement": where, "bucket_mb": cap, **against(these, grouped)})
+        return {"network": str(network), "ratio": "this one's time over that of grouped", "ways": rows}
+
+
+def times_of(turns: list[tuple[float, float]]) -> dict[str, Any]:
+    """Median and quartiles of the turns' medians, and of their means."""
+    return {**summary([median for median, _ in turns]), "means": summary([mean for _, mean in turns])}
+
+
+def against(theirs: list[tuple[float, float]], ours: list[tuple[float, float]]) -> dict[str, Any]:
+    """The times of one contender, and their ratios to another one's, round by round."""
+    pairs = list(zip(theirs, ours, strict=True))
+    medians, means = ([t[k] / o[k] for t, o in pairs] for k in range(2))
+    return {**times_of(theirs), "ratio": spread(medians), "ratio_of_means": spread(means)}
 
 
 def close(a: list[float], b: list[float]) -> float:
@@ -172,7 +184,8 @@ def goals(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The goals, and what was reached."""
     found = []
     for network, wanted in GOALS.items():
-        (ratio,) = [r["torch"]["ratio"]["median"] for r in rows if r["network"] == str(network) and "torch" in r] or [None]
+        here = [r["torch"][r["torch_best"]] for r in rows if r["network"] == str(network) and "torch" in r]
+        ratio = here[0]["ratio"]["median"] if here else None
         met = None if ratio is None else ratio >= wanted
         name = f"{network} ({size_text(network.nbytes)}): the faster torch's time / ours"
         found.append({"goal": name, "wanted": f"≥ {wanted:g} ×", "reached": ratio, "met": met})
@@ -192,7 +205,7 @@ def torch_version(python: str) -> str | None:
 def show(row: dict[str, Any]) -> None:
     """Print a network's row and its parts."""
     words = [f"{row['network']:<22} ours {row[row['best']]['median_us']:>10.1f} µs"]
-    for way, found in row.get("torch", {}).get("all", {}).items():
+    for way, found in row.get("torch", {}).items():
         words.append(f"{way} {found['median_us']:>10.1f} µs {found['ratio']['median']:5.2f}×")
     print("  ".join(words), flush=True)
     for name, us in row["parts_us"].items():
@@ -229,7 +242,7 @@ def main(words: list[str] | None = None) -> None:
             if not options.no_placements:
                 placements.append({**bench.placements(network), "load": os.getloadavg()})
                 for way in placements[-1]["ways"]:
-                    ratio = "{median:5.2f}× ({q1:.2f} to {q3:.2f})".format(**way["ratio"])
+                    ratio = "{median:5.3f}× ({q1:.3f} to {q3:.3f})".format(**way["ratio"])
                     name = f"{way['placement']:<20} {way['bucket_mb']:>5g} MiB"
                     print(f"    {name} {way['median_us']:>10.1f} µs {ratio}", flush=True)
     about["load_after"] = os.getloadavg()
