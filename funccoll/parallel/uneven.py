@@ -21,7 +21,7 @@ from ..runtime.job.world import on_device
 __all__ = ["uneven_batches"]
 
 ENDED, ACTIVE, NOTHING = 0, 1, 2
-"""What a device says before each step: its batches have ended, it has one, they have ended before the first one."""
+"""The words of a device before each step: its batches have ended, it has one, they have ended before the first one."""
 
 
 def uneven_batches(
