@@ -17,7 +17,6 @@ _UNROLL = "choose with np.where, and write loops in Python, which tracing unroll
 _PLANNED = {
     # name: (description, the way to do it today)
     "distributed": ("torch.distributed's surface", "use the collectives inside fc.jit"),
-    "optim": ("optimisers", "write the update with fc.tree.map, as notebooks/digits.py does"),
     "cond": ("control flow", _UNROLL),
     "scan": ("control flow", _UNROLL),
     "switch": ("control flow", _UNROLL),

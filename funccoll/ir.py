@@ -93,6 +93,8 @@ class Primitive:
     """The NumPy ufunc this primitive is, which can write into a dead operand's buffer."""
     blas: bool = False
     """NumPy computes it with BLAS, whose number of threads decides its bits."""
+    in_place: bool = False
+    """Output number k may be written into operand number k; its kernel takes `out=`, a tuple of arrays and Nones."""
 
     @property
     def communicates(self) -> bool:

@@ -16,7 +16,7 @@ from scatter_cases import expected, sample
 from test_kernels import DTYPES, operations, values
 
 from funccoll.kernels.block import VECTOR_BYTES, lane_count
-from funccoll.kernels.cpu_fold import _CPU
+from funccoll.kernels.cpu_fold import CPU
 from funccoll.kernels.cuda import _fold
 from funccoll.kernels.cuda_compiler import Operations
 from funccoll.kernels.cuda_compute import compute_template
@@ -141,7 +141,7 @@ MEMORY = {
     "store_lanes": store_lanes, "map_lanes": map_lanes, "zip_lanes": zip_lanes, "multiply_high": multiply_high,
     "thread_number": zero, "block_number": zero, "thread_count": one, "block_count": one,
 }  # fmt: skip
-OPERATIONS = Operations(_CPU, MEMORY)
+OPERATIONS = Operations(CPU, MEMORY)
 EACH = pytest.mark.parametrize("dtype", [pytest.param(d, id=d.name, marks=() if d == np.int8 else SLOW) for d in DTYPES])
 
 

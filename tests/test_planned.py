@@ -16,7 +16,7 @@ import funccoll as fc
 from funccoll.errors import MeshError, PlannedError
 
 PROMISED = [
-    "distributed", "optim", "cond", "scan", "switch", "fori_loop", "while_loop", "vmap", "jvp", "remat", "checkpoint",
+    "distributed", "cond", "scan", "switch", "fori_loop", "while_loop", "vmap", "jvp", "remat", "checkpoint",
     "torch", "jax",
 ]  # fmt: skip
 SENTENCE = r"^fc\.{} \([^\n]+\) is planned, not in this version; today [^\n]+\.\n  at .*{}:\d+ in .+$"

@@ -6,6 +6,7 @@ import functools
 import hashlib
 import operator
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,38 @@ __all__ = ["Compiled", "Lowered", "TracedFunction", "redistribution"]
 
 _NEW: Any = object.__new__
 _COPIES = operator.attrgetter("_copies")
+
+
+def _references(inputs: list[Any], i: int) -> list[int]:
+    """The counts of references to the memory of the i-th input, -1 where it is not a NumPy array's own."""
+    copies = inputs[i]
+    blocks = copies if type(copies) is list else [copies]
+    counts = [sys.getrefcount(copies)]
+    for block in blocks:
+        own = type(block) is np.ndarray and block.flags.owndata
+        counts.append(sys.getrefcount(block) if own else -1)
+    return counts
+
+
+_ALONE = {np.ndarray: _references([np.empty(1)], 0), list: _references([[np.empty(1)]], 0)}
+"""The counts of `_references` where only the list of inputs refers to an input: by its type."""
+
+
+def _make_own(inputs: list[Any], i: int) -> None:
+    """Let the program write into the i-th input: copy it, unless its memory belongs to arrays that only `inputs` refers to.
+
+    Views, and what other libraries made of an array, refer to it.
+    """
+    found, (whole, block) = _references(inputs, i), _ALONE.get(type(inputs[i]), (0, 0))
+    alone = found[0] == whole and all(count == block for count in found[1:])
+    if type(inputs[i]) is not list:
+        inputs[i] = inputs[i] if alone else np.array(inputs[i])
+        inputs[i].flags.writeable = True  # `device_put` makes blocks that are not
+    elif not alone:
+        inputs[i] = [np.array(x) for x in inputs[i]]
+    else:
+        for x in inputs[i]:
+            x.flags.writeable = True
 
 
 class _Stage:
@@ -161,7 +194,10 @@ class Compiled(_Scheduled):
             ordered.check()
         mesh, backend = signature.mesh, backend_of(signature.mesh)
         virtual = mesh.is_fully_addressable
-        buffers = plan_buffers(ordered, aliases=virtual, publishes=backend.shares_memory and not virtual)
+        on_cpu = mesh.device_type == "cpu"
+        donated = frozenset(v for v, given in zip(ordered.inputs, signature.donated, strict=True) if given and on_cpu)
+        buffers = plan_buffers(ordered, virtual, backend.shares_memory and not virtual, donated)
+        self._overwritten = [i for i, v in enumerate(ordered.inputs) if v in buffers.overwritten]
         self.group_calls: Sequence[Callable[..., Any]]
         """The backend's functions that it calls, in order: for benchmarks and tests."""
         self._generated = compile_program(ordered, mesh, buffers, schedules, backend)
@@ -219,6 +255,8 @@ class Compiled(_Scheduled):
             self._check_replicas(inputs, [None if type(leaf) is Array else to_numpy(leaf) for leaf in leaves])
         if self._donates:  # last: a call that is refused leaves donated Arrays their data
             self._delete_donated(leaves)
+            for i in self._overwritten:
+                _make_own(inputs, i)
         try:
             return self._wrap(self._run(*inputs))
         except BaseException as error:

@@ -14,7 +14,7 @@ from .frame import IGNORED, STATUS
 from .object_cache import address_of
 from .variants import variant
 
-__all__ = ["combine_address", "interpreter"]
+__all__ = ["combine_address", "interpreter", "optimizer_step"]
 
 _OPERATIONS = (
     "load", "load_acquire", "store", "store_release", "pause", "yield_core", "nap", "monotonic_ns", "copy", "call", "type_of",
@@ -53,3 +53,23 @@ def combine_address(op: str, dtype: np.dtype) -> int:
         return template(op, dtype)
 
     return address_of(f"fold_{op}_{dtype.name}", build)
+
+
+@functools.cache
+def optimizer_step(rule: str, decay: int, dtype: np.dtype) -> Callable[..., int]:
+    """The step of an optimizer's rule (`optimizer_step._step`): returns what that returns, and releases the GIL."""
+
+    def build() -> tuple[Any, Any]:
+        from .optimizer_step import template
+
+        return template(rule, decay, dtype)
+
+    words = [ctypes.c_void_p] * 2 + [ctypes.c_int64] * 6
+    run = ctypes.CFUNCTYPE(ctypes.c_int, *words)(address_of(f"step_{rule}_{decay}_{dtype.name}", build))
+
+    def step(*arguments: int) -> int:
+        status = ctypes.c_int64()
+        run(ctypes.byref(status), None, *arguments)
+        return status.value
+
+    return step

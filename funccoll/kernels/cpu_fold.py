@@ -19,7 +19,7 @@ from .intrinsics import array_at, fence, intrinsic, non_temporal_copy
 from .reductions import Machine, meanings
 from .variants import variant
 
-__all__ = ["template"]
+__all__ = ["CPU", "template"]
 
 _SIGNATURE = types.void(*[types.int64] * 7)
 
@@ -95,10 +95,10 @@ def _minus(a: Any, b: Any) -> Any:
     return a - b
 
 
-_CPU = Machine(njit(error_model="numpy"), *conversions(intrinsic, types), _times, _plus, _minus)
+CPU = Machine(njit(error_model="numpy"), *conversions(intrinsic, types), _times, _plus, _minus)
 
 
 def template(op: str, dtype: np.dtype) -> tuple[Any, Any]:
     """The combine for an op and a dtype, to be compiled, and its signature."""
-    names = meanings(op, dtype, _CPU)
+    names = meanings(op, dtype, CPU)
     return variant(_fold, f"fold_{op}_{dtype.name}", BLOCK=BLOCK_BYTES // dtype.itemsize, **names), _SIGNATURE

@@ -12,7 +12,8 @@ from numba.np import arrayobj
 
 __all__ = [
     "array_at", "call", "copy", "data_of", "fence", "intrinsic", "is_contiguous", "load", "load_acquire",
-    "monotonic_ns", "nap", "non_temporal_copy", "pause", "references_to", "store", "store_release", "type_of", "yield_core",
+    "monotonic_ns", "nap", "non_temporal_copy", "pause", "references_to", "square_root", "store", "store_release", "type_of",
+    "yield_core",
 ]  # fmt: skip
 
 intrinsic: Any = extending.intrinsic
@@ -169,6 +170,18 @@ def call(
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 8), codegen
+
+
+@intrinsic
+def square_root(typingctx: Any, x: Any) -> Any:
+    """The square root of a real float, correctly rounded, as an instruction. (Numba's own calls the C library.)"""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(args[0].type, [args[0].type])
+        name = "llvm.sqrt.f32" if isinstance(args[0].type, ir.FloatType) else "llvm.sqrt.f64"
+        return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), args)
+
+    return x(x), codegen
 
 
 # Where CPython's and NumPy's ABIs have an object's count of references, its type, and an array's data and flags: first, behind

@@ -18,7 +18,7 @@ import numpy as np
 from ..types import bfloat16
 from .variants import variant
 
-__all__ = ["Machine", "meanings"]
+__all__ = ["Machine", "conversions_of", "meanings"]
 
 
 class Machine(NamedTuple):
@@ -163,3 +163,15 @@ def meanings(op: str, dtype: np.dtype, machine: Machine) -> dict[str, Any]:
     }
     accumulate = machine.compile(variant(_accumulate, f"accumulate_{op}_{dtype.name}", **names, **made))
     return {"WIDE": wide, "REAL": real, "STORED": stored, "ITEMSIZE": dtype.itemsize, "accumulate": accumulate, **made}
+
+
+def conversions_of(dtype: np.dtype, machine: Machine) -> tuple[Any, Any, Any, Any]:
+    """For elements of a real float: the types in which they are stored and computed, and the functions between the two."""
+    names = {"float_to_half": machine.float_to_half, "bits_of": machine.bits_of, "from_bits": machine.from_bits}
+    if dtype.itemsize > 2:
+        same = machine.compile(variant(_same, f"same_{dtype.name}"))
+        return dtype.type, dtype.type, same, same
+    widen, narrow = (_brain_to_float, _canonical_brain) if dtype == bfloat16 else (machine.half_to_float, _canonical_half)
+    if widen is not machine.half_to_float:
+        widen = machine.compile(variant(widen, f"widen_{dtype.name}", **names))
+    return np.uint16, np.float32, widen, machine.compile(variant(narrow, f"narrow_{dtype.name}", **names))

@@ -3,6 +3,9 @@
 Values live in NumPy arrays of one process. Those that may share memory (views, pvary, collectives whose results are
 their operands' memory) form one storage class. Memory is reused only when the whole class is dead and one device alone
 computed it; a class that a pvary or a collective touched is left alone, because several devices may read it.
+
+A primitive that works in place (an optimizer's step) takes more: the memory of donated arguments, and of a class that a pvary
+or a collective of this process touched, where all that reads it has run before.
 """
 
 from __future__ import annotations
@@ -22,23 +25,27 @@ class Buffers:
 
     `reuse[v] = k`: the equation that defines v may write into its operand number k. `borrowed`: variables that
     may share memory with an argument or a captured constant. `published`: large values that a collective between processes
-    reads; their equations write them into shared memory.
+    reads; their equations write them into shared memory. `overwritten`: donated inputs that the program writes into, so that
+    their memory must be the program's alone.
     """
 
     reuse: dict[Var, int]
     borrowed: frozenset[Var]
     published: frozenset[Var] = frozenset()
+    overwritten: frozenset[Var] = frozenset()
 
 
 _PUBLISH_BYTES = 1 << 15
 """Bytes from which computing into shared memory costs less than copying there."""
 
 
-def plan_buffers(program: Program, aliases: bool = True, publishes: bool = False) -> Buffers:
+def plan_buffers(
+    program: Program, aliases: bool = True, publishes: bool = False, donated: frozenset[Var] = frozenset()
+) -> Buffers:
     """Plan the buffers of a program whose higher primitives are inlined, in the order in which it runs.
 
     `aliases`: a collective's result may be its operand's memory, as between virtual devices. `publishes`: peers read
-    operands of collectives in place.
+    operands of collectives in place. `donated`: inputs that the caller gives up.
     """
     last_use: dict[Var, int] = {}
     for i, eqn in enumerate(program.equations):
@@ -49,6 +56,7 @@ def plan_buffers(program: Program, aliases: bool = True, publishes: bool = False
     storage: dict[Var, set[Var]] = {v: {v} for v in outside}  # every variable's class, shared by its members
     private: set[Var] = set()  # allocated by compute on one device, reached by views alone
     views: set[Var] = set()
+    exposed: set[Var] = set()  # read or made by collectives between processes
     for eqn in program.equations:
         collective = eqn.primitive.kind == "collective"
         shares = eqn.primitive.view or (collective and (aliases or not eqn.primitive.communicates))
@@ -63,9 +71,11 @@ def plan_buffers(program: Program, aliases: bool = True, publishes: bool = False
             if shares:
                 views.add(var)
         if collective and not shares:  # it may run later than its place in the program: its operands are not overwritten
+            exposed.update(eqn.outputs)
             for a in eqn.inputs:
                 if type(a) is Var:
                     private.difference_update(storage[a])
+                    exposed.add(a)
 
     reuse: dict[Var, int] = {}
     for i, eqn in enumerate(program.equations):
@@ -86,8 +96,56 @@ def plan_buffers(program: Program, aliases: bool = True, publishes: bool = False
             if fits and dead and alone:
                 reuse[out] = k
                 break
+    owners = {v for eqn in program.equations if eqn.primitive.kind == "compute" for v in eqn.outputs} - views | donated
+    overwritten = _work_in_place(program, reuse, storage, last_use, owners, exposed - donated)
     borrowed = frozenset(v for v, members in storage.items() if not members.isdisjoint(outside))
-    return Buffers(reuse, borrowed, _published(program, reuse) if publishes else frozenset())
+    return Buffers(reuse, borrowed, _published(program, reuse) if publishes else frozenset(), overwritten & donated)
+
+
+def _work_in_place(
+    program: Program, reuse: dict[Var, int], storage: dict[Var, set[Var]], last_use: dict[Var, int], owners: set[Var],
+    exposed: set[Var],
+) -> frozenset[Var]:  # fmt: skip
+    """Add the results of in-place primitives that may take their operands' memory to `reuse`; return these operands.
+
+    `owners` have memory of their own, `exposed` may be read by peers.
+    """
+    readers: dict[Var, list[int]] = {}
+    made: dict[Var, Equation] = {}
+    barriers = [0]  # by equation, the number of equations before it that communicate: they run when all before has run
+    for i, eqn in enumerate(program.equations):
+        barriers.append(barriers[-1] + eqn.primitive.communicates)
+        made.update(dict.fromkeys(eqn.outputs, eqn))
+        for a in {a for a in eqn.inputs if type(a) is Var}:
+            readers.setdefault(a, []).append(i)
+
+    def has_run(reader: int, i: int, alike: bool) -> bool:
+        """True when an equation runs before the i-th on every device: between collectives, what varies less runs first.
+
+        What varies alike runs in order on each device, and so it counts where a device reads its own memory alone (`alike`).
+        """
+        if barriers[i] > barriers[reader]:
+            return True
+        first, second = (program.equations[k].outputs[0].type.varying for k in (reader, i))
+        return (alike and first == second) or (len(first), sorted(first)) < (len(second), sorted(second))
+
+    written: set[Var] = set()
+    for i, eqn in enumerate(program.equations):
+        for k, out in enumerate(eqn.outputs if eqn.primitive.in_place else ()):
+            atom = eqn.inputs[k]
+            if type(atom) is not Var or atom not in owners or atom in written:
+                continue
+            members = storage[atom]
+            # What shares the memory was made from this owner, is dead, and its readers have run; so no other operand reads it.
+            own = all(m is atom or m not in owners for m in members) and members.isdisjoint(exposed)
+            known = own and all(m is atom or m in made for m in members)
+            dead = known and all(last_use.get(m, -1) <= (i if m is atom else i - 1) for m in members)
+            alone = dead and sum(a is atom for a in eqn.inputs) == 1
+            alike = known and all(m is atom or made[m].primitive.kind == "compute" for m in members)
+            if alone and all(has_run(r, i, alike) for m in members for r in readers.get(m, ()) if r != i):
+                reuse[out] = k
+                written.add(atom)
+    return frozenset(written)
 
 
 def _published(program: Program, reuse: dict[Var, int]) -> frozenset[Var]:
@@ -97,7 +155,7 @@ def _published(program: Program, reuse: dict[Var, int]) -> frozenset[Var]:
     for eqn in program.equations:
         for atom in eqn.inputs if eqn.primitive.communicates else ():
             maker = made.get(atom) if type(atom) is Var else None
-            while maker is not None:
+            while maker is not None and not maker.primitive.in_place:
                 out = maker.outputs[0]
                 if out in reuse:  # it has its operand's memory
                     atom = maker.inputs[reuse[out]]

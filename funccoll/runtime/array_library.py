@@ -10,6 +10,8 @@ import numpy as np
 
 from ..arrays.array import to_numpy
 from ..ir import Equation
+from ..primitives.optimizers import optimizer_step_p
+from .fused_step import fused_step
 
 __all__ = ["NUMPY", "ArrayLibrary", "NumpyLibrary"]
 
@@ -48,7 +50,10 @@ class ArrayLibrary(Protocol):
         ...
 
     def compute(self, eqn: Equation) -> Callable[..., Any]:
-        """Return the function of one equation: from its operands' blocks to its output's. Of a ufunc it takes `out=`."""
+        """Return the function of one equation: from its operands' blocks to its output's.
+
+        Of a ufunc it takes `out=`, an array; of a primitive that works in place, a tuple of arrays and Nones.
+        """
         ...
 
     def check(self) -> None:
@@ -85,6 +90,8 @@ class NumpyLibrary:
 
     def compute(self, eqn: Equation) -> Callable[..., Any]:
         """See `ArrayLibrary`."""
+        if eqn.primitive is optimizer_step_p:
+            return fused_step(eqn)
         reference = eqn.primitive.reference
         return functools.partial(reference, **eqn.params) if eqn.params else reference
 

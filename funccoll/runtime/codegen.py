@@ -333,14 +333,18 @@ class _Builder:
             function: Any = functools.partial(eqn.primitive.reference, **params)
             return f"{self.names.of(function, 'f', (eqn.primitive, *params.items()))}({', '.join(operands)})"
         k = self.buffers.reuse.get(eqn.outputs[0])
-        if k is not None:
+        if eqn.primitive.in_place:
+            reuse = self.buffers.reuse
+            operands.append(f"out=({''.join(f'{operands[k] if v in reuse else None}, ' for k, v in enumerate(eqn.outputs))})")
+        elif k is not None:
             operands.append(f"out={operands[k]}")
         elif eqn.outputs[0] in self.buffers.published:
             type = eqn.outputs[0].type
             empty, dtype = self.names.of(self.backend.allocate, "f", "allocate"), self.names.of(type.dtype, "t", type.dtype)
             operands.append(f"out={empty}({type.shape}, {dtype})")
         library = self.backend.library
-        types = [atom.type for atom in (*eqn.inputs, *eqn.outputs)] if library.specialises else ()
+        specialises = library.specialises or eqn.primitive.in_place
+        types = [atom.type for atom in (*eqn.inputs, *eqn.outputs)] if specialises else ()
         key = (eqn.primitive, *sorted(eqn.params.items()), *types)
         return f"{self.names.of(library.compute(eqn), 'f', key)}({', '.join(operands)})"
 

@@ -26,9 +26,11 @@ import numpy as np
 from ...arrays.array import Array, device_type_of, to_numpy
 from ...errors import DeviceError, DTypeError, TraceError, UnsupportedError
 from ...ir import Equation, Literal, Primitive
+from ...kernels.variants import variant
 from ...primitives.collectives import axis_index_p, own_slice_p, pvary_p
 from ...primitives.elementwise import convert_p, erf_p, imag_p, real_p, stop_gradient_p, where_p
 from ...primitives.linalg import einsum_p, matmul_p
+from ...primitives.optimizers import RULES, evaluate_step, optimizer_step_p
 from ...primitives.randomness import BITS, FOLD_IN, SPLIT, fold_in_p, random_bits_p, split_p
 from ...primitives.reductions import REDUCTIONS, argmax_p, argmin_p, cumsum_p
 from ...primitives.shaping import broadcast_to_p, concatenate_p, pad_p, reshape_p, transpose_p
@@ -91,6 +93,7 @@ class CupyLibrary:
             random_bits_p: functools.partial(self._random, BITS),
             fold_in_p: functools.partial(self._random, FOLD_IN),
             split_p: functools.partial(self._random, SPLIT),
+            optimizer_step_p: self._optimizer_step,
             # These move nothing: their references index, and the position of the device is an operand.
             pvary_p: lambda eqn: lambda x: x,
             axis_index_p: lambda eqn: eqn.primitive.reference,
@@ -180,7 +183,7 @@ class CupyLibrary:
         types, out = [a.type for a in eqn.inputs], eqn.outputs[0].type
         for type in (*types, out):
             self._require(type.dtype)
-        if eqn.primitive.kind == "compute" and not out.size:
+        if eqn.primitive.kind == "compute" and not eqn.primitive.multiple and not out.size:
             return lambda *operands, out=None, like=out: self.empty(like.shape, like.dtype) if out is None else out
         if eqn.primitive in _IDENTITIES and not all(t.size for t in types):
             return functools.partial(self._filled, out.shape, out.dtype, _IDENTITIES[eqn.primitive])
@@ -277,6 +280,13 @@ class CupyLibrary:
         """With an axis, CuPy's scan combines in a fixed order; without, CUB's varies between runs."""
         dim, dtype = eqn.params["dim"], eqn.params["dtype"]
         return lambda x: _convert(self._cupy.cumsum(x, axis=dim, dtype=wide(dtype)), dtype)
+
+    def _optimizer_step(self, eqn: Equation) -> Compute:
+        """CuPy's operations one by one, into new memory."""
+        params = eqn.params
+        meanings = {"sqrt": self._cupy.sqrt, "maximum": self._cupy.maximum}
+        function = variant(RULES[params["rule"]].function, f"{params['rule']}_cupy", **meanings)
+        return lambda *operands, out: evaluate_step(function, operands, **params)
 
     @functools.cached_property
     def _cublas(self) -> Cublas | None:

@@ -1,0 +1,20 @@
+"""Optimizers as pure (init, update) pairs, and `apply`, which takes a step for all parameters in one fused loop."""
+
+from .gradients import clip, clip_by_global_norm, global_norm, scale_by_schedule
+from .learning_rates import (
+    constant_schedule,
+    cosine_decay_schedule,
+    exponential_decay,
+    join_schedules,
+    linear_schedule,
+    piecewise_constant_schedule,
+    warmup_cosine_decay_schedule,
+)
+from .steps import AdamState, SgdState, adam, adamw, sgd
+from .transformation import GradientTransformation, apply, apply_updates, chain
+
+__all__ = [
+    "AdamState", "GradientTransformation", "SgdState", "adam", "adamw", "apply", "apply_updates", "chain", "clip",
+    "clip_by_global_norm", "constant_schedule", "cosine_decay_schedule", "exponential_decay", "global_norm", "join_schedules",
+    "linear_schedule", "piecewise_constant_schedule", "scale_by_schedule", "sgd", "warmup_cosine_decay_schedule",
+]  # fmt: skip

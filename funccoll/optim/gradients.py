@@ -1,0 +1,116 @@
+"""Transformations of gradients that come before an optimizer: clipping, and scaling by a schedule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..collectives import Axes, all_reduce, mesh_axes
+from ..errors import ShapeError
+from ..ops.registry import as_traceable
+from ..tracing.trace import value_type
+from .learning_rates import Schedule, nonnegative, rate_at
+from .leaves import flatten_floats, widen
+from .transformation import GradientTransformation, check_state
+
+__all__ = ["EmptyState", "ScheduleState", "clip", "clip_by_global_norm", "global_norm", "scale_by_schedule"]
+
+
+class EmptyState(NamedTuple):
+    """The state of a transformation that has none."""
+
+
+class ScheduleState(NamedTuple):
+    """The number of steps taken, an int32 scalar."""
+
+    count: Any
+
+
+def global_norm(tree: Any, axis: Axes | None = None) -> Any:
+    """The Euclidean norm of all elements of a pytree of real floats, a scalar.
+
+    float64 where a leaf is, else float32. `axis`: mesh axes over which leaves may be split; the squares of a leaf that varies
+    over some of them are summed over those, and a leaf that does not is counted once.
+    """
+    leaves, _ = flatten_floats("global_norm", "tree", tree)
+    axes = () if axis is None else mesh_axes("global_norm", axis)
+    wide = np.dtype(np.float64 if any(x.dtype == np.float64 for x in leaves) else np.float32)
+    total: Any = np.zeros((), wide)
+    for leaf in leaves:
+        squares = np.sum(np.square(widen(leaf))).astype(wide)
+        own = tuple(a for a in axes if a in value_type(squares).varying)
+        total = total + (all_reduce(squares, own) if own else squares)
+    return np.sqrt(total)
+
+
+@dataclass(frozen=True)
+class _ClipByGlobalNorm:
+    max_norm: float
+    axis: Axes | None
+
+    def init(self, params: Any) -> EmptyState:
+        return EmptyState()
+
+    def update(self, grads: Any, state: Any, params: Any = None) -> tuple[Any, EmptyState]:
+        check_state("clip_by_global_norm", state, EmptyState)
+        leaves, treedef = flatten_floats("clip_by_global_norm", "grads", grads)
+        norm = global_norm(grads, self.axis)
+        factor = np.minimum(np.ones((), norm.dtype), self.max_norm / (norm + 1e-6))
+        clipped = [(widen(g) * factor.astype(widen(g).dtype)).astype(g.dtype, copy=False) for g in leaves]
+        return treedef.unflatten(clipped), state
+
+
+def clip_by_global_norm(max_norm: float, axis: Axes | None = None) -> GradientTransformation:
+    """Scale all gradients by `min(1, max_norm / (global_norm + 1e-6))`, as torch's clip_grad_norm_ does.
+
+    `axis` is for gradients that are split over mesh axes, as in `global_norm`. With a norm that is not finite, gradients are
+    not either. Source: Pascanu et al., ICML 2013.
+    """
+    if not nonnegative("clip_by_global_norm: max_norm", max_norm):
+        raise ShapeError("clip_by_global_norm: max_norm must be more than 0.")
+    made = _ClipByGlobalNorm(float(max_norm), axis)
+    return GradientTransformation(made.init, made.update)
+
+
+@dataclass(frozen=True)
+class _Clip:
+    max_delta: float
+
+    def init(self, params: Any) -> EmptyState:
+        return EmptyState()
+
+    def update(self, grads: Any, state: Any, params: Any = None) -> tuple[Any, EmptyState]:
+        check_state("clip", state, EmptyState)
+        leaves, treedef = flatten_floats("clip", "grads", grads)
+        limits = [np.asarray(self.max_delta, g.dtype) for g in leaves]
+        return treedef.unflatten([np.minimum(np.maximum(g, -x), x) for g, x in zip(leaves, limits, strict=True)]), state
+
+
+def clip(max_delta: float) -> GradientTransformation:
+    """Limit every element of the gradients to [-max_delta, max_delta]; a NaN stays one."""
+    made = _Clip(nonnegative("clip: max_delta", max_delta))
+    return GradientTransformation(made.init, made.update)
+
+
+@dataclass(frozen=True)
+class _ScaleBySchedule:
+    schedule: Schedule | float
+
+    def init(self, params: Any) -> ScheduleState:
+        return ScheduleState(np.int32(0))
+
+    def update(self, grads: Any, state: Any, params: Any = None) -> tuple[Any, ScheduleState]:
+        check_state("scale_by_schedule", state, ScheduleState)
+        leaves, treedef = flatten_floats("scale_by_schedule", "grads", grads)
+        count = as_traceable(state.count)
+        factor = as_traceable(rate_at("scale_by_schedule: the schedule", self.schedule, count))
+        scaled = [(widen(g) * factor.astype(widen(g).dtype)).astype(g.dtype, copy=False) for g in leaves]
+        return treedef.unflatten(scaled), ScheduleState(count + np.int32(1))
+
+
+def scale_by_schedule(schedule: Schedule | float) -> GradientTransformation:
+    """Multiply gradients (or updates) by a schedule's value at each step; a number is a constant schedule."""
+    made = _ScaleBySchedule(schedule if callable(schedule) else float(schedule))
+    return GradientTransformation(made.init, made.update)

@@ -1,0 +1,81 @@
+"""Leaves of parameters, and of the trees that must look like them; errors name the place in the tree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import optree
+
+from ..compiler.arguments import path_name
+from ..errors import DTypeError, PytreeError, ShapeError, VaryingError
+from ..ops.registry import as_traceable
+from ..primitives.optimizers import wide_dtype
+from ..tracing.trace import value_type
+from ..types import is_inexact
+
+__all__ = ["flatten_floats", "flatten_like", "widen"]
+
+
+def flatten_floats(what: str, name: str, tree: Any) -> tuple[list[Any], optree.PyTreeSpec]:
+    """Leaves, as arrays, and structure of a tree of real floats, `name` in errors. Raises DTypeError for another leaf."""
+    found, treedef = optree.tree_flatten(tree)
+    leaves = [as_traceable(x) for x in found]
+    for i, leaf in enumerate(leaves):
+        if not is_inexact(leaf.dtype) or leaf.dtype.kind == "c":
+            remedy = (
+                "Pass the real and the imaginary part as two leaves." if leaf.dtype.kind == "c"
+                else "Keep it beside the parameters, or convert it with .astype(np.float32)."
+            )  # fmt: skip
+            raise DTypeError(
+                f"{what}: {path_name(name, treedef, i)} is {leaf.dtype}{list(leaf.shape)}, and only real floats are "
+                f"updated. {remedy}"
+            )
+    return leaves, treedef
+
+
+def flatten_like(
+    what: str, name: str, tree: Any, params: Sequence[Any], treedef: optree.PyTreeSpec, reference: str = "params"
+) -> list[Any]:
+    """Leaves of a tree with the structure, shapes and dtypes of the parameters, varying over no further axes.
+
+    Raises: PytreeError, ShapeError, DTypeError, VaryingError; each names the first place that differs.
+    """
+    found, own = optree.tree_flatten(tree)
+    if own != treedef:
+        raise PytreeError(f"{what}: {name} {_difference(name, own, reference, treedef)}: both must have one structure.")
+    leaves = [as_traceable(x) for x in found]
+    for i, (leaf, param) in enumerate(zip(leaves, params, strict=True)):
+        mine, wanted = value_type(leaf), value_type(param)
+        place, place_of_param = path_name(name, treedef, i), path_name(reference, treedef, i)
+        if mine.shape != wanted.shape:
+            raise ShapeError(f"{what}: {place} has shape {list(mine.shape)}, and {place_of_param} {list(wanted.shape)}.")
+        if mine.dtype != wanted.dtype:
+            raise DTypeError(
+                f"{what}: {place} is {mine.dtype}, and {place_of_param} {wanted.dtype}. Convert it: .astype({wanted.dtype})."
+            )
+        extra = sorted(mine.varying - wanted.varying)
+        if extra:
+            axes = ", ".join(map(repr, extra))
+            raise VaryingError(
+                f"{what}: {place}, of type {mine}, varies over {axes}, and {place_of_param} does not: devices would get "
+                f"different parameters. Reduce it (fc.all_reduce over {axes}), or take the gradient with fc.data_parallel."
+            )
+    return leaves
+
+
+def _difference(name: str, own: optree.PyTreeSpec, reference: str, treedef: optree.PyTreeSpec) -> str:
+    """The first place at which two structures differ, in words."""
+    mine, wanted = own.paths(), treedef.paths()
+    for i, path in enumerate(mine):
+        if path not in wanted:
+            return f"has {path_name(name, own, i)}, and {reference} has nothing there"
+    for i, path in enumerate(wanted):
+        if path not in mine:
+            return f"has nothing where {reference} has {path_name(reference, treedef, i)}"
+    return f"has the structure {own}, and {reference} {treedef}"
+
+
+def widen(x: Any) -> Any:
+    """A leaf in the dtype in which its step is computed."""
+    return x.astype(wide_dtype(x.dtype), copy=False)

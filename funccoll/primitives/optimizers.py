@@ -1,0 +1,139 @@
+"""Steps of optimizers: the rule of each, and the primitive that takes a step for all leaves of one dtype.
+
+A rule is a plain function `rule(decay, p, g, *moments, *scalars) -> (update, *moments)`, and the parameter becomes
+`p + update`. It is written once: NumPy and traces evaluate it on whole arrays, which is the definition, and Numba compiles it
+for one element. So both round in the same order, and give the same bits, but for which NaN a NaN is.
+
+All is computed in float64 for float64 and in float32 for every other dtype, and rounded once when it is stored. Moments have
+their parameter's dtype: torch's `fused=True` does the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..errors import ShapeError, UnsupportedError
+from ..ir import Primitive
+from ..types import ArrayType
+
+__all__ = ["COUPLED", "DECOUPLED", "RULES", "UNDECAYED", "StepRule", "evaluate_step", "optimizer_step_p", "wide_dtype"]
+
+UNDECAYED, COUPLED, DECOUPLED = 0, 1, 2
+"""Weight decay: none, added to the gradient (L2), or subtracted from the parameter (AdamW: Loshchilov & Hutter, ICLR 2019)."""
+
+
+class StepRule(NamedTuple):
+    """A rule, and the number of moments and scalars that it takes."""
+
+    function: Callable[..., tuple[Any, ...]]
+    moments: int
+    scalars: int
+
+
+sqrt, maximum = np.sqrt, np.maximum  # the free names of rules, which a kernel binds to its own
+
+# `shrink` is the decay of a step: times the parameter it is added to the gradient, or to the update.
+
+
+def _sgd(decay: Any, p: Any, g: Any, rate: Any, shrink: Any) -> Any:
+    g = g + shrink * p if decay == COUPLED else g
+    return (rate * g,)
+
+
+def _momentum(decay: Any, p: Any, g: Any, m: Any, rate: Any, shrink: Any, keep: Any, weight: Any) -> Any:
+    g = g + shrink * p if decay == COUPLED else g
+    m = keep * m + weight * g
+    return rate * m, m
+
+
+def _nesterov(decay: Any, p: Any, g: Any, m: Any, rate: Any, shrink: Any, keep: Any, weight: Any) -> Any:
+    g = g + shrink * p if decay == COUPLED else g
+    m = keep * m + weight * g
+    return rate * (g + keep * m), m
+
+
+def _adam(
+    decay: Any, p: Any, g: Any, m: Any, v: Any, rate: Any, shrink: Any, first: Any, keep: Any, second: Any, scale: Any, eps: Any
+) -> Any:  # fmt: skip
+    g = g + shrink * p if decay == COUPLED else g
+    m = m + first * (g - m)
+    v = keep * v + second * (g * g)
+    u = rate * (m / (sqrt(v) * scale + eps))
+    return u + shrink * p if decay == DECOUPLED else u, m, v
+
+
+def _amsgrad(
+    decay: Any, p: Any, g: Any, m: Any, v: Any, top: Any, rate: Any, shrink: Any, first: Any, keep: Any, second: Any,
+    scale: Any, eps: Any,
+) -> Any:  # fmt: skip
+    g = g + shrink * p if decay == COUPLED else g
+    m = m + first * (g - m)
+    v = keep * v + second * (g * g)
+    top = maximum(top, v)
+    u = rate * (m / (sqrt(top) * scale + eps))
+    return u + shrink * p if decay == DECOUPLED else u, m, v, top
+
+
+RULES = {
+    "sgd": StepRule(_sgd, 0, 2),
+    "momentum": StepRule(_momentum, 1, 4),
+    "nesterov": StepRule(_nesterov, 1, 4),
+    "adam": StepRule(_adam, 2, 7),
+    "amsgrad": StepRule(_amsgrad, 3, 7),
+}
+"""Rule by name."""
+
+
+def wide_dtype(dtype: np.dtype) -> np.dtype:
+    """The dtype in which a step of parameters of `dtype` is computed."""
+    return np.dtype(np.float64 if dtype == np.float64 else np.float32)
+
+
+def _infer(*operands: ArrayType, rule: str, decay: int, leaves: int) -> list[ArrayType]:
+    _, moments, scalars = RULES[rule]
+    if len(operands) != (2 + moments) * leaves + scalars:
+        raise ShapeError(f"optimizer_step: {rule} of {leaves} leaves takes {(2 + moments) * leaves + scalars} operands.")
+    params = operands[:leaves]
+    for k in range(1, 2 + moments):
+        for p, x in zip(params, operands[k * leaves : (k + 1) * leaves], strict=True):
+            if (p.shape, p.dtype) != (x.shape, x.dtype) or p.dtype != params[0].dtype:
+                raise ShapeError(f"optimizer_step: {x} for a parameter {p}, among parameters of {params[0].dtype}.")
+    return list(operands[: (1 + moments) * leaves])
+
+
+def evaluate_step(function: Callable[..., Any], operands: Sequence[Any], rule: str, decay: int, leaves: int) -> list[Any]:
+    """The results of a step on whole arrays of any library, with its form of the rule's function."""
+    moments = RULES[rule].moments
+    arrays = [operands[k * leaves : (k + 1) * leaves] for k in range(2 + moments)]
+    dtype = arrays[0][0].dtype
+    wide = wide_dtype(dtype)
+
+    def convert(x: Any, to: np.dtype) -> Any:
+        return x if x.dtype == to else x.astype(to)
+
+    scalars = [convert(s, wide) for s in operands[(2 + moments) * leaves :]]
+    results: list[list[Any]] = [[] for _ in range(1 + moments)]
+    for leaf in zip(*arrays, strict=True):
+        p, *old, g = (convert(x, wide) for x in leaf)
+        update, *new = function(decay, p, g, *old, *scalars)
+        for made, value in zip(results, (p + update, *new), strict=True):
+            made.append(convert(value, dtype))
+    return [value for made in results for value in made]
+
+
+def _reference(*operands: Any, rule: str, decay: int, leaves: int) -> list[Any]:
+    return evaluate_step(RULES[rule].function, operands, rule, decay, leaves)
+
+
+def _refuse(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], **params: Any) -> Sequence[Any]:
+    raise UnsupportedError(
+        "fc.optim.apply has no gradient: it is one fused step. To differentiate through an update use the pair, "
+        "updates, state = optimizer.update(grads, state, params) and fc.optim.apply_updates(params, updates)."
+    )
+
+
+# Operands: all parameters, for each moment those of all leaves, all gradients, and the rule's scalars (float64).
+optimizer_step_p = Primitive("optimizer_step", _infer, _reference, _refuse, multiple=True, in_place=True)
