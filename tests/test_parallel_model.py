@@ -101,6 +101,21 @@ def test_frozen_integer_and_tied_parameters():
     assert dp.explain(X).rows[0].parameters == ("['layers.0']",)
 
 
+def test_an_optimizer_of_fc_takes_its_steps_in_place(tmp_path):
+    """By `fc.optim.apply`. Its state has names in a checkpoint."""
+    optimizer = fc.optim.chain(fc.optim.clip_by_global_norm(0.1), fc.optim.adam(0.1))
+    dp = fc.DataParallel(params_of(), loss, optimizer, mesh=fc.make_mesh({"data": 2}))
+    params, state = params_of(), optimizer.init(params_of())
+    for _ in range(3):
+        dp.step(X)
+        updates, state = optimizer.update(fc.grad(loss)(params, X), state, params)
+        params = fc.optim.apply_updates(params, updates)
+    close(dp.params, params)
+    dp.save(tmp_path / "model")
+    assert {name.rpartition(".layers")[0] for name in dp.state_dict() if "layers" in name} >= {"optimizer.1.mu", "params"}
+    dp.load(tmp_path / "model")
+
+
 def test_a_model_may_be_its_parameters():
     params = params_of()
     dp = parallel(params)

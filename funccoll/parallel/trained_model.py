@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +17,7 @@ from ..compiler.arguments import AUTO
 from ..compiler.jit import jit
 from ..errors import CheckpointError, FunccollError, NonFiniteGradientError, ShapeError, TraceError
 from ..mesh import Mesh, P
+from ..optim import GradientTransformation, apply
 from ..placement import device_put, from_local
 from ..runtime.job.world import make_mesh, process_allgather, rank, world_size
 from ..types import dtype_name, is_inexact
@@ -64,7 +66,7 @@ class DataParallel:
         self._own, self._spec = options.get("comm_hook"), P(axis)
         params = getattr(model, "params", model)
         leaves, self._tree = optree.tree_flatten(params)
-        names = [".".join(map(str, path)) or "params" for path in self._tree.paths()]
+        names = _names(self._tree)
         chosen = _chosen(params, trainable)
         first = {id(leaf): name for leaf, name in reversed(list(zip(leaves, names, strict=True)))}
         self._places = [first[id(leaf)] for leaf in leaves]
@@ -121,8 +123,7 @@ class DataParallel:
                 params, *given, state=hook_state, accumulated=accumulated, active=active
             )
             loss, buffers = (result, None) if buffers is None else result
-            updates, after = self.optimizer.update(gradients, state, params)
-            updated = optree.tree_map(lambda p, u: (p + u).astype(p.dtype), params, updates)
+            updated, after = self._updated(gradients, state, params)
             finite = None
             if self.check_finite:
                 finite = np.stack([np.all(np.isfinite(gradients[name])) for name in sorted(gradients)])
@@ -135,6 +136,12 @@ class DataParallel:
             step, mesh=self.mesh, in_specs=(P(), P(), P(), own, own, P(), own, AUTO), donate_argnums=(0, 1, 2, 3, 4),
             out_specs=(P(), P(), P(), P(), own, P()),
         )  # fmt: skip
+
+    def _updated(self, gradients: Any, state: Any, params: Any) -> Any:
+        if isinstance(self.optimizer, GradientTransformation):
+            return apply(self.optimizer, gradients, state, params)
+        updates, after = self.optimizer.update(gradients, state, params)
+        return optree.tree_map(lambda p, u: (p + u).astype(p.dtype), params, updates), after
 
     def _jit_accumulate(self) -> Any:
         def accumulate(params: Any, buffers: Any, accumulated: Any, frozen: Any, active: Any, batch: Any) -> Any:
@@ -231,7 +238,8 @@ class DataParallel:
         """Everything that a checkpoint has, by name."""
         parts: Any = {"params": {**self._params, **self._frozen}, "buffers": self._buffers, "optimizer": self._state,
                  "comm_hook": self._hook_state}  # fmt: skip
-        return {".".join(map(str, path)): leaf for path, leaf in zip(*optree.tree_flatten_with_path(parts)[:2], strict=True)}
+        leaves, tree = optree.tree_flatten(parts)
+        return dict(zip(_names(tree), leaves, strict=True))
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Return parameters, buffers, the optimizer's state, the hook's, and the number of steps, by name, as NumPy arrays.
@@ -259,8 +267,8 @@ class DataParallel:
                 )
         parts: Any = {"params": self._params, "frozen": self._frozen, "buffers": self._buffers, "optimizer": self._state,
                  "comm_hook": self._hook_state}  # fmt: skip
-        paths, leaves, tree = optree.tree_flatten_with_path(parts)
-        names = [".".join(map(str, ("params" if path[0] == "frozen" else path[0], *path[1:]))) for path in paths]
+        leaves, tree = optree.tree_flatten(parts)
+        names = [re.sub("^frozen", "params", name) for name in _names(tree)]
         made = [device_put(np.asarray(state[n]), x.sharding) for n, x in zip(names, leaves, strict=True)]
         loaded: Any = tree.unflatten(made)
         self._params, self._frozen, self._buffers = loaded["params"], loaded["frozen"], loaded["buffers"]
@@ -288,6 +296,11 @@ class DataParallel:
     def load(self, path: str | os.PathLike[str]) -> None:
         """Read a file that `save` wrote, in all processes. Raises: OSError, and what `load_state_dict` does."""
         self.load_state_dict(read_tensors(path))
+
+
+def _names(tree: optree.PyTreeSpec) -> list[str]:
+    """The names of leaves: keys, positions and fields, joined by dots."""
+    return [".".join(str(getattr(e, "field", e.entry)) for e in accessor) or "params" for accessor in tree.accessors()]
 
 
 def _chosen(params: Any, trainable: Any) -> Sequence[bool]:
