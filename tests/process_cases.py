@@ -252,6 +252,8 @@ def programs(n: int, same: Same) -> None:
     w = values((6, 2), np.float64, 1)
     same(step, axes, (w, x), (P(), P(("a", "b"))), (P(), P()))
     compiled = fc.jit(step, mesh=same.mesh(axes), in_specs=(P(), P(("a", "b"))), out_specs=(P(), P()))
+    large = values((60, 300), np.float64, 2)  # gradients over 64 KiB: their memory becomes that of the new parameters
+    same(lambda w, x: (step(w, x), w * 2), axes, (large, values((4 * n, 60), np.float64, 3)), (P(), P(("a", "b"))), P())
     losses = []
     for _ in range(30):
         w, value = compiled(w, x)

@@ -8,12 +8,15 @@ import pickle
 import numpy as np
 import pytest
 from collective_cases import CASES, dtypes_of, sample
+from hypothesis import given, settings
 from spmd import axis_choices, bits, per_device, size
+from test_group_collectives import STEPS, program
 from thread_backend import ThreadBackend, in_threads
 
 import funccoll as fc
 from funccoll import P
 from funccoll.mesh import Mesh
+from funccoll.passes import buffers
 from funccoll.runtime.backend import load_backend
 
 SIZES = [{"d": 3}, *(pytest.param(axes, marks=pytest.mark.slow) for axes in ({"d": 2}, {"a": 2, "b": 2}))]
@@ -110,3 +113,20 @@ def test_a_mesh_of_processes_without_a_job():
 
 def test_backends_are_found_by_name():
     assert load_backend("local").name == "local" and load_backend("shm").name == "shm"
+
+
+@settings(max_examples=40, deadline=None)
+@given(STEPS)
+def test_compute_overwrites_results_of_collectives_only_when_they_are_dead(choices):
+    """Between processes large results are reused; here all are."""
+    rng = np.random.default_rng(0)
+    x, y = (rng.normal(size=(4, 4)).astype(np.float32) for _ in range(2))
+    axes, specs = {"d": 2, "e": 2}, {"in_specs": P("d", "e"), "out_specs": P("d", "e")}
+    wanted = fc.jit(program(choices), mesh=fc.make_mesh(axes), **specs)(x, y)
+    kept, buffers.SMALL_RESULT_BYTES = buffers.SMALL_RESULT_BYTES, 0
+    try:
+        found = in_threads(axes, lambda mesh: [v.local for v in fc.jit(program(choices), mesh=mesh, **specs)(x, y)])
+    finally:
+        buffers.SMALL_RESULT_BYTES = kept
+    for rank, mine in enumerate(found):
+        assert list(map(bits, mine)) == [bits(v.shards[rank]) for v in wanted]

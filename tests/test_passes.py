@@ -278,6 +278,29 @@ def test_elementwise_chains_reuse_one_buffer():
     assert len(buffers.reuse) == 3  # all but the first, whose operand is the caller's
 
 
+def test_large_results_of_collectives_are_reused_between_processes():
+    """Only those that every rank receives, and not what a collective reads, or an output of the program."""
+
+    def fn(x):
+        wide = np.broadcast_to(x, (600, *x.shape))
+        dead, rooted = fc.all_reduce(wide * 2, "data") * 0.5, fc.reduce(wide * 3, "data") * 0.5
+        again, kept = fc.all_gather(wide[:150], "data"), fc.all_reduce(wide * 4, "data")
+        return dead, rooted, fc.pvary(again, "data") * 0.5, kept, kept * 0.5, fc.all_reduce(x, "data") * 0.5
+
+    specs = (P(), P("data"), P("data"), P(), P(), P())
+    _, after = programs(fn, np.ones((8, 16), np.float32), out_specs=specs)
+    made = {v: eqn.primitive.name for eqn in after.equations for v in eqn.outputs}
+    halves = [eqn for eqn in after.equations if eqn.primitive.name == "multiply" and eqn.outputs[0] in after.outputs]
+
+    def reused(**how):
+        reuse = plan_buffers(after, **how).reuse
+        return [made[eqn.inputs[reuse[eqn.outputs[0]]]] for eqn in halves if eqn.outputs[0] in reuse]
+
+    assert len(halves) == 5
+    assert reused(aliases=False) == ["all_reduce"]
+    assert reused() == []  # virtual devices share them
+
+
 def test_views_keep_their_memory_alive():
     def fn(x):
         a = np.sin(x)

@@ -2,7 +2,8 @@
 
 Values live in NumPy arrays of one process. Those that may share memory (views, pvary, collectives whose results are
 their operands' memory) form one storage class. Memory is reused only when the whole class is dead and one device alone
-computed it; a class that a pvary or a collective touched is left alone, because several devices may read it.
+computed it; a class that a pvary or a collective touched is left alone, because several devices may read it. Between processes
+a large result of a collective is memory of this process alone, and is reused as well.
 
 A primitive that works in place (an optimizer's step) takes more: the memory of donated arguments, and of a class that a pvary
 or a collective of this process touched, where all that reads it has run before.
@@ -16,7 +17,7 @@ from ..ir import Equation, Literal, Program, Var
 from ..primitives.linalg import matmul_p
 from ..types import bfloat16
 
-__all__ = ["Buffers", "plan_buffers"]
+__all__ = ["SMALL_RESULT_BYTES", "Buffers", "plan_buffers"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,9 @@ class Buffers:
 
 _PUBLISH_BYTES = 1 << 15
 """Bytes from which computing into shared memory costs less than copying there."""
+SMALL_RESULT_BYTES = 1 << 16
+"""Bytes up to which a collective's result stays as it is: to allocate another array is quick, and transports keep small results
+for their next calls. Larger ones a transport between processes must give as arrays that can be written."""
 
 
 def plan_buffers(
@@ -76,6 +80,7 @@ def plan_buffers(
                 if type(a) is Var:
                     private.difference_update(storage[a])
                     exposed.add(a)
+            private.update(v for v in eqn.outputs if v.type.nbytes > SMALL_RESULT_BYTES and _is_everywhere(eqn, v))
 
     reuse: dict[Var, int] = {}
     for i, eqn in enumerate(program.equations):
@@ -146,6 +151,11 @@ def _work_in_place(
                 reuse[out] = k
                 written.add(atom)
     return frozenset(written)
+
+
+def _is_everywhere(eqn: Equation, result: Var) -> bool:
+    """True when every rank receives a result of a collective; where some get zeros, those are one array for all calls."""
+    return result.type.varying.isdisjoint(eqn.axes())
 
 
 def _published(program: Program, reuse: dict[Var, int]) -> frozenset[Var]:

@@ -56,6 +56,7 @@ from ...kernels.frame import (
     YIELDS,
 )
 from ...mesh import Mesh
+from ...passes.buffers import SMALL_RESULT_BYTES
 from ...primitives.collectives.record import lowering
 from ...schedules.schedule import Schedule
 from ...schedules.streams.instructions import Opcode
@@ -275,11 +276,11 @@ class CollectiveGroup:
 
 
 def _result(heap: Heap, operand: Operand, zeros: bool = False) -> np.ndarray:
-    """A new array that only kernels write: it is read-only, so its views are, too."""
+    """A new array that only kernels write: it is read-only, so its views are, too. Compute may write into a large one later."""
     array = heap.array(operand.out_shape, operand.dtype)
     if zeros:
         array[...] = 0
-    array.flags.writeable = False
+    array.flags.writeable = not zeros and array.nbytes > SMALL_RESULT_BYTES
     return array
 
 

@@ -8,9 +8,11 @@ from sys import getrefcount
 
 import numpy as np
 
+from ...passes.buffers import SMALL_RESULT_BYTES
+
 __all__ = ["UNSHARED_REFCOUNT", "ResultPool"]
 
-_POOLED = 1 << 16
+_POOLED = SMALL_RESULT_BYTES
 """Bytes of a call's results up to which their arrays are used again once they are free."""
 _MAX_KEPT = 3
 # The count of `getrefcount`, called by `map`, for an array that only a tuple holds: Python's versions count differently.
