@@ -37,16 +37,17 @@ class Player:
         """(losses of the first steps, sums of squares of the parameters after them)."""
         return self.trainings[name].check(times)
 
-    def measure(self, name: str, times: int) -> tuple[float, float]:
-        """(the median of the seconds of a step, their mean)."""
-        training = self.trainings[name]
+    def measure(self, name: str, times: int) -> tuple[float, float, float]:
+        """(the median of the seconds of a step, their mean, processor seconds of this whole command)."""
+        training, spent = self.trainings[name], time.process_time()
         training.steps(2)  # warm up: the caches hold the other contenders' memory
         self.contender.barrier()
         ends = [time.perf_counter()]
         for _ in range(times):
             training.steps(1)
             ends.append(time.perf_counter())
-        return statistics.median(b - a for a, b in itertools.pairwise(ends)), (ends[-1] - ends[0]) / times
+        median = statistics.median(b - a for a, b in itertools.pairwise(ends))
+        return median, (ends[-1] - ends[0]) / times, time.process_time() - spent
 
     def parts(self, name: str, times: int) -> dict[str, float]:
         """Median seconds of each part of a step."""
