@@ -128,10 +128,12 @@ class Equation:
     outputs: tuple[Var, ...]
     params: Mapping[str, Any]
     source: Source | None
+    bucket: int = 0
+    """The number of the bucket of gradients that it reduces (`grad_hook`), 0 for others: passes leave it where it is."""
 
     def replace(self, **changes: Any) -> Equation:
         """A copy with some fields changed."""
-        fields = {name: getattr(self, name) for name in ("primitive", "inputs", "outputs", "params", "source")}
+        fields = {name: getattr(self, name) for name in ("primitive", "inputs", "outputs", "params", "source", "bucket")}
         return Equation(**{**fields, **changes})
 
     def axes(self) -> tuple[str, ...]:

@@ -226,6 +226,17 @@ def test_combine_respects_its_limit_and_barriers():
     assert all(e.inputs[0].type.nbytes <= COMBINE_BYTES for e in before.collectives() if e.inputs)
 
 
+def test_a_bucket_of_gradients_is_combined_with_nothing_else():
+    def fn(x):
+        return [fc.all_reduce(x * k, "data") for k in range(1, 6)]
+
+    before, _ = programs(fn, X, out_specs=[P()] * 5)
+    numbers = dict(zip(before.collectives(), (0, 1, 1, 0, 2), strict=True))
+    marked = before.replace(equations=tuple(e.replace(bucket=numbers.get(e, 0)) for e in before.equations))
+    after = combine(marked).check().collectives()
+    assert sorted((e.bucket, len(e.inputs)) for e in after) == [(0, 2), (1, 2), (2, 1)]
+
+
 @st.composite
 def collective_programs(draw):
     """Random single-assignment programs of adds and all_reduces over values of one shape."""
@@ -239,7 +250,7 @@ def collective_programs(draw):
         if draw(st.booleans()):
             reduced = Var(plain)
             params = {"axes": ("data",), "op": draw(st.sampled_from(["sum", "max"])), "size": 4, "algorithm": None}
-            equations.append(Equation(c.all_reduce_p, (a,), (reduced,), params, None))
+            equations.append(Equation(c.all_reduce_p, (a,), (reduced,), params, None, draw(st.integers(0, 2))))
             equations.append(Equation(c.pvary_p, (reduced,), (out,), {"axes": ("data",)}, None))
         elif draw(st.integers(0, 9)) == 0:
             equations.append(Equation(c.barrier_p, (), (), {"axes": ("data",), "size": 4, "algorithm": None}, None))

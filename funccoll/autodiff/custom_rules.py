@@ -14,7 +14,7 @@ from ..ir import bind, current_interpreter
 from ..ops.registry import as_traceable
 from ..primitives.elementwise import stop_gradient_p
 from ..primitives.higher import custom_vjp_p, grad_hook_p
-from ..tracing.trace import Trace, flatten_outputs, stage, value_type
+from ..tracing.trace import Trace, as_bucket, flatten_outputs, stage, value_type
 from ..types import ArrayType, is_inexact
 from .reverse import flatten_function, label_of, require_function, widened
 
@@ -52,7 +52,8 @@ def grad_hook(xs: Any, hook: Callable[[Any], Any], axis: Axes) -> Any:
     types = [value_type(leaf) for leaf in leaves]
 
     def flat_hook(cts: list[Any]) -> list[Any]:
-        out, out_tree = optree.tree_flatten(hook(treedef.unflatten(cts)))
+        with as_bucket():
+            out, out_tree = optree.tree_flatten(hook(treedef.unflatten(cts)))
         if out_tree != treedef:
             raise PytreeError(
                 f"a grad_hook returned structure {out_tree}, and its bucket has {treedef}: it must return one gradient for "

@@ -109,7 +109,7 @@ def _once(program: Program) -> Program | None:
                 result = rule(dict(eqn.params), dict(inner.params), operand, uses[eqn.inputs[0]] == 1)
                 if isinstance(result, tuple):
                     primitive, params = result
-                    eqn = Equation(primitive, (operand,), eqn.outputs, params, eqn.source)
+                    eqn = eqn.replace(primitive=primitive, inputs=(operand,), params=params)
                     changed = True
                 elif result is not None:
                     env[eqn.outputs[0]] = result

@@ -2,7 +2,8 @@
 
 The depth of a collective is the length of the longest chain of collectives before it. Two at one depth are
 independent: a path from one to the other would make the second one deeper. So everything at one depth may be merged,
-and no dependency is crossed. Barriers are never crossed either.
+and no dependency is crossed. Barriers are never crossed either. A bucket of gradients is combined with nothing else: its size
+is the user's, and it is reduced where its last gradient is made.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ COMBINE_BYTES = 1 << 20
 def _key(eqn: Equation) -> tuple:
     dtypes = {a.type.dtype for a in eqn.inputs}
     # What varies must agree too: the groups of devices that take part are then the same.
-    return eqn.primitive, tuple(sorted(eqn.params.items())), frozenset(dtypes), eqn.inputs[0].type.varying
+    return eqn.primitive, tuple(sorted(eqn.params.items())), frozenset(dtypes), eqn.inputs[0].type.varying, eqn.bucket
 
 
 def nbytes(eqn: Equation) -> int:

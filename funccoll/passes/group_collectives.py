@@ -1,7 +1,9 @@
 """Groups of collectives: those that need nothing computed between them are put side by side, to be executed in one call.
 
-Compute that needs no result of a group comes before it, the rest after it. Collectives keep their order. This pass runs
-before buffers are planned, because memory is free after its last use in the order that runs.
+Compute that needs no result of a group comes before it, the rest after it. Collectives keep their order. A bucket of gradients
+ends its group, which stands where the bucket is reduced in the backward pass: its gradients may still be in the caches there,
+and measured that is a little faster than to reduce all of them in one call behind it (benchmarks/ddp.py). This pass runs before
+buffers are planned, because memory is free after its last use in the order that runs.
 """
 
 from __future__ import annotations
@@ -20,11 +22,12 @@ def group_collectives(program: Program) -> Program:
     later: set[Var] = set()  # the outputs of `after`
     for eqn in program.equations:
         inputs = {a for a in eqn.inputs if type(a) is Var}
+        bucket = group[-1].bucket if group else 0
+        if (eqn.primitive.communicates and inputs & later) or (bucket and eqn.bucket != bucket):
+            order += group
+            order += after
+            group, after, results, later = [], [], set(), set()
         if eqn.primitive.communicates:
-            if inputs & later:
-                order += group
-                order += after
-                group, after, results, later = [], [], set(), set()
             group.append(eqn)
             results.update(eqn.outputs)
         elif inputs & results or inputs & later:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from ..primitives.collectives import pvary_p
 from ..types import ArrayType, check_dtype, type_of
 from .tracer import Tracer
 
-__all__ = ["Trace", "flatten_outputs", "stage", "value_type"]
+__all__ = ["Trace", "as_bucket", "flatten_outputs", "stage", "value_type"]
 
 
 class Trace:
@@ -38,6 +39,7 @@ class Trace:
         self.parent = parent
         self.axis_sizes = parent.axis_sizes if axis_sizes is None else axis_sizes
         self.equations: list[Equation] = []
+        self.buckets = 0  # the last one's number
         self.open = True
         self.label = "a function"
         self._captured: list[tuple[Var, Any]] = []
@@ -112,6 +114,21 @@ class Trace:
         constants = tuple(self._captured)
         program = Program(dict(self.axis_sizes), constants, tuple(inputs), tuple(self.equations), atoms, label)
         return program, [value for _, value in constants]
+
+
+@contextmanager
+def as_bucket() -> Iterator[None]:
+    """Mark the collectives that are traced in a block: they reduce one bucket of gradients."""
+    trace = current_interpreter()
+    if not isinstance(trace, Trace):  # after the trace: what the block uses raises
+        yield
+        return
+    begin = len(trace.equations)
+    yield
+    trace.buckets += 1
+    for i, eqn in enumerate(trace.equations[begin:], begin):
+        if eqn.primitive.communicates:
+            trace.equations[i] = eqn.replace(bucket=trace.buckets)
 
 
 def _frozen(array: np.ndarray) -> np.ndarray:
