@@ -12,7 +12,7 @@ from funccoll.runtime.shm.results import ResultPool
 
 
 def pool(count: int = 2, nbytes: int = 8) -> ResultPool:
-    return ResultPool([lambda: np.empty(nbytes, np.uint8)] * count, count * nbytes)
+    return ResultPool([lambda: np.empty(nbytes, np.uint8)] * count, [nbytes] * count)
 
 
 def held(arrays: tuple[np.ndarray, ...], mine: list[np.ndarray]) -> bool:
@@ -60,7 +60,9 @@ def test_a_python_that_counts_otherwise_is_asked_itself(monkeypatch):
         mine = [*mine[-2:], *arrays]
 
 
-def test_large_results_are_always_new():
-    made = pool(1, 1 << 17)
-    arrays = made()
-    assert made.kept == [] and made()[0] is not arrays[0]
+@pytest.mark.parametrize(("count", "nbytes", "again"), [(1, 1 << 17, False), (5, 60_000, False), (4, 60_000, True)])
+def test_large_results_are_always_new(count, nbytes, again):
+    """One of them that is large, or all together."""
+    made = pool(count, nbytes)
+    made()
+    assert len(made.kept) == again

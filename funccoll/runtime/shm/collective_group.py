@@ -100,7 +100,7 @@ class CollectiveGroup:
         self._claim = self.registry.claim(self.communicators)
         results = self.plan.results
         make = [partial(_result, self.heap, o) if written else _result(self.heap, o, zeros=True).view for o, written in results]
-        self._results = ResultPool(make, sum(math.prod(o.out_shape) * o.dtype.itemsize for o, _ in results))
+        self._results = ResultPool(make, [math.prod(o.out_shape) * o.dtype.itemsize for o, _ in results])
         self._buffers: list[np.ndarray] = []  # memory that all calls use
         self._allocate()
         self._make_frame()
