@@ -34,8 +34,8 @@ NETWORKS = (Network(4, 1024, 32), Network(8, 256, 32), Network(8, 64, 32))
 class Way(NamedTuple):
     """One way of ours to train: where buckets of gradients are reduced, how large they are, and how parameters are updated."""
 
-    placement: str = "as compiled"
-    """"as compiled"; "early": each bucket where its last gradient is made; "grouped": all of them after the backward pass."""
+    placement: str = "early"
+    """One of ddp_placement.PLACEMENTS."""
     bucket_mb: float = 25.0
     update: str = "written out"
     """"written out": p - rate * g, or "fc.optim"."""

@@ -17,6 +17,7 @@ from ddp_placement import placed
 import funccoll as fc
 from funccoll import P
 
+SGD = fc.optim.sgd(RATE)
 CALLS = 20
 """Repetitions of a part that is measured alone."""
 
@@ -30,14 +31,17 @@ def loss_fn(params: Any, x: Any, y: Any) -> Any:
 
 
 def training_step(mesh: fc.Mesh, way: Way) -> Any:
-    """The jitted step: (parameters, inputs, targets) -> (parameters, loss)."""
-    cap = way.bucket_mb
+    """The jitted step: ((parameters, optimizer's state), inputs, targets) -> ((parameters, state), loss)."""
+    cap, fused = way.bucket_mb, way.update == "fc.optim"
     mean_loss = fc.value_and_grad(fc.data_parallel(loss_fn, "data", bucket_cap_mb=cap, first_bucket_mb=min(1, cap)))
 
     @fc.jit(mesh=mesh, in_specs=(P(), P("data"), P("data")), out_specs=(P(), P()), donate_argnums=0)
-    def step(params: Any, x: Any, y: Any) -> Any:
+    def step(trained: Any, x: Any, y: Any) -> Any:
+        params, state = trained
         loss, grads = mean_loss(params, x, y)
-        return fc.tree.map(lambda p, g: p - RATE * g, params, grads), loss
+        if fused:
+            return fc.optim.apply(SGD, grads, state, params), loss
+        return (fc.tree.map(lambda p, g: p - RATE * g, params, grads), state), loss
 
     return step
 
@@ -54,13 +58,14 @@ class Training:
 
     def start(self) -> None:
         """Begin with the initial parameters."""
-        self.params = fc.tree.map(lambda p: fc.device_put(p, self.mesh), parameters(self.network))
+        params = parameters(self.network)
+        self.trained = fc.tree.map(lambda p: fc.device_put(p, self.mesh), (params, SGD.init(params)))
 
     def steps(self, times: int) -> list[Any]:
         """Train for some steps; return their losses."""
         losses = []
         for i in range(times):
-            self.params, loss = self.step(self.params, *self.data[i % BATCHES])
+            self.trained, loss = self.step(self.trained, *self.data[i % BATCHES])
             losses.append(loss)
         return losses
 
@@ -68,7 +73,7 @@ class Training:
         """(losses of the first steps, the sum of squares of each parameter after them)."""
         self.start()
         losses = [float(loss) for loss in self.steps(times)]
-        return losses, [float(np.sum(np.square(np.asarray(p), dtype=np.float64))) for p in fc.tree.leaves(self.params)]
+        return losses, [float(np.sum(np.square(np.asarray(p), dtype=np.float64))) for p in fc.tree.leaves(self.trained[0])]
 
 
 class Ours:

@@ -7,39 +7,47 @@ from collections.abc import Iterator
 
 from funccoll import passes
 from funccoll.compiler import stages
-from funccoll.ir import Program
-from funccoll.passes.combine import combine
+from funccoll.ir import Equation, Literal, Program, Var
+from funccoll.passes.group_collectives import group_collectives
+
+PLACEMENTS = ("grouped", "early", "early, updates too")
+"""All buckets after the backward pass, like other collectives; each where its last gradient is made, which is what funccoll
+compiles; and then what needs a bucket's results, too: the update of its parameters."""
 
 
 @contextlib.contextmanager
 def placed(placement: str) -> Iterator[None]:
-    """Compile with another placement of collectives: "early", "grouped", or "as compiled"."""
+    """Compile with this placement of buckets."""
     kept = passes.PASSES, stages.group_collectives
     try:
-        if placement == "early":
-            passes.PASSES = tuple(p for p in passes.PASSES if p is not combine)
-            stages.group_collectives = lambda program: program
+        if placement == "grouped":
+            passes.PASSES = (_without_buckets, *passes.PASSES)
         elif placement == "early, updates too":
-            passes.PASSES = tuple(p for p in passes.PASSES if p is not combine)
-            stages.group_collectives = hoist
+            stages.group_collectives = lambda program: _with_early_readers(group_collectives(program))
         yield
     finally:
         passes.PASSES, stages.group_collectives = kept
 
 
-def hoist(program: Program) -> Program:
-    """Move what needs a collective's result right behind the last collective that it needs."""
-    slots: dict = {}
-    order: list[list] = [[]]
+def _without_buckets(program: Program) -> Program:
+    """The program as if its collectives were not buckets."""
+    return program.replace(equations=tuple(eqn.replace(bucket=0) for eqn in program.equations))
+
+
+def _with_early_readers(program: Program) -> Program:
+    """Move what needs a collective's result to where everything that it reads is known."""
+    made: dict[Var, int] = {}  # by variable, the number of collectives after which it is made
+    reduced: set[Var] = set()
+    order: list[list[Equation]] = [[]]
     for eqn in program.equations:
-        slot = max((slots.get(a, 0) for a in eqn.inputs if not hasattr(a, "value")), default=0)
+        inputs = {a for a in eqn.inputs if not isinstance(a, Literal)}
+        early = not eqn.primitive.communicates and not inputs.isdisjoint(reduced)
+        part = max(made.get(a, 0) for a in inputs) if early else len(order) - 1
+        order[part].append(eqn)
         if eqn.primitive.communicates:
-            order[-1].append(eqn)
             order.append([])
-            slots.update(dict.fromkeys(eqn.outputs, len(order) - 1))
-        elif slot:
-            order[slot].append(eqn)
-            slots.update(dict.fromkeys(eqn.outputs, slot))
-        else:
-            order[-1].append(eqn)
-    return program.replace(equations=tuple(e for part in order for e in part))
+            part += 1
+        if early or eqn.primitive.communicates:
+            reduced.update(eqn.outputs)
+        made.update(dict.fromkeys(eqn.outputs, part))
+    return program.replace(equations=tuple(eqn for part in order for eqn in part))
