@@ -51,11 +51,14 @@ OUT_DIR ?= gpu-check
 gpu-check:
 	$(PYTHON) benchmarks/gpu.py --out $(OUT_DIR) $(PARTS:%=--parts %) $(TOTAL:%=--total %)
 
+# A Python that has torch 2.13, for the last one.
+TORCH_PYTHON ?= $(BIN)/python
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/core.py
 	$(BIN)/python benchmarks/schedules.py
 	$(BIN)/python benchmarks/host.py
 	$(BIN)/python benchmarks/failures.py
+	$(BIN)/python benchmarks/ddp.py --torch-python $(TORCH_PYTHON)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build *.egg-info

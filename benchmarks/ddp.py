@@ -9,7 +9,7 @@ Every step of ours also yields the mean loss over the ranks, an all_reduce more 
 manual shows it and with the options that make it faster; goals are judged against the faster one. Its Python may be
 another one than ours (`--torch-python`); without torch the results say so.
 
-Writes benchmarks/results/ddp.json.
+Writes benchmarks/results/ddp.json and the README's table.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from ddp_placement import PLACEMENTS
 from host import rounded, write
 from host_jobs import Job, cores, funccoll_run
 from measure import machine, spread, summary
+from readme_table import refresh
 
 from funccoll.display import size_text
 
@@ -287,6 +288,8 @@ def main(words: list[str] | None = None) -> None:
         "placements": rounded(placements), "cases": rows,
     }  # fmt: skip
     write(options.out, results)
+    if options.out == RESULTS:
+        refresh()
     for g in results["goals"]:
         verdict = {None: "not measured", True: "met", False: "MISSED"}[g["met"]]
         print(f"{verdict:<12} {g['goal']}: wanted {g['wanted']}, reached {g['reached']}")

@@ -213,7 +213,43 @@ def comm_hooks() -> str:
     )
 
 
-TABLES = {"speed": speed, "schedules": schedules, "speed:host": host, "gpu": gpu}
+def training() -> str:
+    """Data-parallel training against torch's DistributedDataParallel."""
+    path = ROOT / "benchmarks" / "results" / "ddp.json"
+    return training_tables(json.loads(path.read_text())) if path.exists() else "Not measured yet."
+
+
+def training_tables(data: dict[str, Any]) -> str:
+    """The tables of one run of benchmarks/ddp.py."""
+    about, rows = data["machine"], []
+    goals = {goal["goal"].partition(" (")[0]: goal for goal in data["goals"]}
+    verdict = {None: "not measured", True: "met", False: "**missed**"}
+    for case in data["cases"]:
+        us, parts, torch = case["ours"][case["best"]]["median_us"], case["parts_us"], case.get("torch", {})
+        cells = [f"{_time(found['median_us'])}, {found['ratio']['median']:.2g}×" for found in torch.values()] or ["", ""]
+        goal = goals.get(case["network"])
+        name = f"{case['network']}: {size_text(case['parameter_bytes'])}"
+        own = [_time(parts[part]) for part in ("compute", "wait", "collectives", "update")]
+        says = f"{goal['wanted']}: {verdict[goal['met']]}" if goal else ""
+        rows.append(f"| {name} | {_time(us)} | {' | '.join([*cells, says, *own])} |")
+    load = f"{about['load_before'][0]:.1f} before, {about['load_after'][0]:.1f} after"
+    versions = ", ".join(f"{name} {about['versions'][name]}" for name in ("numpy", "torch") if name in about["versions"])
+    counted = f"{sum(data['turns'][kind] for kind in ('undisturbed', 'disturbed'))} turns counted, "
+    counted += f"{data['turns']['disturbed']} of them while others computed"
+    return "\n".join([
+        "| layers x width, batch of a rank: parameters | funccoll | torch DDP | DDP, tuned | goal | compute | wait | "
+        "all_reduce | update |",
+        "|---|---|---|---|---|---|---|---|---|", *rows, "",
+        f"A training step of a multi-layer perceptron in float32 with plain SGD, on {data['ranks']} processes of one thread, "
+        f"{data['cores']} cores: medians of {data['rounds']} rounds in which all contenders take turns, on {about['cpu']} "
+        f"(load {load}; {counted}), Python {about['python']}, {versions}, Gloo. *Tuned* is gradient_as_bucket_view, "
+        "static_graph, and the fused SGD. The parts are ours, measured with a barrier before each all_reduce. More parts, "
+        "torch's too, and where buckets are best reduced are in `benchmarks/results/ddp.json`; `benchmarks/ddp.py` makes it "
+        "anew.",
+    ])  # fmt: skip
+
+
+TABLES = {"speed": speed, "schedules": schedules, "speed:host": host, "speed:training": training, "gpu": gpu}
 
 
 def marks(name: str) -> tuple[str, str]:

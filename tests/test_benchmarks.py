@@ -19,11 +19,11 @@ def benchmarks(monkeypatch):
 
 
 @pytest.fixture
-def readme_table():
+def readme_table(benchmarks):
     return runpy.run_path(str(ROOT / "benchmarks" / "readme_table.py"))
 
 
-@pytest.mark.parametrize("name", ["speed", "schedules", "speed:host"])
+@pytest.mark.parametrize("name", ["speed", "schedules", "speed:host", "speed:training"])
 def test_the_readmes_tables_are_the_recorded_ones(readme_table, name):
     text = (ROOT / "README.md").read_text()
     begin, end = readme_table["marks"](name)
