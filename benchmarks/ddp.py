@@ -56,7 +56,9 @@ PARTS = {
     "collectives": "in the calls of collective groups after these barriers: copying, waiting inside, reducing",
     "update": "from the last collective to the end of the call: the new parameters, making Arrays",
     "collectives alone": "the same groups repeated in one native call, with the step's own arguments",
-    "collectives alone, arguments in the heap": "the same with arguments in shared memory; the difference is copying",
+    "collectives alone, arguments in the heap": "the same with arguments in shared memory",
+    "copy": "the difference of the last two: gradients that were not computed into shared memory are copied there",
+    "reduce": "collectives, less copy",
     "products alone": "the step's matrix products in NumPy, one after the other, on arrays of their own",
     "products at the rate of a large one": "their operations at the rate of one product of 1024 x 1024",
     "one device": "the whole step on a mesh of one device, both ranks at once and without any communication",
@@ -162,6 +164,8 @@ class Bench:
         times = max(20, min(200, int(1e6 / row["ours"][best]["median_us"])))
         found = max(self.jobs["ours"].all("parts", best, times), key=lambda parts: parts["compute"])
         calls = found.pop("calls")
+        found["copy"] = max(0.0, found["collectives alone"] - found["collectives alone, arguments in the heap"])
+        found["reduce"] = found["collectives"] - found["copy"]
         found["one device"] = one_device
         if "torch" in row:
             way = row["torch_best"]
