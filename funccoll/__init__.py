@@ -53,6 +53,7 @@ _ELSEWHERE = {
     "tree_map": "fc.tree.map",
     "no_grad": "fc.stop_gradient(x)",
     "Join": "fc.uneven_batches(batches, mesh=mesh)",
+    "SyncBatchNorm": "fc.nn.sync_batch_norm(x, scale, bias)",
 }
 
 

@@ -107,6 +107,19 @@ def test_sync_batch_norm_of_active_batches():
     np.testing.assert_allclose(stats.var, last.var(0), rtol=1e-12)
 
 
+def test_active_of_data_parallel():
+    """A block of one number is what its `active` takes: the mean is that over the devices which have a batch."""
+    mesh, rows = fc.make_mesh({"data": 3}), [[3], [3, 3], []]
+    dp = fc.data_parallel(lambda w, batch: summed_loss(w, batch["x"], 1.0))
+    step = fc.jit(lambda w, active, batch: dp(w, batch, active=active), mesh=mesh, in_specs=(P(), P("data"), P("data")),
+                  out_specs=P())  # fmt: skip
+    w = np.array([1.0, -2.0])
+    steps = fc.uneven_batches(lambda i: data_of(i, rows[i]), mesh=mesh, like=LIKE)
+    found = [float(step(w, active, batch)) for active, batch in steps]
+    each = [[summed_loss(w, batch["x"], 1.0) for batch in data_of(i, counts)] for i, counts in enumerate(rows)]
+    assert found == [(each[0][0] + each[1][0]) / 2, each[1][1]]
+
+
 def test_batches_are_read_when_they_are_asked_for():
     taken: list[int] = []
     loop = fc.uneven_batches(lambda i: (taken.append(k) or np.ones(1) for k in itertools.count()), mesh=fc.make_mesh({"d": 1}),
@@ -193,9 +206,10 @@ def test_training_with_batch_norm_is_that_of_one_device(count):
 
 @pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_training_on_processes_has_the_bits_of_virtual_devices(count):
+    """The same call on both: a function from a position to its batches."""
     rows = UNEVEN[count]
     wanted = bits_of_training(fc.make_mesh({"data": count}), lambda i: data_of(i, rows[i]))
-    job = f'mesh, batches = fc.make_mesh({{"data": {count}}}), data_of(rank, {rows}[rank])\n'
+    job = f'mesh, batches = fc.make_mesh({{"data": {count}}}), lambda i: data_of(i, {rows}[i])\n'
     with Ranks(f"{HEAD}{job}for found in bits_of_training(mesh, batches):\n    say(found)\n", range(count)) as ranks:
         assert set(ranks.lines().values()) == {"in"}
         for found in wanted:

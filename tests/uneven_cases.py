@@ -80,21 +80,19 @@ def outcomes(mesh: Any, rank: int) -> list[Any]:
 
 
 def training(mesh: Any, batches: Any, rows: int) -> Iterator[tuple[Any, Any, float]]:
-    """Parameters, running statistics and loss after each step of a network with batch normalization.
+    """Parameters, running statistics and loss after each step of a network with batch normalization."""
 
-    Losses are weighted and divided by the weights of all devices, as batch statistics are.
-    """
+    def loss_fn(params: Any, running: Any, active: Any, batch: Any) -> Any:
+        x = batch["x"]
+        hidden, stats = fc.nn.sync_batch_norm(x @ params["w"], params["scale"], params["bias"], weights=active)
+        losses = np.square(np.tanh(hidden) @ params["out"] - np.sin(x[:, 0]))
+        weighted = np.sum(active * losses), np.sum(active * np.ones_like(losses))
+        return weighted, fc.nn.update_running_stats(running, stats)
+
+    dp = fc.data_parallel(loss_fn, reduction="weighted", buffers="broadcast")
 
     def step(params: Any, running: Any, active: Any, batch: Any) -> Any:
-        x = batch["x"]
-
-        def loss_fn(params: Any) -> Any:
-            hidden, stats = fc.nn.sync_batch_norm(x @ params["w"], params["scale"], params["bias"], weights=active)
-            losses = np.square(np.tanh(hidden) @ params["out"] - np.sin(x[:, 0]))
-            total, weight = fc.all_reduce((np.sum(active * losses), np.sum(active * np.ones(len(x)))), "data")
-            return total / weight, fc.nn.update_running_stats(running, stats)
-
-        (loss, running), grads = fc.value_and_grad(loss_fn, has_aux=True)(params)
+        (loss, running), grads = dp.value_and_grad(params, running, active, batch)
         return fc.tree.map(lambda p, g: p - 0.1 * g, params, grads), running, loss
 
     specs = P(), P(), P("data"), P("data")

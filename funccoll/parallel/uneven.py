@@ -21,7 +21,7 @@ from ..runtime.job.world import on_device
 __all__ = ["uneven_batches"]
 
 ENDED, ACTIVE, NOTHING = 0, 1, 2
-"""The words of a device before each step: its batches have ended, it has one, they have ended before the first one."""
+"""States of a device before each step: its batches have ended, it has one, it has never had one."""
 
 
 def uneven_batches(
@@ -39,10 +39,11 @@ def uneven_batches(
             params, loss = step(params, active, batch)    # in_specs=(P(), P("data"), P("data"))
 
     Yields `active` and `batch`, Arrays that are split over `axis` in their first dimension. A device without a further batch
-    goes on with its last one, and `active`, float32, is 0 there and 1 where the batch is data: weight each example's loss
-    by it, `np.sum(active * losses)`, and divide by the weights of all devices, `np.sum(active * np.ones_like(losses))`;
-    `fc.nn.sync_batch_norm` takes it as `weights`. A device's block of it has shape (1,), or with a `batch_size` one number
-    for each row: then batches with fewer rows are filled up with their last row, so that one compiled step fits all.
+    goes on with its last one, and `active`, float32, is 0 there and 1 where the batch is data. Weight each example's loss
+    by it: for `fc.data_parallel(loss_fn, reduction="weighted")` loss_fn returns `np.sum(active * losses)` and
+    `np.sum(active * np.ones_like(losses))`. `fc.nn.sync_batch_norm` takes it as `weights`. A device's block of it has shape
+    (1,), or with a `batch_size` one number for each row: then batches with fewer rows are filled up with their last row, so
+    that one compiled step fits all.
 
     Args:
         batches: this process's batches, pytrees of blocks as `fc.from_local` takes them; or a function from a position along
