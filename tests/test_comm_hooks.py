@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -511,6 +513,21 @@ def test_inner_must_be_a_hook(make):
 def test_a_hook_that_was_not_made(name):
     with pytest.raises(TraceError, match=rf"comm_hooks.{name} makes a hook, .* give comm_hooks.{name}\(\) as the hook"):
         run(getattr(comm_hooks, name), [[normal(2, 3)]])
+
+
+def test_every_hook_learns_the_digits():
+    """The record of benchmarks/comm_hooks.py: real processes, real images."""
+    record = json.loads((Path(__file__).parents[1] / "benchmarks" / "results" / "comm_hooks.json").read_text())
+    cases = {case["name"]: case for case in record["cases"]}
+    assert record["processes"] == 2
+    for case in cases.values():
+        assert case["met"] is True
+        assert case["accuracy"]["min"] >= case["goal"] == 0.95
+        assert len({run["seed"] for run in case["runs"]}) == 5
+        assert case["losses"][-1] < 0.05 * case["losses"][0]
+    assert cases["all_reduce"]["bytes_per_step"] == (64 * 128 + 128 + 128 * 10 + 10) * 4
+    assert {name.partition("(")[0] for name in cases} == set(comm_hooks.__all__)
+    assert all(case["compression"] > 1.9 for name, case in cases.items() if name != "all_reduce")
 
 
 def _paths(tree: Any, path: str = "") -> list[tuple[str, Any]]:
