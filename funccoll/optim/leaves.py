@@ -14,13 +14,19 @@ from ..primitives.optimizers import wide_dtype
 from ..tracing.trace import value_type
 from ..types import is_inexact
 
-__all__ = ["flatten_floats", "flatten_like", "widen"]
+__all__ = ["check_floats", "flatten_floats", "flatten_like", "widen"]
 
 
 def flatten_floats(what: str, name: str, tree: Any) -> tuple[list[Any], optree.PyTreeSpec]:
     """Leaves, as arrays, and structure of a tree of real floats, `name` in errors. Raises DTypeError for another leaf."""
     found, treedef = optree.tree_flatten(tree)
     leaves = [as_traceable(x) for x in found]
+    check_floats(what, name, leaves, treedef)
+    return leaves, treedef
+
+
+def check_floats(what: str, name: str, leaves: Sequence[Any], treedef: optree.PyTreeSpec) -> None:
+    """Raise a DTypeError, naming the place, for a leaf that is not of real floats. It reads their dtypes alone."""
     for i, leaf in enumerate(leaves):
         if not is_inexact(leaf.dtype) or leaf.dtype.kind == "c":
             remedy = (
@@ -31,7 +37,6 @@ def flatten_floats(what: str, name: str, tree: Any) -> tuple[list[Any], optree.P
                 f"{what}: {path_name(name, treedef, i)} is {leaf.dtype}{list(leaf.shape)}, and only real floats are "
                 f"updated. {remedy}"
             )
-    return leaves, treedef
 
 
 def flatten_like(

@@ -22,7 +22,7 @@ from ..placement import device_put
 from ..primitives.optimizers import COUPLED, DECOUPLED, RULES, UNDECAYED, optimizer_step_p
 from ..tracing.trace import value_type
 from .learning_rates import Schedule, nonnegative, rate_at
-from .leaves import flatten_floats, flatten_like, widen
+from .leaves import check_floats, flatten_floats, flatten_like, widen
 from .transformation import Fusable, GradientTransformation, check_state
 
 __all__ = ["AdamState", "SgdState", "adam", "adamw", "sgd"]
@@ -65,8 +65,11 @@ class _Optimizer(Fusable):
     """From the number of steps taken to the rule's scalars, in float64."""
 
     def init(self, params: Any) -> Any:
-        flatten_floats(self.name, "params", params)
-        moments = [optree.tree_map(_zeros_like, params) for _ in range(RULES[self.rule].moments)]
+        found, treedef = optree.tree_flatten(params)
+        # Not the values of an Array: a process may hold a part of them.
+        leaves = [x if type(x) is Array else as_traceable(x) for x in found]
+        check_floats(self.name, "params", leaves, treedef)
+        moments = [treedef.unflatten(map(_zeros_like, leaves)) for _ in range(RULES[self.rule].moments)]
         return self._state(np.int32(0), moments)
 
     def _state(self, count: Any, moments: Sequence[Any]) -> Any:
