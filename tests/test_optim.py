@@ -533,7 +533,8 @@ def train(devices=2, steps=4):
     def body(params, state, x):
         return optim.apply(optimizer, fc.grad(loss)(params, x), state, params)
 
-    step = fc.jit(body, mesh=mesh, in_specs=(specs, state_specs, P("data")), out_specs=(specs, state_specs), donate_argnums=(0, 1))
+    split = (specs, state_specs)
+    step = fc.jit(body, mesh=mesh, in_specs=(*split, P("data")), out_specs=split, donate_argnums=(0, 1))
     places = []
     for i in range(steps):
         x = np.random.default_rng(i).normal(size=(8 * devices, 64)).astype(np.float32)

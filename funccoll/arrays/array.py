@@ -116,17 +116,21 @@ class Array(metaclass=_ArrayMeta):
         mesh = self.sharding.mesh
         return not mesh.is_fully_addressable and any(mesh.shape[a] > 1 for a in self.sharding.varying)
 
-    def take_copies(self, delete: bool = False) -> Any:
-        """The distinct copies, for a runtime; with `delete`, the Array gives them up."""
+    def give_up(self) -> None:
+        """Drop the data: the Array is donated."""
+        if self._copies is not None:
+            self._copies = None
+            # A layout that is not another Array's: no call cache contains it, so a later use raises.
+            self.layout = self.layout.of_deleted
+
+    def take_copies(self) -> Any:
+        """The distinct copies, for a runtime."""
         copies = self._copies
         if copies is None:
             raise DeletedArrayError(
                 f"this Array {dtype_name(self.dtype)}{list(self.shape)} was donated to a jitted function (donate_argnums) "
                 "and no longer has data. Use that function's result, or do not donate it."
             )
-        if delete:
-            self._copies = None
-            self.layout = self.layout.of_deleted
         return copies
 
     def _copy_list(self) -> Sequence[Any]:

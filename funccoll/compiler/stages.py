@@ -41,36 +41,50 @@ _NEW: Any = object.__new__
 _COPIES = operator.attrgetter("_copies")
 
 
-def _references(inputs: list[Any], i: int) -> list[int]:
-    """The counts of references to the memory of the i-th input, -1 where it is not a NumPy array's own."""
-    copies = inputs[i]
-    blocks = copies if type(copies) is list else [copies]
-    counts = [sys.getrefcount(copies)]
-    for block in blocks:
-        own = type(block) is np.ndarray and block.flags.owndata
-        counts.append(sys.getrefcount(block) if own else -1)
-    return counts
-
-
-_ALONE = {np.ndarray: _references([np.empty(1)], 0), list: _references([[np.empty(1)]], 0)}
-"""The counts of `_references` where only the list of inputs refers to an input: by its type."""
-
-
-def _make_own(inputs: list[Any], i: int) -> None:
-    """Let the program write into the i-th input: copy it, unless its memory belongs to arrays that only `inputs` refers to.
+def _make_own(inputs: list[Any], positions: Sequence[int]) -> None:
+    """Let the program write into some inputs: each is copied unless its memory belongs to arrays that only `inputs` refers to.
 
     Views, and what other libraries made of an array, refer to it.
     """
-    found, (whole, block) = _references(inputs, i), _ALONE.get(type(inputs[i]), (0, 0))
-    alone = found[0] == whole and all(count == block for count in found[1:])
-    if type(inputs[i]) is not list:
-        inputs[i] = inputs[i] if alone else np.array(inputs[i])
-        inputs[i].flags.writeable = True  # `device_put` makes blocks that are not
-    elif not alone:
-        inputs[i] = [np.array(x) for x in inputs[i]]
-    else:
-        for x in inputs[i]:
-            x.flags.writeable = True
+    count, array = sys.getrefcount, np.ndarray
+    for i in positions:
+        value = inputs[i]
+        if type(value) is not list:
+            own = type(value) is array and count(value) <= _ALONE[0] and value.flags.owndata
+            if not own:
+                inputs[i] = np.array(value)
+            elif not value.flags.writeable:  # `device_put` makes such blocks
+                value.flags.writeable = True
+            continue
+        shared = count(value) > _ALONE[1]
+        for block in value:
+            if type(block) is not array or count(block) > _ALONE[2] or not block.flags.owndata:
+                shared = True
+        if shared:
+            inputs[i] = [np.array(block) for block in value]
+        else:
+            for block in value:
+                block.flags.writeable = True
+
+
+def _count_alone() -> tuple[int, int, int]:
+    """The references that `_make_own` counts where only its inputs refer to an array, to a list, and to an array in a list."""
+    found = []
+
+    def count(inputs: list[Any], positions: Sequence[int]) -> None:
+        for i in positions:
+            value = inputs[i]
+            found.append(sys.getrefcount(value))
+            if type(value) is list:
+                for block in value:
+                    found.append(sys.getrefcount(block))
+
+    count([np.empty(1), [np.empty(1)]], (0, 1))
+    alone, a_list, in_list = found
+    return alone, a_list, in_list
+
+
+_ALONE = _count_alone()
 
 
 class _Stage:
@@ -210,7 +224,8 @@ class Compiled(_Scheduled):
         # A NumPy array is taken as it is; a CuPy array may be on another GPU, which is looked at.
         self._array_type, self._asarray = np.ndarray if mesh.device_type == "cpu" else None, backend.library.asarray
         self._kinds = [Array] * len(signature.out_layouts)
-        self._donates = any(signature.donated)
+        self._donated = [i for i, donated in enumerate(signature.donated) if donated]
+        self._donates = bool(self._donated)
 
     @property
     def execution(self) -> str:
@@ -242,7 +257,9 @@ class Compiled(_Scheduled):
         inputs = []
         for leaf, layout in zip(leaves, self._layouts, strict=True):
             if type(leaf) is Array:
-                if leaf.layout.same(layout):
+                if leaf.layout is layout:  # of one that was donated it is another layout
+                    inputs.append(leaf._copies)
+                elif leaf.layout.same(layout):
                     inputs.append(leaf.take_copies())
                 elif leaf.sharding.mesh == layout.sharding.mesh:
                     return self._execute_redistributed(leaves)
@@ -255,8 +272,7 @@ class Compiled(_Scheduled):
             self._check_replicas(inputs, [None if type(leaf) is Array else to_numpy(leaf) for leaf in leaves])
         if self._donates:  # last: a call that is refused leaves donated Arrays their data
             self._delete_donated(leaves)
-            for i in self._overwritten:
-                _make_own(inputs, i)
+            _make_own(inputs, self._overwritten)
         try:
             return self._wrap(self._run(*inputs))
         except BaseException as error:
@@ -264,9 +280,10 @@ class Compiled(_Scheduled):
             raise
 
     def _delete_donated(self, leaves: Sequence[Any]) -> None:
-        for leaf, donated in zip(leaves, self.signature.donated, strict=True):
-            if donated and type(leaf) is Array and not leaf.is_deleted():
-                leaf.take_copies(delete=True)
+        for i in self._donated:
+            leaf = leaves[i]
+            if type(leaf) is Array:
+                leaf.give_up()
 
     def _execute_redistributed(self, leaves: Sequence[Any]) -> Any:
         """Run on flat arguments of which some are redistributed first, each by a program of its own."""
