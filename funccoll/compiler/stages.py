@@ -210,7 +210,8 @@ class Compiled(_Scheduled):
         virtual = mesh.is_fully_addressable
         on_cpu = mesh.device_type == "cpu"
         donated = frozenset(v for v, given in zip(ordered.inputs, signature.donated, strict=True) if given and on_cpu)
-        buffers = plan_buffers(ordered, virtual, backend.shares_memory and not virtual, donated)
+        publishes = backend.shares_memory and not virtual
+        buffers = plan_buffers(ordered, aliases=virtual, publishes=publishes, donated=donated)
         self._overwritten = [i for i, v in enumerate(ordered.inputs) if v in buffers.overwritten]
         self.group_calls: Sequence[Callable[..., Any]]
         """The backend's functions that it calls, in order: for benchmarks and tests."""
