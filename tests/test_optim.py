@@ -7,11 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import funccoll as fc
 from funccoll import P, optim
 from funccoll.errors import DTypeError, PytreeError, ShapeError, TraceError, UnsupportedError, VaryingError
 from funccoll.primitives.optimizers import wide_dtype
+from funccoll.tracing.trace import value_type
 
 TORCH = json.loads(Path(__file__).with_name("torch_optimizers.json").read_text())
 RATE = TORCH["rate"]
@@ -389,6 +392,45 @@ def test_a_block_that_another_device_reads(line, name):
     new, total = step(p, np.ones(8, np.float32))
     np.testing.assert_array_equal(np.asarray(new), np.arange(8) - 1)
     np.testing.assert_array_equal(np.asarray(total), 10 * wanted)
+
+
+CHOICES = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(0, 5)), min_size=2, max_size=10)
+
+
+@settings(max_examples=60)
+@given(CHOICES, st.sets(st.integers(0, 12), max_size=3))
+def test_random_programs_have_the_same_bits_donated_or_not(choices, kept):
+    """Steps among what reads their parameters, on the same and on other devices, before and after collectives."""
+    mesh, optimizer = fc.make_mesh({"d": 2}), optim.sgd(0.5, 0.5)
+
+    def varies(x):
+        return "d" in value_type(x).varying
+
+    def body(p, q, x):
+        values = [p, q, x]
+        for kind, i, j in choices:
+            a, b = values[-1 - i % len(values)], values[j % len(values)]
+            if kind == 0:
+                values.append(a + b)
+            elif kind == 1:
+                values.append(fc.all_reduce(a if varies(a) else fc.pvary(a, "d"), "d"))
+            elif kind == 2:
+                values.append(a.T.T if j % 2 else a.reshape(4, 2).reshape(2, 4))
+            elif kind == 3 and varies(a):
+                values.append(fc.permute(a, "d", pairs=[(0, 1), (1, 0)]))
+            elif kind >= 3 and varies(a) >= varies(b):
+                new, state = optim.apply(optimizer, b, optim.SgdState(0, a * 0.5), a)
+                values += [new, state.trace]
+        last = values[-2:] + [values[k % len(values)] for k in sorted(kept)]
+        return [v if varies(v) else fc.pvary(v, "d") for v in last]
+
+    def run(donate):
+        rng = np.random.default_rng(0)
+        given = [fc.device_put(rng.integers(-9, 9, (rows, 4)).astype(np.float32), mesh, spec)
+                 for rows, spec in ((2, P()), (4, P("d")), (4, P("d")))]  # fmt: skip
+        return bits(fc.jit(body, mesh=mesh, in_specs=(P(), P("d"), P("d")), out_specs=P("d"), donate_argnums=donate)(*given))
+
+    assert run((0, 1, 2)) == run(())
 
 
 def test_states_lie_where_their_parameters_are(line):
