@@ -249,7 +249,10 @@ def training_tables(data: dict[str, Any]) -> str:
     ])  # fmt: skip
 
 
-TABLES = {"speed": speed, "schedules": schedules, "speed:host": host, "speed:training": training, "gpu": gpu}
+TABLES = {
+    "speed": speed, "schedules": schedules, "speed:host": host, "speed:training": training,
+    "speed:hooks": comm_hooks, "gpu": gpu,
+}
 
 
 def marks(name: str) -> tuple[str, str]:

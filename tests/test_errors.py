@@ -208,12 +208,6 @@ def test_ops_that_a_dtype_lacks():
     wrong(DTypeError, reduced("mean", np.int32), '"mean"', "i32", "astype(np.float32)")
 
 
-def test_planned_features_say_one_clear_sentence():
-    wrong(PlannedError, lambda: fc.data_parallel(lambda p, b: 0.0, comm_hook=print), "comm_hook", "planned")
-    with pytest.raises(NotImplementedError):
-        fc.data_parallel(lambda p, b: 0.0, comm_hook=print)
-
-
 # ---------------------------------------------------------------- meshes and the job
 
 

@@ -324,14 +324,14 @@ def test_wrong_values_and_gradients_are_failures(rehearsed, monkeypatch):
 
 
 @pytest.mark.parametrize(("function", "arguments", "words"), [
-    (gpu_kernels.compare, ("programs", 4), "programs on 4 devices: 2 programs, 0 failed"),
+    (gpu_kernels.compare, ("programs", 4), "programs on 4 devices: 3 programs, 0 failed"),
     (gpu_compute.compare, (5, 40), "4 functions, .* gradients, 0 failed"),
     (gpu_compute.exact, (), "normal numbers.*off by 0 roundings"),
     (gpu_speed.small, (6,), "the slope of 2 to 6 in one graph"),
     (gpu_speed.slots, (), "a graph with 2 arguments and 2 results"),
     (gpu_speed.large, (), "all_reduce, 8 devices x 0 MiB.*of the limit"),
     (gpu_jobs.failure, ("raise",), "rank 1 raised ValueError: rank 1 has had enough"),
-    (gpu_jobs.compare, ("programs", 2), "programs in 2 processes over shm: 2 programs"),
+    (gpu_jobs.compare, ("programs", 2), "programs in 2 processes over shm: 3 programs"),
 ])  # fmt: skip
 def test_a_rehearsal_on_the_cpu(function, arguments, words, rehearsed, monkeypatch):
     monkeypatch.setattr(gpu_speed, "_sizes", lambda *sizes: [4096])
@@ -413,7 +413,7 @@ def test_graphs_of_the_fake_are_recognised(faked, monkeypatch):
     ("gpu_kernels:bad_input", [], [], ["in host memory, and b", "17 virtual devices", "MemoryError"]),
     *[pytest.param(*case, marks=pytest.mark.slow) for case in (
         ("gpu_kernels:compare", ["table", 2], ["float32"], ["table on 2 devices: 138 programs, 0 failed", "138 captured"]),
-        ("gpu_kernels:compare", ["programs", 4], [], ["programs on 4 devices: 2 programs, 0 failed", "2 captured"]),
+        ("gpu_kernels:compare", ["programs", 4], [], ["programs on 4 devices: 3 programs, 0 failed", "3 captured"]),
         ("gpu_speed:small", [4], [], ["the slope of 2 to 4 in one graph", "one jitted all_reduce"]),
     )],
 ])  # fmt: skip

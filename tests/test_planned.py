@@ -60,11 +60,6 @@ def test_importing_a_planned_name():
         importlib.import_module("funccoll.distributed")
 
 
-def test_planned_options():
-    with pytest.raises(PlannedError, match=r"comm_hook.* is planned"):
-        fc.data_parallel(lambda p: p, comm_hook=lambda state, bucket: (state, bucket))
-
-
 def test_several_hosts_are_planned(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
