@@ -28,7 +28,7 @@ from ..types import bfloat16 as bfloat16_dtype
 from ..types import is_inexact
 from .buckets import Bucket, CommHook
 
-__all__ = ["all_reduce", "bfloat16", "float16", "int8", "power_sgd"]
+__all__ = ["Bucket", "CommHook", "all_reduce", "bfloat16", "float16", "int8", "power_sgd"]
 
 Hook = Callable[[Bucket], Bucket] | CommHook
 
