@@ -65,7 +65,7 @@ def test_a_kernel_is_compiled_once_on_a_machine(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=SLOW) for seed in range(1, 6))])
-@pytest.mark.parametrize("case", ["random_words", "scatter_add", "on_fake_cupy"])
+@pytest.mark.parametrize("case", ["random_words", "scatter_add", pytest.param("on_fake_cupy", marks=SLOW)])
 def test_the_simulator_gives_the_bits_of_numpy(case, seed):
     dtypes = [dtype.name for dtype in DTYPES] if case == "scatter_add" else []
     done = subprocess.run(
