@@ -164,7 +164,7 @@ def test_every_algorithm_for_64_and_128_ranks(p, kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("p", range(33, 0, -1))
+@pytest.mark.parametrize("p", [33, 32, 31, 29, 27, 25, 24, 23, 21, 19, *range(17, 0, -1)])
 def test_every_algorithm_for_up_to_33_ranks(p):
     run_variants(p, 20, 4 if p < 10 else 2)
 
