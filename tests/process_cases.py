@@ -113,8 +113,8 @@ def collectives(n: int, same: Same) -> None:
     same(lambda x: fc.all_reduce(x[:0], "d"), {"d": n}, (values((n,), np.float32),), every, P())  # nothing
 
 
-FEW = [np.dtype(t) for t in (np.int32, fc.bfloat16)]
-"""Two of test_kernels: each kernel takes half a second to compile, once on a machine. Other cases have float32."""
+FEW = [np.dtype(t) for t in (np.int32, fc.bfloat16, np.float32)]
+"""Those of test_kernels: each kernel takes half a second to compile, once on a machine."""
 
 
 def few(n: int, same: Same) -> None:

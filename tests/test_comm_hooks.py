@@ -526,7 +526,7 @@ def test_every_hook_learns_the_digits():
         assert len({run["seed"] for run in case["runs"]}) == 5
         assert case["losses"][-1] < 0.05 * case["losses"][0]
     assert cases["all_reduce"]["bytes_per_step"] == (64 * 128 + 128 + 128 * 10 + 10) * 4
-    assert {name.partition("(")[0] for name in cases} == set(comm_hooks.__all__)
+    assert {name.partition("(")[0] for name in cases} == set(comm_hooks.__all__) - {"Bucket", "CommHook"}
     assert all(case["compression"] > 1.9 for name, case in cases.items() if name != "all_reduce")
 
 
