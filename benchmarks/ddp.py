@@ -65,7 +65,7 @@ PARTS = {
     "torch: forward": "of the module without DDP, with the loss", "torch: backward": "of the module without DDP",
     "torch: optimizer": "SGD's step and zero_grad", "torch: DDP": "the rest of a step with DDP",
 }  # fmt: skip
-"""What each part of a step is, and how it is measured."""
+"""The parts of a step, and how each is measured."""
 
 
 class Bench:

@@ -20,7 +20,7 @@ _SHARED_GPU = 23000
 
 
 def _run(count: int, function: str, *arguments: str | None, **variables: str) -> subprocess.CompletedProcess[str]:
-    """`funccoll run` of a function of this module in so many processes, on the device of the trial."""
+    """Run a function of this module by `funccoll run` in a number of processes, on the device of the trial."""
     call = f"import gpu_jobs; gpu_jobs.{function}(*{arguments!r})"  # an exception of a rank is its own
     command = [sys.executable, "-m", "funccoll", "run", "-n", str(count), "--", sys.executable, "-c", call]
     try:

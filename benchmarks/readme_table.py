@@ -184,7 +184,7 @@ def gpu_tables(report: dict[str, Any]) -> str:
 
 
 def comm_hooks() -> str:
-    """What each communication hook sends, and how well the digits are learnt with it."""
+    """Return the table of communication hooks: the bytes that each sends, and the accuracy on the digits with it."""
     data = _load("comm_hooks")
     about = data["machine"]
     rows = []

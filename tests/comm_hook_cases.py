@@ -1,4 +1,4 @@
-"""What the tests of communication hooks share: a step that reduces one bucket, and each algorithm once more in NumPy."""
+"""Cases for the tests of communication hooks: a step that reduces one bucket, and each algorithm once more in NumPy."""
 
 from __future__ import annotations
 

@@ -211,7 +211,7 @@ def test_padding_counts_as_nothing(data):
 
 @pytest.mark.parametrize("shape", [(4,), (1,), (4, 3), (4, 1), (1, 3)])
 def test_weights_of_the_first_dimensions(shape, line):
-    """One for each row, each row and step, or each device: as if an element stood there so many times."""
+    """Weights of rows, of rows and steps, or of devices: a weight of n stands for n copies of an element."""
     x = RNG.normal(size=(16, 3, 2))
     whole = (4 * shape[0], *shape[1:])
     weights = RNG.integers(0, 4, whole)
@@ -250,7 +250,7 @@ def test_a_batch_of_padding_alone(line):
 
 
 def test_no_gradient_flows_into_running_statistics():
-    """Like torch's buffers; the old running statistics are no constants."""
+    """Running statistics vary with training, as torch's buffers do; they are not constants."""
     x, running = RNG.normal(size=(8, 2)), (np.zeros(2), np.ones(2))
     loss = lambda x, running: np.sum(nn.update_running_stats(running, nn.sync_batch_norm(x, axis=None)[1], 0.25)[1])
     of_x, of_running = fc.grad(loss, (0, 1))(x, running)

@@ -48,7 +48,7 @@ def parallel(model: Any, n: int = 4, loss_fn: Any = loss, **options: Any) -> Any
 
 
 def trained(params: Any, steps: int, gradient: Any) -> Any:
-    """What one device makes of the parameters."""
+    """The parameters that one device trains."""
     state = Momentum().init(params)
     for _ in range(steps):
         updates, state = Momentum().update(gradient(params), state, params)
@@ -99,6 +99,14 @@ def test_frozen_integer_and_tied_parameters():
         "optimizer.count", "optimizer.velocity.layers.0", "params.epoch", "params.goal", "params.layers.0", "steps"
     ]  # fmt: skip
     assert dp.explain(X).rows[0].parameters == ("['layers.0']",)
+
+
+def test_equal_numbers_are_not_tied():
+    """Python has one object for both."""
+    one = 1.0
+    dp = parallel({"a": one, "b": one}, loss_fn=lambda p, x: np.mean(x) * 0 + p["a"] * p["a"] + 3 * p["b"])
+    dp.step(X)
+    close(dp.params, {"a": 1 - 0.25 * 2, "b": 1 - 0.25 * 3})
 
 
 def test_an_optimizer_of_fc_takes_its_steps_in_place(tmp_path):

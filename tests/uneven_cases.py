@@ -24,7 +24,7 @@ def summed_loss(w: Any, x: Any, active: Any) -> Any:
 
 
 def data_of(position: int, rows: Sequence[int]) -> list[Any]:
-    """The batches of a position, of integers, with so many rows."""
+    """The batches of a position: integers, with these numbers of rows."""
     rng = np.random.default_rng(position)
     return [{"x": rng.integers(-4, 5, (n, 2)).astype(np.float64)} for n in rows]
 

@@ -68,10 +68,14 @@ class DataParallel:
         leaves, self._tree = optree.tree_flatten(params)
         names = _names(self._tree)
         chosen = _chosen(params, trainable)
-        first = {id(leaf): name for leaf, name in reversed(list(zip(leaves, names, strict=True)))}
-        self._places = [first[id(leaf)] for leaf in leaves]
+        first: dict[int, str] = {}
+        # Only arrays are tied: Python keeps one object for equal numbers.
+        self._places = [
+            first.setdefault(id(leaf), name) if isinstance(leaf, (np.ndarray, Array)) else name
+            for leaf, name in zip(leaves, names, strict=True)
+        ]
         """Of each leaf of params, the name of its value: tied ones have one."""
-        values = {name: leaf for name, leaf in zip(names, leaves, strict=True) if first[id(leaf)] == name}
+        values = {place: leaf for place, name, leaf in zip(self._places, names, leaves, strict=True) if place == name}
         lines = [f"{name}: {dtype_name(np.asarray(v).dtype)}{list(np.shape(v))}" for name, v in values.items()]
         check_equal_lines(mesh, lines, "the parameters of DataParallel")
         placed = dict(zip(values, on_all_devices(mesh, list(values.values())), strict=True))
