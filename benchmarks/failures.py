@@ -31,6 +31,7 @@ TIMEOUT = 1.0
 # Failure: (case, its arguments, the event that the rank reports when it happens, the exceptions that others may get).
 KINDS: dict[str, tuple[str, dict[str, Any], str, set[str]]] = {
     "kill -9 at an instruction": ("kill", {}, "dies", {"PeerFailure"}),
+    "kill -9 in the backward pass": ("kill", {"step": "backward"}, "dies", {"PeerFailure"}),
     "kill -9 between collectives": ("failing", {"deed": "die"}, "does", {"PeerFailure"}),
     "exit without a word": ("failing", {"deed": "vanish"}, "does", {"PeerFailure"}),
     "an exception": ("failing", {"deed": "raise"}, "does", {"PeerFailure"}),
@@ -47,7 +48,7 @@ def once(server: Server, folder: Path, kind: str, n: int, number: int) -> list[f
     case, arguments, event, exceptions = KINDS[kind]
     culprit = number % n
     if case == "kill":
-        arguments = {"victim": culprit, "where": random.Random(number).random()}
+        arguments = {"victim": culprit, "where": random.Random(number).random(), **arguments}
     elif case == "failing":
         arguments = {"culprits": [culprit], **arguments}
     elif case == "mismatch":
@@ -63,7 +64,8 @@ def once(server: Server, folder: Path, kind: str, n: int, number: int) -> list[f
             for rank in range(n):
                 job.hear(rank, "ready")
             time.sleep(0.3)  # by now they wait
-            began = job.kill(culprit, 2)
+            began = time.monotonic()
+            job.kill(culprit, 2)
             others |= {culprit}  # it is told as well
         else:
             began = job.hear(culprit, event)["at"]

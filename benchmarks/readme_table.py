@@ -190,8 +190,9 @@ def comm_hooks() -> str:
     rows = []
     for case in data["cases"]:
         accuracy, loss = case["accuracy"], case["loss"]
+        name = case["name"] if " " in case["name"].partition("(")[0] else f"`{case['name']}`"
         rows.append(
-            f"| `{case['name']}` | {case['bytes_per_step']:,} | {case['compression']:.1f}× | {case['state_bytes']:,} | "
+            f"| {name} | {case['bytes_per_step']:,} | {case['compression']:.1f}× | {case['state_bytes']:,} | "
             f"{accuracy['median']:.1%} ({accuracy['min']:.1%} to {accuracy['max']:.1%}) | {loss['median']:.4f} | "
             f"{case['ms_per_step']['median']:.2f} | {'met' if case['met'] else '**missed**'} |"
         )

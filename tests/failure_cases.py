@@ -25,6 +25,7 @@ from failure_ranks import (
     Program,
     Steps,
     W,
+    backward,
     become,
     dying,
     examples,
@@ -36,6 +37,7 @@ from failure_ranks import (
     say,
     serve,
     wait_for,
+    work,
 )  # fmt: skip
 
 import funccoll as fc
@@ -46,10 +48,10 @@ from funccoll.runtime.shm import arena
 
 
 @member
-def kill(victim: int, where: float) -> None:
+def kill(victim: int, where: float, step: str = "work") -> None:
     """The victim dies at a fraction of the instructions of three steps; the others tell what they are told."""
     mortal = Mortal() if fc.rank() == victim else None
-    steps = Steps(Program())
+    steps = Steps(Program({"work": work, "backward": backward}[step]))
     steps.run(2)
     if mortal is not None:
         counted = mortal.executed

@@ -53,34 +53,49 @@ def work(x: Any, w: Any) -> Any:
     return rows, whole, swapped, part, shifted, root, last
 
 
+def backward(x: Any, w: Any) -> Any:
+    """A step of training, whose backward pass reduces three buckets of gradients."""
+
+    def loss(layers: Any, x: Any) -> Any:
+        for layer in layers:
+            x = np.tanh(x * layer)
+        return np.sum(np.mean(x, axis=1))
+
+    dp = fc.data_parallel(loss, ("a", "b"), first_bucket_mb=1e-6, bucket_cap_mb=1e-6)
+    return dp.value_and_grad((w, w + 1, w + 2), x)
+
+
 # Of the private arrays some are copied whole, and some go in several segments.
 staging._STAGED_BYTES, staging._SEGMENT_BYTES = 256, 200
 EVERY = P(("a", "b"))
-SPECS: Any = {"in_specs": (EVERY, P()), "out_specs": (P("b"), P("a"), EVERY, EVERY, EVERY, P(), P())}
+STEPS: dict[Callable[[Any, Any], Any], Any] = {
+    work: (P("b"), P("a"), EVERY, EVERY, EVERY, P(), P()), backward: P(),
+}  # fmt: skip
+"""Step of a job -> the specs of its results."""
 W = np.arange(1.0, 6.0, dtype=np.float32)
 
 
 @functools.cache
-def examples(n: int) -> list[tuple[np.ndarray, list[list[bytes]]]]:
-    """Three inputs, and the bits of what `work` makes of them on each of n virtual devices."""
-    virtual = fc.jit(work, mesh=Mesh(AXES[n], range(n)), **SPECS)
+def examples(n: int, step: Callable[[Any, Any], Any] = work) -> list[tuple[np.ndarray, list[list[bytes]]]]:
+    """Three inputs, and the bits of what a step makes of them on each of n virtual devices."""
+    virtual = fc.jit(step, mesh=Mesh(AXES[n], range(n)), in_specs=(EVERY, P()), out_specs=STEPS[step])
     inputs = [np.random.default_rng(i).normal(size=(24 * n, 5)).astype(np.float32) for i in range(3)]
-    return [(x, [[out.shards[r].tobytes() for out in virtual(x, W)] for r in range(n)]) for x in inputs]
+    return [(x, [[out.shards[r].tobytes() for out in fc.tree.leaves(virtual(x, W))] for r in range(n)]) for x in inputs]
 
 
 class Program:
-    """`work` on the job's mesh. Private arrays go in, and what comes out must be right."""
+    """A step on the job's mesh. Private arrays go in, and what comes out must be right."""
 
-    def __init__(self) -> None:
+    def __init__(self, step: Callable[[Any, Any], Any] = work) -> None:
         n = fc.world_size()
         self.mesh = fc.make_mesh(AXES[n])
-        self.step = fc.jit(work, mesh=self.mesh, **SPECS)
-        self.examples = [(x, bits[fc.rank()]) for x, bits in examples(n)]
+        self.step = fc.jit(step, mesh=self.mesh, in_specs=(EVERY, P()), out_specs=STEPS[step])
+        self.examples = [(x, bits[fc.rank()]) for x, bits in examples(n, step)]
 
     def run(self, i: int) -> None:
         """Step number i."""
         x, bits = self.examples[i % 3]
-        found = self.step(x, W)
+        found = fc.tree.leaves(self.step(x, W))
         assert [out.local.tobytes() for out in found] == bits, f"wrong data in step {i}"
 
 

@@ -516,7 +516,7 @@ def test_a_hook_that_was_not_made(name):
 
 
 def test_every_hook_learns_the_digits():
-    """The record of benchmarks/comm_hooks.py: real processes, real images."""
+    """So does post-local SGD. The record of benchmarks/comm_hooks.py: real processes, real images."""
     record = json.loads((Path(__file__).parents[1] / "benchmarks" / "results" / "comm_hooks.json").read_text())
     cases = {case["name"]: case for case in record["cases"]}
     assert record["processes"] == 2
@@ -526,7 +526,8 @@ def test_every_hook_learns_the_digits():
         assert len({run["seed"] for run in case["runs"]}) == 5
         assert case["losses"][-1] < 0.05 * case["losses"][0]
     assert cases["all_reduce"]["bytes_per_step"] == (64 * 128 + 128 + 128 * 10 + 10) * 4
-    assert {name.partition("(")[0] for name in cases} == set(comm_hooks.__all__) - {"Bucket", "CommHook"}
+    names = {name.partition("(")[0] for name in cases if "SGD" not in name}
+    assert names == set(comm_hooks.__all__) - {"Bucket", "CommHook"} and len(names) < len(cases)
     assert all(case["compression"] > 1.9 for name, case in cases.items() if name != "all_reduce")
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from data_parallel_cases import ROWS, check, integers, outcomes, params_of, summed
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ranks import JOIN, Ranks
 
 import funccoll as fc
 from funccoll import P
@@ -16,21 +20,9 @@ from funccoll.errors import PytreeError, ShapeError, TraceError, VaryingError
 from funccoll.parallel.buckets import Bucket, CommHook
 from funccoll.parallel.data import Accumulated
 
-ROWS = P("data")
-
 
 def mesh_of(n: int) -> Any:
     return fc.make_mesh({"data": n})
-
-
-def integers(*shape: int, seed: int = 0, dtype: Any = np.float64) -> np.ndarray:
-    return np.random.default_rng([seed, *shape]).integers(-3, 4, shape).astype(dtype)
-
-
-def summed(params: Any, x: Any, weight: Any) -> tuple[Any, Any]:
-    """A sum of losses, a polynomial of integers, and the sum of the weights."""
-    y = (x @ params["w"] + params["b"]) ** 2
-    return np.sum(np.sum(y, axis=1) * weight), np.sum(weight)
 
 
 def on_devices(n: int, dp: Any, *args: Any) -> tuple[Any, Any]:
@@ -39,33 +31,51 @@ def on_devices(n: int, dp: Any, *args: Any) -> tuple[Any, Any]:
     return np.asarray(loss), fc.tree.map(np.asarray, grads)
 
 
-def params_of(width: int = 3, dtype: Any = np.float64) -> Any:
-    return {"w": integers(width, 2, dtype=dtype), "b": integers(2, seed=1, dtype=dtype)}
-
-
 def equal(found: Any, wanted: Any) -> None:
     fc.tree.map(lambda f, w: np.testing.assert_array_equal(np.asarray(f), np.asarray(w)), found, wanted)
 
 
-@settings(deadline=None, max_examples=20)
-@given(n=st.sampled_from([1, 2, 3, 4]), counts=st.lists(st.integers(0, 4), min_size=4, max_size=4), seed=st.integers(0, 99))
-def test_any_split_of_a_batch_has_the_gradient_of_one_device(n, counts, seed):
-    """Exactly, where everything is an integer: devices have different numbers of rows, the rest is padding of weight 0."""
-    counts = [*counts[: n - 1], max(1, counts[-1])]
-    most = max(counts)
-    blocks = [integers(most, 3, seed=seed + k) for k in range(n)]
-    weights = [np.arange(most) < count for count in counts]
-    x, weight = np.concatenate(blocks), np.concatenate(weights).astype(np.float64)
-    real = np.concatenate([b[:count] for b, count in zip(blocks, counts, strict=True)])
-    params = params_of()
-    sums = fc.value_and_grad(lambda p, x: summed(p, x, np.ones(len(x)))[0])(params, real)
+def counts_of(n: int) -> st.SearchStrategy[list[int]]:
+    """Numbers of rows of n devices, not all of them 0: equal ones or any."""
+    uneven = st.lists(st.integers(0, 4), min_size=n, max_size=n).filter(any)
+    return st.integers(1, 4).map(lambda rows: [rows] * n) | uneven
 
-    total = fc.data_parallel(lambda *args: summed(*args)[0], reduction="sum")
-    equal(on_devices(n, total, params, x, weight), sums)
-    mean = fc.data_parallel(summed, reduction="weighted")
-    value, grads = on_devices(n, mean, params, x, weight)
-    np.testing.assert_allclose(value, sums[0] / sum(counts), rtol=1e-15)
-    fc.tree.map(lambda g, s: np.testing.assert_allclose(g, s / sum(counts), rtol=1e-14), grads, sums[1])
+
+@settings(deadline=None, max_examples=20)
+@given(counts=st.sampled_from([1, 2, 3, 4]).flatmap(counts_of), seed=st.integers(0, 99))
+def test_any_split_of_a_batch_has_the_gradient_of_one_device(counts, seed):
+    """Exactly, where everything is an integer: devices have different numbers of rows, the rest is padding of weight 0."""
+    check(outcomes(mesh_of(len(counts)), counts, seed), counts, seed)
+
+
+JOB = JOIN + f"""
+import json
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from data_parallel_cases import *
+mesh = fc.make_mesh({{"data": fc.world_size()}})
+while request := hear():
+    say(json.dumps(outcomes(mesh, *json.loads(request))))
+"""
+
+
+@pytest.mark.parametrize("n", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
+def test_any_split_over_processes_has_the_gradient_of_one_device(n):
+    """One job executes all examples."""
+    with Ranks(JOB, range(n)) as ranks:
+        assert set(ranks.lines().values()) == {"in"}
+
+        @settings(deadline=None, max_examples=20)
+        @given(counts=counts_of(n), seed=st.integers(0, 99))
+        def splits(counts: list[int], seed: int) -> None:
+            for rank in range(n):
+                ranks.tell(rank, json.dumps([counts, seed]))
+            for found in map(json.loads, ranks.lines().values()):
+                check(found, counts, seed)
+
+        splits()
+        for rank in range(n):
+            ranks.tell(rank)
+        ranks.end_well()
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "weighted"])
