@@ -126,7 +126,7 @@ def test_one_of_eight_ranks_dies(job):
 def test_the_record_says_how_late_failures_were_told():
     data = json.loads(RECORD.read_text())
     kinds = {(case["kind"], case["ranks"]) for case in data["cases"]}
-    assert len(kinds) == len(data["cases"]) == 18 and all(case["events"] >= 10 for case in data["cases"])
+    assert len(kinds) == len(data["cases"]) == 20 and all(case["events"] >= 10 for case in data["cases"])
     for case in data["cases"]:
         assert case["seconds"]["min"] <= case["seconds"]["median"] <= case["seconds"]["max"]
         assert case["met"] is (case["seconds"]["max"] <= 1.0)
