@@ -26,7 +26,6 @@ _PLANNED = {
     "jvp": ("forward derivatives", "use fc.vjp, or fc.grad of fc.grad for second derivatives"),
     "remat": ("recomputation", "leave it out, or compute a part again in an fc.custom_vjp rule"),
     "checkpoint": ("recomputation", "leave it out, or compute a part again in an fc.custom_vjp rule"),
-    "torch": ("the PyTorch adapter", "pass tensors as NumPy arrays"),
     "jax": ("the JAX adapter", "pass arrays as NumPy arrays"),
 }
 _ELSEWHERE = {

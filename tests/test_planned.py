@@ -17,7 +17,7 @@ from funccoll.errors import MeshError, PlannedError
 
 PROMISED = [
     "distributed", "cond", "scan", "switch", "fori_loop", "while_loop", "vmap", "jvp", "remat", "checkpoint",
-    "torch", "jax",
+    "jax",
 ]  # fmt: skip
 SENTENCE = r"^fc\.{} \([^\n]+\) is planned, not in this version; today [^\n]+\.\n  at .*{}:\d+ in .+$"
 

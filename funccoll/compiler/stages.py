@@ -22,7 +22,7 @@ from ..passes import run_passes
 from ..passes.buffers import plan_buffers
 from ..passes.group_collectives import group_collectives
 from ..runtime.backend import ArgumentCheck
-from ..runtime.codegen import compile_program, require_devices
+from ..runtime.codegen import GeneratedProgram, compile_program, require_devices
 from ..runtime.job.world import backend_of
 from ..tracing.trace import stage
 from .arguments import path_name
@@ -34,7 +34,7 @@ from .signature import Signature
 if TYPE_CHECKING:
     from ..schedules.schedule import Schedule
 
-__all__ = ["Compiled", "Lowered", "TracedFunction", "redistribution"]
+__all__ = ["Compiled", "Lowered", "TracedFunction", "checks_passes", "generate", "redistribution"]
 
 
 _NEW: Any = object.__new__
@@ -142,7 +142,7 @@ class _Stage:
         return self.program._repr_html_()
 
 
-def _checks_passes() -> bool:
+def checks_passes() -> bool:
     """True when the user wants every program checked after every pass."""
     return os.environ.get("FUNCCOLL_CHECK") == "1"
 
@@ -166,7 +166,7 @@ class TracedFunction(_Stage):
         with user_frames():
             first = [traced.lower() for traced in self.redistributions]
             found = functools.partial(choose, mesh=self.mesh)
-            lowered = Lowered(run_passes(self.program, found, _checks_passes()), self.signature, first)
+            lowered = Lowered(run_passes(self.program, found, checks_passes()), self.signature, first)
             if not (self.mesh.is_abstract and is_large(lowered.program)):
                 _ = lowered.schedules
         return lowered
@@ -194,6 +194,22 @@ class Lowered(_Scheduled):
         return Compiled(self.program, self.signature, self.schedules, self.redistributions)
 
 
+def generate(
+    program: Program, mesh: Mesh, schedules: Mapping[Equation, Schedule], donated: Sequence[bool] = ()
+) -> tuple[GeneratedProgram, list[int]]:
+    """Return a program's code for this process, and the positions of the inputs that it overwrites: donated ones."""
+    ordered = group_collectives(program)
+    if checks_passes():
+        ordered.check()
+    backend, virtual = backend_of(mesh), mesh.is_fully_addressable
+    on_cpu = mesh.device_type == "cpu"
+    given_up = frozenset(v for v, given in zip(ordered.inputs, donated, strict=False) if given and on_cpu)
+    publishes = backend.shares_memory and not virtual
+    buffers = plan_buffers(ordered, aliases=virtual, publishes=publishes, donated=given_up)
+    overwritten = [i for i, v in enumerate(ordered.inputs) if v in buffers.overwritten]
+    return compile_program(ordered, mesh, buffers, schedules, backend), overwritten
+
+
 class Compiled(_Scheduled):
     """An executable program: call it with arguments of the types it was compiled for."""
 
@@ -203,27 +219,19 @@ class Compiled(_Scheduled):
     ):  # fmt: skip
         super().__init__(program, signature, redistributions)
         self.schedules = schedules
-        ordered = group_collectives(program)
-        if _checks_passes():
-            ordered.check()
-        mesh, backend = signature.mesh, backend_of(signature.mesh)
-        virtual = mesh.is_fully_addressable
-        on_cpu = mesh.device_type == "cpu"
-        donated = frozenset(v for v, given in zip(ordered.inputs, signature.donated, strict=True) if given and on_cpu)
-        publishes = backend.shares_memory and not virtual
-        buffers = plan_buffers(ordered, aliases=virtual, publishes=publishes, donated=donated)
-        self._overwritten = [i for i, v in enumerate(ordered.inputs) if v in buffers.overwritten]
+        mesh = signature.mesh
         self.group_calls: Sequence[Callable[..., Any]]
         """The backend's functions that it calls, in order: for benchmarks and tests."""
-        self._generated = compile_program(ordered, mesh, buffers, schedules, backend)
+        self._generated, self._overwritten = generate(program, mesh, schedules, signature.donated)
         self._run, self.group_calls = self._generated.run, self._generated.functions
         self._check_replicas: ArgumentCheck | None = None
         if os.environ.get("FUNCCOLL_DEBUG", "").lower() == "detail" and signature.in_layouts:
-            self._check_replicas = backend.compare_replicas(mesh, signature.in_layouts, signature.argument)
+            self._check_replicas = backend_of(mesh).compare_replicas(mesh, signature.in_layouts, signature.argument)
         self._single = signature.out_tree.is_leaf()
         self._layouts = signature.in_layouts
         # A NumPy array is taken as it is; a CuPy array may be on another GPU, which is looked at.
-        self._array_type, self._asarray = np.ndarray if mesh.device_type == "cpu" else None, backend.library.asarray
+        library = backend_of(mesh).library
+        self._array_type, self._asarray = np.ndarray if mesh.device_type == "cpu" else None, library.asarray
         self._kinds = [Array] * len(signature.out_layouts)
         self._donated = [i for i, donated in enumerate(signature.donated) if donated]
         self._donates = bool(self._donated)

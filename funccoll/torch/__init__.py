@@ -1,0 +1,8 @@
+"""Collectives and data parallelism for PyTorch: tensors in, tensors out, over the same schedules and shared memory."""
+
+from ..errors import FunccollError
+
+try:
+    import torch  # noqa: F401
+except ImportError as error:
+    raise FunccollError("funccoll.torch needs PyTorch: pip install 'funccoll[torch]'.") from error
