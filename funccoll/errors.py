@@ -28,6 +28,7 @@ __all__ = [
     "LeakedTracerError",
     "MeshError",
     "MissingMethodError",
+    "ModuleError",
     "PeerFailure",
     "PlannedError",
     "PlannedNameError",
@@ -51,7 +52,7 @@ __all__ = [
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 # Frames of libraries that call back into funccoll (NumPy's dispatch, optree's maps, functools) are not the user's.
-_FOREIGN = tuple(f"{os.sep}site-packages{os.sep}{name}{os.sep}" for name in ("numpy", "optree", "jaxtyping"))
+_FOREIGN = tuple(f"{os.sep}site-packages{os.sep}{name}{os.sep}" for name in ("numpy", "optree", "jaxtyping", "torch"))
 _STANDARD = sysconfig.get_path("stdlib") + os.sep
 _TYPED_IN = ("<stdin>", "<ipython", "<string>")  # Python's names for code without a file
 _VERDICTS: dict[str, bool] = {}
@@ -273,6 +274,10 @@ class PeerFailure(FunccollError, RuntimeError):
 
 class UnevenBatchesError(FunccollError, RuntimeError):
     """Devices have different numbers of batches where they must not; raised on all processes at the same step."""
+
+
+class ModuleError(FunccollError, RuntimeError):
+    """A torch module, or a backward pass through it, which cannot be trained by several processes as it is."""
 
 
 class DeletedArrayError(FunccollError, RuntimeError):

@@ -79,7 +79,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("arguments", "choose_schedules", "report", "resharding"), ("signature",), ("stages",),
         ("jit", "per_device", "redistribute"),
     ),
-    "torch": (("tensors",), ("*",)),
+    "torch": (("tensors",), ("parameters",), ("sparse_gradients",), ("reducer",), ("*",)),
     "optim": (("leaves", "learning_rates"), ("transformation",), ("gradients", "steps")),
     "parallel": (
         ("buckets", "checkpoint", "replicas", "uneven"), ("call", "comm_hooks"), ("bucket_reduction",), ("bucket_plan",),

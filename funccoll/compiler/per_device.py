@@ -44,7 +44,8 @@ def compile_per_device(
 ) -> PerDevice:
     """Compile `fn(*blocks) -> list of blocks` for blocks of these shapes and dtypes, one of each device.
 
-    Blocks may differ between all devices of the mesh. `fn` is traced, as by jit; it captures no array. Its collectives have the
+    Blocks may differ between all devices of the mesh. Processes meet in functions of one label only: it tells equal functions
+    with different purposes apart. `fn` is traced, as by jit; it captures no array. Its collectives have the
     user's line of this call. Raises what tracing raises.
     """
     varying = frozenset(mesh.axis_names)
@@ -53,4 +54,4 @@ def compile_per_device(
     assert not captured
     check_algorithms(program, mesh)
     program = run_passes(program, functools.partial(choose, mesh=mesh), checks_passes())
-    return PerDevice(generate(program, mesh, schedules_of(program))[0])
+    return PerDevice(generate(program, mesh, schedules_of(program), name=label)[0])

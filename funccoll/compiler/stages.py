@@ -195,7 +195,7 @@ class Lowered(_Scheduled):
 
 
 def generate(
-    program: Program, mesh: Mesh, schedules: Mapping[Equation, Schedule], donated: Sequence[bool] = ()
+    program: Program, mesh: Mesh, schedules: Mapping[Equation, Schedule], donated: Sequence[bool] = (), name: str = ""
 ) -> tuple[GeneratedProgram, list[int]]:
     """Return a program's code for this process, and the positions of the inputs that it overwrites: donated ones."""
     ordered = group_collectives(program)
@@ -207,7 +207,7 @@ def generate(
     publishes = backend.shares_memory and not virtual
     buffers = plan_buffers(ordered, aliases=virtual, publishes=publishes, donated=given_up)
     overwritten = [i for i, v in enumerate(ordered.inputs) if v in buffers.overwritten]
-    return compile_program(ordered, mesh, buffers, schedules, backend), overwritten
+    return compile_program(ordered, mesh, buffers, schedules, backend, name), overwritten
 
 
 class Compiled(_Scheduled):

@@ -109,10 +109,10 @@ class GeneratedProgram:
 
 
 def compile_program(
-    program: Program, mesh: Mesh, buffers: Buffers, schedules: Mapping[Equation, Schedule], backend: Backend
+    program: Program, mesh: Mesh, buffers: Buffers, schedules: Mapping[Equation, Schedule], backend: Backend, name: str = ""
 ) -> GeneratedProgram:
-    """Compile a program that has gone through the passes."""
-    builder = _Builder(program, mesh, buffers, schedules, backend)
+    """Compile a program that has gone through the passes. Processes whose programs are equal but for the name do not meet."""
+    builder = _Builder(program, mesh, buffers, schedules, backend, name)
     run = builder.build()
     functions = [call.function for call in builder.calls]
     if run in functions:
@@ -144,9 +144,11 @@ class _Names:
 
 class _Builder:
     def __init__(
-        self, program: Program, mesh: Mesh, buffers: Buffers, schedules: Mapping[Equation, Schedule], backend: Backend
-    ):
+        self, program: Program, mesh: Mesh, buffers: Buffers, schedules: Mapping[Equation, Schedule], backend: Backend,
+        name: str,
+    ):  # fmt: skip
         self.program, self.mesh, self.buffers, self.schedules, self.backend = program, mesh, buffers, schedules, backend
+        self.name_on_all = name
         self.names = _Names()
         self.variables: dict[Var, str] = {}
         self.constants = {v: self.names.of(backend.library.upload(value), "c") for v, value in program.constants}
@@ -380,7 +382,7 @@ class _Builder:
 
     def identity(self, eqn: Equation) -> str:
         """The text that must be equal on all processes: the program's fingerprint, and the collective's place in it."""
-        return f"{self.program.fingerprint} {self.program.equations.index(eqn)}"
+        return f"{self.program.fingerprint} {self.program.equations.index(eqn)} {self.name_on_all}"
 
     def collectives(self, group: list[Equation]) -> None:
         """Emit a group of adjacent collectives."""

@@ -6,3 +6,7 @@ try:
     import torch  # noqa: F401
 except ImportError as error:
     raise FunccollError("funccoll.torch needs PyTorch: pip install 'funccoll[torch]'.") from error
+
+from .distributed_data_parallel import DistributedDataParallel
+
+__all__ = ["DistributedDataParallel"]

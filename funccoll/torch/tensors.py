@@ -36,17 +36,20 @@ def dtype_of(dtype: torch.dtype, what: str = "the tensor") -> np.dtype:
 
 def as_array(tensor: torch.Tensor) -> np.ndarray:
     """Return an array over a dense CPU tensor's memory, with its strides; a conjugated or negated view is copied."""
-    tensor = tensor.detach()
     if tensor.dtype is torch.bfloat16:  # NumPy does not know it
-        return tensor.view(torch.int16).numpy().view(_BFLOAT16)
+        return tensor.detach().view(torch.int16).numpy().view(_BFLOAT16)
     try:
         return tensor.numpy()
     except RuntimeError:
-        return tensor.resolve_conj().resolve_neg().numpy()
+        return tensor.detach().resolve_conj().resolve_neg().numpy()
 
 
 def as_tensor(array: np.ndarray) -> torch.Tensor:
-    """Return a tensor over a writeable array's memory, which lives as long as the tensor, its views and its storage."""
+    """Return a tensor over an array's memory, which lives as long as the tensor, its views and its storage.
+
+    The array becomes writeable: torch has no tensors that are not.
+    """
+    array.flags.writeable = True
     if array.dtype == _BFLOAT16:
         return _from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return _from_numpy(array)

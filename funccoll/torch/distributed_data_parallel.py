@@ -1,0 +1,310 @@
+"""DistributedDataParallel for torch modules: torch's class over proved schedules and shared memory."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._pytree import tree_leaves
+
+from ..collectives import broadcast
+from ..compiler.per_device import PerDevice, compile_per_device
+from ..errors import MeshError, ModuleError, user_frames
+from ..mesh import Mesh
+from ..parallel.replicas import check_equal_lines
+from ..runtime.job.world import init, make_mesh, rank, world_size
+from .parameters import GradientSlot
+from .reducer import Reducer
+from .tensors import as_array, as_tensor, dtype_of
+
+__all__ = ["DistributedDataParallel", "mesh_of"]
+
+_MIB = 1 << 20
+_STATE_BYTES = 250 * _MIB
+"""Bytes of state that are broadcast at once."""
+_NUMBERS = itertools.count()
+
+
+def mesh_of(process_group: Any) -> Mesh:
+    """Return the mesh of a `process_group`: a new one of all processes of the job for None, or the user's own.
+
+    A group of torch.distributed stands for the job if it has all of its processes. Raises: MeshError.
+    """
+    if isinstance(process_group, Mesh):
+        if process_group.is_abstract or (process_group.is_fully_addressable and process_group.size > 1):
+            raise MeshError(f"process_group={process_group!r} must be a mesh of processes: one process for each device.")
+        return process_group
+    init()
+    mesh = make_mesh({"data": world_size()})
+    if process_group is not None:
+        size = process_group.size() if hasattr(process_group, "size") else None
+        if size != mesh.size:
+            given = f"a group of {size} processes" if size is not None else repr(process_group)
+            raise MeshError(
+                f"process_group is {given}, and the job has {mesh.size}. Give a mesh, fc.make_mesh({{...}}), or None for all "
+                "processes."
+            )
+    return mesh
+
+
+class DistributedDataParallel(torch.nn.Module):
+    """A module whose gradients are averaged over all processes in every backward pass, with torch's interface.
+
+    `module` is a CPU module of the same structure on every rank; rank 0's parameters and buffers become those of all. After
+    `backward()` each parameter's `grad` is the mean of all ranks', the same bits on every rank: sums are divided by the number
+    of ranks once, at their end. Gradients are reduced in buckets, in shared memory, where autograd left them.
+
+    device_ids, output_device, dim: as torch has them; a CPU module takes none.
+    broadcast_buffers: buffers become rank 0's before each forward pass (but the first one after a `no_sync` pass).
+    init_sync: compare and broadcast the module's state at first. False where all ranks are known to have the same.
+    process_group: None for all processes of the job, or a mesh of processes, over all of its axes. A group of
+        torch.distributed is accepted if it has all processes.
+    bucket_cap_mb: MiB of a bucket; the first one has at most 1. `bucket_cap_mb_list` has that of each bucket, the last for all
+        that follow.
+    find_unused_parameters: parameters may have no gradient, other ones on each rank; those that no rank uses keep theirs.
+        Otherwise one without a gradient is an error on all ranks.
+    gradient_as_bucket_view: accepted; gradients are always views of the shared memory that they were reduced to. One that
+        is kept after `zero_grad()` does not change.
+    static_graph: every backward pass uses the same parameters as the first one, some perhaps several times, as with reentrant
+        checkpoints.
+
+    Raises: ModuleError for a module without trainable parameters, or one that is wrapped already; ProgramMismatch on all ranks
+    where modules differ, naming the first difference; DTypeError; MeshError.
+
+    Source: Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020, whose interface
+    this is.
+    """
+
+    def __init__(
+        self, module: torch.nn.Module, device_ids: Sequence[Any] | None = None, output_device: Any = None, dim: int = 0,
+        broadcast_buffers: bool = True, init_sync: bool = True, process_group: Any = None, bucket_cap_mb: float | None = None,
+        find_unused_parameters: bool = False, check_reduction: bool = False, gradient_as_bucket_view: bool = False,
+        static_graph: bool = False, delay_all_reduce_named_params: Any = None, param_to_hook_all_reduce: Any = None,
+        mixed_precision: Any = None, device_mesh: Any = None, skip_all_reduce_unused_params: bool = False,
+        bucket_cap_mb_list: Sequence[float] | None = None,
+    ):  # fmt: skip
+        super().__init__()
+        self.module = module
+        self.device_ids, self.output_device, self.dim = device_ids, output_device, dim
+        self.broadcast_buffers, self.find_unused_parameters = broadcast_buffers, find_unused_parameters
+        self.gradient_as_bucket_view, self.static_graph = gradient_as_bucket_view, static_graph
+        self.skip_all_reduce_unused_params = skip_all_reduce_unused_params
+        self.require_backward_grad_sync = self.require_forward_param_sync = True
+        caps = bucket_cap_mb_list if bucket_cap_mb_list is not None else [min(1, bucket_cap_mb or 25), bucket_cap_mb or 25]
+        self.bucket_bytes_caps = [int(mib * _MIB) for mib in caps]
+        self.parameters_to_ignore = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+        refused = {
+            "delay_all_reduce_named_params": delay_all_reduce_named_params, "mixed_precision": mixed_precision,
+            "param_to_hook_all_reduce": param_to_hook_all_reduce, "device_mesh": device_mesh,
+        }  # fmt: skip
+        with user_frames():
+            self._check(module, {name: value for name, value in refused.items() if value is not None})
+            self._join(process_group, init_sync)
+
+    def _check(self, module: torch.nn.Module, refused: Mapping[str, Any]) -> None:
+        if refused:
+            raise ModuleError(f"DistributedDataParallel: {', '.join(refused)} is planned, not in this version. Leave it out.")
+        wrappers = DistributedDataParallel, torch.nn.parallel.DistributedDataParallel
+        if any(isinstance(part, wrappers) for part in module.modules()):
+            raise ModuleError(
+                "the module has a DistributedDataParallel in it already: its gradients would be averaged twice. Wrap the "
+                "module itself."
+            )
+        parameters = [(n, p) for n, p in module.named_parameters() if n not in self.parameters_to_ignore]
+        if not any(p.requires_grad for _, p in parameters):
+            raise ModuleError(
+                "the module has no parameter that requires a gradient, so there is nothing to average. Use it as it is, "
+                "without DistributedDataParallel."
+            )
+        for name, tensor in itertools.chain(parameters, module.named_buffers()):
+            if tensor.device.type != "cpu":
+                raise ModuleError(
+                    f"{name!r} is on {tensor.device}: modules on {tensor.device.type} are planned, not in this version. Move "
+                    'the module with .to("cpu").'
+                )
+        if self.device_ids or self.output_device is not None:
+            raise ModuleError(
+                f"device_ids={self.device_ids}, output_device={self.output_device}: the module is on the CPU, where each "
+                "process has one device. Leave them out."
+            )
+
+    # ------------------------------------------------------------ state of all ranks
+
+    def _join(self, process_group: Any, sync: bool) -> None:
+        """Make everything that belongs to a process: the mesh, programs and hooks."""
+        self._process_group = process_group
+        self._mesh = mesh_of(process_group)
+        self._label = f"DistributedDataParallel {next(_NUMBERS)}"
+        self._forward_ns = 0
+        self._outputs_are_tensors = True
+        named = [(n, p) for n, p in self.module.named_parameters() if n not in self.parameters_to_ignore]
+        buffers = [(n, b) for n, b in self.module.named_buffers() if n not in self.parameters_to_ignore]
+        self._buffers_by_name = dict(buffers)
+        self._reducer: Reducer | None = None
+        self._buffer_broadcast: PerDevice | None = None
+        if self._mesh.size == 1:
+            return
+        if sync:
+            lines = [_described("parameter", n, p) for n, p in named] + [_described("buffer", n, b) for n, b in buffers]
+            check_equal_lines(self._mesh, lines, "The parameters and buffers of the module")
+            self._broadcast_state([t for _, t in (*named, *buffers)])
+        sparse = {
+            id(part.weight) for part in self.module.modules()
+            if isinstance(part, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and part.sparse
+        }  # fmt: skip
+        slots = [GradientSlot(n, p, id(p) in sparse) for n, p in named if p.requires_grad]
+        self._reducer = Reducer(
+            slots, self._mesh, self.bucket_bytes_caps, self._label, self.find_unused_parameters, self.static_graph
+        )
+        if buffers and self.broadcast_buffers:
+            self._buffer_broadcast = self._compile_broadcast([b for _, b in buffers], "buffers")
+
+    def _compile_broadcast(self, tensors: Sequence[torch.Tensor], purpose: str) -> PerDevice:
+        axes = self._mesh.axis_names
+        types = [(tuple(t.shape), dtype_of(t.dtype)) for t in tensors]
+        return compile_per_device(
+            lambda *xs: [broadcast(x, axes, root=0) for x in xs], types, self._mesh, f"{self._label}: {purpose}"
+        )
+
+    def _broadcast_state(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Make all ranks' tensors rank 0's, some of them at a time."""
+        part: list[torch.Tensor] = []
+        for number, tensor in enumerate(tensors):
+            part.append(tensor)
+            if number + 1 == len(tensors) or sum(t.nbytes for t in part) + tensors[number + 1].nbytes > _STATE_BYTES:
+                _take(part, self._compile_broadcast(part, "state")(*map(_block, part)))
+                part = []
+
+    def _sync_buffers(self) -> None:
+        assert self._buffer_broadcast is not None
+        tensors = list(self._buffers_by_name.values())
+        _take(tensors, self._buffer_broadcast(*map(_block, tensors)))
+
+    def will_sync_module_buffers(self) -> bool:
+        """True when the next forward pass begins with a broadcast of the buffers."""
+        return self.require_forward_param_sync and self._buffer_broadcast is not None
+
+    # ------------------------------------------------------------ passes
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Call the module; a backward pass through its result averages gradients, unless this is in `no_sync`."""
+        reducer = self._reducer
+        if reducer is None:
+            return self.module(*inputs, **kwargs)
+        began = time.perf_counter_ns()
+        reducer.forget()
+        if self.will_sync_module_buffers():
+            self._sync_buffers()
+        syncs = torch.is_grad_enabled() and self.require_backward_grad_sync
+        output = self.module(*inputs, **kwargs)
+        self.require_forward_param_sync = syncs or not torch.is_grad_enabled()
+        if syncs:
+            self._hook(output, reducer)
+        self._forward_ns = time.perf_counter_ns() - began
+        return output
+
+    def _hook(self, output: Any, reducer: Reducer) -> None:
+        """Let a backward pass through the output begin with the reducer."""
+        found = [t for t in _tensors(output) if t.requires_grad]
+        for tensor in found:
+            if tensor.grad_fn is not None:
+                tensor.register_hook(reducer.begin)
+        if not found:
+            # An object that holds its tensors in its own way: parameters tell when a backward pass comes.
+            reducer.add_hooks()
+            reducer.begins_by_itself = True
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Let gradients of forward passes in the block add up on each rank; the next pass outside averages their sums."""
+        before = self.require_backward_grad_sync
+        self.require_backward_grad_sync = False
+        try:
+            yield
+        finally:
+            self.require_backward_grad_sync = before
+
+    # ------------------------------------------------------------ torch's other names
+
+    def _set_static_graph(self) -> None:
+        """Take every later backward pass to be like the next one."""
+        self.static_graph = True
+        if self._reducer is not None:
+            self._reducer.static_graph = True
+
+    @staticmethod
+    def _set_params_and_buffers_to_ignore_for_model(module: torch.nn.Module, names: Sequence[str]) -> None:
+        """Leave these parameters and buffers of a module to the user."""
+        module._ddp_params_and_buffers_to_ignore = names  # type: ignore[assignment]
+
+    def _get_ddp_logging_data(self) -> dict[str, Any]:
+        """Return facts and times (nanoseconds, of the last passes) of this process, under torch's names."""
+        reducer = self._reducer
+        parameters = [p for p in self.module.parameters() if p.requires_grad]
+        sizes = [] if reducer is None else [
+            sum(reducer.slots[i].parameter.nbytes for i in bucket) for bucket in reducer.buckets
+        ]  # fmt: skip
+        rebuilt = reducer is not None and reducer.rebuilt
+        return {
+            "world_size": self._mesh.size, "module_name": type(self.module).__name__,
+            "rank": rank(), "backend_name": "funccoll",
+            "iteration": 0 if reducer is None else reducer.iterations, "bucket_cap_bytes": self.bucket_bytes_caps[-1],
+            "num_parameter_tensors": len(parameters), "total_parameter_size_bytes": sum(p.nbytes for p in parameters),
+            "dtypes": ", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in parameters})),
+            "bucket_sizes": ", ".join(map(str, sizes)), "rebuilt_bucket_sizes": ", ".join(map(str, sizes)) if rebuilt else "",
+            "has_rebuilt_buckets": rebuilt, "num_buckets_reduced": len(sizes),
+            "broadcast_buffers": self.broadcast_buffers, "find_unused_parameters": self.find_unused_parameters,
+            "gradient_as_bucket_view": self.gradient_as_bucket_view, "static_graph": self.static_graph,
+            "forward_compute_time": self._forward_ns,
+            "backward_compute_time": 0 if reducer is None else reducer.backward_ns - reducer.communication_ns,
+            "backward_comm_time": 0 if reducer is None else reducer.communication_ns,
+        }  # fmt: skip
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(self.__dict__)
+        for name in ("_mesh", "_reducer", "_buffer_broadcast", "_buffers_by_name"):
+            state.pop(name, None)
+        if not isinstance(state["_process_group"], Mesh):
+            state["_process_group"] = None
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Rebuild what belongs to a process: all ranks must unpickle or copy it."""
+        super().__setstate__(state)
+        self._join(self._process_group, sync=False)
+
+
+def _described(what: str, name: str, tensor: torch.Tensor) -> str:
+    """A line that must be equal on all ranks."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    trained = " (trained)" if what == "parameter" and tensor.requires_grad else ""
+    return f"{what} {name}: {dtype}{list(tensor.shape)}{trained}"
+
+
+def _block(tensor: torch.Tensor) -> np.ndarray:
+    return as_array(tensor.detach().contiguous())
+
+
+def _take(tensors: Sequence[torch.Tensor], blocks: Sequence[np.ndarray]) -> None:
+    with torch.no_grad():
+        for tensor, block in zip(tensors, blocks, strict=True):
+            tensor.copy_(as_tensor(block))
+
+
+def _tensors(output: Any) -> Iterator[torch.Tensor]:
+    """The tensors in a module's result: in torch's pytrees and in dataclasses."""
+    if isinstance(output, torch.Tensor):
+        yield output
+        return
+    for leaf in tree_leaves(output):
+        if isinstance(leaf, torch.Tensor):
+            yield leaf
+        elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+            for field in dataclasses.fields(leaf):
+                yield from _tensors(getattr(leaf, field.name))

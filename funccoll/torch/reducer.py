@@ -1,0 +1,261 @@
+"""The reduction of a module's gradients in backward passes: buckets, hooks of parameters, and what no rank has used.
+
+Every rank launches the buckets in one order. With the last one goes a byte for each parameter: whether some rank has a gradient
+of it, and whether some rank has none. So a parameter without a gradient is an error on all ranks, or on none; nothing waits.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..collectives import all_gather, all_reduce, broadcast
+from ..compiler.per_device import compile_per_device
+from ..errors import ModuleError
+from ..mesh import Mesh
+from ..parallel.buckets import make_buckets
+from ..types import ArrayType
+from .parameters import GradientSlot
+from .sparse_gradients import SparseReduction
+
+__all__ = ["Reducer"]
+
+_USED, _MISSING = 1, 2
+_queue_callback = torch.autograd.Variable._execution_engine.queue_callback
+_current_task: Callable[[], int] = torch._C._current_graph_task_id
+_will_execute: Callable[[Any], bool] = torch._C._will_engine_execute_node
+
+
+class Reducer:
+    """The state of a module's reductions, of this process.
+
+    `begin` is called in a backward pass through the module's outputs, as its first act; what follows happens by itself, the
+    rest of it when that backward pass ends.
+    """
+
+    def __init__(
+        self, slots: Sequence[GradientSlot], mesh: Mesh, caps: Sequence[float], label: str, find_unused: bool,
+        static_graph: bool,
+    ):  # fmt: skip
+        self.slots, self.mesh, self.caps, self.label = list(slots), mesh, caps, label
+        self.find_unused, self.static_graph = find_unused, static_graph
+        self.buckets: list[list[int]] = []
+        self.rebuilt = False
+        self.iterations = 0
+        """Backward passes that were reduced."""
+        self.communication_ns = self.backward_ns = 0
+        self.begins_by_itself = False
+        """True where no tensor was found in the module's result: then the first gradient begins."""
+        self._types = [ArrayType(slot.block_shape, slot.dtype) for slot in self.slots]
+        self._nodes = [torch.autograd.graph.get_gradient_edge(slot.parameter).node for slot in self.slots]
+        self._expected = [1] * len(self.slots)
+        self._task, self._active, self._began = -1, False, 0
+        self._counts = [0] * len(self.slots)
+        self._pending: list[int] = []
+        self._arrivals: list[int] = []
+        self._without: list[tuple[int, Any]] = []
+        """Results of parameters which this rank has no gradient of."""
+        self._used = np.zeros(0, np.uint8)
+        self._launched = 0
+        self._hooks: list[Any] = []
+        self._assign(range(len(self.slots) - 1, -1, -1))
+        if len(self.buckets) > 1:
+            self.add_hooks()
+
+    # ------------------------------------------------------------ buckets
+
+    def _assign(self, order: Sequence[int]) -> None:
+        """Put the parameters into buckets in this order, and compile their programs."""
+        dense = [i for i in order if not self.slots[i].sparse]
+        buckets = [*make_buckets(self._types, dense, self.caps), *([i] for i in order if self.slots[i].sparse)]
+        if buckets != self.buckets:
+            self.buckets = buckets
+            self._bucket_of = [0] * len(self.slots)
+            for number, bucket in enumerate(buckets):
+                for i in bucket:
+                    self._bucket_of[i] = number
+            self._programs = [self._compile(number) for number in range(len(buckets))]
+
+    def _compile(self, number: int) -> Callable[..., Sequence[Any]]:
+        """The reduction of a bucket: from this rank's gradients, and the flags with the last one, to those of all ranks."""
+        bucket, axes = self.buckets[number], self.mesh.axis_names
+        last = number == len(self.buckets) - 1
+        label = f"{self.label}: bucket {number} of {len(self.buckets)}"
+        if self.slots[bucket[0]].sparse:
+            return SparseReduction(self.slots[bucket[0]], self.mesh, label, len(self.slots) if last else 0)
+        types = [(self._types[i].shape, self._types[i].dtype) for i in bucket]
+
+        def reduce(*blocks: Any) -> Sequence[Any]:
+            means = all_reduce(list(blocks[: len(bucket)]), axes, op="mean")
+            return [*means, all_reduce(blocks[-1], axes, op="or")] if last else means
+
+        return compile_per_device(reduce, [*types, *[((len(self.slots),), np.dtype(np.uint8))] * last], self.mesh, label)
+
+    def _rebuild(self) -> None:
+        """Put the parameters into buckets anew, in the order in which rank 0's gradients arrived."""
+        late = [i for bucket in self.buckets for i in bucket if not self._counts[i]]
+        order = np.array([*self._arrivals, *late], np.int64)
+        agree = compile_per_device(
+            lambda x: [broadcast(x, self.mesh.axis_names)], [(order.shape, order.dtype)], self.mesh, f"{self.label}: order"
+        )
+        self._assign(agree(order)[0].tolist())
+        self.rebuilt = True
+
+    # ------------------------------------------------------------ a backward pass
+
+    def add_hooks(self) -> None:
+        """Look at every parameter whose gradient is complete. Modules of one bucket whose outputs are tensors need not."""
+        if not self._hooks:
+            me: weakref.ref[Reducer] = weakref.ref(self)  # the module may live longer than its wrapper
+            for i, slot in enumerate(self.slots):
+                self._hooks.append(slot.parameter.register_post_accumulate_grad_hook(_hook(me, i)))
+            weakref.finalize(self, _remove, self._hooks)
+
+    def begin(self, gradient: Any = None) -> None:
+        """Reduce what this backward pass computes: a hook of the module's outputs."""
+        task = _current_task()
+        if self._active and task == self._task:
+            return
+        if not self._accumulates():
+            return
+        self._start(task)
+        self._active = True
+        self._began = time.perf_counter_ns()
+        _queue_callback(self._finish)
+
+    def forget(self) -> None:
+        """Forget a backward pass which an exception has ended."""
+        if self._active and _current_task() == -1:
+            self._active = False
+
+    def _accumulates(self) -> bool:
+        """False in torch.autograd.grad, which leaves parameters without gradients, and in backward(inputs=...) without them."""
+        try:
+            if any(map(_will_execute, self._nodes)):
+                return True
+            # No parameter comes: a branch of this rank may use none, or all of them are in reentrant checkpoints.
+            return all(_will_execute(node) for node in _leaves(torch._C._current_autograd_node()))
+        except RuntimeError:  # of a leaf for which torch.autograd.grad is asked
+            return False
+
+    def _start(self, task: int) -> None:
+        """Forget the backward pass before."""
+        early = self._arrivals if task == self._task else []
+        self._task, self._launched, self.communication_ns = task, 0, 0
+        self._counts = [0] * len(self.slots)
+        self._arrivals, self._without = [], []
+        self._pending = [sum(self._expected[i] for i in bucket) for bucket in self.buckets]
+        for i in early:  # complete before any output's gradient: a regularizer's
+            self._arrive(i)
+
+    def ready(self, i: int) -> None:
+        """Count a gradient as complete, and reduce the buckets that are."""
+        if not self._active:
+            if (task := _current_task()) != self._task:
+                self._task, self._arrivals = task, []
+            if not self.begins_by_itself:
+                self._arrivals.append(i)
+                return
+            self.begin()
+        if self._counts[i] >= self._expected[i] and not self.static_graph:
+            raise ModuleError(
+                f"the gradient of {self.slots[i].name!r} was complete twice in one backward pass, as with "
+                "torch.utils.checkpoint(use_reentrant=True) around parts that share parameters. Give "
+                "DistributedDataParallel static_graph=True, or the checkpoint use_reentrant=False."
+            )
+        self._arrive(i)
+        if not self.static_graph or self.iterations:
+            last = len(self.buckets) - 1  # it carries what all have used: at the end
+            while self._launched < last and self._pending[self._launched] <= 0:
+                self._launch()
+
+    def _arrive(self, i: int) -> None:
+        if not self._counts[i]:
+            self._arrivals.append(i)
+        self._counts[i] += 1
+        self._pending[self._bucket_of[i]] -= 1
+
+    def _launch(self, *flags: np.ndarray) -> Sequence[np.ndarray]:
+        """Reduce the next bucket; the last one with `flags`, of which it returns what all ranks have."""
+        began, slots = time.perf_counter_ns(), self.slots
+        number, self._launched = self._launched, self._launched + 1
+        bucket = self.buckets[number]
+        results = self._programs[number](*[slots[i].local() for i in bucket], *flags)
+        here = self._used if flags else self._counts
+        for i, result in zip(bucket, results, strict=False):
+            if here[i]:
+                slots[i].take(result)
+            else:
+                self._without.append((i, result))
+        self.communication_ns += time.perf_counter_ns() - began
+        return results[len(bucket) :]
+
+    def _finish(self) -> None:
+        """Reduce the rest, when the backward pass ends."""
+        self._active = False
+        # A gradient may be new without a hook in this pass: of no_sync passes before.
+        self._used = np.array([count > 0 or slot.is_new() for count, slot in zip(self._counts, self.slots, strict=True)])
+        while self._launched < len(self.buckets) - 1:
+            self._launch()
+        (flags,) = self._launch(np.where(self._used, np.uint8(_USED), np.uint8(_MISSING)))
+        for i, result in self._without:
+            if flags[i] & _USED:
+                self.slots[i].take(result)
+        self._without = []
+        self.backward_ns = time.perf_counter_ns() - self._began
+        self.iterations += 1
+        if self.static_graph and self.iterations == 1 and self._hooks:
+            self._expected = list(self._counts)
+        if np.any(flags & _MISSING) and not self.find_unused and not self.static_graph:
+            raise self._missing()
+        if len(self.buckets) > 1 and not self.rebuilt and not self.find_unused:
+            self._rebuild()
+
+    def _missing(self) -> ModuleError:
+        """The error for parameters without a gradient; all ranks come here."""
+        n = len(self.slots)
+        gather = compile_per_device(
+            lambda x: [all_gather(x, self.mesh.axis_names, stack=True)], [((n,), np.dtype(np.uint8))], self.mesh,
+            f"{self.label}: parameters without a gradient",
+        )  # fmt: skip
+        texts = []
+        for rank, row in enumerate(gather(self._used.astype(np.uint8))[0].reshape(-1, n)):
+            if names := [self.slots[i].name for i in np.flatnonzero(row == 0).tolist()]:
+                shown = ", ".join(map(repr, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+                texts.append(f"{shown} on rank {rank}")
+        return ModuleError(
+            f"the backward pass computed no gradient of {'; '.join(texts)}. Make every parameter take part in the loss, give "
+            "DistributedDataParallel find_unused_parameters=True, or freeze it before wrapping (requires_grad_(False))."
+        )
+
+
+def _hook(reducer: weakref.ref[Reducer], i: int) -> Callable[[torch.Tensor], None]:
+    """A hook of parameter i."""
+
+    def hook(parameter: torch.Tensor) -> None:
+        if (found := reducer()) is not None:
+            found.ready(i)
+
+    return hook
+
+
+def _remove(hooks: Sequence[Any]) -> None:
+    for handle in hooks:
+        handle.remove()
+
+
+def _leaves(root: Any) -> Iterator[Any]:
+    """The nodes below `root` that accumulate gradients."""
+    seen, waiting = {root}, [root]
+    while waiting:
+        for node, _ in waiting.pop().next_functions:
+            if node is not None and node not in seen:
+                seen.add(node)
+                waiting.append(node)
+                if not node.next_functions:
+                    yield node
