@@ -45,11 +45,8 @@ def mesh_of(process_group: Any) -> Mesh:
     if process_group is not None:
         size = process_group.size() if hasattr(process_group, "size") else None
         if size != mesh.size:
-            given = f"a group of {size} processes" if size is not None else repr(process_group)
-            raise MeshError(
-                f"process_group is {given}, and the job has {mesh.size}. Give a mesh, fc.make_mesh({{...}}), or None for all "
-                "processes."
-            )
+            given = repr(process_group) if size is None else f"a group of {size} processes, and the job has {mesh.size}"
+            raise MeshError(f"process_group is {given}. Give a mesh, fc.make_mesh({{...}}), or None for all processes.")
     return mesh
 
 
@@ -122,11 +119,13 @@ class DistributedDataParallel(torch.nn.Module):
                 "the module has no parameter that requires a gradient, so there is nothing to average. Use it as it is, "
                 "without DistributedDataParallel."
             )
-        for name, tensor in itertools.chain(parameters, module.named_buffers()):
+        buffers = [(n, b) for n, b in module.named_buffers() if n not in self.parameters_to_ignore]
+        for name, tensor in (*parameters, *buffers):
+            dtype_of(tensor.dtype, repr(name))
             if tensor.device.type != "cpu":
                 raise ModuleError(
-                    f"{name!r} is on {tensor.device}: modules on {tensor.device.type} are planned, not in this version. Move "
-                    'the module with .to("cpu").'
+                    f"{name!r} is on the device {tensor.device}; this version trains modules in host memory. Move the module "
+                    'with .to("cpu"), or from meta with .to_empty(device="cpu").'
                 )
         if self.device_ids or self.output_device is not None:
             raise ModuleError(

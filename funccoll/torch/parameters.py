@@ -31,7 +31,7 @@ class GradientSlot:
     def local(self) -> Any:
         """Return this rank's gradient: an array in the order of its memory, zeros where there is none; or a sparse tensor."""
         gradient = self.parameter.grad
-        if self.sparse and (gradient is None or gradient.layout is torch.sparse_coo):
+        if self.sparse:
             return gradient
         if gradient is None:
             if self._zeros is None:

@@ -1,0 +1,216 @@
+"""DistributedDataParallel for torch modules: every behaviour of torch's that makes sense here, on real processes."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ranks import JOIN, Ranks
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip("torch is not installed: pip install 'funccoll[torch]'", allow_module_level=True)
+
+CASES = JOIN + f"""
+import json, warnings
+warnings.simplefilter("error")
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import torch_ddp_cases
+for name, function in torch_ddp_cases.CASES.items():
+    try:
+        torch_ddp_cases.torch.set_num_threads(1)
+        say(json.dumps([name, "", function()]))
+    except BaseException as error:
+        import traceback
+        say(json.dumps([name, "".join(traceback.format_exception(error)), None]))
+        break
+"""
+
+
+@functools.cache
+def outcomes(n: int) -> dict[str, list[tuple[str, Any]]]:
+    """Case -> each rank's error and result: one job runs them all."""
+    found: dict[str, list[tuple[str, Any]]] = {}
+    with Ranks(CASES, range(n)) as ranks:
+        assert set(ranks.lines().values()) == {"in"}
+        ended = False
+        while not ended:
+            for line in ranks.lines().values():
+                if not line:
+                    ended = True
+                    continue
+                name, error, result = json.loads(line)
+                found.setdefault(name, []).append((error, result))
+    return found
+
+
+def results(name: str, n: int = 2) -> list[Any]:
+    """A case's results on all ranks."""
+    found = outcomes(n)
+    assert name in found, f"a case before {name} failed"
+    for error, _ in found[name]:
+        assert not error, error
+    return [result for _, result in found[name]]
+
+
+CHECKED = [
+    "state_of_rank_0", "init_sync_can_be_left_out", "gradients_are_means", "dtypes_and_layouts",
+    "kept_gradients_do_not_change", "accumulation", "several_passes", "other_gradients_are_left_alone",
+    "a_rank_whose_loss_reaches_no_parameter", "results_of_all_kinds", "frozen_and_tied", "static_graph_knows_unused_parameters",
+    "hooks_in_another_order", "buffers_of_rank_0", "state_and_pickles", "no_grad_and_eval",
+    "an_exception_in_the_backward_pass", "a_worker_thread", "data_loaders_that_fork",
+]  # fmt: skip
+"""Cases which check everything themselves."""
+RANKS = [2, pytest.param(3, marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("n", RANKS)
+@pytest.mark.parametrize("name", CHECKED)
+def test_a_case(name, n):
+    results(name, n)
+
+
+def test_every_case_is_looked_at():
+    text = Path(__file__).read_text()
+    assert all(f'"{name}"' in text for name in outcomes(2))
+
+
+@pytest.mark.parametrize("n", RANKS)
+def test_misuse_is_refused_before_anything_is_sent(n):
+    wanted = [
+        "ModuleError: the module has no parameter that requires a gradient",
+        r"ModuleError: device_ids=\[0\], output_device=None: the module is on the CPU",
+        "ModuleError: the module has a DistributedDataParallel in it already",
+        "ModuleError: the module has a DistributedDataParallel in it already",
+        "ModuleError: 'weight' is on the device meta",
+        "ModuleError: DistributedDataParallel: mixed_precision is planned",
+        r"MeshError: process_group=abstract_mesh\(.* must be a mesh of processes",
+        "MeshError: process_group is 'gloo'. Give a mesh",
+        "DTypeError: 'weight' has dtype torch.float8_e4m3fn",
+    ]
+    for found in results("refusals", n):
+        for text, words in zip(found, wanted, strict=True):
+            assert re.match(words, text), text
+            assert "torch_ddp_cases.py" in text  # the user's line
+
+
+@pytest.mark.parametrize("n", RANKS)
+def test_ranks_with_other_parameters_are_told_the_first_difference(n):
+    wanted = [
+        r"number 0 is parameter weight: float32\[2, 2\] \(trained\) on rank 0, and parameter weight: float32\[3, 2\]",
+        r"number 0 is parameter weight: float32.* on rank 0, and parameter weight: float64",
+        r"number 1 is nothing on rank 0, and parameter bias: float32\[2\] \(trained\)",
+        r"number 0 is parameter weight: float32\[2, 2\] \(trained\) on rank 0, and parameter weight: float32\[2, 2\] on rank",
+        r"number 0 is parameter a.weight.* on rank 0, and parameter b.weight",
+    ]
+    for found in results("ranks_with_other_parameters", n):
+        for text, words in zip(found, wanted, strict=True):
+            assert text.startswith("ProgramMismatch") and re.search(words, text), text
+            assert f"on rank {n - 1}. All ranks" in text
+
+
+@pytest.mark.parametrize("n", RANKS)
+def test_parameters_without_a_gradient_are_named_on_all_ranks(n):
+    for found in results("unused_parameters", n):
+        for text in found:
+            assert text.startswith("ModuleError: the backward pass computed no gradient of 'parts.0.weight'"), text
+            assert "'parts.2.bias' on rank 0; 'parts.1.weight', 'parts.1.bias', 'parts.2.weight'" in text
+            assert "find_unused_parameters=True" in text and "torch_ddp_cases.py" in text
+
+
+@pytest.mark.parametrize("n", RANKS)
+def test_sparse_embeddings_are_averaged_and_tied_ones_refused(n):
+    for (text,) in results("sparse_embeddings", n):
+        assert text.startswith("ModuleError: the gradient of 'words.weight' is dense, and its embedding has sparse=True")
+
+
+@pytest.mark.parametrize("n", RANKS)
+def test_checkpoints_of_shared_parameters_need_static_graph(n):
+    for (text,) in results("checkpoints", n):
+        assert re.match(r"ModuleError: the gradient of '\S+' was complete twice in one backward pass", text), text
+        assert "static_graph=True" in text
+
+
+def test_the_logged_data_have_torchs_fields():
+    for rank, found in enumerate(results("logging_data")):
+        assert found.pop("forward_compute_time") > 0 and found.pop("backward_comm_time") > 0
+        assert found.pop("backward_compute_time") > 0
+        assert found == {
+            "world_size": 2, "rank": rank, "module_name": "Sequential", "backend_name": "funccoll", "iteration": 1,
+            "bucket_cap_bytes": 104, "num_parameter_tensors": 6, "total_parameter_size_bytes": 480, "dtypes": "float64",
+            "bucket_sizes": "32, 128, 32, 128, 32, 128", "rebuilt_bucket_sizes": "32, 128, 32, 128, 32, 128",
+            "has_rebuilt_buckets": True, "num_buckets_reduced": 6, "broadcast_buffers": True, "find_unused_parameters": False,
+            "gradient_as_bucket_view": False, "static_graph": False,
+        }  # fmt: skip
+
+
+# ---------------------------------------------------------------- one process
+
+
+def test_a_single_process_needs_no_job():
+    import torch
+
+    from funccoll.torch import DistributedDataParallel
+
+    module = DistributedDataParallel(torch.nn.Linear(2, 2))
+    with module.no_sync():
+        module(torch.ones(1, 2)).sum().backward()
+    assert module.module.weight.grad.eq(1).all() and module._get_ddp_logging_data()["world_size"] == 1
+
+
+# ---------------------------------------------------------------- ranks that fail
+
+FAILS = JOIN + """
+import torch
+from funccoll.torch import DistributedDataParallel
+import funccoll as fc
+torch.set_num_threads(1)
+class Fails(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+    @staticmethod
+    def backward(ctx, g):
+        if rank == 1 and step == 2:
+            {how}
+        return g
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.parts = torch.nn.ModuleList(torch.nn.Linear(3, 3) for _ in range(3))
+    def forward(self, x):
+        x = self.parts[0](x)
+        return self.parts[2](self.parts[1](Fails.apply(x)))
+module = DistributedDataParallel(Model(), bucket_cap_mb_list={caps})
+try:
+    for step in range(4):
+        if rank == 1 and step == 2 and {alone}:
+            module.eval()
+            module(torch.ones(2, 3))
+            other = DistributedDataParallel(Model())
+        module.zero_grad()
+        module(torch.ones(2, 3)).sum().backward()
+except fc.FunccollError as error:
+    say(type(error).__name__, str(error).replace(chr(10), " "))
+    {then}
+"""
+
+
+@pytest.mark.parametrize(("how", "alone", "kind", "words"), [
+    ("os.kill(os.getpid(), signal.SIGKILL)", False, "PeerFailure", "rank 1 died without a word"),
+    pytest.param("raise ValueError('a bad batch')", False, "PeerFailure", "rank 1 raised ValueError: a bad batch",
+                 marks=pytest.mark.slow),
+    pytest.param("pass", True, "ProgramMismatch", "ranks", marks=pytest.mark.slow),
+])  # fmt: skip
+@pytest.mark.parametrize("caps", [[1e-6], pytest.param(None, marks=pytest.mark.slow)])
+def test_a_rank_that_fails_is_named(how, alone, kind, words, caps):
+    """In the backward pass, or by calling the wrapper alone: the other rank is told in its backward pass."""
+    script = FAILS.format(how=how, alone=alone, caps=caps, then="sys.exit()")
+    with Ranks(script, range(2)) as ranks:
+        assert set(ranks.lines().values()) == {"in"}
+        told = ranks.line(0)
+        assert told.startswith(kind) and words in told, told
