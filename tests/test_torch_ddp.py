@@ -135,6 +135,12 @@ def test_checkpoints_of_shared_parameters_need_static_graph(n):
         assert "static_graph=True" in text
 
 
+@pytest.mark.parametrize("n", RANKS)
+def test_uneven_inputs_join_or_end_on_all_ranks(n):
+    for (text,) in results("uneven_inputs", n):
+        assert text.startswith("UnevenBatchesError: the inputs of ranks 0 have ended, and those of others have not"), text
+
+
 def test_the_logged_data_have_torchs_fields():
     for rank, found in enumerate(results("logging_data")):
         assert found.pop("forward_compute_time") > 0 and found.pop("backward_comm_time") > 0

@@ -573,6 +573,59 @@ def logging_data() -> dict[str, Any]:
     return module._get_ddp_logging_data()
 
 
+# ---------------------------------------------------------------- uneven inputs
+
+
+def restore(module: torch.nn.Module, buffers: list[torch.Tensor]) -> None:
+    """Give a module these buffers."""
+    for ours, b in zip(module.buffers(), buffers, strict=True):
+        ours.copy_(b)
+
+
+@case
+def uneven_inputs() -> list[str]:
+    """Ranks that have no inputs any more add zeros; at the end all have one model. Divided by all ranks, or by the others."""
+    counts = [2, 5, 3, 0][: fc.world_size()]
+    for by_all in (True, False):
+        for caps in (None, [1e-6]):
+            inner = torch.nn.Sequential(*mlp(depth=2), torch.nn.BatchNorm1d(4, dtype=torch.float64))
+            module, alone = DistributedDataParallel(inner, bucket_cap_mb_list=caps), copy.deepcopy(inner)
+            optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+            with module.join(divide_by_initial_world_size=by_all):
+                for step in range(counts[fc.rank()]):
+                    optimizer.zero_grad()
+                    module(data(step)).square().mean().backward()
+                    optimizer.step()
+            assert not module._uneven
+            own = torch.optim.SGD(alone.parameters(), lr=0.1)
+            after = [[b.clone() for b in alone.buffers()] for _ in counts]  # each rank's buffers
+            for step in range(max(counts)):
+                ranks = [rank for rank, count in enumerate(counts) if count > step]
+                own.zero_grad()
+                before = after[ranks[0]]
+                for rank in ranks:
+                    restore(alone, before)
+                    (alone(data(step, rank=rank)).square().mean() / (len(counts) if by_all else len(ranks))).backward()
+                    after[rank] = [b.clone() for b in alone.buffers()]
+                restore(alone, after[ranks[0]])
+                own.step()
+            close(list(module.state_dict().values()), list(alone.state_dict().values()))
+    module = DistributedDataParallel(mlp())
+    with module.join(enable=False):
+        module(data(0)).sum().backward()
+
+    def early() -> None:
+        with module.join(throw_on_early_termination=True):
+            for step in range(2 + fc.rank()):
+                module(data(step)).sum().backward()
+
+    texts = [told(early)]
+    module.zero_grad()
+    module(data(0)).sum().backward()  # the job goes on
+    same_on_all_ranks(gradients(module))
+    return texts
+
+
 # ---------------------------------------------------------------- misuse
 
 

@@ -19,6 +19,7 @@ from ..errors import MeshError, ModuleError, user_frames
 from ..mesh import Mesh
 from ..parallel.replicas import check_equal_lines
 from ..runtime.job.world import init, make_mesh, rank, world_size
+from .join import UnevenInputs
 from .parameters import GradientSlot
 from .reducer import Reducer
 from .tensors import as_array, as_tensor, dtype_of
@@ -141,7 +142,8 @@ class DistributedDataParallel(torch.nn.Module):
         self._mesh = mesh_of(process_group)
         self._label = f"DistributedDataParallel {next(_NUMBERS)}"
         self._forward_ns = 0
-        self._outputs_are_tensors = True
+        self._uneven: UnevenInputs | None = None
+        self._divides_by_all = True
         named = [(n, p) for n, p in self.module.named_parameters() if n not in self.parameters_to_ignore]
         buffers = [(n, b) for n, b in self.module.named_buffers() if n not in self.parameters_to_ignore]
         self._buffers_by_name = dict(buffers)
@@ -164,26 +166,28 @@ class DistributedDataParallel(torch.nn.Module):
         if buffers and self.broadcast_buffers:
             self._buffer_broadcast = self._compile_broadcast([b for _, b in buffers], "buffers")
 
-    def _compile_broadcast(self, tensors: Sequence[torch.Tensor], purpose: str) -> PerDevice:
+    def _compile_broadcast(self, tensors: Sequence[torch.Tensor], purpose: str, root: int = 0) -> PerDevice:
         axes = self._mesh.axis_names
         types = [(tuple(t.shape), dtype_of(t.dtype)) for t in tensors]
         return compile_per_device(
-            lambda *xs: [broadcast(x, axes, root=0) for x in xs], types, self._mesh, f"{self._label}: {purpose}"
+            lambda *xs: [broadcast(x, axes, root=root) for x in xs], types, self._mesh, f"{self._label}: {purpose}"
         )
 
-    def _broadcast_state(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Make all ranks' tensors rank 0's, some of them at a time."""
+    def _broadcast_state(self, tensors: Sequence[torch.Tensor], root: int = 0) -> None:
+        """Make all ranks' tensors those of one, some of them at a time."""
         part: list[torch.Tensor] = []
         for number, tensor in enumerate(tensors):
             part.append(tensor)
             if number + 1 == len(tensors) or sum(t.nbytes for t in part) + tensors[number + 1].nbytes > _STATE_BYTES:
-                _take(part, self._compile_broadcast(part, "state")(*map(_block, part)))
+                _take(part, self._compile_broadcast(part, "state", root)(*map(_block, part)))
                 part = []
 
     def _sync_buffers(self) -> None:
-        assert self._buffer_broadcast is not None
-        tensors = list(self._buffers_by_name.values())
-        _take(tensors, self._buffer_broadcast(*map(_block, tensors)))
+        tensors, program = list(self._buffers_by_name.values()), self._buffer_broadcast
+        if self._uneven is not None and self._uneven.active[0] != 0:  # rank 0's have ended
+            program = self._compile_broadcast(tensors, "buffers", self._uneven.active[0])
+        assert program is not None
+        _take(tensors, program(*map(_block, tensors)))
 
     def will_sync_module_buffers(self) -> bool:
         """True when the next forward pass begins with a broadcast of the buffers."""
@@ -198,9 +202,13 @@ class DistributedDataParallel(torch.nn.Module):
             return self.module(*inputs, **kwargs)
         began = time.perf_counter_ns()
         reducer.forget()
+        syncs = torch.is_grad_enabled() and self.require_backward_grad_sync
+        if self._uneven is not None:
+            self._uneven.tell(syncs, self.will_sync_module_buffers())
+            if not self._divides_by_all:
+                reducer.scale = self._mesh.size / len(self._uneven.active)
         if self.will_sync_module_buffers():
             self._sync_buffers()
-        syncs = torch.is_grad_enabled() and self.require_backward_grad_sync
         output = self.module(*inputs, **kwargs)
         self.require_forward_param_sync = syncs or not torch.is_grad_enabled()
         if syncs:
@@ -228,6 +236,33 @@ class DistributedDataParallel(torch.nn.Module):
             yield
         finally:
             self.require_backward_grad_sync = before
+
+    @contextlib.contextmanager
+    def join(
+        self, divide_by_initial_world_size: bool = True, enable: bool = True, throw_on_early_termination: bool = False
+    ) -> Iterator[None]:
+        """Train on inputs of different numbers: a rank that leaves the block takes part in the others' passes, with zeros.
+
+        Every forward pass in the block costs one small collective; each is followed by its backward pass. When all have left,
+        parameters and buffers are those of the first rank that was the last to have inputs.
+
+        divide_by_initial_world_size: divide gradients by the number of all ranks; else by that of those with inputs.
+        enable: False makes the block do nothing.
+        throw_on_early_termination: raise UnevenBatchesError, on all ranks, as soon as the inputs of some have ended.
+        """
+        if not enable or self._reducer is None:
+            yield
+            return
+        reducer = self._reducer
+        self._uneven = uneven = UnevenInputs(self._mesh, self._label, throw_on_early_termination)
+        self._divides_by_all = divide_by_initial_world_size
+        try:
+            yield
+            uneven.follow(self._sync_buffers, reducer.follow)
+            state = [t for n, t in self.module.named_parameters() if n not in self.parameters_to_ignore]
+            self._broadcast_state([*state, *self._buffers_by_name.values()], uneven.active[0])
+        finally:
+            self._uneven, reducer.scale = None, 1.0
 
     # ------------------------------------------------------------ torch's other names
 
@@ -267,7 +302,7 @@ class DistributedDataParallel(torch.nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
-        for name in ("_mesh", "_reducer", "_buffer_broadcast", "_buffers_by_name"):
+        for name in ("_mesh", "_reducer", "_buffer_broadcast", "_buffers_by_name", "_uneven"):
             state.pop(name, None)
         if not isinstance(state["_process_group"], Mesh):
             state["_process_group"] = None

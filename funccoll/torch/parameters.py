@@ -34,9 +34,7 @@ class GradientSlot:
         if self.sparse:
             return gradient
         if gradient is None:
-            if self._zeros is None:
-                self._zeros = np.zeros(self.block_shape, self.dtype)
-            return self._zeros
+            return self.zeros()
         if gradient.shape != self.shape or gradient.dtype is not self.torch_dtype:
             raise ShapeError(
                 f"the gradient of {self.name!r} is {gradient.dtype}{list(gradient.shape)}, and the parameter was "
@@ -48,6 +46,12 @@ class GradientSlot:
                 "Make it dense in a hook of the parameter."
             )
         return as_array(gradient if self.order is None else gradient.permute(self.order))
+
+    def zeros(self) -> Any:
+        """Return what counts as no gradient."""
+        if self._zeros is None and not self.sparse:
+            self._zeros = np.zeros(self.block_shape, self.dtype)
+        return self._zeros
 
     def take(self, result: Any) -> None:
         """Make a reduced block the gradient."""

@@ -49,12 +49,14 @@ class Reducer:
         self.iterations = 0
         """Backward passes that were reduced."""
         self.communication_ns = self.backward_ns = 0
+        self.scale = 1.0
+        """A factor of the means, where some ranks' inputs have ended."""
         self.begins_by_itself = False
         """True where no tensor was found in the module's result: then the first gradient begins."""
         self._types = [ArrayType(slot.block_shape, slot.dtype) for slot in self.slots]
         self._nodes = [torch.autograd.graph.get_gradient_edge(slot.parameter).node for slot in self.slots]
         self._expected = [1] * len(self.slots)
-        self._task, self._active, self._began = -1, False, 0
+        self._task, self._active, self._began, self._follows = -1, False, 0, False
         self._counts = [0] * len(self.slots)
         self._pending: list[int] = []
         self._arrivals: list[int] = []
@@ -185,7 +187,10 @@ class Reducer:
         began, slots = time.perf_counter_ns(), self.slots
         number, self._launched = self._launched, self._launched + 1
         bucket = self.buckets[number]
-        results = self._programs[number](*[slots[i].local() for i in bucket], *flags)
+        blocks = [slots[i].zeros() if self._follows else slots[i].local() for i in bucket]
+        results = self._programs[number](*blocks, *flags)
+        if self.scale != 1:
+            results = [*(result * self.scale for result in results[: len(bucket)]), *results[len(bucket) :]]
         here = self._used if flags else self._counts
         for i, result in zip(bucket, results, strict=False):
             if here[i]:
@@ -199,12 +204,13 @@ class Reducer:
         """Reduce the rest, when the backward pass ends."""
         self._active = False
         # A gradient may be new without a hook in this pass: of no_sync passes before.
-        self._used = np.array([count > 0 or slot.is_new() for count, slot in zip(self._counts, self.slots, strict=True)])
+        used = [not self._follows and (n > 0 or slot.is_new()) for n, slot in zip(self._counts, self.slots, strict=True)]
+        self._used = np.array(used)
         while self._launched < len(self.buckets) - 1:
             self._launch()
-        (flags,) = self._launch(np.where(self._used, np.uint8(_USED), np.uint8(_MISSING)))
+        (flags,) = self._launch(np.where(self._used, np.uint8(_USED), np.uint8(0 if self._follows else _MISSING)))
         for i, result in self._without:
-            if flags[i] & _USED:
+            if flags[i] & _USED and not self._follows:
                 self.slots[i].take(result)
         self._without = []
         self.backward_ns = time.perf_counter_ns() - self._began
@@ -215,6 +221,15 @@ class Reducer:
             raise self._missing()
         if len(self.buckets) > 1 and not self.rebuilt and not self.find_unused:
             self._rebuild()
+
+    def follow(self) -> None:
+        """Take part in a backward pass of the others, with zeros: the inputs of this rank have ended."""
+        self._start(-1)
+        self._follows = True
+        try:
+            self._finish()
+        finally:
+            self._follows = False
 
     def _missing(self) -> ModuleError:
         """The error for parameters without a gradient; all ranks come here."""
