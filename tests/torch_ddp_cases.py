@@ -15,7 +15,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import funccoll as fc
-from funccoll.torch import DistributedDataParallel
+from funccoll.torch import DistributedDataParallel, distributed_data_parallel
 
 CASES: dict[str, Callable[[], Any]] = {}
 
@@ -99,6 +99,34 @@ def state_of_rank_0() -> None:
         assert torch.equal(p, bias if name == "2.bias" else q), name
     assert module[0].weight.is_contiguous(memory_format=torch.channels_last)
     assert module[1].running_mean.eq(0).all() and module.step == 0 and module.own == fc.rank()
+
+
+@case
+def state_in_parts() -> None:
+    """State is broadcast some tensors at a time, one that is too large for a part by itself."""
+    before = distributed_data_parallel._STATE_BYTES
+    distributed_data_parallel._STATE_BYTES = 200
+    try:
+        torch.manual_seed(rank_seed())
+        module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(9, 9), torch.nn.Linear(2, 2))
+        DistributedDataParallel(module)
+        same_on_all_ranks([p.detach() for p in module.parameters()])
+    finally:
+        distributed_data_parallel._STATE_BYTES = before
+
+
+@case
+def limits_of_buckets() -> list[Any]:
+    """Of 1 MiB for the first one and bucket_cap_mb (25) for others, from the last parameter back; MiB are 1024 * 1024 bytes."""
+    kib = lambda sizes: torch.nn.ParameterList(torch.zeros(256 * k) for k in sizes)
+    found = []
+    for sizes, options in [
+        ([512, 513, 511, 512], {}), ([512, 1024, 1], {}), ([30 * 1024, 25 * 1024, 1024], {}),
+        ([100, 200, 300, 400], {"bucket_cap_mb": 0.3}), ([512, 512, 512, 512], {"bucket_cap_mb_list": [0.5, 1.5]}),
+    ]:  # fmt: skip
+        module = DistributedDataParallel(kib(sizes), **options)
+        found.append([[int(module._reducer.slots[i].name) for i in bucket] for bucket in module._reducer.buckets])
+    return found
 
 
 @case
