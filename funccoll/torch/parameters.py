@@ -12,6 +12,10 @@ from .tensors import as_array, as_tensor, dtype_of
 
 __all__ = ["GradientSlot", "memory_order"]
 
+_COPIED_BYTES = 1 << 15
+_REDUCED = "_funccoll_reduced"
+"""Attribute of a gradient that was reduced: its version then."""
+
 
 class GradientSlot:
     """A parameter and what the reduction of its gradient needs to know."""
@@ -24,17 +28,21 @@ class GradientSlot:
         """The dimensions by falling strides, where memory is dense in another order than C's: gradients have it, too."""
         self.inverse = None if self.order is None else np.argsort(self.order).tolist()
         self.block_shape = tuple(self.shape if self.order is None else [self.shape[d] for d in self.order])
-        self.reduced_at = 0
-        """Where the gradient was when it was reduced last."""
+        self.has_new = False
+        """True if the gradient that `local` returned last was not what the reduction before had made it."""
+        self._copies = not sparse and parameter.nbytes <= _COPIED_BYTES and not parameter.is_complex()
+        self._block: Any = None
         self._zeros: np.ndarray | None = None
 
     def local(self) -> Any:
         """Return this rank's gradient: an array in the order of its memory, zeros where there is none; or a sparse tensor."""
         gradient = self.parameter.grad
+        if gradient is None:
+            self.has_new, self._block = False, None
+            return self.zeros()
+        self.has_new = getattr(gradient, _REDUCED, -1) != gradient._version
         if self.sparse:
             return gradient
-        if gradient is None:
-            return self.zeros()
         if gradient.shape != self.shape or gradient.dtype is not self.torch_dtype:
             raise ShapeError(
                 f"the gradient of {self.name!r} is {gradient.dtype}{list(gradient.shape)}, and the parameter was "
@@ -45,31 +53,31 @@ class GradientSlot:
                 f"the gradient of {self.name!r} is sparse, as only those of embeddings with sparse=True are expected to be. "
                 "Make it dense in a hook of the parameter."
             )
-        return as_array(gradient if self.order is None else gradient.permute(self.order))
+        if self.order is not None:
+            gradient = gradient.permute(self.order)
+        block = as_array(gradient)
+        # Not where the array may be a copy: of a gradient that requires one, or is conjugated or negated.
+        writes = self._copies and not gradient.requires_grad and not gradient.is_neg() and block.flags.c_contiguous
+        self._block = block if writes else None
+        return block
 
     def zeros(self) -> Any:
-        """Return what counts as no gradient."""
+        """Return what counts as no gradient; of a sparse one None."""
         if self._zeros is None and not self.sparse:
             self._zeros = np.zeros(self.block_shape, self.dtype)
         return self._zeros
 
     def take(self, result: Any) -> None:
         """Make a reduced block the gradient."""
-        gradient = result if self.sparse else as_tensor(result)
-        if self.inverse is not None:
-            gradient = gradient.permute(self.inverse)
-        self.parameter.grad = gradient
-        self.reduced_at = _address(gradient)
-
-    def is_new(self) -> bool:
-        """True unless the gradient is what the last reduction made it."""
-        gradient = self.parameter.grad
-        return gradient is not None and (gradient._version != 0 or _address(gradient) != self.reduced_at)
-
-
-def _address(gradient: torch.Tensor) -> int:
-    """The place of a gradient's values."""
-    return gradient.data_ptr() if gradient.layout is torch.strided else gradient._values().data_ptr()
+        if self._block is not None:  # a small one is copied: that costs less than a new tensor
+            self._block[...] = result
+            self._block, gradient = None, self.parameter.grad
+        else:
+            gradient = result if self.sparse else as_tensor(result)
+            if self.inverse is not None:
+                gradient = gradient.permute(self.inverse)
+            self.parameter.grad = gradient
+        setattr(gradient, _REDUCED, gradient._version)
 
 
 def memory_order(tensor: torch.Tensor) -> list[int] | None:

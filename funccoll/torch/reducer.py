@@ -62,7 +62,8 @@ class Reducer:
         self._arrivals: list[int] = []
         self._without: list[tuple[int, Any]] = []
         """Results of parameters which this rank has no gradient of."""
-        self._used = np.zeros(0, np.uint8)
+        self._flags = bytearray(len(self.slots))
+        """Of each parameter, whether this rank has a gradient."""
         self._launched = 0
         self._hooks: list[Any] = []
         self._assign(range(len(self.slots) - 1, -1, -1))
@@ -150,7 +151,7 @@ class Reducer:
         early = self._arrivals if task == self._task else []
         self._task, self._launched, self.communication_ns = task, 0, 0
         self._counts = [0] * len(self.slots)
-        self._arrivals, self._without = [], []
+        self._arrivals, self._without, self._flags = [], [], bytearray(len(self.slots))
         self._pending = [sum(self._expected[i] for i in bucket) for bucket in self.buckets]
         for i in early:  # complete before any output's gradient: a regularizer's
             self._arrive(i)
@@ -182,18 +183,26 @@ class Reducer:
         self._counts[i] += 1
         self._pending[self._bucket_of[i]] -= 1
 
-    def _launch(self, *flags: np.ndarray) -> Sequence[np.ndarray]:
-        """Reduce the next bucket; the last one with `flags`, of which it returns what all ranks have."""
-        began, slots = time.perf_counter_ns(), self.slots
+    def _launch(self) -> Sequence[np.ndarray]:
+        """Reduce the next bucket; with the last one go the flags, of which it returns what all ranks have."""
+        began, slots, counts, flags = time.perf_counter_ns(), self.slots, self._counts, self._flags
         number, self._launched = self._launched, self._launched + 1
-        bucket = self.buckets[number]
-        blocks = [slots[i].zeros() if self._follows else slots[i].local() for i in bucket]
-        results = self._programs[number](*blocks, *flags)
+        bucket, blocks = self.buckets[number], []
+        for i in bucket:
+            slot = slots[i]
+            if self._follows:
+                blocks.append(slot.zeros())
+            else:
+                blocks.append(slot.local())
+                # A gradient may be new without a hook in this pass: of no_sync passes before.
+                flags[i] = _USED if counts[i] or slot.has_new else _MISSING
+        if self._launched == len(self.buckets):
+            blocks.append(np.frombuffer(flags, np.uint8))
+        results = self._programs[number](*blocks)
         if self.scale != 1:
             results = [*(result * self.scale for result in results[: len(bucket)]), *results[len(bucket) :]]
-        here = self._used if flags else self._counts
         for i, result in zip(bucket, results, strict=False):
-            if here[i]:
+            if flags[i] == _USED:
                 slots[i].take(result)
             else:
                 self._without.append((i, result))
@@ -203,21 +212,18 @@ class Reducer:
     def _finish(self) -> None:
         """Reduce the rest, when the backward pass ends."""
         self._active = False
-        # A gradient may be new without a hook in this pass: of no_sync passes before.
-        used = [not self._follows and (n > 0 or slot.is_new()) for n, slot in zip(self._counts, self.slots, strict=True)]
-        self._used = np.array(used)
         while self._launched < len(self.buckets) - 1:
             self._launch()
-        (flags,) = self._launch(np.where(self._used, np.uint8(_USED), np.uint8(0 if self._follows else _MISSING)))
+        used = bytes(self._launch()[0])
         for i, result in self._without:
-            if flags[i] & _USED and not self._follows:
+            if used[i] & _USED and not self._follows:
                 self.slots[i].take(result)
         self._without = []
         self.backward_ns = time.perf_counter_ns() - self._began
         self.iterations += 1
         if self.static_graph and self.iterations == 1 and self._hooks:
             self._expected = list(self._counts)
-        if np.any(flags & _MISSING) and not self.find_unused and not self.static_graph:
+        if not self.find_unused and not self.static_graph and any(flag & _MISSING for flag in used):
             raise self._missing()
         if len(self.buckets) > 1 and not self.rebuilt and not self.find_unused:
             self._rebuild()
@@ -239,8 +245,8 @@ class Reducer:
             f"{self.label}: parameters without a gradient",
         )  # fmt: skip
         texts = []
-        for rank, row in enumerate(gather(self._used.astype(np.uint8))[0].reshape(-1, n)):
-            if names := [self.slots[i].name for i in np.flatnonzero(row == 0).tolist()]:
+        for rank, row in enumerate(gather(np.frombuffer(self._flags, np.uint8))[0].reshape(-1, n)):
+            if names := [self.slots[i].name for i in np.flatnonzero(row == _MISSING).tolist()]:
                 shown = ", ".join(map(repr, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
                 texts.append(f"{shown} on rank {rank}")
         return ModuleError(
