@@ -28,6 +28,7 @@ __all__ = [
     "LeakedTracerError",
     "MeshError",
     "MissingMethodError",
+    "MissingPackageError",
     "ModuleError",
     "PeerFailure",
     "PlannedError",
@@ -274,6 +275,10 @@ class PeerFailure(FunccollError, RuntimeError):
 
 class UnevenBatchesError(FunccollError, RuntimeError):
     """Devices have different numbers of batches where they must not; raised on all processes at the same step."""
+
+
+class MissingPackageError(FunccollError, ImportError):
+    """A part of funccoll which needs a package that is not installed."""
 
 
 class ModuleError(FunccollError, RuntimeError):

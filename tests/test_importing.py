@@ -98,6 +98,13 @@ def test_the_launcher_loads_nothing_that_its_processes_need():
     assert not loaded & {"numpy", "optree", "ml_dtypes", "numba", "rich"}
 
 
+def test_a_missing_torch_is_named_with_its_extra():
+    code = "import sys; sys.modules['torch'] = None\nimport funccoll\nfunccoll.torch"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    last = done.stderr.strip().splitlines()[-1]
+    assert "MissingPackageError: funccoll.torch needs PyTorch: pip install 'funccoll[torch]'" in done.stderr, last
+
+
 # ---------------------------------------------------------------- the checkers themselves can fail
 
 

@@ -145,7 +145,7 @@ def test_checkpoints_of_shared_parameters_need_static_graph(n):
 @pytest.mark.parametrize("n", RANKS)
 def test_uneven_inputs_join_or_end_on_all_ranks(n):
     for (text,) in results("uneven_inputs", n):
-        assert text.startswith("UnevenBatchesError: the inputs of ranks 0 have ended, and those of others have not"), text
+        assert text.startswith("UnevenBatchesError: the inputs of rank 0 have ended, and those of others have not"), text
 
 
 def test_the_logged_data_have_torchs_fields():

@@ -42,13 +42,13 @@ class UnevenInputs:
                 gradients()
 
     def _exchange(self, mine: Sequence[int]) -> list[list[int]]:
-        """What the active ranks say; empty when there is none."""
+        """Return the rows of the active ranks; none when all have ended."""
         rows = self._gather(np.array(mine, np.int64))[0].reshape(-1, 3).tolist()
         active = [rank for rank, row in enumerate(rows) if row[_ACTIVE]]
         if self.throw and 0 < len(active) < self.nranks:
-            ended = ", ".join(str(rank) for rank in range(self.nranks) if rank not in active)
+            ended = [str(rank) for rank in range(self.nranks) if rank not in active]
             raise UnevenBatchesError(
-                f"the inputs of ranks {ended} have ended, and those of others have not. Give all ranks the same number, or "
+                f"the inputs of rank{'s' * (len(ended) > 1)} {', '.join(ended)} have ended, and those of others have not. Give all ranks the same number, or "
                 "join(throw_on_early_termination=False)."
             )
         if active:

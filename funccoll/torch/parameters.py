@@ -71,7 +71,8 @@ class GradientSlot:
         """Make a reduced block the gradient."""
         if self._block is not None:  # a small one is copied: that costs less than a new tensor
             self._block[...] = result
-            self._block, gradient = None, self.parameter.grad
+            self._block = None
+            gradient: Any = self.parameter.grad
         else:
             gradient = result if self.sparse else as_tensor(result)
             if self.inverse is not None:
