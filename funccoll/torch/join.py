@@ -47,9 +47,10 @@ class UnevenInputs:
         active = [rank for rank, row in enumerate(rows) if row[_ACTIVE]]
         if self.throw and 0 < len(active) < self.nranks:
             ended = [str(rank) for rank in range(self.nranks) if rank not in active]
+            ranks = f"rank{'s' * (len(ended) > 1)} {', '.join(ended)}"
             raise UnevenBatchesError(
-                f"the inputs of rank{'s' * (len(ended) > 1)} {', '.join(ended)} have ended, and those of others have not. Give all "
-                "ranks the same number, or join(throw_on_early_termination=False)."
+                f"the inputs of {ranks} have ended, and those of others have not. Give all ranks the same number, or "
+                "join(throw_on_early_termination=False)."
             )
         if active:
             self.active = active
