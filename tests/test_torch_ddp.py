@@ -143,6 +143,18 @@ def test_checkpoints_of_shared_parameters_need_static_graph(n):
 
 
 @pytest.mark.parametrize("n", RANKS)
+def test_another_thread_is_refused(n):
+    for text in results("backward_in_another_thread", n):
+        assert "thread 'MainThread', which called one before" in text and "torch_ddp_cases.py" in text, text
+
+
+@pytest.mark.parametrize("n", RANKS)
+def test_a_wrapper_after_the_end_of_the_job(n):
+    for texts in results("use_after_finalize", n):
+        assert all("this process has left the job" in text for text in texts), texts
+
+
+@pytest.mark.parametrize("n", RANKS)
 def test_uneven_inputs_join_or_end_on_all_ranks(n):
     for (text,) in results("uneven_inputs", n):
         assert text.startswith("UnevenBatchesError: the inputs of rank 0 have ended, and those of others have not"), text

@@ -741,3 +741,28 @@ def data_loaders_that_fork() -> None:
                 module.zero_grad()
                 (module(x) - y).square().mean().backward()
     same_on_all_ranks(gradients(module))
+
+
+@case
+def backward_in_another_thread() -> str:
+    """A module that one thread has trained is refused in another, which is named."""
+    module = DistributedDataParallel(mlp())
+    module(data(0)).sum().backward()
+    texts: list[str] = []
+    loss = module(data(0)).sum()
+    thread = threading.Thread(target=lambda: texts.append(told(loss.backward)), name="another")
+    thread.start()
+    thread.join()
+    module.zero_grad()
+    module(data(0)).sum().backward()  # this one goes on
+    same_on_all_ranks(gradients(module))
+    return texts[0]
+
+
+@case
+def use_after_finalize() -> list[str]:
+    """The last case: the wrapper says that the job is over."""
+    module = DistributedDataParallel(torch.nn.BatchNorm1d(4, dtype=torch.float64))
+    loss = module(data(0)).sum()
+    fc.finalize()
+    return [told(loss.backward), told(lambda: module(data(0)))]
