@@ -59,8 +59,8 @@ def results(name: str, n: int = 2) -> list[Any]:
 
 CHECKED = [
     "state_of_rank_0", "state_in_parts", "init_sync_can_be_left_out", "gradients_are_means", "dtypes_and_layouts",
-    "kept_gradients_do_not_change", "accumulation", "several_passes", "other_gradients_are_left_alone",
-    "a_rank_whose_loss_reaches_no_parameter", "results_of_all_kinds", "frozen_and_tied", "static_graph_knows_unused_parameters",
+    "kept_gradients_do_not_change", "accumulation", "several_passes", "several_wrappers", "other_gradients_are_left_alone",
+    "a_rank_whose_loss_reaches_no_parameter", "results_of_all_kinds", "static_graph_knows_unused_parameters",
     "hooks_in_another_order", "buffers_of_rank_0", "state_and_pickles", "no_grad_and_eval",
     "an_exception_in_the_backward_pass", "a_worker_thread", "data_loaders_that_fork",
 ]  # fmt: skip
@@ -140,6 +140,12 @@ def test_checkpoints_of_shared_parameters_need_static_graph(n):
     for (text,) in results("checkpoints", n):
         assert re.match(r"ModuleError: the gradient of '\S+' was complete twice in one backward pass", text), text
         assert "static_graph=True" in text
+
+
+@pytest.mark.parametrize("n", RANKS)
+def test_parameters_that_are_thawed_are_refused(n):
+    for text in results("frozen_and_tied", n):
+        assert text.startswith("ModuleError: '1.bias' had no gradient when the module was wrapped"), text
 
 
 @pytest.mark.parametrize("n", RANKS)

@@ -439,8 +439,8 @@ def results_of_all_kinds() -> None:
 
 
 @case
-def frozen_and_tied() -> None:
-    """Frozen parameters have no gradient, tied ones have one."""
+def frozen_and_tied() -> str:
+    """Frozen parameters have no gradient, tied ones have one; what is thawed afterwards is refused."""
     inner = mlp(depth=3)
     inner[2].weight = inner[0].weight
     inner[1].requires_grad_(False)
@@ -450,6 +450,32 @@ def frozen_and_tied() -> None:
     loss(module, fc.rank()).backward()
     close(gradients(module), wanted)
     assert [g is None for g in gradients(module)] == [False, False, True, True, False]
+    inner[1].bias.requires_grad_(True)
+    return told(lambda: module(data(0)))
+
+
+@case
+def several_wrappers() -> None:
+    """Two in one backward pass; and one that is frozen for a while, as a discriminator is when its generator learns."""
+    for caps in (None, [1e-6]):
+        generator = DistributedDataParallel(mlp(depth=2), bucket_cap_mb_list=caps)
+        judge = DistributedDataParallel(mlp(depth=2, seed=1), bucket_cap_mb_list=caps)
+        both = torch.nn.ModuleList([generator.module, judge.module])
+        for step in range(3):
+            loss = lambda m, rank, step=step: m[1](m[0](data(step, rank=rank))).square().mean()
+            judge.requires_grad_(step != 1)
+            both.zero_grad()
+            wanted = mean_gradients(both, loss)
+            judge(generator(data(step))).square().mean().backward()
+            close(gradients(both), wanted)
+            assert (wanted[-1] is None) == (step == 1)
+            judge.requires_grad_(True)
+        part = judge.module[0].requires_grad_(False)
+        both.zero_grad()
+        wanted = mean_gradients(judge.module, lambda m, rank: m(data(5, rank=rank)).sum())
+        judge(data(5)).sum().backward()
+        close(gradients(judge), wanted)
+        assert part.weight.grad is None
 
 
 @case

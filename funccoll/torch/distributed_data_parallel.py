@@ -159,6 +159,7 @@ class DistributedDataParallel(torch.nn.Module):
             id(part.weight) for part in self.module.modules()
             if isinstance(part, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and part.sparse
         }  # fmt: skip
+        self._frozen = [(n, p) for n, p in named if not p.requires_grad]
         slots = [GradientSlot(n, p, id(p) in sparse) for n, p in named if p.requires_grad]
         self._reducer = Reducer(
             slots, self._mesh, self.bucket_bytes_caps, self._label, self.find_unused_parameters, self.static_graph
@@ -203,6 +204,12 @@ class DistributedDataParallel(torch.nn.Module):
         began = time.perf_counter_ns()
         reducer.forget()
         syncs = torch.is_grad_enabled() and self.require_backward_grad_sync
+        if any(p.requires_grad for _, p in self._frozen):
+            names = ", ".join(repr(n) for n, p in self._frozen if p.requires_grad)
+            raise ModuleError(
+                f"{names} had no gradient when the module was wrapped, and requires one now: it would differ between ranks. Wrap "
+                "the module again after requires_grad_(True)."
+            )
         if self._uneven is not None:
             self._uneven.tell(syncs, self.will_sync_module_buffers())
             if not self._divides_by_all:
@@ -302,7 +309,7 @@ class DistributedDataParallel(torch.nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
-        for name in ("_mesh", "_reducer", "_buffer_broadcast", "_buffers_by_name", "_uneven"):
+        for name in ("_mesh", "_reducer", "_buffer_broadcast", "_buffers_by_name", "_uneven", "_frozen"):
             state.pop(name, None)
         if not isinstance(state["_process_group"], Mesh):
             state["_process_group"] = None

@@ -141,8 +141,9 @@ class Reducer:
         try:
             if any(map(_will_execute, self._nodes)):
                 return True
-            # No parameter comes: a branch of this rank may use none, or all of them are in reentrant checkpoints.
-            return all(_will_execute(node) for node in _leaves(torch._C._current_autograd_node()))
+            # No parameter comes: a branch of this rank may use none, or all of them are in reentrant checkpoints, or frozen.
+            trained = any(slot.parameter.requires_grad for slot in self.slots)
+            return trained and all(_will_execute(node) for node in _leaves(torch._C._current_autograd_node()))
         except RuntimeError:  # of a leaf for which torch.autograd.grad is asked
             return False
 
@@ -195,7 +196,8 @@ class Reducer:
             else:
                 blocks.append(slot.local())
                 # A gradient may be new without a hook in this pass: of no_sync passes before.
-                flags[i] = _USED if counts[i] or slot.has_new else _MISSING
+                used = counts[i] or slot.has_new
+                flags[i] = _USED if used else _MISSING if slot.parameter.requires_grad else 0
         if self._launched == len(self.buckets):
             blocks.append(np.frombuffer(flags, np.uint8))
         results = self._programs[number](*blocks)
