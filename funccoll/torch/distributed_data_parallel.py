@@ -207,8 +207,8 @@ class DistributedDataParallel(torch.nn.Module):
         if any(p.requires_grad for _, p in self._frozen):
             names = ", ".join(repr(n) for n, p in self._frozen if p.requires_grad)
             raise ModuleError(
-                f"{names} had no gradient when the module was wrapped, and requires one now: it would differ between ranks. Wrap "
-                "the module again after requires_grad_(True)."
+                f"{names} had no gradient when the module was wrapped, and requires one now: it would differ between ranks. "
+                "Wrap the module again after requires_grad_(True)."
             )
         if self._uneven is not None:
             self._uneven.tell(syncs, self.will_sync_module_buffers())
