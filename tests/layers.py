@@ -79,7 +79,9 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("arguments", "choose_schedules", "report", "resharding"), ("signature",), ("stages",),
         ("jit", "per_device", "redistribute"),
     ),
-    "torch": (("tensors",), ("parameters",), ("sparse_gradients",), ("reducer",), ("*",)),
+    "torch": (
+        ("tensors", "process_groups"), ("parameters", "tensor_collectives"), ("sparse_gradients",), ("reducer",), ("*",),
+    ),
     "optim": (("leaves", "learning_rates"), ("transformation",), ("gradients", "steps")),
     "parallel": (
         ("buckets", "checkpoint", "replicas", "uneven"), ("call", "comm_hooks"), ("bucket_reduction",), ("bucket_plan",),

@@ -8,5 +8,23 @@ except ImportError as error:
     raise MissingPackageError("funccoll.torch needs PyTorch: pip install 'funccoll[torch]'.") from error
 
 from .distributed_data_parallel import DistributedDataParallel
+from .sync_batch_norm import SyncBatchNorm
+from .tensor_collectives import (
+    all_gather,
+    all_reduce,
+    all_to_all,
+    barrier,
+    broadcast,
+    empty,
+    empty_like,
+    gather,
+    permute,
+    reduce,
+    reduce_scatter,
+    scatter,
+)
 
-__all__ = ["DistributedDataParallel"]
+__all__ = [
+    "DistributedDataParallel", "SyncBatchNorm", "all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "empty",
+    "empty_like", "gather", "permute", "reduce", "reduce_scatter", "scatter",
+]  # fmt: skip

@@ -1,0 +1,124 @@
+"""Collectives of torch tensors: values, gradients of first and second order, memory and errors."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from ranks import JOIN, Ranks
+from torch_collective_cases import refusals
+
+import funccoll as fc
+import funccoll.torch as ft
+from funccoll.errors import FunccollError, MeshError
+
+HEAD = JOIN + f"""
+import json
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import torch
+torch.set_num_threads(1)
+import funccoll as fc, funccoll.torch as ft
+from torch_collective_cases import *
+"""
+CHECKS = """
+mesh = fc.make_mesh({axes})
+found = []
+for axes in {along}:
+    found += check_values(mesh, axes) + check_gradients(mesh, axes)
+say(json.dumps(found + check_uses(mesh)))
+"""
+
+
+@pytest.mark.parametrize(("axes", "along"), [
+    ({"data": 2}, ["data"]),
+    pytest.param({"data": 3}, ["data"], marks=pytest.mark.slow),
+    pytest.param({"data": 2, "model": 2}, ["model", ("model", "data")], marks=pytest.mark.slow),
+])  # fmt: skip
+def test_on_processes(axes, along):
+    count = fc.abstract_mesh(axes).size
+    with Ranks(HEAD + CHECKS.format(axes=axes, along=along), range(count)) as ranks:
+        assert set(ranks.lines().values()) == {"in"}
+        for rank in range(count):
+            failures = json.loads(ranks.line(rank))
+            assert not failures, f"{len(failures)} failures on rank {rank}:\n" + "\n".join(failures[:5])
+        ranks.end_well()
+
+
+# ---------------------------------------------------------------- one device, which needs no job
+
+
+@pytest.fixture
+def alone():
+    return fc.make_mesh({"data": 1})
+
+
+def test_one_device(alone):
+    """All collectives are the identity in values and gradients, on memory of their own."""
+    x = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    for call in (
+        ft.all_reduce, ft.all_gather, ft.reduce_scatter, ft.broadcast, ft.reduce, ft.gather, ft.scatter,
+        lambda x, m, a: ft.all_to_all(x, m, a, split_dim=0, concat_dim=1), lambda x, m, a: ft.permute(x, m, a, pairs=[(0, 0)]),
+        *(lambda x, m, a, op=op: ft.all_reduce(x, m, a, op=op) for op in ("mean", "max", "min", "prod")),
+    ):  # fmt: skip
+        out = call(x, alone, "data")
+        assert torch.equal(out, x) and out.data_ptr() != x.data_ptr() and out.requires_grad
+        (gradient,) = torch.autograd.grad(out.square().sum(), x)
+        assert torch.equal(gradient, 2 * x)
+    assert torch.autograd.gradcheck(lambda x: ft.all_reduce(x, alone, "data", op="prod"), x)
+    assert torch.autograd.gradgradcheck(lambda x: ft.all_reduce(x, alone, "data", op="mean"), x)
+    ft.barrier(alone, "data")
+    assert ft.empty(2, 3, mesh=alone).shape == (2, 3)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")  # torch's own, when make_dual is called first
+def test_forward_mode(alone):
+    x = torch.randn(4, 3)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, x * 2)
+        out = torch.autograd.forward_ad.unpack_dual(ft.all_gather(dual, alone, "data"))
+        assert torch.equal(out.primal, x) and out.tangent is not None and torch.equal(out.tangent, 2 * x)
+        with pytest.raises(RuntimeError, match="jvp"):
+            ft.all_reduce(dual, alone, "data", op="max")
+
+
+@pytest.mark.parametrize("number", range(24))
+def test_refusals(alone, number):
+    error, words, call = refusals(alone, 1)[number]
+    with pytest.raises(error, match=re.escape(words)) as raised:
+        call()
+    assert isinstance(raised.value, FunccollError)
+    assert raised.value.source is not None and raised.value.source.file.endswith("torch_collective_cases.py")
+
+
+def test_every_refusal_is_tested(alone):
+    assert len(refusals(alone, 1)) == 24
+
+
+def test_virtual_devices_are_refused():
+    mesh = fc.make_mesh({"data": 4})
+    for call in (lambda: ft.all_reduce(torch.ones(2), mesh, "data"), lambda: ft.barrier(mesh, "data"),
+                 lambda: ft.empty(2, mesh=mesh)):  # fmt: skip
+        with pytest.raises(MeshError, match=r"plays all 4 devices.*`funccoll run -n 4 script.py`"):
+            call()
+
+
+def test_compiled_functions_are_bounded(alone):
+    """A shape that was not used for long is compiled anew."""
+    for size in range(520):
+        assert ft.all_reduce(torch.ones(size), alone, "data").shape == (size,)
+    assert alone.__dict__["torch_collectives"].cache_info().currsize == 512
+
+
+def test_errors_of_a_backward_pass_name_the_users_line(alone):
+    """Torch's frames are not the user's."""
+    x = torch.ones(3, requires_grad=True)
+    out = ft.all_reduce(x, alone, "data")
+    alone.__dict__["torch_collectives"].cache_clear()
+    alone.__dict__["torch_collectives"] = None  # so that it is looked at again
+    object.__setattr__(alone, "device_type", "cuda")
+    with pytest.raises(FunccollError, match="mesh of GPUs") as raised:
+        out.sum().backward()
+    assert raised.value.source is not None and raised.value.source.file == __file__
