@@ -122,3 +122,23 @@ def test_errors_of_a_backward_pass_name_the_users_line(alone):
     with pytest.raises(FunccollError, match="mesh of GPUs") as raised:
         out.sum().backward()
     assert raised.value.source is not None and raised.value.source.file == __file__
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # torch's own access
+def test_a_compiled_function_has_a_graph_break(alone):
+    """Values and gradients are those of the function; each call breaks the graph once."""
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    def function(x, norm=ft.SyncBatchNorm(3, process_group=alone)):
+        ft.barrier(alone, "data")
+        shared = ft.empty(3, mesh=alone).fill_(2.0)
+        return (ft.all_reduce(x * 2, alone, "data", op="mean") + norm(x) * shared).square().sum()
+
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(function, backend=counter)
+    x = torch.randn(4, 3, requires_grad=True)
+    for _ in range(2):
+        wanted, found = (torch.autograd.grad(call(x), x)[0] for call in (function, compiled))
+        torch.testing.assert_close(found, wanted)
+    assert counter.frame_count <= 4  # the parts between barrier, empty, all_reduce, SyncBatchNorm and the end

@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ..errors import DTypeError, ShapeError
 from ..mesh import Mesh
 from .process_groups import mesh_of_group
-from .tensor_collectives import all_gather, all_reduce
+from .tensor_collectives import all_gather, all_reduce, breaks_graph
 
 __all__ = ["SyncBatchNorm"]
 
@@ -65,6 +65,7 @@ class SyncBatchNorm(_BatchNorm):
                     f"by module.to({computed})."
                 )
 
+    @breaks_graph
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Normalize a batch: shape, dtype and memory format are kept."""
         self._check_input_dim(input)

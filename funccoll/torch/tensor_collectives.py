@@ -25,11 +25,14 @@ import operator
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from sys import _getframe
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import torch
+from torch._C._dynamo.eval_frame import get_eval_frame_callback as _frames_are_traced
+from torch._compile import _disable_dynamo
 from torch.autograd import forward_ad
+from torch.compiler import is_dynamo_compiling
 
 from .. import collectives
 from ..collectives import Axes
@@ -52,6 +55,9 @@ Options = tuple[Any, ...]
 Program = Callable[[torch.Tensor], torch.Tensor]
 """The compiled collective of tensors of one shape and dtype, without a gradient."""
 
+Params = ParamSpec("Params")
+R = TypeVar("R")
+
 _NONLINEAR = ("max", "min", "prod")
 _grad_enabled = torch.is_grad_enabled
 
@@ -61,6 +67,8 @@ _grad_enabled = torch.is_grad_enabled
 
 def _call(name: str, x: torch.Tensor, mesh: Mesh, axis: Axes, options: Options) -> torch.Tensor:
     """The collective of `x`, on the tape where it has a gradient. Its errors are of the caller's caller's line."""
+    if is_dynamo_compiling() or _frames_are_traced():
+        return _call_outside_of_graphs(name, x, mesh, axis, options)
     code = (frame := _getframe(2)).f_code
     site = code.co_filename, code.co_firstlineno, frame.f_lasti
     try:
@@ -74,6 +82,22 @@ def _call(name: str, x: torch.Tensor, mesh: Mesh, axis: Axes, options: Options) 
         function = _Selecting if options[-1] in _NONLINEAR else _Linear
         return function.apply(x, program, name, mesh, axis, options)
     return program(x)
+
+
+# Dynamo must not trace what finds memory for NumPy, nor the frames that it leaves to Python. This imports Dynamo when it is
+# first called, which is in a trace.
+_call_outside_of_graphs = _disable_dynamo(_call)
+
+
+def breaks_graph(fn: Callable[Params, R]) -> Callable[Params, R]:
+    """Decorate a function that torch.compile is to call between two graphs."""
+    outside = _disable_dynamo(fn)
+
+    @functools.wraps(fn)
+    def call(*args: Params.args, **kwargs: Params.kwargs) -> R:
+        return outside(*args, **kwargs) if is_dynamo_compiling() or _frames_are_traced() else fn(*args, **kwargs)
+
+    return call
 
 
 def _checked(name: str, x: torch.Tensor, mesh: Mesh, axis: Axes, options: Options, site: Any) -> Program:
@@ -357,9 +381,10 @@ def scatter(x: torch.Tensor, mesh: Mesh, axis: Axes, *, root: int = 0, dim: int 
     return _call("scatter", x, mesh, axis, (root, dim))
 
 
+@breaks_graph
 def barrier(mesh: Mesh, axis: Axes) -> None:
     """Wait until all ranks along `axis` have arrived."""
-    code = (frame := _getframe(1)).f_code
+    code = (frame := _getframe(2)).f_code
     site = code.co_filename, code.co_firstlineno, frame.f_lasti
     _programs_of(mesh, "barrier")("barrier", tuple(axis) if isinstance(axis, list) else axis, (), (), None, site)()
 
@@ -367,6 +392,7 @@ def barrier(mesh: Mesh, axis: Axes) -> None:
 # ---------------------------------------------------------------- tensors in shared memory
 
 
+@breaks_graph
 def empty(*size: Any, dtype: torch.dtype | None = None, mesh: Mesh) -> torch.Tensor:
     """Return a contiguous tensor in the job's shared memory, with undefined values.
 
