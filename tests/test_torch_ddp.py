@@ -88,8 +88,8 @@ def test_misuse_is_refused_before_anything_is_sent(n):
         "ModuleError: the module has a DistributedDataParallel in it already",
         "ModuleError: 'weight' is on the device meta",
         "ModuleError: DistributedDataParallel: mixed_precision is planned",
-        r"MeshError: process_group=abstract_mesh\(.* must be a mesh of processes",
-        "MeshError: process_group is 'gloo'. Give a mesh",
+        r"MeshError: DistributedDataParallel: abstract_mesh\(.* has no process for each of its 2 devices",
+        "MeshError: DistributedDataParallel: process_group is 'gloo'. Give a mesh",
         "DTypeError: 'weight' has dtype torch.float8_e4m3fn",
     ]
     for found in results("refusals", n):

@@ -15,40 +15,22 @@ from torch.utils._pytree import tree_leaves
 
 from ..collectives import broadcast
 from ..compiler.per_device import PerDevice, compile_per_device
-from ..errors import MeshError, ModuleError, user_frames
+from ..errors import ModuleError, user_frames
 from ..mesh import Mesh
 from ..parallel.replicas import check_equal_lines
-from ..runtime.job.world import init, make_mesh, rank, world_size
+from ..runtime.job.world import rank
 from .join import UnevenInputs
 from .parameters import GradientSlot
+from .process_groups import mesh_of_group
 from .reducer import Reducer
 from .tensors import as_array, as_tensor, dtype_of
 
-__all__ = ["DistributedDataParallel", "mesh_of"]
+__all__ = ["DistributedDataParallel"]
 
 _MIB = 1 << 20
 _STATE_BYTES = 250 * _MIB
 """Bytes of state that are broadcast at once."""
 _NUMBERS = itertools.count()
-
-
-def mesh_of(process_group: Any) -> Mesh:
-    """Return the mesh of a `process_group`: a new one of all processes of the job for None, or the user's own.
-
-    A group of torch.distributed stands for the job if it has all of its processes. Raises: MeshError.
-    """
-    if isinstance(process_group, Mesh):
-        if process_group.is_abstract or (process_group.is_fully_addressable and process_group.size > 1):
-            raise MeshError(f"process_group={process_group!r} must be a mesh of processes: one process for each device.")
-        return process_group
-    init()
-    mesh = make_mesh({"data": world_size()})
-    if process_group is not None:
-        size = process_group.size() if hasattr(process_group, "size") else None
-        if size != mesh.size:
-            given = repr(process_group) if size is None else f"a group of {size} processes, and the job has {mesh.size}"
-            raise MeshError(f"process_group is {given}. Give a mesh, fc.make_mesh({{...}}), or None for all processes.")
-    return mesh
 
 
 class DistributedDataParallel(torch.nn.Module):
@@ -139,7 +121,7 @@ class DistributedDataParallel(torch.nn.Module):
     def _join(self, process_group: Any, sync: bool) -> None:
         """Make everything that belongs to a process: the mesh, programs and hooks."""
         self._process_group = process_group
-        self._mesh = mesh_of(process_group)
+        self._mesh = mesh_of_group(process_group, "DistributedDataParallel", own=True)
         self._label = f"DistributedDataParallel {next(_NUMBERS)}"
         self._forward_ns = 0
         self._uneven: UnevenInputs | None = None

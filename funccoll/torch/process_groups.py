@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 from ..errors import MeshError
 from ..mesh import Mesh
@@ -11,20 +12,25 @@ from ..runtime.job.world import World, current, init, make_mesh, world_size
 __all__ = ["mesh_of_group"]
 
 
-def mesh_of_group(process_group: Mesh | None, what: str) -> Mesh:
+def mesh_of_group(process_group: Any, what: str, *, own: bool = False) -> Mesh:
     """Return the mesh that a module's `process_group` stands for: itself, or, for None, one of all processes of the job.
 
-    That one is the same for all modules; its axis is "data", and this process joins the job where it has not yet. `what`
-    names the module in errors. Raises MeshError for what is not a mesh, and for a mesh of virtual devices.
+    A group of torch.distributed stands for the job if it has all of its processes. The mesh of the job has the axis "data", and
+    is the same for all modules, unless it is to be the module's `own`; this process joins the job where it has not yet. `what`
+    names the module in errors. Raises MeshError for anything else, and for a mesh of virtual devices.
     """
-    if process_group is None:
-        return _mesh_of_job(current() or init())
     if not isinstance(process_group, Mesh):
-        raise MeshError(
-            f"{what}: process_group={process_group!r:.60} must be a mesh from fc.make_mesh({{...}}), or None for all "
-            "processes of the job. Groups of torch.distributed have a transport of their own."
-        )
-    if process_group.is_fully_addressable and process_group.size > 1:
+        joined = current() or init()
+        mesh = make_mesh({"data": world_size()}) if own else _mesh_of_job(joined)
+        if process_group is not None:
+            size = process_group.size() if hasattr(process_group, "size") else None
+            if size != mesh.size:
+                given = f"{process_group!r:.60}" if size is None else f"of {size} processes, and the job has {mesh.size}"
+                raise MeshError(
+                    f"{what}: process_group is {given}. Give a mesh, fc.make_mesh({{...}}), or None for all processes."
+                )
+        return mesh
+    if process_group.is_abstract or (process_group.is_fully_addressable and process_group.size > 1):
         raise MeshError(
             f"{what}: {process_group!r} has no process for each of its {process_group.size} devices. Start them: "
             f"`funccoll run -n {process_group.size} script.py`, or torchrun."
