@@ -80,7 +80,8 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("jit", "per_device", "redistribute"),
     ),
     "torch": (
-        ("tensors", "process_groups"), ("parameters", "tensor_collectives"), ("sparse_gradients",), ("reducer",), ("*",),
+        ("tensors", "grad_bucket", "process_groups"), ("parameters", "tensor_collectives"),
+        ("sparse_gradients", "functional_hook", "future_hook"), ("communication_hooks",), ("reducer",), ("*",),
     ),
     "optim": (("leaves", "learning_rates"), ("transformation",), ("gradients", "steps")),
     "parallel": (

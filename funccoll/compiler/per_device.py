@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..ir import Traced
 from ..mesh import Mesh
 from ..passes import run_passes
 from ..tracing.trace import stage
@@ -45,13 +46,13 @@ def compile_per_device(
     """Compile `fn(*blocks) -> list of blocks` for blocks of these shapes and dtypes, one of each device.
 
     Blocks may differ between all devices of the mesh. Processes meet in functions of one label only: it tells equal functions
-    with different purposes apart. `fn` is traced, as by jit; it captures no array. Its collectives have the
-    user's line of this call. Raises what tracing raises.
+    with different purposes apart. `fn` is traced, as by jit; NumPy arrays that it captures are constants of the program. Its
+    collectives have the user's line of this call. Raises what tracing raises.
     """
     varying = frozenset(mesh.axis_names)
     inputs = [ArrayType(shape, dtype, varying) for shape, dtype in types]
     program, captured = stage(fn, inputs, axis_sizes=mesh.shape, label=label)
-    assert not captured
+    assert not any(isinstance(value, Traced) for value in captured)
     check_algorithms(program, mesh)
     program = run_passes(program, functools.partial(choose, mesh=mesh), checks_passes())
     return PerDevice(generate(program, mesh, schedules_of(program), name=label)[0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import optree
@@ -15,7 +15,7 @@ from ..types import ArrayType
 from .buckets import Bucket, CommHook
 from .call import Call, widened_over
 
-__all__ = ["BucketRecord", "BucketReduction"]
+__all__ = ["BucketRecord", "BucketReduction", "hook_name", "reduced_by"]
 
 
 class BucketRecord(NamedTuple):
@@ -54,26 +54,24 @@ class BucketReduction:
         hook = self.call.settings.comm_hook
         if hook is None:
             return list(bucket.all_reduce().gradients)
-        name = getattr(hook.reduce if isinstance(hook, CommHook) else hook, "__qualname__", type(hook).__name__)
+        name = hook_name(hook)
         if bucket.index in self._reduced:
             raise TraceError(
                 f"data_parallel: comm_hook {name} is differentiated twice, and what it does to a gradient has no derivative. "
                 "Take second derivatives without a comm_hook."
             )
         self._reduced.add(bucket.index)
-        if not isinstance(hook, CommHook):
-            return self._checked(hook(bucket), bucket, name)
-        if self.states is None:
+        if isinstance(hook, CommHook) and self.states is None:
             raise TraceError(
                 f"data_parallel: comm_hook {name} has a state, which fc.grad cannot carry. Use "
                 "dp.value_and_grad(params, *batch, state=state), with state = dp.init(params) at first."
             )
-        result = hook.reduce(tuple(self.states[k] for k in members), bucket)
-        if not isinstance(result, tuple) or len(result) != 2 or len(result[0]) != len(members):
-            raise TraceError(f"data_parallel: comm_hook {name} must return (states, bucket), with a state for each gradient.")
-        for k, state in zip(members, result[0], strict=True):
-            self.states[k] = self._checked_state(self.states[k], state, name)
-        return self._checked(result[1], bucket, name)
+        states = () if self.states is None else [self.states[k] for k in members]
+        states, gradients = reduced_by(hook, states, bucket, self.call.axes, f"data_parallel: comm_hook {name}")
+        for k, state in zip(members, states, strict=False):
+            assert self.states is not None
+            self.states[k] = state
+        return gradients
 
     def stacked_states(self) -> Any:
         """The states for the next call."""
@@ -81,34 +79,51 @@ class BucketReduction:
         stacked = [optree.tree_map(lambda x: widened_over(as_traceable(x), self.call.axes)[None], s) for s in self.states]
         return self.call.unflatten(stacked, lambda i: ())
 
-    def _checked_state(self, before: Any, after: Any, name: str) -> Any:
-        old, new = ([value_type(x).vary(()) for x in optree.tree_leaves(s)] for s in (before, after))
-        if optree.tree_structure(before) != optree.tree_structure(after) or old != new:
-            raise TraceError(
-                f"data_parallel: comm_hook {name} returned a state of {_shown(new)}, and was given {_shown(old)}: structure, "
-                "shapes and dtypes must stay, because it is passed to the next call."
-            )
-        return after
 
-    def _checked(self, result: Any, bucket: Bucket, name: str) -> Sequence[Any]:
-        if not isinstance(result, Bucket) or len(result.gradients) != len(bucket.gradients):
-            raise TraceError(
-                f"data_parallel: comm_hook {name} must return the bucket with other gradients: bucket.replace(...)."
+def hook_name(hook: Any) -> str:
+    """The name of a hook in errors."""
+    return getattr(hook.reduce if isinstance(hook, CommHook) else hook, "__qualname__", type(hook).__name__)
+
+
+def reduced_by(
+    hook: Callable[[Bucket], Bucket] | CommHook, states: Sequence[Any], bucket: Bucket, axes: Sequence[str], who: str
+) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Call a hook in a trace: (states, gradients) that it returned; `who` names it in errors. Without state they are ()."""
+    if not isinstance(hook, CommHook):
+        return (), _checked(hook(bucket), bucket, axes, who)
+    result = hook.reduce(tuple(states), bucket)
+    if not isinstance(result, tuple) or len(result) != 2 or len(result[0]) != len(states):
+        raise TraceError(f"{who} must return (states, bucket), with a state for each gradient.")
+    new = [_checked_state(old, state, who) for old, state in zip(states, result[0], strict=True)]
+    return new, _checked(result[1], bucket, axes, who)
+
+
+def _checked_state(before: Any, after: Any, who: str) -> Any:
+    old, new = ([value_type(x).vary(()) for x in optree.tree_leaves(s)] for s in (before, after))
+    if optree.tree_structure(before) != optree.tree_structure(after) or old != new:
+        raise TraceError(
+            f"{who} returned a state of {_shown(new)}, and was given {_shown(old)}: structure, "
+            "shapes and dtypes must stay, because it is passed to the next call."
+        )
+    return after
+
+
+def _checked(result: Any, bucket: Bucket, axes: Sequence[str], who: str) -> Sequence[Any]:
+    if not isinstance(result, Bucket) or len(result.gradients) != len(bucket.gradients):
+        raise TraceError(f"{who} must return the bucket with other gradients: bucket.replace(...).")
+    for place, given, found in zip(bucket.names, bucket.gradients, result.gradients, strict=True):
+        old, new = value_type(given), value_type(found)
+        if old.shape != new.shape or old.dtype != new.dtype:
+            raise ShapeError(
+                f"{who} returned a gradient of type {new} for params{place}, of type {old}: shape and dtype must stay."
             )
-        for place, given, found in zip(bucket.names, bucket.gradients, result.gradients, strict=True):
-            old, new = value_type(given), value_type(found)
-            if old.shape != new.shape or old.dtype != new.dtype:
-                raise ShapeError(
-                    f"data_parallel: comm_hook {name} returned a gradient of type {new} for params{place}, of type {old}: "
-                    "shape and dtype must stay."
-                )
-            still = [a for a in self.call.axes if a in new.varying]
-            if still:
-                raise VaryingError(
-                    f"data_parallel: comm_hook {name} returned a gradient of type {new} for params{place}, which varies over "
-                    f"{', '.join(map(repr, still))} still: it must be the sum over the devices. bucket.all_reduce() is one."
-                )
-        return list(result.gradients)
+        still = [a for a in axes if a in new.varying]
+        if still:
+            raise VaryingError(
+                f"{who} returned a gradient of type {new} for params{place}, which varies over "
+                f"{', '.join(map(repr, still))} still: it must be the sum over the devices. bucket.all_reduce() is one."
+            )
+    return list(result.gradients)
 
 
 def _shown(types: Sequence[ArrayType]) -> str:

@@ -8,6 +8,7 @@ except ImportError as error:
     raise MissingPackageError("funccoll.torch needs PyTorch: pip install 'funccoll[torch]'.") from error
 
 from .distributed_data_parallel import DistributedDataParallel
+from .grad_bucket import GradBucket
 from .sync_batch_norm import SyncBatchNorm
 from .tensor_collectives import (
     all_gather,
@@ -25,6 +26,6 @@ from .tensor_collectives import (
 )
 
 __all__ = [
-    "DistributedDataParallel", "SyncBatchNorm", "all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "empty",
-    "empty_like", "gather", "permute", "reduce", "reduce_scatter", "scatter",
+    "DistributedDataParallel", "GradBucket", "SyncBatchNorm", "all_gather", "all_reduce", "all_to_all", "barrier",
+    "broadcast", "empty", "empty_like", "gather", "permute", "reduce", "reduce_scatter", "scatter",
 ]  # fmt: skip

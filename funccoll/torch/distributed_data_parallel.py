@@ -137,17 +137,18 @@ class DistributedDataParallel(torch.nn.Module):
             lines = [_described("parameter", n, p) for n, p in named] + [_described("buffer", n, b) for n, b in buffers]
             check_equal_lines(self._mesh, lines, "The parameters and buffers of the module")
             self._broadcast_state([t for _, t in (*named, *buffers)])
+        self._reducer = self._make_reducer(named)
+        if buffers and self.broadcast_buffers:
+            self._buffer_broadcast = self._compile_broadcast([b for _, b in buffers], "buffers")
+
+    def _make_reducer(self, named: Sequence[tuple[str, torch.nn.Parameter]]) -> Reducer:
         sparse = {
             id(part.weight) for part in self.module.modules()
             if isinstance(part, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and part.sparse
         }  # fmt: skip
         self._frozen = [(n, p) for n, p in named if not p.requires_grad]
         slots = [GradientSlot(n, p, id(p) in sparse) for n, p in named if p.requires_grad]
-        self._reducer = Reducer(
-            slots, self._mesh, self.bucket_bytes_caps, self._label, self.find_unused_parameters, self.static_graph
-        )
-        if buffers and self.broadcast_buffers:
-            self._buffer_broadcast = self._compile_broadcast([b for _, b in buffers], "buffers")
+        return Reducer(slots, self._mesh, self.bucket_bytes_caps, self._label, self.find_unused_parameters, self.static_graph)
 
     def _compile_broadcast(self, tensors: Sequence[torch.Tensor], purpose: str, root: int = 0) -> PerDevice:
         axes = self._mesh.axis_names
@@ -253,6 +254,26 @@ class DistributedDataParallel(torch.nn.Module):
         finally:
             self._uneven, reducer.scale = None, 1.0
 
+    def register_comm_hook(self, state: Any, hook: Any) -> None:
+        """Let a communication hook reduce each bucket. All ranks register the same one, once, before the first backward pass.
+
+        hook: torch's, `hook(state, bucket)`, which is given a `GradBucket` of this rank's own gradients, and returns a
+            torch.futures.Future of one tensor, or the tensor: the gradients, in the buffer's shape and order. It divides by the
+            number of ranks itself. It is called in the order of the buckets, when the bucket and the future of the
+            bucket before are complete. Where it raises on some ranks, all raise, in the backward pass.
+            Or, with state=None, a hook of `funccoll.comm_hooks`, or its name: "all_reduce", "float16", "bfloat16", "int8",
+            "power_sgd". It is compiled, and sums gradients that were divided by the number of ranks. Its state stays with this
+            wrapper; a copied or unpickled wrapper has no hook.
+
+        Raises: ModuleError for a second hook, one after a backward pass, sparse gradients, and for what is not a hook; in the
+        backward pass ShapeError, DTypeError or ModuleError for a wrong result. Source: torch's method of this name.
+        """
+        with user_frames():
+            if self._reducer is None:  # a single process: its hook is called, too
+                names = self.parameters_to_ignore
+                self._reducer = self._make_reducer([(n, p) for n, p in self.module.named_parameters() if n not in names])
+            self._reducer.use_hook(state, hook)
+
     # ------------------------------------------------------------ torch's other names
 
     def _set_static_graph(self) -> None:
@@ -277,6 +298,7 @@ class DistributedDataParallel(torch.nn.Module):
         return {
             "world_size": self._mesh.size, "module_name": type(self.module).__name__,
             "rank": rank(), "backend_name": "funccoll",
+            "comm_hook": "" if reducer is None or reducer.comm_hook is None else reducer.comm_hook.name,
             "iteration": 0 if reducer is None else reducer.iterations, "bucket_cap_bytes": self.bucket_bytes_caps[-1],
             "num_parameter_tensors": len(parameters), "total_parameter_size_bytes": sum(p.nbytes for p in parameters),
             "dtypes": ", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in parameters})),

@@ -20,6 +20,7 @@ from ..errors import ModuleError
 from ..mesh import Mesh
 from ..parallel.buckets import make_buckets
 from ..types import ArrayType
+from .communication_hooks import communication_hook
 from .parameters import GradientSlot
 from .sparse_gradients import SparseReduction
 
@@ -46,6 +47,8 @@ class Reducer:
         self.find_unused, self.static_graph = find_unused, static_graph
         self.buckets: list[list[int]] = []
         self.rebuilt = False
+        self.comm_hook: Any = None
+        """Reduces buckets in place of the mean, if there is one."""
         self.iterations = 0
         """Backward passes that were reduced."""
         self.communication_ns = self.backward_ns = 0
@@ -87,6 +90,8 @@ class Reducer:
     def _compile(self, number: int) -> Callable[..., Sequence[Any]]:
         """The reduction of a bucket: from this rank's gradients, and the flags with the last one, to those of all ranks."""
         bucket, axes = self.buckets[number], self.mesh.axis_names
+        if self.comm_hook is not None:
+            return self.comm_hook.compile(bucket, number, len(self.buckets))
         last = number == len(self.buckets) - 1
         label = f"{self.label}: bucket {number} of {len(self.buckets)}"
         if self.slots[bucket[0]].sparse:
@@ -98,6 +103,15 @@ class Reducer:
             return [*means, all_reduce(blocks[-1], axes, op="or")] if last else means
 
         return compile_per_device(reduce, [*types, *[((len(self.slots),), np.dtype(np.uint8))] * last], self.mesh, label)
+
+    def use_hook(self, state: Any, hook: Any) -> None:
+        """Reduce buckets by a communication hook."""
+        if self.comm_hook is not None or self.iterations or self._active:
+            before = "gradients were reduced" if self.comm_hook is None else f"hook {self.comm_hook.name} was registered"
+            raise ModuleError(f"register_comm_hook: {before} first. Register one hook, once, before the first backward pass.")
+        made = communication_hook(state, hook, self.slots, self.mesh, self.label, self.find_unused)
+        self._programs = [made.compile(bucket, number, len(self.buckets)) for number, bucket in enumerate(self.buckets)]
+        self.comm_hook = made
 
     def _rebuild(self) -> None:
         """Put the parameters into buckets anew, in the order in which rank 0's gradients arrived."""
@@ -201,7 +215,7 @@ class Reducer:
         if self._launched == len(self.buckets):
             blocks.append(np.frombuffer(flags, np.uint8))
         results = self._programs[number](*blocks)
-        if self.scale != 1:
+        if self.scale != 1 and (self.comm_hook is None or self.comm_hook.divides):
             results = [*(result * self.scale for result in results[: len(bucket)]), *results[len(bucket) :]]
         for i, result in zip(bucket, results, strict=False):
             if flags[i] == _USED:
@@ -217,6 +231,8 @@ class Reducer:
         while self._launched < len(self.buckets) - 1:
             self._launch()
         used = bytes(self._launch()[0])
+        if self.comm_hook is not None:
+            self._without += self.comm_hook.settle([flag & _USED for flag in used])
         for i, result in self._without:
             if used[i] & _USED and not self._follows:
                 self.slots[i].take(result)

@@ -49,7 +49,8 @@ def as_tensor(array: np.ndarray) -> torch.Tensor:
 
     The array becomes writeable: torch has no tensors that are not.
     """
-    array.flags.writeable = True
+    if not array.flags.writeable:  # one with gaps, of a tensor, could not be made so
+        array.flags.writeable = True
     if array.dtype == _BFLOAT16:
         return _from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return _from_numpy(array)

@@ -1,0 +1,72 @@
+"""Registration of communication hooks: torch's, with (state, bucket), and those of `funccoll.comm_hooks`, with a bucket."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..errors import ModuleError
+from ..mesh import Mesh
+from ..parallel import comm_hooks
+from ..parallel.bucket_reduction import hook_name
+from ..parallel.buckets import CommHook
+from .functional_hook import FunctionalHook
+from .future_hook import FutureHook
+from .parameters import GradientSlot
+
+__all__ = ["communication_hook"]
+
+_BY_NAME: dict[str, Callable[[], Any]] = {
+    "all_reduce": lambda: comm_hooks.all_reduce, "float16": comm_hooks.float16, "bfloat16": comm_hooks.bfloat16,
+    "int8": comm_hooks.int8, "power_sgd": comm_hooks.power_sgd,
+}  # fmt: skip
+
+
+def communication_hook(
+    state: Any, hook: Any, slots: Sequence[GradientSlot], mesh: Mesh, label: str, find_unused: bool
+) -> FunctionalHook | FutureHook:
+    """Return what reduces buckets by a hook. All ranks must call it with the same hook. Raises: ModuleError."""
+    if isinstance(hook, str):
+        if hook not in _BY_NAME:
+            raise ModuleError(
+                f"register_comm_hook: {hook!r} is not the name of a hook. Names are {', '.join(map(repr, _BY_NAME))}."
+            )
+        hook = _BY_NAME[hook]()
+    functional = isinstance(hook, CommHook)
+    if not functional and not callable(hook):
+        raise ModuleError(
+            f"register_comm_hook: {hook!r:.60} is not a hook. Give a function hook(state, bucket), one of "
+            "funccoll.comm_hooks, or its name."
+        )
+    if sparse := [slot.name for slot in slots if slot.sparse]:
+        raise ModuleError(
+            f"register_comm_hook: gradients of {', '.join(map(repr, sparse))} are sparse, and hooks take dense ones. Give the "
+            "embedding sparse=False, or leave out the hook."
+        )
+    if not functional and _takes_state(hook):
+        return FutureHook(state, hook, slots, mesh, label)
+    if state is not None:
+        raise ModuleError(
+            f"register_comm_hook: {hook_name(hook)} is a function of the bucket alone, whose state the wrapper keeps, and the "
+            f"state given was {state!r:.60}. Give state=None."
+        )
+    return FunctionalHook(hook, slots, mesh, label, find_unused)
+
+
+def _takes_state(hook: Callable[..., Any]) -> bool:
+    """True for a function of (state, bucket), False for one of the bucket."""
+    try:
+        signature = inspect.signature(hook)
+    except (TypeError, ValueError):  # of C code
+        return True
+    for count in (2, 1):
+        try:
+            signature.bind(*[None] * count)
+        except TypeError:
+            continue
+        return count == 2
+    raise ModuleError(
+        f"register_comm_hook: {hook_name(hook)}{signature} takes neither (state, bucket), as torch's hooks do, nor the bucket "
+        "alone, as those of funccoll.comm_hooks do."
+    )

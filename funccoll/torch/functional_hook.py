@@ -1,0 +1,116 @@
+"""Communication hooks of `funccoll.comm_hooks` for torch modules: each bucket's hook is compiled into its program."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import optree
+
+from ..collectives import all_reduce
+from ..compiler.per_device import PerDevice, compile_per_device
+from ..ir import Traced
+from ..mesh import Mesh
+from ..ops.registry import as_traceable
+from ..parallel.bucket_reduction import hook_name, reduced_by
+from ..parallel.buckets import Bucket, CommHook
+from ..parallel.call import widened_over
+from ..tracing.trace import flatten_outputs
+from .parameters import GradientSlot
+
+__all__ = ["FunctionalHook"]
+
+_FLAG = np.dtype(np.uint8)
+
+
+class FunctionalHook:
+    """A pure hook, which sums what every rank has divided by the number of ranks, and its state on this rank.
+
+    The state belongs to a parameter, so that it survives new buckets. That of a parameter which no rank has used in a backward
+    pass is left as it was: what the hook would have sent of it reaches no gradient.
+    """
+
+    divides = True
+    """The results are means over all ranks, which `Reducer.scale` may make those over some."""
+
+    def __init__(self, hook: Any, slots: Sequence[GradientSlot], mesh: Mesh, label: str, find_unused: bool):
+        self.name = hook_name(hook)
+        self._hook, self._slots, self._mesh, self._label = hook, slots, mesh, f"{label}, hook {self.name}"
+        self._states: list[list[np.ndarray]] = [[] for _ in slots]
+        self._structures: list[Any] = [None] * len(slots)
+        self._find_unused = find_unused
+        self._before: dict[int, list[np.ndarray]] = {}
+        """The states before this backward pass, where some may be needed again."""
+        if isinstance(hook, CommHook):
+            self._init(hook)
+
+    def _init(self, hook: CommHook) -> None:
+        """Make the first states."""
+        computed: list[tuple[int, int]] = []
+
+        def first(*gradients: Any) -> Sequence[Any]:
+            outputs = []
+            for i, gradient in enumerate(gradients):
+                self._states[i], self._structures[i] = flatten_outputs(hook.init(gradient), f"{self.name}'s init")
+                for k, leaf in enumerate(self._states[i]):
+                    if isinstance(leaf, Traced):
+                        computed.append((i, k))
+                        outputs.append(widened_over(leaf, self._mesh.axis_names))
+                    else:
+                        self._states[i][k] = np.array(leaf)  # usually zeros, of which the program need not have copies
+            return outputs
+
+        program = compile_per_device(first, [(s.block_shape, s.dtype) for s in self._slots], self._mesh, f"{self._label}: init")
+        if computed:
+            values = program(*(np.zeros(s.block_shape, s.dtype) for s in self._slots))
+            for (i, k), value in zip(computed, values, strict=True):
+                self._states[i][k] = value
+
+    def compile(self, bucket: Sequence[int], number: int, count: int) -> Callable[..., Sequence[Any]]:
+        """Return the reduction of a bucket, number `number` of `count`: a function like that of the mean."""
+        slots, axes, n = [self._slots[i] for i in bucket], self._mesh.axis_names, self._mesh.size
+        names = tuple(f"[{slot.name!r}]" for slot in slots)
+        leaves = [leaf for i in bucket for leaf in self._states[i]]
+        ends = np.cumsum([len(self._states[i]) for i in bucket])[:-1].tolist()
+
+        def reduce(*blocks: Any) -> Sequence[Any]:
+            addends = tuple(g / np.asarray(n, slot.dtype) for g, slot in zip(blocks, slots, strict=False))
+            flat, flags = blocks[len(bucket) : len(bucket) + len(leaves)], blocks[len(bucket) + len(leaves) :]
+            parts = [flat[begin:end] for begin, end in zip([0, *ends], [*ends, len(flat)], strict=True)]
+            states = [
+                optree.tree_unflatten(self._structures[i], part) if isinstance(self._hook, CommHook) else ()
+                for i, part in zip(bucket, parts, strict=True)
+            ]
+            states, means = reduced_by(
+                self._hook, states, Bucket(addends, names, number, axes), axes,
+                f"DistributedDataParallel: communication hook {self.name}",
+            )  # fmt: skip
+            kept = [as_traceable(leaf) for state in states for leaf in optree.tree_leaves(state)]
+            return [*means, *kept, *(all_reduce(x, axes, op="or") for x in flags)]
+
+        types = [*((s.block_shape, s.dtype) for s in slots), *((x.shape, x.dtype) for x in leaves)]
+        if number == count - 1:
+            types.append(((len(self._slots),), _FLAG))
+        label = f"{self._label}: bucket {number} of {count}"
+        return functools.partial(self._reduce, bucket, compile_per_device(reduce, types, self._mesh, label))
+
+    def _reduce(self, bucket: Sequence[int], program: PerDevice, *blocks: np.ndarray) -> Sequence[Any]:
+        gradients, flags = blocks[: len(bucket)], blocks[len(bucket) :]
+        results = list(program(*gradients, *(leaf for i in bucket for leaf in self._states[i]), *flags))
+        end = len(bucket)
+        for i in bucket:
+            if self._find_unused:
+                self._before[i] = self._states[i]
+            begin, end = end, end + len(self._states[i])
+            self._states[i] = results[begin:end]
+        return [*results[: len(bucket)], *results[end:]]
+
+    def settle(self, used: Sequence[int]) -> Sequence[tuple[int, Any]]:
+        """End a backward pass: `used` says which parameters some rank has used."""
+        for i, before in self._before.items():
+            if not used[i]:
+                self._states[i] = before
+        self._before = {}
+        return []

@@ -1,0 +1,195 @@
+"""Communication hooks with torch's signature: Python functions that communicate as they like, and return futures.
+
+The hook is called with a bucket when the future of the bucket before is complete, on all ranks in one order: threads of the
+process group begin the later collectives of a chain, as PowerSGD's, and those of two chains would meet in another order on each
+rank. A `torch.futures.Future` that the hook has made itself may be completed in a later call, and is waited for at the end.
+
+A hook may fail on one rank alone. So before the ranks wait for futures they tell each other: all do, or all raise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from ..collectives import all_gather, all_reduce
+from ..compiler.per_device import compile_per_device
+from ..errors import DTypeError, ModuleError, ShapeError
+from ..mesh import Mesh
+from ..parallel.bucket_reduction import hook_name
+from .grad_bucket import GradBucket
+from .parameters import GradientSlot
+from .tensors import as_array, as_tensor
+
+__all__ = ["FutureHook"]
+
+_BYTE = np.dtype(np.uint8)
+_Future: Any = torch._C.Future  # which torch.futures.Future and the futures of torch.distributed's works are
+_TEXT_BYTES = 400
+"""Of a rank's exception, what the others are told."""
+
+
+class FutureHook:
+    """A hook `hook(state, bucket)` that returns a future of the bucket's gradients, or a tensor of them."""
+
+    divides = False
+    """The hook divides by what it likes."""
+
+    def __init__(self, state: Any, hook: Callable[..., Any], slots: Sequence[GradientSlot], mesh: Mesh, label: str):
+        self.name = hook_name(hook)
+        self._state, self._hook, self._slots, self._mesh = state, hook, slots, mesh
+        self._label = f"{label}, hook {self.name}"
+        self._failure: Exception | None = None
+        self._launched: list[_Launched] = []
+        self._waiting: list[_Launched] = []
+        self._late: list[tuple[int, Any]] = []
+
+        def either(x: Any) -> Sequence[Any]:
+            return [all_reduce(x, mesh.axis_names, op="or")]
+
+        self._exchange = compile_per_device(either, [((len(slots) + 1,), _BYTE)], mesh, f"{self._label}: flags")
+
+    def compile(self, bucket: Sequence[int], number: int, count: int) -> Callable[..., Sequence[Any]]:
+        """Return the reduction of a bucket, number `number` of `count`. That of the last one waits for all.
+
+        It has the results of its own bucket; `settle` has the others'.
+        """
+        return functools.partial(self._reduce, bucket, number, number == count - 1)
+
+    def _reduce(self, bucket: Sequence[int], number: int, last: bool, *blocks: np.ndarray) -> Sequence[Any]:
+        if number == 0:
+            self._forget()
+        else:
+            self._agreed(np.zeros(len(self._slots), _BYTE))
+            self._attempt(self._wait, [x for x in self._waiting if not isinstance(x.result, torch.futures.Future)])
+        self._attempt(self._call, bucket, number, last, blocks)
+        if not last:
+            return ()
+        flags = self._agreed(blocks[-1])
+        self._attempt(self._wait, list(self._waiting))
+        flags = self._agreed(flags)
+        *others, own = map(self._blocks, self._launched)
+        self._forget()
+        self._late = [pair for pairs in others for pair in pairs]
+        return [*(block for _, block in own), flags]
+
+    def _forget(self) -> None:
+        self._failure, self._launched, self._waiting, self._late = None, [], [], []
+
+    def settle(self, used: Sequence[int]) -> Sequence[tuple[int, Any]]:
+        """End a backward pass; returns (parameter, result) of all buckets but the last."""
+        late, self._late = self._late, []
+        return late
+
+    def _attempt(self, call: Callable[..., None], *arguments: Any) -> None:
+        """Call, unless this rank has failed before, and keep an exception."""
+        if self._failure is None:
+            try:
+                call(*arguments)
+            except Exception as error:
+                self._failure = error
+
+    def _call(self, bucket: Sequence[int], number: int, last: bool, blocks: Sequence[np.ndarray]) -> None:
+        slots = [self._slots[i] for i in bucket]
+        tensors = [
+            # In C's order of the shape, for views that PowerSGD can flatten.
+            (t if slot.inverse is None else t.permute(slot.inverse)).reshape(-1)
+            for t, slot in zip(map(as_tensor, blocks), slots, strict=False)
+        ]
+        buffer = torch.cat(tensors)  # memory of torch's own, which a hook may resize
+        seen = GradBucket(number, last, buffer, [slot.parameter for slot in slots])
+        with torch.no_grad(), self._noted(number):
+            launched = _Launched(bucket, seen, buffer, self._hook(self._state, seen))
+        self._launched.append(launched)
+        self._waiting.append(launched)
+
+    def _wait(self, launched: Sequence[_Launched]) -> None:
+        """Wait for gradients of these buckets: afterwards they are in the buckets' buffers."""
+        for one in launched:
+            with self._noted(one.seen.index()):
+                value = one.result.wait() if isinstance(one.result, _Future) else one.result
+            self._take(one, value)
+            self._waiting = [x for x in self._waiting if x is not one]
+
+    def _take(self, launched: _Launched, value: Any) -> None:
+        """Check a result of the hook, and put it into the bucket's buffer."""
+        if isinstance(value, (list, tuple)) and len(value) == 1:  # of a work's own future
+            value = value[0]
+        where, buffer = f"communication hook {self.name}, bucket {launched.seen.index()}", launched.buffer
+        if not isinstance(value, torch.Tensor):
+            raise ModuleError(
+                f"{where}: it returned {value!r:.60}. It must return a torch.futures.Future of one tensor, or the tensor."
+            )
+        if value.shape != buffer.shape:
+            raise ShapeError(
+                f"{where}: it returned a tensor of shape {list(value.shape)}, and the bucket's is {list(buffer.shape)}. Return "
+                "all gradients in one dimension, in the order of the buffer."
+            )
+        if value.dtype not in (buffer.dtype, launched.seen.buffer().dtype):
+            raise DTypeError(
+                f"{where}: it returned a tensor of {value.dtype}, and the gradients are of {buffer.dtype}. Cast it, or set the "
+                "bucket's buffer to one of that dtype (GradBucket.set_buffer)."
+            )
+        if value.device != buffer.device or value.layout is not torch.strided:
+            raise ModuleError(
+                f"{where}: it returned a tensor on {value.device} ({value.layout}), and the gradients are dense, on the CPU. "
+                "Copy it back to where the buffer is."
+            )
+        if value.data_ptr() != buffer.data_ptr() or value.dtype != buffer.dtype:
+            buffer.copy_(value)  # the hook may keep its tensor, and write into it
+
+    @contextlib.contextmanager
+    def _noted(self, number: int) -> Iterator[None]:
+        """Let exceptions of the hook's code tell where they come from."""
+        try:
+            yield
+        except Exception as error:
+            error.add_note(f"It was raised by communication hook {self.name}, with bucket {number}.")
+            raise
+
+    def _agreed(self, flags: np.ndarray) -> np.ndarray:
+        """Return the flags of all ranks; raise on all where the hook has failed on some."""
+        (found,) = self._exchange(np.append(flags, _BYTE.type(self._failure is not None)))
+        if not found[-1]:
+            return found[:-1]
+        failure = self._failure
+        self._forget()
+        text = b"" if failure is None else f"{type(failure).__name__}: {failure}".encode()[:_TEXT_BYTES]
+        gather = compile_per_device(
+            lambda x: [all_gather(x, self._mesh.axis_names, stack=True)], [((_TEXT_BYTES,), _BYTE)], self._mesh,
+            f"{self._label}: failures",
+        )  # fmt: skip
+        (rows,) = gather(np.frombuffer(text.ljust(_TEXT_BYTES, b"\0"), _BYTE))
+        if failure is not None:
+            raise failure
+        texts = [bytes(row).rstrip(b"\0").decode(errors="ignore") for row in rows.reshape(-1, _TEXT_BYTES)]
+        shown = "; ".join(f"on rank {rank}: {text}" for rank, text in enumerate(texts) if text)
+        raise ModuleError(
+            f"communication hook {self.name} failed {shown}. The backward pass has ended on all ranks, with gradients that are "
+            "not reduced."
+        )
+
+    def _blocks(self, launched: _Launched) -> list[tuple[int, Any]]:
+        """The gradients of a bucket as `GradientSlot.take` takes them."""
+        flat, end, blocks = as_array(launched.buffer), 0, []
+        for i in launched.bucket:
+            slot = self._slots[i]
+            begin, end = end, end + slot.parameter.numel()
+            block = flat[begin:end].reshape(slot.shape)
+            # In the order of the parameter's memory, as optimizers expect it.
+            blocks.append((i, block if slot.order is None else np.ascontiguousarray(block.transpose(slot.order))))
+        return blocks
+
+
+class _Launched(NamedTuple):
+    """A bucket with which the hook was called, the memory of its gradients, and what the hook returned."""
+
+    bucket: Sequence[int]
+    seen: GradBucket
+    buffer: torch.Tensor
+    result: Any
