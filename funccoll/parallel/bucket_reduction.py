@@ -86,41 +86,41 @@ def hook_name(hook: Any) -> str:
 
 
 def reduced_by(
-    hook: Callable[[Bucket], Bucket] | CommHook, states: Sequence[Any], bucket: Bucket, axes: Sequence[str], who: str
+    hook: Callable[[Bucket], Bucket] | CommHook, states: Sequence[Any], bucket: Bucket, axes: Sequence[str], caller: str
 ) -> tuple[Sequence[Any], Sequence[Any]]:
-    """Call a hook in a trace: (states, gradients) that it returned; `who` names it in errors. Without state they are ()."""
+    """Call a hook in a trace: (states, gradients) that it returned; `caller` names it in errors. Without state they are ()."""
     if not isinstance(hook, CommHook):
-        return (), _checked(hook(bucket), bucket, axes, who)
+        return (), _checked(hook(bucket), bucket, axes, caller)
     result = hook.reduce(tuple(states), bucket)
     if not isinstance(result, tuple) or len(result) != 2 or len(result[0]) != len(states):
-        raise TraceError(f"{who} must return (states, bucket), with a state for each gradient.")
-    new = [_checked_state(old, state, who) for old, state in zip(states, result[0], strict=True)]
-    return new, _checked(result[1], bucket, axes, who)
+        raise TraceError(f"{caller} must return (states, bucket), with a state for each gradient.")
+    new = [_checked_state(old, state, caller) for old, state in zip(states, result[0], strict=True)]
+    return new, _checked(result[1], bucket, axes, caller)
 
 
-def _checked_state(before: Any, after: Any, who: str) -> Any:
+def _checked_state(before: Any, after: Any, caller: str) -> Any:
     old, new = ([value_type(x).vary(()) for x in optree.tree_leaves(s)] for s in (before, after))
     if optree.tree_structure(before) != optree.tree_structure(after) or old != new:
         raise TraceError(
-            f"{who} returned a state of {_shown(new)}, and was given {_shown(old)}: structure, "
+            f"{caller} returned a state of {_shown(new)}, and was given {_shown(old)}: structure, "
             "shapes and dtypes must stay, because it is passed to the next call."
         )
     return after
 
 
-def _checked(result: Any, bucket: Bucket, axes: Sequence[str], who: str) -> Sequence[Any]:
+def _checked(result: Any, bucket: Bucket, axes: Sequence[str], caller: str) -> Sequence[Any]:
     if not isinstance(result, Bucket) or len(result.gradients) != len(bucket.gradients):
-        raise TraceError(f"{who} must return the bucket with other gradients: bucket.replace(...).")
+        raise TraceError(f"{caller} must return the bucket with other gradients: bucket.replace(...).")
     for place, given, found in zip(bucket.names, bucket.gradients, result.gradients, strict=True):
         old, new = value_type(given), value_type(found)
         if old.shape != new.shape or old.dtype != new.dtype:
             raise ShapeError(
-                f"{who} returned a gradient of type {new} for params{place}, of type {old}: shape and dtype must stay."
+                f"{caller} returned a gradient of type {new} for params{place}, of type {old}: shape and dtype must stay."
             )
         still = [a for a in axes if a in new.varying]
         if still:
             raise VaryingError(
-                f"{who} returned a gradient of type {new} for params{place}, which varies over "
+                f"{caller} returned a gradient of type {new} for params{place}, which varies over "
                 f"{', '.join(map(repr, still))} still: it must be the sum over the devices. bucket.all_reduce() is one."
             )
     return list(result.gradients)
