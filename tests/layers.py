@@ -81,7 +81,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "torch": (
         ("tensors", "grad_bucket", "process_groups"), ("parameters", "tensor_collectives"),
-        ("sparse_gradients", "functional_hook", "future_hook"), ("communication_hooks",), ("reducer",), ("*",),
+        ("sparse_gradients", "functional_hook", "future_hook"), ("communication_hooks",), ("join", "reducer"), ("*",),
     ),
     "optim": (("leaves", "learning_rates"), ("transformation",), ("gradients", "steps")),
     "parallel": (

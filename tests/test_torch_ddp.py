@@ -175,7 +175,7 @@ def test_the_logged_data_have_torchs_fields():
             "bucket_cap_bytes": 104, "num_parameter_tensors": 6, "total_parameter_size_bytes": 480, "dtypes": "float64",
             "bucket_sizes": "32, 128, 32, 128, 32, 128", "rebuilt_bucket_sizes": "32, 128, 32, 128, 32, 128",
             "has_rebuilt_buckets": True, "num_buckets_reduced": 6, "broadcast_buffers": True, "find_unused_parameters": False,
-            "gradient_as_bucket_view": False, "static_graph": False,
+            "gradient_as_bucket_view": False, "static_graph": False, "comm_hook": "",
         }  # fmt: skip
 
 
