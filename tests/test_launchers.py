@@ -80,10 +80,10 @@ ours(fc.world_size(), 2)
 """
 
 
-def launched(command, script, tmp_path, *arguments):
+def launched(command, script, tmp_path, *arguments, **environment):
     file = tmp_path / "script.py"
     file.write_text(script)
-    variables = {"OMP_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    variables = {**environment, "OMP_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     return subprocess.run(
         [*command, str(file), *arguments], cwd=tmp_path, env={**os.environ, **variables}, capture_output=True, text=True,
         timeout=300,
@@ -108,10 +108,39 @@ def check(done, n):
     assert sorted(done.stdout.splitlines()) == [f"rank {r} of {n} is fine" for r in range(n)]
 
 
-@pytest.mark.parametrize("n", [2, pytest.param(3, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("order", ["torch first", "funccoll first"])
+@pytest.mark.parametrize(("n", "order"), [
+    (2, "torch first"),
+    pytest.param(2, "funccoll first", marks=pytest.mark.slow),
+    pytest.param(3, "torch first", marks=pytest.mark.slow),
+    pytest.param(3, "funccoll first", marks=pytest.mark.slow),
+])  # fmt: skip
 def test_torchrun(n, order, tmp_path):
     check(launched(torchrun(n), TORCH, tmp_path, order), n)
+
+
+CHANGED = "from torch.nn.parallel import DistributedDataParallel", "from funccoll.torch import DistributedDataParallel"
+"""The line that a user of torch changes in a script, and what to."""
+
+
+@pytest.mark.slow
+def test_a_script_of_torch_trains_the_same_with_one_import_changed(tmp_path):
+    """Its losses and its checkpoint have the same bits."""
+    script = Path(__file__).with_name("torch_script.py").read_text()
+    assert script.count(CHANGED[0]) == 1
+    found = []
+    for name, text in (("torch", script), ("funccoll", script.replace(*CHANGED))):
+        done = launched(torchrun(2), text, tmp_path, str(tmp_path / name), MKL_CBWR="COMPATIBLE")
+        assert done.returncode == 0, done.stdout + done.stderr
+        found.append(done.stdout.splitlines())
+    losses = [float(line.partition("loss ")[2].partition(",")[0]) for line in found[0]]
+    assert len(losses) == 4 and losses[-1] < losses[0]
+    assert found[0] == found[1]
+    import torch
+
+    theirs, ours = (torch.load(tmp_path / name) for name in ("torch", "funccoll"))
+    assert theirs.keys() == ours.keys() and list(theirs["model"]) == list(ours["model"])
+    assert all(torch.equal(ours["model"][name], value) for name, value in theirs["model"].items())
+    assert str(theirs["optimizer"]) == str(ours["optimizer"])
 
 
 @pytest.mark.parametrize("n", [2, pytest.param(3, marks=pytest.mark.slow)])
@@ -119,7 +148,7 @@ def test_mpirun(n, tmp_path):
     check(launched(mpirun(n), MPI, tmp_path), n)
 
 
-@pytest.mark.parametrize("launcher", [torchrun, mpirun])
+@pytest.mark.parametrize("launcher", [pytest.param(torchrun, marks=pytest.mark.slow), mpirun])
 def test_a_failure_under_another_launcher_is_told(launcher, tmp_path):
     done = launched(launcher(2), FAILING, tmp_path)
     assert done.returncode != 0
