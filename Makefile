@@ -59,6 +59,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/host.py
 	$(BIN)/python benchmarks/failures.py
 	$(BIN)/python benchmarks/ddp.py --torch-python $(TORCH_PYTHON)
+	$(BIN)/python benchmarks/torch_ddp.py
 	$(BIN)/python benchmarks/comm_hooks.py
 
 clean:

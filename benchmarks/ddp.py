@@ -30,7 +30,7 @@ from ddp_cases import NETWORKS, Network, Way
 from ddp_placement import PLACEMENTS
 from host import rounded, write
 from host_jobs import Job, cores, funccoll_run
-from measure import machine, spread, summary
+from measure import OtherProcesses, QuietTurns, machine, spread, summary
 from readme_table import refresh
 
 from funccoll.display import size_text
@@ -40,8 +40,6 @@ RANK = str(Path(__file__).parent / "ddp_rank.py")
 RANKS = 2
 ROUNDS = 21
 TURN_SECONDS = 0.12
-MOST_OTHERS = 0.1
-"""Processor seconds of other processes in a second, up to which a turn counts as undisturbed."""
 CHECKED_STEPS = 20
 TOLERANCE = 2e-4
 """Relative differences of losses and of parameters between contenders, after 20 steps in float32."""
@@ -72,8 +70,7 @@ class Bench:
     """All contenders."""
 
     def __init__(self, stack: ExitStack, torch_python: str | None, rounds: int, patience: float):
-        self.rounds, self.patience = rounds, patience
-        self.turns_taken = {"undisturbed": 0, "disturbed": 0, "repeated": 0}
+        self.rounds, self.quiet = rounds, QuietTurns(patience)
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         self.jobs = {"ours": stack.enter_context(Job("ours", RANKS, funccoll_run(RANKS), ["ours"], script=RANK))}
         self.jobs["alone"] = stack.enter_context(Job("alone", RANKS, funccoll_run(RANKS), ["alone"], script=RANK))
@@ -119,23 +116,13 @@ class Bench:
 
     def turn(self, job: str, way: str, times: int) -> tuple[float, float]:
         """Seconds of a step on the slower rank, (median, mean), in a turn that others do not disturb, if there is one."""
-        while True:
-            begin = time.monotonic()
-            found, others = self.measure(job, way, times)
-            quiet = others <= MOST_OTHERS
-            if quiet or self.patience <= 0:
-                self.turns_taken["undisturbed" if quiet else "disturbed"] += 1
-                return found
-            self.turns_taken["repeated"] += 1
-            time.sleep(0.2)
-            self.patience -= time.monotonic() - begin
+        return self.quiet.take(lambda: self.measure(job, way, times))
 
     def measure(self, job: str, way: str, times: int) -> tuple[tuple[float, float], float]:
         """(seconds of a step on the slower rank: median, mean), and the processor seconds of others in a second."""
-        begin, busy = time.monotonic(), busy_seconds()
-        ranks = self.jobs[job].all("measure", way, times)
-        others = busy_seconds() - busy - sum(spent for _, _, spent in ranks)
-        return max((median, mean) for median, mean, _ in ranks), others / (time.monotonic() - begin)
+        with OtherProcesses() as others:
+            ranks = self.jobs[job].all("measure", way, times)
+        return max((median, mean) for median, mean, _ in ranks), others.rate(sum(spent for _, _, spent in ranks))
 
     def row(self, network: Network) -> dict[str, Any]:
         """A network against torch, and the parts of its steps."""
@@ -189,16 +176,6 @@ class Bench:
                 these = turns["ours", f"{where}, {cap:g} MiB"]
                 rows.append({"placement": where, "bucket_mb": cap, **against(these, grouped)})
         return {"network": str(network), "ratio": "this one's time over that of grouped", "ways": rows}
-
-
-def busy_seconds() -> float:
-    """Seconds that all processors have spent on something since the machine started; 0 where that is not told."""
-    try:
-        words = Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
-    except OSError:
-        return 0.0
-    idle, waiting = 3, 4
-    return sum(int(word) for i, word in enumerate(words) if i not in (idle, waiting)) / os.sysconf("SC_CLK_TCK")
 
 
 def times_of(turns: list[tuple[float, float]]) -> dict[str, Any]:
@@ -287,7 +264,7 @@ def main(words: list[str] | None = None) -> None:
     about["load_after"] = os.getloadavg()
     results = {
         "machine": about, "ranks": RANKS, "cores": cores(), "threads": 1, "rounds": options.rounds, "missing": missing,
-        "turns": bench.turns_taken,
+        "turns": bench.quiet.counts,
         "seconds": round(time.monotonic() - begin), "goals": rounded(goals(rows)), "parts": PARTS,
         "placements": rounded(placements), "cases": rows,
     }  # fmt: skip
@@ -297,7 +274,7 @@ def main(words: list[str] | None = None) -> None:
     for g in results["goals"]:
         verdict = {None: "not measured", True: "met", False: "MISSED"}[g["met"]]
         print(f"{verdict:<12} {g['goal']}: wanted {g['wanted']}, reached {g['reached']}")
-    print(f"turns: {bench.turns_taken}")
+    print(f"turns: {bench.quiet.counts}")
     print(f"written: {options.out}, after {results['seconds']} s")
 
 

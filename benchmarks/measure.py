@@ -99,6 +99,56 @@ def compare(ours: Callable[[], Any], peer: Callable[[], Any], once: bool = False
     }
 
 
+MOST_OTHERS = 0.1
+"""Processor seconds of other processes in a second, up to which a turn counts as undisturbed."""
+
+
+class OtherProcesses:
+    """What processes that are not measured compute within a `with` statement."""
+
+    def __enter__(self) -> OtherProcesses:
+        self.begin, self.busy = time.monotonic(), _busy_seconds()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.seconds, self.spent = time.monotonic() - self.begin, _busy_seconds() - self.busy
+
+    def rate(self, measured: float) -> float:
+        """Their processor seconds in a second, where those that are measured took `measured` processor seconds."""
+        return (self.spent - measured) / self.seconds
+
+
+class QuietTurns:
+    """Repeat turns during which other processes computed, until `patience` seconds are spent on that."""
+
+    def __init__(self, patience: float):
+        self.patience = patience
+        self.counts = {"undisturbed": 0, "disturbed": 0, "repeated": 0}
+
+    def take(self, measure: Callable[[], tuple[Any, float]]) -> Any:
+        """The result of `measure() -> (result, processor seconds of others in a second)` in the turn that counts."""
+        while True:
+            begin = time.monotonic()
+            found, others = measure()
+            quiet = others <= MOST_OTHERS
+            if quiet or self.patience <= 0:
+                self.counts["undisturbed" if quiet else "disturbed"] += 1
+                return found
+            self.counts["repeated"] += 1
+            time.sleep(0.2)
+            self.patience -= time.monotonic() - begin
+
+
+def _busy_seconds() -> float:
+    """Seconds that all processors have spent on something since the machine started; 0 where that is not told."""
+    try:
+        words = Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
+    except OSError:
+        return 0.0
+    idle, waiting = 3, 4
+    return sum(int(word) for i, word in enumerate(words) if i not in (idle, waiting)) / os.sysconf("SC_CLK_TCK")
+
+
 def import_seconds(statement: str) -> float:
     """Wall time of a fresh interpreter that runs `statement`."""
     start = time.perf_counter()

@@ -250,8 +250,44 @@ def training_tables(data: dict[str, Any]) -> str:
     ])  # fmt: skip
 
 
+def torch_modules() -> str:
+    """Training of torch modules under funccoll's wrapper against torch's own."""
+    path = ROOT / "benchmarks" / "results" / "torch_ddp.json"
+    return torch_tables(json.loads(path.read_text())) if path.exists() else "Not measured yet."
+
+
+def torch_tables(data: dict[str, Any]) -> str:
+    """The tables of one run of benchmarks/torch_ddp.py."""
+    about, rows = data["machine"], []
+    verdict = {True: "met", False: "**missed**"}
+    for case in data["cases"]:
+        judged = [goal for goal in data["goals"] if goal["task"] == case["task"]]
+        goals = {goal["what"]: f"; {goal['wanted']}: {verdict[goal['met']]}" for goal in judged}
+        ways = [case["us"][way] for way in ("funccoll", "torch", "torch, views")]
+        times = [f"{_time(way['step']['median'])}, {_time(way['communication']['median'])}" for way in ways]
+        ratios = [
+            "{median:.2g}× ({min:.2g} to {max:.2g})".format(**case[what]) + goals.get(what, "")
+            for what in ("step", "communication")
+        ]  # fmt: skip
+        alone = _time(case["us"]["funccoll"]["no_sync"]["median"])
+        rows.append(f"| {case['task']}: {size_text(case['parameter_bytes'])} | {' | '.join([alone, *times, *ratios])} |")
+    load = f"{about['load_before'][0]:.1f} before, {about['load_after'][0]:.1f} after"
+    counted = f"{sum(data['turns'][kind] for kind in ('undisturbed', 'disturbed'))} turns counted, "
+    counted += f"{data['turns']['disturbed']} of them while others computed"
+    return "\n".join([
+        "| module: parameters | step without communication | funccoll: step, communication | torch over Gloo "
+        "| gradient_as_bucket_view | torch's step / ours | our communication / torch's |",
+        "|---|---|---|---|---|---|---|", *rows, "",
+        f"Training steps with torch's SGD in float32 on {data['ranks']} processes of one thread, {data['cores']} cores: "
+        f"medians of {data['rounds']} rounds in which the wrappers take turns in the same processes (lowest to highest), on "
+        f"{about['cpu']} (load {load}; {counted}), Python {about['python']}, torch {about['versions']['torch']}. "
+        "Communication is a step less one within `no_sync()`. Ratios are to the better of torch's two. "
+        "`benchmarks/torch_ddp.py` makes it anew.",
+    ])  # fmt: skip
+
+
 TABLES = {
-    "speed": speed, "schedules": schedules, "speed:host": host, "speed:training": training,
+    "speed": speed, "schedules": schedules, "speed:host": host, "speed:training": training, "speed:torch": torch_modules,
     "speed:hooks": comm_hooks, "gpu": gpu,
 }
 

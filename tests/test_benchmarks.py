@@ -23,7 +23,7 @@ def readme_table(benchmarks):
     return runpy.run_path(str(ROOT / "benchmarks" / "readme_table.py"))
 
 
-@pytest.mark.parametrize("name", ["speed", "schedules", "speed:host", "speed:training"])
+@pytest.mark.parametrize("name", ["speed", "schedules", "speed:host", "speed:training", "speed:torch"])
 def test_the_readmes_tables_are_the_recorded_ones(readme_table, name):
     text = (ROOT / "README.md").read_text()
     begin, end = readme_table["marks"](name)
@@ -292,6 +292,84 @@ def test_training_is_measured_with_real_processes(tmp_path, benchmarks):
     check_training(data)
     assert [goal["met"] for goal in data["goals"]] == [None, None]
     assert data["missing"].keys() == {"torch"}
+
+
+# ---------------------------------------------------------------- torch modules
+
+
+def check_torch_ddp(data):
+    """A record of benchmarks/torch_ddp.py says what its numbers say."""
+    from host import rounded
+    from torch_ddp import goals
+
+    assert data["goals"] == rounded(goals(data["cases"]))
+    for case in data["cases"]:
+        assert set(case["us"]) == {"funccoll", "funccoll, views", "torch", "torch, views"}
+        spreads = [case["step"], case["communication"], *(us for way in case["us"].values() for us in way.values())]
+        assert all(found["min"] <= found["median"] <= found["max"] for found in spreads)
+        assert case["losses"]["last"] < case["losses"]["first"]
+        for what in ("step", "communication"):  # the better of torch's ways
+            theirs = {way: case["us"][way][what]["median"] for way in ("torch", "torch, views")}
+            assert case[what]["against"] == min(theirs, key=lambda way: theirs[way])
+    assert {"load_before", "load_after", "cpu", "commit"} <= data["machine"].keys()
+    assert {"torch", "funccoll"} <= data["machine"]["versions"].keys()
+
+
+def test_the_record_of_torch_modules_is_of_a_full_run(benchmarks):
+    path = RESULTS.parent / "torch_ddp.json"
+    if not path.exists():
+        pytest.skip("not measured yet")
+    from torch_ddp import GOALS
+
+    data = json.loads(path.read_text())
+    check_torch_ddp(data)
+    assert data["rounds"] >= 11
+    assert [case["task"] for case in data["cases"]] == list(GOALS)
+    assert len(data["goals"]) == 5
+
+
+@pytest.mark.slow
+def test_torch_modules_are_measured_with_real_processes(tmp_path, benchmarks, readme_table):
+    import torch_ddp
+
+    torch_ddp.main(["--patience", "0", "--rounds", "2", "--tasks", "1", "--out", str(tmp_path / "r")])
+    data = json.loads((tmp_path / "r").read_text())
+    check_torch_ddp(data)
+    assert [goal["task"] for goal in data["goals"]] == ["MLP 8 x 64"]
+    assert "| MLP 8 x 64: 130 KiB |" in readme_table["torch_tables"](data)
+
+
+def test_ratios_are_to_the_better_of_torch_and_decide_the_goals(benchmarks):
+    """The faster step and the shorter communication may be those of different ways."""
+    from torch_ddp import GOALS, compared, goals
+
+    def of(*steps_and_alone):
+        steps, alone = zip(*steps_and_alone)
+        return {"step": list(steps), "no_sync": list(alone), "communication": [s - a for s, a in steps_and_alone]}
+
+    turns = {"funccoll": of((4, 3), (5, 4), (6, 5)), "funccoll, views": of((1, 0), (1, 0), (1, 0)),
+             "torch": of((8, 3), (10, 5), (12, 7)), "torch, views": of((9, 5), (11, 7), (13, 9))}  # fmt: skip
+    found = compared(turns)
+    assert found["step"] == {"against": "torch", "median": 2, "min": 2, "max": 2}
+    assert found["communication"] == {"against": "torch, views", "median": 0.25, "min": 0.25, "max": 0.25}
+    assert found["us"]["torch"]["step"] == {"median": 10e6, "min": 8e6, "max": 12e6}
+    first, *_, last = GOALS
+    assert [g["met"] for g in goals([{"task": first, **found}])] == [True, True]
+    worse = {"step": {"median": 1.19}, "communication": {"median": 0.34}}
+    assert [(g["met"], g["wanted"]) for g in goals([{"task": last, **worse}])] == [(False, "≥ 1.2"), (False, "≤ 1/3")]
+
+
+def test_turns_that_others_disturb_are_repeated_while_patience_lasts(benchmarks, monkeypatch):
+    import measure
+
+    now = iter(range(100))
+    monkeypatch.setattr(measure.time, "monotonic", lambda: float(next(now)))
+    monkeypatch.setattr(measure.time, "sleep", lambda seconds: None)
+    turns = iter([("noisy", 1.0), ("noisy", 0.5), ("quiet", 0.05), ("noisy", 1.0), ("noisy", 1.0)])
+    quiet = measure.QuietTurns(patience=3)
+    assert quiet.take(lambda: next(turns)) == "quiet"
+    assert quiet.take(lambda: next(turns)) == "noisy"  # a turn and its repetition took the rest
+    assert quiet.counts == {"undisturbed": 1, "disturbed": 1, "repeated": 3}
 
 
 def test_a_network_that_trains_otherwise_ends_the_benchmark(benchmarks):
