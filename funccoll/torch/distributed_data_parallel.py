@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -120,6 +121,7 @@ class DistributedDataParallel(torch.nn.Module):
 
     def _join(self, process_group: Any, sync: bool) -> None:
         """Make everything that belongs to a process: the mesh, programs and hooks."""
+        _stay_out_of_graphs()
         self._process_group = process_group
         self._mesh = mesh_of_group(process_group, "DistributedDataParallel", own=True)
         self._label = f"DistributedDataParallel {next(_NUMBERS)}"
@@ -128,7 +130,6 @@ class DistributedDataParallel(torch.nn.Module):
         self._divides_by_all = True
         named = [(n, p) for n, p in self.module.named_parameters() if n not in self.parameters_to_ignore]
         buffers = [(n, b) for n, b in self.module.named_buffers() if n not in self.parameters_to_ignore]
-        self._buffers_by_name = dict(buffers)
         self._reducer: Reducer | None = None
         self._buffer_broadcast: PerDevice | None = None
         if self._mesh.size == 1:
@@ -166,8 +167,12 @@ class DistributedDataParallel(torch.nn.Module):
                 _take(part, self._compile_broadcast(part, "state", root)(*map(_block, part)))
                 part = []
 
+    def _current_buffers(self) -> list[torch.Tensor]:
+        """The buffers: a forward pass may have replaced some."""
+        return [b for n, b in self.module.named_buffers() if n not in self.parameters_to_ignore]
+
     def _sync_buffers(self) -> None:
-        tensors, program = list(self._buffers_by_name.values()), self._buffer_broadcast
+        tensors, program = self._current_buffers(), self._buffer_broadcast
         if self._uneven is not None and self._uneven.active[0] != 0:  # rank 0's have ended
             program = self._compile_broadcast(tensors, "buffers", self._uneven.active[0])
         assert program is not None
@@ -185,6 +190,18 @@ class DistributedDataParallel(torch.nn.Module):
         if reducer is None:
             return self.module(*inputs, **kwargs)
         began = time.perf_counter_ns()
+        syncs = self._prepare(reducer)
+        output = self.module(*inputs, **kwargs)
+        self.require_forward_param_sync = syncs or not torch.is_grad_enabled()
+        if torch.is_grad_enabled():
+            reducer.expects = syncs
+        if syncs:
+            self._hook(output, reducer)
+        self._forward_ns = time.perf_counter_ns() - began
+        return output
+
+    def _prepare(self, reducer: Reducer) -> bool:
+        """Do what comes before the module; True where a backward pass is to average gradients."""
         reducer.forget()
         syncs = torch.is_grad_enabled() and self.require_backward_grad_sync
         if any(p.requires_grad for _, p in self._frozen):
@@ -199,23 +216,21 @@ class DistributedDataParallel(torch.nn.Module):
                 reducer.scale = self._mesh.size / len(self._uneven.active)
         if self.will_sync_module_buffers():
             self._sync_buffers()
-        output = self.module(*inputs, **kwargs)
-        self.require_forward_param_sync = syncs or not torch.is_grad_enabled()
-        if syncs:
-            self._hook(output, reducer)
-        self._forward_ns = time.perf_counter_ns() - began
-        return output
+        return syncs
 
     def _hook(self, output: Any, reducer: Reducer) -> None:
         """Let a backward pass through the output begin with the reducer."""
-        found = [t for t in _tensors(output) if t.requires_grad]
-        for tensor in found:
-            if tensor.grad_fn is not None:
-                tensor.register_hook(reducer.begin)
-        if not found:
-            # An object that holds its tensors in its own way: parameters tell when a backward pass comes.
+        complete = True
+        for leaf in _leaves(output):
+            if not isinstance(leaf, torch.Tensor):
+                complete = complete and (leaf is None or isinstance(leaf, (int, float, complex, str)))
+            elif leaf.requires_grad:
+                complete = complete and leaf.grad_fn is not None
+                if leaf.grad_fn is not None:
+                    leaf.register_hook(reducer.begin)
+        if not complete:
+            # A parameter, or an object that holds its tensors in its own way: parameters tell when a backward pass comes.
             reducer.add_hooks()
-            reducer.begins_by_itself = True
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -250,7 +265,7 @@ class DistributedDataParallel(torch.nn.Module):
             yield
             uneven.follow(self._sync_buffers, reducer.follow)
             state = [t for n, t in self.module.named_parameters() if n not in self.parameters_to_ignore]
-            self._broadcast_state([*state, *self._buffers_by_name.values()], uneven.active[0])
+            self._broadcast_state([*state, *self._current_buffers()], uneven.active[0])
         finally:
             self._uneven, reducer.scale = None, 1.0
 
@@ -313,7 +328,7 @@ class DistributedDataParallel(torch.nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
-        for name in ("_mesh", "_reducer", "_buffer_broadcast", "_buffers_by_name", "_uneven", "_frozen"):
+        for name in ("_mesh", "_reducer", "_buffer_broadcast", "_uneven", "_frozen"):
             state.pop(name, None)
         if not isinstance(state["_process_group"], Mesh):
             state["_process_group"] = None
@@ -323,6 +338,14 @@ class DistributedDataParallel(torch.nn.Module):
         """Rebuild what belongs to a process: all ranks must unpickle or copy it."""
         super().__setstate__(state)
         self._join(self._process_group, sync=False)
+
+
+@functools.cache
+def _stay_out_of_graphs() -> None:
+    """Let torch.compile leave `forward` alone, and compile the module in it. Imports the compiler, as torch's optimizers do."""
+    wrapper: Any = DistributedDataParallel
+    wrapper.forward = torch.compiler.disable(wrapper.forward, recursive=False)
+    wrapper._prepare, wrapper._hook = torch.compiler.disable(wrapper._prepare), torch.compiler.disable(wrapper._hook)
 
 
 def _described(what: str, name: str, tensor: torch.Tensor) -> str:
@@ -342,14 +365,11 @@ def _take(tensors: Sequence[torch.Tensor], blocks: Sequence[np.ndarray]) -> None
             tensor.copy_(as_tensor(block))
 
 
-def _tensors(output: Any) -> Iterator[torch.Tensor]:
-    """The tensors in a module's result: in torch's pytrees and in dataclasses."""
-    if isinstance(output, torch.Tensor):
-        yield output
-        return
-    for leaf in tree_leaves(output):
-        if isinstance(leaf, torch.Tensor):
-            yield leaf
-        elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+def _leaves(output: Any) -> Iterator[Any]:
+    """What is in a module's result: in torch's pytrees and in dataclasses."""
+    for leaf in (output,) if isinstance(output, torch.Tensor) else tree_leaves(output):
+        if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
             for field in dataclasses.fields(leaf):
-                yield from _tensors(getattr(leaf, field.name))
+                yield from _leaves(getattr(leaf, field.name))
+        else:
+            yield leaf

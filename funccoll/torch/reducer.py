@@ -54,8 +54,8 @@ class Reducer:
         self.communication_ns = self.backward_ns = 0
         self.scale = 1.0
         """A factor of the means, where some ranks' inputs have ended."""
-        self.begins_by_itself = False
-        """True where no tensor was found in the module's result: then the first gradient begins."""
+        self.expects = False
+        """True from a forward pass that is to be reduced until that has happened: then a parameter's hook begins, too."""
         self._types = [ArrayType(slot.block_shape, slot.dtype) for slot in self.slots]
         self._nodes = [torch.autograd.graph.get_gradient_edge(slot.parameter).node for slot in self.slots]
         self._expected = [1] * len(self.slots)
@@ -139,6 +139,8 @@ class Reducer:
         if self._active and task == self._task:
             return
         if not self._accumulates():
+            if torch.is_grad_enabled():  # what depends on this gradient need not come through the outputs
+                self.add_hooks()
             return
         self._start(task)
         self._active = True
@@ -176,7 +178,7 @@ class Reducer:
         if not self._active:
             if (task := _current_task()) != self._task:
                 self._task, self._arrivals = task, []
-            if not self.begins_by_itself:
+            if not self.expects:
                 self._arrivals.append(i)
                 return
             self.begin()
@@ -210,7 +212,7 @@ class Reducer:
             else:
                 blocks.append(slot.local())
                 # A gradient may be new without a hook in this pass: of no_sync passes before.
-                used = counts[i] or slot.has_new
+                used = counts[i] or slot.has_new or _will_execute(self._nodes[i])
                 flags[i] = _USED if used else _MISSING if slot.parameter.requires_grad else 0
         if self._launched == len(self.buckets):
             blocks.append(np.frombuffer(flags, np.uint8))
@@ -227,7 +229,7 @@ class Reducer:
 
     def _finish(self) -> None:
         """Reduce the rest, when the backward pass ends."""
-        self._active = False
+        self._active = self.expects = False
         while self._launched < len(self.buckets) - 1:
             self._launch()
         used = bytes(self._launch()[0])
