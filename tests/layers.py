@@ -80,8 +80,9 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("jit", "per_device", "redistribute"),
     ),
     "torch": (
-        ("tensors", "grad_bucket", "process_groups"), ("parameters", "tensor_collectives"),
-        ("sparse_gradients", "functional_hook", "future_hook"), ("communication_hooks",), ("join", "reducer"), ("*",),
+        ("tensors", "grad_bucket", "process_groups"), ("parameters", "tensor_programs"),
+        ("sparse_gradients", "functional_hook", "future_hook", "tensor_collectives"), ("communication_hooks",),
+        ("join", "reducer"), ("*",),
     ),
     "optim": (("leaves", "learning_rates"), ("transformation",), ("gradients", "steps")),
     "parallel": (

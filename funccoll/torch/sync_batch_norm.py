@@ -11,7 +11,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ..errors import DTypeError, ShapeError
 from ..mesh import Mesh
 from .process_groups import mesh_of_group
-from .tensor_collectives import all_gather, all_reduce, breaks_graph
+from .tensor_collectives import all_gather, all_reduce
+from .tensor_programs import breaks_graph
 
 __all__ = ["SyncBatchNorm"]
 

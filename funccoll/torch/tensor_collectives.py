@@ -20,49 +20,31 @@ exist or fit, MeshError for an axis or mesh that cannot be used, UnsupportedErro
 
 from __future__ import annotations
 
-import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from sys import _getframe
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
-import numpy as np
 import torch
 from torch._C._dynamo.eval_frame import get_eval_frame_callback as _frames_are_traced
-from torch._compile import _disable_dynamo
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
-from .. import collectives
 from ..collectives import Axes
-from ..compiler.per_device import PerDevice, compile_per_device
-from ..errors import DeviceError, FunccollError, MeshError, ShapeError, TraceError
+from ..errors import FunccollError, ShapeError
 from ..mesh import Mesh, normalize_axes
-from ..runtime.codegen import require_devices
 from ..runtime.job.world import backend_of
-from .tensors import as_array, as_tensor, dtype_of
+from .tensor_programs import Options, Program, breaks_graph, check_tensor, program_of, programs_of
+from .tensors import as_tensor, dtype_of
 
 __all__ = [
     "all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "empty", "empty_like", "gather", "permute", "reduce",
     "reduce_scatter", "scatter",
 ]  # fmt: skip
 
-_PROGRAMS = 512
-"""Compiled functions that a mesh keeps: one for each call site, options, shape and dtype; each keeps some shared memory."""
-
-Options = tuple[Any, ...]
-Program = Callable[[torch.Tensor], torch.Tensor]
-"""The compiled collective of tensors of one shape and dtype, without a gradient."""
-
-Params = ParamSpec("Params")
-R = TypeVar("R")
-
 _NONLINEAR = ("max", "min", "prod")
 _grad_enabled = torch.is_grad_enabled
-
-
-# ---------------------------------------------------------------- one call
 
 
 def _call(name: str, x: torch.Tensor, mesh: Mesh, axis: Axes, options: Options) -> torch.Tensor:
@@ -74,138 +56,17 @@ def _call(name: str, x: torch.Tensor, mesh: Mesh, axis: Axes, options: Options) 
     try:
         program = mesh.__dict__["torch_collectives"](name, axis, options, x.shape, x.dtype, site)
     except FunccollError:
-        _check_tensor(x, name)  # an array has a shape and a dtype, too
+        check_tensor(x, name)  # an array has a shape and a dtype, too
         raise
     except (AttributeError, KeyError, TypeError):  # the first call, a list of axes, or something to refuse
-        program = _checked(name, x, mesh, axis, options, site)
+        program = program_of(name, x, mesh, axis, options, site)
     if (x.requires_grad and _grad_enabled()) or forward_ad._current_level >= 0:
         function = _Selecting if options[-1] in _NONLINEAR else _Linear
         return function.apply(x, program, name, mesh, axis, options)
     return program(x)
 
 
-# Dynamo must not trace what finds memory for NumPy, nor the frames that it leaves to Python. This imports Dynamo when it is
-# first called, which is in a trace.
-_call_outside_of_graphs = _disable_dynamo(_call)
-
-
-def breaks_graph(fn: Callable[Params, R]) -> Callable[Params, R]:
-    """Decorate a function that torch.compile is to call between two graphs."""
-    outside = _disable_dynamo(fn)
-
-    @functools.wraps(fn)
-    def call(*args: Params.args, **kwargs: Params.kwargs) -> R:
-        return outside(*args, **kwargs) if is_dynamo_compiling() or _frames_are_traced() else fn(*args, **kwargs)
-
-    return call
-
-
-def _checked(name: str, x: torch.Tensor, mesh: Mesh, axis: Axes, options: Options, site: Any) -> Program:
-    """The compiled collective, after a check of everything that it is looked up by."""
-    _check_tensor(x, name)
-    programs = _programs_of(mesh, name)
-    axis = tuple(axis) if isinstance(axis, list) else axis
-    try:
-        hash((axis, options))
-    except TypeError:  # it raises what is wrong
-        return programs.__wrapped__(name, axis, options, x.shape, x.dtype, site)
-    return programs(name, axis, options, x.shape, x.dtype, site)
-
-
-def _program(name: str, compiled: PerDevice, dtype: torch.dtype) -> Program:
-    """A compiled collective as a function of tensors of this dtype, and of the shape that it was compiled for."""
-    run, plain = compiled.run, dtype is not torch.bfloat16
-    read: Callable[[torch.Tensor], np.ndarray] = torch.Tensor.numpy if plain else as_array
-    write: Callable[[Any], torch.Tensor] = torch.from_numpy if plain else as_tensor
-
-    def call(x: torch.Tensor) -> torch.Tensor:
-        try:
-            array = read(x if x.is_contiguous() else x.contiguous())
-        except (TypeError, RuntimeError):  # it requires grad, is conjugated, or is to be refused
-            array = _read(x, name)
-        try:
-            (out,) = run(array)
-            if isinstance(out.base, np.ndarray):  # zeros, which all calls have in common: on ranks that get nothing
-                out = np.array(out)
-            out.setflags(write=True)  # small results of collectives are read-only
-            return write(out)
-        except BaseException as error:
-            compiled.note_exception(error)
-            raise
-
-    return call
-
-
-def _read(x: torch.Tensor, name: str) -> np.ndarray:
-    _check_tensor(x, name)
-    try:
-        return as_array(x.contiguous())
-    except (TypeError, RuntimeError) as error:
-        raise TraceError(f"{name}: x is a {type(x).__name__} whose memory NumPy cannot read: {error}") from error
-
-
-def _check_tensor(x: Any, name: str) -> None:
-    """Raise for anything but a dense tensor in host memory, of a supported dtype."""
-    if not isinstance(x, torch.Tensor):
-        raise TraceError(
-            f"{name}: x is a {type(x).__name__}, and must be a torch tensor: torch.as_tensor(x) makes one. NumPy arrays and "
-            "funccoll's own have the collectives of fc, inside functions that are traced by fc.jit."
-        )
-    if x.layout is not torch.strided or x.is_nested:
-        kind = "a nested tensor" if x.is_nested else f"of layout {str(x.layout).removeprefix('torch.')}"
-        dense = "x.to_padded_tensor(0.0)" if x.is_nested else "x.to_dense()"
-        raise TraceError(f"{name}: x is {kind}, and collectives are of dense tensors: use {dense}.")
-    if x.device.type != "cpu":
-        raise DeviceError(
-            f"{name}: x of shape {tuple(x.shape)} is on device {str(x.device)!r}, and collectives of torch tensors are of "
-            "those in host memory: use x.cpu()."
-        )
-    dtype_of(x.dtype, f"{name}: x")
-
-
-def _programs_of(mesh: Mesh, name: str) -> Any:
-    """The function that compiles a mesh's collectives, and keeps them; each mesh has its own: equal ones may be of two jobs."""
-    if not isinstance(mesh, Mesh):
-        raise MeshError(f"{name}: mesh must be one from fc.make_mesh({{...}}), not {mesh!r:.60}.")
-    known = mesh.__dict__.get("torch_collectives")
-    if known is not None:
-        return known
-    require_devices(mesh)
-    if mesh.is_fully_addressable and mesh.size > 1:
-        raise MeshError(
-            f"{name}: this process plays all {mesh.size} devices of {mesh!r}, and a tensor is the block of one. Run one "
-            f"process for each device: `funccoll run -n {mesh.size} script.py`, or torchrun."
-        )
-    if mesh.device_type != "cpu":
-        raise DeviceError(f"{name}: {mesh!r} is a mesh of GPUs, and collectives of torch tensors are over one of CPUs.")
-
-    @functools.lru_cache(maxsize=_PROGRAMS)
-    def program(name: str, axis: Axes, options: Options, shape: Any, dtype: torch.dtype | None, site: Any) -> Any:
-        types = [] if dtype is None else [(tuple(shape), dtype_of(dtype, f"{name}: x"))]
-
-        def traced(*blocks: Any) -> list[Any]:
-            result = _FUNCTIONS[name](*blocks, axis, *options)
-            return [] if result is None else [result]
-
-        compiled = compile_per_device(traced, types, mesh, f"funccoll.torch.{name}")
-        return compiled if dtype is None else _program(name, compiled, dtype)
-
-    return mesh.__dict__.setdefault("torch_collectives", program)
-
-
-_FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "all_reduce": lambda x, axis, op: collectives.all_reduce(x, axis, op=op),
-    "all_gather": lambda x, axis, dim: collectives.all_gather(x, axis, dim=dim),
-    "reduce_scatter": lambda x, axis, dim, op: collectives.reduce_scatter(x, axis, dim=dim, op=op),
-    "all_to_all": lambda x, axis, split, concat: collectives.all_to_all(x, axis, split_dim=split, concat_dim=concat),
-    "permute": lambda x, axis, pairs: collectives.permute(x, axis, pairs=pairs),
-    "broadcast": lambda x, axis, root: collectives.broadcast(x, axis, root=root),
-    "reduce": lambda x, axis, root, op: collectives.reduce(x, axis, root=root, op=op),
-    "gather": lambda x, axis, root, dim: collectives.gather(x, axis, root=root, dim=dim),
-    "scatter": lambda x, axis, root, dim: collectives.scatter(x, axis, root=root, dim=dim),
-    "barrier": collectives.barrier,
-}
-"""Name -> the function of a traced block, the axis and the options in the order of `_call`."""
+_call_outside_of_graphs = breaks_graph(_call)
 
 
 # ---------------------------------------------------------------- gradients
@@ -386,7 +247,7 @@ def barrier(mesh: Mesh, axis: Axes) -> None:
     """Wait until all ranks along `axis` have arrived."""
     code = (frame := _getframe(2)).f_code
     site = code.co_filename, code.co_firstlineno, frame.f_lasti
-    _programs_of(mesh, "barrier")("barrier", tuple(axis) if isinstance(axis, list) else axis, (), (), None, site)()
+    programs_of(mesh, "barrier")("barrier", tuple(axis) if isinstance(axis, list) else axis, (), (), None, site)()
 
 
 # ---------------------------------------------------------------- tensors in shared memory
@@ -400,7 +261,7 @@ def empty(*size: Any, dtype: torch.dtype | None = None, mesh: Mesh) -> torch.Ten
     read it in place in collectives over `mesh`, which then copy nothing of it. It lives as long as the tensor and its views.
     Raises: MemoryError; MeshError, DTypeError, ShapeError.
     """
-    _programs_of(mesh, "empty")
+    programs_of(mesh, "empty")
     sizes = size[0] if len(size) == 1 and isinstance(size[0], (tuple, list)) else size
     try:
         shape = tuple(map(operator.index, sizes))

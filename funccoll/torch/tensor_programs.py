@@ -1,0 +1,155 @@
+"""Compiled collectives of torch tensors: one for each call site, options, shape and dtype, kept by their mesh."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+import numpy as np
+import torch
+from torch._C._dynamo.eval_frame import get_eval_frame_callback as frames_are_traced
+from torch._compile import _disable_dynamo
+from torch.compiler import is_dynamo_compiling
+
+from .. import collectives
+from ..collectives import Axes
+from ..compiler.per_device import PerDevice, compile_per_device
+from ..errors import DeviceError, MeshError, TraceError
+from ..mesh import Mesh
+from ..runtime.codegen import require_devices
+from .tensors import as_array, as_tensor, dtype_of
+
+__all__ = ["Options", "Program", "breaks_graph", "check_tensor", "program_of", "programs_of"]
+
+KEPT = 512
+"""Programs that a mesh keeps, those that were used last: each has some shared memory."""
+
+Options = tuple[Any, ...]
+"""The keyword arguments of a collective, in the order of its signature."""
+Program = Callable[[torch.Tensor], torch.Tensor]
+"""The collective of tensors of one shape and dtype, without a gradient."""
+Params = ParamSpec("Params")
+R = TypeVar("R")
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "all_reduce": lambda x, axis, op: collectives.all_reduce(x, axis, op=op),
+    "all_gather": lambda x, axis, dim: collectives.all_gather(x, axis, dim=dim),
+    "reduce_scatter": lambda x, axis, dim, op: collectives.reduce_scatter(x, axis, dim=dim, op=op),
+    "all_to_all": lambda x, axis, split, concat: collectives.all_to_all(x, axis, split_dim=split, concat_dim=concat),
+    "permute": lambda x, axis, pairs: collectives.permute(x, axis, pairs=pairs),
+    "broadcast": lambda x, axis, root: collectives.broadcast(x, axis, root=root),
+    "reduce": lambda x, axis, root, op: collectives.reduce(x, axis, root=root, op=op),
+    "gather": lambda x, axis, root, dim: collectives.gather(x, axis, root=root, dim=dim),
+    "scatter": lambda x, axis, root, dim: collectives.scatter(x, axis, root=root, dim=dim),
+    "barrier": collectives.barrier,
+}
+"""Name -> the function of a traced block, the axis and the options."""
+
+
+def program_of(name: str, x: torch.Tensor, mesh: Mesh, axis: Axes, options: Options, site: Any) -> Program:
+    """The compiled collective, after a check of everything that it is looked up by."""
+    check_tensor(x, name)
+    programs = programs_of(mesh, name)
+    axis = tuple(axis) if isinstance(axis, list) else axis
+    try:
+        hash((axis, options))
+    except TypeError:  # it raises what is wrong
+        return programs.__wrapped__(name, axis, options, x.shape, x.dtype, site)
+    return programs(name, axis, options, x.shape, x.dtype, site)
+
+
+def _program(name: str, compiled: PerDevice, dtype: torch.dtype) -> Program:
+    """A compiled collective as a function of tensors of this dtype, and of the shape that it was compiled for."""
+    run, plain = compiled.run, dtype is not torch.bfloat16
+    read: Callable[[torch.Tensor], np.ndarray] = torch.Tensor.numpy if plain else as_array
+    write: Callable[[Any], torch.Tensor] = torch.from_numpy if plain else as_tensor
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        try:
+            array = read(x if x.is_contiguous() else x.contiguous())
+        except (TypeError, RuntimeError):  # it requires grad, is conjugated, or is to be refused
+            array = _read(x, name)
+        try:
+            (out,) = run(array)
+            if isinstance(out.base, np.ndarray):  # zeros, which all calls have in common: on ranks that get nothing
+                out = np.array(out)
+            out.setflags(write=True)  # small results of collectives are read-only
+            return write(out)
+        except BaseException as error:
+            compiled.note_exception(error)
+            raise
+
+    return call
+
+
+def _read(x: torch.Tensor, name: str) -> np.ndarray:
+    check_tensor(x, name)
+    try:
+        return as_array(x.contiguous())
+    except (TypeError, RuntimeError) as error:
+        raise TraceError(f"{name}: x is a {type(x).__name__} whose memory NumPy cannot read: {error}") from error
+
+
+def check_tensor(x: Any, name: str) -> None:
+    """Raise for anything but a dense tensor in host memory, of a supported dtype."""
+    if not isinstance(x, torch.Tensor):
+        raise TraceError(
+            f"{name}: x is a {type(x).__name__}, and must be a torch tensor: torch.as_tensor(x) makes one. NumPy arrays and "
+            "funccoll's own have the collectives of fc, inside functions that are traced by fc.jit."
+        )
+    if x.layout is not torch.strided or x.is_nested:
+        kind = "a nested tensor" if x.is_nested else f"of layout {str(x.layout).removeprefix('torch.')}"
+        dense = "x.to_padded_tensor(0.0)" if x.is_nested else "x.to_dense()"
+        raise TraceError(f"{name}: x is {kind}, and collectives are of dense tensors: use {dense}.")
+    if x.device.type != "cpu":
+        raise DeviceError(
+            f"{name}: x of shape {tuple(x.shape)} is on device {str(x.device)!r}, and collectives of torch tensors are of "
+            "those in host memory: use x.cpu()."
+        )
+    dtype_of(x.dtype, f"{name}: x")
+
+
+def programs_of(mesh: Mesh, name: str) -> Any:
+    """The function that compiles a mesh's collectives, and keeps them; each mesh has its own: equal ones may be of two jobs."""
+    if not isinstance(mesh, Mesh):
+        raise MeshError(f"{name}: mesh must be one from fc.make_mesh({{...}}), not {mesh!r:.60}.")
+    known = mesh.__dict__.get("torch_collectives")
+    if known is not None:
+        return known
+    require_devices(mesh)
+    if mesh.is_fully_addressable and mesh.size > 1:
+        raise MeshError(
+            f"{name}: this process plays all {mesh.size} devices of {mesh!r}, and a tensor is the block of one. Run one "
+            f"process for each device: `funccoll run -n {mesh.size} script.py`, or torchrun."
+        )
+    if mesh.device_type != "cpu":
+        raise DeviceError(f"{name}: {mesh!r} is a mesh of GPUs, and collectives of torch tensors are over one of CPUs.")
+
+    @functools.lru_cache(maxsize=KEPT)
+    def program(name: str, axis: Axes, options: Options, shape: Any, dtype: torch.dtype | None, site: Any) -> Any:
+        types = [] if dtype is None else [(tuple(shape), dtype_of(dtype, f"{name}: x"))]
+
+        def traced(*blocks: Any) -> list[Any]:
+            result = _FUNCTIONS[name](*blocks, axis, *options)
+            return [] if result is None else [result]
+
+        compiled = compile_per_device(traced, types, mesh, f"funccoll.torch.{name}")
+        return compiled if dtype is None else _program(name, compiled, dtype)
+
+    return mesh.__dict__.setdefault("torch_collectives", program)
+
+
+def breaks_graph(fn: Callable[Params, R]) -> Callable[Params, R]:
+    """Decorate a function that torch.compile is to call between two graphs.
+
+    Dynamo must not trace what finds memory for NumPy, nor the frames that it leaves to Python. `_disable_dynamo` imports it
+    when `outside` is first called, which is in a trace.
+    """
+    outside = _disable_dynamo(fn)
+
+    @functools.wraps(fn)
+    def call(*args: Params.args, **kwargs: Params.kwargs) -> R:
+        return outside(*args, **kwargs) if is_dynamo_compiling() or frames_are_traced() else fn(*args, **kwargs)
+
+    return call
