@@ -48,6 +48,67 @@ def test_on_processes(axes, along):
         ranks.end_well()
 
 
+AS_TORCH = """
+import warnings
+warnings.simplefilter("ignore")  # torch.distributed's own
+import torch.distributed as dist
+import torch.distributed.nn.functional as theirs
+dist.init_process_group("gloo", store=dist.FileStore({store!r}, 2), rank=rank, world_size=2)
+mesh = fc.make_mesh({{"data": 2}})
+pairs = {{
+    "all_reduce": (lambda x: ft.all_reduce(x, mesh, "data"), theirs.all_reduce),
+    "all_gather": (lambda x: ft.all_gather(x, mesh, "data"), lambda x: torch.cat(theirs.all_gather(x))),
+    "broadcast": (lambda x: ft.broadcast(x, mesh, "data", root=1), lambda x: theirs.broadcast(x.clone(), 1)),
+    "all_to_all": (lambda x: ft.all_to_all(x, mesh, "data", split_dim=0, concat_dim=0),
+                   lambda x: torch.cat(theirs.all_to_all([torch.empty(2, 3) for _ in "ab"], list(x.chunk(2))))),
+}}
+differ = []
+for name, calls in pairs.items():
+    found = []
+    for call in calls:
+        x = (torch.arange(12.0).view(4, 3) + rank).requires_grad_()
+        out = call(x)
+        found.append((out.detach(), torch.autograd.grad((out.square() * (1 + rank)).sum(), x)[0]))
+    differ += [name] if not all(map(torch.equal, *found)) else []
+say(json.dumps(differ))
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_gradients_are_those_of_torch_distributed(tmp_path):
+    """The losses of the ranks differ; integers, so that sums are exact."""
+    with Ranks(HEAD + AS_TORCH.format(store=str(tmp_path / "store")), range(2)) as ranks:
+        assert set(ranks.lines().values()) == {"in"}
+        assert set(ranks.lines().values()) == {"[]"}
+        ranks.end_well()
+
+
+WITHOUT_BACKWARD = """
+mesh = fc.make_mesh({"data": 2})
+out = ft.all_reduce(torch.ones(3, requires_grad=True), mesh, "data")
+try:
+    out.sum().backward() if rank == 0 else ft.all_gather(torch.ones(4), mesh, "data")
+except fc.FunccollError as error:
+    say(json.dumps([type(error).__name__, str(error)]))
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_without_a_backward_pass_is_named():
+    with Ranks(HEAD + WITHOUT_BACKWARD, range(2)) as ranks:
+        assert set(ranks.lines().values()) == {"in"}
+        for rank in range(2):
+            kind, text = json.loads(ranks.line(rank))
+            assert kind == "ProgramMismatch"
+            assert re.search(r"rank 0: all_reduce .* shape \[3\], over 'data'", text)
+            assert re.search(r"rank 1: all_gather .* shape \[4\], over 'data'", text)
+            assert "tensor_collectives.py" not in text and "function.py" not in text
+        for rank in range(2):
+            ranks.end(rank)
+
+
 # ---------------------------------------------------------------- one device, which needs no job
 
 

@@ -40,4 +40,4 @@ def mesh_of_group(process_group: Any, what: str, *, own: bool = False) -> Mesh:
 
 @functools.lru_cache(maxsize=1)
 def _mesh_of_job(world: World | None) -> Mesh:
-    return make_mesh({"data": world_size()})
+    return make_mesh({"data": world_size()}, device="cpu")

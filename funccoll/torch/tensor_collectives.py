@@ -60,10 +60,11 @@ def _call(name: str, x: torch.Tensor, mesh: Mesh, axis: Axes, options: Options) 
         raise
     except (AttributeError, KeyError, TypeError):  # the first call, a list of axes, or something to refuse
         program = program_of(name, x, mesh, axis, options, site)
-    if (x.requires_grad and _grad_enabled()) or forward_ad._current_level >= 0:
+    recorded = x.requires_grad
+    if (recorded and _grad_enabled()) or forward_ad._current_level >= 0:
         function = _Selecting if options[-1] in _NONLINEAR else _Linear
         return function.apply(x, program, name, mesh, axis, options)
-    return program(x)
+    return program(x.detach() if recorded else x)
 
 
 _call_outside_of_graphs = breaks_graph(_call)

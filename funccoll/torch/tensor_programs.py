@@ -68,7 +68,7 @@ def _program(name: str, compiled: PerDevice, dtype: torch.dtype) -> Program:
     def call(x: torch.Tensor) -> torch.Tensor:
         try:
             array = read(x if x.is_contiguous() else x.contiguous())
-        except (TypeError, RuntimeError):  # it requires grad, is conjugated, or is to be refused
+        except (TypeError, RuntimeError):  # it is conjugated, or is to be refused
             array = _read(x, name)
         try:
             (out,) = run(array)
