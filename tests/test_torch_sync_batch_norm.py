@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 import pickle
 from pathlib import Path
@@ -43,8 +44,11 @@ def test_it_is_batch_norm_of_all_rows(count):
 # ---------------------------------------------------------------- one process
 
 
+WITHOUT_BIAS = [{"bias": False}] if "bias" in inspect.signature(torch.nn.BatchNorm1d).parameters else []
+
+
 @pytest.mark.parametrize("shape", [(6, 4), (6, 4, 3), (6, 4, 3, 2), (2, 4, 3, 2, 2)])
-@pytest.mark.parametrize("options", [{}, {"affine": False}, {"momentum": None}, {"track_running_stats": False}])
+@pytest.mark.parametrize("options", [{}, {"affine": False}, {"momentum": None}, {"track_running_stats": False}, *WITHOUT_BIAS])
 def test_one_process_has_plain_batch_norm(shape, options):
     kind = {2: torch.nn.BatchNorm1d, 3: torch.nn.BatchNorm1d, 4: torch.nn.BatchNorm2d, 5: torch.nn.BatchNorm3d}[len(shape)]
     theirs = kind(4, dtype=torch.float64, **options)
@@ -59,6 +63,7 @@ def test_one_process_has_plain_batch_norm(shape, options):
         found = torch.autograd.grad(b, [y, *ours.parameters()], ct)
         torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(ours.state_dict(), theirs.state_dict(), rtol=1e-12, atol=1e-12)
+    assert ft.SyncBatchNorm(4, **options).state_dict().keys() == theirs.state_dict().keys()
 
 
 def test_an_arbitrary_number_of_dimensions():

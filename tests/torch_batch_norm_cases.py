@@ -14,7 +14,7 @@ from torch_collective_cases import failures_of
 
 import funccoll as fc
 import funccoll.torch as ft
-from funccoll.errors import DTypeError, ShapeError
+from funccoll.errors import DeviceError, DTypeError, ShapeError
 
 CHANNELS = 5
 ROWS = [4, 1, 3]
@@ -153,6 +153,7 @@ def check_all(world: int) -> tuple[list[str], str]:
             for error, words, x in (
                 (ShapeError, "at least the dimensions", torch.ones(CHANNELS)),
                 (ShapeError, "has 4 channels", torch.ones(2, 4)), (DTypeError, "real floats", torch.ones(2, CHANNELS).int()),
+                (DeviceError, "on device 'meta'", torch.ones(2, CHANNELS, device="meta")),
                 (DTypeError, "the input is torch.float64 and weight torch.float32", torch.ones(2, CHANNELS).double()),
             ):  # fmt: skip
                 with pytest.raises(error, match=words):

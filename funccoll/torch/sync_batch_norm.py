@@ -12,7 +12,7 @@ from ..errors import DTypeError, ShapeError
 from ..mesh import Mesh
 from .process_groups import mesh_of_group
 from .tensor_collectives import all_gather, all_reduce
-from .tensor_programs import breaks_graph
+from .tensor_programs import breaks_graph, check_tensor
 
 __all__ = ["SyncBatchNorm"]
 
@@ -35,7 +35,7 @@ class SyncBatchNorm(_BatchNorm):
     are computed in float32, with parameters of its own dtype or of float32. The memory format is kept.
 
     Raises: ShapeError for an input of fewer than 2 dimensions, another number of channels, or one value per channel in
-    training; DTypeError; MeshError.
+    training; DTypeError; DeviceError, TraceError and MeshError as collectives of tensors do.
 
     Sources: Ioffe and Szegedy, 2015; Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing
     sample variances", 1979.
@@ -43,9 +43,11 @@ class SyncBatchNorm(_BatchNorm):
 
     def __init__(
         self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True,
-        track_running_stats: bool = True, process_group: Mesh | None = None, device: Any = None, dtype: Any = None,
+        track_running_stats: bool = True, process_group: Mesh | None = None, device: Any = None, dtype: Any = None, *,
+        bias: bool = True,
     ):  # fmt: skip
-        super().__init__(num_features, eps, momentum, affine, track_running_stats, device=device, dtype=dtype)
+        newer: dict[str, Any] = {} if bias else {"bias": False}  # versions of torch before 2.13 lack it
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device=device, dtype=dtype, **newer)
         self.process_group = process_group
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
@@ -75,6 +77,7 @@ class SyncBatchNorm(_BatchNorm):
                 input, self.running_mean, self.running_var, self.weight, self.bias,
                 self.running_mean is None and self.running_var is None, 0.0, self.eps,
             )  # fmt: skip
+        check_tensor(input, "SyncBatchNorm")
         mesh = mesh_of_group(self.process_group, "SyncBatchNorm")
         with torch.no_grad():
             mean, var, count = _statistics(input, mesh)

@@ -11,7 +11,8 @@ ranks' outputs. So every rank must run the backward pass, in the same order of o
 result that is equal on all devices counts as one value with one loss: there the transpose of an all_reduce sum does not
 communicate, and here it is an all_reduce sum of the ranks' cotangents, because nothing says that the losses are one. Where
 each rank computes the same loss from reduced values, gradients are therefore p times that of one of them: divide by p.
-Backward passes are made of the same functions, so they can be differentiated again. Complex gradients are torch's.
+Backward passes are made of the same functions, so they can be differentiated again. Complex gradients are torch's. Forward mode
+has the linear collectives, torch.func's transforms none; torch.compile calls collectives between two graphs.
 
 Errors are raised before anything moves: TraceError for what is not a dense tensor, DeviceError for one elsewhere than in host
 memory, DTypeError for a dtype that is not supported or lacks the op, ShapeError for dimensions, roots and pairs that do not
