@@ -366,7 +366,7 @@ def _take(tensors: Sequence[torch.Tensor], blocks: Sequence[np.ndarray]) -> None
 
 
 def _leaves(output: Any) -> Iterator[Any]:
-    """What is in a module's result: in torch's pytrees and in dataclasses."""
+    """The parts of a module's result: in torch's pytrees and in dataclasses."""
     for leaf in (output,) if isinstance(output, torch.Tensor) else tree_leaves(output):
         if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
             for field in dataclasses.fields(leaf):
