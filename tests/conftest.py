@@ -23,6 +23,15 @@ settings.register_profile("funccoll", deadline=None, print_blob=True, derandomiz
 settings.load_profile("funccoll")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _shared_folder(tmp_path_factory):
+    """Tell `case_jobs` where several workers meet."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        import case_jobs
+
+        case_jobs.shared_folder.append(tmp_path_factory.getbasetemp().parent)
+
+
 @pytest.fixture
 def mesh():
     return fc.make_mesh({"data": 4, "model": 2})

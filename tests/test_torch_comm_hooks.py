@@ -2,65 +2,23 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.util
-import json
 import re
-import tempfile
 from pathlib import Path
 from typing import Any
 
+import case_jobs
 import pytest
-from ranks import JOIN, Ranks
 
 if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed: pip install 'funccoll[torch]'", allow_module_level=True)
 
-CASES = JOIN + f"""
-import json, warnings
-sys.path.insert(0, {str(Path(__file__).parent)!r})
-import torch_hook_cases
-torch_hook_cases.begin()
-warnings.simplefilter("error")
-for name, function in torch_hook_cases.CASES.items():
-    try:
-        say(json.dumps([name, "", function()]))
-    except BaseException as error:
-        import traceback
-        say(json.dumps([name, "".join(traceback.format_exception(error)), None]))
-        break
-torch_hook_cases.dist.destroy_process_group()
-"""
 RANKS = [2, pytest.param(3, marks=pytest.mark.slow)]
-
-
-@functools.cache
-def outcomes(n: int) -> dict[str, list[tuple[str, Any]]]:
-    """Case -> each rank's error and result: one job runs them all."""
-    found: dict[str, list[tuple[str, Any]]] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        environment = {"GLOO_FILE": f"{folder}/store", "GLOO_SOCKET_IFNAME": "lo"}
-        with Ranks(CASES, range(n), **environment) as ranks:
-            assert set(ranks.lines().values()) == {"in"}
-            ended = False
-            while not ended:
-                for line in ranks.lines().values():
-                    if not line:
-                        ended = True
-                        continue
-                    name, error, result = json.loads(line)
-                    found.setdefault(name, []).append((error, result))
-            ranks.end_well()
-    return found
 
 
 def results(name: str, n: int) -> list[Any]:
     """A case's results on all ranks."""
-    found = outcomes(n)
-    assert name in found, f"a case before {name} failed"
-    for error, _ in found[name]:
-        assert not error, error
-    return [result for _, result in found[name]]
+    return case_jobs.results("torch_hook_cases", name, n)
 
 
 CHECKED = [
@@ -78,7 +36,8 @@ def test_a_case(name, n):
 
 def test_every_case_is_looked_at():
     text = Path(__file__).read_text()
-    assert all(f'"{name}"' in text for name in outcomes(2))
+    names = re.findall(r"^@case\ndef (\w+)", (Path(__file__).parent / "torch_hook_cases.py").read_text(), re.MULTILINE)
+    assert len(names) > 8 and all(f'"{name}"' in text for name in names)
 
 
 @pytest.mark.parametrize("n", RANKS)

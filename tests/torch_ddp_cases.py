@@ -26,6 +26,11 @@ def case(function: Callable[[], Any]) -> Callable[[], Any]:
     return function
 
 
+def begin() -> None:
+    """Compute with one thread."""
+    torch.set_num_threads(1)
+
+
 def rank_seed(seed: int = 0) -> int:
     """A seed of this rank's own."""
     return 100 * seed + fc.rank()

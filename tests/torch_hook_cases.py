@@ -42,6 +42,11 @@ def begin() -> None:
     )
 
 
+def end() -> None:
+    """Leave Gloo."""
+    dist.destroy_process_group()
+
+
 def model() -> torch.nn.Sequential:
     """A module with the same first parameters each time."""
     torch.manual_seed(0)
