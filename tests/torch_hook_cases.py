@@ -186,7 +186,7 @@ class Convolutions(torch.nn.Module):
         torch.manual_seed(1)
         self.first: Any = torch.nn.Conv2d(3, 4, 2)
         self.first.to(memory_format=torch.channels_last)
-        self.matrix = torch.nn.Parameter(torch.randn(5, 7).t())
+        self.matrix = torch.nn.Parameter(torch.randn(90, 100).t())
         self.scalar = torch.nn.Parameter(torch.tensor(2.0))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -273,6 +273,15 @@ def results_of_hooks() -> None:
         module.zero_grad()
         loss_of(module, fc.rank(), 4).backward()
         close(held, before)  # a gradient that is kept does not change
+
+    def first_of_all(state: Any, bucket: Any) -> Any:  # a view of the buffer, with gaps
+        return bucket.buffer().fill_(7)[:1].expand(bucket.buffer().numel())
+
+    module = wrapped(None, first_of_all, bucket_cap_mb_list=SEVERAL)
+    loss(module, fc.rank()).backward()
+    close(gradients(module), [torch.full_like(w, 7) for w in wanted])
+    for p in module.parameters():
+        assert p.grad is not None and p.grad.stride() == p.stride()
 
 
 class Branches(torch.nn.Module):
@@ -502,6 +511,7 @@ def refused_at_registration() -> list[str]:
         told(lambda: plain.register_comm_hook(None, lambda bucket: bucket.from_buffer(bucket.all_reduce().buffer()[:-1]))),
         told(lambda: plain.register_comm_hook(None, CommHook(lambda g: g, lambda s, b: ([x[:1] for x in s], b.all_reduce())))),
     ]
+    texts.append(told(lambda: plain.register_comm_hook(None, default_hooks.fp16_compress_hook if fc.rank() else means)))
     plain.register_comm_hook(None, means)  # none of them was kept
     wanted = mean_gradients(plain.module, loss_of)
     loss_of(plain, fc.rank()).backward()
@@ -553,7 +563,8 @@ def failures_of_one_rank() -> list[str]:
     def begins_nothing(state: Any, bucket: Any) -> Any:
         if fc.rank() == last and bucket.index() == 1:
             raise KeyError("one")
-        return promise(bucket.buffer()) if bucket.index() != 1 else torch.futures.Future()  # never to be completed
+        never: Any = torch.futures.Future()
+        return promise(bucket.buffer()) if bucket.index() != 1 else never.then(lambda future: future.value())
 
     def fails_late(state: Any, bucket: Any) -> Any:
         work: Any = dist.all_reduce(bucket.buffer(), async_op=True)

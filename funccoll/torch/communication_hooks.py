@@ -6,11 +6,12 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..errors import ModuleError
+from ..errors import ModuleError, ProgramMismatch
 from ..mesh import Mesh
 from ..parallel import comm_hooks
 from ..parallel.bucket_reduction import hook_name
 from ..parallel.buckets import CommHook
+from ..parallel.replicas import gather_text
 from .functional_hook import FunctionalHook
 from .future_hook import FutureHook
 from .parameters import GradientSlot
@@ -26,7 +27,7 @@ _BY_NAME: dict[str, Callable[[], Any]] = {
 def communication_hook(
     state: Any, hook: Any, slots: Sequence[GradientSlot], mesh: Mesh, label: str, find_unused: bool
 ) -> FunctionalHook | FutureHook:
-    """Return what reduces buckets by a hook. All ranks must call it with the same hook. Raises: ModuleError."""
+    """Return what reduces buckets by a hook. All ranks must call it. Raises: ModuleError, ProgramMismatch."""
     if isinstance(hook, str):
         if hook not in _BY_NAME:
             raise ModuleError(
@@ -44,13 +45,21 @@ def communication_hook(
             f"register_comm_hook: gradients of {', '.join(map(repr, sparse))} are sparse, and hooks take dense ones. Give the "
             "embedding sparse=False, or leave out the hook."
         )
-    if not functional and _takes_state(hook):
-        return FutureHook(state, hook, slots, mesh, label)
-    if state is not None:
+    given: Any = hook
+    has_state = not functional and _takes_state(given)
+    if state is not None and not has_state:
         raise ModuleError(
             f"register_comm_hook: {hook_name(hook)} is a function of the bucket alone, whose state the wrapper keeps, and the "
             f"state given was {state!r:.60}. Give state=None."
         )
+    names = gather_text(mesh, hook_name(hook))
+    if len(set(names)) > 1:  # different collectives of another library would not name what differs
+        raise ProgramMismatch(
+            f"register_comm_hook: the hooks of the ranks differ: {', '.join(names)}, in their order. Register one and the "
+            "same on all."
+        )
+    if has_state:
+        return FutureHook(state, given, slots, mesh, label)
     return FunctionalHook(hook, slots, mesh, label, find_unused)
 
 

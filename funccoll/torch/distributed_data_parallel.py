@@ -280,8 +280,9 @@ class DistributedDataParallel(torch.nn.Module):
             "power_sgd". It is compiled, and sums gradients that were divided by the number of ranks. Its state stays with this
             wrapper; a copied or unpickled wrapper has no hook.
 
-        Raises: ModuleError for a second hook, one after a backward pass, sparse gradients, and for what is not a hook; in the
-        backward pass ShapeError, DTypeError or ModuleError for a wrong result. Source: torch's method of this name.
+        Raises: ModuleError for a second hook, one after a backward pass, sparse gradients, and for what is not a hook;
+        ProgramMismatch where ranks register different ones; in the backward pass ShapeError, DTypeError or ModuleError for a
+        wrong result. Source: torch's method of this name.
         """
         with user_frames():
             if self._reducer is None:  # a single process: its hook is called, too

@@ -17,11 +17,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ..collectives import all_gather, all_reduce
+from ..collectives import all_reduce
 from ..compiler.per_device import compile_per_device
 from ..errors import DTypeError, ModuleError, ShapeError
 from ..mesh import Mesh
 from ..parallel.bucket_reduction import hook_name
+from ..parallel.replicas import gather_text
 from .grad_bucket import GradBucket
 from .parameters import GradientSlot
 from .tensors import as_array, as_tensor
@@ -30,8 +31,8 @@ __all__ = ["FutureHook"]
 
 _BYTE = np.dtype(np.uint8)
 _Future: Any = torch._C.Future  # which torch.futures.Future and the futures of torch.distributed's works are
-_TEXT_BYTES = 400
-"""Of a rank's exception, what the others are told."""
+_TEXT = 400
+"""Characters of a rank's exception that the others are told."""
 
 
 class FutureHook:
@@ -140,6 +141,7 @@ class FutureHook:
                 f"{where}: it returned a tensor on {value.device} ({value.layout}), and the gradients are dense, on the CPU. "
                 "Copy it back to where the buffer is."
             )
+        value = value.contiguous()
         if value.data_ptr() != buffer.data_ptr() or value.dtype != buffer.dtype:
             buffer.copy_(value)  # the hook may keep its tensor, and write into it
 
@@ -159,15 +161,9 @@ class FutureHook:
             return found[:-1]
         failure = self._failure
         self._forget()
-        text = b"" if failure is None else f"{type(failure).__name__}: {failure}".encode()[:_TEXT_BYTES]
-        gather = compile_per_device(
-            lambda x: [all_gather(x, self._mesh.axis_names, stack=True)], [((_TEXT_BYTES,), _BYTE)], self._mesh,
-            f"{self._label}: failures",
-        )  # fmt: skip
-        (rows,) = gather(np.frombuffer(text.ljust(_TEXT_BYTES, b"\0"), _BYTE))
+        texts = gather_text(self._mesh, "" if failure is None else f"{type(failure).__name__}: {failure}"[:_TEXT])
         if failure is not None:
             raise failure
-        texts = [bytes(row).rstrip(b"\0").decode(errors="ignore") for row in rows.reshape(-1, _TEXT_BYTES)]
         shown = "; ".join(f"on rank {rank}: {text}" for rank, text in enumerate(texts) if text)
         raise ModuleError(
             f"communication hook {self.name} failed {shown}. The backward pass has ended on all ranks, with gradients that are "
