@@ -266,7 +266,7 @@ def torch_tables(data: dict[str, Any]) -> str:
         ways = [case["us"][way] for way in ("funccoll", "torch", "torch, views")]
         times = [f"{_time(way['step']['median'])}, {_time(way['communication']['median'])}" for way in ways]
         ratios = [
-            "{median:.2g}× ({min:.2g} to {max:.2g})".format(**case[what]) + goals.get(what, "")
+            "{median:.3g}× ({min:.2g} to {max:.2g})".format(**case[what]) + goals.get(what, "")
             for what in ("step", "communication")
         ]  # fmt: skip
         alone = _time(case["us"]["funccoll"]["no_sync"]["median"])
