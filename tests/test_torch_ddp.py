@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,30 @@ def test_parameters_that_are_thawed_are_refused(n):
         assert text.startswith("ModuleError: '1.bias' had no gradient when the module was wrapped"), text
 
 
+COMPILED = JOIN + f"""
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import torch_ddp_cases
+import warnings
+torch_ddp_cases.begin()
+warnings.simplefilter("ignore")  # dynamo's and inductor's own
+for backend in sys.stdin.readline().split():
+    say(torch_ddp_cases.compiled(backend))
+"""
+
+
+@pytest.mark.slow
+def test_compiled_modules_have_one_graph_and_no_break(tmp_path):
+    """A compiled module in the wrapper, and the compiled wrapper; by inductor where there is a C++ compiler."""
+    backends = ["aot_eager"] + ["inductor"] * (shutil.which("g++") is not None)
+    with Ranks(COMPILED, range(2), TORCHINDUCTOR_CACHE_DIR=str(tmp_path)) as ranks:
+        assert set(ranks.lines().values()) == {"in"}
+        for rank in range(2):
+            ranks.tell(rank, " ".join(backends))
+        for _ in backends:
+            assert set(ranks.lines().values()) == {"[[1, 0], [1, 0]]"}
+        ranks.end_well()
+
+
 @pytest.mark.parametrize("n", RANKS)
 def test_another_thread_is_refused(n):
     for text in results("backward_in_another_thread", n):
@@ -158,6 +183,9 @@ HELD = {
     "G7 or an error that names them": "test_torch_ddp.py::test_parameters_without_a_gradient_are_named_on_all_ranks",
     "G8 sparse gradients": "test_torch_ddp.py::test_sparse_embeddings_are_averaged_and_tied_ones_refused",
     "G9 pickling": "state_and_pickles",
+    "G10 communication hooks": "test_torch_comm_hooks.py::test_a_case",
+    "G11 post-local SGD, as torch's hook": "torch_hook_cases.py::torch_hooks",
+    "G12 SyncBatchNorm": "test_torch_sync_batch_norm.py::test_it_is_batch_norm_of_all_rows",
     "G14 gradient_as_bucket_view": "kept_gradients_do_not_change",
     "G14 static_graph": "static_graph_knows_unused_parameters",
     "G15 logged data": "test_torch_ddp.py::test_the_logged_data_have_torchs_fields",

@@ -774,6 +774,38 @@ def data_loaders_that_fork() -> None:
     same_on_all_ranks(gradients(module))
 
 
+class Scaled(torch.nn.Module):
+    """A module of a user's own: torch.compile leaves its containers alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = mlp(depth=2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * torch.tanh(self.inner(x))
+
+
+def compiled(backend: str) -> list[Any]:
+    """Graphs and breaks of a compiled module in the wrapper, and of the compiled wrapper."""
+    from torch._dynamo.utils import counters
+
+    found = []
+    for inside in (True, False):
+        torch._dynamo.reset()
+        counters.clear()
+        module: Any = Scaled()
+        plain = copy.deepcopy(module)
+        module = DistributedDataParallel(torch.compile(module, backend=backend) if inside else module)
+        called = module if inside else torch.compile(module, backend=backend)
+        for step in range(2):
+            module.zero_grad()
+            wanted = mean_gradients(plain, lambda m, rank, step=step: m(data(step, rank=rank)).square().mean())
+            called(data(step)).square().mean().backward()
+            close(gradients(module), wanted)
+        found.append([counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())])
+    return found
+
+
 @case
 def backward_in_another_thread() -> str:
     """A module that one thread has trained is refused in another, which is named."""
