@@ -58,7 +58,7 @@ while request := hear():
 """
 
 
-@pytest.mark.parametrize("n", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n", [2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)])
 def test_any_split_over_processes_has_the_gradient_of_one_device(n):
     """One job executes all examples."""
     with Ranks(JOB, range(n)) as ranks:

@@ -59,7 +59,6 @@ class Case(NamedTuple):
     """Of zero_grad; None where it is never called."""
     edit: Callable[[Sequence[nn.Parameter]], Any] = nothing
     """What is done to the gradients before the optimizer's step."""
-    slow: bool = False
 
 
 # ---------------------------------------------------------------- modules
@@ -553,8 +552,8 @@ CASES: dict[str, Case] = {
     "an output in an object": Case(lambda: Boxed(False), boxed_and_accumulated, {"bucket_cap_mb": FEW}),
     "an output in an object beside another": Case(lambda: Boxed(True), boxed, {"bucket_cap_mb": FEW}),
     "a gradient of None": Case(Blocking, on_normal(4, 6)),
-    "compiled": Case(lambda: compiled(perceptron()), on_normal(8, 6), {"bucket_cap_mb": FEW}, slow=True),
+    "compiled": Case(lambda: compiled(perceptron()), on_normal(8, 6), {"bucket_cap_mb": FEW}),
     "a compiled wrapper": Case(
-        perceptron, on_normal(8, 6), wrap=lambda wrap, module: compiled(wrap(module)), slow=True,
+        perceptron, on_normal(8, 6), wrap=lambda wrap, module: compiled(wrap(module)),
     ),
 }  # fmt: skip
