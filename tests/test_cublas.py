@@ -138,7 +138,7 @@ def test_errors_name_the_function_and_the_status(capfd):
 
 
 def test_where_no_library_is_found(monkeypatch):
-    def missing(name: str, **options: Any) -> Any:  # cuda-pathfinder gives options
+    def missing(name: str, *mode: int, **options: Any) -> Any:  # as cuda-pathfinder calls it
         raise OSError(name)
 
     monkeypatch.setattr(module.ctypes, "CDLL", missing)

@@ -27,20 +27,21 @@ from torch_collective_cases import *
 CHECKS = """
 mesh = fc.make_mesh({axes})
 for axes in {along}:
-    say(json.dumps(check_values(mesh, axes)))
+    say(json.dumps(check_values(mesh, axes, {every})))
     say(json.dumps(check_gradients(mesh, axes)))
 say(json.dumps(check_uses(mesh)))
 """
 
 
-@pytest.mark.parametrize(("axes", "along"), [
-    ({"data": 2}, ["data"]),
-    pytest.param({"data": 3}, ["data"], marks=pytest.mark.slow),
-    pytest.param({"data": 2, "model": 2}, ["model", ("model", "data")], marks=pytest.mark.slow),
+@pytest.mark.parametrize(("axes", "along", "every"), [
+    ({"data": 2}, ["data"], 7),
+    pytest.param({"data": 2}, ["data"], 1, marks=pytest.mark.slow),
+    pytest.param({"data": 3}, ["data"], 1, marks=pytest.mark.slow),
+    pytest.param({"data": 2, "model": 2}, ["model", ("model", "data")], 1, marks=pytest.mark.slow),
 ])  # fmt: skip
-def test_on_processes(axes, along):
+def test_on_processes(axes, along, every):
     count = fc.abstract_mesh(axes).size
-    with Ranks(HEAD + CHECKS.format(axes=axes, along=along), range(count)) as ranks:
+    with Ranks(HEAD + CHECKS.format(axes=axes, along=along, every=every), range(count)) as ranks:
         assert set(ranks.lines().values()) == {"in"}
         for rank in list(range(count)) * (2 * len(along) + 1):  # a line for each part: kernels may have to be compiled
             failures = json.loads(ranks.line(rank))
