@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
-.PHONY: demo test test-fast test-slow test-all lint bench gpu-check clean
+.PHONY: demo notebooks notebooks-run test test-fast test-slow test-all lint bench gpu-check clean
 
 $(VENV)/pyvenv.cfg:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "funccoll needs Python 3.11 or later; choose one with make PYTHON=python3.12")'
@@ -16,6 +16,17 @@ $(VENV)/.demo: pyproject.toml constraints.txt $(VENV)/pyvenv.cfg
 $(VENV)/.dev: pyproject.toml constraints.txt $(VENV)/pyvenv.cfg
 	$(PIP) -e '.[demo,dev]'
 	touch $@
+
+$(VENV)/.notebooks: pyproject.toml constraints.txt $(VENV)/pyvenv.cfg
+	$(PIP) -e '.[notebooks]'
+	touch $@
+
+# What `make test` sets up has all of it: where that is there, nothing is installed.
+notebooks: $(or $(wildcard $(VENV)/.dev),$(VENV)/.notebooks)
+	cd notebooks && ../$(BIN)/python -m jupyterlab $(LAB_OPTIONS)
+
+notebooks-run: $(or $(wildcard $(VENV)/.dev),$(VENV)/.notebooks)
+	$(BIN)/python notebooks/execute.py $(NAMES)
 
 demo: $(VENV)/.demo
 	$(BIN)/funccoll run -n 2 notebooks/digits.py --save $(VENV)/digits.npz
@@ -57,10 +68,12 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/core.py
 	$(BIN)/python benchmarks/schedules.py
 	$(BIN)/python benchmarks/host.py
+	$(BIN)/python benchmarks/calibration.py
 	$(BIN)/python benchmarks/failures.py
 	$(BIN)/python benchmarks/ddp.py --torch-python $(TORCH_PYTHON)
 	$(BIN)/python benchmarks/torch_ddp.py
 	$(BIN)/python benchmarks/comm_hooks.py
+	$(BIN)/python benchmarks/blame.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build *.egg-info

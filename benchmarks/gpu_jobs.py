@@ -19,9 +19,10 @@ _SHARED_GPU = 23000
 """The first version of NCCL whose ranks may share a GPU: 2.30."""
 
 
-def _run(count: int, function: str, *arguments: str | None, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run a function of this module by `funccoll run` in a number of processes, on the device of the trial."""
-    call = f"import gpu_jobs; gpu_jobs.{function}(*{arguments!r})"  # an exception of a rank is its own
+def run_job(count: int, function: str, *arguments: str | None, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a function, module:name, by `funccoll run` in a number of processes, on the device of the trial."""
+    module, _, name = function.partition(":")
+    call = f"import {module}; {module}.{name}(*{arguments!r})"  # an exception of a rank is its own
     command = [sys.executable, "-m", "funccoll", "run", "-n", str(count), "--", sys.executable, "-c", call]
     try:
         return subprocess.run(
@@ -34,7 +35,8 @@ def _run(count: int, function: str, *arguments: str | None, **variables: str) ->
         raise TimeoutError(f"the job did not end in {error.timeout:.0f} s: {text[-2500:]}") from None
 
 
-def _require_sharing() -> None:
+def require_sharing() -> None:
+    """Raises: Skipped where processes cannot map each other's memory on the GPU."""
     if device() == "cuda" and (refused := refusal_of_interprocess_memory()):
         raise Skipped(f"CUDA IPC does not work here: {refused}")
 
@@ -44,7 +46,7 @@ def _require_sharing() -> None:
 
 def compare(case: str, n: int) -> None:
     """A case of `process_cases` in n processes on one GPU: the bits of virtual devices on the CPU."""
-    _require_sharing()
+    require_sharing()
     import process_cases
 
     with tempfile.TemporaryDirectory() as folder:
@@ -52,7 +54,7 @@ def compare(case: str, n: int) -> None:
         process_cases.record(case, n, record)
         programs = len(pickle.loads(record.read_bytes()))
         began = time.monotonic()
-        done = _run(n, "rank", case, str(record))
+        done = run_job(n, "gpu_jobs:rank", case, str(record))
     took = time.monotonic() - began
     transports = sorted(set(re.findall(r"transport of a mesh: ([\w ]+)\.", done.stdout)))
     if done.returncode:
@@ -108,9 +110,9 @@ _TOLD = {
 
 def failure(what: str) -> None:
     """Rank 1 dies, raises or runs another program: rank 0 is told so, and every later call is refused."""
-    _require_sharing()
+    require_sharing()
     began = time.monotonic()
-    done = _run(2, "failing_rank", what)
+    done = run_job(2, "gpu_jobs:failing_rank", what)
     took = time.monotonic() - began
     told = re.search(_TOLD[what], done.stdout, re.DOTALL)
     if told is None or "again: an earlier failure ended all collectives" not in done.stdout:
@@ -201,7 +203,7 @@ def nccl_programs() -> None:
     version = _nccl().get_version()
     if version < _SHARED_GPU:
         raise Skipped(f"NCCL {version}: several ranks on one GPU need 2.30 and NCCL_MULTI_RANK_GPU_ENABLE=1")
-    done = _run(2, "nccl_program_rank", NCCL_MULTI_RANK_GPU_ENABLE="1")
+    done = run_job(2, "gpu_jobs:nccl_program_rank", NCCL_MULTI_RANK_GPU_ENABLE="1")
     if done.returncode or done.stdout.count("native collectives are right") != 2:
         raise RuntimeError(f"exit code {done.returncode}: {done.stdout[-2500:]}")
     found("programs", f"NCCL {version}: native all_reduce, all_gather and reduce_scatter in 2 processes", counts=True)

@@ -65,6 +65,10 @@ PARTS: dict[str, Part] = {
         Trial("CuPy", "gpu_interop:with_cupy", (), 60), Trial("torch", "gpu_interop:with_torch", (), 120),
         Trial("JAX", "gpu_interop:with_jax", (), 120),
     )),
+    "torch": Part("modules of torch in several processes", (
+        Trial("2 processes", "gpu_torch:train", (2,), 240),
+        Trial("a GPU for each of 2 processes", "gpu_torch:two_gpus", (), 240),
+    )),
     "memcheck": Part("compute-sanitizer over a few cases", (Trial("memcheck", "gpu_kernels:memcheck", (), 400),)),
     "speed": Part("beside limits and peers of the same run", (
         Trial("large all_reduces", "gpu_speed:large", (), 120), Trial("small all_reduces", "gpu_speed:small", (), 90),

@@ -183,6 +183,26 @@ def gpu_tables(report: dict[str, Any]) -> str:
     ])  # fmt: skip
 
 
+def calibration() -> str:
+    """Return how far predicted times are from measured ones, on what the fit has not seen."""
+    data = _load("calibration")
+    about, load = data["machine"], data["load"]
+    names = {"messages": "α, β, γ of messages, fitted", "memory, two caches": "memory, two caches: what `funccoll tune` fits"}
+    ranks = [f"{result['ranks']} ranks" for result in data["results"]]
+    rows = []
+    for model in data["results"][0]["errors"]:
+        found = [result["errors"][model]["all held out"] for result in data["results"]]
+        cells = [f"{error['median']:.0%} ({error['worst']:.0%})" for error in found]
+        rows.append(f"| {names.get(model, model)} | {' | '.join(cells)} |")
+    return "\n".join([
+        f"| model | {' | '.join(ranks)} |", "|---|---|---|", *rows, "",
+        f"Median (and worst) relative error of {sum(c['group'] != 'fit' for c in data['cases'])} held-out cases: sizes between "
+        f"those that were fitted, and algorithms that were not; on {about['cpu']}, {about['cores']} cores, beside other "
+        f"processes that kept {load['others_during']:.2f} cores busy. *Presets* are the figures of a typical host, without a "
+        "measurement.",
+    ])  # fmt: skip
+
+
 def comm_hooks() -> str:
     """Return the table of communication hooks: the bytes that each sends, and the accuracy on the digits with it."""
     data = _load("comm_hooks")
@@ -288,7 +308,7 @@ def torch_tables(data: dict[str, Any]) -> str:
 
 TABLES = {
     "speed": speed, "schedules": schedules, "speed:host": host, "speed:training": training, "speed:torch": torch_modules,
-    "speed:hooks": comm_hooks, "gpu": gpu,
+    "speed:hooks": comm_hooks, "speed:calibration": calibration, "gpu": gpu,
 }
 
 

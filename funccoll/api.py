@@ -33,18 +33,19 @@ from .ops.indexing import at
 from .ops.registry import supported_functions
 from .parallel import DataParallel, comm_hooks, data_parallel, uneven_batches
 from .placement import asarray, device_put, from_local
+from .profiling.recording import profile
 from .runtime.job.world import finalize, init, make_mesh, process_allgather, rank, world_size
 from .types import ArrayType, bfloat16
 
 if TYPE_CHECKING:
-    from . import schedules
+    from . import draw, schedules
     from .runtime.job.launch import launch
 
 __all__ = [
     # meshes and arrays
     "make_mesh", "abstract_mesh", "Mesh", "P", "Sharding", "Array", "ArrayType", "bfloat16",
     "asarray", "device_put", "from_local", "redistribute", "process_allgather", "launch", "init", "finalize", "rank",
-    "world_size",
+    "world_size", "profile",
     # functions
     "jit", "AUTO", "clear_caches", "grad", "value_and_grad", "vjp", "custom_vjp", "grad_hook", "stop_gradient",
     "data_parallel", "DataParallel", "uneven_batches", "at", "supported_functions",
@@ -52,7 +53,7 @@ __all__ = [
     "all_gather", "all_reduce", "all_to_all", "axis_index", "axis_size", "barrier", "broadcast", "gather",
     "own_slice", "permute", "pvary", "reduce", "reduce_scatter", "scatter",
     # modules and errors
-    "comm_hooks", "nn", "optim", "random", "schedules", "tree", "errors", "FunccollError", "PlannedError",
+    "comm_hooks", "draw", "nn", "optim", "random", "schedules", "tree", "errors", "FunccollError", "PlannedError",
     "PlannedNameError",
     "__version__",
 ]  # fmt: skip
@@ -61,8 +62,8 @@ __all__ = [
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        if name == "schedules":  # imported on first use: it takes 15 ms
-            return importlib.import_module(".schedules", __package__)
+        if name in ("draw", "schedules"):  # imported on first use: schedules take 15 ms
+            return importlib.import_module(f".{name}", __package__)
         if name == "launch":  # imported on first use: cloudpickle takes 10 ms
             return importlib.import_module(".runtime.job.launch", __package__).launch
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -60,7 +60,7 @@ def html_table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequen
     """`text_table` in HTML; row number `bold` is emphasised."""
 
     def line(tag: str, row: Sequence[str], weight: str = "") -> str:
-        styles = [f"white-space:nowrap;{weight}text-align:{'right' if h in right else 'left'}" for h in head]
+        styles = [f"padding:2px 8px;white-space:nowrap;{weight}text-align:{'right' if h in right else 'left'}" for h in head]
         cells = zip(styles, row, strict=True)
         text = (f'<{tag} style="{style}">{_escape(cell)}</{tag}>' for style, cell in cells)
         return f"<tr>{''.join(text)}</tr>"

@@ -16,11 +16,13 @@ from types import TracebackType
 from typing import Any
 
 __all__ = [
+    "CalibrationError",
     "CollectiveTimeout",
     "ConcretizationError",
     "DTypeError",
     "DeletedArrayError",
     "DeviceError",
+    "DrawingError",
     "FunccollError",
     "InPlaceError",
     "LaunchError",
@@ -33,6 +35,7 @@ __all__ = [
     "PeerFailure",
     "PlannedError",
     "PlannedNameError",
+    "ProfileError",
     "ProgramMismatch",
     "PytreeError",
     "RendezvousError",
@@ -61,22 +64,31 @@ _VERDICTS: dict[str, bool] = {}
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A place in the user's code. Prints as `train.py:12 (loss_fn)`, in a notebook as `cell:12 (loss_fn)`."""
+    """A place in the user's code. Prints as `train.py:12 (loss_fn)`, in a notebook as `In[5]:12 (loss_fn)`."""
 
     file: str
     line: int
     function: str
 
     def __str__(self) -> str:
-        folder, name = os.path.split(self.file)
-        # Jupyter's kernel names a cell's file by its own process and a hash of the cell, which tell a reader nothing.
-        name = "cell" if os.path.basename(folder).startswith("ipykernel_") else name
-        return f"{name}:{self.line} ({self.function})"
+        return f"{_cell_name(self.file) or os.path.basename(self.file)}:{self.line} ({self.function})"
 
     @property
     def as_note(self) -> str:
         """The last line of an error's text, with the whole path: `  at /home/me/train.py:12 in loss_fn`."""
-        return f"  at {self.file}:{self.line} in {self.function}"
+        return f"  at {_cell_name(self.file) or self.file}:{self.line} in {self.function}"
+
+
+def _cell_name(file: str) -> str | None:
+    """A notebook's cell as its margin names it, `In[5]`; `cell` in a process that is not its kernel; None for other files.
+
+    Jupyter's kernel names a cell's file by its own process and a hash of the cell, which tell a reader nothing.
+    """
+    if not os.path.basename(os.path.dirname(file)).startswith("ipykernel_"):
+        return None
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    found = shell.compile.format_code_name(file) if shell else None  # ("Cell", "In[5]")
+    return found[1] if found else "cell"
 
 
 def _is_users(filename: str) -> bool:
@@ -255,6 +267,10 @@ class LaunchTimeout(LaunchError, TimeoutError):
     """The processes of fc.launch did not finish in time."""
 
 
+class CalibrationError(FunccollError, RuntimeError):
+    """This host could not be measured, or what was measured could not be kept."""
+
+
 class CollectiveTimeout(FunccollError, TimeoutError):
     """A rank waited too long in a collective; the message says where every rank is."""
 
@@ -285,12 +301,20 @@ class ModuleError(FunccollError, RuntimeError):
     """A torch module, or a backward pass through it, which cannot be trained by several processes as it is."""
 
 
+class DrawingError(FunccollError, ValueError):
+    """A drawing that cannot be made or saved: of another kind of object, with unknown options, as an unknown kind of file."""
+
+
 class DeletedArrayError(FunccollError, RuntimeError):
     """An Array whose buffers were donated to a jitted function."""
 
 
 class CheckpointError(FunccollError, ValueError):
     """A checkpoint that cannot be read, or does not fit what it is loaded into."""
+
+
+class ProfileError(FunccollError, ValueError):
+    """A profile that cannot be recorded, or cannot be read."""
 
 
 class NonFiniteGradientError(FunccollError, FloatingPointError):

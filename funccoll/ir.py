@@ -14,12 +14,15 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from .errors import FunccollError, LeakedTracerError, MeshError, Source, TraceError, VaryingError, at_source
 from .types import ArrayType, check_dtype, type_of
+
+if TYPE_CHECKING:
+    from .draw.drawing import Drawing
 
 __all__ = [
     "Atom",
@@ -230,6 +233,12 @@ class Program:
     def collectives(self) -> list[Equation]:
         """The equations that communicate, in program order."""
         return [eqn for eqn in self.equations if eqn.primitive.communicates]
+
+    def draw(self, **options: Any) -> Drawing:
+        """Draw the equations as a graph, by `fc.draw.program`."""
+        from .draw import program
+
+        return program(self, **options)
 
     def __str__(self) -> str:
         return self.text()

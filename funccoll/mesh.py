@@ -8,11 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .errors import MeshError, PlannedError, ShardingError
+
+if TYPE_CHECKING:
+    from .draw.drawing import Drawing
 
 __all__ = ["Mesh", "P", "Sharding", "abstract_mesh", "normalize_axes"]
 
@@ -320,6 +323,12 @@ class Sharding:
                 block = block * self.mesh.shape[axis] + coordinates.get(axis, 0)
             out.append(slice(block * extent, (block + 1) * extent))
         return tuple(out)
+
+    def draw(self, shape: Sequence[int], **options: Any) -> Drawing:
+        """Draw the blocks of a global array of `shape`, each with the devices that hold it, by `fc.draw.sharding`."""
+        from .draw import sharding
+
+        return sharding(self, shape, **options)
 
     def __repr__(self) -> str:
         return f"Sharding({self.mesh!r}, {self.spec!r})"

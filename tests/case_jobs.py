@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from ranks import JOIN, Ranks
+from ranks import JOIN, TORCH, Ranks
 
 shared_folder: list[Path] = []
 """The folder of all workers of this run; `conftest.py` puts it here, where there are several."""
@@ -61,7 +61,7 @@ def _run(module: str, n: int) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {}
     with tempfile.TemporaryDirectory() as folder:
         environment = {"CASES": module, "GLOO_FILE": f"{folder}/store", "GLOO_SOCKET_IFNAME": "lo"}
-        with Ranks(SCRIPT, range(n), **environment) as ranks:
+        with Ranks(SCRIPT, range(n), imports=TORCH, **environment) as ranks:
             assert set(ranks.lines().values()) == {"in"}
             ended = False
             while not ended:

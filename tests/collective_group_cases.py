@@ -14,6 +14,7 @@ import funccoll as fc
 from funccoll import P
 from funccoll.compiler import jit
 from funccoll.mesh import Mesh
+from funccoll.runtime.job.calling_thread import works_for
 from funccoll.runtime.shm import collective_group
 from funccoll.runtime.shm.collective_group import CollectiveGroup
 from funccoll.runtime.shm.wait_graph import WaitGraph
@@ -283,6 +284,36 @@ def in_a_cycle(different: tuple[int, ...], folder: Path, others: int = 0) -> str
         until_all_know(folder)
         return f"{type(error).__name__}: {error}"
     return ""
+
+
+def a_thread_works_for_another() -> tuple[list[list[float]], str, str]:
+    """Threads that call collectives for the main one, which waits: their results, what others are told, and of a deadlock."""
+    mesh, found = fc.make_mesh({"d": fc.world_size()}), []
+    step, same = jitted(lambda x: fc.all_reduce(x, "d"), mesh), jitted(lambda x: fc.all_reduce(x, "d"), fc.make_mesh({"d": 2}))
+    x, main, told = np.arange(2.0), threading.get_ident(), []
+
+    def wait_for_thread(call) -> None:
+        def run() -> None:
+            try:
+                found.append(call().local.tolist())
+            except fc.FunccollError as error:
+                told.append(f"{type(error).__name__}: {error}")
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+
+    def for_main(call) -> None:
+        with works_for(main):
+            return call()
+
+    same(x)
+    for _ in range(3):
+        found.append(step(x).local.tolist())
+        wait_for_thread(lambda: for_main(lambda: step(x)))
+    wait_for_thread(lambda: step(x))
+    wait_for_thread(lambda: for_main(lambda: (step, same)[fc.rank()](x)))
+    return found, *told
 
 
 def a_thread_computes(folder: Path) -> list[list[float]]:

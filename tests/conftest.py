@@ -1,9 +1,11 @@
-"""Set before anything is imported: every pass is checked, and JAX (the oracle of test_vs_jax) has 8 devices."""
+"""Set before anything is imported: every pass is checked, JAX (the oracle of test_vs_jax) has 8 devices, and costs are the
+presets', whatever machine profile the user has."""
 
 import os
 import signal
 
 os.environ["FUNCCOLL_CHECK"] = "1"
+os.environ["FUNCCOLL_MACHINE_PROFILE"] = "none"
 os.environ["JAX_PLATFORMS"] = "cpu"
 flags = os.environ.get("XLA_FLAGS", "")
 if "xla_force_host_platform_device_count" not in flags:
@@ -40,6 +42,18 @@ def mesh():
 @pytest.fixture
 def line():
     return fc.make_mesh({"data": 4})
+
+
+@pytest.fixture
+def registered():
+    """Registers schedules; algorithms that a test registers, or deletes, are as before after it."""
+    from funccoll.schedules import registry
+
+    before = {kind: dict(known) for kind, known in registry._ALGORITHMS.items()}
+    yield fc.schedules.register
+    for kind, known in before.items():
+        registry._ALGORITHMS[kind].clear()
+        registry._ALGORITHMS[kind].update(known)
 
 
 @pytest.fixture(scope="module")

@@ -95,6 +95,20 @@ class Stream:
         Stream._current.stream = self
         return self
 
+    @classmethod
+    def from_external(cls, obj: Any) -> Stream:
+        version, pointer = obj.__cuda_stream__()
+        assert version == 0 and type(pointer) is int and pointer
+        made = cls()
+        made.ptr = pointer
+        return made
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Stream) and self.ptr == other.ptr
+
+    def __hash__(self) -> int:
+        return self.ptr
+
     def synchronize(self) -> None:
         self.synchronized += 1
         fake_cupy.touch_host("stream.synchronize")
@@ -134,6 +148,7 @@ class Device:
 
     compute_capability = "90"
     attributes = {"MultiProcessorCount": 16}
+    pci_bus_id = "0000:01:00.0"
 
     def __init__(self, device: int | None = None):
         self.id = 0 if device is None else device

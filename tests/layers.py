@@ -16,11 +16,13 @@ FILES = sorted(ROOT.rglob("*.py"))
 
 ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "": (
-        ("_version", "tree"), ("errors",), ("mesh",), ("types",), ("display",), ("ir",), ("primitives",), ("ops",),
-        ("tracing",), ("collectives",), ("autodiff",), ("batch_norm",), ("control", "nn", "random"), ("passes",),
+        ("_version", "private_files", "tree"),
+        ("errors",), ("mesh",), ("types",), ("display",), ("timeline",), ("ir",), ("primitives",),
+        ("ops",), ("tracing",), ("collectives",), ("autodiff",), ("batch_norm",), ("control", "nn", "random"), ("passes",),
+        ("machine_profile",),
         ("schedules",), ("kernels",), ("arrays",), ("runtime",), ("placement",), ("compiler",), ("optim",), ("parallel",),
-        ("api",),
-        ("torch", "jax", "distributed"), ("cli",), ("__main__",),
+        ("profiling",), ("draw",), ("api",),
+        ("torch", "jax", "distributed", "calibration"), ("commands",), ("cli",), ("__main__",),
     ),
     "primitives": (
         ("shaping",), ("elementwise", "indexing", "reductions"), ("linalg", "randomness", "combining", "higher", "optimizers"),
@@ -36,8 +38,13 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("choose_algorithms",), ("group_collectives",), ("buffers",),
     ),
     "schedules": (
-        ("collective",), ("moves", "registry"), ("columns", "runs", "chunk_layout"), ("schedule",), ("library",),
-        ("reference_memory",), ("proof",), ("streams",), ("messages",), ("model",), ("draw", "export"),
+        ("collective",), ("moves", "registry"), ("columns", "runs", "chunk_layout"), ("schedule",),
+        ("library", "schedule_algorithm"), ("reference_memory",), ("proof",), ("streams",), ("messages",), ("model",),
+        ("export",),
+    ),
+    "schedules.export": (
+        ("access_order", "msccl_format", "read_text"), ("msccl_graph", "msccl_parser"),
+        ("goal", "json_schedule", "msccl_export", "msccl_import"),
     ),
     "schedules.library": (("combinators",), ("trees",), ("all_reduce", "gathering", "all_to_all", "rooted", "other")),
     "schedules.proof": (("expressions",), ("symbolic",), ("prove",)),
@@ -53,12 +60,14 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "arrays": (("array_layout",), ("array",)),
     "runtime": (
-        ("fused_step", "blas"), ("array_library",), ("backend",), ("codegen",), ("plans",), ("job",), ("local", "shm", "mpi"),
+        ("fused_step", "blas", "recorder"), ("array_library", "recorded_program"), ("backend",), ("codegen",),
+        ("plans",), ("job",), ("local", "shm", "mpi"),
         ("nccl",), ("cuda",),
     ),
     "runtime.plans": (("control_block", "operand", "slots", "staging"), ("plan_writer",)),
     "runtime.job": (
-        ("host", "packets", "deferral", "reports", "stacks"), ("hello", "processes", "doctor", "uncaught", "forking"),
+        ("host", "packets", "deferral", "reports", "stacks", "calling_thread"),
+        ("hello", "processes", "doctor", "uncaught", "forking"),
         ("coordinator",), ("rendezvous", "watch"), ("world",), ("launch",),
     ),
     "runtime.local": (("ordered_reduction",), ("collectives",)),
@@ -72,7 +81,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("array_fold",), ("cupy_gpu", "job_gpus"), ("gpu",),
     ),
     "runtime.shm": (
-        ("arena",), ("heap",), ("wait_graph",), ("plan",), ("communicators", "results"), ("diagnosis",),
+        ("arena",), ("heap",), ("wait_graph",), ("plan",), ("communicators", "results", "recorded_kernel"), ("diagnosis",),
         ("collective_group",), ("entry", "values"), ("shm_backend",),
     ),
     "compiler": (
@@ -80,10 +89,17 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("jit", "per_device", "redistribute"),
     ),
     "torch": (
-        ("tensors", "grad_bucket", "process_groups"), ("parameters", "tensor_programs"),
+        ("tensors", "grad_bucket", "process_groups"), ("tensor_memory",), ("parameters", "tensor_programs"),
         ("sparse_gradients", "functional_hook", "future_hook", "tensor_collectives"), ("communication_hooks",),
         ("join", "reducer"), ("*",),
     ),
+    "draw": (
+        ("themes", "scene"), ("page_layout", "lanes"), ("static_figure", "plotly_figure"), ("drawing",),
+        ("moved_data", "graph_layout"), ("*",),
+    ),
+    "profiling": (("rank_record",), ("causes",), ("measured_profile", "recording"),),
+    "calibration": (("fit_parameters", "machine_load", "timed_cases"), ("rank_timings",), ("tuning",)),
+    "commands": (("schedule_figures",), ("*",)),
     "optim": (("leaves", "learning_rates"), ("transformation",), ("gradients", "steps")),
     "parallel": (
         ("buckets", "checkpoint", "replicas", "uneven"), ("call", "comm_hooks"), ("bucket_reduction",), ("bucket_plan",),
@@ -96,7 +112,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
 """
 
 PLANNED = {
-    "control", "jax", "distributed", "schedules.draw", "schedules.export", "runtime.mpi",
+    "control", "jax", "distributed", "runtime.mpi",
 }  # fmt: skip
 """Modules that have a place in ORDERS, and no file yet."""
 
@@ -107,13 +123,22 @@ EXCEPTIONS = {
     ("schedules.schedule", "schedules.messages.messages"): "Schedule.messages only forwards",
     ("schedules.schedule", "schedules.model.cost"): "Schedule.cost only forwards",
     ("schedules.schedule", "schedules.model.simulate"): "Schedule.simulate only forwards",
+    ("schedules.schedule", "schedules.export.msccl_export"): "Schedule.to_msccl_xml only forwards",
+    ("schedules.schedule", "schedules.export.goal"): "Schedule.to_goal only forwards",
+    ("schedules.schedule", "schedules.export.json_schedule"): "Schedule.to_json only forwards",
     ("schedules.streams.streams", "schedules.streams.verify"): "Streams.verify only forwards",
+    ("schedules.schedule", "draw"): "Schedule.draw only forwards",
+    ("schedules.model.simulation", "draw"): "Simulation.draw only forwards",
+    ("timeline", "draw"): "Timeline.draw only forwards",
+    ("mesh", "draw"): "Sharding.draw only forwards",
+    ("ir", "draw"): "Program.draw only forwards",
 }
 """(importer, imported) -> why the import may go against the order. Each is in use."""
 
 LOADS_BY_NAME = {
     "__init__": "modules and public names, when one is used",
     "api": "what is slow to import, when it is used",
+    "cli": "the command that is named",
     "runtime.job.doctor": "libraries that may be missing",
     "runtime.backend": "a transport, when a job uses it",
 }
@@ -123,11 +148,13 @@ OPTIONAL = {
     "numba": ("kernels/", "schedules/model/simulate.py"),
     "mpi4py": ("runtime/mpi.py",),
     "cupy": ("runtime/nccl/", "runtime/cuda/"),
-    "torch": ("torch/", "cli.py"),
-    "jax": ("jax/", "cli.py"),
-    "rich": ("cli.py",),
-    "sklearn": ("cli.py",),
-    "matplotlib": ("cli.py",),
+    "torch": ("torch/",),
+    "jax": ("jax/",),
+    "rich": ("commands/",),
+    "sklearn": (),
+    "matplotlib": ("draw/static_figure.py",),
+    "PIL": ("draw/static_figure.py",),
+    "plotly": ("draw/plotly_figure.py",),
     "pandas": (),
     "scipy": (),
     "tqdm": (),

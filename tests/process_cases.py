@@ -118,10 +118,7 @@ FEW = [np.dtype(t) for t in (np.int32, fc.bfloat16, np.float32)]
 
 
 def few(n: int, same: Same) -> None:
-    """The table of `test_collectives.py`: every case, along every choice of axes, in all its dtypes in one program.
-
-    What combines does so in few of them.
-    """
+    """The table of `test_collectives.py`: every case, along every choice of axes, in a few dtypes in one program."""
     table(n, same, FEW)
 
 
@@ -138,8 +135,7 @@ def table(n: int, same: Same, dtypes: list[np.dtype] = DTYPES) -> None:
             p, over = size(mesh, axes), axes[0] if len(axes) == 1 else axes
             rng = np.random.default_rng(p)
             for case in CASES.values():
-                blocks = [sample(dtype, (n, *case.shape(p)), rng) for dtype in dtypes_of(case)
-                          if case.moves or dtype in dtypes]
+                blocks = [sample(dtype, (n, *case.shape(p)), rng) for dtype in dtypes_of(case) if dtype in dtypes]
 
                 def every_dtype(*xs, case=case, over=over, p=p):
                     return tuple(case.call(x, over, p) for x in xs)

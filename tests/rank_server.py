@@ -1,8 +1,9 @@
-"""The server of `ranks.py`: it has imported what every rank imports, and forks them.
+"""The server of `ranks.py`: it has imported what every rank imports, and what its command line names, and forks them.
 
 A rank runs its script as `__main__`, to its natural end, with files, environment and warnings of its own.
 """
 
+import importlib
 import json
 import os
 import socket
@@ -38,4 +39,6 @@ def serve(channel: socket.socket) -> str:
 
 
 if __name__ == "__main__":
+    for module in sys.argv[2:]:
+        importlib.import_module(module)
     exec(compile(serve(socket.socket(fileno=int(sys.argv[1]))), "<script>", "exec"))

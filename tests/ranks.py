@@ -46,6 +46,8 @@ coordinator = funccoll.runtime.job.coordinator.Coordinator
 coordinator._admit = told("hello of", coordinator._admit)
 coordinator._gone = told("gone, and left are", coordinator._gone)
 """
+TORCH = ("torch", "torch.distributed")
+"""The `imports` of ranks that use PyTorch."""
 PATIENCE = 120.0
 """Seconds until a test gives up: a watchdog, not an expectation."""
 
@@ -53,18 +55,19 @@ PATIENCE = 120.0
 class Process:
     """A process that `rank_server.py` forks: of `subprocess.Popen` what is used here."""
 
-    def __init__(self, script, environment):
+    def __init__(self, script, environment, server):
+        self.server = server
         ends = [os.pipe() for _ in range(3)]
         theirs = [ends[0][0], ends[1][1], ends[2][1]]
         files = ((ends[0][1], "w"), (ends[1][0], "r"), (ends[2][0], "r"))
         self.stdin, self.stdout, self.stderr = (os.fdopen(end, mode, 1) for end, mode in files)
-        self.pid, self.returncode = _ask({"script": script, "environment": environment}, theirs), None
+        self.pid, self.returncode = _ask(server, {"script": script, "environment": environment}, theirs), None
         for descriptor in theirs:
             os.close(descriptor)
 
     def poll(self):
         if self.returncode is None:
-            self.returncode = _ask({"pid": self.pid})
+            self.returncode = _ask(self.server, {"pid": self.pid})
         return self.returncode
 
     def wait(self):
@@ -80,30 +83,32 @@ class Process:
 
 
 @functools.cache
-def _server():
-    """The server of this process, which ends with it."""
+def _server(imports):
+    """The server of this process that has imported this too; it ends with the process."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     server = subprocess.Popen(
-        [sys.executable, "-W", "error", str(Path(__file__).with_name("rank_server.py")), str(theirs.fileno())],
-        pass_fds=[theirs.fileno()], env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+        [sys.executable, "-W", "error", str(Path(__file__).with_name("rank_server.py")), str(theirs.fileno()), *imports],
+        pass_fds=[theirs.fileno()], env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     theirs.close()
     atexit.register(lambda: (ours.close(), server.wait()))
     return ours
 
 
-def _ask(request, descriptors=()):
-    socket.send_fds(_server(), [json.dumps(request).encode()], descriptors)
-    return json.loads(_server().recv(100))
+def _ask(server, request, descriptors=()):
+    socket.send_fds(server, [json.dumps(request).encode()], descriptors)
+    return json.loads(server.recv(100))
 
 
 class Ranks:
     """Processes that each run a script, by rank. A context manager: afterwards none of them is left.
 
-    Errors that a script does not catch are on its stderr, which `end` returns.
+    Errors that a script does not catch are on its stderr, which `end` returns. They are forked from a process that has imported
+    `imports`: PyTorch takes three seconds of processor time in each process that imports it itself.
     """
 
-    def __init__(self, script, ranks, world=None, run=None, **environment):
+    def __init__(self, script, ranks, world=None, run=None, imports=(), **environment):
+        self.imports = tuple(imports)
         self.run = run or secrets.token_hex(8)
         self.world = world or len(ranks)
         self.environment = {"FUNCCOLL_RENDEZVOUS_TIMEOUT": str(PATIENCE), **environment}
@@ -118,7 +123,7 @@ class Ranks:
             **self.environment, **environment,
         }  # fmt: skip
         name = rank if name is None else name
-        self.processes[name] = process = Process(script, variables)
+        self.processes[name] = process = Process(script, variables, _server(self.imports))
         self.printed[name], self.errors[name] = queue.SimpleQueue(), []
         self.readers[name] = [
             threading.Thread(target=_read, args=(process.stdout, self.printed[name].put)),

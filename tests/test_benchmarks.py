@@ -23,7 +23,7 @@ def readme_table(benchmarks):
     return runpy.run_path(str(ROOT / "benchmarks" / "readme_table.py"))
 
 
-@pytest.mark.parametrize("name", ["speed", "schedules", "speed:host", "speed:training", "speed:torch"])
+@pytest.mark.parametrize("name", ["speed", "schedules", "speed:host", "speed:training", "speed:torch", "speed:calibration"])
 def test_the_readmes_tables_are_the_recorded_ones(readme_table, name):
     text = (ROOT / "README.md").read_text()
     begin, end = readme_table["marks"](name)
@@ -393,3 +393,10 @@ def test_a_network_that_trains_otherwise_ends_the_benchmark(benchmarks):
             bench.check([("ours", "a"), (wrong, "b")])
     with pytest.raises(AssertionError, match="does not fall"):
         bench.check([("rises", "a")])
+
+
+def test_late_ranks_were_named_in_the_recorded_runs():
+    data = json.loads((RESULTS.parent / "blame.json").read_text())
+    assert data["met"] and data["runs"] >= 100 and data["ranks"] == 4 and data["delay_s"] == 0.2
+    assert all(count >= data["goal"] * data["runs"] for count in data["right"].values())
+    assert len(data["wrong"]) == 2 * data["runs"] - sum(data["right"].values())

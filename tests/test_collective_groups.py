@@ -82,6 +82,13 @@ def test_ranks_that_wait_for_each_other_over_different_axes_are_told(threads, tm
         assert "over 'a' at collective_group_cases.py" in text and "over 'b' at collective_group_cases.py" in text
 
 
+def test_a_thread_calls_collectives_for_one_that_waits():
+    """Its waits count as that one's, too: ranks that wait for each other are told."""
+    for found, refused, deadlock in fc.launch(cases.a_thread_works_for_another, 2, timeout=120):
+        assert found == [[1.0]] * 6 and "a mesh whose collectives belong to thread 'MainThread'" in refused
+        assert "ranks wait for each other: rank " in deadlock
+
+
 def test_a_thread_that_computes_is_no_part_of_a_deadlock(tmp_path):
     assert fc.launch(cases.a_thread_computes, 2, tmp_path, timeout=120) == [[[1.0], [2.0]]] * 2
 

@@ -111,8 +111,7 @@ def test_the_simulator_gives_the_bits_of_the_cpu(case):
     simulate("cuda_simulation.py", case)
 
 
-@pytest.mark.parametrize("case", [
-    "programs 2 1", *[pytest.param(case, marks=SLOW) for case in ("table 2 2 float32", "collectives 2 9", "programs 4 7")],
-])  # fmt: skip
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["programs 2 1", "table 2 2 float32", "collectives 2 9", "programs 4 7"])
 def test_programs_through_cupy_and_their_graphs_give_the_bits_of_the_cpu(case):
     simulate("gpu_simulation.py", case)

@@ -46,6 +46,16 @@ def on_gpu(x: Any) -> Any:
     return block
 
 
+def test_a_stream_for_nccl_waits_for_the_one_before(cupy, monkeypatch):
+    waits = []
+    monkeypatch.setattr(fake_cuda.Stream, "wait_event", lambda self, event: waits.append(self.ptr))
+    own, side = gpu.current_gpu(), fake_cuda.Stream(non_blocking=True)
+    first = own.stream()
+    with side:
+        assert [own.stream(), own.stream()] == [side.ptr] * 2 and waits == [side.ptr]
+    assert own.stream() == first and waits == [side.ptr, first]
+
+
 X = np.arange(12.0).reshape(4, 3)
 
 

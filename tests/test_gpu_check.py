@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import json
 import os
@@ -41,10 +42,12 @@ import gpu_kernels
 import gpu_speed
 import gpu_steps
 import gpu_summary
+import gpu_torch
 import gpu_trial
 from gpu_parts import FACTS, PARTS, Part, Trial
 
 pytestmark = pytest.mark.processes
+needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 without_gpu = pytest.mark.skipif(not gpu_trial.driver().startswith("no driver"), reason="this machine has a driver of GPUs")
 
 # ---------------------------------------------------------------- the command
@@ -224,7 +227,7 @@ def test_the_command_ends_well_without_a_gpu(tmp_path):
 
 
 def test_the_table_of_parts():
-    assert [*PARTS] == ["machine", "kernels", "compute", "processes", "nccl", "digits", "interop", "memcheck", "speed"]
+    assert [*PARTS] == ["machine", "kernels", "compute", "processes", "nccl", "digits", "interop", "torch", "memcheck", "speed"]
     for part in (FACTS, *PARTS.values()):
         assert len({one.name for one in part.trials}) == len(part.trials)
         for one in part.trials:
@@ -323,6 +326,15 @@ def test_wrong_values_and_gradients_are_failures(rehearsed, monkeypatch):
     assert any("ZeroDivisionError" in failure for failure in first["failures"])
 
 
+@needs_torch
+def test_torch_without_cuda_is_skipped_with_the_reason(monkeypatch):
+    monkeypatch.setattr(gpu_torch, "device", lambda: "cuda")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    for trial in PARTS["torch"].trials:
+        with pytest.raises(gpu_trial.Skipped, match=r"torch 2\..* of this Python has no CUDA here: install one that is built"):
+            getattr(gpu_torch, trial.function.partition(":")[2])(*trial.arguments)
+
+
 @pytest.mark.parametrize(("function", "arguments", "words"), [
     (gpu_kernels.compare, ("programs", 4), "programs on 4 devices: 3 programs, 0 failed"),
     (gpu_compute.compare, (5, 40), "4 functions, .* gradients, 0 failed"),
@@ -332,6 +344,8 @@ def test_wrong_values_and_gradients_are_failures(rehearsed, monkeypatch):
     (gpu_speed.large, (), "all_reduce, 8 devices x 0 MiB.*of the limit"),
     (gpu_jobs.failure, ("raise",), "rank 1 raised ValueError: rank 1 has had enough"),
     (gpu_jobs.compare, ("programs", 2), "programs in 2 processes over shm: 3 programs"),
+    pytest.param(gpu_torch.train, (2,), "2 processes on 1 GPU.* over shm: 11 cases.*a step of a torch MLP",
+                 marks=[needs_torch, pytest.mark.slow]),
 ])  # fmt: skip
 def test_a_rehearsal_on_the_cpu(function, arguments, words, rehearsed, monkeypatch):
     monkeypatch.setattr(gpu_speed, "_sizes", lambda *sizes: [4096])

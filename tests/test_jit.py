@@ -121,7 +121,8 @@ def test_stages():
     assert row.schedule == schedule.algorithm and equation is lowered.program.equations[-1]
     assert traced.collectives().rows[0].schedule == ""
     assert 'align:left">test_jit.py:' in lowered.collectives()._repr_html_()
-    assert str(Source("/tmp/ipykernel_7/3656971157.py", 4, "f")) == "cell:4 (f)"  # a file of a notebook's cell
+    cell = Source("/tmp/ipykernel_7/3656971157.py", 4, "f")  # in a process that is not the notebook's kernel
+    assert (str(cell), cell.as_note) == ("cell:4 (f)", "  at cell:4 in f")
     assert lowered.fingerprint == step.lower(X).fingerprint
 
 

@@ -109,7 +109,7 @@ def check(done, n):
 
 
 @pytest.mark.parametrize(("n", "order"), [
-    (2, "torch first"),
+    pytest.param(2, "torch first", marks=pytest.mark.slow),
     pytest.param(2, "funccoll first", marks=pytest.mark.slow),
     pytest.param(3, "torch first", marks=pytest.mark.slow),
     pytest.param(3, "funccoll first", marks=pytest.mark.slow),

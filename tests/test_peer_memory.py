@@ -261,7 +261,7 @@ class Runtime:
 def gpu(monkeypatch):
     """(a CupyGpu, the runtime behind it)."""
     runtime = Runtime()
-    device = SimpleNamespace(compute_capability="90", attributes={"MultiProcessorCount": 132})
+    device = SimpleNamespace(id=0, compute_capability="90", attributes={"MultiProcessorCount": 132})
     pinned = SimpleNamespace(alloc_pinned_memory=lambda size: Pinned(b"\xff" * size))
     parts = {"driver": SimpleNamespace(), "function": SimpleNamespace(), "runtime": runtime, "Device": lambda: device}
     cuda = SimpleNamespace(**parts, **vars(pinned))

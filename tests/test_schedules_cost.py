@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 from closed_forms import CLOSED_FORMS, FORM_SIZES, bytes_for
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedule_oracle import built
 
@@ -27,15 +27,6 @@ PRESETS = [
 CLUSTER = Topology.nvlink_infiniband(2, each=4)
 CLUSTER_16 = Topology.nvlink_infiniband(2, each=8)
 FLAT = Topology.uniform(8, 1e-6, 1e-9, 1e-10)
-
-
-@pytest.fixture
-def registered():
-    """Algorithms that a test registers are forgotten after it."""
-    before = {kind: dict(known) for kind, known in _ALGORITHMS.items()}
-    yield
-    for kind, known in before.items():
-        _ALGORITHMS[kind] = known
 
 
 # ---------------------------------------------------------------- topologies
@@ -375,3 +366,15 @@ def test_bad_choices(call, error, words):
     with pytest.raises(error) as caught:
         call()
     assert words in str(caught.value)
+
+
+@given(st.sampled_from(sorted(KINDS)), st.integers(1, 9), st.integers(1, 1 << 26), st.sampled_from([None, np.float16]),
+       st.data())  # fmt: skip
+@settings(max_examples=60)
+def test_select_takes_what_explain_says_is_chosen(kind, p, n, dtype, data):
+    """Though it compares only the algorithms that can be chosen."""
+    options = {"root": data.draw(st.integers(0, p - 1))} if KINDS[kind].rooted else {}
+    options |= {"pairs": [(0, p - 1)]} if kind == "permute" and p > 1 else {}
+    for topology in (Topology.one_host(p), Topology.nvlink(p), Topology.uniform(p, 1e-6, 1e-10, 1e-10)):
+        chosen = explain(kind, topology, n, dtype=dtype, **options).chosen
+        assert select(kind, topology, n, dtype=dtype, **options).algorithm == chosen.algorithm.split(" (")[0]

@@ -549,6 +549,12 @@ def test_reprs_say_what_they_are():
     schedule = build("all_reduce", 4, "ring", channels=2)
     assert repr(schedule).startswith("<Schedule ring for all_reduce on 4 ranks: 6 rounds, 48 moves, 4 chunks per block, 2")
     assert repr(schedule.prove()) == "<Proof of ring for all_reduce on 4 ranks: 32 output chunks, 16 partial results>"
+    assert build("all_reduce", 3, "ring").prove().text(2).splitlines() == [
+        "output[0]@2 = x0[0] + (x1[0] + x2[0])",
+        "output[1]@2 = x1[1] + (x0[1] + x2[1])",
+        "output[2]@2 = x2[2] + (x0[2] + x1[2])",
+    ]  # fmt: skip
+    assert build("broadcast", 2, root=1).prove().text() == "output[0]@0 = x1[0]\noutput[0]@1 = x1[0]"
     assert "8 streams: " in repr(schedule.streams())
     assert "after instruction 0 of rank 3, channel 0" in schedule.streams().text(0)
     assert str(schedule.moves[0]).count(":=") == 1

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from ranks import JOIN, Ranks
+from ranks import JOIN, TORCH, Ranks
 from torch_collective_cases import refusals
 
 import funccoll as fc
@@ -34,14 +34,14 @@ say(json.dumps(check_uses(mesh)))
 
 
 @pytest.mark.parametrize(("axes", "along", "every"), [
-    ({"data": 2}, ["data"], 7),
+    ({"data": 2}, ["data"], 17),
     pytest.param({"data": 2}, ["data"], 1, marks=pytest.mark.slow),
     pytest.param({"data": 3}, ["data"], 1, marks=pytest.mark.slow),
     pytest.param({"data": 2, "model": 2}, ["model", ("model", "data")], 1, marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_on_processes(axes, along, every):
     count = fc.abstract_mesh(axes).size
-    with Ranks(HEAD + CHECKS.format(axes=axes, along=along, every=every), range(count)) as ranks:
+    with Ranks(HEAD + CHECKS.format(axes=axes, along=along, every=every), range(count), imports=TORCH) as ranks:
         assert set(ranks.lines().values()) == {"in"}
         for rank in list(range(count)) * (2 * len(along) + 1):  # a line for each part: kernels may have to be compiled
             failures = json.loads(ranks.line(rank))
@@ -80,7 +80,7 @@ dist.destroy_process_group()
 @pytest.mark.slow
 def test_gradients_are_those_of_torch_distributed(tmp_path):
     """The losses of the ranks differ; integers, so that sums are exact."""
-    with Ranks(HEAD + AS_TORCH.format(store=str(tmp_path / "store")), range(2)) as ranks:
+    with Ranks(HEAD + AS_TORCH.format(store=str(tmp_path / "store")), range(2), imports=TORCH) as ranks:
         assert set(ranks.lines().values()) == {"in"}
         assert set(ranks.lines().values()) == {"[]"}
         ranks.end_well()
@@ -98,7 +98,7 @@ except fc.FunccollError as error:
 
 @pytest.mark.slow
 def test_a_rank_without_a_backward_pass_is_named():
-    with Ranks(HEAD + WITHOUT_BACKWARD, range(2)) as ranks:
+    with Ranks(HEAD + WITHOUT_BACKWARD, range(2), imports=TORCH) as ranks:
         assert set(ranks.lines().values()) == {"in"}
         for rank in range(2):
             kind, text = json.loads(ranks.line(rank))

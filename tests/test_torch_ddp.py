@@ -10,7 +10,7 @@ from typing import Any
 
 import case_jobs
 import pytest
-from ranks import JOIN, Ranks
+from ranks import JOIN, TORCH, Ranks
 
 if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed: pip install 'funccoll[torch]'", allow_module_level=True)
@@ -129,7 +129,7 @@ for backend in sys.stdin.readline().split():
 def test_compiled_modules_have_one_graph_and_no_break(tmp_path):
     """A compiled module in the wrapper, and the compiled wrapper; by inductor where there is a C++ compiler."""
     backends = ["aot_eager"] + ["inductor"] * (shutil.which("g++") is not None)
-    with Ranks(COMPILED, range(2), TORCHINDUCTOR_CACHE_DIR=str(tmp_path)) as ranks:
+    with Ranks(COMPILED, range(2), imports=TORCH, TORCHINDUCTOR_CACHE_DIR=str(tmp_path)) as ranks:
         assert set(ranks.lines().values()) == {"in"}
         for rank in range(2):
             ranks.tell(rank, " ".join(backends))
@@ -204,7 +204,7 @@ def test_each_behaviour_has_its_test(behaviour):
 
 def test_the_status_table_names_the_rest():
     readme = (Path(__file__).parents[1] / "README.md").read_text()
-    for words in ("`Join` of several objects", "`mixed_precision`", "delayed all_reduce", "Torch modules on GPUs"):
+    for words in ("`Join` of several objects", "`mixed_precision`", "delayed all_reduce", "for torch on GPUs"):
         assert any(words in row and "planned" in row for row in readme.split("\n") if row.startswith("|")), words
 
 
@@ -270,7 +270,7 @@ except fc.FunccollError as error:
 def test_a_rank_that_fails_is_named(how, alone, kind, words, caps):
     """In the backward pass, or by calling the wrapper alone: the other rank is told in its backward pass."""
     script = FAILS.format(how=how, alone=alone, caps=caps, then="sys.exit()")
-    with Ranks(script, range(2)) as ranks:
+    with Ranks(script, range(2), imports=TORCH) as ranks:
         assert set(ranks.lines().values()) == {"in"}
         told = ranks.line(0)
         assert told.startswith(kind) and words in told and "rank_server.py" in told, told

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from ranks import JOIN, Ranks
+from ranks import JOIN, TORCH, Ranks
 
 import funccoll as fc
 import funccoll.torch as ft
@@ -31,7 +31,7 @@ say(equal)
 
 @pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_it_is_batch_norm_of_all_rows(count):
-    with Ranks(BODY, range(count)) as ranks:
+    with Ranks(BODY, range(count), imports=TORCH) as ranks:
         assert set(ranks.lines().values()) == {"in"}
         for rank in range(count):
             failures = json.loads(ranks.line(rank))

@@ -20,11 +20,15 @@ from ..runtime.backend import NATIVE_ALGORITHMS
 from ..types import is_inexact
 
 if TYPE_CHECKING:
+    from ..schedules.model.select import Explanation
     from ..schedules.model.topology import Topology
     from ..schedules.registry import Algorithm
     from ..schedules.schedule import Schedule
 
-__all__ = ["check_algorithms", "choose", "is_large", "is_users", "predicted_seconds", "schedules_of"]
+__all__ = [
+    "check_algorithms", "choose", "explain_choice", "is_large", "is_users", "measured_seconds", "predicted_seconds",
+    "schedules_of",
+]  # fmt: skip
 
 LARGE = 256
 """More ranks than a host has. Above it the choice is the collective's first algorithm, without comparing costs; and on an
@@ -50,7 +54,8 @@ def _find(eqn: Equation) -> Algorithm:
     from ..schedules.registry import find
 
     name = eqn.params["algorithm"]
-    return find(lowering(eqn).kind, None if name in NATIVE_ALGORITHMS else name, eqn.params["size"])
+    how = lowering(eqn)
+    return find(how.kind, None if name in NATIVE_ALGORITHMS else name, eqn.params["size"], how.options.get("root"))
 
 
 def _topology(mesh: Mesh, size: int) -> Topology:
@@ -84,15 +89,35 @@ def choose(eqn: Equation, mesh: Mesh) -> str:
 def predicted_seconds(eqn: Equation, mesh: Mesh) -> float:
     """The cost model's time for a collective, by the schedule that costs least, or that it names."""
     from ..schedules.model.cost import cost
+
+    return cost(_chosen(eqn, mesh), _topology(mesh, eqn.params["size"]), _nbytes(eqn)).seconds
+
+
+def measured_seconds(eqn: Equation, mesh: Mesh) -> float | None:
+    """The time that `funccoll tune` has measured for a collective of the same kind and size; None without one."""
+    from ..schedules.model.select import measured_seconds as measured
+
+    how, dtype = lowering(eqn), _narrowest([a.type.dtype for a in eqn.inputs])
+    algorithm, topology = _chosen(eqn, mesh).algorithm, _topology(mesh, eqn.params["size"])
+    return measured(how.kind, algorithm, topology, _nbytes(eqn), dtype, how.options.get("root", 0))
+
+
+def _chosen(eqn: Equation, mesh: Mesh) -> Schedule:
+    """The schedule of a collective that costs least, or that it names."""
     from ..schedules.model.select import select
 
-    how, topology = lowering(eqn), _topology(mesh, eqn.params["size"])
-    if eqn.params["algorithm"] is None:
-        dtype = _narrowest([a.type.dtype for a in eqn.inputs])
-        schedule = select(how.kind, topology, _nbytes(eqn), dtype=dtype, **how.options)
-    else:
-        schedule = _schedule(eqn, mesh.shape)
-    return cost(schedule, topology, _nbytes(eqn)).seconds
+    if eqn.params["algorithm"] is not None:
+        return _schedule(eqn, mesh.shape)
+    how, dtype = lowering(eqn), _narrowest([a.type.dtype for a in eqn.inputs])
+    return select(how.kind, _topology(mesh, eqn.params["size"]), _nbytes(eqn), dtype=dtype, **how.options)
+
+
+def explain_choice(eqn: Equation, mesh: Mesh) -> Explanation:
+    """The table of what `choose` weighs for a collective, if the user names no algorithm."""
+    from ..schedules.model.select import explain
+
+    how, dtype = lowering(eqn), _narrowest([a.type.dtype for a in eqn.inputs])
+    return explain(how.kind, _topology(mesh, eqn.params["size"]), _nbytes(eqn), dtype=dtype, **how.options)
 
 
 def _nbytes(eqn: Equation) -> int:
@@ -146,4 +171,4 @@ def _proved(found: Algorithm, nranks: int, **given: Any) -> Schedule:
 
 def is_users(eqn: Equation) -> bool:
     """True when a collective's algorithm is the user's own, whose name does not determine its moves."""
-    return not _find(eqn).function.__module__.startswith("funccoll.")
+    return _find(eqn).is_users

@@ -18,12 +18,13 @@ import optree
 
 from ..arrays.array import Array, device_type_of, shape_and_dtype
 from ..arrays.array_layout import NO_MESH, layout_of
-from ..errors import DeviceError, OutSpecsError, ShardingError, TraceError, user_frames
+from ..errors import DeviceError, OutSpecsError, ShardingError, Source, TraceError, user_frames
 from ..ir import Traced, current_interpreter
 from ..mesh import Mesh, Sharding
 from ..ops.elementwise import scalar_type
 from ..primitives.collectives.varying import pvary
 from ..runtime.job.world import backend_of, on_device
+from ..runtime.recorder import span
 from ..tracing.trace import flatten_outputs, stage, value_type
 from ..tracing.tracer import check_alive
 from .arguments import Arguments, Options, Static, broadcast_specs, check_specs, path_name
@@ -79,6 +80,8 @@ class Jitted(Generic[Params, R]):
         self._options = options
         self._arguments = Arguments(fn, mesh, in_specs, options)
         self._name = self._arguments.name
+        code = getattr(fn, "__code__", None)
+        self._source = code and Source(code.co_filename, code.co_firstlineno, self._name)
         self._cache: dict[Any, Compiled] = {}
         self._plain = not (options.static_argnums or options.static_argnames)
         self._fast: dict[tuple, Callable[[Sequence[Any]], Any]] = {}
@@ -124,7 +127,8 @@ class Jitted(Generic[Params, R]):
             key = (*key, tuple(leaf.sharding if type(leaf) is Array else None for leaf in leaves))
         compiled = self._cache.get(key)
         if compiled is None:
-            compiled = target._trace(dynamic, static, treedef, types).lower().compile()
+            with span(f"compiling {self._name}"):
+                compiled = target._trace(dynamic, static, treedef, types).lower().compile()
             self._make_room()
             if logger.isEnabledFor(logging.DEBUG):  # a fingerprint reads every move of every schedule
                 logger.debug("compiled %s: %s", self._name, compiled.fingerprint[:12])
@@ -274,7 +278,7 @@ class Jitted(Generic[Params, R]):
             for a, s, w in zip(program.outputs, out["shardings"], out["weak"], strict=True)
         )
         donated = arguments.donated(dynamic, static)
-        signature = Signature(self._name, self.mesh, treedef, tuple(layouts), out["tree"], out_layouts, donated)
+        signature = Signature(self._name, self.mesh, treedef, tuple(layouts), out["tree"], out_layouts, donated, self._source)
         return TracedFunction(program, signature)
 
     def _check_output(self, value: Any, sharding: Sharding, tree: optree.PyTreeSpec, position: int) -> Any:

@@ -11,6 +11,7 @@ import numpy as np
 from ..ir import Traced
 from ..mesh import Mesh
 from ..passes import run_passes
+from ..runtime.recorder import span
 from ..tracing.trace import stage
 from ..types import ArrayType
 from .choose_schedules import check_algorithms, choose, schedules_of
@@ -51,8 +52,9 @@ def compile_per_device(
     """
     varying = frozenset(mesh.axis_names)
     inputs = [ArrayType(shape, dtype, varying) for shape, dtype in types]
-    program, captured = stage(fn, inputs, axis_sizes=mesh.shape, label=label)
-    assert not any(isinstance(value, Traced) for value in captured)
-    check_algorithms(program, mesh)
-    program = run_passes(program, functools.partial(choose, mesh=mesh), checks_passes())
-    return PerDevice(generate(program, mesh, schedules_of(program), name=label)[0])
+    with span(f"compiling {label}"):
+        program, captured = stage(fn, inputs, axis_sizes=mesh.shape, label=label)
+        assert not any(isinstance(value, Traced) for value in captured)
+        check_algorithms(program, mesh)
+        program = run_passes(program, functools.partial(choose, mesh=mesh), checks_passes())
+        return PerDevice(generate(program, mesh, schedules_of(program), name=label)[0])

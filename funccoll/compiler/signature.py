@@ -28,6 +28,8 @@ class Signature:
     out_tree: optree.PyTreeSpec
     out_layouts: tuple[ArrayLayout, ...]
     donated: tuple[bool, ...]
+    source: Source | None = None
+    """The line where the function is defined."""
 
     def argument(self, i: int) -> str:
         """The name of the i-th argument in messages."""

@@ -34,8 +34,11 @@ from .signature import Signature
 if TYPE_CHECKING:
     from ..schedules.schedule import Schedule
 
-__all__ = ["Compiled", "Lowered", "TracedFunction", "checks_passes", "generate", "redistribution"]
+__all__ = ["Compiled", "Lowered", "TracedFunction", "checks_passes", "compile_observers", "generate", "redistribution"]
 
+
+compile_observers: list[Callable[[Compiled], None]] = []
+"""Functions that are called with every program that is compiled: `funccoll explain` prints it."""
 
 _NEW: Any = object.__new__
 _COPIES = operator.attrgetter("_copies")
@@ -191,7 +194,10 @@ class Lowered(_Scheduled):
     def compile(self) -> Compiled:
         """Make it executable on this process's devices."""
         require_devices(self.mesh)
-        return Compiled(self.program, self.signature, self.schedules, self.redistributions)
+        compiled = Compiled(self.program, self.signature, self.schedules, self.redistributions)
+        for observe in compile_observers:
+            observe(compiled)
+        return compiled
 
 
 def generate(

@@ -20,27 +20,35 @@ _OPERATIONS = (
     "load", "load_acquire", "store", "store_release", "pause", "yield_core", "nap", "monotonic_ns", "copy", "call", "type_of",
     "data_of", "is_contiguous", "references_to", "non_temporal_copy", "fence",
 )  # fmt: skip
+_CLOCKS = ("thread_ns",)
+"""Those that only the variant which records has."""
 
 
-def interpreter(frame: int) -> Callable[[], object]:
-    """`stream_interpreter.interpret` for the frame at this address. It writes its status there, and releases the GIL."""
-    run = _interpreter()
+def interpreter(frame: int, records: bool = False) -> Callable[[], object]:
+    """`stream_interpreter.interpret` for the frame at this address. It writes its status there, and releases the GIL.
+
+    With `records` it is the variant that writes a row for each instruction.
+    """
+    run = _interpreter(records)
     # Made once: ctypes would convert integers in every call.
     status, ignored, argument = (ctypes.c_void_p(frame + 8 * word) for word in (STATUS, IGNORED, 0))
     return functools.partial(run, status, ignored, argument)
 
 
-@functools.lru_cache(maxsize=1)
-def _interpreter() -> Any:
+@functools.lru_cache(maxsize=2)
+def _interpreter(records: bool) -> Any:
+    name = "interpret_cpu_recording" if records else "interpret_cpu"
+
     def build() -> tuple[Any, Any]:
         from numba import types
 
         from . import intrinsics
 
-        names = {name: getattr(intrinsics, name) for name in _OPERATIONS}
-        return variant(stream_interpreter.interpret, "interpret_cpu", **names), types.int64(types.int64)
+        names = {operation: getattr(intrinsics, operation) for operation in (*_OPERATIONS, *(_CLOCKS if records else ()))}
+        made = variant(stream_interpreter.interpret, name, RECORDS=records, **names)
+        return made, types.int64(types.int64)
 
-    return ctypes.CFUNCTYPE(ctypes.c_int)(address_of("interpret_cpu", build))
+    return ctypes.CFUNCTYPE(ctypes.c_int)(address_of(name, build))
 
 
 @functools.cache

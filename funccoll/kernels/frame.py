@@ -10,7 +10,8 @@ __all__ = [
     "CONTENTION", "ENDED", "FAILED", "FAILURE", "FAULT_PC", "FINISHED", "FRAME_WORDS", "HEAP", "HEAP_BYTES", "HISTORIES",
     "IGNORED", "INSTRUCTION_BUDGET", "LABEL", "LINE_BYTES", "LINE_CALL", "LINE_HASH", "LINE_HEAD_BYTES", "LINE_TABLE",
     "MISMATCH", "NDARRAY", "NEEDS_FALLBACK", "OPERANDS", "PATIENCE", "PC", "PEER", "RECORD_HISTORY", "RECORD_TEXT", "REPEATS",
-    "REPORT", "RESULTS", "SPINS", "STATUS", "UNSHARED_REFCOUNT", "WAITING", "YIELDS",
+    "REPORT", "RESULTS", "ROW", "ROWS_END", "ROWS_FULL", "ROW_BYTES", "ROW_DETAIL", "ROW_END", "ROW_LABEL", "ROW_START",
+    "SPINS", "STATUS", "UNSHARED_REFCOUNT", "WAITING", "YIELDS",
 ]  # fmt: skip
 
 # Addresses: the heap (and its bytes), the code, the table of addresses, the communicators' bases and their histories, a
@@ -31,12 +32,20 @@ STATUS, FAULT_PC, IGNORED = range(23, 26)
 # finished, so that no other begins; that of a word which the host reads, and in which the first such block reports
 # LABEL + 256 * PEER + STATUS; and the label.
 ENDED, REPORT, LABEL = range(26, 29)
-FRAME_WORDS = 29
+# Of the variant that records: the addresses of the next row and behind the last one, and what is added to a row's place.
+ROW, ROWS_END, ROW_LABEL = range(29, 32)
+FRAME_WORDS = 32
 
-FINISHED, WAITING, FAILED, MISMATCH, NEEDS_FALLBACK, BUDGET_SPENT = range(6)
+FINISHED, WAITING, FAILED, MISMATCH, NEEDS_FALLBACK, BUDGET_SPENT, ROWS_FULL = range(7)
 """Statuses of `interpret`: everything is done; still waiting, call again; the failure word is set; a peer runs something
 else; the BIND_ARG at FAULT_PC cannot be done natively, because an argument is not a C-contiguous array or has no staging
-buffer yet, or a result is in use; the budget of instructions is spent, call again."""
+buffer yet, or a result is in use; the budget of instructions is spent, call again; there is no row left, call again with
+more."""
+
+ROW_START, ROW_END, ROW_DETAIL, ROW_BYTES = 8, 16, 24, 32
+"""Offsets in the row that an executed instruction leaves: it begins with ROW_LABEL + the PC. Then come start and end in
+nanoseconds of CLOCK_MONOTONIC (the end is 0 while it runs), and a detail: of a WAIT the counter's value that it waits for, of a
+SIGNAL the value that it sets, of others the nanoseconds in which this thread did not have a processor, if it took long."""
 
 LINE_BYTES = 128
 """Bytes of a control line: two cache lines, which processors fetch in pairs."""

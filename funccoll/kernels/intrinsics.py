@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from time import CLOCK_MONOTONIC
+from time import CLOCK_MONOTONIC, CLOCK_THREAD_CPUTIME_ID
 from typing import Any
 
 from llvmlite import ir
@@ -12,8 +12,8 @@ from numba.np import arrayobj
 
 __all__ = [
     "array_at", "call", "copy", "data_of", "fence", "intrinsic", "is_contiguous", "load", "load_acquire",
-    "monotonic_ns", "nap", "non_temporal_copy", "pause", "references_to", "square_root", "store", "store_release", "type_of",
-    "yield_core",
+    "monotonic_ns", "nap", "non_temporal_copy", "pause", "references_to", "square_root", "store", "store_release",
+    "thread_ns", "type_of", "yield_core",
 ]  # fmt: skip
 
 intrinsic: Any = extending.intrinsic
@@ -59,6 +59,13 @@ def load_acquire(typingctx: Any, address: Any) -> Any:
 def monotonic_ns(words: Any) -> Any:
     """The time in nanoseconds of a clock which all processes share; `words` is the address of two that it may write."""
     _clock_gettime(CLOCK_MONOTONIC, words)
+    return 1_000_000_000 * load(words) + load(words + 8)
+
+
+@njit
+def thread_ns(words: Any) -> Any:
+    """The nanoseconds that this thread has spent on a processor; `words` as in `monotonic_ns`."""
+    _clock_gettime(CLOCK_THREAD_CPUTIME_ID, words)
     return 1_000_000_000 * load(words) + load(words + 8)
 
 

@@ -4,8 +4,8 @@ Numba's own cache needs Numba to load from it: half a second in each process of 
 llvmlite, 30 ms. A file is named by the sources of kernels, the versions of Numba and llvmlite, and the
 processor; it lies where Numba's would: NUMBA_CACHE_DIR, the package's __pycache__, or the user's cache directory.
 
-Whoever can write there decides what this process executes. So folder and file must belong to this user (or root), and
-others may not write them, as ssh demands of its files; otherwise code is compiled and not kept, with a warning.
+Whoever can write there decides what this process executes. So folder and file must be this user's alone (`private_files`);
+otherwise code is compiled and not kept, with a warning.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-import stat
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -24,6 +22,7 @@ from typing import Any
 
 import llvmlite.binding as llvm
 
+from .. import private_files
 from .variants import stamp
 
 __all__ = ["address_of", "cache_directory", "kept"]
@@ -98,8 +97,9 @@ def _candidates() -> Iterator[Path]:
         yield Path(given) / "funccoll"
         return
     yield Path(__file__).parent / "__pycache__" / "objects"
-    with suppress(RuntimeError):  # no HOME, and a user that the system does not know
-        yield Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "funccoll"
+    folder = private_files.user_cache()
+    if folder is not None:
+        yield folder
 
 
 def cache_directory() -> Path | None:
@@ -107,11 +107,7 @@ def cache_directory() -> Path | None:
     objections = []
     for folder in _candidates():
         with suppress(OSError):
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            with suppress(FileExistsError):
-                folder.mkdir(mode=0o700)
-                folder.chmod(0o700)  # whatever the umask
-            objection = _objection(folder, os.stat(folder), stat.S_ISDIR)
+            objection = private_files.make_folder(folder)
             if objection:
                 objections.append(objection)
             elif os.access(folder, os.W_OK | os.X_OK):
@@ -119,17 +115,6 @@ def cache_directory() -> Path | None:
     if objections:
         _warn(f"compiled kernels are not kept: {'; '.join(objections)}. Set NUMBA_CACHE_DIR to a folder of your own.")
     return None
-
-
-def _objection(path: Path, found: os.stat_result, kind: Callable[[int], bool]) -> str:
-    """The reason why nothing may be executed from a file or folder, "" when there is none."""
-    if not kind(found.st_mode):
-        return f"{path} is not a {'folder' if kind is stat.S_ISDIR else 'file'}"
-    if found.st_uid not in (0, os.geteuid()):
-        return f"{path} belongs to user {found.st_uid}"
-    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return f"users other than its owner can write {path} (mode {stat.S_IMODE(found.st_mode):03o})"
-    return ""
 
 
 @functools.lru_cache  # once each
@@ -142,12 +127,12 @@ def _read(name: str) -> tuple[str, bytes] | None:
     if folder is None:
         return None
     path = folder / f"{name}-{_key()}.o"
-    with suppress(OSError, ValueError), open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
-        objection = _objection(path, os.fstat(file.fileno()), stat.S_ISREG)
+    with suppress(OSError, ValueError):
+        content, objection = private_files.read(path)
         if objection:
             _warn(f"a kernel is compiled anew: {objection}.")
             return None
-        head, code = file.read().split(b"\n", 1)
+        head, code = content.split(b"\n", 1)
         symbol, digest = head.decode().split(" ")
         if hashlib.sha256(code).hexdigest() == digest:  # a file that was cut off would end the process
             return symbol, code
@@ -159,8 +144,5 @@ def _write(name: str, symbol: str, code: bytes) -> None:
     if folder is None:
         return
     with suppress(OSError):
-        descriptor, draft = tempfile.mkstemp(dir=folder)  # readable and writable by this user alone
-        with open(descriptor, "wb") as file:
-            os.fchmod(descriptor, 0o600)
-            file.write(f"{symbol} {hashlib.sha256(code).hexdigest()}\n".encode() + code)
-        os.replace(draft, folder / f"{name}-{_key()}.o")  # other processes see all of it, or nothing
+        content = f"{symbol} {hashlib.sha256(code).hexdigest()}\n".encode() + code
+        private_files.replace(folder / f"{name}-{_key()}.o", content)

@@ -2,7 +2,8 @@
 
 It is a template: its memory operations (`load`, `store_release`, `pause`, `copy`, ...) are global names that each machine
 binds anew (`cpu.py`; later CUDA). The instructions are described in `schedules.streams.instructions`, the words of the frame
-in `frame`.
+in `frame`. With `RECORDS` bound to True it also writes a row for each instruction (`frame.ROW_START`); else none of that is in
+its machine code.
 
 A rank's control line begins with its (first) counter, so that one transfer between cores tells a waiting rank that its peer
 has entered, and what it publishes: the call's number (base + value), its hash with its history, the offset of its addresses,
@@ -10,7 +11,7 @@ and, when they are few, the addresses; else they are in the rank's own memory. A
 peer reads them only while the rank is in the call: the rank leaves after all that touch its buffers.
 """
 # ruff: noqa: F821  (the template's free names are set by `variant`)
-# pyright: reportUndefinedVariable=false
+# pyright: reportUndefinedVariable=false, reportPossiblyUnboundVariable=false
 
 from __future__ import annotations
 
@@ -55,6 +56,14 @@ from .frame import (
     RECORD_TEXT,
     REPEATS,
     RESULTS,
+    ROW,
+    ROW_BYTES,
+    ROW_DETAIL,
+    ROW_END,
+    ROW_LABEL,
+    ROW_START,
+    ROWS_END,
+    ROWS_FULL,
     SPINS,
     UNSHARED_REFCOUNT,
     WAITING,
@@ -72,6 +81,10 @@ ADVANCE, BIND_ARG, CHECK, COMBINE, COPY, ENTER, READ_PEER, SIGNAL, STAGE, WAIT =
     )
 )  # fmt: skip
 
+RECORDS = False
+"""A variant binds it to True to record each instruction's start and end."""
+_LONG = 100_000  # nanoseconds from which on a recorded instruction asks how long it had a processor
+
 _EAGER = 30  # tries without a pause
 _NAP = 50  # microseconds
 # A process that yields its core to one of another job waits for the whole time slice of that one, several milliseconds; a
@@ -88,6 +101,8 @@ def interpret(frame: Any) -> int:
     spins, contention = load(frame + 8 * SPINS), load(frame + 8 * CONTENTION)
     budget = load(frame + 8 * INSTRUCTION_BUDGET)
     pc = code + 8 * load(frame + 8 * PC)
+    if RECORDS:
+        had_cpu, at = thread_ns(frame + 8 * CLOCK), monotonic_ns(frame + 8 * CLOCK)  # the last time that it asked
     while True:
         if budget >= 0:
             if budget == 0:
@@ -96,10 +111,31 @@ def interpret(frame: Any) -> int:
                 return BUDGET_SPENT
             budget -= 1
         opcode = load(pc)
+        if RECORDS:
+            row, place = load(frame + 8 * ROW), load(frame + 8 * ROW_LABEL) + (pc - code) // 8
+            if load(row) != place:  # else it goes on with an instruction that it has left
+                now = monotonic_ns(frame + 8 * CLOCK)
+                if load(row) != 0:
+                    if load(row + ROW_DETAIL) == 0 and now - load(row + ROW_START) > _LONG:
+                        before, had_cpu = had_cpu, thread_ns(frame + 8 * CLOCK)
+                        without = now - at - (had_cpu - before)
+                        store(row + ROW_DETAIL, min(max(without, 0), now - load(row + ROW_START)))
+                        at = now
+                    store(row + ROW_END, now)
+                    row += ROW_BYTES
+                    store(frame + 8 * ROW, row)
+                if row >= load(frame + 8 * ROWS_END):
+                    store(frame + 8 * PC, (pc - code) // 8)
+                    store(frame + 8 * INSTRUCTION_BUDGET, budget if budget < 0 else budget + 1)
+                    return ROWS_FULL
+                store(row + ROW_START, now)
+                store(row, place)
         if opcode == WAIT.opcode:
             counter = heap + load(pc + WAIT.counter)
             goal = load(bases + 8 * load(pc + WAIT.communicator)) + load(pc + WAIT.value)
             tries, yields, began, since = 0, 0, 0, 0
+            if RECORDS:
+                store(row + ROW_DETAIL, goal)
             while load_acquire(counter) < goal:
                 tries += 1
                 if tries <= spins:
@@ -134,6 +170,9 @@ def interpret(frame: Any) -> int:
                 return status
             if yields > 0 and load(contention + 8) > 0:
                 store(contention + 8, load(contention + 8) // 2)
+            if RECORDS:
+                if began != 0:
+                    had_cpu, at = thread_ns(frame + 8 * CLOCK), monotonic_ns(frame + 8 * CLOCK)
             pc += WAIT.size
         elif opcode == READ_PEER.opcode:
             line = heap + load(pc + READ_PEER.line)
@@ -166,6 +205,8 @@ def interpret(frame: Any) -> int:
         elif opcode == SIGNAL.opcode:
             value = load(bases + 8 * load(pc + SIGNAL.communicator)) + load(pc + SIGNAL.value)
             store_release(heap + load(pc + SIGNAL.counter), value)
+            if RECORDS:
+                store(row + ROW_DETAIL, value)
             pc += SIGNAL.size
         elif opcode == COMBINE.opcode:
             ndst, nsrc = load(pc + COMBINE.ndst), load(pc + COMBINE.nsrc)
@@ -251,6 +292,9 @@ def interpret(frame: Any) -> int:
                 return FAILED
             again = load(frame + 8 * REPEATS) - 1
             if again <= 0:
+                if RECORDS:
+                    store(row + ROW_END, monotonic_ns(frame + 8 * CLOCK))
+                    store(frame + 8 * ROW, row + ROW_BYTES)
                 store(frame + 8 * PC, 0)
                 store(frame + 8 * INSTRUCTION_BUDGET, budget)
                 return FINISHED

@@ -8,11 +8,11 @@ from typing import Any
 
 import optree
 
-from ..compiler.choose_schedules import predicted_seconds
+from ..compiler.choose_schedules import measured_seconds, predicted_seconds
 from ..compiler.jit import jit
 from ..compiler.report import flops
 from ..display import bytes_text, html_table, seconds_text, text_table, titled
-from ..ir import Program
+from ..ir import Equation, Program
 from ..mesh import Mesh, P, normalize_axes
 from ..types import dtype_name
 from .bucket_reduction import BucketRecord
@@ -40,6 +40,8 @@ class BucketRow:
     """The part of the step's floating-point operations that stand before it in the program, from 0 to 1."""
     seconds: float
     """Predicted time of its collectives."""
+    measured: float | None = None
+    """The time that `funccoll tune` has measured for such collectives, one after the other; None without it."""
 
 
 @dataclass(frozen=True)
@@ -52,22 +54,29 @@ class BucketPlan:
     axes: tuple[str, ...]
     ndevices: int
 
-    HEAD = ("bucket", "dtype", "arrays", "bytes", "sent", "starts after", "predicted", "parameters")
-    _RIGHT = HEAD[2:7]
+    HEAD = ("bucket", "dtype", "arrays", "bytes", "sent", "starts after", "predicted", "measured", "parameters")
+    _RIGHT = HEAD[2:8]
 
     @property
     def exposed_seconds(self) -> float:
         """Predicted time in which devices communicate and do not compute: all of it, as calls are synchronous."""
         return sum(row.seconds for row in self.rows)
 
-    def _cells(self) -> list[tuple[str, ...]]:
-        return [
+    def _columns(self) -> tuple[Sequence[str], list[tuple[str, ...]]]:
+        """Head and rows of the table; measured times have a column where there are any."""
+        rows = [
             (
                 str(r.index), r.dtype, str(len(r.parameters)), bytes_text(r.nbytes), bytes_text(r.sent),
-                f"{r.starts:.0%} of the work", seconds_text(r.seconds), _list(r.parameters),
+                f"{r.starts:.0%} of the work", seconds_text(r.seconds),
+                "" if r.measured is None else seconds_text(r.measured), _list(r.parameters),
             )
             for r in self.rows
         ]  # fmt: skip
+        if any(r.measured is not None for r in self.rows):
+            return self.HEAD, rows
+        left_out = self.HEAD.index("measured")
+        without = lambda cells: (*cells[:left_out], *cells[left_out + 1 :])
+        return without(self.HEAD), [without(row) for row in rows]
 
     def _words(self) -> list[str]:
         words = [
@@ -79,10 +88,10 @@ class BucketPlan:
         return words
 
     def __repr__(self) -> str:
-        return "\n".join([text_table(self.HEAD, self._cells(), self._RIGHT), *self._words()])
+        return "\n".join([text_table(*self._columns(), self._RIGHT), *self._words()])
 
     def _repr_html_(self) -> str:
-        return titled("\n".join(self._words()), html_table(self.HEAD, self._cells(), self._RIGHT))
+        return titled("\n".join(self._words()), html_table(*self._columns(), self._RIGHT))
 
 
 def _list(names: Sequence[str]) -> str:
@@ -110,10 +119,15 @@ def trace_plan(settings: Settings, step: Step, mesh: Mesh, params: Any, batch: S
     )  # fmt: skip
 
 
+def _measured(equations: Sequence[Equation], mesh: Mesh) -> float | None:
+    found = [measured_seconds(eqn, mesh) for eqn in equations]
+    return sum(t for t in found if t is not None) if found and None not in found else None
+
+
 def _row(record: BucketRecord, program: Program, mesh: Mesh, work: Sequence[float]) -> BucketRow:
     own = [eqn for eqn in program.equations[record.begin : record.end] if eqn.primitive.communicates]
     return BucketRow(
         record.number, dtype_name(record.types[0].dtype), record.names, sum(t.nbytes for t in record.types),
         sum(a.type.nbytes for eqn in own for a in eqn.inputs), sum(work[: record.begin]) / max(1.0, sum(work)),
-        sum(predicted_seconds(eqn, mesh) for eqn in own),
+        sum(predicted_seconds(eqn, mesh) for eqn in own), _measured(own, mesh),
     )  # fmt: skip

@@ -25,7 +25,8 @@ def gather_text(mesh: Mesh, text: str) -> list[str]:
     own = np.frombuffer(text.encode(), np.uint8)
     gather = lambda row: process_allgather(from_local(row[None], mesh, P(mesh.axis_names)))
     lengths = gather(np.array(len(own)))
-    rows = gather(np.pad(own, (0, int(lengths.max()) - len(own))))
+    width = 1 << int(lengths.max()).bit_length()  # few different ones: each is compiled
+    rows = gather(np.pad(own, (0, width - len(own))))
     return [row[:length].tobytes().decode() for row, length in zip(rows, lengths, strict=True)]
 
 

@@ -22,6 +22,8 @@ from ..passes.buffers import Buffers
 from ..primitives.collectives import axis_index_p, own_slice_p, pvary_p
 from .backend import Backend, Copies, GroupCall
 from .blas import keep_threads
+from .recorded_program import Part, RecordedProgram, collective_part, segment_part
+from .recorder import register
 
 if TYPE_CHECKING:
     from ..schedules.schedule import Schedule
@@ -66,6 +68,8 @@ class GeneratedProgram:
     """By the line of the function that calls them, how many of `functions` were called before it."""
     _sources: Mapping[Any, Sequence[Source | None]]
     """The user's lines of each segment, by its code: one for each line after the head."""
+    _recorded: RecordedProgram | None = None
+    """The same in a profile; it is registered as long as it lives."""
 
     def note_exception(self, error: BaseException, complete: bool = False) -> None:
         """Add the user's line to an exception of compute, and tell the backend how far the program was when it left.
@@ -117,13 +121,19 @@ def compile_program(
     functions = [call.function for call in builder.calls]
     if run in functions:
         return GeneratedProgram(run, functions, backend, None, {}, {})
-    quiet = _QUIET()
+    quiet, code, original = _QUIET(), run.__code__, run
 
     def execute(*copies: Copies) -> Sequence[Copies]:
         return quiet.copy().run(run, *copies)
 
+    def replace(other: Callable[..., Any]) -> None:
+        nonlocal run
+        run = other
+
     recorded = backend.record(execute, program)
-    return GeneratedProgram(recorded, functions, backend, run.__code__, builder.calls_before, builder.sources)
+    profiled = RecordedProgram(program.label, builder.names.namespace, builder.parts, original, replace)
+    register(profiled)
+    return GeneratedProgram(recorded, functions, backend, code, builder.calls_before, builder.sources, profiled)
 
 
 class _Names:
@@ -161,6 +171,8 @@ class _Builder:
         """By line of the driver, the number of calls before it."""
         self.sources: dict[Any, list[Source | None]] = {}
         """By code of a segment, the user's line of each of its equations."""
+        self.parts: dict[str, Part] = {}
+        """By name, the functions that a profile records."""
 
     def _readers(self) -> dict[Var, set[Equation | None]]:
         readers: dict[Var, set[Equation | None]] = {}
@@ -301,7 +313,8 @@ class _Builder:
         body = "\n    ".join([*lines, f"return {returned}"])
         source = f"def {function}({', '.join(arguments)}):\n    {body}\n"
         exec(compile(source, f"<funccoll {function}>", "exec"), self.names.namespace)
-        self.sources[self.names.namespace[function].__code__] = [eqn.source for eqn in equations]
+        self.sources[self.names.namespace[function].__code__] = found = [eqn.source for eqn in equations]
+        self.parts[function] = segment_part(found)
         self.steps.append(([self.call_segment(function, arguments, returned, len(results), count)], reads))
 
     def argument(self, atom: Var, varying: frozenset[str]) -> tuple[str, bool]:
@@ -393,5 +406,8 @@ class _Builder:
             self.calls.append(call)
             self.call_steps.add(len(self.steps))
             left = ", ".join(map(self.name, call.outputs)) + ("," if call.returns_tuple and call.outputs else "")
-            right = f"{self.names.of(call.function, 'f')}({', '.join(map(self.name, call.inputs))})"
+            function = self.names.of(call.function, "f")
+            if not hasattr(call.function, "record"):  # else it records itself
+                self.parts[function] = collective_part([e for e in group if not {*e.outputs}.isdisjoint(call.outputs)] or group)
+            right = f"{function}({', '.join(map(self.name, call.inputs))})"
             self.steps.append(([f"{left} = {right}" if left else right], set(call.inputs)))

@@ -6,12 +6,15 @@ import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ScheduleError, Source
 from .collective import KINDS, check_count, check_kind, similar
 
-__all__ = ["Algorithm", "algorithm", "algorithms", "describe", "find", "known"]
+__all__ = ["Algorithm", "add", "algorithm", "algorithms", "describe", "find", "known"]
+
+if TYPE_CHECKING:
+    from .schedule import Schedule
 
 _OPTIONS = ("root", "chunks", "levels", "pairs")
 
@@ -25,6 +28,13 @@ class Algorithm:
     function: Callable[..., Iterator[Any]]
     chunks: int | Callable[[int], int] = 1
     power_of_two: bool = False
+    schedule: Schedule | None = None
+    """The schedule that was registered under this name, which fits one number of ranks and one root."""
+
+    @property
+    def is_users(self) -> bool:
+        """True for the user's own, whose name does not determine its moves."""
+        return self.schedule is not None or not self.function.__module__.startswith("funccoll.")
 
     @cached_property
     def options(self) -> frozenset[str]:
@@ -41,8 +51,14 @@ class Algorithm:
         """Chunks of one block when the caller names no number."""
         return self.chunks(nranks) if callable(self.chunks) else self.chunks
 
-    def refusal(self, nranks: int) -> str | None:
-        """Reason why the algorithm cannot run on this number of ranks, or None."""
+    def refusal(self, nranks: int, root: int | None = None) -> str | None:
+        """Reason why the algorithm cannot run on this number of ranks (with this root), or None."""
+        if self.schedule is not None:
+            fixed = self.schedule.collective
+            if nranks != fixed.nranks:
+                return f"is a schedule for {fixed.nranks} ranks, not {nranks}"
+            if fixed.meaning.rooted and root not in (None, fixed.root):
+                return f"is a schedule with root {fixed.root}, not {root}"
         if self.power_of_two and nranks & (nranks - 1):
             return f"needs a power of two of ranks, not {nranks}"
         return None
@@ -83,14 +99,22 @@ def algorithm(
         own = name or function.__name__
         _check_parameters(function, own)
         known = _ALGORITHMS[kind].get(own)
-        if known is not None and (known.function.__module__, known.function.__qualname__) != (
+        if known is not None and (known.schedule is not None or (known.function.__module__, known.function.__qualname__) != (
             function.__module__, function.__qualname__,
-        ):  # fmt: skip
+        )):  # fmt: skip
             raise ScheduleError(f"{kind} has an algorithm named {own!r} already. Give yours another name.")
         _ALGORITHMS[kind][own] = Algorithm(kind, own, function, chunks, power_of_two)
         return function
 
     return register
+
+
+def add(found: Algorithm) -> None:
+    """Add a registered schedule, in the place of one of the same name. Raises ScheduleError for a name that a function has."""
+    before = _ALGORITHMS[found.kind].get(found.name)
+    if before is not None and before.schedule is None:
+        raise ScheduleError(f"{found.kind} has an algorithm named {found.name!r} already. Give yours another name.")
+    _ALGORITHMS[found.kind][found.name] = found
 
 
 def algorithms(kind: str, nranks: int | None = None) -> list[str]:
@@ -134,7 +158,7 @@ def _check_parameters(function: Callable[..., Any], name: str) -> None:
         raise ScheduleError(f"algorithm {name!r} must take the number of ranks as its first parameter.")
 
 
-def find(kind: str, name: str | None, nranks: int) -> Algorithm:
+def find(kind: str, name: str | None, nranks: int, root: int | None = None) -> Algorithm:
     """The algorithm of that name, or the kind's first when None. Raises ScheduleError, with the names that exist."""
     found = _of(kind)
     if name is None:
@@ -143,7 +167,7 @@ def find(kind: str, name: str | None, nranks: int) -> Algorithm:
     if not isinstance(name, str) or name not in found:
         meant = similar(name, found)
         raise ScheduleError(f"unknown algorithm {name!r} for {kind}.{meant} For {nranks} ranks there are: {choices}.")
-    refusal = found[name].refusal(nranks)
+    refusal = found[name].refusal(nranks, root)
     if refusal:
         raise ScheduleError(f"{kind} algorithm {name!r} {refusal}. For {nranks} ranks there are: {choices}.")
     return found[name]

@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import ScheduleError, Source
+from ..display import html_table, titled
+from ..errors import MissingPackageError, ScheduleError, Source
 from .collective import Collective, check_count, check_pairs
 from .columns import check_batches
 from .moves import Batch, MoveList, Places, encode
 from .registry import Algorithm, find, known
 
 if TYPE_CHECKING:
+    from ..draw.drawing import Drawing
     from .messages.messages import Messages
     from .model.cost import Cost
     from .model.simulate import Simulation
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Schedule", "build", "check_levels", "default_levels"]
 
+_PICTURE = 60_000
+"""The most characters of a picture in a notebook's view."""
 _LIBRARY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "library", "")
 
 
@@ -153,6 +157,60 @@ class Schedule:
 
         return simulate(self, topology, nbytes, slow_ranks=slow_ranks, slow_links=slow_links, lost_links=lost_links)
 
+    def draw(self, kind: str = "space_time", **options: Any) -> Drawing:
+        """Draw the schedule: "space_time", "link_matrix" or "chunk_table", by `fc.draw`'s function of that name."""
+        from ..draw import draw_schedule
+
+        return draw_schedule(self, kind, **options)
+
+    def to_msccl_xml(self) -> str:
+        """The proved schedule as XML for MSCCL's runtimes (Azure/msccl-executor-nccl, RCCL).
+
+        Each channel has on each rank one thread block for each direction of each connection, and one for local work. A rooted
+        collective also has the attribute `root`, which runtimes ignore. Raises ScheduleError for a collective that MSCCL does
+        not have, and above the runtimes' limits (steps, thread blocks). `fc.schedules.from_msccl_xml` reads it.
+        """
+        from .export.msccl_export import to_msccl_xml
+
+        return to_msccl_xml(self)
+
+    def to_goal(self, nbytes: int, *, gamma: float = 1e-10) -> str:
+        """The proved schedule in GOAL, the input of LogGOPSim (its txt2bin reads the text).
+
+        `nbytes` are those of the larger of one rank's input and output; a combine is a `calc` of `gamma` seconds for each
+        reduced byte, in whole nanoseconds; an empty message has one byte. Raises ScheduleError for bytes that the blocks do not
+        divide. Source: see `funccoll.schedules.export.goal`.
+        """
+        from .export.goal import to_goal
+
+        return to_goal(self, nbytes, gamma)
+
+    def to_json(self) -> str:
+        """The schedule as JSON, which `fc.schedules.from_json` reads; see `funccoll.schedules.export.json_schedule`."""
+        from .export.json_schedule import to_json
+
+        return to_json(self)
+
+    def to_perfetto(self, path: str | os.PathLike[str] | None, topology: Topology, nbytes: int) -> str:
+        """The timeline of a simulation for Perfetto and chrome://tracing: `simulate(...).timeline().to_perfetto(path)`."""
+        return self.simulate(topology, nbytes).timeline().to_perfetto(path)
+
+    def _repr_html_(self) -> str:
+        head = ("algorithm", "ranks", "rounds", "moves", "chunks per block", "scratch chunks", "channels")
+        numbers = (self.nranks, self.nrounds, len(self.moves), self.collective.chunks, self.scratch_chunks, self.channels)
+        table = html_table(head, [(self.algorithm, *(f"{n:,}" for n in numbers))], right=head[1:])
+        return titled(str(self.collective), table + self._picture())
+
+    def _picture(self) -> str:
+        """The space-time diagram as SVG, where it is small; else how to see it."""
+        picture = ""
+        if self.nranks <= 8 and self.nrounds <= 16:
+            try:
+                picture = self.draw().inline_svg()
+            except MissingPackageError:
+                return "<div>For pictures: pip install 'funccoll[draw]'.</div>"
+        return picture if 0 < len(picture) <= _PICTURE else "<div>Its moves as a picture: .draw()</div>"
+
     def __repr__(self) -> str:
         moves = sum(len(b) for b in self.batches)
         parts = self.collective.chunks
@@ -179,7 +237,7 @@ def build(
     Collective(kind, nranks, root, check_pairs(pairs)).check()
     nranks, root = int(nranks), int(root)  # NumPy's integers may be narrow
     collective = Collective(kind, nranks, root, check_pairs(pairs))
-    found = find(kind, algorithm, nranks)
+    found = find(kind, algorithm, nranks, root)
     if chunks is not None and "chunks" not in found.options:
         raise ScheduleError(
             f"{kind} algorithm {found.name!r} has its own number of chunks, {found.default_chunks(nranks)} for {nranks} "

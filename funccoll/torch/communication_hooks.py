@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..errors import ModuleError, ProgramMismatch
-from ..mesh import Mesh
 from ..parallel import comm_hooks
 from ..parallel.bucket_reduction import hook_name
 from ..parallel.buckets import CommHook
@@ -15,6 +14,7 @@ from ..parallel.replicas import gather_text
 from .functional_hook import FunctionalHook
 from .future_hook import FutureHook
 from .parameters import GradientSlot
+from .tensor_memory import HostMemory
 
 __all__ = ["communication_hook"]
 
@@ -25,7 +25,7 @@ _BY_NAME: dict[str, Callable[[], Any]] = {
 
 
 def communication_hook(
-    state: Any, hook: Any, slots: Sequence[GradientSlot], mesh: Mesh, label: str, find_unused: bool
+    state: Any, hook: Any, slots: Sequence[GradientSlot], memory: HostMemory, label: str, find_unused: bool
 ) -> FunctionalHook | FutureHook:
     """Return what reduces buckets by a hook. All ranks must call it. Raises: ModuleError, ProgramMismatch."""
     if isinstance(hook, str):
@@ -52,15 +52,15 @@ def communication_hook(
             f"register_comm_hook: {hook_name(hook)} is a function of the bucket alone, whose state the wrapper keeps, and the "
             f"state given was {state!r:.60}. Give state=None."
         )
-    names = gather_text(mesh, hook_name(hook))
+    names = gather_text(memory.host, hook_name(hook))
     if len(set(names)) > 1:  # different collectives of another library would not name what differs
         raise ProgramMismatch(
             f"register_comm_hook: the hooks of the ranks differ: {', '.join(names)}, in their order. Register one and the "
             "same on all."
         )
     if has_state:
-        return FutureHook(state, given, slots, mesh, label)
-    return FunctionalHook(hook, slots, mesh, label, find_unused)
+        return FutureHook(state, given, slots, memory, label)
+    return FunctionalHook(hook, slots, memory, label, find_unused)
 
 
 def _takes_state(hook: Callable[..., Any]) -> bool:

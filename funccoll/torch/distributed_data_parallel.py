@@ -7,15 +7,13 @@ import dataclasses
 import functools
 import itertools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..collectives import broadcast
-from ..compiler.per_device import PerDevice, compile_per_device
 from ..errors import ModuleError, user_frames
 from ..mesh import Mesh
 from ..parallel.replicas import check_equal_lines
@@ -24,7 +22,8 @@ from .join import UnevenInputs
 from .parameters import GradientSlot
 from .process_groups import mesh_of_group
 from .reducer import Reducer
-from .tensors import as_array, as_tensor, dtype_of
+from .tensor_memory import DEVICE_TYPE, HostMemory, memory_of
+from .tensors import dtype_of
 
 __all__ = ["DistributedDataParallel"]
 
@@ -37,11 +36,15 @@ _NUMBERS = itertools.count()
 class DistributedDataParallel(torch.nn.Module):
     """A module whose gradients are averaged over all processes in every backward pass, with torch's interface.
 
-    `module` is a CPU module of the same structure on every rank; rank 0's parameters and buffers become those of all. After
-    `backward()` each parameter's `grad` is the mean of all ranks', the same bits on every rank: sums are divided by the number
-    of ranks once, at their end. Gradients are reduced in buckets, in shared memory, where autograd left them.
+    `module` is of the same structure on every rank, on the CPU or on each rank's own GPU; rank 0's parameters and buffers
+    become those of all. After `backward()` each parameter's `grad` is the mean of all ranks', the same bits on every rank:
+    sums are divided by the number of ranks once, at their end. Gradients are reduced in buckets: in shared memory where
+    autograd left them, or, of a module on a GPU, in its memory at the end of the backward pass, on torch's current stream, by
+    NCCL or our kernels. Modules on GPUs have dense gradients, and need CuPy; nothing of that has run on a GPU yet. Several
+    ranks may have one GPU: correct, and in turns, without NCCL, which refuses that.
 
-    device_ids, output_device, dim: as torch has them; a CPU module takes none.
+    device_ids, output_device, dim: as torch has them: with device_ids=[i] of a module on GPU i, inputs are moved there. A CPU
+        module takes none.
     broadcast_buffers: buffers become rank 0's before each forward pass (but the first one after a `no_sync` pass).
     init_sync: compare and broadcast the module's state at first. False where all ranks are known to have the same.
     process_group: None for all processes of the job, or a mesh of processes, over all of its axes. A group of
@@ -50,13 +53,14 @@ class DistributedDataParallel(torch.nn.Module):
         that follow.
     find_unused_parameters: parameters may have no gradient, other ones on each rank; those that no rank uses keep theirs.
         Otherwise one without a gradient is an error on all ranks.
-    gradient_as_bucket_view: accepted; gradients are always views of the shared memory that they were reduced to. One that
-        is kept after `zero_grad()` does not change.
+    gradient_as_bucket_view: accepted; on CPUs gradients are always views of the shared memory that they were reduced to. One
+        that is kept after `zero_grad()` does not change.
     static_graph: every backward pass uses the same parameters as the first one, some perhaps several times, as with reentrant
         checkpoints.
 
     Raises: ModuleError for a module without trainable parameters, or one that is wrapped already; ProgramMismatch on all ranks
-    where modules differ, naming the first difference; DTypeError; MeshError.
+    where modules differ, naming the first difference; DTypeError; MeshError; MissingPackageError and DeviceError where a GPU
+    cannot be used, or is not the one that this process computes on.
 
     Source: Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020, whose interface
     this is.
@@ -104,18 +108,40 @@ class DistributedDataParallel(torch.nn.Module):
                 "without DistributedDataParallel."
             )
         buffers = [(n, b) for n, b in module.named_buffers() if n not in self.parameters_to_ignore]
-        for name, tensor in (*parameters, *buffers):
+        self._check_devices([*parameters, *buffers])
+
+    def _check_devices(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
+        first, device = named[0][0], named[0][1].device
+        for name, tensor in named:
             dtype_of(tensor.dtype, repr(name))
-            if tensor.device.type != "cpu":
+            if tensor.device.type not in ("cpu", DEVICE_TYPE):
                 raise ModuleError(
-                    f"{name!r} is on the device {tensor.device}; this version trains modules in host memory. Move the module "
-                    'with .to("cpu"), or from meta with .to_empty(device="cpu").'
+                    f"{name!r} is on the device {tensor.device}; modules are trained in host memory, or on NVIDIA GPUs. Move "
+                    'the module with .to("cpu") or .to("cuda"), or from meta with .to_empty(device="cpu").'
                 )
-        if self.device_ids or self.output_device is not None:
+            if tensor.device != device:
+                wanted = tensor.device if device.type == "cpu" else device
+                raise ModuleError(
+                    f"{first!r} is on {device} and {name!r} on {tensor.device}: a process has one device. Move the whole "
+                    f'module with .to("{wanted}").'
+                )
+        given = [*([] if self.device_ids is None else self.device_ids)]
+        if device.type == "cpu":
+            if given or self.output_device is not None:
+                raise ModuleError(
+                    f"device_ids={self.device_ids}, output_device={self.output_device}: the module is on the CPU, where each "
+                    "process has one device. Leave them out."
+                )
+            return
+        places = [torch.device(DEVICE_TYPE, d) if isinstance(d, int) else torch.device(d) for d in given]
+        if len(places) > 1 or any(p.type != device.type or p.index not in (None, device.index) for p in places):
             raise ModuleError(
-                f"device_ids={self.device_ids}, output_device={self.output_device}: the module is on the CPU, where each "
-                "process has one device. Leave them out."
+                f"device_ids={self.device_ids}: the module is on {device}, and a process has one device. Give "
+                f"device_ids=[{device.index}], or leave it out."
             )
+        self.device_ids = [device.index] * len(places) or None
+        if places and self.output_device is None:
+            self.output_device = device.index
 
     # ------------------------------------------------------------ state of all ranks
 
@@ -124,6 +150,7 @@ class DistributedDataParallel(torch.nn.Module):
         _stay_out_of_graphs()
         self._process_group = process_group
         self._mesh = mesh_of_group(process_group, "DistributedDataParallel", own=True)
+        """The processes, in host memory."""
         self._label = f"DistributedDataParallel {next(_NUMBERS)}"
         self._forward_ns = 0
         self._uneven: UnevenInputs | None = None
@@ -131,16 +158,27 @@ class DistributedDataParallel(torch.nn.Module):
         named = [(n, p) for n, p in self.module.named_parameters() if n not in self.parameters_to_ignore]
         buffers = [(n, b) for n, b in self.module.named_buffers() if n not in self.parameters_to_ignore]
         self._reducer: Reducer | None = None
-        self._buffer_broadcast: PerDevice | None = None
+        self._memory: HostMemory | None = None
+        name, first = next(self.module.named_parameters())
+        self._device = first.device
+        self._first = self.module.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]
+        """Where a parameter is, which tells if the module was moved: a move may change it, or put another one in its place."""
+        self._buffer_broadcast: Callable[..., Any] | None = None
         if self._mesh.size == 1:
             return
         if sync:
             lines = [_described("parameter", n, p) for n, p in named] + [_described("buffer", n, b) for n, b in buffers]
             check_equal_lines(self._mesh, lines, "The parameters and buffers of the module")
+        self._make_memory(named)
+        if sync:
             self._broadcast_state([t for _, t in (*named, *buffers)])
         self._reducer = self._make_reducer(named)
         if buffers and self.broadcast_buffers:
             self._buffer_broadcast = self._compile_broadcast([b for _, b in buffers], "buffers")
+
+    def _make_memory(self, named: Sequence[tuple[str, torch.nn.Parameter]]) -> HostMemory:
+        self._memory = memory_of(named[0][1].device, self._mesh, named[0][0])
+        return self._memory
 
     def _make_reducer(self, named: Sequence[tuple[str, torch.nn.Parameter]]) -> Reducer:
         sparse = {
@@ -148,15 +186,31 @@ class DistributedDataParallel(torch.nn.Module):
             if isinstance(part, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and part.sparse
         }  # fmt: skip
         self._frozen = [(n, p) for n, p in named if not p.requires_grad]
-        slots = [GradientSlot(n, p, id(p) in sparse) for n, p in named if p.requires_grad]
-        return Reducer(slots, self._mesh, self.bucket_bytes_caps, self._label, self.find_unused_parameters, self.static_graph)
+        memory = self._memory or self._make_memory(named)
+        slots = [GradientSlot(n, p, id(p) in sparse, memory) for n, p in named if p.requires_grad]
+        if memory.device.type != "cpu" and (names := [repr(slot.name) for slot in slots if slot.sparse]):
+            raise ModuleError(
+                f"gradients of {', '.join(names)} are sparse, and on GPUs only dense ones are reduced. Give the embedding "
+                "sparse=False."
+            )
+        return Reducer(slots, memory, self.bucket_bytes_caps, self._label, self.find_unused_parameters, self.static_graph)
 
-    def _compile_broadcast(self, tensors: Sequence[torch.Tensor], purpose: str, root: int = 0) -> PerDevice:
+    def _compile_broadcast(self, tensors: Sequence[torch.Tensor], purpose: str, root: int = 0) -> Callable[..., Any]:
+        assert self._memory is not None
         axes = self._mesh.axis_names
         types = [(tuple(t.shape), dtype_of(t.dtype)) for t in tensors]
-        return compile_per_device(
-            lambda *xs: [broadcast(x, axes, root=root) for x in xs], types, self._mesh, f"{self._label}: {purpose}"
+        return self._memory.compile(
+            lambda *xs: [broadcast(x, axes, root=root) for x in xs], types, f"{self._label}: {purpose}"
         )
+
+    def _run_broadcast(self, program: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> None:
+        """Make tensors those of the program's root."""
+        assert self._memory is not None
+        memory = self._memory
+        blocks = program(*(memory.as_array(tensor.detach().contiguous()) for tensor in tensors))
+        with torch.no_grad():
+            for tensor, block in zip(tensors, blocks, strict=True):
+                tensor.copy_(memory.as_tensor(block))
 
     def _broadcast_state(self, tensors: Sequence[torch.Tensor], root: int = 0) -> None:
         """Make all ranks' tensors those of one, some of them at a time."""
@@ -164,7 +218,7 @@ class DistributedDataParallel(torch.nn.Module):
         for number, tensor in enumerate(tensors):
             part.append(tensor)
             if number + 1 == len(tensors) or sum(t.nbytes for t in part) + tensors[number + 1].nbytes > _STATE_BYTES:
-                _take(part, self._compile_broadcast(part, "state", root)(*map(_block, part)))
+                self._run_broadcast(self._compile_broadcast(part, "state", root), part)
                 part = []
 
     def _current_buffers(self) -> list[torch.Tensor]:
@@ -176,7 +230,7 @@ class DistributedDataParallel(torch.nn.Module):
         if self._uneven is not None and self._uneven.active[0] != 0:  # rank 0's have ended
             program = self._compile_broadcast(tensors, "buffers", self._uneven.active[0])
         assert program is not None
-        _take(tensors, program(*map(_block, tensors)))
+        self._run_broadcast(program, tensors)
 
     def will_sync_module_buffers(self) -> bool:
         """True when the next forward pass begins with a broadcast of the buffers."""
@@ -187,6 +241,9 @@ class DistributedDataParallel(torch.nn.Module):
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Call the module; a backward pass through its result averages gradients, unless this is in `no_sync`."""
         reducer = self._reducer
+        if self.device_ids:  # as torch does
+            there = torch.device(DEVICE_TYPE, self.device_ids[0])
+            inputs, kwargs = tree_map_only(torch.Tensor, lambda x: x.to(there, non_blocking=True), (inputs, kwargs))
         if reducer is None:
             return self.module(*inputs, **kwargs)
         began = time.perf_counter_ns()
@@ -203,6 +260,14 @@ class DistributedDataParallel(torch.nn.Module):
     def _prepare(self, reducer: Reducer) -> bool:
         """Do what comes before the module; True where a backward pass is to average gradients."""
         reducer.forget()
+        first = getattr(*self._first, None)
+        device = self._device if first is None else first.device
+        if device != self._device:
+            raise ModuleError(
+                f"the module is on {device}, and was on {self._device} when it was wrapped. Move a module before it is "
+                "wrapped, or wrap it again."
+            )
+        reducer.memory.note_caller()
         syncs = torch.is_grad_enabled() and self.require_backward_grad_sync
         if any(p.requires_grad for _, p in self._frozen):
             names = ", ".join(repr(n) for n, p in self._frozen if p.requires_grad)
@@ -329,7 +394,7 @@ class DistributedDataParallel(torch.nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
-        for name in ("_mesh", "_reducer", "_buffer_broadcast", "_uneven", "_frozen"):
+        for name in ("_mesh", "_memory", "_reducer", "_buffer_broadcast", "_uneven", "_frozen"):
             state.pop(name, None)
         if not isinstance(state["_process_group"], Mesh):
             state["_process_group"] = None
@@ -353,17 +418,8 @@ def _described(what: str, name: str, tensor: torch.Tensor) -> str:
     """A line that must be equal on all ranks."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     trained = " (trained)" if what == "parameter" and tensor.requires_grad else ""
-    return f"{what} {name}: {dtype}{list(tensor.shape)}{trained}"
-
-
-def _block(tensor: torch.Tensor) -> np.ndarray:
-    return as_array(tensor.detach().contiguous())
-
-
-def _take(tensors: Sequence[torch.Tensor], blocks: Sequence[np.ndarray]) -> None:
-    with torch.no_grad():
-        for tensor, block in zip(tensors, blocks, strict=True):
-            tensor.copy_(as_tensor(block))
+    where = "" if tensor.device.type == "cpu" else f" on {tensor.device.type}"  # each process's own number of it
+    return f"{what} {name}: {dtype}{list(tensor.shape)}{where}{trained}"
 
 
 def _leaves(output: Any) -> Iterator[Any]:

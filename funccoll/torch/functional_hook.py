@@ -9,20 +9,16 @@ from typing import Any
 import numpy as np
 import optree
 
-from ..collectives import all_reduce
-from ..compiler.per_device import PerDevice, compile_per_device
 from ..ir import Traced
-from ..mesh import Mesh
 from ..ops.registry import as_traceable
 from ..parallel.bucket_reduction import hook_name, reduced_by
 from ..parallel.buckets import Bucket, CommHook
 from ..parallel.call import widened_over
 from ..tracing.trace import flatten_outputs
 from .parameters import GradientSlot
+from .tensor_memory import HostMemory
 
 __all__ = ["FunctionalHook"]
-
-_FLAG = np.dtype(np.uint8)
 
 
 class FunctionalHook:
@@ -35,13 +31,14 @@ class FunctionalHook:
     divides = True
     """The results are means over all ranks, which `Reducer.scale` may make those over some."""
 
-    def __init__(self, hook: Any, slots: Sequence[GradientSlot], mesh: Mesh, label: str, find_unused: bool):
+    def __init__(self, hook: Any, slots: Sequence[GradientSlot], memory: HostMemory, label: str, find_unused: bool):
         self.name = hook_name(hook)
-        self._hook, self._slots, self._mesh, self._label = hook, slots, mesh, f"{label}, hook {self.name}"
-        self._states: list[list[np.ndarray]] = [[] for _ in slots]
+        self._hook, self._slots, self._label = hook, slots, f"{label}, hook {self.name}"
+        self._memory, self._mesh = memory, memory.mesh
+        self._states: list[list[Any]] = [[] for _ in slots]
         self._structures: list[Any] = [None] * len(slots)
         self._find_unused = find_unused
-        self._before: dict[int, list[np.ndarray]] = {}
+        self._before: dict[int, list[Any]] = {}
         """The states before this backward pass, where some may be needed again."""
         if isinstance(hook, CommHook):
             self._init(hook)
@@ -59,12 +56,13 @@ class FunctionalHook:
                         computed.append((i, k))
                         outputs.append(widened_over(leaf, self._mesh.axis_names))
                     else:
-                        self._states[i][k] = np.array(leaf)  # usually zeros, of which the program need not have copies
+                        # Usually zeros, of which the program need not have copies.
+                        self._states[i][k] = self._memory.upload(leaf)
             return outputs
 
-        program = compile_per_device(first, [(s.block_shape, s.dtype) for s in self._slots], self._mesh, f"{self._label}: init")
+        program = self._memory.compile(first, [(s.block_shape, s.dtype) for s in self._slots], f"{self._label}: init")
         if computed:
-            values = program(*(np.zeros(s.block_shape, s.dtype) for s in self._slots))
+            values = program(*(s.zeros() for s in self._slots))
             for (i, k), value in zip(computed, values, strict=True):
                 self._states[i][k] = value
 
@@ -77,7 +75,7 @@ class FunctionalHook:
 
         def reduce(*blocks: Any) -> Sequence[Any]:
             addends = tuple(g / np.asarray(n, slot.dtype) for g, slot in zip(blocks, slots, strict=False))
-            flat, flags = blocks[len(bucket) : len(bucket) + len(leaves)], blocks[len(bucket) + len(leaves) :]
+            flat = blocks[len(bucket) :]
             parts = [flat[begin:end] for begin, end in zip([0, *ends], [*ends, len(flat)], strict=True)]
             states = [
                 optree.tree_unflatten(self._structures[i], part) if isinstance(self._hook, CommHook) else ()
@@ -88,15 +86,17 @@ class FunctionalHook:
                 f"DistributedDataParallel: communication hook {self.name}",
             )  # fmt: skip
             kept = [as_traceable(leaf) for state in states for leaf in optree.tree_leaves(state)]
-            return [*means, *kept, *(all_reduce(x, axes, op="or") for x in flags)]
+            return [*means, *kept]
 
         types = [*((s.block_shape, s.dtype) for s in slots), *((x.shape, x.dtype) for x in leaves)]
-        if number == count - 1:
-            types.append(((len(self._slots),), _FLAG))
         label = f"{self._label}: bucket {number} of {count}"
-        return functools.partial(self._reduce, bucket, compile_per_device(reduce, types, self._mesh, label))
+        if number == count - 1:
+            program = self._memory.compile_with_flags(reduce, types, len(self._slots), label)
+        else:
+            program = self._memory.compile(reduce, types, label)
+        return functools.partial(self._reduce, bucket, program)
 
-    def _reduce(self, bucket: Sequence[int], program: PerDevice, *blocks: np.ndarray) -> Sequence[Any]:
+    def _reduce(self, bucket: Sequence[int], program: Callable[..., Sequence[Any]], *blocks: Any) -> Sequence[Any]:
         gradients, flags = blocks[: len(bucket)], blocks[len(bucket) :]
         results = list(program(*gradients, *(leaf for i in bucket for leaf in self._states[i]), *flags))
         end = len(bucket)

@@ -20,12 +20,11 @@ import torch
 from ..collectives import all_reduce
 from ..compiler.per_device import compile_per_device
 from ..errors import DTypeError, ModuleError, ShapeError
-from ..mesh import Mesh
 from ..parallel.bucket_reduction import hook_name
 from ..parallel.replicas import gather_text
 from .grad_bucket import GradBucket
 from .parameters import GradientSlot
-from .tensors import as_array, as_tensor
+from .tensor_memory import HostMemory
 
 __all__ = ["FutureHook"]
 
@@ -41,9 +40,9 @@ class FutureHook:
     divides = False
     """The hook divides by what it likes."""
 
-    def __init__(self, state: Any, hook: Callable[..., Any], slots: Sequence[GradientSlot], mesh: Mesh, label: str):
+    def __init__(self, state: Any, hook: Callable[..., Any], slots: Sequence[GradientSlot], memory: HostMemory, label: str):
         self.name = hook_name(hook)
-        self._state, self._hook, self._slots, self._mesh = state, hook, slots, mesh
+        self._state, self._hook, self._slots, self._memory, self._mesh = state, hook, slots, memory, memory.host
         self._label = f"{label}, hook {self.name}"
         self._failure: Exception | None = None
         self._launched: list[_Launched] = []
@@ -51,9 +50,9 @@ class FutureHook:
         self._late: list[tuple[int, Any]] = []
 
         def either(x: Any) -> Sequence[Any]:
-            return [all_reduce(x, mesh.axis_names, op="or")]
+            return [all_reduce(x, self._mesh.axis_names, op="or")]
 
-        self._exchange = compile_per_device(either, [((len(slots) + 1,), _BYTE)], mesh, f"{self._label}: flags")
+        self._exchange = compile_per_device(either, [((len(slots) + 1,), _BYTE)], self._mesh, f"{self._label}: flags")
 
     def compile(self, bucket: Sequence[int], number: int, count: int) -> Callable[..., Sequence[Any]]:
         """Return the reduction of a bucket, number `number` of `count`. That of the last one waits for all.
@@ -100,7 +99,7 @@ class FutureHook:
         tensors = [
             # In C's order of the shape, for views that PowerSGD can flatten.
             (t if slot.inverse is None else t.permute(slot.inverse)).reshape(-1)
-            for t, slot in zip(map(as_tensor, blocks), slots, strict=False)
+            for slot, t in zip(slots, map(self._memory.as_tensor, blocks), strict=False)  # after them come flags
         ]
         buffer = torch.cat(tensors)  # memory of torch's own, which a hook may resize
         seen = GradBucket(number, last, buffer, [slot.parameter for slot in slots])
@@ -138,8 +137,8 @@ class FutureHook:
             )
         if value.device != buffer.device or value.layout is not torch.strided:
             raise ModuleError(
-                f"{where}: it returned a tensor on {value.device} ({value.layout}), and the gradients are dense, on the CPU. "
-                "Copy it back to where the buffer is."
+                f"{where}: it returned a tensor on {value.device} ({value.layout}), and the gradients are dense, on "
+                f"{buffer.device}. Copy it back to where the buffer is."
             )
         value = value.contiguous()
         if value.data_ptr() != buffer.data_ptr() or value.dtype != buffer.dtype:
@@ -172,13 +171,14 @@ class FutureHook:
 
     def _blocks(self, launched: _Launched) -> list[tuple[int, Any]]:
         """The gradients of a bucket as `GradientSlot.take` takes them."""
-        flat, end, blocks = as_array(launched.buffer), 0, []
+        end, blocks = 0, []
         for i in launched.bucket:
             slot = self._slots[i]
             begin, end = end, end + slot.parameter.numel()
-            block = flat[begin:end].reshape(slot.shape)
+            block = launched.buffer[begin:end].view(slot.shape)
             # In the order of the parameter's memory, as optimizers expect it.
-            blocks.append((i, block if slot.order is None else np.ascontiguousarray(block.transpose(slot.order))))
+            block = block if slot.order is None else block.permute(slot.order).contiguous()
+            blocks.append((i, self._memory.as_array(block)))
         return blocks
 
 

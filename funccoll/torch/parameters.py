@@ -8,11 +8,11 @@ import numpy as np
 import torch
 
 from ..errors import ModuleError, ShapeError
-from .tensors import as_array, as_tensor, dtype_of
+from .tensor_memory import HostMemory
+from .tensors import dtype_of
 
 __all__ = ["GradientSlot", "memory_order"]
 
-_COPIED_BYTES = 1 << 15
 _REDUCED = "_funccoll_reduced"
 """Attribute of a gradient that was reduced: its version then."""
 
@@ -20,8 +20,8 @@ _REDUCED = "_funccoll_reduced"
 class GradientSlot:
     """A parameter and what the reduction of its gradient needs to know."""
 
-    def __init__(self, name: str, parameter: torch.nn.Parameter, sparse: bool):
-        self.name, self.parameter, self.sparse = name, parameter, sparse
+    def __init__(self, name: str, parameter: torch.nn.Parameter, sparse: bool, memory: HostMemory):
+        self.name, self.parameter, self.sparse, self.memory = name, parameter, sparse, memory
         self.shape, self.torch_dtype = parameter.shape, parameter.dtype
         self.dtype = dtype_of(parameter.dtype, f"parameter {name!r}")
         self.order = memory_order(parameter)
@@ -30,9 +30,9 @@ class GradientSlot:
         self.block_shape = tuple(self.shape if self.order is None else [self.shape[d] for d in self.order])
         self.has_new = False
         """True if the gradient that `local` returned last was not what the reduction before had made it."""
-        self._copies = not sparse and parameter.nbytes <= _COPIED_BYTES and not parameter.is_complex()
+        self._copies = not sparse and memory.copies(parameter)
         self._block: Any = None
-        self._zeros: np.ndarray | None = None
+        self._zeros: Any = None
 
     def local(self) -> Any:
         """Return this rank's gradient: an array in the order of its memory, zeros where there is none; or a sparse tensor."""
@@ -55,26 +55,27 @@ class GradientSlot:
             )
         if self.order is not None:
             gradient = gradient.permute(self.order)
-        block = as_array(gradient)
+        block = self.memory.as_array(gradient)
         # Not where the array may be a copy: of a gradient that requires one, or is conjugated or negated.
-        writes = self._copies and not gradient.requires_grad and not gradient.is_neg() and block.flags.c_contiguous
+        plain = not (gradient.requires_grad or gradient.is_neg() or gradient.is_conj())
+        writes = self._copies and plain and block.flags.c_contiguous
         self._block = block if writes else None
         return block
 
     def zeros(self) -> Any:
         """Return what counts as no gradient; of a sparse one None."""
         if self._zeros is None and not self.sparse:
-            self._zeros = np.zeros(self.block_shape, self.dtype)
+            self._zeros = self.memory.upload(np.zeros(self.block_shape, self.dtype))
         return self._zeros
 
     def take(self, result: Any) -> None:
         """Make a reduced block the gradient."""
-        if self._block is not None:  # a small one is copied: that costs less than a new tensor
-            self._block[...] = result
+        if self._block is not None:
+            self.memory.write(self._block, result)
             self._block = None
             gradient: Any = self.parameter.grad
         else:
-            gradient = result if self.sparse else as_tensor(result)
+            gradient = result if self.sparse else self.memory.new_tensor(result)
             if self.inverse is not None:
                 gradient = gradient.permute(self.inverse)
             self.parameter.grad = gradient

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..errors import MeshError
 from ..mesh import Mesh
-from ..runtime.job.world import World, current, init, make_mesh, world_size
+from ..runtime.job.world import World, current, init, make_mesh, on_device, world_size
 
 __all__ = ["mesh_of_group"]
 
@@ -21,7 +21,7 @@ def mesh_of_group(process_group: Any, what: str, *, own: bool = False) -> Mesh:
     """
     if not isinstance(process_group, Mesh):
         joined = current() or init()
-        mesh = make_mesh({"data": world_size()}) if own else _mesh_of_job(joined)
+        mesh = make_mesh({"data": world_size()}, device="cpu") if own else _mesh_of_job(joined)
         if process_group is not None:
             size = process_group.size() if hasattr(process_group, "size") else None
             if size != mesh.size:
@@ -35,7 +35,7 @@ def mesh_of_group(process_group: Any, what: str, *, own: bool = False) -> Mesh:
             f"{what}: {process_group!r} has no process for each of its {process_group.size} devices. Start them: "
             f"`funccoll run -n {process_group.size} script.py`, or torchrun."
         )
-    return process_group
+    return on_device(process_group, "cpu")
 
 
 @functools.lru_cache(maxsize=1)

@@ -6,6 +6,7 @@ of it, and whether some rank has none. So a parameter without a gradient is an e
 
 from __future__ import annotations
 
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -17,12 +18,12 @@ import torch
 from ..collectives import all_gather, all_reduce, broadcast
 from ..compiler.per_device import compile_per_device
 from ..errors import ModuleError
-from ..mesh import Mesh
 from ..parallel.buckets import make_buckets
 from ..types import ArrayType
 from .communication_hooks import communication_hook
 from .parameters import GradientSlot
 from .sparse_gradients import SparseReduction
+from .tensor_memory import HostMemory
 
 __all__ = ["Reducer"]
 
@@ -40,10 +41,10 @@ class Reducer:
     """
 
     def __init__(
-        self, slots: Sequence[GradientSlot], mesh: Mesh, caps: Sequence[float], label: str, find_unused: bool,
+        self, slots: Sequence[GradientSlot], memory: HostMemory, caps: Sequence[float], label: str, find_unused: bool,
         static_graph: bool,
     ):  # fmt: skip
-        self.slots, self.mesh, self.caps, self.label = list(slots), mesh, caps, label
+        self.slots, self.memory, self.mesh, self.caps, self.label = list(slots), memory, memory.host, caps, label
         self.find_unused, self.static_graph = find_unused, static_graph
         self.buckets: list[list[int]] = []
         self.rebuilt = False
@@ -68,6 +69,8 @@ class Reducer:
         self._flags = bytearray(len(self.slots))
         """Of each parameter, whether this rank has a gradient."""
         self._launched = 0
+        self._lock = threading.RLock()
+        """Held by hooks: outputs on several devices have theirs called by several threads."""
         self._hooks: list[Any] = []
         self._assign(range(len(self.slots) - 1, -1, -1))
         if len(self.buckets) > 1:
@@ -99,17 +102,18 @@ class Reducer:
         types = [(self._types[i].shape, self._types[i].dtype) for i in bucket]
 
         def reduce(*blocks: Any) -> Sequence[Any]:
-            means = all_reduce(list(blocks[: len(bucket)]), axes, op="mean")
-            return [*means, all_reduce(blocks[-1], axes, op="or")] if last else means
+            return all_reduce(list(blocks), axes, op="mean")
 
-        return compile_per_device(reduce, [*types, *[((len(self.slots),), np.dtype(np.uint8))] * last], self.mesh, label)
+        if last:
+            return self.memory.compile_with_flags(reduce, types, len(self.slots), label)
+        return self.memory.compile(reduce, types, label)
 
     def use_hook(self, state: Any, hook: Any) -> None:
         """Reduce buckets by a communication hook."""
         if self.comm_hook is not None or self.iterations or self._active:
             before = "gradients were reduced" if self.comm_hook is None else f"hook {self.comm_hook.name} was registered"
             raise ModuleError(f"register_comm_hook: {before} first. Register one hook, once, before the first backward pass.")
-        made = communication_hook(state, hook, self.slots, self.mesh, self.label, self.find_unused)
+        made = communication_hook(state, hook, self.slots, self.memory, self.label, self.find_unused)
         self._programs = [made.compile(bucket, number, len(self.buckets)) for number, bucket in enumerate(self.buckets)]
         self.comm_hook = made
 
@@ -135,17 +139,18 @@ class Reducer:
 
     def begin(self, gradient: Any = None) -> None:
         """Reduce what this backward pass computes: a hook of the module's outputs."""
-        task = _current_task()
-        if self._active and task == self._task:
-            return
-        if not self._accumulates():
-            if torch.is_grad_enabled():  # what depends on this gradient need not come through the outputs
-                self.add_hooks()
-            return
-        self._start(task)
-        self._active = True
-        self._began = time.perf_counter_ns()
-        _queue_callback(self._finish)
+        with self._lock:
+            task = _current_task()
+            if self._active and task == self._task:
+                return
+            if not self._accumulates():
+                if torch.is_grad_enabled():  # what depends on this gradient need not come through the outputs
+                    self.add_hooks()
+                return
+            self._start(task)
+            self._active = True
+            self._began = time.perf_counter_ns()
+            _queue_callback(self.memory.for_caller(self._finish))
 
     def forget(self) -> None:
         """Forget a backward pass which an exception has ended."""
@@ -174,7 +179,11 @@ class Reducer:
             self._arrive(i)
 
     def ready(self, i: int) -> None:
-        """Count a gradient as complete, and reduce the buckets that are."""
+        """Count a gradient as complete, and reduce the buckets that are, where that is not left to the end."""
+        with self._lock:
+            self._ready(i)
+
+    def _ready(self, i: int) -> None:
         if not self._active:
             if (task := _current_task()) != self._task:
                 self._task, self._arrivals = task, []
@@ -189,7 +198,7 @@ class Reducer:
                 "DistributedDataParallel static_graph=True, or the checkpoint use_reentrant=False."
             )
         self._arrive(i)
-        if not self.static_graph or self.iterations:
+        if self.memory.reduces_early and (not self.static_graph or self.iterations):
             last = len(self.buckets) - 1  # it carries what all have used: at the end
             while self._launched < last and self._pending[self._launched] <= 0:
                 self._launch()
@@ -218,7 +227,8 @@ class Reducer:
             blocks.append(np.frombuffer(flags, np.uint8))
         results = self._programs[number](*blocks)
         if self.scale != 1 and (self.comm_hook is None or self.comm_hook.divides):
-            results = [*(result * self.scale for result in results[: len(bucket)]), *results[len(bucket) :]]
+            means = [self.memory.scaled(result, self.scale) for result in results[: len(bucket)]]
+            results = [*means, *results[len(bucket) :]]
         for i, result in zip(bucket, results, strict=False):
             if flags[i] == _USED:
                 slots[i].take(result)

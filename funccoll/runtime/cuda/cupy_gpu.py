@@ -72,6 +72,8 @@ class CupyGpu:
 
     def __init__(self) -> None:
         device = cupy.cuda.Device()
+        self.device_id = int(device.id)
+        """CuPy's number of it, and torch's."""
         capability = str(device.compute_capability)
         self._cc = int(capability[:-1]), int(capability[-1])
         self._capturing = _Capturing()
@@ -126,8 +128,8 @@ class CupyGpu:
         return cupy.cuda.Device().pci_bus_id
 
     def stream(self) -> int:
-        """See `NcclGpu`."""
-        return cupy.cuda.get_current_stream().ptr
+        """See `NcclGpu`. Our kernels are in that order, too."""
+        return self._order.join().ptr
 
     def record(self) -> Any:
         """See `NcclGpu`."""

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
+from ... import machine_profile
 from ...errors import RendezvousError
 from .hello import REMEDY, JobSpec, describe_installation, installation, make_hello, own_command, receive_answer
 from .packets import peer, receive, same_user, send
@@ -33,6 +34,8 @@ class Coordinator:
 
     def __init__(self, job: JobSpec, timeout: float):
         self.job, self.timeout = job, timeout
+        mine = machine_profile.current()
+        self.profile = None if mine is None else mine.to_json()  # all ranks choose algorithms by it
         self.deadline = time.monotonic() + timeout
         self.listener: socket.socket | None = None
         self.processes = {0: _process(os.getpid(), own_command())}  # by rank, for errors
@@ -55,7 +58,7 @@ class Coordinator:
             memory = create(min(arena, *self.arenas.values())) if create else None
             for channel in self.arrived.values():
                 self.selector.unregister(channel)  # they belong to the watch from now on
-                send(channel, {"go": self.job.world}, [] if memory is None else [memory])
+                send(channel, {"go": self.job.world, "profile": self.profile}, [] if memory is None else [memory])
             for channel in list(self.unidentified):
                 self._drop(channel)
             self.deadline = time.monotonic() + self.timeout

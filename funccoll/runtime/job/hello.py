@@ -18,9 +18,11 @@ from ...errors import RendezvousError
 from .. import blas
 from .packets import receive
 
-__all__ = ["REMEDY", "JobSpec", "describe_installation", "installation", "make_hello", "own_command", "receive_answer"]
+__all__ = [
+    "REMEDY", "Answer", "JobSpec", "describe_installation", "installation", "make_hello", "own_command", "receive_answer",
+]  # fmt: skip
 
-PROTOCOL = 2
+PROTOCOL = 3
 REMEDY = "Give each job a name of its own: another MASTER_PORT, or another FUNCCOLL_RUN_ID."
 _COMMAND = 200  # characters of a process's command in errors
 
@@ -78,16 +80,24 @@ def make_hello(job: JobSpec, arena: int) -> dict[str, Any]:
     return {**installation(), **numbers, "run": job.run, "command": own_command()}
 
 
-def receive_answer(job: JobSpec, channel: socket.socket, expected: int) -> list[int] | None:
-    """Rank 0's descriptors when all ranks have joined; None when it has ended, or answers another process.
+@dataclass(frozen=True)
+class Answer:
+    """Rank 0's answer when all ranks have joined: its descriptors, and its machine profile in plain values, if any."""
 
-    `expected` is their number. Raises: RendezvousError when it refuses this process.
+    descriptors: list[int]
+    profile: dict[str, Any] | None
+
+
+def receive_answer(job: JobSpec, channel: socket.socket, expected: int) -> Answer | None:
+    """Rank 0's answer when all ranks have joined; None when it has ended, or answers another process.
+
+    `expected` is the number of descriptors. Raises: RendezvousError when it refuses this process.
     """
     message, descriptors = receive(channel)
     if message is not None and "error" in message:
         raise RendezvousError(str(message["error"]))
     if message is not None and message.get("go") == job.world and len(descriptors) == expected:
-        return descriptors
+        return Answer(descriptors, message.get("profile"))
     for descriptor in descriptors:
         os.close(descriptor)
     return None

@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ...errors import RendezvousError
 from .coordinator import GRACE, Coordinator
@@ -25,13 +26,14 @@ __all__ = ["JoinedJob", "meet", "positive_number"]
 class JoinedJob:
     """A job that all processes have joined: sockets by rank (rank 0's to each, theirs to it), and shared memory if any.
 
-    Rank 0's `coordinator` goes on to listen.
+    Rank 0's `coordinator` goes on to listen. `profile` is its machine profile in plain values, if it has one.
     """
 
     job: JobSpec
     sockets: dict[int, socket.socket]
     memory: int | None
     coordinator: Coordinator | None = None
+    profile: dict[str, Any] | None = None
 
 
 def positive_number(environment: Mapping[str, str], name: str, default: float, unit: str) -> float:
@@ -57,7 +59,7 @@ def meet(job: JobSpec, timeout: float, arena: int, create: Callable[[int], int] 
     """
     if job.rank == 0:
         coordinator = Coordinator(job, timeout)
-        return JoinedJob(job, *coordinator.run(arena, create), coordinator)
+        return JoinedJob(job, *coordinator.run(arena, create), coordinator, coordinator.profile)
     return _join(job, timeout, arena, 0 if create is None else 1)
 
 
@@ -74,10 +76,11 @@ def _join(job: JobSpec, timeout: float, arena: int, descriptors: int) -> JoinedJ
             channel.connect(job.address)
             if same_user(channel) and send(channel, hello):
                 what, lost = "was there but did not answer", None
-                memory = receive_answer(job, channel, descriptors)
-                if memory is not None:
+                answer = receive_answer(job, channel, descriptors)
+                if answer is not None:
                     channel.setblocking(False)
-                    joined = JoinedJob(job, {0: channel}, memory[0] if memory else None)
+                    memory = answer.descriptors[0] if answer.descriptors else None
+                    joined = JoinedJob(job, {0: channel}, memory, profile=answer.profile)
                 lost = time.monotonic()
         except OSError:
             pass  # rank 0 does not listen yet, or no longer: try again

@@ -17,10 +17,12 @@ from typing import Any
 
 import numpy as np
 
+from ... import machine_profile
 from ...arrays.array import Array, to_numpy
 from ...errors import DeviceError, MeshError, PlannedError, RendezvousError
 from ...mesh import Mesh
 from ..backend import Backend, JobBackend, choose_job_backend, load_backend
+from ..recorder import begin_from_environment, end
 from . import rendezvous, reports
 from .forking import ForkHandshake
 from .hello import JobSpec
@@ -28,7 +30,7 @@ from .watch import Watch
 
 __all__ = [
     "World", "backend_of", "current", "finalize", "init", "job", "make_mesh", "on_device", "process_allgather", "rank",
-    "world_size",
+    "record_from_environment", "world_size",
 ]  # fmt: skip
 
 DEVICE_TYPES = ("cpu", "cuda")
@@ -145,6 +147,7 @@ class _Membership:
                     f"this process was started by rank {job_.rank} and is not a rank of its own: rank {job_.rank} has joined "
                     'the job. Keep what needs the other ranks under `if __name__ == "__main__":`, which workers do not run.'
                 )
+            record_from_environment(job_)
             collective_timeout = rendezvous.positive_number(os.environ, "FUNCCOLL_TIMEOUT", 600, "seconds")
             fork_bytes = int(2**20 * rendezvous.positive_number(os.environ, "FUNCCOLL_FORK_MIB", 1024, "mebibytes"))
             generation = replace(job_, run=f"{job_.run}-{self.generation}")
@@ -162,6 +165,7 @@ class _Membership:
                     f"joining a job of {job_.world} processes takes about {10 + 2 * min(job_.world, 16)}."
                 ) from None
             watch.hook_exceptions()
+            machine_profile.adopt(meeting.profile)
             self.current = World(job_.rank, job_.world, watch, backend, collective_timeout, fork_bytes)
             os.environ[_JOINED] = f"{place}{os.getpid()}"
             reports.report(os.environ, job_.rank, "joined")
@@ -172,6 +176,7 @@ class _Membership:
         left, self.current = self.current, None
         if left is not None:
             self.generation += 1
+            machine_profile.release()
             os.environ.pop(_JOINED, None)
             try:
                 left.at_leave.close()
@@ -221,6 +226,13 @@ _MEMBERSHIP = _Membership()
 def _at_end() -> None:
     atexit.register(_MEMBERSHIP.leave)
     _MEMBERSHIP.handshake.hook(_MEMBERSHIP.before_fork, _MEMBERSHIP.forked)
+
+
+def record_from_environment(job_: JobSpec) -> None:
+    """Record this process from now to its end, if FUNCCOLL_PROFILE says so. Raises ProfileError."""
+    recorder = begin_from_environment(job_.rank, job_.world, job_.run)
+    if recorder is not None:
+        atexit.register(end, recorder)
 
 
 def init(timeout: float | None = None, *, rendezvous_timeout: float | None = None) -> World | None:
@@ -339,4 +351,5 @@ def make_mesh(axes: Mapping[str, int], *, device: str | None = None) -> Mesh:
         assert world is not None
         backend = world.backend.for_mesh(next(world.mesh_numbers))
         return on_device(Mesh(mesh.shape, range(mesh.size), process=world.rank, backend=backend), device)
+    record_from_environment(JobSpec(0, 1, ""))
     return on_device(Mesh(mesh.shape, range(mesh.size)), device)

@@ -60,7 +60,7 @@ class NcclGpu(Protocol):
         ...
 
     def stream(self) -> int:
-        """Return the current stream's pointer."""
+        """Return the current stream's pointer, when it waits for the stream that was current in the call before."""
         ...
 
     def record(self) -> GpuEvent:

@@ -49,7 +49,8 @@ class NcclJob:
     `host` is the job's backend between hosts, by which processes agree. `fold` combines in rounds of messages. Nothing of it
     has run on a GPU: tests use a fake of CuPy's module.
 
-    All calls of a process must be in one stream: two communicators that are at work on a GPU at once may deadlock.
+    All calls of a process must be in one order on its GPU: two communicators that are at work at once may deadlock. The stream
+    that `NcclGpu.stream` gives has waited for the one before.
     Communicators live until the end: to destroy one is a collective call, for which garbage collection has no order. Init
     blocks and cannot be aborted, because CuPy's NcclConfig has no `blocking`: if a rank dies within it, the others stay there.
     """

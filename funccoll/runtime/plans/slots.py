@@ -41,6 +41,11 @@ class Slots:
         """One of a rank's slots for an array; the first is the input's, or its first chunk's."""
         return self.first + array * self.stride + rank * self.width + number
 
+    def rank_of(self, slot: int) -> int | None:
+        """The rank to which a slot belongs; None for those that only this rank has, and for another collective's."""
+        place = slot - self.first
+        return place // self.width % self.nranks if 0 <= place < self.arrays * self.stride else None
+
     def output(self, rank: int, array: int) -> int:
         """The slot of a rank's output."""
         return self.of(rank, self.inputs, array)

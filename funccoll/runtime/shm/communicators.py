@@ -15,6 +15,7 @@ import numpy as np
 from ...errors import FunccollError, RendezvousError
 from ...kernels.frame import LINE_BYTES, RECORD_HISTORY, RECORD_TEXT
 from ...mesh import Mesh
+from ..job.calling_thread import calling_thread
 from ..job.world import World
 from ..plans.control_block import Communicator, ControlBlock
 from .heap import HEADER, Heap
@@ -201,7 +202,7 @@ class Communicators:
         Threads of one rank that call collectives over one communicator come in no order that other ranks know, so that
         contributions would be mixed. Returns the identifier of another thread that is alive and has called one, else None.
         """
-        mine, alive = threading.get_ident(), threads_alive()
+        mine, alive = calling_thread(), threads_alive()
         with self._lock:
             for number in claim.numbers:
                 owner = self._owners.get(number, mine)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...errors import CollectiveTimeout, FunccollError, PeerFailure, ProgramMismatch, RendezvousError, Source
+from ..job.calling_thread import calling_thread
 from ..plans.control_block import Communicator
 from .communicators import Communicators
 from .plan import DESCRIPTION, GroupedCollective, Operand
@@ -132,8 +133,8 @@ def nested_call(source: Source | None) -> FunccollError:
 
 def other_thread(owner: int, source: Source | None) -> FunccollError:
     """The error of a call over a mesh whose collectives another thread calls."""
-    name = next((thread.name for thread in threading.enumerate() if thread.ident == owner), str(owner))
-    mine = threading.current_thread().name
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    name, mine = names.get(owner, str(owner)), names.get(calling_thread(), threading.current_thread().name)
     return FunccollError(
         f"thread {mine!r} called a collective over a mesh whose collectives belong to thread {name!r}, which called one before "
         "and is alive. Two threads would come in another order on every rank, and mix their contributions: make one mesh per "

@@ -117,6 +117,8 @@ class Plan:
     """Each result's operand, and True where the code writes it: a rank that receives nothing has zeros."""
     call_sites: Mapping[int, CallSite]
     """By the hash that a rank publishes."""
+    collective_slots: tuple[Slots, ...] = ()
+    """The slots of each collective."""
 
     def collective(self, pc: int) -> int:
         """The number of the collective to which the word at `pc` belongs."""
@@ -152,7 +154,8 @@ def build_plan(calls: Sequence[GroupedCollective], communicators: Sequence[Commu
     words.flags.writeable = False
     sites = {collective.hash: _call_site(call, collective) for call, collective in zip(calls, planned, strict=True)}
     return Plan(
-        words, tuple(starts), slots, max_operands, bindings.allocations(), bindings.arguments, tuple(bindings.results), sites
+        words, tuple(starts), slots, max_operands, bindings.allocations(), bindings.arguments, tuple(bindings.results), sites,
+        tuple(collective.slots for collective in planned),
     )
 
 

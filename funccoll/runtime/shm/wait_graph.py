@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from ..job.calling_thread import calling_thread
 from .heap import Heap
 
 __all__ = ["WaitGraph", "threads_alive"]
@@ -50,7 +51,7 @@ class WaitGraph:
     def own(self, entries: Iterable[int]) -> None:
         """Publish that communicators belong to the calling thread; they are given by their entries in the table."""
         self._forget_the_dead()
-        mine = threading.get_ident()
+        mine = calling_thread()
         if mine not in self._places:
             free = set(range(_THREADS)) - set(self._places.values())
             if free:
@@ -71,7 +72,7 @@ class WaitGraph:
     def wait(self, entry: int, rank: int, counter: int, goal: int) -> list[int]:
         """Publish that the calling thread waits. Returns a cycle of ranks that wait for each other, this one first, or []."""
         alive = self._forget_the_dead()
-        place = self._places.get(threading.get_ident())
+        place = self._places.get(calling_thread())
         if place is None:
             return []
         words = self._waits[self.rank, place]
@@ -100,6 +101,6 @@ class WaitGraph:
 
     def end_wait(self) -> None:
         """Publish that the calling thread does not wait any more."""
-        place = self._places.get(threading.get_ident())
+        place = self._places.get(calling_thread())
         if place is not None:
             self._waits[self.rank, place, 0] = 0

@@ -18,7 +18,7 @@ from .topology import Topology, check_topology
 if TYPE_CHECKING:
     from ..schedule import Schedule
 
-__all__ = ["Cost", "chunk_bytes", "cost"]
+__all__ = ["Cost", "chunk_bytes", "cost", "data_bytes"]
 
 _AT_ONCE = 1 << 20
 """Places, plus rounds times ranks, computed at once: enough to be fast for many small rounds, in little memory."""
@@ -66,6 +66,11 @@ def chunk_bytes(collective: Collective, nbytes: Any) -> float:
     return 0.0 if empty else int(nbytes) / (collective.block_divisor * collective.parts)
 
 
+def data_bytes(collective: Collective, size: float) -> float:
+    """Bytes of one rank's input and output together, where a chunk has `size` bytes."""
+    return size * (collective.input_chunks + collective.output_chunks)
+
+
 def cost(schedule: Schedule, topology: Topology, nbytes: int) -> Cost:
     """The α-β-γ cost of one execution, for `nbytes` bytes of the larger of one rank's input and output.
 
@@ -75,11 +80,14 @@ def cost(schedule: Schedule, topology: Topology, nbytes: int) -> Cost:
     (gamma for each byte of all but one), then sends to its destinations on other ranks; what lies on the executing
     rank costs nothing. A round lasts as long as its busiest port, or as the rank (and channel) with moves that
     take longest one after the other, and rounds follow one another. So the cost is the textbooks' for regular algorithms
-    (Thakur, Rabenseifner and Gropp, IJHPCA 19(1), 2005); `simulate` lets ranks run ahead of each other.
+    (Thakur, Rabenseifner and Gropp, IJHPCA 19(1), 2005); `simulate` lets ranks run ahead of each other. Several
+    ranks also take the topology's `start`; its times per byte are those of this much data (`Topology.at`). With
+    `topology.memory` a round lasts as long as the rank (and channel) with most to read, write and reduce.
     Raises ScheduleError for a topology of another size and for bytes that are not positive.
     """
     check_topology(topology, schedule.nranks)
     size = chunk_bytes(schedule.collective, nbytes)
+    topology = topology.at(data_bytes(schedule.collective, size))
     ranks = np.zeros((2, schedule.nranks))
     seconds, rounds = 0.0, 0
     for batches in _stretches(schedule.batches, schedule.nranks):
@@ -90,7 +98,7 @@ def cost(schedule: Schedule, topology: Topology, nbytes: int) -> Cost:
         ranks += load.chunks
     # Chunks are counted, and bytes computed from their number at last: exact where the data can be cut so.
     sent, reduced = (_exact(n, size, schedule.collective, nbytes) for n in ranks.max(axis=1))
-    return Cost(seconds, rounds, sent, reduced)
+    return Cost(seconds + (topology.start if schedule.nranks > 1 else 0.0), rounds, sent, reduced)
 
 
 def _exact(chunks: float, size: float, collective: Collective, nbytes: int) -> float:
@@ -121,13 +129,20 @@ class _Load:
         self.rounds = batches[-1].round - self.first + 1
         self.busy = np.zeros(self.rounds * p * channels)
         self.chunks = np.zeros((2, p))  # sent, reduced
-        traffic = []
+        traffic, waits = [], np.zeros(len(self.busy), bool)
+        inputs = schedule.collective.input_chunks * p  # their places come first
         for _, alike in groupby(sorted(batches, key=_shape), key=_shape):
             sources, targets, by, at, count = _columns(list(alike), self.first, p, channels)
+            written, sources, targets = sources >= inputs, sources % p, targets % p
             operands = sources.shape[1] - 1
             self.chunks[1] += np.bincount(by, count * operands, p)
             self.busy += np.bincount(at, topology.gamma * size * operands * count, len(self.busy))
+            if topology.memory:
+                touched = sources.shape[1] + targets.shape[1]
+                self.busy += np.bincount(at, topology.host.beta * size * touched * count, len(self.busy))
+                waits[at[((sources != by[:, None]) & written).any(axis=1)]] = True
             traffic += [_traffic(sources, by, at, count, p, False), _traffic(targets, by, at, count, p, True)]
+        self.busy += topology.host.alpha * waits
         key, which = np.unique(np.concatenate([key for key, _ in traffic]), return_inverse=True)
         count = np.bincount(which, np.concatenate([count for _, count in traffic]), len(key))
         self._messages(key, count, p, channels, topology, size)
@@ -137,10 +152,13 @@ class _Load:
         at, peer = np.divmod(rest, p)
         begin, by = np.divmod(at // channels, p)
         src, dst = np.where(outgoing, by, peer), np.where(outgoing, peer, by)
-        alpha, beta = topology.links(src, dst)
-        seconds = alpha + beta * size * count
         self.chunks[0] += np.bincount(src, count, p)
         self.communicates = np.bincount(begin, minlength=self.rounds) > 0
+        if topology.memory:
+            self.send = self.receive = np.zeros(self.rounds * p)
+            return
+        alpha, beta = topology.links(src, dst)
+        seconds = alpha + beta * size * count
         self.send, self.receive = (np.bincount(begin * p + r, seconds, self.rounds * p) for r in (src, dst))
         self.busy += np.bincount(at, seconds, len(self.busy))
 
@@ -155,10 +173,10 @@ def _shape(batch: Batch) -> tuple[int, int]:
 
 
 def _columns(batches: list[Batch], first: int, p: int, channels: int) -> tuple[np.ndarray, ...]:
-    """Moves of one shape: ranks of the sources [rows, k] and destinations, executing rank, (round, stream), chunks."""
+    """Moves of one shape: sources [rows, k] and destinations, executing rank, (round, stream), chunks."""
     sources, targets, by, count = (np.concatenate([getattr(b, n) for b in batches]) for n in ("src", "dst", "by", "count"))
     begin, channel = (np.repeat(x, [len(b) for b in batches]) for x in zip(*((b.round - first, b.channel) for b in batches)))
-    return sources % p, targets % p, by, (begin * p + by) * channels + channel, count
+    return sources, targets, by, (begin * p + by) * channels + channel, count
 
 
 def _traffic(peer: np.ndarray, by: np.ndarray, at: np.ndarray, count: np.ndarray, p: int, outgoing: bool) -> tuple:

@@ -13,6 +13,7 @@ import numpy as np
 
 from ...display import html_table, seconds_text, text_table, titled
 from ...errors import DTypeError, ScheduleError
+from ...machine_profile import current
 from ...types import bfloat16, check_dtype
 from ..collective import KINDS, Collective, check_pairs
 from ..registry import Algorithm, known
@@ -20,7 +21,7 @@ from ..schedule import Schedule, build, check_levels
 from .cost import Cost, chunk_bytes
 from .topology import Topology, check_topology
 
-__all__ = ["Candidate", "Explanation", "Row", "candidates", "explain", "select"]
+__all__ = ["Candidate", "Explanation", "Row", "candidates", "explain", "measured_seconds", "select"]
 
 _CHUNKS = (2, 8, 32)
 """Numbers of chunks that are tried with a pipelined algorithm. The best one is seldom far from one of them: the time is
@@ -110,7 +111,7 @@ def explain(
     """
     question = _question(kind, topology, nbytes, dtype, root, pairs, levels)
     found, best = _weighed(question, known(kind), thorough=True)
-    return Explanation(_title(question, dtype), tuple(_rows(found, best)))
+    return Explanation(_title(question, dtype), tuple(_rows(found, best, question, dtype)))
 
 
 # ---------------------------------------------------------------- choosing
@@ -139,6 +140,16 @@ def _question(
 @functools.lru_cache(maxsize=1024)
 def _select(question: _Question, known: tuple[Algorithm, ...]) -> Schedule:
     # The algorithms are part of the key because a user may register others, or define one anew.
+    if question.topology.hosts == 1 and question.topology.host.shared:
+        # Those that forward are not chosen where another one can be: their cost, which takes longest here, is not asked for.
+        few = tuple(a for a in known if _may_be_direct(a, question))
+        if 0 < len(few) < len(known):
+            try:
+                found, best = _weighed(question, few, thorough=False)
+            except ScheduleError:  # none of them may be chosen: the others can be, or the error names them all
+                found, best = [], None
+            if best is not None and any(map(_is_direct, found)):
+                return best.schedule or _built(best.algorithm, question, None)
     _, best = _weighed(question, known, thorough=False)
     return best.schedule or _built(best.algorithm, question, None)
 
@@ -174,13 +185,36 @@ def _is_direct(candidate: Candidate) -> bool:
     schedule = candidate.schedule
     if candidate.objection or schedule is None:
         return False
+    return _reads_inputs_only(schedule)
+
+
+def _may_be_direct(algorithm: Algorithm, question: _Question) -> bool:
+    """True unless each schedule that would be compared is known to forward."""
+    p = question.topology.nranks
+    if p > _SMALL or algorithm.refusal(p) or ("levels" in algorithm.options and question.levels is None):
+        return True  # the comparison says what is to be said
+    try:
+        return any(_reads_inputs_only(_built(algorithm, question, chunks)) for chunks in _numbers(algorithm, question))
+    except Exception:  # a user's generator may raise anything: the comparison words it
+        return True
+
+
+def _numbers(algorithm: Algorithm, question: _Question) -> Sequence[int | None]:
+    """Numbers of chunks that are compared."""
+    if "chunks" not in algorithm.options:
+        return [None]
+    return sorted({*_CHUNKS, algorithm.default_chunks(question.topology.nranks)})
+
+
+@functools.lru_cache(maxsize=1024)
+def _reads_inputs_only(schedule: Schedule) -> bool:
     inputs = schedule.collective.input_chunks * schedule.nranks  # places of inputs come first
     return all(bool((batch.src < inputs).all()) for batch in schedule.batches)
 
 
 def _candidate(algorithm: Algorithm, question: _Question) -> Candidate:
     p = question.topology.nranks
-    refusal = algorithm.refusal(p)
+    refusal = algorithm.refusal(p, question.root)
     if refusal:
         return Candidate(algorithm, objection=refusal)
     if "levels" in algorithm.options and question.levels is None:
@@ -219,9 +253,7 @@ def _judged(candidate: Candidate, question: _Question) -> Candidate:
 
 def _variants(algorithm: Algorithm, question: _Question) -> Iterator[Candidate]:
     """The algorithm with its numbers of chunks, ascending until more of them cost more."""
-    numbers: Sequence[int | None] = [None]
-    if "chunks" in algorithm.options:
-        numbers = sorted({*_CHUNKS, algorithm.default_chunks(question.topology.nranks)})
+    numbers = _numbers(algorithm, question)
     before = math.inf
     for chunks in numbers:
         schedule = _built(algorithm, question, chunks)
@@ -273,16 +305,23 @@ class Row:
     chosen: bool
     reason: str
     """The reason why it is chosen or not."""
+    measured: float | None = None
+    """Seconds that `funccoll tune` has measured, interpolated between sizes."""
 
 
 class Explanation:
-    """The reasons for a choice: `.title`, and `.rows` in the order of registration; prints as a table."""
+    """The reasons for a choice: `.title`, and `.rows` in the order of registration; prints as a table.
 
-    HEAD = ("algorithm", "rounds", "bytes/rank", "time", "")
-    _RIGHT = ("rounds", "bytes/rank", "time")
+    Measured times have a column where the machine profile has any.
+    """
+
+    _RIGHT = ("rounds", "bytes/rank", "time", "predicted", "measured")
 
     def __init__(self, title: str, rows: tuple[Row, ...]):
         self.title, self.rows = title, rows
+        self._measured = any(row.measured is not None for row in rows)
+        times = ("predicted", "measured") if self._measured else ("time",)
+        self.head = ("algorithm", "rounds", "bytes/rank", *times, "")
 
     @property
     def chosen(self) -> Row:
@@ -300,17 +339,17 @@ class Explanation:
             (
                 row.algorithm,
                 *("" if x is None else f"{x:,.0f}" for x in (row.rounds, row.bytes_per_rank)),
-                "" if row.seconds is None else seconds_text(row.seconds), row.reason,
+                *("" if t is None else seconds_text(t) for t in (row.seconds, row.measured)[: 1 + self._measured]), row.reason,
             )
             for row in self.rows
         ]  # fmt: skip
 
     def __repr__(self) -> str:
-        return f"{self.title}\n{text_table(self.HEAD, self._cells(), self._RIGHT)}"
+        return f"{self.title}\n{text_table(self.head, self._cells(), self._RIGHT)}"
 
     def _repr_html_(self) -> str:
         bold = self.rows.index(self.chosen)
-        return titled(self.title, html_table(self.HEAD, self._cells(), self._RIGHT, bold))
+        return titled(self.title, html_table(self.head, self._cells(), self._RIGHT, bold))
 
 
 def _title(question: _Question, dtype: Any) -> str:
@@ -318,13 +357,30 @@ def _title(question: _Question, dtype: Any) -> str:
     return f"{what}, {question.nbytes:,} bytes{'' if dtype is None else f' of {np.dtype(dtype)}'}, on {question.topology.name}"
 
 
-def _rows(found: Sequence[Candidate], best: Candidate) -> Iterator[Row]:
+def _rows(found: Sequence[Candidate], best: Candidate, question: _Question, dtype: Any) -> Iterator[Row]:
     for c in found:
         name = c.algorithm.name
+        measured = measured_seconds(question.kind, name, question.topology, question.nbytes, dtype, question.root)
         if c.schedule and "chunks" in c.algorithm.options:
             name += f" ({c.schedule.collective.chunks} chunks)"
         cost = (c.cost.rounds, c.cost.bytes_sent, c.cost.seconds) if c.cost else (None, None, None)
-        yield Row(name, *cost, c is best, _reason(c, best))
+        yield Row(name, *cost, c is best, _reason(c, best), measured)
+
+
+def measured_seconds(
+    kind: str, algorithm: str, topology: Topology, nbytes: int, dtype: Any = None, root: int = 0
+) -> float | None:
+    """The time that `funccoll tune` has measured on this host for an algorithm, interpolated between measured sizes.
+
+    None without a measurement at both sides of the size, on another machine than this host, for another root than 0, and
+    where another dtype than float32 is reduced.
+    """
+    profile = current()
+    if profile is None or root or topology != Topology.one_host(topology.nranks):
+        return None
+    if KINDS[kind].combines and dtype is not None and np.dtype(dtype) != np.float32:
+        return None
+    return profile.measured_seconds(kind, topology.nranks, algorithm, nbytes)
 
 
 def _reason(candidate: Candidate, best: Candidate) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 from numba import njit
 
 from ...errors import ScheduleError
-from .cost import chunk_bytes
+from .cost import chunk_bytes, data_bytes
 from .simulation import Event, Simulation
 from .topology import Topology, check_topology
 
@@ -38,7 +38,9 @@ def simulate(
     alpha + n·beta, from when both are free; of those that wait, the move that is earliest in the schedule goes first.
     What a stream moves in one round between the same two ranks is one message, and pays alpha once. What lies on the
     executing rank costs nothing. An instruction with many sources or destinations begins with the ranks above its own,
-    so that owners do not all begin with rank 0.
+    so that owners do not all begin with rank 0. All this begins after the topology's `start`.
+    With `topology.memory` there are no messages and ports: an instruction takes beta for each byte that it reads and writes,
+    on whichever rank, gamma, and alpha if it is the first of its round and stream that reads what another rank has written.
 
     What if: `slow_ranks` {rank: factor} makes a rank's reductions and all its messages take factor times as long,
     `slow_links` {(source, destination): factor} the messages one way between two ranks (factors multiply, and may be
@@ -55,12 +57,15 @@ def simulate(
             raise ScheduleError(f"{name}={given!r:.60} must be a mapping to factors, such as {{{key}: 3.0}}.")
     if not isinstance(lost_links, Iterable):
         raise ScheduleError(f"lost_links={lost_links!r:.60} must be (source, destination) pairs, such as [(0, 1)].")
-    machine = _machine(topology, size, schedule, slow_ranks or {}, slow_links or {}, tuple(lost_links))
+    here = topology.at(data_bytes(schedule.collective, size))
+    machine = _machine(here, size, schedule, slow_ranks or {}, slow_links or {}, tuple(lost_links))
     streams = schedule.streams()
     program = _program(streams)
     lost = np.flatnonzero(_needs_lost(program, machine)) if np.isinf(machine.pair_factor).any() else np.zeros(0, np.int64)
     start, end = np.full((2, len(streams.count)), math.nan)
     _run(program, machine, lost, start, end)
+    if schedule.nranks > 1:
+        start, end = start + topology.start, end + topology.start
     return Simulation(schedule, streams, topology, nbytes, start, end, lost)
 
 
@@ -106,6 +111,8 @@ class _PortModel(NamedTuple):
     alpha: np.ndarray
     beta: np.ndarray
     gamma: float
+    memory: bool
+    inputs: int  # places of inputs, which come first
     rank_factor: np.ndarray
     pair: np.ndarray
     pair_factor: np.ndarray  # inf for a lost link
@@ -125,6 +132,7 @@ def _machine(
     alpha, beta = topology.times
     return _PortModel(
         p, schedule.channels, size, topology.each, np.array(topology.shape, np.int64), alpha, beta, float(topology.gamma),
+        bool(topology.memory), p * schedule.collective.input_chunks,
         rank_factor, np.array(order, np.int64), np.array([pairs[k] for k in order]),
     )  # fmt: skip
 
@@ -219,6 +227,40 @@ def _opens(program, machine):
     return opens
 
 
+@njit(cache=True)
+def _memory_seconds(program, machine, stream, i, opens):
+    """Seconds in which an instruction reads and writes memory, with alpha where it `opens` its round on this stream."""
+    p, rank = machine.nranks, stream // machine.channels
+    pair, factor, of_rank = machine.pair, machine.pair_factor, machine.rank_factor
+    touched = 0.0
+    for j in range(program.src_ptr[i], program.src_ptr[i + 1]):
+        a = program.src[j] % p
+        touched += 1.0 if a == rank else of_rank[a] * _factor_of(pair, factor, a * p + rank)
+    for j in range(program.dst_ptr[i], program.dst_ptr[i + 1]):
+        b = program.dst[j] % p
+        touched += 1.0 if b == rank else of_rank[b] * _factor_of(pair, factor, rank * p + b)
+    seconds = machine.beta[1] * machine.size * program.chunks[i] * touched
+    return of_rank[rank] * (seconds + machine.alpha[1] if opens else seconds)
+
+
+@njit(cache=True)
+def _meets(program, machine):
+    """A mask of the instructions that are the first of their round on their stream to read what another rank has written."""
+    meets = np.zeros(len(program.chunks), np.bool_)
+    for stream in range(len(program.start) - 1):
+        rank, batch, last = stream // machine.channels, 0, -1
+        for i in range(program.start[stream], program.start[stream + 1]):
+            if program.move[i] < 0:
+                continue
+            while program.batch_end[batch] <= program.move[i]:
+                batch += 1
+            for j in range(program.src_ptr[i], program.src_ptr[i + 1]):
+                written = program.src[j] >= machine.inputs and program.src[j] % machine.nranks != rank
+                if written and program.batch_round[batch] != last:
+                    meets[i], last = True, program.batch_round[batch]
+    return meets
+
+
 # Events are a binary heap in three arrays, ordered by time, then by key: a negative key is the end of an instruction,
 # another one the move that asks for its next message. So ends come first among simultaneous events.
 
@@ -277,8 +319,9 @@ def _at(first, stop, turn, n):
 def _run(program, machine, lost, begins, ends):
     """Run all streams from counters 0; fills in the times at which each instruction begins and ends."""
     start, dst_ptr, dst, src_ptr, src, chunks, wait_ptr, wait_stream, wait_value, move, span, _, _ = program
-    p, channels, size, each, shape, alpha, beta, gamma, rank_factor, pair, pair_factor = machine
+    p, channels, size, each, shape, alpha, beta, gamma, memory, _, rank_factor, pair, pair_factor = machine
     src_opens, dst_opens = _opens(program, machine)
+    meets = _meets(program, machine)
     streams = len(start) - 1
     now = start[:-1].copy()  # of each stream: its instruction,
     counter = np.zeros(streams, np.int64)
@@ -357,6 +400,9 @@ def _run(program, machine, lost, begins, ends):
         rank, k = s // channels, src_ptr[i + 1] - src_ptr[i]
         total = k + dst_ptr[i + 1] - dst_ptr[i]
         n = step[s] + 1
+        if memory:
+            free += _memory_seconds(program, machine, s, i, meets[i])
+            n = total
         if n == 0:
             turn[s] = _turn(src, src_ptr[i], src_ptr[i + 1], rank, p)
         while n < k and src[_at(src_ptr[i], src_ptr[i + 1], turn[s], n)] % p == rank:

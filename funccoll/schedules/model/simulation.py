@@ -7,14 +7,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from ...display import html_table, seconds_text, titled
+from ...timeline import ACTIVITIES, Timeline
 from .topology import Topology
 
 if TYPE_CHECKING:
+    from ...draw.drawing import Drawing
     from ..schedule import Schedule
     from ..streams.streams import Streams
 
@@ -88,6 +90,60 @@ class Simulation:
                     yield Event(stream, rank, channel, i, *times, int(self.streams.move[i]))
 
     __iter__ = events
+
+    def timeline(self) -> Timeline:
+        """The execution as a Timeline: for each rank its waits, copies ("move") and combines ("reduce").
+
+        A copy or combine lasts from when its instruction began until it was done, with the time in which it waits for a
+        port; a wait is the time before it, and its peer is the rank that ended it. What never ended is left out.
+        """
+        streams, p = self.streams, self.schedule.nranks
+        stream, done = streams.stream, ~np.isnan(self.end)
+        before = np.where(np.arange(len(stream)) == streams.start[stream], 0.0, np.concatenate([[0.0], self.end[:-1]]))
+        works = np.flatnonzero(done & (np.diff(streams.src_ptr) > 0) & (self.end > self.start))
+        waits = np.flatnonzero(done & (self.start > before))
+        texts = {("wait", ""): 0}
+        labels = np.array([texts.setdefault(self._text(int(i)), len(texts)) for i in works], np.int32)
+        reads = streams.src[streams.src_ptr[works]] % p
+        rank = stream[works] // self.schedule.channels
+        columns = (
+            (stream[waits], stream[works]),
+            (before[waits], self.start[works]), (self.start[waits], self.end[works]),
+            (np.full(len(waits), ACTIVITIES.index("wait")),
+             np.where(np.diff(streams.src_ptr)[works] > 1, ACTIVITIES.index("reduce"), ACTIVITIES.index("move"))),
+            ([self._waited_for(int(i)) for i in waits], np.where(reads == rank, -1, reads)),
+            (np.zeros(len(waits)), labels),
+        )  # fmt: skip
+        whose, start, end, activity, peer, text = (np.concatenate(c) for c in columns)
+        order = np.lexsort((start, whose))
+        ranks, channels = np.divmod(whose[order], self.schedule.channels)
+        return Timeline(
+            f"{self.schedule.algorithm} for {self.schedule.collective}, {self.nbytes:,} bytes, on {self.topology.name}", p,
+            ranks.astype(np.int32), start[order], end[order], activity[order].astype(np.int8), peer[order].astype(np.int32),
+            text[order].astype(np.int32), list(texts), channels.astype(np.int32), "simulated",
+        )  # fmt: skip
+
+    def _text(self, i: int) -> tuple[str, str]:
+        """(instruction i in words, file:line of its move)."""
+        source = self.streams.source(i)
+        where = f" ({source})" if source else ""
+        return self.streams.describe(i).partition(": ")[2].removesuffix(where), str(source) if source else ""
+
+    def _waited_for(self, i: int) -> int:
+        """The rank whose instruction ended the wait of instruction i."""
+        s = self.streams
+        span = slice(s.wait_ptr[i], s.wait_ptr[i + 1])
+        whose = s.wait_stream[span]
+        if not len(whose):
+            return -1
+        ended = self.end[np.minimum(s.start[whose] + s.wait_value[span], s.start[whose + 1]) - 1]
+        return int(whose[int(np.nanargmax(ended))]) // self.schedule.channels
+
+    def draw(self, **options: Any) -> Drawing:
+        """Draw what each rank does when, by `fc.draw.timelines`."""
+        from ...draw import timelines
+
+        return timelines(self.timeline(), **options)
 
     def __repr__(self) -> str:
         what = f"{self.schedule.algorithm} for {self.schedule.collective}, {self.nbytes:,} bytes, on {self.topology.name}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from ...display import html_table, seconds_text, titled
 from ...errors import ScheduleError
+from ...machine_profile import HostParameters, current
 
 __all__ = ["Link", "Topology", "check_topology"]
 
@@ -47,6 +48,10 @@ class Topology:
     torus of it, in row-major order: alpha counts once per hop, beta once, and messages that cross the same wire do
     not slow each other (contention inside a network is not modelled anywhere here; the ports of a rank are, see
     `cost` and `simulate`). Work on a rank's own memory takes no time but `gamma`: seconds per byte reduced.
+    `start` seconds are added to every collective. With `memory` (on one host) nothing is a message: a rank pays alpha once for
+    each round in which it reads what another has written (inputs are there from the start), and beta for every byte that it
+    reads and writes, in its own memory too; there are no ports. `caches` are pairs (bytes, excess): of one rank's data (input
+    and output) the part that does not fit into `bytes` takes `excess` times beta and gamma more per byte (`factor`).
     The presets' figures are typical ones, to compare algorithms by; pass your own Links for a machine you measured.
     Raises ScheduleError for sizes below 1 and times that are negative or not finite.
     """
@@ -58,6 +63,9 @@ class Topology:
     network: Link
     gamma: float
     shape: tuple[int, ...] = ()
+    start: float = 0.0
+    memory: bool = False
+    caches: tuple[tuple[float, float], ...] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not isinstance(self.shape, tuple):
@@ -71,6 +79,15 @@ class Topology:
             if not isinstance(getattr(self, what), Link):
                 raise ScheduleError(f"topology {self.name}: {what}={getattr(self, what)!r} must be a Link(name, alpha, beta).")
         _check_time(f"topology {self.name}", "gamma", self.gamma, "seconds per byte")
+        _check_time(f"topology {self.name}", "start", self.start, "seconds")
+        if self.memory and self.hosts != 1:
+            raise ScheduleError(f"topology {self.name}: memory=True is for one host, and it has {self.hosts}.")
+        for nbytes, excess in self.caches:
+            if not nbytes > 0 or not 0 <= excess < math.inf:
+                raise ScheduleError(
+                    f"topology {self.name}: caches={self.caches!r:.80} must be pairs of bytes, more than 0, and an excess, "
+                    "finite and at least 0."
+                )
         if self.shape and (self.each != 1 or math.prod(self.shape) != self.hosts):
             raise ScheduleError(
                 f"topology {self.name}: a torus of shape {self.shape} has {math.prod(self.shape)} hosts of 1 device each; "
@@ -87,8 +104,23 @@ class Topology:
 
     @classmethod
     def one_host(cls, p: int) -> Topology:
-        """p processes on one host that read and write shared memory; a core copies or reduces about 10 GB/s."""
-        return cls("one_host", 1, p, _SHARED_MEMORY, _SHARED_MEMORY, 1 / 10e9)
+        """p processes on one host that read and write shared memory.
+
+        With what `funccoll tune` has measured on this host (in a job, on the host of rank 0); else a core copies or reduces
+        about 10 GB/s.
+        """
+        profile = current()
+        if profile is None or p == 1:
+            return cls("one_host", 1, p, _SHARED_MEMORY, _SHARED_MEMORY, 1 / 10e9)
+        return cls.measured_host(p, profile.parameters_for(p))
+
+    @classmethod
+    def measured_host(cls, p: int, measured: HostParameters) -> Topology:
+        """p processes on one host whose waits and memory were measured (`memory`, `caches`)."""
+        link = Link("measured shared memory", measured.alpha, measured.beta, shared=True)
+        return cls(
+            "one_host", 1, p, link, link, measured.gamma, start=measured.start, memory=True, caches=measured.caches
+        )
 
     @classmethod
     def one_gpu(cls, p: int) -> Topology:
@@ -151,6 +183,18 @@ class Topology:
         return cls("uniform", p, 1, link, link, gamma)
 
     # ---------------------------------------------------------------- queries
+
+    def factor(self, nbytes: float) -> float:
+        """How many times as long a byte takes where a rank's input and output have `nbytes`, for what caches do not hold."""
+        return 1 + sum(excess * (1 - held / nbytes) for held, excess in self.caches if nbytes > held)
+
+    def at(self, nbytes: float) -> Topology:
+        """The same machine without caches, and with the times per byte for `nbytes` of a rank's input and output."""
+        factor = self.factor(nbytes)
+        if factor == 1.0:
+            return self
+        host, network = (replace(link, beta=link.beta * factor) for link in (self.host, self.network))
+        return replace(self, host=host, network=network, gamma=self.gamma * factor, caches=())
 
     @property
     def nranks(self) -> int:

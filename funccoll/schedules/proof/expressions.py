@@ -92,6 +92,15 @@ class Expressions:
         out[rows] = (self._masks[low[rows]] == self._below[-1]).all(axis=1)
         return out
 
+    def nranks(self, ids: np.ndarray) -> np.ndarray:
+        """The number of ranks in each expression."""
+        low, span = self._interval(ids)
+        rows = span == _BITS
+        out = np.where(rows, 0, span)
+        bits: Any = self._masks[low[rows]]
+        out[rows] = np.unpackbits(bits, axis=1).sum(axis=1)
+        return out
+
     # ------------------------------------------------------------ making
 
     def fold(self, operands: np.ndarray, maker: np.ndarray) -> np.ndarray:

@@ -61,6 +61,17 @@ class Proof:
         nodes = np.unique(np.concatenate(used)) if used else np.zeros(0, np.int64)
         return int((~self.nodes.complete(nodes)).sum()) if len(nodes) else 0
 
+    def text(self, rank: int | None = None) -> str:
+        """A line for each output chunk of a rank, or of all: what it holds, in the order in which it was combined.
+
+        `output[0]@2 = (x0[0] + x1[0]) + x2[0]`, where x1[0] is chunk 0 of rank 1's input.
+        """
+        return "\n".join(
+            f"output[{chunk}]@{owner} = {self.nodes.text(node)}"
+            for owner, chunk, node in zip(*(column.tolist() for column in self.outputs), strict=True)
+            if rank is None or owner == rank
+        )
+
     def __repr__(self) -> str:
         s = self.schedule
         order = ", a left fold in rank order" if s.collective.meaning.reduces and self.left_fold else ""

@@ -1,0 +1,1 @@
+"""Calibration: measuring this host's collectives, and fitting the cost model's parameters to the times."""

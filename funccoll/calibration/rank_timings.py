@@ -1,0 +1,122 @@
+"""Timing in the ranks of a job: each case compiled, and repeated in native calls over shared memory."""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from .. import collectives
+from ..compiler.jit import jit
+from ..mesh import Mesh, P
+from ..placement import from_local
+from ..runtime.job import host
+from ..runtime.job.world import make_mesh, rank, world_size
+from .timed_cases import ITEM, Case
+
+__all__ = ["time_cases"]
+
+_LEAST = 3
+"""Repetitions in a turn, at least."""
+_PATIENCE = 12
+"""Turns that are taken for each one that counts, at most."""
+_SHARED = 16
+"""Times as long as others are turns of more ranks than cores, which take turns on them: these last milliseconds."""
+_AXIS = "ranks"
+_BODIES: dict[str, Callable[[Any, str], Any]] = {
+    "all_reduce": lambda x, name: collectives.all_reduce(x, _AXIS, algorithm=name),
+    "all_gather": lambda x, name: collectives.all_gather(x, _AXIS, algorithm=name),
+    "reduce_scatter": lambda x, name: collectives.reduce_scatter(x, _AXIS, algorithm=name),
+    "all_to_all": lambda x, name: collectives.all_to_all(x, _AXIS, split_dim=0, concat_dim=0, algorithm=name),
+    "broadcast": lambda x, name: collectives.broadcast(x, _AXIS, algorithm=name),
+}
+_Latest = Callable[..., tuple[float, float]]
+_WHOLE = ("all_reduce", "all_gather", "broadcast")  # every rank has the same result
+
+
+def time_cases(
+    cases: Sequence[Case], turns: int, turn_seconds: float, progress: str = ""
+) -> tuple[list[list[float]], int]:
+    """Time every case in this rank's job: (seconds of one execution in each turn of each case, number of disturbed cases).
+
+    A turn begins together, repeats the collective for about `turn_seconds` in one native call, and takes the time of the
+    slowest rank. Where ranks have a core each, a turn is disturbed when another process took one of them, or a rank slept
+    because others want its core: the kernel has counted a switch. Such turns do not count, unless a case has no others after
+    `_PATIENCE` times as many. Rank 0 writes a byte to the file `progress` after each case.
+    """
+    mesh = make_mesh({_AXIS: world_size()}, device="cpu")
+    slowest = jit(lambda t: collectives.all_reduce(t, _AXIS, op="max"), mesh=mesh, in_specs=P(_AXIS), out_specs=P())
+
+    def latest(seconds: float, switches: float = 0.0) -> tuple[float, float]:
+        mine = from_local(np.array([seconds, switches]), mesh, P(_AXIS))
+        found = np.asarray(slowest(mine))
+        return float(found[0]), float(found[1])
+
+    alone = mesh.size <= host.cores()
+    turn_seconds *= 1 if alone else _SHARED
+
+    told = -1
+    if progress and rank() == 0:
+        with suppress(OSError):  # times are the same without a progress bar
+            told = os.open(progress, os.O_WRONLY | os.O_CLOEXEC)
+    found, disturbed = [], 0
+    for case in cases:
+        repeat = _repetition(case, mesh)
+        times = _calibrate(repeat, latest, turn_seconds)
+        clean: list[float] = []
+        others: list[float] = []
+        for _ in range(turns * _PATIENCE):
+            seconds, switches = _turn(repeat, latest, times)
+            (others if alone and switches else clean).append(seconds)
+            if len(clean) == turns:
+                break
+        found.append(clean or others[:turns])
+        disturbed += not clean
+        if told >= 0:
+            os.write(told, b".")
+    if told >= 0:
+        os.close(told)
+    return found, disturbed
+
+
+def _repetition(case: Case, mesh: Mesh) -> Callable[[int], Any]:
+    """A function that executes the case a number of times; argument and result lie in shared memory."""
+    body, elements = _BODIES[case.kind], case.nbytes // ITEM
+    if case.kind == "all_gather":
+        elements //= mesh.size
+    step = jit(
+        lambda x: body(x, case.algorithm), mesh=mesh, in_specs=P(_AXIS), out_specs=P() if case.kind in _WHOLE else P(_AXIS)
+    )
+    x = from_local(np.ones(elements, np.float32), mesh, P(_AXIS))
+    group: Any
+    (group,) = step.lower(x).compile().group_calls
+    return lambda times: group.repeat(times, x.local)
+
+
+def _turn(repeat: Callable[[int], Any], latest: _Latest, times: int) -> tuple[float, float]:
+    """(seconds of one repetition on the slowest rank, switches to other processes on the rank with most)."""
+    latest(0.0)  # all ranks begin together
+    switches, start = _switches(), time.perf_counter()
+    repeat(times)
+    seconds = time.perf_counter() - start
+    return latest(seconds / times, _switches() - switches)
+
+
+def _switches() -> int:
+    usage = resource.getrusage(resource.RUSAGE_THREAD)
+    return usage.ru_nivcsw + usage.ru_nvcsw
+
+
+def _calibrate(repeat: Callable[[int], Any], latest: _Latest, turn_seconds: float) -> int:
+    """Repetitions of a turn: the same number on all ranks."""
+    times, best = 1, math.inf
+    for seconds in (turn_seconds / 8, turn_seconds / 2, turn_seconds):
+        best = min(best, _turn(repeat, latest, times)[0])
+        times = max(_LEAST, int(seconds / max(best, 1e-8)))
+    return times

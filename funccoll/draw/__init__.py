@@ -1,0 +1,34 @@
+"""Drawings of schedules, costs, timelines, shardings, programs and bucket plans, for papers and notebooks.
+
+Each function describes an object as a scene, which matplotlib draws as SVG or PNG, and plotly in a notebook: see `Drawing`.
+"""
+
+from typing import Any
+
+from ..errors import DrawingError
+from ..schedules.collective import similar
+from ..schedules.schedule import Schedule
+from .bucket_bars import buckets
+from .chunk_steps import chunk_table
+from .cost_curves import costs
+from .drawing import Drawing
+from .link_cells import link_matrix
+from .program_graph import program
+from .sharding_blocks import sharding
+from .space_time_diagram import space_time
+from .timeline_lanes import timelines
+
+__all__ = [
+    "Drawing", "buckets", "chunk_table", "costs", "draw_schedule", "link_matrix", "program", "sharding", "space_time",
+    "timelines",
+]  # fmt: skip
+
+_OF_SCHEDULES = {"space_time": space_time, "link_matrix": link_matrix, "chunk_table": chunk_table}
+
+
+def draw_schedule(schedule: Schedule, kind: str, **options: Any) -> Drawing:
+    """Draw a schedule by the function named `kind`. Raises DrawingError, with the names that exist, for another."""
+    if kind not in _OF_SCHEDULES:
+        raise DrawingError(f"unknown drawing {kind!r} of a schedule.{similar(kind, _OF_SCHEDULES)} Use one of "
+                           f"{', '.join(_OF_SCHEDULES)}.")  # fmt: skip
+    return _OF_SCHEDULES[kind](schedule, **options)

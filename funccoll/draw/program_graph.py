@@ -1,0 +1,210 @@
+"""Programs as layered graphs of equations (Sugiyama, Tagawa and Toda, IEEE Trans. SMC 11(2), 1981), collectives emphasised."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..display import size_text
+from ..errors import DrawingError
+from ..ir import Atom, Equation, Program, Var
+from .drawing import Drawing
+from .graph_layout import Layout, layered
+from .scene import Arrows, Axis, Boxes, Curve, LegendEntry, Mark, Panel, Scene
+
+__all__ = ["program"]
+
+_EQUATIONS, _WIDE = 48, 11.5
+"""The most equations that are drawn one by one, and the widest graph of them, in inches."""
+_BANDS = 16
+"""The most depths that are drawn one by one in the summary form."""
+_COLOURS = {"collective": "c1", "effect": "c1", "compute": "band", "local": "tc5", "higher": "band", "value": "surface"}
+
+
+@dataclass
+class _GraphNode:
+    text: str
+    hover: str
+    kind: str
+    reads: dict[int, str] = field(default_factory=dict)
+    """Node that it reads -> the names of the values."""
+
+
+def program(program: Program, *, theme: str | None = None) -> Drawing:
+    """Draw a program as a graph: equations as boxes, from the inputs above to the outputs below, collectives emphasised.
+
+    The hover text has the equation and its file:line. A program of more than 48 equations, or a very wide one, is drawn by
+    depth: the equations between the same collectives as one box, which the drawing says. A stage with a `.program` may be
+    given, too. Raises DrawingError for anything else.
+    """
+    found = getattr(program, "program", program)
+    if not isinstance(found, Program):
+        raise DrawingError(f"program() draws a Program, such as fn.trace(...).program, not {type(program).__name__}.")
+    count, collectives = len(found.equations), len(found.collectives())
+    mesh = ", ".join(f"{n}={s}" for n, s in found.axis_sizes.items())
+    title = f"Program {found.label} on mesh({mesh}): {_plural(count, 'equation')}, {_plural(collectives, 'collective')}"
+    notes = [] if collectives else ["It has no collectives."]
+    if count <= _EQUATIONS:
+        nodes = _single(found)
+        layout = _placed(nodes)
+        if layout.width <= _WIDE:
+            return Drawing(_scene(title, notes, nodes, layout), theme)
+    nodes, note = _summary(found)
+    return Drawing(_scene(title, [*notes, note], nodes, _placed(nodes)), theme)
+
+
+def _plural(n: int, what: str) -> str:
+    return f"{n:,} {what}{'s' if n != 1 else ''}"
+
+
+def _single(program: Program) -> list[_GraphNode]:
+    """A node for each input that is read, each equation, and each output."""
+    names = program.names
+    nodes: list[_GraphNode] = []
+    maker: dict[Var, int] = {}
+    for what, variables in (("constant", [v for v, _ in program.constants]), ("input", program.inputs)):
+        for var in variables:
+            maker[var] = len(nodes)
+            nodes.append(_GraphNode(f"{what} {names[var]}\n{var.type}", f"{what} {names[var]}: {var.type}", "value"))
+    for eqn in program.equations:
+        node = _GraphNode(_text(eqn), _hover(eqn, program), eqn.primitive.kind)
+        for atom in eqn.inputs:
+            if isinstance(atom, Var):
+                node.reads[maker[atom]] = ", ".join(filter(None, [node.reads.get(maker[atom], ""), names[atom]]))
+        maker.update(dict.fromkeys(eqn.outputs, len(nodes)))
+        nodes.append(node)
+    for number, atom in enumerate(program.outputs):
+        shown = names[atom] if isinstance(atom, Var) else repr(atom)
+        nodes.append(_GraphNode(f"output {number}\n{atom.type}", f"output {number}: {shown}:{atom.type}", "value"))
+        if isinstance(atom, Var):
+            nodes[-1].reads[maker[atom]] = shown
+    return nodes
+
+
+def _text(eqn: Equation) -> str:
+    """The primitive, and where it communicates its axes, over the type of the first output."""
+    head = eqn.primitive.name
+    if eqn.primitive.communicates:
+        op = eqn.params.get("op")
+        head += f" {op}" if isinstance(op, str) else ""
+        head += f" over {', '.join(eqn.axes())}" if eqn.axes() else ""
+    more = f" (+{len(eqn.outputs) - 1})" if len(eqn.outputs) > 1 else ""
+    return f"{head}\n{eqn.outputs[0].type}{more}" if eqn.outputs else head
+
+
+def _hover(eqn: Equation, program: Program) -> str:
+    names = program.names
+
+    def used(atom: Atom) -> str:
+        return names[atom] if isinstance(atom, Var) else repr(atom)
+
+    left = " ".join(f"{names[v]}:{v.type}" for v in eqn.outputs) or "_"
+    params = ", ".join(f"{k}={v!r:.40}" for k, v in sorted(eqn.params.items()) if isinstance(v, (str, int, float, tuple)))
+    line = f"{left} = {eqn.primitive.name}{f'[{params}]' if params else ''} {' '.join(map(used, eqn.inputs))}"
+    return f"{line[:160]}{'…' if len(line) > 160 else ''}" + (f"\n{eqn.source}" if eqn.source else "")
+
+
+# ---------------------------------------------------------------- the summary form
+
+
+def _summary(program: Program) -> tuple[list[_GraphNode], str]:
+    """Nodes by depth, the collectives on the longest chain before an equation, and the sentence that says so."""
+    depth: dict[Var, int] = {}
+    at: list[int] = []
+    for eqn in program.equations:
+        before = max((depth.get(a, 0) for a in eqn.inputs if isinstance(a, Var)), default=0)
+        at.append(before)
+        depth.update(dict.fromkeys(eqn.outputs, before + eqn.primitive.communicates))
+    every = -(-(max(at, default=0) + 1) // _BANDS)
+    groups: defaultdict[Any, list[Equation]] = defaultdict(list)
+    key_of: dict[Var, Any] = dict.fromkeys((*[v for v, _ in program.constants], *program.inputs), "inputs")
+    reads: defaultdict[Any, set[Any]] = defaultdict(set)
+    for eqn, d in zip(program.equations, at, strict=True):
+        what = (eqn.primitive.name, eqn.axes()) if eqn.primitive.communicates and every == 1 else ("", ())
+        key = (d // every, bool(what[0]), *what)
+        groups[key].append(eqn)
+        reads[key] |= {key_of[a] for a in eqn.inputs if isinstance(a, Var)} - {key}
+        key_of.update(dict.fromkeys(eqn.outputs, key))
+    inputs = _plural(len(program.inputs) + len(program.constants), "input")
+    nodes = [_GraphNode(inputs, inputs, "value")]
+    number: dict[Any, int] = {"inputs": 0}
+    for key in sorted(groups):
+        number[key] = len(nodes)
+        node = _group(groups[key], key, every)
+        node.reads = dict.fromkeys((number[k] for k in sorted(reads[key], key=lambda k: number[k])), "")
+        nodes.append(node)
+    outputs = _plural(len(program.outputs), "output")
+    nodes.append(_GraphNode(outputs, outputs, "value"))
+    nodes[-1].reads = dict.fromkeys((number[key_of[a]] for a in program.outputs if isinstance(a, Var)), "")
+    band = f", in bands of {every} depths" if every > 1 else ""
+    note = (
+        f"{len(program.equations):,} equations: drawn by depth{band}. A box holds the equations that have the same number of "
+        "collectives on the longest chain before them."
+    )
+    return nodes, note
+
+
+def _group(eqns: Sequence[Equation], key: Any, every: int) -> _GraphNode:
+    counts = Counter(e.primitive.name for e in eqns).most_common()
+    lines = sorted({str(e.source) for e in eqns if e.source})
+    hover = f"{', '.join(f'{n} ×{c}' for n, c in counts[:12])}\n" + "\n".join(lines[:6])
+    hover += f"\n… and {len(lines) - 6} more lines" if len(lines) > 6 else ""
+    if key[1]:
+        nbytes = sum(a.type.nbytes for e in eqns for a in e.inputs)
+        return _GraphNode(f"{len(eqns)} × {key[2]} over {', '.join(key[3])}\n{size_text(nbytes)} a device", hover, "collective")
+    head = _plural(len(eqns), "equation")
+    if every > 1:
+        among = sum(e.primitive.communicates for e in eqns)
+        depths = f"depths {key[0] * every}–{(key[0] + 1) * every - 1}"
+        text = f"{depths}: {head}\n{_plural(among, 'collective')} among them"
+        return _GraphNode(text, hover, "collective" if among else "compute")
+    most = ", ".join(f"{n} ×{c}" if c > 1 else n for n, c in counts[:3])
+    return _GraphNode(f"{head}\n{most}{', …' if len(counts) > 3 else ''}", hover, "compute")
+
+
+# ---------------------------------------------------------------- the picture
+
+
+def _placed(nodes: Sequence[_GraphNode]) -> Layout:
+    widths = [0.24 + max(len(line) for line in n.text.split("\n")) * 0.067 for n in nodes]
+    return layered([list(n.reads) for n in nodes], widths)
+
+
+_PITCH, _TALL = 0.66, 0.38
+"""Inches from layer to layer; of a box."""
+
+
+def _scene(title: str, notes: Sequence[str], nodes: Sequence[_GraphNode], layout: Layout) -> Scene:
+    boxes = []
+    for n, x, y, wide in zip(nodes, layout.x, layout.layer, layout.widths, strict=True):
+        top = y * _PITCH
+        fill = _COLOURS.get(n.kind, "band")
+        boxes.append((x - wide / 2, x + wide / 2, top - _TALL / 2, top + _TALL / 2, fill, n.hover, n.text))
+    path_x: list[float] = []
+    path_y: list[float] = []
+    arrows = []
+    for (source, target), via in layout.routes.items():
+        xs = [layout.x[source], *(x for x, _ in via), layout.x[target]]
+        begin, end = layout.layer[source] * _PITCH + _TALL / 2, layout.layer[target] * _PITCH - _TALL / 2
+        ys = [begin, *(y * _PITCH for _, y in via), end]
+        if via:
+            path_x += [*xs[:-1], math.nan]
+            path_y += [*ys[:-1], math.nan]
+        colour = "c1" if nodes[source].kind in ("collective", "effect") else "muted"
+        name = nodes[target].reads[source]
+        arrows.append((xs[-2], ys[-2], xs[-1], ys[-1], colour, False, 1.0, name))
+    marks: list[Mark] = [Curve(path_x, path_y, "muted", 1.0)] if path_x else []
+    marks += [Arrows.of(arrows), Boxes.of(boxes, "muted")]
+    width = max(layout.width, 3.0)
+    rows = max(layout.layer, default=0)
+    x = Axis((layout.width - width) / 2 - 0.02, (layout.width + width) / 2 + 0.02)
+    y = Axis(-0.3, rows * _PITCH + 0.3, reversed=True)
+    kinds = {n.kind for n in nodes}
+    legend = [LegendEntry("inputs and outputs", "grid")] if "value" in kinds else []
+    legend += [LegendEntry("compute", "band")] if kinds & {"compute", "higher"} else []
+    legend += [LegendEntry("depends on the device, moves nothing", "tc5")] if "local" in kinds else []
+    legend += [LegendEntry("collective", "c1")] if kinds & {"collective", "effect"} else []
+    return Scene(title, (Panel(x, y, tuple(marks), width, (rows * _PITCH + 0.6)),), tuple(notes), tuple(legend))

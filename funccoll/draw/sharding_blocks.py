@@ -1,0 +1,133 @@
+"""Shardings as the blocks of the global array, with the devices that hold each."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from ..errors import DrawingError
+from ..mesh import Sharding
+from .drawing import Drawing
+from .scene import Axis, Boxes, Panel, Scene
+from .themes import PALETTE
+
+__all__ = ["sharding"]
+
+_DEVICES = 4096
+
+
+def sharding(sharding: Sharding, shape: Sequence[int], *, theme: str | None = None) -> Drawing:
+    """Draw the blocks into which a sharding cuts a global array of `shape`, each with the devices that hold it.
+
+    Two dimensions are drawn, the first two that are split, or else the first two; of the others the drawing says which block
+    it shows. Raises DrawingError for what is not a sharding or a shape, ShardingError for a shape that it cannot split.
+    """
+    if not isinstance(sharding, Sharding):
+        raise DrawingError(f"sharding() draws an fc.Sharding(mesh, spec), not {type(sharding).__name__}.")
+    sizes = _checked(shape)
+    local = sharding.shard_shape(sizes)
+    cuts = [n // k if k else _parts(sharding, d) for d, (n, k) in enumerate(zip(sizes, local, strict=True))]
+    split = [d for d in range(len(sizes)) if cuts[d] > 1]
+    dims = sorted((split + [d for d in range(len(sizes)) if d not in split])[:2])
+    down, across = (dims[0], dims[1]) if len(dims) == 2 else (None, dims[0] if dims else None)
+    rows, columns = (1 if d is None else cuts[d] for d in (down, across))
+    holders = _holders(sharding, cuts, dims)
+    boxes = []
+    for i, j in itertools.product(range(rows), range(columns)):
+        devices = holders.get((i, j), [])
+        index = [_slice(sizes, local, d, i if d == down else j if d == across else 0) for d in range(len(sizes))]
+        hover = f"[{', '.join(index)}]\non {_named(devices, 24)}"
+        text = _named(devices, 6 if columns <= 8 else 2)
+        boxes.append((j, j + 1, i, i + 1, _fill(i * columns + j, rows * columns), hover, text))
+    wide = min(max(3.2, columns * 1.1), 9.0)
+    tall = min(max(0.7 if down is None else 1.6, rows * (0.62 if rows <= 8 else 0.3)), 6.5)
+    x, y = _axis(sizes, local, across, columns, False), _axis(sizes, local, down, rows, True)
+    panel = Panel(x, y, (Boxes.of(boxes, "surface"),), wide, tall)
+    title = f"{sharding.spec!r} of an array {_text(sizes)} over {_mesh(sharding)}: blocks of {_text(local)}"
+    return Drawing(Scene(title, (panel,), tuple(_notes(sharding, sizes, cuts, dims))), theme)
+
+
+def _checked(shape: Any) -> tuple[int, ...]:
+    try:
+        sizes = tuple(operator.index(n) for n in shape)
+    except (TypeError, ValueError):
+        sizes = (-1,)
+    if any(n < 0 for n in sizes):
+        raise DrawingError(f"shape={shape!r:.60} must be the sizes of a global array, such as (8, 4).")
+    return sizes
+
+
+def _parts(sharding: Sharding, dim: int) -> int:
+    axes = sharding.dim_axes(dim)
+    return sharding.mesh.axis_size(axes) if axes else 1
+
+
+def _holders(sharding: Sharding, blocks: Sequence[int], dims: Sequence[int]) -> dict[tuple[int, int], list[int]]:
+    """Block (row, column) -> its devices; of dimensions that are not drawn, those with block 0."""
+    mesh = sharding.mesh
+    if mesh.size > _DEVICES:
+        raise DrawingError(f"sharding() draws at most {_DEVICES:,} devices, and {mesh!r} has {mesh.size:,}.")
+    out: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+    for device in range(mesh.size):
+        at = mesh.coordinates(device)
+        block = []
+        for dim in range(len(blocks)):
+            number = 0
+            for axis in sharding.dim_axes(dim):
+                number = number * mesh.shape[axis] + at[axis]
+            block.append(number)
+        if all(block[d] == 0 for d in range(len(blocks)) if d not in dims):
+            row, column = [0, 0, *(block[d] for d in dims)][-2:]
+            out[row, column].append(device)
+    return out
+
+
+def _named(devices: Sequence[int], most: int) -> str:
+    """Devices as text: consecutive ones as a range."""
+    if len(devices) == 1:
+        return f"device {devices[0]}"
+    if len(devices) > 2 and list(devices) == list(range(devices[0], devices[-1] + 1)):
+        return f"devices {devices[0]}–{devices[-1]}"
+    more = f", … ({len(devices)})" if len(devices) > most else ""
+    return f"devices {', '.join(map(str, devices[:most]))}{more}"
+
+
+def _fill(i: int, n: int) -> str:
+    return f"tc{i % PALETTE}" if n <= PALETTE else f"tr{i / (n - 1):.3f}"
+
+
+def _slice(sizes: Sequence[int], local: Sequence[int], dim: int, block: int) -> str:
+    return ":" if local[dim] == sizes[dim] else f"{block * local[dim]}:{(block + 1) * local[dim]}"
+
+
+def _axis(sizes: Sequence[int], local: Sequence[int], dim: int | None, blocks: int, down: bool) -> Axis:
+    if dim is None:
+        return Axis(0.0, 1.0, reversed=down)
+    ticks = tuple((float(i), f"{i * local[dim]:,}") for i in range(blocks + 1))
+    return Axis(0.0, float(blocks), f"dimension {dim} [elements]", ticks, reversed=down)
+
+
+def _text(sizes: Sequence[int]) -> str:
+    return f"[{', '.join(f'{n:,}' for n in sizes)}]"
+
+
+def _mesh(sharding: Sharding) -> str:
+    return " × ".join(f"{name}={size}" for name, size in sharding.mesh.shape.items()) or "one device"
+
+
+def _notes(sharding: Sharding, sizes: Sequence[int], blocks: Sequence[int], dims: Sequence[int]) -> list[str]:
+    notes = []
+    named = ("dimension" if len(dims) == 1 else "dimensions") + " " + " and ".join(map(str, dims))
+    if len(sizes) > len(dims):
+        others = [d for d in range(len(sizes)) if d not in dims]
+        rest = "; ".join(f"dimension {d} {'whole' if blocks[d] == 1 else f'at block 0 of {blocks[d]}'}" for d in others)
+        notes.append(f"Drawn: {named} of {len(sizes)}; {rest}.")
+    copies = [a for a in sharding.mesh.axis_names if a not in sharding.varying and sharding.mesh.shape[a] > 1]
+    if copies:
+        notes.append(f"Every block has copies along {' and '.join(map(repr, copies))}.")
+    if 0 in sizes:
+        notes.append("The array has no elements: every block is empty.")
+    return notes

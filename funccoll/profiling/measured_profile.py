@@ -1,0 +1,237 @@
+"""Measured profiles: the records of all ranks of a run, merged."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..display import html_table, seconds_text, text_table, titled
+from ..errors import ProfileError
+from ..timeline import ACTIVITIES, Timeline
+from .causes import Blame, blame_of
+from .rank_record import (
+    BOOKKEEPING,
+    COMPUTE,
+    MOVE,
+    RECORDED,
+    REDUCE,
+    WAIT,
+    RankRecord,
+    ThreadRecord,
+    read_head,
+    read_rank,
+)
+
+__all__ = ["SPLIT", "Profile", "runs_of"]
+
+SPLIT = ("waiting", "moving", "reducing", "computing", "outside")
+"""The parts of a rank's time. Outside: before, between and after the calls of compiled functions."""
+_MOST_RANKS = 16
+
+
+def runs_of(directory: str | os.PathLike[str]) -> list[Path]:
+    """The folders of the runs that were recorded into a directory, the newest last; of one of these folders itself that one.
+
+    Raises ProfileError when there is none.
+    """
+    place = Path(directory)
+    if not place.is_dir():
+        raise ProfileError(f"{place} is not a directory: give that of FUNCCOLL_PROFILE or fc.profile(directory).")
+    if _parts(place):
+        return [place]
+    found = [(max(_begin(part) for part in parts), folder) for folder in place.iterdir() if (parts := _parts(folder))]
+    if not found:
+        raise ProfileError(
+            f"no profile was recorded into {place}: none of its folders has a file rank-0.jsonl. Run the program with "
+            f"FUNCCOLL_PROFILE={place}, or call what is to be recorded within `with fc.profile({str(place)!r}):`."
+        )
+    return [folder for _, folder in sorted(found)]
+
+
+def _parts(folder: Path) -> list[Path]:
+    return sorted(folder.glob("rank-*.jsonl"), key=lambda p: (len(p.name), p.name))
+
+
+def _begin(part: Path) -> int:
+    try:
+        return int(read_head(part)["time_ns"])
+    except ProfileError:  # it is told when that run is loaded
+        return part.stat().st_mtime_ns
+
+
+class Profile:
+    """A measured profile: what every rank of a run did when. `Profile.load(directory)` reads one.
+
+    Times are in seconds. `records` has each rank's own part; `notes` says what is missing or damaged.
+    """
+
+    def __init__(self, records: Sequence[RankRecord], name: str = ""):
+        if not records:
+            raise ProfileError(f"{name or 'a profile'} has no record of any rank.")
+        self.name, self.records = name, sorted(records, key=lambda r: r.rank)
+        sizes = {record.head["ranks"] for record in records}
+        if len(sizes) > 1 or len({record.rank for record in records}) < len(records):
+            raise ProfileError(f"{name or 'a profile'} mixes ranks of different jobs: of {sorted(sizes)} processes.")
+        self.nranks: int = sizes.pop()
+        """The number of processes of the job."""
+        known = {record.rank for record in records}
+        self.missing: list[int] = [rank for rank in range(self.nranks) if rank not in known]
+        """The ranks without a record."""
+        self.notes = [note for record in self.records for note in record.notes]
+        self.notes += [f"rank {rank}: it has no record here" for rank in self.missing[:_MOST_RANKS]]
+        _align(self.records)
+
+    @classmethod
+    def load(cls, directory: str | os.PathLike[str], run: str | None = None) -> Profile:
+        """The newest run that was recorded into a directory, or the one of this name (that of its folder).
+
+        Raises ProfileError when there is none, and when a file is not what it should be; what a killed process has left in
+        the middle is read up to there.
+        """
+        found = runs_of(directory)
+        chosen = [folder for folder in found if run in (None, folder.name)]
+        if not chosen:
+            raise ProfileError(f"{directory} has no run {run!r}. It has {', '.join(folder.name for folder in found)}.")
+        return cls([read_rank(part) for part in _parts(chosen[-1])], str(chosen[-1]))
+
+    # ------------------------------------------------------------ contents
+
+    @cached_property
+    def _origin(self) -> int:
+        """The moment from which times count: the first that any rank did, or its profile's beginning."""
+        firsts = [thread.known[0] for record in self.records for thread in record.threads if thread.known]
+        return min(firsts, default=min(record.begin_ns for record in self.records))
+
+    @property
+    def seconds(self) -> float:
+        """Seconds from the first thing that a rank did to the last one."""
+        lasts = [thread.known[1] for record in self.records for thread in record.threads if thread.known]
+        return (max(lasts, default=self._origin) - self._origin) / 1e9
+
+    @cached_property
+    def split(self) -> np.ndarray:
+        """float64[ranks, 5]: seconds of each rank in each part of SPLIT; those of several threads add up."""
+        total = np.zeros((self.nranks, len(SPLIT)))
+        for record in self.records:
+            for thread in record.threads:
+                total[record.rank] += _split(thread, self._origin)
+        return total
+
+    @cached_property
+    def blame(self) -> Blame:
+        """Causes of the waiting."""
+        return blame_of(self.records, self.nranks)
+
+    def timeline(self, every_instruction: bool = False) -> Timeline:
+        """All waits, moves, reductions and compute segments as a Timeline; a rank's threads are its channels.
+
+        With `every_instruction` also those that only write or compare a few words, as moves.
+        """
+        columns: list[list[np.ndarray]] = [[] for _ in range(7)]
+        texts: dict[tuple[str, str], int] = {}
+        for record in self.records:
+            for thread in record.threads:
+                keep = thread.kind < (RECORDED if every_instruction else BOOKKEEPING)
+                numbers = np.array([texts.setdefault(text, len(texts)) for text in thread.texts] or [0], np.int32)
+                kind = thread.kind[keep]
+                found = (
+                    np.full(len(kind), record.rank, np.int32), (thread.start[keep] - self._origin) / 1e9,
+                    (thread.end[keep] - self._origin) / 1e9, np.where(kind == BOOKKEEPING, MOVE, kind).astype(np.int8),
+                    thread.peer[keep], numbers[thread.text[keep]], np.full(len(kind), thread.number, np.int32),
+                )  # fmt: skip
+                for column, values in zip(columns, found, strict=True):
+                    column.append(values)
+        rank, start, end, activity, peer, text, channel = (np.concatenate([*c, np.empty(0)]) for c in columns)
+        return Timeline(
+            f"profile {self.name}", self.nranks, rank.astype(np.int32), start, end, activity.astype(np.int8),
+            peer.astype(np.int32), text.astype(np.int32), list(texts), channel.astype(np.int32),
+        )  # fmt: skip
+
+    def to_perfetto(self, path: str | os.PathLike[str] | None = None, every_instruction: bool = False) -> str:
+        """`Timeline.to_perfetto` of the timeline."""
+        return self.timeline(every_instruction).to_perfetto(path)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The figures of the profile as plain values, for JSON."""
+        blame = self.blame
+        return {
+            "profile": self.name, "ranks": self.nranks, "seconds": self.seconds, "notes": self.notes,
+            "split": [dict(zip(SPLIT, row, strict=True)) for row in self.split.tolist()],
+            "waited": blame.waited.tolist(), "caused": blame.caused.tolist(), "named": blame.named,
+            "machine": blame.machine, "unknown": blame.unknown, "causes": [cause._asdict() for cause in blame.causes[:100]],
+        }  # fmt: skip
+
+    # ------------------------------------------------------------ words
+
+    def verdict(self) -> str:
+        """The rank that caused the waiting, or that none did, in a sentence."""
+        blame = self.blame
+        if blame.named is None:
+            most = f"; rank {blame.ranking[0]} caused most, {seconds_text(max(blame.totals))}" if blame.totals.any() else ""
+            return f"No rank stands out as the cause of waiting{most}."
+        first = next(cause for cause in blame.causes if cause.rank == blame.named and not cause.machine)
+        where = f" {first.source}" if first.source else ""
+        return (
+            f"Rank {blame.named} caused {seconds_text(blame.totals[blame.named])} of waiting, most of it "
+            f"({seconds_text(first.seconds)}) while it was {first.doing}{where}."
+        )
+
+    def split_rows(self) -> list[tuple[str, ...]]:
+        """Cells of the table of each rank's time: the rank, the parts of SPLIT, and what it caused."""
+        totals = self.blame.totals
+        return [
+            (str(rank), *(seconds_text(s) for s in row), seconds_text(totals[rank]))
+            for rank, row in enumerate(self.split.tolist()) if rank not in self.missing
+        ]  # fmt: skip
+
+    def __repr__(self) -> str:
+        head, rows = ("rank", *SPLIT, "caused waiting"), self.split_rows()
+        more = f"\n... and {len(rows) - _MOST_RANKS:,} more ranks" if len(rows) > _MOST_RANKS else ""
+        table = text_table(head, rows[:_MOST_RANKS], head)
+        return "\n".join([self._title(), table + more, self.verdict(), *self.notes])
+
+    def _title(self) -> str:
+        ranks = f"{self.nranks} rank{'' if self.nranks == 1 else 's'}"
+        return f"<Profile {seconds_text(self.seconds)} of {ranks}: {self.name}>"
+
+    def _repr_html_(self) -> str:
+        head, named = ("rank", *SPLIT, "caused waiting"), self.blame.named
+        rows = self.split_rows()[:_MOST_RANKS]
+        bold = next((i for i, row in enumerate(rows) if row[0] == str(named)), -1)
+        return titled("\n".join([self._title(), self.verdict(), *self.notes]), html_table(head, rows, right=head, bold=bold))
+
+
+def _align(records: Sequence[RankRecord]) -> None:
+    """Shift all times to the first rank's clock: all processes of one boot have the same one."""
+    first = records[0].head
+    for record in records[1:]:
+        head = record.head
+        if (head["host"], head["boot"]) != (first["host"], first["boot"]):
+            shift = (head["time_ns"] - head["monotonic_ns"]) - (first["time_ns"] - first["monotonic_ns"])
+            record.shift(int(shift))
+
+
+def _split(thread: ThreadRecord, origin: int) -> np.ndarray:
+    """Seconds of a thread in each part of SPLIT."""
+    length = thread.end - thread.start
+    parts = np.zeros(len(SPLIT))
+    for kind, part in ((WAIT, 0), (MOVE, 1), (BOOKKEEPING, 1), (REDUCE, 2), (COMPUTE, 3)):
+        parts[part] += length[thread.kind == kind].sum()
+    # Programs call one another never, so that of two that overlap one was interrupted by a signal handler.
+    inside = np.searchsorted(thread.programs[:, 0], thread.start, "right") - 1
+    covered = (inside >= 0) & (thread.kind != COMPUTE)
+    covered[covered] = thread.end[covered] <= thread.programs[inside[covered], 1]
+    programs = (thread.programs[:, 1] - thread.programs[:, 0]).sum() - length[covered].sum()
+    parts[3] = max(parts[3], programs)
+    if thread.known:
+        first, last = thread.known
+        parts[4] = max(0, last - (origin if thread.number == 0 else first) - parts.sum())
+    return parts / 1e9
+
+
+assert ACTIVITIES == ("wait", "move", "reduce", "compute"), "kinds of spans are indices of activities"

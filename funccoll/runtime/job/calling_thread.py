@@ -1,0 +1,37 @@
+"""The thread for which collectives are called: the calling one, unless it works for another one that waits for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+__all__ = ["calling_thread", "works_for"]
+
+
+class _Employer(threading.local):
+    """The identifier of the thread that waits for this one; None where none does."""
+
+    thread: int | None = None
+
+
+_employer = _Employer()
+
+
+def calling_thread() -> int:
+    """Return the identifier of the thread whose collectives this thread calls."""
+    return _employer.thread or threading.get_ident()
+
+
+@contextmanager
+def works_for(thread: int) -> Iterator[None]:
+    """Call collectives in the place of another thread, which must wait until this block has ended.
+
+    So their order is that thread's: autograd runs the backward pass of a module on a GPU in a thread of its own, and the
+    thread that called `backward` waits for it.
+    """
+    before, _employer.thread = _employer.thread, thread
+    try:
+        yield
+    finally:
+        _employer.thread = before

@@ -1,0 +1,58 @@
+"""Generated programs in a profile: each call, each compute segment, and collectives that do not record themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ..errors import Source
+from ..ir import Equation
+from .recorder import Recorder, recorded
+
+__all__ = ["RecordedProgram", "collective_part", "segment_part"]
+
+Part = Mapping[str, Any]
+"""The definition of a part of a program, as a profile has it."""
+
+
+class RecordedProgram:
+    """A generated program whose functions are replaced by recorded ones, and put back.
+
+    `namespace` is where its code finds them; `parts` are the definitions of those to record, by name. `replace` exchanges the
+    function of the whole program, `run`.
+    """
+
+    def __init__(
+        self, label: str, namespace: dict[str, Any], parts: Mapping[str, Part], run: Callable[..., Any],
+        replace: Callable[[Callable[..., Any]], None],
+    ):  # fmt: skip
+        self._label, self._namespace, self._run, self._replace = label, namespace, run, replace
+        self._parts = {name: (namespace[name], part) for name, part in parts.items()}
+
+    def record(self, recorder: Recorder | None) -> None:
+        """See `Recordable`."""
+        if recorder is None:
+            self._namespace.update({name: function for name, (function, _) in self._parts.items()})
+            self._replace(self._run)
+            return
+        for name, (function, part) in self._parts.items():
+            self._namespace[name] = recorded(recorder, function, part)
+        self._replace(recorded(recorder, self._run, {"kind": "program", "label": self._label}, line=True))
+
+
+def segment_part(sources: Sequence[Source | None]) -> Part:
+    """The definition of a compute segment, from the user's line of each of its equations."""
+    known = [source for source in sources if source is not None]
+    first = str(known[0]) if known else ""
+    lines = {source.line for source in known if source.file == known[0].file}
+    many = f", lines {min(lines)} to {max(lines)}" if len(lines) > 1 else ""
+    count = f"{len(sources)} operation{'' if len(sources) == 1 else 's'}"
+    return {"kind": "segment", "label": f"compute: {count}{many}", "source": first}
+
+
+def collective_part(equations: Sequence[Equation]) -> Part:
+    """The definition of collectives that are executed as one function."""
+    first = equations[0]
+    names = " and ".join(f"{eqn.primitive.name} over {', '.join(map(repr, eqn.axes()))}" for eqn in equations)
+    combines = any("op" in eqn.params for eqn in equations)
+    return {"kind": "collective", "label": names, "combines": combines, "source": str(first.source or "")}

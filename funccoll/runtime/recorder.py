@@ -1,0 +1,469 @@
+"""Recording of what this process does when, in files of its own, while it happens: the raw data of a measured profile.
+
+A run's folder has for each rank `rank-R.jsonl`, one JSON object in a line: first the head, then *definitions* (a plan, a
+program, a segment, a line of the user's), each written before anything refers to it; and for each of its threads
+`rank-R.thread-T.rows`, rows of four int64s as `kernels.frame` has them. A row's place is `number of a definition << 32 | word`,
+where the word is the index of an instruction in a plan's code, or CALL for the whole of it.
+
+Rows wait in memory, and are appended to the file four times a second, by the thread itself, between calls. A file system may
+take tens of milliseconds for that, which rows tell; pages of a mapped file would take them in the middle of an instruction.
+Nothing here knows what a program is; those that can be recorded `register`.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import platform
+import re
+import resource
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Protocol
+from weakref import WeakSet
+
+import numpy as np
+
+from .._version import __version__
+from ..errors import ProfileError, user_source
+from ..kernels.frame import ROW_BYTES
+
+__all__ = [
+    "CALL",
+    "FORMAT",
+    "RECORDING",
+    "SAMPLE",
+    "VARIABLE",
+    "VERSION",
+    "Recordable",
+    "Recorder",
+    "RowFile",
+    "begin",
+    "begin_from_environment",
+    "end",
+    "recorded",
+    "register",
+    "span",
+]  # fmt: skip
+
+FORMAT, VERSION = "funccoll profile", 1
+"""The first words of a head."""
+VARIABLE = "FUNCCOLL_PROFILE"
+"""The environment variable with the directory into which a process records itself."""
+CALL = 0x7FFFFFFF
+"""The word of a row that is not one instruction; its detail is the number of a user's line."""
+SAMPLE = 1
+"""The place of a row of a moment (its start): its end is how many nanoseconds the thread had been on a processor until then,
+its detail how many it had been ready without one."""
+RECORDING = 2
+"""The place of a row of time that recording itself took, for more than a few calls of the clock."""
+
+_ROW_WORDS = ROW_BYTES // 8
+_BUFFER_WORDS = _ROW_WORDS << 13
+_FLUSH_NS = 250_000_000
+"""Nanoseconds of rows that a process which is killed loses, about."""
+_RECORDING_NS = 50_000
+_SAMPLE_NS = 200_000
+"""Nanoseconds after which a thread asks again how long it had no processor."""
+
+
+class Recordable(Protocol):
+    """An object whose executions can be recorded."""
+
+    def record(self, recorder: Recorder | None) -> None:
+        """Record executions from now on; with None no more."""
+        ...
+
+
+class RowFile:
+    """The rows of one thread: a buffer, and the file to which they are appended. `lock` is held while rows are written."""
+
+    def __init__(self, path: Path):
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        self.lock = threading.Lock()
+        self.closed = False
+        self._words = np.zeros(_BUFFER_WORDS, np.int64)
+        self._begin: int = self._words.ctypes.data
+        self._view: Any = memoryview(self._words)  # type: ignore[arg-type]  # (NumPy's stubs: an array is a buffer)
+        self._bytes = self._view.cast("B")
+        self._at, self._written, self._sampled, self._flushed = 0, 0, 0, time.monotonic_ns()
+        self._processor = _ProcessorTime()
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """The addresses of the next row, and behind the last one."""
+        return self._begin + 8 * self._at, self._begin + 8 * _BUFFER_WORDS
+
+    def move_to(self, address: int, now: int) -> None:
+        """Go on at this address, up to which a kernel has written rows; one that it left in the middle ends `now` so far."""
+        self._at = (address - self._begin) // 8
+        if now and self._at < _BUFFER_WORDS and self._view[self._at]:
+            self._view[self._at + 2] = now
+
+    def make_room(self) -> None:
+        """Have at least one free row. Raises OSError."""
+        if self._at >= _BUFFER_WORDS:
+            begin = time.monotonic_ns()
+            self.flush()
+            self._words[:] = 0
+            self._at = self._written = 0
+            self.recording(begin)
+
+    def flush(self) -> None:
+        """Append to the file what is new, but for a row in the middle. Raises OSError."""
+        self._flushed = time.monotonic_ns()
+        while self._written < 8 * self._at:  # a disk that fills takes a part
+            self._written += os.write(self._fd, self._bytes[self._written : 8 * self._at])
+
+    def flush_sometimes(self, now: int, in_the_middle: bool = False) -> None:
+        """`flush`, if that was not done for a while. Raises OSError."""
+        if now - self._flushed > _FLUSH_NS:
+            self.flush()
+            if not in_the_middle:
+                self.recording(now)
+
+    def add(self, place: int, start: int, end: int, detail: int) -> None:
+        """Write a row behind the others, and behind one of a kernel that was left in the middle. Raises OSError."""
+        self.make_room()
+        if self._view[self._at]:
+            self._at += _ROW_WORDS
+            self.make_room()
+        view, at = self._view, self._at
+        view[at + 1], view[at + 2], view[at + 3] = start, end, detail
+        view[at] = place
+        self._at = at + _ROW_WORDS
+
+    def sample(self, now: int) -> None:
+        """Write how long this thread had a processor, if that was not done just before. Raises OSError."""
+        if now - self._sampled > _SAMPLE_NS:
+            self._sampled = now
+            self.add(SAMPLE, now, time.thread_time_ns(), self._processor.without_ns())
+
+    def recording(self, begin: int) -> int:
+        """Write that recording took the time since then, unless that is short; returns the time. Raises OSError."""
+        now = time.monotonic_ns()
+        if now - begin > _RECORDING_NS:
+            self.add(RECORDING, begin, now, 0)
+        return now
+
+    def close(self) -> None:
+        """Write the rest, also a row in the middle."""
+        self.closed = True
+        if self._at < _BUFFER_WORDS and self._view[self._at]:
+            self._at += _ROW_WORDS
+        with suppress(OSError):
+            self.flush()
+        os.close(self._fd)
+        self._processor.close()
+
+
+class _ProcessorTime:
+    """The time in which this thread was ready and had no processor: Linux's run_delay, or an estimate from getrusage.
+
+    Source: Documentation/scheduler/sched-stats.rst; without it a thread that has not given its processor away (`ru_nvcsw`)
+    had none whenever its processor time stood still.
+    """
+
+    def __init__(self) -> None:
+        self._fd, self._total, self._last = -1, 0, (0, 0, 0)
+        with suppress(OSError):
+            self._fd = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+            if os.pread(self._fd, 100, 0).count(b" ") != 2:
+                self.close()
+
+    def without_ns(self) -> int:
+        """Nanoseconds, which only grow."""
+        if self._fd >= 0:
+            return int(os.pread(self._fd, 100, 0).split()[1])
+        gave_away = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+        now = time.monotonic_ns(), time.thread_time_ns(), gave_away
+        if self._last[2] == gave_away and self._last[0]:
+            self._total += max(0, now[0] - self._last[0] - (now[1] - self._last[1]))
+        self._last = now
+        return self._total
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class Recorder:
+    """The files of one profile that this process writes, as one rank."""
+
+    def __init__(self, folder: Path, head: Mapping[str, Any]):
+        self.folder, self._rank, self.ended = folder, head["rank"], False
+        self._lock, self._threads = threading.RLock(), threading.local()
+        self._files: list[RowFile] = []
+        self._numbers: dict[Hashable, int] = {}
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+            self._definitions = os.open(folder / f"rank-{self._rank}.jsonl", flags, 0o666)
+            self._write(head)
+            self.rows()
+        except FileExistsError as error:
+            if error.filename and Path(error.filename).suffix == ".jsonl":
+                text = f"{folder} has a profile of rank {self._rank} already, of another process of the same run"
+                raise ProfileError(f"{text}. Choose another directory, or remove that one.") from None
+            raise _cannot_write(folder, error) from None
+        except OSError as error:
+            raise _cannot_write(folder, error) from None
+
+    def _write(self, fields: Mapping[str, Any]) -> None:
+        text = (json.dumps(fields) + "\n").encode()
+        while text:  # a disk that fills takes a part
+            text = text[os.write(self._definitions, text) :]
+
+    def define(self, key: Hashable, make: Callable[[], Mapping[str, Any]]) -> int:
+        """The number of a definition, which `make` describes when it is new. The key is kept as long as the recorder."""
+        found = self._numbers.get(key)
+        if found is None:
+            with self._lock:
+                found = self._numbers.get(key, 0 if self.ended else None)
+                if found is None:
+                    found = len(self._numbers) + 1
+                    self._write({"number": found, **make()})
+                    self._numbers[key] = found
+        return found
+
+    def line(self) -> int:
+        """The number of the user's line that is executed now; 0 when there is none."""
+        source = user_source()
+        if source is None:
+            return 0
+        return self.define(source, lambda: {"kind": "line", "source": str(source)})
+
+    def rows(self) -> RowFile | None:
+        """The calling thread's file; None after the end."""
+        if self.ended:
+            return None
+        found = getattr(self._threads, "file", None)
+        if found is None:
+            with self._lock:
+                if self.ended:
+                    return None
+                found = RowFile(self.folder / f"rank-{self._rank}.thread-{len(self._files)}.rows")
+                self._files.append(found)
+            self._threads.file = found
+        return found
+
+    def run(self, function: Callable[..., Any], place: Callable[[], int], arguments: tuple[Any, ...], line: bool) -> Any:
+        """The value of a call, which is recorded as one row; `line` says whether with the user's line that called it."""
+        if self.ended:
+            return function(*arguments)
+        begin = time.monotonic_ns()
+        try:
+            where, number = place() << 32 | CALL, self.line() if line else 0
+            start = self.sample(begin)
+        except OSError as error:
+            self.give_up(error)
+            return function(*arguments)
+        try:
+            return function(*arguments)
+        finally:
+            self.add(where, start, time.monotonic_ns(), number)
+
+    def sample(self, begin: int | None = None) -> int:
+        """Write how long this thread had a processor, if that was not done just before; returns the time. Raises OSError.
+
+        `begin` is the time since which this process has only recorded.
+        """
+        now, file = time.monotonic_ns(), self.rows()
+        if file is not None and file.lock.acquire(blocking=False):
+            try:
+                if not file.closed:
+                    now = now if begin is None else file.recording(begin)
+                    file.sample(now)
+            finally:
+                self.release(file)
+        return now
+
+    def add(self, place: int, start: int, end: int, detail: int) -> None:
+        """Write a row of the calling thread, unless it is writing one already (a signal handler's call)."""
+        try:
+            file = self.rows()
+            if file is not None and file.lock.acquire(blocking=False):
+                try:
+                    if not file.closed:
+                        file.sample(end)
+                        file.add(place, start, end, detail)
+                        file.flush_sometimes(time.monotonic_ns())
+                finally:
+                    self.release(file)
+        except OSError as error:
+            self.give_up(error)
+
+    def release(self, file: RowFile) -> None:
+        """Release a file's lock, and close the file when the profile has ended meanwhile."""
+        file.lock.release()
+        if self.ended:
+            self._close(file)
+
+    def give_up(self, error: OSError) -> None:
+        """Stop recording on this rank, because nothing more can be written: the program goes on."""
+        if not self.ended:
+            why = f"{error.strerror or error}"
+            warnings.warn(f"funccoll: the profile of rank {self._rank} in {self.folder} ends here: {why}.", RuntimeWarning, 2)
+            self.end(why)
+
+    def end(self, why: str = "") -> None:
+        """Write the end, and close all files; those in which other threads write now are closed by them."""
+        with self._lock:
+            if self.ended:
+                return
+            self.ended = True
+        with suppress(OSError):
+            self._write({"kind": "end", "monotonic_ns": time.monotonic_ns(), "why": why})
+        os.close(self._definitions)
+        for file in self._files:
+            self._close(file)
+
+    def _close(self, file: RowFile) -> None:
+        if file.lock.acquire(blocking=False):
+            try:
+                if not file.closed:
+                    file.close()
+            finally:
+                file.lock.release()
+
+
+def _cannot_write(folder: Path, error: OSError) -> ProfileError:
+    return ProfileError(
+        f"a profile cannot be written into {folder}: {error.strerror}. Choose a directory where this process can create files."
+    )
+
+
+def recorded(
+    recorder: Recorder, function: Callable[..., Any], about: Mapping[str, Any], line: bool = False
+) -> Callable[..., Any]:
+    """A function that calls another one, and records each call as a row of this definition."""
+    place = functools.partial(recorder.define, object(), lambda: about)  # the key keeps nothing alive
+
+    def call(*arguments: Any) -> Any:
+        return recorder.run(function, place, arguments, line)
+
+    return call
+
+
+# ---------------------------------------------------------------- this process
+
+
+class _Recording:
+    """The profile that this process records now, and everything in it that can be recorded."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.active: Recorder | None = None
+        self.begun_at = ""
+        self.recordables: WeakSet[Recordable] = WeakSet()
+        self.counts: dict[tuple[str, str], int] = {}
+        self.read_environment = False
+
+    def forked(self) -> None:
+        """Leave the files to the parent, in a forked child."""
+        self.lock = threading.RLock()
+        if self.active is not None:
+            self.active.ended, self.active = True, None
+
+
+_NOW = _Recording()
+
+
+@functools.lru_cache(maxsize=1)  # it cannot be undone
+def _hook_forks() -> None:
+    os.register_at_fork(after_in_child=_NOW.forked)
+
+
+def register(thing: Recordable) -> None:
+    """Let a profile record this object's executions, as long as it lives."""
+    with _NOW.lock:
+        _NOW.recordables.add(thing)
+        if _NOW.active is not None:
+            thing.record(_NOW.active)
+
+
+def begin(directory: str | os.PathLike[str], rank: int, nranks: int, run: str) -> Recorder:
+    """Begin to record this process, rank `rank` of `nranks`, into a new folder of `directory`.
+
+    `run` names the job: the n-th profile of each of its processes into one directory goes to the same folder. Raises
+    ProfileError when another profile is being recorded, and when nothing can be written there.
+    """
+    with _NOW.lock:
+        if _NOW.active is not None:
+            at = f"{_NOW.active.folder}{_NOW.begun_at}"
+            raise ProfileError(f"this process is being recorded into {at}: it can be in one profile at a time. End that first.")
+        _hook_forks()
+        place = Path(directory).absolute()
+        key = str(place), run
+        number = _NOW.counts.get(key, 0) + 1
+        found = _folder_name(run) if run else f"process-{os.getpid()}-{time.time_ns() // 10**9}"
+        recorder = Recorder(place / f"{found}-{number}", _head(rank, nranks, run))
+        _NOW.counts[key], _NOW.active = number, recorder
+        source = user_source()
+        _NOW.begun_at = f" since {source}" if source else ""
+        for thing in list(_NOW.recordables):
+            thing.record(recorder)
+    recorder.sample()
+    return recorder
+
+
+def _folder_name(run: str) -> str:
+    """A run's name as that of a folder: equal for equal names, else different."""
+    name = re.sub(r"[^A-Za-z0-9.]+", "_", run).strip("._")[:40]
+    return name if name == run else f"{name or 'run'}-{hashlib.sha256(run.encode()).hexdigest()[:8]}"
+
+
+def _head(rank: int, nranks: int, run: str) -> dict[str, Any]:
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    return {
+        "format": FORMAT, "version": VERSION, "rank": rank, "ranks": nranks, "run": run, "host": platform.node(),
+        "boot": boot.read_text().strip() if boot.exists() else "", "pid": os.getpid(), "command": sys.argv,
+        "funccoll": __version__, "monotonic_ns": time.monotonic_ns(), "time_ns": time.time_ns(),
+    }  # fmt: skip
+
+
+def end(recorder: Recorder) -> None:
+    """End a profile. A second call does nothing."""
+    with _NOW.lock:
+        if _NOW.active is recorder:
+            _NOW.active = None
+            for thing in list(_NOW.recordables):
+                thing.record(None)
+    recorder.end()
+
+
+@contextmanager
+def span(label: str) -> Iterator[None]:
+    """Record the block, in which no call is recorded, as a span of computing; without a profile nothing."""
+    recorder = _NOW.active
+    if recorder is None:
+        yield
+        return
+    source = str(user_source() or "")
+    number = recorder.define((label, source), lambda: {"kind": "segment", "label": label, "source": source})
+    start = time.monotonic_ns()
+    try:
+        yield
+    finally:
+        recorder.add(number << 32 | CALL, start, time.monotonic_ns(), 0)
+
+
+def begin_from_environment(rank: int, nranks: int, run: str) -> Recorder | None:
+    """Begin the profile that FUNCCOLL_PROFILE asks for, once in a process; None when there is nothing to begin."""
+    if _NOW.read_environment or not os.environ.get(VARIABLE):
+        return None
+    with _NOW.lock:
+        if _NOW.read_environment:
+            return None
+        recorder = begin(os.environ[VARIABLE], rank, nranks, run)
+        _NOW.read_environment, _NOW.begun_at = True, f", as {VARIABLE} asks for"
+    return recorder

@@ -1,0 +1,1 @@
+"""Schedules as files of other tools, and back: MSCCL XML, GOAL, JSON. What comes in is proved before it can run."""

@@ -1,0 +1,161 @@
+"""MSCCL's XML: its elements as records, its operations and limits, and its text.
+
+A `gpu` is a rank, a `tb` a thread block that executes its `step`s in order and talks to at most one rank that it sends to and
+one that it receives from, over a channel (`chan`). The k-th send over a connection (sender, receiver, channel) meets
+the k-th receive. A step may wait for a step of another thread block of its rank (`depid`, `deps`), which then has
+`hasdep="1"`; further ones are waited for by `nop`s before it. Buffers are "i", "o" and "s" (input, output, scratch), offsets
+and counts are chunks, of which a block has `parts`, in the order of memory.
+
+Source: the parser and the interpreter of Azure/msccl-executor-nccl (src/misc/msccl/msccl_parser.cc,
+src/device/msccl_kernel.cu) and of ROCm/rccl, and the simulator MSCCL-XML-Verifier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+from xml.sax.saxutils import quoteattr
+
+__all__ = [
+    "COLLECTIVES", "MOST_COUNT", "MOST_NODES", "MOST_OFFSET", "MOST_PEERS", "MOST_STEPS", "MOST_THREAD_BLOCKS", "OPERATIONS",
+    "MscclGpu", "MscclProgram", "MscclStep", "Operation", "ThreadBlock", "own_cells", "scale",
+]  # fmt: skip
+
+COLLECTIVES = {
+    "all_reduce": "allreduce", "all_gather": "allgather", "reduce_scatter": "reducescatter", "all_to_all": "alltoall",
+    "broadcast": "broadcast", "reduce": "reduce", "gather": "gather", "scatter": "scatter",
+}  # fmt: skip
+"""Our collectives -> the names that the runtimes know. They have no others but send, recv and alltoallv."""
+
+MOST_STEPS = 256
+"""Steps of a thread block (MSCCL_MAX_NUM_STEPS; 64 in Azure's latest)."""
+MOST_THREAD_BLOCKS = 128
+"""Thread blocks of a rank: `depid` is kept in 8 bits with a sign."""
+MOST_PEERS = 32
+"""Thread blocks of a rank that send over one channel, and that receive (MSCCL_MAX_NUM_THREAD_BLOCKS_PER_CHANNEL)."""
+MOST_COUNT = 71
+"""Chunks of a step: less than MSCCL_MAX_COUNT."""
+MOST_OFFSET = 32767
+"""Offsets are kept in 16 bits with a sign."""
+MOST_NODES = 4096
+"""XML elements that are kept for one rank: the algorithm, all gpus, its thread blocks and steps."""
+
+
+class Operation(NamedTuple):
+    """The effect of a type of step: it receives, folds what is at `src` (to it, or what it received), writes `dst`, sends."""
+
+    receives: bool = False
+    reads: bool = False
+    writes: bool = False
+    sends: bool = False
+    reduces: bool = False
+
+
+OPERATIONS = {
+    "s": Operation(reads=True, sends=True),
+    "r": Operation(receives=True, writes=True),
+    "rcs": Operation(receives=True, writes=True, sends=True),
+    "rrs": Operation(receives=True, reads=True, sends=True, reduces=True),
+    "rrc": Operation(receives=True, reads=True, writes=True, reduces=True),
+    "rrcs": Operation(receives=True, reads=True, writes=True, sends=True, reduces=True),
+    "cpy": Operation(reads=True, writes=True),
+    "re": Operation(reads=True, writes=True, reduces=True),
+    "nop": Operation(),
+}
+"""Types of steps. `re` folds its source to its destination; the others that reduce fold what is received and the source."""
+
+
+@dataclass(slots=True)
+class MscclStep:
+    """A step. Of `s` the destination, and of `r` the source, tell where the other side has the data."""
+
+    type: str
+    source: tuple[str, int]
+    destination: tuple[str, int]
+    count: int
+    depends: tuple[int, int] | None = None
+    """(thread block, step) that it waits for."""
+    awaited: bool = False
+    line: int = 0
+
+
+def own_cells(step: MscclStep) -> list[tuple[str, int]]:
+    """The first cells of what a step reads and writes on its own rank."""
+    does = OPERATIONS[step.type]
+    return [step.source] * does.reads + [step.destination] * does.writes
+
+
+@dataclass(slots=True)
+class ThreadBlock:
+    """A thread block: the ranks that it sends to and receives from, -1 for none."""
+
+    send: int
+    receive: int
+    channel: int
+    steps: list[MscclStep] = field(default_factory=list)
+    line: int = 0
+
+
+@dataclass(slots=True)
+class MscclGpu:
+    """One rank: its chunks in each buffer, by letter, and its thread blocks by number."""
+
+    chunks: dict[str, int]
+    blocks: list[ThreadBlock]
+    line: int = 0
+
+
+@dataclass(slots=True)
+class MscclProgram:
+    """An algorithm. `parts` are the chunks of one block, all channels together."""
+
+    name: str
+    kind: str
+    nranks: int
+    root: int | None
+    parts: int
+    channels: int
+    gpus: list[MscclGpu]
+    in_place: bool = False
+    line: int = 0
+
+    @property
+    def loop_chunks(self) -> int:
+        """`nchunksperloop`: chunks of the data that the runtime counts in the call.
+
+        It multiplies the call's count by the number of ranks for three collectives.
+        """
+        return self.parts * scale(self.kind, self.nranks)
+
+    def text(self) -> str:
+        """The XML. The attribute `root` is ours; runtimes ignore it, as they ignore all that they do not know."""
+        return "\n".join(self._lines()) + "\n"
+
+    def _lines(self) -> Iterator[str]:
+        root = "" if self.root is None else f' root="{self.root}"'
+        yield (
+            f'<algo name={quoteattr(self.name)} proto="Simple" nchannels="{self.channels}" nchunksperloop="{self.loop_chunks}" '
+            f'ngpus="{self.nranks}" coll="{COLLECTIVES[self.kind]}" inplace="{int(self.in_place)}" '
+            f'outofplace="{int(not self.in_place)}" minBytes="0" maxBytes="0"{root}>'
+        )
+        for rank, gpu in enumerate(self.gpus):
+            sizes = " ".join(f'{letter}_chunks="{gpu.chunks[letter]}"' for letter in "ios")
+            yield f'  <gpu id="{rank}" {sizes}>'
+            for number, block in enumerate(gpu.blocks):
+                yield f'    <tb id="{number}" send="{block.send}" recv="{block.receive}" chan="{block.channel}">'
+                for index, step in enumerate(block.steps):
+                    tb, s = step.depends or (-1, -1)
+                    yield (
+                        f'      <step s="{index}" type="{step.type}" srcbuf="{step.source[0]}" srcoff="{step.source[1]}" '
+                        f'dstbuf="{step.destination[0]}" dstoff="{step.destination[1]}" cnt="{step.count}" depid="{tb}" '
+                        f'deps="{s}" hasdep="{int(step.awaited)}"/>'
+                    )
+                yield "    </tb>"
+            yield "  </gpu>"
+        yield "</algo>"
+
+
+def scale(kind: str, nranks: int) -> int:
+    """The number by which the runtimes multiply a call's count (`sizeMultiplier`)."""
+    return nranks if kind in ("all_gather", "reduce_scatter", "all_to_all") else 1

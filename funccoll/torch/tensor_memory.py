@@ -1,0 +1,261 @@
+"""The memory that a module's tensors are in, as its reduction uses it: arrays over it, and collectives of them.
+
+Everything that differs between modules on CPUs and on GPUs is here. Nothing of `DeviceMemory` has run on a GPU yet.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from ..collectives import all_reduce
+from ..compiler.per_device import PerDevice, compile_per_device
+from ..errors import DeviceError, MissingPackageError, ModuleError
+from ..mesh import Mesh
+from ..runtime.job.calling_thread import works_for
+from ..runtime.job.world import backend_of, on_device
+from .tensors import as_array, as_tensor, dtype_of
+
+__all__ = ["DEVICE_TYPE", "DeviceMemory", "HostMemory", "Types", "memory_of"]
+
+DEVICE_TYPE = "cuda"
+"""Torch's name of the devices of `DeviceMemory`."""
+Types = Sequence[tuple[tuple[int, ...], np.dtype]]
+"""Shapes and dtypes of blocks."""
+
+_FLAG = np.dtype(np.uint8)
+_SAME_BITS = {torch.bfloat16: torch.int16, torch.bool: torch.uint8}
+"""Dtypes which not every version of DLPack has -> one of the same width."""
+_THREAD = "funccoll_thread"
+"""The name under which torch keeps, in each thread's state, the thread that called a module. A backward pass takes that state
+along to the threads of its devices."""
+_from_dlpack: Callable[[Any], torch.Tensor] = torch.from_dlpack
+_captures: Callable[[], bool] = torch.cuda.is_current_stream_capturing
+
+
+class HostMemory:
+    """Tensors in host memory, which are NumPy arrays, and a mesh of the job's processes."""
+
+    reduces_early = True
+    """True where a bucket is reduced as soon as its gradients are complete, in the middle of the backward pass."""
+
+    def __init__(self, mesh: Mesh):
+        self.device = torch.device("cpu")
+        self.mesh = self.host = mesh
+        """`mesh` has the tensors' blocks; on `host` the processes tell each other what they must know themselves."""
+
+    def as_array(self, tensor: torch.Tensor) -> Any:
+        """Return an array over a dense tensor's memory, with its strides; a conjugated or negated view is copied."""
+        return as_array(tensor)
+
+    def as_tensor(self, array: Any) -> torch.Tensor:
+        """Return a tensor over an array's memory, which lives as long as the tensor."""
+        return as_tensor(array)
+
+    def new_tensor(self, result: Any) -> torch.Tensor:
+        """Return a tensor with the values of a collective's result, which a user may keep."""
+        return as_tensor(result)
+
+    def upload(self, value: Any) -> Any:
+        """Return a new array with the values of one of NumPy."""
+        return np.array(value)
+
+    def write(self, block: Any, result: Any) -> None:
+        """Write a result into a block."""
+        block[...] = result
+
+    def scaled(self, result: Any, factor: float) -> Any:
+        """Return a result times a number."""
+        return result * factor
+
+    def copies(self, parameter: torch.Tensor) -> bool:
+        """True where a reduced gradient is copied into the one that autograd has left, which then stays the parameter's."""
+        return parameter.nbytes <= 1 << 15 and not parameter.is_complex()  # it costs less than a new tensor
+
+    def compile(self, fn: Callable[..., Sequence[Any]], types: Types, label: str) -> Callable[..., Sequence[Any]]:
+        """Compile a function of blocks over the mesh. See `compile_per_device`."""
+        return compile_per_device(fn, types, self.mesh, label)
+
+    def compile_with_flags(
+        self, fn: Callable[..., Sequence[Any]], types: Types, count: int, label: str
+    ) -> Callable[..., Sequence[Any]]:
+        """Compile a function of blocks whose last argument, and last result, are `count` bytes of host memory.
+
+        The result has the bits that are set on some rank.
+        """
+
+        def with_flags(*blocks: Any) -> Sequence[Any]:
+            return [*fn(*blocks[:-1]), all_reduce(blocks[-1], self.mesh.axis_names, op="or")]
+
+        return self.compile(with_flags, [*types, ((count,), _FLAG)], label)
+
+    def note_caller(self) -> None:
+        """Remember the calling thread, as the one that will call `backward`."""
+
+    def for_caller(self, end: Callable[[], None]) -> Callable[[], None]:
+        """Return the end of a backward pass as a callback of autograd's engine."""
+        return end
+
+
+class DeviceMemory(HostMemory):
+    """Tensors on this process's GPU, which are CuPy arrays, and the twin of the mesh on GPUs.
+
+    Everything runs on torch's current stream, so that it comes after what torch has enqueued, and torch's later work after it.
+    What users keep is in memory of torch's own, which it may give away in the order of its streams: a result of CuPy's is
+    copied. The engine ends a backward pass in the thread of the device, in which it has made the caller's streams the current
+    ones and let them wait for all gradients; the thread that called `backward` waits meanwhile, and collectives count as its.
+    """
+
+    reduces_early = False
+
+    def __init__(self, device: torch.device, host: Mesh, name: str):
+        super().__init__(host)
+        self.device, self.mesh = device, on_device(host, "cuda")
+        backend: Any = backend_of(self.mesh)
+        self._cupy = backend.library.namespace
+        self._streams: dict[int, Any] = {}
+        computes_on = backend.gpu.device_id
+        if device.index != computes_on:
+            raise DeviceError(
+                f"{name!r} is on {device}, and this process (rank {host.process}) computes on GPU {computes_on}: each process "
+                f'has one. Move the module with .to("{DEVICE_TYPE}:{computes_on}"), or let each process see its own GPU alone, '
+                "by CUDA_VISIBLE_DEVICES."
+            )
+
+    @contextmanager
+    def _current(self) -> Iterator[None]:
+        """Make the module's GPU, and torch's current stream of it, CuPy's."""
+        pointer, cuda = _stream_of(self.device), self._cupy.cuda
+        with cuda.Device(self.device.index):
+            if pointer not in self._streams:
+                self._streams[pointer] = cuda.Stream.from_external(_TorchStream(pointer)) if pointer else cuda.Stream.null
+            with self._streams[pointer]:
+                yield
+
+    def as_array(self, tensor: torch.Tensor) -> Any:
+        """See `HostMemory`."""
+        tensor = tensor.detach().resolve_conj().resolve_neg()
+        if tensor.device != self.device:
+            raise ModuleError(
+                f"a tensor of shape {list(tensor.shape)} is on {tensor.device}, and the module was on {self.device} when it "
+                "was wrapped. Wrap the module again after it was moved."
+            )
+        bits = _SAME_BITS.get(tensor.dtype)
+        with self._current():
+            if bits is None:
+                return self._cupy.from_dlpack(tensor)
+            return self._cupy.from_dlpack(tensor.view(bits)).view(dtype_of(tensor.dtype))
+
+    def as_tensor(self, array: Any) -> torch.Tensor:
+        """See `HostMemory`."""
+        with self._current():
+            for dtype, bits in _SAME_BITS.items():
+                if array.dtype == dtype_of(dtype):
+                    return _from_dlpack(array.view(dtype_of(bits))).view(dtype)
+            return _from_dlpack(array)
+
+    def new_tensor(self, result: Any) -> torch.Tensor:
+        """See `HostMemory`."""
+        return self.as_tensor(result).clone()
+
+    def upload(self, value: Any) -> Any:
+        """See `HostMemory`."""
+        with self._current():
+            return backend_of(self.mesh).library.upload(np.asarray(value))
+
+    def write(self, block: Any, result: Any) -> None:
+        """See `HostMemory`."""
+        with self._current():
+            block[...] = result
+
+    def scaled(self, result: Any, factor: float) -> Any:
+        """See `HostMemory`."""
+        with self._current():
+            return (result * factor).astype(result.dtype, copy=False)
+
+    def copies(self, parameter: torch.Tensor) -> bool:
+        """See `HostMemory`."""
+        return True
+
+    def compile(self, fn: Callable[..., Sequence[Any]], types: Types, label: str) -> Callable[..., Sequence[Any]]:
+        """See `HostMemory`."""
+        with self._current():
+            return functools.partial(self._run, compile_per_device(fn, types, self.mesh, label))
+
+    def _run(self, program: PerDevice, *blocks: Any) -> Sequence[Any]:
+        with self._current():
+            return program(*blocks)
+
+    def compile_with_flags(
+        self, fn: Callable[..., Sequence[Any]], types: Types, count: int, label: str
+    ) -> Callable[..., Sequence[Any]]:
+        """See `HostMemory`. The flags are a collective of the hosts, which read them."""
+        axes = self.host.axis_names
+        flags = compile_per_device(
+            lambda x: [all_reduce(x, axes, op="or")], [((count,), _FLAG)], self.host, f"{label}, flags"
+        )
+        program = self.compile(fn, types, label)
+
+        def run(*blocks: Any) -> Sequence[Any]:
+            return [*program(*blocks[:-1]), *flags(blocks[-1])]
+
+        return run
+
+    def note_caller(self) -> None:
+        """See `HostMemory`. Raises ModuleError while a CUDA graph is captured: its replays would not ask the other ranks."""
+        if _captures():
+            raise ModuleError(
+                "the wrapped module was called while a CUDA graph is captured, and the processes agree before each collective, "
+                "which a graph cannot do. Capture the module itself, or parts of it, without the wrapper."
+            )
+        torch._C._stash_obj_in_tls(_THREAD, threading.get_ident())
+
+    def for_caller(self, end: Callable[[], None]) -> Callable[[], None]:
+        """See `HostMemory`."""
+
+        def run() -> None:
+            if not torch._C._is_key_in_tls(_THREAD):
+                raise ModuleError(
+                    f"the backward pass of a module on {self.device} was begun by a thread that has never called one. Call "
+                    "backward() in the thread that calls the module."
+                )
+            with works_for(torch._C._get_obj_in_tls(_THREAD)):
+                end()
+
+        return run
+
+
+def memory_of(device: torch.device, mesh: Mesh, name: str) -> HostMemory:
+    """Return the memory of a module whose tensors, `name` among them, are on a device. All ranks must call it.
+
+    Raises: MissingPackageError, DeviceError, before anything is sent.
+    """
+    if device.type == "cpu":
+        return HostMemory(mesh)
+    if importlib.util.find_spec("cupy") is None:
+        raise MissingPackageError(
+            f"{name!r} is on {device}, and modules on GPUs need CuPy: pip install 'funccoll[cuda13]' (with a driver for CUDA "
+            "12: 'funccoll[cuda12]')."
+        )
+    return DeviceMemory(device, mesh, name)
+
+
+class _TorchStream(NamedTuple):
+    """A stream of torch's by CUDA's protocol of streams, which torch's own streams lack; they live as long as the process."""
+
+    pointer: int
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.pointer
+
+
+def _stream_of(device: torch.device) -> int:
+    """The pointer of torch's current stream."""
+    return torch.cuda.current_stream(device).cuda_stream

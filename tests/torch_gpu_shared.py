@@ -1,0 +1,62 @@
+"""A rank of a job whose ranks share one GPU, by the kernel over peer memory: `funccoll run -n 2 torch_gpu_shared.py`.
+
+The kernel runs in Numba's simulator, on the memory of CuPy's fake; everything else is as in `torch_gpu_cases`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import sys
+from typing import Any
+
+import cuda_simulation  # noqa: F401  (first: it sets NUMBA_ENABLE_CUDASIM)
+import fake_cuda
+import fake_nccl
+import numpy as np
+import peer_simulation
+import torch
+import torch_gpu_cases as cases
+
+import funccoll as fc
+from funccoll.kernels import frame as fields
+
+
+def install(simulated: peer_simulation.PeerSimulatedGpu) -> None:
+    """Let `CupyGpu` launch the kernel in the simulator, and map the simulator's segments; all ranks name one GPU."""
+    cases.begin()
+    fake_cuda.Device.pci_bus_id = "0000:07:00.0"
+    from funccoll.runtime.cuda import cupy_gpu
+
+    def load_kernel(combines: Any, cc: Any) -> tuple[str, bytes]:
+        code = repr([(op, dtype.name) for op, dtype in combines]).encode()
+
+        def run(grid: Any, address: int) -> None:
+            words = (ctypes.c_int64 * (grid[0] * fields.FRAME_WORDS)).from_address(address)
+            simulated.launch(combines, grid[0], np.ctypeslib.as_array(words))
+
+        fake_cuda.Module.kernels[code] = run
+        return "run", code
+
+    cases.put(cupy_gpu, load_kernel=load_kernel)
+    for name in ("segment", "open_segment", "close_segment"):
+        setattr(cupy_gpu.CupyGpu, name, lambda self, *arguments, call=getattr(simulated, name): call(*arguments))
+
+
+def main() -> None:
+    """Train modules of several buckets and of one, of two dtypes, as on the CPU."""
+    sys.setswitchinterval(1e-5)  # the simulator's threads wait for each other by polling
+    install(peer_simulation.PeerSimulatedGpu(7 + fc.rank()))
+    for dtype, steps, options in ((torch.float32, 2, {"bucket_cap_mb_list": [1e-6]}), (torch.bfloat16, 1, {})):
+        pair = cases.Pair(functools.partial(cases.mlp, 4, 2, dtype), dtype, **options)
+        for step in range(steps):
+            pair.backward(step)
+            pair.same()
+            pair.update()
+        memory: Any = pair.there._memory
+        assert memory.mesh.backend.shares_gpus and not fake_nccl._calls
+    print("trained", flush=True)
+
+
+if __name__ == "__main__":
+    main()
