@@ -39,7 +39,8 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "schedules": (
         ("collective",), ("moves", "registry"), ("columns", "runs", "chunk_layout"), ("schedule",),
-        ("library", "schedule_algorithm"), ("reference_memory",), ("proof",), ("streams",), ("messages",), ("model",),
+        ("library", "schedule_algorithm"), ("reference_memory",), ("proof",), ("assign_rounds",),
+        ("split_hosts",), ("streams",), ("messages",), ("model",),
         ("export",),
     ),
     "schedules.export": (
@@ -49,9 +50,9 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "schedules.library": (("combinators",), ("trees",), ("all_reduce", "gathering", "all_to_all", "rooted", "other")),
     "schedules.proof": (("expressions",), ("symbolic",), ("prove",)),
     "schedules.streams": (
-        ("instructions",), ("symmetry",), ("happens_before",), ("streams",), ("lower", "verify", "interpret"),
+        ("instructions",), ("symmetry",), ("happens_before",), ("streams",), ("check_hosts",), ("lower", "verify", "interpret"),
     ),
-    "schedules.messages": (("assign_rounds",), ("messages",), ("interpret",)),
+    "schedules.messages": (("messages",), ("interpret",)),
     "schedules.model": (("topology",), ("cost",), ("select", "simulation"), ("simulate",)),
     "kernels": (
         ("frame", "variants", "intrinsics", "conversions"), ("stream_interpreter", "reductions", "block"),
@@ -61,10 +62,10 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "arrays": (("array_layout",), ("array",)),
     "runtime": (
         ("fused_step", "blas", "recorder"), ("array_library", "recorded_program"), ("backend",), ("codegen",),
-        ("plans",), ("job",), ("local", "shm", "mpi"),
+        ("plans",), ("job",), ("local", "shm", "mpi_library"), ("mpi",),
         ("nccl",), ("cuda",),
     ),
-    "runtime.plans": (("control_block", "operand", "slots", "staging"), ("plan_writer",)),
+    "runtime.plans": (("control_block", "operand", "slots", "staging", "transit"), ("message_table", "plan_writer")),
     "runtime.job": (
         ("host", "packets", "deferral", "reports", "stacks", "calling_thread"),
         ("hello", "processes", "doctor", "uncaught", "forking"),

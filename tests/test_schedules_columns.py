@@ -222,7 +222,7 @@ def test_no_column_of_streams_ends_in_another_error(name):
     streams = fs.build("all_reduce", 3, name).streams()
     refused = 0
     for field in fields(streams):
-        if field.name in ("schedule", "span"):
+        if field.name in ("schedule", "span", "hosts"):
             continue
         for column in bad_values(getattr(streams, field.name)):
             try:

@@ -18,7 +18,7 @@ __all__ = ["combine_address", "interpreter", "optimizer_step"]
 
 _OPERATIONS = (
     "load", "load_acquire", "store", "store_release", "pause", "yield_core", "nap", "monotonic_ns", "copy", "call", "type_of",
-    "data_of", "is_contiguous", "references_to", "non_temporal_copy", "fence",
+    "data_of", "is_contiguous", "references_to", "non_temporal_copy", "fence", "begin_message", "test_message",
 )  # fmt: skip
 _CLOCKS = ("thread_ns",)
 """Those that only the variant which records has."""
@@ -45,7 +45,7 @@ def _interpreter(records: bool) -> Any:
         from . import intrinsics
 
         names = {operation: getattr(intrinsics, operation) for operation in (*_OPERATIONS, *(_CLOCKS if records else ()))}
-        made = variant(stream_interpreter.interpret, name, RECORDS=records, **names)
+        made = variant(stream_interpreter.interpret, name, RECORDS=records, HAS_MESSAGES=True, **names)
         return made, types.int64(types.int64)
 
     return ctypes.CFUNCTYPE(ctypes.c_int)(address_of(name, build))

@@ -6,12 +6,80 @@ The names below are the numbers of words. Addresses are plain integers.
 from __future__ import annotations
 
 __all__ = [
-    "ACCUMULATOR", "ACCUMULATOR_BYTES", "ADDRESSES", "ARGUMENTS", "BASES", "BLOCK_BYTES", "BUDGET_SPENT", "CLOCK", "CODE",
-    "CONTENTION", "ENDED", "FAILED", "FAILURE", "FAULT_PC", "FINISHED", "FRAME_WORDS", "HEAP", "HEAP_BYTES", "HISTORIES",
-    "IGNORED", "INSTRUCTION_BUDGET", "LABEL", "LINE_BYTES", "LINE_CALL", "LINE_HASH", "LINE_HEAD_BYTES", "LINE_TABLE",
-    "MISMATCH", "NDARRAY", "NEEDS_FALLBACK", "OPERANDS", "PATIENCE", "PC", "PEER", "RECORD_HISTORY", "RECORD_TEXT", "REPEATS",
-    "REPORT", "RESULTS", "ROW", "ROWS_END", "ROWS_FULL", "ROW_BYTES", "ROW_DETAIL", "ROW_END", "ROW_LABEL", "ROW_START",
-    "SPINS", "STATUS", "UNSHARED_REFCOUNT", "WAITING", "YIELDS",
+    "ACCUMULATOR",
+    "ACCUMULATOR_BYTES",
+    "ADDRESSES",
+    "ARGUMENTS",
+    "BASES",
+    "BLOCK_BYTES",
+    "BUDGET_SPENT",
+    "CLOCK",
+    "CODE",
+    "COMMUNICATOR",
+    "CONTENTION",
+    "ENDED",
+    "FAILED",
+    "FAILURE",
+    "FAULT_PC",
+    "FINISHED",
+    "FLAG",
+    "FRAME_WORDS",
+    "HEAP",
+    "HEAP_BYTES",
+    "HISTORIES",
+    "IGNORED",
+    "INSTRUCTION_BUDGET",
+    "IRECV",
+    "ISEND",
+    "LABEL",
+    "LIBRARY",
+    "LIBRARY_ERROR",
+    "LIBRARY_WORDS",
+    "LINE_BYTES",
+    "LINE_CALL",
+    "LINE_HASH",
+    "LINE_HEAD_BYTES",
+    "LINE_TABLE",
+    "MESSAGES",
+    "MESSAGE_BYTES",
+    "MESSAGE_COUNT",
+    "MESSAGE_FAULT",
+    "MESSAGE_FUNCTION",
+    "MESSAGE_HASH",
+    "MESSAGE_OFFSET",
+    "MESSAGE_PEER",
+    "MESSAGE_SLOT",
+    "MESSAGE_STATUS",
+    "MESSAGE_TYPE",
+    "MISMATCH",
+    "NDARRAY",
+    "NEEDS_FALLBACK",
+    "OPERANDS",
+    "PATIENCE",
+    "PC",
+    "PEER",
+    "RECORD_HISTORY",
+    "RECORD_TEXT",
+    "REPEATS",
+    "REPORT",
+    "REQUESTS",
+    "REQUEST_BYTES",
+    "RESULTS",
+    "ROW",
+    "ROWS_END",
+    "ROWS_FULL",
+    "ROW_BYTES",
+    "ROW_DETAIL",
+    "ROW_END",
+    "ROW_LABEL",
+    "ROW_START",
+    "SPINS",
+    "STATUS",
+    "TAG_MASK",
+    "TEST",
+    "UNSHARED_REFCOUNT",
+    "WAITING",
+    "YIELDS",
 ]  # fmt: skip
 
 # Addresses: the heap (and its bytes), the code, the table of addresses, the communicators' bases and their histories, a
@@ -34,13 +102,26 @@ STATUS, FAULT_PC, IGNORED = range(23, 26)
 ENDED, REPORT, LABEL = range(26, 29)
 # Of the variant that records: the addresses of the next row and behind the last one, and what is added to a row's place.
 ROW, ROWS_END, ROW_LABEL = range(29, 32)
-FRAME_WORDS = 32
+# Between hosts: the addresses of the plan's table of messages, of their requests, and of a table about the message-passing
+# library; and its error code, when it gives one.
+MESSAGES, REQUESTS, LIBRARY, LIBRARY_ERROR = range(32, 36)
+FRAME_WORDS = 36
 
-FINISHED, WAITING, FAILED, MISMATCH, NEEDS_FALLBACK, BUDGET_SPENT, ROWS_FULL = range(7)
+FINISHED, WAITING, FAILED, MISMATCH, NEEDS_FALLBACK, BUDGET_SPENT, ROWS_FULL, MESSAGE_FAULT = range(8)
 """Statuses of `interpret`: everything is done; still waiting, call again; the failure word is set; a peer runs something
 else; the BIND_ARG at FAULT_PC cannot be done natively, because an argument is not a C-contiguous array or has no staging
 buffer yet, or a result is in use; the budget of instructions is spent, call again; there is no row left, call again with
-more."""
+more; a message from or to PEER cannot be passed, by LIBRARY_ERROR."""
+
+MESSAGE_FUNCTION, MESSAGE_SLOT, MESSAGE_OFFSET, MESSAGE_COUNT, MESSAGE_TYPE, MESSAGE_PEER, MESSAGE_HASH = range(0, 56, 8)
+MESSAGE_BYTES = 64
+"""Offsets in a row of the table of messages: ISEND or IRECV; the slot of its buffer's address, and the offset there; count and
+handle of its datatype; the rank at the other end; and a hash, of which its tag is made."""
+IRECV, ISEND, TEST, COMMUNICATOR, REQUEST_BYTES, TAG_MASK, FLAG, MESSAGE_STATUS = range(8)
+"""Words of the table about the message-passing library: addresses of MPI_Irecv, MPI_Isend and MPI_Test, the handle of its
+communicator, the bytes of a request's handle, the bits that a tag may have, a word for the flag of MPI_Test; from the last one
+on there is room for a status."""
+LIBRARY_WORDS = MESSAGE_STATUS + 8
 
 ROW_START, ROW_END, ROW_DETAIL, ROW_BYTES = 8, 16, 24, 32
 """Offsets in the row that an executed instruction leaves: it begins with ROW_LABEL + the PC. Then come start and end in

@@ -11,9 +11,9 @@ from numba.core import cgutils
 from numba.np import arrayobj
 
 __all__ = [
-    "array_at", "call", "copy", "data_of", "fence", "intrinsic", "is_contiguous", "load", "load_acquire",
+    "array_at", "begin_message", "call", "copy", "data_of", "fence", "intrinsic", "is_contiguous", "load", "load_acquire",
     "monotonic_ns", "nap", "non_temporal_copy", "pause", "references_to", "square_root", "store", "store_release",
-    "thread_ns", "type_of", "yield_core",
+    "test_message", "thread_ns", "type_of", "yield_core",
 ]  # fmt: skip
 
 intrinsic: Any = extending.intrinsic
@@ -177,6 +177,34 @@ def call(
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 8), codegen
+
+
+def _c_function(words: int) -> Any:
+    """A call of a C function by its address, with this number of words; it returns an int.
+
+    Whatever an argument's type is in C, pointer or int: it is one word, of which an int is the lower half.
+    """
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(ir.IntType(32), [ir.IntType(64)] * words)
+        found = builder.call(builder.inttoptr(args[0], kind.as_pointer()), args[1:])
+        return builder.sext(found, ir.IntType(64))
+
+    return types.int64(*[types.int64] * (1 + words)), codegen
+
+
+@intrinsic
+def begin_message(
+    typingctx: Any, function: Any, buffer: Any, count: Any, datatype: Any, peer: Any, tag: Any, communicator: Any, request: Any
+) -> Any:
+    """Call MPI_Isend or MPI_Irecv; returns its error code. (As 64-bit words, arguments are also right where C has ints.)"""
+    return _c_function(7)
+
+
+@intrinsic
+def test_message(typingctx: Any, function: Any, request: Any, flag: Any, status: Any) -> Any:
+    """Call MPI_Test; returns its error code."""
+    return _c_function(3)
 
 
 @intrinsic

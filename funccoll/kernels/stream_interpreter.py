@@ -33,18 +33,33 @@ from .frame import (
     BUDGET_SPENT,
     CLOCK,
     CODE,
+    COMMUNICATOR,
     CONTENTION,
     FAILED,
     FAILURE,
     FAULT_PC,
     FINISHED,
+    FLAG,
     HEAP,
     HEAP_BYTES,
     HISTORIES,
     INSTRUCTION_BUDGET,
+    LIBRARY,
+    LIBRARY_ERROR,
     LINE_CALL,
     LINE_HASH,
     LINE_TABLE,
+    MESSAGE_BYTES,
+    MESSAGE_COUNT,
+    MESSAGE_FAULT,
+    MESSAGE_FUNCTION,
+    MESSAGE_HASH,
+    MESSAGE_OFFSET,
+    MESSAGE_PEER,
+    MESSAGE_SLOT,
+    MESSAGE_STATUS,
+    MESSAGE_TYPE,
+    MESSAGES,
     MISMATCH,
     NDARRAY,
     NEEDS_FALLBACK,
@@ -55,6 +70,8 @@ from .frame import (
     RECORD_HISTORY,
     RECORD_TEXT,
     REPEATS,
+    REQUEST_BYTES,
+    REQUESTS,
     RESULTS,
     ROW,
     ROW_BYTES,
@@ -65,6 +82,8 @@ from .frame import (
     ROWS_END,
     ROWS_FULL,
     SPINS,
+    TAG_MASK,
+    TEST,
     UNSHARED_REFCOUNT,
     WAITING,
     YIELDS,
@@ -73,16 +92,18 @@ from .frame import (
 __all__ = ["interpret"]
 
 # Offsets of operands in bytes: Numba takes integers in global tuples as constants.
-ADVANCE, BIND_ARG, CHECK, COMBINE, COPY, ENTER, READ_PEER, SIGNAL, STAGE, WAIT = (
+ADVANCE, BIND_ARG, CHECK, COMBINE, COMPLETE, COPY, ENTER, POST, READ_PEER, SIGNAL, STAGE, WAIT = (
     opcode.byte_offsets()
     for opcode in (
-        Opcode.ADVANCE, Opcode.BIND_ARG, Opcode.CHECK, Opcode.COMBINE, Opcode.COPY, Opcode.ENTER, Opcode.READ_PEER,
-        Opcode.SIGNAL, Opcode.STAGE, Opcode.WAIT,
+        Opcode.ADVANCE, Opcode.BIND_ARG, Opcode.CHECK, Opcode.COMBINE, Opcode.COMPLETE, Opcode.COPY, Opcode.ENTER, Opcode.POST,
+        Opcode.READ_PEER, Opcode.SIGNAL, Opcode.STAGE, Opcode.WAIT,
     )
 )  # fmt: skip
 
 RECORDS = False
 """A variant binds it to True to record each instruction's start and end."""
+HAS_MESSAGES = False
+"""A variant binds it to True where plans have messages to other hosts."""
 _LONG = 100_000  # nanoseconds from which on a recorded instruction asks how long it had a processor
 
 _EAGER = 30  # tries without a pause
@@ -285,6 +306,62 @@ def interpret(frame: Any) -> int:
             base = bases + 8 * load(pc + ADVANCE.communicator)
             store(base, load(base) + load(pc + ADVANCE.span))
             pc += ADVANCE.size
+        elif HAS_MESSAGES and opcode == POST.opcode:
+            library, history = load(frame + 8 * LIBRARY), load(histories + 8 * load(pc + POST.communicator))
+            number, handle = load(pc + POST.message), load(library + 8 * REQUEST_BYTES)
+            message, request = load(frame + 8 * MESSAGES) + MESSAGE_BYTES * number, load(frame + 8 * REQUESTS) + handle * number
+            for _ in range(load(pc + POST.count)):
+                error = begin_message(
+                    load(library + 8 * load(message + MESSAGE_FUNCTION)),
+                    load(addresses + 8 * load(message + MESSAGE_SLOT)) + load(message + MESSAGE_OFFSET),
+                    load(message + MESSAGE_COUNT), load(message + MESSAGE_TYPE), load(message + MESSAGE_PEER),
+                    (load(message + MESSAGE_HASH) ^ history) & load(library + 8 * TAG_MASK), load(library + 8 * COMMUNICATOR),
+                    request,
+                )  # fmt: skip
+                if error != 0:
+                    store(frame + 8 * PC, (pc - code) // 8)
+                    store(frame + 8 * PEER, load(message + MESSAGE_PEER))
+                    store(frame + 8 * LIBRARY_ERROR, error)
+                    return MESSAGE_FAULT
+                message += MESSAGE_BYTES
+                request += handle
+            pc += POST.size
+        elif HAS_MESSAGES and opcode == COMPLETE.opcode:
+            library, number = load(frame + 8 * LIBRARY), load(pc + COMPLETE.message)
+            last, handle = number + load(pc + COMPLETE.count), load(library + 8 * REQUEST_BYTES)
+            tries, yields, began, since = 0, 0, 0, 0
+            while number < last:
+                error = test_message(
+                    load(library + 8 * TEST), load(frame + 8 * REQUESTS) + handle * number, library + 8 * FLAG,
+                    library + 8 * MESSAGE_STATUS,
+                )  # fmt: skip
+                status = WAITING
+                if error != 0:
+                    store(frame + 8 * LIBRARY_ERROR, error)
+                    status = MESSAGE_FAULT
+                elif load(library + 8 * FLAG) != 0:
+                    number += 1
+                    continue
+                else:
+                    tries += 1
+                    if tries <= spins:
+                        continue
+                    if tries == spins + 1:
+                        began = since = monotonic_ns(frame + 8 * CLOCK)
+                        yields = load(frame + 8 * YIELDS)
+                    if load_acquire(load(frame + 8 * FAILURE)) != 0:
+                        status = FAILED
+                    elif tries <= spins + yields:
+                        yield_core()
+                        continue
+                    elif monotonic_ns(frame + 8 * CLOCK) - began < load(frame + 8 * PATIENCE):
+                        nap(_NAP)
+                        continue
+                store(frame + 8 * PC, (pc - code) // 8)
+                store(frame + 8 * PEER, load(load(frame + 8 * MESSAGES) + MESSAGE_BYTES * number + MESSAGE_PEER))
+                store(frame + 8 * INSTRUCTION_BUDGET, budget)
+                return status
+            pc += COMPLETE.size
         else:
             if load_acquire(load(frame + 8 * FAILURE)) != 0:  # the rank that failed may have changed what was read
                 store(frame + 8 * PC, (pc - code) // 8)

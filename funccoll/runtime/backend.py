@@ -19,6 +19,7 @@ from ..mesh import Mesh, Sharding
 if TYPE_CHECKING:
     from ..schedules.schedule import Schedule
     from .array_library import ArrayLibrary
+    from .plans.message_table import MessageLibrary
 
 __all__ = [
     "NATIVE_ALGORITHMS", "ArgumentCheck", "Backend", "Copies", "GroupCall", "JobBackend", "Run", "choose_job_backend",
@@ -138,6 +139,8 @@ class JobBackend(Protocol):
     """
 
     name: str
+    message_library: MessageLibrary | None
+    """The library that passes messages between hosts; None where there is one host."""
 
     def __init__(self, rank: int, nranks: int, memory: int | None): ...
 

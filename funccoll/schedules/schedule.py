@@ -114,16 +114,23 @@ class Schedule:
 
         return prove(self)
 
-    def streams(self) -> Streams:
-        """The proved schedule lowered to one instruction stream per rank and channel. The result is kept."""
-        return self._streams
+    def streams(self, hosts: Sequence[int] = ()) -> Streams:
+        """The proved schedule lowered to one instruction stream per rank and channel. The result is kept.
+
+        `hosts` are those of the ranks, where they are several: what crosses from one to another is a message. The streams'
+        `schedule` is then this one, cut at the borders of hosts. Raises ScheduleError for several hosts and channels.
+        """
+        key = tuple(hosts) if len(set(hosts)) > 1 else ()
+        if key not in self._streams:
+            from .streams.lower import lower
+
+            self.prove()
+            self._streams[key] = lower(self, key)
+        return self._streams[key]
 
     @functools.cached_property
-    def _streams(self) -> Streams:
-        from .streams.lower import lower
-
-        self.prove()
-        return lower(self)
+    def _streams(self) -> dict[tuple[int, ...], Streams]:
+        return {}
 
     def messages(self) -> Messages:
         """The proved schedule as rounds of nonblocking sends and receives. The result is kept."""

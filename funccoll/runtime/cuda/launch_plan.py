@@ -90,7 +90,7 @@ def build_launch_plan(
                     planned = PlannedCollective(
                         call.schedule, layouts, dtypes, call.op, communicator, 0, slots, [segments[c]], target=target
                     )
-                    written = write_collective(codes[block], planned, bases[block])
+                    written = write_collective(codes[block], [], planned, bases[block])
                     bases[block], most = written.base, max(most, written.max_operands)
                     for i, layout in enumerate(layouts):
                         inputs[first_array + i, device, c] = slots.of(r, 0, i)

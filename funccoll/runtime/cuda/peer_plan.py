@@ -104,7 +104,7 @@ def build_peer_plan(call: LaunchedCollective, rank: int, counters: Sequence[Sequ
         communicator = Communicator(0, tuple(members), rank, PeerCounters(0, nranks, addresses=tuple(counters[c])))
         dtypes = [operand.dtype for operand in call.operands]
         planned = PlannedCollective(schedule, layouts, dtypes, call.op, communicator, 0, slots, [segment], target=target)
-        written = write_collective(code, planned, 0)
+        written = write_collective(code, [], planned, 0)
         for i in mine.outputs:
             if i in segment.layouts:
                 kind, layout = schedule.collective, segment.layouts[i]

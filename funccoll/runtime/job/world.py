@@ -115,6 +115,8 @@ class World:
     def __init__(self, rank: int, world: int, watch: Watch, backend: JobBackend, timeout: float, fork_bytes: int):
         self.rank, self.world, self.watch, self.backend, self.timeout = rank, world, watch, backend, timeout
         self.fork_bytes = fork_bytes
+        self.hosts = (0,) * world
+        """The host of each rank."""
         self.mesh_numbers = itertools.count(1)
         self.at_leave = ExitStack()
         """Functions that are called before this process leaves the job, the last one first."""

@@ -61,3 +61,11 @@ class Communicator:
     control: ControlBlock
     entry: int = 0
     """Its entry in the table of the job, the same in all processes."""
+    hosts: tuple[int, ...] = ()
+    """The host of each member, where they are on several."""
+
+    @property
+    def neighbours(self) -> tuple[int, ...]:
+        """Indices of the members on this process's host, itself among them: those whose memory it reads."""
+        mine = self.hosts[self.rank] if self.hosts else 0
+        return tuple(i for i in range(len(self.members)) if not self.hosts or self.hosts[i] == mine)

@@ -17,6 +17,7 @@ from ...schedules.streams.streams import Streams
 from .control_block import Communicator
 from .slots import Slots
 from .staging import Part, is_strided
+from .transit import Message, Transit, pieces
 
 __all__ = ["CPU", "PlannedCollective", "Segment", "Target", "Written", "write_collective"]
 
@@ -66,7 +67,7 @@ class PlannedCollective:
     @cached_property
     def streams(self) -> Streams:
         """The verified streams."""
-        return self.schedule.streams().verify()
+        return self.schedule.streams(self.communicator.hosts).verify()
 
     @cached_property
     def non_temporal(self) -> bool:
@@ -99,11 +100,11 @@ class Written(NamedTuple):
     """The most memory operands of one COMBINE."""
 
 
-def write_collective(code: list[int], collective: PlannedCollective, base: int) -> Written:
-    """Append a collective's code; `base` is the advance of the communicator's counters by the code before."""
+def write_collective(code: list[int], messages: list[Message], collective: PlannedCollective, base: int) -> Written:
+    """Append a collective's code, and its messages; `base` is the advance of the communicator's counters by the code before."""
     span = collective.streams.span
     writers = [
-        _SegmentWriter(code, collective, segment, base + k * span, k % 2 * collective.segment_bytes)
+        _SegmentWriter(code, messages, collective, segment, base + k * span, k % 2 * collective.segment_bytes)
         for k, segment in enumerate(collective.segments)
     ]
     writers[0].stage_copies()
@@ -119,6 +120,7 @@ class _SegmentWriter:
     """Writes the code of one segment."""
 
     code: list[int]
+    messages: list[Message]
     collective: PlannedCollective
     segment: Segment
     base: int
@@ -132,6 +134,7 @@ class _SegmentWriter:
 
     def __post_init__(self) -> None:
         communicator = self.collective.communicator
+        self.transit = Transit(self.code, self.messages, self.collective.streams, communicator.rank)
         self.number, self.rank, self.members = communicator.number, communicator.rank, communicator.members
         self.control, self.slots = communicator.control, self.collective.slots
 
@@ -149,6 +152,8 @@ class _SegmentWriter:
         begin, end = int(s.start[rank]), int(s.start[rank + 1])
         self.known.add(rank)
         for i in range(begin, end):
+            if s.wait_ptr[i] < s.wait_ptr[i + 1]:
+                self.transit.before_wait()
             for w in range(int(s.wait_ptr[i]), int(s.wait_ptr[i + 1])):
                 peer = int(s.wait_stream[w])
                 counter, member = self.control.counter(peer), self.members[peer]
@@ -163,8 +168,11 @@ class _SegmentWriter:
                     self.enter()
             elif s.opcode[i] == Opcode.COMBINE:
                 self.combine(i)
+            elif s.opcode[i] == Opcode.POST:
+                self.post(i)
             done = s.span if i == end - 1 else i - begin + 1
-            self.emit_value(Opcode.SIGNAL, done, counter=self.control.counter(rank))
+            if self.transit.may_signal(done, i == end - 1):
+                self.emit_value(Opcode.SIGNAL, done, counter=self.control.counter(rank))
             if i == begin and following is not None:
                 following.stage_copies()
 
@@ -228,15 +236,12 @@ class _SegmentWriter:
         self.max_operands = max(self.max_operands, len(dsts) + len(srcs) + 1)
         sign = -1 if c.non_temporal else 1
         divisor = p if c.op == "mean" and len(srcs) > 1 and s.completes[i] else 0
-        for number, layout in self.segment.layouts.items():
-            dtype, runs = c.dtypes[number], []
-            for place in (*dsts, *srcs):
-                row, rank = divmod(place, p)
-                ranges = self.ranges(layout, row, int(s.count[i]), int(s.part[i]), int(s.part_step[i]))
-                runs.append([(self.slots.of(rank, buffer, number), found) for buffer, found in ranges])
-            for length, rows, starts in _aligned(runs):
+        for number in self.segment.layouts:
+            dtype = c.dtypes[number]
+            for length, rows, starts in aligned(self.transit.cut(self.runs(i, number), dtype.itemsize)):
                 places = [MemoryOperand(slot, at * dtype.itemsize, step * dtype.itemsize) for slot, at, step in starts]
                 destinations, sources = places[: len(dsts)], places[len(dsts) :]
+                self.transit.before(destinations, sources, rows, length * dtype.itemsize)
                 if p == len(sources) == 1 and c.op in ("max", "min"):  # a single NaN becomes the canonical one, too
                     sources = sources * 2
                 if len(sources) > 1:
@@ -247,6 +252,41 @@ class _SegmentWriter:
                 else:
                     nbytes = sign * length * dtype.itemsize
                     self.emit(Opcode.COPY, nbytes=nbytes, rows=rows, source=sources, destinations=destinations)
+
+    def post(self, i: int) -> None:
+        """Instruction i of the streams, a POST, with the messages that follow on it."""
+        s, last = self.collective.streams, i + 1
+        while s.opcode[last] in (Opcode.SEND, Opcode.RECEIVE):
+            last += 1
+        first = int(s.start[self.rank])
+        self.transit.post(((m, j - first + 1) for j in range(i + 1, last) for m in self.messages_of(j)), self.number)
+
+    def messages_of(self, i: int) -> Iterator[Message]:
+        """The messages of a SEND or RECEIVE: one for each range that both ends have in common, or several; of each array."""
+        s, hash = self.collective.streams, self.collective.hash
+        p, sends = s.schedule.nranks, bool(s.opcode[i] == Opcode.SEND)
+        to, source = int(s.dst[s.dst_ptr[i]]), int(s.src[s.src_ptr[i]])
+        peer = self.members[(to if sends else source) % p]
+        kind = s.schedule.collective
+        combined = to // p >= kind.input_chunks + kind.output_chunks
+        for number in self.segment.layouts:
+            itemsize = self.collective.dtypes[number].itemsize
+            for length, rows, starts in aligned(self.runs(i, number)):
+                slot, at, step = starts[1 if sends else 0]
+                for begin, nbytes in pieces(length * itemsize, rows, combined):
+                    yield Message(sends, slot, at * itemsize + begin, nbytes, rows, step * itemsize, peer, hash)
+        if kind.kind == "barrier":
+            yield Message(sends, self.slots.of(self.rank), 0, 0, 1, 0, peer, hash)
+
+    def runs(self, i: int, number: int) -> list[list[tuple[int, StridedRange]]]:
+        """The ranges of an array at the destinations of instruction i of the streams, and at its sources, by slot."""
+        s, layout = self.collective.streams, self.segment.layouts[number]
+        places = (*s.dst[s.dst_ptr[i] : s.dst_ptr[i + 1]].tolist(), *s.src[s.src_ptr[i] : s.src_ptr[i + 1]].tolist())
+        found = []
+        for row, rank in (divmod(place, s.schedule.nranks) for place in places):
+            ranges = self.ranges(layout, row, int(s.count[i]), int(s.part[i]), int(s.part_step[i]))
+            found.append([(self.slots.of(rank, buffer, number), strided) for buffer, strided in ranges])
+        return found
 
     def ranges(self, layout: ChunkLayout, row: int, count: int, part: int, step: int) -> list[tuple[int, StridedRange]]:
         """The ranges of a run of chunks, each with the number of its buffer, in order; contiguous neighbours are joined."""
@@ -280,7 +320,7 @@ class _SegmentWriter:
             yield from ((0 if is_input else inputs, strided) for strided in ranges)
 
 
-def _aligned(runs: Sequence[list[tuple[int, StridedRange]]]) -> Iterator[tuple[int, int, list[tuple[int, int, int]]]]:
+def aligned(runs: Sequence[list[tuple[int, StridedRange]]]) -> Iterator[tuple[int, int, list[tuple[int, int, int]]]]:
     """Ranges that all places have in common: (elements, rows, [(slot, first element, from row to row) of each place])."""
     rest = [run[::-1] for run in runs]  # the next range is the last
     while all(rest):

@@ -41,6 +41,7 @@ from ...kernels.frame import (
     HEAP_BYTES,
     HISTORIES,
     INSTRUCTION_BUDGET,
+    MESSAGE_FAULT,
     MISMATCH,
     NDARRAY,
     NEEDS_FALLBACK,
@@ -62,6 +63,7 @@ from ...primitives.collectives.record import lowering
 from ...schedules.schedule import Schedule
 from ...schedules.streams.instructions import Opcode
 from ..job import host
+from ..plans.message_table import MessageTable
 from ..recorder import Recorder, register
 from .arena import block_size
 from .communicators import Communicators
@@ -149,6 +151,7 @@ class CollectiveGroup:
         cores = usable if usable > 1 else os.cpu_count() or 1
         self.frame[SPINS] = _SPINS if self.world.world <= cores else 0
         self.frame[YIELDS], self.frame[PATIENCE] = _YIELDS, _PATIENCE
+        self._messages = MessageTable(self.plan.messages, self.world.backend.message_library, self.frame)
         self._words: Any = memoryview(self.frame)  # type: ignore[arg-type]  # (NumPy's stubs: an array is a buffer)
         self._kernel: Callable[[], object] = interpreter(self.frame.ctypes.data)
 
@@ -232,6 +235,8 @@ class CollectiveGroup:
                 self._budget_spent()
             elif status == MISMATCH:
                 raise self._diagnosis().mismatch()
+            elif status == MESSAGE_FAULT:
+                raise self._messages.fault(self._diagnosis().name, self._words)
             elif status == FAILED and self._is_done():
                 return
             else:
@@ -243,7 +248,7 @@ class CollectiveGroup:
                 seen = failure
                 if time.monotonic() - began > self.world.timeout:
                     raise self._diagnosis().timed_out(time.monotonic() - began)
-                if status == WAITING:
+                if status == WAITING and int(self._code[self._words[PC]]) == Opcode.WAIT:
                     entry = self.communicators[self.plan.collective(self._words[PC])].entry
                     cycle = self.registry.waits.wait(entry, self._words[PEER], *self._goal())
                     deadlocks = deadlocks + 1 if cycle else 0

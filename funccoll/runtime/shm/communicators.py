@@ -79,9 +79,15 @@ class Communicators:
                     blocks.append((tuple(group), ControlBlock(start, len(group))))
                     start += blocks[-1][1].nbytes
                 members, control = next(b for b in blocks if self.world.rank in b[0])
-                mine = Communicator(len(self._known), members, members.index(self.world.rank), control, entry)
+                rank, hosts = members.index(self.world.rank), self._hosts(members)
+                mine = Communicator(len(self._known), members, rank, control, entry, hosts)
                 self._known[key] = mine, blocks
             return self._known[key][0]
+
+    def _hosts(self, members: Sequence[int]) -> tuple[int, ...]:
+        """The hosts of a group's ranks, where they are on several."""
+        hosts = tuple(self.world.hosts[m] for m in members)
+        return hosts if len(set(hosts)) > 1 else ()
 
     def _place(self, key: tuple, nbytes: int) -> tuple[int, int]:
         """The entry and the offset of the control blocks along some axes: the same in all processes, whichever asks first."""

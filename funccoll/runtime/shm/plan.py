@@ -23,6 +23,7 @@ from ..plans.control_block import Communicator
 from ..plans.operand import Operand
 from ..plans.plan_writer import PlannedCollective, Segment, write_collective
 from ..plans.slots import Slots
+from ..plans.transit import Message
 
 __all__ = ["DESCRIPTION", "DESCRIPTION_BYTES", "Allocation", "CallSite", "GroupedCollective", "Operand", "Plan", "build_plan"]
 
@@ -119,6 +120,8 @@ class Plan:
     """By the hash that a rank publishes."""
     collective_slots: tuple[Slots, ...] = ()
     """The slots of each collective."""
+    messages: tuple[Message, ...] = ()
+    """The table of messages to and from other hosts."""
 
     def collective(self, pc: int) -> int:
         """The number of the collective to which the word at `pc` belongs."""
@@ -139,10 +142,11 @@ def build_plan(calls: Sequence[GroupedCollective], communicators: Sequence[Commu
     for call, collective in zip(calls, planned, strict=True):
         bindings.add(call, collective)
     code, starts, bases, max_operands = bindings.code, [], {}, 0
+    messages: list[Message] = []
     for call, collective in zip(calls, planned, strict=True):
         starts.append(len(code))
         number = collective.communicator.number
-        written = write_collective(code, collective, bases.get(number, 0))
+        written = write_collective(code, messages, collective, bases.get(number, 0))
         bases[number], max_operands = written.base, max(max_operands, written.max_operands)
         bindings.allocate(collective.overflow_bytes, words=tuple(written.table_words))
         text = call.description
@@ -155,7 +159,7 @@ def build_plan(calls: Sequence[GroupedCollective], communicators: Sequence[Commu
     sites = {collective.hash: _call_site(call, collective) for call, collective in zip(calls, planned, strict=True)}
     return Plan(
         words, tuple(starts), slots, max_operands, bindings.allocations(), bindings.arguments, tuple(bindings.results), sites,
-        tuple(collective.slots for collective in planned),
+        tuple(collective.slots for collective in planned), tuple(messages),
     )
 
 
@@ -166,7 +170,8 @@ def _planned(call: GroupedCollective, communicator: Communicator, first_slot: in
     if len(layouts) > 1 and kind.input_blocks == kind.output_blocks == 1 and schedule.prove().left_fold:
         layouts = cut_as_one(layouts)
     has_arguments = any(o.argument is not None and o.argument >= 0 for o in operands)
-    cut = staging.segments_of(layouts) if has_arguments else []
+    # With other hosts each segment would wait for messages of its own.
+    cut = staging.segments_of(layouts) if has_arguments and not communicator.hosts else []
     segments, nbytes = [Segment(dict(enumerate(layouts)), {})], 0
     if cut:
         shared = staging.shared_chunks(schedule.streams().verify(), communicator.rank)
@@ -182,6 +187,11 @@ def _planned(call: GroupedCollective, communicator: Communicator, first_slot: in
 def _call_site(call: GroupedCollective, collective: PlannedCollective) -> CallSite:
     name = f"{call.kind} over {', '.join(map(repr, call.axes))}"
     return CallSite(name, call.source, collective.streams.span, len(collective.segments))
+
+
+def _is_read_by_others(collective: PlannedCollective) -> bool:
+    """True where other ranks of the host read this rank's input in place."""
+    return len(collective.communicator.neighbours) > 1
 
 
 class _Bindings:
@@ -203,11 +213,12 @@ class _Bindings:
         for i, operand in enumerate(call.operands):
             argument, output = slots.argument(rank, i), slots.output(rank, i)
             capacity = max((s.layouts[i].capacity for s in collective.segments if i in s.layouts), default=0)
-            self.allocate(capacity * call.schedule.scratch_chunks * operand.dtype.itemsize, slots.scratch(rank, i))
+            chunks = collective.streams.schedule.scratch_chunks
+            self.allocate(capacity * chunks * operand.dtype.itemsize, slots.scratch(rank, i))
             if operand.argument is None:
                 self._empty += argument, output
                 continue
-            staged = slots.staged and not staging.is_strided(collective.layouts[i])
+            staged = (slots.staged and not staging.is_strided(collective.layouts[i])) or not _is_read_by_others(collective)
             self._bind(operand.argument, argument, operand.nbytes, LEFT_TO_STAGE if staged else UNALLOCATED)
             if operand.argument >= 0:
                 self.arguments[operand.argument] = operand, call

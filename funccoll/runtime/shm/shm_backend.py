@@ -22,6 +22,7 @@ from .heap import HEADER, Heap, create, largest_arena
 if TYPE_CHECKING:
     from ...schedules.schedule import Schedule
     from ..job.world import World
+    from ..plans.message_table import MessageLibrary
     from .communicators import Communicators
     from .entry import Entry
 
@@ -35,6 +36,7 @@ class SharedMemoryBackend:
     """
 
     name = "shm"
+    message_library: MessageLibrary | None = None
 
     def __init__(self, rank: int, nranks: int, memory: int):
         self.heap = Heap(memory, rank, nranks)

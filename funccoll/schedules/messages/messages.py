@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...errors import ScheduleError
+from ..assign_rounds import assign_rounds
 from ..collective import check_rank
 from ..columns import is_integer, leaves_buffer, not_column, not_writable
 from ..moves import Batch, Places
 from ..proof.prove import check_against_proof
 from ..proof.symbolic import SymbolicExecutor
 from ..streams.verify import wrong_parts
-from .assign_rounds import assign_rounds
 
 if TYPE_CHECKING:
     from ..schedule import Schedule
@@ -294,7 +294,7 @@ def to_messages(schedule: Schedule) -> Messages:
     later round's join the open round of messages if they are independent of it and use none of its ports (a rank that
     sends and a rank that receives). Local copies and combines take no round.
     """
-    assigned = assign_rounds(schedule)
+    assigned = assign_rounds(schedule, range(schedule.nranks))
     flow, work, p = assigned.flow, assigned.work, schedule.nranks
     run = (flow.chunks, flow.part, flow.part_step)
     order = np.lexsort((flow.src % p, flow.round))

@@ -1,8 +1,9 @@
 """The instruction set: one table for streams, for plans, and for the interpreters that execute either.
 
-A stream's instructions are ENTER, COMBINE and LEAVE, with their operands in columns (`Streams`). A *plan* is one rank's
-code: one row of int64 words for each instruction, the opcode first, then the operands in the order of this table, then the
-memory operands. ENTER and COMBINE are the streams' own, with addresses; a LEAVE has no code but its waits and its SIGNAL.
+A stream's instructions are ENTER, COMBINE and LEAVE, with their operands in columns (`Streams`), and POST, SEND and RECEIVE
+where there are several hosts. A *plan* is one rank's code: one row of int64 words for each instruction, the opcode first, then
+the operands in the order of this table, then the memory operands. ENTER, COMBINE and POST are the streams' own, with addresses;
+a SEND or RECEIVE becomes a COMPLETE, which may come later; a LEAVE has no code but its waits and its SIGNAL.
 
 `line`, `record`, `counter`, `text`, `table` and `staging` are bytes from the heap's beginning. A `communicator` is its index
 in the table of bases: a `value` counts from its base. A slot is an entry of the table of addresses; a collective of `narrays`
@@ -92,6 +93,16 @@ class Opcode(IntEnum):
     address is stored, unless `copy` is NO_COPY."""
     LEAVE = 11
     """The end of a rank's stream: no other rank touches its buffers any more."""
+    POST = 12, "message count communicator"
+    """Begin to send and to receive `count` messages, from `message` on in the plan's table of messages.
+
+    In streams it comes before the SENDs and RECEIVEs of one round, and has their waits."""
+    SEND = 13
+    """The end of a message to another host: its source may be written again."""
+    RECEIVE = 14
+    """The arrival of a message from another host."""
+    COMPLETE = 15, "message count"
+    """Wait until these messages have been sent or received."""
 
     @property
     def words(self) -> int:

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = ["StreamInterpreter", "interpret"]
 
+_COPYING = (Opcode.COMBINE, Opcode.RECEIVE)
+"""Instructions that write. A message is copied by its RECEIVE, at any moment after it was sent."""
+
 
 def interpret(
     streams: Streams, inputs: Sequence[Sequence[np.ndarray]], *, op: str = "sum", seed: int = 0, dim: int = 0,
@@ -55,6 +58,8 @@ class StreamInterpreter:
         self._start = streams.start.tolist()
         self._opcode = streams.opcode.tolist()
         self._waits = self._lists(streams.wait_ptr, zip(streams.wait_stream.tolist(), streams.wait_value.tolist(), strict=True))
+        for i, stream, value in streams.message_waits():
+            self._waits[i].append((stream, value))
         sources = self._lists(streams.src_ptr, streams.src.tolist())
         targets = self._lists(streams.dst_ptr, streams.dst.tolist())
         self._in_place = [
@@ -147,7 +152,7 @@ class _StreamRun:
     def _begin(self, stream: int) -> None:
         i = self.next[stream]
         program, memory = self.program, self.memory
-        if program._opcode[i] != Opcode.COMBINE:
+        if program._opcode[i] not in _COPYING:
             self.begun[stream] = ()
             if program._opcode[i] == Opcode.LEAVE and self.random.random() < 0.5:
                 self._leave(stream)
@@ -166,14 +171,14 @@ class _StreamRun:
         program, memory, i = self.program, self.memory, self.next[stream]
         held, self.begun[stream] = self.begun[stream], None
         opcode = program._opcode[i]
-        if opcode == Opcode.COMBINE:
+        if opcode in _COPYING:
             if isinstance(held, dict):
                 held = memory.combine([held[j] if j in held else memory.read(x) for j, x in enumerate(program._sources[i])])
             for x in program._targets[i]:
                 memory.write(x, held)
         elif opcode == Opcode.ENTER:
             self._enter(stream)
-        elif held != "left":
+        elif opcode == Opcode.LEAVE and held != "left":
             self._leave(stream)
         self._publish(stream)
 

@@ -1,7 +1,12 @@
-"""Lowering: from moves in program order to one instruction stream per rank and channel, with the waits they need."""
+"""Lowering: from moves in program order to one instruction stream per rank and channel, with the waits they need.
+
+Between hosts, where no rank sees another one's counter, a copy is two instructions: a SEND of the rank that has its source, and
+a RECEIVE of the one that gets it. A POST before those of one round begins them all.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -23,18 +28,26 @@ _COMPACT = 1 << 22
 """Pairs that are gathered before they are merged."""
 
 
-def lower(schedule: Schedule) -> Streams:
-    """The streams of a schedule.
+def lower(schedule: Schedule, hosts: Sequence[int] = ()) -> Streams:
+    """The streams of a schedule, whose ranks lie on these hosts; on one host without them.
 
     Waits come from the hazards between moves in program order (read after write, write after read, write after write),
     and from the rule that a rank's places belong to the execution from its ENTER to its LEAVE: ENTER counts as their
     first writer, LEAVE comes after every access by others. Implied waits are dropped.
     """
-    hazards = _Hazards(schedule)
+    if hosts:
+        from ..split_hosts import split_hosts  # here: few schedules need it
+
+        schedule = split_hosts(schedule, hosts)
+    hazards = _Hazards(schedule, hosts)
+    host = np.asarray(hosts)
     for batch in schedule.batches:
-        hazards.add(batch)
+        if hosts and host[batch.dst[0, 0] % schedule.nranks] != host[batch.src[0, 0] % schedule.nranks]:
+            hazards.exchange(batch)
+        else:
+            hazards.add(batch)
     hazards.forget()
-    return _reduced(_assemble(schedule, hazards))
+    return _reduced(_assemble(schedule, hazards, tuple(hosts)))
 
 
 @dataclass
@@ -66,12 +79,17 @@ class _Pairs:
 
 @dataclass(frozen=True, slots=True)
 class _Lowered:
-    """A batch, with each row's number in its stream, its first chunk's part, the step to the next; (row, event) of waits."""
+    """Instructions: each one's stream and number there, its places and runs, its move; and (row, event) of waits."""
 
-    batch: Batch
+    opcode: Opcode
+    stream: np.ndarray
     index: np.ndarray
-    part: np.ndarray
-    part_step: np.ndarray
+    dst: np.ndarray
+    src: np.ndarray
+    count: np.ndarray | int
+    part: np.ndarray | int
+    part_step: np.ndarray | int
+    move: np.ndarray | int
     row: np.ndarray
     event: np.ndarray
 
@@ -87,7 +105,7 @@ class _Hazards:
     An event is one integer, value * streams + stream: that stream has done `value` instructions.
     """
 
-    def __init__(self, schedule: Schedule):
+    def __init__(self, schedule: Schedule, hosts: Sequence[int]):
         self.schedule = schedule
         self.collective = schedule.collective
         self.p, self.channels = schedule.nranks, schedule.channels
@@ -97,7 +115,7 @@ class _Hazards:
         self.done[:: self.channels] = 1  # ENTER
         enters = 1 * self.streams + np.arange(self.p) * self.channels
         longest = sum((np.bincount(b.by, minlength=self.p) for b in schedule.batches), np.zeros(self.p, np.int64)).max()
-        events = np.int32 if (2 + int(longest)) * self.streams < 2**31 else np.int64
+        events = np.int32 if (2 + int(longest)) * self.streams < 2**31 and not hosts else np.int64
         self.writer = np.tile(enters.astype(events), schedule.places.rows)
         self.fixed = self.collective.input_chunks * self.p  # places below are inputs: nothing writes them
         self.static = len(self.collective.parts_of_rows) * self.p
@@ -112,9 +130,11 @@ class _Hazards:
         self.reads = 0
         self.stamp = np.zeros(max(size, self.streams), np.int32)
         self.touched = _Pairs()  # owner * streams + stream -> that stream's last instruction on the owner's places
+        self.moves = 0
         self.lowered: list[_Lowered] = []
 
     def add(self, batch: Batch) -> None:
+        """Lower moves inside hosts."""
         stream = _stream(batch, self.channels)
         index = self._number(stream)
         dst, src, row = expand(batch, self.p)
@@ -131,8 +151,38 @@ class _Hazards:
             self.writer[dst[:, j]] = event[row]
             self.reader[dst[:, j] - self.fixed] = -1
         self._touch(np.concatenate([dst, src], axis=1), row, stream, index)
-        small = (index.astype(np.int32), part, step, waiter.astype(np.int32), awaited.astype(self.writer.dtype))
-        self.lowered.append(_Lowered(batch, *small))
+        run = batch.count, part, step, self._moves(len(batch))
+        waits = waiter.astype(np.int32), awaited.astype(self.writer.dtype)
+        self.lowered.append(
+            _Lowered(Opcode.COMBINE, stream, index.astype(np.int32), batch.dst, batch.src, *run, *waits)
+        )
+
+    def exchange(self, batch: Batch) -> None:
+        """Lower the messages of one round: of each rank a POST with all waits, its RECEIVEs, and its SENDs."""
+        dst, src, row = expand(batch, self.p)
+        part, step = self._parts(batch, dst, src)
+        sender, receiver = batch.src[:, 0] % self.p, batch.dst[:, 0] % self.p
+        ranks = np.unique(np.concatenate([sender, receiver]))
+        posted = self._number(ranks)
+        received, sent = self._number(receiver), self._number(sender)
+        places, into, out = np.searchsorted(ranks, receiver), src[:, 0], dst[:, 0]
+        waiting = [(np.searchsorted(ranks, sender)[row], self.writer[into]), (places[row], self.writer[out])]
+        waiting += self._readers(out, places[row])
+        waiter, awaited = self._merged(waiting, ranks)
+        self._read(into, ((sent + 1) * self.streams + sender)[row])
+        self.writer[out] = ((received + 1) * self.streams + receiver)[row]
+        self.reader[out - self.fixed] = -1
+        none, moves = np.zeros(0, np.int64), self._moves(len(batch))
+        nothing = np.zeros((len(ranks), 0), batch.dst.dtype)
+        self.lowered.append(_Lowered(Opcode.POST, ranks, posted, nothing, nothing, 1, 0, 0, -1, waiter, awaited))
+        for opcode, rank, index in ((Opcode.RECEIVE, receiver, received), (Opcode.SEND, sender, sent)):
+            run = batch.count, part, step, moves
+            self.lowered.append(_Lowered(opcode, rank, index, batch.dst, batch.src, *run, none, none))
+
+    def _moves(self, rows: int) -> np.ndarray:
+        """The numbers of the next rows of the schedule's batches."""
+        self.moves += rows
+        return np.arange(self.moves - rows, self.moves)
 
     def forget(self) -> None:
         """Drop columns that only the walk needs: gigabytes when there are thousands of ranks."""
@@ -224,12 +274,12 @@ class _Hazards:
         self.touched.add(owner[i, j].astype(np.int64) * self.streams + stream[row[i]], index[row[i]] + 1)
 
 
-def _assemble(schedule: Schedule, hazards: _Hazards) -> Streams:
+def _assemble(schedule: Schedule, hazards: _Hazards, hosts: tuple[int, ...]) -> Streams:
     channels, streams = hazards.channels, hazards.streams
     length = hazards.done.copy()
     length[::channels] += 1  # LEAVE
     n = int(length.sum())
-    references = sum(b.src.size + b.dst.size for b in schedule.batches)
+    references = sum(x.src.size + x.dst.size for x in hazards.lowered)
     small = np.int32 if max(n, schedule.places.size, references) < 2**31 else np.int64
     start = np.concatenate([[0], np.cumsum(length)]).astype(small)
     leaves = start[1::channels] - 1
@@ -248,13 +298,10 @@ def _assemble(schedule: Schedule, hazards: _Hazards) -> Streams:
     touching, touch_value = hazards.touched.merge()
     owner, touched = np.divmod(touching, streams)
     leave_key = leaves[owner]
-    first = 0
     for x in hazards.lowered:
-        at = start[_stream(x.batch, channels)] + x.index
-        count[at], part[at], step[at] = x.batch.count, x.part, x.part_step
-        move[at] = np.arange(first, first + len(at))
-        first += len(at)
-        sides["dst"][at + 1], sides["src"][at + 1] = x.batch.dst.shape[1], x.batch.src.shape[1]
+        at = start[x.stream] + x.index
+        opcode[at], count[at], part[at], step[at], move[at] = x.opcode, x.count, x.part, x.part_step, x.move
+        sides["dst"][at + 1], sides["src"][at + 1] = x.dst.shape[1], x.src.shape[1]
         waits[at + 1] += np.bincount(x.row, minlength=len(at)).astype(small)
     np.add.at(waits, leave_key + 1, 1)
     for column in (*sides.values(), waits):
@@ -263,8 +310,8 @@ def _assemble(schedule: Schedule, hazards: _Hazards) -> Streams:
     dst, src = (np.empty(int(sides[side][-1]), small) for side in ("dst", "src"))
     wait_stream, wait_value = np.empty(int(waits[-1]), np.int32), np.empty(int(waits[-1]), np.int32)
     for x in hazards.lowered:
-        at = start[_stream(x.batch, channels)] + x.index
-        for side, column, codes in (("dst", dst, x.batch.dst), ("src", src, x.batch.src)):
+        at = start[x.stream] + x.index
+        for side, column, codes in (("dst", dst, x.dst), ("src", src, x.src)):
             column[sides[side][at][:, None] + np.arange(codes.shape[1])] = codes
         if len(x.row):
             begin = np.flatnonzero(np.append(True, x.row[1:] != x.row[:-1]))
@@ -277,13 +324,13 @@ def _assemble(schedule: Schedule, hazards: _Hazards) -> Streams:
     wait_stream[slots], wait_value[slots] = touched[order], touch_value[order]
     return Streams(
         schedule, start, opcode, sides["dst"], dst, sides["src"], src, count, part, step, waits, wait_stream, wait_value,
-        move, int(length.max()),
+        move, int(length.max()), hosts,
     )  # fmt: skip
 
 
 def _reduced(streams: Streams) -> Streams:
     """The same streams without implied waits."""
-    graph = streams.graph()
+    graph = streams.graph(messages=False)  # each host's waits must do without what messages imply
     trivial = (np.diff(graph.ptr) == 0) & ~graph.has_previous
     keep = transitively_reduced(graph, trivial)
     ptr = np.concatenate([[0], np.cumsum(keep)])[streams.wait_ptr].astype(streams.wait_ptr.dtype)

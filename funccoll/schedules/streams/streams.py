@@ -1,7 +1,12 @@
-"""Streams: what each rank executes. Lowering turns moves into instructions with the waits that keep them in order."""
+"""Streams: what each rank executes. Lowering turns moves into instructions with the waits that keep them in order.
+
+Ranks of one host wait for each other's counters. Between hosts there are messages: the k-th SEND of one rank to another meets
+the k-th RECEIVE there. Counters of other hosts are never waited for.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -18,6 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Streams"]
 
+_GATES = (Opcode.ENTER, Opcode.LEAVE, Opcode.POST)
+
 
 @dataclass(frozen=True, eq=False)
 class Streams:
@@ -25,9 +32,10 @@ class Streams:
 
     Stream s = rank * channels + channel has the instructions start[s] ... start[s + 1] - 1. Channel 0 of a rank begins
     with ENTER (the rank's input is readable, its output and scratch writable) and ends with LEAVE (no other rank touches them
-    any more); everything else is COMBINE: destinations dst[dst_ptr[i]:dst_ptr[i + 1]] := left fold of the sources
+    any more); everything else on one host is COMBINE: destinations dst[dst_ptr[i]:dst_ptr[i + 1]] := left fold of the sources
     src[src_ptr[i]:src_ptr[i + 1]], where every place is a run of count[i] chunks, the c-th of which has the length of
-    part part[i] + c * part_step[i] of a block.
+    part part[i] + c * part_step[i] of a block. A message is dst := src twice, as its sender's SEND and its receiver's RECEIVE;
+    each rank's messages of one round follow on their POST, which begins them.
 
     Instruction i may begin when the progress counter of each wait_stream has reached base + wait_value. Counters are
     never reset: after the i-th instruction of a stream (from 0) its counter is base + i + 1, after its last one base +
@@ -48,8 +56,10 @@ class Streams:
     wait_stream: np.ndarray
     wait_value: np.ndarray
     move: np.ndarray
-    """The row of the schedule's batches it came from, counted through; -1 for ENTER and LEAVE."""
+    """The row of the schedule's batches it came from, counted through; -1 for ENTER, LEAVE and POST."""
     span: int
+    hosts: tuple[int, ...] = ()
+    """The host of each rank; empty for one host, which needs no messages."""
 
     def __len__(self) -> int:
         return len(self.opcode)
@@ -97,8 +107,10 @@ class Streams:
         """Instruction i as text."""
         s = int(np.searchsorted(self.start, i, side="right")) - 1
         where = f"{self._stream_name(s)}, instruction {i - int(self.start[s])}"
-        if self.opcode[i] != Opcode.COMBINE:
-            return f"{where}: {'enter' if self.opcode[i] == Opcode.ENTER else 'leave'}"
+        opcode = Opcode(int(self.opcode[i]))
+        if opcode in _GATES:
+            return f"{where}: {opcode.name.lower()}"
+        where += {Opcode.SEND: ": send", Opcode.RECEIVE: ": receive"}.get(opcode, "")
 
         def side(codes: np.ndarray) -> str:
             places = [self.schedule.places.place(c) for c in codes[:4].tolist()]
@@ -133,12 +145,50 @@ class Streams:
         waits = len(self.wait_stream)
         return f"<Streams of {self.schedule.algorithm}, {self.nstreams:,} streams: {len(self):,} instructions, {waits:,} waits>"
 
-    def graph(self, executions: int = 1) -> HappensBefore:
+    @cached_property
+    def messages(self) -> tuple[np.ndarray, np.ndarray]:
+        """The SEND and the RECEIVE of every message. Raises ScheduleError for one without the other, or that differs."""
+        p, sides = self.schedule.nranks, []
+        for opcode in (Opcode.SEND, Opcode.RECEIVE):
+            rows = np.flatnonzero(self.opcode == opcode)
+            sender, receiver = (codes[ptr[rows]] % p for ptr, codes in ((self.src_ptr, self.src), (self.dst_ptr, self.dst)))
+            sides.append((rows[np.lexsort((rows, receiver, sender))], opcode))
+        (sends, _), (receives, _) = sides
+        for k in range(max(len(sends), len(receives))):
+            met = [int(rows[k]) for rows, _ in sides if k < len(rows)]
+            if len(met) == 1 or self._message(met[0]) != self._message(met[1]):
+                one, other = (*map(self.describe, met), "nothing")[:2]
+                raise ScheduleError(f"streams of {self.schedule.collective}: {one} meets {other}: it would wait forever.")
+        return sends, receives
+
+    def _message(self, i: int) -> tuple[int, ...]:
+        """The places and the run of a message."""
+        columns = self.count, self.part, self.part_step
+        return int(self.dst[self.dst_ptr[i]]), int(self.src[self.src_ptr[i]]), *(int(column[i]) for column in columns)
+
+    def _message_edges(self) -> tuple[np.ndarray, np.ndarray]:
+        """(instruction, one of another host that it comes after) by messages.
+
+        A RECEIVE comes after the POST of its SEND. A SEND comes after its RECEIVE, as if nothing were buffered.
+        """
+        sends, receives = self.messages
+        posts = np.maximum.accumulate(np.where(self.opcode == Opcode.POST, np.arange(len(self)), -1))
+        return np.concatenate([receives, sends]), np.concatenate([posts[sends], receives])
+
+    def message_waits(self) -> Iterator[tuple[int, int, int]]:
+        """(instruction, stream, value) of the waits that messages are, in place of counters."""
+        for i, awaited in zip(*(x.tolist() for x in self._message_edges()), strict=True) if self.hosts else ():
+            stream = int(self.stream[awaited])
+            yield i, stream, awaited - int(self.start[stream]) + 1
+
+    def graph(self, executions: int = 1, messages: bool = True) -> HappensBefore:
         """The instructions of several executions in a row as a graph; node numbers run through each stream in turn.
 
-        Raises ScheduleError for a wait that no instruction ever fulfils.
+        Without `messages` it has only what one host's counters and the order of a stream say. Raises ScheduleError for a wait
+        that no instruction ever fulfils, and for a SEND without its RECEIVE.
         """
-        if executions == 1:
+        later, earlier = self._message_edges() if messages and self.hosts else (np.zeros(0, np.int64),) * 2
+        if executions == 1 and not len(later):
             start, ptr, target = self.start, self.wait_ptr, self._awaited(0, 1, self.start)
             keep = target >= 0
             if keep.all():
@@ -148,6 +198,9 @@ class Streams:
         node = np.concatenate([self.nodes(e, executions) for e in range(executions)])
         target = np.concatenate([self._awaited(e, executions, start) for e in range(executions)])
         reader = np.concatenate([np.repeat(self.nodes(e, executions), waits) for e in range(executions)])
+        for execution in range(executions if len(later) else 0):
+            nodes = self.nodes(execution, executions)
+            reader, target = np.concatenate([reader, nodes[later]]), np.concatenate([target, nodes[earlier]])
         keep = target >= 0
         order = np.argsort(reader[keep], kind="stable")
         count = np.bincount(reader[keep], minlength=len(node))

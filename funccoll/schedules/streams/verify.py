@@ -19,6 +19,7 @@ from ..moves import Batch
 from ..proof.prove import check_against_proof
 from ..proof.symbolic import SymbolicExecutor, shortest_cycle
 from ..runs import chunks_of_runs
+from .check_hosts import MESSAGES, check_hosts
 from .happens_before import HappensBefore, concat_ranges
 from .instructions import Opcode
 from .streams import Streams
@@ -32,9 +33,13 @@ def verify(streams: Streams, executions: int = 2) -> np.ndarray:
     Returns a mask of the instructions that complete a reduction.
     """
     _check_columns(streams)
+    if streams.hosts:
+        check_hosts(streams)
     graph = streams.graph(executions)
     if not graph.is_acyclic:
         raise _deadlock(streams, graph, executions)
+    if streams.hosts:  # what orders accesses is within their host
+        graph = streams.graph(executions, messages=False)
     _check_races(streams, graph, executions)
     _check_gates(streams, graph, executions)
     return _check_values(streams)
@@ -48,12 +53,14 @@ def _check_columns(streams: Streams) -> None:
         if not good:
             raise ScheduleError(f"the streams of {streams.schedule.collective} are broken: {what}.")
 
-    fault = not_column((f.name, getattr(streams, f.name)) for f in fields(streams) if f.name not in ("schedule", "span"))
+    columns = [f.name for f in fields(streams) if f.name not in ("schedule", "span", "hosts")]
+    fault = not_column((name, getattr(streams, name)) for name in columns)
     need(not fault, fault)
     n = len(streams)
     columns = ("count", "part", "part_step", "move")
     need(all(len(getattr(streams, c)) == n for c in columns), "columns have different lengths")
-    need(bool(np.isin(streams.opcode, (Opcode.ENTER, Opcode.COMBINE, Opcode.LEAVE)).all()), "an opcode is not one of streams")
+    opcodes = (Opcode.ENTER, Opcode.COMBINE, Opcode.LEAVE, *((*MESSAGES, Opcode.POST) if streams.hosts else ()))
+    need(bool(np.isin(streams.opcode, opcodes).all()), "an opcode is not one of streams")
     pointers = (("dst_ptr", streams.dst), ("src_ptr", streams.src), ("wait_ptr", streams.wait_stream))
     for name, column in (("start", streams.opcode), *pointers):
         ptr = getattr(streams, name)
@@ -66,7 +73,7 @@ def _check_columns(streams: Streams) -> None:
     need(is_integer(streams.span, longest), f"span is {streams.span}, and a stream has {longest} instructions")
     waits = streams.wait_stream
     need(bool(((waits >= 0) & (waits < streams.nstreams)).all()), "an instruction waits for a stream that does not exist")
-    gate = streams.opcode != Opcode.COMBINE
+    gate = ~np.isin(streams.opcode, (Opcode.COMBINE, *MESSAGES))
     need(bool(((streams.count == 1) & (streams.part == 0))[gate].all()), "an ENTER or LEAVE has a run of chunks")
     rows = sum(len(b) for b in streams.schedule.batches)
     known = np.where(gate, streams.move == -1, (streams.move >= 0) & (streams.move < rows))
@@ -150,8 +157,11 @@ def _accesses(streams: Streams, executions: int) -> list[tuple[np.ndarray, np.nd
         else:
             access, within = chunks_of_runs(count)
             place, instruction = codes[access] + within * p, instruction[access]
+        # The other side of a message is an instruction of its own.
+        mine = streams.opcode[instruction] != (Opcode.SEND if write else Opcode.RECEIVE)
+        place, instruction = place[mine], instruction[mine]
         once.append((place, instruction, np.full(len(place), write)))
-    gates = np.flatnonzero(streams.opcode != Opcode.COMBINE)
+    gates = np.flatnonzero(np.isin(streams.opcode, (Opcode.ENTER, Opcode.LEAVE)))
     rank = streams.stream[gates] // streams.schedule.channels
     own = (np.arange(places.rows)[None, :] * p + rank[:, None]).reshape(-1)
     once.append((own, np.repeat(gates, places.rows), np.ones(len(own), bool)))
@@ -183,8 +193,10 @@ def _check_gates(streams: Streams, graph: HappensBefore, executions: int) -> Non
     for execution in range(executions):
         level = graph.levels_of(streams.nodes(execution, executions))
         enter, leave = (level[gate] for gate in gates)
-        for ptr, codes in ((streams.dst_ptr, streams.dst), (streams.src_ptr, streams.src)):
+        for ptr, codes, other in ((streams.dst_ptr, streams.dst, Opcode.SEND), (streams.src_ptr, streams.src, Opcode.RECEIVE)):
             instruction = np.repeat(np.arange(len(streams)), np.diff(ptr))
+            mine = streams.opcode[instruction] != other
+            instruction, codes = instruction[mine], codes[mine]
             owner = codes % p
             outside = (level[instruction] < enter[owner]) | (level[instruction] > leave[owner])
             if outside.any():
@@ -214,7 +226,7 @@ def _shared(streams: Streams, a: int, b: int) -> str:
     p = places.collective.nranks
 
     def touched(i: int) -> set[int]:
-        if streams.opcode[i] != Opcode.COMBINE:
+        if streams.opcode[i] in (Opcode.ENTER, Opcode.LEAVE):
             rank = int(streams.stream[i]) // streams.schedule.channels
             return set(range(rank, places.size, p))
         dst = streams.dst[streams.dst_ptr[i] : streams.dst_ptr[i + 1]]
@@ -233,7 +245,7 @@ def _check_values(streams: Streams) -> np.ndarray:
     nodes = np.arange(len(streams))
     level = graph.levels_of(nodes)
     sizes = np.diff(streams.dst_ptr), np.diff(streams.src_ptr)
-    work = np.flatnonzero(streams.opcode == Opcode.COMBINE)
+    work = np.flatnonzero(np.isin(streams.opcode, (Opcode.COMBINE, Opcode.RECEIVE)))
     key = np.lexsort((sizes[1][work], sizes[0][work], level[work]))
     work = work[key]
     columns = np.stack([level[work], sizes[0][work], sizes[1][work]])

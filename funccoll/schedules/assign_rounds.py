@@ -1,4 +1,8 @@
-"""Assignment of moves to rounds of messages."""
+"""Assignment of moves to rounds of messages.
+
+Messages go between *hosts*: ranks of one host read and write each other's places. Where every rank is a host of its own, all
+that moves between ranks is a message.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ..moves import Batch
-from ..runs import chunks_of_runs, expand, part_steps
+from .moves import Batch
+from .runs import chunks_of_runs, expand, part_steps
 
 if TYPE_CHECKING:
-    from ..schedule import Schedule
+    from .schedule import Schedule
 
 __all__ = ["AssignedRounds", "Flow", "Work", "assign_rounds"]
 
@@ -30,7 +34,7 @@ class Flow(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Local combines, as columns; row i has the next `dsts[i]` of dst and the next `srcs[i]` of src."""
+    """Copies and combines inside hosts, as columns; row i has the next `dsts[i]` of dst and the next `srcs[i]` of src."""
 
     round: np.ndarray
     step: np.ndarray
@@ -54,9 +58,12 @@ class AssignedRounds:
     work: Work
 
 
-def assign_rounds(schedule: Schedule) -> AssignedRounds:
-    """Assign the moves of a schedule, which must be proved, to rounds of messages; see `messages.to_messages`."""
-    assigner = _RoundAssigner(schedule)
+def assign_rounds(schedule: Schedule, hosts: Sequence[int]) -> AssignedRounds:
+    """Assign the moves of a schedule, which must be proved, to rounds of messages; see `messages.to_messages`.
+
+    `hosts` are those of the ranks.
+    """
+    assigner = _RoundAssigner(schedule, hosts)
     for _, batches in groupby(schedule.batches, key=lambda b: b.round):
         assigner.add(list(batches))
     return assigner.finish()
@@ -80,8 +87,9 @@ class _RoundAssigner:
     no earlier one, because combines come after messages and are done in order.
     """
 
-    def __init__(self, schedule: Schedule):
+    def __init__(self, schedule: Schedule, hosts: Sequence[int]):
         self.p = schedule.nranks
+        self.host = np.asarray(hosts)
         self.size = schedule.places.size  # places from here on are staging
         parts = schedule.collective.parts_of_rows
         self.written = np.full(self.size, -1, np.int32)  # the last round
@@ -98,13 +106,14 @@ class _RoundAssigner:
 
     def add(self, batches: Sequence[Batch]) -> None:
         """Assign the moves of one of the algorithm's rounds, which are independent of each other."""
-        p = self.p
+        p, host = self.p, self.host
         self.step += 1
         runs = [self._with_parts(b) for b in batches]
         remote = []  # per batch: rows and columns of the messages before the combine
         for batch, _, _ in runs:
             copies = batch.src.shape[1] == 1
-            travels = batch.dst % p != batch.src % p if copies else batch.src % p != batch.by[:, None]
+            to = host[batch.dst % p] if copies else host[batch.by][:, None]
+            travels = to != host[batch.src % p]
             remote.append(np.nonzero(travels))
         self._open(self._round_for([b for b, _, _ in runs], remote))
         pushes = []
@@ -112,8 +121,11 @@ class _RoundAssigner:
             batch = run.batch
             if batch.src.shape[1] == 1:
                 self._send(batch.src[row, 0], batch.dst[row, col], *run.of(row))
-                row, col = np.nonzero((batch.dst % p == batch.src % p) & (batch.dst != batch.src))  # a self-copy does nothing
-                self._work(batch.src[row, 0] % p, np.ones(len(row), int), batch.dst[row, col], batch.src[row], *run.of(row))
+                inside = host[batch.dst % p] == host[batch.src % p]
+                row, col = np.nonzero(inside & (batch.dst != batch.src))  # a self-copy does nothing
+                dst = batch.dst[row, col]
+                by = np.where(host[batch.by[row]] == host[dst % p], batch.by[row], dst % p)
+                self._work(by, np.ones(len(row), int), dst, batch.src[row], *run.of(row))
             else:
                 sources = batch.src.astype(np.int64)
                 sources[row, col] = self._stage(batch.by[row], batch.count[row])
@@ -173,9 +185,10 @@ class _RoundAssigner:
     def _combine(self, run: _MoveRun, sources: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Combine on the executing ranks; returns (row in the batch, source, destination) of what is sent on."""
         batch = run.batch
-        own = batch.dst % self.p == batch.by[:, None]
+        own = self.host[batch.dst % self.p] == self.host[batch.by][:, None]
         nowhere = ~own.any(axis=1)
-        held = batch.dst[np.arange(len(batch)), own.argmax(axis=1)].astype(np.int64)
+        nearest = np.where(batch.dst % self.p == batch.by[:, None], 2, own).argmax(axis=1)
+        held = batch.dst[np.arange(len(batch)), nearest].astype(np.int64)
         held[nowhere] = self._stage(batch.by[nowhere], batch.count[nowhere])
         targets = np.concatenate([batch.dst, held[:, None]], axis=1)
         mine = np.concatenate([own, nowhere[:, None]], axis=1)

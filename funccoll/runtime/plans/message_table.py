@@ -1,0 +1,64 @@
+"""The table of a plan's messages, as the stream interpreter reads it, and their requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from ...errors import FunccollError
+from ...kernels.frame import (
+    IRECV,
+    ISEND,
+    LIBRARY,
+    LIBRARY_ERROR,
+    MESSAGE_BYTES,
+    MESSAGES,
+    PEER,
+    REQUESTS,
+)
+from .transit import Message
+
+__all__ = ["MessageLibrary", "MessageTable"]
+
+
+class MessageLibrary(Protocol):
+    """The interface of a message-passing library to plans."""
+
+    words: np.ndarray
+    """The words of LIBRARY: see IRECV in `kernels.frame`."""
+
+    def datatype(self, nbytes: int, rows: int, stride: int) -> tuple[int, int]:
+        """Return (count, handle of the datatype) of rows of bytes."""
+        ...
+
+    def requests(self, count: int) -> np.ndarray:
+        """Return handles of this many requests, none of which is active."""
+        ...
+
+    def error_text(self, code: int) -> str:
+        """Return the library's words for an error code."""
+        ...
+
+
+class MessageTable:
+    """The messages of one plan: their rows and requests, to which the words of a frame point."""
+
+    def __init__(self, messages: Sequence[Message], library: MessageLibrary | None, frame: np.ndarray):
+        if not messages:
+            return
+        assert library is not None, "ranks of several hosts have a library that passes messages"
+        self._library, self._rows = library, np.zeros((len(messages), MESSAGE_BYTES // 8), np.int64)
+        for row, m in zip(self._rows, messages, strict=True):
+            function = ISEND if m.sends else IRECV
+            row[:7] = function, m.slot, m.offset, *library.datatype(m.nbytes, m.rows, m.stride), m.peer, m.hash
+        self._requests = library.requests(len(messages))
+        tables = ((MESSAGES, self._rows), (REQUESTS, self._requests), (LIBRARY, library.words))
+        for word, table in tables:
+            frame[word] = table.ctypes.data
+
+    def fault(self, name: str, words: Sequence[int]) -> FunccollError:
+        """The error for a message that the library refuses."""
+        what = self._library.error_text(int(words[LIBRARY_ERROR]))
+        return FunccollError(f"{name}: a message between this rank and rank {words[PEER]} failed: {what}.")

@@ -1,0 +1,77 @@
+"""A schedule cut at the borders of hosts: every move is a copy from one host to another, or stays inside one."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..errors import ScheduleError
+from .assign_rounds import Work, assign_rounds
+from .moves import Batch
+from .proof.prove import Proof
+from .schedule import Schedule
+
+__all__ = ["SplitSchedule", "split_hosts"]
+
+
+@dataclass(frozen=True, eq=False)
+class SplitSchedule(Schedule):
+    """A schedule whose moves across hosts are copies of single places, each a message. Made by `split_hosts`.
+
+    The messages of a round are one batch; the moves inside hosts which follow need nothing that comes later.
+    """
+
+    hosts: tuple[int, ...] = ()
+    """The host of each rank."""
+    whole: Schedule | None = None
+    """The schedule that it carries out."""
+
+    @functools.cached_property
+    def _proof(self) -> Proof:
+        """The proof of the whole schedule: what executes this one must give those results, in that order of combination."""
+        assert self.whole is not None
+        return self.whole.prove()
+
+
+def split_hosts(schedule: Schedule, hosts: Sequence[int]) -> SplitSchedule:
+    """Cut the moves of a schedule where they cross from host to host; `hosts` are those of the ranks.
+
+    A combine gets sources of other hosts into scratch first, and sends its result to other hosts' destinations afterwards;
+    rounds are those of `to_messages`. Raises ScheduleError for a schedule of several channels, and a wrong number of hosts.
+    """
+    if schedule.channels != 1 or len(hosts) != schedule.nranks:
+        raise ScheduleError(
+            f"{schedule!r} cannot be cut at the borders of the hosts {tuple(hosts)}: it must have one channel, and a host for "
+            "each rank."
+        )
+    assigned = assign_rounds(schedule, hosts)
+    flow, p, batches = assigned.flow, schedule.nranks, []
+    for number in range(assigned.nrounds + 1):
+        rows = np.flatnonzero(flow.round == number)
+        if len(rows):
+            to = (flow.dst[rows] % p).astype(np.int32)
+            dst, src = flow.dst[rows][:, None], flow.src[rows][:, None]
+            batches.append(Batch(dst, src, flow.chunks[rows], to, 0, len(batches), None))
+        batches += _inside(assigned.work, number, len(batches))
+    scratch = schedule.scratch_chunks + assigned.staging
+    return SplitSchedule(
+        schedule.collective, schedule.algorithm, tuple(batches), scratch, schedule.levels, tuple(hosts), schedule
+    )
+
+
+def _inside(work: Work, number: int, first: int) -> Iterator[Batch]:
+    """The moves inside hosts of one round, step by step, those with equal numbers of sources and destinations together."""
+    dst_ptr, src_ptr = (np.concatenate([[0], np.cumsum(n)]) for n in (work.dsts, work.srcs))
+    rows = np.flatnonzero(work.round == number)
+    for step in np.unique(work.step[rows]):
+        of = rows[work.step[rows] == step]
+        shapes = np.stack([work.dsts[of], work.srcs[of]], axis=1)
+        for m, k in np.unique(shapes, axis=0):
+            some = of[(shapes == (m, k)).all(axis=1)]
+            dst = work.dst[dst_ptr[some][:, None] + np.arange(m)]
+            src = work.src[src_ptr[some][:, None] + np.arange(k)]
+            yield Batch(dst, src, work.chunks[some], work.rank[some].astype(np.int32), 0, first, None)
+        first += 1
