@@ -68,8 +68,8 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "runtime.plans": (("control_block", "operand", "slots", "staging", "transit"), ("message_table", "plan_writer")),
     "runtime.job": (
         ("host", "packets", "deferral", "reports", "stacks", "calling_thread"),
-        ("hello", "processes", "doctor", "uncaught", "forking"),
-        ("coordinator",), ("rendezvous", "watch"), ("world",), ("launch",),
+        ("hello", "processes", "doctor", "uncaught", "forking", "tcp"),
+        ("coordinator", "launchers"), ("rendezvous", "watch"), ("across_hosts", "world"), ("launch",),
     ),
     "runtime.local": (("ordered_reduction",), ("collectives",)),
     "runtime.nccl": (
@@ -113,7 +113,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
 """
 
 PLANNED = {
-    "control", "jax", "distributed", "runtime.mpi",
+    "control", "jax", "distributed",
 }  # fmt: skip
 """Modules that have a place in ORDERS, and no file yet."""
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import funccoll as fc
-from funccoll.errors import MeshError, PlannedError
+from funccoll.errors import MeshError, PlannedError, RendezvousError
 
 PROMISED = [
     "distributed", "cond", "scan", "switch", "fori_loop", "while_loop", "vmap", "jvp", "remat", "checkpoint",
@@ -60,13 +60,14 @@ def test_importing_a_planned_name():
         importlib.import_module("funccoll.distributed")
 
 
-def test_several_hosts_are_planned(monkeypatch):
+def test_several_hosts_need_mpi(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(MeshError, match=r"WORLD_SIZE=2, and nothing that names the run"):
         fc.make_mesh({"data": 2})
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
-    with pytest.raises(PlannedError, match=r"2 processes, 1 of them on this host .* several hosts are planned"):
+    monkeypatch.setenv("MASTER_PORT", "1")
+    with pytest.raises(RendezvousError, match=r"2 processes, 1 of them on this host, needs MPI, and torchrun started this job"):
         fc.make_mesh({"data": 2})
 
 

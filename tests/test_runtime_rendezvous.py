@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,12 @@ from ranks import JOIN, PATIENCE, PRELUDE, SAYS_WHO_COMES, STAY, Ranks, address,
 import funccoll
 from funccoll import FunccollError
 from funccoll._version import __version__
-from funccoll.errors import MeshError, PlannedError, RendezvousError
+from funccoll.errors import MeshError, RendezvousError
+from funccoll.runtime.backend import choose_job_backend
 from funccoll.runtime.job.hello import JobSpec, installation
+from funccoll.runtime.job.launchers import job_of
 from funccoll.runtime.job.rendezvous import positive_number
-from funccoll.runtime.job.world import finalize, init, job
+from funccoll.runtime.job.world import finalize, init
 
 FOLDER = Path(funccoll.__file__).parent
 
@@ -425,27 +428,67 @@ def test_alone_there_is_nobody_to_join():
      JobSpec(0, 2, "x")),
 ])  # fmt: skip
 def test_a_launchers_environment(environment, expected):
-    assert job(environment) == expected
+    found = job_of(environment)
+    assert replace(found, local=0, launcher="", brings_mpi=False) == expected and not found.across_hosts
 
 
 def test_mpich_names_no_run_and_its_ranks_have_one_parent():
-    first, second = (job({"PMI_SIZE": "2", "PMI_RANK": str(r)}) for r in range(2))
+    first, second = (job_of({"PMI_SIZE": "2", "PMI_RANK": str(r)}) for r in range(2))
     assert first.run == second.run and str(os.getppid()) in first.run
 
 
-@pytest.mark.parametrize("environment", [
-    {"WORLD_SIZE": "16", "RANK": "1", "LOCAL_WORLD_SIZE": "8", "MASTER_PORT": "1"},
-    {"OMPI_COMM_WORLD_SIZE": "16", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "8", "PMIX_NAMESPACE": "x"},
-    {"SLURM_STEP_NUM_TASKS": "16", "SLURM_PROCID": "1", "SLURM_STEP_TASKS_PER_NODE": "8(x2)", "SLURM_JOB_ID": "1"},
+SLURM = {"SLURM_STEP_NUM_TASKS": "7", "SLURM_PROCID": "6", "SLURM_JOB_ID": "1"}
+SEVERAL_HOSTS = [
+    ({"WORLD_SIZE": "16", "RANK": "1", "LOCAL_WORLD_SIZE": "8", "MASTER_PORT": "1"}, 8, "torchrun", False),
+    ({"OMPI_COMM_WORLD_SIZE": "16", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "8", "PMIX_NAMESPACE": "x"},
+     8, "mpirun", True),
+    ({"PMI_SIZE": "3", "PMI_RANK": "1", "MPI_LOCALNRANKS": "1"}, 1, "mpirun", True),
+    ({"PMI_SIZE": "3", "PMI_RANK": "2", "SLURM_STEP_TASKS_PER_NODE": "2,1", "SLURM_NODEID": "1"}, 1, "mpirun", True),
+    ({**SLURM, "SLURM_STEP_TASKS_PER_NODE": "2(x3),1", "SLURM_NODEID": "3"}, 1, "srun", True),
+    ({**SLURM, "SLURM_STEP_TASKS_PER_NODE": "2(x3),1"}, 2, "srun", True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("environment", "local", "launcher", "brings_mpi"), SEVERAL_HOSTS)
+def test_a_launcher_says_that_there_are_several_hosts(environment, local, launcher, brings_mpi):
+    found = job_of(environment)
+    assert found.across_hosts and (found.local, found.launcher, found.brings_mpi) == (local, launcher, brings_mpi)
+
+
+@pytest.mark.parametrize("text", ["two", "2(x", "8", "2,2,", "0"])
+def test_numbers_of_processes_on_hosts_that_are_none(text):
+    with pytest.raises(MeshError, match=r"SLURM_STEP_TASKS_PER_NODE=.*, which does not say how many of the 7 processes"):
+        job_of({**SLURM, "SLURM_STEP_TASKS_PER_NODE": text, "SLURM_NODEID": "2"})
+
+
+TORCHRUN, MPIRUN = JobSpec(0, 16, "a", 8, "torchrun", False), JobSpec(0, 16, "a", 8, "mpirun", True)
+
+
+@pytest.mark.parametrize(("job", "transport", "words"), [
+    (TORCHRUN, "", r"16 processes, 8 of them on this host, needs MPI, and torchrun .*`mpirun -n 16 python SCRIPT`"),
+    (TORCHRUN, "mpi", r"FUNCCOLL_TRANSPORT=mpi needs MPI, and torchrun"),
+    (MPIRUN, "shm", r"FUNCCOLL_TRANSPORT=shm is for one host, .* 16 processes, 8 of them on this one\. Unset it\."),
+    (MPIRUN, "tcp", r"FUNCCOLL_TRANSPORT='tcp' must be one of shm, mpi; leave it unset"),
 ])  # fmt: skip
-def test_several_hosts_are_planned(environment):
-    with pytest.raises(PlannedError, match=r"16 processes, 8(\(x2\))? of them on this host .* several hosts are planned"):
-        job(environment)
+def test_a_transport_that_cannot_be(job, transport, words, monkeypatch):
+    monkeypatch.setenv("FUNCCOLL_TRANSPORT", transport)
+    with pytest.raises(RendezvousError, match=words):
+        choose_job_backend(job)
+
+
+@pytest.mark.parametrize(("job", "transport", "name"), [
+    (MPIRUN, "", "mpi"), (MPIRUN, "mpi", "mpi"), (replace(MPIRUN, local=16), "", "shm"),
+    (replace(MPIRUN, local=16), "mpi", "mpi"), (replace(TORCHRUN, local=0), "", "shm"),
+    (replace(TORCHRUN, local=16), "shm", "shm"),
+])  # fmt: skip
+def test_the_transport_of_a_job(job, transport, name, monkeypatch):
+    monkeypatch.setenv("FUNCCOLL_TRANSPORT", transport)
+    assert choose_job_backend(job).name == name
 
 
 def test_a_job_without_a_name():
     with pytest.raises(MeshError, match=r"WORLD_SIZE=2.*FUNCCOLL_RUN_ID"):
-        job({"WORLD_SIZE": "2", "RANK": "0"})
+        job_of({"WORLD_SIZE": "2", "RANK": "0"})
 
 
 @pytest.mark.parametrize("text", ["soon", "-1", "0", "nan", ""])

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..runtime import recorder
-from ..runtime.job.world import job
+from ..runtime.job.launchers import job_of
 
 __all__ = ["profile"]
 
@@ -32,7 +32,7 @@ def profile(directory: str | os.PathLike[str]) -> Iterator[Path]:
 
     Raises: ProfileError, before anything runs, when `directory` cannot be written, or a profile is being recorded already.
     """
-    spec = job(os.environ)
+    spec = job_of(os.environ)
     made = recorder.begin(directory, spec.rank, spec.world, spec.run)
     try:
         yield made.folder

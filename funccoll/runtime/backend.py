@@ -7,12 +7,14 @@ else in funccoll knows how devices communicate. Backends are found by name and i
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
 from ..arrays.array_layout import ArrayLayout
+from ..errors import RendezvousError
 from ..ir import Equation, Program, Var
 from ..mesh import Mesh, Sharding
 
@@ -20,10 +22,12 @@ if TYPE_CHECKING:
     from ..schedules.schedule import Schedule
     from .array_library import ArrayLibrary
     from .plans.message_table import MessageLibrary
+    from .job.hello import JobSpec
+    from .job.rendezvous import JoinedJob
 
 __all__ = [
-    "NATIVE_ALGORITHMS", "ArgumentCheck", "Backend", "Copies", "GroupCall", "JobBackend", "Run", "choose_job_backend",
-    "host_block", "load_backend",
+    "NATIVE_ALGORITHMS", "TRANSPORT", "ArgumentCheck", "Backend", "Copies", "GroupCall", "JobBackend", "Run",
+    "choose_job_backend", "host_block", "load_backend",
 ]  # fmt: skip
 
 Copies = Any
@@ -39,7 +43,10 @@ NATIVE_ALGORITHMS = {"nccl": "NCCL's own collective, between GPUs of a job, one 
 ArgumentCheck = Callable[[Sequence[Any], Sequence[np.ndarray | None]], None]
 """A check of a call's arguments, from this process's blocks of them, and the global values of those that are not Arrays."""
 
-_MODULES = {"local": "local.collectives", "shm": "shm.shm_backend", "cuda": "cuda.gpu"}  # planned: mpi
+_MODULES = {"local": "local.collectives", "shm": "shm.shm_backend", "mpi": "mpi", "cuda": "cuda.gpu"}
+_BETWEEN_PROCESSES = "shm", "mpi"
+TRANSPORT = "FUNCCOLL_TRANSPORT"
+"""The variable that names the transport of a job: "mpi" also on one host, where every process is then a host of its own."""
 
 
 class GroupCall(NamedTuple):
@@ -135,23 +142,17 @@ class Backend(Protocol):
 class JobBackend(Protocol):
     """The interface of a transport between processes: its memory, joining and leaving a job, and the backends of its meshes.
 
-    `memory` is the file descriptor that rank 0's `creator` gave, None without one.
     """
 
     name: str
     message_library: MessageLibrary | None
     """The library that passes messages between hosts; None where there is one host."""
 
-    def __init__(self, rank: int, nranks: int, memory: int | None): ...
+    def __init__(self, meeting: JoinedJob): ...
 
     @staticmethod
-    def capacity(nranks: int) -> int:
-        """Return the most bytes per rank that this process can map; 0 for a transport without shared memory."""
-        ...
-
-    @staticmethod
-    def creator(nranks: int) -> Callable[[int], int] | None:
-        """Return rank 0's function that makes the memory, from bytes per rank to a file descriptor; None without memory."""
+    def meet(job: JobSpec, timeout: float) -> JoinedJob:
+        """Meet all processes of the job. Raises RendezvousError when some have not come after `timeout` seconds."""
         ...
 
     def failure_words(self) -> np.ndarray:
@@ -199,6 +200,27 @@ def load_backend(name: str) -> Any:
     return importlib.import_module(f".{_MODULES[name]}", __package__).BACKEND
 
 
-def choose_job_backend() -> type[JobBackend]:
-    """Return the backend of a job of several processes. All run on one host; later it depends on the job."""
-    return load_backend("shm")
+def choose_job_backend(job: JobSpec) -> type[JobBackend]:
+    """Return the backend of a job of several processes: "mpi" across hosts, else "shm". FUNCCOLL_TRANSPORT can say "mpi".
+
+    Raises: RendezvousError where it says something else, or where the launcher does not bring MPI.
+    """
+    said = os.environ.get(TRANSPORT, "")
+    if said not in ("", *_BETWEEN_PROCESSES):
+        raise RendezvousError(
+            f"{TRANSPORT}={said!r} must be one of {', '.join(_BETWEEN_PROCESSES)}; leave it unset for shm on one host and mpi "
+            "across hosts."
+        )
+    if job.across_hosts and said == "shm":
+        raise RendezvousError(
+            f"{TRANSPORT}=shm is for one host, and this job has {job.world} processes, {job.local} of them on this one. Unset "
+            "it."
+        )
+    name = said or ("mpi" if job.across_hosts else "shm")
+    if name == "mpi" and not job.brings_mpi:
+        why = f"{TRANSPORT}=mpi" if said else f"{job.world} processes, {job.local} of them on this host,"
+        raise RendezvousError(
+            f"{why} needs MPI, and {job.launcher} started this job. Start it with `mpirun -n {job.world} python SCRIPT`, or "
+            "`funccoll run --hosts HOST:PROCESSES,... SCRIPT`, which calls mpirun."
+        )
+    return load_backend(name)

@@ -44,7 +44,7 @@ class Coordinator:
         self.unidentified: dict[socket.socket, float] = {}  # connected, no hello yet; dropped at this time
         self.arrived: dict[int, socket.socket] = {}
         self.refused: list[socket.socket] = []  # connected with another version or size of the job
-        self.arenas: dict[int, int] = {}
+        self.hellos: dict[int, dict[str, Any]] = {}  # of ranks that have arrived
         self.problem = ""
 
     def run(self, arena: int, create: Callable[[int], int] | None) -> tuple[dict[int, socket.socket], int | None]:
@@ -55,10 +55,10 @@ class Coordinator:
             self._collect(self.listener)
             if self.problem:
                 raise RendezvousError(self.problem)
-            memory = create(min(arena, *self.arenas.values())) if create else None
+            memory = create(min([arena, *(hello["arena"] for hello in self.hellos.values())])) if create else None
             for channel in self.arrived.values():
                 self.selector.unregister(channel)  # they belong to the watch from now on
-                send(channel, {"go": self.job.world, "profile": self.profile}, [] if memory is None else [memory])
+                send(channel, self._answer(), [] if memory is None else [memory])
             for channel in list(self.unidentified):
                 self._drop(channel)
             self.deadline = time.monotonic() + self.timeout
@@ -71,6 +71,10 @@ class Coordinator:
                 channel.close()
             self.close()
             raise
+
+    def _answer(self) -> dict[str, Any]:
+        """The answer to a rank when all have joined."""
+        return {"go": self.job.world, "profile": self.profile}
 
     def fileno(self) -> int:
         """The descriptor that is readable when `answer` has something to do."""
@@ -152,7 +156,7 @@ class Coordinator:
                     f"{self.job.run!r}). Look for an error of theirs above; if they only start slowly, set "
                     "FUNCCOLL_RENDEZVOUS_TIMEOUT to more seconds."
                 )
-            for key, _ in self.selector.select(min(self.deadline, *self.unidentified.values(), now + _HELLO_TIMEOUT) - now):
+            for key, _ in self._select(min(self.deadline, *self.unidentified.values(), now + _HELLO_TIMEOUT) - now):
                 channel: Any = key.fileobj
                 if channel is listener:
                     self._accept(listener)
@@ -163,19 +167,30 @@ class Coordinator:
             for channel in [c for c, until in self.unidentified.items() if until <= time.monotonic()]:
                 self._drop(channel)
 
+    def _select(self, seconds: float) -> list[tuple[selectors.SelectorKey, int]]:
+        """Wait for sockets that can be read, at most this long."""
+        return self.selector.select(seconds)
+
     def _accept(self, listener: socket.socket) -> None:
         try:
-            channel, _ = listener.accept()
+            channel = self._let_in(listener)
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 raise
             return  # the other side has closed it
-        if not same_user(channel):
-            channel.close()
+        if channel is None:
             return
-        channel.setblocking(False)
         self.unidentified[channel] = time.monotonic() + _HELLO_TIMEOUT
         self.selector.register(channel, selectors.EVENT_READ)
+
+    def _let_in(self, listener: socket.socket) -> socket.socket | None:
+        """The next process that has connected; None for one of another user."""
+        channel, _ = listener.accept()
+        if not same_user(channel):
+            channel.close()
+            return None
+        channel.setblocking(False)
+        return channel
 
     def _drop(self, channel: socket.socket) -> None:
         self.unidentified.pop(channel, None)
@@ -191,22 +206,31 @@ class Coordinator:
     def _hear(self, channel: socket.socket) -> dict[str, Any] | None:
         """The hello of a process; one that says something else is dropped."""
         try:
-            hello, descriptors = receive(channel)
+            hello = self._next_message(channel)
         except BlockingIOError:
             return None
-        for descriptor in descriptors:
-            os.close(descriptor)
         complete = hello and all(isinstance(hello.get(key), int) for key in ("rank", "world", "arena"))
         if not hello or not complete or not hello.get("funccoll") or hello.get("run") != self.job.run:
             self._drop(channel)
             return None
         return hello
 
+    def _next_message(self, channel: socket.socket) -> dict[str, Any] | None:
+        """The next message of a process that has connected, None at the end. Raises BlockingIOError when there is none yet."""
+        message, descriptors = receive(channel)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        return message
+
+    def _name(self, channel: socket.socket, hello: dict[str, Any]) -> str:
+        """The process that said hello, in words."""
+        return _process(peer(channel)[0], hello.get("command"))
+
     def _admit(self, channel: socket.socket) -> None:
         hello = self._hear(channel)
         if hello is None:
             return
-        rank, who = hello["rank"], _process(peer(channel)[0], hello.get("command"))
+        rank, who = hello["rank"], self._name(channel, hello)
         problem = self._mismatch(rank, hello["world"], hello)
         if not problem and rank not in self._missing():
             problem, self.expected = self._clash(rank, who), 2 * self.job.world
@@ -215,7 +239,7 @@ class Coordinator:
             self.deadline = min(self.deadline, time.monotonic() + GRACE)
             self.refused.append(channel)
         else:
-            self.arrived[rank], self.arenas[rank], self.processes[rank] = channel, hello["arena"], who
+            self.arrived[rank], self.hellos[rank], self.processes[rank] = channel, hello, who
         del self.unidentified[channel]
 
     def _refuse(self, channel: socket.socket, left: Callable[[int], Any]) -> str:
@@ -227,7 +251,7 @@ class Coordinator:
         # After a rank that has left comes the next job, a little early: without an answer it tries again.
         if mismatch or rank not in self.processes or not left(rank):
             if not mismatch and rank in self.processes and time.monotonic() < self.deadline:
-                clash = self._clash(rank, _process(peer(channel)[0], hello.get("command")))
+                clash = self._clash(rank, self._name(channel, hello))
             running = f"run {self.job.run!r} is a job of {self.job.world} processes that runs already: its rank 0 is "
             send(channel, {"error": clash or f"{running}{self.processes[0]}. {REMEDY}"})
         self._drop(channel)

@@ -9,7 +9,7 @@ import shlex
 import socket
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,17 @@ class JobSpec:
     rank: int
     world: int
     run: str
+    local: int = 0
+    """Processes on this host, as the launcher says; 0 when it does not."""
+    launcher: str = ""
+    """Its command."""
+    brings_mpi: bool = False
+    """True when it starts programs of MPI."""
+
+    @property
+    def across_hosts(self) -> bool:
+        """True when the launcher says that not all processes are on this host."""
+        return 0 < self.local < self.world
 
     @property
     def address(self) -> bytes:
@@ -82,10 +93,14 @@ def make_hello(job: JobSpec, arena: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Answer:
-    """Rank 0's answer when all ranks have joined: its descriptors, and its machine profile in plain values, if any."""
+    """Rank 0's answer when all ranks have joined: its descriptors, and its machine profile in plain values, if any.
+
+    In a job on several hosts also the addresses at which each rank listens, by its number as text.
+    """
 
     descriptors: list[int]
     profile: dict[str, Any] | None
+    addresses: dict[str, Any] = field(default_factory=dict)
 
 
 def receive_answer(job: JobSpec, channel: socket.socket, expected: int) -> Answer | None:
@@ -97,7 +112,7 @@ def receive_answer(job: JobSpec, channel: socket.socket, expected: int) -> Answe
     if message is not None and "error" in message:
         raise RendezvousError(str(message["error"]))
     if message is not None and message.get("go") == job.world and len(descriptors) == expected:
-        return Answer(descriptors, message.get("profile"))
+        return Answer(descriptors, message.get("profile"), message.get("addresses", {}))
     for descriptor in descriptors:
         os.close(descriptor)
     return None

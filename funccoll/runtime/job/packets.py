@@ -1,4 +1,4 @@
-"""Messages between processes of one host: a JSON object in a packet of a Unix socket, with file descriptors where needed."""
+"""Messages between processes: JSON objects, in packets of Unix sockets, with file descriptors if needed, or in TCP frames."""
 
 from __future__ import annotations
 
@@ -9,14 +9,57 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["peer", "receive", "same_user", "send"]
+__all__ = ["FramedSocket", "peer", "receive", "same_user", "send"]
 
 PACKET = 128 * 1024  # bytes of the largest message
+_LENGTH = 4  # bytes before a frame, which say how long it is
+
+
+class FramedSocket(socket.socket):
+    """A TCP socket whose messages are frames."""
+
+    longest = PACKET
+    """Bytes of the longest frame that is read."""
+
+    def __init__(self, *arguments: Any, **options: Any):
+        super().__init__(*arguments, **options)
+        self._received, self._unsent = bytearray(), b""
+
+    def send_frame(self, data: bytes) -> bool:
+        """Send without waiting. What finds no room is sent before the next frame, which is not sent when that does not help."""
+        flags = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
+        try:
+            if self._unsent:
+                self._unsent = self._unsent[self.send(self._unsent, flags) :]
+                if self._unsent:
+                    return False
+            frame = len(data).to_bytes(_LENGTH, "big") + data
+            self._unsent = frame[self.send(frame, flags) :]
+        except OSError:
+            return False
+        return True
+
+    def receive_frame(self) -> bytes | None:
+        """The next frame, None at the end. It reads no byte of the one after it, so that polling tells of that one."""
+        while True:
+            begun = len(self._received)
+            length = int.from_bytes(self._received[:_LENGTH], "big") if begun >= _LENGTH else 0
+            if length > self.longest:
+                return None
+            if begun >= _LENGTH and begun == _LENGTH + length:
+                frame, self._received = bytes(self._received[_LENGTH:]), bytearray()
+                return frame
+            data = self.recv(_LENGTH + length - begun)
+            if not data:
+                return None
+            self._received += data
 
 
 def send(channel: socket.socket, message: dict[str, Any], descriptors: Sequence[int] = ()) -> bool:
     """Send one message without waiting; False when the other side is gone or does not read."""
     data = json.dumps(message, ensure_ascii=False).encode(errors="backslashreplace")
+    if isinstance(channel, FramedSocket):
+        return channel.send_frame(data)
     try:
         socket.send_fds(channel, [data], list(descriptors), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
     except OSError:
@@ -29,15 +72,10 @@ def receive(channel: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
 
     Raises: BlockingIOError or TimeoutError, as the socket is set, when there is none yet.
     """
-    flags = socket.MSG_CMSG_CLOEXEC
     try:
-        data, descriptors, _, _ = socket.recv_fds(channel, PACKET, 8, flags)
+        data, descriptors = _receive_frame(channel) if isinstance(channel, FramedSocket) else _receive_packet(channel)
     except ConnectionResetError:
-        # The other side closed with a message of ours unread. What it sent before can still be read, after this error.
-        try:
-            data, descriptors, _, _ = socket.recv_fds(channel, PACKET, 8, flags)
-        except ConnectionResetError:
-            return None, []
+        return None, []
     try:
         message = json.loads(data)
     except (ValueError, RecursionError):
@@ -47,6 +85,20 @@ def receive(channel: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
             os.close(descriptor)
         return None, []
     return message, descriptors
+
+
+def _receive_frame(channel: FramedSocket) -> tuple[bytes, list[int]]:
+    return channel.receive_frame() or b"", []
+
+
+def _receive_packet(channel: socket.socket) -> tuple[bytes, list[int]]:
+    flags = socket.MSG_CMSG_CLOEXEC
+    try:
+        data, descriptors, _, _ = socket.recv_fds(channel, PACKET, 8, flags)
+    except ConnectionResetError:
+        # The other side closed with a message of ours unread. What it sent before can still be read, after this error.
+        data, descriptors, _, _ = socket.recv_fds(channel, PACKET, 8, flags)
+    return data, descriptors
 
 
 def peer(channel: socket.socket) -> tuple[int, int]:

@@ -24,16 +24,30 @@ __all__ = ["JoinedJob", "meet", "positive_number"]
 
 @dataclass(frozen=True)
 class JoinedJob:
-    """A job that all processes have joined: sockets by rank (rank 0's to each, theirs to it), and shared memory if any.
+    """A job that all processes have joined: sockets by rank (rank 0's to each, theirs to it), and its host's memory if any.
 
-    Rank 0's `coordinator` goes on to listen. `profile` is its machine profile in plain values, if it has one.
+    Rank 0's `coordinator` goes on to listen. `profile` is its machine profile in plain values, if it has one. `hosts` has the
+    host of each rank, numbered in the order of first appearance. `connected`: whether the ranks know each other, so that rank 0
+    introduces none.
     """
 
     job: JobSpec
     sockets: dict[int, socket.socket]
     memory: int | None
+    hosts: tuple[int, ...]
     coordinator: Coordinator | None = None
     profile: dict[str, Any] | None = None
+    connected: bool = False
+
+    @property
+    def local_ranks(self) -> tuple[int, ...]:
+        """The ranks of this process's host, which share its memory."""
+        return tuple(rank for rank, host in enumerate(self.hosts) if host == self.hosts[self.job.rank])
+
+    @property
+    def local_rank(self) -> int:
+        """This process's number among them."""
+        return self.local_ranks.index(self.job.rank)
 
 
 def positive_number(environment: Mapping[str, str], name: str, default: float, unit: str) -> float:
@@ -59,7 +73,7 @@ def meet(job: JobSpec, timeout: float, arena: int, create: Callable[[int], int] 
     """
     if job.rank == 0:
         coordinator = Coordinator(job, timeout)
-        return JoinedJob(job, *coordinator.run(arena, create), coordinator, coordinator.profile)
+        return JoinedJob(job, *coordinator.run(arena, create), (0,) * job.world, coordinator, coordinator.profile)
     return _join(job, timeout, arena, 0 if create is None else 1)
 
 
@@ -80,7 +94,7 @@ def _join(job: JobSpec, timeout: float, arena: int, descriptors: int) -> JoinedJ
                 if answer is not None:
                     channel.setblocking(False)
                     memory = answer.descriptors[0] if answer.descriptors else None
-                    joined = JoinedJob(job, {0: channel}, memory, profile=answer.profile)
+                    joined = JoinedJob(job, {0: channel}, memory, (0,) * job.world, profile=answer.profile)
                 lost = time.monotonic()
         except OSError:
             pass  # rank 0 does not listen yet, or no longer: try again

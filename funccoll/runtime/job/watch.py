@@ -34,13 +34,14 @@ from .packets import receive, send
 from .stacks import stacks
 from .uncaught import TRACEBACKS, print_folded, report_exception
 
-__all__ = ["Failure", "PeerTraceback", "Watch"]
+__all__ = ["FULL_MESH", "Failure", "PeerTraceback", "Watch"]
 
+FULL_MESH = 16
+"""Ranks of a job up to which each gets a socket to each other."""
 FAILED = 0
 LEFT = 8
 _TEXT = 2048  # word of the traceback: 1 + the rank, its bytes, and the text
 _MAX_TRACEBACK = 16_000  # characters of a traceback that are sent: its end
-_MAX_FULL_MESH = 16  # ranks of a job up to which each gets a socket to each other
 _INTRODUCTION_TIMEOUT = 5.0  # seconds that a rank waits to be introduced to all
 _MESSAGE_TIMEOUT = 0.5  # seconds in which the message about a failure follows its word in shared memory
 _STACK_TIMEOUT = 1.0  # seconds that a rank waits for another one's stack
@@ -95,11 +96,12 @@ class Watch:
     """Watch over the other processes of a job, which are told how this one ends."""
 
     def __init__(
-        self, rank: int, sockets: Mapping[int, socket.socket], header: np.ndarray, coordinator: Coordinator | None = None
+        self, rank: int, sockets: Mapping[int, socket.socket], header: np.ndarray, coordinator: Coordinator | None = None,
+        connected: bool = False,
     ):  # fmt: skip
         """`sockets` by rank, and rank 0's `coordinator`, belong to the watch from now on.
 
-        `header` is an int64 view of the heap's header.
+        `header` is an int64 view of the heap's header. `connected` is `JoinedJob`'s.
         """
         self.rank, self._coordinator = rank, coordinator
         self._header: np.ndarray | None = header
@@ -113,8 +115,9 @@ class Watch:
         self._thread = threading.Thread(target=self._run, name="funccoll-watch", daemon=True)
         self._hook: Any = None
         self._previous_hook: Any = None
-        if rank == 0:
+        if rank == 0 and not connected:
             self._introduce(list(self._sockets))
+        if rank == 0 or connected:
             self._introduced.set()
         self._thread.start()
         self._introduced.wait(_INTRODUCTION_TIMEOUT)
@@ -314,7 +317,7 @@ class Watch:
 
     def _introduce(self, ranks: list[int]) -> None:
         """Give each two of the ranks a socket to each other, which shows each the other's end."""
-        for one, two in itertools.combinations(ranks if len(ranks) <= _MAX_FULL_MESH else (), 2):
+        for one, two in itertools.combinations(ranks if len(ranks) <= FULL_MESH else (), 2):
             ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             for rank, other, end in ((one, two, ends[0]), (two, one, ends[1])):
                 send(self._sockets[rank], {"kind": "meet", "rank": other}, [end.fileno()])

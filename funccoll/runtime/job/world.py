@@ -12,111 +12,45 @@ import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ... import machine_profile
 from ...arrays.array import Array, to_numpy
-from ...errors import DeviceError, MeshError, PlannedError, RendezvousError
+from ...errors import DeviceError, MeshError, RendezvousError
 from ...mesh import Mesh
 from ..backend import Backend, JobBackend, choose_job_backend, load_backend
 from ..recorder import begin_from_environment, end
 from . import rendezvous, reports
 from .forking import ForkHandshake
 from .hello import JobSpec
+from .launchers import job_of, place_in_job
 from .watch import Watch
 
 __all__ = [
-    "World", "backend_of", "current", "finalize", "init", "job", "make_mesh", "on_device", "process_allgather", "rank",
+    "World", "backend_of", "current", "finalize", "init", "make_mesh", "on_device", "process_allgather", "rank",
     "record_from_environment", "world_size",
 ]  # fmt: skip
 
 DEVICE_TYPES = ("cpu", "cuda")
 
-# (variable with the number of processes, variable with this process's rank, with the processes on this host), by launcher.
-_LAUNCHERS = (
-    ("FUNCCOLL_WORLD_SIZE", "FUNCCOLL_RANK", ""),
-    ("WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE"),  # torchrun
-    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-    ("PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS"),
-    ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_STEP_TASKS_PER_NODE"),  # srun; a batch script has no step
-)
-# What names a run, by launcher: all of these that are set. torchrun restarts a job within a run.
-_RUNS = (
-    ("FUNCCOLL_RUN_ID",),
-    ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT"),
-    ("PMIX_NAMESPACE",),
-    ("OMPI_MCA_ess_base_jobid",),
-    ("PMI_JOBID",),
-    ("SLURM_JOB_ID", "SLURM_STEP_ID"),
-)
 # A program that a rank starts inherits its environment and is not that rank: this variable names the process that is.
 _JOINED = "FUNCCOLL_JOINED"
-
-
-def _job(environment: Mapping[str, str]) -> tuple[int, int]:
-    """(processes, rank) as the launcher's environment says; (1, 0) without one."""
-    for size, rank, _ in _LAUNCHERS:
-        if size in environment and rank in environment:
-            try:
-                processes, number = int(environment[size]), int(environment[rank])
-            except ValueError:
-                processes, number = 0, 0
-            if not 0 <= number < processes:
-                raise MeshError(
-                    f"the environment says {size}={environment[size]!r} and {rank}={environment[rank]!r}, which is not "
-                    f"a job: {size} counts the processes, {rank} is this one, from 0. Unset both to run in one process."
-                )
-            return processes, number
-    return 1, 0
-
-
-def job(environment: Mapping[str, str]) -> JobSpec:
-    """This process's job, as the launcher's environment says.
-
-    Raises: MeshError when it says nothing sensible; PlannedError for several hosts.
-    """
-    world, number = _job(environment)
-    if world == 1:
-        return JobSpec(0, 1, "")
-    size, _, local = next(names for names in _LAUNCHERS if names[0] in environment and names[1] in environment)
-    if local in environment and environment[local] != str(world):
-        raise PlannedError(
-            f"this job has {world} processes, {environment[local]} of them on this host ({size}, {local}): jobs on several "
-            "hosts are planned; today all processes run on one."
-        )
-    for names in _RUNS:
-        found = [environment[name] for name in names if environment.get(name)]
-        if found:
-            return JobSpec(number, world, "-".join(found))
-    if size == "PMI_SIZE":
-        return JobSpec(number, world, _parent())
-    raise MeshError(
-        f"the environment says {size}={world}, and nothing that names the run, by which its processes find each other. "
-        "Start them with `funccoll run`, torchrun or mpirun, or set FUNCCOLL_RUN_ID to the same new text for all."
-    )
-
-
-def _parent() -> str:
-    """A name for the process that started this one: MPICH gives all ranks nothing else in common."""
-    parent = os.getppid()
-    started = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[19]
-    return f"{parent}-{started}"
 
 
 class World:
     """This process's membership in a job: number `rank` of `world`, the watch over the others, and the backend.
 
-    `timeout`: seconds that a collective waits for the others. `fork_bytes`: the most that is copied for a forked child.
+    `hosts`: the host of each rank, numbered in the order of first appearance. `timeout`: seconds that a collective waits for
+    the others. `fork_bytes`: the most that is copied for a forked child.
     """
 
-    def __init__(self, rank: int, world: int, watch: Watch, backend: JobBackend, timeout: float, fork_bytes: int):
-        self.rank, self.world, self.watch, self.backend, self.timeout = rank, world, watch, backend, timeout
-        self.fork_bytes = fork_bytes
-        self.hosts = (0,) * world
-        """The host of each rank."""
+    def __init__(
+        self, rank: int, hosts: tuple[int, ...], watch: Watch, backend: JobBackend, timeout: float, fork_bytes: int
+    ):  # fmt: skip
+        self.rank, self.world, self.hosts = rank, len(hosts), hosts
+        self.watch, self.backend, self.timeout, self.fork_bytes = watch, backend, timeout, fork_bytes
         self.mesh_numbers = itertools.count(1)
         self.at_leave = ExitStack()
         """Functions that are called before this process leaves the job, the last one first."""
@@ -133,8 +67,8 @@ class _Membership:
         self.handshake = ForkHandshake()
 
     def join(self, timeout: float) -> World | None:
-        job_ = job(os.environ)
-        if job_.world == 1:
+        job = job_of(os.environ)
+        if job.world == 1:
             return None
         if self.forked_from is not None:
             raise RendezvousError(
@@ -142,35 +76,35 @@ class _Membership:
                 "ranks in the parent; a DataLoader's workers, for example, only load data."
             )
         if self.current is None:
-            place = f"{job_.run} {job_.rank} "
+            place = f"{job.run} {job.rank} "
             joined = os.environ.get(_JOINED, "")
             if joined.startswith(place) and joined != f"{place}{os.getpid()}":
                 raise RendezvousError(
-                    f"this process was started by rank {job_.rank} and is not a rank of its own: rank {job_.rank} has joined "
+                    f"this process was started by rank {job.rank} and is not a rank of its own: rank {job.rank} has joined "
                     'the job. Keep what needs the other ranks under `if __name__ == "__main__":`, which workers do not run.'
                 )
-            record_from_environment(job_)
+            record_from_environment(job)
             collective_timeout = rendezvous.positive_number(os.environ, "FUNCCOLL_TIMEOUT", 600, "seconds")
             fork_bytes = int(2**20 * rendezvous.positive_number(os.environ, "FUNCCOLL_FORK_MIB", 1024, "mebibytes"))
-            generation = replace(job_, run=f"{job_.run}-{self.generation}")
-            transport = choose_job_backend()
-            memory = transport.capacity(job_.world), transport.creator(job_.world)
+            generation = replace(job, run=f"{job.run}-{self.generation}")
+            transport = choose_job_backend(job)
             try:
-                meeting = rendezvous.meet(generation, timeout, *memory)
-                backend = transport(job_.rank, job_.world, meeting.memory)
-                watch = Watch(job_.rank, meeting.sockets, backend.failure_words(), meeting.coordinator)
+                meeting = transport.meet(generation, timeout)
+                backend = transport(meeting)
+                words = backend.failure_words()
+                watch = Watch(job.rank, meeting.sockets, words, meeting.coordinator, meeting.connected)
             except OSError as error:
                 if error.errno not in (errno.EMFILE, errno.ENFILE):
                     raise
                 raise RendezvousError(
-                    f"rank {job_.rank} may open only {resource.getrlimit(resource.RLIMIT_NOFILE)[0]} files (`ulimit -n`), and "
-                    f"joining a job of {job_.world} processes takes about {10 + 2 * min(job_.world, 16)}."
+                    f"rank {job.rank} may open only {resource.getrlimit(resource.RLIMIT_NOFILE)[0]} files (`ulimit -n`), and "
+                    f"joining a job of {job.world} processes takes about {10 + 2 * min(job.world, 16)}."
                 ) from None
             watch.hook_exceptions()
             machine_profile.adopt(meeting.profile)
-            self.current = World(job_.rank, job_.world, watch, backend, collective_timeout, fork_bytes)
+            self.current = World(job.rank, meeting.hosts, watch, backend, collective_timeout, fork_bytes)
             os.environ[_JOINED] = f"{place}{os.getpid()}"
-            reports.report(os.environ, job_.rank, "joined")
+            reports.report(os.environ, job.rank, "joined")
             _at_end()
         return self.current
 
@@ -230,9 +164,9 @@ def _at_end() -> None:
     _MEMBERSHIP.handshake.hook(_MEMBERSHIP.before_fork, _MEMBERSHIP.forked)
 
 
-def record_from_environment(job_: JobSpec) -> None:
+def record_from_environment(job: JobSpec) -> None:
     """Record this process from now to its end, if FUNCCOLL_PROFILE says so. Raises ProfileError."""
-    recorder = begin_from_environment(job_.rank, job_.world, job_.run)
+    recorder = begin_from_environment(job.rank, job.world, job.run)
     if recorder is not None:
         atexit.register(end, recorder)
 
@@ -277,12 +211,12 @@ def current() -> World | None:
 
 def world_size() -> int:
     """The number of processes of this job."""
-    return _job(os.environ)[0]
+    return place_in_job(os.environ)[0]
 
 
 def rank() -> int:
     """This process's number, 0 to world_size() - 1."""
-    return _job(os.environ)[1]
+    return place_in_job(os.environ)[1]
 
 
 def process_allgather(arr: Any) -> np.ndarray:

@@ -104,15 +104,18 @@ class Heap:
     `array` may be called by several threads. Lists that freed blocks go to are only appended to and popped from, each a
     single step for Python's threads: an array can die anywhere, also inside the allocator.
 
-    Attributes: `base`, the mapping's address in this process; `size`, its bytes; `rank`, `world`; `arena`, bytes of
-    address space per rank; `control`, (offset, bytes) of the control region.
+    Attributes: `base`, the mapping's address in this process; `size`, its bytes; `rank`, this process's in the job; `arena`,
+    bytes of address space per rank; `control`, (offset, bytes) of the control region.
     """
 
-    def __init__(self, descriptor: int, rank: int, world: int):
-        """Map the memory of `descriptor`, which belongs to the heap from now on."""
-        self.rank, self.world = rank, world
+    def __init__(self, descriptor: int, local_rank: int, nranks: int, rank: int | None = None):
+        """Map the memory of `descriptor`, which belongs to the heap from now on.
+
+        This process is number `local_rank` of the `nranks` that share it, and in errors `rank`, where that is another one.
+        """
+        self.rank = local_rank if rank is None else rank
         self.size = os.fstat(descriptor).st_size
-        self.arena = (self.size - CONTROL) // world
+        self.arena = (self.size - CONTROL) // nranks
         self.control = (0, CONTROL)
         self._descriptor, self._pid = descriptor, os.getpid()
         self._mapping: mmap.mmap | None = mmap.mmap(descriptor, self.size, flags=mmap.MAP_SHARED | _NORESERVE)
@@ -120,11 +123,11 @@ class Heap:
         everything = np.ndarray((1,), np.uint8, self._mapping)
         self.base: int = everything.__array_interface__["data"][0]
         self._pointer = _fast_pointer if _fast_pointer(everything) == self.base else _slow_pointer
-        start = CONTROL + rank * self.arena
+        start = CONTROL + local_rank * self.arena
         self._lock: Any = threading.RLock()  # which knows its owner; nothing is entered twice
         self._process_lock = threading.Lock()
         exclusive = partial(self.exclusive, _COMMIT_TIMEOUT)
-        self._blocks = Arena(self._mapping, descriptor, start, start + self.arena, f"rank {rank}'s", exclusive)
+        self._blocks = Arena(self._mapping, descriptor, start, start + self.arena, f"rank {self.rank}'s", exclusive)
         self._kinds: dict[tuple[Any, Any], _Kind] = {}  # by (shape, dtype)
         self._sizes: dict[int, _Kind] = {}  # by block size
         self._live: dict[int, _Lease] = {}  # by offset

@@ -17,10 +17,13 @@ from ...ir import Equation, Program
 from ...mesh import Mesh, Sharding
 from ..array_library import NUMPY
 from ..backend import ArgumentCheck, GroupCall, Run, host_block
+from ..job import rendezvous
 from .heap import HEADER, Heap, create, largest_arena
 
 if TYPE_CHECKING:
     from ...schedules.schedule import Schedule
+    from ..job.hello import JobSpec
+    from ..job.rendezvous import JoinedJob
     from ..job.world import World
     from ..plans.message_table import MessageLibrary
     from .communicators import Communicators
@@ -38,8 +41,9 @@ class SharedMemoryBackend:
     name = "shm"
     message_library: MessageLibrary | None = None
 
-    def __init__(self, rank: int, nranks: int, memory: int):
-        self.heap = Heap(memory, rank, nranks)
+    def __init__(self, meeting: JoinedJob):
+        assert meeting.memory is not None
+        self.heap = Heap(meeting.memory, meeting.local_rank, len(meeting.local_ranks), meeting.job.rank)
         self.allocate: Callable[..., np.ndarray] = self.heap.array
         """Memory for arrays. After the end of the job it is private memory, so that arrays can still be made."""
         self.world: World | None = None
@@ -49,14 +53,9 @@ class SharedMemoryBackend:
         self._ended = False
 
     @staticmethod
-    def capacity(nranks: int) -> int:
+    def meet(job: JobSpec, timeout: float) -> JoinedJob:
         """See `JobBackend`."""
-        return largest_arena(nranks)
-
-    @staticmethod
-    def creator(nranks: int) -> Callable[[int], int]:
-        """See `JobBackend`."""
-        return partial(create, nranks)
+        return rendezvous.meet(job, timeout, largest_arena(job.world), partial(create, job.world))
 
     def failure_words(self) -> np.ndarray:
         """See `JobBackend`."""

@@ -1,0 +1,298 @@
+"""Rendezvous of a job on several hosts: all ranks over TCP, then those of each host over its Unix socket, to share its memory.
+
+An `Invitation` (MPI's) tells the ranks at which addresses rank 0 listens, and a secret, with which they prove that they belong
+to the job. They meet rank 0's coordinator as on one host. It tells each where all others listen, so that in jobs up to
+FULL_MESH ranks each two connect. In steps that all do together (`_CommonSteps`), and in which each hears of an error of any,
+they then find out which of them share a host.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import secrets
+import selectors
+import socket
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from typing import Any, Protocol
+
+from ...errors import RendezvousError
+from .coordinator import Coordinator
+from .hello import Answer, JobSpec, make_hello, receive_answer
+from .packets import FramedSocket, receive, send
+from .rendezvous import JoinedJob
+from .tcp import Address, Door, call
+from .watch import FULL_MESH
+
+__all__ = ["Invitation", "meet_hosts"]
+
+_PROGRESS = 0.002  # seconds between two looks at an invitation that is being sent
+
+
+class Invitation(Protocol):
+    """The way in which ranks hear of each other before they are connected."""
+
+    def send(self, payload: bytes) -> None:
+        """Begin to send rank 0's words to all others."""
+        ...
+
+    def is_sent(self) -> bool:
+        """Go on sending; True when nothing is left to do."""
+        ...
+
+    def receive(self, seconds: float) -> bytes | None:
+        """Rank 0's words; None when none have come in that time."""
+        ...
+
+    def host_leader(self) -> int:
+        """The lowest rank of this process's host. All ranks call it at the same time."""
+        ...
+
+
+class _TcpCoordinator(Coordinator):
+    """Rank 0's side between hosts: processes that come prove that they know the secret."""
+
+    def __init__(self, job: JobSpec, timeout: float, door: Door, invitation: Invitation):
+        super().__init__(job, timeout)
+        self.door, self.invitation = door, invitation
+
+    def _listen(self, arena: int) -> socket.socket:
+        return self.door.listener
+
+    def _select(self, seconds: float) -> list[tuple[selectors.SelectorKey, int]]:
+        return self.selector.select(seconds if self.invitation.is_sent() else min(seconds, _PROGRESS))
+
+    def _let_in(self, listener: socket.socket) -> socket.socket:
+        return self.door.accept()
+
+    def _next_message(self, channel: socket.socket) -> dict[str, Any] | None:
+        assert isinstance(channel, FramedSocket)
+        try:
+            message = self.door.hear(channel)
+        except BlockingIOError:
+            raise
+        except OSError:  # its host is gone
+            message = None
+        if message == {}:  # it has proved a part of what it must
+            raise BlockingIOError
+        return message
+
+    def _name(self, channel: socket.socket, hello: dict[str, Any]) -> str:
+        return f"process {hello.get('process')} of host {hello.get('host')} ({hello.get('command')})"
+
+    def _drop(self, channel: socket.socket) -> None:
+        assert isinstance(channel, FramedSocket)
+        self.door.forget(channel)
+        super()._drop(channel)
+
+    def _answer(self) -> dict[str, Any]:
+        return {**super()._answer(), "addresses": {rank: hello.get("addresses") for rank, hello in self.hellos.items()}}
+
+
+class _CommonSteps:
+    """Steps that all ranks do together, by way of rank 0: each gives a value, and gets those of all."""
+
+    def __init__(self, job: JobSpec, sockets: dict[int, FramedSocket], deadline: float):
+        self.job, self.sockets, self.deadline = job, sockets, deadline
+
+    def all_gather(self, value: Any) -> list[Any]:
+        """The values of all ranks. Raises RendezvousError when one of them has had an error, or ended, or is late."""
+        if self.job.rank:
+            send(self.sockets[0], {"value": value})
+            message = self._hear(0)
+            if "values" not in message:
+                raise RendezvousError(str(message.get("error", "rank 0 ended before the job could begin.")))
+            return message["values"]
+        values = {0: value}
+        with selectors.DefaultSelector() as selector:
+            for rank, channel in self.sockets.items():
+                selector.register(channel, selectors.EVENT_READ, rank)
+            while len(values) < self.job.world:
+                ready = selector.select(self.deadline - time.monotonic())
+                if not ready:
+                    missing = min(set(range(self.job.world)) - set(values))
+                    self.fail(f"rank {missing} came, and was not ready in time. It may be stopped, or its host overloaded.")
+                for key, _ in ready:
+                    message = self._hear(key.data)
+                    if "value" not in message:
+                        self.fail(str(message.get("error", f"rank {key.data} ended before the job could begin.")))
+                    values[key.data] = message["value"]
+        gathered = [values[rank] for rank in range(self.job.world)]
+        for channel in self.sockets.values():
+            send(channel, {"values": gathered})
+        return gathered
+
+    def _hear(self, rank: int) -> dict[str, Any]:
+        """A rank's message; {} when it has ended, and when nothing comes."""
+        channel = self.sockets[rank]
+        channel.settimeout(max(self.deadline - time.monotonic(), 0.1) + (5.0 if self.job.rank else 0.0))  # rank 0 is first
+        try:
+            message, _ = receive(channel)
+        except OSError:
+            message = None
+        channel.setblocking(False)
+        return message or {}
+
+    def fail(self, text: str) -> None:
+        """End the step for all ranks. Raises RendezvousError."""
+        self.tell(text)
+        raise RendezvousError(text)
+
+    def tell(self, text: str) -> None:
+        """Tell an error to rank 0, or as rank 0 to all."""
+        for channel in [self.sockets[0]] if self.job.rank else self.sockets.values():
+            send(channel, {"error": text})
+
+
+def meet_hosts(
+    job: JobSpec, timeout: float, invitation: Invitation, share: Callable[[JobSpec, float], JoinedJob]
+) -> JoinedJob:
+    """Meet all processes of a job on several hosts. `share` meets those of one host, which are a job of their own for it.
+
+    Raises: RendezvousError when some have not come after `timeout` seconds, or do not fit; it names them.
+    """
+    with ExitStack() as stack:
+        door, sockets, answer = (_gather if job.rank == 0 else _join)(job, timeout, invitation)
+        stack.callback(door.close)
+        stack.callback(lambda: [channel.close() for channel in sockets.values()])
+        steps = _CommonSteps(job, sockets, time.monotonic() + timeout)
+        try:
+            if job.rank and job.world <= FULL_MESH:
+                _connect_all(steps, door, answer.addresses)
+            steps.all_gather("connected")  # from here on all are there for what MPI does with all
+            leaders = steps.all_gather(invitation.host_leader())
+            here = _share_memory(job, leaders, door.secret, timeout, share)
+            stack.callback(lambda: None if here.memory is None else os.close(here.memory))
+            steps.all_gather("ready")
+        except Exception as error:
+            ours = isinstance(error, RendezvousError)
+            steps.tell(str(error).partition("\n  at ")[0] if ours else f"rank {job.rank} could not start the job: {error!r}")
+            raise
+        stack.pop_all()
+        door.close()
+        numbers = {leader: number for number, leader in enumerate(dict.fromkeys(leaders))}
+        hosts = tuple(numbers[leader] for leader in leaders)
+        return JoinedJob(job, dict(sockets), here.memory, hosts, profile=answer.profile, connected=True)
+
+
+_Met = tuple[Door, dict[int, FramedSocket], Answer]
+
+
+def _gather(job: JobSpec, timeout: float, invitation: Invitation) -> _Met:
+    """Rank 0's side: let all others come."""
+    door = Door(0, secrets.token_bytes(32))
+    coordinator = _TcpCoordinator(job, timeout, door, invitation)
+    try:
+        invitation.send(json.dumps([door.secret.hex(), door.addresses]).encode())
+        sockets, _ = coordinator.run(0, None)
+    finally:
+        coordinator.close()  # it listens no longer: no other process has the secret
+    found = {rank: channel for rank, channel in sockets.items() if isinstance(channel, FramedSocket)}
+    return door, found, Answer([], coordinator.profile)
+
+
+def _join(job: JobSpec, timeout: float, invitation: Invitation) -> _Met:
+    """Another rank's side: come to rank 0."""
+    who = f"(run {job.run!r}, this is rank {job.rank} of {job.world} on {platform.node()})"
+    payload = invitation.receive(timeout)
+    if payload is None:
+        raise RendezvousError(
+            f"rank 0 did not come within {timeout:g} s {who}. Look for an error of its own above; if it only starts slowly, "
+            "set FUNCCOLL_RENDEZVOUS_TIMEOUT to more seconds."
+        )
+    words, addresses = json.loads(payload)
+    secret = bytes.fromhex(words)
+    with ExitStack() as stack:
+        door = Door(job.rank, secret)
+        stack.callback(door.close)
+        channel = call(0, addresses, secret, time.monotonic() + timeout)
+        if channel is None:
+            places = ", ".join(f"{host} port {port}" for host, port in addresses)
+            raise RendezvousError(
+                f"rank 0 was there but could not be reached within {timeout:g} s {who}. It listens at {places}: "
+                f"look for an error of its own above, or let all hosts of a job connect to each other by TCP."
+            )
+        stack.callback(channel.close)
+        send(channel, {
+            **make_hello(job, 0), "addresses": door.addresses, "process": os.getpid(), "host": platform.node(),
+        })  # fmt: skip
+        channel.settimeout(timeout + 5.0)  # rank 0, which began before, gives up first: it knows which ranks are missing
+        try:
+            answer = receive_answer(job, channel, 0)
+        except OSError:
+            answer = None
+        if answer is None:
+            raise RendezvousError(
+                f"rank 0 was there, and ended before the job could begin {who}. Look for an error of its own above."
+            )
+        channel.setblocking(False)
+        stack.pop_all()
+        return door, {0: channel}, answer
+
+
+def _connect_all(steps: _CommonSteps, door: Door, addresses: dict[str, list[Address]]) -> None:
+    """Call all lower ranks, which listen for this one or will, and hear all higher ones. Raises RendezvousError."""
+    mine, sockets = steps.job.rank, steps.sockets
+    for rank in range(1, mine):
+        channel = call(rank, addresses[str(rank)], door.secret, steps.deadline)
+        if channel is None:
+            places = ", ".join(f"{host} port {port}" for host, port in addresses[str(rank)])
+            raise RendezvousError(
+                f"rank {mine} on {platform.node()} could not reach rank {rank} at {places}: let all hosts of a job connect to "
+                "each other by TCP."
+            )
+        sockets[rank] = channel
+        send(channel, {"rank": mine})
+    callers: list[FramedSocket] = []
+    with selectors.DefaultSelector() as selector:
+        selector.register(door.listener, selectors.EVENT_READ)
+        selector.register(sockets[0], selectors.EVENT_READ)  # rank 0 tells of an error
+        while len(sockets) < steps.job.world - 1 and (ready := selector.select(steps.deadline - time.monotonic())):
+            for key, _ in ready:
+                channel: Any = key.fileobj
+                if channel is sockets[0]:
+                    return
+                if channel is door.listener:
+                    with suppress(BlockingIOError, ConnectionError):
+                        callers.append(door.accept())
+                        selector.register(callers[-1], selectors.EVENT_READ)
+                    continue
+                try:
+                    message = door.hear(channel)
+                except BlockingIOError:
+                    continue
+                except OSError:
+                    message = None
+                if message == {}:
+                    continue
+                selector.unregister(channel)
+                if message and message.get("rank") in range(mine + 1, steps.job.world):
+                    callers.remove(channel)
+                    sockets[message["rank"]] = channel
+                else:
+                    door.forget(channel)
+    for channel in callers:
+        channel.close()
+
+
+def _share_memory(
+    job: JobSpec, leaders: Sequence[int], secret: bytes, timeout: float, share: Callable[[JobSpec, float], JoinedJob]
+) -> JoinedJob:
+    """Meet the ranks of this host, and close what only that was needed for. Raises RendezvousError."""
+    leader = leaders[job.rank]
+    ranks = [rank for rank, other in enumerate(leaders) if other == leader]
+    run = hashlib.sha256(secret + b"%d" % leader).hexdigest()
+    try:
+        here = share(JobSpec(ranks.index(job.rank), len(ranks), run), timeout)
+    except RendezvousError as error:
+        text = str(error).partition("\n  at ")[0]
+        raise RendezvousError(f"among ranks {ranks}, which MPI says share the host {platform.node()}: {text}") from None
+    for channel in here.sockets.values():
+        channel.close()
+    if here.coordinator is not None:
+        here.coordinator.close()
+    return here

