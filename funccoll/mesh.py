@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from types import MappingProxyType
@@ -17,7 +17,7 @@ from .errors import MeshError, PlannedError, ShardingError
 if TYPE_CHECKING:
     from .draw.drawing import Drawing
 
-__all__ = ["Mesh", "P", "Sharding", "abstract_mesh", "normalize_axes"]
+__all__ = ["Mesh", "P", "Sharding", "abstract_mesh", "normalize_axes", "number_hosts"]
 
 
 def normalize_axes(axes: str | Iterable[str]) -> tuple[str, ...]:
@@ -84,20 +84,49 @@ def _device_ids(devices: Sequence[int] | None) -> Sequence[int] | None:
     return run if tuple(run) == ids else ids
 
 
+def number_hosts(names: Iterable[Hashable]) -> tuple[int, ...]:
+    """The host of each device as a number, in the order of first appearance; () when all are on one host."""
+    numbers: dict[Hashable, int] = {}
+    hosts = tuple([numbers.setdefault(name, len(numbers)) for name in names])
+    return hosts if len(numbers) > 1 else ()
+
+
+def _checked_hosts(hosts: Any, size: int) -> tuple[int, ...]:
+    """Numbers of the hosts of `size` devices, from a number of equal hosts, or the host of each device."""
+    if isinstance(hosts, (int, np.integer)) and not isinstance(hosts, bool):
+        if hosts < 1 or size % hosts:
+            raise MeshError(
+                f"hosts={hosts}: a mesh of {size} devices cannot be cut into {hosts} equal hosts. Give a divisor of {size}, or "
+                "the host of each device, such as hosts=(0, 0, 1)."
+            )
+        return number_hosts(np.repeat(np.arange(hosts), size // hosts).tolist())
+    given: tuple[Any, ...] = tuple(hosts) if isinstance(hosts, Iterable) else (None,)
+    if not all(isinstance(h, (int, np.integer)) and not isinstance(h, bool) and h >= 0 for h in given):
+        raise MeshError(
+            f"hosts={hosts!r:.80} must be a number of equal hosts, or the host of each device: integers, at least 0, such as "
+            "hosts=(0, 0, 1, 1)."
+        )
+    if given and len(given) != size:
+        raise MeshError(f"hosts={hosts!r:.80} has {len(given)} entries, and the mesh {size} devices: give one for each.")
+    return number_hosts(map(int, given))
+
+
 class Mesh:
     """An n-d grid of devices with named axes, row-major (the last axis is contiguous).
 
     `devices` holds one integer id per device, or is None for an abstract mesh, which can be traced,
-    lowered and costed against but not run on. Meshes are values: equal when names, sizes, devices and process
-    are. `device_type` is "cpu" or "cuda": where the arrays are. `backend` executes collectives over the mesh and allocates its
-    arrays (`runtime/backend.py`); it is opaque here, and neither compared nor pickled.
+    lowered and costed against but not run on. `hosts` has the number of each device's host, or is () when all are on one:
+    a number of equal hosts, or any numbers by device, which are normalised to the order of first appearance. Meshes are values:
+    equal when names, sizes, devices, hosts and process are. `device_type` is "cpu" or "cuda": where the arrays are.
+    `backend` executes collectives over the mesh and allocates its arrays (`runtime/backend.py`); it is opaque here, and neither
+    compared nor pickled.
     """
 
-    __slots__ = ("__dict__", "_hash", "axis_names", "backend", "device_type", "devices", "process", "sizes")
+    __slots__ = ("__dict__", "_hash", "axis_names", "backend", "device_type", "devices", "hosts", "process", "sizes")
 
     def __init__(
         self, axes: Mapping[str, int], devices: Sequence[int] | None = None, process: int | None = None, backend: Any = None,
-        device_type: str = "cpu",
+        device_type: str = "cpu", hosts: int | Sequence[int] = (),
     ):  # fmt: skip
         if not isinstance(axes, Mapping):
             raise MeshError(f'a mesh is made from a dict of axis names and sizes, such as {{"data": 4}}, not from {axes!r}.')
@@ -120,7 +149,12 @@ class Mesh:
         """The position of the one device that this process plays; None when it plays all."""
         self.backend = backend
         self.device_type = device_type
-        self._hash = hash((self.axis_names, self.sizes, self.devices, process, device_type))
+        self.hosts: tuple[int, ...] = _checked_hosts(hosts, self.size)
+        self._hash = hash(self._key())
+
+    def _key(self) -> tuple[Any, ...]:
+        """The parts that make meshes equal."""
+        return self.axis_names, self.sizes, self.devices, self.process, self.device_type, self.hosts
 
     @cached_property
     def shape(self) -> Mapping[str, int]:
@@ -149,8 +183,8 @@ class Mesh:
 
     @property
     def abstract(self) -> Mesh:
-        """The same names and sizes without devices."""
-        return Mesh(self.shape)
+        """The same names, sizes and hosts without devices."""
+        return Mesh(self.shape, hosts=self.hosts)
 
     def check_axes(self, axes: str | Iterable[str], what: str = "axis") -> tuple[str, ...]:
         """`axes` as a tuple; raises MeshError for an unknown name or a repeated one."""
@@ -199,6 +233,17 @@ class Mesh:
         positions = np.arange(self.size).reshape(self.sizes).transpose(order)
         return positions.reshape(-1, self.axis_size(names)).tolist()
 
+    def hosts_along(self, axes: str | Iterable[str]) -> tuple[int, ...]:
+        """The host of each rank of a collective over `axes`; () when every group is on one host.
+
+        All groups of a collective run one schedule, so that all have the same bits. Groups may lie on hosts in different ways:
+        two ranks count as neighbours where they share a host in every group, and as apart where one group has them on two.
+        So a group may run a schedule for more hosts than it has, never one that reads memory it cannot reach.
+        """
+        if not self.hosts:
+            return ()
+        return number_hosts(map(tuple, np.array(self.hosts)[np.array(self.groups(axes))].T.tolist()))
+
     def walk(self, axes: Iterable[str]) -> list[dict[str, int]]:
         """All coordinates along `axes`, the first axis outermost."""
         names = tuple(axes)
@@ -211,9 +256,12 @@ class Mesh:
         devices = None
         if not self.is_fully_addressable:
             raise PlannedError("sub-meshes of a mesh of several processes are planned; today name the axes in the collective.")
+        places = [self.position(c) for c in self.walk(names)]
         if self.devices is not None:
-            devices = [self.devices[self.position(c)] for c in self.walk(names)]
-        return Mesh({a: self.shape[a] for a in names}, devices, backend=self.backend, device_type=self.device_type)
+            devices = [self.devices[i] for i in places]
+        hosts = number_hosts(self.hosts[i] for i in places) if self.hosts else ()
+        shape = {a: self.shape[a] for a in names}
+        return Mesh(shape, devices, backend=self.backend, device_type=self.device_type, hosts=hosts)
 
     __iter__ = None  # __getitem__ takes names; without this Python would try mesh[0], mesh[1], ...
 
@@ -222,14 +270,13 @@ class Mesh:
             return True
         if not isinstance(other, Mesh):
             return NotImplemented
-        mine = (self.axis_names, self.sizes, self.devices, self.process, self.device_type)
-        return mine == (other.axis_names, other.sizes, other.devices, other.process, other.device_type)
+        return self._key() == other._key()
 
     def __hash__(self) -> int:
         return self._hash
 
     def __reduce__(self):
-        return Mesh, (dict(self.shape), self.devices, self.process, None, self.device_type)
+        return Mesh, (dict(self.shape), self.devices, self.process, None, self.device_type, self.hosts)
 
     def __copy__(self) -> Mesh:
         return self
@@ -240,7 +287,9 @@ class Mesh:
     def __repr__(self) -> str:
         inside = ", ".join(f"{n!r}: {s}" for n, s in self.shape.items())
         where = "" if self.device_type == "cpu" else f", {self.device_type!r}"
-        return f"abstract_mesh({{{inside}}})" if self.is_abstract else f"Mesh({{{inside}}}{where})"
+        if self.hosts:
+            where += f", hosts={self.hosts if self.size <= 16 else f'<{1 + max(self.hosts)} hosts>'}"
+        return f"{'abstract_mesh' if self.is_abstract else 'Mesh'}({{{inside}}}{where})"
 
     def _repr_html_(self) -> str:
         from .display import mesh_table
@@ -248,9 +297,12 @@ class Mesh:
         return mesh_table(self)
 
 
-def abstract_mesh(axes: Mapping[str, int]) -> Mesh:
-    """A mesh without devices, of any size: trace, lower and cost programs without hardware."""
-    return Mesh(axes)
+def abstract_mesh(axes: Mapping[str, int], *, hosts: int | Sequence[int] = ()) -> Mesh:
+    """A mesh without devices, of any size: trace, lower and cost programs without hardware.
+
+    hosts: as in `make_mesh`.
+    """
+    return Mesh(axes, hosts=hosts)
 
 
 @dataclass(frozen=True)

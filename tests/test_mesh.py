@@ -112,6 +112,84 @@ def test_meshes_are_values():
         assert copy == mesh and hash(copy) == hash(mesh) and dict(copy.shape) == dict(mesh.shape)
 
 
+# ---------------------------------------------------------------- hosts
+
+
+def test_hosts_are_numbered_in_the_order_of_first_appearance():
+    assert fc.make_mesh({"data": 4}).hosts == fc.make_mesh({"data": 4}, hosts=1).hosts == ()
+    assert fc.make_mesh({"data": 4}, hosts=(7, 7, 7, 7)).hosts == fc.make_mesh({"data": 1}, hosts=(3,)).hosts == ()
+    two = fc.make_mesh({"data": 4}, hosts=2)
+    assert two.hosts == (0, 0, 1, 1)
+    assert two == fc.make_mesh({"data": 4}, hosts=(5, 5, 2, 2)) == fc.make_mesh({"data": 4}, hosts=[1, 1, 0, 0])
+    assert fc.make_mesh({"data": 4}, hosts=(9, 4, 9, 0)).hosts == (0, 1, 0, 2)
+    assert fc.abstract_mesh({"data": 4}, hosts=2) == two.abstract and two.abstract.hosts == two.hosts
+
+
+def test_meshes_differ_by_their_hosts():
+    one, two = fc.make_mesh({"data": 4}), fc.make_mesh({"data": 4}, hosts=2)
+    assert one != two and two != fc.make_mesh({"data": 4}, hosts=(0, 1, 0, 1)) and two == fc.make_mesh({"data": 4}, hosts=2)
+    assert hash(two) == hash(fc.make_mesh({"data": 4}, hosts=2)) != hash(one)
+    assert repr(two) == "Mesh({'data': 4}, hosts=(0, 0, 1, 1))"
+    assert repr(two.abstract) == "abstract_mesh({'data': 4}, hosts=(0, 0, 1, 1))"
+    assert repr(fc.make_mesh({"data": 32}, hosts=4)) == "Mesh({'data': 32}, hosts=<4 hosts>)"
+    for mesh in (two, two.abstract):
+        copy = pickle.loads(pickle.dumps(mesh))
+        assert copy == mesh and hash(copy) == hash(mesh) and copy.hosts == mesh.hosts
+
+
+def test_hosts_of_sub_meshes():
+    mesh = fc.make_mesh({"data": 2, "model": 2}, hosts=(0, 0, 1, 1))
+    assert mesh["data"].hosts == (0, 1) and mesh["model"].hosts == () and mesh["model", "data"].hosts == (0, 1, 0, 1)
+
+
+def test_hosts_along_axes():
+    mesh = fc.make_mesh({"data": 2, "model": 2}, hosts=(0, 0, 1, 1))
+    assert mesh.hosts_along("data") == (0, 1) and mesh.hosts_along("model") == ()
+    assert mesh.hosts_along(("data", "model")) == (0, 0, 1, 1)
+    assert mesh.hosts_along(("model", "data")) == (0, 1, 0, 1)
+    assert fc.make_mesh({"data": 4}).hosts_along("data") == mesh.hosts_along(()) == ()
+    uneven = fc.make_mesh({"data": 2, "model": 2}, hosts=(0, 0, 0, 1))
+    assert uneven.hosts_along("data") == uneven.hosts_along("model") == (0, 1)  # one group is on two hosts
+    mixed = fc.make_mesh({"data": 2, "model": 4}, hosts=(0, 0, 1, 1, 0, 1, 0, 1))
+    assert mixed.hosts_along("model") == (0, 1, 2, 3)  # neighbours in one group, not in the other
+    mixed = fc.make_mesh({"data": 2, "model": 4}, hosts=(0, 0, 1, 1, 2, 2, 2, 3))
+    assert mixed.hosts_along("model") == (0, 0, 1, 2)
+
+
+@given(meshes(), st.data())
+def test_ranks_are_neighbours_along_axes_where_they_are_in_every_group(mesh, data):
+    hosts = data.draw(st.lists(st.integers(0, 3), min_size=mesh.size, max_size=mesh.size))
+    mesh = fc.Mesh(mesh.shape, mesh.devices, hosts=hosts)
+    axes = tuple(data.draw(st.permutations(mesh.axis_names)))[: data.draw(st.integers(0, len(mesh.axis_names)))]
+    found = mesh.hosts_along(axes) or (0,) * mesh.axis_size(axes)
+    for a, b in itertools.combinations(range(len(found)), 2):
+        assert (found[a] == found[b]) == all(hosts[group[a]] == hosts[group[b]] for group in mesh.groups(axes))
+    assert list(dict.fromkeys(found)) == list(range(1 + max(found)))
+
+
+@pytest.mark.parametrize(("hosts", "message"), [
+    (3, "a mesh of 4 devices cannot be cut into 3 equal hosts. Give a divisor of 4"), (0, "hosts=0"), (-2, "hosts=-2"),
+    ((0, 1), "has 2 entries, and the mesh 4 devices"), ((0, 1, -1, 2), "integers, at least 0"), ("ab", "integers, at least 0"),
+    ((0, 0, 1.0, 1), "must be a number of equal hosts, or the host of each device"), (True, "integers, at least 0"),
+    (2.0, "integers, at least 0"),
+])  # fmt: skip
+def test_hosts_must_fit(hosts, message):
+    for make in (fc.make_mesh, fc.abstract_mesh):
+        with pytest.raises(fc.errors.MeshError) as caught:
+            make({"data": 4}, hosts=hosts)
+        assert message in str(caught.value)
+
+
+def test_programs_differ_by_their_hosts():
+    def lowered(mesh):
+        total = fc.jit(lambda x: fc.all_reduce(x, "data", algorithm="owner"), mesh=mesh, in_specs=P("data"), out_specs=P())
+        return total.lower(np.ones(4, np.float32))
+
+    one, again, two, other = (lowered(fc.make_mesh({"data": 4}, hosts=h)) for h in (None, (3, 3, 3, 3), 2, (0, 1, 0, 1)))
+    assert one.fingerprint == again.fingerprint
+    assert len({one.fingerprint, two.fingerprint, other.fingerprint}) == 3
+
+
 def test_devices_must_fit():
     with pytest.raises(fc.errors.MeshError, match="4 places, and 3 devices"):
         fc.Mesh({"data": 4}, [0, 1, 2])

@@ -44,7 +44,7 @@ def names(program):
 def compiled(program, mesh, buffers):
     """A function that runs a program, whose collectives get schedules, on virtual devices."""
     program = choose_algorithms(program, choose)
-    return compile_program(program, mesh, buffers, schedules_of(program), LocalBackend()).run
+    return compile_program(program, mesh, buffers, schedules_of(program, mesh), LocalBackend()).run
 
 
 def run_program(program, *values, mesh=MESH):

@@ -107,7 +107,7 @@ def _chosen(eqn: Equation, mesh: Mesh) -> Schedule:
     from ..schedules.model.select import select
 
     if eqn.params["algorithm"] is not None:
-        return _schedule(eqn, mesh.shape)
+        return _schedule(eqn, mesh)
     how, dtype = lowering(eqn), _narrowest([a.type.dtype for a in eqn.inputs])
     return select(how.kind, _topology(mesh, eqn.params["size"]), _nbytes(eqn), dtype=dtype, **how.options)
 
@@ -135,19 +135,19 @@ def is_large(program: Program) -> bool:
     return any(eqn.params["size"] > LARGE for eqn in program.collectives())
 
 
-def schedules_of(program: Program) -> dict[Equation, Schedule]:
+def schedules_of(program: Program, mesh: Mesh) -> dict[Equation, Schedule]:
     """The proved schedule of each collective, barriers included, in program order; all have their algorithms by now.
 
     Raises ScheduleError for a schedule that is wrong, at the line of the move, with a note that names the collective.
     """
-    return {eqn: _schedule(eqn, program.axis_sizes) for eqn in program.collectives()}
+    return {eqn: _schedule(eqn, mesh) for eqn in program.collectives()}
 
 
-def _schedule(eqn: Equation, axis_sizes: Mapping[str, int]) -> Schedule:
+def _schedule(eqn: Equation, mesh: Mesh) -> Schedule:
     with at_source(eqn.source):
         found = _find(eqn)
         try:
-            return _proved(found, eqn.params["size"], levels=_levels(found, eqn, axis_sizes), **lowering(eqn).options)
+            return _proved(found, eqn.params["size"], levels=_levels(found, eqn, mesh.shape), **lowering(eqn).options)
         except ScheduleError as error:
             error.add_note(f"in the schedule of {found.kind}, algorithm {found.name!r}, called at {eqn.source}")
             raise

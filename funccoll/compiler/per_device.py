@@ -57,4 +57,4 @@ def compile_per_device(
         assert not any(isinstance(value, Traced) for value in captured)
         check_algorithms(program, mesh)
         program = run_passes(program, functools.partial(choose, mesh=mesh), checks_passes())
-        return PerDevice(generate(program, mesh, schedules_of(program), name=label)[0])
+        return PerDevice(generate(program, mesh, schedules_of(program, mesh), name=label)[0])

@@ -114,7 +114,8 @@ class _Stage:
         """sha256 of program (with its schedules), mesh and specs: equal on every machine for equal programs."""
         layouts = (*self.signature.in_layouts, *self.signature.out_layouts)
         specs = ";".join(repr(layout.sharding.spec) for layout in layouts)
-        return hashlib.sha256(f"{self.program.fingerprint}|{specs}|{self._moves()}".encode()).hexdigest()
+        hosts = f"|{self.mesh.hosts}" if self.mesh.hosts else ""  # reductions of several hosts are not left folds
+        return hashlib.sha256(f"{self.program.fingerprint}|{specs}|{self._moves()}{hosts}".encode()).hexdigest()
 
     def _moves(self) -> str:
         """Digests of schedules that the program's text does not determine."""
@@ -181,7 +182,7 @@ class _Scheduled(_Stage):
     @functools.cached_property
     def schedules(self) -> Mapping[Equation, Schedule]:
         """The proved schedule of each collective, barriers included, in program order."""
-        return schedules_of(self.program)
+        return schedules_of(self.program, self.mesh)
 
     def _moves(self) -> str:
         own = {eqn for eqn in self.program.collectives() if is_users(eqn)}

@@ -394,8 +394,9 @@ class _Builder:
     # ------------------------------------------------------------ collectives
 
     def identity(self, eqn: Equation) -> str:
-        """The text that must be equal on all processes: the program's fingerprint, and the collective's place in it."""
-        return f"{self.program.fingerprint} {self.program.equations.index(eqn)} {self.name_on_all}"
+        """The text that must be equal on all processes: the program's fingerprint, its hosts, and the collective's place."""
+        hosts = f" {self.mesh.hosts}" if self.mesh.hosts else ""
+        return f"{self.program.fingerprint} {self.program.equations.index(eqn)} {self.name_on_all}{hosts}"
 
     def collectives(self, group: list[Equation]) -> None:
         """Emit a group of adjacent collectives."""

@@ -9,7 +9,7 @@ import itertools
 import os
 import resource
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -19,7 +19,7 @@ import numpy as np
 from ... import machine_profile
 from ...arrays.array import Array, to_numpy
 from ...errors import DeviceError, MeshError, RendezvousError
-from ...mesh import Mesh
+from ...mesh import Mesh, number_hosts
 from ..backend import Backend, JobBackend, choose_job_backend, load_backend
 from ..recorder import begin_from_environment, end
 from . import rendezvous, reports
@@ -234,7 +234,7 @@ def backend_of(mesh: Mesh) -> Backend:
     if mesh.backend is not None:
         return mesh.backend
     if mesh.device_type != "cpu":
-        return on_device(Mesh(mesh.shape, mesh.devices, mesh.process), mesh.device_type).backend
+        return on_device(Mesh(mesh.shape, mesh.devices, mesh.process, hosts=mesh.hosts), mesh.device_type).backend
     if mesh.is_fully_addressable:
         return load_backend("local")()
     world = current()
@@ -254,13 +254,13 @@ def on_device(mesh: Mesh, device: str) -> Mesh:
         return mesh
     found: dict[str, Mesh] = mesh.__dict__.setdefault("on_device", {mesh.device_type: mesh})
     if device not in found:  # a mesh of GPUs is made from one of the host's, whose processes agree over host memory
-        made = Mesh(mesh.shape, mesh.devices, mesh.process, load_backend("cuda")(mesh, mesh.backend), "cuda")
+        made = Mesh(mesh.shape, mesh.devices, mesh.process, load_backend("cuda")(mesh, mesh.backend), "cuda", mesh.hosts)
         made.__dict__["on_device"] = found
         found[device] = made
     return found[device]
 
 
-def make_mesh(axes: Mapping[str, int], *, device: str | None = None) -> Mesh:
+def make_mesh(axes: Mapping[str, int], *, device: str | None = None, hosts: int | Sequence[int] | None = None) -> Mesh:
     """A mesh with named axes, for example `make_mesh({"data": 4, "model": 2})`.
 
     In a single process it has as many virtual devices as it asks for; in a job of several processes, one
@@ -271,9 +271,14 @@ def make_mesh(axes: Mapping[str, int], *, device: str | None = None) -> Mesh:
     device: "cpu", or "cuda" for devices which are GPUs: virtual ones share one GPU. None takes the environment's
     FUNCCOLL_DEVICE, else "cpu". A function that is jitted for a mesh of CPUs runs on GPUs where its arguments are there.
 
-    Raises: MeshError when sizes are not positive integers, or do not fit the job; DeviceError where no GPU can be used.
+    hosts: the hosts that virtual devices stand for: a number of equal hosts, or the host of each device, as (0, 0, 1, 1). The
+    mesh's collectives have the schedules, and so the bits, of a job of as many processes on such hosts. None is one host. In
+    a job the launcher knows the hosts, and `hosts` may be left out.
+
+    Raises: MeshError when sizes are not positive integers, or do not fit the job, and for hosts that do not fit the devices
+    or are not the job's; DeviceError where no GPU can be used.
     """
-    mesh = Mesh(axes)
+    mesh = Mesh(axes, hosts=() if hosts is None else hosts)
     device = os.environ.get("FUNCCOLL_DEVICE") or "cpu" if device is None else device
     processes = world_size()
     if processes > 1:
@@ -285,7 +290,18 @@ def make_mesh(axes: Mapping[str, int], *, device: str | None = None) -> Mesh:
             )
         world = init()
         assert world is not None
+        if hosts is not None and mesh.hosts != number_hosts(world.hosts):
+            raise MeshError(
+                f"hosts={hosts!r:.80}: in a job the launcher says on which hosts the processes are, and here they are on "
+                f"{_hosts_text(world.hosts)}. Leave hosts out, or give it only where there is one process."
+            )
         backend = world.backend.for_mesh(next(world.mesh_numbers))
-        return on_device(Mesh(mesh.shape, range(mesh.size), process=world.rank, backend=backend), device)
+        made = Mesh(mesh.shape, range(mesh.size), world.rank, backend, hosts=number_hosts(world.hosts))
+        return on_device(made, device)
     record_from_environment(JobSpec(0, 1, ""))
-    return on_device(Mesh(mesh.shape, range(mesh.size)), device)
+    return on_device(Mesh(mesh.shape, range(mesh.size), hosts=mesh.hosts), device)
+
+
+def _hosts_text(hosts: Sequence[int]) -> str:
+    """The hosts of a job in words."""
+    return f"{1 + max(hosts)} hosts, {tuple(hosts)!r:.80}" if number_hosts(hosts) else "one host"
