@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -362,7 +363,8 @@ def as_array(value: Any) -> np.ndarray:
 
 def refuse_mask(value: Any, what: str) -> None:
     """Raise a TraceError for a masked array: np.asarray would drop its mask silently."""
-    if isinstance(value, np.ma.MaskedArray):
+    masked = sys.modules.get("numpy.ma")  # which np.ma would import: a process without it has no masked arrays
+    if masked is not None and isinstance(value, masked.MaskedArray):
         raise TraceError(f"{what} is a masked array, and its mask would be lost. Pass x.filled(value), and the mask beside it.")
 
 

@@ -355,11 +355,3 @@ def failure(what: str) -> None:
             step(x)
         except errors.PeerFailure as again:
             print("again:", again)
-
-
-if __name__ == "__main__":
-    what, *files = sys.argv[1:]
-    if files:
-        compare(what, Path(files[0]))
-    else:
-        failure(what)

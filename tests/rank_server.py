@@ -3,6 +3,7 @@
 A rank runs its script as `__main__`, to its natural end, with files, environment and warnings of its own.
 """
 
+import gc
 import importlib
 import json
 import os
@@ -11,7 +12,9 @@ import sys
 
 import numpy as np  # noqa: F401 (for the ranks that are forked)
 
-from funccoll.runtime.job import world  # noqa: F401 (for the ranks that are forked)
+from funccoll import api  # noqa: F401 (for the ranks that are forked)
+from funccoll.runtime import array_library, fused_step  # noqa: F401 (too)
+from funccoll.runtime.shm import shm_backend  # noqa: F401 (too)
 
 
 def serve(channel: socket.socket) -> str:
@@ -41,4 +44,5 @@ def serve(channel: socket.socket) -> str:
 if __name__ == "__main__":
     for module in sys.argv[2:]:
         importlib.import_module(module)
+    gc.freeze()  # or each rank would go through all that was imported, whenever it collects garbage
     exec(compile(serve(socket.socket(fileno=int(sys.argv[1]))), "<script>", "exec"))

@@ -12,6 +12,7 @@ import added_collective
 import numpy as np
 import pytest
 from collective_cases import CASES
+from ranks import launch
 from spmd import MESHES, per_device
 
 import funccoll as fc
@@ -72,5 +73,5 @@ def test_a_lowering_fits_the_type(name: str):
 
 @pytest.mark.processes
 def test_a_collective_needs_nothing_but_its_record_its_kind_and_an_algorithm():
-    for rows in fc.launch(added_collective.run, 2):
+    for rows in launch(added_collective.run, 2):
         assert rows == ["mirrored_gather  ('d',) direct"]

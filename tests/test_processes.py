@@ -2,36 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
-import secrets
-import subprocess
-import sys
-from pathlib import Path
 
 import process_cases
 import pytest
-
-SCRIPT = Path(__file__).parent / "process_cases.py"
-
-
-def run(count: int, *arguments: str) -> list[tuple[int, str, str]]:
-    """(exit status, stdout, stderr) of each rank. Stdin of a rank ends when those before it have ended."""
-    run_id = secrets.token_hex(8)
-    ranks = []
-    for rank in range(count):
-        job = {"FUNCCOLL_RANK": str(rank), "FUNCCOLL_WORLD_SIZE": str(count), "FUNCCOLL_RUN_ID": run_id,
-               "FUNCCOLL_CHECK": ""}  # the passes are checked where the programs are recorded
-        ranks.append(subprocess.Popen(
-            [sys.executable, "-W", "error", str(SCRIPT), *arguments], env={**os.environ, **job}, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        ))  # fmt: skip
-    try:
-        return [(p.returncode, *out) for p in ranks if (out := p.communicate(timeout=500))]
-    finally:
-        for p in ranks:
-            p.kill()
-
+from ranks import PRELUDE, Ranks, launch
 
 NAMES = ["table", "collectives", "forced", "programs", "staged", "staged in one segment"]
 QUICK = [*((name, 2) for name in NAMES[:5]), ("forced", 3), ("programs", 3), ("data_parallel", 2),
@@ -46,14 +21,18 @@ DEEP = [
 
 
 @pytest.mark.parametrize(("name", "count"), [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in DEEP)])
-def test_processes_have_the_bits_of_virtual_devices(name, count, tmp_path):
+def test_processes_have_the_bits_of_virtual_devices(name, count, tmp_path, monkeypatch):
     process_cases.record(name, count, tmp_path / "record")
-    assert run(count, name, str(tmp_path / "record")) == [(0, "", "")] * count
+    monkeypatch.setenv("FUNCCOLL_CHECK", "")  # the passes are checked where the programs are recorded
+    launch(process_cases.compare, count, name, tmp_path / "record")
 
 
 def told(what: str) -> str:
     """What rank 0 is told when rank 1 does something."""
-    _, out, _ = run(2, what)[0]
+    script = PRELUDE + f"import process_cases; process_cases.failure({what!r})"
+    with Ranks(script, range(2), imports=["process_cases"]) as ranks:
+        _, printed, _ = ranks.end(0)
+    out = "\n".join(printed)
     assert "again: an earlier failure ended all collectives of this job" in out
     return out
 

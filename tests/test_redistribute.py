@@ -10,6 +10,7 @@ import redistribute_cases as cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from misuse import run, wrong
+from ranks import launch
 
 import funccoll as fc
 from funccoll import P
@@ -124,11 +125,11 @@ def test_donated_arguments_of_other_layouts():
     )),
 ], ids=str)  # fmt: skip
 def test_processes(axes, count):
-    fc.launch(cases.moves, Mesh(axes).size, axes, 0, count, timeout=300)
+    launch(cases.moves, Mesh(axes).size, axes, 0, count)
 
 
 def test_arguments_in_processes():
-    for table, told, retry in fc.launch(cases.arguments, 2):
+    for table, told, retry in launch(cases.arguments, 2):
         assert "all_gather" in table and "args[1] of <lambda>: P('i') -> P()" in table
         assert len(told) == 2  # an argument of another mesh, and one of device_put
         for text in told:
