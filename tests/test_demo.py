@@ -11,7 +11,8 @@ import pytest
 
 import funccoll as fc
 
-pytest.importorskip("sklearn", reason="the demo needs scikit-learn: pip install 'funccoll[demo]'")
+if importlib.util.find_spec("sklearn") is None:
+    pytest.skip("the demo needs scikit-learn: pip install 'funccoll[demo]'", allow_module_level=True)
 SCRIPT = Path(__file__).resolve().parents[1] / "notebooks" / "digits.py"
 
 

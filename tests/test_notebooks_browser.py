@@ -4,6 +4,7 @@ FUNCCOLL_SCREENSHOTS=folder keeps a picture of each notebook. Written with Chrom
 """
 
 import contextlib
+import importlib.util
 import os
 import re
 import shutil
@@ -36,9 +37,10 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: apt-get install chromium"),
     pytest.mark.skipif(not (ROOT / ".venv").exists(), reason="`make notebooks` runs in .venv"),
 ]
-pytest.importorskip("jupyterlab", reason="the notebooks need: pip install 'funccoll[notebooks]'")
-playwright = pytest.importorskip("playwright.sync_api", reason="the browser needs: pip install playwright")
-import nbformat
+for package, reason in (("jupyterlab", "the notebooks need: pip install 'funccoll[notebooks]'"),
+                        ("playwright", "the browser needs: pip install playwright")):  # fmt: skip
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(reason, allow_module_level=True)
 
 
 @contextlib.contextmanager
@@ -97,7 +99,9 @@ def lab(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def browser():
-    with playwright.sync_playwright() as driver:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser
         browser.close()
@@ -164,6 +168,8 @@ DRAWN = """() => {
 def wait_for_outputs(page, notebook):
     """Wait until all outputs are there and all figures drawn; returns the number of figures."""
     kinds = dict(expected(notebook))
+    from playwright.sync_api import TimeoutError
+
     figures = sum(n for kind, n in kinds.items() if kind in (PLOTLY, "image/svg+xml", "image/png"))
     complete = (
         f"([kinds, figures]) => {{ const shown = ({SHOWN})(), drawn = ({DRAWN})();"
@@ -172,7 +178,7 @@ def wait_for_outputs(page, notebook):
     )
     try:
         page.wait_for_function(complete, arg=[kinds, figures])
-    except playwright.TimeoutError:
+    except TimeoutError:
         keep(page, "incomplete")
         pytest.fail(f"wanted {kinds}, shown {page.evaluate(SHOWN)}, figures that are drawn: {page.evaluate(DRAWN)}")
     return figures
@@ -206,10 +212,16 @@ def check(page):
     assert page.elsewhere == [], "a page that loads something from elsewhere"
 
 
+def read(path):
+    import nbformat
+
+    return nbformat.read(path, as_version=4)
+
+
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 def test_what_is_committed_appears(path, lab, page):
     """As after a clone: the outputs that are in the file, which JupyterLab does not trust."""
-    notebook = nbformat.read(path, as_version=4)
+    notebook = read(path)
     open_notebook(page, lab, path.name)
     assert wait_for_outputs(page, notebook) >= 2
     keep(page, path.stem)
@@ -222,7 +234,7 @@ def test_what_is_committed_appears(path, lab, page):
 def test_it_runs_in_the_browser(lab, page):
     """All cells of the first notebook, run from JupyterLab: nothing of what is committed is shown any more."""
     path = PATHS[0]
-    notebook = nbformat.read(path, as_version=4)
+    notebook = read(path)
     open_notebook(page, lab, path.name)
     wait_for_outputs(page, notebook)
     page.wait_for_function(f"() => {KERNEL} === 'idle'")  # before that, cells are cleared and not run

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections import Counter
 from types import SimpleNamespace
 
-import numpy as np
-import pytest
-
-pytest.importorskip("jax", reason="JAX, the oracle of these tests, is not installed: pip install 'funccoll[jax]'")
-
 import jax_generated
 import jax_layers
+import numpy as np
+import pytest
 from jax_programs import PROGRAMS
 from jax_sides import FUNCCOLL, Program, compare, precise, run_funccoll, run_jax
+
+if importlib.util.find_spec("jax") is None:
+    pytest.skip("JAX, the oracle of these tests, is not installed: pip install 'funccoll[jax]'", allow_module_level=True)
 
 GENERATED = [jax_generated.generate(i) for i in jax_generated.NUMBERS]
 TOGETHER = 5
