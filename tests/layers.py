@@ -68,7 +68,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "runtime.plans": (("control_block", "operand", "slots", "staging", "transit"), ("message_table", "plan_writer")),
     "runtime.job": (
         ("host", "packets", "deferral", "reports", "stacks", "calling_thread"),
-        ("hello", "processes", "doctor", "uncaught", "forking", "tcp"),
+        ("hello", "processes", "uncaught", "forking", "tcp"), ("mpirun",), ("doctor",),
         ("coordinator", "launchers"), ("rendezvous", "watch"), ("across_hosts", "world"), ("launch",),
     ),
     "runtime.local": (("ordered_reduction",), ("collectives",)),

@@ -1,4 +1,4 @@
-"""Other launchers, where they are installed: torchrun with torch.distributed, and mpirun with mpi4py, in the same script.
+"""Other launchers, where they are installed: torchrun with torch.distributed, and both mpiruns with mpi4py, in the same script.
 
 funccoll finds its processes by the launcher's environment, and leaves that alone: the other library goes on working.
 """
@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import mpi_vendors
 import pytest
 
 STEP = """
@@ -83,10 +83,9 @@ ours(fc.world_size(), 2)
 def launched(command, script, tmp_path, *arguments, **environment):
     file = tmp_path / "script.py"
     file.write_text(script)
-    variables = {**environment, "OMP_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     return subprocess.run(
-        [*command, str(file), *arguments], cwd=tmp_path, env={**os.environ, **variables}, capture_output=True, text=True,
-        timeout=300,
+        [*command, str(file), *arguments], cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        capture_output=True, text=True, timeout=300,
     )  # fmt: skip
 
 
@@ -96,11 +95,12 @@ def torchrun(n):
     return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(n)]
 
 
-def mpirun(n):
-    if shutil.which("mpirun") is None or importlib.util.find_spec("mpi4py") is None:
-        pytest.skip("mpirun (apt install openmpi-bin) or mpi4py (pip install 'funccoll[mpi]') is not installed")
-    version = subprocess.run(["mpirun", "--version"], capture_output=True, text=True, check=True).stdout
-    return ["mpirun", *(["--oversubscribe"] if "Open MPI" in version else []), "-n", str(n), sys.executable]
+def mpirun(n, vendor):
+    """(command, environment)."""
+    if why_not := mpi_vendors.why_not(vendor):
+        pytest.skip(why_not)
+    options = ["--oversubscribe"] if vendor == "openmpi" else []
+    return ["mpirun", *options, "-n", str(n), sys.executable], mpi_vendors.variables(vendor)
 
 
 def check(done, n):
@@ -144,13 +144,17 @@ def test_a_script_of_torch_trains_the_same_with_one_import_changed(tmp_path):
 
 
 @pytest.mark.parametrize("n", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_mpirun(n, tmp_path):
-    check(launched(mpirun(n), MPI, tmp_path), n)
+@pytest.mark.parametrize("vendor", mpi_vendors.VENDORS)
+def test_mpirun(vendor, n, tmp_path):
+    command, environment = mpirun(n, vendor)
+    check(launched(command, MPI, tmp_path, **environment), n)
 
 
-@pytest.mark.parametrize("launcher", [pytest.param(torchrun, marks=pytest.mark.slow), mpirun])
-def test_a_failure_under_another_launcher_is_told(launcher, tmp_path):
-    done = launched(launcher(2), FAILING, tmp_path)
+@pytest.mark.parametrize("vendor", ["", *mpi_vendors.VENDORS])
+@pytest.mark.slow
+def test_a_failure_under_another_launcher_is_told(vendor, tmp_path):
+    command, environment = mpirun(2, vendor) if vendor else (torchrun(2), {})
+    done = launched(command, FAILING, tmp_path, **environment)
     assert done.returncode != 0
     assert "ValueError: rank 1 has had enough" in done.stderr
 
@@ -171,12 +175,12 @@ fine(n)
 
 
 @pytest.mark.slow
-def test_two_jobs_of_mpirun_at_once_do_not_meet(tmp_path):
-    command = mpirun(2)
+@pytest.mark.parametrize("vendor", mpi_vendors.VENDORS)
+def test_two_jobs_of_mpirun_at_once_do_not_meet(vendor, tmp_path):
+    command, environment = mpirun(2, vendor)
     (tmp_path / "script.py").write_text(MPI)
-    variables = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     jobs = [
-        subprocess.Popen([*command, str(Path(tmp_path, "script.py"))], env=variables, stdout=subprocess.PIPE, text=True)
+        subprocess.Popen([*command, str(Path(tmp_path, "script.py"))], env=environment, stdout=subprocess.PIPE, text=True)
         for _ in range(2)
     ]
     for job in jobs:

@@ -15,6 +15,7 @@ from ..errors import MissingPackageError, RendezvousError
 from .job.across_hosts import meet_hosts
 from .job.hello import JobSpec
 from .job.rendezvous import JoinedJob
+from .mpi_library import MpiLibrary
 from .shm.shm_backend import SharedMemoryBackend
 
 __all__ = ["BACKEND", "MpiBackend"]
@@ -176,6 +177,7 @@ class MpiBackend(SharedMemoryBackend):
         self.mpi = _mpi()
         self.communicator = self.mpi.communicator
         """The duplicate of COMM_WORLD whose messages are this job's; its errors are returned."""
+        self.message_library = MpiLibrary(self.mpi.mpi, self.communicator)
 
     @staticmethod
     def meet(job: JobSpec, timeout: float) -> JoinedJob:

@@ -14,7 +14,7 @@ import numpy as np
 
 from ...errors import FunccollError, RendezvousError
 from ...kernels.frame import LINE_BYTES, RECORD_HISTORY, RECORD_TEXT
-from ...mesh import Mesh
+from ...mesh import Mesh, number_hosts
 from ..job.calling_thread import calling_thread
 from ..job.world import World
 from ..plans.control_block import Communicator, ControlBlock
@@ -86,8 +86,7 @@ class Communicators:
 
     def _hosts(self, members: Sequence[int]) -> tuple[int, ...]:
         """The hosts of a group's ranks, where they are on several."""
-        hosts = tuple(self.world.hosts[m] for m in members)
-        return hosts if len(set(hosts)) > 1 else ()
+        return number_hosts(self.world.hosts[m] for m in members)
 
     def _place(self, key: tuple, nbytes: int) -> tuple[int, int]:
         """The entry and the offset of the control blocks along some axes: the same in all processes, whichever asks first."""
