@@ -21,9 +21,9 @@ from ..mesh import Mesh, Sharding
 if TYPE_CHECKING:
     from ..schedules.schedule import Schedule
     from .array_library import ArrayLibrary
-    from .plans.message_table import MessageLibrary
     from .job.hello import JobSpec
     from .job.rendezvous import JoinedJob
+    from .plans.message_table import MessageLibrary
 
 __all__ = [
     "NATIVE_ALGORITHMS", "TRANSPORT", "ArgumentCheck", "Backend", "Copies", "GroupCall", "JobBackend", "Run",
