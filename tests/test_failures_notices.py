@@ -6,7 +6,7 @@ import signal
 import pytest
 from ranks import JOIN, SAYS_WHO_COMES, STAY, Ranks, left_behind
 
-from funccoll.runtime.job.watch import Failure
+from funccoll.runtime.job.failure import Failure
 
 TELL = JOIN + """
 def tell(members=()):

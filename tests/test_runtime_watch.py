@@ -8,8 +8,8 @@ import pytest
 from ranks import JOIN, Ranks, left_behind
 
 from funccoll.errors import FunccollError, PeerFailure
+from funccoll.runtime.job.failure import Failure
 from funccoll.runtime.job.host import PEER_FAILURE_EXIT_CODE
-from funccoll.runtime.job.watch import Failure
 
 HEARD = """
 def heard(members=()):

@@ -6,7 +6,9 @@ import json
 import os
 import socket
 import struct
+import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 __all__ = ["FramedSocket", "peer", "receive", "same_user", "send"]
@@ -23,21 +25,27 @@ class FramedSocket(socket.socket):
 
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)
-        self._received, self._unsent = bytearray(), b""
+        self._received, self._unsent, self._sending = bytearray(), b"", threading.Lock()
 
     def send_frame(self, data: bytes) -> bool:
         """Send without waiting. What finds no room is sent before the next frame, which is not sent when that does not help."""
         flags = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
-        try:
+        frame = len(data).to_bytes(_LENGTH, "big") + data
+        with self._sending, suppress(OSError):  # a frame's parts must not be mixed with another thread's
             if self._unsent:
                 self._unsent = self._unsent[self.send(self._unsent, flags) :]
-                if self._unsent:
-                    return False
-            frame = len(data).to_bytes(_LENGTH, "big") + data
-            self._unsent = frame[self.send(frame, flags) :]
-        except OSError:
-            return False
-        return True
+            if not self._unsent:
+                self._unsent = frame[self.send(frame, flags) :]
+                return True
+        return False
+
+    def finish(self) -> None:
+        """Close it when all has been read: for what is not, the kernel would tell the other side to forget what was sent."""
+        with suppress(OSError):
+            self.shutdown(socket.SHUT_WR)
+            while self.recv(PACKET, socket.MSG_DONTWAIT):
+                pass
+        self.close()
 
     def receive_frame(self) -> bytes | None:
         """The next frame, None at the end. It reads no byte of the one after it, so that polling tells of that one."""

@@ -13,6 +13,7 @@ the rank that raised is there, too, for ranks which the message does not reach: 
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import select
@@ -20,21 +21,21 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 
-from ...errors import PeerFailure, RendezvousError
+from ...errors import PeerFailure
 from .coordinator import Coordinator
+from .failure import Failure
 from .host import PEER_FAILURE_EXIT_CODE
-from .packets import receive, send
-from .stacks import stacks
+from .packets import FramedSocket, receive, send
+from .questions import Questions
 from .uncaught import TRACEBACKS, print_folded, report_exception
 
-__all__ = ["FULL_MESH", "Failure", "PeerTraceback", "Watch"]
+__all__ = ["FULL_MESH", "Watch"]
 
 FULL_MESH = 16
 """Ranks of a job up to which each gets a socket to each other."""
@@ -45,52 +46,7 @@ _MAX_TRACEBACK = 16_000  # characters of a traceback that are sent: its end
 _INTRODUCTION_TIMEOUT = 5.0  # seconds that a rank waits to be introduced to all
 _MESSAGE_TIMEOUT = 0.5  # seconds in which the message about a failure follows its word in shared memory
 _STACK_TIMEOUT = 1.0  # seconds that a rank waits for another one's stack
-_TRACEBACK = "Traceback (most recent call last):"
-
-
-class PeerTraceback(Exception):
-    """The traceback of the exception that ended another process; the cause of a PeerFailure."""
-
-    def __str__(self) -> str:
-        return f'\n"""\n{self.args[0].rstrip()}\n"""'
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """The end of a rank that ends collectives. `kind` is "died", "raised" (`text` is its traceback), or "left".
-
-    Or the end of the whole job, of which rank 0 tells: "clash", another one with its name (`text` says which).
-    """
-
-    rank: int
-    kind: str
-    text: str = ""
-
-    def __str__(self) -> str:
-        if self.kind == "raised":
-            return f"rank {self.rank} raised {self._raised()}"
-        if self.kind == "clash":
-            return self.text
-        if self.kind == "left":
-            return f"rank {self.rank} left the job: its program ended, or called fc.finalize()"
-        return f"rank {self.rank} died without a word: it was killed (out of memory, a signal), or crashed"
-
-    def _raised(self) -> str:
-        """The first line of the exception, which stands behind the last traceback's indented lines."""
-        lines = self.text.rstrip().splitlines() or ["an exception"]
-        begin = max((i for i, line in enumerate(lines) if line == _TRACEBACK), default=len(lines))
-        return next((line for line in lines[begin + 1 :] if line[:1].strip()), lines[-1])
-
-    def error(self, context: str = "") -> PeerFailure | RendezvousError:
-        """The exception for it, the peer's traceback as its cause; `context` says what could not be done."""
-        kind = RendezvousError if self.kind == "clash" else PeerFailure
-        error = kind(f"{str(self).rstrip('.')}.{' ' * bool(context)}{context}")
-        if isinstance(error, PeerFailure):
-            error.rank = self.rank
-        if self.kind == "raised":
-            error.__cause__ = PeerTraceback(self.text)
-        return error
-
+_UNREACHABLE = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN)
 
 class Watch:
     """Watch over the other processes of a job, which are told how this one ends."""
@@ -108,8 +64,9 @@ class Watch:
         self._sockets = dict(sockets)
         self._failure: Failure | None = None
         self._reported = self._disowned = False
-        self._told, self._introduced, self._answered = threading.Event(), threading.Event(), threading.Event()
-        self._stacks: dict[int, str] = {}
+        self._told, self._introduced = threading.Event(), threading.Event()
+        self._forwards = connected and rank == 0 and len(self._sockets) >= FULL_MESH
+        self._questions = Questions(rank, self._pass_on)
         self._lock = threading.Lock()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._thread = threading.Thread(target=self._run, name="funccoll-watch", daemon=True)
@@ -177,58 +134,69 @@ class Watch:
             message, descriptors = receive(self._sockets[rank])
         except BlockingIOError:
             return True
-        except OSError:
+        except OSError as error:
             message, descriptors = None, []
+            if error.errno in _UNREACHABLE:
+                self._record(Failure(rank, "unreachable"), tell=True)
         if message is None:
             self._ended(rank)
             return False
-        kind = message.get("kind")
-        if kind == "left":
-            return False
+        kind, about = message.get("kind"), int(message.get("rank", rank))
         if kind == "meet" and len(descriptors) == 1:
             channel = socket.socket(fileno=descriptors[0])
             channel.setblocking(False)
             self._sockets[int(message["rank"])] = channel
         if kind == "met":
             self._introduced.set()
-        if kind == "where":
-            if message["of"] == self.rank:
-                where = stacks()[-_MAX_TRACEBACK:]
-                self._pass_on(int(message["by"]), {"kind": "stack", "of": self.rank, "by": message["by"], "text": where})
-            else:
-                self._pass_on(int(message["of"]), message)
-        if kind == "stack":
-            if message["by"] == self.rank:
-                self._stacks[int(message["of"])] = str(message["text"])
-                self._answered.set()
-            else:
-                self._pass_on(int(message["by"]), message)
-        if kind in ("died", "raised", "clash"):
-            about = message.get("rank", rank) if self.rank else rank
-            self._record(Failure(int(about), kind, str(message.get("text", ""))))
-        return True
+        if kind in ("ask", "answer"):
+            self._questions.hear(message)
+        if kind in ("died", "raised", "unreachable", "clash"):
+            self._record(Failure(about, kind, str(message.get("text", ""))))
+        if kind == "left":
+            self._note_left(about, bool(message.get("well")))
+        return kind != "left" or about != rank
 
-    def _pass_on(self, rank: int, message: dict[str, Any]) -> None:
-        """Send to a rank, by way of rank 0 where there is no socket to it."""
+    def _note_left(self, rank: int, well: bool) -> None:
+        """Note that a rank has left. On its own host it has written its word itself."""
+        header = self._header
+        if well and header is not None:
+            header[LEFT + rank] = 1
+        if self._forwards:
+            self._tell({"kind": "left", "rank": rank, "well": well}, rank)
+        self._questions.end(rank)
+
+    def _pass_on(self, rank: int, message: dict[str, Any]) -> bool:
+        """Send to a rank, by way of rank 0 where there is no socket to it; False when that cannot be."""
         channel = self._sockets.get(rank) or self._sockets.get(0)
-        if channel is not None:
-            send(channel, message)
+        return channel is not None and send(channel, message)
+
+    def answer_with(self, kind: str, handler: Callable[[dict[str, Any]], dict[str, Any] | None]) -> None:
+        """Answer the questions of a kind that other ranks ask, in the watch's thread. See `Questions`."""
+        self._questions.handlers[kind] = handler
+
+    def ask(self, rank: int, question: dict[str, Any], timeout: float) -> dict[str, Any] | None:
+        """Ask another rank, whose handler for the question's "kind" answers; None when it does not in `timeout` seconds."""
+        return self._questions.ask([rank], question, timeout).get(rank)
+
+    def ask_all(self, ranks: Iterable[int], question: dict[str, Any], timeout: float) -> dict[int, dict[str, Any]]:
+        """Ask several ranks at once. Returns the answers of those that answer in `timeout` seconds."""
+        return self._questions.ask(ranks, question, timeout)
 
     def stack_of(self, rank: int) -> str:
         """Where another rank's threads are now; "" when it does not answer: it is stopped, or in C code that holds the GIL."""
-        self._answered.clear()
-        self._pass_on(rank, {"kind": "where", "of": rank, "by": self.rank})
-        self._answered.wait(_STACK_TIMEOUT)
-        return self._stacks.pop(rank, "")
+        answer = self.ask(rank, {"kind": "where"}, _STACK_TIMEOUT)
+        return str(answer["text"]) if answer else ""
 
     def _ended(self, rank: int) -> None:
         """Note that a socket has closed. A rank that left before it was introduced sent nothing on it, but set its word."""
         header = self._header
         if header is not None and not header[LEFT + rank]:
             self._record(Failure(rank, "died"))
+        self._questions.end(rank)
         self._introduced.set()
 
-    def _record(self, failure: Failure) -> None:
+    def _record(self, failure: Failure, tell: bool = False) -> None:
+        """Publish the first failure. `tell`: whether others may not notice it themselves, which have other links."""
         with self._lock:
             header = self._header
             if self._failure is not None or header is None:
@@ -237,19 +205,20 @@ class Watch:
             # hears of it first writes the word; one that then hears of a later one still gets the message about the first.
             if header[FAILED] not in (0, 1 + failure.rank):
                 return
-            if failure.kind == "raised" and failure.rank == self.rank and not header[FAILED]:
-                self._write_text(header, failure.text)
+            if failure.kind == "raised" and failure.text and not header[FAILED]:
+                self._write_text(header, failure)
             header[FAILED] = 1 + failure.rank
             self._failure = failure
-            if self.rank in (0, failure.rank):
-                self._tell(failure)  # under the lock: before `leave`, after which no rank listens
+            if tell or self.rank in (0, failure.rank):  # under the lock: before `leave`, after which no rank listens
+                text = failure.text[-_MAX_TRACEBACK:]
+                self._tell({"kind": failure.kind, "rank": failure.rank, "text": text}, failure.rank)
         self._told.set()
 
-    def _write_text(self, header: np.ndarray, text: str) -> None:
-        data = text.encode(errors="backslashreplace")[-_MAX_TRACEBACK:]
+    def _write_text(self, header: np.ndarray, failure: Failure) -> None:
+        data = failure.text.encode(errors="backslashreplace")[-_MAX_TRACEBACK:]
         area = header[_TEXT + 2 :].view(np.uint8)
         area[: len(data)] = np.frombuffer(data, np.uint8)
-        header[_TEXT : _TEXT + 2] = 1 + self.rank, len(data)
+        header[_TEXT : _TEXT + 2] = 1 + failure.rank, len(data)
 
     def _read_text(self, header: np.ndarray) -> str:
         """The traceback of the rank that failed; "" when it left none."""
@@ -259,10 +228,10 @@ class Watch:
 
     # ------------------------------------------------------------ what this one does
 
-    def _tell(self, failure: Failure) -> None:
-        message = {"kind": failure.kind, "rank": failure.rank, "text": failure.text[-_MAX_TRACEBACK:]}
+    def _tell(self, message: dict[str, Any], but: int) -> None:
+        """Send a message about a rank to all others."""
         for rank, channel in list(self._sockets.items()):
-            if rank != failure.rank:
+            if rank != but:
                 send(channel, message)
 
     def report(self, text: str) -> None:
@@ -308,11 +277,15 @@ class Watch:
             header, self._header = self._header, None
             if header is None:
                 return
-            if self._failure is None and not self._reported:
+            well = self._failure is None and not self._reported
+            if well:
                 header[LEFT + self.rank] = 1
-        self._tell(Failure(self.rank, "left"))
+        self._tell({"kind": "left", "rank": self.rank, "well": well}, self.rank)
         os.eventfd_write(self._wake, 1)
         self._thread.join(5)
+        for channel in self._sockets.values():
+            if isinstance(channel, FramedSocket):
+                channel.finish()
         self._close()
 
     def _introduce(self, ranks: list[int]) -> None:
