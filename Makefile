@@ -78,6 +78,7 @@ bench: $(MPI)
 	$(BIN)/python benchmarks/core.py
 	$(BIN)/python benchmarks/schedules.py
 	$(BIN)/python benchmarks/host.py
+	$(BIN)/python benchmarks/mpi.py
 	$(BIN)/python benchmarks/calibration.py
 	$(BIN)/python benchmarks/failures.py
 	$(BIN)/python benchmarks/ddp.py --torch-python $(TORCH_PYTHON)

@@ -60,7 +60,7 @@ class Bench:
         self.ranks, self.options = ranks, options
         self.turn = TURN_SECONDS / 4 if options.quick else TURN_SECONDS
         folder = stack.enter_context(tempfile.TemporaryDirectory())
-        self.jobs: dict[str, Job] = {}
+        self.jobs: dict[str, Any] = {}
 
         def start(name: str, launcher: list[str], *words: str) -> None:
             self.jobs[name] = stack.enter_context(Job(name, ranks, launcher, words))
@@ -104,7 +104,7 @@ class Bench:
         limits_us = {way: t * 1e6 for t, (_, way) in limits}
         for _, key in limits[1:]:
             del ways[key]
-        for number in range(self.options.rounds):
+        for number in range(self.rounds(max(seconds for _, seconds in times.values()))):
             for key in list(ways) if number % 2 else list(reversed(ways)):
                 ways[key].append(self.jobs[key[0]].measure(key[1], times[key][0]))
         for table, theirs in (("native", "native"), ("python", "python"), ("numpy", "python")):
@@ -126,8 +126,16 @@ class Bench:
         times, best = 1, math.inf
         for seconds in (self.turn / 4, self.turn):
             best = min(best, max(sum(self.jobs[name].measure(way, times)), 1e-8))
-            times = max(_LEAST, int(seconds / best), min(_MANY, int(_LONG / best)))
+            times = max(self.repetitions(best), int(seconds / best))
         return times, best
+
+    def repetitions(self, seconds: float) -> int:
+        """The least repetitions in a turn of what takes so long."""
+        return max(_LEAST, min(_MANY, int(_LONG / seconds)))
+
+    def rounds(self, seconds: float) -> int:
+        """The rounds of a case whose slowest contender takes so long."""
+        return self.options.rounds
 
     def row(self, found: dict[str, list[tuple[float, float]]]) -> dict[str, Any]:
         """The row of a case in one table."""

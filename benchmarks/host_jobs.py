@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,9 @@ PATIENCE = 300.0
 DYING = 10.0
 """The same after another rank has failed: the others may wait for that one for ever."""
 
+Start = Callable[[list[str]], "subprocess.Popen[Any]"]
+"""Starts the program of the ranks."""
+
 
 class JobError(Exception):
     """A rank failed; its traceback is the message."""
@@ -29,7 +32,7 @@ class Job:
     """The ranks of one contender. A context manager: afterwards they have ended."""
 
     def __init__(
-        self, name: str, ranks: int, launcher: Sequence[str], words: Sequence[str], python: str = sys.executable,
+        self, name: str, ranks: int, launcher: Sequence[str] | Start, words: Sequence[str] = (), python: str = sys.executable,
         script: str = RANK,
     ):  # fmt: skip
         self.name, self.ranks = name, ranks
@@ -39,8 +42,8 @@ class Job:
             door.bind(address)
             door.listen(ranks)
             door.settimeout(PATIENCE)
-            command = [*launcher, python, script, address, *words]
-            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, env=one_thread())
+            program = [python, script, address, *words]
+            self.process = launcher(program) if callable(launcher) else _start([*launcher, *program])
             try:
                 found = {}
                 for _ in range(ranks):
@@ -110,6 +113,10 @@ class Job:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def _start(command: list[str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, env=one_thread())
 
 
 def one_thread() -> dict[str, str]:

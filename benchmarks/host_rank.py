@@ -57,7 +57,8 @@ class Player:
     def measure(self, name: str, times: int) -> tuple[float, float]:
         """(seconds of one execution, seconds subtracted from them as `empty`)."""
         run = self.runs[name]
-        run(2)  # warm up: the caches hold the other contenders' memory
+        if times > 1:
+            run(2)  # warm up: the caches hold the other contenders' memory
         self.contender.barrier()
         start = time.perf_counter()
         run(times)

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import subprocess
 
 ROLES = {"ours": "funccoll", "mpi": "Open MPI"}
 COUNT = 1024
@@ -54,10 +57,15 @@ def seconds(role: str, ranks: int, **environment: str) -> float:
     done = subprocess.run(
         [*launcher, sys.executable, __file__, role], env={**os.environ, **environment}, text=True, capture_output=True
     )
+    return last(done, ranks) - begin
+
+
+def last(done: subprocess.CompletedProcess[str], ranks: int) -> float:
+    """The time at which the last rank had its result; mpirun may have put a tag before each line."""
     lines = [line.split() for line in done.stdout.splitlines()]
     if done.returncode or len(lines) != ranks or any(float(line[-1]) != ranks for line in lines):
-        raise RuntimeError(f"{role} did not start: {done.stdout}{done.stderr}")
-    return max(float(line[-2]) for line in lines) - begin
+        raise RuntimeError(f"{done.args} did not start: {done.stdout}{done.stderr}")
+    return max(float(line[-2]) for line in lines)
 
 
 def record(rounds: int, cold_rounds: int, peer: bool, ranks: int = 2) -> dict[str, Any]:

@@ -42,9 +42,9 @@ class Mpi:
         self.rank, self.ranks = self.world.Get_rank(), self.world.Get_size()
 
     def versions(self) -> dict[str, str]:
-        """Versions of Open MPI and of mpi4py."""
-        library = self.mpi.Get_library_version().split(",")[0].removeprefix("Open MPI ").strip("v\x00 \n")
-        return {"Open MPI": library, "mpi4py": importlib.metadata.version("mpi4py")}
+        """Versions of the MPI and of mpi4py."""
+        name, numbers = self.mpi.get_vendor()
+        return {name: ".".join(map(str, numbers)), "mpi4py": importlib.metadata.version("mpi4py")}
 
     def barrier(self) -> None:
         """Wait for all ranks."""

@@ -158,6 +158,52 @@ def _grid(cases: list[dict[str, Any]]) -> list[str]:
     return rows
 
 
+def network() -> str:
+    """Processes of several hosts against MPI's own collectives."""
+    path = ROOT / "benchmarks" / "results" / "mpi.json"
+    return network_tables(json.loads(path.read_text())) if path.exists() else "Not measured yet."
+
+
+def network_tables(data: dict[str, Any]) -> str:
+    """The tables of one run of benchmarks/mpi.py: the goals, wins and losses, and the native cases that decide."""
+    about, versions = data["machine"], data["machine"]["versions"]
+    vendors = {"openmpi": "Open MPI", "mpich": "MPICH"}
+    verdict = {None: "not measured", True: "met", False: "**missed**"}
+    asked = [goal for goal in data["goals"] if goal["asked"]]
+    reached = lambda g: "" if g["reached"] is None else f"{g['reached']:.3g} {g['unit']} ({g['at']})"
+    goals = [
+        f"| {vendors[g['vendor']]} | {g['goal']} | {g['wanted']} | {reached(g)} | {verdict[g['met']]} |" for g in asked
+    ]  # fmt: skip
+    groups = []
+    for m in data["means"]:
+        slower = ": " + ", ".join(m["losses"][:3]) + ", …" * (len(m["losses"]) > 3) if m["losses"] else ""
+        cells = [vendors[m["vendor"]], f"{m['layout']}, {m['link']}", m["table"], f"{m['mean']:.3g}×"]
+        groups.append(f"| {' | '.join(cells)} | {m['wins']} of {m['cases']} | {len(m['losses'])}{slower} |")
+    grids = []
+    for m in data["means"]:
+        if m["layout"] == asked[0]["layout"] and m["table"] == "native":
+            key = ("vendor", "layout", "link", "table")
+            cases = [case for case in data["cases"] if all(case[name] == m[name] for name in key)]
+            grids += ["", f"{vendors[m['vendor']]}, {m['layout']}, {m['link']}, native:", "", *_grid(cases)]
+    load = f"{about['load_before'][0]:.1f} before, {about['load_after'][0]:.1f} after"
+    named = ", ".join(f"{name} {versions[name]}" for name in ("Open MPI", "MPICH", "mpi4py") if name in versions)
+    without = "".join(f" Without {vendors[name]}: {why}." for name, why in data["missing"].items())
+    return "\n".join([
+        "| MPI | goal, 2 hosts with a process each | wanted | reached, in the worst case | |",
+        "|---|---|---|---|---|", *goals, "",
+        "Geometric means of MPI's time over ours, cases in which we are faster, and those in which we take more than 1.15 times "
+        "as long:", "",
+        "| MPI | hosts x processes, link | | mean | faster | slower |", "|---|---|---|---|---|---|", *groups, "",
+        "By size (the larger of one rank's input and output): our time, and MPI's / ours.", *grids, "",
+        f"Medians of {data['rounds']} rounds ({min(5, data['rounds'])} of slow cases, and of layouts that do not decide), in which "
+        f"our calls and mpi4py's take turns in the same processes, on {about['cpu']}, {about['cores']} cores (load {load}), "
+        f"Python {about['python']}, {named}; float32. Hosts are network namespaces of one machine, so both sides' times "
+        "include what its kernel takes to move the bytes, on the cores on which the ranks compute. *Native* and *Python* are as "
+        f"above. With more ranks than cores Open MPI has `mpi_yield_when_idle`.{without} `python benchmarks/mpi.py` makes it "
+        "anew.",
+    ])  # fmt: skip
+
+
 def gpu() -> str:
     """What `make gpu-check` found on a GPU: how each part ended, and what it measured."""
     path = ROOT / "benchmarks" / "results" / "gpu" / "gpu.json"
@@ -307,8 +353,8 @@ def torch_tables(data: dict[str, Any]) -> str:
 
 
 TABLES = {
-    "speed": speed, "schedules": schedules, "speed:host": host, "speed:training": training, "speed:torch": torch_modules,
-    "speed:hooks": comm_hooks, "speed:calibration": calibration, "gpu": gpu,
+    "speed": speed, "schedules": schedules, "speed:host": host, "speed:mpi": network, "speed:training": training,
+    "speed:torch": torch_modules, "speed:hooks": comm_hooks, "speed:calibration": calibration, "gpu": gpu,
 }
 
 

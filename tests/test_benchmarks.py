@@ -4,6 +4,7 @@ import ast
 import json
 import runpy
 from graphlib import TopologicalSorter
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -183,6 +184,82 @@ def test_one_lost_case_loses_a_goal(benchmarks):
     assert faster["native all_reduce up to 4 MiB", 2] == (False, -3.0)
     limit = {"limit": {"ratio": {"median": 0.79}}}
     assert verdict(host_case("all_gather", 1 << 26, 1, **limit))["native all_gather from 64 MiB", 2] == (False, 79.0)
+
+
+# ---------------------------------------------------------------- processes of several hosts
+
+
+def check_network(data):
+    """A record of benchmarks/mpi.py says what its numbers say."""
+    from host import rounded
+    from mpi_goals import goals, means
+
+    assert data["goals"] == rounded(goals(data["cases"], data["starts"]))
+    assert data["means"] == rounded(means(data["cases"]))
+    for case in data["cases"]:
+        assert all(case[name]["q1_us"] <= case[name]["median_us"] <= case[name]["q3_us"] for name in ("ours", "mpi"))
+    assert {"load_before", "load_after", "cpu", "commit"} <= data["machine"].keys()
+
+
+def test_the_record_of_several_hosts_is_of_a_full_run(benchmarks):
+    path = RESULTS.parent / "mpi.json"
+    if not path.exists():
+        pytest.skip("not measured yet")
+    data = json.loads(path.read_text())
+    check_network(data)
+    assert not data["missing"] and not data["quick"]
+    assert all(goal["met"] is not None for goal in data["goals"])
+    import mpi
+    from host_cases import cases
+
+    found = {(c["vendor"], c["layout"], c["link"], c["table"], c["kind"], c["nbytes"]) for c in data["cases"]}
+    for layout in ("2 x 1", "2 x 2", "4 x 1"):
+        several = cases(sum(mpi.counts_of(layout)), mpi.SIZES if layout == "2 x 1" else mpi.FEW_SIZES)
+        places = product(("openmpi", "mpich"), [layout], mpi.LINKS, ("native", "python"))
+        assert {(*place, *case) for place in places for case in several} <= found
+    assert {"Open MPI", "MPICH", "mpi4py", "funccoll"} <= data["machine"]["versions"].keys()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("vendor", ["openmpi", "mpich"])
+def test_several_hosts_are_measured_with_real_processes(vendor, tmp_path, benchmarks, readme_table):
+    import mpi
+
+    if why_not := mpi.network_hosts.why_not() or mpi.mpi_vendors.why_not(vendor):
+        pytest.skip(why_not)
+    few = ["--vendors", vendor, "--layouts", "2x1", "--sizes", "64,65536", "--collectives", "all_reduce"]
+    mpi.main(["--quick", "--out", str(tmp_path / "r"), *few])
+    data = json.loads((tmp_path / "r").read_text())
+    check_network(data)
+    found = [(c["link"], c["table"], c["nbytes"]) for c in data["cases"]]
+    every = product(("unlimited", "1 Gbit/s"), (64, 65536), ("native", "python"))
+    assert found == [(link, table, nbytes) for link, nbytes, table in every]
+    assert all(goal["met"] is not None for goal in data["goals"])
+    assert "| 64 KiB |" in readme_table["network_tables"](data)
+
+
+def network_case(nbytes, ours, mpi, layout="2 x 1", link="unlimited"):
+    times = lambda us: {"median_us": us, "q1_us": us, "q3_us": us}
+    return {"vendor": "mpich", "layout": layout, "link": link, "table": "native", "kind": "all_reduce", "nbytes": nbytes,
+            "ours": times(ours), "mpi": {**times(mpi), "ratio": {"median": mpi / ours}}}  # fmt: skip
+
+
+def test_microseconds_decide_below_4_kib_on_a_fast_network(benchmarks):
+    from mpi_goals import goals, means
+
+    def met(*rows):
+        return [g["met"] for g in goals(list(rows), [])]
+
+    assert met(network_case(64, 12.9, 10.0), network_case(4096, 11.4, 10.0)) == [True, True, None, False]
+    assert met(network_case(64, 13.1, 10.0), network_case(4096, 11.6, 10.0)) == [False, False, None, False]
+    assert met(network_case(64, 113.0, 100.0)) == [None, True, None, False]  # 13 µs more, but less than 1.15 times
+    assert met(network_case(64, 12.9, 10.0, link="1 Gbit/s"), network_case(4096, 5.0, 10.0)) == [True, None, False, True]
+    reported = goals([network_case(64, 50.0, 10.0, layout="4 x 1")], [])
+    assert not any(goal["asked"] for goal in reported)
+    (mean,) = means([network_case(64, 12.9, 10.0), network_case(4096, 5.0, 10.0)])
+    assert (mean["wins"], mean["losses"]) == (1, ["all_reduce 64 B"])
+    start = {"vendor": "mpich", "extra_s": {"median": 0.6}}
+    assert [(g["met"], g["reached"]) for g in goals([], [start])] == [(False, 0.6)]
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
