@@ -191,16 +191,16 @@ def network_tables(data: dict[str, Any]) -> str:
     return "\n".join([
         "| MPI | goal, 2 hosts with a process each | wanted | reached, in the worst case | |",
         "|---|---|---|---|---|", *goals, "",
-        "Geometric means of MPI's time over ours, cases in which we are faster, and those in which we take more than 1.15 times "
-        "as long:", "",
+        "Geometric means of MPI's time over ours, cases in which we are faster, and those in which we take more than 1.15 "
+        "times as long:", "",
         "| MPI | hosts x processes, link | | mean | faster | slower |", "|---|---|---|---|---|---|", *groups, "",
         "By size (the larger of one rank's input and output): our time, and MPI's / ours.", *grids, "",
-        f"Medians of {data['rounds']} rounds ({min(5, data['rounds'])} of slow cases, and of layouts that do not decide), in which "
-        f"our calls and mpi4py's take turns in the same processes, on {about['cpu']}, {about['cores']} cores (load {load}), "
-        f"Python {about['python']}, {named}; float32. Hosts are network namespaces of one machine, so both sides' times "
-        "include what its kernel takes to move the bytes, on the cores on which the ranks compute. *Native* and *Python* are as "
-        f"above. With more ranks than cores Open MPI has `mpi_yield_when_idle`.{without} `python benchmarks/mpi.py` makes it "
-        "anew.",
+        f"Medians of {data['rounds']} rounds ({min(5, data['rounds'])} of slow cases, and of layouts that do not decide) "
+        f"in which our calls and mpi4py's take turns in the same processes, on {about['cpu']}, {about['cores']} cores "
+        f"(load {load}), Python {about['python']}, {named}; float32. Hosts are network namespaces of one machine, so both "
+        "sides' times include what its kernel takes to move the bytes, on the cores on which the ranks compute. *Native* "
+        f"and *Python* are as above. With more ranks than cores Open MPI has `mpi_yield_when_idle`.{without} `python "
+        "benchmarks/mpi.py` makes it anew.",
     ])  # fmt: skip
 
 
