@@ -18,6 +18,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from typing import Any, Protocol
 
 from ...errors import RendezvousError
@@ -187,7 +188,7 @@ def _gather(job: JobSpec, timeout: float, invitation: Invitation) -> _Met:
     door = Door(0, secrets.token_bytes(32))
     coordinator = _TcpCoordinator(job, timeout, door, invitation)
     try:
-        invitation.send(json.dumps([door.secret.hex(), door.addresses]).encode())
+        invitation.send(json.dumps([door.secret.hex(), door.addresses, job.run]).encode())
         sockets, _ = coordinator.run(0, None)
     finally:
         coordinator.close()  # it listens no longer: no other process has the secret
@@ -204,7 +205,8 @@ def _join(job: JobSpec, timeout: float, invitation: Invitation) -> _Met:
             f"rank 0 did not come within {timeout:g} s {who}. Look for an error of its own above; if it only starts slowly, "
             "set FUNCCOLL_RENDEZVOUS_TIMEOUT to more seconds."
         )
-    words, addresses = json.loads(payload)
+    words, addresses, run = json.loads(payload)
+    job = replace(job, run=run)  # MPICH's launcher gives each host another name of the run
     secret = bytes.fromhex(words)
     with ExitStack() as stack:
         door = Door(job.rank, secret)
