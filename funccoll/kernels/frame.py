@@ -49,7 +49,7 @@ __all__ = [
     "MESSAGE_OFFSET",
     "MESSAGE_PEER",
     "MESSAGE_SLOT",
-    "MESSAGE_STATUS",
+    "MESSAGE_STATUS", "MESSAGE_TRIES",
     "MESSAGE_TYPE",
     "MISMATCH",
     "NDARRAY",
@@ -104,8 +104,8 @@ ENDED, REPORT, LABEL = range(26, 29)
 ROW, ROWS_END, ROW_LABEL = range(29, 32)
 # Between hosts: the addresses of the plan's table of messages, of their requests, and of a table about the message-passing
 # library; and its error code, when it gives one.
-MESSAGES, REQUESTS, LIBRARY, LIBRARY_ERROR = range(32, 36)
-FRAME_WORDS = 36
+MESSAGES, REQUESTS, LIBRARY, LIBRARY_ERROR, MESSAGE_TRIES = range(32, 37)
+FRAME_WORDS = 37
 
 FINISHED, WAITING, FAILED, MISMATCH, NEEDS_FALLBACK, BUDGET_SPENT, ROWS_FULL, MESSAGE_FAULT = range(8)
 """Statuses of `interpret`: everything is done; still waiting, call again; the failure word is set; a peer runs something

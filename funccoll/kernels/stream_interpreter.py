@@ -58,6 +58,7 @@ from .frame import (
     MESSAGE_PEER,
     MESSAGE_SLOT,
     MESSAGE_STATUS,
+    MESSAGE_TRIES,
     MESSAGE_TYPE,
     MESSAGES,
     MISMATCH,
@@ -329,7 +330,7 @@ def interpret(frame: Any) -> int:
         elif HAS_MESSAGES and opcode == COMPLETE.opcode:
             library, number = load(frame + 8 * LIBRARY), load(pc + COMPLETE.message)
             last, handle = number + load(pc + COMPLETE.count), load(library + 8 * REQUEST_BYTES)
-            tries, yields, began, since = 0, 0, 0, 0
+            tests, tries, yields, began = load(frame + 8 * MESSAGE_TRIES), 0, 0, 0
             while number < last:
                 error = test_message(
                     load(library + 8 * TEST), load(frame + 8 * REQUESTS) + handle * number, library + 8 * FLAG,
@@ -344,14 +345,14 @@ def interpret(frame: Any) -> int:
                     continue
                 else:
                     tries += 1
-                    if tries <= spins:
+                    if tries <= tests:
                         continue
-                    if tries == spins + 1:
-                        began = since = monotonic_ns(frame + 8 * CLOCK)
+                    if tries == tests + 1:
+                        began = monotonic_ns(frame + 8 * CLOCK)
                         yields = load(frame + 8 * YIELDS)
                     if load_acquire(load(frame + 8 * FAILURE)) != 0:
                         status = FAILED
-                    elif tries <= spins + yields:
+                    elif tries <= tests + yields:
                         yield_core()
                         continue
                     elif monotonic_ns(frame + 8 * CLOCK) - began < load(frame + 8 * PATIENCE):

@@ -21,7 +21,8 @@ class MpiLibrary:
     Its errors must be returned, not fatal.
     """
 
-    def __init__(self, mpi: Any, communicator: Any):
+    def __init__(self, mpi: Any, communicator: Any, piece_bytes: int):
+        self.piece_bytes = piece_bytes
         self._mpi, self._communicator = mpi, communicator
         self._functions = ctypes.CDLL(mpi.__file__)  # the module itself: of it and what it is linked with, names are found
         self._datatypes: dict[tuple[int, int, int], Any] = {}

@@ -51,6 +51,8 @@ class World:
     ):  # fmt: skip
         self.rank, self.world, self.hosts = rank, len(hosts), hosts
         self.watch, self.backend, self.timeout, self.fork_bytes = watch, backend, timeout, fork_bytes
+        self.processes_here = hosts.count(hosts[rank])
+        """Processes of the job on this machine."""
         self.mesh_numbers = itertools.count(1)
         self.at_leave = ExitStack()
         """Functions that are called before this process leaves the job, the last one first."""
@@ -103,6 +105,7 @@ class _Membership:
             watch.hook_exceptions()
             machine_profile.adopt(meeting.profile)
             self.current = World(job.rank, meeting.hosts, watch, backend, collective_timeout, fork_bytes)
+            self.current.processes_here = max(self.current.processes_here, job.local)
             os.environ[_JOINED] = f"{place}{os.getpid()}"
             reports.report(os.environ, job.rank, "joined")
             _at_end()

@@ -28,6 +28,8 @@ class MessageLibrary(Protocol):
 
     words: np.ndarray
     """The words of LIBRARY: see IRECV in `kernels.frame`."""
+    piece_bytes: int
+    """The size of messages that travel fastest, in bytes, where a larger one can be cut."""
 
     def datatype(self, nbytes: int, rows: int, stride: int) -> tuple[int, int]:
         """Return (count, handle of the datatype) of rows of bytes."""

@@ -134,7 +134,7 @@ class _SegmentWriter:
 
     def __post_init__(self) -> None:
         communicator = self.collective.communicator
-        self.transit = Transit(self.code, self.messages, self.collective.streams, communicator.rank)
+        self.transit = Transit(self.code, self.messages, self.collective.streams, communicator.rank, communicator.number)
         self.number, self.rank, self.members = communicator.number, communicator.rank, communicator.members
         self.control, self.slots = communicator.control, self.collective.slots
 
@@ -259,24 +259,24 @@ class _SegmentWriter:
         while s.opcode[last] in (Opcode.SEND, Opcode.RECEIVE):
             last += 1
         first = int(s.start[self.rank])
-        self.transit.post(((m, j - first + 1) for j in range(i + 1, last) for m in self.messages_of(j)), self.number)
+        found = [(m, turn, j - first + 1) for j in range(i + 1, last) for m, turn in self.messages_of(j)]
+        self.transit.post(found)
 
-    def messages_of(self, i: int) -> Iterator[Message]:
-        """The messages of a SEND or RECEIVE: one for each range that both ends have in common, or several; of each array."""
+    def messages_of(self, i: int) -> Iterator[tuple[Message, int]]:
+        """The messages of a SEND or RECEIVE, with their turns: of each array, and each range that both ends have in common."""
         s, hash = self.collective.streams, self.collective.hash
         p, sends = s.schedule.nranks, bool(s.opcode[i] == Opcode.SEND)
         to, source = int(s.dst[s.dst_ptr[i]]), int(s.src[s.src_ptr[i]])
         peer = self.members[(to if sends else source) % p]
-        kind = s.schedule.collective
-        combined = to // p >= kind.input_chunks + kind.output_chunks
+        most = self.collective.communicator.piece_bytes
         for number in self.segment.layouts:
             itemsize = self.collective.dtypes[number].itemsize
             for length, rows, starts in aligned(self.runs(i, number)):
                 slot, at, step = starts[1 if sends else 0]
-                for begin, nbytes in pieces(length * itemsize, rows, combined):
-                    yield Message(sends, slot, at * itemsize + begin, nbytes, rows, step * itemsize, peer, hash)
-        if kind.kind == "barrier":
-            yield Message(sends, self.slots.of(self.rank), 0, 0, 1, 0, peer, hash)
+                for begin, nbytes, turn in pieces(length * itemsize, rows, most):
+                    yield Message(sends, slot, at * itemsize + begin, nbytes, rows, step * itemsize, peer, hash), turn
+        if s.schedule.kind == "barrier":
+            yield Message(sends, self.slots.of(self.rank), 0, 0, 1, 0, peer, hash), 0
 
     def runs(self, i: int, number: int) -> list[list[tuple[int, StridedRange]]]:
         """The ranges of an array at the destinations of instruction i of the streams, and at its sources, by slot."""

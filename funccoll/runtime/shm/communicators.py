@@ -80,13 +80,17 @@ class Communicators:
                     start += blocks[-1][1].nbytes
                 members, control = next(b for b in blocks if self.world.rank in b[0])
                 rank, hosts = members.index(self.world.rank), self._hosts(members)
-                mine = Communicator(len(self._known), members, rank, control, entry, hosts)
+                mine = Communicator(len(self._known), members, rank, control, entry, hosts, self._piece_bytes())
                 self._known[key] = mine, blocks
             return self._known[key][0]
 
     def _hosts(self, members: Sequence[int]) -> tuple[int, ...]:
         """The hosts of a group's ranks, where they are on several."""
         return number_hosts(self.world.hosts[m] for m in members)
+
+    def _piece_bytes(self) -> int:
+        library = self.world.backend.message_library
+        return library.piece_bytes if library is not None else Communicator.piece_bytes
 
     def _place(self, key: tuple, nbytes: int) -> tuple[int, int]:
         """The entry and the offset of the control blocks along some axes: the same in all processes, whichever asks first."""
