@@ -1,6 +1,8 @@
 """Jobs on several hosts without MPI: ranks find each other by a file, and their environment says of which host they are.
 
 The hosts are this one, in as many parts; or network namespaces, which a rank enters before it joins.
+
+HOSTS: the host of each rank, by commas. FOLDER: where the file is. NAMESPACE: the file of the rank's network namespace.
 """
 
 from __future__ import annotations
@@ -56,10 +58,9 @@ class HostsBackend(SharedMemoryBackend):
 def be_on_several_hosts():
     """Let this process join its job in this way."""
     world.choose_job_backend = lambda job: HostsBackend
-    name = os.environ.get(NAMESPACE)
-    if name:
-        descriptor = os.open(f"/run/netns/{name}", os.O_RDONLY)
+    if NAMESPACE in os.environ:
+        descriptor = os.open(os.environ[NAMESPACE], os.O_RDONLY)
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.setns(descriptor, _NEW_NETWORK):
-            raise OSError(ctypes.get_errno(), f"cannot enter the network namespace {name}")
+            raise OSError(ctypes.get_errno(), f"cannot enter {os.environ[NAMESPACE]}")
         os.close(descriptor)

@@ -119,6 +119,10 @@ class NetworkHosts:
         """Run a command on the head."""
         return self.run(-1, *command, **options)
 
+    def first_process(self, host: int) -> int:
+        """The process whose namespaces are a host's."""
+        return self._pids[1 + host]
+
     def entering(self, host: int) -> list[str]:
         """The beginning of a command that runs on a host, or on the head, -1, in the folder of this process."""
         return [

@@ -31,6 +31,8 @@ from .watch import FULL_MESH
 
 __all__ = ["Invitation", "meet_hosts"]
 
+_SHARE_TIMEOUT = 10.0  # seconds until a rank gives up those of its host, which were there a moment ago
+_PLACE = "\n  at "  # before the user's line, at the end of an error
 _PROGRESS = 0.002  # seconds between two looks at an invitation that is being sent
 
 
@@ -106,7 +108,7 @@ class _CommonSteps:
             send(self.sockets[0], {"value": value})
             message = self._hear(0)
             if "values" not in message:
-                raise RendezvousError(str(message.get("error", "rank 0 ended before the job could begin.")))
+                raise RendezvousError(str(message.get("error", _ended(0))))
             return message["values"]
         values = {0: value}
         with selectors.DefaultSelector() as selector:
@@ -120,7 +122,7 @@ class _CommonSteps:
                 for key, _ in ready:
                     message = self._hear(key.data)
                     if "value" not in message:
-                        self.fail(str(message.get("error", f"rank {key.data} ended before the job could begin.")))
+                        self.fail(str(message.get("error", _ended(key.data))))
                     values[key.data] = message["value"]
         gathered = [values[rank] for rank in range(self.job.world)]
         for channel in self.sockets.values():
@@ -138,6 +140,19 @@ class _CommonSteps:
         channel.setblocking(False)
         return message or {}
 
+    def news(self) -> str:
+        """The error of which another rank has told, or that one has ended; "" when there is none."""
+        for rank in [0] if self.job.rank else self.sockets:
+            try:
+                message = receive(self.sockets[rank])[0] or {}
+            except BlockingIOError:
+                continue
+            except OSError:
+                message = {}
+            if "value" not in message:
+                return str(message.get("error", _ended(rank)))
+        return ""
+
     def fail(self, text: str) -> None:
         """End the step for all ranks. Raises RendezvousError."""
         self.tell(text)
@@ -147,6 +162,10 @@ class _CommonSteps:
         """Tell an error to rank 0, or as rank 0 to all."""
         for channel in [self.sockets[0]] if self.job.rank else self.sockets.values():
             send(channel, {"error": text})
+
+
+def _ended(rank: int) -> str:
+    return f"rank {rank} ended before the job could begin. Look for an error of its own above."
 
 
 def meet_hosts(
@@ -166,12 +185,12 @@ def meet_hosts(
                 _connect_all(steps, door, answer.addresses)
             steps.all_gather("connected")  # from here on all are there for what MPI does with all
             leaders = steps.all_gather(invitation.host_leader())
-            here = _share_memory(job, leaders, door.secret, timeout, share)
+            here = _share_memory(steps, leaders, door.secret, timeout, share)
             stack.callback(lambda: None if here.memory is None else os.close(here.memory))
             steps.all_gather("ready")
         except Exception as error:
             ours = isinstance(error, RendezvousError)
-            steps.tell(str(error).partition("\n  at ")[0] if ours else f"rank {job.rank} could not start the job: {error!r}")
+            steps.tell(str(error).partition(_PLACE)[0] if ours else f"rank {job.rank} could not start the job: {error!r}")
             raise
         stack.pop_all()
         door.close()
@@ -282,17 +301,17 @@ def _connect_all(steps: _CommonSteps, door: Door, addresses: dict[str, list[Addr
 
 
 def _share_memory(
-    job: JobSpec, leaders: Sequence[int], secret: bytes, timeout: float, share: Callable[[JobSpec, float], JoinedJob]
+    steps: _CommonSteps, leaders: Sequence[int], secret: bytes, timeout: float, share: Callable[[JobSpec, float], JoinedJob]
 ) -> JoinedJob:
     """Meet the ranks of this host, and close what only that was needed for. Raises RendezvousError."""
-    leader = leaders[job.rank]
-    ranks = [rank for rank, other in enumerate(leaders) if other == leader]
+    rank, leader = steps.job.rank, leaders[steps.job.rank]
+    ranks = [mate for mate, other in enumerate(leaders) if other == leader]
     run = hashlib.sha256(secret + b"%d" % leader).hexdigest()
     try:
-        here = share(JobSpec(ranks.index(job.rank), len(ranks), run), timeout)
+        here = share(JobSpec(ranks.index(rank), len(ranks), run), min(timeout, _SHARE_TIMEOUT))
     except RendezvousError as error:
-        text = str(error).partition("\n  at ")[0]
-        raise RendezvousError(f"among ranks {ranks}, which MPI says share the host {platform.node()}: {text}") from None
+        text = f"among ranks {ranks}, which share the host {platform.node()}: {str(error).partition(_PLACE)[0]}"
+        raise RendezvousError(steps.news() or text) from None
     for channel in here.sockets.values():
         channel.close()
     if here.coordinator is not None:

@@ -64,8 +64,10 @@ class FramedSocket(socket.socket):
 
 
 def send(channel: socket.socket, message: dict[str, Any], descriptors: Sequence[int] = ()) -> bool:
-    """Send one message without waiting; False when the other side is gone or does not read."""
+    """Send one message without waiting; False when it is too large, or the other side is gone or does not read."""
     data = json.dumps(message, ensure_ascii=False).encode(errors="backslashreplace")
+    if len(data) > PACKET:
+        return False
     if isinstance(channel, FramedSocket):
         return channel.send_frame(data)
     try:
