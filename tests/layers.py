@@ -100,7 +100,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "profiling": (("rank_record",), ("causes",), ("measured_profile", "recording"),),
     "calibration": (("fit_parameters", "machine_load", "timed_cases"), ("rank_timings",), ("tuning",)),
-    "commands": (("schedule_figures",), ("*",)),
+    "commands": (("first_failure", "schedule_figures"), ("hosts_job",), ("*",)),
     "optim": (("leaves", "learning_rates"), ("transformation",), ("gradients", "steps")),
     "parallel": (
         ("buckets", "checkpoint", "replicas", "uneven"), ("call", "comm_hooks"), ("bucket_reduction",), ("bucket_plan",),

@@ -11,12 +11,13 @@ import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any
 
 from ..runtime.job import host
 from ..runtime.job.processes import GRACE, Job, environment, interpreter, new_run, outcome
+from .first_failure import first_failure, first_to_report
+from .hosts_job import AGENT_VARIABLE, HostsJob
 
 __all__ = ["main"]
 
@@ -31,7 +32,11 @@ def main(words: Sequence[str]) -> int:
     # A command follows a bare `--`. It is split off here, because versions of argparse treat `--` differently.
     split = words.index("--") if "--" in words else len(words)
     options = parser.parse_args(words[:split])
-    if options.n < 1 or (options.timeout is not None and options.timeout <= 0) or not options.grace >= 0:
+    if (options.n is None) == (options.hosts is None):
+        parser.error("either -n N for processes of this host, or --hosts a:4,b:4")
+    if options.hosts is None and (options.agent or options.pass_on):
+        parser.error("--launcher-agent and -x are for --hosts; processes of this host have this environment")
+    if min(1 if value is None else value for value in (options.n, options.timeout)) <= 0 or not options.grace >= 0:
         parser.error("-n and --timeout must be positive, and --grace at least 0")
     return _run(options, [*options.program, *words[split:]] if options.program else [], list(words[split + 1 :]))
 
@@ -39,13 +44,23 @@ def main(words: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     run = argparse.ArgumentParser(
         prog="funccoll run",
-        usage="funccoll run -n N [--bind-to core|none] [--timeout S] [--grace S] [--tracebacks first|all] "
-        "(script.py | -m module | -- command) ...",
+        usage="funccoll run (-n N | --hosts a:4,b:4) [--bind-to core|none] [--timeout S] [--grace S] "
+        "[--tracebacks first|all] (script.py | -m module | -- command) ...",
         description="Start a Python script, module or any command in N processes, which form one job. Each line that they "
         "print is prefixed with the process's rank. When one fails, the others are told, and stopped if they do not end; its "
-        "exit code is returned.",
+        "exit code is returned. On several hosts mpirun starts them, whose command is printed; all need the same files, in "
+        "the same places.",
     )
-    run.add_argument("-n", type=int, required=True, metavar="N", help="number of processes")
+    run.add_argument("-n", type=int, metavar="N", help="number of processes, on this host")
+    run.add_argument("--hosts", metavar="A:N,B:M", help="hosts, each with its number of processes, which mpirun starts")
+    run.add_argument(
+        "--launcher-agent", dest="agent", metavar="COMMAND", default="",
+        help=f"with --hosts: run this in the place of ssh, with a host and a command ({AGENT_VARIABLE} says so, too)",
+    )  # fmt: skip
+    run.add_argument(
+        "-x", dest="pass_on", metavar="NAME[=VALUE]", action="append", default=[],
+        help="with --hosts: pass this variable on; those of Python, funccoll, NumPy and MPI are passed on anyway",
+    )  # fmt: skip
     run.add_argument("--bind-to", choices=("core", "none"), default="none", help="bind each process to a core of its own")
     run.add_argument("--timeout", type=float, metavar="S", help="stop all after S seconds (exit code 124)")
     run.add_argument(
@@ -62,20 +77,24 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace, program: list[str], command: list[str]) -> int:
-    n: int = options.n
+    place = f"-n {options.n}" if options.hosts is None else f"--hosts {options.hosts}"
     if program and not options.module and not os.path.exists(program[0]):
         return _complain(
             f"there is no file {program[0]!r} in {os.getcwd()}. For a command that is not a Python script write -- before it: "
-            f"funccoll run -n {n} -- {shlex.join(program)}", _NOT_FOUND,
+            f"funccoll run {place} -- {shlex.join(program)}", _NOT_FOUND,
         )  # fmt: skip
     if not program and not command:
-        return _complain(f"there is nothing to run. For example: funccoll run -n {n} script.py", _USAGE)
+        return _complain(f"there is nothing to run. For example: funccoll run {place} script.py", _USAGE)
     if program:
         command = [*interpreter(), *(["-m"] if options.module else []), *program]
     try:
-        cpus = host.bindings(n) if options.bind_to == "core" else None
+        if options.hosts is None:
+            hosts_job, cpus = None, host.bindings(options.n) if options.bind_to == "core" else None
+        else:
+            agent = options.agent or os.environ.get(AGENT_VARIABLE, "")
+            hosts_job, cpus = HostsJob(options.hosts, options.bind_to, agent, options.pass_on), None
     except ValueError as error:
-        return _complain(f"{error}; leave out --bind-to core, or start fewer.", _USAGE)
+        return _complain(f"{error}.", _USAGE)
     with ExitStack() as stack:
         output = _Output()
         job = Job(output.write, options.timeout, grace=options.grace, waiting=_tell_waiting)
@@ -83,15 +102,18 @@ def _run(options: argparse.Namespace, program: list[str], command: list[str]) ->
         received = _listen_to_signals(stack, job)
         stack.enter_context(job)
         try:
-            _start(job, n, command, cpus, options.tracebacks)
+            if hosts_job is None:
+                _start(job, options.n, command, cpus, options.tracebacks)
+            else:
+                hosts_job.start(job, command, {"FUNCCOLL_TRACEBACKS": options.tracebacks, **_colours("[0] ")}, stdin=_stdin())
         except FileNotFoundError:
             return _complain(f"there is no command {command[0]!r}.", _NOT_FOUND)
         except PermissionError:
             return _complain(f"{command[0]!r} is not executable.", _NOT_EXECUTABLE)
         except OSError as error:  # too many processes, or open files
             return _complain(
-                f"process {len(job.processes)} of {n} cannot be started: {error.strerror}. `ulimit -n` limits a process's open "
-                "files (each rank takes 5 here), `ulimit -u` a user's processes.", _NOT_EXECUTABLE,
+                f"process {len(job.processes)} of {options.n or 1} cannot be started: {error.strerror}. `ulimit -n` limits a "
+                "process's open files (each rank takes 5 here), `ulimit -u` a user's processes.", _NOT_EXECUTABLE,
             )  # fmt: skip
         job.wait()
     if received:
@@ -100,18 +122,23 @@ def _run(options: argparse.Namespace, program: list[str], command: list[str]) ->
         return _complain(f"what the processes print cannot be written: {output.error}.", 1)
     if output.is_broken:
         return 128 + signal.SIGPIPE
-    return _verdict(job, n, options.timeout)
+    return _verdict(job, options.n, options.timeout, hosts_job)
+
+
+def _colours(prefix: str) -> dict[str, str]:
+    """The variables of ranks whose output a terminal shows: theirs is a pipe, which turns colours off."""
+    if sys.stdout is None or not sys.stdout.isatty() or "NO_COLOR" in os.environ:
+        return {}
+    width = max(20, shutil.get_terminal_size().columns - len(prefix))
+    wanted = {"FORCE_COLOR": "1", "TTY_INTERACTIVE": "0", "COLUMNS": str(width)}  # rich: no cursor movement
+    return {name: value for name, value in wanted.items() if name not in os.environ}
 
 
 def _start(job: Job, n: int, command: list[str], cpus: list[set[int]] | None, tracebacks: str) -> None:
     run, bind = new_run(), host.dying_with_parent(os.getpid())
     for rank in range(n):
-        variables = environment(rank, n, run, 1 if cpus else None) | {"FUNCCOLL_TRACEBACKS": tracebacks}
-        # Their output is a pipe, which turns colours off.
-        if sys.stdout is not None and sys.stdout.isatty() and "NO_COLOR" not in variables:
-            variables.setdefault("FORCE_COLOR", "1")
-            variables.setdefault("TTY_INTERACTIVE", "0")  # rich: no cursor movement
-            variables.setdefault("COLUMNS", str(max(20, shutil.get_terminal_size().columns - len(f"[{rank}] "))))
+        variables = environment(rank, n, run, 1 if cpus else None)
+        variables |= {"FUNCCOLL_TRACEBACKS": tracebacks, **_colours(f"[{rank}] ")}
 
         def prepare(rank: int = rank) -> None:
             bind()
@@ -164,44 +191,32 @@ def _tell_waiting(ranks: list[int], seconds: float) -> None:
     print(f"funccoll run: waiting up to {seconds:.0f} s for {names} to end; Ctrl-C stops them.", file=sys.stderr, flush=True)
 
 
-def _verdict(job: Job, n: int, timeout: float | None) -> int:
+def _verdict(job: Job, n: int, timeout: float | None, hosts_job: HostsJob | None) -> int:
     if job.failure is None:
         return 0
     rank, code = job.failure
     if rank is None or code is None:
         return _complain(f"not finished after {timeout:g} s; all were stopped.", _TIMEOUT)
+    if hosts_job is not None:
+        words, code = hosts_job.verdict(code)
+        return _complain(f"{words}, after {job.failed_after:.1f} s.", code)
     # The rank whose exception came first may take longer to end than one that it has brought down.
-    causes = [r for r, told in job.reports.items() if told.get("first") and told["kind"] != "followed" and r in job.codes]
-    rank = causes[0] if causes else rank
+    first = first_to_report(job.reports, job.codes)
+    rank = rank if first is None else first
     if rank not in job.signalled:  # whose code is that of the signal
         code = job.codes.get(rank, code)
-    cause, words = _cause(job, rank, code)
+
+    def ended(other: int) -> str:
+        if other == rank:
+            return outcome(code)
+        return "left the job" if other not in job.codes or other in job.signalled else outcome(job.codes[other])
+
+    cause, words = first_failure(job.reports, rank, ended, job.found_stopped)
     stopped = len(job.signalled - {cause})
     others = "" if n == 1 else f"; the other{f' {n - 1}' * (n > 2)} "
     others += "" if n == 1 else f"{'was' if n == 2 else 'were'} stopped" if stopped == n - 1 else "ended, too"
     others += f" ({stopped} had to be stopped)" if 0 < stopped < n - 1 else ""
     return _complain(f"rank {cause} {words}, after {job.failed_after:.1f} s{others}.", code if code >= 0 else 128 - code)
-
-
-def _cause(job: Job, rank: int, code: int) -> tuple[int, str]:
-    """(the rank that failed first, what became of it); `rank` is the first that ended badly, with this return code."""
-    seen, told = {rank}, job.reports.get(rank, {})
-    while told.get("kind") == "followed" and isinstance(told.get("cause"), int) and told["cause"] not in seen:
-        rank, blamed = told["cause"], told
-        seen.add(rank)
-        told = job.reports.get(rank, {})
-        if not told:  # it raised nothing
-            ended = job.codes.get(rank)
-            how = "left the job" if ended is None or rank in job.signalled else outcome(ended)
-            return rank, f"{how} while rank {blamed['rank']} still called collectives{_at(blamed)}"
-    if told.get("kind") == "waited" and isinstance(told.get("cause"), int):
-        state = " (it was stopped by a signal)" if told["cause"] in job.found_stopped else ""
-        return told["cause"], f"did not come{state} to a collective of rank {rank} in time{_at(told)}"
-    return rank, f"raised {told['error']}{_at(told)}" if told else outcome(code)
-
-
-def _at(told: Mapping[str, Any]) -> str:
-    return f" at {told['where']}" if told.get("where") else ""
 
 
 def _complain(message: str, code: int) -> int:

@@ -116,7 +116,9 @@ def bindings(n: int) -> list[set[int]]:
         return [set(cpus) for cpus in whole[:n]]
     if n <= len(usable):
         return [{cpu} for cpu in sorted(usable)[:n]]
-    raise ValueError(f"{n} processes cannot be bound to {len(usable)} cores, one each")
+    raise ValueError(
+        f"{n} processes cannot be bound to {len(usable)} cores, one each; leave out --bind-to core, or start fewer"
+    )
 
 
 def _siblings(cpu: int) -> set[int]:

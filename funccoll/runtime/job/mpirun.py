@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from .processes import LineBuffer
+from .reports import MARK
 
 __all__ = ["Mpirun", "TaggedOutput", "find_mpirun", "parse_hosts", "passed_on"]
 
@@ -41,7 +42,14 @@ class Mpirun:
     @property
     def tag(self) -> re.Pattern[bytes]:
         """The tag before each piece of a rank's output, when `command` has started it."""
-        return re.compile(rb"\[\d+,(\d+)\]<std(?:out|err)>: ?" if self.vendor == "Open MPI" else rb"\[rank (\d+)\] ")
+        if self.vendor == "Open MPI":
+            return re.compile(rb"\[\d+,(\d+)\]<std(?:out|err)>:" + b" " * (self.major >= 5))
+        return re.compile(rb"\[rank (\d+)\] ")
+
+    @property
+    def major(self) -> int:
+        """The first number of the version."""
+        return int(self.version.partition(".")[0])
 
     def command(
         self, hosts: Sequence[tuple[str, int]], program: Sequence[str], variables: Mapping[str, str | None],
@@ -56,7 +64,7 @@ class Mpirun:
         slots = ",".join(f"{name}:{count}" for name, count in hosts)
         if self.vendor == "Open MPI":
             command = [self.path, "--host", slots, "--bind-to", bind_to, "--tag-output"]
-            command += ["--with-ft", "ulfm"] if int(self.version.partition(".")[0]) >= 5 else []
+            command += ["--with-ft", "ulfm"] if self.major >= 5 else []
             command += ["--mca", "plm_rsh_agent", agent] if agent else []
             for name, value in variables.items():
                 command += ["-x", name if value is None else f"{name}={value}"]
@@ -113,16 +121,16 @@ def passed_on(environment: Mapping[str, str], names: Sequence[str] = ()) -> dict
     return found
 
 
-class TaggedOutput:
+class TaggedOutput(LineBuffer):
     """mpirun's stdout or stderr in, whole lines out, each with "[rank] " in front; mpirun's own lines as they are.
 
-    MPICH's tags stand before every piece that a rank writes, so lines are put together here. A line that begins with `mark` is
-    not given out: its rest goes to `take`.
+    MPICH's tags stand before every piece that a rank writes, so lines are put together here. A report is not given out: it goes
+    to `take`.
     """
 
-    def __init__(self, tag: re.Pattern[bytes], mark: bytes, take: Callable[[bytes], None]):
-        self.tag, self.mark, self.take = tag, mark, take
-        self.rest = b""
+    def __init__(self, tag: re.Pattern[bytes], take: Callable[[bytes], None]):
+        super().__init__("")
+        self.tag, self.take = tag, take
         self.buffers = {-1: LineBuffer("")}  # by rank; mpirun's own
         self.rank = -1
 
@@ -149,16 +157,13 @@ class TaggedOutput:
 
     def _feed(self, rank: int, data: bytes) -> bytes:
         buffer = self.buffers.setdefault(rank, LineBuffer(f"[{rank}] "))
-        lines = buffer.feed(data)
-        marked = buffer.prefix + self.mark
-        if marked not in lines:
-            return lines
         kept = []
-        for line in lines.splitlines(keepends=True):
-            if line.startswith(marked):
-                self.take(line.removeprefix(marked))
-            else:
-                kept.append(line)
+        for line in buffer.feed(data).splitlines(keepends=True):
+            text, mark, report = line.partition(MARK)
+            if mark:
+                self.take(report)
+            if not mark or text != buffer.prefix:
+                kept.append(text + b"\n" * bool(mark))
         return b"".join(kept)
 
     def end(self) -> bytes:

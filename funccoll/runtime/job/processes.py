@@ -16,7 +16,7 @@ from typing import Any
 
 from . import host, reports
 
-__all__ = ["GRACE", "PATIENCE", "Job", "environment", "interpreter", "new_run", "outcome"]
+__all__ = ["GRACE", "PATIENCE", "Job", "LineBuffer", "environment", "interpreter", "new_run", "outcome"]
 
 GRACE = 30.0
 """Seconds that ranks get to end by themselves when another one has failed: they have been told."""
@@ -141,9 +141,15 @@ class Job:
         self._pidfds: dict[int, int] = {}
         self._polls = False
 
-    def start(self, command: Sequence[str], variables: Mapping[str, str], **options: Any) -> int:
-        """Start one more process; its number is its rank. `options` are subprocess.Popen's."""
+    def start(
+        self, command: Sequence[str], variables: Mapping[str, str], buffers: Sequence[LineBuffer] = (), **options: Any
+    ) -> int:
+        """Start one more process; its number is its rank. `options` are subprocess.Popen's.
+
+        `buffers` make lines of its stdout and stderr, with a prefix; by default that is "[rank] ".
+        """
         rank = len(self.processes)
+        buffers = buffers or [LineBuffer(f"[{rank}] ") for _ in range(2)]
         options.setdefault("stdin", subprocess.DEVNULL)
         options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "process_group": 0, "bufsize": 0}
         self._run = variables.get("FUNCCOLL_RUN_ID")
@@ -153,8 +159,7 @@ class Job:
         self.live.add(rank)
         assert process.stdout is not None
         assert process.stderr is not None
-        for stream, file in ((1, process.stdout), (2, process.stderr)):
-            lines = LineBuffer(f"[{rank}] ")
+        for stream, file, lines in ((1, process.stdout, buffers[0]), (2, process.stderr, buffers[1])):
             self._lines.append((stream, lines))
             self.listen(rank, file.fileno(), lambda data, stream=stream, lines=lines: self._emit(stream, lines.feed(data)))
         try:

@@ -1,0 +1,40 @@
+"""Words for the failure that ended a job, from what its ranks have reported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Mapping
+from typing import Any
+
+__all__ = ["first_failure", "first_to_report"]
+
+Reports = Mapping[int, Mapping[str, Any]]
+
+
+def first_to_report(reports: Reports, ranks: Container[int]) -> int | None:
+    """The one of these ranks whose exception came before any other failure, if one says so."""
+    causes = [r for r, told in reports.items() if told.get("first") and told["kind"] != "followed" and r in ranks]
+    return causes[0] if causes else None
+
+
+def first_failure(
+    reports: Reports, rank: int, ended: Callable[[int], str], found_stopped: Container[int] = ()
+) -> tuple[int, str]:
+    """(the rank that failed first, what became of it), from a rank that failed.
+
+    `ended` says how a rank has ended that reported no exception. `found_stopped` are ranks that a signal had stopped.
+    """
+    seen, told = {rank}, reports.get(rank, {})
+    while told.get("kind") == "followed" and isinstance(told.get("cause"), int) and told["cause"] not in seen:
+        rank, blamed = told["cause"], told
+        seen.add(rank)
+        told = reports.get(rank, {})
+        if not told:  # it raised nothing
+            return rank, f"{ended(rank)} while rank {blamed['rank']} still called collectives{_at(blamed)}"
+    if told.get("kind") == "waited" and isinstance(told.get("cause"), int):
+        state = " (it was stopped by a signal)" if told["cause"] in found_stopped else ""
+        return told["cause"], f"did not come{state} to a collective of rank {rank} in time{_at(told)}"
+    return rank, f"raised {told['error']}{_at(told)}" if told else ended(rank)
+
+
+def _at(told: Mapping[str, Any]) -> str:
+    return f" at {told['where']}" if told.get("where") else ""

@@ -1,0 +1,247 @@
+"""`funccoll run --hosts` over hosts and both mpiruns: its command, output, environment, exit codes, signals and last words."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import uuid
+from contextlib import contextmanager
+
+import mpi_vendors
+import network_hosts
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from network_hosts import AGENT, NetworkHosts
+from processes_left import VARIABLE, wait_until_gone
+
+from funccoll.commands import run_command
+from funccoll.runtime.job.mpirun import Mpirun, TaggedOutput, find_mpirun, parse_hosts, passed_on
+
+RUN = [sys.executable, "-W", "error", "-m", "funccoll", "run"]
+BOTH = pytest.mark.parametrize("vendor", mpi_vendors.VENDORS)
+RANK = "import os, sys\nrank = int(os.environ.get('OMPI_COMM_WORLD_RANK') or os.environ['PMI_RANK'])\n"
+WARNING = re.compile(r"\[head:\d+\] plm:ssh: Warning: setpgid.*\n")  # Open MPI's, when its child was faster
+
+
+# ---------------------------------------------------------------- what it is told
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    (["--hosts", "a:4,b"], "'b' is not a host with its number of processes: write --hosts a:4,b:4"),
+    (["--hosts", "a:four"], "'a:four' is not a host with its number"),
+    (["--hosts", "a:0"], "'a:0' is not a host with its number"),
+    (["--hosts", "a:-1"], "'a:-1' is not a host with its number"),
+    (["--hosts", "a:2,,b:2"], "'' is not a host with its number"),
+    (["--hosts", "a:2, b:1,a:1"], "host a is given twice: write it once, with all its processes"),
+    (["--hosts", "a:2", "-n", "2"], "either -n N for processes of this host, or --hosts a:4,b:4"),
+    ([], "either -n N for processes of this host, or --hosts a:4,b:4"),
+    (["-n", "2", "-x", "NAME"], "--launcher-agent and -x are for --hosts"),
+    (["-n", "2", "--launcher-agent", "rsh"], "--launcher-agent and -x are for --hosts"),
+    (["--hosts", "a:1", "--timeout", "0"], "-n and --timeout must be positive"),
+])  # fmt: skip
+def test_arguments_that_make_no_sense(arguments, words, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        sys.exit(run_command.main([*arguments, "--", "true"]))
+    assert words in capsys.readouterr().err
+
+
+def test_hosts_are_parsed():
+    assert parse_hosts("a:4, b.cluster:2,10.77.0.1:1") == [("a", 4), ("b.cluster", 2), ("10.77.0.1", 1)]
+
+
+@pytest.mark.parametrize(("said", "words"), [
+    ("", "there is no mpirun in PATH. --hosts needs Open MPI or MPICH on every host, and mpi4py"),
+    ("echo Another MPI 3.1", "is neither Open MPI's nor MPICH's: it says 'Another MPI 3.1'. Start the job with it yourself"),
+    ("sleep 1000", "there is no mpirun in PATH"),
+])  # fmt: skip
+def test_an_mpirun_that_is_missing_or_unknown(said, words, tmp_path, monkeypatch, capsys):
+    if said:
+        (tmp_path / "mpirun").write_text(f"#!/bin/sh\n{said}\n")
+        (tmp_path / "mpirun").chmod(0o755 if "sleep" not in said else 0o644)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/nowhere")
+    assert run_command.main(["--hosts", "a:1", "--", "true"]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_commands_of_both():
+    hosts, variables = [("a", 4), ("b", 2)], {"PATH": None, "ONE": "1 2"}
+    for version, options in (("5.0.11", ["--with-ft", "ulfm"]), ("4.1.6", [])):
+        assert Mpirun("/bin/mpirun", "Open MPI", version).command(hosts, ["x"], variables, "core", "agent") == [
+            "/bin/mpirun", "--host", "a:4,b:2", "--bind-to", "core", "--tag-output", *options,
+            "--mca", "plm_rsh_agent", "agent", "-x", "PATH", "-x", "ONE=1 2", "-n", "6", "x",
+        ]  # fmt: skip
+    assert Mpirun("/bin/mpirun", "MPICH", "5.0.2").command(hosts, ["x"], variables, agent="agent") == [
+        "/bin/mpirun", "-hosts", "a:4,b:2", "-bind-to", "none", "-prepend-pattern", "[rank %r] ", "-disable-auto-cleanup",
+        "-launcher", "ssh", "-launcher-exec", "agent", "-genv", "ONE", "1 2", "-genvlist", "PATH", "-n", "6", "x",
+    ]  # fmt: skip
+
+
+@BOTH
+def test_versions_are_found(vendor):
+    vendor_or_skip(vendor)
+    found = find_mpirun(mpi_vendors.variables(vendor))
+    assert found is not None and found.is_known
+    assert found.vendor == {"openmpi": "Open MPI", "mpich": "MPICH"}[vendor] and re.fullmatch(r"\d+\.\d+\.\d+", found.version)
+
+
+def test_the_environment_that_is_passed_on():
+    environment = dict.fromkeys(
+        ["PATH", "PYTHONPATH", "PYTHONUNBUFFERED", "FUNCCOLL_TIMEOUT", "OMP_NUM_THREADS", "LC_ALL", "UCX_TLS"]
+        + ["HOME", "TMPDIR", "SECRET", "FUNCCOLL_RANK", "FUNCCOLL_REPORTS", "PMI_RANK", "HOSTNAME", "XPATH"], "value",
+    )  # fmt: skip
+    found = passed_on(environment, ["SECRET", "NEW=a=b", "EMPTY="])
+    assert found == {**dict.fromkeys(sorted(list(environment)[:7])), "SECRET": None, "NEW": "a=b", "EMPTY": ""}
+
+
+# ---------------------------------------------------------------- output
+
+TAGS = {"Open MPI": b"[1,%d]<stdout>: ", "MPICH": b"[rank %d] "}
+TEXTS = st.sampled_from([b"", b"a", b"[1] [x", b"[rank", b"\xc3\xa9 [[1,", b"x\ry"])
+LINES = st.lists(st.tuples(st.integers(0, 12), TEXTS), max_size=8)
+
+
+@given(st.sampled_from(sorted(TAGS)), LINES, st.lists(st.integers(1, 20), min_size=1), st.booleans())
+def test_lines_of_mpirun_are_told_apart(vendor, lines, sizes, own):
+    """In whatever pieces they come, and whatever they hold."""
+    data = b"".join(TAGS[vendor] % rank + text + b"\n" + b"mpirun's own [2]\n" * own for rank, text in lines)
+    tagged, found = TaggedOutput(Mpirun("", vendor, "5").tag, lambda report: None), b""
+    while data:
+        piece, data = data[: sizes[0]], data[sizes[0] :]
+        sizes = [*sizes[1:], sizes[0]]
+        found += tagged.feed(piece)
+    found += tagged.end()
+    prefixed = lambda rank, text: b"".join(b"[%d] " % rank + part for part in (text + b"\n").splitlines(keepends=True))
+    assert found == b"".join(prefixed(rank, text) + b"mpirun's own [2]\n" * own for rank, text in lines)
+
+
+def test_pieces_of_lines_are_put_together():
+    """Hydra writes a tag before every piece; ranks' pieces mix."""
+    reports = []
+    tagged = TaggedOutput(Mpirun("", "MPICH", "5").tag, reports.append)
+    found = tagged.feed(b"[rank 0] a[rank 2] 2[rank 0]  b\n[rank 2] funccoll-report: {}\n[ran")
+    assert (found, reports) == (b"[0] a b\n[2] 2\n", [b"{}\n"])
+    assert tagged.feed(b"k 2] x\nmpirun: bad\n[rank 1] [") == b"[2] x\nmpirun: bad\n"
+    assert tagged.end() == b"[1] [\n"
+
+
+# ---------------------------------------------------------------- over hosts
+
+
+def vendor_or_skip(vendor):
+    if why_not := mpi_vendors.why_not(vendor) or network_hosts.why_not():
+        pytest.skip(why_not)
+
+
+@contextmanager
+def started(vendor, counts, *arguments, script="", **variables):
+    """`funccoll run` on the head, over hosts with so many ranks each; afterwards nothing of it is left."""
+    vendor_or_skip(vendor)
+    mark = uuid.uuid4().hex
+    with NetworkHosts(len(counts)) as hosts:
+        where = ",".join(f"{address}:{count}" for address, count in zip(hosts.addresses, counts))
+        command = [*hosts.entering(-1), *RUN, "--hosts", where, "-x", VARIABLE, *arguments]
+        environment = {**hosts.mpi(vendor), VARIABLE: mark, "FUNCCOLL_LAUNCHER_AGENT": str(AGENT), **variables}
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        with subprocess.Popen(command, env=environment, start_new_session=True, **pipes) as job:
+            try:
+                yield job
+            except BaseException:
+                os.killpg(job.pid, signal.SIGKILL)
+                raise
+        wait_until_gone(mark)
+
+
+def run(vendor, counts, *arguments, stdin="", **variables):
+    """(exit code, sorted stdout, stderr after the line with the command, that line)."""
+    with started(vendor, counts, *arguments, **variables) as job:
+        out, err = job.communicate(stdin, timeout=network_hosts.PATIENCE)
+    said, _, rest = err.partition("\n")
+    return job.returncode, sorted(out.splitlines()), WARNING.sub("", rest), said
+
+
+def code(text, tmp_path):
+    (tmp_path / "script.py").write_text(RANK + text)
+    return str(tmp_path / "script.py")
+
+
+@BOTH
+def test_output_and_environment(vendor, tmp_path):
+    script = code("""
+sys.stdout.write("hel")
+print("lo", rank, os.uname().nodename, sys.argv[1:], os.getcwd(), os.environ["MINE"], os.environ["FUNCCOLL_TIMEOUT"])
+print("error of", rank, file=sys.stderr)
+if sys.argv[-1] == "mpich":  # with Open MPI 5.0.11, standard input never ends on another host than mpirun's
+    print(repr(sys.stdin.read()) if rank == 0 else "")
+""", tmp_path)  # fmt: skip
+    variables = {"MINE": "a b", "FUNCCOLL_TIMEOUT": "77", "OTHER": "x"}
+    found, out, err, said = run(vendor, (1, 2), "-x", "MINE", script, "x y", vendor, stdin="given", **variables)
+    assert found == 0, err
+    names = enumerate(["host0", "host1", "host1"])
+    hello = [f"[{r}] hello {r} {name} ['x y', '{vendor}'] {os.getcwd()} a b 77" for r, name in names]
+    assert out == sorted([*hello, *(["[0] 'given'", "[1] ", "[2] "] if vendor == "mpich" else [])])
+    assert sorted(err.splitlines()) == [f"[{r}] error of {r}" for r in range(3)]
+    assert said.startswith(f"funccoll run: {sys.prefix}/{vendor}/bin/mpirun -") and "10.77.0.1:1,10.77.0.2:2" in said
+    assert "MINE" in said and "OTHER" not in said and said.endswith(f"{script} 'x y' {vendor}")
+
+
+@BOTH
+def test_exit_codes(vendor, tmp_path):
+    script = code("sys.exit(3 if rank == 1 else 0)", tmp_path)
+    found, _, err, _ = run(vendor, (1, 1), script)
+    assert found == 3
+    words = r"^funccoll run: mpirun exited with code 3; what it has printed is above, after [\d.]+ s\.$"
+    assert re.search(words, err, re.MULTILINE)
+
+
+@BOTH
+def test_the_first_failure_is_named(vendor, tmp_path):
+    """(On one host, where today's jobs run.)"""
+    script = code("""
+import numpy as np
+import funccoll as fc
+mesh = fc.make_mesh({"d": 2})
+step = fc.jit(lambda x: fc.all_reduce(x, "d"), mesh=mesh, in_specs=fc.P("d"), out_specs=fc.P())
+step(np.ones(2))
+if fc.rank() == 1:
+    raise ValueError("rank 1 has had enough")
+step(np.ones(2))
+""", tmp_path)  # fmt: skip
+    found, _, err, _ = run(vendor, (2,), script)
+    assert found == 1
+    words = r"^funccoll run: rank 1 raised ValueError: rank 1 has had enough at script.py:10 \(<module>\) \(mpirun exited"
+    assert re.search(words, err, re.MULTILINE), err
+    assert err.count("ValueError: rank 1 has had enough") >= 2 and "funccoll-report" not in err
+    assert "traceback folded" in err
+
+
+@BOTH
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+def test_signals_end_it(vendor, number, tmp_path):
+    script = code("print('ready', flush=True)\nimport time\ntime.sleep(1000)", tmp_path)
+    with started(vendor, (1, 1), script) as job:
+        assert {job.stdout.readline() for _ in range(2)} == {"[0] ready\n", "[1] ready\n"}
+        os.killpg(job.pid, number)
+        job.communicate(timeout=network_hosts.PATIENCE)
+
+
+@pytest.mark.slow
+@BOTH
+def test_a_timeout_ends_it(vendor, tmp_path):
+    script = code("import time\ntime.sleep(1000)", tmp_path)
+    found, _, err, _ = run(vendor, (1, 1), "--timeout", "1", script)
+    assert found == 124 and "not finished after 1 s; all were stopped." in err
+
+
+@pytest.mark.slow
+@BOTH
+def test_a_host_that_cannot_be_reached(vendor):
+    vendor_or_skip(vendor)
+    with NetworkHosts(1) as hosts:
+        command = [*RUN, "--launcher-agent", str(AGENT), "--hosts", "10.77.0.1:1,10.77.0.9:1", "--", "true"]
+        done = hosts.on_head(*command, env=hosts.mpi(vendor), check=False)
+    assert done.returncode not in (0, 2)
+    assert "there is no host 10.77.0.9" in done.stderr and "funccoll run: mpirun exited with code" in done.stderr
