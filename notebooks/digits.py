@@ -97,10 +97,10 @@ def update(params, velocity, gradients):
     return fc.tree.map(lambda p, v: p - LEARNING_RATE * v, params, velocity), velocity
 
 
-def make_mesh(devices):
+def make_mesh(devices, hosts=None):
     """A mesh of `devices` devices: data parallel, and tensor parallel over pairs when there are 4, 8, ..."""
     model = 2 if devices % 4 == 0 else 1
-    return fc.make_mesh({"data": devices // model, "model": model})
+    return fc.make_mesh({"data": devices // model, "model": model}, hosts=hosts)
 
 
 def make_step(mesh):
@@ -214,6 +214,7 @@ def compared(params, file):
 def options():
     parser = argparse.ArgumentParser(description="Train a classifier of digits on several devices.")
     parser.add_argument("--devices", type=int, default=8, help="virtual devices, in one process (8)")
+    parser.add_argument("--hosts", type=int, help="equal hosts that the virtual devices stand for (one)")
     parser.add_argument("--save", metavar="FILE", help="write the trained parameters (.npz)")
     parser.add_argument("--compare", metavar="FILE", help="check that the parameters are those in FILE")
     return parser.parse_args([] if "ipykernel" in sys.modules else None)
@@ -224,7 +225,7 @@ def main(given):
     processes = fc.world_size()
     console = Console(highlight=False, quiet=fc.rank() != 0)  # only rank 0 prints
     training, testing = load_data()
-    mesh = make_mesh(processes if processes > 1 else given.devices)
+    mesh = make_mesh(processes if processes > 1 else given.devices, given.hosts)
     console.print(collectives_table(mesh, training))
     with Progress(console=console) as progress:
         params, velocity, losses, seconds = train(mesh, training, progress=progress)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from funccoll.runtime.job.mpirun import Mpirun, find_mpirun
+from funccoll.runtime.job.mpirun import Mpirun, find_mpirun, passed_on
 
 VENDORS = ("openmpi", "mpich")
 
@@ -29,6 +32,21 @@ def mpirun(vendor: str) -> Mpirun:
     found = find_mpirun(variables(vendor))
     assert found is not None
     return found
+
+
+def start(
+    vendor: str, hosts: Sequence[tuple[str, int]], program: Sequence[str], ranks: Mapping[str, str] | None = None,
+    launcher: Mapping[str, str] | None = None, before: Sequence[str] = (), agent: str = "", **options: Any,
+) -> subprocess.Popen[str]:  # fmt: skip
+    """Start a program with mpirun on (host, number of processes) each.
+
+    ranks, launcher: further environment of the ranks, and of mpirun. before: the beginning of the command. options: those of
+    subprocess.Popen, which has pipes of text unless they say otherwise.
+    """
+    environment = {**variables(vendor), **(launcher or {}), **(ranks or {})}
+    command = mpirun(vendor).command(hosts, program, passed_on(environment, list(ranks or ())), agent=agent)
+    options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
+    return subprocess.Popen([*before, *command], env=environment, start_new_session=True, **options)
 
 
 @functools.cache

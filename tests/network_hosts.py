@@ -19,7 +19,6 @@ from typing import Any
 import mpi_vendors
 
 from funccoll.runtime.job.host import dying_with_parent
-from funccoll.runtime.job.mpirun import passed_on
 
 AGENT = Path(__file__).with_name("enter_host.sh")
 """The command that runs another one on a host, as ssh does."""
@@ -141,14 +140,11 @@ class NetworkHosts:
     ) -> subprocess.Popen[str]:
         """Start a program with mpirun, in the folder of this process: on host i with counts[i] processes, if any.
 
-        variables: further environment of the ranks. options: those of subprocess.Popen.
+        variables: further environment of the ranks. options: those of `mpi_vendors.start`.
         """
-        variables, hosts = dict(variables or {}), [(a, n) for a, n in zip(self.addresses, counts, strict=True) if n]
-        environment = {**self.mpi(vendor), **variables}
-        passed = passed_on(environment, list(variables))
-        command = mpi_vendors.mpirun(vendor).command(hosts, program, passed, agent=str(AGENT))
-        options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
-        return subprocess.Popen([*self.entering(-1), *command], env=environment, start_new_session=True, **options)
+        hosts = [(address, count) for address, count in zip(self.addresses, counts, strict=True) if count]
+        launcher, before = self.mpi(vendor), self.entering(-1)
+        return mpi_vendors.start(vendor, hosts, program, variables, launcher, before, str(AGENT), **options)
 
     def link(self, host: int, state: str) -> None:
         """Set the link of a host "down", as if its cable were pulled, or "up"."""

@@ -6,6 +6,7 @@ test (`record`), and read by every process. Blocks must be equal bit by bit.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import os
@@ -31,20 +32,22 @@ Recorded = list[tuple[np.ndarray, list[bytes]]]
 """Of each result of a program: its value, and the bytes of every device's block."""
 
 
-def virtual(axes: dict[str, int]) -> Mesh:
-    return Mesh(axes, range(math.prod(axes.values())))
+def virtual(axes: dict[str, int], hosts: Sequence[int] = ()) -> Mesh:
+    return Mesh(axes, range(math.prod(axes.values())), hosts=hosts)
 
 
 class Recording:
-    """`same(fn, axes, args, in_specs, out_specs)` runs on virtual devices, and adds what comes out to the records."""
+    """`same(fn, axes, args, in_specs, out_specs)` runs on virtual devices, and adds what comes out to the records.
 
-    mesh = staticmethod(virtual)
+    They stand for the devices of a job on these hosts.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, hosts: Sequence[int] = ()) -> None:
+        self.mesh = functools.partial(virtual, hosts=hosts)
         self.records: list[Recorded] = []
 
     def __call__(self, fn: Any, axes: Any, args: Any, in_specs: Any, out_specs: Any) -> None:
-        step = fc.jit(fn, mesh=virtual(axes), in_specs=in_specs, out_specs=out_specs)
+        step = fc.jit(fn, mesh=self.mesh(axes), in_specs=in_specs, out_specs=out_specs)
         found = fc.tree.leaves(step(*args))
         self.records.append([(np.asarray(x), [np.ascontiguousarray(block).tobytes() for block in x.shards]) for x in found])
 
@@ -122,8 +125,28 @@ def few(n: int, same: Same) -> None:
     table(n, same, FEW)
 
 
-def table(n: int, same: Same, dtypes: list[np.dtype] = DTYPES) -> None:
-    """The same in all of them."""
+def gradients(n: int, same: Same) -> None:
+    """The vector-Jacobian product of every case of that table with its own result, where it has one."""
+
+    def product(call: Callable[..., Any]) -> Callable[..., Any]:
+        def pulled(x: Any, over: Any, p: int) -> Any:
+            y, pull = fc.vjp(lambda x: call(x, over, p), x)
+            try:
+                return pull(y)[0]
+            except errors.VaryingError as error:
+                if "has no gradient" not in str(error):
+                    raise
+                return y
+
+        return pulled
+
+    table(n, same, [dtype for dtype in FEW if dtype in FLOATS], product)
+
+
+def table(
+    n: int, same: Same, dtypes: list[np.dtype] = DTYPES, change: Callable[..., Callable[..., Any]] = lambda call: call
+) -> None:
+    """The same in all of them, of each case's function or of one that is made from it."""
     if isinstance(same, Recording):  # once, and not in every rank
         for dtype, op in itertools.product(dtypes, OPS):
             if has_op(op, dtype):
@@ -136,9 +159,11 @@ def table(n: int, same: Same, dtypes: list[np.dtype] = DTYPES) -> None:
             rng = np.random.default_rng(p)
             for case in CASES.values():
                 blocks = [sample(dtype, (n, *case.shape(p)), rng) for dtype in dtypes_of(case) if dtype in dtypes]
+                if not blocks:
+                    continue
 
-                def every_dtype(*xs, case=case, over=over, p=p):
-                    return tuple(case.call(x, over, p) for x in xs)
+                def every_dtype(*xs, call=change(case.call), over=over, p=p):
+                    return tuple(call(x, over, p) for x in xs)
 
                 same(stacked(every_dtype), sizes, blocks, everywhere, everywhere)
 
@@ -298,8 +323,8 @@ def data_parallel(n: int, same: Same) -> None:
 
 
 CASES_BY_NAME = {
-    "table": few, "whole table": table, "collectives": collectives, "forced": forced, "staged": staged, "programs": programs,
-    "nans": nans, "data_parallel": data_parallel, "communication hooks": hooks,
+    "table": few, "whole table": table, "gradients": gradients, "collectives": collectives, "forced": forced,
+    "staged": staged, "programs": programs, "nans": nans, "data_parallel": data_parallel, "communication hooks": hooks,
 }  # fmt: skip
 SEGMENTS = {"staged": 200, "staged in one segment": 1 << 20}
 """Bytes that are staged at once."""
@@ -309,20 +334,22 @@ def case_of(what: str) -> Callable[[int, Same], None]:
     return CASES_BY_NAME["staged" if what in SEGMENTS else what]
 
 
-def record(what: str, n: int, file: Path) -> None:
-    """Write what n virtual devices make of a case's programs."""
-    same = Recording()
+def record(what: str, n: int, file: Path, hosts: Sequence[int] = ()) -> None:
+    """Write what n virtual devices, on these hosts, make of a case's programs."""
+    same = Recording(hosts)
     case_of(what)(n, same)
     file.write_bytes(pickle.dumps(same.records))
 
 
 def compare(what: str, file: Path) -> None:
     """Run a case's programs in this process of a job."""
+    before = staging._STAGED_BYTES, staging._SEGMENT_BYTES
     if what in SEGMENTS:
         staging._STAGED_BYTES, staging._SEGMENT_BYTES = 1, SEGMENTS[what]
     same = Comparing(pickle.loads(file.read_bytes()))
     case_of(what)(fc.world_size(), same)
     assert next(same.records, None) is None
+    staging._STAGED_BYTES, staging._SEGMENT_BYTES = before
 
 
 def settle() -> None:

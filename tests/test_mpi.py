@@ -1,0 +1,113 @@
+"""Programs over real MPI of both vendors have the bits of virtual devices: on hosts, and on one with messages between all ranks.
+
+A job runs several cases, because its start takes longer than most of them.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import mpi_vendors
+import network_hosts
+import process_cases
+import pytest
+from network_hosts import NetworkHosts
+
+SCRIPT = f"""
+import os, sys
+from pathlib import Path
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import process_cases
+import funccoll as fc
+hosts = tuple(map(int, sys.argv[1].split(",")))
+fc.init()
+assert fc.make_mesh({{"d": len(hosts)}}).hosts == (hosts if max(hosts) else ()), hosts
+for name in sys.argv[3:]:
+    process_cases.compare(name, Path(sys.argv[2], name))
+os.write(1, f"rank {{fc.rank()}} is fine\\n".encode())  # in one piece
+"""
+MOST = (
+    "table", "gradients", "collectives", "forced", "programs", "staged", "staged in one segment", "data_parallel",
+    "communication hooks", "nans",
+)  # fmt: skip
+_folder = tempfile.TemporaryDirectory(prefix="funccoll-records-")
+
+
+@functools.cache
+def records(hosts: tuple[int, ...], names: tuple[str, ...]) -> Path:
+    """The folder with what virtual devices make of these cases."""
+    folder = Path(_folder.name, "-".join(map(str, hosts)))
+    folder.mkdir(exist_ok=True)
+    for name in names:
+        process_cases.record(name, len(hosts), folder / name, hosts)
+    return folder
+
+
+@contextmanager
+def job(vendor: str, counts: Sequence[int], program: Sequence[str], **variables: str) -> Iterator[subprocess.Popen[str]]:
+    """mpirun over hosts with so many ranks each, or over this one for a single count; afterwards it has ended."""
+    if why_not := mpi_vendors.why_not(vendor) or (len(counts) > 1 and network_hosts.why_not()):
+        pytest.skip(why_not)
+    variables = {"FUNCCOLL_TIMEOUT": "120", "FUNCCOLL_RENDEZVOUS_TIMEOUT": "120", "FUNCCOLL_CHECK": "", **variables}
+    if len(counts) > 1:
+        with NetworkHosts(len(counts)) as hosts:
+            yield hosts.mpirun(vendor, counts, program, variables)
+        return
+    here = mpi_vendors.start(vendor, [("localhost", counts[0])], program, variables)
+    try:
+        yield here
+    finally:
+        here.kill()
+        here.communicate()
+
+
+def run(vendor: str, counts: Sequence[int], program: Sequence[str], **variables: str) -> str:
+    """What a job printed, which must end well; each rank says in the end that it is fine."""
+    with job(vendor, counts, program, **variables) as started:
+        out, err = started.communicate(timeout=network_hosts.PATIENCE)
+    assert started.returncode == 0, out + err
+    assert sorted(re.findall(r"rank (\d+) is fine", out)) == [str(rank) for rank in range(sum(counts))], out + err
+    return out
+
+
+def compare(vendor: str, counts: Sequence[int], names: tuple[str, ...], tmp_path: Path) -> None:
+    """Run cases over hosts with these counts of ranks; of a single count each rank is a host of its own."""
+    if len(counts) == 1:
+        hosts, variables = tuple(range(counts[0])), {"FUNCCOLL_TRANSPORT": "mpi"}
+    else:
+        hosts, variables = tuple(host for host, count in enumerate(counts) for _ in range(count)), {}
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    arguments = [",".join(map(str, hosts)), str(records(hosts, names)), *names]
+    run(vendor, counts, [sys.executable, "-W", "error", str(script), *arguments], **variables)
+
+
+QUICK = [("openmpi", (1, 1), ("gradients", "programs")), ("mpich", (1, 2), ("collectives",))]
+TOPOLOGIES = ((2,), (3,), (4,), (1, 1), (2, 2), (1, 1, 1, 1), (2, 1), (1, 2, 1))
+DEEP = [(vendor, counts, MOST) for vendor in mpi_vendors.VENDORS for counts in TOPOLOGIES]
+
+
+@pytest.mark.parametrize(("vendor", "counts", "names"), [
+    *QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in DEEP),
+])  # fmt: skip
+def test_ranks_have_the_bits_of_virtual_devices(vendor, counts, names, tmp_path):
+    compare(vendor, counts, names, tmp_path)
+
+
+@pytest.mark.parametrize("vendor", [pytest.param(vendor, marks=pytest.mark.slow) for vendor in mpi_vendors.VENDORS])
+def test_digits_trains_over_hosts_with_the_bits_of_virtual_devices(vendor, tmp_path):
+    script = str(Path(__file__).parent.parent / "notebooks" / "digits.py")
+    with job(vendor, (2, 2), [sys.executable, script, "--save", str(tmp_path / "over hosts.npz")]) as started:
+        out, err = started.communicate(timeout=network_hosts.PATIENCE)
+    assert started.returncode == 0, out + err
+    arguments = ["--devices", "4", "--hosts", "2", "--compare", str(tmp_path / "over hosts.npz")]
+    done = subprocess.run([sys.executable, script, *arguments], capture_output=True, text=True, env={**os.environ})
+    assert done.returncode == 0, done.stdout + done.stderr
