@@ -68,7 +68,8 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "runtime.plans": (("control_block", "operand", "slots", "staging", "transit"), ("message_table", "plan_writer")),
     "runtime.job": (
         ("host", "packets", "deferral", "reports", "stacks", "calling_thread", "failure"),
-        ("hello", "processes", "uncaught", "forking", "tcp", "questions"), ("mpirun",), ("doctor",),
+        ("hello", "processes", "uncaught", "forking", "tcp", "questions"), ("finding", "mpirun"),
+        ("mpi_findings",), ("doctor",),
         ("coordinator", "launchers"), ("rendezvous", "watch"), ("across_hosts", "world"), ("launch",),
     ),
     "runtime.local": (("ordered_reduction",), ("collectives",)),

@@ -1,4 +1,4 @@
-"""Programs over real MPI of both vendors have the bits of virtual devices: on hosts, and on one with messages between all ranks.
+"""Programs over real MPI of both vendors have the bits of virtual devices: on hosts, and on one by messages between all ranks.
 
 A job runs several cases, because its start takes longer than most of them.
 """

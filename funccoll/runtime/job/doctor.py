@@ -13,7 +13,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
@@ -21,14 +20,15 @@ from typing import Literal
 from ..._version import __version__
 from ...display import size_text
 from . import host
+from .finding import Finding
+from .mpi_findings import mpi_findings
 
-__all__ = ["Finding", "examine"]
+__all__ = ["examine"]
 
 _ROOMY = 64 << 30  # bytes of address space that a rank's memory may take
 _EXTRAS = (
     # distribution, where it will be or is used, the extra of funccoll that installs it today
-    ("torch", "its adapter is planned", ""), ("jax", "its adapter is planned", ""),
-    ("mpi4py", "jobs over several hosts are planned", ""),
+    ("torch", "funccoll.torch", "torch"), ("jax", "its adapter is planned", ""),
     ("scikit-learn", "the demo", "demo"), ("matplotlib", "notebooks", "notebooks"),
 )  # fmt: skip
 _GPU_PARTS = (
@@ -43,23 +43,12 @@ _GPU_PARTS = (
 )
 _CUPY_BUILDS = {"cupy-cuda12x": 12, "cupy-cuda13x": 13}
 """CuPy's distributions, and the CUDA that the driver has to know for them."""
-_LAUNCHERS = ("mpirun", "torchrun", "srun")
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One line of the page. `advice` is a sentence on what to do, empty when there is nothing."""
-
-    section: str
-    name: str
-    value: str
-    state: Literal["ok", "absent", "warning", "wrong"] = "ok"
-    advice: str = ""
+_LAUNCHERS = ("torchrun", "srun")
 
 
 def examine() -> list[Finding]:
     """All findings, in the order of the page. The trials leave nothing behind."""
-    return [*_software(), *_machine(), *_kernel(), *_optional(), *_gpus()]
+    return [*_software(), *_machine(), *_kernel(), *mpi_findings(), *_optional(), *_gpus()]
 
 
 def _software() -> Iterator[Finding]:
@@ -161,7 +150,7 @@ def _try_sockets() -> None:
 
 
 def _optional() -> Iterator[Finding]:
-    section = "Other launchers (funccoll run needs none)"
+    section = "Other launchers (on one host, funccoll run needs none)"
     for name in _LAUNCHERS:
         path = shutil.which(name)
         yield Finding(section, name, path or "not found", "ok" if path else "absent")

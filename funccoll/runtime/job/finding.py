@@ -1,0 +1,19 @@
+"""A line on the page of `funccoll doctor`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["Finding"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the page. `advice` is a sentence on what to do, empty when there is nothing."""
+
+    section: str
+    name: str
+    value: str
+    state: Literal["ok", "absent", "warning", "wrong"] = "ok"
+    advice: str = ""
