@@ -4,6 +4,9 @@ A JSON file in the user's cache directory, one for each host name, which only th
 first cost on one host is asked for, and in a job only by rank 0: the others get its content when they join, so that all ranks
 choose alike. FUNCCOLL_MACHINE_PROFILE names another file, or "none".
 
+Measured times choose between schedules that give the same bits, unless FUNCCOLL_TUNED_BITS=1 (on all ranks): then they choose
+the order as well in which a reduction over several hosts combines.
+
 A profile that is damaged, or was measured on another host, processor or version, is ignored with a warning.
 """
 
@@ -25,13 +28,15 @@ from typing import Any
 
 from . import private_files
 from ._version import __version__
+from .mesh import number_hosts
 
 __all__ = [
-    "VARIABLE", "HostParameters", "MachineProfile", "MeasuredTimes", "adopt", "check_place", "current", "default_path", "load",
-    "release", "save", "this_host",
+    "BITS", "VARIABLE", "HostParameters", "MachineProfile", "MeasuredTimes", "NetworkParameters", "adopt", "check_place",
+    "current", "default_path", "load", "may_change_bits", "release", "save", "this_host",
 ]  # fmt: skip
 
 VARIABLE = "FUNCCOLL_MACHINE_PROFILE"
+BITS = "FUNCCOLL_TUNED_BITS"
 FORMAT = 1
 MOST_BYTES = 64 * 1024
 """Bytes of a profile, at most: it travels in one message to the ranks of a job."""
@@ -55,6 +60,21 @@ class HostParameters:
 
 
 @dataclass(frozen=True)
+class NetworkParameters:
+    """The cost model's parameters for messages between hosts: see `schedules.Topology.measured_hosts`."""
+
+    hosts: int
+    each: int
+    """Ranks on the host that has most."""
+    start: float
+    """Seconds of every collective over several hosts."""
+    alpha: float
+    """Seconds of a message."""
+    beta: float
+    """Seconds per byte of a message."""
+
+
+@dataclass(frozen=True)
 class MeasuredTimes:
     """Measured times of one algorithm on one number of ranks, by size. Columns in the order of the sizes."""
 
@@ -69,6 +89,8 @@ class MeasuredTimes:
     """First quartiles."""
     high: tuple[float, ...]
     """Third quartiles."""
+    hosts: tuple[int, ...] = ()
+    """The host of each rank, () for one host."""
 
     def at(self, nbytes: float) -> float | None:
         """Seconds for a size: interpolated between measured sizes, linearly in the logarithms; None outside of them."""
@@ -95,14 +117,28 @@ class MachineProfile:
     """By ascending number of ranks."""
     measured: tuple[MeasuredTimes, ...]
     version: str = field(default=__version__)
+    network: tuple[NetworkParameters, ...] = ()
+    """One for each number of hosts, and of ranks on the host with most, that was measured; none on one host."""
 
     def parameters_for(self, ranks: int) -> HostParameters:
         """The parameters for a number of ranks: of the smallest measured number that is not below it, else of the largest."""
         return next((p for p in self.parameters if p.ranks >= ranks), self.parameters[-1])
 
-    def measured_seconds(self, kind: str, ranks: int, algorithm: str, nbytes: float) -> float | None:
+    def network_for(self, hosts: tuple[int, ...]) -> NetworkParameters | None:
+        """The parameters of the network for ranks on these hosts: of the nearest numbers of hosts and of ranks on one."""
+        count, each = 1 + max(hosts), max(map(hosts.count, set(hosts)))
+
+        def apart(found: NetworkParameters) -> float:
+            return abs(math.log(found.each / each)) + abs(math.log(found.hosts / count))
+
+        return min(self.network, key=apart, default=None)
+
+    def measured_seconds(
+        self, kind: str, ranks: int, algorithm: str, nbytes: float, hosts: tuple[int, ...] = ()
+    ) -> float | None:
         """The measured time of a collective (of float32), None where none is near."""
-        return next((m.at(nbytes) for m in self.measured if (m.kind, m.ranks, m.algorithm) == (kind, ranks, algorithm)), None)
+        wanted = (kind, ranks, algorithm, hosts)
+        return next((m.at(nbytes) for m in self.measured if (m.kind, m.ranks, m.algorithm, m.hosts) == wanted), None)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, which `from_json` reads."""
@@ -112,8 +148,10 @@ class MachineProfile:
             "measured": [
                 {"collective": m.kind, "ranks": m.ranks, "algorithm": m.algorithm, "bytes": list(m.nbytes),
                  "seconds": list(m.seconds), "low": list(m.low), "high": list(m.high)}
+                | ({"hosts": list(m.hosts)} if m.hosts else {})
                 for m in self.measured
             ],
+            **({"network": [asdict(n) for n in self.network]} if self.network else {}),
         }  # fmt: skip
 
     @classmethod
@@ -134,7 +172,8 @@ class MachineProfile:
             "name": _text(host.get("name"), "host's name"), "cpu": _text(host.get("cpu"), "host's cpu"),
             "cores": _whole(host.get("cores"), "host's number of cores", 1),
         }  # fmt: skip
-        return cls(host, _text(found.get("date"), "date"), load, parameters, measured)
+        network = tuple(_network(n) for n in _list(found, "network")) if "network" in found else ()
+        return cls(host, _text(found.get("date"), "date"), load, parameters, measured, network=network)
 
 
 # ---------------------------------------------------------------- reading plain values
@@ -188,6 +227,12 @@ def _parameters(value: Any) -> HostParameters:
     )  # fmt: skip
 
 
+def _network(value: Any) -> NetworkParameters:
+    found = _mapping(value, "an entry of its network")
+    start, alpha, beta = (float(_number(found.get(name), name, 0, 1e6)) for name in ("start", "alpha", "beta"))
+    return NetworkParameters(_whole(found.get("hosts"), "hosts", 2), _whole(found.get("each"), "each", 1), start, alpha, beta)
+
+
 def _measured(value: Any) -> MeasuredTimes:
     found = _mapping(value, "an entry of its measurements")
     sizes = tuple(_whole(n, "bytes", 1) for n in _list(found, "bytes"))
@@ -199,7 +244,11 @@ def _measured(value: Any) -> MeasuredTimes:
     if any(len(column) != len(sizes) for column in columns):
         raise ValueError("its columns of times and sizes are not of one length")
     kind, algorithm = (_text(found.get(name), name) for name in ("collective", "algorithm"))
-    return MeasuredTimes(kind, _whole(found.get("ranks"), "ranks", 2), algorithm, sizes, *columns)
+    ranks = _whole(found.get("ranks"), "ranks", 2)
+    hosts = number_hosts(_whole(h, "hosts", 0) for h in _list(found, "hosts")) if "hosts" in found else ()
+    if len(hosts) not in (0, ranks):
+        raise ValueError("its hosts are not those of its ranks")
+    return MeasuredTimes(kind, ranks, algorithm, sizes, *columns, hosts=hosts)
 
 
 # ---------------------------------------------------------------- this host, and its file
@@ -308,10 +357,15 @@ _IN_USE = _InUse()
 
 
 def current() -> MachineProfile | None:
-    """The profile that costs on one host are computed with; None for the presets."""
+    """The profile that costs are computed with; None for the presets."""
     if _IN_USE.adopted:
         return _IN_USE.of_job
     return _own(os.environ.get(VARIABLE, ""))
+
+
+def may_change_bits() -> bool:
+    """True when the user lets the profile choose in which order reductions over several hosts combine."""
+    return os.environ.get(BITS, "") == "1"
 
 
 def adopt(profile: Mapping[str, Any] | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from types import MappingProxyType
@@ -17,7 +17,7 @@ from .errors import MeshError, PlannedError, ShardingError
 if TYPE_CHECKING:
     from .draw.drawing import Drawing
 
-__all__ = ["Mesh", "P", "Sharding", "abstract_mesh", "normalize_axes", "number_hosts"]
+__all__ = ["Mesh", "P", "Sharding", "abstract_mesh", "check_hosts", "normalize_axes", "number_hosts"]
 
 
 def normalize_axes(axes: str | Iterable[str]) -> tuple[str, ...]:
@@ -91,23 +91,25 @@ def number_hosts(names: Iterable[Hashable]) -> tuple[int, ...]:
     return hosts if len(numbers) > 1 else ()
 
 
-def _checked_hosts(hosts: Any, size: int) -> tuple[int, ...]:
-    """Numbers of the hosts of `size` devices, from a number of equal hosts, or the host of each device."""
+def check_hosts(
+    hosts: Any, size: int, members: str = "devices", error: Callable[[str], Exception] = MeshError
+) -> tuple[int, ...]:
+    """Numbers of the hosts of `size` devices (or ranks), from a number of equal hosts, or the host of each."""
     if isinstance(hosts, (int, np.integer)) and not isinstance(hosts, bool):
         if hosts < 1 or size % hosts:
-            raise MeshError(
-                f"hosts={hosts}: a mesh of {size} devices cannot be cut into {hosts} equal hosts. Give a divisor of {size}, or "
-                "the host of each device, such as hosts=(0, 0, 1)."
+            raise error(
+                f"hosts={hosts}: {size} {members} cannot be cut into {hosts} equal hosts. Give a divisor of {size}, or the "
+                f"host of each of the {members}, such as hosts=(0, 0, 1)."
             )
         return number_hosts(np.repeat(np.arange(hosts), size // hosts).tolist())
     given: tuple[Any, ...] = tuple(hosts) if isinstance(hosts, Iterable) else (None,)
     if not all(isinstance(h, (int, np.integer)) and not isinstance(h, bool) and h >= 0 for h in given):
-        raise MeshError(
-            f"hosts={hosts!r:.80} must be a number of equal hosts, or the host of each device: integers, at least 0, such as "
-            "hosts=(0, 0, 1, 1)."
+        raise error(
+            f"hosts={hosts!r:.80} must be a number of equal hosts, or the host of each of the {members}: integers, at least 0, "
+            "such as hosts=(0, 0, 1, 1)."
         )
     if given and len(given) != size:
-        raise MeshError(f"hosts={hosts!r:.80} has {len(given)} entries, and the mesh {size} devices: give one for each.")
+        raise error(f"hosts={hosts!r:.80} has {len(given)} entries, and there are {size} {members}: give one for each.")
     return number_hosts(map(int, given))
 
 
@@ -116,10 +118,10 @@ class Mesh:
 
     `devices` holds one integer id per device, or is None for an abstract mesh, which can be traced,
     lowered and costed against but not run on. `hosts` has the number of each device's host, or is () when all are on one:
-    a number of equal hosts, or any numbers by device, which are normalised to the order of first appearance. Meshes are values:
+    it is given as a number of equal hosts, or by device, and numbered in the order of first appearance. Meshes are values:
     equal when names, sizes, devices, hosts and process are. `device_type` is "cpu" or "cuda": where the arrays are.
-    `backend` executes collectives over the mesh and allocates its arrays (`runtime/backend.py`); it is opaque here, and neither
-    compared nor pickled.
+    `backend` executes collectives over the mesh and allocates its arrays (`runtime/backend.py`); it is opaque here, and
+    neither compared nor pickled.
     """
 
     __slots__ = ("__dict__", "_hash", "axis_names", "backend", "device_type", "devices", "hosts", "process", "sizes")
@@ -149,7 +151,7 @@ class Mesh:
         """The position of the one device that this process plays; None when it plays all."""
         self.backend = backend
         self.device_type = device_type
-        self.hosts: tuple[int, ...] = _checked_hosts(hosts, self.size)
+        self.hosts: tuple[int, ...] = check_hosts(hosts, self.size)
         self._hash = hash(self._key())
 
     def _key(self) -> tuple[Any, ...]:

@@ -38,7 +38,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("choose_algorithms",), ("group_collectives",), ("buffers",),
     ),
     "schedules": (
-        ("collective",), ("moves", "registry"), ("columns", "runs", "chunk_layout"), ("schedule",),
+        ("collective",), ("moves", "registry"), ("columns", "host_map", "runs", "chunk_layout"), ("schedule",),
         ("library", "schedule_algorithm"), ("reference_memory",), ("proof",), ("assign_rounds",),
         ("split_hosts",), ("streams",), ("messages",), ("model",),
         ("export",),
@@ -47,7 +47,10 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("access_order", "msccl_format", "read_text"), ("msccl_graph", "msccl_parser"),
         ("goal", "json_schedule", "msccl_export", "msccl_import"),
     ),
-    "schedules.library": (("combinators",), ("trees",), ("all_reduce", "gathering", "all_to_all", "rooted", "other")),
+    "schedules.library": (
+        ("combinators", "host_ranks"), ("trees",), ("all_reduce", "gathering", "all_to_all", "rooted", "other"),
+        ("several_hosts",),
+    ),
     "schedules.proof": (("expressions",), ("symbolic",), ("prove",)),
     "schedules.streams": (
         ("instructions",), ("symmetry",), ("happens_before",), ("streams",), ("check_hosts",), ("lower", "verify", "interpret"),

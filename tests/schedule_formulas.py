@@ -8,6 +8,7 @@ References: [TRG] Thakur, Rabenseifner, Gropp 2005. [PY] Patarasuk, Yuan 2009. [
 Weathersby 1997. [T] Träff, arXiv 2410.14234. [J] Jeaugey, arXiv 2506.20252. [C] Chan, Heimlich, Purkayastha,
 van de Geijn 2007. [VdG] Barnett, Gupta, Payne, Shuler, van de Geijn, Watts 1994. [SST] Sanders, Speck, Träff 2009.
 [HFM] Hensgen, Finkel, Manber 1988. [PG] Pješivac-Grbović et al. 2007. [TH] Träff, Hunold 2020.
+[K] Karonis et al. 2000.
 Many give sums for powers of two only; where p is arbitrary, the counts are of what the text describes for that p.
 """
 
@@ -33,6 +34,11 @@ class Traffic(NamedTuple):
     def transposed(self) -> Traffic:
         """Everything in the opposite direction and order."""
         return Traffic(self.received[::-1], self.sent[::-1])
+
+    def without_empty(self) -> Traffic:
+        """Without rounds in which nothing is sent."""
+        some = self.sent.any(axis=1)
+        return Traffic(self.sent[some], self.received[some])
 
 
 def log2_ceil(p: int) -> int:
@@ -209,22 +215,22 @@ def flat_scatter(p: int, n: int) -> Traffic:
     return flat_broadcast(p, n // p)
 
 
-def _binomial(p: int, size) -> Traffic:
+def _binomial(p: int, size) -> list:
     """⌈log₂ p⌉ rounds [C, minimum-spanning tree; TRG]: v's parent is v without its lowest bit 2ᵏ, the largest 2ᵏ first."""
     rounds = []
     for k in reversed(range(log2_ceil(p))):
         rounds.append([(v - 2**k, v, size(v, k)) for v in range(p) if v % 2 ** (k + 1) == 2**k])
-    return _messages(p, rounds)
+    return rounds
 
 
 def binomial_broadcast(p: int, n: int) -> Traffic:
     """n over every edge."""
-    return _binomial(p, lambda v, k: n)
+    return _messages(p, _binomial(p, lambda v, k: n))
 
 
 def binomial_scatter(p: int, n: int) -> Traffic:
     """Over the edge to v, the blocks of v's subtree: 2ᵏ, or what there is up to p."""
-    return _binomial(p, lambda v, k: len(range(v, min(v + 2**k, p))) * n // p)
+    return _messages(p, _binomial(p, lambda v, k: len(range(v, min(v + 2**k, p))) * n // p))
 
 
 def scatter_allgather_broadcast(p: int, n: int) -> Traffic:
@@ -239,6 +245,36 @@ def chain_broadcast(p: int, n: int, chunks: int) -> Traffic:
         for c in range(chunks):
             rounds[c + v - 1].append((v - 1, v, n // chunks))
     return _messages(p, rounds)
+
+
+def _inside(hosts: int, each: int, size: int, first: int = 0) -> list:
+    """From the first rank of each host, from host `first` on, to the others of its host."""
+    return [(h * each, h * each + v, size) for h in range(first, hosts) for v in range(1, each)]
+
+
+def hierarchical_broadcast(p: int, n: int, hosts: int, each: int) -> Traffic:
+    """A binomial tree of the hosts' first ranks; the root's neighbours read at once, the others at last [K]."""
+    tree = [[(a * each, b * each, n) for a, b, _ in step] for step in _binomial(hosts, lambda v, k: n)] or [[]]
+    tree[0] += _inside(1, each, n)
+    return _messages(p, [*tree, _inside(hosts, each, n, 1)]).without_empty()
+
+
+def hierarchical_reduce(p: int, n: int, hosts: int, each: int) -> Traffic:
+    """Inside all hosts first, then up the tree of the hosts' first ranks."""
+    tree = [[(b * each, a * each, n) for a, b, _ in step] for step in _binomial(hosts, lambda v, k: n)]
+    return _messages(p, [[(b, a, n) for a, b, n in _inside(hosts, each, n)], *reversed(tree)]).without_empty()
+
+
+def hierarchical_scatter(p: int, n: int, hosts: int, each: int) -> Traffic:
+    """q blocks to the first rank of each other host, from where the others get theirs."""
+    first = [(0, h * each, each * n // p) for h in range(1, hosts)]
+    return _messages(p, [first + _inside(1, each, n // p), _inside(hosts, each, n // p, 1)]).without_empty()
+
+
+def hierarchical_gather(p: int, n: int, hosts: int, each: int) -> Traffic:
+    """The opposite direction; where hosts have one rank, all at once."""
+    last = [(h * each, 0, each * n // p) for h in range(1, hosts)]
+    return _messages(p, [[(b, a, s) for a, b, s in _inside(hosts, each, n // p)], last]).without_empty()
 
 
 def two_tree_rounds(p: int, chunks: int) -> tuple[int, int]:
@@ -297,5 +333,9 @@ EXPECTED = {
     ("gather", "binomial"): lambda p, n: binomial_scatter(p, n).transposed(),
     ("scatter", "flat"): flat_scatter,
     ("scatter", "binomial"): binomial_scatter,
+    ("broadcast", "hierarchical"): hierarchical_broadcast,
+    ("reduce", "hierarchical"): hierarchical_reduce,
+    ("gather", "hierarchical"): hierarchical_gather,
+    ("scatter", "hierarchical"): hierarchical_scatter,
 }
 """The table's algorithms, but for the two trees (a bound), permute and the barrier."""

@@ -144,22 +144,29 @@ def _built(kind: str, p: int, name: str, options: tuple[tuple[str, Any], ...]) -
     return fs.build(kind, p, name, **dict(options))
 
 
+def host_maps(p: int) -> list[tuple[int, ...]]:
+    """The host of each rank: equal hosts in the order of ranks, hosts of other sizes, and ranks in another order."""
+    equal = [tuple(np.repeat(np.arange(h), p // h).tolist()) for h in range(1, p + 1) if p % h == 0]
+    others = [(*(0,) * (p - 1), 1), tuple(r % 2 for r in range(p)), tuple(r * r % 3 for r in range(p))]
+    return [*equal, *(found for found in dict.fromkeys(others) if found not in equal and p > 2)]
+
+
 def variants(p: int, kinds: Sequence[str] | None = None) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """(kind, algorithm, options of build) for every algorithm that does p ranks: roots, levels, chunks, pairs."""
+    """(kind, algorithm, options of build) for every algorithm that does p ranks: roots, hosts, chunks, pairs."""
     from funccoll.schedules.collective import KINDS
 
     for kind in kinds or KINDS:
         for name in fs.algorithms(kind, p):
             takes = find(kind, name, p).options
             roots = sorted({0, p - 1, p // 2}) if KINDS[kind].rooted else [0]
-            levels = [(h, p // h) for h in range(1, p + 1) if p % h == 0] if "levels" in takes else [None]
+            maps = host_maps(p) if "hosts" in takes else [None]
             chunks = [None, 3] if "chunks" in takes else [None]
             pairs: list[Any] = [()]
             if kind == "permute":
                 pairs = [[(r, (r + 1) % p) for r in range(p)], [(r, r + 1) for r in range(p - 1)], []]
             for root in roots:
-                for level in levels if root == roots[0] else levels[:1]:
+                for hosts in maps if root == roots[0] else maps[-1:]:
                     for chunk in chunks if root == roots[-1] or chunks == [None] else chunks[:1]:
                         for pair in pairs:
-                            given = {"root": root, "levels": level, "chunks": chunk, "pairs": pair}
+                            given = {"root": root, "hosts": hosts, "chunks": chunk, "pairs": pair}
                             yield kind, name, {k: v for k, v in given.items() if v}

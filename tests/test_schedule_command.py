@@ -85,6 +85,8 @@ def test_a_schedule_s_table(command):
         ("all_gather --ranks 4 --algorithm ring --channels 2", "1 chunk per block and channel, 2 channels"),
         ("broadcast --ranks 4 --algorithm pipelined_chain --chunks 5", "5 chunks per block"),
         ("all_reduce --ranks 8 --algorithm hierarchical --levels 2x4 --topology nvlink_infiniband:2x4", "on nvlink_infiniband"),
+        ("all_reduce --ranks 4 --algorithm hierarchical --hosts 0,1,0,1", "reads rank 0: 1, 2 rank 1: 0, 3"),
+        ("all_reduce --ranks 4 --algorithm ring --hosts 2x2", "predicted for 1 MiB per rank on hosts"),
         ("all_gather --ranks 16 --algorithm ring --topology torus:4x4", "on torus"),
         ("all_gather --ranks 24 --algorithm recursive_doubling --topology one_host", None),
         ("gather --ranks 40 --algorithm binomial", "... and 4 more ranks"),
@@ -105,6 +107,15 @@ def test_without_an_algorithm_the_choice_is_explained(command):
     assert code == 0 and out.startswith(table) and "schedule  owner for all_reduce on 8 ranks" in out
     _, out, _ = command("all_reduce --ranks 4 --topology ethernet:2x2 --bytes 64KiB --dtype bfloat16")
     assert "65,536 bytes of bfloat16, on ethernet" in out and "16-bit floats: would round" in out
+
+
+def test_the_choice_on_hosts(command):
+    code, out, _ = command("all_reduce --ranks 5 --hosts 0,0,0,1,1")
+    hosts = (0, 0, 0, 1, 1)
+    table = fs.explain("all_reduce", fs.Topology.of_hosts(hosts), 1 << 20)
+    assert code == 0 and out.startswith(repr(table)) and "in an order of its own" in words(out)
+    chosen = json.loads(command("all_reduce --ranks 5 --hosts 0,0,0,1,1 --algorithm hierarchical --json")[1])
+    assert chosen["hosts"] == list(hosts) and chosen["levels"] is None
 
 
 def test_figures_as_json(command):
@@ -231,6 +242,8 @@ def test_a_drawing_without_the_extra_names_the_command(tmp_path):
         ("broadcast --ranks 4 --algorithm pipelined_chain --chunks 999999", "takes at most 131,072"),
         ("all_reduce --ranks 4 --algorithm hierarchical --levels 3x2", "whose product is the number of ranks, 4"),
         ("all_reduce --ranks 4 --algorithm hierarchical --levels 4", "'4' must be hosts x ranks per host, such as 2x4"),
+        ("all_reduce --ranks 4 --hosts 4", "--hosts names the hosts of 1 ranks, and --ranks is 4"),
+        ("all_reduce --ranks 4 --hosts 2,x", "must be hosts x ranks per host, such as 2x4, or a host for each rank"),
         ("permute --ranks 4 --pairs 0-1", "'0-1' must be pairs of ranks, source:destination, such as 0:1,1:0"),
         ("permute --ranks 4 --pairs 0:9", "destination 9 in pairs is not a rank"), ("all_reduce --ranks 4 --pairs 0:1",
         "takes no pairs"),
@@ -258,7 +271,7 @@ def test_help_names_every_option():
     done = subprocess.run([sys.executable, "-m", "funccoll", "schedule", "--help"], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and "funccoll schedule all_reduce --ranks 8 --algorithm ring" in words(done.stdout)
     for option in ("list", "ranks", "algorithm", "bytes", "dtype", "topology", "root", "pairs", "chunks", "channels",
-        "levels", "draw", "export", "out", "json"):
+        "hosts", "levels", "draw", "export", "out", "json"):
         assert f"--{option}" in done.stdout
 
 

@@ -50,8 +50,8 @@ def test_links_of_hosts():
     alpha, beta = t.links(0, np.arange(4))
     assert alpha.tolist() == [0, t.host.alpha, t.network.alpha, t.network.alpha]
     assert beta.tolist() == [0, t.host.beta, t.network.beta, t.network.beta]
-    assert t.levels == (2, 2) and t.nranks == 4
-    assert Topology.one_host(4).levels is None and Topology.ethernet(4).levels is None
+    assert t.host_map == (0, 0, 1, 1) and t.nranks == 4
+    assert Topology.one_host(4).host_map is None and Topology.ethernet(4).host_map is None
     assert "2 hosts × 2 devices" in repr(t) and "NVLink (3.4 µs, 450 GB/s)" in repr(t)
     assert "no time per byte" in repr(Topology.uniform(2, 1, 0, 0))
 

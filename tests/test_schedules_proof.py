@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from schedule_oracle import built
+from schedule_oracle import built, host_maps
 
 from funccoll import schedules
 from funccoll.errors import ScheduleError
@@ -26,15 +26,16 @@ ALL = [p for p in (*range(1, 34), 64, 128) if p not in SMALL]
 
 
 def variants(kind: str, name: str, p: int) -> list[dict]:
-    """What a schedule can be asked for beside p: roots, channels, levels, pieces, pairs."""
+    """What a schedule can be asked for beside p: roots, channels, hosts, pieces, pairs."""
     options = _ALGORITHMS[kind][name].options
     out: list[dict] = [{}]
     if p <= 17:
         out.append({"channels": 2})
     if KINDS[kind].rooted and p > 1:
         out += [{"root": p - 1}, {"root": p // 2, "channels": 3 if p < 9 else 1}]
-    if "levels" in options:
-        out += [{"levels": (h, p // h)} for h in range(1, p + 1) if p % h == 0]
+    if "hosts" in options:
+        roots = [0, p - 1] if KINDS[kind].rooted and p < 9 else [0]
+        out += [{"hosts": hosts, "root": root} for hosts in host_maps(p) for root in roots]
     if "chunks" in options:
         out += [{"chunks": 1}, {"chunks": 3}]
     if "pairs" in options:
@@ -73,10 +74,10 @@ def test_every_kind_has_the_algorithms_of_the_design():
         "all_gather": "direct ring bruck circulant recursive_doubling pat hierarchical",
         "reduce_scatter": "owner ring bruck circulant recursive_halving pat hierarchical",
         "all_to_all": "direct bruck hierarchical",
-        "broadcast": "flat binomial scatter_allgather pipelined_chain double_binary_tree",
-        "reduce": "flat binomial scatter_allgather pipelined_chain double_binary_tree",
-        "gather": "flat binomial",
-        "scatter": "flat binomial",
+        "broadcast": "flat binomial scatter_allgather pipelined_chain double_binary_tree hierarchical",
+        "reduce": "flat binomial scatter_allgather pipelined_chain double_binary_tree hierarchical",
+        "gather": "flat binomial hierarchical",
+        "scatter": "flat binomial hierarchical",
         "barrier": "dissemination",
         "permute": "direct",
     }
@@ -324,6 +325,10 @@ def test_the_line_under_yield_from():
         (("all_reduce", 4, "ring"), {"chunks": 3}, "these take chunks: double_binary_tree."),
         (("broadcast", 4, "pipelined_chain"), {"chunks": 0}, "chunks=0"),
         (("all_reduce", 4, "ring"), {"levels": (2, 2)}, "has no levels; levels=(2, 2) was given. Of all_reduce's"),
+        (("all_reduce", 4, "ring"), {"hosts": 2}, "has no hosts; hosts=2 was given. Of all_reduce's"),
+        (("all_reduce", 4, "hierarchical"), {"hosts": (0, 1)}, "has 2 entries, and there are 4 ranks: give one for each."),
+        (("all_reduce", 4, "hierarchical"), {"hosts": 3}, "hosts=3: 4 ranks cannot be cut into 3 equal hosts. Give a divisor"),
+        (("all_reduce", 4, "hierarchical"), {"hosts": 2, "levels": (2, 2)}, "levels=(2, 2) were given: give one of them"),
         (("all_reduce", 4, "hierarchical"), {"levels": 4}, "levels=4 must be (hosts, ranks per host)"),
         (("all_reduce", 4, "hierarchical"), {"levels": (3, 2)}, "whose product is the number of ranks, 4"),
         (("permute", 4), {"pairs": 5}, "pairs=5 must be (source, destination) ranks"),

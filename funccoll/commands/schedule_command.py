@@ -22,7 +22,7 @@ from rich.text import Text
 from .. import schedules
 from ..errors import FunccollError
 from ..schedules.collective import KINDS, check_kind, similar
-from ..schedules.registry import Algorithm, known
+from ..schedules.registry import Algorithm, find, known
 from ..schedules.schedule import Schedule
 from .schedule_figures import figures_of, summary
 
@@ -71,14 +71,17 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--bytes", type=_bytes, default=1 << 20, metavar="N",
                         help="bytes of the larger of one rank's input and output, such as 4096, 64KiB, 1MiB (the default), 2GB")
     parser.add_argument("--dtype", metavar="NAME", help="element type for the choice: in 16-bit floats partial sums count")
-    parser.add_argument("--topology", default="one_host", metavar="NAME[:SHAPE]",
-                        help=f"the machine of the cost model: {', '.join(_TOPOLOGIES)} (default: one_host); SHAPE is hosts x "
-                        "ranks per host, such as ethernet:4x2, or a torus's sizes, torus:4x4x2")
+    parser.add_argument("--topology", metavar="NAME[:SHAPE]",
+                        help=f"the machine of the cost model: {', '.join(_TOPOLOGIES)} (default: one_host, or --hosts); SHAPE "
+                        "is hosts x ranks per host, such as ethernet:4x2, or a torus's sizes, torus:4x4x2")
     parser.add_argument("--root", type=int, default=0, metavar="R", help="the root of broadcast, reduce, gather, scatter (0)")
     parser.add_argument("--pairs", type=_pairs, default=(), metavar="S:D,...",
         help="source and destination ranks of a permute: 0:1,1:0")
     parser.add_argument("--chunks", type=_count, metavar="N", help="chunks of a block, for algorithms that take a number")
     parser.add_argument("--channels", type=_count, default=1, metavar="N", help="streams of each rank (1)")
+    parser.add_argument("--hosts", type=_hosts, metavar="HxE",
+        help="hosts x ranks per host, such as 2x4, or the host of each rank, such as 0,0,0,1: of the machine, if --topology "
+             "names none, and of a hierarchical algorithm")
     parser.add_argument("--levels", type=_levels, metavar="HxE",
         help="hosts x ranks per host of a hierarchical algorithm, such as 2x4")
     parser.add_argument("--draw", metavar="FILE", help="draw it to FILE.svg or FILE.png")
@@ -120,6 +123,18 @@ def _levels(text: str) -> tuple[int, int]:
         raise argparse.ArgumentTypeError(f"{text!r:.60} must be hosts x ranks per host, such as 2x4.")
     hosts, each = text.split("x")
     return int(hosts), int(each)
+
+
+def _hosts(text: str) -> tuple[int, ...]:
+    if re.fullmatch(r"[0-9]{1,9}x[0-9]{1,9}", text):
+        hosts, each = _levels(text)
+        if 0 < hosts * each <= _MOST_RANKS:
+            return tuple(r // each for r in range(hosts * each))
+    elif re.fullmatch(r"[0-9]{1,6}(,[0-9]{1,6})*", text):
+        return tuple(map(int, text.split(",")))
+    raise argparse.ArgumentTypeError(
+        f"{text!r:.60} must be hosts x ranks per host, such as 2x4, or a host for each rank, such as 0,0,0,1."
+    )
 
 
 def _on_one_host(make: Callable[[int], schedules.Topology]) -> Callable[..., schedules.Topology]:
@@ -190,7 +205,7 @@ def _row(algorithm: Algorithm) -> dict[str, Any]:
     fixed = algorithm.schedule
     ranks = f"{fixed.nranks}" if fixed is not None else "powers of two" if algorithm.power_of_two else "any"
     text = schedules.describe(algorithm.kind, algorithm.name).partition("\n\n")[2].partition("\n")[0]
-    names = [o for o in ("root", "pairs", "chunks", "levels") if o in algorithm.options]
+    names = [o for o in ("root", "pairs", "chunks", "hosts", "levels") if o in algorithm.options]
     return {"collective": algorithm.kind, "algorithm": algorithm.name, "ranks": ranks, "options": names, "text": text}
 
 
@@ -199,10 +214,15 @@ def _row(algorithm: Algorithm) -> dict[str, Any]:
 
 def _show(options: argparse.Namespace) -> None:
     kind, p = _checked(options)
-    topology = _topology(options.topology, p)
+    if options.hosts is not None and len(options.hosts) != p:
+        raise _WrongOption(f"--hosts names the hosts of {len(options.hosts)} ranks, and --ranks is {p}. Make them agree.")
+    given = options.topology is None and options.hosts is not None
+    topology = _topology(options.topology or "one_host", p)
+    if given:
+        topology = schedules.Topology.of_hosts(options.hosts)
     nbytes = 0 if not KINDS[kind].carries_data else options.bytes
     asked: dict[str, Any] = {"dtype": _dtype(options.dtype), "root": options.root, "pairs": options.pairs,
-        "levels": options.levels}
+        "hosts": options.hosts, "levels": options.levels}
     explanation = None
     if options.algorithm is None:
         if options.chunks is not None or options.channels != 1:
@@ -210,9 +230,10 @@ def _show(options: argparse.Namespace) -> None:
         explanation = schedules.explain(kind, topology, nbytes, **asked)
         schedule = schedules.select(kind, topology, nbytes, **asked)
     else:
+        takes = not given or find(kind, options.algorithm, p).tells_hosts_apart  # else the hosts are the machine's alone
         schedule = schedules.build(
             kind, p, options.algorithm, channels=options.channels, root=options.root, chunks=options.chunks,
-            levels=options.levels, pairs=options.pairs,
+            hosts=options.hosts if takes else None, levels=options.levels, pairs=options.pairs,
         )  # fmt: skip
     figures = figures_of(schedule, topology, nbytes, asked["dtype"])
     text = _exported(schedule, options.export, topology, nbytes) if options.export else None

@@ -23,7 +23,8 @@ def figures_of(schedule: Schedule, topology: schedules.Topology, nbytes: int, dt
     measured = measured_seconds(c.kind, schedule.algorithm, topology, nbytes, dtype, c.root)
     return {
         "collective": c.kind, "algorithm": schedule.algorithm, "ranks": c.nranks, "root": c.root if c.meaning.rooted else None,
-        "chunks": c.chunks, "channels": c.channels, "levels": schedule.levels, "rounds": schedule.nrounds,
+        "chunks": c.chunks, "channels": c.channels, "hosts": schedule.host_map,
+        "levels": schedule.levels, "rounds": schedule.nrounds,
         "moves": sum(len(b) for b in schedule.batches), "scratch_chunks": schedule.scratch_chunks, "topology": topology.name,
         "bytes": nbytes, "seconds": cost.seconds, "measured_seconds": measured,
         "rounds_between_ranks": cost.rounds, "bytes_sent": cost.bytes_sent,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -58,19 +58,23 @@ def _find(eqn: Equation) -> Algorithm:
     return find(how.kind, None if name in NATIVE_ALGORITHMS else name, eqn.params["size"], how.options.get("root"))
 
 
-def _topology(mesh: Mesh, size: int) -> Topology:
+def _topology(mesh: Mesh, eqn: Equation) -> Topology:
     """The topology of a collective of a mesh."""
     from ..schedules.model.topology import Topology
 
+    hosts, size = mesh.hosts_along(eqn.axes()), eqn.params["size"]
+    if hosts:
+        return Topology.of_hosts(hosts)
     if mesh.device_type == "cpu":
         return Topology.one_host(size)
     return Topology.one_gpu(size) if mesh.is_fully_addressable else Topology.nvlink(size)
 
 
 def choose(eqn: Equation, mesh: Mesh) -> str:
-    """The algorithm for a collective when the user names none: the one that costs least on the mesh's host.
+    """The algorithm for a collective when the user names none: the one that costs least on the mesh's hosts.
 
-    Of those that are proved, a reduction's is a left fold in rank order at every size, so that the choice never changes bits.
+    Of those that are proved, a reduction's is a left fold in rank order on one host, at every size, so that the choice never
+    changes bits there.
     """
     from ..schedules.model.select import select
 
@@ -83,14 +87,14 @@ def choose(eqn: Equation, mesh: Mesh) -> str:
             native = mesh.backend.native_algorithm(how.kind, how.op, dtypes, _nbytes(eqn), size, how.options)
             if native is not None:
                 return native
-        return select(how.kind, _topology(mesh, size), _nbytes(eqn), dtype=_narrowest(dtypes), **how.options).algorithm
+        return select(how.kind, _topology(mesh, eqn), _nbytes(eqn), dtype=_narrowest(dtypes), **how.options).algorithm
 
 
 def predicted_seconds(eqn: Equation, mesh: Mesh) -> float:
     """The cost model's time for a collective, by the schedule that costs least, or that it names."""
     from ..schedules.model.cost import cost
 
-    return cost(_chosen(eqn, mesh), _topology(mesh, eqn.params["size"]), _nbytes(eqn)).seconds
+    return cost(_chosen(eqn, mesh), _topology(mesh, eqn), _nbytes(eqn)).seconds
 
 
 def measured_seconds(eqn: Equation, mesh: Mesh) -> float | None:
@@ -98,7 +102,7 @@ def measured_seconds(eqn: Equation, mesh: Mesh) -> float | None:
     from ..schedules.model.select import measured_seconds as measured
 
     how, dtype = lowering(eqn), _narrowest([a.type.dtype for a in eqn.inputs])
-    algorithm, topology = _chosen(eqn, mesh).algorithm, _topology(mesh, eqn.params["size"])
+    algorithm, topology = _chosen(eqn, mesh).algorithm, _topology(mesh, eqn)
     return measured(how.kind, algorithm, topology, _nbytes(eqn), dtype, how.options.get("root", 0))
 
 
@@ -109,7 +113,7 @@ def _chosen(eqn: Equation, mesh: Mesh) -> Schedule:
     if eqn.params["algorithm"] is not None:
         return _schedule(eqn, mesh)
     how, dtype = lowering(eqn), _narrowest([a.type.dtype for a in eqn.inputs])
-    return select(how.kind, _topology(mesh, eqn.params["size"]), _nbytes(eqn), dtype=dtype, **how.options)
+    return select(how.kind, _topology(mesh, eqn), _nbytes(eqn), dtype=dtype, **how.options)
 
 
 def explain_choice(eqn: Equation, mesh: Mesh) -> Explanation:
@@ -117,7 +121,7 @@ def explain_choice(eqn: Equation, mesh: Mesh) -> Explanation:
     from ..schedules.model.select import explain
 
     how, dtype = lowering(eqn), _narrowest([a.type.dtype for a in eqn.inputs])
-    return explain(how.kind, _topology(mesh, eqn.params["size"]), _nbytes(eqn), dtype=dtype, **how.options)
+    return explain(how.kind, _topology(mesh, eqn), _nbytes(eqn), dtype=dtype, **how.options)
 
 
 def _nbytes(eqn: Equation) -> int:
@@ -147,16 +151,24 @@ def _schedule(eqn: Equation, mesh: Mesh) -> Schedule:
     with at_source(eqn.source):
         found = _find(eqn)
         try:
-            return _proved(found, eqn.params["size"], levels=_levels(found, eqn, mesh.shape), **lowering(eqn).options)
+            return _proved(found, eqn.params["size"], **_hosts(found, eqn, mesh), **lowering(eqn).options)
         except ScheduleError as error:
             error.add_note(f"in the schedule of {found.kind}, algorithm {found.name!r}, called at {eqn.source}")
             raise
 
 
-def _levels(found: Algorithm, eqn: Equation, axis_sizes: Mapping[str, int]) -> tuple[int, int] | None:
-    """(hosts, ranks per host) of a collective over several axes, of which the first is the hosts'."""
-    sizes = [axis_sizes[a] for a in eqn.axes()]
-    return (sizes[0], math.prod(sizes[1:])) if "levels" in found.options and len(sizes) > 1 else None
+def _hosts(found: Algorithm, eqn: Equation, mesh: Mesh) -> dict[str, Any]:
+    """The options with the hosts of a collective's ranks, for a hierarchical algorithm.
+
+    On one host the first of several axes is taken for the hosts'.
+    """
+    if not found.tells_hosts_apart:
+        return {}
+    hosts = mesh.hosts_along(eqn.axes())
+    sizes = [mesh.shape[a] for a in eqn.axes()]
+    if hosts or len(sizes) < 2:
+        return {"hosts": hosts or None}
+    return {"levels": (sizes[0], math.prod(sizes[1:]))}
 
 
 @functools.lru_cache(maxsize=256)

@@ -16,7 +16,7 @@ __all__ = ["Algorithm", "add", "algorithm", "algorithms", "describe", "find", "k
 if TYPE_CHECKING:
     from .schedule import Schedule
 
-_OPTIONS = ("root", "chunks", "levels", "pairs")
+_OPTIONS = ("root", "chunks", "hosts", "levels", "pairs")
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Algorithm:
     kind: str
     name: str
     function: Callable[..., Iterator[Any]]
-    chunks: int | Callable[[int], int] = 1
+    chunks: int | Callable[..., int] = 1
     power_of_two: bool = False
     schedule: Schedule | None = None
     """The schedule that was registered under this name, which fits one number of ranks and one root."""
@@ -38,8 +38,13 @@ class Algorithm:
 
     @cached_property
     def options(self) -> frozenset[str]:
-        """Those of root, chunks, levels and pairs that the function takes."""
+        """Those of root, chunks, hosts, levels and pairs that the function takes."""
         return frozenset(o for o in _OPTIONS if o in inspect.signature(self.function).parameters)
+
+    @property
+    def tells_hosts_apart(self) -> bool:
+        """True for a hierarchical algorithm: it takes `hosts`, or `levels`."""
+        return bool(self.options & {"hosts", "levels"})
 
     @property
     def source(self) -> Source | None:
@@ -47,9 +52,11 @@ class Algorithm:
         code = getattr(self.function, "__code__", None)
         return Source(code.co_filename, code.co_firstlineno, code.co_name) if code else None
 
-    def default_chunks(self, nranks: int) -> int:
-        """Chunks of one block when the caller names no number."""
-        return self.chunks(nranks) if callable(self.chunks) else self.chunks
+    def default_chunks(self, nranks: int, hosts: tuple[int, ...] | None = None) -> int:
+        """Chunks of one block when the caller names no number; `hosts` are for an algorithm that takes them."""
+        if not callable(self.chunks):
+            return self.chunks
+        return self.chunks(nranks, hosts) if len(inspect.signature(self.chunks).parameters) > 1 else self.chunks(nranks)
 
     def refusal(self, nranks: int, root: int | None = None) -> str | None:
         """Reason why the algorithm cannot run on this number of ranks (with this root), or None."""
@@ -68,19 +75,20 @@ _ALGORITHMS: dict[str, dict[str, Algorithm]] = {kind: {} for kind in KINDS}
 
 
 def algorithm(
-    kind: str, *, name: str | None = None, chunks: int | Callable[[int], int] = 1, power_of_two: bool = False
+    kind: str, *, name: str | None = None, chunks: int | Callable[..., int] = 1, power_of_two: bool = False
 ) -> Callable[[Any], Any]:
     """Decorator: register a generator function as an algorithm for the collective `kind`.
 
-    The function takes the number of ranks p, and may take by name `root`, `chunks` (the caller's number), `levels`
-    (hosts, ranks per host) and `pairs`; for parameters of your own, register one algorithm for each value
+    The function takes the number of ranks p, and may take by name `root`, `chunks` (the caller's number), `hosts` (the host
+    of each rank, numbered from 0 in the order of first appearance), `levels` (hosts, ranks per host: where hosts are equal
+    and in the order of ranks) and `pairs`; for parameters of your own, register one algorithm for each value
     (`name=f"tree{k}"`). It yields `Move`s. What one `yield` gives (a Move of arrays, or a list of Moves) is one round,
     whose moves happen at the same time; a loop that yields single moves makes a round of each.
 
-    `chunks` is the number of chunks of one block: an integer, or a function of p (`lambda p: p`). "input" and "output"
-    have one block each, or p blocks in the output of all_gather and gather, the input of reduce_scatter and scatter,
-    and both of all_to_all; block b is what rank b contributes or receives. Chunk number = block * chunks + part.
-    "scratch" has the chunks that you use. `power_of_two` refuses other numbers of ranks.
+    `chunks` is the number of chunks of one block: an integer, or a function of p (`lambda p: p`), or of p and `hosts`.
+    "input" and "output" have one block each, or p blocks in the output of all_gather and gather, the input of
+    reduce_scatter and scatter, and both of all_to_all; block b is what rank b contributes or receives.
+    Chunk number = block * chunks + part. "scratch" has the chunks that you use. `power_of_two` refuses other numbers of ranks.
 
     Defining a function of the same name again, as notebooks do, replaces it (steps that are compiled keep the old one:
     define them anew as well). Every schedule is proved before it runs.

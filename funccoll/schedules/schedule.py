@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import operator
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from ..display import html_table, titled
 from ..errors import MissingPackageError, ScheduleError, Source
 from .collective import Collective, check_count, check_pairs
 from .columns import check_batches
+from .host_map import check_host_map, default_levels, levels_of
 from .moves import Batch, MoveList, Places, encode
 from .registry import Algorithm, find, known
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .proof.prove import Proof
     from .streams.streams import Streams
 
-__all__ = ["Schedule", "build", "check_levels", "default_levels"]
+__all__ = ["Schedule", "build"]
 
 _PICTURE = 60_000
 """The most characters of a picture in a notebook's view."""
@@ -46,14 +46,14 @@ class Schedule:
     algorithm: str
     batches: tuple[Batch, ...]
     scratch_chunks: int = 0
-    levels: tuple[int, int] | None = None
-    """(hosts, ranks per host) of a hierarchical algorithm."""
+    host_map: tuple[int, ...] | None = None
+    """The host of each rank that a hierarchical algorithm was built for."""
 
     def __post_init__(self) -> None:
         check_batches(self.batches, self.places, self.algorithm)
 
     def __getstate__(self) -> dict[str, Any]:
-        fields = ("collective", "algorithm", "batches", "scratch_chunks", "levels")  # cached values are made again
+        fields = ("collective", "algorithm", "batches", "scratch_chunks", "host_map")  # cached values are made again
         return {name: getattr(self, name) for name in fields}
 
     @property
@@ -65,6 +65,11 @@ class Schedule:
     def nranks(self) -> int:
         """The number of ranks."""
         return self.collective.nranks
+
+    @property
+    def levels(self) -> tuple[int, int] | None:
+        """(hosts, ranks per host) of a hierarchical algorithm, where hosts are equal and in the order of ranks."""
+        return levels_of(self.host_map)
 
     @property
     def channels(self) -> int:
@@ -225,68 +230,73 @@ class Schedule:
             f"<Schedule {self.algorithm} for {self.collective}: {self.nrounds} round{'s' if self.nrounds != 1 else ''}, "
             f"{moves:,} move{'s' if moves != 1 else ''}, {parts} chunk{'s' if parts != 1 else ''} per block"
             f"{f', {self.channels} channels' if self.channels > 1 else ''}"
-            f"{f', levels {self.levels[0]} × {self.levels[1]}' if self.levels else ''}>"
+            f"{self._hosts_text()}>"
         )
+
+    def _hosts_text(self) -> str:
+        if self.host_map is None:
+            return ""
+        if self.levels:
+            return f", levels {self.levels[0]} × {self.levels[1]}"
+        return f", hosts {self.host_map}" if self.nranks <= 16 else f", {1 + max(self.host_map)} hosts"
 
 
 def build(
     kind: str, nranks: int, algorithm: str | None = None, *, channels: int = 1, root: int = 0, chunks: int | None = None,
-    levels: tuple[int, int] | None = None, pairs: Sequence[tuple[int, int]] = (),
+    hosts: int | Sequence[int] | None = None, levels: tuple[int, int] | None = None, pairs: Sequence[tuple[int, int]] = (),
 ) -> Schedule:  # fmt: skip
     """Build the schedule of a collective on `nranks` ranks by one algorithm (None: the kind's first).
 
     `channels` independent streams per rank each run the whole algorithm on their part of the data. `chunks` is the
-    number of chunks of a block in a pipelined algorithm, `levels` the (hosts, ranks per host) of a hierarchical one (by
-    default the factors nearest to √p, fewer hosts than ranks in each), `pairs` the (source, destination) ranks of a
-    permute. Raises ScheduleError for an unknown collective or algorithm (with the names that exist), a number of ranks
+    number of chunks of a block in a pipelined algorithm, `pairs` the (source, destination) ranks of a permute. `hosts` is the
+    host of each rank, for a hierarchical algorithm, such as (0, 0, 1, 1), or a number of equal hosts in the order of ranks;
+    `levels=(hosts, ranks per host)` is short for these, by default the factors of p nearest to √p, fewer hosts than ranks in
+    each. Raises ScheduleError for an unknown collective or algorithm (with the names that exist), a number of ranks
     that it cannot run on, a root that is not a rank, and moves with places that do not exist.
     """
     Collective(kind, nranks, root, check_pairs(pairs)).check()
     nranks, root = int(nranks), int(root)  # NumPy's integers may be narrow
     collective = Collective(kind, nranks, root, check_pairs(pairs))
     found = find(kind, algorithm, nranks, root)
+    host_map = _host_map(found, nranks, hosts, levels)
     if chunks is not None and "chunks" not in found.options:
         raise ScheduleError(
-            f"{kind} algorithm {found.name!r} has its own number of chunks, {found.default_chunks(nranks)} for {nranks} "
-            f"ranks; chunks={chunks!r} was given. {_takers(kind, 'chunks')}"
+            f"{kind} algorithm {found.name!r} has its own number of chunks, {found.default_chunks(nranks, host_map)} for "
+            f"{nranks} ranks; chunks={chunks!r} was given. {_takers(kind, 'chunks')}"
         )
-    if levels is not None and "levels" not in found.options:
-        raise ScheduleError(
-            f"{kind} algorithm {found.name!r} has no levels; levels={levels!r} was given. {_takers(kind, 'levels')}"
-        )
-    if "levels" in found.options:
-        levels = default_levels(nranks) if levels is None else check_levels(levels, nranks)
     channels = check_count(channels, f"{kind}: channels")
-    chunks = check_count(found.default_chunks(nranks) if chunks is None else chunks, f"{kind}: chunks")
+    chunks = check_count(found.default_chunks(nranks, host_map) if chunks is None else chunks, f"{kind}: chunks")
     collective = replace(collective, chunks=chunks)
-    given = {"root": root, "chunks": collective.chunks, "levels": levels, "pairs": collective.pairs}
+    given = {
+        "root": root, "chunks": collective.chunks, "hosts": host_map, "levels": levels_of(host_map), "pairs": collective.pairs,
+    }  # fmt: skip
     arguments = {name: value for name, value in given.items() if name in found.options}
-    return _assemble(collective, found, tuple(_rounds(found, collective, arguments)), channels, levels)
+    return _assemble(collective, found, tuple(_rounds(found, collective, arguments)), channels, host_map)
 
 
-def default_levels(p: int) -> tuple[int, int]:
-    """Default (hosts, ranks per host): the two factors of p nearest to √p, the smaller one first."""
-    hosts = next(h for h in range(int(p**0.5), 0, -1) if p % h == 0)
-    return hosts, p // hosts
-
-
-def check_levels(levels: Any, nranks: int) -> tuple[int, int]:
-    """`levels` as two integers; raises ScheduleError when they are not, or do not fit the ranks."""
-    try:
-        hosts, each = (n if isinstance(n, bool) else operator.index(n) for n in levels)
-    except (TypeError, ValueError):
-        hosts = each = 0
-    if isinstance(hosts, bool) or isinstance(each, bool) or hosts < 1 or each < 1 or hosts * each != nranks:
+def _host_map(found: Algorithm, nranks: int, hosts: Any, levels: Any) -> tuple[int, ...] | None:
+    """The host of each rank for a hierarchical algorithm, None for others. Raises ScheduleError."""
+    if not found.tells_hosts_apart:
+        for option, value in (("hosts", hosts), ("levels", levels)):
+            if value is not None:
+                raise ScheduleError(
+                    f"{found.kind} algorithm {found.name!r} has no {option}; {option}={value!r} was given. "
+                    f"{_takers(found.kind, 'hosts', 'levels')}"
+                )
+        return None
+    host_map = check_host_map(hosts, default_levels(nranks) if hosts is None and levels is None else levels, nranks)
+    if "levels" in found.options and levels_of(host_map) is None:
         raise ScheduleError(
-            f"levels={levels!r} must be (hosts, ranks per host), two integers whose product is the number of ranks, {nranks}."
+            f"{found.kind} algorithm {found.name!r} takes levels: equal hosts in the order of ranks, and "
+            f"hosts={host_map!r:.80} was given. With a parameter `hosts` in place of `levels` it gets the host of each rank."
         )
-    return hosts, each
+    return host_map
 
 
-def _takers(kind: str, option: str) -> str:
-    """Sentence that names the algorithms which take an option."""
-    names = ", ".join(a.name for a in known(kind) if option in a.options) or "none"
-    return f"Of {kind}'s algorithms these take {option}: {names}. Your own takes it as a parameter of that name."
+def _takers(kind: str, *options: str) -> str:
+    """Sentence that names the algorithms which take one of the options."""
+    names = ", ".join(a.name for a in known(kind) if a.options.intersection(options)) or "none"
+    return f"Of {kind}'s algorithms these take {options[-1]}: {names}. Your own takes it as a parameter of that name."
 
 
 def _rounds(found: Algorithm, collective: Collective, arguments: dict[str, Any]) -> Iterator[Batch]:
@@ -320,14 +330,14 @@ def _line(generator: Any) -> Source | None:
 
 
 def _assemble(
-    collective: Collective, found: Algorithm, batches: tuple[Batch, ...], channels: int, levels: tuple[int, int] | None
+    collective: Collective, found: Algorithm, batches: tuple[Batch, ...], channels: int, hosts: tuple[int, ...] | None
 ) -> Schedule:
     p = collective.nranks
     first = Places(collective).first_row("scratch")
     last = max((int((b.count + side.max(axis=1) // p).max()) for b in batches for side in (b.dst, b.src)), default=0)
     scratch = max(0, last - first)
     if channels == 1:
-        return Schedule(collective, found.name, batches, scratch, levels)
+        return Schedule(collective, found.name, batches, scratch, hosts)
     whole = replace(collective, channels=channels)
     widths = (collective.input_chunks, collective.output_chunks, scratch)
     copies = []
@@ -336,7 +346,7 @@ def _assemble(
             shift = _channel_shift(widths, channels, channel)
             moved = {n: _shifted(getattr(batch, n), shift, p) for n in ("dst", "src")}
             copies.append(replace(batch, channel=channel, **moved))
-    return Schedule(whole, found.name, tuple(copies), scratch * channels, levels)
+    return Schedule(whole, found.name, tuple(copies), scratch * channels, hosts)
 
 
 def _channel_shift(widths: tuple[int, int, int], channels: int, channel: int) -> np.ndarray:

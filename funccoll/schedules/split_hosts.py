@@ -58,7 +58,7 @@ def split_hosts(schedule: Schedule, hosts: Sequence[int]) -> SplitSchedule:
         batches += _inside(assigned.work, number, len(batches))
     scratch = schedule.scratch_chunks + assigned.staging
     return SplitSchedule(
-        schedule.collective, schedule.algorithm, tuple(batches), scratch, schedule.levels, tuple(hosts), schedule
+        schedule.collective, schedule.algorithm, tuple(batches), scratch, schedule.host_map, tuple(hosts), schedule
     )
 
 

@@ -5,8 +5,9 @@
      "rounds": [[{"channel": 0, "moves": [{"to": [[0, "output", 0]], "from": [[0, "input", 0], [1, "input", 0]],
                                            "count": 1, "by": 0}]}]]}
 
-A place is [rank, buffer, chunk]. What stands in one round happens at the same time; moves that stand together have equal
-numbers of places. Chunk numbers run over the blocks of channel 0 first, then over those of channel 1.
+A place is [rank, buffer, chunk]. Of a hierarchical algorithm "levels" are [hosts, ranks per host], or the host of each
+rank where hosts are not equal, or not in the order of ranks. What stands in one round happens at the same time; moves that
+stand together have equal numbers of places. Chunk numbers run over the blocks of channel 0 first, then over those of channel 1.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ import numpy as np
 
 from ...errors import ScheduleError
 from ..collective import BUFFERS, KINDS, Collective
+from ..host_map import check_host_map
 from ..moves import Batch, Places
-from ..schedule import Schedule, check_levels
+from ..schedule import Schedule
 from .read_text import read_text
 
 if TYPE_CHECKING:
@@ -55,8 +57,8 @@ def to_json(schedule: Schedule) -> str:
         rounds += [[] for _ in range(number + 1 - len(rounds))]
         rounds[number] = [{"channel": batch.channel, "moves": list(moves(batch))} for batch in same]
     head = {
-        "format": _FORMAT, "version": _VERSION, "algorithm": schedule.algorithm, "levels": schedule.levels,
-        "scratch_chunks": schedule.scratch_chunks,
+        "format": _FORMAT, "version": _VERSION, "algorithm": schedule.algorithm,
+        "levels": schedule.levels or schedule.host_map, "scratch_chunks": schedule.scratch_chunks,
         "collective": {"kind": c.kind, "nranks": p, "root": c.root, "pairs": c.pairs, "chunks": c.chunks,
                        "channels": c.channels},
     }  # fmt: skip
@@ -115,12 +117,14 @@ class _JsonReader:
         places = Places(collective, self._integer(head["scratch_chunks"], "scratch_chunks"))
         if places.size > _MOST_CHUNKS:
             self._fail("collective", f"its buffers have {places.size:,} chunks in all, and {_MOST_CHUNKS:,} are read at most")
-        levels = None if head["levels"] is None else check_levels(head["levels"], collective.nranks)
+        levels = head["levels"]
+        pair = levels is None or (isinstance(levels, list) and len(levels) == 2)  # two ranks have one map that is not levels
+        hosts = check_host_map(None, levels, collective.nranks) if pair else check_host_map(levels, None, collective.nranks)
         batches = []
         for number, round in enumerate(self._list(head["rounds"], "rounds")):
             for i, batch in enumerate(self._list(round, f"rounds[{number}]")):
                 batches.append(self._batch(batch, number, places, f"rounds[{number}][{i}]"))
-        return Schedule(collective, algorithm, tuple(batches), places.scratch_chunks, levels)
+        return Schedule(collective, algorithm, tuple(batches), places.scratch_chunks, hosts)
 
     def _collective(self, data: Any) -> Collective:
         names = ("kind", "nranks", "root", "pairs", "chunks", "channels")

@@ -130,7 +130,7 @@ def rabenseifner(p: int) -> Rounds:
     size = len(survivors)
     if len(extra):
         yield _fold_extras(survivors, kept, extra, "output", size)
-    group = Group(survivors[None], np.array([0]))
+    group = Group(survivors[None], np.arange(size)[None])
     yield from accumulate(doubling(size), group, "output", started=len(extra) > 0)
     yield from spread(doubling(size), group)
     if len(extra):
@@ -167,35 +167,6 @@ def double_binary_tree(p: int, chunks: int) -> Rounds:
     rounds = double_binary(p, 0, chunks)
     yield from reduce_along(rounds, p, chunks, root=None)
     yield from broadcast_along(rounds, root=None)
-
-
-@algorithm("all_reduce", chunks=lambda p: p)
-def hierarchical(p: int, levels: tuple[int, int]) -> Rounds:
-    """A reduce_scatter inside each host, all_reduces across hosts, an all_gather inside each host.
-
-    `levels` are h hosts of q ranks; rank h'q + l is the l-th of host h', and the sums of its host's chunks l·h ...
-    (l+1)·h − 1 are its own. Inside, owners read and direct copies follow; across, circulant among equal l.
-    Rounds: 1 + 2⌈log₂ h⌉ + q − 1 (none inside if q = 1).
-    Bytes: each rank sends and receives 2n(p−1)/p, of it 2n(h−1)/p to and from other hosts.
-    Cost: 2(q−1)α + 2n(q−1)/q β + n(q−1)/q γ of the links inside, plus 2⌈log₂ h⌉α + 2n(h−1)/p β + n(h−1)/p γ across.
-    For: hosts whose ranks are linked much faster than the hosts.
-    Source: Cho, Finkler, Serrano, Kung and Hunter, "BlueConnect", 2019; Träff and Hunold, "Decomposing MPI Collectives
-    for Exploiting Multi-lane Communication", 2020.
-    """
-    hosts, each = levels
-    if p == 1:
-        yield [own_copy(p)]
-    r = np.arange(p)
-    host, local = np.divmod(r, each)
-    if each > 1:
-        inside = [(host * each + i, "input", local * hosts) for i in range(each)]
-        yield [Move((r, "output", local * hosts), inside, hosts)]
-    peers = Group(r.reshape(hosts, each).T, np.arange(each) * hosts)
-    yield from accumulate(circulant(hosts), peers, "output", started=each > 1)
-    yield from spread(circulant(hosts), peers)
-    for step in range(1, each):
-        i = (local + step) % each
-        yield [Move((r, "output", i * hosts), (host * each + i, "output", i * hosts), hosts)]
 
 
 # ---------------------------------------------------------------- shared

@@ -16,7 +16,7 @@ from ..moves import Move
 
 __all__ = [
     "Group", "Pattern", "accumulate", "all_ranks", "alongside", "bruck", "circulant", "doubling",
-    "log2_ceil", "own_copy", "pat", "powers", "ring", "split", "spread", "together", "wrapped",
+    "log2_ceil", "own_block", "own_copy", "pat", "powers", "ring", "split", "spread", "together", "wrapped",
 ]  # fmt: skip
 
 Rounds = Iterator[list[Move]]
@@ -93,17 +93,22 @@ def doubling(p: int) -> Pattern:
 class Group(NamedTuple):
     """Several groups of ranks that run one pattern side by side.
 
-    Member m of group g is rank `ranks[g, m]`, and its block b is chunk `first[g] + b * stride`.
+    Member m of group g is rank `ranks[g, m]`, and its block b is chunk `chunks[g, b]`, −1 where there is no such block.
+    A rank may be in several groups.
     """
 
     ranks: np.ndarray
-    first: np.ndarray
-    stride: int = 1
+    chunks: np.ndarray
+
+    @property
+    def consecutive(self) -> bool:
+        """True when the blocks of each group are consecutive chunks."""
+        return bool((np.diff(self.chunks, axis=1) == 1).all())
 
 
 def all_ranks(p: int, first: int = 0) -> Group:
     """All ranks as one group; block b is chunk `first` + b."""
-    return Group(np.arange(p)[None], np.array([first]))
+    return Group(np.arange(p)[None], first + np.arange(p)[None])
 
 
 def wrapped(start: np.ndarray, count: Any, size: int) -> list[tuple[Any, Any]]:
@@ -120,14 +125,15 @@ def wrapped(start: np.ndarray, count: Any, size: int) -> list[tuple[Any, Any]]:
 def _rows(group: Group, pattern: Pattern, skip: int, blocks: np.ndarray) -> Iterator[tuple[Any, Any, Any, Any]]:
     """Transfers to members from `skip` away, as columns (rank, other rank, chunk, count) of shape [groups, size, runs]."""
     member = np.arange(pattern.size)[:, None]
-    begins = np.flatnonzero(np.diff(blocks, prepend=-2) != 1) if group.stride == 1 else np.arange(len(blocks))
+    runs = group.consecutive
+    begins = np.flatnonzero(np.diff(blocks, prepend=-2) != 1) if runs else np.arange(len(blocks))
     start, count = blocks[begins], np.diff(begins, append=len(blocks))
     # The blocks m ^ b of a run of b that is aligned to its length are a run too, in another order.
     start = (member ^ start) & -count if pattern.cube else (member + start) % pattern.size
     rank, other = group.ranks[:, member], group.ranks[:, pattern.plus(member, skip)]
-    first = group.first[:, None, None]
-    for at, n in wrapped(start, count, pattern.size) if group.stride == 1 else [(start, count)]:
-        yield rank, other, first + at * group.stride, n
+    for at, n in wrapped(start, count, pattern.size) if runs else [(start, count)]:
+        chunk = group.chunks[:, np.broadcast_to(at, start.shape)]
+        yield rank, other, chunk, n if runs else np.where(chunk < 0, 0, n)
 
 
 def spread(pattern: Pattern, group: Group, from_input: bool = False) -> Rounds:
@@ -174,6 +180,12 @@ def own_copy(p: int, count: int = 1) -> Move:
     """Every rank's input to its output: all there is to do when p = 1."""
     ranks = np.arange(p)
     return Move((ranks, "output", 0), (ranks, "input", 0), count)
+
+
+def own_block(p: int) -> Move:
+    """Every rank's input to its block of its output."""
+    r = np.arange(p)
+    return Move((r, "output", r), (r, "input", 0))
 
 
 def alongside(moves: list[Move], rounds: Iterable[list[Move]]) -> Rounds:

@@ -10,7 +10,6 @@ import numpy as np
 from ..moves import Move
 from ..registry import algorithm
 from .combinators import (
-    Group,
     Pattern,
     Rounds,
     accumulate,
@@ -19,6 +18,7 @@ from .combinators import (
     bruck,
     circulant,
     doubling,
+    own_block,
     own_copy,
     pat,
     ring,
@@ -40,7 +40,7 @@ def all_gather_direct(p: int) -> Rounds:
     """
     r = np.arange(p)
     pulls = ([Move((r, "output", (r + i) % p), ((r + i) % p, "input", 0))] for i in range(1, p))
-    yield from alongside([_own_block(p)], pulls)
+    yield from alongside([own_block(p)], pulls)
 
 
 @algorithm("all_gather", name="ring")
@@ -108,41 +108,8 @@ def all_gather_pat(p: int) -> Rounds:
     yield from _gathered(pat(p))
 
 
-@algorithm("all_gather", name="hierarchical")
-def all_gather_hierarchical(p: int, levels: tuple[int, int]) -> Rounds:
-    """Equal ranks of all hosts gather across hosts (circulant), then each host's ranks read from each other.
-
-    `levels` are h hosts of q ranks; rank h'q + l is the l-th of host h'.
-    Rounds: ⌈log₂ h⌉ + q − 1.
-    Bytes: each rank sends and receives n(p−1)/p, of it n(h−1)/p to and from other hosts.
-    Cost: ⌈log₂ h⌉α + n(h−1)/p β of the links across, plus (q−1)α + n(q−1)/q β of those inside.
-    For: hosts whose ranks are linked much faster than the hosts: every byte enters a host once.
-    Source: Träff and Hunold, "Decomposing MPI Collectives for Exploiting Multi-lane Communication", 2020.
-    """
-    yield from alongside([_own_block(p)], _gather_levels(p, *levels))
-
-
-def _gather_levels(p: int, hosts: int, each: int) -> Rounds:
-    r = np.arange(p)
-    host, local = np.divmod(r, each)
-    peers = Group(r.reshape(hosts, each).T, np.arange(each), stride=each)
-    yield from spread(circulant(hosts), peers, from_input=True)
-    for step in range(1, each):
-        other = host * each + (local + step) % each
-        pulls = [Move((r, "output", other), (other, "input", 0))]
-        if hosts > 1:
-            chunk = (other[:, None] + np.arange(1, hosts) * each) % p
-            pulls.append(Move((r[:, None], "output", chunk), (other[:, None], "output", chunk)))
-        yield pulls
-
-
-def _own_block(p: int) -> Move:
-    r = np.arange(p)
-    return Move((r, "output", r), (r, "input", 0))
-
-
 def _gathered(pattern: Pattern) -> Rounds:
-    yield from alongside([_own_block(pattern.size)], spread(pattern, all_ranks(pattern.size), from_input=True))
+    yield from alongside([own_block(pattern.size)], spread(pattern, all_ranks(pattern.size), from_input=True))
 
 
 # ---------------------------------------------------------------- reduce_scatter
@@ -225,28 +192,6 @@ def reduce_scatter_pat(p: int) -> Rounds:
     Source: Jeaugey, "PAT: a new algorithm for all-gather and reduce-scatter operations at scale", arXiv 2506.20252; NCCL.
     """
     yield from _scattered(pat(p))
-
-
-@algorithm("reduce_scatter", name="hierarchical")
-def reduce_scatter_hierarchical(p: int, levels: tuple[int, int]) -> Rounds:
-    """Owners add inside each host, then equal ranks of all hosts do across hosts (circulant).
-
-    `levels` are h hosts of q ranks; rank h'q + l is the l-th of host h'.
-    Rounds: ⌈log₂ h⌉ + 1 (none inside if q = 1).
-    Bytes: each rank sends and receives n(p−1)/p, of it n(h−1)/p to and from other hosts.
-    Cost: (q−1)α + n(q−1)/q β + n(q−1)/q γ of the links inside, plus ⌈log₂ h⌉α + n(h−1)/p β + n(h−1)/p γ across.
-    For: hosts whose ranks are linked much faster than the hosts: every byte leaves a host once.
-    Source: Cho, Finkler, Serrano, Kung and Hunter, "BlueConnect", 2019; Träff and Hunold 2020 (as hierarchical all_gather).
-    """
-    hosts, each = levels
-    r = np.arange(p)
-    host, local = np.divmod(r, each)
-    if each > 1 or p == 1:
-        block = local[:, None] + np.arange(hosts) * each
-        inside = [((host * each + i)[:, None], "input", block) for i in range(each)]
-        yield [Move((r[:, None], "scratch" if hosts > 1 else "output", np.arange(hosts)), inside)]
-    peers = Group(r.reshape(hosts, each).T, np.zeros(each, np.int64))
-    yield from accumulate(circulant(hosts), peers, "scratch", started=each > 1, result=("output", 0))
 
 
 def _scattered(pattern: Pattern) -> Rounds:

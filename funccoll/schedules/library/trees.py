@@ -124,12 +124,13 @@ def broadcast_along(rounds: Iterable[Edges], root: int | None) -> Rounds:
         yield split((child, "output", chunk), [(parent, np.where(parent == root, "input", "output"), chunk)])
 
 
-def reduce_along(rounds: list[Edges], p: int, chunks: int, root: int | None) -> Rounds:
+def reduce_along(rounds: list[Edges], p: int, chunks: int, root: int | None, started: bool = False) -> Rounds:
     """The transpose of a broadcast: chunks go up the edges in the opposite order, and parents add them.
 
-    Partial sums are in scratch, the root's in its output; all are in the outputs when no root is named.
+    Partial sums are in scratch, the root's in its output; all are in the outputs when no root is named. With `started` they
+    are there at the beginning.
     """
-    summed = np.zeros((p, chunks), bool)
+    summed = np.full((p, chunks), started)
     for child, parent, chunk, _ in reversed(rounds):
         buffer = "output" if root is None else np.where(parent == root, "output", "scratch")
         own = np.where(summed[parent, chunk], buffer, "input")

@@ -82,7 +82,8 @@ def cost(schedule: Schedule, topology: Topology, nbytes: int) -> Cost:
     take longest one after the other, and rounds follow one another. So the cost is the textbooks' for regular algorithms
     (Thakur, Rabenseifner and Gropp, IJHPCA 19(1), 2005); `simulate` lets ranks run ahead of each other. Several
     ranks also take the topology's `start`; its times per byte are those of this much data (`Topology.at`). With
-    `topology.memory` a round lasts as long as the rank (and channel) with most to read, write and reduce.
+    `topology.memory` only messages between hosts occupy ports, and a rank (and channel) also takes the time in which it reads,
+    writes and reduces. With `topology.one_port` a round lasts at least as long as the bytes that one host sends, or receives.
     Raises ScheduleError for a topology of another size and for bytes that are not positive.
     """
     check_topology(topology, schedule.nranks)
@@ -131,6 +132,7 @@ class _Load:
         self.chunks = np.zeros((2, p))  # sent, reduced
         traffic, waits = [], np.zeros(len(self.busy), bool)
         inputs = schedule.collective.input_chunks * p  # their places come first
+        host = topology.host_of
         for _, alike in groupby(sorted(batches, key=_shape), key=_shape):
             sources, targets, by, at, count = _columns(list(alike), self.first, p, channels)
             written, sources, targets = sources >= inputs, sources % p, targets % p
@@ -140,7 +142,8 @@ class _Load:
             if topology.memory:
                 touched = sources.shape[1] + targets.shape[1]
                 self.busy += np.bincount(at, topology.host.beta * size * touched * count, len(self.busy))
-                waits[at[((sources != by[:, None]) & written).any(axis=1)]] = True
+                near = (sources != by[:, None]) & (host[sources] == host[by][:, None])
+                waits[at[(near & written).any(axis=1)]] = True
             traffic += [_traffic(sources, by, at, count, p, False), _traffic(targets, by, at, count, p, True)]
         self.busy += topology.host.alpha * waits
         key, which = np.unique(np.concatenate([key for key, _ in traffic]), return_inverse=True)
@@ -154,18 +157,20 @@ class _Load:
         src, dst = np.where(outgoing, by, peer), np.where(outgoing, peer, by)
         self.chunks[0] += np.bincount(src, count, p)
         self.communicates = np.bincount(begin, minlength=self.rounds) > 0
-        if topology.memory:
-            self.send = self.receive = np.zeros(self.rounds * p)
-            return
         alpha, beta = topology.links(src, dst)
-        seconds = alpha + beta * size * count
-        self.send, self.receive = (np.bincount(begin * p + r, seconds, self.rounds * p) for r in (src, dst))
+        per_byte = beta * size * count
+        host = topology.host_of
+        far = host[src] != host[dst]
+        seconds = (alpha + per_byte) * (far | (not topology.memory))  # inside a host nothing is a message then
+        self.ports = [np.bincount(begin * p + r, seconds, self.rounds * p) for r in (src, dst)]
+        if topology.one_port:
+            hosts = topology.hosts
+            self.ports += [np.bincount(begin * hosts + host[r], per_byte * far, self.rounds * hosts) for r in (src, dst)]
         self.busy += np.bincount(at, seconds, len(self.busy))
 
     def round_times(self) -> np.ndarray:
         """Duration of each round, in seconds."""
-        longest = [x.reshape(self.rounds, -1).max(axis=1) for x in (self.send, self.receive, self.busy)]
-        return np.maximum.reduce(longest)
+        return np.maximum.reduce([x.reshape(self.rounds, -1).max(axis=1) for x in (*self.ports, self.busy)])
 
 
 def _shape(batch: Batch) -> tuple[int, int]:

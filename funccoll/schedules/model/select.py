@@ -13,11 +13,12 @@ import numpy as np
 
 from ...display import html_table, seconds_text, text_table, titled
 from ...errors import DTypeError, ScheduleError
-from ...machine_profile import current
+from ...machine_profile import BITS, current, may_change_bits
 from ...types import bfloat16, check_dtype
 from ..collective import KINDS, Collective, check_pairs
+from ..host_map import check_host_map, levels_of
 from ..registry import Algorithm, known
-from ..schedule import Schedule, build, check_levels
+from ..schedule import Schedule, build
 from .cost import Cost, chunk_bytes
 from .topology import Topology, check_topology
 
@@ -57,7 +58,10 @@ class _Question:
     narrow: bool
     root: int
     pairs: tuple[tuple[int, int], ...]
-    levels: tuple[int, int] | None
+    hosts: tuple[int, ...] | None
+    """The host of each rank, for hierarchical algorithms."""
+    tuned_bits: bool
+    """True when a measured machine may choose the order of combination."""
 
     @property
     def in_order(self) -> bool:
@@ -69,47 +73,59 @@ class _Question:
         """True when anything is combined whose bits depend on the order."""
         return KINDS[self.kind].combines
 
+    @property
+    def preset(self) -> _Question | None:
+        """The question whose answer fixes the order of combination; None where nothing measured could change it."""
+        preset = self.topology.preset
+        if self.tuned_bits or not self.reduces or preset is self.topology:
+            return None
+        return replace(self, topology=preset)
+
 
 def select(
     kind: str, topology: Topology | int, nbytes: int, *, dtype: Any = None, root: int = 0,
-    pairs: Sequence[tuple[int, int]] = (), levels: tuple[int, int] | None = None,
+    pairs: Sequence[tuple[int, int]] = (), hosts: int | Sequence[int] | None = None,
+    levels: tuple[int, int] | None = None,
 ) -> Schedule:  # fmt: skip
     """Return the schedule that costs least on the topology, of those that may be chosen.
 
     On one host, reductions must be left folds in the order of ranks (the default bits), and where memory is shared, an
-    algorithm that forwards is not chosen if another does not: it would wait more often, and move more. With a dtype of
-    16-bit floats, algorithms that round partial sums are chosen only if there is nothing else. A number of ranks stands
-    for `Topology.one_host` of it. Hierarchical algorithms need a topology of several hosts with several ranks each, or
-    `levels`. Of equal costs, the algorithm registered first is taken. `nbytes` are the bytes of the larger of one rank's
-    input and output. The answer is kept.
+    algorithm that forwards is not chosen if another does not: it would wait more often, and move more. On several hosts any
+    order may be chosen, by the presets' costs; what `funccoll tune` has measured chooses among schedules that combine in that
+    order, unless FUNCCOLL_TUNED_BITS=1. With a dtype of 16-bit floats, algorithms that round partial sums are chosen only if
+    there is nothing else. A number of ranks stands for `Topology.one_host` of it. Hierarchical algorithms need a topology of
+    several hosts with several ranks on one, or `hosts` or `levels` as in `build`. Of equal costs, the algorithm registered
+    first is taken. `nbytes` are the bytes of the larger of one rank's input and output. The answer is kept.
     Raises ScheduleError for an unknown collective, bytes that are not positive, a root or pairs that do not exist, and
     when no algorithm may be chosen; DTypeError for a dtype that funccoll does not carry.
     """
-    question = _question(kind, topology, nbytes, dtype, root, pairs, levels)
+    question = _question(kind, topology, nbytes, dtype, root, pairs, hosts, levels)
     return _select(question, known(kind))
 
 
 def candidates(
     kind: str, topology: Topology | int, nbytes: int, *, dtype: Any = None, root: int = 0,
-    pairs: Sequence[tuple[int, int]] = (), levels: tuple[int, int] | None = None,
+    pairs: Sequence[tuple[int, int]] = (), hosts: int | Sequence[int] | None = None,
+    levels: tuple[int, int] | None = None,
 ) -> list[Candidate]:  # fmt: skip
     """Every algorithm for the collective, in the order of registration, built, proved and costed where it can be.
 
     Arguments and errors are those of `select`.
     """
-    question = _question(kind, topology, nbytes, dtype, root, pairs, levels)
+    question = _question(kind, topology, nbytes, dtype, root, pairs, hosts, levels)
     return _weighed(question, known(kind), thorough=True)[0]
 
 
 def explain(
     kind: str, topology: Topology | int, nbytes: int, *, dtype: Any = None, root: int = 0,
-    pairs: Sequence[tuple[int, int]] = (), levels: tuple[int, int] | None = None,
+    pairs: Sequence[tuple[int, int]] = (), hosts: int | Sequence[int] | None = None,
+    levels: tuple[int, int] | None = None,
 ) -> Explanation:  # fmt: skip
     """Explain what `select` chooses and why, as a table.
 
     Arguments and errors are those of `select`.
     """
-    question = _question(kind, topology, nbytes, dtype, root, pairs, levels)
+    question = _question(kind, topology, nbytes, dtype, root, pairs, hosts, levels)
     found, best = _weighed(question, known(kind), thorough=True)
     return Explanation(_title(question, dtype), tuple(_rows(found, best, question, dtype)))
 
@@ -119,7 +135,7 @@ def explain(
 
 def _question(
     kind: str, topology: Topology | int, nbytes: int, dtype: Any, root: int, pairs: Sequence[tuple[int, int]],
-    levels: tuple[int, int] | None,
+    hosts: int | Sequence[int] | None, levels: tuple[int, int] | None,
 ) -> _Question:  # fmt: skip
     if isinstance(topology, (int, np.integer)):
         topology = Topology.one_host(topology)
@@ -133,8 +149,8 @@ def _question(
     # Checked here: questions that are equal to one that was answered (1 == True == 1.0) are answered from the cache.
     Collective(kind, topology.nranks, root, check_pairs(pairs)).check()
     chunk_bytes(Collective(kind, topology.nranks), nbytes)
-    both = topology.levels if levels is None else check_levels(levels, topology.nranks)
-    return _Question(kind, topology, nbytes, narrow, int(root), check_pairs(pairs), both)
+    host_map = check_host_map(hosts, levels, topology.nranks) or topology.host_map
+    return _Question(kind, topology, nbytes, narrow, int(root), check_pairs(pairs), host_map, may_change_bits())
 
 
 @functools.lru_cache(maxsize=1024)
@@ -159,6 +175,8 @@ def _weighed(question: _Question, known: tuple[Algorithm, ...], thorough: bool) 
     collective = Collective(question.kind, question.topology.nranks, question.root, question.pairs).check()
     chunk_bytes(collective, question.nbytes)
     found = [_candidate(algorithm, question) for algorithm in known]
+    if question.preset is not None:
+        found = _of_equal_bits(found, _weighed(question.preset, known, thorough=False)[1], question)
     if question.topology.hosts == 1 and question.topology.host.shared and any(map(_is_direct, found)):
         forwards = "shared memory: forwards what can be read where it is"
         found = [c if c.objection or _is_direct(c) else replace(c, objection=forwards) for c in found]
@@ -173,6 +191,24 @@ def _weighed(question: _Question, known: tuple[Algorithm, ...], thorough: bool) 
         reasons = "; ".join(f"{c.algorithm.name}: {c.objection}" for c in found)
         raise ScheduleError(f"no algorithm for {question.kind} on {question.topology!r} may be chosen: {reasons}.")
     return found, best
+
+
+def _of_equal_bits(found: list[Candidate], fixed: Candidate, question: _Question) -> list[Candidate]:
+    """The candidates, of which only those may be chosen that combine in the order of the presets' choice."""
+    assert fixed.schedule is not None
+    name, orders = fixed.algorithm.name, fixed.schedule.prove().orders
+    other = f"combines in another order than {name}, the presets' choice ({BITS}=1 allows it)"
+    judged = []
+    for candidate in found:
+        if candidate.algorithm is fixed.algorithm:  # with as many chunks, whatever other numbers cost here
+            cost_here = fixed.schedule.cost(question.topology, question.nbytes)
+            candidate = Candidate(fixed.algorithm, fixed.schedule, cost_here)
+        elif candidate.objection is None:
+            candidate = _judged(candidate, question)
+            if candidate.objection is None and candidate.schedule and candidate.schedule.prove().orders != orders:
+                candidate = replace(candidate, objection=other)
+        judged.append(candidate)
+    return judged
 
 
 def _seconds(candidate: Candidate) -> float:
@@ -191,7 +227,7 @@ def _is_direct(candidate: Candidate) -> bool:
 def _may_be_direct(algorithm: Algorithm, question: _Question) -> bool:
     """True unless each schedule that would be compared is known to forward."""
     p = question.topology.nranks
-    if p > _SMALL or algorithm.refusal(p) or ("levels" in algorithm.options and question.levels is None):
+    if p > _SMALL or algorithm.refusal(p) or (algorithm.tells_hosts_apart and question.hosts is None):
         return True  # the comparison says what is to be said
     try:
         return any(_reads_inputs_only(_built(algorithm, question, chunks)) for chunks in _numbers(algorithm, question))
@@ -217,8 +253,10 @@ def _candidate(algorithm: Algorithm, question: _Question) -> Candidate:
     refusal = algorithm.refusal(p, question.root)
     if refusal:
         return Candidate(algorithm, objection=refusal)
-    if "levels" in algorithm.options and question.levels is None:
+    if algorithm.tells_hosts_apart and question.hosts is None:
         return Candidate(algorithm, objection="needs several hosts with several ranks each, or levels=")
+    if "levels" in algorithm.options and levels_of(question.hosts) is None:
+        return Candidate(algorithm, objection="takes levels: equal hosts in the order of ranks")
     try:
         if p > _SMALL and "pairs" not in algorithm.options and _expected_places(algorithm, p) > _TOO_LARGE:
             return Candidate(algorithm, objection="too large to build for comparison", reserve=True)
@@ -268,10 +306,12 @@ def _variants(algorithm: Algorithm, question: _Question) -> Iterator[Candidate]:
 
 def _built(algorithm: Algorithm, question: _Question, chunks: int | None) -> Schedule:
     """The schedule, shared by questions that differ in bytes only."""
-    given = {"root": question.root, "pairs": question.pairs, "levels": question.levels}
-    given = tuple((name, value) for name, value in given.items() if name in algorithm.options)
+    given: dict[str, Any] = {"root": question.root, "pairs": question.pairs}
+    given = {name: value for name, value in given.items() if name in algorithm.options}
+    if algorithm.tells_hosts_apart:
+        given["hosts"] = question.hosts
     nranks = question.topology.nranks
-    return (_build if nranks <= _SMALL else _build.__wrapped__)(algorithm, nranks, chunks, given)
+    return (_build if nranks <= _SMALL else _build.__wrapped__)(algorithm, nranks, chunks, tuple(given.items()))
 
 
 @functools.lru_cache(maxsize=256)
@@ -284,8 +324,8 @@ def _expected_places(algorithm: Algorithm, nranks: int) -> float:
     """Estimate the places that the moves for `nranks` ranks name, if they go on growing as from 8 ranks to 16."""
     places = []
     for p in (8, 16):
-        levels = (p // 4, 4) if "levels" in algorithm.options else None
-        batches = build(algorithm.kind, p, algorithm.name, levels=levels).batches
+        hosts = p // 4 if algorithm.tells_hosts_apart else None
+        batches = build(algorithm.kind, p, algorithm.name, hosts=hosts).batches
         places.append(sum(b.dst.size + b.src.size for b in batches))
     few, more = places
     return more * (more / max(few, 1)) ** math.log2(nranks / 16)
@@ -376,11 +416,12 @@ def measured_seconds(
     where another dtype than float32 is reduced.
     """
     profile = current()
-    if profile is None or root or topology != Topology.one_host(topology.nranks):
+    hosts = tuple(topology.host_of.tolist()) if topology.hosts > 1 else ()
+    if profile is None or root or topology != (Topology.of_hosts(hosts) if hosts else Topology.one_host(topology.nranks)):
         return None
     if KINDS[kind].combines and dtype is not None and np.dtype(dtype) != np.float32:
         return None
-    return profile.measured_seconds(kind, topology.nranks, algorithm, nbytes)
+    return profile.measured_seconds(kind, topology.nranks, algorithm, nbytes, hosts)
 
 
 def _reason(candidate: Candidate, best: Candidate) -> str:

@@ -39,8 +39,9 @@ def simulate(
     What a stream moves in one round between the same two ranks is one message, and pays alpha once. What lies on the
     executing rank costs nothing. An instruction with many sources or destinations begins with the ranks above its own,
     so that owners do not all begin with rank 0. All this begins after the topology's `start`.
-    With `topology.memory` there are no messages and ports: an instruction takes beta for each byte that it reads and writes,
-    on whichever rank, gamma, and alpha if it is the first of its round and stream that reads what another rank has written.
+    With `topology.memory` there are no messages and ports inside a host: an instruction takes beta for each byte that it reads
+    and writes, on whichever rank, gamma, and alpha if it is the first of its round and stream that reads what another rank of
+    its host has written. With `topology.one_port` a message between hosts waits until the bytes of others have left its host.
 
     What if: `slow_ranks` {rank: factor} makes a rank's reductions and all its messages take factor times as long,
     `slow_links` {(source, destination): factor} the messages one way between two ranks (factors multiply, and may be
@@ -106,8 +107,9 @@ class _PortModel(NamedTuple):
     nranks: int
     channels: int
     size: float  # bytes of a chunk
-    each: int
+    host_of: np.ndarray
     shape: np.ndarray
+    one_port: bool  # the ranks of a host share one to the network
     alpha: np.ndarray
     beta: np.ndarray
     gamma: float
@@ -131,8 +133,8 @@ def _machine(
     order = sorted(pairs)
     alpha, beta = topology.times
     return _PortModel(
-        p, schedule.channels, size, topology.each, np.array(topology.shape, np.int64), alpha, beta, float(topology.gamma),
-        bool(topology.memory), p * schedule.collective.input_chunks,
+        p, schedule.channels, size, topology.host_of, np.array(topology.shape, np.int64), bool(topology.one_port), alpha, beta,
+        float(topology.gamma), bool(topology.memory), p * schedule.collective.input_chunks,
         rank_factor, np.array(order, np.int64), np.array([pairs[k] for k in order]),
     )  # fmt: skip
 
@@ -165,9 +167,9 @@ def _factor(value: Any, what: str) -> float:
 
 
 @njit(cache=True)
-def _distance(shape, each, src, dst):  # `Topology.distance` for one pair: compiled code is cached by the file it is in
+def _distance(shape, host_of, src, dst):  # `Topology.distance` for one pair: compiled code is cached by the file it is in
     if len(shape) == 0:
-        return int(src != dst) + int(src // each != dst // each)
+        return int(src != dst) + int(host_of[src] != host_of[dst])
     hops = 0
     for i in range(len(shape) - 1, -1, -1):
         size = shape[i]
@@ -228,6 +230,16 @@ def _opens(program, machine):
 
 
 @njit(cache=True)
+def _is_far(machine, a, b):
+    return machine.host_of[a] != machine.host_of[b]
+
+
+@njit(cache=True)
+def _is_message(machine, a, b):
+    return a != b and (not machine.memory or _is_far(machine, a, b))
+
+
+@njit(cache=True)
 def _memory_seconds(program, machine, stream, i, opens):
     """Seconds in which an instruction reads and writes memory, with alpha where it `opens` its round on this stream."""
     p, rank = machine.nranks, stream // machine.channels
@@ -235,10 +247,10 @@ def _memory_seconds(program, machine, stream, i, opens):
     touched = 0.0
     for j in range(program.src_ptr[i], program.src_ptr[i + 1]):
         a = program.src[j] % p
-        touched += 1.0 if a == rank else of_rank[a] * _factor_of(pair, factor, a * p + rank)
+        touched += 1.0 if a == rank or _is_far(machine, a, rank) else of_rank[a] * _factor_of(pair, factor, a * p + rank)
     for j in range(program.dst_ptr[i], program.dst_ptr[i + 1]):
         b = program.dst[j] % p
-        touched += 1.0 if b == rank else of_rank[b] * _factor_of(pair, factor, rank * p + b)
+        touched += 1.0 if b == rank or _is_far(machine, b, rank) else of_rank[b] * _factor_of(pair, factor, rank * p + b)
     seconds = machine.beta[1] * machine.size * program.chunks[i] * touched
     return of_rank[rank] * (seconds + machine.alpha[1] if opens else seconds)
 
@@ -255,7 +267,8 @@ def _meets(program, machine):
             while program.batch_end[batch] <= program.move[i]:
                 batch += 1
             for j in range(program.src_ptr[i], program.src_ptr[i + 1]):
-                written = program.src[j] >= machine.inputs and program.src[j] % machine.nranks != rank
+                other = program.src[j] % machine.nranks
+                written = program.src[j] >= machine.inputs and other != rank and not _is_far(machine, other, rank)
                 if written and program.batch_round[batch] != last:
                     meets[i], last = True, program.batch_round[batch]
     return meets
@@ -319,7 +332,7 @@ def _at(first, stop, turn, n):
 def _run(program, machine, lost, begins, ends):
     """Run all streams from counters 0; fills in the times at which each instruction begins and ends."""
     start, dst_ptr, dst, src_ptr, src, chunks, wait_ptr, wait_stream, wait_value, move, span, _, _ = program
-    p, channels, size, each, shape, alpha, beta, gamma, memory, _, rank_factor, pair, pair_factor = machine
+    p, channels, size, host_of, shape, one_port, alpha, beta, gamma, memory, _, rank_factor, pair, pair_factor = machine
     src_opens, dst_opens = _opens(program, machine)
     meets = _meets(program, machine)
     streams = len(start) - 1
@@ -332,6 +345,7 @@ def _run(program, machine, lost, begins, ends):
     step = np.zeros(streams, np.int64)  # which of its sources, then of its destinations, is under way,
     turn = np.zeros(streams, np.int64)  # counted round from this one
     sends, receives = np.zeros(p), np.zeros(p)  # of each rank: until when its ports are taken
+    leaves, enters = np.zeros(host_of.max() + 1), np.zeros(host_of.max() + 1)  # of each host, with one_port
     times, keys, owners = np.empty(streams), np.empty(streams, np.int64), np.empty(streams, np.int64)
     events = 0
     ready = np.arange(streams - 1, -1, -1)  # a stack of streams that may be able to begin their next instruction
@@ -388,29 +402,33 @@ def _run(program, machine, lost, begins, ends):
                 j = _at(dst_ptr[i], dst_ptr[i + 1], turn[s], step[s] - k)
                 a, b, opens = rank, dst[j] % p, dst_opens[j]
             free = max(sends[a], receives[b])
+            shared = one_port and host_of[a] != host_of[b]
+            if shared:
+                free = max(free, leaves[host_of[a]], enters[host_of[b]])
             if free > time:  # ask again when both may be free: the earliest move gets them
                 _push(times, keys, owners, events, free, key, s)
                 events += 1
                 continue
-            d = _distance(shape, each, a, b)
+            d = _distance(shape, host_of, a, b)
             seconds = (alpha[d] if opens else 0.0) + beta[d] * size * chunks[i]
-            seconds *= rank_factor[a] * rank_factor[b] * _factor_of(pair, pair_factor, a * p + b)
-            sends[a] = receives[b] = free = time + seconds
+            factor = rank_factor[a] * rank_factor[b] * _factor_of(pair, pair_factor, a * p + b)
+            sends[a] = receives[b] = free = time + seconds * factor
+            if shared:  # the port is taken while bytes pass
+                leaves[host_of[a]] = enters[host_of[b]] = time + beta[d] * size * chunks[i] * factor
         # Ask for the next message, or for the end.
         rank, k = s // channels, src_ptr[i + 1] - src_ptr[i]
         total = k + dst_ptr[i + 1] - dst_ptr[i]
         n = step[s] + 1
-        if memory:
-            free += _memory_seconds(program, machine, s, i, meets[i])
-            n = total
         if n == 0:
             turn[s] = _turn(src, src_ptr[i], src_ptr[i + 1], rank, p)
-        while n < k and src[_at(src_ptr[i], src_ptr[i + 1], turn[s], n)] % p == rank:
+        while n < k and not _is_message(machine, src[_at(src_ptr[i], src_ptr[i + 1], turn[s], n)] % p, rank):
             n += 1
         if step[s] < k <= n:  # it has all sources
+            if memory:
+                free += _memory_seconds(program, machine, s, i, meets[i])
             free += gamma * rank_factor[rank] * size * chunks[i] * max(k - 1, 0)
             turn[s] = _turn(dst, dst_ptr[i], dst_ptr[i + 1], rank, p)
-        while k <= n < total and dst[_at(dst_ptr[i], dst_ptr[i + 1], turn[s], n - k)] % p == rank:
+        while k <= n < total and not _is_message(machine, dst[_at(dst_ptr[i], dst_ptr[i + 1], turn[s], n - k)] % p, rank):
             n += 1
         step[s] = n
         _push(times, keys, owners, events, free, move[i] if n < total else s - streams, s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -11,7 +12,8 @@ import numpy as np
 
 from ...display import html_table, seconds_text, titled
 from ...errors import ScheduleError
-from ...machine_profile import HostParameters, current
+from ...machine_profile import HostParameters, NetworkParameters, current
+from ...mesh import check_hosts
 
 __all__ = ["Link", "Topology", "check_topology"]
 
@@ -44,11 +46,13 @@ def _rate(seconds_per_byte: float) -> str:
 class Topology:
     """`hosts` hosts with `each` devices: rank r is device r mod `each` of host r // `each`. Plain, hashable values.
 
-    Two ranks of one host talk over `host`, others over `network`. With a `shape` the hosts (of one device) form a
-    torus of it, in row-major order: alpha counts once per hop, beta once, and messages that cross the same wire do
-    not slow each other (contention inside a network is not modelled anywhere here; the ports of a rank are, see
+    Where hosts have different numbers of ranks, or ranks another order, `placement` has the host of each rank, and `each` is
+    the largest number on one. Two ranks of one host talk over `host`, others over `network`; with `one_port` the ranks of a
+    host share one port to the network, and the bytes of their messages follow one another. With a `shape` the hosts (of one
+    device) form a torus of it, in row-major order: alpha counts once per hop, beta once, and messages that cross the same wire
+    do not slow each other (contention inside a network is not modelled anywhere here; the ports of ranks and hosts are, see
     `cost` and `simulate`). Work on a rank's own memory takes no time but `gamma`: seconds per byte reduced.
-    `start` seconds are added to every collective. With `memory` (on one host) nothing is a message: a rank pays alpha once for
+    `start` seconds are added to every collective. With `memory` nothing is a message inside a host: a rank pays alpha once for
     each round in which it reads what another has written (inputs are there from the start), and beta for every byte that it
     reads and writes, in its own memory too; there are no ports. `caches` are pairs (bytes, excess): of one rank's data (input
     and output) the part that does not fit into `bytes` takes `excess` times beta and gamma more per byte (`factor`).
@@ -66,6 +70,8 @@ class Topology:
     start: float = 0.0
     memory: bool = False
     caches: tuple[tuple[float, float], ...] = ()
+    placement: tuple[int, ...] = ()
+    one_port: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not isinstance(self.shape, tuple):
@@ -78,10 +84,9 @@ class Topology:
         for what in ("host", "network"):
             if not isinstance(getattr(self, what), Link):
                 raise ScheduleError(f"topology {self.name}: {what}={getattr(self, what)!r} must be a Link(name, alpha, beta).")
+        self._check_placement()
         _check_time(f"topology {self.name}", "gamma", self.gamma, "seconds per byte")
         _check_time(f"topology {self.name}", "start", self.start, "seconds")
-        if self.memory and self.hosts != 1:
-            raise ScheduleError(f"topology {self.name}: memory=True is for one host, and it has {self.hosts}.")
         for nbytes, excess in self.caches:
             if not nbytes > 0 or not 0 <= excess < math.inf:
                 raise ScheduleError(
@@ -93,6 +98,20 @@ class Topology:
                 f"topology {self.name}: a torus of shape {self.shape} has {math.prod(self.shape)} hosts of 1 device each; "
                 f"hosts={self.hosts} and each={self.each} were given."
             )
+
+    def _check_placement(self) -> None:
+        """Check the placement, and number its hosts; one that `hosts` and `each` say already becomes ()."""
+        if not self.placement:
+            return
+        placed = check_hosts(self.placement, len(self.placement), "ranks", ScheduleError) or (0,) * len(self.placement)
+        size = np.bincount(placed)
+        if self.shape or (self.hosts, self.each) != (len(size), size.max()):
+            raise ScheduleError(
+                f"topology {self.name}: placement={self.placement!r:.60} is {len(size)} hosts with at most {size.max()} ranks; "
+                f"hosts={self.hosts}, each={self.each}{f' and shape={self.shape}' if self.shape else ''} were given."
+            )
+        regular = placed == tuple(np.repeat(np.arange(self.hosts), self.each).tolist())
+        object.__setattr__(self, "placement", () if regular else placed)
 
     # ---------------------------------------------------------------- presets
 
@@ -111,7 +130,7 @@ class Topology:
         """
         profile = current()
         if profile is None or p == 1:
-            return cls("one_host", 1, p, _SHARED_MEMORY, _SHARED_MEMORY, 1 / 10e9)
+            return cls("one_host", 1, p, _SHARED_MEMORY, _SHARED_MEMORY, _COPY)
         return cls.measured_host(p, profile.parameters_for(p))
 
     @classmethod
@@ -121,6 +140,42 @@ class Topology:
         return cls(
             "one_host", 1, p, link, link, measured.gamma, start=measured.start, memory=True, caches=measured.caches
         )
+
+    @classmethod
+    def of_hosts(cls, hosts: Sequence[int]) -> Topology:
+        """Processes on several hosts, `hosts[r]` is that of rank r: shared memory inside, one port of each host to the network.
+
+        With what `funccoll tune` has measured on several hosts (in a job, what rank 0 has); else a core copies or reduces about
+        10 GB/s, and hosts are linked by 25 Gb/s Ethernet with TCP.
+        """
+        placed = _placed(hosts)
+        if not placed:
+            return cls.one_host(len(hosts))
+        profile = current()
+        network = None if profile is None else profile.network_for(placed)
+        if profile is None or network is None:
+            return cls._on_hosts(placed, _SHARED_MEMORY, _ETHERNET, _COPY)
+        return cls.measured_hosts(placed, profile.parameters_for(max(2, *np.bincount(placed).tolist())), network)
+
+    @classmethod
+    def measured_hosts(cls, hosts: Sequence[int], inside: HostParameters, network: NetworkParameters) -> Topology:
+        """Processes on several hosts whose memory and network were measured."""
+        host = Link("measured shared memory", inside.alpha, inside.beta, shared=True)
+        link = Link("measured network", network.alpha, network.beta)
+        found = cls._on_hosts(_placed(hosts), host, link, inside.gamma)
+        return replace(found, start=network.start, memory=True, caches=inside.caches)
+
+    @classmethod
+    def _on_hosts(cls, placed: tuple[int, ...], host: Link, network: Link, gamma: float) -> Topology:
+        size = np.bincount(placed).tolist()
+        return cls("hosts", len(size), max(size), host, network, gamma, placement=placed, one_port=True)
+
+    @property
+    def preset(self) -> Topology:
+        """The same hosts with the presets' figures, if these were measured and are several; else the topology itself."""
+        if self.hosts == 1 or not self.memory:
+            return self
+        return Topology._on_hosts(tuple(self.host_of.tolist()), _SHARED_MEMORY, _ETHERNET, _COPY)
 
     @classmethod
     def one_gpu(cls, p: int) -> Topology:
@@ -155,7 +210,7 @@ class Topology:
     @classmethod
     def ethernet(cls, hosts: int, each: int = 1) -> Topology:
         """Hosts on 25 Gb/s Ethernet with TCP (30 µs per message), shared memory inside."""
-        return cls("ethernet", hosts, each, _SHARED_MEMORY, Link("Ethernet", 30e-6, 1 / 3.125e9), 1 / 10e9)
+        return cls("ethernet", hosts, each, _SHARED_MEMORY, _ETHERNET, _COPY)
 
     @classmethod
     def torus(cls, shape: tuple[int, ...]) -> Topology:
@@ -193,18 +248,24 @@ class Topology:
         factor = self.factor(nbytes)
         if factor == 1.0:
             return self
-        host, network = (replace(link, beta=link.beta * factor) for link in (self.host, self.network))
+        host = replace(self.host, beta=self.host.beta * factor)
+        network = host if self.network == self.host else self.network  # caches are the hosts'
         return replace(self, host=host, network=network, gamma=self.gamma * factor, caches=())
 
     @property
     def nranks(self) -> int:
         """The number of ranks."""
-        return self.hosts * self.each
+        return len(self.placement) or self.hosts * self.each
 
     @property
-    def levels(self) -> tuple[int, int] | None:
-        """(hosts, ranks per host) for hierarchical algorithms; None where there are not two levels."""
-        return (self.hosts, self.each) if self.hosts > 1 and self.each > 1 else None
+    def host_map(self) -> tuple[int, ...] | None:
+        """The host of each rank for hierarchical algorithms; None on one host, and where no host has several ranks."""
+        return tuple(self.host_of.tolist()) if self.hosts > 1 and self.each > 1 else None
+
+    @cached_property
+    def host_of(self) -> np.ndarray:
+        """int64[nranks]: the host of each rank."""
+        return np.array(self.placement) if self.placement else np.arange(self.nranks) // self.each
 
     @cached_property
     def times(self) -> tuple[np.ndarray, np.ndarray]:
@@ -218,7 +279,7 @@ class Topology:
         """Distance between ranks (integer arrays that broadcast): 0 itself, 1 the same host, 2 another; on a torus the hops."""
         src, dst = np.asarray(src), np.asarray(dst)
         if not self.shape:
-            return (src != dst).astype(np.int64) + (src // self.each != dst // self.each)
+            return (src != dst).astype(np.int64) + (self.host_of[src] != self.host_of[dst])
         hops = np.zeros(np.broadcast_shapes(src.shape, dst.shape), np.int64)
         for size in reversed(self.shape):
             apart = np.abs(src % size - dst % size)
@@ -236,7 +297,9 @@ class Topology:
         if self.shape:
             return f"{' × '.join(map(str, self.shape))} torus"
         hosts, each = (f"{n} {what}{'s' if n > 1 else ''}" for n, what in ((self.hosts, "host"), (self.each, "device")))
-        return f"{hosts} × {each}"
+        if not self.placement:
+            return f"{hosts} × {each}"
+        return f"{hosts} with {' + '.join(map(str, np.bincount(self.placement)))} devices"
 
     def _used(self) -> list[tuple[str, Link]]:
         """The classes of links that occur, each with the text of its place."""
@@ -273,4 +336,11 @@ def _check_time(where: str, what: str, value: Any, unit: str) -> None:
         raise ScheduleError(f"{where}: {what}={value!r} must be a number of {unit}, finite and at least 0.")
 
 
+def _placed(hosts: Sequence[int]) -> tuple[int, ...]:
+    return check_hosts(hosts, len(hosts), "ranks", ScheduleError)
+
+
 _SHARED_MEMORY = Link("shared memory", 0.2e-6, 1 / 10e9, shared=True)
+_ETHERNET = Link("Ethernet", 30e-6, 1 / 3.125e9)
+_COPY = 1 / 10e9
+"""Seconds in which a core copies or reduces a byte."""

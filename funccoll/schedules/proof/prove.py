@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -53,6 +54,32 @@ class Proof:
             if kids != tuple(range(first, first + p)) or first % p or first >= self.nodes.leaves:
                 return False
         return True
+
+    @functools.cached_property
+    def orders(self) -> tuple[bytes, ...]:
+        """The order of combination of each output block, part by part, as digests: equal ones mean equal bits.
+
+        A block whose parts are all combined alike has one digest, however it is cut.
+        """
+        digests: dict[int, bytes] = {}
+
+        def digest(node: int) -> bytes:
+            if node not in digests:
+                kids = self.nodes.children(node)
+                rank = str(self.nodes.leaf(node)[0]).encode() if not kids else b""
+                below = [digest(k) for k in kids]
+                below[:2] = sorted(below[:2])  # every op commutes
+                digests[node] = hashlib.sha256(b"|".join([rank, *below])).digest()
+            return digests[node]
+
+        collective = self.schedule.collective
+        rows = collective.input_chunks + self.outputs[1]
+        columns = (self.outputs[0], collective.blocks_of_rows[rows], collective.parts_of_rows[rows], self.outputs[2])
+        blocks: dict[tuple[int, int], dict[int, bytes]] = {}
+        for rank, block, part, node in zip(*(column.tolist() for column in columns), strict=True):
+            blocks.setdefault((rank, block), {})[part] = digest(node)
+        found = [[block[part] for part in sorted(block)] for _, block in sorted(blocks.items())]
+        return tuple(x for block in found for x in (block[:1] if len(set(block)) == 1 else block))
 
     @functools.cached_property
     def partial_sums(self) -> int:
