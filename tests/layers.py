@@ -65,10 +65,12 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "arrays": (("array_layout",), ("array",)),
     "runtime": (
         ("fused_step", "blas", "recorder"), ("array_library", "recorded_program"), ("backend",), ("codegen",),
-        ("plans",), ("job",), ("local", "shm", "mpi_library"), ("mpi",),
+        ("plans",), ("job",), ("local", "shm", "mpi_library"), ("mpi_collectives",), ("mpi",),
         ("nccl",), ("cuda",),
     ),
-    "runtime.plans": (("control_block", "operand", "slots", "staging", "transit"), ("message_table", "plan_writer")),
+    "runtime.plans": (
+        ("control_block", "operand", "slots", "staging", "transit"), ("flat_operand", "message_table", "plan_writer"),
+    ),
     "runtime.job": (
         ("host", "packets", "deferral", "reports", "stacks", "calling_thread", "failure"),
         ("hello", "processes", "uncaught", "forking", "tcp", "questions"), ("finding", "mpirun"),

@@ -17,8 +17,8 @@ import process_cases
 import pytest
 from ranks import Ranks
 
-from funccoll.runtime.nccl.gpu_arrays import FlatOperand
 from funccoll.runtime.nccl.native import is_native
+from funccoll.runtime.plans.flat_operand import FlatOperand
 from funccoll.runtime.plans.operand import Operand
 from funccoll.schedules.schedule import build
 
@@ -95,7 +95,7 @@ def test_flat_memory_has_the_blocks_in_a_row(shape, dim, concat_dim):
     parts = np.split(x, 2, dim)
     wanted = np.concatenate(parts, concat_dim)
     flat = FlatOperand(Operand(shape, wanted.shape, x.dtype, dim, concat_dim), collective)
-    found = flat.flat_input(x, fake_nccl.FakeGpu("bus"))
+    found = flat.flat_input(x, fake_nccl.FakeGpu("bus").contiguous)
     assert found.tolist() == np.concatenate([part.reshape(-1) for part in parts]).tolist()
     assert flat.shaped_output(found).tolist() == wanted.tolist()
 

@@ -37,7 +37,10 @@ Copies = Any
 Run = Callable[..., Sequence[Copies]]
 """A compiled program: from the copies of each input to those of each output."""
 
-NATIVE_ALGORITHMS = {"nccl": "NCCL's own collective, between GPUs of a job, one for each process"}
+NATIVE_ALGORITHMS = {
+    "nccl": "NCCL's own collective, between GPUs of a job, one for each process",
+    "mpi": "MPI's own collective, between processes of several hosts or with FUNCCOLL_TRANSPORT=mpi",
+}
 """Algorithms that are a transport's own: no schedule says what they do, so that they are not proved. Name -> description."""
 
 ArgumentCheck = Callable[[Sequence[Any], Sequence[np.ndarray | None]], None]

@@ -16,6 +16,7 @@ from ..errors import MissingPackageError, RendezvousError
 from .job.across_hosts import meet_hosts
 from .job.hello import JobSpec
 from .job.rendezvous import JoinedJob
+from .mpi_collectives import MpiMeshBackend
 from .mpi_library import MpiLibrary
 from .shm.shm_backend import SharedMemoryBackend
 
@@ -192,6 +193,10 @@ class MpiBackend(SharedMemoryBackend):
         mpi.check(job)
         mpi.is_pending = True
         return meet_hosts(job, timeout, _MpiInvitation(mpi, alone=not job.across_hosts), SharedMemoryBackend.meet)
+
+    def for_mesh(self, number: int) -> MpiMeshBackend:
+        """See `JobBackend`."""
+        return MpiMeshBackend(self, number, self.mpi.mpi, self.communicator)
 
     def close(self) -> None:
         """See `JobBackend`."""

@@ -1,19 +1,14 @@
-"""Arrays of a GPU as NCCL takes them: flat memory, in which the blocks of a collective follow each other."""
+"""The GPU of a process, as NCCL's backend uses it."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
 
-from ...schedules.collective import Collective
 from ..array_library import ArrayLibrary
-from ..plans.operand import Operand
 
-__all__ = ["FlatOperand", "GpuEvent", "NcclGpu"]
+__all__ = ["GpuEvent", "NcclGpu"]
 
 
 class GpuEvent(Protocol):
@@ -66,50 +61,3 @@ class NcclGpu(Protocol):
     def record(self) -> GpuEvent:
         """Record an event in the current stream."""
         ...
-
-
-@dataclass(frozen=True)
-class FlatOperand:
-    """One operand of a collective, and the flat memory in which its blocks follow each other, each row-major."""
-
-    operand: Operand
-    collective: Collective
-
-    @property
-    def dtype(self) -> np.dtype:
-        """The element type."""
-        return self.operand.dtype
-
-    @cached_property
-    def elements(self) -> int:
-        """Elements of one block."""
-        return math.prod(self.operand.shape) // self.collective.input_blocks
-
-    @property
-    def input_size(self) -> int:
-        """Elements of the flat input."""
-        return self.elements * self.collective.input_blocks
-
-    @property
-    def output_size(self) -> int:
-        """Elements of the flat output."""
-        return self.elements * self.collective.output_blocks
-
-    def flat_input(self, value: Any, gpu: NcclGpu) -> Any:
-        """The flat memory of an input: the array itself unless it is strided, or cut along another dimension than 0."""
-        blocks, dim = self.collective.input_blocks, self.operand.dim
-        if blocks > 1 and dim:
-            shape = self.operand.shape
-            value = value.reshape((*shape[:dim], blocks, shape[dim] // blocks, *shape[dim + 1 :]))
-            value = value.transpose((dim, *(d for d in range(len(shape) + 1) if d != dim)))
-        flat = gpu.contiguous(value).reshape((self.input_size,))
-        assert flat.dtype == self.dtype, f"an array of {flat.dtype}, and the call was compiled for {self.dtype}"
-        return flat
-
-    def shaped_output(self, flat: Any) -> Any:
-        """The output of a collective from its flat memory."""
-        blocks, dim, shape = self.collective.output_blocks, self.operand.concat_dim, self.operand.out_shape
-        if blocks > 1 and dim:
-            flat = flat.reshape((blocks, *shape[:dim], shape[dim] // blocks, *shape[dim + 1 :]))
-            flat = flat.transpose((*range(1, dim + 1), 0, *range(dim + 1, len(shape) + 1)))
-        return flat.reshape(shape)

@@ -14,7 +14,8 @@ import numpy as np
 from ...schedules.chunk_layout import ChunkLayout, Index, joined
 from ...schedules.messages.messages import Messages, Transfers
 from ...schedules.schedule import Schedule
-from .gpu_arrays import FlatOperand, NcclGpu
+from ..plans.flat_operand import FlatOperand
+from .gpu_arrays import NcclGpu
 
 __all__ = ["Fold", "MessageRounds"]
 

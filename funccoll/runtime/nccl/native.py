@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from ...schedules.collective import KINDS
-from .gpu_arrays import FlatOperand, NcclGpu
+from ..plans.flat_operand import FlatOperand
+from .gpu_arrays import NcclGpu
 
 __all__ = ["ALGORITHM", "LABEL", "NativeOperand", "is_native"]
 

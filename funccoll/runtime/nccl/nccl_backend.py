@@ -21,12 +21,12 @@ from ...primitives.collectives.record import lowering
 from ...schedules.schedule import Schedule, build
 from ..array_library import ArrayLibrary
 from ..backend import ArgumentCheck, GroupCall, Run
+from ..plans.flat_operand import FlatOperand
 from ..plans.operand import Operand
 from ..shm.collective_group import CollectiveGroup, GroupedCollective
 from ..shm.diagnosis import Diagnosis
 from ..shm.entry import Agreement
 from ..shm.shm_backend import MeshBackend
-from .gpu_arrays import FlatOperand
 from .message_rounds import MessageRounds
 from .native import NativeOperand, is_native
 from .nccl_job import NcclJob
@@ -261,7 +261,8 @@ class NcclCall:
         """The flat input of a part."""
         if part.source is None:
             return self.job.gpu.zeros((1,), _BYTE)
-        return part.flat.flat_input(arrays[part.source] if part.source >= 0 else results[~part.source], self.job.gpu)
+        value = arrays[part.source] if part.source >= 0 else results[~part.source]
+        return part.flat.flat_input(value, self.job.gpu.contiguous)
 
     def _run(
         self, parts: Sequence[_Part], communicators: Mapping[tuple[str, ...], Any], sources: Sequence[Any]

@@ -1,0 +1,322 @@
+"""MPI's own collectives, `algorithm="mpi"`, in the place of a schedule's moves; only where the user names it.
+
+They are not proved: the order in which MPI combines, and its NaNs and zeros in max and min, are its own, and may depend on the
+number of elements and on what a mesh's ranks run on. A mean is MPI's sum, divided. MPI has no 16-bit floats to combine, and no
+permute.
+
+Before each call the ranks agree, by a barrier of ours, that all of them are in it: what differs, a peer that is gone and one
+that does not come are diagnosed there, as for any other collective. Then nonblocking collectives are polled, with an eye on the
+peers.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, groupby
+from typing import Any
+
+import numpy as np
+
+from ..errors import CollectiveTimeout, FunccollError, ScheduleError, at_source
+from ..ir import Equation, Var
+from ..mesh import Mesh
+from ..passes.buffers import SMALL_RESULT_BYTES
+from ..primitives.collectives.record import lowering
+from ..schedules.collective import Collective
+from ..schedules.schedule import Schedule
+from ..types import dtype_name
+from .backend import GroupCall
+from .plans.control_block import Communicator
+from .plans.flat_operand import FlatOperand
+from .plans.operand import Operand
+from .shm.shm_backend import MeshBackend, SharedMemoryBackend
+
+__all__ = ["ALGORITHM", "MpiMeshBackend"]
+
+ALGORITHM = "mpi"
+"""The algorithm of an equation that MPI executes."""
+
+_DATATYPES = {
+    "int8": "INT8_T", "uint8": "UINT8_T", "int16": "INT16_T", "uint16": "UINT16_T", "int32": "INT32_T", "uint32": "UINT32_T",
+    "int64": "INT64_T", "uint64": "UINT64_T", "float32": "FLOAT", "float64": "DOUBLE", "complex64": "C_FLOAT_COMPLEX",
+    "complex128": "C_DOUBLE_COMPLEX",
+}  # fmt: skip
+_OPS = {
+    "sum": "SUM", "mean": "SUM", "prod": "PROD", "max": "MAX", "min": "MIN", "and": "BAND", "or": "BOR", "xor": "BXOR",
+}  # fmt: skip
+_MOST_ELEMENTS = (1 << 31) - 1
+_GLANCE = 64  # polls between two looks at the peers and the clock
+_SPIN, _YIELD = 0.001, 0.05  # seconds of tight polling, and of polling that yields; then it sleeps
+_NAP = 0.0002
+_GRACE = 0.5  # seconds after a peer's failure in which what it had done its part of may still complete
+_NEWS = 1.0  # seconds in which the news of a failure come that MPI has noticed
+
+
+class MpiMeshBackend(MeshBackend):
+    """The part of a job over MPI that serves one mesh: `mpi` is mpi4py's module, `whole` a communicator of the job's ranks."""
+
+    native_algorithms = (ALGORITHM,)
+
+    def __init__(self, job: SharedMemoryBackend, number: int, mpi: Any, whole: Any):
+        super().__init__(job, number)
+        self.mpi, self._whole = mpi, whole
+        self._communicators: dict[tuple[int, ...], Any] = {}
+
+    def compile_group(
+        self, collectives: Sequence[tuple[Equation, Schedule]], mesh: Mesh, identity: Callable[[Equation], str]
+    ) -> Sequence[GroupCall]:
+        """See `Backend`. Neighbours are one call, those of MPI among themselves."""
+        calls: list[GroupCall] = []
+        for native, several in groupby(collectives, key=lambda found: found[0].params["algorithm"] == ALGORITHM):
+            group = list(several)
+            if native:
+                call = MpiCall(self, mesh, group, identity)
+                calls.append(GroupCall(call, call.arguments, tuple(out for eqn, _ in group for out in eqn.outputs)))
+            else:
+                calls += super().compile_group(group, mesh, identity)
+        return calls
+
+    def communicator(self, members: tuple[int, ...]) -> Any:
+        """MPI's communicator of some ranks, made when they first need it. It blocks until all of them are here."""
+        if members not in self._communicators:
+            made = self._whole.Create_group(self._whole.Get_group().Incl(members), self.number)
+            made.Set_errhandler(self.mpi.ERRORS_RETURN)
+            self._communicators[members] = made
+        return self._communicators[members]
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """One operand of one collective on this rank: where its input comes from, and what MPI is told."""
+
+    ranks: Communicator
+    collective: Collective
+    op: str = ""
+    flat: FlatOperand | None = None
+    """None for a barrier."""
+    source: int = 0
+    """Argument `source` of the call, or result ~source of it."""
+
+    @property
+    def has_output(self) -> bool:
+        """True where this rank gets something."""
+        return bool(self.collective.has_output(self.ranks.rank))
+
+
+class MpiCall:
+    """Adjacent collectives of a program: a call with this rank's arrays returns the results. One agreement is for all."""
+
+    def __init__(
+        self, backend: MpiMeshBackend, mesh: Mesh, collectives: Sequence[tuple[Equation, Schedule]],
+        identity: Callable[[Equation], str],
+    ):  # fmt: skip
+        from .shm.collective_group import CollectiveGroup, GroupedCollective  # here: they import LLVM
+        from .shm.diagnosis import Diagnosis
+        from .shm.entry import Agreement
+
+        self.backend, self.mpi, self.registry = backend, backend.mpi, backend.job.communicators
+        made = {out for eqn, _ in collectives for out in eqn.outputs}
+        read = dict.fromkeys(a for eqn, _ in collectives for a in eqn.inputs if isinstance(a, Var) and a not in made)
+        self.arguments: tuple[Var, ...] = tuple(read)
+        agreements: dict[tuple[str, ...], list[GroupedCollective]] = {}
+        operands = [_operands(eqn) for eqn, _ in collectives]
+        for (eqn, schedule), several in zip(collectives, operands, strict=True):
+            with at_source(eqn.source):
+                _check(eqn, several)
+            axes, op = tuple(eqn.axes()), lowering(eqn).op
+            call = GroupedCollective(axes, schedule, op, several, f"{identity(eqn)} {ALGORITHM}", eqn.source)
+            agreements.setdefault(axes, []).append(call)
+        barriers = [Agreement.to(calls) for calls in agreements.values()]
+        self.agreement = CollectiveGroup(self.registry, mesh, backend.number, barriers)
+        self.calls, self.communicators = self.agreement.calls, self.agreement.communicators
+        self.left_complete = False
+        """True when an exception has left the last call after everything was done: for `note_exception`."""
+        ranks = dict(zip(agreements, self.communicators, strict=True))
+        self._parts = _parts(collectives, operands, ranks, self.arguments)
+        first = next(iter(agreements.values()))[0]
+        self._diagnosis = Diagnosis(self.registry, first, self.communicators[0], self.registry.world.rank)
+
+    def __call__(self, *arrays: np.ndarray) -> tuple[np.ndarray, ...]:
+        """This rank's results.
+
+        Raises: what a collective of a schedule raises. None runs any more after an error within MPI.
+        """
+        self.left_complete = agreed = complete = False
+        kept: list[Any] = [arrays]
+        try:
+            self.agreement()
+            agreed = True
+            results = self._run(arrays, kept)
+            complete = True
+            return tuple(results)
+        except BaseException as error:
+            self.left_complete = complete
+            if not complete and (agreed or self.agreement.left_complete):
+                self._abandon(error, kept)
+            raise
+
+    def _run(self, arrays: Sequence[np.ndarray], kept: list[Any]) -> list[np.ndarray]:
+        """Start the collectives, those that read results of others when these are complete, and wait for all of them."""
+        results: list[np.ndarray] = []
+        finish: list[Callable[[], np.ndarray]] = []
+        requests: list[Any] = []
+        try:
+            for part in self._parts:
+                if ~part.source >= len(results):
+                    self._wait(requests)
+                    results += [last() for last in finish]
+                    requests, finish = [], []
+                communicator = self.backend.communicator(part.ranks.members)
+                if part.flat is None:
+                    requests.append(communicator.Ibarrier())
+                    continue
+                value = arrays[part.source] if part.source >= 0 else results[~part.source]
+                source = part.flat.flat_input(value, np.ascontiguousarray)
+                output, last = self._output(part, part.flat)
+                kept += (source, output, requests)
+                finish.append(last)
+                if part.flat.elements:
+                    requests.append(self._start(communicator, part, source, output))
+            self._wait(requests)
+        except self.mpi.Exception as error:
+            raise self._failure_of(error) from error
+        return results + [last() for last in finish]
+
+    def _output(self, part: _Part, flat: FlatOperand) -> tuple[np.ndarray, Callable[[], np.ndarray]]:
+        """The flat memory of a result, and what makes the result of it."""
+        shape = flat.operand.out_shape if flat.is_output_flat else (flat.output_size,)
+        memory = self.backend.allocate(shape, flat.dtype)
+        if not part.has_output or not flat.elements:
+            memory[...] = 0
+
+        def finish() -> np.ndarray:
+            if part.op == "mean" and part.has_output:
+                np.divide(memory, part.collective.nranks, out=memory)
+            result = memory if flat.is_output_flat else np.ascontiguousarray(flat.shaped_output(memory))
+            result.flags.writeable = result.nbytes > SMALL_RESULT_BYTES
+            return result
+
+        return memory.reshape(-1), finish
+
+    def _start(self, communicator: Any, part: _Part, source: np.ndarray, output: np.ndarray) -> Any:
+        """Start a collective of MPI; return its request, which keeps the arrays."""
+        mpi, kind, root = self.mpi, part.collective.kind, int(part.collective.root)
+        combines, is_root = part.collective.meaning.combines, root == part.ranks.rank
+        view, datatype = _view(source.dtype, combines)
+        given, taken = [source.view(view), getattr(mpi, datatype)], [output.view(view), getattr(mpi, datatype)]
+        op = getattr(mpi, _OPS[part.op]) if combines else None
+        if kind == "all_reduce":
+            return communicator.Iallreduce(given, taken, op)
+        if kind == "reduce":
+            return communicator.Ireduce(given, taken if is_root else None, op, root)
+        if kind == "reduce_scatter":
+            return communicator.Ireduce_scatter_block(given, taken, op)
+        if kind == "all_gather":
+            return communicator.Iallgather(given, taken)
+        if kind == "all_to_all":
+            return communicator.Ialltoall(given, taken)
+        if kind == "gather":
+            return communicator.Igather(given, taken if is_root else None, root)
+        if kind == "scatter":
+            return communicator.Iscatter(given if is_root else None, taken, root)
+        assert kind == "broadcast", kind
+        if is_root:
+            output[...] = source
+        return communicator.Ibcast(taken, root)
+
+    def _wait(self, requests: list[Any]) -> None:
+        """Poll requests until all are complete. Raises PeerFailure and CollectiveTimeout as a schedule's waits do."""
+        world, began, failed, polls = self.registry.world, time.monotonic(), 0.0, 0
+        test = self.mpi.Request.Testall
+        while not test(requests):
+            polls += 1
+            if polls % _GLANCE:
+                continue
+            now = time.monotonic()
+            if (failure := world.watch.failure(self.agreement.members)) is not None:
+                failed = failed or now
+                if now - failed > _GRACE:
+                    raise failure.error(self._diagnosis.position(waits=False))
+            if now - began > world.timeout:
+                raise CollectiveTimeout(
+                    f"rank {world.rank} waited {now - began:.1f} s for MPI to finish {self._diagnosis.name}, which all of "
+                    "these ranks have entered. fc.init(timeout=) or FUNCCOLL_TIMEOUT sets the seconds.\n"
+                    + self._diagnosis.table,
+                    self._diagnosis.call.source,
+                )
+            if now - began > _YIELD:
+                time.sleep(_NAP)
+            elif now - began > _SPIN:
+                os.sched_yield()
+
+    def _failure_of(self, error: Exception) -> FunccollError:
+        """The error of a collective in which MPI has failed: the peer's that has ended, once that is known."""
+        watch, began = self.registry.world.watch, time.monotonic()
+        while (failure := watch.failure(self.agreement.members)) is None and time.monotonic() - began < _NEWS:
+            time.sleep(0.01)
+        if failure is not None:
+            return failure.error(self._diagnosis.position(waits=False))
+        text = f"MPI failed in {self._diagnosis.name}: {error}\n{self._diagnosis.table}"
+        return FunccollError(text, self._diagnosis.call.source)
+
+    def _abandon(self, error: BaseException, kept: object) -> None:
+        """Leave the collectives in the middle: none runs any more, on any rank. What MPI may still write to is kept."""
+        if self.registry.broken is None:
+            cause = error
+            if not isinstance(cause, FunccollError):
+                cause = FunccollError(f"{type(error).__name__} in the middle of {self._diagnosis.name}")
+            self.registry.abandon(cause, kept)
+            self.registry.world.watch.report("".join(traceback.format_exception(error)))
+
+
+def _operands(eqn: Equation) -> tuple[Operand, ...]:
+    """The operands of an equation."""
+    how = lowering(eqn)
+    return tuple(
+        Operand(how.input_shape(a.type.shape), out.type.shape, a.type.dtype, how.cut_dim, how.concat_dim)
+        for a, out in zip(eqn.inputs, eqn.outputs, strict=True)
+    ) or (Operand((0,), (0,), np.dtype(np.uint8)),)  # of a barrier
+
+
+def _parts(
+    collectives: Sequence[tuple[Equation, Schedule]], operands: Sequence[Sequence[Operand]],
+    ranks: Mapping[tuple[str, ...], Communicator], arguments: Sequence[Var],
+) -> list[_Part]:  # fmt: skip
+    """The parts of a call. The operands of one collective come after each other."""
+    known: dict[Any, int] = {a: i for i, a in enumerate(arguments)}
+    parts, made = [], list(chain.from_iterable(eqn.outputs for eqn, _ in collectives))
+    known.update({out: ~i for i, out in enumerate(made)})
+    for (eqn, schedule), several in zip(collectives, operands, strict=True):
+        where = ranks[tuple(eqn.axes())], schedule.collective, lowering(eqn).op
+        if not eqn.outputs:
+            parts.append(_Part(*where))
+        for atom, operand in zip(eqn.inputs, several, strict=False):  # a barrier has one without an input
+            parts.append(_Part(*where, FlatOperand(operand, schedule.collective), known[atom]))
+    return parts
+
+
+def _view(dtype: np.dtype, combines: bool) -> tuple[np.dtype, str]:
+    """(the dtype as which MPI sees elements, MPI's name of it). What is only moved has its bits alone."""
+    if combines:
+        view = np.dtype(np.uint8) if dtype.kind == "b" else dtype
+    else:
+        view = np.dtype(f"u{min(dtype.itemsize, 8)}")
+    return view, _DATATYPES[view.name]
+
+
+def _check(eqn: Equation, operands: Sequence[Operand]) -> None:
+    """Raise ScheduleError for what MPI lacks."""
+    how, name = lowering(eqn), eqn.primitive.name
+    instead = f'Leave algorithm="{ALGORITHM}" out, or name one of fc.schedules.algorithms({how.kind!r}).'
+    if how.kind == "permute":
+        raise ScheduleError(f"{name}: MPI has no such collective. {instead}")
+    for operand in operands:
+        if how.op and operand.dtype.kind != "b" and operand.dtype.name not in _DATATYPES:
+            raise ScheduleError(f"{name}: MPI cannot combine {dtype_name(operand.dtype)}. {instead}")
+        largest = max(np.prod(operand.shape, dtype=object), np.prod(operand.out_shape, dtype=object))
+        if largest * max(1, operand.dtype.itemsize // 8) > _MOST_ELEMENTS:
+            raise ScheduleError(f"{name} of {largest:,} elements: MPI counts {_MOST_ELEMENTS:,} at most. {instead}")
