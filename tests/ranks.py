@@ -48,8 +48,8 @@ coordinator = funccoll.runtime.job.coordinator.Coordinator
 coordinator._admit = told("hello of", coordinator._admit)
 coordinator._gone = told("gone, and left are", coordinator._gone)
 """
-TORCH = ("torch", "torch.distributed")
-"""The `imports` of ranks that use PyTorch."""
+TORCH = ("torch", "torch.distributed", "torch._dynamo")
+"""The `imports` of ranks that use PyTorch: the last is what both wrappers of modules import when they are first used."""
 CALL = """
 import os, pickle
 with open(os.environ["CALL"], "rb") as file:
@@ -114,7 +114,7 @@ class Ranks:
     """Processes that each run a script, by rank. A context manager: afterwards none of them is left.
 
     Errors that a script does not catch are on its stderr, which `end` returns. They are forked from a process that has imported
-    `imports`: PyTorch takes three seconds of processor time in each process that imports it itself.
+    `imports`: PyTorch takes five seconds of processor time in each process that imports it itself.
     """
 
     def __init__(self, script, ranks, world=None, run=None, imports=(), **environment):
