@@ -1,6 +1,7 @@
 """Set before anything is imported: every pass is checked, JAX (the oracle of test_vs_jax) has 8 devices, and costs are the
 presets', whatever machine profile the user has."""
 
+import gc
 import os
 import signal
 
@@ -32,6 +33,12 @@ def _shared_folder(tmp_path_factory):
         import case_jobs
 
         case_jobs.shared_folder.append(tmp_path_factory.getbasetemp().parent)
+
+
+def pytest_collection_finish(session):
+    """All that collecting has imported stays: from now on the garbage collector need not go through it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -230,6 +230,7 @@ def serve() -> dict[str, Any]:
     interpreter(0)  # what every rank needs is compiled before there is one
     for op in ("sum", "max"):
         combine_address(op, np.dtype(np.float32))
+    gc.freeze()  # or each rank would go through all that was imported, whenever it collects garbage
     for line in sys.stdin:
         request = json.loads(line)
         if request["do"] == "start":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,11 +29,11 @@ def axis_choices(mesh: fc.Mesh) -> list[tuple[str, ...]]:
 
 ON_MESHES = [(mesh, axes) for mesh, m in MESHES.items() for axes in axis_choices(m)]
 """(name of a mesh, axes): everything a collective can be over."""
-MOST_ON_MESHES = [
-    (mesh, axes) for mesh, axes in ON_MESHES if mesh != "cube" or "".join(axes) in {"a", "b", "c", "ab", "ca", "cb", "bca"}
-]
-"""Without most orders of the largest mesh's axes."""
-OTHERS_ON_MESHES = [choice for choice in ON_MESHES if choice not in MOST_ON_MESHES]
+
+
+def on_meshes(name: str, names: Iterable[str], every: int) -> list[tuple[str, tuple[str, ...]]]:
+    """One in `every` of ON_MESHES for each name, in turn: names that follow each other have all of them."""
+    return ON_MESHES[list(names).index(name) % every :: every]
 
 
 @functools.cache
