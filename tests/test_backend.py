@@ -20,7 +20,7 @@ from funccoll.passes import buffers
 from funccoll.runtime.backend import load_backend
 
 SIZES = [
-    ({"d": 3}, 4), *(pytest.param(axes, 1, marks=pytest.mark.slow) for axes in ({"d": 2}, {"d": 3}, {"a": 2, "b": 2}))
+    ({"d": 3}, 4), *(pytest.param(*each, marks=pytest.mark.slow) for each in (({"d": 2}, 1), ({"d": 3}, 1), ({"a": 2, "b": 2}, 4)))
 ]
 """(axes, of how many cases one)."""
 

@@ -70,7 +70,7 @@ def test_outliers_and_noise_do_not_carry_it_away(truth, seed):
     assert np.median(np.abs(np.array(exact) - 1)) < 0.1
 
 
-@pytest.mark.parametrize("absent", ["start", "alpha", "gamma"])
+@pytest.mark.parametrize("absent", ["alpha", *(pytest.param(name, marks=pytest.mark.slow) for name in ("start", "gamma"))])
 def test_parameters_are_never_negative(absent):
     truth = replace(parameters(2, 1e-6, 1e-6, 1e-10, 1e-10), **{absent: 0.0})
     found = fit(synthetic(truth, 2), 2)

@@ -225,7 +225,8 @@ step(np.ones(3))
 @pytest.mark.parametrize(("what", "code", "words"), [
     ("raise", 1, r"rank 2 raised Slow: it is told late at script.py:\d+ \(<module>\)"),
     ("raise and end late", 1, r"rank 2 raised ValueError at script.py:\d+ \(<module>\)"),
-    ("kill", 137, "rank 2 was killed by SIGKILL \\(out of memory, perhaps\\)"), ("exit", 7, "rank 2 exited with code 7"),
+    ("kill", 137, "rank 2 was killed by SIGKILL \\(out of memory, perhaps\\)"),
+    pytest.param("exit", 7, "rank 2 exited with code 7", marks=pytest.mark.slow),
     ("leave", host.PEER_FAILURE_EXIT_CODE,
      r"rank 2 exited with code 0 while rank [01] still called collectives at script.py:\d+ \(<module>\)"),
 ])  # fmt: skip
@@ -238,9 +239,13 @@ def test_the_cause_is_named_and_not_who_failed_because_of_it(script, what, code,
     victims = re.findall(r"^\[([01])\] (?:funccoll.errors.)?PeerFailure: rank ", errors, re.MULTILINE)
     assert sorted(victims) == ["0", "1"]
     assert errors.count("Traceback") == (0 if what == "kill" else 1)
-    if what == "raise":
-        _, _, errors = run("-n", "3", "--tracebacks", "all", "script.py", what)
-        assert errors.count("[0] Traceback") >= 1 and errors.count("[1] Traceback") >= 1 and "folded" not in errors
+
+
+@pytest.mark.slow
+def test_all_tracebacks_are_shown_where_that_is_wanted(script):
+    script(COLLECTIVE)
+    _, _, errors = run("-n", "3", "--tracebacks", "all", "script.py", "raise")
+    assert errors.count("[0] Traceback") >= 1 and errors.count("[1] Traceback") >= 1 and "folded" not in errors
 
 
 SURVIVORS = """

@@ -109,6 +109,7 @@ def _docstrings_and_annotations(tree: ast.Module) -> list[str]:
     return sorted(found)
 
 
+@pytest.mark.slow
 def test_mutants_are_spread_over_all_packages():
     places: Counter[str] = Counter()
     for file in (ROOT / "funccoll").rglob("*.py"):

@@ -86,6 +86,7 @@ def demo():
         return "\n\n".join(shown)
 
 
+@pytest.mark.slow
 def test_demo_output():
     pytest.importorskip("sklearn")
     shown = DEMO.search(README.read_text())["output"]

@@ -17,8 +17,8 @@ from funccoll.schedules.host_map import default_levels
 from funccoll.schedules.library import combinators, trees
 from funccoll.schedules.registry import find
 
-FAST = [*range(1, 10), 12, 16, 17, 64]
-SLOW = [p for p in (*range(1, 34), 128) if p not in FAST]
+FAST = [*range(1, 10), 12, 16]
+SLOW = [p for p in (*range(1, 34), 64, 128) if p not in FAST]
 SIZES = [pytest.param(FAST, id="some sizes"), pytest.param(SLOW, id="more sizes", marks=pytest.mark.slow)]
 OURS = [
     (kind, name) for kind in KINDS for name in algorithms(kind)

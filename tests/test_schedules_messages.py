@@ -33,7 +33,7 @@ def schedule_of(collective: Collective, *rounds: Any) -> Schedule:
 # ---------------------------------------------------------------- every algorithm
 
 
-QUICK = (*range(1, 7), 8, 9)
+QUICK = (1, 2, 3, 4, 6)
 
 
 def run_all(schedule: Schedule, orders: int) -> None:

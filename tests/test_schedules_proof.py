@@ -21,7 +21,7 @@ from funccoll.schedules.registry import _ALGORITHMS
 from funccoll.schedules.streams.instructions import Opcode
 
 EVERY = [(kind, name) for kind in KINDS for name in schedules.algorithms(kind)]
-SMALL = [*range(1, 10), 12, 16]
+SMALL = [*range(1, 10)]
 ALL = [p for p in (*range(1, 34), 64, 128) if p not in SMALL]
 
 
@@ -54,7 +54,7 @@ def check(kind: str, name: str, p: int) -> None:
 @pytest.mark.parametrize(("kind", "name"), EVERY)
 def test_every_algorithm_is_proved_and_verified(kind, name):
     sizes = [p for p in SMALL if not _ALGORITHMS[kind][name].refusal(p)]
-    assert len(sizes) >= 5
+    assert len(sizes) >= 4
     for p in sizes:
         check(kind, name, p)
 
