@@ -144,6 +144,7 @@ EXCEPTIONS = {
 
 LOADS_BY_NAME = {
     "__init__": "modules and public names, when one is used",
+    "runtime.mpi": "mpi4py, which type checkers need not find",
     "api": "what is slow to import, when it is used",
     "cli": "the command that is named",
     "runtime.job.doctor": "libraries that may be missing",

@@ -19,9 +19,8 @@ from funccoll.mesh import Mesh
 from funccoll.passes import buffers
 from funccoll.runtime.backend import load_backend
 
-SIZES = [
-    ({"d": 3}, 4), *(pytest.param(*each, marks=pytest.mark.slow) for each in (({"d": 2}, 1), ({"d": 3}, 1), ({"a": 2, "b": 2}, 4)))
-]
+SLOW_SIZES = [({"d": 2}, 1), ({"d": 3}, 1), ({"a": 2, "b": 2}, 4)]
+SIZES = [({"d": 3}, 4), *(pytest.param(*each, marks=pytest.mark.slow) for each in SLOW_SIZES)]
 """(axes, of how many cases one)."""
 
 

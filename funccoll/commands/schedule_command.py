@@ -216,9 +216,8 @@ def _show(options: argparse.Namespace) -> None:
     kind, p = _checked(options)
     if options.hosts is not None and len(options.hosts) != p:
         raise _WrongOption(f"--hosts names the hosts of {len(options.hosts)} ranks, and --ranks is {p}. Make them agree.")
-    given = options.topology is None and options.hosts is not None
     topology = _topology(options.topology or "one_host", p)
-    if given:
+    if options.topology is None and options.hosts is not None:
         topology = schedules.Topology.of_hosts(options.hosts)
     nbytes = 0 if not KINDS[kind].carries_data else options.bytes
     asked: dict[str, Any] = {"dtype": _dtype(options.dtype), "root": options.root, "pairs": options.pairs,

@@ -90,7 +90,7 @@ class MpiMeshBackend(MeshBackend):
 
 
 @dataclass(frozen=True, eq=False)
-class _Part:
+class _MpiPart:
     """One operand of one collective on this rank: where its input comes from, and what MPI is told."""
 
     ranks: Communicator
@@ -186,7 +186,7 @@ class MpiCall:
             raise self._failure_of(error) from error
         return results + [last() for last in finish]
 
-    def _output(self, part: _Part, flat: FlatOperand) -> tuple[np.ndarray, Callable[[], np.ndarray]]:
+    def _output(self, part: _MpiPart, flat: FlatOperand) -> tuple[np.ndarray, Callable[[], np.ndarray]]:
         """The flat memory of a result, and what makes the result of it."""
         shape = flat.operand.out_shape if flat.is_output_flat else (flat.output_size,)
         memory = self.backend.allocate(shape, flat.dtype)
@@ -202,7 +202,7 @@ class MpiCall:
 
         return memory.reshape(-1), finish
 
-    def _start(self, communicator: Any, part: _Part, source: np.ndarray, output: np.ndarray) -> Any:
+    def _start(self, communicator: Any, part: _MpiPart, source: np.ndarray, output: np.ndarray) -> Any:
         """Start a collective of MPI; return its request, which keeps the arrays."""
         mpi, kind, root = self.mpi, part.collective.kind, int(part.collective.root)
         combines, is_root = part.collective.meaning.combines, root == part.ranks.rank
@@ -285,7 +285,7 @@ def _operands(eqn: Equation) -> tuple[Operand, ...]:
 def _parts(
     collectives: Sequence[tuple[Equation, Schedule]], operands: Sequence[Sequence[Operand]],
     ranks: Mapping[tuple[str, ...], Communicator], arguments: Sequence[Var],
-) -> list[_Part]:  # fmt: skip
+) -> list[_MpiPart]:  # fmt: skip
     """The parts of a call. The operands of one collective come after each other."""
     known: dict[Any, int] = {a: i for i, a in enumerate(arguments)}
     parts, made = [], list(chain.from_iterable(eqn.outputs for eqn, _ in collectives))
@@ -293,9 +293,9 @@ def _parts(
     for (eqn, schedule), several in zip(collectives, operands, strict=True):
         where = ranks[tuple(eqn.axes())], schedule.collective, lowering(eqn).op
         if not eqn.outputs:
-            parts.append(_Part(*where))
+            parts.append(_MpiPart(*where))
         for atom, operand in zip(eqn.inputs, several, strict=False):  # a barrier has one without an input
-            parts.append(_Part(*where, FlatOperand(operand, schedule.collective), known[atom]))
+            parts.append(_MpiPart(*where, FlatOperand(operand, schedule.collective), known[atom]))
     return parts
 
 
