@@ -159,13 +159,13 @@ def test_every_algorithm_for_16_ranks():
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_algorithm_for_64_ranks(kind):
-    run_variants(64, 10, 2, [kind])
+    run_variants(64, 4, 2, [kind])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("p", [33, 32, 27, 23, 21, 17, 16, 15, 13, 12, 11, 9, 8, 7, 6, 5, 4, 3, 2, 1])
 def test_every_algorithm_for_up_to_33_ranks(p):
-    run_variants(p, 20, 4 if p < 10 else 2)
+    run_variants(p, 20 if p < 10 else 8, 4 if p < 10 else 2)
 
 
 # ---------------------------------------------------------------- dtypes and ops

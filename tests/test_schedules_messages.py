@@ -65,11 +65,11 @@ def test_every_algorithm_for_16_ranks():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("p", [128, 64, *range(33, 0, -1)])
+@pytest.mark.parametrize("p", [64, *range(33, 0, -1)])
 def test_every_variant_for_all_numbers_of_ranks(p):
     for kind, name, options in variants(p):
         for channels in (1, 2) if p < 10 else (1,):
-            run_all(built(kind, p, name, channels=channels, **options), 10 if p < 10 else 4)
+            run_all(built(kind, p, name, channels=channels, **options), 10 if p < 10 else 2)
 
 
 def test_messages_and_streams_give_the_same_bits():
