@@ -217,8 +217,9 @@ def _show(options: argparse.Namespace) -> None:
     if options.hosts is not None and len(options.hosts) != p:
         raise _WrongOption(f"--hosts names the hosts of {len(options.hosts)} ranks, and --ranks is {p}. Make them agree.")
     topology = _topology(options.topology or "one_host", p)
-    if options.topology is None and options.hosts is not None:
-        topology = schedules.Topology.of_hosts(options.hosts)
+    given = options.topology is None and options.hosts is not None
+    if given:
+        topology = schedules.Topology.of_hosts(tuple(options.hosts))
     nbytes = 0 if not KINDS[kind].carries_data else options.bytes
     asked: dict[str, Any] = {"dtype": _dtype(options.dtype), "root": options.root, "pairs": options.pairs,
         "hosts": options.hosts, "levels": options.levels}
