@@ -166,8 +166,11 @@ class Transit:
         self._complete([*self._open.of.values()])
 
     def may_signal(self, done: int, ends: bool) -> bool:
-        """Return whether a signal of this count has a use; what it tells of is waited for first."""
-        if self.is_idle:
+        """Return whether a signal of this count has a use; what it tells of is waited for first.
+
+        The first one, of the ENTER, tells where this rank is.
+        """
+        if self.is_idle or done == 1:
             return True
         needed = ends or bool(((self._awaited > self._signalled) & (self._awaited <= done)).any())
         if needed:

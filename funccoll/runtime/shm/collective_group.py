@@ -79,6 +79,8 @@ __all__ = ["CollectiveGroup", "GroupedCollective", "Operand", "make_group"]
 
 _TUPLE_HEAD = tuple.__basicsize__  # from a tuple's address to its items', which are addresses of objects
 # Spinning longer makes things worse on a busy machine (measured): the rank waited for may need this core.
+_SUSPICIOUS = 1.0  # seconds after which a rank of another host is asked what it runs, again and again
+_NEWS_TIMEOUT = 1.0  # seconds in which the news of a rank's end follows on a message that failed
 # A test of a message takes 10 to 300 ns. Measured: a yield to a process of another job costs its time slice.
 _TRIES, _FEW_TRIES = 5000, 100
 _SPINS, _YIELDS, _PATIENCE = 60, 2000, 100_000_000  # nanoseconds
@@ -234,14 +236,14 @@ class CollectiveGroup:
         return made, results
 
     def _wait(self) -> None:
-        began, seen, deadlocks = 0.0, None, 0
+        began, seen, deadlocks, asked = 0.0, None, 0, 0
         while (status := self._words[STATUS]) != FINISHED:
             if status == BUDGET_SPENT:
                 self._budget_spent()
             elif status == MISMATCH:
                 raise self._diagnosis().mismatch()
             elif status == MESSAGE_FAULT:
-                raise self._messages.fault(self._diagnosis().name, self._words)
+                raise self._fault()
             elif status == FAILED and self._is_done():
                 return
             else:
@@ -253,14 +255,36 @@ class CollectiveGroup:
                 seen = failure
                 if time.monotonic() - began > self.world.timeout:
                     raise self._diagnosis().timed_out(time.monotonic() - began)
+                self.registry.waiting_for = int(self._words[PEER]) if status == WAITING else -1
                 if status == WAITING and int(self._code[self._words[PC]]) == Opcode.WAIT:
                     entry = self.communicators[self.plan.collective(self._words[PC])].entry
                     cycle = self.registry.waits.wait(entry, self._words[PEER], *self._goal())
                     deadlocks = deadlocks + 1 if cycle else 0
                     if deadlocks == 2:
                         raise self._diagnosis().deadlock(cycle)
+                elif status == WAITING and time.monotonic() - began > _SUSPICIOUS * (1 + asked):
+                    asked += 1
+                    if self._is_elsewhere(self._words[PEER]):
+                        raise self._diagnosis().mismatch()
             self._kernel()
+        self.registry.waiting_for = -1
         self.registry.waits.end_wait()
+
+    def _is_elsewhere(self, rank: int) -> bool:
+        """True when a rank of another host, whose message does not come, is in another call that has the same number."""
+        communicator = self.communicators[self.plan.collective(self._words[PC])]
+        call, hash = self.registry.own_call(communicator)
+        report = self.registry.reports(communicator, [rank]).get(rank)
+        return report is not None and report["call"][0] == call and report["call"][1] not in (0, hash)
+
+    def _fault(self) -> FunccollError:
+        """The error of a message that cannot be passed: that of a failed rank, if one is heard of soon."""
+        end = time.monotonic() + _NEWS_TIMEOUT
+        while (failure := self.world.watch.failure(self.members)) is None and time.monotonic() < end:
+            time.sleep(0.01)
+        if failure is not None:
+            return failure.error(self._diagnosis().position(waits=True))
+        return self._messages.fault(self._diagnosis().name, self._words)
 
     def _goal(self) -> tuple[int, int]:
         """The counter that the kernel waits for, and the count."""

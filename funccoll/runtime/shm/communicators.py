@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +28,9 @@ _MAX_COMMUNICATORS = 4096
 """The most pairs of a mesh and some of its axes over which one job communicates."""
 _ENTRY_WORDS = 3
 """Words of an entry of the table: a hash of mesh and axes, begin and end of the control blocks."""
+_ANSWER_TIMEOUT = 0.2
+"""Seconds in which ranks of other hosts say where they are. Soon after a rank was killed mpirun ends the others, too."""
+_NOWHERE = "has not entered any collective of this group"
 _NOTE_BYTES = 512
 """Bytes in which a rank says how many exceptions have left its programs, and which was the last."""
 
@@ -63,6 +66,9 @@ class Communicators:
         self._claims: dict[frozenset[int], Claim] = {}
         self._owners: dict[int, int] = {}  # threads, by communicator
         self._left_behind: object = None
+        self.waiting_for = -1
+        """The rank that this one waits for, for longer than a moment, or -1."""
+        world.watch.answer_with("call", self._answer)
 
     def communicator(self, mesh: Mesh, number: int, axes: Sequence[str]) -> Communicator:
         """This process's communicator along `axes` of the `number`-th mesh.
@@ -141,22 +147,22 @@ class Communicators:
             self.histories[number] = int.from_bytes(digest[:7], "little")
 
     def note(self, rank: int) -> tuple[int, str]:
-        """The number of exceptions that left programs of this rank after a collective, and the last one."""
+        """The number of exceptions that left programs of a rank of this host after a collective, and the last one."""
         number, _, text = self._notes[rank].tobytes().rstrip(b"\0").decode(errors="replace").partition(" ")
         return int(number or 0), text
 
     def history(self, rank: int, communicator: Communicator) -> int:
-        """The history with which a rank of the communicator entered its last collective."""
+        """The history with which a rank of the communicator, on this host, entered its last collective."""
         return self._history(communicator.control, communicator.members.index(rank))
 
     def _history(self, control: ControlBlock, rank: int) -> int:
         return int(self.heap.view(control.record(rank) + RECORD_HISTORY, (), np.int64))
 
     def descriptions(self, communicator: Communicator) -> dict[int, dict[str, str]]:
-        """The call that each rank of the job entered last over the communicator's axes, by the names of DESCRIPTION."""
+        """The call that each rank of this host entered last over the communicator's axes, by the names of DESCRIPTION."""
         (blocks,) = (blocks for mine, blocks in self._known.values() if mine is communicator)
         records = {rank: control.record(i) for members, control in blocks for i, rank in enumerate(members)}
-        return {rank: self._description(record) for rank, record in records.items()}
+        return {rank: self._description(record) for rank, record in records.items() if self._is_here(rank)}
 
     def _description(self, record: int) -> dict[str, str]:
         start = int(self.heap.view(record + RECORD_TEXT, (), np.int64))
@@ -170,9 +176,48 @@ class Communicators:
 
     # ------------------------------------------------------------ where every rank is
 
-    def table(self, communicator: Communicator) -> str:
-        """Positions of all ranks of the job, one line each; `communicator` is the one that this rank waits in."""
-        return "\n".join(f"  rank {rank} {self._where(rank, communicator)}" for rank in range(self.world.world))
+    def table(self, communicator: Communicator, others: Mapping[int, Mapping[str, Any]]) -> str:
+        """Positions of all ranks of the job, one line each; `communicator` is the one that this rank waits in.
+
+        `others` are the reports of other ranks.
+        """
+        silent = {"where": "has not said where it is"}
+        lines = []
+        for rank in range(self.world.world):
+            where = self._where(rank, communicator) if self._is_here(rank) else others.get(rank, silent)["where"]
+            lines.append(f"  rank {rank} {where}")
+        return "\n".join(lines)
+
+    def reports(self, communicator: Communicator, ranks: Iterable[int] | None = None) -> dict[int, dict[str, Any]]:
+        """The reports of ranks (None: of all others) that answer at once: where they are, in what call, whom they wait for.
+
+        In a job on one host there are none: its memory tells.
+        """
+        if not number_hosts(self.world.hosts):
+            return {}
+        key = next(repr(key) for key, (mine, _) in self._known.items() if mine is communicator)
+        asked = [rank for rank in (range(self.world.world) if ranks is None else ranks) if rank != self.world.rank]
+        return self.world.watch.ask_all(asked, {"kind": "call", "communicator": key}, _ANSWER_TIMEOUT)
+
+    def own_call(self, communicator: Communicator) -> tuple[int, int]:
+        """(number, hash with the history) of the call that this rank entered last over a communicator."""
+        call, hash = self.heap.view(communicator.control.line(communicator.rank), (3,), np.int64).tolist()[1:]
+        return call, hash
+
+    def _answer(self, question: dict[str, Any]) -> dict[str, Any]:
+        """This rank's report, for one of another host that waits for it."""
+        mine = next((mine for key, (mine, _) in self._known.items() if repr(key) == question["communicator"]), None)
+        if mine is None:
+            return {"where": _NOWHERE, "call": [0, 0], "said": {}, "history": 0, "note": [0, ""], "waits": self.waiting_for}
+        return {
+            "where": self._where(self.world.rank, mine).removesuffix(" (this rank)"), "call": self.own_call(mine),
+            "said": self.descriptions(mine)[self.world.rank], "history": self.history(self.world.rank, mine),
+            "note": self.note(self.world.rank), "waits": self.waiting_for,
+        }  # fmt: skip
+
+    def _is_here(self, rank: int) -> bool:
+        """True for ranks of this host, whose memory this process sees."""
+        return self.world.hosts[rank] == self.world.hosts[self.world.rank]
 
     def _where(self, rank: int, waiting: Communicator) -> str:
         last = ""
@@ -190,7 +235,7 @@ class Communicators:
                         of = f" of {site.span}" if site else ""
                         return f"is in {name} (rank {rank}'s step {done}{of})" + (" (this rank)" * (rank == self.world.rank))
                     elif communicator is waiting and not counter:
-                        last = "has not entered any collective of this group"
+                        last = _NOWHERE
         return last or "has not entered any collective"
 
     def _line(self, control: ControlBlock, rank: int) -> tuple[int, int, int]:

@@ -6,8 +6,10 @@ import os
 import textwrap
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +25,7 @@ __all__ = ["Diagnosis", "job_is_over", "nested_call", "other_thread", "wrong_arg
 _LISTED = 8  # the most ranks that are named one by one
 
 
-@dataclass(frozen=True)
+@dataclass
 class Diagnosis:
     """Errors of a rank in the middle of a collective, in which it waits for `peer`."""
 
@@ -40,10 +42,28 @@ class Diagnosis:
         ranks = f"ranks {list(members)}" if len(members) <= _LISTED else f"{len(members)} ranks"
         return f"{self.call.kind} among {ranks}{where}"
 
+    @cached_property
+    def others(self) -> dict[int, dict[str, Any]]:
+        """The reports of other ranks, in a job on several hosts."""
+        return self.registry.reports(self.communicator)
+
     @property
     def table(self) -> str:
         """Positions of all ranks, one line each."""
-        return self.registry.table(self.communicator)
+        return self.registry.table(self.communicator, self.others)
+
+    @property
+    def culprit(self) -> int:
+        """The rank at the end of the waits: `peer`, or the one that it waits for, and so on."""
+        rank, seen = self.peer, {self.registry.world.rank}
+        while rank not in seen and (waits := self.others.get(rank, {}).get("waits", -1)) >= 0:
+            seen.add(rank)
+            rank = waits
+        return self.peer if rank in seen else rank
+
+    def _reported(self, rank: int, what: str, here: Callable[[], Any]) -> Any:
+        """What a rank's report says, or `here` for one of this host."""
+        return self.others[rank][what] if rank in self.others else here()
 
     def position(self, waits: bool) -> str:
         """The position of this rank when a peer failed, and those of all ranks."""
@@ -52,11 +72,13 @@ class Diagnosis:
 
     def mismatch(self) -> ProgramMismatch:
         """The error of a peer that has entered something else, or has not had the same exceptions."""
-        mine, theirs = (self.registry.history(rank, self.communicator) for rank in (self.registry.world.rank, self.peer))
+        mine = self.registry.history(self.registry.world.rank, self.communicator)
+        theirs = self._reported(self.peer, "history", lambda: self.registry.history(self.peer, self.communicator))
         if mine != theirs:
             return self._other_history()
         ranks = [self.peer, self.registry.world.rank]
         entered = self.registry.descriptions(self.communicator)
+        entered |= {rank: report["said"] for rank, report in self.others.items()}
         alike = Counter(tuple(said.items()) for said in entered.values())
         ranks.sort(key=lambda rank: alike[tuple(entered[rank].items())])  # the one that few are with first
         first, second = (entered[rank] for rank in ranks)
@@ -72,7 +94,8 @@ class Diagnosis:
         )  # fmt: skip
 
     def _other_history(self) -> ProgramMismatch:
-        notes = {rank: self.registry.note(rank) for rank in (self.registry.world.rank, self.peer)}
+        notes = {self.registry.world.rank: self.registry.note(self.registry.world.rank)}
+        notes[self.peer] = tuple(self._reported(self.peer, "note", lambda: self.registry.note(self.peer)))
         (last, (more, text)), (other, (fewer, else_text)) = sorted(notes.items(), key=lambda note: note[1], reverse=True)
         did = "did not" if more > fewer else f"at another place: {else_text}"
         return ProgramMismatch(
@@ -94,14 +117,17 @@ class Diagnosis:
 
     def timed_out(self, seconds: float) -> CollectiveTimeout:
         """The error of a peer that has not arrived in time."""
-        stack = self.registry.world.watch.stack_of(self.peer)
+        culprit = self.culprit
+        stack = self.registry.world.watch.stack_of(culprit)
+        which = "" if culprit == self.peer else f", which waits, itself or through others, for rank {culprit}"
         silent = "does not answer: it is stopped by a signal, or in C code that does not let Python run."
         where = f"is now at\n{textwrap.indent(stack, '    ')}" if stack else silent
         error = CollectiveTimeout(
-            f"rank {self.registry.world.rank} waited {seconds:.1f} s in {self.name} for rank {self.peer}. fc.init(timeout=) or "
-            f"FUNCCOLL_TIMEOUT sets the seconds.\n{self.table}\n  rank {self.peer} {where}", self.call.source,
+            f"rank {self.registry.world.rank} waited {seconds:.1f} s in {self.name} for rank {self.peer}{which}. "
+            f"fc.init(timeout=) or FUNCCOLL_TIMEOUT sets the seconds.\n{self.table}\n  rank {culprit} {where}",
+            self.call.source,
         )  # fmt: skip
-        error.rank = self.peer
+        error.rank = culprit
         return error
 
 
