@@ -1,4 +1,4 @@
-"""Timing in the ranks of a job: each case compiled, and repeated in native calls over shared memory."""
+"""Timing in the ranks of a job: each case compiled, and repeated in native calls."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 import os
 import resource
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -20,7 +21,7 @@ from ..runtime.job import host
 from ..runtime.job.world import make_mesh, rank, world_size
 from .timed_cases import ITEM, Case
 
-__all__ = ["time_cases"]
+__all__ = ["mesh_of_hosts", "time_cases", "time_on"]
 
 _LEAST = 3
 """Repetitions in a turn, at least."""
@@ -29,6 +30,7 @@ _PATIENCE = 12
 _SHARED = 16
 """Times as long as others are turns of more ranks than cores, which take turns on them: these last milliseconds."""
 _AXIS = "ranks"
+_HOSTS = "hosts"
 _BODIES: dict[str, Callable[[Any, str], Any]] = {
     "all_reduce": lambda x, name: collectives.all_reduce(x, _AXIS, algorithm=name),
     "all_gather": lambda x, name: collectives.all_gather(x, _AXIS, algorithm=name),
@@ -43,28 +45,45 @@ _WHOLE = ("all_reduce", "all_gather", "broadcast")  # every rank has the same re
 def time_cases(
     cases: Sequence[Case], turns: int, turn_seconds: float, progress: str = ""
 ) -> tuple[list[list[float]], int]:
-    """Time every case in this rank's job: (seconds of one execution in each turn of each case, number of disturbed cases).
-
-    A turn begins together, repeats the collective for about `turn_seconds` in one native call, and takes the time of the
-    slowest rank. Where ranks have a core each, a turn is disturbed when another process took one of them, or a rank slept
-    because others want its core: the kernel has counted a switch. Such turns do not count, unless a case has no others after
-    `_PATIENCE` times as many. Rank 0 writes a byte to the file `progress` after each case.
-    """
-    mesh = make_mesh({_AXIS: world_size()}, device="cpu")
-    slowest = jit(lambda t: collectives.all_reduce(t, _AXIS, op="max"), mesh=mesh, in_specs=P(_AXIS), out_specs=P())
-
-    def latest(seconds: float, switches: float = 0.0) -> tuple[float, float]:
-        mine = from_local(np.array([seconds, switches]), mesh, P(_AXIS))
-        found = np.asarray(slowest(mine))
-        return float(found[0]), float(found[1])
-
-    alone = mesh.size <= host.cores()
-    turn_seconds *= 1 if alone else _SHARED
-
+    """Time every case over all ranks of this rank's job: see `time_on`. Rank 0 writes a byte to `progress` after each case."""
     told = -1
     if progress and rank() == 0:
         with suppress(OSError):  # times are the same without a progress bar
             told = os.open(progress, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        mesh = make_mesh({_AXIS: world_size()}, device="cpu")
+        return time_on(mesh, cases, turns, turn_seconds, (lambda: os.write(told, b".")) if told >= 0 else lambda: None)
+    finally:
+        if told >= 0:
+            os.close(told)
+
+
+def mesh_of_hosts(hosts: int) -> Mesh:
+    """A mesh of this job whose cases run inside each of its equal hosts at the same time."""
+    return make_mesh({_HOSTS: hosts, _AXIS: world_size() // hosts}, device="cpu")
+
+
+def time_on(
+    mesh: Mesh, cases: Sequence[Case], turns: int, turn_seconds: float, told: Callable[[], object]
+) -> tuple[list[list[float]], int]:
+    """Time every case on a mesh: (seconds of one execution in each turn of each case, number of disturbed cases).
+
+    A turn begins together, repeats the collective for about `turn_seconds` in one native call, and takes the time of the
+    slowest rank. Where ranks have a core each, a turn is disturbed when another process took one of them, or a rank slept
+    because others want its core: the kernel has counted a switch. Such turns do not count, unless a case has no others after
+    `_PATIENCE` times as many. Every rank calls `told` after each case.
+    """
+    every = mesh.axis_names
+    slowest = jit(lambda t: collectives.all_reduce(t, every, op="max"), mesh=mesh, in_specs=P(every), out_specs=P())
+
+    def latest(seconds: float, switches: float = 0.0) -> tuple[float, float]:
+        mine = from_local(np.array([seconds, switches]), mesh, P(every))
+        found = np.asarray(slowest(mine))
+        return float(found[0]), float(found[1])
+
+    alone = max(Counter(mesh.hosts or (0,) * mesh.size).values()) <= host.cores()
+    turn_seconds *= 1 if alone else _SHARED
+    alone = alone and not mesh.hosts_along(_AXIS)  # who waits for the network lets others run
     found, disturbed = [], 0
     for case in cases:
         repeat = _repetition(case, mesh)
@@ -78,10 +97,7 @@ def time_cases(
                 break
         found.append(clean or others[:turns])
         disturbed += not clean
-        if told >= 0:
-            os.write(told, b".")
-    if told >= 0:
-        os.close(told)
+        told()
     return found, disturbed
 
 
@@ -89,11 +105,12 @@ def _repetition(case: Case, mesh: Mesh) -> Callable[[int], Any]:
     """A function that executes the case a number of times; argument and result lie in shared memory."""
     body, elements = _BODIES[case.kind], case.nbytes // ITEM
     if case.kind == "all_gather":
-        elements //= mesh.size
+        elements //= mesh.shape[_AXIS]
+    split, others = P(mesh.axis_names), P(tuple(a for a in mesh.axis_names if a != _AXIS))
     step = jit(
-        lambda x: body(x, case.algorithm), mesh=mesh, in_specs=P(_AXIS), out_specs=P() if case.kind in _WHOLE else P(_AXIS)
+        lambda x: body(x, case.algorithm), mesh=mesh, in_specs=split, out_specs=others if case.kind in _WHOLE else split
     )
-    x = from_local(np.ones(elements, np.float32), mesh, P(_AXIS))
+    x = from_local(np.ones(elements, np.float32), mesh, split)
     group: Any
     (group,) = step.lower(x).compile().group_calls
     return lambda times: group.repeat(times, x.local)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["ALGORITHMS", "ITEM", "QUICK_SIZES", "SIZES", "Case", "cases", "default_ranks", "fitting_sizes"]
+__all__ = [
+    "ALGORITHMS", "ITEM", "ON_HOSTS", "QUICK_SIZES", "SIZES", "Case", "cases", "default_ranks", "fitting_sizes",
+]  # fmt: skip
 
 ITEM = 4
 """Bytes of an element: all is float32."""
@@ -18,6 +20,13 @@ ALGORITHMS = {
 """Collective -> the algorithms that are timed: those that may be chosen on one host, and one that waits for others in every
 round, because without it nothing tells what such a wait takes."""
 
+ON_HOSTS = {
+    "all_reduce": ("owner", "ring", "recursive_doubling", "hierarchical"),
+    "all_gather": ("direct", "circulant", "hierarchical"), "reduce_scatter": ("owner", "circulant"), "all_to_all": ("direct",),
+}  # fmt: skip
+"""Collective -> the algorithms that are timed on several hosts: with few messages, with few bytes, and on two levels.
+
+A broadcast is none of them: its root waits for no rank, so that repetitions overlap."""
 
 _FEW = 4
 """Cores up to which more ranks than cores are measured."""

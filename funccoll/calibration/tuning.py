@@ -20,7 +20,7 @@ from .machine_load import OtherProcesses, excess
 from .rank_timings import time_cases
 from .timed_cases import Case
 
-__all__ = ["measure", "measured_times", "profile_of", "samples_of"]
+__all__ = ["four_digits", "measure", "measured_times", "profile_of", "samples_of"]
 
 _LOOK = 0.5
 """Seconds in which the load is looked at before anything is measured."""
@@ -103,7 +103,7 @@ def measured_times(ranks: int, cases: Sequence[Case], turns: Sequence[Sequence[f
     """Medians and quartiles of the turns of each case, by algorithm."""
     rows: dict[tuple[str, str], list[tuple[int, float, float, float]]] = {}
     for case, seconds in zip(cases, turns, strict=True):
-        low, median, high = (_digits(x) for x in statistics.quantiles(seconds, n=4, method="inclusive"))
+        low, median, high = (four_digits(x) for x in statistics.quantiles(seconds, n=4, method="inclusive"))
         rows.setdefault((case.kind, case.algorithm), []).append((case.nbytes, median, low, high))
     return [
         MeasuredTimes(kind, ranks, name, *(tuple(column) for column in zip(*sorted(found), strict=True)))
@@ -111,7 +111,7 @@ def measured_times(ranks: int, cases: Sequence[Case], turns: Sequence[Sequence[f
     ]
 
 
-def _digits(seconds: float) -> float:
+def four_digits(seconds: float) -> float:
     """Rounded to four digits, more than a measurement has."""
     return float(f"{seconds:.4g}")
 
@@ -129,8 +129,8 @@ def profile_of(times: Sequence[MeasuredTimes], load: dict[str, float]) -> Machin
     parameters = []
     for ranks in sorted({m.ranks for m in times}):
         found = fit(samples_of(times, ranks), ranks).parameters
-        start, alpha, beta, gamma = (_digits(t) for t in (found.start, found.alpha, found.beta, found.gamma))
-        caches = tuple((float(round(held)), _digits(excess)) for held, excess in found.caches)
+        start, alpha, beta, gamma = (four_digits(t) for t in (found.start, found.alpha, found.beta, found.gamma))
+        caches = tuple((float(round(held)), four_digits(excess)) for held, excess in found.caches)
         parameters.append(HostParameters(ranks, start, alpha, beta, gamma, caches))
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     load = load | dict(zip(("load_1", "load_5", "load_15"), (round(x, 2) for x in os.getloadavg()), strict=True))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import json
-import statistics
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,18 +11,17 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
-from rich.text import Text
 
 from .. import machine_profile
-from ..calibration.fit_parameters import predicted
+from ..calibration.network_tuning import HostsPlan, combined, measure_hosts
 from ..calibration.timed_cases import QUICK_SIZES, SIZES, Case, cases, default_ranks, fitting_sizes
 from ..calibration.tuning import PASSES, measure, profile_of
-from ..display import seconds_text, size_text
 from ..errors import CalibrationError, FunccollError
-from ..machine_profile import HostParameters, MachineProfile, MeasuredTimes
+from ..machine_profile import MachineProfile
 from ..runtime.job import host
-from ..schedules.schedule import build
+from ..runtime.job.processes import interpreter
+from ..runtime.job.world import rank, world_size
+from .tune_tables import print_profile
 
 __all__ = ["main"]
 
@@ -40,6 +38,12 @@ def main(words: Sequence[str]) -> int:
         parser.error("this user has no home directory for a machine profile: name a file with --out, or set XDG_CACHE_HOME")
     if options.show or options.delete:
         return _show(path, options.json) if options.show else _delete(path)
+    if options.n and (options.hosts or world_size() > 1):
+        parser.error("-n is for one host: a job over several hosts is measured with all its processes")
+    if options.hosts:
+        return _start_job(options.hosts, words)
+    if world_size() > 1:
+        return _tune_job(path, options)
     ranks = options.n or ([2] if options.quick else default_ranks(host.cores()))
     sizes = QUICK_SIZES if options.quick else SIZES
     memory = host.available_memory()
@@ -53,24 +57,97 @@ def main(words: Sequence[str]) -> int:
         return _complain(f"interrupted: no machine profile was stored, {kept}.", _INTERRUPTED)
     except FunccollError as error:
         return _complain(str(error).partition("\n  at ")[0], 1)
-    _print(profile, options.json)
+    _tell(profile, path, options)
+    return 0
+
+
+def _tell(profile: MachineProfile, path: Path, options: argparse.Namespace) -> None:
+    print_profile(profile, options.json)
     if not options.json:
         variable = f"{machine_profile.VARIABLE}={path}"
         use = f"To use it, set {variable}." if options.out else "Costs and choices of algorithms use it from now on."
         print(f"Stored in {path}. {use}")
+
+
+# ---------------------------------------------------------------- a job on several hosts
+
+
+def _start_job(hosts: str, words: Sequence[str]) -> int:
+    """Run this command again, in a job on these hosts."""
+    at = next(i for i, word in enumerate(words) if word == "--hosts" or word.startswith("--hosts="))
+    rest = [*words[:at], *words[at + (1 if "=" in words[at] else 2) :]]
+    command = [*interpreter(), "-m", "funccoll", "run", "--hosts", hosts, "-m", "funccoll", "tune", *rest]
+    os.execv(command[0], command)
+
+
+def _tune_job(path: Path, options: argparse.Namespace) -> int:
+    """Measure the hosts of the job that this process is a rank of; rank 0 keeps the profile and prints."""
+    is_first = rank() == 0
+    try:
+        if is_first:
+            _keep(machine_profile.check_place, path)
+        plan = HostsPlan(QUICK_SIZES if options.quick else SIZES[:-1])
+        with _ProgressLines(len(plan), is_first) as told:
+            times, load = measure_hosts(plan, 3 if options.quick else 7, 0.001, told.advance)
+        if is_first:
+            profile = combined(times, plan.hosts, load, _kept(path))
+            _keep(machine_profile.save, profile, path)
+            _tell(profile, path, options)
+    except KeyboardInterrupt:
+        return _complain("interrupted: no machine profile was stored.", _INTERRUPTED) if is_first else _INTERRUPTED
+    except FunccollError as error:
+        return _complain(str(error).partition("\n  at ")[0], 1)
     return 0
+
+
+def _kept(path: Path) -> MachineProfile | None:
+    """The profile that is kept already, if it can be used."""
+    try:
+        return machine_profile.load(path)
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+class _ProgressLines:
+    """The progress of rank 0: a bar on a terminal, else a line for each tenth, which passes through a launcher's pipes."""
+
+    def __init__(self, total: int, shown: bool):
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        console = Console(stderr=True)
+        self.total, self.done, self.lines = total, 0, shown and not console.is_terminal
+        self.bar = Progress(*columns, console=console, transient=True, disable=not (shown and console.is_terminal))
+        self.task = self.bar.add_task("all ranks", total=total)
+
+    def __enter__(self) -> _ProgressLines:
+        self.bar.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.bar.stop()
+
+    def advance(self) -> None:
+        """Count one more measurement."""
+        self.done += 1
+        self.bar.advance(self.task)
+        tenths = 10 * self.done // self.total
+        if self.lines and tenths > 10 * (self.done - 1) // self.total:
+            bar = f"{'━' * tenths}{'╌' * (10 - tenths)}"
+            print(f"funccoll tune: {bar} {self.done}/{self.total} measurements", file=sys.stderr, flush=True)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="funccoll tune",
         description="Measure the collectives of this machine, fit the cost model's parameters to the times, and keep both as "
-        "this host's machine profile, which the choice of algorithms and explain() use. Takes about half a minute.",
+        "this host's machine profile, which the choice of algorithms and explain() use. Takes about half a minute. As the "
+        "program of a job on several hosts (mpirun ... funccoll tune) it measures them and their network; the profile is kept "
+        "on the host of rank 0.",
     )
     parser.add_argument(
         "-n", type=_ranks, metavar="RANKS",
         help="numbers of ranks, such as 2,4 (default: powers of two up to the cores, and twice the cores if these are few)",
     )  # fmt: skip
+    parser.add_argument("--hosts", metavar="A:N,B:N", help="measure a job on these hosts, with N processes on each")
     parser.add_argument("--quick", action="store_true", help="few sizes and short turns, 2 ranks: a rough profile in seconds")
     parser.add_argument("--anyway", action="store_true", help="measure beside other processes that keep the machine busy")
     parser.add_argument("--out", type=Path, metavar="FILE", help="keep the profile in FILE, not in the user's cache directory")
@@ -114,7 +191,7 @@ def _show(path: Path, as_json: bool) -> int:
         return _complain(f"there is no machine profile {path}: `funccoll tune` measures this host.", 1)
     except ValueError as error:
         return _complain(f"the machine profile {path} is ignored: {error}. `funccoll tune` measures anew.", 1)
-    _print(profile, as_json)
+    print_profile(profile, as_json)
     if not as_json:
         print(f"Kept in {path}.")
     return 0
@@ -134,59 +211,3 @@ def _delete(path: Path) -> int:
 def _complain(message: str, code: int) -> int:
     print(f"funccoll tune: {message}", file=sys.stderr)
     return code
-
-
-# ---------------------------------------------------------------- tables
-
-
-def _print(profile: MachineProfile, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(profile.to_json(), ensure_ascii=False))
-        return
-    console = Console(highlight=False)
-    others = profile.load.get("others_during")
-    busy = "" if others is None else f", beside other processes that kept {others:g} processors busy"
-    console.print(Text(f"{profile.host['name']}: {profile.host['cpu']}, {profile.host['cores']} cores"))
-    console.print(Text(f"measured {profile.date}{busy}\n"))
-    console.print(Text("Parameters of the cost model", style="bold"), _parameters_table(profile.parameters))
-    for found in profile.parameters:
-        some = [m for m in profile.measured if m.ranks == found.ranks]
-        console.print(Text(f"\nMeasured times, {found.ranks} ranks", style="bold"), _times_table(some, found))
-
-
-def _parameters_table(parameters: Sequence[HostParameters]) -> Table:
-    table = Table.grid(padding=(0, 2))
-    for head in ("ranks", "start", "α, a wait", "β, bytes", "γ, reductions", "beyond the caches"):
-        table.add_column(head, justify="right")
-    table.add_row(*(Text(str(column.header), style="dim") for column in table.columns))
-    for p in parameters:
-        table.add_row(
-            str(p.ranks), seconds_text(p.start), seconds_text(p.alpha), _rate(p.beta), _rate(p.gamma),
-            "\n".join(f"{size_text(1024 * round(held / 1024))}: +{excess:.0%}" for held, excess in p.caches),
-        )  # fmt: skip
-    return table
-
-
-def _rate(seconds_per_byte: float) -> str:
-    return f"{1e-9 / seconds_per_byte:.3g} GB/s" if seconds_per_byte else "no time"
-
-
-def _times_table(times: Sequence[MeasuredTimes], parameters: HostParameters) -> Table:
-    """A row for each size, a column for each algorithm; below, the median error of the model's times."""
-    table = Table.grid(padding=(0, 1))  # all of it in 80 columns
-    table.add_column(justify="right")
-    for _ in times:
-        table.add_column(justify="right")
-    table.add_row("", *(Text(m.kind.replace("_", "_\n", 1), style="dim") for m in times))
-    table.add_row("", *(Text(m.algorithm, style="dim") for m in times))
-    for n in sorted({n for m in times for n in m.nbytes}):
-        found = [m.at(n) if n in m.nbytes else None for m in times]
-        table.add_row(size_text(n), *("" if t is None else seconds_text(t) for t in found))
-    table.add_row("error", *(f"{_typical_error(m, parameters):.0%}" for m in times))
-    return table
-
-
-def _typical_error(times: MeasuredTimes, parameters: HostParameters) -> float:
-    schedule = build(times.kind, times.ranks, times.algorithm)
-    pairs = zip(times.nbytes, times.seconds, strict=True)
-    return statistics.median(abs(predicted(parameters, schedule, n) / t - 1) for n, t in pairs)
