@@ -59,6 +59,10 @@ class HostParameters:
     """(bytes of one rank's data that it holds, how much longer a byte outside of it takes, in units of beta) of each cache."""
 
 
+TYPICAL = HostParameters(2, 0.0, 0.2e-6, 1 / 10e9, 1 / 10e9, ())
+"""Parameters of a host that was not measured."""
+
+
 @dataclass(frozen=True)
 class NetworkParameters:
     """The cost model's parameters for messages between hosts: see `schedules.Topology.measured_hosts`."""
@@ -114,15 +118,18 @@ class MachineProfile:
     date: str
     load: Mapping[str, float]
     parameters: tuple[HostParameters, ...]
-    """By ascending number of ranks."""
+    """By ascending number of ranks; none where only a job with one process on each host was measured."""
     measured: tuple[MeasuredTimes, ...]
     version: str = field(default=__version__)
     network: tuple[NetworkParameters, ...] = ()
     """One for each number of hosts, and of ranks on the host with most, that was measured; none on one host."""
 
     def parameters_for(self, ranks: int) -> HostParameters:
-        """The parameters for a number of ranks: of the smallest measured number that is not below it, else of the largest."""
-        return next((p for p in self.parameters if p.ranks >= ranks), self.parameters[-1])
+        """The parameters for a number of ranks: of the smallest measured number that is not below it, else of the largest.
+
+        Those of a typical host where none was measured.
+        """
+        return next((p for p in self.parameters if p.ranks >= ranks), (TYPICAL, *self.parameters)[-1])
 
     def network_for(self, hosts: tuple[int, ...]) -> NetworkParameters | None:
         """The parameters of the network for ranks on these hosts: of the nearest numbers of hosts and of ranks on one."""
@@ -162,7 +169,8 @@ class MachineProfile:
             made = f"funccoll {found.get('funccoll')!s:.20} (format {found.get('format')!s:.20})"
             raise ValueError(f"it was made by {made}, and this is funccoll {__version__} (format {FORMAT})")
         parameters = tuple(_parameters(p) for p in _list(found, "parameters"))
-        if not parameters or any(p.ranks >= q.ranks for p, q in pairwise(parameters)):
+        network = tuple(_network(n) for n in _list(found, "network")) if "network" in found else ()
+        if not (parameters or network) or any(p.ranks >= q.ranks for p, q in pairwise(parameters)):
             raise ValueError("its parameters are not those of ascending numbers of ranks")
         measured = tuple(_measured(m) for m in _list(found, "measured"))
         load = _mapping(found.get("load"), "its load")
@@ -172,7 +180,6 @@ class MachineProfile:
             "name": _text(host.get("name"), "host's name"), "cpu": _text(host.get("cpu"), "host's cpu"),
             "cores": _whole(host.get("cores"), "host's number of cores", 1),
         }  # fmt: skip
-        network = tuple(_network(n) for n in _list(found, "network")) if "network" in found else ()
         return cls(host, _text(found.get("date"), "date"), load, parameters, measured, network=network)
 
 

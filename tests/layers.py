@@ -105,8 +105,10 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("moved_data", "graph_layout"), ("*",),
     ),
     "profiling": (("rank_record",), ("causes",), ("measured_profile", "recording"),),
-    "calibration": (("fit_parameters", "machine_load", "timed_cases"), ("rank_timings",), ("tuning",)),
-    "commands": (("first_failure", "schedule_figures"), ("hosts_job",), ("*",)),
+    "calibration": (
+        ("fit_parameters", "machine_load", "timed_cases"), ("fit_network", "rank_timings"), ("tuning",), ("network_tuning",),
+    ),
+    "commands": (("first_failure", "schedule_figures", "tune_tables"), ("hosts_job",), ("*",)),
     "optim": (("leaves", "learning_rates"), ("transformation",), ("gradients", "steps")),
     "parallel": (
         ("buckets", "checkpoint", "replicas", "uneven"), ("call", "comm_hooks"), ("bucket_reduction",), ("bucket_plan",),

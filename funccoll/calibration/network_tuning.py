@@ -21,9 +21,6 @@ from .tuning import PASSES, four_digits, measured_times, samples_of
 
 __all__ = ["HostsPlan", "combined", "measure_hosts"]
 
-_PRESET = HostParameters(2, 0.0, 0.2e-6, 1 / 10e9, 1 / 10e9, ())
-"""Memory of a host that has not been measured."""
-
 
 class HostsPlan:
     """The cases of a job on several hosts: `across` all ranks, and `inside` each host, where hosts are equal.
@@ -77,7 +74,7 @@ def combined(
 ) -> MachineProfile:
     """The profile of these times, with what an earlier one has of other numbers of ranks and hosts.
 
-    Inside hosts the parameters are fitted to the times there; without any, they are the earlier profile's, else the presets'.
+    Inside hosts the parameters are fitted to the times there; without any, they are the earlier profile's, else typical ones.
     """
     parameters = {p.ranks: p for p in (before.parameters if before else ())}
     for ranks in sorted({m.ranks for m in times if not m.hosts}):
@@ -85,15 +82,15 @@ def combined(
         caches = tuple((float(round(held)), four_digits(excess)) for held, excess in found.caches)
         figures = (four_digits(t) for t in (found.start, found.alpha, found.beta, found.gamma))
         parameters[ranks] = HostParameters(ranks, *figures, caches)
-    known = tuple(parameters[ranks] for ranks in sorted(parameters)) or (_PRESET,)
-    most = max(map(hosts.count, set(hosts)))
-    inside = next((p for p in known if p.ranks >= most), known[-1])
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    load = load | dict(zip(("load_1", "load_5", "load_15"), (round(x, 2) for x in os.getloadavg()), strict=True))
+    known = tuple(parameters[ranks] for ranks in sorted(parameters))
+    profile = MachineProfile(this_host(), now, load, known, tuple(times))
+    inside = profile.parameters_for(max(map(hosts.count, set(hosts))))
     network = fit_network(samples_of([m for m in times if m.hosts], len(hosts)), hosts, inside).parameters
     network = replace(network, **{n: four_digits(getattr(network, n)) for n in ("start", "alpha", "beta")})
     others = [n for n in (before.network if before else ()) if (n.hosts, n.each) != (network.hosts, network.each)]
     fresh = {(m.ranks, m.hosts) for m in times}
     kept = [m for m in (before.measured if before else ()) if (m.ranks, m.hosts) not in fresh]
-    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    load = load | dict(zip(("load_1", "load_5", "load_15"), (round(x, 2) for x in os.getloadavg()), strict=True))
     by_size: list[NetworkParameters] = sorted([*others, network], key=lambda n: (n.hosts, n.each))
-    return MachineProfile(this_host(), now, load, known, (*kept, *times), network=tuple(by_size))
+    return replace(profile, measured=(*kept, *times), network=tuple(by_size))

@@ -19,6 +19,9 @@ from ..schedules.model.topology import Topology
 
 __all__ = ["print_profile"]
 
+_COLUMNS = 7
+"""Algorithms of a table, at most: it has 80 columns."""
+
 
 def print_profile(profile: MachineProfile, as_json: bool) -> None:
     """Print a profile as tables, or as one line of JSON."""
@@ -30,13 +33,16 @@ def print_profile(profile: MachineProfile, as_json: bool) -> None:
     busy = "" if others is None else f", beside other processes that kept {others:g} processors busy"
     console.print(Text(f"{profile.host['name']}: {profile.host['cpu']}, {profile.host['cores']} cores"))
     console.print(Text(f"measured {profile.date}{busy}\n"))
-    console.print(Text("Parameters of the cost model", style="bold"), _parameters_table(profile.parameters))
+    if profile.parameters:
+        console.print(Text("Parameters of the cost model", style="bold"), _parameters_table(profile.parameters))
     if profile.network:
         console.print(Text("\nParameters of the network", style="bold"), _network_table(profile.network))
     for ranks, hosts in dict.fromkeys((m.ranks, m.hosts) for m in sorted(profile.measured, key=lambda m: len(m.hosts))):
         some = [m for m in profile.measured if (m.ranks, m.hosts) == (ranks, hosts)]
         where = f"{ranks} ranks{f' on {_hosts_text(hosts)}' if hosts else ''}"
-        console.print(Text(f"\nMeasured times, {where}", style="bold"), _times_table(some, _machine(profile, ranks, hosts)))
+        console.print(Text(f"\nMeasured times, {where}", style="bold"))
+        for at in range(0, len(some), _COLUMNS):
+            console.print(_times_table(some[at : at + _COLUMNS], _machine(profile, ranks, hosts)))
 
 
 def _hosts_text(hosts: tuple[int, ...]) -> str:
@@ -49,7 +55,7 @@ def _machine(profile: MachineProfile, ranks: int, hosts: tuple[int, ...]) -> Top
     network = profile.network_for(hosts) if hosts else None
     if network is None:
         return Topology.measured_host(ranks, profile.parameters_for(ranks))
-    return Topology.measured_hosts(hosts, profile.parameters_for(max(2, *Counter(hosts).values())), network)
+    return Topology.measured_hosts(hosts, profile.parameters_for(max(Counter(hosts).values())), network)
 
 
 def _parameters_table(parameters: Sequence[HostParameters]) -> Table:

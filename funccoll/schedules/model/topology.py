@@ -129,7 +129,7 @@ class Topology:
         about 10 GB/s.
         """
         profile = current()
-        if profile is None or p == 1:
+        if profile is None or not profile.parameters or p == 1:
             return cls("one_host", 1, p, _SHARED_MEMORY, _SHARED_MEMORY, _COPY)
         return cls.measured_host(p, profile.parameters_for(p))
 
@@ -155,7 +155,7 @@ class Topology:
         network = None if profile is None else profile.network_for(placed)
         if profile is None or network is None:
             return cls._on_hosts(placed, _SHARED_MEMORY, _ETHERNET, _COPY)
-        return cls.measured_hosts(placed, profile.parameters_for(max(2, *np.bincount(placed).tolist())), network)
+        return cls.measured_hosts(placed, profile.parameters_for(int(np.bincount(placed).max())), network)
 
     @classmethod
     def measured_hosts(cls, hosts: Sequence[int], inside: HostParameters, network: NetworkParameters) -> Topology:
