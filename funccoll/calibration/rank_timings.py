@@ -83,7 +83,7 @@ def time_on(
 
     alone = max(Counter(mesh.hosts or (0,) * mesh.size).values()) <= host.cores()
     turn_seconds *= 1 if alone else _SHARED
-    alone = alone and not mesh.hosts_along(_AXIS)  # who waits for the network lets others run
+    alone = alone and not mesh.hosts_along(_AXIS)  # a rank that waits for the network lets others run
     found, disturbed = [], 0
     for case in cases:
         repeat = _repetition(case, mesh)
