@@ -180,6 +180,17 @@ def test_hosts_must_fit(hosts, message):
         assert message in str(caught.value)
 
 
+def test_hosts_of_a_job_are_the_launchers():
+    def make():
+        with pytest.raises(fc.errors.MeshError) as caught:
+            fc.make_mesh({"data": 2}, hosts=2)
+        return str(caught.value), fc.make_mesh({"data": 2}, hosts=1).hosts
+
+    for message, hosts in fc.launch(make, 2):
+        assert hosts == () and message.startswith("hosts=2: in a job the launcher says on which hosts the processes are")
+        assert "here they are on one host. Leave hosts out" in message
+
+
 def test_programs_differ_by_their_hosts():
     def lowered(mesh):
         total = fc.jit(lambda x: fc.all_reduce(x, "data", algorithm="owner"), mesh=mesh, in_specs=P("data"), out_specs=P())

@@ -21,6 +21,7 @@ from funccoll.calibration.network_tuning import combined
 from funccoll.calibration.timed_cases import ON_HOSTS, cases
 from funccoll.calibration.tuning import measured_times
 from funccoll.commands import tune_command
+from funccoll.commands.hosts_job import AGENT_VARIABLE
 from funccoll.commands.tune_tables import print_profile
 from funccoll.machine_profile import TYPICAL, HostParameters, MachineProfile, NetworkParameters
 from funccoll.schedules import Topology
@@ -119,20 +120,23 @@ def test_a_job_on_one_host_is_told_what_to_do(tmp_path):
 
 
 @pytest.mark.skipif(bool(network_hosts.why_not()), reason=network_hosts.why_not())
-@pytest.mark.parametrize("counts", [[2, 1]], ids=str)
-def test_a_job_on_hosts_is_measured(tmp_path, counts):
+def test_a_job_on_hosts_is_measured(tmp_path):
+    """The command starts a job on the hosts, which then measures them."""
     if why_not := mpi_vendors.why_not("openmpi"):
         pytest.skip(why_not)
     path = tmp_path / "profile.json"
-    with NetworkHosts(len(counts)) as hosts:
-        job = hosts.mpirun("openmpi", counts, [sys.executable, "-m", "funccoll", "tune", "--quick", "--out", str(path)])
-        out, err = job.communicate(timeout=network_hosts.PATIENCE)
-        assert job.returncode == 0, out + err
-    assert f"Stored in {path}" in out and "measurements" in err and "Parameters of the network" in out
+    with NetworkHosts(2) as hosts:
+        places = "{}:1,{}:1".format(*hosts.addresses)
+        environment = {**hosts.mpi("openmpi"), AGENT_VARIABLE: str(network_hosts.AGENT)}
+        command = [sys.executable, "-m", "funccoll", "tune", "--quick", "--hosts", places, "--out", str(path)]
+        done = hosts.on_head(*command, env=environment, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert f"Stored in {path}" in done.stdout and "measurements" in done.stderr
+    assert "Parameters of the network" in done.stdout
     found = MachineProfile.from_json(json.loads(path.read_text()))
     (network,) = found.network
-    assert (network.hosts, network.each) == (2, max(counts)) and 0 < network.beta < 1e-5 and 0 <= network.alpha < 1
-    map_ = tuple(np.repeat([0, 1], counts).tolist())
+    assert (network.hosts, network.each) == (2, 1) and 0 < network.beta < 1e-5 and 0 <= network.alpha < 1
+    map_ = (0, 1)
     assert {m.hosts for m in found.measured} == {map_} and found.host["name"] == "host0"
     machine_profile.adopt(found.to_json())
     try:

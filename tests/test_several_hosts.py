@@ -179,6 +179,18 @@ def test_the_choice_on_hosts_is_by_cost_and_never_rounds_16_bit_partial_sums_wit
     assert "needs several hosts" in repr(explain("all_reduce", Topology.of_hosts((0, 1, 2)), 64))
 
 
+def test_many_ranks_on_hosts_have_a_hierarchical_algorithm():
+    mesh = fc.abstract_mesh({"x": 320}, hosts=40)
+    x = np.broadcast_to(np.float32(0), (320, 320))
+    found = {}
+    for kind in ("all_reduce", "all_gather", "broadcast"):
+        (eqn,) = per_device(mesh, lambda x, k=kind: getattr(fc, k)(x, "x")).lower(x).program.collectives()
+        found[kind] = eqn.params["algorithm"]
+    assert set(found.values()) == {"hierarchical"}
+    alone = per_device(fc.abstract_mesh({"x": 320}), lambda x: fc.all_reduce(x, "x")).lower(x)
+    assert alone.program.collectives()[0].params["algorithm"] == "owner"
+
+
 def measured_profile(alpha: float = 1e-5, beta: float = 1e-9, **of_hosts: Any) -> MachineProfile:
     network = NetworkParameters(2, 2, 1e-6, alpha, beta)
     return MachineProfile(

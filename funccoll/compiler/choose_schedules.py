@@ -31,8 +31,8 @@ __all__ = [
 ]  # fmt: skip
 
 LARGE = 256
-"""More ranks than a host has. Above it the choice is the collective's first algorithm, without comparing costs; and on an
-abstract mesh, where nothing runs, a schedule is proved only when it is asked for, because proofs take seconds."""
+"""More ranks than a host has. Above it the choice is made without comparing costs (`_unweighed`); and on an abstract mesh,
+where nothing runs, a schedule is proved only when it is asked for, because proofs take seconds."""
 
 
 def check_algorithms(program: Program, mesh: Mesh) -> None:
@@ -80,7 +80,7 @@ def choose(eqn: Equation, mesh: Mesh) -> str:
 
     how, size = lowering(eqn), eqn.params["size"]
     if size > LARGE:
-        return _find(eqn).name
+        return _unweighed(eqn, mesh)
     dtypes = [a.type.dtype for a in eqn.inputs]
     with at_source(eqn.source):
         if mesh.backend is not None:
@@ -88,6 +88,18 @@ def choose(eqn: Equation, mesh: Mesh) -> str:
             if native is not None:
                 return native
         return select(how.kind, _topology(mesh, eqn), _nbytes(eqn), dtype=_narrowest(dtypes), **how.options).algorithm
+
+
+def _unweighed(eqn: Equation, mesh: Mesh) -> str:
+    """The algorithm for more than `LARGE` ranks: the collective's first; on hosts with several ranks the first for these."""
+    from ..schedules.registry import known
+
+    hosts = mesh.hosts_along(eqn.axes())
+    if hosts and len(set(hosts)) < len(hosts):
+        for algorithm in known(lowering(eqn).kind):
+            if "hosts" in algorithm.options and not algorithm.is_users:
+                return algorithm.name
+    return _find(eqn).name
 
 
 def predicted_seconds(eqn: Equation, mesh: Mesh) -> float:
