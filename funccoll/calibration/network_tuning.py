@@ -80,8 +80,8 @@ def combined(
     for ranks in sorted({m.ranks for m in times if not m.hosts}):
         found = fit(samples_of([m for m in times if not m.hosts], ranks), ranks).parameters
         caches = tuple((float(round(held)), four_digits(excess)) for held, excess in found.caches)
-        figures = (four_digits(t) for t in (found.start, found.alpha, found.beta, found.gamma))
-        parameters[ranks] = HostParameters(ranks, *figures, caches)
+        start, alpha, beta, gamma = (four_digits(t) for t in (found.start, found.alpha, found.beta, found.gamma))
+        parameters[ranks] = HostParameters(ranks, start, alpha, beta, gamma, caches)
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     load = load | dict(zip(("load_1", "load_5", "load_15"), (round(x, 2) for x in os.getloadavg()), strict=True))
     known = tuple(parameters[ranks] for ranks in sorted(parameters))
