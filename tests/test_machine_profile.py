@@ -274,7 +274,7 @@ def test_one_rank_costs_nothing_in_shared_memory():
 
 @pytest.mark.parametrize(("change", "words"), [
     ({"start": -1.0}, "start=-1.0 must be"), ({"caches": ((0, 1.0),)}, "caches=((0, 1.0),) must be pairs"),
-    ({"caches": ((1, math.nan),)}, "caches="), ({"memory": True, "hosts": 2}, "memory=True is for one host, and it has 2"),
+    ({"caches": ((1, math.nan),)}, "caches="), ({"placement": (0, 1)}, "placement=(0, 1) is 2 hosts"),
 ])  # fmt: skip
 def test_parameters_that_cannot_be(change, words):
     with pytest.raises(fc.errors.ScheduleError) as caught:

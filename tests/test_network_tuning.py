@@ -135,7 +135,7 @@ def test_a_job_on_hosts_is_measured(tmp_path):
     assert "Parameters of the network" in done.stdout
     found = MachineProfile.from_json(json.loads(path.read_text()))
     (network,) = found.network
-    assert (network.hosts, network.each) == (2, 1) and 0 < network.beta < 1e-5 and 0 <= network.alpha < 1
+    assert (network.hosts, network.each) == (2, 1) and 0 < network.alpha < 1 and 0 <= network.beta < 1e-5
     map_ = (0, 1)
     assert {m.hosts for m in found.measured} == {map_} and found.host["name"] == "host0"
     machine_profile.adopt(found.to_json())

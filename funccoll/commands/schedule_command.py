@@ -219,7 +219,7 @@ def _show(options: argparse.Namespace) -> None:
     topology = _topology(options.topology or "one_host", p)
     given = options.topology is None and options.hosts is not None
     if given:
-        topology = schedules.Topology.of_hosts(tuple(options.hosts))
+        topology = schedules.Topology.of_hosts(options.hosts or ())
     nbytes = 0 if not KINDS[kind].carries_data else options.bytes
     asked: dict[str, Any] = {"dtype": _dtype(options.dtype), "root": options.root, "pairs": options.pairs,
         "hosts": options.hosts, "levels": options.levels}
