@@ -3,6 +3,7 @@
 Without MPI (`file_invitation`), on one machine; where a network counts, on hosts that are namespaces.
 """
 
+import json
 import os
 import signal
 import socket
@@ -140,7 +141,8 @@ def test_callers_that_are_not_of_the_job_are_dropped(tmp_path):
     with HostRanks(STAY_HOSTS, (0, 1), tmp_path, [0]) as ranks:
         file = tmp_path / f"{ranks.run}-0"
         wait_until(file.exists)
-        port = int(file.read_text().rpartition(", ")[2].strip("]"))
+        _, [(_, port), *_], run = json.loads(file.read_text())
+        assert run == f"{ranks.run}-0"
         garbage = [
             b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0\0", b"\0\0\0\2[]", b"\0\0\0\2{}" * 9, b"\0\0\0\4null", b"\xff" * 9,
             b"\0\1\0\0" + b"x" * 70_000, b'\0\0\0\x0d{"nonce": ""}' * 2, b'\0\0\0\x0d{"nonce": ""}\0\0\0\x0d{"proof": ""}',

@@ -441,9 +441,9 @@ SLURM = {"SLURM_STEP_NUM_TASKS": "7", "SLURM_PROCID": "6", "SLURM_JOB_ID": "1"}
 SEVERAL_HOSTS = [
     ({"WORLD_SIZE": "16", "RANK": "1", "LOCAL_WORLD_SIZE": "8", "MASTER_PORT": "1"}, 8, "torchrun", False),
     ({"OMPI_COMM_WORLD_SIZE": "16", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "8", "PMIX_NAMESPACE": "x"},
-     8, "mpirun", True),
-    ({"PMI_SIZE": "3", "PMI_RANK": "1", "MPI_LOCALNRANKS": "1"}, 1, "mpirun", True),
-    ({"PMI_SIZE": "3", "PMI_RANK": "2", "SLURM_STEP_TASKS_PER_NODE": "2,1", "SLURM_NODEID": "1"}, 1, "mpirun", True),
+     8, "Open MPI's mpirun", True),
+    ({"PMI_SIZE": "3", "PMI_RANK": "1", "MPI_LOCALNRANKS": "1"}, 1, "MPICH's mpirun", True),
+    ({"PMI_SIZE": "3", "PMI_RANK": "2", "SLURM_STEP_TASKS_PER_NODE": "2,1", "SLURM_NODEID": "1"}, 1, "MPICH's mpirun", True),
     ({**SLURM, "SLURM_STEP_TASKS_PER_NODE": "2(x3),1", "SLURM_NODEID": "3"}, 1, "srun", True),
     ({**SLURM, "SLURM_STEP_TASKS_PER_NODE": "2(x3),1"}, 2, "srun", True),
 ]  # fmt: skip

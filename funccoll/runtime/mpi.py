@@ -10,15 +10,19 @@ import functools
 import importlib
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import MissingPackageError, RendezvousError
 from .job.across_hosts import meet_hosts
 from .job.hello import JobSpec
+from .job.packets import receive
 from .job.rendezvous import JoinedJob
 from .mpi_collectives import MpiMeshBackend
 from .mpi_library import MpiLibrary
 from .shm.shm_backend import SharedMemoryBackend
+
+if TYPE_CHECKING:
+    from .job.world import World
 
 __all__ = ["BACKEND", "MpiBackend"]
 
@@ -29,6 +33,7 @@ _INVITATION_TAG = 32749  # a tag of COMM_WORLD, all of which are allowed up to 3
 _NETWORK_PIECE, _MEMORY_PIECE = 63 << 10, 1 << 20
 _PAUSE = 0.001  # seconds between two looks at something that MPI is doing
 _LONG_PAUSE = 0.02  # when that takes long
+_GRACE = 2.0  # seconds after the end of another rank in which the last barrier must be complete
 
 
 class _Mpi:
@@ -51,17 +56,8 @@ class _Mpi:
         except RuntimeError as error:  # mpi4py's wheels look for an MPI when they are imported
             raise _cannot_load(error) from error
         self.mpi = MPI
-        if MPI.Is_finalized():
-            raise RendezvousError("MPI was finalized in this process before fc.init(), and cannot begin again.")
-        self.ours = not MPI.Is_initialized()
-        if self.ours:
-            MPI.Init_thread(MPI.THREAD_MULTIPLE)
-            atexit.register(self.finalize)  # before `job.world` registers leaving, which is therefore called first
-        if MPI.Query_thread() == MPI.THREAD_SINGLE:
-            raise RendezvousError(
-                "MPI was initialized with MPI_THREAD_SINGLE, and funccoll watches the others in a thread. Initialize "
-                "it with MPI_THREAD_MULTIPLE, as mpi4py does unless mpi4py.rc says otherwise, or let fc.init() do it."
-            )
+        self.peers: list[Any] = []
+        """Sockets to other ranks of the last job, which end when their processes do."""
         self.communicator: Any = None
         """A duplicate of COMM_WORLD for the messages of the current job, None before the first one."""
         self.is_pending, self.has_failed = False, False
@@ -70,21 +66,33 @@ class _Mpi:
     @property
     def library(self) -> str:
         """MPI's vendor and version."""
-        return self.mpi.Get_library_version().splitlines()[0].strip().rstrip("\0").split(", package:")[0]
+        return " ".join(self.mpi.Get_library_version().splitlines()[0].partition(", package:")[0].rstrip("\0").split())
 
-    def check(self, job: JobSpec) -> None:
-        """Raises RendezvousError when MPI does not see the processes that the launcher has started."""
-        world = self.mpi.COMM_WORLD
-        if (world.rank, world.size) != (job.rank, job.world):
-            alone = world.size == 1
+    def initialize(self, job: JobSpec) -> None:
+        """Initialize MPI, unless it is. Raises RendezvousError when it does not see what the launcher has started."""
+        mpi = self.mpi
+        if mpi.Is_finalized():
+            raise RendezvousError("MPI was finalized in this process before fc.init(), and cannot begin again.")
+        if not mpi.Is_initialized():
+            if "Open MPI" in job.launcher and "MPICH" in self.library:  # which would abort
+                raise self._not_of(job, "which cannot begin under it")
+            mpi.Init_thread(mpi.THREAD_MULTIPLE)
+            atexit.register(self.finalize)  # before `job.world` registers leaving, which is therefore called first
+        if mpi.Query_thread() == mpi.THREAD_SINGLE:
             raise RendezvousError(
-                f"{job.launcher} started this process as rank {job.rank} of {job.world}, and MPI says rank {world.rank} of "
-                f"{world.size}. " + (
-                    f"mpi4py uses {self.library}, whose launcher that is not: start the job with that MPI's mpirun, or install "
-                    "mpi4py anew for the launcher's MPI." if alone else
-                    "Unset variables of other launchers, so that ranks are those of MPI_COMM_WORLD."
-                )
-            )  # fmt: skip
+                "MPI was initialized with MPI_THREAD_SINGLE, and funccoll watches the others in a thread. Initialize it with "
+                "MPI_THREAD_MULTIPLE, as mpi4py does unless mpi4py.rc says otherwise, or let fc.init() do it."
+            )
+        world = mpi.COMM_WORLD
+        if (world.rank, world.size) != (job.rank, job.world):
+            raise self._not_of(job, f"which says that it is rank {world.rank} of {world.size}")
+
+    def _not_of(self, job: JobSpec, what: str) -> RendezvousError:
+        return RendezvousError(
+            f"{job.launcher} started this process as rank {job.rank} of {job.world}; mpi4py uses {self.library}, {what}. Start "
+            "the job with that MPI's mpirun, or install mpi4py for the launcher's MPI (MPI4PY_LIBMPI names a library for its "
+            "wheels); and unset variables of other launchers."
+        )
 
     def begin(self) -> None:
         """Make the communicator of a job. All ranks call it together."""
@@ -93,16 +101,29 @@ class _Mpi:
         if previous is not None and not self.has_failed:
             previous.Free()
 
+    def forget_peers(self) -> None:
+        """Close what is kept of an earlier job."""
+        while self.peers:
+            self.peers.pop().close()
+
     def finalize(self) -> None:
         """Finalize MPI when all ranks have come here and nothing has failed, else let the process end without.
 
-        MPI_Finalize waits for all ranks, in C. This waits where it can be interrupted, and hears of an error.
+        MPI_Finalize waits for all ranks, in C. This waits where it can be interrupted, and where the end of a rank is heard.
         """
         mpi = self.mpi
         if mpi.Is_finalized() or self.is_pending or self.has_failed or self.communicator is None:
             return
+        pause, end = _PAUSE, float("inf")
         try:
-            _wait_for(self.communicator.Ibarrier())
+            barrier = self.communicator.Ibarrier()
+            while not barrier.Test():
+                if end == float("inf") and any(map(_has_ended, self.peers)):
+                    end = time.monotonic() + _GRACE  # it may have been first through the barrier
+                if time.monotonic() > end:
+                    return
+                time.sleep(pause)
+                pause = min(1.1 * pause, _LONG_PAUSE)
         except mpi.Exception:  # a rank has failed
             return
         mpi.Finalize()
@@ -115,17 +136,19 @@ def _cannot_load(error: Exception) -> RendezvousError:
     )
 
 
-def _wait_for(request: Any) -> None:
-    """Wait until a request is complete, without a blocking call of MPI."""
-    pause = _PAUSE
-    while not request.Test():
-        time.sleep(pause)
-        pause = min(1.1 * pause, _LONG_PAUSE)
+def _has_ended(channel: Any) -> bool:
+    """True when the process at the other end of a socket has ended, or its host does not answer."""
+    try:
+        return receive(channel)[0] is None
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
 
 
 @functools.lru_cache(maxsize=1)
 def _mpi() -> _Mpi:
-    """MPI, initialized when this is first called."""
+    """MPI, imported when this is first called."""
     return _Mpi()
 
 
@@ -190,7 +213,7 @@ class MpiBackend(SharedMemoryBackend):
     def meet(job: JobSpec, timeout: float) -> JoinedJob:
         """See `JobBackend`. Where the launcher says that all are on one host, each is a host of its own."""
         mpi = _mpi()
-        mpi.check(job)
+        mpi.initialize(job)
         mpi.is_pending = True
         return meet_hosts(job, timeout, _MpiInvitation(mpi, alone=not job.across_hosts), SharedMemoryBackend.meet)
 
@@ -198,10 +221,19 @@ class MpiBackend(SharedMemoryBackend):
         """See `JobBackend`."""
         return MpiMeshBackend(self, number, self.mpi.mpi, self.communicator)
 
+    def join(self, world: World) -> None:
+        """See `JobBackend`."""
+        super().join(world)
+        world.watch.keeps_sockets = True
+
     def close(self) -> None:
         """See `JobBackend`."""
-        self.mpi.is_pending = False
-        self.mpi.has_failed |= self.world is None or self.world.watch.failure() is not None
+        mpi, world = self.mpi, self.world
+        mpi.is_pending = False
+        mpi.has_failed |= world is None or world.watch.failure() is not None
+        mpi.forget_peers()
+        if world is not None:
+            mpi.peers = list(world.watch.kept.values())
         super().close()
 
 

@@ -27,8 +27,9 @@ class _Launcher(NamedTuple):
 _LAUNCHERS = (
     _Launcher("funccoll run", "FUNCCOLL_WORLD_SIZE", "FUNCCOLL_RANK", brings_mpi=False),
     _Launcher("torchrun", "WORLD_SIZE", "RANK", ("LOCAL_WORLD_SIZE",), brings_mpi=False),
-    _Launcher("mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", ("OMPI_COMM_WORLD_LOCAL_SIZE",)),
-    _Launcher("mpirun", "PMI_SIZE", "PMI_RANK", ("MPI_LOCALNRANKS", "SLURM_STEP_TASKS_PER_NODE")),  # or srun --mpi=pmi2
+    _Launcher("Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", ("OMPI_COMM_WORLD_LOCAL_SIZE",)),
+    # Also Intel MPI's, and srun --mpi=pmi2.
+    _Launcher("MPICH's mpirun", "PMI_SIZE", "PMI_RANK", ("MPI_LOCALNRANKS", "SLURM_STEP_TASKS_PER_NODE")),
     _Launcher("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", ("SLURM_STEP_TASKS_PER_NODE",)),  # a batch script has no step
 )
 # What names a run, by launcher: all of these that are set. torchrun restarts a job within a run.

@@ -72,6 +72,8 @@ class Watch:
         self._thread = threading.Thread(target=self._run, name="funccoll-watch", daemon=True)
         self._hook: Any = None
         self._previous_hook: Any = None
+        self.keeps_sockets, self.kept = False, dict[int, socket.socket]()
+        """Whether TCP sockets stay open when this rank leaves, and those that do: they end with the process beyond."""
         if rank == 0 and not connected:
             self._introduce(list(self._sockets))
         if rank == 0 or connected:
@@ -283,8 +285,10 @@ class Watch:
         self._tell({"kind": "left", "rank": self.rank, "well": well}, self.rank)
         os.eventfd_write(self._wake, 1)
         self._thread.join(5)
-        for channel in self._sockets.values():
-            if isinstance(channel, FramedSocket):
+        for rank, channel in list(self._sockets.items()):
+            if isinstance(channel, FramedSocket) and self.keeps_sockets:
+                self.kept[rank] = self._sockets.pop(rank)
+            elif isinstance(channel, FramedSocket):
                 channel.finish()
         self._close()
 

@@ -1,0 +1,222 @@
+"""Jobs whose processes mpirun has started, and MPI begins and ends with them: joining, leaving, failures and bad input.
+
+On one machine, with FUNCCOLL_TRANSPORT=mpi: every process is then a host of its own. Under each MPI that is installed.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import uuid
+
+import mpi_vendors
+import pytest
+from processes_left import VARIABLE, wait_until_gone
+
+from funccoll.runtime.job.host import PEER_FAILURE_EXIT_CODE
+
+PATIENCE = 300.0
+"""Seconds until a command is ended: a watchdog, not an expectation."""
+PRELUDE = """
+import os, sys, time
+def say(*words):  # in one write: lines of several processes must not mix
+    os.write(1, (" ".join(map(str, words)) + "\\n").encode())
+def sure(condition, seconds=120.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            raise TimeoutError("never")
+        time.sleep(0.001)
+"""
+JOIN = PRELUDE + """
+import funccoll as fc
+from funccoll.runtime.job import world
+w = fc.init()
+rank = w.rank
+def others_failure():
+    sure(lambda: w.watch.failure(range(w.world)))
+    return w.watch.failure(range(w.world))
+"""
+
+
+def installed(vendor):
+    if why_not := mpi_vendors.why_not(vendor):
+        pytest.skip(why_not)
+    return vendor
+
+
+@pytest.fixture(params=mpi_vendors.VENDORS)
+def vendor(request):
+    return installed(request.param)
+
+
+@pytest.fixture(params=[pytest.param(each, marks=[pytest.mark.slow] * (each != "openmpi")) for each in mpi_vendors.VENDORS])
+def one_vendor(request):
+    """Where MPIs hardly differ: the others are slow tests."""
+    return installed(request.param)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(monkeypatch):
+    mark = uuid.uuid4().hex
+    monkeypatch.setenv(VARIABLE, mark)
+    yield
+    wait_until_gone(mark)
+
+
+def run(vendor, n, script, tmp_path, options=(), **variables):
+    """(exit code, sorted lines, stderr) of a script in `n` processes."""
+    file = tmp_path / "script.py"
+    file.write_text(script)
+    environment = {"FUNCCOLL_TRANSPORT": "mpi", "OMP_NUM_THREADS": "1", **variables}
+    more = ["--oversubscribe"] if vendor == "openmpi" else []
+    done = subprocess.run(
+        [mpi_vendors.mpirun(vendor).path, *more, *options, "-n", str(n), sys.executable, str(file)], cwd=tmp_path,
+        env={**mpi_vendors.variables(vendor), **environment}, capture_output=True, text=True, timeout=PATIENCE,
+    )  # fmt: skip
+    return done.returncode, sorted(done.stdout.splitlines()), done.stderr
+
+
+def ran_well(*arguments, **variables):
+    code, lines, errors = run(*arguments, **variables)
+    assert code == 0, f"{lines}\n{errors}"
+    return lines
+
+
+def test_every_process_is_a_host_of_its_own(vendor, tmp_path):
+    script = JOIN + """
+from mpi4py import MPI
+assert MPI.Query_thread() == MPI.THREAD_MULTIPLE
+theirs, ours = MPI.COMM_WORLD, w.backend.communicator
+assert (ours.rank, ours.size) == (rank, 3) and ours != theirs and ours.Get_errhandler() == MPI.ERRORS_RETURN
+assert w.watch.ask(1 - rank if rank < 2 else 0, {"kind": "where"}, 60)["text"]
+say(rank, w.hosts, w.backend.name, w.backend.heap.size > 3 * w.backend.heap.arena)
+"""
+    assert ran_well(vendor, 3, script, tmp_path) == [f"{r} (0, 1, 2) mpi False" for r in range(3)]
+
+
+def test_a_job_on_one_host_needs_no_mpi(one_vendor, tmp_path):
+    script = JOIN + "assert 'mpi4py' not in sys.modules\nsay(rank, w.hosts, w.backend.name)\n"
+    assert ran_well(one_vendor, 2, script, tmp_path, FUNCCOLL_TRANSPORT="") == ["0 (0, 0) shm", "1 (0, 0) shm"]
+
+
+@pytest.mark.parametrize("begin", [
+    "from mpi4py import MPI\n", "import mpi4py\nmpi4py.rc.initialize = False\nfrom mpi4py import MPI\n",
+])  # fmt: skip
+def test_a_program_that_uses_mpi_itself(vendor, begin, tmp_path):
+    """Its messages and ours do not meet, also those that any process may send with any tag."""
+    script = begin + JOIN + """
+from mpi4py import MPI
+comm = MPI.COMM_WORLD
+if rank == 0:
+    comm.send("theirs", 1, tag=5)
+for _ in range(3):
+    world.finalize()
+    w = fc.init()
+    assert w.backend.communicator.size == comm.size == comm.allreduce(1)
+if rank == 1:
+    assert comm.recv(source=MPI.ANY_SOURCE, tag=MPI.ANY_TAG) == "theirs"
+say(rank, "is fine")
+"""
+    assert ran_well(vendor, 2, script, tmp_path) == ["0 is fine", "1 is fine"]
+
+
+def test_mpi_is_finalized_when_all_have_left(vendor, tmp_path):
+    """A rank that leaves early waits for the others; the others hear at once that it has left."""
+    script = JOIN + """
+import atexit
+from mpi4py import MPI
+@atexit.register  # before funccoll's functions are called
+def last():
+    say(rank, "ends")
+if rank == 1:
+    sys.exit()
+say(rank, "hears that", others_failure())
+assert not MPI.Is_finalized()
+"""
+    # The failure is no error of the others' here, so that all end well.
+    left = "rank 1 left the job: its program ended, or called fc.finalize()"
+    expected = [*(f"{r} hears that {left}" for r in (0, 2)), *(f"{r} ends" for r in range(3))]
+    assert ran_well(vendor, 3, script, tmp_path) == sorted(expected)
+
+
+FAILS = JOIN + """
+if rank == 1:
+    FAIL
+failure = others_failure()
+say(rank, failure.kind, failure.rank)
+raise failure.error()
+"""
+
+
+def test_an_exception_is_told_and_mpi_is_not_finalized(vendor, tmp_path):
+    code, _, errors = run(vendor, 3, FAILS.replace("FAIL", "raise ValueError('the loss is nan')"), tmp_path)
+    assert code in (1, 9, PEER_FAILURE_EXIT_CODE) and "ValueError: the loss is nan" in errors  # MPICH's mpirun kills (9)
+
+
+def test_nothing_waits_for_a_rank_that_needs_one_that_left(vendor, tmp_path):
+    """The one that left waits to finalize MPI, which the others do not, because they fail."""
+    code, lines, errors = run(vendor, 3, FAILS.replace("FAIL", "sys.exit()"), tmp_path)
+    assert code in (9, PEER_FAILURE_EXIT_CODE) and "PeerFailure: rank 1 left the job" in errors, errors
+    assert {"0 left 1", "2 left 1"} & set(lines)
+
+
+def test_a_killed_rank_under_open_mpi(tmp_path):
+    """mpirun kills the others 0.26 s later, and with ULFM never. MPICH's kills them within 20 ms."""
+    installed("openmpi")
+    for options in ((), ("--with-ft", "ulfm")):
+        code, lines, errors = run("openmpi", 3, FAILS.replace("FAIL", "os.kill(os.getpid(), 9)"), tmp_path, options)
+        assert code != 0 and lines == ["0 died 1", "2 died 1"], errors
+        assert errors.count("PeerFailure: rank 1 died without a word") == 2, errors
+
+
+# ---------------------------------------------------------------- bad input
+
+
+def test_ranks_that_do_not_come_are_named(one_vendor, tmp_path):
+    script = PRELUDE + """
+import funccoll as fc
+from mpi4py import MPI
+if MPI.COMM_WORLD.rank == 2:
+    time.sleep(1000)
+try:
+    fc.init(rendezvous_timeout=2)
+except fc.errors.RendezvousError as error:
+    say(str(error).partition(" (run")[0])
+    MPI.COMM_WORLD.Barrier() if MPI.COMM_WORLD.rank else time.sleep(1), os._exit(7)
+"""
+    _, lines, errors = run(one_vendor, 3, script, tmp_path)
+    assert "rank 2 of 3 did not come within 2 s" in lines, errors
+
+
+def test_an_mpi_that_is_not_the_launchers(vendor, tmp_path):
+    other = next(name for name in mpi_vendors.VENDORS if name != vendor)
+    library = mpi_vendors.variables(installed(other))["MPI4PY_LIBMPI"]
+    code, _, errors = run(vendor, 2, JOIN, tmp_path, MPI4PY_LIBMPI=library, TMPDIR=str(tmp_path))
+    named = {"openmpi": "Open MPI v", "mpich": "MPICH Version:"}[other]
+    assert code != 0 and "mpirun started this process as rank 0 of 2; mpi4py uses " + named in errors, errors
+    why = {"openmpi": "which says that it is rank 0 of 1", "mpich": "which cannot begin under it"}[other]
+    assert f"{why}. Start the job with that MPI's mpirun" in errors
+
+
+def test_an_mpi_that_cannot_be_loaded(one_vendor, tmp_path):
+    code, _, errors = run(one_vendor, 2, JOIN, tmp_path, MPI4PY_LIBMPI="/nowhere/libmpi.so")
+    assert code != 0 and "RendezvousError: mpi4py cannot load an MPI: " in errors and "/nowhere/libmpi.so" in errors, errors
+
+
+def test_without_mpi4py(one_vendor, tmp_path):
+    code, _, errors = run(one_vendor, 2, "import sys\nsys.modules['mpi4py'] = None\n" + JOIN, tmp_path)
+    assert code != 0 and "MissingPackageError: a job on several hosts needs mpi4py" in errors
+    assert "pip install 'funccoll[mpi]'" in errors
+
+
+def test_a_single_threaded_mpi(one_vendor, tmp_path):
+    begin = "import mpi4py\nmpi4py.rc.threads = False\nfrom mpi4py import MPI\n"
+    code, _, errors = run(one_vendor, 2, begin + JOIN, tmp_path)
+    assert code != 0 and "RendezvousError: MPI was initialized with MPI_THREAD_SINGLE" in errors, errors
+    assert "MPI_THREAD_MULTIPLE" in errors
+
+
+def test_an_mpi_that_is_over(one_vendor, tmp_path):
+    code, _, errors = run(one_vendor, 2, "from mpi4py import MPI\nMPI.Finalize()\n" + JOIN, tmp_path)
+    assert code != 0 and "MPI was finalized in this process before fc.init()" in errors, errors
