@@ -116,7 +116,8 @@ def settings(counts: Sequence[int]) -> dict[str, str]:
 def started(hosts: NetworkHosts, vendor: str, role: str) -> float:
     """Seconds from mpirun to the first collective's result on the last rank, on 2 hosts."""
     begin, counts = time.monotonic(), counts_of(DECIDES)
-    job = hosts.mpirun(vendor, counts, [sys.executable, host_start.__file__, role], settings(counts))
+    variables = {**settings(counts), "PYTHONDONTWRITEBYTECODE": ""}  # as it is with users: not all modules compiled anew
+    job = hosts.mpirun(vendor, counts, [sys.executable, host_start.__file__, role], variables)
     out, err = job.communicate(timeout=network_hosts.PATIENCE)
     return host_start.last(subprocess.CompletedProcess(role, job.returncode, out, err), sum(counts)) - begin
 
