@@ -7,8 +7,8 @@ over a mesh. Every device gets bitwise the same result wherever the result does 
 `algorithm` names the schedule of a collective, such as "ring" (`fc.schedules.algorithms("all_reduce", p)` lists
 them); None lets the compiler choose. It decides the order in which a reduction combines, so it is part of the program;
 the compiler's own choice on one host keeps the left fold in axis order. Over several axes "hierarchical" takes the
-first one for hosts. An algorithm that does not exist, or does not support p devices, raises ScheduleError after the
-function was traced.
+first one for hosts. In a job over MPI, "mpi" is MPI's own collective, which is not proved and combines in an order of its own.
+An algorithm that does not exist, or does not support p devices, raises ScheduleError after the function was traced.
 """
 
 from __future__ import annotations
