@@ -41,6 +41,8 @@ SIZES = tuple(4**i for i in range(3, 14))
 FEW_SIZES = (64, 4 << 10, 64 << 10, 1 << 20, 16 << 20)
 LINKS = {"unlimited": 0, "1 Gbit/s": 1000}
 """Megabits per second of each link, in each direction."""
+BURST = 1 << 17
+"""Bytes that a limited link may send in one go: a millisecond's. With less, it is slower when the kernel is busy."""
 TURN_SECONDS = 0.012
 _SLOW, _FEW_ROUNDS = 0.1, 5
 """Seconds of one execution from which a case has fewer rounds: on a slow link, 64 MiB take a second."""
@@ -71,7 +73,7 @@ class NetworkBench(Bench):
         self.ranks = sum(counts)
         hosts = stack.enter_context(NetworkHosts(len(counts)))
         if LINKS[link]:
-            hosts.rate(LINKS[link])
+            hosts.rate(LINKS[link], BURST)
         start = lambda program: hosts.mpirun(vendor, counts, program, settings(counts), stdout=sys.stderr, stderr=None)
         job = stack.enter_context(Job(vendor, self.ranks, start, script=str(HERE / "mpi_rank.py")))
         self.jobs = {"ours": Side(job, "ours"), "mpi": Side(job, "mpi")}
