@@ -81,6 +81,7 @@ bench: $(MPI)
 	$(BIN)/python benchmarks/mpi.py
 	$(BIN)/python benchmarks/calibration.py
 	$(BIN)/python benchmarks/failures.py
+	$(BIN)/python benchmarks/failures_mpi.py
 	$(BIN)/python benchmarks/ddp.py --torch-python $(TORCH_PYTHON)
 	$(BIN)/python benchmarks/torch_ddp.py
 	$(BIN)/python benchmarks/comm_hooks.py

@@ -10,8 +10,8 @@ that died or raised first; word 8 + r is 1 when rank r has left well. Leaving is
 that rank. So word 0 ends the job's collectives, and the word of a rank that left ends those that need it. The traceback of
 the rank that raised is there, too, for ranks which the message does not reach: rank 0, which forwards it, may be stopped.
 
-In a job on several hosts the sockets are TCP's, made before. Each host has a header of its own, in which its ranks also write what
-they hear of others. The kernel ends a connection over a link that is down; a rank to which that happens tells all, because
+In a job on several hosts the sockets are TCP's, made before. Each host has a header of its own, in which its ranks also write
+what they hear of others. The kernel ends a connection over a link that is down; a rank to which that happens tells all, because
 others may have other links.
 """
 
