@@ -249,7 +249,7 @@ def positions(done: list[int]) -> list[str]:
     told = []
     for steps in done:
         line[0] = number + steps
-        told.append(registry.table(communicator).splitlines()[1].strip())
+        told.append(registry.table(communicator, {}).splitlines()[1].strip())
     return told
 
 

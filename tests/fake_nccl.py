@@ -17,6 +17,7 @@ import socket
 import struct
 import threading
 import time
+from contextlib import suppress
 
 import ml_dtypes
 import numpy as np
@@ -299,7 +300,7 @@ class NcclCommunicator:
             self._state = how
             self._ended.set()
             for peer in self._peers.values():
-                peer.close()
+                peer.close(how)
 
     # ---------------- execution, in the stream's thread
 
@@ -359,14 +360,13 @@ class _Peer:
 
     def __init__(self, channel):
         self.channel, self.outgoing = channel, queue.SimpleQueue()
-        threading.Thread(target=self._send, daemon=True).start()
+        self._sender = threading.Thread(target=self._send, daemon=True)
+        self._sender.start()
 
     def _send(self):
         while (data := self.outgoing.get()) is not None:
-            try:
+            with suppress(OSError):
                 self.channel.sendall(struct.pack("<q", len(data)) + data)
-            except OSError:
-                return
 
     def send(self, data):
         self.outgoing.put(data)
@@ -383,9 +383,12 @@ class _Peer:
             data += part
         return bytes(data)
 
-    def close(self):
+    def close(self, how):
+        with suppress(OSError):  # the peer may have ended
+            self.channel.shutdown(socket.SHUT_RDWR if how == "abort" else socket.SHUT_RD)
         self.outgoing.put(None)
-        self.channel.shutdown(socket.SHUT_RD)
+        self._sender.join()
+        self.channel.close()
 
 
 def _meet(name, ranks, rank):

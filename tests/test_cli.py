@@ -487,7 +487,7 @@ def test_children_of_ranks_end_with_the_job(mark):
         (("-n", "2", "--", "/dev/null"), 126, "'/dev/null' is not executable"),
         (("-n", "2"), 2, "For example: funccoll run -n 2 script.py"),
         (("-n", "0", "x.py"), 2, "must be positive"),
-        (("x.py",), 2, "required: -n"),
+        (("x.py",), 2, "either -n N for processes of this host, or --hosts a:4,b:4"),
     ],
 )
 def test_what_cannot_start(arguments, code, words):

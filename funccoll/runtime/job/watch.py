@@ -315,6 +315,7 @@ class Watch:
         for channel in self._sockets.values():
             channel.close()
         self._sockets.clear()
+        self._questions.handlers.clear()  # or they would keep what they tell of, which is the job's memory
         if self._coordinator is not None:
             self._coordinator.close()
         os.close(self._wake)

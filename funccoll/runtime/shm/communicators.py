@@ -189,7 +189,7 @@ class Communicators:
         return "\n".join(lines)
 
     def reports(self, communicator: Communicator, ranks: Iterable[int] | None = None) -> dict[int, dict[str, Any]]:
-        """The reports of ranks (None: of all others) that answer at once: where they are, in what call, whom they wait for.
+        """The reports of those ranks (None: all others) which answer at once: position, call, and the rank they wait for.
 
         In a job on one host there are none: its memory tells.
         """

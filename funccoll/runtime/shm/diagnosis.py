@@ -62,7 +62,7 @@ class Diagnosis:
         return self.peer if rank in seen else rank
 
     def _reported(self, rank: int, what: str, here: Callable[[], Any]) -> Any:
-        """What a rank's report says, or `here` for one of this host."""
+        """The value of that name in a rank's report, or `here` for one of this host."""
         return self.others[rank][what] if rank in self.others else here()
 
     def position(self, waits: bool) -> str:
