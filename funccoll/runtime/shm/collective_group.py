@@ -79,7 +79,7 @@ __all__ = ["CollectiveGroup", "GroupedCollective", "Operand", "make_group"]
 
 _TUPLE_HEAD = tuple.__basicsize__  # from a tuple's address to its items', which are addresses of objects
 # Spinning longer makes things worse on a busy machine (measured): the rank waited for may need this core.
-_SUSPICIOUS = 1.0  # seconds after which a rank of another host is asked what it runs, again and again
+_SUSPICIOUS = 0.5  # seconds after which a rank of another host is asked what it runs, again and again
 _NEWS_TIMEOUT = 1.0  # seconds in which the news of a rank's end follows on a message that failed
 # A test of a message takes 10 to 300 ns. Measured: a yield to a process of another job costs its time slice.
 _TRIES, _FEW_TRIES = 5000, 100
