@@ -252,6 +252,32 @@ def staged(n: int, same: Same) -> None:
         same(lambda x, first=first: fc.all_gather(first(first(x)), "d"), d, (x,), every, P())
 
 
+def in_pieces(n: int, same: Same) -> None:
+    """Arrays whose messages between hosts travel in pieces, and in turns of pieces; no piece divides them."""
+    from funccoll import schedules
+
+    d, every = {"d": n}, P("d")
+    turns = [(np.float32, 600_011)] if n == 2 else []
+    for dtype, length in ((np.float32, 41_003), (fc.bfloat16, 41_003), *turns):
+        x = values((n * n * length,), dtype)
+        whole: dict[str, Any] = {
+            "all_reduce": lambda x, how: fc.all_reduce(x[:length], "d", algorithm=how),
+            "all_gather": lambda x, how: fc.all_gather(x[:length], "d", algorithm=how),
+            "broadcast": lambda x, how: fc.broadcast(x[:length], "d", root=n - 1, algorithm=how),
+        }
+        own: dict[str, Any] = {
+            "reduce_scatter": lambda x, how: fc.reduce_scatter(x, "d", algorithm=how),
+            "all_to_all": lambda x, how: fc.all_to_all(x, "d", split_dim=0, concat_dim=0, algorithm=how),
+            "scatter": lambda x, how: fc.scatter(x, "d", root=n - 1, algorithm=how),
+            "reduce": lambda x, how: fc.reduce(x[:length], "d", root=n - 1, algorithm=how),
+            "gather": lambda x, how: fc.gather(x[:length], "d", root=n - 1, algorithm=how),
+        }
+        for kind, call in (whole | own).items():
+            names = [name for name in ("hierarchical", "ring") if name in schedules.algorithms(kind, n)]
+            for how in (None, *(names if length < 100_000 else ())):
+                same(lambda x, call=call, how=how: call(x, how), d, (x,), every, P() if kind in whole else every)
+
+
 def programs(n: int, same: Same) -> None:
     """Sub-groups of a mesh of two axes, several operands, barriers, a training step."""
     axes = {"a": 2, "b": n // 2} if n % 2 == 0 else {"a": n, "b": 1}
@@ -324,7 +350,8 @@ def data_parallel(n: int, same: Same) -> None:
 
 CASES_BY_NAME = {
     "table": few, "whole table": table, "gradients": gradients, "collectives": collectives, "forced": forced,
-    "staged": staged, "programs": programs, "nans": nans, "data_parallel": data_parallel, "communication hooks": hooks,
+    "staged": staged, "in pieces": in_pieces, "programs": programs, "nans": nans, "data_parallel": data_parallel,
+    "communication hooks": hooks,
 }  # fmt: skip
 SEGMENTS = {"staged": 200, "staged in one segment": 1 << 20}
 """Bytes that are staged at once."""

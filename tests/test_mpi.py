@@ -39,7 +39,7 @@ for name in sys.argv[3:]:
 say("is fine")
 """
 MOST = (
-    "table", "gradients", "collectives", "forced", "programs", "staged", "staged in one segment", "data_parallel",
+    "table", "gradients", "collectives", "forced", "programs", "staged", "staged in one segment", "in pieces", "data_parallel",
     "communication hooks", "nans",
 )  # fmt: skip
 PATIENCE = 900.0
@@ -96,7 +96,7 @@ def compare(vendor: str, counts: Sequence[int], names: tuple[str, ...], tmp_path
     run(vendor, counts, [sys.executable, "-W", "error", str(script), *arguments], **variables)
 
 
-QUICK = [("openmpi", (1, 1), ("programs", "data_parallel")), ("mpich", (1, 2), ("collectives",))]
+QUICK = [("openmpi", (1, 1), ("programs", "in pieces")), ("mpich", (1, 2), ("collectives",))]
 TOPOLOGIES = ((2,), (3,), (4,), (1, 1), (2, 2), (1, 1, 1, 1), (2, 1), (1, 2, 1))
 DEEP = [(vendor, counts, MOST) for vendor in mpi_vendors.VENDORS for counts in TOPOLOGIES]
 
@@ -117,3 +117,26 @@ def test_digits_trains_over_hosts_with_the_bits_of_virtual_devices(vendor, tmp_p
     arguments = ["--devices", "4", "--hosts", "2", "--compare", str(tmp_path / "over hosts.npz")]
     done = subprocess.run([sys.executable, script, *arguments], capture_output=True, text=True, env={**os.environ})
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+LARGE = """
+import numpy as np, funccoll as fc
+from funccoll import P
+n = (1 << 31) + 24
+mesh = fc.make_mesh({"d": 2})
+assert mesh.hosts == (0, 1)
+x = fc.from_local(np.full(n, 3 + fc.rank(), np.uint8), mesh, P("d"))
+y = fc.jit(lambda x: fc.permute(x, "d", pairs=[(0, 1), (1, 0)]), mesh=mesh, in_specs=P("d"), out_specs=P("d"))(x)
+assert y.local.size == n and (y.local == 4 - fc.rank()).all()
+print("rank", fc.rank(), "is fine", flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("vendor", mpi_vendors.VENDORS)
+def test_a_message_of_more_than_2_to_the_31_bytes(vendor, tmp_path):
+    available = int(re.search(r"MemAvailable: +(\d+)", Path("/proc/meminfo").read_text())[1]) >> 20  # type: ignore[index]
+    if available < 14:
+        pytest.skip(f"4 arrays of 2 GiB, and copies, need 14 GiB of memory, and {available} GiB are available")
+    (tmp_path / "large.py").write_text(LARGE)
+    run(vendor, [2], [sys.executable, str(tmp_path / "large.py")], FUNCCOLL_TRANSPORT="mpi")

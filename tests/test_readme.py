@@ -104,7 +104,7 @@ def test_files_that_the_readme_names_exist():
 def test_sections_are_in_order():
     headings = re.findall(r"^## (.+)$", README.read_text(), re.MULTILINE)
     wanted = [
-        "Install", "Example", "Data parallelism", "PyTorch", "GPU quick start", "Schedules", "Explore",
+        "Install", "Example", "Data parallelism", "PyTorch", "Several hosts", "GPU quick start", "Schedules", "Explore",
         "When to use it, and when not",
         "Coming from JAX, mpi4py or torch", "Demo", "Status", "Speed", "Errors",
     ]  # fmt: skip
