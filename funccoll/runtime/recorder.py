@@ -34,6 +34,7 @@ import numpy as np
 from .._version import __version__
 from ..errors import ProfileError, user_source
 from ..kernels.frame import ROW_BYTES
+from .job.host import boot_id
 
 __all__ = [
     "CALL",
@@ -423,10 +424,9 @@ def _folder_name(run: str) -> str:
 
 
 def _head(rank: int, nranks: int, run: str) -> dict[str, Any]:
-    boot = Path("/proc/sys/kernel/random/boot_id")
     return {
         "format": FORMAT, "version": VERSION, "rank": rank, "ranks": nranks, "run": run, "host": platform.node(),
-        "boot": boot.read_text().strip() if boot.exists() else "", "pid": os.getpid(), "command": sys.argv,
+        "boot": boot_id(), "pid": os.getpid(), "command": sys.argv,
         "funccoll": __version__, "monotonic_ns": time.monotonic_ns(), "time_ns": time.time_ns(),
     }  # fmt: skip
 

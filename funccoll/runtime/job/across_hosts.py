@@ -24,6 +24,7 @@ from typing import Any, Protocol
 from ...errors import RendezvousError
 from .coordinator import Coordinator
 from .hello import Answer, JobSpec, make_hello, receive_answer
+from .host import boot_id
 from .packets import FramedSocket, receive, send
 from .rendezvous import JoinedJob
 from .tcp import Address, Door, call
@@ -187,7 +188,7 @@ def meet_hosts(
             leaders = steps.all_gather(invitation.host_leader())
             here = _share_memory(steps, leaders, door.secret, timeout, share)
             stack.callback(lambda: None if here.memory is None else os.close(here.memory))
-            steps.all_gather("ready")
+            machines = steps.all_gather(boot_id())
         except Exception as error:
             ours = isinstance(error, RendezvousError)
             steps.tell(str(error).partition(_PLACE)[0] if ours else f"rank {job.rank} could not start the job: {error!r}")
@@ -196,7 +197,8 @@ def meet_hosts(
         door.close()
         numbers = {leader: number for number, leader in enumerate(dict.fromkeys(leaders))}
         hosts = tuple(numbers[leader] for leader in leaders)
-        return JoinedJob(job, dict(sockets), here.memory, hosts, profile=answer.profile, connected=True)
+        sharing = machines.count(machines[job.rank])
+        return JoinedJob(job, dict(sockets), here.memory, hosts, profile=answer.profile, connected=True, sharing=sharing)
 
 
 _Met = tuple[Door, dict[int, FramedSocket], Answer]

@@ -28,7 +28,7 @@ class JoinedJob:
 
     Rank 0's `coordinator` goes on to listen. `profile` is its machine profile in plain values, if it has one. `hosts` has the
     host of each rank, numbered in the order of first appearance. `connected`: whether the ranks know each other, so that rank 0
-    introduces none.
+    introduces none. `sharing`: the number of processes on this machine, whose hosts may be its containers.
     """
 
     job: JobSpec
@@ -38,6 +38,7 @@ class JoinedJob:
     coordinator: Coordinator | None = None
     profile: dict[str, Any] | None = None
     connected: bool = False
+    sharing: int = 1
 
     @property
     def local_ranks(self) -> tuple[int, ...]:

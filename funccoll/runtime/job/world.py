@@ -105,7 +105,7 @@ class _Membership:
             watch.hook_exceptions()
             machine_profile.adopt(meeting.profile)
             self.current = World(job.rank, meeting.hosts, watch, backend, collective_timeout, fork_bytes)
-            self.current.processes_here = max(self.current.processes_here, job.local)
+            self.current.processes_here = max(self.current.processes_here, job.local, meeting.sharing)
             os.environ[_JOINED] = f"{place}{os.getpid()}"
             reports.report(os.environ, job.rank, "joined")
             _at_end()
