@@ -31,8 +31,8 @@ from ._version import __version__
 from .mesh import number_hosts
 
 __all__ = [
-    "BITS", "VARIABLE", "HostParameters", "MachineProfile", "MeasuredTimes", "NetworkParameters", "adopt", "check_place",
-    "current", "default_path", "load", "may_change_bits", "release", "save", "this_host",
+    "BITS", "VARIABLE", "HostParameters", "MachineProfile", "MeasuredTimes", "NetworkParameters", "adopt", "boot_id",
+    "check_place", "current", "default_path", "load", "may_change_bits", "release", "save", "this_host",
 ]  # fmt: skip
 
 VARIABLE = "FUNCCOLL_MACHINE_PROFILE"
@@ -265,6 +265,12 @@ def _measured(value: Any) -> MeasuredTimes:
 def this_host() -> dict[str, Any]:
     """Identification of this host: its name, its processor, and the logical processors that are online."""
     return {"name": os.uname().nodename, "cpu": _cpu(), "cores": os.sysconf("SC_NPROCESSORS_ONLN")}
+
+
+def boot_id() -> str:
+    """The identity of the running kernel, the same in all containers and namespaces of a machine; "" where there is none."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    return boot.read_text().strip() if boot.exists() else ""
 
 
 def _cpu() -> str:

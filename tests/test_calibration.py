@@ -61,6 +61,7 @@ def test_the_fit_recovers_the_parameters(truth, p):
 
 @given(truths, st.integers(0, 1000))
 @settings(max_examples=4)
+@pytest.mark.slow
 def test_outliers_and_noise_do_not_carry_it_away(truth, seed):
     rng = np.random.default_rng(seed)
     # Every tenth time is five times too long.

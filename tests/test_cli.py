@@ -224,7 +224,7 @@ step(np.ones(3))
 
 @pytest.mark.parametrize(("what", "code", "words"), [
     ("raise", 1, r"rank 2 raised Slow: it is told late at script.py:\d+ \(<module>\)"),
-    ("raise and end late", 1, r"rank 2 raised ValueError at script.py:\d+ \(<module>\)"),
+    pytest.param("raise and end late", 1, r"rank 2 raised ValueError at script.py:\d+ \(<module>\)", marks=pytest.mark.slow),
     ("kill", 137, "rank 2 was killed by SIGKILL \\(out of memory, perhaps\\)"),
     pytest.param("exit", 7, "rank 2 exited with code 7", marks=pytest.mark.slow),
     ("leave", host.PEER_FAILURE_EXIT_CODE,
@@ -279,7 +279,7 @@ def test_survivors_have_time_for_their_finally(script):
     assert re.fullmatch(rf"funccoll run: {words}", summary), errors
 
 
-@pytest.mark.parametrize("how", ["grace", "interrupt"])
+@pytest.mark.parametrize("how", ["interrupt", pytest.param("grace", marks=pytest.mark.slow)])
 def test_who_does_not_end_by_itself_is_stopped(script, how):
     script(SURVIVORS)
     grace = "0.5" if how == "grace" else "1000"

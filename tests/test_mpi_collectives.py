@@ -35,11 +35,10 @@ def on_one_host(vendor: str, count: int, call: str) -> str:
     return done.stdout
 
 
-@pytest.mark.processes
+@pytest.mark.slow
 @pytest.mark.parametrize("vendor", VENDORS)
 @pytest.mark.parametrize(("axes", "axis"), [
-    ({"d": 2}, "d"), pytest.param({"a": 2, "b": 2}, "a", marks=pytest.mark.slow),
-    pytest.param({"a": 2, "b": 2}, ("b", "a"), marks=pytest.mark.slow), pytest.param({"d": 3}, "d", marks=pytest.mark.slow),
+    ({"d": 2}, "d"), ({"a": 2, "b": 2}, "a"), ({"a": 2, "b": 2}, ("b", "a")), ({"d": 3}, "d"),
 ])  # fmt: skip
 def test_values_are_those_of_virtual_devices(vendor, axes, axis):
     ranks = int(np.prod(list(axes.values())))

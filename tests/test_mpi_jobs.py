@@ -105,7 +105,7 @@ def test_a_job_on_one_host_needs_no_mpi(one_vendor, tmp_path):
 @pytest.mark.parametrize("begin", [
     "from mpi4py import MPI\n", "import mpi4py\nmpi4py.rc.initialize = False\nfrom mpi4py import MPI\n",
 ])  # fmt: skip
-def test_a_program_that_uses_mpi_itself(vendor, begin, tmp_path):
+def test_a_program_that_uses_mpi_itself(one_vendor, begin, tmp_path):
     """Its messages and ours do not meet, also those that any process may send with any tag."""
     script = begin + JOIN + """
 from mpi4py import MPI
@@ -120,10 +120,10 @@ if rank == 1:
     assert comm.recv(source=MPI.ANY_SOURCE, tag=MPI.ANY_TAG) == "theirs"
 say(rank, "is fine")
 """
-    assert ran_well(vendor, 2, script, tmp_path) == ["0 is fine", "1 is fine"]
+    assert ran_well(one_vendor, 2, script, tmp_path) == ["0 is fine", "1 is fine"]
 
 
-def test_mpi_is_finalized_when_all_have_left(vendor, tmp_path):
+def test_mpi_is_finalized_when_all_have_left(one_vendor, tmp_path):
     """A rank that leaves early waits for the others; the others hear at once that it has left."""
     script = JOIN + """
 import atexit
@@ -139,7 +139,7 @@ assert not MPI.Is_finalized()
     # The failure is no error of the others' here, so that all end well.
     left = "rank 1 left the job: its program ended, or called fc.finalize()"
     expected = [*(f"{r} hears that {left}" for r in (0, 2)), *(f"{r} ends" for r in range(3))]
-    assert ran_well(vendor, 3, script, tmp_path) == sorted(expected)
+    assert ran_well(one_vendor, 3, script, tmp_path) == sorted(expected)
 
 
 FAILS = JOIN + """
@@ -151,14 +151,14 @@ raise failure.error()
 """
 
 
-def test_an_exception_is_told_and_mpi_is_not_finalized(vendor, tmp_path):
-    code, _, errors = run(vendor, 3, FAILS.replace("FAIL", "raise ValueError('the loss is nan')"), tmp_path)
+def test_an_exception_is_told_and_mpi_is_not_finalized(one_vendor, tmp_path):
+    code, _, errors = run(one_vendor, 3, FAILS.replace("FAIL", "raise ValueError('the loss is nan')"), tmp_path)
     assert code in (1, 9, PEER_FAILURE_EXIT_CODE) and "ValueError: the loss is nan" in errors  # MPICH's mpirun kills (9)
 
 
-def test_nothing_waits_for_a_rank_that_needs_one_that_left(vendor, tmp_path):
+def test_nothing_waits_for_a_rank_that_needs_one_that_left(one_vendor, tmp_path):
     """The one that left waits to finalize MPI, which the others do not, because they fail."""
-    code, lines, errors = run(vendor, 3, FAILS.replace("FAIL", "sys.exit()"), tmp_path)
+    code, lines, errors = run(one_vendor, 3, FAILS.replace("FAIL", "sys.exit()"), tmp_path)
     assert code in (9, PEER_FAILURE_EXIT_CODE) and "PeerFailure: rank 1 left the job" in errors, errors
     assert {"0 left 1", "2 left 1"} & set(lines)
 
@@ -175,6 +175,7 @@ def test_a_killed_rank_under_open_mpi(tmp_path):
 # ---------------------------------------------------------------- bad input
 
 
+@pytest.mark.slow
 def test_ranks_that_do_not_come_are_named(one_vendor, tmp_path):
     script = PRELUDE + """
 import funccoll as fc
@@ -191,10 +192,10 @@ except fc.errors.RendezvousError as error:
     assert "rank 2 of 3 did not come within 2 s" in lines, errors
 
 
-def test_an_mpi_that_is_not_the_launchers(vendor, tmp_path):
-    other = next(name for name in mpi_vendors.VENDORS if name != vendor)
+def test_an_mpi_that_is_not_the_launchers(one_vendor, tmp_path):
+    other = next(name for name in mpi_vendors.VENDORS if name != one_vendor)
     library = mpi_vendors.variables(installed(other))["MPI4PY_LIBMPI"]
-    code, _, errors = run(vendor, 2, JOIN, tmp_path, MPI4PY_LIBMPI=library, TMPDIR=str(tmp_path))
+    code, _, errors = run(one_vendor, 2, JOIN, tmp_path, MPI4PY_LIBMPI=library, TMPDIR=str(tmp_path))
     named = {"openmpi": "Open MPI v", "mpich": "MPICH Version:"}[other]
     assert code != 0 and "mpirun started this process as rank 0 of 2; mpi4py uses " + named in errors, errors
     why = {"openmpi": "which says that it is rank 0 of 1", "mpich": "which cannot begin under it"}[other]

@@ -166,8 +166,9 @@ def test_callers_that_are_not_of_the_job_are_dropped(tmp_path):
 
 
 @pytest.mark.parametrize(("where", "how"), [
-    ("host_leader", "die"), ("host_leader", "raise"), ("receive", "die"), ("memory", "raise"),
-    pytest.param("memory", "die", marks=pytest.mark.slow),
+    ("host_leader", "die"), ("memory", "raise"), *(pytest.param(*case, marks=pytest.mark.slow) for case in (
+        ("host_leader", "raise"), ("receive", "die"), ("memory", "die"),
+    )),
 ])  # fmt: skip
 @pytest.mark.parametrize("victim", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_rank_ends_while_the_job_begins(where, how, victim, tmp_path):
@@ -326,7 +327,7 @@ if rank == asker:
     assert w.watch.ask_all(others, {"kind": "call", "of": 7}, 60) == {r: {"rank": r, "of": 7} for r in others}
     assert w.watch.ask(others[-1], {"kind": "call", "of": 8}, 60) == {"rank": others[-1], "of": 8}
     assert "in wait_in_nap" in w.watch.ask(others[0], {"kind": "where"}, 60)["text"]
-    assert all("in nap" in w.watch.stack_of(r) for r in others)
+    sure(lambda: all("in nap" in w.watch.stack_of(r) for r in others))
     for kind in ("none", "raises", "unknown"):
         assert w.watch.ask(others[0], {"kind": kind}, 60) is None
     assert w.watch.ask(others[0], {"kind": "long"}, 0.1) is None
@@ -406,6 +407,7 @@ def test_a_link_that_is_down_is_told_on_both_sides(host, two_hosts, tmp_path):
             two_hosts.link(host, "up")
 
 
+@pytest.mark.slow
 def test_a_link_that_is_down_while_ranks_come(two_hosts, tmp_path):
     spaces = [{NAMESPACE: f"/proc/{two_hosts.first_process(host)}/ns/net"} for host in range(2)]
     with HostRanks(STAY_HOSTS, (0, 1), tmp_path, [], FUNCCOLL_RENDEZVOUS_TIMEOUT="3") as ranks:

@@ -17,6 +17,7 @@ from funccoll.schedules.streams.instructions import Opcode
 from funccoll.schedules.streams.interpret import interpret
 
 MAPS = [(0, 1), (0, 1, 1), (0, 0, 1, 1), (0, 1, 0, 1), (0, 1, 2, 3), (0, 0, 0, 1, 1), (0, 1, 2, 0, 1, 0, 2, 2)]
+QUICK = [(0, 1, 1), (0, 1, 0, 1)]
 
 
 def outputs(streams, inputs, op, seed):
@@ -35,7 +36,9 @@ def same_bits(schedule, hosts, seeds=2):
         assert outputs(streams, inputs, op, seed) == expected, (schedule, hosts, seed)
 
 
-@pytest.mark.parametrize("hosts", MAPS, ids=str)
+@pytest.mark.parametrize("hosts", [
+    pytest.param(hosts, marks=[pytest.mark.slow] * (hosts not in QUICK)) for hosts in MAPS
+], ids=str)  # fmt: skip
 def test_every_algorithm_has_the_bits_of_one_host(hosts):
     for kind, name, options in variants(len(hosts)):
         same_bits(built(kind, len(hosts), name, **options), hosts)

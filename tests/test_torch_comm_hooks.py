@@ -13,7 +13,7 @@ import pytest
 if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed: pip install 'funccoll[torch]'", allow_module_level=True)
 
-RANKS = [2, pytest.param(3, marks=pytest.mark.slow)]
+RANKS = [pytest.param(n, marks=pytest.mark.slow) for n in (2, 3)]
 
 
 def results(name: str, n: int) -> list[Any]:

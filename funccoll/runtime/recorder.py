@@ -34,7 +34,7 @@ import numpy as np
 from .._version import __version__
 from ..errors import ProfileError, user_source
 from ..kernels.frame import ROW_BYTES
-from .job.host import boot_id
+from ..machine_profile import boot_id
 
 __all__ = [
     "CALL",

@@ -22,9 +22,9 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from ...errors import RendezvousError
+from ...machine_profile import boot_id
 from .coordinator import Coordinator
 from .hello import Answer, JobSpec, make_hello, receive_answer
-from .host import boot_id
 from .packets import FramedSocket, receive, send
 from .rendezvous import JoinedJob
 from .tcp import Address, Door, call

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 __all__ = [
-    "PEER_FAILURE_EXIT_CODE", "address_space", "available_memory", "bindings", "boot_id", "cores", "dying_with_parent",
-    "memory_limit", "thread_variables",
+    "PEER_FAILURE_EXIT_CODE", "address_space", "available_memory", "bindings", "cores", "dying_with_parent", "memory_limit",
+    "thread_variables",
 ]  # fmt: skip
 
 PEER_FAILURE_EXIT_CODE = os.EX_UNAVAILABLE
@@ -83,11 +83,6 @@ def cores() -> int:
         if quota.isdigit() and int(quota) > 0:  # "max" and -1 are not limits; v1 has its period, 0.1 s, in another file
             usable = min(usable, math.ceil(int(quota) / int(period or 100_000)))
     return max(1, usable)
-
-
-def boot_id() -> str:
-    """The identity of the running kernel, the same in all containers and namespaces of a machine; "" where there is none."""
-    return _text(Path("/proc/sys/kernel/random/boot_id"))
 
 
 def _text(path: Path) -> str:

@@ -78,11 +78,10 @@ from .results import ResultPool
 __all__ = ["CollectiveGroup", "GroupedCollective", "Operand", "make_group"]
 
 _TUPLE_HEAD = tuple.__basicsize__  # from a tuple's address to its items', which are addresses of objects
-# Spinning longer makes things worse on a busy machine (measured): the rank waited for may need this core.
 _SUSPICIOUS = 0.5  # seconds after which a rank of another host is asked what it runs, again and again
 _NEWS_TIMEOUT = 1.0  # seconds in which the news of a rank's end follows on a message that failed
-# A test of a message takes 10 to 300 ns. Measured: a yield to a process of another job costs its time slice; but where ranks share
-# a core, the one that is waited for needs it.
+# Spinning longer makes things worse on a busy machine (measured): the rank waited for may need this core. A test of a message
+# takes 10 to 300 ns; a yield to a process of another job costs its time slice, so ranks with a core each test it often first.
 _TRIES, _FEW_TRIES = 5000, 3
 _SPINS, _YIELDS, _PATIENCE = 60, 2000, 100_000_000  # nanoseconds
 
