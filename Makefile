@@ -80,6 +80,7 @@ bench: $(MPI)
 	$(BIN)/python benchmarks/host.py
 	$(BIN)/python benchmarks/mpi.py
 	$(BIN)/python benchmarks/calibration.py
+	$(BIN)/python benchmarks/network_calibration.py
 	$(BIN)/python benchmarks/failures.py
 	$(BIN)/python benchmarks/failures_mpi.py
 	$(BIN)/python benchmarks/ddp.py --torch-python $(TORCH_PYTHON)

@@ -28,6 +28,7 @@ from typing import Any
 from calibration import between, errors, rounded
 from measure import machine
 from mpi import BURST, LINKS, counts_of, settings
+from readme_table import refresh
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
@@ -40,7 +41,8 @@ from funccoll import machine_profile
 from funccoll.calibration.network_tuning import HostsPlan, combined, measure_hosts
 from funccoll.calibration.timed_cases import ON_HOSTS, QUICK_SIZES, SIZES, Case, cases
 from funccoll.machine_profile import BITS, MeasuredTimes
-from funccoll.schedules import Topology, algorithms, build, select
+from funccoll.schedules import Schedule, Topology, algorithms, build, select
+from funccoll.schedules.split_hosts import split_hosts
 
 RESULTS = Path(__file__).parent / "results" / "network_calibration.json"
 LAYOUTS = ("2 x 1", "2 x 2")
@@ -49,12 +51,26 @@ NEAR = 1.1
 PATIENCE = 3600.0
 
 
+def schedule_of(kind: str, name: str, hosts: tuple[int, ...]) -> Schedule:
+    """The schedule of an algorithm on these hosts."""
+    return build(kind, len(hosts), name, hosts=hosts if name == "hierarchical" else None)
+
+
+def different(kind: str, hosts: tuple[int, ...]) -> dict[str, str]:
+    """Algorithms, and of each the first one that makes the same moves: on few ranks many are one schedule."""
+    first: dict[Any, str] = {}
+    found = {}
+    for name in (*ON_HOSTS[kind], *algorithms(kind)):
+        if name != "hierarchical" or len(set(hosts)) < len(hosts):
+            batches = split_hosts(schedule_of(kind, name, hosts), hosts).batches
+            moves = tuple((b.dst.tobytes(), b.src.tobytes(), b.count.tobytes()) for b in batches)
+            found[name] = first.setdefault(moves, name)
+    return found
+
+
 def held_out(plan: HostsPlan, sizes: tuple[int, ...]) -> list[Case]:
     """Every algorithm on sizes between those of the plan, and those that it lacks on its own sizes."""
-    ranks, two_levels = len(plan.hosts), plan.each > 1
-    known: dict[str, tuple[str, ...]] = {}
-    for kind in ON_HOSTS:
-        known[kind] = tuple(name for name in algorithms(kind) if two_levels or name != "hierarchical")
+    ranks, known = len(plan.hosts), {kind: tuple(dict.fromkeys(different(kind, plan.hosts).values())) for kind in ON_HOSTS}
     others = {kind: tuple(n for n in names if n not in ON_HOSTS[kind]) for kind, names in known.items()}
     return cases(ranks, between(sizes), known) + cases(ranks, sizes, others)
 
@@ -66,7 +82,7 @@ def run_rank(path: str, quick: bool) -> None:
     sizes = QUICK_SIZES if quick else SIZES[:-1]
     plan = HostsPlan(sizes)
     fitted, plan.across = list(plan.across), [*plan.across, *held_out(plan, sizes)]
-    turns, seconds = (3, 0.001) if quick else (5, 0.002)
+    turns, seconds = (3, 0.001) if quick else (9, 0.004)
     times, load = measure_hosts(plan, turns, seconds, lambda: None)
     if fc.rank() == 0:
         with open(path, "wb") as file:
@@ -103,7 +119,7 @@ def judge(hosts: tuple[int, ...], fitted: Sequence[Case], times: list[MeasuredTi
     machine_profile.adopt(profile.to_json())
     tuned, rows = Topology.of_hosts(hosts), []
     for case, seconds in found.items():
-        schedule = build(case.kind, len(hosts), case.algorithm, hosts=hosts if case.algorithm == "hierarchical" else None)
+        schedule = schedule_of(case.kind, case.algorithm, hosts)
         predicted = {name: schedule.cost(t, case.nbytes).seconds for name, t in (("tuned", tuned), ("presets", presets))}
         group = "fit" if case in fitted else "sizes" if case.algorithm in ON_HOSTS[case.kind] else "algorithms"
         rows.append({**case._asdict(), "group": group, "measured": seconds, "predicted": predicted})
@@ -125,11 +141,12 @@ def choices(topology: Topology, found: dict[Case, float], fitted: set[Case], bit
     for case, seconds in found.items():
         by_size[case.kind, case.nbytes][case.algorithm] = seconds
     seen, rows = {(case.kind, case.nbytes) for case in fitted}, []
+    same = {kind: different(kind, tuple(topology.host_of.tolist())) for kind in ON_HOSTS}
     os.environ[BITS] = bits
     for (kind, nbytes), times in by_size.items():
         if (kind, nbytes) in seen:
             continue
-        picked, best = select(kind, topology, nbytes).algorithm, min(times, key=times.__getitem__)
+        picked, best = same[kind][select(kind, topology, nbytes).algorithm], min(times, key=times.__getitem__)
         rows.append({"kind": kind, "nbytes": nbytes, "picked": picked, "best": best, "ratio": times[picked] / times[best]})
     del os.environ[BITS]
     near = sum(r["ratio"] <= NEAR for r in rows) / len(rows)
@@ -169,7 +186,15 @@ def main(words: Sequence[str] | None = None) -> None:
                 )  # fmt: skip
     about["load_after"] = os.getloadavg()
     whole = {"machine": about, "seconds": round(time.monotonic() - begin), "goals": GOALS, "results": results}
-    (options.out or RESULTS).write_text(json.dumps(rounded(whole), indent=1) + "\n")
+    path = options.out or RESULTS
+    text = json.dumps(rounded(whole | {"results": [{k: v for k, v in r.items() if k != "cases"} for r in results]}), indent=1)
+    lines = ",\n".join(
+        f"  {json.dumps(rounded({'layout': r['layout'], 'link': r['link'], **c}))}" for r in results for c in r["cases"]
+    )
+    path.write_text(f'{text[:-2]},\n "cases": [\n{lines}\n ]\n}}\n')
+    if path == RESULTS:
+        refresh()
+    print(f"written: {path}, after {whole['seconds']} s")
 
 
 if __name__ == "__main__":

@@ -249,6 +249,33 @@ def calibration() -> str:
     ])  # fmt: skip
 
 
+def network_calibration() -> str:
+    """Return the table of predictions and choices for several hosts."""
+    if not (ROOT / "benchmarks" / "results" / "network_calibration.json").exists():
+        return "Not measured yet."
+    data = _load("network_calibration")
+    about, goals, rows = data["machine"], data["goals"], []
+    for result in data["results"]:
+        error, presets = (result["errors"][model]["all held out"] for model in ("tuned", "presets"))
+        met = {name: "met" if met else "**missed**" for name, met in result["met"].items()}
+        near = [result["choices"][bits]["near"] for bits in ("1", "0")]
+        rows.append(
+            f"| {result['layout']}, {result['link']} | {presets['median']:.0%} | {error['median']:.0%} ({error['worst']:.0%}): "
+            f"{met['median error']} | {near[0]:.0%}: {met['within 10 % of the best']} | {near[1]:.0%} |"
+        )
+    load = f"{about['load_before'][0]:.1f} before, {about['load_after'][0]:.1f} after"
+    return "\n".join([
+        f"| hosts x processes, link | error of the presets | after `funccoll tune`: ≤ {goals['median error']:.0%} | "
+        f"picked within 10 % of the best: ≥ {goals['within 10 % of the best']:.0%} | in the presets' order |",
+        "|---|---|---|---|---|", *rows, "",
+        f"Median (and worst) relative error of predicted times, of {sum(c['group'] != 'fit' for c in data['cases'])} held-out "
+        "cases: sizes between those that were fitted, and algorithms that were not. *Picked*: of the sizes that the fit has not "
+        "seen, those where the algorithm that `select` picks takes at most 1.1 times as long as the best measured one, with "
+        "FUNCCOLL_TUNED_BITS=1; without it the order of combination is the presets'. Open MPI, between hosts that are network "
+        f"namespaces, on {about['cpu']}, {about['cores']} cores (load {load}). `benchmarks/network_calibration.py` makes it anew.",
+    ])  # fmt: skip
+
+
 def comm_hooks() -> str:
     """Return the table of communication hooks: the bytes that each sends, and the accuracy on the digits with it."""
     data = _load("comm_hooks")
@@ -354,7 +381,8 @@ def torch_tables(data: dict[str, Any]) -> str:
 
 TABLES = {
     "speed": speed, "schedules": schedules, "speed:host": host, "speed:mpi": network, "speed:training": training,
-    "speed:torch": torch_modules, "speed:hooks": comm_hooks, "speed:calibration": calibration, "gpu": gpu,
+    "speed:torch": torch_modules, "speed:hooks": comm_hooks, "speed:calibration": calibration, "speed:network": network_calibration,
+    "gpu": gpu,
 }
 
 

@@ -24,7 +24,10 @@ def readme_table(benchmarks):
     return runpy.run_path(str(ROOT / "benchmarks" / "readme_table.py"))
 
 
-@pytest.mark.parametrize("name", ["speed", "schedules", "speed:host", "speed:training", "speed:torch", "speed:calibration"])
+@pytest.mark.parametrize("name", [
+    "speed", "schedules", "speed:host", "speed:mpi", "speed:training", "speed:torch", "speed:hooks", "speed:calibration",
+    "speed:network",
+])  # fmt: skip
 def test_the_readmes_tables_are_the_recorded_ones(readme_table, name):
     text = (ROOT / "README.md").read_text()
     begin, end = readme_table["marks"](name)
