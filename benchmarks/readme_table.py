@@ -269,10 +269,11 @@ def network_calibration() -> str:
         f"picked within 10 % of the best: ≥ {goals['within 10 % of the best']:.0%} | in the presets' order |",
         "|---|---|---|---|---|", *rows, "",
         f"Median (and worst) relative error of predicted times, of {sum(c['group'] != 'fit' for c in data['cases'])} held-out "
-        "cases: sizes between those that were fitted, and algorithms that were not. *Picked*: of the sizes that the fit has not "
-        "seen, those where the algorithm that `select` picks takes at most 1.1 times as long as the best measured one, with "
+        "cases: sizes between those that were fitted, and algorithms that were not. *Picked*: of the sizes that the fit has "
+        "not seen, those where the algorithm that `select` picks takes at most 1.1 times as long as the best measured one, with "
         "FUNCCOLL_TUNED_BITS=1; without it the order of combination is the presets'. Open MPI, between hosts that are network "
-        f"namespaces, on {about['cpu']}, {about['cores']} cores (load {load}). `benchmarks/network_calibration.py` makes it anew.",
+        f"namespaces, on {about['cpu']}, {about['cores']} cores (load {load}). `benchmarks/network_calibration.py` makes it "
+        "anew.",
     ])  # fmt: skip
 
 
@@ -381,8 +382,8 @@ def torch_tables(data: dict[str, Any]) -> str:
 
 TABLES = {
     "speed": speed, "schedules": schedules, "speed:host": host, "speed:mpi": network, "speed:training": training,
-    "speed:torch": torch_modules, "speed:hooks": comm_hooks, "speed:calibration": calibration, "speed:network": network_calibration,
-    "gpu": gpu,
+    "speed:torch": torch_modules, "speed:hooks": comm_hooks, "speed:calibration": calibration,
+    "speed:network": network_calibration, "gpu": gpu,
 }
 
 
