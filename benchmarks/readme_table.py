@@ -270,7 +270,7 @@ def network_calibration() -> str:
         "|---|---|---|---|---|", *rows, "",
         f"Median (and worst) relative error of predicted times, of {sum(c['group'] != 'fit' for c in data['cases'])} held-out "
         "cases: sizes between those that were fitted, and algorithms that were not. *Picked*: of the sizes that the fit has "
-        "not seen, those where the algorithm that `select` picks takes at most 1.1 times as long as the best measured one, with "
+        "not seen, those where the algorithm that `select` picks takes at most 1.1 times the best measured one's time, with "
         "FUNCCOLL_TUNED_BITS=1; without it the order of combination is the presets'. Open MPI, between hosts that are network "
         f"namespaces, on {about['cpu']}, {about['cores']} cores (load {load}). `benchmarks/network_calibration.py` makes it "
         "anew.",

@@ -38,10 +38,10 @@ for name in sys.argv[3:]:
     say("has run", name, "in", round(time.perf_counter() - began, 1), "s")
 say("is fine")
 """
-MOST = (
-    "table", "gradients", "collectives", "forced", "programs", "staged", "staged in one segment", "in pieces", "data_parallel",
-    "communication hooks", "nans",
-)  # fmt: skip
+TABLE = ("table", "gradients")
+OTHERS = (
+    "collectives", "forced", "programs", "staged", "staged in one segment", "in pieces", "data_parallel", "communication hooks",
+)
 PATIENCE = 900.0
 """Seconds until a job is ended: a watchdog, not an expectation."""
 _folder = tempfile.TemporaryDirectory(prefix="funccoll-records-")
@@ -97,8 +97,12 @@ def compare(vendor: str, counts: Sequence[int], names: tuple[str, ...], tmp_path
 
 
 QUICK = [("openmpi", (1, 1), ("programs", "in pieces")), ("mpich", (1, 2), ("collectives",))]
-TOPOLOGIES = ((2,), (3,), (4,), (1, 1), (2, 2), (1, 1, 1, 1), (2, 1), (1, 2, 1))
-DEEP = [(vendor, counts, MOST) for vendor in mpi_vendors.VENDORS for counts in TOPOLOGIES]
+TOPOLOGIES = ((2,), (3,), (4,), (1, 1), (1, 1, 1, 1))
+DEEP = [
+    *((vendor, counts, TABLE) for vendor in mpi_vendors.VENDORS for counts in TOPOLOGIES),
+    ("openmpi", (2, 2), (*TABLE, *OTHERS)), ("mpich", (2, 1), (*TABLE, *OTHERS)), ("mpich", (2, 2), OTHERS),
+    ("openmpi", (1, 2, 1), OTHERS), ("openmpi", (4,), OTHERS), ("mpich", (1, 1), OTHERS),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("vendor", "counts", "names"), [
@@ -119,7 +123,47 @@ def test_digits_trains_over_hosts_with_the_bits_of_virtual_devices(vendor, tmp_p
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+THREADS = """
+import os, sys, threading
+import numpy as np, funccoll as fc
+from funccoll import P
+how, steps = sys.argv[1], int(sys.argv[2])
+meshes = [fc.make_mesh({"d": 2, "e": 1}) for _ in range(2)]
+assert meshes[0].hosts == (0, 1)
+wrong = []
+def work(k):
+    mesh, n = meshes[k if how != "axes" else 0], 64 + 64 * (how == "sizes") * k
+    if how == "axes":
+        over = (("e", "d"), ("d", "e"))[k]
+        call = lambda x: fc.all_reduce(x, over, algorithm="mpi")
+    else:
+        call = lambda x: fc.permute(x, "d", pairs=[(0, 1), (1, 0)])
+    whole = P(("d", "e"))
+    step = fc.jit(call, mesh=mesh, in_specs=whole, out_specs=P() if how == "axes" else whole)
+    for i in range(steps):
+        mine = [(k + 1) * 10_000_000 + 2 * i + rank for rank in (0, 1)]
+        y = step(fc.from_local(np.full(n, mine[fc.rank()]), mesh, whole)).local
+        if not (y == (sum(mine) if how == "axes" else mine[1 - fc.rank()])).all():
+            wrong.append((k, i, y[0]))
+threads = [threading.Thread(target=work, args=(k,)) for k in (0, 1)]
+[thread.start() for thread in threads], [thread.join() for thread in threads]
+assert not wrong, (len(wrong), wrong[:3])
+os.write(1, b"rank %d is fine\\n" % fc.rank())
+"""
+
+
+@pytest.mark.parametrize(("how", "steps"), [
+    ("same", 300), pytest.param("sizes", 5000, marks=pytest.mark.slow), pytest.param("axes", 1000, marks=pytest.mark.slow),
+])  # fmt: skip
+@pytest.mark.parametrize("vendor", ["mpich", pytest.param("openmpi", marks=pytest.mark.slow)])
+def test_threads_get_their_own_messages(vendor, how, steps, tmp_path):
+    """Two threads, each with a mesh of its own, or over other axes of one, run the same program at the same time."""
+    (tmp_path / "threads.py").write_text(THREADS)
+    run(vendor, [2], [sys.executable, str(tmp_path / "threads.py"), how, str(steps)], FUNCCOLL_TRANSPORT="mpi")
+
+
 LARGE = """
+import os
 import numpy as np, funccoll as fc
 from funccoll import P
 n = (1 << 31) + 24
@@ -128,7 +172,7 @@ assert mesh.hosts == (0, 1)
 x = fc.from_local(np.full(n, 3 + fc.rank(), np.uint8), mesh, P("d"))
 y = fc.jit(lambda x: fc.permute(x, "d", pairs=[(0, 1), (1, 0)]), mesh=mesh, in_specs=P("d"), out_specs=P("d"))(x)
 assert y.local.size == n and (y.local == 4 - fc.rank()).all()
-print("rank", fc.rank(), "is fine", flush=True)
+os.write(1, b"rank %d is fine\\n" % fc.rank())
 """
 
 

@@ -126,6 +126,22 @@ def test_broken_messages_are_refused():
             wrong.verify()
 
 
+def test_what_a_round_receives_it_does_not_send():
+    """Rank 2's POST before its SEND is left out, so that it would send what is still to come; rank 3 has more, and is late."""
+    streams = fs.build("broadcast", 4, "binomial").streams((0, 1, 2, 3))
+    at = int(streams.start[2]) + 3
+    kinds = [Opcode(kind).name for kind in streams.opcode[streams.start[2] : streams.start[3]]]
+    assert kinds == ["ENTER", "POST", "RECEIVE", "POST", "SEND", "LEAVE"]
+    late = int(streams.start[3]) + 1
+    rows = [i for i in range(len(streams)) if i != at for _ in range(4 if i == late else 1)]
+    pointers = [*rows, len(streams)]
+    start = np.searchsorted(rows, streams.start).astype(streams.start.dtype)
+    columns = {name: getattr(streams, name)[rows] for name in ("opcode", "count", "part", "part_step", "move")}
+    columns |= {name: getattr(streams, name)[pointers] for name in ("dst_ptr", "src_ptr", "wait_ptr")}
+    with pytest.raises(ScheduleError, match="it sends what another message of its round receives"):
+        replace(streams, start=start, span=int(np.diff(start).max()), **columns).verify()
+
+
 def test_nobody_waits_for_a_post():
     """After it messages are still under way: what is ordered with it alone would race with them."""
     streams = fs.build("all_reduce", 4, "ring").streams((0, 0, 1, 1))

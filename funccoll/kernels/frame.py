@@ -48,8 +48,10 @@ __all__ = [
     "MESSAGE_HASH",
     "MESSAGE_OFFSET",
     "MESSAGE_PEER",
+    "MESSAGE_REACHED",
     "MESSAGE_SLOT",
-    "MESSAGE_STATUS", "MESSAGE_TRIES",
+    "MESSAGE_STATUS",
+    "MESSAGE_TRIES",
     "MESSAGE_TYPE",
     "MISMATCH",
     "NDARRAY",
@@ -103,9 +105,10 @@ ENDED, REPORT, LABEL = range(26, 29)
 # Of the variant that records: the addresses of the next row and behind the last one, and what is added to a row's place.
 ROW, ROWS_END, ROW_LABEL = range(29, 32)
 # Between hosts: the addresses of the plan's table of messages, of their requests, and of a table about the message-passing
-# library; and its error code, when it gives one.
-MESSAGES, REQUESTS, LIBRARY, LIBRARY_ERROR, MESSAGE_TRIES = range(32, 37)
-FRAME_WORDS = 37
+# library; its error code, when it gives one; how often a message is tested before the core is yielded; and the number of the
+# message that is waited for.
+MESSAGES, REQUESTS, LIBRARY, LIBRARY_ERROR, MESSAGE_TRIES, MESSAGE_REACHED = range(32, 38)
+FRAME_WORDS = 38
 
 FINISHED, WAITING, FAILED, MISMATCH, NEEDS_FALLBACK, BUDGET_SPENT, ROWS_FULL, MESSAGE_FAULT = range(8)
 """Statuses of `interpret`: everything is done; still waiting, call again; the failure word is set; a peer runs something

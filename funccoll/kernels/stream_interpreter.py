@@ -56,6 +56,7 @@ from .frame import (
     MESSAGE_HASH,
     MESSAGE_OFFSET,
     MESSAGE_PEER,
+    MESSAGE_REACHED,
     MESSAGE_SLOT,
     MESSAGE_STATUS,
     MESSAGE_TRIES,
@@ -308,6 +309,10 @@ def interpret(frame: Any) -> int:
             store(base, load(base) + load(pc + ADVANCE.span))
             pc += ADVANCE.size
         elif HAS_MESSAGES and opcode == POST.opcode:
+            if load_acquire(load(frame + 8 * FAILURE)) != 0:  # the rank that failed may have changed what is sent
+                store(frame + 8 * PC, (pc - code) // 8)
+                store(frame + 8 * INSTRUCTION_BUDGET, budget)
+                return FAILED
             library, history = load(frame + 8 * LIBRARY), load(histories + 8 * load(pc + POST.communicator))
             number, handle = load(pc + POST.message), load(library + 8 * REQUEST_BYTES)
             message, request = load(frame + 8 * MESSAGES) + MESSAGE_BYTES * number, load(frame + 8 * REQUESTS) + handle * number
@@ -360,6 +365,7 @@ def interpret(frame: Any) -> int:
                         continue
                 store(frame + 8 * PC, (pc - code) // 8)
                 store(frame + 8 * PEER, load(load(frame + 8 * MESSAGES) + MESSAGE_BYTES * number + MESSAGE_PEER))
+                store(frame + 8 * MESSAGE_REACHED, number)
                 store(frame + 8 * INSTRUCTION_BUDGET, budget)
                 return status
             pc += COMPLETE.size

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
@@ -49,6 +48,7 @@ _OPS = {
     "sum": "SUM", "mean": "SUM", "prod": "PROD", "max": "MAX", "min": "MIN", "and": "BAND", "or": "BOR", "xor": "BXOR",
 }  # fmt: skip
 _MOST_ELEMENTS = (1 << 31) - 1
+_LEAST_TAGS = 1 << 15  # tags that every MPI has
 _GLANCE = 64  # polls between two looks at the peers and the clock
 _SPIN, _YIELD = 0.001, 0.05  # seconds of tight polling, and of polling that yields; then it sleeps
 _NAP = 0.0002
@@ -64,7 +64,7 @@ class MpiMeshBackend(MeshBackend):
     def __init__(self, job: SharedMemoryBackend, number: int, mpi: Any, whole: Any):
         super().__init__(job, number)
         self.mpi, self._whole = mpi, whole
-        self._communicators: dict[tuple[int, ...], Any] = {}
+        self._communicators: dict[int, Any] = {}
 
     def compile_group(
         self, collectives: Sequence[tuple[Equation, Schedule]], mesh: Mesh, identity: Callable[[Equation], str]
@@ -80,13 +80,16 @@ class MpiMeshBackend(MeshBackend):
                 calls += super().compile_group(group, mesh, identity)
         return calls
 
-    def communicator(self, members: tuple[int, ...]) -> Any:
-        """MPI's communicator of some ranks, made when they first need it. It blocks until all of them are here."""
-        if members not in self._communicators:
-            made = self._whole.Create_group(self._whole.Get_group().Incl(members), self.number)
+    def communicator(self, ranks: Communicator) -> Any:
+        """MPI's communicator like one of ours, made when it is first needed. It blocks until all of its ranks are here.
+
+        Each of ours has one: other threads may use another with the same ranks at the same time.
+        """
+        if ranks.tag not in self._communicators:
+            made = self._whole.Create_group(self._whole.Get_group().Incl(ranks.members), ranks.tag % _LEAST_TAGS)
             made.Set_errhandler(self.mpi.ERRORS_RETURN)
-            self._communicators[members] = made
-        return self._communicators[members]
+            self._communicators[ranks.tag] = made
+        return self._communicators[ranks.tag]
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,7 +159,7 @@ class MpiCall:
         except BaseException as error:
             self.left_complete = complete
             if not complete and (agreed or self.agreement.left_complete):
-                self._abandon(error, kept)
+                self.registry.abandon(error, kept, self._diagnosis.name)  # what MPI may still write to is kept
             raise
 
     def _run(self, arrays: Sequence[np.ndarray], kept: list[Any]) -> list[np.ndarray]:
@@ -170,7 +173,7 @@ class MpiCall:
                     self._wait(requests)
                     results += [last() for last in finish]
                     requests, finish = [], []
-                communicator = self.backend.communicator(part.ranks.members)
+                communicator = self.backend.communicator(part.ranks)
                 if part.flat is None:
                     requests.append(communicator.Ibarrier())
                     continue
@@ -262,15 +265,6 @@ class MpiCall:
             return failure.error(self._diagnosis.position(waits=False))
         text = f"MPI failed in {self._diagnosis.name}: {error}\n{self._diagnosis.table}"
         return FunccollError(text, self._diagnosis.call.source)
-
-    def _abandon(self, error: BaseException, kept: object) -> None:
-        """Leave the collectives in the middle: none runs any more, on any rank. What MPI may still write to is kept."""
-        if self.registry.broken is None:
-            cause = error
-            if not isinstance(cause, FunccollError):
-                cause = FunccollError(f"{type(error).__name__} in the middle of {self._diagnosis.name}")
-            self.registry.abandon(cause, kept)
-            self.registry.world.watch.report("".join(traceback.format_exception(error)))
 
 
 def _operands(eqn: Equation) -> tuple[Operand, ...]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import threading
-import traceback
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -147,9 +146,8 @@ class NcclJob:
                 return
             self.failure = error  # first: what waits for the GPU comes free by the abort, and then asks
         registry = self.host.known_communicators
-        if registry is not None and registry.broken is None:
-            registry.abandon(error, None)
-            self.world.watch.report(_traceback(error))
+        if registry is not None:
+            registry.abandon(error, None, "a collective of NCCL")
         if os.getpid() != self._pid:
             return
         held = self.lock.acquire(timeout=_ABORT_AFTER)
@@ -172,9 +170,3 @@ class NcclJob:
                 communicator.abort() if self.is_over or self.world.watch.failure() else communicator.destroy()
             self._communicators.clear()
         self.watchdog.end()
-
-
-def _traceback(error: FunccollError) -> str:
-    """An error's traceback as a rank that raises it would print it."""
-    text = "".join(traceback.format_exception(error))
-    return text if error.__traceback__ is not None else f"Traceback (most recent call last):\n{text}"

@@ -63,6 +63,8 @@ class Communicator:
     """Its entry in the table of the job, the same in all processes."""
     hosts: tuple[int, ...] = ()
     """The host of each member, where they are on several."""
+    tag: int = 0
+    """Tells its messages from those of other communicators, in which other threads may run the same program."""
     piece_bytes: int = 1 << 20
     """The most bytes of a message to another host, about: larger ones are cut into pieces."""
 

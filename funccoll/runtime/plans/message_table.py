@@ -56,7 +56,8 @@ class MessageTable:
             function = ISEND if m.sends else IRECV
             row[:7] = function, m.slot, m.offset, *library.datatype(m.nbytes, m.rows, m.stride), m.peer, m.hash
         self._requests = library.requests(len(messages))
-        tables = ((MESSAGES, self._rows), (REQUESTS, self._requests), (LIBRARY, library.words))
+        self._words = library.words.copy()  # a flag and a status for each plan: other threads test messages of theirs
+        tables = ((MESSAGES, self._rows), (REQUESTS, self._requests), (LIBRARY, self._words))
         for word, table in tables:
             frame[word] = table.ctypes.data
 

@@ -264,7 +264,7 @@ class _SegmentWriter:
 
     def messages_of(self, i: int) -> Iterator[tuple[Message, int]]:
         """The messages of a SEND or RECEIVE, with their turns: of each array, and each range that both ends have in common."""
-        s, hash = self.collective.streams, self.collective.hash
+        s, hash = self.collective.streams, self.collective.hash ^ self.collective.communicator.tag
         p, sends = s.schedule.nranks, bool(s.opcode[i] == Opcode.SEND)
         to, source = int(s.dst[s.dst_ptr[i]]), int(s.src[s.src_ptr[i]])
         peer = self.members[(to if sends else source) % p]

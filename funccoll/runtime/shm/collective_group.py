@@ -11,7 +11,6 @@ import functools
 import math
 import os
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate
@@ -42,6 +41,7 @@ from ...kernels.frame import (
     HISTORIES,
     INSTRUCTION_BUDGET,
     MESSAGE_FAULT,
+    MESSAGE_REACHED,
     MESSAGE_TRIES,
     MISMATCH,
     NDARRAY,
@@ -78,7 +78,8 @@ from .results import ResultPool
 __all__ = ["CollectiveGroup", "GroupedCollective", "Operand", "make_group"]
 
 _TUPLE_HEAD = tuple.__basicsize__  # from a tuple's address to its items', which are addresses of objects
-_SUSPICIOUS = 0.5  # seconds after which a rank of another host is asked what it runs, again and again
+_SUSPICIOUS = 0.5  # seconds after which a rank of another host is asked what it runs, and again after twice the time
+_SILENT = 1.0  # seconds without a message after which a rank of another host that left has sent its last one
 _NEWS_TIMEOUT = 1.0  # seconds in which the news of a rank's end follows on a message that failed
 # Spinning longer makes things worse on a busy machine (measured): the rank waited for may need this core. A test of a message
 # takes 10 to 300 ns; a yield to a process of another job costs its time slice, so ranks with a core each test it often first.
@@ -202,7 +203,7 @@ class CollectiveGroup:
                 return (*results,)  # a new tuple: the pool must see that its arrays are in use
         except BaseException as error:  # also an interrupt, as soon as the kernel returns
             if began and words[STATUS] != FINISHED:
-                self._abandon(error, (arrays, results, self))
+                self.registry.abandon(error, (arrays, results, self), self._diagnosis().name)
             self.left_complete = began and words[STATUS] == FINISHED
             raise
 
@@ -236,7 +237,8 @@ class CollectiveGroup:
         return made, results
 
     def _wait(self) -> None:
-        began, seen, deadlocks, asked = 0.0, None, 0, 0
+        began, seen, deadlocks, reached = 0.0, None, 0, None
+        suspicious = _SUSPICIOUS
         while (status := self._words[STATUS]) != FINISHED:
             if status == BUDGET_SPENT:
                 self._budget_spent()
@@ -247,35 +249,37 @@ class CollectiveGroup:
             elif status == FAILED and self._is_done():
                 return
             else:
-                began = began or time.monotonic()
+                if reached != (place := (int(self._words[PC]), int(self._words[MESSAGE_REACHED]))):
+                    began, seen, reached, suspicious = time.monotonic(), None, place, _SUSPICIOUS
+                waited = time.monotonic() - began
+                communicator = self.communicators[self.plan.collective(self._words[PC])]
+                waits = status == WAITING and int(self._code[self._words[PC]]) == Opcode.WAIT
                 # A peer may have done its part before it left: only a wait in vain after that is a failure.
                 failure = self.world.watch.failure(self.members)
-                if failure is not None and (seen is not None or status == FAILED):
+                late = seen is not None and (waits or waited > _SILENT)
+                if failure is not None and (late or status == FAILED):
                     raise failure.error(self._diagnosis().position(waits=status == WAITING))
                 seen = failure
-                if time.monotonic() - began > self.world.timeout:
-                    raise self._diagnosis().timed_out(time.monotonic() - began)
-                self.registry.waiting_for = int(self._words[PEER]) if status == WAITING else -1
-                if status == WAITING and int(self._code[self._words[PC]]) == Opcode.WAIT:
-                    entry = self.communicators[self.plan.collective(self._words[PC])].entry
+                if waited > self.world.timeout:
+                    raise self._diagnosis().timed_out(waited)
+                if status == WAITING:
+                    self.registry.waiting_for[communicator.number] = int(self._words[PEER])
+                if waits:
+                    entry = communicator.entry
                     cycle = self.registry.waits.wait(entry, self._words[PEER], *self._goal())
                     deadlocks = deadlocks + 1 if cycle else 0
                     if deadlocks == 2:
                         raise self._diagnosis().deadlock(cycle)
-                elif status == WAITING and time.monotonic() - began > _SUSPICIOUS * (1 + asked):
-                    asked += 1
-                    if self._is_elsewhere(self._words[PEER]):
-                        raise self._diagnosis().mismatch()
+                elif status == WAITING and waited > suspicious:
+                    suspicious *= 2
+                    found = self.registry.reports(communicator, [self._words[PEER]])
+                    call, hash = self.registry.own_call(communicator)
+                    if any(report["call"][0] == call and report["call"][1] not in (0, hash) for report in found.values()):
+                        raise self._diagnosis().mismatch(found)
             self._kernel()
-        self.registry.waiting_for = -1
+        for communicator in self.communicators:
+            self.registry.waiting_for.pop(communicator.number, None)
         self.registry.waits.end_wait()
-
-    def _is_elsewhere(self, rank: int) -> bool:
-        """True when a rank of another host, whose message does not come, is in another call that has the same number."""
-        communicator = self.communicators[self.plan.collective(self._words[PC])]
-        call, hash = self.registry.own_call(communicator)
-        report = self.registry.reports(communicator, [rank]).get(rank)
-        return report is not None and report["call"][0] == call and report["call"][1] not in (0, hash)
 
     def _fault(self) -> FunccollError:
         """The error of a message that cannot be passed: that of a failed rank, if one is heard of soon."""
@@ -309,14 +313,6 @@ class CollectiveGroup:
         number = self.plan.collective(self._words[PC])
         return Diagnosis(self.registry, self.calls[number], self.communicators[number], self._words[PEER])
 
-    def _abandon(self, error: BaseException, memory: object) -> None:
-        """Leave this call in the middle: no collective can be trusted any more, on any rank."""
-        if self.registry.broken is None:
-            cause = error
-            if not isinstance(cause, FunccollError):
-                cause = FunccollError(f"{type(error).__name__} in the middle of {self._diagnosis().name}")
-            self.registry.abandon(cause, memory)
-            self.world.watch.report("".join(traceback.format_exception(error)))
 
 
 @functools.lru_cache(maxsize=4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import traceback
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -65,9 +66,9 @@ class Communicators:
         self._lock = threading.Lock()
         self._claims: dict[frozenset[int], Claim] = {}
         self._owners: dict[int, int] = {}  # threads, by communicator
-        self._left_behind: object = None
-        self.waiting_for = -1
-        """The rank that this one waits for, for longer than a moment, or -1."""
+        self._left_behind: list[object] = []
+        self.waiting_for: dict[int, int] = {}
+        """The ranks that threads of this one wait for, for longer than a moment, by the numbers of communicators."""
         world.watch.answer_with("call", self._answer)
 
     def communicator(self, mesh: Mesh, number: int, axes: Sequence[str]) -> Communicator:
@@ -79,14 +80,15 @@ class Communicators:
         with self._lock:
             if key not in self._known:
                 ranks = mesh.groups(axes)
-                entry, start = self._place(key, sum(ControlBlock(0, len(group)).nbytes for group in ranks))
+                tag = int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:7], "little")
+                entry, start = self._place(tag | 1, sum(ControlBlock(0, len(group)).nbytes for group in ranks))
                 blocks = []
                 for group in ranks:
                     blocks.append((tuple(group), ControlBlock(start, len(group))))
                     start += blocks[-1][1].nbytes
                 members, control = next(b for b in blocks if self.world.rank in b[0])
                 rank, hosts = members.index(self.world.rank), self._hosts(members)
-                mine = Communicator(len(self._known), members, rank, control, entry, hosts, self._piece_bytes())
+                mine = Communicator(len(self._known), members, rank, control, entry, hosts, tag, self._piece_bytes())
                 self._known[key] = mine, blocks
             return self._known[key][0]
 
@@ -98,9 +100,8 @@ class Communicators:
         library = self.world.backend.message_library
         return library.piece_bytes if library is not None else Communicator.piece_bytes
 
-    def _place(self, key: tuple, nbytes: int) -> tuple[int, int]:
+    def _place(self, hash: int, nbytes: int) -> tuple[int, int]:
         """The entry and the offset of the control blocks along some axes: the same in all processes, whichever asks first."""
-        hash = int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:7], "little") | 1
         with self.heap.exclusive(self.world.timeout):
             (found,) = np.nonzero(self._table[:, 0] == hash)
             if found.size:
@@ -120,13 +121,19 @@ class Communicators:
         self.broken = RendezvousError(why)
         self.broken.args = (why,)  # without the source line, which is not the one that will be wrong
 
-    def abandon(self, error: FunccollError, memory: object) -> None:
-        """Leave a collective in the middle because of an error: none runs any more.
+    def abandon(self, error: BaseException, memory: object, name: str) -> None:
+        """Leave the collective of that name in the middle because of an error: none runs any more, on any rank.
 
-        `memory` is kept for good: a rank that was stopped may still write there when it goes on.
+        `memory` is kept for good: a rank that was stopped may still write there when it goes on, and so may messages.
         """
-        self.broken, self._left_behind = error, memory
-        self._abandoned[self.world.rank] = 1
+        self._left_behind.append(memory)
+        if self.broken is None:
+            ours = isinstance(error, FunccollError)
+            self.broken = error if ours else FunccollError(f"{type(error).__name__} in the middle of {name}")
+            self._abandoned[self.world.rank] = 1
+            text = "".join(traceback.format_exception(error))  # an error of another thread may not have been raised here
+            head = "" if error.__traceback__ is not None else "Traceback (most recent call last):\n"
+            self.world.watch.report(head + text)
 
     def counts(self, mesh: int) -> dict[int, int]:
         """The counts of the communicators of the `mesh`-th mesh, by number: they grow with each collective."""
@@ -195,24 +202,28 @@ class Communicators:
         """
         if not number_hosts(self.world.hosts):
             return {}
-        key = next(repr(key) for key, (mine, _) in self._known.items() if mine is communicator)
+        key = next(repr(key) for key, (mine, _) in list(self._known.items()) if mine is communicator)
         asked = [rank for rank in (range(self.world.world) if ranks is None else ranks) if rank != self.world.rank]
         return self.world.watch.ask_all(asked, {"kind": "call", "communicator": key}, _ANSWER_TIMEOUT)
 
     def own_call(self, communicator: Communicator) -> tuple[int, int]:
-        """(number, hash with the history) of the call that this rank entered last over a communicator."""
-        call, hash = self.heap.view(communicator.control.line(communicator.rank), (3,), np.int64).tolist()[1:]
-        return call, hash
+        """(number, hash with the history) of the call that this rank entered last over a communicator.
+
+        The hash is 0 until it has entered: number and hash are written one after the other.
+        """
+        counter, call, hash = self.heap.view(communicator.control.line(communicator.rank), (3,), np.int64).tolist()
+        return call, hash if counter > call else 0
 
     def _answer(self, question: dict[str, Any]) -> dict[str, Any]:
         """This rank's report, for one of another host that waits for it."""
-        mine = next((mine for key, (mine, _) in self._known.items() if repr(key) == question["communicator"]), None)
+        mine = next((mine for key, (mine, _) in list(self._known.items()) if repr(key) == question["communicator"]), None)
+        waits = next(reversed(self.waiting_for.copy().values()), -1)
         if mine is None:
-            return {"where": _NOWHERE, "call": [0, 0], "said": {}, "history": 0, "note": [0, ""], "waits": self.waiting_for}
+            return {"where": _NOWHERE, "call": [0, 0], "said": {}, "history": 0, "note": [0, ""], "waits": waits}
         return {
             "where": self._where(self.world.rank, mine).removesuffix(" (this rank)"), "call": self.own_call(mine),
             "said": self.descriptions(mine)[self.world.rank], "history": self.history(self.world.rank, mine),
-            "note": self.note(self.world.rank), "waits": self.waiting_for,
+            "note": self.note(self.world.rank), "waits": self.waiting_for.get(mine.number, waits),
         }  # fmt: skip
 
     def _is_here(self, rank: int) -> bool:
@@ -222,7 +233,7 @@ class Communicators:
     def _where(self, rank: int, waiting: Communicator) -> str:
         last = ""
         # The communicator that this rank waits in comes last: its entry for a rank that is in none counts most.
-        for communicator, blocks in sorted(self._known.values(), key=lambda known: known[0] is waiting):
+        for communicator, blocks in sorted([*self._known.values()], key=lambda known: known[0] is waiting):
             for members, control in blocks:
                 if rank in members:
                     done, hash, counter = self._line(control, members.index(rank))

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -70,8 +71,12 @@ class Diagnosis:
         waiting = f" and waited for rank {self.peer}" if waits else ""
         return f"This rank was in {self.name}{waiting}.\n{self.table}"
 
-    def mismatch(self) -> ProgramMismatch:
-        """The error of a peer that has entered something else, or has not had the same exceptions."""
+    def mismatch(self, told: Mapping[int, dict[str, Any]] = MappingProxyType({})) -> ProgramMismatch:
+        """The error of a peer that has entered something else, or has not had the same exceptions.
+
+        `told` are reports that ranks of other hosts have given before: they may have ended since.
+        """
+        self.others = {**self.others, **told}
         mine = self.registry.history(self.registry.world.rank, self.communicator)
         theirs = self._reported(self.peer, "history", lambda: self.registry.history(self.peer, self.communicator))
         if mine != theirs:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -105,10 +104,4 @@ class Entry:
 
         `memory` is kept for good, because peers may still use it.
         """
-        registry = self.group.registry
-        if registry.broken is None:
-            cause = error
-            if not isinstance(cause, FunccollError):
-                cause = FunccollError(f"{type(error).__name__} in the middle of {self._call.kind}")
-            registry.abandon(cause, memory)
-            self.group.world.watch.report("".join(traceback.format_exception(error)))
+        self.group.registry.abandon(error, memory, self._call.kind)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["MESSAGES", "check_hosts"]
 
 MESSAGES = (Opcode.SEND, Opcode.RECEIVE)
+_MOST_PLACES = 1 << 40
 
 
 def check_hosts(streams: Streams) -> None:
@@ -52,8 +53,28 @@ def check_hosts(streams: Streams) -> None:
     before = np.maximum(messages - 1, 0)
     posted = (rank[before] == rank[messages]) & (moved[before] | (opcode[before] == Opcode.POST))
     need(posted, messages, "a message that nothing has posted")
+    # Messages of one POST travel at the same time: none may send, or receive once more, what another one receives.
+    post = np.cumsum(opcode == Opcode.POST)
+    sends, receives = (messages[opcode[messages] == code] for code in MESSAGES)
+    places = [
+        _places(streams, rows, codes[ptr[rows]], post[rows])
+        for rows, ptr, codes in ((sends, streams.src_ptr, streams.src), (receives, streams.dst_ptr, streams.dst))
+    ]
+    (sender_rows, sent), (receiver_rows, received) = places
+    need(~np.isin(sent, received), sender_rows, "it sends what another message of its round receives")
+    first = np.zeros(len(received), bool)
+    first[np.unique(received, return_index=True)[1]] = True
+    need(first, receiver_rows, "it receives what another message of its round receives")
     # Counts of other streams that are waited for, as instructions: none may be that of a POST.
     value = (streams.wait_value.astype(np.int64) - 1) % streams.span + 1
     length = np.diff(streams.start)[streams.wait_stream]
     awaited = streams.start[streams.wait_stream] + np.minimum(value, length) - 1
     need(opcode[awaited] != Opcode.POST, waiting, "it waits for a POST, after which messages are still under way")
+
+
+def _places(streams: Streams, rows: np.ndarray, start: np.ndarray, group: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The instructions of all chunks of runs that begin at some places, and numbers of these chunks' places within a group."""
+    p, count = streams.schedule.nranks, streams.count[rows].astype(np.int64)
+    step = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+    places = np.repeat(start.astype(np.int64), count) + p * step
+    return np.repeat(rows, count), np.repeat(group.astype(np.int64), count) * _MOST_PLACES + places
