@@ -1,7 +1,7 @@
 """Messages of a plan: those that are under way while its code goes on, and where the code must wait for them.
 
 Messages are cut into pieces, so that one piece is combined while the next ones travel. The pieces go in *turns* of a few: two
-turns are under way at a time, so that a rank that is late need not buffer a whole array. The code waits for a piece where
+turns are under way at a time, so that what is staged stays in the caches. The code waits for a piece where
 something needs it: an instruction that touches its memory, a signal that tells another rank of it, or a wait for another rank,
 during which nothing would move it on.
 """
