@@ -72,7 +72,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("control_block", "operand", "slots", "staging", "transit"), ("flat_operand", "message_table", "plan_writer"),
     ),
     "runtime.job": (
-        ("host", "packets", "deferral", "reports", "stacks", "calling_thread", "failure"),
+        ("host", "packets", "deferral", "reports", "stacks", "calling_thread", "failure", "time_limit"),
         ("hello", "processes", "uncaught", "forking", "tcp", "questions"), ("finding", "mpirun"),
         ("mpi_findings",), ("doctor",),
         ("coordinator", "launchers"), ("rendezvous", "watch"), ("across_hosts", "world"), ("launch",),

@@ -172,7 +172,43 @@ def test_a_killed_rank_under_open_mpi(tmp_path):
         assert errors.count("PeerFailure: rank 1 died without a word") == 2, errors
 
 
+OWN_MPI = """
+import atexit
+from mpi4py import MPI
+@atexit.register  # before funccoll's functions, and called after them
+def last():
+    os.write(2, b"ends\\n")
+"""
+
+
+def test_a_failure_where_mpi4py_would_finalize(one_vendor, tmp_path):
+    """It would wait for rank 1, which is stopped. All functions for Python's end are called before, and its exit code stays."""
+    script = OWN_MPI + JOIN + """
+from funccoll.runtime.job.failure import Failure
+if rank == 1:
+    os.kill(os.getpid(), 19)
+w.watch._record(Failure(1, "unreachable"))
+raise w.watch.failure().error()
+"""
+    code, _, errors = run(one_vendor, 3, script, tmp_path)
+    assert code in (9, PEER_FAILURE_EXIT_CODE) and "PeerFailure: rank 1's host does not answer" in errors, errors
+    assert "ends" in errors
+
+
 # ---------------------------------------------------------------- bad input
+
+
+@pytest.mark.slow
+def test_a_rank_that_ends_before_mpi_begins(vendor, tmp_path):
+    """The others are in MPI's initialization, in C, which mpi4py calls with Python's lock."""
+    script = PRELUDE + """
+if os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK")) == "1":
+    sys.exit()
+import funccoll as fc
+fc.init(rendezvous_timeout=1)
+"""
+    code, _, errors = run(vendor, 3, script, tmp_path)
+    assert code != 0 and "not all 3 processes have begun MPI within 1 s. Look for an error of another one above" in errors
 
 
 @pytest.mark.slow
@@ -209,7 +245,7 @@ def test_an_mpi_that_cannot_be_loaded(one_vendor, tmp_path):
 
 def test_without_mpi4py(one_vendor, tmp_path):
     code, _, errors = run(one_vendor, 2, "import sys\nsys.modules['mpi4py'] = None\n" + JOIN, tmp_path)
-    assert code != 0 and "MissingPackageError: a job on several hosts needs mpi4py" in errors
+    assert code != 0 and f"MissingPackageError: a job on several hosts needs mpi4py, which {sys.executable} on " in errors
     assert "pip install 'funccoll[mpi]'" in errors
 
 

@@ -8,15 +8,20 @@ from __future__ import annotations
 import atexit
 import functools
 import importlib
+import os
+import platform
 import sys
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ..errors import MissingPackageError, RendezvousError
+from ..errors import MissingPackageError, PeerFailure, RendezvousError
 from .job.across_hosts import meet_hosts
 from .job.hello import JobSpec
+from .job.host import PEER_FAILURE_EXIT_CODE
 from .job.packets import receive
 from .job.rendezvous import JoinedJob
+from .job.time_limit import end_process_after
 from .mpi_collectives import MpiMeshBackend
 from .mpi_library import MpiLibrary
 from .shm.shm_backend import SharedMemoryBackend
@@ -50,7 +55,8 @@ class _Mpi:
         except ImportError as error:
             if getattr(error, "name", None) == "mpi4py":
                 raise MissingPackageError(
-                    "a job on several hosts needs mpi4py, which is not installed: pip install 'funccoll[mpi]', with an MPI."
+                    f"a job on several hosts needs mpi4py, which {sys.executable} on {platform.node()} does not have: pip "
+                    "install 'funccoll[mpi]' for it, with an MPI."
                 ) from None
             raise _cannot_load(error) from error
         except RuntimeError as error:  # mpi4py's wheels look for an MPI when they are imported
@@ -62,21 +68,32 @@ class _Mpi:
         """A duplicate of COMM_WORLD for the messages of the current job, None before the first one."""
         self.is_pending, self.has_failed = False, False
         """True when a job of this process has not ended yet, or has ended in a failure: then MPI cannot be finalized."""
+        if before and (mpi4py.rc.initialize if mpi4py.rc.finalize is None else mpi4py.rc.finalize):
+            atexit.register(self._forestall_mpi4py)  # before leaving is registered
 
     @property
     def library(self) -> str:
         """MPI's vendor and version."""
         return " ".join(self.mpi.Get_library_version().splitlines()[0].partition(", package:")[0].rstrip("\0").split())
 
-    def initialize(self, job: JobSpec) -> None:
-        """Initialize MPI, unless it is. Raises RendezvousError when it does not see what the launcher has started."""
+    def initialize(self, job: JobSpec, timeout: float) -> None:
+        """Initialize MPI, unless it is. Raises RendezvousError when it does not see what the launcher has started.
+
+        It waits for all processes, and mpi4py keeps Python's lock meanwhile: after `timeout` seconds this process ends.
+        """
         mpi = self.mpi
         if mpi.Is_finalized():
             raise RendezvousError("MPI was finalized in this process before fc.init(), and cannot begin again.")
         if not mpi.Is_initialized():
             if "Open MPI" in job.launcher and "MPICH" in self.library:  # which would abort
                 raise self._not_of(job, "which cannot begin under it")
-            mpi.Init_thread(mpi.THREAD_MULTIPLE)
+            late = (
+                f"rank {job.rank} on {platform.node()}: not all {job.world} processes have begun MPI within {timeout:g} s. "
+                "Look for an error of another one above; if they only start slowly, set FUNCCOLL_RENDEZVOUS_TIMEOUT to more "
+                "seconds."
+            )
+            with end_process_after(timeout, late):
+                mpi.Init_thread(mpi.THREAD_MULTIPLE)
             atexit.register(self.finalize)  # before `job.world` registers leaving, which is therefore called first
         if mpi.Query_thread() == mpi.THREAD_SINGLE:
             raise RendezvousError(
@@ -127,6 +144,26 @@ class _Mpi:
         except mpi.Exception:  # a rank has failed
             return
         mpi.Finalize()
+
+    def _forestall_mpi4py(self) -> None:
+        """Let the process end before mpi4py finalizes MPI, if that would wait for ever."""
+        if (self.is_pending or self.has_failed) and not self.mpi.Is_finalized():
+            setattr(sys, _LastObject.__name__, _LastObject())
+
+
+class _LastObject:
+    """An object that ends the process when Python deletes it.
+
+    It belongs to `sys`, whose objects are deleted last: all `atexit` functions have been called, also those from before
+    fc.init, but not yet what C libraries register, as mpi4py does. The exit code is Python's for an error.
+    """
+
+    def __init__(self) -> None:
+        error = getattr(sys, "last_value", None)
+        self.code = PEER_FAILURE_EXIT_CODE if isinstance(error, PeerFailure) else 1
+
+    def __del__(self, end: Callable[[int], Any] = os._exit) -> None:
+        end(self.code)
 
 
 def _cannot_load(error: Exception) -> RendezvousError:
@@ -213,7 +250,7 @@ class MpiBackend(SharedMemoryBackend):
     def meet(job: JobSpec, timeout: float) -> JoinedJob:
         """See `JobBackend`. Where the launcher says that all are on one host, each is a host of its own."""
         mpi = _mpi()
-        mpi.initialize(job)
+        mpi.initialize(job, timeout)
         mpi.is_pending = True
         return meet_hosts(job, timeout, _MpiInvitation(mpi, alone=not job.across_hosts), SharedMemoryBackend.meet)
 
