@@ -99,7 +99,7 @@ def check_hosts(
         if hosts < 1 or size % hosts:
             raise error(
                 f"hosts={hosts}: {size} {members} cannot be cut into {hosts} equal hosts. Give a divisor of {size}, or the "
-                f"host of each of the {members}, such as hosts=(0, 0, 1)."
+                f"host of each of the {members}, such as hosts=(0, 0, 1) for three."
             )
         return number_hosts(np.repeat(np.arange(hosts), size // hosts).tolist())
     given: tuple[Any, ...] = tuple(hosts) if isinstance(hosts, Iterable) else (None,)

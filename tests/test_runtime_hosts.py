@@ -3,12 +3,14 @@
 Without MPI (`file_invitation`), on one machine; where a network counts, on hosts that are namespaces.
 """
 
+import errno
 import json
 import os
 import signal
 import socket
 import threading
 import time
+import uuid
 from pathlib import Path
 
 import network_hosts
@@ -17,7 +19,11 @@ from file_invitation import FOLDER, HOSTS, NAMESPACE
 from network_hosts import NetworkHosts
 from ranks import JOIN, PATIENCE, PRELUDE, Ranks, left_behind, wait_until
 
+from funccoll.errors import RendezvousError
 from funccoll.runtime.job import packets
+from funccoll.runtime.job.across_hosts import _TcpCoordinator
+from funccoll.runtime.job.coordinator import Coordinator
+from funccoll.runtime.job.hello import JobSpec
 from funccoll.runtime.job.host import PEER_FAILURE_EXIT_CODE
 from funccoll.runtime.job.packets import FramedSocket, receive, send
 from funccoll.runtime.job.tcp import Door, call, host_addresses
@@ -116,6 +122,38 @@ def test_another_installation(tmp_path):
         for rank in range(3):
             code, _, error = ranks.end(rank)
             assert code == 1 and "rank 2 runs funccoll 0.0.1 of " in error and "All must run the same" in error
+
+
+def test_another_installation_on_another_host(tmp_path):
+    other = "import platform\nplatform.node = lambda: 'n2'\n"
+    other += "import funccoll.runtime.job.hello as hello\nhello.__version__ = '0'\n"
+    with HostRanks(other + STAY_HOSTS, (0, 1), tmp_path, [1]) as ranks:
+        ranks.start(0, "import platform\nplatform.node = lambda: 'n1'\n" + STAY_HOSTS)
+        _, _, error = ranks.end(1)
+        assert "rank 1 on n2 runs funccoll 0 of " in error and "and rank 0 on n1 runs funccoll " in error, error
+        assert "All must run the same: install the same versions on both hosts." in error
+
+
+def test_a_rank_that_reads_its_sources_slowly(tmp_path):
+    """It connects when it has: rank 0 drops those that connect and say nothing."""
+    slow = "import funccoll.runtime.job.hello as hello\nread = hello.installation\n"
+    slow += "hello.installation = lambda: (time.sleep(1), read())[1]\n"
+    hasty = "import funccoll.runtime.job.coordinator as coordinator\ncoordinator._HELLO_TIMEOUT = 0.3\n"
+    with HostRanks(PRELUDE + slow + STAY_HOSTS, (0, 1), tmp_path, [1]) as ranks:
+        ranks.start(0, hasty + STAY_HOSTS)
+        assert ranks.lines() == {0: "in", 1: "in"}
+        for rank in range(2):
+            ranks.tell(rank)
+        ranks.end_well()
+
+
+def test_a_machine_that_has_no_identity(tmp_path):
+    """How many of the job share it is unknown, except what the host knows."""
+    unknown = "import funccoll.runtime.job.across_hosts as across_hosts\nacross_hosts.boot_id = lambda: ''\n"
+    with HostRanks(unknown + JOIN_HOSTS + "say(w.processes_here)", (0, 0, 1), tmp_path) as ranks:
+        ranks.lines()
+        assert ranks.lines() == {0: "2", 1: "2", 2: "1"}
+        ranks.end_well()
 
 
 # A rank whose secret is another one: it belongs to another job, which happens to find this one's addresses.
@@ -525,6 +563,45 @@ def test_addresses_where_nothing_answers_are_passed_over():
         thread.join(PATIENCE)
         channel.close()
     door.close()
+
+
+def test_addresses_of_a_family_that_this_kernel_does_not_have(monkeypatch):
+    door = Door(0, b"s")
+    made = FramedSocket.__init__
+
+    def make(self, *arguments, **options):
+        if socket.AF_INET6 in arguments:
+            raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
+        made(self, *arguments, **options)
+
+    monkeypatch.setattr(FramedSocket, "__init__", make)
+    thread = threading.Thread(target=answer, args=[door], daemon=True)
+    thread.start()
+    channel = call(0, [("::1", 9), ("127.0.0.1", door.listener.getsockname()[1])], b"s", time.monotonic() + PATIENCE)
+    assert channel is not None
+    send(channel, {"rank": 1})
+    thread.join(PATIENCE)
+    channel.close()
+    door.close()
+
+
+@pytest.mark.parametrize(("world", "told"), [(16, True), (17, False)])
+def test_only_ranks_that_call_each_other_learn_their_addresses(world, told):
+    """Those of many ranks are longer than a message."""
+    coordinator = _TcpCoordinator(JobSpec(0, world, "run"), 1, None, None)  # pyright: ignore[reportArgumentType]
+    coordinator.hellos = {rank: {"addresses": [["10.0.0.1", 9]]} for rank in range(1, world)}
+    assert bool(coordinator._answer()["addresses"]) == told
+    coordinator.close()
+
+
+def test_an_answer_that_is_too_long_is_an_error():
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    coordinator = Coordinator(JobSpec(0, 2, uuid.uuid4().hex), PATIENCE)
+    coordinator.profile = {"text": "x" * packets.PACKET}
+    coordinator.arrived, coordinator.hellos = {1: here}, {1: {"arena": 1}}
+    coordinator.selector.register(here, 1)
+    with there, pytest.raises(RendezvousError, match="rank 0 could not tell rank 1 to begin"):
+        coordinator.run(1, None)
 
 
 def test_addresses_of_this_host():

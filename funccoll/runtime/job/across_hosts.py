@@ -94,7 +94,8 @@ class _TcpCoordinator(Coordinator):
         super()._drop(channel)
 
     def _answer(self) -> dict[str, Any]:
-        return {**super()._answer(), "addresses": {rank: hello.get("addresses") for rank, hello in self.hellos.items()}}
+        called = self.hellos if self.job.world <= FULL_MESH else {}  # of many ranks they would be too long for a message
+        return {**super()._answer(), "addresses": {rank: hello.get("addresses") for rank, hello in called.items()}}
 
 
 class _CommonSteps:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import platform
 import selectors
 import socket
 import time
@@ -56,9 +57,17 @@ class Coordinator:
             if self.problem:
                 raise RendezvousError(self.problem)
             memory = create(min([arena, *(hello["arena"] for hello in self.hellos.values())])) if create else None
+            answer, descriptors = self._answer(), [] if memory is None else [memory]
             for channel in self.arrived.values():
                 self.selector.unregister(channel)  # they belong to the watch from now on
-                send(channel, self._answer(), [] if memory is None else [memory])
+            told = [send(channel, answer, descriptors) for channel in self.arrived.values()]
+            if self.arrived and not any(told):  # the watch tells of a single one that has ended
+                for descriptor in descriptors:
+                    os.close(descriptor)
+                raise RendezvousError(
+                    f"rank 0 could not tell {_ranks(self.arrived)} to begin: they ended before the job could begin, or what "
+                    "they must know is longer than a message. Look for an error of theirs above."
+                )
             for channel in list(self.unidentified):
                 self._drop(channel)
             self.deadline = time.monotonic() + self.timeout
@@ -266,9 +275,12 @@ class Coordinator:
     def _mismatch(self, rank: Any, world: Any, hello: dict[str, Any]) -> str:
         ours = installation()
         if any(hello.get(key) != value for key, value in ours.items() if key != "folder"):
+            mine, theirs = platform.node(), hello.get("host", platform.node())
+            places = ("", "") if theirs == mine else (f" on {theirs}", f" on {mine}")
+            remedy = "start them in one environment" if theirs == mine else "install the same versions on both hosts"
             return (
-                f"rank {rank} runs {describe_installation(hello)}, and rank 0 runs {describe_installation(ours)}. All must run "
-                "the same: start them in one environment."
+                f"rank {rank}{places[0]} runs {describe_installation(hello)}, and rank 0{places[1]} runs "
+                f"{describe_installation(ours)}. All must run the same: {remedy}."
             )
         if not 0 <= rank < world:
             return f"rank {rank} is not one of {world} processes, which are numbered from 0."
