@@ -43,7 +43,7 @@ class FileInvitation:
             time.sleep(0.001)
         return self.file.read_bytes()
 
-    def host_leader(self):
+    def host_leader(self, check):
         return self.hosts.index(self.hosts[self.rank])
 
 

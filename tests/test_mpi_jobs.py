@@ -228,6 +228,26 @@ except fc.errors.RendezvousError as error:
     assert "rank 2 of 3 did not come within 2 s" in lines, errors
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("vendor", "number", "says"), [
+    ("openmpi", 9, "RendezvousError: rank 1 ended before the job could begin"),
+    ("openmpi", 19, "all ranks came, and not all were ready in time"), ("mpich", 19, "all ranks came, and not all were ready"),
+])  # fmt: skip
+def test_a_rank_that_ends_or_stops_while_the_communicator_is_made(vendor, number, says, tmp_path):
+    script = PRELUDE + f"""
+import funccoll as fc
+from funccoll.runtime import mpi
+def end(self, check):
+    os.kill(os.getpid(), {number})
+if os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK")) == "1":
+    mpi._Mpi.begin = end
+fc.init(rendezvous_timeout=5)
+"""
+    options = ["--with-ft", "ulfm"] if number == 9 else []  # or mpirun would kill the others
+    code, _, errors = run(installed(vendor), 3, script, tmp_path, options)
+    assert code != 0 and says in errors, errors
+
+
 def test_an_mpi_that_is_not_the_launchers(one_vendor, tmp_path):
     other = next(name for name in mpi_vendors.VENDORS if name != one_vendor)
     library = mpi_vendors.variables(installed(other))["MPI4PY_LIBMPI"]

@@ -223,6 +223,19 @@ def test_a_rank_ends_while_the_job_begins(where, how, victim, tmp_path):
             assert "no room" in error if how == "raise" else "ended before the job could begin" in error or where == "receive"
 
 
+def test_a_rank_ends_before_others_have_called_it(tmp_path):
+    """Those hear of it from rank 0, and do not go on calling."""
+    ends = "import funccoll.runtime.job.across_hosts as across_hosts\n"
+    ends += "across_hosts._connect_all = lambda *_: os._exit(3)\n"
+    with HostRanks(PRELUDE + ends + STAY_HOSTS, (0, 1, 2), tmp_path, [1]) as ranks:
+        for rank in (0, 2):
+            ranks.start(rank, STAY_HOSTS)
+        begun = time.monotonic()
+        for rank in (0, 2):
+            assert "rank 1 ended before the job could begin" in ranks.end(rank)[2]
+        assert time.monotonic() - begun < 30  # of 60 s until it would blame the network
+
+
 # ---------------------------------------------------------------- failures
 
 

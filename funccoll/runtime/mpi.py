@@ -111,9 +111,20 @@ class _Mpi:
             "wheels); and unset variables of other launchers."
         )
 
-    def begin(self) -> None:
-        """Make the communicator of a job. All ranks call it together."""
-        previous, self.communicator = self.communicator, self.mpi.COMM_WORLD.Dup()
+    def begin(self, check: Callable[[], None]) -> None:
+        """Make the communicator of a job. All ranks call it together. `check` is that of `Invitation.host_leader`."""
+        try:
+            made, request = self.mpi.COMM_WORLD.Idup()
+            while not request.Test():
+                check()
+                time.sleep(_PAUSE)
+        except self.mpi.Exception as error:
+            end = time.monotonic() + _GRACE
+            while time.monotonic() < end:  # it may name a rank, of which rank 0 tells
+                check()
+                time.sleep(_PAUSE)
+            raise RendezvousError(f"MPI cannot make a communicator of all ranks: {error}.") from error
+        previous, self.communicator = self.communicator, made
         self.communicator.Set_errhandler(self.mpi.ERRORS_RETURN)
         if previous is not None and not self.has_failed:
             previous.Free()
@@ -220,10 +231,10 @@ class _MpiInvitation:
             else:
                 time.sleep(_PAUSE)
 
-    def host_leader(self) -> int:
+    def host_leader(self, check: Callable[[], None]) -> int:
         """See `Invitation`. It also makes the communicator of the job."""
         mpi = self.mpi.mpi
-        self.mpi.begin()
+        self.mpi.begin(check)
         whole = self.mpi.communicator
         if self.alone:
             return whole.rank

@@ -52,8 +52,11 @@ class Invitation(Protocol):
         """Rank 0's words; None when none have come in that time."""
         ...
 
-    def host_leader(self) -> int:
-        """The lowest rank of this process's host. All ranks call it at the same time."""
+    def host_leader(self, check: Callable[[], None]) -> int:
+        """The lowest rank of this process's host. All ranks call it at the same time.
+
+        `check` raises RendezvousError when another rank has failed, or it is too late; it is called now and then.
+        """
         ...
 
 
@@ -103,6 +106,7 @@ class _CommonSteps:
 
     def __init__(self, job: JobSpec, sockets: dict[int, FramedSocket], deadline: float):
         self.job, self.sockets, self.deadline = job, sockets, deadline
+        self._values: dict[int, Any] = {}  # which rank 0 has heard in the current step
 
     def all_gather(self, value: Any) -> list[Any]:
         """The values of all ranks. Raises RendezvousError when one of them has had an error, or ended, or is late."""
@@ -112,7 +116,7 @@ class _CommonSteps:
             if "values" not in message:
                 raise RendezvousError(str(message.get("error", _ended(0))))
             return message["values"]
-        values = {0: value}
+        values, self._values = {0: value, **self._values}, {}
         with selectors.DefaultSelector() as selector:
             for rank, channel in self.sockets.items():
                 selector.register(channel, selectors.EVENT_READ, rank)
@@ -144,7 +148,7 @@ class _CommonSteps:
 
     def news(self) -> str:
         """The error of which another rank has told, or that one has ended; "" when there is none."""
-        for rank in [0] if self.job.rank else self.sockets:
+        for rank in [0] if self.job.rank else set(self.sockets) - set(self._values):
             try:
                 message = receive(self.sockets[rank])[0] or {}
             except BlockingIOError:
@@ -153,7 +157,22 @@ class _CommonSteps:
                 message = {}
             if "value" not in message:
                 return str(message.get("error", _ended(rank)))
+            self._values[rank] = message["value"]
         return ""
+
+    def check(self) -> None:
+        """Look at the others during a step. Raises RendezvousError when one of them has had an error, or ended."""
+        if text := self.news():
+            raise RendezvousError(text)
+
+    def check_in_time(self) -> None:
+        """Look at the others, and the time. Raises RendezvousError."""
+        self.check()
+        if time.monotonic() > self.deadline:
+            raise RendezvousError(
+                f"rank {self.job.rank} on {platform.node()}: all ranks came, and not all were ready in time. One may be "
+                "stopped, or its host overloaded."
+            )
 
     def fail(self, text: str) -> None:
         """End the step for all ranks. Raises RendezvousError."""
@@ -186,10 +205,10 @@ def meet_hosts(
             if job.rank and job.world <= FULL_MESH:
                 _connect_all(steps, door, answer.addresses)
             steps.all_gather("connected")  # from here on all are there for what MPI does with all
-            leaders = steps.all_gather(invitation.host_leader())
+            leaders = steps.all_gather(invitation.host_leader(steps.check_in_time))
             here = _share_memory(steps, leaders, door.secret, timeout, share)
             stack.callback(lambda: None if here.memory is None else os.close(here.memory))
-            machines = steps.all_gather(boot_id())
+            machines = steps.all_gather(boot_id() or f"of rank {job.rank}")  # unknown: none is known to share it
         except Exception as error:
             ours = isinstance(error, RendezvousError)
             steps.tell(str(error).partition(_PLACE)[0] if ours else f"rank {job.rank} could not start the job: {error!r}")
@@ -230,6 +249,7 @@ def _join(job: JobSpec, timeout: float, invitation: Invitation) -> _Met:
     words, addresses, run = json.loads(payload)
     job = replace(job, run=run)  # MPICH's launcher gives each host another name of the run
     secret = bytes.fromhex(words)
+    hello = make_hello(job, 0)  # it reads all sources; rank 0 does not wait long for those that have connected
     with ExitStack() as stack:
         door = Door(job.rank, secret)
         stack.callback(door.close)
@@ -241,9 +261,7 @@ def _join(job: JobSpec, timeout: float, invitation: Invitation) -> _Met:
                 f"look for an error of its own above, or let all hosts of a job connect to each other by TCP."
             )
         stack.callback(channel.close)
-        send(channel, {
-            **make_hello(job, 0), "addresses": door.addresses, "process": os.getpid(), "host": platform.node(),
-        })  # fmt: skip
+        send(channel, {**hello, "addresses": door.addresses, "process": os.getpid(), "host": platform.node()})
         channel.settimeout(timeout + 5.0)  # rank 0, which began before, gives up first: it knows which ranks are missing
         try:
             answer = receive_answer(job, channel, 0)
@@ -262,7 +280,7 @@ def _connect_all(steps: _CommonSteps, door: Door, addresses: dict[str, list[Addr
     """Call all lower ranks, which listen for this one or will, and hear all higher ones. Raises RendezvousError."""
     mine, sockets = steps.job.rank, steps.sockets
     for rank in range(1, mine):
-        channel = call(rank, addresses[str(rank)], door.secret, steps.deadline)
+        channel = call(rank, addresses[str(rank)], door.secret, steps.deadline, steps.check)
         if channel is None:
             places = ", ".join(f"{host} port {port}" for host, port in addresses[str(rank)])
             raise RendezvousError(

@@ -12,7 +12,7 @@ import secrets
 import selectors
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -27,6 +27,7 @@ _FRAME = 4096  # bytes of the largest frame of a caller that has not proved that
 _UP, _LOOPBACK = 1, 8  # <net/if.h>
 _ADDRESS_IN = {int(socket.AF_INET): (4, 4), int(socket.AF_INET6): (8, 16)}  # offset and bytes in a struct sockaddr, by family
 _PAUSE = 0.02  # seconds until addresses that refused are called again
+_LOOK = 0.1  # seconds between two looks at other things while addresses are silent
 _KEEPALIVE = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1), (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
@@ -139,32 +140,40 @@ def prepare(channel: socket.socket) -> None:
         channel.setsockopt(*option)
 
 
-def call(rank: int, addresses: Sequence[Address], secret: bytes, deadline: float) -> FramedSocket | None:
+def call(
+    rank: int, addresses: Sequence[Address], secret: bytes, deadline: float, check: Callable[[], None] = lambda: None
+) -> FramedSocket | None:
     """A connection to a rank, at whichever of its addresses answers first with the proof that it is that rank.
 
-    None when none has at `deadline` (`time.monotonic()`).
+    None when none has at `deadline` (`time.monotonic()`). `check` is called now and then; what it raises ends the call.
     """
     while True:
-        found = _call_once(rank, addresses, secret, deadline)
+        check()
+        found = _call_once(rank, addresses, secret, deadline, check)
         if found is not None or time.monotonic() >= deadline:
             return found
         time.sleep(_PAUSE)
 
 
-def _call_once(rank: int, addresses: Sequence[Address], secret: bytes, deadline: float) -> FramedSocket | None:
+def _call_once(
+    rank: int, addresses: Sequence[Address], secret: bytes, deadline: float, check: Callable[[], None]
+) -> FramedSocket | None:
     nonces: dict[FramedSocket, str] = {}  # of calls that are connected
     winner: FramedSocket | None = None
     with selectors.DefaultSelector() as selector:
         try:
             for host, port in addresses:
-                channel = FramedSocket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-                selector.register(channel, selectors.EVENT_WRITE)
-                with suppress(OSError):
+                with suppress(OSError):  # also where this host's kernel has no IPv6, which the other's has
+                    channel = FramedSocket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+                    selector.register(channel, selectors.EVENT_WRITE)
                     prepare(channel)
                     channel.longest = _FRAME
                     channel.connect_ex((host, port))  # what went wrong is told when it is ready
             while winner is None and selector.get_map() and time.monotonic() < deadline:
-                for key, _ in selector.select(deadline - time.monotonic()):
+                ready = selector.select(min(deadline - time.monotonic(), _LOOK))
+                if not ready:
+                    check()
+                for key, _ in ready:
                     channel: Any = key.fileobj
                     if channel not in nonces:
                         nonces[channel] = secrets.token_hex(32)
