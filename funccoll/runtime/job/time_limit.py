@@ -30,7 +30,7 @@ class _Event(ctypes.Structure):
 @contextmanager
 def end_process_after(seconds: float, error: str) -> Iterator[None]:
     """Print `error` and end this process when the block takes longer than `seconds`."""
-    libc = ctypes.CDLL(None, use_errno=True)
+    libc = ctypes.CDLL("librt.so.1", use_errno=True)  # with libc, to which the timers belong since glibc 2.34
     text = ctypes.create_string_buffer(error.replace("%", "%%").encode())  # it is a format
     with ExitStack() as timers:
         timers.callback(lambda: text)  # which lives as long as they do
