@@ -67,6 +67,65 @@ def test_an_mpirun_that_is_missing_or_unknown(said, words, tmp_path, monkeypatch
     assert words in capsys.readouterr().err
 
 
+FAKE_MPIRUN = """#!/bin/sh
+[ "$1" = --version ] && echo "HYDRA build details: Version: 5.0.2" && exit
+while [ "$1" != FUNCCOLL_RUN_ID ]; do shift; done
+run=$2
+report() { echo "[rank $1] funccoll-report: {\\"run\\": \\"$run\\", \\"rank\\": $1, $2}" >&2; }
+"""
+
+
+@pytest.fixture
+def job_of(tmp_path, monkeypatch, capfd):
+    """Run a job whose mpirun is these lines of sh: (exit code, stdout, stderr after the line with the command)."""
+
+    def run_job(lines, *arguments):
+        (tmp_path / "mpirun").write_text(FAKE_MPIRUN + lines)
+        (tmp_path / "mpirun").chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+        found = run_command.main(["--hosts", "a:2,b:1", *arguments, "--", "true"])
+        out, err = capfd.readouterr()
+        return found, out, err.partition("\n")[2]
+
+    return run_job
+
+
+RAISED = """report 1 '"kind": "raised", "cause": null, "error": "ValueError: enough", "where": "x.py:3", "first": true'\n"""
+FOLLOWED = """report 2 '"kind": "followed", "cause": 1, "error": "funccoll.PeerFailure: rank 1%s", "where": "x.py:7"'\n"""
+
+
+@pytest.mark.parametrize(("lines", "grace", "words"), [
+    ("exec sleep 1000", "0.1", "mpirun had to be stopped"), ("exec sleep 1000", "0", "mpirun had to be stopped"),
+    ("exit 3", "1000", "mpirun exited with code 3"), ("", "1000", "mpirun exited with code 0"),
+    ("kill $$", "1000", "mpirun was killed by signal 15"),
+])  # fmt: skip
+def test_an_mpirun_that_stays_when_a_rank_has_failed_is_stopped(lines, grace, words, job_of):
+    found, _, err = job_of(RAISED + lines, "--grace", grace)
+    words = rf"funccoll run: rank 1 raised ValueError: enough at x.py:3 \({words}\), after [\d.]+ s\.\n"
+    assert found == 1 and re.fullmatch(words, err)
+
+
+@pytest.mark.parametrize(("heard", "words"), [
+    (" died without a word: it was killed (out of memory, a signal), or crashed.",
+     "died without a word (it was killed, or crashed) while rank 2 still called collectives"),
+    (" left the job: its program ended.", "left the job while rank 2 still called collectives"),
+    ("'s host does not answer any more.", "was lost with its host, which does not answer any more, while rank 2 still called"),
+    (" is not known.", "ended while rank 2 still called collectives"),
+])  # fmt: skip
+def test_a_rank_without_last_words(heard, words, job_of):
+    found, _, err = job_of(FOLLOWED.replace("%s", heard.replace("'", "'\\''")) + "exit 9")
+    assert found == 9 and err.startswith(f"funccoll run: rank 1 {words}") and "at x.py:7 (mpirun exited with code 9)" in err
+
+
+@pytest.mark.parametrize("line", ["{}", "1", "null", "[1]", "no JSON", '{"run": "", "rank": 1}'])
+def test_lines_that_are_no_reports_are_printed(line, job_of):
+    assert job_of(f"echo '[rank 1] funccoll-report: {line}'") == (0, f"[1] funccoll-report: {line}\n", "")
+
+
+def test_reports_of_other_runs_are_dropped(job_of):
+    assert job_of("run=other\n" + RAISED) == (0, "", "")
+
+
 def test_commands_of_both():
     hosts, variables = [("a", 4), ("b", 2)], {"PATH": None, "ONE": "1 2"}
     for version, options in (("5.0.11", ["--with-ft", "ulfm"]), ("4.1.6", [])):
@@ -108,7 +167,7 @@ LINES = st.lists(st.tuples(st.integers(0, 12), TEXTS), max_size=8)
 def test_lines_of_mpirun_are_told_apart(vendor, lines, sizes, own):
     """In whatever pieces they come, and whatever they hold."""
     data = b"".join(TAGS[vendor] % rank + text + b"\n" + b"mpirun's own [2]\n" * own for rank, text in lines)
-    tagged, found = TaggedOutput(Mpirun("", vendor, "5").tag, lambda report: None), b""
+    tagged, found = TaggedOutput(Mpirun("", vendor, "5").tag, lambda line: True), b""
     while data:
         piece, data = data[: sizes[0]], data[sizes[0] :]
         sizes = [*sizes[1:], sizes[0]]
@@ -121,7 +180,7 @@ def test_lines_of_mpirun_are_told_apart(vendor, lines, sizes, own):
 def test_pieces_of_lines_are_put_together():
     """Hydra writes a tag before every piece; ranks' pieces mix."""
     reports = []
-    tagged = TaggedOutput(Mpirun("", "MPICH", "5").tag, reports.append)
+    tagged = TaggedOutput(Mpirun("", "MPICH", "5").tag, lambda line: reports.append(line) is None)
     found = tagged.feed(b"[rank 0] a[rank 2] 2[rank 0]  b\n[rank 2] funccoll-report: {}\n[ran")
     assert (found, reports) == (b"[0] a b\n[2] 2\n", [b"{}\n"])
     assert tagged.feed(b"k 2] x\nmpirun: bad\n[rank 1] [") == b"[2] x\nmpirun: bad\n"

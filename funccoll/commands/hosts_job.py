@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from ..runtime.job import host
@@ -20,6 +20,13 @@ __all__ = ["AGENT_VARIABLE", "HostsJob"]
 
 AGENT_VARIABLE = "FUNCCOLL_LAUNCHER_AGENT"
 _KINDS = ("raised", "waited", "followed")  # of exceptions; others tell of joining and leaving
+_ENDED = {
+    "died without a word": "died without a word (it was killed, or crashed)",
+    "left the job": "left the job",
+    "host does not answer": "was lost with its host, which does not answer any more,",
+}
+"""Words of a PeerFailure on the rank that is its cause -> what became of that rank."""
+_HEARD = re.compile(rf"[\w.]*PeerFailure: rank \d+(?:'s)? ({'|'.join(_ENDED)})")
 
 
 class HostsJob:
@@ -47,25 +54,50 @@ class HostsJob:
         environment = passed_on(os.environ, self.passed) | own
         command = self.mpirun.command(self.hosts, program, environment, self.bind_to, self.agent)
         print(f"funccoll run: {shlex.join(command)}", file=sys.stderr, flush=True)
-        buffers = [TaggedOutput(self.mpirun.tag, self._take_report) for _ in range(2)]
+
+
+        def take_report(line: bytes) -> bool:
+            is_report = self._take_report(line)
+            if self.reports:
+                job.heard_of_failure(0)
+            return is_report
+
+        buffers = [TaggedOutput(self.mpirun.tag, take_report) for _ in range(2)]
         job.start(command, os.environ, buffers, **options)
 
-    def _take_report(self, line: bytes) -> None:
-        with suppress(ValueError, RecursionError):
+    def _take_report(self, line: bytes) -> bool:
+        """Keep what tells of an exception; False for a line that is not a report."""
+        try:
             told = json.loads(line)
-            if told["run"] == self.run and told["kind"] in _KINDS and told["rank"] in range(self.size):
-                self.reports.setdefault(told["rank"], told)
+        except (ValueError, RecursionError):
+            return False
+        if not isinstance(told, dict) or not told.keys() >= {"run", "kind", "rank"}:
+            return False
+        if told["run"] == self.run and told["kind"] in _KINDS and told["rank"] in range(self.size):
+            self.reports.setdefault(told["rank"], told)
+        return True
 
-    def verdict(self, code: int) -> tuple[str, int]:
-        """(what became of the job, the exit code), from mpirun's own, which is not 0 and negative for a signal."""
-        outcome = f"mpirun exited with code {code}" if code > 0 else f"mpirun was killed by signal {-code}"
-        code = code if code > 0 else 128 - code
+    def verdict(self, code: int, was_stopped: bool) -> tuple[str, int]:
+        """(what became of the job, the exit code), from mpirun's own, which is negative for a signal.
+
+        was_stopped: whether mpirun had to be stopped, because not all ranks ended by themselves.
+        """
+        outcome = f"mpirun exited with code {code}" if code >= 0 else f"mpirun was killed by signal {-code}"
+        outcome = "mpirun had to be stopped" if was_stopped else outcome
+        code = 1 if was_stopped else code if code >= 0 else 128 - code
         if not self.reports:
             return f"{outcome}; what it has printed is above", code
         first = first_to_report(self.reports, self.reports)
-        cause, words = first_failure(self.reports, next(iter(self.reports)) if first is None else first, lambda rank: "ended")
+        cause, words = first_failure(self.reports, next(iter(self.reports)) if first is None else first, self._ended)
         # The codes of several processes may come as one number.
         return f"rank {cause} {words} ({outcome})", 1 if cause in self.reports else code
+
+    def _ended(self, rank: int) -> str:
+        """How a rank has ended that reported no exception, by the words of one that has heard of it."""
+        for told in self.reports.values():
+            if told.get("cause") == rank and (found := _HEARD.match(told.get("error", ""))):
+                return _ENDED[found[1]]
+        return "ended"
 
 
 def _mpirun() -> Mpirun:

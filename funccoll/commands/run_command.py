@@ -97,7 +97,9 @@ def _run(options: argparse.Namespace, program: list[str], command: list[str]) ->
         return _complain(f"{error}.", _USAGE)
     with ExitStack() as stack:
         output = _Output()
-        job = Job(output.write, options.timeout, grace=options.grace, waiting=_tell_waiting)
+        name = _names if hosts_job is None else lambda _: "the other ranks"
+        waiting = lambda ranks, seconds: _tell_waiting(name(ranks), seconds)
+        job = Job(output.write, options.timeout, grace=options.grace, waiting=waiting)
         output.broken = lambda: job.stop(signal.SIGTERM)
         received = _listen_to_signals(stack, job)
         stack.enter_context(job)
@@ -186,8 +188,11 @@ def _listen_to_signals(stack: ExitStack, job: Job) -> list[int]:
     return received
 
 
-def _tell_waiting(ranks: list[int], seconds: float) -> None:
-    names = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+def _names(ranks: list[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+
+
+def _tell_waiting(names: str, seconds: float) -> None:
     print(f"funccoll run: waiting up to {seconds:.0f} s for {names} to end; Ctrl-C stops them.", file=sys.stderr, flush=True)
 
 
@@ -198,7 +203,7 @@ def _verdict(job: Job, n: int, timeout: float | None, hosts_job: HostsJob | None
     if rank is None or code is None:
         return _complain(f"not finished after {timeout:g} s; all were stopped.", _TIMEOUT)
     if hosts_job is not None:
-        words, code = hosts_job.verdict(code)
+        words, code = hosts_job.verdict(code, was_stopped=bool(job.signalled))
         return _complain(f"{words}, after {job.failed_after:.1f} s.", code)
     # The rank whose exception came first may take longer to end than one that it has brought down.
     first = first_to_report(job.reports, job.codes)

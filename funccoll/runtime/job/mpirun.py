@@ -124,11 +124,11 @@ def passed_on(environment: Mapping[str, str], names: Sequence[str] = ()) -> dict
 class TaggedOutput(LineBuffer):
     """mpirun's stdout or stderr in, whole lines out, each with "[rank] " in front; mpirun's own lines as they are.
 
-    MPICH's tags stand before every piece that a rank writes, so lines are put together here. A report is not given out: it goes
-    to `take`.
+    MPICH's tags stand before every piece that a rank writes, so lines are put together here. What follows `MARK` goes to
+    `take`, which returns whether it is a report; a report is not given out.
     """
 
-    def __init__(self, tag: re.Pattern[bytes], take: Callable[[bytes], None]):
+    def __init__(self, tag: re.Pattern[bytes], take: Callable[[bytes], bool]):
         super().__init__("")
         self.tag, self.take = tag, take
         self.buffers = {-1: LineBuffer("")}  # by rank; mpirun's own
@@ -160,10 +160,10 @@ class TaggedOutput(LineBuffer):
         kept = []
         for line in buffer.feed(data).splitlines(keepends=True):
             text, mark, report = line.partition(MARK)
-            if mark:
-                self.take(report)
-            if not mark or text != buffer.prefix:
-                kept.append(text + b"\n" * bool(mark))
+            if not mark or not self.take(report):
+                kept.append(line)
+            elif text != buffer.prefix:
+                kept.append(text + b"\n")
         return b"".join(kept)
 
     def end(self) -> bytes:

@@ -208,13 +208,19 @@ class Job:
         elif self.failure == (rank, None):
             self.failure = (rank, code)
 
+    def heard_of_failure(self, rank: int) -> None:
+        """Note that a process, which started ranks itself, has told of a failure of theirs: it gets `grace` seconds to end."""
+        if rank in self.live:
+            self._members.add(rank)
+            self.fail(rank)
+
     def _let_end(self) -> None:
         """Give the members time to end by themselves, and stop the others."""
         now, everyone = time.monotonic(), set(range(len(self.processes)))
         waits = {rank for rank in self._members if self.grace and not self.is_stopped(rank)}
         self._signals = sorted(
             [(now, signal.SIGTERM, everyone - waits), (now + PATIENCE, signal.SIGKILL, everyone - waits),
-             (now + min(_SILENCE, self.grace), 0, waits), (now + self.grace, signal.SIGTERM, everyone),
+             *[(now + _SILENCE, 0, waits)] * (self.grace > _SILENCE), (now + self.grace, signal.SIGTERM, everyone),
              (now + self.grace + PATIENCE, signal.SIGKILL, everyone)],
             key=lambda entry: entry[0],
         )  # fmt: skip
@@ -297,7 +303,7 @@ class Job:
         self.codes[rank] = code
         if self.failure is None and self.followed(rank, code):
             self._followed_failure = self._followed_failure or (time.monotonic() + PATIENCE, rank)
-        elif not self.succeeded(rank, code):
+        elif not self.succeeded(rank, code) or self.failure == (rank, None):
             self.fail(rank, code)
 
     def _read_reports(self) -> None:
