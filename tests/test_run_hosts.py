@@ -42,6 +42,9 @@ WARNING = re.compile(r"\[head:\d+\] plm:ssh: Warning: setpgid.*\n")  # Open MPI'
     (["-n", "2", "-x", "NAME"], "--launcher-agent and -x are for --hosts"),
     (["-n", "2", "--launcher-agent", "rsh"], "--launcher-agent and -x are for --hosts"),
     (["--hosts", "a:1", "--timeout", "0"], "-n and --timeout must be positive"),
+    (["--hosts", "a:1", "-x", "=value"], "-x =value names no variable: write -x NAME or -x NAME=value"),
+    (["--hosts", "a:1", "-x", "NOT_SET"], "-x NOT_SET passes a variable on that is not set here"),
+    (["--hosts", "a:1", "--", "echo", ":"], "mpirun would end the program's words at ':'"),
 ])  # fmt: skip
 def test_arguments_that_make_no_sense(arguments, words, capsys):
     with pytest.raises(SystemExit, match="2"):
@@ -69,9 +72,11 @@ def test_an_mpirun_that_is_missing_or_unknown(said, words, tmp_path, monkeypatch
 
 FAKE_MPIRUN = """#!/bin/sh
 [ "$1" = --version ] && echo "HYDRA build details: Version: 5.0.2" && exit
+words="$*"
 while [ "$1" != FUNCCOLL_RUN_ID ]; do shift; done
-run=$2
-report() { echo "[rank $1] funccoll-report: {\\"run\\": \\"$run\\", \\"rank\\": $1, $2}" >&2; }
+run=$2 tag=$2
+say() { echo "[rank $1 $tag] $2"; }
+report() { say $1 "funccoll-report: {\\"run\\": \\"$run\\", \\"rank\\": $1, $2}" >&2; }
 """
 
 
@@ -119,11 +124,15 @@ def test_a_rank_without_last_words(heard, words, job_of):
 
 @pytest.mark.parametrize("line", ["{}", "1", "null", "[1]", "no JSON", '{"run": "", "rank": 1}'])
 def test_lines_that_are_no_reports_are_printed(line, job_of):
-    assert job_of(f"echo '[rank 1] funccoll-report: {line}'") == (0, f"[1] funccoll-report: {line}\n", "")
+    assert job_of(f"say 1 'funccoll-report: {line}'") == (0, f"[1] funccoll-report: {line}\n", "")
 
 
 def test_reports_of_other_runs_are_dropped(job_of):
     assert job_of("run=other\n" + RAISED) == (0, "", "")
+
+
+def test_what_looks_like_a_tag_is_text_of_the_rank(job_of):
+    assert job_of("say 1 'see [rank 0] here'; say 1 '[rank 0] x'")[1] == "[1] see [rank 0] here\n[1] [rank 0] x\n"
 
 
 def test_commands_of_both():
@@ -133,8 +142,8 @@ def test_commands_of_both():
             "/bin/mpirun", "--host", "a:4,b:2", "--bind-to", "core", "--tag-output", *options,
             "--mca", "plm_rsh_agent", "agent", "-x", "PATH", "-x", "ONE=1 2", "-n", "6", "x",
         ]  # fmt: skip
-    assert Mpirun("/bin/mpirun", "MPICH", "5.0.2").command(hosts, ["x"], variables, agent="agent") == [
-        "/bin/mpirun", "-hosts", "a:4,b:2", "-bind-to", "none", "-prepend-pattern", "[rank %r] ", "-disable-auto-cleanup",
+    assert Mpirun("/bin/mpirun", "MPICH", "5.0.2", "word").command(hosts, ["x"], variables, agent="agent") == [
+        "/bin/mpirun", "-hosts", "a:4,b:2", "-bind-to", "none", "-prepend-pattern", "[rank %r word] ", "-disable-auto-cleanup",
         "-launcher", "ssh", "-launcher-exec", "agent", "-genv", "ONE", "1 2", "-genvlist", "PATH", "-n", "6", "x",
     ]  # fmt: skip
 
@@ -147,19 +156,38 @@ def test_versions_are_found(vendor):
     assert found.vendor == {"openmpi": "Open MPI", "mpich": "MPICH"}[vendor] and re.fullmatch(r"\d+\.\d+\.\d+", found.version)
 
 
+@pytest.mark.parametrize(("given", "options", "said", "not_said"), [
+    ({}, [], ["NO_COLOR 1", "TERM dumb", "TTY_INTERACTIVE 0"], ["FORCE_COLOR"]),
+    ({"FORCE_COLOR": "1"}, [], ["TTY_INTERACTIVE 0"], ["NO_COLOR", "TERM", "FORCE_COLOR 1"]),
+    ({"OTHER": "1"}, ["-x", "FORCE_COLOR=1", "-x", "TERM=vt100"], ["FORCE_COLOR 1", "TERM vt100"], ["NO_COLOR", "OTHER"]),
+    ({}, ["-x", "OMP_NUM_THREADS=3"], ["OMP_NUM_THREADS 3"], ["MKL_NUM_THREADS"]),
+    ({}, ["-x", "PYTHONUNBUFFERED="], [], ["PYTHONUNBUFFERED 1"]),
+])  # fmt: skip
+def test_the_environment_beside_what_is_passed_on(given, options, said, not_said, job_of, monkeypatch):
+    """(stdout is no terminal.) What the user has set stays as it is."""
+    for name in ("NO_COLOR", "FORCE_COLOR", "TTY_INTERACTIVE", "PYTHONUNBUFFERED", "OMP_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    found, out, _ = job_of('echo "$words"', *options)
+    assert found == 0 and all(words in out for words in said) and not any(words in out for words in not_said), out
+
+
 def test_the_environment_that_is_passed_on():
     environment = dict.fromkeys(
         ["PATH", "PYTHONPATH", "PYTHONUNBUFFERED", "FUNCCOLL_TIMEOUT", "OMP_NUM_THREADS", "LC_ALL", "UCX_TLS"]
-        + ["HOME", "TMPDIR", "SECRET", "FUNCCOLL_RANK", "FUNCCOLL_REPORTS", "PMI_RANK", "HOSTNAME", "XPATH"], "value",
+        + ["NPY_DISABLE_CPU_FEATURES", "MPICH_ASYNC_PROGRESS", "MPIR_CVAR_POLLS_BEFORE_YIELD", "I_MPI_FABRICS", "HYDRA_IFACE"]
+        + ["HOME", "TMPDIR", "SECRET", "FUNCCOLL_RANK", "FUNCCOLL_REPORTS", "PMI_RANK", "HOSTNAME", "XPATH", "TERM"]
+        + ["MPICH_INTERFACE_HOSTNAME"], "value",
     )  # fmt: skip
     found = passed_on(environment, ["SECRET", "NEW=a=b", "EMPTY="])
-    assert found == {**dict.fromkeys(sorted(list(environment)[:7])), "SECRET": None, "NEW": "a=b", "EMPTY": ""}
+    assert found == {**dict.fromkeys(sorted(list(environment)[:12])), "SECRET": None, "NEW": "a=b", "EMPTY": ""}
 
 
 # ---------------------------------------------------------------- output
 
-TAGS = {"Open MPI": b"[1,%d]<stdout>: ", "MPICH": b"[rank %d] "}
-TEXTS = st.sampled_from([b"", b"a", b"[1] [x", b"[rank", b"\xc3\xa9 [[1,", b"x\ry"])
+TAGS = {"Open MPI": b"[1,%d]<stdout>: ", "MPICH": b"[rank %d word] "}
+TEXTS = st.sampled_from([b"", b"a", b"[1] [x", b"[rank", b"[rank 1] x", b"\xc3\xa9 [[1,", b"x\ry"])
 LINES = st.lists(st.tuples(st.integers(0, 12), TEXTS), max_size=8)
 
 
@@ -167,7 +195,7 @@ LINES = st.lists(st.tuples(st.integers(0, 12), TEXTS), max_size=8)
 def test_lines_of_mpirun_are_told_apart(vendor, lines, sizes, own):
     """In whatever pieces they come, and whatever they hold."""
     data = b"".join(TAGS[vendor] % rank + text + b"\n" + b"mpirun's own [2]\n" * own for rank, text in lines)
-    tagged, found = TaggedOutput(Mpirun("", vendor, "5").tag, lambda line: True), b""
+    tagged, found = TaggedOutput(Mpirun("", vendor, "5", "word").tag, lambda line: True), b""
     while data:
         piece, data = data[: sizes[0]], data[sizes[0] :]
         sizes = [*sizes[1:], sizes[0]]

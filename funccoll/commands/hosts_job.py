@@ -8,10 +8,11 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..runtime.job import host
-from ..runtime.job.mpirun import Mpirun, TaggedOutput, find_mpirun, parse_hosts, passed_on
+from ..runtime.job.mpirun import PREFIX, Mpirun, TaggedOutput, find_mpirun, parse_hosts, passed_on
 from ..runtime.job.processes import Job, new_run
 from ..runtime.job.reports import STDERR, VARIABLE
 from .first_failure import first_failure, first_to_report
@@ -35,26 +36,32 @@ class HostsJob:
     agent: the command that runs another one on a host, in the place of ssh. passed: further variables of the ranks'
     environment, "NAME" or "NAME=value".
 
-    Raises: ValueError with what is wrong with `hosts`, or why no mpirun can be used.
+    Raises: ValueError with what is wrong with one of these, or why no mpirun can be used.
     """
 
-    def __init__(self, hosts: str, bind_to: str, agent: str, passed: Sequence[str]):
-        self.hosts = parse_hosts(hosts)
+    def __init__(self, hosts: str, program: Sequence[str], bind_to: str, agent: str, passed: Sequence[str]):
+        if ":" in program:
+            raise ValueError(
+                "mpirun would end the program's words at ':', and run what follows as another program: join ':' with another "
+                "word, such as --separator=:"
+            )
+        self.hosts, self.program = parse_hosts(hosts), program
         self.size = sum(count for _, count in self.hosts)
-        self.bind_to, self.agent, self.passed = bind_to, agent, passed
-        self.mpirun = _mpirun()
-        self.run = new_run()
+        self.bind_to, self.agent, self.run = bind_to, agent, new_run()
+        self.passed = passed_on(os.environ, passed)
+        self.mpirun = replace(_mpirun(), token=self.run)
         self.reports: dict[int, dict[str, Any]] = {}
 
-    def start(self, job: Job, program: Sequence[str], variables: Mapping[str, str], **options: Any) -> None:
-        """Start mpirun as the only process of `job`, and print its command. `variables` are further ones of the ranks."""
-        threads = host.thread_variables(os.environ, max(1, host.cores() // max(count for _, count in self.hosts)))
-        unbuffered = {} if "PYTHONUNBUFFERED" in os.environ else {"PYTHONUNBUFFERED": "1"}
-        own = {**threads, **unbuffered, **variables, "FUNCCOLL_RUN_ID": self.run, VARIABLE: STDERR}
-        environment = passed_on(os.environ, self.passed) | own
-        command = self.mpirun.command(self.hosts, program, environment, self.bind_to, self.agent)
-        print(f"funccoll run: {shlex.join(command)}", file=sys.stderr, flush=True)
+    def start(self, job: Job, variables: Mapping[str, str], plain: bool = False, **options: Any) -> None:
+        """Start mpirun as the only process of `job`, and print its command.
 
+        variables: further ones of the ranks. plain: whether lines of stdout have no prefix.
+        """
+        threads = host.thread_variables(self.passed, max(1, host.cores() // max(count for _, count in self.hosts)))
+        unbuffered = {} if "PYTHONUNBUFFERED" in self.passed else {"PYTHONUNBUFFERED": "1"}
+        own = {**threads, **unbuffered, **variables, "FUNCCOLL_RUN_ID": self.run, VARIABLE: STDERR}
+        command = self.mpirun.command(self.hosts, self.program, self.passed | own, self.bind_to, self.agent)
+        print(f"funccoll run: {shlex.join(command)}", file=sys.stderr, flush=True)
 
         def take_report(line: bytes) -> bool:
             is_report = self._take_report(line)
@@ -62,7 +69,7 @@ class HostsJob:
                 job.heard_of_failure(0)
             return is_report
 
-        buffers = [TaggedOutput(self.mpirun.tag, take_report) for _ in range(2)]
+        buffers = [TaggedOutput(self.mpirun.tag, take_report, prefix) for prefix in ("" if plain else PREFIX, PREFIX)]
         job.start(command, os.environ, buffers, **options)
 
     def _take_report(self, line: bytes) -> bool:

@@ -11,7 +11,7 @@ import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import ExitStack
 
 from ..runtime.job import host
@@ -26,8 +26,11 @@ _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP, signal.SIGCONT)
 _TIMEOUT, _USAGE, _NOT_EXECUTABLE, _NOT_FOUND = 124, 2, 126, 127  # exit codes of timeout(1) and of shells
 
 
-def main(words: Sequence[str]) -> int:
-    """Run `funccoll run` with these arguments; returns the exit code."""
+def main(words: Sequence[str], plain: bool = False) -> int:
+    """Run `funccoll run` with these arguments; returns the exit code.
+
+    plain: whether lines that ranks on several hosts print to stdout have no prefix.
+    """
     parser = _parser()
     # A command follows a bare `--`. It is split off here, because versions of argparse treat `--` differently.
     split = words.index("--") if "--" in words else len(words)
@@ -38,12 +41,12 @@ def main(words: Sequence[str]) -> int:
         parser.error("--launcher-agent and -x are for --hosts; processes of this host have this environment")
     if min(1 if value is None else value for value in (options.n, options.timeout)) <= 0 or not options.grace >= 0:
         parser.error("-n and --timeout must be positive, and --grace at least 0")
-    return _run(options, [*options.program, *words[split:]] if options.program else [], list(words[split + 1 :]))
+    return _run(options, [*options.program, *words[split:]] if options.program else [], list(words[split + 1 :]), plain)
 
 
 def _parser() -> argparse.ArgumentParser:
     run = argparse.ArgumentParser(
-        prog="funccoll run",
+        prog="funccoll run", allow_abbrev=False,
         usage="funccoll run (-n N | --hosts a:4,b:4) [--bind-to core|none] [--timeout S] [--grace S] "
         "[--tracebacks first|all] (script.py | -m module | -- command) ...",
         description="Start a Python script, module or any command in N processes, which form one job. Each line that they "
@@ -76,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     return run
 
 
-def _run(options: argparse.Namespace, program: list[str], command: list[str]) -> int:
+def _run(options: argparse.Namespace, program: list[str], command: list[str], plain: bool) -> int:
     place = f"-n {options.n}" if options.hosts is None else f"--hosts {options.hosts}"
     if program and not options.module and not os.path.exists(program[0]):
         return _complain(
@@ -92,7 +95,7 @@ def _run(options: argparse.Namespace, program: list[str], command: list[str]) ->
             hosts_job, cpus = None, host.bindings(options.n) if options.bind_to == "core" else None
         else:
             agent = options.agent or os.environ.get(AGENT_VARIABLE, "")
-            hosts_job, cpus = HostsJob(options.hosts, options.bind_to, agent, options.pass_on), None
+            hosts_job, cpus = HostsJob(options.hosts, command, options.bind_to, agent, options.pass_on), None
     except ValueError as error:
         return _complain(f"{error}.", _USAGE)
     with ExitStack() as stack:
@@ -107,7 +110,8 @@ def _run(options: argparse.Namespace, program: list[str], command: list[str]) ->
             if hosts_job is None:
                 _start(job, options.n, command, cpus, options.tracebacks)
             else:
-                hosts_job.start(job, command, {"FUNCCOLL_TRACEBACKS": options.tracebacks, **_colours("[0] ")}, stdin=_stdin())
+                variables = {"FUNCCOLL_TRACEBACKS": options.tracebacks, **_display("[0] ", hosts_job.passed, mpirun=True)}
+                hosts_job.start(job, variables, plain, stdin=_stdin())
         except FileNotFoundError:
             return _complain(f"there is no command {command[0]!r}.", _NOT_FOUND)
         except PermissionError:
@@ -127,20 +131,26 @@ def _run(options: argparse.Namespace, program: list[str], command: list[str]) ->
     return _verdict(job, options.n, options.timeout, hosts_job)
 
 
-def _colours(prefix: str) -> dict[str, str]:
-    """The variables of ranks whose output a terminal shows: theirs is a pipe, which turns colours off."""
-    if sys.stdout is None or not sys.stdout.isatty() or "NO_COLOR" in os.environ:
-        return {}
-    width = max(20, shutil.get_terminal_size().columns - len(prefix))
-    wanted = {"FORCE_COLOR": "1", "TTY_INTERACTIVE": "0", "COLUMNS": str(width)}  # rich: no cursor movement
-    return {name: value for name, value in wanted.items() if name not in os.environ}
+def _display(prefix: str, known: Container[str], mpirun: bool = False) -> dict[str, str]:
+    """Variables, other than the known ones, by which ranks print as if to this process's stdout.
+
+    Theirs is a pipe, which turns colours off; one that `mpirun` makes can be a terminal, which turns them on.
+    """
+    shown = sys.stdout is not None and sys.stdout.isatty()
+    wanted = {"TTY_INTERACTIVE": "0"} if shown or mpirun else {}  # rich: no cursor movement
+    if shown and "NO_COLOR" not in known:
+        width = max(20, shutil.get_terminal_size().columns - len(prefix))
+        wanted |= {"FORCE_COLOR": "1", "COLUMNS": str(width)}
+    elif mpirun and "FORCE_COLOR" not in known:
+        wanted |= {"NO_COLOR": "1", "TTY_COMPATIBLE": "0", "TERM": "dumb"}
+    return {name: value for name, value in wanted.items() if name not in known}
 
 
 def _start(job: Job, n: int, command: list[str], cpus: list[set[int]] | None, tracebacks: str) -> None:
     run, bind = new_run(), host.dying_with_parent(os.getpid())
     for rank in range(n):
         variables = environment(rank, n, run, 1 if cpus else None)
-        variables |= {"FUNCCOLL_TRACEBACKS": tracebacks, **_colours(f"[{rank}] ")}
+        variables |= {"FUNCCOLL_TRACEBACKS": tracebacks, **_display(f"[{rank}] ", os.environ)}
 
         def prepare(rank: int = rank) -> None:
             bind()

@@ -11,7 +11,7 @@ import os
 import re
 import resource
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 
 __all__ = [
@@ -93,7 +93,7 @@ def _text(path: Path) -> str:
         return ""
 
 
-def thread_variables(environment: Mapping[str, str], threads: int) -> dict[str, str]:
+def thread_variables(environment: Container[str], threads: int) -> dict[str, str]:
     """The variables that give NumPy's BLAS `threads` threads in each process, without those that the user set.
 
     Empty when OMP_NUM_THREADS is set: the others would override it.

@@ -15,14 +15,19 @@ from dataclasses import dataclass
 from .processes import LineBuffer
 from .reports import MARK
 
-__all__ = ["Mpirun", "TaggedOutput", "find_mpirun", "parse_hosts", "passed_on"]
+__all__ = ["PREFIX", "Mpirun", "TaggedOutput", "find_mpirun", "parse_hosts", "passed_on"]
 
 _PASSED_ON = re.compile(
-    r"(PATH|LD_LIBRARY_PATH|LD_PRELOAD|VIRTUAL_ENV|LANG|LC_.*|NO_COLOR|FORCE_COLOR|COLUMNS|(FUNCCOLL|PYTHON|NUMBA|MPI4PY"
-    r"|OMP|OPENBLAS|MKL|UCX|FI|CUDA|NCCL)_.*|PYTHON[A-Z]+)"
+    r"(PATH|LD_LIBRARY_PATH|LD_PRELOAD|VIRTUAL_ENV|LANG|LC_.*|NO_COLOR|FORCE_COLOR|COLUMNS|PYTHON[A-Z]+|(TTY|FUNCCOLL|PYTHON"
+    r"|NUMBA|MPI4PY|NPY|NUMPY|OMP|OPENBLAS|MKL|BLIS|MPICH|MPIR_CVAR|I_MPI|HYDRA|UCX|FI|CUDA|NCCL)_.*)"
 )
-_OF_ONE_PROCESS = {"FUNCCOLL_RANK", "FUNCCOLL_WORLD_SIZE", "FUNCCOLL_RUN_ID", "FUNCCOLL_JOINED", "FUNCCOLL_REPORTS"}
+_OF_ONE_PROCESS = {
+    "FUNCCOLL_RANK", "FUNCCOLL_WORLD_SIZE", "FUNCCOLL_RUN_ID", "FUNCCOLL_JOINED", "FUNCCOLL_REPORTS",
+    "MPICH_INTERFACE_HOSTNAME", "MPIR_CVAR_CH3_INTERFACE_HOSTNAME",
+}  # fmt: skip
 _LONGEST_TAG = 40
+PREFIX = "[{}] "
+"""Prefix of each line that a rank prints, to be formatted with its number."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,8 @@ class Mpirun:
     vendor: str
     """"Open MPI" or "MPICH", which stands for all that start processes with Hydra; else the first line that it prints."""
     version: str
+    token: str = ""
+    """A word in MPICH's tags, random if they shall not be taken for what a rank prints."""
 
     @property
     def is_known(self) -> bool:
@@ -44,7 +51,11 @@ class Mpirun:
         """The tag before each piece of a rank's output, when `command` has started it."""
         if self.vendor == "Open MPI":
             return re.compile(rb"\[\d+,(\d+)\]<std(?:out|err)>:" + b" " * (self.major >= 5))
-        return re.compile(rb"\[rank (\d+)\] ")
+        return re.compile(re.escape(self._pattern).replace("%r", r"(\d+)").encode())
+
+    @property
+    def _pattern(self) -> str:
+        return f"[rank %r {self.token}] " if self.token else "[rank %r] "
 
     @property
     def major(self) -> int:
@@ -69,7 +80,7 @@ class Mpirun:
             for name, value in variables.items():
                 command += ["-x", name if value is None else f"{name}={value}"]
         else:
-            command = [self.path, "-hosts", slots, "-bind-to", bind_to, "-prepend-pattern", "[rank %r] "]
+            command = [self.path, "-hosts", slots, "-bind-to", bind_to, "-prepend-pattern", self._pattern]
             command += ["-disable-auto-cleanup"]  # of other hosts; the ranks of the same one are killed all the same
             command += ["-launcher", "ssh", "-launcher-exec", agent] if agent else []
             for name, value in variables.items():
@@ -113,24 +124,30 @@ def passed_on(environment: Mapping[str, str], names: Sequence[str] = ()) -> dict
     """The variables of this environment that ranks on other hosts get as well, for `Mpirun.command`.
 
     They are those of Python and the libraries below it, and these further `names`, each with a value of its own if it has "=".
+
+    Raises: ValueError for one of the names that has no value.
     """
     known = [name for name in environment if _PASSED_ON.fullmatch(name) and name not in _OF_ONE_PROCESS]
     found: dict[str, str | None] = dict.fromkeys(sorted(known))
     for name, equals, value in (entry.partition("=") for entry in names):
+        if not name:
+            raise ValueError(f"-x {equals}{value} names no variable: write -x NAME or -x NAME=value")
+        if not equals and name not in environment:
+            raise ValueError(f"-x {name} passes a variable on that is not set here: set it, or write -x {name}=value")
         found[name] = value if equals else None
     return found
 
 
 class TaggedOutput(LineBuffer):
-    """mpirun's stdout or stderr in, whole lines out, each with "[rank] " in front; mpirun's own lines as they are.
+    """mpirun's stdout or stderr in, whole lines out, each with a prefix for its rank; mpirun's own lines as they are.
 
     MPICH's tags stand before every piece that a rank writes, so lines are put together here. What follows `MARK` goes to
     `take`, which returns whether it is a report; a report is not given out.
     """
 
-    def __init__(self, tag: re.Pattern[bytes], take: Callable[[bytes], bool]):
+    def __init__(self, tag: re.Pattern[bytes], take: Callable[[bytes], bool], prefix: str = PREFIX):
         super().__init__("")
-        self.tag, self.take = tag, take
+        self.tag, self.take, self.rank_prefix = tag, take, prefix
         self.buffers = {-1: LineBuffer("")}  # by rank; mpirun's own
         self.rank = -1
 
@@ -156,7 +173,7 @@ class TaggedOutput(LineBuffer):
         return b"".join(whole)
 
     def _feed(self, rank: int, data: bytes) -> bytes:
-        buffer = self.buffers.setdefault(rank, LineBuffer(f"[{rank}] "))
+        buffer = self.buffers.setdefault(rank, LineBuffer(self.rank_prefix.format(rank)))
         kept = []
         for line in buffer.feed(data).splitlines(keepends=True):
             text, mark, report = line.partition(MARK)
