@@ -26,7 +26,8 @@ COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line (sys.argv's by default); returns the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    parser = argparse.ArgumentParser(prog="funccoll", description="Collectives between the processes of a job.")
+    description = "Collectives between the processes of a job."
+    parser = argparse.ArgumentParser(prog="funccoll", allow_abbrev=False, description=description)
     parser.add_argument("--version", action="version", version=f"funccoll {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="command")
     for name, line in COMMANDS.items():

@@ -108,7 +108,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "calibration": (
         ("fit_parameters", "machine_load", "timed_cases"), ("fit_network", "rank_timings"), ("tuning",), ("network_tuning",),
     ),
-    "commands": (("first_failure", "schedule_figures", "tune_tables"), ("hosts_job",), ("*",)),
+    "commands": (("first_failure", "schedule_figures", "tune_tables"), ("hosts_job",), ("run_command",), ("*",)),
     "optim": (("leaves", "learning_rates"), ("transformation",), ("gradients", "steps")),
     "parallel": (
         ("buckets", "checkpoint", "replicas", "uneven"), ("call", "comm_hooks"), ("bucket_reduction",), ("bucket_plan",),

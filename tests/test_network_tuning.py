@@ -100,11 +100,14 @@ def test_tables_of_networks(capsys):
 
 def test_options_for_jobs(monkeypatch, capsys):
     called = []
-    monkeypatch.setattr("os.execv", lambda *a: called.append(a))
-    tune_command.main(["--quick", "--hosts", "a:2,b:2", "--out", "x"])
-    ((path, command),) = called
-    assert command[0] == path == sys.executable
-    assert command[-9:] == ["run", "--hosts", "a:2,b:2", "-m", "funccoll", "tune", "--quick", "--out", "x"]
+    monkeypatch.setattr("funccoll.commands.run_command.main", lambda words, plain: called.append((words, plain)) or 3)
+    for given in (["--hosts", "a:2,b:2"], ["--hosts=a:2,b:2"], ["--hosts", "c:1", "--hosts=a:2,b:2"]):
+        assert tune_command.main(["--quick", *given, "--out", "x"]) == 3
+        command = ["--hosts", "a:2,b:2", "-m", "funccoll", "tune", "--quick", "--out", "x"]
+        assert called.pop() == (command, True)
+    with pytest.raises(SystemExit):
+        tune_command.main(["--host", "a:2,b:2"])
+    assert "unrecognized arguments: --host a:2,b:2" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         tune_command.main(["-n", "2", "--hosts", "a:2,b:2"])
     assert "-n is for one host: a job over several hosts is measured with all its processes" in capsys.readouterr().err
@@ -129,12 +132,12 @@ def test_a_job_on_hosts_is_measured(tmp_path):
     with NetworkHosts(2) as hosts:
         places = "{}:1,{}:1".format(*hosts.addresses)
         environment = {**hosts.mpi("openmpi"), AGENT_VARIABLE: str(network_hosts.AGENT)}
-        command = [sys.executable, "-m", "funccoll", "tune", "--quick", "--hosts", places, "--out", str(path)]
+        command = [sys.executable, "-m", "funccoll", "tune", "--quick", "--hosts", places, "--out", str(path), "--json"]
         done = hosts.on_head(*command, env=environment, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
-    assert f"Stored in {path}" in done.stdout and "measurements" in done.stderr
-    assert "Parameters of the network" in done.stdout
+    assert "measurements" in done.stderr
     found = MachineProfile.from_json(json.loads(path.read_text()))
+    assert MachineProfile.from_json(json.loads(done.stdout)) == found
     (network,) = found.network
     assert (network.hosts, network.each) == (2, 1) and 0 < network.alpha < 1 and 0 <= network.beta < 1e-5
     map_ = (0, 1)

@@ -32,7 +32,7 @@ _NAMED = "the program names it"
 def main(words: Sequence[str]) -> int:
     """Run the script and print its programs as they are compiled; returns the script's exit code (1 when it raises)."""
     parser = argparse.ArgumentParser(
-        prog="funccoll explain", usage="funccoll explain [--json] script.py [arguments ...]",
+        prog="funccoll explain", allow_abbrev=False, usage="funccoll explain [--json] script.py [arguments ...]",
         description="Run a script as `python script.py` does, on virtual devices in this process, and show each program that "
         "it compiles: its collectives with their algorithms, bytes, predicted times, and why they were chosen.",
     )  # fmt: skip

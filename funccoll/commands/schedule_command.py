@@ -58,7 +58,8 @@ def main(words: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="funccoll schedule", usage="funccoll schedule COLLECTIVE --ranks P [--algorithm NAME] [options]\n"
+        prog="funccoll schedule", allow_abbrev=False,
+        usage="funccoll schedule COLLECTIVE --ranks P [--algorithm NAME] [options]\n"
         "       funccoll schedule --list [--ranks P]",
         description="Show the schedule of a collective: rounds, moves, bytes, predicted time, what its proof says, and which "
         "rank reads which. Without --algorithm, show what each algorithm costs and which one is chosen.",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,8 +18,8 @@ from ..calibration.tuning import PASSES, measure, profile_of
 from ..errors import CalibrationError, FunccollError
 from ..machine_profile import MachineProfile
 from ..runtime.job import host
-from ..runtime.job.processes import interpreter
 from ..runtime.job.world import rank, world_size
+from . import run_command
 from .tune_tables import print_profile
 
 __all__ = ["main"]
@@ -73,11 +72,11 @@ def _tell(profile: MachineProfile, path: Path, options: argparse.Namespace) -> N
 
 
 def _start_job(hosts: str, words: Sequence[str]) -> int:
-    """Run this command again, in a job on these hosts."""
-    at = next(i for i, word in enumerate(words) if word == "--hosts" or word.startswith("--hosts="))
-    rest = [*words[:at], *words[at + (1 if "=" in words[at] else 2) :]]
-    command = [*interpreter(), "-m", "funccoll", "run", "--hosts", hosts, "-m", "funccoll", "tune", *rest]
-    os.execv(command[0], command)
+    """Run this command again, in a job on these hosts, whose rank 0 alone prints to stdout."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--hosts")
+    _, rest = parser.parse_known_args(words)
+    return run_command.main(["--hosts", hosts, "-m", "funccoll", "tune", *rest], plain=True)
 
 
 def _tune_job(path: Path, options: argparse.Namespace) -> int:
@@ -137,7 +136,7 @@ class _ProgressLines:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="funccoll tune",
+        prog="funccoll tune", allow_abbrev=False,
         description="Measure the collectives of this machine, fit the cost model's parameters to the times, and keep both as "
         "this host's machine profile, which the choice of algorithms and explain() use. Takes about half a minute. As the "
         "program of a job on several hosts (mpirun ... funccoll tune) it measures them and their network; the profile is kept "
