@@ -255,7 +255,7 @@ def test_a_drawing_without_the_extra_names_the_command(tmp_path):
         ("all_reduce --ranks 2 --export json --out /nonexistent/x", "cannot write '/nonexistent/x': No such file or directory"),
         ("all_reduce --ranks 2 --export json --out /", "cannot write '/': Is a directory"),
         ("all_reduce --ranks 2 --export json --out /proc/self/x", "cannot write '/proc/self/x': "),
-        ("all_reduce --ranks 4 --rank 4 --frobnicate", "unrecognized arguments: --frobnicate"),
+        ("all_reduce --ranks 4 --rank 4 --frobnicate", "unrecognized arguments: --rank 4 --frobnicate"),
     ],
 )  # fmt: skip
 def test_options_that_do_not_fit(command, tmp_path, monkeypatch, line, what):
