@@ -305,6 +305,30 @@ step(np.ones(2))
     assert "traceback folded" in err
 
 
+@pytest.mark.slow
+@BOTH
+@pytest.mark.parametrize("how", ["sleeps", "stops"])
+def test_a_rank_that_stays_is_stopped(vendor, how, tmp_path):
+    """(MPICH's mpirun goes on while any rank does.)"""
+    script = code(f"""
+import signal, time
+import numpy as np
+import funccoll as fc
+fc.init(timeout=1)
+step = fc.jit(lambda x: fc.all_reduce(x, "d"), mesh=fc.make_mesh({{"d": 2}}), in_specs=fc.P("d"), out_specs=fc.P())
+step(np.ones(2))
+if {how!r} == "stops":
+    os.kill(os.getpid(), signal.SIGSTOP) if fc.rank() == 1 else step(np.ones(2))
+if fc.rank() == 1:
+    raise ValueError("enough")
+time.sleep(1000)
+""", tmp_path)  # fmt: skip
+    found, _, err, _ = run(vendor, (1, 1), "--grace", "1", script)
+    words = "raised ValueError: enough" if how == "sleeps" else "did not come to a collective of rank 0 in time"
+    assert found == 1 and f"funccoll run: rank 1 {words} at script.py" in err, err
+    assert vendor == "openmpi" or "(mpirun had to be stopped)" in err
+
+
 @BOTH
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_signals_end_it(vendor, number, tmp_path):
