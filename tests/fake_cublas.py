@@ -91,8 +91,10 @@ class FakeCublas:
         C = columns(c, dtype, m, n, ldc, stridec, count)
         assert count == 1 or stridec >= ldc * n
         assert not any(np.may_share_memory(C, other) for other in (A, B))
-        A, B = A.swapaxes(1, 2) if transa else A, B.swapaxes(1, 2) if transb else B
-        fake_cupy.launch(lambda: np.copyto(C, np.matmul(A.astype(scalar), B.astype(scalar)), casting="unsafe"))
+        # Transposed: rows of NumPy's are columns of cuBLAS's, and NumPy on the CPU is then asked for the same product.
+        A, B = A if transa else A.swapaxes(1, 2), B if transb else B.swapaxes(1, 2)
+        C = C.swapaxes(1, 2)
+        fake_cupy.launch(lambda: np.copyto(C, np.matmul(B.astype(scalar), A.astype(scalar)), casting="unsafe"))
 
 
 def columns(address: int, dtype: np.dtype, rows: int, width: int, leading: int, stride: int, count: int) -> np.ndarray:

@@ -426,7 +426,7 @@ def test_graphs_of_the_fake_are_recognised(faked, monkeypatch):
     ("gpu_steps:ours", [[4, 6, 3], 8, 2], [], ["captured"]),
     ("gpu_kernels:bad_input", [], [], ["in host memory, and b", "17 virtual devices", "MemoryError"]),
     *[pytest.param(*case, marks=pytest.mark.slow) for case in (
-        ("gpu_kernels:compare", ["table", 2], ["float32"], ["table on 2 devices: 138 programs, 0 failed", "138 captured"]),
+        ("gpu_kernels:compare", ["table", 2], ["float32"], ["table on 2 devices: 111 programs, 0 failed", "111 captured"]),
         ("gpu_kernels:compare", ["programs", 4], [], ["programs on 4 devices: 3 programs, 0 failed", "3 captured"]),
         ("gpu_speed:small", [4], [], ["the slope of 2 to 4 in one graph", "one jitted all_reduce"]),
     )],

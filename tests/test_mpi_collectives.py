@@ -80,7 +80,9 @@ def test_a_failure_within_mpi_is_told_as_any_other(vendor, how):
         job = hosts.mpirun(vendor, [1, 1], [sys.executable, CASES, f"fails({how!r})"], {"FUNCCOLL_TIMEOUT": seconds})
         assert job.stdout is not None
         said = (line.partition("rank 0: ")[2] for line in job.stdout)
-        first, later = islice(filter(None, said), 2)
-    job.communicate(timeout=PATIENCE)  # a rank that hangs went with its host
+        lines = list(islice(filter(None, said), 2))
+    _, errors = job.communicate(timeout=PATIENCE)  # a rank that hangs went with its host
+    assert len(lines) == 2, (lines, errors)
+    first, later = lines
     assert re.search(FAILURES[how], first), first
     assert "an earlier failure ended all collectives of this job" in later

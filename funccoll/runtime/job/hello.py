@@ -66,6 +66,8 @@ class JobSpec:
     """Its command."""
     brings_mpi: bool = False
     """True when it starts programs of MPI."""
+    gives_grace: bool = False
+    """True when it lets the others end by themselves after a failure."""
 
     @property
     def across_hosts(self) -> bool:

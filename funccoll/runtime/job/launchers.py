@@ -22,10 +22,11 @@ class _Launcher(NamedTuple):
     rank: str
     local: tuple[str, ...] = ()
     brings_mpi: bool = True
+    gives_grace: bool = False
 
 
 _LAUNCHERS = (
-    _Launcher("funccoll run", "FUNCCOLL_WORLD_SIZE", "FUNCCOLL_RANK", brings_mpi=False),
+    _Launcher("funccoll run", "FUNCCOLL_WORLD_SIZE", "FUNCCOLL_RANK", brings_mpi=False, gives_grace=True),
     _Launcher("torchrun", "WORLD_SIZE", "RANK", ("LOCAL_WORLD_SIZE",), brings_mpi=False),
     _Launcher("Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", ("OMPI_COMM_WORLD_LOCAL_SIZE",)),
     # Also Intel MPI's, and srun --mpi=pmi2.
@@ -77,9 +78,9 @@ def job_of(environment: Mapping[str, str]) -> JobSpec:
     for names in _RUNS:
         found = [environment[name] for name in names if environment.get(name)]
         if found:
-            return JobSpec(number, world, "-".join(found), local, launcher.name, launcher.brings_mpi)
+            return JobSpec(number, world, "-".join(found), local, launcher.name, *launcher[4:])
     if launcher.size == "PMI_SIZE":
-        return JobSpec(number, world, _parent(), local, launcher.name, launcher.brings_mpi)
+        return JobSpec(number, world, _parent(), local, launcher.name, *launcher[4:])
     raise MeshError(
         f"the environment says {launcher.size}={world}, and nothing that names the run, by which its processes find each "
         "other. Start them with `funccoll run`, torchrun or mpirun, or set FUNCCOLL_RUN_ID to the same new text for all."

@@ -69,6 +69,9 @@ class Watch:
         self._failure: Failure | None = None
         self._reported = self._disowned = False
         self._told, self._introduced = threading.Event(), threading.Event()
+        self._present, self._is_last = set(self._sockets), threading.Event()
+        self.grace = 0.0
+        """Seconds that this rank stays after a failure while others have not left: its end may be theirs."""
         self._forwards = connected and rank == 0 and len(self._sockets) >= FULL_MESH
         self._questions = Questions(rank, self._pass_on)
         self._lock = threading.Lock()
@@ -151,7 +154,8 @@ class Watch:
         if kind == "meet" and len(descriptors) == 1:
             channel = socket.socket(fileno=descriptors[0])
             channel.setblocking(False)
-            self._sockets[int(message["rank"])] = channel
+            self._sockets[about] = channel
+            self._present.add(about)
         if kind == "met":
             self._introduced.set()
         if kind in ("ask", "answer"):
@@ -169,7 +173,14 @@ class Watch:
             header[LEFT + rank] = 1
         if self._forwards:
             self._tell({"kind": "left", "rank": rank, "well": well}, rank)
+        self._note_absent(rank)
+
+    def _note_absent(self, rank: int) -> None:
+        """Wait for nothing of a rank any more."""
         self._questions.end(rank)
+        self._present.discard(rank)
+        if not self._present:
+            self._is_last.set()
 
     def _pass_on(self, rank: int, message: dict[str, Any]) -> bool:
         """Send to a rank, by way of rank 0 where there is no socket to it; False when that cannot be."""
@@ -198,7 +209,7 @@ class Watch:
         header = self._header
         if header is not None and not header[LEFT + rank]:
             self._record(Failure(rank, "died"))
-        self._questions.end(rank)
+        self._note_absent(rank)
         self._introduced.set()
 
     def _record(self, failure: Failure, tell: bool = False) -> None:
@@ -273,7 +284,10 @@ class Watch:
         return header is None or header[FAILED] in (0, 1 + self.rank)
 
     def leave(self) -> None:
-        """Tell the others that this rank leaves, and stop watching. Called again it does nothing."""
+        """Tell the others that this rank leaves, and stop watching. Called again it does nothing.
+
+        After a failure it waits for the others to leave, for `grace` seconds.
+        """
         if self._hook is not None and sys.excepthook is not self._hook:  # another hook has replaced it
             error = getattr(sys, "last_value", None)  # Python sets it before it calls a hook
             if error is not None and not self._reported:
@@ -287,6 +301,8 @@ class Watch:
             if well:
                 header[LEFT + self.rank] = 1
         self._tell({"kind": "left", "rank": self.rank, "well": well}, self.rank)
+        if not well:
+            self._is_last.wait(self.grace)  # a launcher may kill all as soon as one has failed: let the others tell of it
         os.eventfd_write(self._wake, 1)
         self._thread.join(5)
         for rank, channel in list(self._sockets.items()):

@@ -35,6 +35,8 @@ __all__ = [
 
 DEVICE_TYPES = ("cpu", "cuda")
 
+_GRACE = 2.0  # seconds: see `Watch.grace`. Ranks hear of a failure within milliseconds, and then print it
+
 # A program that a rank starts inherits its environment and is not that rank: this variable names the process that is.
 _JOINED = "FUNCCOLL_JOINED"
 
@@ -102,6 +104,7 @@ class _Membership:
                     f"rank {job.rank} may open only {resource.getrlimit(resource.RLIMIT_NOFILE)[0]} files (`ulimit -n`), and "
                     f"joining a job of {job.world} processes takes about {10 + 2 * min(job.world, 16)}."
                 ) from None
+            watch.grace = 0.0 if job.gives_grace else _GRACE
             watch.hook_exceptions()
             machine_profile.adopt(meeting.profile)
             self.current = World(job.rank, meeting.hosts, watch, backend, collective_timeout, fork_bytes)
