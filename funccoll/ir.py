@@ -71,6 +71,10 @@ Atom = Var | Literal
 Kernel = Callable[..., Any]
 # (cotangents of the outputs, inputs, outputs, **params) -> one cotangent or None for each input.
 VjpRule = Callable[..., Sequence[Any]]
+# (tangents of the inputs, None for zero, inputs, outputs, **params) -> one tangent or None for each output.
+JvpRule = Callable[..., Sequence[Any]]
+# (primitive, values, which of them are batched, batch size, **params) -> the output, or a list if the primitive is multiple.
+BatchRule = Callable[..., Any]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -87,6 +91,11 @@ class Primitive:
     infer: Callable[..., Sequence[ArrayType]]
     reference: Kernel
     vjp: VjpRule | None = None
+    jvp: JvpRule | None = None
+    """The forward derivative, where it is not the transpose of `vjp`, which is linear in its cotangents."""
+    batch: BatchRule | None = None
+    """The rule of `vmap`: it binds something in place of the primitive. Batched values have the batch as their first dimension,
+    and so have all outputs."""
     multiple: bool = False
     """Outputs are a sequence (else exactly one value)."""
     kind: str = "compute"

@@ -25,7 +25,8 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("torch", "jax", "distributed", "calibration"), ("commands",), ("cli",), ("__main__",),
     ),
     "primitives": (
-        ("shaping",), ("elementwise", "indexing", "reductions"), ("linalg", "randomness", "combining", "higher", "optimizers"),
+        ("batch_rules",), ("shaping",), ("elementwise", "indexing", "reductions"),
+        ("linalg", "randomness", "combining", "higher", "optimizers"),
         ("collectives",),
     ),
     "primitives.collectives": (("record", "rules"), ("varying",), ("all_reduce",), ("*",)),

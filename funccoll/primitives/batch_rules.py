@@ -1,0 +1,46 @@
+"""Rules of batching that primitives share.
+
+A batched value has the batch as its first dimension, and so have all outputs of a rule. At least one operand is batched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..ir import Primitive, bind
+
+__all__ = ["batch_aligned", "batch_all", "batch_each", "repeated", "shifted"]
+
+
+def repeated(value: Any, size: int) -> Any:
+    """A value that is not batched, `size` times: a view."""
+    return np.broadcast_to(value, (size, *value.shape))
+
+
+def batch_aligned(primitive: Primitive, values: Sequence[Any], batched: Sequence[bool], size: int, **params: Any) -> Any:
+    """Operands that broadcast against each other: batched ones get the dimensions that they lack behind the batch."""
+    ndim = max(np.ndim(x) - b for x, b in zip(values, batched, strict=True))
+    aligned = [
+        np.reshape(x, (size, *(1,) * (ndim + 1 - np.ndim(x)), *x.shape[1:])) if b and np.ndim(x) <= ndim else x
+        for x, b in zip(values, batched, strict=True)
+    ]
+    return bind(primitive, *aligned, **params)
+
+
+def batch_all(primitive: Primitive, values: Sequence[Any], batched: Sequence[bool], size: int, **params: Any) -> Any:
+    """A primitive over the last dimensions, with any number of leading ones that all operands share."""
+    return bind(primitive, *(x if b else repeated(x, size) for x, b in zip(values, batched, strict=True)), **params)
+
+
+def shifted(dims: Any) -> Any:
+    """A dimension, or a tuple of them, behind the batch: parameters count them from 0."""
+    return tuple(d + 1 for d in dims) if isinstance(dims, tuple) else dims + 1
+
+
+def batch_each(primitive: Primitive, values: Sequence[Any], batched: Sequence[bool], size: int, **params: Any) -> Any:
+    """One equation for each element of the batch: for what has no better rule."""
+    outs = [bind(primitive, *(x[i] if b else x for x, b in zip(values, batched, strict=True)), **params) for i in range(size)]
+    return [np.stack(each) for each in zip(*outs, strict=True)] if primitive.multiple else np.stack(outs)
