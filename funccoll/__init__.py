@@ -13,15 +13,9 @@ if TYPE_CHECKING:  # a type checker sees all names, and finds misspelt ones
     from .api import *
     from .api import __all__
 
-_UNROLL = "choose with np.where, and write loops in Python, which tracing unrolls"
 _PLANNED = {
     # name: (description, the way to do it today)
     "distributed": ("torch.distributed's surface", "use the collectives inside fc.jit"),
-    "cond": ("control flow", _UNROLL),
-    "scan": ("control flow", _UNROLL),
-    "switch": ("control flow", _UNROLL),
-    "fori_loop": ("control flow", _UNROLL),
-    "while_loop": ("control flow", _UNROLL),
     "vmap": ("batching", "write the batch dimension out: NumPy's functions broadcast"),
     "jvp": ("forward derivatives", "use fc.vjp, or fc.grad of fc.grad for second derivatives"),
     "remat": ("recomputation", "leave it out, or compute a part again in an fc.custom_vjp rule"),

@@ -27,6 +27,7 @@ from .collectives import (
 from .compiler.arguments import AUTO
 from .compiler.jit import clear_caches, jit
 from .compiler.redistribute import redistribute
+from .control import cond, fori_loop, scan, switch, while_loop
 from .errors import FunccollError, PlannedError, PlannedNameError
 from .mesh import Mesh, P, Sharding, abstract_mesh
 from .ops.indexing import at
@@ -48,6 +49,7 @@ __all__ = [
     "world_size", "profile",
     # functions
     "jit", "AUTO", "clear_caches", "grad", "value_and_grad", "vjp", "custom_vjp", "grad_hook", "stop_gradient",
+    "scan", "fori_loop", "while_loop", "cond", "switch",
     "data_parallel", "DataParallel", "uneven_batches", "at", "supported_functions",
     # collectives
     "all_gather", "all_reduce", "all_to_all", "axis_index", "axis_size", "barrier", "broadcast", "gather",

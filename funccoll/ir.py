@@ -99,7 +99,7 @@ class Primitive:
     multiple: bool = False
     """Outputs are a sequence (else exactly one value)."""
     kind: str = "compute"
-    """compute | local (depends on the device, moves nothing) | collective | effect | higher."""
+    """compute | local (depends on the device, moves nothing) | collective | effect | control (runs programs) | higher."""
     view: bool = False
     """The output may share memory with an input."""
     ufunc: np.ufunc | None = None
@@ -153,6 +153,33 @@ class Equation:
         """The mesh axes this equation works over (empty for plain compute)."""
         return self.params.get("axes", ())
 
+    @property
+    def bodies(self) -> dict[str, Program]:
+        """The programs that an equation of control flow runs, by name."""
+        if self.primitive.kind != "control":
+            return {}
+        found = {name: value for name, value in self.params.items() if isinstance(value, Program)}
+        return found or {f"branch {i}": branch for i, branch in enumerate(self.params["branches"])}
+
+    def with_bodies(self, rewrite: Callable[[Program], Program]) -> Equation:
+        """The equation with its programs rewritten."""
+        if self.primitive.kind != "control":
+            return self
+        params = {name: rewrite(value) if isinstance(value, Program) else value for name, value in self.params.items()}
+        if "branches" in params:
+            params["branches"] = tuple(map(rewrite, params["branches"]))
+        return self.replace(params=params)
+
+    @property
+    def communicates(self) -> bool:
+        """True when devices exchange data or wait for each other, also within control flow."""
+        return self.primitive.communicates or any(e.communicates for body in self.bodies.values() for e in body.equations)
+
+    @property
+    def times(self) -> int | None:
+        """The number of times that its programs run; None where it depends on values."""
+        return self.params["length"] if self.primitive.name == "scan" else 1 if self.primitive.name == "cond" else None
+
 
 @dataclass(frozen=True, eq=False)
 class Program:
@@ -187,6 +214,8 @@ class Program:
                 if isinstance(atom, Var) and atom not in known:
                     raise FunccollError(f"{where} reads a variable that is not defined yet.", eqn.source)
             if eqn not in derived:
+                for body in eqn.bodies.values():
+                    body.check(derived)
                 types = infer(eqn.primitive, [a.type for a in eqn.inputs], eqn.params, eqn.inputs)
                 if len(types) != len(eqn.outputs):
                     raise FunccollError(f"{where} has {len(eqn.outputs)} outputs, its rule {len(types)}.", eqn.source)
@@ -210,6 +239,10 @@ class Program:
 
     def text(self, sources: bool = True) -> str:
         """The program like a jaxpr; `sources=False` gives the canonical text that is fingerprinted."""
+        mesh = ", ".join(f"{n}={s}" for n, s in self.axis_sizes.items())
+        return "\n".join(self._lines(f"{{ mesh({mesh}) lambda ", sources))
+
+    def _lines(self, head: str, sources: bool) -> list[str]:
         names = self.names
 
         def bound(var: Var) -> str:
@@ -218,19 +251,22 @@ class Program:
         def used(atom: Atom) -> str:
             return f"{atom!r}:{atom.type}" if isinstance(atom, Literal) else names[atom]
 
-        mesh = ", ".join(f"{n}={s}" for n, s in self.axis_sizes.items())
-        head = " ".join(bound(v) for v, _ in self.constants) + (" ; " if self.constants else "")
-        lines = [f"{{ mesh({mesh}) lambda {head}{' '.join(map(bound, self.inputs))} . let"]
+        constants = " ".join(bound(v) for v, _ in self.constants) + (" ; " if self.constants else "")
+        lines = [f"{head}{constants}{' '.join(map(bound, self.inputs))} . let"]
         for eqn in self.equations:
-            params = ", ".join(f"{k}={_param(v)}" for k, v in sorted(eqn.params.items()))
+            bodies = eqn.bodies
+            shown = {k: v for k, v in eqn.params.items() if not (bodies and (k in bodies or k == "branches"))}
+            params = ", ".join(f"{k}={_param(v)}" for k, v in sorted(shown.items()))
             left = " ".join(map(bound, eqn.outputs)) or "_"
             right = f"{eqn.primitive.name}{f'[{params}]' if params else ''} {' '.join(map(used, eqn.inputs))}"
             line = f"    {left} = {right}".rstrip()
             if sources and eqn.source is not None:
                 line = f"{line:<64}  # {eqn.source}"
             lines.append(line)
+            for name, body in bodies.items():
+                lines += [f"        {line}" for line in body._lines(f"{name}: {{ lambda ", sources)]
         outs = ", ".join(map(used, self.outputs)) + ("," if len(self.outputs) == 1 else "")
-        return "\n".join([*lines, f"  in ({outs}) }}"])
+        return [*lines, f"  in ({outs}) }}"]
 
     @cached_property
     def fingerprint(self) -> str:
@@ -241,8 +277,20 @@ class Program:
         return digest.hexdigest()
 
     def collectives(self) -> list[Equation]:
-        """The equations that communicate, in program order."""
-        return [eqn for eqn in self.equations if eqn.primitive.communicates]
+        """The equations that communicate, in program order, those of control flow included."""
+        return [eqn for eqn, _ in self.executed() if eqn.primitive.communicates]
+
+    def executed(self, times: int | None = 1) -> Iterator[tuple[Equation, int | None]]:
+        """The equations at all depths of control flow, and how often each runs, None where that depends on values.
+
+        Of branches each counts as if it were taken.
+        """
+        for eqn in self.equations:
+            yield eqn, times
+            if eqn.primitive.kind == "control":
+                inner = None if times is None or eqn.times is None else times * eqn.times
+                for body in eqn.bodies.values():
+                    yield from body.executed(inner)
 
     def draw(self, **options: Any) -> Drawing:
         """Draw the equations as a graph, by `fc.draw.program`."""
@@ -346,7 +394,7 @@ class Eager:
         if primitive.kind == "higher" and "program" in params:  # a custom gradient rule: just its function
             program: Program = params["program"]
             return evaluate(program, [v for _, v in program.constants], values)[0]
-        if primitive.kind != "compute":
+        if primitive.kind not in ("compute", "control"):
             raise MeshError(
                 f"{primitive.name} was called outside a mesh: collectives exist only inside a function traced "
                 "by fc.jit(fn, mesh=..., in_specs=..., out_specs=...)."

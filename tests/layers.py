@@ -26,13 +26,13 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "primitives": (
         ("batch_rules",), ("shaping",), ("elementwise", "indexing", "reductions"),
-        ("linalg", "randomness", "combining", "higher", "optimizers"),
+        ("linalg", "randomness", "combining", "higher", "optimizers", "control_flow"),
         ("collectives",),
     ),
     "primitives.collectives": (("record", "rules"), ("varying",), ("all_reduce",), ("*",)),
     "ops": (("registry",), ("elementwise",), ("linalg", "indexing", "reductions", "shaping")),
-    "tracing": (("tracer",), ("trace",)),
-    "autodiff": (("reverse",), ("custom_rules",)),
+    "tracing": (("tracer",), ("trace",), ("closed_programs",)),
+    "autodiff": (("reverse",), ("custom_rules", "control_rules")),
     # The pipeline in its order: ARCHITECTURE.md section 5.
     "passes": (
         ("rewrite",), ("inline",), ("dead_code",), ("common_subexpressions",), ("algebra",), ("combine",),

@@ -348,10 +348,42 @@ def data_parallel(n: int, same: Same) -> None:
         same(steps, {"d": n}, (params, np.zeros(5, np.float32), x, weight), (P(), P(), rows, rows), (P(), P(), P(), rows))
 
 
+def loops(n: int, same: Same) -> None:
+    """Loops and branches with collectives in them, and their gradients; devices that decide for themselves."""
+    axes = {"a": 2, "b": n // 2} if n % 2 == 0 else {"a": n, "b": 1}
+    split, xs, w = P(None, ("a", "b")), values((5, 4 * n, 6), np.float64), values((6, 6), np.float64, 1)
+
+    def recurrent(w, xs):
+        def step(h, x):
+            h = np.tanh(h @ w + x)
+            mean = fc.all_reduce(h, "a", op="mean")
+            return h, (fc.all_reduce(mean.sum(), "b"), fc.all_reduce({"h": h.sum(0), "m": h.max()}, ("a", "b"), op="max"))
+
+        return fc.scan(step, np.zeros(xs.shape[1:]), xs)
+
+    def loss(w, xs):
+        h, (means, _) = recurrent(w, xs)
+        return fc.all_reduce((h**2).sum(), ("a", "b")) + means.sum()
+
+    same(recurrent, axes, (w, xs), (P(), split), (P(("a", "b")), (P(), P())))
+    same(fc.value_and_grad(loss, (0, 1)), axes, (w, xs), (P(), split), (P(), (P(), split)))
+
+    def decided(x):
+        """Each row of devices along "a" for itself, with collectives along "b"."""
+        mine = fc.axis_index("a")
+        rows = fc.cond(mine == 0, lambda x: x * 2, lambda x: x + fc.pvary(fc.all_reduce(x, "b"), "b"), x)
+        ends = lambda c: (c[0] < 3) & (fc.all_reduce(np.abs(c[1]).max(), "b", op="max") < 1e6)
+        turns = lambda c: (c[0] + 1 + mine % 2, c[1] + fc.pvary(fc.all_reduce(c[1], "b", op="mean"), "b"))
+        return rows, fc.while_loop(ends, turns, (0, x))[1]
+
+    x = values((4 * n, 3), np.float32, 2)
+    same(decided, axes, (x,), P(("a", "b")), P(("a", "b")))
+
+
 CASES_BY_NAME = {
     "table": few, "whole table": table, "gradients": gradients, "collectives": collectives, "forced": forced,
     "staged": staged, "in pieces": in_pieces, "programs": programs, "nans": nans, "data_parallel": data_parallel,
-    "communication hooks": hooks,
+    "communication hooks": hooks, "loops": loops,
 }  # fmt: skip
 SEGMENTS = {"staged": 200, "staged in one segment": 1 << 20}
 """Bytes that are staged at once."""

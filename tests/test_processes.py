@@ -9,7 +9,7 @@ import pytest
 from ranks import PRELUDE, Ranks, launch
 
 NAMES = ["table", "collectives", "forced", "programs", "staged", "staged in one segment"]
-QUICK = [*((name, 2) for name in NAMES[:5]), ("forced", 3), ("programs", 3), ("data_parallel", 2),
+QUICK = [*((name, 2) for name in NAMES[:5]), ("forced", 3), ("programs", 3), ("loops", 2), ("loops", 3), ("data_parallel", 2),
          ("communication hooks", 2)]
 DEEP = [
     ("table", 3), ("whole table", 2), ("table", 4), ("collectives", 3), ("staged", 3), ("staged in one segment", 2),

@@ -8,6 +8,7 @@ derivatives can be differentiated again.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 import optree
 
 from ..errors import DTypeError, PytreeError, ShapeError, TraceError, VaryingError, at_source
-from ..ir import Equation, Literal, Program, Var, current_interpreter, evaluate
+from ..ir import Atom, Equation, Literal, Primitive, Program, Var, current_interpreter, evaluate
 from ..ops.elementwise import scalar_type
 from ..ops.registry import as_traceable
 from ..primitives.collectives.varying import pvary
@@ -23,7 +24,16 @@ from ..primitives.higher import custom_vjp_p, grad_hook_p
 from ..tracing.trace import flatten_outputs, stage, value_type
 from ..types import ArrayType, is_inexact
 
-__all__ = ["flatten_function", "grad", "label_of", "require_function", "value_and_grad", "vjp", "widened", "zeros"]
+__all__ = [
+    "RULES", "BackwardPass", "activity", "flatten_function", "forward_pass", "grad", "label_of", "require_function",
+    "value_and_grad", "vjp", "widened", "zeros",
+]  # fmt: skip
+
+
+RULES: dict[Primitive, Callable[..., tuple[list[Any], Callable[[list[Any]], Sequence[Any]]]]] = {}
+"""Rules of primitives that run programs: (equation, values, which of them are active) -> (outputs, pullback).
+
+The pullback takes the cotangents of the outputs, None for zero, to those of the inputs."""
 
 
 def zeros(type: ArrayType) -> Any:
@@ -40,8 +50,8 @@ def widened(value: Any, type: ArrayType) -> Any:
 # ---------------------------------------------------------------- forward
 
 
-def _forward(
-    program: Program, constants: Sequence[Any], args: Sequence[Any], active: set[Var]
+def forward_pass(
+    program: Program, constants: Sequence[Any], args: Sequence[Any], active: set[Atom]
 ) -> tuple[list[Any], dict[Var, Any], dict[Equation, Any]]:
     """Run the program through `bind`; returns outputs, every variable's value, and custom rules' residuals."""
     residuals: dict[Equation, Any] = {}
@@ -51,16 +61,20 @@ def _forward(
         if eqn.primitive is custom_vjp_p and active.intersection(eqn.outputs):
             out, residuals[eqn] = eqn.params["forward"](*values)
             return out
+        if eqn.primitive in RULES and active.intersection(eqn.outputs):
+            out, residuals[eqn] = RULES[eqn.primitive](eqn, values, [a in active for a in eqn.inputs])
+            return out
         return interpreter.bind(eqn.primitive, values, eqn.params)
 
     return *evaluate(program, constants, args, apply), residuals
 
 
-def _activity(program: Program) -> set[Var]:
-    """The variables that depend differentiably on an input."""
-    active = {v for v in program.inputs if is_inexact(v.type.dtype)}
+def activity(program: Program, inputs: Sequence[bool] | None = None) -> set[Atom]:
+    """The variables that depend differentiably on an input, or on one of those for which `inputs` says True."""
+    chosen = program.inputs if inputs is None else itertools.compress(program.inputs, inputs)
+    active: set[Atom] = {v for v in chosen if is_inexact(v.type.dtype)}
     for eqn in program.equations:
-        differentiable = eqn.primitive.vjp is not None or eqn.primitive is custom_vjp_p
+        differentiable = eqn.primitive.vjp is not None or eqn.primitive is custom_vjp_p or eqn.primitive in RULES
         if differentiable and any(a in active for a in eqn.inputs if isinstance(a, Var)):
             active.update(v for v in eqn.outputs if is_inexact(v.type.dtype))
     return active
@@ -69,10 +83,10 @@ def _activity(program: Program) -> set[Var]:
 # ---------------------------------------------------------------- backward
 
 
-class _Backward:
+class BackwardPass:
     """One walk from output cotangents to input cotangents."""
 
-    def __init__(self, program: Program, env: dict[Var, Any], residuals: dict[Equation, Any], active: set[Var]):
+    def __init__(self, program: Program, env: dict[Var, Any], residuals: dict[Equation, Any], active: set[Atom]):
         self.program, self.env, self.residuals, self.active = program, env, residuals, active
         self.cts: dict[Var, Any] = {}
         self.hooks = {v: e for e in program.equations if e.primitive is grad_hook_p for v in e.outputs}
@@ -129,6 +143,8 @@ class _Backward:
             if eqn.primitive is custom_vjp_p:
                 full = [zeros(v.type) if ct is None else ct for v, ct in zip(eqn.outputs, cts, strict=True)]
                 results = eqn.params["backward"](self.residuals[eqn], full)
+            elif eqn.primitive in RULES:
+                results = self.residuals[eqn](cts)
             else:
                 if eqn.primitive is grad_hook_p:
                     cts = [zeros(v.type) if ct is None else ct for v, ct in zip(eqn.outputs, cts, strict=True)]
@@ -148,11 +164,11 @@ def _linearize(
 ) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]], Program]:
     """Values of a flat function and its pullback: output cotangents -> input cotangents (None: zero)."""
     program, captured = stage(fn, [value_type(v) for v in leaves], weak=weak, label=label)
-    active = _activity(program)
-    outputs, env, residuals = _forward(program, captured, leaves, active)
+    active = activity(program)
+    outputs, env, residuals = forward_pass(program, captured, leaves, active)
 
     def pullback(cts: Sequence[Any]) -> list[Any]:
-        walk = _Backward(program, env, residuals, active)
+        walk = BackwardPass(program, env, residuals, active)
         walk.run(cts)
         return [walk.cts.get(v) for v in program.inputs]
 

@@ -20,7 +20,10 @@ __all__ = ["CollectiveRow", "CollectiveTable", "cost_analysis", "flops"]
 
 @dataclass(frozen=True)
 class CollectiveRow:
-    """One collective of a program. `nbytes` is what one device contributes, `schedule` the algorithm's name ("": open)."""
+    """One collective of a program. `nbytes` is what one device contributes, `schedule` the algorithm's name ("": open).
+
+    `times`: how often it runs in a call, None where that depends on values.
+    """
 
     kind: str
     op: str
@@ -31,6 +34,7 @@ class CollectiveRow:
     nbytes: int
     schedule: str
     source: Source | None
+    times: int | None = 1
 
 
 class CollectiveTable:
@@ -40,14 +44,16 @@ class CollectiveTable:
     _RIGHT = ("devices", "arrays", "bytes/device")
 
     def __init__(self, programs: Iterable[Program]):
-        self.rows = [_row(e, program) for program in programs for e in program.collectives()]
+        self.rows = [
+            _row(e, program, times) for program in programs for e, times in program.executed() if e.primitive.communicates
+        ]
 
     def cells(self) -> list[tuple[str, ...]]:
         """The rows as strings."""
         return [
             (
-                f"{r.kind} {r.op}".strip(), ",".join(r.axes), str(r.size), str(r.operands), r.dtype, f"{r.nbytes:,}",
-                r.schedule, str(r.source or ""),
+                f"{r.kind} {r.op}".strip() + ("" if r.times == 1 else f" × {'?' if r.times is None else r.times}"),
+                ",".join(r.axes), str(r.size), str(r.operands), r.dtype, f"{r.nbytes:,}", r.schedule, str(r.source or ""),
             )
             for r in self.rows
         ]  # fmt: skip
@@ -65,13 +71,13 @@ class CollectiveTable:
         return html_table(self.HEAD, self.cells(), self._RIGHT)
 
 
-def _row(eqn: Equation, program: Program) -> CollectiveRow:
+def _row(eqn: Equation, program: Program, times: int | None) -> CollectiveRow:
     axes = eqn.axes()
     dtypes = sorted({dtype_name(a.type.dtype) for a in eqn.inputs})
     size = math.prod(program.axis_sizes[a] for a in axes)
     return CollectiveRow(
         eqn.primitive.name, lowering(eqn).op, axes, size, len(eqn.inputs), ",".join(dtypes),
-        sum(a.type.nbytes for a in eqn.inputs), _schedule(eqn.params["algorithm"]), eqn.source,
+        sum(a.type.nbytes for a in eqn.inputs), _schedule(eqn.params["algorithm"]), eqn.source, times,
     )  # fmt: skip
 
 
@@ -98,16 +104,18 @@ def cost_analysis(programs: Iterable[Program]) -> dict[str, float]:
     """Estimates for one device and one call of programs that run in a row.
 
     `flops`: one for each element of an elementwise result or reduced operand, two for each multiply-add of a
-    product. `bytes accessed`: all operands and results of equations that are not views. `collectives`: their number.
-    `collective bytes`: what one device contributes to them.
+    product. What a loop runs counts once for each iteration, once where their number depends on values, and each branch
+    counts as if it were taken. `bytes accessed`: all operands and results of equations that are not views. `collectives`:
+    their number. `collective bytes`: what one device contributes to them.
     """
     cost: dict[str, Any] = {"flops": 0.0, "bytes accessed": 0.0, "collectives": 0.0, "collective bytes": 0.0}
-    for eqn in (eqn for program in programs for eqn in program.equations):
+    for eqn, found in (each for program in programs for each in program.executed()):
+        times = 1 if found is None else found
         if eqn.primitive.communicates:
-            cost["collectives"] += 1
-            cost["collective bytes"] += sum(a.type.nbytes for a in eqn.inputs)
+            cost["collectives"] += times
+            cost["collective bytes"] += times * sum(a.type.nbytes for a in eqn.inputs)
         elif eqn.primitive.kind == "compute":
-            cost["flops"] += flops(eqn)
-        if not eqn.primitive.view:
-            cost["bytes accessed"] += sum(a.type.nbytes for a in (*eqn.inputs, *eqn.outputs))
+            cost["flops"] += times * flops(eqn)
+        if not eqn.primitive.view and eqn.primitive.kind != "control":
+            cost["bytes accessed"] += times * sum(a.type.nbytes for a in (*eqn.inputs, *eqn.outputs))
     return cost

@@ -59,6 +59,8 @@ def promote(ufunc: np.ufunc, operands: Sequence[Any], dtype: Any = None) -> list
         return _cast_to_loop(ufunc, operands, np.dtype(dtype))
     has_bfloat16 = any(getattr(x, "dtype", None) == bfloat16 for x in operands)  # a scalar never is
     keys = tuple(_key(x, has_bfloat16) for x in operands)
+    if all(key in _SCALARS for key in keys):  # NumPy compares two Python integers as objects
+        keys = tuple(map(np.dtype, keys))
     loop = resolve(ufunc, keys)
     out = []
     for x, target in zip(operands, loop, strict=False):

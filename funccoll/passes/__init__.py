@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from ..ir import Equation, Program
 from . import algebra, buffers, choose_algorithms, combine, common_subexpressions, dead_code, group_collectives, inline
+from .rewrite import at_all_depths
 
 __all__ = ["PASSES", "STAGES", "run_passes"]
 
@@ -33,7 +34,7 @@ def run_passes(program: Program, choose: choose_algorithms.Choose, check: bool =
     if check:
         program.check(derived)
     for rewrite in (*PASSES, lambda p: choose_algorithms.choose_algorithms(p, choose)):
-        program = rewrite(program)
+        program = at_all_depths(rewrite)(program)
         if check:
             program.check(derived)
     return program

@@ -11,9 +11,11 @@ or a collective of this process touched, where all that reads it has run before.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from ..ir import Equation, Literal, Program, Var
+from ..primitives.control_flow import cond_p, scan_p
 from ..primitives.linalg import matmul_p
 from ..types import bfloat16
 
@@ -27,13 +29,14 @@ class Buffers:
     `reuse[v] = k`: the equation that defines v may write into its operand number k. `borrowed`: variables that
     may share memory with an argument or a captured constant. `published`: large values that a collective between processes
     reads; their equations write them into shared memory. `overwritten`: donated inputs that the program writes into, so that
-    their memory must be the program's alone.
+    their memory must be the program's alone. `bodies`: the plans of the programs that control flow runs.
     """
 
     reuse: dict[Var, int]
     borrowed: frozenset[Var]
     published: frozenset[Var] = frozenset()
     overwritten: frozenset[Var] = frozenset()
+    bodies: Mapping[Program, Buffers] = field(default_factory=dict)
 
 
 _PUBLISH_BYTES = 1 << 15
@@ -61,7 +64,20 @@ def plan_buffers(
     private: set[Var] = set()  # allocated by compute on one device, reached by views alone
     views: set[Var] = set()
     exposed: set[Var] = set()  # read or made by collectives between processes
+    programs = [body for eqn in program.equations if eqn.primitive.kind == "control" for body in eqn.bodies.values()]
+    bodies = {body: plan_buffers(body, aliases, publishes) for body in programs}
     for eqn in program.equations:
+        if eqn.primitive.kind == "control":
+            for var in eqn.outputs:
+                storage[var] = {var}
+            for var, atom in _shared_by_control(eqn, bodies):
+                _join(storage, var, atom)
+            for a in eqn.inputs:  # its programs may read them in every iteration, and collectives in them at any time
+                if type(a) is Var:
+                    private.difference_update(storage[a])
+                    exposed.add(a)
+            exposed.update(eqn.outputs)
+            continue
         collective = eqn.primitive.kind == "collective"
         shares = eqn.primitive.view or (collective and (aliases or not eqn.primitive.communicates))
         for k, var in enumerate(eqn.outputs):
@@ -104,7 +120,24 @@ def plan_buffers(
     owners = {v for eqn in program.equations if eqn.primitive.kind == "compute" for v in eqn.outputs} - views | donated
     overwritten = _work_in_place(program, reuse, storage, last_use, owners, exposed - donated)
     borrowed = frozenset(v for v, members in storage.items() if not members.isdisjoint(outside))
-    return Buffers(reuse, borrowed, _published(program, reuse) if publishes else frozenset(), overwritten & donated)
+    published = _published(program, reuse) if publishes else frozenset()
+    inner = {body: plan for outer in bodies.values() for body, plan in outer.bodies.items()}
+    return Buffers(reuse, borrowed, published, overwritten & donated, inner | bodies)
+
+
+def _shared_by_control(eqn: Equation, bodies: Mapping[Program, Buffers]) -> list[tuple[Var, Var]]:
+    """Pairs of a result of control flow and an operand whose memory it may be; what a scan stacks is its own."""
+    first = len(eqn.inputs) - len(eqn.outputs)  # of the carry, with which a loop without iterations ends
+    programs, results = eqn.params.get("branches") or (eqn.params["body"],), eqn.outputs
+    if eqn.primitive is scan_p:
+        first, results = eqn.params["consts"], results[: eqn.params["carry"]]
+    found: list[tuple[Var, Var]] = []
+    for k, var in enumerate(results):
+        atoms = list(eqn.inputs[first + k : first + k + 1]) if eqn.primitive is not cond_p else []
+        if any(program.outputs[k] in bodies[program].borrowed for program in programs):
+            atoms = list(eqn.inputs)
+        found += [(var, a) for a in atoms if type(a) is Var]
+    return found
 
 
 def _work_in_place(

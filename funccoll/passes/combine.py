@@ -34,7 +34,7 @@ def combine(program: Program, limit: int = COMBINE_BYTES) -> Program:
     out: list[Equation] = []
     region: list[Equation] = []
     for eqn in program.equations:
-        if eqn.primitive.kind == "effect":
+        if eqn.primitive.kind == "effect" or (eqn.bodies and eqn.communicates):
             out += [*_combine_region(region, limit), eqn]
             region = []
         else:

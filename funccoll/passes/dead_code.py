@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..ir import Equation, Program, Var
+from ..primitives.control_flow import scan_p
 
 __all__ = ["dead_code"]
 
@@ -13,8 +14,10 @@ def dead_code(program: Program) -> Program:
     kept: list[Equation] = []
     for eqn in reversed(program.equations):
         wanted = [v in live for v in eqn.outputs]
-        if eqn.primitive.kind != "effect" and not any(wanted):
+        if eqn.primitive.kind != "effect" and not any(wanted) and not has_effects(eqn):
             continue
+        if eqn.primitive is scan_p:
+            eqn = _prune_scan(eqn, wanted)
         if eqn.primitive.kind == "collective" and not all(wanted):  # one operand for each output
             eqn = eqn.replace(
                 inputs=tuple(a for a, w in zip(eqn.inputs, wanted, strict=True) if w),
@@ -24,3 +27,35 @@ def dead_code(program: Program) -> Program:
         kept.append(eqn)
     constants = tuple((v, value) for v, value in program.constants if v in live)
     return program.replace(equations=tuple(reversed(kept)), constants=constants)
+
+
+def has_effects(eqn: Equation) -> bool:
+    """True for control flow with a barrier, which is kept as a barrier is."""
+    return any(e.primitive.kind == "effect" for body in eqn.bodies.values() for e, _ in body.executed())
+
+
+def _prune_scan(eqn: Equation, wanted: list[bool]) -> Equation:
+    """The scan without the results that are not wanted, and without the carries and operands that only these need."""
+    body: Program = eqn.params["body"]
+    consts, carry = eqn.params["consts"], eqn.params["carry"]
+    keep = list(wanted)
+    while True:  # a carry is needed as well where a result that is kept reads it in a later iteration
+        outputs = tuple(a for a, k in zip(body.outputs, keep, strict=True) if k)
+        pruned = dead_code(body.replace(outputs=outputs))
+        read = {a for e in pruned.equations for a in e.inputs} | set(outputs)
+        needed = [k or v in read for k, v in zip(keep, body.inputs[consts : consts + carry], strict=False)]
+        if needed == keep[:carry]:
+            break
+        keep[:carry] = needed
+    stays = [v in read for v in body.inputs]
+    stays[consts : consts + carry] = keep[:carry]
+    if all(stays) and all(keep):
+        return eqn
+    return eqn.replace(
+        inputs=tuple(a for a, s in zip(eqn.inputs, stays, strict=True) if s),
+        outputs=tuple(v for v, k in zip(eqn.outputs, keep, strict=True) if k),
+        params={
+            **eqn.params, "body": pruned.replace(inputs=tuple(v for v, s in zip(body.inputs, stays, strict=True) if s)),
+            "consts": sum(stays[:consts]), "carry": sum(keep[:carry]),
+        },
+    )  # fmt: skip

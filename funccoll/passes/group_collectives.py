@@ -23,6 +23,10 @@ def group_collectives(program: Program) -> Program:
     for eqn in program.equations:
         inputs = {a for a in eqn.inputs if type(a) is Var}
         bucket = group[-1].bucket if group else 0
+        if eqn.bodies and eqn.communicates:  # a loop's collectives are groups of its own
+            order += [*group, *after, eqn]
+            group, after, results, later = [], [], set(), set()
+            continue
         if (eqn.primitive.communicates and inputs & later) or (bucket and eqn.bucket != bucket):
             order += group
             order += after

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from ..ir import Atom, Equation, Program, Var
 
-__all__ = ["definitions", "resolve", "substitute", "use_counts"]
+__all__ = ["at_all_depths", "definitions", "resolve", "substitute", "use_counts"]
+
+
+def at_all_depths(rewrite: Callable[[Program], Program]) -> Callable[[Program], Program]:
+    """The rewrite of a program and of the programs that its control flow runs, the outer one first."""
+
+    def everywhere(program: Program) -> Program:
+        program = rewrite(program)
+        if not any(eqn.primitive.kind == "control" for eqn in program.equations):
+            return program
+        return program.replace(equations=tuple(eqn.with_bodies(everywhere) for eqn in program.equations))
+
+    return everywhere
 
 
 def substitute(eqn: Equation, env: Mapping[Var, Atom]) -> Equation:

@@ -20,8 +20,10 @@ from ..ir import Atom, Equation, Literal, Program, Var
 from ..mesh import Mesh, copy_coordinates
 from ..passes.buffers import Buffers
 from ..primitives.collectives import axis_index_p, own_slice_p, pvary_p
+from ..primitives.control_flow import scan_p, while_p
 from .backend import Backend, Copies, GroupCall
 from .blas import keep_threads
+from .loop_code import cond_source, scan_source, while_source
 from .recorded_program import Part, RecordedProgram, collective_part, segment_part
 from .recorder import register
 
@@ -66,6 +68,8 @@ class GeneratedProgram:
     _code: Any
     _calls_before: Mapping[int, int]
     """By the line of the function that calls them, how many of `functions` were called before it."""
+    _loops: frozenset[int]
+    """The lines of that function which run control flow."""
     _sources: Mapping[Any, Sequence[Source | None]]
     """The user's lines of each segment, by its code: one for each line after the head."""
     _recorded: RecordedProgram | None = None
@@ -104,6 +108,8 @@ class GeneratedProgram:
             if code is self._code:
                 before = self._calls_before.get(trace.tb_lineno, 0)  # the head, on entry
                 calls = self._calls_before.get(trace.tb_lineno + 1, len(self.functions)) - before
+                if trace.tb_lineno in self._loops:  # in any iteration: an earlier one may have called them
+                    return before + calls, False
                 # An interrupt in the line of a call, and not in what it calls, comes when that has returned.
                 return (before + calls, False) if inner is None else (before, bool(calls))
             if code is getattr(type(self.run).__call__, "__code__", None):  # the program is one call
@@ -120,7 +126,7 @@ def compile_program(
     run = builder.build()
     functions = [call.function for call in builder.calls]
     if run in functions:
-        return GeneratedProgram(run, functions, backend, None, {}, {})
+        return GeneratedProgram(run, functions, backend, None, {}, frozenset(), {})
     quiet, code, original = _QUIET(), run.__code__, run
 
     def execute(*copies: Copies) -> Sequence[Copies]:
@@ -131,9 +137,10 @@ def compile_program(
         run = other
 
     recorded = backend.record(execute, program)
-    profiled = RecordedProgram(program.label, builder.names.namespace, builder.parts, original, replace)
+    profiled = RecordedProgram(program.label, builder.parts, original, replace)
     register(profiled)
-    return GeneratedProgram(recorded, functions, backend, code, builder.calls_before, builder.sources, profiled)
+    loops = frozenset(builder.loops)
+    return GeneratedProgram(recorded, functions, backend, code, builder.calls_before, loops, builder.sources, profiled)
 
 
 class _Names:
@@ -155,8 +162,10 @@ class _Names:
 class _Builder:
     def __init__(
         self, program: Program, mesh: Mesh, buffers: Buffers, schedules: Mapping[Equation, Schedule], backend: Backend,
-        name: str,
+        name: str, inside: bool = False,
     ):  # fmt: skip
+        """`inside`: whether it is a program of control flow, which another one calls."""
+        self.inside = inside
         self.program, self.mesh, self.buffers, self.schedules, self.backend = program, mesh, buffers, schedules, backend
         self.name_on_all = name
         self.names = _Names()
@@ -165,14 +174,16 @@ class _Builder:
         self.steps: list[tuple[list[str], set[Var]]] = []  # lines, and the variables they read
         self.readers = self._readers()
         self.segments = 0
-        self.call_steps: set[int] = set()
+        self.call_steps: dict[int, int] = {}  # the number of backend's functions that a step calls
+        self.loop_steps: set[int] = set()
+        self.loops: set[int] = set()
         self.calls: list[GroupCall] = []
         self.calls_before: dict[int, int] = {}
         """By line of the driver, the number of calls before it."""
         self.sources: dict[Any, list[Source | None]] = {}
         """By code of a segment, the user's line of each of its equations."""
-        self.parts: dict[str, Part] = {}
-        """By name, the functions that a profile records."""
+        self.parts: list[tuple[dict[str, Any], str, Part]] = []
+        """The functions that a profile records: where the code finds them, their names and definitions."""
 
     def _readers(self) -> dict[Var, set[Equation | None]]:
         readers: dict[Var, set[Equation | None]] = {}
@@ -220,6 +231,11 @@ class _Builder:
             if eqn.primitive.communicates:
                 self.flush(pending)
                 group.append(eqn)
+            elif eqn.primitive.kind == "control":
+                self.flush(pending)
+                self.collectives(group)
+                group = []
+                self.control(eqn)
             else:
                 self.collectives(group)
                 group = []
@@ -227,7 +243,7 @@ class _Builder:
         self.collectives(group)
         self.flush(pending)
         outputs = [self.output(a) for a in self.program.outputs]
-        if self.calls and len(self.steps) == 1 and self.calls[0].returns_tuple:
+        if len(self.calls) == len(self.steps) == 1 and self.calls[0].returns_tuple:
             (call,) = self.calls
             if outputs == [self.name(out) for out in call.outputs] and self.program.inputs == call.inputs:
                 return call.function  # the program is this one call
@@ -253,13 +269,14 @@ class _Builder:
                 last.setdefault(i, []).append(self.variables[var])
         lines = []
         # One device computes as the user's own code does. Several must compute alike, in one process or in many.
-        if self.mesh.size > 1 and any(eqn.primitive.blas for eqn in self.program.equations):
+        if self.mesh.size > 1 and not self.inside and any(eqn.primitive.blas for eqn, _ in self.program.executed()):
             keep = keep_threads()
             lines += [f"{self.names.of(keep, 'f')}()"] if keep else []
         calls = 0
         for i, (step, _) in enumerate(self.steps):
             self.calls_before[2 + len(lines)] = calls  # the first line is the head
-            calls += i in self.call_steps
+            calls += self.call_steps.get(i, 0)
+            self.loops.update({2 + len(lines)} if i in self.loop_steps else ())
             lines += step
             if i in last:
                 self.calls_before[2 + len(lines)] = calls
@@ -314,7 +331,7 @@ class _Builder:
         source = f"def {function}({', '.join(arguments)}):\n    {body}\n"
         exec(compile(source, f"<funccoll {function}>", "exec"), self.names.namespace)
         self.sources[self.names.namespace[function].__code__] = found = [eqn.source for eqn in equations]
-        self.parts[function] = segment_part(found)
+        self.parts.append((self.names.namespace, function, segment_part(found)))
         self.steps.append(([self.call_segment(function, arguments, returned, len(results), count)], reads))
 
     def argument(self, atom: Var, varying: frozenset[str]) -> tuple[str, bool]:
@@ -405,10 +422,56 @@ class _Builder:
         found = [(eqn, self.schedules[eqn]) for eqn in group]
         for call in self.backend.compile_group(found, self.mesh, self.identity):
             self.calls.append(call)
-            self.call_steps.add(len(self.steps))
+            self.call_steps[len(self.steps)] = 1
             left = ", ".join(map(self.name, call.outputs)) + ("," if call.returns_tuple and call.outputs else "")
             function = self.names.of(call.function, "f")
             if not hasattr(call.function, "record"):  # else it records itself
-                self.parts[function] = collective_part([e for e in group if not {*e.outputs}.isdisjoint(call.outputs)] or group)
+                part = collective_part([e for e in group if not {*e.outputs}.isdisjoint(call.outputs)] or group)
+                self.parts.append((self.names.namespace, function, part))
             right = f"{function}({', '.join(map(self.name, call.inputs))})"
             self.steps.append(([f"{left} = {right}" if left else right], set(call.inputs)))
+
+    # ------------------------------------------------------------ control flow
+
+    def control(self, eqn: Equation) -> None:
+        """Emit the call of a function that runs the programs of control flow, which are compiled like this one."""
+        calls = len(self.calls)
+        programs = {name: self.names.of(self.program_inside(eqn, name, body), "p") for name, body in eqn.bodies.items()}
+        function = f"{eqn.primitive.name}{len(self.steps)}"
+        if eqn.primitive is scan_p:
+            stacked = eqn.outputs[eqn.params["carry"] :]
+            dtypes = [self.names.of(v.type.dtype, "t", v.type.dtype) for v in stacked]
+            empty = self.names.of(self.backend.library.namespace.empty, "f")
+            source = scan_source(function, eqn, self.count, programs["body"], empty, dtypes)
+        elif eqn.primitive is while_p:
+            maps = self.maps(eqn, eqn.params["test"].outputs[0])
+            source = while_source(function, eqn, self.count, programs["test"], programs["body"], maps)
+        else:
+            branches = tuple(self.names.namespace[name] for name in programs.values())
+            source = cond_source(function, eqn, self.count, self.names.of(branches, "p"), self.maps(eqn, eqn.inputs[0]))
+        exec(compile(source, f"<funccoll {function}>", "exec"), self.names.namespace)
+        step, left = len(self.steps), ", ".join(map(self.name, eqn.outputs))
+        self.call_steps[step] = len(self.calls) - calls
+        self.loop_steps.add(step)
+        upload = self.backend.library.upload
+        given = [self.names.of(upload(a.value), "c") if isinstance(a, Literal) else self.name(a) for a in eqn.inputs]
+        call = f"{function}({', '.join(given)})"
+        reads = {a for a in eqn.inputs if type(a) is Var and a not in self.constants}
+        self.steps.append(([f"{left}, = {call}" if left else call], reads))
+
+    def program_inside(self, eqn: Equation, name: str, body: Program) -> Callable[..., Any]:
+        """Compile a program of control flow."""
+        plan = self.buffers.bodies[body]
+        inner = _Builder(body, self.mesh, plan, self.schedules, self.backend, f"{self.identity(eqn)} {name}", inside=True)
+        run = inner.build()
+        self.calls += inner.calls
+        self.sources.update(inner.sources)
+        self.parts += inner.parts
+        return run
+
+    def maps(self, eqn: Equation, decision: Atom) -> list[str]:
+        """For each result, the names of the indices of the decision's copies that its copies follow."""
+        source = decision.type.varying
+        return [
+            self.names.of(self.mapping(source, v.type.varying), "m", ("map", source, v.type.varying)) for v in eqn.outputs
+        ]

@@ -18,25 +18,26 @@ Part = Mapping[str, Any]
 class RecordedProgram:
     """A generated program whose functions are replaced by recorded ones, and put back.
 
-    `namespace` is where its code finds them; `parts` are the definitions of those to record, by name. `replace` exchanges the
-    function of the whole program, `run`.
+    `parts` are those to record: where its code finds them, their names there, and definitions. `replace` exchanges the function
+    of the whole program, `run`.
     """
 
     def __init__(
-        self, label: str, namespace: dict[str, Any], parts: Mapping[str, Part], run: Callable[..., Any],
+        self, label: str, parts: Sequence[tuple[dict[str, Any], str, Part]], run: Callable[..., Any],
         replace: Callable[[Callable[..., Any]], None],
     ):  # fmt: skip
-        self._label, self._namespace, self._run, self._replace = label, namespace, run, replace
-        self._parts = {name: (namespace[name], part) for name, part in parts.items()}
+        self._label, self._run, self._replace = label, run, replace
+        self._parts = [(namespace, name, namespace[name], part) for namespace, name, part in parts]
 
     def record(self, recorder: Recorder | None) -> None:
         """See `Recordable`."""
         if recorder is None:
-            self._namespace.update({name: function for name, (function, _) in self._parts.items()})
+            for namespace, name, function, _ in self._parts:
+                namespace[name] = function
             self._replace(self._run)
             return
-        for name, (function, part) in self._parts.items():
-            self._namespace[name] = recorded(recorder, function, part)
+        for namespace, name, function, part in self._parts:
+            namespace[name] = recorded(recorder, function, part)
         self._replace(recorded(recorder, self._run, {"kind": "program", "label": self._label}, line=True))
 
 

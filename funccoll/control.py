@@ -1,0 +1,308 @@
+"""Control flow in traced functions: scan, fori_loop, while_loop, cond, switch, with JAX's signatures.
+
+A body is traced once, and again only while the `varying` of a carry grows or a carry turns out not to be a Python scalar. In a
+program it is a program of its own, so compilation takes as long for 5,000 iterations as for one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from .autodiff import control_rules as control_rules  # gradients of loops
+from .autodiff.reverse import label_of, require_function, widened
+from .errors import DTypeError, PytreeError, ShapeError, TraceError, current_source
+from .ir import Program, bind
+from .ops.elementwise import astype, scalar_type
+from .ops.registry import as_traceable
+from .primitives.control_flow import cond_p, require_same_decision, scan_p, while_p
+from .tracing.closed_programs import closed, with_same_operands
+from .tracing.trace import flatten_outputs, stage, value_type
+from .types import ArrayType
+
+__all__ = ["cond", "fori_loop", "scan", "switch", "while_loop"]
+
+
+class _Carry:
+    """The carry of a loop: its leaves, and the types with which they enter an iteration."""
+
+    def __init__(self, what: str, name: str, init: Any):
+        self.what, self.name = what, name
+        leaves, self.tree = flatten_outputs(init, f"{what}: init")
+        self.weak = [scalar_type(x) for x in leaves]
+        self.values = [as_traceable(x) for x in leaves]
+        self.types = [value_type(x) for x in self.values]
+
+    def flatten(self, result: Any) -> list[Any]:
+        """The leaves of what the body returns; raises PytreeError for another structure than init's."""
+        leaves, tree = flatten_outputs(result, self.name)
+        if tree != self.tree:
+            raise PytreeError(
+                f"{self.what}: the carry that {self.name} returns has structure {tree}, and init {self.tree}: they must agree "
+                "(* is an array)."
+            )
+        return leaves
+
+    def settle(self, outs: list[Any], varying: frozenset[str]) -> tuple[list[Any], bool]:
+        """What the body returns in the types of the carry, and whether these have grown, so that it is traced again."""
+        settled, before = [], (list(self.types), list(self.weak))
+        for k, out in enumerate(outs):
+            found, type, weak = value_type(out), self.types[k], scalar_type(out)
+            if found.shape != type.shape or found.dtype != type.dtype:
+                if found.shape != type.shape or not self.weak[k] or np.result_type(found.dtype, self.weak[k](0)) != found.dtype:
+                    raise self._changed(k, type, found)
+                type = ArrayType(type.shape, found.dtype, type.varying)
+            self.weak[k] = weak if weak is self.weak[k] else None
+            self.types[k] = type.vary(type.varying | found.varying | varying)
+            settled.append(widened(as_traceable(out), self.types[k]))
+        return settled, before != (self.types, self.weak)
+
+    def _changed(self, k: int, type: ArrayType, found: ArrayType) -> Exception:
+        where = "".join(f"[{p!r}]" for p in self.tree.paths()[k])
+        kind = ShapeError if found.shape != type.shape else DTypeError
+        convert = f"Convert one of them, for example x.astype(np.{type.dtype})"
+        remedy = "Make init of that shape" if kind is ShapeError else convert
+        return kind(
+            f"{self.what}: the carry{where} enters {self.name} as {type} and leaves it as {found}: an iteration must return "
+            f"what the next one takes. {remedy}."
+        )
+
+    def entering(self) -> list[Any]:
+        """The values of init in the types that the body takes."""
+        pairs = zip(self.values, self.types, self.weak, strict=True)
+        return [widened(x if x.dtype == t.dtype and weak else astype(x, t.dtype), t) for x, t, weak in pairs]
+
+    def unflatten(self, results: Sequence[Any]) -> Any:
+        """The pytree of final values."""
+        for x, weak in zip(results, self.weak, strict=True):
+            if weak and hasattr(x, "weak"):
+                x.weak = weak
+        return self.tree.unflatten(results)
+
+
+def _length(xs: Any, length: int | None) -> tuple[int, list[Any], Any]:
+    leaves, tree = flatten_outputs(xs, "scan: xs")
+    leaves, sizes = [as_traceable(x) for x in leaves], {}
+    if length is not None and (isinstance(length, bool) or not isinstance(length, (int, np.integer)) or length < 0):
+        raise TraceError(f"scan: length={length!r} must be a number of iterations, known while tracing.")
+    for path, leaf in zip(tree.paths(), leaves, strict=True):
+        where = "xs" + "".join(f"[{p!r}]" for p in path)
+        if not leaf.ndim:
+            raise ShapeError(f"scan: {where} is a scalar of type {value_type(leaf)}: it scans the first dimension of arrays.")
+        sizes[where] = int(leaf.shape[0])
+    if length is None and not sizes:
+        raise TraceError("scan: without xs, length= must say how many iterations there are.")
+    wanted = next(iter(sizes.values())) if length is None else int(length)
+    if any(size != wanted for size in sizes.values()):
+        shown = ", ".join(f"{where} has {size}" for where, size in sizes.items())
+        raise ShapeError(f"scan: first dimensions differ: {shown}{'' if length is None else f', length is {length}'}.")
+    return wanted, leaves, tree
+
+
+def scan(
+    f: Callable[[Any, Any], tuple[Any, Any]], init: Any, xs: Any = None, length: int | None = None, reverse: bool = False,
+    unroll: int = 1,
+) -> tuple[Any, Any]:  # fmt: skip
+    """Scan `f` over the first dimension of the arrays of `xs`, carrying state; returns `(carry, ys)`.
+
+    `f(carry, x) -> (carry, y)` is called with one element of each array; `ys` has all `y` stacked. A carry keeps its structure,
+    shapes and dtypes. `xs` may be None with a `length`; `reverse` goes from the last element to the first (`ys` in the order of
+    `xs`). `unroll` is accepted, as in JAX, and changes nothing. Collectives may be called in `f`: each runs in every iteration.
+
+    Raises ShapeError, DTypeError or PytreeError for a carry that changes, naming the leaf and both types. Source: JAX's scan.
+    """
+    require_function("scan", f)
+    name, carry = label_of(f), _Carry("scan", label_of(f), init)
+    length, leaves, xs_tree = _length(xs, length)
+    elements = [ArrayType(t.shape[1:], t.dtype, t.varying) for t in map(value_type, leaves)]
+    count, info = len(carry.values), {}
+
+    def flat(*values: Any) -> list[Any]:
+        result = f(carry.tree.unflatten(values[:count]), xs_tree.unflatten(values[count:]))
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise TraceError(f"scan: {name} must return (carry, y), not {type(result).__name__}; y may be None.")
+        outs, info["grown"] = carry.settle(carry.flatten(result[0]), frozenset())
+        ys, info["tree"] = flatten_outputs(result[1], name)
+        return [*outs, *map(as_traceable, ys)]
+
+    program, captured = _stage_until_settled(flat, carry, elements, name, info)
+    body, consts = closed(program, captured)
+    results = bind(
+        scan_p, *consts, *carry.entering(), *leaves, body=body, consts=len(consts), carry=count, length=length,
+        reverse=bool(reverse),
+    )  # fmt: skip
+    return carry.unflatten(results[:count]), info["tree"].unflatten(results[count:])
+
+
+def _stage_until_settled(
+    flat: Callable[..., list[Any]], carry: _Carry, more: Sequence[ArrayType], name: str, info: dict[str, Any]
+) -> tuple[Program, list[Any]]:
+    while True:
+        weak = [*carry.weak, *(None for _ in more)]
+        program, captured = stage(flat, [*carry.types, *more], weak=weak, label=name)
+        if not info["grown"]:
+            return program, captured
+
+
+def while_loop(cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any], init_val: Any) -> Any:
+    """Run `body_fun` on a carry as long as `cond_fun(carry)`, a boolean scalar, is true; returns the last carry.
+
+    The condition may differ between devices: then the result does, and no collective may be called over these axes. It has no
+    reverse-mode gradient, because the number of iterations is not known when memory for them is needed: use `scan`, or
+    `fori_loop` with static bounds. Source: JAX's while_loop.
+    """
+    require_function("while_loop(cond_fun, ...)", cond_fun)
+    require_function("while_loop(..., body_fun, ...)", body_fun)
+    name, carry, info = label_of(body_fun), _Carry("while_loop", label_of(body_fun), init_val), {}
+    varying: frozenset[str] = frozenset()
+
+    def test(*values: Any) -> list[Any]:
+        return [_predicate("while_loop", label_of(cond_fun), cond_fun(carry.tree.unflatten(values)))]
+
+    def flat(*values: Any) -> list[Any]:
+        outs, info["grown"] = carry.settle(carry.flatten(body_fun(carry.tree.unflatten(values))), varying)
+        return outs
+
+    while True:
+        condition, for_test = stage(test, carry.types, weak=carry.weak, label=label_of(cond_fun))
+        varying = condition.outputs[0].type.varying
+        program, captured = stage(flat, carry.types, weak=carry.weak, label=name)
+        if not info["grown"]:
+            break
+    condition, for_test = closed(condition, for_test)
+    body, for_body = closed(program, captured)
+    require_same_decision([condition, body], condition.outputs[0].type.varying, "while_loop whose condition")
+    results = bind(
+        while_p, *for_test, *for_body, *carry.entering(), test=condition, body=body, test_consts=len(for_test),
+        body_consts=len(for_body),
+    )  # fmt: skip
+    return carry.unflatten(results)
+
+
+def _predicate(what: str, name: str, value: Any) -> Any:
+    """A boolean scalar, or an error that says what it is instead."""
+    leaves, tree = flatten_outputs(value, name)
+    if not tree.is_leaf():
+        raise PytreeError(f"{what}: {name} must return one boolean, not a pytree of structure {tree}.")
+    found = value_type(leaf := as_traceable(leaves[0]))
+    if found.shape:
+        raise ShapeError(f"{what}: the predicate has type {found}, and must be a scalar: reduce it with np.all or np.any.")
+    return leaf if found.dtype == np.bool_ else astype(leaf, np.bool_)
+
+
+def fori_loop(lower: Any, upper: Any, body_fun: Callable[[Any, Any], Any], init_val: Any) -> Any:
+    """Run `val = body_fun(i, val)` for i from `lower` to `upper` - 1; returns the last `val`.
+
+    With bounds that are known while tracing it is a `scan`, and has gradients; with a traced bound it is a `while_loop`.
+    Source: JAX's fori_loop.
+    """
+    require_function("fori_loop(..., body_fun, ...)", body_fun)
+    bounds = [lower, upper]
+    for which, bound in zip(("lower", "upper"), bounds, strict=True):
+        found = value_type(as_traceable(bound))
+        if found.shape or found.dtype.kind not in "iu":
+            raise DTypeError(f"fori_loop: {which} has type {found}, and must be an integer scalar.")
+    if all(isinstance(b, (int, np.integer)) for b in bounds):
+
+        def body(val: Any, i: Any) -> tuple[Any, None]:
+            return body_fun(i, val), None
+
+        body.__name__ = label_of(body_fun)
+        return scan(body, init_val, np.arange(int(lower), max(int(lower), int(upper))))[0]
+
+    def step(carry: tuple[Any, Any]) -> tuple[Any, Any]:
+        i, val = carry
+        return i + 1, body_fun(i, val)
+
+    step.__name__ = label_of(body_fun)
+    start = astype(as_traceable(lower), np.result_type(*(value_type(as_traceable(b)).dtype for b in bounds)))
+    return while_loop(lambda carry: carry[0] < upper, step, (start, init_val))[1]
+
+
+def cond(pred: Any, true_fun: Callable[..., Any], false_fun: Callable[..., Any], *operands: Any) -> Any:
+    """`true_fun(*operands)` where the scalar `pred` is true, else `false_fun(*operands)`: one of them is computed.
+
+    Both return the same structure, shapes and dtypes. A predicate that differs between devices lets each choose, and then no
+    collective may be called over these axes. Source: JAX's cond.
+    """
+    require_function("cond(pred, true_fun, ...)", true_fun)
+    require_function("cond(..., false_fun)", false_fun)
+    index = astype(_predicate("cond", "pred", pred), np.int32)
+    return _choose("cond", index, [false_fun, true_fun], operands)
+
+
+def switch(index: Any, branches: Sequence[Callable[..., Any]], *operands: Any) -> Any:
+    """`branches[index](*operands)` for an integer scalar, which is clamped to the branches that there are.
+
+    See `cond`. Source: JAX's switch.
+    """
+    if not branches:
+        raise TraceError("switch: there are no branches.")
+    for number, branch in enumerate(branches):
+        require_function(f"switch(index, branches[{number}], ...)", branch)
+    found = value_type(index := as_traceable(index))
+    if found.shape or found.dtype.kind not in "iu":
+        raise DTypeError(f"switch: the index has type {found}, and must be an integer scalar.")
+    return _choose("switch", astype(np.clip(index, 0, len(branches) - 1), np.int32), branches, operands)
+
+
+def _choose(what: str, index: Any, branches: Sequence[Callable[..., Any]], operands: Any) -> Any:
+    leaves, tree = flatten_outputs(operands, f"{what}: operands")
+    weak, leaves = [scalar_type(x) for x in leaves], [as_traceable(x) for x in leaves]
+    index = as_traceable(index)
+    wanted: list[ArrayType] | None = None
+    trees: list[Any] = []
+    found: list[list[tuple[ArrayType, Any]]] = []
+
+    def flat(branch: Callable[..., Any]) -> Callable[..., list[Any]]:
+        def call(*values: Any) -> list[Any]:
+            outs, out_tree = flatten_outputs(branch(*tree.unflatten(values)), label_of(branch))
+            trees.append(out_tree)
+            found.append([(value_type(x), scalar_type(x)) for x in outs])
+            outs = [as_traceable(x) for x in outs]
+            if wanted is None:
+                return outs
+            return [widened(x if x.dtype == t.dtype else astype(x, t.dtype), t) for x, t in zip(outs, wanted, strict=True)]
+
+        return call
+
+    def traced() -> list[tuple[Program, list[Any]]]:
+        types = [value_type(x) for x in leaves]
+        return [stage(flat(branch), types, weak=weak, label=label_of(branch)) for branch in branches]
+
+    programs = traced()
+    names = [label_of(branch) for branch in branches]
+    written = -1 if what == "cond" else 1  # the order in which the user wrote them
+    for name, out_tree in zip(names[::written], trees[::written], strict=True):
+        if out_tree != trees[::written][0]:
+            raise PytreeError(
+                f"{what}: {names[::written][0]} returns structure {trees[::written][0]}, and {name} {out_tree}: branches must "
+                "agree (* is an array)."
+            )
+    wanted = [
+        _common(what, names[::written], path, outs, value_type(index).varying)
+        for path, outs in zip(trees[0].paths(), zip(*found[::written], strict=True), strict=True)
+    ]
+    if any([a.type for a in program.outputs] != wanted for program, _ in programs):
+        programs = traced()
+    bodies, consts = with_same_operands(programs)
+    require_same_decision(bodies, value_type(index).varying, f"{what} whose {'predicate' if what == 'cond' else 'index'}")
+    return trees[0].unflatten(bind(cond_p, index, *consts, *leaves, branches=tuple(bodies)))
+
+
+def _common(
+    what: str, names: Sequence[str], path: tuple, outs: Sequence[tuple[ArrayType, Any]], varying: frozenset[str]
+) -> ArrayType:
+    """The type of a result of several branches: what Python scalars are takes the type of the others."""
+    first = next((type for type, weak in outs if not weak), outs[0][0])
+    for name, (type, weak) in zip(names, outs, strict=True):
+        if type.shape != first.shape or (type.dtype != first.dtype and not weak):
+            where = f"result{''.join(f'[{p!r}]' for p in path)}"
+            raise (ShapeError if type.shape != first.shape else DTypeError)(
+                f"{what}: {where} is {first} of {names[[t for t, _ in outs].index(first)]} and {type} of {name}: branches must "
+                "return the same shapes and dtypes.",
+                current_source(),
+            )
+    return first.vary(first.varying.union(varying, *(type.varying for type, _ in outs)))

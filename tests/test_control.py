@@ -1,0 +1,292 @@
+"""Loops and branches: values and gradients are JAX's, eager and compiled ones have the same bits, bad input is refused."""
+
+from __future__ import annotations
+
+import importlib.util
+from types import SimpleNamespace
+
+import control_cases
+import numpy as np
+import pytest
+
+import funccoll as fc
+from funccoll import P
+from funccoll.errors import DTypeError, PytreeError, ShapeError, TraceError, UnsupportedError, VaryingError
+
+OURS = SimpleNamespace(
+    scan=fc.scan, while_loop=fc.while_loop, fori_loop=fc.fori_loop, cond=fc.cond, switch=fc.switch, grad=fc.grad
+)
+ONE = fc.make_mesh({"d": 1})
+TWO = fc.make_mesh({"d": 2})
+ALL = {**control_cases.CASES, **control_cases.FORWARD}
+
+
+def of_arguments(name):
+    """The case as a function of its arguments, and these."""
+    fn, arguments = ALL[name]
+    return (lambda *args: fn(np, OURS, *args)), arguments
+
+
+def loss(fn):
+    """A scalar of the floating-point results that depends on each of their elements."""
+
+    def total(*args):
+        leaves = fc.tree.leaves(fn(*args))
+        return sum((x * np.cos(np.arange(x.size) + 0.5).reshape(x.shape)).sum() for x in leaves if x.dtype.kind == "f")
+
+    return total
+
+
+def bits(tree):
+    return [np.ascontiguousarray(np.asarray(x)).tobytes() for x in fc.tree.leaves(tree)]
+
+
+@pytest.fixture(scope="module")
+def jax_results():
+    if importlib.util.find_spec("jax") is None:
+        pytest.skip("JAX is not installed")
+    import jax
+    from jax import lax
+
+    def find(name):
+        fn, arguments = ALL[name]
+        theirs = SimpleNamespace(
+            scan=lax.scan, while_loop=lax.while_loop, fori_loop=lax.fori_loop, cond=lax.cond, switch=lax.switch, grad=jax.grad
+        )
+        of = lambda *args: fn(jax.numpy, theirs, *args)
+
+        def total(*args):
+            leaves = jax.tree.leaves(of(*args))
+            weigh = lambda x: (x * np.cos(np.arange(x.size) + 0.5).reshape(x.shape)).sum()
+            return sum(weigh(x) for x in leaves if x.dtype.kind == "f")
+
+        with jax.enable_x64(True):
+            arguments = list(map(jax.numpy.asarray, arguments))
+            argnums = tuple(range(len(arguments)))
+            gradient = jax.grad(total, argnums) if name in control_cases.CASES else lambda *_: ()
+            return jax.tree.map(np.asarray, jax.jit(lambda *args: (of(*args), gradient(*args)))(*arguments))
+
+    return find
+
+
+QUICK = ("recurrent_network", "nested_scans", "branch_taken", "switch_1", "collatz")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in ALL])
+def test_values_and_gradients_are_those_of_jax(name, jax_results):
+    fn, arguments = of_arguments(name)
+    wanted, gradients = jax_results(name)
+    for found in (fn(*arguments), fc.jit(fn, mesh=ONE, in_specs=P(), out_specs=P())(*arguments)):
+        assert fc.tree.structure(found) == fc.tree.structure(wanted)
+        for mine, theirs in zip(fc.tree.leaves(found), fc.tree.leaves(wanted), strict=True):
+            np.testing.assert_allclose(np.asarray(mine), theirs, rtol=1e-10, atol=1e-12)
+    if name in control_cases.CASES:
+        gradient = fc.grad(loss(fn), tuple(range(len(arguments))))
+        for found in (gradient(*arguments), fc.jit(gradient, mesh=ONE, in_specs=P(), out_specs=P())(*arguments)):
+            for mine, theirs in zip(found, gradients, strict=True):
+                np.testing.assert_allclose(np.asarray(mine), theirs, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_compiled_loops_have_the_bits_of_eager_ones(name):
+    fn, arguments = of_arguments(name)
+    both = fn if name in control_cases.FORWARD else fc.value_and_grad(loss(fn), tuple(range(len(arguments))))
+    assert bits(fc.jit(both, mesh=ONE, in_specs=P(), out_specs=P())(*arguments)) == bits(both(*arguments))
+
+
+def test_a_scan_is_the_unrolled_loop():
+    xs, w = control_cases.ROWS, control_cases.MATRIX
+
+    def unrolled(w, xs):
+        h = np.zeros(4)
+        for t in range(5):
+            h = np.tanh(w @ h + xs[t])
+        return h
+
+    def scanned(w, xs):
+        return fc.scan(lambda h, x: (np.tanh(w @ h + x), None), np.zeros(4), xs)[0]
+
+    assert bits(scanned(w, xs)) == bits(unrolled(w, xs))
+
+
+def test_a_program_is_as_long_for_many_iterations_as_for_few():
+    def program(length):
+        gradient = fc.grad(lambda x: fc.scan(lambda c, _: (np.sin(c), c), x, None, length)[0])
+        step = fc.jit(gradient, mesh=ONE, in_specs=P(), out_specs=P())
+        return sum(1 for _ in step.lower(1.0).program.executed())
+
+    assert program(3) == program(30_000)
+
+
+# ---------------------------------------------------------------- meshes
+
+
+def recurrent(w, xs):
+    """A recurrent network whose examples are split, with a metric that is reduced in each iteration."""
+
+    def step(h, x):
+        h = np.tanh(h @ w + x)
+        return h, fc.all_reduce(h.sum(), "d")
+
+    h, ys = fc.scan(step, np.zeros((4 // fc.axis_size("d"), 3)), xs)
+    return fc.all_reduce((h**2).sum(), "d") + (ys**2).sum()
+
+
+def test_collectives_in_a_scan():
+    w, xs = control_cases.values(3, 3), control_cases.values(6, 4, 3)
+    steps = [
+        fc.jit(
+            fc.value_and_grad(recurrent, (0, 1)), mesh=mesh, in_specs=(P(), P(None, "d")), out_specs=(P(), (P(), P(None, "d"))),
+        )
+        for mesh in (ONE, TWO)
+    ]
+    for one, two in zip(*(fc.tree.leaves(step(w, xs)) for step in steps), strict=True):
+        np.testing.assert_allclose(np.asarray(two), np.asarray(one), rtol=1e-12)
+    rows = steps[1].lower(w, xs).collectives().rows
+    # The gradient in `w` is reduced once, behind the loop and together with the loss; the metrics in each iteration.
+    assert sorted((row.nbytes, row.times) for row in rows) == [(8, 6), (80, 1)]
+    assert "all_reduce sum × 6" in str(steps[1].lower(w, xs).collectives())
+    assert steps[1].lower(w, xs).cost_analysis()["collectives"] == 7
+
+
+def test_a_while_loop_may_end_earlier_on_some_devices():
+    def count(x):
+        return fc.while_loop(lambda c: c[0] < 5, lambda c: (c[0] + 1 + fc.axis_index("d"), c[1] * 2), (0, x))[1]
+
+    found = fc.jit(count, mesh=TWO, in_specs=P("d"), out_specs=P("d"))(np.ones(4))
+    assert np.asarray(found).tolist() == [32, 32, 8, 8]  # five iterations, and three
+
+
+def test_a_condition_may_be_agreed_on():
+    def halve(x):
+        return fc.while_loop(lambda c: fc.all_reduce(c.sum(), "d") > 1, lambda c: c - fc.all_reduce(c, "d", op="mean") / 2, x)
+
+    step = fc.jit(halve, mesh=TWO, in_specs=P("d"), out_specs=P("d"))
+    assert np.asarray(step(np.array([8.0, 8.0]))).tolist() == [0.5, 0.5]
+    assert "× ?" in str(step.lower(np.ones(2)).collectives())
+
+
+def test_each_device_takes_its_branch():
+    def choose(x):
+        i = fc.axis_index("d")
+        first = fc.cond(i == 0, lambda x: x + 100, lambda x: -x, x)
+        return first, fc.switch(i, [lambda x: x, lambda x: x * 7], x)
+
+    gradient = lambda x: fc.grad(lambda x: fc.all_reduce(sum(y.sum() for y in choose(x)), "d"))(x)
+    step = lambda fn: fc.jit(fn, mesh=TWO, in_specs=P("d"), out_specs=P("d"))
+    first, second = step(choose)(np.arange(4.0))
+    assert np.asarray(first).tolist() == [100, 101, -2, -3] and np.asarray(second).tolist() == [0, 1, 14, 21]
+    assert np.asarray(step(gradient)(np.arange(4.0))).tolist() == [2, 2, 6, 6]
+
+
+def test_the_varying_of_a_carry_grows_until_it_fits():
+    def mix(x):
+        return fc.scan(lambda c, _: ((c[1], c[2], x), None), (np.zeros(2), np.ones(2), np.ones(2)), None, 3)[0][0]
+
+    step = fc.jit(mix, mesh=TWO, in_specs=P("d"), out_specs=P("d"))
+    assert np.asarray(step(np.arange(4.0))).tolist() == [0, 1, 2, 3]
+    with pytest.raises(VaryingError):
+        fc.jit(mix, mesh=TWO, in_specs=P("d"), out_specs=P()).lower(np.arange(4.0))
+
+
+def test_barriers_in_loops_are_kept():
+    def program(x):
+        fc.scan(lambda c, _: (fc.barrier("d"), (c, None))[1], 0, None, 3)
+        return x
+
+    rows = fc.jit(program, mesh=TWO, in_specs=P("d"), out_specs=P("d")).lower(np.ones(2)).collectives().rows
+    assert [(row.kind, row.times) for row in rows] == [("barrier", 3)]
+
+
+def test_results_own_their_memory():
+    """A carry that no iteration changes, and the elements that a scan returns, are not the argument's memory."""
+    x = np.ones((3, 2))
+    step = fc.jit(lambda x: fc.scan(lambda c, r: (c, r), x[0], x), mesh=ONE, in_specs=P(), out_specs=P())
+    carry, ys = map(np.asarray, step(x))
+    assert not np.shares_memory(carry, x) and not np.shares_memory(ys, x)
+    kept = fc.jit(lambda x: fc.cond(x[0, 0] > 0, lambda x: x, lambda x: x * 2, x), mesh=ONE, in_specs=P(), out_specs=P())(x)
+    assert not np.shares_memory(np.asarray(kept), x)
+
+
+# ---------------------------------------------------------------- Python scalars
+
+
+def test_python_scalars_take_the_dtype_of_what_they_meet():
+    xs = np.ones(3, np.float32)
+    total, _ = fc.scan(lambda c, x: (c + x, None), 0.0, xs)
+    count, _ = fc.scan(lambda c, x: (c + 1, None), 0, xs)
+    assert total.dtype == np.float32 and count == 3
+    step = fc.jit(lambda w: w * fc.scan(lambda c, _: (c * 0.5, None), 1.0, None, 2)[0], mesh=ONE, in_specs=P(), out_specs=P())
+    assert step(xs).dtype == np.float32 and np.asarray(step(xs)).tolist() == [0.25] * 3
+    assert fc.cond(np.bool_(True), lambda: np.float32(1), lambda: 2.0).dtype == np.float32
+
+
+# ---------------------------------------------------------------- bad input
+
+
+def refused(error, match, function, *args):
+    with pytest.raises(error, match=match) as caught:
+        function(*args)
+    assert f"at {__file__}:" in str(caught.value)
+
+
+ROWS = control_cases.ROWS
+
+
+@pytest.mark.parametrize(("error", "match", "call"), [
+    (ShapeError, r"the carry enters <lambda> as f64\[4\] and leaves it as f64\[8\]",
+     lambda: fc.scan(lambda c, x: (np.concatenate([c, x]), None), np.zeros(4), ROWS)),
+    (DTypeError, r"the carry\['n'\] enters <lambda> as f64\[\] and leaves it as f32\[\].*astype\(np.float64\)",
+     lambda: fc.scan(lambda c, x: ({"n": c["n"].astype(np.float32)}, None), {"n": np.float64(0)}, ROWS)),
+    (PytreeError, r"returns has structure .*'a'.*, and init",
+     lambda: fc.scan(lambda c, x: ({"a": c}, None), np.zeros(4), ROWS)),
+    (TraceError, r"<lambda> must return \(carry, y\), not", lambda: fc.scan(lambda c, x: c, np.zeros(4), ROWS)),
+    (ShapeError, r"first dimensions differ: xs\['a'\] has 5, xs\['b'\] has 4",
+     lambda: fc.scan(lambda c, x: (c, None), 0.0, {"a": ROWS, "b": ROWS[1:]})),
+    (ShapeError, r"first dimensions differ: xs has 5, length is 3", lambda: fc.scan(lambda c, x: (c, None), 0.0, ROWS, 3)),
+    (ShapeError, r"xs is a scalar", lambda: fc.scan(lambda c, x: (c, None), 0.0, 3.0)),
+    (TraceError, r"without xs, length= must say", lambda: fc.scan(lambda c, x: (c, None), 0.0)),
+    (TraceError, r"length=-1", lambda: fc.scan(lambda c, x: (c, None), 0.0, None, -1)),
+    (TraceError, r"scan takes a function, not 3", lambda: fc.scan(3, 0.0, ROWS)),
+    (ShapeError, r"cond: result\[0\] is f64\[4\] of <lambda> and f64\[3\] of <lambda>",
+     lambda: fc.cond(True, lambda x: (x[0],), lambda x: (x[0, 1:],), ROWS)),
+    (DTypeError, r"cond: result is f64\[5,4\] of <lambda> and i64\[5,4\] of <lambda>",
+     lambda: fc.cond(True, lambda x: x, lambda x: x.astype(int), ROWS)),
+    (PytreeError, r"branches must agree", lambda: fc.cond(True, lambda x: x, lambda x: (x,), ROWS)),
+    (ShapeError, r"predicate has type bool\[4\], and must be a scalar", lambda: fc.cond(ROWS[0] > 0, lambda: 1, lambda: 2)),
+    (PytreeError, r"must return one boolean", lambda: fc.while_loop(lambda c: (c > 0, c), lambda c: c, 1.0)),
+    (TraceError, r"there are no branches", lambda: fc.switch(0, [])),
+    (DTypeError, r"the index has type f64\[\]", lambda: fc.switch(0.5, [lambda: 1])),
+    (DTypeError, r"upper has type f64\[\]", lambda: fc.fori_loop(0, 2.5, lambda i, c: c, 1)),
+    (UnsupportedError, r"while_loop has no reverse-mode gradient.*fc.scan",
+     lambda: fc.grad(lambda x: fc.while_loop(lambda c: c < 10, lambda c: c * 2, x))(1.0)),
+])  # fmt: skip
+def test_bad_input_is_refused(error, match, call):
+    refused(error, match, call)
+
+
+def test_a_gradient_past_a_while_loop_needs_none_of_it():
+    fn = lambda x: x * fc.stop_gradient(fc.while_loop(lambda c: c < 10, lambda c: c * 2, fc.stop_gradient(x)))
+    assert fc.grad(fn)(1.0) == 16
+
+
+REDUCED = lambda x: fc.pvary(fc.all_reduce(x, "d"), "d")
+
+
+@pytest.mark.parametrize(("what", "call"), [
+    ("cond whose predicate", lambda x: fc.cond(fc.axis_index("d") == 0, REDUCED, lambda x: x, x)),
+    ("switch whose index", lambda x: fc.switch(fc.axis_index("d"), [REDUCED, lambda x: x], x)),
+    ("while_loop whose condition", lambda x: fc.while_loop(lambda c: c[0] < 3, lambda c: c + REDUCED(c), x)),
+])  # fmt: skip
+def test_collectives_are_refused_where_devices_decide_differently(what, call):
+    step = fc.jit(call, mesh=TWO, in_specs=P("d"), out_specs=P("d"))
+    refused(VaryingError, f"over axis 'd' inside a {what} varies over it", step.lower, np.ones(4))
+
+
+def test_an_exception_in_a_loop_names_the_line():
+    def program(x):
+        return fc.scan(lambda c, i: (c + x[i], None), 0.0, np.array([0, 1, 9]))[0]
+
+    with pytest.raises(IndexError) as caught:
+        fc.jit(program, mesh=ONE, in_specs=P(), out_specs=P())(np.ones(3))
+    assert any("in <lambda>" in note and __file__ in note for note in caught.value.__notes__)
