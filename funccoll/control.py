@@ -46,7 +46,7 @@ class _Carry:
         return leaves
 
     def settle(self, outs: list[Any], varying: frozenset[str]) -> tuple[list[Any], bool]:
-        """What the body returns in the types of the carry, and whether these have grown, so that it is traced again."""
+        """The results of the body in the types of the carry, and whether these have grown, so that it is traced again."""
         settled, before = [], (list(self.types), list(self.weak))
         for k, out in enumerate(outs):
             found, type, weak = value_type(out), self.types[k], scalar_type(out)

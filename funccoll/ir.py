@@ -166,8 +166,8 @@ class Equation:
         if self.primitive.kind != "control":
             return self
         params = {name: rewrite(value) if isinstance(value, Program) else value for name, value in self.params.items()}
-        if "branches" in params:
-            params["branches"] = tuple(map(rewrite, params["branches"]))
+        if "branches" in self.params:
+            params["branches"] = tuple(map(rewrite, self.params["branches"]))
         return self.replace(params=params)
 
     @property

@@ -199,7 +199,7 @@ def second_derivative(np, lax, x):
 
 @case(ROWS)
 def indices_and_updates(np, lax, xs):
-    return lax.scan(lambda c, i: (c + xs[i] * i, xs[i, i % 4]), np.zeros(4), np.arange(5))
+    return lax.scan(lambda c, i: (c + lax.asarray(xs)[i] * i, lax.asarray(xs)[i, i % 4]), np.zeros(4), np.arange(5))
 
 
 @case(ROWS, MATRIX)

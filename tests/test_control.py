@@ -14,7 +14,8 @@ from funccoll import P
 from funccoll.errors import DTypeError, PytreeError, ShapeError, TraceError, UnsupportedError, VaryingError
 
 OURS = SimpleNamespace(
-    scan=fc.scan, while_loop=fc.while_loop, fori_loop=fc.fori_loop, cond=fc.cond, switch=fc.switch, grad=fc.grad
+    scan=fc.scan, while_loop=fc.while_loop, fori_loop=fc.fori_loop, cond=fc.cond, switch=fc.switch, grad=fc.grad,
+    asarray=fc.asarray,
 )
 ONE = fc.make_mesh({"d": 1})
 TWO = fc.make_mesh({"d": 2})
@@ -51,7 +52,8 @@ def jax_results():
     def find(name):
         fn, arguments = ALL[name]
         theirs = SimpleNamespace(
-            scan=lax.scan, while_loop=lax.while_loop, fori_loop=lax.fori_loop, cond=lax.cond, switch=lax.switch, grad=jax.grad
+            scan=lax.scan, while_loop=lax.while_loop, fori_loop=lax.fori_loop, cond=lax.cond, switch=lax.switch, grad=jax.grad,
+            asarray=jax.numpy.asarray,
         )
         of = lambda *args: fn(jax.numpy, theirs, *args)
 

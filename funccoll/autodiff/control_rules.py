@@ -46,8 +46,8 @@ def _differentiated(
 ) -> tuple[Program, list[Any], _Transposed]:
     """The program whose outputs also are the residuals, what it captures, and the backward pass.
 
-    `inputs`: those that are active; `always`: those that get zeros where they have no cotangent; `kept`: those that are no
-    residuals, because the backward pass has them.
+    `inputs`: those that are active; `always`: those that get zeros where they have no cotangent; `kept`: those that
+    the backward pass has anyway, so that they are not residuals.
     """
     active: set[Atom] = activity(program, inputs)
     made: list[_Transposed] = []
