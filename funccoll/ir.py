@@ -99,7 +99,7 @@ class Primitive:
     multiple: bool = False
     """Outputs are a sequence (else exactly one value)."""
     kind: str = "compute"
-    """compute | local (depends on the device, moves nothing) | collective | effect | higher."""
+    """compute | local (depends on the device, moves nothing) | collective | effect | higher | fence (an identity)."""
     view: bool = False
     """The output may share memory with an input."""
     ufunc: np.ufunc | None = None
@@ -346,7 +346,7 @@ class Eager:
         if primitive.kind == "higher" and "program" in params:  # a custom gradient rule: just its function
             program: Program = params["program"]
             return evaluate(program, [v for _, v in program.constants], values)[0]
-        if primitive.kind != "compute":
+        if primitive.kind not in ("compute", "fence"):
             raise MeshError(
                 f"{primitive.name} was called outside a mesh: collectives exist only inside a function traced "
                 "by fc.jit(fn, mesh=..., in_specs=..., out_specs=...)."

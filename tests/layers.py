@@ -26,17 +26,17 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "primitives": (
         ("batch_rules",), ("shaping",), ("elementwise", "indexing", "reductions"),
-        ("linalg", "randomness", "combining", "higher", "optimizers"),
+        ("accumulation", "linalg", "randomness", "combining", "higher", "optimizers"),
         ("collectives",),
     ),
     "primitives.collectives": (("record", "rules"), ("varying",), ("all_reduce",), ("*",)),
     "ops": (("registry",), ("elementwise",), ("linalg", "indexing", "reductions", "shaping")),
     "tracing": (("tracer",), ("trace",)),
-    "autodiff": (("reverse",), ("custom_rules",)),
+    "autodiff": (("backward",), ("reverse",), ("checkpoint_policies", "custom_rules"), ("rematerialization",)),
     # The pipeline in its order: ARCHITECTURE.md section 5.
     "passes": (
         ("rewrite",), ("inline",), ("dead_code",), ("common_subexpressions",), ("algebra",), ("combine",),
-        ("choose_algorithms",), ("group_collectives",), ("buffers",),
+        ("choose_algorithms",), ("group_collectives",), ("drop_barriers",), ("buffers",),
     ),
     "schedules": (
         ("collective",), ("moves", "registry"), ("columns", "host_map", "runs", "chunk_layout"), ("schedule",),

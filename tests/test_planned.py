@@ -16,8 +16,7 @@ import funccoll as fc
 from funccoll.errors import MeshError, PlannedError, RendezvousError
 
 PROMISED = [
-    "distributed", "cond", "scan", "switch", "fori_loop", "while_loop", "vmap", "jvp", "remat", "checkpoint",
-    "jax",
+    "distributed", "cond", "scan", "switch", "fori_loop", "while_loop", "vmap", "jvp", "jax",
 ]  # fmt: skip
 SENTENCE = r"^fc\.{} \([^\n]+\) is planned, not in this version; today [^\n]+\.\n  at .*{}:\d+ in .+$"
 

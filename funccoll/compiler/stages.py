@@ -20,6 +20,7 @@ from ..ir import Equation, Program
 from ..mesh import Mesh
 from ..passes import run_passes
 from ..passes.buffers import plan_buffers
+from ..passes.drop_barriers import drop_barriers
 from ..passes.group_collectives import group_collectives
 from ..runtime.backend import ArgumentCheck
 from ..runtime.codegen import GeneratedProgram, compile_program, require_devices
@@ -205,7 +206,7 @@ def generate(
     program: Program, mesh: Mesh, schedules: Mapping[Equation, Schedule], donated: Sequence[bool] = (), name: str = ""
 ) -> tuple[GeneratedProgram, list[int]]:
     """Return a program's code for this process, and the positions of the inputs that it overwrites: donated ones."""
-    ordered = group_collectives(program)
+    ordered = drop_barriers(group_collectives(program))
     if checks_passes():
         ordered.check()
     backend, virtual = backend_of(mesh), mesh.is_fully_addressable

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..ir import Equation, Program, Var
+from ..primitives.higher import optimization_barrier_p
 
 __all__ = ["dead_code"]
 
@@ -15,9 +16,10 @@ def dead_code(program: Program) -> Program:
         wanted = [v in live for v in eqn.outputs]
         if eqn.primitive.kind != "effect" and not any(wanted):
             continue
-        if eqn.primitive.kind == "collective" and not all(wanted):  # one operand for each output
+        if not all(wanted) and (eqn.primitive.kind == "collective" or eqn.primitive is optimization_barrier_p):
+            operands = zip(eqn.inputs, wanted, strict=False)  # one for each output; a barrier's tokens stand behind them
             eqn = eqn.replace(
-                inputs=tuple(a for a, w in zip(eqn.inputs, wanted, strict=True) if w),
+                inputs=(*(a for a, w in operands if w), *eqn.inputs[len(wanted) :]),
                 outputs=tuple(v for v, w in zip(eqn.outputs, wanted, strict=True) if w),
             )
         live.update(a for a in eqn.inputs if type(a) is Var)
