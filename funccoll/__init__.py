@@ -18,8 +18,6 @@ _PLANNED = {
     "distributed": ("torch.distributed's surface", "use the collectives inside fc.jit"),
     "vmap": ("batching", "write the batch dimension out: NumPy's functions broadcast"),
     "jvp": ("forward derivatives", "use fc.vjp, or fc.grad of fc.grad for second derivatives"),
-    "remat": ("recomputation", "leave it out, or compute a part again in an fc.custom_vjp rule"),
-    "checkpoint": ("recomputation", "leave it out, or compute a part again in an fc.custom_vjp rule"),
     "jax": ("the JAX adapter", "pass arrays as NumPy arrays"),
 }
 _ELSEWHERE = {
@@ -44,6 +42,7 @@ _ELSEWHERE = {
     "PartitionSpec": "fc.P",
     "NamedSharding": "fc.Sharding",
     "tree_map": "fc.tree.map",
+    "remat": "fc.checkpoint(fn)",
     "no_grad": "fc.stop_gradient(x)",
     "Join": "fc.uneven_batches(batches, mesh=mesh)",
     "SyncBatchNorm": "fc.nn.sync_batch_norm(x, scale, bias)",

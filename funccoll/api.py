@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any
 from . import errors, nn, optim, random, tree
 from ._version import __version__
 from .arrays.array import Array
+from .autodiff import checkpoint_policies
 from .autodiff.custom_rules import custom_vjp, grad_hook, stop_gradient
+from .autodiff.rematerialization import checkpoint, checkpoint_name
 from .autodiff.reverse import grad, value_and_grad, vjp
 from .collectives import (
     all_gather,
@@ -50,6 +52,7 @@ __all__ = [
     # functions
     "jit", "AUTO", "clear_caches", "grad", "value_and_grad", "vjp", "custom_vjp", "grad_hook", "stop_gradient",
     "scan", "fori_loop", "while_loop", "cond", "switch",
+    "checkpoint", "checkpoint_name", "checkpoint_policies",
     "data_parallel", "DataParallel", "uneven_batches", "at", "supported_functions",
     # collectives
     "all_gather", "all_reduce", "all_to_all", "axis_index", "axis_size", "barrier", "broadcast", "gather",

@@ -99,7 +99,8 @@ class Primitive:
     multiple: bool = False
     """Outputs are a sequence (else exactly one value)."""
     kind: str = "compute"
-    """compute | local (depends on the device, moves nothing) | collective | effect | control (runs programs) | higher."""
+    """compute | local (depends on the device, moves nothing) | collective | effect | control (runs programs) | higher |
+    fence (an identity)."""
     view: bool = False
     """The output may share memory with an input."""
     ufunc: np.ufunc | None = None
@@ -394,7 +395,7 @@ class Eager:
         if primitive.kind == "higher" and "program" in params:  # a custom gradient rule: just its function
             program: Program = params["program"]
             return evaluate(program, [v for _, v in program.constants], values)[0]
-        if primitive.kind not in ("compute", "control"):
+        if primitive.kind not in ("compute", "control", "fence"):
             raise MeshError(
                 f"{primitive.name} was called outside a mesh: collectives exist only inside a function traced "
                 "by fc.jit(fn, mesh=..., in_specs=..., out_specs=...)."

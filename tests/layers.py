@@ -26,17 +26,19 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "primitives": (
         ("batch_rules",), ("shaping",), ("elementwise", "indexing", "reductions"),
-        ("linalg", "randomness", "combining", "higher", "optimizers", "control_flow"),
+        ("accumulation", "linalg", "randomness", "combining", "higher", "optimizers", "control_flow"),
         ("collectives",),
     ),
     "primitives.collectives": (("record", "rules"), ("varying",), ("all_reduce",), ("*",)),
     "ops": (("registry",), ("elementwise",), ("linalg", "indexing", "reductions", "shaping")),
     "tracing": (("tracer",), ("trace",), ("closed_programs",)),
-    "autodiff": (("reverse",), ("custom_rules", "control_rules")),
+    "autodiff": (
+        ("backward",), ("reverse",), ("checkpoint_policies", "custom_rules", "control_rules"), ("rematerialization",),
+    ),
     # The pipeline in its order: ARCHITECTURE.md section 5.
     "passes": (
         ("rewrite",), ("inline",), ("dead_code",), ("common_subexpressions",), ("algebra",), ("combine",),
-        ("choose_algorithms",), ("group_collectives",), ("buffers",),
+        ("choose_algorithms",), ("group_collectives",), ("drop_barriers",), ("buffers",),
     ),
     "schedules": (
         ("collective",), ("moves", "registry"), ("columns", "host_map", "runs", "chunk_layout"), ("schedule",),
@@ -122,7 +124,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
 """
 
 PLANNED = {
-    "control", "jax", "distributed",
+    "jax", "distributed",
 }  # fmt: skip
 """Modules that have a place in ORDERS, and no file yet."""
 

@@ -18,7 +18,7 @@ from ..tracing.closed_programs import closed, with_same_operands
 from ..tracing.trace import stage, value_type
 from ..tracing.tracer import Tracer
 from ..types import ArrayType, is_inexact
-from .reverse import RULES, BackwardPass, activity, forward_pass, widened, zeros
+from .backward import RULES, Backward, active_variables, run_forward, widened, zeros
 
 __all__: list[str] = []
 
@@ -49,18 +49,18 @@ def _differentiated(
     `inputs`: those that are active; `always`: those that get zeros where they have no cotangent; `kept`: those that
     the backward pass has anyway, so that they are not residuals.
     """
-    active: set[Atom] = activity(program, inputs)
+    active: set[Atom] = active_variables(program, list(compress(program.inputs, inputs)))
     made: list[_Transposed] = []
 
     def forward(*values: Any) -> list[Any]:
-        outs, env, residuals = forward_pass(program, (), values, active)
+        outs, env, residuals = run_forward(program, (), values, active)
         takes = [a in active for a in program.outputs]
         gives: list[bool] = []
 
         def backward(*cts: Any) -> list[Any]:
-            walk, given = BackwardPass(program, env, residuals, active), iter(cts)
+            walk, given = Backward(program, env, residuals, active), iter(cts)
             walk.run([next(given) if t else None for t in takes])
-            found = [walk.cts.get(v) if a else None for v, a in zip(program.inputs, inputs, strict=True)]
+            found = [walk.take(v) if a else None for v, a in zip(program.inputs, inputs, strict=True)]
             found = [zeros(v.type) if ct is None and z else ct for v, ct, z in zip(program.inputs, found, always, strict=True)]
             gives[:] = [ct is not None for ct in found]
             return [ct for ct in found if ct is not None]
@@ -95,7 +95,7 @@ def _scan_rule(
     body, first = eqn.params["body"], consts + carry
     inputs = list(active)
     while True:  # a carry is active as well when an iteration makes it so
-        found = activity(body, inputs)
+        found = active_variables(body, list(compress(body.inputs, inputs)))
         grown = [a in found and is_inexact(v.type.dtype) for a, v in zip(body.outputs, body.inputs[consts:first], strict=False)]
         if all(g <= known for g, known in zip(grown, inputs[consts:first], strict=True)):
             break

@@ -16,7 +16,8 @@ from ..primitives.elementwise import stop_gradient_p
 from ..primitives.higher import custom_vjp_p, grad_hook_p
 from ..tracing.trace import Trace, as_bucket, flatten_outputs, stage, value_type
 from ..types import ArrayType, is_inexact
-from .reverse import flatten_function, label_of, require_function, widened
+from .backward import widened
+from .reverse import flatten_function, label_of, require_function
 
 __all__ = ["custom_vjp", "grad_hook", "stop_gradient"]
 

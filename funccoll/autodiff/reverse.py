@@ -1,162 +1,26 @@
 """Reverse-mode differentiation: vjp, grad, value_and_grad.
 
-A function is staged to a program. The program is run through `bind`, so that an enclosing trace records it, and
-then walked backwards, calling each primitive's gradient rule. The rules are written with public operations, so that
-derivatives can be differentiated again.
+A function is staged to a program, which is run forwards and walked backwards (`backward`).
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import optree
 
-from ..errors import DTypeError, PytreeError, ShapeError, TraceError, VaryingError, at_source
-from ..ir import Atom, Equation, Literal, Primitive, Program, Var, current_interpreter, evaluate
+from ..errors import DTypeError, PytreeError, ShapeError, TraceError, VaryingError
+from ..ir import Program
 from ..ops.elementwise import scalar_type
 from ..ops.registry import as_traceable
-from ..primitives.collectives.varying import pvary
-from ..primitives.higher import custom_vjp_p, grad_hook_p
 from ..tracing.trace import flatten_outputs, stage, value_type
 from ..types import ArrayType, is_inexact
+from .backward import Backward, active_variables, run_forward, widened, zeros
 
-__all__ = [
-    "RULES", "BackwardPass", "activity", "flatten_function", "forward_pass", "grad", "label_of", "require_function",
-    "value_and_grad", "vjp", "widened", "zeros",
-]  # fmt: skip
-
-
-RULES: dict[Primitive, Callable[..., tuple[list[Any], Callable[[list[Any]], Sequence[Any]]]]] = {}
-"""Rules of primitives that run programs: (equation, values, which of them are active) -> (outputs, pullback).
-
-The pullback takes the cotangents of the outputs, None for zero, to those of the inputs."""
-
-
-def zeros(type: ArrayType) -> Any:
-    """Zeros of a type, varying over its axes."""
-    return widened(np.zeros(type.shape, type.dtype), type)
-
-
-def widened(value: Any, type: ArrayType) -> Any:
-    """`value` marked as varying over every axis of `type`."""
-    missing = type.varying - value_type(value).varying
-    return pvary(value, [a for a in current_interpreter().axis_sizes if a in missing]) if missing else value
-
-
-# ---------------------------------------------------------------- forward
-
-
-def forward_pass(
-    program: Program, constants: Sequence[Any], args: Sequence[Any], active: set[Atom]
-) -> tuple[list[Any], dict[Var, Any], dict[Equation, Any]]:
-    """Run the program through `bind`; returns outputs, every variable's value, and custom rules' residuals."""
-    residuals: dict[Equation, Any] = {}
-    interpreter = current_interpreter()
-
-    def apply(eqn: Equation, values: list[Any]) -> Any:
-        if eqn.primitive is custom_vjp_p and active.intersection(eqn.outputs):
-            out, residuals[eqn] = eqn.params["forward"](*values)
-            return out
-        if eqn.primitive in RULES and active.intersection(eqn.outputs):
-            out, residuals[eqn] = RULES[eqn.primitive](eqn, values, [a in active for a in eqn.inputs])
-            return out
-        return interpreter.bind(eqn.primitive, values, eqn.params)
-
-    return *evaluate(program, constants, args, apply), residuals
-
-
-def activity(program: Program, inputs: Sequence[bool] | None = None) -> set[Atom]:
-    """The variables that depend differentiably on an input, or on one of those for which `inputs` says True."""
-    chosen = program.inputs if inputs is None else itertools.compress(program.inputs, inputs)
-    active: set[Atom] = {v for v in chosen if is_inexact(v.type.dtype)}
-    for eqn in program.equations:
-        differentiable = eqn.primitive.vjp is not None or eqn.primitive is custom_vjp_p or eqn.primitive in RULES
-        if differentiable and any(a in active for a in eqn.inputs if isinstance(a, Var)):
-            active.update(v for v in eqn.outputs if is_inexact(v.type.dtype))
-    return active
-
-
-# ---------------------------------------------------------------- backward
-
-
-class BackwardPass:
-    """One walk from output cotangents to input cotangents."""
-
-    def __init__(self, program: Program, env: dict[Var, Any], residuals: dict[Equation, Any], active: set[Atom]):
-        self.program, self.env, self.residuals, self.active = program, env, residuals, active
-        self.cts: dict[Var, Any] = {}
-        self.hooks = {v: e for e in program.equations if e.primitive is grad_hook_p for v in e.outputs}
-        self.pending = self._count_uses() if self.hooks else {}
-
-    def _count_uses(self) -> dict[Equation, int]:
-        """For each hook, the number of uses of its outputs whose cotangents are still to come."""
-        pending = dict.fromkeys(self.hooks.values(), 0)
-        for eqn in self.program.equations:
-            for atom in eqn.inputs:
-                if isinstance(atom, Var) and atom in self.hooks:
-                    pending[self.hooks[atom]] += 1
-        return pending
-
-    def add(self, var: Var, ct: Any) -> None:
-        """Accumulate a cotangent; its type must be the variable's."""
-        known = self.cts.get(var)
-        self.cts[var] = ct if known is None else known + ct
-
-    def run(self, cts: Sequence[Any]) -> None:
-        """Walk all equations backwards."""
-        for atom, ct in zip(self.program.outputs, cts, strict=True):
-            if ct is not None and isinstance(atom, Var) and atom in self.active:
-                self.add(atom, ct)
-        done: set[Equation] = set()
-        for eqn in reversed(self.program.equations):
-            if eqn in done:
-                continue
-            if self.active.intersection(eqn.outputs):
-                self.transpose(eqn)
-            if self.hooks:
-                self.release(eqn, done)
-
-    def release(self, eqn: Equation, done: set[Equation]) -> None:
-        """Run each hook as soon as its last cotangent is complete, at any position of its equation."""
-        for atom in eqn.inputs:
-            hook = self.hooks.get(atom) if isinstance(atom, Var) else None
-            if hook is not None:
-                self.pending[hook] -= 1
-                if not self.pending[hook]:
-                    done.add(hook)
-                    if self.active.intersection(hook.outputs):
-                        self.transpose(hook)
-                    self.release(hook, done)  # its values may come from a hook over another axis
-
-    def transpose(self, eqn: Equation) -> None:
-        """Propagate the cotangents of an equation's outputs to its inputs."""
-        cts = [self.cts.pop(v, None) for v in eqn.outputs]
-        if all(ct is None for ct in cts):
-            return
-        inputs = [a.value if isinstance(a, Literal) else self.env[a] for a in eqn.inputs]
-        outputs = [self.env[v] for v in eqn.outputs]
-        with at_source(eqn.source):
-            if eqn.primitive is custom_vjp_p:
-                full = [zeros(v.type) if ct is None else ct for v, ct in zip(eqn.outputs, cts, strict=True)]
-                results = eqn.params["backward"](self.residuals[eqn], full)
-            elif eqn.primitive in RULES:
-                results = self.residuals[eqn](cts)
-            else:
-                if eqn.primitive is grad_hook_p:
-                    cts = [zeros(v.type) if ct is None else ct for v, ct in zip(eqn.outputs, cts, strict=True)]
-                assert eqn.primitive.vjp is not None
-                results = eqn.primitive.vjp(cts, inputs, outputs, **eqn.params)
-            for atom, result in zip(eqn.inputs, results, strict=True):
-                if result is not None and isinstance(atom, Var) and atom in self.active:
-                    value = result() if callable(result) else result
-                    self.add(atom, widened(value, atom.type))
-
-
-# ---------------------------------------------------------------- functions
+__all__ = ["flatten_function", "grad", "label_of", "require_function", "value_and_grad", "vjp"]
 
 
 def _linearize(
@@ -164,13 +28,13 @@ def _linearize(
 ) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]], Program]:
     """Values of a flat function and its pullback: output cotangents -> input cotangents (None: zero)."""
     program, captured = stage(fn, [value_type(v) for v in leaves], weak=weak, label=label)
-    active = activity(program)
-    outputs, env, residuals = forward_pass(program, captured, leaves, active)
+    active = active_variables(program)
+    outputs, env, residuals = run_forward(program, captured, leaves, active)
 
     def pullback(cts: Sequence[Any]) -> list[Any]:
-        walk = BackwardPass(program, env, residuals, active)
+        walk = Backward(program, env, residuals, active)
         walk.run(cts)
-        return [walk.cts.get(v) for v in program.inputs]
+        return [walk.take(v) for v in program.inputs]
 
     return outputs, pullback, program
 

@@ -20,6 +20,7 @@ from ..ir import Equation, Program
 from ..mesh import Mesh
 from ..passes import run_passes
 from ..passes.buffers import plan_buffers
+from ..passes.drop_barriers import drop_barriers
 from ..passes.group_collectives import group_collectives
 from ..passes.rewrite import at_all_depths
 from ..runtime.backend import ArgumentCheck
@@ -206,7 +207,7 @@ def generate(
     program: Program, mesh: Mesh, schedules: Mapping[Equation, Schedule], donated: Sequence[bool] = (), name: str = ""
 ) -> tuple[GeneratedProgram, list[int]]:
     """Return a program's code for this process, and the positions of the inputs that it overwrites: donated ones."""
-    ordered = at_all_depths(group_collectives)(program)
+    ordered = at_all_depths(lambda p: drop_barriers(group_collectives(p)))(program)
     if checks_passes():
         ordered.check()
     backend, virtual = backend_of(mesh), mesh.is_fully_addressable

@@ -21,7 +21,10 @@ _EQUATIONS, _WIDE = 48, 11.5
 """The most equations that are drawn one by one, and the widest graph of them, in inches."""
 _BANDS = 16
 """The most depths that are drawn one by one in the summary form."""
-_COLOURS = {"collective": "c1", "effect": "c1", "compute": "band", "local": "tc5", "higher": "band", "value": "surface"}
+_COLOURS = {
+    "collective": "c1", "effect": "c1", "compute": "band", "local": "tc5", "higher": "band", "fence": "band",
+    "value": "surface",
+}  # fmt: skip
 
 
 @dataclass
@@ -204,7 +207,7 @@ def _scene(title: str, notes: Sequence[str], nodes: Sequence[_GraphNode], layout
     y = Axis(-0.3, rows * _PITCH + 0.3, reversed=True)
     kinds = {n.kind for n in nodes}
     legend = [LegendEntry("inputs and outputs", "grid")] if "value" in kinds else []
-    legend += [LegendEntry("compute", "band")] if kinds & {"compute", "higher"} else []
+    legend += [LegendEntry("compute", "band")] if kinds & {"compute", "higher", "fence"} else []
     legend += [LegendEntry("depends on the device, moves nothing", "tc5")] if "local" in kinds else []
     legend += [LegendEntry("collective", "c1")] if kinds & {"collective", "effect"} else []
     return Scene(title, (Panel(x, y, tuple(marks), width, (rows * _PITCH + 0.6)),), tuple(notes), tuple(legend))

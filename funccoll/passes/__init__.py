@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..ir import Equation, Program
-from . import algebra, buffers, choose_algorithms, combine, common_subexpressions, dead_code, group_collectives, inline
+from . import (
+    algebra,
+    buffers,
+    choose_algorithms,
+    combine,
+    common_subexpressions,
+    dead_code,
+    drop_barriers,
+    group_collectives,
+    inline,
+)
 from .rewrite import at_all_depths
 
 __all__ = ["PASSES", "STAGES", "run_passes"]
@@ -23,7 +33,7 @@ STAGES: dict[str, tuple[Callable, ...]] = {
     # `TracedFunction.lower` calls run_passes. The last one also takes the function that chooses an algorithm.
     "lower": (*PASSES, choose_algorithms.choose_algorithms),
     # `Lowered.compile` orders the equations for execution and then plans their memory: Program -> Buffers.
-    "compile": (group_collectives.group_collectives, buffers.plan_buffers),
+    "compile": (group_collectives.group_collectives, drop_barriers.drop_barriers, buffers.plan_buffers),
 }
 """Stage of compiler/stages.py -> the passes that it runs."""
 

@@ -2,8 +2,8 @@
 
 The depth of a collective is the length of the longest chain of collectives before it. Two at one depth are
 independent: a path from one to the other would make the second one deeper. So everything at one depth may be merged,
-and no dependency is crossed. Barriers are never crossed either. A bucket of gradients is combined with nothing else: its size
-is the user's, and it is reduced where its last gradient is made.
+and no dependency is crossed. What is behind a fence is deeper than all before it. Barriers are never crossed either. A bucket
+of gradients is combined with nothing else: its size is the user's, and it is reduced where its last gradient is made.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ def combine(program: Program, limit: int = COMBINE_BYTES) -> Program:
 
 
 def _combine_region(equations: list[Equation], limit: int) -> list[Equation]:
-    depth: dict[Var, int] = {}
+    depth: dict[Var, tuple[int, int]] = {}  # fences and collectives before it: a second run joins nothing of the first
     open_groups: dict[tuple, list[Equation]] = {}
     groups: list[list[Equation]] = []
     sizes: dict[int, int] = {}
     for eqn in equations:
-        level = max((depth.get(a, 0) for a in eqn.inputs if type(a) is Var), default=0)
+        level = max((depth.get(a, (0, 0)) for a in eqn.inputs if type(a) is Var), default=(0, 0))
         if eqn.primitive.kind == "collective":
             if nbytes(eqn) <= limit:
                 key = (level, *_key(eqn))
@@ -59,7 +59,9 @@ def _combine_region(equations: list[Equation], limit: int) -> list[Equation]:
                     sizes[id(group)] = 0
                 group.append(eqn)
                 sizes[id(group)] += nbytes(eqn)
-            level += 1
+            level = level[0], level[1] + 1
+        elif eqn.primitive.kind == "fence":
+            level = level[0] + 1, level[1]
         depth.update(dict.fromkeys(eqn.outputs, level))
     merged = {e: group for group in groups if len(group) > 1 for e in group}
     return _order(equations, merged) if merged else equations

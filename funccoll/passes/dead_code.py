@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..ir import Equation, Program, Var
 from ..primitives.control_flow import scan_p
+from ..primitives.higher import optimization_barrier_p
 
 __all__ = ["dead_code"]
 
@@ -18,9 +19,10 @@ def dead_code(program: Program) -> Program:
             continue
         if eqn.primitive is scan_p:
             eqn = _prune_scan(eqn, wanted)
-        if eqn.primitive.kind == "collective" and not all(wanted):  # one operand for each output
+        elif not all(wanted) and (eqn.primitive.kind == "collective" or eqn.primitive is optimization_barrier_p):
+            operands = zip(eqn.inputs, wanted, strict=False)  # one for each output; a barrier's tokens stand behind them
             eqn = eqn.replace(
-                inputs=tuple(a for a, w in zip(eqn.inputs, wanted, strict=True) if w),
+                inputs=(*(a for a, w in operands if w), *eqn.inputs[len(wanted) :]),
                 outputs=tuple(v for v, w in zip(eqn.outputs, wanted, strict=True) if w),
             )
         live.update(a for a in eqn.inputs if type(a) is Var)

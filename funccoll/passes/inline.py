@@ -5,26 +5,27 @@ from __future__ import annotations
 from ..ir import Atom, Equation, Program, Var
 from ..primitives.collectives import pvary_p
 from ..primitives.elementwise import stop_gradient_p
-from ..primitives.higher import custom_vjp_p, grad_hook_p
+from ..primitives.higher import checkpoint_name_p, checkpoint_p, custom_vjp_p, grad_hook_p
 from .rewrite import resolve, substitute
 
 __all__ = ["inline"]
 
 
 def inline(program: Program) -> Program:
-    """Replace custom_vjp by its function, grad_hook by one pvary for each operand, stop_gradient by its operand."""
+    """Replace custom_vjp and checkpoint by their functions, grad_hook by one pvary for each operand, stop_gradient and
+    checkpoint_name by their operand."""
     env: dict[Var, Atom] = {}
     out: list[Equation] = []
     extra: list = []
     for eqn in program.equations:
         eqn = substitute(eqn, env)
-        if eqn.primitive is stop_gradient_p:
+        if eqn.primitive in (stop_gradient_p, checkpoint_name_p):
             env[eqn.outputs[0]] = eqn.inputs[0]
         elif eqn.primitive is grad_hook_p:
             axes = tuple(a for a in program.axis_sizes if a in eqn.params["axes"])
             for atom, var in zip(eqn.inputs, eqn.outputs, strict=True):
                 out.append(Equation(pvary_p, (atom,), (var,), {"axes": axes}, eqn.source))
-        elif eqn.primitive is custom_vjp_p:
+        elif eqn.primitive in (custom_vjp_p, checkpoint_p):
             body = inline(_fresh(eqn.params["program"], eqn.inputs))
             extra.extend(body.constants)
             out.extend(body.equations)

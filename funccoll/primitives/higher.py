@@ -1,4 +1,5 @@
-"""Primitives that carry functions: a user's own gradient rule, and hooks on gradients."""
+"""Primitives that carry functions, or change how programs are transformed: a user's own gradient rule, hooks on gradients,
+functions that the backward pass computes again."""
 
 from __future__ import annotations
 
@@ -6,10 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..errors import VaryingError
-from ..ir import Primitive, Program
+from ..ir import Primitive, Program, bind
 from ..types import ArrayType
+from .batch_rules import repeated
 
-__all__ = ["custom_vjp_p", "grad_hook_p"]
+__all__ = ["checkpoint_name_p", "checkpoint_p", "custom_vjp_p", "grad_hook_p", "optimization_barrier_p"]
 
 
 def _infer_custom(*xs: ArrayType, program: Program, forward: Callable, backward: Callable) -> list[ArrayType]:
@@ -39,3 +41,53 @@ def _hook_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *,
 
 
 grad_hook_p = Primitive("grad_hook", _infer_hook, _no_reference, _hook_vjp, multiple=True, kind="higher")
+
+
+def _infer_checkpoint(*xs: ArrayType, program: Program, results: int, batch: Callable) -> list[ArrayType]:
+    return [atom.type for atom in program.outputs]
+
+
+def _batch_checkpoint(
+    primitive: Primitive, values: Sequence[Any], batched: Sequence[bool], size: int, *, program: Program, results: int,
+    batch: Callable,
+) -> Sequence[Any]:  # fmt: skip
+    return batch(program, values, batched, size)
+
+
+# A function that the walk backwards (autodiff/backward.py) runs again. Outputs from number `results` on are values inside that
+# a policy keeps for it. `batch` is the rule of vmap. Without a gradient the pass `inline` substitutes `program`.
+checkpoint_p = Primitive(
+    "checkpoint", _infer_checkpoint, _no_reference, batch=_batch_checkpoint, multiple=True, kind="higher"
+)
+
+
+def _batch_name(primitive: Primitive, values: Sequence[Any], batched: Sequence[bool], size: int, *, name: str) -> Any:
+    return bind(primitive, *values, name=name)
+
+
+# The identity, which gives a value a name for the policies of checkpoints.
+checkpoint_name_p = Primitive(
+    "checkpoint_name", lambda x, *, name: [x], lambda x, *, name: x, lambda cts, inputs, outs, *, name: [cts[0]],
+    jvp=lambda tangents, inputs, outs, *, name: [tangents[0]], batch=_batch_name, view=True,
+)  # fmt: skip
+
+
+def _infer_barrier(*xs: ArrayType, tokens: int) -> list[ArrayType]:
+    return [*xs[: len(xs) - tokens]]
+
+
+def _batch_barrier(
+    primitive: Primitive, values: Sequence[Any], batched: Sequence[bool], size: int, *, tokens: int
+) -> list[Any]:
+    outs = bind(primitive, *values, tokens=tokens)
+    return [out if b else repeated(out, size) for out, b in zip(outs, batched, strict=False)]
+
+
+# The identity of all operands but the last ones, the tokens. Passes neither merge nor move equations across it, because its
+# results are other variables than its operands, and depend on the tokens. It is removed once the order of execution is settled.
+optimization_barrier_p = Primitive(
+    "optimization_barrier", _infer_barrier, lambda *xs, tokens: [*xs[: len(xs) - tokens]],
+    lambda cts, inputs, outs, *, tokens: [*cts, *[None] * tokens],
+    jvp=lambda tangents, inputs, outs, *, tokens: tangents[: len(outs)],
+    batch=_batch_barrier, multiple=True, kind="fence", view=True,
+)  # fmt: skip

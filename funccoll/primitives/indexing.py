@@ -8,6 +8,7 @@ integer-array operand. The rules for combining them are NumPy's own.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,7 +19,7 @@ from ..ir import Primitive, bind
 from ..types import ArrayType
 from .shaping import fit
 
-__all__ = ["Recipe", "getitem_p", "index_add_p", "index_set_p", "realize", "result_shape", "scatter_p"]
+__all__ = ["Piece", "Recipe", "getitem_p", "index_add_p", "index_set_p", "realize", "result_shape", "scatter_p"]
 
 Recipe = tuple[tuple, ...]
 
@@ -60,9 +61,26 @@ def _getitem(x: np.ndarray, *arrays: np.ndarray, recipe: Recipe) -> Any:
     return x[realize(recipe, arrays)]
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class Piece:
+    """A cotangent that is zero but for the region that an index selects; called, it is an array.
+
+    The walk backwards adds all pieces of one value into one array (`accumulation`).
+    """
+
+    value: Any
+    arrays: Sequence[Any]
+    shape: tuple[int, ...]
+    recipe: Recipe
+
+    def __call__(self) -> Any:
+        """The whole array: zeros, with the value added to the region."""
+        return bind(scatter_p, self.value, *self.arrays, shape=self.shape, recipe=self.recipe)
+
+
 def _getitem_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *, recipe: Recipe) -> list[Any]:
     x, *arrays = inputs
-    return [partial(bind, scatter_p, cts[0], *arrays, shape=tuple(x.shape), recipe=recipe), *(None for _ in arrays)]
+    return [Piece(cts[0], arrays, tuple(x.shape), recipe), *(None for _ in arrays)]
 
 
 getitem_p = Primitive("getitem", _infer_getitem, _getitem, _getitem_vjp, view=True)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ...ir import Atom, Equation
+from ...primitives.accumulation import accumulate_p, divide_operands
 from ...primitives.indexing import Recipe, getitem_p, index_add_p, index_set_p, realize, result_shape, scatter_p
 from ...types import ArrayType
 from .deferred_checks import DeferredChecks
@@ -33,6 +34,7 @@ class CupyIndexing:
         self.rules: dict[Any, Callable[[Equation], Compute]] = {
             getitem_p: self._getitem,
             scatter_p: self._scatter,
+            accumulate_p: self._accumulate,
             index_add_p: self._index_add,
             index_set_p: self._index_set,
         }
@@ -44,7 +46,7 @@ class CupyIndexing:
         if len(eqn.inputs) == 1:
             index = realize(recipe, ())
             return lambda x: x[index]
-        note = self._notes(eqn, eqn.inputs[0].type.shape, _types(eqn.inputs[1:]))
+        note = self._notes(eqn, eqn.inputs[0].type.shape, recipe, _types(eqn.inputs[1:]))
 
         def getitem(x: Any, *arrays: Any) -> Any:
             note(arrays)
@@ -54,7 +56,7 @@ class CupyIndexing:
 
     def _scatter(self, eqn: Equation) -> Compute:
         cupy, shape, dtype = self._cupy, eqn.params["shape"], eqn.outputs[0].type.dtype
-        add = self._adding(eqn, shape, _types(eqn.inputs[1:]))
+        add = self._adding(eqn, shape, eqn.params["recipe"], _types(eqn.inputs[1:]))
 
         def scatter(value: Any, *arrays: Any) -> Any:
             out = cupy.zeros(shape, dtype)
@@ -63,8 +65,23 @@ class CupyIndexing:
 
         return scatter
 
+    def _accumulate(self, eqn: Equation) -> Compute:
+        cupy, shape, dtype = self._cupy, eqn.params["shape"], eqn.outputs[0].type.dtype
+        recipes, started = eqn.params["recipes"], eqn.params["started"]
+        _, pieces = divide_operands(eqn.inputs, recipes, started)
+        adds = [self._adding(eqn, shape, recipe, _types(arrays)) for _, arrays, recipe in pieces]
+
+        def accumulate(*operands: Any) -> Any:
+            start, pieces = divide_operands(operands, recipes, started)
+            out = cupy.zeros(shape, dtype) if start is None else start.copy()
+            for add, (value, arrays, _) in zip(adds, pieces, strict=True):
+                add(out, value, arrays)
+            return out
+
+        return accumulate
+
     def _index_add(self, eqn: Equation) -> Compute:
-        add = self._adding(eqn, eqn.inputs[0].type.shape, _types(eqn.inputs[2:]))
+        add = self._adding(eqn, eqn.inputs[0].type.shape, eqn.params["recipe"], _types(eqn.inputs[2:]))
 
         def index_add(x: Any, value: Any, *arrays: Any) -> Any:
             out = x.copy()
@@ -76,7 +93,7 @@ class CupyIndexing:
     def _index_set(self, eqn: Equation) -> Compute:
         cupy, shape, types = self._cupy, eqn.inputs[0].type.shape, _types(eqn.inputs[2:])
         places = _Places(cupy, shape, eqn.params["recipe"], types)
-        note = self._notes(eqn, shape, types)
+        note = self._notes(eqn, shape, eqn.params["recipe"], types)
         index = realize(eqn.params["recipe"], ()) if not types else None
 
         def index_set(x: Any, value: Any, *arrays: Any) -> Any:
@@ -96,12 +113,14 @@ class CupyIndexing:
 
     # ------------------------------------------------------------ parts
 
-    def _adding(self, eqn: Equation, shape: tuple[int, ...], types: Sequence[ArrayType]) -> Callable[[Any, Any, Any], None]:
+    def _adding(
+        self, eqn: Equation, shape: tuple[int, ...], recipe: Recipe, types: Sequence[ArrayType]
+    ) -> Callable[[Any, Any, Any], None]:
         """A function that adds values to an array in place, in the order of the updates."""
         cupy, kernels = self._cupy, self._kernels
-        places = _Places(cupy, shape, eqn.params["recipe"], types)
-        note = self._notes(eqn, shape, types)
-        index = realize(eqn.params["recipe"], ()) if not types else None
+        places = _Places(cupy, shape, recipe, types)
+        note = self._notes(eqn, shape, recipe, types)
+        index = (*realize(recipe, ()), ...) if not types else None  # with the ellipsis a view, of one element too
 
         def add(out: Any, value: Any, arrays: Sequence[Any]) -> None:
             if index is not None:  # no position repeats
@@ -115,9 +134,11 @@ class CupyIndexing:
 
         return add
 
-    def _notes(self, eqn: Equation, shape: tuple[int, ...], types: Sequence[ArrayType]) -> Callable[[Sequence[Any]], None]:
+    def _notes(
+        self, eqn: Equation, shape: tuple[int, ...], recipe: Recipe, types: Sequence[ArrayType]
+    ) -> Callable[[Sequence[Any]], None]:
         """A function that notes arrays of indices, of which none may be out of its dimension's range."""
-        consuming = [entry for entry in eqn.params["recipe"] if entry[0] != "new"]
+        consuming = [entry for entry in recipe if entry[0] != "new"]
         sizes = [n for n, entry in zip(shape, consuming, strict=False) if entry[0] == "array"]
         notes = [
             self._checks.below(n, functools.partial(_out_of_range, size=n), eqn.source) if t.size else None

@@ -29,6 +29,7 @@ from ...ir import Equation, Literal, Primitive
 from ...kernels.variants import variant
 from ...primitives.collectives import axis_index_p, own_slice_p, pvary_p
 from ...primitives.elementwise import convert_p, erf_p, imag_p, real_p, stop_gradient_p, where_p
+from ...primitives.higher import checkpoint_name_p
 from ...primitives.linalg import einsum_p, matmul_p
 from ...primitives.optimizers import RULES, evaluate_step, optimizer_step_p
 from ...primitives.randomness import BITS, FOLD_IN, SPLIT, fold_in_p, random_bits_p, split_p
@@ -79,6 +80,7 @@ class CupyLibrary:
             imag_p: lambda eqn: lambda x: x.imag,
             erf_p: self._erf,
             stop_gradient_p: lambda eqn: lambda x: x,
+            checkpoint_name_p: lambda eqn: lambda x: x,
             reshape_p: lambda eqn: lambda x, shape=eqn.params["shape"]: x.reshape(shape),
             transpose_p: lambda eqn: lambda x, order=eqn.params["permutation"]: x.transpose(order),
             broadcast_to_p: lambda eqn: lambda x, shape=eqn.params["shape"]: self._cupy.broadcast_to(x, shape),
