@@ -132,7 +132,10 @@ _SOURCE: ContextVar[Source | None] = ContextVar("funccoll_source", default=None)
 
 
 class at_source:
-    """Context manager: operations and errors inside are attributed to this source."""
+    """Context manager: operations and errors inside are attributed to this source.
+
+    An exception that is not funccoll's (NumPy's for a singular matrix) gets the line as a note.
+    """
 
     __slots__ = ("source", "token")
 
@@ -142,8 +145,11 @@ class at_source:
     def __enter__(self) -> None:
         self.token = _SOURCE.set(self.source)
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         _SOURCE.reset(self.token)
+        if self.source and isinstance(error, Exception) and not isinstance(error, FunccollError):
+            if self.source.as_note not in getattr(error, "__notes__", ()):
+                error.add_note(self.source.as_note)
 
 
 def current_source() -> Source | None:

@@ -18,19 +18,23 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "": (
         ("_version", "private_files", "tree"),
         ("errors",), ("mesh",), ("types",), ("display",), ("timeline",), ("ir",), ("primitives",),
-        ("ops",), ("tracing",), ("collectives",), ("autodiff",), ("batch_norm",), ("control", "nn", "random"), ("passes",),
-        ("machine_profile",),
+        ("ops",), ("tracing",), ("collectives",), ("autodiff",), ("batch_norm",), ("control", "linalg", "nn", "random"),
+        ("special",), ("passes",), ("machine_profile",),
         ("schedules",), ("kernels",), ("arrays",), ("runtime",), ("placement",), ("compiler",), ("optim",), ("parallel",),
         ("profiling",), ("draw",), ("api",),
         ("torch", "jax", "distributed", "calibration"), ("commands",), ("cli",), ("__main__",),
     ),
     "primitives": (
         ("batch_rules",), ("shaping",), ("elementwise", "indexing", "reductions"),
-        ("linalg", "randomness", "combining", "higher", "optimizers"),
+        ("linalg", "linear_systems", "fourier", "special", "randomness", "combining", "higher", "optimizers"),
+        ("decompositions",),
         ("collectives",),
     ),
     "primitives.collectives": (("record", "rules"), ("varying",), ("all_reduce",), ("*",)),
-    "ops": (("registry",), ("elementwise",), ("linalg", "indexing", "reductions", "shaping")),
+    "ops": (
+        ("registry",), ("elementwise",), ("decompositions", "fourier", "linalg", "indexing", "reductions", "shaping"),
+        ("norms",),
+    ),
     "tracing": (("tracer",), ("trace",)),
     "autodiff": (("reverse",), ("custom_rules",)),
     # The pipeline in its order: ARCHITECTURE.md section 5.
