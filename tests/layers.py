@@ -162,6 +162,7 @@ LOADS_BY_NAME = {
 OPTIONAL = {
     "numba": ("kernels/", "schedules/model/simulate.py"),
     "mpi4py": ("runtime/mpi.py",),
+    "scipy": ("primitives/special.py",),
     "cupy": ("runtime/nccl/", "runtime/cuda/"),
     "torch": ("torch/",),
     "jax": ("jax/",),
@@ -171,7 +172,6 @@ OPTIONAL = {
     "PIL": ("draw/static_figure.py",),
     "plotly": ("draw/plotly_figure.py",),
     "pandas": (),
-    "scipy": (),
     "tqdm": (),
 }
 """Optional library -> the only files that may import it."""

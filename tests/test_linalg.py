@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import funccoll as fc
@@ -35,6 +35,7 @@ def regular(*shape: int, **kwargs: Any) -> np.ndarray:
 FORMS = st.sampled_from([0, 1, 2, "N", "T", "C"])
 
 
+@settings(max_examples=40)
 @given(n=st.integers(0, 5), k=st.integers(1, 3), trans=FORMS, lower=st.booleans(), unit=st.booleans(), data=st.data())
 def test_solve_triangular(n, k, trans, lower, unit, data):
     dtype = data.draw(st.sampled_from([np.float64, np.complex128]))
@@ -48,7 +49,9 @@ def test_solve_triangular(n, k, trans, lower, unit, data):
     np.testing.assert_allclose(form @ got, np.broadcast_to(b, got.shape), rtol=1e-9, atol=1e-9)
     np.testing.assert_array_equal(fc.jit(lambda a, b: fc.linalg.solve_triangular(a, b, **params))(a, b), got)
     if not of_b and not of_a:
-        np.testing.assert_array_equal(fc.linalg.solve_triangular(a, b[:, 0], **params), got[:, 0])
+        vector = fc.linalg.solve_triangular(a, b[:, 0], **params)
+        assert vector.shape == (n,)
+        np.testing.assert_allclose(vector, got[:, 0], rtol=1e-12)
 
 
 @pytest.mark.parametrize("lower", [False, True])
@@ -98,6 +101,7 @@ def test_triangles_are_solved_by_substitution():
 # ---------------------------------------------------------------- JAX
 
 
+@pytest.mark.slow
 def test_gradients_agree_with_jax():
     jax = pytest.importorskip("jax")
     jnp = jax.numpy
@@ -181,7 +185,7 @@ def test_what_does_not_fit_is_refused():
     a = np.ones((2, 3))
     for call in (L.inv, L.det, L.slogdet, L.cholesky, L.eigh, L.eigvalsh, L.eig, L.eigvals, lambda a: L.matrix_power(a, 2),
                  lambda a: L.solve(a, a), lambda a: fc.linalg.solve_triangular(a, a)):  # fmt: skip
-        with pytest.raises(ShapeError, match="square|equal"):
+        with pytest.raises(ShapeError, match=r"square|equal"):
             fc.jit(call)(a)
     with pytest.raises(ShapeError, match=r"\(3, 3\).*\(2, 3\): it has 2 rows, not 3"):
         fc.jit(lambda a: np.linalg.solve(np.eye(3), a))(a)
@@ -237,7 +241,8 @@ def test_batching_rules(primitive):
         [((a, b), (True, True)), ((a, b[0, 0]), (True, False)), ((a[0], b), (False, True))] if two else [((a,), (True,))]
     ):
         got = primitive.batch(primitive, values, batched, 4, **params)
-        want = [primitive.reference(*(x[i] if t else x for x, t in zip(values, batched, strict=True)), **params) for i in range(4)]
+        each = [[x[i] if t else x for x, t in zip(values, batched, strict=True)] for i in range(4)]
+        want = [primitive.reference(*one, **params) for one in each]
         pairs = zip(got, zip(*want, strict=True), strict=True) if primitive.multiple else [(got, want)]
         for g, w in pairs:
             np.testing.assert_array_equal(g, np.stack(w))

@@ -32,6 +32,7 @@ def _along_one(primitive: Primitive) -> Callable[..., Any]:
         refuse_out(out)
         return _transform(primitive, a, n, axis, norm)
 
+    implementation.__doc__ = f"np.{primitive.name}."
     return implementation
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -85,9 +86,11 @@ def vector_norm(x: Any, /, *, axis: Any = None, keepdims: bool = False, ord: Any
     """np.linalg.vector_norm."""
     x = as_floats(x)
     over = dims(axis, x.ndim)
+    if len(over) == 1:
+        return _vector_norm(x, ord, over[0], keepdims)
     rest = [d for d in range(x.ndim) if d not in over]
-    flat = np.reshape(np.transpose(x, (*over, *rest)), (-1, *(x.shape[d] for d in rest)))
-    out = _vector_norm(flat, ord, 0, False) if rest or ord != 2 else _root_of_dot(flat, False)
+    flat = np.reshape(np.transpose(x, (*over, *rest)), (math.prod(x.shape[d] for d in over), *(x.shape[d] for d in rest)))
+    out = _vector_norm(flat, ord, 0, False)
     return np.expand_dims(out, over) if keepdims else out
 
 

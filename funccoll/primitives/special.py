@@ -7,7 +7,6 @@ differentiated again. A parameter without a rule (the order of a Bessel function
 from __future__ import annotations
 
 import functools
-import importlib
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -33,10 +32,10 @@ SPECIAL: dict[str, Primitive] = {}
 def scipy_ufunc(name: str) -> Any:
     """A ufunc of SciPy; raises MissingPackageError where SciPy is not installed."""
     try:
-        module = importlib.import_module("scipy.special._ufuncs")  # where _zeta is, too, which scipy.special.zeta calls
+        from scipy.special import _ufuncs  # where _zeta is, too, which scipy.special.zeta calls
     except ImportError as error:
         raise MissingPackageError(f"scipy.special.{name} needs SciPy: pip install 'funccoll[scipy]'.") from error
-    return getattr(module, name)
+    return getattr(_ufuncs, name)
 
 
 def special_primitive(ufunc: np.ufunc) -> Primitive | None:
@@ -123,6 +122,11 @@ def _beta_density(a: Any, b: Any, x: Any) -> Any:
 
 _define("gammainc", _refused("gammainc", "a"), lambda ct, out, a, x: ct * _gamma_density(a, x))
 _define("gammaincc", _refused("gammaincc", "a"), lambda ct, out, a, x: -ct * _gamma_density(a, x))
+def _t_density(v: Any, t: Any) -> Any:
+    return np.exp(-sp.xlog1py((v + 1) / 2, np.square(t) / v) - sp.betaln(v / 2, 0.5)) / np.sqrt(v)
+
+
+_define("stdtr", _refused("stdtr", "df"), lambda ct, out, v, t: ct * _t_density(v, t))
 _define(
     "betainc", _refused("betainc", "a"), _refused("betainc", "b"), lambda ct, out, a, b, x: ct * _beta_density(a, b, x)
 )
