@@ -28,7 +28,6 @@ from funccoll.primitives.linalg import matmul_p
 from funccoll.runtime.cuda.cublas import Cublas
 from funccoll.runtime.cuda.cupy_library import CupyLibrary
 
-
 CPU_ONLY = {p for module in (decompositions, fourier, linear_systems) for p in vars(module).values() if type(p) is ir.Primitive}
 CPU_ONLY |= set(special.SPECIAL.values())
 """LAPACK, FFTs and SciPy's functions: a program for a GPU that needs them is refused when it is compiled."""

@@ -26,7 +26,8 @@ CASES: dict[str, tuple[tuple, ...]] = {
     **dict.fromkeys(("ndtri", "logit"), (UNIT,)),
     "erfinv": ((-0.9, 0.9),), "erfcinv": ((0.2, 1.8),), "ndtri_exp": ((-2, -0.2),),
     **dict.fromkeys(("beta", "betaln", "poch", "xlogy", "xlog1py", "rel_entr", "kl_div"), (POSITIVE, POSITIVE)),
-    **dict.fromkeys(("gammainc", "gammaincc"), (2.5, POSITIVE)), "betainc": (1.5, 2.5, UNIT), "stdtr": (2.5, ANY), "_zeta": (2.5, POSITIVE),
+    **dict.fromkeys(("gammainc", "gammaincc"), (2.5, POSITIVE)), "betainc": (1.5, 2.5, UNIT),
+    "stdtr": (2.5, ANY), "_zeta": (2.5, POSITIVE),
     **dict.fromkeys(("jv", "yv", "iv", "ive", "kv", "kve"), (2.5, POSITIVE)), "yn": (2, POSITIVE),
 }  # fmt: skip
 COMPLEX = ("erf", "erfc", "erfcx", "dawsn", "ndtr", "log_ndtr", "jv", "kve")
