@@ -27,7 +27,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "primitives": (
         ("batch_rules",), ("shaping",), ("elementwise", "indexing", "reductions"),
         ("linalg", "linear_systems", "fourier", "special", "randomness", "combining", "higher", "optimizers"),
-        ("decompositions",),
+        ("decompositions",), ("least_squares",),
         ("collectives",),
     ),
     "primitives.collectives": (("record", "rules"), ("varying",), ("all_reduce",), ("*",)),

@@ -78,6 +78,11 @@ add(L.qr, lambda a: np.linalg.qr(a, "r"), cplx(3, 2))
 add(L.qr, lambda a: np.linalg.qr(a).Q @ np.linalg.qr(a).R, normal(2, 3), exact=False)
 add(L.pinv, lambda a: np.linalg.pinv(a.T @ a, rcond=1e-10), normal(2, 3))
 add(L.pinv, lambda a: np.linalg.pinv(a, rtol=None), normal(3, 2))
+for _m, _n in ((4, 2), (2, 4), (3, 3)):
+    # What NumPy leaves out is not compared: its residuals depend on the rank, which is an integer.
+    add(L.lstsq, lambda a, b: [out for i, out in enumerate(np.linalg.lstsq(a, b)) if i != 2], cplx(_m, _n), cplx(_m, 2))
+add(L.lstsq, L.lstsq, normal(4, 2), normal(4), grad=FORWARD)
+add(L.lstsq, lambda a, b: np.linalg.lstsq(a, b, 0.5)[0], normal(4, 3), normal(4, 2))
 for _n in (0, 1, 2, 3, 6):
     add(L.matrix_power, lambda a, n=_n: np.linalg.matrix_power(a, n), regular(2, 2, 2), grad=FORWARD)
 add(L.multi_dot, lambda *xs: np.linalg.multi_dot(xs), normal(3), normal(3, 4), normal(4, 2), normal(2), exact=False)

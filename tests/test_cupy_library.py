@@ -21,14 +21,15 @@ from funccoll import ir
 from funccoll.errors import DTypeError, UnsupportedError
 from funccoll.ir import Literal, Program
 from funccoll.passes.buffers import plan_buffers
-from funccoll.primitives import decompositions, fourier, linear_systems, special
+from funccoll.primitives import decompositions, fourier, least_squares, linear_systems, special
 from funccoll.primitives.collectives import own_slice_p
 from funccoll.primitives.elementwise import UFUNCS
 from funccoll.primitives.linalg import matmul_p
 from funccoll.runtime.cuda.cublas import Cublas
 from funccoll.runtime.cuda.cupy_library import CupyLibrary
 
-CPU_ONLY = {p for module in (decompositions, fourier, linear_systems) for p in vars(module).values() if type(p) is ir.Primitive}
+CPU_ONLY_MODULES = decompositions, fourier, least_squares, linear_systems
+CPU_ONLY = {p for module in CPU_ONLY_MODULES for p in vars(module).values() if type(p) is ir.Primitive}
 CPU_ONLY |= set(special.SPECIAL.values())
 """LAPACK, FFTs and SciPy's functions: a program for a GPU that needs them is refused when it is compiled."""
 

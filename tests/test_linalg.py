@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import funccoll as fc
 from funccoll.errors import DTypeError, ShapeError, TraceError, UnsupportedError
-from funccoll.primitives import decompositions, fourier, linear_systems
+from funccoll.primitives import decompositions, fourier, least_squares, linear_systems
 from funccoll.primitives.linear_systems import _BLOCK
 
 L = np.linalg
@@ -212,6 +212,12 @@ def test_what_does_not_fit_is_refused():
         fc.jit(np.fft.rfft)(a + 1j)
 
 
+def test_residuals_of_a_rank_that_is_not_full_are_nan():
+    x, residuals, rank, _ = fc.jit(np.linalg.lstsq)(np.ones((3, 2)), np.arange(3.0))
+    assert np.isnan(np.asarray(residuals)).all() and residuals.shape == (1,) and int(rank) == 1
+    np.testing.assert_allclose(np.asarray(x), np.linalg.lstsq(np.ones((3, 2)), np.arange(3.0))[0])
+
+
 def test_vectors_that_any_basis_could_be_have_no_gradient():
     a = matrices(3, 2)
     for call in (lambda a: np.linalg.svd(a)[0], lambda a: np.linalg.qr(a, "complete")[1]):
@@ -221,10 +227,11 @@ def test_vectors_that_any_basis_could_be_have_no_gradient():
 
 # ---------------------------------------------------------------- rules of batching
 
-PRIMITIVES = [p for m in (linear_systems, decompositions, fourier) for name, p in vars(m).items()
+PRIMITIVES = [p for m in (linear_systems, decompositions, least_squares, fourier) for name, p in vars(m).items()
               if name.endswith("_p") and name in m.__all__]  # fmt: skip
 PARAMS: dict[str, dict[str, Any]] = {
-    "linalg.solve_triangular": {"lower": True, "unit_diagonal": False}, "linalg.pinv": {"rcond": 1e-15},
+    "linalg.solve_triangular": {"lower": True, "unit_diagonal": False},
+    "linalg.pinv": {"rcond": 1e-15}, "linalg.lstsq": {"rcond": 1e-15},
     "linalg.cholesky": {"upper": False}, "linalg.eigh": {"lower": True}, "linalg.eigvalsh": {"lower": True},
     "linalg.svd": {"full_matrices": True}, "linalg.qr": {"complete": False},
     **{f"fft.{name}": {"n": 5, "dim": 0, "norm": "ortho"} for name in ("fft", "ifft", "rfft", "irfft")},
@@ -236,15 +243,15 @@ def test_batching_rules(primitive):
     a = regular(4, 3, 3)
     a = a @ a.mT
     params, b = PARAMS.get(primitive.name, {}), matrices(4, 2, 3, 2)
-    two = primitive.name.startswith("linalg.solve")
-    for values, batched in (
-        [((a, b), (True, True)), ((a, b[0, 0]), (True, False)), ((a[0], b), (False, True))] if two else [((a,), (True,))]
-    ):
+    two = primitive.name.startswith(("linalg.solve", "linalg.lstsq"))
+    b = b[:, 0] if primitive.name == "linalg.lstsq" else b
+    one = b[0] if primitive.name == "linalg.lstsq" else b[0, 0]
+    pairs = [((a, b), (True, True)), ((a, one), (True, False)), ((a[0], b), (False, True))]
+    for values, batched in pairs if two else [((a,), (True,))]:
         got = primitive.batch(primitive, values, batched, 4, **params)
         each = [[x[i] if t else x for x, t in zip(values, batched, strict=True)] for i in range(4)]
         want = [primitive.reference(*one, **params) for one in each]
-        pairs = zip(got, zip(*want, strict=True), strict=True) if primitive.multiple else [(got, want)]
-        for g, w in pairs:
+        for g, w in zip(got, zip(*want, strict=True), strict=True) if primitive.multiple else [(got, want)]:
             np.testing.assert_array_equal(g, np.stack(w))
 
 

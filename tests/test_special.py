@@ -145,6 +145,8 @@ def test_the_end_of_entropies():
 
 
 def test_ufuncs_that_are_not_traced_say_so():
+    with pytest.raises(DTypeError, match=r"scipy\.special\.gammaln is not defined for dtypes \(complex128\)"):
+        fc.jit(scipy_special.gammaln)(np.ones(2, np.complex128))
     with pytest.raises(UnsupportedError, match="the ufunc airy cannot be traced"):
         fc.jit(scipy_special.airy)(np.ones(2))
 

@@ -13,6 +13,7 @@ import numpy as np
 from ..errors import ShapeError, UnsupportedError
 from ..ir import bind
 from ..primitives.decompositions import cholesky_p, eig_p, eigh_p, eigvals_p, eigvalsh_p, qr_p, svd_p, svdvals_p
+from ..primitives.least_squares import lstsq_p
 from ..primitives.linear_systems import det_p, inv_p, pinv_p, slogdet_p, solve_p
 from .elementwise import astype, unify
 from .registry import as_traceable, implements, refuse_out
@@ -95,6 +96,17 @@ def pinv(a: Any, rcond: Any = None, hermitian: bool = False, *, rtol: Any = np._
     if np.ndim(rcond):
         raise UnsupportedError("np.linalg.pinv with a cutoff for each matrix cannot be traced; pass one number.")
     return bind(pinv_p, a, rcond=float(rcond))
+
+
+@implements(np.linalg.lstsq)
+def lstsq(a: Any, b: Any, rcond: Any = None) -> Any:
+    """np.linalg.lstsq; of a matrix with more rows than columns whose rank is not full, the residuals are NaN."""
+    a, b = unify(as_floats(a), as_floats(b))
+    if rcond is None:
+        rcond = np.finfo(np.float64).eps * max(a.shape, default=0)
+    columns = np.expand_dims(b, -1) if b.ndim == 1 else b
+    x, residuals, rank, s = bind(lstsq_p, a, columns, rcond=float(rcond))
+    return (np.squeeze(x, -1) if b.ndim == 1 else x), residuals, rank, s
 
 
 @implements(np.linalg.matrix_power)
