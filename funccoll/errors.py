@@ -56,7 +56,7 @@ __all__ = [
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 # Frames of libraries that call back into funccoll (NumPy's dispatch, optree's maps, functools) are not the user's.
-_FOREIGN = tuple(f"{os.sep}site-packages{os.sep}{name}{os.sep}" for name in ("numpy", "optree", "jaxtyping", "torch"))
+_FOREIGN = tuple(f"{os.sep}site-packages{os.sep}{name}{os.sep}" for name in ("numpy", "scipy", "optree", "jaxtyping", "torch"))
 _STANDARD = sysconfig.get_path("stdlib") + os.sep
 _TYPED_IN = ("<stdin>", "<ipython", "<string>")  # Python's names for code without a file
 _VERDICTS: dict[str, bool] = {}
@@ -132,7 +132,10 @@ _SOURCE: ContextVar[Source | None] = ContextVar("funccoll_source", default=None)
 
 
 class at_source:
-    """Context manager: operations and errors inside are attributed to this source."""
+    """Context manager: operations and errors inside are attributed to this source.
+
+    An exception that is not funccoll's (NumPy's for a singular matrix) gets the line as a note.
+    """
 
     __slots__ = ("source", "token")
 
@@ -142,8 +145,11 @@ class at_source:
     def __enter__(self) -> None:
         self.token = _SOURCE.set(self.source)
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         _SOURCE.reset(self.token)
+        if self.source and isinstance(error, Exception) and not isinstance(error, FunccollError):
+            if self.source.as_note not in getattr(error, "__notes__", ()):
+                error.add_note(self.source.as_note)
 
 
 def current_source() -> Source | None:

@@ -18,19 +18,26 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "": (
         ("_version", "private_files", "tree"),
         ("errors",), ("mesh",), ("types",), ("display",), ("timeline",), ("ir",), ("primitives",),
-        ("ops",), ("tracing",), ("collectives",), ("autodiff",), ("batch_norm",), ("control", "nn", "random"), ("passes",),
-        ("machine_profile",),
+        ("ops",), ("tracing",), ("collectives",), ("autodiff",), ("batch_norm",), ("control", "linalg", "nn", "random"),
+        ("special",), ("passes",), ("machine_profile",),
         ("schedules",), ("kernels",), ("arrays",), ("runtime",), ("placement",), ("compiler",), ("optim",), ("parallel",),
         ("profiling",), ("draw",), ("api",),
         ("torch", "jax", "distributed", "calibration"), ("commands",), ("cli",), ("__main__",),
     ),
     "primitives": (
         ("batch_rules",), ("shaping",), ("elementwise", "indexing", "reductions"),
-        ("accumulation", "linalg", "randomness", "combining", "higher", "optimizers", "control_flow"),
+        (
+            "accumulation", "linalg", "linear_systems", "fourier", "special", "randomness", "combining", "higher", "optimizers",
+            "control_flow",
+        ),
+        ("decompositions",), ("least_squares",),
         ("collectives",),
     ),
     "primitives.collectives": (("record", "rules"), ("varying",), ("all_reduce",), ("*",)),
-    "ops": (("registry",), ("elementwise",), ("linalg", "indexing", "reductions", "shaping")),
+    "ops": (
+        ("registry",), ("elementwise",), ("decompositions", "fourier", "linalg", "indexing", "reductions", "shaping"),
+        ("norms",),
+    ),
     "tracing": (("tracer",), ("trace",), ("closed_programs",)),
     "autodiff": (
         ("backward",), ("reverse",), ("checkpoint_policies", "custom_rules", "control_rules"), ("rematerialization",),
@@ -160,6 +167,7 @@ LOADS_BY_NAME = {
 OPTIONAL = {
     "numba": ("kernels/", "schedules/model/simulate.py"),
     "mpi4py": ("runtime/mpi.py",),
+    "scipy": ("primitives/special.py",),
     "cupy": ("runtime/nccl/", "runtime/cuda/"),
     "torch": ("torch/",),
     "jax": ("jax/",),
@@ -169,7 +177,6 @@ OPTIONAL = {
     "PIL": ("draw/static_figure.py",),
     "plotly": ("draw/plotly_figure.py",),
     "pandas": (),
-    "scipy": (),
     "tqdm": (),
 }
 """Optional library -> the only files that may import it."""

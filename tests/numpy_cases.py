@@ -2,8 +2,9 @@
 
 A case is a function, a call of it, and its arguments. What NumPy itself returns for the call is the oracle. `grad`
 says what its derivative is compared with: SMOOTH (numerical differentiation, twice), ZERO (exactly zero, because
-it is a step or does not depend on the values), DISCRETE (no float goes in or none comes out), or FORWARD (this case
-tests values alone; another case of the same function tests gradients).
+it is a step or does not depend on the values), DISCRETE (no float goes in or none comes out), DIRECTION (numerical
+differentiation along one direction, twice: of what is large), or FORWARD (this case tests values alone; another case of the
+same function tests gradients).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-SMOOTH, ZERO, DISCRETE, FORWARD = "smooth", "zero", "discrete", "forward"
+SMOOTH, ZERO, DISCRETE, DIRECTION, FORWARD = "smooth", "zero", "discrete", "direction", "forward"
 BF16 = np.dtype(ml_dtypes.bfloat16)
 
 

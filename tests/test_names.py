@@ -18,7 +18,9 @@ import funccoll
 SHARED = {
     "array operations: NumPy's functions, the primitives that they bind, kernels": (
         {"ops.elementwise", "primitives.elementwise"}, {"ops.indexing", "primitives.indexing"},
-        {"ops.linalg", "primitives.linalg"}, {"ops.shaping", "primitives.shaping"},
+        {"linalg", "ops.linalg", "primitives.linalg"}, {"ops.shaping", "primitives.shaping"},
+        {"ops.decompositions", "primitives.decompositions"}, {"ops.fourier", "primitives.fourier"},
+        {"special", "primitives.special"},
         {"ops.reductions", "primitives.reductions", "kernels.reductions"},
         {"kernels.cuda", "runtime.cuda"},
     ),

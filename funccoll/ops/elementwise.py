@@ -13,6 +13,7 @@ from ..errors import DTypeError, InPlaceError, UnsupportedError
 from ..ir import Traced, bind
 from ..primitives.elementwise import UFUNCS, convert_p, imag_p, real_p, resolve, where_p
 from ..primitives.linalg import matmul_p
+from ..primitives.special import special_primitive
 from ..types import bfloat16, check_dtype, is_inexact
 from .registry import as_operand, as_traceable, dims, implements, instead, refuse_out
 
@@ -118,11 +119,10 @@ def call_ufunc(ufunc: np.ufunc, method: str, inputs: Sequence[Any], kwargs: Mapp
         return np.copysign(np.where(np.isinf(x), np.zeros((), x.dtype), x - whole), x), whole
     if ufunc is np.matmul:
         return bind(matmul_p, *map(as_traceable, operands))
-    primitive = UFUNCS.get(ufunc)
+    primitive = UFUNCS.get(ufunc) or special_primitive(ufunc)
     if primitive is None:
         name = f"np.{ufunc.__name__}" if getattr(np, ufunc.__name__, None) is ufunc else f"the ufunc {ufunc.__name__}"
-        ours = "Use fc.nn.erf." if ufunc.__name__ == "erf" else instead(ufunc.__name__)
-        raise UnsupportedError(f"{name} cannot be traced by funccoll. {ours}")
+        raise UnsupportedError(f"{name} cannot be traced by funccoll. {instead(ufunc.__name__)}")
     return _bind_weakly(primitive, operands, promote(ufunc, operands, kwargs.get("dtype")))
 
 

@@ -1,4 +1,4 @@
-"""NumPy's products, einsum and norms over traced arrays."""
+"""NumPy's products and einsum over traced arrays."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..errors import ShapeError, UnsupportedError
 from ..ir import bind
 from ..primitives.linalg import einsum_p, matmul_p
 from .elementwise import unify
-from .registry import as_traceable, dims, implements, normalize_dim, refuse_out
+from .registry import as_traceable, implements, normalize_dim, refuse_out
 
 __all__ = ["matmul"]
 
@@ -128,34 +128,3 @@ def diagonal(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
     n = max(min(rows + min(offset, 0), columns - max(offset, 0)), 0)
     k = np.arange(n)
     return a[..., k + max(-offset, 0), k + max(offset, 0)]
-
-
-@implements(np.linalg.norm)
-def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
-    """np.linalg.norm: 2-norm of vectors, Frobenius of matrices, and the orders 1, inf, -inf, 0 for vectors."""
-    if x.dtype.kind in "iub":
-        x = x.astype(np.float64)
-    over = dims(axis, x.ndim)
-    if ord is not None and (len(over) > 2 or (ord == "fro" and len(over) != 2)):
-        raise ShapeError(f"np.linalg.norm(ord={ord!r}) of dimensions {over} of shape {x.shape}: choose axis.")
-    size = np.abs(x)
-    if ord is None or ord == "fro" or (ord == 2 and len(over) == 1):
-        return np.sqrt(np.sum(np.square(size), axis=over, keepdims=keepdims))
-    if len(over) == 2:
-        rows, columns = (dims(axis, x.ndim) if axis is None else tuple(normalize_dim(d, x.ndim) for d in axis))[-2:]
-        if ord in (1, -1, np.inf, -np.inf):
-            summed, kept = (rows, columns) if abs(ord) == 1 else (columns, rows)
-            best = np.max if ord > 0 else np.min
-            sums = np.sum(size, axis=summed, keepdims=True)
-            out = best(sums, axis=kept, keepdims=True)
-            return out if keepdims else np.squeeze(out, (rows, columns))
-        raise UnsupportedError(f"np.linalg.norm(ord={ord!r}) of a matrix cannot be traced; use 'fro', 1 or inf.")
-    if ord == np.inf:
-        return np.max(size, axis=over, keepdims=keepdims)
-    if ord == -np.inf:
-        return np.min(size, axis=over, keepdims=keepdims)
-    if ord == 0:
-        return np.sum((x != 0).astype(size.dtype), axis=over, keepdims=keepdims)
-    if ord == 1:
-        return np.sum(size, axis=over, keepdims=keepdims)
-    return np.power(np.sum(np.power(size, ord), axis=over, keepdims=keepdims), 1.0 / ord)

@@ -45,7 +45,8 @@ def resolve(ufunc: np.ufunc, dtypes: tuple[Any, ...]) -> tuple[np.dtype, ...]:
         return ufunc.resolve_dtypes(dtypes + (None,) * ufunc.nout)
     except TypeError:
         shown = ", ".join(getattr(d, "name", None) or d.__name__ for d in dtypes)
-        raise DTypeError(f"np.{ufunc.__name__} is not defined for dtypes ({shown}).") from None
+        name = f"np.{ufunc.__name__}" if getattr(np, ufunc.__name__, None) is ufunc else f"scipy.special.{ufunc.__name__}"
+        raise DTypeError(f"{name} is not defined for dtypes ({shown}).") from None
 
 
 def _infer_ufunc(ufunc: np.ufunc, *types: ArrayType) -> list[ArrayType]:

@@ -82,7 +82,8 @@ _REMEDY = {
     "one of several values, use fc.asarray(values)[i].",
     "__array__ (np.asarray, or a library that is not traced)": "Use np.* functions on the traced array itself: np.stack "
     "in place of np.array([...]), x = fc.at(x)[i].set(v) in place of assigning into a NumPy array, fc.asarray(a)[i] "
-    "in place of a[i] for a NumPy array a, x.astype(dtype) in place of np.float32(x); leave out np.asarray(x).",
+    "in place of a[i] for a NumPy array a, x.astype(dtype) in place of np.float32(x), fc.special's functions in place of "
+    "scipy.special's logsumexp, softmax, polygamma and multigammaln; leave out np.asarray(x).",
 }
 
 

@@ -1,0 +1,38 @@
+"""Linear algebra that NumPy lacks; np.linalg's own functions are traced as they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .errors import TraceError
+from .ir import Traced, bind
+from .ops.decompositions import several_systems
+from .primitives.linear_systems import conjugate, solve_triangular_p
+from .types import type_of
+
+__all__ = ["solve_triangular"]
+
+_FORMS = {0: 0, "N": 0, 1: 1, "T": 1, 2: 2, "C": 2}
+
+
+def solve_triangular(a: Any, b: Any, *, trans: int | str = 0, lower: bool = False, unit_diagonal: bool = False) -> Any:
+    """Solve `a @ x = b`, reading one triangle of a (..., n, n); b is a vector (n,) or matrices (..., n, k).
+
+    `trans` 1 or "T" solves with the transpose of a, 2 or "C" with its adjoint; `lower` says which triangle of a is read, and
+    `unit_diagonal` takes its diagonal as ones. Leading dimensions broadcast. The arguments are those of
+    scipy.linalg.solve_triangular; the result is NumPy's arithmetic, by blocks.
+
+    Raises: LinAlgError for a zero on the diagonal, ShapeError and DTypeError for operands that do not fit.
+    """
+    if trans not in _FORMS:
+        raise TraceError(f"solve_triangular: trans={trans!r} must be 0, 1 or 2 ('N', 'T' or 'C').")
+
+    def solve(a: Any, b: Any) -> Any:
+        params = {"lower": bool(lower), "unit_diagonal": bool(unit_diagonal)}
+        if not isinstance(a, Traced) and not isinstance(b, Traced):  # the type rule checks, and does not run outside a trace
+            solve_triangular_p.infer(type_of(a), type_of(b), **params)
+        if _FORMS[trans]:
+            a, params["lower"] = a.mT if _FORMS[trans] == 1 else conjugate(a).mT, not lower
+        return bind(solve_triangular_p, a, b, **params)
+
+    return several_systems(solve, a, b)

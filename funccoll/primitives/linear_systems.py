@@ -1,0 +1,206 @@
+"""Primitives that solve linear systems, with inverses and determinants, over stacks of matrices (leading dimensions).
+
+Their references are NumPy's, which computes single precision in double. No rule conjugates the cotangent's side of the
+pairing: the transpose of a matrix is a plain one.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..errors import DTypeError, ShapeError
+from ..ir import Primitive, bind
+from ..types import ArrayType
+from .batch_rules import batch_aligned, batch_all
+from .elementwise import broadcast_shapes
+from .shaping import fit
+
+__all__ = [
+    "adjoint", "conjugate", "det_p", "inv_p", "pinv_p", "real_dtype", "require_matrices", "slogdet_p", "solve_p",
+    "solve_triangular_p",
+]  # fmt: skip
+
+
+def require_matrices(name: str, *types: ArrayType, square: bool = False) -> np.dtype:
+    """The dtype of stacks of matrices; raises ShapeError and DTypeError for what LAPACK does not take."""
+    for x in types:
+        if x.dtype.kind not in "fc" or x.dtype == np.float16:
+            raise DTypeError(f"{name} is not defined for {x.dtype}, as in NumPy: convert it with .astype(np.float32).")
+        if x.ndim < 2:
+            raise ShapeError(f"{name}: a matrix has two dimensions, and shape {x.shape} has {x.ndim}.")
+    if square and types[0].shape[-1] != types[0].shape[-2]:
+        raise ShapeError(f"{name}: the last two dimensions of shape {types[0].shape} differ; the matrix must be square.")
+    return functools.reduce(np.promote_types, (x.dtype for x in types))
+
+
+def real_dtype(dtype: np.dtype) -> np.dtype:
+    """The dtype of the real part."""
+    return np.finfo(dtype).dtype
+
+
+def conjugate(x: Any) -> Any:
+    """np.conjugate; a real array as it is."""
+    return np.conjugate(x) if x.dtype.kind == "c" else x
+
+
+def adjoint(x: Any) -> Any:
+    """The conjugate transpose of each matrix."""
+    return conjugate(x.mT)
+
+
+# ---------------------------------------------------------------- solve
+
+
+def _infer_solve(a: ArrayType, b: ArrayType, name: str = "np.linalg.solve") -> list[ArrayType]:
+    dtype = require_matrices(name, a, b, square=True)
+    if a.shape[-1] != b.shape[-2]:
+        raise ShapeError(
+            f"{name}: a matrix of shape {a.shape} and a right-hand side of shape {b.shape}: it has {b.shape[-2]} rows, not "
+            f"{a.shape[-1]}. One with one dimension is a vector; of several vectors pass b[..., None]."
+        )
+    batch = broadcast_shapes(f"{name} (leading dimensions)", [a.shape[:-2], b.shape[:-2]])
+    return [ArrayType((*batch, *b.shape[-2:]), dtype)]
+
+
+def _solve_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any]) -> list[Any]:
+    a, b = inputs
+    pulled = functools.cache(lambda: np.linalg.solve(a.mT, cts[0]))
+    return [lambda: fit(-(pulled() @ outs[0].mT), a), lambda: fit(pulled(), b)]
+
+
+solve_p = Primitive("linalg.solve", _infer_solve, np.linalg.solve, _solve_vjp, batch=batch_aligned, blas=True)
+
+
+_BLOCK = 64
+"""Rows of the triangles that LAPACK's general solver gets: it takes n³ operations, where substitution takes n²."""
+
+
+def _substitute(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Solve upper triangular systems: halves of the matrix in turn, and a product of matrices between them.
+
+    The general solver finds the triangle's own diagonal as its pivots, so a block is solved by plain substitution.
+    """
+    n = a.shape[-1]
+    if n <= _BLOCK:
+        return np.linalg.solve(a, b)
+    cut = n // 2
+    below = _substitute(a[..., cut:, cut:], b[..., cut:, :])
+    above = _substitute(a[..., :cut, :cut], b[..., :cut, :] - a[..., :cut, cut:] @ below)
+    return np.concatenate([above, np.broadcast_to(below, (*above.shape[:-2], *below.shape[-2:]))], axis=-2)
+
+
+def _triangle(a: Any, lower: bool, unit_diagonal: bool) -> Any:
+    inner = -1 if unit_diagonal else 0
+    return np.tril(a, inner) if lower else np.triu(a, -inner)
+
+
+def _solve_triangular(a: np.ndarray, b: np.ndarray, *, lower: bool, unit_diagonal: bool) -> np.ndarray:
+    a = _triangle(a, lower, unit_diagonal)
+    if unit_diagonal:
+        a = a + np.eye(a.shape[-1], dtype=a.dtype)
+    if lower:  # the same unknowns from the last to the first
+        return np.ascontiguousarray(np.flip(_substitute(np.flip(a, (-2, -1)), np.flip(b, -2)), -2))
+    return _substitute(a, b)
+
+
+def _infer_solve_triangular(a: ArrayType, b: ArrayType, *, lower: bool, unit_diagonal: bool) -> list[ArrayType]:
+    return _infer_solve(a, b, "fc.linalg.solve_triangular")
+
+
+def _solve_triangular_vjp(
+    cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *, lower: bool, unit_diagonal: bool
+) -> list[Any]:
+    a, b = inputs
+    params = {"lower": not lower, "unit_diagonal": unit_diagonal}
+    pulled = functools.cache(lambda: bind(solve_triangular_p, a.mT, cts[0], **params))
+    return [lambda: fit(_triangle(-(pulled() @ outs[0].mT), lower, unit_diagonal), a), lambda: fit(pulled(), b)]
+
+
+solve_triangular_p = Primitive(
+    "linalg.solve_triangular", _infer_solve_triangular, _solve_triangular, _solve_triangular_vjp, batch=batch_aligned,
+    blas=True,
+)  # fmt: skip
+
+
+# ---------------------------------------------------------------- inverses
+
+
+def _infer_inv(a: ArrayType) -> list[ArrayType]:
+    require_matrices("np.linalg.inv", a, square=True)
+    return [a]
+
+
+def _inv_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any]) -> list[Any]:
+    return [lambda: -(outs[0].mT @ cts[0] @ outs[0].mT)]
+
+
+inv_p = Primitive("linalg.inv", _infer_inv, np.linalg.inv, _inv_vjp, batch=batch_all, blas=True)
+
+
+def _infer_pinv(a: ArrayType, *, rcond: float) -> list[ArrayType]:
+    dtype = require_matrices("np.linalg.pinv", a)
+    return [ArrayType((*a.shape[:-2], a.shape[-1], a.shape[-2]), dtype)]
+
+
+def _pinv_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *, rcond: float) -> list[Any]:
+    """The transpose of dP = -P dA P + P Pᴴ dAᴴ (I - A P) + (I - P A) dAᴴ Pᴴ P (Golub and Pereyra, 1973)."""
+    (a,), (p,), (ct,) = inputs, outs, cts
+
+    def pull() -> Any:
+        conj, back = conjugate(p), adjoint(ct)
+        left, right = back @ conj @ p.mT, p.mT @ conj @ back
+        return left - conjugate(a @ p) @ left + right - right @ conjugate(p @ a) - p.mT @ ct @ p.mT
+
+    return [pull]
+
+
+pinv_p = Primitive(
+    "linalg.pinv", _infer_pinv, lambda a, *, rcond: np.linalg.pinv(a, rcond=rcond), _pinv_vjp, batch=batch_all, blas=True
+)
+
+
+# ---------------------------------------------------------------- determinants
+
+
+def _as_matrices(x: Any) -> Any:
+    """A number for each matrix, as matrices of one element."""
+    return np.expand_dims(x, (-2, -1))
+
+
+def _infer_det(a: ArrayType) -> list[ArrayType]:
+    return [ArrayType(a.shape[:-2], require_matrices("np.linalg.det", a, square=True))]
+
+
+def _det_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any]) -> list[Any]:
+    return [lambda: _as_matrices(cts[0] * outs[0]) * np.linalg.inv(inputs[0]).mT]
+
+
+det_p = Primitive("linalg.det", _infer_det, np.linalg.det, _det_vjp, batch=batch_all, blas=True)
+
+
+def _infer_slogdet(a: ArrayType) -> list[ArrayType]:
+    dtype = require_matrices("np.linalg.slogdet", a, square=True)
+    return [ArrayType(a.shape[:-2], dtype), ArrayType(a.shape[:-2], real_dtype(dtype))]
+
+
+def _slogdet_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any]) -> list[Any]:
+    """d log|A| is the real part of tr(A⁻¹ dA); the imaginary part turns the sign."""
+    (a,), (of_sign, of_log) = inputs, cts
+
+    def pull() -> Any:
+        turned = None if of_sign is None or a.dtype.kind != "c" else 1j * np.imag(of_sign * outs[0])
+        weights = [w for w in (of_log, turned) if w is not None]
+        if not weights:  # a real sign is a step
+            return np.zeros_like(a)
+        return _as_matrices(sum(weights[1:], weights[0])) * np.linalg.inv(a).mT
+
+    return [pull]
+
+
+slogdet_p = Primitive(
+    "linalg.slogdet", _infer_slogdet, np.linalg.slogdet, _slogdet_vjp, batch=batch_all, multiple=True, blas=True
+)
