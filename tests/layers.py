@@ -26,11 +26,14 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "primitives": (
         ("batch_rules",), ("shaping",), ("elementwise", "indexing", "reductions"),
-        ("linalg", "randomness", "combining", "higher", "optimizers"),
+        ("linalg", "randomness", "combining", "higher", "optimizers", "sorting", "accumulations"),
         ("collectives",),
     ),
     "primitives.collectives": (("record", "rules"), ("varying",), ("all_reduce",), ("*",)),
-    "ops": (("registry",), ("elementwise",), ("linalg", "indexing", "reductions", "shaping")),
+    "ops": (
+        ("registry",), ("elementwise",), ("linalg", "indexing", "reductions", "shaping"),
+        ("accumulations", "creation", "joining", "pointwise", "sorting", "statistics", "without_nan"),
+    ),
     "tracing": (("tracer",), ("trace",)),
     "autodiff": (("reverse",), ("custom_rules",)),
     # The pipeline in its order: ARCHITECTURE.md section 5.

@@ -19,6 +19,7 @@ SHARED = {
     "array operations: NumPy's functions, the primitives that they bind, kernels": (
         {"ops.elementwise", "primitives.elementwise"}, {"ops.indexing", "primitives.indexing"},
         {"ops.linalg", "primitives.linalg"}, {"ops.shaping", "primitives.shaping"},
+        {"ops.sorting", "primitives.sorting"}, {"ops.accumulations", "primitives.accumulations"},
         {"ops.reductions", "primitives.reductions", "kernels.reductions"},
         {"kernels.cuda", "runtime.cuda"},
     ),

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import numpy_function_cases
 import optree
 import pytest
 from hypothesis import given
@@ -23,6 +24,7 @@ from funccoll.errors import ConcretizationError, DTypeError, InPlaceError, Shape
 from funccoll.ops import FUNCTIONS
 from funccoll.primitives.elementwise import UFUNCS, where_p
 
+assert numpy_function_cases.CASES is CASES  # it has added its own
 ALL = {*FUNCTIONS, *UFUNCS, np.matmul, np.divmod, np.modf}
 # The functions that the issue asks for, by name: what is traced must never become less than this.
 REQUIRED = """

@@ -1,6 +1,22 @@
 """NumPy's functions over traced arrays. Importing this package fills the table."""
 
-from . import elementwise, indexing, linalg, reductions, shaping
+from . import (
+    accumulations,
+    creation,
+    elementwise,
+    indexing,
+    joining,
+    linalg,
+    pointwise,
+    reductions,
+    shaping,
+    sorting,
+    statistics,
+    without_nan,
+)
 from .registry import FUNCTIONS, call_function
 
-__all__ = ["FUNCTIONS", "call_function", "elementwise", "indexing", "linalg", "reductions", "shaping"]
+__all__ = [
+    "FUNCTIONS", "accumulations", "call_function", "creation", "elementwise", "indexing", "joining", "linalg", "pointwise",
+    "reductions", "shaping", "sorting", "statistics", "without_nan",
+]  # fmt: skip
