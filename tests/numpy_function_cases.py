@@ -87,6 +87,10 @@ add(np.less, np.less.outer, normal(3), normal(2), grad=DISCRETE)
 add(np.logaddexp, lambda x: np.logaddexp.reduce(x, axis=1), normal(2, 4), exact=False)
 for _u in (np.fmax, np.fmin):
     add(_u, lambda x, u=_u: u.reduce(x, axis=1), _holes, grad=FORWARD)
+for _name, _a, _b in (("vecdot", (2, 3), (3,)), ("matvec", (2, 4, 3), (3,)), ("vecmat", (4,), (2, 4, 3))):
+    if hasattr(np, _name):  # NumPy 2.1 and 2.2
+        add(getattr(np, _name), getattr(np, _name), normal(*_a), normal(*_b), exact=False)
+        add(getattr(np, _name), getattr(np, _name), cplx(*_a), cplx(*_b), exact=False)
 add(np.diff, np.diff, normal(5))
 add(np.diff, lambda x: np.diff(x, 2, 0), normal(4, 3))
 add(np.diff, lambda x: np.diff(x, 0), normal(4))

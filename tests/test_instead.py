@@ -79,3 +79,7 @@ def test_a_method_that_works_in_place_names_the_function():
         fc.jit(np.unique)(A)
     with pytest.raises(InPlaceError, match=re.escape("x = fc.at(x)[index].max(value)")):
         fc.jit(lambda x: np.maximum.at(x, 0, 1.0))(A)
+    with pytest.raises(UnsupportedError, match=re.escape("np.add, np.multiply, np.maximum and np.minimum can.")):
+        fc.jit(np.logaddexp.accumulate)(A)
+    with pytest.raises(UnsupportedError, match=r"np\.add\.reduceat cannot be traced"):
+        fc.jit(lambda x: np.add.reduceat(x, [0, 2]))(A)

@@ -1,8 +1,8 @@
-"""NumPy's running reductions, the methods of ufuncs (`accumulate`, `outer`), and differences between neighbours."""
+"""NumPy's running reductions, the methods of ufuncs (`accumulate`, `outer`, `reduce`), and differences between neighbours."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from ..errors import ShapeError, UnsupportedError
 from ..ir import bind
 from ..primitives.accumulations import ACCUMULATIONS
+from ..primitives.elementwise import stop_gradient_p
 from ..types import check_dtype
 from .elementwise import UFUNC_METHODS, astype
 from .reductions import sum_dtype
@@ -47,8 +48,26 @@ def _outer_method(ufunc: np.ufunc, inputs: Sequence[Any], kwargs: Mapping[str, A
     return ufunc(a, b, **kwargs)
 
 
-UFUNC_METHODS["accumulate"] = _accumulate_method
-UFUNC_METHODS["outer"] = _outer_method
+def _log_sum_exp(x: Any, axis: Any, keepdims: bool = False) -> Any:
+    """`np.logaddexp.reduce`: the largest element comes out of the logarithm, so that no exponential overflows."""
+    highest = np.max(x, axis=axis, keepdims=True)
+    highest = bind(stop_gradient_p, np.where(np.isfinite(highest), highest, np.zeros((), x.dtype)))
+    total = np.log(np.sum(np.exp(x - highest), axis=axis, keepdims=True)) + highest
+    return total if keepdims else np.squeeze(total, axis=axis)
+
+
+def _reduce_method(ufunc: np.ufunc, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    functions: dict[np.ufunc, Callable[..., Any]] = {
+        np.add: np.sum, np.multiply: np.prod, np.maximum: np.max, np.minimum: np.min, np.fmax: np.nanmax, np.fmin: np.nanmin,
+        np.logical_and: np.all, np.logical_or: np.any, np.logaddexp: _log_sum_exp,
+    }  # fmt: skip
+    if ufunc not in functions:
+        raise UnsupportedError(f"np.{ufunc.__name__}.reduce cannot be traced by funccoll.")
+    kwargs = {k: v for k, v in kwargs.items() if v is not None or k == "axis"}  # axis=None means all of them
+    return functions[ufunc](inputs[0], **{"axis": 0, **kwargs})
+
+
+UFUNC_METHODS.update(accumulate=_accumulate_method, outer=_outer_method, reduce=_reduce_method)
 
 
 @implements(np.cumprod)

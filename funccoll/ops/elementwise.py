@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import DTypeError, InPlaceError, UnsupportedError
 from ..ir import Traced, bind
-from ..primitives.elementwise import UFUNCS, convert_p, imag_p, real_p, resolve, stop_gradient_p, where_p
+from ..primitives.elementwise import UFUNCS, convert_p, imag_p, real_p, resolve, where_p
 from ..primitives.linalg import matmul_p
 from ..types import bfloat16, check_dtype, is_inexact
 from .registry import as_operand, as_traceable, dims, implements, instead, refuse_out
@@ -19,7 +19,7 @@ from .registry import as_operand, as_traceable, dims, implements, instead, refus
 __all__ = ["UFUNC_METHODS", "apply_ufunc", "astype", "call_ufunc", "promote"]
 
 UFUNC_METHODS: dict[str, Callable[[np.ufunc, Sequence[Any], Mapping[str, Any]], Any]] = {}
-"""A ufunc's method -> what computes it: later modules add `accumulate` and `outer`."""
+"""A ufunc's method -> what computes it: `accumulations` adds them."""
 
 _COMPARISONS = {np.equal, np.not_equal, np.less, np.less_equal, np.greater, np.greater_equal}
 _SCALARS = (int, float, complex)
@@ -142,28 +142,6 @@ _VECTOR_PRODUCTS: dict[str, Callable[[Any, Any], Any]] = {
     "vecmat": lambda x, y: np.matmul(np.conj(x)[..., None, :], y)[..., 0, :],
 }
 """Products that are ufuncs, by name: some came with NumPy 2.1 and 2.2."""
-
-
-def _reduce(ufunc: np.ufunc, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    functions: dict[np.ufunc, Callable[..., Any]] = {
-        np.add: np.sum, np.multiply: np.prod, np.maximum: np.max, np.minimum: np.min, np.fmax: np.nanmax, np.fmin: np.nanmin,
-        np.logical_and: np.all, np.logical_or: np.any, np.logaddexp: _log_sum_exp,
-    }  # fmt: skip
-    if ufunc not in functions:
-        raise UnsupportedError(f"np.{ufunc.__name__}.reduce cannot be traced by funccoll.")
-    kwargs = {k: v for k, v in kwargs.items() if v is not None or k == "axis"}  # axis=None means all of them
-    return functions[ufunc](inputs[0], **{"axis": 0, **kwargs})
-
-
-UFUNC_METHODS["reduce"] = _reduce
-
-
-def _log_sum_exp(x: Any, axis: Any, keepdims: bool = False) -> Any:
-    """`np.logaddexp.reduce`: the largest element comes out of the logarithm, so that no exponential overflows."""
-    highest = np.max(x, axis=axis, keepdims=True)
-    highest = bind(stop_gradient_p, np.where(np.isfinite(highest), highest, np.zeros((), x.dtype)))
-    total = np.log(np.sum(np.exp(x - highest), axis=axis, keepdims=True)) + highest
-    return total if keepdims else np.squeeze(total, axis=axis)
 
 
 def astype(x: Any, dtype: Any, copy: bool = True) -> Any:

@@ -35,6 +35,7 @@ def implements(*functions: Callable[..., Any]) -> Callable[[F], F]:
 def supported_functions() -> list[str]:
     """The NumPy functions and ufuncs that traced functions can use: `np.add`, `np.linalg.norm`, ..., sorted."""
     ufuncs = {f"np.{u.__name__}" for u in (*UFUNCS, np.divmod, np.matmul, np.modf)}
+    ufuncs |= {f"np.{name}" for name in ("vecdot", "matvec", "vecmat") if hasattr(np, name)}  # NumPy 2.1 and 2.2
     return sorted({qualified_name(f) for f in FUNCTIONS} | ufuncs)
 
 

@@ -193,10 +193,10 @@ class Tracer(Traced):
         if name == "at":
             raise MissingMethodError("a traced array has no .at: write fc.at(x)[index].set(value).")
         if name in ("fill", "sort", "put", "partition", "resize", "setfield", "byteswap"):
-            remedy = _NEW_ARRAYS.get(name, "x = fc.at(x)[index].set(value)")
+            remedy = f"{_NEW_ARRAYS[name]}, or " if name in _NEW_ARRAYS else ""
             raise MissingMethodError(
-                f"the array method .{name} works in place, and traced arrays never change. Use {remedy}, which makes a new "
-                "array."
+                f"the array method .{name} works in place, and traced arrays never change. Use {remedy}"
+                "x = fc.at(x)[index].set(value), which makes a new array."
             )
         if hasattr(np.ndarray, name):
             raise MissingMethodError(f"the array attribute .{name} cannot be traced by funccoll. {instead(name)}")
