@@ -2,7 +2,7 @@
 
 `python benchmarks/autograd_suite.py` fetches the pinned sdist, runs the tests, then each example for a few gradients (which are
 compared with autograd's own, from the sdist), and writes benchmarks/results/autograd_suite.json. `--tests` or `--examples` runs
-one half, `--only WORD` the tests whose name has the word, and prints their errors.
+one half and keeps the other's record; `--only WORD` runs what has the word in its name, prints errors, and records nothing.
 """
 
 from __future__ import annotations
@@ -109,22 +109,28 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where the sdist is kept (default: a temporary folder)")
     options = parser.parse_args()
     both = not (options.tests or options.examples)
+    file = HERE / "results" / "autograd_suite.json"
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         source = fetch(folder)
-        result: dict[str, Any] = {"sdist": SDIST}
+        result: dict[str, Any] = {}
         if options.tests or both:
             result["tests"] = summarize(run_tests(source, options.only))
         if options.examples or both:
             import autograd_examples
 
             result["examples"] = autograd_examples.run_all(source, options.only)
-    if both:
-        from measure import machine
+    if options.only:
+        print(json.dumps(result.get("examples", {}), indent=1))
+        return
+    from measure import machine
 
-        (HERE / "results" / "autograd_suite.json").write_text(json.dumps({"machine": machine(), **result}, indent=1) + "\n")
-    print(json.dumps(result, indent=1) if not options.only else json.dumps(result.get("examples", {}), indent=1))
+    recorded = json.loads(file.read_text()) if file.exists() else {}
+    recorded |= {"sdist": SDIST, **{half: {"machine": machine(), **counts} for half, counts in result.items()}}
+    file.write_text(json.dumps(recorded, indent=1) + "\n")
+    for half, counts in result.items():
+        print(half, {k: v for k, v in counts.items() if isinstance(v, int)})
 
 
 if __name__ == "__main__":

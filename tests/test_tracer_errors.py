@@ -173,7 +173,7 @@ def test_augmented_assignment_to_a_traced_name_is_no_assignment():
 
 
 def test_unsupported_functions_say_what_to_write():
-    wrong(UnsupportedError, lambda: run(lambda x: np.polymul(x, x)), "np.polymul", "Write np.convolve(x, y) in its", "outside the")
+    wrong(UnsupportedError, lambda: run(lambda x: np.polymul(x, x)), "np.polymul", "Write np.convolve(x, y) in", "outside the")
     wrong(UnsupportedError, lambda: run(lambda x: np.frompyfunc(abs, 1, 1)(x)), "the ufunc abs")
     wrong(UnsupportedError, lambda: run(lambda x: np.linalg.svd(x)), "np.linalg.svd")
     wrong(UnsupportedError, lambda: run(lambda x: np.fft.fft(x)), "np.fft.fft", "fc.supported_functions()")
