@@ -75,22 +75,52 @@ def _mvn_logpdf(x: Any, mean: Any, cov: Any, allow_singular: bool = False) -> An
     return -(np.sum(centred * solved, axis=-1) + np.linalg.slogdet(cov)[1] + np.shape(cov)[-1] * LOG_2PI) / 2
 
 
+def _t_cdf(x: Any, df: Any, loc: Any = 0.0, scale: Any = 1.0) -> Any:
+    z = (x - loc) / scale
+    tail = scipy.special.betainc(df / 2, 0.5, df / (df + z**2)) / 2
+    return np.where(z > 0, 1 - tail, tail)
+
+
 def _mvn_entropy(mean: Any, cov: Any) -> Any:
     return (np.shape(cov)[-1] * (1 + LOG_2PI) + np.linalg.slogdet(cov)[1]) / 2
+
+
+def convolve(A: Any, B: Any, axes: Any = None, dot_axes: Any = ((), ()), mode: str = "full") -> Any:
+    """autograd.scipy.signal.convolve, by windows and einsum."""
+    axes = [list(range(np.ndim(A)))] * 2 if axes is None else axes
+    pairs = list(zip(*axes, strict=True))
+    if any(B.shape[b] < A.shape[a] for a, b in pairs) and (mode == "valid" or B.size <= A.size):
+        free_b = B.ndim - len(dot_axes[1]) - len(axes[1])
+        free_a = A.ndim - len(dot_axes[0]) - len(axes[0])
+        order = [*range(free_b, free_b + free_a), *range(free_b), *range(free_b + free_a, free_b + free_a + len(pairs))]
+        return np.transpose(convolve(B, A, axes[::-1], dot_axes[::-1], mode), order)
+    if mode == "full":
+        width = {b: A.shape[a] - 1 for a, b in pairs}
+        B = np.pad(B, [(width.get(d, 0),) * 2 for d in range(B.ndim)])
+    for a, b in pairs:
+        windows = np.arange(A.shape[a])[:, None] + np.arange(B.shape[b] - A.shape[a] + 1)
+        B = np.moveaxis(np.take(B, windows, axis=b), b + 1, -1)
+    A = np.flip(A, tuple(axes[0]))
+    left, right = list(range(A.ndim)), list(range(A.ndim, A.ndim + B.ndim))
+    for a, b in zip([*axes[0], *dot_axes[0]], [*axes[1], *dot_axes[1]], strict=True):
+        left[a] = right[b] = A.ndim + B.ndim + a
+    return np.einsum(A, left, B, right)
 
 
 def install(module: Callable[..., types.ModuleType]) -> None:
     """Put the modules into `sys.modules`, by the adapter's `module`."""
     module("autograd.scipy")
-    module("autograd.scipy.special", scipy.special, logsumexp=logsumexp)
+    ours = getattr(fc, "special", None)  # SciPy's functions that are not ufuncs
+    special = {name: getattr(ours, name) for name in ("polygamma", "multigammaln") if hasattr(ours, name)}
+    module("autograd.scipy.special", scipy.special, logsumexp=logsumexp, **special)
     module("autograd.scipy.linalg", scipy.linalg)
-    module("autograd.scipy.signal")
+    module("autograd.scipy.signal", convolve=convolve)
     module("autograd.scipy.integrate")
     module("autograd.scipy.stats")
     logarithm = lambda f: lambda *args, **kw: np.log(f(*args, **kw))
     densities = {
         "norm": _density(_norm_logpdf, cdf=_norm_cdf, sf=_norm_sf, logcdf=logarithm(_norm_cdf), logsf=logarithm(_norm_sf)),
-        "t": _density(_t_logpdf),
+        "t": _density(_t_logpdf, cdf=_t_cdf, logcdf=logarithm(_t_cdf)),
         "gamma": _density(_gamma_logpdf, cdf=lambda x, a: scipy.special.gammainc(a, x)),
         "chi2": _density(_chi2_logpdf, cdf=lambda x, df: scipy.special.gammainc(df / 2, x / 2)),
         "beta": _density(_beta_logpdf, cdf=lambda x, a, b: scipy.special.betainc(a, b, x)),
