@@ -32,8 +32,10 @@ from .compiler.redistribute import redistribute
 from .control import cond, fori_loop, scan, switch, while_loop
 from .errors import FunccollError, PlannedError, PlannedNameError
 from .mesh import Mesh, P, Sharding, abstract_mesh
+from .ops.creation import full
 from .ops.indexing import at
 from .ops.registry import supported_functions
+from .ops.sorting import top_k, unique
 from .parallel import DataParallel, comm_hooks, data_parallel, uneven_batches
 from .placement import asarray, device_put, from_local
 from .profiling.recording import profile
@@ -53,7 +55,7 @@ __all__ = [
     "jit", "AUTO", "clear_caches", "grad", "value_and_grad", "vjp", "custom_vjp", "grad_hook", "stop_gradient",
     "scan", "fori_loop", "while_loop", "cond", "switch",
     "checkpoint", "checkpoint_name", "checkpoint_policies",
-    "data_parallel", "DataParallel", "uneven_batches", "at", "supported_functions",
+    "data_parallel", "DataParallel", "uneven_batches", "at", "full", "top_k", "unique", "supported_functions",
     # collectives
     "all_gather", "all_reduce", "all_to_all", "axis_index", "axis_size", "barrier", "broadcast", "gather",
     "own_slice", "permute", "pvary", "reduce", "reduce_scatter", "scatter",

@@ -27,8 +27,8 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "primitives": (
         ("batch_rules",), ("shaping",), ("elementwise", "indexing", "reductions"),
         (
-            "accumulation", "linalg", "linear_systems", "fourier", "special", "randomness", "combining", "higher", "optimizers",
-            "control_flow",
+            "piece_sums", "linalg", "linear_systems", "fourier", "special", "randomness", "combining", "higher", "optimizers",
+            "control_flow", "sorting", "accumulations",
         ),
         ("decompositions",), ("least_squares",),
         ("collectives",),
@@ -36,7 +36,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "primitives.collectives": (("record", "rules"), ("varying",), ("all_reduce",), ("*",)),
     "ops": (
         ("registry",), ("elementwise",), ("decompositions", "fourier", "linalg", "indexing", "reductions", "shaping"),
-        ("norms",),
+        ("norms",), ("accumulations", "creation", "joining", "pointwise", "sorting", "statistics", "without_nan"),
     ),
     "tracing": (("tracer",), ("trace",), ("closed_programs",)),
     "autodiff": (

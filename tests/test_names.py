@@ -21,6 +21,7 @@ SHARED = {
         {"linalg", "ops.linalg", "primitives.linalg"}, {"ops.shaping", "primitives.shaping"},
         {"ops.decompositions", "primitives.decompositions"}, {"ops.fourier", "primitives.fourier"},
         {"special", "primitives.special"},
+        {"ops.sorting", "primitives.sorting"}, {"ops.accumulations", "primitives.accumulations"},
         {"ops.reductions", "primitives.reductions", "kernels.reductions"},
         {"kernels.cuda", "runtime.cuda"},
     ),

@@ -13,6 +13,7 @@ from typing import Any
 import fourier_cases  # noqa: F401  (their cases join CASES)
 import linear_algebra_cases  # noqa: F401
 import numpy as np
+import numpy_function_cases
 import optree
 import pytest
 from hypothesis import given
@@ -25,7 +26,9 @@ from funccoll.errors import ConcretizationError, DTypeError, InPlaceError, Shape
 from funccoll.ops import FUNCTIONS
 from funccoll.primitives.elementwise import UFUNCS, where_p
 
-ALL = {*FUNCTIONS, *UFUNCS, np.matmul, np.divmod, np.modf}
+assert numpy_function_cases.CASES is CASES  # it has added its own
+VECTOR_PRODUCTS = {getattr(np, name) for name in ("vecdot", "matvec", "vecmat") if hasattr(np, name)}
+ALL = {*FUNCTIONS, *UFUNCS, *VECTOR_PRODUCTS, np.matmul, np.divmod, np.modf}
 # The functions that the issue asks for, by name: what is traced must never become less than this.
 REQUIRED = """
 add subtract multiply divide true_divide floor_divide negative positive power float_power remainder mod fmod divmod
@@ -571,9 +574,9 @@ def test_what_needs_values_is_refused():
         with pytest.raises(InPlaceError):
             fc.jit(call)(x)
     unsupported = [
-        np.sort, lambda x: x.sort(), lambda x: np.where(x > 0), lambda x: x[x > 0], lambda x: np.add.accumulate(x),
-        lambda x: np.sum(x, where=x > 0), lambda x: np.reshape(x, 4, order="F"), lambda x: np.frexp(x),
-        lambda x: np.pad(x, 1, mode="mean"), lambda x: np.repeat(x, [1, 2, 1, 1]), lambda x: x[: x.astype(int)[0]],
+        np.poly, lambda x: x.sort(), lambda x: np.where(x > 0), lambda x: x[x > 0], lambda x: np.subtract.accumulate(x),
+        lambda x: np.max(x, where=x > 0), lambda x: np.reshape(x, 4, order="F"), lambda x: np.frexp(x),
+        lambda x: np.pad(x, 1, mode="mean"), lambda x: np.repeat(x, x.astype(int)), lambda x: x[: x.astype(int)[0]],
         lambda x: np.linalg.pinv(x.reshape(2, 2), hermitian=True), lambda x: np.add(x, x, where=x > 0), lambda x: x[True],
         lambda x: np.roll(x, x[0].astype(int)),
     ]  # fmt: skip

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..errors import Source, at_source, current_source
 from ..ir import Atom, Equation, Literal, Primitive, Program, Traced, Var, bind, current_interpreter, evaluate
-from ..primitives.accumulation import accumulate
+from ..primitives.piece_sums import accumulate
 from ..primitives.collectives.varying import pvary
 from ..primitives.higher import checkpoint_p, custom_vjp_p, grad_hook_p, optimization_barrier_p
 from ..primitives.indexing import Piece

@@ -1,9 +1,25 @@
 """NumPy's functions over traced arrays. Importing this package fills the table."""
 
-from . import decompositions, elementwise, fourier, indexing, linalg, norms, reductions, shaping
+from . import (
+    accumulations,
+    creation,
+    decompositions,
+    elementwise,
+    fourier,
+    indexing,
+    joining,
+    linalg,
+    norms,
+    pointwise,
+    reductions,
+    shaping,
+    sorting,
+    statistics,
+    without_nan,
+)
 from .registry import FUNCTIONS, call_function
 
 __all__ = [
-    "FUNCTIONS", "call_function", "decompositions", "elementwise", "fourier", "indexing", "linalg", "norms", "reductions",
-    "shaping",
+    "FUNCTIONS", "accumulations", "call_function", "creation", "decompositions", "elementwise", "fourier", "indexing",
+    "joining", "linalg", "norms", "pointwise", "reductions", "shaping", "sorting", "statistics", "without_nan",
 ]  # fmt: skip

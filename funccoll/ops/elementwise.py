@@ -17,7 +17,10 @@ from ..primitives.special import special_primitive
 from ..types import bfloat16, check_dtype, is_inexact
 from .registry import as_operand, as_traceable, dims, implements, instead, refuse_out
 
-__all__ = ["apply_ufunc", "astype", "call_ufunc", "promote"]
+__all__ = ["UFUNC_METHODS", "apply_ufunc", "astype", "call_ufunc", "promote"]
+
+UFUNC_METHODS: dict[str, Callable[[np.ufunc, Sequence[Any], Mapping[str, Any]], Any]] = {}
+"""A ufunc's method -> what computes it: `accumulations` adds them."""
 
 _COMPARISONS = {np.equal, np.not_equal, np.less, np.less_equal, np.greater, np.greater_equal}
 _SCALARS = (int, float, complex)
@@ -102,9 +105,16 @@ def call_ufunc(ufunc: np.ufunc, method: str, inputs: Sequence[Any], kwargs: Mapp
             f"np.{ufunc.__name__}(..., out=...) or an in-place operator (+=, *=, ...) would write a traced value into "
             "an existing array. Use the returned value: y = np.add(x, v), or fc.at(x)[i].add(v)."
         )
-    if method == "reduce":
-        return _reduce(ufunc, inputs[0], {k: v for k, v in kwargs.items() if k != "out"})
-    extra = {k: v for k, v in kwargs.items() if k not in ("out", "dtype") and v is not None}
+    given = {k: v for k, v in kwargs.items() if k != "out"}
+    if method in UFUNC_METHODS:
+        return UFUNC_METHODS[method](ufunc, inputs, given)
+    if method == "at":
+        update = {np.add: "add", np.multiply: "multiply", np.maximum: "max", np.minimum: "min"}.get(ufunc, "set")
+        raise InPlaceError(
+            f"np.{ufunc.__name__}.at writes into its argument, and traced values never change. Use "
+            f"x = fc.at(x)[index].{update}(value)."
+        )
+    extra = {k: v for k, v in given.items() if k != "dtype" and v is not None}
     if method != "__call__":
         raise UnsupportedError(f"np.{ufunc.__name__}.{method} cannot be traced by funccoll.")
     if extra:
@@ -119,6 +129,8 @@ def call_ufunc(ufunc: np.ufunc, method: str, inputs: Sequence[Any], kwargs: Mapp
         return np.copysign(np.where(np.isinf(x), np.zeros((), x.dtype), x - whole), x), whole
     if ufunc is np.matmul:
         return bind(matmul_p, *map(as_traceable, operands))
+    if ufunc.__name__ in _VECTOR_PRODUCTS:
+        return _VECTOR_PRODUCTS[ufunc.__name__](*map(as_traceable, operands))
     primitive = UFUNCS.get(ufunc) or special_primitive(ufunc)
     if primitive is None:
         name = f"np.{ufunc.__name__}" if getattr(np, ufunc.__name__, None) is ufunc else f"the ufunc {ufunc.__name__}"
@@ -126,15 +138,12 @@ def call_ufunc(ufunc: np.ufunc, method: str, inputs: Sequence[Any], kwargs: Mapp
     return _bind_weakly(primitive, operands, promote(ufunc, operands, kwargs.get("dtype")))
 
 
-def _reduce(ufunc: np.ufunc, x: Any, kwargs: dict[str, Any]) -> Any:
-    functions = {
-        np.add: np.sum, np.multiply: np.prod, np.maximum: np.max, np.minimum: np.min,
-        np.logical_and: np.all, np.logical_or: np.any,
-    }  # fmt: skip
-    if ufunc not in functions:
-        raise UnsupportedError(f"np.{ufunc.__name__}.reduce cannot be traced by funccoll.")
-    kwargs = {k: v for k, v in kwargs.items() if v is not None or k == "axis"}  # axis=None means all of them
-    return functions[ufunc](x, **{"axis": 0, **kwargs})
+_VECTOR_PRODUCTS: dict[str, Callable[[Any, Any], Any]] = {
+    "vecdot": lambda x, y: np.sum(np.conj(x) * y, axis=-1),
+    "matvec": lambda x, y: np.matmul(x, y[..., None])[..., 0],
+    "vecmat": lambda x, y: np.matmul(np.conj(x)[..., None, :], y)[..., 0, :],
+}
+"""Products that are ufuncs, by name: some came with NumPy 2.1 and 2.2."""
 
 
 def astype(x: Any, dtype: Any, copy: bool = True) -> Any:

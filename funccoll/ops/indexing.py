@@ -1,4 +1,4 @@
-"""Indexing of traced arrays: `x[i]`, np.take, np.take_along_axis, `fc.at(x)[i].set/.add`."""
+"""Indexing of traced arrays: `x[i]`, np.take, np.take_along_axis, `fc.at(x)[i]`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 
 from ..errors import DTypeError, MissingMethodError, ShapeError, UnsupportedError
 from ..ir import Traced, bind
-from ..primitives.indexing import Recipe, getitem_p, index_add_p, index_set_p
+from ..primitives.indexing import INDEX_UPDATES, Recipe, getitem_p, index_add_p, index_set_p
 from ..types import type_of
 from .elementwise import astype, result_dtype
 from .registry import as_operand, as_traceable, implements, normalize_dim, refuse_out
 
-__all__ = ["at", "getitem"]
+__all__ = ["at", "getitem", "take"]
 
 
 def _sequence(item: Sequence[Any]) -> Any:
@@ -150,7 +150,7 @@ def take_along_axis(arr: Any, indices: Any, axis: int | None = -1) -> Any:
 
 
 class _At:
-    """`fc.at(x)[index]`: functional updates of one region of an array."""
+    """`fc.at(x)[index]`: functional updates of one region of an array, and reads of it."""
 
     __slots__ = ("index", "x")
 
@@ -161,22 +161,27 @@ class _At:
         return _At(self.x, (index,))
 
     def __getattr__(self, name: str) -> Any:
-        raise MissingMethodError(f"fc.at(x)[index].{name} does not exist: there are .set(value) and .add(value).")
+        raise MissingMethodError(
+            f"fc.at(x)[index].{name} does not exist: there are .set, .add, .multiply, .min and .max of a value, and .get."
+        )
 
     def _update(self, primitive: Any, value: Any) -> Any:
-        if self.index is None:
-            raise UnsupportedError("fc.at(x) needs an index: fc.at(x)[i].set(v).")
         x = as_traceable(self.x)
         value = as_operand(value)
         common = result_dtype(x, value)
         if not np.can_cast(common, x.dtype, "same_kind"):
             raise DTypeError(f"fc.at(x): a value of dtype {common} does not fit into an array of {x.dtype}.")
         value = astype(value, x.dtype) if hasattr(value, "dtype") else np.asarray(value, x.dtype)
-        recipe, arrays = recipe_of(tuple(x.shape), self.index[0])
+        recipe, arrays = recipe_of(tuple(x.shape), self._given())
         operands = (x, value, *arrays)
         if not any(isinstance(v, Traced) for v in operands):  # the type rule checks shapes, and does not run outside a trace
             primitive.infer(*map(type_of, operands), recipe=recipe)
         return bind(primitive, *operands, recipe=recipe)
+
+    def _given(self) -> Any:
+        if self.index is None:
+            raise UnsupportedError("fc.at(x) needs an index: fc.at(x)[i].set(v).")
+        return self.index[0]
 
     def set(self, value: Any) -> Any:
         """A copy of x with x[index] = value. Where an index repeats, which value stays is not defined."""
@@ -186,9 +191,75 @@ class _At:
         """A copy of x with value added at index; repeated indices add up."""
         return self._update(index_add_p, value)
 
+    def multiply(self, value: Any) -> Any:
+        """A copy of x, multiplied by value at index; of repeated indices all values are factors."""
+        return self._update(INDEX_UPDATES[np.multiply], value)
+
+    def max(self, value: Any) -> Any:
+        """A copy of x with np.maximum(x[index], value) at index; of repeated indices the largest value counts."""
+        return self._update(INDEX_UPDATES[np.maximum], value)
+
+    def min(self, value: Any) -> Any:
+        """A copy of x with np.minimum(x[index], value) at index; of repeated indices the smallest value counts."""
+        return self._update(INDEX_UPDATES[np.minimum], value)
+
+    def get(self, mode: str | None = None, fill_value: Any = None) -> Any:
+        """x[index]. `mode` says what integers out of bounds mean: "clip" the nearest place, "wrap" the place modulo the size,
+        "fill" `fill_value` (default: NaN, for integers the smallest number, for unsigned ones the largest), as in JAX.
+        """
+        x, index = as_traceable(self.x), self._given()
+        if mode is None:
+            return getitem_traced(x, index)
+        if mode not in _MODES:
+            raise UnsupportedError(f"fc.at(x)[index].get(mode={mode!r}): the modes are {', '.join(map(repr, _MODES))}.")
+        items = _each_dimension(tuple(x.shape), index)
+        places = [_MODES[mode](item, x.shape[dim]) if dim is not None else item for item, dim in items]
+        if mode == "fill":
+            widths = [(0, 0)] * x.ndim
+            for _, dim in items:
+                if dim is not None:
+                    widths[dim] = (0, 1)  # the place of all that is out of bounds
+            x = np.pad(x, widths, constant_values=_filler(x.dtype) if fill_value is None else fill_value)
+        elif any(dim is not None and x.shape[dim] == 0 for _, dim in items):
+            raise ShapeError(f"fc.at(x)[index].get(mode={mode!r}): an array of shape {tuple(x.shape)} has no place to choose.")
+        return getitem_traced(x, tuple(places))
+
+
+def _counted(i: Any, n: int) -> Any:
+    """An index counted from the front: negative ones count from the end."""
+    return np.where(i < 0, i + n, i)
+
+
+_MODES: dict[str, Any] = {
+    "clip": lambda i, n: np.clip(_counted(i, n), 0, n - 1),
+    "wrap": lambda i, n: np.remainder(i, max(n, 1)),
+    "fill": lambda i, n: np.where((i < -n) | (i >= n), n, _counted(i, n)),
+}
+
+
+def _filler(dtype: np.dtype) -> Any:
+    if dtype.kind in "iu":
+        return np.iinfo(dtype).min if dtype.kind == "i" else np.iinfo(dtype).max
+    return dtype.kind == "b" or np.nan
+
+
+def _each_dimension(shape: tuple[int, ...], index: Any) -> list[tuple[Any, int | None]]:
+    """The items of an index, each integer (array) with its dimension; None for other items."""
+    items = list(index) if isinstance(index, tuple) else [index]
+    items = [_sequence(i) if isinstance(i, (list, tuple)) else i for i in items]
+    out: list[tuple[Any, int | None]] = []
+    dim = 0
+    for item in items:
+        if isinstance(item, (int, np.integer)) and not isinstance(item, bool):
+            item = np.asarray(item, np.int64)
+        is_place = getattr(getattr(item, "dtype", None), "kind", "") in "iu" and hasattr(item, "dtype")
+        out.append((item.astype(np.int64) if is_place else item, dim if is_place else None))
+        dim += len(shape) - sum(map(_consumes, items)) if item is Ellipsis else _consumes(item)
+    return out
+
 
 def at(x: Any) -> _At:
-    """Functional updates: `fc.at(x)[idx].set(v)` and `fc.at(x)[idx].add(v)` return new arrays.
+    """Functional updates: `fc.at(x)[idx].set(v)`, `.add`, `.multiply`, `.min`, `.max` return new arrays; `.get` reads.
 
     Works on NumPy arrays and inside traced functions. `idx` is any basic or integer-array index; `v`
     broadcasts to the region. Source: JAX's `x.at[idx]`.

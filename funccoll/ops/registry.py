@@ -35,6 +35,7 @@ def implements(*functions: Callable[..., Any]) -> Callable[[F], F]:
 def supported_functions() -> list[str]:
     """The NumPy functions and ufuncs that traced functions can use: `np.add`, `np.linalg.norm`, ..., sorted."""
     ufuncs = {f"np.{u.__name__}" for u in (*UFUNCS, np.divmod, np.matmul, np.modf)}
+    ufuncs |= {f"np.{name}" for name in ("vecdot", "matvec", "vecmat") if hasattr(np, name)}  # NumPy 2.1 and 2.2
     return sorted({qualified_name(f) for f in FUNCTIONS} | ufuncs)
 
 
@@ -44,34 +45,14 @@ def qualified_name(function: Callable[..., Any]) -> str:
 
 
 INSTEAD = {
-    "allclose": "np.all(np.isclose(x, y))",
-    "angle": "np.arctan2(x.imag, x.real)",
-    "append": "np.concatenate([x, y])",
-    "array_equal": "np.all(x == y)",
-    "bincount": "np.sum(x[:, None] == np.arange(n), axis=0)",
-    "column_stack": "np.stack([x, y], axis=1)",
-    "cumulative_sum": "np.cumsum(x)",
-    "diff": "x[1:] - x[:-1]",
-    "dsplit": "np.split(x, n, axis=2)",
-    "fliplr": "np.flip(x, 1)",
-    "flipud": "np.flip(x, 0)",
-    "hsplit": "np.split(x, n, axis=1)",
-    "iscomplex": "x.imag != 0",
-    "isin": "np.any(x[:, None] == y, axis=1)",
-    "isneginf": "x == -np.inf",
-    "isposinf": "x == np.inf",
-    "isreal": "x.imag == 0",
-    "nanmax": "np.max(np.where(np.isnan(x), -np.inf, x))",
-    "nanmean": "np.sum(np.where(np.isnan(x), 0, x)) / np.sum(~np.isnan(x))",
-    "nanmin": "np.min(np.where(np.isnan(x), np.inf, x))",
-    "nanprod": "np.prod(np.where(np.isnan(x), 1, x))",
-    "nansum": "np.sum(np.where(np.isnan(x), 0, x))",
-    "rot90": "np.flip(x.T, 0)",
-    "searchsorted": "np.sum(x[:, None] < y, axis=0)",
-    "trapezoid": "np.sum((x[1:] + x[:-1]) / 2)",
-    "unstack": "tuple(x)",
-    "vecdot": "np.sum(np.conj(x) * y, axis=-1)",
-    "vsplit": "np.split(x, n, axis=0)",
+    "geomspace": "np.exp(np.linspace(np.log(x), np.log(y), n))",
+    "ldexp": "x * 2.0 ** y",
+    "polyder": "x[:-1] * np.arange(x.size - 1, 0, -1)",
+    "polymul": "np.convolve(x, y)",
+    "ravel_multi_index": "x * n + y",
+    "sort_complex": "np.sort(x)",
+    "union1d": "fc.unique(np.concatenate([x, y]), size=n)",
+    "unravel_index": "np.divmod(x, n)",
 }
 """Expressions that compute the same as NumPy functions that are not traced, for their plainest calls; n is a static number.
 
@@ -85,8 +66,12 @@ def instead(name: str) -> str:
     return "fc.supported_functions() lists what can be traced." if expression is None else f"Write {expression} in its place."
 
 
-_CHOICES = {np.nonzero, np.flatnonzero, np.argwhere, np.compress, np.extract}
-_SHAPE_FROM_VALUES = {*_CHOICES, np.unique, np.trim_zeros}
+_CHOOSE = "Use np.where(condition, x, y), or a mask to multiply by."
+_SHAPE_FROM_VALUES = {
+    **dict.fromkeys((np.nonzero, np.flatnonzero, np.argwhere, np.compress, np.extract), _CHOOSE),
+    np.unique: "Use fc.unique(x, size=n).",
+    np.trim_zeros: "Return the array, and compute it outside the traced function.",
+}
 _IN_PLACE = {np.fill_diagonal, np.put, np.put_along_axis, np.place, np.putmask, np.copyto}
 
 
@@ -96,9 +81,13 @@ def call_function(function: Callable[..., Any], args: Sequence[Any], kwargs: Map
     name = qualified_name(function)
     if implementation is None:
         if function in _SHAPE_FROM_VALUES:
-            choose = "Use np.where(condition, x, y), or a mask to multiply by."
-            remedy = choose if function in _CHOICES else "Return the array, and compute it outside the traced function."
+            remedy = _SHAPE_FROM_VALUES[function]
             raise UnsupportedError(f"{name} of a traced array has a shape that depends on values. {remedy}")
+        if function is np.copyto and not isinstance(args[0], Traced):
+            raise InPlaceError(
+                "a traced value cannot be written into a NumPy array. Use fc.full(shape, x) in place of np.full(shape, x), "
+                "fc.at(a)[index].set(x) in place of np.copyto."
+            )
         if function in _IN_PLACE:
             raise InPlaceError(
                 f"{name} writes into its argument, and traced values never change. Use x = fc.at(x)[index].set(v)."
@@ -142,7 +131,7 @@ def as_operand(x: Any) -> Any:
     if isinstance(x, Traced) or type(x) in (int, float, complex, bool):
         return x
     if isinstance(x, (list, tuple)) and has_traced(x):
-        return np.stack([as_operand(v) if isinstance(v, Traced) else np.asarray(as_operand(v)) for v in x])
+        return np.stack([as_traceable(v) for v in x])
     return as_array(x)
 
 

@@ -215,17 +215,21 @@ def roll(a: Any, shift: Any, axis: Any = None) -> Any:
 
 
 @implements(np.repeat)
-def repeat(a: Any, repeats: int, axis: int | None = None) -> Any:
-    """np.repeat with one count for all elements."""
-    if not isinstance(repeats, (int, np.integer)):
-        raise UnsupportedError("np.repeat with a count for each element cannot be traced; use np.take with indices.")
-    if repeats < 0:
-        raise ShapeError(f"np.repeat: the count is {repeats}; it must be at least 0.")
+def repeat(a: Any, repeats: Any, axis: int | None = None) -> Any:
+    """np.repeat: one count for all elements, or one for each, known while tracing."""
+    if isinstance(repeats, Traced):
+        raise UnsupportedError("np.repeat with a traced count has a shape that depends on values; use np.take with indices.")
+    counts = np.asarray(repeats)
+    if counts.dtype.kind not in "iu" or counts.min(initial=0) < 0:
+        raise ShapeError(f"np.repeat: the counts are {repeats}; they must be integers of at least 0.")
     if axis is None:
-        a, axis = np.ravel(a), 0
+        a, axis = np.ravel(as_traceable(a)), 0
     dim = normalize_dim(axis, a.ndim)
-    wide = np.broadcast_to(expand_dims(a, dim + 1), (*a.shape[: dim + 1], repeats, *a.shape[dim + 1 :]))
-    return _reshape(wide, (*a.shape[:dim], a.shape[dim] * repeats, *a.shape[dim + 1 :]))
+    if counts.size != 1:
+        return np.take(a, np.repeat(np.arange(a.shape[dim]), counts), axis=dim)
+    count = int(counts.reshape(()))
+    wide = np.broadcast_to(expand_dims(a, dim + 1), (*a.shape[: dim + 1], count, *a.shape[dim + 1 :]))
+    return _reshape(wide, (*a.shape[:dim], a.shape[dim] * count, *a.shape[dim + 1 :]))
 
 
 @implements(np.tile)

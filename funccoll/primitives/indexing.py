@@ -14,12 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ShapeError
+from ..errors import DTypeError, ShapeError
 from ..ir import Primitive, bind
 from ..types import ArrayType
+from .batch_rules import batch_each
 from .shaping import fit
 
-__all__ = ["Piece", "Recipe", "getitem_p", "index_add_p", "index_set_p", "realize", "result_shape", "scatter_p"]
+__all__ = [
+    "INDEX_UPDATES", "Piece", "Recipe", "getitem_p", "index_add_p", "index_set_p", "realize", "result_shape", "scatter_p",
+]  # fmt: skip
 
 Recipe = tuple[tuple, ...]
 
@@ -65,7 +68,7 @@ def _getitem(x: np.ndarray, *arrays: np.ndarray, recipe: Recipe) -> Any:
 class Piece:
     """A cotangent that is zero but for the region that an index selects; called, it is an array.
 
-    The walk backwards adds all pieces of one value into one array (`accumulation`).
+    The walk backwards adds all pieces of one value into one array (`piece_sums`).
     """
 
     value: Any
@@ -149,3 +152,70 @@ def _index_set_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any
 
 
 index_set_p = Primitive("index_set", _infer_update, _index_set, _index_set_vjp)
+
+
+# ---------------------------------------------------------------- updates that combine: min, max, multiply
+
+
+def _combine_at(ufunc: np.ufunc) -> Any:
+    def reference(x: np.ndarray, v: np.ndarray, *arrays: np.ndarray, recipe: Recipe) -> np.ndarray:
+        out = np.array(x)
+        ufunc.at(out, realize(recipe, arrays), v)
+        return out
+
+    return reference
+
+
+def _index_extremum_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *, recipe: Recipe) -> list[Any]:
+    """Equal shares to all that have the extremum, NaNs as equals: as for reductions."""
+    x, v, *arrays = inputs
+    (out,) = outs
+    at = partial(bind, getitem_p, recipe=recipe)
+
+    def hits(mine: Any, best: Any) -> Any:
+        return ((mine == best) | (np.isnan(mine) & np.isnan(best))).astype(out.dtype)
+
+    def share() -> Any:
+        wins = bind(index_add_p, hits(x, out), hits(v, at(out, *arrays)), *arrays, recipe=recipe)
+        return cts[0] / np.maximum(wins, np.ones((), out.dtype))
+
+    return [
+        lambda: share() * hits(x, out),
+        lambda: fit(at(share(), *arrays) * hits(v, at(out, *arrays)), v),
+        *(None for _ in arrays),
+    ]
+
+
+def _index_multiply_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *, recipe: Recipe) -> list[Any]:
+    """For v the product of all other factors of its element: of those that are not 0, unless another one is 0."""
+    x, v, *arrays = inputs
+    at = partial(bind, getitem_p, recipe=recipe)
+
+    def factor() -> Any:
+        zero = v == 0
+        safe = np.where(zero, np.ones((), v.dtype), v)
+        product = at(bind(INDEX_UPDATES[np.multiply], x, safe, *arrays, recipe=recipe), *arrays) / safe
+        nothing = np.zeros(x.shape, np.int64)
+        zeros = at(bind(index_add_p, nothing, zero.astype(np.int64), *arrays, recipe=recipe), *arrays) - zero
+        return fit(at(cts[0], *arrays) * np.where(zeros > 0, np.zeros((), x.dtype), product), v)
+
+    return [
+        lambda: bind(INDEX_UPDATES[np.multiply], cts[0], v, *arrays, recipe=recipe), factor, *(None for _ in arrays)
+    ]
+
+
+def _infer_order(x: ArrayType, v: ArrayType, *arrays: ArrayType, recipe: Recipe) -> list[ArrayType]:
+    if x.dtype.kind == "c":
+        raise DTypeError("at[...].max and .min are not defined for complex numbers: they have no order.")
+    return _infer_update(x, v, *arrays, recipe=recipe)
+
+
+INDEX_UPDATES: dict[np.ufunc, Primitive] = {
+    np.add: index_add_p,
+    np.multiply: Primitive(
+        "index_multiply", _infer_update, _combine_at(np.multiply), _index_multiply_vjp, batch=batch_each
+    ),
+    np.maximum: Primitive("index_max", _infer_order, _combine_at(np.maximum), _index_extremum_vjp, batch=batch_each),
+    np.minimum: Primitive("index_min", _infer_order, _combine_at(np.minimum), _index_extremum_vjp, batch=batch_each),
+}
+"""The ufunc that combines what is there with the value -> its update. Values of repeated indices are combined one by one."""

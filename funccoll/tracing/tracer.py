@@ -80,11 +80,17 @@ _REMEDY = {
     "that is known while tracing (a shape, a static argument).",
     "index() (range, a Python index)": "Pass the number as a static argument: fc.jit(..., static_argnums=...); to choose "
     "one of several values, use fc.asarray(values)[i].",
-    "__array__ (np.asarray, or a library that is not traced)": "Use np.* functions on the traced array itself: np.stack "
-    "in place of np.array([...]), x = fc.at(x)[i].set(v) in place of assigning into a NumPy array, fc.asarray(a)[i] "
-    "in place of a[i] for a NumPy array a, x.astype(dtype) in place of np.float32(x), fc.special's functions in place of "
-    "scipy.special's logsumexp, softmax, polygamma and multigammaln; leave out np.asarray(x).",
+    "__array__ (np.asarray, or a library that is not traced)": "Use np.* functions on the traced array itself: "
+    "fc.asarray([...]) in place of np.array([...]), fc.full(shape, x) in place of np.full(shape, x), fc.at(a)[i].set(x) in "
+    "place of a[i] = x, for a NumPy array a fc.asarray(a)[i] in place of a[i] and np.take(fc.asarray(a), i) in place of "
+    "np.take(a, i), x.astype(dtype) in place of np.float32(x), fc.special's functions in place of scipy.special's logsumexp, "
+    "softmax, polygamma and multigammaln; leave out np.asarray(x).",
 }
+
+_NEW_ARRAYS = {
+    "fill": "np.full_like(x, value)", "sort": "np.sort(x)", "partition": "np.partition(x, kth)",
+    "resize": "np.resize(x, shape)",
+}  # fmt: skip
 
 
 class Tracer(Traced):
@@ -188,9 +194,10 @@ class Tracer(Traced):
         if name == "at":
             raise MissingMethodError("a traced array has no .at: write fc.at(x)[index].set(value).")
         if name in ("fill", "sort", "put", "partition", "resize", "setfield", "byteswap"):
+            remedy = f"{_NEW_ARRAYS[name]}, or " if name in _NEW_ARRAYS else ""
             raise MissingMethodError(
-                f"the array method .{name} works in place, and traced arrays never change. Use a function that returns a new "
-                "array, or x = fc.at(x)[index].set(value)."
+                f"the array method .{name} works in place, and traced arrays never change. Use {remedy}"
+                "x = fc.at(x)[index].set(value), which makes a new array."
             )
         if hasattr(np.ndarray, name):
             raise MissingMethodError(f"the array attribute .{name} cannot be traced by funccoll. {instead(name)}")
@@ -296,7 +303,8 @@ def _method(function: Callable[..., Any]) -> Any:
 
 for _name in (
     "sum", "prod", "mean", "var", "std", "max", "min", "any", "all", "argmax", "argmin", "cumsum", "ravel", "squeeze",
-    "swapaxes", "take", "clip", "round", "dot", "repeat", "trace", "diagonal",
+    "swapaxes", "take", "clip", "round", "dot", "repeat", "trace", "diagonal", "cumprod", "argsort", "argpartition",
+    "searchsorted", "choose",
 ):  # fmt: skip
     setattr(Tracer, _name, _method(getattr(np, _name)))
 Tracer.conj = Tracer.conjugate = _method(np.conjugate)  # type: ignore[attr-defined]
