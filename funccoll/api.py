@@ -7,7 +7,10 @@ from . import errors, nn, optim, random, tree
 from ._version import __version__
 from .arrays.array import Array
 from .autodiff.custom_rules import custom_vjp, grad_hook, stop_gradient
+from .autodiff.forward import jvp, linearize
+from .autodiff.jacobians import hessian, jacfwd, jacrev
 from .autodiff.reverse import grad, value_and_grad, vjp
+from .batching import vmap
 from .collectives import (
     all_gather,
     all_reduce,
@@ -35,6 +38,7 @@ from .parallel import DataParallel, comm_hooks, data_parallel, uneven_batches
 from .placement import asarray, device_put, from_local
 from .profiling.recording import profile
 from .runtime.job.world import finalize, init, make_mesh, process_allgather, rank, world_size
+from .tracing.result_types import eval_shape
 from .types import ArrayType, bfloat16
 
 if TYPE_CHECKING:
@@ -48,6 +52,7 @@ __all__ = [
     "world_size", "profile",
     # functions
     "jit", "AUTO", "clear_caches", "grad", "value_and_grad", "vjp", "custom_vjp", "grad_hook", "stop_gradient",
+    "vmap", "jvp", "linearize", "jacfwd", "jacrev", "hessian", "eval_shape",
     "data_parallel", "DataParallel", "uneven_batches", "at", "supported_functions",
     # collectives
     "all_gather", "all_reduce", "all_to_all", "axis_index", "axis_size", "barrier", "broadcast", "gather",

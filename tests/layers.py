@@ -18,21 +18,22 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "": (
         ("_version", "private_files", "tree"),
         ("errors",), ("mesh",), ("types",), ("display",), ("timeline",), ("ir",), ("primitives",),
-        ("ops",), ("tracing",), ("collectives",), ("autodiff",), ("batch_norm",), ("control", "nn", "random"), ("passes",),
+        ("ops",), ("tracing",), ("collectives",), ("batching",), ("autodiff",), ("batch_norm",), ("control", "nn", "random"),
+        ("passes",),
         ("machine_profile",),
         ("schedules",), ("kernels",), ("arrays",), ("runtime",), ("placement",), ("compiler",), ("optim",), ("parallel",),
         ("profiling",), ("draw",), ("api",),
         ("torch", "jax", "distributed", "calibration"), ("commands",), ("cli",), ("__main__",),
     ),
     "primitives": (
-        ("batch_rules",), ("shaping",), ("elementwise", "indexing", "reductions"),
+        ("batch_rules", "tangent_rules"), ("shaping",), ("elementwise", "indexing", "reductions"),
         ("linalg", "randomness", "combining", "higher", "optimizers"),
         ("collectives",),
     ),
-    "primitives.collectives": (("record", "rules"), ("varying",), ("all_reduce",), ("*",)),
+    "primitives.collectives": (("rules",), ("record",), ("varying",), ("all_reduce",), ("*",)),
     "ops": (("registry",), ("elementwise",), ("linalg", "indexing", "reductions", "shaping")),
-    "tracing": (("tracer",), ("trace",)),
-    "autodiff": (("reverse",), ("custom_rules",)),
+    "tracing": (("tracer",), ("trace",), ("batched_evaluation", "result_types")),
+    "autodiff": (("reverse",), ("custom_rules", "forward"), ("jacobians",)),
     # The pipeline in its order: ARCHITECTURE.md section 5.
     "passes": (
         ("rewrite",), ("inline",), ("dead_code",), ("common_subexpressions",), ("algebra",), ("combine",),
