@@ -8,8 +8,11 @@ from ._version import __version__
 from .arrays.array import Array
 from .autodiff import checkpoint_policies
 from .autodiff.custom_rules import custom_vjp, grad_hook, stop_gradient
+from .autodiff.forward import jvp, linearize
+from .autodiff.jacobians import hessian, jacfwd, jacrev
 from .autodiff.rematerialization import checkpoint, checkpoint_name
 from .autodiff.reverse import grad, value_and_grad, vjp
+from .batching import vmap
 from .collectives import (
     all_gather,
     all_reduce,
@@ -40,6 +43,7 @@ from .parallel import DataParallel, comm_hooks, data_parallel, uneven_batches
 from .placement import asarray, device_put, from_local
 from .profiling.recording import profile
 from .runtime.job.world import finalize, init, make_mesh, process_allgather, rank, world_size
+from .tracing.result_types import eval_shape
 from .types import ArrayType, bfloat16
 
 if TYPE_CHECKING:
@@ -55,6 +59,7 @@ __all__ = [
     "jit", "AUTO", "clear_caches", "grad", "value_and_grad", "vjp", "custom_vjp", "grad_hook", "stop_gradient",
     "scan", "fori_loop", "while_loop", "cond", "switch",
     "checkpoint", "checkpoint_name", "checkpoint_policies",
+    "vmap", "jvp", "linearize", "jacfwd", "jacrev", "hessian", "eval_shape",
     "data_parallel", "DataParallel", "uneven_batches", "at", "full", "top_k", "unique", "supported_functions",
     # collectives
     "all_gather", "all_reduce", "all_to_all", "axis_index", "axis_size", "barrier", "broadcast", "gather",

@@ -12,14 +12,16 @@ from typing import Any
 import numpy as np
 
 from .autodiff import control_rules as control_rules  # gradients of loops
-from .autodiff.reverse import label_of, require_function, widened
+from .autodiff import control_tangents as control_tangents
+from .autodiff.backward import widened
 from .errors import DTypeError, PytreeError, ShapeError, TraceError, current_source
 from .ir import Program, bind
 from .ops.elementwise import astype, scalar_type
 from .ops.registry import as_traceable
 from .primitives.control_flow import cond_p, require_same_decision, scan_p, while_p
+from .tracing import batched_control as batched_control
 from .tracing.closed_programs import closed, with_same_operands
-from .tracing.trace import flatten_outputs, stage, value_type
+from .tracing.trace import flatten_outputs, label_of, require_function, stage, value_type
 from .types import ArrayType
 
 __all__ = ["cond", "fori_loop", "scan", "switch", "while_loop"]

@@ -92,7 +92,7 @@ class Primitive:
     reference: Kernel
     vjp: VjpRule | None = None
     jvp: JvpRule | None = None
-    """The forward derivative, where it is not the transpose of `vjp`, which is linear in its cotangents."""
+    """The forward derivative; without a rule it is the transpose of `vjp`, which is linear in its cotangents."""
     batch: BatchRule | None = None
     """The rule of `vmap`: it binds something in place of the primitive. Batched values have the batch as their first dimension,
     and so have all outputs."""

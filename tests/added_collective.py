@@ -35,7 +35,7 @@ def record() -> CollectivePrimitive:
     def lower(*, along: int) -> Lowering:
         return Lowering("mirrored_gather", concat_dim=along)
 
-    return collective("mirrored_gather", infer=infer, reference=reference, vjp=vjp, lower=lower)
+    return collective("mirrored_gather", infer=infer, reference=reference, vjp=vjp, lower=lower, dims=("along",))
 
 
 def schedules() -> None:

@@ -18,14 +18,14 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "": (
         ("_version", "private_files", "tree"),
         ("errors",), ("mesh",), ("types",), ("display",), ("timeline",), ("ir",), ("primitives",),
-        ("ops",), ("tracing",), ("collectives",), ("autodiff",), ("batch_norm",), ("control", "linalg", "nn", "random"),
-        ("special",), ("passes",), ("machine_profile",),
+        ("ops",), ("tracing",), ("collectives",), ("batching",), ("autodiff",), ("batch_norm",),
+        ("control", "linalg", "nn", "random"), ("special",), ("passes",), ("machine_profile",),
         ("schedules",), ("kernels",), ("arrays",), ("runtime",), ("placement",), ("compiler",), ("optim",), ("parallel",),
         ("profiling",), ("draw",), ("api",),
         ("torch", "jax", "distributed", "calibration"), ("commands",), ("cli",), ("__main__",),
     ),
     "primitives": (
-        ("batch_rules",), ("shaping",), ("elementwise", "indexing", "reductions"),
+        ("batch_rules", "tangent_rules"), ("shaping",), ("elementwise", "indexing", "reductions"),
         (
             "piece_sums", "linalg", "linear_systems", "fourier", "special", "randomness", "combining", "higher", "optimizers",
             "control_flow", "sorting", "accumulations",
@@ -33,14 +33,17 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("decompositions",), ("least_squares",),
         ("collectives",),
     ),
-    "primitives.collectives": (("record", "rules"), ("varying",), ("all_reduce",), ("*",)),
+    "primitives.collectives": (("rules",), ("record",), ("varying",), ("all_reduce",), ("*",)),
     "ops": (
         ("registry",), ("elementwise",), ("decompositions", "fourier", "linalg", "indexing", "reductions", "shaping"),
         ("norms",), ("accumulations", "creation", "joining", "pointwise", "sorting", "statistics", "without_nan"),
     ),
-    "tracing": (("tracer",), ("trace",), ("closed_programs",)),
+    "tracing": (
+        ("tracer",), ("trace",), ("closed_programs", "batched_evaluation", "result_types"), ("batched_control",),
+    ),
     "autodiff": (
-        ("backward",), ("reverse",), ("checkpoint_policies", "custom_rules", "control_rules"), ("rematerialization",),
+        ("backward",), ("reverse",), ("checkpoint_policies", "custom_rules", "control_rules", "forward"),
+        ("rematerialization", "control_tangents", "jacobians"),
     ),
     # The pipeline in its order: ARCHITECTURE.md section 5.
     "passes": (

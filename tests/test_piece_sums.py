@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 import funccoll as fc
 from funccoll import P
 from funccoll.ir import bind
-from funccoll.primitives.piece_sums import accumulate, accumulate_p
 from funccoll.primitives.indexing import Piece, scatter_p
+from funccoll.primitives.piece_sums import accumulate, accumulate_p
 
 MESH = fc.make_mesh({"data": 1})
 

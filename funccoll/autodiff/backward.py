@@ -13,10 +13,10 @@ import numpy as np
 
 from ..errors import Source, at_source, current_source
 from ..ir import Atom, Equation, Literal, Primitive, Program, Traced, Var, bind, current_interpreter, evaluate
-from ..primitives.piece_sums import accumulate
 from ..primitives.collectives.varying import pvary
 from ..primitives.higher import checkpoint_p, custom_vjp_p, grad_hook_p, optimization_barrier_p
 from ..primitives.indexing import Piece
+from ..primitives.piece_sums import accumulate
 from ..tracing.trace import value_type
 from ..types import ArrayType, is_inexact
 

@@ -14,10 +14,10 @@ from ..ir import bind, current_interpreter
 from ..ops.registry import as_traceable
 from ..primitives.elementwise import stop_gradient_p
 from ..primitives.higher import custom_vjp_p, grad_hook_p
-from ..tracing.trace import Trace, as_bucket, flatten_outputs, stage, value_type
+from ..tracing.trace import Trace, as_bucket, flatten_outputs, label_of, require_function, stage, value_type
 from ..types import ArrayType, is_inexact
 from .backward import widened
-from .reverse import flatten_function, label_of, require_function
+from .reverse import flatten_function
 
 __all__ = ["custom_vjp", "grad_hook", "stop_gradient"]
 

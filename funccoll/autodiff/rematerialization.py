@@ -13,13 +13,14 @@ from typing import Any
 import optree
 
 from ..errors import TraceError
-from ..ir import Literal, Program, bind, current_interpreter
+from ..ir import Program, bind, current_interpreter
 from ..ops.registry import as_traceable
 from ..primitives.batch_rules import repeated
 from ..primitives.higher import checkpoint_name_p, checkpoint_p
-from ..tracing.trace import Trace, stage, value_type
+from ..tracing.batched_evaluation import evaluate_batched
+from ..tracing.trace import Trace, label_of, require_function, stage, value_type
 from .checkpoint_policies import Policy, nothing
-from .reverse import flatten_function, label_of, require_function
+from .reverse import flatten_function
 
 __all__ = ["checkpoint", "checkpoint_name"]
 
@@ -66,24 +67,9 @@ def _call(
 
 
 def _over_batches(program: Program, values: Sequence[Any], batched: Sequence[bool], size: int) -> list[Any]:
-    """The outputs of a program over batches, by its primitives' rules."""
-    env = {v: (x, over) for v, x, over in zip(program.inputs, values, batched, strict=True)}
-
-    def read(atom: Any) -> tuple[Any, bool]:
-        return (atom.value, False) if isinstance(atom, Literal) else env[atom]
-
-    for eqn in program.equations:
-        operands = [read(a) for a in eqn.inputs]
-        given, flags = [v for v, _ in operands], [b for _, b in operands]
-        primitive = eqn.primitive
-        if not any(flags):
-            outs, over = bind(primitive, *given, **eqn.params), False
-        elif primitive.batch is None:
-            raise TraceError(f"{primitive} has no rule for batches, so a checkpoint with it cannot be batched.", eqn.source)
-        else:
-            outs, over = primitive.batch(primitive, given, flags, size, **eqn.params), True
-        env.update((v, (out, over)) for v, out in zip(eqn.outputs, outs if primitive.multiple else (outs,), strict=True))
-    return [out if over else repeated(as_traceable(out), size) for out, over in map(read, program.outputs)]
+    """The outputs of a program over batches, all of them batches."""
+    outs, flags = evaluate_batched(program, (), values, batched, size)
+    return [x if flag else repeated(as_traceable(x), size) for x, flag in zip(outs, flags, strict=True)]
 
 
 def checkpoint_name(x: Any, name: str) -> Any:

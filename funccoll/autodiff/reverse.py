@@ -16,11 +16,11 @@ from ..errors import DTypeError, PytreeError, ShapeError, TraceError, VaryingErr
 from ..ir import Program
 from ..ops.elementwise import scalar_type
 from ..ops.registry import as_traceable
-from ..tracing.trace import flatten_outputs, stage, value_type
+from ..tracing.trace import detached, flatten_outputs, label_of, require_function, stage, value_type
 from ..types import ArrayType, is_inexact
 from .backward import Backward, active_variables, run_forward, widened, zeros
 
-__all__ = ["flatten_function", "grad", "label_of", "require_function", "value_and_grad", "vjp"]
+__all__ = ["flatten_function", "grad", "value_and_grad", "vjp"]
 
 
 def _linearize(
@@ -39,14 +39,9 @@ def _linearize(
     return outputs, pullback, program
 
 
-def _own(value: Any) -> Any:
-    """A plain array as a copy: the user may write into it, or into the array that it is a view of."""
-    return np.array(value) if isinstance(value, np.ndarray) else value
-
-
 def _gradients(cts: Sequence[Any], program: Program) -> list[Any]:
     """The cotangents of a program's inputs, zeros where there is none."""
-    return [zeros(v.type) if ct is None else _own(ct) for ct, v in zip(cts, program.inputs, strict=True)]
+    return [zeros(v.type) if ct is None else detached(ct) for ct, v in zip(cts, program.inputs, strict=True)]
 
 
 def flatten_function(fn: Callable[..., Any], args: Any, has_aux: bool, name: str) -> tuple[list[Any], Any, Callable, dict]:
@@ -70,17 +65,6 @@ def flatten_function(fn: Callable[..., Any], args: Any, has_aux: bool, name: str
     return leaves, treedef, flat, info
 
 
-def require_function(what: str, fn: Any) -> None:
-    """Raise a TraceError that names the use when `fn` is not callable."""
-    if not callable(fn):
-        raise TraceError(f"{what} takes a function, not {fn!r:.60}.")
-
-
-def label_of(fn: Callable[..., Any]) -> str:
-    """The name of a function in messages."""
-    return getattr(fn, "__name__", type(fn).__name__)
-
-
 def vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple:
     """`(fn(*primals), pullback)`: `pullback(cotangent)` gives one cotangent for each primal.
 
@@ -91,8 +75,8 @@ def vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple:
     require_function("vjp", fn)
     name = label_of(fn)
     leaves, treedef, flat, info = flatten_function(fn, primals, has_aux, name)
-    outputs, pull, program = _linearize(flat, list(map(_own, leaves)), info["weak"], name)
-    outputs = list(map(_own, outputs))
+    outputs, pull, program = _linearize(flat, list(map(detached, leaves)), info["weak"], name)
+    outputs = list(map(detached, outputs))
     count = info["count"]
     types = [a.type for a in program.outputs[:count]]
 

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from ..ir import Primitive, bind
+from ..ir import BatchRule, Primitive, bind
+from ..types import ArrayType
 
-__all__ = ["batch_aligned", "batch_all", "batch_each", "repeated", "shifted"]
+__all__ = ["aligned", "batch_aligned", "batch_all", "batch_dims", "batch_each", "repeated", "shifted"]
 
 
 def repeated(value: Any, size: int) -> Any:
@@ -20,14 +21,18 @@ def repeated(value: Any, size: int) -> Any:
     return np.broadcast_to(value, (size, *value.shape))
 
 
-def batch_aligned(primitive: Primitive, values: Sequence[Any], batched: Sequence[bool], size: int, **params: Any) -> Any:
+def aligned(values: Sequence[Any], batched: Sequence[bool], size: int) -> list[Any]:
     """Operands that broadcast against each other: batched ones get the dimensions that they lack behind the batch."""
     ndim = max(np.ndim(x) - b for x, b in zip(values, batched, strict=True))
-    aligned = [
+    return [
         np.reshape(x, (size, *(1,) * (ndim + 1 - np.ndim(x)), *x.shape[1:])) if b and np.ndim(x) <= ndim else x
         for x, b in zip(values, batched, strict=True)
     ]
-    return bind(primitive, *aligned, **params)
+
+
+def batch_aligned(primitive: Primitive, values: Sequence[Any], batched: Sequence[bool], size: int, **params: Any) -> Any:
+    """A primitive whose operands broadcast against each other."""
+    return bind(primitive, *aligned(values, batched, size), **params)
 
 
 def batch_all(primitive: Primitive, values: Sequence[Any], batched: Sequence[bool], size: int, **params: Any) -> Any:
@@ -40,7 +45,25 @@ def shifted(dims: Any) -> Any:
     return tuple(d + 1 for d in dims) if isinstance(dims, tuple) else dims + 1
 
 
+def batch_dims(*names: str) -> BatchRule:
+    """The rule of a primitive over dimensions, which the parameters of these names hold; all operands are batched."""
+
+    def batch(primitive: Primitive, values: Sequence[Any], batched: Sequence[bool], size: int, **params: Any) -> Any:
+        return batch_all(primitive, values, batched, size, **params | {name: shifted(params[name]) for name in names})
+
+    return batch
+
+
 def batch_each(primitive: Primitive, values: Sequence[Any], batched: Sequence[bool], size: int, **params: Any) -> Any:
     """One equation for each element of the batch: for what has no better rule."""
-    outs = [bind(primitive, *(x[i] if b else x for x, b in zip(values, batched, strict=True)), **params) for i in range(size)]
-    return [np.stack(each) for each in zip(*outs, strict=True)] if primitive.multiple else np.stack(outs)
+
+    def apply(i: int) -> Any:
+        out = bind(primitive, *(x[i] if b else x for x, b in zip(values, batched, strict=True)), **params)
+        return out if primitive.multiple else [out]
+
+    if size:
+        outs = [np.stack(each) for each in zip(*map(apply, range(size)), strict=True)]
+    else:  # the type rule knows the rest
+        types = [ArrayType(x.shape[b:], x.dtype) for x, b in zip(values, batched, strict=True)]
+        outs = [np.zeros((0, *t.shape), t.dtype) for t in primitive.infer(*types, **params)]
+    return outs if primitive.multiple else outs[0]

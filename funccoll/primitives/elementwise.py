@@ -17,7 +17,9 @@ import numpy as np
 from ..errors import DTypeError, ShapeError
 from ..ir import Primitive, bind
 from ..types import ArrayType, is_inexact, type_of
+from .batch_rules import batch_aligned
 from .shaping import fit
+from .tangent_rules import added, linear
 
 __all__ = ["UFUNCS", "broadcast_shapes", "convert_p", "erf_p", "resolve", "stop_gradient_p", "where_p"]
 
@@ -61,16 +63,29 @@ def _apply_rules(rules: Sequence[Rule | None], cts: Sequence[Any], inputs: Seque
     return [None if r is None else partial(pull, r, x) for r, x in zip(rules, inputs, strict=True)]
 
 
+def _push_rules(rules: Sequence[Rule | None], tangents: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any]) -> list:
+    """The tangent of an elementwise output: each rule multiplies by a derivative, so it is its own transpose, but for `fit`."""
+    (out,) = outs
+
+    def push(rule: Rule | None, tangent: Any) -> Any:
+        if tangent is None or rule is None or rule is _zeros:
+            return None
+        tangent = tangent if tangent.dtype.kind == "c" else convert(tangent, out.dtype)
+        term = rule(tangent, out, *inputs)
+        return convert(np.real(term) if out.dtype.kind != "c" else term, out.dtype)
+
+    total = added(*map(push, rules, tangents))
+    return [total if total is None or total.shape == out.shape else np.broadcast_to(total, out.shape)]
+
+
 UFUNCS: dict[np.ufunc, Primitive] = {}
 """Every traceable ufunc and its primitive."""
 
 
 def _define(ufunc: np.ufunc, *rules: Rule | None) -> Primitive:
     """Register a ufunc; no rules at all means that no gradient flows (integers, comparisons, steps)."""
-    vjp = None
-    if rules:
-        vjp = lambda cts, inputs, outs: _apply_rules(rules, cts, inputs, outs)
-    primitive = Primitive(ufunc.__name__, partial(_infer_ufunc, ufunc), ufunc, vjp, ufunc=ufunc)
+    vjp, jvp = (partial(_apply_rules, rules), partial(_push_rules, rules)) if rules else (None, None)
+    primitive = Primitive(ufunc.__name__, partial(_infer_ufunc, ufunc), ufunc, vjp, jvp, batch_aligned, ufunc=ufunc)
     UFUNCS[ufunc] = primitive
     return primitive
 
@@ -241,7 +256,15 @@ def _where(condition: np.ndarray, x: np.ndarray, y: np.ndarray) -> Any:
     return np.bitwise_xor(np.bitwise_and(np.bitwise_xor(chosen, other), ones), other).view(x.dtype)
 
 
-where_p = Primitive("where", _infer_where, _where, _where_vjp)
+def _where_jvp(tangents: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any]) -> list[Any]:
+    zero = np.zeros((), outs[0].dtype)
+    if all(t is None for t in tangents[1:]):
+        return [None]
+    x, y = (zero if t is None else t for t in tangents[1:])
+    return [np.broadcast_to(np.where(inputs[0], x, y), outs[0].shape)]
+
+
+where_p = Primitive("where", _infer_where, _where, _where_vjp, _where_jvp, batch_aligned)
 
 
 def _infer_convert(x: ArrayType, *, dtype: np.dtype) -> list[ArrayType]:
@@ -256,7 +279,11 @@ def _convert_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any],
     return [partial(fit, cts[0], inputs[0]) if is_inexact(dtype) else None]
 
 
-convert_p = Primitive("convert", _infer_convert, _convert, _convert_vjp, view=True)
+def _convert_jvp(tangents: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *, dtype: np.dtype) -> list[Any]:
+    return [convert(tangents[0], dtype) if tangents[0] is not None and is_inexact(dtype) else None]
+
+
+convert_p = Primitive("convert", _infer_convert, _convert, _convert_vjp, _convert_jvp, batch_aligned, view=True)
 
 
 def _infer_same(x: ArrayType) -> list[ArrayType]:
@@ -267,10 +294,14 @@ def _infer_parts(x: ArrayType) -> list[ArrayType]:
     return [ArrayType(x.shape, np.real(np.empty(0, x.dtype)).dtype)]
 
 
-real_p = Primitive("real", _infer_parts, np.real, lambda cts, inputs, outs: [lambda: fit(cts[0], inputs[0])], view=True)
+real_p = Primitive(
+    "real", _infer_parts, np.real, lambda cts, inputs, outs: [lambda: fit(cts[0], inputs[0])],
+    jvp=linear("real"), batch=batch_aligned, view=True,
+)  # fmt: skip
 imag_p = Primitive(
-    "imag", _infer_parts, np.imag, lambda cts, inputs, outs: [lambda: fit(cts[0] * -1j, inputs[0])], view=True
-)
+    "imag", _infer_parts, np.imag, lambda cts, inputs, outs: [lambda: fit(cts[0] * -1j, inputs[0])],
+    jvp=linear("imag"), batch=batch_aligned, view=True,
+)  # fmt: skip
 
 
 _erf_elements = np.frompyfunc(math.erf, 1, 1)
@@ -288,14 +319,15 @@ def _infer_erf(x: ArrayType) -> list[ArrayType]:
     return [x]
 
 
+def _erf_rule(ct: Any, out: Any, x: Any) -> Any:
+    return ct * (2 / math.sqrt(math.pi)) * np.exp(-np.square(x))
+
+
 erf_p = Primitive(
-    "erf",
-    _infer_erf,
-    _erf,
-    lambda cts, inputs, outs: [lambda: fit(cts[0] * (2 / math.sqrt(math.pi)) * np.exp(-np.square(inputs[0])), inputs[0])],
+    "erf", _infer_erf, _erf, partial(_apply_rules, (_erf_rule,)), partial(_push_rules, (_erf_rule,)), batch_aligned
 )
 
-stop_gradient_p = Primitive("stop_gradient", _infer_same, lambda x: x, view=True)
+stop_gradient_p = Primitive("stop_gradient", _infer_same, lambda x: x, batch=batch_aligned, view=True)
 
 
 def convert(x: Any, dtype: np.dtype) -> Any:

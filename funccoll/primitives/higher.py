@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..errors import VaryingError
-from ..ir import Primitive, Program, bind
+from ..ir import Primitive, Program, bind, current_interpreter, primitive_named
 from ..types import ArrayType
 from .batch_rules import repeated
 
@@ -22,7 +22,8 @@ def _no_reference(*values: Any, **params: Any) -> Any:
     raise AssertionError("a higher primitive is inlined before anything runs")
 
 
-# autodiff/reverse.py calls `forward` and `backward`; without a gradient the pass `inline` substitutes `program`.
+# autodiff calls `forward` and `backward`; without a gradient the pass `inline` substitutes `program`. `batching` has the rules
+# of vmap for both primitives: it stages the functions that they carry.
 custom_vjp_p = Primitive("custom_vjp", _infer_custom, _no_reference, multiple=True, kind="higher")
 
 
@@ -40,7 +41,13 @@ def _hook_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *,
     return hook(list(cts))
 
 
-grad_hook_p = Primitive("grad_hook", _infer_hook, _no_reference, _hook_vjp, multiple=True, kind="higher")
+def _hook_jvp(tangents: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *, axes, hook) -> list[Any]:
+    """A hook is for gradients. Forwards, its values are marked as varying."""
+    wide = tuple(a for a in current_interpreter().axis_sizes if a in axes)
+    return [None if t is None else bind(primitive_named("pvary"), t, axes=wide) for t in tangents]
+
+
+grad_hook_p = Primitive("grad_hook", _infer_hook, _no_reference, _hook_vjp, _hook_jvp, multiple=True, kind="higher")
 
 
 def _infer_checkpoint(*xs: ArrayType, program: Program, results: int, batch: Callable) -> list[ArrayType]:

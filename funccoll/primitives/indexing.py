@@ -17,11 +17,13 @@ import numpy as np
 from ..errors import DTypeError, ShapeError
 from ..ir import Primitive, bind
 from ..types import ArrayType
-from .batch_rules import batch_each
+from .batch_rules import batch_each, repeated
 from .shaping import fit
+from .tangent_rules import linear, or_zeros
 
 __all__ = [
-    "INDEX_UPDATES", "Piece", "Recipe", "getitem_p", "index_add_p", "index_set_p", "realize", "result_shape", "scatter_p",
+    "INDEX_UPDATES", "Piece", "Recipe", "getitem_p", "index_add_p", "index_of_batch", "index_set_p", "realize", "result_shape",
+    "scatter_p",
 ]  # fmt: skip
 
 Recipe = tuple[tuple, ...]
@@ -56,6 +58,67 @@ def _is_array(recipe: Recipe, dim: int) -> bool:
     return dim < len(consuming) and consuming[dim][0] == "array"
 
 
+def index_of_batch(
+    recipe: Recipe, arrays: Sequence[Any], batched: Sequence[bool], size: int, ndim: int, of_batch: bool
+) -> tuple[Recipe, list[Any], tuple[int, ...]]:
+    """One index in place of one for each element of a batch: its recipe, its arrays, and an order of dimensions.
+
+    Each element is indexed by `recipe` and its `arrays`, of which some are batched. What is indexed has `ndim` dimensions, and
+    the batch in front where `of_batch`. The region transposed to the order has the batch first, then one element's region.
+    """
+    depth = max((np.ndim(a) - b for a, b in zip(arrays, batched, strict=True)), default=0)  # of the arrays of one element
+    kinds = [entry[0] for entry in recipe]
+    advanced = [i for i, kind in enumerate(kinds) if kind in ("array", "int")] if arrays else []
+    # NumPy puts the arrays' dimensions where the arrays stand, or first where something stands between them.
+    apart = bool(advanced) and advanced[-1] - advanced[0] >= len(advanced)
+    before = advanced[0] if advanced and not apart else 0
+    total = 1 + depth + ndim + kinds.count("new") - kinds.count("array") - kinds.count("int")
+    if not any(batched):
+        first = depth if apart else 0
+        return (("slice", None, None, None), *recipe), [*arrays], (first, *(d for d in range(total) if d != first))
+    aligned_arrays = [
+        np.reshape(a, (size, *(1,) * (depth + 1 - np.ndim(a)), *a.shape[1:])) if b else a
+        for a, b in zip(arrays, batched, strict=True)
+    ]
+    if not of_batch:
+        return recipe, aligned_arrays, (before, *(d for d in range(total) if d != before))
+    # With the array of the batch in front, the dimensions of all arrays are first.
+    elements = np.arange(size).reshape(size, *(1,) * depth)
+    behind = 1 + depth + before
+    order = (0, *range(1 + depth, behind), *range(1, 1 + depth), *range(behind, total))
+    return (("array",), *recipe), [elements, *aligned_arrays], order
+
+
+def _inverse(order: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(map(int, np.argsort(order)))
+
+
+def _batch_getitem(primitive: Primitive, values: Sequence[Any], batched: Sequence[bool], size: int, *, recipe: Recipe) -> Any:
+    x, *arrays = values
+    index, arrays, order = index_of_batch(recipe, arrays, batched[1:], size, x.ndim - batched[0], batched[0])
+    return np.transpose(bind(primitive, x, *arrays, recipe=index), order)
+
+
+def _batch_scatter(
+    primitive: Primitive, values: Sequence[Any], batched: Sequence[bool], size: int, *, shape: tuple[int, ...], recipe: Recipe
+) -> Any:
+    v, *arrays = values
+    index, arrays, order = index_of_batch(recipe, arrays, batched[1:], size, len(shape), True)
+    v = np.transpose(v if batched[0] else repeated(v, size), _inverse(order))
+    return bind(primitive, v, *arrays, shape=(size, *shape), recipe=index)
+
+
+def _batch_update(primitive: Primitive, values: Sequence[Any], batched: Sequence[bool], size: int, *, recipe: Recipe) -> Any:
+    x, v, *arrays = values
+    x = x if batched[0] else repeated(x, size)
+    index, arrays, order = index_of_batch(recipe, arrays, batched[2:], size, x.ndim - 1, True)
+    if batched[1] or v.ndim:  # it broadcasts to one element's region
+        shape = v.shape[1:] if batched[1] else v.shape
+        v = np.reshape(v, (size if batched[1] else 1, *(1,) * (len(order) - 1 - len(shape)), *shape))
+        v = np.transpose(v, _inverse(order))
+    return bind(primitive, x, v, *arrays, recipe=index)
+
+
 def _infer_getitem(x: ArrayType, *arrays: ArrayType, recipe: Recipe) -> list[ArrayType]:
     return [ArrayType(result_shape(x.shape, recipe, arrays), x.dtype)]
 
@@ -86,7 +149,7 @@ def _getitem_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any],
     return [Piece(cts[0], arrays, tuple(x.shape), recipe), *(None for _ in arrays)]
 
 
-getitem_p = Primitive("getitem", _infer_getitem, _getitem, _getitem_vjp, view=True)
+getitem_p = Primitive("getitem", _infer_getitem, _getitem, _getitem_vjp, linear("getitem"), _batch_getitem, view=True)
 
 
 def _infer_scatter(v: ArrayType, *arrays: ArrayType, shape: tuple[int, ...], recipe: Recipe) -> list[ArrayType]:
@@ -107,7 +170,7 @@ def _scatter_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any],
     return [partial(bind, getitem_p, cts[0], *arrays, recipe=recipe), *(None for _ in arrays)]
 
 
-scatter_p = Primitive("scatter_add", _infer_scatter, _scatter, _scatter_vjp)
+scatter_p = Primitive("scatter_add", _infer_scatter, _scatter, _scatter_vjp, linear("scatter_add"), _batch_scatter)
 
 
 def _infer_update(x: ArrayType, v: ArrayType, *arrays: ArrayType, recipe: Recipe) -> list[ArrayType]:
@@ -133,7 +196,12 @@ def _index_add_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any
     return [cts[0], partial(_region, cts, v, arrays, recipe), *(None for _ in arrays)]
 
 
-index_add_p = Primitive("index_add", _infer_update, _index_add, _index_add_vjp)
+def _index_add_jvp(tangents: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *, recipe: Recipe) -> list[Any]:
+    (of_x, of_v, *_), (x, _, *arrays) = tangents, inputs
+    return [of_x if of_v is None else bind(index_add_p, or_zeros(of_x, x), of_v, *arrays, recipe=recipe)]
+
+
+index_add_p = Primitive("index_add", _infer_update, _index_add, _index_add_vjp, _index_add_jvp, _batch_update)
 
 
 def _index_set(x: np.ndarray, v: np.ndarray, *arrays: np.ndarray, recipe: Recipe) -> np.ndarray:
@@ -151,7 +219,12 @@ def _index_set_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any
     return [elsewhere, partial(_region, cts, v, arrays, recipe), *(None for _ in arrays)]
 
 
-index_set_p = Primitive("index_set", _infer_update, _index_set, _index_set_vjp)
+def _index_set_jvp(tangents: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *, recipe: Recipe) -> list[Any]:
+    (of_x, of_v, *_), (x, v, *arrays) = tangents, inputs
+    return [bind(index_set_p, or_zeros(of_x, x), or_zeros(of_v, v), *arrays, recipe=recipe)]
+
+
+index_set_p = Primitive("index_set", _infer_update, _index_set, _index_set_vjp, _index_set_jvp, _batch_update)
 
 
 # ---------------------------------------------------------------- updates that combine: min, max, multiply

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,8 +11,10 @@ import numpy as np
 from ..errors import ShapeError
 from ..ir import Primitive, bind
 from ..types import ArrayType, bfloat16
+from .batch_rules import aligned
 from .elementwise import broadcast_shapes, resolve
-from .shaping import fit
+from .shaping import fit, reshape
+from .tangent_rules import added
 
 __all__ = ["einsum_p", "matmul_p"]
 
@@ -53,7 +56,32 @@ def _matmul(x: np.ndarray, y: np.ndarray, out: np.ndarray | None = None) -> Any:
     return np.matmul(x, y, out=out)
 
 
-matmul_p = Primitive("matmul", _infer_matmul, _matmul, _matmul_vjp, blas=True)
+def _matmul_jvp(tangents: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any]) -> list[Any]:
+    (x, y), (of_x, of_y) = inputs, tangents
+    left = None if of_x is None else bind(matmul_p, of_x, y)
+    return [added(left, None if of_y is None else bind(matmul_p, x, of_y))]
+
+
+def _batch_matmul(primitive: Primitive, values: Sequence[Any], batched: Sequence[bool], size: int) -> Any:
+    (x, y), (of_x, of_y) = values, (x.ndim - b for x, b in zip(values, batched, strict=True))  # dimensions of one element
+    if not batched[1] and of_y <= 2:  # the rows of all elements in one product
+        rows = reshape(x, (math.prod(x.shape[:-1]), x.shape[-1]))
+        return reshape(bind(primitive, rows, y), (*x.shape[:-1], *y.shape[1:]))
+    if not batched[0] and of_x <= 2 and of_y == 1:
+        return bind(primitive, y, np.transpose(x))
+    x, y = np.expand_dims(x, -2) if of_x == 1 else x, np.expand_dims(y, -1) if of_y == 1 else y
+    x, y = aligned([x, y], batched, size)
+    # Where each element of the product is a single product, BLAS is slower, and adds a zero that makes -0.0 to 0.0.
+    product = np.multiply(x, y) if x.shape[-1] == 1 else bind(primitive, x, y)
+    gone = (-2,) * (of_x == 1) + (-1,) * (of_y == 1)
+    return np.squeeze(product, gone) if gone else product
+
+
+matmul_p = Primitive("matmul", _infer_matmul, _matmul, _matmul_vjp, _matmul_jvp, _batch_matmul, blas=True)
+
+
+_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+"""Indices of einsum, in the order in which rules take new ones: programs are compared by their text."""
 
 
 def _infer_einsum(*xs: ArrayType, subscripts: str) -> list[ArrayType]:
@@ -92,8 +120,7 @@ def _einsum_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], 
         term, x = terms[position], inputs[position]
         others = [(t, v) for i, (t, v) in enumerate(zip(terms, inputs, strict=True)) if i != position]
         operands = [(right, cts[0]), *others]
-        # Sorted, because programs are compared by their text.
-        spare = iter(sorted(set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ") - set(left) - set(right)))
+        spare = (letter for letter in _LETTERS if letter not in subscripts)
         target, seen = "", set()
         for letter, n in zip(term, x.shape, strict=True):
             if letter in seen:  # a repeated index reads a diagonal: its transpose writes one
@@ -110,4 +137,21 @@ def _einsum_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], 
     return [lambda i=i: pull(i) for i in range(len(inputs))]
 
 
-einsum_p = Primitive("einsum", _infer_einsum, _einsum, _einsum_vjp, view=True, blas=True)
+def _einsum_jvp(tangents: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *, subscripts: str) -> list[Any]:
+    terms = [
+        bind(einsum_p, *inputs[:i], t, *inputs[i + 1 :], subscripts=subscripts)
+        for i, t in enumerate(tangents) if t is not None
+    ]  # fmt: skip
+    return [added(*terms)]
+
+
+def _batch_einsum(
+    primitive: Primitive, values: Sequence[Any], batched: Sequence[bool], size: int, *, subscripts: str
+) -> Any:
+    left, right = subscripts.split("->")
+    new = next(letter for letter in _LETTERS if letter not in subscripts)
+    terms = [new * b + term for term, b in zip(left.split(","), batched, strict=True)]
+    return bind(primitive, *values, subscripts=f"{','.join(terms)}->{new}{right}")
+
+
+einsum_p = Primitive("einsum", _infer_einsum, _einsum, _einsum_vjp, _einsum_jvp, _batch_einsum, view=True, blas=True)

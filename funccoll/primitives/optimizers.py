@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import ShapeError, UnsupportedError
-from ..ir import Primitive
+from ..ir import Primitive, bind
 from ..types import ArrayType
+from .batch_rules import batch_each, repeated
 
 __all__ = ["COUPLED", "DECOUPLED", "RULES", "UNDECAYED", "StepRule", "evaluate_step", "optimizer_step_p", "wide_dtype"]
 
@@ -135,5 +136,16 @@ def _refuse(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], **pa
     )
 
 
+def _batch(
+    primitive: Primitive, values: Sequence[Any], batched: Sequence[bool], size: int, *, rule: str, decay: int, leaves: int
+) -> Any:
+    """One step for all elements of the batch; where their scalars differ, one for each."""
+    arrays = (2 + RULES[rule].moments) * leaves
+    if any(batched[arrays:]):
+        return batch_each(primitive, values, batched, size, rule=rule, decay=decay, leaves=leaves)
+    whole = [x if b else repeated(x, size) for x, b in zip(values[:arrays], batched, strict=False)]
+    return bind(primitive, *whole, *values[arrays:], rule=rule, decay=decay, leaves=leaves)
+
+
 # Operands: all parameters, for each moment those of all leaves, all gradients, and the rule's scalars (float64).
-optimizer_step_p = Primitive("optimizer_step", _infer, _reference, _refuse, multiple=True, in_place=True)
+optimizer_step_p = Primitive("optimizer_step", _infer, _reference, _refuse, _refuse, _batch, multiple=True, in_place=True)

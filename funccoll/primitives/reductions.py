@@ -10,7 +10,9 @@ import numpy as np
 from ..errors import DTypeError, ShapeError
 from ..ir import Primitive
 from ..types import ArrayType, bfloat16
+from .batch_rules import batch_dims
 from .shaping import fit
+from .tangent_rules import linear
 
 __all__ = ["REDUCTIONS", "argmax_p", "argmin_p", "cumsum_p", "product_of_others", "reduced"]
 
@@ -48,16 +50,26 @@ def _sum_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *, 
     return [pull]
 
 
+def _winners(x: Any, out: Any, dims: tuple[int, ...]) -> tuple[Any, Any]:
+    """(1 where an element is the extremum, 0 elsewhere; their number along `dims`). NaNs are equal here."""
+    best = _expand(out, x.shape, dims)
+    hit = ((x == best) | (np.isnan(x) & np.isnan(best))).astype(x.dtype)
+    return hit, np.sum(hit, axis=dims, dtype=x.dtype, keepdims=True)
+
+
 def _extremum_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *, dims, dtype, keepdims) -> list[Any]:
     (x,) = inputs
 
     def pull() -> Any:
-        best = _expand(outs[0], x.shape, dims)
-        hit = ((x == best) | (np.isnan(x) & np.isnan(best))).astype(x.dtype)
-        count = np.sum(hit, axis=dims, dtype=x.dtype, keepdims=True)
+        hit, count = _winners(x, outs[0], dims)
         return _expand(cts[0], x.shape, dims) * hit / count
 
     return [pull]
+
+
+def _extremum_jvp(tangents: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *, dims, dtype, keepdims) -> list[Any]:
+    hit, count = _winners(inputs[0], outs[0], dims)
+    return [np.sum(tangents[0] * hit / count, axis=dims, dtype=dtype, keepdims=keepdims)]
 
 
 def product_of_others(x: Any, dim: int) -> Any:
@@ -81,18 +93,22 @@ def product_of_others(x: Any, dim: int) -> Any:
     return exclusive(x) * np.flip(exclusive(np.flip(x, dim)), dim)
 
 
+def _others(x: Any, dims: tuple[int, ...]) -> Any:
+    """For each element the product of all others along `dims`."""
+    rest = [d for d in range(x.ndim) if d not in dims]
+    order = (*rest, *dims)
+    flat = np.reshape(np.transpose(x, order), (*(x.shape[d] for d in rest), -1 if x.size else 0))
+    others = np.reshape(product_of_others(flat, len(rest)), tuple(x.shape[d] for d in order))
+    return np.transpose(others, tuple(map(int, np.argsort(order))))
+
+
 def _prod_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *, dims, dtype, keepdims) -> list[Any]:
     (x,) = inputs
+    return [lambda: fit(_expand(cts[0], x.shape, dims) * _others(x, dims), x)]
 
-    def pull() -> Any:
-        rest = [d for d in range(x.ndim) if d not in dims]
-        order = (*rest, *dims)
-        flat = np.reshape(np.transpose(x, order), (*(x.shape[d] for d in rest), -1 if x.size else 0))
-        others = np.reshape(product_of_others(flat, len(rest)), tuple(x.shape[d] for d in order))
-        others = np.transpose(others, tuple(map(int, np.argsort(order))))
-        return fit(_expand(cts[0], x.shape, dims) * others, x)
 
-    return [pull]
+def _prod_jvp(tangents: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *, dims, dtype, keepdims) -> list[Any]:
+    return [np.sum(tangents[0] * _others(inputs[0], dims), axis=dims, dtype=dtype, keepdims=keepdims)]
 
 
 def _reference(ufunc: np.ufunc) -> Callable[..., Any]:
@@ -105,13 +121,15 @@ def _reference(ufunc: np.ufunc) -> Callable[..., Any]:
     return reference
 
 
+_BATCH = batch_dims("dims")
+
 REDUCTIONS: dict[str, Primitive] = {
-    "sum": Primitive("reduce_sum", _infer, _reference(np.add), _sum_vjp),
-    "prod": Primitive("reduce_prod", _infer, _reference(np.multiply), _prod_vjp),
-    "max": Primitive("reduce_max", _infer_nonempty, _reference(np.maximum), _extremum_vjp),
-    "min": Primitive("reduce_min", _infer_nonempty, _reference(np.minimum), _extremum_vjp),
-    "any": Primitive("reduce_or", _infer, _reference(np.logical_or)),
-    "all": Primitive("reduce_and", _infer, _reference(np.logical_and)),
+    "sum": Primitive("reduce_sum", _infer, _reference(np.add), _sum_vjp, linear("reduce_sum"), _BATCH),
+    "prod": Primitive("reduce_prod", _infer, _reference(np.multiply), _prod_vjp, _prod_jvp, _BATCH),
+    "max": Primitive("reduce_max", _infer_nonempty, _reference(np.maximum), _extremum_vjp, _extremum_jvp, _BATCH),
+    "min": Primitive("reduce_min", _infer_nonempty, _reference(np.minimum), _extremum_vjp, _extremum_jvp, _BATCH),
+    "any": Primitive("reduce_or", _infer, _reference(np.logical_or), batch=_BATCH),
+    "all": Primitive("reduce_and", _infer, _reference(np.logical_and), batch=_BATCH),
 }
 
 
@@ -121,8 +139,12 @@ def _infer_arg(x: ArrayType, *, dim: int, keepdims: bool) -> list[ArrayType]:
     return [ArrayType(reduced(x.shape, (dim,), keepdims), np.dtype(np.int64))]
 
 
-argmax_p = Primitive("argmax", _infer_arg, lambda x, *, dim, keepdims: np.argmax(x, axis=dim, keepdims=keepdims))
-argmin_p = Primitive("argmin", _infer_arg, lambda x, *, dim, keepdims: np.argmin(x, axis=dim, keepdims=keepdims))
+def _position(name: str, function: Callable[..., Any]) -> Primitive:
+    reference = lambda x, *, dim, keepdims: function(x, axis=dim, keepdims=keepdims)
+    return Primitive(name, _infer_arg, reference, batch=batch_dims("dim"))
+
+
+argmax_p, argmin_p = _position("argmax", np.argmax), _position("argmin", np.argmin)
 
 
 def _cumsum(x: np.ndarray, *, dim: int, dtype: np.dtype) -> np.ndarray:
@@ -143,4 +165,6 @@ cumsum_p = Primitive(
     lambda x, *, dim, dtype: [ArrayType(x.shape, dtype)],
     _cumsum,
     _cumsum_vjp,
+    linear("cumsum"),
+    batch_dims("dim"),
 )

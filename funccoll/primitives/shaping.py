@@ -12,8 +12,10 @@ import numpy as np
 from ..errors import DTypeError, ShapeError
 from ..ir import Primitive, bind
 from ..types import ArrayType
+from .batch_rules import batch_dims, repeated
+from .tangent_rules import linear, linear_together
 
-__all__ = ["broadcast_to_p", "concatenate_p", "fit", "pad_p", "reshape_p", "transpose_p"]
+__all__ = ["broadcast_to_p", "concatenate_p", "fit", "pad_p", "reshape", "reshape_p", "transpose_p"]
 
 
 def fit(ct: Any, like: Any) -> Any:
@@ -32,6 +34,10 @@ def fit(ct: Any, like: Any) -> Any:
     return ct if ct.dtype == dtype else ct.astype(dtype)
 
 
+def _batch_reshape(primitive: Primitive, values: Sequence[Any], batched: Any, size: int, *, shape: tuple[int, ...]) -> Any:
+    return reshape(values[0], (size, *shape))
+
+
 def _infer_reshape(x: ArrayType, *, shape: tuple[int, ...]) -> list[ArrayType]:
     if math.prod(shape) != x.size:
         raise ShapeError(f"reshape: {x.size} elements of shape {x.shape} do not fill shape {shape}.")
@@ -43,7 +49,7 @@ reshape_p = Primitive(
     _infer_reshape,
     lambda x, *, shape: np.reshape(x, shape),
     lambda cts, inputs, outs, *, shape: [partial(np.reshape, cts[0], tuple(inputs[0].shape))],
-    view=True,
+    jvp=linear("reshape"), batch=_batch_reshape, view=True,
 )
 
 
@@ -57,9 +63,14 @@ def _transpose_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any
     return [partial(np.transpose, cts[0], tuple(map(int, np.argsort(permutation))))]
 
 
+def _batch_transpose(primitive: Primitive, values: Sequence[Any], batched: Any, size: int, *, permutation: tuple) -> Any:
+    return np.transpose(values[0], (0, *(d + 1 for d in permutation)))
+
+
 transpose_p = Primitive(
-    "transpose", _infer_transpose, lambda x, *, permutation: np.transpose(x, permutation), _transpose_vjp, view=True
-)
+    "transpose", _infer_transpose, lambda x, *, permutation: np.transpose(x, permutation), _transpose_vjp,
+    jvp=linear("transpose"), batch=_batch_transpose, view=True,
+)  # fmt: skip
 
 
 def _infer_broadcast(x: ArrayType, *, shape: tuple[int, ...]) -> list[ArrayType]:
@@ -69,12 +80,17 @@ def _infer_broadcast(x: ArrayType, *, shape: tuple[int, ...]) -> list[ArrayType]
     return [ArrayType(shape, x.dtype)]
 
 
+def _batch_broadcast(primitive: Primitive, values: Sequence[Any], batched: Any, size: int, *, shape: tuple[int, ...]) -> Any:
+    x = values[0]
+    return np.broadcast_to(reshape(x, (size, *(1,) * (len(shape) + 1 - x.ndim), *x.shape[1:])), (size, *shape))
+
+
 broadcast_to_p = Primitive(
     "broadcast_to",
     _infer_broadcast,
     lambda x, *, shape: np.broadcast_to(x, shape),
     lambda cts, inputs, outs, *, shape: [partial(fit, cts[0], inputs[0])],
-    view=True,
+    jvp=linear("broadcast_to"), batch=_batch_broadcast, view=True,
 )
 
 
@@ -106,8 +122,9 @@ def _concatenate_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[A
 
 
 concatenate_p = Primitive(
-    "concatenate", _infer_concatenate, lambda *xs, dim: np.concatenate(xs, axis=dim), _concatenate_vjp
-)
+    "concatenate", _infer_concatenate, lambda *xs, dim: np.concatenate(xs, axis=dim), _concatenate_vjp,
+    jvp=linear_together("concatenate"), batch=batch_dims("dim"),
+)  # fmt: skip
 
 
 def _infer_pad(x: ArrayType, value: ArrayType, *, widths: tuple[tuple[int, int], ...]) -> list[ArrayType]:
@@ -135,7 +152,20 @@ def _pad_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *, 
     return [lambda: cts[0][_inside(x.shape, widths)], outside]
 
 
-pad_p = Primitive("pad", _infer_pad, _pad, _pad_vjp)
+def _batch_pad(
+    primitive: Primitive, values: Sequence[Any], batched: Sequence[bool], size: int, *, widths: tuple[tuple[int, int], ...]
+) -> Any:
+    x, value = values
+    x = x if batched[0] else repeated(x, size)
+    wide = ((0, 0), *widths)
+    if not batched[1]:
+        return bind(primitive, x, value, widths=wide)
+    inside = np.pad(np.ones(x.shape[1:], np.bool_), widths)
+    padded = bind(primitive, x, np.zeros((), x.dtype), widths=wide)
+    return np.where(inside, padded, np.reshape(value.astype(x.dtype), (size, *(1,) * len(widths))))
+
+
+pad_p = Primitive("pad", _infer_pad, _pad, _pad_vjp, jvp=linear_together("pad"), batch=_batch_pad)
 
 
 def reshape(x: Any, shape: Sequence[int]) -> Any:

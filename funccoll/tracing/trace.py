@@ -29,7 +29,7 @@ from ..primitives.collectives import pvary_p
 from ..types import ArrayType, check_dtype, type_of
 from .tracer import Tracer
 
-__all__ = ["Trace", "as_bucket", "flatten_outputs", "stage", "value_type"]
+__all__ = ["Trace", "as_bucket", "detached", "flatten_outputs", "label_of", "require_function", "stage", "value_type"]
 
 
 class Trace:
@@ -148,6 +148,22 @@ def _changed(captured: np.ndarray, array: np.ndarray) -> bool:
 def value_type(value: Any) -> ArrayType:
     """The type of a tracer or a concrete value."""
     return value.type if isinstance(value, Traced) else type_of(value)
+
+
+def detached(value: Any) -> Any:
+    """A plain array as a copy: the user may write into it, or into the array that it is a view of."""
+    return np.array(value) if isinstance(value, np.ndarray) else value
+
+
+def require_function(what: str, fn: Any) -> None:
+    """Raise a TraceError that names the use when `fn` is not callable."""
+    if not callable(fn):
+        raise TraceError(f"{what} takes a function, not {fn!r:.60}.")
+
+
+def label_of(fn: Callable[..., Any]) -> str:
+    """The name of a function in messages."""
+    return getattr(fn, "__name__", type(fn).__name__)
 
 
 def flatten_outputs(result: Any, name: str) -> tuple[list[Any], optree.PyTreeSpec]:

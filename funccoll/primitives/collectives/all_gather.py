@@ -40,4 +40,4 @@ def _lower(*, dim: int, stack: bool) -> Lowering:
     return Lowering("all_gather", concat_dim=dim, stack=stack)
 
 
-all_gather_p = collective("all_gather", infer=_infer, reference=_reference, vjp=_vjp, lower=_lower)
+all_gather_p = collective("all_gather", infer=_infer, reference=_reference, vjp=_vjp, lower=_lower, dims=("dim",))

@@ -43,4 +43,7 @@ def _lower(*, split_dim: int, concat_dim: int) -> Lowering:
     return Lowering("all_to_all", cut_dim=split_dim, concat_dim=concat_dim)
 
 
-all_to_all_p = collective("all_to_all", infer=_infer, reference=_reference, vjp=_vjp, lower=_lower, of_copies=widened)
+all_to_all_p = collective(
+    "all_to_all", infer=_infer, reference=_reference, vjp=_vjp, lower=_lower, of_copies=widened,
+    dims=("split_dim", "concat_dim"),
+)  # fmt: skip

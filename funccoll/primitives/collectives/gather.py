@@ -39,4 +39,4 @@ def _lower(*, root: int, dim: int) -> Lowering:
     return Lowering("gather", root=root, concat_dim=dim)
 
 
-gather_p = collective("gather", infer=_infer, reference=_reference, vjp=_vjp, lower=_lower)
+gather_p = collective("gather", infer=_infer, reference=_reference, vjp=_vjp, lower=_lower, dims=("dim",))

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ...errors import VaryingError
-from ...ir import Equation, Primitive
+from ...ir import Equation, JvpRule, Primitive
 from ...types import ArrayType
 from ..combining import Shards, fold
+from .rules import batch_operands, linear_each
 
 __all__ = [
     "CollectivePrimitive", "Combine", "Lowering", "OfCopies", "collective", "in_axis_order", "left_out", "lowering", "refused",
@@ -95,10 +96,12 @@ class CollectivePrimitive(Primitive):
 def collective(
     name: str, *, infer: Callable[..., ArrayType], reference: Callable[..., list[Any]], vjp: Callable[..., list[Any]],
     lower: Callable[..., Lowering], of_copies: Callable[..., OfCopies] = refused, gives_own_block: bool = False,
+    jvp: JvpRule | None = None, dims: Sequence[str] = (),
 ) -> CollectivePrimitive:  # fmt: skip
     """The record of a collective with operands, whose type rule `infer` takes one of them at a time.
 
-    `gives_own_block`: each device gets its own block of one value, as `own_slice` does without communication.
+    `gives_own_block`: each device gets its own block of one value, as `own_slice` does without communication. `dims` are the
+    parameters that count an operand's dimensions. Without `jvp` the collective is linear.
     """
 
     def infer_each(*xs: ArrayType, axes: tuple[str, ...], algorithm: str | None, **params: Any) -> list[ArrayType]:
@@ -107,8 +110,9 @@ def collective(
         return [infer(x, axes=axes, **params) for x in xs]
 
     return CollectivePrimitive(
-        name, infer_each, reference, vjp, multiple=True, kind="collective", lower=lower, of_copies=of_copies
-    )
+        name, infer_each, reference, vjp, jvp or linear_each(name), batch_operands(*dims), multiple=True,
+        kind="collective", lower=lower, of_copies=of_copies,
+    )  # fmt: skip
 
 
 def _require_varying(name: str, x: ArrayType, axes: Sequence[str], gives_own_block: bool) -> None:

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from ...ir import bind
 from ...types import ArrayType
 from ..combining import Shards
-from .all_reduce import gradient_of_reduction
+from .all_reduce import gradient_of_reduction, tangents_of_reduction
 from .record import Combine, Lowering, collective, in_axis_order
 from .rules import check_op, communicate, together
 
@@ -37,8 +38,19 @@ def _vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *, axes
     return gradient_of_reduction(together(cts, from_root), inputs, results, axes=axes, op=op, size=size)
 
 
+def _jvp(
+    tangents: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *, axes, root, op, size, **same: Any
+) -> list[Any]:
+    params = {"axes": axes, "root": root, "size": size}
+    if op in ("sum", "mean"):
+        return together(tangents, lambda present: bind(reduce_p, *present, **params, op=op, **same))
+    results = communicate("broadcast", *outs, **params)
+    parts = tangents_of_reduction(tangents, inputs, results, op=op, **params)
+    return together(parts, lambda present: communicate("reduce", *present, **params, op="sum"))
+
+
 def _lower(*, root: int, op: str) -> Lowering:
     return Lowering("reduce", op=op, root=root)
 
 
-reduce_p = collective("reduce", infer=_infer, reference=_reference, vjp=_vjp, lower=_lower)
+reduce_p = collective("reduce", infer=_infer, reference=_reference, vjp=_vjp, lower=_lower, jvp=_jvp)

@@ -13,7 +13,7 @@ from ...errors import VaryingError
 from ...types import ArrayType
 from ..combining import Shards
 from .record import Combine, Lowering, collective, in_axis_order
-from .rules import blocks_of, check_op, communicate, require_divisible, resized, together
+from .rules import blocks_of, check_op, communicate, linear_each, require_divisible, resized, together
 from .varying import spread
 
 __all__ = ["reduce_scatter_p"]
@@ -32,15 +32,24 @@ def _reference(
     return [combine(i, blocks, op) for i, blocks in enumerate(contributions)]
 
 
-def _vjp(cts: Sequence[Any], inputs: Any, outs: Any, *, axes, dim, op, size, **_: Any) -> list[Any]:
+def _require_linear(op: str, axes: Sequence[str]) -> None:
     if op not in ("sum", "mean"):
         raise VaryingError(
             f'reduce_scatter with op="{op}" has no gradient here. Use all_reduce(x, {axes!r}, op="{op}"), which has '
             "one, and take your own block of its result."
         )
+
+
+def _vjp(cts: Sequence[Any], inputs: Any, outs: Any, *, axes, dim, op, size, **_: Any) -> list[Any]:
+    _require_linear(op, axes)
     back = {"axes": axes, "dim": dim, "stack": False, "size": size}
     gathered = together(cts, lambda present: communicate("all_gather", *present, **back))
     return spread(gathered, axes, op, size)
+
+
+def _jvp(tangents: Sequence[Any], inputs: Any, outs: Any, **params: Any) -> list[Any]:
+    _require_linear(params["op"], params["axes"])
+    return linear_each("reduce_scatter")(tangents, inputs, outs, **params)
 
 
 def _lower(*, dim: int, op: str) -> Lowering:
@@ -48,5 +57,6 @@ def _lower(*, dim: int, op: str) -> Lowering:
 
 
 reduce_scatter_p = collective(
-    "reduce_scatter", infer=_infer, reference=_reference, vjp=_vjp, lower=_lower, gives_own_block=True
-)
+    "reduce_scatter", infer=_infer, reference=_reference, vjp=_vjp, lower=_lower, gives_own_block=True, jvp=_jvp,
+    dims=("dim",),
+)  # fmt: skip

@@ -8,11 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ...errors import DTypeError, ShapeError
-from ...ir import bind, primitive_named
-from ...types import ArrayType, is_inexact
+import numpy as np
 
-__all__ = ["blocks_of", "check_op", "communicate", "own_block", "require_divisible", "resized", "together"]
+from ...errors import DTypeError, ShapeError
+from ...ir import BatchRule, JvpRule, Primitive, bind, primitive_named
+from ...types import ArrayType, is_inexact
+from ..batch_rules import shifted
+
+__all__ = [
+    "batch_operands", "blocks_of", "check_op", "communicate", "linear_each", "own_block", "require_divisible", "resized",
+    "together",
+]  # fmt: skip
 
 
 # ---------------------------------------------------------------- types
@@ -63,7 +69,7 @@ def blocks_of(x: Any, dim: int, size: int) -> list[Any]:
     return [own_block(x, i, dim=dim, stack=False, size=size) for i in range(size)]
 
 
-# ---------------------------------------------------------------- transposes
+# ---------------------------------------------------------------- derivatives
 
 
 def together(cts: Sequence[Any], transpose: Callable[[list[Any]], Sequence[Any]]) -> list[Any]:
@@ -74,6 +80,34 @@ def together(cts: Sequence[Any], transpose: Callable[[list[Any]], Sequence[Any]]
         for i, value in zip(present, transpose([cts[i] for i in present]), strict=True):
             out[i] = value
     return out
+
+
+def linear_each(name: str) -> JvpRule:
+    """The forward derivative of a collective that is linear in each operand: itself, of those that have a tangent."""
+
+    def jvp(tangents: Sequence[Any], inputs: Any, outs: Any, **params: Any) -> list[Any]:
+        return together(tangents, lambda present: bind(primitive_named(name), *present, **params))
+
+    return jvp
+
+
+# ---------------------------------------------------------------- batches
+
+
+def batch_operands(*dims: str) -> BatchRule:
+    """The rule of a collective whose parameters `dims` are dimensions: one, which moves what is not batched once."""
+
+    def batch(primitive: Primitive, values: Sequence[Any], batched: Sequence[bool], length: int, /, **params: Any) -> Any:
+        whole = [x if b else np.expand_dims(x, 0) for x, b in zip(values, batched, strict=True)]
+        outs = bind(primitive, *whole, **params | {name: shifted(params[name]) for name in dims})
+        if not primitive.multiple:
+            return outs
+        return [y if b else np.broadcast_to(y, (length, *y.shape[1:])) for y, b in zip(outs, batched, strict=True)]
+
+    return batch
+
+
+# ---------------------------------------------------------------- other collectives
 
 
 def communicate(name: str, *values: Any, **params: Any) -> Any:

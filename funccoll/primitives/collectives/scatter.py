@@ -34,4 +34,6 @@ def _lower(*, root: int, dim: int) -> Lowering:
     return Lowering("scatter", root=root, cut_dim=dim)
 
 
-scatter_p = collective("scatter", infer=_infer, reference=_reference, vjp=_vjp, lower=_lower, gives_own_block=True)
+scatter_p = collective(
+    "scatter", infer=_infer, reference=_reference, vjp=_vjp, lower=_lower, gives_own_block=True, dims=("dim",)
+)

@@ -15,7 +15,8 @@ import numpy as np
 from ...errors import ShapeError, VaryingError
 from ...ir import Primitive, bind, current_interpreter
 from ...types import ArrayType
-from .rules import communicate, own_block, require_divisible, resized
+from ..tangent_rules import linear
+from .rules import batch_operands, communicate, own_block, require_divisible, resized
 
 __all__ = ["axis_index_p", "axis_size", "own_slice_p", "pvary", "pvary_p", "spread"]
 
@@ -49,7 +50,9 @@ def _pvary_vjp(cts: Sequence[Any], inputs: Any, outs: Any, *, axes: tuple[str, .
     return [lambda: communicate("all_reduce", cts[0], axes=axes, op="sum", size=axis_size(axes))[0]]
 
 
-pvary_p = Primitive("pvary", _infer_pvary, lambda x, *, axes: x, _pvary_vjp, kind="local", view=True)
+pvary_p = Primitive(
+    "pvary", _infer_pvary, lambda x, *, axes: x, _pvary_vjp, linear("pvary"), batch_operands(), kind="local", view=True
+)
 
 
 # ---------------------------------------------------------------- own_slice
@@ -72,7 +75,10 @@ def _own_slice_vjp(cts: Sequence[Any], inputs: Any, outs: Any, **params: Any) ->
     return [lambda: communicate("all_gather", cts[0], **params)[0]]
 
 
-own_slice_p = Primitive("own_slice", _infer_own_slice, own_block, _own_slice_vjp, kind="local", view=True)
+own_slice_p = Primitive(
+    "own_slice", _infer_own_slice, own_block, _own_slice_vjp, linear("own_slice"), batch_operands("dim"), kind="local",
+    view=True,
+)  # fmt: skip
 
 
 # ---------------------------------------------------------------- axis_index

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from ...ir import Atom, Equation
-from ...primitives.piece_sums import accumulate_p, divide_operands
 from ...primitives.indexing import Recipe, getitem_p, index_add_p, index_set_p, realize, result_shape, scatter_p
+from ...primitives.piece_sums import accumulate_p, divide_operands
 from ...types import ArrayType
 from .deferred_checks import DeferredChecks
 

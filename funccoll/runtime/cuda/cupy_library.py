@@ -361,9 +361,10 @@ class CupyLibrary:
         cupy, kernels, out = self._cupy, self._kernels, eqn.outputs[0].type
 
         def random(key: Any, *data: Any) -> Any:
-            words = self.empty(out.shape, out.dtype)
+            words, key = self.empty(out.shape, out.dtype), cupy.ascontiguousarray(key)
             number = data[0].astype(np.uint64, copy=False) if data else None  # modulo 2**64
-            kernels.random_words(words, cupy.ascontiguousarray(key), number, purpose)
+            for i in np.ndindex(key.shape[:-1]):  # a stack of keys: each is used alone
+                kernels.random_words(words[i], key[i], None if number is None else number[i], purpose)
             return words
 
         return random

@@ -1,0 +1,37 @@
+"""eval_shape: the types of a function's results, by tracing alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import optree
+
+from ..ops.elementwise import scalar_type
+from ..ops.registry import as_traceable
+from ..types import ArrayType
+from .trace import flatten_outputs, label_of, require_function, stage, value_type
+
+__all__ = ["eval_shape"]
+
+
+def eval_shape(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """The types of the results of `fn(*args, **kwargs)`: its structure, with an `ArrayType` (shape, dtype) for each array.
+
+    Nothing is computed. Arrays among the arguments may be `ArrayType`s too, so that none is allocated:
+    `fc.eval_shape(init, fc.ArrayType((2,), np.dtype(np.uint64)))`. Source: JAX.
+    """
+    require_function("eval_shape", fn)
+    name = label_of(fn)
+    leaves, treedef = optree.tree_flatten((args, kwargs))
+    types = [x if isinstance(x, ArrayType) else value_type(as_traceable(x)) for x in leaves]
+    tree: Any = None
+
+    def flat(*values: Any) -> list[Any]:
+        nonlocal tree
+        args, kwargs = treedef.unflatten(values)
+        outs, tree = flatten_outputs(fn(*args, **kwargs), name)
+        return outs
+
+    program, _ = stage(flat, types, weak=[scalar_type(x) for x in leaves], label=name)
+    return tree.unflatten([atom.type for atom in program.outputs])
