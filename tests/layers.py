@@ -18,7 +18,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "": (
         ("_version", "private_files", "tree"),
         ("errors",), ("mesh",), ("types",), ("display",), ("timeline",), ("ir",), ("primitives",),
-        ("ops",), ("tracing",), ("collectives",), ("autodiff",), ("batch_norm",), ("control", "nn", "random"), ("passes",),
+        ("ops",), ("tracing",), ("collectives",), ("autodiff",), ("batch_norm",), ("random",), ("control", "nn"), ("passes",),
         ("machine_profile",),
         ("schedules",), ("kernels",), ("arrays",), ("runtime",), ("placement",), ("compiler",), ("optim",), ("parallel",),
         ("profiling",), ("draw",), ("api",),
@@ -26,13 +26,14 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "primitives": (
         ("batch_rules",), ("shaping",), ("elementwise", "indexing", "reductions"),
-        ("linalg", "randomness", "combining", "higher", "optimizers"),
+        ("linalg", "randomness", "combining", "convolution", "higher", "optimizers"), ("pooling",),
         ("collectives",),
     ),
     "primitives.collectives": (("record", "rules"), ("varying",), ("all_reduce",), ("*",)),
     "ops": (("registry",), ("elementwise",), ("linalg", "indexing", "reductions", "shaping")),
     "tracing": (("tracer",), ("trace",)),
     "autodiff": (("reverse",), ("custom_rules",)),
+    "nn": (("half_precision",), ("*",)),
     # The pipeline in its order: ARCHITECTURE.md section 5.
     "passes": (
         ("rewrite",), ("inline",), ("dead_code",), ("common_subexpressions",), ("algebra",), ("combine",),
@@ -85,7 +86,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "runtime.cuda": (
         ("block_frames", "captured_program", "cublas", "cupy_kernels", "cupy_ufuncs", "deferred_checks", "launch_plan",
          "launch_reports", "pairwise_einsum"),
-        ("cupy_indexing", "peer_plan", "virtual_devices"), ("cupy_library", "peer_segments"), ("peer_memory",),
+        ("cupy_indexing", "cupy_windows", "peer_plan", "virtual_devices"), ("cupy_library", "peer_segments"), ("peer_memory",),
         ("array_fold",), ("cupy_gpu", "job_gpus"), ("gpu",),
     ),
     "runtime.shm": (
