@@ -18,8 +18,8 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "": (
         ("_version", "private_files", "tree"),
         ("errors",), ("mesh",), ("types",), ("display",), ("timeline",), ("ir",), ("primitives",),
-        ("ops",), ("tracing",), ("collectives",), ("batching",), ("autodiff",), ("batch_norm",),
-        ("control", "linalg", "nn", "random"), ("special",), ("passes",), ("machine_profile",),
+        ("ops",), ("tracing",), ("collectives",), ("batching",), ("autodiff",), ("batch_norm",), ("random",),
+        ("control", "linalg", "nn"), ("special",), ("passes",), ("machine_profile",),
         ("schedules",), ("kernels",), ("arrays",), ("runtime",), ("placement",), ("compiler",), ("optim",), ("parallel",),
         ("profiling",), ("draw",), ("api",),
         ("torch", "jax", "distributed", "calibration"), ("commands",), ("cli",), ("__main__",),
@@ -27,10 +27,10 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "primitives": (
         ("batch_rules", "tangent_rules"), ("shaping",), ("elementwise", "indexing", "reductions"),
         (
-            "piece_sums", "linalg", "linear_systems", "fourier", "special", "randomness", "combining", "higher", "optimizers",
-            "control_flow", "sorting", "accumulations",
+            "piece_sums", "linalg", "linear_systems", "fourier", "special", "randomness", "combining", "convolution", "higher",
+            "optimizers", "control_flow", "sorting", "accumulations",
         ),
-        ("decompositions",), ("least_squares",),
+        ("pooling", "decompositions"), ("least_squares",),
         ("collectives",),
     ),
     "primitives.collectives": (("rules",), ("record",), ("varying",), ("all_reduce",), ("*",)),
@@ -45,6 +45,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("backward",), ("reverse",), ("checkpoint_policies", "custom_rules", "control_rules", "forward"),
         ("rematerialization", "control_tangents", "jacobians"),
     ),
+    "nn": (("half_precision",), ("*",)),
     # The pipeline in its order: ARCHITECTURE.md section 5.
     "passes": (
         ("rewrite",), ("inline",), ("dead_code",), ("common_subexpressions",), ("algebra",), ("combine",),
@@ -97,7 +98,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "runtime.cuda": (
         ("block_frames", "captured_program", "cublas", "cupy_kernels", "cupy_ufuncs", "deferred_checks", "launch_plan",
          "launch_reports", "pairwise_einsum"),
-        ("cupy_indexing", "peer_plan", "virtual_devices"), ("cupy_library", "peer_segments"), ("peer_memory",),
+        ("cupy_indexing", "cupy_windows", "peer_plan", "virtual_devices"), ("cupy_library", "peer_segments"), ("peer_memory",),
         ("array_fold",), ("cupy_gpu", "job_gpus"), ("gpu",),
     ),
     "runtime.shm": (

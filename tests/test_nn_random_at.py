@@ -47,6 +47,8 @@ ELEMENTWISE = {
     "sigmoid": (nn.sigmoid, f_sigmoid),
     "erf": (nn.erf, _erf),
     "gelu": (nn.gelu, f_gelu_tanh),
+    "silu": (nn.silu, lambda x: x * f_sigmoid(x)),
+    "softplus": (nn.softplus, lambda x: np.maximum(x, 0) + np.log1p(_exp(-np.abs(x)))),
     "gelu exact": (lambda x: nn.gelu(x, approximate=False), f_gelu),
 }
 ROWS = {
@@ -63,6 +65,7 @@ ROWS = {
         lambda x: (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5),
     ),
 }
+ROWS["rms_norm"] = (nn.rms_norm, lambda x: x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6))
 TOLERANCE = {np.dtype(np.float64): 1e-13, np.dtype(np.float32): 2e-6, np.dtype(np.float16): 2e-3, BF16: 2e-2}
 BIG = np.array([-1e4, -745.0, -90.0, -30.0, -8.0, -1.0, -1e-3, 0.0, 1e-3, 1.0, 8.0, 30.0, 90.0, 745.0, 1e4])
 
@@ -113,6 +116,8 @@ def test_minus_infinity_is_a_mask():
     np.testing.assert_array_equal(fc.grad(lambda x: np.sum(nn.logsumexp(x)))(nothing), np.zeros((2, 3)))
     assert nn.logsumexp(np.array([np.inf, 1.0])) == np.inf
     assert np.isnan(nn.logsumexp(np.array([np.nan, 1.0]))) and np.isnan(nn.relu(np.array(np.nan)))
+    assert nn.silu(np.array(-np.inf)) == 0 and nn.silu(np.array(np.inf)) == np.inf
+    assert nn.softplus(np.array(-np.inf)) == 0 and nn.softplus(np.array(np.inf)) == np.inf
     assert nn.sigmoid(np.array(-np.inf)) == 0 and nn.sigmoid(np.array(np.inf)) == 1
 
 
@@ -162,6 +167,12 @@ def test_layer_norm_scale_and_bias():
     want = numerical(lambda *a: np.sum(ct * formula(*a)), [x, scale, bias], (0, 1, 2), 1e-6)
     for g, w in zip(got, want, strict=True):
         np.testing.assert_allclose(g, w, rtol=1e-6, atol=1e-8)
+
+
+def test_rms_norm_scale():
+    x, scale = np.array([[3.0, 4.0]]), np.array([1.0, 2.0])
+    np.testing.assert_allclose(nn.rms_norm(x, scale, eps=0), x * scale / np.sqrt(12.5), rtol=1e-15)
+    np.testing.assert_array_equal(nn.rms_norm(np.zeros((2, 2))), np.zeros((2, 2)))
 
 
 def test_one_hot():

@@ -28,17 +28,28 @@ from ...errors import DeviceError, DTypeError, TraceError, UnsupportedError
 from ...ir import Equation, Literal, Primitive
 from ...kernels.variants import variant
 from ...primitives.collectives import axis_index_p, own_slice_p, pvary_p
+from ...primitives.convolution import conv_input_p, conv_kernel_p, conv_p
 from ...primitives.elementwise import convert_p, erf_p, imag_p, real_p, stop_gradient_p, where_p
 from ...primitives.higher import checkpoint_name_p
 from ...primitives.linalg import einsum_p, matmul_p
 from ...primitives.optimizers import RULES, evaluate_step, optimizer_step_p
-from ...primitives.randomness import BITS, FOLD_IN, SPLIT, fold_in_p, random_bits_p, split_p
+from ...primitives.randomness import (
+    BITS,
+    FOLD_IN,
+    SPLIT,
+    fold_in_p,
+    log_gamma_p,
+    random_bits_p,
+    random_order_p,
+    split_p,
+)
 from ...primitives.reductions import REDUCTIONS, argmax_p, argmin_p, cumsum_p
 from ...primitives.shaping import broadcast_to_p, concatenate_p, pad_p, reshape_p, transpose_p
 from ...types import ArrayType, bfloat16, check_dtype
 from .cublas import Cublas
 from .cupy_indexing import CupyIndexing
 from .cupy_ufuncs import compute_ufunc, is_half, wide
+from .cupy_windows import CupyWindows
 from .deferred_checks import DeferredChecks
 from .pairwise_einsum import contracts, own_terms, pairwise_einsum
 
@@ -48,6 +59,7 @@ Compute = Callable[..., Any]
 
 _IDENTITIES: dict[Primitive, int] = {
     REDUCTIONS["sum"]: 0, REDUCTIONS["prod"]: 1, REDUCTIONS["any"]: 0, REDUCTIONS["all"]: 1, matmul_p: 0, einsum_p: 0,
+    conv_p: 0, conv_input_p: 0, conv_kernel_p: 0,
 }  # fmt: skip
 """Primitives that combine elements -> what they give for none."""
 
@@ -95,6 +107,8 @@ class CupyLibrary:
             random_bits_p: functools.partial(self._random, BITS),
             fold_in_p: functools.partial(self._random, FOLD_IN),
             split_p: functools.partial(self._random, SPLIT),
+            random_order_p: lambda eqn: lambda x: self._cupy.argsort(x, axis=-1),
+            log_gamma_p: _refuse_gamma,
             optimizer_step_p: self._optimizer_step,
             # These move nothing: their references index, and the position of the device is an operand.
             pvary_p: lambda eqn: lambda x: x,
@@ -103,6 +117,7 @@ class CupyLibrary:
                 eqn.primitive.reference, **{k: eqn.params[k] for k in ("dim", "stack", "size")}
             ),
             **CupyIndexing(cupy, kernels, self.checks).rules,
+            **CupyWindows(cupy, lambda dtype: self._product(dtype)[0] or cupy.matmul).rules,
         }
 
     # ------------------------------------------------------------ memory
@@ -368,6 +383,14 @@ class CupyLibrary:
             return words
 
         return random
+
+
+def _refuse_gamma(eqn: Equation) -> Compute:
+    raise UnsupportedError(
+        "random.gamma, beta and dirichlet cannot be drawn on a GPU, where nothing waits to see what was rejected. Draw them on "
+        "the host, and pass them as arguments.",
+        eqn.source,
+    )
 
 
 def _convert(x: Any, dtype: Any) -> Any:

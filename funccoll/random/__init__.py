@@ -1,0 +1,20 @@
+"""Counter-based randomness: pure functions of a key, the same values on any number of processes.
+
+    key = fc.random.key(0)
+    first, second = fc.random.split(key)
+    x = fc.random.normal(first, (4, 8))
+    mine = fc.random.fold_in(key, fc.axis_index("data"))     # different on each device, inside a traced function
+
+A key (uint64, shape (2,)) is used once; split it or fold numbers into it for more. Source: Philox4x64-10
+(Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), NumPy's implementation.
+"""
+
+from .choices import bernoulli, categorical, choice, permutation, randint, shuffle
+from .floats import exponential, gumbel, laplace, normal, truncated_normal, uniform
+from .gammas import beta, dirichlet, gamma, loggamma
+from .keys import bits, fold_in, key, split
+
+__all__ = [
+    "bernoulli", "beta", "bits", "categorical", "choice", "dirichlet", "exponential", "fold_in", "gamma", "gumbel", "key",
+    "laplace", "loggamma", "normal", "permutation", "randint", "shuffle", "split", "truncated_normal", "uniform",
+]  # fmt: skip
