@@ -16,8 +16,6 @@ if TYPE_CHECKING:  # a type checker sees all names, and finds misspelt ones
 _PLANNED = {
     # name: (description, the way to do it today)
     "distributed": ("torch.distributed's surface", "use the collectives inside fc.jit"),
-    "vmap": ("batching", "write the batch dimension out: NumPy's functions broadcast"),
-    "jvp": ("forward derivatives", "use fc.vjp, or fc.grad of fc.grad for second derivatives"),
     "jax": ("the JAX adapter", "pass arrays as NumPy arrays"),
 }
 _ELSEWHERE = {

@@ -96,6 +96,38 @@ def test_compiled_loops_have_the_bits_of_eager_ones(name):
     assert bits(fc.jit(both, mesh=ONE, in_specs=P(), out_specs=P())(*arguments)) == bits(both(*arguments))
 
 
+@pytest.mark.parametrize("name", ALL)
+def test_a_batch_is_a_loop_over_its_elements(name):
+    fn, arguments = of_arguments(name)
+    elements = [[np.asarray(x * (1 + n / 4) if x.dtype.kind == "f" else x + n) for x in arguments] for n in range(3)]
+    batch = [np.stack(each) for each in zip(*elements, strict=True)]
+    wanted = [fc.tree.leaves(fn(*element)) for element in elements]
+    for found in (fc.vmap(fn)(*batch), fc.jit(fc.vmap(fn), mesh=ONE, in_specs=P(), out_specs=P())(*batch)):
+        for mine, each in zip(fc.tree.leaves(found), zip(*wanted, strict=True), strict=True):
+            np.testing.assert_allclose(np.asarray(mine), np.stack(each), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", control_cases.CASES)
+def test_derivatives_forwards_and_backwards_agree(name):
+    fn, arguments = of_arguments(name)
+    random = np.random.default_rng(3)
+    tangents = [random.normal(size=x.shape) for x in arguments]
+    _, forwards = fc.jvp(loss(fn), arguments, tangents)
+    gradients = fc.grad(loss(fn), tuple(range(len(arguments))))(*arguments)
+    backwards = sum(np.sum(g * t) for g, t in zip(gradients, tangents, strict=True))
+    np.testing.assert_allclose(forwards, backwards, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["doubling", "newton", "power_iteration", "while_in_a_scan"])
+def test_while_loops_have_forward_derivatives(name):
+    fn, arguments = of_arguments(name)
+    tangents = [np.cos(np.arange(x.size) + 1.0).reshape(x.shape) for x in arguments]
+    step = 1e-6
+    ends = [loss(fn)(*(x + s * step * t for x, t in zip(arguments, tangents, strict=True))) for s in (1, -1)]
+    _, tangent = fc.jvp(loss(fn), arguments, tangents)
+    np.testing.assert_allclose(tangent, (ends[0] - ends[1]) / (2 * step), rtol=1e-5, atol=1e-7)
+
+
 def test_a_scan_is_the_unrolled_loop():
     xs, w = control_cases.ROWS, control_cases.MATRIX
 
