@@ -179,8 +179,8 @@ for _kw in ({}, {"num": 5}, {"num": 4, "endpoint": False}, {"num": 1}, {"num": 0
 add(np.linspace, lambda x: np.linspace(0, x, 4, retstep=True), normal())
 add(np.linspace, lambda x: np.linspace(x, 10, 4, dtype=np.int64), ints(-5, 5, 2), grad=DISCRETE)
 add(np.linspace, lambda x: np.linspace(0, x, 4), np.array(2.5, F4), grad=FORWARD)
-add(np.logspace, lambda x: np.logspace(x, 2.0, 4), normal())
 add(np.logspace, lambda x: np.logspace(0, x, 3, base=2.0), normal(2))
+add(np.logspace, lambda x: np.logspace(x, 2.0, 4), normal())
 for _kw in ({}, {"indexing": "ij"}, {"sparse": True}):
     add(np.meshgrid, lambda x, y, kw=_kw: list(np.meshgrid(x, y, **kw)), normal(2), normal(3))
 add(np.meshgrid, lambda x, y: list(np.meshgrid(x, y, [1.0, 2.0])), normal(2), normal(3))
