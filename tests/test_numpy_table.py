@@ -6,6 +6,7 @@ import itertools
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -59,7 +60,8 @@ def noted(what: object) -> Iterator[None]:
 
 
 def run(case: Case, *args):
-    with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # NumPy's functions without NaN warn of slices of NaNs
         return case.call(*args)
 
 

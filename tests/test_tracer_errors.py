@@ -77,12 +77,12 @@ VALUES = {
     "fc.asarray(a)[i] in place of a[i]": lambda x: np.arange(4.0)[x[0].astype(np.int32)],
     "use fc.asarray(values)[i]": lambda x: [1.0, 2.0][x[0].astype(np.int32)],
     "np.asarray": lambda x: np.asarray(x),
-    "np.stack": lambda x: np.array([x[0], x[1]]),
+    "fc.asarray([...])": lambda x: np.array([x[0], x[1]]),
     "np.asarray, or a library": lambda x: np.random.default_rng(0).permutation(x),
     "float() needs": lambda x: math.exp(x[0]),
     "a format": lambda x: f"{x[0]:.3f}",
     "pickle": lambda x: pickle.dumps(x),
-    "fc.at(x)[i].set(v)": lambda x: np.zeros(2).__setitem__(slice(None), x),
+    "fc.at(a)[i].set(x)": lambda x: np.zeros(2).__setitem__(slice(None), x),
 }
 
 

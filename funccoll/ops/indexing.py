@@ -250,10 +250,10 @@ def _each_dimension(shape: tuple[int, ...], index: Any) -> list[tuple[Any, int |
     out: list[tuple[Any, int | None]] = []
     dim = 0
     for item in items:
-        if isinstance(item, (int, np.integer)) and not isinstance(item, bool):
-            item = np.asarray(item, np.int64)
-        is_place = getattr(getattr(item, "dtype", None), "kind", "") in "iu" and hasattr(item, "dtype")
-        out.append((item.astype(np.int64) if is_place else item, dim if is_place else None))
+        number = isinstance(item, (int, np.integer)) and not isinstance(item, bool)
+        place: Any = np.asarray(item, np.int64) if number else item
+        is_place = hasattr(place, "dtype") and place.dtype.kind in "iu"
+        out.append((place.astype(np.int64) if is_place else place, dim if is_place else None))
         dim += len(shape) - sum(map(_consumes, items)) if item is Ellipsis else _consumes(item)
     return out
 

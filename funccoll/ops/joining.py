@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from ..errors import ShapeError, UnsupportedError
-from ..ir import Traced
 from .elementwise import unify
 from .registry import as_operand, as_traceable, has_traced, implements, normalize_dim
 
@@ -179,7 +178,7 @@ def select(condlist: Sequence[Any], choicelist: Sequence[Any], default: Any = 0)
 def piecewise(x: Any, condlist: Any, funclist: Sequence[Any], *args: Any, **kw: Any) -> Any:
     """np.piecewise: every function is computed on all of x, and chosen from. The last condition that holds counts."""
     x = as_traceable(x)
-    conditions = [condlist] if isinstance(condlist, Traced) and condlist.ndim == x.ndim else [*condlist]
+    conditions = [*condlist] if isinstance(condlist, (list, tuple)) or np.ndim(condlist) > x.ndim else [condlist]
     if len(funclist) not in (len(conditions), len(conditions) + 1):
         raise ShapeError(f"np.piecewise: {len(conditions)} conditions and {len(funclist)} functions.")
     evaluate = lambda f: as_traceable(f(x, *args, **kw) if callable(f) else f).astype(x.dtype)

@@ -90,12 +90,12 @@ def _explicit(subscripts: str, operands: Sequence[Any]) -> str:
     return f"{','.join(terms)}->{right.replace('...', batch)}"
 
 
-def _as_string(*items: Any) -> list[Any]:
+def _as_string(*items: Any) -> tuple[str, tuple[Any, ...]]:
     """The string and the operands of a call `np.einsum(a, [0, 1], b, [1, 2], [0, 2])`."""
     letters = string.ascii_lowercase + string.ascii_uppercase
     terms = ["".join("..." if i is Ellipsis else letters[i] for i in dimensions) for dimensions in items[1::2]]
     result = ["".join("..." if i is Ellipsis else letters[i] for i in items[-1])] if len(items) % 2 else []
-    return ["->".join([",".join(terms), *result]), *items[: 2 * len(terms) : 2]]
+    return "->".join([",".join(terms), *result]), items[: 2 * len(terms) : 2]
 
 
 @implements(np.einsum)
@@ -104,7 +104,7 @@ def einsum(subscripts: Any, *operands: Any, out: Any = None, optimize: Any = Fal
     if dtype is not None:
         raise UnsupportedError("np.einsum(..., dtype=...) cannot be traced; convert the operands with .astype(dtype).")
     if not isinstance(subscripts, str):
-        subscripts, *operands = _as_string(subscripts, *operands)
+        subscripts, operands = _as_string(subscripts, *operands)
     arrays = unify(*map(as_traceable, operands))
     explicit = _explicit(subscripts, arrays)
     return bind(einsum_p, *_broadcast_terms(explicit, arrays), subscripts=explicit)

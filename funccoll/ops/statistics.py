@@ -12,7 +12,7 @@ from ..types import is_inexact
 from .elementwise import astype
 from .indexing import at, take
 from .reductions import flag
-from .registry import as_traceable, dims, implements, refuse_out
+from .registry import as_traceable, dims, has_traced, implements, refuse_out
 
 __all__ = ["rows_of"]
 
@@ -143,12 +143,12 @@ def bincount(x: Any, /, weights: Any = None, minlength: int = 0) -> Any:
     x = as_traceable(x)
     if x.ndim != 1 or x.dtype.kind not in "iub":
         raise ShapeError(f"np.bincount takes integers in one dimension, not {x.dtype} of shape {tuple(x.shape)}.")
-    if isinstance(x, Traced) and not minlength:
+    if has_traced(x) and not minlength:
         raise UnsupportedError(
             "np.bincount of a traced array has a length that depends on values. Give it: np.bincount(x, minlength=n), which "
             "leaves out larger numbers."
         )
-    n = minlength if isinstance(x, Traced) else max(minlength, int(x.max(initial=-1)) + 1)
+    n = minlength if has_traced(x) else max(minlength, int(x.max(initial=-1)) + 1)
     what = np.ones((), np.int64) if weights is None else astype(as_traceable(weights), np.float64)
     place = np.where((x >= 0) & (x < n), x, n)
     return at(np.zeros(n + 1, what.dtype))[place].add(what)[:n]
