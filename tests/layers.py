@@ -33,6 +33,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "ops": (("registry",), ("elementwise",), ("linalg", "indexing", "reductions", "shaping")),
     "tracing": (("tracer",), ("trace",)),
     "autodiff": (("reverse",), ("custom_rules",)),
+    "random": (("keys",), ("floats",), ("*",)),
     "nn": (("half_precision",), ("*",)),
     # The pipeline in its order: ARCHITECTURE.md section 5.
     "passes": (
