@@ -45,6 +45,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("backward",), ("reverse",), ("checkpoint_policies", "custom_rules", "control_rules", "forward"),
         ("rematerialization", "control_tangents", "jacobians"),
     ),
+    "random": (("keys",), ("floats",), ("*",)),
     "nn": (("half_precision",), ("*",)),
     # The pipeline in its order: ARCHITECTURE.md section 5.
     "passes": (

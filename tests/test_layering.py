@@ -120,7 +120,7 @@ WITHIN = [
     ("primitives.collectives.rules", "from .broadcast import x", "broadcast stands after rules in primitives.collectives"),
     ("primitives.collectives.gather", "from .scatter import x", "scatter stands beside gather in primitives.collectives"),
     ("runtime.job.host", "from .nowhere import x", "'nowhere' has no place in the order of runtime.job"),
-    ("nn", "from .random import split", "random stands beside nn in funccoll"),
+    ("nn", "from .control import scan", "control stands beside nn in funccoll"),
     ("compiler.jit", "def f():\n    from ..cli import main", "cli stands after compiler in funccoll"),
 ]  # fmt: skip
 

@@ -172,6 +172,21 @@ def test_attention_far_out(block_size):
         np.testing.assert_array_equal(gradients[0][2], [0])
 
 
+def test_shared_keys_on_a_mesh_have_the_sum_of_the_gradients():
+    """Queries differ between devices, keys and values do not; in blocks and whole."""
+    mesh = fc.make_mesh({"data": 4})
+    q, k, v = RNG.normal(size=(8, 3, 2)), RNG.normal(size=(5, 2)), RNG.normal(size=(5, 2))
+    for block_size in (None, 2):
+        loss = lambda q, k, v: np.sum(np.sin(nn.attention(q, k, v, causal=True, block_size=block_size)))
+
+        @fc.jit(mesh=mesh, in_specs=(P("data"), P(), P()), out_specs=(P("data"), P(), P()))
+        def gradients(q, k, v):
+            return fc.grad(lambda *a: fc.all_reduce(loss(*a), "data"), (0, 1, 2))(q, k, v)
+
+        for g, want in zip(gradients(q, k, v), fc.grad(loss, (0, 1, 2))(q, k, v), strict=True):
+            np.testing.assert_allclose(np.asarray(g), want, rtol=1e-12, atol=1e-14)
+
+
 def test_blocks_never_hold_all_scores():
     """No value of the program, forwards and backwards, is as large as the scores."""
     q, k, v = (RNG.normal(size=(64, 4)).astype(np.float32) for _ in range(3))

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..autodiff.custom_rules import custom_vjp, stop_gradient
+from ..autodiff.reverse import widened
 from ..errors import DTypeError, ShapeError
 from ..ops.registry import as_traceable
 from ..primitives.elementwise import broadcast_shapes
 from ..primitives.shaping import fit
+from ..tracing.trace import value_type
 from ..types import is_inexact
 from .half_precision import narrow, wide
 
@@ -47,9 +49,10 @@ def attention(
     if any(not is_inexact(x.dtype) or x.dtype.kind == "c" for x in (q, k, v)):
         raise DTypeError(f"attention: q, k and v have dtypes {q.dtype}, {k.dtype} and {v.dtype}; they must be real floats.")
     shapes = ", ".join(str(tuple(x.shape)) for x in (q, k, v))
-    if min(q.ndim, k.ndim, v.ndim) < 2 or q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:
+    if min(q.ndim, k.ndim, v.ndim) < 2 or q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2] or not k.shape[-2]:
         raise ShapeError(
-            f"attention: q, k and v have shapes {shapes}; they must be (..., queries, d), (..., keys, d) and (..., keys, e)."
+            f"attention: q, k and v have shapes {shapes}; they must be (..., queries, d), (..., keys, d) and (..., keys, e), "
+            "with at least one key."
         )
     scores = (q.shape[-2], k.shape[-2])
     lead = broadcast_shapes("attention (leading dimensions)", [tuple(x.shape[:-2]) for x in (q, k, v)])
@@ -63,7 +66,7 @@ def attention(
             )
         lead = broadcast_shapes("attention (mask)", [tuple(mask.shape)[:-2], lead])
     factor = 1 / math.sqrt(max(q.shape[-1], 1)) if scale is None else scale
-    if block_size is None:
+    if block_size is None or not q.shape[-2]:
         out = _whole(q * factor, k, v, mask, causal)
     else:
         if isinstance(block_size, bool) or not isinstance(block_size, (int, np.integer)) or block_size < 1:
@@ -165,4 +168,6 @@ def _blocked(q: Any, k: Any, v: Any, mask: Any, causal: bool, size: int, lead: t
         return out, (residuals, out)
 
     blocks.defvjp(with_residuals, lambda residuals, ct: (*backward(*residuals, ct), None))
-    return blocks(q, k, v, mask)
+    # The rule's cotangents vary as much as any operand, so the operands have to.
+    over = {axis for x in (q, k, v, mask) if x is not None for axis in value_type(x).varying}
+    return blocks(*(widened(x, value_type(x).vary(over)) for x in (q, k, v)), mask)

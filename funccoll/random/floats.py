@@ -118,9 +118,10 @@ def truncated_normal(
     if not isinstance(low, Traced) and not isinstance(high, Traced) and not np.all(low < high):
         raise ShapeError(f"random.truncated_normal: lower={lower!r} must be less than upper={upper!r}.")
     flip = low > 0  # in the lower tail a probability keeps its digits
-    a, b = _normal_cdf(np.where(flip, -high, low)), _normal_cdf(np.where(flip, -low, high))
+    near = np.where(flip, -low, high)
+    a, b = _normal_cdf(np.where(flip, -high, low)), _normal_cdf(near)
     p = a + (b - a) * unit(bits(key, shape), np.dtype(np.float64), 53)
-    x = _normal_quantile(p)
+    x = np.where(b > 0, _normal_quantile(p), near)
     x = np.where(flip, -x, x)
     return np.maximum(np.minimum(x, high), low).astype(asked)
 
