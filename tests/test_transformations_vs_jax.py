@@ -1,11 +1,12 @@
 """vmap, jvp, linearize, Jacobians and eval_shape against JAX: cases of its own tests, written anew in terms that both have.
 
 Each case is a function of `b`, which is funccoll or JAX (numpy, transformations, collectives by funccoll's names), and of
-arrays. JAX computes all cases in one program, because its compilations are most of the cost.
+arrays. JAX computes many cases in one program, because its compilations are most of the cost.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jax_sides import FUNCCOLL, jax_side
+from jax_sides import COMPILER_OPTIONS, FUNCCOLL, jax_side
 from spmd import MESHES, per_device
 
 import funccoll as fc
@@ -109,8 +110,8 @@ CASES: dict[str, Case] = {
     "dynamic index": lambda b: b.vmap(lambda i: (b.np.asarray(S) if b.np is not np else fc.asarray(S))[i])(ROWS),
     "gather of both": lambda b: b.vmap(lambda x, i: x[i], (1, 0))(S[:, :3], ROWS),
     "index between slices": lambda b: b.vmap(lambda x, i: x[:, i], (0, 0))(T, ROWS),
-    "index apart": lambda b: b.vmap(lambda x, i: x[0, :, i][None], (None, 0))(T, ROWS),
-    "at add": lambda b: b.vmap(lambda x, i: b.at(x)[i].add(1.0), (None, 0))(V, ROWS),
+    "index apart": lambda b: b.vmap(lambda x, i: x[0, :, i][None], (None, 0))(b.np.asarray(T), ROWS),
+    "at add": lambda b: b.vmap(lambda x, i: b.at(x)[i].add(1.0), (None, 0))(b.np.asarray(V), ROWS),
     "at set of rows": lambda b: b.vmap(lambda x, i, v: b.at(x)[:, i].set(v))(T, ROWS, T[:, :, 0]),
     "norm": lambda b: b.vmap(b.norm)(T),
     "jit inside": lambda b: b.vmap(b.jit(lambda x: b.np.sin(x)))(M),
@@ -170,18 +171,23 @@ def _flat(results: dict[str, Any]) -> dict[str, list[np.ndarray]]:
     return {name: [np.asarray(y) for y in fc.tree.leaves(result)] for name, result in results.items()}
 
 
-@pytest.fixture(scope="module")
-def wanted() -> dict[str, list[np.ndarray]]:
+QUICK = tuple(CASES)[::6]
+SLOW = tuple(name for name in CASES if name not in QUICK)
+
+
+@functools.cache
+def wanted(names: tuple[str, ...]) -> dict[str, list[np.ndarray]]:
     import jax
 
     b = jaxs()
-    return _flat(jax.jit(lambda: {name: case(b) for name, case in CASES.items()})())
+    every = lambda: {name: CASES[name](b) for name in names}
+    return _flat(jax.jit(every, compiler_options=COMPILER_OPTIONS)())
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_one_device(name, wanted):
+@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+def test_one_device(name):
     (found,) = _flat({name: CASES[name](ours())}).values()
-    for one, want in zip(found, wanted[name], strict=True):
+    for one, want in zip(found, wanted(QUICK if name in QUICK else SLOW)[name], strict=True):
         assert one.shape == want.shape
         assert one.dtype == want.dtype or one.dtype.kind in "iuf"  # NumPy's argmax is int64, and so are its literals wide
         np.testing.assert_allclose(one, want, rtol=2e-5, atol=2e-5)
@@ -216,7 +222,7 @@ COLLECTIVES: dict[str, Callable[[Any, Any], Any]] = {
     "all_to_all back": lambda b, x: b.vmap(lambda x: b.all_to_all(x, "data", split_dim=1, concat_dim=0), 1, 1)(x),
     "permute": lambda b, x: b.vmap(lambda x: b.permute(x, "data", pairs=RING))(x),
     "permute, some": lambda b, x: b.vmap(lambda x: b.permute(x, "data", pairs=RING[:2]), 2)(x),
-    "index": lambda b, x: b.vmap(lambda x: x * b.axis_index("data"))(x),
+    "index": lambda b, x: b.vmap(lambda x: x * b.axis_index("data").astype("float32"))(x),
     "grad inside": lambda b, x: b.vmap(b.grad(lambda x: b.all_reduce(b.np.sum(b.np.sin(x)), "data")))(x),
     "grad outside": lambda b, x: b.grad(
         lambda x: b.np.sum(b.vmap(lambda r: b.all_reduce(b.np.sum(r**2), "data") ** 2)(x))
@@ -242,17 +248,18 @@ def _all(b: Any) -> Callable[[Any], Any]:
     return every
 
 
+@pytest.mark.slow
 def test_collectives():
     import jax
     from jax.sharding import PartitionSpec
 
-    devices = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4])
+    devices = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4], axis_types=(jax.sharding.AxisType.Auto,))
     spec = PartitionSpec("data")
     b = jaxs()
     theirs = jax.shard_map(
         lambda x: jax.tree.map(lambda y: y[None], _all(b)(x[0])), mesh=devices, in_specs=spec, out_specs=spec
     )
-    want = _flat(jax.jit(theirs)(SHARDS))
+    want = _flat(jax.jit(theirs, compiler_options=COMPILER_OPTIONS)(SHARDS))
     found = _flat(per_device(MESHES["line"], _all(ours()))(SHARDS))
     for name in COLLECTIVES:
         for one, other in zip(found[name], want[name], strict=True):
