@@ -29,7 +29,7 @@ def solve_triangular(a: Any, b: Any, *, trans: int | str = 0, lower: bool = Fals
 
     def solve(a: Any, b: Any) -> Any:
         params = {"lower": bool(lower), "unit_diagonal": bool(unit_diagonal)}
-        if not isinstance(a, Traced) and not isinstance(b, Traced):  # the type rule checks, and does not run outside a trace
+        if not any(isinstance(x, Traced) for x in (a, b)):  # the type rule checks, and does not run outside a trace
             solve_triangular_p.infer(type_of(a), type_of(b), **params)
         if _FORMS[trans]:
             a, params["lower"] = a.mT if _FORMS[trans] == 1 else conjugate(a).mT, not lower

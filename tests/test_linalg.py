@@ -214,7 +214,7 @@ def test_what_does_not_fit_is_refused():
 
 def test_residuals_of_a_rank_that_is_not_full_are_nan():
     x, residuals, rank, _ = fc.jit(np.linalg.lstsq)(np.ones((3, 2)), np.arange(3.0))
-    assert np.isnan(np.asarray(residuals)).all() and residuals.shape == (1,) and int(rank) == 1
+    assert np.isnan(np.asarray(residuals)).all() and residuals.shape == (1,) and int(np.asarray(rank)) == 1
     np.testing.assert_allclose(np.asarray(x), np.linalg.lstsq(np.ones((3, 2)), np.arange(3.0))[0])
 
 

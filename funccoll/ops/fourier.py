@@ -70,9 +70,10 @@ def _along_several(first: Callable[..., Any], last: Callable[..., Any], default:
     def implementation(a: Any, s: Any = None, axes: Any = default, norm: Any = None, out: Any = None) -> Any:
         refuse_out(out)
         a = as_traceable(a)
-        *others, end = _sizes(a, s, axes, half_first) or [None]
-        if end is None:
+        sizes = _sizes(a, s, axes, half_first)
+        if not sizes:
             return a
+        *others, end = sizes
         if half_first:
             for axis, n in others:
                 a = first(a, n, axis, norm)
