@@ -157,7 +157,12 @@ class Ranks:
         self.processes[rank].stdin.write(text + "\n")
 
     def kill(self, rank, how=signal.SIGKILL):
+        """Send a signal. Returns when a rank that is stopped has stopped: each of its threads goes on until it runs next."""
         self.processes[rank].send_signal(how)
+        if how == signal.SIGSTOP:
+            threads = Path(f"/proc/{self.processes[rank].pid}/task")
+            state = lambda thread: (thread / "stat").read_text().rpartition(")")[2].split()[0]
+            wait_until(lambda: {state(thread) for thread in threads.iterdir()} == {"T"})
 
     def wait_until_in(self, rank, call):
         """Return when the main thread of a rank sleeps in a system call; a kernel may keep to itself in which one ("0")."""

@@ -429,7 +429,8 @@ def test_alone_there_is_nobody_to_join():
 ])  # fmt: skip
 def test_a_launchers_environment(environment, expected):
     found = job_of(environment)
-    assert replace(found, local=0, launcher="", brings_mpi=False) == expected and not found.across_hosts
+    assert replace(found, local=0, launcher="", brings_mpi=False, gives_grace=False) == expected and not found.across_hosts
+    assert found.gives_grace == ("FUNCCOLL_RANK" in environment)
 
 
 def test_mpich_names_no_run_and_its_ranks_have_one_parent():
