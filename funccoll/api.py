@@ -10,6 +10,7 @@ from .autodiff import checkpoint_policies
 from .autodiff.custom_rules import custom_vjp, grad_hook, stop_gradient
 from .autodiff.rematerialization import checkpoint, checkpoint_name
 from .autodiff.reverse import grad, value_and_grad, vjp
+from .callbacks import pure_callback
 from .collectives import (
     all_gather,
     all_reduce,
@@ -29,6 +30,7 @@ from .collectives import (
 from .compiler.arguments import AUTO
 from .compiler.jit import clear_caches, jit
 from .compiler.redistribute import redistribute
+from .custom_primitives import custom_primitive
 from .errors import FunccollError, PlannedError, PlannedNameError
 from .mesh import Mesh, P, Sharding, abstract_mesh
 from .ops.indexing import at
@@ -50,7 +52,7 @@ __all__ = [
     "world_size", "profile",
     # functions
     "jit", "AUTO", "clear_caches", "grad", "value_and_grad", "vjp", "custom_vjp", "grad_hook", "stop_gradient",
-    "checkpoint", "checkpoint_name", "checkpoint_policies",
+    "checkpoint", "checkpoint_name", "checkpoint_policies", "pure_callback", "custom_primitive",
     "data_parallel", "DataParallel", "uneven_batches", "at", "supported_functions",
     # collectives
     "all_gather", "all_reduce", "all_to_all", "axis_index", "axis_size", "barrier", "broadcast", "gather",

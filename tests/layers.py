@@ -16,9 +16,10 @@ FILES = sorted(ROOT.rglob("*.py"))
 
 ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "": (
-        ("_version", "private_files", "tree"),
-        ("errors",), ("mesh",), ("types",), ("display",), ("timeline",), ("ir",), ("primitives",),
-        ("ops",), ("tracing",), ("collectives",), ("autodiff",), ("batch_norm",), ("control", "nn", "random"), ("passes",),
+        ("_version", "private_files"),
+        ("errors",), ("mesh", "tree"), ("types",), ("display",), ("timeline",), ("ir",), ("primitives",),
+        ("ops",), ("tracing",), ("collectives",), ("autodiff",), ("batch_norm", "callbacks"),
+        ("control", "custom_primitives", "nn", "random"), ("passes",),
         ("machine_profile",),
         ("schedules",), ("kernels",), ("arrays",), ("runtime",), ("placement",), ("compiler",), ("optim",), ("parallel",),
         ("profiling",), ("draw",), ("api",),
