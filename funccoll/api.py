@@ -13,6 +13,7 @@ from .autodiff.jacobians import hessian, jacfwd, jacrev
 from .autodiff.rematerialization import checkpoint, checkpoint_name
 from .autodiff.reverse import grad, value_and_grad, vjp
 from .batching import vmap
+from .callbacks import pure_callback
 from .collectives import (
     all_gather,
     all_reduce,
@@ -33,6 +34,7 @@ from .compiler.arguments import AUTO
 from .compiler.jit import clear_caches, jit
 from .compiler.redistribute import redistribute
 from .control import cond, fori_loop, scan, switch, while_loop
+from .custom_primitives import custom_primitive
 from .errors import FunccollError, PlannedError, PlannedNameError
 from .mesh import Mesh, P, Sharding, abstract_mesh
 from .ops.creation import full
@@ -58,7 +60,7 @@ __all__ = [
     # functions
     "jit", "AUTO", "clear_caches", "grad", "value_and_grad", "vjp", "custom_vjp", "grad_hook", "stop_gradient",
     "scan", "fori_loop", "while_loop", "cond", "switch",
-    "checkpoint", "checkpoint_name", "checkpoint_policies",
+    "checkpoint", "checkpoint_name", "checkpoint_policies", "pure_callback", "custom_primitive",
     "vmap", "jvp", "linearize", "jacfwd", "jacrev", "hessian", "eval_shape",
     "data_parallel", "DataParallel", "uneven_batches", "at", "full", "top_k", "unique", "supported_functions",
     # collectives

@@ -133,6 +133,11 @@ def primitive_named(name: str) -> Primitive:
     return _PRIMITIVES[name]
 
 
+def find_primitive(name: str) -> Primitive | None:
+    """The primitive of this name, if there is one."""
+    return _PRIMITIVES.get(name)
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class Equation:
     """`outputs = primitive[params] inputs`, and the user's line it came from."""

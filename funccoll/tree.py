@@ -1,8 +1,16 @@
-"""Pytrees: nested tuples, named tuples, lists, dicts and None, and classes registered with optree.
+"""Pytrees: nested tuples, named tuples, lists, dicts and None, and classes registered here or with optree.
 
-These are optree's functions.
+`dataclass` defines a class whose instances are pytrees, `register` makes pytrees of the instances of a class that there is. The
+other functions are optree's.
 """
 
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, dataclass_transform
+
+import optree
 from optree import tree_flatten as flatten
 from optree import tree_leaves as leaves
 from optree import tree_map as map
@@ -10,4 +18,114 @@ from optree import tree_reduce as reduce
 from optree import tree_structure as structure
 from optree import tree_unflatten as unflatten
 
-__all__ = ["flatten", "leaves", "map", "reduce", "structure", "unflatten"]
+from .errors import PytreeError
+
+__all__ = ["dataclass", "field", "flatten", "leaves", "map", "reduce", "register", "structure", "unflatten"]
+
+T = TypeVar("T")
+
+
+def field(*, static: bool = False, **options: Any) -> Any:
+    """A field of a dataclass; a `static` one belongs to the structure, and has a hash. `options` are `dataclasses.field`'s."""
+    metadata = {**(options.pop("metadata", None) or {}), "static": static}
+    return dataclasses.field(metadata=metadata, **options)
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field, dataclasses.field))
+def dataclass(cls: Any = None, /, **options: Any) -> Any:
+    """Decorator: a frozen dataclass whose instances are pytrees, with one subtree for each field that is not static.
+
+    `options` are `dataclasses.dataclass`'s.
+
+        @fc.tree.dataclass
+        class Dense:
+            weight: Any
+            bias: Any
+            name: str = fc.tree.field(static=True, default="dense")
+
+            def __call__(self, x):
+                return x @ self.weight + self.bias
+    """
+    if cls is None:
+        return lambda cls: dataclass(cls, **options)
+    return register(dataclasses.dataclass(**{"frozen": True, **options})(cls))
+
+
+def register(
+    cls: type[T],
+    flatten: Callable[[T], tuple[Sequence[Any], Any]] | None = None,
+    unflatten: Callable[[Any, Sequence[Any]], T] | None = None,
+) -> type[T]:
+    """Make pytrees of the instances of a class (not of its subclasses); returns the class, so it is a decorator as well.
+
+    `flatten(instance) -> (children, static)` and `unflatten(static, children) -> instance` say how; `static` has a hash.
+    Without them the class has methods `tree_flatten(self)` and `tree_unflatten(cls, static, children)`, as for JAX, or is a
+    dataclass or an attrs class. Of these a field is static if its metadata have `static=True` or `pytree_node=False` (equinox,
+    flax), and where it holds a function or a text; the others are children. Instances are made again without `__init__`.
+
+    Raises: PytreeError for other classes, and for one that is registered.
+    """
+    if not isinstance(cls, type):
+        raise PytreeError(f"tree.register takes a class, not {cls!r:.60}.")
+    if (flatten is None) != (unflatten is None):
+        raise PytreeError(f"tree.register({cls.__name__}, ...): pass both flatten and unflatten, or neither.")
+    entry: Any = optree.AutoEntry
+    if flatten is None:
+        if hasattr(cls, "tree_flatten") and hasattr(cls, "tree_unflatten"):
+            flatten, unflatten = cls.tree_flatten, cls.tree_unflatten  # type: ignore[attr-defined]
+        else:
+            (flatten, unflatten), entry = _by_fields(cls), optree.GetAttrEntry
+    try:
+        optree.register_pytree_node(
+            cls, flatten, unflatten, path_entry_type=entry,  # type: ignore[arg-type]
+            namespace=getattr(optree.registry, "__GLOBAL_NAMESPACE"),
+        )  # fmt: skip
+    except ValueError as error:
+        raise PytreeError(f"tree.register({cls.__name__}): {cls.__qualname__} is registered already.") from error
+    return cls
+
+
+def _by_fields(cls: type) -> tuple[Any, Any]:
+    """The two functions of a dataclass or an attrs class."""
+    attributes = getattr(cls, "__attrs_attrs__", None)
+    if attributes is None and not dataclasses.is_dataclass(cls):
+        raise PytreeError(
+            f"tree.register({cls.__name__}): it is neither a dataclass nor an attrs class. Pass flatten and unflatten, or "
+            "define tree_flatten and tree_unflatten."
+        )
+    fields = dataclasses.fields(cls) if attributes is None else attributes  # type: ignore[arg-type]
+    names = [f.name for f in fields]
+    stated = {f.name for f in fields if f.metadata.get("static") or f.metadata.get("pytree_node") is False}
+
+    def take_apart(instance: Any) -> tuple[list[Any], tuple, tuple[str, ...]]:
+        children: dict[str, Any] = {}
+        static: dict[str, Any] = {}
+        for name in names:
+            value = getattr(instance, name)
+            (static if name in stated or _belongs_to_structure(value) else children)[name] = value
+        _require_hashes(cls, static)
+        return [*children.values()], (tuple(children), tuple(static.items())), tuple(children)
+
+    def put_together(static: tuple, children: Sequence[Any]) -> Any:
+        instance = object.__new__(cls)
+        for name, value in (*zip(static[0], children, strict=True), *static[1]):
+            object.__setattr__(instance, name, value)  # the class may be frozen
+        return instance
+
+    return take_apart, put_together
+
+
+def _belongs_to_structure(value: Any) -> bool:
+    """True for functions and texts, which are never arrays; not for an instance with __call__ that is a pytree itself."""
+    return isinstance(value, (str, bytes)) or (callable(value) and optree.tree_is_leaf(value))
+
+
+def _require_hashes(cls: type, static: dict[str, Any]) -> None:
+    for name, value in static.items():
+        try:
+            hash(value)
+        except TypeError:
+            raise PytreeError(
+                f"{cls.__name__}.{name} is a static field and holds {value!r:.60}, which has no hash: a program is compiled "
+                "for each value of a static field. Hold a tuple in place of a list, and arrays in fields that are not static."
+            ) from None

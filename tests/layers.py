@@ -16,10 +16,10 @@ FILES = sorted(ROOT.rglob("*.py"))
 
 ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "": (
-        ("_version", "private_files", "tree"),
-        ("errors",), ("mesh",), ("types",), ("display",), ("timeline",), ("ir",), ("primitives",),
-        ("ops",), ("tracing",), ("collectives",), ("batching",), ("autodiff",), ("batch_norm",), ("random",),
-        ("control", "linalg", "nn"), ("special",), ("passes",), ("machine_profile",),
+        ("_version", "private_files"),
+        ("errors",), ("mesh", "tree"), ("types",), ("display",), ("timeline",), ("ir",), ("primitives",),
+        ("ops",), ("tracing",), ("collectives",), ("batching",), ("autodiff",), ("batch_norm", "callbacks"), ("random",),
+        ("control", "custom_primitives", "linalg", "nn"), ("special",), ("passes",), ("machine_profile",),
         ("schedules",), ("kernels",), ("arrays",), ("runtime",), ("placement",), ("compiler",), ("optim",), ("parallel",),
         ("profiling",), ("draw",), ("api",),
         ("torch", "jax", "distributed", "calibration"), ("commands",), ("cli",), ("__main__",),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import optree
 
 from ..collectives import Axes, mesh_axes
 from ..errors import PytreeError, ShapeError, TraceError, VaryingError
-from ..ir import bind, current_interpreter
+from ..ir import Traced, bind, current_interpreter
 from ..ops.registry import as_traceable
 from ..primitives.elementwise import stop_gradient_p
 from ..primitives.higher import custom_vjp_p, grad_hook_p
@@ -73,20 +74,44 @@ def grad_hook(xs: Any, hook: Callable[[Any], Any], axis: Axes) -> Any:
     return treedef.unflatten(bind(grad_hook_p, *leaves, axes=axes, hook=flat_hook)) if leaves else xs
 
 
+def _by_position(fn: Callable[..., Any], args: tuple, kwargs: dict[str, Any], name: str) -> tuple:
+    """The arguments of a call by position, up to the last one that is given; defaults stand where one is left out."""
+    try:
+        signature = inspect.signature(fn)
+        bound = signature.bind(*args, **kwargs)
+    except (TypeError, ValueError) as error:
+        raise TraceError(f"custom_vjp {name}: {error}.") from None
+    kinds = inspect.Parameter
+    by_name = [n for n in bound.arguments if signature.parameters[n].kind in (kinds.KEYWORD_ONLY, kinds.VAR_KEYWORD)]
+    if by_name:
+        raise TraceError(f"custom_vjp {name}: {by_name[0]} can only be passed by keyword, and gradient rules take positions.")
+    last = max([*signature.parameters].index(n) for n in bound.arguments)
+    bound.apply_defaults()
+    return bound.args[: last + 1]
+
+
 class custom_vjp:
     """A function with its own gradient rule.
 
     `f.defvjp(forward, backward)`: `forward(*args) -> (result, residuals)`; `backward(residuals, cotangent)`
     returns one cotangent (a pytree like the argument, or None for zero) for each argument. Source: JAX.
 
+    Arguments given by keyword reach the rules by position. Those in `nondiff_argnums` are not traced and have no cotangent:
+    functions, texts, numbers that choose. `forward` gets them in their places, and `backward` before all others:
+    `backward(*nondiff, residuals, cotangent)`.
+
     Both run when a gradient is taken, after the enclosing function was traced. A traced array of that function
     must reach them as an argument or as a residual; through a closure it raises LeakedTracerError.
     """
 
-    def __init__(self, fn: Callable[..., Any]):
+    def __init__(self, fn: Callable[..., Any], nondiff_argnums: int | Sequence[int] = ()):
         require_function("custom_vjp", fn)
         functools.update_wrapper(self, fn)
         self.fn = fn
+        positions = tuple(nondiff_argnums) if isinstance(nondiff_argnums, Sequence) else (nondiff_argnums,)
+        if not all(isinstance(p, int) and not isinstance(p, bool) and p >= 0 for p in positions):
+            raise TraceError(f"custom_vjp: nondiff_argnums={nondiff_argnums!r} must be positions of arguments, counted from 0.")
+        self.nondiff_argnums = tuple(sorted(set(positions)))
         self.forward: Callable[..., Any] | None = None
         self.backward: Callable[..., Any] | None = None
 
@@ -97,22 +122,36 @@ class custom_vjp:
         self.forward, self.backward = forward, backward
         return self
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Apply the function; in a trace, with its gradient rule."""
         name = label_of(self.fn)
+        args = _by_position(self.fn, args, kwargs, name) if kwargs else args
         if self.forward is None or self.backward is None:
             raise TraceError(f"custom_vjp {name} has no rule yet: call {name}.defvjp(forward, backward).")
         if not isinstance(current_interpreter(), Trace):
             return self.fn(*args)
         forward, backward = self.forward, self.backward
-        leaves, treedef, flat, info = flatten_function(self.fn, args, False, name)
+        fixed = {p: args[p] for p in self.nondiff_argnums if p < len(args)}
+        for position, value in fixed.items():
+            if any(isinstance(leaf, Traced) for leaf in optree.tree_leaves(value)):
+                raise TraceError(
+                    f"argument {position} of {name} is in nondiff_argnums, and holds a traced array. Leave it out there, and "
+                    "return None for its cotangent."
+                )
+        given = tuple(value for position, value in enumerate(args) if position not in fixed)
+
+        def arguments(values: Sequence[Any]) -> list[Any]:
+            rest = iter(values)
+            return [fixed[position] if position in fixed else next(rest) for position in range(len(args))]
+
+        leaves, treedef, flat, info = flatten_function(lambda *values: self.fn(*arguments(values)), given, False, name)
         program, captured = stage(flat, [value_type(v) for v in leaves], label=name)
         # Captured values become further inputs, without a gradient.
         closed = program.replace(constants=(), inputs=(*program.inputs, *(v for v, _ in program.constants)))
         out_tree = info["out_tree"]
 
         def flat_forward(*values: Any) -> tuple[list[Any], Any]:
-            returned = forward(*treedef.unflatten(values[: len(leaves)]))
+            returned = forward(*arguments(treedef.unflatten(values[: len(leaves)])))
             if not isinstance(returned, tuple) or len(returned) != 2:
                 raise TraceError(
                     f"the forward rule of {name} must return a tuple (result, residuals), not {type(returned).__name__}."
@@ -127,14 +166,14 @@ class custom_vjp:
             return outs, residuals
 
         def flat_backward(residuals: Any, cts: Sequence[Any]) -> list[Any]:
-            returned = backward(residuals, out_tree.unflatten(cts))
-            if not isinstance(returned, tuple) or len(returned) != len(args):
+            returned = backward(*fixed.values(), residuals, out_tree.unflatten(cts))
+            if not isinstance(returned, tuple) or len(returned) != len(given):
                 raise PytreeError(
-                    f"the backward rule of {name} must return a tuple of {len(args)} cotangent(s), one for each argument "
-                    "(None for zero)."
+                    f"the backward rule of {name} must return a tuple of {len(given)} cotangent(s), one for each argument "
+                    f"{'that is not in nondiff_argnums ' if fixed else ''}(None for zero)."
                 )
             flat_cts: list[Any] = []
-            for arg, ct in zip(args, returned, strict=True):
+            for arg, ct in zip(given, returned, strict=True):
                 arg_leaves, arg_tree = optree.tree_flatten(arg)
                 if ct is None:
                     flat_cts.extend([None] * len(arg_leaves))

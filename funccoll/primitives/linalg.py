@@ -36,6 +36,11 @@ def _infer_matmul(x: ArrayType, y: ArrayType) -> list[ArrayType]:
 def _matmul_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any]) -> list[Any]:
     x, y = inputs
     ct = cts[0]
+    if x.ndim > 2 and y.ndim <= 2:  # one product of all rows, and not a stack of products that is summed for y
+        rows = math.prod(x.shape[:-1])
+        flat, ct = np.reshape(x, (rows, x.shape[-1])), np.reshape(ct, (rows, *y.shape[1:]))
+        of_x, of_y = _matmul_vjp([ct], [flat, y], outs)
+        return [lambda: np.reshape(of_x(), tuple(x.shape)), of_y]
     row = x if x.ndim > 1 else np.reshape(x, (1, -1 if x.size else x.shape[0]))
     column = y if y.ndim > 1 else np.reshape(y, (y.shape[0], 1))
     full = ct if x.ndim > 1 else np.expand_dims(ct, -1 if y.ndim == 1 else -2)

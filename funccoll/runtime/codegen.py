@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextvars
 import functools
+import itertools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -168,6 +170,7 @@ class _Builder:
         self.inside = inside
         self.program, self.mesh, self.buffers, self.schedules, self.backend = program, mesh, buffers, schedules, backend
         self.name_on_all = name
+        self.places = {eqn: place for place, eqn in enumerate(program.equations)}
         self.names = _Names()
         self.variables: dict[Var, str] = {}
         self.constants = {v: self.names.of(backend.library.upload(value), "c") for v, value in program.constants}
@@ -293,7 +296,7 @@ class _Builder:
         if atom not in self.buffers.borrowed:
             return name
         copy = self.names.of(self.backend.library.copy, "f", "copy")
-        return f"{copy}({name})" if self.count(atom.type.varying) == 1 else f"[{copy}(x) for x in {name}]"
+        return f"{copy}({name})" if self.count(atom.type.varying) == 1 else f"[*map({copy}, {name})]"
 
     # ------------------------------------------------------------ segments
 
@@ -341,8 +344,8 @@ class _Builder:
             return name, False
         if atom.type.varying == varying:
             return name, True
-        indices = self.names.of(self.mapping(atom.type.varying, varying), "m", ("map", atom.type.varying, varying))
-        return f"[{name}[i] for i in {indices}]", True
+        take = operator.itemgetter(*self.mapping(atom.type.varying, varying))  # of two or more
+        return f"{self.names.of(take, 'm', ('map', atom.type.varying, varying))}({name})", True
 
     def call(
         self, eqn: Equation, operands: list[str], varying: frozenset[str], arguments: dict[str, tuple[str, bool]]
@@ -397,23 +400,18 @@ class _Builder:
     ) -> str:
         if count == 1:
             return f"{returned} = {function}({', '.join(e for e, _ in arguments.values())})"
-        lists = {p: e for p, (e, many) in arguments.items() if many}
-        call = f"{function}({', '.join(f'x_{p}' if many else e for p, (e, many) in arguments.items())})"
-        if not lists:
-            loop = f"for _ in range({count})"
-        elif len(lists) == 1:
-            ((p, e),) = lists.items()
-            loop = f"for x_{p} in {e}"
-        else:
-            loop = f"for {', '.join(f'x_{p}' for p in lists)} in zip({', '.join(lists.values())})"
-        return f"{returned} = {f'[{call} {loop}]' if results == 1 else f'zip(*[{call} {loop}])'}"
+        # No comprehensions: each is a scope, for which Python's compiler copies the names of all values of the driver.
+        repeat = self.names.of(itertools.repeat, "f", "repeat")
+        each = [e if many else f"{repeat}({e}, {count})" for e, many in arguments.values()]
+        calls = f"map({', '.join([function, *each])})" if each else f"({f'{function}(), ' * count})"
+        return f"{returned} = {f'[*{calls}]' if results == 1 else f'zip(*{calls})'}"
 
     # ------------------------------------------------------------ collectives
 
     def identity(self, eqn: Equation) -> str:
         """The text that must be equal on all processes: the program's fingerprint, its hosts, and the collective's place."""
         hosts = f" {self.mesh.hosts}" if self.mesh.hosts else ""
-        return f"{self.program.fingerprint} {self.program.equations.index(eqn)} {self.name_on_all}{hosts}"
+        return f"{self.program.fingerprint} {self.places[eqn]} {self.name_on_all}{hosts}"
 
     def collectives(self, group: list[Equation]) -> None:
         """Emit a group of adjacent collectives."""

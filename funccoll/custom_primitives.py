@@ -1,0 +1,129 @@
+"""Primitives of the user's own: a type rule, a NumPy function, a gradient, a rule for batches."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from .autodiff.reverse import require_function
+from .callbacks import check_results
+from .errors import TraceError
+from .ir import Primitive, Traced, bind, find_primitive
+from .ops.registry import as_traceable
+from .primitives.batch_rules import batch_aligned, batch_each
+from .types import ArrayType, type_of
+
+__all__ = ["USERS_PRIMITIVES", "custom_primitive"]
+
+USERS_PRIMITIVES: set[Primitive] = set()
+"""The primitives that users have defined, which may be defined again under their names."""
+
+
+def custom_primitive(
+    name: str,
+    function: Callable[..., Any],
+    *,
+    types: Callable[..., Any],
+    vjp: Callable[..., Sequence[Any]] | None = None,
+    batch: Callable[..., Any] | str | None = None,
+    multiple: bool = False,
+) -> Callable[..., Any]:
+    """Define a primitive; returns its function, which takes arrays by position and static, hashable parameters by keyword.
+
+    - `function(*arrays, **params)` computes it with NumPy, on one device's blocks. It returns a new array (a sequence of arrays
+      with `multiple`), and leaves its arguments alone.
+    - `types(*types, **params)` gives the `fc.ArrayType` of the result (a sequence with `multiple`) from those of the arguments,
+      and raises an error for arguments that do not fit.
+    - `vjp(cotangent, inputs, output, **params)` returns one cotangent, or None for zero, for each input, by public NumPy
+      functions, so that it can be differentiated again. With `multiple`, cotangent (None for zero) and output are sequences.
+    - `batch` is "elementwise" for what broadcasts like NumPy's ufuncs; or `batch(values, batched, size, **params)`, which gives
+      the result for values of which those with True in `batched` have a batch of `size` elements as their first dimension. By
+      default each element is computed by itself.
+
+        def softsign_types(x):
+            return x
+
+        softsign = fc.custom_primitive(
+            "softsign", lambda x: x / (1 + abs(x)), types=softsign_types,
+            vjp=lambda ct, inputs, output: [ct * np.square(1 - np.abs(output))], batch="elementwise",
+        )
+
+    It works in jit on any mesh of CPUs, and passes treat it as pure: two calls alike are computed once.
+    Raises: TraceError for a name that a primitive of funccoll has, and in a gradient where there is no `vjp`.
+    """
+    for what, given in (("function", function), ("types=...", types)):
+        require_function(f"custom_primitive({name!r}, {what})", given)
+    if not isinstance(name, str) or not name.isidentifier():
+        raise TraceError(f"custom_primitive({name!r}, ...): the name is an identifier, such as 'softsign'.")
+    existing = find_primitive(name)
+    if existing is not None and existing not in USERS_PRIMITIVES:
+        raise TraceError(f"custom_primitive({name!r}, ...): funccoll has a primitive of this name. Choose another one.")
+
+    def infer(*xs: ArrayType, **params: Any) -> list[ArrayType]:
+        stated = types(*xs, **params)
+        found = list(stated) if multiple and isinstance(stated, (list, tuple)) else [stated]
+        if not all(isinstance(t, ArrayType) for t in found) or (multiple and not isinstance(stated, (list, tuple))):
+            wanted = "a sequence of fc.ArrayType, one for each result" if multiple else "an fc.ArrayType"
+            raise TraceError(f"the type rule of {name} returned {stated!r:.80}: it returns {wanted}.")
+        return found
+
+    def reference(*arrays: np.ndarray, **params: Any) -> Any:
+        results = function(*arrays, **params)
+        stated = infer(*map(type_of, arrays), **params)
+        if multiple and (not isinstance(results, (list, tuple)) or len(results) != len(stated)):
+            raise TraceError(f"{name} returned {type(results).__name__}, and its type rule states {len(stated)} results.")
+        made = check_results([_own(r, arrays) for r in (results if multiple else [results])], stated, name)
+        return made if multiple else made[0]
+
+    def gradient(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], **params: Any) -> Sequence[Any]:
+        if vjp is None:
+            raise TraceError(f"{name} has no gradient: define it with custom_primitive(..., vjp=...), or use fc.stop_gradient.")
+        found = vjp(cts, inputs, outs, **params) if multiple else vjp(cts[0], inputs, outs[0], **params)
+        if not isinstance(found, (list, tuple)) or len(found) != len(inputs):
+            raise TraceError(f"the vjp of {name} returns one cotangent, or None, for each of its {len(inputs)} input(s).")
+        return [None if ct is None else functools.partial(_checked, ct, x, name) for ct, x in zip(found, inputs, strict=True)]
+
+    def over_batches(primitive: Primitive, values: Sequence[Any], batched: Sequence[bool], size: int, **params: Any) -> Any:
+        if callable(batch):
+            return batch(values, batched, size, **params)
+        rule = batch_aligned if batch == "elementwise" else batch_each
+        return rule(primitive, values, batched, size, **params)
+
+    if not (batch is None or batch == "elementwise" or callable(batch)):
+        raise TraceError(f"custom_primitive({name!r}, batch={batch!r}): it is 'elementwise', a function or None.")
+    primitive = Primitive(name, infer, reference, gradient, batch=over_batches, multiple=multiple)
+    USERS_PRIMITIVES.add(primitive)
+
+    def call(*arrays: Any, **params: Any) -> Any:
+        operands = [as_traceable(x) for x in arrays]
+        try:
+            hash(tuple(params.values()))
+        except TypeError:
+            raise TraceError(f"{name}: parameters are hashable and known while tracing; pass arrays by position.") from None
+        if not any(isinstance(x, Traced) for x in operands):  # outside a trace no type rule runs
+            infer(*map(type_of, operands), **params)
+        return bind(primitive, *operands, **params)
+
+    call.__name__ = call.__qualname__ = name
+    call.__doc__ = function.__doc__
+    return call
+
+
+def _own(result: Any, arguments: Sequence[np.ndarray]) -> np.ndarray:
+    """A result as an array that the program may write into: not an argument, nor a view."""
+    array = np.asarray(result)
+    return array if array.flags.owndata and not any(array is x for x in arguments) else np.array(array, order="C")
+
+
+def _checked(ct: Any, x: Any, name: str) -> Any:
+    """A cotangent of a user's rule, which must have the type of its input."""
+    ct = as_traceable(ct)
+    if tuple(ct.shape) != tuple(x.shape) or ct.dtype != x.dtype:
+        raise TraceError(
+            f"the vjp of {name} returned a cotangent of type {ct.dtype}{list(ct.shape)} for an input of type "
+            f"{x.dtype}{list(x.shape)}: shape and dtype must agree."
+        )
+    return ct
