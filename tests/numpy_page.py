@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy_function_cases
+from all_numpy_cases import CASES
 from numpy_cases import SMOOTH
 
 from funccoll.ops import FUNCTIONS
@@ -17,7 +17,6 @@ from funccoll.ops.registry import INSTEAD, qualified_name
 from funccoll.primitives.elementwise import UFUNCS
 
 PAGE = Path(__file__).parents[1] / "docs" / "numpy.md"
-CASES = numpy_function_cases.CASES
 HEAD = """# NumPy in traced functions
 
 `python tests/numpy_page.py` writes this page from the table of functions (`funccoll.supported_functions()`) and from the

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 import optree
-from numpy_cases import CASES, SMOOTH
+from all_numpy_cases import CASES
+from numpy_cases import SMOOTH
 
 import funccoll as fc
 from funccoll.ir import Equation, Primitive, bind, evaluate
@@ -55,6 +56,19 @@ CALLS: list[tuple[Callable[..., Any], tuple]] = [
     (lambda x, v, i: fc.at(x)[:, i].add(v), (_rng.normal(size=(3, 4)), _rng.normal(size=(3, 2)), np.array([1, 1]))),
     (lambda x, v, i: fc.at(x)[i, :, i].add(v), (_rng.normal(size=(3, 2, 3)), _rng.normal(size=2), np.array([1, 1, 0]))),
     (lambda x, v, i: fc.at(x)[i].add(v), (_rng.normal(size=4), np.float64(0.5), np.int64(1))),
+    (lambda x, v, i: fc.at(x)[:, i].max(v), (_rng.normal(size=(3, 4)), _rng.normal(size=(3, 2)), np.array([1, 1]))),
+    (lambda x, v, i: fc.at(x)[i].min(v), (_rng.normal(size=(3, 4)), _rng.normal(size=(2, 4)), np.array([2, 0]))),
+    (lambda x, v, i: fc.at(x)[:, i].multiply(v), (_rng.normal(size=(3, 4)), _rng.normal(size=(3, 2)), np.array([1, 1]))),
+    (fc.grad(lambda x: sum(np.sum(np.sin(x[i])) for i in range(3))), (_rng.normal(size=(3, 4)),)),
+    (fc.grad(lambda x, i: np.sum(x[i] * x[0]) + np.sum(x**2)), (_rng.normal(size=(3, 4)), np.array([2, 2, 1]))),
+    (lambda x: fc.checkpoint_name(x, "a"), (_rng.normal(size=3),)),
+    (fc.grad(lambda x, w: np.sum(fc.nn.conv(x, w) ** 2), (0, 1)), (_rng.normal(size=(2, 5, 4, 2)), np.ones((3, 2, 2, 3)))),
+    (lambda x: fc.jvp(lambda x: fc.nn.max_pool(x, 2), (x,), (x * x,)), (_rng.normal(size=(2, 4, 6, 3)),)),
+    (fc.grad(lambda x: np.sum(fc.nn.max_pool(x, 2) ** 2)), (_rng.normal(size=(2, 4, 6, 3)),)),
+    (fc.grad(lambda x: np.sum(fc.nn.avg_pool(x, 2) ** 2)), (_rng.normal(size=(2, 4, 6, 3)),)),
+    (lambda key: fc.random.permutation(key, 5), (_KEY,)),
+    (lambda key, a: fc.random.loggamma(key, a), (_KEY, np.array([0.5, 2.0, 7.0]))),
+    (fc.linalg.solve_triangular, (np.tril(_rng.normal(size=(3, 3))) + 3 * np.eye(3), _rng.normal(size=(3, 2)))),
     (lambda x, v: np.pad(x, ((1, 0), (0, 2)), constant_values=v), (_rng.normal(size=(2, 3)), np.float64(0.5))),
 ]
 """(function, its arguments): for primitives that no function of NumPy binds, and operands that numpy_cases.py lacks."""

@@ -11,23 +11,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import fourier_cases  # noqa: F401  (their cases join CASES)
-import linear_algebra_cases  # noqa: F401
 import numpy as np
-import numpy_function_cases
 import optree
 import pytest
+from all_numpy_cases import CASES
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from numpy_cases import BF16, CASES, DIRECTION, DISCRETE, FORWARD, SMOOTH, ZERO, Case
+from numpy_cases import BF16, DIRECTION, DISCRETE, FORWARD, SMOOTH, ZERO, Case
 
 import funccoll as fc
 from funccoll.errors import ConcretizationError, DTypeError, InPlaceError, ShapeError, UnsupportedError
 from funccoll.ops import FUNCTIONS
 from funccoll.primitives.elementwise import UFUNCS, where_p
 
-assert numpy_function_cases.CASES is CASES  # it has added its own
 VECTOR_PRODUCTS = {getattr(np, name) for name in ("vecdot", "matvec", "vecmat") if hasattr(np, name)}
 ALL = {*FUNCTIONS, *UFUNCS, *VECTOR_PRODUCTS, np.matmul, np.divmod, np.modf}
 # The functions that the issue asks for, by name: what is traced must never become less than this.

@@ -22,6 +22,7 @@ import numpy as np
 from ..errors import DTypeError, ShapeError
 from ..ir import Primitive, bind
 from ..types import ArrayType, bfloat16
+from .batch_rules import batch_each
 
 __all__ = [
     "accumulated", "conv_input_p", "conv_kernel_p", "conv_p", "padded_sizes", "part_inside", "positions", "seen_from",
@@ -231,6 +232,8 @@ def _batch(primitive: Primitive, values: Values, batched: Sequence[bool], size: 
     """Merge the batch into the dimension that the arrays which have it share: examples (x and y), channels (x and w) or outputs
     (w and y). Where all three have it, its elements are groups, each with channels and outputs of its own.
     """
+    if not size:  # nothing says how many channels and outputs each of no elements has
+        return batch_each(primitive, values, batched, size, groups=groups, **params)
     names = _OPERANDS[primitive.name]
     have = {name for name, b in zip(names, batched, strict=False) if b} | {names[2]}
     shared = {"xy": 0, "wx": -2, "wy": -1}.get("".join(sorted(have)))

@@ -54,7 +54,11 @@ def _each(key: np.ndarray, draw: Callable[..., np.ndarray], shape: Sequence[int]
     lead = key.shape[:-1]
     flat = [x.reshape(-1, *x.shape[len(lead) :]) for x in (key, *data)]
     drawn = [draw(*each).reshape(shape) for each in zip(*flat, strict=True)]
-    return np.array(drawn, np.uint64 if not drawn else drawn[0].dtype).reshape(*lead, *shape)
+    if drawn:
+        dtype = drawn[0].dtype
+    else:
+        dtype = data[0].dtype if data and data[0].dtype.kind == "f" else _UINT64
+    return np.array(drawn, dtype).reshape(*lead, *shape)
 
 
 def _infer_bits(key: ArrayType, *, shape: tuple[int, ...]) -> list[ArrayType]:
