@@ -60,6 +60,7 @@ def test_mpi4py_that_is_for_another_mpi(monkeypatch):
 
 @pytest.mark.parametrize(("mpirun", "state"), [(True, "warning"), (False, "absent")])
 def test_mpi4py_without_an_mpi(mpirun, state, monkeypatch, tmp_path):
+    pytest.importorskip("mpi4py", reason="mpi4py is not installed: make mpi")
     environment = installed("openmpi") if mpirun else {"PATH": str(tmp_path)}
     found = findings(monkeypatch, {**environment, "MPI4PY_LIBMPI": "/nowhere/libmpi.so"})
     assert found["mpi4py"][0].startswith("cannot load an MPI: ") and found["mpi4py"][1] == state
