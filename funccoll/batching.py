@@ -116,7 +116,8 @@ def vmap(
                 f"vmap of {name}: in_axes={in_axes!r:.80} has {len(axes_of_args)} entries, and {len(args)} positional "
                 "arguments were given. Keyword arguments are batched along dimension 0."
             )
-        given, treedef = optree.tree_flatten((args, kwargs))
+        both: Any = (args, kwargs)
+        given, treedef = optree.tree_flatten(both)
         axes = _for_leaves(axes_of_args, args, "in_axes", "arguments", name)
         axes += [0] * (len(given) - len(axes))
         leaves = [as_traceable(x) for x in given]

@@ -10,8 +10,8 @@ import optree
 
 from .autodiff.reverse import label_of, require_function
 from .errors import PytreeError, ShapeError, TraceError
-from .ir import Primitive, Traced, bind
-from .ops.registry import as_traceable
+from .ir import Primitive, bind
+from .ops.registry import as_traceable, is_traced
 from .primitives.batch_rules import batch_each
 from .types import ArrayType, check_dtype
 
@@ -20,7 +20,7 @@ __all__ = ["check_results", "pure_callback", "result_type"]
 
 def result_type(value: Any, what: str) -> ArrayType:
     """The type that something with a shape and a dtype states: an ArrayType, an array, a NumPy scalar."""
-    if isinstance(value, (ArrayType, Traced)) or (hasattr(value, "shape") and hasattr(value, "dtype")):
+    if isinstance(value, ArrayType) or is_traced(value) or (hasattr(value, "shape") and hasattr(value, "dtype")):
         return ArrayType(tuple(map(int, value.shape)), check_dtype(np.dtype(value.dtype), what))
     raise TraceError(
         f"{what} is {value!r:.60}: a type has a shape and a dtype, as fc.ArrayType((3, 2), np.dtype(np.float32)) has."
@@ -80,6 +80,7 @@ def pure_callback(fn: Callable[..., Any], result_types: Any, *args: Any) -> Any:
     name = label_of(fn)
     wanted, out_tree = optree.tree_flatten(result_types)
     types = tuple(result_type(t, f"pure_callback of {name}: a result type") for t in wanted)
-    leaves, in_tree = optree.tree_flatten(args)
+    given: Any = args
+    leaves, in_tree = optree.tree_flatten(given)
     operands = map(as_traceable, leaves)
     return out_tree.unflatten(bind(pure_callback_p, *operands, fn=fn, types=types, in_tree=in_tree, out_tree=out_tree))

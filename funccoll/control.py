@@ -53,7 +53,8 @@ class _Carry:
         for k, out in enumerate(outs):
             found, type, weak = value_type(out), self.types[k], scalar_type(out)
             if found.shape != type.shape or found.dtype != type.dtype:
-                if found.shape != type.shape or not self.weak[k] or np.result_type(found.dtype, self.weak[k](0)) != found.dtype:
+                kind = self.weak[k]
+                if found.shape != type.shape or kind is None or np.result_type(found.dtype, kind(0)) != found.dtype:
                     raise self._changed(k, type, found)
                 type = ArrayType(type.shape, found.dtype, type.varying)
             self.weak[k] = weak if weak is self.weak[k] else None

@@ -7,6 +7,7 @@ other functions are optree's.
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, dataclass_transform
 
@@ -78,7 +79,7 @@ def register(
     try:
         optree.register_pytree_node(
             cls, flatten, unflatten, path_entry_type=entry,  # type: ignore[arg-type]
-            namespace=getattr(optree.registry, "__GLOBAL_NAMESPACE"),
+            namespace=getattr(importlib.import_module("optree.registry"), "__GLOBAL_NAMESPACE"),
         )  # fmt: skip
     except ValueError as error:
         raise PytreeError(f"tree.register({cls.__name__}): {cls.__qualname__} is registered already.") from error
@@ -93,7 +94,7 @@ def _by_fields(cls: type) -> tuple[Any, Any]:
             f"tree.register({cls.__name__}): it is neither a dataclass nor an attrs class. Pass flatten and unflatten, or "
             "define tree_flatten and tree_unflatten."
         )
-    fields = dataclasses.fields(cls) if attributes is None else attributes  # type: ignore[arg-type]
+    fields = dataclasses.fields(cls) if attributes is None else attributes
     names = [f.name for f in fields]
     stated = {f.name for f in fields if f.metadata.get("static") or f.metadata.get("pytree_node") is False}
 
@@ -117,7 +118,8 @@ def _by_fields(cls: type) -> tuple[Any, Any]:
 
 def _belongs_to_structure(value: Any) -> bool:
     """True for functions and texts, which are never arrays; not for an instance with __call__ that is a pytree itself."""
-    return isinstance(value, (str, bytes)) or (callable(value) and optree.tree_is_leaf(value))
+    tree: Any = value
+    return isinstance(value, (str, bytes)) or (callable(value) and optree.tree_is_leaf(tree))
 
 
 def _require_hashes(cls: type, static: dict[str, Any]) -> None:

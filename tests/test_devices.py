@@ -91,8 +91,8 @@ def test_the_environment_chooses_the_device(monkeypatch):
 
 
 def test_a_mesh_on_the_cpu_is_itself():
-    mesh = fc.make_mesh({"d": 2})
-    x = fc.device_put(np.arange(4.0), mesh, P("d"), device="cpu")
+    mesh = fc.make_mesh({"itself": 2})  # layouts are kept with the first of equal meshes
+    x = fc.device_put(np.arange(4.0), mesh, P("itself"), device="cpu")
     assert x.sharding.mesh is mesh and not hasattr(x, "__cuda_array_interface__") and x.__dlpack_device__() == (1, 0)
 
 

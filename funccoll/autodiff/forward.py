@@ -156,7 +156,8 @@ def _checked(tangents: Any, treedef: Any, types: Sequence[ArrayType], name: str)
         )
     checked = []
     for leaf, type in zip(leaves, types, strict=True):
-        weak = scalar_type(leaf) is not None and np.can_cast(scalar_type(leaf), type.dtype, "same_kind")
+        kind = scalar_type(leaf)
+        weak = kind is not None and np.can_cast(kind, type.dtype, "same_kind")
         value = as_traceable(leaf).astype(type.dtype) if weak else as_traceable(leaf)
         of = value_type(value)
         if of.shape != type.shape or of.dtype != type.dtype:

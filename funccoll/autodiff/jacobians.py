@@ -67,7 +67,8 @@ class _Chosen:
             return fn(*full, **kwargs)
 
         self.of_chosen = of_chosen
-        leaves, self.treedef = optree.tree_flatten(self.values)
+        given: Any = self.values
+        leaves, self.treedef = optree.tree_flatten(given)
         self.types = [value_type(x) for x in leaves]
         for t, (position, *path) in zip(self.types, self.treedef.paths(), strict=True):
             shown = f"argument {where[position]}{''.join(f'[{p!r}]' for p in path)}"

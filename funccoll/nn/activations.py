@@ -9,8 +9,8 @@ import numpy as np
 
 from ..autodiff.custom_rules import custom_vjp
 from ..errors import ShapeError
-from ..ir import Traced, bind
-from ..ops.registry import as_traceable
+from ..ir import bind
+from ..ops.registry import as_traceable, is_traced
 from ..primitives.elementwise import erf_p
 from ..random import bernoulli
 from .half_precision import narrow, wide
@@ -114,7 +114,7 @@ def dropout(key: UInt64[Any, "2"], x: Float[Any, "*s"], rate: Any) -> Float[Any,
     x, rate = as_traceable(x), as_traceable(rate)
     if rate.ndim:
         raise ShapeError(f"dropout: rate has shape {tuple(rate.shape)}; it must be a scalar.")
-    if not isinstance(rate, Traced) and not 0 <= rate <= 1:
+    if not is_traced(rate) and not 0 <= rate <= 1:
         raise ShapeError(f"dropout: rate={rate} is not a probability: it must be from 0 to 1.")
     keep = 1 - rate
     factor = (1 / np.where(keep > 0, keep, np.ones((), keep.dtype))).astype(x.dtype)

@@ -120,7 +120,9 @@ def _blocked(q: Any, k: Any, v: Any, mask: Any, causal: bool, size: int, lead: t
     def forward(q: Any, k: Any, v: Any, mask: Any) -> tuple[Any, Any]:
         outs, logs = [], []
         for r in rows:
-            top = total = out = None
+            top: Any = None
+            total: Any = None
+            out: Any = None
             for c in seen(r):
                 scores = _scores(q[..., r, :], k[..., c, :], mask, causal, r, c)
                 best = stop_gradient(np.max(scores, axis=-1, keepdims=True))
@@ -167,7 +169,7 @@ def _blocked(q: Any, k: Any, v: Any, mask: Any, causal: bool, size: int, lead: t
         out, residuals = forward(q, k, v, mask)
         return out, (residuals, out)
 
-    blocks.defvjp(with_residuals, lambda residuals, ct: (*backward(*residuals, ct), None))
+    blocks.defvjp(with_residuals, lambda kept, ct: (*backward(kept[0], kept[1], ct), None))
     # The rule's cotangents vary as much as any operand, so the operands have to.
     over = {axis for x in (q, k, v, mask) if x is not None for axis in value_type(x).varying}
     return blocks(*(widened(x, value_type(x).vary(over)) for x in (q, k, v)), mask)

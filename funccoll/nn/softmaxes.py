@@ -9,7 +9,7 @@ import numpy as np
 from ..autodiff.custom_rules import stop_gradient
 from ..errors import DTypeError, ShapeError
 from ..ir import Traced
-from ..ops.registry import as_traceable, normalize_dim
+from ..ops.registry import as_traceable, is_traced, normalize_dim
 from ..types import is_inexact
 from .half_precision import narrow, wide
 
@@ -123,7 +123,7 @@ def _hits(labels: Any, shape: tuple[int, ...], axis: int) -> Any:
             f"cross_entropy: labels of shape {tuple(labels.shape)} for logits of shape {shape}, whose classes are along axis "
             f"{axis}: they must have shape {wanted}."
         )
-    if not isinstance(labels, Traced) and labels.size and (labels.min() < 0 or labels.max() >= shape[axis]):
+    if not is_traced(labels) and labels.size and (labels.min() < 0 or labels.max() >= shape[axis]):
         raise ShapeError(
             f"cross_entropy: labels from {labels.min()} to {labels.max()} for {shape[axis]} classes: they must be from 0 to "
             f"{shape[axis] - 1}."

@@ -11,7 +11,7 @@ from ..errors import ShapeError, UnsupportedError
 from ..ir import Traced
 from ..types import is_inexact
 from .elementwise import astype, result_dtype, scalar_type
-from .registry import as_operand, as_traceable, implements, normalize_dim
+from .registry import as_operand, as_traceable, implements, is_traced, normalize_dim
 
 __all__ = ["full"]
 
@@ -22,7 +22,7 @@ def full(shape: Any, fill_value: Any, dtype: Any = None) -> Any:
     The value broadcasts to the shape; its dtype is the array's, unless one is given.
     """
     shape = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
-    if not isinstance(fill_value, Traced):
+    if not is_traced(fill_value):
         fill_value = as_operand(fill_value)
         return np.full(shape, fill_value, dtype)
     return np.broadcast_to(fill_value if dtype is None else astype(fill_value, dtype), shape)

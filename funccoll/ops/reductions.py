@@ -14,7 +14,7 @@ from ..primitives.elementwise import stop_gradient_p
 from ..primitives.reductions import REDUCTIONS, argmax_p, argmin_p, cumsum_p, reduced
 from ..types import bfloat16, check_dtype, is_inexact
 from .elementwise import astype
-from .registry import as_traceable, dims, implements, normalize_dim, refuse_out
+from .registry import as_traceable, dims, implements, is_traced, normalize_dim, refuse_out
 
 __all__ = ["flag", "mean", "std", "sum_dtype", "var"]
 
@@ -35,7 +35,7 @@ def _chosen(a: Any, where: Any, neutral: Any) -> Any:
     """The array with what `where=` leaves out replaced by a value that a reduction does not see."""
     if not _given(where) or where is True:
         return a
-    return np.where(where, a, neutral if isinstance(neutral, Traced) else np.asarray(neutral, a.dtype))
+    return np.where(where, a, neutral if is_traced(neutral) else np.asarray(neutral, a.dtype))
 
 
 def _accumulation(name: str) -> Callable[..., Any]:

@@ -12,8 +12,8 @@ from ..ir import Traced, as_array
 from ..primitives.elementwise import UFUNCS
 
 __all__ = [
-    "FUNCTIONS", "INSTEAD", "as_operand", "call_function", "dims", "has_traced", "implements", "instead", "normalize_dim",
-    "refuse_out", "supported_functions",
+    "FUNCTIONS", "INSTEAD", "as_operand", "call_function", "dims", "has_traced", "implements", "instead", "is_traced",
+    "normalize_dim", "refuse_out", "supported_functions",
 ]  # fmt: skip
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -124,6 +124,11 @@ def refuse_out(out: Any) -> None:
     """Raise an InPlaceError for an `out` that was given by position."""
     if out is not None:
         raise InPlaceError("out= writes into an array; use the returned value instead.")
+
+
+def is_traced(x: Any) -> bool:
+    """True for a tracer. Type checkers do not narrow by it: `Traced` does not state NumPy's interface, which tracers have."""
+    return isinstance(x, Traced)
 
 
 def as_operand(x: Any) -> Any:

@@ -20,7 +20,7 @@ from .shaping import fit
 
 __all__ = ["fft_p", "ifft_p", "irfft_p", "rfft_p"]
 
-_OTHER_DIRECTION = {"backward": "forward", "forward": "backward", "ortho": "ortho"}
+_OTHER_DIRECTION: dict[str, Any] = {"backward": "forward", "forward": "backward", "ortho": "ortho"}
 
 
 def _resized(x: Any, n: int, dim: int) -> Any:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import DTypeError, ShapeError
-from ..ir import Traced, bind
-from ..ops.registry import as_traceable, normalize_dim
+from ..ir import bind
+from ..ops.registry import as_traceable, is_traced, normalize_dim
 from ..primitives.indexing import getitem_p
 from ..primitives.randomness import random_order_p
 from .floats import broadcast_draw, gumbel, uniform
@@ -30,7 +30,7 @@ def bernoulli(key: UInt64[Any, "2"], p: Any = 0.5, shape: Shape | None = None) -
     A `p` outside of [0, 1] is an error where it is known.
     """
     p = as_traceable(p)
-    if not isinstance(p, Traced) and not np.all((p >= 0) & (p <= 1)):
+    if not is_traced(p) and not np.all((p >= 0) & (p <= 1)):
         raise ShapeError(f"random.bernoulli: p={p} is not a probability: it must be from 0 to 1.")
     return uniform(key, broadcast_draw("bernoulli", shape, p=p)) < p
 
@@ -49,7 +49,7 @@ def randint(
     low, high = (as_traceable(x) for x in (minval, maxval))
     if low.dtype.kind not in "iu" or high.dtype.kind not in "iu":
         raise DTypeError(f"random.randint: minval and maxval have dtypes {low.dtype} and {high.dtype}; they must be integers.")
-    if not isinstance(low, Traced) and not isinstance(high, Traced):
+    if not is_traced(low) and not is_traced(high):
         limits = np.iinfo(asked)
         if not np.all(low < high) or np.min(low, initial=0) < limits.min or np.max(high, initial=0) - 1 > limits.max:
             raise ShapeError(
@@ -162,7 +162,7 @@ def _probabilities(p: Any, size: int, needed: int) -> Any:
     p = as_traceable(p)
     if tuple(p.shape) != (size,):
         raise ShapeError(f"random.choice: p has shape {tuple(p.shape)} for {size} elements; it must be ({size},).")
-    if not isinstance(p, Traced):
+    if not is_traced(p):
         total, exact = float(np.sum(p, dtype=np.float64)), 1e-2 if p.dtype.itemsize == 2 else 1e-5
         if not np.all(p >= 0) or not abs(total - 1) <= exact:
             raise ShapeError(

@@ -11,8 +11,8 @@ import numpy as np
 
 from ..autodiff.custom_rules import custom_vjp
 from ..errors import DTypeError, ShapeError
-from ..ir import Traced, bind
-from ..ops.registry import as_traceable
+from ..ir import bind
+from ..ops.registry import as_traceable, is_traced
 from ..primitives.elementwise import broadcast_shapes, erf_p
 from ..types import bfloat16
 from .keys import bits, shape_of_draw
@@ -115,7 +115,7 @@ def truncated_normal(
     low, high = (as_traceable(x).astype(np.float64) for x in (lower, upper))
     asked = float_dtypes(dtype)[1]
     shape = broadcast_draw("truncated_normal", shape, lower=low, upper=high)
-    if not isinstance(low, Traced) and not isinstance(high, Traced) and not np.all(low < high):
+    if not is_traced(low) and not is_traced(high) and not np.all(low < high):
         raise ShapeError(f"random.truncated_normal: lower={lower!r} must be less than upper={upper!r}.")
     flip = low > 0  # in the lower tail a probability keeps its digits
     near = np.where(flip, -low, high)

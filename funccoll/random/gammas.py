@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import ShapeError
-from ..ir import Traced, bind
-from ..ops.registry import as_traceable
+from ..ir import bind
+from ..ops.registry import as_traceable, is_traced
 from ..primitives.randomness import log_gamma_p
 from .floats import broadcast_draw, float_dtypes
 from .keys import shape_of_draw, split, usable
@@ -68,7 +68,7 @@ def dirichlet(
 def _log_gamma(key: Any, name: str, shape: Shape | None, **parameter: Any) -> Any:
     ((what, a),) = parameter.items()
     a = as_traceable(a)
-    if not isinstance(a, Traced) and not np.all(a > 0):
+    if not is_traced(a) and not np.all(a > 0):
         raise ShapeError(f"random.{name}: {what}={a} must be greater than 0.")
     found = broadcast_draw(name, shape, **{what: a})
     return bind(log_gamma_p, usable(key), np.broadcast_to(a.astype(np.float64), found))

@@ -23,7 +23,8 @@ def eval_shape(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """
     require_function("eval_shape", fn)
     name = label_of(fn)
-    leaves, treedef = optree.tree_flatten((args, kwargs))
+    given: Any = (args, kwargs)
+    leaves, treedef = optree.tree_flatten(given)
     types = [x if isinstance(x, ArrayType) else value_type(as_traceable(x)) for x in leaves]
     tree: Any = None
 

@@ -49,7 +49,7 @@ def _vjp(cts: Sequence[Any], inputs: Any, outs: Any, *, axes, dim, op, size, **_
 
 def _jvp(tangents: Sequence[Any], inputs: Any, outs: Any, **params: Any) -> list[Any]:
     _require_linear(params["op"], params["axes"])
-    return linear_each("reduce_scatter")(tangents, inputs, outs, **params)
+    return [*linear_each("reduce_scatter")(tangents, inputs, outs, **params)]
 
 
 def _lower(*, dim: int, op: str) -> Lowering:
