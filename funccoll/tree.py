@@ -7,11 +7,11 @@ other functions are optree's.
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, dataclass_transform
 
 import optree
+import optree.registry
 from optree import tree_flatten as flatten
 from optree import tree_leaves as leaves
 from optree import tree_map as map
@@ -79,7 +79,7 @@ def register(
     try:
         optree.register_pytree_node(
             cls, flatten, unflatten, path_entry_type=entry,  # type: ignore[arg-type]
-            namespace=getattr(importlib.import_module("optree.registry"), "__GLOBAL_NAMESPACE"),
+            namespace=getattr(optree.registry, "__GLOBAL_NAMESPACE"),
         )  # fmt: skip
     except ValueError as error:
         raise PytreeError(f"tree.register({cls.__name__}): {cls.__qualname__} is registered already.") from error
