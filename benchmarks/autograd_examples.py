@@ -50,10 +50,13 @@ def _use_funccoll(source: Path, evaluations: list[Any], counted: Any) -> None:
 
     # The optimizers and the flattening are plain Python over `make_vjp` and NumPy: the sdist's own files.
     misc = source / "autograd" / "misc"
-    for name, file in (("autograd.misc", misc / "flatten.py"), ("autograd.misc.flatten", misc / "flatten.py"),
-                       ("autograd.misc.optimizers", misc / "optimizers.py")):  # fmt: skip
+    files = {"misc": "flatten.py", "misc.flatten": "flatten.py", "misc.optimizers": "optimizers.py"}
+    for name, leaf in ((f"autograd.{name}", leaf) for name, leaf in files.items()):
+        file = misc / leaf
         module = autograd_adapter._module(name)
         exec(compile(file.read_text(), str(file), "exec"), module.__dict__)
+        if name == "autograd.misc.flatten":  # the package has the function under the module's name
+            sys.modules["autograd.misc"].__dict__["flatten"] = module.__dict__["flatten"]
 
 
 def _use_autograd(source: Path, evaluations: list[Any], counted: Any) -> None:
