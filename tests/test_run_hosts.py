@@ -164,7 +164,7 @@ def test_versions_are_found(vendor):
     ({}, ["-x", "PYTHONUNBUFFERED="], [], ["PYTHONUNBUFFERED 1"]),
 ])  # fmt: skip
 def test_the_environment_beside_what_is_passed_on(given, options, said, not_said, job_of, monkeypatch):
-    """(stdout is no terminal.) What the user has set stays as it is."""
+    """stdout is not a terminal here; a variable that the user has set stays as it is."""
     for name in ("NO_COLOR", "FORCE_COLOR", "TTY_INTERACTIVE", "PYTHONUNBUFFERED", "OMP_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
     for name, value in given.items():
