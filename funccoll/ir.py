@@ -100,7 +100,7 @@ class Primitive:
     """Outputs are a sequence (else exactly one value)."""
     kind: str = "compute"
     """compute | local (depends on the device, moves nothing) | collective | effect | control (runs programs) | higher |
-    fence (an identity)."""
+    fence (an identity) | call (of a program on a mesh, on global values)."""
     view: bool = False
     """The output may share memory with an input."""
     ufunc: np.ufunc | None = None
@@ -381,6 +381,8 @@ class Interpreter(Protocol):
     """The meaning of operations. `axis_sizes` are the mesh axes that collectives may name."""
 
     axis_sizes: Mapping[str, int]
+    calls_meshes: bool
+    """True where values are global, and jitted functions with a mesh can be called: in gradients outside of a mesh."""
 
     def bind(self, primitive: Primitive, values: Sequence[Any], params: Mapping[str, Any]) -> Any:
         """One value, or a list when the primitive has several outputs."""
@@ -391,6 +393,7 @@ class Eager:
     """The interpreter outside every trace: computes with NumPy, on no mesh."""
 
     axis_sizes: Mapping[str, int] = {}
+    calls_meshes = False
 
     def bind(self, primitive: Primitive, values: Sequence[Any], params: Mapping[str, Any]) -> Any:
         """Compute with the primitive's reference."""
@@ -400,6 +403,8 @@ class Eager:
         if primitive.kind == "higher" and "program" in params:  # a custom gradient rule: just its function
             program: Program = params["program"]
             return evaluate(program, [v for _, v in program.constants], values)[0]
+        if primitive.kind == "call":
+            return primitive.reference(*values, **params)
         if primitive.kind not in ("compute", "control", "fence"):
             raise MeshError(
                 f"{primitive.name} was called outside a mesh: collectives exist only inside a function traced "

@@ -28,7 +28,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("batch_rules", "tangent_rules"), ("shaping",), ("elementwise", "indexing", "reductions"),
         (
             "piece_sums", "linalg", "linear_systems", "fourier", "special", "randomness", "combining", "convolution", "higher",
-            "optimizers", "control_flow", "sorting", "accumulations",
+            "optimizers", "control_flow", "sorting", "accumulations", "meshed_call",
         ),
         ("pooling", "decompositions"), ("least_squares",),
         ("collectives",),
@@ -107,7 +107,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("collective_group",), ("entry", "values"), ("shm_backend",),
     ),
     "compiler": (
-        ("arguments", "choose_schedules", "report", "resharding"), ("signature",), ("stages",),
+        ("arguments", "choose_schedules", "report", "resharding"), ("signature",), ("stages",), ("program_calls",),
         ("jit", "per_device", "redistribute"),
     ),
     "torch": (

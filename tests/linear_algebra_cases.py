@@ -78,6 +78,7 @@ add(L.qr, lambda a: np.linalg.qr(a, "r"), cplx(3, 2))
 add(L.qr, lambda a: np.linalg.qr(a).Q @ np.linalg.qr(a).R, normal(2, 3), exact=False)
 add(L.pinv, lambda a: np.linalg.pinv(a.T @ a, rcond=1e-10), normal(2, 3))
 add(L.pinv, lambda a: np.linalg.pinv(a, rtol=None), normal(3, 2))
+add(L.pinv, lambda a: np.linalg.pinv(a, rcond=0.4), cplx(2, 4, 3))  # which cuts singular values off that are not zero
 for _m, _n in ((4, 2), (2, 4), (3, 3)):
     # What NumPy leaves out is not compared: its residuals depend on the rank, which is an integer.
     add(L.lstsq, lambda a, b: [out for i, out in enumerate(np.linalg.lstsq(a, b)) if i != 2], cplx(_m, _n), cplx(_m, 2))

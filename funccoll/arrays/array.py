@@ -18,11 +18,12 @@ from ..errors import (
     ShapeError,
     TraceError,
 )
-from ..ir import Traced, as_array, refuse_mask
+from ..ir import Traced, as_array, current_interpreter, refuse_mask
 from ..mesh import Sharding
 from ..ops.indexing import getitem_traced
 from ..ops.registry import has_traced
-from ..types import bfloat16, check_dtype, dtype_name
+from ..tracing.trace import split_value
+from ..types import ArrayType, bfloat16, check_dtype, dtype_name
 from .array_layout import ArrayLayout
 
 __all__ = ["Array", "device_type_of", "shape_and_dtype", "to_numpy"]
@@ -160,6 +161,8 @@ class Array(metaclass=_ArrayMeta):
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         copies = self._copy_list()
+        if current_interpreter().calls_meshes and self.sharding.varying:
+            raise split_value("NumPy reads", ArrayType(self.shape, self.dtype), self.sharding)
         if self.is_one_of_several_blocks:
             raise MeshError(
                 f"this process holds one block of the Array {dtype_name(self.dtype)}{list(self.shape)}, split as "

@@ -17,12 +17,16 @@ from ..primitives.collectives.varying import pvary
 from ..primitives.higher import checkpoint_p, custom_vjp_p, grad_hook_p, optimization_barrier_p
 from ..primitives.indexing import Piece
 from ..primitives.piece_sums import accumulate
-from ..tracing.trace import value_type
+from ..tracing.trace import sharding_of, value_type
 from ..types import ArrayType, is_inexact
 
-__all__ = ["RULES", "Backward", "active_variables", "run_forward", "widened", "zeros"]
+__all__ = ["RULES", "SPLIT", "Backward", "active_variables", "run_forward", "widened", "zeros"]
 
 _NOTHING: Mapping[Any, Any] = {}
+
+SPLIT: dict[str, Callable[..., Any]] = {}
+"""Operations on global values that are split, which run on their mesh (`compiler/program_calls.py` gives them): `add(x, y)`,
+and `zeros(type, sharding)`."""
 
 RULES: dict[Primitive, Callable[..., tuple[list[Any], Callable[[list[Any]], Sequence[Any]]]]] = {}
 """Rules of primitives that run programs: (equation, values, which of them are active) -> (outputs, pullback).
@@ -112,7 +116,7 @@ class Backward:
             return
         ct = widened(ct() if callable(ct) else ct, var.type)
         known = self.cts.get(var)
-        self.cts[var] = ct if known is None else known + ct
+        self.cts[var] = ct if known is None else known + ct if sharding_of(ct) is None else SPLIT["add"](known, ct)
 
     def take(self, var: Var) -> Any:
         """Return the sum of a value's cotangents and forget them; None where there are none."""

@@ -20,11 +20,11 @@ from ..tracing.tracer import Tracer
 from ..types import ArrayType, is_inexact
 from .backward import RULES, Backward, active_variables, run_forward, widened, zeros
 
-__all__: list[str] = []
+__all__ = ["Transposed", "differentiated"]
 
 
 @dataclass
-class _Transposed:
+class Transposed:
     """A program's backward pass, as a program.
 
     Its constants are `needs`: inputs of the program by number, None for residuals, in their order, or other values. `takes` and
@@ -41,19 +41,19 @@ class _Transposed:
         return evaluate(self.program, residuals, cts)[0]
 
 
-def _differentiated(
+def differentiated(
     program: Program, inputs: Sequence[bool], always: Sequence[bool], kept: Sequence[bool]
-) -> tuple[Program, list[Any], _Transposed]:
+) -> tuple[Program, list[Any], Transposed]:
     """The program whose outputs also are the residuals, what it captures, and the backward pass.
 
     `inputs`: those that are active; `always`: those that get zeros where they have no cotangent; `kept`: those that
-    the backward pass has anyway, so that they are not residuals.
+    the backward pass has anyway, so that they are not residuals. What the program captures is constant.
     """
     active: set[Atom] = active_variables(program, list(compress(program.inputs, inputs)))
-    made: list[_Transposed] = []
+    made: list[Transposed] = []
 
     def forward(*values: Any) -> list[Any]:
-        outs, env, residuals = run_forward(program, (), values, active)
+        outs, env, residuals = run_forward(program, [value for _, value in program.constants], values, active)
         takes = [a in active for a in program.outputs]
         gives: list[bool] = []
 
@@ -78,10 +78,12 @@ def _differentiated(
             else:
                 needs.append(None)
                 results.append(value)
-        made.append(_Transposed(back, needs, takes, gives))
+        made.append(Transposed(back, needs, takes, gives))
         return [*outs, *results]
 
-    staged, captured = stage(forward, [v.type for v in program.inputs], label=program.label)
+    staged, captured = stage(
+        forward, [v.type for v in program.inputs], axis_sizes=program.axis_sizes, label=program.label
+    )
     return staged, captured, made[0]
 
 
@@ -103,7 +105,7 @@ def _scan_rule(
     inputs = [a and is_inexact(v.type.dtype) for a, v in zip(inputs, body.inputs, strict=True)]
     is_carry = [consts <= k < first for k in range(len(inputs))]
     always = [a and c for a, c in zip(inputs, is_carry, strict=True)]
-    program, captured, back = _differentiated(body, inputs, always, [not c for c in is_carry])
+    program, captured, back = differentiated(body, inputs, always, [not c for c in is_carry])
     forward, extra = closed(program, captured)
     outs = bind(
         scan_p, *extra, *values, body=forward, consts=consts + len(extra), carry=carry, length=length,
@@ -155,7 +157,7 @@ def _cond_rule(
     index, operands = values[0], values[1:]
     inputs = list(active[1:])
     every = [True] * len(inputs)
-    made = [_differentiated(branch, inputs, inputs, every) for branch in eqn.params["branches"]]
+    made = [differentiated(branch, inputs, inputs, every) for branch in eqn.params["branches"]]
     count = len(eqn.outputs)
     # A place for each residual of a branch, which other branches may use for one of their own of its type.
     slots: list[ArrayType] = []

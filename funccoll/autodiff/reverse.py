@@ -16,9 +16,9 @@ from ..errors import DTypeError, PytreeError, ShapeError, TraceError, VaryingErr
 from ..ir import Program
 from ..ops.elementwise import scalar_type
 from ..ops.registry import as_traceable
-from ..tracing.trace import detached, flatten_outputs, label_of, require_function, stage, value_type
+from ..tracing.trace import detached, flatten_outputs, label_of, require_function, sharding_of, stage, value_type
 from ..types import ArrayType, is_inexact
-from .backward import Backward, active_variables, run_forward, widened, zeros
+from .backward import SPLIT, Backward, active_variables, run_forward, widened, zeros
 
 __all__ = ["flatten_function", "grad", "value_and_grad", "vjp"]
 
@@ -27,7 +27,9 @@ def _linearize(
     fn: Callable[..., Any], leaves: Sequence[Any], weak: Sequence[type | None], label: str
 ) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]], Program]:
     """Values of a flat function and its pullback: output cotangents -> input cotangents (None: zero)."""
-    program, captured = stage(fn, [value_type(v) for v in leaves], weak=weak, label=label)
+    program, captured = stage(
+        fn, [value_type(v) for v in leaves], weak=weak, label=label, shardings=[*map(sharding_of, leaves)]
+    )
     active = active_variables(program)
     outputs, env, residuals = run_forward(program, captured, leaves, active)
 
@@ -39,16 +41,19 @@ def _linearize(
     return outputs, pullback, program
 
 
-def _gradients(cts: Sequence[Any], program: Program) -> list[Any]:
+def _gradients(cts: Sequence[Any], program: Program, leaves: Sequence[Any]) -> list[Any]:
     """The cotangents of a program's inputs, zeros where there is none."""
-    return [zeros(v.type) if ct is None else detached(ct) for ct, v in zip(cts, program.inputs, strict=True)]
+    return [
+        detached(ct) if ct is not None else zeros(v.type) if (s := sharding_of(x)) is None else SPLIT["zeros"](v.type, s)
+        for ct, v, x in zip(cts, program.inputs, leaves, strict=True)
+    ]
 
 
 def flatten_function(fn: Callable[..., Any], args: Any, has_aux: bool, name: str) -> tuple[list[Any], Any, Callable, dict]:
     """`fn` over flat leaves; `info` receives the structure of its result when it is traced."""
     leaves, treedef = optree.tree_flatten(args)
     info: dict[str, Any] = {"weak": [scalar_type(x) for x in leaves]}
-    leaves = [as_traceable(x) for x in leaves]
+    leaves = [x if sharding_of(x) is not None else as_traceable(x) for x in leaves]
 
     def flat(*values: Any) -> list[Any]:
         result = fn(*treedef.unflatten(values))
@@ -88,9 +93,10 @@ def vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple:
                 f"the cotangent of {name} has structure {ct_tree}, its result {info['out_tree']}: they must agree "
                 "(* is an array)."
             )
-        checked = [_check_cotangent(as_traceable(ct), t, name) for ct, t in zip(cts, types, strict=True)]
+        cts = [ct if sharding_of(ct) is not None else as_traceable(ct) for ct in cts]
+        checked = [_check_cotangent(ct, t, name) for ct, t in zip(cts, types, strict=True)]
         grads = pull([*checked, *(None for _ in program.outputs[count:])])
-        return treedef.unflatten(_gradients(grads, program))
+        return treedef.unflatten(_gradients(grads, program, leaves))
 
     result = info["out_tree"].unflatten(outputs[:count])
     if has_aux:
@@ -153,7 +159,7 @@ def value_and_grad(
         assert loss is not None
         one = widened(np.ones((), loss.type.dtype), loss.type)
         grads = pull([one, *(None for _ in program.outputs[1:])])
-        tree = treedef.unflatten(_gradients(grads, program))
+        tree = treedef.unflatten(_gradients(grads, program, leaves))
         result = outputs[0]
         if has_aux:
             result = (result, info["aux_tree"].unflatten(outputs[1:]))

@@ -11,9 +11,9 @@ from typing import Any
 
 import optree
 
-from ..arrays.array import Array
 from ..errors import PytreeError, ShardingError, TraceError
 from ..mesh import Mesh, P, Sharding
+from ..tracing.trace import sharding_of
 
 __all__ = ["AUTO", "Arguments", "Options", "Static", "broadcast_specs", "check_specs", "path_name"]
 
@@ -243,15 +243,16 @@ class Arguments:
 
     def _own_sharding(self, leaf: Any, treedef: optree.PyTreeSpec, position: int, static: Static) -> Sharding:
         """The sharding of an argument whose spec is AUTO."""
-        if type(leaf) is not Array or not leaf.sharding.spec.axes:
+        sharding = sharding_of(leaf)
+        if sharding is None:
             return Sharding(self.mesh, P())
-        if leaf.sharding.mesh != self.mesh:
+        if sharding.mesh != self.mesh:
             raise ShardingError(
                 f"in_specs of {self.name}: fc.AUTO takes {self.describe(treedef, position, static)} as it is split, as "
-                f"{leaf.sharding.spec!r} over {leaf.sharding.mesh!r}, and {self.name} is jitted for {self.mesh!r}. "
+                f"{sharding.spec!r} over {sharding.mesh!r}, and {self.name} is jitted for {self.mesh!r}. "
                 "Give it a spec, or move it with fc.device_put."
             )
-        return Sharding(self.mesh, leaf.sharding.spec)
+        return Sharding(self.mesh, sharding.spec)
 
     def describe(self, treedef: optree.PyTreeSpec, position: int, static: Static) -> str:
         """The name of one array of the arguments in messages: `batch['x'] of step`."""

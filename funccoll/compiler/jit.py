@@ -22,13 +22,16 @@ from ..errors import DeviceError, OutSpecsError, ShardingError, Source, TraceErr
 from ..ir import Traced, current_interpreter
 from ..mesh import Mesh, Sharding
 from ..ops.elementwise import scalar_type
+from ..ops.registry import as_traceable
 from ..primitives.collectives.varying import pvary
 from ..runtime.job.world import backend_of, on_device
 from ..runtime.recorder import span
-from ..tracing.trace import flatten_outputs, stage, value_type
+from ..tracing.trace import flatten_outputs, sharding_of, stage, value_type
 from ..tracing.tracer import check_alive
+from ..types import ArrayType
 from .arguments import Arguments, Options, Static, broadcast_specs, check_specs, path_name
 from .choose_schedules import check_algorithms
+from .program_calls import ProgramCall
 from .signature import Signature
 from .stages import Compiled, Lowered, TracedFunction, redistribution
 
@@ -83,6 +86,7 @@ class Jitted(Generic[Params, R]):
         code = getattr(fn, "__code__", None)
         self._source = code and Source(code.co_filename, code.co_firstlineno, self._name)
         self._cache: dict[Any, Compiled] = {}
+        self._calls: dict[Any, tuple[ProgramCall, optree.PyTreeSpec]] = {}  # in gradients around it
         self._plain = not (options.static_argnums or options.static_argnames)
         self._fast: dict[tuple, Callable[[Sequence[Any]], Any]] = {}
         self._last: tuple[tuple, Callable[[Sequence[Any]], Any] | None] = ((), None)
@@ -119,7 +123,7 @@ class Jitted(Generic[Params, R]):
         dynamic, static = self._arguments.split(args, kwargs)
         leaves, treedef = optree.tree_flatten(dynamic)
         if any(isinstance(leaf, Traced) for leaf in leaves):
-            return self._inside_trace(args, kwargs, leaves)
+            return self._inside_trace(args, kwargs, dynamic, static)
         target, leaves = self._on_their_device(leaves, treedef, static)
         types = tuple(self._leaf_type(leaf, treedef, i, static) for i, leaf in enumerate(leaves))
         key = (target.mesh.device_type, treedef, types, static)
@@ -166,6 +170,7 @@ class Jitted(Generic[Params, R]):
     def clear_cache(self) -> None:
         """Drop all compiled programs, and the memory that they use between calls; calls compile anew."""
         self._cache.clear()
+        self._calls.clear()
         self._forget_fast()
 
     def check_options(self) -> None:
@@ -174,17 +179,45 @@ class Jitted(Generic[Params, R]):
         for what, specs in (("in_specs", self.in_specs), ("out_specs", self.out_specs)):
             check_specs(specs, self.mesh, what, self._name)
 
-    def _inside_trace(self, args: tuple, kwargs: dict[str, Any], leaves: Sequence[Any]) -> Any:
+    def _inside_trace(self, args: tuple, kwargs: dict[str, Any], dynamic: tuple, static: Static) -> Any:
         if self.mesh is NO_MESH:
             return self.fn(*args, **kwargs)  # inlined: there is nothing to shard
+        leaves, treedef = optree.tree_flatten(dynamic)
         for leaf in leaves:
             check_alive(leaf)
-        inside = "another traced function" if current_interpreter().axis_sizes else "fc.grad, fc.vjp or a traced function"
-        raise TraceError(
-            f"{self._name}, a jitted function with a mesh, was called with traced arrays, inside {inside}. "
-            f"It takes whole (global) arrays with values. Inside a trace call the plain function, {self._name}.fn: put "
-            "fc.grad and everything around it inside the one function that is jitted."
-        )
+        trace = current_interpreter()
+        if not trace.calls_meshes:
+            around = "another function with a mesh", "a traced function (by fc.jit, fc.vmap, fc.jvp ...)"
+            inside = around[not trace.axis_sizes]
+            raise TraceError(
+                f"{self._name}, a jitted function with a mesh, was called with traced arrays, inside {inside}. It takes whole "
+                "(global) arrays, which have values, or are traced by fc.grad, fc.value_and_grad or fc.vjp alone. Inside "
+                f"another trace call the plain function, {self._name}.fn: put everything into the one function that is jitted."
+            )
+        types = tuple(self._leaf_type(leaf, treedef, i, static) for i, leaf in enumerate(leaves))
+        shardings = tuple(map(sharding_of, leaves))
+        for i, (leaf, (shape, dtype, _), sharding) in enumerate(zip(leaves, types, shardings, strict=True)):
+            where = self._arguments.describe(treedef, i, static)
+            if self.mesh.device_type == "cuda" or (not isinstance(leaf, Traced) and device_type_of(leaf) == "cuda"):
+                raise DeviceError(f"{where} is on a GPU: gradients around jitted functions with a mesh are for CPUs.")
+            if sharding is not None and sharding.mesh != self.mesh:
+                given = ArrayType(shape, dtype)
+                raise ShardingError(
+                    f"{where}, of type {given}, is split as {sharding.spec!r} over {sharding.mesh!r}, and {self._name} is "
+                    f"jitted for {self.mesh!r}: functions that are called in one gradient have one mesh."
+                )
+        key = (treedef, types, static, shardings if self._arguments.auto else ())
+        made = self._calls.get(key)
+        if made is None:
+            traced = self._trace(dynamic, static, treedef, types)
+            s = traced.signature
+            call = ProgramCall(self._name, traced.program, s.in_layouts, s.out_layouts, self.mesh, self._source)
+            if len(self._calls) == CACHE_SIZE:
+                self._calls.clear()
+            made = self._calls[key] = call, s.out_tree
+        call, out_tree = made
+        values = [x if s is not None else as_traceable(x) for x, s in zip(leaves, shardings, strict=True)]
+        return out_tree.unflatten(call.bind(values))
 
     def _leaf_type(self, leaf: Any, treedef: optree.PyTreeSpec, position: int, static: Static) -> _LeafType:
         shape, dtype = shape_and_dtype(leaf, lambda: self._arguments.describe(treedef, position, static))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from ..arrays.array import Array
-from ..arrays.array_layout import layout_of
+from ..arrays.array_layout import ArrayLayout, layout_of
 from ..errors import TraceError, current_source, user_frames
 from ..ir import Traced
 from ..mesh import P, Sharding
-from .stages import redistribution
+from ..tracing.trace import sharding_of
+from .program_calls import ProgramCall
+from .stages import redistribution, trace_redistribution
 
 __all__ = ["redistribute"]
 
@@ -17,10 +20,11 @@ __all__ = ["redistribute"]
 def redistribute(x: Array, spec: P) -> Array:
     """Return the value of `x`, split over its mesh as `spec` says: `redistribute(x, P("data"))`.
 
-    It runs a program of collectives over the mesh's axes (`own_slice`, `all_to_all`, `permute`, and `all_gather` where
-    an axis disappears), proved like any other and compiled once for each shape, dtype, pair of specs and line of the
-    caller. In a job all processes must call it. A jitted function does the same to an Array that is split in another way
-    than its `in_specs` say, and `.lower(x).collectives()` lists it. For a pytree of Arrays use `fc.tree.map`.
+    It runs a program of collectives over the mesh's axes (`own_slice`, `all_to_all`, `permute`, and `all_gather` where an
+    axis disappears), proved like any other and compiled once for each shape, dtype, pair of specs and line of the caller.
+    In a job all processes must call it. In a gradient around jitted functions with a mesh it takes their results. A jitted
+    function does the same to an Array that is split in another way than its `in_specs` say, and `.lower(x).collectives()`
+    lists it. For a pytree of Arrays use `fc.tree.map`.
 
     Args: `x` is an Array of any sharding; it stays as it is. `spec` is a partition spec of the same mesh.
     Returns: an Array of the same global shape and dtype; `x` itself where it has this spec.
@@ -28,6 +32,9 @@ def redistribute(x: Array, spec: P) -> Array:
     mesh does not have; TraceError when `x` is not an Array.
     """
     with user_frames():
+        split = sharding_of(x) if isinstance(x, Traced) else None
+        if split is not None:
+            return _of_traced(layout_of(x.shape, x.dtype, split), Sharding(split.mesh, spec)).bind((x,))[0]
         _check_array(x)
         wanted = Sharding(x.sharding.mesh, spec)
         wanted.shard_shape(x.shape, "redistribute: x")
@@ -35,6 +42,14 @@ def redistribute(x: Array, spec: P) -> Array:
             return x.block_until_ready()  # raises for a donated Array
         given = layout_of(x.shape, x.dtype, x.sharding)
         return redistribution(given, layout_of(x.shape, x.dtype, wanted, x.weak), current_source()).execute((x,))
+
+
+@functools.lru_cache(maxsize=256)
+def _of_traced(given: ArrayLayout, wanted: Sharding) -> ProgramCall:
+    """The redistribution of a global value in a gradient around functions on its mesh."""
+    result = layout_of(given.shape, given.dtype, wanted)
+    program = trace_redistribution(given, result, current_source()).program
+    return ProgramCall("redistribute", program, [given], [result], wanted.mesh)
 
 
 def _check_array(x: Any) -> None:

@@ -161,7 +161,7 @@ class TracedFunction(_Stage):
     def called_with(self, leaves: Sequence[Any]) -> TracedFunction:
         """The same with the redistributions of these flat arguments."""
         found = self.signature.redistributed(leaves)
-        first = [_trace_redistribution(given, self.signature.in_layouts[i], source) for i, given, source in found]
+        first = [trace_redistribution(given, self.signature.in_layouts[i], source) for i, given, source in found]
         return TracedFunction(self.program, self.signature, first)
 
     def lower(self) -> Lowered:
@@ -345,7 +345,7 @@ class Compiled(_Scheduled):
         return self.signature.out_tree.unflatten(made)
 
 
-def _trace_redistribution(given: ArrayLayout, wanted: ArrayLayout, source: Source | None) -> TracedFunction:
+def trace_redistribution(given: ArrayLayout, wanted: ArrayLayout, source: Source | None) -> TracedFunction:
     """The program from an Array of one layout to one of another layout on the same mesh."""
     old, new = given.sharding, wanted.sharding
     with at_source(source):
@@ -363,4 +363,4 @@ def redistribution(given: ArrayLayout, wanted: ArrayLayout, source: Source | Non
 
     The line is part of the key because a rank that waits in a collective is reported with it.
     """
-    return _trace_redistribution(given, wanted, source).lower().compile()
+    return trace_redistribution(given, wanted, source).lower().compile()

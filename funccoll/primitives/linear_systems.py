@@ -147,15 +147,39 @@ def _infer_pinv(a: ArrayType, *, rcond: float) -> list[ArrayType]:
 
 
 def _pinv_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *, rcond: float) -> list[Any]:
-    """The transpose of dP = -P dA P + P Pᴴ dAᴴ (I - A P) + (I - P A) dAᴴ Pᴴ P (Golub and Pereyra, 1973)."""
+    """The transpose of dP = -P dA P + P Pᴴ dAᴴ (I - A P) + (I - P A) dAᴴ Pᴴ P (Golub and Pereyra, 1973).
+
+    It takes the singular values that are cut off for zeros, which a large rcond does not.
+    """
     (a,), (p,), (ct,) = inputs, outs, cts
 
     def pull() -> Any:
+        if rcond > np.sqrt(np.finfo(a.dtype).eps):
+            return conjugate(_along_truncated(ct.mT, a, rcond))
         conj, back = conjugate(p), adjoint(ct)
         left, right = back @ conj @ p.mT, p.mT @ conj @ back
         return left - conjugate(a @ p) @ left + right - right @ conjugate(p @ a) - p.mT @ ct @ p.mT
 
     return [pull]
+
+
+def _along_truncated(c: Any, a: Any, rcond: float) -> Any:
+    """The derivative of (pinv A)ᴴ = U f(S) Vᴴ along `c`, where f is 1/s of singular values above the cut, and 0 of others.
+
+    In U and V it multiplies the Hermitian part by f's divided differences (f(s) - f(t)) / (s - t), the other part by
+    (f(s) + f(t)) / (s + t): the theorem of Daleckii and Krein for the Hermitian matrix [[0, A], [Aᴴ, 0]]. It is self-adjoint.
+    """
+    u, s, vh = np.linalg.svd(a, full_matrices=False)
+    kept = s > rcond * np.max(s, axis=-1, keepdims=True)
+    f = np.where(kept, 1 / np.where(kept, s, 1), 0)
+    column, row = lambda x: np.expand_dims(x, -1), lambda x: np.expand_dims(x, -2)
+    alike, product = column(kept) == row(kept), column(f) * row(f)
+    differences = np.where(alike, -product, (column(f) - row(f)) / np.where(alike, 1, column(s) - row(s)))
+    sums = np.where(alike, product, (column(f) + row(f)) / np.where(alike, 1, column(s) + row(s)))
+    right, left = c @ adjoint(vh), adjoint(u) @ c
+    x = left @ adjoint(vh)
+    inside = differences * (x + adjoint(x)) / 2 + sums * (x - adjoint(x)) / 2
+    return (u @ inside + (right - u @ x) * row(f * f)) @ vh + u @ (column(f * f) * (left - x @ vh))
 
 
 pinv_p = Primitive(

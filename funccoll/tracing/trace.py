@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import optree
 
-from ..errors import ConcretizationError, Source, TraceError, current_source
+from ..errors import ConcretizationError, ShardingError, Source, TraceError, current_source
 from ..ir import (
     Atom,
     Equation,
@@ -25,18 +25,26 @@ from ..ir import (
     leaked,
     use_interpreter,
 )
+from ..mesh import Sharding
 from ..primitives.collectives import pvary_p
+from ..primitives.meshed_call import MeshedCall
 from ..types import ArrayType, check_dtype, type_of
 from .tracer import Tracer
 
-__all__ = ["Trace", "as_bucket", "detached", "flatten_outputs", "label_of", "require_function", "stage", "value_type"]
+__all__ = [
+    "Trace", "as_bucket", "detached", "flatten_outputs", "label_of", "require_function", "sharding_of", "split_value", "stage",
+    "value_type",
+]  # fmt: skip
 
 
 class Trace:
     """The interpreter that records: one for each function being traced."""
 
-    def __init__(self, parent: Interpreter, axis_sizes: Mapping[str, int] | None = None):
+    def __init__(self, parent: Interpreter, axis_sizes: Mapping[str, int] | None = None, calls_meshes: bool = False):
         self.parent = parent
+        self.calls_meshes = calls_meshes
+        self.shardings: dict[Var, Sharding] = {}
+        """Those of global values that are split over a mesh: only calls of functions with that mesh take them."""
         self.axis_sizes = parent.axis_sizes if axis_sizes is None else axis_sizes
         self.equations: list[Equation] = []
         self.buckets = 0  # the last one's number
@@ -52,11 +60,15 @@ class Trace:
             return primitive.reference(*map(as_array, values), **params)
         atoms: Sequence[Atom] = [v.variable if isinstance(v, Tracer) and v.frame is self else self._atom(v) for v in values]
         source = current_source()
+        if self.shardings and primitive.kind != "call":
+            self._require_whole(primitive, values, atoms)
         if primitive.kind == "compute":
             atoms = self._unify(atoms, source)
         types = infer(primitive, [a.type for a in atoms], params, atoms)
         outputs = tuple([Var(t) for t in types])
         self.equations.append(Equation(primitive, tuple(atoms), outputs, params, source))
+        if primitive.kind == "call":
+            self._note_shardings(params["call"], outputs)
         tracers = [Tracer(self, var, source) for var in outputs]
         return tracers if primitive.multiple else tracers[0]
 
@@ -65,6 +77,8 @@ class Trace:
         if isinstance(value, Tracer):
             if not value.frame.open:
                 raise leaked(value)
+            return self.capture(value)
+        if sharding_of(value) is not None:
             return self.capture(value)
         array = as_array(value)
         return Literal(_frozen(array)) if array.ndim == 0 else self.capture(array, value)
@@ -77,7 +91,28 @@ class Trace:
             value = _frozen(value) if isinstance(value, np.ndarray) else value
             known = self._known[id(owner)] = (Var(value_type(value)), value, owner)
             self._captured.append(known[:2])
+            sharding = sharding_of(value)
+            if sharding is not None:
+                self.shardings[known[0]] = sharding
         return known[0]
+
+    def _require_whole(self, primitive: Primitive, values: Sequence[Any], atoms: Sequence[Atom]) -> None:
+        """Raise a ShardingError when an operation other than a call on a mesh takes a global value that is split."""
+        for value, atom in zip(values, atoms, strict=True):
+            sharding = self.shardings.get(atom) if isinstance(atom, Var) else None
+            if sharding is not None:
+                raise split_value(f"{primitive.name} takes", atom.type, sharding, getattr(value, "source", None))
+
+    def _note_shardings(self, call: MeshedCall, outputs: Sequence[Var]) -> None:
+        if not self.calls_meshes:
+            raise TraceError(
+                f"the gradient of {call.name}, a jitted function with a mesh, is taken inside {self.label}, which is traced "
+                f"otherwise (by fc.jit, fc.vmap, fc.jvp or control flow). Put all of it inside one jitted function, and call "
+                f"the plain function, {call.name}.fn, there."
+            )
+        for var, layout in zip(outputs, call.out_layouts, strict=True):
+            if layout.sharding.varying:
+                self.shardings[var] = layout.sharding
 
     def constant(self, value: np.ndarray, owner: Any, weak: type | None) -> Tracer:
         """A concrete value as a traced array, equal on all devices; `owner` and `weak` are as for `capture` and `Tracer`."""
@@ -146,8 +181,29 @@ def _changed(captured: np.ndarray, array: np.ndarray) -> bool:
 
 
 def value_type(value: Any) -> ArrayType:
-    """The type of a tracer or a concrete value."""
-    return value.type if isinstance(value, Traced) else type_of(value)
+    """The type of a tracer or a concrete value, for an Array that of its global value."""
+    if isinstance(value, Traced):
+        return value.type
+    return type_of(value) if sharding_of(value) is None else ArrayType(value.shape, value.dtype)
+
+
+def sharding_of(value: Any) -> Sharding | None:
+    """The way in which a global value (an Array, or traced) is split over a mesh; None where it is whole."""
+    if isinstance(value, np.ndarray):
+        return None
+    found = value.frame.shardings.get(value.variable) if isinstance(value, Tracer) else getattr(value, "sharding", None)
+    return found if isinstance(found, Sharding) and found.varying else None
+
+
+def split_value(use: str, type: ArrayType, sharding: Sharding, source: Source | None = None) -> ShardingError:
+    """The error for a use of a split value that only functions on its mesh can take."""
+    made = f", made at {source}" if source else ""
+    return ShardingError(
+        f"{use} an Array {type} that is split as {sharding.spec!r} over {sharding.mesh!r}{made}. In a gradient around "
+        "jitted functions with a mesh, arrays which are split can only be arguments of such functions; everything else is "
+        "computed with whole ones, P(). Do it inside the jitted function, or make the array whole first with "
+        "fc.redistribute(x, fc.P())."
+    )
 
 
 def detached(value: Any) -> Any:
@@ -191,15 +247,21 @@ def stage(
     weak: Sequence[type | None] | None = None,
     axis_sizes: Mapping[str, int] | None = None,
     label: str = "fn",
+    shardings: Sequence[Sharding | None] | None = None,
 ) -> tuple[Program, list[Any]]:
     """Trace `fn(*tracers) -> flat list of values`; returns the program and the values it captured.
 
-    `weak` says which inputs stand for Python scalars. Captured values are concrete arrays or tracers of the
+    `weak` says which inputs stand for Python scalars. With `shardings`, of inputs that are global values, the function may
+    call jitted functions with a mesh where there is no mesh around it. Captured values are concrete arrays or tracers of the
     enclosing trace.
     """
-    trace = Trace(current_interpreter(), axis_sizes)
+    parent = current_interpreter()
+    outermost = not isinstance(parent, Trace) or parent.calls_meshes
+    trace = Trace(parent, axis_sizes, shardings is not None and outermost and not parent.axis_sizes)
     trace.label = label
     inputs = [Var(t) for t in types]
+    if shardings is not None:
+        trace.shardings.update((v, s) for v, s in zip(inputs, shardings, strict=True) if s is not None)
     try:
         with use_interpreter(trace):
             kinds = [None] * len(inputs) if weak is None else weak
