@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import resource
 import runpy
 import shutil
@@ -64,6 +65,12 @@ EDITS = (
 
 class Enough(BaseException):
     """Raised when an example has computed as many gradients as are compared."""
+
+
+def message_of(error: BaseException | str) -> str:
+    """The beginning of an error's message, with paths that do not depend on the machine."""
+    text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+    return re.sub(r"/[^\s\"']*/(?=(benchmarks|funccoll|autograd|tests|examples|site-packages)/)", "", text)[:300]
 
 
 def names(source: Path) -> list[str]:
@@ -175,7 +182,7 @@ def run_one(side: str, source: Path, name: str) -> dict[str, Any]:
     except Enough:
         end, error = f"{GRADIENTS} gradients", ""
     except BaseException as caught:
-        end, error = "failed", f"{type(caught).__name__}: {str(caught)[:300]}"
+        end, error = "failed", message_of(caught)
     digests = [[[list(g.shape), *(float(v) for v in _digest(g))] for g in leaves] for leaves in evaluations]
     return {"end": end, "error": error, "gradients": digests}
 
@@ -198,7 +205,7 @@ def _process(side: str, source: Path, name: str) -> dict[str, Any]:
         if done.returncode == -signal.SIGXCPU:
             return {"end": "failed", "error": f"no {GRADIENTS} gradients in {SECONDS} s of processor time", "gradients": []}
         if not result.exists():
-            return {"end": "failed", "error": done.stderr[-300:], "gradients": []}
+            return {"end": "failed", "error": message_of("".join(done.stderr.splitlines()[-1:])), "gradients": []}
         return json.loads(result.read_text())
 
 

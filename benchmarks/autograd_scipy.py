@@ -7,6 +7,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+import autograd_scipy_linalg
 import numpy as np
 import optree
 import scipy.integrate
@@ -162,7 +163,8 @@ def install(module: Callable[..., types.ModuleType]) -> None:
     ours = getattr(fc, "special", None)  # SciPy's functions that are not ufuncs
     special = {name: getattr(ours, name) for name in ("polygamma", "multigammaln") if hasattr(ours, name)}
     module("autograd.scipy.special", scipy.special, logsumexp=logsumexp, **special)
-    module("autograd.scipy.linalg", scipy.linalg)
+    functions: Any = {name: getattr(autograd_scipy_linalg, name) for name in ("solve_sylvester", "sqrtm", "solve_banded")}
+    module("autograd.scipy.linalg", scipy.linalg, **functions)
     module("autograd.scipy.signal", convolve=convolve)
     module("autograd.scipy.integrate", odeint=odeint)
     module("autograd.scipy.stats")
