@@ -124,8 +124,12 @@ def record(keep: Callable[[list[np.ndarray]], None]) -> None:
 
     def report(result: Any) -> None:
         leaves = optree.tree_leaves(result)
-        if not any(map(autograd.tracer.isbox, leaves)):
-            keep([np.asarray(leaf) for leaf in leaves])
+        if any(map(autograd.tracer.isbox, leaves)):
+            return
+        arrays = [np.asarray(leaf) for leaf in leaves]
+        if any(a.dtype == object for a in arrays):
+            raise TypeError(f"this gradient is a {type(result).__name__}, and arrays are compared.")
+        keep(arrays)
 
     def recorded(name: str, operator: Any) -> Any:
         def wrapped(fn: Any, *args: Any, **kwargs: Any) -> Any:
