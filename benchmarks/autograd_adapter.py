@@ -9,285 +9,26 @@ order that is asked, and it compares the traced function's value with NumPy's ow
 from __future__ import annotations
 
 import functools
-import itertools
 import sys
 import types
-import warnings
-from collections.abc import Callable, Sequence
 from typing import Any
 
+import autograd_checks
+import autograd_extend
+import autograd_operators
+import autograd_scipy
 import numpy as np
 import optree
 
 import funccoll as fc
 from funccoll.ir import Traced
 
-STEP = TOLERANCE = 1e-6  # autograd's own
-EVALUATIONS: list[Any] = []
-"""The gradients that were computed outside every trace, as lists of their leaves."""
-
-
-def unary_to_nary(operator: Callable[..., Any]) -> Callable[..., Any]:
-    """An operator on functions of one argument as one that takes `argnum`, a number or several."""
-
-    @functools.wraps(operator)
-    def nary(fn: Callable[..., Any], argnum: Any = 0, *operator_args: Any, **operator_kwargs: Any) -> Callable[..., Any]:
-        @functools.wraps(fn, ("__name__", "__doc__"), ())
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
-            several = isinstance(argnum, (tuple, list))
-            positions = tuple(argnum) if several else (argnum,)
-
-            def unary(x: Any) -> Any:
-                full = list(args)
-                for position, value in zip(positions, x if several else (x,), strict=True):
-                    full[position] = value
-                return fn(*full, **kwargs)
-
-            chosen = tuple(args[i] for i in positions) if several else args[argnum]
-            return operator(unary, chosen, *operator_args, **operator_kwargs)
-
-        return wrapped
-
-    return nary
-
-
-def _record(result: Any) -> Any:
-    leaves = optree.tree_leaves(result)
-    if not any(isinstance(leaf, Traced) for leaf in leaves):
-        EVALUATIONS.append([np.asarray(leaf) for leaf in leaves])
-        _after_gradient()
-    return result
-
-
-def _after_gradient() -> None:
-    """Called after each gradient: the run of an example stops it here."""
-
-
-def _pull(fn: Callable[..., Any], x: Any) -> tuple[Callable[[Any], Any], Any]:
-    value, pullback = fc.vjp(fn, x)
-    return lambda cotangent: pullback(_like(value, cotangent))[0], value
-
-
-def _like(value: Any, cotangent: Any) -> Any:
-    """A cotangent in the structure and the dtypes of a value."""
-    leaves, tree = optree.tree_flatten(value)
-    given = optree.tree_leaves(cotangent)
-    return tree.unflatten([g.astype(v.dtype) if hasattr(g, "astype") else np.full(v.shape, g, v.dtype)
-                           for v, g in zip(leaves, given, strict=True)])  # fmt: skip
-
-
-make_vjp = unary_to_nary(_pull)
-
-
-@unary_to_nary
-def grad(fn: Any, x: Any) -> Any:
-    """The gradient of a function with one element."""
-    pull, value = _pull(fn, x)
-    if np.size(value) != 1 or np.iscomplexobj(value):
-        raise TypeError("Grad only applies to real scalar-output functions.")
-    return _record(pull(np.ones(np.shape(value))))
-
-
-@unary_to_nary
-def value_and_grad(fn: Any, x: Any) -> Any:
-    """The value and the gradient."""
-    pull, value = _pull(fn, x)
-    return value, _record(pull(np.ones(np.shape(value))))
-
-
-@unary_to_nary
-def grad_and_aux(fn: Any, x: Any) -> Any:
-    """The gradient of the first of two results, and the second."""
-    _, pullback, aux = fc.vjp(fn, x, has_aux=True)
-    return pullback(1.0)[0], aux
-
-
-@unary_to_nary
-def elementwise_grad(fn: Any, x: Any) -> Any:
-    """The sum of each column of the Jacobian."""
-    pull, value = _pull(fn, x)
-    return _record(pull(np.ones(np.shape(value))))
-
-
-@unary_to_nary
-def jacobian(fn: Any, x: Any) -> Any:
-    """All partial derivatives, one pullback for each element of the result."""
-    pull, value = _pull(fn, x)
-    basis = np.eye(np.size(value)).reshape(-1, *np.shape(value))
-    return np.reshape(np.stack([pull(e) for e in basis]), np.shape(value) + np.shape(x))
-
-
-@unary_to_nary
-def hessian(fn: Any, x: Any) -> Any:
-    """The Jacobian of the Jacobian."""
-    return jacobian(jacobian(fn))(x)
-
-
-@unary_to_nary
-def holomorphic_grad(fn: Any, x: Any) -> Any:
-    """The gradient of the real part."""
-    if not np.iscomplexobj(x):
-        warnings.warn("Input to holomorphic_grad is not complex", stacklevel=3)
-    return grad(lambda x: np.real(fn(x)))(x)
-
-
-def hessian_tensor_product(fn: Any, argnum: int = 0) -> Any:
-    """The gradient of the gradient's product with a tensor, the last argument."""
-    first = grad(fn, argnum)
-    return grad(lambda *args, **kw: np.tensordot(first(*args[:-1], **kw), args[-1], np.ndim(args[-1])), argnum)
-
-
-def tensor_jacobian_product(fn: Any, argnum: int = 0) -> Any:
-    """The Jacobian of the function's product with a tensor, the last argument."""
-    return jacobian(lambda *args, **kw: np.tensordot(args[-1], fn(*args[:-1], **kw), np.ndim(args[-1])), argnum)
-
-
-@unary_to_nary
-def make_hvp(fn: Any, x: Any) -> Any:
-    """Products with the Hessian, and the gradient."""
-    return _pull(grad(fn), x)
-
-
-def _push(fn: Any, x: Any, v: Any) -> Any:
-    """The derivative along v: the pullback is linear, and its own pullback is the forward derivative."""
-    pull, value = _pull(fn, x)
-    return value, _pull(pull, optree.tree_map(np.zeros_like, value))[0](v)
-
-
-@unary_to_nary
-def make_jvp(fn: Any, x: Any) -> Any:
-    """Products with the Jacobian from the right, with the value."""
-    return lambda v: _push(fn, x, v)
-
-
-@unary_to_nary
-def deriv(fn: Any, x: Any) -> Any:
-    """The derivative along ones."""
-    return _push(fn, x, np.ones(np.shape(x)))[1]
-
-
-def make_ggnvp(fn: Any, g: Any = lambda x: np.sum(np.square(x)) / 2, f_argnum: int = 0) -> Any:
-    """Products with the generalized Gauss-Newton matrix."""
-
-    @unary_to_nary
-    def maker(fn: Any, x: Any) -> Any:
-        pull, value = _pull(fn, x)
-        return lambda v: pull(_push(grad(g), value, _push(fn, x, v)[1])[1])
-
-    return maker(fn, f_argnum)
-
-
-class primitive:  # autograd's name
-    """A function whose gradient `defvjp` gives."""
-
-    def __init__(self, fn: Any):
-        self.fn, self.makers = fn, ()
-        functools.update_wrapper(self, fn)
-
-    def __call__(self, *args: Any) -> Any:  # noqa: D102
-        rule = fc.custom_vjp(self.fn)
-        rule.defvjp(self._forward, lambda kept, ct: tuple(
-            np.zeros_like(x) if maker is None else maker(kept[0], *kept[1])(ct) for maker, x in zip(self.makers, kept[1])
-        ))  # fmt: skip
-        return rule(*args)
-
-    def _forward(self, *args: Any) -> Any:
-        value = self.fn(*args)
-        return value, (value, args)
-
-
-def defvjp(function: primitive, *makers: Any) -> None:
-    """Give a primitive its gradient: for each argument a function of the result and the arguments that makes the pullback."""
-    function.makers = makers
-
-
-def multigrad_dict(fn: Any) -> Any:
-    """Gradients in all arguments, by their names."""
-    import inspect
-
-    signature = inspect.signature(fn)
-
-    def gradients(*args: Any, **kwargs: Any) -> Any:
-        bound = signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-
-        def of_named(named: Any) -> Any:
-            call = inspect.BoundArguments(signature, type(bound.arguments)(named))
-            return fn(*call.args, **call.kwargs)
-
-        return grad(of_named)(dict(bound.arguments))
-
-    return gradients
-
-
-# ---------------------------------------------------------------- autograd.test_util
-
-
-def scalar_close(a: Any, b: Any) -> bool:
-    """Autograd's tolerance."""
-    return abs(a - b) < TOLERANCE or abs(a - b) / abs(a + b) < TOLERANCE
-
-
-def _leaves(x: Any) -> list[Any]:
-    return [np.asarray(v) for v in optree.tree_leaves(x)]
-
-
-def _random(x: Any) -> Any:
-    def draw(v: Any) -> Any:
-        v = np.asarray(v)
-        out = np.array(np.random.randn(*v.shape))  # noqa: NPY002  (the seeds that the tests set)
-        return out + 1j * np.random.randn(*v.shape) if v.dtype.kind == "c" else out  # noqa: NPY002
-
-    return optree.tree_map(draw, x)
-
-
-def _inner(x: Any, y: Any) -> Any:
-    return sum(np.real(np.vdot(a, b)) for a, b in zip(_leaves(x), _leaves(y), strict=True))
-
-
-def _check_vjp(fn: Any, x: Any) -> None:
-    pull, value = _pull(fn, x)
-    plain = fn(x)
-    for ours, theirs in zip(_leaves(value), _leaves(plain), strict=True):
-        assert ours.shape == theirs.shape, f"shape {ours.shape} is not NumPy's {theirs.shape}"
-        np.testing.assert_allclose(ours, theirs, rtol=1e-8, atol=1e-12, err_msg="the traced value is not NumPy's")
-    direction, cotangent = _random(x), _random(plain)
-    move = lambda sign: fn(optree.tree_map(lambda v, d: v + sign * STEP / 2 * d, x, direction))
-    difference = [(a - b) / STEP for a, b in zip(_leaves(move(1)), _leaves(move(-1)), strict=True)]
-    pulled = optree.tree_map(np.conj, pull(optree.tree_map(np.conj, cotangent)))
-    for ours, theirs in zip(_leaves(pulled), _leaves(x), strict=True):
-        assert ours.shape == theirs.shape, f"a gradient of shape {ours.shape} for {theirs.shape}"
-    exact, numeric = _inner(direction, pulled), _inner(cotangent, difference)
-    assert scalar_close(numeric, exact), f"gradient {exact}, by differences {numeric}"
-
-
-@unary_to_nary
-def check_grads(fn: Any, x: Any, modes: Sequence[str] = ("fwd", "rev"), order: int = 2) -> None:
-    """Compare derivatives with differences, to the order that is asked."""
-    _check_vjp(fn, x)
-    if order > 1:
-        cotangent = _random(fn(x))
-        check_grads(lambda x, ct: _pull(fn, x)[0](ct), (0, 1), modes, order=order - 1)(x, cotangent)
-
-
-def combo_check(fn: Any, *check_args: Any, **check_kwargs: Any) -> Any:
-    """Check gradients with all combinations of arguments and keywords."""
-
-    def check(*args: Any, **kwargs: Any) -> None:
-        choices = [[(k, v) for v in values] for k, values in kwargs.items()]
-        for chosen, named in itertools.product(list(itertools.product(*args)), list(itertools.product(*choices))):
-            check_grads(fn, *check_args, **check_kwargs)(*chosen, **dict(named))
-
-    return check
-
-
-def check_equivalent(x: Any, y: Any) -> None:
-    """Compare two results."""
-    for a, b in zip(_leaves(x), _leaves(y), strict=True):
-        np.testing.assert_allclose(a, b, rtol=TOLERANCE, atol=TOLERANCE)
-
-
-# ---------------------------------------------------------------- autograd.numpy
+OPERATORS = (
+    "grad", "value_and_grad", "grad_and_aux", "elementwise_grad", "jacobian", "hessian", "holomorphic_grad",
+    "hessian_tensor_product", "tensor_jacobian_product", "make_vjp", "make_hvp", "make_jvp", "make_ggnvp", "deriv",
+    "multigrad_dict",
+)  # fmt: skip
+CHECKS = ("check_grads", "combo_check", "check_equivalent", "scalar_close")
 
 
 def _has_traced(x: Any) -> bool:
@@ -365,45 +106,43 @@ def _numpy_names() -> dict[str, Any]:
 # ---------------------------------------------------------------- modules
 
 
-def _module(name: str, base: Any = None, **names: Any) -> types.ModuleType:
+def module(name: str, base: Any = None, **names: Any) -> types.ModuleType:
     """A module with these names, and those of `base` otherwise."""
-    module = types.ModuleType(name)
-    module.__dict__.update(names)
-    module.__path__ = []  # type: ignore[attr-defined]  # a package, too
+    made = types.ModuleType(name)
+    made.__dict__.update(names)
+    made.__path__ = []  # type: ignore[attr-defined]  # a package, too
     if base is not None:
-        module.__getattr__ = lambda attribute: getattr(base, attribute)  # type: ignore[method-assign]
-        module.__dict__.setdefault("__all__", [n for n in dir(base) if not n.startswith("_")])
-    sys.modules[name] = module
+        made.__getattr__ = lambda attribute: getattr(base, attribute)  # type: ignore[method-assign]
+        made.__dict__.setdefault("__all__", [n for n in dir(base) if not n.startswith("_")])
+    sys.modules[name] = made
     parent, _, leaf = name.rpartition(".")
     if parent:
-        setattr(sys.modules[parent], leaf, module)
-    return module
+        setattr(sys.modules[parent], leaf, made)
+    return made
 
 
 def install() -> None:
     """Put the stand-in into `sys.modules`."""
-    import autograd_scipy
-
     kinds: dict[str, Any] = {f.__name__: f for f in (tuple, list, dict, isinstance, type)}
-    operators = (
-        grad, value_and_grad, grad_and_aux, elementwise_grad, jacobian, hessian, holomorphic_grad, hessian_tensor_product,
-        tensor_jacobian_product, make_hvp, multigrad_dict, make_jvp, deriv, make_ggnvp,
-    )  # fmt: skip
-    differential: dict[str, Any] = {f.__name__: f for f in operators}
-    differential |= {
-        "make_vjp": make_vjp, "hessian_vector_product": hessian_tensor_product,
-        "vector_jacobian_product": tensor_jacobian_product, "checkpoint": getattr(fc, "checkpoint", lambda fn: fn),
+    operators: dict[str, Any] = {name: getattr(autograd_operators, name) for name in OPERATORS}
+    operators |= {
+        "hessian_vector_product": operators["hessian_tensor_product"],
+        "vector_jacobian_product": operators["tensor_jacobian_product"], "checkpoint": fc.checkpoint,
     }  # fmt: skip
-    _module("autograd", **differential, **kinds)
-    _module("autograd.builtins", **kinds)
-    _module("autograd.differential_operators", **differential)
-    _module("autograd.wrap_util", unary_to_nary=unary_to_nary, wraps=functools.wraps)
-    _module("autograd.core", make_vjp=_pull)
-    _module("autograd.extend", primitive=primitive, defvjp=defvjp)
-    _module("autograd.tracer", primitive=primitive, isbox=lambda x: isinstance(x, Traced))
-    _module("autograd.numpy", np, **_numpy_names())
-    for name in ("random", "linalg", "fft"):
-        _module(f"autograd.numpy.{name}", getattr(np, name))
-    utilities = {f.__name__: f for f in (check_grads, combo_check, check_equivalent, scalar_close)}
-    _module("autograd.test_util", **utilities)
-    autograd_scipy.install(_module)
+    extension: dict[str, Any] = {"primitive": autograd_extend.primitive, "defvjp": autograd_extend.defvjp}
+    module("autograd", **operators, **kinds)
+    module("autograd.builtins", **kinds)
+    module("autograd.differential_operators", **operators)
+    module("autograd.wrap_util", unary_to_nary=autograd_operators.unary_to_nary, wraps=functools.wraps)
+    module("autograd.core", make_vjp=autograd_operators.pull_of, **extension)
+    module("autograd.extend", **extension)
+    module("autograd.tracer", Node=autograd_extend.Node, trace=autograd_extend.trace, isbox=_has_traced, **extension)
+    module("autograd.misc")
+    module("autograd.misc.fixed_points", fixed_point=autograd_extend.fixed_point)
+    module("autograd.numpy", np, **_numpy_names())
+    module("autograd.numpy.linalg", np.linalg, _dot=np.matmul, T=lambda x: np.swapaxes(x, -1, -2))
+    for name in ("random", "fft"):
+        module(f"autograd.numpy.{name}", getattr(np, name))
+    module("autograd.util", quick_grad_check=autograd_checks.quick_grad_check)
+    module("autograd.test_util", **{name: getattr(autograd_checks, name) for name in CHECKS})
+    autograd_scipy.install(module)

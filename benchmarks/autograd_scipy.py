@@ -7,7 +7,10 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+import autograd_scipy_linalg
 import numpy as np
+import optree
+import scipy.integrate
 import scipy.linalg
 import scipy.special
 import scipy.stats
@@ -71,8 +74,15 @@ def _mvn_logpdf(x: Any, mean: Any, cov: Any, allow_singular: bool = False) -> An
     if not np.ndim(cov):
         cov = cov * np.eye(np.size(mean))
     centred = x - mean
-    solved = np.linalg.solve(cov, centred[..., None])[..., 0]
-    return -(np.sum(centred * solved, axis=-1) + np.linalg.slogdet(cov)[1] + np.shape(cov)[-1] * LOG_2PI) / 2
+    if allow_singular:  # in the space that has a density: SciPy's rule for which eigenvalues are zeros
+        values, vectors = np.linalg.eigh(cov)
+        kept = values > 1e6 * np.finfo(float).eps * np.max(np.abs(values))
+        values = np.where(kept, values, 1.0)
+        squares, log_det, rank = np.square(centred @ vectors) * kept / values, np.sum(np.log(values)), np.sum(kept)
+    else:
+        squares = centred * np.linalg.solve(cov, centred[..., None])[..., 0]
+        log_det, rank = np.linalg.slogdet(cov)[1], np.shape(cov)[-1]
+    return -(np.sum(squares, axis=-1) + log_det + rank * LOG_2PI) / 2
 
 
 def _t_cdf(x: Any, df: Any, loc: Any = 0.0, scale: Any = 1.0) -> Any:
@@ -107,15 +117,56 @@ def convolve(A: Any, B: Any, axes: Any = None, dot_axes: Any = ((), ()), mode: s
     return np.einsum(A, left, B, right)
 
 
+def odeint(func: Any, y0: Any, t: Any, args: Any = (), **options: Any) -> Any:
+    """scipy.integrate.odeint, as a callback; the gradient integrates the adjoint equation backwards (Froehlich, 2017)."""
+    dynamics = fc.jit(lambda y, t, args: func(y, t, *args))
+
+    def solve(y0: Any, t: Any, args: Any) -> Any:
+        return scipy.integrate.odeint(lambda y, t: np.asarray(dynamics(y, t, args)), y0, t, **options)
+
+    @fc.custom_vjp
+    def integral(y0: Any, t: Any, args: Any) -> Any:
+        return fc.pure_callback(solve, fc.ArrayType((*np.shape(t), *np.shape(y0)), np.dtype(float)), y0, t, args)
+
+    def forward(y0: Any, t: Any, args: Any) -> Any:
+        ys = integral(y0, t, args)
+        return ys, (ys, t, args)
+
+    def backward(kept: Any, ct: Any) -> Any:
+        ys, t, args = kept
+        (n, size), (leaves, tree) = np.shape(ys), optree.tree_flatten(args)
+        flat = np.concatenate([np.zeros(0), *map(np.ravel, leaves)])
+
+        def unflatten(flat: Any) -> Any:
+            parts = np.split(flat, np.cumsum([np.size(leaf) for leaf in leaves])[:-1]) if leaves else []
+            return tree.unflatten([np.reshape(p, np.shape(x)) for p, x in zip(parts, leaves, strict=True)])
+
+        def adjoint(state: Any, t: Any, flat: Any) -> Any:
+            value, pull = fc.vjp(lambda y, t, flat: func(y, t, *unflatten(flat)), state[:size], t, flat)
+            return np.hstack([value, *pull(-state[size : 2 * size])])
+
+        of_y, of_start, of_args, of_times = ct[-1], 0.0, np.zeros(np.shape(flat)), []
+        for i in range(n - 1, 0, -1):
+            of_times.append(func(ys[i], t[i], *args) @ ct[i])  # moves the time of a measurement
+            start = np.hstack([ys[i], of_y, of_start - of_times[-1], of_args])
+            end = odeint(adjoint, start, np.stack([t[i], t[i - 1]]), (flat,), **options)[1]
+            of_y, of_start, of_args = end[size : 2 * size] + ct[i - 1], end[2 * size], end[2 * size + 1 :]
+        return of_y, np.stack([of_start, *of_times[::-1]]), unflatten(of_args)
+
+    integral.defvjp(forward, backward)
+    return integral(y0, t, args)
+
+
 def install(module: Callable[..., types.ModuleType]) -> None:
     """Put the modules into `sys.modules`, by the adapter's `module`."""
     module("autograd.scipy")
     ours = getattr(fc, "special", None)  # SciPy's functions that are not ufuncs
     special = {name: getattr(ours, name) for name in ("polygamma", "multigammaln") if hasattr(ours, name)}
     module("autograd.scipy.special", scipy.special, logsumexp=logsumexp, **special)
-    module("autograd.scipy.linalg", scipy.linalg)
+    functions: Any = {name: getattr(autograd_scipy_linalg, name) for name in ("solve_sylvester", "sqrtm", "solve_banded")}
+    module("autograd.scipy.linalg", scipy.linalg, **functions)
     module("autograd.scipy.signal", convolve=convolve)
-    module("autograd.scipy.integrate")
+    module("autograd.scipy.integrate", odeint=odeint)
     module("autograd.scipy.stats")
     logarithm = lambda f: lambda *args, **kw: np.log(f(*args, **kw))
     densities = {

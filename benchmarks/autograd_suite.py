@@ -19,6 +19,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from autograd_examples import message_of, run_all
+
 HERE = Path(__file__).parent
 SDIST = "autograd==1.8.0"
 FILES = ("numpy", "systematic", "scalar_ops", "binary_ops", "linalg", "fft", "scipy", "complex", "direct", "graphs", "jacobian",
@@ -49,7 +51,7 @@ class Outcomes:
     def pytest_exception_interact(self, node: Any, call: Any, report: Any) -> None:
         """Keep a failure."""
         error = call.excinfo.value
-        self.outcomes[node.nodeid] = (kind_of(error), f"{type(error).__name__}: {str(error)[:300]}")
+        self.outcomes[node.nodeid] = (kind_of(error), message_of(error))
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         """Keep a success."""
@@ -118,9 +120,7 @@ def main() -> None:
         if options.tests or both:
             result["tests"] = summarize(run_tests(source, options.only))
         if options.examples or both:
-            import autograd_examples
-
-            result["examples"] = autograd_examples.run_all(source, options.only)
+            result["examples"] = run_all(source, options.only)
     if options.only:
         print(json.dumps(result.get("examples", {}), indent=1))
         return

@@ -15,7 +15,7 @@ from .ops.elementwise import scalar_type
 from .ops.registry import as_traceable
 from .primitives.batch_rules import repeated
 from .tracing.batched_evaluation import apply_batched, element_type
-from .tracing.trace import detached, flatten_outputs, label_of, require_function, value_type
+from .tracing.trace import detached, documented_as, flatten_outputs, label_of, require_function, value_type
 
 __all__ = ["vmap"]
 
@@ -109,7 +109,7 @@ def vmap(
     _check_axes(axes_of_args, "in_axes", name)
     _check_axes(out_axes, "out_axes", name)
 
-    @functools.wraps(fn)
+    @documented_as("The function {name} of each element of a batch.", fn)
     def mapped(*args: Any, **kwargs: Any) -> Any:
         if isinstance(axes_of_args, tuple) and len(axes_of_args) != len(args):
             raise PytreeError(

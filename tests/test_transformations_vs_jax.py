@@ -267,5 +267,26 @@ def test_collectives():
             np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5, err_msg=name)
 
 
+@pytest.mark.parametrize("name", ["grad", "value_and_grad", "jacfwd", "jacrev", "hessian", "vmap"])
+def test_names_and_documentation(name):
+    import inspect
+
+    import jax
+
+    def energy(x, /, scale=1.0):
+        """Energy of a state."""
+        return scale * np.sum(x * x)
+
+    made, its = getattr(fc, name)(energy), getattr(jax, name)(energy)
+    assert made.__name__ == its.__name__ == "energy"
+    assert inspect.signature(made) == inspect.signature(energy)
+    first, *_, last = made.__doc__.splitlines()
+    assert last == "Energy of a state."
+    assert "energy" in first
+    assert name == "vmap" or "argument 0" in first
+    partial = getattr(fc, name)(functools.partial(energy, scale=2.0))
+    assert (partial.__name__, partial.__doc__) == ("energy", first)
+
+
 def test_what_is_covered():
     assert len(CASES) + len(COLLECTIVES) >= 80

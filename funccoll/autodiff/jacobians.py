@@ -6,7 +6,6 @@ One column, or row, of the Jacobian is a derivative along a unit tangent, or a g
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ import optree
 
 from ..batching import vmap
 from ..errors import DTypeError, TraceError
-from ..tracing.trace import label_of, require_function, value_type
+from ..tracing.trace import documented_as, label_of, require_function, value_type
 from ..types import ArrayType, is_inexact
 from .forward import linearize
 from .reverse import vjp
@@ -116,7 +115,7 @@ def jacfwd(
     """
     require_function("jacfwd", fn)
 
-    @functools.wraps(fn)
+    @documented_as(f"The Jacobian of {{name}} with respect to argument {argnums}, in forward mode.", fn)
     def jacobian(*args: Any, **kwargs: Any) -> Any:
         chosen = _Chosen("jacfwd", fn, argnums, args, kwargs, holomorphic)
         result, push, *aux = linearize(chosen.of_chosen, *chosen.values, has_aux=has_aux)
@@ -139,7 +138,7 @@ def jacrev(
     """
     require_function("jacrev", fn)
 
-    @functools.wraps(fn)
+    @documented_as(f"The Jacobian of {{name}} with respect to argument {argnums}, in reverse mode.", fn)
     def jacobian(*args: Any, **kwargs: Any) -> Any:
         chosen = _Chosen("jacrev", fn, argnums, args, kwargs, holomorphic)
         result, pull, *aux = vjp(chosen.of_chosen, *chosen.values, has_aux=has_aux)
@@ -160,4 +159,5 @@ def hessian(
 
     For each array of the result there is a tree of trees: the structure of argument `argnums` twice.
     """
-    return jacfwd(jacrev(fn, argnums, has_aux, holomorphic), argnums, has_aux, holomorphic)
+    describe = documented_as(f"The second derivatives of {{name}} with respect to argument {argnums}.", fn)
+    return describe(jacfwd(jacrev(fn, argnums, has_aux, holomorphic), argnums, has_aux, holomorphic))

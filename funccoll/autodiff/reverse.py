@@ -5,7 +5,6 @@ A function is staged to a program, which is run forwards and walked backwards (`
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +15,16 @@ from ..errors import DTypeError, PytreeError, ShapeError, TraceError, VaryingErr
 from ..ir import Program
 from ..ops.elementwise import scalar_type
 from ..ops.registry import as_traceable
-from ..tracing.trace import detached, flatten_outputs, label_of, require_function, sharding_of, stage, value_type
+from ..tracing.trace import (
+    detached,
+    documented_as,
+    flatten_outputs,
+    label_of,
+    require_function,
+    sharding_of,
+    stage,
+    value_type,
+)
 from ..types import ArrayType, is_inexact
 from .backward import SPLIT, Backward, active_variables, run_forward, widened, zeros
 
@@ -131,7 +139,7 @@ def value_and_grad(
         raise TraceError(f"grad: argnums={argnums!r} must be the position of an argument, such as 0, or a tuple of them.")
     name = label_of(fn)
 
-    @functools.wraps(fn)
+    @documented_as(f"The value of {{name}} and its gradient with respect to argument {argnums}.", fn)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         where = [_argument(p, len(args), name) for p in positions]
         if len(set(where)) != len(where):
@@ -199,7 +207,7 @@ def grad(fn: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool
     """Like `value_and_grad`, returning the gradient alone (or `(gradient, aux)` with `has_aux`)."""
     both = value_and_grad(fn, argnums, has_aux)
 
-    @functools.wraps(fn)
+    @documented_as(f"The gradient of {{name}} with respect to argument {argnums}.", fn)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         value, gradient = both(*args, **kwargs)
         return (gradient, value[1]) if has_aux else gradient
