@@ -73,6 +73,41 @@ def test_second_derivatives():
             assert np.allclose(a, b, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_forward_derivatives_are_those_without(policy):
+    """Along a tangent of some arguments, with the bits of those without; and of gradients, and gradients of them."""
+    fn = functools.partial(loss, wrap=functools.partial(fc.checkpoint, policy=POLICIES[policy]))
+    tangent = [np.cos(p) for p in PARAMS]
+    along = lambda f: lambda p: fc.jvp(lambda p: f(p, X) ** 2, (p,), (tangent,))
+    for run in (lambda f: f, jitted):
+        same(run(along(fn))(PARAMS), run(along(loss))(PARAMS))
+        linear = lambda f: lambda p: fc.linearize(f, p, X)[1](tangent, X)
+        same(run(linear(fn))(PARAMS), run(linear(loss))(PARAMS))
+        for outer in (lambda f: along(lambda p, x: sum(np.sum(np.cos(g)) for g in fc.grad(f)(p, x))),
+                      lambda f: fc.grad(lambda p: along(f)(p)[1])):  # fmt: skip
+            found, wanted = (fc.tree.leaves(run(outer(f))(PARAMS)) for f in (fn, loss))
+            for a, b in zip(found, wanted, strict=True):
+                assert np.allclose(a, b, rtol=1e-11, atol=1e-11)
+
+
+def test_forward_derivatives_of_batches_and_hessians():
+    square = lambda wrap: lambda x: np.sum(wrap(lambda x: np.tanh(x) * x)(x)) ** 2
+    found, wanted = (fc.hessian(square(wrap))(X[0]) for wrap in (fc.checkpoint, lambda f: f))
+    assert np.allclose(found, wanted, rtol=1e-13) and np.any(wanted[0, 1])
+    batched = lambda wrap: fc.vmap(lambda x: fc.jvp(square(wrap), (x,), (x,))[1])(X)
+    same(batched(fc.checkpoint), batched(lambda f: f))
+
+
+def test_a_gradient_of_a_tangent_computes_again():
+    """The tangents of a checkpoint are checkpointed, too."""
+
+    def count(wrap):
+        along = lambda x: fc.jvp(lambda x: np.sum(wrap(lambda x: np.tanh(np.exp(x)))(x)), (x,), (np.ones(4),))[1]
+        return names(fc.value_and_grad(along), X[0]).count("exp")
+
+    assert count(fc.checkpoint) == count(lambda f: f) + 1
+
+
 def test_the_backward_pass_computes_again_what_the_policy_does_not_keep():
     def count(primitive, **options):
         fn = functools.partial(loss, wrap=functools.partial(fc.checkpoint, **options))
