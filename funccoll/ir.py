@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from .errors import FunccollError, LeakedTracerError, MeshError, Source, TraceError, VaryingError, at_source
-from .types import ArrayType, check_dtype, type_of
+from .types import ArrayType, check_dtype, refuse_objects, type_of
 
 if TYPE_CHECKING:
     from .draw.drawing import Drawing
@@ -420,6 +420,7 @@ def as_array(value: Any) -> np.ndarray:
             f"an operand is a {type(value).__module__}.{type(value).__qualname__} on a GPU that the traced function captures: "
             "pass it as an argument, or take a snapshot as a constant, fc.asarray(x)."
         ) from error
+    refuse_objects(value, array)
     native = check_dtype(array.dtype)
     return array if array.dtype is native or array.dtype.isnative else array.astype(native)
 
