@@ -166,7 +166,7 @@ def _transpose_of(
 
 
 def _checked(value: Any, like: Any, returned: str, of: str) -> Any:
-    """What a user's rule returned for an array, of whose type it must be."""
+    """The result of a user's rule for an array, which must have that array's type."""
     value = as_traceable(value)
     if tuple(value.shape) != tuple(like.shape) or value.dtype != like.dtype:
         raise TraceError(

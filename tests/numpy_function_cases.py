@@ -296,3 +296,11 @@ add(np.cov, np.cov, normal(5), normal(5), exact=False)
 add(np.cov, np.cov, normal(5), exact=False)
 add(np.corrcoef, np.corrcoef, normal(5), normal(5), exact=False)
 add(np.corrcoef, lambda x: np.corrcoef(x, rowvar=False), normal(5, 2), exact=False)
+
+# ---------------------------------------------------------------- results whose dtype is not the argument's
+
+_truth = np.array([True, False, True])
+for _f in (np.angle, np.round, lambda x: np.vdot(x, x)):
+    add(np.vdot if _f not in (np.angle, np.round) else _f, _f, _truth, grad=DISCRETE)
+for _f in (np.var, np.std, np.nanvar, np.nanstd):
+    add(_f, lambda x, f=_f: f(x, dtype=np.complex64), normal(4).astype(F4), grad=FORWARD, exact=False)

@@ -17,7 +17,7 @@ __all__: list[str] = []
 @implements(np.angle)
 def angle(z: Any, deg: bool = False) -> Any:
     """np.angle."""
-    radians = np.arctan2(np.imag(z), np.real(z))
+    radians = np.arctan2(np.imag(z), np.real(z)) if np.iscomplexobj(z) else np.arctan2(0, z)
     return radians * (180 / np.pi) if deg else radians
 
 

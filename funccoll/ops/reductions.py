@@ -155,7 +155,8 @@ def var(
     centred = a - (mean if _given(mean) else np.mean(a, axis=axis, keepdims=True, where=where))
     squares = np.square(centred) if a.dtype.kind != "c" else np.square(np.real(centred)) + np.square(np.imag(centred))
     if a.dtype.kind == "c":
-        accumulate = target = squares.dtype
+        accumulate = squares.dtype
+        target = accumulate if dtype is None else np.dtype(dtype)
     total = np.sum(squares, axis=axis, keepdims=flag(keepdims), where=where)
     freedom = np.maximum(_count(a, axis, where, flag(keepdims)) - ddof, 0)
     return astype(_quotient(total, freedom, accumulate), target)

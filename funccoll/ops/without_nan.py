@@ -107,7 +107,8 @@ def nanvar(
     squares = np.real(centred * np.conj(centred)) if a.dtype.kind == "c" else centred * centred
     freedom = np.sum(np.broadcast_to(chosen, a.shape), axis=axis, keepdims=keep) - ddof
     total = np.sum(squares, axis=axis, keepdims=keep)
-    return np.where(freedom > 0, total / np.maximum(freedom, 1).astype(total.dtype), np.asarray(np.nan, total.dtype))
+    variance = np.where(freedom > 0, total / np.maximum(freedom, 1).astype(total.dtype), np.asarray(np.nan, total.dtype))
+    return variance if dtype is None else variance.astype(dtype)
 
 
 @implements(np.nanstd)
