@@ -213,6 +213,8 @@ def clip(a: Any, a_min: Any = None, a_max: Any = None, out: Any = None, *, min: 
         limits = np.iinfo(a.dtype)
         low = None if type(low) is int and low <= limits.min else low
         high = None if type(high) is int and high >= limits.max else high
+    if low is not None and high is not None:  # int8, uint8 and float16 are float16; two at a time they would be float32
+        a, low, high = unify(a, low, high)
     if low is not None:
         a = np.maximum(a, low)
     return a if high is None else np.minimum(a, high)
