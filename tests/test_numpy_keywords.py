@@ -18,7 +18,7 @@ import funccoll as fc
 from funccoll.errors import InPlaceError
 from funccoll.ir import evaluate
 from funccoll.ops import FUNCTIONS
-from funccoll.ops.registry import qualified_name
+from funccoll.ops.registry import is_traced, qualified_name
 from funccoll.tracing.trace import stage
 from funccoll.types import type_of
 
@@ -147,8 +147,8 @@ def traced(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             full[i] = v
         like = {"like": values[0]} if "like" in inspect.signature(function).parameters else {}
         outs, info["tree"] = optree.tree_flatten(function(*tree.unflatten(full), **kwargs, **like))
-        info["static"] = [None if fc.ops.registry.is_traced(o) else o for o in outs]
-        return [o for o in outs if fc.ops.registry.is_traced(o)]
+        info["static"] = [None if is_traced(o) else o for o in outs]
+        return [o for o in outs if is_traced(o)]
 
     program, captured = stage(flat, [type_of(leaves[i]) for i in places])
     outs = iter(evaluate(program, captured, [leaves[i] for i in places])[0])

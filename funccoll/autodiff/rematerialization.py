@@ -60,17 +60,17 @@ def _call(
     results = len(program.outputs)
     extended = closed.replace(outputs=(*program.outputs, *kept))
 
-    def again(fn: Callable[..., Sequence[Any]], values: Sequence[Any]) -> Sequence[Any]:
+    def again(fn: Callable[..., Sequence[Any]], values: Sequence[Any]) -> list[Any]:
         """A checkpoint of another flat function, which keeps what the policy chooses there."""
         traced = isinstance(current_interpreter(), Trace)
-        return _call(fn, values, [None] * len(values), policy, name) if traced else fn(*values)
+        return _call(fn, values, [None] * len(values), policy, name) if traced else [*fn(*values)]
 
     return bind(checkpoint_p, *leaves, *captured, program=extended, results=results, again=again)[:results]
 
 
 def _batch(
     values: Sequence[Any], batched: Sequence[bool], size: int, *, program: Program, results: int, again: Callable
-) -> Sequence[Any]:
+) -> list[Any]:
     """The function over batches; all outputs are batches."""
 
     def of_batch(*given: Any) -> list[Any]:
@@ -80,7 +80,7 @@ def _batch(
     return again(of_batch, values)
 
 
-def _push(eqn: Equation, values: Sequence[Any], tangents: Sequence[Any]) -> tuple[Sequence[Any], list[Any]]:
+def _push(eqn: Equation, values: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """The function, which also takes tangents along."""
     gives: list[bool] = []
 
