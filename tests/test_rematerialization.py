@@ -184,6 +184,28 @@ PARALLEL = [(RNG.normal(size=(4, 6)), RNG.normal(size=(6, 4))) for _ in range(3)
 SPECS = ([(P(None, "model"), P("model"))] * 3, P("data"))
 
 
+@pytest.mark.parametrize("policy", ["nothing", "any"])
+def test_forward_derivatives_on_a_mesh(policy):
+    """Collectives take tangents along in a checkpoint as outside of it; and both orders of both modes agree."""
+    x, tangent = RNG.normal(size=(8, 4)), [tuple(map(np.cos, pair)) for pair in PARALLEL]
+    specs = (SPECS[0], SPECS[0], P("data"))
+
+    def derivatives(wrap):
+        along = lambda f: lambda p, t: fc.jvp(f, (p,), (t,))[1]
+
+        def step(p, t, x):
+            fn = lambda p: parallel(p, x, wrap)
+            return along(fn)(p, t), fc.grad(lambda p: along(fn)(p, t))(p), along(fc.grad(fn))(p, t)
+
+        return jitted(step, MESH, specs, (P(), SPECS[0], SPECS[0]))(PARALLEL, tangent, x)
+
+    plain, again = derivatives(lambda f: f), derivatives(functools.partial(fc.checkpoint, policy=POLICIES[policy]))
+    same(again[0], plain[0])
+    for one, other in ((again[1], plain[1]), (again[2], plain[2]), (plain[1], plain[2])):
+        for a, b in zip(fc.tree.leaves(one), fc.tree.leaves(other), strict=True):
+            assert np.allclose(np.asarray(a), np.asarray(b), rtol=1e-9, atol=1e-9)
+
+
 def test_collectives_run_again_or_are_kept():
     def of(wrap):
         fn = fc.value_and_grad(functools.partial(parallel, wrap=wrap))

@@ -224,6 +224,9 @@ def test_a_module_as_parameters_of_data_parallel():
     for a, b in zip(fc.tree.leaves(gradient), fc.tree.leaves(wanted), strict=True):
         np.testing.assert_allclose(np.asarray(a), b, rtol=1e-12)
     assert fc.tree.structure(gradient) == fc.tree.structure(model)
+    training = fc.DataParallel(model, lambda m, x: np.mean(np.square(m(x))), fc.optim.sgd(1e-4), mesh=MESH)
+    assert float(training.step(X)) > float(training.step(X))
+    assert type(training.model) is Branches and fc.tree.structure(training.model) == fc.tree.structure(model)
 
 
 def test_slots_and_fields_that_are_not_arguments():
