@@ -56,7 +56,7 @@ def _call(
 
 def _refuse(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *, fn: Callable, **params: Any) -> Any:
     raise TraceError(
-        f"pure_callback of {label_of(fn)} has no gradient: what it computes is not traced. Give it a rule, "
+        f"pure_callback of {label_of(fn)} has no derivative: what it computes is not traced. Give it a rule, "
         f"g = fc.custom_vjp(g) around it with g.defvjp(forward, backward), or pass fc.stop_gradient(x)."
     )
 

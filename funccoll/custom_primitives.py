@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 from .autodiff.reverse import require_function
+from .autodiff.reverse import vjp as transpose
 from .callbacks import check_results
 from .errors import TraceError
 from .ir import Primitive, Traced, bind, find_primitive
 from .ops.registry import as_traceable
 from .primitives.batch_rules import batch_aligned, batch_each
-from .types import ArrayType, type_of
+from .types import ArrayType, is_inexact, type_of
 
 __all__ = ["USERS_PRIMITIVES", "custom_primitive"]
 
@@ -28,6 +29,7 @@ def custom_primitive(
     *,
     types: Callable[..., Any],
     vjp: Callable[..., Sequence[Any]] | None = None,
+    jvp: Callable[..., Any] | None = None,
     batch: Callable[..., Any] | str | None = None,
     multiple: bool = False,
 ) -> Callable[..., Any]:
@@ -39,6 +41,8 @@ def custom_primitive(
       and raises an error for arguments that do not fit.
     - `vjp(cotangent, inputs, output, **params)` returns one cotangent, or None for zero, for each input, by public NumPy
       functions, so that it can be differentiated again. With `multiple`, cotangent (None for zero) and output are sequences.
+    - `jvp(tangents, inputs, output, **params)` returns the output's tangent (a sequence with `multiple`; None for zero) from
+      those of the inputs, None for integers. One of both rules is enough in both modes: the other is its transpose.
     - `batch` is "elementwise" for what broadcasts like NumPy's ufuncs; or `batch(values, batched, size, **params)`, which gives
       the result for values of which those with True in `batched` have a batch of `size` elements as their first dimension. By
       default each element is computed by itself.
@@ -52,10 +56,12 @@ def custom_primitive(
         )
 
     It works in jit on any mesh of CPUs, and passes treat it as pure: two calls alike are computed once.
-    Raises: TraceError for a name that a primitive of funccoll has, and in a gradient where there is no `vjp`.
+    Raises: TraceError for a name that a primitive of funccoll has, and in a derivative where there is neither rule.
     """
-    for what, given in (("function", function), ("types=...", types)):
-        require_function(f"custom_primitive({name!r}, {what})", given)
+    rules = {"function": function, "types=...": types, "vjp=...": vjp, "jvp=...": jvp}
+    for what, given in rules.items():
+        if given is not None or what in ("function", "types=..."):
+            require_function(f"custom_primitive({name!r}, {what})", given)
     if not isinstance(name, str) or not name.isidentifier():
         raise TraceError(f"custom_primitive({name!r}, ...): the name is an identifier, such as 'softsign'.")
     existing = find_primitive(name)
@@ -79,12 +85,30 @@ def custom_primitive(
         return made if multiple else made[0]
 
     def gradient(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], **params: Any) -> Sequence[Any]:
+        if jvp is not None and vjp is None:
+            return _transpose_of(tangents_of, cts, inputs, outs, params)
         if vjp is None:
-            raise TraceError(f"{name} has no gradient: define it with custom_primitive(..., vjp=...), or use fc.stop_gradient.")
+            raise TraceError(
+                f"{name} has no derivative: define it with custom_primitive(..., vjp=...) or jvp=..., or use fc.stop_gradient."
+            )
         found = vjp(cts, inputs, outs, **params) if multiple else vjp(cts[0], inputs, outs[0], **params)
         if not isinstance(found, (list, tuple)) or len(found) != len(inputs):
             raise TraceError(f"the vjp of {name} returns one cotangent, or None, for each of its {len(inputs)} input(s).")
-        return [None if ct is None else functools.partial(_checked, ct, x, name) for ct, x in zip(found, inputs, strict=True)]
+        return [
+            None if ct is None else functools.partial(_checked, ct, x, f"the vjp of {name} returned a cotangent", "an input")
+            for ct, x in zip(found, inputs, strict=True)
+        ]
+
+    def tangents_of(tangents: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], **params: Any) -> list[Any]:
+        assert jvp is not None
+        full = [np.zeros_like(x) if t is None and is_inexact(x.dtype) else t for t, x in zip(tangents, inputs, strict=True)]
+        found = jvp(full, inputs, outs if multiple else outs[0], **params)
+        if multiple and (not isinstance(found, (list, tuple)) or len(found) != len(outs)):
+            raise TraceError(f"the jvp of {name} returns one tangent, or None, for each of its {len(outs)} output(s).")
+        return [
+            None if t is None else _checked(t, y, f"the jvp of {name} returned a tangent", "an output")
+            for t, y in zip(found if multiple else [found], outs, strict=True)
+        ]
 
     def over_batches(primitive: Primitive, values: Sequence[Any], batched: Sequence[bool], size: int, **params: Any) -> Any:
         if callable(batch):
@@ -94,7 +118,8 @@ def custom_primitive(
 
     if not (batch is None or batch == "elementwise" or callable(batch)):
         raise TraceError(f"custom_primitive({name!r}, batch={batch!r}): it is 'elementwise', a function or None.")
-    primitive = Primitive(name, infer, reference, gradient, batch=over_batches, multiple=multiple)
+    forward = None if jvp is None else tangents_of
+    primitive = Primitive(name, infer, reference, gradient, forward, over_batches, multiple=multiple)
     USERS_PRIMITIVES.add(primitive)
 
     def call(*arrays: Any, **params: Any) -> Any:
@@ -118,12 +143,34 @@ def _own(result: Any, arguments: Sequence[np.ndarray]) -> np.ndarray:
     return array if array.flags.owndata and not any(array is x for x in arguments) else np.array(array, order="C")
 
 
-def _checked(ct: Any, x: Any, name: str) -> Any:
-    """A cotangent of a user's rule, which must have the type of its input."""
-    ct = as_traceable(ct)
-    if tuple(ct.shape) != tuple(x.shape) or ct.dtype != x.dtype:
+def _transpose_of(
+    push: Callable[..., list[Any]], cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], params: Any
+) -> list[Any]:
+    """The cotangents of the inputs, from those of the outputs, by the transpose of the forward derivative."""
+    places = [i for i, x in enumerate(inputs) if is_inexact(x.dtype)]
+    wanted: list[int] = []
+
+    def forwards(*given: Any) -> list[Any]:
+        tangents: list[Any] = [None] * len(inputs)
+        for i, t in zip(places, given, strict=True):
+            tangents[i] = t
+        found = push(tangents, inputs, outs, **params)
+        wanted[:] = [k for k, (t, ct) in enumerate(zip(found, cts, strict=True)) if t is not None and ct is not None]
+        return [found[k] for k in wanted]
+
+    _, pull = transpose(forwards, *(np.zeros_like(inputs[i]) for i in places))
+    results: list[Any] = [None] * len(inputs)
+    for i, ct in zip(places, pull([cts[k] for k in wanted]), strict=True):
+        results[i] = ct
+    return results
+
+
+def _checked(value: Any, like: Any, returned: str, of: str) -> Any:
+    """The result of a user's rule for an array, which must have that array's type."""
+    value = as_traceable(value)
+    if tuple(value.shape) != tuple(like.shape) or value.dtype != like.dtype:
         raise TraceError(
-            f"the vjp of {name} returned a cotangent of type {ct.dtype}{list(ct.shape)} for an input of type "
-            f"{x.dtype}{list(x.shape)}: shape and dtype must agree."
+            f"{returned} of type {value.dtype}{list(value.shape)} for {of} of type {like.dtype}{list(like.shape)}: shape and "
+            "dtype must agree."
         )
-    return ct
+    return value

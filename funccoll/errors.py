@@ -50,6 +50,7 @@ __all__ = [
     "at_source",
     "current_source",
     "raised_at",
+    "registration_remedy",
     "user_frames",
     "user_source",
 ]
@@ -333,3 +334,11 @@ class PlannedError(FunccollError, NotImplementedError):
 
 class PlannedNameError(PlannedError, AttributeError):
     """A planned public name that was asked for; being an AttributeError, `hasattr` is False."""
+
+
+def registration_remedy(value: Any) -> str:
+    """A sentence for errors, which says how instances of a class that is not registered become pytrees; "" for others."""
+    cls = type(value)
+    if not hasattr(cls, "__dataclass_fields__") and not hasattr(cls, "__attrs_attrs__"):
+        return ""
+    return f" fc.tree.register({cls.__name__}) makes pytrees of its instances (a subclass is registered by itself)."

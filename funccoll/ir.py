@@ -1,4 +1,4 @@
-"""The IR: variables, equations, programs, their printer and checker, and the interpreter slot.
+"""The IR: variables, equations, programs and their checker, and the interpreter slot.
 
 A user's function means what the *current interpreter* says: every operation is
 `bind(primitive, *values, **params)`, and the interpreter in the slot either computes it (eager) or
@@ -8,7 +8,6 @@ records it (tracing). Source: JAX's autodidax.
 from __future__ import annotations
 
 import hashlib
-import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from .errors import FunccollError, LeakedTracerError, MeshError, Source, TraceError, VaryingError, at_source
-from .types import ArrayType, check_dtype, type_of
+from .types import ArrayType, check_dtype, refuse_objects, type_of
 
 if TYPE_CHECKING:
     from .draw.drawing import Drawing
@@ -238,41 +237,15 @@ class Program:
     @cached_property
     def names(self) -> dict[Var, str]:
         """Short names (a, b, ..., z, aa, ...) in order of definition."""
-        order = itertools.chain(
-            (v for v, _ in self.constants), self.inputs, (v for e in self.equations for v in e.outputs)
-        )
-        return {var: _short_name(i) for i, var in enumerate(order)}
+        from .program_text import variable_names
+
+        return variable_names(self)
 
     def text(self, sources: bool = True) -> str:
         """The program like a jaxpr; `sources=False` gives the canonical text that is fingerprinted."""
-        mesh = ", ".join(f"{n}={s}" for n, s in self.axis_sizes.items())
-        return "\n".join(self._lines(f"{{ mesh({mesh}) lambda ", sources))
+        from .program_text import program_text
 
-    def _lines(self, head: str, sources: bool) -> list[str]:
-        names = self.names
-
-        def bound(var: Var) -> str:
-            return f"{names[var]}:{var.type}"
-
-        def used(atom: Atom) -> str:
-            return f"{atom!r}:{atom.type}" if isinstance(atom, Literal) else names[atom]
-
-        constants = " ".join(bound(v) for v, _ in self.constants) + (" ; " if self.constants else "")
-        lines = [f"{head}{constants}{' '.join(map(bound, self.inputs))} . let"]
-        for eqn in self.equations:
-            bodies = eqn.bodies
-            shown = {k: v for k, v in eqn.params.items() if not (bodies and (k in bodies or k == "branches"))}
-            params = ", ".join(f"{k}={_param(v)}" for k, v in sorted(shown.items()))
-            left = " ".join(map(bound, eqn.outputs)) or "_"
-            right = f"{eqn.primitive.name}{f'[{params}]' if params else ''} {' '.join(map(used, eqn.inputs))}"
-            line = f"    {left} = {right}".rstrip()
-            if sources and eqn.source is not None:
-                line = f"{line:<64}  # {eqn.source}"
-            lines.append(line)
-            for name, body in bodies.items():
-                lines += [f"        {line}" for line in body._lines(f"{name}: {{ lambda ", sources)]
-        outs = ", ".join(map(used, self.outputs)) + ("," if len(self.outputs) == 1 else "")
-        return [*lines, f"  in ({outs}) }}"]
+        return program_text(self, sources)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -314,26 +287,6 @@ class Program:
         from .display import program_table
 
         return program_table(self)
-
-
-def _short_name(index: int) -> str:
-    name = ""
-    index += 1
-    while index:
-        index, letter = divmod(index - 1, 26)
-        name = chr(ord("a") + letter) + name
-    return name
-
-
-def _param(value: Any) -> str:
-    if isinstance(value, Program):
-        return "{" + value.text(sources=False).replace("\n", " ") + "}"
-    if isinstance(value, np.dtype):
-        return str(value)
-    if callable(value):
-        # A function's repr holds its address, which must not reach a fingerprint.
-        return getattr(value, "__qualname__", type(value).__name__)
-    return repr(value)
 
 
 def _check_new(var: Var, known: set[Var]) -> None:
@@ -425,6 +378,7 @@ def as_array(value: Any) -> np.ndarray:
             f"an operand is a {type(value).__module__}.{type(value).__qualname__} on a GPU that the traced function captures: "
             "pass it as an argument, or take a snapshot as a constant, fc.asarray(x)."
         ) from error
+    refuse_objects(value, array)
     native = check_dtype(array.dtype)
     return array if array.dtype is native or array.dtype.isnative else array.astype(native)
 

@@ -7,9 +7,11 @@ other functions are optree's.
 from __future__ import annotations
 
 import dataclasses
+import enum
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, dataclass_transform
 
+import numpy as np
 import optree
 import optree.registry
 from optree import tree_flatten as flatten
@@ -61,8 +63,9 @@ def register(
 
     `flatten(instance) -> (children, static)` and `unflatten(static, children) -> instance` say how; `static` has a hash.
     Without them the class has methods `tree_flatten(self)` and `tree_unflatten(cls, static, children)`, as for JAX, or is a
-    dataclass or an attrs class. Of these a field is static if its metadata have `static=True` or `pytree_node=False` (equinox,
-    flax), and where it holds a function or a text; the others are children. Instances are made again without `__init__`.
+    dataclass or an attrs class, such as equinox.Module and flax.struct.dataclass make. Of these a field is static if its
+    metadata have `static=True` or `pytree_node=False` (equinox, flax), and where it holds a function, a text, a dtype or a
+    member of an Enum; the others are children. Instances are made again without `__init__`.
 
     Raises: PytreeError for other classes, and for one that is registered.
     """
@@ -117,9 +120,9 @@ def _by_fields(cls: type) -> tuple[Any, Any]:
 
 
 def _belongs_to_structure(value: Any) -> bool:
-    """True for functions and texts, which are never arrays; not for an instance with __call__ that is a pytree itself."""
+    """True for what is never an array, such as functions and texts; not for an instance with __call__ that is a pytree."""
     tree: Any = value
-    return isinstance(value, (str, bytes)) or (callable(value) and optree.tree_is_leaf(tree))
+    return isinstance(value, (str, bytes, enum.Enum, np.dtype)) or (callable(value) and optree.tree_is_leaf(tree))
 
 
 def _require_hashes(cls: type, static: dict[str, Any]) -> None:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
-from .errors import DTypeError
+from .errors import DTypeError, registration_remedy
 
-__all__ = ["ArrayType", "bfloat16", "check_dtype", "dtype_name", "is_inexact", "type_of"]
+__all__ = ["ArrayType", "bfloat16", "check_dtype", "dtype_name", "is_inexact", "refuse_objects", "type_of"]
 
 bfloat16 = np.dtype(ml_dtypes.bfloat16)
 """The 16-bit float with float32's exponent, as a NumPy dtype."""
@@ -97,7 +97,17 @@ class ArrayType:
         return f"{dtype_name(self.dtype)}[{','.join(map(str, self.shape))}]{varying}"
 
 
+def refuse_objects(value: object, array: np.ndarray) -> None:
+    """Raise a DTypeError for an object which NumPy made `array` of without knowing what it holds."""
+    if array.dtype == object and not isinstance(value, np.ndarray):
+        raise DTypeError(
+            f"a value is {value!r:.60} of type {type(value).__name__}, which is not an array. Pass arrays and numbers, and "
+            f"pytrees of them.{registration_remedy(value)}"
+        )
+
+
 def type_of(value: object) -> ArrayType:
     """The type of a concrete value (an ndarray, a NumPy scalar, a Python scalar): it varies over nothing."""
     array = np.asarray(value)
+    refuse_objects(value, array)
     return ArrayType(array.shape, check_dtype(array.dtype))

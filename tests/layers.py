@@ -17,7 +17,8 @@ FILES = sorted(ROOT.rglob("*.py"))
 ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "": (
         ("_version", "private_files"),
-        ("errors",), ("mesh", "tree"), ("types",), ("display",), ("timeline",), ("ir",), ("primitives",),
+        ("errors",), ("mesh", "tree"), ("types",), ("display",), ("timeline",), ("ir",), ("program_text",),
+        ("primitives",),
         ("ops",), ("tracing",), ("collectives",), ("batching",), ("autodiff",), ("batch_norm", "callbacks"), ("random",),
         ("control", "custom_primitives", "linalg", "nn"), ("special",), ("passes",), ("machine_profile",),
         ("schedules",), ("kernels",), ("arrays",), ("runtime",), ("placement",), ("compiler",), ("optim",), ("parallel",),
@@ -156,6 +157,7 @@ EXCEPTIONS = {
     ("timeline", "draw"): "Timeline.draw only forwards",
     ("mesh", "draw"): "Sharding.draw only forwards",
     ("ir", "draw"): "Program.draw only forwards",
+    ("ir", "program_text"): "Program.text and names only forward",
 }
 """(importer, imported) -> why the import may go against the order. Each is in use."""
 

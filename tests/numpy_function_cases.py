@@ -255,10 +255,12 @@ for _f, _q in ((np.quantile, [0.0, 0.3, 0.5, 1.0]), (np.percentile, [0, 30, 50, 
     add(_f, lambda x, f=_f, q=_q: f(x, q, axis=1), _holes, grad=FORWARD)
 for _method in (
     "linear", "lower", "higher", "nearest", "midpoint", "hazen", "weibull", "median_unbiased", "normal_unbiased",
-    "interpolated_inverted_cdf",
+    "interpolated_inverted_cdf", "inverted_cdf", "averaged_inverted_cdf", "closest_observation",
 ):  # fmt: skip
     add(np.quantile, lambda x, m=_method: np.quantile(x, [0.0, 0.13, 0.5, 0.77, 1.0], method=m), distinct(8))
     add(np.nanquantile, lambda x, m=_method: np.nanquantile(x, [0.0, 0.13, 0.5, 1.0], axis=1, method=m), _holes, grad=FORWARD)
+    add(np.quantile, lambda x, m=_method: np.quantile(x, [0.0, 0.5, 1.0], method=m), np.array([-0.0, -0.0]), grad=FORWARD)
+add(np.cov, lambda x: np.cov(x, rowvar=False, ddof=0), normal(1, 3), exact=False, grad=FORWARD)
 add(np.quantile, lambda q: np.quantile([3.0, 1.0, 2.5, 7.0], q), inside(0.1, 0.3, 2))
 add(np.nanquantile, lambda x: np.nanquantile(x, 0.3, axis=1), distinct(2, 5))
 add(np.nanpercentile, lambda x: np.nanpercentile(x, 40), distinct(5))
@@ -296,3 +298,12 @@ add(np.cov, np.cov, normal(5), normal(5), exact=False)
 add(np.cov, np.cov, normal(5), exact=False)
 add(np.corrcoef, np.corrcoef, normal(5), normal(5), exact=False)
 add(np.corrcoef, lambda x: np.corrcoef(x, rowvar=False), normal(5, 2), exact=False)
+
+# ---------------------------------------------------------------- results whose dtype is not the argument's
+
+_truth = np.array([True, False, True])
+for _f in (np.angle, np.round, lambda x: np.vdot(x, x)):
+    add(np.vdot if _f not in (np.angle, np.round) else _f, _f, _truth, grad=DISCRETE)
+add(np.clip, np.clip, ints(-3, 4, 3, dtype=np.int8), ints(0, 3, 3, dtype=np.uint8), np.float16(2.5), grad=FORWARD)
+for _f in (np.var, np.std, np.nanvar, np.nanstd):
+    add(_f, lambda x, f=_f: f(x, dtype=np.complex64), normal(4).astype(F4), grad=FORWARD, exact=False)

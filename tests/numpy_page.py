@@ -46,7 +46,8 @@ Shapes are known while tracing: what would depend on values is refused, and the 
 | `np.float32(x)` | `x.astype(np.float32)` |
 | `np.unique(x)` | `fc.unique(x, size=n)` |
 | `x.sort()` | `np.sort(x)`; the k largest: `fc.top_k(x, k)` |
-| `if x > 0` | `np.where(x > 0, a, b)` |
+| `if x > 0` | `np.where(x > 0, a, b)`, or `fc.cond(x > 0, f, g, *args)` |
+| `while x > 0`, `for i in range(n)` | `fc.while_loop(test, body, init)`, `fc.fori_loop(0, n, body, init)` |
 """
 
 

@@ -101,11 +101,15 @@ def test_collectives_inside_are_refused():
 def test_gradients_are_refused_and_custom_vjp_gives_one():
     call = lambda x: fc.pure_callback(np.sin, x, x)
     for run in (lambda f: f, lambda f: jitted(f, P(), P())):
-        with pytest.raises(TraceError, match=r"pure_callback of sin has no gradient.*custom_vjp"):
-            run(fc.grad(lambda x: np.sum(call(x))))(X)
+        for derivative in (fc.grad(lambda x: np.sum(call(x))), lambda x: fc.jvp(call, (x,), (x,))):
+            with pytest.raises(TraceError, match=r"pure_callback of sin has no derivative.*custom_vjp"):
+                run(derivative)(X)
+        count = lambda x: x * fc.pure_callback(np.count_nonzero, fc.ArrayType((), np.dtype(np.int64)), x)
+        assert np.array_equal(run(lambda x: fc.jvp(count, (x,), (x,))[1])(X), 7 * X)  # integers have no tangents
         wrapped = fc.custom_vjp(call)
         wrapped.defvjp(lambda x: (call(x), x), lambda x, ct: (ct * np.cos(x),))
         assert np.array_equal(run(fc.grad(lambda x: np.sum(wrapped(x))))(X), np.cos(X))
+        assert np.array_equal(run(lambda x: fc.jvp(wrapped, (x,), (X,))[1])(X), X * np.cos(X))
         assert np.array_equal(run(fc.grad(lambda x: np.sum(x * call(fc.stop_gradient(x)))))(X), np.sin(X))
 
 
@@ -205,8 +209,29 @@ def test_several_results_and_parameters():
 
 def test_a_primitive_without_a_gradient():
     silent = fc.custom_primitive("silent", np.sin, types=lambda x: x)
-    with pytest.raises(TraceError, match=r"silent has no gradient: define it with custom_primitive\(\.\.\., vjp=\.\.\.\)"):
+    with pytest.raises(TraceError, match=r"silent has no derivative: define it with custom_primitive\(.*vjp=.* or jvp="):
         fc.grad(lambda x: np.sum(silent(x)))(X)
+
+
+def test_either_rule_gives_derivatives_in_both_modes():
+    """A product and a sum of an array and an integer's worth of it, from its gradient and from its forward derivative."""
+    infer = lambda x, y, n: (x, y)
+    compute = lambda x, y, n: (x * y, x + n * y)
+    vjp = lambda cts, inputs, outs: (lambda x, y, n, a, b: [a * y + b, a * x + n * b, None])(*inputs, *map(filled, cts, outs))
+    jvp = lambda ts, inputs, outs: [ts[0] * inputs[1] + inputs[0] * ts[1], ts[0] + inputs[2] * ts[1]]
+    filled = lambda ct, out: np.zeros_like(out) if ct is None else ct
+    rng = np.random.default_rng(2)
+    x, y, u, v = rng.normal(size=(4, 3))
+    for rules in ({"vjp": vjp}, {"jvp": jvp}, {"vjp": vjp, "jvp": jvp}):
+        both = fc.custom_primitive("both", compute, types=infer, multiple=True, **rules)
+        for run in (lambda f: f, lambda f: jitted(f, P(), P())):
+            _, tangents = run(lambda x, y: fc.jvp(lambda x, y: both(x, y, 2), (x, y), (u, v)))(x, y)
+            assert np.allclose(tangents[0], u * y + x * v) and np.allclose(tangents[1], u + 2 * v)
+            assert np.allclose(run(lambda y: fc.jvp(lambda y: both(x, y, 2)[0], (y,), (v,))[1])(y), x * v)
+            gx, gy = run(fc.grad(lambda x, y: np.sum(both(x, y, 2)[0] * u), (0, 1)))(x, y)
+            assert np.allclose(gx, u * y) and np.allclose(gy, u * x)
+            found = run(fc.hessian(lambda x: np.sum(both(x, x, 2)[0] * u)))(x)
+            assert np.allclose(found, 2 * np.diag(u))
 
 
 def test_results_do_not_share_the_memory_of_arguments():
@@ -223,6 +248,10 @@ def gradient_by(vjp):
     return fc.grad(lambda x: np.sum(f(x)))(X)
 
 
+def tangent_by(jvp):
+    return fc.jvp(fc.custom_primitive("f", np.sin, types=lambda x: x, jvp=jvp), (X,), (X,))
+
+
 @pytest.mark.parametrize(("define", "match"), [
     (lambda: fc.custom_primitive("sin", np.sin, types=lambda x: x), r"funccoll has a primitive of this name\. Choose another"),
     (lambda: fc.custom_primitive("a b", np.sin, types=lambda x: x), r"the name is an identifier"),
@@ -235,6 +264,8 @@ def gradient_by(vjp):
     (lambda: gradient_by(lambda ct, inputs, output: ct), r"the vjp of f returns one cotangent, or None, for each of its 1"),
     (lambda: gradient_by(lambda ct, inputs, output: [ct[:2]]),
      r"returned a cotangent of type float64\[2\] for an input of type float64\[8\]"),
+    (lambda: tangent_by(lambda ts, inputs, output: ts[0][:2]), r"a tangent of type float64\[2\] for an output of type float64"),
+    (lambda: tangent_by(X), r"custom_primitive\('f', jvp=\.\.\.\) takes a function"),
 ])  # fmt: skip
 def test_bad_definitions(define, match):
     with pytest.raises(TraceError, match=match):

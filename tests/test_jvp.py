@@ -141,6 +141,30 @@ def test_custom_vjp():
     np.testing.assert_allclose(batched, np.stack([tangent[0], 2 * tangent[0]]), rtol=1e-12)
 
 
+def test_a_custom_vjp_that_is_not_linear_is_refused():
+    """A rule that clips has no transpose; one that loops over its cotangents, reduces and branches on residuals has."""
+
+    def ruled(backward: Any) -> Any:
+        fn = fc.custom_vjp(lambda x: 2 * x)
+        return fn.defvjp(lambda x: (2 * x, x), lambda x, ct: (backward(x, ct),))
+
+    x, v = normal(2, 3)
+    for backward in (
+        lambda x, ct: np.clip(ct, -1, 1), lambda x, ct: ct / (1 + np.linalg.norm(ct)), lambda x, ct: np.where(ct > 0, ct, 0.0),
+    ):  # fmt: skip
+        for derivative in (lambda fn: fc.jvp(fn, (x,), (v,)), lambda fn: fc.jacfwd(fn)(x)):
+            with pytest.raises(TraceError, match=r"the backward rule of <lambda> is not linear.*fc\.grad"):
+                derivative(ruled(backward))
+        assert fc.grad(lambda x: np.sum(ruled(backward)(x)))(x).shape == (3,)
+    for backward in (
+        lambda x, ct: fc.scan(lambda c, t: (c * x[0] + t, c), 0.0, ct)[1],
+        lambda x, ct: np.cumsum(ct) - np.sum(ct * x) + ct[::-1],
+        lambda x, ct: fc.cond(x[0] > 0, lambda: ct, lambda: -ct), lambda x, ct: np.where(x > 0, 3.0, 1.0) * ct,
+    ):  # fmt: skip
+        matrix = np.stack([backward(x, unit) for unit in np.eye(3)])  # row k: the cotangent for unit k
+        np.testing.assert_allclose(fc.jvp(ruled(backward), (x,), (v,))[1], matrix @ v, rtol=1e-12)
+
+
 def test_a_primitive_without_a_jvp_rule_is_transposed():
     """Several outputs, integers among them, and a rule that gives functions and None."""
     infer = lambda x, y: [x, type_of(np.int64(0)), y]

@@ -411,6 +411,18 @@ def check_no_gradient(case: Case) -> None:
         np.testing.assert_array_equal(ct, np.zeros_like(x))
 
 
+def test_the_deviation_of_one_element_has_no_gradient():
+    """It is 0 whatever the element is, also where a mask or NaN leaves one; unless the mean is given."""
+    x, mask = np.array([[1.0, 5.0, 2.0], [4.0, 7.0, 3.0]]), np.array([[True, False, False], [True, True, True]])
+    holes = np.where(mask, x, np.nan)
+    below = fc.grad(lambda row: np.std(row))(x[1])
+    for fn in (lambda x: np.std(x, axis=1, where=mask), lambda x: np.nanstd(np.where(mask, x, np.nan), axis=1)):
+        np.testing.assert_allclose(fc.grad(lambda x, fn=fn: np.sum(fn(x)))(x), [np.zeros(3), below], rtol=1e-12)
+        np.testing.assert_allclose(fc.jvp(fn, (x,), (x,))[1], [0, below @ x[1]], rtol=1e-12)
+    assert not fc.grad(lambda x: np.sum(np.nanstd(x, axis=1)[:1]))(holes).any()
+    assert fc.grad(lambda x: np.sum(np.std(x, mean=np.array([0.5]))))(np.array([2.0])) == 1
+
+
 def test_ties_share_the_gradient():
     for pair in (np.maximum, np.minimum, np.fmax, np.fmin):
         x, y = fc.grad(lambda x, y, f=pair: np.sum(f(x, y)), (0, 1))(np.array([1.0, 2.0]), np.array([1.0, 2.0]))

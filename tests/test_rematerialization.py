@@ -73,6 +73,41 @@ def test_second_derivatives():
             assert np.allclose(a, b, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_forward_derivatives_are_those_without(policy):
+    """Along a tangent of some arguments, with the bits of those without; and of gradients, and gradients of them."""
+    fn = functools.partial(loss, wrap=functools.partial(fc.checkpoint, policy=POLICIES[policy]))
+    tangent = [np.cos(p) for p in PARAMS]
+    along = lambda f: lambda p: fc.jvp(lambda p: f(p, X) ** 2, (p,), (tangent,))
+    for run in (lambda f: f, jitted):
+        same(run(along(fn))(PARAMS), run(along(loss))(PARAMS))
+        linear = lambda f: lambda p: fc.linearize(f, p, X)[1](tangent, X)
+        same(run(linear(fn))(PARAMS), run(linear(loss))(PARAMS))
+        for outer in (lambda f: along(lambda p, x: sum(np.sum(np.cos(g)) for g in fc.grad(f)(p, x))),
+                      lambda f: fc.grad(lambda p: along(f)(p)[1])):  # fmt: skip
+            found, wanted = (fc.tree.leaves(run(outer(f))(PARAMS)) for f in (fn, loss))
+            for a, b in zip(found, wanted, strict=True):
+                assert np.allclose(a, b, rtol=1e-11, atol=1e-11)
+
+
+def test_forward_derivatives_of_batches_and_hessians():
+    square = lambda wrap: lambda x: np.sum(wrap(lambda x: np.tanh(x) * x)(x)) ** 2
+    found, wanted = (fc.hessian(square(wrap))(X[0]) for wrap in (fc.checkpoint, lambda f: f))
+    assert np.allclose(found, wanted, rtol=1e-13) and np.any(wanted[0, 1])
+    batched = lambda wrap: fc.vmap(lambda x: fc.jvp(square(wrap), (x,), (x,))[1])(X)
+    same(batched(fc.checkpoint), batched(lambda f: f))
+
+
+def test_a_gradient_of_a_tangent_computes_again():
+    """The tangents of a checkpoint are checkpointed, too."""
+
+    def count(wrap):
+        along = lambda x: fc.jvp(lambda x: np.sum(wrap(lambda x: np.tanh(np.exp(x)))(x)), (x,), (np.ones(4),))[1]
+        return names(fc.value_and_grad(along), X[0]).count("exp")
+
+    assert count(fc.checkpoint) == count(lambda f: f) + 1
+
+
 def test_the_backward_pass_computes_again_what_the_policy_does_not_keep():
     def count(primitive, **options):
         fn = functools.partial(loss, wrap=functools.partial(fc.checkpoint, **options))
@@ -147,6 +182,28 @@ def parallel(params, x, wrap):
 
 PARALLEL = [(RNG.normal(size=(4, 6)), RNG.normal(size=(6, 4))) for _ in range(3)]
 SPECS = ([(P(None, "model"), P("model"))] * 3, P("data"))
+
+
+@pytest.mark.parametrize("policy", ["nothing", "any"])
+def test_forward_derivatives_on_a_mesh(policy):
+    """Collectives take tangents along in a checkpoint as outside of it; and both orders of both modes agree."""
+    x, tangent = RNG.normal(size=(8, 4)), [tuple(map(np.cos, pair)) for pair in PARALLEL]
+    specs = (SPECS[0], SPECS[0], P("data"))
+
+    def derivatives(wrap):
+        along = lambda f: lambda p, t: fc.jvp(f, (p,), (t,))[1]
+
+        def step(p, t, x):
+            fn = lambda p: parallel(p, x, wrap)
+            return along(fn)(p, t), fc.grad(lambda p: along(fn)(p, t))(p), along(fc.grad(fn))(p, t)
+
+        return jitted(step, MESH, specs, (P(), SPECS[0], SPECS[0]))(PARALLEL, tangent, x)
+
+    plain, again = derivatives(lambda f: f), derivatives(functools.partial(fc.checkpoint, policy=POLICIES[policy]))
+    same(again[0], plain[0])
+    for one, other in ((again[1], plain[1]), (again[2], plain[2]), (plain[1], plain[2])):
+        for a, b in zip(fc.tree.leaves(one), fc.tree.leaves(other), strict=True):
+            assert np.allclose(np.asarray(a), np.asarray(b), rtol=1e-9, atol=1e-9)
 
 
 def test_collectives_run_again_or_are_kept():

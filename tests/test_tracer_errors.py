@@ -62,7 +62,8 @@ def test_python_control_flow_points_into_the_function(body):
     start = body.__code__.co_firstlineno
     assert caught.value.source.line == start + 1
     assert f"test_tracer_errors.py:{start + 1} in {body.__name__}" in str(caught.value)
-    for part in ("if, while, and, or, not, assert", "{data}", "np.where(condition, a, b)", "static argument"):
+    remedies = ("np.where(condition, a, b)", "fc.cond(condition,", "fc.while_loop(test,", "&, | and ~", "static argument")
+    for part in ("if, while, and, or, not, assert", "{data}", *remedies):
         assert part in str(caught.value)
 
 
@@ -82,6 +83,9 @@ VALUES = {
     "float() needs": lambda x: math.exp(x[0]),
     "a format": lambda x: f"{x[0]:.3f}",
     "pickle": lambda x: pickle.dumps(x),
+    "fc.fori_loop(0, n, body, init) in place of range(n)": lambda x: range(x[0].astype(np.int32)),
+    "fc.fori_loop(0, n, body, init) in place of range(int(n))": lambda x: range(int(x[0])),
+    "fc.scan(body, init, xs)": lambda x: ["row"][x[0].astype(np.int32)],
     "fc.at(a)[i].set(x)": lambda x: np.zeros(2).__setitem__(slice(None), x),
 }
 
@@ -95,6 +99,14 @@ def test_values_are_not_known_while_tracing(part):
     assert "arrays have types and no values" in message
     assert caught.value.source.line == VALUES[part].__code__.co_firstlineno
     assert f"test_tracer_errors.py:{caught.value.source.line}" in message
+
+
+@pytest.mark.parametrize("body", [
+    lambda x, n: x.reshape(n), lambda x, n: list(n), lambda x, n: np.sum(x, axis=n), lambda x, n: np.split(x, n),
+])  # fmt: skip
+def test_a_traced_number_where_a_known_one_is_needed(body):
+    with pytest.raises(TraceError, match=r"a traced number of type i64\[\].*static arg.*fc\.fori_loop\(0, n, body, init\)"):
+        fc.jit(body)(np.arange(4.0), np.int64(2))
 
 
 def test_what_needs_no_value_works():

@@ -18,8 +18,10 @@ from test_transposes import FROM_UNVARYING, LINEAR, NONLINEAR
 
 import funccoll as fc
 from funccoll import P
+from funccoll.autodiff import backward, forward
 from funccoll.errors import UnsupportedError, VaryingError
 from funccoll.ir import _PRIMITIVES, Primitive, evaluate
+from funccoll.primitives.higher import checkpoint_p, custom_vjp_p
 from funccoll.tracing.trace import stage
 from funccoll.types import bfloat16, is_inexact, type_of
 
@@ -86,6 +88,12 @@ def test_every_primitive_has_derivatives_or_a_stated_reason():
     assert without == NO_DERIVATIVE & set(ours()), "a vjp rule is missing, or NO_DERIVATIVE names one that has it"
     forwards = {name for name, p in ours().items() if p.vjp is None and p.jvp is not None}
     assert not forwards, f"a forward derivative without a vjp: {sorted(forwards)}"
+
+
+def test_no_primitive_has_a_gradient_and_silently_no_tangent():
+    """What the walk backwards differentiates by a rule of its own, the walk forwards does too."""
+    backwards = {custom_vjp_p, checkpoint_p, *backward.RULES}
+    assert backwards == {custom_vjp_p, *forward.RULES}
 
 
 def test_every_collective_is_tested_below():

@@ -1,7 +1,7 @@
 """Pytrees of classes: dataclasses, attrs, and the patterns of equinox and flax, as arguments and results."""
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -143,6 +143,131 @@ def test_a_train_state():
     jitted = fc.jit(step)
     after = jitted(jitted(state, X), X)
     assert int(after.step) == 2 and after.apply_fn is state.apply_fn and after.params["w"].shape == (3,)
+
+
+class Shifted(Linear):
+    """A subclass has its own fields behind those that it inherits."""
+
+    shift: Any = None
+
+    def __call__(self, x):
+        return super().__call__(x) + (0.0 if self.shift is None else self.shift)
+
+
+class Branches(Module):
+    """Modules in lists and dicts, a function among the fields, a dtype, and an integer that stays as it is."""
+
+    parts: Any
+    by_name: Any
+    activation: Any = np.tanh
+    dtype: Any = np.dtype(np.float64)
+    count: int = dataclasses.field(default=2, metadata={"static": True})
+
+    def __call__(self, x):
+        for part in self.parts:
+            x = self.activation(part(x))
+        return (self.by_name["out"](x) * self.count).astype(self.dtype)
+
+
+def branches():
+    a, b, c, out = (RNG.normal(size=(3, n)) for n in (3, 3, 3, 2))
+    return Branches([Linear(a), Shifted(b, shift=np.ones(3)), Shifted(c)], {"out": Linear(out)})
+
+
+def loss_of(model, x):
+    return np.sum(np.square(model(x)))
+
+
+def descended(model, x):
+    return fc.tree.map(lambda p, g: p - 0.01 * g, model, fc.grad(loss_of)(model, x))
+
+
+def test_a_module_under_every_transformation():
+    model = branches()
+    same = lambda found, wanted: np.testing.assert_allclose(np.asarray(found), wanted, rtol=1e-12)
+    wanted = loss_of(model, X)
+    rows = np.array([loss_of(model, x) for x in X])
+    twice = fc.tree.map(lambda a: np.stack([a, 2 * a]), model)
+    same(fc.jit(loss_of)(model, X), wanted)
+    same(fc.vmap(loss_of, (None, 0))(model, X), rows)
+    same(fc.vmap(loss_of, (0, None))(twice, X), [wanted, loss_of(fc.tree.map(lambda a: 2 * a, model), X)])
+    for call in (fc.jit(model), fc.jit(model.__call__), fc.vmap(model), fc.jit(lambda x: model(x)), fc.checkpoint(model)):
+        same(call(X), model(X))
+    gradient = fc.grad(loss_of)(model, X)
+    slope = sum(np.sum(np.square(g)) for g in fc.tree.leaves(gradient))
+    same(fc.jvp(lambda m: loss_of(m, X), (model,), (gradient,))[1], slope)
+    same(fc.jvp(fc.checkpoint(lambda m: loss_of(m, X)), (model,), (gradient,))[1], slope)
+    assert fc.tree.structure(fc.eval_shape(descended, model, X)) == fc.tree.structure(model)
+    # As the carry of loops, and scanned over layers.
+    trained, losses = fc.scan(lambda m, x: (descended(m, x[None]), loss_of(m, x[None])), model, X)
+    by_hand = model
+    for x, loss in zip(X, losses, strict=True):
+        same(loss, loss_of(by_hand, x[None]))
+        by_hand = descended(by_hand, x[None])
+    for a, b in zip(fc.tree.leaves(trained), fc.tree.leaves(by_hand), strict=True):
+        same(a, b)
+    assert type(trained) is Branches and trained.count == 2
+    halved = fc.fori_loop(0, 2, lambda i, m: fc.tree.map(lambda p: p / 2, m), model)
+    chosen = fc.cond(X[0, 0] < 9, lambda m: fc.tree.map(lambda p: p / 4, m), lambda m: m, model)
+    same(loss_of(halved, X), loss_of(chosen, X))
+    stacked = fc.tree.map(lambda *each: np.stack(each), *model.parts[:1] * 3)
+    same(fc.scan(lambda x, layer: (layer(x), None), X, stacked)[0], X @ np.linalg.matrix_power(model.parts[0].weight, 3))
+    hessian = fc.hessian(lambda m: loss_of(m, X))(model.parts[2])
+    assert type(hessian) is Shifted and hessian.weight.weight.shape == (3, 3, 3, 3) and hessian.shift is None
+
+
+def test_a_module_as_parameters_of_data_parallel():
+    model = branches()
+    step = fc.data_parallel(lambda m, x: np.mean(np.square(m(x))), axis="data").value_and_grad
+    _, gradient = fc.jit(step, mesh=MESH, in_specs=(P(), P("data")), out_specs=P())(model, X)
+    wanted = fc.grad(lambda m: np.mean(np.square(m(X))))(model)
+    for a, b in zip(fc.tree.leaves(gradient), fc.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(np.asarray(a), b, rtol=1e-12)
+    assert fc.tree.structure(gradient) == fc.tree.structure(model)
+    training = fc.DataParallel(model, lambda m, x: np.mean(np.square(m(x))), fc.optim.sgd(1e-4), mesh=MESH)
+    assert float(training.step(X)) > float(training.step(X))
+    assert type(training.model) is Branches and fc.tree.structure(training.model) == fc.tree.structure(model)
+
+
+def test_slots_and_fields_that_are_not_arguments():
+    @fc.tree.dataclass(slots=True)
+    class Slots:
+        w: Any
+        kept: Any = dataclasses.field(init=False, default=None)
+        members: Any = dataclasses.field(default_factory=list)
+        shared: ClassVar[int] = 3
+
+    found = fc.jit(lambda s: dataclasses.replace(s, members=[s.w, s.kept]))(Slots(np.ones(2)))
+    assert found.kept is None and np.array_equal(found.members[0], np.ones(2)) and found.shared == 3
+
+    @fc.tree.register
+    @dataclasses.dataclass
+    class Filled:
+        size: dataclasses.InitVar[int]
+        w: Any = None
+
+        def __post_init__(self, size):
+            self.w = np.ones(size)
+
+    assert np.array_equal(fc.grad(lambda f: np.sum(f.w**2))(Filled(3)).w, np.full(3, 2.0))
+
+
+def test_classes_that_are_not_registered():
+    """Every transformation says what to do, and of a subclass that it is registered by itself."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Unregistered(Dense):
+        more: Any = None
+
+    model, weigh = Unregistered(np.ones((3, 2))), lambda m: np.sum(m.weight)
+    for use in (
+        lambda: fc.jit(weigh)(model), lambda: fc.grad(weigh)(model), lambda: fc.vmap(weigh)(model),
+        lambda: fc.hessian(weigh)(model), lambda: fc.jit(lambda x: Unregistered(x))(X),
+        lambda: fc.scan(lambda c, x: (c, x), model, X),
+        lambda: fc.cond(True, lambda m: 1, lambda m: 2, model), lambda: fc.jvp(weigh, (model,), (model,)),
+    ):  # fmt: skip
+        with pytest.raises(fc.FunccollError, match=r"fc\.tree\.register\(Unregistered\) makes pytrees .* by itself"):
+            use()
 
 
 def test_specs_of_fields():

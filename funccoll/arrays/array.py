@@ -17,6 +17,7 @@ from ..errors import (
     MissingMethodError,
     ShapeError,
     TraceError,
+    registration_remedy,
 )
 from ..ir import Traced, as_array, current_interpreter, refuse_mask
 from ..mesh import Sharding
@@ -404,7 +405,7 @@ def to_numpy(x: Any, what: str = "x") -> np.ndarray:
     if array.dtype == object and not isinstance(x, np.ndarray):
         raise TraceError(
             f"{what} is {x!r:.60} of type {type(x).__name__}, which is not an array. Pass arrays, numbers and pytrees; "
-            "anything else is a static argument of fc.jit."
+            f"anything else is a static argument of fc.jit.{registration_remedy(x)}"
         )
     check_dtype(array.dtype, what)
     return as_array(array)

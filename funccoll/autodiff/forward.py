@@ -38,7 +38,8 @@ Tangents = dict[Var, Any]
 def _has_tangents(eqn: Equation, known: Mapping[Var, Any] | set[Var]) -> bool:
     """True when outputs of an equation depend differentiably on variables that are known to have tangents."""
     rule = eqn.primitive.jvp or eqn.primitive.vjp or eqn.primitive is custom_vjp_p or eqn.primitive in RULES
-    return bool(rule) and any(isinstance(a, Var) and a in known for a in eqn.inputs)
+    reached = any(isinstance(a, Var) and a in known for a in eqn.inputs)
+    return bool(rule) and reached and any(is_inexact(v.type.dtype) for v in eqn.outputs)
 
 
 def _push(eqn: Equation, known: Tangents, inputs: Sequence[Any], outputs: Sequence[Any], residuals: Any = None) -> None:
@@ -49,7 +50,7 @@ def _push(eqn: Equation, known: Tangents, inputs: Sequence[Any], outputs: Sequen
         if eqn.primitive in RULES:
             _, found = RULES[eqn.primitive](eqn, inputs, tangents)
         elif eqn.primitive is custom_vjp_p:
-            found = _transposed(eqn, lambda cts: eqn.params["backward"](residuals, cts), tangents)
+            found = _transposed(eqn, lambda cts: eqn.params["backward"](residuals, cts), tangents, eqn.params["program"].label)
         elif rule is not None:
             found = rule(tangents, inputs, outputs, **eqn.params)
         else:
@@ -61,8 +62,13 @@ def _push(eqn: Equation, known: Tangents, inputs: Sequence[Any], outputs: Sequen
                 known[var] = widened(tangent, var.type)
 
 
-def _transposed(eqn: Equation, pull: Callable[[list[Any]], Sequence[Any]], tangents: Sequence[Any]) -> list[Any]:
-    """The tangents of the outputs, by the transpose of `pull`: a linear map from all outputs' cotangents to the inputs'."""
+def _transposed(
+    eqn: Equation, pull: Callable[[list[Any]], Sequence[Any]], tangents: Sequence[Any], users: str = ""
+) -> list[Any]:
+    """The tangents of the outputs, by the transpose of `pull`: a linear map from all outputs' cotangents to the inputs'.
+
+    Where it is the rule of a function of the user's own, of name `users`, raises unless it is linear.
+    """
     given = [(i, a.type, t) for i, (a, t) in enumerate(zip(eqn.inputs, tangents, strict=True)) if t is not None]
     wanted = [k for k, var in enumerate(eqn.outputs) if is_inexact(var.type.dtype)]
 
@@ -74,11 +80,35 @@ def _transposed(eqn: Equation, pull: Callable[[list[Any]], Sequence[Any]], tange
         values = [results[i]() if callable(results[i]) else results[i] for i, _, _ in given]
         return [zeros(type) if v is None else widened(v, type) for v, (_, type, _) in zip(values, given, strict=True)]
 
-    _, transpose = vjp(backwards, *(zeros(eqn.outputs[k].type) for k in wanted))  # linear: the same at every point
+    points = [zeros(eqn.outputs[k].type) for k in wanted]
+    if users:
+        _require_linear(backwards, points, [type for _, type, _ in given], users)
+    _, transpose = vjp(backwards, *points)  # linear: the same at every point
     found: list[Any] = [None] * len(eqn.outputs)
     for k, tangent in zip(wanted, transpose([t for _, _, t in given]), strict=True):
         found[k] = tangent
     return found
+
+
+def _require_linear(fn: Callable[..., list[Any]], points: Sequence[Any], cotangents: Sequence[ArrayType], name: str) -> None:
+    """Raise unless the derivatives of a flat function are the same at every point: no operation of theirs reads the point.
+
+    Loops and branches are not looked into, because they may carry the point without need.
+    """
+
+    def derivative(*values: Any) -> list[Any]:
+        return list(vjp(fn, *values[: len(points)])[1](list(values[len(points) :])))
+
+    program, _ = stage(derivative, [*map(value_type, points), *cotangents], label=name)
+    needed = {a for a in program.outputs if isinstance(a, Var)}
+    for eqn in reversed(program.equations):
+        if not eqn.bodies and needed.intersection(eqn.outputs):
+            needed.update(a for a in eqn.inputs if isinstance(a, Var))
+    if needed.intersection(program.inputs[: len(points)]):
+        raise TraceError(
+            f"jvp: the backward rule of {name} is not linear in the cotangent (it clips, rounds or normalizes it), and is the "
+            "transpose of no forward derivative. Use reverse mode (fc.grad, fc.jacrev), or the function without the rule."
+        )
 
 
 # ---------------------------------------------------------------- programs

@@ -13,12 +13,13 @@ from typing import Any
 import optree
 
 from ..errors import TraceError
-from ..ir import Program, bind, current_interpreter
+from ..ir import Equation, Program, bind, current_interpreter
 from ..ops.registry import as_traceable
 from ..primitives.batch_rules import repeated
 from ..primitives.higher import checkpoint_name_p, checkpoint_p
-from ..tracing.batched_evaluation import evaluate_batched
+from ..tracing import batched_evaluation
 from ..tracing.trace import Trace, label_of, require_function, stage, value_type
+from . import forward
 from .checkpoint_policies import Policy, nothing
 from .reverse import flatten_function
 
@@ -50,26 +51,53 @@ def checkpoint(fn: Callable[..., Any], *, policy: Policy = nothing) -> Callable[
 
 
 def _call(
-    flat: Callable[..., list[Any]], leaves: Sequence[Any], weak: Sequence[type | None], policy: Policy, name: str
+    flat: Callable[..., Sequence[Any]], leaves: Sequence[Any], weak: Sequence[type | None], policy: Policy, name: str
 ) -> list[Any]:
     """Call a flat function as one equation."""
     program, captured = stage(flat, [value_type(v) for v in leaves], weak=weak, label=name)
     closed = program.replace(constants=(), inputs=(*program.inputs, *(v for v, _ in program.constants)))
     kept = [v for eqn in program.equations if policy(eqn) for v in eqn.outputs]
     results = len(program.outputs)
-
-    def batch(program: Program, values: Sequence[Any], batched: Sequence[bool], size: int) -> list[Any]:
-        """The rule of vmap: a checkpoint of the function over batches, which keeps what the policy chooses there."""
-        return _call(lambda *vs: _over_batches(program, vs, batched, size), values, [None] * len(values), policy, name)
-
     extended = closed.replace(outputs=(*program.outputs, *kept))
-    return bind(checkpoint_p, *leaves, *captured, program=extended, results=results, batch=batch)[:results]
+
+    def again(fn: Callable[..., Sequence[Any]], values: Sequence[Any]) -> list[Any]:
+        """A checkpoint of another flat function, which keeps what the policy chooses there."""
+        traced = isinstance(current_interpreter(), Trace)
+        return _call(fn, values, [None] * len(values), policy, name) if traced else [*fn(*values)]
+
+    return bind(checkpoint_p, *leaves, *captured, program=extended, results=results, again=again)[:results]
 
 
-def _over_batches(program: Program, values: Sequence[Any], batched: Sequence[bool], size: int) -> list[Any]:
-    """The outputs of a program over batches, all of them batches."""
-    outs, flags = evaluate_batched(program, (), values, batched, size)
-    return [x if flag else repeated(as_traceable(x), size) for x, flag in zip(outs, flags, strict=True)]
+def _batch(
+    values: Sequence[Any], batched: Sequence[bool], size: int, *, program: Program, results: int, again: Callable
+) -> list[Any]:
+    """The function over batches; all outputs are batches."""
+
+    def of_batch(*given: Any) -> list[Any]:
+        outs, flags = batched_evaluation.evaluate_batched(program, (), given, batched, size)
+        return [x if flag else repeated(as_traceable(x), size) for x, flag in zip(outs, flags, strict=True)]
+
+    return again(of_batch, values)
+
+
+def _push(eqn: Equation, values: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """The function, which also takes tangents along."""
+    gives: list[bool] = []
+
+    def with_tangents(*given: Any) -> list[Any]:
+        rest = iter(given[len(values) :])
+        pushed = [None if t is None else next(rest) for t in tangents]
+        outs, found = forward.push_forward(eqn.params["program"], (), given[: len(values)], pushed)
+        gives[:] = [t is not None for t in found]
+        return [*outs, *(t for t in found if t is not None)]
+
+    outs = eqn.params["again"](with_tangents, [*values, *(t for t in tangents if t is not None)])
+    found = iter(outs[len(eqn.outputs) :])
+    return outs[: len(eqn.outputs)], [next(found) if g else None for g in gives]
+
+
+batched_evaluation.RULES[checkpoint_p] = _batch
+forward.RULES[checkpoint_p] = _push
 
 
 def checkpoint_name(x: Any, name: str) -> Any:

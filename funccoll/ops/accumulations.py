@@ -149,6 +149,9 @@ def diff(a: Any, n: int = 1, axis: int = -1, prepend: Any = np._NoValue, append:
 @implements(np.ediff1d)
 def ediff1d(ary: Any, to_end: Any = None, to_begin: Any = None) -> Any:
     """np.ediff1d."""
+    ary = as_traceable(ary)
+    if ary.dtype.kind == "b":
+        raise TypeError("truth values have no differences; use np.diff, or x[1:] != x[:-1]")
     inner = np.diff(np.ravel(ary))
     edges = [None if e is None else np.ravel(as_traceable(e)).astype(inner.dtype) for e in (to_begin, to_end)]
     return np.concatenate([e for e in (edges[0], inner, edges[1]) if e is not None])

@@ -85,7 +85,8 @@ def _cast_to_loop(ufunc: np.ufunc, operands: Sequence[Any], dtype: np.dtype) -> 
     """Operands in the dtypes of the loop that NumPy chooses for a result of `dtype`."""
     keys = tuple(_key(x, False) for x in operands)
     try:
-        loop = ufunc.resolve_dtypes((*keys, None), signature=(*(None for _ in operands), dtype))
+        signature = (*(None for _ in keys), *(dtype for _ in range(ufunc.nout)))
+        loop = ufunc.resolve_dtypes((*keys, *(None for _ in range(ufunc.nout))), signature=signature)
     except TypeError as error:
         raise DTypeError(f"np.{ufunc.__name__}(..., dtype={dtype}): {error}.") from None
     pairs = zip(operands, loop, strict=False)
@@ -120,6 +121,8 @@ def call_ufunc(ufunc: np.ufunc, method: str, inputs: Sequence[Any], kwargs: Mapp
     if extra:
         raise UnsupportedError(f"np.{ufunc.__name__}: the argument(s) {sorted(extra)} cannot be traced by funccoll.")
     operands = [as_operand(x) for x in inputs]
+    if ufunc not in UFUNCS and given.get("dtype") is not None:
+        operands = _cast_to_loop(ufunc, operands, np.dtype(given["dtype"]))
     if ufunc is np.divmod:
         return np.floor_divide(*operands), np.remainder(*operands)
     if ufunc is np.modf:
@@ -202,12 +205,16 @@ def where(condition: Any, x: Any = None, y: Any = None, /) -> Any:
 def clip(a: Any, a_min: Any = None, a_max: Any = None, out: Any = None, *, min: Any = None, max: Any = None) -> Any:
     """np.clip: minimum(maximum(a, low), high)."""
     refuse_out(out)
+    if (a_min is not None or a_max is not None) and (min is not None or max is not None):
+        raise ValueError("bounds are given as a_min and a_max, or as min and max, and not both ways")
     a = as_operand(a)
     low, high = (a_min if a_min is not None else min), (a_max if a_max is not None else max)
     if scalar_type(a) is None and a.dtype.kind in "iu":  # Python integers beyond the dtype's limits bound nothing
         limits = np.iinfo(a.dtype)
         low = None if type(low) is int and low <= limits.min else low
         high = None if type(high) is int and high >= limits.max else high
+    if low is not None and high is not None:  # int8, uint8 and float16 are float16; two at a time they would be float32
+        a, low, high = unify(a, low, high)
     if low is not None:
         a = np.maximum(a, low)
     return a if high is None else np.minimum(a, high)
@@ -217,9 +224,13 @@ def clip(a: Any, a_min: Any = None, a_max: Any = None, out: Any = None, *, min: 
 def round_(a: Any, decimals: int = 0, out: Any = None) -> Any:
     """np.round: half to even."""
     refuse_out(out)
-    if a.dtype.kind in "iub" and decimals >= 0:
+    if a.dtype.kind == "b":
+        if decimals:
+            raise TypeError("truth values have no decimals")
+        return astype(a, np.float16)  # as NumPy's rint of them
+    if a.dtype.kind in "iu" and decimals >= 0:
         return a
-    if a.dtype.kind in "iub":
+    if a.dtype.kind in "iu":
         return astype(round_(astype(a, np.float64), decimals), a.dtype)
     if decimals == 0:
         return np.rint(a)

@@ -61,7 +61,8 @@ def inner(a: Any, b: Any) -> Any:
 @implements(np.vdot)
 def vdot(a: Any, b: Any) -> Any:
     """np.vdot: conjugates its first argument."""
-    return matmul(np.conjugate(np.ravel(a)), np.ravel(b))
+    a = np.ravel(a)
+    return matmul(np.conjugate(a) if a.dtype.kind == "c" else a, np.ravel(b))
 
 
 @implements(np.outer)

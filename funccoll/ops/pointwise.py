@@ -17,7 +17,7 @@ __all__: list[str] = []
 @implements(np.angle)
 def angle(z: Any, deg: bool = False) -> Any:
     """np.angle."""
-    radians = np.arctan2(np.imag(z), np.real(z))
+    radians = np.arctan2(np.imag(z), np.real(z)) if np.iscomplexobj(z) else np.arctan2(0, z)
     return radians * (180 / np.pi) if deg else radians
 
 
@@ -152,7 +152,7 @@ def _vectors(a: Any, v: Any, name: str) -> list[Any]:
 
 @implements(np.convolve)
 def convolve(a: Any, v: Any, mode: str = "full") -> Any:
-    """np.convolve: a product of a matrix of windows, min(n, m) wide, with the shorter vector."""
+    """np.convolve: a product of a matrix of windows, min(n, m) wide, with the shorter vector (infinities reach both ends)."""
     a, v = _vectors(a, v, "np.convolve")
     if v.shape[0] > a.shape[0]:
         a, v = v, a
@@ -161,7 +161,9 @@ def convolve(a: Any, v: Any, mode: str = "full") -> Any:
 
 @implements(np.correlate)
 def correlate(a: Any, v: Any, mode: str = "valid") -> Any:
-    """np.correlate."""
+    """np.correlate: as np.convolve."""
+    if not np.ndim(a) or not np.ndim(v):
+        raise ShapeError("np.correlate takes vectors, not numbers: multiply them.")
     a, v = _vectors(a, v, "np.correlate")
     v = np.conj(v) if v.dtype.kind == "c" else v
     if v.shape[0] > a.shape[0]:  # NumPy's rule: the roles change, and the result is turned round

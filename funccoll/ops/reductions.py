@@ -16,7 +16,7 @@ from ..types import bfloat16, check_dtype, is_inexact
 from .elementwise import astype
 from .registry import as_traceable, dims, implements, is_traced, normalize_dim, refuse_out
 
-__all__ = ["flag", "mean", "std", "sum_dtype", "var"]
+__all__ = ["flag", "mean", "root_of", "std", "sum_dtype", "var"]
 
 
 def sum_dtype(dtype: np.dtype) -> np.dtype:
@@ -155,7 +155,8 @@ def var(
     centred = a - (mean if _given(mean) else np.mean(a, axis=axis, keepdims=True, where=where))
     squares = np.square(centred) if a.dtype.kind != "c" else np.square(np.real(centred)) + np.square(np.imag(centred))
     if a.dtype.kind == "c":
-        accumulate = target = squares.dtype
+        accumulate = squares.dtype
+        target = accumulate if dtype is None else np.dtype(dtype)
     total = np.sum(squares, axis=axis, keepdims=flag(keepdims), where=where)
     freedom = np.maximum(_count(a, axis, where, flag(keepdims)) - ddof, 0)
     return astype(_quotient(total, freedom, accumulate), target)
@@ -168,8 +169,16 @@ def std(
 ) -> Any:  # fmt: skip
     """np.std: the square root of np.var."""
     variance = var(a, axis, dtype, out, ddof, keepdims, where=where, mean=mean, correction=correction)
-    one = not _given(where) and _count(a, axis) == 1  # its deviation is 0 whatever it is
-    return np.sqrt(bind(stop_gradient_p, variance) if one else variance)
+    return np.sqrt(variance) if _given(mean) else root_of(variance, _count(a, axis, where, flag(keepdims)))
+
+
+def root_of(variance: Any, count: Any) -> Any:
+    """The square roots of variances of `count` elements each: of one it is 0 whatever the element is, with the gradient 0."""
+    constant = bind(stop_gradient_p, variance)
+    if not hasattr(count, "dtype"):
+        return np.sqrt(constant if count == 1 else variance)
+    one = count == 1
+    return np.where(one, np.sqrt(constant), np.sqrt(np.where(one, np.ones((), variance.dtype), variance)))
 
 
 def _position(primitive: Any) -> Callable[..., Any]:

@@ -60,6 +60,8 @@ def _places(kth: Any, n: int) -> tuple[int, ...]:
 def _partition(primitive: Any, name: str) -> Any:
     def implementation(a: Any, kth: Any, axis: int | None = -1, kind: str = "introselect", order: Any = None) -> Any:
         _refuse_fields(order, name)
+        if kind != "introselect":
+            raise ValueError(f"kind is 'introselect', not {kind!r}")
         a, dim = _along(a, axis, name)
         return bind(primitive, a, dim=dim, kth=_places(kth, a.shape[dim]))
 
@@ -92,6 +94,8 @@ def digitize(x: Any, bins: Any, right: bool = False) -> Any:
 @implements(np.isin)
 def isin(element: Any, test_elements: Any, assume_unique: bool = False, invert: bool = False, *, kind: Any = None) -> Any:
     """np.isin: a search in the sorted test elements."""
+    if kind not in (None, "sort", "table"):
+        raise ValueError(f"kind is 'sort', 'table' or None, not {kind!r}")
     element, tests = unify(as_operand(element), np.ravel(as_traceable(test_elements)))
     if not tests.size:
         return np.full(element.shape, invert)

@@ -43,13 +43,19 @@ def _place(n: Any, q: Any, method: str) -> Any:
         return (n - 1) * q
     if method in _WHOLE:
         return _WHOLE[method]((n - 1) * q).astype(np.int64)
+    if method in ("inverted_cdf", "averaged_inverted_cdf"):
+        return n * q - 1 if method.startswith("averaged") else np.ceil(n * q - 1).astype(np.int64)
+    if method == "closest_observation":
+        below = np.floor(n * q - 1.5)
+        return np.where((n * q - 1.5 == below) & (below % 2 == 1), below, below + 1).astype(np.int64)
     if method == "midpoint":
         return 0.5 * (np.floor((n - 1) * q) + np.ceil((n - 1) * q))
     if method in _CONTINUOUS:
         alpha, beta = _CONTINUOUS[method]
         return n * q + (alpha + q * (1 - alpha - beta)) - 1
     raise UnsupportedError(
-        f"method={method!r} cannot be traced; the methods are linear, midpoint, {', '.join([*_WHOLE, *_CONTINUOUS])}."
+        f"method={method!r} is not one of linear, midpoint, {', '.join([*_WHOLE, *_CONTINUOUS])}, inverted_cdf, "
+        "averaged_inverted_cdf and closest_observation."
     )
 
 
@@ -72,9 +78,12 @@ def _quantile(a: Any, q: Any, axis: Any, method: str, keepdims: bool, weak: bool
         result = element(place)
     else:
         whole = np.floor(place)
-        fraction = np.where((place < 0) | (place >= n - 1), 0.0, place - whole)
+        # Outside, where both elements are one, it is NumPy's as well: it decides the sign of a zero.
+        fraction = place - np.where(place >= n - 1, -1.0, np.maximum(whole, 0.0))
         if method == "midpoint":
             fraction = np.where(place % 1 == 0, 0.0, 0.5)
+        elif method == "averaged_inverted_cdf":
+            fraction = np.where(fraction == 0, 0.5, 1.0)
         whole, dtype = whole.astype(np.int64), a.dtype if weak and inexact else np.dtype(np.float64)
         low, high = element(whole), element(whole + 1)
         gap = high - low
@@ -199,11 +208,13 @@ def cov(
 ) -> Any:  # fmt: skip
     """np.cov."""
     rows = []
-    for x in [m] if y is None else [m, y]:
-        x = np.atleast_2d(as_traceable(x))
-        if x.ndim > 2:
-            raise ShapeError(f"np.cov takes arrays of at most 2 dimensions, not shape {tuple(x.shape)}.")
-        rows.append(x if rowvar or x.shape[0] == 1 else x.T)
+    for given in [m] if y is None else [m, y]:
+        given = as_traceable(given)
+        if given.ndim > 2:
+            raise ShapeError(f"np.cov takes arrays of at most 2 dimensions, not shape {tuple(given.shape)}.")
+        x = np.atleast_2d(given)
+        as_it_is = rowvar or given.ndim == 1 or (bool(rows) and x.shape[0] == 1)  # NumPy's rule for y is another
+        rows.append(x if as_it_is else x.T)
     x = np.concatenate(rows) if len(rows) > 1 else rows[0]
     x = astype(x, dtype if dtype is not None else np.result_type(x.dtype, np.float64))
     ddof = (0 if bias else 1) if ddof is None else ddof

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..types import is_inexact
-from .reductions import flag
+from .reductions import flag, root_of
 from .registry import as_traceable, implements, refuse_out
 
 __all__: list[str] = []
@@ -107,7 +107,8 @@ def nanvar(
     squares = np.real(centred * np.conj(centred)) if a.dtype.kind == "c" else centred * centred
     freedom = np.sum(np.broadcast_to(chosen, a.shape), axis=axis, keepdims=keep) - ddof
     total = np.sum(squares, axis=axis, keepdims=keep)
-    return np.where(freedom > 0, total / np.maximum(freedom, 1).astype(total.dtype), np.asarray(np.nan, total.dtype))
+    variance = np.where(freedom > 0, total / np.maximum(freedom, 1).astype(total.dtype), np.asarray(np.nan, total.dtype))
+    return variance if dtype is None else variance.astype(dtype)
 
 
 @implements(np.nanstd)
@@ -116,4 +117,9 @@ def nanstd(
     mean: Any = None, correction: Any = None,
 ) -> Any:  # fmt: skip
     """np.nanstd: the square root of np.nanvar."""
-    return np.sqrt(nanvar(a, axis, dtype, out, ddof, keepdims, where=where, mean=mean, correction=correction))
+    variance = nanvar(a, axis, dtype, out, ddof, keepdims, where=where, mean=mean, correction=correction)
+    if mean is not None and mean is not np._NoValue:
+        return np.sqrt(variance)
+    a = as_traceable(a)
+    chosen = np.broadcast_to(_both(where, ~np.isnan(a)), a.shape)
+    return root_of(variance, np.sum(chosen, axis=axis, keepdims=flag(keepdims)))

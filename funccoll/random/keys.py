@@ -40,13 +40,6 @@ def fold_in(key: UInt64[Any, "2"], data: Integer[Any, ""] | int) -> UInt64[Any, 
     return bind(fold_in_p, usable(key), data)
 
 
-def _shape(shape: int | Sequence[int]) -> tuple[int, ...]:
-    dims = (shape,) if isinstance(shape, (int, np.integer)) else shape
-    if not isinstance(dims, (tuple, list)) or not all(isinstance(n, (int, np.integer)) and n >= 0 for n in dims):
-        raise ShapeError(f"random: a shape is a tuple of integers, at least 0, not {shape!r}.")
-    return tuple(map(int, dims))
-
-
 def usable(key: Any) -> Any:
     """One key, checked: the primitives take several, for `vmap`."""
     key = as_traceable(key)

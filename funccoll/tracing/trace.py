@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 import optree
 
-from ..errors import ConcretizationError, ShardingError, Source, TraceError, current_source
+from ..errors import ConcretizationError, ShardingError, Source, TraceError, current_source, registration_remedy
 from ..ir import (
     Atom,
     Equation,
@@ -257,6 +257,7 @@ def flatten_outputs(result: Any, name: str) -> tuple[list[Any], optree.PyTreeSpe
         raise TraceError(
             f"{name} returned {leaf!r} of type {type(leaf).__name__}{f' at result{where}' if path else ''}: a traced "
             "function returns arrays, numbers, and pytrees of them (tuples, lists, dicts, None, ...)."
+            f"{registration_remedy(leaf)}"
         )
     return leaves, treedef
 

@@ -76,10 +76,14 @@ _FORMAT = _concrete("a format such as f'{x:.3f}'")
 _REMEDY = {
     "float()": "Compute with the array itself (operators, np.* functions), or return it and look at the result; to fill "
     "a NumPy array, write out = fc.at(out)[i].set(x) in place of out[i] = x, or np.stack([...]).",
-    "bool() (Python if, while, and, or, not, assert)": "Choose with np.where(condition, a, b), or decide on something "
-    "that is known while tracing (a shape, a static argument).",
-    "index() (range, a Python index)": "Pass the number as a static argument: fc.jit(..., static_argnums=...); to choose "
-    "one of several values, use fc.asarray(values)[i].",
+    "bool() (Python if, while, and, or, not, assert)": "Choose with np.where(condition, a, b) or "
+    "fc.cond(condition, true_fun, false_fun, *args), loop with fc.while_loop(test, body, init), join conditions with &, | and "
+    "~, or decide on something that is known while tracing (a shape, a static argument).",
+    "index() (range, a Python index)": "Loop with fc.fori_loop(0, n, body, init) in place of range(n), or over an array's "
+    "rows with fc.scan(body, init, xs); to choose one of several values, use fc.asarray(values)[i]; or pass the number as a "
+    "static argument: fc.jit(..., static_argnums=...).",
+    "int()": "Convert with x.astype(np.int64), and loop with fc.fori_loop(0, n, body, init) in place of range(int(n)); a "
+    "number that shapes depend on is a static argument: fc.jit(..., static_argnums=...).",
     "__array__ (np.asarray, or a library that is not traced)": "Use np.* functions on the traced array itself: "
     "fc.asarray([...]) in place of np.array([...]), fc.full(shape, x) in place of np.full(shape, x), fc.at(a)[i].set(x) in "
     "place of a[i] = x, for a NumPy array a fc.asarray(a)[i] in place of a[i] and np.take(fc.asarray(a), i) in place of "
@@ -145,7 +149,11 @@ class Tracer(Traced):
 
     def __len__(self) -> int:
         if not self.shape:
-            raise TraceError("len() of a traced array without dimensions.")
+            raise TraceError(
+                f"a traced number of type {self.type} has no len(), and nothing to iterate over. A shape, an axis or a count "
+                "is known while tracing: pass it as a static argument, fc.jit(..., static_argnums=...). In place of range(n) "
+                "stands fc.fori_loop(0, n, body, init)."
+            )
         return self.shape[0]
 
     def __iter__(self) -> Iterator[Any]:
