@@ -18,8 +18,10 @@ from test_transposes import FROM_UNVARYING, LINEAR, NONLINEAR
 
 import funccoll as fc
 from funccoll import P
+from funccoll.autodiff import forward
 from funccoll.errors import UnsupportedError, VaryingError
 from funccoll.ir import _PRIMITIVES, Primitive, evaluate
+from funccoll.tracing import batched_evaluation
 from funccoll.tracing.trace import stage
 from funccoll.types import bfloat16, is_inexact, type_of
 
@@ -86,6 +88,13 @@ def test_every_primitive_has_derivatives_or_a_stated_reason():
     assert without == NO_DERIVATIVE & set(ours()), "a vjp rule is missing, or NO_DERIVATIVE names one that has it"
     forwards = {name for name, p in ours().items() if p.vjp is None and p.jvp is not None}
     assert not forwards, f"a forward derivative without a vjp: {sorted(forwards)}"
+
+
+def test_rules_elsewhere_exist():
+    """custom_vjp apart, whose rules are the user's, each primitive has an entry where its rules are looked up."""
+    of = {name: _PRIMITIVES[name] for name in RULES_ELSEWHERE if name != "custom_vjp"}
+    assert all(p.batch or p in batched_evaluation.RULES or name == "grad_hook" for name, p in of.items())
+    assert all(p.jvp or p.vjp or p in forward.RULES for p in of.values())
 
 
 def test_every_collective_is_tested_below():

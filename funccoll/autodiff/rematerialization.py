@@ -13,13 +13,16 @@ from typing import Any
 import optree
 
 from ..errors import TraceError
-from ..ir import Program, bind, current_interpreter
+from ..ir import Equation, Program, bind, current_interpreter
 from ..ops.registry import as_traceable
 from ..primitives.batch_rules import repeated
 from ..primitives.higher import checkpoint_name_p, checkpoint_p
+from ..tracing import batched_evaluation
 from ..tracing.batched_evaluation import evaluate_batched
 from ..tracing.trace import Trace, label_of, require_function, stage, value_type
+from . import forward
 from .checkpoint_policies import Policy, nothing
+from .forward import push_forward
 from .reverse import flatten_function
 
 __all__ = ["checkpoint", "checkpoint_name"]
@@ -58,18 +61,43 @@ def _call(
     kept = [v for eqn in program.equations if policy(eqn) for v in eqn.outputs]
     results = len(program.outputs)
 
-    def batch(program: Program, values: Sequence[Any], batched: Sequence[bool], size: int) -> list[Any]:
-        """The rule of vmap: a checkpoint of the function over batches, which keeps what the policy chooses there."""
-        return _call(lambda *vs: _over_batches(program, vs, batched, size), values, [None] * len(values), policy, name)
+    def like(other: Callable[..., list[Any]], values: Sequence[Any]) -> list[Any]:
+        return _call(other, values, [None] * len(values), policy, name)
 
     extended = closed.replace(outputs=(*program.outputs, *kept))
-    return bind(checkpoint_p, *leaves, *captured, program=extended, results=results, batch=batch)[:results]
+    return bind(checkpoint_p, *leaves, *captured, program=extended, results=results, like=like)[:results]
 
 
-def _over_batches(program: Program, values: Sequence[Any], batched: Sequence[bool], size: int) -> list[Any]:
-    """The outputs of a program over batches, all of them batches."""
-    outs, flags = evaluate_batched(program, (), values, batched, size)
-    return [x if flag else repeated(as_traceable(x), size) for x, flag in zip(outs, flags, strict=True)]
+def _batch(
+    values: Sequence[Any], batched: Sequence[bool], size: int, *, program: Program, results: int, like: Callable
+) -> list[Any]:
+    """The rule of vmap: a checkpoint of the function over batches, which keeps what the policy chooses there."""
+
+    def over_batches(*xs: Any) -> list[Any]:
+        outs, flags = evaluate_batched(program, (), xs, batched, size)
+        return [x if flag else repeated(as_traceable(x), size) for x, flag in zip(outs, flags, strict=True)]
+
+    return like(over_batches, values)
+
+
+def _push(eqn: Equation, values: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """The rule of forward derivatives: a checkpoint of the function with its tangents, whose gradient runs both again."""
+    program, count = eqn.params["program"], len(values)
+    given = [t is not None for t in tangents]
+    found: list[bool] = []
+
+    def with_tangents(*xs: Any) -> list[Any]:
+        rest = iter(xs[count:])
+        outs, pushed = push_forward(program, (), xs[:count], [next(rest) if g else None for g in given])
+        found[:] = [t is not None for t in pushed]
+        return [*outs, *(t for t in pushed if t is not None)]
+
+    outs = eqn.params["like"](with_tangents, [*values, *(t for t in tangents if t is not None)])
+    rest = iter(outs[len(found) :])
+    return outs[: len(found)], [next(rest) if f else None for f in found]
+
+
+batched_evaluation.RULES[checkpoint_p], forward.RULES[checkpoint_p] = _batch, _push
 
 
 def checkpoint_name(x: Any, name: str) -> Any:

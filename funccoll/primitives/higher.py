@@ -50,22 +50,14 @@ def _hook_jvp(tangents: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any
 grad_hook_p = Primitive("grad_hook", _infer_hook, _no_reference, _hook_vjp, _hook_jvp, multiple=True, kind="higher")
 
 
-def _infer_checkpoint(*xs: ArrayType, program: Program, results: int, batch: Callable) -> list[ArrayType]:
+def _infer_checkpoint(*xs: ArrayType, program: Program, results: int, like: Callable) -> list[ArrayType]:
     return [atom.type for atom in program.outputs]
 
 
-def _batch_checkpoint(
-    primitive: Primitive, values: Sequence[Any], batched: Sequence[bool], size: int, *, program: Program, results: int,
-    batch: Callable,
-) -> Sequence[Any]:  # fmt: skip
-    return batch(program, values, batched, size)
-
-
 # A function that the walk backwards (autodiff/backward.py) runs again. Outputs from number `results` on are values inside that
-# a policy keeps for it. `batch` is the rule of vmap. Without a gradient the pass `inline` substitutes `program`.
-checkpoint_p = Primitive(
-    "checkpoint", _infer_checkpoint, _no_reference, batch=_batch_checkpoint, multiple=True, kind="higher"
-)
+# a policy keeps for it. `like(function, values)` calls another function with this policy: the function over batches, or with
+# its tangents (autodiff/rematerialization.py has both rules). Without a gradient the pass `inline` substitutes `program`.
+checkpoint_p = Primitive("checkpoint", _infer_checkpoint, _no_reference, multiple=True, kind="higher")
 
 
 def _batch_name(primitive: Primitive, values: Sequence[Any], batched: Sequence[bool], size: int, *, name: str) -> Any:
