@@ -254,7 +254,7 @@ def test_random_functions_keep_their_bits(steps, wrapped, policy):
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_forward_derivatives_are_those_without(policy):
-    """jvp, linearize and second derivatives, through arguments and what is captured; a gradient of a jvp runs both parts again."""
+    """jvp, linearize, second derivatives, by arguments and what is captured; the gradient of a jvp runs both parts again."""
     wrap = functools.partial(fc.checkpoint, policy=POLICIES[policy])
     w, t = PARAMS[0], PARAMS[1]
 

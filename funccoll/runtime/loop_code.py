@@ -83,7 +83,9 @@ class Picks:
         return [f"{value}[{self.table}[q]] = {part}"]
 
 
-def each_source(function: str, functions: str, operands: Sequence[Picks], results: Sequence[Picks], sizes: Sequence[int]) -> str:
+def each_source(
+    function: str, functions: str, operands: Sequence[Picks], results: Sequence[Picks], sizes: Sequence[int]
+) -> str:
     """Control flow where copies decide differently: each copy of the decision runs alone, with one of `functions`, a tuple.
 
     So a copy computes what it decided, and nothing else: what others compute may fail or not end with its values. `sizes` are
