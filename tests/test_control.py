@@ -213,6 +213,46 @@ def test_each_device_takes_its_branch():
     assert np.asarray(step(gradient)(np.arange(4.0))).tolist() == [2, 2, 6, 6]
 
 
+@fc.custom_vjp
+def sine(x):
+    return np.sin(x)
+
+
+sine.defvjp(lambda x: (np.sin(x), x), lambda x, ct: (ct * np.cos(x),))
+ON_FIRST = {
+    "alone": lambda w, x: np.sin(w).sum(),
+    "with what varies": lambda w, x: (np.sin(w) * x).sum(),
+    "not at all": lambda w, x: x.sum(),
+    "in a loop": lambda w, x: fc.scan(lambda c, r: (c * np.sin(w) + r, None), w, x)[0].sum(),
+    "scanned": lambda w, x: fc.scan(lambda c, r: (c * np.sin(r), c), 1.0, w * w)[0],
+    "in a branch": lambda w, x: fc.cond(x[0] > 0, lambda w: np.sin(w).sum(), lambda w: 0.0, w),
+    "in two": lambda w, x: fc.cond(w[0] > 0, lambda: fc.cond(w[1] > 9, lambda: w[0], lambda: w[1] ** 2), lambda: 0.0),
+    "checkpointed": lambda w, x: fc.checkpoint(lambda w: np.sin(w * w[0]).sum())(w),
+    "by a rule": lambda w, x: sine(w * w).sum(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ON_FIRST)
+@pytest.mark.parametrize("captured", [True, False])
+def test_gradients_of_what_is_equal_on_devices_that_decide_differently(name, captured):
+    """Each device's part of such a gradient leaves its branch, and is summed outside."""
+    w, x, first = np.array([0.5, 2.0]), np.arange(1.0, 5.0), ON_FIRST[name]
+    second = lambda w, x: (w**3 * x).sum()
+
+    def both(w, x):
+        at = fc.axis_index("d") == 0
+        if captured:
+            return fc.cond(at, lambda: first(w, x), lambda: second(w, x))
+        return fc.cond(at, first, second, w, x)
+
+    gradient = lambda w, x: fc.grad(lambda w: fc.all_reduce(both(w, x), "d"))(w)
+    again = lambda w, x: fc.grad(lambda w: (gradient(w, x) ** 2).sum())(w)
+    total = fc.grad(lambda w: first(w, x[:2]) + second(w, x[2:]))
+    step = lambda fn: fc.jit(fn, mesh=TWO, in_specs=(P(), P("d")), out_specs=P())(w, x)
+    np.testing.assert_allclose(step(gradient), total(w), rtol=1e-12)
+    np.testing.assert_allclose(step(again), fc.grad(lambda w: (total(w) ** 2).sum())(w), rtol=1e-12)
+
+
 def test_devices_compute_only_what_they_decide():
     """With the values of a device that decides otherwise, a branch would index past the end, and a loop would never end."""
     def element(x):

@@ -274,6 +274,18 @@ def test_forward_derivatives_are_those_without(policy):
     assert names(fc.value_and_grad(along(of_tanh)), w).count("tanh") == (1 if policy == "everything" else 2)
 
 
+def test_a_collective_may_come_first_in_what_runs_again():
+    """Its operand is a barrier's result then, which is dropped when the program is compiled."""
+    mesh, x = fc.make_mesh({"data": 2}), np.arange(1.0, 5.0)
+
+    def program(wrap):
+        inner = wrap(lambda x: np.sum(x * np.sin(fc.permute(x, "data", pairs=[(0, 1), (1, 0)]))))
+        return fc.grad(lambda x: fc.all_reduce(inner(x), "data"))
+
+    runs = [jitted(program(wrap), mesh, P("data"), P("data"))(x) for wrap in (fc.checkpoint, lambda f: f)]
+    same(*runs)
+
+
 def test_rules_of_batching_and_of_forward_derivatives():
     """A name is the identity; so is a barrier, whose operands that are not batched get the batch as well."""
     assert checkpoint_name_p.batch and optimization_barrier_p.batch and checkpoint_name_p.jvp and optimization_barrier_p.jvp
