@@ -15,7 +15,7 @@ from funccoll.errors import DTypeError, PytreeError, ShapeError, TraceError, Uns
 
 OURS = SimpleNamespace(
     scan=fc.scan, while_loop=fc.while_loop, fori_loop=fc.fori_loop, cond=fc.cond, switch=fc.switch, grad=fc.grad,
-    asarray=fc.asarray,
+    jvp=fc.jvp, vmap=fc.vmap, asarray=fc.asarray,
 )
 ONE = fc.make_mesh({"d": 1})
 TWO = fc.make_mesh({"d": 2})
@@ -53,7 +53,7 @@ def jax_results():
         fn, arguments = ALL[name]
         theirs = SimpleNamespace(
             scan=lax.scan, while_loop=lax.while_loop, fori_loop=lax.fori_loop, cond=lax.cond, switch=lax.switch, grad=jax.grad,
-            asarray=jax.numpy.asarray,
+            jvp=jax.jvp, vmap=jax.vmap, asarray=jax.numpy.asarray,
         )
         of = lambda *args: fn(jax.numpy, theirs, *args)
 
