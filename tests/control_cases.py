@@ -229,7 +229,7 @@ def scan_that_carries_nothing(np, lax, xs):
 @case(ROWS)
 def trees_with_none(np, lax, xs):
     step = lambda c, x: ((c[0], None, c[2] + x[1][0]), (None, x[0] * c[2]))
-    return lax.scan(step, (1.0, None, np.ones(4)), (xs, (xs[::-1], None)))
+    return lax.scan(step, (xs[0, 0], None, np.ones(4)), (xs, (xs[::-1], None)))
 
 
 @case(VECTOR)
