@@ -265,7 +265,9 @@ COLLECTIVES: dict[str, Callable[[Any, Any], Any]] = {
     ),
     "own branch": lambda b, x: b.switch(b.axis_index("data"), [lambda x: x, b.np.sin, lambda x: x * x, lambda x: -x], x),
     "gradient of an own branch": lambda b, x: b.grad(
-        lambda w: b.all_reduce(b.np.sum(b.cond(b.axis_index("data") > 1, lambda x: b.np.tanh(x @ w), lambda x: x @ w, x)), "data")
+        lambda w: b.all_reduce(
+            b.np.sum(b.cond(b.axis_index("data") > 1, lambda x: b.np.tanh(x @ w), lambda x: x @ w, x)), "data"
+        )
     )(b.np.ones(4, "float32")),
     "own number of iterations": lambda b, x: b.fori_loop(0, b.axis_index("data"), lambda i, c: b.np.cos(c) * 2, x),
     "tangents of a ring": lambda b, x: b.jvp(
