@@ -152,9 +152,11 @@ def _scan(
         ys, info["tree"] = flatten_outputs(result[1], name)
         return [*outs, *map(as_traceable, ys)]
 
-    while not info or info["grown"]:
+    while True:
         kinds = [*carry.weak, *(weak for _ in elements)]
         program, captured = stage(flat, [*carry.types, *elements], weak=kinds, label=name)
+        if not info["grown"]:
+            break
     body, consts = closed(program, captured)
     results = bind(
         scan_p, *consts, *carry.entering(), *leaves, body=body, consts=len(consts), carry=count, length=length,
