@@ -56,7 +56,7 @@ class _Carry:
                 if found.shape != type.shape or not _takes(found.dtype, self.weak[k]):
                     raise self._changed(k, type, found)
                 type = ArrayType(type.shape, found.dtype, type.varying)
-            self.weak[k] = weak if weak is self.weak[k] else None
+            self.weak[k] = weak if self.weak[k] else None
             self.types[k] = type.vary(type.varying | found.varying | varying)
             settled.append(widened(as_traceable(out), self.types[k]))
         return settled, before != (self.types, self.weak)

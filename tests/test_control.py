@@ -338,6 +338,8 @@ def test_python_scalars_take_the_dtype_of_what_they_meet():
     step = fc.jit(lambda w: w * fc.scan(lambda c, _: (c * 0.5, None), 1.0, None, 2)[0], mesh=ONE, in_specs=P(), out_specs=P())
     assert step(xs).dtype == np.float32 and np.asarray(step(xs)).tolist() == [0.25] * 3
     assert fc.cond(np.bool_(True), lambda: np.float32(1), lambda: 2.0).dtype == np.float32
+    step = lambda c, x: ({"a": c["b"], "b": c["b"] + x}, None)  # an integer becomes a float, and then an array
+    assert fc.scan(step, {"a": 0, "b": 0.0}, xs)[0]["a"].dtype == np.float32
 
 
 def test_the_number_of_an_iteration_is_a_python_integer():
