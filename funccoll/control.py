@@ -15,7 +15,7 @@ from .autodiff import control_rules as control_rules  # gradients of loops
 from .autodiff import control_tangents as control_tangents
 from .autodiff.backward import widened
 from .errors import DTypeError, PytreeError, ShapeError, TraceError, current_source
-from .ir import Program, bind
+from .ir import Program, Traced, bind
 from .ops.elementwise import astype, scalar_type
 from .ops.registry import as_traceable
 from .primitives.control_flow import cond_p, require_same_decision, scan_p, while_p
@@ -53,11 +53,10 @@ class _Carry:
         for k, out in enumerate(outs):
             found, type, weak = value_type(out), self.types[k], scalar_type(out)
             if found.shape != type.shape or found.dtype != type.dtype:
-                kind = self.weak[k]
-                if found.shape != type.shape or kind is None or np.result_type(found.dtype, kind(0)) != found.dtype:
+                if found.shape != type.shape or not _takes(found.dtype, self.weak[k]):
                     raise self._changed(k, type, found)
                 type = ArrayType(type.shape, found.dtype, type.varying)
-            self.weak[k] = weak if weak is self.weak[k] else None
+            self.weak[k] = weak if self.weak[k] else None
             self.types[k] = type.vary(type.varying | found.varying | varying)
             settled.append(widened(as_traceable(out), self.types[k]))
         return settled, before != (self.types, self.weak)
@@ -79,10 +78,25 @@ class _Carry:
 
     def unflatten(self, results: Sequence[Any]) -> Any:
         """The pytree of final values."""
-        for x, weak in zip(results, self.weak, strict=True):
-            if weak and hasattr(x, "weak"):
-                x.weak = weak
-        return self.tree.unflatten(results)
+        return self.tree.unflatten(_as_scalars(results, self.weak))
+
+
+def _rank(dtype: np.dtype) -> int:
+    """The position of a dtype among bool, int, float, complex; bfloat16's kind is not "f"."""
+    return {"b": 0, "i": 1, "u": 1, "c": 3}.get(dtype.kind, 2)
+
+
+def _takes(dtype: np.dtype, weak: type | None) -> bool:
+    """True when a Python scalar of type `weak` takes this dtype where both meet (NEP 50)."""
+    return weak is not None and _rank(np.dtype(weak)) <= _rank(dtype)
+
+
+def _as_scalars(results: Sequence[Any], weak: Sequence[type | None]) -> Sequence[Any]:
+    """Results, of which traced ones stand for Python scalars of these types."""
+    for x, kind in zip(results, weak, strict=True):
+        if kind and isinstance(x, Traced):
+            x.weak = kind
+    return results
 
 
 def _length(xs: Any, length: int | None) -> tuple[int, list[Any], Any]:
@@ -117,7 +131,15 @@ def scan(
     Raises ShapeError, DTypeError or PytreeError for a carry that changes, naming the leaf and both types. Source: JAX's scan.
     """
     require_function("scan", f)
-    name, carry = label_of(f), _Carry("scan", label_of(f), init)
+    return _scan("scan", f, init, xs, length, reverse)
+
+
+def _scan(
+    what: str, f: Callable[[Any, Any], tuple[Any, Any]], init: Any, xs: Any, length: int | None, reverse: bool,
+    weak: type | None = None,
+) -> tuple[Any, Any]:  # fmt: skip
+    """A scan, or another loop that is one (`what`); elements of `xs` stand for Python scalars of type `weak`."""
+    name, carry = label_of(f), _Carry(what, label_of(f), init)
     length, leaves, xs_tree = _length(xs, length)
     elements = [ArrayType(t.shape[1:], t.dtype, t.varying) for t in map(value_type, leaves)]
     count, info = len(carry.values), {}
@@ -130,23 +152,17 @@ def scan(
         ys, info["tree"] = flatten_outputs(result[1], name)
         return [*outs, *map(as_traceable, ys)]
 
-    program, captured = _stage_until_settled(flat, carry, elements, name, info)
+    while True:
+        kinds = [*carry.weak, *(weak for _ in elements)]
+        program, captured = stage(flat, [*carry.types, *elements], weak=kinds, label=name)
+        if not info["grown"]:
+            break
     body, consts = closed(program, captured)
     results = bind(
         scan_p, *consts, *carry.entering(), *leaves, body=body, consts=len(consts), carry=count, length=length,
         reverse=bool(reverse),
     )  # fmt: skip
     return carry.unflatten(results[:count]), info["tree"].unflatten(results[count:])
-
-
-def _stage_until_settled(
-    flat: Callable[..., list[Any]], carry: _Carry, more: Sequence[ArrayType], name: str, info: dict[str, Any]
-) -> tuple[Program, list[Any]]:
-    while True:
-        weak = [*carry.weak, *(None for _ in more)]
-        program, captured = stage(flat, [*carry.types, *more], weak=weak, label=name)
-        if not info["grown"]:
-            return program, captured
 
 
 def while_loop(cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any], init_val: Any) -> Any:
@@ -198,7 +214,8 @@ def _predicate(what: str, name: str, value: Any) -> Any:
 def fori_loop(lower: Any, upper: Any, body_fun: Callable[[Any, Any], Any], init_val: Any) -> Any:
     """Run `val = body_fun(i, val)` for i from `lower` to `upper` - 1; returns the last `val`.
 
-    With bounds that are known while tracing it is a `scan`, and has gradients; with a traced bound it is a `while_loop`.
+    With bounds that are known while tracing it is a `scan`, and has gradients; with a traced bound it is a `while_loop`. Like a
+    Python integer, `i` takes the dtype of the arrays that it meets, unless a bound has a dtype.
     Source: JAX's fori_loop.
     """
     require_function("fori_loop(..., body_fun, ...)", body_fun)
@@ -207,20 +224,23 @@ def fori_loop(lower: Any, upper: Any, body_fun: Callable[[Any, Any], Any], init_
         found = value_type(as_traceable(bound))
         if found.shape or found.dtype.kind not in "iu":
             raise DTypeError(f"fori_loop: {which} has type {found}, and must be an integer scalar.")
+    weak = all(map(scalar_type, bounds))
+    dtype = np.result_type(*(value_type(as_traceable(b)).dtype for b in bounds))
     if all(isinstance(b, (int, np.integer)) for b in bounds):
 
         def body(val: Any, i: Any) -> tuple[Any, None]:
             return body_fun(i, val), None
 
         body.__name__ = label_of(body_fun)
-        return scan(body, init_val, np.arange(int(lower), max(int(lower), int(upper))))[0]
+        numbers = np.arange(int(lower), max(int(lower), int(upper)), dtype=dtype)
+        return _scan("fori_loop", body, init_val, numbers, None, False, int if weak else None)[0]
 
     def step(carry: tuple[Any, Any]) -> tuple[Any, Any]:
         i, val = carry
         return i + 1, body_fun(i, val)
 
     step.__name__ = label_of(body_fun)
-    start = astype(as_traceable(lower), np.result_type(*(value_type(as_traceable(b)).dtype for b in bounds)))
+    start = lower if weak else astype(as_traceable(lower), dtype)
     return while_loop(lambda carry: carry[0] < upper, step, (start, init_val))[1]
 
 
@@ -241,6 +261,8 @@ def switch(index: Any, branches: Sequence[Callable[..., Any]], *operands: Any) -
 
     See `cond`. Source: JAX's switch.
     """
+    if not isinstance(branches, Sequence):
+        raise TraceError(f"switch: branches is a list or tuple of functions, not {branches!r:.60}.")
     if not branches:
         raise TraceError("switch: there are no branches.")
     for number, branch in enumerate(branches):
@@ -284,28 +306,31 @@ def _choose(what: str, index: Any, branches: Sequence[Callable[..., Any]], opera
                 f"{what}: {names[::written][0]} returns structure {trees[::written][0]}, and {name} {out_tree}: branches must "
                 "agree (* is an array)."
             )
-    wanted = [
+    agreed = [
         _common(what, names[::written], path, outs, value_type(index).varying)
         for path, outs in zip(trees[0].paths(), zip(*found[::written], strict=True), strict=True)
     ]
+    wanted, kinds = [type for type, _ in agreed], [weak for _, weak in agreed]
     if any([a.type for a in program.outputs] != wanted for program, _ in programs):
         programs = traced()
     bodies, consts = with_same_operands(programs)
     require_same_decision(bodies, value_type(index).varying, f"{what} whose {'predicate' if what == 'cond' else 'index'}")
-    return trees[0].unflatten(bind(cond_p, index, *consts, *leaves, branches=tuple(bodies)))
+    results = bind(cond_p, index, *consts, *leaves, branches=tuple(bodies))
+    return trees[0].unflatten(_as_scalars(results, kinds))
 
 
 def _common(
     what: str, names: Sequence[str], path: tuple, outs: Sequence[tuple[ArrayType, Any]], varying: frozenset[str]
-) -> ArrayType:
-    """The type of a result of several branches: what Python scalars are takes the type of the others."""
-    first = next((type for type, weak in outs if not weak), outs[0][0])
+) -> tuple[ArrayType, type | None]:
+    """The type of a result of several branches: Python scalars take the type of the others; alone they stay scalars."""
+    widest = max(outs, key=lambda out: _rank(out[0].dtype))
+    first, kind = next(((type, None) for type, weak in outs if not weak), widest)
     for name, (type, weak) in zip(names, outs, strict=True):
-        if type.shape != first.shape or (type.dtype != first.dtype and not weak):
+        if type.shape != first.shape or (type.dtype != first.dtype and not _takes(first.dtype, weak)):
             where = f"result{''.join(f'[{p!r}]' for p in path)}"
             raise (ShapeError if type.shape != first.shape else DTypeError)(
                 f"{what}: {where} is {first} of {names[[t for t, _ in outs].index(first)]} and {type} of {name}: branches must "
                 "return the same shapes and dtypes.",
                 current_source(),
             )
-    return first.vary(first.varying.union(varying, *(type.varying for type, _ in outs)))
+    return first.vary(first.varying.union(varying, *(type.varying for type, _ in outs))), kind

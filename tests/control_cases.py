@@ -211,6 +211,184 @@ def attention_over_a_scan(np, lax, xs, w):
     return lax.scan(step, np.zeros(4), xs)
 
 
+@case(VECTOR, ROWS)
+def reversed_scan_of_no_iterations(np, lax, c, xs):
+    return lax.scan(lambda c, x: (c * x, (c, x.sum())), c, xs[5:], reverse=True)
+
+
+@case(VECTOR)
+def polynomial_by_horner(np, lax, coefficients):
+    return lax.scan(lambda y, c: (y * coefficients[0] + c, y), np.float64(0.0), coefficients, reverse=True)
+
+
+@case(ROWS)
+def scan_that_carries_nothing(np, lax, xs):
+    return lax.scan(lambda c, x: (c, {"norm": np.sqrt((x * x).sum()), "largest": np.argmax(x)}), (), xs)
+
+
+@case(ROWS)
+def trees_with_none(np, lax, xs):
+    step = lambda c, x: ((c[0], None, c[2] + x[1][0]), (None, x[0] * c[2]))
+    return lax.scan(step, (xs[0, 0], None, np.ones(4)), (xs, (xs[::-1], None)))
+
+
+@case(VECTOR)
+def fibonacci(np, lax, x):
+    return lax.scan(lambda c, _: ((c[1], c[0] + c[1]), c[0]), (x, x * 2), None, length=6)
+
+
+@case(MATRIX)
+def carry_that_is_also_scanned_and_captured(np, lax, w):
+    return lax.scan(lambda c, row: (np.sin(c @ w) + row, row @ w[0]), w, w)
+
+
+@case(ROWS)
+def flags_as_a_carry(np, lax, xs):
+    def step(state, x):
+        high, total, count = state
+        return (x.sum() > 0, total + np.where(high, x, -x), count + high), high
+
+    return lax.scan(step, (True, np.zeros(4), 0), xs)
+
+
+@case(VECTOR)
+def integers_as_indices_in_a_carry(np, lax, x):
+    step = lambda s, _: (((s[0] * 3 + 1) % 4, s[1] * lax.asarray(x)[s[0]]), s[0])
+    return lax.scan(step, (np.int64(2), np.float64(1.0)), None, length=5)
+
+
+@case(ROWS)
+def running_maximum(np, lax, xs):
+    return lax.scan(lambda m, x: (np.maximum(m, x), np.maximum(m, x).sum()), np.full(4, -5.0), xs)
+
+
+@case(ROWS)
+def logarithm_of_a_sum_online(np, lax, xs):
+    def step(state, x):
+        top, total = state
+        new = np.maximum(top, x)
+        return (new, total * np.exp(top - new) + np.exp(x - new)), None
+
+    top, total = lax.scan(step, (xs[0], np.ones(4)), xs[1:])[0]
+    return top + np.log(total)
+
+
+@case(MATRIX, MATRIX, ROWS)
+def gated_network(np, lax, w, u, xs):
+    def step(state, x):
+        h, c = state
+        gate = 1 / (1 + np.exp(-(u @ h + x)))
+        c = gate * c + (1 - gate) * np.tanh(w @ h)
+        return (gate * np.tanh(c), c), h
+
+    return lax.scan(step, (np.zeros(4), np.ones(4)), xs)
+
+
+@case(MATRIX)
+def scan_in_both_directions(np, lax, w):
+    def outer(c, row):
+        inner, ys = lax.scan(lambda d, r: (d * np.cos(r) + row, d.sum()), c, w, reverse=True)
+        return inner, ys
+
+    return lax.scan(outer, np.ones(4), w)
+
+
+@case(VECTOR, MATRIX)
+def loop_in_a_branch(np, lax, x, w):
+    many = lambda x: lax.scan(lambda c, r: (np.tanh(c * r), c.sum()), x, w)
+    return lax.cond(x[0] < 9, many, lambda x: (x, np.zeros(4)), x)
+
+
+@case(ROWS)
+def branch_by_parity(np, lax, xs):
+    def step(c, item):
+        i, x = item
+        return lax.cond(i % 2 == 0, lambda c: c + x, lambda c: c * x, c), i
+
+    return lax.scan(step, np.ones(4), (np.arange(5), xs))
+
+
+@case(ROWS)
+def choice_in_each_iteration(np, lax, xs):
+    branches = [lambda c, x: c + x, lambda c, x: c * x, lambda c, x: np.sin(c)]
+    return lax.scan(lambda c, i: (lax.switch(i % 4 - 1, branches, c, lax.asarray(xs)[i]), c[0]), np.ones(4), np.arange(5))
+
+
+@case(VECTOR)
+def branch_of_which_one_uses_nothing(np, lax, x):
+    return lax.cond(x.sum() > -99, lambda x, n: (x * n, n), lambda x, n: (np.ones(4), n), x, np.int64(3))
+
+
+@case(VECTOR, MATRIX)
+def branches_with_different_captures(np, lax, x, w):
+    return lax.switch(np.int64(1), [lambda: x.sum(), lambda: (w @ x).sum(), lambda: w.sum()])
+
+
+@case(VECTOR)
+def predicate_that_is_a_number(np, lax, x):
+    return lax.cond(np.floor(np.abs(x[0])).astype(int), lambda: x * 2, lambda: x**3)
+
+
+@case(MATRIX)
+def power_of_a_matrix(np, lax, w):
+    return lax.fori_loop(0, 3, lambda i, p: p @ w, w)
+
+
+@case(VECTOR)
+def loop_from_a_negative_bound(np, lax, x):
+    return lax.fori_loop(-3, 2, lambda i, s: {"a": s["a"] * x + i, "b": s["a"]}, {"a": x, "b": x})
+
+
+@case(VECTOR, ROWS)
+def tangents_of_a_scan(np, lax, x, xs):
+    run = lambda x: lax.scan(lambda c, r: (np.sin(c * r), c), x, xs)
+    return lax.jvp(run, (x,), (xs[0],))
+
+
+@case(VECTOR, ROWS)
+def gradient_of_tangents(np, lax, x, xs):
+    run = lambda x: lax.scan(lambda c, r: (np.sin(c * r), None), x, xs)[0].sum()
+    return lax.grad(lambda x: lax.jvp(run, (x,), (x * x,))[1])(x)
+
+
+@case(VECTOR)
+def tangents_of_branches(np, lax, x):
+    return lax.jvp(lambda x: lax.cond(x[0] > 99, np.sin, lambda x: x * x[0], x), (x,), (x[::-1],))
+
+
+@case(MATRIX, ROWS)
+def batch_of_scans(np, lax, w, xs):
+    return lax.vmap(lambda row: lax.scan(lambda c, x: (np.tanh(c * x + row), c.sum()), row, xs))(w)
+
+
+@case(MATRIX)
+def batch_that_decides(np, lax, w):
+    return lax.vmap(lambda row: lax.cond(row[0] > 0, lambda r: np.sin(r), lambda r: r * r, row))(w)
+
+
+@case(MATRIX)
+def batch_that_chooses(np, lax, w):
+    branches = [np.sin, lambda r: r * r, lambda r: r[::-1]]
+    return lax.vmap(lambda row, i: lax.switch(i, branches, row))(w, np.arange(-1, 3))
+
+
+@case(MATRIX)
+def batch_of_loops_with_branches(np, lax, w):
+    step = lambda i, r: lax.cond(r.sum() > i - 1, lambda r: r * 0.5, lambda r: r + 1.0, r)
+    return lax.vmap(lambda row: lax.fori_loop(0, 4, step, row))(w)
+
+
+@case(VECTOR, MATRIX)
+def batch_of_what_is_captured(np, lax, x, w):
+    return lax.vmap(lambda row: lax.scan(lambda c, _: (c * 2.0 + row, None), x, None, length=2)[0])(w)
+
+
+@case(MATRIX)
+def gradients_of_a_batch(np, lax, w):
+    inner = lambda row: lax.scan(lambda c, r: (c * np.cos(r) + r, None), np.float64(1.0), row)[0]
+    return lax.vmap(lax.grad(inner))(w)
+
+
 FORWARD: dict[str, Case] = {}
 """Cases without gradients: while loops."""
 
@@ -269,3 +447,50 @@ def while_in_a_scan(np, lax, xs):
 def scan_in_a_while(np, lax, x):
     body = lambda s: (lax.scan(lambda c, r: (c + r * 0.1, None), s[0], np.ones((3, 4)))[0], s[1] + 1)
     return lax.while_loop(lambda s: s[0].max() < 3, body, (x, 0))
+
+
+@forward(MATRIX)
+def batch_of_loops_that_end_apart(np, lax, w):
+    return lax.vmap(lambda row: lax.while_loop(lambda s: (s[0] ** 2).sum() < 50, lambda s: (s[0] * 1.5, s[1] + 1), (row, 0)))(w)
+
+
+@forward(VECTOR)
+def batch_of_bounds(np, lax, x):
+    return lax.vmap(lambda n: lax.fori_loop(n, 2 * n, lambda i, v: v + i * x, x))(np.arange(4))
+
+
+@forward(MATRIX)
+def batch_with_a_common_condition(np, lax, w):
+    return lax.vmap(lambda row: lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, s[1] * row), (0, row)))(w)
+
+
+@forward(numpy.int64(84), numpy.int64(35))
+def greatest_common_divisor(np, lax, a, b):
+    return lax.while_loop(lambda s: s[1] != 0, lambda s: (s[1], s[0] % np.maximum(s[1], 1)), (a, b))[0]
+
+
+@forward(numpy.int64(3), numpy.int64(4))
+def loop_in_a_loop(np, lax, a, b):
+    inner = lambda total: lax.while_loop(lambda s: s[0] < b, lambda s: (s[0] + 1, s[1] + 1), (0, total))[1]
+    return lax.while_loop(lambda s: s[0] < a, lambda s: (s[0] + 1, inner(s[1])), (0, np.int64(0)))[1]
+
+
+@forward(VECTOR)
+def condition_and_body_that_capture(np, lax, x):
+    return lax.while_loop(lambda c: c.sum() < x.sum() + 9, lambda c: c + np.abs(x) + 0.5, np.zeros(4))
+
+
+@forward(numpy.float64(7.0))
+def bisection(np, lax, x):
+    def halve(s):
+        low, high = s
+        middle = (low + high) / 2
+        return lax.cond(middle * middle < x, lambda: (middle, high), lambda: (low, middle))
+
+    return lax.while_loop(lambda s: s[1] - s[0] > 1e-9, halve, (np.float64(0.0), x + 1))
+
+
+@forward(VECTOR)
+def flag_that_ends_a_loop(np, lax, x):
+    step = lambda s: (s[0] + np.abs(x).sum() + 0.1, s[0] < 4)
+    return lax.while_loop(lambda s: s[1], step, (np.float64(0.0), True))

@@ -43,7 +43,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("tracer",), ("trace",), ("closed_programs", "batched_evaluation", "result_types"), ("batched_control",),
     ),
     "autodiff": (
-        ("backward",), ("reverse",), ("checkpoint_policies", "custom_rules", "control_rules", "forward"),
+        ("backward",), ("reverse", "wider_programs"), ("checkpoint_policies", "custom_rules", "control_rules", "forward"),
         ("rematerialization", "control_tangents", "jacobians"),
     ),
     "random": (("keys",), ("floats",), ("*",)),

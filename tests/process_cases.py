@@ -379,6 +379,14 @@ def loops(n: int, same: Same) -> None:
     x = values((4 * n, 3), np.float32, 2)
     same(decided, axes, (x,), P(("a", "b")), P(("a", "b")))
 
+    def stages(w, x):
+        """Weights that all devices have, of which each row of devices uses its own function."""
+        first = lambda w, x: fc.scan(lambda c, row: (np.tanh(c + row), None), fc.all_reduce(x.sum(0), "b"), w)[0].sum()
+        of_mine = fc.cond(fc.axis_index("a") == 0, first, lambda w, x: (x @ w).sum(), w, x)
+        return fc.all_reduce(of_mine, ("a", "b"))
+
+    same(fc.value_and_grad(stages), axes, (values((3, 3), np.float64, 3), x.astype(np.float64)), (P(), P(("a", "b"))), P())
+
 
 CASES_BY_NAME = {
     "table": few, "whole table": table, "gradients": gradients, "collectives": collectives, "forced": forced,

@@ -15,7 +15,7 @@ from funccoll.errors import DTypeError, PytreeError, ShapeError, TraceError, Uns
 
 OURS = SimpleNamespace(
     scan=fc.scan, while_loop=fc.while_loop, fori_loop=fc.fori_loop, cond=fc.cond, switch=fc.switch, grad=fc.grad,
-    asarray=fc.asarray,
+    jvp=fc.jvp, vmap=fc.vmap, asarray=fc.asarray,
 )
 ONE = fc.make_mesh({"d": 1})
 TWO = fc.make_mesh({"d": 2})
@@ -53,7 +53,7 @@ def jax_results():
         fn, arguments = ALL[name]
         theirs = SimpleNamespace(
             scan=lax.scan, while_loop=lax.while_loop, fori_loop=lax.fori_loop, cond=lax.cond, switch=lax.switch, grad=jax.grad,
-            asarray=jax.numpy.asarray,
+            jvp=jax.jvp, vmap=jax.vmap, asarray=jax.numpy.asarray,
         )
         of = lambda *args: fn(jax.numpy, theirs, *args)
 
@@ -213,6 +213,91 @@ def test_each_device_takes_its_branch():
     assert np.asarray(step(gradient)(np.arange(4.0))).tolist() == [2, 2, 6, 6]
 
 
+@fc.custom_vjp
+def sine(x):
+    return np.sin(x)
+
+
+sine.defvjp(lambda x: (np.sin(x), x), lambda x, ct: (ct * np.cos(x),))
+ON_FIRST = {
+    "alone": lambda w, x: np.sin(w).sum(),
+    "with what varies": lambda w, x: (np.sin(w) * x).sum(),
+    "not at all": lambda w, x: x.sum(),
+    "in a loop": lambda w, x: fc.scan(lambda c, r: (c * np.sin(w) + r, None), w, x)[0].sum(),
+    "scanned": lambda w, x: fc.scan(lambda c, r: (c * np.sin(r), c), 1.0, w * w)[0],
+    "in a branch": lambda w, x: fc.cond(x[0] > 0, lambda w: np.sin(w).sum(), lambda w: 0.0, w),
+    "in two": lambda w, x: fc.cond(w[0] > 0, lambda: fc.cond(w[1] > 9, lambda: w[0], lambda: w[1] ** 2), lambda: 0.0),
+    "checkpointed": lambda w, x: fc.checkpoint(lambda w: np.sin(w * w[0]).sum())(w),
+    "by a rule": lambda w, x: sine(w * w).sum(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ON_FIRST)
+@pytest.mark.parametrize("captured", [True, False])
+def test_gradients_of_what_is_equal_on_devices_that_decide_differently(name, captured):
+    """Each device's part of such a gradient leaves its branch, and is summed outside."""
+    w, x, first = np.array([0.5, 2.0]), np.arange(1.0, 5.0), ON_FIRST[name]
+    second = lambda w, x: (w**3 * x).sum()
+
+    def both(w, x):
+        at = fc.axis_index("d") == 0
+        if captured:
+            return fc.cond(at, lambda: first(w, x), lambda: second(w, x))
+        return fc.cond(at, first, second, w, x)
+
+    gradient = lambda w, x: fc.grad(lambda w: fc.all_reduce(both(w, x), "d"))(w)
+    again = lambda w, x: fc.grad(lambda w: (gradient(w, x) ** 2).sum())(w)
+    total = fc.grad(lambda w: first(w, x[:2]) + second(w, x[2:]))
+    step = lambda fn: fc.jit(fn, mesh=TWO, in_specs=(P(), P("d")), out_specs=P())(w, x)
+    np.testing.assert_allclose(step(gradient), total(w), rtol=1e-12)
+    np.testing.assert_allclose(step(again), fc.grad(lambda w: (total(w) ** 2).sum())(w), rtol=1e-12)
+
+
+def test_devices_compute_only_what_they_decide():
+    """With the values of a device that decides otherwise, a branch would index past the end, and a loop would never end."""
+    def element(x):
+        i = fc.axis_index("d")
+        return fc.cond(i == 0, lambda: x[i * 9], lambda: x[1])[None]
+
+    def odd_part(n):
+        odd = lambda n: fc.while_loop(lambda n: n % 2 == 0, lambda n: n // 2, n)
+        return fc.cond(n[0] > 0, odd, lambda n: n - 7, n[0])[None]
+
+    def loops(n):  # the inner loop of the second device would not end with what the first one ends with
+        inner = lambda n: fc.while_loop(lambda n: n % 3 == 0, lambda n: n // 3, n) - 1
+        return fc.while_loop(lambda n: n > 0, inner, n[0])[None]
+
+    step = lambda fn: fc.jit(fn, mesh=TWO, in_specs=P("d"), out_specs=P("d"))
+    assert np.asarray(step(element)(np.arange(4.0))).tolist() == [0, 3]
+    assert np.asarray(step(odd_part)(np.array([0, 12]))).tolist() == [-7, 3]
+    assert np.asarray(step(loops)(np.array([1, 18]))).tolist() == [0, 0]
+
+
+def test_decisions_along_one_axis_and_collectives_along_another():
+    """Devices with one decision take part together; positions along any axes are the devices' own."""
+    mesh, spec = fc.make_mesh({"d": 2, "m": 2}), P(("d", "m"))
+
+    def program(x):
+        i, k, both = fc.axis_index("d"), fc.axis_index("m"), fc.axis_index(("d", "m"))
+        step = lambda c: (c[0] + 1, fc.all_reduce(c[1], "m") + c[1] * k + i, c[2] + both)
+        n, y, z = fc.while_loop(lambda c: c[0] <= i, step, (0, x, 0))
+        total, own = fc.cond(i == 0, lambda: (fc.all_reduce(x, "m")[0], x * k), lambda: (i * 2.0, x - both))
+        chosen = fc.switch(both, [lambda: x, lambda: x * 10, lambda: x * 100, lambda: x + k])
+        return tuple((v + both * 0.0)[None] for v in (n, y, z, total, own, chosen))
+
+    x, wanted = np.arange(8.0), []
+    for i, rows in enumerate(x.reshape(2, 2, 2)):
+        y = rows
+        for _ in range(i + 1):
+            y = y.sum(0) + y * np.arange(2)[:, None] + i
+        for k, row in enumerate(rows):
+            own = row * k if i == 0 else row - (2 + k)
+            chosen = [row, row * 10, row * 100, row + k][2 * i + k]
+            wanted.append((i + 1, y[k], (i + 1) * (2 * i + k), rows[:, 0].sum() if i == 0 else 2.0, own, chosen))
+    for found, want in zip(fc.jit(program, mesh=mesh, in_specs=spec, out_specs=spec)(x), zip(*wanted), strict=True):
+        np.testing.assert_array_equal(found, np.stack(want))
+
+
 def test_the_varying_of_a_carry_grows_until_it_fits():
     def mix(x):
         return fc.scan(lambda c, _: ((c[1], c[2], x), None), (np.zeros(2), np.ones(2), np.ones(2)), None, 3)[0][0]
@@ -253,6 +338,27 @@ def test_python_scalars_take_the_dtype_of_what_they_meet():
     step = fc.jit(lambda w: w * fc.scan(lambda c, _: (c * 0.5, None), 1.0, None, 2)[0], mesh=ONE, in_specs=P(), out_specs=P())
     assert step(xs).dtype == np.float32 and np.asarray(step(xs)).tolist() == [0.25] * 3
     assert fc.cond(np.bool_(True), lambda: np.float32(1), lambda: 2.0).dtype == np.float32
+    step = lambda c, x: ({"a": c["b"], "b": c["b"] + x}, None)  # an integer becomes a float, and then an array
+    assert fc.scan(step, {"a": 0, "b": 0.0}, xs)[0]["a"].dtype == np.float32
+
+
+def test_the_number_of_an_iteration_is_a_python_integer():
+    """So it does not widen float32, with bounds of any origin; a bound with a dtype gives it that dtype."""
+    x = np.ones(2, np.float32)
+    loop = lambda upper: fc.fori_loop(0, upper, lambda i, v: v * 0.5 + i, x)
+    wanted = ((x * 0.5) * 0.5 + 1) * 0.5 + 2
+    for found in (loop(3), fc.jit(loop)(3)):
+        assert found.dtype == np.float32 and bits(found) == bits(wanted.astype(np.float32))
+    assert fc.fori_loop(np.int32(0), np.int32(3), lambda i, v: i, np.int32(0)).dtype == np.int32
+
+
+def test_results_of_branches_that_are_python_scalars():
+    """They stay scalars where all are, and take another branch's dtype only as they would in arithmetic."""
+    x = np.ones(2, np.float32)
+    choose = fc.jit(lambda x, n: x * fc.switch(n, [lambda: 1.0, lambda: 2, lambda: 0.5]))
+    assert [np.asarray(choose(x, n)).tolist() for n in range(3)] == [[1, 1], [2, 2], [0.5, 0.5]]
+    assert choose(x, 0).dtype == np.float32
+    assert fc.cond(False, lambda: 1, lambda: 2.5) == 2.5
 
 
 # ---------------------------------------------------------------- bad input
@@ -286,6 +392,10 @@ ROWS = control_cases.ROWS
      lambda: fc.cond(True, lambda x: (x[0],), lambda x: (x[0, 1:],), ROWS)),
     (DTypeError, r"cond: result is f64\[5,4\] of <lambda> and i64\[5,4\] of <lambda>",
      lambda: fc.cond(True, lambda x: x, lambda x: x.astype(int), ROWS)),
+    (DTypeError, r"cond: result is i32\[\] of <lambda> and f64", lambda: fc.cond(True, lambda: np.int32(1), lambda: 2.5)),
+    (DTypeError, r"cond: result is bool\[\] of <lambda> and i64\[\] of", lambda: fc.cond(True, lambda: True, lambda: 2)),
+    (DTypeError, r"fori_loop: the carry enters", lambda: fc.fori_loop(0, 3, lambda i, v: v + 0.5, np.int64(1))),
+    (TraceError, r"branches is a list or tuple of functions, not 3", lambda: fc.switch(0, 3)),
     (PytreeError, r"branches must agree", lambda: fc.cond(True, lambda x: x, lambda x: (x,), ROWS)),
     (ShapeError, r"predicate has type bool\[4\], and must be a scalar", lambda: fc.cond(ROWS[0] > 0, lambda: 1, lambda: 2)),
     (PytreeError, r"must return one boolean", lambda: fc.while_loop(lambda c: (c > 0, c), lambda c: c, 1.0)),

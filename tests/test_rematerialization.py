@@ -309,6 +309,40 @@ def test_random_functions_keep_their_bits(steps, wrapped, policy):
     same(of(functools.partial(fc.checkpoint, policy=POLICIES[policy])), of(lambda f: f))
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_forward_derivatives_are_those_without(policy):
+    """jvp, linearize, second derivatives, by arguments and what is captured; the gradient of a jvp runs both parts again."""
+    wrap = functools.partial(fc.checkpoint, policy=POLICIES[policy])
+    w, t = PARAMS[0], PARAMS[1]
+
+    def fn(w, wrap=lambda f: f):
+        both = lambda x: (layer(w, x), np.argmax(x), 2.0 * w)
+        y, n, double = wrap(both)(layer(w, X))
+        return np.sum(y * y) + np.sum(double) * n
+
+    checked = functools.partial(fn, wrap=wrap)
+    for run in (lambda f: f, jitted):
+        same(run(lambda w, t: fc.jvp(checked, (w,), (t,)))(w, t), run(lambda w, t: fc.jvp(fn, (w,), (t,)))(w, t))
+        along = lambda fn: lambda w: fc.jvp(fn, (w,), (t,))[1]
+        np.testing.assert_allclose(run(fc.grad(along(checked)))(w), run(fc.grad(along(fn)))(w), rtol=1e-12)
+        np.testing.assert_allclose(run(fc.hessian(checked))(w), run(fc.hessian(fn))(w), rtol=1e-9, atol=1e-12)
+    assert fc.linearize(checked, w)[1](t) == fc.linearize(fn, w)[1](t)
+    of_tanh = lambda w: np.sum(fc.checkpoint(np.tanh, policy=POLICIES[policy])(w))
+    assert names(fc.value_and_grad(along(of_tanh)), w).count("tanh") == (1 if policy == "everything" else 2)
+
+
+def test_a_collective_may_come_first_in_what_runs_again():
+    """Its operand is a barrier's result then, which is dropped when the program is compiled."""
+    mesh, x = fc.make_mesh({"data": 2}), np.arange(1.0, 5.0)
+
+    def program(wrap):
+        inner = wrap(lambda x: np.sum(x * np.sin(fc.permute(x, "data", pairs=[(0, 1), (1, 0)]))))
+        return fc.grad(lambda x: fc.all_reduce(inner(x), "data"))
+
+    runs = [jitted(program(wrap), mesh, P("data"), P("data"))(x) for wrap in (fc.checkpoint, lambda f: f)]
+    same(*runs)
+
+
 def test_rules_of_batching_and_of_forward_derivatives():
     """A name is the identity; so is a barrier, whose operands that are not batched get the batch as well."""
     assert checkpoint_name_p.batch and optimization_barrier_p.batch and checkpoint_name_p.jvp and optimization_barrier_p.jvp

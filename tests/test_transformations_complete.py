@@ -22,6 +22,8 @@ from funccoll.autodiff import backward, forward
 from funccoll.errors import UnsupportedError, VaryingError
 from funccoll.ir import _PRIMITIVES, Primitive, evaluate
 from funccoll.primitives.higher import checkpoint_p, custom_vjp_p
+from funccoll.primitives.meshed_call import meshed_call_p
+from funccoll.tracing import batched_evaluation
 from funccoll.tracing.trace import stage
 from funccoll.types import bfloat16, is_inexact, type_of
 
@@ -45,6 +47,7 @@ RULES_ELSEWHERE = {
     "checkpoint": "autodiff/rematerialization.py and backward.py; tested in test_rematerialization.py",
     "pure_callback": "callbacks.py: a loop, and no derivative; tested in test_callbacks.py",
     "optimization_barrier": "made by checkpoints alone; tested in test_rematerialization.py",
+    "meshed_call": "compiler/program_calls.py; vmap and jvp refuse the call; tested in test_meshed_gradients.py",
     "grad_hook": "tracing/batched_evaluation.py stages its hook; tested in test_vmap.py",
 }
 SCIPY = {name for name in _PRIMITIVES if name.startswith("scipy.")}
@@ -91,9 +94,16 @@ def test_every_primitive_has_derivatives_or_a_stated_reason():
 
 
 def test_no_primitive_has_a_gradient_and_silently_no_tangent():
-    """What the walk backwards differentiates by a rule of its own, the walk forwards does too."""
-    backwards = {custom_vjp_p, checkpoint_p, *backward.RULES}
+    """What the walk backwards differentiates by a rule of its own, the walk forwards does too, or the call is refused there."""
+    backwards = {custom_vjp_p, checkpoint_p, *backward.RULES} - {meshed_call_p}
     assert backwards == {custom_vjp_p, *forward.RULES}
+
+
+def test_rules_elsewhere_exist():
+    """custom_vjp apart, whose rules are the user's, each primitive has an entry where its rules are looked up."""
+    of = {name: _PRIMITIVES[name] for name in RULES_ELSEWHERE if name not in ("custom_vjp", "meshed_call")}
+    assert all(p.batch or p in batched_evaluation.RULES or name == "grad_hook" for name, p in of.items())
+    assert all(p.jvp or p.vjp or p in forward.RULES for p in of.values())
 
 
 def test_every_collective_is_tested_below():

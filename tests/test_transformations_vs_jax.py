@@ -29,10 +29,11 @@ T = _rng.normal(size=(3, 2, 4)).astype(np.float32)
 S = (_rng.normal(size=(4, 4)) / 2).astype(np.float32)
 Z = (V + 1j * W).astype(np.complex64)
 ROWS = np.array([2, 0, 3], np.int32)
+LOOPS = ("scan", "while_loop", "fori_loop", "cond", "switch")
 
 
 def ours() -> Any:
-    names = ("vmap", "jvp", "linearize", "jacfwd", "jacrev", "hessian", "eval_shape", "jit")
+    names = ("vmap", "jvp", "linearize", "jacfwd", "jacrev", "hessian", "eval_shape", "jit", "checkpoint", *LOOPS)
     return SimpleNamespace(**vars(FUNCCOLL), **{n: getattr(fc, n) for n in names}, norm=np.linalg.norm)
 
 
@@ -40,8 +41,9 @@ def jaxs() -> Any:
     import jax
     import jax.numpy as jnp
 
-    names = ("vmap", "jvp", "linearize", "jacfwd", "jacrev", "hessian", "eval_shape", "jit")
-    return SimpleNamespace(**vars(jax_side()), **{n: getattr(jax, n) for n in names}, norm=jnp.linalg.norm)
+    names = ("vmap", "jvp", "linearize", "jacfwd", "jacrev", "hessian", "eval_shape", "jit", "checkpoint")
+    loops = {n: getattr(jax.lax, n) for n in LOOPS}
+    return SimpleNamespace(**vars(jax_side()), **{n: getattr(jax, n) for n in names}, **loops, norm=jnp.linalg.norm)
 
 
 # ---------------------------------------------------------------- one device
@@ -238,6 +240,42 @@ COLLECTIVES: dict[str, Callable[[Any, Any], Any]] = {
         b.np.ones(4, "float32")
     ),
     "hessian": lambda b, x: b.hessian(lambda w: b.all_reduce(b.np.sum(b.np.tanh(x @ w)), "data"))(b.np.ones(4, "float32")),
+    "scan with a sum": lambda b, x: b.scan(
+        lambda c, r: (b.np.tanh(c + b.all_reduce(r, "data")), b.all_reduce(b.np.sum(c), "data")), x[0], x
+    ),
+    "ring by a loop": lambda b, x: b.fori_loop(
+        0, 3, lambda i, s: (s[0] + s[1], b.permute(s[1], "data", pairs=RING)), (x, 2 * x)
+    ),
+    "gradient of a ring": lambda b, x: b.grad(
+        lambda w: b.all_reduce(
+            b.np.sum(b.scan(lambda c, r: (b.permute(b.np.sin(c * r), "data", pairs=RING), None), w, x)[0]), "data"
+        )
+    )(x[0]),
+    "gradient of a shared parameter in a scan": lambda b, x: b.grad(
+        lambda w: b.scan(lambda c, r: (c + b.all_reduce(b.np.sum(b.np.tanh(r @ w)), "data"), None), b.np.float32(0), x)[0]
+    )(b.np.ones(4, "float32")),
+    "batch of scans with sums": lambda b, x: b.vmap(
+        lambda r: b.scan(lambda c, e: (c * 0.5 + b.all_reduce(e, "data", op="mean"), b.np.sum(c)), r[0], r)
+    )(x),
+    "agreed condition": lambda b, x: b.while_loop(
+        lambda c: b.all_reduce(b.np.sum(b.np.abs(c)), "data") > 1, lambda c: (c - b.all_reduce(c, "data", op="mean")) / 2, x
+    ),
+    "agreed branch": lambda b, x: b.cond(
+        b.all_reduce(b.np.sum(x), "data") > 0, lambda x: x * b.all_reduce(x, "data"), lambda x: x - b.all_reduce(x, "data"), x
+    ),
+    "own branch": lambda b, x: b.switch(b.axis_index("data"), [lambda x: x, b.np.sin, lambda x: x * x, lambda x: -x], x),
+    "gradient of an own branch": lambda b, x: b.grad(
+        lambda w: b.all_reduce(
+            b.np.sum(b.cond(b.axis_index("data") > 1, lambda x: b.np.tanh(x @ w), lambda x: x @ w, x)), "data"
+        )
+    )(b.np.ones(4, "float32")),
+    "own number of iterations": lambda b, x: b.fori_loop(0, b.axis_index("data"), lambda i, c: b.np.cos(c) * 2, x),
+    "tangents of a ring": lambda b, x: b.jvp(
+        lambda x: b.fori_loop(0, 2, lambda i, c: b.permute(c * x, "data", pairs=RING), x), (x,), (x * x,)
+    ),
+    "tangents of a checkpoint": lambda b, x: b.jvp(
+        b.checkpoint(lambda x: b.all_reduce(b.np.sin(x), "data") * x), (x,), (x * x,)
+    ),
 }  # fmt: skip
 
 

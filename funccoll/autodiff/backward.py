@@ -13,7 +13,7 @@ import numpy as np
 
 from ..errors import Source, at_source, current_source
 from ..ir import Atom, Equation, Literal, Primitive, Program, Traced, Var, bind, current_interpreter, evaluate
-from ..primitives.collectives.varying import pvary
+from ..primitives.collectives.varying import pvary, pvary_p, summed
 from ..primitives.higher import checkpoint_p, custom_vjp_p, grad_hook_p, optimization_barrier_p
 from ..primitives.indexing import Piece
 from ..primitives.piece_sums import accumulate
@@ -29,9 +29,12 @@ SPLIT: dict[str, Callable[..., Any]] = {}
 and `zeros(type, sharding)`."""
 
 RULES: dict[Primitive, Callable[..., tuple[list[Any], Callable[[list[Any]], Sequence[Any]]]]] = {}
-"""Rules of primitives that run programs: (equation, values, which of them are active) -> (outputs, pullback).
+"""Rules of primitives that run programs: (equation, values, which of them are active, `apart`) -> (outputs, pullback).
 
-The pullback takes the cotangents of the outputs, None for zero, to those of the inputs."""
+The pullback takes the cotangents of the outputs, None for zero, to those of the inputs.
+
+`apart` are axes along which cotangents stay apart: devices that decided differently cannot sum them where they are. In such a
+branch each device has its own part of the cotangent of a value that is equal on all of them; what surrounds it sums them."""
 
 
 def zeros(type: ArrayType) -> Any:
@@ -49,7 +52,8 @@ def widened(value: Any, type: ArrayType) -> Any:
 
 
 def run_forward(
-    program: Program, constants: Sequence[Any], args: Sequence[Any], active: set[Atom], known: Mapping[Atom, Any] = _NOTHING
+    program: Program, constants: Sequence[Any], args: Sequence[Any], active: set[Atom], known: Mapping[Atom, Any] = _NOTHING,
+    apart: frozenset[str] = frozenset(),
 ) -> tuple[list[Any], dict[Var, Any], dict[Equation, Any]]:
     """Run the program through `bind`; returns outputs, every variable's value, and custom rules' residuals.
 
@@ -66,7 +70,7 @@ def run_forward(
             out, residuals[eqn] = eqn.params["forward"](*values)
             return out
         if eqn.primitive in RULES and active.intersection(eqn.outputs):
-            out, residuals[eqn] = RULES[eqn.primitive](eqn, values, [a in active for a in eqn.inputs])
+            out, residuals[eqn] = RULES[eqn.primitive](eqn, values, [a in active for a in eqn.inputs], apart)
             return out
         return interpreter.bind(eqn.primitive, values, eqn.params)
 
@@ -93,8 +97,11 @@ class Backward:
     and gathers, are kept until the walk needs the sum; then they are added in that order to the sum of all others.
     """
 
-    def __init__(self, program: Program, env: dict[Var, Any], residuals: dict[Equation, Any], active: set[Atom]):
-        self.program, self.env, self.residuals, self.active = program, env, residuals, active
+    def __init__(
+        self, program: Program, env: dict[Var, Any], residuals: dict[Equation, Any], active: set[Atom],
+        apart: frozenset[str] = frozenset(),
+    ):  # fmt: skip
+        self.program, self.env, self.residuals, self.active, self.apart = program, env, residuals, active, apart
         self.cts: dict[Var, Any] = {}
         self.pieces: dict[Var, list[tuple[Piece, Source | None]]] = {}
         self.hooks = {v: e for e in program.equations if e.primitive is grad_hook_p for v in e.outputs}
@@ -167,7 +174,9 @@ class Backward:
                 return
             if eqn.primitive is custom_vjp_p:
                 full = [zeros(v.type) if ct is None else ct for v, ct in zip(eqn.outputs, cts, strict=True)]
-                results = eqn.params["backward"](self.residuals[eqn], full)
+                results = eqn.params["backward"](self.residuals[eqn], full, self.apart)
+            elif eqn.primitive is pvary_p:
+                results = [summed(cts[0], {*eqn.axes()} - self.apart)]
             elif eqn.primitive in RULES:
                 results = self.residuals[eqn](cts)
             else:
@@ -190,8 +199,8 @@ class Backward:
         pairs = [(a, v) for a, v in zip(eqn.inputs, program.inputs, strict=True) if isinstance(a, Var) and a in self.active]
         operands = dict(pairs)
         active = active_variables(program, {v for _, v in pairs})
-        _, env, residuals = run_forward(program, (), again[: len(inputs)], active, known)
-        walk = Backward(program, env, residuals, active)
+        _, env, residuals = run_forward(program, (), again[: len(inputs)], active, known, self.apart)
+        walk = Backward(program, env, residuals, active, self.apart)
         for mine, theirs in ((self.cts, walk.cts), (self.pieces, walk.pieces)):
             theirs.update((v, mine.pop(a)) for a, v in operands.items() if a in mine)
         walk.run(cts)

@@ -13,12 +13,14 @@ from typing import Any
 
 from ..errors import UnsupportedError
 from ..ir import Atom, Equation, Program, bind, evaluate
+from ..primitives.collectives.varying import summed
 from ..primitives.control_flow import cond_p, scan_p, while_p
 from ..tracing.closed_programs import closed, with_same_operands
 from ..tracing.trace import stage, value_type
 from ..tracing.tracer import Tracer
 from ..types import ArrayType, is_inexact
 from .backward import RULES, Backward, active_variables, run_forward, widened, zeros
+from .wider_programs import run_wider
 
 __all__ = ["Transposed", "differentiated"]
 
@@ -38,34 +40,35 @@ class Transposed:
 
     def run(self, residuals: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
         """The cotangents of those inputs that get one."""
-        return evaluate(self.program, residuals, cts)[0]
+        return run_wider(self.program, residuals, cts)
 
 
 def differentiated(
-    program: Program, inputs: Sequence[bool], always: Sequence[bool], kept: Sequence[bool]
-) -> tuple[Program, list[Any], Transposed]:
+    program: Program, inputs: Sequence[bool], always: Sequence[bool], kept: Sequence[bool],
+    apart: frozenset[str] = frozenset(),
+) -> tuple[Program, list[Any], Transposed]:  # fmt: skip
     """The program whose outputs also are the residuals, what it captures, and the backward pass.
 
     `inputs`: those that are active; `always`: those that get zeros where they have no cotangent; `kept`: those that
-    the backward pass has anyway, so that they are not residuals. What the program captures is constant.
+    the backward pass has anyway, so that they are not residuals. What the program captures is constant. Cotangents stay `apart`
+    along these axes.
     """
     active: set[Atom] = active_variables(program, list(compress(program.inputs, inputs)))
     made: list[Transposed] = []
 
     def forward(*values: Any) -> list[Any]:
-        outs, env, residuals = run_forward(program, [value for _, value in program.constants], values, active)
+        outs, env, residuals = run_forward(program, [value for _, value in program.constants], values, active, apart=apart)
         takes = [a in active for a in program.outputs]
         gives: list[bool] = []
 
         def backward(*cts: Any) -> list[Any]:
-            walk, given = Backward(program, env, residuals, active), iter(cts)
+            walk, given = Backward(program, env, residuals, active, apart), iter(cts)
             walk.run([next(given) if t else None for t in takes])
             found = [walk.take(v) if a else None for v, a in zip(program.inputs, inputs, strict=True)]
-            found = [zeros(v.type) if ct is None and z else ct for v, ct, z in zip(program.inputs, found, always, strict=True)]
-            gives[:] = [ct is not None for ct in found]
-            return [ct for ct in found if ct is not None]
+            gives[:] = [ct is not None or z for ct, z in zip(found, always, strict=True)]
+            return [_cotangent(ct, v.type, apart) for ct, v in compress(zip(found, program.inputs, strict=True), gives)]
 
-        types = [a.type for a in compress(program.outputs, takes)]
+        types = [_wide(a.type, apart) for a in compress(program.outputs, takes)]
         back, captured = stage(backward, types, label=f"gradient of {program.label}")
         position = {value.variable: k for k, value in enumerate(values) if kept[k]}
         needs: list[Any] = []
@@ -87,11 +90,21 @@ def differentiated(
     return staged, captured, made[0]
 
 
+def _wide(type: ArrayType, axes: frozenset[str]) -> ArrayType:
+    return type.vary(type.varying | axes)
+
+
+def _cotangent(ct: Any, type: ArrayType, apart: frozenset[str]) -> Any:
+    """A cotangent, None for zero, of a value of this type, in the type that it has with parts along `apart`."""
+    wide = _wide(type, apart)
+    return zeros(wide) if ct is None else widened(ct, wide)
+
+
 # ---------------------------------------------------------------- scan
 
 
 def _scan_rule(
-    eqn: Equation, values: Sequence[Any], active: Sequence[bool]
+    eqn: Equation, values: Sequence[Any], active: Sequence[bool], apart: frozenset[str]
 ) -> tuple[list[Any], Callable[[list[Any]], list[Any]]]:
     consts, carry, length = (eqn.params[k] for k in ("consts", "carry", "length"))
     body, first = eqn.params["body"], consts + carry
@@ -105,7 +118,7 @@ def _scan_rule(
     inputs = [a and is_inexact(v.type.dtype) for a, v in zip(inputs, body.inputs, strict=True)]
     is_carry = [consts <= k < first for k in range(len(inputs))]
     always = [a and c for a, c in zip(inputs, is_carry, strict=True)]
-    program, captured, back = differentiated(body, inputs, always, [not c for c in is_carry])
+    program, captured, back = differentiated(body, inputs, always, [not c for c in is_carry], apart)
     forward, extra = closed(program, captured)
     outs = bind(
         scan_p, *extra, *values, body=forward, consts=consts + len(extra), carry=carry, length=length,
@@ -116,7 +129,7 @@ def _scan_rule(
     rows = [next(stacked) if k is None else values[k] if type(k) is int else k for k in back.needs]
 
     def pullback(cts: list[Any]) -> list[Any]:
-        full = [zeros(v.type) if ct is None else ct for v, ct in zip(eqn.outputs, cts, strict=True)]
+        full = [_cotangent(ct, v.type, apart) for v, ct in zip(eqn.outputs, cts, strict=True)]
         sums = [k for k, g in enumerate(back.gives[:consts]) if g]
         moved = [k for k in range(consts, first) if always[k]]
         arrays = [k for k in range(first, len(inputs)) if back.gives[k]]
@@ -134,10 +147,10 @@ def _scan_rule(
                 *(found[k] for k in moved), *(found[k] for k in arrays),
             ]  # fmt: skip
 
-        types = [body.inputs[k].type for k in (*sums, *moved)]
+        types = [_wide(body.inputs[k].type, apart) for k in (*sums, *moved)]
         types += [ArrayType(t.shape[1:], t.dtype, t.varying) for t in map(value_type, through)]
         staged, kept = closed(*stage(step, types, label=f"gradient of {body.label}"))
-        init = [*(zeros(body.inputs[k].type) for k in sums), *(full[k - consts] for k in moved)]
+        init = [*(zeros(type) for type in types[: len(sums)]), *(full[k - consts] for k in moved)]
         found = bind(
             scan_p, *kept, *init, *through, body=staged, consts=len(kept), carry=len(init), length=length,
             reverse=not eqn.params["reverse"],
@@ -152,12 +165,13 @@ def _scan_rule(
 
 
 def _cond_rule(
-    eqn: Equation, values: Sequence[Any], active: Sequence[bool]
+    eqn: Equation, values: Sequence[Any], active: Sequence[bool], apart: frozenset[str]
 ) -> tuple[list[Any], Callable[[list[Any]], list[Any]]]:
     index, operands = values[0], values[1:]
     inputs = list(active[1:])
     every = [True] * len(inputs)
-    made = [differentiated(branch, inputs, inputs, every) for branch in eqn.params["branches"]]
+    decided = value_type(index).varying
+    made = [differentiated(branch, inputs, inputs, every, apart | decided) for branch in eqn.params["branches"]]
     count = len(eqn.outputs)
     # A place for each residual of a branch, which other branches may use for one of their own of its type.
     slots: list[ArrayType] = []
@@ -185,16 +199,14 @@ def _cond_rule(
 
         return call
 
-    decided = value_type(index).varying
-    widest = lambda t: t.vary(t.varying | decided)
+    widest = lambda t: _wide(t, decided)
     types = [v.type for v in eqn.params["branches"][0].inputs]
     branches, consts = with_same_operands([stage(forward(k), types, label=made[k][0].label) for k in range(len(made))])
     outs = bind(cond_p, index, *consts, *operands, branches=tuple(branches))
     results, residuals = outs[:count], outs[count:]
 
     def pullback(cts: list[Any]) -> list[Any]:
-        full = [zeros(v.type) if ct is None else ct for v, ct in zip(eqn.outputs, cts, strict=True)]
-        active_types = [widest(t) for t in compress(types, inputs)]
+        full = [_cotangent(ct, v.type, apart) for v, ct in zip(eqn.outputs, cts, strict=True)]
 
         def backward(k: int) -> Callable[..., list[Any]]:
             _, _, back = made[k]
@@ -204,7 +216,7 @@ def _cond_rule(
                 needs = [next(stored) if n is None else given[len(slots) + n] if type(n) is int else n for n in back.needs]
                 arriving = given[len(slots) + len(operands) :]
                 found = back.run(needs, list(compress(arriving, back.takes)))
-                return [widened(x, t) for x, t in zip(found, active_types, strict=True)]
+                return [_cotangent(x, t, apart | decided) for x, t in zip(found, compress(types, inputs), strict=True)]
 
             return call
 
@@ -214,7 +226,8 @@ def _cond_rule(
         ]
         branches, consts = with_same_operands(programs)
         found = iter(bind(cond_p, index, *consts, *given, branches=tuple(branches)))
-        return [None, *(next(found) if a else None for a in inputs)]
+        missing = [decided - t.varying - apart for t in types]
+        return [None, *(summed(next(found), axes) if a else None for a, axes in zip(inputs, missing, strict=True))]
 
     return results, pullback
 
@@ -223,7 +236,7 @@ def _cond_rule(
 
 
 def _while_rule(
-    eqn: Equation, values: Sequence[Any], active: Sequence[bool]
+    eqn: Equation, values: Sequence[Any], active: Sequence[bool], apart: frozenset[str]
 ) -> tuple[list[Any], Callable[[list[Any]], list[Any]]]:
     def pullback(cts: list[Any]) -> list[Any]:
         raise UnsupportedError(

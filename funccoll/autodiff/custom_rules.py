@@ -165,7 +165,7 @@ class custom_vjp:
             outs = [widened(as_traceable(o), a.type) for o, a in zip(outs, program.outputs, strict=True)]
             return outs, residuals
 
-        def flat_backward(residuals: Any, cts: Sequence[Any]) -> list[Any]:
+        def flat_backward(residuals: Any, cts: Sequence[Any], apart: frozenset[str]) -> list[Any]:
             returned = backward(*fixed.values(), residuals, out_tree.unflatten(cts))
             if not isinstance(returned, tuple) or len(returned) != len(given):
                 raise PytreeError(
@@ -184,7 +184,9 @@ class custom_vjp:
                 flat_cts.extend(as_traceable(c) for c in ct_leaves)
             for ct, leaf in zip(flat_cts, leaves, strict=True):
                 if ct is not None and is_inexact(value_type(leaf).dtype):
-                    _check_rule(value_type(ct), value_type(leaf), f"the backward rule of {name} returns a cotangent")
+                    wanted = value_type(leaf)
+                    wanted = wanted.vary(wanted.varying | apart)
+                    _check_rule(value_type(ct), wanted, f"the backward rule of {name} returns a cotangent")
             return [*flat_cts, *(None for _ in captured)]
 
         flat_forward.__qualname__, flat_backward.__qualname__ = name + ".forward", name + ".backward"

@@ -50,7 +50,9 @@ def _push(eqn: Equation, known: Tangents, inputs: Sequence[Any], outputs: Sequen
         if eqn.primitive in RULES:
             _, found = RULES[eqn.primitive](eqn, inputs, tangents)
         elif eqn.primitive is custom_vjp_p:
-            found = _transposed(eqn, lambda cts: eqn.params["backward"](residuals, cts), tangents, eqn.params["program"].label)
+            found = _transposed(
+                eqn, lambda cts: eqn.params["backward"](residuals, cts, frozenset()), tangents, eqn.params["program"].label
+            )
         elif rule is not None:
             found = rule(tangents, inputs, outputs, **eqn.params)
         else:

@@ -210,6 +210,8 @@ def generate(
     ordered = at_all_depths(lambda p: drop_barriers(group_collectives(p)))(program)
     if checks_passes():
         ordered.check()
+    of_results = {eqn.outputs or eqn: schedule for eqn, schedule in schedules.items()}  # operands may be others by now
+    schedules = {eqn: of_results[eqn.outputs or eqn] for eqn in ordered.collectives()}
     backend, virtual = backend_of(mesh), mesh.is_fully_addressable
     on_cpu = mesh.device_type == "cpu"
     given_up = frozenset(v for v, given in zip(ordered.inputs, donated, strict=False) if given and on_cpu)

@@ -13,6 +13,7 @@ import itertools
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,10 +23,10 @@ from ..ir import Atom, Equation, Literal, Program, Var
 from ..mesh import Mesh, copy_coordinates
 from ..passes.buffers import Buffers
 from ..primitives.collectives import axis_index_p, own_slice_p, pvary_p
-from ..primitives.control_flow import scan_p, while_p
+from ..primitives.control_flow import cond_p, scan_p, while_p
 from .backend import Backend, Copies, GroupCall
 from .blas import keep_threads
-from .loop_code import cond_source, scan_source, while_source
+from .loop_code import Picks, cond_source, each_source, scan_source, while_source
 from .recorded_program import Part, RecordedProgram, collective_part, segment_part
 from .recorder import register
 
@@ -164,10 +165,11 @@ class _Names:
 class _Builder:
     def __init__(
         self, program: Program, mesh: Mesh, buffers: Buffers, schedules: Mapping[Equation, Schedule], backend: Backend,
-        name: str, inside: bool = False,
+        name: str, inside: bool = False, fixed: Mapping[str, int] = MappingProxyType({}),
     ):  # fmt: skip
-        """`inside`: whether it is a program of control flow, which another one calls."""
-        self.inside = inside
+        """`inside`: a program of control flow, which another one calls. `fixed`: the coordinates at which it runs, along axes
+        that `mesh` lacks then."""
+        self.inside, self.fixed = inside, fixed
         self.program, self.mesh, self.buffers, self.schedules, self.backend = program, mesh, buffers, schedules, backend
         self.name_on_all = name
         self.places = {eqn: place for place, eqn in enumerate(program.equations)}
@@ -219,9 +221,9 @@ class _Builder:
 
     def device_index(self, axes: tuple[str, ...], varying: frozenset[str]) -> Copies:
         """Position of each copy along `axes`, the first axis outermost (int32)."""
-        along = Mesh({a: self.mesh.shape[a] for a in axes})
+        along = Mesh({a: self.program.axis_sizes[a] for a in axes})
         coordinates = copy_coordinates(self.mesh, varying)
-        out = [np.int32(along.position({a: c[a] for a in axes})) for c in coordinates]
+        out = [np.int32(along.position({a: {**self.fixed, **c}[a] for a in axes})) for c in coordinates]
         return out if len(out) > 1 else out[0]
 
     # ------------------------------------------------------------ the program
@@ -434,21 +436,8 @@ class _Builder:
     def control(self, eqn: Equation) -> None:
         """Emit the call of a function that runs the programs of control flow, which are compiled like this one."""
         calls = len(self.calls)
-        programs = {name: self.names.of(self.program_inside(eqn, name, body), "p") for name, body in eqn.bodies.items()}
-        function = f"{eqn.primitive.name}{len(self.steps)}"
-        if eqn.primitive is scan_p:
-            stacked = eqn.outputs[eqn.params["carry"] :]
-            dtypes = [self.names.of(v.type.dtype, "t", v.type.dtype) for v in stacked]
-            empty = self.names.of(self.backend.library.namespace.empty, "f")
-            source = scan_source(function, eqn, self.count, programs["body"], empty, dtypes)
-        elif eqn.primitive is while_p:
-            maps = self.maps(eqn, eqn.params["test"].outputs[0])
-            source = while_source(function, eqn, self.count, programs["test"], programs["body"], maps)
-        else:
-            branches = tuple(self.names.namespace[name] for name in programs.values())
-            source = cond_source(function, eqn, self.count, self.names.of(branches, "p"), self.maps(eqn, eqn.inputs[0]))
-        exec(compile(source, f"<funccoll {function}>", "exec"), self.names.namespace)
         step, left = len(self.steps), ", ".join(map(self.name, eqn.outputs))
+        function = self.control_function(eqn, f"{eqn.primitive.name}{step}")
         self.call_steps[step] = len(self.calls) - calls
         self.loop_steps.add(step)
         upload = self.backend.library.upload
@@ -457,19 +446,69 @@ class _Builder:
         reads = {a for a in eqn.inputs if type(a) is Var and a not in self.constants}
         self.steps.append(([f"{left}, = {call}" if left else call], reads))
 
+    def control_function(self, eqn: Equation, function: str) -> str:
+        """Compile control flow; returns the name of its function."""
+        decision = {while_p: eqn.params.get("test", self.program).outputs, cond_p: eqn.inputs}.get(eqn.primitive, ())[:1]
+        decided = decision[0].type.varying if decision else frozenset()
+        if self.count(decided) > 1:
+            return self.each_decision(eqn, function, decided)
+        programs = {name: self.names.of(self.program_inside(eqn, name, body), "p") for name, body in eqn.bodies.items()}
+        if eqn.primitive is scan_p:
+            stacked = eqn.outputs[eqn.params["carry"] :]
+            dtypes = [self.names.of(v.type.dtype, "t", v.type.dtype) for v in stacked]
+            empty = self.names.of(self.backend.library.namespace.empty, "f")
+            source = scan_source(function, eqn, self.count, programs["body"], empty, dtypes)
+        elif eqn.primitive is while_p:
+            source = while_source(function, eqn, programs["test"], programs["body"])
+        else:
+            branches = tuple(self.names.namespace[name] for name in programs.values())
+            source = cond_source(function, eqn, self.names.of(branches, "p"))
+        return self.define(function, source)
+
+    def define(self, function: str, source: str) -> str:
+        exec(compile(source, f"<funccoll {function}>", "exec"), self.names.namespace)
+        return function
+
+    def each_decision(self, eqn: Equation, function: str, decided: frozenset[str]) -> str:
+        """Compile control flow that devices decide differently: once for each coordinate along the axes of the decision.
+
+        Coordinates share it where nothing in it asks for them.
+        """
+        coordinates = copy_coordinates(self.mesh, decided)
+        inner = [e for body in eqn.bodies.values() for e, _ in body.executed()]
+        alike = not any(e.primitive in (axis_index_p, own_slice_p) and decided.intersection(e.axes()) for e in inner)
+        rest = Mesh({a: n for a, n in self.mesh.shape.items() if a not in decided})
+        functions: list[Callable[..., Any]] = []
+        for fixed in coordinates[:1] if alike else coordinates:
+            part = _Builder(
+                self.program, rest, self.buffers, self.schedules, self.backend, self.name_on_all, True, {**self.fixed, **fixed}
+            )
+            functions.append(part.names.namespace[part.control_function(eqn, function)])
+            self.calls += part.calls
+            self.sources.update(part.sources)
+            self.parts += part.parts
+        run = self.names.of(tuple(functions * len(coordinates) if alike else functions), "p")
+        operands, results = ([self.picks(a.type.varying, coordinates) for a in atoms] for atoms in (eqn.inputs, eqn.outputs))
+        sizes = [self.count(v.type.varying) for v in eqn.outputs]
+        return self.define(function, each_source(function, run, operands, results, sizes))
+
+    def picks(self, varying: frozenset[str], decisions: Sequence[Mapping[str, int]]) -> Picks:
+        """The copies of a value that go with each copy of a decision, at these coordinates."""
+        copies = list(enumerate(copy_coordinates(self.mesh, varying)))
+        table = [tuple(k for k, c in copies if all(c[a] == n for a, n in at.items() if a in c)) for at in decisions]
+        if len(table[0]) == len(copies):
+            return Picks(None, False)
+        many = len(table[0]) > 1
+        chosen = tuple(table) if many else tuple(k for (k,) in table)
+        return Picks(self.names.of(chosen, "m", ("picks", chosen)), many)
+
     def program_inside(self, eqn: Equation, name: str, body: Program) -> Callable[..., Any]:
         """Compile a program of control flow."""
         plan = self.buffers.bodies[body]
-        inner = _Builder(body, self.mesh, plan, self.schedules, self.backend, f"{self.identity(eqn)} {name}", inside=True)
+        name = f"{self.identity(eqn)} {name}"
+        inner = _Builder(body, self.mesh, plan, self.schedules, self.backend, name, True, self.fixed)
         run = inner.build()
         self.calls += inner.calls
         self.sources.update(inner.sources)
         self.parts += inner.parts
         return run
-
-    def maps(self, eqn: Equation, decision: Atom) -> list[str]:
-        """For each result, the names of the indices of the decision's copies that its copies follow."""
-        source = decision.type.varying
-        return [
-            self.names.of(self.mapping(source, v.type.varying), "m", ("map", source, v.type.varying)) for v in eqn.outputs
-        ]

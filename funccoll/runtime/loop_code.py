@@ -6,10 +6,11 @@ A value that a process holds once is that array, one of several copies is a list
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from ..ir import Equation
 
-__all__ = ["cond_source", "scan_source", "while_source"]
+__all__ = ["Picks", "cond_source", "each_source", "scan_source", "while_source"]
 
 Count = Callable[[frozenset[str]], int]
 
@@ -43,31 +44,58 @@ def scan_source(function: str, eqn: Equation, count: Count, body: str, empty: st
     return "\n".join([head, *lines, f"    return ({_tuple([*state, *outs])})"])
 
 
-def while_source(function: str, eqn: Equation, count: Count, test: str, body: str, maps: Sequence[str]) -> str:
-    """A while loop. Where copies decide differently, it goes on until all are done, and those that are done keep their carry.
-
-    `maps` are for each carry the names of a tuple: by copy of the carry the index of the condition's copy.
-    """
-    carry = len(eqn.outputs)
+def while_source(function: str, eqn: Equation, test: str, body: str) -> str:
+    """A while loop, with one decision for all copies."""
     for_test = [f"t{k}" for k in range(eqn.params["test_consts"])]
     for_body = [f"b{k}" for k in range(eqn.params["body_consts"])]
-    state, new = ([f"{letter}{k}" for k in range(carry)] for letter in "kn")
+    state = [f"k{k}" for k in range(len(eqn.outputs))]
     condition, call = f"{test}({', '.join([*for_test, *state])})[0]", f"{body}({', '.join([*for_body, *state])})"
-    if count(eqn.params["test"].outputs[0].type.varying) == 1:
-        lines = [f"    while {condition}:", f"        {_tuple(state)}= {call}" if state else f"        {call}"]
-    else:
-        lines = [f"    while any(go := {condition}):", f"        {_tuple(new)}= {call}"]
-        for k, n, m in zip(state, new, maps, strict=True):
-            lines.append(f"        {k} = [b if go[j] else a for a, b, j in zip({k}, {n}, {m})]")
+    lines = [f"    while {condition}:", f"        {_tuple(state)}= {call}" if state else f"        {call}"]
     return "\n".join([f"def {function}({', '.join([*for_test, *for_body, *state])}):", *lines, f"    return ({_tuple(state)})"])
 
 
-def cond_source(function: str, eqn: Equation, count: Count, branches: str, maps: Sequence[str]) -> str:
-    """A choice of one of `branches`, a tuple. Where copies choose differently, each chosen one is computed for all of them."""
-    operands = [f"x{k}" for k in range(len(eqn.inputs) - 1)]
-    head, given = f"def {function}({', '.join(['i', *operands])}):", ", ".join(operands)
-    if count(eqn.inputs[0].type.varying) == 1:
-        return f"{head}\n    return {branches}[int(i)]({given})"
-    lines = ["    i = list(map(int, i))", f"    found = {{n: {branches}[n]({given}) for n in sorted(set(i))}}"]
-    outs = [f"[found[i[j]][{k}][c] for c, j in enumerate({m})]" for k, m in enumerate(maps)]
-    return "\n".join([head, *lines, f"    return ({_tuple(outs)})"])
+def cond_source(function: str, eqn: Equation, branches: str) -> str:
+    """A choice of one of `branches`, a tuple, for all copies."""
+    operands = ", ".join(f"x{k}" for k in range(len(eqn.inputs) - 1))
+    return f"def {function}(i, {operands}):\n    return {branches}[int(i)]({operands})"
+
+
+@dataclass(frozen=True)
+class Picks:
+    """The copies of a value that go with each copy of a decision.
+
+    `table` names a tuple that has, for each of them, one index, or several (`many`); None where all take the value as it is.
+    """
+
+    table: str | None
+    many: bool
+
+    def read(self, value: str) -> str:
+        """The part of a value that goes with copy `q` of the decision."""
+        if self.table is None:
+            return value
+        return f"[{value}[c] for c in {self.table}[q]]" if self.many else f"{value}[{self.table}[q]]"
+
+    def write(self, value: str, part: str) -> list[str]:
+        """The lines that store this part."""
+        if self.many:
+            return [f"for c, part in zip({self.table}[q], {part}):", f"    {value}[c] = part"]
+        return [f"{value}[{self.table}[q]] = {part}"]
+
+
+def each_source(
+    function: str, functions: str, operands: Sequence[Picks], results: Sequence[Picks], sizes: Sequence[int]
+) -> str:
+    """Control flow where copies decide differently: each copy of the decision runs alone, with one of `functions`, a tuple.
+
+    So a copy computes what it decided, and nothing else: what others compute may fail or not end with its values. `sizes` are
+    the numbers of copies of the results.
+    """
+    given, made = ([f"{letter}{k}" for k in range(len(some))] for letter, some in (("x", operands), ("y", results)))
+    lines = [f"    {y} = [None] * {size}" for y, size in zip(made, sizes, strict=True)]
+    call = f"run({', '.join(p.read(x) for p, x in zip(operands, given, strict=True))})"
+    found = _tuple([f"{y}q" for y in made])
+    lines += [f"    for q, run in enumerate({functions}):", f"        {found}= {call}" if found else f"        {call}"]
+    for p, y in zip(results, made, strict=True):
+        lines += [f"        {line}" for line in p.write(y, f"{y}q")]
+    return "\n".join([f"def {function}({', '.join(given)}):", *lines, f"    return ({_tuple(made)})"])

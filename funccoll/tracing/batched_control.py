@@ -74,9 +74,9 @@ def _batch_while(
     flags = list(batched[first:])
     while True:
         condition, for_condition, (decides,) = batched_program(test, [*batched[:test_consts], *flags], size)
-        flags = [True] * len(flags) if decides else flags
-        step, for_step, found = batched_program(body, [*batched[test_consts:first], *flags], size, flags)
-        if found == flags:
+        wanted = [True] * len(flags) if decides else flags
+        step, for_step, found = batched_program(body, [*batched[test_consts:first], *wanted], size, wanted)
+        if found == flags:  # the condition takes what the body gives
             break
         flags = found
     for_test, for_body, init = values[:test_consts], values[test_consts:first], _batch(

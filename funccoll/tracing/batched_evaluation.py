@@ -155,7 +155,7 @@ def _batch_custom_vjp(
         kept = {"arrays": outs[count:], "flags": tuple(flags[count:]), "other": _Opaque(other)}
         return _all_batched(outs[:count], flags[:count], size), kept
 
-    def backward_of_batch(kept: Any, cts: Sequence[Any]) -> list[Any]:
+    def backward_of_batch(kept: Any, cts: Sequence[Any], apart: frozenset[str]) -> list[Any]:
         arrays, flags, other = kept["arrays"], kept["flags"], kept["other"].value
         places: list[int] = []
 
@@ -163,7 +163,7 @@ def _batch_custom_vjp(
             leaves = list(other["static"])
             for i, x in zip(other["places"], xs, strict=False):
                 leaves[i] = x
-            grads = backward(other["tree"].unflatten(leaves), list(xs[len(arrays) :]))
+            grads = backward(other["tree"].unflatten(leaves), list(xs[len(arrays) :]), apart)
             places.extend(i for i, g in enumerate(grads) if g is not None)
             return [grads[i] for i in places]
 

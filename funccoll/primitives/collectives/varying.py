@@ -7,7 +7,7 @@ device's position.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from ...types import ArrayType
 from ..tangent_rules import linear
 from .rules import batch_operands, communicate, own_block, require_divisible, resized
 
-__all__ = ["axis_index_p", "axis_size", "own_slice_p", "pvary", "pvary_p", "spread"]
+__all__ = ["axis_index_p", "axis_size", "own_slice_p", "pvary", "pvary_p", "spread", "summed"]
 
 
 def axis_size(axes: Sequence[str]) -> int:
@@ -46,8 +46,14 @@ def _infer_pvary(x: ArrayType, *, axes: tuple[str, ...]) -> list[ArrayType]:
     return [x.vary(x.varying | set(axes))]
 
 
+def summed(ct: Any, axes: Collection[str]) -> Any:
+    """The sum of devices' cotangents of a value that is equal on all of them: the transpose of pvary."""
+    along = tuple(a for a in current_interpreter().axis_sizes if a in axes)
+    return communicate("all_reduce", ct, axes=along, op="sum", size=axis_size(along))[0] if along else ct
+
+
 def _pvary_vjp(cts: Sequence[Any], inputs: Any, outs: Any, *, axes: tuple[str, ...]) -> list[Any]:
-    return [lambda: communicate("all_reduce", cts[0], axes=axes, op="sum", size=axis_size(axes))[0]]
+    return [lambda: summed(cts[0], axes)]
 
 
 pvary_p = Primitive(
