@@ -109,7 +109,7 @@ def _share(better: np.ufunc) -> tuple[Rule, Rule]:
     """Gradients of maximum-like ufuncs: to the winner, halves to both in a tie (as in JAX)."""
 
     def weight(out: Any, mine: Any, other: Any) -> Any:
-        half = np.where(mine == other, 0.5, 1.0).astype(out.dtype)
+        half = np.where(mine == other, np.full((), 0.5, out.dtype), np.ones((), out.dtype))
         return np.where((mine == out) | (np.isnan(mine) & np.isnan(out)), half, np.zeros((), out.dtype))
 
     return (
