@@ -6,6 +6,7 @@ MiB.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -50,7 +51,8 @@ class Side:
     def compile(self) -> float:
         """Trace and compile a new function, which later runs execute."""
         fn, _ = PROGRAMS[self.program](self.lib, *self.sizes)
-        self.call = None  # the last one's memory
+        self.call = None
+        gc.collect()  # the last one's memory
         start = time.perf_counter()
         self.call = self.lib.jit(fn, **self.options).lower(*self.args).compile()
         return time.perf_counter() - start

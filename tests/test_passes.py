@@ -106,8 +106,8 @@ def test_a_scan_stacks_each_result_once(reverse):
     w, xs = X[0, :3], X[:, 1:4]
     step = fc.value_and_grad(loss, (0, 1))
     traced, lowered = programs(step, w, xs, in_specs=P(), out_specs=P(), mesh=fc.make_mesh({"d": 1}))
-    stacks = [[len(e.outputs) - e.params["carry"] for e in p.equations if e.primitive.name == "scan"] for p in (traced, lowered)]
-    assert (stacks[0][0], stacks[1][0]) == (5, 2)  # what y is, and the carry before it
+    forward = [next(e for e in p.equations if e.primitive.name == "scan") for p in (traced, lowered)]
+    assert [len(e.outputs) - e.params["carry"] for e in forward] == [5, 2]  # what y is, and the carry before it
     wanted = evaluate(traced, [value for _, value in traced.constants], [w, xs])[0]
     found = fc.tree.leaves(fc.jit(step)(w, xs))
     for a, b in zip(found, wanted, strict=True):

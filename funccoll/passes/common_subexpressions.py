@@ -15,7 +15,7 @@ def _key(eqn: Equation) -> tuple:
 
 
 def common_subexpressions(program: Program) -> Program:
-    """Replace the outputs of repeated equations by those of the first one, and what a scan stacks twice by the first of both."""
+    """Replace the outputs of repeated equations by those of the first one, and stack nothing twice in a scan."""
     seen: dict[tuple, tuple[Var, ...]] = {}
     env: dict[Var, Atom] = {}
     kept: list[Equation] = []

@@ -51,9 +51,10 @@ def resolve(ufunc: np.ufunc, dtypes: tuple[Any, ...]) -> tuple[np.dtype, ...]:
         raise DTypeError(f"{name} is not defined for dtypes ({shown}).") from None
 
 
-def _infer_ufunc(ufunc: np.ufunc, *types: ArrayType) -> list[ArrayType]:
+@lru_cache(maxsize=4096)  # long programs repeat few types: one object of each saves time, and Python's garbage collector work
+def _infer_ufunc(ufunc: np.ufunc, *types: ArrayType) -> tuple[ArrayType, ...]:
     dtype = resolve(ufunc, tuple(t.dtype for t in types))[-1]
-    return [ArrayType(broadcast_shapes(ufunc.__name__, [t.shape for t in types]), dtype)]
+    return (ArrayType(broadcast_shapes(ufunc.__name__, [t.shape for t in types]), dtype),)
 
 
 def _apply_rules(rules: Sequence[Rule | None], cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any]) -> list:
