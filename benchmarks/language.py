@@ -62,8 +62,9 @@ LINES: dict[str, list[Case]] = {
              compiles=1)
     ],
     "rows": [
-        Case(f"gradient of {steps:,} unrolled steps over `xs[t]`", "rows", (steps,), _UNROLLED, rounds=rounds, jax=steps <= 300)
-        for steps, rounds in ((300, 3), (1000, 7), (3000, 7))  # XLA takes half a minute to compile the smallest
+        Case(f"gradient of {steps:,} unrolled steps over `xs[t]`", "rows", (steps,), _UNROLLED, rounds=3, jax=steps <= 300,
+             compiles=2)  # XLA takes half a minute to compile the smallest
+        for steps in (300, 1000, 3000)
     ],
     "collectives": [
         Case(f"{count:,} collectives, 8 devices", "collectives", (count,), {"compile": None}, rounds=3, jax=False)
@@ -160,31 +161,41 @@ def _rows(case: Case, found: dict[str, dict[str, list[float]]], others: float) -
     return rows
 
 
-def _linear(line: str, found: dict[int, dict[str, list[float]]]) -> list[dict[str, Any]]:
-    """The row that says how the time grows with the size."""
-    measures, small, large, goal = LINEAR[line]
-    if not {small, large} <= found.keys():
-        return []
-    total = {size: [sum(each) for each in zip(*(found[size][m] for m in measures), strict=True)] for size in (small, large)}
-    ratio = _figures([b / a for a, b in zip(total[small], total[large], strict=True)])
+def _growth(line: str, pairs: int = 4, rounds: int = 3) -> list[dict[str, Any]]:
+    """The rows that say how the time grows with the size: the first time in a process, and again, in alternating rounds."""
+    measures, small, large, _ = LINEAR[line]
+    cases = [next(case for case in LINES[line] if case.sizes[0] == size) for size in (small, large)]
+    ratios: dict[str, list[float]] = {"the first time": [], "again": []}
+    for _ in range(pairs):
+        processes = [Process("ours", case) for case in cases]
+        for number in range(rounds + 1):
+            took = [sum(process.ask(m, *([1] if m == "run" else [])) for m in measures) for process in processes]
+            ratios["again" if number else "the first time"].append(took[1] / took[0])
+        for process in processes:
+            process.close()
+    return [growth_row(line, when, found) for when, found in ratios.items()]
+
+
+def growth_row(line: str, when: str, ratios: Sequence[float]) -> dict[str, Any]:
+    """The row of these ratios, one for each round."""
+    (_, small, large, goal), ratio = LINEAR[line], _figures(ratios)
     met = None if goal is None else ratio["median"] <= goal
     name = {"rows": "steps over `xs[t]`, compiled and run", "collectives": "collectives, compiled"}[line]
-    print(f"{line}: {large:,} take {ratio['median']:.2f} times as long as {small:,} {'' if met is None else met}", flush=True)
-    return [{"name": f"{large:,} / {small:,} {name}", "measure": "growth", "unit": "times", "ours": ratio,
-             "goal": goal, "met": met, "rounds": len(total[small])}]  # fmt: skip
+    print(f"{line}: {large:,} take {ratio['median']:.2f} times as long as {small:,}, {when}: {met}", flush=True)
+    return {"name": f"{large:,} / {small:,} {name} {when}", "measure": "growth", "unit": "times", "ours": ratio,
+            "goal": goal, "met": met, "rounds": len(ratios)}  # fmt: skip
 
 
 def measure_line(line: str, quick: bool = False) -> dict[str, Any]:
     """Measure all cases of a line; `quick` takes the smallest alone, in two rounds."""
-    about, rows, by_size = machine(), [], {}
+    about, rows = machine(), []
     for case in LINES[line][:1] if quick else LINES[line]:
         start = time.perf_counter()
         found, others = _measure(case, 1 if quick else case.pairs, 2 if quick else case.rounds)
         rows += _rows(case, found, others)
-        by_size[case.sizes[0]] = found["ours"]
         print(f"  {time.perf_counter() - start:.0f} s, other processes {others:.2f} cores", flush=True)
-    if line in LINEAR:
-        rows += _linear(line, by_size)
+    if line in LINEAR and not quick:
+        rows += _growth(line)
     return {"machine": about | {"load_after": os.getloadavg()}, "rows": rows}
 
 
