@@ -76,6 +76,7 @@ gpu-check:
 TORCH_PYTHON ?= $(BIN)/python
 bench: $(MPI)
 	$(BIN)/python benchmarks/core.py
+	$(BIN)/python benchmarks/language.py
 	$(BIN)/python benchmarks/schedules.py
 	$(BIN)/python benchmarks/host.py
 	$(BIN)/python benchmarks/mpi.py

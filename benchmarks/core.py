@@ -1,7 +1,8 @@
 """The core against JAX, in one run: `make bench`, or `python benchmarks/core.py`.
 
 JAX plays 8 virtual CPU devices, as funccoll does; both run the same programs on arrays that lie on their
-devices already, and wait for the result. Writes benchmarks/results/core.json and the README's speed table.
+devices already, and wait for the result. Writes benchmarks/results/core.json and the README's speed table. Loops, convolutions
+and batched gradients are in `language.py`.
 """
 
 from __future__ import annotations

@@ -55,6 +55,38 @@ def speed() -> str:
     )
 
 
+def language() -> str:
+    """Loops, convolutions and batched gradients against JAX."""
+    path = ROOT / "benchmarks" / "results" / "language.json"
+    return language_tables(json.loads(path.read_text())) if path.exists() else "Not measured yet."
+
+
+def language_tables(data: dict[str, Any]) -> str:
+    """The table of one run of benchmarks/language.py."""
+    about, lines = data["machine"], data["lines"].values()
+    shown = {"MiB": lambda x: f"{x:.0f} MiB", "s": lambda x: _time(x * 1e6), "times": lambda x: f"{x:.2f}×"}
+    verdict = {None: "", True: "met", False: "**missed**"}
+    rows = []
+    for row in (row for line in lines for row in line["rows"]):
+        say, goal = shown[row["unit"]], row.get("goal")
+        peer, ratio = "", ""
+        if "jax" in row:
+            peer, ratio = say(row["jax"]["median"]), "{median:.2f}× ({q1:.2f} to {q3:.2f})".format(**row["times_jax"])
+        wanted = "" if goal is None else f"≤ {goal:.2g}×: {verdict[row['met']]}"
+        rows.append(f"| {row['name']} | {row['measure']} | {say(row['ours']['median'])} | {peer} | {ratio} | {wanted} |")
+    loads = [line["machine"][when][0] for line in lines for when in ("load_before", "load_after")]
+    others = [row["others"] for line in lines for row in line["rows"] if "others" in row]
+    versions = ", ".join(f"{k} {v}" for k, v in about["versions"].items() if k in ("numpy", "jax"))
+    return "\n".join([
+        "| what | measured | funccoll | JAX | ours / JAX: median (quartiles) | goal |", "|---|---|---|---|---|---|", *rows, "",
+        "Medians of rounds in which the two sides, each a process with one thread on the same core, take turns. *compile* is "
+        "tracing and compilation of a new function, *run* a call of it, *peak* the most memory above that after the imports. A "
+        f"ratio above 1 means that funccoll takes more. On {about['cpu']}, {about['cores']} cores (load {min(loads):.1f} to "
+        f"{max(loads):.1f}; others kept at most {max(others):.2f} cores busy), Python {about['python']}, {versions}. `python "
+        "benchmarks/language.py` makes it anew.",
+    ])  # fmt: skip
+
+
 def schedules() -> str:
     """The cost of making schedules."""
     data = _load("schedules")
@@ -381,8 +413,8 @@ def torch_tables(data: dict[str, Any]) -> str:
 
 
 TABLES = {
-    "speed": speed, "schedules": schedules, "speed:host": host, "speed:mpi": network, "speed:training": training,
-    "speed:torch": torch_modules, "speed:hooks": comm_hooks, "speed:calibration": calibration,
+    "speed": speed, "speed:language": language, "schedules": schedules, "speed:host": host, "speed:mpi": network,
+    "speed:training": training, "speed:torch": torch_modules, "speed:hooks": comm_hooks, "speed:calibration": calibration,
     "speed:network": network_calibration, "gpu": gpu,
 }
 

@@ -7,6 +7,7 @@ Each class also derives from the built-in that a NumPy or JAX user would catch (
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import sysconfig
@@ -110,9 +111,12 @@ def user_source() -> Source | None:
         code = frame.f_code
         # Methods that dataclasses generate have no file either: their module shows that they are funccoll's.
         if _is_users(code.co_filename) and not frame.f_globals.get("__name__", "").startswith("funccoll."):
-            return Source(code.co_filename, frame.f_lineno, code.co_name)
+            return _source(code.co_filename, frame.f_lineno, code.co_name)
         frame = frame.f_back
     return None
+
+
+_source = functools.lru_cache(maxsize=1024)(Source)  # one object for a line that records many equations
 
 
 def raised_at(error: BaseException) -> Source | None:

@@ -25,8 +25,8 @@ def readme_table(benchmarks):
 
 
 @pytest.mark.parametrize("name", [
-    "speed", "schedules", "speed:host", "speed:mpi", "speed:training", "speed:torch", "speed:hooks", "speed:calibration",
-    "speed:network",
+    "speed", "speed:language", "schedules", "speed:host", "speed:mpi", "speed:training", "speed:torch", "speed:hooks",
+    "speed:calibration", "speed:network",
 ])  # fmt: skip
 def test_the_readmes_tables_are_the_recorded_ones(readme_table, name):
     text = (ROOT / "README.md").read_text()
@@ -80,6 +80,59 @@ def test_benchmarks_import_each_other_in_one_direction():
         graph[path.stem] = {n.module for n in nodes if isinstance(n, ast.ImportFrom)}
         graph[path.stem] |= {alias.name for n in nodes if isinstance(n, ast.Import) for alias in n.names}
     assert {"host_contender", "host_jobs"} <= set(TopologicalSorter(graph).static_order())  # no CycleError
+
+
+# ---------------------------------------------------------------- loops, convolutions, batches
+
+
+def check_language(data):
+    """A record of benchmarks/language.py says what its numbers say."""
+    for line in data["lines"].values():
+        assert {"load_before", "load_after", "cpu", "commit"} <= line["machine"].keys()
+        for row in line["rows"]:
+            found = [row[name] for name in ("ours", "jax", "times_jax") if name in row]
+            assert all(0 < f["q1"] <= f["median"] <= f["q3"] for f in found)
+            if row.get("goal") is not None:
+                assert row["met"] is (found[-1]["median"] <= row["goal"])
+
+
+def test_the_record_of_the_language_has_every_line(benchmarks):
+    path = RESULTS.parent / "language.json"
+    if not path.exists():
+        pytest.skip("not measured yet")
+    from language import LINES
+
+    data = json.loads(path.read_text())
+    check_language(data)
+    assert list(data["lines"]) == list(LINES)
+    for name, cases in LINES.items():
+        rows = {(row["name"], row["measure"]): row for row in data["lines"][name]["rows"]}
+        for case in cases:
+            assert all(rows[case.name, measure].get("goal") == goal for measure, goal in case.goals.items())
+            assert all(rows[case.name, measure]["rounds"] >= 3 for measure in case.goals if measure == "run")
+
+
+def test_growth_is_judged_by_the_median(benchmarks):
+    from language import growth_row
+
+    row = growth_row("rows", "again", [3.0, 3.4, 9.0])
+    assert (row["ours"]["median"], row["goal"], row["met"]) == (3.4, 3.3, False)
+    assert growth_row("rows", "again", [3.0, 3.2, 9.0])["met"]
+
+
+@pytest.mark.slow
+def test_the_language_is_measured_in_two_processes(tmp_path, benchmarks, readme_table):
+    pytest.importorskip("jax")
+    import language
+
+    language.main(["--quick", "--lines", "vmap,collectives", "--out", str(tmp_path / "r")])
+    data = json.loads((tmp_path / "r").read_text())
+    check_language(data)
+    assert list(data["lines"]) == ["vmap", "collectives"]
+    compiled, ran = data["lines"]["vmap"]["rows"]
+    assert (compiled["measure"], ran["measure"], ran["goal"]) == ("compile", "run", 1.2)
+    assert compiled["jax"]["median"] > 0 and "jax" not in data["lines"]["collectives"]["rows"][0]
+    assert "by vmap | run |" in readme_table["language_tables"](data)
 
 
 # ---------------------------------------------------------------- processes of one host

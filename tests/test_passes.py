@@ -16,7 +16,7 @@ import funccoll as fc
 from funccoll import P
 from funccoll.compiler import choose_schedules
 from funccoll.compiler.choose_schedules import schedules_of
-from funccoll.ir import Equation, Program, Var
+from funccoll.ir import Equation, Program, Var, evaluate
 from funccoll.passes import PASSES, STAGES, run_passes
 from funccoll.passes.buffers import plan_buffers
 from funccoll.passes.choose_algorithms import choose_algorithms
@@ -89,6 +89,29 @@ def test_common_subexpressions_are_computed_once():
     assert names(after).count("tanh") == 1
     assert names(after).count("multiply") == 1
     assert names(after).count("all_reduce") == 1
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_scan_stacks_each_result_once(reverse):
+    """Also where a gradient's residuals are among the results of the function."""
+
+    def loss(w, xs):
+        def body(h, x):
+            y = np.tanh(h * w + x)
+            return y, (y, y, h)
+
+        last, (ys, same, before) = fc.scan(body, np.zeros(3, np.float32), xs, reverse=reverse)
+        return np.sum(last + np.sum(ys**2 + 2 * same - before, axis=0))
+
+    w, xs = X[0, :3], X[:, 1:4]
+    step = fc.value_and_grad(loss, (0, 1))
+    traced, lowered = programs(step, w, xs, in_specs=P(), out_specs=P(), mesh=fc.make_mesh({"d": 1}))
+    forward = [next(e for e in p.equations if e.primitive.name == "scan") for p in (traced, lowered)]
+    assert [len(e.outputs) - e.params["carry"] for e in forward] == [5, 2]  # what y is, and the carry before it
+    wanted = evaluate(traced, [value for _, value in traced.constants], [w, xs])[0]
+    found = fc.tree.leaves(fc.jit(step)(w, xs))
+    for a, b in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(np.asarray(a), b)
 
 
 def test_literals_of_different_dtype_or_sign_of_zero_are_not_common():

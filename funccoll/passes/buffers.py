@@ -109,14 +109,15 @@ def plan_buffers(
                 continue
             if last_use[atom] > i:
                 continue
-            members = storage[atom]
-            fits = atom.type.shape == out.type.shape and atom.type.dtype == out.type.dtype
-            dead = all(m in private and last_use.get(m, -1) <= i for m in members)
-            # Another operand that is a view of the same memory could be read after it was overwritten.
-            alone = all(a is atom or type(a) is not Var or a not in members for a in eqn.inputs)
-            if fits and dead and alone:
-                reuse[out] = k
-                break
+            if atom.type.shape != out.type.shape or atom.type.dtype != out.type.dtype:
+                continue
+            if len(members := storage[atom]) > 1:
+                dead = all(m in private and last_use.get(m, -1) <= i for m in members)
+                # Another operand that is a view of the same memory could be read after it was overwritten.
+                if not dead or any(a is not atom and a in members for a in eqn.inputs if type(a) is Var):
+                    continue
+            reuse[out] = k
+            break
     owners = {v for eqn in program.equations if eqn.primitive.kind == "compute" for v in eqn.outputs} - views | donated
     overwritten = _work_in_place(program, reuse, storage, last_use, owners, exposed - donated)
     borrowed = frozenset(v for v, members in storage.items() if not members.isdisjoint(outside))
@@ -148,6 +149,8 @@ def _work_in_place(
 
     `owners` have memory of their own, `exposed` may be read by peers.
     """
+    if not any(eqn.primitive.in_place for eqn in program.equations):
+        return frozenset()
     readers: dict[Var, list[int]] = {}
     made: dict[Var, Equation] = {}
     barriers = [0]  # by equation, the number of equations before it that communicate: they run when all before has run

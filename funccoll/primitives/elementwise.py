@@ -51,9 +51,10 @@ def resolve(ufunc: np.ufunc, dtypes: tuple[Any, ...]) -> tuple[np.dtype, ...]:
         raise DTypeError(f"{name} is not defined for dtypes ({shown}).") from None
 
 
-def _infer_ufunc(ufunc: np.ufunc, *types: ArrayType) -> list[ArrayType]:
+@lru_cache(maxsize=4096)  # long programs repeat few types: one object of each saves time, and Python's garbage collector work
+def _infer_ufunc(ufunc: np.ufunc, *types: ArrayType) -> tuple[ArrayType, ...]:
     dtype = resolve(ufunc, tuple(t.dtype for t in types))[-1]
-    return [ArrayType(broadcast_shapes(ufunc.__name__, [t.shape for t in types]), dtype)]
+    return (ArrayType(broadcast_shapes(ufunc.__name__, [t.shape for t in types]), dtype),)
 
 
 def _apply_rules(rules: Sequence[Rule | None], cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any]) -> list:
@@ -109,7 +110,7 @@ def _share(better: np.ufunc) -> tuple[Rule, Rule]:
     """Gradients of maximum-like ufuncs: to the winner, halves to both in a tie (as in JAX)."""
 
     def weight(out: Any, mine: Any, other: Any) -> Any:
-        half = np.where(mine == other, 0.5, 1.0).astype(out.dtype)
+        half = np.where(mine == other, np.full((), 0.5, out.dtype), np.ones((), out.dtype))
         return np.where((mine == out) | (np.isnan(mine) & np.isnan(out)), half, np.zeros((), out.dtype))
 
     return (
