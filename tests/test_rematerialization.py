@@ -73,23 +73,6 @@ def test_second_derivatives():
             assert np.allclose(a, b, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_forward_derivatives_are_those_without(policy):
-    """Along a tangent of some arguments, with the bits of those without; and of gradients, and gradients of them."""
-    fn = functools.partial(loss, wrap=functools.partial(fc.checkpoint, policy=POLICIES[policy]))
-    tangent = [np.cos(p) for p in PARAMS]
-    along = lambda f: lambda p: fc.jvp(lambda p: f(p, X) ** 2, (p,), (tangent,))
-    for run in (lambda f: f, jitted):
-        same(run(along(fn))(PARAMS), run(along(loss))(PARAMS))
-        linear = lambda f: lambda p: fc.linearize(f, p, X)[1](tangent, X)
-        same(run(linear(fn))(PARAMS), run(linear(loss))(PARAMS))
-        for outer in (lambda f: along(lambda p, x: sum(np.sum(np.cos(g)) for g in fc.grad(f)(p, x))),
-                      lambda f: fc.grad(lambda p: along(f)(p)[1])):  # fmt: skip
-            found, wanted = (fc.tree.leaves(run(outer(f))(PARAMS)) for f in (fn, loss))
-            for a, b in zip(found, wanted, strict=True):
-                assert np.allclose(a, b, rtol=1e-11, atol=1e-11)
-
-
 def test_forward_derivatives_of_batches_and_hessians():
     square = lambda wrap: lambda x: np.sum(wrap(lambda x: np.tanh(x) * x)(x)) ** 2
     found, wanted = (fc.hessian(square(wrap))(X[0]) for wrap in (fc.checkpoint, lambda f: f))
