@@ -182,7 +182,8 @@ class Jitted(Generic[Params, R]):
     def _inside_trace(self, args: tuple, kwargs: dict[str, Any], dynamic: tuple, static: Static) -> Any:
         if self.mesh is NO_MESH:
             return self.fn(*args, **kwargs)  # inlined: there is nothing to shard
-        leaves, treedef = optree.tree_flatten(dynamic)
+        given: Any = dynamic
+        leaves, treedef = optree.tree_flatten(given)
         for leaf in leaves:
             check_alive(leaf)
         trace = current_interpreter()
