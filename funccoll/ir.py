@@ -252,7 +252,7 @@ class Program:
         """sha256 of the canonical text and the bytes of the captured constants: no ids, no file:line."""
         digest = hashlib.sha256(self.text(sources=False).encode())
         for _, value in self.constants:
-            digest.update(np.ascontiguousarray(value).reshape(-1).view(np.uint8))
+            digest.update(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
         return digest.hexdigest()
 
     def collectives(self) -> list[Equation]:

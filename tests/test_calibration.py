@@ -186,6 +186,7 @@ def tune(capsys, *words):
 
 
 @pytest.mark.processes
+@pytest.mark.slow
 def test_tune_measures_and_keeps(cache, capsys, monkeypatch):
     code, out, err = tune(capsys, "--quick", "--anyway")
     assert code == 0, err

@@ -367,6 +367,7 @@ step(np.ones(2))
     ("wrapped", r"rank 0 raised ValueError: the true cause at script.py:\d+ \(<module>\)"),
     ("child", "rank 0 exited with code 3"), ("inner", "rank 0 exited with code 3"),
 ])  # fmt: skip
+@pytest.mark.slow
 def test_the_cause_is_not_who_ended_first_nor_who_is_no_rank(script, how, words):
     script(CAUSE)
     _, _, errors = run("-n", "2", "--grace", "inf", "script.py", how)
@@ -443,6 +444,7 @@ def test_timeout():
     assert errors == "funccoll run: not finished after 2 s; all were stopped.\n"
 
 
+@pytest.mark.slow
 def test_who_ignores_sigterm_is_killed(monkeypatch, mark):
     monkeypatch.setattr(processes, "PATIENCE", 1.0)
     said = []

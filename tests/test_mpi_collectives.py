@@ -48,6 +48,7 @@ def test_values_are_those_of_virtual_devices(vendor, axes, axis):
 
 @pytest.mark.processes
 @pytest.mark.parametrize("vendor", VENDORS)
+@pytest.mark.slow
 def test_what_mpi_lacks_is_refused_when_it_is_compiled(vendor):
     out = on_one_host(vendor, 2, "refused()")
     assert out.count("all_reduce: MPI cannot combine f16. Leave algorithm=\"mpi\" out, or name one of") == 2

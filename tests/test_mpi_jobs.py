@@ -123,6 +123,7 @@ say(rank, "is fine")
     assert ran_well(one_vendor, 2, script, tmp_path) == ["0 is fine", "1 is fine"]
 
 
+@pytest.mark.slow
 def test_mpi_is_finalized_when_all_have_left(one_vendor, tmp_path):
     """A rank that leaves early waits for the others; the others hear at once that it has left."""
     script = JOIN + """
@@ -163,6 +164,7 @@ def test_nothing_waits_for_a_rank_that_needs_one_that_left(one_vendor, tmp_path)
     assert {"0 left 1", "2 left 1"} & set(lines)
 
 
+@pytest.mark.slow
 def test_a_killed_rank_under_open_mpi(tmp_path):
     """mpirun kills the others 0.26 s later, and with ULFM never. MPICH's kills them within 20 ms."""
     installed("openmpi")
@@ -181,6 +183,7 @@ def last():
 """
 
 
+@pytest.mark.slow
 def test_a_failure_where_mpi4py_would_finalize(one_vendor, tmp_path):
     """It would wait for rank 1, which is stopped. All functions for Python's end are called before, and its exit code stays."""
     script = OWN_MPI + JOIN + """

@@ -124,6 +124,7 @@ def test_a_job_on_one_host_is_told_what_to_do(tmp_path):
 
 
 @pytest.mark.skipif(bool(network_hosts.why_not()), reason=network_hosts.why_not())
+@pytest.mark.slow
 def test_a_job_on_hosts_is_measured(tmp_path):
     """The command starts a job on the hosts, which then measures them."""
     if why_not := mpi_vendors.why_not("openmpi"):

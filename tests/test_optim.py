@@ -71,6 +71,7 @@ def ours(case):
 
 
 @pytest.mark.parametrize("case", TORCH["cases"], ids=lambda c: f"{c['name']}-{c['dtype']}-{'-'.join(c['options'])}")
+@pytest.mark.slow
 def test_torchs_values_step_by_step(case):
     dtype = np.dtype(fc.bfloat16 if case["dtype"] == "bfloat16" else case["dtype"])
     optimizer, params = ours(case), tree_of(TORCH["start"], dtype)

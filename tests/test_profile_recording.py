@@ -55,6 +55,7 @@ def chain(tmp_path_factory):
     return Profile.load(directory)
 
 
+@pytest.mark.slow
 def test_a_chain_of_waits_leads_to_the_late_rank(chain):
     profile = chain
     assert (profile.nranks, profile.missing, profile.notes) == (4, [], [])

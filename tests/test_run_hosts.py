@@ -285,6 +285,7 @@ def test_exit_codes(vendor, tmp_path):
 
 
 @BOTH
+@pytest.mark.slow
 def test_the_first_failure_is_named(vendor, tmp_path):
     """(On one host, where today's jobs run.)"""
     script = code("""

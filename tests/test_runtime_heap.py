@@ -733,6 +733,7 @@ say("fine")
 
 
 @pytest.mark.parametrize("nests", [False, True])
+@pytest.mark.slow
 def test_forks_in_a_storm_of_signals(nests):
     """Whatever the handler does, nothing is lost that forks need: its handler, descriptors, the lock, the interval."""
     run_beside_another(STORM.replace("NESTS", str(nests)))

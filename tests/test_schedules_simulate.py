@@ -143,6 +143,7 @@ PAIRS = [(kind, name) for kind in KINDS for name in algorithms(kind)]
 
 @given(st.data())
 @settings(max_examples=150)
+@pytest.mark.slow
 def test_the_same_events_as_the_plain_simulator(data):
     kind, name = data.draw(st.sampled_from(PAIRS))
     p = data.draw(st.integers(1, 9).filter(lambda p: name in algorithms(kind, p)))

@@ -34,6 +34,7 @@ def results(name: str, n: int) -> list[Any]:
     "training_has_the_bits_of_the_cpu", "a_backward_pass_ends_in_the_devices_thread", "several_passes_and_no_sync",
     "kept_gradients_do_not_change", "communication_hooks", "uneven_inputs",
 ])  # fmt: skip
+@pytest.mark.slow
 def test_a_case(name, n):
     results(name, n)
 

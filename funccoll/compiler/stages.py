@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import gc
 import hashlib
 import operator
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -92,6 +94,18 @@ def _count_alone() -> tuple[int, int, int]:
 _ALONE = _count_alone()
 
 
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """Put off Python's search for cycles: passes make many objects which live on, of which each search would visit all."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
 class _Stage:
     """The common part of all stages.
 
@@ -169,7 +183,7 @@ class TracedFunction(_Stage):
 
         Raises ScheduleError, before anything runs, for a wrong algorithm of the user's own.
         """
-        with user_frames():
+        with user_frames(), _without_garbage_collection():
             first = [traced.lower() for traced in self.redistributions]
             found = functools.partial(choose, mesh=self.mesh)
             lowered = Lowered(run_passes(self.program, found, checks_passes()), self.signature, first)
@@ -197,7 +211,8 @@ class Lowered(_Scheduled):
     def compile(self) -> Compiled:
         """Make it executable on this process's devices."""
         require_devices(self.mesh)
-        compiled = Compiled(self.program, self.signature, self.schedules, self.redistributions)
+        with _without_garbage_collection():
+            compiled = Compiled(self.program, self.signature, self.schedules, self.redistributions)
         for observe in compile_observers:
             observe(compiled)
         return compiled

@@ -57,14 +57,14 @@ def attention(
     scores = (q.shape[-2], k.shape[-2])
     lead = broadcast_shapes("attention (leading dimensions)", [tuple(x.shape[:-2]) for x in (q, k, v)])
     if mask is not None:
-        mask = as_traceable(mask)
-        if mask.dtype != np.bool_:
-            raise DTypeError(f"attention: mask has dtype {mask.dtype}; it must be bool, True where a key counts.")
-        if broadcast_shapes("attention (mask)", [tuple(mask.shape), (*lead, *scores)])[-2:] != scores:
+        chosen = mask = as_traceable(mask)
+        if chosen.dtype != np.bool_:
+            raise DTypeError(f"attention: mask has dtype {chosen.dtype}; it must be bool, True where a key counts.")
+        if broadcast_shapes("attention (mask)", [tuple(chosen.shape), (*lead, *scores)])[-2:] != scores:
             raise ShapeError(
-                f"attention: a mask of shape {tuple(mask.shape)} does not broadcast to scores of shape {(*lead, *scores)}."
+                f"attention: a mask of shape {tuple(chosen.shape)} does not broadcast to scores of shape {(*lead, *scores)}."
             )
-        lead = broadcast_shapes("attention (mask)", [tuple(mask.shape)[:-2], lead])
+        lead = broadcast_shapes("attention (mask)", [tuple(chosen.shape)[:-2], lead])
     factor = 1 / math.sqrt(max(q.shape[-1], 1)) if scale is None else scale
     if block_size is None or not q.shape[-2]:
         out = _whole(q * factor, k, v, mask, causal)
