@@ -323,8 +323,9 @@ def test_keywords_that_do_not_fit():
 
 def test_jitted_functions_on_traced_arrays():
     inner = fc.jit(lambda y: y, mesh=LINE, in_specs=P("data"), out_specs=P("data"))
-    wrong(TraceError, lambda: run(lambda x: inner(x)), "jitted function with a mesh", "another traced function", ".fn")
-    wrong(TraceError, lambda: fc.grad(lambda x: np.sum(inner(x)))(X), "jitted function with a mesh", "fc.grad", ".fn")
+    wrong(TraceError, lambda: run(lambda x: inner(x)), "inside another function with a mesh", ".fn")
+    wrong(TraceError, lambda: fc.jit(inner)(X), "jitted function with a mesh", "inside a traced function", ".fn")
+    wrong(ShardingError, lambda: fc.grad(lambda x: np.sum(inner(x)))(X), "reduce_sum takes an Array f32[8]", "P('data')")
     wrong(TraceError, lambda: run(lambda x: fc.device_put(x, LINE, P("data"))), "device_put", "shard already")
     wrong(TraceError, lambda: run(lambda x: fc.from_local([x] * 4, LINE, P("data"))), "from_local: block 0", "shard")
 

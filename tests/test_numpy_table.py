@@ -78,7 +78,7 @@ def assert_same(got, want, exact: bool = True) -> None:
                 np.testing.assert_array_equal(np.signbit(g[~np.isnan(g)]), np.signbit(w[~np.isnan(w)]))
         elif g.dtype.kind in "fc":
             eps = np.finfo(g.dtype).eps
-            np.testing.assert_allclose(g, w, rtol=16 * eps, atol=16 * eps)
+            np.testing.assert_allclose(g, w, rtol=16 * eps, atol=16 * eps * max(1.0, np.max(np.abs(w), initial=0.0)))
         else:
             np.testing.assert_array_equal(g, w)
 

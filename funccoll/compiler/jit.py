@@ -33,7 +33,7 @@ from .arguments import Arguments, Options, Static, broadcast_specs, check_specs,
 from .choose_schedules import check_algorithms
 from .program_calls import ProgramCall
 from .signature import Signature
-from .stages import Compiled, Lowered, TracedFunction, redistribution
+from .stages import Compiled, Lowered, TracedFunction, redistribution, without_garbage_collection
 
 __all__ = ["Compiled", "Jitted", "Lowered", "TracedFunction", "clear_caches", "jit"]
 
@@ -297,9 +297,10 @@ class Jitted(Generic[Params, R]):
             return [self._check_output(v, s, tree, i) for i, (v, s) in enumerate(zip(values, shardings, strict=True))]
 
         weak = [w for _, _, w in types]
-        program, captured = stage(
-            flat, [x.type for x in layouts], weak=weak, axis_sizes=self.mesh.shape, label=self._name
-        )
+        with without_garbage_collection():
+            program, captured = stage(
+                flat, [x.type for x in layouts], weak=weak, axis_sizes=self.mesh.shape, label=self._name
+            )
         check_algorithms(program, self.mesh)
         for value in captured:
             if isinstance(value, Traced):

@@ -95,11 +95,11 @@ _ALONE = _count_alone()
 
 
 @contextmanager
-def _without_garbage_collection() -> Iterator[None]:
+def without_garbage_collection() -> Iterator[None]:
     """Put off Python's search for cycles: passes make many objects which live on, of which each search would visit all."""
     collects = gc.isenabled()
-    gc.disable()
     try:
+        gc.disable()
         yield
     finally:
         if collects:
@@ -183,7 +183,7 @@ class TracedFunction(_Stage):
 
         Raises ScheduleError, before anything runs, for a wrong algorithm of the user's own.
         """
-        with user_frames(), _without_garbage_collection():
+        with user_frames(), without_garbage_collection():
             first = [traced.lower() for traced in self.redistributions]
             found = functools.partial(choose, mesh=self.mesh)
             lowered = Lowered(run_passes(self.program, found, checks_passes()), self.signature, first)
@@ -211,7 +211,7 @@ class Lowered(_Scheduled):
     def compile(self) -> Compiled:
         """Make it executable on this process's devices."""
         require_devices(self.mesh)
-        with _without_garbage_collection():
+        with without_garbage_collection():
             compiled = Compiled(self.program, self.signature, self.schedules, self.redistributions)
         for observe in compile_observers:
             observe(compiled)

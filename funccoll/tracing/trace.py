@@ -81,7 +81,7 @@ class Trace:
             if not value.frame.open:
                 raise leaked(value)
             return self.capture(value)
-        if sharding_of(value) is not None:
+        if self.calls_meshes and sharding_of(value) is not None:
             return self.capture(value)
         array = as_array(value)
         return Literal(_frozen(array)) if array.ndim == 0 else self.capture(array, value)
