@@ -74,7 +74,7 @@ class _Carry:
     def entering(self) -> list[Any]:
         """The values of init in the types that the body takes."""
         pairs = zip(self.values, self.types, self.weak, strict=True)
-        return [widened(x if x.dtype == t.dtype and weak else astype(x, t.dtype), t) for x, t, weak in pairs]
+        return [widened(x if x.dtype == t.dtype and weak else _converted(self.what, x, t.dtype), t) for x, t, weak in pairs]
 
     def unflatten(self, results: Sequence[Any]) -> Any:
         """The pytree of final values."""
@@ -89,6 +89,13 @@ def _rank(dtype: np.dtype) -> int:
 def _takes(dtype: np.dtype, weak: type | None) -> bool:
     """True when a Python scalar of type `weak` takes this dtype where both meet (NEP 50)."""
     return weak is not None and _rank(np.dtype(weak)) <= _rank(dtype)
+
+
+def _converted(what: str, x: Any, dtype: np.dtype) -> Any:
+    """A value that stands for a Python scalar, in the dtype that it meets; raises DTypeError where it does not fit."""
+    if isinstance(x, np.ndarray) and x.dtype.kind in "iu" and dtype.kind in "iu" and x.astype(dtype) != x:
+        raise DTypeError(f"{what}: the Python integer {x} does not fit {dtype}, the dtype of the arrays that it meets.")
+    return astype(x, dtype)
 
 
 def _as_scalars(results: Sequence[Any], weak: Sequence[type | None]) -> Sequence[Any]:
@@ -131,6 +138,10 @@ def scan(
     Raises ShapeError, DTypeError or PytreeError for a carry that changes, naming the leaf and both types. Source: JAX's scan.
     """
     require_function("scan", f)
+    if not isinstance(reverse, (bool, np.bool_)):
+        raise TraceError(f"scan: reverse={reverse!r} must be True or False, known while tracing.")
+    if not isinstance(unroll, (bool, int, np.integer)) or unroll < (0 if isinstance(unroll, bool) else 1):
+        raise TraceError(f"scan: unroll={unroll!r} must be a positive integer, or True or False.")
     return _scan("scan", f, init, xs, length, reverse)
 
 
@@ -289,7 +300,8 @@ def _choose(what: str, index: Any, branches: Sequence[Callable[..., Any]], opera
             outs = [as_traceable(x) for x in outs]
             if wanted is None:
                 return outs
-            return [widened(x if x.dtype == t.dtype else astype(x, t.dtype), t) for x, t in zip(outs, wanted, strict=True)]
+            pairs = zip(outs, wanted, strict=True)
+            return [widened(x if x.dtype == t.dtype else _converted(what, x, t.dtype), t) for x, t in pairs]
 
         return call
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from types import SimpleNamespace
 
 import control_cases
@@ -11,7 +12,15 @@ import pytest
 
 import funccoll as fc
 from funccoll import P
-from funccoll.errors import DTypeError, PytreeError, ShapeError, TraceError, UnsupportedError, VaryingError
+from funccoll.errors import (
+    DTypeError,
+    FunccollError,
+    PytreeError,
+    ShapeError,
+    TraceError,
+    UnsupportedError,
+    VaryingError,
+)
 
 OURS = SimpleNamespace(
     scan=fc.scan, while_loop=fc.while_loop, fori_loop=fc.fori_loop, cond=fc.cond, switch=fc.switch, grad=fc.grad,
@@ -19,6 +28,7 @@ OURS = SimpleNamespace(
 )
 ONE = fc.make_mesh({"d": 1})
 TWO = fc.make_mesh({"d": 2})
+X = np.arange(3.0)
 ALL = {**control_cases.CASES, **control_cases.FORWARD}
 
 
@@ -434,3 +444,22 @@ def test_an_exception_in_a_loop_names_the_line():
     with pytest.raises(IndexError) as caught:
         fc.jit(program, mesh=ONE, in_specs=P(), out_specs=P())(np.ones(3))
     assert any("in <lambda>" in note and __file__ in note for note in caught.value.__notes__)
+
+
+@pytest.mark.parametrize(("call", "words"), [
+    (lambda: fc.scan(lambda c, x: (c, x), 0.0, X, reverse="no"), "reverse='no' must be True or False"),
+    (lambda: fc.scan(lambda c, x: (c, x), 0.0, X, unroll=0), "unroll=0 must be a positive integer"),
+    (lambda: fc.cond(False, lambda: np.uint8(1), lambda: 300), "cond: the Python integer 300 does not fit uint8"),
+    (lambda: fc.scan(lambda c, x: (np.uint8(1), c), -1, X), "scan: the Python integer -1 does not fit uint8"),
+])  # fmt: skip
+def test_values_that_would_be_taken_for_others(call, words):
+    for run in (lambda: call(), lambda: fc.jit(call)()):
+        with pytest.raises(FunccollError, match=re.escape(words)):
+            run()
+
+
+def test_python_integers_that_fit():
+    assert fc.cond(False, lambda: np.uint8(1), lambda: 255) == np.uint8(255)
+    carry, ys = fc.scan(lambda c, x: (np.uint8(1), c), 200, X)
+    assert (carry, ys.dtype, ys[0]) == (1, np.uint8, 200)
+    assert fc.scan(lambda c, x: (c + x, x), 0.0, X, unroll=True)[0] == fc.scan(lambda c, x: (c + x, x), 0.0, X, unroll=7)[0]
