@@ -32,7 +32,7 @@ class _Carry:
 
     def __init__(self, what: str, name: str, init: Any):
         self.what, self.name = what, name
-        leaves, self.tree = flatten_outputs(init, f"{what}: init")
+        leaves, self.tree = flatten_outputs(init, f"{what}: init", given=True)
         self.weak = [scalar_type(x) for x in leaves]
         self.values = [as_traceable(x) for x in leaves]
         self.types = [value_type(x) for x in self.values]
@@ -107,7 +107,7 @@ def _as_scalars(results: Sequence[Any], weak: Sequence[type | None]) -> Sequence
 
 
 def _length(xs: Any, length: int | None) -> tuple[int, list[Any], Any]:
-    leaves, tree = flatten_outputs(xs, "scan: xs")
+    leaves, tree = flatten_outputs(xs, "scan: xs", given=True)
     leaves, sizes = [as_traceable(x) for x in leaves], {}
     if length is not None and (isinstance(length, bool) or not isinstance(length, (int, np.integer)) or length < 0):
         raise TraceError(f"scan: length={length!r} must be a number of iterations, known while tracing.")
@@ -285,7 +285,7 @@ def switch(index: Any, branches: Sequence[Callable[..., Any]], *operands: Any) -
 
 
 def _choose(what: str, index: Any, branches: Sequence[Callable[..., Any]], operands: Any) -> Any:
-    leaves, tree = flatten_outputs(operands, f"{what}: operands")
+    leaves, tree = flatten_outputs(operands, f"{what}: operands", given=True)
     weak, leaves = [scalar_type(x) for x in leaves], [as_traceable(x) for x in leaves]
     index = as_traceable(index)
     wanted: list[ArrayType] | None = None

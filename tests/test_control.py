@@ -463,3 +463,13 @@ def test_python_integers_that_fit():
     carry, ys = fc.scan(lambda c, x: (np.uint8(1), c), 200, X)
     assert (carry, ys.dtype, ys[0]) == (1, np.uint8, 200)
     assert fc.scan(lambda c, x: (c + x, x), 0.0, X, unroll=True)[0] == fc.scan(lambda c, x: (c + x, x), 0.0, X, unroll=7)[0]
+
+
+def test_what_is_not_an_array_is_named():
+    for call, words in (
+        (lambda: fc.scan(lambda c, x: (c, x), {"a": "text"}, X), "scan: init['a'] is 'text' of type str: a traced function takes"),
+        (lambda: fc.cond(True, lambda x: x, lambda x: x, "b"), "cond: operands[0] is 'b' of type str"),
+        (lambda: fc.scan(lambda c, x: (c, [x, "y"]), 0.0, X), "returned 'y' of type str at result[1]"),
+    ):
+        with pytest.raises(TraceError, match=re.escape(words)):
+            call()

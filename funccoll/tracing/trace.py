@@ -243,20 +243,22 @@ def documented_as(description: str, fn: Callable[..., Any]) -> Callable[[F], F]:
     return decorate
 
 
-def flatten_outputs(result: Any, name: str) -> tuple[list[Any], optree.PyTreeSpec]:
-    """Leaves and structure of a traced function's result; raises TraceError for a leaf that is not an array."""
+def flatten_outputs(result: Any, name: str, given: bool = False) -> tuple[list[Any], optree.PyTreeSpec]:
+    """Leaves and structure of a function's result, or of what it is `given`; raises TraceError for what is not an array."""
     leaves, treedef = optree.tree_flatten(result)
     for path, leaf in zip(treedef.paths(), leaves, strict=True):
         if isinstance(leaf, (Traced, bool, int, float, complex, np.ndarray, np.generic)):
             if isinstance(leaf, (np.ndarray, np.generic)):
-                check_dtype(leaf.dtype, f"the result of {name}")
+                check_dtype(leaf.dtype, name if given else f"the result of {name}")
             continue
         if hasattr(leaf, "__array__"):
             continue
         where = "".join(f"[{p!r}]" for p in path)
+        shown = f"{leaf!r} of type {type(leaf).__name__}"
+        place = f" at result{where}" if path else ""
         raise TraceError(
-            f"{name} returned {leaf!r} of type {type(leaf).__name__}{f' at result{where}' if path else ''}: a traced "
-            "function returns arrays, numbers, and pytrees of them (tuples, lists, dicts, None, ...)."
+            f"{f'{name}{where} is {shown}' if given else f'{name} returned {shown}{place}'}: a traced function "
+            f"{'takes' if given else 'returns'} arrays, numbers, and pytrees of them (tuples, lists, dicts, None, ...)."
             f"{registration_remedy(leaf)}"
         )
     return leaves, treedef
