@@ -467,7 +467,7 @@ def test_python_integers_that_fit():
 
 def test_what_is_not_an_array_is_named():
     for call, words in (
-        (lambda: fc.scan(lambda c, x: (c, x), {"a": "text"}, X), "scan: init['a'] is 'text' of type str: a traced function takes"),
+        (lambda: fc.scan(lambda c, x: (c, x), {"a": "text"}, X), "scan: init['a'] is 'text' of type str: a traced"),
         (lambda: fc.cond(True, lambda x: x, lambda x: x, "b"), "cond: operands[0] is 'b' of type str"),
         (lambda: fc.scan(lambda c, x: (c, [x, "y"]), 0.0, X), "returned 'y' of type str at result[1]"),
     ):
