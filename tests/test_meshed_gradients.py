@@ -135,3 +135,11 @@ def test_a_split_value_is_made_whole_by_redistribute() -> None:
 @pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_processes_have_the_bits_of_virtual_devices(count: int) -> None:
     launch(compare_in_job, count, blocks_of_gradients(fc.make_mesh({"data": count})))
+
+
+def test_other_transformations_take_arrays_whole() -> None:
+    mesh = fc.make_mesh({"data": 2, "model": 2})
+    _, x = data()
+    split, f = fc.device_put(x, mesh, P("data")), lambda x: np.sum(np.reshape(x, -1) ** 3)
+    assert fc.jvp(f, (split,), (split,)) == fc.jvp(f, (x,), (x,))
+    np.testing.assert_array_equal(fc.vmap(lambda r: np.sum(r * r))(split), np.sum(x * x, 1))

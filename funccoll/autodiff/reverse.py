@@ -57,11 +57,16 @@ def _gradients(cts: Sequence[Any], program: Program, leaves: Sequence[Any]) -> l
     ]
 
 
-def flatten_function(fn: Callable[..., Any], args: Any, has_aux: bool, name: str) -> tuple[list[Any], Any, Callable, dict]:
-    """`fn` over flat leaves; `info` receives the structure of its result when it is traced."""
+def flatten_function(
+    fn: Callable[..., Any], args: Any, has_aux: bool, name: str, split: bool = False
+) -> tuple[list[Any], Any, Callable, dict]:
+    """`fn` over flat leaves; `info` receives the structure of its result when it is traced.
+
+    Leaves are whole arrays; with `split`, Arrays that are split over a mesh stay as they are.
+    """
     leaves, treedef = optree.tree_flatten(args)
     info: dict[str, Any] = {"weak": [scalar_type(x) for x in leaves]}
-    leaves = [x if sharding_of(x) is not None else as_traceable(x) for x in leaves]
+    leaves = [x if split and sharding_of(x) is not None else as_traceable(x) for x in leaves]
 
     def flat(*values: Any) -> list[Any]:
         result = fn(*treedef.unflatten(values))
@@ -87,7 +92,7 @@ def vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple:
     """
     require_function("vjp", fn)
     name = label_of(fn)
-    leaves, treedef, flat, info = flatten_function(fn, primals, has_aux, name)
+    leaves, treedef, flat, info = flatten_function(fn, primals, has_aux, name, split=True)
     outputs, pull, program = _linearize(flat, list(map(detached, leaves)), info["weak"], name)
     outputs = list(map(detached, outputs))
     count = info["count"]
@@ -152,7 +157,7 @@ def value_and_grad(
                 full[p] = v
             return fn(*full, **kwargs)
 
-        leaves, treedef, flat, info = flatten_function(of_chosen, chosen, has_aux, name)
+        leaves, treedef, flat, info = flatten_function(of_chosen, chosen, has_aux, name, split=True)
         paths = [(where[path[0]], *path[1:]) for path in treedef.paths()]
         for leaf, path in zip(leaves, paths, strict=True):
             if not is_inexact(leaf.dtype):
