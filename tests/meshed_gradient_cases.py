@@ -108,6 +108,26 @@ CASES = {
 }  # fmt: skip
 
 
+def split_cotangents(f: Any, mesh: fc.Mesh) -> list[fc.Array]:
+    """Gradients of an argument whose results got cotangents that are whole, and split in two ways."""
+    w, x = data()
+    first = mesh.axis_names[0]
+    split, columns = (fc.device_put(x, mesh, spec) for spec in (P(first), P(None, first)))
+
+    def thrice(x):
+        h = f.features(w, x)
+        return h, h, x
+
+    pullback = fc.vjp(thrice, split)[1]
+    return [pullback(cts)[0] for cts in ((x, split, columns), (split, x, x), (columns, columns, split))]
+
+
+def expected_of_split_cotangents() -> list[np.ndarray]:
+    """The same without a mesh."""
+    w, x = data()
+    return [2 * fc.vjp(lambda x: np.tanh(x * w), x)[1](x)[0] + x] * 3
+
+
 def blocks_of_gradients(mesh: fc.Mesh) -> list[list[bytes]]:
     """For each case its value and gradients, on each device of this process; what is whole counts as one block."""
     found = []
@@ -131,5 +151,8 @@ def compare_in_job(expected: list[list[bytes]]) -> None:
     for wrong in (lambda w: np.sum(split * w), lambda w: np.sum(f.features(w, split))):
         with pytest.raises(ShardingError, match=r"that is split as P\('data'\)"):
             fc.grad(wrong)(w)
+    for found, want in zip(split_cotangents(f, mesh), expected_of_split_cotangents(), strict=True):
+        rows = len(want) // fc.world_size()
+        np.testing.assert_allclose(found.local, want[rows * fc.rank() :][:rows], rtol=1e-12)
     whole = fc.grad(lambda w: np.sum(fc.redistribute(f.features(w, split), P()) ** 3))(w)
     np.testing.assert_allclose(whole, fc.grad(lambda w: np.sum(np.tanh(x * w) ** 3))(w), rtol=1e-12)

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from meshed_gradient_cases import CASES, blocks_of_gradients, compare_in_job, data, functions
+from meshed_gradient_cases import (
+    CASES,
+    blocks_of_gradients,
+    compare_in_job,
+    data,
+    expected_of_split_cotangents,
+    functions,
+    split_cotangents,
+)
 from ranks import launch
 
 import funccoll as fc
 from funccoll import P
+from funccoll.compiler.program_calls import moved, sum_of
 from funccoll.errors import ShardingError, TraceError
 
 
@@ -72,6 +81,66 @@ def test_a_pullback_takes_whole_and_split_cotangents_and_gives_zeros() -> None:
     assert type(nothing) is fc.Array and nothing.sharding == given.sharding and not np.asarray(nothing).any()
 
 
+def test_a_split_value_has_cotangents_of_several_shardings() -> None:
+    mesh = fc.make_mesh({"data": 2, "model": 2})
+    f, (w, x) = functions(mesh), data()
+    for found, want in zip(split_cotangents(f, mesh), expected_of_split_cotangents(), strict=True):
+        assert type(found) is fc.Array and found.sharding.spec == P("data")
+        np.testing.assert_allclose(np.asarray(found), want, rtol=1e-12)
+
+    def ours(x, ct):
+        (h, _), pullback = fc.vjp(lambda x: (f.features(w, x),) * 2, x)
+        return f.dot(pullback((ct, h))[0], x) + f.dot(fc.vjp(lambda x: x, x)[1](ct)[0], x)
+
+    def plain(x, ct):
+        h, pullback = fc.vjp(lambda x: np.tanh(x * w), x)
+        return np.sum(pullback(ct + h)[0] * x) + np.sum(ct * x)
+
+    found = fc.grad(ours, (0, 1))(fc.device_put(x, mesh, P("data")), x[::-1])
+    for ct, want in zip(found, fc.grad(plain, (0, 1))(x, x[::-1]), strict=True):
+        np.testing.assert_allclose(np.asarray(ct), want, rtol=1e-12)
+    other = fc.device_put(x, fc.make_mesh({"data": 4}), P("data"))
+    with pytest.raises(ShardingError, match=r"a cotangent f64\[8,4\] is split as P\('data'\) over .* they have one mesh"):
+        fc.vjp(lambda x: x, fc.device_put(x, mesh, P("data")))[1](other)
+
+
+def test_an_array_that_is_closed_over_can_be_printed() -> None:
+    mesh = fc.make_mesh({"data": 2, "model": 2})
+    f, (w, x) = functions(mesh), data()
+    split, seen = fc.device_put(x, mesh, P("data")), []
+
+    def loss(w):
+        seen.extend((repr(split), f"{split}"))
+        return f.loss(w, split)
+
+    fc.grad(loss)(w)
+    assert seen == [repr(split), str(x)]
+
+
+def test_a_result_of_python_scalars_stays_weak() -> None:
+    mesh = fc.make_mesh({"data": 2, "model": 2})
+    step = fc.jit(lambda n: n + 1, mesh=mesh, in_specs=P(), out_specs=P())
+    loss = lambda w, n: np.sum(w * step(n))
+    value, (ct, _) = fc.value_and_grad(loss, (0, 1))(np.ones(4, np.float32), 2.0)
+    assert value.dtype == ct.dtype == np.float32
+
+
+def test_redistributions_are_recorded_with_their_lines_and_forgotten() -> None:
+    mesh = fc.make_mesh({"data": 2, "model": 2})
+    f, x = functions(mesh), data()[1]
+    fc.clear_caches()
+
+    def loss(x):
+        once = fc.redistribute(x, P("model"))
+        again = fc.redistribute(x, P("model"))
+        return f.dot(once, again)
+
+    fc.grad(loss)(fc.device_put(x, mesh, P("data")))
+    assert moved.cache_info().currsize == 2  # of two lines
+    fc.clear_caches()
+    assert moved.cache_info().currsize == sum_of.cache_info().currsize == 0
+
+
 @pytest.mark.parametrize(
     ("use", "what"),
     [
@@ -81,6 +150,7 @@ def test_a_pullback_takes_whole_and_split_cotangents_and_gives_zeros() -> None:
         (lambda f, w, x: fc.grad(lambda v: np.sum(v * x))(w)[0], "multiply takes an Array"),
         (lambda f, w, x: fc.vmap(lambda r: np.sum(r))(x)[0], "takes an Array"),
         (lambda f, w, x: fc.cond(w[0] > 0, lambda: f.dot(x, x), lambda: w[0]), "inside a traced function"),
+        (lambda f, w, x: f.dot(fc.redistribute(f.dot(x, x), P("data")), x), "which is whole, and on no mesh"),
         (lambda f, w, x: fc.checkpoint(lambda x: f.dot(x, x))(x), "inside a traced function"),
     ],
 )

@@ -161,9 +161,13 @@ class Array(metaclass=_ArrayMeta):
     # ------------------------------------------------------------ conversions
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        copies = self._copy_list()
+        self.take_copies()
         if current_interpreter().calls_meshes and self.sharding.varying:
             raise split_value("NumPy reads", ArrayType(self.shape, self.dtype), self.sharding)
+        return self._to_numpy(dtype, copy)
+
+    def _to_numpy(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        copies = self._copy_list()
         if self.is_one_of_several_blocks:
             raise MeshError(
                 f"this process holds one block of the Array {dtype_name(self.dtype)}{list(self.shape)}, split as "
@@ -288,7 +292,7 @@ class Array(metaclass=_ArrayMeta):
     def __str__(self) -> str:
         if self.is_deleted():
             return "<deleted Array>"
-        return repr(self) if self.is_one_of_several_blocks else str(np.asarray(self))
+        return repr(self) if self.is_one_of_several_blocks else str(self._to_numpy())
 
     def __repr__(self) -> str:
         head = f"{dtype_name(self.dtype)}[{','.join(map(str, self.shape))}], {self.sharding.spec!r} on {self.sharding.mesh!r}"
@@ -296,7 +300,7 @@ class Array(metaclass=_ArrayMeta):
             return f"Array(deleted, {head})"
         head = f"weak {head}" if self.weak else head
         what = f"block {self.sharding.mesh.process} of {self.sharding.mesh.size}: " if self.is_one_of_several_blocks else ""
-        shown = self.local if what else np.asarray(self)
+        shown = self.local if what else self._to_numpy()  # in a gradient around it as well
         values = np.array2string(shown, separator=", ", threshold=20, edgeitems=2, prefix=f"Array({what}")
         return f"Array({what}{values}, {head})"
 

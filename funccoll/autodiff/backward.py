@@ -25,8 +25,8 @@ __all__ = ["RULES", "SPLIT", "Backward", "active_variables", "run_forward", "wid
 _NOTHING: Mapping[Any, Any] = {}
 
 SPLIT: dict[str, Callable[..., Any]] = {}
-"""Operations on global values that are split, which run on their mesh (`compiler/program_calls.py` gives them): `add(x, y)`,
-and `zeros(type, sharding)`."""
+"""Operations on global values that are split, which run on their mesh (`compiler/program_calls.py` gives them): `add(x, y)`
+of two that are split alike, `zeros(type, sharding)`, and `move(x, sharding)`."""
 
 RULES: dict[Primitive, Callable[..., tuple[list[Any], Callable[[list[Any]], Sequence[Any]]]]] = {}
 """Rules of primitives that run programs: (equation, values, which of them are active, `apart`) -> (outputs, pullback).

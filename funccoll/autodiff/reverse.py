@@ -43,10 +43,16 @@ def _linearize(
 
     def pullback(cts: Sequence[Any]) -> list[Any]:
         walk = Backward(program, env, residuals, active)
-        walk.run(cts)
+        walk.run([*map(_split_like, cts, outputs)])
         return [walk.take(v) for v in program.inputs]
 
     return outputs, pullback, program
+
+
+def _split_like(ct: Any, value: Any) -> Any:
+    """A cotangent in the sharding of its value, where that is split: so all cotangents of the value are split alike."""
+    sharding = None if ct is None else sharding_of(value)
+    return ct if sharding is None or sharding_of(ct) == sharding else SPLIT["move"](ct, sharding)
 
 
 def _gradients(cts: Sequence[Any], program: Program, leaves: Sequence[Any]) -> list[Any]:
@@ -87,7 +93,8 @@ def vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple:
     """`(fn(*primals), pullback)`: `pullback(cotangent)` gives one cotangent for each primal.
 
     `primals` are pytrees of arrays. The cotangent has the structure, shapes and dtypes of the result; it
-    may vary only over the axes of the result, and is widened to all of them. With `has_aux`, `fn` returns
+    may vary only over the axes of the result, and is widened to all of them; that of an Array which is split is brought into
+    its sharding. With `has_aux`, `fn` returns
     `(result, aux)` and this returns `(result, pullback, aux)`. Complex numbers follow JAX: no conjugates.
     """
     require_function("vjp", fn)

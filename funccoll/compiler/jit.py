@@ -31,7 +31,7 @@ from ..tracing.tracer import check_alive
 from ..types import ArrayType
 from .arguments import Arguments, Options, Static, broadcast_specs, check_specs, path_name
 from .choose_schedules import check_algorithms
-from .program_calls import ProgramCall
+from .program_calls import ProgramCall, moved, sum_of
 from .signature import Signature
 from .stages import Compiled, Lowered, TracedFunction, redistribution, without_garbage_collection
 
@@ -218,7 +218,10 @@ class Jitted(Generic[Params, R]):
             made = self._calls[key] = call, s.out_tree
         call, out_tree = made
         values = [x if s is not None else as_traceable(x) for x, s in zip(leaves, shardings, strict=True)]
-        return out_tree.unflatten(call.bind(values))
+        outs = call.bind(values)
+        for out, layout in zip(outs, call.out_layouts, strict=True):
+            out.weak = layout.weak
+        return out_tree.unflatten(outs)
 
     def _leaf_type(self, leaf: Any, treedef: optree.PyTreeSpec, position: int, static: Static) -> _LeafType:
         shape, dtype = shape_and_dtype(leaf, lambda: self._arguments.describe(treedef, position, static))
@@ -348,7 +351,8 @@ def clear_caches() -> None:
     A jitted function keeps the last 512 programs that it has used, one for each structure, shapes and dtypes; of these
     it drops a quarter when one more is compiled. In a job each process may clear its caches when it likes.
     """
-    redistribution.cache_clear()
+    for programs in (redistribution, moved, sum_of):
+        programs.cache_clear()
     for jitted in list(_JITTED):
         jitted.clear_cache()
 

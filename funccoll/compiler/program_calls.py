@@ -20,7 +20,7 @@ from ..arrays.array import Array
 from ..arrays.array_layout import ArrayLayout, layout_of
 from ..autodiff.backward import RULES, SPLIT
 from ..autodiff.control_rules import Transposed, differentiated
-from ..errors import Source
+from ..errors import ShardingError, Source, current_source
 from ..ir import Equation, Program, Traced, bind, evaluate
 from ..mesh import Mesh, P, Sharding
 from ..primitives.meshed_call import meshed_call_p
@@ -28,9 +28,9 @@ from ..tracing.trace import sharding_of, stage, value_type
 from ..types import ArrayType, is_inexact
 from .resharding import reshard
 from .signature import Signature
-from .stages import Compiled, TracedFunction
+from .stages import Compiled, TracedFunction, trace_redistribution
 
-__all__ = ["ProgramCall"]
+__all__ = ["ProgramCall", "moved", "sum_of"]
 
 
 class ProgramCall:
@@ -168,15 +168,34 @@ RULES[meshed_call_p] = _rule
 # ---------------------------------------------------------------- values that are split
 
 
+@functools.lru_cache(maxsize=256)
+def moved(given: ArrayLayout, wanted: Sharding, source: Source | None) -> ProgramCall:
+    """The redistribution of a global value; `source`, the user's line, is part of the key as in `stages.redistribution`."""
+    result = layout_of(given.shape, given.dtype, wanted)
+    program = trace_redistribution(given, result, source).program
+    return ProgramCall("redistribute", program, [given], [result], wanted.mesh)
+
+
+def _move(x: Any, sharding: Sharding) -> Any:
+    type = value_type(x)
+    given = sharding_of(x) or Sharding(sharding.mesh, P())
+    if given.mesh != sharding.mesh:
+        raise ShardingError(
+            f"a cotangent {type} is split as {given.spec!r} over {given.mesh!r}, and its value as {sharding.spec!r} over "
+            f"{sharding.mesh!r}: they have one mesh, or the cotangent is whole."
+        )
+    return moved(layout_of(type.shape, type.dtype, given), sharding, current_source()).bind((x,))[0]
+
+
 def _add(x: Any, y: Any) -> Any:
-    """The sum of two global values that are split alike."""
-    sharding, type = sharding_of(x) or sharding_of(y), value_type(x)
+    sharding, type = sharding_of(x), value_type(x)
     assert sharding is not None
-    return _sum(layout_of(type.shape, type.dtype, sharding)).bind((x, y))[0]
+    return sum_of(layout_of(type.shape, type.dtype, sharding)).bind((x, y))[0]
 
 
 @functools.lru_cache(maxsize=256)
-def _sum(layout: ArrayLayout) -> ProgramCall:
+def sum_of(layout: ArrayLayout) -> ProgramCall:
+    """The sum of two global values that are split alike."""
     mesh = layout.sharding.mesh
     program, _ = stage(lambda x, y: [x + y], [layout.type] * 2, axis_sizes=mesh.shape, label="a sum of cotangents")
     return ProgramCall("a sum of cotangents", program, [layout] * 2, [layout], mesh)
@@ -192,4 +211,4 @@ def _split_zeros(type: ArrayType, sharding: Sharding) -> Array:
     return Array(layout, layout.split(_zeros(type)))
 
 
-SPLIT.update(add=_add, zeros=_split_zeros)
+SPLIT.update(add=_add, zeros=_split_zeros, move=_move)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 from ..arrays.array import Array
-from ..arrays.array_layout import ArrayLayout, layout_of
+from ..arrays.array_layout import layout_of
 from ..errors import TraceError, current_source, user_frames
-from ..ir import Traced
+from ..ir import Traced, current_interpreter
 from ..mesh import P, Sharding
 from ..tracing.trace import sharding_of
-from .program_calls import ProgramCall
-from .stages import redistribution, trace_redistribution
+from .program_calls import moved
+from .stages import redistribution
 
 __all__ = ["redistribute"]
 
@@ -34,7 +33,8 @@ def redistribute(x: Array, spec: P) -> Array:
     with user_frames():
         split = sharding_of(x) if isinstance(x, Traced) else None
         if split is not None:
-            return _of_traced(layout_of(x.shape, x.dtype, split), Sharding(split.mesh, spec)).bind((x,))[0]
+            given = layout_of(x.shape, x.dtype, split)
+            return moved(given, Sharding(split.mesh, spec), current_source()).bind((x,))[0]
         _check_array(x)
         wanted = Sharding(x.sharding.mesh, spec)
         wanted.shard_shape(x.shape, "redistribute: x")
@@ -44,15 +44,13 @@ def redistribute(x: Array, spec: P) -> Array:
         return redistribution(given, layout_of(x.shape, x.dtype, wanted, x.weak), current_source()).execute((x,))
 
 
-@functools.lru_cache(maxsize=256)
-def _of_traced(given: ArrayLayout, wanted: Sharding) -> ProgramCall:
-    """The redistribution of a global value in a gradient around functions on its mesh."""
-    result = layout_of(given.shape, given.dtype, wanted)
-    program = trace_redistribution(given, result, current_source()).program
-    return ProgramCall("redistribute", program, [given], [result], wanted.mesh)
-
-
 def _check_array(x: Any) -> None:
+    if isinstance(x, Traced) and current_interpreter().calls_meshes:
+        raise TraceError(
+            f"redistribute: x is a traced array of type {x.type}, which is whole, and on no mesh. In a gradient around jitted "
+            "functions with a mesh it takes what is split: such a function's result, or an Array. A whole array is split by "
+            "the function that it is passed to, as its in_specs say."
+        )
     if isinstance(x, Traced):
         raise TraceError(
             f"redistribute: x is a traced array of type {x.type}, one device's block. Inside a traced function use "
