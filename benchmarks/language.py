@@ -76,7 +76,7 @@ LINES: dict[str, list[Case]] = {
     ],
 }  # fmt: skip
 LINEAR = {"rows": (("compile", "run"), 1000, 3000, 3.3), "collectives": (("compile",), 1000, 4000, None)}
-"""By line: the measures, and two sizes of which the larger takes at most so many times the time of the smaller."""
+"""For each line that grows: its measures, a smaller and a larger size, and the goal for the ratio of their times (or None)."""
 
 
 class Process:

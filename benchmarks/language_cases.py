@@ -11,7 +11,7 @@ HIDDEN = 64
 
 
 class Dialect(NamedTuple):
-    """What the programs call by another name in each library."""
+    """A library's own names for the functions that the programs call."""
 
     np: Any
     jit: Callable[..., Any]

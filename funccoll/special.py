@@ -50,9 +50,9 @@ def logsumexp(a: Any, axis: int | tuple[int, ...] | None = None, b: Any = None, 
 
 def softmax(x: Any, axis: int | tuple[int, ...] | None = None) -> Any:
     """exp(x) / sum(exp(x)) along `axis`, by default of all elements, without overflow."""
-    return nn.softmax(x, axis)  # type: ignore[arg-type]
+    return nn.softmax(x, axis)
 
 
 def log_softmax(x: Any, axis: int | tuple[int, ...] | None = None) -> Any:
     """log(softmax(x, axis))."""
-    return nn.log_softmax(x, axis)  # type: ignore[arg-type]
+    return nn.log_softmax(x, axis)

@@ -108,7 +108,8 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("collective_group",), ("entry", "values"), ("shm_backend",),
     ),
     "compiler": (
-        ("arguments", "choose_schedules", "report", "resharding"), ("signature",), ("stages",), ("program_calls",),
+        ("arguments", "choose_schedules", "garbage_collection", "report", "resharding"), ("signature",), ("stages",),
+        ("program_calls",),
         ("jit", "per_device", "redistribute"),
     ),
     "torch": (

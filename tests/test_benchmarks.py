@@ -13,6 +13,14 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "core.json"
 
 
+def recorded(name):
+    """A committed record; the test is skipped where it was not measured yet."""
+    path = RESULTS.parent / name
+    if not path.exists():
+        pytest.skip("not measured yet")
+    return json.loads(path.read_text())
+
+
 @pytest.fixture
 def benchmarks(monkeypatch):
     """Their modules can be imported."""
@@ -97,12 +105,9 @@ def check_language(data):
 
 
 def test_the_record_of_the_language_has_every_line(benchmarks):
-    path = RESULTS.parent / "language.json"
-    if not path.exists():
-        pytest.skip("not measured yet")
+    data = recorded("language.json")
     from language import LINES
 
-    data = json.loads(path.read_text())
     check_language(data)
     assert list(data["lines"]) == list(LINES)
     for name, cases in LINES.items():
@@ -155,10 +160,7 @@ def check_host(data):
 
 
 def test_the_record_of_the_host_is_of_a_full_run(benchmarks):
-    path = RESULTS.parent / "host.json"
-    if not path.exists():
-        pytest.skip("not measured yet")
-    data = json.loads(path.read_text())
+    data = recorded("host.json")
     check_host(data)
     assert not data["missing"]
     assert data["rounds"] == 11
@@ -258,10 +260,7 @@ def check_network(data):
 
 
 def test_the_record_of_several_hosts_is_of_a_full_run(benchmarks):
-    path = RESULTS.parent / "mpi.json"
-    if not path.exists():
-        pytest.skip("not measured yet")
-    data = json.loads(path.read_text())
+    data = recorded("mpi.json")
     check_network(data)
     assert not data["missing"] and not data["quick"]
     assert all(goal["met"] is not None for goal in data["goals"])
@@ -400,12 +399,9 @@ def check_training(data):
 
 
 def test_the_record_of_training_is_of_a_full_run(benchmarks):
-    path = RESULTS.parent / "ddp.json"
-    if not path.exists():
-        pytest.skip("not measured yet")
+    data = recorded("ddp.json")
     from ddp_cases import NETWORKS
 
-    data = json.loads(path.read_text())
     check_training(data)
     assert not data["missing"]
     assert data["rounds"] >= 21
@@ -449,12 +445,9 @@ def check_torch_ddp(data):
 
 
 def test_the_record_of_torch_modules_is_of_a_full_run(benchmarks):
-    path = RESULTS.parent / "torch_ddp.json"
-    if not path.exists():
-        pytest.skip("not measured yet")
+    data = recorded("torch_ddp.json")
     from torch_ddp import GOALS
 
-    data = json.loads(path.read_text())
     check_torch_ddp(data)
     assert data["rounds"] >= 11
     assert [case["task"] for case in data["cases"]] == list(GOALS)

@@ -94,7 +94,7 @@ def test_every_primitive_has_derivatives_or_a_stated_reason():
 
 
 def test_no_primitive_has_a_gradient_and_silently_no_tangent():
-    """What the walk backwards differentiates by a rule of its own, the walk forwards does too, or the call is refused there."""
+    """Each primitive with a rule of its own in reverse mode has one in forward mode; jvp refuses calls on a mesh instead."""
     backwards = {custom_vjp_p, checkpoint_p, *backward.RULES} - {meshed_call_p}
     assert backwards == {custom_vjp_p, *forward.RULES}
 

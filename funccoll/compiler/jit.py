@@ -31,9 +31,10 @@ from ..tracing.tracer import check_alive
 from ..types import ArrayType
 from .arguments import Arguments, Options, Static, broadcast_specs, check_specs, path_name
 from .choose_schedules import check_algorithms
+from .garbage_collection import without_garbage_collection
 from .program_calls import ProgramCall, moved, sum_of
 from .signature import Signature
-from .stages import Compiled, Lowered, TracedFunction, redistribution, without_garbage_collection
+from .stages import Compiled, Lowered, TracedFunction, redistribution
 
 __all__ = ["Compiled", "Jitted", "Lowered", "TracedFunction", "clear_caches", "jit"]
 
@@ -198,13 +199,13 @@ class Jitted(Generic[Params, R]):
         types = tuple(self._leaf_type(leaf, treedef, i, static) for i, leaf in enumerate(leaves))
         shardings = tuple(map(sharding_of, leaves))
         for i, (leaf, (shape, dtype, _), sharding) in enumerate(zip(leaves, types, shardings, strict=True)):
-            where = self._arguments.describe(treedef, i, static)
+            where = functools.partial(self._arguments.describe, treedef, i, static)
             if self.mesh.device_type == "cuda" or (not isinstance(leaf, Traced) and device_type_of(leaf) == "cuda"):
-                raise DeviceError(f"{where} is on a GPU: gradients around jitted functions with a mesh are for CPUs.")
+                raise DeviceError(f"{where()} is on a GPU: gradients around jitted functions with a mesh are for CPUs.")
             if sharding is not None and sharding.mesh != self.mesh:
                 given = ArrayType(shape, dtype)
                 raise ShardingError(
-                    f"{where}, of type {given}, is split as {sharding.spec!r} over {sharding.mesh!r}, and {self._name} is "
+                    f"{where()}, of type {given}, is split as {sharding.spec!r} over {sharding.mesh!r}, and {self._name} is "
                     f"jitted for {self.mesh!r}: functions that are called in one gradient have one mesh."
                 )
         key = (treedef, types, static, shardings if self._arguments.auto else ())

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import functools
-import gc
 import hashlib
 import operator
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,6 +29,7 @@ from ..runtime.job.world import backend_of
 from ..tracing.trace import stage
 from .arguments import path_name
 from .choose_schedules import choose, is_large, is_users, schedules_of
+from .garbage_collection import without_garbage_collection
 from .report import CollectiveTable, cost_analysis
 from .resharding import reshard
 from .signature import Signature
@@ -92,18 +91,6 @@ def _count_alone() -> tuple[int, int, int]:
 
 
 _ALONE = _count_alone()
-
-
-@contextmanager
-def without_garbage_collection() -> Iterator[None]:
-    """Put off Python's search for cycles: passes make many objects which live on, of which each search would visit all."""
-    collects = gc.isenabled()
-    try:
-        gc.disable()
-        yield
-    finally:
-        if collects:
-            gc.enable()
 
 
 class _Stage:

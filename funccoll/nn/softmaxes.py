@@ -34,7 +34,7 @@ def logsumexp(
     return np.squeeze(out, axis=tuple(range(x.ndim)) if axis is None else axis)
 
 
-def log_softmax(x: Float[Any, "*s"], axis: int = -1) -> Float[Any, "*s"]:
+def log_softmax(x: Float[Any, "*s"], axis: int | tuple[int, ...] | None = -1) -> Float[Any, "*s"]:
     """x - logsumexp(x) along `axis`. Any shape with at least one dimension; the dtype is kept.
 
     -inf stays -inf; where all are -inf the result is NaN.
@@ -44,7 +44,7 @@ def log_softmax(x: Float[Any, "*s"], axis: int = -1) -> Float[Any, "*s"]:
     return narrow(shifted - np.log(np.sum(np.exp(shifted), axis=axis, keepdims=True)), given)
 
 
-def softmax(x: Float[Any, "*s"], axis: int = -1) -> Float[Any, "*s"]:
+def softmax(x: Float[Any, "*s"], axis: int | tuple[int, ...] | None = -1) -> Float[Any, "*s"]:
     """exp(x) / sum(exp(x)) along `axis`, without overflow. The dtype is kept.
 
     -inf gets 0 (a mask); where all are -inf the result is NaN.

@@ -275,9 +275,9 @@ def stage(
 ) -> tuple[Program, list[Any]]:
     """Trace `fn(*tracers) -> flat list of values`; returns the program and the values it captured.
 
-    `weak` says which inputs stand for Python scalars. With `shardings`, of inputs that are global values, the function may
-    call jitted functions with a mesh where there is no mesh around it. Captured values are concrete arrays or tracers of the
-    enclosing trace.
+    `weak` says which inputs stand for Python scalars. `shardings` are given where inputs are global values, None for those that
+    are whole; outside a mesh the function may then call jitted functions that have one. Captured values are concrete arrays or
+    tracers of the enclosing trace.
     """
     parent = current_interpreter()
     outermost = not isinstance(parent, Trace) or parent.calls_meshes
