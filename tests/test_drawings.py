@@ -445,6 +445,21 @@ def test_program_has_a_box_for_each_equation_and_an_arrow_for_each_value_read(me
     assert draw.program(stage).title == drawing.title
 
 
+def test_a_loop_says_how_often_it_runs_and_what_it_communicates():
+    line = fc.make_mesh({"data": 2})
+
+    def fn(x):
+        total, _ = fc.scan(lambda c, row: (c + fc.all_reduce(row, "data"), None), np.zeros(3), x)
+        return fc.while_loop(lambda c: np.sum(c) < 9, lambda c: c * 2, total)
+
+    drawing = fc.jit(fn, mesh=line, in_specs=P(None, "data"), out_specs=P()).lower(np.ones((5, 6))).program.draw()
+    check_drawing(drawing)
+    boxes = boxes_of(drawing)
+    heads = {text.split("\n")[0]: fill for text, fill in zip(boxes.text, boxes.fill, strict=True)}
+    assert heads["scan × 5: 1 collective"] == "c1"
+    assert heads["while × ?"] == "band"
+
+
 def test_large_programs_are_drawn_by_depth(mesh):
     stage, _ = training_step(mesh, 12)
     drawing = draw.program(stage)

@@ -73,7 +73,8 @@ def _single(program: Program) -> list[_GraphNode]:
             maker[var] = len(nodes)
             nodes.append(_GraphNode(f"{what} {names[var]}\n{var.type}", f"{what} {names[var]}: {var.type}", "value"))
     for eqn in program.equations:
-        node = _GraphNode(_text(eqn), _hover(eqn, program), eqn.primitive.kind)
+        kind = "collective" if eqn.bodies and eqn.communicates else eqn.primitive.kind
+        node = _GraphNode(_text(eqn), _hover(eqn, program), kind)
         for atom in eqn.inputs:
             if isinstance(atom, Var):
                 node.reads[maker[atom]] = ", ".join(filter(None, [node.reads.get(maker[atom], ""), names[atom]]))
@@ -88,8 +89,12 @@ def _single(program: Program) -> list[_GraphNode]:
 
 
 def _text(eqn: Equation) -> str:
-    """The primitive, and where it communicates its axes, over the type of the first output."""
+    """The primitive, and where it communicates its axes, over the type of the first output; of a loop how often it runs."""
     head = eqn.primitive.name
+    if eqn.bodies:
+        head += "" if eqn.times == 1 else f" × {'?' if eqn.times is None else f'{eqn.times:,}'}"
+        inside = sum(e.primitive.communicates for body in eqn.bodies.values() for e, _ in body.executed())
+        head += f": {_plural(inside, 'collective')}" if inside else ""
     if eqn.primitive.communicates:
         op = eqn.params.get("op")
         head += f" {op}" if isinstance(op, str) else ""
