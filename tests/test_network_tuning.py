@@ -140,7 +140,8 @@ def test_a_job_on_hosts_is_measured(tmp_path):
     found = MachineProfile.from_json(json.loads(path.read_text()))
     assert MachineProfile.from_json(json.loads(done.stdout)) == found
     (network,) = found.network
-    assert (network.hosts, network.each) == (2, 1) and 0 < network.alpha < 1 and 0 <= network.beta < 1e-5
+    # Times of a few small messages may be told as a start of each call alone, or as a time of each message alone.
+    assert (network.hosts, network.each) == (2, 1) and 0 < network.start + network.alpha < 1 and 0 <= network.beta < 1e-5
     map_ = (0, 1)
     assert {m.hosts for m in found.measured} == {map_} and found.host["name"] == "host0"
     machine_profile.adopt(found.to_json())
