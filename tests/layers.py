@@ -16,7 +16,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 
 ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "": (
-        ("_version", "private_files"),
+        ("_version", "c_extension", "private_files"),
         ("errors",), ("mesh", "tree"), ("types",), ("display",), ("timeline",), ("ir",), ("program_text",),
         ("primitives",),
         ("ops",), ("tracing",), ("collectives",), ("batching",), ("autodiff",), ("batch_norm", "callbacks"), ("random",),
@@ -104,11 +104,12 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("array_fold",), ("cupy_gpu", "job_gpus"), ("gpu",),
     ),
     "runtime.shm": (
-        ("arena",), ("heap",), ("wait_graph",), ("plan",), ("communicators", "results", "recorded_kernel"), ("diagnosis",),
+        ("arena",), ("heap",), ("wait_graph",), ("plan",), ("communicators", "results", "recorded_kernel"),
+        ("diagnosis", "plan_call"),
         ("collective_group",), ("entry", "values"), ("shm_backend",),
     ),
     "compiler": (
-        ("arguments", "choose_schedules", "garbage_collection", "report", "resharding"), ("signature",), ("stages",),
+        ("arguments", "callers", "choose_schedules", "garbage_collection", "report", "resharding"), ("signature",), ("stages",),
         ("program_calls",),
         ("jit", "per_device", "redistribute"),
     ),
@@ -143,6 +144,7 @@ PLANNED = {
 """Modules that have a place in ORDERS, and no file yet."""
 
 EXCEPTIONS = {
+    ("c_extension", "_native"): "the C extension, which imports nothing, and is not there without a C compiler",
     ("mesh", "display"): "_repr_html_, only in a notebook; display names dtypes, so it stands after types",
     ("schedules.schedule", "schedules.proof.prove"): "Schedule.prove only forwards",
     ("schedules.schedule", "schedules.streams.lower"): "Schedule.streams only forwards",

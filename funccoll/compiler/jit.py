@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import functools
 import logging
-import operator
 import types
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 import numpy as np
 import optree
@@ -30,6 +29,7 @@ from ..tracing.trace import flatten_outputs, sharding_of, stage, value_type
 from ..tracing.tracer import check_alive
 from ..types import ArrayType
 from .arguments import Arguments, Options, Static, broadcast_specs, check_specs, path_name
+from .callers import MOST_CALLERS, Caller, Dispatch
 from .choose_schedules import check_algorithms
 from .garbage_collection import without_garbage_collection
 from .program_calls import ProgramCall, moved, sum_of
@@ -53,7 +53,6 @@ _JITTED: weakref.WeakSet[Jitted] = weakref.WeakSet()
 _ARRAYS: set[type] = {Array, np.ndarray}
 """Types of arrays whose calls are quick; CuPy's is added when it is met."""
 _NUMBERS = frozenset((int, float, complex))
-_LAYOUT = operator.attrgetter("layout")
 
 
 def _fast_key(treedef: optree.PyTreeSpec, leaves: Sequence[Any]) -> tuple | None:
@@ -72,10 +71,13 @@ def _fast_key(treedef: optree.PyTreeSpec, leaves: Sequence[Any]) -> tuple | None
     return tuple(key)
 
 
-class Jitted(Generic[Params, R]):
+class Jitted(Dispatch, Generic[Params, R]):
     """A function that is traced and compiled once for each structure, types and shardings of its arguments."""
 
+    callers: list[Caller]
+
     def __init__(self, fn: Callable[Params, R], mesh: Mesh, in_specs: Any, out_specs: Any, options: Options):
+        super().__init__()
         functools.update_wrapper(self, fn)
         self.fn = fn
         self.mesh = mesh
@@ -89,34 +91,26 @@ class Jitted(Generic[Params, R]):
         self._cache: dict[Any, Compiled] = {}
         self._calls: dict[Any, tuple[ProgramCall, optree.PyTreeSpec]] = {}  # in gradients around it
         self._plain = not (options.static_argnums or options.static_argnames)
-        self._fast: dict[tuple, Callable[[Sequence[Any]], Any]] = {}
-        self._last: tuple[tuple, Callable[[Sequence[Any]], Any] | None] = ((), None)
+        self._fast: dict[tuple, Caller] = {}
         _JITTED.add(self)
 
     # ------------------------------------------------------------ calling
 
-    def __call__(self, *args: Params.args, **kwargs: Params.kwargs) -> R:
-        """Run on global values: NumPy arrays (equal on all processes), numbers, Arrays, and pytrees of them."""
-        if not kwargs:
+    if TYPE_CHECKING:
+
+        def __call__(self, *args: Params.args, **kwargs: Params.kwargs) -> R:
+            """Run on global values: NumPy arrays (equal on all processes), numbers, Arrays, and pytrees of them."""
+            ...
+
+    def call_slowly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call it with arguments that do not fit its callers: pytrees, numbers, and what it has not met."""
+        if self._plain and not kwargs:
             given: Any = args
-            run = None
-            try:
-                if given and type(given[0]) is Array:
-                    key = tuple(map(_LAYOUT, given))
-                    last, run = self._last
-                    run = run if key == last else self._fast.get(key)  # comparing is quicker than hashing
-            except (AttributeError, TypeError):
-                pass  # not all are Arrays
-            if run is None and _ARRAYS.issuperset(map(type, given)):
-                run = self._fast.get(tuple([a.layout if type(a) is Array else (type(a), a.shape, a.dtype) for a in given]))
-            if run is not None:
-                return run(args)
-            if self._plain:  # pytrees, and numbers
-                leaves, treedef = optree.tree_flatten(given)
-                key = _fast_key(treedef, leaves)
-                run = self._fast.get(key) if key is not None else None
-                if run is not None:
-                    return run(leaves)
+            leaves, treedef = optree.tree_flatten(given)
+            key = _fast_key(treedef, leaves)
+            caller = self._fast.get(key) if key is not None else None
+            if caller is not None and (result := caller(leaves)) is not NotImplemented:
+                return result
         with user_frames():
             return self._slow_call(args, kwargs)
 
@@ -139,17 +133,14 @@ class Jitted(Generic[Params, R]):
                 logger.debug("compiled %s: %s", self._name, compiled.fingerprint[:12])
         self._cache.pop(key, None)
         self._cache[key] = compiled  # at the end: it was used last
-        fast_key, flat, ready = None, False, False
-        if not kwargs and self._plain:
-            flat = _ARRAYS.issuperset(map(type, args))
-            fast_key = _fast_key(treedef, leaves)  # before a donated Array gets a layout of its own
-            fast_key = fast_key[1:] if flat and fast_key is not None else fast_key
-            ready = compiled.takes_as_they_are(leaves)
+        key = _fast_key(treedef, leaves) if not kwargs and self._plain else None  # before a donated Array gets another layout
+        caller = compiled.caller(leaves) if key is not None else None
         result = compiled.execute(leaves)
-        if fast_key is not None:  # only after it has run: a deleted Array raises
-            self._fast[fast_key] = fast = compiled.execute_ready if ready else compiled.execute
-            if flat:
-                self._last = fast_key, fast
+        if key is not None:  # only after it has run: a deleted Array raises
+            self._fast[key] = caller or compiled.execute
+            if caller is not None and _ARRAYS.issuperset(map(type, args)):
+                self.callers.insert(0, caller)
+                del self.callers[MOST_CALLERS:]
         return result
 
     def _make_room(self) -> None:
@@ -165,7 +156,7 @@ class Jitted(Generic[Params, R]):
             self._forget_fast()
 
     def _forget_fast(self) -> None:
-        self._last = ((), None)
+        self.callers.clear()
         self._fast.clear()
 
     def clear_cache(self) -> None:

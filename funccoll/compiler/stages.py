@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import operator
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +27,7 @@ from ..runtime.codegen import GeneratedProgram, compile_program, require_devices
 from ..runtime.job.world import backend_of
 from ..tracing.trace import stage
 from .arguments import path_name
+from .callers import Caller, make_caller
 from .choose_schedules import choose, is_large, is_users, schedules_of
 from .garbage_collection import without_garbage_collection
 from .report import CollectiveTable, cost_analysis
@@ -44,7 +44,6 @@ compile_observers: list[Callable[[Compiled], None]] = []
 """Functions that are called with every program that is compiled: `funccoll explain` prints it."""
 
 _NEW: Any = object.__new__
-_COPIES = operator.attrgetter("_copies")
 
 
 def _make_own(inputs: list[Any], positions: Sequence[int]) -> None:
@@ -323,19 +322,12 @@ class Compiled(_Scheduled):
         self._delete_donated(leaves)
         return result
 
-    def takes_as_they_are(self, leaves: Sequence[Any]) -> bool:
-        """True when all arguments are Arrays of the expected layouts, and none is donated."""
-        pairs = zip(leaves, self.signature.in_layouts, strict=True)
-        plain = not self._donates and self._check_replicas is None
-        return plain and all(type(x) is Array and x.layout.same(y) for x, y in pairs)
-
-    def execute_ready(self, arrays: Sequence[Array]) -> Any:
-        """Run on Arrays whose layouts are known to be the expected ones: nothing to check or convert."""
-        try:
-            return self._wrap(self._run(*map(_COPIES, arrays)))
-        except BaseException as error:
-            self._generated.note_exception(error)
-            raise
+    def caller(self, leaves: Sequence[Any]) -> Caller | None:
+        """The quick call for flat arguments like these, where nothing has to be converted, compared or given up."""
+        if self._donates or self._check_replicas is not None or self.mesh.device_type != "cpu":
+            return None
+        signature, failed = self.signature, self._generated.note_exception
+        return make_caller(leaves, self._layouts, self._run, signature.out_layouts, signature.out_tree, failed)
 
     def _wrap(self, outputs: Sequence[Any]) -> Any:
         layouts = self.signature.out_layouts

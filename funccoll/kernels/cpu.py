@@ -11,7 +11,7 @@ import numpy as np
 
 from . import stream_interpreter
 from .frame import IGNORED, STATUS
-from .object_cache import address_of
+from .object_cache import address_of, builtin_of
 from .variants import variant
 
 __all__ = ["combine_address", "interpreter", "optimizer_step"]
@@ -20,23 +20,34 @@ _OPERATIONS = (
     "load", "load_acquire", "store", "store_release", "pause", "yield_core", "nap", "monotonic_ns", "copy", "call", "type_of",
     "data_of", "is_contiguous", "references_to", "non_temporal_copy", "fence", "begin_message", "test_message",
 )  # fmt: skip
+assert IGNORED == STATUS + 2, "builtin_of expects it there"
 _CLOCKS = ("thread_ns",)
 """Those that only the variant which records has."""
 
 
-def interpreter(frame: int, records: bool = False) -> Callable[[], object]:
-    """`stream_interpreter.interpret` for the frame at this address. It writes its status there, and releases the GIL.
+def interpreter(frame: int, records: bool = False) -> Callable[[], int]:
+    """`stream_interpreter.interpret` for the frame at this address, as a builtin function: returns the status.
 
-    With `records` it is the variant that writes a row for each instruction.
+    It writes the status to the frame, too. With `records` it is the variant that writes a row for each instruction.
     """
-    run = _interpreter(records)
-    # Made once: ctypes would convert integers in every call.
-    status, ignored, argument = (ctypes.c_void_p(frame + 8 * word) for word in (STATUS, IGNORED, 0))
-    return functools.partial(run, status, ignored, argument)
+    return _new_function(ctypes.byref(_interpreter(records)), frame, None)
+
+
+_new_function: Any = ctypes.pythonapi["PyCFunction_NewEx"]  # this object of it, so that other users' argument types stay theirs
+_new_function.argtypes, _new_function.restype = [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p], ctypes.py_object
+_METH_NOARGS = 4
+
+
+class _MethodDef(ctypes.Structure):
+    """Python's PyMethodDef."""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p), ("function", ctypes.c_void_p), ("flags", ctypes.c_int), ("doc", ctypes.c_char_p),
+    )  # fmt: skip
 
 
 @functools.lru_cache(maxsize=2)
-def _interpreter(records: bool) -> Any:
+def _interpreter(records: bool) -> _MethodDef:
     name = "interpret_cpu_recording" if records else "interpret_cpu"
 
     def build() -> tuple[Any, Any]:
@@ -48,7 +59,8 @@ def _interpreter(records: bool) -> Any:
         made = variant(stream_interpreter.interpret, name, RECORDS=records, HAS_MESSAGES=True, **names)
         return made, types.int64(types.int64)
 
-    return ctypes.CFUNCTYPE(ctypes.c_int)(address_of(name, build))
+    address = builtin_of(name, build, 8 * STATUS)
+    return _MethodDef(name.encode(), address, _METH_NOARGS, b"Run a plan from the PC in its frame; returns the status.")
 
 
 @functools.cache

@@ -25,9 +25,11 @@ import llvmlite.binding as llvm
 from .. import private_files
 from .variants import stamp
 
-__all__ = ["address_of", "cache_directory", "kept"]
+__all__ = ["address_of", "builtin_of", "cache_directory", "kept"]
 
 _FOUND = {"clock_gettime", "sched_yield", "usleep"}  # in every process
+_OF_PYTHON = "PyLong_AsLongLong", "PyEval_SaveThread", "PyEval_RestoreThread", "PyLong_FromLongLong"
+_BUILTIN = "funccoll_builtin"
 _ENGINES: list[Any] = []  # for as long as the process lives: they own the code
 
 
@@ -37,7 +39,25 @@ def address_of(name: str, build: Callable[[], tuple[Any, Any]]) -> int:
     It has Numba's calling convention: int32 f(result *, void **, arguments...); no kernel of ours raises, so the integer
     and the second argument are not used. The code uses no Python and no Numba.
     """
-    symbol, code = kept(name, lambda: _compile(*build()))
+    return _load(*kept(name, lambda: _compile(*build())))
+
+
+def builtin_of(name: str, build: Callable[[], tuple[Any, Any]], status: int) -> int:
+    """The address of a function with METH_NOARGS, of Python's C API, which runs a kernel of one argument without the GIL.
+
+    The argument is `self`, as an int: the address of memory which has a word for the kernel's result at offset `status`, and one
+    for Numba's exceptions behind the next. The function returns the result. Its call takes 0.05 µs, that of ctypes 0.3.
+    """
+
+    def compiled() -> tuple[str, bytes]:
+        module = _module(*build())
+        module.link_in(llvm.parse_assembly(_builtin(_first(module), status)))
+        return _BUILTIN, _machine().emit_object(module)
+
+    return _load(*kept(name, compiled))
+
+
+def _load(symbol: str, code: bytes) -> int:
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _machine())
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
@@ -55,6 +75,17 @@ def kept(name: str, build: Callable[[], tuple[str, bytes]]) -> tuple[str, bytes]
 
 
 def _compile(function: Any, signature: Any) -> tuple[str, bytes]:
+    module = _module(function, signature)
+    return _first(module), _machine().emit_object(module)
+
+
+def _first(module: Any) -> str:
+    """The name of the function that Numba was asked for."""
+    return next(f.name for f in module.functions if not f.is_declaration)
+
+
+def _module(function: Any, signature: Any) -> Any:
+    """LLVM's module with a function of Numba's, and what it calls."""
     from numba import njit  # here: most processes find everything in files
 
     options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "_nrt": False, "error_model": "numpy"}
@@ -62,8 +93,29 @@ def _compile(function: Any, signature: Any) -> tuple[str, bytes]:
     module = llvm.parse_assembly(compiled.inspect_llvm(signature.args))
     needs = {f.name for f in module.functions if f.is_declaration and not f.name.startswith("llvm.")} - _FOUND
     assert not needs, f"{function.__name__} calls {needs}, which only Numba has: its code cannot be loaded without it"
-    symbol = next(f.name for f in module.functions if not f.is_declaration)
-    return symbol, _machine().emit_object(module)
+    return module
+
+
+def _builtin(kernel: str, status: int) -> str:
+    """The function of `builtin_of` in LLVM's language."""
+    from llvmlite import ir
+
+    module, word, thing = ir.Module(), ir.IntType(64), ir.IntType(8).as_pointer()
+    found = [ir.FunctionType(word, [thing]), ir.FunctionType(thing, []), ir.FunctionType(ir.VoidType(), [thing]),
+             ir.FunctionType(thing, [word])]  # fmt: skip
+    address, save, restore, result = (ir.Function(module, f, name) for f, name in zip(found, _OF_PYTHON, strict=True))
+    kind = ir.FunctionType(ir.IntType(32), [word.as_pointer(), thing.as_pointer(), word])
+    run = ir.Function(module, kind, kernel)
+    function = ir.Function(module, ir.FunctionType(thing, [thing, thing]), _BUILTIN)
+    builder = ir.IRBuilder(function.append_basic_block())
+    memory = builder.call(address, [function.args[0]])
+    places = [builder.add(memory, word(status + 8 * i)) for i in (0, 2)]
+    state = builder.call(save, [])
+    value = builder.inttoptr(places[0], word.as_pointer())
+    builder.call(run, [value, builder.inttoptr(places[1], thing.as_pointer()), memory])
+    builder.call(restore, [state])
+    builder.ret(builder.call(result, [builder.load(value)]))
+    return str(module)
 
 
 @functools.lru_cache(maxsize=1)

@@ -115,7 +115,7 @@ class GeneratedProgram:
                     return before + calls, False
                 # An interrupt in the line of a call, and not in what it calls, comes when that has returned.
                 return (before + calls, False) if inner is None else (before, bool(calls))
-            if code is getattr(type(self.run).__call__, "__code__", None):  # the program is one call
+            if trace.tb_frame.f_locals.get("self") is self.run:  # the program is one call
                 return 0, True
             trace = inner
         return len(self.functions), False

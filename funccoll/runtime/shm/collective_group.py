@@ -71,13 +71,13 @@ from .communicators import Communicators
 from .diagnosis import Diagnosis, job_is_over, nested_call, other_thread, wrong_argument
 from .heap import Heap
 from .plan import GroupedCollective, Operand, build_plan
+from .plan_call import TUPLE_HEAD, PlanCall
 from .recorded_kernel import RecordedKernel
 from .results import UNSHARED_REFCOUNT as MEASURED_REFCOUNT
 from .results import ResultPool
 
 __all__ = ["CollectiveGroup", "GroupedCollective", "Operand", "make_group"]
 
-_TUPLE_HEAD = tuple.__basicsize__  # from a tuple's address to its items', which are addresses of objects
 _SUSPICIOUS = 0.5  # seconds after which a rank of another host is asked what it runs, and again after twice the time
 _SILENT = 1.0  # seconds without a message after which a rank of another host that left has sent its last one
 _NEWS_TIMEOUT = 1.0  # seconds in which the news of a rank's end follows on a message that failed
@@ -87,8 +87,12 @@ _TRIES, _FEW_TRIES = 5000, 3
 _SPINS, _YIELDS, _PATIENCE = 60, 2000, 100_000_000  # nanoseconds
 
 
-class CollectiveGroup:
+class CollectiveGroup(PlanCall):
     """A compiled collective group: call it with this rank's arrays to get a tuple of this rank's results.
+
+    What peers read of an array outside of the heap is copied into it. A call raises: PeerFailure when a rank has died, raised
+    or left; ProgramMismatch when one runs something else; CollectiveTimeout after `fc.init(timeout=)` or FUNCCOLL_TIMEOUT
+    seconds (600). No collective of the job runs after one of them.
 
     All ranks of its communicators must call it. `frame` is the frame of its kernel (see `kernels.frame`).
     """
@@ -107,8 +111,8 @@ class CollectiveGroup:
         """True when an exception has left the last call after everything was done: for `note_exception`."""
         self.plan = build_plan(self.calls, self.communicators)
         self.registry.call_sites.update(self.plan.call_sites)
-        self._lock: Any = self.registry.lock(self.communicators)
         self._claim = self.registry.claim(self.communicators)
+        self._numbers = tuple(sorted(self._claim.numbers))
         results = self.plan.results
         make = [partial(_result, self.heap, o) if written else _result(self.heap, o, zeros=True).view for o, written in results]
         self._results = ResultPool(make, [math.prod(o.out_shape) * o.dtype.itemsize for o, _ in results])
@@ -161,51 +165,78 @@ class CollectiveGroup:
         self.frame[YIELDS], self.frame[PATIENCE] = _YIELDS, _PATIENCE
         self._messages = MessageTable(self.plan.messages, self.world.backend.message_library, self.frame)
         self._words: Any = memoryview(self.frame)  # type: ignore[arg-type]  # (NumPy's stubs: an array is a buffer)
-        self._kernel: Callable[[], object] = interpreter(self.frame.ctypes.data)
+        self._kernel: Callable[[], int | None] = interpreter(self.frame.ctypes.data)
+
+        count = 1 + max((o.argument for call in self.calls for o in call.operands if o.argument is not None), default=-1)
+        self.bind(
+            self._kernel, self.frame.ctypes.data, (ARGUMENTS, RESULTS, STATUS), self._claim.words.ctypes.data, self.registry.busy,
+            self._numbers, self._results.kept, self._results.others, count, len(self.plan.results),
+        )  # fmt: skip
 
     def record(self, recorder: Recorder | None) -> None:
         """See `Recordable`. Each instruction is recorded."""
         plain = interpreter(self.frame.ctypes.data)
         self._kernel = plain if recorder is None else RecordedKernel(recorder, self, plain)
+        self.is_quick = recorder is None
 
     # ------------------------------------------------------------ calling
 
-    def __call__(self, *arrays: Any) -> tuple[np.ndarray, ...]:
-        """This rank's results. What peers read of an array outside of the heap is copied into it.
+    def call_slowly(self, arrays: tuple[Any, ...]) -> tuple[np.ndarray, ...]:
+        """Call it by Python alone, if it may be called now: the first time, in another thread, while it is recorded."""
+        self.left_complete = False
+        if self.registry.broken is not None:
+            raise job_is_over(self.registry.broken, self.calls[0].source)
+        if self._claim.thread != get_ident():
+            owner = self.registry.take(self._claim)
+            if owner is not None:
+                raise other_thread(owner, self.calls[0].source)
+        if any(self.registry.busy[number] for number in self._numbers):
+            raise nested_call(self.calls[0].source)
+        return self._run(arrays)
 
-        Raises: PeerFailure when a rank has died, raised or left; ProgramMismatch when one runs something else;
-        CollectiveTimeout after `fc.init(timeout=)` or FUNCCOLL_TIMEOUT seconds (600). No collective of the job runs
-        after one of them.
-        """
-        began, words, results = False, self._words, ()
+    def _run(self, arrays: tuple[Any, ...]) -> tuple[np.ndarray, ...]:
+        """Call it from a thread that may."""
+        words, busy, results, began = self._words, self.registry.busy, (), False
         try:
-            if self.registry.broken is not None:  # also before the lock, which a fork may have copied while it was held
-                raise job_is_over(self.registry.broken, self.calls[0].source)
-            if self._claim.thread != get_ident():
-                owner = self.registry.take(self._claim)
-                if owner is not None:
-                    raise other_thread(owner, self.calls[0].source)
-            if self._lock._is_owned():
-                raise nested_call(self.calls[0].source)
-            with self._lock:
-                if self.registry.broken is not None:
-                    raise job_is_over(self.registry.broken, self.calls[0].source)
-                results = self._results()
-                words[ARGUMENTS], words[RESULTS] = id(arrays) + _TUPLE_HEAD, id(results) + _TUPLE_HEAD
-                began = True
-                self._kernel()
-                if words[STATUS] != FINISHED:
-                    while words[STATUS] == NEEDS_FALLBACK:  # nothing was published yet
-                        arrays, results = self._fallback(arrays, results)
-                        words[ARGUMENTS], words[RESULTS] = id(arrays) + _TUPLE_HEAD, id(results) + _TUPLE_HEAD
-                        self._kernel()
-                    self._wait()
-                return (*results,)  # a new tuple: the pool must see that its arrays are in use
-        except BaseException as error:  # also an interrupt, as soon as the kernel returns
-            if began and words[STATUS] != FINISHED:
-                self.registry.abandon(error, (arrays, results, self), self._diagnosis().name)
-            self.left_complete = began and words[STATUS] == FINISHED
+            for number in self._numbers:
+                busy[number] = 1
+            results = self._results.others()
+            words[ARGUMENTS], words[RESULTS] = id(arrays) + TUPLE_HEAD, id(results) + TUPLE_HEAD
+            began = True
+            self._kernel()
+            if words[STATUS] != FINISHED:
+                results = self.finish(arrays, results)
+            return (*results,)  # a new tuple: the pool must see that its arrays are in use
+        except BaseException as error:
+            if began:
+                self.interrupted(arrays, results, error)
             raise
+        finally:
+            for number in self._numbers:
+                busy[number] = 0
+
+    def finish(self, arrays: tuple[Any, ...], results: tuple[np.ndarray, ...], _: object = None) -> tuple[np.ndarray, ...]:
+        """The results of a call whose kernel has returned before it had finished."""
+        words = self._words
+        try:
+            while words[STATUS] == NEEDS_FALLBACK:  # nothing was published yet
+                arrays, results = self._fallback(arrays, results)
+                words[ARGUMENTS], words[RESULTS] = id(arrays) + TUPLE_HEAD, id(results) + TUPLE_HEAD
+                self._kernel()
+            self._wait()
+            return results
+        except BaseException as error:
+            self.interrupted(arrays, results, error)
+            raise
+
+    def interrupted(self, arrays: tuple[Any, ...], results: tuple[np.ndarray, ...], error: BaseException) -> None:
+        """Note that an exception leaves the call: an interrupt, as soon as the kernel returns, or an error.
+
+        It may be told twice of one.
+        """
+        self.left_complete = self._words[STATUS] == FINISHED
+        if not self.left_complete:
+            self.registry.abandon(error, (arrays, results, self), self._diagnosis().name)
 
     def repeat(self, times: int, *arrays: Any) -> tuple[np.ndarray, ...]:
         """The results of `times` calls in a row, made as one native call: for benchmarks of the kernels."""

@@ -6,8 +6,6 @@ import hashlib
 import threading
 import traceback
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -49,12 +47,12 @@ class Communicators:
         """By communicator, a hash of the exceptions that left programs of this process after a collective."""
         self.contention = np.zeros(2, np.int64)
         """The waits' record of other processes that want this one's core: see CONTENTION in `kernels.frame`."""
-        self.locks: dict[int, Any] = {}
+        self.busy = bytearray(_MAX_COMMUNICATORS)
+        """By communicator, 1 while one of its calls runs: a call from inside it, by a signal handler say, is refused."""
         self.call_sites: WeakValueDictionary[int, CallSite] = WeakValueDictionary()
         """By the hash that a rank publishes when it enters; plans keep them."""
         self._scratch: dict[frozenset[int], np.ndarray] = {}
-        self.broken: FunccollError | None = None
-        """The error that ended all collectives of this process."""
+        self._broken: FunccollError | None = None
         self._known: dict[tuple, tuple[Communicator, list[tuple[tuple[int, ...], ControlBlock]]]] = {}  # with all groups
         self._abandoned = heap.view(HEADER, (world.world,), np.int64)
         self._notes = heap.view(HEADER + self._abandoned.nbytes, (world.world, _NOTE_BYTES), np.uint8)
@@ -70,6 +68,17 @@ class Communicators:
         self.waiting_for: dict[int, int] = {}
         """The ranks that threads of this one wait for, for longer than a moment, by the numbers of communicators."""
         world.watch.answer_with("call", self._answer)
+
+    @property
+    def broken(self) -> FunccollError | None:
+        """The error that ended all collectives of this process. Once it is set, no claim has an owner any more."""
+        return self._broken
+
+    @broken.setter
+    def broken(self, error: FunccollError) -> None:
+        self._broken = error
+        for claim in list(self._claims.values()):
+            claim.thread = None
 
     def communicator(self, mesh: Mesh, number: int, axes: Sequence[str]) -> Communicator:
         """This process's communicator along `axes` of the `number`-th mesh.
@@ -118,8 +127,9 @@ class Communicators:
 
     def end(self, why: str) -> None:
         """Leave the job: no collective of this process runs any more."""
-        self.broken = RendezvousError(why)
-        self.broken.args = (why,)  # without the source line, which is not the one that will be wrong
+        error = RendezvousError(why)
+        error.args = (why,)  # without the source line, which is not the one that will be wrong
+        self.broken = error
 
     def abandon(self, error: BaseException, memory: object, name: str) -> None:
         """Leave the collective of that name in the middle because of an error: none runs any more, on any rank.
@@ -275,10 +285,12 @@ class Communicators:
                     return owner
             self._owners.update(dict.fromkeys(claim.numbers, mine))
             for other in self._claims.values():
-                if other.numbers & claim.numbers:
+                if other.numbers & claim.numbers and other.thread != mine:
                     other.thread = None
             self.waits.own(claim.entries)
             claim.thread = mine
+        if self.broken is not None:  # since this call has looked
+            claim.thread = None
         return None
 
     def scratch(self, claim: Claim, nbytes: int) -> np.ndarray:
@@ -289,38 +301,24 @@ class Communicators:
                 found = self._scratch[claim.numbers] = self.heap.array((nbytes,), np.dtype(np.uint8))
             return found
 
-    def lock(self, communicators: Sequence[Communicator]) -> Any:
-        """A lock of calls over these communicators: two that share one exclude each other."""
-        locks = [self.locks.setdefault(n, threading.RLock()) for n in sorted({c.number for c in communicators})]
-        return locks[0] if len(locks) == 1 else _LockSet(locks)
 
-
-@dataclass(eq=False)
 class Claim:
-    """The right to call collectives over some communicators."""
+    """The right to call collectives over some communicators.
 
-    numbers: frozenset[int]
-    entries: tuple[int, ...]
-    """Their entries in the table of the job."""
-    thread: int | None = None
-    """The identifier of the thread to which all of them belong, None when that is not known."""
+    Attributes: `numbers` of the communicators; `entries`, theirs in the table of the job; `words`, one int64: the identifier of
+    the thread to which all of them belong, 0 when that is not known or none may call any more.
+    """
 
+    def __init__(self, numbers: frozenset[int], entries: tuple[int, ...]):
+        self.numbers, self.entries = numbers, entries
+        self.words = np.zeros(1, np.int64)
+        self.view: Any = memoryview(self.words)  # type: ignore[arg-type]  # (NumPy's stubs: an array is a buffer)
 
-class _LockSet:
-    """Several locks as one, always taken in the same order."""
+    @property
+    def thread(self) -> int | None:
+        """The thread, None where `words` has 0."""
+        return self.view[0] or None
 
-    def __init__(self, locks: Sequence[Any]):
-        self.locks = locks
-        self.held = ExitStack()
-
-    def __enter__(self) -> None:
-        with ExitStack() as stack:
-            for lock in self.locks:
-                stack.enter_context(lock)
-            self.held = stack.pop_all()
-
-    def __exit__(self, *exc: object) -> None:
-        self.held.close()
-
-    def _is_owned(self) -> bool:
-        return any(lock._is_owned() for lock in self.locks)
+    @thread.setter
+    def thread(self, identifier: int | None) -> None:
+        self.view[0] = identifier or 0

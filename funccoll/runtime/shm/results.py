@@ -45,14 +45,6 @@ class ResultPool:
         self.pooled = bool(make) and sum(sizes) <= _POOLED and max(sizes) <= SMALL_RESULT_BYTES
         self.kept: list[tuple[np.ndarray, ...]] = []
 
-    def __call__(self) -> tuple[np.ndarray, ...]:
-        """Arrays for one call: those that were used longest ago."""
-        if self.kept and UNSHARED_REFCOUNT is not None:
-            arrays = self.kept.pop(0)
-            self.kept.append(arrays)
-            return arrays
-        return self.others()
-
     def others(self) -> tuple[np.ndarray, ...]:
         """Arrays that are surely not in use."""
         kept = self.kept

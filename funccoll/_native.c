@@ -1,0 +1,709 @@
+/* The quick path of calls, for machines with a C compiler: what `compiler/callers.py` and `runtime/shm/plan_call.py` do in
+ * Python, without an interpreted instruction. Both are tested alike; FUNCCOLL_NATIVE=0 chooses Python.
+ *
+ *   Dispatch   calls the first of its callers that fits the arguments; base of jitted functions
+ *   Caller     one signature: checks arguments, calls the program, makes Arrays of its results
+ *   PlanCall   a collective group: finds unused results, and runs the kernel without the GIL
+ *
+ * What is rare is left to Python: a Dispatch without a fitting caller calls `call_slowly`, a PlanCall that may not run at once
+ * does too, and one whose kernel returns before it has finished calls `finish`.
+ */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdint.h>
+#include <structmember.h>
+
+#ifdef Py_GIL_DISABLED
+#error "the flags of calls are guarded by the GIL"
+#endif
+
+static PyObject *str_call_slowly, *str_finish, *str_interrupted, *str_left_complete;
+
+/* The first fields of NumPy's arrays, which its ABI fixes; `array_fits` tests at import that they are there. */
+typedef struct {
+    PyObject_HEAD
+    char *data;
+    int nd;
+    Py_ssize_t *dimensions;
+    Py_ssize_t *strides;
+    PyObject *base;
+    PyObject *descr;
+    int flags;
+} NumpyArray;
+
+#define C_CONTIGUOUS 1
+
+static PyObject *
+array_fits(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *array, *dtype, *shape;
+    unsigned long long address;
+    int contiguous;
+    if (!PyArg_ParseTuple(args, "OKOO!p:array_fits", &array, &address, &dtype, &PyTuple_Type, &shape, &contiguous))
+        return NULL;
+    if (Py_TYPE(array)->tp_basicsize < (Py_ssize_t)sizeof(NumpyArray))
+        Py_RETURN_FALSE;
+    NumpyArray *a = (NumpyArray *)array;
+    int fits = a->data == (char *)(uintptr_t)address && a->descr == dtype && a->nd == PyTuple_GET_SIZE(shape)
+        && (a->flags & C_CONTIGUOUS) == (contiguous ? C_CONTIGUOUS : 0);
+    for (int i = 0; fits && i < a->nd; i++)
+        fits = a->dimensions[i] == PyLong_AsSsize_t(PyTuple_GET_ITEM(shape, i));
+    return PyErr_Occurred() ? NULL : PyBool_FromLong(fits);
+}
+
+/* ---------------------------------------------------------------- PlanCall */
+
+/* Words of a frame: kernels/frame.py. */
+typedef struct { int arguments, results, status; } FrameWords;
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *kernel;      /* a builtin function: runs the frame without the GIL */
+    int64_t *frame;
+    FrameWords word;
+    int64_t *owner;        /* the thread that may call it */
+    PyObject *busy;        /* bytearray: by communicator, 1 while one of its calls runs */
+    Py_ssize_t ncommunicators, nargs, nresults;
+    Py_ssize_t *communicators;
+    PyObject *kept;        /* list of tuples of results, one for a call */
+    PyObject *others;      /* makes such a tuple */
+    char is_quick;        /* 0 where the kernel is another one: while a profile is recorded */
+} PlanCall;
+
+static PyTypeObject PlanCallType;
+
+static PyObject *
+plan_call_bind(PlanCall *self, PyObject *args)
+{
+    unsigned long long frame, owner;
+    PyObject *kernel, *busy, *communicators, *kept, *others;
+    FrameWords word;
+    Py_ssize_t nargs, nresults;
+    if (!PyArg_ParseTuple(args, "OK(iii)KO!O!O!Onn:bind", &kernel, &frame, &word.arguments, &word.results, &word.status,
+                          &owner, &PyByteArray_Type, &busy, &PyTuple_Type, &communicators, &PyList_Type, &kept, &others,
+                          &nargs, &nresults))
+        return NULL;
+    Py_ssize_t n = PyTuple_GET_SIZE(communicators);
+    Py_ssize_t *numbers = PyMem_Calloc(n ? n : 1, sizeof(Py_ssize_t));
+    if (numbers == NULL)
+        return PyErr_NoMemory();
+    for (Py_ssize_t i = 0; i < n; i++) {
+        numbers[i] = PyLong_AsSsize_t(PyTuple_GET_ITEM(communicators, i));
+        if (PyErr_Occurred() || numbers[i] < 0 || numbers[i] >= PyByteArray_GET_SIZE(busy)) {
+            PyMem_Free(numbers);
+            if (!PyErr_Occurred())
+                PyErr_SetString(PyExc_ValueError, "a communicator without a flag");
+            return NULL;
+        }
+    }
+    PyMem_Free(self->communicators);
+    self->communicators = numbers;
+    self->ncommunicators = n;
+    self->frame = (int64_t *)(uintptr_t)frame;
+    self->owner = (int64_t *)(uintptr_t)owner;
+    self->word = word;
+    self->nargs = nargs;
+    self->nresults = nresults;
+    Py_XSETREF(self->kernel, Py_NewRef(kernel));
+    Py_XSETREF(self->busy, Py_NewRef(busy));
+    Py_XSETREF(self->kept, Py_NewRef(kept));
+    Py_XSETREF(self->others, Py_NewRef(others));
+    self->is_quick = 1;
+    Py_RETURN_NONE;
+}
+
+static int
+is_unused(PyObject *results, Py_ssize_t count)
+{
+    if (!PyTuple_CheckExact(results) || PyTuple_GET_SIZE(results) != count)
+        return 0;
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (Py_REFCNT(PyTuple_GET_ITEM(results, i)) != 1)
+            return 0;
+    return 1;
+}
+
+/* Arrays for the results of one call: a kept tuple whose arrays only it refers to, else others. */
+static PyObject *
+unused_results(PlanCall *self)
+{
+    for (Py_ssize_t i = PyList_GET_SIZE(self->kept); i-- > 0;) {
+        PyObject *results = PyList_GET_ITEM(self->kept, i);
+        if (is_unused(results, self->nresults))
+            return Py_NewRef(results);
+    }
+    PyObject *results = PyObject_CallNoArgs(self->others);
+    if (results != NULL && (!PyTuple_CheckExact(results) || PyTuple_GET_SIZE(results) != self->nresults)) {
+        PyErr_SetString(PyExc_TypeError, "results of a call are a tuple of arrays");
+        Py_CLEAR(results);
+    }
+    return results;
+}
+
+static void
+set_busy(PlanCall *self, char value)
+{
+    char *busy = PyByteArray_AS_STRING(self->busy);
+    for (Py_ssize_t i = 0; i < self->ncommunicators; i++)
+        busy[self->communicators[i]] = value;
+}
+
+/* 1: `results` are the call's, still those of the pool. 0: nothing was done, and `call_slowly` must do it. -1: an exception. */
+static int
+plan_call_run(PlanCall *self, PyObject *const *arrays, Py_ssize_t count, PyObject **results)
+{
+    if (!self->is_quick || count != self->nargs || *self->owner != (int64_t)PyThread_get_thread_ident())
+        return 0;
+    for (Py_ssize_t i = 0; i < self->ncommunicators; i++)
+        if (PyByteArray_AS_STRING(self->busy)[self->communicators[i]])
+            return 0;
+    PyObject *found = unused_results(self);
+    if (found == NULL) {
+        PyObject *type, *value, *traceback;
+        PyErr_Fetch(&type, &value, &traceback);
+        int noted = PyObject_SetAttr((PyObject *)self, str_left_complete, Py_False);
+        (void)noted;  /* if there is no memory for that either, what is there is from an earlier exception */
+        PyErr_Restore(type, value, traceback);
+        return -1;
+    }
+    set_busy(self, 1);
+    self->frame[self->word.arguments] = (int64_t)(intptr_t)arrays;
+    self->frame[self->word.results] = (int64_t)(intptr_t)((PyTupleObject *)found)->ob_item;
+    PyObject *status = PyObject_CallNoArgs(self->kernel);  /* the builtin raises nothing */
+    Py_XDECREF(status);
+    int interrupted = status == NULL || PyErr_CheckSignals() < 0;
+    if (interrupted || self->frame[self->word.status] != 0) {
+        PyObject *type = NULL, *value = NULL, *traceback = NULL, *given = PyTuple_New(count), *finished = NULL;
+        if (interrupted) {
+            PyErr_Fetch(&type, &value, &traceback);
+            PyErr_NormalizeException(&type, &value, &traceback);
+        }
+        for (Py_ssize_t i = 0; given != NULL && i < count; i++)
+            PyTuple_SET_ITEM(given, i, Py_NewRef(arrays[i]));
+        if (given != NULL) {
+            PyObject *name = interrupted ? str_interrupted : str_finish;
+            finished = PyObject_CallMethodObjArgs((PyObject *)self, name, given, found, value, NULL);
+        }
+        Py_XDECREF(given);
+        if (interrupted) {
+            Py_CLEAR(finished);
+            if (!PyErr_Occurred())
+                PyErr_Restore(type, value, traceback);
+            else {
+                Py_XDECREF(type);
+                Py_XDECREF(value);
+                Py_XDECREF(traceback);
+            }
+        }
+        Py_SETREF(found, finished);
+    }
+    set_busy(self, 0);
+    *results = found;
+    return found == NULL ? -1 : 1;
+}
+
+static PyObject *
+plan_call_call(PlanCall *self, PyObject *args, PyObject *kwargs)
+{
+    PyObject *results;
+    if (kwargs != NULL && PyDict_GET_SIZE(kwargs)) {
+        PyErr_SetString(PyExc_TypeError, "a collective group takes no keywords");
+        return NULL;
+    }
+    int done = plan_call_run(self, ((PyTupleObject *)args)->ob_item, PyTuple_GET_SIZE(args), &results);
+    if (done < 0)
+        return NULL;
+    if (!done)
+        return PyObject_CallMethodOneArg((PyObject *)self, str_call_slowly, args);
+    /* A new tuple: the pool must see that its arrays are in use. */
+    PyObject *copy = PyTuple_New(PyTuple_GET_SIZE(results));
+    for (Py_ssize_t i = 0; copy != NULL && i < PyTuple_GET_SIZE(results); i++)
+        PyTuple_SET_ITEM(copy, i, Py_NewRef(PyTuple_GET_ITEM(results, i)));
+    Py_DECREF(results);
+    return copy;
+}
+
+static int
+plan_call_traverse(PlanCall *self, visitproc visit, void *arg)
+{
+    Py_VISIT(self->kernel);
+    Py_VISIT(self->busy);
+    Py_VISIT(self->kept);
+    Py_VISIT(self->others);
+    return 0;
+}
+
+static int
+plan_call_clear(PlanCall *self)
+{
+    self->is_quick = 0;
+    Py_CLEAR(self->kernel);
+    Py_CLEAR(self->kept);
+    Py_CLEAR(self->others);
+    return 0;
+}
+
+static void
+plan_call_dealloc(PlanCall *self)
+{
+    PyObject_GC_UnTrack(self);
+    plan_call_clear(self);
+    Py_CLEAR(self->busy);
+    PyMem_Free(self->communicators);
+    Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+static PyMethodDef plan_call_methods[] = {
+    {"bind", (PyCFunction)plan_call_bind, METH_VARARGS,
+     "bind(kernel, frame, words, owner, busy, communicators, kept, others, nargs, nresults)\n\n"
+     "Set what a call uses. Frame and owner are addresses, whose memory must live as long as this object."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyMemberDef plan_call_members[] = {
+    {"is_quick", T_BOOL, offsetof(PlanCall, is_quick), 0, "False where calls go through `call_slowly`."},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyTypeObject PlanCallType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "funccoll._native.PlanCall",
+    .tp_doc = "The quick call of a collective group: from this rank's arrays to a tuple of its results.",
+    .tp_basicsize = sizeof(PlanCall),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
+    .tp_new = PyType_GenericNew,
+    .tp_dealloc = (destructor)plan_call_dealloc,
+    .tp_traverse = (traverseproc)plan_call_traverse,
+    .tp_clear = (inquiry)plan_call_clear,
+    .tp_call = (ternaryfunc)plan_call_call,
+    .tp_methods = plan_call_methods,
+    .tp_members = plan_call_members,
+};
+
+/* ---------------------------------------------------------------- Caller */
+
+typedef struct {
+    PyObject *layout;     /* of an Array; NULL for an array of NumPy's */
+    PyObject *descr;      /* of an array of NumPy's, with its shape */
+    int nd;
+    Py_ssize_t *shape;
+    PyObject *index;      /* of this process's block in it; NULL for the whole, or several blocks */
+    PyObject *split;      /* makes the copies of one that cannot be taken as it is */
+    int is_block;         /* 0 where several devices take a block each */
+} Expected;
+
+typedef struct {
+    PyObject_HEAD
+    Py_ssize_t nargs, nouts;
+    Expected *expected;
+    PyTypeObject *array_type;
+    PyObject *ndarray_type;
+    Py_ssize_t layout_at, copies_at; /* where an Array has its fields */
+    PyObject *run;
+    PyObject *out_layouts;
+    PyObject *unflatten;  /* NULL where the result is one Array */
+    PyObject *failed;     /* takes note of an exception */
+} Caller;
+
+static PyTypeObject CallerType;
+
+#define FIELD(object, at) (*(PyObject **)((char *)(object) + (at)))
+
+static Py_ssize_t
+slot_of(PyObject *type, const char *name)
+{
+    PyObject *found = PyObject_GetAttrString(type, name);
+    if (found == NULL)
+        return -1;
+    Py_ssize_t at = -1;
+    if (Py_IS_TYPE(found, &PyMemberDescr_Type))
+        at = ((PyMemberDescrObject *)found)->d_member->offset;
+    else
+        PyErr_Format(PyExc_TypeError, "%s is not a slot", name);
+    Py_DECREF(found);
+    return at;
+}
+
+static int
+expect(Expected *e, PyObject *item)
+{
+    if (!PyTuple_CheckExact(item)) {
+        e->layout = Py_NewRef(item);
+        return 0;
+    }
+    PyObject *descr, *shape, *index, *split;
+    if (!PyArg_ParseTuple(item, "OO!pOO:expected", &descr, &PyTuple_Type, &shape, &e->is_block, &index, &split))
+        return -1;
+    e->nd = (int)PyTuple_GET_SIZE(shape);
+    e->shape = PyMem_Calloc(e->nd ? e->nd : 1, sizeof(Py_ssize_t));
+    if (e->shape == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (int i = 0; i < e->nd; i++)
+        e->shape[i] = PyLong_AsSsize_t(PyTuple_GET_ITEM(shape, i));
+    e->descr = Py_NewRef(descr);
+    e->index = index == Py_None ? NULL : Py_NewRef(index);
+    e->split = Py_NewRef(split);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+static PyObject *
+caller_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
+{
+    PyObject *expected, *array_type, *ndarray_type, *run, *out_layouts, *unflatten, *failed;
+    if (!PyArg_ParseTuple(args, "O!O!O!OO!OO:Caller", &PyTuple_Type, &expected, &PyType_Type, &array_type, &PyType_Type,
+                          &ndarray_type, &run, &PyTuple_Type, &out_layouts, &unflatten, &failed))
+        return NULL;
+    Caller *self = (Caller *)type->tp_alloc(type, 0);
+    if (self == NULL)
+        return NULL;
+    Py_ssize_t n = PyTuple_GET_SIZE(expected);
+    self->expected = PyMem_Calloc(n ? n : 1, sizeof(Expected));
+    if (self->expected == NULL) {
+        Py_DECREF(self);
+        return PyErr_NoMemory();
+    }
+    self->nargs = n;
+    self->nouts = PyTuple_GET_SIZE(out_layouts);
+    self->array_type = (PyTypeObject *)Py_NewRef(array_type);
+    self->ndarray_type = Py_NewRef(ndarray_type);
+    self->run = Py_NewRef(run);
+    self->out_layouts = Py_NewRef(out_layouts);
+    self->unflatten = unflatten == Py_None ? NULL : Py_NewRef(unflatten);
+    self->failed = Py_NewRef(failed);
+    self->layout_at = slot_of(array_type, "layout");
+    self->copies_at = slot_of(array_type, "_copies");
+    int bad = self->layout_at < 0 || self->copies_at < 0;
+    for (Py_ssize_t i = 0; !bad && i < n; i++)
+        bad = expect(&self->expected[i], PyTuple_GET_ITEM(expected, i)) < 0;
+    if (!bad && unflatten == Py_None && self->nouts != 1) {
+        PyErr_SetString(PyExc_ValueError, "several results need `unflatten`");
+        bad = 1;
+    }
+    if (bad)
+        Py_CLEAR(self);
+    return (PyObject *)self;
+}
+
+static int
+fits(Caller *self, PyObject *const *leaves, Py_ssize_t count)
+{
+    if (count != self->nargs)
+        return 0;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        const Expected *e = &self->expected[i];
+        PyObject *leaf = leaves[i];
+        if (e->layout != NULL) {
+            if (!Py_IS_TYPE(leaf, self->array_type) || FIELD(leaf, self->layout_at) != e->layout)
+                return 0;
+            PyObject *copies = FIELD(leaf, self->copies_at);
+            if (copies == NULL || copies == Py_None)
+                return 0;
+        } else {
+            if (!Py_IS_TYPE(leaf, (PyTypeObject *)self->ndarray_type))
+                return 0;
+            NumpyArray *a = (NumpyArray *)leaf;
+            if (a->descr != e->descr || a->nd != e->nd)
+                return 0;
+            for (int k = 0; k < e->nd; k++)
+                if (a->dimensions[k] != e->shape[k])
+                    return 0;
+        }
+    }
+    return 1;
+}
+
+/* What the program takes of an array of NumPy's: itself or a view, where that is contiguous. Steals `leaf`. */
+static PyObject *
+copies_of(const Expected *e, PyObject *leaf)
+{
+    PyObject *block = NULL;
+    if (e->is_block)
+        block = e->index == NULL ? Py_NewRef(leaf) : PyObject_GetItem(leaf, e->index);
+    if (!e->is_block || (block != NULL && !(Py_IS_TYPE(block, Py_TYPE(leaf)) && ((NumpyArray *)block)->flags & C_CONTIGUOUS)))
+        Py_XSETREF(block, PyObject_CallOneArg(e->split, leaf));
+    Py_DECREF(leaf);
+    return block;
+}
+
+static PyObject *
+wrap(Caller *self, PyObject *copies, Py_ssize_t i)
+{
+    PyObject *array = self->array_type->tp_alloc(self->array_type, 0);
+    if (array != NULL) {
+        FIELD(array, self->layout_at) = Py_NewRef(PyTuple_GET_ITEM(self->out_layouts, i));
+        FIELD(array, self->copies_at) = Py_NewRef(copies);
+    }
+    return array;
+}
+
+static PyObject *
+wrap_all(Caller *self, PyObject *outs)
+{
+    if (!PyTuple_Check(outs) || PyTuple_GET_SIZE(outs) != self->nouts) {
+        PyErr_SetString(PyExc_TypeError, "a program returns a tuple of the copies of its results");
+        return NULL;
+    }
+    if (self->unflatten == NULL)
+        return wrap(self, PyTuple_GET_ITEM(outs, 0), 0);
+    PyObject *made = PyList_New(self->nouts);
+    for (Py_ssize_t i = 0; made != NULL && i < self->nouts; i++) {
+        PyObject *array = wrap(self, PyTuple_GET_ITEM(outs, i), i);
+        if (array == NULL)
+            Py_CLEAR(made);
+        else
+            PyList_SET_ITEM(made, i, array);
+    }
+    if (made == NULL)
+        return NULL;
+    PyObject *result = PyObject_CallOneArg(self->unflatten, made);
+    Py_DECREF(made);
+    return result;
+}
+
+/* Tell `failed` of the exception that leaves the call, which it still does then, or another one in which it is the context. */
+static void
+note_exception(Caller *self)
+{
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyErr_NormalizeException(&type, &value, &traceback);
+    if (traceback != NULL)
+        PyException_SetTraceback(value, traceback);
+    PyObject *noted = PyObject_CallOneArg(self->failed, value);
+    if (noted != NULL) {
+        Py_DECREF(noted);
+        PyErr_Restore(type, value, traceback);
+        return;
+    }
+    PyObject *second_type, *second, *second_traceback;
+    PyErr_Fetch(&second_type, &second, &second_traceback);
+    PyErr_NormalizeException(&second_type, &second, &second_traceback);
+    if (second != value)
+        PyException_SetContext(second, Py_NewRef(value));
+    PyErr_Restore(second_type, second, second_traceback);
+    Py_XDECREF(type);
+    Py_XDECREF(value);
+    Py_XDECREF(traceback);
+}
+
+#define FEW 16
+
+/* The result for leaves that fit. */
+static PyObject *
+caller_run(Caller *self, PyObject *const *leaves)
+{
+    Py_ssize_t n = self->nargs;
+    PyObject *few[FEW], **given = few, *outs = NULL, *result = NULL;
+    if (n > FEW && (given = PyMem_Calloc(n, sizeof(PyObject *))) == NULL)
+        return PyErr_NoMemory();
+    for (Py_ssize_t i = 0; i < n; i++)  /* all at once: from here on other code may run, and change the leaves */
+        given[i] = Py_NewRef(self->expected[i].layout == NULL ? leaves[i] : FIELD(leaves[i], self->copies_at));
+    int bad = 0;
+    for (Py_ssize_t i = 0; i < n; i++)
+        if (self->expected[i].layout == NULL && given[i] != NULL)
+            bad |= bad ? 0 : (given[i] = copies_of(&self->expected[i], given[i])) == NULL;
+    if (!bad) {
+        int done = 0;
+        if (PyObject_TypeCheck(self->run, &PlanCallType))
+            done = plan_call_run((PlanCall *)self->run, given, n, &outs);
+        if (done == 0)
+            outs = PyObject_Vectorcall(self->run, given, n, NULL);
+        if (outs != NULL && done >= 0)
+            result = wrap_all(self, outs);
+        else
+            outs = NULL;
+        Py_XDECREF(outs);
+        if (result == NULL)
+            note_exception(self);
+    }
+    for (Py_ssize_t i = 0; i < n; i++)
+        Py_XDECREF(given[i]);
+    if (given != few)
+        PyMem_Free(given);
+    return result;
+}
+
+static PyObject *
+caller_call(Caller *self, PyObject *args, PyObject *Py_UNUSED(kwargs))
+{
+    PyObject *leaves, *result = NULL;
+    if (!PyArg_ParseTuple(args, "O:Caller", &leaves) || (leaves = PySequence_Fast(leaves, "a sequence of arrays")) == NULL)
+        return NULL;
+    if (fits(self, PySequence_Fast_ITEMS(leaves), PySequence_Fast_GET_SIZE(leaves)))
+        result = caller_run(self, PySequence_Fast_ITEMS(leaves));
+    else
+        result = Py_NewRef(Py_NotImplemented);
+    Py_DECREF(leaves);
+    return result;
+}
+
+static int
+caller_traverse(Caller *self, visitproc visit, void *arg)
+{
+    for (Py_ssize_t i = 0; i < self->nargs; i++) {
+        Py_VISIT(self->expected[i].layout);
+        Py_VISIT(self->expected[i].descr);
+        Py_VISIT(self->expected[i].index);
+        Py_VISIT(self->expected[i].split);
+    }
+    Py_VISIT(self->array_type);
+    Py_VISIT(self->ndarray_type);
+    Py_VISIT(self->run);
+    Py_VISIT(self->out_layouts);
+    Py_VISIT(self->unflatten);
+    Py_VISIT(self->failed);
+    return 0;
+}
+
+static void
+caller_dealloc(Caller *self)
+{
+    PyObject_GC_UnTrack(self);
+    for (Py_ssize_t i = 0; i < self->nargs; i++) {
+        Py_XDECREF(self->expected[i].layout);
+        Py_XDECREF(self->expected[i].descr);
+        Py_XDECREF(self->expected[i].index);
+        Py_XDECREF(self->expected[i].split);
+        PyMem_Free(self->expected[i].shape);
+    }
+    PyMem_Free(self->expected);
+    Py_XDECREF(self->array_type);
+    Py_XDECREF(self->ndarray_type);
+    Py_XDECREF(self->run);
+    Py_XDECREF(self->out_layouts);
+    Py_XDECREF(self->unflatten);
+    Py_XDECREF(self->failed);
+    Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+static PyTypeObject CallerType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "funccoll._native.Caller",
+    .tp_doc = "Caller(expected, array_type, ndarray_type, run, out_layouts, unflatten, failed)\n\n"
+              "The call of one signature, from flat arguments; NotImplemented for others. `expected` has a layout for each Array,\n"
+              "and (dtype, shape, is_block, index, split) for each array of NumPy's.",
+    .tp_basicsize = sizeof(Caller),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_new = caller_new,
+    .tp_dealloc = (destructor)caller_dealloc,
+    .tp_traverse = (traverseproc)caller_traverse,
+    .tp_call = (ternaryfunc)caller_call,
+};
+
+/* ---------------------------------------------------------------- Dispatch */
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *callers;
+} Dispatch;
+
+static PyObject *
+dispatch_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs))
+{
+    Dispatch *self = (Dispatch *)type->tp_alloc(type, 0);
+    if (self != NULL && (self->callers = PyList_New(0)) == NULL)
+        Py_CLEAR(self);
+    return (PyObject *)self;
+}
+
+static PyObject *
+dispatch_call(Dispatch *self, PyObject *args, PyObject *kwargs)
+{
+    if (kwargs == NULL || PyDict_GET_SIZE(kwargs) == 0) {
+        PyObject **leaves = ((PyTupleObject *)args)->ob_item;
+        for (Py_ssize_t i = 0; i < PyList_GET_SIZE(self->callers); i++) {
+            PyObject *caller = PyList_GET_ITEM(self->callers, i);
+            if (Py_IS_TYPE(caller, &CallerType) && fits((Caller *)caller, leaves, PyTuple_GET_SIZE(args))) {
+                Py_INCREF(caller);
+                PyObject *result = caller_run((Caller *)caller, leaves);
+                Py_DECREF(caller);
+                return result;
+            }
+        }
+    }
+    PyObject *empty = kwargs == NULL ? PyDict_New() : Py_NewRef(kwargs);
+    if (empty == NULL)
+        return NULL;
+    PyObject *result = PyObject_CallMethodObjArgs((PyObject *)self, str_call_slowly, args, empty, NULL);
+    Py_DECREF(empty);
+    return result;
+}
+
+static int
+dispatch_traverse(Dispatch *self, visitproc visit, void *arg)
+{
+    Py_VISIT(self->callers);
+    return 0;
+}
+
+static int
+dispatch_clear(Dispatch *self)
+{
+    if (self->callers != NULL)
+        return PyList_SetSlice(self->callers, 0, PyList_GET_SIZE(self->callers), NULL);
+    return 0;
+}
+
+static void
+dispatch_dealloc(Dispatch *self)
+{
+    PyObject_GC_UnTrack(self);
+    Py_CLEAR(self->callers);
+    Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+static PyMemberDef dispatch_members[] = {
+    {"callers", T_OBJECT_EX, offsetof(Dispatch, callers), READONLY, "Callers of known signatures, the last one first."},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyTypeObject DispatchType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "funccoll._native.Dispatch",
+    .tp_doc = "A function that calls the first of its `callers` that fits the arguments, or else `call_slowly(args, kwargs)`.",
+    .tp_basicsize = sizeof(Dispatch),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
+    .tp_new = dispatch_new,
+    .tp_dealloc = (destructor)dispatch_dealloc,
+    .tp_traverse = (traverseproc)dispatch_traverse,
+    .tp_clear = (inquiry)dispatch_clear,
+    .tp_call = (ternaryfunc)dispatch_call,
+    .tp_members = dispatch_members,
+};
+
+/* ---------------------------------------------------------------- the module */
+
+static PyMethodDef functions[] = {
+    {"array_fits", array_fits, METH_VARARGS,
+     "array_fits(array, address, dtype, shape, contiguous)\n\nTrue when an array of NumPy's has these where this module reads them."},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "funccoll._native",
+    .m_doc = "The quick path of calls.",
+    .m_size = -1,
+    .m_methods = functions,
+};
+
+PyMODINIT_FUNC
+PyInit__native(void)
+{
+    str_call_slowly = PyUnicode_InternFromString("call_slowly");
+    str_finish = PyUnicode_InternFromString("finish");
+    str_interrupted = PyUnicode_InternFromString("interrupted");
+    str_left_complete = PyUnicode_InternFromString("left_complete");
+    if (!str_call_slowly || !str_finish || !str_interrupted || !str_left_complete)
+        return NULL;
+    PyObject *module = PyModule_Create(&definition);
+    if (module == NULL || PyModule_AddType(module, &PlanCallType) < 0 || PyModule_AddType(module, &CallerType) < 0
+        || PyModule_AddType(module, &DispatchType) < 0) {
+        Py_XDECREF(module);
+        return NULL;
+    }
+    return module;
+}

@@ -1,0 +1,23 @@
+from collections.abc import Callable, Sequence
+from typing import Any
+
+def array_fits(array: Any, address: int, dtype: Any, shape: tuple[int, ...], contiguous: bool, /) -> bool: ...
+
+class PlanCall:
+    is_quick: bool
+    def bind(
+        self, kernel: Callable[[], object], frame: int, words: tuple[int, int, int], owner: int, busy: bytearray,
+        communicators: tuple[int, ...], kept: list[Any], others: Callable[[], tuple[Any, ...]], nargs: int, nresults: int, /,
+    ) -> None: ...
+    def __call__(self, *arrays: Any) -> tuple[Any, ...]: ...
+
+class Caller:
+    def __new__(
+        cls, expected: tuple[Any, ...], array_type: type, ndarray_type: type, run: Callable[..., Any],
+        out_layouts: tuple[Any, ...], unflatten: Callable[[list[Any]], Any] | None, failed: Callable[[BaseException], object], /,
+    ) -> Caller: ...
+    def __call__(self, leaves: Sequence[Any], /) -> Any: ...
+
+class Dispatch:
+    callers: list[Any]
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...

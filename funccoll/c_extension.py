@@ -1,0 +1,33 @@
+"""The optional C extension `_native`, which makes calls quicker; without it Python does the same."""
+
+from __future__ import annotations
+
+import os
+from types import ModuleType
+
+import numpy as np
+
+__all__ = ["VARIABLE", "extension", "why_not"]
+
+VARIABLE = "FUNCCOLL_NATIVE"
+"""The environment variable which chooses Python with the value 0."""
+
+
+def _load() -> tuple[ModuleType | None, str]:
+    """The extension, or None with the reason."""
+    if os.environ.get(VARIABLE) == "0":
+        return None, f"{VARIABLE}=0"
+    try:
+        from . import _native
+    except ImportError as error:
+        missing = isinstance(error, ModuleNotFoundError)
+        return None, "it was not built when funccoll was installed: there was no C compiler" if missing else str(error)
+    for array in (np.zeros((2, 3)), np.zeros((4, 4), np.int32)[1:, ::2]):  # it reads arrays where NumPy's ABI has their fields
+        address = array.__array_interface__["data"][0]
+        if not _native.array_fits(array, address, array.dtype, array.shape, array.flags.c_contiguous):
+            return None, f"NumPy {np.__version__} has other arrays than it expects"
+    return _native, ""
+
+
+extension, why_not = _load()
+"""The module, None where it is not used, and the reason why not."""

@@ -1,0 +1,127 @@
+"""Callers: the quick call of a compiled program, one for each signature, which checks arguments, runs it, and wraps its results.
+
+With the C extension a caller is an object of it. Without, it is a straight-line Python function, generated for the signature.
+Both take flat arguments, and return NotImplemented when these are others than they were made for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..arrays.array import Array
+from ..arrays.array_layout import ArrayLayout
+from ..c_extension import extension
+
+if TYPE_CHECKING:
+    import optree
+
+__all__ = ["MOST_CALLERS", "Caller", "Dispatch", "make_caller"]
+
+Caller = Callable[[Sequence[Any]], Any]
+
+MOST_CALLERS = 8
+"""The most callers that a jitted function tries one after the other; it finds others by a key."""
+_MOST_IN_PYTHON = 64
+"""The most arguments and results of a generated function: longer ones take long to compile, and their calls longer still."""
+
+
+class PythonDispatch:
+    """A function that calls the first of its `callers` that fits the arguments, or else `call_slowly(args, kwargs)`."""
+
+    def __init__(self) -> None:
+        self.callers: list[Caller] = []
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call a caller, or `call_slowly`."""
+        if not kwargs:
+            for caller in self.callers:
+                result = caller(args)
+                if result is not NotImplemented:
+                    return result
+        return self.call_slowly(args, kwargs)
+
+    def call_slowly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call it with arguments for which there is no caller yet."""
+        raise NotImplementedError
+
+
+Dispatch: Any = PythonDispatch if extension is None else extension.Dispatch
+
+
+def make_caller(
+    leaves: Sequence[Any], layouts: Sequence[ArrayLayout], run: Callable[..., Any], out_layouts: Sequence[ArrayLayout],
+    out_tree: optree.PyTreeSpec, failed: Callable[[BaseException], object],
+) -> Caller | None:  # fmt: skip
+    """The caller for flat arguments like `leaves`, of a program for `layouts`; None for arguments that take more work.
+
+    These are numbers, Arrays of other layouts, and arrays whose dtype is not the machine's own object. `run` is a compiled
+    program; `failed` is called with the exceptions that leave it.
+    """
+    expected = [_expected(leaf, layout) for leaf, layout in zip(leaves, layouts, strict=True)]
+    if None in expected:
+        return None
+    single = out_tree.is_leaf()
+    if extension is not None:
+        unflatten = None if single else out_tree.unflatten
+        return extension.Caller(tuple(expected), Array, np.ndarray, run, tuple(out_layouts), unflatten, failed)
+    if len(expected) + len(out_layouts) > _MOST_IN_PYTHON:
+        return None
+    return _generate(expected, run, out_layouts, None if single else out_tree.unflatten, failed)
+
+
+def _expected(leaf: Any, layout: ArrayLayout) -> Any:
+    """The layout of an Array; of an array of NumPy's (dtype, shape, whether one device takes it, its block's index, the split)."""
+    if type(leaf) is Array:
+        return leaf.layout if leaf.layout.same(layout) else None
+    if type(leaf) is np.ndarray and leaf.dtype is layout.dtype:
+        is_block = len(layout.indices) == 1
+        return leaf.dtype, leaf.shape, is_block, layout.indices[0] if layout.sharding.varying and is_block else None, layout.split
+    return None
+
+
+def _generate(
+    expected: Sequence[Any], run: Callable[..., Any], out_layouts: Sequence[ArrayLayout],
+    unflatten: Callable[[list[Any]], Any] | None, failed: Callable[[BaseException], object],
+) -> Caller:  # fmt: skip
+    """The straight-line function of a signature: half the time of loops over its arguments and results."""
+    names: dict[str, Any] = {
+        "Array": Array, "ndarray": np.ndarray, "run": run, "failed": failed, "unflatten": unflatten, "new": object.__new__,
+    }  # fmt: skip
+    checks, taken = [f"len(leaves) == {len(expected)}"], []
+    for i, what in enumerate(expected):
+        if type(what) is ArrayLayout:
+            names[f"layout{i}"] = what
+            checks.append(f"type(x{i} := leaves[{i}]) is Array and x{i}.layout is layout{i}")
+            taken.append(f"x{i}._copies")
+        else:
+            names[f"dtype{i}"], names[f"shape{i}"], _, _, names[f"split{i}"] = what
+            kind = f"type(x{i} := leaves[{i}]) is ndarray"
+            checks.append(f"{kind} and x{i}.dtype is dtype{i} and x{i}.shape == shape{i}")
+            taken.append(f"split{i}(x{i})")
+    made = [f"a{i}" for i in range(len(out_layouts))]
+    lines = []
+    for i, layout in enumerate(out_layouts):
+        names[f"out{i}"] = layout
+        lines.append(f"a{i} = new(Array); a{i}.layout = out{i}; a{i}._copies = r{i}")  # half the time of Array(layout, copies)
+    results = "".join(f"r{i}, " for i in range(len(out_layouts)))
+    if quick := getattr(run, "quick", None):  # a collective group: spares packing its arguments again
+        names["run"] = quick
+    call = "run(given)" if quick else "run(*given)"
+    steps = [f"{results}= {call}" if results else call, *lines]
+    source = f"""
+def call(leaves):
+    if not ({' and '.join(checks)}):
+        return NotImplemented
+    given = ({''.join(f'{t}, ' for t in taken)})
+    try:
+        {'; '.join(steps)}
+        return {made[0] if unflatten is None else f"unflatten([{', '.join(made)}])"}
+    except BaseException as error:
+        failed(error)
+        raise
+"""
+    exec(compile(source, "<funccoll caller>", "exec"), names)
+    return names["call"]
