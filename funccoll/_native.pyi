@@ -14,7 +14,8 @@ class PlanCall:
 class Caller:
     def __new__(
         cls, expected: tuple[Any, ...], array_type: type, ndarray_type: type, run: Callable[..., Any],
-        out_layouts: tuple[Any, ...], unflatten: Callable[[list[Any]], Any] | None, failed: Callable[[BaseException], object], /,
+        out_layouts: tuple[Any, ...], unflatten: Callable[[list[Any]], Any] | None,
+        failed: Callable[[BaseException], object], /,
     ) -> Caller: ...
     def __call__(self, leaves: Sequence[Any], /) -> Any: ...
 

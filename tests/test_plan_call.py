@@ -32,7 +32,9 @@ def item(address: int, number: int) -> Any:
     return ctypes.cast(ctypes.c_void_p.from_address(address + 8 * number).value, ctypes.py_object).value  # type: ignore[arg-type]
 
 
-def group(kind: str, kernel: Callable[[Any], int | None], nargs: int = 1, nresults: int = 1, numbers: tuple[int, ...] = (3,)) -> Any:
+def group(
+    kind: str, kernel: Callable[[Any], int | None], nargs: int = 1, nresults: int = 1, numbers: tuple[int, ...] = (3,)
+) -> Any:
     """A call whose kernel is a function of Python, which sets the status."""
 
     class Group(KINDS[kind]):

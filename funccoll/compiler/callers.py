@@ -1,4 +1,4 @@
-"""Callers: the quick call of a compiled program, one for each signature, which checks arguments, runs it, and wraps its results.
+"""Callers: the quick calls of compiled programs, one for each signature: it checks arguments, runs it, and wraps its results.
 
 With the C extension a caller is an object of it. Without, it is a straight-line Python function, generated for the signature.
 Both take flat arguments, and return NotImplemented when these are others than they were made for.
@@ -73,12 +73,13 @@ def make_caller(
 
 
 def _expected(leaf: Any, layout: ArrayLayout) -> Any:
-    """The layout of an Array; of an array of NumPy's (dtype, shape, whether one device takes it, its block's index, the split)."""
+    """The layout of an Array; of an array of NumPy's (dtype, shape, True for one block, its index, the split)."""
     if type(leaf) is Array:
         return leaf.layout if leaf.layout.same(layout) else None
     if type(leaf) is np.ndarray and leaf.dtype is layout.dtype:
         is_block = len(layout.indices) == 1
-        return leaf.dtype, leaf.shape, is_block, layout.indices[0] if layout.sharding.varying and is_block else None, layout.split
+        index = layout.indices[0] if layout.sharding.varying and is_block else None
+        return leaf.dtype, leaf.shape, is_block, index, layout.split
     return None
 
 

@@ -91,7 +91,8 @@ class Jitted(Dispatch, Generic[Params, R]):
         self._cache: dict[Any, Compiled] = {}
         self._calls: dict[Any, tuple[ProgramCall, optree.PyTreeSpec]] = {}  # in gradients around it
         self._plain = not (options.static_argnums or options.static_argnames)
-        self._fast: dict[tuple, Caller] = {}
+        self._trees: list[tuple[optree.PyTreeSpec, Caller]] = []  # the callers of pytrees
+        self._fast: dict[tuple, Callable[[Sequence[Any]], Any]] = {}
         _JITTED.add(self)
 
     # ------------------------------------------------------------ calling
@@ -107,10 +108,13 @@ class Jitted(Dispatch, Generic[Params, R]):
         if self._plain and not kwargs:
             given: Any = args
             leaves, treedef = optree.tree_flatten(given)
+            for tree, caller in self._trees:
+                if tree == treedef and (result := caller(leaves)) is not NotImplemented:
+                    return result
             key = _fast_key(treedef, leaves)
-            caller = self._fast.get(key) if key is not None else None
-            if caller is not None and (result := caller(leaves)) is not NotImplemented:
-                return result
+            execute = self._fast.get(key) if key is not None else None
+            if execute is not None:
+                return execute(leaves)
         with user_frames():
             return self._slow_call(args, kwargs)
 
@@ -137,10 +141,12 @@ class Jitted(Dispatch, Generic[Params, R]):
         caller = compiled.caller(leaves) if key is not None else None
         result = compiled.execute(leaves)
         if key is not None:  # only after it has run: a deleted Array raises
-            self._fast[key] = caller or compiled.execute
-            if caller is not None and _ARRAYS.issuperset(map(type, args)):
-                self.callers.insert(0, caller)
-                del self.callers[MOST_CALLERS:]
+            self._fast[key] = compiled.execute
+            if caller is not None:
+                if _ARRAYS.issuperset(map(type, args)):
+                    self.callers[:] = caller, *self.callers[: MOST_CALLERS - 1]
+                else:
+                    self._trees[:] = (treedef, caller), *self._trees[: MOST_CALLERS - 1]
         return result
 
     def _make_room(self) -> None:
@@ -157,6 +163,7 @@ class Jitted(Dispatch, Generic[Params, R]):
 
     def _forget_fast(self) -> None:
         self.callers.clear()
+        self._trees.clear()
         self._fast.clear()
 
     def clear_cache(self) -> None:

@@ -45,8 +45,8 @@ def address_of(name: str, build: Callable[[], tuple[Any, Any]]) -> int:
 def builtin_of(name: str, build: Callable[[], tuple[Any, Any]], status: int) -> int:
     """The address of a function with METH_NOARGS, of Python's C API, which runs a kernel of one argument without the GIL.
 
-    The argument is `self`, as an int: the address of memory which has a word for the kernel's result at offset `status`, and one
-    for Numba's exceptions behind the next. The function returns the result. Its call takes 0.05 µs, that of ctypes 0.3.
+    The argument is `self`, as an int: the address of memory which has a word for the kernel's result at offset `status`, and
+    one for Numba's exceptions behind the next. The function returns the result. Its call takes 0.05 µs, that of ctypes 0.3.
     """
 
     def compiled() -> tuple[str, bytes]:

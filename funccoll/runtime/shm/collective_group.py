@@ -169,8 +169,8 @@ class CollectiveGroup(PlanCall):
 
         count = 1 + max((o.argument for call in self.calls for o in call.operands if o.argument is not None), default=-1)
         self.bind(
-            self._kernel, self.frame.ctypes.data, (ARGUMENTS, RESULTS, STATUS), self._claim.words.ctypes.data, self.registry.busy,
-            self._numbers, self._results.kept, self._results.others, count, len(self.plan.results),
+            self._kernel, self.frame.ctypes.data, (ARGUMENTS, RESULTS, STATUS), self._claim.words.ctypes.data,
+            self.registry.busy, self._numbers, self._results.kept, self._results.others, count, len(self.plan.results),
         )  # fmt: skip
 
     def record(self, recorder: Recorder | None) -> None:

@@ -1,0 +1,236 @@
+"""Callers of signatures, and their dispatch, by the C extension and in Python: both do the same."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import optree
+import pytest
+
+import funccoll as fc
+from funccoll import P
+from funccoll.arrays.array import Array
+from funccoll.arrays.array_layout import layout_of
+from funccoll.compiler import callers
+from funccoll.compiler.callers import MOST_CALLERS, PythonDispatch, make_caller
+from funccoll.mesh import Sharding
+
+try:
+    from funccoll import _native
+except ImportError:
+    _native = None
+KINDS = ["python", *(["C"] if _native is not None else [])]
+DISPATCHES = {"python": PythonDispatch, "C": getattr(_native, "Dispatch", None)}
+MESH = fc.make_mesh({"d": 4})
+
+
+@pytest.fixture(params=KINDS)
+def kind(request, monkeypatch) -> str:
+    monkeypatch.setattr(callers, "extension", None if request.param == "python" else _native)
+    return request.param
+
+
+def layout(shape: tuple[int, ...], dtype: Any = np.float32, spec: Any = None) -> Any:
+    return layout_of(shape, np.dtype(dtype), Sharding(MESH, spec or P()))
+
+
+def caller(
+    leaves: Sequence[Any], layouts: Sequence[Any], run: Callable[..., Any], outs: Sequence[Any], tree: Any = None,
+    failed: Callable[[BaseException], object] = lambda error: None,
+) -> Any:  # fmt: skip
+    return make_caller(leaves, layouts, run, outs, optree.treespec_leaf() if tree is None else tree, failed)
+
+
+A = layout((4,))
+X = Array(A, np.arange(4, dtype=np.float32))
+
+
+def test_an_array(kind):
+    call = caller([X], [A], lambda x: (x + 1,), [A])
+    found = call((X,))
+    assert type(found) is Array and found.layout is A and list(np.asarray(found)) == [1, 2, 3, 4]
+    assert call([X]).layout is A  # leaves of a pytree are a list
+
+
+def test_arrays_of_numpy_and_several_results(kind):
+    b = layout((2, 2), np.int64)
+    tree = optree.tree_structure([0, 0])  # type: ignore[arg-type]
+    call = caller([np.ones((2, 2), np.int64), X], [b, A], lambda n, x: (n * 2, x), [b, A], tree)
+    first, second = call((np.full((2, 2), 3), X))
+    assert np.asarray(first).tolist() == [[6, 6], [6, 6]] and second._copies is X._copies
+
+
+@pytest.mark.parametrize(
+    "leaves",
+    [
+        (), (X, X), (1.0,), (np.arange(4, dtype=np.float32),), (Array(layout((4,), np.int32), np.zeros(4, np.int32)),),
+        (Array(layout((4,), spec=P("d")), np.zeros(4, np.float32)),), ("text",), (None,),
+    ],
+)  # fmt: skip
+def test_other_arguments_than_an_array(kind, leaves):
+    assert caller([X], [A], lambda x: (x,), [A])(leaves) is NotImplemented
+
+
+class Mine(np.ndarray):
+    pass
+
+
+@pytest.mark.parametrize(
+    "leaf",
+    [
+        X, np.zeros(5, np.float32), np.zeros((4, 1), np.float32), np.zeros(4), np.zeros(4, ">f4"), np.float32(1), [0.0] * 4,
+        np.zeros(4, np.float32).view(Mine), np.ma.masked_array(np.zeros(4, np.float32)), np.zeros((), np.float32),
+    ],
+)  # fmt: skip
+def test_other_arguments_than_an_array_of_numpy(kind, leaf):
+    assert caller([np.zeros(4, np.float32)], [A], lambda x: (x,), [A])((leaf,)) is NotImplemented
+
+
+def test_an_array_of_numpy_that_is_not_contiguous_is_copied(kind):
+    given = []
+    call = caller([np.zeros(4, np.float32)], [A], lambda x: (given.append(x), (x,))[1], [A])
+    x = np.arange(8, dtype=np.float32)[::2]
+    assert list(np.asarray(call((x,)))) == [0, 2, 4, 6] and given[0].flags.c_contiguous
+    call((x.copy(),))
+    assert given[1].base is None
+
+
+def test_an_array_of_numpy_is_split_over_virtual_devices(kind):
+    split = layout((8,), spec=P("d"))
+    call = caller([np.zeros(8, np.float32)], [split], lambda blocks: ([b + 1 for b in blocks],), [split])
+    assert np.asarray(call((np.arange(8, dtype=np.float32),))).tolist() == [*range(1, 9)]
+
+
+def test_deleted_arrays_do_not_fit(kind):
+    x = Array(A, np.zeros(4, np.float32))
+    call = caller([x], [A], lambda x: (x,), [A])
+    x.give_up()
+    assert call((x,)) is NotImplemented
+    y = Array(A, None)  # as one that another thread gives up, between
+    if kind == "C":
+        assert call((y,)) is NotImplemented
+
+
+@pytest.mark.parametrize("leaf", [1, 1.0, Array(layout((8,), spec=P("d")), None), np.zeros(4, ">f4"), [1.0]])
+def test_arguments_that_take_more_work_have_no_caller(kind, leaf):
+    assert caller([leaf], [A], lambda x: (x,), [A]) is None
+
+
+def test_exceptions_are_noted(kind):
+    noted = []
+
+    def run(x: Any) -> Any:
+        raise OverflowError("too much")
+
+    call = caller([X], [A], run, [A], failed=noted.append)
+    with pytest.raises(OverflowError, match="too much") as error:
+        call((X,))
+    assert noted == [error.value]
+    assert any(entry.name == "run" for entry in error.traceback)
+
+
+def test_an_exception_of_the_note_has_the_first_as_context(kind):
+    def note(error: BaseException) -> None:
+        raise LookupError("second")
+
+    call = caller([X], [A], lambda x: 1 / 0, [A], failed=note)
+    with pytest.raises(LookupError, match="second") as error:
+        call((X,))
+    assert isinstance(error.value.__context__, ZeroDivisionError)
+
+
+def test_an_exception_after_the_run_is_noted(kind):
+    noted = []
+    tree = optree.tree_structure([0, 0])  # type: ignore[arg-type]
+    call = caller([X], [A], lambda x: (x,), [A], tree, noted.append)  # one result too few
+    with pytest.raises((ValueError, TypeError)):
+        call((X,))
+    assert len(noted) == 1
+
+
+def test_arguments_are_held_while_it_runs(kind):
+    held = []
+
+    def run(block: Any) -> Any:
+        x.give_up()  # another thread donates it
+        gc.collect()
+        held.append(block[0])
+        return (block,)
+
+    x = Array(A, np.ones(4, np.float32))
+    call = caller([x], [A], run, [A])
+    call((x,))
+    assert held[-1] == 1
+
+
+def test_nothing_leaks(kind):
+    blocks = [np.zeros(4, np.float32) for _ in range(3)]
+    watched = [weakref.ref(block) for block in blocks]
+    b = layout((4,))
+    call = caller([X, np.zeros(4, np.float32)], [A, b], lambda x, y: (x + y,), [A])
+    results = [call((Array(A, block), block)) for block in blocks]
+    watched += [weakref.ref(result) for result in results]
+    results.clear()
+    blocks.clear()
+    gone = weakref.ref(call) if kind == "python" else None
+    del call
+    gc.collect()
+    assert not any(ref() for ref in watched) and (gone is None or gone() is None)
+
+
+# ---------------------------------------------------------------- dispatch
+
+
+def dispatch(kind: str) -> Any:
+    class Found(DISPATCHES[kind]):
+        def __init__(self) -> None:
+            super().__init__()
+            self.slow: list[Any] = []
+
+        def call_slowly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            self.slow.append((args, kwargs))
+            return "slow"
+
+    return Found()
+
+
+def test_dispatch(kind):
+    found, b = dispatch(kind), layout((4,), np.int32)
+    n = Array(b, np.zeros(4, np.int32))
+    assert found(X) == "slow" and found(1, key=2) == "slow" and found.slow == [((X,), {}), ((1,), {"key": 2})]
+    found.callers.insert(0, caller([X], [A], lambda x: (x + 1,), [A]))
+    found.callers.insert(0, caller([n], [b], lambda x: (x + 2,), [b]))
+    assert list(np.asarray(found(X))) == [1, 2, 3, 4]
+    assert list(np.asarray(found(n))) == [2] * 4
+    assert found(X, n) == "slow" and found(key=X) == "slow" and found() == "slow"
+    found.callers.clear()
+    assert found(X) == "slow"
+
+
+def test_a_jitted_function_keeps_few_callers():
+    f = fc.jit(lambda x: x + 1)
+    for n in range(1, 3 * MOST_CALLERS):
+        assert f(np.zeros(n)).shape == (n,)
+    assert len(f.callers) == MOST_CALLERS
+    for n in range(1, 3 * MOST_CALLERS):
+        assert np.asarray(f(np.full(n, n))).tolist() == [n + 1] * n
+    f.clear_cache()
+    assert not f.callers and f(np.zeros(2)).shape == (2,)
+
+
+def test_pytrees_numbers_and_keywords_after_flat_calls():
+    f = fc.jit(lambda x, scale=1: {"y": x * scale})
+    x = np.arange(3.0)
+    for _ in range(3):
+        assert f(x)["y"].tolist() == [0, 1, 2]
+        assert f(x, 2)["y"].tolist() == [0, 2, 4]
+        assert f(x, scale=3)["y"].tolist() == [0, 3, 6]
+        assert f(x, np.full(3, 2.0))["y"].tolist() == [0, 2, 4]
+    g = fc.jit(lambda t: t["a"] - t["b"])
+    for i in range(3):
+        assert np.asarray(g({"a": x, "b": x * i})).tolist() == (x - x * i).tolist()
+        assert np.asarray(g({"b": x.astype(np.float32), "a": x})).tolist() == [0, 0, 0]
