@@ -46,6 +46,10 @@ class _MethodDef(ctypes.Structure):
     )  # fmt: skip
 
 
+_DEFINITIONS: list[_MethodDef] = []
+"""For as long as the process lives: builtin functions point to them. (Two threads may make one at the same time.)"""
+
+
 @functools.lru_cache(maxsize=2)
 def _interpreter(records: bool) -> _MethodDef:
     name = "interpret_cpu_recording" if records else "interpret_cpu"
@@ -60,7 +64,9 @@ def _interpreter(records: bool) -> _MethodDef:
         return made, types.int64(types.int64)
 
     address = builtin_of(name, build, 8 * STATUS)
-    return _MethodDef(name.encode(), address, _METH_NOARGS, b"Run a plan from the PC in its frame; returns the status.")
+    text = b"Run a plan from the PC in its frame; returns the status."
+    _DEFINITIONS.append(_MethodDef(name.encode(), address, _METH_NOARGS, text))
+    return _DEFINITIONS[-1]
 
 
 @functools.cache
