@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
-.PHONY: demo mpi notebooks notebooks-run test test-fast test-slow test-all lint bench gpu-check clean
+.PHONY: demo mpi notebooks notebooks-run test test-fast test-slow test-without-extension test-all lint bench gpu-check clean
 
 $(VENV)/pyvenv.cfg:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "funccoll needs Python 3.11 or later; choose one with make PYTHON=python3.12")'
@@ -43,9 +43,9 @@ demo: $(VENV)/.demo
 	$(BIN)/python notebooks/digits.py --devices 2 --compare $(VENV)/digits.npz
 
 # The two workers run side by side: BLAS threads would fight over the cores. (Too late in conftest: plugins import NumPy.)
-test test-fast test-slow: export OPENBLAS_NUM_THREADS ?= 1
+test test-fast test-slow test-without-extension: export OPENBLAS_NUM_THREADS ?= 1
 # The tests start hundreds of processes: without bytecode each would compile a hundred modules first, 0.12 s of 0.35.
-test test-fast test-slow: export PYTHONDONTWRITEBYTECODE :=
+test test-fast test-slow test-without-extension: export PYTHONDONTWRITEBYTECODE :=
 
 test: $(MPI)
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow"
@@ -60,7 +60,14 @@ test-fast: $(VENV)/.dev
 test-slow: $(MPI)
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m slow
 
-test-all: test test-slow
+# The C extension is optional: what it does, Python does, too.
+PYTHON_CALLS := jit callers plan_call processes collective_groups failures_ranks data_parallel_calls redistribute errors
+
+test-without-extension: export FUNCCOLL_NATIVE := 0
+test-without-extension: $(MPI)
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow" $(PYTHON_CALLS:%=tests/test_%.py)
+
+test-all: test test-without-extension test-slow
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -18,13 +18,16 @@ def _load() -> tuple[ModuleType | None, str]:
     if os.environ.get(VARIABLE) == "0":
         return None, f"{VARIABLE}=0"
     try:
-        from . import _native
+        from ._native import array_fits
+    except ModuleNotFoundError:
+        return None, "it was not built when funccoll was installed: there was no C compiler"
     except ImportError as error:
-        missing = isinstance(error, ModuleNotFoundError)
-        return None, "it was not built when funccoll was installed: there was no C compiler" if missing else str(error)
+        return None, str(error)
+    from . import _native
+
     for array in (np.zeros((2, 3)), np.zeros((4, 4), np.int32)[1:, ::2]):  # it reads arrays where NumPy's ABI has their fields
         address = array.__array_interface__["data"][0]
-        if not _native.array_fits(array, address, array.dtype, array.shape, array.flags.c_contiguous):
+        if not array_fits(array, address, array.dtype, array.shape, array.flags.c_contiguous):
             return None, f"NumPy {np.__version__} has other arrays than it expects"
     return _native, ""
 

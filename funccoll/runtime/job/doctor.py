@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..._version import __version__
+from ...c_extension import VARIABLE, why_not
 from ...display import size_text
 from . import host
 from .finding import Finding
@@ -62,6 +63,12 @@ def _software() -> Iterator[Finding]:
             yield Finding(
                 section, name, f"cannot be imported: {error}", "wrong", f"Install it anew: pip install --upgrade {name}"
             )
+    if why_not:
+        unset = why_not.startswith(VARIABLE)
+        advice = f"Unset {VARIABLE}." if unset else "Install a C compiler and Python's headers, then funccoll anew."
+        yield Finding(section, "C extension", f"not used: {why_not}; calls run in Python, 2 µs more each", "absent", advice)
+    else:
+        yield Finding(section, "C extension", "used: calls run without the interpreter")
     try:
         from ...kernels.object_cache import cache_directory
 
