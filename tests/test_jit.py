@@ -1,10 +1,12 @@
 """jit: caching, stages, specs, static and donated arguments, and what the local runtime computes how often."""
 
+import copy
 import inspect
 import logging
 import typing
 import weakref
 
+import cloudpickle
 import numpy as np
 import pytest
 
@@ -333,6 +335,17 @@ def test_large_values_in_blocks_equal_the_left_fold():
     out = fc.jit(lambda v: fc.all_reduce(v, "data"), mesh=MESH, in_specs=P("data"), out_specs=P())(x)
     expected = ((x[:1] + x[1:2]) + x[2:3]) + x[3:]
     np.testing.assert_array_equal(np.asarray(out), expected)
+
+
+@pytest.mark.parametrize("called", [False, True])
+@pytest.mark.parametrize("how", [copy.copy, copy.deepcopy, lambda f: cloudpickle.loads(cloudpickle.dumps(f))])
+def test_copies_and_pickles(how, called):
+    f = fc.jit(lambda x, n: x * n, static_argnums=1)
+    if called:
+        f(X, 2)
+    g = how(f)
+    np.testing.assert_array_equal(g(X, 3), X * 3)
+    assert type(g) is type(f) and g is not f and repr(g) == repr(f)
 
 
 def test_threads_may_call_one_function():

@@ -95,6 +95,9 @@ class Jitted(Dispatch, Generic[Params, R]):
         self._fast: dict[tuple, Callable[[Sequence[Any]], Any]] = {}
         _JITTED.add(self)
 
+    def __reduce__(self) -> Any:
+        return Jitted, (self.fn, self.mesh, self.in_specs, self.out_specs, self._options)
+
     # ------------------------------------------------------------ calling
 
     if TYPE_CHECKING:
