@@ -328,6 +328,47 @@ def test_the_last_three_runs_are_kept(benchmarks, tmp_path):
     assert [run["seconds"] for run in json.loads((tmp_path / "runs").read_text())] == [1, 2, 3]
 
 
+# ---------------------------------------------------------------- between the compute parts of a step
+
+
+def check_step_overhead(data, contenders):
+    assert {"load_before", "load_after", "cpu", "commit"} <= data["machine"].keys()
+    assert [row["task"] for row in data["tasks"]] == ["demo", "MLP of 20 arrays"]
+    for row in data["tasks"]:
+        assert row["groups"] >= 1
+        for name in contenders:
+            parts = row[name]
+            assert 0 < parts["call"]["median"] < parts["step"]["median"] <= parts["step_p99"]
+            assert all(p["q1"] <= p["median"] <= p["q3"] for part, p in parts.items() if part != "step_p99")
+
+
+def test_the_record_of_the_step_overhead_has_the_checkout_before():
+    data = recorded("step_overhead.json")
+    check_step_overhead(data, ["now", "now, no extension", "before"])
+    assert data["rounds"] >= 60 and data["machine"]["before"]
+    assert all(row["before / now"]["between, of the medians"] for row in data["tasks"])
+
+
+def test_between_the_parts_is_what_the_step_takes_beyond_its_compute(benchmarks):
+    from host_contender import Turn
+    from step_overhead import figures_of
+
+    turn = lambda *us: [Turn(0, 0, t / 1e6, 2 * t / 1e6) for t in us]
+    figures, parts = figures_of(turn(100, 110, 105), turn(90, 95, 91), turn(10, 12, 11))
+    assert parts["between"] == pytest.approx([20, 27, 25]) and parts["compute"] == pytest.approx([80, 83, 80])
+    assert figures["between"]["median"] == pytest.approx(25) and figures["step_p99"] == pytest.approx(210)
+
+
+@pytest.mark.slow
+def test_the_step_overhead_is_measured_with_real_processes(tmp_path, benchmarks, monkeypatch):
+    pytest.importorskip("sklearn")
+    import step_overhead
+
+    monkeypatch.setattr("measure.refresh", lambda: None)  # it would rewrite this checkout's README
+    step_overhead.main(["--rounds", "2", "--turn", "0.003", "--before", str(ROOT), "--out", str(tmp_path / "r")])
+    check_step_overhead(json.loads((tmp_path / "r").read_text()), ["now", "now, no extension", "before"])
+
+
 # ---------------------------------------------------------------- processes of several hosts
 
 
