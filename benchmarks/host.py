@@ -47,7 +47,7 @@ from host_cases import COLLECTIVES, SIZES, STEP, Case, cases
 from host_contender import Turn
 from host_goals import goals, means
 from host_jobs import Job, JobError, funccoll_run, mpirun
-from host_ratios import against, times_of
+from host_ratios import against, rounded, times_of
 from measure import ROUNDS, machine
 from readme_table import refresh
 
@@ -216,15 +216,6 @@ def write(path: Path, results: dict[str, Any]) -> None:
     text = json.dumps(whole, indent=1, ensure_ascii=False)
     rows = ",\n".join(f"  {json.dumps(rounded(row), ensure_ascii=False)}" for row in results["cases"])
     path.write_text(f'{text[:-2]},\n "cases": [\n{rows}\n ]\n}}\n')
-
-
-def rounded(value: Any) -> Any:
-    """Round all floats to five digits, more than a measurement has."""
-    if isinstance(value, dict):
-        return {key: rounded(v) for key, v in value.items()}
-    if isinstance(value, list):
-        return [rounded(v) for v in value]
-    return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
 def keep(results: dict[str, Any], path: Path = RUNS) -> None:

@@ -36,3 +36,12 @@ def against(ways: dict[str, list[Turn]], ours: list[Turn]) -> dict[str, Any]:
     if all(turn.p99 for pair in pairs for turn in pair):
         found["p99_ratio"] = spread([theirs.p99 / mine.p99 for theirs, mine in pairs])
     return found
+
+
+def rounded(value: Any) -> Any:
+    """Round all floats to five digits, more than a measurement has."""
+    if isinstance(value, dict):
+        return {key: rounded(v) for key, v in value.items()}
+    if isinstance(value, list):
+        return [rounded(v) for v in value]
+    return float(f"{value:.5g}") if isinstance(value, float) else value

@@ -145,7 +145,7 @@ def test_the_language_is_measured_in_two_processes(tmp_path, benchmarks, readme_
 
 def check_host(data):
     """A record of benchmarks/host.py is whole, and says what its numbers say."""
-    from host import rounded
+    from host_ratios import rounded
     from host_goals import goals, means
 
     assert data["goals"] == rounded(goals(data["cases"], data["start"]))
@@ -328,6 +328,92 @@ def test_the_last_three_runs_are_kept(benchmarks, tmp_path):
     assert [run["seconds"] for run in json.loads((tmp_path / "runs").read_text())] == [1, 2, 3]
 
 
+# ---------------------------------------------------------------- one call, layer by layer
+
+
+def check_call_profile(data, contenders):
+    from call_profile import LAYERS, OWN
+
+    assert {"load_before", "load_after", "cpu", "commit"} <= data["machine"].keys()
+    assert list(data["contenders"]) == contenders
+    for found in data["contenders"].values():
+        for figures in found["states"].values():
+            assert all(figures[layer] > 0 for layer in LAYERS) and figures["latency"] > 0
+            assert figures["reference, both at once"] >= figures["reference, both at once, faster core"] > 0
+        assert found["states"]["fast"]["step(x)"] <= found["states"]["all"]["step(x)"] <= found["states"]["slow"]["step(x)"]
+        assert set(found["bytecode"]) >= set(LAYERS) - {"native"} and set(OWN) <= set(found["states"]["all"])
+        counted = {"instructions", "cache misses", "system calls", "sched_yield", "context switches"}
+        assert counted <= found["states"]["all"].keys() | found["unsupported"].keys()
+        assert any(line.split()[1] == "ENTER" for line in found["plan"])
+
+
+def test_the_record_of_one_call_is_of_a_full_run(benchmarks):
+    data = recorded("call_profile.json")
+    check_call_profile(data, ["now", "now, no extension", "before"])
+    assert data["turns"] >= 300
+
+
+def test_what_makes_calls_slow_is_found_in_made_up_turns(benchmarks):
+    import random
+
+    from call_profile import CAUSES, LAYERS, OWN, explained, states
+
+    rng = random.Random(0)
+    turns = []
+    for _ in range(200):
+        turn = dict.fromkeys((*LAYERS, *OWN), 1.0)
+        turn.update({CAUSES[0]: rng.choice([1.0, 2.0]), "latency": rng.choice([0.1, 0.5]), "sched_yield": rng.choice([0, 1])})
+        turn["step(x)"] = 3 * turn[CAUSES[0]] + 2 * turn["latency"] + 0.5 * turn["sched_yield"]
+        turns.append(turn)
+    found = explained(turns)
+    assert found["models"][-1]["weights"] == pytest.approx([3, 2, 0.5])
+    assert [len(model["causes"]) for model in found["models"]] == [1, 2, 3]
+    assert found["models"][-1]["share of the variance"] == pytest.approx(1) and found["unexplained"] == pytest.approx(0)
+    assert found["models"][0]["share of the variance"] < 0.999
+    assert states(turns)["fast"]["step(x)"] < states(turns)["all"]["step(x)"] < states(turns)["slow"]["step(x)"]
+    assert found["correlation of the call with"][CAUSES[0]] > 0.9
+
+
+def test_bytecode_instructions_are_counted_by_function(benchmarks):
+    from call_profile_rank import bytecode_of
+
+    def inner(n):
+        for _ in range(n):
+            pass
+
+    few, many = bytecode_of(lambda: inner(1)), bytecode_of(lambda: inner(11))
+    (name,) = few
+    assert name.startswith("test_benchmarks.py: ") and name.endswith("inner")
+    assert many[name] - few[name] in (20, 30)  # of 10 more iterations: two or three each
+    assert bytecode_of(lambda: len("")) == {}
+
+
+def test_the_kernels_counters_count(benchmarks):
+    import os
+
+    import perf_counters
+
+    missing = perf_counters.unsupported()
+    events = {event: None for event in ("sched_yield", "system calls") if event not in missing}
+    if not events:
+        pytest.skip(f"they are not counted here: {missing}")
+    with perf_counters.counted(events) as found:
+        for _ in range(25):
+            os.sched_yield()
+    assert found["sched_yield"] == 25 <= found["system calls"] < 100
+
+
+@pytest.mark.slow
+def test_one_call_is_profiled_in_real_processes(tmp_path, benchmarks, monkeypatch, capfd):
+    import call_profile
+
+    monkeypatch.setattr("measure.refresh", lambda: None)  # it would rewrite this checkout's README
+    few = ["--turns", "4", "--calls", "20", "--pause", "0"]
+    call_profile.main([*few, "--before", str(ROOT), "--out", str(tmp_path / "r")])
+    check_call_profile(json.loads((tmp_path / "r").read_text()), ["now", "now, no extension", "before"])
+    assert "unexplained" in capfd.readouterr().out
+
+
 # ---------------------------------------------------------------- between the compute parts of a step
 
 
@@ -374,7 +460,7 @@ def test_the_step_overhead_is_measured_with_real_processes(tmp_path, benchmarks,
 
 def check_network(data):
     """A record of benchmarks/mpi.py says what its numbers say."""
-    from host import rounded
+    from host_ratios import rounded
     from mpi_goals import goals, means
 
     assert data["goals"] == rounded(goals(data["cases"], data["starts"]))
@@ -507,7 +593,7 @@ def test_attacks(benchmarks):
 def check_training(data):
     """A record of benchmarks/ddp.py says what its numbers say."""
     from ddp import PARTS, goals
-    from host import rounded
+    from host_ratios import rounded
 
     assert data["goals"] == rounded(goals(data["cases"]))
     for case in data["cases"]:
@@ -553,7 +639,7 @@ def test_training_is_measured_with_real_processes(tmp_path, benchmarks):
 
 def check_torch_ddp(data):
     """A record of benchmarks/torch_ddp.py says what its numbers say."""
-    from host import rounded
+    from host_ratios import rounded
     from torch_ddp import goals
 
     assert data["goals"] == rounded(goals(data["cases"]))
