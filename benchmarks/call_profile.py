@@ -14,8 +14,8 @@ measure one after the other:
 
 The fourth of the turns with the shortest calls is the fast state, the fourth with the longest the slow one. Linear models of
 the call's time in the reference loop's time (around the calls, the slower core), then in the latency, then in the yields of a
-call too, say how much of the difference they explain. Bytecode instructions of one call are counted on the side. Processors' own
-counters (instructions, cache misses) are in the results where the machine has them, and the reason where it has not.
+call too, say how much of the difference they explain. Bytecode instructions of one call are counted on the side. What
+processors count (instructions, cache misses) is in the results where the machine shows it, and the reason where it does not.
 
 Writes benchmarks/results/call_profile.json.
 """

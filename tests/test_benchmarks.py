@@ -145,8 +145,8 @@ def test_the_language_is_measured_in_two_processes(tmp_path, benchmarks, readme_
 
 def check_host(data):
     """A record of benchmarks/host.py is whole, and says what its numbers say."""
-    from host_ratios import rounded
     from host_goals import goals, means
+    from host_ratios import rounded
 
     assert data["goals"] == rounded(goals(data["cases"], data["start"]))
     assert data["means"] == rounded(means(data["cases"]))
@@ -412,6 +412,57 @@ def test_one_call_is_profiled_in_real_processes(tmp_path, benchmarks, monkeypatc
     call_profile.main([*few, "--before", str(ROOT), "--out", str(tmp_path / "r")])
     check_call_profile(json.loads((tmp_path / "r").read_text()), ["now", "now, no extension", "before"])
     assert "unexplained" in capfd.readouterr().out
+
+
+# ---------------------------------------------------------------- many small collectives
+
+
+def check_many_small(data):
+    found = [(case["count"], case["mixed"]) for case in data["cases"]]
+    assert found == [(count, mixed) for mixed in (False, True) for count in (4, 32, 256)]
+    for case in data["cases"]:
+        plan = case["plan"]
+        assert plan["native calls"] == 1 <= plan["entries"] <= plan["waits"] < plan["instructions"]
+        assert plan["published lines"] * 64 >= plan["published bytes"] > 8 * case["count"]
+        assert plan["by opcode"]["ENTER"] == plan["entries"] and plan["by opcode"]["BIND_ARG"] == 2 * case["count"]
+        if not case["mixed"]:
+            assert plan["entries"] == 1
+        assert 0 < case["ours"]["median_us"] and case["ours, no extension"]["ratio"]["median"] > 0
+
+
+def test_the_record_of_many_small_collectives_is_whole():
+    data = recorded("many_small.json")
+    check_many_small(data)
+    assert not data["missing"] and data["rounds"] >= 11
+    assert all(case[f"mpi, {way}"]["median_us"] > 0 for case in data["cases"] for way in ("one call each", "concatenated"))
+
+
+def test_expected_results_of_many_small_collectives(benchmarks):
+    import numpy as np
+    from many_small_rank import Many
+
+    for mixed in (False, True):
+        arrays, results = [Many(6, mixed).arrays(rank) for rank in range(2)], Many(6, mixed).expected(2)
+        for (op, a), (same, b), y in zip(*arrays, results, strict=True):
+            assert op == same and a.tobytes() != b.tobytes() and y.dtype == a.dtype and y.shape == a.shape
+            right = {"sum": a + b, "max": np.where(a > b, a, b), "mean": (a + b) / 2}[op]
+            np.testing.assert_array_equal(y, right)
+    assert len({(op, a.dtype) for op, a in Many(6, True).arrays(0)}) == 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("without", [["--without-mpi"], []])
+def test_many_small_collectives_are_measured_with_real_processes(without, tmp_path, benchmarks, monkeypatch):
+    import many_small
+    import peers
+
+    if not without and "mpi" in (missing := peers.missing_peers()):
+        pytest.skip(missing["mpi"])
+    monkeypatch.setattr("measure.refresh", lambda: None)  # it would rewrite this checkout's README
+    many_small.main(["--rounds", "2", "--turn", "0.002", "--out", str(tmp_path / "r"), *without])
+    data = json.loads((tmp_path / "r").read_text())
+    check_many_small(data)
+    assert all(("mpi, concatenated" in case) == (not without) for case in data["cases"])
 
 
 # ---------------------------------------------------------------- between the compute parts of a step
