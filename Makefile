@@ -80,13 +80,16 @@ OUT_DIR ?= gpu-check
 gpu-check:
 	$(PYTHON) benchmarks/gpu.py --out $(OUT_DIR) $(PARTS:%=--parts %) $(TOTAL:%=--total %)
 
-# A Python that has torch 2.13, for the last one.
+# A Python that has torch 2.13, for benchmarks/ddp.py. BEFORE is the folder of another checkout, to compare calls with.
 TORCH_PYTHON ?= $(BIN)/python
 bench: $(MPI) $(OPENMPI41)
 	$(BIN)/python benchmarks/core.py
 	$(BIN)/python benchmarks/language.py
 	$(BIN)/python benchmarks/schedules.py
 	$(BIN)/python benchmarks/host.py
+	$(BIN)/python benchmarks/call_profile.py $(BEFORE:%=--before %)
+	$(BIN)/python benchmarks/many_small.py $(BEFORE:%=--before %)
+	$(BIN)/python benchmarks/step_overhead.py $(BEFORE:%=--before %)
 	$(BIN)/python benchmarks/mpi.py
 	$(BIN)/python benchmarks/calibration.py
 	$(BIN)/python benchmarks/network_calibration.py

@@ -4,8 +4,8 @@ A step with 4, 32 and 256 all_reduces of scalars and small arrays (metrics, norm
 sums of float32, or sums, means and maxima of three dtypes. How many native calls, entries (in each a rank publishes where its
 arrays are, and waits for the others), instructions, published bytes and cache lines the plan has; and the time of a step, with
 and without the C extension of the call (and of another checkout, with `--before CHECKOUT`), against mpi4py: a call for each
-array, and a call for all arrays of one operation and dtype, which are copied together first. Contenders take turns in rounds, as
-in `benchmarks/host.py`; results are kept until the next ones, and not read. Writes benchmarks/results/many_small.json.
+array, and a call for all arrays of one operation and dtype, which are copied together first. Contenders take turns in rounds,
+as in `benchmarks/host.py`; results are kept until the next ones, and not read. Writes benchmarks/results/many_small.json.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def row(case: Many, jobs: dict[str, Job], rounds: int, seconds: float) -> dict[s
         for name, way in keys if number % 2 else reversed(keys):
             turns[name, way].append(jobs[name].measure(way, times[name, way]))
     ours = turns["ours", "one step"]
-    found: dict[str, Any] = {"count": case.count, "mixed": case.mixed, "plan": prepared["ours"][1], "ours": times_of(ours)}
+    found: dict[str, Any] = {"count": case.number, "mixed": case.mixed, "plan": prepared["ours"][1], "ours": times_of(ours)}
     for name in ("ours, no extension", "before"):
         if name in jobs:
             found[name] = against({name: turns[name, "one step"]}, ours)

@@ -26,14 +26,14 @@ MIXED = (
 class Many(NamedTuple):
     """A step of so many all_reduces: all alike, or of several operations and dtypes."""
 
-    count: int
+    number: int
     mixed: bool
 
     def arrays(self, rank: int) -> list[tuple[str, np.ndarray]]:
         """The operation and a rank's input of each. The values are small integers, whose sums and means are exact."""
         kinds = MIXED if self.mixed else SAME
         made = []
-        for i in range(self.count):
+        for i in range(self.number):
             op, dtype = kinds[i % len(kinds)]
             made.append((op, ((np.arange(SIZES[i % len(SIZES)]) * 2 + 4 * rank + i) % 97 * 2).astype(dtype)))
         return made

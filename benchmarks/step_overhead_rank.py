@@ -21,7 +21,6 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "notebooks"))
 
 MLP = Network(10, 64, 32)
 """10 layers: 20 arrays of parameters."""
-TASKS = ("demo", "MLP of 20 arrays")
 
 
 class Steps:
@@ -71,6 +70,9 @@ def mlp(contender: Ours) -> Steps:
     return Steps(lambda: training.steps(1)[0], empty, groups)
 
 
+TASKS: dict[str, Callable[[Ours], Steps]] = {"demo": demo, "MLP of 20 arrays": mlp}
+
+
 class Player:
     """The commands, executed by one contender."""
 
@@ -84,7 +86,7 @@ class Player:
 
     def prepare(self, name: str) -> tuple[list[float], int]:
         """Prepare a task; return its first losses, which are the same with every call path, and the groups of a step."""
-        made = self.tasks[name] = dict(zip(TASKS, (demo, mlp), strict=True))[name](self.contender)
+        made = self.tasks[name] = TASKS[name](self.contender)
         losses = [float(made.ways["step"]()) for _ in range(10)]
         made.ways["empty"]()
         return losses, made.groups
