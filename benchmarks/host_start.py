@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import subprocess
+    from collections.abc import Sequence
 
 ROLES = {"ours": "funccoll", "mpi": "Open MPI"}
 COUNT = 1024
@@ -45,14 +46,14 @@ def mpi() -> None:
     say(time.monotonic(), result[0])
 
 
-def seconds(role: str, ranks: int, **environment: str) -> float:
+def seconds(role: str, ranks: int, mpi: Sequence[str] = (), **environment: str) -> float:
     """Seconds until the last rank has its result. The monotonic clock is one for all processes of a host."""
     import os
     import subprocess
 
     from host_jobs import funccoll_run, mpirun
 
-    launcher = funccoll_run(ranks) if role == "ours" else mpirun(ranks, False)
+    launcher = funccoll_run(ranks) if role == "ours" else mpirun(ranks, False, mpi)
     begin = time.monotonic()
     done = subprocess.run(
         [*launcher, sys.executable, __file__, role], env={**os.environ, **environment}, text=True, capture_output=True
@@ -68,18 +69,21 @@ def last(done: subprocess.CompletedProcess[str], ranks: int) -> float:
     return max(float(line[-2]) for line in lines)
 
 
-def record(rounds: int, cold_rounds: int, peer: bool, ranks: int = 2) -> dict[str, Any]:
-    """Measure alternating starts; the first one of each is left out, because files were not in memory."""
+def record(rounds: int, cold_rounds: int, mpi: Sequence[str] | None, ranks: int = 2) -> dict[str, Any]:
+    """Measure alternating starts; the first one of each is left out, because files were not in memory.
+
+    mpi: the words before `mpirun`; None without the peer.
+    """
     import statistics
     import tempfile
 
     from measure import spread, summary
 
-    roles = [*ROLES] if peer else ["ours"]
+    roles = ["ours"] if mpi is None else [*ROLES]
     times: dict[str, list[float]] = {role: [] for role in roles}
     for number in range(rounds + 1):
         for role in roles if number % 2 else reversed(roles):
-            took = seconds(role, ranks)
+            took = seconds(role, ranks, mpi or ())
             if number:
                 times[role].append(took)
     cold = []
@@ -87,7 +91,7 @@ def record(rounds: int, cold_rounds: int, peer: bool, ranks: int = 2) -> dict[st
         with tempfile.TemporaryDirectory() as folder:
             cold.append(seconds("ours", ranks, NUMBA_CACHE_DIR=folder))
     found: dict[str, Any] = {role: summary(taken) for role, taken in times.items()}
-    if peer:
+    if mpi is not None:
         found["ratio"] = spread([a / b for a, b in zip(times["ours"], times["mpi"], strict=True)])
     return {**found, "ranks": ranks, "rounds": rounds, "cold_seconds": statistics.median(cold) if cold else None}
 

@@ -21,9 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import host_start
-from host import Bench, rounded, write
+from host import Bench, write
 from host_cases import COLLECTIVES, Case, cases
+from host_contender import Turn, slowest
 from host_jobs import Job, cores, one_thread
+from host_ratios import rounded
 from measure import ROUNDS, machine, spread, summary
 from mpi_goals import DECIDES, goals, means, where
 from readme_table import refresh
@@ -58,9 +60,9 @@ class Side:
         """See `Job.prepare`."""
         return self.job.all("prepare", self.name, case)[0]
 
-    def measure(self, way: str, times: int) -> tuple[float, float]:
+    def measure(self, way: str, times: int) -> Turn:
         """See `Job.measure`."""
-        return max(self.job.all("measure", self.name, way, times))
+        return slowest(self.job.all("measure", self.name, way, times))
 
 
 class NetworkBench(Bench):

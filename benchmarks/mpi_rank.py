@@ -9,6 +9,7 @@ import os
 import sys
 
 from host_cases import Case
+from host_contender import Turn
 from host_ours import Ours
 from host_rank import Player, serve
 from peers import Mpi
@@ -33,8 +34,8 @@ class BothPlayers:
         """Prepare a case and verify each way to execute it; return their names."""
         return [way for way in self.players[contender].prepare(case) if way != "numpy"]  # no memory is shared: it is "python"
 
-    def measure(self, contender: str, way: str, times: int) -> tuple[float, float]:
-        """(seconds of one execution, seconds subtracted from them)."""
+    def measure(self, contender: str, way: str, times: int) -> Turn:
+        """A turn of one contender on this rank."""
         return self.players[contender].measure(way, times)
 
 

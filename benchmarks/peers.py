@@ -9,12 +9,13 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from host_cases import STEP, Case, output_count
-from host_contender import Run, reading, repeated
+from host_contender import Loop, Run, read
 
 
 def _times(call: Callable[[], np.ndarray]) -> Run:
@@ -59,39 +60,53 @@ class Mpi:
         if case.kind == STEP:
             pairs = [([array, self.mpi.FLOAT], [result, self.mpi.FLOAT]) for array, result in zip(arrays, results, strict=True)]
 
-            def step() -> list[np.ndarray]:
-                for array, result in pairs:
-                    self.world.Allreduce(array, result)
+            def steps(calls: Iterable[Any]) -> Sequence[np.ndarray]:
+                for _ in calls:
+                    for array, result in pairs:
+                        self.world.Allreduce(array, result)
                 return results
 
-            return {"python": repeated(step)}
-        call = self._call(self.world, case.kind, arrays[0], results[0])
+            return {"python": Loop(steps)}
+        call, python = self._call(self.world, case.kind, arrays[0], results[0])
         nothing = np.empty(0, np.float32)
-        empty = self._call(self.mpi.COMM_SELF, case.kind, nothing, nothing.copy())
-        return {"native": _times(call), "python": reading(call), "empty": _times(empty)}
+        empty, _ = self._call(self.mpi.COMM_SELF, case.kind, nothing, nothing.copy())
+        return {"native": _times(call), "python": python, "empty": _times(empty)}
 
-    def _call(self, world: Any, kind: str, array: np.ndarray, result: np.ndarray) -> Callable[[], np.ndarray]:
+    def _call(self, world: Any, kind: str, array: np.ndarray, result: np.ndarray) -> tuple[Callable[[], np.ndarray], Loop]:
+        """(A call, a loop that makes it and reads the result)."""
         # With the type named, mpi4py need not ask the array for it: 0.1 µs less.
         given, taken = [array, self.mpi.FLOAT], [result, self.mpi.FLOAT]
         if kind == "broadcast":
             buffer, here = (given, array) if self.rank == 0 else (taken, result)
             broadcast = world.Bcast
 
-            def call() -> np.ndarray:
+            def broadcasts(calls: Iterable[Any]) -> Sequence[np.ndarray]:
+                for _ in calls:
+                    broadcast(buffer)
+                    read(here)
+                return [here]
+
+            def once() -> np.ndarray:
                 broadcast(buffer)
                 return here
 
-            return call
+            return once, Loop(broadcasts)
         function = {
             "all_reduce": world.Allreduce, "all_gather": world.Allgather, "reduce_scatter": world.Reduce_scatter_block,
             "all_to_all": world.Alltoall,
         }[kind]  # fmt: skip
 
+        def loop(calls: Iterable[Any]) -> Sequence[np.ndarray]:
+            for _ in calls:
+                function(given, taken)
+                read(result)
+            return [result]
+
         def call() -> np.ndarray:
             function(given, taken)
             return result
 
-        return call
+        return call, Loop(loop)
 
 
 class Gloo:
@@ -135,12 +150,13 @@ class Gloo:
         self.reset = reset
         if case.kind == STEP:
 
-            def step() -> list[np.ndarray]:
-                for result in results:
-                    dist.all_reduce(result)
+            def steps(calls: Iterable[Any]) -> Sequence[np.ndarray]:
+                for _ in calls:
+                    for result in results:
+                        dist.all_reduce(result)
                 return views
 
-            return {"python": repeated(step)}
+            return {"python": Loop(steps)}
         (array,), (result,), (view,) = given, results, views
         gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
         scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -156,17 +172,41 @@ class Gloo:
             function()
             return view
 
-        return {"native": _times(call), "python": reading(call)}
+        def loop(calls: Iterable[Any]) -> Sequence[np.ndarray]:
+            for _ in calls:
+                function()
+                read(view)
+            return [view]
+
+        return {"native": _times(call), "python": Loop(loop)}
+
+
+def open_mpis() -> dict[str, list[str]]:
+    """The words before `mpirun` for each Open MPI, by its version: those that `make bench` has installed, or that in PATH."""
+    from funccoll.runtime.job.mpirun import find_mpirun
+
+    found: dict[str, list[str]] = {}
+    for folder in (Path(sys.prefix) / "openmpi41", Path(sys.prefix) / "openmpi", None):
+        if folder is None and found:
+            break
+        words = [] if folder is None else [f"PATH={folder / 'bin'}{os.pathsep}{os.environ['PATH']}"]
+        if folder is not None:
+            words += [f"MPI4PY_LIBMPI={library}" for library in sorted(folder.glob("lib/libmpi.so.*"))[:1]]
+            if not (folder / "bin" / "mpirun").exists():
+                continue
+        mpirun = find_mpirun({**os.environ, **dict(word.split("=", 1) for word in words)})
+        if mpirun is not None and mpirun.vendor == "Open MPI":
+            found[mpirun.version] = ["env", *words] if words else []
+    return found
 
 
 def missing_peers() -> dict[str, str]:
     """Reasons why peers cannot take part, by name of the peer."""
     import importlib.util
-    import shutil
 
     missing = {}
-    if shutil.which("mpirun") is None:
-        missing["mpi"] = "there is no mpirun (Debian: apt-get install openmpi-bin libopenmpi-dev)"
+    if not open_mpis():
+        missing["mpi"] = "there is no mpirun of Open MPI (make mpi)"
     elif importlib.util.find_spec("mpi4py") is None:
         missing["mpi"] = f"mpi4py is not installed in {sys.prefix} (pip install '.[mpi]')"
     if importlib.util.find_spec("torch") is None:

@@ -23,8 +23,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from host import rounded, write
+from host import write
 from host_jobs import Job, cores, funccoll_run
+from host_ratios import rounded
 from measure import ROUNDS, OtherProcesses, QuietTurns, extremes, machine
 from readme_table import refresh
 
