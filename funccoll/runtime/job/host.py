@@ -110,12 +110,13 @@ def thread_variables(environment: Container[str], threads: int) -> dict[str, str
     return {name: str(threads) for name in _THREADS if name not in environment}
 
 
-def bindings(n: int) -> list[set[int]]:
+def bindings(n: int, overload: bool = False) -> list[set[int]]:
     """The logical CPUs of each of `n` processes that are bound to one core each.
 
-    A core is bound with all its hyperthreads while there are enough cores; otherwise hyperthreads count as cores.
+    A core is bound with all its hyperthreads while there are enough cores; otherwise hyperthreads count as cores. With
+    `overload`, more processes than these take turns on them, the same number on each as far as it goes.
 
-    Raises: ValueError when this process may use fewer CPUs.
+    Raises: ValueError when this process may use fewer CPUs, without `overload`.
     """
     usable = os.sched_getaffinity(0)
     whole = list(dict.fromkeys(tuple(sorted(_siblings(cpu) & usable)) for cpu in sorted(usable)))
@@ -123,8 +124,12 @@ def bindings(n: int) -> list[set[int]]:
         return [set(cpus) for cpus in whole[:n]]
     if n <= len(usable):
         return [{cpu} for cpu in sorted(usable)[:n]]
+    if overload:
+        cpus = sorted(usable)
+        return [{cpus[i % len(cpus)]} for i in range(n)]
     raise ValueError(
-        f"{n} processes cannot be bound to {len(usable)} cores, one each; leave out --bind-to core, or start fewer"
+        f"{n} processes cannot be bound to {len(usable)} cores, one each; leave out --bind-to core, start fewer, or let several "
+        "share a core: --bind-to core:overload-allowed"
     )
 
 
