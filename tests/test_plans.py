@@ -241,7 +241,9 @@ def test_ranks_that_cut_differently_publish_different_hashes(monkeypatch):
     assert len({instructions(plan, Opcode.ENTER)[0].operands["hash"] for plan in plans}) == 2
 
 
-@pytest.mark.parametrize(("length", "ranks_here", "non_temporal"), [(1 << 14, 2, True), ((1 << 14) - 1, 2, False), (1 << 14, 1, False)])
+@pytest.mark.parametrize(("length", "ranks_here", "non_temporal"), [
+    (1 << 14, 2, True), ((1 << 14) - 1, 2, False), (1 << 14, 1, False),
+])  # fmt: skip
 def test_non_temporal_stores_are_for_arrays_larger_than_the_caches(length, ranks_here, non_temporal):
     """Two ranks that read and write 64 KiB each, and 85 KiB of caches; with other hosts' ranks only those of this one count."""
     call = collective("all_reduce", (length,), 0, p=2)

@@ -128,8 +128,8 @@ def bindings(n: int, overload: bool = False) -> list[set[int]]:
         cpus = sorted(usable)
         return [{cpus[i % len(cpus)]} for i in range(n)]
     raise ValueError(
-        f"{n} processes cannot be bound to {len(usable)} cores, one each; leave out --bind-to core, start fewer, or let several "
-        "share a core: --bind-to core:overload-allowed"
+        f"{n} processes cannot be bound to {len(usable)} cores, one each; leave out --bind-to core, start fewer, or let "
+        "several share a core: --bind-to core:overload-allowed"
     )
 
 
