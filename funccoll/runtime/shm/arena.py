@@ -2,8 +2,8 @@
 
 Much at a time is committed as huge pages where the kernel makes such (MADV_COLLAPSE, Linux 6.1), as NumPy's large arrays are.
 Measured, to commit and first touch 64 MiB then takes a tenth of the time, and collectives of 4 to 16 MiB are a twelfth faster,
-because their pages do not collide in the caches. Where a hypervisor gives the machine its memory only when it is touched, a huge
-page is new more often than a small one, and so the first touch can take three times as long.
+because their pages do not collide in the caches. Where a hypervisor gives the machine its memory only when it is touched, a
+huge page is new more often than a small one, and so the first touch can take three times as long.
 """
 
 from __future__ import annotations
