@@ -173,12 +173,15 @@ appends to lists and pops from them, each a single step for Python's threads.
         first, last = -(-offset // HUGE_PAGE) * HUGE_PAGE, (offset + nbytes) // HUGE_PAGE * HUGE_PAGE
         if nbytes < _HUGE_FROM or self._mapping is None or not self._takes_huge_pages:
             return
-        for start in range(first, last, HUGE_PAGE):  # what has no page at all is not collapsed
-            os.posix_fallocate(self._descriptor, start, PAGE)
-        try:
-            self._mapping.madvise(_COLLAPSE, first, last - first)
-        except OSError as error:
-            self._takes_huge_pages = error.errno != errno.EINVAL  # which an older kernel says, or for such a mapping
+        for begin in range(first, last, LARGE):  # in parts: Python's other threads wait as long as the kernel works
+            end = min(begin + LARGE, last)
+            for start in range(begin, end, HUGE_PAGE):  # what has no page at all is not collapsed
+                os.posix_fallocate(self._descriptor, start, PAGE)
+            try:
+                self._mapping.madvise(_COLLAPSE, begin, end - begin)
+            except OSError as error:
+                self._takes_huge_pages = error.errno != errno.EINVAL  # which an older kernel says, or for such a mapping
+                return
 
     # ------------------------------------------------------------ large blocks
 
