@@ -138,7 +138,10 @@ def test_binding_to_cores(script):
     assert sorted(output.splitlines()) == [f"[{r}] {sorted(cpus)} 1" for r, cpus in enumerate(host.bindings(n))]
     assert len(set.union(*host.bindings(n))) == sum(map(len, host.bindings(n)))
     code, output, errors = run("-n", "5000", "--bind-to", "core", "script.py")
-    assert (code, output) == (2, "") and "5000 processes cannot be bound" in errors
+    assert (code, output) == (2, "") and "5000 processes cannot be bound" in errors and "core:overload-allowed" in errors
+    cpus = sorted(os.sched_getaffinity(0))
+    code, output, _ = run("-n", str(len(cpus) + 1), "--bind-to", "core:overload-allowed", "script.py")
+    assert sorted(output.splitlines()) == sorted(f"[{r}] [{cpu}] 1" for r, cpu in enumerate([*cpus, cpus[0]]))
 
 
 @given(st.text("ab\n\r", max_size=30), st.lists(st.integers(0, 30), max_size=5))

@@ -12,9 +12,11 @@ import traceback
 import numpy as np
 import pytest
 from collective_cases import sample_nans
+from numba import njit
 from schedule_oracle import built, expected
 
 from funccoll.kernels import frame as fields
+from funccoll.kernels import intrinsics
 from funccoll.kernels.cpu import combine_address, interpreter
 from funccoll.kernels.frame import FAILED, FINISHED, MISMATCH, NEEDS_FALLBACK, WAITING
 from funccoll.primitives.combining import fold
@@ -122,6 +124,16 @@ def test_non_temporal_stores_have_the_same_results(dtype):
             assert (out[:skip] == 77).all() and (out[skip + LENGTH :] == 77).all()
 
 
+def test_copies_in_pieces_are_whole():
+    run = njit(lambda to, source, count: intrinsics.copy(to, source, count))
+    piece = intrinsics._PIECE
+    source = np.random.default_rng(0).integers(0, 255, 3 * piece + 9, np.uint8)
+    for count in (0, 1, piece - 1, piece, piece + 1, 2 * piece, 3 * piece + 5):
+        to = np.full(3 * piece + 9, 255, np.uint8)
+        run(to[3:].ctypes.data, source[4:].ctypes.data, count)
+        assert (to[3 : 3 + count] == source[4 : 4 + count]).all() and (to[:3] == 255).all() and (to[3 + count :] == 255).all()
+
+
 def test_accumulating_into_any_operand():
     combine = COMBINE(combine_address("sum", np.dtype(np.float32)))
     for count in (2, 3, 5):
@@ -223,7 +235,7 @@ class Rank:
 def test_processes_execute_the_streams(kind, p, non_temporal, monkeypatch):
     """Every algorithm of a kind, five times in a row."""
     if non_temporal:
-        monkeypatch.setattr("funccoll.runtime.plans.plan_writer._NON_TEMPORAL_BYTES", -1)
+        monkeypatch.setattr("funccoll.runtime.plans.plan_writer._NON_TEMPORAL", 0)
     interpreter(0)
     rng, cases = np.random.default_rng(1), []
     pairs = [(i, (i + 1) % p) for i in range(p)] if kind == "permute" else ()

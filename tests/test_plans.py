@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -191,7 +192,7 @@ def test_what_must_be_allocated():
 
 
 def test_large_arguments_are_staged_in_segments():
-    plan = build_plan([collective("all_reduce", (300_000,), 0)], [communicator(1)])
+    plan = build_plan([collective("all_reduce", (900_000,), 0)], [communicator(1)])
     (site,) = plan.call_sites.values()
     bound = instructions(plan, Opcode.BIND_ARG)
     assert [b.operands["staging"] for b in bound] == [LEFT_TO_STAGE, UNALLOCATED]
@@ -204,7 +205,7 @@ def test_large_arguments_are_staged_in_segments():
     assert {s["argument_slot"] for s in copied} == {bound[0].operands["slot"]}
     (buffer,) = {s["buffer_slot"] for s in copied}
     (staging,) = [needed for needed in plan.allocations if buffer in needed.slots]
-    assert max(s["copy"] + s["nbytes"] for s in copied) == staging.nbytes <= 2 * (1 << 18)
+    assert max(s["copy"] + s["nbytes"] for s in copied) == staging.nbytes <= 2 * (1 << 20)
     assert NO_COPY not in {s["copy"] for s in copied}
     # The first segment is copied before anything is published, the next one after that, while others read the first.
     first_signal = instructions(plan, Opcode.SIGNAL)[0].pc
@@ -238,3 +239,16 @@ def test_ranks_that_cut_differently_publish_different_hashes(monkeypatch):
     monkeypatch.setattr("funccoll.runtime.plans.staging._SEGMENT_BYTES", 1 << 12)
     plans.append(build_plan([call], [communicator()]))
     assert len({instructions(plan, Opcode.ENTER)[0].operands["hash"] for plan in plans}) == 2
+
+
+@pytest.mark.parametrize(("length", "ranks_here", "non_temporal"), [
+    (1 << 14, 2, True), ((1 << 14) - 1, 2, False), (1 << 14, 1, False),
+])  # fmt: skip
+def test_non_temporal_stores_are_for_arrays_larger_than_the_caches(length, ranks_here, non_temporal):
+    """Two ranks that read and write 64 KiB each, and 85 KiB of caches; with other hosts' ranks only those of this one count."""
+    call = collective("all_reduce", (length,), 0, p=2)
+    here = communicator(p=2)
+    members = replace(here, cache_bytes=(4 * 4 * (1 << 14)) * 2 // 3, hosts=(0, 0) if ranks_here == 2 else (0, 1))
+    counts = [i.operands.get("count", i.operands.get("nbytes")) for i in instructions(build_plan([call], [members]))
+              if i.opcode in (Opcode.COMBINE, Opcode.COPY)]  # fmt: skip
+    assert counts and all((count < 0) == non_temporal for count in counts)

@@ -142,6 +142,7 @@ def test_commands_of_both():
             "/bin/mpirun", "--host", "a:4,b:2", "--bind-to", "core", "--tag-output", *options,
             "--mca", "plm_rsh_agent", "agent", "-x", "PATH", "-x", "ONE=1 2", "-n", "6", "x",
         ]  # fmt: skip
+    assert "core" in Mpirun("/bin/mpirun", "MPICH", "5.0.2", "word").command(hosts, ["x"], {}, "core:overload-allowed")
     assert Mpirun("/bin/mpirun", "MPICH", "5.0.2", "word").command(hosts, ["x"], variables, agent="agent") == [
         "/bin/mpirun", "-hosts", "a:4,b:2", "-bind-to", "none", "-prepend-pattern", "[rank %r word] ", "-disable-auto-cleanup",
         "-launcher", "ssh", "-launcher-exec", "agent", "-genv", "ONE", "1 2", "-genvlist", "PATH", "-n", "6", "x",

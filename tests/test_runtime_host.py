@@ -1,4 +1,4 @@
-"""The limits of control groups, of both versions, as the kernel's files say them."""
+"""The limits of control groups, of both versions, and the caches, as the kernel's files say them."""
 
 import os
 
@@ -48,3 +48,22 @@ def test_without_limits_the_host_counts(control_groups, own):
     control_groups(own, {"memory/memory.limit_in_bytes": 2**63 - 4096, "cpu/cpu.cfs_quota_us": -1})
     assert host.memory_limit() is None and host.cores() == len(os.sched_getaffinity(0))
     assert 1 << 20 < host.available_memory() < os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.parametrize(("processes", "caches"), [(1, 1), (2, 2), (3, 2), (8, 2)])
+def test_caches_are_counted_once_and_only_as_many_as_there_are_processes(monkeypatch, tmp_path, processes, caches):
+    for cpu in range(8):
+        for index, size, shared in ((0, "32K", str(cpu)), (2, "1024K", str(cpu)), (3, "32768K", "0-3" if cpu < 4 else "4-7")):
+            folder = tmp_path / f"cpu{cpu}" / "cache" / f"index{index}"
+            folder.mkdir(parents=True)
+            (folder / "size").write_text(f"{size}\n")
+            (folder / "shared_cpu_list").write_text(f"{shared}\n")
+    monkeypatch.setattr(host, "_CPUS", tmp_path)
+    host.cache_bytes.cache_clear()
+    try:
+        assert host.cache_bytes(processes) == caches * 32 << 20
+        monkeypatch.setattr(host, "_CPUS", tmp_path / "elsewhere")
+        host.cache_bytes.cache_clear()
+        assert host.cache_bytes(processes) is None
+    finally:
+        host.cache_bytes.cache_clear()

@@ -54,10 +54,19 @@ def test_many_arrays_take_few_steps():
     schedule = schedules.build("all_reduce", 2, algorithm="owner")
     layouts = cut_as_one(layouts_of(schedule, [((100_000,), 4)] * 200))
     segments = staging.segments_of(layouts)
-    assert 200 < len(segments) <= 320 or len(segments) == staging._MAX_SEGMENTS
+    assert len(segments) == -(-200 * 400_000 // (1 << 20))
     shared = staging.shared_chunks(schedule.streams(), 0)
     parts = [part for segment in segments for array in staging.staged_parts(segment, shared)[0].values() for part in array]
     assert len(parts) < 2 * (200 + 2 * len(segments))
+
+
+@pytest.mark.parametrize(("kind", "mib", "count"), [
+    ("all_reduce", 1, 1), ("all_reduce", 5, 5), ("broadcast", 1, 4), ("broadcast", 5, 5), ("broadcast", 1 / 8, 1),
+    ("all_reduce", 1000, 256), ("all_reduce", 1 / 1024, 0),
+])  # fmt: skip
+def test_small_segments_are_for_those_who_wait_for_a_root(kind, mib, count):
+    schedule = schedules.build(kind, 2)
+    assert len(staging.segments_of(layouts_of(schedule, [((int(mib * 1024),), 1024)]))) == count
 
 
 @pytest.mark.parametrize(("kind", "algorithm", "rank", "wanted"), [

@@ -24,6 +24,7 @@ __all__ = ["main"]
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP, signal.SIGCONT)
 _TIMEOUT, _USAGE, _NOT_EXECUTABLE, _NOT_FOUND = 124, 2, 126, 127  # exit codes of timeout(1) and of shells
+_SHARED_CORES = "core:overload-allowed"  # Open MPI's name for it
 
 
 def main(words: Sequence[str], plain: bool = False) -> int:
@@ -47,7 +48,7 @@ def main(words: Sequence[str], plain: bool = False) -> int:
 def _parser() -> argparse.ArgumentParser:
     run = argparse.ArgumentParser(
         prog="funccoll run", allow_abbrev=False,
-        usage="funccoll run (-n N | --hosts a:4,b:4) [--bind-to core|none] [--timeout S] [--grace S] "
+        usage="funccoll run (-n N | --hosts a:4,b:4) [--bind-to core|core:overload-allowed|none] [--timeout S] [--grace S] "
         "[--tracebacks first|all] (script.py | -m module | -- command) ...",
         description="Start a Python script, module or any command in N processes, which form one job. Each line that they "
         "print is prefixed with the process's rank. When one fails, the others are told, and stopped if they do not end; its "
@@ -64,7 +65,10 @@ def _parser() -> argparse.ArgumentParser:
         "-x", dest="pass_on", metavar="NAME[=VALUE]", action="append", default=[],
         help="with --hosts: pass this variable on; those of Python, funccoll, NumPy and MPI are passed on anyway",
     )  # fmt: skip
-    run.add_argument("--bind-to", choices=("core", "none"), default="none", help="bind each process to a core of its own")
+    run.add_argument(
+        "--bind-to", choices=("core", _SHARED_CORES, "none"), default="none",
+        help=f"bind each process to a core of its own; with {_SHARED_CORES} several to one core, where there are too few",
+    )  # fmt: skip
     run.add_argument("--timeout", type=float, metavar="S", help="stop all after S seconds (exit code 124)")
     run.add_argument(
         "--grace", type=float, default=GRACE, metavar="S",
@@ -92,7 +96,8 @@ def _run(options: argparse.Namespace, program: list[str], command: list[str], pl
         command = [*interpreter(), *(["-m"] if options.module else []), *program]
     try:
         if options.hosts is None:
-            hosts_job, cpus = None, host.bindings(options.n) if options.bind_to == "core" else None
+            bound = options.bind_to != "none"
+            hosts_job, cpus = None, host.bindings(options.n, options.bind_to == _SHARED_CORES) if bound else None
         else:
             agent = options.agent or os.environ.get(AGENT_VARIABLE, "")
             hosts_job, cpus = HostsJob(options.hosts, command, options.bind_to, agent, options.pass_on), None

@@ -6,6 +6,7 @@ Standard library only: the launcher reads it before anything else is imported.
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 import os
 import re
@@ -15,8 +16,8 @@ from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 
 __all__ = [
-    "PEER_FAILURE_EXIT_CODE", "address_space", "available_memory", "bindings", "cores", "dying_with_parent", "memory_limit",
-    "thread_variables",
+    "PEER_FAILURE_EXIT_CODE", "address_space", "available_memory", "bindings", "cache_bytes", "cores", "dying_with_parent",
+    "huge_pages_refused", "memory_limit", "thread_variables",
 ]  # fmt: skip
 
 PEER_FAILURE_EXIT_CODE = os.EX_UNAVAILABLE
@@ -27,6 +28,7 @@ _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN_CGROUPS = Path("/proc/self/cgroup")
 _CPUS = Path("/sys/devices/system/cpu")
+_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def _control_groups(controller: str) -> Iterator[tuple[Path, bool]]:
@@ -66,6 +68,11 @@ def available_memory() -> int:
     return max(min([free, *(left for _, left in _memory_limits())]), 0)
 
 
+def huge_pages_refused() -> bool:
+    """True where this host's administrator wants no transparent huge pages."""
+    return "[never]" in _text(_HUGE_PAGES)
+
+
 def address_space() -> int | None:
     """The bytes that this process may map and the size that its files may have, the smaller; None without limits."""
     limits = [resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_FSIZE)]
@@ -103,12 +110,13 @@ def thread_variables(environment: Container[str], threads: int) -> dict[str, str
     return {name: str(threads) for name in _THREADS if name not in environment}
 
 
-def bindings(n: int) -> list[set[int]]:
+def bindings(n: int, overload: bool = False) -> list[set[int]]:
     """The logical CPUs of each of `n` processes that are bound to one core each.
 
-    A core is bound with all its hyperthreads while there are enough cores; otherwise hyperthreads count as cores.
+    A core is bound with all its hyperthreads while there are enough cores; otherwise hyperthreads count as cores. With
+    `overload`, more processes than these take turns on them, the same number on each as far as it goes.
 
-    Raises: ValueError when this process may use fewer CPUs.
+    Raises: ValueError when this process may use fewer CPUs, without `overload`.
     """
     usable = os.sched_getaffinity(0)
     whole = list(dict.fromkeys(tuple(sorted(_siblings(cpu) & usable)) for cpu in sorted(usable)))
@@ -116,8 +124,12 @@ def bindings(n: int) -> list[set[int]]:
         return [set(cpus) for cpus in whole[:n]]
     if n <= len(usable):
         return [{cpu} for cpu in sorted(usable)[:n]]
+    if overload:
+        cpus = sorted(usable)
+        return [{cpus[i % len(cpus)]} for i in range(n)]
     raise ValueError(
-        f"{n} processes cannot be bound to {len(usable)} cores, one each; leave out --bind-to core, or start fewer"
+        f"{n} processes cannot be bound to {len(usable)} cores, one each; leave out --bind-to core, start fewer, or let "
+        "several share a core: --bind-to core:overload-allowed"
     )
 
 
@@ -127,6 +139,20 @@ def _siblings(cpu: int) -> set[int]:
     for first, last in re.findall(r"(\d+)(?:-(\d+))?", _text(_CPUS / f"cpu{cpu}/topology/thread_siblings_list")):
         found |= set(range(int(first), int(last or first) + 1))
     return found
+
+
+@functools.lru_cache(maxsize=1)
+def cache_bytes(processes: int) -> int | None:
+    """Bytes of the last-level caches that this number of processes can fill; None where the system does not say.
+
+    A processor may have several such caches, each for some of its cores.
+    """
+    found: dict[str, int] = {}
+    for folder in _CPUS.glob("cpu[0-9]*/cache"):
+        last = max(folder.glob("index*"), default=folder)
+        if size := re.fullmatch(r"(\d+)K", _text(last / "size")):
+            found[_text(last / "shared_cpu_list")] = int(size[1]) << 10
+    return sum(sorted(found.values())[-processes:]) or None
 
 
 def dying_with_parent(parent: int) -> Callable[[], None]:

@@ -80,6 +80,7 @@ class Mpirun:
             for name, value in variables.items():
                 command += ["-x", name if value is None else f"{name}={value}"]
         else:
+            bind_to = bind_to.partition(":")[0]  # processes may share a core anyway
             command = [self.path, "-hosts", slots, "-bind-to", bind_to, "-prepend-pattern", self._pattern]
             command += ["-disable-auto-cleanup"]  # of other hosts; the ranks of the same one are killed all the same
             command += ["-launcher", "ssh", "-launcher-exec", agent] if agent else []

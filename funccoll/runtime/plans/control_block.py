@@ -67,6 +67,8 @@ class Communicator:
     """Tells its messages from those of other communicators, in which other threads may run the same program."""
     piece_bytes: int = 1 << 20
     """The most bytes of a message to another host, about: larger ones are cut into pieces."""
+    cache_bytes: int = 32 << 20
+    """Bytes of the caches that the ranks of this host share."""
 
     @property
     def neighbours(self) -> tuple[int, ...]:

@@ -25,8 +25,9 @@ __all__ = ["Part", "is_strided", "segments_of", "shared_chunks", "staged_parts"]
 
 _STAGED_BYTES = 1 << 14
 """Bytes of arrays from which on only what peers read is copied. Smaller ones are copied whole, by one instruction."""
-_SEGMENT_BYTES = 1 << 18
-"""Bytes of a segment, measured: it stays in the second level of cache, and two of them overlap soon."""
+_SEGMENT_BYTES = 1 << 20
+"""Bytes of a segment, measured: most of it stays in the second level of cache, and smaller ones cost more in waits, which also
+arrays that are not staged have. Where all ranks wait for a root to stage, a small array has four, so that they overlap soon."""
 _MAX_SEGMENTS = 256
 """The most segments of one collective: those of very large arrays are larger, which keeps plans short."""
 
@@ -45,7 +46,11 @@ class Part(NamedTuple):
 def segments_of(layouts: Sequence[ChunkLayout]) -> list[dict[int, ChunkLayout]]:
     """The layouts of each segment, by array; no segment for arrays that are copied whole."""
     nbytes = sum(max(layout.input.size, layout.output.size) * layout.itemsize for layout in layouts)
-    return in_segments(layouts, min(-(-nbytes // _SEGMENT_BYTES), _MAX_SEGMENTS)) if nbytes >= _STAGED_BYTES else []
+    if nbytes < _STAGED_BYTES:
+        return []
+    rooted = layouts[0].collective.meaning.rooted
+    each = min(max(nbytes // 4, _SEGMENT_BYTES // 4), _SEGMENT_BYTES) if rooted else _SEGMENT_BYTES
+    return in_segments(layouts, min(-(-nbytes // each), _MAX_SEGMENTS))
 
 
 def is_strided(layout: ChunkLayout) -> bool:

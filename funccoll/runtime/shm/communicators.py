@@ -14,6 +14,7 @@ import numpy as np
 from ...errors import FunccollError, RendezvousError
 from ...kernels.frame import LINE_BYTES, RECORD_HISTORY, RECORD_TEXT
 from ...mesh import Mesh, number_hosts
+from ..job import host
 from ..job.calling_thread import calling_thread
 from ..job.world import World
 from ..plans.control_block import Communicator, ControlBlock
@@ -97,7 +98,8 @@ class Communicators:
                     start += blocks[-1][1].nbytes
                 members, control = next(b for b in blocks if self.world.rank in b[0])
                 rank, hosts = members.index(self.world.rank), self._hosts(members)
-                mine = Communicator(len(self._known), members, rank, control, entry, hosts, tag, self._piece_bytes())
+                of_machine = tag, self._piece_bytes(), self._cache_bytes()
+                mine = Communicator(len(self._known), members, rank, control, entry, hosts, *of_machine)
                 self._known[key] = mine, blocks
             return self._known[key][0]
 
@@ -108,6 +110,9 @@ class Communicators:
     def _piece_bytes(self) -> int:
         library = self.world.backend.message_library
         return library.piece_bytes if library is not None else Communicator.piece_bytes
+
+    def _cache_bytes(self) -> int:
+        return host.cache_bytes(self.world.processes_here) or Communicator.cache_bytes
 
     def _place(self, hash: int, nbytes: int) -> tuple[int, int]:
         """The entry and the offset of the control blocks along some axes: the same in all processes, whichever asks first."""
