@@ -4,6 +4,7 @@
  *   Dispatch   calls the first of its callers that fits the arguments; base of jitted functions
  *   Caller     one signature: checks arguments, calls the program, makes Arrays of its results
  *   PlanCall   a collective group: finds unused results, and runs the kernel without the GIL
+ *   ArrayBase  the fields of an Array, and its block as a read-only view
  *
  * What is rare is left to Python: a Dispatch without a fitting caller calls `call_slowly`, a PlanCall that may not run at once
  * does too, and one whose kernel returns before it has finished calls `finish`.
@@ -18,7 +19,8 @@
 #error "the flags of calls are guarded by the GIL"
 #endif
 
-static PyObject *str_call_slowly, *str_finish, *str_interrupted, *str_left_complete;
+static PyObject *str_call_slowly, *str_finish, *str_interrupted, *str_left_complete, *str_is_one_block, *str_view, *str_find_local;
+static PyTypeObject *ndarray_type;
 
 /* The first fields of NumPy's arrays, which its ABI fixes; `array_fits` tests at import that they are there. */
 typedef struct {
@@ -33,6 +35,18 @@ typedef struct {
 } NumpyArray;
 
 #define C_CONTIGUOUS 1
+#define WRITEABLE 0x400
+
+static PyObject *
+use_arrays(PyObject *Py_UNUSED(module), PyObject *type)
+{
+    if (!PyType_Check(type)) {
+        PyErr_SetString(PyExc_TypeError, "use_arrays takes a type");
+        return NULL;
+    }
+    Py_XSETREF(ndarray_type, (PyTypeObject *)Py_NewRef(type));
+    Py_RETURN_NONE;
+}
 
 static PyObject *
 array_fits(PyObject *Py_UNUSED(module), PyObject *args)
@@ -298,7 +312,6 @@ typedef struct {
     Py_ssize_t nargs, nouts;
     Expected *expected;
     PyTypeObject *array_type;
-    PyObject *ndarray_type;
     Py_ssize_t layout_at, copies_at; /* where an Array has its fields */
     PyObject *run;
     PyObject *out_layouts;
@@ -352,9 +365,9 @@ expect(Expected *e, PyObject *item)
 static PyObject *
 caller_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
 {
-    PyObject *expected, *array_type, *ndarray_type, *run, *out_layouts, *unflatten, *failed;
-    if (!PyArg_ParseTuple(args, "O!O!O!OO!OO:Caller", &PyTuple_Type, &expected, &PyType_Type, &array_type, &PyType_Type,
-                          &ndarray_type, &run, &PyTuple_Type, &out_layouts, &unflatten, &failed))
+    PyObject *expected, *array_type, *run, *out_layouts, *unflatten, *failed;
+    if (!PyArg_ParseTuple(args, "O!O!OO!OO:Caller", &PyTuple_Type, &expected, &PyType_Type, &array_type, &run,
+                          &PyTuple_Type, &out_layouts, &unflatten, &failed))
         return NULL;
     Caller *self = (Caller *)type->tp_alloc(type, 0);
     if (self == NULL)
@@ -368,7 +381,6 @@ caller_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
     self->nargs = n;
     self->nouts = PyTuple_GET_SIZE(out_layouts);
     self->array_type = (PyTypeObject *)Py_NewRef(array_type);
-    self->ndarray_type = Py_NewRef(ndarray_type);
     self->run = Py_NewRef(run);
     self->out_layouts = Py_NewRef(out_layouts);
     self->unflatten = unflatten == Py_None ? NULL : Py_NewRef(unflatten);
@@ -402,7 +414,7 @@ fits(Caller *self, PyObject *const *leaves, Py_ssize_t count)
             if (copies == NULL || copies == Py_None)
                 return 0;
         } else {
-            if (!Py_IS_TYPE(leaf, (PyTypeObject *)self->ndarray_type))
+            if (!Py_IS_TYPE(leaf, ndarray_type))
                 return 0;
             NumpyArray *a = (NumpyArray *)leaf;
             if (a->descr != e->descr || a->nd != e->nd)
@@ -550,7 +562,6 @@ caller_traverse(Caller *self, visitproc visit, void *arg)
         Py_VISIT(self->expected[i].split);
     }
     Py_VISIT(self->array_type);
-    Py_VISIT(self->ndarray_type);
     Py_VISIT(self->run);
     Py_VISIT(self->out_layouts);
     Py_VISIT(self->unflatten);
@@ -571,7 +582,6 @@ caller_dealloc(Caller *self)
     }
     PyMem_Free(self->expected);
     Py_XDECREF(self->array_type);
-    Py_XDECREF(self->ndarray_type);
     Py_XDECREF(self->run);
     Py_XDECREF(self->out_layouts);
     Py_XDECREF(self->unflatten);
@@ -582,7 +592,7 @@ caller_dealloc(Caller *self)
 static PyTypeObject CallerType = {
     PyVarObject_HEAD_INIT(NULL, 0)
     .tp_name = "funccoll._native.Caller",
-    .tp_doc = "Caller(expected, array_type, ndarray_type, run, out_layouts, unflatten, failed)\n\n"
+    .tp_doc = "Caller(expected, array_type, run, out_layouts, unflatten, failed)\n\n"
               "The call of one signature, from flat arguments; NotImplemented for others. `expected` has a layout for each Array,\n"
               "and (dtype, shape, is_block, index, split) for each array of NumPy's.",
     .tp_basicsize = sizeof(Caller),
@@ -674,9 +684,86 @@ static PyTypeObject DispatchType = {
     .tp_members = dispatch_members,
 };
 
+/* ---------------------------------------------------------------- ArrayBase */
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *layout, *copies;
+} ArrayBase;
+
+static PyObject *
+array_local(ArrayBase *self, void *Py_UNUSED(closure))
+{
+    if (self->layout != NULL && self->copies != NULL && Py_IS_TYPE(self->copies, ndarray_type)) {
+        PyObject *is_one = PyObject_GetAttr(self->layout, str_is_one_block);
+        if (is_one == NULL)
+            return NULL;
+        int one = is_one == Py_True;
+        Py_DECREF(is_one);
+        if (one && self->copies != NULL) {
+            PyObject *view = PyObject_CallMethodNoArgs(self->copies, str_view);
+            if (view != NULL && Py_IS_TYPE(view, ndarray_type))
+                ((NumpyArray *)view)->flags &= ~WRITEABLE;
+            return view;
+        }
+    }
+    return PyObject_CallMethodNoArgs((PyObject *)self, str_find_local);
+}
+
+static int
+array_traverse(ArrayBase *self, visitproc visit, void *arg)
+{
+    Py_VISIT(self->layout);
+    Py_VISIT(self->copies);
+    return 0;
+}
+
+static int
+array_clear(ArrayBase *self)
+{
+    Py_CLEAR(self->layout);
+    Py_CLEAR(self->copies);
+    return 0;
+}
+
+static void
+array_dealloc(ArrayBase *self)
+{
+    PyObject_GC_UnTrack(self);
+    array_clear(self);
+    Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+static PyMemberDef array_members[] = {
+    {"layout", T_OBJECT_EX, offsetof(ArrayBase, layout), 0, NULL},
+    {"_copies", T_OBJECT_EX, offsetof(ArrayBase, copies), 0, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyGetSetDef array_getters[] = {
+    {"local", (getter)array_local, NULL,
+     "This process's block (read-only; on a GPU a CuPy array), where the process is one device.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyTypeObject ArrayBaseType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "funccoll._native.ArrayBase",
+    .tp_doc = "The fields of an Array.",
+    .tp_basicsize = sizeof(ArrayBase),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
+    .tp_new = PyType_GenericNew,
+    .tp_dealloc = (destructor)array_dealloc,
+    .tp_traverse = (traverseproc)array_traverse,
+    .tp_clear = (inquiry)array_clear,
+    .tp_members = array_members,
+    .tp_getset = array_getters,
+};
+
 /* ---------------------------------------------------------------- the module */
 
 static PyMethodDef functions[] = {
+    {"use_arrays", use_arrays, METH_O, "use_arrays(type)\n\nSet the type of NumPy's arrays. Nothing else works before."},
     {"array_fits", array_fits, METH_VARARGS,
      "array_fits(array, address, dtype, shape, contiguous)\n\nTrue when an array of NumPy's has these where this module reads them."},
     {NULL, NULL, 0, NULL},
@@ -693,15 +780,17 @@ static struct PyModuleDef definition = {
 PyMODINIT_FUNC
 PyInit__native(void)
 {
-    str_call_slowly = PyUnicode_InternFromString("call_slowly");
-    str_finish = PyUnicode_InternFromString("finish");
-    str_interrupted = PyUnicode_InternFromString("interrupted");
-    str_left_complete = PyUnicode_InternFromString("left_complete");
-    if (!str_call_slowly || !str_finish || !str_interrupted || !str_left_complete)
-        return NULL;
+    struct { PyObject **name; const char *text; } names[] = {
+        {&str_call_slowly, "call_slowly"}, {&str_finish, "finish"}, {&str_interrupted, "interrupted"},
+        {&str_left_complete, "left_complete"}, {&str_is_one_block, "is_one_block"}, {&str_view, "view"},
+        {&str_find_local, "find_local"},
+    };
+    for (size_t i = 0; i < sizeof(names) / sizeof(*names); i++)
+        if ((*names[i].name = PyUnicode_InternFromString(names[i].text)) == NULL)
+            return NULL;
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL || PyModule_AddType(module, &PlanCallType) < 0 || PyModule_AddType(module, &CallerType) < 0
-        || PyModule_AddType(module, &DispatchType) < 0) {
+        || PyModule_AddType(module, &DispatchType) < 0 || PyModule_AddType(module, &ArrayBaseType) < 0) {
         Py_XDECREF(module);
         return NULL;
     }

@@ -1,6 +1,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+def use_arrays(type: type, /) -> None: ...
 def array_fits(array: Any, address: int, dtype: Any, shape: tuple[int, ...], contiguous: bool, /) -> bool: ...
 
 class PlanCall:
@@ -13,7 +14,7 @@ class PlanCall:
 
 class Caller:
     def __new__(
-        cls, expected: tuple[Any, ...], array_type: type, ndarray_type: type, run: Callable[..., Any],
+        cls, expected: tuple[Any, ...], array_type: type, run: Callable[..., Any],
         out_layouts: tuple[Any, ...], unflatten: Callable[[list[Any]], Any] | None,
         failed: Callable[[BaseException], object], /,
     ) -> Caller: ...
@@ -22,3 +23,9 @@ class Caller:
 class Dispatch:
     callers: list[Any]
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+class ArrayBase:
+    layout: Any
+    _copies: Any
+    @property
+    def local(self) -> Any: ...

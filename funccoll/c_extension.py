@@ -25,6 +25,7 @@ def _load() -> tuple[ModuleType | None, str]:
         return None, str(error)
     from . import _native
 
+    _native.use_arrays(np.ndarray)
     for array in (np.zeros((2, 3)), np.zeros((4, 4), np.int32)[1:, ::2]):  # it reads arrays where NumPy's ABI has their fields
         address = array.__array_interface__["data"][0]
         if not array_fits(array, address, array.dtype, array.shape, array.flags.c_contiguous):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..c_extension import extension
 from ..errors import (
     DeletedArrayError,
     DTypeError,
@@ -37,7 +38,29 @@ class _ArrayMeta(type):
         return type.__instancecheck__(cls, instance) or isinstance(instance, Traced)
 
 
-class Array(metaclass=_ArrayMeta):
+class _Base:
+    """The fields of an Array: see `ArrayBase` in `_native.c`, in the place of which it stands."""
+
+    __slots__ = ("_copies", "layout")
+
+    @property
+    def local(self) -> np.ndarray:
+        """This process's block (read-only; on a GPU a CuPy array), where the process is one device."""
+        if self.layout.is_one_block and type(copies := self._copies) is np.ndarray:
+            view = copies.view()
+            view.setflags(write=False)
+            return view
+        return self.find_local()
+
+    def find_local(self) -> Any:
+        """See `Array`."""
+        raise NotImplementedError
+
+
+_ArrayBase: Any = _Base if extension is None else extension.ArrayBase
+
+
+class Array(_ArrayBase, metaclass=_ArrayMeta):
     """A global array over a mesh. Immutable; made by `device_put`, `from_local` and jitted functions.
 
     Attributes: `shape` (global), `dtype`, `sharding`, `shards` (one block per device of this process, in
@@ -46,7 +69,9 @@ class Array(metaclass=_ArrayMeta):
     ufuncs on Arrays compute on the global value and give NumPy arrays; operators and methods on GPUs give CuPy arrays.
     """
 
-    __slots__ = ("__weakref__", "_copies", "layout")
+    __slots__ = ("__weakref__",)
+    _copies: Any
+    layout: ArrayLayout
     __array_priority__ = 100
 
     def __init__(self, layout: ArrayLayout, copies: Any):
@@ -146,9 +171,15 @@ class Array(metaclass=_ArrayMeta):
         mesh = self.sharding.mesh
         return tuple((copies[i] for i in self.layout.copy_of_device) if mesh.is_fully_addressable else copies)
 
-    @property
-    def local(self) -> np.ndarray:
-        """This process's block (read-only; on a GPU a CuPy array), where the process is one device."""
+    if TYPE_CHECKING:
+
+        @property
+        def local(self) -> np.ndarray:
+            """This process's block (read-only; on a GPU a CuPy array), where the process is one device."""
+            ...
+
+    def find_local(self) -> Any:
+        """The value of `local`, in all cases. Raises MeshError where the process plays several devices."""
         if self.layout.is_one_block and self._copies is not None:
             return _read_only(self._copies)
         if not self.layout.is_one_block:

@@ -66,7 +66,7 @@ def make_caller(
     single = out_tree.is_leaf()
     if extension is not None:
         unflatten = None if single else out_tree.unflatten
-        return extension.Caller(tuple(expected), Array, np.ndarray, run, tuple(out_layouts), unflatten, failed)
+        return extension.Caller(tuple(expected), Array, run, tuple(out_layouts), unflatten, failed)
     if len(expected) + len(out_layouts) > _MOST_IN_PYTHON:
         return None
     return _generate(expected, run, out_layouts, None if single else out_tree.unflatten, failed)
@@ -89,7 +89,7 @@ def _generate(
 ) -> Caller:  # fmt: skip
     """The straight-line function of a signature: half the time of loops over its arguments and results."""
     names: dict[str, Any] = {
-        "Array": Array, "ndarray": np.ndarray, "run": run, "failed": failed, "unflatten": unflatten, "new": object.__new__,
+        "Array": Array, "ndarray": np.ndarray, "run": run, "failed": failed, "unflatten": unflatten, "new": Array.__new__,
     }  # fmt: skip
     checks, taken = [f"len(leaves) == {len(expected)}"], []
     for i, what in enumerate(expected):

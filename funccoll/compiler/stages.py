@@ -43,7 +43,7 @@ __all__ = ["Compiled", "Lowered", "TracedFunction", "checks_passes", "compile_ob
 compile_observers: list[Callable[[Compiled], None]] = []
 """Functions that are called with every program that is compiled: `funccoll explain` prints it."""
 
-_NEW: Any = object.__new__
+_NEW: Any = Array.__new__
 
 
 def _make_own(inputs: list[Any], positions: Sequence[int]) -> None:
