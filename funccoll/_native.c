@@ -19,7 +19,8 @@
 #error "the flags of calls are guarded by the GIL"
 #endif
 
-static PyObject *str_call_slowly, *str_finish, *str_interrupted, *str_left_complete, *str_is_one_block, *str_view, *str_find_local;
+static PyObject *str_call_slowly, *str_finish, *str_interrupted, *str_left_complete, *str_is_one_block, *str_is_whole, *str_view,
+    *str_find_local;
 static PyTypeObject *ndarray_type;
 
 /* The first fields of NumPy's arrays, which its ABI fixes; `array_fits` tests at import that they are there. */
@@ -710,6 +711,30 @@ array_local(ArrayBase *self, void *Py_UNUSED(closure))
     return PyObject_CallMethodNoArgs((PyObject *)self, str_find_local);
 }
 
+/* NumPy asks for a buffer first. That of a whole value is its memory, read-only: np.asarray takes 0.4 µs, by the protocols of
+ * the Python class 4. What has none (a value in several blocks, a type without a format) goes on by these. */
+static int
+array_getbuffer(ArrayBase *self, Py_buffer *view, int flags)
+{
+    view->obj = NULL;
+    if (self->layout != NULL && self->copies != NULL && Py_IS_TYPE(self->copies, ndarray_type) && !(flags & PyBUF_WRITABLE)) {
+        PyObject *is_whole = PyObject_GetAttr(self->layout, str_is_whole);
+        if (is_whole == NULL)
+            return -1;
+        int whole = is_whole == Py_True;
+        Py_DECREF(is_whole);
+        if (whole && self->copies != NULL) {
+            int failed = PyObject_GetBuffer(self->copies, view, flags);
+            view->readonly = 1;
+            return failed;
+        }
+    }
+    PyErr_SetString(PyExc_BufferError, "an Array is read-only, and not always one block of memory: use np.asarray(arr)");
+    return -1;
+}
+
+static PyBufferProcs array_buffer = {(getbufferproc)array_getbuffer, NULL};
+
 static int
 array_traverse(ArrayBase *self, visitproc visit, void *arg)
 {
@@ -758,6 +783,7 @@ static PyTypeObject ArrayBaseType = {
     .tp_clear = (inquiry)array_clear,
     .tp_members = array_members,
     .tp_getset = array_getters,
+    .tp_as_buffer = &array_buffer,
 };
 
 /* ---------------------------------------------------------------- the module */
@@ -783,7 +809,7 @@ PyInit__native(void)
     struct { PyObject **name; const char *text; } names[] = {
         {&str_call_slowly, "call_slowly"}, {&str_finish, "finish"}, {&str_interrupted, "interrupted"},
         {&str_left_complete, "left_complete"}, {&str_is_one_block, "is_one_block"}, {&str_view, "view"},
-        {&str_find_local, "find_local"},
+        {&str_find_local, "find_local"}, {&str_is_whole, "is_whole"},
     };
     for (size_t i = 0; i < sizeof(names) / sizeof(*names); i++)
         if ((*names[i].name = PyUnicode_InternFromString(names[i].text)) == NULL)

@@ -1,6 +1,7 @@
 """Arrays: in and out, resharding, immutability, memory that is shared and memory that is not, and how they look."""
 
 import gc
+import io
 import pickle
 import weakref
 from copy import deepcopy
@@ -13,6 +14,7 @@ from misuse import LINE, X
 
 import funccoll as fc
 from funccoll import P, Sharding
+from funccoll.c_extension import extension
 
 MESH = fc.make_mesh({"data": 4, "model": 2})
 GRID = np.arange(48, dtype=np.float32).reshape(8, 6)
@@ -444,3 +446,24 @@ def test_nothing_and_texts_equal_no_element(other):
     for found in (fc.device_put(x, fc.make_mesh({"d": 1})) == other, fc.jit(lambda x: x == other)(x)):
         assert np.asarray(found).tolist() == [False] * 3
     assert np.asarray(fc.jit(lambda x: (other != x) & (x > 0))(x)).tolist() == [False, True, True]
+
+
+def test_whole_values_are_buffers_with_the_c_extension():
+    """NumPy asks for a buffer first: it is read-only, holds the block, and what has none goes on by `__array__`."""
+    whole, split = (fc.device_put(np.arange(8.0), fc.make_mesh({"d": 4}), spec) for spec in (P(), P("d")))
+    assert not np.asarray(whole).flags.writeable and np.asarray(whole).tolist() == np.asarray(split).tolist()
+    with pytest.raises((BufferError, TypeError)):
+        memoryview(split)
+    if extension is None:
+        with pytest.raises(TypeError):
+            memoryview(whole)
+        return
+    view = memoryview(whole)
+    assert view.readonly and view.format == "d" and view.shape == (8,)
+    del whole
+    gc.collect()
+    assert view.tolist() == list(range(8))
+    with pytest.raises(ValueError, match="read-only"):
+        np.asarray(view)[0] = 1
+    with pytest.raises((BufferError, TypeError), match="read-write"):
+        io.BytesIO(bytes(64)).readinto(fc.asarray(np.zeros(8)))

@@ -60,6 +60,11 @@ class ArrayLayout:
         return len(self.sharding.mesh.local_devices) == 1
 
     @cached_property
+    def is_whole(self) -> bool:
+        """True where all devices have the global value, so that this process has it as one block."""
+        return not self.sharding.varying
+
+    @cached_property
     def copy_of_device(self) -> tuple[int, ...]:
         """For each device position, the number of the distinct copy it holds."""
         mesh, varying = self.sharding.mesh, self.sharding.varying
