@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...kernels.frame import LINE_BYTES, LINE_HEAD_BYTES
+from ...machine_profile import DirectReads
 
 __all__ = ["Communicator", "ControlBlock"]
 
@@ -67,6 +68,8 @@ class Communicator:
     """Tells its messages from those of other communicators, in which other threads may run the same program."""
     piece_bytes: int = 1 << 20
     """The most bytes of a message to another host, about: larger ones are cut into pieces."""
+    direct_reads: DirectReads | None = None
+    """When members read each other's private arguments directly; None where they cannot."""
 
     @property
     def neighbours(self) -> tuple[int, ...]:

@@ -7,6 +7,12 @@ that goes into the rank's own output, as in an all_gather, is copied there, wher
 of the array, so segments change no bit.
 
 A strided input, cut along another dimension than its first, is copied whole.
+
+Nothing is staged where peers read private arrays directly (`kernels.direct_reads`), from a least number of bytes on, which
+`funccoll tune` measures. In an all_to_all, a permute or a scatter this saves one of two copies. In an all_reduce or a
+reduce_scatter there are as many, but what is combined comes from the reader's own cache: that pays where the way between cores
+is long. In all others staging costs nothing: the owner copies what it needs in its own output anyway, as in an all_gather and
+a broadcast, or would only wait meanwhile, as in a gather and a reduce.
 """
 
 from __future__ import annotations
@@ -16,12 +22,15 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...machine_profile import DirectReads
 from ...schedules.chunk_layout import ChunkLayout, in_segments
 from ...schedules.collective import ALIGNMENT
 from ...schedules.streams.instructions import NO_COPY
 from ...schedules.streams.streams import Streams
 
-__all__ = ["Part", "is_strided", "segments_of", "shared_chunks", "staged_parts"]
+__all__ = [
+    "COMBINING", "COPYING", "Part", "is_strided", "reads_directly", "segments_of", "shared_chunks", "staged_parts",
+]  # fmt: skip
 
 _STAGED_BYTES = 1 << 14
 """Bytes of arrays from which on only what peers read is copied. Smaller ones are copied whole, by one instruction."""
@@ -29,6 +38,8 @@ _SEGMENT_BYTES = 1 << 18
 """Bytes of a segment, measured: it stays in the second level of cache, and two of them overlap soon."""
 _MAX_SEGMENTS = 256
 """The most segments of one collective: those of very large arrays are larger, which keeps plans short."""
+COPYING, COMBINING = ("all_to_all", "permute", "scatter"), ("all_reduce", "reduce_scatter")
+"""Collectives that read private arrays directly."""
 
 
 class Part(NamedTuple):
@@ -46,6 +57,15 @@ def segments_of(layouts: Sequence[ChunkLayout]) -> list[dict[int, ChunkLayout]]:
     """The layouts of each segment, by array; no segment for arrays that are copied whole."""
     nbytes = sum(max(layout.input.size, layout.output.size) * layout.itemsize for layout in layouts)
     return in_segments(layouts, min(-(-nbytes // _SEGMENT_BYTES), _MAX_SEGMENTS)) if nbytes >= _STAGED_BYTES else []
+
+
+def reads_directly(kind: str, layouts: Sequence[ChunkLayout], direct_reads: DirectReads | None) -> bool:
+    """True when private arrays of these layouts are read directly: a read has enough bytes, on average over the arrays."""
+    if direct_reads is None or kind not in (*COPYING, *COMBINING):
+        return False
+    least = direct_reads.copied if kind in COPYING else direct_reads.combined
+    rows = [min(layout.capacity, layout.input.inner) * layout.itemsize for layout in layouts]
+    return 0 < least <= sum(rows) / len(rows)
 
 
 def is_strided(layout: ChunkLayout) -> bool:
