@@ -31,8 +31,9 @@ from ._version import __version__
 from .mesh import number_hosts
 
 __all__ = [
-    "BITS", "VARIABLE", "HostParameters", "MachineProfile", "MeasuredTimes", "NetworkParameters", "adopt", "boot_id",
-    "check_place", "current", "default_path", "load", "may_change_bits", "release", "save", "this_host",
+    "BITS", "DIRECT_READS", "VARIABLE", "DirectReads", "HostParameters", "MachineProfile", "MeasuredTimes",
+    "NetworkParameters", "adopt", "boot_id", "check_place", "current", "default_path", "load", "may_change_bits", "release",
+    "save", "this_host",
 ]  # fmt: skip
 
 VARIABLE = "FUNCCOLL_MACHINE_PROFILE"
@@ -76,6 +77,20 @@ class NetworkParameters:
     """Seconds of a message."""
     beta: float
     """Seconds per byte of a message."""
+
+
+@dataclass(frozen=True)
+class DirectReads:
+    """The least bytes of a read for which peers read private arguments directly: see `runtime.plans.staging`. 0 means never."""
+
+    copied: int
+    """Where data is only copied."""
+    combined: int
+    """Where it is combined."""
+
+
+DIRECT_READS = DirectReads(copied=64 << 10, combined=0)
+"""Those of a host that was not measured: where cores are near each other, nothing is gained where data is combined."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +138,7 @@ class MachineProfile:
     version: str = field(default=__version__)
     network: tuple[NetworkParameters, ...] = ()
     """One for each number of hosts, and of ranks on the host with most, that was measured; none on one host."""
+    direct_reads: DirectReads = DIRECT_READS
 
     def parameters_for(self, ranks: int) -> HostParameters:
         """The parameters for a number of ranks: of the smallest measured number that is not below it, else of the largest.
@@ -159,6 +175,7 @@ class MachineProfile:
                 for m in self.measured
             ],
             **({"network": [asdict(n) for n in self.network]} if self.network else {}),
+            "direct_reads": asdict(self.direct_reads),
         }  # fmt: skip
 
     @classmethod
@@ -180,7 +197,8 @@ class MachineProfile:
             "name": _text(host.get("name"), "host's name"), "cpu": _text(host.get("cpu"), "host's cpu"),
             "cores": _whole(host.get("cores"), "host's number of cores", 1),
         }  # fmt: skip
-        return cls(host, _text(found.get("date"), "date"), load, parameters, measured, network=network)
+        direct = _direct_reads(found["direct_reads"]) if "direct_reads" in found else DIRECT_READS
+        return cls(host, _text(found.get("date"), "date"), load, parameters, measured, network=network, direct_reads=direct)
 
 
 # ---------------------------------------------------------------- reading plain values
@@ -238,6 +256,11 @@ def _network(value: Any) -> NetworkParameters:
     found = _mapping(value, "an entry of its network")
     start, alpha, beta = (float(_number(found.get(name), name, 0, 1e6)) for name in ("start", "alpha", "beta"))
     return NetworkParameters(_whole(found.get("hosts"), "hosts", 2), _whole(found.get("each"), "each", 1), start, alpha, beta)
+
+
+def _direct_reads(value: Any) -> DirectReads:
+    found = _mapping(value, "its entry on direct reads")
+    return DirectReads(*(_whole(found.get(name), f"direct reads' bytes {name}", 0) for name in ("copied", "combined")))
 
 
 def _measured(value: Any) -> MeasuredTimes:

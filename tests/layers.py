@@ -74,7 +74,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "schedules.messages": (("messages",), ("interpret",)),
     "schedules.model": (("topology",), ("cost",), ("select", "simulation"), ("simulate",)),
     "kernels": (
-        ("frame", "variants", "intrinsics", "conversions"), ("stream_interpreter", "reductions", "block"),
+        ("frame", "variants", "intrinsics", "conversions"), ("direct_reads", "stream_interpreter", "reductions", "block"),
         ("cpu_fold", "object_cache", "cuda_intrinsics"), ("optimizer_step",), ("cpu", "cuda_compiler"),
         ("cuda", "cuda_compute"),
     ),
@@ -88,7 +88,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("control_block", "operand", "slots", "staging", "transit"), ("flat_operand", "message_table", "plan_writer"),
     ),
     "runtime.job": (
-        ("host", "packets", "deferral", "reports", "stacks", "calling_thread", "failure", "time_limit"),
+        ("host", "packets", "deferral", "reports", "stacks", "calling_thread", "failure", "process_memory", "time_limit"),
         ("hello", "processes", "uncaught", "forking", "tcp", "questions"), ("finding", "mpirun"),
         ("mpi_findings",), ("doctor",),
         ("coordinator", "launchers"), ("rendezvous", "watch"), ("across_hosts", "world"), ("launch",),
@@ -104,8 +104,8 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("array_fold",), ("cupy_gpu", "job_gpus"), ("gpu",),
     ),
     "runtime.shm": (
-        ("arena",), ("heap",), ("wait_graph",), ("plan",), ("communicators", "results", "recorded_kernel"),
-        ("diagnosis", "plan_call"),
+        ("arena",), ("heap",), ("peer_access", "wait_graph"), ("plan",),
+        ("communicators", "results", "recorded_kernel"), ("diagnosis", "plan_call"),
         ("collective_group",), ("entry", "values"), ("shm_backend",),
     ),
     "compiler": (
@@ -124,7 +124,8 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "profiling": (("rank_record",), ("causes",), ("measured_profile", "recording"),),
     "calibration": (
-        ("fit_parameters", "machine_load", "timed_cases"), ("fit_network", "rank_timings"), ("tuning",), ("network_tuning",),
+        ("fit_parameters", "machine_load", "timed_cases"), ("direct_read_timings", "fit_network", "rank_timings"),
+        ("tuning",), ("network_tuning",),
     ),
     "commands": (("first_failure", "schedule_figures", "tune_tables"), ("hosts_job",), ("run_command",), ("*",)),
     "optim": (("leaves", "learning_rates"), ("transformation",), ("gradients", "steps")),

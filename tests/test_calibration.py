@@ -16,15 +16,17 @@ from hypothesis import strategies as st
 from machine_profiles import any_parameters, in_use, parameters, profile
 from processes_left import VARIABLE as MARK
 from processes_left import marked
+from ranks import launch
 
 from funccoll import machine_profile
 from funccoll.calibration import machine_load
+from funccoll.calibration.direct_read_timings import least_bytes, time_direct_reads
 from funccoll.calibration.fit_parameters import Sample, fit, predicted
 from funccoll.calibration.machine_load import OtherProcesses, excess
 from funccoll.calibration.timed_cases import ALGORITHMS, QUICK_SIZES, SIZES, Case, cases, default_ranks, fitting_sizes
 from funccoll.calibration.tuning import measured_times, profile_of, samples_of
 from funccoll.commands import tune_command
-from funccoll.machine_profile import VARIABLE, HostParameters, load, save
+from funccoll.machine_profile import DIRECT_READS, VARIABLE, HostParameters, load, save
 from funccoll.schedules import build, select
 
 # ---------------------------------------------------------------- the fit
@@ -310,3 +312,23 @@ def test_the_model_is_compared_with_real_processes(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "2 ranks: median and worst relative error" in done.stdout
     check_record(json.loads((tmp_path / "out.json").read_text()))
+
+
+# ---------------------------------------------------------------- direct reads
+
+
+@pytest.mark.parametrize(("gains", "least"), [
+    ([0.5, 0.9, 1.2, 2.0], 4), ([0.5, 1.1, 0.99, 2.0], 2), ([0.9, 0.8, 0.9, 0.99], 0), ([2.0, 1.5, 1.0, 0.9], 1),
+    ([0.5, 3.0, 0.2, 0.9], 0),
+])  # fmt: skip
+def test_direct_reads_begin_where_they_gain_most(gains, least):
+    assert least_bytes((1, 2, 4, 8), gains) == least
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_direct_reads_are_timed_alike_on_all_ranks(monkeypatch):
+    first, second = launch(time_direct_reads, 2, 2)
+    assert first == second and {first.copied, first.combined} <= {0, *(1 << i for i in range(14, 22))}
+    monkeypatch.setenv("FUNCCOLL_DIRECT_READS", "0")
+    assert launch(time_direct_reads, 2, 2) == [DIRECT_READS] * 2

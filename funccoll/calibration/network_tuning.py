@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ..errors import CalibrationError
-from ..machine_profile import HostParameters, MachineProfile, MeasuredTimes, NetworkParameters, this_host
+from ..machine_profile import DIRECT_READS, HostParameters, MachineProfile, MeasuredTimes, NetworkParameters, this_host
 from ..mesh import number_hosts
 from ..runtime.job.world import init, make_mesh
 from ..schedules.host_map import levels_of
@@ -85,7 +85,8 @@ def combined(
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     load = load | dict(zip(("load_1", "load_5", "load_15"), (round(x, 2) for x in os.getloadavg()), strict=True))
     known = tuple(parameters[ranks] for ranks in sorted(parameters))
-    profile = MachineProfile(this_host(), now, load, known, tuple(times))
+    direct_reads = before.direct_reads if before else DIRECT_READS
+    profile = MachineProfile(this_host(), now, load, known, tuple(times), direct_reads=direct_reads)
     inside = profile.parameters_for(max(map(hosts.count, set(hosts))))
     network = fit_network(samples_of([m for m in times if m.hosts], len(hosts)), hosts, inside).parameters
     network = replace(network, **{n: four_digits(getattr(network, n)) for n in ("start", "alpha", "beta")})

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from ..errors import CalibrationError
-from ..machine_profile import HostParameters, MachineProfile, MeasuredTimes, this_host
+from ..machine_profile import DIRECT_READS, DirectReads, HostParameters, MachineProfile, MeasuredTimes, this_host
 from ..runtime.job.launch import launch
 from .fit_parameters import Sample, fit
 from .machine_load import OtherProcesses, excess
@@ -124,7 +124,9 @@ def samples_of(times: Sequence[MeasuredTimes], ranks: int) -> list[Sample]:
     ]  # fmt: skip
 
 
-def profile_of(times: Sequence[MeasuredTimes], load: dict[str, float]) -> MachineProfile:
+def profile_of(
+    times: Sequence[MeasuredTimes], load: dict[str, float], direct_reads: DirectReads = DIRECT_READS
+) -> MachineProfile:
     """The profile of this host: measured times, and the parameters fitted to them for each number of ranks."""
     parameters = []
     for ranks in sorted({m.ranks for m in times}):
@@ -134,4 +136,4 @@ def profile_of(times: Sequence[MeasuredTimes], load: dict[str, float]) -> Machin
         parameters.append(HostParameters(ranks, start, alpha, beta, gamma, caches))
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     load = load | dict(zip(("load_1", "load_5", "load_15"), (round(x, 2) for x in os.getloadavg()), strict=True))
-    return MachineProfile(this_host(), now, load, tuple(parameters), tuple(times))
+    return MachineProfile(this_host(), now, load, tuple(parameters), tuple(times), direct_reads=direct_reads)

@@ -12,12 +12,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from .. import machine_profile
+from ..calibration.direct_read_timings import time_direct_reads
 from ..calibration.network_tuning import HostsPlan, combined, measure_hosts
 from ..calibration.timed_cases import QUICK_SIZES, SIZES, Case, cases, default_ranks, fitting_sizes
 from ..calibration.tuning import PASSES, measure, profile_of
 from ..errors import CalibrationError, FunccollError
 from ..machine_profile import MachineProfile
 from ..runtime.job import host
+from ..runtime.job.launch import launch
 from ..runtime.job.world import rank, world_size
 from . import run_command
 from .tune_tables import print_profile
@@ -173,7 +175,8 @@ def _measure(plan: dict[int, list[Case]], turns: int, turn_seconds: float, anywa
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         bars = {n: progress.add_task(f"{n} ranks", total=PASSES * len(some)) for n, some in plan.items()}
         times, load = measure(plan, turns, turn_seconds, lambda ranks: progress.advance(bars[ranks]), anyway)
-    return profile_of(times, load)
+        direct_reads = launch(time_direct_reads, min(plan), turns)[0]
+    return profile_of(times, load, direct_reads)
 
 
 def _keep(function: Callable[..., None], *arguments: Any) -> None:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from ..calibration.fit_network import built_on
 from ..display import seconds_text, size_text
-from ..machine_profile import HostParameters, MachineProfile, MeasuredTimes, NetworkParameters
+from ..machine_profile import DirectReads, HostParameters, MachineProfile, MeasuredTimes, NetworkParameters
 from ..schedules.model.cost import cost
 from ..schedules.model.topology import Topology
 
@@ -35,6 +35,7 @@ def print_profile(profile: MachineProfile, as_json: bool) -> None:
     console.print(Text(f"measured {profile.date}{busy}\n"))
     if profile.parameters:
         console.print(Text("Parameters of the cost model", style="bold"), _parameters_table(profile.parameters))
+    console.print(_direct_reads_text(profile.direct_reads))
     if profile.network:
         console.print(Text("\nParameters of the network", style="bold"), _network_table(profile.network))
     for ranks, hosts in dict.fromkeys((m.ranks, m.hosts) for m in sorted(profile.measured, key=lambda m: len(m.hosts))):
@@ -43,6 +44,11 @@ def print_profile(profile: MachineProfile, as_json: bool) -> None:
         console.print(Text(f"\nMeasured times, {where}", style="bold"))
         for at in range(0, len(some), _COLUMNS):
             console.print(_times_table(some[at : at + _COLUMNS], _machine(profile, ranks, hosts)))
+
+
+def _direct_reads_text(found: DirectReads) -> str:
+    copied, combined = (f"from {size_text(n)} on" if n else "never" for n in (found.copied, found.combined))
+    return f"Ranks read each other's NumPy arguments directly {copied} where they copy, {combined} where they combine."
 
 
 def _hosts_text(hosts: tuple[int, ...]) -> str:

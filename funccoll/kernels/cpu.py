@@ -57,10 +57,12 @@ def _interpreter(records: bool) -> _MethodDef:
     def build() -> tuple[Any, Any]:
         from numba import types
 
-        from . import intrinsics
+        from . import direct_reads, intrinsics
 
         names = {operation: getattr(intrinsics, operation) for operation in (*_OPERATIONS, *(_CLOCKS if records else ()))}
-        made = variant(stream_interpreter.interpret, name, RECORDS=records, HAS_MESSAGES=True, **names)
+        names |= {operation: getattr(direct_reads, operation) for operation in direct_reads.__all__}
+        parts = {"HAS_MESSAGES": True, "HAS_DIRECT_READS": True}
+        made = variant(stream_interpreter.interpret, name, RECORDS=records, **parts, **names)
         return made, types.int64(types.int64)
 
     address = builtin_of(name, build, 8 * STATUS)

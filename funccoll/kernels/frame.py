@@ -29,6 +29,7 @@ __all__ = [
     "HISTORIES",
     "IGNORED",
     "INSTRUCTION_BUDGET",
+    "IOVECS",
     "IRECV",
     "ISEND",
     "LABEL",
@@ -57,9 +58,20 @@ __all__ = [
     "NDARRAY",
     "NEEDS_FALLBACK",
     "OPERANDS",
+    "OWNER",
+    "OWNER_BITS",
     "PATIENCE",
     "PC",
     "PEER",
+    "PEERS",
+    "PEER_BYTES",
+    "PEER_COOKIE",
+    "PEER_COOKIE_ADDRESS",
+    "PEER_PID",
+    "PIECES",
+    "PIECES_BYTES",
+    "READ_ERROR",
+    "READ_FAULT",
     "RECORD_HISTORY",
     "RECORD_TEXT",
     "REPEATS",
@@ -108,13 +120,27 @@ ROW, ROWS_END, ROW_LABEL = range(29, 32)
 # library; its error code, when it gives one; how often a message is tested before the core is yielded; and the number of the
 # message that is waited for.
 MESSAGES, REQUESTS, LIBRARY, LIBRARY_ERROR, MESSAGE_TRIES, MESSAGE_REACHED = range(32, 38)
-FRAME_WORDS = 38
+# Where peers read private arguments (see OWNER_BITS): what is added to the address of one that this rank publishes; the
+# addresses of the table of peers and of a buffer for pieces of what is combined; the error number of a read that failed; and
+# room for the vectors of one read and its cookie.
+OWNER, PEERS, PIECES, READ_ERROR, IOVECS = range(38, 43)
+FRAME_WORDS = 52
 
-FINISHED, WAITING, FAILED, MISMATCH, NEEDS_FALLBACK, BUDGET_SPENT, ROWS_FULL, MESSAGE_FAULT = range(8)
+FINISHED, WAITING, FAILED, MISMATCH, NEEDS_FALLBACK, BUDGET_SPENT, ROWS_FULL, MESSAGE_FAULT, READ_FAULT = range(9)
 """Statuses of `interpret`: everything is done; still waiting, call again; the failure word is set; a peer runs something
 else; the BIND_ARG at FAULT_PC cannot be done natively, because an argument is not a C-contiguous array or has no staging
-buffer yet, or a result is in use; the budget of instructions is spent, call again; there is no row left, call again with
-more; a message from or to PEER cannot be passed, by LIBRARY_ERROR."""
+buffer yet, or cannot be read by peers, or a result is in use; the budget of instructions is spent, call again; there is no row
+left, call again with more; a message from or to PEER cannot be passed, by LIBRARY_ERROR; memory of PEER cannot be read, by
+READ_ERROR."""
+
+OWNER_BITS = 48
+"""Bits of an address. Above them stands, for memory that only its owner can address, 1 + the owner's rank: such an address is
+published as it is, and a peer has the system read what is there. (Linux gives no process addresses of more than 47 bits unless
+it asks for them by name; an argument that has one is copied.)"""
+PEER_PID, PEER_COOKIE_ADDRESS, PEER_COOKIE, PEER_BYTES = 0, 8, 16, 32
+"""Offsets in a row of the table of peers, one for each rank: its process, and where that has which number that no other has."""
+PIECES_BYTES = 1 << 17
+"""Bytes of the buffer for pieces: they stay in the second level of cache."""
 
 MESSAGE_FUNCTION, MESSAGE_SLOT, MESSAGE_OFFSET, MESSAGE_COUNT, MESSAGE_TYPE, MESSAGE_PEER, MESSAGE_HASH = range(0, 56, 8)
 MESSAGE_BYTES = 64

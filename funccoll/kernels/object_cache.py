@@ -27,7 +27,7 @@ from .variants import stamp
 
 __all__ = ["address_of", "builtin_of", "cache_directory", "kept"]
 
-_FOUND = {"clock_gettime", "sched_yield", "usleep"}  # in every process
+_FOUND = {"__errno_location", "clock_gettime", "process_vm_readv", "sched_yield", "usleep"}  # in every process
 _OF_PYTHON = "PyLong_AsLongLong", "PyEval_SaveThread", "PyEval_RestoreThread", "PyLong_FromLongLong"
 _BUILTIN = "funccoll_builtin"
 _ENGINES: list[Any] = []  # for as long as the process lives: they own the code

@@ -7,8 +7,10 @@ its machine code.
 
 A rank's control line begins with its (first) counter, so that one transfer between cores tells a waiting rank that its peer
 has entered, and what it publishes: the call's number (base + value), its hash with its history, the offset of its addresses,
-and, when they are few, the addresses; else they are in the rank's own memory. All addresses count from the heap's beginning. A
-peer reads them only while the rank is in the call: the rank leaves after all that touch its buffers.
+and, when they are few, the addresses; else they are in the rank's own memory. Addresses count from the heap's beginning, but
+for those of private arguments that peers read directly: these have the owner's number above their bits, and where the source
+of a COPY or COMBINE has one, the system reads it (`direct_reads`). A peer reads only while the rank is in the call: the rank
+leaves after all that touch its buffers.
 """
 # ruff: noqa: F821  (the template's free names are set by `variant`)
 # pyright: reportUndefinedVariable=false, reportPossiblyUnboundVariable=false
@@ -22,6 +24,7 @@ from ..schedules.streams.instructions import (
     MEMORY_OPERAND,
     MEMORY_OPERAND_BYTES,
     NO_COPY,
+    READ_DIRECTLY,
     UNALLOCATED,
     Opcode,
 )
@@ -66,9 +69,13 @@ from .frame import (
     NDARRAY,
     NEEDS_FALLBACK,
     OPERANDS,
+    OWNER,
+    OWNER_BITS,
     PATIENCE,
     PC,
     PEER,
+    READ_ERROR,
+    READ_FAULT,
     RECORD_HISTORY,
     RECORD_TEXT,
     REPEATS,
@@ -106,6 +113,8 @@ RECORDS = False
 """A variant binds it to True to record each instruction's start and end."""
 HAS_MESSAGES = False
 """A variant binds it to True where plans have messages to other hosts."""
+HAS_DIRECT_READS = False
+"""A variant binds it to True where processes can read each other's private memory."""
 _LONG = 100_000  # nanoseconds from which on a recorded instruction asks how long it had a processor
 
 _EAGER = 30  # tries without a pause
@@ -209,7 +218,11 @@ def interpret(frame: Any) -> int:
             slot = addresses + 8 * load(pc + READ_PEER.slot)
             for _ in range(load(pc + READ_PEER.narrays)):
                 for b in range(width):
-                    store(slot + 8 * b, heap + load(table + 8 * b))
+                    place = load(table + 8 * b)
+                    if HAS_DIRECT_READS and place >> OWNER_BITS != 0:
+                        store(slot + 8 * b, place)
+                    else:
+                        store(slot + 8 * b, heap + place)
                 table += 8 * width
                 slot += 8 * load(pc + READ_PEER.stride)
             pc += READ_PEER.size
@@ -235,31 +248,52 @@ def interpret(frame: Any) -> int:
             ndst, nsrc = load(pc + COMBINE.ndst), load(pc + COMBINE.nsrc)
             operands, accumulator = load(frame + 8 * OPERANDS), load(frame + 8 * ACCUMULATOR)
             for row in range(load(pc + COMBINE.rows)):
+                owners = 0
                 for j in range(ndst + nsrc):
                     place = pc + COMBINE.size + MEMORY_OPERAND_BYTES * j
                     buffer = load(addresses + 8 * load(place + MEMORY_OPERAND.slot))
                     start = buffer + load(place + MEMORY_OPERAND.offset) + row * load(place + MEMORY_OPERAND.stride)
                     store(operands + 8 * j, start)
-                call(
-                    load(pc + COMBINE.function), operands, ndst, operands + 8 * ndst, nsrc, load(pc + COMBINE.count),
-                    load(pc + COMBINE.divisor), accumulator,
-                )  # fmt: skip
+                    if HAS_DIRECT_READS:
+                        owners |= start >> OWNER_BITS
+                if HAS_DIRECT_READS and owners != 0:
+                    error = combine_pieces(
+                        frame, load(pc + COMBINE.function), ndst, nsrc, load(pc + COMBINE.count), load(pc + COMBINE.itemsize),
+                        load(pc + COMBINE.divisor),
+                    )  # fmt: skip
+                    if error != 0:
+                        store(frame + 8 * PC, (pc - code) // 8)
+                        store(frame + 8 * READ_ERROR, error)
+                        return READ_FAULT
+                else:
+                    call(
+                        load(pc + COMBINE.function), operands, ndst, operands + 8 * ndst, nsrc, load(pc + COMBINE.count),
+                        load(pc + COMBINE.divisor), accumulator,
+                    )  # fmt: skip
             pc += COMBINE.size + MEMORY_OPERAND_BYTES * (ndst + nsrc)
         elif opcode == COPY.opcode:
             ndst, place = load(pc + COPY.ndst), pc + COPY.size
             source = load(addresses + 8 * load(place + MEMORY_OPERAND.slot)) + load(place + MEMORY_OPERAND.offset)
             nbytes, source_stride = load(pc + COPY.nbytes), load(place + MEMORY_OPERAND.stride)
             for row in range(load(pc + COPY.rows)):
+                begin = source + row * source_stride
                 for j in range(1, ndst + 1):
                     to = place + MEMORY_OPERAND_BYTES * j
                     start = load(addresses + 8 * load(to + MEMORY_OPERAND.slot)) + load(to + MEMORY_OPERAND.offset)
                     if start == source:  # it was staged there
                         continue
                     start += row * load(to + MEMORY_OPERAND.stride)
-                    if nbytes < 0:
-                        non_temporal_copy(start, source + row * source_stride, -nbytes)
+                    if HAS_DIRECT_READS and begin >> OWNER_BITS != 0:
+                        error = read_directly(frame, start, begin, abs(nbytes))
+                        if error != 0:
+                            store(frame + 8 * PC, (pc - code) // 8)
+                            store(frame + 8 * READ_ERROR, error)
+                            return READ_FAULT
+                        begin = start  # for further destinations
+                    elif nbytes < 0:
+                        non_temporal_copy(start, begin, -nbytes)
                     else:
-                        copy(start, source + row * source_stride, nbytes)
+                        copy(start, begin, nbytes)
             if nbytes < 0:
                 fence()
             pc += COPY.size + MEMORY_OPERAND_BYTES * (1 + ndst)
@@ -275,7 +309,11 @@ def interpret(frame: Any) -> int:
             table += heap
             for _ in range(load(pc + ENTER.narrays)):
                 for b in range(width):
-                    store(table + 8 * b, load(slot + 8 * b) - heap)
+                    place = load(slot + 8 * b)
+                    if HAS_DIRECT_READS and (place < heap or place >= heap + load(frame + 8 * HEAP_BYTES)):
+                        store(table + 8 * b, place + load(frame + 8 * OWNER))
+                    else:
+                        store(table + 8 * b, place - heap)
                 table += 8 * width
                 slot += 8 * load(pc + ENTER.stride)
             pc += ENTER.size
@@ -288,11 +326,15 @@ def interpret(frame: Any) -> int:
                 return NEEDS_FALLBACK
             data, staging, nbytes = data_of(array), load(pc + BIND_ARG.staging), load(pc + BIND_ARG.nbytes)
             if staging != LEFT_TO_STAGE and (data < heap or data + nbytes > heap + load(frame + 8 * HEAP_BYTES)):
-                if staging == UNALLOCATED:
+                needs_fallback = staging == UNALLOCATED
+                if HAS_DIRECT_READS and staging == READ_DIRECTLY:
+                    needs_fallback = not can_be_read(frame, data)
+                if needs_fallback:
                     store(frame + 8 * FAULT_PC, (pc - code) // 8)
                     return NEEDS_FALLBACK
-                copy(heap + staging, data, nbytes)
-                data = heap + staging
+                if staging >= 0:
+                    copy(heap + staging, data, nbytes)
+                    data = heap + staging
             store(addresses + 8 * load(pc + BIND_ARG.slot), data)
             pc += BIND_ARG.size
         elif opcode == STAGE.opcode:

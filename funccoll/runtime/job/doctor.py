@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import importlib
 import mmap
 import os
@@ -20,7 +21,7 @@ from typing import Literal
 from ..._version import __version__
 from ...c_extension import VARIABLE, why_not
 from ...display import size_text
-from . import host
+from . import host, process_memory
 from .finding import Finding
 from .mpi_findings import mpi_findings
 
@@ -113,7 +114,23 @@ def _kernel() -> Iterator[Finding]:
     )  # fmt: skip
     yield _tried(section, "pidfd", "works: a rank's end is noticed at once", lambda: os.close(os.pidfd_open(os.getpid())),
         "Linux 5.3 has it; without, funccoll run looks every 50 ms.", "warning")  # fmt: skip
-    yield Finding(section, "not needed", "/dev/shm, ptrace (CAP_SYS_PTRACE), a network, root")
+    yield _direct_reads(section)
+    yield Finding(section, "not needed", "/dev/shm, a network, root")
+
+
+def _direct_reads(section: str) -> Finding:
+    copied, name = "Large NumPy arguments are copied to shared memory first, which costs time and nothing else.", "direct reads"
+    if os.environ.get(process_memory.VARIABLE, "") == "0":
+        return Finding(section, name, f"switched off: {process_memory.VARIABLE}=0", "absent", copied)
+    try:
+        with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as child:
+            maps = Path(f"/proc/{child.pid}/maps").read_text()
+            process_memory.read(child.pid, int(maps.partition("-")[0], 16), 1)
+    except (OSError, ValueError) as error:
+        number = getattr(error, "errno", None) or errno.EIO
+        return Finding(section, name, process_memory.refusal(number), "warning", copied)
+    parent = " of one launcher (Yama allows no others)" if process_memory.yama_scope() else ""
+    return Finding(section, name, f"work: peers{parent} read large NumPy arguments where they are")
 
 
 def _tried(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...kernels.frame import LINE_BYTES, LINE_HEAD_BYTES
+from ...machine_profile import DirectReads
 
 __all__ = ["Communicator", "ControlBlock"]
 
@@ -69,6 +70,8 @@ class Communicator:
     """The most bytes of a message to another host, about: larger ones are cut into pieces."""
     cache_bytes: int = 32 << 20
     """Bytes of the caches that the ranks of this host share."""
+    direct_reads: DirectReads | None = None
+    """When members read each other's private arguments directly; None where they cannot."""
 
     @property
     def neighbours(self) -> tuple[int, ...]:

@@ -63,6 +63,8 @@ class PlannedCollective:
     """One, without staged parts, for arguments that are copied whole."""
     segment_bytes: int = 0
     """Bytes of the staging buffer for one segment."""
+    reads_directly: bool = False
+    """True where peers read private arguments themselves, so that nothing is staged."""
     target: Target = CPU
 
     @cached_property
@@ -248,8 +250,8 @@ class _SegmentWriter:
                     sources = sources * 2
                 if len(sources) > 1:
                     self.emit(
-                        Opcode.COMBINE, function=c.target.combine(c.op, dtype), count=sign * length, divisor=divisor, rows=rows,
-                        destinations=destinations, sources=sources,
+                        Opcode.COMBINE, function=c.target.combine(c.op, dtype), count=sign * length, itemsize=dtype.itemsize,
+                        divisor=divisor, rows=rows, destinations=destinations, sources=sources,
                     )  # fmt: skip
                 else:
                     nbytes = sign * length * dtype.itemsize

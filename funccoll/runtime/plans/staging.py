@@ -7,6 +7,12 @@ that goes into the rank's own output, as in an all_gather, is copied there, wher
 of the array, so segments change no bit.
 
 A strided input, cut along another dimension than its first, is copied whole.
+
+Nothing is staged where peers read private arrays directly (`kernels.direct_reads`), from a least number of bytes on, which
+`funccoll tune` measures. In an all_to_all, a permute or a scatter this saves one of two copies. In an all_reduce or a
+reduce_scatter there are as many, but what is combined comes from the reader's own cache: that pays where the way between cores
+is long. In all others staging costs nothing: the owner copies what it needs in its own output anyway, as in an all_gather and
+a broadcast, or would only wait meanwhile, as in a gather and a reduce.
 """
 
 from __future__ import annotations
@@ -16,12 +22,15 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...machine_profile import DirectReads
 from ...schedules.chunk_layout import ChunkLayout, in_segments
 from ...schedules.collective import ALIGNMENT
 from ...schedules.streams.instructions import NO_COPY
 from ...schedules.streams.streams import Streams
 
-__all__ = ["Part", "is_strided", "segments_of", "shared_chunks", "staged_parts"]
+__all__ = [
+    "COMBINING", "COPYING", "Part", "is_strided", "reads_directly", "segments_of", "shared_chunks", "staged_parts",
+]  # fmt: skip
 
 _STAGED_BYTES = 1 << 14
 """Bytes of arrays from which on only what peers read is copied. Smaller ones are copied whole, by one instruction."""
@@ -30,6 +39,8 @@ _SEGMENT_BYTES = 1 << 20
 arrays that are not staged have. Where all ranks wait for a root to stage, a small array has four, so that they overlap soon."""
 _MAX_SEGMENTS = 256
 """The most segments of one collective: those of very large arrays are larger, which keeps plans short."""
+COPYING, COMBINING = ("all_to_all", "permute", "scatter"), ("all_reduce", "reduce_scatter")
+"""Collectives that read private arrays directly."""
 
 
 class Part(NamedTuple):
@@ -51,6 +62,15 @@ def segments_of(layouts: Sequence[ChunkLayout]) -> list[dict[int, ChunkLayout]]:
     rooted = layouts[0].collective.meaning.rooted
     each = min(max(nbytes // 4, _SEGMENT_BYTES // 4), _SEGMENT_BYTES) if rooted else _SEGMENT_BYTES
     return in_segments(layouts, min(-(-nbytes // each), _MAX_SEGMENTS))
+
+
+def reads_directly(kind: str, layouts: Sequence[ChunkLayout], direct_reads: DirectReads | None) -> bool:
+    """True when private arrays of these layouts are read directly: a read has enough bytes, on average over the arrays."""
+    if direct_reads is None or kind not in (*COPYING, *COMBINING):
+        return False
+    least = direct_reads.copied if kind in COPYING else direct_reads.combined
+    rows = [min(layout.capacity, layout.input.inner) * layout.itemsize for layout in layouts]
+    return 0 < least <= sum(rows) / len(rows)
 
 
 def is_strided(layout: ChunkLayout) -> bool:

@@ -47,9 +47,15 @@ from ...kernels.frame import (
     NDARRAY,
     NEEDS_FALLBACK,
     OPERANDS,
+    OWNER,
     PATIENCE,
     PC,
     PEER,
+    PEERS,
+    PIECES,
+    PIECES_BYTES,
+    READ_ERROR,
+    READ_FAULT,
     REPEATS,
     RESULTS,
     SPINS,
@@ -62,7 +68,7 @@ from ...mesh import Mesh
 from ...passes.buffers import SMALL_RESULT_BYTES
 from ...primitives.collectives.record import lowering
 from ...schedules.schedule import Schedule
-from ...schedules.streams.instructions import Opcode
+from ...schedules.streams.instructions import READ_DIRECTLY, Opcode
 from ..job import host
 from ..plans.message_table import MessageTable
 from ..recorder import Recorder, register
@@ -145,15 +151,18 @@ class CollectiveGroup(PlanCall):
         return self.heap.offset_of(self._buffers[-1])
 
     def _make_frame(self) -> None:
-        self._operands = np.zeros(self.plan.max_operands, np.int64)
+        self._operands = np.zeros(2 * self.plan.max_operands, np.int64)  # those of a combine, and of a piece of it
+        self._pieces = np.empty(PIECES_BYTES if self.registry.access.bounds else 0, np.uint8)
         self._accumulator = np.zeros(ACCUMULATOR_BYTES, np.uint8)
         self.frame = np.zeros(FRAME_WORDS, np.int64)
         tables = ((CODE, self._code), (ADDRESSES, self._addresses), (BASES, self.registry.bases),
                   (HISTORIES, self.registry.histories), (CONTENTION, self.registry.contention),
-                  (OPERANDS, self._operands), (ACCUMULATOR, self._accumulator))  # fmt: skip
+                  (OPERANDS, self._operands), (ACCUMULATOR, self._accumulator), (PIECES, self._pieces),
+                  (PEERS, self.registry.access.peers))  # fmt: skip
         for word, table in tables:
             self.frame[word] = table.ctypes.data
         self.frame[HEAP] = self.frame[FAILURE] = self.heap.base
+        self.frame[OWNER] = self.registry.access.owner
         self.frame[HEAP_BYTES], self.frame[INSTRUCTION_BUDGET], self.frame[NDARRAY] = self.heap.size, -1, id(np.ndarray)
         self.frame[UNSHARED_REFCOUNT] = np.iinfo(np.int64).max if MEASURED_REFCOUNT is None else MEASURED_REFCOUNT
         # A process bound to one core has it for itself as long as there are enough cores.
@@ -257,7 +266,12 @@ class CollectiveGroup(PlanCall):
         number = Opcode.BIND_ARG.read(self._code, pc, "argument")
         if number < 0:
             return arrays, self._results.others()
-        if type(arrays[number]) is np.ndarray and arrays[number].flags.c_contiguous:
+        if self._is_bindable(arrays[number]) and Opcode.BIND_ARG.read(self._code, pc, "staging") == READ_DIRECTLY:
+            # Peers cannot read memory of devices, for example.
+            copy = self.heap.array(arrays[number].shape, arrays[number].dtype)
+            copy[...] = arrays[number]
+            return (*arrays[:number], copy, *arrays[number + 1 :]), results
+        if self._is_bindable(arrays[number]):
             nbytes = Opcode.BIND_ARG.read(self._code, pc, "nbytes")
             Opcode.BIND_ARG.write(self._code, pc, "staging", self._buffer(nbytes))
             return arrays, results
@@ -266,6 +280,10 @@ class CollectiveGroup(PlanCall):
             if made[i].dtype != operand.dtype or made[i].size != math.prod(operand.shape):
                 raise wrong_argument(i, made[i], operand, call)
         return made, results
+
+    @staticmethod
+    def _is_bindable(array: Any) -> bool:
+        return type(array) is np.ndarray and array.flags.c_contiguous
 
     def _wait(self) -> None:
         began, seen, deadlocks, reached = 0.0, None, 0, None
@@ -276,7 +294,9 @@ class CollectiveGroup(PlanCall):
             elif status == MISMATCH:
                 raise self._diagnosis().mismatch()
             elif status == MESSAGE_FAULT:
-                raise self._fault()
+                raise self._fault(lambda: self._messages.fault(self._diagnosis().name, self._words))
+            elif status == READ_FAULT:
+                raise self._fault(lambda: self._diagnosis().unreadable(self._words[READ_ERROR]))
             elif status == FAILED and self._is_done():
                 return
             else:
@@ -312,14 +332,14 @@ class CollectiveGroup(PlanCall):
             self.registry.waiting_for.pop(communicator.number, None)
         self.registry.waits.end_wait()
 
-    def _fault(self) -> FunccollError:
-        """The error of a message that cannot be passed: that of a failed rank, if one is heard of soon."""
+    def _fault(self, otherwise: Callable[[], FunccollError]) -> FunccollError:
+        """The error of a message or a read that fails: that of a failed rank, if one is heard of soon."""
         end = time.monotonic() + _NEWS_TIMEOUT
         while (failure := self.world.watch.failure(self.members)) is None and time.monotonic() < end:
             time.sleep(0.01)
         if failure is not None:
             return failure.error(self._diagnosis().position(waits=True))
-        return self._messages.fault(self._diagnosis().name, self._words)
+        return otherwise()
 
     def _goal(self) -> tuple[int, int]:
         """The counter that the kernel waits for, and the count."""

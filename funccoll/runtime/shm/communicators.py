@@ -19,6 +19,7 @@ from ..job.calling_thread import calling_thread
 from ..job.world import World
 from ..plans.control_block import Communicator, ControlBlock
 from .heap import HEADER, Heap
+from .peer_access import PeerAccess
 from .plan import DESCRIPTION, DESCRIPTION_BYTES, CallSite
 from .wait_graph import WaitGraph, threads_alive
 
@@ -41,8 +42,8 @@ class Communicators:
     A table in the heap has the offsets of their control blocks, written by the first rank to use one.
     """
 
-    def __init__(self, world: World, heap: Heap):
-        self.world, self.heap = world, heap
+    def __init__(self, world: World, heap: Heap, access: PeerAccess):
+        self.world, self.heap, self.access = world, heap, access
         self.bases = np.zeros(_MAX_COMMUNICATORS, np.int64)
         self.histories = np.zeros(_MAX_COMMUNICATORS, np.int64)
         """By communicator, a hash of the exceptions that left programs of this process after a collective."""
@@ -98,7 +99,7 @@ class Communicators:
                     start += blocks[-1][1].nbytes
                 members, control = next(b for b in blocks if self.world.rank in b[0])
                 rank, hosts = members.index(self.world.rank), self._hosts(members)
-                of_machine = tag, self._piece_bytes(), self._cache_bytes()
+                of_machine = tag, self._piece_bytes(), self._cache_bytes(), self.access.bounds
                 mine = Communicator(len(self._known), members, rank, control, entry, hosts, *of_machine)
                 self._known[key] = mine, blocks
             return self._known[key][0]
@@ -122,7 +123,7 @@ class Communicators:
                 return int(found[0]), int(self._table[found[0], 1])
             used = int(np.count_nonzero(self._table[:, 0]))
             start = int(self._table[used - 1, 2]) if used else self._first
-            if used < _MAX_COMMUNICATORS and start + nbytes <= self.heap.control[1]:
+            if used < _MAX_COMMUNICATORS and start + nbytes <= self.access.start:
                 self._table[used] = hash, start, start + nbytes
                 return used, start
         raise FunccollError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import textwrap
 import threading
@@ -16,6 +17,7 @@ import numpy as np
 
 from ...errors import CollectiveTimeout, FunccollError, PeerFailure, ProgramMismatch, RendezvousError, Source
 from ..job.calling_thread import calling_thread
+from ..job.process_memory import VARIABLE
 from ..plans.control_block import Communicator
 from .communicators import Communicators
 from .plan import DESCRIPTION, GroupedCollective, Operand
@@ -119,6 +121,16 @@ class Diagnosis:
             f"rank.\n{self.table}",
             self.call.source,
         )
+
+    def unreadable(self, error: int) -> FunccollError:
+        """The error of a peer whose argument cannot be read, by the system's error number."""
+        said = f"{os.strerror(error)} ({errno.errorcode.get(error, error)})"
+        why = {
+            errno.EFAULT: "The array has no memory there any more: leave it as it is until the call returns, its file too.",
+            errno.ESRCH: "That process has ended.",
+            errno.ESTALE: "Another process has its number now, or its memory was overwritten.",
+        }.get(error, f"Something forbids it since the job began: {VARIABLE}=0, for all ranks, has arguments copied instead.")
+        return FunccollError(f"{self.name}: an argument of rank {self.peer} cannot be read by this rank: {said}. {why}")
 
     def timed_out(self, seconds: float) -> CollectiveTimeout:
         """The error of a peer that has not arrived in time."""

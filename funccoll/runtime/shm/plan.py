@@ -16,7 +16,7 @@ import numpy as np
 from ...errors import Source
 from ...schedules.chunk_layout import ChunkLayout, cut_as_one
 from ...schedules.schedule import Schedule
-from ...schedules.streams.instructions import LEFT_TO_STAGE, UNALLOCATED, Opcode, disassemble
+from ...schedules.streams.instructions import LEFT_TO_STAGE, READ_DIRECTLY, UNALLOCATED, Opcode, disassemble
 from ...types import dtype_name
 from ..plans import staging
 from ..plans.control_block import Communicator
@@ -170,18 +170,23 @@ def _planned(call: GroupedCollective, communicator: Communicator, first_slot: in
     if len(layouts) > 1 and kind.input_blocks == kind.output_blocks == 1 and schedule.prove().left_fold:
         layouts = cut_as_one(layouts)
     has_arguments = any(o.argument is not None and o.argument >= 0 for o in operands)
-    # With other hosts each segment would wait for messages of its own.
-    cut = staging.segments_of(layouts) if has_arguments and not communicator.hosts else []
+    direct = has_arguments and staging.reads_directly(schedule.kind, layouts, communicator.direct_reads)
+    # With other hosts each segment would wait for messages of its own. Segments overlap a copy with the next, and keep what is
+    # combined in the caches: a single copy needs none.
+    in_segments = has_arguments and not communicator.hosts and not (direct and not kind.meaning.combines)
+    cut = staging.segments_of(layouts) if in_segments else []
     segments, nbytes = [Segment(dict(enumerate(layouts)), {})], 0
     if cut:
-        shared = staging.shared_chunks(schedule.streams().verify(), communicator.rank)
+        shared = {} if direct else staging.shared_chunks(schedule.streams().verify(), communicator.rank)
         staged = [staging.staged_parts(segment, shared) for segment in cut]
         segments = [Segment(segment, parts) for segment, (parts, _) in zip(cut, staged, strict=True)]
         nbytes = max(used for _, used in staged)
     inputs = kind.input_chunks if cut else 1
     slots = Slots(first_slot, schedule.nranks, len(layouts), inputs, staged=bool(cut))
     dtypes = [o.dtype for o in operands]
-    return PlannedCollective(schedule, layouts, dtypes, call.op, communicator, call.hash(segments), slots, segments, nbytes)
+    return PlannedCollective(
+        schedule, layouts, dtypes, call.op, communicator, call.hash(segments), slots, segments, nbytes, reads_directly=direct
+    )
 
 
 def _call_site(call: GroupedCollective, collective: PlannedCollective) -> CallSite:
@@ -219,7 +224,10 @@ class _Bindings:
                 self._empty += argument, output
                 continue
             staged = (slots.staged and not staging.is_strided(collective.layouts[i])) or not _is_read_by_others(collective)
-            self._bind(operand.argument, argument, operand.nbytes, LEFT_TO_STAGE if staged else UNALLOCATED)
+            how = LEFT_TO_STAGE if staged else UNALLOCATED
+            if collective.reads_directly and _is_read_by_others(collective):
+                how = READ_DIRECTLY
+            self._bind(operand.argument, argument, operand.nbytes, how)
             if operand.argument >= 0:
                 self.arguments[operand.argument] = operand, call
             if has_output:

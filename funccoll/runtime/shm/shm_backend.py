@@ -19,6 +19,7 @@ from ..array_library import NUMPY
 from ..backend import ArgumentCheck, GroupCall, Run, host_block
 from ..job import rendezvous
 from .heap import HEADER, Heap, create, largest_arena
+from .peer_access import PeerAccess
 
 if TYPE_CHECKING:
     from ...schedules.schedule import Schedule
@@ -47,6 +48,8 @@ class SharedMemoryBackend:
         self.allocate: Callable[..., np.ndarray] = self.heap.array
         """Memory for arrays. After the end of the job it is private memory, so that arrays can still be made."""
         self.world: World | None = None
+        self.access: PeerAccess | None = None
+        """From `join` on."""
         self.gathers: dict[Any, Any] = {}
         """Compiled all_gathers of `gather_whole`."""
         self._shared: dict[str, Communicators] = {}
@@ -64,6 +67,7 @@ class SharedMemoryBackend:
     def join(self, world: World) -> None:
         """See `JobBackend`."""
         self.world = world
+        self.access = PeerAccess(self.heap, world)
 
     @property
     def communicators(self) -> Communicators:
@@ -71,13 +75,13 @@ class SharedMemoryBackend:
 
         Raises RendezvousError in a process that has left the job, or was forked from one of its ranks.
         """
-        if self.world is None or self._ended:
+        if self.world is None or self.access is None or self._ended:
             raise RendezvousError("this process has left the job of this mesh. Make a new mesh after fc.init().")
         found = self._shared.get("communicators")
         if found is None:
             from .communicators import Communicators  # here: it imports LLVM
 
-            found = self._shared.setdefault("communicators", Communicators(self.world, self.heap))
+            found = self._shared.setdefault("communicators", Communicators(self.world, self.heap, self.access))
         return found
 
     @property
@@ -98,6 +102,7 @@ class SharedMemoryBackend:
     def close(self) -> None:
         """See `JobBackend`."""
         self._shared.clear()  # caches of layouts keep meshes, and so this object: it must not keep the mapping
+        self.access = None
         self.gathers.clear()
         self.heap.close()
 
@@ -168,7 +173,9 @@ class MeshBackend:
 
     def execution(self, run: Run) -> str:
         """See `Backend`."""
-        return "NumPy, one operation after the other, and native collectives"
+        access = self.job.access
+        reads = f"; {access.rule}" if access is not None else ""
+        return f"NumPy, one operation after the other, and native collectives{reads}"
 
     def note_exception(self, functions: Sequence[Any], done: int, inside: bool, error: BaseException) -> None:
         """See `Backend`. Before the first collective of a program is complete, a retry fits what the others do."""

@@ -18,14 +18,16 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 __all__ = [
-    "LEFT_TO_STAGE", "MEMORY_OPERAND", "MEMORY_OPERAND_BYTES", "NO_COPY", "UNALLOCATED", "Instruction", "MemoryOperand",
-    "Opcode", "decode", "disassemble",
+    "LEFT_TO_STAGE", "MEMORY_OPERAND", "MEMORY_OPERAND_BYTES", "NO_COPY", "READ_DIRECTLY", "UNALLOCATED", "Instruction",
+    "MemoryOperand", "Opcode", "decode", "disassemble",
 ]  # fmt: skip
 
 UNALLOCATED = -1
 """`staging` of a BIND_ARG whose argument has no staging buffer yet."""
 LEFT_TO_STAGE = -2
 """`staging` of a BIND_ARG whose private argument is copied by STAGE, in segments."""
+READ_DIRECTLY = -3
+"""`staging` of a BIND_ARG whose private argument is not copied: peers read it where it is."""
 NO_COPY = -1
 """`copy` of a STAGE that only stores an address."""
 
@@ -76,10 +78,11 @@ class Opcode(IntEnum):
     """Read a peer's addresses. It must be in this call: number and hash are compared."""
     CHECK = 5, "line communicator value hash rank"
     """Check that a peer that was waited for is in this call, or has left it."""
-    COMBINE = 6, "function count divisor rows ndst nsrc", {"destinations": "ndst", "sources": "nsrc"}
-    """destinations := left fold of the sources, row by row of `count` elements; see `kernels.reductions` for `function`.
+    COMBINE = 6, "function count itemsize divisor rows ndst nsrc", {"destinations": "ndst", "sources": "nsrc"}
+    """destinations := left fold of the sources, row by row of `count` elements of `itemsize` bytes, by `function`.
 
-    A negative count says that the results are larger than the caches, and written with non-temporal stores."""
+    See `kernels.reductions` for that. A negative count says that the results are larger than the caches, and written with
+    non-temporal stores."""
     COPY = 7, "nbytes rows ndst", {"source": "", "destinations": "ndst"}
     """Copy rows of `nbytes` bytes; a negative number as in COMBINE."""
     SIGNAL = 8, "counter communicator value"

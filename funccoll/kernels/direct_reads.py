@@ -1,0 +1,111 @@
+"""Direct reads: private memory of another process of the host, read by the system (`process_vm_readv`) for the CPU's kernel.
+
+Every read also fetches its owner's cookie, a number that no other process has, from where the owner keeps it. So data of a
+process that has got the number of one that died is never taken for the owner's.
+"""
+
+from __future__ import annotations
+
+from errno import EFAULT, ESTALE
+from typing import Any
+
+from numba import njit, types
+
+from .frame import (
+    ACCUMULATOR,
+    IOVECS,
+    OPERANDS,
+    OWNER,
+    OWNER_BITS,
+    PEER,
+    PEER_BYTES,
+    PEER_COOKIE,
+    PEER_COOKIE_ADDRESS,
+    PEER_PID,
+    PEERS,
+    PIECES,
+    PIECES_BYTES,
+)
+from .intrinsics import call, load, store
+
+__all__ = ["can_be_read", "combine_pieces", "read_directly"]
+
+_readv = types.ExternalFunction("process_vm_readv", types.int64(types.int32, *[types.int64] * 5))
+_errno = types.ExternalFunction("__errno_location", types.int64())
+_MOST = 1 << 30
+"""Bytes of one read: the system reads less than twice as many."""
+_ADDRESS = (1 << OWNER_BITS) - 1
+_LINE = 64
+
+
+@njit
+def read_directly(frame: Any, to: Any, source: Any, nbytes: Any) -> Any:
+    """Copy from a peer's private memory; returns 0, or an error number. PEER is then its rank."""
+    rank = (source >> OWNER_BITS) - 1
+    peer, source = load(frame + 8 * PEERS) + PEER_BYTES * rank, source & _ADDRESS
+    mine = frame + 8 * IOVECS
+    theirs, cookie = mine + 32, mine + 64
+    while nbytes > 0:
+        count = min(nbytes, _MOST)
+        store(mine, to)
+        store(mine + 8, count)
+        store(mine + 16, cookie)
+        store(mine + 24, 8)
+        store(theirs, source)
+        store(theirs + 8, count)
+        store(theirs + 16, load(peer + PEER_COOKIE_ADDRESS))
+        store(theirs + 24, 8)
+        done = _readv(load(peer + PEER_PID), mine, 2, theirs, 2, 0)
+        error = 0
+        if done < 0:
+            error = load(_errno()) & 0xFFFFFFFF
+        elif done != count + 8:  # a part of it was not there
+            error = EFAULT
+        elif load(cookie) != load(peer + PEER_COOKIE):
+            error = ESTALE
+        if error != 0:
+            store(frame + 8 * PEER, rank)
+            return error
+        to += count
+        source += count
+        nbytes -= count
+    return 0
+
+
+@njit
+def can_be_read(frame: Any, data: Any) -> Any:
+    """True when peers can read private memory of this process: the system reads it for this one.
+
+    Not memory of devices, and not what the system does not keep in pages.
+    """
+    return data >> OWNER_BITS == 0 and read_directly(frame, frame + 8 * (IOVECS + 9), data + load(frame + 8 * OWNER), 1) == 0
+
+
+@njit
+def combine_pieces(frame: Any, function: Any, ndst: Any, nsrc: Any, count: Any, itemsize: Any, divisor: Any) -> Any:
+    """Call a combine on OPERANDS, of which some sources are private memory of peers: piece by piece, these are read first.
+
+    Every element is combined as in one call. Returns 0, or an error number.
+    """
+    operands, pieces, accumulator = load(frame + 8 * OPERANDS), load(frame + 8 * PIECES), load(frame + 8 * ACCUMULATOR)
+    direct, places = 0, operands + 8 * (ndst + nsrc)
+    for j in range(ndst, ndst + nsrc):
+        direct += load(operands + 8 * j) >> OWNER_BITS != 0
+    most = PIECES_BYTES // direct // _LINE * _LINE
+    rest = abs(count) * itemsize
+    while rest > 0:
+        nbytes, used = min(rest, most), 0
+        for j in range(ndst + nsrc):
+            place = load(operands + 8 * j)
+            store(operands + 8 * j, place + nbytes)
+            if place >> OWNER_BITS != 0:
+                error = read_directly(frame, pieces + used, place, nbytes)
+                if error != 0:
+                    return error
+                place = pieces + used
+                used += most
+            store(places + 8 * j, place)
+        number = nbytes // itemsize
+        call(function, places, ndst, places + 8 * ndst, nsrc, number if count > 0 else -number, divisor, accumulator)
+        rest -= nbytes
+    return 0
