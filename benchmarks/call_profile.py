@@ -14,8 +14,9 @@ measure one after the other:
 
 The fourth of the turns with the shortest calls is the fast state, the fourth with the longest the slow one. Linear models of
 the call's time in the reference loop's time (around the calls, the slower core), then in the latency, then in the yields of a
-call too, say how much of the difference they explain. Bytecode instructions of one call are counted on the side. What
-processors count (instructions, cache misses) is in the results where the machine shows it, and the reason where it does not.
+call too, say how much of the difference they explain. Instructions of one call, Python's and the machine's, are counted on the
+side, the latter one by one (`instruction_count.py`); and how many cache lines a rank publishes, which its peers fetch. What the
+processors count themselves is in the results where the machine shows it, and the reason where it does not.
 
 Writes benchmarks/results/call_profile.json.
 """
@@ -30,6 +31,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import instruction_count
 import numpy as np
 from host_contender import Turn
 from host_jobs import Job, funccoll_run
@@ -40,7 +42,7 @@ RESULTS = Path(__file__).parent / "results" / "call_profile.json"
 RANK = str(Path(__file__).parent / "call_profile_rank.py")
 RANKS = 2
 KIND, NBYTES = "all_reduce", 64
-TURNS, PAUSE = 300, 0.05
+TURNS, PAUSE = 200, 0.05
 """Turns of each contender, and the seconds between them: the machine's speed changes within seconds."""
 LOOP, CALLS, PINGS = 10_000, 200, 500
 LOOP_FIGURE = "reference, around the calls"
@@ -76,6 +78,26 @@ def turn_of(job: Job, calls: int, first: int) -> dict[str, float]:
     for own, layer, inner in zip(OWN, LAYERS, [*LAYERS[1:], None], strict=True):
         figures[own] = figures[layer] - (figures[inner] if inner else 0.0)
     return figures
+
+
+def instructions(job: Job, thread: int) -> dict[str, float] | str:
+    """Machine instructions of one call on rank 0 at each layer, less those of an empty call; the reason where none are counted.
+
+    Rank 0 is the slow one meanwhile, and does not wait.
+    """
+
+    def count(layer: str) -> int:
+        with instruction_count.counted(thread) as found:
+            job.all("execute", layer)
+        return found[0]
+
+    try:
+        empty = count("an empty call")
+        found: dict[str, float] = {layer: count(layer) - empty for layer in LAYERS[:-1]}
+        found["native"] = (count("native 6") - count("native 1")) / 5
+    except OSError as error:
+        return str(error)
+    return found
 
 
 def states(turns: list[dict[str, float]]) -> dict[str, dict[str, float]]:
@@ -114,7 +136,9 @@ def explained(turns: list[dict[str, float]]) -> dict[str, Any]:
 
 def show(name: str, found: dict[str, Any]) -> None:
     """Print one contender's table."""
-    print(f"\n{name}: {found['implementation']}, {sum(found['bytecode'][LAYERS[0]].values())} bytecode instructions in a call")
+    plan = found["plan"]
+    print(f"\n{name}: {found['implementation']}, {plan['entries']} entry, {plan['published lines']} lines published, "
+          f"{plan['waits']} waits, {plan['instructions']} instructions of the plan")  # fmt: skip
     print(f"{'':<42}{'fast':>10}{'slow':>10}{'slow/fast':>11}{'all':>10}")
     units = {"reference": "ns", "switches": "/call", "minor": "/call", "system": "/call", "sched_yield": "/call",
              "context": "/call", "migrations": "/call", "instructions": "/call", "cache": "/call"}  # fmt: skip
@@ -123,8 +147,9 @@ def show(name: str, found: dict[str, Any]) -> None:
         scale = 1000 if unit == "ns" else 1
         fast, slow, every = (found["states"][state][figure] * scale for state in ("fast", "slow", "all"))
         ratio = f"{slow / fast:10.2f}×" if fast > 1e-9 else " " * 11
-        bytecode = sum(found["bytecode"].get(figure, {}).values())
-        note = f"   {bytecode} bytecode instructions" if bytecode else ""
+        note = f"   {sum(found['bytecode'][figure].values())} bytecode" if figure in found["bytecode"] else ""
+        if figure in found["instructions"] and isinstance(found["instructions"], dict):
+            note += f"   {found['instructions'][figure]:.0f} machine instructions"
         print(f"{figure + ', ' + unit:<42}{fast:>10.3f}{slow:>10.3f}{ratio}{every:>10.3f}{note}")
     why = found["explained"]
     print(f"a slow call takes {why['slow - fast']:.2f} µs more than a fast one")
@@ -158,6 +183,7 @@ def main(words: list[str] | None = None) -> None:
             path = f"/proc/{os.getpid()}/fd/{memory}"
             jobs[name] = stack.enter_context(Job(name, RANKS, launcher, [path], script=RANK))
             contenders[name] = jobs[name].all("prepare", KIND, NBYTES)[0]
+            contenders[name]["instructions"] = instructions(jobs[name], contenders[name].pop("thread"))
         for number in range(options.turns):
             for name in jobs if number % 2 else reversed(jobs):
                 turns[name].append(turn_of(jobs[name], options.calls, number % len(LAYERS)))

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import collections
 import ctypes
+import functools
+import gc
 import itertools
 import mmap
 import os
 import resource
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +22,9 @@ import perf_counters
 from host_contender import Turn
 from host_ours import BODIES, D, Ours
 from host_rank import percentiles, serve
+from instruction_count import marked
 from numba import njit
+from plan_facts import plan_facts
 
 import funccoll as fc
 from funccoll.kernels.intrinsics import load_acquire, pause, store_release
@@ -99,9 +104,20 @@ class Player:
             },
             "implementation": type(group).__module__ + "." + type(group).__qualname__,
             "callers": f"{type(quick).__module__}.{type(quick).__qualname__}",
-            "plan": [str(line) for line in group.plan.text().splitlines()],
+            "plan": plan_facts([group]), "code": group.plan.text().splitlines(), "thread": threading.get_native_id(),
             "unsupported": perf_counters.unsupported(),
         }
+
+    def execute(self, layer: str) -> None:
+        """One call at this layer, or `native` ones; on rank 0 between marks, for `instruction_count`."""
+        call = self.layers.get(layer) or functools.partial(self.native, int(layer.removeprefix("native ")))
+        gc.disable()
+        self.contender.barrier()
+        if self._me == 0:
+            marked(call)
+        else:
+            call()
+        gc.enable()
 
     @property
     def _me(self) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -13,8 +12,6 @@ from host_contender import Loop
 
 SIZES = (1, 1, 16, 64)
 """Elements of the arrays, in turn: two scalars (metrics), two small arrays (norms, counts)."""
-LINE = 64
-"""Bytes of a cache line."""
 SAME = (("sum", np.dtype(np.float32)),)
 MIXED = (
     ("mean", np.dtype(np.float32)), ("max", np.dtype(np.float32)), ("sum", np.dtype(np.float32)),
@@ -58,6 +55,8 @@ class Ours:
 
     def prepare(self, case: Many) -> tuple[dict[str, Loop], dict[str, Any]]:
         """(Ways to execute a case, facts of its plan)."""
+        from plan_facts import plan_facts
+
         import funccoll as fc
         from funccoll import P
 
@@ -72,23 +71,6 @@ class Ours:
             return [y.local for y in results]
 
         return {"one step": Loop(loop)}, plan_facts(step.lower(*given).compile().group_calls)
-
-
-def plan_facts(groups: Sequence[Any]) -> dict[str, Any]:
-    """What the plans of a step's collective groups consist of, on this rank."""
-    from funccoll.kernels.frame import LINE_HEAD_BYTES
-    from funccoll.schedules.streams.instructions import Opcode, disassemble
-
-    instructions = [i for group in groups for i in disassemble(group.plan.code.tolist())]
-    enters = [i.operands for i in instructions if i.opcode == Opcode.ENTER]
-    published = [LINE_HEAD_BYTES + 8 * o["narrays"] * o["width"] for o in enters]
-    return {
-        "native calls": len(groups), "entries": len(enters),
-        "waits": sum(i.opcode == Opcode.WAIT for i in instructions),
-        "instructions": len(instructions), "code bytes": 8 * sum(len(group.plan.code) for group in groups),
-        "published bytes": sum(published), "published lines": sum(-(-nbytes // LINE) for nbytes in published),
-        "by opcode": dict(collections.Counter(i.opcode.name for i in instructions)),
-    }  # fmt: skip
 
 
 class Mpi:

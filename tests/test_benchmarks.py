@@ -344,13 +344,16 @@ def check_call_profile(data, contenders):
         assert set(found["bytecode"]) >= set(LAYERS) - {"native"} and set(OWN) <= set(found["states"]["all"])
         counted = {"instructions", "cache misses", "system calls", "sched_yield", "context switches"}
         assert counted <= found["states"]["all"].keys() | found["unsupported"].keys()
-        assert any(line.split()[1] == "ENTER" for line in found["plan"])
+        assert sum(line.split()[1] == "ENTER" for line in found["code"]) == found["plan"]["entries"] == 1
+        if isinstance(found["instructions"], dict):
+            counts = [found["instructions"][layer] for layer in LAYERS]
+            assert counts == sorted(counts, reverse=True) and counts[-1] > 50
 
 
 def test_the_record_of_one_call_is_of_a_full_run(benchmarks):
     data = recorded("call_profile.json")
     check_call_profile(data, ["now", "now, no extension", "before"])
-    assert data["turns"] >= 300
+    assert data["turns"] >= 200
 
 
 def test_what_makes_calls_slow_is_found_in_made_up_turns(benchmarks):
@@ -403,14 +406,51 @@ def test_the_kernels_counters_count(benchmarks):
     assert found["sched_yield"] == 25 <= found["system calls"] < 100
 
 
+def test_machine_instructions_are_counted_one_by_one(benchmarks):
+    import os
+    import subprocess
+    import sys
+
+    import instruction_count
+
+    code = """if True:
+        import sys
+        from instruction_count import marked
+        for line in sys.stdin:
+            numbers = range(int(line))
+            marked(lambda: sum(numbers))
+            print(flush=True)
+        """
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "benchmarks")}
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as child:
+        found = []
+        for additions in (0, 0, 50, 100):  # all of small integers, which Python keeps
+            try:
+                with instruction_count.counted(child.pid) as counted:
+                    child.stdin.write(f"{additions}\n")
+                    child.stdin.flush()
+                    assert child.stdout.readline() == "\n"
+            except OSError as error:
+                child.kill()
+                pytest.skip(f"processes cannot be traced here: {error}")
+            found += counted
+        child.stdin.close()
+    empty, again, some, many = found
+    assert 0 < again <= empty + 1000 and some - again > 50 * 5
+    assert many - some == pytest.approx(some - again, rel=0.3)
+    with pytest.raises(OSError), instruction_count.counted(child.pid):
+        pass
+
+
 @pytest.mark.slow
 def test_one_call_is_profiled_in_real_processes(tmp_path, benchmarks, monkeypatch, capfd):
     import call_profile
 
     monkeypatch.setattr("measure.refresh", lambda: None)  # it would rewrite this checkout's README
     few = ["--turns", "4", "--calls", "20", "--pause", "0"]
-    call_profile.main([*few, "--before", str(ROOT), "--out", str(tmp_path / "r")])
-    check_call_profile(json.loads((tmp_path / "r").read_text()), ["now", "now, no extension", "before"])
+    call_profile.main([*few, "--out", str(tmp_path / "r")])
+    check_call_profile(json.loads((tmp_path / "r").read_text()), ["now", "now, no extension"])
     assert "unexplained" in capfd.readouterr().out
 
 
