@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import threading
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ from funccoll import P
 from funccoll.compiler import jit
 from funccoll.mesh import Mesh
 from funccoll.runtime.job.calling_thread import works_for
+from funccoll.runtime.plans import plan_writer
 from funccoll.runtime.shm import collective_group
 from funccoll.runtime.shm.collective_group import CollectiveGroup
 from funccoll.runtime.shm.wait_graph import WaitGraph
@@ -52,6 +54,36 @@ def grouping() -> list[int]:
             assert mine.local.tobytes() == theirs.shards[0].tobytes()
         counts.append(len(with_processes.lower(x).compile().group_calls))
     return counts
+
+
+def large(non_temporal: float) -> int:
+    """Large arrays, of this process's own and in shared memory, of odd sizes; returns the huge pages that this process has.
+
+    With `non_temporal` 0 all results are written so.
+    """
+    plan_writer._NON_TEMPORAL = non_temporal
+    rank, n = fc.rank(), fc.world_size()
+    mesh = fc.make_mesh({"d": n})
+    rows = 6 * (90_001 if non_temporal else 70_001)
+    values = [np.arange(rows * 3, dtype=np.float32).reshape(rows, 3) % 8191 + r for r in range(n)]
+    part = rows // n
+    wanted = {
+        "all_reduce": sum(values), "all_gather": np.concatenate(values), "broadcast": values[0],
+        "reduce_scatter": sum(values)[rank * part :][:part],
+        "all_to_all": np.concatenate([v[rank * part :][:part] for v in values]),
+    }  # fmt: skip
+    for kind, want in wanted.items():
+        options = {"split_dim": 0, "concat_dim": 0} if kind == "all_to_all" else {}
+        out = P("d") if kind in ("reduce_scatter", "all_to_all") else P()
+        step = jitted(lambda x, kind=kind, options=options: getattr(fc, kind)(x, "d", **options), mesh, out_specs=out)
+        shared, private = fc.from_local(values[rank], mesh, P("d")), np.concatenate(values)
+        for x in (shared, private, shared):
+            kept = step(x)
+            np.testing.assert_array_equal(kept.local, want, err_msg=kind)
+    heap = mesh.backend.job.heap
+    maps = Path("/proc/self/smaps").read_text()
+    found = re.search(rf"^{heap.base:x}-.*?^ShmemPmdMapped: +(\d+) kB", maps, re.MULTILINE | re.DOTALL)
+    return int(found[1]) // 2048 if found else 0
 
 
 def memory() -> None:
