@@ -20,7 +20,7 @@
 #endif
 
 static PyObject *str_call_slowly, *str_finish, *str_interrupted, *str_left_complete, *str_is_one_block, *str_is_whole, *str_view,
-    *str_find_local;
+    *str_find_local, *str_copy;
 static PyTypeObject *ndarray_type;
 
 /* The first fields of NumPy's arrays, which its ABI fixes; `array_fits` tests at import that they are there. */
@@ -164,25 +164,30 @@ set_busy(PlanCall *self, char value)
         busy[self->communicators[i]] = value;
 }
 
-/* 1: `results` are the call's, still those of the pool. 0: nothing was done, and `call_slowly` must do it. -1: an exception. */
+#define BEFORE_IT_BEGAN (-2)
+
+/* 1: `results` are the call's, still those of the pool, and each held once more, so that a call from a finalizer cannot take
+ * them: `let_go` drops them. 0: nothing was done, and `call_slowly` must do it. -1, BEFORE_IT_BEGAN: an exception. */
 static int
 plan_call_run(PlanCall *self, PyObject *const *arrays, Py_ssize_t count, PyObject **results)
 {
-    if (!self->is_quick || count != self->nargs || *self->owner != (int64_t)PyThread_get_thread_ident())
+    if (!self->is_quick || self->kernel == NULL || count != self->nargs
+        || *self->owner != (int64_t)PyThread_get_thread_ident())
         return 0;
     for (Py_ssize_t i = 0; i < self->ncommunicators; i++)
         if (PyByteArray_AS_STRING(self->busy)[self->communicators[i]])
             return 0;
+    set_busy(self, 1);
     PyObject *found = unused_results(self);
     if (found == NULL) {
+        set_busy(self, 0);
         PyObject *type, *value, *traceback;
         PyErr_Fetch(&type, &value, &traceback);
         int noted = PyObject_SetAttr((PyObject *)self, str_left_complete, Py_False);
         (void)noted;  /* if there is no memory for that either, what is there is from an earlier exception */
         PyErr_Restore(type, value, traceback);
-        return -1;
+        return BEFORE_IT_BEGAN;
     }
-    set_busy(self, 1);
     self->frame[self->word.arguments] = (int64_t)(intptr_t)arrays;
     self->frame[self->word.results] = (int64_t)(intptr_t)((PyTupleObject *)found)->ob_item;
     PyObject *status = PyObject_CallNoArgs(self->kernel);  /* the builtin raises nothing */
@@ -211,11 +216,25 @@ plan_call_run(PlanCall *self, PyObject *const *arrays, Py_ssize_t count, PyObjec
                 Py_XDECREF(traceback);
             }
         }
+        if (finished != NULL && !PyTuple_CheckExact(finished)) {
+            PyErr_SetString(PyExc_TypeError, "results of a call are a tuple of arrays");
+            Py_CLEAR(finished);
+        }
         Py_SETREF(found, finished);
     }
+    for (Py_ssize_t i = 0; found != NULL && i < PyTuple_GET_SIZE(found); i++)
+        Py_INCREF(PyTuple_GET_ITEM(found, i));
     set_busy(self, 0);
     *results = found;
     return found == NULL ? -1 : 1;
+}
+
+static void
+let_go(PyObject *results)
+{
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(results); i++)
+        Py_DECREF(PyTuple_GET_ITEM(results, i));
+    Py_DECREF(results);
 }
 
 static PyObject *
@@ -235,7 +254,7 @@ plan_call_call(PlanCall *self, PyObject *args, PyObject *kwargs)
     PyObject *copy = PyTuple_New(PyTuple_GET_SIZE(results));
     for (Py_ssize_t i = 0; copy != NULL && i < PyTuple_GET_SIZE(results); i++)
         PyTuple_SET_ITEM(copy, i, Py_NewRef(PyTuple_GET_ITEM(results, i)));
-    Py_DECREF(results);
+    let_go(results);
     return copy;
 }
 
@@ -315,6 +334,7 @@ typedef struct {
     PyTypeObject *array_type;
     Py_ssize_t layout_at, copies_at; /* where an Array has its fields */
     PyObject *run;
+    int is_group;         /* 1 where `run` is a PlanCall */
     PyObject *out_layouts;
     PyObject *unflatten;  /* NULL where the result is one Array */
     PyObject *failed;     /* takes note of an exception */
@@ -383,6 +403,7 @@ caller_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
     self->nouts = PyTuple_GET_SIZE(out_layouts);
     self->array_type = (PyTypeObject *)Py_NewRef(array_type);
     self->run = Py_NewRef(run);
+    self->is_group = PyObject_TypeCheck(run, &PlanCallType);
     self->out_layouts = Py_NewRef(out_layouts);
     self->unflatten = unflatten == Py_None ? NULL : Py_NewRef(unflatten);
     self->failed = Py_NewRef(failed);
@@ -401,6 +422,20 @@ caller_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
 }
 
 static int
+is_expected(const Expected *e, PyObject *array)
+{
+    if (!Py_IS_TYPE(array, ndarray_type))
+        return 0;
+    NumpyArray *a = (NumpyArray *)array;
+    if (a->descr != e->descr || a->nd != e->nd)
+        return 0;
+    for (int k = 0; k < e->nd; k++)
+        if (a->dimensions[k] != e->shape[k])
+            return 0;
+    return 1;
+}
+
+static int
 fits(Caller *self, PyObject *const *leaves, Py_ssize_t count)
 {
     if (count != self->nargs)
@@ -414,31 +449,51 @@ fits(Caller *self, PyObject *const *leaves, Py_ssize_t count)
             PyObject *copies = FIELD(leaf, self->copies_at);
             if (copies == NULL || copies == Py_None)
                 return 0;
-        } else {
-            if (!Py_IS_TYPE(leaf, ndarray_type))
-                return 0;
-            NumpyArray *a = (NumpyArray *)leaf;
-            if (a->descr != e->descr || a->nd != e->nd)
-                return 0;
-            for (int k = 0; k < e->nd; k++)
-                if (a->dimensions[k] != e->shape[k])
-                    return 0;
+        } else if (!is_expected(e, leaf))
+            return 0;
+    }
+    return 1;
+}
+
+/* Replace arrays of NumPy's by what the program takes, as far as no other code runs. 0: one is not as expected any more.
+ *
+ * Other threads may change an array in the middle of a call. With a weak reference to it none can resize it: NumPy refuses that.
+ * One may give it another shape, which does not matter to the kernel; compute gets a view, whose shape stays. */
+static int
+guard(Caller *self, PyObject **given, PyObject **guards)
+{
+    for (Py_ssize_t i = 0; i < self->nargs; i++)
+        if (self->expected[i].layout == NULL && (guards[i] = PyWeakref_NewRef(given[i], NULL)) == NULL)
+            return -1;  /* finalizers may have run, here and before */
+    for (Py_ssize_t i = 0; i < self->nargs; i++) {
+        const Expected *e = &self->expected[i];
+        if (e->layout != NULL)
+            continue;
+        if (!is_expected(e, given[i]))
+            return 0;
+        PyObject *index = e->is_block && e->index != NULL ? e->index : e->is_block && self->is_group ? NULL : Py_Ellipsis;
+        if (index != NULL) {
+            Py_SETREF(given[i], PyObject_GetItem(given[i], index));
+            if (given[i] == NULL)
+                return -1;
         }
     }
     return 1;
 }
 
-/* What the program takes of an array of NumPy's: itself or a view, where that is contiguous. Steals `leaf`. */
+/* A contiguous array, or those of several devices, in the place of what `guard` has left. */
 static PyObject *
-copies_of(const Expected *e, PyObject *leaf)
+copies_of(const Expected *e, PyObject *array)
 {
-    PyObject *block = NULL;
-    if (e->is_block)
-        block = e->index == NULL ? Py_NewRef(leaf) : PyObject_GetItem(leaf, e->index);
-    if (!e->is_block || (block != NULL && !(Py_IS_TYPE(block, Py_TYPE(leaf)) && ((NumpyArray *)block)->flags & C_CONTIGUOUS)))
-        Py_XSETREF(block, PyObject_CallOneArg(e->split, leaf));
-    Py_DECREF(leaf);
-    return block;
+    PyObject *copies = NULL;
+    if (!e->is_block)
+        copies = PyObject_CallOneArg(e->split, array);
+    else if (((NumpyArray *)array)->flags & C_CONTIGUOUS)
+        return array;
+    else
+        copies = PyObject_CallMethodNoArgs(array, str_copy);
+    Py_DECREF(array);
+    return copies;
 }
 
 static PyObject *
@@ -504,35 +559,38 @@ note_exception(Caller *self)
 
 #define FEW 16
 
-/* The result for leaves that fit. */
+/* The result for leaves that fit; NotImplemented where they do not any more. */
 static PyObject *
 caller_run(Caller *self, PyObject *const *leaves)
 {
     Py_ssize_t n = self->nargs;
-    PyObject *few[FEW], **given = few, *outs = NULL, *result = NULL;
-    if (n > FEW && (given = PyMem_Calloc(n, sizeof(PyObject *))) == NULL)
+    PyObject *few[2 * FEW] = {NULL}, **given = few, *outs = NULL, *result = NULL;
+    if (n > FEW && (given = PyMem_Calloc(2 * n, sizeof(PyObject *))) == NULL)
         return PyErr_NoMemory();
+    PyObject **guards = given + n;
     for (Py_ssize_t i = 0; i < n; i++)  /* all at once: from here on other code may run, and change the leaves */
         given[i] = Py_NewRef(self->expected[i].layout == NULL ? leaves[i] : FIELD(leaves[i], self->copies_at));
-    int bad = 0;
-    for (Py_ssize_t i = 0; i < n; i++)
-        if (self->expected[i].layout == NULL && given[i] != NULL)
-            bad |= bad ? 0 : (given[i] = copies_of(&self->expected[i], given[i])) == NULL;
-    if (!bad) {
-        int done = 0;
-        if (PyObject_TypeCheck(self->run, &PlanCallType))
-            done = plan_call_run((PlanCall *)self->run, given, n, &outs);
+    int good = guard(self, given, guards);
+    if (good == 0)
+        result = Py_NewRef(Py_NotImplemented);
+    for (Py_ssize_t i = 0; good > 0 && i < n; i++)
+        if (self->expected[i].layout == NULL && (given[i] = copies_of(&self->expected[i], given[i])) == NULL)
+            good = -1;
+    if (good > 0) {
+        int done = self->is_group ? plan_call_run((PlanCall *)self->run, given, n, &outs) : 0;
+        int held = done > 0;
         if (done == 0)
             outs = PyObject_Vectorcall(self->run, given, n, NULL);
-        if (outs != NULL && done >= 0)
+        if (outs != NULL)
             result = wrap_all(self, outs);
-        else
-            outs = NULL;
-        Py_XDECREF(outs);
-        if (result == NULL)
+        if (result == NULL && done != BEFORE_IT_BEGAN)
             note_exception(self);
+        if (held && outs != NULL)
+            let_go(outs);
+        else
+            Py_XDECREF(outs);
     }
-    for (Py_ssize_t i = 0; i < n; i++)
+    for (Py_ssize_t i = 0; i < 2 * n; i++)
         Py_XDECREF(given[i]);
     if (given != few)
         PyMem_Free(given);
@@ -631,7 +689,10 @@ dispatch_call(Dispatch *self, PyObject *args, PyObject *kwargs)
                 Py_INCREF(caller);
                 PyObject *result = caller_run((Caller *)caller, leaves);
                 Py_DECREF(caller);
-                return result;
+                if (result != Py_NotImplemented)
+                    return result;
+                Py_DECREF(result);
+                break;
             }
         }
     }
@@ -809,7 +870,7 @@ PyInit__native(void)
     struct { PyObject **name; const char *text; } names[] = {
         {&str_call_slowly, "call_slowly"}, {&str_finish, "finish"}, {&str_interrupted, "interrupted"},
         {&str_left_complete, "left_complete"}, {&str_is_one_block, "is_one_block"}, {&str_view, "view"},
-        {&str_find_local, "find_local"}, {&str_is_whole, "is_whole"},
+        {&str_find_local, "find_local"}, {&str_is_whole, "is_whole"}, {&str_copy, "copy"},
     };
     for (size_t i = 0; i < sizeof(names) / sizeof(*names); i++)
         if ((*names[i].name = PyUnicode_InternFromString(names[i].text)) == NULL)

@@ -6,6 +6,7 @@ Both take flat arguments, and return NotImplemented when these are others than t
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -90,18 +91,22 @@ def _generate(
     """The straight-line function of a signature: half the time of loops over its arguments and results."""
     names: dict[str, Any] = {
         "Array": Array, "ndarray": np.ndarray, "run": run, "failed": failed, "unflatten": unflatten, "new": Array.__new__,
+        "ref": weakref.ref,
     }  # fmt: skip
     checks, taken = [f"len(leaves) == {len(expected)}"], []
     for i, what in enumerate(expected):
         if type(what) is ArrayLayout:
             names[f"layout{i}"] = what
-            checks.append(f"type(x{i} := leaves[{i}]) is Array and x{i}.layout is layout{i}")
-            taken.append(f"x{i}._copies")
+            # Another thread that donates it drops its copies first, and then its layout.
+            kind = f"type(x{i} := leaves[{i}]) is Array and (c{i} := x{i}._copies) is not None"
+            checks.append(f"{kind} and x{i}.layout is layout{i}")
+            taken.append(f"c{i}")
         else:
             names[f"dtype{i}"], names[f"shape{i}"], _, _, names[f"split{i}"] = what
-            kind = f"type(x{i} := leaves[{i}]) is ndarray"
-            checks.append(f"{kind} and x{i}.dtype is dtype{i} and x{i}.shape == shape{i}")
-            taken.append(f"split{i}(x{i})")
+            # As `guard` in _native.c: nobody can resize it now, and the view keeps its shape.
+            kind = f"type(x{i} := leaves[{i}]) is ndarray and (g{i} := ref(x{i}))"
+            checks.append(f"{kind} and (v{i} := x{i}[...]).dtype is dtype{i} and v{i}.shape == shape{i}")
+            taken.append(f"split{i}(v{i})")
     made = [f"a{i}" for i in range(len(out_layouts))]
     lines = []
     for i, layout in enumerate(out_layouts):

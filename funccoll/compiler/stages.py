@@ -6,6 +6,7 @@ import functools
 import hashlib
 import os
 import sys
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,13 @@ if TYPE_CHECKING:
     from ..schedules.schedule import Schedule
 
 __all__ = ["Compiled", "Lowered", "TracedFunction", "checks_passes", "compile_observers", "generate", "redistribution"]
+
+
+def _changed(signature: Signature, layout: ArrayLayout, value: np.ndarray) -> ShapeError:
+    return ShapeError(
+        f"an argument of {signature.name} was {layout.dtype}{list(layout.shape)} when the call began, and is {list(value.shape)} "
+        "now: another thread has changed it. Pass a copy, or wait for the call before it is changed."
+    )
 
 
 compile_observers: list[Callable[[Compiled], None]] = []
@@ -275,11 +283,11 @@ class Compiled(_Scheduled):
 
     def execute(self, leaves: Sequence[Any]) -> Any:
         """Run on flat arguments that are known to fit."""
-        inputs = []
+        inputs, guards = [], []
         for leaf, layout in zip(leaves, self._layouts, strict=True):
             if type(leaf) is Array:
                 if leaf.layout is layout:  # of one that was donated it is another layout
-                    inputs.append(leaf._copies)
+                    inputs.append(leaf.take_copies())
                 elif leaf.layout.same(layout):
                     inputs.append(leaf.take_copies())
                 elif leaf.sharding.mesh == layout.sharding.mesh:
@@ -288,7 +296,13 @@ class Compiled(_Scheduled):
                     inputs.append(layout.split(self._asarray(leaf)))
             else:
                 native = type(leaf) is self._array_type and leaf.dtype is layout.dtype
-                inputs.append(layout.split(leaf if native else self._asarray(leaf)))
+                value = leaf if native else self._asarray(leaf)
+                if type(value) is np.ndarray:  # another thread can neither resize it from here on, nor give it another shape
+                    guards.append(weakref.ref(value))
+                    value = value[...]
+                    if value.shape != layout.shape:
+                        raise _changed(self.signature, layout, value)
+                inputs.append(layout.split(value))
         if self._check_replicas is not None:
             self._check_replicas(inputs, [None if type(leaf) is Array else to_numpy(leaf) for leaf in leaves])
         if self._donates:  # last: a call that is refused leaves donated Arrays their data
