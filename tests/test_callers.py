@@ -223,6 +223,18 @@ def test_a_jitted_function_keeps_few_callers():
     assert not f.callers and f(np.zeros(2)).shape == (2,)
 
 
+@pytest.mark.parametrize("number", [True, 2, 2.0, 2j, np.float32(2), np.int64(2), np.bool_(True), np.float16(2)])
+def test_numbers_are_quick(number, monkeypatch):
+    f = fc.jit(lambda x, n: x * n)
+    x = np.arange(3, dtype=np.float32)
+    first = f(x, number)
+    monkeypatch.setattr(f, "_slow_call", None)
+    again = f(x, number)
+    assert again.dtype == first.dtype == (x * number).dtype and np.asarray(again).tolist() == (x * number).tolist()
+    monkeypatch.undo()
+    assert f(x, np.float64(2)).dtype == np.float64 and f(x, 3).dtype == np.float32
+
+
 def test_pytrees_numbers_and_keywords_after_flat_calls():
     f = fc.jit(lambda x, scale=1: {"y": x * scale})
     x = np.arange(3.0)

@@ -52,11 +52,11 @@ CACHE_SIZE = 512
 _JITTED: weakref.WeakSet[Jitted] = weakref.WeakSet()
 _ARRAYS: set[type] = {Array, np.ndarray}
 """Types of arrays whose calls are quick; CuPy's is added when it is met."""
-_NUMBERS = frozenset((int, float, complex))
+_NUMBERS = frozenset((bool, int, float, complex))
 
 
 def _fast_key(treedef: optree.PyTreeSpec, leaves: Sequence[Any]) -> tuple | None:
-    """The cache key of a call whose leaves are Arrays, NumPy or CuPy arrays, and numbers; None for other leaves."""
+    """The cache key of a call whose leaves are Arrays, NumPy or CuPy arrays, and numbers, also NumPy's; None for others."""
     key: list[Any] = [treedef]
     for leaf in leaves:
         kind = type(leaf)
@@ -66,6 +66,8 @@ def _fast_key(treedef: optree.PyTreeSpec, leaves: Sequence[Any]) -> tuple | None
             key.append((kind, leaf.shape, leaf.dtype))
         elif kind in _NUMBERS and (kind is not int or -(1 << 63) <= leaf < 1 << 63):
             key.append(kind)
+        elif issubclass(kind, np.generic):
+            key.append((kind, leaf.dtype))
         else:
             return None
     return tuple(key)
