@@ -43,8 +43,8 @@ __all__ = ["Compiled", "Lowered", "TracedFunction", "checks_passes", "compile_ob
 
 def _changed(signature: Signature, layout: ArrayLayout, value: np.ndarray) -> ShapeError:
     return ShapeError(
-        f"an argument of {signature.name} was {layout.dtype}{list(layout.shape)} when the call began, and is {list(value.shape)} "
-        "now: another thread has changed it. Pass a copy, or wait for the call before it is changed."
+        f"an argument of {signature.name} was {layout.dtype}{list(layout.shape)} when the call began, and is "
+        f"{list(value.shape)} now: another thread has changed it. Pass a copy, or wait for the call before it is changed."
     )
 
 
@@ -286,9 +286,7 @@ class Compiled(_Scheduled):
         inputs, guards = [], []
         for leaf, layout in zip(leaves, self._layouts, strict=True):
             if type(leaf) is Array:
-                if leaf.layout is layout:  # of one that was donated it is another layout
-                    inputs.append(leaf.take_copies())
-                elif leaf.layout.same(layout):
+                if leaf.layout.same(layout):
                     inputs.append(leaf.take_copies())
                 elif leaf.sharding.mesh == layout.sharding.mesh:
                     return self._execute_redistributed(leaves)
