@@ -5,7 +5,6 @@ import gc
 import itertools
 import os
 import pickle
-import re
 import resource
 import signal
 import subprocess
@@ -21,10 +20,9 @@ from ranks import JOIN, PRELUDE, Ranks, left_behind
 
 from funccoll.display import size_text
 from funccoll.errors import DTypeError, RendezvousError, ShapeError
-from funccoll.runtime.job.host import available_memory, huge_pages_refused
+from funccoll.runtime.job.host import available_memory
 from funccoll.runtime.shm import arena as arenas
-from funccoll.runtime.shm import heap as heap_module
-from funccoll.runtime.shm.arena import ALIGNMENT, HUGE_PAGE, LARGE, block_size
+from funccoll.runtime.shm.arena import ALIGNMENT, LARGE, block_size
 from funccoll.runtime.shm.heap import CONTROL, HEADER, Heap, create, largest_arena
 
 GiB = 1 << 30
@@ -279,63 +277,6 @@ def test_large_blocks_give_their_memory_back(heap):
     for x in alive:
         x[::4096] = 1
     assert resident(heap) == most
-
-
-def mapped_huge(heap):
-    """Bytes of the heap's mapping in this process that are huge pages."""
-    text = Path("/proc/self/smaps").read_text()
-    mine = text[text.index(f"{heap.base:x}-") :]
-    return int(re.search(r"ShmemPmdMapped: +(\d+) kB", mine)[1]) << 10
-
-
-def test_arenas_have_huge_pages_where_the_kernel_gives_some(heap):
-    x = heap.array((12 << 20,), "u1")
-    x[:] = 1
-    assert resident(heap) == CONTROL + heap.stats()["committed"]
-    supported = _version() >= (6, 1) and not huge_pages_refused() and heap.base % HUGE_PAGE == 0
-    if not (supported and heap._blocks._takes_huge_pages):
-        pytest.skip("this kernel gives none to shared memory")
-    assert mapped_huge(heap) >= 8 << 20  # some memory may be in small pieces
-    # Pages go back from the middle of huge ones, too.
-    blocks = [heap.array((1 << 20,), "u1") for _ in range(9)]
-    for number, block in enumerate(blocks):
-        block[:] = number
-    kept = [(number, blocks[number]) for number in (0, 4, 8)]
-    del blocks, block
-    before = resident(heap)
-    heap._reclaim()
-    assert resident(heap) == CONTROL + heap.stats()["committed"] <= before - (5 << 20)
-    assert (x == 1).all() and all((block == number).all() for number, block in kept)
-
-
-def _version():
-    return tuple(map(int, re.match(r"(\d+)\.(\d+)", os.uname().release).groups()))
-
-
-@pytest.mark.parametrize("how", ["refused", "unknown"])
-def test_without_huge_pages_arenas_are_the_same(monkeypatch, how):
-    """The administrator wants none, or the kernel does not know the advice."""
-    if how == "refused":
-        monkeypatch.setattr(arenas, "huge_pages_refused", lambda: True)
-    else:
-        monkeypatch.setattr(arenas, "_COLLAPSE", 9999)
-    heap = Heap(create(1, GiB), 0, 1)
-    for _ in range(2):
-        x = heap.array((12 << 20,), "u1")
-        x[:] = 1
-        assert resident(heap) == CONTROL + heap.stats()["committed"]
-    assert mapped_huge(heap) == 0 and not heap._blocks._takes_huge_pages
-    del x
-    heap.close()
-
-
-def test_a_mapping_that_cannot_be_aligned_is_taken_as_it_is(monkeypatch):
-    heaps = [Heap(create(1, GiB), 0, 1) for _ in range(3)]
-    monkeypatch.setattr(heap_module, "HUGE_PAGE", 1 << 46)  # of which no address is a multiple
-    heaps.append(Heap(create(1, GiB), 0, 1))
-    for heap in heaps:
-        heap.array((5 << 20,), "u1")[:] = 1
-        heap.close()
 
 
 def test_space_without_memory_is_joined_and_cut(heap):

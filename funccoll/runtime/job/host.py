@@ -17,7 +17,7 @@ from pathlib import Path
 
 __all__ = [
     "PEER_FAILURE_EXIT_CODE", "address_space", "available_memory", "bindings", "cache_bytes", "cores", "dying_with_parent",
-    "huge_pages_refused", "memory_limit", "thread_variables",
+    "memory_limit", "thread_variables",
 ]  # fmt: skip
 
 PEER_FAILURE_EXIT_CODE = os.EX_UNAVAILABLE
@@ -28,7 +28,6 @@ _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN_CGROUPS = Path("/proc/self/cgroup")
 _CPUS = Path("/sys/devices/system/cpu")
-_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def _control_groups(controller: str) -> Iterator[tuple[Path, bool]]:
@@ -66,11 +65,6 @@ def available_memory() -> int:
     host = re.search(r"^MemAvailable: *(\d+) kB$", _text(Path("/proc/meminfo")), re.MULTILINE)
     free = int(host[1]) * 1024 if host else 1 << 62
     return max(min([free, *(left for _, left in _memory_limits())]), 0)
-
-
-def huge_pages_refused() -> bool:
-    """True where this host's administrator wants no transparent huge pages."""
-    return "[never]" in _text(_HUGE_PAGES)
 
 
 def address_space() -> int | None:

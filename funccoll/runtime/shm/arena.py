@@ -1,26 +1,18 @@
-"""Arenas: each rank's part of the shared memory, reserved as address space, with pages committed as they are needed.
-
-Much at a time is committed as huge pages where the kernel makes such (MADV_COLLAPSE, Linux 6.1), as NumPy's large arrays are.
-Measured, to commit and first touch 64 MiB then takes a tenth of the time, and collectives of 4 to 16 MiB are a twelfth faster,
-because their pages do not collide in the caches. Where a hypervisor gives the machine its memory only when it is touched, a
-huge page is new more often than a small one, and so the first touch can take three times as long.
-"""
+"""Arenas: each rank's part of the shared memory, reserved as address space, with pages committed as they are needed."""
 
 from __future__ import annotations
 
-import errno
 import mmap
 import os
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 
 from ...display import size_text
-from ..job.host import available_memory, huge_pages_refused
+from ..job.host import available_memory
 
-__all__ = ["ALIGNMENT", "HUGE_PAGE", "LARGE", "PAGE", "Arena", "block_size"]
+__all__ = ["ALIGNMENT", "LARGE", "PAGE", "Arena", "block_size"]
 
 PAGE = 4096
-HUGE_PAGE = 2 << 20
 ALIGNMENT = 128
 """Two cache lines: processors fetch them in pairs, and one rank may write a block while another reads the next."""
 LARGE = 32 << 20
@@ -30,8 +22,6 @@ _SMALL = 1 << 20  # blocks up to here have two sizes per power of two, larger on
 _CACHED_LARGE = 8  # free large blocks that keep their pages: fresh ones cost 0.3 ms per MiB
 _RUN = 256 << 10  # bytes of small blocks that are made together where pages were given back
 _RESERVE = 64 << 20  # bytes of the machine's memory that are left: without any, processes are killed
-_HUGE_FROM = 4 << 20  # bytes that are committed at once from which on they are huge pages: small jobs start sooner without
-_COLLAPSE = 25  # MADV_COLLAPSE, <linux/mman.h>
 _GROWTH = 2 << 20, 64 << 20  # an arena grows by a quarter of itself, within these bounds
 
 
@@ -63,7 +53,6 @@ appends to lists and pops from them, each a single step for Python's threads.
         self._cached: list[tuple[int, int]] = []  # free large blocks with their pages: (bytes, offset)
         self._holes: list[tuple[int, int]] = []  # address space without pages: (offset, bytes)
         self._fragments: list[tuple[int, int]] = []  # free parts of pages, of no block: (offset, bytes)
-        self._takes_huge_pages = not huge_pages_refused()
 
     @property
     def used(self) -> int:
@@ -91,7 +80,7 @@ appends to lists and pops from them, each a single step for Python's threads.
             found = range(offset, offset + nbytes - size + 1, size)
             self._keep_fragment(found[-1] + size, offset + nbytes)
             return found
-        align = HUGE_PAGE if size >= LARGE else ALIGNMENT
+        align = PAGE if size >= LARGE else ALIGNMENT
         offset = -(-self._top // align) * align
         if offset + size > self._end:
             raise MemoryError(
@@ -145,7 +134,7 @@ appends to lists and pops from them, each a single step for Python's threads.
             return
         least, most = _GROWTH
         step = min(max((self._end_committed - self._start) // 4, least), most)
-        target = min(-(-max(end, self._end_committed + step) // HUGE_PAGE) * HUGE_PAGE, self._end)
+        target = min(-(-max(end, self._end_committed + step) // PAGE) * PAGE, self._end)
         self._commit(self._end_committed, target - self._end_committed)
         self._end_committed = target
 
@@ -159,7 +148,6 @@ appends to lists and pops from them, each a single step for Python's threads.
             reason = f"{size_text(free)} are available"
             if nbytes <= free:
                 try:
-                    self._take_huge_pages(offset, nbytes)
                     return os.posix_fallocate(self._descriptor, offset, nbytes)
                 except OSError as error:
                     reason = str(error.strerror)
@@ -167,21 +155,6 @@ appends to lists and pops from them, each a single step for Python's threads.
             f"{self.owner} arena cannot get {size_text(nbytes)} more of shared memory: {reason}. It has "
             f"{size_text(self.committed)}."
         )
-
-    def _take_huge_pages(self, offset: int, nbytes: int) -> None:
-        """Give huge pages to as much of a range without pages as the kernel has some for."""
-        first, last = -(-offset // HUGE_PAGE) * HUGE_PAGE, (offset + nbytes) // HUGE_PAGE * HUGE_PAGE
-        if nbytes < _HUGE_FROM or self._mapping is None or not self._takes_huge_pages:
-            return
-        for begin in range(first, last, LARGE):  # in parts: Python's other threads wait as long as the kernel works
-            end = min(begin + LARGE, last)
-            for start in range(begin, end, HUGE_PAGE):  # what has no page at all is not collapsed
-                os.posix_fallocate(self._descriptor, start, PAGE)
-            try:
-                self._mapping.madvise(_COLLAPSE, begin, end - begin)
-            except OSError as error:
-                self._takes_huge_pages = error.errno != errno.EINVAL  # which an older kernel says, or for such a mapping
-                return
 
     # ------------------------------------------------------------ large blocks
 

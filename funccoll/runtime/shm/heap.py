@@ -31,7 +31,7 @@ import numpy as np
 from ...display import size_text
 from ...errors import DTypeError, FunccollError, RendezvousError, ShapeError
 from ..job.host import address_space, available_memory
-from .arena import HUGE_PAGE, LARGE, PAGE, Arena, block_size
+from .arena import LARGE, PAGE, Arena, block_size
 
 __all__ = ["CONTROL", "HEADER", "Heap", "create", "largest_arena"]
 
@@ -48,8 +48,6 @@ _KINDS = 4096  # (shape, dtype) pairs remembered
 _JOIN = 64 << 10  # live blocks that are nearer to each other than this are copied together, in a forked child
 _MOVE_TO = 3  # MREMAP_MAYMOVE | MREMAP_FIXED, <sys/mman.h>
 _FAILED = ctypes.c_void_p(-1).value  # MAP_FAILED
-_PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-_FIXED_NOREPLACE = 0x100000  # MAP_FIXED_NOREPLACE
 _NORESERVE = 0x4000  # MAP_NORESERVE, which `mmap` names only from Python 3.13 on
 
 
@@ -65,7 +63,7 @@ def largest_arena(world: int) -> int:
             "`ulimit -v unlimited` lifts the limit. Limits on memory that is used are another thing (cgroups)."
         )
     # Half of a limit: the rest is for everything else in the process.
-    return _ARENA if limit is None else min(_ARENA, max(limit // 2 - CONTROL, 0) // world // HUGE_PAGE * HUGE_PAGE)
+    return _ARENA if limit is None else min(_ARENA, max(limit // 2 - CONTROL, 0) // world // PAGE * PAGE)
 
 
 def create(world: int, arena: int) -> int:
@@ -120,10 +118,10 @@ class Heap:
         self.arena = (self.size - CONTROL) // nranks
         self.control = (0, CONTROL)
         self._descriptor, self._pid = descriptor, os.getpid()
-        self._mapping: mmap.mmap | None = _mapped(descriptor, self.size)
+        self._mapping: mmap.mmap | None = mmap.mmap(descriptor, self.size, flags=mmap.MAP_SHARED | _NORESERVE)
         self._mapping.madvise(mmap.MADV_DONTDUMP)
         everything = np.ndarray((1,), np.uint8, self._mapping)
-        self.base = _slow_pointer(everything)
+        self.base: int = everything.__array_interface__["data"][0]
         self._pointer = _fast_pointer if _fast_pointer(everything) == self.base else _slow_pointer
         start = CONTROL + local_rank * self.arena
         self._lock: Any = threading.RLock()  # which knows its owner; nothing is entered twice
@@ -321,38 +319,14 @@ def _slow_pointer(array: np.ndarray) -> int:
     return array.__array_interface__["data"][0]
 
 
-def _mapped(descriptor: int, size: int) -> mmap.mmap:
-    """Map the memory, at a multiple of HUGE_PAGE where that can be had: only there the kernel maps huge pages as such."""
-    flags = mmap.MAP_SHARED | _NORESERVE
-    mapping = mmap.mmap(descriptor, size, flags=flags)
-    address = _slow_pointer(np.ndarray((1,), np.uint8, mapping))
-    beyond = address % HUGE_PAGE
-    if not beyond:
-        return mapping
-    # The kernel puts a mapping at the end of free address space: so it is taken away, and comes back with its end occupied.
-    mapping.close()
-    libc = _libc()
-    end = libc.mmap(address + size - beyond, beyond, 0, _PRIVATE | _FIXED_NOREPLACE, -1, 0)
-    try:
-        return mmap.mmap(descriptor, size, flags=flags)
-    finally:
-        if end != _FAILED:
-            libc.munmap(end, beyond)
-
-
-def _libc() -> ctypes.CDLL:
+def _make_private(address: int, nbytes: int) -> None:
+    """Put a private copy of some pages in their place."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = libc.mremap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
     libc.mremap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
-    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-    return libc
-
-
-def _make_private(address: int, nbytes: int) -> None:
-    """Put a private copy of some pages in their place."""
-    libc = _libc()
-    copy = libc.mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, _PRIVATE, -1, 0)
+    kinds = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    copy = libc.mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, kinds, -1, 0)
     if copy != _FAILED:
         ctypes.memmove(copy, address, nbytes)
         if libc.mremap(copy, nbytes, nbytes, _MOVE_TO, address) != _FAILED:
