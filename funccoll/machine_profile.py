@@ -89,7 +89,7 @@ class DirectReads:
     """Where it is combined."""
 
 
-DIRECT_READS = DirectReads(copied=64 << 10, combined=0)
+DIRECT_READS = DirectReads(copied=256 << 10, combined=0)
 """Those of a host that was not measured: where cores are near each other, nothing is gained where data is combined."""
 
 

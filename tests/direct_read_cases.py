@@ -163,7 +163,18 @@ def refused_at_first() -> str:
     assert not reads_directly(step, x)
     wanted = jitted("all_to_all_strided", Mesh({"d": n}, range(n)))(x).shards[fc.rank()]
     assert step(x).local.tobytes() == wanted.tobytes()
+    assert step.lower(x).compile().execution.endswith(f"native collectives; NumPy arguments are staged: {found.refusal}")
     return found.refusal
+
+
+def told() -> list[str]:
+    """The ways in which programs with some bounds are executed."""
+    found, x = [], np.ones((fc.world_size() ** 2, 1), np.float32)
+    own = access()
+    mesh = fc.make_mesh({"d": fc.world_size()})
+    for own.bounds in (DirectReads(1 << 16, 0), DirectReads(1 << 16, 1 << 20), DirectReads(0, 0)):
+        found.append(jitted("permute", mesh).lower(x).compile().execution)
+    return found
 
 
 def secret_memory() -> bool:

@@ -11,6 +11,8 @@ import process_cases
 import pytest
 from ranks import PRELUDE, Ranks, launch, left_behind
 
+from funccoll.runtime.job import doctor
+
 SLOW = pytest.mark.slow
 
 
@@ -44,8 +46,29 @@ def test_a_rank_can_switch_it_off(monkeypatch):
         ranks.end_well()
 
 
+def test_the_choice_is_told_in_words():
+    (said, _) = launch(direct_read_cases.told, 2)
+    assert said == [
+        f"NumPy, one operation after the other, and native collectives; of NumPy arguments {how} staged" for how in (
+            "peers read those of all_to_all, permute, scatter from 64 KiB on directly, others are",
+            "peers read those of all_to_all, permute, scatter from 64 KiB on and of all_reduce, reduce_scatter from 1 MiB on "
+            "directly, others are",
+            "they are",
+        )
+    ]  # fmt: skip
+
+
+def test_the_doctor_tries_it(monkeypatch):
+    (found,) = (finding for finding in doctor.examine() if finding.name == "direct reads")
+    assert (found.state, found.advice) == ("ok", "") and found.value.startswith("work: peers")
+    monkeypatch.setenv("FUNCCOLL_DIRECT_READS", "0")
+    (found,) = (finding for finding in doctor.examine() if finding.name == "direct reads")
+    assert (found.state, found.value) == ("absent", "switched off: FUNCCOLL_DIRECT_READS=0")
+
+
 def test_memory_that_the_system_does_not_read_is_copied():
-    assert launch(direct_read_cases.secret_memory, 2)[0] in (True, False)  # this kernel may not have such memory
+    if not all(launch(direct_read_cases.secret_memory, 2)):
+        pytest.skip("this kernel has no memfd_secret")
 
 
 def failing(what: str) -> Ranks:

@@ -104,12 +104,13 @@ class PeerAccess:
         return 0
 
     def _until(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Wait; returns False when nothing came of it, or a rank has failed."""
-        end, pause = time.monotonic() + seconds, 0.0
+        """Wait; returns False when nothing came of it, or a rank has failed. Time in which all are stopped does not count."""
+        pause, waited = 0.0, 0.0
         while not condition():
-            if time.monotonic() > end or self._world.watch.failure() is not None:
+            if waited > seconds or self._world.watch.failure() is not None:
                 return False
             time.sleep(pause)
+            waited += pause
             pause = min(pause + 1e-5, 1e-3)
         return True
 
