@@ -103,7 +103,7 @@ def _generate(
             taken.append(f"c{i}")
         else:
             names[f"dtype{i}"], names[f"shape{i}"], _, _, names[f"split{i}"] = what
-            # As `guard` in _native.c: nobody can resize it now, and the view keeps its shape.
+            # As `guard` in _native.c: no other thread can resize it now, and the view keeps its shape.
             kind = f"type(x{i} := leaves[{i}]) is ndarray and (g{i} := ref(x{i}))"
             checks.append(f"{kind} and (v{i} := x{i}[...]).dtype is dtype{i} and v{i}.shape == shape{i}")
             taken.append(f"split{i}(v{i})")

@@ -286,9 +286,7 @@ class Compiled(_Scheduled):
         inputs, guards = [], []
         for leaf, layout in zip(leaves, self._layouts, strict=True):
             if type(leaf) is Array:
-                if leaf.layout is layout:  # of one that was donated it is another layout
-                    inputs.append(leaf.take_copies())
-                elif leaf.layout.same(layout):
+                if leaf.layout is layout or leaf.layout.same(layout):  # of one that was donated it is another layout
                     inputs.append(leaf.take_copies())
                 elif leaf.sharding.mesh == layout.sharding.mesh:
                     return self._execute_redistributed(leaves)
