@@ -131,13 +131,16 @@ def cores() -> int:
 
 
 def funccoll_run(ranks: int, bound: bool = True, extension: bool = True, checkout: str = "") -> list[str]:
-    """The launcher's words before a command; ranks are bound to cores where there are enough.
+    """The launcher's words before a command; ranks are bound to cores, of which several share one when there are too few.
 
     extension: with the C extension of the call, where it was built. checkout: the folder of another funccoll than this one.
     """
     settings = [] if extension else ["FUNCCOLL_NATIVE=0"]
     settings += [f"PYTHONPATH={checkout}"] if checkout else []
-    bind = ["--bind-to", "core"] if bound and ranks <= cores() else []
+    over = ranks > cores()
+    bind = ["--bind-to", "core:overload-allowed" if over else "core"]
+    if not bound or (over and checkout):  # which may be too old for it
+        bind = []
     # With -P Python does not look for funccoll in the current directory first.
     return ["env", *settings, sys.executable, "-P", "-m", "funccoll", "run", "-n", str(ranks), *bind, "--"]
 

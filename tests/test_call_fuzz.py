@@ -1,0 +1,24 @@
+"""Random calls with private, shared, donated, strided, kept and dropped arrays: the bits of virtual devices."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import call_fuzz
+import pytest
+from ranks import launch
+
+
+def test_random_calls(tmp_path):
+    paths = call_fuzz.record(7, 2, 100, tmp_path)
+    assert launch(call_fuzz.play_drawn, 2, paths, 7, 2, 100) == [100] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_many_random_calls_in_c_and_in_python(n):
+    command = [sys.executable, call_fuzz.__file__, "--calls", "4000", "--ranks", str(n), "--seed", str(n)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent)
+    assert done.returncode == 0, done.stdout + done.stderr
