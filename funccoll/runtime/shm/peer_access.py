@@ -64,7 +64,7 @@ class PeerAccess:
         mine, decision = self._table[self._world.rank], self._table[-1]
         mine[_FOUND] = 1 + self._try(ranks)
         if self._world.rank == ranks[0]:
-            self._until(lambda: self._table[ranks, _FOUND].all(), _PATIENCE)
+            self._until(lambda: bool(self._table[ranks, _FOUND].all()), _PATIENCE)
             found = np.where(self._table[ranks, _FOUND] == 0, 1 + ETIMEDOUT, self._table[ranks, _FOUND])
             decision[_PID] = ranks[int(found.argmax())]
             decision[_FOUND] = found.max()
@@ -89,8 +89,8 @@ class PeerAccess:
             mine = self._table[self._world.rank]
             mine[_ADDRESS], mine[_COOKIE] = words.ctypes.data, words[0]
             mine[_PID] = os.getpid()
-            others_refuse = lambda: (self._table[ranks, _FOUND] > 1).any()
-            if not self._until(lambda: self._table[ranks, _PID].all() or others_refuse(), _PATIENCE):
+            others_refuse = lambda: bool((self._table[ranks, _FOUND] > 1).any())
+            if not self._until(lambda: bool(self._table[ranks, _PID].all()) or others_refuse(), _PATIENCE):
                 return ETIMEDOUT
             if others_refuse():  # for a reason that they have said
                 return 0
