@@ -103,7 +103,7 @@ class PeerAccess:
             return error.errno or ESTALE
         return 0
 
-    def _until(self, condition: Callable[[], bool], seconds: float) -> bool:
+    def _until(self, condition: Callable[[], object], seconds: float) -> bool:
         """Wait; returns False when nothing came of it, or a rank has failed. Time in which all are stopped does not count."""
         pause, waited = 0.0, 0.0
         while not condition():
