@@ -14,7 +14,7 @@ import pytest
 import funccoll as fc
 from funccoll import P
 from funccoll.arrays.array import Array
-from funccoll.arrays.array_layout import layout_of
+from funccoll.arrays.array_layout import ArrayLayout, layout_of
 from funccoll.compiler import callers
 from funccoll.compiler.callers import MOST_CALLERS, PythonDispatch, make_caller
 from funccoll.mesh import Sharding
@@ -166,6 +166,36 @@ def test_arguments_are_held_while_it_runs(kind):
     call = caller([x], [A], run, [A])
     call((x,))
     assert held[-1] == 1
+
+
+def test_nobody_else_resizes_or_reshapes_an_argument_while_it_runs(kind):
+    def run(x: Any, y: Any) -> Any:  # in the place of another thread
+        with pytest.raises(ValueError, match="resize"):
+            x_given.resize(1000, refcheck=False)
+        x_given.shape = (2, 2)
+        return (x + y,)
+
+    x_given, y = np.arange(4, dtype=np.float32), np.ones(4, np.float32)
+    call = caller([np.zeros(4, np.float32), y], [A, A], run, [A])
+    assert np.asarray(call((x_given, y))).tolist() == [1, 2, 3, 4]
+    assert call((x_given, y)) is NotImplemented
+    x_given.resize(8, refcheck=False)  # afterwards it may
+    assert call((x_given, y)) is NotImplemented
+
+
+def test_an_argument_stays_as_it_is_while_another_one_is_split(kind, monkeypatch):
+    split, shapes = layout((8, 2), spec=P("d")), []
+    x, y = (np.arange(16, dtype=np.float32).reshape(8, 2) for _ in range(2))
+    blocks = ArrayLayout.split
+
+    def other_code(self: ArrayLayout, value: Any) -> Any:  # in the place of another thread
+        y.shape = (2, 8)
+        shapes.append(value.shape)
+        return blocks(self, value)
+
+    monkeypatch.setattr(ArrayLayout, "split", other_code)
+    call = caller([x, y], [split, split], lambda a, b: ([p + q for p, q in zip(a, b, strict=True)],), [split])
+    assert np.asarray(call((x, y))).tolist() == (x * 2).tolist() and shapes == [(8, 2)] * 2
 
 
 def test_nothing_leaks(kind):
