@@ -265,3 +265,11 @@ def test_pytrees_numbers_and_keywords_after_flat_calls():
     for i in range(3):
         assert np.asarray(g({"a": x, "b": x * i})).tolist() == (x - x * i).tolist()
         assert np.asarray(g({"b": x.astype(np.float32), "a": x})).tolist() == [0, 0, 0]
+
+
+def test_an_argument_that_another_thread_has_changed_before_a_slow_call_is_refused():
+    x = np.zeros((2, 3))
+    compiled = fc.jit(lambda x: x + 1).lower(x).compile()
+    x.shape = (3, 2)
+    with pytest.raises(fc.errors.ShapeError, match=r"was float64\[2, 3\] when it was called, and is \[3, 2\] now"):
+        compiled.execute([x])
