@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -251,6 +253,18 @@ def test_a_jitted_function_keeps_few_callers():
         assert np.asarray(f(np.full(n, n))).tolist() == [n + 1] * n
     f.clear_cache()
     assert not f.callers and f(np.zeros(2)).shape == (2,)
+
+
+def plus_one(x: Any) -> Any:
+    return x + 1
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda f: pickle.loads(pickle.dumps(f))])
+def test_a_jitted_function_can_be_copied(copied):
+    f = fc.jit(plus_one)
+    for _ in range(2):
+        x = np.zeros(3)
+        assert copied(f)(x).tolist() == f(x).tolist() == [1, 1, 1]
 
 
 def test_pytrees_numbers_and_keywords_after_flat_calls():

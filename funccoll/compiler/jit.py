@@ -95,6 +95,9 @@ class Jitted(Dispatch, Generic[Params, R]):
         self._fast: dict[tuple, Callable[[Sequence[Any]], Any]] = {}
         _JITTED.add(self)
 
+    def __reduce__(self) -> Any:  # an object of C is copied by it alone; what was compiled stays behind
+        return type(self), (self.fn, self.mesh, self.in_specs, self.out_specs, self._options)
+
     # ------------------------------------------------------------ calling
 
     if TYPE_CHECKING:
