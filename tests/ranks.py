@@ -93,8 +93,8 @@ class Process:
 
 
 @functools.cache
-def _server(imports):
-    """The server of this process that has imported this too; it ends with the process."""
+def _server(imports, native):
+    """The server of this process that has imported this too; it ends with the process. `native` is its FUNCCOLL_NATIVE."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     server = subprocess.Popen(
         [sys.executable, "-W", "error", str(Path(__file__).with_name("rank_server.py")), str(theirs.fileno()), *imports],
@@ -133,7 +133,7 @@ class Ranks:
             **self.environment, **environment,
         }  # fmt: skip
         name = rank if name is None else name
-        self.processes[name] = process = Process(script, variables, _server(self.imports))
+        self.processes[name] = process = Process(script, variables, _server(self.imports, os.environ.get("FUNCCOLL_NATIVE")))
         self.printed[name], self.errors[name] = queue.SimpleQueue(), []
         self.readers[name] = [
             threading.Thread(target=_read, args=(process.stdout, self.printed[name].put)),

@@ -14,7 +14,7 @@ import pytest
 import funccoll as fc
 from funccoll import P
 from funccoll.arrays.array import Array
-from funccoll.arrays.array_layout import layout_of
+from funccoll.arrays.array_layout import ArrayLayout, layout_of
 from funccoll.compiler import callers
 from funccoll.compiler.callers import MOST_CALLERS, PythonDispatch, make_caller
 from funccoll.mesh import Sharding
@@ -168,6 +168,36 @@ def test_arguments_are_held_while_it_runs(kind):
     assert held[-1] == 1
 
 
+def test_nobody_else_resizes_or_reshapes_an_argument_while_it_runs(kind):
+    def run(x: Any, y: Any) -> Any:  # in the place of another thread
+        with pytest.raises(ValueError, match="resize"):
+            x_given.resize(1000, refcheck=False)
+        x_given.shape = (2, 2)
+        return (x + y,)
+
+    x_given, y = np.arange(4, dtype=np.float32), np.ones(4, np.float32)
+    call = caller([np.zeros(4, np.float32), y], [A, A], run, [A])
+    assert np.asarray(call((x_given, y))).tolist() == [1, 2, 3, 4]
+    assert call((x_given, y)) is NotImplemented
+    x_given.resize(8, refcheck=False)  # afterwards it may
+    assert call((x_given, y)) is NotImplemented
+
+
+def test_an_argument_stays_as_it_is_while_another_one_is_split(kind, monkeypatch):
+    split, shapes = layout((8, 2), spec=P("d")), []
+    x, y = (np.arange(16, dtype=np.float32).reshape(8, 2) for _ in range(2))
+    blocks = ArrayLayout.split
+
+    def other_code(self: ArrayLayout, value: Any) -> Any:  # in the place of another thread
+        y.shape = (2, 8)
+        shapes.append(value.shape)
+        return blocks(self, value)
+
+    monkeypatch.setattr(ArrayLayout, "split", other_code)
+    call = caller([x, y], [split, split], lambda a, b: ([p + q for p, q in zip(a, b, strict=True)],), [split])
+    assert np.asarray(call((x, y))).tolist() == (x * 2).tolist() and shapes == [(8, 2)] * 2
+
+
 def test_nothing_leaks(kind):
     blocks = [np.zeros(4, np.float32) for _ in range(3)]
     watched = [weakref.ref(block) for block in blocks]
@@ -247,3 +277,11 @@ def test_pytrees_numbers_and_keywords_after_flat_calls():
     for i in range(3):
         assert np.asarray(g({"a": x, "b": x * i})).tolist() == (x - x * i).tolist()
         assert np.asarray(g({"b": x.astype(np.float32), "a": x})).tolist() == [0, 0, 0]
+
+
+def test_an_argument_that_another_thread_has_changed_before_a_slow_call_is_refused():
+    x = np.zeros((2, 3))
+    compiled = fc.jit(lambda x: x + 1).lower(x).compile()
+    x.shape = (3, 2)
+    with pytest.raises(fc.errors.ShapeError, match=r"was float64\[2, 3\] when it was called, and is \[3, 2\] now"):
+        compiled.execute([x])

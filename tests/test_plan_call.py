@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import signal
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import optree
 import pytest
 
+import funccoll as fc
+from funccoll import P
+from funccoll.arrays.array import Array
+from funccoll.arrays.array_layout import layout_of
+from funccoll.compiler import callers
+from funccoll.compiler.callers import make_caller
 from funccoll.kernels.frame import NEEDS_FALLBACK
+from funccoll.mesh import Sharding
 from funccoll.runtime.shm import plan_call
 from funccoll.runtime.shm.plan_call import TUPLE_HEAD, PythonPlanCall
 from funccoll.runtime.shm.results import UNSHARED_REFCOUNT, ResultPool
@@ -184,6 +193,61 @@ def test_no_memory_for_results(kind):
     with pytest.raises(MemoryError):
         call(np.zeros(2))
     assert call.left_complete is False and not call.log and not any(call.busy)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_finalizer_after_the_kernel_does_not_take_the_results(kind, monkeypatch):
+    """One that the garbage collector runs while the results of a call become Arrays calls the same collective."""
+    monkeypatch.setattr(callers, "extension", None if kind == "python" else _native)
+    nested: list[Any] = []
+
+    class Garbage:
+        def __init__(self) -> None:
+            self.me = self
+
+        def __del__(self) -> None:
+            nested.append((call(np.full(2, 70.0)), len(call.log)))
+
+    def kernel(self: Any) -> None:
+        add_one(self)
+        if armed:
+            armed.clear()
+            Garbage()
+            gc.enable()
+            gc.set_threshold(1)
+
+    call, armed, before = group(kind, kernel), [], gc.get_threshold()
+    out = layout_of((2,), np.dtype(float), Sharding(fc.make_mesh({"d": 1}), P()))
+    x = Array(out, np.ones(2))
+    caller = make_caller([x], [out], call, [out], optree.treespec_leaf(), lambda error: None)
+    assert caller is not None and caller((x,)).tolist() == [2, 2]
+    gc.collect()
+    gc.disable()
+    try:
+        armed.append(1)
+        found = caller((x,))
+        gc.collect()
+    finally:
+        gc.set_threshold(*before)
+        gc.enable()
+    assert len(nested) == 1 and found.tolist() == [2, 2]
+
+
+def test_an_exception_before_the_call_began_is_not_noted(monkeypatch):
+    """It is not one that left the program after its collective: a retry fits what the other ranks do."""
+    if _native is None:
+        pytest.skip("there is no C extension")
+    noted: list[Any] = []
+    call = group("C", add_one)
+    monkeypatch.setattr(callers, "extension", _native)
+    out = layout_of((2,), np.dtype(float), Sharding(fc.make_mesh({"d": 1}), P()))
+    x = Array(out, np.ones(2))
+    caller = make_caller([x], [out], call, [out], optree.treespec_leaf(), noted.append)
+    call.pool.make = [lambda: 1 / 0]
+    with pytest.raises(ZeroDivisionError):
+        caller((x,))
+    call.pool.make = [lambda: np.zeros(2)]
+    assert not noted and not any(call.busy) and caller((x,)).tolist() == [2, 2]
 
 
 def test_a_python_that_counts_otherwise_is_asked_itself(monkeypatch):

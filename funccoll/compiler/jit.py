@@ -97,8 +97,8 @@ class Jitted(Dispatch, Generic[Params, R]):
         self._fast: dict[tuple, Callable[[Sequence[Any]], Any]] = {}
         _JITTED.add(self)
 
-    def __reduce__(self) -> Any:
-        return Jitted, (self.fn, self.mesh, self.in_specs, self.out_specs, self._options)
+    def __reduce__(self) -> Any:  # an object of C is copied by it alone; what was compiled stays behind
+        return type(self), (self.fn, self.mesh, self.in_specs, self.out_specs, self._options)
 
     # ------------------------------------------------------------ calling
 

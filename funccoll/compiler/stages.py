@@ -43,8 +43,8 @@ __all__ = ["Compiled", "Lowered", "TracedFunction", "checks_passes", "compile_ob
 
 def _changed(signature: Signature, layout: ArrayLayout, value: np.ndarray) -> ShapeError:
     return ShapeError(
-        f"an argument of {signature.name} was {layout.dtype}{list(layout.shape)} when the call began, and is "
-        f"{list(value.shape)} now: another thread has changed it. Pass a copy, or wait for the call before it is changed."
+        f"an argument of {signature.name} was {layout.dtype}{list(layout.shape)} when it was called, and is {list(value.shape)}"
+        " now: another thread has changed it. Pass a copy, or wait for the call before it is changed."
     )
 
 
