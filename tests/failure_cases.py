@@ -260,10 +260,10 @@ def interrupt_at_the_end(group: Any) -> None:
         kernel()
         while group.frame[STATUS] == WAITING:
             kernel()
-        group._kernel = kernel
+        group._kernel, group.is_quick = kernel, True
         raise ValueError("an interrupt")
 
-    group._kernel = raising
+    group._kernel, group.is_quick = raising, False  # the quick call has the kernel itself
 
 
 @member
