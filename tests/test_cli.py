@@ -611,7 +611,7 @@ def test_version_and_help():
 def test_doctor():
     done = subprocess.run([*FUNCCOLL, "doctor"], capture_output=True, text=True, env={**os.environ, "COLUMNS": "100"})
     assert done.returncode == 0, done.stdout + done.stderr
-    host = "Python", "numpy", "numba", "cores", "memory", "memfd", "sockets", "ptrace", "mpirun", "torch "
+    host = "Python", "numpy", "numba", "cores", "memory", "memfd", "sockets", "direct reads", "C extension", "mpirun", "torch "
     for word in (*host, "NVIDIA", "driver", "CuPy", "cuBLAS", "NCCL"):
         assert word in done.stdout
     assert len(done.stdout.splitlines()) < 50 and "WRONG" not in done.stdout and done.stderr == ""
