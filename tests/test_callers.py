@@ -15,22 +15,19 @@ import funccoll as fc
 from funccoll import P
 from funccoll.arrays.array import Array
 from funccoll.arrays.array_layout import ArrayLayout, layout_of
+from funccoll.c_extension import extension
 from funccoll.compiler import callers
 from funccoll.compiler.callers import MOST_CALLERS, PythonDispatch, make_caller
 from funccoll.mesh import Sharding
 
-try:
-    from funccoll import _native
-except ImportError:
-    _native = None
-KINDS = ["python", *(["C"] if _native is not None else [])]
-DISPATCHES = {"python": PythonDispatch, "C": getattr(_native, "Dispatch", None)}
+KINDS = ["python", *(["C"] if extension is not None else [])]
+DISPATCHES = {"python": PythonDispatch, "C": getattr(extension, "Dispatch", None)}
 MESH = fc.make_mesh({"d": 4})
 
 
 @pytest.fixture(params=KINDS)
 def kind(request, monkeypatch) -> str:
-    monkeypatch.setattr(callers, "extension", None if request.param == "python" else _native)
+    monkeypatch.setattr(callers, "extension", None if request.param == "python" else extension)
     return request.param
 
 

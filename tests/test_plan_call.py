@@ -17,6 +17,7 @@ import funccoll as fc
 from funccoll import P
 from funccoll.arrays.array import Array
 from funccoll.arrays.array_layout import layout_of
+from funccoll.c_extension import extension
 from funccoll.compiler import callers
 from funccoll.compiler.callers import make_caller
 from funccoll.kernels.frame import NEEDS_FALLBACK
@@ -26,12 +27,8 @@ from funccoll.runtime.shm.plan_call import TUPLE_HEAD, PythonPlanCall
 from funccoll.runtime.shm.results import UNSHARED_REFCOUNT, ResultPool
 
 KINDS: dict[str, Any] = {"python": PythonPlanCall}
-try:
-    from funccoll import _native
-except ImportError:
-    _native = None
-else:
-    KINDS["C"] = _native.PlanCall
+if extension is not None:
+    KINDS["C"] = extension.PlanCall
 
 ARGUMENTS, RESULTS, STATUS = range(3)
 
@@ -198,7 +195,7 @@ def test_no_memory_for_results(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_finalizer_after_the_kernel_does_not_take_the_results(kind, monkeypatch):
     """One that the garbage collector runs while the results of a call become Arrays calls the same collective."""
-    monkeypatch.setattr(callers, "extension", None if kind == "python" else _native)
+    monkeypatch.setattr(callers, "extension", None if kind == "python" else extension)
     nested: list[Any] = []
 
     class Garbage:
@@ -235,11 +232,11 @@ def test_a_finalizer_after_the_kernel_does_not_take_the_results(kind, monkeypatc
 
 def test_an_exception_before_the_call_began_is_not_noted(monkeypatch):
     """It is not one that left the program after its collective: a retry fits what the other ranks do."""
-    if _native is None:
+    if extension is None:
         pytest.skip("there is no C extension")
     noted: list[Any] = []
     call = group("C", add_one)
-    monkeypatch.setattr(callers, "extension", _native)
+    monkeypatch.setattr(callers, "extension", extension)
     out = layout_of((2,), np.dtype(float), Sharding(fc.make_mesh({"d": 1}), P()))
     x = Array(out, np.ones(2))
     caller = make_caller([x], [out], call, [out], optree.treespec_leaf(), noted.append)
