@@ -138,7 +138,7 @@ def forked(children: int) -> None:
     mesh, ours = fc.make_mesh({"d": n}), fc.make_mesh({"d": n})
     total, mine = summing(mesh), summing(ours)
     held = mine(np.full((n, 50), 2.0))
-    ended, wrong = threading.Event(), []
+    compiled, ended, wrong = threading.Event(), threading.Event(), []
 
     def steps() -> None:
         i = 0
@@ -150,9 +150,11 @@ def forked(children: int) -> None:
             last = found[1]
             if found[0] != n * i or not (total(x).local == n * i).all():
                 wrong.append(i)
+            compiled.set()
 
     thread = threading.Thread(target=steps)
     thread.start()
+    compiled.wait()  # a fork while LLVM compiles is another matter: its locks stay locked in the child
     for _ in range(children):
         pid = os.fork()
         if pid == 0:

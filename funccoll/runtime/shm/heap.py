@@ -319,16 +319,26 @@ def _slow_pointer(array: np.ndarray) -> int:
     return array.__array_interface__["data"][0]
 
 
+def _c_function(name: str, *arguments: Any) -> Any:
+    """A function of the C library that returns an address.
+
+    Looked up before there is a fork: another thread may hold the dynamic linker's lock then, and in the child it stays locked.
+    """
+    function = ctypes.CDLL(None, use_errno=True)[name]
+    function.argtypes, function.restype = arguments, ctypes.c_void_p
+    return function
+
+
+_mmap = _c_function("mmap", ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+_mremap = _c_function("mremap", ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
+
+
 def _make_private(address: int, nbytes: int) -> None:
     """Put a private copy of some pages in their place."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype = libc.mremap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
-    libc.mremap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
     kinds = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    copy = libc.mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, kinds, -1, 0)
+    copy = _mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, kinds, -1, 0)
     if copy != _FAILED:
         ctypes.memmove(copy, address, nbytes)
-        if libc.mremap(copy, nbytes, nbytes, _MOVE_TO, address) != _FAILED:
+        if _mremap(copy, nbytes, nbytes, _MOVE_TO, address) != _FAILED:
             return
     raise MemoryError(f"a forked child cannot copy {size_text(nbytes)} of arrays: {os.strerror(ctypes.get_errno())}.")
