@@ -96,7 +96,7 @@ _SPINS, _YIELDS, _PATIENCE = 60, 2000, 100_000_000  # nanoseconds
 class CollectiveGroup(PlanCall):
     """A compiled collective group: call it with this rank's arrays to get a tuple of this rank's results.
 
-    What peers read of an array outside of the heap is copied into it. A call raises: PeerFailure when a rank has died, raised
+    What peers read of an array outside of the heap is copied into it, or they read it where it is. A call raises: PeerFailure when a rank has died, raised
     or left; ProgramMismatch when one runs something else; CollectiveTimeout after `fc.init(timeout=)` or FUNCCOLL_TIMEOUT
     seconds (600). No collective of the job runs after one of them.
 
