@@ -96,9 +96,9 @@ _SPINS, _YIELDS, _PATIENCE = 60, 2000, 100_000_000  # nanoseconds
 class CollectiveGroup(PlanCall):
     """A compiled collective group: call it with this rank's arrays to get a tuple of this rank's results.
 
-    What peers read of an array outside of the heap is copied into it, or they read it where it is. A call raises: PeerFailure when a rank has died, raised
-    or left; ProgramMismatch when one runs something else; CollectiveTimeout after `fc.init(timeout=)` or FUNCCOLL_TIMEOUT
-    seconds (600). No collective of the job runs after one of them.
+    What peers read of an array outside of the heap is copied into it, or they read it where it is. A call raises: PeerFailure
+    when a rank has died, raised or left; ProgramMismatch when one runs something else; CollectiveTimeout after
+    `fc.init(timeout=)` or FUNCCOLL_TIMEOUT seconds (600). No collective of the job runs after one of them.
 
     All ranks of its communicators must call it. `frame` is the frame of its kernel (see `kernels.frame`).
     """
