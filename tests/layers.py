@@ -86,6 +86,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "runtime.plans": (
         ("control_block", "operand", "slots", "staging", "transit"), ("flat_operand", "message_table", "plan_writer"),
+        ("eager",),
     ),
     "runtime.job": (
         ("host", "packets", "deferral", "reports", "stacks", "calling_thread", "failure", "process_memory", "time_limit"),

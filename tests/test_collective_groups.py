@@ -64,10 +64,10 @@ def test_detail_compares_values_that_are_taken_as_global(monkeypatch):
 
 def test_where_a_rank_is_is_told_from_its_counter():
     """One that has not signalled since it entered may not have published what it runs."""
-    before, inside, after = launch(cases.positions, 2, [0, 1, 3])[0]
+    before, inside, after = launch(cases.positions, 2, [0, 1, 2])[0]
     assert before == "rank 1 has not entered any collective of this group"
     assert inside.startswith("rank 1 is in all_reduce over 'd' at collective_group_cases.py")
-    assert inside.endswith("(rank 1's step 1 of 3)")
+    assert inside.endswith("(rank 1's step 1 of 2)")
     assert after.startswith("rank 1 has finished all_reduce") and after.endswith("and has entered nothing since")
 
 
@@ -114,8 +114,9 @@ def test_a_collective_in_a_signal_handler_is_refused(caught, tmp_path):
     if caught:  # the one in the middle goes on
         assert first == second == ["2.0", "2.0"]
     else:
-        assert first[0] == refused
-        assert all(text.startswith("PeerFailure") for text in (first[1], *second))
+        assert first[0] == refused  # after it had published its array, which rank 1 may have got
+        assert second[0] == "2.0" or second[0].startswith("PeerFailure")
+        assert all(text.startswith("PeerFailure") for text in (first[1], second[1]))
 
 
 def test_collectives_that_only_wait_for_each_other_are_compared(tmp_path):

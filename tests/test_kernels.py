@@ -12,6 +12,7 @@ import traceback
 import numpy as np
 import pytest
 from collective_cases import sample_nans
+from kernel_ranks import MEMORY, Rank
 from numba import njit
 from schedule_oracle import built, expected
 
@@ -20,10 +21,7 @@ from funccoll.kernels import intrinsics
 from funccoll.kernels.cpu import combine_address, interpreter
 from funccoll.kernels.frame import FAILED, FINISHED, MISMATCH, NEEDS_FALLBACK, WAITING
 from funccoll.primitives.combining import fold
-from funccoll.runtime.plans.control_block import Communicator, ControlBlock
-from funccoll.runtime.shm.plan import GroupedCollective, Operand, build_plan
 from funccoll.schedules import algorithms, build
-from funccoll.schedules.chunk_layout import ChunkLayout
 from funccoll.schedules.collective import KINDS
 from funccoll.schedules.streams.instructions import Opcode
 from funccoll.types import bfloat16
@@ -149,9 +147,6 @@ def test_accumulating_into_any_operand():
 
 # ---------------------------------------------------------------- processes
 
-MEMORY, ARENA = 1 << 26, 8 << 20
-
-
 def in_processes(count: int, body) -> list[int]:
     """Run `body(rank, memory)` in forked processes over shared memory; their exit codes."""
     memory = mmap.mmap(-1, MEMORY)
@@ -168,64 +163,6 @@ def in_processes(count: int, body) -> list[int]:
             os._exit(code)
         children.append(child)
     return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-
-
-class Rank:
-    """One rank's side of a collective that is called again and again: a plan, run without a heap's allocator."""
-
-    def __init__(
-        self, rank: int, memory: mmap.mmap, schedule, elements: int, dtype: np.dtype, op: str, identity: str = "",
-        number: int = 0,
-    ):  # fmt: skip
-        self.memory = np.frombuffer(memory, np.uint8)
-        self.base, self.end = self.memory.ctypes.data, (1 << 20) + rank * ARENA
-        shape = (elements * schedule.collective.input_blocks,)
-        operand = Operand(shape, ChunkLayout.output_shape(schedule.collective, shape), dtype, argument=0)
-        call = GroupedCollective(("d",), schedule, op, (operand,), identity)
-        # Control lines of its own: one rank may be in the next collective already.
-        lines = ControlBlock(4096 + number * ControlBlock(0, schedule.nranks).nbytes, schedule.nranks)
-        communicator = Communicator(0, tuple(range(10, 10 + schedule.nranks)), rank, lines)
-        plan = build_plan([call], [communicator])
-        self.code, self.addresses = plan.code.copy(), np.zeros(plan.slots, np.int64)
-        for needed in plan.allocations:
-            offset = self.allocate(needed.nbytes)
-            self.addresses[list(needed.slots)], self.code[list(needed.words)] = self.base + offset, offset
-        self.input, self.output = (self.array(n, dtype) for n in (shape[0], operand.out_shape[0]))
-        self.arguments, self.results = (self.input,), (self.output,)
-        self.bases, self.operands = np.zeros(1, np.int64), np.zeros(plan.max_operands, np.int64)
-        self.accumulator = np.zeros(fields.ACCUMULATOR_BYTES, np.uint8)
-        self.frame, self.contention = np.zeros(fields.FRAME_WORDS, np.int64), np.zeros(2, np.int64)
-        self.histories = np.zeros(1, np.int64)
-        tables = ((fields.CODE, self.code), (fields.ADDRESSES, self.addresses), (fields.BASES, self.bases),
-                  (fields.OPERANDS, self.operands), (fields.ACCUMULATOR, self.accumulator),
-                  (fields.CONTENTION, self.contention), (fields.HISTORIES, self.histories))  # fmt: skip
-        for word, table in tables:
-            self.frame[word] = table.ctypes.data
-        for word, arrays in ((fields.ARGUMENTS, self.arguments), (fields.RESULTS, self.results)):
-            self.frame[word] = id(arrays) + tuple.__basicsize__
-        self.frame[fields.HEAP] = self.frame[fields.FAILURE] = self.base
-        self.frame[fields.HEAP_BYTES] = MEMORY
-        self.frame[[fields.SPINS, fields.YIELDS, fields.PATIENCE, fields.INSTRUCTION_BUDGET]] = 400, 200, 100_000_000, -1
-        self.frame[fields.NDARRAY], self.frame[fields.UNSHARED_REFCOUNT] = id(np.ndarray), 1 << 31
-        self.kernel = interpreter(self.frame.ctypes.data)
-
-    def allocate(self, nbytes: int) -> int:
-        offset = self.end
-        self.end += -(-nbytes // 128) * 128
-        return offset
-
-    def array(self, count: int, dtype: np.dtype) -> np.ndarray:
-        offset = self.allocate(count * dtype.itemsize)
-        return self.memory[offset : offset + count * dtype.itemsize].view(dtype)
-
-    def run(self, seconds: float = 120.0) -> int:
-        """The status at the end; WAITING when there was none in this time."""
-        end = time.monotonic() + seconds
-        while True:
-            self.kernel()
-            status = self.frame[fields.STATUS]
-            if status != WAITING or time.monotonic() > end:
-                return status
 
 
 @pytest.mark.parametrize(("p", "non_temporal"), [

@@ -16,6 +16,7 @@ from funccoll.schedules.chunk_layout import ChunkLayout
 from funccoll.schedules.collective import KINDS
 from funccoll.schedules.streams.instructions import (
     LEFT_TO_STAGE,
+    NO_CELL,
     NO_COPY,
     UNALLOCATED,
     Instruction,
@@ -65,15 +66,15 @@ def test_an_instruction_is_encoded_read_and_changed_by_name():
     places = [MemoryOperand(slot, 64 * slot, 8) for slot in range(5)]
     of = {"destinations": places[:2], "sources": places[2:]}
     code = Opcode.COMBINE.encode(function=99, count=-7, itemsize=4, divisor=0, rows=2, **of)
-    code += Opcode.WAIT.encode(counter=4096, communicator=1, value=5, rank=2)
+    code += Opcode.WAIT.encode(counter=4096, communicator=1, value=5, rank=2, cell=NO_CELL)
     first, second = disassemble(code)
     assert first.memory == {"destinations": places[:2], "sources": places[2:]}
     assert first.operands == {"function": 99, "count": -7, "itemsize": 4, "divisor": 0, "rows": 2, "ndst": 2, "nsrc": 3}
-    assert (second.pc, second.end) == (first.end, len(code)) == (23, 28)
+    assert (second.pc, second.end) == (first.end, len(code)) == (23, 29)
     assert Opcode.WAIT.read(code, second.pc, "value") == 5
     Opcode.WAIT.write(code, second.pc, "rank", 1)
     assert decode(code, second.pc).operands["rank"] == 1
-    assert str(second) == "    23  WAIT      counter=4096 communicator=1 value=5 rank=2"
+    assert str(second) == "    23  WAIT      counter=4096 communicator=1 value=5 rank=2 cell=-1"
     copy = Opcode.COPY.encode(nbytes=8, rows=1, source=places[:1], destinations=places[1:])
     assert "ndst=4 source=[(0 + 0, 8)] destinations=[(1 + 64, 8), (2 + 128, 8)," in str(decode(copy, 0))
 

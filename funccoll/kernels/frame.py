@@ -13,6 +13,10 @@ __all__ = [
     "BASES",
     "BLOCK_BYTES",
     "BUDGET_SPENT",
+    "CELL_HEAD_BYTES",
+    "CELL_HISTORY",
+    "CELL_NUMBER",
+    "CELL_TEXT",
     "CLOCK",
     "CODE",
     "COMMUNICATOR",
@@ -23,6 +27,7 @@ __all__ = [
     "FAULT_PC",
     "FINISHED",
     "FLAG",
+    "FLOORS",
     "FRAME_WORDS",
     "HEAP",
     "HEAP_BYTES",
@@ -72,6 +77,7 @@ __all__ = [
     "PIECES_BYTES",
     "READ_ERROR",
     "READ_FAULT",
+    "RECORD_EXCEPTIONS",
     "RECORD_HISTORY",
     "RECORD_TEXT",
     "REPEATS",
@@ -124,7 +130,9 @@ MESSAGES, REQUESTS, LIBRARY, LIBRARY_ERROR, MESSAGE_TRIES, MESSAGE_REACHED = ran
 # addresses of the table of peers and of a buffer for pieces of what is combined; the error number of a read that failed; and
 # room for the vectors of one read and its cookie.
 OWNER, PEERS, PIECES, READ_ERROR, IOVECS = range(38, 43)
-FRAME_WORDS = 52
+# The address of a table with, by communicator, a count that the counters of all its ranks have reached.
+FLOORS = 52
+FRAME_WORDS = 53
 
 FINISHED, WAITING, FAILED, MISMATCH, NEEDS_FALLBACK, BUDGET_SPENT, ROWS_FULL, MESSAGE_FAULT, READ_FAULT = range(9)
 """Statuses of `interpret`: everything is done; still waiting, call again; the failure word is set; a peer runs something
@@ -160,12 +168,15 @@ SIGNAL the value that it sets, of others the nanoseconds in which this thread di
 LINE_BYTES = 128
 """Bytes of a control line: two cache lines, which processors fetch in pairs."""
 LINE_CALL, LINE_HASH, LINE_TABLE, LINE_HEAD_BYTES = 8, 16, 24, 32
-"""Offsets in a control line, which begins with a counter: the call's number, its hash (with that of the rank's history, which
-is 0 until an exception leaves a program after a collective), and the offset of its addresses, which follow here when they
-fit: few of them are in the first cache line, the only one that crosses between cores."""
-RECORD_TEXT, RECORD_HISTORY = 0, 8
-"""Offsets in a rank's record, a line of its own that peers read only for errors: that of the call's description, and the
-history."""
+"""Offsets in a control line, which begins with a counter: the call's number, its hash (with the rank's history, which changes
+with each eager collective and with each exception that leaves a program after a collective), and the offset of its addresses,
+which follow here when they fit: few of them are in the first cache line, the only one that crosses between cores."""
+CELL_NUMBER, CELL_HISTORY, CELL_TEXT, CELL_HEAD_BYTES = 0, 8, 16, 32
+"""Offsets in a cell: the number of the eager collective that published it, and minus that while it does; the rank's history,
+that collective included; the offset of its description; and behind them the arrays."""
+RECORD_TEXT, RECORD_HISTORY, RECORD_EXCEPTIONS = 0, 8, 16
+"""Offsets in a rank's record, a line of its own that peers read only for errors: that of the call's description, the history,
+and a hash of the exceptions in it."""
 
 BLOCK_BYTES = 1 << 13
 ACCUMULATOR_BYTES = 3 * BLOCK_BYTES

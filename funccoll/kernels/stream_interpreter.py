@@ -11,6 +11,9 @@ and, when they are few, the addresses; else they are in the rank's own memory. A
 for those of private arguments that peers read directly: these have the owner's number above their bits, and where the source
 of a COPY or COMBINE has one, the system reads it (`direct_reads`). A peer reads only while the rank is in the call: the rank
 leaves after all that touch its buffers.
+
+An eager collective (`runtime.plans.eager`) needs none of this: peers read a rank's arrays in its cell, which is the rank's
+again some calls later.
 """
 # ruff: noqa: F821  (the template's free names are set by `variant`)
 # pyright: reportUndefinedVariable=false, reportPossiblyUnboundVariable=false
@@ -23,6 +26,7 @@ from ..schedules.streams.instructions import (
     LEFT_TO_STAGE,
     MEMORY_OPERAND,
     MEMORY_OPERAND_BYTES,
+    NO_CELL,
     NO_COPY,
     READ_DIRECTLY,
     UNALLOCATED,
@@ -34,6 +38,9 @@ from .frame import (
     ARGUMENTS,
     BASES,
     BUDGET_SPENT,
+    CELL_HISTORY,
+    CELL_NUMBER,
+    CELL_TEXT,
     CLOCK,
     CODE,
     COMMUNICATOR,
@@ -43,12 +50,14 @@ from .frame import (
     FAULT_PC,
     FINISHED,
     FLAG,
+    FLOORS,
     HEAP,
     HEAP_BYTES,
     HISTORIES,
     INSTRUCTION_BUDGET,
     LIBRARY,
     LIBRARY_ERROR,
+    LINE_BYTES,
     LINE_CALL,
     LINE_HASH,
     LINE_TABLE,
@@ -108,6 +117,10 @@ ADVANCE, BIND_ARG, CHECK, COMBINE, COMPLETE, COPY, ENTER, POST, READ_PEER, SIGNA
         Opcode.READ_PEER, Opcode.SIGNAL, Opcode.STAGE, Opcode.WAIT,
     )
 )  # fmt: skip
+FIND_CELL, ONCE, PUBLISH, RAISE_FLOOR, RESERVE, VERIFY = (
+    opcode.byte_offsets()
+    for opcode in (Opcode.FIND_CELL, Opcode.ONCE, Opcode.PUBLISH, Opcode.RAISE_FLOOR, Opcode.RESERVE, Opcode.VERIFY)
+)
 
 RECORDS = False
 """A variant binds it to True to record each instruction's start and end."""
@@ -115,6 +128,9 @@ HAS_MESSAGES = False
 """A variant binds it to True where plans have messages to other hosts."""
 HAS_DIRECT_READS = False
 """A variant binds it to True where processes can read each other's private memory."""
+HAS_CELLS = False
+"""A variant binds it to True where plans have eager collectives."""
+_MIX, _HISTORY = 0x5851_F42D_4C95_7F2D, (1 << 56) - 1
 _LONG = 100_000  # nanoseconds from which on a recorded instruction asks how long it had a processor
 
 _EAGER = 30  # tries without a pause
@@ -163,12 +179,14 @@ def interpret(frame: Any) -> int:
                 store(row + ROW_START, now)
                 store(row, place)
         if opcode == WAIT.opcode:
-            counter = heap + load(pc + WAIT.counter)
+            counter = awaited = heap + load(pc + WAIT.counter)
+            if HAS_CELLS and load(pc + WAIT.cell) != NO_CELL:
+                awaited = load(addresses + 8 * load(pc + WAIT.cell))
             goal = load(bases + 8 * load(pc + WAIT.communicator)) + load(pc + WAIT.value)
             tries, yields, began, since = 0, 0, 0, 0
             if RECORDS:
                 store(row + ROW_DETAIL, goal)
-            while load_acquire(counter) < goal:
+            while load_acquire(awaited) < goal:
                 tries += 1
                 if tries <= spins:
                     if tries > _EAGER:  # a pause takes as long as a line needs from core to core
@@ -182,6 +200,8 @@ def interpret(frame: Any) -> int:
                         yields = load(frame + 8 * YIELDS)
                 if load_acquire(load(frame + 8 * FAILURE)) != 0:
                     status = FAILED
+                elif HAS_CELLS and awaited != counter and load_acquire(counter) >= goal and load_acquire(awaited) < goal:
+                    status = MISMATCH  # it has entered something else: it publishes its cell before it moves its counter
                 elif tries <= spins + yields:
                     yield_core()
                     before, since = since, monotonic_ns(frame + 8 * CLOCK)
@@ -205,6 +225,12 @@ def interpret(frame: Any) -> int:
             if RECORDS:
                 if began != 0:
                     had_cpu, at = thread_ns(frame + 8 * CLOCK), monotonic_ns(frame + 8 * CLOCK)
+            if HAS_CELLS and awaited != counter:
+                history = load(histories + 8 * load(pc + WAIT.communicator))
+                if load(awaited + CELL_NUMBER) != goal or load(awaited + CELL_HISTORY) != history:
+                    store(frame + 8 * PC, (pc - code) // 8)
+                    store(frame + 8 * PEER, load(pc + WAIT.rank))
+                    return MISMATCH
             pc += WAIT.size
         elif opcode == READ_PEER.opcode:
             line = heap + load(pc + READ_PEER.line)
@@ -346,6 +372,53 @@ def interpret(frame: Any) -> int:
                 data = to
             store(addresses + 8 * load(pc + STAGE.slot), data)
             pc += STAGE.size
+        elif HAS_CELLS and opcode == FIND_CELL.opcode:
+            # Two ranks are in one call with the same base, and those of two eager collectives differ by 2 or more.
+            number = (load(bases + 8 * load(pc + FIND_CELL.communicator)) + load(pc + FIND_CELL.value)) // 2
+            cell = load(pc + FIND_CELL.ring) + load(pc + FIND_CELL.cell_bytes) * (number & (load(pc + FIND_CELL.cells) - 1))
+            store(addresses + 8 * load(pc + FIND_CELL.slot), heap + cell)
+            pc += FIND_CELL.size
+        elif HAS_CELLS and opcode == RESERVE.opcode:
+            goal = load(bases + 8 * load(pc + RESERVE.communicator)) + load(pc + RESERVE.value)
+            if load(load(frame + 8 * FLOORS) + 8 * load(pc + RESERVE.communicator)) >= goal:
+                pc += 8 * load(pc + RESERVE.words)
+            else:
+                pc += RESERVE.size
+        elif HAS_CELLS and opcode == VERIFY.opcode:
+            # A peer that is ahead has published its cell for this call, or is about to: it compares with this rank's instead.
+            cell, own = load(addresses + 8 * load(pc + VERIFY.cell)), load(addresses + 8 * load(pc + VERIFY.own))
+            number = load_acquire(cell + CELL_NUMBER)
+            history = load_acquire(cell + CELL_HISTORY)
+            ahead = load(bases + 8 * load(pc + VERIFY.communicator)) + load(pc + VERIFY.value)
+            differs = number != load(own + CELL_NUMBER) or history != load(own + CELL_HISTORY)
+            if differs and number != ahead and number != -ahead and load_acquire(cell + CELL_NUMBER) == number:
+                store(frame + 8 * PC, (pc - code) // 8)
+                store(frame + 8 * PEER, load(pc + VERIFY.rank))
+                return MISMATCH
+            pc += VERIFY.size
+        elif HAS_CELLS and opcode == RAISE_FLOOR.opcode:
+            line = heap + load(pc + RAISE_FLOOR.line)
+            least = load_acquire(line)
+            for i in range(1, load(pc + RAISE_FLOOR.ranks)):
+                least = min(least, load_acquire(line + LINE_BYTES * i))
+            store(load(frame + 8 * FLOORS) + 8 * load(pc + RAISE_FLOOR.communicator), least)
+            pc += RAISE_FLOOR.size
+        elif HAS_CELLS and opcode == PUBLISH.opcode:
+            cell, place = load(addresses + 8 * load(pc + PUBLISH.slot)), histories + 8 * load(pc + PUBLISH.communicator)
+            history = ((load(place) ^ load(pc + PUBLISH.hash)) * _MIX) & _HISTORY
+            store(place, history)
+            number = load(bases + 8 * load(pc + PUBLISH.communicator)) + load(pc + PUBLISH.value)
+            store(cell + CELL_NUMBER, -number)
+            store_release(cell + CELL_HISTORY, history)
+            store(cell + CELL_TEXT, load(pc + PUBLISH.text))
+            store_release(cell + CELL_NUMBER, number)
+            pc += PUBLISH.size
+        elif HAS_CELLS and opcode == ONCE.opcode:
+            if load(pc + ONCE.done) != 0:
+                pc += 8 * load(pc + ONCE.words)
+            else:
+                store(pc + ONCE.done, 1)
+                pc += ONCE.size
         elif opcode == ADVANCE.opcode:
             base = bases + 8 * load(pc + ADVANCE.communicator)
             store(base, load(base) + load(pc + ADVANCE.span))

@@ -3,11 +3,34 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from ...kernels.frame import LINE_BYTES, LINE_HEAD_BYTES
+from ...kernels.frame import CELL_HEAD_BYTES, LINE_BYTES, LINE_HEAD_BYTES
 from ...machine_profile import DirectReads
 
-__all__ = ["Communicator", "ControlBlock"]
+__all__ = ["CellRing", "Communicator", "ControlBlock"]
+
+
+_RINGS = (64, LINE_BYTES), (8, 4096 + LINE_BYTES)
+"""Cells of each ring, a power of 2, and bytes of each cell. As many calls a rank can be ahead of its peers, of which two may
+share a core: with small arrays it sends many in one time slice."""
+
+
+class CellRing(NamedTuple):
+    """The cells of one size: those of rank 0, then those of rank 1, and so on; `start` is the offset of the first."""
+
+    start: int
+    cells: int
+    cell_bytes: int
+
+    def of(self, rank: int) -> int:
+        """The offset of a rank's first cell."""
+        return self.start + rank * self.cells * self.cell_bytes
+
+    @property
+    def capacity(self) -> int:
+        """Bytes of arrays in a cell."""
+        return self.cell_bytes - CELL_HEAD_BYTES
 
 
 @dataclass(frozen=True)
@@ -15,17 +38,28 @@ class ControlBlock:
     """The control lines of a communicator in the heap: for each rank one line per channel.
 
     A rank's first line begins with its counter, and goes on with what it publishes when it enters a call; the others hold the
-    other channels' counters. Behind them is a record for each rank.
+    other channels' counters. Behind them is a record for each rank, and behind those, in a job, its cells (`CellRing`).
     """
 
     start: int
     nranks: int
     channels: int = 1
+    has_cells: bool = False
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all lines."""
-        return self.nranks * (self.channels + 1) * LINE_BYTES
+        """Bytes of all lines, and of the cells."""
+        cells = self.nranks * sum(cells * nbytes for cells, nbytes in _RINGS) if self.has_cells else 0
+        return self.nranks * (self.channels + 1) * LINE_BYTES + cells
+
+    @property
+    def rings(self) -> tuple[CellRing, ...]:
+        """The rings of cells, those with the smallest cells first."""
+        found, start = list[CellRing](), self.counter(self.nranks * (self.channels + 1))
+        for cells, nbytes in _RINGS if self.has_cells else ():
+            found.append(CellRing(start, cells, nbytes))
+            start += self.nranks * cells * nbytes
+        return tuple(found)
 
     def line(self, rank: int) -> int:
         """The offset of a rank's first line."""

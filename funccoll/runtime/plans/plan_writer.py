@@ -12,15 +12,17 @@ import numpy as np
 from ...kernels.cpu import combine_address
 from ...schedules.chunk_layout import ChunkLayout, StridedRange
 from ...schedules.schedule import Schedule
-from ...schedules.streams.instructions import NO_COPY, MemoryOperand, Opcode
+from ...schedules.streams.instructions import NO_CELL, NO_COPY, MemoryOperand, Opcode
 from ...schedules.streams.streams import Streams
-from .control_block import Communicator
+from .control_block import CellRing, Communicator
 from .slots import Slots
 from .staging import Part, is_strided
 from .transit import Message, Transit, pieces
 
-__all__ = ["CPU", "PlannedCollective", "Segment", "Target", "Written", "write_collective"]
+__all__ = ["CPU", "EAGER_SPAN", "PlannedCollective", "Segment", "SegmentWriter", "Target", "Written", "write_collective"]
 
+EAGER_SPAN = 2
+"""The advance of a rank's counter in an eager collective: 1 when its cell is published, 2 when it has its results."""
 _NON_TEMPORAL = 1.5
 """Bytes of all ranks' arrays, over those of the caches, from which on results are written with non-temporal stores. Measured
 with 32 MiB of cache and two ranks, where each result is read and replaces the one before: with 48 or 64 MiB of arrays every
@@ -65,7 +67,14 @@ class PlannedCollective:
     """Bytes of the staging buffer for one segment."""
     reads_directly: bool = False
     """True where peers read private arguments themselves, so that nothing is staged."""
+    ring: CellRing | None = None
+    """The cells through which it goes, if it is eager."""
     target: Target = CPU
+
+    @property
+    def span(self) -> int:
+        """The advance of a rank's counter in it, or in each of its segments."""
+        return self.streams.span if self.ring is None else EAGER_SPAN
 
     @cached_property
     def streams(self) -> Streams:
@@ -87,7 +96,7 @@ class PlannedCollective:
     @property
     def overflow_bytes(self) -> int:
         """Bytes of the addresses that a rank publishes, when its control line is too small for them; else 0."""
-        published = 8 * self.slots.width * len(self.layouts)
+        published = 8 * self.slots.width * len(self.layouts) if self.ring is None else 0
         return published if published > self.communicator.control.table_bytes else 0
 
 
@@ -106,9 +115,9 @@ class Written(NamedTuple):
 
 def write_collective(code: list[int], messages: list[Message], collective: PlannedCollective, base: int) -> Written:
     """Append a collective's code, and its messages; `base` is the advance of the communicator's counters by the code before."""
-    span = collective.streams.span
+    span = collective.span
     writers = [
-        _SegmentWriter(code, messages, collective, segment, base + k * span, k % 2 * collective.segment_bytes)
+        SegmentWriter(code, messages, collective, segment, base + k * span, k % 2 * collective.segment_bytes)
         for k, segment in enumerate(collective.segments)
     ]
     writers[0].stage_copies()
@@ -120,7 +129,7 @@ def write_collective(code: list[int], messages: list[Message], collective: Plann
 
 
 @dataclass
-class _SegmentWriter:
+class SegmentWriter:
     """Writes the code of one segment."""
 
     code: list[int]
@@ -143,13 +152,14 @@ class _SegmentWriter:
         self.control, self.slots = communicator.control, self.collective.slots
 
     def emit(self, opcode: Opcode, **values: object) -> None:
+        """An instruction."""
         self.code += opcode.encode(**values)
 
     def emit_value(self, opcode: Opcode, value: int, **values: object) -> None:
         """An instruction that compares or sets a value of the communicator's counters."""
         self.code += opcode.encode(communicator=self.number, value=self.base + value, **values)
 
-    def write(self, following: _SegmentWriter | None) -> None:
+    def write(self, following: SegmentWriter | None) -> None:
         """Write the whole segment; the following one is copied as soon as peers can read this one."""
         s, rank, hash = self.collective.streams, self.rank, self.collective.hash
         assert s.schedule.channels == 1, "one stream for each rank"
@@ -161,7 +171,7 @@ class _SegmentWriter:
             for w in range(int(s.wait_ptr[i]), int(s.wait_ptr[i + 1])):
                 peer = int(s.wait_stream[w])
                 counter, member = self.control.counter(peer), self.members[peer]
-                self.emit_value(Opcode.WAIT, int(s.wait_value[w]), counter=counter, rank=member)
+                self.emit_value(Opcode.WAIT, int(s.wait_value[w]), counter=counter, rank=member, cell=NO_CELL)
                 if peer not in self.checked and self.collective.target.publishes:
                     # A peer that is waited for must be in the same call, also when none of its buffers is touched.
                     self.checked.add(peer)
@@ -183,6 +193,7 @@ class _SegmentWriter:
     # ------------------------------------------------------------ addresses
 
     def enter(self) -> None:
+        """Publish that this rank has entered."""
         table = self.control.table(self.rank)
         if self.collective.overflow_bytes:
             self.table_words.append(len(self.code) + Opcode.ENTER.offset("table"))
@@ -193,6 +204,7 @@ class _SegmentWriter:
         self.emit_value(Opcode.ENTER, 0, line=line, hash=hash, **published)
 
     def read_peer(self, peer: int) -> None:
+        """Read where a peer's arrays are, before the first instruction that reads or writes them."""
         line, hash, member = self.control.line(peer), self.collective.hash, self.members[peer]
         self.emit_value(Opcode.READ_PEER, 0, line=line, hash=hash, rank=member, **self.published(peer))
 
@@ -217,6 +229,7 @@ class _SegmentWriter:
                 self.stage(number, part, self.slots.of(self.rank, part.chunk, number), 0)
 
     def stage(self, number: int, part: Part, slot: int, nbytes: int) -> None:
+        """Store where a part of an array is, for peers, and copy `nbytes` bytes of it."""
         buffer = self.slots.output(self.rank, number) if part.in_output else self.slots.staging
         copy = part.copy if part.copy == NO_COPY or part.in_output else part.copy + self.staging
         argument = self.slots.argument(self.rank, number)
@@ -243,7 +256,7 @@ class _SegmentWriter:
         for number in self.segment.layouts:
             dtype = c.dtypes[number]
             for length, rows, starts in aligned(self.transit.cut(self.runs(i, number), dtype.itemsize)):
-                places = [MemoryOperand(slot, at * dtype.itemsize, step * dtype.itemsize) for slot, at, step in starts]
+                places = [self.place(number, slot, at * dtype.itemsize, step * dtype.itemsize) for slot, at, step in starts]
                 destinations, sources = places[: len(dsts)], places[len(dsts) :]
                 self.transit.before(destinations, sources, rows, length * dtype.itemsize)
                 if p == len(sources) == 1 and c.op in ("max", "min"):  # a single NaN becomes the canonical one, too
@@ -256,6 +269,10 @@ class _SegmentWriter:
                 else:
                     nbytes = sign * length * dtype.itemsize
                     self.emit(Opcode.COPY, nbytes=nbytes, rows=rows, source=sources, destinations=destinations)
+
+    def place(self, number: int, slot: int, start: int, step: int) -> MemoryOperand:
+        """Rows of an array, in bytes behind the address in a slot."""
+        return MemoryOperand(slot, start, step)
 
     def post(self, i: int) -> None:
         """Instruction i of the streams, a POST, with the messages that follow on it."""
@@ -307,6 +324,7 @@ class _SegmentWriter:
         return found
 
     def chunk(self, layout: ChunkLayout, row: int, part: int) -> Iterator[tuple[int, StridedRange]]:
+        """The ranges of one chunk, each with the number of its buffer."""
         c, inputs = self.collective.schedule.collective, self.slots.inputs
         low, high = layout.parts[part]
         scratch = row - c.input_chunks - c.output_chunks

@@ -35,6 +35,7 @@ from ...kernels.frame import (
     FAILURE,
     FAULT_PC,
     FINISHED,
+    FLOORS,
     FRAME_WORDS,
     HEAP,
     HEAP_BYTES,
@@ -156,7 +157,7 @@ class CollectiveGroup(PlanCall):
         self._accumulator = np.zeros(ACCUMULATOR_BYTES, np.uint8)
         self.frame = np.zeros(FRAME_WORDS, np.int64)
         tables = ((CODE, self._code), (ADDRESSES, self._addresses), (BASES, self.registry.bases),
-                  (HISTORIES, self.registry.histories), (CONTENTION, self.registry.contention),
+                  (HISTORIES, self.registry.histories), (FLOORS, self.registry.floors), (CONTENTION, self.registry.contention),
                   (OPERANDS, self._operands), (ACCUMULATOR, self._accumulator), (PIECES, self._pieces),
                   (PEERS, self.registry.access.peers))  # fmt: skip
         for word, table in tables:

@@ -12,7 +12,15 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from ...errors import FunccollError, RendezvousError
-from ...kernels.frame import LINE_BYTES, RECORD_HISTORY, RECORD_TEXT
+from ...kernels.frame import (
+    CELL_HISTORY,
+    CELL_NUMBER,
+    CELL_TEXT,
+    LINE_BYTES,
+    RECORD_EXCEPTIONS,
+    RECORD_HISTORY,
+    RECORD_TEXT,
+)
 from ...mesh import Mesh, number_hosts
 from ..job import host
 from ..job.calling_thread import calling_thread
@@ -46,7 +54,9 @@ class Communicators:
         self.world, self.heap, self.access = world, heap, access
         self.bases = np.zeros(_MAX_COMMUNICATORS, np.int64)
         self.histories = np.zeros(_MAX_COMMUNICATORS, np.int64)
-        """By communicator, a hash of the exceptions that left programs of this process after a collective."""
+        """By communicator, a hash of this process's eager collectives, and exceptions that left programs after a collective."""
+        self.floors = np.zeros(_MAX_COMMUNICATORS, np.int64)
+        """By communicator, a count that the counters of all its ranks have reached: see RESERVE."""
         self.contention = np.zeros(2, np.int64)
         """The waits' record of other processes that want this one's core: see CONTENTION in `kernels.frame`."""
         self.busy = bytearray(_MAX_COMMUNICATORS)
@@ -92,10 +102,10 @@ class Communicators:
             if key not in self._known:
                 ranks = mesh.groups(axes)
                 tag = int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:7], "little")
-                entry, start = self._place(tag | 1, sum(ControlBlock(0, len(group)).nbytes for group in ranks))
+                entry, start, has_cells = self._place(tag | 1, [len(group) for group in ranks])
                 blocks = []
                 for group in ranks:
-                    blocks.append((tuple(group), ControlBlock(start, len(group))))
+                    blocks.append((tuple(group), ControlBlock(start, len(group), has_cells=has_cells)))
                     start += blocks[-1][1].nbytes
                 members, control = next(b for b in blocks if self.world.rank in b[0])
                 rank, hosts = members.index(self.world.rank), self._hosts(members)
@@ -115,17 +125,24 @@ class Communicators:
     def _cache_bytes(self) -> int:
         return host.cache_bytes(self.world.processes_here) or Communicator.cache_bytes
 
-    def _place(self, hash: int, nbytes: int) -> tuple[int, int]:
-        """The entry and the offset of the control blocks along some axes: the same in all processes, whichever asks first."""
+    def _place(self, hash: int, sizes: Sequence[int]) -> tuple[int, int, bool]:
+        """The entry and the offset of the control blocks along some axes, and whether they have cells.
+
+        They are the same in all processes, whichever asks first. Where half of the room is used up, the rest is for lines.
+        """
+        without, nbytes = (sum(ControlBlock(0, size, has_cells=cells).nbytes for size in sizes) for cells in (False, True))
         with self.heap.exclusive(self.world.timeout):
             (found,) = np.nonzero(self._table[:, 0] == hash)
             if found.size:
-                return int(found[0]), int(self._table[found[0], 1])
+                start, end = self._table[found[0], 1:].tolist()
+                return int(found[0]), start, end - start == nbytes
             used = int(np.count_nonzero(self._table[:, 0]))
             start = int(self._table[used - 1, 2]) if used else self._first
+            has_cells = start + nbytes <= (self._first + self.access.start) // 2
+            nbytes = nbytes if has_cells else without
             if used < _MAX_COMMUNICATORS and start + nbytes <= self.access.start:
                 self._table[used] = hash, start, start + nbytes
-                return used, start
+                return used, start, has_cells
         raise FunccollError(
             "no room is left for another communicator: each mesh of this job has one for all axes over which its programs "
             f"communicate, and there are {used}. Make a mesh once, with fc.make_mesh, and use it in all functions."
@@ -165,30 +182,45 @@ class Communicators:
         count, _ = self.note(self.world.rank)
         note = f"{count + 1} {text}".encode()[:_NOTE_BYTES]
         self._notes[self.world.rank] = np.frombuffer(note.ljust(_NOTE_BYTES, b"\0"), np.uint8)
+        with self._lock:
+            known = {mine.number: mine for mine, _ in self._known.values()}
         for number in numbers:
-            digest = hashlib.sha256(f"{self.histories[number]} {place}".encode()).digest()
-            self.histories[number] = int.from_bytes(digest[:7], "little")
+            exceptions = self._record(known[number].control, known[number].rank, RECORD_EXCEPTIONS)
+            for hash in (exceptions, self.histories[number : number + 1]):
+                digest = hashlib.sha256(f"{hash.item()} {place}".encode()).digest()
+                hash[...] = int.from_bytes(digest[:7], "little")
 
     def note(self, rank: int) -> tuple[int, str]:
         """The number of exceptions that left programs of a rank of this host after a collective, and the last one."""
         number, _, text = self._notes[rank].tobytes().rstrip(b"\0").decode(errors="replace").partition(" ")
         return int(number or 0), text
 
-    def history(self, rank: int, communicator: Communicator) -> int:
-        """The history with which a rank of the communicator, on this host, entered its last collective."""
-        return self._history(communicator.control, communicator.members.index(rank))
+    def exceptions(self, rank: int, communicator: Communicator) -> int:
+        """A hash of the exceptions in the history of a rank of this host."""
+        return int(self._record(communicator.control, communicator.members.index(rank), RECORD_EXCEPTIONS))
 
-    def _history(self, control: ControlBlock, rank: int) -> int:
-        return int(self.heap.view(control.record(rank) + RECORD_HISTORY, (), np.int64))
+    def _record(self, control: ControlBlock, rank: int, word: int) -> np.ndarray:
+        return self.heap.view(control.record(rank) + word, (), np.int64)
+
+    def published(self, communicator: Communicator, rank: int) -> dict[int, tuple[int, dict[str, str]]]:
+        """The contents of a rank's cells, on this host: by the number of the call, the history and the description."""
+        found = {}
+        for ring in communicator.control.rings:
+            shape = (ring.cells, ring.cell_bytes // 8)
+            cells = self.heap.view(ring.of(communicator.members.index(rank)), shape, np.int64)
+            for words in cells[cells[:, CELL_NUMBER // 8] > 0].tolist():
+                text = self._description(words[CELL_TEXT // 8])
+                found[words[CELL_NUMBER // 8]] = words[CELL_HISTORY // 8], text
+        return found
 
     def descriptions(self, communicator: Communicator) -> dict[int, dict[str, str]]:
         """The call that each rank of this host entered last over the communicator's axes, by the names of DESCRIPTION."""
         (blocks,) = (blocks for mine, blocks in self._known.values() if mine is communicator)
         records = {rank: control.record(i) for members, control in blocks for i, rank in enumerate(members)}
-        return {rank: self._description(record) for rank, record in records.items() if self._is_here(rank)}
+        texts = {rank: int(self.heap.view(record + RECORD_TEXT, (), np.int64)) for rank, record in records.items()}
+        return {rank: self._description(text) for rank, text in texts.items() if self._is_here(rank)}
 
-    def _description(self, record: int) -> dict[str, str]:
-        start = int(self.heap.view(record + RECORD_TEXT, (), np.int64))
+    def _description(self, start: int) -> dict[str, str]:
         length = min(DESCRIPTION_BYTES, self.heap.size - start) if start else 0
         text = self.heap.view(start, (length,), np.uint8).tobytes().partition(b"\0")[0].decode(errors="replace")
         return dict(zip(DESCRIPTION, text.split("\x1f"), strict=False)) if text else {}
@@ -235,10 +267,10 @@ class Communicators:
         mine = next((mine for key, (mine, _) in list(self._known.items()) if repr(key) == question["communicator"]), None)
         waits = next(reversed(self.waiting_for.copy().values()), -1)
         if mine is None:
-            return {"where": _NOWHERE, "call": [0, 0], "said": {}, "history": 0, "note": [0, ""], "waits": waits}
+            return {"where": _NOWHERE, "call": [0, 0], "said": {}, "exceptions": 0, "note": [0, ""], "waits": waits}
         return {
             "where": self._where(self.world.rank, mine).removesuffix(" (this rank)"), "call": self.own_call(mine),
-            "said": self.descriptions(mine)[self.world.rank], "history": self.history(self.world.rank, mine),
+            "said": self.descriptions(mine)[self.world.rank], "exceptions": self.exceptions(self.world.rank, mine),
             "note": self.note(self.world.rank), "waits": self.waiting_for.get(mine.number, waits),
         }  # fmt: skip
 
@@ -268,7 +300,7 @@ class Communicators:
     def _line(self, control: ControlBlock, rank: int) -> tuple[int, int, int]:
         """(instructions done since it entered, hash, counter) of a rank's control line."""
         counter, number, hash = self.heap.view(control.line(rank), (3,), np.int64).tolist()
-        return counter - number, hash ^ self._history(control, rank), counter
+        return counter - number, hash ^ int(self._record(control, rank, RECORD_HISTORY)), counter
 
     # ------------------------------------------------------------ threads
 

@@ -79,19 +79,21 @@ class Diagnosis:
         `told` are reports that ranks of other hosts have given before: they may have ended since.
         """
         self.others = {**self.others, **told}
-        mine = self.registry.history(self.registry.world.rank, self.communicator)
-        theirs = self._reported(self.peer, "history", lambda: self.registry.history(self.peer, self.communicator))
+        mine = self.registry.exceptions(self.registry.world.rank, self.communicator)
+        theirs = self._reported(self.peer, "exceptions", lambda: self.registry.exceptions(self.peer, self.communicator))
         if mine != theirs:
-            return self._other_history()
+            return self._other_exceptions()
         ranks = [self.peer, self.registry.world.rank]
         entered = self.registry.descriptions(self.communicator)
         entered |= {rank: report["said"] for rank, report in self.others.items()}
+        entered |= self._first_difference(ranks) if self.peer not in self.others else {}
         alike = Counter(tuple(said.items()) for said in entered.values())
         ranks.sort(key=lambda rank: alike[tuple(entered[rank].items())])  # the one that few are with first
         first, second = (entered[rank] for rank in ranks)
         differ = [name for name in DESCRIPTION if first.get(name) != second.get(name)]
         which = " and ".join(name for name in differ if name not in ("line", "program"))
-        which = which or ("the program, or the place in it" if "program" in differ else "how the arrays are cut")
+        unseen = "how the arrays are cut, or in a small collective some calls before"
+        which = which or ("the program, or the place in it" if "program" in differ else unseen)
         calls = "\n".join(f"  rank {rank}: {_call_text(entered[rank])}" for rank in ranks)
         return ProgramMismatch(
             f"ranks {ranks[0]} and {ranks[1]} entered different collectives at the same time. They differ in {which}:\n"
@@ -100,7 +102,13 @@ class Diagnosis:
             self.call.source,
         )  # fmt: skip
 
-    def _other_history(self) -> ProgramMismatch:
+    def _first_difference(self, ranks: Sequence[int]) -> dict[int, dict[str, str]]:
+        """The descriptions of the first eager collective that two ranks have not entered alike, as far as cells still tell."""
+        one, other = (self.registry.published(self.communicator, rank) for rank in ranks)
+        differ = [number for number in one.keys() & other.keys() if one[number][0] != other[number][0]]
+        return dict(zip(ranks, (one[min(differ)][1], other[min(differ)][1]), strict=True)) if differ else {}
+
+    def _other_exceptions(self) -> ProgramMismatch:
         notes = {self.registry.world.rank: self.registry.note(self.registry.world.rank)}
         notes[self.peer] = tuple(self._reported(self.peer, "note", lambda: self.registry.note(self.peer)))
         (last, (more, text)), (other, (fewer, else_text)) = sorted(notes.items(), key=lambda note: note[1], reverse=True)

@@ -20,6 +20,7 @@ from ...schedules.streams.instructions import LEFT_TO_STAGE, READ_DIRECTLY, UNAL
 from ...types import dtype_name
 from ..plans import staging
 from ..plans.control_block import Communicator
+from ..plans.eager import ring_of, write_eagerly
 from ..plans.operand import Operand
 from ..plans.plan_writer import PlannedCollective, Segment, write_collective
 from ..plans.slots import Slots
@@ -146,7 +147,10 @@ def build_plan(calls: Sequence[GroupedCollective], communicators: Sequence[Commu
     for call, collective in zip(calls, planned, strict=True):
         starts.append(len(code))
         number = collective.communicator.number
-        written = write_collective(code, messages, collective, bases.get(number, 0))
+        if collective.ring is None:
+            written = write_collective(code, messages, collective, bases.get(number, 0))
+        else:
+            written = write_eagerly(code, collective, bases.get(number, 0))
         bases[number], max_operands = written.base, max(max_operands, written.max_operands)
         bindings.allocate(collective.overflow_bytes, words=tuple(written.table_words))
         text = call.description
@@ -169,7 +173,8 @@ def _planned(call: GroupedCollective, communicator: Communicator, first_slot: in
     layouts = [ChunkLayout.of(kind, o.shape, o.dtype.itemsize, o.dim, o.concat_dim) for o in operands]
     if len(layouts) > 1 and kind.input_blocks == kind.output_blocks == 1 and schedule.prove().left_fold:
         layouts = cut_as_one(layouts)
-    has_arguments = any(o.argument is not None and o.argument >= 0 for o in operands)
+    ring = ring_of(schedule, layouts, communicator)
+    has_arguments = ring is None and any(o.argument is not None and o.argument >= 0 for o in operands)
     direct = has_arguments and staging.reads_directly(schedule.kind, layouts, communicator.direct_reads)
     # With other hosts each segment would wait for messages of its own. Segments overlap a copy with the next, and keep what is
     # combined in the caches: a single copy needs none.
@@ -185,18 +190,19 @@ def _planned(call: GroupedCollective, communicator: Communicator, first_slot: in
     slots = Slots(first_slot, schedule.nranks, len(layouts), inputs, staged=bool(cut))
     dtypes = [o.dtype for o in operands]
     return PlannedCollective(
-        schedule, layouts, dtypes, call.op, communicator, call.hash(segments), slots, segments, nbytes, reads_directly=direct
-    )
+        schedule, layouts, dtypes, call.op, communicator, call.hash(segments), slots, segments, nbytes, reads_directly=direct,
+        ring=ring,
+    )  # fmt: skip
 
 
 def _call_site(call: GroupedCollective, collective: PlannedCollective) -> CallSite:
     name = f"{call.kind} over {', '.join(map(repr, call.axes))}"
-    return CallSite(name, call.source, collective.streams.span, len(collective.segments))
+    return CallSite(name, call.source, collective.span, len(collective.segments))
 
 
 def _is_read_by_others(collective: PlannedCollective) -> bool:
     """True where other ranks of the host read this rank's input in place."""
-    return len(collective.communicator.neighbours) > 1
+    return collective.ring is None and len(collective.communicator.neighbours) > 1
 
 
 class _Bindings:

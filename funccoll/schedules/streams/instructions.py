@@ -18,8 +18,8 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 __all__ = [
-    "LEFT_TO_STAGE", "MEMORY_OPERAND", "MEMORY_OPERAND_BYTES", "NO_COPY", "READ_DIRECTLY", "UNALLOCATED", "Instruction",
-    "MemoryOperand", "Opcode", "decode", "disassemble",
+    "LEFT_TO_STAGE", "MEMORY_OPERAND", "MEMORY_OPERAND_BYTES", "NO_CELL", "NO_COPY", "READ_DIRECTLY", "UNALLOCATED",
+    "Instruction", "MemoryOperand", "Opcode", "decode", "disassemble",
 ]  # fmt: skip
 
 UNALLOCATED = -1
@@ -30,6 +30,8 @@ READ_DIRECTLY = -3
 """`staging` of a BIND_ARG whose private argument is not copied: peers read it where it is."""
 NO_COPY = -1
 """`copy` of a STAGE that only stores an address."""
+NO_CELL = -1
+"""`cell` of a WAIT for a counter."""
 
 _WORD = 8
 
@@ -72,8 +74,10 @@ class Opcode(IntEnum):
     """Store the address of an argument, or of result ~argument. A private argument is first copied to `staging`."""
     ENTER = 2, "line record communicator value hash text table narrays width slot stride"
     """Publish this rank's entry: call number, hash, where its description is, and the addresses of its buffers, in `table`."""
-    WAIT = 3, "counter communicator value rank"
-    """Wait until the counter of `rank` has reached the value."""
+    WAIT = 3, "counter communicator value rank cell"
+    """Wait until the counter of `rank` has reached the value, or until the cell in the slot `cell`, of the same rank, has it.
+
+    The cell must be of this call: its history is compared."""
     READ_PEER = 4, "line communicator value hash rank narrays width slot stride"
     """Read a peer's addresses. It must be in this call: number and hash are compared."""
     CHECK = 5, "line communicator value hash rank"
@@ -106,6 +110,18 @@ class Opcode(IntEnum):
     """The arrival of a message from another host."""
     COMPLETE = 15, "message count"
     """Wait until these messages have been sent or received."""
+    FIND_CELL = 16, "communicator value slot ring cells cell_bytes"
+    """Store the address of the cell that this call has in the ring of a rank."""
+    RESERVE = 17, "communicator value words"
+    """Go on `words` further where all ranks are known to have reached the value: they have read what this call's cell held."""
+    VERIFY = 18, "communicator value cell own rank"
+    """Compare what the cell of `rank` still holds with this rank's `own`: the history of both up to then."""
+    RAISE_FLOOR = 19, "communicator line ranks"
+    """Take note of the least counter of all ranks, whose lines begin at `line`, for RESERVE."""
+    PUBLISH = 20, "communicator value hash text slot"
+    """Publish this rank's cell, and with it the arrays that it holds. The history goes on."""
+    ONCE = 21, "done words"
+    """Go on `words` further, but for the first time."""
 
     @property
     def words(self) -> int:

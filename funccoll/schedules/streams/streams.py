@@ -95,6 +95,21 @@ class Streams:
 
         return verify(self)
 
+    @cached_property
+    def reads_only_inputs(self) -> bool:
+        """True when all that a rank does is to write its own output from ranks' inputs.
+
+        Then it waits for nothing but the entry of the ranks that it reads from, and their inputs may as well be copies, which
+        outlast the call: streams that are verified are right in any order that has these waits, since no place is both read
+        and written.
+        """
+        c, p = self.schedule.collective, self.schedule.nranks
+        if self.hosts or self.schedule.channels != 1 or not np.isin(self.opcode, (*_GATES, Opcode.COMBINE)).all():
+            return False
+        writer = np.repeat(self.stream, np.diff(self.dst_ptr))
+        is_output = (self.dst // p >= c.input_chunks) & (self.dst // p < c.input_chunks + c.output_chunks)
+        return bool((self.src // p < c.input_chunks).all() and is_output.all() and (self.dst % p == writer).all())
+
     def source(self, i: int) -> Source | None:
         """The line of the move that instruction i came from."""
         row = int(self.move[i])

@@ -1,0 +1,97 @@
+"""Ranks that run plans over shared memory without a job: in forked processes, or in one process, instruction by instruction."""
+
+from __future__ import annotations
+
+import mmap
+import time
+
+import numpy as np
+
+from funccoll.kernels import frame as fields
+from funccoll.kernels.cpu import interpreter
+from funccoll.kernels.frame import WAITING
+from funccoll.runtime.plans.control_block import Communicator, ControlBlock
+from funccoll.runtime.shm.plan import GroupedCollective, Operand, build_plan
+from funccoll.schedules.chunk_layout import ChunkLayout
+from funccoll.schedules.schedule import Schedule
+
+__all__ = ["MEMORY", "Rank", "RankMemory"]
+
+MEMORY, ARENA = 1 << 26, 8 << 20
+
+
+class RankMemory:
+    """What the calls of one rank have in common."""
+
+    def __init__(self, rank: int, memory: mmap.mmap):
+        self.rank = rank
+        self.bytes = np.frombuffer(memory, np.uint8)
+        self.base, self.end = self.bytes.ctypes.data, (1 << 20) + rank * ARENA
+        self.bases, self.histories, self.floors = (np.zeros(1, np.int64) for _ in range(3))
+        self.contention = np.zeros(2, np.int64)
+
+    def allocate(self, nbytes: int) -> int:
+        offset = self.end
+        self.end += -(-nbytes // 128) * 128
+        return offset
+
+    def array(self, count: int, dtype: np.dtype) -> np.ndarray:
+        offset = self.allocate(count * dtype.itemsize)
+        return self.bytes[offset : offset + count * dtype.itemsize].view(dtype)
+
+
+class Rank:
+    """One rank's side of a collective that is called again and again: a plan, run without a heap's allocator.
+
+    Control lines are its own, or those of the others with the same number; so are cells, if there are any.
+    """
+
+    def __init__(
+        self, rank: int, memory: mmap.mmap | RankMemory, schedule: Schedule, elements: int, dtype: np.dtype, op: str,
+        identity: str = "", number: int = 0, has_cells: bool = False,
+    ):  # fmt: skip
+        self.shared = shared = memory if isinstance(memory, RankMemory) else RankMemory(rank, memory)
+        self.memory = shared.bytes
+        shape = (elements * schedule.collective.input_blocks,)
+        operand = Operand(shape, ChunkLayout.output_shape(schedule.collective, shape), dtype, argument=0)
+        call = GroupedCollective(("d",), schedule, op, (operand,), identity)
+        nbytes = ControlBlock(0, schedule.nranks, has_cells=has_cells).nbytes
+        lines = ControlBlock(4096 + number * nbytes, schedule.nranks, has_cells=has_cells)
+        communicator = Communicator(0, tuple(range(10, 10 + schedule.nranks)), rank, lines)
+        self.plan = plan = build_plan([call], [communicator])
+        self.code, self.addresses = plan.code.copy(), np.zeros(plan.slots, np.int64)
+        for needed in plan.allocations:
+            offset = shared.allocate(needed.nbytes)
+            self.addresses[list(needed.slots)], self.code[list(needed.words)] = shared.base + offset, offset
+        self.input, self.output = (shared.array(n, dtype) for n in (shape[0], operand.out_shape[0]))
+        self.arguments, self.results = (self.input,), (self.output,)
+        self.operands, self.accumulator = np.zeros(plan.max_operands, np.int64), np.zeros(fields.ACCUMULATOR_BYTES, np.uint8)
+        self.frame, self.contention = np.zeros(fields.FRAME_WORDS, np.int64), shared.contention
+        tables = ((fields.CODE, self.code), (fields.ADDRESSES, self.addresses), (fields.BASES, shared.bases),
+                  (fields.OPERANDS, self.operands), (fields.ACCUMULATOR, self.accumulator), (fields.FLOORS, shared.floors),
+                  (fields.CONTENTION, self.contention), (fields.HISTORIES, shared.histories))  # fmt: skip
+        for word, table in tables:
+            self.frame[word] = table.ctypes.data
+        for word, arrays in ((fields.ARGUMENTS, self.arguments), (fields.RESULTS, self.results)):
+            self.frame[word] = id(arrays) + tuple.__basicsize__
+        self.frame[fields.HEAP] = self.frame[fields.FAILURE] = shared.base
+        self.frame[fields.HEAP_BYTES] = MEMORY
+        self.frame[[fields.SPINS, fields.YIELDS, fields.PATIENCE, fields.INSTRUCTION_BUDGET]] = 400, 200, 100_000_000, -1
+        self.frame[fields.NDARRAY], self.frame[fields.UNSHARED_REFCOUNT] = id(np.ndarray), 1 << 31
+        self.kernel = interpreter(self.frame.ctypes.data)
+
+    def run(self, seconds: float = 120.0) -> int:
+        """The status at the end; WAITING when there was none in this time."""
+        end = time.monotonic() + seconds
+        while True:
+            self.kernel()
+            status = self.frame[fields.STATUS]
+            if status != WAITING or time.monotonic() > end:
+                return status
+
+    def advance(self, instructions: int) -> int:
+        """The status after so many instructions at most: BUDGET_SPENT after all of them. A wait in vain is not repeated."""
+        self.frame[[fields.SPINS, fields.YIELDS, fields.PATIENCE]] = 0
+        self.frame[fields.INSTRUCTION_BUDGET] = instructions
+        self.kernel()
+        return int(self.frame[fields.STATUS])
