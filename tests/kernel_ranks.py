@@ -10,7 +10,7 @@ import numpy as np
 from funccoll.kernels import frame as fields
 from funccoll.kernels.cpu import interpreter
 from funccoll.kernels.frame import WAITING
-from funccoll.runtime.plans.control_block import Communicator, ControlBlock
+from funccoll.runtime.plans.control_block import Cells, Communicator, ControlBlock
 from funccoll.runtime.shm.plan import GroupedCollective, Operand, build_plan
 from funccoll.schedules.chunk_layout import ChunkLayout
 from funccoll.schedules.schedule import Schedule
@@ -48,15 +48,15 @@ class Rank:
 
     def __init__(
         self, rank: int, memory: mmap.mmap | RankMemory, schedule: Schedule, elements: int, dtype: np.dtype, op: str,
-        identity: str = "", number: int = 0, has_cells: bool = False,
+        identity: str = "", number: int = 0, cells: Cells = (),
     ):  # fmt: skip
         self.shared = shared = memory if isinstance(memory, RankMemory) else RankMemory(rank, memory)
         self.memory = shared.bytes
         shape = (elements * schedule.collective.input_blocks,)
         operand = Operand(shape, ChunkLayout.output_shape(schedule.collective, shape), dtype, argument=0)
         call = GroupedCollective(("d",), schedule, op, (operand,), identity)
-        nbytes = ControlBlock(0, schedule.nranks, has_cells=has_cells).nbytes
-        lines = ControlBlock(4096 + number * nbytes, schedule.nranks, has_cells=has_cells)
+        nbytes = ControlBlock(0, schedule.nranks, cells=cells).nbytes
+        lines = ControlBlock(4096 + number * nbytes, schedule.nranks, cells=cells)
         communicator = Communicator(0, tuple(range(10, 10 + schedule.nranks)), rank, lines)
         self.plan = plan = build_plan([call], [communicator])
         self.code, self.addresses = plan.code.copy(), np.zeros(plan.slots, np.int64)

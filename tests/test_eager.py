@@ -17,7 +17,7 @@ from funccoll import schedules
 from funccoll.errors import FunccollError
 from funccoll.kernels.cpu import combine_address
 from funccoll.kernels.frame import BUDGET_SPENT, CELL_HEAD_BYTES, FINISHED, MISMATCH, PEER, WAITING
-from funccoll.runtime.plans.control_block import Communicator, ControlBlock
+from funccoll.runtime.plans.control_block import CELLS, CELLS_ON_SHARED_CORES, Communicator, ControlBlock
 from funccoll.runtime.plans.operand import Operand
 from funccoll.runtime.shm.plan import GroupedCollective, build_plan
 from funccoll.schedules.chunk_layout import ChunkLayout
@@ -28,7 +28,7 @@ I4 = np.dtype(np.int32)
 COPIED = [kind for kind in KINDS if kind != "barrier"]
 SIMPLE = {"all_reduce": "one_shot", "all_gather": "direct", "reduce_scatter": "owner", "all_to_all": "direct",
           "permute": "direct", **dict.fromkeys(("broadcast", "reduce", "gather", "scatter"), "flat")}  # fmt: skip
-SMALL, LARGE = ControlBlock(0, 2, has_cells=True).rings
+SMALL, LARGE = ControlBlock(0, 2, cells=CELLS).rings
 
 
 def simple(kind, p, root=0):
@@ -41,7 +41,7 @@ def plan_of(kind, elements, *, p=2, rank=0, arrays=1, algorithm=None, **changes)
     shape = (elements * schedule.collective.input_blocks,)
     out = ChunkLayout.output_shape(schedule.collective, shape)
     operands = tuple(Operand(shape, out, I4, argument=i) for i in range(arrays))
-    communicator = Communicator(0, tuple(range(p)), rank, ControlBlock(4096, p, has_cells=True))
+    communicator = Communicator(0, tuple(range(p)), rank, ControlBlock(4096, p, cells=CELLS))
     return build_plan([GroupedCollective(("d",), schedule, "sum", operands, "")], [replace(communicator, **changes)])
 
 
@@ -97,7 +97,16 @@ def test_the_ring_is_chosen_by_the_bytes_of_all_arrays():
     assert cells(plan_of("all_reduce", 1, arrays=7)) == {LARGE.cells}
     assert cells(plan_of("all_to_all", LARGE.capacity // 8)) == {LARGE.cells}
     assert Opcode.PUBLISH not in opcodes(plan_of("all_to_all", LARGE.capacity // 8 + 1))
-    assert LARGE.capacity >= 4096 and SMALL.capacity == SMALL.cell_bytes - CELL_HEAD_BYTES
+    assert LARGE.capacity >= 1024 and SMALL.capacity == SMALL.cell_bytes - CELL_HEAD_BYTES
+
+
+def test_larger_arrays_of_a_root_are_eager_where_ranks_share_cores():
+    shared = {"control": ControlBlock(4096, 2, cells=CELLS_ON_SHARED_CORES)}
+    for kind, changes, is_eager in (
+        ("broadcast", shared, True), ("reduce", shared, True), ("all_reduce", shared, False), ("broadcast", {}, False),
+    ):  # fmt: skip
+        assert (Opcode.PUBLISH in opcodes(plan_of(kind, 1024, **changes))) == is_eager
+    assert Opcode.PUBLISH not in opcodes(plan_of("broadcast", 1100, **shared))
 
 
 def test_what_is_not_eager():
@@ -110,7 +119,7 @@ def test_what_is_not_eager():
 
 
 def test_cells_do_not_overlap():
-    control = ControlBlock(4096, 3, has_cells=True)
+    control = ControlBlock(4096, 3, cells=CELLS_ON_SHARED_CORES)
     assert control.nbytes - ControlBlock(4096, 3).nbytes == sum(3 * r.cells * r.cell_bytes for r in control.rings)
     places = [(ring.of(rank), ring.cells * ring.cell_bytes) for ring in control.rings for rank in range(3)]
     assert places[0][0] == control.start + ControlBlock(4096, 3).nbytes
@@ -136,7 +145,7 @@ class Job:
             made = [simple(kind, p, root) for kind, _, root in program]
             self.schedules.append(made)
             self.ranks.append([
-                Rank(rank, shared, schedule, elements, I4, "sum", identity=f"{kind} {elements} {root}", has_cells=True)
+                Rank(rank, shared, schedule, elements, I4, "sum", identity=f"{kind} {elements} {root}", cells=CELLS)
                 for schedule, (kind, elements, root) in zip(made, program, strict=True)
             ])  # fmt: skip
         self.most_ahead = 0
@@ -231,7 +240,7 @@ def test_a_ring_with_fewer_cells_than_are_kept_is_noticed():
     (("broadcast", 4, 0), ("reduce", 4, 0)), (("broadcast", 4, 0), ("scatter", 4, 0)), (("gather", 4, 0), ("reduce", 4, 0)),
     (("all_reduce", 4, 0), ("all_reduce", 5, 0)), (("all_reduce", 4, 0), ("all_reduce", 400, 0)),
     (("broadcast", 4, 0), ("broadcast", 4, 1)), (("reduce", 200, 0), ("gather", 200, 0)),
-    (("broadcast", 4, 0), ("broadcast", 3000, 0)), (("reduce", 4, 0), ("reduce", 200, 0)),
+    (("broadcast", 4, 0), ("broadcast", 900, 0)), (("reduce", 4, 0), ("reduce", 200, 0)),
 ])  # fmt: skip
 @pytest.mark.parametrize("odd", [0, 1])
 def test_ranks_that_differ_are_refused_soon(one, other, p, odd):

@@ -22,7 +22,7 @@ from ...kernels.frame import CELL_HEAD_BYTES
 from ...schedules.chunk_layout import ChunkLayout
 from ...schedules.schedule import Schedule
 from ...schedules.streams.instructions import NO_CELL, MemoryOperand, Opcode
-from .control_block import CellRing, Communicator
+from .control_block import CELLS, CellRing, Communicator
 from .plan_writer import EAGER_SPAN, PlannedCollective, SegmentWriter, Written
 from .staging import shared_chunks
 
@@ -37,7 +37,8 @@ def ring_of(schedule: Schedule, layouts: Sequence[ChunkLayout], communicator: Co
     if schedule.kind == "barrier" or communicator.hosts or len(communicator.members) == 1:
         return None
     *_, nbytes = _offsets(layouts)
-    rings = [ring for ring in communicator.control.rings if nbytes <= ring.capacity]
+    most = None if layouts[0].collective.meaning.rooted else len(CELLS)
+    rings = [ring for ring in communicator.control.rings[:most] if nbytes <= ring.capacity]
     return rings[0] if rings and schedule.streams().verify().reads_only_inputs else None
 
 

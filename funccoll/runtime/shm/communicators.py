@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 import traceback
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -25,7 +26,7 @@ from ...mesh import Mesh, number_hosts
 from ..job import host
 from ..job.calling_thread import calling_thread
 from ..job.world import World
-from ..plans.control_block import Communicator, ControlBlock
+from ..plans.control_block import CELLS, CELLS_ON_SHARED_CORES, Cells, Communicator, ControlBlock
 from .heap import HEADER, Heap
 from .peer_access import PeerAccess
 from .plan import DESCRIPTION, DESCRIPTION_BYTES, CallSite
@@ -37,6 +38,7 @@ _MAX_COMMUNICATORS = 4096
 """The most pairs of a mesh and some of its axes over which one job communicates."""
 _ENTRY_WORDS = 3
 """Words of an entry of the table: a hash of mesh and axes, begin and end of the control blocks."""
+_CELLS: tuple[Cells, ...] = (), CELLS, CELLS_ON_SHARED_CORES
 _ANSWER_TIMEOUT = 0.2
 """Seconds in which ranks of other hosts say where they are. Soon after a rank was killed mpirun ends the others, too."""
 _NOWHERE = "has not entered any collective of this group"
@@ -102,10 +104,10 @@ class Communicators:
             if key not in self._known:
                 ranks = mesh.groups(axes)
                 tag = int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:7], "little")
-                entry, start, has_cells = self._place(tag | 1, [len(group) for group in ranks])
+                entry, start, cells = self._place(tag | 1, [len(group) for group in ranks])
                 blocks = []
                 for group in ranks:
-                    blocks.append((tuple(group), ControlBlock(start, len(group), has_cells=has_cells)))
+                    blocks.append((tuple(group), ControlBlock(start, len(group), cells=cells)))
                     start += blocks[-1][1].nbytes
                 members, control = next(b for b in blocks if self.world.rank in b[0])
                 rank, hosts = members.index(self.world.rank), self._hosts(members)
@@ -125,24 +127,26 @@ class Communicators:
     def _cache_bytes(self) -> int:
         return host.cache_bytes(self.world.processes_here) or Communicator.cache_bytes
 
-    def _place(self, hash: int, sizes: Sequence[int]) -> tuple[int, int, bool]:
-        """The entry and the offset of the control blocks along some axes, and whether they have cells.
+    def _place(self, hash: int, sizes: Sequence[int]) -> tuple[int, int, Cells]:
+        """The entry and the offset of the control blocks along some axes, and their cells.
 
         They are the same in all processes, whichever asks first. Where half of the room is used up, the rest is for lines.
         """
-        without, nbytes = (sum(ControlBlock(0, size, has_cells=cells).nbytes for size in sizes) for cells in (False, True))
+        nbytes_with = lambda cells: sum(ControlBlock(0, size, cells=cells).nbytes for size in sizes)
         with self.heap.exclusive(self.world.timeout):
             (found,) = np.nonzero(self._table[:, 0] == hash)
             if found.size:
                 start, end = self._table[found[0], 1:].tolist()
-                return int(found[0]), start, end - start == nbytes
+                return int(found[0]), start, next(cells for cells in _CELLS if nbytes_with(cells) == end - start)
             used = int(np.count_nonzero(self._table[:, 0]))
             start = int(self._table[used - 1, 2]) if used else self._first
-            has_cells = start + nbytes <= (self._first + self.access.start) // 2
-            nbytes = nbytes if has_cells else without
-            if used < _MAX_COMMUNICATORS and start + nbytes <= self.access.start:
-                self._table[used] = hash, start, start + nbytes
-                return used, start, has_cells
+            cells = CELLS_ON_SHARED_CORES if self.world.processes_here > (os.cpu_count() or 1) else CELLS
+            if start + nbytes_with(cells) > (self._first + self.access.start) // 2:
+                cells = ()
+            end = start + nbytes_with(cells)
+            if used < _MAX_COMMUNICATORS and end <= self.access.start:
+                self._table[used] = hash, start, end
+                return used, start, cells
         raise FunccollError(
             "no room is left for another communicator: each mesh of this job has one for all axes over which its programs "
             f"communicate, and there are {used}. Make a mesh once, with fc.make_mesh, and use it in all functions."
