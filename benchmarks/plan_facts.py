@@ -3,25 +3,53 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from funccoll.kernels.frame import LINE_HEAD_BYTES
-from funccoll.schedules.streams.instructions import Opcode, disassemble
+from funccoll.schedules.streams.instructions import Instruction, Opcode, disassemble
 
 LINE = 64
 """Bytes of a cache line."""
+CELL_HEAD_BYTES = 32
+"""As in `funccoll.kernels.frame`, which other checkouts do not have."""
 
 
 def plan_facts(groups: Sequence[Any]) -> dict[str, Any]:
-    """What the plans of a step's collective groups consist of, on this rank."""
-    instructions = [i for group in groups for i in disassemble(group.plan.code.tolist())]
-    enters = [i.operands for i in instructions if i.opcode == Opcode.ENTER]
-    published = [LINE_HEAD_BYTES + 8 * o["narrays"] * o["width"] for o in enters]
+    """What the plans of a step's collective groups consist of, on this rank.
+
+    Each time that a rank enters it publishes a control line with addresses, or a cell with the arrays themselves. Instructions
+    that a call leaves out as a rule are not counted.
+    """
+    plans = [list(_usual(group.plan.code.tolist())) for group in groups]
+    instructions = [i for plan in plans for i in plan]
+    published = [nbytes for plan in plans for nbytes in _published(plan)]
     return {
-        "native calls": len(groups), "entries": len(enters),
+        "native calls": len(groups), "entries": len(published),
         "waits": sum(i.opcode == Opcode.WAIT for i in instructions),
         "instructions": len(instructions), "code bytes": 8 * sum(len(group.plan.code) for group in groups),
         "published bytes": sum(published), "published lines": sum(-(-nbytes // LINE) for nbytes in published),
         "by opcode": dict(collections.Counter(i.opcode.name for i in instructions)),
     }  # fmt: skip
+
+
+def _usual(code: Sequence[int]) -> Iterator[Instruction]:
+    """The instructions of a call that is not the first, and whose cell is known to be free."""
+    end = 0
+    for i in disassemble(code):
+        if i.pc >= end:
+            yield i
+            end = i.pc + i.operands["words"] if i.opcode.name in ("RESERVE", "ONCE") else end
+
+
+def _published(instructions: Sequence[Instruction]) -> Iterator[int]:
+    """The bytes that a rank publishes for its peers, by entry."""
+    cell = 0
+    for i in instructions:
+        if i.opcode.name == "PUBLISH":
+            copies = [c for c in instructions if c.opcode == Opcode.COPY]
+            held = [(p, c.operands["nbytes"]) for c in copies for p in c.memory["destinations"] if p.slot == i.operands["slot"]]
+            cell = max((place.offset + nbytes for place, nbytes in held), default=CELL_HEAD_BYTES)
+        elif i.opcode == Opcode.ENTER:
+            yield cell or LINE_HEAD_BYTES + 8 * i.operands["narrays"] * i.operands["width"]
+            cell = 0

@@ -464,7 +464,7 @@ def check_many_small(data):
     for case in data["cases"]:
         plan = case["plan"]
         assert plan["native calls"] == 1 <= plan["entries"] <= plan["waits"] < plan["instructions"]
-        assert plan["published lines"] * 64 >= plan["published bytes"] > 8 * case["count"]
+        assert plan["published lines"] * 64 >= plan["published bytes"] > 4 * case["count"]
         assert plan["by opcode"]["ENTER"] == plan["entries"] and plan["by opcode"]["BIND_ARG"] == 2 * case["count"]
         if not case["mixed"]:
             assert plan["entries"] == 1

@@ -28,10 +28,6 @@ from .staging import shared_chunks
 
 __all__ = ["ring_of", "write_eagerly"]
 
-_ALIGNMENT = 16
-"""Bytes at a multiple of which each array begins in a cell: no element crosses a cache line."""
-
-
 def ring_of(schedule: Schedule, layouts: Sequence[ChunkLayout], communicator: Communicator) -> CellRing | None:
     """The cells for a collective of these arrays; None for one that is not eager. All ranks find the same."""
     if schedule.kind == "barrier" or communicator.hosts or len(communicator.members) == 1:
@@ -43,11 +39,12 @@ def ring_of(schedule: Schedule, layouts: Sequence[ChunkLayout], communicator: Co
 
 
 def _offsets(layouts: Sequence[ChunkLayout]) -> list[int]:
-    """The first byte of each array among those in a cell, and the byte behind the last."""
-    offsets = [0]
+    """The first byte of each array among those in a cell, aligned for its dtype, and the byte behind the last."""
+    offsets, end = list[int](), 0
     for layout in layouts:
-        offsets.append(offsets[-1] + -(-layout.input.size * layout.itemsize // _ALIGNMENT) * _ALIGNMENT)
-    return offsets
+        offsets.append(-(-end // layout.itemsize) * layout.itemsize)
+        end = offsets[-1] + layout.input.size * layout.itemsize
+    return [*offsets, end]
 
 
 def write_eagerly(code: list[int], collective: PlannedCollective, base: int) -> Written:
