@@ -19,7 +19,7 @@ from funccoll.kernels.cpu import combine_address
 from funccoll.kernels.frame import BUDGET_SPENT, CELL_HEAD_BYTES, FINISHED, MISMATCH, PEER, WAITING
 from funccoll.runtime.plans.control_block import CELLS, CELLS_ON_SHARED_CORES, Communicator, ControlBlock
 from funccoll.runtime.plans.operand import Operand
-from funccoll.runtime.shm.plan import GroupedCollective, build_plan
+from funccoll.runtime.shm.plan import DESCRIPTION, GroupedCollective, build_plan, description
 from funccoll.schedules.chunk_layout import ChunkLayout
 from funccoll.schedules.collective import KINDS
 from funccoll.schedules.streams.instructions import Opcode, disassemble
@@ -107,6 +107,49 @@ def test_larger_arrays_of_a_root_are_eager_where_ranks_share_cores():
     ):  # fmt: skip
         assert (Opcode.PUBLISH in opcodes(plan_of(kind, 1024, **changes))) == is_eager
     assert Opcode.PUBLISH not in opcodes(plan_of("broadcast", 1100, **shared))
+
+
+def eager_call(kind, elements, argument, op="sum", root=0, dtype=I4, p=3):
+    schedule = simple(kind, p, root)
+    shape = (elements * schedule.collective.input_blocks,)
+    operand = Operand(shape, ChunkLayout.output_shape(schedule.collective, shape), dtype, argument=argument)
+    return GroupedCollective(("d",), schedule, op, (operand,), f"{kind} {op}")
+
+
+def entries(*calls, cells=CELLS):
+    """The number of collectives that each rank enters at once, from its plan, which is checked on the way."""
+    here = Communicator(0, (0, 1, 2), 0, ControlBlock(4096, 3, cells=cells))
+    plan = build_plan(calls, [here] * len(calls))
+    found = list(disassemble(plan.code.tolist()))
+    assert list(plan.starts) == sorted(plan.starts) and len(plan.starts) == len(calls)
+    assert [i.opcode for i in found].count(Opcode.ENTER) >= len(plan.call_sites)
+    entered = [sum(i.opcode == Opcode.ENTER and i.pc < end for i in found) for end in (*plan.starts[1:], len(plan.code))]
+    return [entered.count(number) for number in sorted(set(entered))]
+
+
+def test_several_collectives_are_one_entry():
+    """Whatever their ops, dtypes and roots are, as long as they fit into one cell and read nothing of each other."""
+    several = [
+        eager_call("all_reduce", 4, 0), eager_call("all_reduce", 4, 1, op="max"), eager_call("broadcast", 4, 2, root=1),
+        eager_call("all_reduce", 4, 3, dtype=np.dtype(np.complex128)), eager_call("gather", 4, 4),
+    ]  # fmt: skip
+    assert entries(*several) == [5]
+    assert entries(eager_call("all_reduce", 4, 0), eager_call("all_gather", 4, ~0)) == [1, 1]  # it reads a result
+    assert entries(eager_call("all_reduce", 150, 0), eager_call("all_reduce", 150, 1)) == [1, 1]  # too large for one
+    small = [eager_call("all_reduce", 4, i) for i in range(3)]
+    assert entries(*small, eager_call("all_reduce", 4000, 3), *small) == [3, 1, 3]
+    assert entries(eager_call("broadcast", 400, 0), eager_call("all_reduce", 4, 1), cells=CELLS_ON_SHARED_CORES) == [1, 1]
+    assert entries(eager_call("broadcast", 400, 0), eager_call("broadcast", 4, 1), cells=CELLS_ON_SHARED_CORES) == [2]
+    assert entries(*several, cells=()) == [1] * 5
+
+
+def test_the_description_of_several_collectives_says_each_field_once():
+    same = [eager_call("all_reduce", 4, i) for i in range(3)]
+    told = lambda calls: dict(zip(DESCRIPTION, description(calls)[:-1].decode().split("\x1f"), strict=True))
+    fields = told(same)
+    assert fields["shapes"] == "[4]" and fields["dtypes"] == "i32" and fields["op"] == "sum"
+    fields = told([*same, eager_call("all_reduce", 5, 3, op="max")])
+    assert fields["shapes"] == "[4]; [4]; [4]; [5]" and fields["op"] == "sum; sum; sum; max" and fields["dtypes"] == "i32"
 
 
 def test_what_is_not_eager():

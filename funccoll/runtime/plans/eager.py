@@ -6,7 +6,8 @@ So the root of a broadcast can be many calls ahead of the others, no argument ha
 crosses between cores in the one cache line that also tells of it. MPI libraries send small messages in this way (Buntinas,
 Mercier and Gropp, "Design and evaluation of Nemesis", 2006).
 
-A schedule qualifies when each rank does nothing but to write its own output from inputs (`Streams.reads_only_inputs`).
+A schedule qualifies when each rank does nothing but to write its own output from inputs (`Streams.reads_only_inputs`). Several
+collectives in a row that need nothing of each other, with other ops, dtypes or roots, are one entry and one cell.
 
 A rank that has left cannot be told that a peer runs something else. So the first call of a plan waits until all ranks have
 entered it, which finds what is wrong in the program. And each rank publishes its history, a hash of all its eager collectives
@@ -17,6 +18,7 @@ compares with what all others have had in it. So ranks that differ later are fou
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from ...kernels.frame import CELL_HEAD_BYTES
 from ...schedules.chunk_layout import ChunkLayout
@@ -24,18 +26,21 @@ from ...schedules.schedule import Schedule
 from ...schedules.streams.instructions import NO_CELL, MemoryOperand, Opcode
 from .control_block import CELLS, CellRing, Communicator
 from .plan_writer import EAGER_SPAN, PlannedCollective, SegmentWriter, Written
+from .slots import Slots
 from .staging import shared_chunks
 
 __all__ = ["ring_of", "write_eagerly"]
 
-def ring_of(schedule: Schedule, layouts: Sequence[ChunkLayout], communicator: Communicator) -> CellRing | None:
-    """The cells for a collective of these arrays; None for one that is not eager. All ranks find the same."""
-    if schedule.kind == "barrier" or communicator.hosts or len(communicator.members) == 1:
+def ring_of(
+    schedules: Sequence[Schedule], layouts: Sequence[ChunkLayout], communicator: Communicator
+) -> CellRing | None:
+    """The cells for collectives of these arrays; None where they are not eager. All ranks find the same."""
+    if communicator.hosts or len(communicator.members) == 1 or any(schedule.kind == "barrier" for schedule in schedules):
         return None
     *_, nbytes = _offsets(layouts)
-    most = None if layouts[0].collective.meaning.rooted else len(CELLS)
+    most = None if all(schedule.collective.meaning.rooted for schedule in schedules) else len(CELLS)
     rings = [ring for ring in communicator.control.rings[:most] if nbytes <= ring.capacity]
-    return rings[0] if rings and schedule.streams().verify().reads_only_inputs else None
+    return rings[0] if rings and all(schedule.streams().verify().reads_only_inputs for schedule in schedules) else None
 
 
 def _offsets(layouts: Sequence[ChunkLayout]) -> list[int]:
@@ -47,61 +52,114 @@ def _offsets(layouts: Sequence[ChunkLayout]) -> list[int]:
     return [*offsets, end]
 
 
-def write_eagerly(code: list[int], collective: PlannedCollective, base: int) -> Written:
-    """Append the code of an eager collective; see `write_collective`."""
-    assert collective.ring is not None
-    (segment,) = collective.segments
-    writer = _EagerWriter(code, [], collective, segment, base, 0)
-    writer.write_in(collective.ring)
-    return Written(base + EAGER_SPAN, writer.text_words, [], writer.max_operands)
+def write_eagerly(
+    code: list[int], collectives: Sequence[PlannedCollective], ring: CellRing, hash: int, base: int
+) -> tuple[Written, list[int]]:
+    """Append the code of eager collectives that are entered together, as `hash`; see `write_collective`.
+
+    Returns where the code of each begins, too.
+    """
+    offsets = _offsets([layout for collective in collectives for layout in collective.layouts])
+    entry, writers = _SharedCell(collectives[0].slots, ring), list[_EagerWriter]()
+    for collective in collectives:
+        (segment,) = collective.segments
+        writers.append(_EagerWriter(code, [], collective, segment, base, 0, entry=entry, offsets=offsets))
+        offsets = offsets[len(collective.layouts) :]
+    first, starts = writers[0], [len(code)]
+    first.reserve()
+    for writer in writers:
+        writer.fill()
+    first.publish(hash)
+    for writer in writers:
+        starts.append(len(code))
+        writer.work()
+    first.read_others_once()
+    first.signal(EAGER_SPAN)
+    most = max(writer.max_operands for writer in writers)
+    return Written(base + EAGER_SPAN, first.text_words, [], most), [starts[0], *starts[2:]]
 
 
+@dataclass
+class _SharedCell:
+    """The cells of collectives that are entered together."""
+
+    slots: Slots
+    """Those of the first one: the places of scratch, which there is none, have the addresses of cells."""
+    ring: CellRing
+    read: set[int] = field(default_factory=set)
+    """The ranks whose cells have been waited for."""
+
+    def cell(self, rank: int) -> int:
+        """The slot of a rank's cell."""
+        return self.slots.scratch(rank, 0)
+
+
+@dataclass
 class _EagerWriter(SegmentWriter):
-    """Writes the code of an eager collective: one segment."""
+    """Writes the code of an eager collective, and as the first of several that of their entry."""
 
-    def write_in(self, ring: CellRing) -> None:
-        """Write everything."""
-        self.ring, self.offsets = ring, _offsets(self.collective.layouts)
-        control, hash = self.control, self.collective.hash
-        peers = [rank for rank in range(len(self.members)) if rank != self.rank]
+    entry: _SharedCell = field(kw_only=True)
+    offsets: Sequence[int] = field(kw_only=True)
+    """The first byte in a cell of each array."""
+
+    def reserve(self) -> None:
+        """Find this rank's cell, and see to it that all ranks have left the call that used it last."""
+        ring, mine = self.entry.ring, self.entry.cell(self.rank)
         self.find_cell(self.rank)
-        # The call that used this cell last began at least this many counts ago (see FIND_CELL). All must have left it.
+        # That call began at least this many counts ago: see FIND_CELL.
         left = 1 + EAGER_SPAN - EAGER_SPAN * ring.cells
-        reserve = len(self.code)
+        begin = len(self.code)
         self.emit_value(Opcode.RESERVE, left, words=0)
-        for peer in peers:
+        for peer in self.peers:
+            counter, member = self.control.counter(peer), self.members[peer]
             self.find_cell(peer)
-            self.emit_value(Opcode.WAIT, left, counter=control.counter(peer), rank=self.members[peer], cell=NO_CELL)
-            self.emit_value(Opcode.VERIFY, 1, cell=self.cell(peer), own=self.cell(self.rank), rank=self.members[peer])
-        self.emit(Opcode.RAISE_FLOOR, communicator=self.number, line=control.line(0), ranks=len(self.members))
-        Opcode.RESERVE.write(self.code, reserve, "words", len(self.code) - reserve)
+            self.emit_value(Opcode.WAIT, left, counter=counter, rank=member, cell=NO_CELL)
+            self.emit_value(Opcode.VERIFY, 1, cell=self.entry.cell(peer), own=mine, rank=member)
+        self.emit(Opcode.RAISE_FLOOR, communicator=self.number, line=self.control.line(0), ranks=len(self.members))
+        Opcode.RESERVE.write(self.code, begin, "words", len(self.code) - begin)
 
+    def fill(self) -> None:
+        """Copy what peers read into this rank's cell."""
         if shared_chunks(self.collective.streams, self.rank):
             for number, layout in enumerate(self.collective.layouts):
                 nbytes = layout.input.size * layout.itemsize
                 if nbytes:
                     source = [MemoryOperand(self.slots.argument(self.rank, number), 0, 0)]
                     self.emit(Opcode.COPY, nbytes=nbytes, rows=1, source=source, destinations=[self.held(self.rank, number)])
+
+    def publish(self, hash: int) -> None:
+        """Publish the cell, and then the entry, as ever."""
         self.text_words.append(len(self.code) + Opcode.PUBLISH.offset("text"))
-        self.emit_value(Opcode.PUBLISH, 1, hash=hash, text=0, slot=self.cell(self.rank))
-        self.enter()
+        self.emit_value(Opcode.PUBLISH, 1, hash=hash, text=0, slot=self.entry.cell(self.rank))
+        self.enter(hash)
         self.signal(1)
-        streams, self.known = self.collective.streams, {self.rank}
+
+    def work(self) -> None:
+        """Write this rank's output."""
+        streams = self.collective.streams
+        self.known = {self.rank}
         for i in range(int(streams.start[self.rank]), int(streams.start[self.rank + 1])):
             if streams.opcode[i] == Opcode.COMBINE:
                 self.combine(i)
-        once = len(self.code)
-        unread = [peer for peer in peers if peer not in self.known]
-        if unread:
+
+    def read_others_once(self) -> None:
+        """Compare with the ranks of which nothing is read, too, in the first call."""
+        others = [peer for peer in self.peers if peer not in self.entry.read]
+        if others:
+            begin = len(self.code)
             self.emit(Opcode.ONCE, done=0, words=0)
-            for peer in unread:
+            for peer in others:
                 self.read_peer(peer)
-            Opcode.ONCE.write(self.code, once, "words", len(self.code) - once)
-        self.signal(EAGER_SPAN)
+            Opcode.ONCE.write(self.code, begin, "words", len(self.code) - begin)
 
     def signal(self, done: int) -> None:
         """Move this rank's counter."""
         self.emit_value(Opcode.SIGNAL, done, counter=self.control.counter(self.rank))
+
+    @property
+    def peers(self) -> list[int]:
+        """The other ranks."""
+        return [rank for rank in range(len(self.members)) if rank != self.rank]
 
     def published(self, rank: int) -> dict[str, int]:
         """No addresses: peers read none."""
@@ -109,27 +167,23 @@ class _EagerWriter(SegmentWriter):
 
     def read_peer(self, peer: int) -> None:
         """Wait until a peer has published its cell."""
-        self.find_cell(peer)
-        counter = self.control.counter(peer)
-        self.emit_value(Opcode.WAIT, 1, counter=counter, rank=self.members[peer], cell=self.cell(peer))
+        if peer not in self.entry.read:
+            self.entry.read.add(peer)
+            self.find_cell(peer)
+            counter = self.control.counter(peer)
+            self.emit_value(Opcode.WAIT, 1, counter=counter, rank=self.members[peer], cell=self.entry.cell(peer))
 
     def place(self, number: int, slot: int, start: int, step: int) -> MemoryOperand:
         """Rows of an array: in a peer's cell, or where this rank has its own."""
         rank = self.slots.rank_of(slot)
         return MemoryOperand(slot, start, step) if rank in (None, self.rank) else self.held(rank, number, start, step)
 
-    # ------------------------------------------------------------ cells
-
-    def cell(self, rank: int) -> int:
-        """The slot of a rank's cell, in the place of scratch, which there is none."""
-        return self.slots.scratch(rank, 0)
-
     def find_cell(self, rank: int) -> None:
         """Store where a rank's cell of this call is."""
-        ring = self.ring
+        ring = self.entry.ring
         place = {"ring": ring.of(rank), "cells": ring.cells, "cell_bytes": ring.cell_bytes}
-        self.emit_value(Opcode.FIND_CELL, 0, slot=self.cell(rank), **place)
+        self.emit_value(Opcode.FIND_CELL, 0, slot=self.entry.cell(rank), **place)
 
     def held(self, rank: int, number: int, start: int = 0, step: int = 0) -> MemoryOperand:
         """Rows of an array in a rank's cell."""
-        return MemoryOperand(self.cell(rank), CELL_HEAD_BYTES + self.offsets[number] + start, step)
+        return MemoryOperand(self.entry.cell(rank), CELL_HEAD_BYTES + self.offsets[number] + start, step)

@@ -14,7 +14,7 @@ from ...schedules.chunk_layout import ChunkLayout, StridedRange
 from ...schedules.schedule import Schedule
 from ...schedules.streams.instructions import NO_CELL, NO_COPY, MemoryOperand, Opcode
 from ...schedules.streams.streams import Streams
-from .control_block import CellRing, Communicator
+from .control_block import Communicator
 from .slots import Slots
 from .staging import Part, is_strided
 from .transit import Message, Transit, pieces
@@ -67,14 +67,14 @@ class PlannedCollective:
     """Bytes of the staging buffer for one segment."""
     reads_directly: bool = False
     """True where peers read private arguments themselves, so that nothing is staged."""
-    ring: CellRing | None = None
-    """The cells through which it goes, if it is eager."""
+    is_eager: bool = False
+    """True when it goes through cells: see `eager`."""
     target: Target = CPU
 
     @property
     def span(self) -> int:
         """The advance of a rank's counter in it, or in each of its segments."""
-        return self.streams.span if self.ring is None else EAGER_SPAN
+        return EAGER_SPAN if self.is_eager else self.streams.span
 
     @cached_property
     def streams(self) -> Streams:
@@ -96,7 +96,7 @@ class PlannedCollective:
     @property
     def overflow_bytes(self) -> int:
         """Bytes of the addresses that a rank publishes, when its control line is too small for them; else 0."""
-        published = 8 * self.slots.width * len(self.layouts) if self.ring is None else 0
+        published = 8 * self.slots.width * len(self.layouts) if not self.is_eager else 0
         return published if published > self.communicator.control.table_bytes else 0
 
 
@@ -179,7 +179,7 @@ class SegmentWriter:
             if i == begin:
                 self.stage_addresses()
                 if self.collective.target.publishes:
-                    self.enter()
+                    self.enter(hash)
             elif s.opcode[i] == Opcode.COMBINE:
                 self.combine(i)
             elif s.opcode[i] == Opcode.POST:
@@ -192,14 +192,14 @@ class SegmentWriter:
 
     # ------------------------------------------------------------ addresses
 
-    def enter(self) -> None:
-        """Publish that this rank has entered."""
+    def enter(self, hash: int) -> None:
+        """Publish that this rank has entered what has this hash."""
         table = self.control.table(self.rank)
         if self.collective.overflow_bytes:
             self.table_words.append(len(self.code) + Opcode.ENTER.offset("table"))
             table = 0
         self.text_words.append(len(self.code) + Opcode.ENTER.offset("text"))
-        line, hash = self.control.line(self.rank), self.collective.hash
+        line = self.control.line(self.rank)
         published = {"record": self.control.record(self.rank), "text": 0, "table": table, **self.published(self.rank)}
         self.emit_value(Opcode.ENTER, 0, line=line, hash=hash, **published)
 

@@ -42,10 +42,10 @@ class Agreement(GroupedCollective):
         return f"the agreement to {self.of.kind}"
 
     @property
-    def description(self) -> bytes:
+    def fields(self) -> tuple[str, ...]:
         """See `GroupedCollective`."""
         assert self.of is not None
-        return self.of.description
+        return self.of.fields
 
 
 class Entry:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +19,7 @@ from ...schedules.schedule import Schedule
 from ...schedules.streams.instructions import LEFT_TO_STAGE, READ_DIRECTLY, UNALLOCATED, Opcode, disassemble
 from ...types import dtype_name
 from ..plans import staging
-from ..plans.control_block import Communicator
+from ..plans.control_block import CellRing, Communicator
 from ..plans.eager import ring_of, write_eagerly
 from ..plans.operand import Operand
 from ..plans.plan_writer import PlannedCollective, Segment, write_collective
@@ -46,21 +46,28 @@ class GroupedCollective:
         return self.schedule.kind
 
     @property
-    def description(self) -> bytes:
-        """The fields of DESCRIPTION, which a rank publishes, so that its peers can say what differs."""
+    def fields(self) -> tuple[str, ...]:
+        """The fields of DESCRIPTION."""
         shapes = ", ".join(str(list(o.shape)) for o in self.operands)
         dtypes = ", ".join(dtype_name(o.dtype) for o in self.operands)
         axes = ", ".join(map(repr, self.axes))
         op = self.op if self.schedule.collective.meaning.combines else ""
         line = str(self.source) if self.source else ""
-        fields = [str(self.schedule.collective), op, shapes, dtypes, axes, self.schedule.algorithm, line, self.identity]
-        return "\x1f".join(field if len(field) < 120 else f"{field[:117]}..." for field in fields).encode() + b"\0"
+        return str(self.schedule.collective), op, shapes, dtypes, axes, self.schedule.algorithm, line, self.identity
 
     def hash(self, segments: Sequence[Segment]) -> int:
         """A hash of the call and of how its arrays are cut, odd; a rank publishes it when it enters, and peers compare it."""
         cut = [[(i, layout.ranges) for i, layout in segment.layouts.items()] for segment in segments]
         text = f"{self.identity} {self.schedule!r} {self.schedule.digest} {self.op} {self.operands} {cut}"
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "little") | 1
+
+
+def description(calls: Sequence[GroupedCollective]) -> bytes:
+    """The fields of DESCRIPTION, which a rank publishes when it enters, so that its peers can say what differs."""
+    columns = zip(*(call.fields for call in calls), strict=True)
+    alike = lambda values: values[:1] if len(set(values)) == 1 else values
+    fields = ["; ".join(alike(values)) for values in columns]
+    return "\x1f".join(field if len(field) < 120 else f"{field[:117]}..." for field in fields).encode() + b"\0"
 
 
 DESCRIPTION = ("collective", "op", "shapes", "dtypes", "axes", "algorithm", "line", "program")
@@ -142,25 +149,28 @@ def build_plan(calls: Sequence[GroupedCollective], communicators: Sequence[Commu
     bindings = _Bindings()
     for call, collective in zip(calls, planned, strict=True):
         bindings.add(call, collective)
-    code, starts, bases, max_operands = bindings.code, [], {}, 0
+    code, starts, bases, max_operands, sites = bindings.code, list[int](), dict[int, int](), 0, dict[int, CallSite]()
     messages: list[Message] = []
-    for call, collective in zip(calls, planned, strict=True):
-        starts.append(len(code))
-        number = collective.communicator.number
-        if collective.ring is None:
+    for part, ring in _entries(calls, planned):
+        entered, collectives = calls[part], planned[part]
+        number, hash = collectives[0].communicator.number, _hash(collectives)
+        if ring is None:
+            (collective,) = collectives
+            begins = [len(code)]
             written = write_collective(code, messages, collective, bases.get(number, 0))
+            bindings.allocate(collective.overflow_bytes, words=tuple(written.table_words))
         else:
-            written = write_eagerly(code, collective, bases.get(number, 0))
+            written, begins = write_eagerly(code, collectives, ring, hash, bases.get(number, 0))
+        starts += begins
         bases[number], max_operands = written.base, max(max_operands, written.max_operands)
-        bindings.allocate(collective.overflow_bytes, words=tuple(written.table_words))
-        text = call.description
+        text = description(entered)
         bindings.allocate(len(text), words=tuple(written.text_words), content=text)
+        sites[hash] = _call_site(entered, collectives[0])
     for number, span in bases.items():
         code += Opcode.ADVANCE.encode(communicator=number, span=span)
     code += Opcode.END.encode()
     words = np.array(code, np.int64)
     words.flags.writeable = False
-    sites = {collective.hash: _call_site(call, collective) for call, collective in zip(calls, planned, strict=True)}
     return Plan(
         words, tuple(starts), slots, max_operands, bindings.allocations(), bindings.arguments, tuple(bindings.results), sites,
         tuple(collective.slots for collective in planned), tuple(messages),
@@ -173,8 +183,8 @@ def _planned(call: GroupedCollective, communicator: Communicator, first_slot: in
     layouts = [ChunkLayout.of(kind, o.shape, o.dtype.itemsize, o.dim, o.concat_dim) for o in operands]
     if len(layouts) > 1 and kind.input_blocks == kind.output_blocks == 1 and schedule.prove().left_fold:
         layouts = cut_as_one(layouts)
-    ring = ring_of(schedule, layouts, communicator)
-    has_arguments = ring is None and any(o.argument is not None and o.argument >= 0 for o in operands)
+    is_eager = ring_of([schedule], layouts, communicator) is not None
+    has_arguments = not is_eager and any(o.argument is not None and o.argument >= 0 for o in operands)
     direct = has_arguments and staging.reads_directly(schedule.kind, layouts, communicator.direct_reads)
     # With other hosts each segment would wait for messages of its own. Segments overlap a copy with the next, and keep what is
     # combined in the caches: a single copy needs none.
@@ -191,18 +201,48 @@ def _planned(call: GroupedCollective, communicator: Communicator, first_slot: in
     dtypes = [o.dtype for o in operands]
     return PlannedCollective(
         schedule, layouts, dtypes, call.op, communicator, call.hash(segments), slots, segments, nbytes, reads_directly=direct,
-        ring=ring,
+        is_eager=is_eager,
     )  # fmt: skip
 
 
-def _call_site(call: GroupedCollective, collective: PlannedCollective) -> CallSite:
-    name = f"{call.kind} over {', '.join(map(repr, call.axes))}"
-    return CallSite(name, call.source, collective.span, len(collective.segments))
+def _entries(
+    calls: Sequence[GroupedCollective], planned: Sequence[PlannedCollective]
+) -> Iterator[tuple[slice, CellRing | None]]:
+    """The collectives that are entered together, and their cells: eager ones in a row that read no result of each other."""
+    begin, results = 0, 0
+    while begin < len(calls):
+        end, first, ring = begin, planned[begin], None
+        while end < len(calls) and planned[end].is_eager and planned[end].communicator is first.communicator:
+            if any(o.argument is not None and o.argument < 0 and ~o.argument >= results for o in calls[end].operands):
+                break
+            layouts = [layout for collective in planned[begin : end + 1] for layout in collective.layouts]
+            larger = ring_of([collective.schedule for collective in planned[begin : end + 1]], layouts, first.communicator)
+            if larger is None:
+                break
+            end, ring = end + 1, larger
+        end = max(end, begin + 1)
+        yield slice(begin, end), ring
+        results += sum(o.argument is not None for call in calls[begin:end] for o in call.operands)
+        begin = end
+
+
+def _hash(collectives: Sequence[PlannedCollective]) -> int:
+    """The hash of collectives that are entered together."""
+    first, *others = (collective.hash for collective in collectives)
+    if not others:
+        return first
+    return int.from_bytes(hashlib.sha256(repr((first, *others)).encode()).digest()[:7], "little") | 1
+
+
+def _call_site(calls: Sequence[GroupedCollective], collective: PlannedCollective) -> CallSite:
+    kinds = ", ".join(dict.fromkeys(call.kind for call in calls))
+    name = f"{kinds} over {', '.join(map(repr, calls[0].axes))}"
+    return CallSite(name, calls[0].source, collective.span, len(collective.segments))
 
 
 def _is_read_by_others(collective: PlannedCollective) -> bool:
     """True where other ranks of the host read this rank's input in place."""
-    return collective.ring is None and len(collective.communicator.neighbours) > 1
+    return not collective.is_eager and len(collective.communicator.neighbours) > 1
 
 
 class _Bindings:
