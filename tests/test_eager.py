@@ -274,6 +274,14 @@ def test_a_root_hears_of_a_rank_that_left_while_it_is_ahead():
     assert told[0].startswith("PeerFailure") and "rank 1" in told[0], told
 
 
+@pytest.mark.parametrize("kind", ["reduce", "gather"])
+def test_a_rank_may_leave_that_has_done_its_part(kind):
+    """The root waits for another rank, which is late: that the first one has left well is no failure."""
+    blocks = [cases.blocks(rank, 1) for rank in range(3)]
+    want = sum(blocks) if kind == "reduce" else np.concatenate(blocks)
+    np.testing.assert_array_equal(launch(cases.leaving_early, 3, kind)[1], want)
+
+
 @pytest.mark.parametrize("later", ["small", "large", "nothing"])
 @pytest.mark.parametrize("n", [2, 3])
 def test_different_collectives_for_which_nothing_waits(n, later):
