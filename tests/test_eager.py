@@ -267,6 +267,7 @@ def test_a_root_does_not_wait_for_a_rank_that_is_late(n):
 def test_a_root_names_the_rank_for_which_it_waits_in_the_end():
     told = launch(cases.too_far_ahead, 2, SMALL.cells)
     assert "waited" in told[0] and "for rank 1" in told[0] and "CollectiveTimeout" in told[0], told
+    assert "rank 0 has finished broadcast" in told[0] and "and waits for rank 1 to enter the next" in told[0], told
 
 
 def test_a_root_hears_of_a_rank_that_left_while_it_is_ahead():

@@ -299,6 +299,8 @@ class Communicators:
                     if hash and site is not None and done >= site.span:
                         part = "" if site.segments == 1 else " or a segment of it"
                         last = f"has finished {name}{part}, and has entered nothing since"
+                        if (awaited := self.waits.awaited(rank, communicator.entry)) is not None:
+                            last = f"has finished {name}{part}, and waits for rank {awaited} to enter the next"
                     elif hash and done > 0:
                         of = f" of {site.span}" if site else ""
                         return f"is in {name} (rank {rank}'s step {done}{of})" + (" (this rank)" * (rank == self.world.rank))
