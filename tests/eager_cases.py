@@ -15,6 +15,7 @@ import funccoll as fc
 from funccoll import P
 from funccoll.errors import FunccollError
 from funccoll.mesh import Mesh
+from funccoll.runtime.job import world
 
 
 def over(mesh: Mesh, body: Callable[[Any], Any], out: Any = None) -> Any:
@@ -91,6 +92,21 @@ def failing_behind() -> str:
     if fc.rank():
         return ""
     return text_of(lambda: [step(own(mesh, i)) for i in range(100_000)])
+
+
+def leaving_early(kind: str) -> list[float]:
+    """Rank 0 leaves after its part of the last call, long before rank 2 makes it; the root waits for rank 2."""
+    mesh = fc.make_mesh({"d": fc.world_size()})
+    step = over(mesh, lambda x: getattr(fc, kind)(x, "d", root=1), P("d"))
+    step(own(mesh, 0))
+    if fc.rank() == 2:
+        watch = world.current().watch
+        end = time.monotonic() + 120
+        while watch.failure([0]) is None:
+            assert time.monotonic() < end, "rank 0 never left"
+            time.sleep(0.01)
+        time.sleep(1)
+    return step(own(mesh, 1)).local.ravel().tolist()
 
 
 def differing(later: str) -> str:

@@ -310,11 +310,20 @@ def test_a_root_does_not_wait_for_a_rank_that_is_late(n):
 def test_a_root_names_the_rank_for_which_it_waits_in_the_end():
     told = launch(cases.too_far_ahead, 2, SMALL.cells)
     assert "waited" in told[0] and "for rank 1" in told[0] and "CollectiveTimeout" in told[0], told
+    assert "rank 0 has finished broadcast" in told[0] and "and waits for rank 1 to enter the next" in told[0], told
 
 
 def test_a_root_hears_of_a_rank_that_left_while_it_is_ahead():
     told = launch(cases.failing_behind, 2)
     assert told[0].startswith("PeerFailure") and "rank 1" in told[0], told
+
+
+@pytest.mark.parametrize("kind", ["reduce", "gather"])
+def test_a_rank_may_leave_that_has_done_its_part(kind):
+    """The root waits for another rank, which is late: that the first one has left well is no failure."""
+    blocks = [cases.blocks(rank, 1) for rank in range(3)]
+    want = sum(blocks) if kind == "reduce" else np.concatenate(blocks)
+    np.testing.assert_array_equal(launch(cases.leaving_early, 3, kind)[1], want)
 
 
 @pytest.mark.parametrize("later", ["small", "large", "nothing"])

@@ -307,7 +307,7 @@ class CollectiveGroup(PlanCall):
                 communicator = self.communicators[self.plan.collective(self._words[PC])]
                 waits = status == WAITING and int(self._code[self._words[PC]]) == Opcode.WAIT
                 # A peer may have done its part before it left: only a wait in vain after that is a failure.
-                failure = self.world.watch.failure(self.members)
+                failure = self.world.watch.failure(self._unfinished())
                 late = seen is not None and (waits or waited > _SILENT)
                 if failure is not None and (late or status == FAILED):
                     raise failure.error(self._diagnosis().position(waits=status == WAITING))
@@ -341,6 +341,18 @@ class CollectiveGroup(PlanCall):
         if failure is not None:
             return failure.error(self._diagnosis().position(waits=True))
         return otherwise()
+
+    def _unfinished(self) -> list[int]:
+        """The members that have not done all of this call, as far as this host's memory tells: others may well have left."""
+        return [member for member in self.members if not self._has_finished(member)]
+
+    def _has_finished(self, member: int) -> bool:
+        mine = self.registry.bases
+        return all(
+            self.registry.counter(communicator, member) >= int(mine[communicator.number]) + self.plan.spans[communicator.number]
+            for communicator in self.communicators
+            if member in communicator.members
+        )
 
     def _goal(self) -> tuple[int, int]:
         """The counter that the kernel waits for, and the count."""

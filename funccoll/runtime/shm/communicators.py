@@ -266,6 +266,11 @@ class Communicators:
         counter, call, hash = self.heap.view(communicator.control.line(communicator.rank), (3,), np.int64).tolist()
         return call, hash if counter > call else 0
 
+    def counter(self, communicator: Communicator, rank: int) -> int:
+        """The counter of a rank; 0 for one of another host."""
+        line = communicator.control.line(communicator.members.index(rank))
+        return int(self.heap.view(line, (), np.int64)) if self._is_here(rank) else 0
+
     def _answer(self, question: dict[str, Any]) -> dict[str, Any]:
         """This rank's report, for one of another host that waits for it."""
         mine = next((mine for key, (mine, _) in list(self._known.items()) if repr(key) == question["communicator"]), None)
@@ -294,6 +299,8 @@ class Communicators:
                     if hash and site is not None and done >= site.span:
                         part = "" if site.segments == 1 else " or a segment of it"
                         last = f"has finished {name}{part}, and has entered nothing since"
+                        if (awaited := self.waits.awaited(rank, communicator.entry)) is not None:
+                            last = f"has finished {name}{part}, and waits for rank {awaited} to enter the next"
                     elif hash and done > 0:
                         of = f" of {site.span}" if site else ""
                         return f"is in {name} (rank {rank}'s step {done}{of})" + (" (this rank)" * (rank == self.world.rank))

@@ -126,6 +126,8 @@ class Plan:
     """Each result's operand, and True where the code writes it: a rank that receives nothing has zeros."""
     call_sites: Mapping[int, CallSite]
     """By the hash that a rank publishes."""
+    spans: Mapping[int, int]
+    """By communicator, the advance of a rank's counter in all of the code."""
     collective_slots: tuple[Slots, ...] = ()
     """The slots of each collective."""
     messages: tuple[Message, ...] = ()
@@ -173,7 +175,7 @@ def build_plan(calls: Sequence[GroupedCollective], communicators: Sequence[Commu
     words.flags.writeable = False
     return Plan(
         words, tuple(starts), slots, max_operands, bindings.allocations(), bindings.arguments, tuple(bindings.results), sites,
-        tuple(collective.slots for collective in planned), tuple(messages),
+        bases, tuple(collective.slots for collective in planned), tuple(messages),
     )
 
 

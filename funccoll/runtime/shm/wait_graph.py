@@ -88,6 +88,13 @@ class WaitGraph:
                 return [rank for rank, _ in path] if following == path[0] else []
             path.append(following)
 
+    def awaited(self, rank: int, entry: int) -> int | None:
+        """The rank for which a rank waits in a communicator; None where it does not, or not for longer than a moment."""
+        for target, counter, goal, waits_in, _ in self._waits[rank].tolist():
+            if target and waits_in == entry and int(self.heap.view(counter, (), np.int64)) < goal:
+                return target - 1
+        return None
+
     def _thread(self, rank: int, entry: int) -> tuple[int, int] | None:
         """The one thread of a rank that can come to a communicator; None when that is not known.
 
