@@ -86,7 +86,8 @@ class _EagerWriter(SegmentWriter):
                     source = [MemoryOperand(self.slots.argument(self.rank, number), 0, 0)]
                     self.emit(Opcode.COPY, nbytes=nbytes, rows=1, source=source, destinations=[self.held(self.rank, number)])
         self.text_words.append(len(self.code) + Opcode.PUBLISH.offset("text"))
-        self.emit_value(Opcode.PUBLISH, 1, hash=hash, text=0, slot=self.cell(self.rank))
+        record = control.record(self.rank)
+        self.emit_value(Opcode.PUBLISH, 1, hash=hash, text=0, slot=self.cell(self.rank), record=record)
         self.enter()
         self.signal(1)
         streams, self.known = self.collective.streams, {self.rank}
