@@ -166,6 +166,31 @@ def exception_between() -> str:
     return text_of(calls)
 
 
+def exception_ahead() -> str:
+    """All ranks have one exception at the same place; rank 1, which is behind, calls something else before."""
+    mesh = fc.make_mesh({"d": fc.world_size()})
+    step, other, path = broadcast(mesh), over(mesh, lambda x: fc.all_reduce(x, "d")), flag("had it")
+    fails = fc.jit(
+        lambda x, i: np.take(fc.broadcast(x, "d"), i[0])[None], mesh=mesh, in_specs=(P("d"), P("d")), out_specs=P("d"),
+    )  # fmt: skip
+    there, nowhere = (fc.from_local(np.array([i]), mesh, P("d")) for i in (0, 99))
+    step(own(mesh, 0)), other(own(mesh, 0)), fails(own(mesh, 0), there)
+    if fc.rank() == 1:
+        until(path)
+
+    def calls() -> None:
+        for i in range(500):
+            if fc.rank() == 1 and i == 5:
+                other(own(mesh, i))
+            if i == 10:
+                with contextlib.suppress(IndexError):
+                    fails(own(mesh, i), nowhere)
+                path.touch()
+            step(own(mesh, i))
+
+    return text_of(calls)
+
+
 def many_communicators() -> None:
     """More communicators than there is room for cells: the later ones have none, and all are right."""
     n = fc.world_size()

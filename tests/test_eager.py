@@ -349,5 +349,10 @@ def test_an_exception_between_eager_calls_is_told():
     assert any("left a program after a collective of it by an exception" in text for text in told), told
 
 
+def test_an_exception_of_a_rank_that_is_ahead_is_not_blamed():
+    told = launch(cases.exception_ahead, 2)
+    assert "They differ in collective" in told[1] and "exception" not in told[1], told
+
+
 def test_communicators_without_room_for_cells(monkeypatch):
     launch(cases.many_communicators, 2)

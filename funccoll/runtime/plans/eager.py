@@ -130,7 +130,8 @@ class _EagerWriter(SegmentWriter):
     def publish(self, hash: int) -> None:
         """Publish the cell, and then the entry, as ever."""
         self.text_words.append(len(self.code) + Opcode.PUBLISH.offset("text"))
-        self.emit_value(Opcode.PUBLISH, 1, hash=hash, text=0, slot=self.entry.cell(self.rank))
+        record = self.control.record(self.rank)
+        self.emit_value(Opcode.PUBLISH, 1, hash=hash, text=0, slot=self.entry.cell(self.rank), record=record)
         self.enter(hash)
         self.signal(1)
 

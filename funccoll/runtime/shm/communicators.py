@@ -14,6 +14,7 @@ import numpy as np
 
 from ...errors import FunccollError, RendezvousError
 from ...kernels.frame import (
+    CELL_EXCEPTIONS,
     CELL_HISTORY,
     CELL_NUMBER,
     CELL_TEXT,
@@ -206,15 +207,15 @@ class Communicators:
     def _record(self, control: ControlBlock, rank: int, word: int) -> np.ndarray:
         return self.heap.view(control.record(rank) + word, (), np.int64)
 
-    def published(self, communicator: Communicator, rank: int) -> dict[int, tuple[int, dict[str, str]]]:
-        """The contents of a rank's cells, on this host: by the number of the call, the history and the description."""
+    def published(self, communicator: Communicator, rank: int) -> dict[int, tuple[int, int, dict[str, str]]]:
+        """A rank's cells, on this host: by the number of the call, the history, its exceptions, and the description."""
         found = {}
         for ring in communicator.control.rings:
             shape = (ring.cells, ring.cell_bytes // 8)
             cells = self.heap.view(ring.of(communicator.members.index(rank)), shape, np.int64)
             for words in cells[cells[:, CELL_NUMBER // 8] > 0].tolist():
                 text = self._description(words[CELL_TEXT // 8])
-                found[words[CELL_NUMBER // 8]] = words[CELL_HISTORY // 8], text
+                found[words[CELL_NUMBER // 8]] = words[CELL_HISTORY // 8], words[CELL_EXCEPTIONS // 8], text
         return found
 
     def descriptions(self, communicator: Communicator) -> dict[int, dict[str, str]]:

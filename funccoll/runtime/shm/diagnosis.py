@@ -79,14 +79,18 @@ class Diagnosis:
         `told` are reports that ranks of other hosts have given before: they may have ended since.
         """
         self.others = {**self.others, **told}
-        mine = self.registry.exceptions(self.registry.world.rank, self.communicator)
-        theirs = self._reported(self.peer, "exceptions", lambda: self.registry.exceptions(self.peer, self.communicator))
-        if mine != theirs:
-            return self._other_exceptions()
         ranks = [self.peer, self.registry.world.rank]
+        first_difference = self._first_difference(ranks) if self.peer not in self.others else {}
+        # One that is ahead may have had exceptions since, as this rank will.
+        had = {rank: exceptions for rank, (exceptions, _) in first_difference.items()} or {
+            self.peer: self._reported(self.peer, "exceptions", lambda: self.registry.exceptions(self.peer, self.communicator)),
+            ranks[1]: self.registry.exceptions(ranks[1], self.communicator),
+        }
+        if had[self.peer] != had[ranks[1]]:
+            return self._other_exceptions()
         entered = self.registry.descriptions(self.communicator)
         entered |= {rank: report["said"] for rank, report in self.others.items()}
-        entered |= self._first_difference(ranks) if self.peer not in self.others else {}
+        entered |= {rank: said for rank, (_, said) in first_difference.items()}
         alike = Counter(tuple(said.items()) for said in entered.values())
         ranks.sort(key=lambda rank: alike[tuple(entered[rank].items())])  # the one that few are with first
         first, second = (entered[rank] for rank in ranks)
@@ -102,11 +106,14 @@ class Diagnosis:
             self.call.source,
         )  # fmt: skip
 
-    def _first_difference(self, ranks: Sequence[int]) -> dict[int, dict[str, str]]:
-        """The descriptions of the first eager collective that two ranks have not entered alike, as far as cells still tell."""
+    def _first_difference(self, ranks: Sequence[int]) -> dict[int, tuple[int, dict[str, str]]]:
+        """The first eager collective that two ranks have not entered alike, as far as cells still tell.
+
+        Of each rank: a hash of the exceptions that it had had before, and the description.
+        """
         one, other = (self.registry.published(self.communicator, rank) for rank in ranks)
         differ = [number for number in one.keys() & other.keys() if one[number][0] != other[number][0]]
-        return dict(zip(ranks, (one[min(differ)][1], other[min(differ)][1]), strict=True)) if differ else {}
+        return dict(zip(ranks, (one[min(differ)][1:], other[min(differ)][1:]), strict=True)) if differ else {}
 
     def _other_exceptions(self) -> ProgramMismatch:
         notes = {self.registry.world.rank: self.registry.note(self.registry.world.rank)}

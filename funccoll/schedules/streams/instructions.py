@@ -118,7 +118,7 @@ class Opcode(IntEnum):
     """Compare what the cell of `rank` still holds with this rank's `own`: the history of both up to then."""
     RAISE_FLOOR = 19, "communicator line ranks"
     """Take note of the least counter of all ranks, whose lines begin at `line`, for RESERVE."""
-    PUBLISH = 20, "communicator value hash text slot"
+    PUBLISH = 20, "communicator value hash text slot record"
     """Publish this rank's cell, and with it the arrays that it holds. The history goes on."""
     ONCE = 21, "done words"
     """Go on `words` further, but for the first time."""
