@@ -109,8 +109,8 @@ def leaving_early(kind: str) -> list[float]:
     return step(own(mesh, 1)).local.ravel().tolist()
 
 
-def differing(later: str) -> str:
-    """Rank 1 calls a reduce where the others call a broadcast; then all call the same."""
+def differing(later: str, kind: str = "reduce") -> str:
+    """Rank 1 calls a reduce, or something that is not eager, where the others call a broadcast; then all call the same."""
     mesh = fc.make_mesh({"d": fc.world_size()})
     step = broadcast(mesh)
     other = over(mesh, lambda x: fc.reduce(x, "d"), P("d"))
@@ -120,7 +120,12 @@ def differing(later: str) -> str:
         large(own(mesh, 0, 1 << 14))
         for i in range(5):
             step(own(mesh, i)), other(own(mesh, i))
-        (other if fc.rank() == 1 else step)(own(mesh, 5))
+        if fc.rank() != 1:
+            step(own(mesh, 5))
+        elif kind == "reduce":
+            other(own(mesh, 5))
+        else:
+            large(own(mesh, 5, 1 << 14))
         for i in range(1 if later == "large" else 500):
             large(own(mesh, i, 1 << 14)) if later == "large" else step(own(mesh, i))
 

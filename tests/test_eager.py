@@ -340,6 +340,13 @@ def test_different_collectives_for_which_nothing_waits(n, later):
     assert n == 3 or later != "large" or "They differ in collective" in texts[0], texts
 
 
+def test_an_eager_collective_in_the_place_of_another_one():
+    """The one that is not eager waits for the root, which is calls ahead: its cell tells what it had called there."""
+    told = launch(cases.differing, 2, "small", "all_reduce")
+    (text,) = [text for text in told if text.startswith("ProgramMismatch")]
+    assert "rank 0: broadcast" in text and "rank 1: all_reduce" in text, told
+
+
 def test_scalars_views_and_odd_arrays():
     launch(cases.odd_arguments, 3)
 

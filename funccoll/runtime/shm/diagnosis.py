@@ -80,7 +80,7 @@ class Diagnosis:
         """
         self.others = {**self.others, **told}
         ranks = [self.peer, self.registry.world.rank]
-        first_difference = self._first_difference(ranks) if self.peer not in self.others else {}
+        first_difference = self._first_difference(ranks) if not self.communicator.hosts else {}
         # One that is ahead may have had exceptions since, as this rank will.
         had = {rank: exceptions for rank, (exceptions, _) in first_difference.items()} or {
             self.peer: self._reported(self.peer, "exceptions", lambda: self.registry.exceptions(self.peer, self.communicator)),
@@ -90,7 +90,7 @@ class Diagnosis:
             return self._other_exceptions()
         entered = self.registry.descriptions(self.communicator)
         entered |= {rank: report["said"] for rank, report in self.others.items()}
-        entered |= {rank: said for rank, (_, said) in first_difference.items()}
+        entered |= {rank: said for rank, (_, said) in first_difference.items()} or self._eager_call_of_peer()
         alike = Counter(tuple(said.items()) for said in entered.values())
         ranks.sort(key=lambda rank: alike[tuple(entered[rank].items())])  # the one that few are with first
         first, second = (entered[rank] for rank in ranks)
@@ -114,6 +114,12 @@ class Diagnosis:
         one, other = (self.registry.published(self.communicator, rank) for rank in ranks)
         differ = [number for number in one.keys() & other.keys() if one[number][0] != other[number][0]]
         return dict(zip(ranks, (one[min(differ)][1:], other[min(differ)][1:]), strict=True)) if differ else {}
+
+    def _eager_call_of_peer(self) -> dict[int, dict[str, str]]:
+        """The description of the eager collective that the peer has entered in the place of this rank's call, and left."""
+        call, _ = self.registry.own_call(self.communicator)
+        cells = self.registry.published(self.communicator, self.peer) if not self.communicator.hosts else {}
+        return {self.peer: cells[call + 1][2]} if call + 1 in cells else {}
 
     def _other_exceptions(self) -> ProgramMismatch:
         notes = {self.registry.world.rank: self.registry.note(self.registry.world.rank)}
