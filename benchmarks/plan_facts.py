@@ -16,7 +16,7 @@ CELL_HEAD_BYTES = 32
 
 
 def plan_facts(groups: Sequence[Any]) -> dict[str, Any]:
-    """What the plans of a step's collective groups consist of, on this rank.
+    """Facts about the plans of a step's collective groups, on this rank.
 
     Each time that a rank enters it publishes a control line with addresses, or a cell with the arrays themselves. Instructions
     that a call leaves out as a rule are not counted.

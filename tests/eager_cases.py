@@ -1,4 +1,4 @@
-"""What ranks do in `test_eager.py`: calls that nothing waits for, with a rank that is late, fails, or calls something else."""
+"""Programs of the ranks in `test_eager.py`: calls that nothing waits for, and a rank that is late, fails, or calls others."""
 
 from __future__ import annotations
 

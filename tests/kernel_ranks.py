@@ -21,7 +21,7 @@ MEMORY, ARENA = 1 << 26, 8 << 20
 
 
 class RankMemory:
-    """What the calls of one rank have in common."""
+    """Memory and counters that the calls of one rank share."""
 
     def __init__(self, rank: int, memory: mmap.mmap):
         self.rank = rank
@@ -90,7 +90,7 @@ class Rank:
                 return status
 
     def advance(self, instructions: int) -> int:
-        """The status after so many instructions at most: BUDGET_SPENT after all of them. A wait in vain is not repeated."""
+        """The status after at most this many instructions: BUDGET_SPENT after all of them. A wait in vain is not repeated."""
         self.frame[[fields.SPINS, fields.YIELDS, fields.PATIENCE]] = 0
         self.frame[fields.INSTRUCTION_BUDGET] = instructions
         self.kernel()

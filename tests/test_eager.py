@@ -202,7 +202,7 @@ class Job:
         return call
 
     def run(self, calls, slow=()):
-        """Run so many calls on all ranks; `slow` ranks get a turn seldom. Returns the ranks that ended with MISMATCH."""
+        """Run this many calls on all ranks; `slow` ranks seldom get a turn. Returns the ranks that ended with MISMATCH."""
         numbers, refused, vain = [0] * self.p, {}, 0
         current = [self.begin(rank, 0) for rank in range(self.p)]
         weights = np.array([0.02 if rank in slow else 1.0 for rank in range(self.p)])
@@ -320,7 +320,7 @@ def test_a_root_hears_of_a_rank_that_left_while_it_is_ahead():
 
 @pytest.mark.parametrize("kind", ["reduce", "gather"])
 def test_a_rank_may_leave_that_has_done_its_part(kind):
-    """The root waits for another rank, which is late: that the first one has left well is no failure."""
+    """The root waits for another rank, which is late: it is not a failure that the first one has left well."""
     blocks = [cases.blocks(rank, 1) for rank in range(3)]
     want = sum(blocks) if kind == "reduce" else np.concatenate(blocks)
     np.testing.assert_array_equal(launch(cases.leaving_early, 3, kind)[1], want)
