@@ -556,3 +556,99 @@ def many_shapes() -> list[int]:
     counts += [heap.stats()["arrays"], len(mesh.backend.job.communicators.call_sites)]
     run(7)
     return counts
+
+
+# ---------------------------------------------------------------- results that are arguments
+
+
+def kept_inputs() -> dict[str, bool]:
+    """Whether this rank's result of a broadcast of several arguments is their memory; what it holds is right all the time."""
+    rank, n = fc.rank(), fc.world_size()
+    mesh = fc.make_mesh({"d": n})
+    count = 40_000  # 160 kB: larger than what is kept for the next call
+    values = np.arange(n * count, dtype=np.float32)
+    own, of_root = values[rank * count :][:count], values[:count].tobytes()
+    step = jitted(lambda x: fc.broadcast(x, "d"), mesh)
+    new = lambda: fc.from_local(own, mesh, P("d"))
+    shared = {}
+
+    def note(name: str, memory: Any, result: fc.Array, wanted: bytes = of_root) -> None:
+        assert result.local.tobytes() == wanted and not result.local.flags.writeable, name
+        shared[name] = np.shares_memory(memory, result.local)
+
+    for _ in range(3):  # by its caller in the last ones
+        x = new()
+        y = step(x)
+        note("an Array", x.local, y)
+        again = step(fc.from_local(y.local, mesh, P("d")))
+        note("a copy", y.local, again)
+        private = values.copy()
+        z = step(private)
+        note("a NumPy array", private, z)
+        private[...] = -1
+        assert z.local.tobytes() == of_root
+    replica = fc.device_put(values, mesh, P())
+    note("a read-only view", replica.local, step(replica.local))
+    alias = step(fc.from_local(values, mesh, P("d")))
+    note("of an alias", alias.local, step(alias.local))
+
+    # The result lives as long as it is used, wherever its argument is, and the argument stays as it is.
+    x = new()
+    y, kept = step(x), x.local.tobytes()
+    del x
+    taken = [new() for _ in range(5)]
+    assert y.local.tobytes() == of_root and all(t.local.tobytes() == kept for t in taken)
+    writes = jitted(lambda x: fc.broadcast(x, "d") * 2 + 1, mesh)
+    x = new()
+    y = step(x)
+    for _ in range(2):
+        doubled = writes(x)
+        assert doubled.local.tobytes() == (values[:count] * 2 + 1).tobytes()
+        note("computed further", x.local, doubled, (values[:count] * 2 + 1).tobytes())
+    assert x.local.tobytes() == kept and y.local.tobytes() == of_root
+
+    def loop(x):
+        return fc.fori_loop(0, 2, lambda _, x: fc.pvary(fc.broadcast(x, "d"), "d"), x)
+
+    note("in a loop", x.local, jitted(loop, mesh, out_specs=P("d"))(x))
+    note("a small one", (small := fc.from_local(own[:64], mesh, P("d"))).local, step(small), values[:64].tobytes())
+    two = jitted(lambda x: (fc.broadcast(x, "d"), fc.all_reduce(x, "d"), fc.broadcast(x, "d")), mesh)
+    first, total, last = two(x)
+    note("another collective", x.local, total, sum(values.reshape(n, count)).tobytes())
+    note("both results", first.local if rank == 0 else x.local, last)
+
+    # A program that may write into its argument gets a copy, because another Array has the memory, too.
+    gives_up = fc.jit(lambda x: fc.broadcast(x, "d"), mesh=mesh, in_specs=P("d"), out_specs=P(), donate_argnums=0)
+    x = new()
+    memory = x.local
+    note("given up", memory, gives_up(x))
+    assert x.is_deleted()
+    optimizer = fc.optim.sgd(1.0)
+    for of, spec in enumerate((P("d"), P())):
+
+        def update(w, grad, state):
+            updates, _ = optimizer.update(grad, state, w)
+            return fc.optim.apply_updates(w, updates)
+
+        overwrites = fc.jit(update, mesh=mesh, in_specs=(spec, spec, P()), out_specs=spec, donate_argnums=0)
+        x = new()
+        pair = x, step(x)
+        before = [np.array(each.local) for each in pair]
+        made = overwrites(pair[of], np.ones(pair[of].shape, np.float32), optimizer.init(before[0]))
+        assert made.local.tobytes() == (before[of] - 1).tobytes() and pair[of].is_deleted()
+        assert pair[1 - of].local.tobytes() == before[1 - of].tobytes()
+    return shared
+
+
+def views_of_blocks() -> list[bool]:
+    """Whether there is a view of: a block, a read-only part of it, a writable one, a strided one, private memory, a number."""
+    mesh = fc.make_mesh({"d": fc.world_size()})
+    heap = jitted(lambda x: fc.all_reduce(x, "d"), mesh).lower(np.ones((2, 3))).compile().group_calls[0].heap
+    block = heap.array((6, 4), np.dtype(np.float64))
+    reading = block[1:3]
+    reading.flags.writeable = False
+    strided = block[:, :2]
+    strided.flags.writeable = False
+    found = [heap.read_only_view(x) for x in (block, reading, block[1:3], strided, np.ones(3), 3.0)]
+    assert all(view is None or not view.flags.writeable for view in found)
+    return [view is not None for view in found]
