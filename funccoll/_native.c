@@ -82,7 +82,7 @@ typedef struct {
     Py_ssize_t ncommunicators, nargs, nresults;
     Py_ssize_t *communicators;
     PyObject *kept;        /* list of tuples of results, one for a call */
-    PyObject *others;      /* makes such a tuple, for the arguments of a call */
+    PyObject *others;      /* makes such a tuple */
     char is_quick;        /* 0 where the kernel is another one: while a profile is recorded */
 } PlanCall;
 
@@ -141,14 +141,14 @@ is_unused(PyObject *results, Py_ssize_t count)
 
 /* Arrays for the results of one call: a kept tuple whose arrays only it refers to, else others. */
 static PyObject *
-unused_results(PlanCall *self, PyObject *const *arrays)
+unused_results(PlanCall *self)
 {
     for (Py_ssize_t i = PyList_GET_SIZE(self->kept); i-- > 0;) {
         PyObject *results = PyList_GET_ITEM(self->kept, i);
         if (is_unused(results, self->nresults))
             return Py_NewRef(results);
     }
-    PyObject *results = PyObject_Vectorcall(self->others, arrays, self->nargs, NULL);
+    PyObject *results = PyObject_CallNoArgs(self->others);
     if (results != NULL && (!PyTuple_CheckExact(results) || PyTuple_GET_SIZE(results) != self->nresults)) {
         PyErr_SetString(PyExc_TypeError, "results of a call are a tuple of arrays");
         Py_CLEAR(results);
@@ -178,7 +178,7 @@ plan_call_run(PlanCall *self, PyObject *const *arrays, Py_ssize_t count, PyObjec
         if (PyByteArray_AS_STRING(self->busy)[self->communicators[i]])
             return 0;
     set_busy(self, 1);
-    PyObject *found = unused_results(self, arrays);
+    PyObject *found = unused_results(self);
     if (found == NULL) {
         set_busy(self, 0);
         PyObject *type, *value, *traceback;

@@ -85,8 +85,8 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("nccl",), ("cuda",),
     ),
     "runtime.plans": (
-        ("control_block", "kept_inputs", "operand", "slots", "staging", "transit"),
-        ("flat_operand", "message_table", "plan_writer"), ("eager",),
+        ("control_block", "operand", "slots", "staging", "transit"), ("flat_operand", "message_table", "plan_writer"),
+        ("eager",),
     ),
     "runtime.job": (
         ("host", "packets", "deferral", "reports", "stacks", "calling_thread", "failure", "process_memory", "time_limit"),

@@ -183,16 +183,6 @@ class CollectiveGroup(PlanCall):
             self.registry.busy, self._numbers, self._results.kept, self._results.others, count, len(self.plan.results),
         )  # fmt: skip
 
-    def share_arguments(self) -> None:
-        """Let large results that are unchanged arguments be views of these, where nothing writes into either.
-
-        So it is where the arguments are blocks of Arrays and the results become ones, with no program's compute between.
-        """
-        for number in self.plan.unchanged:
-            operand, _ = self.plan.results[number]
-            assert operand.argument is not None
-            self._results.unchanged[number] = operand.argument, self.heap.read_only_view
-
     def record(self, recorder: Recorder | None) -> None:
         """See `Recordable`. Each instruction is recorded."""
         plain = interpreter(self.frame.ctypes.data)
@@ -220,7 +210,7 @@ class CollectiveGroup(PlanCall):
         try:
             for number in self._numbers:
                 busy[number] = 1
-            results = self._results.others(*arrays)
+            results = self._results.others()
             words[ARGUMENTS], words[RESULTS] = id(arrays) + TUPLE_HEAD, id(results) + TUPLE_HEAD
             began = True
             self._kernel()
@@ -276,7 +266,7 @@ class CollectiveGroup(PlanCall):
         pc = self._words[FAULT_PC]
         number = Opcode.BIND_ARG.read(self._code, pc, "argument")
         if number < 0:
-            return arrays, self._results.others(*arrays)
+            return arrays, self._results.others()
         if self._is_bindable(arrays[number]) and Opcode.BIND_ARG.read(self._code, pc, "staging") == READ_DIRECTLY:
             # Peers cannot read memory of devices, for example.
             copy = self.heap.array(arrays[number].shape, arrays[number].dtype)

@@ -165,23 +165,6 @@ class Heap:
         offset = self._pointer(array) - self.base
         return offset if offset >= 0 and offset + array.nbytes <= self.size else -1
 
-    def read_only_view(self, array: Any) -> np.ndarray | None:
-        """A view of a contiguous array that only this package can write: a block of `array`'s, or read-only memory of one.
-
-        None for any other.
-        """
-        if type(array) is not np.ndarray or (offset := self.offset_of(array)) < 0:
-            return None
-        block = array
-        if type(array.base) is np.ndarray and not array.flags.writeable:
-            block, offset = array.base, self.offset_of(array.base)
-        lease = self._live.get(offset)
-        if lease is None or lease() is not block:
-            return None
-        view = array.view()
-        view.flags.writeable = False
-        return view
-
     def view(self, offset: int, shape: Sequence[int], dtype: Any) -> np.ndarray:
         """The array at an offset, in any rank's arena. It keeps the mapping, but no block: its owner may use it again."""
         return np.ndarray(tuple(shape), dtype, self._open(), offset)

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...errors import Source
-from ...passes.buffers import SMALL_RESULT_BYTES
 from ...schedules.chunk_layout import ChunkLayout, cut_as_one
 from ...schedules.schedule import Schedule
 from ...schedules.streams.instructions import LEFT_TO_STAGE, READ_DIRECTLY, UNALLOCATED, Opcode, disassemble
@@ -22,7 +21,6 @@ from ...types import dtype_name
 from ..plans import staging
 from ..plans.control_block import CellRing, Communicator
 from ..plans.eager import ring_of, write_eagerly
-from ..plans.kept_inputs import keeps_input
 from ..plans.operand import Operand
 from ..plans.plan_writer import PlannedCollective, Segment, write_collective
 from ..plans.slots import Slots
@@ -126,8 +124,6 @@ class Plan:
     """The operand of each argument, and its collective."""
     results: tuple[tuple[Operand, bool], ...]
     """Each result's operand, and True where the code writes it: a rank that receives nothing has zeros."""
-    unchanged: tuple[int, ...]
-    """The large results that hold what their arguments hold, as at the root of a broadcast."""
     call_sites: Mapping[int, CallSite]
     """By the hash that a rank publishes."""
     spans: Mapping[int, int]
@@ -178,8 +174,8 @@ def build_plan(calls: Sequence[GroupedCollective], communicators: Sequence[Commu
     words = np.array(code, np.int64)
     words.flags.writeable = False
     return Plan(
-        words, tuple(starts), slots, max_operands, bindings.allocations(), bindings.arguments, tuple(bindings.results),
-        tuple(bindings.unchanged), sites, bases, tuple(collective.slots for collective in planned), tuple(messages),
+        words, tuple(starts), slots, max_operands, bindings.allocations(), bindings.arguments, tuple(bindings.results), sites,
+        bases, tuple(collective.slots for collective in planned), tuple(messages),
     )
 
 
@@ -258,7 +254,6 @@ class _Bindings:
         self.code: list[int] = []
         self.arguments: dict[int, tuple[Operand, GroupedCollective]] = {}
         self.results: list[tuple[Operand, bool]] = []
-        self.unchanged: list[int] = []
         self._allocations: list[Allocation] = []
         self._empty: list[int] = []
 
@@ -283,8 +278,6 @@ class _Bindings:
             self._bind(operand.argument, argument, operand.nbytes, how)
             if operand.argument >= 0:
                 self.arguments[operand.argument] = operand, call
-            if operand.argument >= 0 and operand.nbytes > SMALL_RESULT_BYTES and keeps_input(collective.streams, rank):
-                self.unchanged.append(len(self.results))
             if has_output:
                 self._bind(~len(self.results), output, 0, UNALLOCATED)
             else:

@@ -32,7 +32,7 @@ class PythonPlanCall:
 
     def bind(
         self, kernel: Callable[[], int], frame: int, words: tuple[int, int, int], owner: int, busy: bytearray,
-        communicators: tuple[int, ...], kept: list[tuple[np.ndarray, ...]], others: Callable[..., tuple[np.ndarray, ...]],
+        communicators: tuple[int, ...], kept: list[tuple[np.ndarray, ...]], others: Callable[[], tuple[np.ndarray, ...]],
         nargs: int, nresults: int,
     ) -> None:  # fmt: skip
         """Set what a call uses. Frame and owner are addresses, whose memory must live as long as this object."""
@@ -67,7 +67,7 @@ class PythonPlanCall:
                 results = kept.pop(0)
                 kept.append(results)
             else:
-                results = self._others(*arrays)
+                results = self._others()
             self._arguments[0], self._taken[0] = id(arrays) + TUPLE_HEAD, id(results) + TUPLE_HEAD
             began = True
             if self._plain():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from sys import getrefcount
-from typing import Any
 
 import numpy as np
 
@@ -45,17 +44,15 @@ class ResultPool:
         self.make = make
         self.pooled = bool(make) and sum(sizes) <= _POOLED and max(sizes) <= SMALL_RESULT_BYTES
         self.kept: list[tuple[np.ndarray, ...]] = []
-        self.unchanged: dict[int, tuple[int, Callable[[Any], np.ndarray | None]]] = {}
-        """By result, the argument that it equals, and a function that returns a view of it, or None where it must be copied."""
 
-    def others(self, *arrays: Any) -> tuple[np.ndarray, ...]:
-        """Arrays that are surely not in use; those of unchanged arguments, given all arguments of the call."""
+    def others(self) -> tuple[np.ndarray, ...]:
+        """Arrays that are surely not in use."""
         kept = self.kept
         for arrays in kept:
             if max(map(getrefcount, arrays)) == _UNSHARED:  # views hold their array, too
                 return arrays
         if not self.pooled:
-            return tuple([one() for one in self.make]) if not self.unchanged else self._with_arguments(arrays)
+            return tuple([one() for one in self.make])
         if len(self.kept) < _MAX_KEPT:
             arrays = tuple([one() for one in self.make])
         else:  # some of the oldest are in use: every step's loss is kept, say
@@ -64,15 +61,3 @@ class ResultPool:
             arrays = tuple([a if f else one() for a, f, one in zip(oldest, free, self.make, strict=True)])
         self.kept.append(arrays)
         return arrays
-
-    def _with_arguments(self, arrays: Sequence[Any]) -> tuple[np.ndarray, ...]:
-        results = []
-        for number, one in enumerate(self.make):
-            argument, view_of = self.unchanged.get(number, (0, _no_view))
-            view = view_of(arrays[argument])
-            results.append(one() if view is None else view)
-        return tuple(results)
-
-
-def _no_view(_: Any) -> None:
-    return None
