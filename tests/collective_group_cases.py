@@ -60,7 +60,7 @@ def large(non_temporal: float) -> None:
 
     With `non_temporal` 0 all results are written so.
     """
-    plan_writer._NON_TEMPORAL = non_temporal
+    plan_writer.NON_TEMPORAL = non_temporal
     rank, n = fc.rank(), fc.world_size()
     mesh = fc.make_mesh({"d": n})
     rows = 6 * (90_001 if non_temporal else 70_001)

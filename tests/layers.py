@@ -56,7 +56,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "schedules": (
         ("collective",), ("moves", "registry"), ("columns", "host_map", "runs", "chunk_layout"), ("schedule",),
         ("library", "schedule_algorithm"), ("reference_memory",), ("proof",), ("assign_rounds",),
-        ("split_hosts",), ("streams",), ("messages",), ("model",),
+        ("split_hosts",), ("streams",), ("shared_results", "messages"), ("model",),
         ("export",),
     ),
     "schedules.export": (
@@ -106,7 +106,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "runtime.shm": (
         ("arena",), ("heap",), ("peer_access", "wait_graph"), ("plan",),
-        ("communicators", "results", "recorded_kernel"), ("diagnosis", "plan_call"),
+        ("communicators", "results", "recorded_kernel"), ("diagnosis", "lending", "plan_call"),
         ("collective_group",), ("entry", "values"), ("shm_backend",),
     ),
     "compiler": (

@@ -172,7 +172,7 @@ def in_processes(count: int, body) -> list[int]:
 def test_processes_execute_the_streams(kind, p, non_temporal, monkeypatch):
     """Every algorithm of a kind, five times in a row."""
     if non_temporal:
-        monkeypatch.setattr("funccoll.runtime.plans.plan_writer._NON_TEMPORAL", 0)
+        monkeypatch.setattr("funccoll.runtime.plans.plan_writer.NON_TEMPORAL", 0)
     interpreter(0)
     rng, cases = np.random.default_rng(1), []
     pairs = [(i, (i + 1) % p) for i in range(p)] if kind == "permute" else ()

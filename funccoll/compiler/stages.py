@@ -244,6 +244,9 @@ class Compiled(_Scheduled):
         """The backend's functions that it calls, in order: for benchmarks and tests."""
         self._generated, self._overwritten = generate(program, mesh, schedules, signature.donated)
         self._run, self.group_calls = self._generated.run, self._generated.functions
+        share = getattr(self._run, "share_results", None)
+        if share is not None:  # the program is one call, and its results become Arrays
+            share()
         self._check_replicas: ArgumentCheck | None = None
         if os.environ.get("FUNCCOLL_DEBUG", "").lower() == "detail" and signature.in_layouts:
             self._check_replicas = backend_of(mesh).compare_replicas(mesh, signature.in_layouts, signature.argument)

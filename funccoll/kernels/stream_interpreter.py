@@ -119,10 +119,12 @@ ADVANCE, BIND_ARG, CHECK, COMBINE, COMPLETE, COPY, ENTER, POST, READ_PEER, SIGNA
         Opcode.READ_PEER, Opcode.SIGNAL, Opcode.STAGE, Opcode.WAIT,
     )
 )  # fmt: skip
-FIND_CELL, ONCE, PUBLISH, RAISE_FLOOR, RESERVE, VERIFY = (
+FIND_CELL, ONCE, PUBLISH, RAISE_FLOOR, RESERVE, SKIP_LENT, VERIFY = (
     opcode.byte_offsets()
-    for opcode in (Opcode.FIND_CELL, Opcode.ONCE, Opcode.PUBLISH, Opcode.RAISE_FLOOR, Opcode.RESERVE, Opcode.VERIFY)
-)
+    for opcode in (
+        Opcode.FIND_CELL, Opcode.ONCE, Opcode.PUBLISH, Opcode.RAISE_FLOOR, Opcode.RESERVE, Opcode.SKIP_LENT, Opcode.VERIFY,
+    )
+)  # fmt: skip
 
 RECORDS = False
 """A variant binds it to True to record each instruction's start and end."""
@@ -132,6 +134,8 @@ HAS_DIRECT_READS = False
 """A variant binds it to True where processes can read each other's private memory."""
 HAS_CELLS = False
 """A variant binds it to True where plans have eager collectives."""
+HAS_LOANS = False
+"""A variant binds it to True where processes lend each other their arrays."""
 _MIX, _HISTORY = 0x5851_F42D_4C95_7F2D, (1 << 56) - 1
 _LONG = 100_000  # nanoseconds from which on a recorded instruction asks how long it had a processor
 
@@ -422,6 +426,9 @@ def interpret(frame: Any) -> int:
             else:
                 store(pc + ONCE.done, 1)
                 pc += ONCE.size
+        elif HAS_LOANS and opcode == SKIP_LENT.opcode:
+            is_lent = load(addresses + 8 * load(pc + SKIP_LENT.slot)) != heap
+            pc += 8 * load(pc + SKIP_LENT.words) if is_lent else SKIP_LENT.size
         elif opcode == ADVANCE.opcode:
             base = bases + 8 * load(pc + ADVANCE.communicator)
             store(base, load(base) + load(pc + ADVANCE.span))

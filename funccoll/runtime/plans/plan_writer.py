@@ -19,11 +19,14 @@ from .slots import Slots
 from .staging import Part, is_strided
 from .transit import Message, Transit, pieces
 
-__all__ = ["CPU", "EAGER_SPAN", "PlannedCollective", "Segment", "SegmentWriter", "Target", "Written", "write_collective"]
+__all__ = [
+    "CPU", "EAGER_SPAN", "NON_TEMPORAL", "PlannedCollective", "Segment", "SegmentWriter", "Target", "Written",
+    "write_collective",
+]  # fmt: skip
 
 EAGER_SPAN = 2
 """The advance of a rank's counter in an eager collective: 1 when its cell is published, 2 when it has its results."""
-_NON_TEMPORAL = 1.5
+NON_TEMPORAL = 1.5
 """Bytes of all ranks' arrays, over those of the caches, from which on results are written with non-temporal stores. Measured
 with 32 MiB of cache and two ranks, where each result is read and replaces the one before: with 48 or 64 MiB of arrays every
 collective is up to 1.7 times faster, with 32 MiB only all_reduce, and with 16 MiB most take up to twice as long."""
@@ -69,6 +72,10 @@ class PlannedCollective:
     """True where peers read private arguments themselves, so that nothing is staged."""
     is_eager: bool = False
     """True when it goes through cells: see `eager`."""
+    one_result: Streams | None = None
+    """The streams with one result for all ranks, which HOLDER has: see `shared_results`."""
+    lends: bool = False
+    """True where the root of a broadcast may lend its argument: then its slot of scratch has the address, else the heap's."""
     target: Target = CPU
 
     @property
@@ -79,14 +86,17 @@ class PlannedCollective:
     @cached_property
     def streams(self) -> Streams:
         """The verified streams."""
+        if self.one_result is not None:
+            return self.one_result
         return self.schedule.streams(self.communicator.hosts).verify()
 
     @cached_property
     def non_temporal(self) -> bool:
         """True when all ranks of this host together read and write more than the caches hold."""
-        nbytes = sum((layout.input.size + layout.output.size) * layout.itemsize for layout in self.layouts)
-        least = _NON_TEMPORAL * self.communicator.cache_bytes
-        return self.target.has_non_temporal and len(self.communicator.neighbours) * nbytes >= least
+        ranks = len(self.communicator.neighbours)
+        results = ranks if self.one_result is None else 1
+        nbytes = sum((ranks * layout.input.size + results * layout.output.size) * layout.itemsize for layout in self.layouts)
+        return self.target.has_non_temporal and nbytes >= NON_TEMPORAL * self.communicator.cache_bytes
 
     @property
     def staging_bytes(self) -> int:
@@ -253,8 +263,12 @@ class SegmentWriter:
         self.max_operands = max(self.max_operands, len(dsts) + len(srcs) + 1)
         sign = -1 if c.non_temporal else 1
         divisor = p if c.op == "mean" and len(srcs) > 1 and s.completes[i] else 0
+        root = s.schedule.collective.root
         for number in self.segment.layouts:
-            dtype = c.dtypes[number]
+            dtype, begin = c.dtypes[number], len(self.code)
+            may_skip = c.lends and self.rank != root
+            if may_skip:
+                self.emit(Opcode.SKIP_LENT, slot=self.slots.scratch(root, number), words=0)
             for length, rows, starts in aligned(self.transit.cut(self.runs(i, number), dtype.itemsize)):
                 places = [self.place(number, slot, at * dtype.itemsize, step * dtype.itemsize) for slot, at, step in starts]
                 destinations, sources = places[: len(dsts)], places[len(dsts) :]
@@ -269,6 +283,8 @@ class SegmentWriter:
                 else:
                     nbytes = sign * length * dtype.itemsize
                     self.emit(Opcode.COPY, nbytes=nbytes, rows=rows, source=sources, destinations=destinations)
+            if may_skip:
+                Opcode.SKIP_LENT.write(self.code, begin, "words", len(self.code) - begin)
 
     def place(self, number: int, slot: int, start: int, step: int) -> MemoryOperand:
         """Rows of an array, in bytes behind the address in a slot."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import mmap
 import os
 from collections.abc import Callable, Iterable
@@ -10,13 +11,16 @@ from contextlib import AbstractContextManager
 from ...display import size_text
 from ..job.host import available_memory
 
-__all__ = ["ALIGNMENT", "LARGE", "PAGE", "Arena", "block_size"]
+__all__ = ["ALIGNMENT", "LARGE", "LENDABLE", "PAGE", "Arena", "block_size", "tail_size"]
 
 PAGE = 4096
 ALIGNMENT = 128
 """Two cache lines: processors fetch them in pairs, and one rank may write a block while another reads the next."""
 LARGE = 32 << 20
 """Bytes from which on blocks give their pages back when freed; smaller ones are only used again."""
+
+LENDABLE = 1 << 17
+"""Bytes of an array from which on its block has a tail."""
 
 _SMALL = 1 << 20  # blocks up to here have two sizes per power of two, larger ones eight
 _CACHED_LARGE = 8  # free large blocks that keep their pages: fresh ones cost 0.3 ms per MiB
@@ -25,11 +29,21 @@ _RESERVE = 64 << 20  # bytes of the machine's memory that are left: without any,
 _GROWTH = 2 << 20, 64 << 20  # an arena grows by a quarter of itself, within these bounds
 
 
+@functools.lru_cache(maxsize=1024)
 def block_size(nbytes: int) -> int:
     """Bytes of the block that holds `nbytes`: a multiple of ALIGNMENT with few values, so that blocks can be used again."""
     power = 1 << (max(nbytes, ALIGNMENT) - 1).bit_length()
     step = max(ALIGNMENT, power >> (2 if power <= _SMALL else 4))
     return -(-max(nbytes, ALIGNMENT) // step) * step
+
+
+def tail_size(nbytes: int, nranks: int) -> int:
+    """Bytes behind the block of an array of `nbytes`, which count how often each of `nranks` ranks has given it back.
+
+    Whole pages, so that blocks begin at the same place of one as before: what begins a few lines further than what is copied
+    there takes up to four times as long.
+    """
+    return 0 if nbytes < LENDABLE else -(-8 * nranks // PAGE) * PAGE
 
 
 class Arena:

@@ -66,7 +66,6 @@ from ...kernels.frame import (
     YIELDS,
 )
 from ...mesh import Mesh
-from ...passes.buffers import SMALL_RESULT_BYTES
 from ...primitives.collectives.record import lowering
 from ...schedules.schedule import Schedule
 from ...schedules.streams.instructions import READ_DIRECTLY, Opcode
@@ -76,12 +75,12 @@ from ..recorder import Recorder, register
 from .arena import block_size
 from .communicators import Communicators
 from .diagnosis import Diagnosis, job_is_over, nested_call, other_thread, wrong_argument
-from .heap import Heap
-from .plan import GroupedCollective, Operand, build_plan
+from .lending import Lending
+from .plan import GroupedCollective, Operand, Plan, build_plan
 from .plan_call import TUPLE_HEAD, PlanCall
 from .recorded_kernel import RecordedKernel
 from .results import UNSHARED_REFCOUNT as MEASURED_REFCOUNT
-from .results import ResultPool
+from .results import ResultPool, new_result
 
 __all__ = ["CollectiveGroup", "GroupedCollective", "Operand", "make_group"]
 
@@ -116,17 +115,38 @@ class CollectiveGroup(PlanCall):
         """The variables of the program that it takes as arguments."""
         self.left_complete = False
         """True when an exception has left the last call after everything was done: for `note_exception`."""
-        self.plan = build_plan(self.calls, self.communicators)
-        self.registry.call_sites.update(self.plan.call_sites)
         self._claim = self.registry.claim(self.communicators)
         self._numbers = tuple(sorted(self._claim.numbers))
-        results = self.plan.results
-        make = [partial(_result, self.heap, o) if written else _result(self.heap, o, zeros=True).view for o, written in results]
-        self._results = ResultPool(make, [math.prod(o.out_shape) * o.dtype.itemsize for o, _ in results])
+        self._prepare(build_plan(self.calls, self.communicators))
+        register(self)
+
+    def _prepare(self, plan: Plan) -> None:
+        """Allocate what calls of a plan need."""
+        self.plan = plan
+        self.registry.call_sites.update(plan.call_sites)
+        make = [self._maker(number, operand, is_bound) for number, (operand, is_bound) in enumerate(plan.results)]
+        self._results = ResultPool(make, [math.prod(o.out_shape) * o.dtype.itemsize for o, _ in plan.results])
         self._buffers: list[np.ndarray] = []  # memory that all calls use
         self._allocate()
+        self._lending = Lending(plan, self.heap, self.world.rank, self._addresses) if plan.shared else None
+        """None where no result is shared."""
         self._make_frame()
-        register(self)
+
+    def _maker(self, number: int, operand: Operand, is_bound: bool) -> Callable[[], np.ndarray]:
+        """A function that returns an array for a result."""
+        if number in self.plan.shared:
+            return _no_array  # `Lending` has one
+        return partial(new_result, self.heap, operand) if is_bound else new_result(self.heap, operand, zeros=True).view
+
+    def share_results(self) -> None:
+        """Let ranks share the large results that are the same on all: nothing writes into them, as they become Arrays.
+
+        All ranks must do so. Calls take a few microseconds more, which large results are worth.
+        """
+        if self.heap.nranks == self.world.world:  # all of the job is on this host
+            plan = build_plan(self.calls, self.communicators, shares_results=True)
+            if plan.shared:
+                self._prepare(plan)
 
     def _allocate(self) -> None:
         """Allocate the memory that the plan asks for."""
@@ -182,12 +202,13 @@ class CollectiveGroup(PlanCall):
             self._kernel, self.frame.ctypes.data, (ARGUMENTS, RESULTS, STATUS), self._claim.words.ctypes.data,
             self.registry.busy, self._numbers, self._results.kept, self._results.others, count, len(self.plan.results),
         )  # fmt: skip
+        self.is_quick = self._lending is None
 
     def record(self, recorder: Recorder | None) -> None:
         """See `Recordable`. Each instruction is recorded."""
         plain = interpreter(self.frame.ctypes.data)
         self._kernel = plain if recorder is None else RecordedKernel(recorder, self, plain)
-        self.is_quick = recorder is None
+        self.is_quick = recorder is None and self._lending is None
 
     # ------------------------------------------------------------ calling
 
@@ -206,20 +227,27 @@ class CollectiveGroup(PlanCall):
 
     def _run(self, arrays: tuple[Any, ...]) -> tuple[np.ndarray, ...]:
         """Call it from a thread that may."""
-        words, busy, results, began = self._words, self.registry.busy, (), False
+        words, busy, lending, results, began, received = self._words, self.registry.busy, self._lending, (), False, False
         try:
             for number in self._numbers:
                 busy[number] = 1
             results = self._results.others()
+            if lending is not None:
+                arrays, results = lending.prepare(arrays, results)
             words[ARGUMENTS], words[RESULTS] = id(arrays) + TUPLE_HEAD, id(results) + TUPLE_HEAD
             began = True
             self._kernel()
             if words[STATUS] != FINISHED:
                 results = self.finish(arrays, results)
+            if lending is not None:
+                received = True
+                return lending.receive(results)
             return (*results,)  # a new tuple: the pool must see that its arrays are in use
         except BaseException as error:
             if began:
                 self.interrupted(arrays, results, error)
+                if lending is not None and self.left_complete and not received:
+                    lending.receive(results)  # and give it back at once
             raise
         finally:
             for number in self._numbers:
@@ -265,6 +293,8 @@ class CollectiveGroup(PlanCall):
         """
         pc = self._words[FAULT_PC]
         number = Opcode.BIND_ARG.read(self._code, pc, "argument")
+        if number < 0 and self._lending is not None:  # something else refers to them, a debugger say
+            return arrays, tuple([result.view() for result in results])
         if number < 0:
             return arrays, self._results.others()
         if self._is_bindable(arrays[number]) and Opcode.BIND_ARG.read(self._code, pc, "staging") == READ_DIRECTLY:
@@ -385,13 +415,11 @@ def _cores(affinity: frozenset[int]) -> int:
     return host.cores()
 
 
-def _result(heap: Heap, operand: Operand, zeros: bool = False) -> np.ndarray:
-    """A new array that only kernels write: it is read-only, so its views are, too. Compute may write into a large one later."""
-    array = heap.array(operand.out_shape, operand.dtype)
-    if zeros:
-        array[...] = 0
-    array.flags.writeable = not zeros and array.nbytes > SMALL_RESULT_BYTES
-    return array
+def _no_array() -> np.ndarray:
+    return _NO_ARRAY
+
+
+_NO_ARRAY = np.empty(0)
 
 
 def make_group(

@@ -37,8 +37,8 @@ __all__ = ["Claim", "Communicators"]
 
 _MAX_COMMUNICATORS = 4096
 """The most pairs of a mesh and some of its axes over which one job communicates."""
-_ENTRY_WORDS = 3
-"""Words of an entry of the table: a hash of mesh and axes, begin and end of the control blocks."""
+_ENTRY_WORDS = 4
+"""Words of an entry of the table: a hash of mesh and axes, begin and end of the control blocks, bytes of the caches."""
 _CELLS: tuple[Cells, ...] = (), CELLS, CELLS_ON_SHARED_CORES
 _ANSWER_TIMEOUT = 0.2
 """Seconds in which ranks of other hosts say where they are. Soon after a rank was killed mpirun ends the others, too."""
@@ -105,14 +105,14 @@ class Communicators:
             if key not in self._known:
                 ranks = mesh.groups(axes)
                 tag = int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:7], "little")
-                entry, start, cells = self._place(tag | 1, [len(group) for group in ranks])
+                entry, start, cells, cache_bytes = self._place(tag | 1, [len(group) for group in ranks])
                 blocks = []
                 for group in ranks:
                     blocks.append((tuple(group), ControlBlock(start, len(group), cells=cells)))
                     start += blocks[-1][1].nbytes
                 members, control = next(b for b in blocks if self.world.rank in b[0])
                 rank, hosts = members.index(self.world.rank), self._hosts(members)
-                of_machine = tag, self._piece_bytes(), self._cache_bytes(), self.access.bounds
+                of_machine = tag, self._piece_bytes(), cache_bytes, self.access.bounds
                 mine = Communicator(len(self._known), members, rank, control, entry, hosts, *of_machine)
                 self._known[key] = mine, blocks
             return self._known[key][0]
@@ -128,8 +128,8 @@ class Communicators:
     def _cache_bytes(self) -> int:
         return host.cache_bytes(self.world.processes_here) or Communicator.cache_bytes
 
-    def _place(self, hash: int, sizes: Sequence[int]) -> tuple[int, int, Cells]:
-        """The entry and the offset of the control blocks along some axes, and their cells.
+    def _place(self, hash: int, sizes: Sequence[int]) -> tuple[int, int, Cells, int]:
+        """The entry and the offset of the control blocks along some axes, their cells, and the bytes of the host's caches.
 
         They are the same in all processes, whichever asks first. Where half of the room is used up, the rest is for lines.
         """
@@ -137,17 +137,18 @@ class Communicators:
         with self.heap.exclusive(self.world.timeout):
             (found,) = np.nonzero(self._table[:, 0] == hash)
             if found.size:
-                start, end = self._table[found[0], 1:].tolist()
-                return int(found[0]), start, next(cells for cells in _CELLS if nbytes_with(cells) == end - start)
+                start, end, cache_bytes = self._table[found[0], 1:].tolist()
+                cells = next(cells for cells in _CELLS if nbytes_with(cells) == end - start)
+                return int(found[0]), start, cells, cache_bytes
             used = int(np.count_nonzero(self._table[:, 0]))
             start = int(self._table[used - 1, 2]) if used else self._first
             cells = CELLS_ON_SHARED_CORES if self.world.processes_here > (os.cpu_count() or 1) else CELLS
             if start + nbytes_with(cells) > (self._first + self.access.start) // 2:
                 cells = ()
-            end = start + nbytes_with(cells)
+            end, cache_bytes = start + nbytes_with(cells), self._cache_bytes()
             if used < _MAX_COMMUNICATORS and end <= self.access.start:
-                self._table[used] = hash, start, end
-                return used, start, cells
+                self._table[used] = hash, start, end, cache_bytes
+                return used, start, cells, cache_bytes
         raise FunccollError(
             "no room is left for another communicator: each mesh of this job has one for all axes over which its programs "
             f"communicate, and there are {used}. Make a mesh once, with fc.make_mesh, and use it in all functions."

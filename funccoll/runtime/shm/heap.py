@@ -7,6 +7,11 @@ MemoryError there, and never a SIGBUS somewhere else. Only its own rank allocate
 An array's memory goes back to its arena when the last view of it is gone, which a weak reference notices. Views keep the array
 alive because its base, the mapping, is not an array: NumPy follows bases only as far as they are arrays. The mapping itself
 lives as long as an array in it.
+
+A block of 128 KiB or more can be *lent*: other ranks then have read-only arrays of its memory, and its owner keeps it until all
+of them have given it back, which they do when the last view of their array is gone. Behind each such block is a *tail*, in which
+every rank counts how often it has given the block back, in a word that only it writes; the owner compares with how often it has
+lent it.
 """
 
 from __future__ import annotations
@@ -22,7 +27,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -31,7 +36,7 @@ import numpy as np
 from ...display import size_text
 from ...errors import DTypeError, FunccollError, RendezvousError, ShapeError
 from ..job.host import address_space, available_memory
-from .arena import LARGE, PAGE, Arena, block_size
+from .arena import LARGE, LENDABLE, PAGE, Arena, block_size, tail_size
 
 __all__ = ["CONTROL", "HEADER", "Heap", "create", "largest_arena"]
 
@@ -48,6 +53,7 @@ _KINDS = 4096  # (shape, dtype) pairs remembered
 _JOIN = 64 << 10  # live blocks that are nearer to each other than this are copied together, in a forked child
 _MOVE_TO = 3  # MREMAP_MAYMOVE | MREMAP_FIXED, <sys/mman.h>
 _FAILED = ctypes.c_void_p(-1).value  # MAP_FAILED
+_ONE = np.ones(1, np.int64)
 _NORESERVE = 0x4000  # MAP_NORESERVE, which `mmap` names only from Python 3.13 on
 
 
@@ -98,6 +104,25 @@ class _Lease(weakref.ref):
     offset: int
 
 
+class _Borrowed(weakref.ref):
+    """The weak reference to an array of a lent block, with the word that counts how often this rank gave it back."""
+
+    __slots__ = ("offset", "size", "word")
+
+    offset: int
+    size: int
+    word: np.ndarray
+
+
+class _Lent:
+    """A lent block: how often each rank has got it, and the index of the words that count how often each gave it back."""
+
+    __slots__ = ("block", "counts", "tail")
+
+    def __init__(self, block: np.ndarray, counts: list[int], tail: int):
+        self.block, self.counts, self.tail = block, counts, tail
+
+
 class Heap:
     """This process's mapping of the shared memory, and the allocator of its own arena.
 
@@ -105,7 +130,7 @@ class Heap:
     single step for Python's threads: an array can die anywhere, also inside the allocator.
 
     Attributes: `base`, the mapping's address in this process; `size`, its bytes; `rank`, this process's in the job; `arena`,
-    bytes of address space per rank; `control`, (offset, bytes) of the control region.
+    bytes of address space per rank; `control`, (offset, bytes) of the control region; `nranks`, the processes that share it.
     """
 
     def __init__(self, descriptor: int, local_rank: int, nranks: int, rank: int | None = None):
@@ -131,6 +156,13 @@ class Heap:
         self._kinds: dict[tuple[Any, Any], _Kind] = {}  # by (shape, dtype)
         self._sizes: dict[int, _Kind] = {}  # by block size
         self._live: dict[int, _Lease] = {}  # by offset
+        self.nranks, self._local_rank = nranks, local_rank
+        self._lent: dict[int, _Lent] = {}  # by offset
+        self._words = memoryview(self._mapping).cast("B").cast("q")
+        self._reading = memoryview(self._mapping).toreadonly()  # nothing makes arrays of it writable
+        self._zeros = memoryview(bytes(8 * nranks)).cast("q")
+        self._lent_since = 0  # how many blocks were lent since all were looked at
+        self._borrowed: dict[int, _Borrowed] = {}  # by id
 
     # ------------------------------------------------------------ arrays
 
@@ -157,6 +189,60 @@ class Heap:
         # After close() there is no lease to find, and no arena to give it back to.
         if self._live.pop(lease.offset, None) is not None:
             lease.kind.give(lease.offset)
+
+    # ------------------------------------------------------------ blocks that several ranks have
+
+    def lendable(self, array: Any) -> np.ndarray | None:
+        """The block of this rank's that an array is all of, where nothing can write into it through the array; else None."""
+        if type(array) is not np.ndarray or (offset := self.offset_of(array)) < 0 or array.nbytes < LENDABLE:
+            return None
+        block = array.base if type(array.base) is np.ndarray and not array.flags.writeable else array
+        lease = self._live.get(offset)
+        return block if lease is not None and lease() is block and block.nbytes == array.nbytes else None
+
+    def lend(self, block: np.ndarray, ranks: Sequence[int]) -> int:
+        """Keep a block of this rank's until each of these (local) ranks has given it back: each borrows it once.
+
+        From now on nothing writes into it. Returns its offset.
+        """
+        block.flags.writeable = False
+        offset = self.offset_of(block)
+        self._refuse_nested()
+        with self._lock:
+            if self._lent_since >= len(self._lent):
+                self._settle()
+            self._lent_since += 4  # so that a job which keeps many blocks looks at four for each that it lends
+            lent = self._lent.get(offset)
+            if lent is None:
+                tail = (offset + block_size(block.nbytes)) // 8
+                self._words[tail : tail + self.nranks] = self._zeros
+                lent = self._lent[offset] = _Lent(block, [0] * self.nranks, tail)
+            for rank in ranks:
+                lent.counts[rank] += 1
+        return offset
+
+    def borrow(self, offset: int, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        """The read-only array of a lent block, which is given back when the last view of it is gone."""
+        self._open()
+        array = np.frombuffer(self._reading, dtype, math.prod(shape), offset)
+        borrowed = _Borrowed(array, self._give_back)
+        borrowed.offset, borrowed.size = offset, array.nbytes
+        tail = offset + block_size(array.nbytes)
+        borrowed.word = np.ndarray((1,), np.int64, self._mapping, tail + 8 * self._local_rank)
+        self._borrowed[id(borrowed)] = borrowed
+        return array.reshape(shape)
+
+    def _give_back(self, borrowed: _Borrowed, add: Any = np.add, getpid: Callable[[], int] = os.getpid) -> None:
+        self._borrowed.pop(id(borrowed), None)
+        if getpid() == self._pid:  # a forked child has a copy, and is not the one that it was lent to
+            add(borrowed.word, _ONE, borrowed.word)  # in one step for Python: it may interrupt itself, in another thread, say
+
+    def _settle(self) -> None:
+        """Keep lent blocks no longer that all ranks have given back."""
+        self._lent_since = 0
+        for offset, lent in list(self._lent.items()):
+            if self._words[lent.tail : lent.tail + self.nranks].tolist() == lent.counts:
+                del self._lent[offset]
 
     def offset_of(self, array: np.ndarray) -> int:
         """Offset of the array's first byte in the heap; -1 for an array that is not C-contiguous, or not in it."""
@@ -205,7 +291,8 @@ class Heap:
         if self._mapping is None:
             return
         self._mapping = None
-        for table in (self._live, self._kinds, self._sizes):
+        self._words = self._reading = self._zeros
+        for table in (self._live, self._kinds, self._sizes, self._lent):
             table.clear()
         self._blocks.close()
         os.close(self._descriptor)
@@ -219,7 +306,9 @@ class Heap:
         Raises: MemoryError when these are more than `most` bytes, or than there is memory.
         """
         ranges: list[list[int]] = []  # of pages
-        for start, end in sorted((lease.offset, lease.offset + lease.kind.size) for lease in list(self._live.values())):
+        blocks = [(lease.offset, lease.offset + lease.kind.size) for lease in list(self._live.values())]
+        blocks += [(borrowed.offset, borrowed.offset + borrowed.size) for borrowed in list(self._borrowed.values())]
+        for start, end in sorted(blocks):
             if ranges and start < ranges[-1][1] + _JOIN:
                 ranges[-1][1] = max(ranges[-1][1], end)
             else:
@@ -259,6 +348,10 @@ class Heap:
             pass
         self._refuse_nested()
         with self._lock:
+            if self._lent:
+                self._settle()
+                with suppress(IndexError):
+                    return kind.free.pop()
             if self._blocks.needs(kind.size) and self._free() > max(_RECLAIM, available_memory() // 8):
                 self._reclaim()  # not earlier: pages that are used again soon cost 0.3 ms per MiB
             try:
@@ -297,7 +390,8 @@ class Heap:
             raise DTypeError(f"arrays of {np.dtype(dtype)} cannot be shared: they hold pointers, which mean nothing elsewhere.")
         if min(map(operator.index, shape), default=0) < 0:
             raise ShapeError(f"no array has the shape {tuple(shape)}: sizes are 0 or more.")
-        size = block_size(math.prod(shape) * np.dtype(dtype).itemsize)
+        nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+        size = block_size(nbytes) + tail_size(nbytes, self.nranks)
         self._refuse_nested()
         with self._lock:
             if size not in self._sizes:

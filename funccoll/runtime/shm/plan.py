@@ -7,24 +7,28 @@ for the memory that it needs, which `allocations` list.
 from __future__ import annotations
 
 import hashlib
+import math
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from ...errors import Source
 from ...schedules.chunk_layout import ChunkLayout, cut_as_one
 from ...schedules.schedule import Schedule
+from ...schedules.shared_results import HOLDER, copies_root, with_one_result
 from ...schedules.streams.instructions import LEFT_TO_STAGE, READ_DIRECTLY, UNALLOCATED, Opcode, disassemble
 from ...types import dtype_name
 from ..plans import staging
 from ..plans.control_block import CellRing, Communicator
 from ..plans.eager import ring_of, write_eagerly
 from ..plans.operand import Operand
-from ..plans.plan_writer import PlannedCollective, Segment, write_collective
+from ..plans.plan_writer import NON_TEMPORAL, PlannedCollective, Segment, write_collective
 from ..plans.slots import Slots
 from ..plans.transit import Message
+from .arena import LENDABLE
 
 __all__ = ["DESCRIPTION", "DESCRIPTION_BYTES", "Allocation", "CallSite", "GroupedCollective", "Operand", "Plan", "build_plan"]
 
@@ -55,10 +59,11 @@ class GroupedCollective:
         line = str(self.source) if self.source else ""
         return str(self.schedule.collective), op, shapes, dtypes, axes, self.schedule.algorithm, line, self.identity
 
-    def hash(self, segments: Sequence[Segment]) -> int:
+    def hash(self, segments: Sequence[Segment], is_shared: bool = False) -> int:
         """A hash of the call and of how its arrays are cut, odd; a rank publishes it when it enters, and peers compare it."""
         cut = [[(i, layout.ranges) for i, layout in segment.layouts.items()] for segment in segments]
-        text = f"{self.identity} {self.schedule!r} {self.schedule.digest} {self.op} {self.operands} {cut}"
+        shared = " shared" if is_shared else ""
+        text = f"{self.identity} {self.schedule!r} {self.schedule.digest} {self.op} {self.operands} {cut}{shared}"
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "little") | 1
 
 
@@ -107,6 +112,21 @@ class Allocation:
         return bool(self.nbytes) and not self.words and not self.content
 
 
+class SharedResult(NamedTuple):
+    """A result that all ranks of a communicator share."""
+
+    ranks: tuple[int, ...]
+    """World ranks."""
+    holder: int
+    """The one that has it in its memory."""
+    slot: int
+    """The slot that has its address in the end; of a broadcast the heap's where the root has not lent its argument."""
+    argument: int | None
+    """Of a broadcast, the root's argument; None for an array that the holder makes."""
+    always: bool = True
+    """False where the root of a broadcast lends only what it need not copy; others then copy it themselves."""
+
+
 @dataclass(frozen=True, eq=False)
 class Plan:
     """One rank's code for several collectives in a row, and the memory that it needs."""
@@ -123,7 +143,9 @@ class Plan:
     arguments: Mapping[int, tuple[Operand, GroupedCollective]]
     """The operand of each argument, and its collective."""
     results: tuple[tuple[Operand, bool], ...]
-    """Each result's operand, and True where the code writes it: a rank that receives nothing has zeros."""
+    """Each result's operand, and True where calls bind it: a rank that receives nothing has zeros."""
+    shared: Mapping[int, SharedResult]
+    """The results that ranks share, by number."""
     call_sites: Mapping[int, CallSite]
     """By the hash that a rank publishes."""
     spans: Mapping[int, int]
@@ -142,11 +164,17 @@ class Plan:
         return "\n".join(map(str, disassemble(self.code.tolist())))
 
 
-def build_plan(calls: Sequence[GroupedCollective], communicators: Sequence[Communicator]) -> Plan:
-    """The plan of one rank for `calls`, each over its communicator. It depends on nothing else, and allocates nothing."""
+def build_plan(
+    calls: Sequence[GroupedCollective], communicators: Sequence[Communicator], shares_results: bool = False
+) -> Plan:
+    """The plan of one rank for `calls`, each over its communicator. It depends on nothing else, and allocates nothing.
+
+    With `shares_results` large ones that all ranks get are one array, where that can be: nothing may write into results then.
+    """
     planned, slots = [], 0
+    shares_results &= all(o.argument is None or o.argument >= 0 for call in calls for o in call.operands)
     for call, communicator in zip(calls, communicators, strict=True):
-        planned.append(_planned(call, communicator, slots))
+        planned.append(_planned(call, communicator, slots, shares_results))
         slots += planned[-1].slots.count
     bindings = _Bindings()
     for call, collective in zip(calls, planned, strict=True):
@@ -174,37 +202,58 @@ def build_plan(calls: Sequence[GroupedCollective], communicators: Sequence[Commu
     words = np.array(code, np.int64)
     words.flags.writeable = False
     return Plan(
-        words, tuple(starts), slots, max_operands, bindings.allocations(), bindings.arguments, tuple(bindings.results), sites,
-        bases, tuple(collective.slots for collective in planned), tuple(messages),
+        words, tuple(starts), slots, max_operands, bindings.allocations(), bindings.arguments, tuple(bindings.results),
+        bindings.shared, sites, bases, tuple(collective.slots for collective in planned), tuple(messages),
     )
 
 
-def _planned(call: GroupedCollective, communicator: Communicator, first_slot: int) -> PlannedCollective:
+def _planned(
+    call: GroupedCollective, communicator: Communicator, first_slot: int, shares_results: bool
+) -> PlannedCollective:
     schedule, operands = call.schedule, call.operands
-    kind = schedule.collective
-    layouts = [ChunkLayout.of(kind, o.shape, o.dtype.itemsize, o.dim, o.concat_dim) for o in operands]
-    if len(layouts) > 1 and kind.input_blocks == kind.output_blocks == 1 and schedule.prove().left_fold:
-        layouts = cut_as_one(layouts)
-    is_eager = ring_of([schedule], layouts, communicator) is not None
+    is_eager = ring_of([schedule], _layouts(schedule, operands), communicator) is not None
+    can_share = shares_results and not is_eager and not communicator.hosts and all(_is_large(operand) for operand in operands)
+    lends = can_share and copies_root(schedule)
+    one_result = with_one_result(schedule) if can_share and _exceeds_caches(operands, communicator) else None
+    if one_result is not None:
+        schedule = one_result.schedule
+    kind, layouts = schedule.collective, _layouts(schedule, operands)
     has_arguments = not is_eager and any(o.argument is not None and o.argument >= 0 for o in operands)
-    direct = has_arguments and staging.reads_directly(schedule.kind, layouts, communicator.direct_reads)
+    direct = has_arguments and staging.reads_directly(call.kind, layouts, communicator.direct_reads)
     # With other hosts each segment would wait for messages of its own. Segments overlap a copy with the next, and keep what is
     # combined in the caches: a single copy needs none.
-    in_segments = has_arguments and not communicator.hosts and not (direct and not kind.meaning.combines)
+    in_segments = has_arguments and not communicator.hosts and not (
+        (direct or one_result is not None) and not kind.meaning.combines
+    )
     cut = staging.segments_of(layouts) if in_segments else []
     segments, nbytes = [Segment(dict(enumerate(layouts)), {})], 0
     if cut:
-        shared = {} if direct else staging.shared_chunks(schedule.streams().verify(), communicator.rank)
-        staged = [staging.staged_parts(segment, shared) for segment in cut]
+        streams = schedule.streams().verify() if one_result is None else one_result
+        read = {} if direct else staging.shared_chunks(streams, communicator.rank)
+        staged = [staging.staged_parts(segment, read) for segment in cut]
         segments = [Segment(segment, parts) for segment, (parts, _) in zip(cut, staged, strict=True)]
         nbytes = max(used for _, used in staged)
     inputs = kind.input_chunks if cut else 1
     slots = Slots(first_slot, schedule.nranks, len(layouts), inputs, staged=bool(cut))
     dtypes = [o.dtype for o in operands]
     return PlannedCollective(
-        schedule, layouts, dtypes, call.op, communicator, call.hash(segments), slots, segments, nbytes, reads_directly=direct,
-        is_eager=is_eager,
+        schedule, layouts, dtypes, call.op, communicator, call.hash(segments, lends or one_result is not None), slots, segments,
+        nbytes, reads_directly=direct, is_eager=is_eager, one_result=one_result, lends=lends,
     )  # fmt: skip
+
+
+def _is_large(operand: Operand) -> bool:
+    """True for an operand whose result can be lent, which takes some microseconds."""
+    return operand.argument is not None and math.prod(operand.out_shape) * operand.dtype.itemsize >= LENDABLE
+
+
+def _layouts(schedule: Schedule, operands: Sequence[Operand]) -> list[ChunkLayout]:
+    """The layouts of a collective's arrays."""
+    kind = schedule.collective
+    layouts = [ChunkLayout.of(kind, o.shape, o.dtype.itemsize, o.dim, o.concat_dim) for o in operands]
+    if len(layouts) > 1 and kind.input_blocks == kind.output_blocks == 1 and schedule.prove().left_fold:
+        layouts = cut_as_one(layouts)
+    return layouts
 
 
 def _entries(
@@ -228,6 +277,24 @@ def _entries(
         begin = end
 
 
+def _exceeds_caches(operands: Sequence[Operand], communicator: Communicator) -> bool:
+    """True where the results of all ranks are worth sharing also when they are made anew: they do not fit into the caches.
+
+    In the caches it costs more than it saves to write where others have read, because their copies of each line go first.
+    """
+    nbytes = sum(o.nbytes + math.prod(o.out_shape) * o.dtype.itemsize for o in operands)
+    return len(communicator.members) * nbytes >= NON_TEMPORAL * communicator.cache_bytes
+
+
+def _shared_result(call: GroupedCollective, collective: PlannedCollective, i: int) -> SharedResult:
+    """Array i of a collective whose results are shared."""
+    members, slots = collective.communicator.members, collective.slots
+    if collective.one_result is not None:
+        return SharedResult(members, members[HOLDER], slots.output(HOLDER, i), None)
+    root, always = collective.schedule.collective.root, _exceeds_caches(call.operands, collective.communicator)
+    return SharedResult(members, members[root], slots.scratch(root, i), call.operands[i].argument, always)
+
+
 def _hash(collectives: Sequence[PlannedCollective]) -> int:
     """The hash of collectives that are entered together."""
     first, *others = (collective.hash for collective in collectives)
@@ -244,6 +311,8 @@ def _call_site(calls: Sequence[GroupedCollective], collective: PlannedCollective
 
 def _is_read_by_others(collective: PlannedCollective) -> bool:
     """True where other ranks of the host read this rank's input in place."""
+    if collective.one_result is not None and not collective.schedule.collective.meaning.reduces:
+        return False  # they write it to the holder
     return not collective.is_eager and len(collective.communicator.neighbours) > 1
 
 
@@ -254,6 +323,7 @@ class _Bindings:
         self.code: list[int] = []
         self.arguments: dict[int, tuple[Operand, GroupedCollective]] = {}
         self.results: list[tuple[Operand, bool]] = []
+        self.shared: dict[int, SharedResult] = {}
         self._allocations: list[Allocation] = []
         self._empty: list[int] = []
 
@@ -261,6 +331,10 @@ class _Bindings:
         """Bind the slots of one collective."""
         rank, slots = collective.communicator.rank, collective.slots
         has_output = bool(call.schedule.collective.has_output(rank))
+        if collective.one_result is not None:
+            has_output = rank == HOLDER
+        elif collective.lends and _exceeds_caches(call.operands, collective.communicator):
+            has_output = rank == collective.schedule.collective.root  # it always lends one
         if slots.staged:
             self.allocate(collective.staging_bytes, slots.staging)
         for i, operand in enumerate(call.operands):
@@ -282,6 +356,8 @@ class _Bindings:
                 self._bind(~len(self.results), output, 0, UNALLOCATED)
             else:
                 self._empty.append(output)  # no rank touches it
+            if collective.lends or collective.one_result is not None:
+                self.shared[len(self.results)] = _shared_result(call, collective, i)
             self.results.append((operand, has_output))
 
     def _bind(self, argument: int, slot: int, nbytes: int, buffer: int) -> None:

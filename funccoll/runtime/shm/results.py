@@ -9,8 +9,10 @@ from sys import getrefcount
 import numpy as np
 
 from ...passes.buffers import SMALL_RESULT_BYTES
+from ..plans.operand import Operand
+from .heap import Heap
 
-__all__ = ["UNSHARED_REFCOUNT", "ResultPool"]
+__all__ = ["UNSHARED_REFCOUNT", "ResultPool", "new_result"]
 
 _POOLED = 1 << 18
 """Bytes of a call's results up to which their arrays are used again once they are free, if all are small: compute writes into
@@ -61,3 +63,12 @@ class ResultPool:
             arrays = tuple([a if f else one() for a, f, one in zip(oldest, free, self.make, strict=True)])
         self.kept.append(arrays)
         return arrays
+
+
+def new_result(heap: Heap, operand: Operand, zeros: bool = False) -> np.ndarray:
+    """A new array that only kernels write: it is read-only, so its views are, too. Compute may write into a large one later."""
+    array = heap.array(operand.out_shape, operand.dtype)
+    if zeros:
+        array[...] = 0
+    array.flags.writeable = not zeros and array.nbytes > SMALL_RESULT_BYTES
+    return array

@@ -1,0 +1,233 @@
+"""What processes run in `test_shared_results.py`."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import funccoll as fc
+from funccoll import P
+from funccoll.mesh import Mesh
+from funccoll.runtime.shm import plan
+from funccoll.runtime.shm.arena import LENDABLE
+
+COUNT = LENDABLE // 4 + 1000
+
+
+def share_all() -> None:
+    """Let this process share every result that can be lent, as large ones are."""
+    plan.NON_TEMPORAL = 0
+
+
+def jitted(fn: Callable[..., Any], mesh: Mesh, out_specs: P = P(), **options: Any) -> Any:
+    return fc.jit(fn, mesh=mesh, in_specs=P("d"), out_specs=out_specs, **options)
+
+
+def memory() -> dict[str, bool]:
+    """Whether this rank's result of a broadcast of several arguments is their memory; what it holds is right all the time."""
+    rank, n = fc.rank(), fc.world_size()
+    mesh = fc.make_mesh({"d": n})
+    values = np.arange(n * COUNT, dtype=np.float32)
+    own, of_root = values[rank * COUNT :][:COUNT], values[:COUNT].tobytes()
+    step = jitted(lambda x: fc.broadcast(x, "d"), mesh)
+    new = lambda: fc.from_local(own, mesh, P("d"))
+    shared = {}
+
+    def note(name: str, memory: Any, result: fc.Array, wanted: bytes = of_root) -> None:
+        assert result.local.tobytes() == wanted and not result.local.flags.writeable, name
+        shared[name] = np.shares_memory(memory, result.local)
+
+    for _ in range(3):  # by its caller in the last ones
+        x = new()
+        y = step(x)
+        note("an Array", x.local, y)
+        private = values.copy()
+        z = step(private)
+        note("a NumPy array", private, z)
+        private[...] = -1
+        assert z.local.tobytes() == of_root
+        strided = np.repeat(values, 2)[::2]
+        note("a strided array", strided, step(strided))
+    whole = fc.device_put(values, mesh, P())  # each rank's part is a view of its block
+    note("part of a block", whole.local, step(whole.local))
+
+    # The result lives as long as it is used, wherever its argument is, and the argument stays as it is.
+    x = new()
+    y, kept = step(x), x.local.tobytes()
+    del x
+    taken = [new() for _ in range(5)]
+    assert y.local.tobytes() == of_root and all(t.local.tobytes() == kept for t in taken)
+    writes = jitted(lambda x: fc.broadcast(x, "d") * 2 + 1, mesh)
+    x = new()
+    y = step(x)
+    for _ in range(2):
+        note("computed further", x.local, writes(x), (values[:COUNT] * 2 + 1).tobytes())
+    assert x.local.tobytes() == kept and y.local.tobytes() == of_root
+    small = fc.from_local(own[:64], mesh, P("d"))
+    note("a small one", small.local, step(small), values[:64].tobytes())
+
+    def loop(x: Any) -> Any:
+        return fc.fori_loop(0, 2, lambda _, x: fc.pvary(fc.broadcast(x, "d"), "d"), x)
+
+    note("in a loop", x.local, jitted(loop, mesh, P("d"))(x))
+    gives_up = jitted(lambda x: fc.broadcast(x, "d"), mesh, donate_argnums=0)
+    x = new()
+    local = x.local
+    note("given up", local, gives_up(x))
+    assert x.is_deleted()
+    return shared
+
+
+def bits() -> None:
+    """Programs of one and of several collectives, with arguments of all kinds, whose results live for a while."""
+    share_all()
+    rank, n = fc.rank(), fc.world_size()
+    mesh, virtual = fc.make_mesh({"d": n}), Mesh({"d": n}, range(n))
+    rows = -(-COUNT // (12 * n)) * n
+    programs: list[Callable[[Any], Any]] = [
+        lambda x: fc.broadcast(x, "d", root=n - 1),
+        lambda x: fc.all_gather(x, "d"),
+        lambda x: fc.all_gather(x, "d", dim=1),
+        lambda x: fc.all_gather(x, "d", stack=True),
+        lambda x: fc.all_reduce(x, "d"),
+        lambda x: fc.all_reduce(x, "d", op="mean"),
+        lambda x: (fc.all_reduce(x, "d", op="max"), fc.all_gather(x, "d"), fc.broadcast(x, "d"), fc.broadcast(x, "d", root=1)),
+        lambda x: fc.broadcast(fc.permute(x, "d", pairs=[(0, 1), (1, 0)]), "d"),  # not shared: one reads the other's
+        lambda x: [fc.all_reduce(x, "d"), fc.all_reduce(x, "d", op="min")],
+    ]
+    values = np.random.default_rng(1).normal(size=(n * rows, 12)).astype(np.float32)
+    values[5, 3] = np.nan
+    own, rng, held = values[rank * rows :][:rows], random.Random(rank), []
+    for program in programs:
+        step = jitted(program, mesh)
+        (group,) = step.lower(values).compile().group_calls
+        wanted = [y.shards[0].tobytes() for y in fc.tree.leaves(jitted(program, virtual)(values))]
+        assert bool(group.plan.shared) != ("permute" in str(step.lower(values)))
+        for _ in range(12):
+            way = rng.randrange(3)
+            x = fc.from_local(own, mesh, P("d")) if way == 0 else values.copy() if way == 1 else np.repeat(values, 2, 1)[:, ::2]
+            results = fc.tree.leaves(step(x))
+            if way:
+                x.fill(-1)
+            for y, want in zip(results, wanted, strict=True):
+                assert y.local.tobytes() == want
+                if rng.random() < 0.5:
+                    held.append((y if rng.random() < 0.5 else y.local[1:], want))
+            rng.shuffle(held)
+            while len(held) > rng.randrange(8):
+                kept, want = held.pop()
+                view = kept.local if isinstance(kept, fc.Array) else kept
+                assert view.tobytes() in (want, want[len(want) - view.nbytes :])
+
+
+def steady() -> tuple[int, int, int]:
+    """Bytes of memory after a few steps and after many, and the number of blocks that are still lent."""
+    share_all()
+    mesh = fc.make_mesh({"d": fc.world_size()})
+    heap = mesh.backend.job.heap
+    x = fc.from_local(np.ones(COUNT, np.float32), mesh, P("d"))
+    private = np.ones(fc.world_size() * COUNT, np.float32)
+    steps = [jitted(fn, mesh) for fn in (
+        lambda x: fc.broadcast(x, "d"), lambda x: fc.all_gather(x, "d"), lambda x: fc.all_reduce(x, "d"),
+    )]  # fmt: skip
+
+    def run(times: int) -> int:
+        for _ in range(times):
+            for step in steps:
+                for given in (x, private):
+                    y = step(given)
+        assert (y.local == fc.world_size()).all()
+        return heap.stats()["committed"]
+
+    few = run(10)
+    return few, run(100), len(heap._lent)
+
+
+def overwrites() -> None:
+    """Donated Arrays that share memory with others' results are copied before anything is written into them."""
+    rank, n = fc.rank(), fc.world_size()
+    mesh = fc.make_mesh({"d": n})
+    step = jitted(lambda x: fc.broadcast(x, "d"), mesh)
+    optimizer = fc.optim.sgd(1.0)
+    for of, spec in enumerate((P("d"), P())):
+
+        def update(w: Any, grad: Any, state: Any) -> Any:
+            updates, _ = optimizer.update(grad, state, w)
+            return fc.optim.apply_updates(w, updates)
+
+        update_in_place = fc.jit(update, mesh=mesh, in_specs=(spec, spec, P()), out_specs=spec, donate_argnums=0)
+        x = fc.from_local(np.arange(COUNT, dtype=np.float32) + rank, mesh, P("d"))
+        pair = x, step(x)
+        before = [np.array(each.local) for each in pair]
+        others = pair[1 - of]
+        if not (of and rank):  # one rank keeps the other result, and only the others overwrite theirs
+            grads = np.ones(pair[of].shape, np.float32)
+            made = update_in_place(pair[of], grads, optimizer.init(before[0]))
+            assert made.local.tobytes() == (before[of] - 1).tobytes() and pair[of].is_deleted()
+        else:
+            assert pair[of].local.tobytes() == before[of].tobytes()
+        assert others.local.tobytes() == before[1 - of].tobytes()
+        fc.process_allgather(np.zeros(1))
+        if of and rank:
+            assert pair[of].local.tobytes() == before[of].tobytes()
+
+
+def interrupted() -> int:
+    """The blocks that are still lent after an exception has left a call which was complete."""
+    share_all()
+    mesh = fc.make_mesh({"d": fc.world_size()})
+    x = fc.from_local(np.ones(COUNT, np.float32), mesh, P("d"))
+    step = jitted(lambda x: fc.all_gather(x, "d"), mesh).lower(x).compile()
+    (group,) = step.group_calls
+    step(x)
+    kernel = group._kernel
+
+    def interrupted_kernel() -> None:
+        kernel()
+        raise KeyboardInterrupt
+
+    for _ in range(3):
+        group._kernel = interrupted_kernel
+        try:
+            step(x)
+        except KeyboardInterrupt:
+            pass
+        else:
+            raise AssertionError("it was not interrupted")
+        group._kernel = kernel
+        step(x)
+    gc.collect()
+    fc.process_allgather(np.zeros(1))
+    heap = mesh.backend.job.heap
+    heap._settle()
+    return len(heap._lent)
+
+
+def forked() -> bool:
+    """True when a forked child sees a result that its parent gives back, and others overwrite, as it was."""
+    share_all()
+    rank, n = fc.rank(), fc.world_size()
+    mesh = fc.make_mesh({"d": n})
+    step = jitted(lambda x: fc.all_reduce(x, "d"), mesh)
+    arrays = [fc.from_local(np.full(COUNT, i + rank, np.float32), mesh, P("d")) for i in range(6)]
+    y = step(arrays[0])
+    want = y.local.tobytes()
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        os.read(reading, 1)
+        os._exit(0 if y.local.tobytes() == want else 1)
+    del y
+    for x in arrays:
+        step(x)
+    os.write(writing, b".")
+    os.close(reading)
+    os.close(writing)
+    status = os.waitpid(child, 0)[1]
+    fc.process_allgather(np.zeros(1))
+    return status == 0
