@@ -33,6 +33,7 @@ import funccoll as fc
 from funccoll import P
 from funccoll.c_extension import VARIABLE, extension
 from funccoll.mesh import Mesh
+from funccoll.runtime.shm import arena, heap, plan
 
 DTYPES = [np.dtype(t) for t in ("f4", "f8", "i4", "?", "c8", "u1")] + [BF16]
 BYTES = [0] * 4 + [1] * 6 + [100] * 8 + [4 << 10] * 4 + [16 << 10] * 3 + [64 << 10] * 2 + [256 << 10, 1 << 20]
@@ -378,10 +379,18 @@ def play_drawn(paths: Sequence[str], seed: int, n: int, calls: int) -> int:
 # ---------------------------------------------------------------- by hand
 
 
-def run(paths: Sequence[str], seed: int, n: int, calls: int, native: str) -> list[int]:
+def share_from(nbytes: int) -> None:
+    """Let ranks share the results of this many bytes, before there is a heap: such large ones are few."""
+    for module in (arena, heap, plan):
+        module.LENDABLE = nbytes
+    plan.NON_TEMPORAL = 0
+
+
+def run(paths: Sequence[str], seed: int, n: int, calls: int, native: str, share_from: int) -> list[int]:
     """The exit codes of n ranks."""
     shared = {**os.environ, VARIABLE: native, "FUNCCOLL_WORLD_SIZE": str(n), "FUNCCOLL_RUN_ID": secrets.token_hex(8)}
-    command = [sys.executable, __file__, "--play", *paths, "--seed", str(seed), "--ranks", str(n), "--calls", str(calls)]
+    command = [sys.executable, __file__, "--play", *paths, "--seed", str(seed), "--ranks", str(n), "--calls", str(calls),
+               "--share-from", str(share_from)]  # fmt: skip
     ranks = [subprocess.Popen(command, env={**shared, "FUNCCOLL_RANK": str(rank)}) for rank in range(n)]
     return [rank.wait() for rank in ranks]
 
@@ -392,9 +401,12 @@ def main() -> int:
     parser.add_argument("--ranks", default="2,3,4")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--native", default="1,0" if extension is not None else "0", help=f"values of {VARIABLE}")
+    parser.add_argument("--share-from", type=int, default=0, help="bytes from which on ranks share results, where it is not 0")
     parser.add_argument("--play", nargs="+", help=argparse.SUPPRESS)
     given = parser.parse_args()
     ranks = [int(n) for n in given.ranks.split(",")]
+    if given.play and given.share_from:
+        share_from(given.share_from)
     if given.play:
         play_drawn(given.play, given.seed, ranks[0], given.calls)
         return 0
@@ -406,7 +418,7 @@ def main() -> int:
             print(f"seed {given.seed}, {n} ranks: virtual devices took {time.monotonic() - began:.0f} s", flush=True)
             for native in given.native.split(","):
                 began = time.monotonic()
-                codes = run(paths, given.seed, n, given.calls, native)
+                codes = run(paths, given.seed, n, given.calls, native, given.share_from)
                 failed += any(codes)
                 took = f"{given.calls} calls took {time.monotonic() - began:.0f} s"
                 print(f"seed {given.seed}, {n} ranks, {VARIABLE}={native}: {took}, exit codes {codes}", flush=True)

@@ -188,7 +188,8 @@ def interrupted() -> int:
     kernel = group._kernel
 
     def interrupted_kernel() -> None:
-        kernel()
+        while kernel():  # it returns now and then while it waits
+            pass
         raise KeyboardInterrupt
 
     for _ in range(3):

@@ -17,8 +17,10 @@ def test_random_calls(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("share_from", [0, 2048])
 @pytest.mark.parametrize("n", [2, 3, 4])
-def test_many_random_calls_in_c_and_in_python(n):
-    command = [sys.executable, call_fuzz.__file__, "--calls", "4000", "--ranks", str(n), "--seed", str(n)]
+def test_many_random_calls_in_c_and_in_python(n, share_from):
+    command = [sys.executable, call_fuzz.__file__, "--calls", "3000", "--ranks", str(n), "--seed", str(n)]
+    command += ["--share-from", str(share_from)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent)
     assert done.returncode == 0, done.stdout + done.stderr

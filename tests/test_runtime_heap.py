@@ -316,11 +316,11 @@ def test_more_than_there_is(heap):
 
 
 def test_when_memory_is_short_free_blocks_go_first(heap, monkeypatch):
-    alive = [heap.array((LARGE,), "u1") for _ in range(4)]
+    alive, size = [heap.array((LARGE,), "u1") for _ in range(4)], LARGE + tail_size(LARGE, 2)
     del alive
-    assert heap.stats()["free"] == 4 * (LARGE + tail_size(LARGE, 2))
+    assert heap.stats()["free"] == 4 * size
     # What a full host would say.
-    monkeypatch.setattr(arenas, "available_memory", lambda: 5 * LARGE - heap.stats()["committed"])
+    monkeypatch.setattr(arenas, "available_memory", lambda: 5 * size - heap.stats()["committed"])
     x = heap.array((3 * LARGE,), "u1")
     assert heap.stats()["free"] < 4 * LARGE
     x[:] = 1

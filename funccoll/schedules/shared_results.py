@@ -75,7 +75,8 @@ def _gathered(p: int) -> Schedule:
 def _reduced(p: int) -> Schedule:
     """Rank r combines the chunks r of all ranks, in their order, and writes the result to the holder."""
     r = np.arange(p)
-    return _schedule(Collective("reduce", p, HOLDER, chunks=p), Move((HOLDER, "output", r), [(i, "input", r) for i in range(p)], by=r))
+    combine = Move((HOLDER, "output", r), [(i, "input", r) for i in range(p)], by=r)
+    return _schedule(Collective("reduce", p, HOLDER, chunks=p), combine)
 
 
 _TO_HOLDER: Mapping[str, Callable[[int], Schedule]] = {"all_gather": _gathered, "all_reduce": _reduced}

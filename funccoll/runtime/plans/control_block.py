@@ -18,8 +18,9 @@ CELLS: Cells = (64, LINE_BYTES), (32, 1024 + LINE_BYTES)
 Measured with 2 ranks that have cores of their own, eager collectives take 0.55 to 0.95 times as long with up to 1 KiB. With
 4 KiB they take as long where arrays are new in each call, and up to twice as long where they are not: then peers have the
 lines of an array that is read in place in their own caches."""
-CELLS_ON_SHARED_CORES: Cells = (256, LINE_BYTES), (256, 1024 + LINE_BYTES), (256, 4096 + LINE_BYTES)
-"""The same where ranks share cores: with the largest ones a root that need not wait saves half of the time."""
+CELLS_ON_SHARED_CORES: Cells = (256, LINE_BYTES), (128, 1024 + LINE_BYTES), (32, 4096 + LINE_BYTES)
+"""The same where ranks share cores: with the largest ones a root that need not wait saves half of the time. A root that has
+used all cells waits for a time slice of others: with more than 100 of them in less than one call in a hundred."""
 
 
 class CellRing(NamedTuple):

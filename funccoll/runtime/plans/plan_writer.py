@@ -94,8 +94,7 @@ class PlannedCollective:
     def non_temporal(self) -> bool:
         """True when all ranks of this host together read and write more than the caches hold."""
         ranks = len(self.communicator.neighbours)
-        results = ranks if self.one_result is None else 1
-        nbytes = sum((ranks * layout.input.size + results * layout.output.size) * layout.itemsize for layout in self.layouts)
+        nbytes = ranks * sum((layout.input.size + layout.output.size) * layout.itemsize for layout in self.layouts)
         return self.target.has_non_temporal and nbytes >= NON_TEMPORAL * self.communicator.cache_bytes
 
     @property

@@ -8,10 +8,10 @@ An array's memory goes back to its arena when the last view of it is gone, which
 alive because its base, the mapping, is not an array: NumPy follows bases only as far as they are arrays. The mapping itself
 lives as long as an array in it.
 
-A block of 128 KiB or more can be *lent*: other ranks then have read-only arrays of its memory, and its owner keeps it until all
-of them have given it back, which they do when the last view of their array is gone. Behind each such block is a *tail*, in which
-every rank counts how often it has given the block back, in a word that only it writes; the owner compares with how often it has
-lent it.
+A block of 128 KiB or more can be *lent*: other ranks then have read-only arrays of its memory, and its owner keeps it until
+all of them have given it back, which they do when the last view of their array is gone. Behind each such block is a *tail*, in
+which every rank counts how often it has given the block back, in a word that only it writes; the owner compares with how
+often it has lent it.
 """
 
 from __future__ import annotations
