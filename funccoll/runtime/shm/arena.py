@@ -40,8 +40,7 @@ def block_size(nbytes: int) -> int:
 def tail_size(nbytes: int, nranks: int) -> int:
     """Bytes behind the block of an array of `nbytes`, which count how often each of `nranks` ranks has given it back.
 
-    Whole pages, so that blocks begin at the same place of one as before: what begins a few lines further than what is copied
-    there takes up to four times as long.
+    Whole pages, because those of large blocks are given back to the system.
     """
     return 0 if nbytes < LENDABLE else -(-8 * nranks // PAGE) * PAGE
 

@@ -118,7 +118,6 @@ class CollectiveGroup(PlanCall):
         self._claim = self.registry.claim(self.communicators)
         self._numbers = tuple(sorted(self._claim.numbers))
         self._prepare(build_plan(self.calls, self.communicators))
-        register(self)
 
     def _prepare(self, plan: Plan) -> None:
         """Allocate what calls of a plan need."""
@@ -131,6 +130,7 @@ class CollectiveGroup(PlanCall):
         self._lending = Lending(plan, self.heap, self.world.rank, self._addresses) if plan.shared else None
         """None where no result is shared."""
         self._make_frame()
+        register(self)
 
     def _maker(self, number: int, operand: Operand, is_bound: bool) -> Callable[[], np.ndarray]:
         """A function that returns an array for a result."""

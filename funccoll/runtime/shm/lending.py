@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ..plans.operand import Operand
 from .heap import Heap
 from .plan import Plan
 from .results import new_result
@@ -35,32 +36,36 @@ class Lending:
     ) -> tuple[tuple[Any, ...], tuple[np.ndarray, ...]]:
         """Arguments and results for the kernel: those that this rank holds are blocks of its own, which are lent now."""
         heap, given, taken = self.heap, list(arrays), list(results)
-        blocks = [self._block(shared.argument, shared.always, operand, arrays) for _, shared, operand, _ in self.held]
-        for block, (number, shared, operand, _) in zip(blocks, self.held, strict=True):
+        found = [self._held(shared.argument, shared.always, operand, arrays) for _, shared, operand, _ in self.held]
+        for (block, array), (number, shared, operand, _) in zip(found, self.held, strict=True):
             if block is None:
                 self.addresses[shared.slot] = heap.base
                 taken[number] = new_result(heap, operand)
                 continue
             offset = heap.lend(block, self.others[number])
-            taken[number] = block[...]
+            taken[number] = array[...]
             if shared.argument is not None:
-                given[shared.argument] = block[...]
+                given[shared.argument] = array[...]
                 self.addresses[shared.slot] = heap.base + offset
         for number, _, operand, is_bound in self.borrowed:
             if is_bound:
                 taken[number] = new_result(heap, operand)
         return tuple(given), tuple(taken)
 
-    def _block(self, argument: int | None, always: bool, operand: Any, arrays: Sequence[Any]) -> np.ndarray | None:
-        """The block to lend: a new one, or an argument's; None for an argument that others have to copy."""
+    def _held(
+        self, argument: int | None, always: bool, operand: Operand, arrays: Sequence[Any]
+    ) -> tuple[np.ndarray | None, Any]:
+        """The block to lend, and the result as an array of it; None for an argument that others have to copy."""
         if argument is None:
-            return self.heap.array(operand.out_shape, operand.dtype)
+            block = self.heap.array(operand.out_shape, operand.dtype)
+            return block, block
         array = arrays[argument]
         block = self.heap.lendable(array)
         if block is None and always and array.shape == operand.shape and array.dtype == operand.dtype:
             block = self.heap.array(operand.shape, operand.dtype)
             block[...] = array
-        return block
+            return block, block
+        return block, array
 
     def receive(self, results: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
         """The results of a call that has been completed."""
