@@ -1,4 +1,4 @@
-"""funccoll's side of `benchmarks/host.py`: jitted steps, and their compiled collectives repeated in one native call."""
+"""funccoll's side of `benchmarks/host.py`: jitted steps, and the same collectives repeated in one native call."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from host_contender import Loop, Run, read
 
 import funccoll as fc
 from funccoll import P
+from funccoll.compiler.per_device import compile_per_device
 
 D = P("d")
 BODIES: dict[str, tuple[Callable[[Any], Any], P]] = {
@@ -54,7 +55,7 @@ class Ours:
         (x,) = given
         whole = np.empty(self.ranks * arrays[0].size, np.float32)  # only this rank's block of it is touched
         whole[self.rank * arrays[0].size :][: arrays[0].size] = arrays[0]
-        return {"native": native(step, x), "python": Loop(_calls(step, x)), "numpy": Loop(_calls(step, whole))}
+        return {"native": native(body, x), "python": Loop(_calls(step, x)), "numpy": Loop(_calls(step, whole))}
 
 
 def _calls(step: Any, x: Any) -> Callable[[Iterable[Any]], Sequence[np.ndarray]]:
@@ -67,9 +68,13 @@ def _calls(step: Any, x: Any) -> Callable[[Iterable[Any]], Sequence[np.ndarray]]
     return loop
 
 
-def native(step: Any, x: fc.Array) -> Run:
-    """The compiled plan of a step with one collective, repeated in one native call; argument and result lie in the heap."""
-    (group,) = step.lower(x).compile().group_calls
+def native(body: Callable[[Any], Any], x: fc.Array) -> Run:
+    """The plan of one collective, repeated in one native call; argument and result lie in the heap.
+
+    Each rank has a result of its own, as in programs that go on to compute.
+    """
+    types = [(x.local.shape, x.dtype)]
+    group: Any = compile_per_device(lambda x: [body(x)], types, x.sharding.mesh, f"native {body.__code__.co_firstlineno}").run
     argument = x.local
 
     def run(times: int) -> Sequence[np.ndarray]:

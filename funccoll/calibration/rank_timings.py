@@ -15,6 +15,7 @@ import numpy as np
 
 from .. import collectives
 from ..compiler.jit import jit
+from ..compiler.per_device import compile_per_device
 from ..mesh import Mesh, P
 from ..placement import from_local
 from ..runtime.job import host
@@ -39,7 +40,6 @@ _BODIES: dict[str, Callable[[Any, str], Any]] = {
     "broadcast": lambda x, name: collectives.broadcast(x, _AXIS, algorithm=name),
 }
 _Latest = Callable[..., tuple[float, float]]
-_WHOLE = ("all_reduce", "all_gather", "broadcast")  # every rank has the same result
 
 
 def time_cases(
@@ -102,17 +102,16 @@ def time_on(
 
 
 def _repetition(case: Case, mesh: Mesh) -> Callable[[int], Any]:
-    """A function that executes the case a number of times; argument and result lie in shared memory."""
+    """A function that executes the case a number of times; argument and result lie in shared memory.
+
+    Each rank has a result of its own, as in programs that go on to compute.
+    """
     body, elements = _BODIES[case.kind], case.nbytes // ITEM
     if case.kind == "all_gather":
         elements //= mesh.shape[_AXIS]
-    split, others = P(mesh.axis_names), P(tuple(a for a in mesh.axis_names if a != _AXIS))
-    step = jit(
-        lambda x: body(x, case.algorithm), mesh=mesh, in_specs=split, out_specs=others if case.kind in _WHOLE else split
-    )
-    x = from_local(np.ones(elements, np.float32), mesh, split)
-    group: Any
-    (group,) = step.lower(x).compile().group_calls
+    types = [((elements,), np.dtype(np.float32))]
+    group: Any = compile_per_device(lambda x: [body(x, case.algorithm)], types, mesh, f"funccoll tune {case}").run
+    x = from_local(np.ones(elements, np.float32), mesh, P(mesh.axis_names))
     return lambda times: group.repeat(times, x.local)
 
 
