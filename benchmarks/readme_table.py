@@ -151,7 +151,7 @@ def host_tables(data: dict[str, Any]) -> str:
             f"{versions}; float32. *Native* is our compiled plan repeated in one native call, against mpi4py less an empty "
             "mpi4py call, and no rank reads the results; *Python* is a jitted step against an mpi4py call, each with its "
             "result read, and kept until the next; our step is given our Arrays, or NumPy's, which are not in shared memory. "
-            "Our ranks share large results that are the same on all of them, in *Python*: a broadcast of an Array moves nothing. "
+            "In *Python* our ranks share large results that all of them get: so a broadcast of an Array moves nothing. "
             "The 99th percentile is that of a round's single calls. MPI's broadcast, and Gloo's broadcast and all_reduce, "
             "work in place, which spares them a copy. Open MPI is bound to cores "
             "(4 ranks on 2 cores share them); its fastest version counts, with or without `mpi_yield_when_idle`. "
