@@ -106,8 +106,8 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "runtime.shm": (
         ("arena",), ("heap",), ("peer_access", "wait_graph"), ("plan",),
-        ("communicators", "results", "recorded_kernel"), ("diagnosis", "lending", "plan_call"),
-        ("collective_group",), ("entry", "values"), ("shm_backend",),
+        ("communicators", "results", "recorded_kernel"), ("diagnosis", "plan_call"),
+        ("lending",), ("collective_group",), ("entry", "values"), ("shm_backend",),
     ),
     "compiler": (
         ("arguments", "callers", "choose_schedules", "garbage_collection", "report", "resharding"), ("signature",), ("stages",),

@@ -6,6 +6,7 @@ import gc
 import os
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from funccoll.runtime.shm import plan
 from funccoll.runtime.shm.arena import LENDABLE
 
 COUNT = LENDABLE // 4 + 1000
+assert COUNT % 8 == 0
 
 
 def share_all() -> None:
@@ -75,6 +77,10 @@ def memory() -> dict[str, bool]:
         return fc.fori_loop(0, 2, lambda _, x: fc.pvary(fc.broadcast(x, "d"), "d"), x)
 
     note("in a loop", x.local, jitted(loop, mesh, P("d"))(x))
+    # Of a result that nothing was sent to, all of a block, but of another shape.
+    shaped = jitted(lambda x: fc.permute(x, "d", pairs=[(0, 1)]).reshape(8, -1), mesh, P("d"))(x)
+    y = step(shaped)
+    assert y.local.shape == y.shape == (8, COUNT // 8) and not y.local.any()
     gives_up = jitted(lambda x: fc.broadcast(x, "d"), mesh, donate_argnums=0)
     x = new()
     local = x.local
@@ -177,34 +183,82 @@ def overwrites() -> None:
             assert pair[of].local.tobytes() == before[of].tobytes()
 
 
-def interrupted() -> int:
-    """The blocks that are still lent after an exception has left a call which was complete."""
-    share_all()
-    mesh = fc.make_mesh({"d": fc.world_size()})
-    x = fc.from_local(np.ones(COUNT, np.float32), mesh, P("d"))
-    step = jitted(lambda x: fc.all_gather(x, "d"), mesh).lower(x).compile()
-    (group,) = step.group_calls
-    step(x)
-    kernel = group._kernel
+def interrupted() -> tuple[list[float], int]:
+    """A result that was kept while exceptions left later calls, and the blocks that are still lent in the end.
 
-    def interrupted_kernel() -> None:
+    They leave a call before its kernel begins, when it is complete, and while its results are borrowed.
+    """
+    share_all()
+    rank, mesh = fc.rank(), fc.make_mesh({"d": fc.world_size()})
+    heap = mesh.backend.job.heap
+    new = lambda value: fc.from_local(np.full(COUNT, value, np.float32), mesh, P("d"))
+    x, others = new(1), new(2)
+    step = jitted(lambda x: (fc.broadcast(x, "d"), fc.all_gather(x, "d")), mesh).lower(x).compile()
+    (group,) = step.group_calls
+    step(others)
+    kept = step(x)[0]
+    kernel, borrow = group._kernel, heap.borrow
+
+    def complete() -> None:
         while kernel():  # it returns now and then while it waits
             pass
         raise KeyboardInterrupt
 
-    for _ in range(3):
-        group._kernel = interrupted_kernel
+    def nothing(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    def borrow_and_fail(*given: Any) -> None:
+        heap.borrow = borrow
+        borrow(*given)
+        raise KeyboardInterrupt
+
+    last = (complete, borrow) if rank == 0 else (kernel, borrow_and_fail)  # rank 0 has them, and borrows nothing
+    for interrupted_kernel, interrupted_borrow in ((complete, borrow), (complete, borrow), last):
+        group._kernel, heap.borrow = interrupted_kernel, interrupted_borrow
         try:
-            step(x)
-        except KeyboardInterrupt:
-            pass
-        else:
+            step(others)
             raise AssertionError("it was not interrupted")
-        group._kernel = kernel
-        step(x)
+        except KeyboardInterrupt:
+            group._kernel, heap.borrow = kernel, borrow
+        step(others)
     gc.collect()
     fc.process_allgather(np.zeros(1))
+    heap._settle()
+    lent = len(heap._lent)
+    group._kernel = nothing
+    with suppress(KeyboardInterrupt):
+        step(others)
+    del x, others
+    if rank == 0:
+        del kept
+    fc.process_allgather(np.zeros(1))
+    _ = [new(100 + i) for i in range(8)]
+    fc.process_allgather(np.zeros(1))
+    return sorted(set(kept.local.tolist())) if rank else [1.0], lent
+
+
+def short_of_memory() -> int:
+    """The blocks that are still lent after calls for which there was no memory."""
+    rank, mesh = fc.rank(), fc.make_mesh({"d": fc.world_size()})
     heap = mesh.backend.job.heap
+    x = fc.from_local(np.ones(COUNT, np.float32), mesh, P("d"))
+    step = jitted(lambda x: (fc.broadcast(x, "d"), fc.broadcast(x, "d", root=1)), mesh)
+    step(x)
+    new = heap.array
+
+    def no_array(*_: Any) -> Any:
+        raise MemoryError
+
+    for _ in range(3):
+        if rank == 0:
+            heap.array = no_array
+            try:
+                step(x)
+                raise AssertionError("there was memory")
+            except MemoryError:
+                heap.array = new
+        step(x)
+    fc.process_allgather(np.zeros(1))
     heap._settle()
     return len(heap._lent)
 

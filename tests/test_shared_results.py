@@ -221,7 +221,12 @@ def test_nothing_is_written_into_what_others_have():
 
 
 def test_results_are_given_back_by_calls_that_an_exception_leaves():
-    assert launch(cases.interrupted, 2) == [0, 0]
+    (first, _), (second, lent) = launch(cases.interrupted, 2)
+    assert first == second == [1.0] and lent == 0
+
+
+def test_nothing_stays_lent_where_there_was_no_memory():
+    assert launch(cases.short_of_memory, 2)[1] == 0
 
 
 def test_a_fork_sees_no_later_values():

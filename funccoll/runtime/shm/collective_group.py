@@ -227,7 +227,7 @@ class CollectiveGroup(PlanCall):
 
     def _run(self, arrays: tuple[Any, ...]) -> tuple[np.ndarray, ...]:
         """Call it from a thread that may."""
-        words, busy, lending, results, began, received = self._words, self.registry.busy, self._lending, (), False, False
+        words, busy, lending, results, began = self._words, self.registry.busy, self._lending, (), False
         try:
             for number in self._numbers:
                 busy[number] = 1
@@ -240,14 +240,13 @@ class CollectiveGroup(PlanCall):
             if words[STATUS] != FINISHED:
                 results = self.finish(arrays, results)
             if lending is not None:
-                received = True
                 return lending.receive(results)
             return (*results,)  # a new tuple: the pool must see that its arrays are in use
         except BaseException as error:
             if began:
                 self.interrupted(arrays, results, error)
-                if lending is not None and self.left_complete and not received:
-                    lending.receive(results)  # and give it back at once
+                if lending is not None and self.left_complete:
+                    lending.receive(results)  # what is left, to give it back at once
             raise
         finally:
             for number in self._numbers:

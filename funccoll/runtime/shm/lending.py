@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from ..plans.operand import Operand
+from .diagnosis import wrong_argument
 from .heap import Heap
-from .plan import Plan
+from .plan import Plan, SharedResult
 from .results import new_result
 
 __all__ = ["Lending"]
@@ -24,11 +25,11 @@ class Lending:
 
     def __init__(self, plan: Plan, heap: Heap, rank: int, addresses: np.ndarray):
         """`rank` is this process's; `addresses` is the table of the call's frame."""
-        self.heap = heap
+        self.heap, self.arguments = heap, plan.arguments
         self.addresses: Any = memoryview(addresses)  # type: ignore[arg-type]  # (NumPy's stubs: an array is a buffer)
         self.results = [(number, shared, *plan.results[number]) for number, shared in plan.shared.items()]
         self.held = [each for each in self.results if each[1].holder == rank]
-        self.others = {number: [r for r in shared.ranks if r != rank] for number, shared, *_ in self.held}
+        self.others = [[r for r in shared.ranks if r != rank] for _, shared, *_ in self.held]
         self.borrowed = [each for each in self.results if each[1].holder != rank]
 
     def prepare(
@@ -36,42 +37,42 @@ class Lending:
     ) -> tuple[tuple[Any, ...], tuple[np.ndarray, ...]]:
         """Arguments and results for the kernel: those that this rank holds are blocks of its own, which are lent now."""
         heap, given, taken = self.heap, list(arrays), list(results)
-        found = [self._held(shared.argument, shared.always, operand, arrays) for _, shared, operand, _ in self.held]
-        for (block, array), (number, shared, operand, _) in zip(found, self.held, strict=True):
-            if block is None:
-                self.addresses[shared.slot] = heap.base
-                taken[number] = new_result(heap, operand)
-                continue
-            offset = heap.lend(block, self.others[number])
-            taken[number] = array[...]
-            if shared.argument is not None:
-                given[shared.argument] = array[...]
-                self.addresses[shared.slot] = heap.base + offset
-        for number, _, operand, is_bound in self.borrowed:
+        found = [self._held(shared, operand, arrays) for _, shared, operand, _ in self.held]
+        for number, shared, operand, is_bound in self.borrowed:
+            self.addresses[shared.slot] = heap.base  # until the kernel has read where it is in this call
             if is_bound:
                 taken[number] = new_result(heap, operand)
+        for (block, array), (number, _, operand, _) in zip(found, self.held, strict=True):
+            taken[number] = new_result(heap, operand) if block is None else array[...]
+        # Last, when nothing can fail any more: what is lent must be borrowed.
+        for (block, array), (_, shared, _, _), others in zip(found, self.held, self.others, strict=True):
+            offset = 0 if block is None else heap.lend(block, others)
+            if shared.argument is not None:
+                self.addresses[shared.slot] = heap.base + offset
+                given[shared.argument] = array[...] if offset else array
         return tuple(given), tuple(taken)
 
-    def _held(
-        self, argument: int | None, always: bool, operand: Operand, arrays: Sequence[Any]
-    ) -> tuple[np.ndarray | None, Any]:
+    def _held(self, shared: SharedResult, operand: Operand, arrays: Sequence[Any]) -> tuple[np.ndarray | None, Any]:
         """The block to lend, and the result as an array of it; None for an argument that others have to copy."""
-        if argument is None:
+        if shared.argument is None:
             block = self.heap.array(operand.out_shape, operand.dtype)
             return block, block
-        array = arrays[argument]
+        array = arrays[shared.argument]
         block = self.heap.lendable(array)
-        if block is None and always and array.shape == operand.shape and array.dtype == operand.dtype:
+        if block is None and shared.always:
+            if array.shape != operand.shape or array.dtype != operand.dtype:
+                raise wrong_argument(shared.argument, array, *self.arguments[shared.argument])
             block = self.heap.array(operand.shape, operand.dtype)
             block[...] = array
             return block, block
         return block, array
 
     def receive(self, results: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
-        """The results of a call that has been completed."""
+        """The results of a call that has been completed. Once more, where an exception has left it: each is borrowed once."""
         received = list(results)
         for number, shared, operand, _ in self.borrowed:
             offset = self.addresses[shared.slot] - self.heap.base
-            if offset or shared.argument is None:
+            if offset:
+                self.addresses[shared.slot] = self.heap.base
                 received[number] = self.heap.borrow(offset, operand.out_shape, operand.dtype)
         return tuple(received)
