@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +116,25 @@ def host() -> str:
     """Processes of one host against Open MPI and Gloo: the goals, the means, and every native case of 2 ranks."""
     if not (ROOT / "benchmarks" / "results" / "host.json").exists():
         return "Not measured yet."
-    return host_tables(_load("host"))
+    return f"{host_tables(_load('host'))}\n\n{_run_rows(_load('host_runs'))}"
+
+
+def _run_rows(runs: Sequence[dict[str, Any]]) -> str:
+    """The goals of single calls in the last runs of benchmarks/host.py, the worst case of each."""
+    calls = [g for g in runs[-1]["goals"] if g["goal"].startswith(("jitted call", "of NumPy"))]
+    names = [(g["goal"], g["ranks"], g["wanted"]) for g in calls]
+    found = [{(g["goal"], g["ranks"]): g for g in run["goals"]} for run in runs]
+    cell = lambda g: f"{g['reached']:.3g} × ({g['at']})" + ("" if g["met"] else " **missed**")
+    return "\n".join(
+        [
+            f"The goals of calls in the last {len(runs)} runs, the oldest first:",
+            "",
+            f"| goal | ranks | wanted |{' |' * len(runs)}",
+            f"|---|---|---|{'---|' * len(runs)}",
+            *(f"| {name} | {ranks} | {wanted} | {' | '.join(cell(run[name, ranks]) for run in found)} |"
+              for name, ranks, wanted in names),
+        ]
+    )  # fmt: skip
 
 
 def host_tables(data: dict[str, Any]) -> str:
