@@ -1,4 +1,4 @@
-"""What processes run in `test_shared_results.py`."""
+"""Functions of the processes in `test_shared_results.py`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def jitted(fn: Callable[..., Any], mesh: Mesh, out_specs: P = P(), **options: An
 
 
 def memory() -> dict[str, bool]:
-    """Whether this rank's result of a broadcast of several arguments is their memory; what it holds is right all the time."""
+    """By argument of a broadcast, True where this rank's result is its memory. Each result is right all the time."""
     rank, n = fc.rank(), fc.world_size()
     mesh = fc.make_mesh({"d": n})
     values = np.arange(n * COUNT, dtype=np.float32)

@@ -1,4 +1,4 @@
-"""Results that ranks share: their schedules, the blocks that ranks lend each other, and that nobody can tell."""
+"""Results that ranks share: their schedules, the blocks that ranks lend each other, and that results are right."""
 
 from __future__ import annotations
 
