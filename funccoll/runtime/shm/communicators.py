@@ -131,7 +131,8 @@ class Communicators:
     def _place(self, hash: int, sizes: Sequence[int]) -> tuple[int, int, Cells, int]:
         """The entry and the offset of the control blocks along some axes, their cells, and the bytes of the host's caches.
 
-        They are the same in all processes, whichever asks first. Where half of the room is used up, the rest is for lines.
+        They are the same in all processes, whichever asks first. Later ones get fewer cells, so that there are some for more of
+        them; where half of the room is used up, the rest is for lines.
         """
         nbytes_with = lambda cells: sum(ControlBlock(0, size, cells=cells).nbytes for size in sizes)
         with self.heap.exclusive(self.world.timeout):
@@ -142,9 +143,12 @@ class Communicators:
                 return int(found[0]), start, cells, cache_bytes
             used = int(np.count_nonzero(self._table[:, 0]))
             start = int(self._table[used - 1, 2]) if used else self._first
-            cells = CELLS_ON_SHARED_CORES if self.world.processes_here > (os.cpu_count() or 1) else CELLS
-            if start + nbytes_with(cells) > (self._first + self.access.start) // 2:
-                cells = ()
+            room = (self._first + self.access.start) // 2 - start
+            share_cores = self.world.processes_here > (os.cpu_count() or 1)
+            if share_cores and 2 * nbytes_with(CELLS_ON_SHARED_CORES) <= room:
+                cells = CELLS_ON_SHARED_CORES
+            else:
+                cells = CELLS if nbytes_with(CELLS) <= room else ()
             end, cache_bytes = start + nbytes_with(cells), self._cache_bytes()
             if used < _MAX_COMMUNICATORS and end <= self.access.start:
                 self._table[used] = hash, start, end, cache_bytes
