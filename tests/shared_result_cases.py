@@ -16,6 +16,7 @@ from funccoll import P
 from funccoll.mesh import Mesh
 from funccoll.runtime.shm import plan
 from funccoll.runtime.shm.arena import LENDABLE
+from funccoll.runtime.shm.recorded_kernel import RecordedKernel
 
 COUNT = LENDABLE // 4 + 1000
 assert COUNT % 8 == 0
@@ -261,6 +262,17 @@ def short_of_memory() -> int:
     fc.process_allgather(np.zeros(1))
     heap._settle()
     return len(heap._lent)
+
+
+def profiled(folder: str) -> bool:
+    """True when a group with shared results is recorded in a profile that was begun before it was compiled."""
+    mesh = fc.make_mesh({"d": fc.world_size()})
+    x = fc.from_local(np.ones(COUNT, np.float32), mesh, P("d"))
+    with fc.profile(folder):
+        step = jitted(lambda x: fc.broadcast(x, "d"), mesh).lower(x).compile()
+        (group,) = step.group_calls
+        assert step(x).local.all() and group.plan.shared
+        return isinstance(group._kernel, RecordedKernel)
 
 
 def forked() -> bool:

@@ -229,5 +229,9 @@ def test_nothing_stays_lent_where_there_was_no_memory():
     assert launch(cases.short_of_memory, 2)[1] == 0
 
 
+def test_what_is_compiled_in_a_profile_is_recorded(tmp_path):
+    assert launch(cases.profiled, 2, str(tmp_path)) == [True, True]
+
+
 def test_a_fork_sees_no_later_values():
     assert launch(cases.forked, 2) == [True, True]
