@@ -38,7 +38,8 @@ else:
 def results(module: str, name: str, n: int) -> list[Any]:
     """Each rank's result of a case on n ranks; a case that raised fails the test, with its traceback."""
     found = _outcomes(module, n)
-    assert name in found, f"a case before {name} failed"
+    failed = "".join(error for case in found.values() for error, _ in case)
+    assert name in found, f"a case before {name} failed: {failed}"
     for error, _ in found[name]:
         assert not error, error
     return [result for _, result in found[name]]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.distributed.algorithms.join import Joinable
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..collectives import broadcast
@@ -20,10 +21,11 @@ from ..parallel.replicas import check_equal_lines
 from ..runtime.job.world import rank
 from .join import UnevenInputs
 from .parameters import GradientSlot
-from .process_groups import mesh_of_group
+from .process_groups import group_of_device_mesh, mesh_of_group
 from .reducer import Reducer
 from .tensor_memory import DEVICE_TYPE, HostMemory, memory_of
 from .tensors import dtype_of
+from .torch_interface import BufferSwitch, ReducerInterface, refuse_other_names
 
 __all__ = ["DistributedDataParallel"]
 
@@ -33,8 +35,11 @@ _STATE_BYTES = 250 * _MIB
 _NUMBERS = itertools.count()
 
 
-class DistributedDataParallel(torch.nn.Module):
+class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
     """A module whose gradients are averaged over all processes in every backward pass, with torch's interface.
+
+    It is a subclass of torch's class, so that libraries recognize it, and shares no state with it: torch's own methods that
+    need torch's reducer raise ModuleError (`torch_interface`).
 
     `module` is of the same structure on every rank, on the CPU or on each rank's own GPU; rank 0's parameters and buffers
     become those of all. After `backward()` each parameter's `grad` is the mean of all ranks', the same bits on every rank:
@@ -45,16 +50,21 @@ class DistributedDataParallel(torch.nn.Module):
 
     device_ids, output_device, dim: as torch has them: with device_ids=[i] of a module on GPU i, inputs are moved there. A CPU
         module takes none.
-    broadcast_buffers: buffers become rank 0's before each forward pass (but the first one after a `no_sync` pass).
+    broadcast_buffers: buffers become rank 0's when the module is wrapped, and before each forward pass (but the first one
+        after a `no_sync` pass). False leaves each rank its own. The attribute of this name is also a function: a call
+        broadcasts the buffers now.
+    forward_sync_buffers: the same, but False only leaves out the broadcasts before forward passes. It overrides
+        `broadcast_buffers`.
     init_sync: compare and broadcast the module's state at first. False where all ranks are known to have the same.
     process_group: None for all processes of the job, or a mesh of processes, over all of its axes. A group of
         torch.distributed is accepted if it has all processes.
+    device_mesh: a one-dimensional mesh of torch.distributed, in place of `process_group`, if it has all processes.
     bucket_cap_mb: MiB of a bucket; the first one has at most 1. `bucket_cap_mb_list` has that of each bucket, the last for all
         that follow.
     find_unused_parameters: parameters may have no gradient, other ones on each rank; those that no rank uses keep theirs.
         Otherwise one without a gradient is an error on all ranks.
-    gradient_as_bucket_view: accepted; on CPUs gradients are always views of the shared memory that they were reduced to. One
-        that is kept after `zero_grad()` does not change.
+    gradient_as_bucket_view, batched_grad_copy: accepted; on CPUs gradients are always views of the shared memory that they were
+        reduced to. One that is kept after `zero_grad()` does not change.
     static_graph: every backward pass uses the same parameters as the first one, some perhaps several times, as with reentrant
         checkpoints.
 
@@ -68,35 +78,43 @@ class DistributedDataParallel(torch.nn.Module):
 
     def __init__(
         self, module: torch.nn.Module, device_ids: Sequence[Any] | None = None, output_device: Any = None, dim: int = 0,
-        broadcast_buffers: bool = True, init_sync: bool = True, process_group: Any = None, bucket_cap_mb: float | None = None,
-        find_unused_parameters: bool = False, check_reduction: bool = False, gradient_as_bucket_view: bool = False,
-        static_graph: bool = False, delay_all_reduce_named_params: Any = None, param_to_hook_all_reduce: Any = None,
+        broadcast_buffers: bool | None = None, init_sync: bool = True, process_group: Any = None,
+        bucket_cap_mb: float | None = None, find_unused_parameters: bool = False, check_reduction: bool = False,
+        gradient_as_bucket_view: bool = False, static_graph: bool = False, delay_all_reduce_named_params: Any = None,
+        param_to_hook_all_reduce: Any = None,
         mixed_precision: Any = None, device_mesh: Any = None, skip_all_reduce_unused_params: bool = False,
-        bucket_cap_mb_list: Sequence[float] | None = None,
+        bucket_cap_mb_list: Sequence[float] | None = None, batched_grad_copy: bool = False,
+        forward_sync_buffers: bool | None = None,
     ):  # fmt: skip
-        super().__init__()
+        torch.nn.Module.__init__(self)  # not that of torch's class
+        Joinable.__init__(self)
         self.module = module
         self.device_ids, self.output_device, self.dim = device_ids, output_device, dim
-        self.broadcast_buffers, self.find_unused_parameters = broadcast_buffers, find_unused_parameters
+        self._shares_buffers = forward_sync_buffers is not None or broadcast_buffers is not False
+        self.forward_sync_buffers = self._shares_buffers if forward_sync_buffers is None else forward_sync_buffers
+        self.find_unused_parameters, self.batched_grad_copy = find_unused_parameters, batched_grad_copy
         self.gradient_as_bucket_view, self.static_graph = gradient_as_bucket_view, static_graph
         self.skip_all_reduce_unused_params = skip_all_reduce_unused_params
         self.require_backward_grad_sync = self.require_forward_param_sync = True
         caps = bucket_cap_mb_list if bucket_cap_mb_list is not None else [min(1, bucket_cap_mb or 25), bucket_cap_mb or 25]
-        self.bucket_bytes_caps = [int(mib * _MIB) for mib in caps]
+        self._bucket_caps = [int(mib * _MIB) for mib in caps]
+        self.bucket_bytes_cap = self._bucket_caps[-1]
+        self.bucket_bytes_cap_list = [] if bucket_cap_mb_list is None else self._bucket_caps
         self.parameters_to_ignore = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
         refused = {
             "delay_all_reduce_named_params": delay_all_reduce_named_params, "mixed_precision": mixed_precision,
-            "param_to_hook_all_reduce": param_to_hook_all_reduce, "device_mesh": device_mesh,
+            "param_to_hook_all_reduce": param_to_hook_all_reduce,
         }  # fmt: skip
         with user_frames():
+            if device_mesh is not None:
+                process_group = group_of_device_mesh(device_mesh, process_group)
             self._check(module, {name: value for name, value in refused.items() if value is not None})
             self._join(process_group, init_sync)
 
     def _check(self, module: torch.nn.Module, refused: Mapping[str, Any]) -> None:
         if refused:
             raise ModuleError(f"DistributedDataParallel: {', '.join(refused)} is planned, not in this version. Leave it out.")
-        wrappers = DistributedDataParallel, torch.nn.parallel.DistributedDataParallel
-        if any(isinstance(part, wrappers) for part in module.modules()):
+        if any(isinstance(part, torch.nn.parallel.DistributedDataParallel) for part in module.modules()):
             raise ModuleError(
                 "the module has a DistributedDataParallel in it already: its gradients would be averaged twice. Wrap the "
                 "module itself."
@@ -157,23 +175,24 @@ class DistributedDataParallel(torch.nn.Module):
         self._divides_by_all = True
         named = [(n, p) for n, p in self.module.named_parameters() if n not in self.parameters_to_ignore]
         buffers = [(n, b) for n, b in self.module.named_buffers() if n not in self.parameters_to_ignore]
+        shared = buffers if self._shares_buffers else []
         self._reducer: Reducer | None = None
         self._memory: HostMemory | None = None
         name, first = next(self.module.named_parameters())
-        self._device = first.device
+        self.device, self.device_type = first.device, first.device.type
         self._first = self.module.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]
         """Where a parameter is, which tells if the module was moved: a move may change it, or put another one in its place."""
         self._buffer_broadcast: Callable[..., Any] | None = None
         if self._mesh.size == 1:
             return
         if sync:
-            lines = [_described("parameter", n, p) for n, p in named] + [_described("buffer", n, b) for n, b in buffers]
+            lines = [_described("parameter", n, p) for n, p in named] + [_described("buffer", n, b) for n, b in shared]
             check_equal_lines(self._mesh, lines, "The parameters and buffers of the module")
         self._make_memory(named)
         if sync:
-            self._broadcast_state([t for _, t in (*named, *buffers)])
+            self._broadcast_state([t for _, t in (*named, *shared)])
         self._reducer = self._make_reducer(named)
-        if buffers and self.broadcast_buffers:
+        if buffers and self.forward_sync_buffers:
             self._buffer_broadcast = self._compile_broadcast([b for _, b in buffers], "buffers")
 
     def _make_memory(self, named: Sequence[tuple[str, torch.nn.Parameter]]) -> HostMemory:
@@ -193,7 +212,7 @@ class DistributedDataParallel(torch.nn.Module):
                 f"gradients of {', '.join(names)} are sparse, and on GPUs only dense ones are reduced. Give the embedding "
                 "sparse=False."
             )
-        return Reducer(slots, memory, self.bucket_bytes_caps, self._label, self.find_unused_parameters, self.static_graph)
+        return Reducer(slots, memory, self._bucket_caps, self._label, self.find_unused_parameters, self.static_graph)
 
     def _compile_broadcast(self, tensors: Sequence[torch.Tensor], purpose: str, root: int = 0) -> Callable[..., Any]:
         assert self._memory is not None
@@ -227,14 +246,16 @@ class DistributedDataParallel(torch.nn.Module):
 
     def _sync_buffers(self) -> None:
         tensors, program = self._current_buffers(), self._buffer_broadcast
+        if program is None:  # by hand
+            program = self._buffer_broadcast = self._compile_broadcast(tensors, "buffers")
         if self._uneven is not None and self._uneven.active[0] != 0:  # rank 0's have ended
             program = self._compile_broadcast(tensors, "buffers", self._uneven.active[0])
-        assert program is not None
         self._run_broadcast(program, tensors)
 
     def will_sync_module_buffers(self) -> bool:
         """True when the next forward pass begins with a broadcast of the buffers."""
-        return self.require_forward_param_sync and self._buffer_broadcast is not None
+        syncs = self.require_forward_param_sync and self.forward_sync_buffers and self._mesh.size > 1
+        return syncs and next(self.module.buffers(), None) is not None
 
     # ------------------------------------------------------------ passes
 
@@ -247,8 +268,9 @@ class DistributedDataParallel(torch.nn.Module):
         if reducer is None:
             return self.module(*inputs, **kwargs)
         began = time.perf_counter_ns()
-        syncs = self._prepare(reducer)
+        self._prepare(reducer)
         output = self.module(*inputs, **kwargs)
+        syncs = self._syncs()  # Lightning's manual optimization changes it in the module, after a backward pass of its own
         self.require_forward_param_sync = syncs or not torch.is_grad_enabled()
         if torch.is_grad_enabled():
             reducer.expects = syncs
@@ -257,18 +279,21 @@ class DistributedDataParallel(torch.nn.Module):
         self._forward_ns = time.perf_counter_ns() - began
         return output
 
-    def _prepare(self, reducer: Reducer) -> bool:
-        """Do what comes before the module; True where a backward pass is to average gradients."""
+    def _syncs(self) -> bool:
+        """True where a backward pass is to average gradients."""
+        return torch.is_grad_enabled() and self.require_backward_grad_sync
+
+    def _prepare(self, reducer: Reducer) -> None:
+        """Do what comes before the module."""
         reducer.forget()
         first = getattr(*self._first, None)
-        device = self._device if first is None else first.device
-        if device != self._device:
+        device = self.device if first is None else first.device
+        if device != self.device:
             raise ModuleError(
-                f"the module is on {device}, and was on {self._device} when it was wrapped. Move a module before it is "
+                f"the module is on {device}, and was on {self.device} when it was wrapped. Move a module before it is "
                 "wrapped, or wrap it again."
             )
         reducer.memory.note_caller()
-        syncs = torch.is_grad_enabled() and self.require_backward_grad_sync
         if any(p.requires_grad for _, p in self._frozen):
             names = ", ".join(repr(n) for n, p in self._frozen if p.requires_grad)
             raise ModuleError(
@@ -276,12 +301,11 @@ class DistributedDataParallel(torch.nn.Module):
                 "Wrap the module again after requires_grad_(True)."
             )
         if self._uneven is not None:
-            self._uneven.tell(syncs, self.will_sync_module_buffers())
+            self._uneven.tell(self._syncs(), self.will_sync_module_buffers())
             if not self._divides_by_all:
                 reducer.scale = self._mesh.size / len(self._uneven.active)
         if self.will_sync_module_buffers():
             self._sync_buffers()
-        return syncs
 
     def _hook(self, output: Any, reducer: Reducer) -> None:
         """Let a backward pass through the output begin with the reducer."""
@@ -307,10 +331,9 @@ class DistributedDataParallel(torch.nn.Module):
         finally:
             self.require_backward_grad_sync = before
 
-    @contextlib.contextmanager
     def join(
         self, divide_by_initial_world_size: bool = True, enable: bool = True, throw_on_early_termination: bool = False
-    ) -> Iterator[None]:
+    ) -> Any:
         """Train on inputs of different numbers: a rank that leaves the block takes part in the others' passes, with zeros.
 
         Every forward pass in the block costs one small collective; each is followed by its backward pass. When all have left,
@@ -321,11 +344,13 @@ class DistributedDataParallel(torch.nn.Module):
         throw_on_early_termination: raise UnevenBatchesError, on all ranks, as soon as the inputs of some have ended.
         """
         if not enable or self._reducer is None:
-            yield
-            return
-        reducer = self._reducer
-        self._uneven = uneven = UnevenInputs(self._mesh, self._label, throw_on_early_termination)
+            return contextlib.nullcontext()
         self._divides_by_all = divide_by_initial_world_size
+        return self._join_block(self._reducer, throw_on_early_termination)
+
+    @contextlib.contextmanager
+    def _join_block(self, reducer: Reducer, throws: bool) -> Iterator[None]:
+        self._uneven = uneven = UnevenInputs(self._mesh, self._label, throws)
         try:
             yield
             uneven.follow(self._sync_buffers, reducer.follow)
@@ -363,10 +388,47 @@ class DistributedDataParallel(torch.nn.Module):
         if self._reducer is not None:
             self._reducer.static_graph = True
 
-    @staticmethod
-    def _set_params_and_buffers_to_ignore_for_model(module: torch.nn.Module, names: Sequence[str]) -> None:
-        """Leave these parameters and buffers of a module to the user."""
-        module._ddp_params_and_buffers_to_ignore = names  # type: ignore[assignment]
+    @property
+    def broadcast_buffers(self) -> Any:
+        """Truth of `forward_sync_buffers`. `ddp.broadcast_buffers()` makes the buffers rank 0's now; all ranks must call it."""
+        switch = BufferSwitch(self.forward_sync_buffers)
+        switch.broadcast = self._sync_buffers
+        return switch
+
+    @broadcast_buffers.setter
+    def broadcast_buffers(self, value: bool) -> None:
+        self.forward_sync_buffers = bool(value)
+
+    @property
+    def reducer(self) -> ReducerInterface:
+        """The part of torch's reducer that libraries call: `reducer.prepare_for_backward`."""
+        return ReducerInterface(self._reducer)
+
+    @property
+    def process_group(self) -> Any:
+        """The group of torch.distributed that was given, or its default one; None where it is not initialized."""
+        given = self._process_group
+        if given is None or isinstance(given, Mesh):
+            return torch.distributed.group.WORLD if torch.distributed.is_initialized() else None
+        return given
+
+    @property
+    def _distributed_rank(self) -> int:
+        return self._mesh.process or 0
+
+    def _check_reducer_finalized(self) -> None:
+        self.reducer._check_reducer_finalized()
+
+    def _register_builtin_comm_hook(self, comm_hook_type: Any) -> None:
+        """Let one of torch's built-in hooks reduce each bucket: ALLREDUCE or FP16_COMPRESS."""
+        names = {"ALLREDUCE": "all_reduce", "FP16_COMPRESS": "float16"}
+        self.register_comm_hook(None, names.get(getattr(comm_hook_type, "name", ""), comm_hook_type))
+
+    def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
+        """Accept a rate: times of every pass are recorded."""
+
+    def _set_ddp_sink_clone(self, val: bool) -> None:
+        """Accept a flag: outputs are not cloned."""
 
     def _get_ddp_logging_data(self) -> dict[str, Any]:
         """Return facts and times (nanoseconds, of the last passes) of this process, under torch's names."""
@@ -380,19 +442,19 @@ class DistributedDataParallel(torch.nn.Module):
             "world_size": self._mesh.size, "module_name": type(self.module).__name__,
             "rank": rank(), "backend_name": "funccoll",
             "comm_hook": "" if reducer is None or reducer.comm_hook is None else reducer.comm_hook.name,
-            "iteration": 0 if reducer is None else reducer.iterations, "bucket_cap_bytes": self.bucket_bytes_caps[-1],
+            "iteration": 0 if reducer is None else reducer.iterations, "bucket_cap_bytes": self.bucket_bytes_cap,
             "num_parameter_tensors": len(parameters), "total_parameter_size_bytes": sum(p.nbytes for p in parameters),
             "dtypes": ", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in parameters})),
             "bucket_sizes": ", ".join(map(str, sizes)), "rebuilt_bucket_sizes": ", ".join(map(str, sizes)) if rebuilt else "",
             "has_rebuilt_buckets": rebuilt, "num_buckets_reduced": len(sizes),
-            "broadcast_buffers": self.broadcast_buffers, "find_unused_parameters": self.find_unused_parameters,
+            "broadcast_buffers": self.forward_sync_buffers, "find_unused_parameters": self.find_unused_parameters,
             "gradient_as_bucket_view": self.gradient_as_bucket_view, "static_graph": self.static_graph,
             "forward_compute_time": self._forward_ns,
             "backward_compute_time": 0 if reducer is None else reducer.backward_ns - reducer.communication_ns,
             "backward_comm_time": 0 if reducer is None else reducer.communication_ns,
         }  # fmt: skip
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> Any:
         state = dict(self.__dict__)
         for name in ("_mesh", "_memory", "_reducer", "_buffer_broadcast", "_uneven", "_frozen"):
             state.pop(name, None)
@@ -402,8 +464,11 @@ class DistributedDataParallel(torch.nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Rebuild what belongs to a process: all ranks must unpickle or copy it."""
-        super().__setstate__(state)
+        torch.nn.Module.__setstate__(self, state)
         self._join(self._process_group, sync=False)
+
+
+refuse_other_names(DistributedDataParallel)
 
 
 @functools.cache

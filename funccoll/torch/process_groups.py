@@ -9,7 +9,7 @@ from ..errors import MeshError
 from ..mesh import Mesh
 from ..runtime.job.world import World, current, init, make_mesh, on_device, world_size
 
-__all__ = ["mesh_of_group"]
+__all__ = ["group_of_device_mesh", "mesh_of_group"]
 
 
 def mesh_of_group(process_group: Any, what: str, *, own: bool = False) -> Mesh:
@@ -36,6 +36,20 @@ def mesh_of_group(process_group: Any, what: str, *, own: bool = False) -> Mesh:
             f"`funccoll run -n {process_group.size} script.py`, or torchrun."
         )
     return on_device(process_group, "cpu")
+
+
+def group_of_device_mesh(device_mesh: Any, process_group: Any) -> Any:
+    """Return the process group of a one-dimensional mesh of torch.distributed. Raises MeshError for another mesh."""
+    if process_group is not None:
+        raise MeshError(
+            "DistributedDataParallel: process_group and device_mesh say both which processes average gradients. Give one."
+        )
+    if device_mesh.ndim != 1:
+        raise MeshError(
+            f"DistributedDataParallel: device_mesh has {device_mesh.ndim} dimensions, and gradients are averaged over one. "
+            'Give the one of the data, device_mesh["data"].'
+        )
+    return device_mesh.get_group(mesh_dim=0)
 
 
 @functools.lru_cache(maxsize=1)

@@ -154,8 +154,12 @@ class Reducer:
 
     def forget(self) -> None:
         """Forget a backward pass which an exception has ended."""
-        if self._active and _current_task() == -1:
+        if self.is_interrupted():
             self._active = False
+
+    def is_interrupted(self) -> bool:
+        """True where a backward pass has begun to reduce, and an exception has ended it."""
+        return self._active and _current_task() == -1
 
     def _accumulates(self) -> bool:
         """False in torch.autograd.grad, which leaves parameters without gradients, and in backward(inputs=...) without them."""

@@ -1,0 +1,100 @@
+"""Names of torch's DistributedDataParallel that libraries use on ours, and errors for those that need torch's reducer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..errors import ModuleError
+
+if TYPE_CHECKING:
+    from .reducer import Reducer
+
+__all__ = ["BufferSwitch", "ReducerInterface", "refuse_other_names"]
+
+INHERITED = frozenset({
+    "scatter", "to_kwargs", "gather", "train", "join_device", "join_process_group", "_active_ddp_module",
+    "_get_active_ddp_module", "_inside_ddp_forward", "_get_data_parallel_params",
+    "_set_params_and_buffers_to_ignore_for_model", "_register_fused_optim",
+})  # fmt: skip
+"""Attributes of torch's class that do what they say here, too: they use no reducer, logger or process group of torch's."""
+
+
+class BufferSwitch(int):
+    """The value of `broadcast_buffers`: 1 or 0. A call broadcasts the buffers now, whatever the value is."""
+
+    broadcast: Callable[[], None]
+
+    def __call__(self) -> None:
+        """Make the buffers those of rank 0; all ranks must call it."""
+        self.broadcast()
+
+    def __repr__(self) -> str:
+        return str(bool(self))
+
+
+class ReducerInterface:
+    """Methods of torch's reducer that libraries call: Lightning, Accelerate and torch's pipelines begin reductions by hand.
+
+    In a single process (`reducer` is None) there is nothing to reduce.
+    """
+
+    def __init__(self, reducer: Reducer | None):
+        self._reducer = reducer
+
+    def prepare_for_forward(self) -> None:
+        """Do nothing: torch's reducer times the pass."""
+
+    def prepare_for_backward(self, tensors: Sequence[torch.Tensor] = ()) -> None:
+        """Let the next backward pass average the gradients, though its forward pass may have been in `no_sync`.
+
+        tensors: what the pass begins with; torch searches their graph for unused parameters, which the engine knows here.
+        """
+        if self._reducer is not None:
+            self._reducer.add_hooks()
+            self._reducer.expects = True
+
+    def _rebuild_buckets(self) -> bool:
+        """Return False: buckets are rebuilt at the end of a backward pass, by themselves."""
+        return False
+
+    def _set_static_graph(self) -> None:
+        if self._reducer is not None:
+            self._reducer.static_graph = True
+
+    def _check_reducer_finalized(self) -> None:
+        """Raise ModuleError where a backward pass has begun to reduce gradients, and an exception has ended it."""
+        if self._reducer is not None and self._reducer.is_interrupted():
+            raise ModuleError(
+                "the last backward pass ended before its gradients were reduced: an exception has left it. End the step on all "
+                "ranks, or raise there."
+            )
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"funccoll's DistributedDataParallel has no torch reducer, and so no reducer.{name}. Use the wrapper's own methods."
+        )
+
+
+def refuse_other_names(wrapper: type[torch.nn.Module]) -> None:
+    """Let torch's methods which `wrapper` neither overrides nor can inherit raise ModuleError with their name.
+
+    So none comes to an attribute that torch's constructor would have made, in any version of torch.
+    """
+    for name, value in vars(torch.nn.parallel.DistributedDataParallel).items():
+        function = getattr(value, "__func__", value)
+        if callable(function) and not name.startswith("__") and name not in INHERITED and name not in vars(wrapper):
+            setattr(wrapper, name, _refusal(name))
+
+
+def _refusal(name: str) -> Callable[..., Any]:
+    def refused(self: Any, *args: Any, **kwargs: Any) -> Any:
+        raise ModuleError(
+            f"DistributedDataParallel.{name} belongs to torch's reducer, and this wrapper is funccoll's, which has its own. "
+            "Use a public method, or wrap the module by torch's class."
+        )
+
+    refused.__name__ = refused.__qualname__ = name
+    return refused
