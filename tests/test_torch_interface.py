@@ -16,6 +16,7 @@ if importlib.util.find_spec("torch") is None:
 CHECKED = [
     "libraries_recognize_the_class", "pipelining", "reductions_begun_by_hand", "a_backward_pass_within_the_module",
     "buffers_are_broadcast_where_torch_does", "hooks_of_torch_by_their_private_names", "every_argument_of_torch",
+    "ranks_evaluate_on_other_numbers_of_batches",
 ]  # fmt: skip
 """Cases which check everything themselves."""
 

@@ -257,3 +257,22 @@ def hooks_of_torch_by_their_private_names() -> None:
     close(gradients(ours.module), wanted)
     ours._set_ddp_runtime_logging_sample_rate(3)
     ours._set_ddp_sink_clone(False)
+
+
+@case
+def ranks_evaluate_on_other_numbers_of_batches() -> None:
+    """Buffers are broadcast in the first pass without gradients, and then by the second pass of training, as in torch."""
+    found = []
+    for wrapper in (DistributedDataParallel, TorchDDP):
+        torch.manual_seed(0)
+        model = wrapper(torch.nn.Sequential(torch.nn.BatchNorm1d(4, dtype=torch.float64), mlp()))
+        for step in range(3):
+            model.train()
+            model(data(2 * step)).sum().backward()
+            model(data(2 * step + 1)).sum().backward()
+            with torch.no_grad():
+                model.eval()
+                for batch in range(1 + fc.rank()):
+                    model(data(batch))
+            found.append([model.module[0].running_mean.clone(), model.module[0].running_var.clone()])
+    close([b for buffers in found[:3] for b in buffers], [b for buffers in found[3:] for b in buffers])

@@ -51,8 +51,8 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
     device_ids, output_device, dim: as torch has them: with device_ids=[i] of a module on GPU i, inputs are moved there. A CPU
         module takes none.
     broadcast_buffers: buffers become rank 0's when the module is wrapped, and before each forward pass (but the first one
-        after a `no_sync` pass). False leaves each rank its own. The attribute of this name is also a function: a call
-        broadcasts the buffers now.
+        after a pass in `no_sync` or without gradients). False leaves each rank its own. The attribute of this name is also a
+        function: a call broadcasts the buffers now.
     forward_sync_buffers: the same, but False only leaves out the broadcasts before forward passes. It overrides
         `broadcast_buffers`.
     init_sync: compare and broadcast the module's state at first. False where all ranks are known to have the same.
@@ -271,7 +271,7 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
         self._prepare(reducer)
         output = self.module(*inputs, **kwargs)
         syncs = self._syncs()  # Lightning's manual optimization changes it in the module, after a backward pass of its own
-        self.require_forward_param_sync = syncs or not torch.is_grad_enabled()
+        self.require_forward_param_sync = syncs  # as in torch: ranks may evaluate on other numbers of batches
         if torch.is_grad_enabled():
             reducer.expects = syncs
         if syncs:
