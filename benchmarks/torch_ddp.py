@@ -6,6 +6,9 @@ slower rank. A turn during which other processes computed is repeated, until `--
 communication is its step less its step within no_sync(), in the same round. That all wrappers get the same losses, and the
 same parameters, is checked first.
 
+`--before FOLDER` compares our wrapper with that of another checkout instead, in turns as well: a step may take CASE times as
+long at most. That goes to results/torch_ddp_before.json.
+
 Goals are judged against the better of torch's two ways: the faster step, and the shorter communication. Writes
 benchmarks/results/torch_ddp.json and the README's table.
 """
@@ -30,6 +33,7 @@ from measure import ROUNDS, OtherProcesses, QuietTurns, extremes, machine
 from readme_table import refresh
 
 RESULTS = Path(__file__).parent / "results" / "torch_ddp.json"
+BEFORE = RESULTS.with_name("torch_ddp_before.json")
 RANK = str(Path(__file__).parent / "torch_ddp_rank.py")
 RANKS = 2
 TURN_SECONDS = 0.2
@@ -37,6 +41,8 @@ CHECKED_STEPS = 10
 TOLERANCE = 1e-4
 """Relative differences of losses and of parameters between wrappers, after 10 steps in float32."""
 OURS, OURS_TOO, THEIRS = "funccoll", "funccoll, views", ("torch", "torch, views")
+CASE = 1.03
+"""The upper bound of a step's time over that of the checkout before."""
 GOALS: dict[str, dict[str, float]] = {
     "MLP 4 x 1024": {"step": 1.7, "communication": 1 / 4},
     "MLP 8 x 64": {"step": 2.4},
@@ -51,11 +57,12 @@ Turns = dict[str, dict[str, list[float]]]
 class Bench:
     """The ranks, which hold a task under all wrappers."""
 
-    def __init__(self, stack: ExitStack, rounds: int, patience: float):
+    def __init__(self, stack: ExitStack, rounds: int, patience: float, checkout: str = ""):
         self.rounds, self.quiet = rounds, QuietTurns(patience)
         meeting = f"{stack.enter_context(tempfile.TemporaryDirectory())}/meeting"
         # Not bound to cores: Gloo's threads want other ones, and torchrun binds none.
-        self.job = stack.enter_context(Job("both", RANKS, funccoll_run(RANKS, bound=False), [meeting], script=RANK))
+        launcher = funccoll_run(RANKS, bound=False, checkout=checkout)
+        self.job = stack.enter_context(Job(checkout or "both", RANKS, launcher, [meeting], script=RANK))
 
     def row(self, task: str) -> dict[str, Any]:
         """A task under all wrappers."""
@@ -95,6 +102,27 @@ class Bench:
         with OtherProcesses() as others:
             ranks = self.job.all("measure", way, alone, times)
         return max(median for median, _ in ranks), others.rate(sum(spent for _, spent in ranks))
+
+
+def against_before(now: Bench, before: Bench, task: str) -> dict[str, Any]:
+    """Our wrapper's steps in two checkouts, in turns: microseconds, and the ratio round by round."""
+    for bench in (now, before):
+        bench.job.all("prepare", task)
+    found: dict[str, dict[str, list[float]]] = {what: {"now": [], "before": []} for what in ("step", "no_sync")}
+    times = max(5, math.ceil(TURN_SECONDS / min(now.measure(OURS, False, 2)[0] for _ in range(2))))
+    for number in range(now.rounds):
+        pair = [("now", now), ("before", before)]
+        for name, bench in pair if number % 2 else reversed(pair):
+            for what, alone in (("step", False), ("no_sync", True)):
+                seconds = now.quiet.take(lambda bench=bench, alone=alone: bench.measure(OURS, alone, times))
+                found[what][name].append(seconds)
+    row: dict[str, Any] = {"task": task, "load": os.getloadavg()}
+    for what, both in found.items():
+        ratios = [a / b for a, b in zip(both["now"], both["before"], strict=True)]
+        us = {name: extremes([s * 1e6 for s in seconds]) for name, seconds in both.items()}
+        row[what] = {"us": us, "now / before": extremes(ratios)}
+    row["met"] = row["step"]["now / before"]["median"] <= CASE
+    return row
 
 
 def _apart(a: list[float], b: list[float]) -> float:
@@ -145,8 +173,10 @@ def parse(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--patience", type=float, default=300, help="seconds for turns that others disturbed (default 300)")
     parser.add_argument("--tasks", default="", help="numbers of the tasks (default: all)")
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--before", default="", help="the folder of another checkout, to compare our wrapper's steps with")
+    parser.add_argument("--out", type=Path)
     options = parser.parse_args(words)
+    options.out = options.out or (BEFORE if options.before else RESULTS)
     tasks = list(GOALS)
     options.tasks = [tasks[int(n)] for n in options.tasks.split(",") if n] or tasks
     return options
@@ -158,10 +188,19 @@ def main(words: list[str] | None = None) -> None:
     with ExitStack() as stack:
         bench = Bench(stack, options.rounds, options.patience)
         about["versions"].update(bench.job.versions)
-        for task in options.tasks:
+        if options.before:
+            before = Bench(stack, options.rounds, options.patience, options.before)
+            rows = [against_before(bench, before, task) for task in options.tasks]
+        for task in () if options.before else options.tasks:
             rows.append(bench.row(task))
             show(rows[-1])
     about["load_after"] = os.getloadavg()
+    if options.before:
+        write(options.out, rounded({"machine": about, "rounds": options.rounds, "turns": bench.quiet.counts, "cases": rows}))
+        for row in rows:
+            ratio = row["step"]["now / before"]
+            print(f"{'met' if row['met'] else 'MISSED':<8} {row['task']}: a step takes {ratio} of the time before, ≤ {CASE}")
+        return
     results = {
         "machine": about, "ranks": RANKS, "cores": cores(), "threads": 1, "rounds": options.rounds, "turns": bench.quiet.counts,
         "seconds": round(time.monotonic() - begin), "goals": rounded(goals(rows)), "cases": rows,
