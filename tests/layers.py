@@ -89,7 +89,8 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("eager",),
     ),
     "runtime.job": (
-        ("host", "packets", "deferral", "reports", "stacks", "calling_thread", "failure", "process_memory", "time_limit"),
+        ("host", "packets", "deferral", "reports", "stacks", "calling_thread", "failure", "process_memory", "strangers",
+         "time_limit"),
         ("hello", "processes", "uncaught", "forking", "tcp", "questions"), ("finding", "mpirun"),
         ("mpi_findings",), ("doctor",),
         ("coordinator", "launchers"), ("rendezvous", "watch"), ("across_hosts", "world"), ("launch",),

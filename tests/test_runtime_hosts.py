@@ -4,7 +4,6 @@ Without MPI (`file_invitation`), on one machine; where a network counts, on host
 """
 
 import errno
-import json
 import os
 import signal
 import socket
@@ -17,7 +16,7 @@ import network_hosts
 import pytest
 from file_invitation import FOLDER, HOSTS, NAMESPACE
 from network_hosts import NetworkHosts
-from ranks import JOIN, PATIENCE, PRELUDE, Ranks, left_behind, wait_until
+from ranks import JOIN, PATIENCE, PRELUDE, Ranks, left_behind
 
 from funccoll.errors import RendezvousError
 from funccoll.runtime.job import packets
@@ -138,7 +137,7 @@ def test_a_rank_that_reads_its_sources_slowly(tmp_path):
     """It connects when it has: rank 0 drops those that connect and say nothing."""
     slow = "import funccoll.runtime.job.hello as hello\nread = hello.installation\n"
     slow += "hello.installation = lambda: (time.sleep(1), read())[1]\n"
-    hasty = "import funccoll.runtime.job.coordinator as coordinator\ncoordinator._HELLO_TIMEOUT = 0.3\n"
+    hasty = "import funccoll.runtime.job.strangers as strangers\nstrangers._PATIENCE = 0.3\n"
     with HostRanks(PRELUDE + slow + STAY_HOSTS, (0, 1), tmp_path, [1]) as ranks:
         ranks.start(0, hasty + STAY_HOSTS)
         assert ranks.lines() == {0: "in", 1: "in"}
@@ -173,34 +172,6 @@ def test_another_secret(tmp_path):
         assert code == 1 and "RendezvousError: rank 0 was there but could not be reached within 2 s" in error
         assert "127.0.0.1 port " in error and "let all hosts of a job connect to each other by TCP" in error
         assert "rank 1 of 2 did not come within 2 s" in ranks.end(0)[2]
-
-
-def test_callers_that_are_not_of_the_job_are_dropped(tmp_path):
-    with HostRanks(STAY_HOSTS, (0, 1), tmp_path, [0]) as ranks:
-        file = tmp_path / f"{ranks.run}-0"
-        wait_until(file.exists)
-        _, [(_, port), *_], run = json.loads(file.read_text())
-        assert run == f"{ranks.run}-0"
-        garbage = [
-            b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0\0", b"\0\0\0\2[]", b"\0\0\0\2{}" * 9, b"\0\0\0\4null", b"\xff" * 9,
-            b"\0\1\0\0" + b"x" * 70_000, b'\0\0\0\x0d{"nonce": ""}' * 2, b'\0\0\0\x0d{"nonce": ""}\0\0\0\x0d{"proof": ""}',
-        ]  # fmt: skip
-        callers = [socket.create_connection((host, port)) for host in ("127.0.0.1", "::1") for _ in garbage]
-        for caller, data in zip(callers, garbage * 2, strict=True):
-            caller.sendall(data)
-        for caller in callers:
-            caller.settimeout(PATIENCE)
-            try:
-                while caller.recv(1 << 16):  # the answer to a nonce
-                    pass
-            except ConnectionResetError:
-                pass
-            caller.close()
-        silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(50)]
-        ranks.start(1, STAY_HOSTS)
-        assert ranks.lines() == {0: "in", 1: "in"}
-        for caller in silent:
-            caller.close()
 
 
 @pytest.mark.parametrize(("where", "how"), [
@@ -497,8 +468,7 @@ def test_frames_come_whole_and_one_by_one():
             one.sendall(bytes([byte]))
         two.settimeout(PATIENCE)
         assert receive(two) == ({"a": 2}, [])
-        two.longest = 6
-        one.sendall(b"\0\0\0\7{\"a\":2}")
+        one.sendall((packets.PACKET + 1).to_bytes(4, "big"))
         assert receive(two) == (None, [])
 
 

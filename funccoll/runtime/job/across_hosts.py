@@ -27,6 +27,7 @@ from .coordinator import Coordinator
 from .hello import Answer, JobSpec, make_hello, receive_answer
 from .packets import FramedSocket, receive, send
 from .rendezvous import JoinedJob
+from .strangers import Strangers
 from .tcp import Address, Door, call
 from .watch import FULL_MESH
 
@@ -78,27 +79,33 @@ class _TcpCoordinator(Coordinator):
 
     def _next_message(self, channel: socket.socket) -> dict[str, Any] | None:
         assert isinstance(channel, FramedSocket)
-        try:
-            message = self.door.hear(channel)
-        except BlockingIOError:
-            raise
-        except OSError:  # its host is gone
-            message = None
-        if message == {}:  # it has proved a part of what it must
-            raise BlockingIOError
-        return message
+        return _next_message(self.door, channel)
 
     def _name(self, channel: socket.socket, hello: dict[str, Any]) -> str:
         return f"process {hello.get('process')} of host {hello.get('host')} ({hello.get('command')})"
 
-    def _drop(self, channel: socket.socket) -> None:
-        assert isinstance(channel, FramedSocket)
+    def _forget(self, channel: socket.socket) -> None:
         self.door.forget(channel)
-        super()._drop(channel)
 
     def _answer(self) -> dict[str, Any]:
         called = self.hellos if self.job.world <= FULL_MESH else {}  # of many ranks they would be too long for a message
         return {**super()._answer(), "addresses": {rank: hello.get("addresses") for rank, hello in called.items()}}
+
+
+def _next_message(door: Door, caller: FramedSocket) -> dict[str, Any] | None:
+    """The next message of a caller that has proved itself; None at the end, or when it does not know the secret.
+
+    Raises: BlockingIOError when there is none yet.
+    """
+    try:
+        message = door.hear(caller)
+    except BlockingIOError:
+        raise
+    except OSError:  # its host is gone
+        return None
+    if message == {}:  # it has proved a part of what it must
+        raise BlockingIOError
+    return message
 
 
 class _CommonSteps:
@@ -289,36 +296,28 @@ def _connect_all(steps: _CommonSteps, door: Door, addresses: dict[str, list[Addr
             )
         sockets[rank] = channel
         send(channel, {"rank": mine})
-    callers: list[FramedSocket] = []
     with selectors.DefaultSelector() as selector:
+        strangers = Strangers(selector, steps.job.world, door.forget)
         selector.register(door.listener, selectors.EVENT_READ)
         selector.register(sockets[0], selectors.EVENT_READ)  # rank 0 tells of an error
-        while len(sockets) < steps.job.world - 1 and (ready := selector.select(steps.deadline - time.monotonic())):
-            for key, _ in ready:
+        while len(sockets) < steps.job.world - 1 and (now := time.monotonic()) < steps.deadline:
+            for key, _ in selector.select(min(steps.deadline, strangers.drop_late()) - now):
                 channel: Any = key.fileobj
                 if channel is sockets[0]:
+                    strangers.drop_all()
                     return
                 if channel is door.listener:
-                    with suppress(BlockingIOError, ConnectionError):
-                        callers.append(door.accept())
-                        selector.register(callers[-1], selectors.EVENT_READ)
-                    continue
-                try:
-                    message = door.hear(channel)
-                except BlockingIOError:
-                    continue
-                except OSError:
-                    message = None
-                if message == {}:
-                    continue
-                selector.unregister(channel)
-                if message and message.get("rank") in range(mine + 1, steps.job.world):
-                    callers.remove(channel)
-                    sockets[message["rank"]] = channel
-                else:
-                    door.forget(channel)
-    for channel in callers:
-        channel.close()
+                    strangers.accept(door.accept)
+                elif channel in strangers:
+                    with suppress(BlockingIOError):
+                        message = _next_message(door, channel)
+                        if message and message.get("rank") in range(mine + 1, steps.job.world):
+                            strangers.admit(channel)
+                            selector.unregister(channel)
+                            sockets[message["rank"]] = channel
+                        else:
+                            strangers.drop(channel)
+        strangers.drop_all()
 
 
 def _share_memory(

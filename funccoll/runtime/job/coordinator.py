@@ -7,7 +7,6 @@ that says nothing. They are dropped.
 
 from __future__ import annotations
 
-import errno
 import os
 import platform
 import selectors
@@ -19,15 +18,25 @@ from typing import Any
 
 from ... import machine_profile
 from ...errors import RendezvousError
-from .hello import REMEDY, JobSpec, describe_installation, installation, make_hello, own_command, receive_answer
+from .hello import (
+    REMEDY,
+    JobSpec,
+    describe_installation,
+    installation,
+    is_hello,
+    make_hello,
+    own_command,
+    receive_answer,
+    refuse_stranger,
+)
 from .packets import peer, receive, same_user, send
+from .strangers import Strangers
 
 __all__ = ["GRACE", "Coordinator"]
 
 GRACE = 2.0
 """Seconds after a mismatch in which more processes may connect, to be told of it."""
-_HELLO_TIMEOUT = 10.0  # seconds until a connection that has not said hello is dropped
-_SILENT = 100  # connections to a complete job which have not said hello; more are dropped
+_PATIENCE = 1.0  # seconds in which whatever has the name of this rank 0's socket must accept a connection, or give it up
 
 
 class Coordinator:
@@ -42,7 +51,7 @@ class Coordinator:
         self.processes = {0: _process(os.getpid(), own_command())}  # by rank, for errors
         self.expected = job.world  # processes that come, at most
         self.selector = selectors.DefaultSelector()
-        self.unidentified: dict[socket.socket, float] = {}  # connected, no hello yet; dropped at this time
+        self.strangers = Strangers(self.selector, job.world, self._forget)  # connected, no hello yet
         self.arrived: dict[int, socket.socket] = {}
         self.refused: list[socket.socket] = []  # connected with another version or size of the job
         self.hellos: dict[int, dict[str, Any]] = {}  # of ranks that have arrived
@@ -56,6 +65,7 @@ class Coordinator:
             self._collect(self.listener)
             if self.problem:
                 raise RendezvousError(self.problem)
+            self.strangers.drop_all()  # they keep files open
             memory = create(min([arena, *(hello["arena"] for hello in self.hellos.values())])) if create else None
             answer, descriptors = self._answer(), [] if memory is None else [memory]
             for channel in self.arrived.values():
@@ -68,8 +78,6 @@ class Coordinator:
                     f"rank 0 could not tell {_ranks(self.arrived)} to begin: they ended before the job could begin, or what "
                     "they must know is longer than a message. Look for an error of theirs above."
                 )
-            for channel in list(self.unidentified):
-                self._drop(channel)
             self.deadline = time.monotonic() + self.timeout
             return self.arrived, memory
         except BaseException as error:
@@ -95,6 +103,7 @@ class Coordinator:
         Returns the reason why the job must end, "" when it goes on.
         """
         clash = ""
+        self.strangers.drop_late()
         for key, _ in self.selector.select(0):
             channel: Any = key.fileobj
             if channel is self.listener:
@@ -102,9 +111,7 @@ class Coordinator:
                     self._accept(channel)
                 except OSError:  # no descriptors are left, and it would be readable for ever
                     self.selector.unregister(channel)
-                while len(self.unidentified) > _SILENT:  # the one that has said nothing for longest
-                    self._drop(next(iter(self.unidentified)))
-            else:
+            elif channel in self.strangers:
                 clash = self._refuse(channel, left) or clash
         return clash
 
@@ -112,13 +119,12 @@ class Coordinator:
         """Listen no longer."""
         if self.listener is not None:
             self.listener.close()
+        self.strangers.close()
         self.selector.close()
-        for channel in self.unidentified:
-            channel.close()
 
     def _listen(self, arena: int) -> socket.socket:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        patience = time.monotonic() + min(1.0, self.timeout)
+        patience = time.monotonic() + min(_PATIENCE, self.timeout)
         while True:
             try:
                 listener.bind(self.job.address)
@@ -126,7 +132,7 @@ class Coordinator:
             except OSError as error:
                 try:
                     if self._ask_rank_0(arena):
-                        patience = time.monotonic() + min(1.0, self.timeout)
+                        patience = time.monotonic() + min(_PATIENCE, self.timeout)
                 except RendezvousError:
                     listener.close()
                     raise
@@ -144,9 +150,11 @@ class Coordinator:
     def _ask_rank_0(self, arena: int) -> bool:
         """Hear from the process that is rank 0 already. Returns whether it has ended instead. Raises RendezvousError."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as channel, suppress(OSError):
-            channel.settimeout(self.timeout + 5.0)
+            channel.settimeout(_PATIENCE)
             channel.connect(self.job.address)
-            if same_user(channel) and send(channel, make_hello(self.job, arena)):
+            channel.settimeout(self.timeout + 5.0)
+            refuse_stranger(self.job, channel)
+            if send(channel, make_hello(self.job, arena)):
                 receive_answer(self.job, channel, 0)
                 return True
         return False
@@ -165,32 +173,21 @@ class Coordinator:
                     f"{self.job.run!r}). Look for an error of theirs above; if they only start slowly, set "
                     "FUNCCOLL_RENDEZVOUS_TIMEOUT to more seconds."
                 )
-            for key, _ in self._select(min(self.deadline, *self.unidentified.values(), now + _HELLO_TIMEOUT) - now):
+            for key, _ in self._select(min(self.deadline, self.strangers.drop_late()) - now):
                 channel: Any = key.fileobj
                 if channel is listener:
                     self._accept(listener)
-                elif channel in self.unidentified:
+                elif channel in self.strangers:
                     self._admit(channel)
-                else:
+                elif channel.fileno() >= 0:  # one that was dropped has none any more
                     self._gone(channel)
-            for channel in [c for c, until in self.unidentified.items() if until <= time.monotonic()]:
-                self._drop(channel)
 
     def _select(self, seconds: float) -> list[tuple[selectors.SelectorKey, int]]:
         """Wait for sockets that can be read, at most this long."""
         return self.selector.select(seconds)
 
     def _accept(self, listener: socket.socket) -> None:
-        try:
-            channel = self._let_in(listener)
-        except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE):
-                raise
-            return  # the other side has closed it
-        if channel is None:
-            return
-        self.unidentified[channel] = time.monotonic() + _HELLO_TIMEOUT
-        self.selector.register(channel, selectors.EVENT_READ)
+        self.strangers.accept(lambda: self._let_in(listener))
 
     def _let_in(self, listener: socket.socket) -> socket.socket | None:
         """The next process that has connected; None for one of another user."""
@@ -201,16 +198,14 @@ class Coordinator:
         channel.setblocking(False)
         return channel
 
-    def _drop(self, channel: socket.socket) -> None:
-        self.unidentified.pop(channel, None)
-        self.selector.unregister(channel)
-        channel.close()
+    def _forget(self, channel: socket.socket) -> None:
+        """Forget a connection that is about to be closed."""
 
     def _gone(self, channel: socket.socket) -> None:
         """Free the place of a rank that closed its socket, or sent more than its hello."""
         self.arrived = {rank: c for rank, c in self.arrived.items() if c is not channel}
         self.refused = [c for c in self.refused if c is not channel]
-        self._drop(channel)
+        self.strangers.drop(channel)
 
     def _hear(self, channel: socket.socket) -> dict[str, Any] | None:
         """The hello of a process; one that says something else is dropped."""
@@ -218,9 +213,10 @@ class Coordinator:
             hello = self._next_message(channel)
         except BlockingIOError:
             return None
-        complete = hello and all(isinstance(hello.get(key), int) for key in ("rank", "world", "arena"))
-        if not hello or not complete or not hello.get("funccoll") or hello.get("run") != self.job.run:
-            self._drop(channel)
+        except OSError:
+            hello = None
+        if hello is None or not is_hello(hello) or hello.get("run") != self.job.run:
+            self.strangers.drop(channel)
             return None
         return hello
 
@@ -249,7 +245,7 @@ class Coordinator:
             self.refused.append(channel)
         else:
             self.arrived[rank], self.hellos[rank], self.processes[rank] = channel, hello, who
-        del self.unidentified[channel]
+        self.strangers.admit(channel)
 
     def _refuse(self, channel: socket.socket, left: Callable[[int], Any]) -> str:
         hello = self._hear(channel)
@@ -263,7 +259,7 @@ class Coordinator:
                 clash = self._clash(rank, self._name(channel, hello))
             running = f"run {self.job.run!r} is a job of {self.job.world} processes that runs already: its rank 0 is "
             send(channel, {"error": clash or f"{running}{self.processes[0]}. {REMEDY}"})
-        self._drop(channel)
+        self.strangers.drop(channel)
         return clash
 
     def _clash(self, rank: int, who: str) -> str:

@@ -16,15 +16,17 @@ from typing import Any
 from ..._version import __version__
 from ...errors import RendezvousError
 from .. import blas
-from .packets import receive
+from .packets import peer, receive, same_user
 
 __all__ = [
-    "REMEDY", "Answer", "JobSpec", "describe_installation", "installation", "make_hello", "own_command", "receive_answer",
+    "REMEDY", "Answer", "JobSpec", "describe_installation", "installation", "is_hello", "make_hello", "own_command",
+    "receive_answer", "refuse_stranger",
 ]  # fmt: skip
 
-PROTOCOL = 3
+PROTOCOL = 4
 REMEDY = "Give each job a name of its own: another MASTER_PORT, or another FUNCCOLL_RUN_ID."
 _COMMAND = 200  # characters of a process's command in errors
+_LONGEST = 8192  # characters of a word in a hello: errors quote them, which must fit into a message
 
 
 @functools.lru_cache(maxsize=1)
@@ -79,7 +81,7 @@ class JobSpec:
         """The name of the socket. One of a Unix socket has at most 107 bytes, so long run ids are hashed."""
         run = self.run.encode()
         run = run if len(run) <= 64 else hashlib.sha256(run).hexdigest().encode()
-        return b"\0funccoll-%d-%s" % (os.getuid(), run)
+        return b"\0funccoll-%d-%s" % (os.geteuid(), run)
 
 
 def own_command() -> str:
@@ -91,6 +93,27 @@ def make_hello(job: JobSpec, arena: int) -> dict[str, Any]:
     """This process, for rank 0."""
     numbers = {"rank": job.rank, "world": job.world, "arena": arena}
     return {**installation(), **numbers, "run": job.run, "command": own_command()}
+
+
+def is_hello(message: Mapping[str, Any]) -> bool:
+    """True when a message has the form of a hello."""
+    numbers = [message.get(name) for name in ("rank", "world", "arena")]
+    words = [message.get(name, "") for name in (*installation(), "command", "host")]
+    return (
+        all(type(number) is int and -1 << 31 <= number < 1 << 62 for number in numbers)
+        and all(isinstance(word, str) and len(word) <= _LONGEST for word in words) and bool(message.get("funccoll"))
+    )  # fmt: skip
+
+
+def refuse_stranger(job: JobSpec, channel: socket.socket) -> None:
+    """Raise RendezvousError where the process that listens on the socket of the job's rank 0 is another user's."""
+    if not same_user(channel):
+        process, user = peer(channel)
+        raise RendezvousError(
+            f"process {process} of user {user} has taken the name of the socket by which run {job.run!r} would meet; any user "
+            "of a machine can take such a name. Set FUNCCOLL_RUN_ID, for all processes of the job, to a text that others "
+            "cannot guess."
+        )
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,7 @@ _LENGTH = 4  # bytes before a frame, which say how long it is
 
 
 class FramedSocket(socket.socket):
-    """A TCP socket whose messages are frames."""
-
-    longest = PACKET
-    """Bytes of the longest frame that is read."""
+    """A TCP socket whose messages are frames, after bytes of a fixed form if it begins with such."""
 
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)
@@ -29,13 +26,16 @@ class FramedSocket(socket.socket):
 
     def send_frame(self, data: bytes) -> bool:
         """Send without waiting. What finds no room is sent before the next frame, which is not sent when that does not help."""
+        return self.send_bytes(len(data).to_bytes(_LENGTH, "big") + data)
+
+    def send_bytes(self, data: bytes) -> bool:
+        """Send these bytes as `send_frame` does a frame."""
         flags = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
-        frame = len(data).to_bytes(_LENGTH, "big") + data
         with self._sending, suppress(OSError):  # a frame's parts must not be mixed with another thread's
             if self._unsent:
                 self._unsent = self._unsent[self.send(self._unsent, flags) :]
             if not self._unsent:
-                self._unsent = frame[self.send(frame, flags) :]
+                self._unsent = data[self.send(data, flags) :]
                 return True
         return False
 
@@ -49,18 +49,30 @@ class FramedSocket(socket.socket):
 
     def receive_frame(self) -> bytes | None:
         """The next frame, None at the end. It reads no byte of the one after it, so that polling tells of that one."""
-        while True:
-            begun = len(self._received)
-            length = int.from_bytes(self._received[:_LENGTH], "big") if begun >= _LENGTH else 0
-            if length > self.longest:
+        if not self._fill(_LENGTH):
+            return None
+        length = int.from_bytes(self._received[:_LENGTH], "big")
+        if length > PACKET or not self._fill(_LENGTH + length):
+            return None
+        frame, self._received = bytes(self._received[_LENGTH:]), bytearray()
+        return frame
+
+    def receive_bytes(self, length: int, start: bytes = b"") -> bytes | None:
+        """The next `length` bytes, and no more of them; None at the end, and as soon as they do not begin with `start`."""
+        while len(self._received) < length:
+            if not self._fill(len(self._received) + 1, length) or not start.startswith(bytes(self._received[: len(start)])):
                 return None
-            if begun >= _LENGTH and begun == _LENGTH + length:
-                frame, self._received = bytes(self._received[_LENGTH:]), bytearray()
-                return frame
-            data = self.recv(_LENGTH + length - begun)
+        data, self._received = bytes(self._received), bytearray()
+        return data
+
+    def _fill(self, least: int, most: int = 0) -> bool:
+        """Receive until there are `least` bytes, and at most `most`; False at the end."""
+        while len(self._received) < least:
+            data = self.recv(max(least, most) - len(self._received))
             if not data:
-                return None
+                return False
             self._received += data
+        return True
 
 
 def send(channel: socket.socket, message: dict[str, Any], descriptors: Sequence[int] = ()) -> bool:
@@ -119,4 +131,4 @@ def peer(channel: socket.socket) -> tuple[int, int]:
 
 def same_user(channel: socket.socket) -> bool:
     """True when the process at the other end is this user's."""
-    return peer(channel)[1] == os.getuid()
+    return peer(channel)[1] == os.geteuid()

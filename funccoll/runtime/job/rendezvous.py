@@ -16,8 +16,8 @@ from typing import Any
 
 from ...errors import RendezvousError
 from .coordinator import GRACE, Coordinator
-from .hello import JobSpec, make_hello, receive_answer
-from .packets import same_user, send
+from .hello import JobSpec, make_hello, receive_answer, refuse_stranger
+from .packets import send
 
 __all__ = ["JoinedJob", "meet", "positive_number"]
 
@@ -89,7 +89,8 @@ def _join(job: JobSpec, timeout: float, arena: int, descriptors: int) -> JoinedJ
             # Rank 0, which began before we connected, gives up first: it knows which ranks are missing.
             channel.settimeout(timeout + 5.0)
             channel.connect(job.address)
-            if same_user(channel) and send(channel, hello):
+            refuse_stranger(job, channel)
+            if send(channel, hello):
                 what, lost = "was there but did not answer", None
                 answer = receive_answer(job, channel, descriptors)
                 if answer is not None:

@@ -1,32 +1,37 @@
 """Connections between hosts: a port on all addresses of this host, callers that know the job's secret, and finding each other.
 
 Both sides prove that they know the secret, by HMACs of two nonces, and the rank that answers is part of what it proves: on
-another host the same address may be another process, also one of this job.
+another host the same address may be another process, also one of this job. Until then each side takes the other for a stranger:
+it reads a fixed number of bytes, of a fixed form, and compares them. Nothing of a stranger's is parsed.
+
+    the caller: _MAGIC, its nonce        the door: its nonce, its proof        the caller: its proof
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import hmac
 import secrets
 import selectors
 import socket
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any
 
-from .packets import FramedSocket, receive, send
+from .packets import FramedSocket, receive
 
 __all__ = ["Address", "Door", "call", "host_addresses"]
 
 Address = tuple[str, int]
 """The numeric address of a host, and a port."""
 
-_FRAME = 4096  # bytes of the largest frame of a caller that has not proved that it knows the secret
+_MAGIC = b"funccoll"  # the first bytes of a caller
+_NONCE, _PROOF = 32, 32  # bytes
 _UP, _LOOPBACK = 1, 8  # <net/if.h>
 _ADDRESS_IN = {int(socket.AF_INET): (4, 4), int(socket.AF_INET6): (8, 16)}  # offset and bytes in a struct sockaddr, by family
 _PAUSE = 0.02  # seconds until addresses that refused are called again
+_ATTEMPT = 10.0  # seconds until all are called again: the right one may have dropped this caller, and a wrong one say nothing
 _LOOK = 0.1  # seconds between two looks at other things while addresses are silent
 _KEEPALIVE = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1),
@@ -73,8 +78,8 @@ def host_addresses() -> list[str]:
     return [text for _, text in sorted(dict.fromkeys(found), key=lambda one: one[0])]  # stable
 
 
-def _prove(secret: bytes, side: str, rank: int, *nonces: str) -> str:
-    return hmac.new(secret, " ".join((side, str(rank), *nonces)).encode(), "sha256").hexdigest()
+def _prove(secret: bytes, side: bytes, rank: int, *nonces: bytes) -> bytes:
+    return hmac.digest(secret, b" ".join((side, b"%d" % rank, *nonces)), "sha256")
 
 
 class Door:
@@ -88,7 +93,7 @@ class Door:
         self.listener.setblocking(False)
         port = self.listener.getsockname()[1]
         self.addresses: list[Address] = [(host, port) for host in host_addresses() if dual or ":" not in host]
-        self._nonces: dict[FramedSocket, tuple[str, str]] = {}  # of callers that have not proved anything yet
+        self._expected: dict[socket.socket, bytes] = {}  # the proof of each caller that has not given it; b"" before its nonce
 
     def accept(self) -> FramedSocket:
         """The next caller; it has yet to prove that it knows the secret. Raises OSError when it has gone."""
@@ -99,8 +104,7 @@ class Door:
         except OSError:
             caller.close()
             raise
-        caller.longest = _FRAME
-        self._nonces[caller] = "", ""
+        self._expected[caller] = b""
         return caller
 
     def hear(self, caller: FramedSocket) -> dict[str, Any] | None:
@@ -108,29 +112,40 @@ class Door:
 
         Raises: BlockingIOError when there is none yet.
         """
-        message, _ = receive(caller)
-        if message is None or caller not in self._nonces:
-            return message
-        theirs, mine = self._nonces[caller]
-        if not mine:
-            theirs, mine = str(message.get("nonce")), secrets.token_hex(32)
-            self._nonces[caller] = theirs, mine
-            proof = _prove(self.secret, "answers", self.rank, theirs, mine)
-            return {} if send(caller, {"nonce": mine, "proof": proof}) else None
-        if not hmac.compare_digest(str(message.get("proof")), _prove(self.secret, "calls", self.rank, theirs, mine)):
-            return None
-        self.forget(caller)
-        caller.longest = FramedSocket.longest
-        return {}
+        if caller not in self._expected:
+            return receive(caller)[0]
+        try:
+            known = self._prove_each_other(caller)
+        except BlockingIOError:
+            raise
+        except Exception:  # whatever a stranger has brought about ends its connection, and not the job
+            known = False
+        return {} if known else None
 
-    def forget(self, caller: FramedSocket) -> None:
+    def _prove_each_other(self, caller: FramedSocket) -> bool:
+        """Take the next step with a caller; False when it does not know the secret, or has gone."""
+        expected = self._expected[caller]
+        if expected:
+            proof = caller.receive_bytes(_PROOF)
+            if proof is None or not hmac.compare_digest(proof, expected):
+                return False
+            self.forget(caller)
+            return True
+        theirs = caller.receive_bytes(len(_MAGIC) + _NONCE, _MAGIC)
+        if theirs is None:
+            return False
+        theirs, mine = theirs[len(_MAGIC) :], secrets.token_bytes(_NONCE)
+        self._expected[caller] = _prove(self.secret, b"calls", self.rank, theirs, mine)
+        return caller.send_bytes(mine + _prove(self.secret, b"answers", self.rank, theirs, mine))
+
+    def forget(self, caller: socket.socket) -> None:
         """Forget a caller that has proved what it knows, or is gone."""
-        self._nonces.pop(caller, None)
+        self._expected.pop(caller, None)
 
     def close(self) -> None:
         """Let in no more callers."""
         self.listener.close()
-        self._nonces.clear()
+        self._expected.clear()
 
 
 def prepare(channel: socket.socket) -> None:
@@ -149,7 +164,7 @@ def call(
     """
     while True:
         check()
-        found = _call_once(rank, addresses, secret, deadline, check)
+        found = _call_once(rank, addresses, secret, min(deadline, time.monotonic() + _ATTEMPT), check)
         if found is not None or time.monotonic() >= deadline:
             return found
         time.sleep(_PAUSE)
@@ -158,17 +173,19 @@ def call(
 def _call_once(
     rank: int, addresses: Sequence[Address], secret: bytes, deadline: float, check: Callable[[], None]
 ) -> FramedSocket | None:
-    nonces: dict[FramedSocket, str] = {}  # of calls that are connected
+    nonces: dict[FramedSocket, bytes] = {}  # of calls that are connected
     winner: FramedSocket | None = None
     with selectors.DefaultSelector() as selector:
         try:
             for host, port in addresses:
-                with suppress(OSError):  # also where this host's kernel has no IPv6, which the other's has
+                try:
                     channel = FramedSocket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
                     selector.register(channel, selectors.EVENT_WRITE)
                     prepare(channel)
-                    channel.longest = _FRAME
                     channel.connect_ex((host, port))  # what went wrong is told when it is ready
+                except OSError as error:  # also where this host's kernel has no IPv6, which the other's has
+                    if error.errno in (errno.EMFILE, errno.ENFILE):
+                        raise
             while winner is None and selector.get_map() and time.monotonic() < deadline:
                 ready = selector.select(min(deadline - time.monotonic(), _LOOK))
                 if not ready:
@@ -176,9 +193,9 @@ def _call_once(
                 for key, _ in ready:
                     channel: Any = key.fileobj
                     if channel not in nonces:
-                        nonces[channel] = secrets.token_hex(32)
+                        nonces[channel] = secrets.token_bytes(_NONCE)
                         alive = not channel.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-                        alive = alive and send(channel, {"nonce": nonces[channel]})
+                        alive = alive and channel.send_bytes(_MAGIC + nonces[channel])
                         selector.modify(channel, selectors.EVENT_READ)
                     else:
                         alive = _has_answered(rank, channel, secret, nonces[channel])
@@ -198,17 +215,17 @@ def _call_once(
     return winner
 
 
-def _has_answered(rank: int, channel: FramedSocket, secret: bytes, mine: str) -> bool | None:
+def _has_answered(rank: int, channel: FramedSocket, secret: bytes, mine: bytes) -> bool | None:
     """True when a rank has proved that it is the one, and been told the same of the caller; None when it goes on."""
     try:
-        message, _ = receive(channel)
+        answer = channel.receive_bytes(_NONCE + _PROOF)
     except BlockingIOError:
         return None
     except OSError:
         return False
-    theirs = str(message.get("nonce")) if message else ""
-    proof = str(message.get("proof")) if message else ""
-    if not hmac.compare_digest(proof, _prove(secret, "answers", rank, mine, theirs)):
+    if answer is None:
         return False
-    channel.longest = FramedSocket.longest
-    return send(channel, {"proof": _prove(secret, "calls", rank, mine, theirs)})
+    theirs, proof = answer[:_NONCE], answer[_NONCE:]
+    if not hmac.compare_digest(proof, _prove(secret, b"answers", rank, mine, theirs)):
+        return False
+    return channel.send_bytes(_prove(secret, b"calls", rank, mine, theirs))
