@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 import stat
 import subprocess
@@ -118,6 +119,27 @@ def test_a_file_that_is_not_ours_alone_is_not_executed(kernel, how, tmp_path):
     texts = [str(w.message) for w in told]
     assert len(texts) == (how in ("mode", "owner", "link")) and all("a kernel is compiled anew: " in text for text in texts)
     assert not kernel() and not file.is_symlink() and mode(file) == 0o600  # it was replaced
+
+
+def test_a_file_that_is_not_whole_is_never_loaded(kernel, tmp_path):
+    """Whichever byte is wrong or missing: LLVM would end the process."""
+    assert kernel()
+    (file,) = (tmp_path / "given" / "funccoll").iterdir()
+    whole = file.read_bytes()
+    assert object_cache._read("twice") is not None
+    _, symbol, code = whole.split(b"\n", 2)
+    empty, digest = symbol + b"\n", object_cache._digest
+    places = [*range(120), *range(120, len(whole), 7), len(whole) - 1]  # all of the head, which names the symbol
+    changed = [whole[:i] for i in places] + [whole[:i] + bytes([whole[i] ^ 1 << i % 8]) + whole[i + 1 :] for i in places]
+    changed += [
+        symbol + b" " + hashlib.sha256(b"").hexdigest().encode() + b"\n", digest(file.name, empty) + b"\n" + empty,
+        digest("another-kernel.o", symbol + b"\n" + code) + b"\n" + symbol + b"\n" + code, whole + b"\0", b"\n\n",
+    ]  # fmt: skip
+    for content in changed:
+        file.write_bytes(content)
+        assert object_cache._read("twice") is None, content
+    file.write_bytes(b"")
+    assert kernel() and not kernel() and file.read_bytes() == whole
 
 
 def test_where_nothing_is_given_it_is_beside_the_package_or_at_home(monkeypatch, tmp_path):

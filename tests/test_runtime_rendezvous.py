@@ -385,6 +385,42 @@ def test_leave_and_join_again():
     assert left_behind(ranks.run) == []
 
 
+MANY = PRELUDE + """
+import funccoll as fc
+import funccoll.runtime.shm.communicators as communicators
+import funccoll.runtime.shm.heap as heap
+communicators._MAX_COMMUNICATORS = 3
+heap._ARENA = 16 << 40  # of 128 TiB
+def until_it_raises(step):
+    for _ in range(20):
+        try:
+            step()
+        except fc.FunccollError as error:
+            return say(str(error).partition("\\n")[0])
+def one_more_mesh():
+    add = lambda x: fc.all_reduce(x, "d")
+    fc.jit(add, mesh=fc.make_mesh({"d": 2}), in_specs=fc.P("d"), out_specs=fc.P())(np.ones(4))
+kept = []
+def one_more_job():
+    world.finalize()
+    kept.append(world.init().backend.heap.array((1,), "i8"))
+until_it_raises(one_more_mesh)
+until_it_raises(one_more_job)
+"""
+
+
+def test_limits_of_meshes_and_of_jobs_are_told_in_one_sentence():
+    with Ranks(MANY, range(2), FUNCCOLL_RENDEZVOUS_TIMEOUT="2") as ranks:
+        assert set(ranks.lines().values()) == {
+            "this job has 3 communicators, one for each mesh and the axes over which its programs communicate, and no room for "
+            "another: make each mesh once, with fc.make_mesh, and use it in all functions."
+        }
+        said = ranks.lines().values()
+        assert any(line.startswith("this process cannot map the job's 32") for line in said), said
+        assert any("jobs that it has left and whose arrays it keeps (Cannot allocate memory): join f" in line for line in said)
+        ranks.end_well()
+
+
 STARTS = JOIN + """
 import subprocess
 joining = "from funccoll.runtime.job import world; world.init(); print('again', flush=True)"

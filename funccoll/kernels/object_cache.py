@@ -184,10 +184,10 @@ def _read(name: str) -> tuple[str, bytes] | None:
         if objection:
             _warn(f"a kernel is compiled anew: {objection}.")
             return None
-        head, code = content.split(b"\n", 1)
-        symbol, digest = head.decode().split(" ")
-        if hashlib.sha256(code).hexdigest() == digest:  # a file that was cut off would end the process
-            return symbol, code
+        digest, rest = content.split(b"\n", 1)
+        symbol, code = rest.split(b"\n", 1)
+        if code and _digest(path.name, rest) == digest:  # one that was cut off, or is another kernel's, would end the process
+            return symbol.decode(), code
     return None
 
 
@@ -195,6 +195,11 @@ def _write(name: str, symbol: str, code: bytes) -> None:
     folder = cache_directory()
     if folder is None:
         return
+    path, rest = folder / f"{name}-{_key()}.o", symbol.encode() + b"\n" + code
     with suppress(OSError):
-        content = f"{symbol} {hashlib.sha256(code).hexdigest()}\n".encode() + code
-        private_files.replace(folder / f"{name}-{_key()}.o", content)
+        private_files.replace(path, _digest(path.name, rest) + b"\n" + rest)
+
+
+def _digest(file: str, rest: bytes) -> bytes:
+    """The first line of a file: a digest of its name and all that follows."""
+    return hashlib.sha256(file.encode() + b"\n" + rest).hexdigest().encode()

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +50,19 @@ class JoinedJob:
     def local_rank(self) -> int:
         """This process's number among them."""
         return self.local_ranks.index(self.job.rank)
+
+
+    @contextmanager
+    def closed_on_error(self) -> Iterator[None]:
+        """Close the sockets when the block raises: the others then see that this rank has ended."""
+        try:
+            yield
+        except BaseException:
+            for channel in self.sockets.values():
+                channel.close()
+            if self.coordinator is not None:
+                self.coordinator.close()
+            raise
 
 
 def positive_number(environment: Mapping[str, str], name: str, default: float, unit: str) -> float:

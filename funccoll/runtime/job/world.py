@@ -94,9 +94,10 @@ class _Membership:
             transport = choose_job_backend(job)
             try:
                 meeting = transport.meet(generation, timeout)
-                backend = transport(meeting)
-                words = backend.failure_words()
-                watch = Watch(job.rank, meeting.sockets, words, meeting.coordinator, meeting.connected)
+                with meeting.closed_on_error():
+                    backend = transport(meeting)
+                    words = backend.failure_words()
+                    watch = Watch(job.rank, meeting.sockets, words, meeting.coordinator, meeting.connected)
             except OSError as error:
                 if error.errno not in (errno.EMFILE, errno.ENFILE):
                     raise

@@ -154,8 +154,8 @@ class Communicators:
                 self._table[used] = hash, start, end, cache_bytes
                 return used, start, cells, cache_bytes
         raise FunccollError(
-            "no room is left for another communicator: each mesh of this job has one for all axes over which its programs "
-            f"communicate, and there are {used}. Make a mesh once, with fc.make_mesh, and use it in all functions."
+            f"this job has {used:,} communicators, one for each mesh and the axes over which its programs communicate, and no "
+            "room for another: make each mesh once, with fc.make_mesh, and use it in all functions."
         )
 
     def end(self, why: str) -> None:

@@ -17,6 +17,7 @@ often it has lent it.
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import math
 import mmap
@@ -45,6 +46,7 @@ CONTROL = 16 << 20
 HEADER = 64 << 10
 """Bytes at its beginning that belong to `watch`; the rest is the runtime's."""
 
+_NAME = "funccoll-heap"
 _LEAST = 640 << 20  # bytes of address space that a rank needs: Python with NumPy, LLVM, and a heap
 _ARENA = 64 << 30  # bytes of address space per rank, where nothing limits it
 _COMMIT_TIMEOUT = 600.0  # seconds that a rank waits while others get memory
@@ -74,7 +76,7 @@ def largest_arena(world: int) -> int:
 
 def create(world: int, arena: int) -> int:
     """The file descriptor of new shared memory for `world` ranks with `arena` bytes of address space each."""
-    descriptor = os.memfd_create("funccoll", os.MFD_CLOEXEC)
+    descriptor = os.memfd_create(_NAME, os.MFD_CLOEXEC)
     try:
         os.ftruncate(descriptor, CONTROL + world * arena)
         os.posix_fallocate(descriptor, 0, CONTROL)
@@ -82,6 +84,23 @@ def create(world: int, arena: int) -> int:
         os.close(descriptor)
         raise MemoryError(f"no shared memory for {world} processes ({size_text(CONTROL)}): {error.strerror}") from None
     return descriptor
+
+
+def _mapped(descriptor: int, size: int) -> mmap.mmap:
+    """The mapping of a file. Raises RendezvousError, and closes the file, when the process has no address space for it."""
+    try:
+        return mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED | _NORESERVE)
+    except OSError as error:
+        os.close(descriptor)
+        if error.errno != errno.ENOMEM:
+            raise
+        with open("/proc/self/maps") as maps:
+            others = sum(_NAME in line for line in maps)
+        kept = f" beside those of {others:,} jobs that it has left and whose arrays it keeps" if others else ""
+        remedy = "join fewer jobs (fc.init, fc.finalize), or delete their arrays" if others else "lift `ulimit -v`"
+        raise RendezvousError(
+            f"this process cannot map the job's {size_text(size)} of address space{kept} ({error.strerror}): {remedy}."
+        ) from None
 
 
 class _Kind:
@@ -143,7 +162,7 @@ class Heap:
         self.arena = (self.size - CONTROL) // nranks
         self.control = (0, CONTROL)
         self._descriptor, self._pid = descriptor, os.getpid()
-        self._mapping: mmap.mmap | None = mmap.mmap(descriptor, self.size, flags=mmap.MAP_SHARED | _NORESERVE)
+        self._mapping: mmap.mmap | None = _mapped(descriptor, self.size)
         self._mapping.madvise(mmap.MADV_DONTDUMP)
         everything = np.ndarray((1,), np.uint8, self._mapping)
         self.base: int = everything.__array_interface__["data"][0]
