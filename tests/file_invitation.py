@@ -46,6 +46,12 @@ class FileInvitation:
     def host_leader(self, check):
         return self.hosts.index(self.hosts[self.rank])
 
+    def note(self):
+        return f"of {self.rank}"
+
+    def take_notes(self, notes):
+        assert notes == [f"of {rank}" for rank in range(len(self.hosts))]
+
 
 class HostsBackend(SharedMemoryBackend):
     """Shared memory within hosts, and nothing between them."""

@@ -66,14 +66,14 @@ def nothing_left(monkeypatch):
     wait_until_gone(mark)
 
 
-def run(vendor, n, script, tmp_path, options=(), **variables):
+def run(vendor, n, script, tmp_path, options=(), arguments=(), **variables):
     """(exit code, sorted lines, stderr) of a script in `n` processes."""
     file = tmp_path / "script.py"
     file.write_text(script)
     environment = {"FUNCCOLL_TRANSPORT": "mpi", "OMP_NUM_THREADS": "1", **variables}
     more = ["--oversubscribe"] if vendor == "openmpi" else []
     done = subprocess.run(
-        [mpi_vendors.mpirun(vendor).path, *more, *options, "-n", str(n), sys.executable, str(file)], cwd=tmp_path,
+        [mpi_vendors.mpirun(vendor).path, *more, *options, "-n", str(n), sys.executable, str(file), *arguments], cwd=tmp_path,
         env={**mpi_vendors.variables(vendor), **environment}, capture_output=True, text=True, timeout=PATIENCE,
     )  # fmt: skip
     return done.returncode, sorted(done.stdout.splitlines()), done.stderr
@@ -173,6 +173,50 @@ def test_a_killed_rank_under_open_mpi(tmp_path):
         code, lines, errors = run("openmpi", 3, FAILS.replace("FAIL", "os.kill(os.getpid(), 9)"), tmp_path, options)
         assert code != 0 and lines == ["0 died 1", "2 died 1"], errors
         assert errors.count("PeerFailure: rank 1 died without a word") == 2, errors
+
+
+BEGUN_DIFFERENTLY = """
+import atexit, os, sys
+how = sys.argv[1:][int(os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK")))]
+if how != "fc":
+    import mpi4py
+    mpi4py.rc.finalize = how == "mpi4py"
+    from mpi4py import MPI
+    @atexit.register  # called after funccoll's functions
+    def last():
+        assert how == "mpi4py" or MPI.Is_finalized()
+        MPI.Is_finalized() or MPI.COMM_WORLD.Get_name()
+""" + JOIN + """
+world.finalize()
+w = fc.init()
+say(rank, "is fine")
+if how == "program":
+    world.finalize()
+    MPI.Finalize()
+"""
+
+
+@pytest.mark.parametrize("how", [
+    ["fc", "mpi4py"], ["mpi4py", "fc", "program"], pytest.param(["program", "mpi4py"], marks=pytest.mark.slow),
+    pytest.param(["mpi4py", "fc", "fc"], marks=pytest.mark.slow), pytest.param(["fc", "program"], marks=pytest.mark.slow),
+], ids="-".join)  # fmt: skip
+def test_ranks_that_begin_mpi_differently_end_well(one_vendor, how, tmp_path):
+    """Some have imported mpi4py.MPI before fc.init, which then finalizes MPI there; some finalize it themselves."""
+    lines = ran_well(one_vendor, len(how), BEGUN_DIFFERENTLY, tmp_path, arguments=how)
+    assert lines == [f"{rank} is fine" for rank in range(len(how))]
+
+
+@pytest.mark.slow
+def test_ranks_that_begin_mpi_differently_and_fail(one_vendor, tmp_path):
+    """The rank that has left does not wait for ever for one that will not finalize MPI."""
+    script = BEGUN_DIFFERENTLY + """
+if rank == 0:
+    sys.exit()
+sure(lambda: w.watch.failure([0]))
+raise ValueError("the loss is nan")
+"""
+    code, _, errors = run(one_vendor, 2, script, tmp_path, arguments=["mpi4py", "fc"])
+    assert code != 0 and "ValueError: the loss is nan" in errors, errors
 
 
 OWN_MPI = """

@@ -12,7 +12,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MissingPackageError, PeerFailure, RendezvousError
@@ -39,6 +39,8 @@ _NETWORK_PIECE, _MEMORY_PIECE = 63 << 10, 1 << 20
 _PAUSE = 0.001  # seconds between two looks at something that MPI is doing
 _LONG_PAUSE = 0.02  # when that takes long
 _GRACE = 2.0  # seconds after the end of another rank in which the last barrier must be complete
+# Where MPI_Finalize is called in a process: here, by mpi4py when Python ends, or by the program, when it likes.
+_HERE, _MPI4PY, _PROGRAM = "funccoll", "mpi4py", "program"
 
 
 class _Mpi:
@@ -68,8 +70,11 @@ class _Mpi:
         """A duplicate of COMM_WORLD for the messages of the current job, None before the first one."""
         self.is_pending, self.has_failed = False, False
         """True when a job of this process has not ended yet, or has ended in a failure: then MPI cannot be finalized."""
-        if before and (mpi4py.rc.initialize if mpi4py.rc.finalize is None else mpi4py.rc.finalize):
-            atexit.register(self._forestall_mpi4py)  # before leaving is registered
+        by_mpi4py = before and (mpi4py.rc.initialize if mpi4py.rc.finalize is None else mpi4py.rc.finalize)
+        self.finalizes = _MPI4PY if by_mpi4py else _PROGRAM
+        self.all_finalize: list[str] = []
+        """Where each rank of the last job finalizes MPI: they agree on their end, because each may begin in another way."""
+        atexit.register(self.end)  # before `job.world` registers leaving, which is therefore called first
 
     @property
     def library(self) -> str:
@@ -94,7 +99,8 @@ class _Mpi:
             )
             with end_process_after(timeout, late):
                 mpi.Init_thread(mpi.THREAD_MULTIPLE)
-            atexit.register(self.finalize)  # before `job.world` registers leaving, which is therefore called first
+            if self.finalizes == _PROGRAM:
+                self.finalizes = _HERE
         if mpi.Query_thread() == mpi.THREAD_SINGLE:
             raise RendezvousError(
                 "MPI was initialized with MPI_THREAD_SINGLE, and funccoll watches the others in a thread. Initialize it with "
@@ -134,14 +140,27 @@ class _Mpi:
         while self.peers:
             self.peers.pop().close()
 
-    def finalize(self) -> None:
+    def end(self) -> None:
         """Finalize MPI when all ranks have come here and nothing has failed, else let the process end without.
 
-        MPI_Finalize waits for all ranks, in C. This waits where it can be interrupted, and where the end of a rank is heard.
+        MPI_Finalize waits for all ranks, in C. This waits where it can be interrupted, and where the end of a rank is heard; so
+        also where mpi4py finalizes, if another rank does it here. A program that calls it itself on any rank does not come here
+        before: then nothing but MPI_Finalize waits.
         """
         mpi = self.mpi
-        if mpi.Is_finalized() or self.is_pending or self.has_failed or self.communicator is None:
+        if mpi.Is_finalized() or not mpi.Is_initialized() or self.finalizes == _PROGRAM:
             return
+        good = not (self.is_pending or self.has_failed)
+        if good and _HERE in self.all_finalize and _PROGRAM not in self.all_finalize:
+            good = self._all_have_left()
+        if self.finalizes == _MPI4PY:
+            if not good:
+                setattr(sys, _LastObject.__name__, _LastObject())
+        elif good and self.communicator is not None:
+            mpi.Finalize()
+
+    def _all_have_left(self) -> bool:
+        """Wait for all ranks; False when one has ended without coming here."""
         pause, end = _PAUSE, float("inf")
         try:
             barrier = self.communicator.Ibarrier()
@@ -149,17 +168,12 @@ class _Mpi:
                 if end == float("inf") and any(map(_has_ended, self.peers)):
                     end = time.monotonic() + _GRACE  # it may have been first through the barrier
                 if time.monotonic() > end:
-                    return
+                    return False
                 time.sleep(pause)
                 pause = min(1.1 * pause, _LONG_PAUSE)
-        except mpi.Exception:  # a rank has failed
-            return
-        mpi.Finalize()
-
-    def _forestall_mpi4py(self) -> None:
-        """Let the process end before mpi4py finalizes MPI, if that would wait for ever."""
-        if (self.is_pending or self.has_failed) and not self.mpi.Is_finalized():
-            setattr(sys, _LastObject.__name__, _LastObject())
+        except self.mpi.Exception:  # a rank has failed
+            return False
+        return True
 
 
 class _LastObject:
@@ -242,6 +256,14 @@ class _MpiInvitation:
         (leader,) = host.group.Translate_ranks([0], whole.group)
         host.Free()
         return leader
+
+    def note(self) -> str:
+        """See `Invitation`: where this rank finalizes MPI."""
+        return self.mpi.finalizes
+
+    def take_notes(self, notes: Sequence[str]) -> None:
+        """See `Invitation`."""
+        self.mpi.all_finalize = list(notes)
 
 
 class MpiBackend(SharedMemoryBackend):

@@ -60,6 +60,14 @@ class Invitation(Protocol):
         """
         ...
 
+    def note(self) -> str:
+        """A word of this rank's for all ranks, after `host_leader`."""
+        ...
+
+    def take_notes(self, notes: Sequence[str]) -> None:
+        """Take the words of all ranks, in their order."""
+        ...
+
 
 class _TcpCoordinator(Coordinator):
     """Rank 0's side between hosts: processes that come prove that they know the secret."""
@@ -212,7 +220,9 @@ def meet_hosts(
             if job.rank and job.world <= FULL_MESH:
                 _connect_all(steps, door, answer.addresses)
             steps.all_gather("connected")  # from here on all are there for what MPI does with all
-            leaders = steps.all_gather(invitation.host_leader(steps.check_in_time))
+            gathered = steps.all_gather([invitation.host_leader(steps.check_in_time), invitation.note()])
+            leaders = [leader for leader, _ in gathered]
+            invitation.take_notes([note for _, note in gathered])
             here = _share_memory(steps, leaders, door.secret, timeout, share)
             stack.callback(lambda: None if here.memory is None else os.close(here.memory))
             machines = steps.all_gather(boot_id() or f"of rank {job.rank}")  # unknown: none is known to share it
