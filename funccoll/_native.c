@@ -3,11 +3,12 @@
  *
  *   Dispatch   calls the first of its callers that fits the arguments; base of jitted functions
  *   Caller     one signature: checks arguments, calls the program, makes Arrays of its results
+ *   BlockCall  one signature of arrays of NumPy's, without Arrays: `compiler/per_device.py`
  *   PlanCall   a collective group: finds unused results, and runs the kernel without the GIL
  *   ArrayBase  the fields of an Array, and its block as a read-only view
  *
  * What is rare is left to Python: a Dispatch without a fitting caller calls `call_slowly`, a PlanCall that may not run at once
- * does too, and one whose kernel returns before it has finished calls `finish`.
+ * and a BlockCall of other arrays do too, and a PlanCall whose kernel returns before it has finished calls `finish`.
  */
 
 #define PY_SSIZE_T_CLEAN
@@ -237,6 +238,16 @@ let_go(PyObject *results)
     Py_DECREF(results);
 }
 
+/* A new tuple of results: the pool must see that its arrays are in use. */
+static PyObject *
+copy_of(PyObject *results)
+{
+    PyObject *copy = PyTuple_New(PyTuple_GET_SIZE(results));
+    for (Py_ssize_t i = 0; copy != NULL && i < PyTuple_GET_SIZE(results); i++)
+        PyTuple_SET_ITEM(copy, i, Py_NewRef(PyTuple_GET_ITEM(results, i)));
+    return copy;
+}
+
 static PyObject *
 plan_call_call(PlanCall *self, PyObject *args, PyObject *kwargs)
 {
@@ -250,10 +261,7 @@ plan_call_call(PlanCall *self, PyObject *args, PyObject *kwargs)
         return NULL;
     if (!done)
         return PyObject_CallMethodOneArg((PyObject *)self, str_call_slowly, args);
-    /* A new tuple: the pool must see that its arrays are in use. */
-    PyObject *copy = PyTuple_New(PyTuple_GET_SIZE(results));
-    for (Py_ssize_t i = 0; copy != NULL && i < PyTuple_GET_SIZE(results); i++)
-        PyTuple_SET_ITEM(copy, i, Py_NewRef(PyTuple_GET_ITEM(results, i)));
+    PyObject *copy = copy_of(results);
     let_go(results);
     return copy;
 }
@@ -360,15 +368,8 @@ slot_of(PyObject *type, const char *name)
 }
 
 static int
-expect(Expected *e, PyObject *item)
+set_type(Expected *e, PyObject *descr, PyObject *shape)
 {
-    if (!PyTuple_CheckExact(item)) {
-        e->layout = Py_NewRef(item);
-        return 0;
-    }
-    PyObject *descr, *shape, *index, *split;
-    if (!PyArg_ParseTuple(item, "OO!pOO:expected", &descr, &PyTuple_Type, &shape, &e->is_block, &index, &split))
-        return -1;
     e->nd = (int)PyTuple_GET_SIZE(shape);
     e->shape = PyMem_Calloc(e->nd ? e->nd : 1, sizeof(Py_ssize_t));
     if (e->shape == NULL) {
@@ -378,9 +379,24 @@ expect(Expected *e, PyObject *item)
     for (int i = 0; i < e->nd; i++)
         e->shape[i] = PyLong_AsSsize_t(PyTuple_GET_ITEM(shape, i));
     e->descr = Py_NewRef(descr);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+static int
+expect(Expected *e, PyObject *item)
+{
+    if (!PyTuple_CheckExact(item)) {
+        e->layout = Py_NewRef(item);
+        return 0;
+    }
+    PyObject *descr, *shape, *index, *split;
+    if (!PyArg_ParseTuple(item, "OO!pOO:expected", &descr, &PyTuple_Type, &shape, &e->is_block, &index, &split))
+        return -1;
+    if (set_type(e, descr, shape) < 0)
+        return -1;
     e->index = index == Py_None ? NULL : Py_NewRef(index);
     e->split = Py_NewRef(split);
-    return PyErr_Occurred() ? -1 : 0;
+    return 0;
 }
 
 static PyObject *
@@ -533,14 +549,14 @@ wrap_all(Caller *self, PyObject *outs)
 
 /* Tell `failed` of the exception that leaves the call, which it still does then, or another one in which it is the context. */
 static void
-note_exception(Caller *self)
+note_exception(PyObject *failed)
 {
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
     PyErr_NormalizeException(&type, &value, &traceback);
     if (traceback != NULL)
         PyException_SetTraceback(value, traceback);
-    PyObject *noted = PyObject_CallOneArg(self->failed, value);
+    PyObject *noted = PyObject_CallOneArg(failed, value);
     if (noted != NULL) {
         Py_DECREF(noted);
         PyErr_Restore(type, value, traceback);
@@ -584,7 +600,7 @@ caller_run(Caller *self, PyObject *const *leaves)
         if (outs != NULL)
             result = wrap_all(self, outs);
         if (result == NULL && done != BEFORE_IT_BEGAN)
-            note_exception(self);
+            note_exception(self->failed);
         if (held && outs != NULL)
             let_go(outs);
         else
@@ -660,6 +676,124 @@ static PyTypeObject CallerType = {
     .tp_dealloc = (destructor)caller_dealloc,
     .tp_traverse = (traverseproc)caller_traverse,
     .tp_call = (ternaryfunc)caller_call,
+};
+
+/* ---------------------------------------------------------------- BlockCall */
+
+typedef struct {
+    PyObject_HEAD
+    Py_ssize_t nargs;
+    Expected *expected;
+    PyObject *run;
+    int is_group;         /* 1 where `run` is a PlanCall */
+    PyObject *failed;     /* takes note of an exception */
+} BlockCall;
+
+static PyTypeObject BlockCallType;
+
+static PyObject *
+block_call_expect(BlockCall *self, PyObject *args)
+{
+    PyObject *expected, *run, *failed;
+    if (self->expected != NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "what is expected is set already");
+        return NULL;
+    }
+    if (!PyArg_ParseTuple(args, "O!OO:expect", &PyTuple_Type, &expected, &run, &failed))
+        return NULL;
+    Py_ssize_t n = PyTuple_GET_SIZE(expected);
+    if ((self->expected = PyMem_Calloc(n ? n : 1, sizeof(Expected))) == NULL)
+        return PyErr_NoMemory();
+    self->nargs = n;
+    for (Py_ssize_t i = 0; i < n; i++) {
+        Expected *e = &self->expected[i];
+        PyObject *descr, *shape;
+        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(expected, i), "OO!:expect", &descr, &PyTuple_Type, &shape)
+            || set_type(e, descr, shape) < 0)
+            return NULL;
+    }
+    self->run = Py_NewRef(run);
+    self->is_group = PyObject_TypeCheck(run, &PlanCallType);
+    self->failed = Py_NewRef(failed);
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+block_call_call(BlockCall *self, PyObject *args, PyObject *kwargs)
+{
+    Py_ssize_t count = PyTuple_GET_SIZE(args);
+    PyObject *const *blocks = ((PyTupleObject *)args)->ob_item, *outs = NULL;
+    if (kwargs != NULL && PyDict_GET_SIZE(kwargs)) {
+        PyErr_SetString(PyExc_TypeError, "a compiled function of blocks takes no keywords");
+        return NULL;
+    }
+    int good = self->run != NULL && count == self->nargs;
+    for (Py_ssize_t i = 0; good && i < count; i++)
+        good = is_expected(&self->expected[i], blocks[i]) && (((NumpyArray *)blocks[i])->flags & C_CONTIGUOUS);
+    if (!good)
+        return PyObject_CallMethodOneArg((PyObject *)self, str_call_slowly, args);
+    int done = self->is_group ? plan_call_run((PlanCall *)self->run, blocks, count, &outs) : 0;
+    if (done > 0) {
+        PyObject *copy = copy_of(outs);
+        let_go(outs);
+        outs = copy;
+    } else if (done == 0)
+        outs = PyObject_Vectorcall(self->run, blocks, count, NULL);
+    if (outs == NULL && done != BEFORE_IT_BEGAN)
+        note_exception(self->failed);
+    return outs;
+}
+
+static int
+block_call_traverse(BlockCall *self, visitproc visit, void *arg)
+{
+    for (Py_ssize_t i = 0; i < self->nargs; i++)
+        Py_VISIT(self->expected[i].descr);
+    Py_VISIT(self->run);
+    Py_VISIT(self->failed);
+    return 0;
+}
+
+static int
+block_call_clear(BlockCall *self)
+{
+    Py_CLEAR(self->run);
+    Py_CLEAR(self->failed);
+    return 0;
+}
+
+static void
+block_call_dealloc(BlockCall *self)
+{
+    PyObject_GC_UnTrack(self);
+    block_call_clear(self);
+    for (Py_ssize_t i = 0; i < self->nargs; i++) {
+        Py_XDECREF(self->expected[i].descr);
+        PyMem_Free(self->expected[i].shape);
+    }
+    PyMem_Free(self->expected);
+    Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+static PyMethodDef block_call_methods[] = {
+    {"expect", (PyCFunction)block_call_expect, METH_VARARGS,
+     "expect(types, run, failed)\n\n"
+     "Set the (dtype, shape) of each array, the program that is called with them, and what is told of its exceptions."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyTypeObject BlockCallType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "funccoll._native.BlockCall",
+    .tp_doc = "The call of a program with contiguous arrays of the types that it expects; `call_slowly` gets others.",
+    .tp_basicsize = sizeof(BlockCall),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
+    .tp_new = PyType_GenericNew,
+    .tp_dealloc = (destructor)block_call_dealloc,
+    .tp_traverse = (traverseproc)block_call_traverse,
+    .tp_clear = (inquiry)block_call_clear,
+    .tp_call = (ternaryfunc)block_call_call,
+    .tp_methods = block_call_methods,
 };
 
 /* ---------------------------------------------------------------- Dispatch */
@@ -877,6 +1011,7 @@ PyInit__native(void)
             return NULL;
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL || PyModule_AddType(module, &PlanCallType) < 0 || PyModule_AddType(module, &CallerType) < 0
+        || PyModule_AddType(module, &BlockCallType) < 0
         || PyModule_AddType(module, &DispatchType) < 0 || PyModule_AddType(module, &ArrayBaseType) < 0) {
         Py_XDECREF(module);
         return NULL;

@@ -63,6 +63,8 @@ class Rank:
         for needed in plan.allocations:
             offset = shared.allocate(needed.nbytes)
             self.addresses[list(needed.slots)], self.code[list(needed.words)] = shared.base + offset, offset
+        for word, kind in plan.dtype_words.items():
+            self.code[word] = id(kind)
         self.input, self.output = (shared.array(n, dtype) for n in (shape[0], operand.out_shape[0]))
         self.arguments, self.results = (self.input,), (self.output,)
         self.operands, self.accumulator = np.zeros(plan.max_operands, np.int64), np.zeros(fields.ACCUMULATOR_BYTES, np.uint8)

@@ -83,10 +83,10 @@ def test_reading_an_operand_has_no_hidden_place_for_a_signal_handler(monkeypatch
     """NumPy drops an exception from attribute lookups on the class of what its scalars are compared with."""
     asked = []
     monkeypatch.setattr(type(Opcode), "__getattr__", lambda cls, name: asked.append(name), raising=False)
-    code = np.array(Opcode.BIND_ARG.encode(argument=7, slot=0, nbytes=8, staging=-1))
+    code = np.array(Opcode.BIND_ARG.encode(argument=7, slot=0, nbytes=8, staging=-1, dtype=0, count=1))
     assert Opcode.BIND_ARG.read(code, 0, "argument") == 7
     Opcode.BIND_ARG.write(code, 0, "staging", 64)
-    assert code.tolist()[-1] == 64 and asked == []
+    assert Opcode.BIND_ARG.read(code, 0, "staging") == code.tolist()[4] == 64 and asked == []
 
 
 def test_wrong_operands_are_refused():

@@ -18,7 +18,8 @@ __all__ = ["combine_address", "interpreter", "optimizer_step"]
 
 _OPERATIONS = (
     "load", "load_acquire", "store", "store_release", "pause", "yield_core", "nap", "monotonic_ns", "copy", "call", "type_of",
-    "data_of", "is_contiguous", "references_to", "non_temporal_copy", "fence", "begin_message", "test_message",
+    "data_of", "dtype_of", "size_of", "is_contiguous", "references_to", "non_temporal_copy", "fence", "begin_message",
+    "test_message",
 )  # fmt: skip
 assert IGNORED == STATUS + 2, "builtin_of expects it there"
 _CLOCKS = ("thread_ns",)

@@ -20,7 +20,7 @@ __all__ = ["THREADS", "Combine", "compile_kernel", "kernel_template", "load_kern
 Combine = tuple[str, np.dtype]
 """An op and a dtype."""
 
-_UNUSED = ("type_of", "data_of", "is_contiguous", "references_to")
+_UNUSED = ("type_of", "data_of", "dtype_of", "size_of", "is_contiguous", "references_to")
 _CODES = {"BYTE": np.uint8, "WORD": np.uint32}
 
 

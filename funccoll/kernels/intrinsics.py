@@ -11,9 +11,9 @@ from numba.core import cgutils
 from numba.np import arrayobj
 
 __all__ = [
-    "array_at", "begin_message", "call", "copy", "data_of", "fence", "intrinsic", "is_contiguous", "load", "load_acquire",
-    "monotonic_ns", "nap", "non_temporal_copy", "pause", "references_to", "square_root", "store", "store_release",
-    "test_message", "thread_ns", "type_of", "yield_core",
+    "array_at", "begin_message", "call", "copy", "data_of", "dtype_of", "fence", "intrinsic", "is_contiguous", "load",
+    "load_acquire", "monotonic_ns", "nap", "non_temporal_copy", "pause", "references_to", "size_of", "square_root", "store",
+    "store_release", "test_message", "thread_ns", "type_of", "yield_core",
 ]  # fmt: skip
 
 intrinsic: Any = extending.intrinsic
@@ -239,7 +239,7 @@ def square_root(typingctx: Any, x: Any) -> Any:
 # it, behind the head of all objects, and behind data, nd, dimensions, strides, base and descr, all of the size of a pointer.
 _TYPE = object.__basicsize__ - 8
 _DATA = object.__basicsize__
-_FLAGS = _DATA + 6 * 8
+_NDIM, _DIMENSIONS, _DTYPE, _FLAGS = (_DATA + 8 * i for i in (1, 2, 5, 6))
 _C_CONTIGUOUS = 1
 
 
@@ -259,6 +259,21 @@ def references_to(thing: Any) -> Any:
 def data_of(array: Any) -> Any:
     """The address of an array's data, from the array object's."""
     return load(array + _DATA)
+
+
+@njit
+def dtype_of(array: Any) -> Any:
+    """The address of an array's dtype, from the array object's."""
+    return load(array + _DTYPE)
+
+
+@njit
+def size_of(array: Any) -> Any:
+    """The number of an array's elements, from the array object's address."""
+    size, dimensions = 1, load(array + _DIMENSIONS)
+    for k in range(load(array + _NDIM) & 0xFFFFFFFF):
+        size *= load(dimensions + 8 * k)
+    return size
 
 
 @njit

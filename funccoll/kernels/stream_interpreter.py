@@ -353,7 +353,10 @@ def interpret(frame: Any) -> int:
             number = load(pc + BIND_ARG.argument)
             array = load(load(frame + 8 * ARGUMENTS) + 8 * number if number >= 0 else load(frame + 8 * RESULTS) + 8 * ~number)
             in_use = number < 0 and references_to(array) > load(frame + 8 * UNSHARED_REFCOUNT)
-            if in_use or type_of(array) != load(frame + 8 * NDARRAY) or not is_contiguous(array):
+            refused = in_use or type_of(array) != load(frame + 8 * NDARRAY) or not is_contiguous(array)
+            if not refused and number >= 0:
+                refused = dtype_of(array) != load(pc + BIND_ARG.dtype) or size_of(array) != load(pc + BIND_ARG.count)
+            if refused:
                 store(frame + 8 * FAULT_PC, (pc - code) // 8)
                 return NEEDS_FALLBACK
             data, staging, nbytes = data_of(array), load(pc + BIND_ARG.staging), load(pc + BIND_ARG.nbytes)

@@ -118,7 +118,7 @@ class MpiCall:
         identity: Callable[[Equation], str],
     ):  # fmt: skip
         from .shm.collective_group import CollectiveGroup, GroupedCollective  # here: they import LLVM
-        from .shm.diagnosis import Diagnosis
+        from .shm.diagnosis import Diagnosis, wrong_argument, wrong_count
         from .shm.entry import Agreement
 
         self.backend, self.mpi, self.registry = backend, backend.mpi, backend.job.communicators
@@ -142,6 +142,9 @@ class MpiCall:
         self._parts = _parts(collectives, operands, ranks, self.arguments)
         first = next(iter(agreements.values()))[0]
         self._diagnosis = Diagnosis(self.registry, first, self.communicators[0], self.registry.world.rank)
+        self._wrong_argument, self._wrong_count = wrong_argument, wrong_count
+        flat = [part for part in self._parts if part.flat is not None and part.source >= 0]
+        self._operands = {part.source: part.flat.operand for part in flat if part.flat is not None}
 
     def __call__(self, *arrays: np.ndarray) -> tuple[np.ndarray, ...]:
         """This rank's results.
@@ -149,6 +152,7 @@ class MpiCall:
         Raises: what a collective of a schedule raises. None runs any more after an error within MPI.
         """
         self.left_complete = agreed = complete = False
+        self._check(arrays)
         kept: list[Any] = [arrays]
         try:
             self.agreement()
@@ -161,6 +165,16 @@ class MpiCall:
             if not complete and (agreed or self.agreement.left_complete):
                 self.registry.abandon(error, kept, self._diagnosis.name)  # what MPI may still write to is kept
             raise
+
+    def _check(self, arrays: Sequence[Any]) -> None:
+        """Raise FunccollError for arrays that it was not made for, before the ranks agree that all of them are in it."""
+        if len(arrays) != len(self.arguments):
+            raise self._wrong_count(len(arrays), len(self.arguments), self._diagnosis.call)
+        for i, operand in self._operands.items():
+            array = arrays[i]
+            is_array = isinstance(array, (np.ndarray, np.generic))
+            if not is_array or array.dtype != operand.dtype or array.size != operand.size:
+                raise self._wrong_argument(i, array, operand, self._diagnosis.call)
 
     def _run(self, arrays: Sequence[np.ndarray], kept: list[Any]) -> list[np.ndarray]:
         """Start the collectives, those that read results of others when these are complete, and wait for all of them."""

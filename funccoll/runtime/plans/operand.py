@@ -25,6 +25,11 @@ class Operand:
     None for one that is not passed: it has no elements, or the machine's code does not bind arguments."""
 
     @property
+    def size(self) -> int:
+        """Elements of the input."""
+        return math.prod(self.shape)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the input."""
-        return math.prod(self.shape) * self.dtype.itemsize
+        return self.size * self.dtype.itemsize

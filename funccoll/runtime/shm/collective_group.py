@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate
+from operator import is_
 from threading import get_ident
 from typing import Any
 
@@ -74,7 +75,7 @@ from ..plans.message_table import MessageTable
 from ..recorder import Recorder, register
 from .arena import block_size
 from .communicators import Communicators
-from .diagnosis import Diagnosis, job_is_over, nested_call, other_thread, wrong_argument
+from .diagnosis import Diagnosis, job_is_over, nested_call, other_thread, wrong_argument, wrong_count
 from .lending import Lending
 from .plan import GroupedCollective, Operand, Plan, build_plan
 from .plan_call import TUPLE_HEAD, PlanCall
@@ -165,6 +166,8 @@ class CollectiveGroup(PlanCall):
                 self._buffers[-1][: len(needed.content)] = np.frombuffer(needed.content, np.uint8)
             self._addresses[list(needed.slots)] = self.heap.base + offset
             self._code[list(needed.words)] = offset
+        for word, dtype in self.plan.dtype_words.items():
+            self._code[word] = id(dtype)
 
     def _buffer(self, nbytes: int) -> int:
         """The offset of new memory in the heap."""
@@ -197,7 +200,7 @@ class CollectiveGroup(PlanCall):
         self._words: Any = memoryview(self.frame)  # type: ignore[arg-type]  # (NumPy's stubs: an array is a buffer)
         self._kernel: Callable[[], int | None] = interpreter(self.frame.ctypes.data)
 
-        count = 1 + max((o.argument for call in self.calls for o in call.operands if o.argument is not None), default=-1)
+        self._count = count = 1 + max(self.plan.arguments, default=-1)
         self.bind(
             self._kernel, self.frame.ctypes.data, (ARGUMENTS, RESULTS, STATUS), self._claim.words.ctypes.data,
             self.registry.busy, self._numbers, self._results.kept, self._results.others, count, len(self.plan.results),
@@ -223,6 +226,8 @@ class CollectiveGroup(PlanCall):
                 raise other_thread(owner, self.calls[0].source)
         if any(self.registry.busy[number] for number in self._numbers):
             raise nested_call(self.calls[0].source)
+        if len(arrays) != self._count:
+            raise wrong_count(len(arrays), self._count, self.calls[0])
         return self._run(arrays)
 
     def _run(self, arrays: tuple[Any, ...]) -> tuple[np.ndarray, ...]:
@@ -233,7 +238,7 @@ class CollectiveGroup(PlanCall):
                 busy[number] = 1
             results = self._results.others()
             if lending is not None:
-                arrays, results = lending.prepare(arrays, results)
+                arrays, results = lending.prepare(self._bindable(arrays), results)
             words[ARGUMENTS], words[RESULTS] = id(arrays) + TUPLE_HEAD, id(results) + TUPLE_HEAD
             began = True
             self._kernel()
@@ -272,7 +277,8 @@ class CollectiveGroup(PlanCall):
         It may be told twice of one.
         """
         self.left_complete = self._words[STATUS] == FINISHED
-        if not self.left_complete:
+        untouched = self._words[STATUS] == NEEDS_FALLBACK and self._lending is None  # nothing was published, nor lent
+        if not self.left_complete and not untouched:
             self.registry.abandon(error, (arrays, results, self), self._diagnosis().name)
 
     def repeat(self, times: int, *arrays: Any) -> tuple[np.ndarray, ...]:
@@ -296,24 +302,29 @@ class CollectiveGroup(PlanCall):
             return arrays, tuple([result.view() for result in results])
         if number < 0:
             return arrays, self._results.others()
-        if self._is_bindable(arrays[number]) and Opcode.BIND_ARG.read(self._code, pc, "staging") == READ_DIRECTLY:
+        if self._bindable(arrays) is not arrays:
+            return self._bindable(arrays), results
+        if Opcode.BIND_ARG.read(self._code, pc, "staging") == READ_DIRECTLY:
             # Peers cannot read memory of devices, for example.
             copy = self.heap.array(arrays[number].shape, arrays[number].dtype)
             copy[...] = arrays[number]
             return (*arrays[:number], copy, *arrays[number + 1 :]), results
-        if self._is_bindable(arrays[number]):
-            nbytes = Opcode.BIND_ARG.read(self._code, pc, "nbytes")
-            Opcode.BIND_ARG.write(self._code, pc, "staging", self._buffer(nbytes))
-            return arrays, results
-        made = tuple([np.array(a, order="C", copy=None) for a in arrays])
-        for i, (operand, call) in self.plan.arguments.items():
-            if made[i].dtype != operand.dtype or made[i].size != math.prod(operand.shape):
-                raise wrong_argument(i, made[i], operand, call)
-        return made, results
+        nbytes = Opcode.BIND_ARG.read(self._code, pc, "nbytes")
+        Opcode.BIND_ARG.write(self._code, pc, "staging", self._buffer(nbytes))
+        return arrays, results
 
-    @staticmethod
-    def _is_bindable(array: Any) -> bool:
-        return type(array) is np.ndarray and array.flags.c_contiguous
+    def _bindable(self, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The arguments as arrays that the kernel can bind: the same tuple where all are. Raises FunccollError for others."""
+        made = list(arrays)
+        for i, (operand, call) in self.plan.arguments.items():
+            given, dtype = arrays[i], np.dtype(operand.dtype.type)
+            if not (type(given) is np.ndarray and given.dtype is dtype and given.flags.c_contiguous):
+                made[i] = np.array(given, order="C", copy=None)
+                if made[i].dtype == dtype:
+                    made[i] = made[i].view(dtype)
+            if made[i].dtype is not dtype or made[i].size != operand.size:
+                raise wrong_argument(i, given, operand, call)
+        return arrays if all(map(is_, made, arrays)) else tuple(made)
 
     def _wait(self) -> None:
         began, seen, deadlocks, reached = 0.0, None, 0, None

@@ -16,13 +16,14 @@ from typing import Any
 import numpy as np
 
 from ...errors import CollectiveTimeout, FunccollError, PeerFailure, ProgramMismatch, RendezvousError, Source
+from ...types import dtype_name
 from ..job.calling_thread import calling_thread
 from ..job.process_memory import VARIABLE
 from ..plans.control_block import Communicator
 from .communicators import Communicators
 from .plan import DESCRIPTION, GroupedCollective, Operand
 
-__all__ = ["Diagnosis", "job_is_over", "nested_call", "other_thread", "wrong_argument"]
+__all__ = ["Diagnosis", "job_is_over", "nested_call", "other_thread", "wrong_argument", "wrong_count"]
 
 
 _LISTED = 8  # the most ranks that are named one by one
@@ -206,9 +207,18 @@ def other_thread(owner: int, source: Source | None) -> FunccollError:
     )  # fmt: skip
 
 
-def wrong_argument(number: int, array: np.ndarray, operand: Operand, call: GroupedCollective) -> FunccollError:
+def wrong_argument(number: int, given: Any, operand: Operand, call: GroupedCollective) -> FunccollError:
     """The error of an argument that the plan was not made for."""
+    is_array = isinstance(given, (np.ndarray, np.generic))
+    what = f"{dtype_name(given.dtype)}{list(given.shape)}" if is_array else f"of type {type(given).__name__}"
     return FunccollError(
-        f"argument {number} of {call.schedule.kind} is {array.dtype}{list(array.shape)}, and the call was compiled for "
-        f"{operand.dtype}{list(operand.shape)}. Pass an array of that dtype and size.", call.source,
+        f"argument {number} of {call.schedule.kind} is {what}, and the call was compiled for "
+        f"{dtype_name(operand.dtype)}{list(operand.shape)}. Pass an array of that dtype and size.", call.source,
     )  # fmt: skip
+
+
+def wrong_count(given: int, wanted: int, call: GroupedCollective) -> FunccollError:
+    """The error of a call with more or fewer arguments than the plan was made for."""
+    return FunccollError(
+        f"{call.schedule.kind} was called with {given} arrays, and was compiled for {wanted}. Pass as many.", call.source
+    )

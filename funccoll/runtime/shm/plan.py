@@ -150,6 +150,8 @@ class Plan:
     """By the hash that a rank publishes."""
     spans: Mapping[int, int]
     """By communicator, the advance of a rank's counter in all of the code."""
+    dtype_words: Mapping[int, np.dtype]
+    """The words of code that get the address of an argument's dtype object."""
     collective_slots: tuple[Slots, ...] = ()
     """The slots of each collective."""
     messages: tuple[Message, ...] = ()
@@ -203,7 +205,8 @@ def build_plan(
     words.flags.writeable = False
     return Plan(
         words, tuple(starts), slots, max_operands, bindings.allocations(), bindings.arguments, tuple(bindings.results),
-        bindings.shared, sites, bases, tuple(collective.slots for collective in planned), tuple(messages),
+        bindings.shared, sites, bases, bindings.dtype_words, tuple(collective.slots for collective in planned),
+        tuple(messages),
     )
 
 
@@ -324,6 +327,7 @@ class _Bindings:
         self.arguments: dict[int, tuple[Operand, GroupedCollective]] = {}
         self.results: list[tuple[Operand, bool]] = []
         self.shared: dict[int, SharedResult] = {}
+        self.dtype_words: dict[int, np.dtype] = {}
         self._allocations: list[Allocation] = []
         self._empty: list[int] = []
 
@@ -349,7 +353,10 @@ class _Bindings:
             how = LEFT_TO_STAGE if staged else UNALLOCATED
             if collective.reads_directly and _is_read_by_others(collective):
                 how = READ_DIRECTLY
-            self._bind(operand.argument, argument, operand.nbytes, how)
+            if operand.argument >= 0:
+                # NumPy's arrays share one object of each dtype; an operand's may be that of an array from a pickle.
+                self.dtype_words[len(self.code) + Opcode.BIND_ARG.offset("dtype")] = np.dtype(operand.dtype.type)
+            self._bind(operand.argument, argument, operand.nbytes, how, operand.size)
             if operand.argument >= 0:
                 self.arguments[operand.argument] = operand, call
             if has_output:
@@ -360,8 +367,8 @@ class _Bindings:
                 self.shared[len(self.results)] = _shared_result(call, collective, i)
             self.results.append((operand, has_output))
 
-    def _bind(self, argument: int, slot: int, nbytes: int, buffer: int) -> None:
-        self.code += Opcode.BIND_ARG.encode(argument=argument, slot=slot, nbytes=nbytes, staging=buffer)
+    def _bind(self, argument: int, slot: int, nbytes: int, buffer: int, count: int = 0) -> None:
+        self.code += Opcode.BIND_ARG.encode(argument=argument, slot=slot, nbytes=nbytes, staging=buffer, dtype=0, count=count)
 
     def allocate(self, nbytes: int, *slots: int, words: tuple[int, ...] = (), content: bytes = b"") -> None:
         """Ask for memory; with 0 bytes, all slots get the address of one empty array."""

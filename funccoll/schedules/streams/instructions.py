@@ -70,8 +70,10 @@ class Opcode(IntEnum):
 
     END = 0
     """End the plan: return, or repeat it from the beginning."""
-    BIND_ARG = 1, "argument slot nbytes staging"
-    """Store the address of an argument, or of result ~argument. A private argument is first copied to `staging`."""
+    BIND_ARG = 1, "argument slot nbytes staging dtype count"
+    """Store the address of an argument, or of result ~argument. A private argument is first copied to `staging`.
+
+    An argument must be an array of `count` elements and with the dtype object at the address `dtype`."""
     ENTER = 2, "line record communicator value hash text table narrays width slot stride"
     """Publish this rank's entry: call number, hash, where its description is, and the addresses of its buffers, in `table`."""
     WAIT = 3, "counter communicator value rank cell"
