@@ -981,12 +981,64 @@ static PyTypeObject ArrayBaseType = {
     .tp_as_buffer = &array_buffer,
 };
 
+/* ---------------------------------------------------------------- the floating-point environment */
+
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+typedef unsigned int Environment;
+#define DEFAULT_ENVIRONMENT 0x1F80u
+#define IS_DEFAULT(e) (((e) & 0xFFC0u) == DEFAULT_ENVIRONMENT)  /* without the flags of exceptions that have occurred */
+static Environment get_environment(void) { return _mm_getcsr(); }
+static void set_environment(Environment e) { _mm_setcsr(e); }
+#elif defined(__aarch64__)
+typedef uint64_t Environment;
+#define DEFAULT_ENVIRONMENT 0u
+#define IS_DEFAULT(e) ((e) == DEFAULT_ENVIRONMENT)
+static Environment get_environment(void) { uint64_t e; __asm__ volatile("mrs %0, fpcr" : "=r"(e)); return e; }
+static void set_environment(Environment e) { __asm__ volatile("msr fpcr, %0" : : "r"(e)); }
+#else
+#include <fenv.h>
+typedef int Environment;
+#define DEFAULT_ENVIRONMENT FE_TONEAREST
+#define IS_DEFAULT(e) ((e) == DEFAULT_ENVIRONMENT)
+static Environment get_environment(void) { return fegetround(); }
+static void set_environment(Environment e) { fesetround(e); }
+#endif
+
+static PyObject *
+run_in_context(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
+{
+    if (count < 2) {
+        PyErr_SetString(PyExc_TypeError, "run_in_context takes a context, a function and its arguments");
+        return NULL;
+    }
+    PyObject *context = PyContext_Copy(args[0]), *result = NULL;
+    if (context == NULL)
+        return NULL;
+    if (PyContext_Enter(context) == 0) {
+        Environment saved = get_environment();
+        int is_default = IS_DEFAULT(saved);
+        if (!is_default)
+            set_environment(DEFAULT_ENVIRONMENT);
+        result = PyObject_Vectorcall(args[1], args + 2, count - 2, NULL);
+        if (!is_default)
+            set_environment(saved);
+        if (PyContext_Exit(context) < 0)
+            Py_CLEAR(result);
+    }
+    Py_DECREF(context);
+    return result;
+}
+
 /* ---------------------------------------------------------------- the module */
 
 static PyMethodDef functions[] = {
     {"use_arrays", use_arrays, METH_O, "use_arrays(type)\n\nSet the type of NumPy's arrays. Nothing else works before."},
     {"array_fits", array_fits, METH_VARARGS,
      "array_fits(array, address, dtype, shape, contiguous)\n\nTrue when an array of NumPy's has these where this module reads them."},
+    {"run_in_context", (PyCFunction)(void (*)(void))run_in_context, METH_FASTCALL,
+     "run_in_context(context, function, *arguments)\n\n"
+     "Call a function in a copy of a context, and in the default floating-point environment."},
     {NULL, NULL, 0, NULL},
 };
 

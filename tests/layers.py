@@ -80,7 +80,8 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "arrays": (("array_layout",), ("array",)),
     "runtime": (
-        ("fused_step", "blas", "recorder"), ("array_library", "recorded_program"), ("backend",), ("loop_code",), ("codegen",),
+        ("fused_step", "float_environment", "blas", "recorder"), ("array_library", "recorded_program"), ("backend",),
+        ("loop_code",), ("codegen",),
         ("plans",), ("job",), ("local", "shm", "mpi_library"), ("mpi_collectives",), ("mpi",),
         ("nccl",), ("cuda",),
     ),

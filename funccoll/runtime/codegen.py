@@ -26,6 +26,7 @@ from ..primitives.collectives import axis_index_p, own_slice_p, pvary_p
 from ..primitives.control_flow import cond_p, scan_p, while_p
 from .backend import Backend, Copies, GroupCall
 from .blas import keep_threads
+from .float_environment import run_in_context
 from .loop_code import Picks, cond_source, each_source, scan_source, while_source
 from .recorded_program import Part, RecordedProgram, collective_part, segment_part
 from .recorder import register
@@ -37,7 +38,7 @@ __all__ = ["GeneratedProgram", "compile_program", "require_devices"]
 
 
 def _quiet_context() -> contextvars.Context:
-    """A context in which NumPy's floating-point warnings are off, as in every compiled program.
+    """A context in which NumPy's floating-point warnings are off, as in every compiled program (`run_in_context`).
 
     Running in a copy of it costs 0.05 µs, `np.errstate` 0.7 µs: as much as three small operations.
     """
@@ -133,7 +134,7 @@ def compile_program(
     quiet, code, original = _QUIET(), run.__code__, run
 
     def execute(*copies: Copies) -> Sequence[Copies]:
-        return quiet.copy().run(run, *copies)
+        return run_in_context(quiet, run, *copies)
 
     def replace(other: Callable[..., Any]) -> None:
         nonlocal run
