@@ -44,7 +44,11 @@ def logsumexp(a: Any, axis: int | tuple[int, ...] | None = None, b: Any = None, 
     a, b = np.broadcast_arrays(as_floats(a), as_floats(b))
     top = stop_gradient(np.max(np.where(b == 0, np.asarray(-np.inf, a.dtype), a), axis=axis, keepdims=True))
     top = np.where(np.isfinite(top), top, np.zeros((), a.dtype))
-    out = np.log(np.sum(b * np.exp(a - top), axis=axis, keepdims=True)) + top
+    terms = b * np.exp(a - top)
+    total = np.sum(terms, axis=axis, keepdims=True)
+    nothing = ~np.any(terms, axis=axis, keepdims=True)  # a logarithm of 0 would have the gradient NaN
+    safe = np.where(nothing, np.ones((), total.dtype), total)
+    out = np.where(nothing, np.asarray(-np.inf, total.dtype), np.log(safe) + top)
     return out if keepdims else np.squeeze(out, tuple(range(a.ndim)) if axis is None else axis)
 
 

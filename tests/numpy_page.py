@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from all_numpy_cases import CASES
+from derivative_cases import section
 from numpy_cases import SMOOTH
 
 from funccoll.ops import FUNCTIONS
@@ -106,6 +107,7 @@ def page() -> str:
         "Methods: `.outer` of all; `.reduce` of add, multiply, maximum, minimum, fmax, fmin, logical_and, logical_or and "
         "logaddexp; `.accumulate` of add, multiply, maximum and minimum; in place of `np.add.at(x, i, v)` stands "
         "`fc.at(x)[i].add(v)`.", "",
+        *section(),
         "## Not traced, with an expression that computes the same", "",
         "The message of each says it, too. n is a number that is known.", "", "| function | write |", "|---|---|",
         *(f"| `np.{name}` | `{expression}` |" for name, expression in sorted(INSTEAD.items())), "",

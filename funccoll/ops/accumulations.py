@@ -52,8 +52,10 @@ def _log_sum_exp(x: Any, axis: Any, keepdims: bool = False) -> Any:
     """`np.logaddexp.reduce`: the largest element comes out of the logarithm, so that no exponential overflows."""
     highest = np.max(x, axis=axis, keepdims=True)
     highest = bind(stop_gradient_p, np.where(np.isfinite(highest), highest, np.zeros((), x.dtype)))
-    total = np.log(np.sum(np.exp(x - highest), axis=axis, keepdims=True)) + highest
-    return total if keepdims else np.squeeze(total, axis=axis)
+    total = np.sum(np.exp(x - highest), axis=axis, keepdims=True)
+    nothing = total == 0  # only where all are -inf: a logarithm of 0 would have the gradient NaN
+    out = np.where(nothing, -np.inf, np.log(np.where(nothing, 1.0, total)) + highest)
+    return out if keepdims else np.squeeze(out, axis=axis)
 
 
 def _reduce_method(ufunc: np.ufunc, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import ShapeError
+from ..ir import bind
+from ..primitives.elementwise import general_root_p, root_p, stop_gradient_p
 from .decompositions import as_floats, svdvals
 from .registry import dims, implements, normalize_dim
 
@@ -24,37 +26,51 @@ def _root_of_dot(x: Any, keepdims: bool) -> Any:
     flat = np.ravel(x)
     parts = (np.real(flat), np.imag(flat)) if x.dtype.kind == "c" else (flat,)
     total = functools.reduce(np.add, [np.dot(part, part) for part in parts])
-    return np.reshape(np.sqrt(total), (1,) * x.ndim if keepdims else ())
+    return np.reshape(bind(root_p, total), (1,) * x.ndim if keepdims else ())
+
+
+def _largest(sizes: Any, dim: int, keepdims: bool) -> Any:
+    """The largest of sizes; 0 of none. (Where there are some, initial=0 would take part in the ties of zeros.)"""
+    initial = {} if sizes.shape[dim] else {"initial": 0}
+    return np.max(sizes, axis=dim, keepdims=keepdims, **initial)
+
+
+def _powers(size: Any, ord: Any) -> Any:
+    """The powers of sizes. Of a size of 0 it is a constant where the power would have an infinite derivative."""
+    if ord > 1:
+        return size**ord
+    zero = size == 0
+    return np.where(zero, bind(stop_gradient_p, size) ** ord, np.where(zero, np.ones((), size.dtype), size) ** ord)
 
 
 def _vector_norm(x: Any, ord: Any, dim: int, keepdims: bool) -> Any:
     if ord is None or ord == 2:
-        return np.sqrt(np.sum(_squares(x), axis=dim, keepdims=keepdims))
+        return bind(root_p, np.sum(_squares(x), axis=dim, keepdims=keepdims))
     if isinstance(ord, str):
         raise ShapeError(f"np.linalg.norm(ord={ord!r}) of vectors: it is an order of matrices. Choose two dimensions by axis.")
     size = np.abs(x)
     if ord == np.inf:
-        return np.max(size, axis=dim, keepdims=keepdims, initial=0)
+        return _largest(size, dim, keepdims)
     if ord == -np.inf:
         return np.min(size, axis=dim, keepdims=keepdims)
     if ord == 0:
         return np.sum((x != 0).astype(size.dtype), axis=dim, keepdims=keepdims)
     if ord == 1:
         return np.sum(size, axis=dim, keepdims=keepdims)
-    total = np.sum(size**ord, axis=dim, keepdims=keepdims)
-    return total ** np.reciprocal(ord, dtype=total.dtype)
+    total = np.sum(_powers(size, ord), axis=dim, keepdims=keepdims)
+    return bind(general_root_p, total, np.asarray(1 / ord, total.dtype))
 
 
 def _matrix_norm(x: Any, ord: Any, rows: int, columns: int, keepdims: bool) -> Any:
     x = np.moveaxis(x, (rows, columns), (-2, -1))
     if ord in (None, "fro", "f"):
-        out = np.sqrt(np.sum(_squares(x), axis=(-2, -1)))
+        out = bind(root_p, np.sum(_squares(x), axis=(-2, -1)))
     elif ord in (2, -2, "nuc"):
         s = svdvals(x)
-        out = np.min(s, axis=-1) if ord == -2 else (np.max if ord == 2 else np.sum)(s, axis=-1, initial=0)
+        out = np.sum(s, axis=-1) if ord == "nuc" else np.min(s, axis=-1) if ord == -2 else _largest(s, -1, False)
     elif ord in (1, -1, np.inf, -np.inf):
         sums = np.sum(np.abs(x), axis=-2 if abs(ord) == 1 else -1)
-        out = np.max(sums, axis=-1, initial=0) if ord > 0 else np.min(sums, axis=-1)
+        out = _largest(sums, -1, False) if ord > 0 else np.min(sums, axis=-1)
     else:
         raise ShapeError(f"np.linalg.norm(ord={ord!r}) of matrices: an order is None, 'fro', 'nuc', 1, -1, 2, -2, inf or -inf.")
     return np.expand_dims(out, (rows, columns)) if keepdims else out

@@ -10,13 +10,13 @@ import numpy as np
 
 from ..errors import DTypeError, ShapeError, UnsupportedError
 from ..ir import Traced, bind
-from ..primitives.elementwise import stop_gradient_p
+from ..primitives.elementwise import root_p, stop_gradient_p
 from ..primitives.reductions import REDUCTIONS, argmax_p, argmin_p, cumsum_p, reduced
 from ..types import bfloat16, check_dtype, is_inexact
 from .elementwise import astype
 from .registry import as_traceable, dims, implements, is_traced, normalize_dim, refuse_out
 
-__all__ = ["flag", "mean", "root_of", "std", "sum_dtype", "var"]
+__all__ = ["flag", "mean", "std", "sum_dtype", "var"]
 
 
 def sum_dtype(dtype: np.dtype) -> np.dtype:
@@ -169,16 +169,9 @@ def std(
 ) -> Any:  # fmt: skip
     """np.std: the square root of np.var."""
     variance = var(a, axis, dtype, out, ddof, keepdims, where=where, mean=mean, correction=correction)
-    return np.sqrt(variance) if _given(mean) else root_of(variance, _count(a, axis, where, flag(keepdims)))
-
-
-def root_of(variance: Any, count: Any) -> Any:
-    """The square roots of variances of `count` elements each: of one it is 0 whatever the element is, with the gradient 0."""
-    constant = bind(stop_gradient_p, variance)
-    if not hasattr(count, "dtype"):
-        return np.sqrt(constant if count == 1 else variance)
-    one = count == 1
-    return np.where(one, np.sqrt(constant), np.sqrt(np.where(one, np.ones((), variance.dtype), variance)))
+    if _given(mean) or _given(where) or (correction if _given(correction) else ddof) or _count(as_traceable(a), axis) != 1:
+        return bind(root_p, variance)
+    return np.sqrt(bind(stop_gradient_p, variance))  # of one element: 0 whatever it is
 
 
 def _position(primitive: Any) -> Callable[..., Any]:

@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from ..ir import bind
+from ..primitives.elementwise import root_p
 from ..types import is_inexact
-from .reductions import flag, root_of
+from .reductions import flag
 from .registry import as_traceable, implements, refuse_out
 
 __all__: list[str] = []
@@ -117,9 +119,4 @@ def nanstd(
     mean: Any = None, correction: Any = None,
 ) -> Any:  # fmt: skip
     """np.nanstd: the square root of np.nanvar."""
-    variance = nanvar(a, axis, dtype, out, ddof, keepdims, where=where, mean=mean, correction=correction)
-    if mean is not None and mean is not np._NoValue:
-        return np.sqrt(variance)
-    a = as_traceable(a)
-    chosen = np.broadcast_to(_both(where, ~np.isnan(a)), a.shape)
-    return root_of(variance, np.sum(chosen, axis=axis, keepdims=flag(keepdims)))
+    return bind(root_p, nanvar(a, axis, dtype, out, ddof, keepdims, where=where, mean=mean, correction=correction))

@@ -21,7 +21,10 @@ from .batch_rules import batch_aligned
 from .shaping import fit
 from .tangent_rules import added, linear
 
-__all__ = ["UFUNCS", "broadcast_shapes", "convert_p", "erf_p", "resolve", "stop_gradient_p", "where_p"]
+__all__ = [
+    "UFUNCS", "broadcast_shapes", "convert_p", "divisor_p", "erf_p", "general_root_p", "resolve", "root_p", "stop_gradient_p",
+    "where_p",
+]  # fmt: skip
 
 Rule = Callable[..., Any]
 
@@ -119,11 +122,10 @@ def _share(better: np.ufunc) -> tuple[Rule, Rule]:
     )
 
 
-def _log_of_base(x: Any) -> Any:
-    """log(x), with 0 where x <= 0, so that x ** y has a finite gradient in y at x = 0."""
-    if x.dtype.kind == "c":
-        return np.log(np.where(x == 0, np.ones((), x.dtype), x))
-    return np.log(np.where(x > 0, x, np.ones((), x.dtype)))
+def _power_exponent(ct: Any, out: Any, x: Any, y: Any) -> Any:
+    """x ** y log(x), and 0 at x = 0 where x ** y is finite."""
+    finite = (x == 0) & np.isfinite(out)
+    return ct * out * np.log(np.where(finite, np.ones((), x.dtype), x))
 
 
 def _power_base(ct: Any, out: Any, x: Any, y: Any) -> Any:
@@ -132,14 +134,46 @@ def _power_base(ct: Any, out: Any, x: Any, y: Any) -> Any:
     return ct * np.where(y == 0, np.zeros((), out.dtype), y * np.power(x, np.where(y == 0, np.ones((), y.dtype), y - 1)))
 
 
+def _kink(name: str, ufunc: np.ufunc, *rules: Rule | None) -> Primitive:
+    """A primitive that computes what a ufunc does, and has a derivative of its own at 0."""
+    vjp, jvp = partial(_apply_rules, rules), partial(_push_rules, rules)
+    return Primitive(name, partial(_infer_ufunc, ufunc), ufunc, vjp, jvp, batch_aligned, ufunc=ufunc)
+
+
+def _divisor_rule(ct: Any, out: Any, x: Any) -> Any:
+    return ct * np.where(x == 0, np.asarray(np.nan, x.dtype), np.ones((), x.dtype))
+
+
+divisor_p = Primitive(
+    "divisor", lambda x: [x], lambda x: np.where(x == 0, np.asarray(np.inf, x.dtype), x),
+    partial(_apply_rules, (_divisor_rule,)), partial(_push_rules, (_divisor_rule,)), batch_aligned,
+)  # fmt: skip
+"""A length that a derivative is divided by; infinite in place of 0, at the tip of a cone.
+
+The derivative is 0 there, the mean of all directions (as in torch). A second one does not exist, because the curvature is
+that of a sphere whose radius is the length: it is NaN, so that the Hessian of norm(x) ** 2, which exists, is not wrong without
+a word.
+"""
+
+
+def _divisor(length: Any) -> Any:
+    return bind(divisor_p, length)
+
+
+root_p = _kink("root", np.sqrt, lambda ct, out, x: ct * 0.5 / _divisor(out))
+"""The square root of a sum of squares, whose derivative is 0 where all of them are 0. (np.sqrt has an infinite one there.)"""
+
+general_root_p = _kink("general_root", np.power, lambda ct, out, x, y: ct * y * (out / _divisor(x)), _power_exponent)
+"""The root of a sum of powers, as `root_p`."""
+
+
 def _abs_rule(ct: Any, out: Any, x: Any) -> Any:
-    if x.dtype.kind == "c":
-        return ct * np.conjugate(x) / np.where(out == 0, np.ones((), out.dtype), out)
-    return ct * np.sign(x)
+    return ct * np.conjugate(x) / _divisor(out) if x.dtype.kind == "c" else ct * np.sign(x)
 
 
 def _atan2(ct: Any, x: Any, y: Any, numerator: Any) -> Any:
-    return ct * numerator / (np.square(x) + np.square(y))
+    length = _divisor(np.hypot(x, y))  # squares would overflow, in float16 from 256 on
+    return ct * (numerator / length) / length
 
 
 def _log_add(power: np.ufunc) -> tuple[Rule, Rule]:
@@ -160,11 +194,11 @@ _define(np.divide, lambda ct, out, x, y: ct / y, lambda ct, out, x, y: -ct * out
 _define(np.floor_divide, _zeros, lambda ct, out, x, y: np.zeros_like(y))
 _define(np.remainder, lambda ct, out, x, y: ct, lambda ct, out, x, y: -ct * np.floor_divide(x, y))
 _define(np.fmod, lambda ct, out, x, y: ct, lambda ct, out, x, y: -ct * np.trunc(x / y))
-_define(np.power, _power_base, lambda ct, out, x, y: ct * out * _log_of_base(x))
+_define(np.power, _power_base, _power_exponent)
 _define(
     np.float_power,
     lambda ct, out, x, y: _power_base(ct, out, convert(x, out.dtype), y),
-    lambda ct, out, x, y: ct * out * _log_of_base(convert(x, out.dtype)),
+    lambda ct, out, x, y: _power_exponent(ct, out, convert(x, out.dtype), y),
 )
 _define(np.negative, lambda ct, out, x: -ct)
 _define(np.positive, lambda ct, out, x: ct)
@@ -192,7 +226,7 @@ _define(np.arcsin, lambda ct, out, x: ct / np.sqrt(1 - np.square(x)))
 _define(np.arccos, lambda ct, out, x: -ct / np.sqrt(1 - np.square(x)))
 _define(np.arctan, lambda ct, out, x: ct / (1 + np.square(x)))
 _define(np.arctan2, lambda ct, out, x, y: _atan2(ct, x, y, y), lambda ct, out, x, y: _atan2(ct, x, y, -x))
-_define(np.hypot, lambda ct, out, x, y: ct * x / out, lambda ct, out, x, y: ct * y / out)
+_define(np.hypot, lambda ct, out, x, y: ct * x / _divisor(out), lambda ct, out, x, y: ct * y / _divisor(out))
 _define(np.sinh, lambda ct, out, x: ct * np.cosh(x))
 _define(np.cosh, lambda ct, out, x: ct * np.sinh(x))
 _define(np.tanh, lambda ct, out, x: ct * (1 - np.square(out)))

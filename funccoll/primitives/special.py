@@ -86,9 +86,9 @@ sp = _Ufuncs()
 _ROOT_PI, _ROOT_TWO_PI = math.sqrt(math.pi), math.sqrt(2 * math.pi)
 
 
-def _where_nonzero(x: Any, value: Any) -> Any:
-    """0 where x is 0, where the function does not depend on the other operand."""
-    return np.where(x == 0, np.zeros((), value.dtype), value)
+def _quotient(x: Any, y: Any) -> Any:
+    """x / y, and 0 where x is 0: the function does not depend on y there."""
+    return x / np.where(x == 0, np.ones((), y.dtype), y)
 
 
 # ---------------------------------------------------------------- gamma, beta, zeta
@@ -152,11 +152,11 @@ _define("ndtri_exp", lambda ct, out, x: ct * _ROOT_TWO_PI * np.exp(np.square(out
 _define("expit", lambda ct, out, x: ct * out * sp.expit(-x))
 _define("logit", lambda ct, out, x: ct / (x * (1 - x)))
 _define("log_expit", lambda ct, out, x: ct * sp.expit(-x))
-_define("xlogy", lambda ct, out, x, y: ct * np.log(y), lambda ct, out, x, y: ct * _where_nonzero(x, x / y))
-_define("xlog1py", lambda ct, out, x, y: ct * np.log1p(y), lambda ct, out, x, y: ct * _where_nonzero(x, x / (1 + y)))
+_define("xlogy", lambda ct, out, x, y: ct * np.log(y), lambda ct, out, x, y: ct * _quotient(x, y))
+_define("xlog1py", lambda ct, out, x, y: ct * np.log1p(y), lambda ct, out, x, y: ct * _quotient(x, 1 + y))
 _define("entr", lambda ct, out, x: -ct * (np.log(x) + 1))
-_define("rel_entr", lambda ct, out, x, y: ct * (np.log(x / y) + 1), lambda ct, out, x, y: -ct * x / y)
-_define("kl_div", lambda ct, out, x, y: ct * np.log(x / y), lambda ct, out, x, y: ct * (1 - x / y))
+_define("rel_entr", lambda ct, out, x, y: ct * (np.log(x / y) + 1), lambda ct, out, x, y: -ct * _quotient(x, y))
+_define("kl_div", lambda ct, out, x, y: ct * np.log(x / y), lambda ct, out, x, y: ct * (1 - _quotient(x, y)))
 _define("exp1", lambda ct, out, x: -ct * np.exp(-x) / x)
 _define("expi", lambda ct, out, x: ct * np.exp(x) / x)
 

@@ -29,7 +29,7 @@ from ...ir import Equation, Literal, Primitive
 from ...kernels.variants import variant
 from ...primitives.collectives import axis_index_p, own_slice_p, pvary_p
 from ...primitives.convolution import conv_input_p, conv_kernel_p, conv_p
-from ...primitives.elementwise import convert_p, erf_p, imag_p, real_p, stop_gradient_p, where_p
+from ...primitives.elementwise import convert_p, divisor_p, erf_p, imag_p, real_p, stop_gradient_p, where_p
 from ...primitives.higher import checkpoint_name_p
 from ...primitives.linalg import einsum_p, matmul_p
 from ...primitives.optimizers import RULES, evaluate_step, optimizer_step_p
@@ -90,6 +90,7 @@ class CupyLibrary:
             convert_p: lambda eqn: functools.partial(_convert, dtype=eqn.params["dtype"]),
             real_p: lambda eqn: lambda x: x.real,
             imag_p: lambda eqn: lambda x: x.imag,
+            divisor_p: self._divisor,
             erf_p: self._erf,
             stop_gradient_p: lambda eqn: lambda x: x,
             checkpoint_name_p: lambda eqn: lambda x: x,
@@ -232,6 +233,16 @@ class CupyLibrary:
             return cupy.where
         # It has no loop for bfloat16: integers of the same width move the bits.
         return lambda condition, x, y: cupy.where(condition, x.view(np.uint16), y.view(np.uint16)).view(bfloat16)
+
+    def _divisor(self, eqn: Equation) -> Compute:
+        dtype = eqn.outputs[0].type.dtype
+        inf, zero = (self._cupy.full((), value, wide(dtype)) for value in (np.inf, 0))
+
+        def divisor(x: Any) -> Any:
+            x = _convert(x, wide(dtype))
+            return _convert(self._cupy.where(self._cupy.equal(x, zero), inf, x), dtype)
+
+        return divisor
 
     def _erf(self, eqn: Equation) -> Compute:
         if self._special is None:
