@@ -93,7 +93,7 @@ def _takes(dtype: np.dtype, weak: type | None) -> bool:
 
 def _converted(what: str, x: Any, dtype: np.dtype) -> Any:
     """A value that stands for a Python scalar, in the dtype that it meets; raises DTypeError where it does not fit."""
-    if isinstance(x, np.ndarray) and x.dtype.kind in "iu" and dtype.kind in "iu" and x.astype(dtype) != x:
+    if isinstance(x, np.ndarray) and x.dtype.kind in "iu" and dtype.kind in "iu" and np.any(x.astype(dtype) != x):
         raise DTypeError(f"{what}: the Python integer {x} does not fit {dtype}, the dtype of the arrays that it meets.")
     return astype(x, dtype)
 

@@ -318,6 +318,13 @@ def test_the_varying_of_a_carry_grows_until_it_fits():
         fc.jit(mix, mesh=TWO, in_specs=P("d"), out_specs=P()).lower(np.arange(4.0))
 
 
+def test_integer_arrays_as_a_carry():
+    """Arrays of NumPy's, which are no scalars that take another dtype."""
+    for loop in (lambda x: fc.fori_loop(0, 2, lambda i, c: c + x, np.zeros(2, int)),
+                 lambda x: fc.while_loop(lambda c: c[0] < 2, lambda c: c + x, np.zeros(2, int))):  # fmt: skip
+        assert np.asarray(fc.jit(loop)(np.array([1, 2]))).tolist() == [2, 4]
+
+
 def test_barriers_in_loops_are_kept():
     def program(x):
         fc.scan(lambda c, _: (fc.barrier("d"), (c, None))[1], 0, None, 3)
