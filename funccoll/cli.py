@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import os
 import sys
 from collections.abc import Sequence
 
 from ._version import __version__
+from .commands.standard_output import run_command_line
 
 __all__ = ["COMMANDS", "main"]
 
@@ -24,8 +24,18 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line (sys.argv's by default); returns the exit code."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    """Run a command line; returns the exit code.
+
+    Without `arguments` it is the command line of this process, whose standard output may be in any state: see
+    `commands.standard_output`.
+    """
+    if arguments is not None:
+        return _run(list(arguments))
+    name = " ".join(["funccoll", *(word for word in sys.argv[1:2] if word in COMMANDS)])
+    return run_command_line(name, lambda: _run(sys.argv[1:]))
+
+
+def _run(words: list[str]) -> int:
     description = "Collectives between the processes of a job."
     parser = argparse.ArgumentParser(prog="funccoll", allow_abbrev=False, description=description)
     parser.add_argument("--version", action="version", version=f"funccoll {__version__}")
@@ -36,11 +46,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if command is None:
         parser.print_help()
         return 0
-    try:
-        code: int = importlib.import_module(f".commands.{command}_command", __package__).main(words[1:])
-        if sys.stdout is not None:
-            sys.stdout.flush()
-    except BrokenPipeError:  # `funccoll ... | head`; rich's tables end so, too. Python would flush once more at its end
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return 1
-    return code
+    return importlib.import_module(f".commands.{command}_command", __package__).main(words[1:])

@@ -130,7 +130,9 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("fit_parameters", "machine_load", "timed_cases"), ("direct_read_timings", "fit_network", "rank_timings"),
         ("tuning",), ("network_tuning",),
     ),
-    "commands": (("first_failure", "schedule_figures", "tune_tables"), ("hosts_job",), ("run_command",), ("*",)),
+    "commands": (
+        ("first_failure", "schedule_figures", "standard_output", "tune_tables"), ("hosts_job",), ("run_command",), ("*",),
+    ),
     "optim": (("leaves", "learning_rates"), ("transformation",), ("gradients", "steps")),
     "parallel": (
         ("buckets", "checkpoint", "replicas", "uneven"), ("call", "comm_hooks"), ("bucket_reduction",), ("bucket_plan",),

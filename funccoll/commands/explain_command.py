@@ -22,6 +22,7 @@ from ..display import seconds_text
 from ..errors import FunccollError, Source, current_source
 from ..ir import Equation
 from ..runtime.job.world import world_size
+from .standard_output import StdoutError
 
 __all__ = ["main"]
 
@@ -107,6 +108,8 @@ def _run(script: str, arguments: Sequence[str]) -> tuple[int, str | None]:
             return int(exit.code or 0) & 0xFF, None
         print(exit.code, file=sys.stderr)
         return 1, None
+    except StdoutError:  # of what the script prints
+        raise
     except KeyboardInterrupt:
         return _INTERRUPTED, "KeyboardInterrupt"
     except BaseException as error:

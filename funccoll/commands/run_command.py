@@ -18,6 +18,7 @@ from ..runtime.job import host
 from ..runtime.job.processes import GRACE, Job, environment, interpreter, new_run, outcome
 from .first_failure import first_failure, first_to_report
 from .hosts_job import AGENT_VARIABLE, HostsJob
+from .standard_output import write_some
 
 __all__ = ["main"]
 
@@ -141,7 +142,7 @@ def _display(prefix: str, known: Container[str], mpirun: bool = False) -> dict[s
 
     Theirs is a pipe, which turns colours off; one that `mpirun` makes can be a terminal, which turns them on.
     """
-    shown = sys.stdout is not None and sys.stdout.isatty()
+    shown = sys.stdout.isatty()
     wanted = {"TTY_INTERACTIVE": "0"} if shown or mpirun else {}  # rich: no cursor movement
     if shown and "NO_COLOR" not in known:
         width = max(20, shutil.get_terminal_size().columns - len(prefix))
@@ -240,27 +241,25 @@ def _verdict(job: Job, n: int, timeout: float | None, hosts_job: HostsJob | None
 
 
 def _complain(message: str, code: int) -> int:
-    if sys.stderr is not None:
-        print(f"funccoll run: {message}", file=sys.stderr)
+    print(f"funccoll run: {message}", file=sys.stderr)
     return code
 
 
 class _Output:
     """Writer to this process's stdout and stderr, until their reader is gone (`funccoll run ... | head`) or the disk is full.
 
-    What goes to one that is closed (`>&-`) is dropped.
+    One that is closed (`>&-`) is the null device, see `standard_output`.
     """
 
     def __init__(self) -> None:
         self.is_broken, self.error = False, ""
-        self.closed = {number for number, file in ((1, sys.stdout), (2, sys.stderr)) if file is None}
         self.broken: Callable[[], None] = lambda: None
 
     def write(self, stream: int, data: bytes) -> None:
-        view = memoryview(b"" if self.is_broken or stream in self.closed else data)
+        view = memoryview(b"" if self.is_broken else data)
         try:
             while view:
-                view = view[os.write(stream, view) :]
+                view = view[write_some(stream, view) :]
         except OSError as error:
             self.is_broken = True
             self.error = "" if isinstance(error, BrokenPipeError) else str(error.strerror)

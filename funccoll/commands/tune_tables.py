@@ -26,7 +26,7 @@ _COLUMNS = 7
 def print_profile(profile: MachineProfile, as_json: bool) -> None:
     """Print a profile as tables, or as one line of JSON."""
     if as_json:
-        print(json.dumps(profile.to_json(), ensure_ascii=False))
+        print(json.dumps(profile.to_json()))
         return
     console = Console(highlight=False)
     others = profile.load.get("others_during")

@@ -211,5 +211,8 @@ def _unpickled(descriptor: int) -> Any:
 def _show(stream: int, lines: bytes) -> None:
     """Print through sys.stdout and sys.stderr, which notebooks and pytest replace."""
     file = sys.stdout if stream == 1 else sys.stderr
-    file.write(lines.decode(errors="replace"))
+    if file is None:  # closed (`>&-`)
+        return
+    text, encoding = lines.decode(errors="replace"), getattr(file, "encoding", None) or "utf-8"
+    file.write(text.encode(encoding, "backslashreplace").decode(encoding))  # a console's may be ASCII
     file.flush()
