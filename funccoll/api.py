@@ -44,7 +44,8 @@ from .ops.sorting import top_k, unique
 from .parallel import DataParallel, comm_hooks, data_parallel, uneven_batches
 from .placement import asarray, device_put, from_local
 from .profiling.recording import profile
-from .runtime.job.world import finalize, init, make_mesh, process_allgather, rank, world_size
+from .runtime.job.process_allgather import process_allgather
+from .runtime.job.world import finalize, init, make_mesh, rank, world_size
 from .tracing.result_types import eval_shape
 from .types import ArrayType, bfloat16
 

@@ -94,7 +94,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
          "time_limit"),
         ("hello", "processes", "uncaught", "forking", "tcp", "questions"), ("finding", "mpirun"),
         ("mpi_findings",), ("doctor",),
-        ("coordinator", "launchers"), ("rendezvous", "watch"), ("across_hosts", "world"), ("launch",),
+        ("coordinator", "launchers"), ("rendezvous", "watch"), ("across_hosts", "world"), ("launch", "process_allgather"),
     ),
     "runtime.local": (("ordered_reduction",), ("collectives",)),
     "runtime.nccl": (

@@ -19,13 +19,14 @@ from ..errors import CheckpointError, FunccollError, NonFiniteGradientError, Sha
 from ..mesh import Mesh, P
 from ..optim import GradientTransformation, apply
 from ..placement import device_put, from_local
-from ..runtime.job.world import make_mesh, process_allgather, rank, world_size
+from ..runtime.job.process_allgather import check_equal_lines, gather_text, process_allgather
+from ..runtime.job.world import make_mesh, rank, world_size
 from ..types import dtype_name, is_inexact
 from .bucket_plan import BucketPlan
 from .buckets import CommHook
 from .checkpoint import read_tensors, write_tensors
 from .data import Accumulated, data_parallel
-from .replicas import check_equal_lines, gather_text, on_all_devices
+from .replicas import on_all_devices
 
 __all__ = ["DataParallel"]
 

@@ -10,7 +10,7 @@ from ..errors import ModuleError, ProgramMismatch
 from ..parallel import comm_hooks
 from ..parallel.bucket_reduction import hook_name
 from ..parallel.buckets import CommHook
-from ..parallel.replicas import gather_text
+from ..runtime.job.process_allgather import gather_text
 from .functional_hook import FunctionalHook
 from .future_hook import FutureHook
 from .parameters import GradientSlot

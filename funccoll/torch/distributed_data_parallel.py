@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from ..collectives import broadcast
 from ..errors import ModuleError, user_frames
 from ..mesh import Mesh
-from ..parallel.replicas import check_equal_lines
+from ..runtime.job.process_allgather import check_equal_lines
 from ..runtime.job.world import rank
 from .join import UnevenInputs
 from .parameters import GradientSlot

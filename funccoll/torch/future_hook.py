@@ -21,7 +21,7 @@ from ..collectives import all_reduce
 from ..compiler.per_device import compile_per_device
 from ..errors import DTypeError, ModuleError, ShapeError
 from ..parallel.bucket_reduction import hook_name
-from ..parallel.replicas import gather_text
+from ..runtime.job.process_allgather import gather_text
 from .grad_bucket import GradBucket
 from .parameters import GradientSlot
 from .tensor_memory import HostMemory

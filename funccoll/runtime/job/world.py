@@ -12,12 +12,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
-
-import numpy as np
 
 from ... import machine_profile
-from ...arrays.array import Array, to_numpy
 from ...errors import DeviceError, MeshError, RendezvousError
 from ...mesh import Mesh, number_hosts
 from ..backend import Backend, JobBackend, choose_job_backend, load_backend
@@ -29,8 +25,8 @@ from .launchers import job_of, place_in_job
 from .watch import Watch
 
 __all__ = [
-    "World", "backend_of", "current", "finalize", "init", "make_mesh", "on_device", "process_allgather", "rank",
-    "record_from_environment", "world_size",
+    "World", "backend_of", "current", "finalize", "init", "make_mesh", "on_device", "rank", "record_from_environment",
+    "world_size",
 ]  # fmt: skip
 
 DEVICE_TYPES = ("cpu", "cuda")
@@ -224,13 +220,6 @@ def world_size() -> int:
 def rank() -> int:
     """This process's number, 0 to world_size() - 1."""
     return place_in_job(os.environ)[1]
-
-
-def process_allgather(arr: Any) -> np.ndarray:
-    """The global value of `arr` in every process (in one process: np.asarray). All processes must call it."""
-    if type(arr) is Array and not arr.sharding.mesh.is_fully_addressable:
-        return backend_of(arr.sharding.mesh).gather_whole(arr.local, arr.shape, arr.sharding)
-    return np.array(to_numpy(arr, "process_allgather: arr"))
 
 
 def backend_of(mesh: Mesh) -> Backend:
