@@ -342,10 +342,24 @@ def test_errors(make, error, words):
         make()
 
 
-def test_a_tangent_that_varies_where_its_argument_does_not(line):
-    bad = lambda x: fc.jvp(np.sin, (np.ones(2),), (x,))[1]
-    with pytest.raises(VaryingError, match="a tangent of sin varies over"):
-        per_device(line, bad)(np.ones((4, 2)))
+def test_a_derivative_that_varies_where_its_argument_does_not(line):
+    """Refused with the remedy, and the remedy is right: each device's own derivative."""
+    x, ones = np.arange(8.0).reshape(4, 2), np.ones(2)
+    shared = lambda x: np.ones(2)
+    own = lambda x: fc.pvary(np.ones(2), "data")
+    calls = {
+        "a tangent of sin, .* varies over 'data'": lambda x, w: fc.jvp(np.sin, (w(x),), (x,))[1],
+        "a tangent of sin, .* pass fc.pvary": lambda x, w: fc.linearize(np.sin, w(x))[1](x),
+        r"a cotangent of sin, .* pass fc\.pvary\(x, 'data'\)": lambda x, w: fc.vjp(np.sin, w(x))[1](x)[0],
+        r"jacrev of <lambda>: its result varies over 'data', and argument 0, .* does not.*fc\.pvary\(x, 'data'\)":
+            lambda x, w: np.diagonal(fc.jacrev(lambda v: np.sin(v) * x)(w(x))),
+        "jacrev of <lambda>.* sum of the devices":
+            lambda x, w: np.sum(fc.hessian(lambda v: np.sum(-np.cos(v) * x))(w(x)), axis=0),
+    }  # fmt: skip
+    for words, call in calls.items():
+        with pytest.raises(VaryingError, match=words):
+            per_device(line, lambda x, call=call: call(x, shared))(x)
+        np.testing.assert_allclose(per_device(line, lambda x, call=call: call(x, own))(x), x * np.cos(ones), rtol=1e-12)
 
 
 def test_refusals_name_what_is_refused():

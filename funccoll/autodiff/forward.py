@@ -194,8 +194,13 @@ def _checked(tangents: Any, treedef: Any, types: Sequence[ArrayType], name: str)
         of = value_type(value)
         if of.shape != type.shape or of.dtype != type.dtype:
             raise ShapeError(f"a tangent of {name} has type {of}, and its argument {type}: shape and dtype must agree.")
-        if of.varying - type.varying:
-            raise VaryingError(f"a tangent of {name} varies over {sorted(of.varying)}, its argument {type} does not.")
+        if extra := sorted(of.varying - type.varying):
+            axes = repr(extra[0] if len(extra) == 1 else tuple(extra))
+            raise VaryingError(
+                f"a tangent of {name}, of type {of}, varies over {axes}, and its argument, of type {type}, does not. For the "
+                f"derivative along each device's own tangent pass fc.pvary(x, {axes}) as the argument; for one along an equal "
+                f"tangent reduce the tangent (fc.all_reduce over {axes})."
+            )
         checked.append(widened(value, type) if is_inexact(type.dtype) else None)
     return checked
 

@@ -13,7 +13,7 @@ import numpy as np
 import optree
 
 from ..batching import vmap
-from ..errors import DTypeError, TraceError
+from ..errors import DTypeError, TraceError, VaryingError
 from ..tracing.trace import documented_as, label_of, require_function, value_type
 from ..types import ArrayType, is_inexact
 from .forward import linearize
@@ -69,8 +69,9 @@ class _Chosen:
         given: Any = self.values
         leaves, self.treedef = optree.tree_flatten(given)
         self.types = [value_type(x) for x in leaves]
-        for t, (position, *path) in zip(self.types, self.treedef.paths(), strict=True):
-            shown = f"argument {where[position]}{''.join(f'[{p!r}]' for p in path)}"
+        paths = self.treedef.paths()
+        self.shown = [f"argument {where[position]}{''.join(f'[{p!r}]' for p in path)}" for position, *path in paths]
+        for t, shown in zip(self.types, self.shown, strict=True):
             if not is_inexact(t.dtype):
                 self.refuse(DTypeError, f"{shown} has dtype {t.dtype}, and only floats and complex numbers have derivatives.")
             self.check_complex(t, shown)
@@ -85,6 +86,18 @@ class _Chosen:
         if not self.holomorphic and type.dtype.kind == "c":
             remedy = "Set holomorphic=True if the function is, or differentiate real and imaginary parts."
             self.refuse(DTypeError, f"{what} has dtype {type.dtype}, and derivatives in both parts. {remedy}")
+
+    def require_own(self, varying: frozenset[str]) -> None:
+        """Raise VaryingError for an argument that is equal on devices whose results, which vary over `varying`, differ."""
+        for t, shown in zip(self.types, self.shown, strict=True):
+            if lacking := sorted(varying - t.varying):
+                axes = repr(lacking[0] if len(lacking) == 1 else tuple(lacking))
+                self.refuse(
+                    VaryingError,
+                    f"its result varies over {axes}, and {shown}, of type {t}, does not: this would be the sum of the devices' "
+                    f"Jacobians. For each device's own use fc.jacfwd, or pass fc.pvary(x, {axes}); else reduce the result "
+                    f"inside {self.name} (fc.all_reduce over {axes}).",
+                )
 
     def tree(self, leaves: Sequence[Any]) -> Any:
         """Leaves in the structure of the arguments that are differentiated."""
@@ -134,7 +147,8 @@ def jacrev(
 ) -> Callable[..., Any]:
     """A function that returns the Jacobian of `fn`, row by row in reverse mode: for arguments larger than the result.
 
-    It takes and returns what `jacfwd` does.
+    It takes and returns what `jacfwd` does. Raises: VaryingError where the result varies over a mesh axis and an argument does
+    not, as `grad` does.
     """
     require_function("jacrev", fn)
 
@@ -143,6 +157,7 @@ def jacrev(
         chosen = _Chosen("jacrev", fn, argnums, args, kwargs, holomorphic)
         result, pull, *aux = vjp(chosen.of_chosen, *chosen.values, has_aux=has_aux)
         types, out_tree = _result_types(chosen, result)
+        chosen.require_own(frozenset().union(*(t.varying for t in types)))
         units = out_tree.unflatten(_unit_vectors(types))
         rows = optree.tree_leaves(vmap(pull, axis_size=sum(t.size for t in types))(units))
         blocks = zip(*(_split(row, 0, types) for row in rows), strict=True)

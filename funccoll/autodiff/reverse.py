@@ -128,8 +128,13 @@ def _check_cotangent(ct: Any, type: ArrayType, name: str) -> Any:
     found = value_type(ct)
     if found.shape != type.shape or found.dtype != type.dtype:
         raise ShapeError(f"a cotangent of {name} has type {found}, and its result {type}: shape and dtype must agree.")
-    if found.varying - type.varying:
-        raise VaryingError(f"a cotangent of {name} varies over {sorted(found.varying)}, its result {type} does not.")
+    if extra := sorted(found.varying - type.varying):
+        axes = repr(extra[0] if len(extra) == 1 else tuple(extra))
+        raise VaryingError(
+            f"a cotangent of {name}, of type {found}, varies over {axes}, and its result, of type {type}, does not. For each "
+            f"device's own gradient pass fc.pvary(x, {axes}) as the argument; for one of an equal cotangent reduce the "
+            f"cotangent (fc.all_reduce over {axes})."
+        )
     return widened(ct, type)
 
 

@@ -42,7 +42,7 @@ def spread(cts: Sequence[Any], axes: Sequence[str], op: str, size: int) -> list[
 
 def _infer_pvary(x: ArrayType, *, axes: tuple[str, ...]) -> list[ArrayType]:
     if x.varying & set(axes):
-        raise VaryingError(f"pvary over {axes}: the operand {x} varies over it already.")
+        raise VaryingError(f"pvary over {axes}: the operand {x} varies over it already. Use it as it is.")
     return [x.vary(x.varying | set(axes))]
 
 
