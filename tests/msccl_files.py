@@ -43,6 +43,25 @@ def exchange_in_place() -> str:
     return algorithm("allreduce", 1, [gpu(0), gpu(1)], inplace=1)
 
 
+def pairs(p: int, own_first: bool) -> str:
+    """all_reduce over pairs: all send to all, and each rank adds in the order of ranks, or its own value first."""
+    def gpu(rank: int) -> tuple[tuple[int, int, int], list[str]]:
+        others = [other for other in range(p) if other != rank]
+        messages = [
+            block(k, other, other, [step(0, "s", "i0", "s0"), step(1, "r", "i0", f"s{k}", awaited=1)])
+            for k, other in enumerate(others)
+        ]
+        order = [rank, *others] if own_first else list(range(p))
+        steps = []
+        for number, source in enumerate(order):
+            place = "i0" if source == rank else f"s{others.index(source)}"
+            depends = (-1, -1) if source == rank else (others.index(source), 1)
+            steps.append(step(number, "re" if number else "cpy", place, "o0", depends=depends))
+        return (1, 1, p - 1), [*messages, block(p - 1, -1, -1, steps)]
+
+    return algorithm("allreduce", 1, [gpu(rank) for rank in range(p)])
+
+
 def ring_in_place(p: int) -> str:
     """all_reduce in place: one thread block on each rank with s, rrs, rrcs, rcs and r, which need buffers.
 

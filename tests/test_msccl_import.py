@@ -16,6 +16,7 @@ from msccl_files import (
     gather_in_place,
     line_of,
     overwritten_after_send,
+    pairs,
     replaced,
     ring_in_place,
     scatter_in_place,
@@ -294,6 +295,15 @@ def test_a_program_that_does_something_else_is_refused_with_its_line():
     assert f"<text>:{line_of(text, 'srcoff=.0. dstbuf=.o. dstoff=.1.')}" in str(caught.value)
     with pytest.raises(ScheduleError, match=r"ring for broadcast on 3 ranks.*broadcast only copies"):
         fs.from_msccl_xml(RING.replace("allreduce", "broadcast"))
+
+
+def test_ranks_that_add_in_different_orders_are_refused():
+    """Sums that are equal but for their rounding: the README says so where it speaks of MSCCL's files."""
+    words = r"different orders, so their bits would differ\. .*that of rank 2 x0\[0\] \+ x2\[0\] \+ x1\[0\], .*the same for all"
+    with pytest.raises(ScheduleError, match=words) as caught:
+        fs.from_msccl_xml(pairs(3, own_first=True))
+    assert "in MSCCL XML" in str(caught.value)
+    assert str(fs.from_msccl_xml(pairs(3, own_first=False)).collective) == "all_reduce on 3 ranks"
 
 
 def test_what_no_step_writes_is_named():

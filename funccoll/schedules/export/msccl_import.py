@@ -36,7 +36,8 @@ def from_msccl_xml(text_or_path: str | os.PathLike[str]) -> Schedule:
     rooted collective's root is the attribute `root` (funccoll's own), else the only rank with an input or an output.
 
     Raises ScheduleError, with the line, for a file that is not well-formed MSCCL XML or too large, and for one that deadlocks,
-    has a race, or does not do what it says. Source: see `funccoll.schedules.export.msccl_format`.
+    has a race, or does not do what it says; ranks that add in different orders, whose sums differ in the last bits, are
+    refused, too. Source: see `funccoll.schedules.export.msccl_format`.
     """
     program, name = parse_msccl(text_or_path)
     return _Importer(program, name).schedule()

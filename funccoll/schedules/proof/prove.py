@@ -251,9 +251,9 @@ def _different_orders(executor: SymbolicExecutor, name: str, chunk: int, rank: i
     source: Source | None = executor.batch_of(number)[0].source
     return ScheduleError(
         f"{name} does not implement {collective}: ranks combine in different orders, so their bits would differ. "
-        f"output[{chunk}] of rank 0 holds {table.text(first)}, that of rank {rank} {table.text(held)}. Let one rank combine "
-        "and the others copy, or combine in an order that is the same for all. "
-        f"The move {executor.describe(number)} wrote the latter.",
+        f"output[{chunk}] of rank 0 holds {table.text(first)}, that of rank {rank} {table.text(held)}, which the move "
+        f"{executor.describe(number)} wrote. Let one rank combine and the others copy, or combine in an order that is the same "
+        "for all.",
         source,
     )
 
