@@ -21,7 +21,7 @@
 #endif
 
 static PyObject *str_call_slowly, *str_finish, *str_interrupted, *str_left_complete, *str_is_one_block, *str_is_whole, *str_view,
-    *str_find_local, *str_copy;
+    *str_find_local;
 static PyTypeObject *ndarray_type;
 
 /* The first fields of NumPy's arrays, which its ABI fixes; `array_fits` tests at import that they are there. */
@@ -37,6 +37,7 @@ typedef struct {
 } NumpyArray;
 
 #define C_CONTIGUOUS 1
+#define ALIGNED 0x100
 #define WRITEABLE 0x400
 
 static PyObject *
@@ -331,7 +332,8 @@ typedef struct {
     int nd;
     Py_ssize_t *shape;
     PyObject *index;      /* of this process's block in it; NULL for the whole, or several blocks */
-    PyObject *split;      /* makes the copies of one that cannot be taken as it is */
+    Py_ssize_t itemsize;
+    PyObject *arrange;    /* makes the copies of one that cannot be taken as it is, of what `index` leaves */
     int is_block;         /* 0 where several devices take a block each */
 } Expected;
 
@@ -389,14 +391,19 @@ expect(Expected *e, PyObject *item)
         e->layout = Py_NewRef(item);
         return 0;
     }
-    PyObject *descr, *shape, *index, *split;
-    if (!PyArg_ParseTuple(item, "OO!pOO:expected", &descr, &PyTuple_Type, &shape, &e->is_block, &index, &split))
+    PyObject *descr, *shape, *index, *arrange;
+    if (!PyArg_ParseTuple(item, "OO!pOO:expected", &descr, &PyTuple_Type, &shape, &e->is_block, &index, &arrange))
         return -1;
     if (set_type(e, descr, shape) < 0)
         return -1;
     e->index = index == Py_None ? NULL : Py_NewRef(index);
-    e->split = Py_NewRef(split);
-    return 0;
+    e->arrange = Py_NewRef(arrange);
+    PyObject *itemsize = PyObject_GetAttrString(descr, "itemsize");
+    if (itemsize != NULL) {
+        e->itemsize = PyLong_AsSsize_t(itemsize);
+        Py_DECREF(itemsize);
+    }
+    return PyErr_Occurred() ? -1 : 0;
 }
 
 static PyObject *
@@ -497,17 +504,25 @@ guard(Caller *self, PyObject **given, PyObject **guards)
     return 1;
 }
 
-/* A contiguous array, or those of several devices, in the place of what `guard` has left. */
+/* True for an array that lies as a new one does: see memory_order.py. */
+static int
+is_in_c_order(const NumpyArray *a, Py_ssize_t stride)
+{
+    if ((a->flags & (C_CONTIGUOUS | ALIGNED)) != (C_CONTIGUOUS | ALIGNED))
+        return 0;
+    for (int k = a->nd - 1; k >= 0; stride *= a->dimensions[k--])
+        if (a->strides[k] != stride)
+            return 0;
+    return 1;
+}
+
+/* An array in C order, or those of several devices, in the place of what `guard` has left. */
 static PyObject *
 copies_of(const Expected *e, PyObject *array)
 {
-    PyObject *copies = NULL;
-    if (!e->is_block)
-        copies = PyObject_CallOneArg(e->split, array);
-    else if (((NumpyArray *)array)->flags & C_CONTIGUOUS)
+    if (e->is_block && is_in_c_order((NumpyArray *)array, e->itemsize))
         return array;
-    else
-        copies = PyObject_CallMethodNoArgs(array, str_copy);
+    PyObject *copies = PyObject_CallOneArg(e->arrange, array);
     Py_DECREF(array);
     return copies;
 }
@@ -634,7 +649,7 @@ caller_traverse(Caller *self, visitproc visit, void *arg)
         Py_VISIT(self->expected[i].layout);
         Py_VISIT(self->expected[i].descr);
         Py_VISIT(self->expected[i].index);
-        Py_VISIT(self->expected[i].split);
+        Py_VISIT(self->expected[i].arrange);
     }
     Py_VISIT(self->array_type);
     Py_VISIT(self->run);
@@ -652,7 +667,7 @@ caller_dealloc(Caller *self)
         Py_XDECREF(self->expected[i].layout);
         Py_XDECREF(self->expected[i].descr);
         Py_XDECREF(self->expected[i].index);
-        Py_XDECREF(self->expected[i].split);
+        Py_XDECREF(self->expected[i].arrange);
         PyMem_Free(self->expected[i].shape);
     }
     PyMem_Free(self->expected);
@@ -669,7 +684,7 @@ static PyTypeObject CallerType = {
     .tp_name = "funccoll._native.Caller",
     .tp_doc = "Caller(expected, array_type, run, out_layouts, unflatten, failed)\n\n"
               "The call of one signature, from flat arguments; NotImplemented for others. `expected` has a layout for each Array,\n"
-              "and (dtype, shape, is_block, index, split) for each array of NumPy's.",
+              "and (dtype, shape, is_block, index, arrange) for each array of NumPy's.",
     .tp_basicsize = sizeof(Caller),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
     .tp_new = caller_new,
@@ -1056,7 +1071,7 @@ PyInit__native(void)
     struct { PyObject **name; const char *text; } names[] = {
         {&str_call_slowly, "call_slowly"}, {&str_finish, "finish"}, {&str_interrupted, "interrupted"},
         {&str_left_complete, "left_complete"}, {&str_is_one_block, "is_one_block"}, {&str_view, "view"},
-        {&str_find_local, "find_local"}, {&str_is_whole, "is_whole"}, {&str_copy, "copy"},
+        {&str_find_local, "find_local"}, {&str_is_whole, "is_whole"},
     };
     for (size_t i = 0; i < sizeof(names) / sizeof(*names); i++)
         if ((*names[i].name = PyUnicode_InternFromString(names[i].text)) == NULL)

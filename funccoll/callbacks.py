@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -48,10 +49,11 @@ def _call(
     *xs: np.ndarray, fn: Callable, types: tuple[ArrayType, ...], in_tree: optree.PyTreeSpec, out_tree: optree.PyTreeSpec
 ) -> list[np.ndarray]:
     # Copies, of arguments and of results, which the function may keep or write into: the program reuses its own memory.
-    results, found = optree.tree_flatten(fn(*in_tree.unflatten(map(np.array, xs))))
+    copy = partial(np.array, order="C")
+    results, found = optree.tree_flatten(fn(*in_tree.unflatten(map(copy, xs))))
     if found != out_tree:
         raise PytreeError(f"{label_of(fn)} returned structure {found}, and {out_tree} was stated (* is an array).")
-    return check_results(list(map(np.array, results)), types, label_of(fn))
+    return check_results(list(map(copy, results)), types, label_of(fn))
 
 
 def _refuse(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *, fn: Callable, **params: Any) -> Any:

@@ -138,9 +138,10 @@ def custom_primitive(
 
 
 def _own(result: Any, arguments: Sequence[np.ndarray]) -> np.ndarray:
-    """A result as an array that the program may write into: not an argument, nor a view."""
+    """A result as an array that the program may write into, in C order: not an argument, nor a view."""
     array = np.asarray(result)
-    return array if array.flags.owndata and not any(array is x for x in arguments) else np.array(array, order="C")
+    own = array.flags.owndata and array.flags.c_contiguous and not any(array is x for x in arguments)
+    return array if own else np.array(array, order="C")
 
 
 def _transpose_of(

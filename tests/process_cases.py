@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from collective_cases import CASES, COMPLEX, DTYPES, FLOATS, OPS, dtypes_of, has_op, sample, sample_nans
 from comm_hook_cases import hooks
+from memory_order_cases import memory_orders, transformers
 from spmd import axis_choices, size, stacked
 
 import funccoll as fc
@@ -48,7 +49,11 @@ class Recording:
 
     def __call__(self, fn: Any, axes: Any, args: Any, in_specs: Any, out_specs: Any) -> None:
         step = fc.jit(fn, mesh=self.mesh(axes), in_specs=in_specs, out_specs=out_specs)
-        found = fc.tree.leaves(step(*args))
+        self.results(step(*args))
+
+    def results(self, results: Any) -> None:
+        """Record these Arrays."""
+        found = fc.tree.leaves(results)
         self.records.append([(np.asarray(x), [np.ascontiguousarray(block).tobytes() for block in x.shards]) for x in found])
 
 
@@ -77,11 +82,16 @@ class Comparing:
             again = step(*(shared if (job.process + first) % 2 else args))
             for a, b in zip(fc.tree.leaves(found), fc.tree.leaves(again), strict=True):
                 assert a.local.tobytes() == b.local.tobytes(), fn
+        self.results(found, fn)
+
+    def results(self, found: Any, what: Any = None) -> None:
+        """These Arrays have the recorded bits."""
         results, records = fc.tree.leaves(found), next(self.records)
         for mine, (whole, blocks) in zip(results, records, strict=True):
             assert mine.dtype == whole.dtype
             assert mine.shape == whole.shape
-            assert self.equal(mine.local.tobytes(), blocks[job.process], mine.dtype), (fn, mine.local, whole)
+            process = mine.sharding.mesh.process
+            assert self.equal(mine.local.tobytes(), blocks[process], mine.dtype), (what, mine.local, whole)
         assert self.equal(fc.process_allgather(results[0]).tobytes(), records[0][0].tobytes(), results[0].dtype)
 
 
@@ -391,7 +401,7 @@ def loops(n: int, same: Same) -> None:
 CASES_BY_NAME = {
     "table": few, "whole table": table, "gradients": gradients, "collectives": collectives, "forced": forced,
     "staged": staged, "in pieces": in_pieces, "programs": programs, "nans": nans, "data_parallel": data_parallel,
-    "communication hooks": hooks, "loops": loops,
+    "communication hooks": hooks, "loops": loops, "memory orders": memory_orders, "transformers": transformers,
 }  # fmt: skip
 SEGMENTS = {"staged": 200, "staged in one segment": 1 << 20}
 """Bytes that are staged at once."""

@@ -10,13 +10,13 @@ from ranks import PRELUDE, Ranks, launch
 
 NAMES = ["table", "collectives", "forced", "programs", "staged", "staged in one segment"]
 QUICK = [*((name, 2) for name in NAMES[:5]), ("forced", 3), ("programs", 3), ("loops", 2), ("loops", 3), ("data_parallel", 2),
-         ("communication hooks", 2)]
+         ("communication hooks", 2), ("memory orders", 2), ("transformers", 2)]
 DEEP = [
     ("table", 3), ("whole table", 2), ("table", 4), ("collectives", 3), ("staged", 3), ("staged in one segment", 2),
     ("staged in one segment", 3),
     *((name, 4) for name in NAMES[1:]), ("collectives", 8), ("forced", 8), ("programs", 8),
     ("nans", 2), ("nans", 4), ("data_parallel", 3), ("data_parallel", 4),
-    ("communication hooks", 3), ("communication hooks", 4),
+    ("communication hooks", 3), ("communication hooks", 4), ("memory orders", 3), ("memory orders", 4), ("transformers", 4),
 ]  # fmt: skip
 
 

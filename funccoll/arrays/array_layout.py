@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..memory_order import in_c_order
 from ..mesh import Mesh, Sharding, copy_coordinates
 from ..types import ArrayType
 
@@ -74,10 +75,10 @@ class ArrayLayout:
         )
 
     def split(self, value: Any) -> Any:
-        """The copies of a global value, of NumPy's or CuPy's: one array, or a list of contiguous blocks."""
+        """The copies of a global value, of NumPy's or CuPy's: one array, or a list of blocks, in C order."""
         if not self.sharding.varying:
-            return _contiguous(value)
-        blocks = [_contiguous(value[i]) for i in self.indices]
+            return in_c_order(value)
+        blocks = [in_c_order(value[i]) for i in self.indices]
         return blocks if len(blocks) > 1 else blocks[0]
 
 
@@ -94,7 +95,3 @@ def _layout_of(
     layout = ArrayLayout(shape, dtype, sharding, weak)
     _ = layout.type
     return layout
-
-
-def _contiguous(value: Any) -> Any:
-    return value if value.flags.c_contiguous else value.copy()

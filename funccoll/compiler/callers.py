@@ -15,6 +15,7 @@ import numpy as np
 from ..arrays.array import Array
 from ..arrays.array_layout import ArrayLayout
 from ..c_extension import extension
+from ..memory_order import in_c_order
 
 if TYPE_CHECKING:
     import optree
@@ -74,13 +75,13 @@ def make_caller(
 
 
 def _expected(leaf: Any, layout: ArrayLayout) -> Any:
-    """The layout of an Array; of an array of NumPy's (dtype, shape, True for one block, its index, the split)."""
+    """The layout of an Array; of an array of NumPy's (dtype, shape, True for one block, its index, what makes the copies)."""
     if type(leaf) is Array:
         return leaf.layout if leaf.layout.same(layout) else None
     if type(leaf) is np.ndarray and leaf.dtype is layout.dtype:
         is_block = len(layout.indices) == 1
         index = layout.indices[0] if layout.sharding.varying and is_block else None
-        return leaf.dtype, leaf.shape, is_block, index, layout.split
+        return leaf.dtype, leaf.shape, is_block, index, in_c_order if is_block else layout.split
     return None
 
 
@@ -102,11 +103,11 @@ def _generate(
             checks.append(f"{kind} and x{i}.layout is layout{i}")
             taken.append(f"c{i}")
         else:
-            names[f"dtype{i}"], names[f"shape{i}"], _, _, names[f"split{i}"] = what
+            names[f"dtype{i}"], names[f"shape{i}"], _, names[f"index{i}"], names[f"arrange{i}"] = what
             # As `guard` in _native.c: no other thread can resize it now, and the view keeps its shape.
             kind = f"type(x{i} := leaves[{i}]) is ndarray and (g{i} := ref(x{i}))"
             checks.append(f"{kind} and (v{i} := x{i}[...]).dtype is dtype{i} and v{i}.shape == shape{i}")
-            taken.append(f"split{i}(v{i})")
+            taken.append(f"arrange{i}(v{i})" if what[3] is None else f"arrange{i}(v{i}[index{i}])")
     made = [f"a{i}" for i in range(len(out_layouts))]
     lines = []
     for i, layout in enumerate(out_layouts):

@@ -224,8 +224,7 @@ def generate(
     backend, virtual = backend_of(mesh), mesh.is_fully_addressable
     on_cpu = mesh.device_type == "cpu"
     given_up = frozenset(v for v, given in zip(ordered.inputs, donated, strict=False) if given and on_cpu)
-    publishes = backend.shares_memory and not virtual
-    buffers = plan_buffers(ordered, aliases=virtual, publishes=publishes, donated=given_up)
+    buffers = plan_buffers(ordered, aliases=virtual, publishes=on_cpu, donated=given_up)
     overwritten = [i for i, v in enumerate(ordered.inputs) if v in buffers.overwritten]
     return compile_program(ordered, mesh, buffers, schedules, backend, name), overwritten
 

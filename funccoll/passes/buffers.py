@@ -7,6 +7,9 @@ a large result of a collective is memory of this process alone, and is reused as
 
 A primitive that works in place (an optimizer's step) takes more: the memory of donated arguments, and of a class that a pvary
 or a collective of this process touched, where all that reads it has run before.
+
+A result that is written into an operand's memory has that operand's strides, on which the bits of later sums depend. So the
+plan lays out every value alike on all backends (`memory_order.py`).
 """
 
 from __future__ import annotations
@@ -15,8 +18,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ..ir import Equation, Literal, Program, Var
+from ..primitives.collectives import pvary_p
 from ..primitives.control_flow import cond_p, scan_p
+from ..primitives.elementwise import convert_p, where_p
+from ..primitives.higher import optimization_barrier_p
 from ..primitives.linalg import matmul_p
+from ..primitives.optimizers import optimizer_step_p
+from ..primitives.piece_sums import accumulate_p
+from ..primitives.reductions import REDUCTIONS
+from ..primitives.shaping import reshape_p
 from ..types import bfloat16
 
 __all__ = ["SMALL_RESULT_BYTES", "Buffers", "plan_buffers"]
@@ -27,9 +37,10 @@ class Buffers:
     """The plan for one program.
 
     `reuse[v] = k`: the equation that defines v may write into its operand number k. `borrowed`: variables that
-    may share memory with an argument or a captured constant. `published`: large values that a collective between processes
-    reads; their equations write them into shared memory. `overwritten`: donated inputs that the program writes into, so that
-    their memory must be the program's alone. `bodies`: the plans of the programs that control flow runs.
+    may share memory with an argument or a captured constant. `published`: large values that a collective reads; their
+    equations write them into memory of the backend, in C order. `overwritten`: donated inputs that the program writes into, so
+    that their memory must be the program's alone. `bodies`: the plans of the programs that control flow runs. `strided`:
+    variables that may lie in another order than C.
     """
 
     reuse: dict[Var, int]
@@ -37,10 +48,16 @@ class Buffers:
     published: frozenset[Var] = frozenset()
     overwritten: frozenset[Var] = frozenset()
     bodies: Mapping[Program, Buffers] = field(default_factory=dict)
+    strided: frozenset[Var] = frozenset()
 
 
 _PUBLISH_BYTES = 1 << 15
 """Bytes from which computing into shared memory costs less than copying there."""
+_KEEP_ORDER = {
+    matmul_p, where_p, convert_p, reshape_p, pvary_p, accumulate_p, optimizer_step_p, optimization_barrier_p,
+    *REDUCTIONS.values(),
+}  # fmt: skip
+"""Primitives besides ufuncs whose results lie in C order if their operands do."""
 SMALL_RESULT_BYTES = 1 << 16
 """Bytes up to which a collective's result stays as it is: to allocate another array is quick, and transports keep small results
 for their next calls. Larger ones a transport between processes must give as arrays that can be written."""
@@ -51,21 +68,55 @@ def plan_buffers(
 ) -> Buffers:
     """Plan the buffers of a program whose higher primitives are inlined, in the order in which it runs.
 
-    `aliases`: a collective's result may be its operand's memory, as between virtual devices. `publishes`: peers read
-    operands of collectives in place. `donated`: inputs that the caller gives up.
+    `aliases`: a collective's result may be its operand's memory, as between virtual devices. `publishes`: large operands of
+    collectives are computed into memory of the backend, where peers may read them. `donated`: inputs that the caller gives up.
     """
     last_use: dict[Var, int] = {}
     for i, eqn in enumerate(program.equations):
         last_use.update((a, i) for a in eqn.inputs if type(a) is Var)
     last_use.update((a, len(program.equations)) for a in program.outputs if type(a) is Var)
 
-    outside = {*program.inputs, *(v for v, _ in program.constants)}
-    storage: dict[Var, set[Var]] = {v: {v} for v in outside}  # every variable's class, shared by its members
-    private: set[Var] = set()  # allocated by compute on one device, reached by views alone
-    views: set[Var] = set()
-    exposed: set[Var] = set()  # read or made by collectives between processes
     programs = [body for eqn in program.equations if eqn.primitive.kind == "control" for body in eqn.bodies.values()]
     bodies = {body: plan_buffers(body, aliases, publishes) for body in programs}
+    memory = _storage_of(program, bodies, aliases)
+    reuse = _reuse(program, memory, last_use)
+    if aliases:
+        # A process may write into a collective's result, which lies in C order, and so what it writes does. NumPy lays out a
+        # new array likewise where any operand lies in C order. Another operand's memory could have other strides.
+        between_processes = _reuse(program, _storage_of(program, bodies, aliases=False), last_use)
+        reuse = {out: k for out, k in reuse.items() if between_processes.get(out) == k}
+    outside, storage, views, exposed = memory.outside, memory.storage, memory.views, memory.exposed
+    owners = {v for eqn in program.equations if eqn.primitive.kind == "compute" for v in eqn.outputs} - views | donated
+    overwritten = _work_in_place(program, reuse, storage, last_use, owners, exposed - donated)
+    borrowed = frozenset(v for v, members in storage.items() if not members.isdisjoint(outside))
+    published = _published(program, reuse) if publishes else frozenset()
+    inner = {body: plan for outer in bodies.values() for body, plan in outer.bodies.items()}
+    strided = _strided(program, published)
+    return Buffers(reuse, borrowed, published, overwritten & donated, inner | bodies, strided)
+
+
+@dataclass(frozen=True)
+class _Storage:
+    """Variables that share memory, and those that may be written into or read elsewhere."""
+
+    outside: set[Var]
+    """Inputs and constants."""
+    storage: dict[Var, set[Var]]
+    """Every variable's storage class, one set for all its members."""
+    private: set[Var]
+    """Allocated by compute on one device, reached by views alone."""
+    views: set[Var]
+    exposed: set[Var]
+    """Read or made by collectives between processes."""
+
+
+def _storage_of(program: Program, bodies: Mapping[Program, Buffers], aliases: bool) -> _Storage:
+    """Find the storage classes of a program."""
+    outside = {*program.inputs, *(v for v, _ in program.constants)}
+    storage: dict[Var, set[Var]] = {v: {v} for v in outside}
+    private: set[Var] = set()
+    views: set[Var] = set()
+    exposed: set[Var] = set()
     for eqn in program.equations:
         if eqn.primitive.kind == "control":
             for var in eqn.outputs:
@@ -98,6 +149,12 @@ def plan_buffers(
                     exposed.add(a)
             private.update(v for v in eqn.outputs if v.type.nbytes > SMALL_RESULT_BYTES and _is_everywhere(eqn, v))
 
+    return _Storage(outside, storage, private, views, exposed)
+
+
+def _reuse(program: Program, memory: _Storage, last_use: Mapping[Var, int]) -> dict[Var, int]:
+    """The results that may be written into an operand's memory, and the operand's number."""
+    storage, private, views = memory.storage, memory.private, memory.views
     reuse: dict[Var, int] = {}
     for i, eqn in enumerate(program.equations):
         if eqn.primitive.ufunc is None:
@@ -118,12 +175,7 @@ def plan_buffers(
                     continue
             reuse[out] = k
             break
-    owners = {v for eqn in program.equations if eqn.primitive.kind == "compute" for v in eqn.outputs} - views | donated
-    overwritten = _work_in_place(program, reuse, storage, last_use, owners, exposed - donated)
-    borrowed = frozenset(v for v, members in storage.items() if not members.isdisjoint(outside))
-    published = _published(program, reuse) if publishes else frozenset()
-    inner = {body: plan for outer in bodies.values() for body, plan in outer.bodies.items()}
-    return Buffers(reuse, borrowed, published, overwritten & donated, inner | bodies)
+    return reuse
 
 
 def _shared_by_control(eqn: Equation, bodies: Mapping[Program, Buffers]) -> list[tuple[Var, Var]]:
@@ -213,6 +265,26 @@ def _published(program: Program, reuse: dict[Var, int]) -> frozenset[Var]:
                     break
                 maker = made.get(atom) if type(atom) is Var else None
     return frozenset(found)
+
+
+def _strided(program: Program, published: frozenset[Var]) -> frozenset[Var]:
+    """Variables that may lie in another order than C: views, and what NumPy lays out like one.
+
+    Inputs and constants, results of collectives and of control flow lie in C order, and so does what these primitives make of
+    operands that do, but for the strides of dimensions of size 1.
+    """
+    found: set[Var] = set()
+    for eqn in program.equations:
+        if eqn.primitive.communicates or eqn.primitive.kind == "control":
+            continue
+        new = not eqn.primitive.view  # one dimension in new memory has one order, and a product of matrices is in C order
+        dense = (2 if eqn.primitive is matmul_p else 1) if new else 0
+        keeps = eqn.primitive.ufunc is not None or eqn.primitive in _KEEP_ORDER
+        if not keeps:
+            found.update(v for v in eqn.outputs if v.type.shape)
+        elif not found.isdisjoint(a for a in eqn.inputs if type(a) is Var):
+            found.update(v for v in eqn.outputs if v.type.ndim > dense)
+    return frozenset(found - published)
 
 
 def _can_write(eqn: Equation) -> bool:

@@ -82,7 +82,7 @@ class NumpyLibrary:
 
     def copy(self, block: Any) -> np.ndarray:
         """See `ArrayLibrary`."""
-        return np.array(block)
+        return np.array(block, order="C")
 
     def literal(self, value: np.ndarray, eqn: Equation) -> Any:
         """See `ArrayLibrary`."""

@@ -20,6 +20,7 @@ import numpy as np
 
 from ..errors import MeshError, Source
 from ..ir import Atom, Equation, Literal, Program, Var
+from ..memory_order import in_c_order
 from ..mesh import Mesh, copy_coordinates
 from ..passes.buffers import Buffers
 from ..primitives.collectives import axis_index_p, own_slice_p, pvary_p
@@ -295,11 +296,20 @@ class _Builder:
     def output(self, atom: Atom) -> str:
         if isinstance(atom, Literal):
             return self.names.of(self.backend.library.upload(atom.value), "c")
-        name = self.name(atom)
         if atom not in self.buffers.borrowed:
-            return name
-        copy = self.names.of(self.backend.library.copy, "f", "copy")
-        return f"{copy}({name})" if self.count(atom.type.varying) == 1 else f"[*map({copy}, {name})]"
+            return self.in_c_order(atom)
+        return self.each_copy(self.names.of(self.backend.library.copy, "f", "copy"), atom)
+
+    def in_c_order(self, var: Var) -> str:
+        """The expression of a value that leaves this program, or enters one of control flow."""
+        if var not in self.buffers.strided:
+            return self.name(var)
+        return self.each_copy(self.names.of(in_c_order, "f"), var)
+
+    def each_copy(self, function: str, var: Var) -> str:
+        """The expression of a function of one block, called for each copy of a value."""
+        name = self.name(var)
+        return f"{function}({name})" if self.count(var.type.varying) == 1 else f"[*map({function}, {name})]"
 
     # ------------------------------------------------------------ segments
 
@@ -442,7 +452,7 @@ class _Builder:
         self.call_steps[step] = len(self.calls) - calls
         self.loop_steps.add(step)
         upload = self.backend.library.upload
-        given = [self.names.of(upload(a.value), "c") if isinstance(a, Literal) else self.name(a) for a in eqn.inputs]
+        given = [self.names.of(upload(a.value), "c") if isinstance(a, Literal) else self.in_c_order(a) for a in eqn.inputs]
         call = f"{function}({', '.join(given)})"
         reads = {a for a in eqn.inputs if type(a) is Var and a not in self.constants}
         self.steps.append(([f"{left}, = {call}" if left else call], reads))

@@ -170,8 +170,8 @@ def as_bucket() -> Iterator[None]:
 
 
 def _frozen(array: np.ndarray) -> np.ndarray:
-    """A read-only copy: a later write by the user must not change the program."""
-    array = np.array(array)
+    """A read-only copy in C order: neither a later write by the user nor the order of its memory changes the program."""
+    array = np.array(array, order="C")
     array.flags.writeable = False
     return array
 
