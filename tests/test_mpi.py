@@ -42,6 +42,7 @@ TABLE = ("table", "gradients")
 OTHERS = (
     "collectives", "forced", "programs", "staged", "staged in one segment", "in pieces", "data_parallel", "communication hooks",
 )
+ORDERS = ("memory orders", "transformers")
 PATIENCE = 900.0
 """Seconds until a job is ended: a watchdog, not an expectation."""
 _folder = tempfile.TemporaryDirectory(prefix="funccoll-records-")
@@ -102,6 +103,7 @@ DEEP = [
     *((vendor, counts, TABLE) for vendor in mpi_vendors.VENDORS for counts in TOPOLOGIES),
     ("openmpi", (2, 2), OTHERS), ("mpich", (2, 1), (*TABLE, *OTHERS)), ("mpich", (2, 2), OTHERS),
     ("openmpi", (1, 2, 1), OTHERS), ("mpich", (1, 1), OTHERS),
+    ("openmpi", (1, 1), ORDERS), ("mpich", (1, 2, 1), ORDERS), ("mpich", (2,), ORDERS),
 ]  # fmt: skip
 
 

@@ -39,6 +39,7 @@ QUICK = [("table", 2, True)]
 DEEP = [
     ("whole table", 3, True), ("table", 3, False), ("table", 4, True), ("collectives", 4, True), ("staged", 2, True),
     ("programs", 4, True), ("forced", 3, False), ("nans", 2, False),
+    ("memory orders", 2, True), ("memory orders", 2, False),
 ]  # fmt: skip
 
 
