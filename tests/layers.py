@@ -119,7 +119,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "torch": (
         ("tensors", "grad_bucket", "process_groups"), ("tensor_memory",), ("parameters", "tensor_programs"),
         ("sparse_gradients", "functional_hook", "future_hook", "tensor_collectives"), ("communication_hooks",),
-        ("join", "reducer"), ("torch_interface",), ("*",),
+        ("join", "reducer", "module_state"), ("torch_interface",), ("*",),
     ),
     "draw": (
         ("themes", "scene"), ("page_layout", "lanes"), ("static_figure", "plotly_figure"), ("drawing",),

@@ -15,7 +15,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import funccoll as fc
-from funccoll.torch import DistributedDataParallel, distributed_data_parallel
+from funccoll.torch import DistributedDataParallel, module_state
 
 CASES: dict[str, Callable[[], Any]] = {}
 
@@ -109,15 +109,15 @@ def state_of_rank_0() -> None:
 @case
 def state_in_parts() -> None:
     """State is broadcast some tensors at a time, one that is too large for a part by itself."""
-    before = distributed_data_parallel._STATE_BYTES
-    distributed_data_parallel._STATE_BYTES = 200
+    before = module_state._STATE_BYTES
+    module_state._STATE_BYTES = 200
     try:
         torch.manual_seed(rank_seed())
         module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(9, 9), torch.nn.Linear(2, 2))
         DistributedDataParallel(module)
         same_on_all_ranks([p.detach() for p in module.parameters()])
     finally:
-        distributed_data_parallel._STATE_BYTES = before
+        module_state._STATE_BYTES = before
 
 
 @case

@@ -7,19 +7,18 @@ import dataclasses
 import functools
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.distributed.algorithms.join import Joinable
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from ..collectives import broadcast
 from ..errors import ModuleError, user_frames
 from ..mesh import Mesh
-from ..runtime.job.process_allgather import check_equal_lines
 from ..runtime.job.world import rank
 from .join import UnevenInputs
+from .module_state import ModuleState, named_buffers, named_parameters
 from .parameters import GradientSlot
 from .process_groups import group_of_device_mesh, mesh_of_group
 from .reducer import Reducer
@@ -30,8 +29,6 @@ from .torch_interface import BufferSwitch, ReducerInterface, refuse_other_names
 __all__ = ["DistributedDataParallel"]
 
 _MIB = 1 << 20
-_STATE_BYTES = 250 * _MIB
-"""Bytes of state that are broadcast at once."""
 _NUMBERS = itertools.count()
 
 
@@ -119,14 +116,13 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
                 "the module has a DistributedDataParallel in it already: its gradients would be averaged twice. Wrap the "
                 "module itself."
             )
-        parameters = [(n, p) for n, p in module.named_parameters() if n not in self.parameters_to_ignore]
+        parameters = named_parameters(module, self.parameters_to_ignore)
         if not any(p.requires_grad for _, p in parameters):
             raise ModuleError(
                 "the module has no parameter that requires a gradient, so there is nothing to average. Use it as it is, "
                 "without DistributedDataParallel."
             )
-        buffers = [(n, b) for n, b in module.named_buffers() if n not in self.parameters_to_ignore]
-        self._check_devices([*parameters, *buffers])
+        self._check_devices([*parameters, *named_buffers(module, self.parameters_to_ignore)])
 
     def _check_devices(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
         first, device = named[0][0], named[0][1].device
@@ -173,27 +169,25 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
         self._forward_ns = 0
         self._uneven: UnevenInputs | None = None
         self._divides_by_all = True
-        named = [(n, p) for n, p in self.module.named_parameters() if n not in self.parameters_to_ignore]
-        buffers = [(n, b) for n, b in self.module.named_buffers() if n not in self.parameters_to_ignore]
-        shared = buffers if self._shares_buffers else []
+        named = named_parameters(self.module, self.parameters_to_ignore)
         self._reducer: Reducer | None = None
         self._memory: HostMemory | None = None
         name, first = next(self.module.named_parameters())
         self.device, self.device_type = first.device, first.device.type
         self._first = self.module.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]
         """Where a parameter is, which tells if the module was moved: a move may change it, or put another one in its place."""
-        self._buffer_broadcast: Callable[..., Any] | None = None
+        self._state: ModuleState | None = None
         if self._mesh.size == 1:
             return
+        self._state = state = ModuleState(self.module, self.parameters_to_ignore, self._label, self._shares_buffers)
         if sync:
-            lines = [_described("parameter", n, p) for n, p in named] + [_described("buffer", n, b) for n, b in shared]
-            check_equal_lines(self._mesh, lines, "The parameters and buffers of the module")
-        self._make_memory(named)
+            state.compare(self._mesh)
+        state.memory = self._make_memory(named)
         if sync:
-            self._broadcast_state([t for _, t in (*named, *shared)])
+            state.broadcast()
         self._reducer = self._make_reducer(named)
-        if buffers and self.forward_sync_buffers:
-            self._buffer_broadcast = self._compile_broadcast([b for _, b in buffers], "buffers")
+        if self.forward_sync_buffers:
+            state.prepare_buffers()
 
     def _make_memory(self, named: Sequence[tuple[str, torch.nn.Parameter]]) -> HostMemory:
         self._memory = memory_of(named[0][1].device, self._mesh, named[0][0])
@@ -214,48 +208,14 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
             )
         return Reducer(slots, memory, self._bucket_caps, self._label, self.find_unused_parameters, self.static_graph)
 
-    def _compile_broadcast(self, tensors: Sequence[torch.Tensor], purpose: str, root: int = 0) -> Callable[..., Any]:
-        assert self._memory is not None
-        axes = self._mesh.axis_names
-        types = [(tuple(t.shape), dtype_of(t.dtype)) for t in tensors]
-        return self._memory.compile(
-            lambda *xs: [broadcast(x, axes, root=root) for x in xs], types, f"{self._label}: {purpose}"
-        )
-
-    def _run_broadcast(self, program: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> None:
-        """Make tensors those of the program's root."""
-        assert self._memory is not None
-        memory = self._memory
-        blocks = program(*(memory.as_array(tensor.detach().contiguous()) for tensor in tensors))
-        with torch.no_grad():
-            for tensor, block in zip(tensors, blocks, strict=True):
-                tensor.copy_(memory.as_tensor(block))
-
-    def _broadcast_state(self, tensors: Sequence[torch.Tensor], root: int = 0) -> None:
-        """Make all ranks' tensors those of one, some of them at a time."""
-        part: list[torch.Tensor] = []
-        for number, tensor in enumerate(tensors):
-            part.append(tensor)
-            if number + 1 == len(tensors) or sum(t.nbytes for t in part) + tensors[number + 1].nbytes > _STATE_BYTES:
-                self._run_broadcast(self._compile_broadcast(part, "state", root), part)
-                part = []
-
-    def _current_buffers(self) -> list[torch.Tensor]:
-        """The buffers: a forward pass may have replaced some."""
-        return [b for n, b in self.module.named_buffers() if n not in self.parameters_to_ignore]
-
     def _sync_buffers(self) -> None:
-        tensors, program = self._current_buffers(), self._buffer_broadcast
-        if program is None:  # by hand
-            program = self._buffer_broadcast = self._compile_broadcast(tensors, "buffers")
-        if self._uneven is not None and self._uneven.active[0] != 0:  # rank 0's have ended
-            program = self._compile_broadcast(tensors, "buffers", self._uneven.active[0])
-        self._run_broadcast(program, tensors)
+        assert self._state is not None
+        self._state.broadcast_buffers(0 if self._uneven is None else self._uneven.active[0])  # rank 0's may have ended
 
     def will_sync_module_buffers(self) -> bool:
         """True when the next forward pass begins with a broadcast of the buffers."""
-        syncs = self.require_forward_param_sync and self.forward_sync_buffers and self._mesh.size > 1
-        return syncs and next(self.module.buffers(), None) is not None
+        syncs = self.require_forward_param_sync and self.forward_sync_buffers
+        return syncs and self._state is not None and self._state.has_buffers()
 
     # ------------------------------------------------------------ passes
 
@@ -354,8 +314,8 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
         try:
             yield
             uneven.follow(self._sync_buffers, reducer.follow)
-            state = [t for n, t in self.module.named_parameters() if n not in self.parameters_to_ignore]
-            self._broadcast_state([*state, *self._current_buffers()], uneven.active[0])
+            assert self._state is not None
+            self._state.broadcast(uneven.active[0])
         finally:
             self._uneven, reducer.scale = None, 1.0
 
@@ -376,8 +336,7 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
         """
         with user_frames():
             if self._reducer is None:  # a single process: its hook is called, too
-                names = self.parameters_to_ignore
-                self._reducer = self._make_reducer([(n, p) for n, p in self.module.named_parameters() if n not in names])
+                self._reducer = self._make_reducer(named_parameters(self.module, self.parameters_to_ignore))
             self._reducer.use_hook(state, hook)
 
     # ------------------------------------------------------------ torch's other names
@@ -456,7 +415,7 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
 
     def __getstate__(self) -> Any:
         state = dict(self.__dict__)
-        for name in ("_mesh", "_memory", "_reducer", "_buffer_broadcast", "_uneven", "_frozen"):
+        for name in ("_mesh", "_memory", "_reducer", "_state", "_uneven", "_frozen"):
             state.pop(name, None)
         if not isinstance(state["_process_group"], Mesh):
             state["_process_group"] = None
@@ -477,14 +436,6 @@ def _stay_out_of_graphs() -> None:
     wrapper: Any = DistributedDataParallel
     wrapper.forward = torch.compiler.disable(wrapper.forward, recursive=False)
     wrapper._prepare, wrapper._hook = torch.compiler.disable(wrapper._prepare), torch.compiler.disable(wrapper._hook)
-
-
-def _described(what: str, name: str, tensor: torch.Tensor) -> str:
-    """A line that must be equal on all ranks."""
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    trained = " (trained)" if what == "parameter" and tensor.requires_grad else ""
-    where = "" if tensor.device.type == "cpu" else f" on {tensor.device.type}"  # each process's own number of it
-    return f"{what} {name}: {dtype}{list(tensor.shape)}{where}{trained}"
 
 
 def _leaves(output: Any) -> Iterator[Any]:
