@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from .errors import FunccollError, LeakedTracerError, MeshError, Source, TraceError, VaryingError, at_source
-from .types import ArrayType, check_dtype, refuse_objects, type_of
+from .types import ArrayType, check_dtype, exported, refuse_objects, type_of
 
 if TYPE_CHECKING:
     from .draw.drawing import Drawing
@@ -370,7 +370,7 @@ def as_array(value: Any) -> np.ndarray:
     """A concrete value as a native-endian array of a supported dtype; raises DTypeError, and TraceError for a mask."""
     refuse_mask(value, "an operand")
     try:
-        array = np.asarray(value)
+        array = np.asarray(exported(value))
     except TypeError as error:
         if not hasattr(value, "__cuda_array_interface__"):
             raise

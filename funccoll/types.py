@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from .errors import DTypeError, registration_remedy
 
-__all__ = ["ArrayType", "bfloat16", "check_dtype", "dtype_name", "is_inexact", "refuse_objects", "type_of"]
+__all__ = ["ArrayType", "bfloat16", "check_dtype", "dtype_name", "exported", "is_inexact", "refuse_objects", "type_of"]
 
 bfloat16 = np.dtype(ml_dtypes.bfloat16)
 """The 16-bit float with float32's exponent, as a NumPy dtype."""
@@ -97,6 +98,21 @@ class ArrayType:
         return f"{dtype_name(self.dtype)}[{','.join(map(str, self.shape))}]{varying}"
 
 
+def exported(value: Any) -> Any:
+    """An array of another library as one of NumPy by DLPack, anything else as it is.
+
+    DLPack leaves a torch tensor as it is; `__array__` forbids to resize it later. The result is valid until that happens.
+    """
+    if not hasattr(value, "__dlpack__") or hasattr(type(value), "__array_interface__"):
+        return value
+    try:
+        return np.from_dlpack(value)
+    except (TypeError, RuntimeError, BufferError, ValueError):
+        if not hasattr(value, "__array__"):
+            raise
+        return value  # of a dtype that DLPack lacks, or NumPy's protocol says better why it cannot be read
+
+
 def refuse_objects(value: object, array: np.ndarray) -> None:
     """Raise a DTypeError for an object which NumPy made `array` of without knowing what it holds."""
     if array.dtype == object and not isinstance(value, np.ndarray):
@@ -108,6 +124,6 @@ def refuse_objects(value: object, array: np.ndarray) -> None:
 
 def type_of(value: object) -> ArrayType:
     """The type of a concrete value (an ndarray, a NumPy scalar, a Python scalar): it varies over nothing."""
-    array = np.asarray(value)
+    array = np.asarray(exported(value))
     refuse_objects(value, array)
     return ArrayType(array.shape, check_dtype(array.dtype))

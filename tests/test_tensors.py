@@ -33,6 +33,8 @@ class Tensor:
     def __dlpack__(self, **kwargs):
         if self.device != "cpu":
             raise BufferError("Can't export tensors that live on cuda:0")
+        if self.requires_grad:
+            raise BufferError("Can't export tensors that require gradient, use tensor.detach()")
         return self._values.__dlpack__(**kwargs)
 
     def __dlpack_device__(self):

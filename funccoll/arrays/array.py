@@ -25,7 +25,7 @@ from ..mesh import Sharding
 from ..ops.indexing import getitem_traced
 from ..ops.registry import has_traced
 from ..tracing.trace import split_value
-from ..types import ArrayType, bfloat16, check_dtype, dtype_name
+from ..types import ArrayType, bfloat16, check_dtype, dtype_name, exported
 from .array_layout import ArrayLayout
 
 __all__ = ["Array", "device_type_of", "shape_and_dtype", "to_numpy"]
@@ -409,7 +409,10 @@ def device_type_of(x: Any) -> str:
     if isinstance(x, (np.ndarray, np.generic, int, float, complex, list, tuple)):
         return "cpu"
     if hasattr(x, "__dlpack_device__"):
-        return "cuda" if int(x.__dlpack_device__()[0]) in _DLPACK_GPUS else "cpu"
+        try:
+            return "cuda" if int(x.__dlpack_device__()[0]) in _DLPACK_GPUS else "cpu"
+        except (ValueError, BufferError):  # none that DLPack knows; reading it says so
+            return "cpu"
     return "cuda" if hasattr(x, "__cuda_array_interface__") else "cpu"
 
 
@@ -422,9 +425,7 @@ def to_numpy(x: Any, what: str = "x") -> np.ndarray:
         )
     refuse_mask(x, what)
     try:
-        if not hasattr(x, "__array__") and not hasattr(x, "__array_interface__") and hasattr(x, "__dlpack__"):
-            x = np.from_dlpack(x)
-        array = np.asarray(x)
+        array = np.asarray(exported(x))
     except FunccollError:  # an Array's own reason
         raise
     except ValueError as error:  # nested lists of different lengths

@@ -57,7 +57,7 @@ class SparseReduction:
         capacity = 1 << max(max(counts) - 1, 0).bit_length()
         indices = np.zeros((gradient.sparse_dim(), capacity), _COUNT)
         values = np.zeros((capacity, *gradient.values().shape[1:]), slot.dtype)
-        indices[:, : gradient._nnz()] = gradient.indices().numpy()
+        indices[:, : gradient._nnz()] = as_array(gradient.indices())
         values[: gradient._nnz()] = as_array(gradient.values())
         if capacity not in self._gathers:
             self._gathers[capacity] = self._compile(indices, values)

@@ -18,7 +18,7 @@ from ..compiler.per_device import PerDevice, compile_per_device
 from ..errors import DeviceError, MeshError, TraceError
 from ..mesh import Mesh
 from ..runtime.codegen import require_devices
-from .tensors import as_array, as_tensor, dtype_of
+from .tensors import as_array, as_tensor, dtype_of, reader_of
 
 __all__ = ["Options", "Program", "breaks_graph", "check_tensor", "program_of", "programs_of"]
 
@@ -61,14 +61,13 @@ def program_of(name: str, x: torch.Tensor, mesh: Mesh, axis: Axes, options: Opti
 
 def _program(name: str, compiled: PerDevice, dtype: torch.dtype) -> Program:
     """A compiled collective as a function of tensors of this dtype, and of the shape that it was compiled for."""
-    run, plain = compiled.run, dtype is not torch.bfloat16
-    read: Callable[[torch.Tensor], np.ndarray] = torch.Tensor.numpy if plain else as_array
-    write: Callable[[Any], torch.Tensor] = torch.from_numpy if plain else as_tensor
+    run, read = compiled.run, reader_of(dtype)
+    write: Callable[[Any], torch.Tensor] = as_tensor if dtype is torch.bfloat16 else torch.from_numpy
 
     def call(x: torch.Tensor) -> torch.Tensor:
         try:
             array = read(x if x.is_contiguous() else x.contiguous())
-        except (TypeError, RuntimeError):  # it is conjugated, or is to be refused
+        except (TypeError, RuntimeError, BufferError):  # it is to be refused
             array = _read(x, name)
         try:
             (out,) = run(array)
@@ -87,7 +86,7 @@ def _read(x: torch.Tensor, name: str) -> np.ndarray:
     check_tensor(x, name)
     try:
         return as_array(x.contiguous())
-    except (TypeError, RuntimeError) as error:
+    except (TypeError, RuntimeError, BufferError) as error:
         raise TraceError(f"{name}: x is a {type(x).__name__} whose memory NumPy cannot read: {error}") from error
 
 

@@ -11,7 +11,7 @@ import torch
 
 from ..errors import DTypeError
 
-__all__ = ["as_array", "as_tensor", "dtype_of"]
+__all__ = ["as_array", "as_tensor", "dtype_of", "reader_of"]
 
 _DTYPES = {
     torch.bool: np.dtype(np.bool_), torch.uint8: np.dtype(np.uint8), torch.int8: np.dtype(np.int8),
@@ -21,7 +21,11 @@ _DTYPES = {
     torch.complex64: np.dtype(np.complex64), torch.complex128: np.dtype(np.complex128),
     torch.bfloat16: np.dtype(ml_dtypes.bfloat16),
 }  # fmt: skip
+_COMPLEX = torch.complex64, torch.complex128
 _BFLOAT16 = _DTYPES[torch.bfloat16]
+_capsule: Any = getattr(torch._C, "_to_dlpack_versioned", None)
+"""From torch 2.9 on: NumPy makes only read-only arrays of what an older one exports."""
+_from_dlpack: Callable[[Any], np.ndarray] = np.from_dlpack if _capsule else lambda exported: exported.tensor.detach().numpy()
 _from_numpy: Callable[[Any], torch.Tensor] = torch.from_numpy
 
 
@@ -34,14 +38,53 @@ def dtype_of(dtype: torch.dtype, what: str = "the tensor") -> np.dtype:
     return found
 
 
+class _Exported:
+    """A tensor by NumPy's protocol. DLPack leaves it as it is; its own `numpy()` forbids to resize its storage later."""
+
+    __slots__ = ("tensor",)
+
+    def __init__(self, tensor: torch.Tensor):
+        self.tensor = tensor
+
+    def __dlpack__(self, *, dl_device: Any = None, copy: Any = None, max_version: Any = None, stream: Any = None) -> Any:
+        return _capsule(self.tensor)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
+
 def as_array(tensor: torch.Tensor) -> np.ndarray:
-    """Return an array over a dense CPU tensor's memory, with its strides; a conjugated or negated view is copied."""
-    if tensor.dtype is torch.bfloat16:  # NumPy does not know it
-        return tensor.detach().view(torch.int16).numpy().view(_BFLOAT16)
-    try:
+    """Return an array over a dense CPU tensor's memory, with its strides; a conjugated or negated view is copied.
+
+    The tensor stays as it is, and may be resized later. Raises TypeError, RuntimeError or BufferError for other tensors.
+    """
+    return reader_of(tensor.dtype)(tensor)
+
+
+def reader_of(dtype: torch.dtype) -> Callable[[torch.Tensor], np.ndarray]:
+    """Return `as_array` for tensors of one dtype."""
+    return _read_complex if dtype in _COMPLEX else _read_bfloat16 if dtype is torch.bfloat16 else _read
+
+
+def _read(tensor: torch.Tensor) -> np.ndarray:
+    if tensor.is_neg() or not tensor.data_ptr():
+        return _read_other(tensor)
+    return _from_dlpack(_Exported(tensor))
+
+
+def _read_complex(tensor: torch.Tensor) -> np.ndarray:
+    return _read_other(tensor) if tensor.is_conj() else _read(tensor)
+
+
+def _read_bfloat16(tensor: torch.Tensor) -> np.ndarray:
+    return _read(tensor.detach().view(torch.int16)).view(_BFLOAT16)  # NumPy does not know it
+
+
+def _read_other(tensor: torch.Tensor) -> np.ndarray:
+    """An empty tensor, one whose memory has other values, or a subclass or transform that has its values elsewhere."""
+    if tensor.numel() and not tensor.data_ptr():
         return tensor.numpy()
-    except RuntimeError:
-        return tensor.detach().resolve_conj().resolve_neg().numpy()
+    return _from_dlpack(_Exported(tensor.detach().resolve_conj().resolve_neg()))
 
 
 def as_tensor(array: np.ndarray) -> torch.Tensor:
