@@ -22,6 +22,7 @@ from .module_state import ModuleState, named_buffers, named_parameters
 from .parameters import GradientSlot
 from .process_groups import group_of_device_mesh, mesh_of_group
 from .reducer import Reducer
+from .tensor_kinds import unsupported
 from .tensor_memory import DEVICE_TYPE, HostMemory, memory_of
 from .tensors import dtype_of
 from .torch_interface import BufferSwitch, ReducerInterface, refuse_other_names
@@ -127,6 +128,8 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
     def _check_devices(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
         first, device = named[0][0], named[0][1].device
         for name, tensor in named:
+            if refusal := unsupported(name, tensor):
+                raise ModuleError(refusal)
             dtype_of(tensor.dtype, repr(name))
             if tensor.device.type not in ("cpu", DEVICE_TYPE):
                 raise ModuleError(
@@ -174,7 +177,7 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
         self._memory: HostMemory | None = None
         name, first = next(self.module.named_parameters())
         self.device, self.device_type = first.device, first.device.type
-        self._first = self.module.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]
+        self._first = dict(self.module.named_modules())[name.rpartition(".")[0]], name.rpartition(".")[2]
         """Where a parameter is, which tells if the module was moved: a move may change it, or put another one in its place."""
         self._state: ModuleState | None = None
         if self._mesh.size == 1:
@@ -187,7 +190,7 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
             state.broadcast()
         self._reducer = self._make_reducer(named)
         if self.forward_sync_buffers:
-            state.prepare_buffers()
+            state.prepare_buffers(agreed=sync and self._shares_buffers)
 
     def _make_memory(self, named: Sequence[tuple[str, torch.nn.Parameter]]) -> HostMemory:
         self._memory = memory_of(named[0][1].device, self._mesh, named[0][0])
@@ -210,7 +213,8 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
 
     def _sync_buffers(self) -> None:
         assert self._state is not None
-        self._state.broadcast_buffers(0 if self._uneven is None else self._uneven.active[0])  # rank 0's may have ended
+        root = 0 if self._uneven is None else self._uneven.active[0]  # rank 0's may have ended
+        self._state.broadcast_buffers(root, self._reducer is not None and self._reducer.expects)
 
     def will_sync_module_buffers(self) -> bool:
         """True when the next forward pass begins with a broadcast of the buffers."""
@@ -315,6 +319,7 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
             yield
             uneven.follow(self._sync_buffers, reducer.follow)
             assert self._state is not None
+            self._state.compare(self._mesh)
             self._state.broadcast(uneven.active[0])
         finally:
             self._uneven, reducer.scale = None, 1.0

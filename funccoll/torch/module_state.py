@@ -1,15 +1,25 @@
-"""The state of a torch module, its parameters and buffers: compared between ranks, and made equal to those of one."""
+"""The state of a torch module, its parameters and buffers: compared between ranks, and made equal to those of one.
+
+Buffers are broadcast before forward passes, and a pass may have replaced, resized or removed some. So each rank compares the
+names and types of its present buffers with those that all ranks have agreed on. A rank that has others says so in the broadcast
+of the old ones, by a flag; then nothing is written, and all ranks compare their new ones.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Collection, MutableMapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from ..collectives import broadcast
+from ..errors import DTypeError, ModuleError
 from ..mesh import Mesh
-from ..runtime.job.process_allgather import check_equal_lines
+from ..runtime.job.process_allgather import check_equal_lines, gather_text
+from .tensor_kinds import distinct_part, unsupported, write
 from .tensor_memory import HostMemory
 from .tensors import dtype_of
 
@@ -17,6 +27,13 @@ __all__ = ["ModuleState", "named_buffers", "named_parameters"]
 
 _STATE_BYTES = 250 << 20
 """Bytes of state that are broadcast at once."""
+_KEPT = 16
+"""Programs that broadcast buffers, of the types and roots that were used last."""
+_swap: Callable[[torch.Tensor, torch.Tensor], None] = torch._C._swap_tensor_impl
+_storage_count: Callable[[int], int] = torch._C._storage_Use_Count
+
+Types = list[tuple[Any, torch.dtype]]
+"""Shapes and dtypes of tensors."""
 
 
 class ModuleState:
@@ -28,7 +45,12 @@ class ModuleState:
     def __init__(self, module: torch.nn.Module, ignored: Collection[str], label: str, shares_buffers: bool):
         self.module, self.ignored, self.label, self.shares_buffers = module, ignored, label, shares_buffers
         """With `shares_buffers` False `compare` and `broadcast` leave each rank its own buffers."""
+        self._names: list[str] = []
+        """The buffers that all ranks have agreed on."""
+        self._types: Types = []
+        self._programs: OrderedDict[Any, Callable[..., Any]] = OrderedDict()
         self._program: Callable[..., Any] | None = None
+        self._root = 0
 
     def compare(self, mesh: Mesh) -> None:
         """Raise ProgramMismatch, on all ranks, unless all have parameters and buffers of the same names, shapes and dtypes."""
@@ -39,46 +61,190 @@ class ModuleState:
     def broadcast(self, root: int = 0) -> None:
         """Make all ranks' parameters and buffers those of one, some of them at a time."""
         tensors = [t for _, t in (*named_parameters(self.module, self.ignored), *self._shared_buffers())]
-        part: list[torch.Tensor] = []
-        for number, tensor in enumerate(tensors):
-            part.append(tensor)
-            if number + 1 == len(tensors) or sum(t.nbytes for t in part) + tensors[number + 1].nbytes > _STATE_BYTES:
-                self._run(self._compile(part, "state", root), part)
-                part = []
+        with torch.no_grad():
+            parts = [distinct_part(t) for t in tensors]
+            some: list[torch.Tensor] = []
+            for number, part in enumerate(parts):
+                some.append(part)
+                if number + 1 == len(parts) or sum(t.nbytes for t in some) + parts[number + 1].nbytes > _STATE_BYTES:
+                    self._broadcast_some(some, root)
+                    some = []
+
+    def _broadcast_some(self, parts: Sequence[torch.Tensor], root: int) -> None:
+        memory, axes = self.memory, self.memory.host.axis_names
+        types = [(tuple(part.shape), dtype_of(part.dtype)) for part in parts]
+        program = memory.compile(lambda *xs: [broadcast(x, axes, root=root) for x in xs], types, f"{self.label}: state")
+        blocks = [memory.as_array(part.contiguous()) for part in parts]
+        results = program(*blocks)
+        if memory.host.process != root:
+            for part, block, result in zip(parts, blocks, results, strict=True):
+                if not memory.same_bits(block, result):
+                    write(part, memory.as_tensor(result))
+
+    # ------------------------------------------------------------ buffers
 
     def _shared_buffers(self) -> list[tuple[str, torch.Tensor]]:
         return named_buffers(self.module, self.ignored) if self.shares_buffers else []
 
+    def prepare_buffers(self, agreed: bool) -> None:
+        """Compile what `broadcast_buffers` needs, if there are buffers; `agreed` if all ranks are known to have the same."""
+        found = _Buffers(self.module, self.ignored)
+        if found.names:
+            if agreed:
+                self._names, self._types = found.names, found.types
+            self._choose_program(0)
+
     def has_buffers(self) -> bool:
-        """True if there are buffers, perhaps ones that are left to the user."""
-        return next(self.module.buffers(), None) is not None
+        """True if there are buffers, or were some."""
+        return self._program is not None or bool(named_buffers(self.module, self.ignored))
 
-    def prepare_buffers(self) -> None:
-        """Compile what `broadcast_buffers` needs."""
-        if buffers := [b for _, b in named_buffers(self.module, self.ignored)]:
-            self._program = self._compile(buffers, "buffers", 0)
-
-    def broadcast_buffers(self, root: int = 0) -> None:
-        """Make all ranks' buffers those of one."""
-        tensors = [b for _, b in named_buffers(self.module, self.ignored)]
-        if self._program is None:
-            self._program = self._compile(tensors, "buffers", 0)
-        self._run(self._program if root == 0 else self._compile(tensors, "buffers", root), tensors)
-
-    def _compile(self, tensors: Sequence[torch.Tensor], purpose: str, root: int) -> Callable[..., Any]:
-        axes = self.memory.host.axis_names
-        types = [(tuple(t.shape), dtype_of(t.dtype)) for t in tensors]
-        return self.memory.compile(
-            lambda *xs: [broadcast(x, axes, root=root) for x in xs], types, f"{self.label}: {purpose}"
-        )
-
-    def _run(self, program: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> None:
-        """Make tensors those of the program's root."""
-        memory = self.memory
-        blocks = program(*(memory.as_array(tensor.detach().contiguous()) for tensor in tensors))
+    def broadcast_buffers(self, root: int = 0, pending: bool = False) -> None:
+        """Make all ranks' buffers those of one; `pending` if a graph may be alive whose backward pass is to come."""
+        if self._program is None or root != self._root:
+            self._choose_program(root)
         with torch.no_grad():
-            for tensor, block in zip(tensors, blocks, strict=True):
-                tensor.copy_(memory.as_tensor(block))
+            found = _Buffers(self.module, self.ignored)
+            same = found.names == self._names and found.types == self._types
+            if self._exchange(found, found.read(self.memory) if same else None, pending):
+                return
+            self._agree()
+        self.broadcast_buffers(root, pending)
+
+    def _exchange(self, found: _Buffers, blocks: list[Any] | None, pending: bool) -> bool:
+        """Broadcast the buffers that were agreed on. False, with nothing written, where a rank has others: it has no blocks."""
+        assert self._program is not None
+        memory, other = self.memory, blocks is None
+        if blocks is None:
+            blocks = [memory.upload(np.zeros(tuple(shape), dtype_of(dtype))) for shape, dtype in self._types]
+        *results, others = self._program(*blocks, np.array([other], np.uint8))
+        if others[0]:
+            return False
+        if memory.host.process != self._root:
+            changed = [i for i, block in enumerate(blocks) if not memory.same_bits(block, results[i])]
+            blocks.clear()  # they refer to the tensors, as a graph does
+            for i in changed:
+                self._replace(found, i, memory.as_tensor(results[i]), pending)
+        return True
+
+    def _replace(self, found: _Buffers, i: int, value: torch.Tensor, pending: bool) -> None:
+        """Give a buffer its new value: in its memory, but where a graph needs the old one for its backward pass.
+
+        Then the tensor gets memory of its own, and the graph keeps what it had. The tensor stays the same object.
+        """
+        tensor, part, holder = found.tensors[i], found.parts[i], found.holders[i]
+        scripted = type(holder) not in (dict, OrderedDict)  # by TorchScript, which has a reference of its own
+        if part is not tensor or not (tensor.is_inference() or self._is_in_graph(tensor, pending, 1 + scripted)):
+            write(part, value)
+            return
+        with torch.inference_mode(False):
+            fresh = torch.empty_like(tensor).copy_(value)
+        if scripted:
+            holder[found.names[i].rpartition(".")[2]] = fresh
+        else:
+            _swap(tensor, fresh)
+
+    def _is_in_graph(self, tensor: torch.Tensor, pending: bool, references: int) -> bool:
+        """True if a graph has the tensor, or may have a view of it while the module itself has none."""
+        if tensor.requires_grad:  # its graph is the user's affair: it is to be the same there
+            return False
+        storage = tensor.untyped_storage()
+        if _storage_count(storage._cdata) <= 2:  # of the tensor, and of this variable
+            return tensor._use_count() > references and (pending or references == 1)
+        views = (
+            value for part in self.module.modules() for values in (part._parameters, part._buffers, vars(part))
+            for value in values.values() if isinstance(value, torch.Tensor) and value is not tensor
+        )  # fmt: skip
+        return pending and not any(_shares_memory(view, storage) for view in views)
+
+    def _choose_program(self, root: int) -> None:
+        """Let the buffers that were agreed on be broadcast from this rank. All ranks call it."""
+        key = tuple(self._names), tuple(self._types), root
+        if key not in self._programs:
+            axes = self.memory.host.axis_names
+            types = [(tuple(shape), dtype_of(dtype)) for shape, dtype in self._types]
+            self._programs[key] = self.memory.compile_with_flags(
+                lambda *xs: [broadcast(x, axes, root=root) for x in xs], types, 1, f"{self.label}: buffers"
+            )
+            if len(self._programs) > _KEPT:
+                self._programs.popitem(last=False)
+        self._programs.move_to_end(key)
+        self._program, self._root = self._programs[key], root
+
+    def _agree(self) -> None:
+        """Agree on the present buffers. Raises, on all ranks, where they differ, or cannot be broadcast."""
+        found = _Buffers(self.module, self.ignored)
+        rows = [(n, *_type_words(t), self._refusal(n, t)) for n, t in zip(found.names, found.tensors, strict=True)]
+        ranks = [json.loads(text) for text in gather_text(self.memory.host, json.dumps(rows))]
+        for rank, buffers in enumerate(ranks):
+            if refusal := next((refusal for *_, refusal in buffers if refusal), None):
+                raise ModuleError(f"on rank {rank} the buffer {refusal}")
+        for rank, buffers in enumerate(ranks):
+            if buffers != ranks[0]:
+                raise ModuleError(
+                    f"{_difference(ranks[0], buffers, rank)}. They are broadcast before each forward pass, so all ranks must "
+                    "have the same ones, of the same sizes. Or each rank keeps its own: broadcast_buffers=False, or "
+                    "DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, names) before wrapping."
+                )
+        self._names, self._types, self._program = found.names, found.types, None
+
+    def _refusal(self, name: str, tensor: torch.Tensor) -> str | None:
+        """Words on a buffer that cannot be broadcast. One of inference mode can: it becomes another tensor if it changes."""
+        if not tensor.is_inference() and (found := unsupported(name, tensor)):
+            return found
+        try:
+            dtype_of(tensor.dtype, repr(name))
+            self.memory.as_array(distinct_part(tensor).contiguous())
+        except DTypeError as error:
+            return str(error.args[0])
+        except Exception as error:  # it is on another device, for example
+            return f"{name!r} cannot be read: {error.args[0]}"
+        return None
+
+
+class _Buffers:
+    """The present buffers of a module, each once: in the order of `named_buffers`, which takes twice the time."""
+
+    def __init__(self, module: torch.nn.Module, ignored: Collection[str]):
+        self.names: list[str] = []
+        self.types: Types = []
+        self.tensors: list[torch.Tensor] = []
+        self.parts: list[torch.Tensor] = []
+        """Of each buffer the part that has each element of its memory once: the buffer itself, as a rule."""
+        self.holders: list[MutableMapping[str, Any]] = []
+        self._ignored = ignored
+        self._visit(module, "", set())
+
+    def _visit(self, module: Any, prefix: str, seen: set[int]) -> None:
+        if holder := module._buffers:
+            for name, tensor in holder.items():
+                if tensor is not None and id(tensor) not in seen:
+                    seen.add(id(tensor))
+                    name = prefix + name
+                    if name not in self._ignored:
+                        self._add(name, tensor, holder)
+        for name, child in module._modules.items():
+            if child is not None and id(child) not in seen:
+                seen.add(id(child))
+                self._visit(child, f"{prefix}{name}.", seen)
+
+    def _add(self, name: str, tensor: torch.Tensor, holder: MutableMapping[str, Any]) -> None:
+        try:
+            part = tensor if tensor.is_contiguous() else distinct_part(tensor)
+            kind = part.shape, part.dtype
+        except (RuntimeError, ValueError):  # one of those that `unsupported` names
+            part, kind = tensor, (None, tensor.dtype)
+        self.names.append(name)
+        self.types.append(kind)
+        self.tensors.append(tensor)
+        self.parts.append(part)
+        self.holders.append(holder)
+
+    def read(self, memory: HostMemory) -> list[Any] | None:
+        """The arrays over them; None where one has none."""
+        try:
+            return [memory.as_array(part if part.is_contiguous() else part.contiguous()) for part in self.parts]
+        except (TypeError, RuntimeError, BufferError, ModuleError):
+            return None
 
 
 def named_parameters(module: torch.nn.Module, ignored: Collection[str]) -> list[tuple[str, torch.nn.Parameter]]:
@@ -88,12 +254,40 @@ def named_parameters(module: torch.nn.Module, ignored: Collection[str]) -> list[
 
 def named_buffers(module: torch.nn.Module, ignored: Collection[str]) -> list[tuple[str, torch.Tensor]]:
     """The present buffers with their names: a forward pass may have replaced some."""
-    return [(n, b) for n, b in module.named_buffers() if n not in ignored]
+    found = _Buffers(module, ignored)
+    return list(zip(found.names, found.tensors, strict=True))
+
+
+def _shares_memory(view: torch.Tensor, storage: Any) -> bool:
+    try:
+        return view.untyped_storage()._cdata == storage._cdata
+    except (RuntimeError, NotImplementedError):  # it has none
+        return False
+
+
+def _type_words(tensor: torch.Tensor) -> tuple[str, str]:
+    """The dtype and the shape in words."""
+    shape = "nested" if tensor.is_nested else str(list(tensor.shape))
+    return str(tensor.dtype).removeprefix("torch."), shape
+
+
+def _difference(wanted: list[Any], found: list[Any], rank: int) -> str:
+    """The first difference between the buffers of rank 0 and those of another rank, in words."""
+    of_0, of_other = ({name: (dtype, shape) for name, dtype, shape, _ in rows} for rows in (wanted, found))
+    for name in dict.fromkeys((*of_other, *of_0)):
+        one, other = of_0.get(name), of_other.get(name)
+        if one is None or other is None:
+            has, lacks = (rank, 0) if one is None else (0, rank)
+            return f"buffer {name!r} is on rank {has}, and not on rank {lacks}"
+        if one != other:
+            words = [shape if one[0] == other[0] else dtype + shape for dtype, shape in (other, one)]
+            return f"buffer {name!r} is {words[0]} on rank {rank}, {words[1]} on rank 0"
+    return f"buffers are in the order {', '.join(of_other)} on rank {rank}, {', '.join(of_0)} on rank 0"
 
 
 def _described(what: str, name: str, tensor: torch.Tensor) -> str:
     """A line that must be equal on all ranks."""
-    dtype = str(tensor.dtype).removeprefix("torch.")
+    dtype, shape = _type_words(tensor)
     trained = " (trained)" if what == "parameter" and tensor.requires_grad else ""
     where = "" if tensor.device.type == "cpu" else f" on {tensor.device.type}"  # each process's own number of it
-    return f"{what} {name}: {dtype}{list(tensor.shape)}{where}{trained}"
+    return f"{what} {name}: {dtype}{shape}{where}{trained}"

@@ -30,6 +30,8 @@ DEVICE_TYPE = "cuda"
 Types = Sequence[tuple[tuple[int, ...], np.dtype]]
 """Shapes and dtypes of blocks."""
 
+_FEW_BYTES = 1 << 14
+"""Bytes that are compared most quickly as copies."""
 _FLAG = np.dtype(np.uint8)
 _SAME_BITS = {torch.bfloat16: torch.int16, torch.bool: torch.uint8}
 """Dtypes which not every version of DLPack has -> one of the same width."""
@@ -70,6 +72,13 @@ class HostMemory:
     def write(self, block: Any, result: Any) -> None:
         """Write a result into a block."""
         block[...] = result
+
+    def same_bits(self, block: Any, result: Any) -> bool:
+        """True if a block is known to have the bits of a result of its shape and dtype."""
+        if block.nbytes <= _FEW_BYTES:
+            return block.tobytes() == result.tobytes()
+        bits = np.dtype(f"u{min(block.itemsize, 8)}")
+        return bool((block.reshape(-1).view(bits) == result.reshape(-1).view(bits)).all())
 
     def scaled(self, result: Any, factor: float) -> Any:
         """Return a result times a number."""
@@ -174,6 +183,10 @@ class DeviceMemory(HostMemory):
         """See `HostMemory`."""
         with self._current():
             block[...] = result
+
+    def same_bits(self, block: Any, result: Any) -> bool:
+        """See `HostMemory`. A comparison would have to wait for the GPU."""
+        return False
 
     def scaled(self, result: Any, factor: float) -> Any:
         """See `HostMemory`."""
