@@ -18,7 +18,8 @@ def results(name: str, n: int = 2) -> list[Any]:
 
 
 CHECKED = [
-    "present_buffers_are_broadcast", "caches_of_many_lengths", "resized_buffers", "two_forwards_one_backward",
+    "present_buffers_are_broadcast", "modules_without_buffers_at_first", "caches_of_many_lengths", "resized_buffers",
+    "two_forwards_one_backward",
     "graphs_keep_the_values_of_their_pass", "a_buffer_stays_the_same_tensor", "only_what_differs_is_written",
     "passes_in_inference_mode", "scripted_modules", "overlapping_tensors",
 ]  # fmt: skip

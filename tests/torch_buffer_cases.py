@@ -96,6 +96,28 @@ def present_buffers_are_broadcast() -> None:
 
 
 @case
+def modules_without_buffers_at_first() -> None:
+    """A buffer that is set, registered, or comes with a module that was made before."""
+    ddp, module = wrapped(mask=None)
+    x, norm = data(), torch.nn.BatchNorm1d(4)
+    ddp(x).sum().backward()
+    assert not ddp.will_sync_module_buffers() and ddp._state._program is None
+    module.mask = mine(torch.ones(3), torch.zeros(3))
+    ddp(x).sum().backward()
+    is_like_rank_0(module.mask, torch.ones(3))
+    ddp, module = wrapped()
+    module.layer.register_buffer("late", mine(torch.ones(2), torch.zeros(2)))
+    ddp(x).sum().backward()
+    is_like_rank_0(module.layer.late, torch.ones(2))
+    ddp, module = wrapped()
+    ddp(x).sum().backward()
+    norm.running_mean.fill_(fc.rank())
+    module.layer.norm = norm.requires_grad_(False)
+    ddp(x).sum().backward()
+    is_like_rank_0(norm.running_mean, torch.zeros(4))
+
+
+@case
 def caches_of_many_lengths() -> None:
     """A cache that grows at each step, and later is cut: more programs than are kept."""
     ddp, module = wrapped(cos=torch.zeros(1))

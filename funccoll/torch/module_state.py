@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.modules import module as torch_modules
 
 from ..collectives import broadcast
 from ..errors import DTypeError, ModuleError
@@ -31,6 +32,10 @@ _KEPT = 16
 """Programs that broadcast buffers, of the types and roots that were used last."""
 _swap: Callable[[torch.Tensor, torch.Tensor], None] = torch._C._swap_tensor_impl
 _storage_count: Callable[[int], int] = torch._C._storage_Use_Count
+
+_registrations = [0]
+"""Buffers and modules that were registered in any module, once there is a wrapper."""
+_handles: list[Any] = []
 
 Types = list[tuple[Any, torch.dtype]]
 """Shapes and dtypes of tensors."""
@@ -50,7 +55,10 @@ class ModuleState:
         self._types: Types = []
         self._programs: OrderedDict[Any, Callable[..., Any]] = OrderedDict()
         self._program: Callable[..., Any] | None = None
-        self._root = 0
+        self._root, self._seen = 0, -1
+        if not _handles:  # global ones, of all modules
+            _handles.append(torch_modules.register_module_buffer_registration_hook(_registered))
+            _handles.append(torch_modules.register_module_module_registration_hook(_registered))
 
     def compare(self, mesh: Mesh) -> None:
         """Raise ProgramMismatch, on all ranks, unless all have parameters and buffers of the same names, shapes and dtypes."""
@@ -95,8 +103,13 @@ class ModuleState:
             self._choose_program(0)
 
     def has_buffers(self) -> bool:
-        """True if there are buffers, or were some."""
-        return self._program is not None or bool(named_buffers(self.module, self.ignored))
+        """True if there are buffers, or were some. A module without any is looked at again where something was registered."""
+        if self._program is not None:
+            return True
+        if self._seen == _registrations[0]:
+            return False
+        self._seen = _registrations[0]
+        return bool(named_buffers(self.module, self.ignored))
 
     def broadcast_buffers(self, root: int = 0, pending: bool = False) -> None:
         """Make all ranks' buffers those of one; `pending` if a graph may be alive whose backward pass is to come."""
@@ -145,11 +158,12 @@ class ModuleState:
 
     def _is_in_graph(self, tensor: torch.Tensor, pending: bool, references: int) -> bool:
         """True if a graph has the tensor, or may have a view of it while the module itself has none."""
-        if tensor.requires_grad:  # its graph is the user's affair: it is to be the same there
+        is_held = tensor._use_count() > references
+        if not (is_held or pending) or tensor.requires_grad:  # of one that is trained the graph is to have the same tensor
             return False
         storage = tensor.untyped_storage()
         if _storage_count(storage._cdata) <= 2:  # of the tensor, and of this variable
-            return tensor._use_count() > references and (pending or references == 1)
+            return is_held and (pending or references == 1)
         views = (
             value for part in self.module.modules() for values in (part._parameters, part._buffers, vars(part))
             for value in values.values() if isinstance(value, torch.Tensor) and value is not tensor
@@ -256,6 +270,10 @@ def named_buffers(module: torch.nn.Module, ignored: Collection[str]) -> list[tup
     """The present buffers with their names: a forward pass may have replaced some."""
     found = _Buffers(module, ignored)
     return list(zip(found.names, found.tensors, strict=True))
+
+
+def _registered(module: torch.nn.Module, name: str, value: Any) -> None:
+    _registrations[0] += 1
 
 
 def _shares_memory(view: torch.Tensor, storage: Any) -> bool:
