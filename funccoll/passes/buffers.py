@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ..ir import Equation, Literal, Program, Var
-from ..primitives.collectives import pvary_p
+from ..primitives.collectives import pvary_p, scatter_p
 from ..primitives.control_flow import cond_p, scan_p
 from ..primitives.elementwise import convert_p, where_p
 from ..primitives.higher import optimization_barrier_p
@@ -40,7 +40,8 @@ class Buffers:
     may share memory with an argument or a captured constant. `published`: large values that a collective reads; their
     equations write them into memory of the backend, in C order. `overwritten`: donated inputs that the program writes into, so
     that their memory must be the program's alone. `bodies`: the plans of the programs that control flow runs. `strided`:
-    variables that may lie in another order than C.
+    variables that may lie in another order than C. `arranged`: results of collectives of virtual devices that must be brought
+    into it.
     """
 
     reuse: dict[Var, int]
@@ -49,6 +50,7 @@ class Buffers:
     overwritten: frozenset[Var] = frozenset()
     bodies: Mapping[Program, Buffers] = field(default_factory=dict)
     strided: frozenset[Var] = frozenset()
+    arranged: frozenset[Var] = frozenset()
 
 
 _PUBLISH_BYTES = 1 << 15
@@ -80,7 +82,8 @@ def plan_buffers(
     bodies = {body: plan_buffers(body, aliases, publishes) for body in programs}
     memory = _storage_of(program, bodies, aliases)
     reuse = _reuse(program, memory, last_use)
-    if aliases:
+    large = any(_may_be_written(eqn, v) for eqn in program.collectives() for v in eqn.outputs)
+    if aliases and large:
         # A process may write into a collective's result, which lies in C order, and so what it writes does. NumPy lays out a
         # new array likewise where any operand lies in C order. Another operand's memory could have other strides.
         between_processes = _reuse(program, _storage_of(program, bodies, aliases=False), last_use)
@@ -92,7 +95,8 @@ def plan_buffers(
     published = _published(program, reuse) if publishes else frozenset()
     inner = {body: plan for outer in bodies.values() for body, plan in outer.bodies.items()}
     strided = _strided(program, published)
-    return Buffers(reuse, borrowed, published, overwritten & donated, inner | bodies, strided)
+    arranged = _arranged(program, strided) if aliases else frozenset()
+    return Buffers(reuse, borrowed, published, overwritten & donated, inner | bodies, strided, arranged)
 
 
 @dataclass(frozen=True)
@@ -147,7 +151,7 @@ def _storage_of(program: Program, bodies: Mapping[Program, Buffers], aliases: bo
                 if type(a) is Var:
                     private.difference_update(storage[a])
                     exposed.add(a)
-            private.update(v for v in eqn.outputs if v.type.nbytes > SMALL_RESULT_BYTES and _is_everywhere(eqn, v))
+            private.update(v for v in eqn.outputs if _may_be_written(eqn, v))
 
     return _Storage(outside, storage, private, views, exposed)
 
@@ -241,9 +245,12 @@ def _work_in_place(
     return frozenset(written)
 
 
-def _is_everywhere(eqn: Equation, result: Var) -> bool:
-    """True when every rank receives a result of a collective; where some get zeros, those are one array for all calls."""
-    return result.type.varying.isdisjoint(eqn.axes())
+def _may_be_written(eqn: Equation, result: Var) -> bool:
+    """True when compute may write into a collective's result between processes: it is large, and every rank receives it.
+
+    Where some get zeros, those are one array for all calls.
+    """
+    return result.type.nbytes > SMALL_RESULT_BYTES and result.type.varying.isdisjoint(eqn.axes())
 
 
 def _published(program: Program, reuse: dict[Var, int]) -> frozenset[Var]:
@@ -271,20 +278,28 @@ def _strided(program: Program, published: frozenset[Var]) -> frozenset[Var]:
     """Variables that may lie in another order than C: views, and what NumPy lays out like one.
 
     Inputs and constants, results of collectives and of control flow lie in C order, and so does what these primitives make of
-    operands that do, but for the strides of dimensions of size 1.
+    operands that do.
     """
     found: set[Var] = set()
     for eqn in program.equations:
         if eqn.primitive.communicates or eqn.primitive.kind == "control":
             continue
-        new = not eqn.primitive.view  # one dimension in new memory has one order, and a product of matrices is in C order
-        dense = (2 if eqn.primitive is matmul_p else 1) if new else 0
         keeps = eqn.primitive.ufunc is not None or eqn.primitive in _KEEP_ORDER
         if not keeps:
             found.update(v for v in eqn.outputs if v.type.shape)
-        elif not found.isdisjoint(a for a in eqn.inputs if type(a) is Var):
-            found.update(v for v in eqn.outputs if v.type.ndim > dense)
-    return frozenset(found - published)
+        elif any(a in found for a in eqn.inputs):
+            # One dimension in new memory has one order, and a product of matrices lies in C order.
+            dense = 0 if eqn.primitive.view else 2 if eqn.primitive is matmul_p else 1
+            found.update(v for v in eqn.outputs if v.type.ndim > dense and v not in published)
+    return frozenset(found)
+
+
+def _arranged(program: Program, strided: frozenset[Var]) -> frozenset[Var]:
+    """Results of collectives that lie as a strided operand, or are parts of it."""
+    return frozenset(
+        v for eqn in program.equations if eqn.primitive.kind == "collective" and eqn.primitive.communicates
+        for a, v in zip(eqn.inputs, eqn.outputs, strict=True) if v.type.shape and (a in strided or eqn.primitive is scatter_p)
+    )  # fmt: skip
 
 
 def _can_write(eqn: Equation) -> bool:

@@ -297,13 +297,15 @@ class _Builder:
         if isinstance(atom, Literal):
             return self.names.of(self.backend.library.upload(atom.value), "c")
         if atom not in self.buffers.borrowed:
-            return self.in_c_order(atom)
+            return self.crossing(atom)
         return self.each_copy(self.names.of(self.backend.library.copy, "f", "copy"), atom)
 
-    def in_c_order(self, var: Var) -> str:
+    def crossing(self, var: Var) -> str:
         """The expression of a value that leaves this program, or enters one of control flow."""
-        if var not in self.buffers.strided:
-            return self.name(var)
+        return self.in_c_order(var) if var in self.buffers.strided else self.name(var)
+
+    def in_c_order(self, var: Var) -> str:
+        """The expression of a value in C order."""
         return self.each_copy(self.names.of(in_c_order, "f"), var)
 
     def each_copy(self, function: str, var: Var) -> str:
@@ -440,7 +442,8 @@ class _Builder:
                 part = collective_part([e for e in group if not {*e.outputs}.isdisjoint(call.outputs)] or group)
                 self.parts.append((self.names.namespace, function, part))
             right = f"{function}({', '.join(map(self.name, call.inputs))})"
-            self.steps.append(([f"{left} = {right}" if left else right], set(call.inputs)))
+            arranged = [f"; {self.name(v)} = {self.in_c_order(v)}" for v in call.outputs if v in self.buffers.arranged]
+            self.steps.append(([(f"{left} = {right}" if left else right) + "".join(arranged)], set(call.inputs)))
 
     # ------------------------------------------------------------ control flow
 
@@ -452,7 +455,7 @@ class _Builder:
         self.call_steps[step] = len(self.calls) - calls
         self.loop_steps.add(step)
         upload = self.backend.library.upload
-        given = [self.names.of(upload(a.value), "c") if isinstance(a, Literal) else self.in_c_order(a) for a in eqn.inputs]
+        given = [self.names.of(upload(a.value), "c") if isinstance(a, Literal) else self.crossing(a) for a in eqn.inputs]
         call = f"{function}({', '.join(given)})"
         reads = {a for a in eqn.inputs if type(a) is Var and a not in self.constants}
         self.steps.append(([f"{left}, = {call}" if left else call], reads))

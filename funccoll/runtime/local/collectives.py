@@ -12,7 +12,6 @@ import numpy as np
 
 from ...arrays.array_layout import ArrayLayout
 from ...ir import Equation, Program, Var
-from ...memory_order import in_c_order
 from ...mesh import Mesh, Sharding
 from ..array_library import NUMPY
 from ..backend import Copies, GroupCall, Run, host_block
@@ -57,8 +56,7 @@ class LocalBackend:
             compute = executor(eqn.primitive, schedule)
             for atom, out in zip(eqn.inputs, eqn.outputs, strict=True):
                 assert isinstance(atom, Var)
-                ordered = _in_c_order(compute) if out.type.shape else compute
-                function = _over_groups(eqn, ordered, mesh, atom.type.varying, out.type.varying)
+                function = _over_groups(eqn, compute, mesh, atom.type.varying, out.type.varying)
                 yield GroupCall(function, (atom,), (out,), returns_tuple=False)
 
     def record(self, run: Run, program: Program) -> Run:
@@ -81,11 +79,6 @@ class LocalBackend:
 
 
 BACKEND = LocalBackend
-
-
-def _in_c_order(compute: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
-    """The same, whose results lie as a process receives them, however NumPy has laid them out: they may be operands, too."""
-    return lambda shards, **params: [in_c_order(x) for x in compute(shards, **params)]
 
 
 def _over_groups(
