@@ -13,7 +13,7 @@ from torch_collective_cases import refusals
 
 import funccoll as fc
 import funccoll.torch as ft
-from funccoll.errors import FunccollError, MeshError
+from funccoll.errors import FunccollError, MeshError, UnsupportedError
 from funccoll.torch import tensor_programs
 
 HEAD = JOIN + f"""
@@ -158,6 +158,34 @@ def test_refusals(alone, number):
 
 def test_every_refusal_is_tested(alone):
     assert len(refusals(alone, 1)) == 24
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")  # as above
+def test_transforms_of_torch_func_are_refused(alone):
+    """Their tensors have no memory of their own: that of functionalize read as zeros, and make_fx kept a constant."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    reduced = lambda v: ft.all_reduce(v, alone, "data")
+    x, leaf = torch.arange(6.0).reshape(3, 2), torch.ones(3, 2, requires_grad=True)
+    batch = r"x of shape \(2,\) is one example of a batch of vmap, .* whole batch, of shape \(3, 2\), with dimensions"
+    derivative = r"x of shape \(3, 2\) is differentiated inside of one of torch.func's transforms .* Use torch.autograd"
+    cases = [
+        (batch, lambda: torch.func.vmap(reduced)(x)),
+        (derivative, lambda: torch.func.grad(lambda v: reduced(v).sum())(x)),
+        (derivative, lambda: torch.func.jvp(reduced, (x,), (x,))), (derivative, lambda: torch.func.jacrev(reduced)(x)),
+        (derivative, lambda: torch.vmap(lambda v: v * reduced(leaf).sum())(x)),
+        ("functionalize.*outside", lambda: torch.func.functionalize(reduced)(x)),
+        ("traced by make_fx.*constant.*torch.compile", lambda: make_fx(reduced)(x)),
+        ("batch of vmap.*vectorize=True", lambda: torch.autograd.functional.jacobian(reduced, x, vectorize=True)),
+        ("batch of vmap.*is_grads_batched=True",
+         lambda: torch.autograd.grad(reduced(leaf), leaf, torch.ones(4, 3, 2), is_grads_batched=True)),
+    ]
+    for words, call in cases:
+        with pytest.raises(UnsupportedError, match=rf"^all_reduce: .*{words}") as raised:
+            call()
+        assert raised.value.source is not None and raised.value.source.file == __file__
+    inside = torch.vmap(lambda v: v + reduced(x)[0])(x)  # what is not of the batch is reduced as it is
+    assert torch.equal(inside, x + x[0]) and torch.equal(reduced(x), x)
 
 
 def test_virtual_devices_are_refused():

@@ -16,7 +16,8 @@ has the linear collectives, torch.func's transforms none; torch.compile calls co
 
 Errors are raised before anything moves: TraceError for what is not a dense tensor, DeviceError for one elsewhere than in host
 memory, DTypeError for a dtype that is not supported or lacks the op, ShapeError for dimensions, roots and pairs that do not
-exist or fit, MeshError for an axis or mesh that cannot be used, UnsupportedError for an unknown op.
+exist or fit, MeshError for an axis or mesh that cannot be used, UnsupportedError for an unknown op, and for tensors of
+torch.func's transforms (vmap, grad, functionalize) and of make_fx.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from ..collectives import Axes
 from ..errors import FunccollError, ShapeError
 from ..mesh import Mesh, normalize_axes
 from ..runtime.job.world import backend_of
-from .tensor_programs import Options, Program, breaks_graph, check_tensor, program_of, programs_of
+from .tensor_programs import Options, Program, breaks_graph, check_tensor, program_of, programs_of, refuse_transforms
 from .tensors import as_tensor, dtype_of
 
 __all__ = [
@@ -46,12 +47,15 @@ __all__ = [
 
 _NONLINEAR = ("max", "min", "prod")
 _grad_enabled = torch.is_grad_enabled
+_transform, _dispatch_modes = torch._C._functorch.peek_interpreter_stack, torch._C._len_torch_dispatch_stack
 
 
 def _call(name: str, x: torch.Tensor, mesh: Mesh, axis: Axes, options: Options) -> torch.Tensor:
     """The collective of `x`, on the tape where it has a gradient. Its errors are of the caller's caller's line."""
     if is_dynamo_compiling() or _frames_are_traced():
         return _call_outside_of_graphs(name, x, mesh, axis, options)
+    if _transform() is not None or _dispatch_modes():
+        refuse_transforms(x, name)
     code = (frame := _getframe(2)).f_code
     site = code.co_filename, code.co_firstlineno, frame.f_lasti
     try:

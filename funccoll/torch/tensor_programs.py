@@ -8,19 +8,21 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import torch
+import torch._C._functorch as _functorch
 from torch._C._dynamo.eval_frame import get_eval_frame_callback as frames_are_traced
 from torch._compile import _disable_dynamo
 from torch.compiler import is_dynamo_compiling
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from .. import collectives
 from ..collectives import Axes
 from ..compiler.per_device import PerDevice, compile_per_device
-from ..errors import DeviceError, MeshError, TraceError
+from ..errors import DeviceError, MeshError, TraceError, UnsupportedError
 from ..mesh import Mesh
 from ..runtime.codegen import require_devices
 from .tensors import as_array, as_tensor, dtype_of, reader_of
 
-__all__ = ["Options", "Program", "breaks_graph", "check_tensor", "program_of", "programs_of"]
+__all__ = ["Options", "Program", "breaks_graph", "check_tensor", "program_of", "programs_of", "refuse_transforms"]
 
 KEPT = 512
 """Programs that a mesh keeps, those that were used last: each has some shared memory."""
@@ -84,6 +86,7 @@ def _program(name: str, compiled: PerDevice, dtype: torch.dtype) -> Program:
 
 def _read(x: torch.Tensor, name: str) -> np.ndarray:
     check_tensor(x, name)
+    refuse_transforms(x, name)
     try:
         return as_array(x.contiguous())
     except (TypeError, RuntimeError, BufferError) as error:
@@ -107,6 +110,38 @@ def check_tensor(x: Any, name: str) -> None:
             "those in host memory: use x.cpu()."
         )
     dtype_of(x.dtype, f"{name}: x")
+
+
+def refuse_transforms(x: Any, name: str) -> None:
+    """Raise UnsupportedError for a tensor inside of torch.func's transforms, and in a trace of make_fx.
+
+    NumPy cannot read the first, or reads zeros (functionalize). The second would keep the result as a constant.
+    """
+    if not isinstance(x, torch.Tensor):
+        return
+    what = f"{name}: x of shape {tuple(x.shape)}"
+    if _functorch.is_batchedtensor(x) or _functorch.is_legacy_batchedtensor(x):
+        whole = f", of shape {tuple(_functorch.get_unwrapped(x).shape)}" if _functorch.is_batchedtensor(x) else ""
+        raise UnsupportedError(
+            f"{what} is one example of a batch of vmap, and a collective of tensors has no rule for batches. Call it outside "
+            f"of vmap on the whole batch{whole}, with dimensions counted in that. In a backward pass leave out "
+            "is_grads_batched=True and vectorize=True."
+        )
+    if _functorch.is_functionaltensor(x):
+        raise UnsupportedError(
+            f"{what} is a tensor of torch.func.functionalize, whose memory collectives cannot read. Call {name} outside of "
+            "what is functionalized."
+        )
+    if _functorch.is_functorch_wrapped_tensor(x) or (x.requires_grad and _functorch.peek_interpreter_stack() is not None):
+        raise UnsupportedError(
+            f"{what} is differentiated inside of one of torch.func's transforms (grad, vjp, jvp, jacrev, vmap), and a "
+            "collective of tensors has no rule for them. Use torch.autograd: y.backward(), torch.autograd.grad, or forward_ad."
+        )
+    if torch._C._len_torch_dispatch_stack() and get_proxy_mode() is not None:
+        raise UnsupportedError(
+            f"{what} is traced by make_fx, which records torch's operations: the graph would hold the collective's result as a "
+            f"constant. Call {name} outside of what is traced, or use torch.compile, which calls it between two graphs."
+        )
 
 
 def programs_of(mesh: Mesh, name: str) -> Any:
