@@ -7,6 +7,7 @@ Each class also derives from the built-in that a NumPy or JAX user would catch (
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import sys
@@ -52,6 +53,7 @@ __all__ = [
     "current_source",
     "raised_at",
     "registration_remedy",
+    "system_reason",
     "user_frames",
     "user_source",
 ]
@@ -338,6 +340,18 @@ class PlannedError(FunccollError, NotImplementedError):
 
 class PlannedNameError(PlannedError, AttributeError):
     """A planned public name that was asked for; being an AttributeError, `hasattr` is False."""
+
+
+_LIMITS = {
+    errno.EFBIG: "`ulimit -f` limits the size of files", errno.EMFILE: "`ulimit -n` limits the open files of a process",
+    errno.EDQUOT: "a quota limits this user's files",
+}  # fmt: skip
+
+
+def system_reason(error: OSError) -> str:
+    """The system's reason for an error, with the limit that has been reached, if it tells."""
+    limit = _LIMITS.get(error.errno or 0)
+    return f"{error.strerror or error}{f' ({limit})' if limit else ''}"
 
 
 def registration_remedy(value: Any) -> str:

@@ -28,6 +28,7 @@ from typing import Any
 
 from . import private_files
 from ._version import __version__
+from .errors import system_reason
 from .mesh import number_hosts
 
 __all__ = [
@@ -361,7 +362,7 @@ def save(profile: MachineProfile, path: Path) -> None:
     try:
         private_files.replace(path, text)
     except OSError as error:
-        raise ValueError(f"{path}: {error.strerror}") from None
+        raise ValueError(f"{path}: {system_reason(error)}") from None
 
 
 def check_place(path: Path) -> None:
@@ -369,7 +370,7 @@ def check_place(path: Path) -> None:
     try:
         why = private_files.make_folder(path.parent) if path == default_path() else ""
     except OSError as error:
-        why = f"{path.parent}: {error.strerror}"
+        why = f"{path.parent}: {system_reason(error)}"
     if not why and not path.parent.is_dir():
         why = f"there is no folder {path.parent}"
     if not why and (path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK)):

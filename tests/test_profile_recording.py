@@ -154,10 +154,11 @@ def test_threads_segments_forks_and_profiles_in_a_row(tmp_path):
 def test_a_full_disk_ends_the_profile_and_not_the_program(tmp_path):
     printed = run("full_disk", 2, tmp_path)
     (warning,) = printed[0]
-    assert warning.startswith("funccoll: the profile of rank 0 in ") and warning.endswith("ends here: File too large.")
+    why = "File too large (`ulimit -f` limits the size of files)"
+    assert warning.startswith("funccoll: the profile of rank 0 in ") and warning.endswith(f"ends here: {why}.")
     assert printed[1] == [""]
     profile = Profile.load(tmp_path)
-    assert profile.notes == ["rank 0: its record ends early: File too large"]
+    assert profile.notes == [f"rank 0: its record ends early: {why}"]
     few, all_of_them = (len(record.threads[0].start) for record in profile.records)
     assert 0 < few <= 1 << 15 < 60_000 < all_of_them
 

@@ -343,7 +343,7 @@ import resource
 resource.setrlimit(resource.RLIMIT_FSIZE, ({4 * GiB}, {4 * GiB}))
 from funccoll.runtime.shm.heap import *
 arena = largest_arena(2)
-assert {GiB // 2} < arena < {GiB}, arena
+assert {GiB} < arena < {2 * GiB}, arena
 Heap(create(2, arena), 1, 2).array((1000,), "f4")[:] = 1
 """
     subprocess.run([sys.executable, "-W", "error", "-c", limited], check=True, timeout=120)

@@ -390,7 +390,7 @@ import funccoll as fc
 import funccoll.runtime.shm.communicators as communicators
 import funccoll.runtime.shm.heap as heap
 communicators._MAX_COMMUNICATORS = 3
-heap._ARENA = 16 << 40  # of 128 TiB
+heap.LARGEST = 16 << 40  # of 128 TiB
 def until_it_raises(step):
     for _ in range(20):
         try:
@@ -426,6 +426,9 @@ import subprocess
 joining = "from funccoll.runtime.job import world; world.init(); print('again', flush=True)"
 child = subprocess.run([sys.executable, "-c", joining], stderr=subprocess.PIPE, text=True)
 assert child.returncode == 1 and f"started by rank {rank} and is not a rank of its own" in child.stderr, child.stderr
+assert "Start it as a job of its own (`funccoll run -n N`, fc.launch), or alone, without its rank's place" in child.stderr
+alone = {name: value for name, value in os.environ.items() if name not in ("FUNCCOLL_RANK", "FUNCCOLL_WORLD_SIZE")}
+subprocess.run([sys.executable, "-c", joining], stdout=subprocess.DEVNULL, check=True, env=alone)
 world.finalize()
 os.execv(sys.executable, [sys.executable, "-c", joining])
 """

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..display import seconds_text
-from ..errors import ProfileError
+from ..errors import ProfileError, system_reason
 from ..profiling import SPLIT, Profile, runs_of
 
 __all__ = ["main"]
@@ -61,7 +61,7 @@ def _write_trace(profile: Profile, given: str | None, every: bool) -> str | None
         profile.to_perfetto(path, every)
     except OSError as error:
         if given:
-            raise ProfileError(f"cannot write {path}: {error.strerror}.") from None
+            raise ProfileError(f"cannot write {path}: {system_reason(error)}.") from None
         return None
     return str(path)
 

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Container, Sequence
 from contextlib import ExitStack
 
+from ..errors import system_reason
 from ..runtime.job import host
 from ..runtime.job.processes import GRACE, Job, environment, interpreter, new_run, outcome
 from .first_failure import first_failure, first_to_report
@@ -262,5 +263,5 @@ class _Output:
                 view = view[write_some(stream, view) :]
         except OSError as error:
             self.is_broken = True
-            self.error = "" if isinstance(error, BrokenPipeError) else str(error.strerror)
+            self.error = "" if isinstance(error, BrokenPipeError) else system_reason(error)
             self.broken()

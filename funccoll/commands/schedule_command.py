@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .. import schedules
-from ..errors import FunccollError
+from ..errors import FunccollError, system_reason
 from ..schedules.collective import KINDS, check_kind, similar
 from ..schedules.registry import Algorithm, find, known
 from ..schedules.schedule import Schedule
@@ -315,7 +315,7 @@ def _draw(schedule: Schedule, options: argparse.Namespace) -> None:
     try:
         drawing.save(options.draw)
     except OSError as error:
-        raise _WrongOption(f"cannot write {options.draw!r}: {error.strerror or error}.") from None
+        raise _WrongOption(f"cannot write {options.draw!r}: {system_reason(error)}.") from None
 
 
 def _write(path: str, text: str) -> None:
@@ -338,7 +338,7 @@ def _write(path: str, text: str) -> None:
                 os.unlink(name)
             raise
     except OSError as error:
-        raise _WrongOption(f"cannot write {path!r}: {error.strerror or error}.") from None
+        raise _WrongOption(f"cannot write {path!r}: {system_reason(error)}.") from None
 
 
 def _print(schedule: Schedule, figures: dict[str, Any]) -> None:

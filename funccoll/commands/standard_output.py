@@ -17,6 +17,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from ..errors import system_reason
+
 __all__ = ["StdoutError", "run_command_line", "write_some"]
 
 _HANDLER = "funccoll-ascii"
@@ -94,7 +96,7 @@ def run_command_line(name: str, command: Callable[[], int]) -> int:
     raw.discards = True  # Python flushes once more at its end
     if raw.error.errno == errno.EPIPE:
         return 128 + signal.SIGPIPE
-    print(f"{name}: what it prints cannot be written: {raw.error.strerror}.", file=sys.stderr)
+    print(f"{name}: what it prints cannot be written: {system_reason(raw.error)}.", file=sys.stderr)
     return code or 1
 
 

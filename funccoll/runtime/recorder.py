@@ -32,7 +32,7 @@ from weakref import WeakSet
 import numpy as np
 
 from .._version import __version__
-from ..errors import ProfileError, user_source
+from ..errors import ProfileError, system_reason, user_source
 from ..kernels.frame import ROW_BYTES
 from ..machine_profile import boot_id
 
@@ -154,15 +154,18 @@ class RowFile:
             self.add(RECORDING, begin, now, 0)
         return now
 
-    def close(self) -> None:
-        """Write the rest, also a row in the middle."""
-        self.closed = True
+    def close(self) -> OSError | None:
+        """Write the rest, also a row in the middle. Returns the error for which it cannot be written."""
+        self.closed, found = True, None
         if self._at < _BUFFER_WORDS and self._view[self._at]:
             self._at += _ROW_WORDS
-        with suppress(OSError):
+        try:
             self.flush()
+        except OSError as error:
+            found = error
         os.close(self._fd)
         self._processor.close()
+        return found
 
 
 class _ProcessorTime:
@@ -312,34 +315,47 @@ class Recorder:
     def give_up(self, error: OSError) -> None:
         """Stop recording on this rank, because nothing more can be written: the program goes on."""
         if not self.ended:
-            why = f"{error.strerror or error}"
-            warnings.warn(f"funccoll: the profile of rank {self._rank} in {self.folder} ends here: {why}.", RuntimeWarning, 2)
-            self.end(why)
+            self._warn_of_end(error)
+            self.end(system_reason(error))
+
+    def _warn_of_end(self, error: OSError) -> None:
+        text = f"funccoll: the profile of rank {self._rank} in {self.folder} ends here: {system_reason(error)}."
+        warnings.warn(text, RuntimeWarning, 3)
 
     def end(self, why: str = "") -> None:
-        """Write the end, and close all files; those in which other threads write now are closed by them."""
+        """Write the end, and close all files; those in which other threads write now are closed by them.
+
+        Warns when not all can be written, unless `why` says so already.
+        """
+        told = bool(why)
         with self._lock:
             if self.ended:
                 return
             self.ended = True
-        with suppress(OSError):
-            self._write({"kind": "end", "monotonic_ns": time.monotonic_ns(), "why": why})
+        now, errors = time.monotonic_ns(), [self._close(file) for file in self._files]
+        try:
+            why = why or next((system_reason(error) for error in errors if error), "")
+            self._write({"kind": "end", "monotonic_ns": now, "why": why})
+        except OSError as error:
+            errors.append(error)
         os.close(self._definitions)
-        for file in self._files:
-            self._close(file)
+        for error in [error for error in errors if error][: not told]:
+            self._warn_of_end(error)
 
-    def _close(self, file: RowFile) -> None:
+    def _close(self, file: RowFile) -> OSError | None:
+        """Close a file that no thread writes now. Returns the error for which the rest cannot be written."""
         if file.lock.acquire(blocking=False):
             try:
-                if not file.closed:
-                    file.close()
+                return None if file.closed else file.close()
             finally:
                 file.lock.release()
+        return None
 
 
 def _cannot_write(folder: Path, error: OSError) -> ProfileError:
     return ProfileError(
-        f"a profile cannot be written into {folder}: {error.strerror}. Choose a directory where this process can create files."
+        f"a profile cannot be written into {folder}: {system_reason(error)}. Choose a directory where this process can create "
+        "files."
     )
 
 

@@ -16,8 +16,8 @@ from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 
 __all__ = [
-    "PEER_FAILURE_EXIT_CODE", "address_space", "available_memory", "bindings", "cache_bytes", "cores", "dying_with_parent",
-    "memory_limit", "thread_variables",
+    "PEER_FAILURE_EXIT_CODE", "address_space_limits", "available_memory", "bindings", "cache_bytes", "cores",
+    "dying_with_parent", "memory_limit", "thread_variables",
 ]  # fmt: skip
 
 PEER_FAILURE_EXIT_CODE = os.EX_UNAVAILABLE
@@ -67,10 +67,11 @@ def available_memory() -> int:
     return max(min([free, *(left for _, left in _memory_limits())]), 0)
 
 
-def address_space() -> int | None:
-    """The bytes that this process may map and the size that its files may have, the smaller; None without limits."""
-    limits = [resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_FSIZE)]
-    return min((limit for limit in limits if limit != resource.RLIM_INFINITY), default=None)
+def address_space_limits() -> dict[str, int]:
+    """The limits on the bytes that this process may map, and that its files may have, by the option of `ulimit`."""
+    kinds = {"`ulimit -v`": resource.RLIMIT_AS, "`ulimit -f`": resource.RLIMIT_FSIZE}
+    found = {name: resource.getrlimit(kind)[0] for name, kind in kinds.items()}
+    return {name: limit for name, limit in found.items() if limit != resource.RLIM_INFINITY}
 
 
 def cores() -> int:

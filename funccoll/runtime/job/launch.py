@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import cloudpickle
 
-from ...errors import LaunchError, LaunchTimeout, PeerFailure
+from ...errors import LaunchError, LaunchTimeout, PeerFailure, system_reason
 from .host import PEER_FAILURE_EXIT_CODE, dying_with_parent
 from .processes import GRACE, Job, environment, interpreter, new_run, outcome
 
@@ -86,7 +86,10 @@ def launch(fn: Callable[..., R], n: int, *args: Any, timeout: float | None = Non
 
 def _memory_file(stack: ExitStack) -> int:
     """A new file in memory, without a name: nothing is left behind."""
-    descriptor = os.memfd_create("funccoll", os.MFD_CLOEXEC)
+    try:
+        descriptor = os.memfd_create("funccoll", os.MFD_CLOEXEC)
+    except OSError as error:
+        raise LaunchError(f"fc.launch cannot make a file in memory (memfd_create): {system_reason(error)}.") from None
     stack.callback(os.close, descriptor)
     return descriptor
 

@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import PeerFailure
+from ...errors import PeerFailure, RendezvousError
 from .coordinator import Coordinator
 from .failure import Failure
 from .host import PEER_FAILURE_EXIT_CODE
@@ -85,7 +85,14 @@ class Watch:
             self._introduce(list(self._sockets))
         if rank == 0 or connected:
             self._introduced.set()
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            os.close(self._wake)
+            raise RendezvousError(
+                f"rank {rank} cannot start a thread, which watches the others ({error}). `ulimit -u` limits the processes and "
+                "threads of a user, and control groups those of a container (pids.max)."
+            ) from None
         self._introduced.wait(_INTRODUCTION_TIMEOUT)
 
     # ------------------------------------------------------------ what the others did

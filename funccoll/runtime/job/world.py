@@ -81,7 +81,7 @@ class _Membership:
             if joined.startswith(place) and joined != f"{place}{os.getpid()}":
                 raise RendezvousError(
                     f"this process was started by rank {job.rank} and is not a rank of its own: rank {job.rank} has joined "
-                    'the job. Keep what needs the other ranks under `if __name__ == "__main__":`, which workers do not run.'
+                    f"the job. {_child_remedy()}"
                 )
             record_from_environment(job)
             collective_timeout = rendezvous.positive_number(os.environ, "FUNCCOLL_TIMEOUT", 600, "seconds")
@@ -96,7 +96,10 @@ class _Membership:
                     watch = Watch(job.rank, meeting.sockets, words, meeting.coordinator, meeting.connected)
             except OSError as error:
                 if error.errno not in (errno.EMFILE, errno.ENFILE):
-                    raise
+                    raise RendezvousError(
+                        f"rank {job.rank} cannot join the job: the system refuses what that needs ({error}). A sandbox "
+                        "(seccomp) may forbid it, or a limit be reached (`ulimit -a`)."
+                    ) from error
                 raise RendezvousError(
                     f"rank {job.rank} may open only {resource.getrlimit(resource.RLIMIT_NOFILE)[0]} files (`ulimit -n`), and "
                     f"joining a job of {job.world} processes takes about {10 + 2 * min(job.world, 16)}."
@@ -146,6 +149,18 @@ class _Membership:
             )
             left.watch.disown()
             left.backend.disown(None if _executes() else left.fork_bytes)
+
+
+def _child_remedy() -> str:
+    """Advice to a process that a rank has started: a worker, or another script."""
+    from multiprocessing import parent_process
+
+    if parent_process() is not None:
+        return 'Keep what needs the other ranks under `if __name__ == "__main__":`, which workers do not run.'
+    return (
+        "Start it as a job of its own (`funccoll run -n N`, fc.launch), or alone, without its rank's place in the job: "
+        "`env -u FUNCCOLL_RANK -u FUNCCOLL_WORLD_SIZE`, or what its launcher sets."
+    )
 
 
 def _executes() -> bool:

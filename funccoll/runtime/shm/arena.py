@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 
 from ...display import size_text
-from ..job.host import available_memory
+from ...errors import system_reason
+from ..job.host import address_space_limits, available_memory
 
-__all__ = ["ALIGNMENT", "LARGE", "LENDABLE", "PAGE", "Arena", "block_size", "tail_size"]
+__all__ = ["ALIGNMENT", "LARGE", "LARGEST", "LENDABLE", "PAGE", "Arena", "block_size", "tail_size"]
 
 PAGE = 4096
 ALIGNMENT = 128
@@ -19,6 +20,8 @@ ALIGNMENT = 128
 LARGE = 32 << 20
 """Bytes from which on blocks give their pages back when freed; smaller ones are only used again."""
 
+LARGEST = 64 << 30
+"""Bytes of address space of an arena, where nothing limits it."""
 LENDABLE = 1 << 17
 """Bytes of an array from which on its block has a tail."""
 
@@ -98,12 +101,19 @@ appends to lists and pops from them, each a single step for Python's threads.
         if offset + size > self._end:
             raise MemoryError(
                 f"no address space is left for {size_text(size)} in {self.owner} arena of "
-                f"{size_text(self._end - self._start)}, of which {size_text(self.committed)} are in use."
+                f"{size_text(self._end - self._start)}, of which {size_text(self.committed)} are in use{self._limit()}."
             )
         self._grow(offset + size)
         self._keep_fragment(self._top, offset)
         self._top = offset + size
         return range(offset, offset + 1)
+
+    def _limit(self) -> str:
+        """The end of a sentence, with the limit that has made the arena small; "" where none has."""
+        if self._end - self._start >= LARGEST:
+            return ""
+        limits = " and ".join(address_space_limits()) or "`ulimit -v` or `ulimit -f` of another rank"
+        return f": {limits} limits it for all ranks"
 
     def _keep_fragment(self, start: int, end: int) -> None:
         if start < end:
@@ -163,7 +173,7 @@ appends to lists and pops from them, each a single step for Python's threads.
                 try:
                     return os.posix_fallocate(self._descriptor, offset, nbytes)
                 except OSError as error:
-                    reason = str(error.strerror)
+                    reason = system_reason(error)
         raise MemoryError(
             f"{self.owner} arena cannot get {size_text(nbytes)} more of shared memory: {reason}. It has "
             f"{size_text(self.committed)}."

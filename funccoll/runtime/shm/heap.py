@@ -23,7 +23,6 @@ import math
 import mmap
 import operator
 import os
-import resource
 import threading
 import time
 import weakref
@@ -35,9 +34,9 @@ from typing import Any
 import numpy as np
 
 from ...display import size_text
-from ...errors import DTypeError, FunccollError, RendezvousError, ShapeError
-from ..job.host import address_space, available_memory
-from .arena import LARGE, LENDABLE, PAGE, Arena, block_size, tail_size
+from ...errors import DTypeError, FunccollError, RendezvousError, ShapeError, system_reason
+from ..job.host import address_space_limits, available_memory
+from .arena import LARGE, LARGEST, LENDABLE, PAGE, Arena, block_size, tail_size
 
 __all__ = ["CONTROL", "HEADER", "Heap", "create", "largest_arena"]
 
@@ -48,7 +47,7 @@ HEADER = 64 << 10
 
 _NAME = "funccoll-heap"
 _LEAST = 640 << 20  # bytes of address space that a rank needs: Python with NumPy, LLVM, and a heap
-_ARENA = 64 << 30  # bytes of address space per rank, where nothing limits it
+_LEAST_ARENA = 4 << 20  # bytes of an arena in which something can be computed
 _COMMIT_TIMEOUT = 600.0  # seconds that a rank waits while others get memory
 _RECLAIM = 64 << 20  # bytes of free blocks from which on they are joined before the arena grows
 _KINDS = 4096  # (shape, dtype) pairs remembered
@@ -64,25 +63,40 @@ def largest_arena(world: int) -> int:
 
     Raises RendezvousError where LLVM, which comes next, could not even be loaded.
     """
-    limit, mappings = address_space(), resource.getrlimit(resource.RLIMIT_AS)[0]
-    if mappings != resource.RLIM_INFINITY and mappings < _LEAST:
+    limits = address_space_limits()
+    mappings, files = limits.get("`ulimit -v`"), limits.get("`ulimit -f`")
+    if mappings is not None and mappings < _LEAST:
         raise RendezvousError(
             f"this process may map only {size_text(mappings)} of memory (`ulimit -v`), and a rank needs {size_text(_LEAST)}: "
             "`ulimit -v unlimited` lifts the limit. Limits on memory that is used are another thing (cgroups)."
         )
-    # Half of a limit: the rest is for everything else in the process.
-    return _ARENA if limit is None else min(_ARENA, max(limit // 2 - CONTROL, 0) // world // PAGE * PAGE)
+    if files is not None and files < (least := CONTROL + world * _LEAST_ARENA):
+        raise RendezvousError(
+            f"this process may write only {size_text(files)} into a file (`ulimit -f`), also into the memory that ranks share, "
+            f"and {world} ranks need {size_text(least)}: `ulimit -f unlimited` lifts the limit."
+        )
+    # Half of a limit on mappings: the rest is for everything else in the process.
+    rooms = [room for room in (mappings and mappings // 2, files) if room is not None]
+    return min([LARGEST, *(max(room - CONTROL, 0) // world // PAGE * PAGE for room in rooms)])
 
 
 def create(world: int, arena: int) -> int:
     """The file descriptor of new shared memory for `world` ranks with `arena` bytes of address space each."""
-    descriptor = os.memfd_create(_NAME, os.MFD_CLOEXEC)
+    try:
+        descriptor = os.memfd_create(_NAME, os.MFD_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.EMFILE:
+            raise
+        raise RendezvousError(
+            f"rank 0 cannot make the memory that ranks share (memfd_create: {error.strerror}). A sandbox (seccomp) that "
+            "forbids it must allow it; Linux has it since 3.17."
+        ) from None
     try:
         os.ftruncate(descriptor, CONTROL + world * arena)
         os.posix_fallocate(descriptor, 0, CONTROL)
     except OSError as error:
         os.close(descriptor)
-        raise MemoryError(f"no shared memory for {world} processes ({size_text(CONTROL)}): {error.strerror}") from None
+        raise MemoryError(f"no shared memory for {world} processes ({size_text(CONTROL)}): {system_reason(error)}") from None
     return descriptor
 
 
