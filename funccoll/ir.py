@@ -368,7 +368,7 @@ class Eager:
 
 def as_array(value: Any) -> np.ndarray:
     """A concrete value as a native-endian array of a supported dtype; raises DTypeError, and TraceError for a mask."""
-    refuse_mask(value, "an operand")
+    refuse_subclass(value, "an operand")
     try:
         array = np.asarray(exported(value))
     except TypeError as error:
@@ -383,11 +383,18 @@ def as_array(value: Any) -> np.ndarray:
     return array if array.dtype is native or array.dtype.isnative else array.astype(native)
 
 
-def refuse_mask(value: Any, what: str) -> None:
-    """Raise a TraceError for a masked array: np.asarray would drop its mask silently."""
+def refuse_subclass(value: Any, what: str) -> None:
+    """Raise a TraceError for a masked array and an np.matrix: np.asarray would drop the mask, and turn products of matrices
+    into products of elements.
+    """
     masked = sys.modules.get("numpy.ma")  # which np.ma would import: a process without it has no masked arrays
     if masked is not None and isinstance(value, masked.MaskedArray):
         raise TraceError(f"{what} is a masked array, and its mask would be lost. Pass x.filled(value), and the mask beside it.")
+    if isinstance(value, np.matrix):
+        raise TraceError(
+            f"{what} is an np.matrix, whose x * y is a product of matrices, and here would be one of elements. Pass "
+            "np.asarray(x), and write x @ y."
+        )
 
 
 def leaked(value: Any) -> LeakedTracerError:

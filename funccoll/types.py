@@ -12,7 +12,9 @@ import numpy as np
 
 from .errors import DTypeError, registration_remedy
 
-__all__ = ["ArrayType", "bfloat16", "check_dtype", "dtype_name", "exported", "is_inexact", "refuse_objects", "type_of"]
+__all__ = [
+    "ArrayType", "bfloat16", "check_dtype", "dtype_name", "exported", "is_inexact", "refuse_objects", "type_of", "wide_dtype",
+]  # fmt: skip
 
 bfloat16 = np.dtype(ml_dtypes.bfloat16)
 """The 16-bit float with float32's exponent, as a NumPy dtype."""
@@ -43,6 +45,11 @@ _REMEDIES = {
 def dtype_name(dtype: np.dtype) -> str:
     """The short name used in printed programs: f32, bf16, i64, bool, ..."""
     return _NAMES.get(dtype, str(dtype))
+
+
+def wide_dtype(dtype: np.dtype) -> np.dtype:
+    """The dtype that sums are added in: float32 for floats of 16 bits, in which a sum of ones stops at 256 or 2048."""
+    return np.dtype(np.float32) if dtype in (np.float16, bfloat16) else dtype
 
 
 def is_inexact(dtype: np.dtype) -> bool:

@@ -150,6 +150,8 @@ ROWS = [
     Row("np.arctanh(x)", np.arctanh, 1, INF, lambda t, x: t.atanh(x)),
     Row("np.log1p(x)", np.log1p, -1, INF, lambda t, x: t.log1p(x)),
     # matrices
+    Row("np.linalg.det(x)", np.linalg.det, [[1, 2], [2, 4]], [[4, -2], [-2, 1]], lambda t, x: t.linalg.det(x), [[0, 0], [0, 0]],
+        "the cofactors; the second derivative needs a regular matrix"),
     Row("np.linalg.eigvalsh(x)[1]", lambda x: np.linalg.eigvalsh(x)[1], [[1, 0], [0, 1]], [[0, 0], [0, 1]],
         lambda t, x: t.linalg.eigvalsh(x)[1]),
     Row("np.linalg.eigh(x).eigenvectors[0, 0]", lambda x: np.linalg.eigh(x)[1][0, 0], [[1, 0], [0, 1]],

@@ -67,6 +67,7 @@ CALLS: list[tuple[Callable[..., Any], tuple]] = [
     (fc.grad(lambda x: np.sum(fc.nn.max_pool(x, 2) ** 2)), (_rng.normal(size=(2, 4, 6, 3)),)),
     (fc.grad(lambda x: np.sum(fc.nn.avg_pool(x, 2) ** 2)), (_rng.normal(size=(2, 4, 6, 3)),)),
     (fc.grad(np.linalg.norm), (_rng.normal(size=3),)),
+    (fc.grad(np.linalg.det), (_rng.normal(size=(3, 3)) + 2 * np.eye(3),)),
     (lambda key: fc.random.permutation(key, 5), (_KEY,)),
     (lambda key, a: fc.random.loggamma(key, a), (_KEY, np.array([0.5, 2.0, 7.0]))),
     (fc.linalg.solve_triangular, (np.tril(_rng.normal(size=(3, 3))) + 3 * np.eye(3), _rng.normal(size=(3, 2)))),

@@ -147,6 +147,25 @@ def line() -> int:
     return sys._getframe(1).f_lineno
 
 
+def cofactors(a):
+    """The determinants without a row and a column, with their signs."""
+    minor = lambda i, j: np.linalg.det(np.delete(np.delete(a, i, 0), j, 1))
+    return np.array([[(-1) ** (i + j) * minor(i, j) for j in range(len(a))] for i in range(len(a))])
+
+
+def test_gradients_of_determinants_are_cofactors():
+    """Of every rank, singular ones beside regular ones in a stack, and complex."""
+    low = np.outer(np.arange(1.0, 4), [1, 0, 2])
+    stack = np.stack([np.diag([1.0, 2, 3]), np.diag([1.0, 2, 0]), low, np.zeros((3, 3)), low + np.diag([0, 1.0, 0])])
+    for a in (stack, stack * (1 + 2j)):
+        want = np.stack([cofactors(x) for x in a])
+        of_sum = lambda a: np.sum(np.real(np.linalg.det(a)))
+        for found in (fc.grad(of_sum)(a), fc.jit(fc.grad(of_sum))(a), fc.vmap(fc.grad(of_sum))(a)):
+            np.testing.assert_allclose(found, want, atol=1e-12)
+    np.testing.assert_allclose(fc.jvp(np.linalg.det, (stack,), (np.ones((5, 3, 3)),))[1],
+                               np.sum([cofactors(x) for x in stack], axis=(1, 2)), atol=1e-12)  # fmt: skip
+
+
 def test_singular_matrices_raise_numpys_error_with_the_users_line():
     singular = np.zeros((2, 2))
 
@@ -172,10 +191,11 @@ def test_singular_matrices_raise_numpys_error_with_the_users_line():
                 call(singular)
             assert f"test_linalg.py:{f.line} in {f.__name__}" in "".join(caught.value.__notes__)
             assert len(caught.value.__notes__) == 1
-    for call in (fc.grad(det), fc.jit(fc.grad(det))):  # a determinant of 0 has a value, and no gradient by the inverse
-        with pytest.raises(L.LinAlgError) as caught:
-            call(singular)
-        assert f"test_linalg.py:{det.line} in det" in "".join(caught.value.__notes__)
+    for call in (fc.grad(det), fc.jit(fc.grad(det))):  # a determinant of 0 has a gradient, and by the inverse no second one
+        np.testing.assert_allclose(call(singular), cofactors(singular), atol=1e-14)
+    with pytest.raises(L.LinAlgError) as caught:
+        fc.hessian(det)(singular)
+    assert f"test_linalg.py:{det.line} in det" in "".join(caught.value.__notes__)
     assert fc.jit(det)(singular) == 0
     with pytest.raises(L.LinAlgError):
         fc.linalg.solve_triangular(singular, np.ones(2))

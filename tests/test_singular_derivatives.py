@@ -108,9 +108,22 @@ def test_lengths_near_the_ends_of_the_range():
             y, x = (np.asarray(size, dtype) for _ in range(2))
             got = fc.grad(np.arctan2, (0, 1))(y, x)
             np.testing.assert_allclose(np.asarray(got, np.float64), [0.5 / float(x), -0.5 / float(x)], rtol=1e-2)
+    np.testing.assert_allclose(fc.grad(np.arcsinh)(np.float16(400)), 1 / 400, rtol=1e-3)
 
 
-def test_the_ranks_of_a_batch_do_not_spoil_each_other():
+def test_sinc_near_zero():
+    """sin(x) / x² and cos(x) / x cancel there: in the second derivative nothing was left of it."""
+    for x in (0.0, 1e-300, 1e-9, 1e-4, 0.005):
+        t = np.pi * x
+        slope = np.pi * (-t / 3 + t**3 / 30 - t**5 / 840)
+        curvature = np.pi**2 * (-1 / 3 + t**2 / 10 - t**4 / 168)
+        np.testing.assert_allclose(fc.grad(np.sinc)(x), slope, rtol=1e-12)
+        np.testing.assert_allclose(fc.jvp(np.sinc, (x,), (1.0,))[1], slope, rtol=1e-12)
+        np.testing.assert_allclose(fc.hessian(np.sinc)(x), curvature, rtol=1e-9)
+        np.testing.assert_allclose(fc.grad(np.sinc)(np.float32(x)), slope, rtol=1e-6, atol=1e-44)
+
+
+def test_the_rows_of_a_batch_do_not_spoil_each_other():
     """One row of zeros: the gradient of all others is what it is without it (a model's weights are in all of them)."""
     rows = np.array([[3.0, 4.0], [0.0, 0.0], [5.0, 12.0]])
     loss = lambda w: np.sum(np.linalg.norm(rows * w, axis=1) + np.std(rows * w, axis=1))

@@ -20,7 +20,7 @@ from ..errors import (
     TraceError,
     registration_remedy,
 )
-from ..ir import Traced, as_array, current_interpreter, refuse_mask
+from ..ir import Traced, as_array, current_interpreter, refuse_subclass
 from ..mesh import Sharding
 from ..ops.indexing import getitem_traced
 from ..ops.registry import has_traced
@@ -423,7 +423,7 @@ def to_numpy(x: Any, what: str = "x") -> np.ndarray:
             f"{what} is a traced array of type {x.type}: inside a traced function it is one device's shard already. Use "
             "it as it is; device_put and from_local are for values outside."
         )
-    refuse_mask(x, what)
+    refuse_subclass(x, what)
     try:
         array = np.asarray(exported(x))
     except FunccollError:  # an Array's own reason

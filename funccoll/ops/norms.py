@@ -31,8 +31,9 @@ def _root_of_dot(x: Any, keepdims: bool) -> Any:
 
 def _largest(sizes: Any, dim: int, keepdims: bool) -> Any:
     """The largest of sizes; 0 of none. (Where there are some, initial=0 would take part in the ties of zeros.)"""
-    initial = {} if sizes.shape[dim] else {"initial": 0}
-    return np.max(sizes, axis=dim, keepdims=keepdims, **initial)
+    if sizes.shape[dim]:
+        return np.max(sizes, axis=dim, keepdims=keepdims)
+    return np.max(sizes, axis=dim, keepdims=keepdims, initial=0)
 
 
 def _powers(size: Any, ord: Any) -> Any:

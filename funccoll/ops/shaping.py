@@ -239,10 +239,9 @@ def tile(A: Any, reps: Any) -> Any:
     ndim = max(A.ndim, len(reps))
     shape = (1,) * (ndim - A.ndim) + tuple(A.shape)
     reps = (1,) * (ndim - len(reps)) + reps
-    out = _reshape(A, shape)
-    for dim, count in enumerate(reps):
-        out = concatenate([out] * count, dim) if count else _part(out, dim, slice(0, 0))
-    return out
+    pairs = list(zip(reps, shape, strict=True))  # its gradient is one sum, in place of one of each copy
+    apart = np.broadcast_to(_reshape(A, [n for _, size in pairs for n in (1, size)]), [n for pair in pairs for n in pair])
+    return _reshape(apart, [count * size for count, size in pairs])
 
 
 def _widths(pad_width: Any, ndim: int) -> tuple[tuple[int, int], ...]:

@@ -230,7 +230,7 @@ _define(np.hypot, lambda ct, out, x, y: ct * x / _divisor(out), lambda ct, out, 
 _define(np.sinh, lambda ct, out, x: ct * np.cosh(x))
 _define(np.cosh, lambda ct, out, x: ct * np.sinh(x))
 _define(np.tanh, lambda ct, out, x: ct * (1 - np.square(out)))
-_define(np.arcsinh, lambda ct, out, x: ct / np.sqrt(np.square(x) + 1))
+_define(np.arcsinh, lambda ct, out, x: ct / (np.sqrt(np.square(x) + 1) if x.dtype.kind == "c" else np.hypot(x, 1)))
 _define(np.arccosh, lambda ct, out, x: ct / (np.sqrt(x - 1) * np.sqrt(x + 1)))
 _define(np.arctanh, lambda ct, out, x: ct / (1 - np.square(x)))
 _define(np.degrees, lambda ct, out, x: ct * (180 / math.pi))

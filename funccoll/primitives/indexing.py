@@ -16,7 +16,7 @@ import numpy as np
 
 from ..errors import DTypeError, ShapeError
 from ..ir import Primitive, bind
-from ..types import ArrayType
+from ..types import ArrayType, wide_dtype
 from .batch_rules import batch_each, repeated
 from .shaping import fit
 from .tangent_rules import linear, or_zeros
@@ -156,10 +156,21 @@ def _infer_scatter(v: ArrayType, *arrays: ArrayType, shape: tuple[int, ...], rec
     return [ArrayType(shape, v.dtype)]
 
 
+def _add_at(out: np.ndarray, index: Any, v: np.ndarray) -> None:
+    """np.add.at, with the sums of 16-bit floats rounded once."""
+    wide = wide_dtype(out.dtype)
+    if wide == out.dtype:
+        np.add.at(out, index, v)
+    else:
+        total = out.astype(wide)
+        np.add.at(total, index, v.astype(wide))
+        out[...] = total
+
+
 def _scatter(v: np.ndarray, *arrays: np.ndarray, shape: tuple[int, ...], recipe: Recipe) -> np.ndarray:
     out = np.zeros(shape, v.dtype)
     if arrays:
-        np.add.at(out, realize(recipe, arrays), v)  # indices may repeat
+        _add_at(out, realize(recipe, arrays), v)  # indices may repeat
     else:
         out[realize(recipe, arrays)] = v
     return out
@@ -183,7 +194,7 @@ def _infer_update(x: ArrayType, v: ArrayType, *arrays: ArrayType, recipe: Recipe
 
 def _index_add(x: np.ndarray, v: np.ndarray, *arrays: np.ndarray, recipe: Recipe) -> np.ndarray:
     out = np.array(x)
-    np.add.at(out, realize(recipe, arrays), v)
+    _add_at(out, realize(recipe, arrays), v)
     return out
 
 

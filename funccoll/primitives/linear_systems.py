@@ -20,7 +20,7 @@ from .elementwise import broadcast_shapes
 from .shaping import fit
 
 __all__ = [
-    "adjoint", "conjugate", "det_p", "inv_p", "pinv_p", "real_dtype", "require_matrices", "slogdet_p", "solve_p",
+    "adjoint", "cofactors_p", "conjugate", "det_p", "inv_p", "pinv_p", "real_dtype", "require_matrices", "slogdet_p", "solve_p",
     "solve_triangular_p",
 ]  # fmt: skip
 
@@ -195,12 +195,40 @@ def _as_matrices(x: Any) -> Any:
     return np.expand_dims(x, (-2, -1))
 
 
+def _cofactors(a: np.ndarray) -> np.ndarray:
+    """det(A) A⁻ᵀ, which singular matrices have as well: of A = U S Vᴴ it is det(U) det(Vᴴ) conj(U) C conj(Vᴴ), where the
+    diagonal matrix C has the products of all other singular values.
+    """
+    det, out = np.linalg.det(a), np.empty_like(a)
+    singular = det == 0
+    regular = ~singular
+    out[regular] = _as_matrices(det[regular]) * np.swapaxes(np.linalg.inv(a[regular]), -1, -2)
+    if singular.any():
+        u, s, vh = np.linalg.svd(a[singular])
+        others = np.stack([np.prod(np.delete(s, k, axis=-1), axis=-1) for k in range(s.shape[-1])], axis=-1)
+        turned = np.conjugate(u) * np.expand_dims(others, -2) @ np.conjugate(vh)
+        out[singular] = _as_matrices(np.linalg.det(u) * np.linalg.det(vh)) * turned
+    return out
+
+
+def _cofactors_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any]) -> list[Any]:
+    def pull() -> Any:
+        inverse = np.linalg.inv(inputs[0]).mT
+        total = _as_matrices(np.sum(cts[0] * outs[0], axis=(-2, -1)))
+        return total * inverse - inverse @ cts[0].mT @ outs[0]
+
+    return [pull]
+
+
+cofactors_p = Primitive("linalg.cofactors", _infer_inv, _cofactors, _cofactors_vjp, batch=batch_all, blas=True)
+
+
 def _infer_det(a: ArrayType) -> list[ArrayType]:
     return [ArrayType(a.shape[:-2], require_matrices("np.linalg.det", a, square=True))]
 
 
 def _det_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any]) -> list[Any]:
-    return [lambda: _as_matrices(cts[0] * outs[0]) * np.linalg.inv(inputs[0]).mT]
+    return [lambda: _as_matrices(cts[0]) * bind(cofactors_p, inputs[0])]
 
 
 det_p = Primitive("linalg.det", _infer_det, np.linalg.det, _det_vjp, batch=batch_all, blas=True)

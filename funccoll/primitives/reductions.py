@@ -9,9 +9,9 @@ import numpy as np
 
 from ..errors import DTypeError, ShapeError
 from ..ir import Primitive
-from ..types import ArrayType, bfloat16
+from ..types import ArrayType, bfloat16, wide_dtype
 from .batch_rules import batch_dims
-from .shaping import fit
+from .shaping import fit, sum_over
 from .tangent_rules import linear
 
 __all__ = ["REDUCTIONS", "argmax_p", "argmin_p", "cumsum_p", "product_of_others", "reduced"]
@@ -54,7 +54,7 @@ def _winners(x: Any, out: Any, dims: tuple[int, ...]) -> tuple[Any, Any]:
     """(1 where an element is the extremum, 0 elsewhere; their number along `dims`). NaNs are equal here."""
     best = _expand(out, x.shape, dims)
     hit = ((x == best) | (np.isnan(x) & np.isnan(best))).astype(x.dtype)
-    return hit, np.sum(hit, axis=dims, dtype=x.dtype, keepdims=True)
+    return hit, sum_over(hit, dims, True)
 
 
 def _extremum_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *, dims, dtype, keepdims) -> list[Any]:
@@ -69,7 +69,7 @@ def _extremum_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any]
 
 def _extremum_jvp(tangents: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *, dims, dtype, keepdims) -> list[Any]:
     hit, count = _winners(inputs[0], outs[0], dims)
-    return [np.sum(tangents[0] * hit / count, axis=dims, dtype=dtype, keepdims=keepdims)]
+    return [sum_over(tangents[0] * hit / count, dims, keepdims)]
 
 
 def product_of_others(x: Any, dim: int) -> Any:
@@ -108,7 +108,7 @@ def _prod_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *,
 
 
 def _prod_jvp(tangents: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *, dims, dtype, keepdims) -> list[Any]:
-    return [np.sum(tangents[0] * _others(inputs[0], dims), axis=dims, dtype=dtype, keepdims=keepdims)]
+    return [sum_over((tangents[0] * _others(inputs[0], dims)).astype(dtype), dims, keepdims)]
 
 
 def _reference(ufunc: np.ufunc) -> Callable[..., Any]:
@@ -155,7 +155,8 @@ def _cumsum(x: np.ndarray, *, dim: int, dtype: np.dtype) -> np.ndarray:
 
 def _cumsum_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *, dim, dtype) -> list[Any]:
     def pull() -> Any:
-        return fit(np.flip(np.cumsum(np.flip(cts[0], dim), axis=dim), dim), inputs[0])
+        wide = wide_dtype(cts[0].dtype)
+        return fit(np.flip(np.cumsum(np.flip(cts[0], dim), axis=dim, dtype=wide), dim), inputs[0])
 
     return [pull]
 

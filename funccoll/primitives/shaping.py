@@ -11,11 +11,17 @@ import numpy as np
 
 from ..errors import DTypeError, ShapeError
 from ..ir import Primitive, bind
-from ..types import ArrayType
+from ..types import ArrayType, wide_dtype
 from .batch_rules import batch_dims, repeated
 from .tangent_rules import linear, linear_together
 
-__all__ = ["broadcast_to_p", "concatenate_p", "fit", "pad_p", "reshape", "reshape_p", "transpose_p"]
+__all__ = ["broadcast_to_p", "concatenate_p", "fit", "pad_p", "reshape", "reshape_p", "sum_over", "transpose_p"]
+
+
+def sum_over(x: Any, dims: tuple[int, ...] | int | None, keepdims: bool = False) -> Any:
+    """The sum over dimensions, in the dtype of `x`: rules use it, for a concrete bfloat16 array adds up in 16 bits."""
+    total = np.sum(x, axis=dims, dtype=wide_dtype(x.dtype), keepdims=keepdims)
+    return total if total.dtype == x.dtype else total.astype(x.dtype)
 
 
 def fit(ct: Any, like: Any) -> Any:
@@ -28,7 +34,7 @@ def fit(ct: Any, like: Any) -> Any:
         axes = tuple(range(lead)) + tuple(
             lead + d for d, n in enumerate(shape) if n == 1 and ct.shape[lead + d] != 1
         )
-        ct = np.sum(ct, axis=axes, dtype=ct.dtype)
+        ct = np.sum(ct, axis=axes, dtype=wide_dtype(ct.dtype))
         if tuple(ct.shape) != shape:
             ct = np.reshape(ct, shape)
     return ct if ct.dtype == dtype else ct.astype(dtype)
@@ -146,8 +152,8 @@ def _pad_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *, 
     x, value = inputs
 
     def outside() -> Any:
-        inner = np.sum(cts[0][_inside(x.shape, widths)], dtype=x.dtype)
-        return fit(np.sum(cts[0], dtype=x.dtype) - inner, value)
+        inner = sum_over(cts[0][_inside(x.shape, widths)], None)
+        return fit(sum_over(cts[0], None) - inner, value)
 
     return [lambda: cts[0][_inside(x.shape, widths)], outside]
 

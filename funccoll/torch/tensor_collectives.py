@@ -30,6 +30,7 @@ from typing import Any
 
 import torch
 from torch._C._dynamo.eval_frame import get_eval_frame_callback as _frames_are_traced
+from torch._C._functorch import peek_interpreter_stack as _transform
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
@@ -47,7 +48,7 @@ __all__ = [
 
 _NONLINEAR = ("max", "min", "prod")
 _grad_enabled = torch.is_grad_enabled
-_transform, _dispatch_modes = torch._C._functorch.peek_interpreter_stack, torch._C._len_torch_dispatch_stack
+_dispatch_modes = torch._C._len_torch_dispatch_stack
 
 
 def _call(name: str, x: torch.Tensor, mesh: Mesh, axis: Axes, options: Options) -> torch.Tensor:

@@ -17,6 +17,7 @@ from ..ir import Equation, Primitive, Program, Traced, bind, current_interpreter
 from ..ops.registry import as_traceable
 from ..primitives.batch_rules import repeated
 from ..primitives.higher import custom_vjp_p, grad_hook_p
+from ..primitives.shaping import sum_over
 from ..types import ArrayType
 from .trace import stage, value_type
 
@@ -170,7 +171,7 @@ def _batch_custom_vjp(
         found, of_found = apply_batched(of_element, [*arrays, *cts], [*flags, *(True for _ in cts)], size, name)
         grads: list[Any] = [None] * (len(values) + len(extra))
         for i, g in zip(places, _all_batched(found, of_found, size), strict=True):
-            grads[i] = g if batched[i] else np.sum(g, axis=0, dtype=g.dtype)
+            grads[i] = g if batched[i] else sum_over(g, 0)
         return grads
 
     forward_of_batch.__qualname__, backward_of_batch.__qualname__ = forward.__qualname__, backward.__qualname__

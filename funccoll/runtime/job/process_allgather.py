@@ -31,7 +31,8 @@ def process_allgather(arr: Any, tiled: bool = False) -> Any:
     """
     if arr is None:
         to_numpy(arr, "process_allgather: arr")
-    accessors, leaves, tree = optree.tree_flatten_with_accessor(arr)
+    given: Any = arr
+    accessors, leaves, tree = optree.tree_flatten_with_accessor(given)
     values: list[Any] = [
         leaf if _is_on_mesh(leaf) else to_numpy(leaf, f"process_allgather: {accessor.codify('arr')}")
         for accessor, leaf in zip(accessors, leaves, strict=True)
