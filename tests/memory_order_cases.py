@@ -182,6 +182,7 @@ def memory_orders(n: int, same: Any, count: int = 24, seed: int = 0) -> None:
         same(stacked((gradient if k % 4 == 3 else program)(steps, n)), {_AXIS: n}, (given,), every, every)
     _arguments(n, same)
     _memory_of_others(n, same)
+    _situations(n, same)
     _between_programs(n, same)
 
 
@@ -221,6 +222,64 @@ def _arguments(n: int, same: Any) -> None:
         same(each, {_AXIS: n}, [*given.values()], spec, P(_AXIS))
     constants = [*given.values()]
     same(lambda x: [vary(y)[None] for c in constants for y in _sums(c * x[0, 0])], {_AXIS: n}, constants[:1], P(), P(_AXIS))
+
+
+def _reduced(x: Any, op: str = "sum") -> Any:
+    """The sum of a value whose dimensions are reversed."""
+    return fc.all_reduce(np.transpose(x), _AXIS, op=op)
+
+
+def _body(carry: Any, row: Any) -> Any:
+    branches = (lambda c: np.tanh(c).T, lambda c: np.flip(c, 0))
+    carry = fc.cond(fc.all_reduce(np.sum(row), _AXIS) > 0, *branches, carry)
+    return carry + fc.pvary(_reduced(carry, "mean"), _AXIS), np.sum(carry, axis=0)
+
+
+SITUATIONS: dict[str, Callable[[Any, int], Any]] = {
+    "dimensions of size 1": lambda x, n: [_reduced(x[:1]), fc.all_gather(x[:, :1].T, _AXIS, dim=0), _reduced(x[0, 0])],
+    "decompositions": lambda x, n: [*np.linalg.qr(_reduced(x)), *np.linalg.svd(_reduced(x[:, :24]), full_matrices=False)],
+    "systems": lambda x, n: [np.linalg.solve(_reduced(x[:, :48]), x[:, 48:]), np.linalg.inv(_reduced(x[:, :48]))],
+    "transforms": lambda x, n: [np.fft.rfft(_reduced(x), axis=0).real, fc.all_reduce(np.fft.rfft(x.T, axis=0), _AXIS).imag],
+    "sorted": lambda x, n: [np.sort(_reduced(x), axis=0), fc.top_k(_reduced(x), 5)[0], np.argsort(_reduced(x), axis=1)],
+    "mapped": lambda x, n: [
+        fc.vmap(lambda c: fc.all_reduce(c, _AXIS), in_axes=1, out_axes=1)(x),
+        fc.vmap(lambda c: fc.all_gather(c, _AXIS), in_axes=1, out_axes=0)(x),
+    ],
+    "tangents": lambda x, n: [*fc.jvp(_reduced, (x,), (np.flip(x, 1),)), fc.linearize(_reduced, x)[1](np.sin(x))],
+    "cotangents": lambda x, n: fc.vjp(_reduced, x)[1](np.sin(_reduced(x))),
+    "checkpoint": lambda x, n: fc.grad(lambda x: np.sum(fc.checkpoint(lambda x: np.tanh(_reduced(x)).T @ _reduced(x))(x)))(x),
+    "pieces": lambda x, n: fc.grad(lambda x: np.sum(_reduced(x)[::2] * _reduced(x)[1::2] + _reduced(x)[np.arange(48) % 5]))(x),
+    "joined": lambda x, n: [np.concatenate([_reduced(x), x.T], axis=1), *np.split(_reduced(x.T.reshape(48, 96)), 4, axis=1)],
+    "callbacks": lambda x, n: fc.pure_callback(np.asfortranarray, fc.ArrayType((96, 48), x.dtype), _reduced(x)),
+    "half": lambda x, n: [_reduced(x.astype(t)).astype(np.float32) for t in (np.float16, fc.bfloat16)],
+    "other dtypes": lambda x, n: [_reduced(x * 1j).imag, _reduced((x * 9).astype(np.int32)), _reduced(x > 0, "or")],
+    "random": lambda x, n: _reduced(fc.random.normal(fc.random.fold_in(fc.random.key(0), fc.axis_index(_AXIS)), (96, 48))),
+    "several operands": lambda x, n: fc.all_reduce(
+        [x, x.T, x[::-1], x[:, ::2], np.sin(x).T, np.broadcast_to(x, (2, 48, 96))], _AXIS
+    ),
+    "algorithms": lambda x, n: [
+        fc.all_reduce(np.transpose(x), _AXIS, algorithm=how) for how in fc.schedules.algorithms("all_reduce", n)
+    ],
+    "loops": lambda x, n: fc.scan(_body, vary(x[:, :48].T), np.transpose(x.reshape(48, 8, 12), (1, 2, 0)), reverse=True),
+    "own decisions": lambda x, n: fc.while_loop(
+        lambda c: c[0] <= fc.axis_index(_AXIS), lambda c: (c[0] + 1, np.transpose(np.sin(np.transpose(c[1])))), (0, vary(x.T))
+    )[1],
+}  # fmt: skip
+
+
+def _situations(n: int, same: Any) -> None:
+    """All in one program."""
+
+    def every(x: Any) -> Any:
+        found = [y for situation in SITUATIONS.values() for y in fc.tree.leaves(situation(x[0], n))]
+        sums = [np.sum(y, axis=k) for y in found if y.ndim > 1 for k in (0, 1)]
+        return [vary(y)[None] for y in (*sums, *(y for y in found if y.ndim < 2))]
+
+    same(every, {_AXIS: n}, (block_values((48, 96), n, 4),), P(_AXIS), P(_AXIS))
+    # An axis of one device, alone and with the other.
+    for axes in ("m", (_AXIS, "m")):
+        one = lambda x, axes=axes: np.sum(fc.all_reduce(fc.pvary(x[0].T, "m"), axes), axis=0)
+        same(lambda x, one=one: vary(one(x))[None], {_AXIS: n, "m": 1}, (block_values((48, 96), n, 5),), P(_AXIS), P(_AXIS))
 
 
 def _memory_of_others(n: int, same: Any) -> None:

@@ -31,7 +31,7 @@ PATIENCE = 120.0
 class ThreadBackend:
     """One rank of a job of threads."""
 
-    name, shares_memory, library, native_algorithms = "threads", False, NUMPY, ()
+    name, library, native_algorithms = "threads", NUMPY, ()
 
     def __init__(self, rank: int, queues: dict[tuple[int, int], queue.Queue]):
         self.rank, self.queues = rank, queues

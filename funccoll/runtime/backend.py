@@ -66,10 +66,6 @@ class Backend(Protocol):
     """The interface of a transport, to one mesh."""
 
     name: str
-    shares_memory: bool
-    """True where the devices of a mesh read each other's arrays in place: their operands are best computed into memory
-    from `allocate`."""
-
 
     @property
     def native_algorithms(self) -> tuple[str, ...]:
@@ -82,7 +78,10 @@ class Backend(Protocol):
         ...
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype) -> Any:
-        """Return a new C-contiguous array with undefined values. Raises MemoryError."""
+        """Return a new C-contiguous array with undefined values. Raises MemoryError.
+
+        Large operands of collectives are computed into it: peers may read it in place.
+        """
         ...
 
     def new_block(self, value: Any) -> Any:

@@ -59,7 +59,6 @@ class JobGpuBackend:
     """
 
     name = "cuda"
-    shares_memory = False
 
     def __init__(self, mesh: Mesh, host: MeshBackend, gpu: Any):
         self.host, self.gpu = host, gpu

@@ -53,7 +53,6 @@ class PeerMemoryBackend:
     """
 
     name = "cuda peer memory"
-    shares_memory = False
     native_algorithms = ()
 
     def __init__(self, host: MeshBackend, gpu: PeerGpu):

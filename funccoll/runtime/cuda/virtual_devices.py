@@ -102,7 +102,6 @@ class VirtualGpuBackend:
     """All devices of a mesh on one GPU."""
 
     name = "cuda"
-    shares_memory = True
     native_algorithms = ()
 
     def __init__(self, gpu: Gpu):

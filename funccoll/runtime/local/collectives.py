@@ -26,7 +26,6 @@ class LocalBackend:
     """All devices of a mesh in this process. A value that is equal on several devices is one array."""
 
     name = "local"
-    shares_memory = True
     library = NUMPY
     native_algorithms = ()
 

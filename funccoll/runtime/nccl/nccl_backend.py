@@ -41,7 +41,6 @@ class NcclBackend:
     """The part of NCCL that serves one mesh. `host` is the backend of the same mesh in host memory."""
 
     name = "nccl"
-    shares_memory = False
     native_algorithms = ()
 
     def __init__(self, job: NcclJob, host: MeshBackend):

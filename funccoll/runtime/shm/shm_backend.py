@@ -119,7 +119,6 @@ class MeshBackend:
     """The part of it that serves one mesh."""
 
     name = SharedMemoryBackend.name
-    shares_memory = True
     library = NUMPY
     native_algorithms = ()
 
