@@ -86,6 +86,22 @@ def test_gradients_of_no_sync_steps_are_added():
     assert dp.steps == 2
 
 
+def test_all_devices_leave_a_step_out_together():
+    dp = parallel(SimpleNamespace(params=params_of()))
+    assert dp.skip_if(True) and dp.skip_if([False, True, False, False]) and dp.skip_if(np.float32("nan"))
+    assert not dp.skip_if(False) and not dp.skip_if(np.zeros(4, bool))
+    mesh, split = fc.make_mesh({"data": 4}), fc.P("data")
+    function = fc.data_parallel(loss)
+    skips = fc.jit(lambda x: function.skip_if(~np.isfinite(x)), mesh=mesh, in_specs=split, out_specs=fc.P())
+    rows = np.ones(4, np.float32)
+    assert not skips(fc.device_put(rows, mesh, split))
+    rows[2] = np.inf
+    assert np.asarray(skips(fc.device_put(rows, mesh, split))).dtype == np.bool_ and skips(fc.device_put(rows, mesh, split))
+    assert fc.jit(lambda x: function.skip_if(x), mesh=mesh, in_specs=fc.P(), out_specs=fc.P())(np.True_)
+    with pytest.raises(ValueError, match="the condition must be one number on each device"):
+        fc.jit(lambda x: function.skip_if(x), mesh=mesh, in_specs=split, out_specs=fc.P())(np.ones(8, np.float32))
+
+
 def test_frozen_integer_and_tied_parameters():
     shared = np.random.default_rng(1).normal(size=(3, 3))
     params = {"layers": [shared, shared], "goal": np.ones(3), "epoch": np.int64(7)}
@@ -289,6 +305,7 @@ dp.step(own(X))
 dp.load(os.environ["FILE"])
 tell(losses, all(np.array_equal(v, state[k]) for k, v in dp.state_dict().items()))
 tell(said(lambda: dp.save("/proc/no/such/file")))
+assert [dp.skip_if(value) for value in (rank == 1, False, True, np.float32("nan"))] == [True, False, True, rank < 2]
 fc.finalize()
 tell(said(lambda: dp.step(own(X))))
 """

@@ -18,7 +18,7 @@ from ..tracing.trace import stage, value_type
 from ..types import ArrayType, is_inexact
 from .buckets import Bucket, CommHook, make_buckets
 
-__all__ = ["Call", "Settings", "widened_over"]
+__all__ = ["Call", "Settings", "scalar", "widened_over"]
 
 Change = Callable[[Sequence[Any]], Sequence[Any]]
 """A function from the parameters that have gradients to as many values."""
@@ -60,7 +60,7 @@ class Call:
                     f"of type {type}, varies over it already, so each device has a gradient of its own and there is "
                     "nothing to reduce. Pass parameters that are equal on all devices along the axis (P() in in_specs)."
                 )
-        self.batch, self.active = batch, None if active is None else _scalar("active", active) != 0
+        self.batch, self.active = batch, None if active is None else scalar("active", active) != 0
         self.returns_more = settings.has_aux or settings.buffers is not None
         self.gradients: list[Any] | None = None
         """Accumulated ones, unstacked, for each of `chosen`."""
@@ -119,7 +119,7 @@ class Call:
                 "batch's losses, and the weight by which the sum of all is divided, such as the number of examples."
             )
         loss = self._check_scalar(result[0], "one real floating-point scalar, the sum of its batch's losses")
-        weight = widened_over(_scalar("the weight", result[1]).astype(value_type(loss).dtype), self.axes)
+        weight = widened_over(scalar("the weight", result[1]).astype(value_type(loss).dtype), self.axes)
         return loss, weight
 
     def _check_scalar(self, loss: Any, wanted: str) -> Any:
@@ -283,8 +283,8 @@ def widened_over(value: Any, axes: Sequence[str]) -> Any:
     return pvary(value, missing) if missing else value
 
 
-def _scalar(what: str, value: Any) -> Any:
-    """A scalar from a scalar or an array of one element, as a part of an array under P(axis) is."""
+def scalar(what: str, value: Any) -> Any:
+    """Return a scalar from a scalar or an array of one element, as a part of an array under P(axis) is."""
     value = as_traceable(value)
     if value_type(value).size != 1:
         raise ShapeError(f"data_parallel: {what} must be one number on each device, and is of type {value_type(value)}.")

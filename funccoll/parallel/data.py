@@ -10,7 +10,7 @@ import numpy as np
 import optree
 
 from ..autodiff.reverse import vjp
-from ..collectives import Axes, axis_size, pvary
+from ..collectives import Axes, all_reduce, axis_size, mesh_axes, pvary
 from ..errors import ShapeError, TraceError
 from ..mesh import Mesh
 from ..ops.registry import as_traceable
@@ -18,7 +18,7 @@ from ..tracing.trace import value_type
 from .bucket_plan import BucketPlan, trace_plan
 from .bucket_reduction import BucketRecord, BucketReduction
 from .buckets import Bucket, CommHook
-from .call import Call, Settings, widened_over
+from .call import Call, Settings, scalar, widened_over
 
 __all__ = ["Accumulated", "DataParallelFunction", "data_parallel"]
 
@@ -150,6 +150,18 @@ class DataParallelFunction:
         before = (0, 0) if accumulated is None else (accumulated.loss, accumulated.weight)
         result = Accumulated(call.unflatten(added, empty), before[0] + loss[None], before[1] + weight[None])
         return (result, extra) if call.returns_more else result
+
+    def skip_if(self, condition: Any) -> Any:
+        """Return a bool, equal on all devices of the axis: whether `condition` is true on any of them.
+
+            skips = dp.skip_if(~np.isfinite(loss))
+            params = fc.tree.map(lambda old, new: np.where(skips, old, new), params, updated)
+
+        condition: one bool or number on each device, or its part of an array under `P(axis)`. It is one all_reduce; a step
+        that is decided by it, in np.where or fc.cond, is left out on all devices or on none.
+        """
+        axes = mesh_axes("data_parallel", self.settings.axis)
+        return all_reduce(widened_over(scalar("the condition", condition) != 0, axes), axes, op="or")
 
     def init(self, params: Any) -> Any:
         """Return the first state of the CommHook: in `params`' structure, each array stacked under `P(axis)`.

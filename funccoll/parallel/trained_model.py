@@ -16,11 +16,11 @@ from ..collectives import Axes
 from ..compiler.arguments import AUTO
 from ..compiler.jit import jit
 from ..errors import CheckpointError, FunccollError, NonFiniteGradientError, ShapeError, TraceError
-from ..mesh import Mesh, P
+from ..mesh import Mesh, P, Sharding
 from ..optim import GradientTransformation, apply
 from ..placement import device_put, from_local
 from ..runtime.job.process_allgather import check_equal_lines, gather_text, process_allgather
-from ..runtime.job.world import make_mesh, rank, world_size
+from ..runtime.job.world import make_mesh, on_device, rank, world_size
 from ..types import dtype_name, is_inexact
 from .bucket_plan import BucketPlan
 from .buckets import CommHook
@@ -195,6 +195,23 @@ class DataParallel:
             )
         self.steps += 1
         return loss
+
+    def skip_if(self, condition: Any) -> bool:
+        """Return True, in all processes, if `condition` is true in any: then all leave a step out together.
+
+            if model.skip_if(not np.isfinite(rows).all()):
+                continue
+            model.step(rows)
+
+        condition: a bool, or an array of them, as one process that plays all devices has for each. All processes must call
+        it at the same place. A process that left out a step alone would take its next batch into this step of the others,
+        and end before them.
+        """
+        own = bool(np.any(np.asarray(condition)))
+        if self.mesh.is_fully_addressable:
+            return own
+        everywhere = Sharding(on_device(self.mesh, "cpu"), P(self.mesh.axis_names))
+        return bool(process_allgather(from_local(np.array([own]), everywhere)).any())
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
