@@ -117,7 +117,11 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("jit", "per_device", "redistribute"),
     ),
     "torch": (
-        ("tensors", "tensor_kinds", "grad_bucket", "process_groups"), ("tensor_memory",), ("parameters", "tensor_programs"),
+        (
+            "tensors", "tensor_kinds", "grad_bucket", "process_groups", "forward_passes", "in_backward_optimizers",
+            "local_gradients", "module_changes",
+        ),
+        ("tensor_memory",), ("parameters", "tensor_programs"),
         ("sparse_gradients", "functional_hook", "future_hook", "tensor_collectives"), ("communication_hooks",),
         ("join", "reducer", "module_state"), ("torch_interface",), ("*",),
     ),

@@ -239,7 +239,8 @@ def dtypes_and_layouts() -> None:
     totals = None
     for rank in range(fc.world_size()):
         model.module.zero_grad()
-        loss(model.module, rank).backward()
+        with model.no_sync():
+            loss(model.module, rank).backward()
         mine = [p.grad.to(torch.complex128) for p in model.parameters()]
         totals = mine if totals is None else [a + b for a, b in zip(totals, mine, strict=True)]
     model.zero_grad()

@@ -25,7 +25,7 @@ _BY_NAME: dict[str, Callable[[], Any]] = {
 
 
 def communication_hook(
-    state: Any, hook: Any, slots: Sequence[GradientSlot], memory: HostMemory, label: str, find_unused: bool
+    state: Any, hook: Any, slots: Sequence[GradientSlot], memory: HostMemory, label: str, find_unused: bool, flags: int
 ) -> FunctionalHook | FutureHook:
     """Return what reduces buckets by a hook. All ranks must call it. Raises: ModuleError, ProgramMismatch."""
     if isinstance(hook, str):
@@ -59,8 +59,8 @@ def communication_hook(
             "same on all."
         )
     if has_state:
-        return FutureHook(state, given, slots, memory, label)
-    return FunctionalHook(hook, slots, memory, label, find_unused)
+        return FutureHook(state, given, slots, memory, label, flags)
+    return FunctionalHook(hook, slots, memory, label, find_unused, flags)
 
 
 def _takes_state(hook: Callable[..., Any]) -> bool:

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import itertools
 import time
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,10 +15,12 @@ import torch
 from torch.distributed.algorithms.join import Joinable
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from ..errors import ModuleError, user_frames
+from ..errors import ModuleError, PeerFailure, ProgramMismatch, user_frames
 from ..mesh import Mesh
 from ..runtime.job.world import rank
+from .forward_passes import ForwardPass
 from .join import UnevenInputs
+from .module_changes import ModuleChanges
 from .module_state import ModuleState, named_buffers, named_parameters
 from .parameters import GradientSlot
 from .process_groups import group_of_device_mesh, mesh_of_group
@@ -209,7 +212,11 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
                 f"gradients of {', '.join(names)} are sparse, and on GPUs only dense ones are reduced. Give the embedding "
                 "sparse=False."
             )
-        return Reducer(slots, memory, self._bucket_caps, self._label, self.find_unused_parameters, self.static_graph)
+        changes = ModuleChanges(self.module, self.parameters_to_ignore)
+        made = Reducer(slots, memory, self._bucket_caps, self._label, self.find_unused_parameters, self.static_graph, changes)
+        me = weakref.ref(self)
+        made.local.is_meant = lambda: (found := me()) is not None and not found.require_backward_grad_sync
+        return made
 
     def _sync_buffers(self) -> None:
         assert self._state is not None
@@ -232,14 +239,15 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
         if reducer is None:
             return self.module(*inputs, **kwargs)
         began = time.perf_counter_ns()
-        self._prepare(reducer)
+        counted = self._prepare(reducer)
         output = self.module(*inputs, **kwargs)
         syncs = self._syncs()  # Lightning's manual optimization changes it in the module, after a backward pass of its own
         self.require_forward_param_sync = syncs  # as in torch: ranks may evaluate on other numbers of batches
-        if torch.is_grad_enabled():
-            reducer.expects = syncs
         if syncs:
-            self._hook(output, reducer)
+            counted = counted or reducer.add_pass(self.module.training)
+            self._hook(output, reducer, counted)
+        if torch.is_grad_enabled():
+            reducer.end_pass(counted if syncs else None)
         self._forward_ns = time.perf_counter_ns() - began
         return output
 
@@ -247,9 +255,9 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
         """True where a backward pass is to average gradients."""
         return torch.is_grad_enabled() and self.require_backward_grad_sync
 
-    def _prepare(self, reducer: Reducer) -> None:
-        """Do what comes before the module."""
-        reducer.forget()
+    def _prepare(self, reducer: Reducer) -> ForwardPass | None:
+        """Do what comes before the module; returns the pass if a backward pass is to average gradients."""
+        reducer.prepare()
         first = getattr(*self._first, None)
         device = self.device if first is None else first.device
         if device != self.device:
@@ -258,20 +266,25 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
                 "wrapped, or wrap it again."
             )
         reducer.memory.note_caller()
+        self._frozen += reducer.changes.check()
         if any(p.requires_grad for _, p in self._frozen):
             names = ", ".join(repr(n) for n, p in self._frozen if p.requires_grad)
             raise ModuleError(
                 f"{names} had no gradient when the module was wrapped, and requires one now: it would differ between ranks. "
                 "Wrap the module again after requires_grad_(True)."
             )
-        if self._uneven is not None:
-            self._uneven.tell(self._syncs(), self.will_sync_module_buffers())
-            if not self._divides_by_all:
-                reducer.scale = self._mesh.size / len(self._uneven.active)
-        if self.will_sync_module_buffers():
-            self._sync_buffers()
+        try:
+            if self._uneven is not None:
+                self._uneven.forward(self.will_sync_module_buffers())
+                if not self._divides_by_all:
+                    reducer.scale = self._mesh.size / len(self._uneven.active)
+            if self.will_sync_module_buffers():
+                self._sync_buffers()
+        except (ProgramMismatch, PeerFailure) as error:
+            raise reducer.passes.elsewhere(error, self._mesh) from None
+        return reducer.add_pass(self.module.training) if self._syncs() else None
 
-    def _hook(self, output: Any, reducer: Reducer) -> None:
+    def _hook(self, output: Any, reducer: Reducer, counted: ForwardPass) -> None:
         """Let a backward pass through the output begin with the reducer."""
         complete = True
         for leaf in _leaves(output):
@@ -280,10 +293,32 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
             elif leaf.requires_grad:
                 complete = complete and leaf.grad_fn is not None
                 if leaf.grad_fn is not None:
-                    leaf.register_hook(reducer.begin)
+                    leaf.register_hook(counted)
         if not complete:
             # A parameter, or an object that holds its tensors in its own way: parameters tell when a backward pass comes.
-            reducer.add_hooks()
+            counted.is_complete = False
+            reducer.begin_by_hooks()
+
+    def skip_if(self, condition: Any) -> bool:
+        """Return True, on all ranks, if `condition` is true on any: then all skip the backward pass together.
+
+            loss = loss_fn(ddp(x), y)
+            if ddp.skip_if(not torch.isfinite(loss)):
+                continue
+            loss.backward()
+
+        condition: a bool, or a tensor of one element. All ranks must call it at the same place of a step, once in each: it is
+            one collective of a byte. Before the forward pass it lets all ranks skip a batch that is empty on one. Gradients
+            that were accumulated in `no_sync` stay; `zero_grad()` drops them.
+        """
+        with user_frames():
+            own = bool(condition)
+            if self._reducer is None or self._mesh.size == 1:
+                return own
+            any_rank = self._reducer.any_rank if self._uneven is None else self._uneven.any_skips
+            if skips := any_rank(own):
+                self._reducer.skip()
+            return skips
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -300,8 +335,8 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
     ) -> Any:
         """Train on inputs of different numbers: a rank that leaves the block takes part in the others' passes, with zeros.
 
-        Every forward pass in the block costs one small collective; each is followed by its backward pass. When all have left,
-        parameters and buffers are those of the first rank that was the last to have inputs.
+        Every forward pass and every reduction in the block costs one small collective more. When all have left, parameters and
+        buffers are those of the first rank that was the last to have inputs.
 
         divide_by_initial_world_size: divide gradients by the number of all ranks; else by that of those with inputs.
         enable: False makes the block do nothing.
@@ -315,6 +350,7 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
     @contextlib.contextmanager
     def _join_block(self, reducer: Reducer, throws: bool) -> Iterator[None]:
         self._uneven = uneven = UnevenInputs(self._mesh, self._label, throws)
+        reducer.before = uneven.reduce
         try:
             yield
             uneven.follow(self._sync_buffers, reducer.follow)
@@ -322,7 +358,7 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
             self._state.compare(self._mesh)
             self._state.broadcast(uneven.active[0])
         finally:
-            self._uneven, reducer.scale = None, 1.0
+            self._uneven, reducer.before, reducer.scale = None, None, 1.0
 
     def register_comm_hook(self, state: Any, hook: Any) -> None:
         """Let a communication hook reduce each bucket. All ranks register the same one, once, before the first backward pass.

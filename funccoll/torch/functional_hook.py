@@ -31,13 +31,13 @@ class FunctionalHook:
     divides = True
     """The results are means over all ranks, which `Reducer.scale` may make those over some."""
 
-    def __init__(self, hook: Any, slots: Sequence[GradientSlot], memory: HostMemory, label: str, find_unused: bool):
+    def __init__(self, hook: Any, slots: Sequence[GradientSlot], memory: HostMemory, label: str, find_unused: bool, flags: int):
         self.name = hook_name(hook)
         self._hook, self._slots, self._label = hook, slots, f"{label}, hook {self.name}"
         self._memory, self._mesh = memory, memory.mesh
         self._states: list[list[Any]] = [[] for _ in slots]
         self._structures: list[Any] = [None] * len(slots)
-        self._find_unused = find_unused
+        self._find_unused, self._flags = find_unused, flags
         self._before: dict[int, list[Any]] = {}
         """The states before this backward pass, where some may be needed again."""
         if isinstance(hook, CommHook):
@@ -91,7 +91,7 @@ class FunctionalHook:
         types = [*((s.block_shape, s.dtype) for s in slots), *((x.shape, x.dtype) for x in leaves)]
         label = f"{self._label}: bucket {number} of {count}"
         if number == count - 1:
-            program = self._memory.compile_with_flags(reduce, types, len(self._slots), label)
+            program = self._memory.compile_with_flags(reduce, types, self._flags, label)
         else:
             program = self._memory.compile(reduce, types, label)
         return functools.partial(self._reduce, bucket, program)

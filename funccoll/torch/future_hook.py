@@ -40,10 +40,12 @@ class FutureHook:
     divides = False
     """The hook divides by what it likes."""
 
-    def __init__(self, state: Any, hook: Callable[..., Any], slots: Sequence[GradientSlot], memory: HostMemory, label: str):
+    def __init__(
+        self, state: Any, hook: Callable[..., Any], slots: Sequence[GradientSlot], memory: HostMemory, label: str, flags: int
+    ):  # fmt: skip
         self.name = hook_name(hook)
         self._state, self._hook, self._slots, self._memory, self._mesh = state, hook, slots, memory, memory.host
-        self._label = f"{label}, hook {self.name}"
+        self._label, self._flags = f"{label}, hook {self.name}", flags
         self._failure: Exception | None = None
         self._launched: list[_Launched] = []
         self._waiting: list[_Launched] = []
@@ -52,7 +54,7 @@ class FutureHook:
         def either(x: Any) -> Sequence[Any]:
             return [all_reduce(x, self._mesh.axis_names, op="or")]
 
-        self._exchange = compile_per_device(either, [((len(slots) + 1,), _BYTE)], self._mesh, f"{self._label}: flags")
+        self._exchange = compile_per_device(either, [((flags + 1,), _BYTE)], self._mesh, f"{self._label}: flags")
 
     def compile(self, bucket: Sequence[int], number: int, count: int) -> Callable[..., Sequence[Any]]:
         """Return the reduction of a bucket, number `number` of `count`. That of the last one waits for all.
@@ -65,7 +67,7 @@ class FutureHook:
         if number == 0:
             self._forget()
         else:
-            self._agreed(np.zeros(len(self._slots), _BYTE))
+            self._agreed(np.zeros(self._flags, _BYTE))
             self._attempt(self._wait, [x for x in self._waiting if not isinstance(x.result, torch.futures.Future)])
         self._attempt(self._call, bucket, number, last, blocks)
         if not last:

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
 from ..collectives import all_gather
 from ..compiler.per_device import compile_per_device
-from ..errors import UnevenBatchesError
+from ..errors import ModuleError, UnevenBatchesError
 from ..mesh import Mesh
 
 __all__ = ["UnevenInputs"]
 
-_ACTIVE, _GRADIENTS, _BUFFERS = range(3)
+_ENDED, _FORWARD, _BUFFERS, _GRADIENTS, _GOES_ON, _SKIPS = range(6)
+_DOES = {
+    _FORWARD: "begins a forward pass", _BUFFERS: "begins a forward pass that broadcasts buffers",
+    _GRADIENTS: "averages gradients", _GOES_ON: "calls skip_if()",
+}  # fmt: skip
+"""The next act of a rank with inputs, in the words of an error."""
 
 
 class UnevenInputs:
     """The state of one `join` block: which ranks still have inputs.
 
-    Before each forward pass of a rank that has, all ranks tell each other; one that has ended does so in the place of each.
+    Before each forward pass, reduction and `skip_if` of a rank that has, all ranks tell each other; one that has ended does so
+    in the place of each.
     """
 
     def __init__(self, mesh: Mesh, label: str, throw: bool):
@@ -27,24 +33,32 @@ class UnevenInputs:
         self.active = list(range(mesh.size))
         """The ranks that had inputs when it was told last."""
         gather = lambda x: [all_gather(x, mesh.axis_names, stack=True)]
-        self._gather = compile_per_device(gather, [((3,), np.dtype(np.int64))], mesh, f"{label}: join")
+        self._gather = compile_per_device(gather, [((1,), np.dtype(np.int64))], mesh, f"{label}: join")
 
-    def tell(self, gradients: bool, buffers: bool) -> None:
-        """Tell the others of a forward pass, and whether it averages gradients and broadcasts buffers."""
-        self._exchange([1, gradients, buffers])
+    def forward(self, buffers: bool) -> None:
+        """Tell the others of a forward pass, and whether it broadcasts buffers."""
+        self._exchange(_BUFFERS if buffers else _FORWARD)
+
+    def reduce(self) -> None:
+        """Tell the others that gradients are averaged now."""
+        self._exchange(_GRADIENTS)
+
+    def any_skips(self, own: bool) -> bool:
+        """Tell the others whether this rank wants to skip a step; True if any does."""
+        return _SKIPS in self._exchange(_SKIPS if own else _GOES_ON)
 
     def follow(self, buffers: Callable[[], None], gradients: Callable[[], None]) -> None:
         """Take part in the passes of the others until they have ended, by these functions."""
-        while rows := self._exchange([0, 0, 0]):
-            if any(row[_BUFFERS] for row in rows):
+        while acts := self._exchange(_ENDED):
+            if acts[0] == _BUFFERS:
                 buffers()
-            if any(row[_GRADIENTS] for row in rows):
+            if acts[0] == _GRADIENTS:
                 gradients()
 
-    def _exchange(self, mine: Sequence[int]) -> list[list[int]]:
-        """Return the rows of the active ranks; none when all have ended."""
-        rows = self._gather(np.array(mine, np.int64))[0].reshape(-1, 3).tolist()
-        active = [rank for rank, row in enumerate(rows) if row[_ACTIVE]]
+    def _exchange(self, act: int) -> list[int]:
+        """Return the acts of the active ranks, which are all alike; none when all have ended."""
+        acts = self._gather(np.array([act], np.int64))[0].ravel().tolist()
+        active = [rank for rank, act in enumerate(acts) if act != _ENDED]
         if self.throw and 0 < len(active) < self.nranks:
             ended = [str(rank) for rank in range(self.nranks) if rank not in active]
             ranks = f"rank{'s' * (len(ended) > 1)} {', '.join(ended)}"
@@ -54,4 +68,10 @@ class UnevenInputs:
             )
         if active:
             self.active = active
-        return [rows[rank] for rank in active]
+        does = {rank: _DOES[min(acts[rank], _GOES_ON)] for rank in active}
+        if len(set(does.values())) > 1:
+            texts = ", ".join(f"rank {rank} {text}" for rank, text in does.items())
+            raise ModuleError(
+                f"in join, all ranks with inputs act in one order, and {texts}. A rank has left out a part of its step."
+            )
+        return [acts[rank] for rank in active]

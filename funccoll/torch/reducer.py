@@ -1,7 +1,8 @@
 """The reduction of a module's gradients in backward passes: buckets, hooks of parameters, and what no rank has used.
 
 Every rank launches the buckets in one order. With the last one goes a byte for each parameter: whether some rank has a gradient
-of it, and whether some rank has none. So a parameter without a gradient is an error on all ranks, or on none; nothing waits.
+of it, whether some rank has none, and whether it was written before its reduction; and a word about the forward passes. So what
+is wrong on one rank is an error on all; nothing waits.
 """
 
 from __future__ import annotations
@@ -16,18 +17,22 @@ import numpy as np
 import torch
 
 from ..collectives import all_gather, all_reduce, broadcast
-from ..compiler.per_device import compile_per_device
-from ..errors import ModuleError
+from ..compiler.per_device import PerDevice, compile_per_device
+from ..errors import ModuleError, PeerFailure, ProgramMismatch
 from ..parallel.buckets import make_buckets
 from ..types import ArrayType
 from .communication_hooks import communication_hook
+from .forward_passes import ABSENT, WORD, ForwardPass, ForwardPasses, words_differ
+from .in_backward_optimizers import InBackwardOptimizers
+from .local_gradients import LocalGradients, watched_parameters
+from .module_changes import ModuleChanges, listed
 from .parameters import GradientSlot
 from .sparse_gradients import SparseReduction
 from .tensor_memory import HostMemory
 
 __all__ = ["Reducer"]
 
-_USED, _MISSING = 1, 2
+_USED, _MISSING, _WRITTEN = 1, 2, 4
 _queue_callback = torch.autograd.Variable._execution_engine.queue_callback
 _current_task: Callable[[], int] = torch._C._current_graph_task_id
 _will_execute: Callable[[Any], bool] = torch._C._will_engine_execute_node
@@ -42,10 +47,10 @@ class Reducer:
 
     def __init__(
         self, slots: Sequence[GradientSlot], memory: HostMemory, caps: Sequence[float], label: str, find_unused: bool,
-        static_graph: bool,
+        static_graph: bool, changes: ModuleChanges,
     ):  # fmt: skip
         self.slots, self.memory, self.mesh, self.caps, self.label = list(slots), memory, memory.host, caps, label
-        self.find_unused, self.static_graph = find_unused, static_graph
+        self.find_unused, self.static_graph, self.changes = find_unused, static_graph, changes
         self.buckets: list[list[int]] = []
         self.rebuilt = False
         self.comm_hook: Any = None
@@ -56,7 +61,14 @@ class Reducer:
         self.scale = 1.0
         """A factor of the means, where some ranks' inputs have ended."""
         self.expects = False
-        """True from a forward pass that is to be reduced until that has happened: then a parameter's hook begins, too."""
+        """True from a forward pass that is to be reduced until that has happened."""
+        self.before: Callable[[], None] | None = None
+        """Called before a reduction, but one in which this rank follows the others."""
+        self.passes = ForwardPasses(self.begin)
+        parameters = [slot.parameter for slot in self.slots]
+        self.local = LocalGradients([slot.name for slot in self.slots], parameters)
+        self._optimizers: InBackwardOptimizers | None = None
+        self._either: PerDevice | None = None
         self._types = [ArrayType(slot.block_shape, slot.dtype) for slot in self.slots]
         self._nodes = [torch.autograd.graph.get_gradient_edge(slot.parameter).node for slot in self.slots]
         self._expected = [1] * len(self.slots)
@@ -66,15 +78,25 @@ class Reducer:
         self._arrivals: list[int] = []
         self._without: list[tuple[int, Any]] = []
         """Results of parameters which this rank has no gradient of."""
-        self._flags = bytearray(len(self.slots))
-        """Of each parameter, whether this rank has a gradient."""
+        self._unused: list[int] = []
+        self._flags = bytearray(len(self.slots) + WORD)
+        """Of each parameter, whether this rank has a gradient; after them the word about forward passes."""
+        self._all_used = bytes([_USED]) * len(self.slots)
+        self._versions = self._versions_now()
+        """Of each parameter, when the last forward pass ended, and then when the backward pass began; -1 if a hook wrote it."""
         self._launched = 0
         self._lock = threading.RLock()
         """Held by hooks: outputs on several devices have theirs called by several threads."""
         self._hooks: list[Any] = []
+        self._has_all_hooks = self._hooks_begin = False
         self._assign(range(len(self.slots) - 1, -1, -1))
+        weakref.finalize(self, _remove, self._hooks)
         if len(self.buckets) > 1:
-            self.add_hooks()
+            self._add_hooks()
+        elif self.mesh.size > 1:
+            me: weakref.ref[Reducer] = weakref.ref(self)
+            for i in watched_parameters(changes.module, parameters):
+                self._hooks.append(parameters[i].register_post_accumulate_grad_hook(_watch(me, i)))
 
     # ------------------------------------------------------------ buckets
 
@@ -98,14 +120,14 @@ class Reducer:
         last = number == len(self.buckets) - 1
         label = f"{self.label}: bucket {number} of {len(self.buckets)}"
         if self.slots[bucket[0]].sparse:
-            return SparseReduction(self.slots[bucket[0]], self.mesh, label, len(self.slots) if last else 0)
+            return SparseReduction(self.slots[bucket[0]], self.mesh, label, len(self._flags) if last else 0)
         types = [(self._types[i].shape, self._types[i].dtype) for i in bucket]
 
         def reduce(*blocks: Any) -> Sequence[Any]:
             return all_reduce(list(blocks), axes, op="mean")
 
         if last:
-            return self.memory.compile_with_flags(reduce, types, len(self.slots), label)
+            return self.memory.compile_with_flags(reduce, types, len(self._flags), label)
         return self.memory.compile(reduce, types, label)
 
     def use_hook(self, state: Any, hook: Any) -> None:
@@ -113,7 +135,7 @@ class Reducer:
         if self.comm_hook is not None or self.iterations or self._active:
             before = "gradients were reduced" if self.comm_hook is None else f"hook {self.comm_hook.name} was registered"
             raise ModuleError(f"register_comm_hook: {before} first. Register one hook, once, before the first backward pass.")
-        made = communication_hook(state, hook, self.slots, self.memory, self.label, self.find_unused)
+        made = communication_hook(state, hook, self.slots, self.memory, self.label, self.find_unused, len(self._flags))
         self._programs = [made.compile(bucket, number, len(self.buckets)) for number, bucket in enumerate(self.buckets)]
         self.comm_hook = made
 
@@ -127,39 +149,84 @@ class Reducer:
         self._assign(agree(order)[0].tolist())
         self.rebuilt = True
 
+    # ------------------------------------------------------------ a forward pass
+
+    def add_pass(self, trains: bool) -> ForwardPass:
+        """Count a forward pass whose gradients are to be reduced."""
+        return self.passes.add(trains and not self._active)  # not one that is computed again in the backward pass
+
+    def end_pass(self, forward: ForwardPass | None) -> None:
+        """Expect a backward pass; None where the forward pass was in no_sync."""
+        self.expects = forward is not None
+        if forward is None:
+            self.local.follows_no_sync = True
+        else:
+            self._versions = self._versions_now()
+
+    def expect(self) -> None:
+        """Expect a backward pass, though not through an output that has a hook."""
+        self.begin_by_hooks()
+        self.expects = True
+        self.add_pass(True).is_complete = False
+
+    def skip(self) -> None:
+        """Expect no backward pass of the forward passes before: all ranks skip it."""
+        self.expects = False
+        self.passes.forget()
+
+    def any_rank(self, own: bool) -> bool:
+        """Return True if `own` is true on any rank; all must call it."""
+        if self._either is None:
+            either = lambda x: [all_reduce(x, self.mesh.axis_names, op="or")]
+            self._either = compile_per_device(either, [((1,), np.dtype(np.uint8))], self.mesh, f"{self.label}: skip_if")
+        return bool(self._either(np.array([own], np.uint8))[0][0])
+
+    def _versions_now(self) -> list[int]:
+        return [slot.parameter._version for slot in self.slots]
+
     # ------------------------------------------------------------ a backward pass
 
-    def add_hooks(self) -> None:
-        """Look at every parameter whose gradient is complete. Modules of one bucket whose outputs are tensors need not."""
-        if not self._hooks:
-            me: weakref.ref[Reducer] = weakref.ref(self)  # the module may live longer than its wrapper
-            for i, slot in enumerate(self.slots):
-                self._hooks.append(slot.parameter.register_post_accumulate_grad_hook(_hook(me, i)))
-            weakref.finalize(self, _remove, self._hooks)
+    def begin_by_hooks(self) -> None:
+        """Let a gradient of a parameter begin a reduction that is expected."""
+        self._add_hooks()
+        self._hooks_begin = True
 
-    def begin(self, gradient: Any = None) -> None:
-        """Reduce what this backward pass computes: a hook of the module's outputs."""
+    def _add_hooks(self) -> None:
+        """Look at every parameter whose gradient is complete. Modules of one bucket whose outputs are tensors need not."""
+        if not self._has_all_hooks:
+            self._has_all_hooks = True
+            _remove(self._hooks)
+            me: weakref.ref[Reducer] = weakref.ref(self)  # the module may live longer than its wrapper
+            # Of the nodes, not of the tensors: whatever the user has registered there, and when, comes before.
+            self._hooks += [node.register_hook(_hook(me, i)) for i, node in enumerate(self._nodes)]
+
+    def begin(self, forward: ForwardPass | None = None) -> None:
+        """Reduce what this backward pass computes: a hook of a forward pass's outputs."""
         with self._lock:
             task = _current_task()
-            if self._active and task == self._task:
-                return
-            if not self._accumulates():
-                if torch.is_grad_enabled():  # what depends on this gradient need not come through the outputs
-                    self.add_hooks()
-                return
-            self._start(task)
-            self._active = True
-            self._began = time.perf_counter_ns()
-            _queue_callback(self.memory.for_caller(self._finish))
-
-    def forget(self) -> None:
-        """Forget a backward pass which an exception has ended."""
-        if self.is_interrupted():
-            self._active = False
+            if not (self._active and task == self._task):
+                if not self._accumulates():
+                    if torch.is_grad_enabled():  # what depends on this gradient need not come through the outputs
+                        self.begin_by_hooks()
+                    return
+                self._start(task)
+                self.local.begin_reduction(task)
+                self._active = True
+                self._began = time.perf_counter_ns()
+                _queue_callback(self.memory.for_caller(self._finish))
+            if forward is not None:
+                self.passes.reach(forward)
 
     def is_interrupted(self) -> bool:
-        """True where a backward pass has begun to reduce, and an exception has ended it."""
+        """True when a backward pass has begun, and an exception has ended it."""
         return self._active and _current_task() == -1
+
+    def prepare(self) -> None:
+        """Begin a forward pass: forget a backward pass which an exception has ended, and take over optimizers at first."""
+        if self.is_interrupted():
+            self._active = False
+        if self._optimizers is None:
+            self._optimizers = InBackwardOptimizers([slot.parameter for slot in self.slots])
 
     def _accumulates(self) -> bool:
         """False in torch.autograd.grad, which leaves parameters without gradients, and in backward(inputs=...) without them."""
@@ -177,10 +244,23 @@ class Reducer:
         early = self._arrivals if task == self._task else []
         self._task, self._launched, self.communication_ns = task, 0, 0
         self._counts = [0] * len(self.slots)
-        self._arrivals, self._without, self._flags = [], [], bytearray(len(self.slots))
+        self._arrivals, self._without, self._flags, self._unused = [], [], bytearray(len(self._flags)), []
+        self.passes.start()
+        self._note_versions()
         self._pending = [sum(self._expected[i] for i in bucket) for bucket in self.buckets]
         for i in early:  # complete before any output's gradient: a regularizer's
             self._arrive(i)
+
+    def _note_versions(self) -> None:
+        """Remember versions, and what was written between the last forward pass and now by hooks.
+
+        The user may write between the passes; autograd itself refuses what would make gradients wrong.
+        """
+        before, self._versions = self._versions, self._versions_now()
+        if before != self._versions:
+            for i, (old, new) in enumerate(zip(before, self._versions, strict=True)):
+                if old != new and _may_step(self.slots[i].parameter):
+                    self._versions[i] = -1  # another one than the parameter's
 
     def ready(self, i: int) -> None:
         """Count a gradient as complete, and reduce the buckets that are, where that is not left to the end."""
@@ -191,7 +271,8 @@ class Reducer:
         if not self._active:
             if (task := _current_task()) != self._task:
                 self._task, self._arrivals = task, []
-            if not self.expects:
+                _queue_callback(lambda: self.local.judge(task, i, self.expects))
+            if not (self.expects and self._hooks_begin):
                 self._arrivals.append(i)
                 return
             self.begin()
@@ -215,8 +296,10 @@ class Reducer:
 
     def _launch(self) -> Sequence[np.ndarray]:
         """Reduce the next bucket; with the last one go the flags, of which it returns what all ranks have."""
-        began, slots, counts, flags = time.perf_counter_ns(), self.slots, self._counts, self._flags
+        began, slots, counts, flags, versions = time.perf_counter_ns(), self.slots, self._counts, self._flags, self._versions
         number, self._launched = self._launched, self._launched + 1
+        if number == 0 and self.before is not None and not self._follows:
+            self.before()
         bucket, blocks = self.buckets[number], []
         for i in bucket:
             slot = slots[i]
@@ -226,10 +309,20 @@ class Reducer:
                 blocks.append(slot.local())
                 # A gradient may be new without a hook in this pass: of no_sync passes before.
                 used = counts[i] or slot.has_new or _will_execute(self._nodes[i])
-                flags[i] = _USED if used else _MISSING if slot.parameter.requires_grad else 0
+                if used:
+                    flags[i] = _USED
+                else:
+                    flags[i] = _MISSING if slot.parameter.requires_grad else 0
+                    self._unused.append(i)
+                if slot.parameter._version != versions[i]:
+                    flags[i] |= _WRITTEN
         if self._launched == len(self.buckets):
+            flags[len(slots) :] = ABSENT if self._follows else self.passes.word()
             blocks.append(np.frombuffer(flags, np.uint8))
-        results = self._programs[number](*blocks)
+        try:
+            results = self._programs[number](*blocks)
+        except (ProgramMismatch, PeerFailure) as error:
+            raise self.passes.elsewhere(error, self.mesh) from None
         if self.scale != 1 and (self.comm_hook is None or self.comm_hook.divides):
             means = [self.memory.scaled(result, self.scale) for result in results[: len(bucket)]]
             results = [*means, *results[len(bucket) :]]
@@ -247,20 +340,49 @@ class Reducer:
         while self._launched < len(self.buckets) - 1:
             self._launch()
         used = bytes(self._launch()[0])
+        n = len(self.slots)
         if self.comm_hook is not None:
-            self._without += self.comm_hook.settle([flag & _USED for flag in used])
+            self._without += self.comm_hook.settle([flag & _USED for flag in used[:n]])
+        if used[n:] != self._flags[n:] and words_differ(used[n:]):
+            self._discard()
+            error = self.passes.mismatch(self.mesh, self._follows)
+            self.passes.forget()
+            raise error
+        self.passes.forget()
         for i, result in self._without:
             if used[i] & _USED and not self._follows:
                 self.slots[i].take(result)
         self._without = []
         self.backward_ns = time.perf_counter_ns() - self._began
         self.iterations += 1
-        if self.static_graph and self.iterations == 1 and self._hooks:
+        if self.static_graph and self.iterations == 1 and self._has_all_hooks:
             self._expected = list(self._counts)
-        if not self.find_unused and not self.static_graph and any(flag & _MISSING for flag in used):
-            raise self._missing()
+        if self._unused:
+            self.changes.check_unused([self.slots[i].parameter for i in self._unused])
+        if used[:n] != self._all_used:
+            self._check(used[:n])
+        if self._optimizers is not None and not self._follows:
+            self._optimizers.step()
         if len(self.buckets) > 1 and not self.rebuilt and not self.find_unused:
             self._rebuild()
+
+    def _check(self, used: bytes) -> None:
+        """Raise, on all ranks, for parameters that were written too early or have no gradient; `used` are all ranks' flags."""
+        if any(flag & _WRITTEN for flag in used):
+            self._discard()
+            raise ModuleError(
+                f"the backward pass wrote {self._named(_WRITTEN)} before its gradient was averaged, as an optimizer in a hook "
+                "does. Step after backward(), or by torch.distributed.optim._apply_optimizer_in_backward before the first "
+                "forward pass. All ranks have discarded the gradients, and their parameters may differ."
+            )
+        if not self.find_unused and not self.static_graph and any(flag & _MISSING for flag in used):
+            raise self._missing()
+
+    def _discard(self) -> None:
+        """Take the gradients away: they are not those of one step."""
+        self._without = []
+        for slot in self.slots:
+            slot.parameter.grad = None
 
     def follow(self) -> None:
         """Take part in a backward pass of the others, with zeros: the inputs of this rank have ended."""
@@ -273,35 +395,55 @@ class Reducer:
 
     def _missing(self) -> ModuleError:
         """The error for parameters without a gradient; all ranks come here."""
+        return ModuleError(
+            f"the backward pass computed no gradient of {self._named(_MISSING)}. Make every parameter take part in the loss, "
+            "give DistributedDataParallel find_unused_parameters=True, or freeze it before wrapping (requires_grad_(False))."
+        )
+
+    def _named(self, wanted: int) -> str:
+        """The parameters with this flag, and on which ranks; all ranks come here."""
         n = len(self.slots)
         gather = compile_per_device(
             lambda x: [all_gather(x, self.mesh.axis_names, stack=True)], [((n,), np.dtype(np.uint8))], self.mesh,
-            f"{self.label}: parameters without a gradient",
+            f"{self.label}: parameters by flag",
         )  # fmt: skip
         texts = []
-        for rank, row in enumerate(gather(np.frombuffer(self._flags, np.uint8))[0].reshape(-1, n)):
-            if names := [self.slots[i].name for i in np.flatnonzero(row == _MISSING).tolist()]:
-                shown = ", ".join(map(repr, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-                texts.append(f"{shown} on rank {rank}")
-        return ModuleError(
-            f"the backward pass computed no gradient of {'; '.join(texts)}. Make every parameter take part in the loss, give "
-            "DistributedDataParallel find_unused_parameters=True, or freeze it before wrapping (requires_grad_(False))."
-        )
+        for rank, row in enumerate(gather(np.frombuffer(self._flags, np.uint8)[:n])[0].reshape(-1, n)):
+            if names := [self.slots[i].name for i in np.flatnonzero(row & wanted).tolist()]:
+                texts.append(f"{listed(names)} on rank {rank}")
+        return "; ".join(texts)
 
 
-def _hook(reducer: weakref.ref[Reducer], i: int) -> Callable[[torch.Tensor], None]:
-    """A hook of parameter i."""
+def _may_step(parameter: Any) -> bool:
+    """True when hooks of the user's are called as soon as a parameter's gradient is complete."""
+    if hasattr(parameter, "_in_backward_optimizers"):
+        return True
+    return any(getattr(hook, "__module__", "") != __name__ for hook in (parameter._post_accumulate_grad_hooks or {}).values())
 
-    def hook(parameter: torch.Tensor) -> None:
+
+def _hook(reducer: weakref.ref[Reducer], i: int) -> Callable[..., None]:
+    """A hook of the node that accumulates the gradient of parameter i."""
+
+    def hook(*gradients: Any) -> None:
         if (found := reducer()) is not None:
             found.ready(i)
 
     return hook
 
 
-def _remove(hooks: Sequence[Any]) -> None:
-    for handle in hooks:
-        handle.remove()
+def _watch(reducer: weakref.ref[Reducer], i: int) -> Callable[[torch.Tensor], None]:
+    """A hook of parameter i where outputs begin all reductions: it finds backward passes that come through none."""
+
+    def hook(parameter: torch.Tensor) -> None:
+        if (found := reducer()) is not None and not found._active:
+            found.ready(i)
+
+    return hook
+
+
+def _remove(hooks: list[Any]) -> None:
+    while hooks:
+        hooks.pop().remove()
 
 
 def _leaves(root: Any) -> Iterator[Any]:

@@ -53,8 +53,7 @@ class ReducerInterface:
         tensors: what the pass begins with; torch searches their graph for unused parameters, which the engine knows here.
         """
         if self._reducer is not None:
-            self._reducer.add_hooks()
-            self._reducer.expects = True
+            self._reducer.expect()
 
     def _rebuild_buckets(self) -> bool:
         """Return False: buckets are rebuilt at the end of a backward pass, by themselves."""

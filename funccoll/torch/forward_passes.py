@@ -1,0 +1,155 @@
+"""Forward passes that a reduction is to follow: counted, so that ranks know whether they reduce gradients of one step."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from ..errors import FunccollError, ModuleError, PeerFailure, ProgramMismatch, Source, user_source
+from ..mesh import Mesh
+from ..runtime.job.process_allgather import gather_text
+
+__all__ = ["ABSENT", "WORD", "ForwardPass", "ForwardPasses", "words_differ"]
+
+WORD = 4
+"""Bytes of `ForwardPasses.word`."""
+ABSENT = bytes(WORD)
+"""The word of a rank whose inputs have ended: it agrees with every other one."""
+_APART = re.compile(r"ranks (\d+) and (\d+) entered different collectives")
+_ENDED = re.compile(r"rank (\d+) (?:left the job|raised funccoll\.errors\.ProgramMismatch)")
+_KEPT = 32
+"""Forward passes that are remembered one by one, from the first after a reduction."""
+
+
+class ForwardPass:
+    """A forward pass, which is the hook of its outputs: called in a backward pass, with the gradient of one of them."""
+
+    __slots__ = ("_begin", "is_complete", "is_counted", "number", "period", "reached_in", "source")
+
+    def __init__(self, begin: Callable[[ForwardPass], None], number: int, period: int, is_counted: bool):
+        self._begin, self.number, self.period, self.is_counted = begin, number, period, is_counted
+        self.source: Source | None = user_source()
+        self.is_complete = True
+        """False when a backward pass may go through an output that has no hook."""
+        self.reached_in = -1
+        """The number of the last reduction whose backward pass has come to it."""
+
+    def __call__(self, gradient: Any) -> None:
+        """Begin a reduction: the backward pass has come here."""
+        self._begin(self)
+
+    def __str__(self) -> str:
+        return f"{self.number} ({self.source})" if self.source else str(self.number)
+
+
+class ForwardPasses:
+    """The forward passes of this rank since the last reduction, and which of them the present backward pass has come to.
+
+    Ranks may differ in how many forward passes a backward pass goes through, as with sequences of different lengths. They may
+    not differ in how many it leaves out, nor in whether it goes through any since the last reduction: then one of them has
+    skipped a backward pass, and its gradients are those of a later step. `word` says both of this rank, in bits that are set
+    and bits that are not, so that the bitwise or of all ranks' words is this rank's exactly where all are equal.
+    """
+
+    def __init__(self, begin: Callable[[ForwardPass], None]):
+        self._begin = begin
+        self.number = 0
+        """Forward passes so far."""
+        self._period = self._reduction = 0
+        self._made = self._reached = 0
+        self._first: list[ForwardPass] = []
+        self._last: ForwardPass | None = None
+        self._before: ForwardPass | None = None
+        """The last one before those."""
+        self._counts_evaluation = False
+        """True when a module in evaluation mode is trained: then its forward passes count as others do."""
+
+    def add(self, trains: bool) -> ForwardPass:
+        """Count a forward pass. One in evaluation mode counts if modules in this mode were trained before."""
+        self.number += 1
+        is_counted = trains or self._counts_evaluation
+        made = ForwardPass(self._begin, self.number, self._period, is_counted)
+        if is_counted:
+            self._made += 1
+            self._last = made
+            if len(self._first) < _KEPT:
+                self._first.append(made)
+        return made
+
+    def start(self) -> None:
+        """Begin a reduction. What an earlier one, which was never ended, has come to does not count."""
+        self._reduction, self._reached = self._reduction + 1, 0
+
+    def reach(self, forward: ForwardPass) -> None:
+        """Note that the reduction's backward pass has come to a forward pass."""
+        if forward.period == self._period and forward.reached_in != self._reduction:
+            forward.reached_in = self._reduction
+            if forward.is_counted:
+                self._reached += 1
+            else:
+                self._counts_evaluation = True
+                self._made, self._reached = self._made + 1, self._reached + 1
+
+    def word(self) -> bytes:
+        """Return what must be equal on all ranks, `WORD` bytes. Call it at the end of the backward pass."""
+        if not self._reached and self._last is not None and not self._last.is_complete:
+            self.reach(self._last)  # by an output that has no hook
+        value = 2 * (self._made - self._reached) + (self._reached > 0) & 0xFFFF
+        return value.to_bytes(2, "little") + (value ^ 0xFFFF).to_bytes(2, "little")
+
+    def forget(self) -> None:
+        """Begin anew after a reduction, or when all ranks skip one."""
+        self._period += 1
+        self._before = self._last or self._before
+        self._made = self._reached = 0
+        self._first, self._last = [], None
+
+    def left_out(self) -> ForwardPass | None:
+        """Return the first forward pass since the last reduction to which no backward pass has come."""
+        return next((one for one in self._first if one.reached_in != self._reduction), None)
+
+    def mismatch(self, mesh: Mesh, is_absent: bool) -> ModuleError:
+        """The error of ranks whose words differ; all ranks come here. `is_absent`: this rank's word was ABSENT."""
+        skipped = self._made - self._reached
+        first, last = self.left_out(), self._last or self._before
+        told = "" if is_absent else f"{skipped} {int(self._reached > 0)} {first or last or self.number}"
+        rows = {rank: text.split(" ", 2) for rank, text in enumerate(gather_text(mesh, told)) if text}
+        counts = [int(count) for count, _, _ in rows.values()]
+        texts = []
+        for rank, (count, fresh, which) in rows.items():
+            if int(count) > min(counts):
+                more = int(count) - min(counts) - 1
+                others = f" and of {more} later one{'s' * (more > 1)}" if more else ""
+                texts.append(f"rank {rank} skipped the backward pass of its forward {which}{others}")
+            elif min(counts) == max(counts) and fresh == "0":
+                texts.append(f"rank {rank} went backward again after its forward {which}, through what was reduced before")
+        return ModuleError(
+            f"{'; '.join(texts)}, and the other ranks did not. All ranks have discarded the gradients of this pass. Let all "
+            "skip a step together, if ddp.skip_if(condition), and evaluate in torch.no_grad()."
+        )
+
+    def elsewhere(self, error: ProgramMismatch | PeerFailure, mesh: Mesh) -> FunccollError:
+        """The error of a reduction that met something else, or of what a rank that left a backward pass out does then."""
+        pair = _APART.match(str(error)) or _ENDED.match(str(error))
+        if pair is None or mesh.process is None:
+            return error
+        texts = []
+        if (left_out := self.left_out()) is not None:
+            texts.append(f"rank {mesh.process} skipped the backward pass of its forward {left_out}")
+        if (reached := next((one for one in self._first if one.reached_in == self._reduction), None)) is not None:
+            other = next(rank for rank in pair.groups() if int(rank) != mesh.process)
+            texts.append(f"rank {other} skipped the backward pass of its forward {reached}, or left that step in another way")
+        if not texts:
+            return error
+        said = ", or ".join(texts)
+        text = error.args[0].removesuffix(f"\n{error.source.as_note}" if error.source else "")
+        made = type(error)(f"{said}. Let all ranks skip a step together, if ddp.skip_if(condition).\n{text}", error.source)
+        if isinstance(made, PeerFailure) and isinstance(error, PeerFailure):
+            made.rank = error.rank
+        return made
+
+
+def words_differ(both: bytes) -> bool:
+    """True when the bitwise or of ranks' words is that of different ones."""
+    return int.from_bytes(both[:2], "little") & int.from_bytes(both[2:], "little") != 0

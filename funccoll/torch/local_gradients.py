@@ -1,0 +1,68 @@
+"""Gradients that accumulate in a backward pass which averages nothing: found where that was not asked for."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+
+from ..errors import user_source
+
+__all__ = ["LocalGradients", "watched_parameters"]
+
+_owners: weakref.WeakSet[LocalGradients] = weakref.WeakSet()
+_current_task: Callable[[], int] = torch._C._current_graph_task_id
+
+
+class LocalGradients:
+    """Warns once of a backward pass that computes gradients of parameters, and goes through no output of the wrapper.
+
+    It is meant in `no_sync`, and after a forward pass in `no_sync`, until the next reduction. It does no harm when a forward
+    pass of the wrapper waits for its backward pass, which will average the sum, and when another wrapper of the parameters
+    averages them.
+    """
+
+    def __init__(self, names: Sequence[str], parameters: Iterable[torch.Tensor]):
+        self._names, self._ids = names, set(map(id, parameters))
+        self.is_meant: Callable[[], bool] = bool
+        """True inside `no_sync`."""
+        self.follows_no_sync = False
+        self.reduces_task = -1
+        """The number of the last pass of autograd's engine that averages gradients."""
+        self._waits = self._has_warned = False
+        _owners.add(self)
+
+    def begin_reduction(self, task: int) -> None:
+        """Note that a pass of autograd's engine averages gradients, those of earlier passes with them."""
+        self.reduces_task = task
+        self.follows_no_sync = self._waits = False
+
+    def judge(self, task: int, first: int, expects: bool) -> None:
+        """Look at a pass that has ended, in which gradients accumulated, first that of parameter `first`."""
+        if self._has_warned or self.follows_no_sync or self.is_meant():
+            return
+        if any(owner.reduces_task == task and not self._ids.isdisjoint(owner._ids) for owner in _owners):
+            return
+        if expects and not self._waits:
+            self._waits = True
+            return
+        self._has_warned = True
+        source = user_source()
+        text = (
+            f"gradients of {self._names[first]!r} and perhaps of others were computed, and are not averaged over ranks: the "
+            "backward pass goes through no forward pass of DistributedDataParallel. Call the wrapper, not its module, or say "
+            "that it is meant, by no_sync()."
+        )
+        if source is None:
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
+        else:
+            warnings.warn_explicit(f"{text}\n{source.as_note}", RuntimeWarning, source.file, source.line)
+
+
+def watched_parameters(module: torch.nn.Module, parameters: Sequence[torch.Tensor]) -> list[int]:
+    """Return the numbers of parameters which tell of a backward pass through any part of a module: the first of each part."""
+    numbers = {id(p): i for i, p in enumerate(parameters)}
+    own = ([numbers[id(p)] for p in part._parameters.values() if id(p) in numbers] for part in module.modules())
+    return sorted({found[0] for found in own if found})
