@@ -1,0 +1,43 @@
+"""Kinds of modules in situations which users come into: torch's gradients, or an error on every rank that names the cause."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from ranks import JOIN, TORCH, Ranks
+
+pytest.importorskip("torch")
+from torch_matrix_ranks import KINDS, SITUATIONS
+
+SCRIPT = JOIN + f"""
+import warnings
+warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import torch_matrix_ranks
+torch_matrix_ranks.main(rank, {{meeting!r}})
+"""
+ERRORS = {
+    "replaced parameter": r"ModuleError: '\S+' was replaced after .*wrap",
+    "skipped backward": r"rank 1 skipped the backward pass of its forward 2 \(.*torch_\w+\.py:\d+",
+}
+"""Situation -> the error on every rank; the others have torch's gradients, in all bits."""
+
+
+@pytest.mark.slow
+def test_kinds_in_situations(tmp_path):
+    assert len(KINDS) >= 25
+    wrong = []
+    with Ranks(SCRIPT.format(meeting=str(tmp_path / "meeting")), range(2), imports=TORCH, MKL_CBWR="COMPATIBLE") as ranks:
+        assert set(ranks.lines().values()) == {"in"}
+        for situation in SITUATIONS:
+            for kind in KINDS:
+                for rank, line in ranks.lines().items():
+                    *cell, found = json.loads(line)
+                    assert cell == [kind, situation]
+                    error = ERRORS.get(situation)
+                    good = re.search(error, found["error"]) if error else found == {"differences": [], "error": "", "torch": ""}
+                    if not good:
+                        wrong.append(f"{kind}, {situation}, rank {rank}: {found}")
+        assert not wrong, "\n".join(wrong)
+        ranks.end_well()
