@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_map_only
 from torch_modules import CASES, Case
 from torch_ranks import Training, differences
 
+import funccoll as fc
 from funccoll.torch import DistributedDataParallel
 
 KINDS = [
@@ -44,7 +45,6 @@ class Twice:
         return getattr(self.model, name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        first = iter([])
         tensors: list[torch.Tensor] = []
         tree_map_only(torch.Tensor, tensors.append, self.model(*args, **kwargs))
         first = iter(tensors)
@@ -148,6 +148,10 @@ def main(rank: int, meeting: str) -> None:
     for situation, step in SITUATIONS.items():
         compare = situation not in ("replaced parameter", "skipped backward")  # torch goes on with wrong numbers, or hangs
         for kind in KINDS:
-            print(json.dumps([kind, situation, outcome(CASES[kind], step, rank, compare)]), flush=True)
+            found = outcome(CASES[kind], step, rank, compare)
+            if found["error"].startswith(("ProgramMismatch", "PeerFailure")):  # they have ended the job
+                fc.finalize()
+                fc.init()
+            print(json.dumps([kind, situation, found]), flush=True)
     dist.barrier()
     dist.destroy_process_group()
