@@ -21,7 +21,7 @@ ERRORS = {
     "replaced parameter": r"ModuleError: '\S+' was (replaced|added) after wrapping.* at \S*torch_\w+\.py:\d+",
     "skipped backward": r"rank 1 skipped the backward pass of its forward \d \(.*torch_\w+\.py:\d+",
 }
-"""Situation -> the error on every rank; the others have torch's gradients, in all bits. (A tied weight keeps its other name.)"""
+"""Situation -> the error on every rank; others have torch's gradients, in all bits. (A tied weight keeps its other name.)"""
 
 
 @pytest.mark.slow
