@@ -163,6 +163,19 @@ def test_another_users_process_cannot_be_rank_0():
         assert "heard" not in other.communicate()[0]
 
 
+@root
+def test_ranks_of_two_users():
+    other = PRELUDE + "from funccoll.runtime.job.hello import installation\ninstallation()\n"
+    other += "os.setgroups([]); os.setgid(65534); os.setuid(65534)\nworld.init(rendezvous_timeout=0.5)\n"
+    with Ranks(STAY, [0], world=2) as ranks:
+        visit(ranks.run).close()
+        ranks.start(1, other)
+        code, _, error = ranks.end(1)
+        words = f"rank 0 of run '{ranks.run}-0' waits as user 0, and this process, rank 1, runs as user 65534"
+        assert code == 1 and words in error, error
+        assert "Start all processes of a job as one user" in error
+
+
 CLASH = "RendezvousError: two processes came as rank {} of run '{}-0': process "
 FAILS = JOIN + "sure(lambda: w.watch.failure() is not None)\nraise w.watch.failure().error()\n"
 

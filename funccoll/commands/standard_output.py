@@ -83,14 +83,19 @@ def write_some(descriptor: int, data: Any) -> int:
 def run_command_line(name: str, command: Callable[[], int]) -> int:
     """Run a command in a process of its own. Returns its exit code, or that of an output that cannot be written."""
     codecs.register_error(_HANDLER, _in_ascii)
-    raw = _take_streams()
+    out, raw = _take_streams()
     try:
         try:
             code = command()
         finally:
-            sys.stdout.flush()
+            if not out.closed:
+                out.flush()
     except StdoutError:
         code = 0
+    except ValueError:  # Python's, for what is printed after a script has closed it
+        if not out.closed:
+            raise
+        code, raw.error = 0, StdoutError(errno.EBADF, os.strerror(errno.EBADF))
     if raw.error is None:
         return code
     raw.discards = True  # Python flushes once more at its end
@@ -100,16 +105,16 @@ def run_command_line(name: str, command: Callable[[], int]) -> int:
     return code or 1
 
 
-def _take_streams() -> _Stdout:
+def _take_streams() -> tuple[io.TextIOWrapper, _Stdout]:
     """Replace `sys.stdout` and `sys.stderr`. Closed descriptors become the null device, or the next file would take them."""
     stdout, stderr = sys.stdout, sys.stderr
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)
     os.close(descriptor)
     raw = _Stdout(stdout is not None)
-    sys.stdout = _text(io.BufferedWriter(raw), stdout)
+    sys.stdout = out = _text(io.BufferedWriter(raw), stdout)
     sys.stderr = _text(io.BufferedWriter(_Stderr(2, "w", closefd=False)), stderr)
-    return raw
+    return out, raw
 
 
 def _text(buffer: io.BufferedWriter, replaced: Any) -> io.TextIOWrapper:

@@ -139,8 +139,8 @@ class Coordinator:
                 if time.monotonic() > min(patience, self.deadline):
                     listener.close()
                     raise RendezvousError(
-                        f"another process is already rank 0 of run {self.job.run!r} ({error.strerror}). Start every "
-                        f"process of a job with a rank of its own. {REMEDY}"
+                        f"another process is already rank 0 of run {self.job.run!r}, or has taken its socket's name "
+                        f"({error.strerror}). Start every process of a job with a rank of its own. {REMEDY}"
                     ) from None
                 time.sleep(0.02)  # the rank 0 of a job that just ended may be closing its socket
         listener.listen(1024)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import re
 import shlex
 import socket
 import sys
@@ -20,7 +21,7 @@ from .packets import peer, receive, same_user
 
 __all__ = [
     "REMEDY", "Answer", "JobSpec", "describe_installation", "installation", "is_hello", "make_hello", "own_command",
-    "receive_answer", "refuse_stranger",
+    "receive_answer", "refuse_other_user", "refuse_stranger",
 ]  # fmt: skip
 
 PROTOCOL = 4
@@ -113,6 +114,21 @@ def refuse_stranger(job: JobSpec, channel: socket.socket) -> None:
             f"process {process} of user {user} has taken the name of the socket by which run {job.run!r} would meet; any user "
             "of a machine can take such a name. Set FUNCCOLL_RUN_ID, for all processes of the job, to a text that others "
             "cannot guess."
+        )
+
+
+def refuse_other_user(job: JobSpec) -> None:
+    """Raise RendezvousError where a process of another user waits for this run's ranks, under a name that has its number."""
+    name = re.escape(job.address[1:].split(b"-", 2)[2])
+    try:
+        sockets = Path("/proc/net/unix").read_bytes()
+    except OSError:
+        return
+    users = {int(user) for user in re.findall(rb" @funccoll-(\d+)-" + name + rb"$", sockets, re.MULTILINE)}
+    if others := users - {os.geteuid()}:
+        raise RendezvousError(
+            f"rank 0 of run {job.run!r} waits as user {min(others)}, and this process, rank {job.rank}, runs as user "
+            f"{os.geteuid()}. Start all processes of a job as one user."
         )
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from ...errors import RendezvousError
 from .coordinator import GRACE, Coordinator
-from .hello import JobSpec, make_hello, receive_answer, refuse_stranger
+from .hello import JobSpec, make_hello, receive_answer, refuse_other_user, refuse_stranger
 from .packets import send
 
 __all__ = ["JoinedJob", "meet", "positive_number"]
@@ -121,6 +121,7 @@ def _join(job: JobSpec, timeout: float, arena: int, descriptors: int) -> JoinedJ
             return joined
         time.sleep(pause)
         pause = min(pause * 1.5, 0.02)
+    refuse_other_user(job)
     what = f"{what} within {timeout:g} s" if lost is None else "was there, and ended before the job could begin"
     raise RendezvousError(
         f"rank 0 {what} (run {job.run!r}, this is rank {job.rank} of {job.world}). Look for an error of its own above; if it "
