@@ -31,6 +31,7 @@ _STATE_BYTES = 250 << 20
 _KEPT = 16
 """Programs that broadcast buffers, of the types and roots that were used last."""
 _swap: Callable[[torch.Tensor, torch.Tensor], None] = torch._C._swap_tensor_impl
+_use_count: Callable[[torch.Tensor], int] = getattr(torch.Tensor, "_use_count")  # noqa: B009  (not in torch's stubs)
 _storage_count: Callable[[int], int] = torch._C._storage_Use_Count
 
 _registrations = [0]
@@ -158,7 +159,7 @@ class ModuleState:
 
     def _is_in_graph(self, tensor: torch.Tensor, pending: bool, references: int) -> bool:
         """True if a graph has the tensor, or may have a view of it while the module itself has none."""
-        is_held = tensor._use_count() > references
+        is_held = _use_count(tensor) > references
         if not (is_held or pending) or tensor.requires_grad:  # of one that is trained the graph is to have the same tensor
             return False
         storage = tensor.untyped_storage()

@@ -19,7 +19,7 @@ def unsupported(name: str, tensor: torch.Tensor) -> str | None:
     Such are uninitialized and nested ones, layouts other than strided, quantized ones, those of inference mode, and subclasses
     that keep their values elsewhere.
     """
-    kind = type(tensor)
+    kind: Any = type(tensor)
     if is_lazy(tensor):
         return (
             f"{name!r} is uninitialized: its Lazy module takes its sizes from its first call. Before it is wrapped, call "
@@ -66,17 +66,19 @@ def distinct_part(tensor: torch.Tensor) -> torch.Tensor:
 
 def write(tensor: torch.Tensor, value: torch.Tensor) -> None:
     """Write into the memory of a tensor, also if elements overlap, as those of `unfold` do. Equal places have equal values."""
-    if torch._debug_has_internal_overlap(tensor) == 0 or not tensor.numel():  # the quick answer of most
-        tensor.copy_(value)
-        return
-    reach = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1 and stride < reach:
-            break
-        reach += (size - 1) * stride
-    else:
+    if tensor.is_contiguous() or not _overlaps(tensor):
         tensor.copy_(value)
         return
     span = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
     places = torch.as_strided(torch.arange(span, device=tensor.device), tensor.shape, tensor.stride())
     torch.as_strided(tensor, (span,), (1,))[places] = value
+
+
+def _overlaps(tensor: torch.Tensor) -> bool:
+    """True if elements may share memory: a step along a dimension is shorter than all smaller ones together reach."""
+    reach = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride < reach:
+            return True
+        reach += (size - 1) * stride
+    return False
