@@ -8,7 +8,7 @@ assignments, `append` and `load_state_dict(assign=True)` call them. What writes 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -31,7 +31,7 @@ class ModuleChanges:
         self._names = {id(p): name for name, p in self._parameters()}
         self._kept = [p for _, p in self._parameters()]  # an id belongs to one object while that lives
         self._places = {
-            id(p): (part._parameters, name)
+            id(p): (_getter(part._parameters), name)
             for part in module.modules() for name, p in part._parameters.items() if p is not None
         }  # fmt: skip
         self._gone: set[int] = set()
@@ -53,8 +53,8 @@ class ModuleChanges:
         tables = ((part, table) for part in modules for table in (part._parameters, part._modules))
         self._dicts = [table for part, table in tables if table or isinstance(part, _CONTAINERS)]
         self._size = sum(map(len, self._dicts))
-        places = ((part._parameters, n, p) for part in modules for n, p in part._parameters.items() if p is not None)
-        self._first = next(places, ({}, "", None))
+        places = ((_getter(part._parameters), n, p) for part in modules for n, p in part._parameters.items() if p is not None)
+        self._first = next(places, ({}.get, "", None))
         """A place of a parameter: conversions replace all of them."""
         self._may_differ = False
 
@@ -68,8 +68,8 @@ class ModuleChanges:
 
         Raises: ModuleError for one that needs a gradient, as long as the module has it.
         """
-        table, name, parameter = self._first
-        if not self._may_differ and table.get(name) is parameter and sum(map(len, self._dicts)) == self._size:
+        get, name, parameter = self._first
+        if not self._may_differ and get(name) is parameter and sum(map(len, self._dicts)) == self._size:
             return ()
         self._may_differ = True
         present = dict(self._parameters())
@@ -98,8 +98,8 @@ class ModuleChanges:
     def check_unused(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         """Raise ModuleError if parameters without a gradient have been replaced, where no hook has told."""
         for p in parameters:
-            table, name = self._places[id(p)]
-            if table.get(name) is not p and id(p) not in self._gone:
+            get, name = self._places[id(p)]
+            if get(name) is not p and id(p) not in self._gone:
                 self._gone.add(id(p))
                 self._may_differ = True
                 self.check()
@@ -108,6 +108,11 @@ class ModuleChanges:
 def listed(names: Sequence[str]) -> str:
     """Return the first names of many, quoted."""
     return ", ".join(map(repr, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def _getter(table: Any) -> Callable[[str], Any]:
+    """`table.get`, which the tables of TorchScript lack."""
+    return table.get if isinstance(table, dict) else lambda name: dict(table.items()).get(name)
 
 
 def _registered(module: torch.nn.Module, name: str, value: Any) -> None:
