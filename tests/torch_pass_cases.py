@@ -288,7 +288,15 @@ def optimizers_in_hooks() -> list[str]:
                     hook.remove()
     model = DistributedDataParallel(mlp())
     goes_on(model)
+    if fc.rank() == 1:
+        model.module[0].weight.register_post_accumulate_grad_hook(taken)
+    found.append(told(lambda: square(model, fc.rank()).backward()).split("\n")[0])
     return found
+
+
+def taken(p: torch.Tensor) -> None:
+    """A hook that takes a gradient away."""
+    p.grad = None
 
 
 @case

@@ -241,6 +241,7 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
         began = time.perf_counter_ns()
         counted = self._prepare(reducer)
         output = self.module(*inputs, **kwargs)
+        self._frozen += reducer.changes.check()  # a pass may make parameters
         syncs = self._syncs()  # Lightning's manual optimization changes it in the module, after a backward pass of its own
         self.require_forward_param_sync = syncs  # as in torch: ranks may evaluate on other numbers of batches
         if syncs:

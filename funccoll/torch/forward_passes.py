@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,11 @@ WORD = 4
 ABSENT = bytes(WORD)
 """The word of a rank whose inputs have ended: it agrees with every other one."""
 _APART = re.compile(r"ranks (\d+) and (\d+) entered different collectives")
-_ENDED = re.compile(r"rank (\d+) (?:left the job|raised funccoll\.errors\.ProgramMismatch)")
+_ENDED = re.compile(
+    r"rank (\d+) (?:left the job|raised funccoll\.errors\.ProgramMismatch: (?:rank \d+ skipped|ranks \d+ and \d+ entered))"
+)
+_DEADLOCK = re.compile(r"ranks wait for each other")
+_all: weakref.WeakSet[ForwardPasses] = weakref.WeakSet()
 _KEPT = 32
 """Forward passes that are remembered one by one, from the first after a reduction."""
 
@@ -54,6 +59,7 @@ class ForwardPasses:
 
     def __init__(self, begin: Callable[[ForwardPass], None]):
         self._begin = begin
+        _all.add(self)
         self.number = 0
         """Forward passes so far."""
         self._period = self._reduction = 0
@@ -131,15 +137,17 @@ class ForwardPasses:
 
     def elsewhere(self, error: ProgramMismatch | PeerFailure, mesh: Mesh) -> FunccollError:
         """The error of a reduction that met something else, or of what a rank that left a backward pass out does then."""
-        pair = _APART.match(str(error)) or _ENDED.match(str(error))
-        if pair is None or mesh.process is None:
+        found = _APART.match(str(error)) or _ENDED.match(str(error)) or _DEADLOCK.search(str(error).split("\n")[0])
+        if found is None or mesh.process is None:
             return error
         texts = []
-        if (left_out := self.left_out()) is not None:
-            texts.append(f"rank {mesh.process} skipped the backward pass of its forward {left_out}")
+        for passes in (self, *_all):  # another module's may have been left out
+            if (left_out := passes.left_out()) is not None:
+                texts.append(f"rank {mesh.process} skipped the backward pass of its forward {left_out}")
+                break
         if (reached := next((one for one in self._first if one.reached_in == self._reduction), None)) is not None:
-            other = next(rank for rank in pair.groups() if int(rank) != mesh.process)
-            texts.append(f"rank {other} skipped the backward pass of its forward {reached}, or left that step in another way")
+            other = next((f"rank {rank}" for rank in found.groups() if int(rank) != mesh.process), "another rank")
+            texts.append(f"{other} skipped the backward pass of its forward {reached}, or left that step in another way")
         if not texts:
             return error
         said = ", or ".join(texts)

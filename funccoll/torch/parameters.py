@@ -30,6 +30,8 @@ class GradientSlot:
         self.block_shape = tuple(self.shape if self.order is None else [self.shape[d] for d in self.order])
         self.has_new = False
         """True if the gradient that `local` returned last was not what the reduction before had made it."""
+        self.is_empty = False
+        """True if `local` found no gradient."""
         self._copies = not sparse and memory.copies(parameter)
         self._block: Any = None
         self._zeros: Any = None
@@ -38,8 +40,9 @@ class GradientSlot:
         """Return this rank's gradient: an array in the order of its memory, zeros where there is none; or a sparse tensor."""
         gradient = self.parameter.grad
         if gradient is None:
-            self.has_new, self._block = False, None
+            self.has_new, self.is_empty, self._block = False, True, None
             return self.zeros()
+        self.is_empty = False
         self.has_new = getattr(gradient, _REDUCED, -1) != gradient._version
         if self.sparse:
             return gradient

@@ -314,7 +314,7 @@ class Reducer:
                 else:
                     flags[i] = _MISSING if slot.parameter.requires_grad else 0
                     self._unused.append(i)
-                if slot.parameter._version != versions[i]:
+                if slot.parameter._version != versions[i] or (used and slot.is_empty and _may_step(slot.parameter)):
                     flags[i] |= _WRITTEN
         if self._launched == len(self.buckets):
             flags[len(slots) :] = ABSENT if self._follows else self.passes.word()
@@ -371,9 +371,9 @@ class Reducer:
         if any(flag & _WRITTEN for flag in used):
             self._discard()
             raise ModuleError(
-                f"the backward pass wrote {self._named(_WRITTEN)} before its gradient was averaged, as an optimizer in a hook "
-                "does. Step after backward(), or by torch.distributed.optim._apply_optimizer_in_backward before the first "
-                "forward pass. All ranks have discarded the gradients, and their parameters may differ."
+                f"the backward pass wrote {self._named(_WRITTEN)}, or took its gradient away, before that was averaged, as an "
+                "optimizer in a hook does. Step after backward(), or by torch.distributed.optim._apply_optimizer_in_backward, "
+                "given before the first forward pass. All ranks have discarded the gradients, and their parameters may differ."
             )
         if not self.find_unused and not self.static_graph and any(flag & _MISSING for flag in used):
             raise self._missing()
