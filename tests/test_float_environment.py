@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextvars
 
 import float_environment_cases as cases
+import llvmlite.binding as llvm
 import numpy as np
 import pytest
 from ranks import launch
 
 import funccoll as fc
 from funccoll import P
+from funccoll.kernels import object_cache
 from funccoll.runtime import float_environment
 
 NAMES = ["flush", *cases.ROUNDINGS]
@@ -48,6 +50,21 @@ def test_a_function_runs_in_the_default_environment(name, run):
         with pytest.raises(KeyError):
             run(context, {}.__getitem__, "none")
     assert cases.control() == default
+
+
+@pytest.mark.parametrize(("architecture", "reads", "writes"), [
+    ("x86_64", "stmxcsr", "ldmxcsr"), ("aarch64", "mrs\tx8, FPCR", "msr\tFPCR, x"),
+])  # fmt: skip
+def test_the_machine_code_of_processors(architecture, reads, writes):
+    """The register is read, written and restored around the kernel, where three additions tell of another environment."""
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    triple = f"{architecture}-unknown-linux-gnu"
+    module = llvm.parse_assembly(object_cache._builtin("kernel", 184, architecture))
+    module.triple = triple
+    text = llvm.Target.from_triple(triple).create_target_machine(opt=3).emit_assembly(module)
+    assert (text.count(reads), text.count(writes)) == (1, 2)
+    assert "fpcr" not in object_cache._builtin("kernel", 184, "riscv64") + object_cache._builtin("kernel", 184, "x86_64")
 
 
 def test_virtual_devices_compute_in_the_default_environment():
