@@ -108,8 +108,8 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "runtime.shm": (
         ("arena",), ("heap",), ("peer_access", "wait_graph"), ("plan",),
-        ("communicators", "results", "recorded_kernel"), ("diagnosis", "plan_call"),
-        ("lending",), ("collective_group",), ("entry", "values"), ("shm_backend",),
+        ("decision_log",), ("communicators", "results", "recorded_kernel"), ("diagnosis", "plan_call"),
+        ("lending", "decisions"), ("collective_group",), ("entry", "values"), ("shm_backend",),
     ),
     "compiler": (
         ("arguments", "callers", "choose_schedules", "garbage_collection", "report", "resharding"), ("signature",), ("stages",),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import os
@@ -123,6 +124,43 @@ def fails(how: str) -> None:
             step()
         except fc.errors.FunccollError as error:
             say(f"{type(error).__name__}: {error}".replace("\n", " | "))
+
+
+def decides(algorithm: str | None, size: int) -> None:
+    """Run a loop with a collective in it, first alike, then once more often on the last rank; print this rank's error."""
+    mesh = fc.make_mesh({"d": fc.world_size()})
+
+    def loop(x: Any, n: Any) -> Any:
+        return fc.fori_loop(0, n, lambda i, v: fc.all_reduce(fc.pvary(v, "d"), "d", algorithm=algorithm) / fc.world_size(), x)
+
+    step = fc.jit(loop, mesh=mesh, in_specs=(P(), P()), out_specs=P())
+    for n in (3, 0, 4):
+        assert (np.asarray(step(np.ones(size), np.int32(n))) == 1).all()
+    try:
+        step(np.ones(size), np.int32(3 + (fc.rank() == fc.world_size() - 1)))
+        step(np.ones(size), np.int32(3))
+    except fc.errors.FunccollError as error:
+        say(f"{type(error).__name__}: {error}".replace("\n", " | "))
+    else:
+        say("no error")
+
+
+def environments() -> None:
+    """Compare the bits of collectives and compute in other floating-point environments of the last rank with those before."""
+    from float_environment_cases import ROUNDINGS, environment
+
+    mesh = fc.make_mesh({"d": fc.world_size()})
+    x = np.random.default_rng(fc.rank()).normal(size=500).astype(np.float32) * np.float32(1e-38)
+    block = fc.from_local(x, mesh, P("d"))
+    for algorithm in (None, ALGORITHM):
+        for function in (lambda x, a: fc.all_reduce(x, "d", op="mean", algorithm=a), lambda x, a: fc.all_reduce(x / 3, "d")):
+            call = fc.jit(lambda x, f=function, a=algorithm: f(x, a), mesh=mesh, in_specs=P("d"), out_specs=P())
+            wanted = call(block).local.tobytes()
+            for name in ("flush", *ROUNDINGS):
+                with environment(name) if fc.rank() == fc.world_size() - 1 else contextlib.nullcontext():
+                    found = call(block)
+                assert found.local.tobytes() == wanted, (name, algorithm)
+    say("the same bits")
 
 
 if __name__ == "__main__":

@@ -56,6 +56,28 @@ def test_what_mpi_lacks_is_refused_when_it_is_compiled(vendor):
     assert out.count("mpi (native: not proved)") == 2
 
 
+@pytest.mark.processes
+@pytest.mark.parametrize(("algorithm", "size"), [
+    (None, 4), pytest.param(None, 20000, marks=pytest.mark.slow), pytest.param("mpi", 4, marks=pytest.mark.slow),
+])  # fmt: skip
+@pytest.mark.parametrize("vendor", VENDORS[:1])
+def test_ranks_that_decide_differently_are_refused(vendor, algorithm, size):
+    environment = {**mpi_vendors.variables(vendor), "FUNCCOLL_TRANSPORT": "mpi"}
+    program = [sys.executable, CASES, f"decides({algorithm!r}, {size})"]
+    command = mpi_vendors.mpirun(vendor).command([("localhost", 2)], program, passed_on(environment))
+    out = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE).stdout
+    for rank in (0, 1):
+        (told,) = re.findall(rf"rank {rank}: (.*)", out)
+        assert re.match(r"(PeerFailure: rank \d raised \S+)?ProgramMismatch: ranks 0 and 1 decided differently", told), out
+        assert re.search(r"the loop at mpi_collective_cases.py:\d+ \(loop\) ended after 3 iterations on rank 0, and", told)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("vendor", VENDORS)
+def test_the_floating_point_environment_of_a_rank_changes_no_bits(vendor):
+    assert on_one_host(vendor, 2, "environments()").count("the same bits") == 2
+
+
 def test_a_mesh_without_mpi_has_none_of_its_collectives():
     mesh = fc.make_mesh({"d": 2})
     function = fc.jit(lambda x: fc.all_reduce(x, "d", algorithm="mpi"), mesh=mesh, in_specs=P("d"), out_specs=P())

@@ -82,6 +82,9 @@ class ThreadBackend:
     def note_exception(self, functions: Any, done: int, inside: bool, error: BaseException) -> None:
         pass  # its jobs end with the first exception
 
+    def decision(self, functions: Any, kind: str, source: Any, identity: str) -> None:
+        pass  # nor are decisions compared
+
     def gather_whole(self, block: np.ndarray, shape: tuple[int, ...], sharding: Sharding) -> np.ndarray:
         for dim in range(len(shape)):
             axes = sharding.dim_axes(dim)

@@ -13,7 +13,7 @@ __all__ = [
     "BASES",
     "BLOCK_BYTES",
     "BUDGET_SPENT",
-    "CELL_EXCEPTIONS",
+    "CELL_EVENTS",
     "CELL_HEAD_BYTES",
     "CELL_HISTORY",
     "CELL_NUMBER",
@@ -78,7 +78,8 @@ __all__ = [
     "PIECES_BYTES",
     "READ_ERROR",
     "READ_FAULT",
-    "RECORD_EXCEPTIONS",
+    "RECORD_DECISIONS",
+    "RECORD_EVENTS",
     "RECORD_HISTORY",
     "RECORD_TEXT",
     "REPEATS",
@@ -170,15 +171,15 @@ LINE_BYTES = 128
 """Bytes of a control line: two cache lines, which processors fetch in pairs."""
 LINE_CALL, LINE_HASH, LINE_TABLE, LINE_HEAD_BYTES = 8, 16, 24, 32
 """Offsets in a control line, which begins with a counter: the call's number, its hash (with the rank's history, which changes
-with each eager collective and with each exception that leaves a program after a collective), and the offset of its addresses,
-which follow here when they fit: few of them are in the first cache line, the only one that crosses between cores."""
-CELL_NUMBER, CELL_HISTORY, CELL_TEXT, CELL_EXCEPTIONS, CELL_HEAD_BYTES = 0, 8, 16, 24, 32
+with each eager collective, with each exception that leaves a program after a collective, and with each decision that encloses
+one), and the offset of its addresses, which follow here when they fit: few of them are in the first cache line, the only one
+that crosses between cores."""
+CELL_NUMBER, CELL_HISTORY, CELL_TEXT, CELL_EVENTS, CELL_HEAD_BYTES = 0, 8, 16, 24, 32
 """Offsets in a cell: the number of the eager collective that published it, and minus that while it does; the rank's history,
-that collective included; the offset of its description; a hash of the exceptions in the history, for errors; and behind them
-the arrays."""
-RECORD_TEXT, RECORD_HISTORY, RECORD_EXCEPTIONS = 0, 8, 16
-"""Offsets in a rank's record, a line of its own that peers read only for errors: that of the call's description, the history,
-and a hash of the exceptions in it."""
+that collective included; the offset of its description; its RECORD_EVENTS, for errors; and behind them the arrays."""
+RECORD_TEXT, RECORD_HISTORY, RECORD_EVENTS, RECORD_DECISIONS = 0, 8, 16, 24
+"""Offsets in a rank's record, a line of its own that peers read only for errors: that of the call's description, the history, a
+hash of the exceptions in it with the number of its decisions, and the offset of their log (`runtime.shm.decision_log`)."""
 
 BLOCK_BYTES = 1 << 13
 ACCUMULATOR_BYTES = 3 * BLOCK_BYTES

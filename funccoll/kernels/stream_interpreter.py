@@ -38,7 +38,7 @@ from .frame import (
     ARGUMENTS,
     BASES,
     BUDGET_SPENT,
-    CELL_EXCEPTIONS,
+    CELL_EVENTS,
     CELL_HISTORY,
     CELL_NUMBER,
     CELL_TEXT,
@@ -86,7 +86,7 @@ from .frame import (
     PEER,
     READ_ERROR,
     READ_FAULT,
-    RECORD_EXCEPTIONS,
+    RECORD_EVENTS,
     RECORD_HISTORY,
     RECORD_TEXT,
     REPEATS,
@@ -420,7 +420,7 @@ def interpret(frame: Any) -> int:
             store(cell + CELL_NUMBER, -number)
             store_release(cell + CELL_HISTORY, history)
             store(cell + CELL_TEXT, load(pc + PUBLISH.text))
-            store(cell + CELL_EXCEPTIONS, load(heap + load(pc + PUBLISH.record) + RECORD_EXCEPTIONS))
+            store(cell + CELL_EVENTS, load(heap + load(pc + PUBLISH.record) + RECORD_EVENTS))
             store_release(cell + CELL_NUMBER, number)
             pc += PUBLISH.size
         elif HAS_CELLS and opcode == ONCE.opcode:

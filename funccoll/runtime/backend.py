@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from ..arrays.array_layout import ArrayLayout
-from ..errors import RendezvousError
+from ..errors import RendezvousError, Source
 from ..ir import Equation, Program, Var
 from ..mesh import Mesh, Sharding
 
@@ -60,6 +60,8 @@ class GroupCall(NamedTuple):
     outputs: tuple[Var, ...]
     returns_tuple: bool = True
     """False for a function of one output that returns its copies alone."""
+    is_native: bool = True
+    """False for a function that computes in Python, and needs the context of generated programs also where it is all of one."""
 
 
 class Backend(Protocol):
@@ -124,6 +126,16 @@ class Backend(Protocol):
 
         `inside` says that it comes from the next call, which may be complete. When a process goes on after an exception
         that others have not had, the next collective is refused on all of them.
+        """
+        ...
+
+    def decision(
+        self, functions: Sequence[Callable[..., Any]], kind: str, source: Source | None, identity: str
+    ) -> Callable[[int], None] | None:
+        """Return a function that takes note of a decision which encloses calls of these functions; None where none can differ.
+
+        It is called with the iterations of a "loop" behind its end, or with the number of a "branch" before it is taken. When
+        processes of one collective have not decided alike, the next one is refused on all of them. `identity` is equal on all.
         """
         ...
 

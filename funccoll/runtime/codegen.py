@@ -250,7 +250,7 @@ class _Builder:
         self.collectives(group)
         self.flush(pending)
         outputs = [self.output(a) for a in self.program.outputs]
-        if len(self.calls) == len(self.steps) == 1 and self.calls[0].returns_tuple:
+        if len(self.calls) == len(self.steps) == 1 and self.calls[0].returns_tuple and self.calls[0].is_native:
             (call,) = self.calls
             if outputs == [self.name(out) for out in call.outputs] and self.program.inputs == call.inputs:
                 return call.function  # the program is this one call
@@ -466,18 +466,28 @@ class _Builder:
         decided = decision[0].type.varying if decision else frozenset()
         if self.count(decided) > 1:
             return self.each_decision(eqn, function, decided)
+        calls = len(self.calls)
         programs = {name: self.names.of(self.program_inside(eqn, name, body), "p") for name, body in eqn.bodies.items()}
+        note = self.decision(eqn, self.calls[calls:])
         if eqn.primitive is scan_p:
             stacked = eqn.outputs[eqn.params["carry"] :]
             dtypes = [self.names.of(v.type.dtype, "t", v.type.dtype) for v in stacked]
             empty = self.names.of(self.backend.library.namespace.empty, "f")
             source = scan_source(function, eqn, self.count, programs["body"], empty, dtypes)
         elif eqn.primitive is while_p:
-            source = while_source(function, eqn, programs["test"], programs["body"])
+            source = while_source(function, eqn, programs["test"], programs["body"], note)
         else:
             branches = tuple(self.names.namespace[name] for name in programs.values())
-            source = cond_source(function, eqn, self.names.of(branches, "p"))
+            source = cond_source(function, eqn, self.names.of(branches, "p"), note)
         return self.define(function, source)
+
+    def decision(self, eqn: Equation, calls: Sequence[GroupCall]) -> str:
+        """The name of the function that takes note of what control flow decides; empty where no ranks must decide alike."""
+        if eqn.primitive is scan_p or not calls:
+            return ""
+        kind = "loop" if eqn.primitive is while_p else "branch"
+        note = self.backend.decision([call.function for call in calls], kind, eqn.source, f"{self.identity(eqn)} {kind}")
+        return self.names.of(note, "d") if note is not None else ""
 
     def define(self, function: str, source: str) -> str:
         exec(compile(source, f"<funccoll {function}>", "exec"), self.names.namespace)

@@ -44,20 +44,23 @@ def scan_source(function: str, eqn: Equation, count: Count, body: str, empty: st
     return "\n".join([head, *lines, f"    return ({_tuple([*state, *outs])})"])
 
 
-def while_source(function: str, eqn: Equation, test: str, body: str) -> str:
-    """A while loop, with one decision for all copies."""
+def while_source(function: str, eqn: Equation, test: str, body: str, note: str) -> str:
+    """A while loop, with one decision for all copies. `note`, unless it is empty, is called with the number of iterations."""
     for_test = [f"t{k}" for k in range(eqn.params["test_consts"])]
     for_body = [f"b{k}" for k in range(eqn.params["body_consts"])]
     state = [f"k{k}" for k in range(len(eqn.outputs))]
     condition, call = f"{test}({', '.join([*for_test, *state])})[0]", f"{body}({', '.join([*for_body, *state])})"
     lines = [f"    while {condition}:", f"        {_tuple(state)}= {call}" if state else f"        {call}"]
+    if note:  # errors find the two variables by these names
+        lines = [f"    decision, iterations = {note}, 0", *lines, "        iterations += 1", "    decision(iterations)"]
     return "\n".join([f"def {function}({', '.join([*for_test, *for_body, *state])}):", *lines, f"    return ({_tuple(state)})"])
 
 
-def cond_source(function: str, eqn: Equation, branches: str) -> str:
-    """A choice of one of `branches`, a tuple, for all copies."""
+def cond_source(function: str, eqn: Equation, branches: str, note: str) -> str:
+    """A choice of one of `branches`, a tuple, for all copies. `note`, unless it is empty, is called with its number."""
     operands = ", ".join(f"x{k}" for k in range(len(eqn.inputs) - 1))
-    return f"def {function}(i, {operands}):\n    return {branches}[int(i)]({operands})"
+    noted = f"    {note}(int(i))\n" if note else ""
+    return f"def {function}(i, {operands}):\n{noted}    return {branches}[int(i)]({operands})"
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,8 @@ class MpiMeshBackend(MeshBackend):
             group = list(several)
             if native:
                 call = MpiCall(self, mesh, group, identity)
-                calls.append(GroupCall(call, call.arguments, tuple(out for eqn, _ in group for out in eqn.outputs)))
+                outputs = tuple(out for eqn, _ in group for out in eqn.outputs)
+                calls.append(GroupCall(call, call.arguments, outputs, is_native=False))
             else:
                 calls += super().compile_group(group, mesh, identity)
         return calls

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ...arrays.array_layout import ArrayLayout
-from ...errors import MeshError
+from ...errors import MeshError, Source
 from ...ir import Equation, Program
 from ...mesh import Mesh, P, Sharding
 from ...schedules.model.select import select
@@ -127,6 +127,12 @@ class JobGpuBackend:
         for native, several in groupby(collectives, key=lambda found: found[0].params["algorithm"] == ALGORITHM):
             backend: Any = self.nccl if native else self.peers
             yield from backend.compile_group(list(several), mesh, identity)
+
+    def decision(
+        self, functions: Sequence[Any], kind: str, source: Source | None, identity: str
+    ) -> Callable[[int], None] | None:
+        """See `Backend`."""
+        return self.host.decision([function.agreement for function in functions], kind, source, identity)
 
     def note_exception(self, functions: Sequence[Any], done: int, inside: bool, error: BaseException) -> None:
         """See `Backend`."""

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from ...arrays.array_layout import ArrayLayout
-from ...errors import FunccollError
+from ...errors import FunccollError, Source
 from ...ir import Equation, Program, Var
 from ...kernels import frame as fields
 from ...kernels.block import MAX_OPERANDS
@@ -133,6 +133,12 @@ class PeerMemoryBackend:
             except FunccollError:  # with its traceback, which the others get
                 entry.abandon(error, self)
                 raise
+
+    def decision(
+        self, functions: Sequence[Any], kind: str, source: Source | None, identity: str
+    ) -> Callable[[int], None] | None:
+        """See `Backend`."""
+        return self.host.decision([function.agreement for function in functions], kind, source, identity)
 
     def note_exception(self, functions: Sequence[Any], done: int, inside: bool, error: BaseException) -> None:
         """See `Backend`."""

@@ -186,6 +186,9 @@ class VirtualGpuBackend:
     def note_exception(self, functions: Sequence[Callable[..., Any]], done: int, inside: bool, error: BaseException) -> None:
         """See `Backend`. An exception is one of all devices."""
 
+    def decision(self, functions: Sequence[Callable[..., Any]], kind: str, source: Source | None, identity: str) -> None:
+        """See `Backend`. Devices that decide differently are run one by one."""
+
     def gather_whole(self, block: Any, shape: tuple[int, ...], sharding: Sharding) -> Any:
         """See `Backend`. One process that plays all devices has no block to gather: its Arrays are whole."""
         return block.copy()

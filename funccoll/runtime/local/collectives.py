@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...arrays.array_layout import ArrayLayout
+from ...errors import Source
 from ...ir import Equation, Program, Var
 from ...mesh import Mesh, Sharding
 from ..array_library import NUMPY
@@ -68,6 +69,9 @@ class LocalBackend:
 
     def note_exception(self, functions: Sequence[Callable[..., Any]], done: int, inside: bool, error: BaseException) -> None:
         """See `Backend`. An exception is one of all devices."""
+
+    def decision(self, functions: Sequence[Callable[..., Any]], kind: str, source: Source | None, identity: str) -> None:
+        """See `Backend`. Devices that decide differently are run one by one."""
 
     def gather_whole(self, block: np.ndarray, shape: tuple[int, ...], sharding: Sharding) -> np.ndarray:
         """See `Backend`. One process that plays all devices has no block to gather: its Arrays are whole."""

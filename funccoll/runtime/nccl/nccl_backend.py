@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ...arrays.array_layout import ArrayLayout
-from ...errors import MeshError
+from ...errors import MeshError, Source
 from ...ir import Equation, Program, Var
 from ...mesh import Mesh, Sharding
 from ...primitives.collectives.record import lowering
@@ -91,6 +91,12 @@ class NcclBackend:
         """See `Backend`. All of them are one call, with one agreement."""
         call = NcclCall(self, mesh, collectives, identity)
         return [GroupCall(call, call.arguments, tuple(out for eqn, _ in collectives for out in eqn.outputs))]
+
+    def decision(
+        self, functions: Sequence[Any], kind: str, source: Source | None, identity: str
+    ) -> Callable[[int], None] | None:
+        """See `Backend`."""
+        return self.host.decision([function.agreement for function in functions], kind, source, identity)
 
     def note_exception(self, functions: Sequence[Any], done: int, inside: bool, error: BaseException) -> None:
         """See `Backend`. An exception after an agreement ends the job; any other one is the host's to note."""

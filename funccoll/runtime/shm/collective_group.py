@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate
 from operator import is_
-from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -75,7 +74,7 @@ from ..plans.message_table import MessageTable
 from ..recorder import Recorder, register
 from .arena import block_size
 from .communicators import Communicators
-from .diagnosis import Diagnosis, job_is_over, nested_call, other_thread, wrong_argument, wrong_count
+from .diagnosis import Diagnosis, require_turn, wrong_argument, wrong_count
 from .lending import Lending
 from .plan import GroupedCollective, Operand, Plan, build_plan
 from .plan_call import TUPLE_HEAD, PlanCall
@@ -218,14 +217,7 @@ class CollectiveGroup(PlanCall):
     def call_slowly(self, arrays: tuple[Any, ...]) -> tuple[np.ndarray, ...]:
         """Call it by Python alone, if it may be called now: the first time, in another thread, while it is recorded."""
         self.left_complete = False
-        if self.registry.broken is not None:
-            raise job_is_over(self.registry.broken, self.calls[0].source)
-        if self._claim.thread != get_ident():
-            owner = self.registry.take(self._claim)
-            if owner is not None:
-                raise other_thread(owner, self.calls[0].source)
-        if any(self.registry.busy[number] for number in self._numbers):
-            raise nested_call(self.calls[0].source)
+        require_turn(self.registry, self._claim, self.calls[0].source)
         if len(arrays) != self._count:
             raise wrong_count(len(arrays), self._count, self.calls[0])
         return self._run(arrays)

@@ -14,12 +14,12 @@ import numpy as np
 
 from ...errors import FunccollError, RendezvousError
 from ...kernels.frame import (
-    CELL_EXCEPTIONS,
+    CELL_EVENTS,
     CELL_HISTORY,
     CELL_NUMBER,
     CELL_TEXT,
     LINE_BYTES,
-    RECORD_EXCEPTIONS,
+    RECORD_EVENTS,
     RECORD_HISTORY,
     RECORD_TEXT,
 )
@@ -28,6 +28,7 @@ from ..job import host
 from ..job.calling_thread import calling_thread
 from ..job.world import World
 from ..plans.control_block import CELLS, CELLS_ON_SHARED_CORES, Cells, Communicator, ControlBlock
+from .decision_log import Decided, DecisionLog, Events, read_log
 from .heap import HEADER, Heap
 from .peer_access import PeerAccess
 from .plan import DESCRIPTION, DESCRIPTION_BYTES, CallSite
@@ -43,6 +44,8 @@ _CELLS: tuple[Cells, ...] = (), CELLS, CELLS_ON_SHARED_CORES
 _ANSWER_TIMEOUT = 0.2
 """Seconds in which ranks of other hosts say where they are. Soon after a rank was killed mpirun ends the others, too."""
 _NOWHERE = "has not entered any collective of this group"
+_TOLD = 8
+"""Decisions of which a rank tells those of other hosts."""
 _NOTE_BYTES = 512
 """Bytes in which a rank says how many exceptions have left its programs, and which was the last."""
 
@@ -57,7 +60,8 @@ class Communicators:
         self.world, self.heap, self.access = world, heap, access
         self.bases = np.zeros(_MAX_COMMUNICATORS, np.int64)
         self.histories = np.zeros(_MAX_COMMUNICATORS, np.int64)
-        """By communicator, a hash of this process's eager collectives, and exceptions that left programs after a collective."""
+        """By communicator, a hash of this process's eager collectives, of exceptions that left programs after a collective, and
+        of decisions that enclose collectives."""
         self.floors = np.zeros(_MAX_COMMUNICATORS, np.int64)
         """By communicator, a count that the counters of all its ranks have reached: see RESERVE."""
         self.contention = np.zeros(2, np.int64)
@@ -79,6 +83,7 @@ class Communicators:
         self._lock = threading.Lock()
         self._claims: dict[frozenset[int], Claim] = {}
         self._owners: dict[int, int] = {}  # threads, by communicator
+        self._logs: dict[int, DecisionLog] = {}
         self._left_behind: list[object] = []
         self.waiting_for: dict[int, int] = {}
         """The ranks that threads of this one wait for, for longer than a moment, by the numbers of communicators."""
@@ -195,32 +200,45 @@ class Communicators:
         with self._lock:
             known = {mine.number: mine for mine, _ in self._known.values()}
         for number in numbers:
-            exceptions = self._record(known[number].control, known[number].rank, RECORD_EXCEPTIONS)
-            for hash in (exceptions, self.histories[number : number + 1]):
-                digest = hashlib.sha256(f"{hash.item()} {place}".encode()).digest()
-                hash[...] = int.from_bytes(digest[:7], "little")
+            word = self._record(known[number].control, known[number].rank, RECORD_EVENTS)
+            events, history = Events.of(int(word)), self.histories[number : number + 1]
+            history[...] = _mixed(history.item(), place, 7)
+            word[...] = events._replace(exceptions=_mixed(events.exceptions, place, 5)).word
 
     def note(self, rank: int) -> tuple[int, str]:
         """The number of exceptions that left programs of a rank of this host after a collective, and the last one."""
         number, _, text = self._notes[rank].tobytes().rstrip(b"\0").decode(errors="replace").partition(" ")
         return int(number or 0), text
 
-    def exceptions(self, rank: int, communicator: Communicator) -> int:
-        """A hash of the exceptions in the history of a rank of this host."""
-        return int(self._record(communicator.control, communicator.members.index(rank), RECORD_EXCEPTIONS))
+    def events(self, rank: int, communicator: Communicator) -> Events:
+        """The exceptions and decisions in the history of a rank of this host."""
+        return Events.of(int(self._record(communicator.control, communicator.members.index(rank), RECORD_EVENTS)))
+
+    def decisions(self, rank: int, communicator: Communicator) -> dict[int, Decided]:
+        """By number, the last decisions in the history of a rank of this host."""
+        return read_log(self.heap, communicator.control.record(communicator.members.index(rank)))
+
+    def decision_log(self, communicator: Communicator) -> DecisionLog:
+        """The log of this rank's decisions over a communicator."""
+        with self._lock:
+            number = communicator.number
+            if number not in self._logs:
+                record = communicator.control.record(communicator.rank)
+                self._logs[number] = DecisionLog(self.heap, record, self.histories, number)
+            return self._logs[number]
 
     def _record(self, control: ControlBlock, rank: int, word: int) -> np.ndarray:
         return self.heap.view(control.record(rank) + word, (), np.int64)
 
-    def published(self, communicator: Communicator, rank: int) -> dict[int, tuple[int, int, dict[str, str]]]:
-        """A rank's cells, on this host: by the number of the call, the history, its exceptions, and the description."""
+    def published(self, communicator: Communicator, rank: int) -> dict[int, tuple[int, Events, dict[str, str]]]:
+        """A rank's cells, on this host: by the number of the call, the history, its events, and the description."""
         found = {}
         for ring in communicator.control.rings:
             shape = (ring.cells, ring.cell_bytes // 8)
             cells = self.heap.view(ring.of(communicator.members.index(rank)), shape, np.int64)
             for words in cells[cells[:, CELL_NUMBER // 8] > 0].tolist():
                 text = self._description(words[CELL_TEXT // 8])
-                found[words[CELL_NUMBER // 8]] = words[CELL_HISTORY // 8], words[CELL_EXCEPTIONS // 8], text
+                found[words[CELL_NUMBER // 8]] = words[CELL_HISTORY // 8], Events.of(words[CELL_EVENTS // 8]), text
         return found
 
     def descriptions(self, communicator: Communicator) -> dict[int, dict[str, str]]:
@@ -282,10 +300,12 @@ class Communicators:
         mine = next((mine for key, (mine, _) in list(self._known.items()) if repr(key) == question["communicator"]), None)
         waits = next(reversed(self.waiting_for.copy().values()), -1)
         if mine is None:
-            return {"where": _NOWHERE, "call": [0, 0], "said": {}, "exceptions": 0, "note": [0, ""], "waits": waits}
+            nothing = {"events": [0, 0], "decisions": [], "note": [0, ""]}
+            return {"where": _NOWHERE, "call": [0, 0], "said": {}, "waits": waits, **nothing}
         return {
             "where": self._where(self.world.rank, mine).removesuffix(" (this rank)"), "call": self.own_call(mine),
-            "said": self.descriptions(mine)[self.world.rank], "exceptions": self.exceptions(self.world.rank, mine),
+            "said": self.descriptions(mine)[self.world.rank], "events": self.events(self.world.rank, mine),
+            "decisions": list(self.decisions(self.world.rank, mine).items())[-_TOLD:],
             "note": self.note(self.world.rank), "waits": self.waiting_for.get(mine.number, waits),
         }  # fmt: skip
 
@@ -355,6 +375,10 @@ class Communicators:
             if found is None or found.nbytes < nbytes:
                 found = self._scratch[claim.numbers] = self.heap.array((nbytes,), np.dtype(np.uint8))
             return found
+
+
+def _mixed(hash: int, place: str, nbytes: int) -> int:
+    return int.from_bytes(hashlib.sha256(f"{hash} {place}".encode()).digest()[:nbytes], "little")
 
 
 class Claim:

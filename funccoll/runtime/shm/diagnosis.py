@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 import textwrap
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from threading import get_ident
 from types import MappingProxyType
 from typing import Any
 
@@ -20,10 +22,11 @@ from ...types import dtype_name
 from ..job.calling_thread import calling_thread
 from ..job.process_memory import VARIABLE
 from ..plans.control_block import Communicator
-from .communicators import Communicators
+from .communicators import Claim, Communicators
+from .decision_log import Decided, Events
 from .plan import DESCRIPTION, GroupedCollective, Operand
 
-__all__ = ["Diagnosis", "job_is_over", "nested_call", "other_thread", "wrong_argument", "wrong_count"]
+__all__ = ["Diagnosis", "job_is_over", "require_turn", "wrong_argument", "wrong_count"]
 
 
 _LISTED = 8  # the most ranks that are named one by one
@@ -72,7 +75,11 @@ class Diagnosis:
     def position(self, waits: bool) -> str:
         """The position of this rank when a peer failed, and those of all ranks."""
         waiting = f" and waited for rank {self.peer}" if waits else ""
-        return f"This rank was in {self.name}{waiting}.\n{self.table}"
+        decided, own = "", self.registry.world.rank
+        if self.peer != own and self.peer in self.communicator.members:
+            counts = {rank: self._events(rank).decisions for rank in sorted((self.peer, own))}
+            decided = self._other_decision(counts, only_certain=True)
+        return f"This rank was in {self.name}{waiting}{f': {decided}' if decided else ''}.\n{self.table}"
 
     def mismatch(self, told: Mapping[int, dict[str, Any]] = MappingProxyType({})) -> ProgramMismatch:
         """The error of a peer that has entered something else, or has not had the same exceptions.
@@ -83,12 +90,17 @@ class Diagnosis:
         ranks = [self.peer, self.registry.world.rank]
         first_difference = self._first_difference(ranks) if not self.communicator.hosts else {}
         # One that is ahead may have had exceptions since, as this rank will.
-        had = {rank: exceptions for rank, (exceptions, _) in first_difference.items()} or {
-            self.peer: self._reported(self.peer, "exceptions", lambda: self.registry.exceptions(self.peer, self.communicator)),
-            ranks[1]: self.registry.exceptions(ranks[1], self.communicator),
-        }
-        if had[self.peer] != had[ranks[1]]:
+        had = {rank: events for rank, (events, _) in first_difference.items()} or {r: self._events(r) for r in ranks}
+        if had[self.peer].exceptions != had[ranks[1]].exceptions:
             return self._other_exceptions()
+        if decided := self._other_decision({rank: events.decisions for rank, events in sorted(had.items())}):
+            return ProgramMismatch(
+                f"ranks {min(ranks)} and {max(ranks)} decided differently about collectives: {decided}. What they call next "
+                f"does not fit together, although it may be the same collective, {self.name}. Let all ranks decide by one "
+                "value: reduce a bound or a predicate with fc.all_reduce first, and pass equal values where a spec is P() "
+                "(FUNCCOLL_DEBUG=detail compares them).",
+                self.call.source,
+            )
         entered = self.registry.descriptions(self.communicator)
         entered |= {rank: report["said"] for rank, report in self.others.items()}
         entered |= {rank: said for rank, (_, said) in first_difference.items()} or self._eager_call_of_peer()
@@ -107,10 +119,10 @@ class Diagnosis:
             self.call.source,
         )  # fmt: skip
 
-    def _first_difference(self, ranks: Sequence[int]) -> dict[int, tuple[int, dict[str, str]]]:
+    def _first_difference(self, ranks: Sequence[int]) -> dict[int, tuple[Events, dict[str, str]]]:
         """The first eager collective that two ranks have not entered alike, as far as cells still tell.
 
-        Of each rank: a hash of the exceptions that it had had before, and the description.
+        Of each rank: the events in its history before, and the description.
         """
         one, other = (self.registry.published(self.communicator, rank) for rank in ranks)
         differ = [number for number in one.keys() & other.keys() if one[number][0] != other[number][0]]
@@ -133,6 +145,37 @@ class Diagnosis:
             "Let such an exception end the process, or see to it that all ranks raise it at the same place.\n"
             f"{self.table}", self.call.source,
         )  # fmt: skip
+
+    def _events(self, rank: int) -> Events:
+        """The exceptions and decisions in a rank's history."""
+        return Events(*self._reported(rank, "events", lambda: self.registry.events(rank, self.communicator)))
+
+    def _other_decision(self, counts: Mapping[int, int], only_certain: bool = False) -> str:
+        """The decision in which two ranks differ, in words; they had decided `counts` times. Empty where nothing tells of one.
+
+        A rank that has decided less often may still come to that. `only_certain`: where it is this one, in a loop that the
+        other has left.
+        """
+        read = {rank: self._reported(rank, "decisions", lambda r=rank: self.registry.decisions(r, self.communicator).items())
+                for rank in counts}  # fmt: skip
+        logs = {rank: {number: Decided(*decided) for number, decided in found} for rank, found in read.items()}
+        (one, first), (other, second) = logs.items()
+        least = min(counts.values())
+        differ = [n for n in first.keys() & second.keys() if n < least and first[n] != second[n]]
+        if differ:
+            n = min(differ)
+            alike = first[n].kind == second[n].kind and first[n].where == second[n].where
+            and_other = _value_text(second[n], other) if alike else f"and {_decision_text(second[n], other)}"
+            return f"{_decision_text(first[n], one)}, {and_other}"
+        ahead = max(counts, key=lambda rank: counts[rank])
+        if counts[ahead] == least or least not in logs[ahead]:
+            return ""
+        behind, found = (other if ahead == one else one), logs[ahead][least]
+        iteration = _iteration(found) if behind == self.registry.world.rank else 0
+        if only_certain and not iteration:
+            return ""
+        did = f"is in iteration {iteration} of it" if iteration else "is still in it, or took another way"
+        return f"{_decision_text(found, ahead)}, and rank {behind} {did}"
 
     def deadlock(self, cycle: Sequence[int]) -> ProgramMismatch:
         """The error of ranks that wait for each other: collectives over different axes have no control line in common."""
@@ -176,6 +219,41 @@ def _call_text(said: Mapping[str, str]) -> str:
     op = f" ({said['op']})" if said.get("op") else ""
     where = f" at {said['line']}" if said.get("line") else ""
     return f"{get('collective')}{op} of {get('dtypes')}, shape {get('shapes')}, over {get('axes')} by {get('algorithm')}{where}"
+
+
+def _decision_text(decided: Decided, rank: int) -> str:
+    """A rank's decision in words."""
+    return f"the {decided.kind} at {decided.where} {'ended ' if decided.kind == 'loop' else ''}{_value_text(decided, rank)}"
+
+
+def _value_text(decided: Decided, rank: int) -> str:
+    if decided.kind == "loop":
+        return f"after {decided.value} iteration{'s' * (decided.value != 1)} on rank {rank}"
+    return f"took number {decided.value} on rank {rank}"
+
+
+def _iteration(decided: Decided) -> int:
+    """The iteration of a loop in which the calling thread is, counted from 1; 0 where it is in none of that place."""
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<funccoll "):
+            place = getattr(frame.f_locals.get("decision"), "place", None)
+            if place == (decided.kind, decided.where) and "iterations" in frame.f_locals:
+                return frame.f_locals["iterations"] + 1
+        frame = frame.f_back
+    return 0
+
+
+def require_turn(registry: Communicators, claim: Claim, source: Source | None) -> None:
+    """Raise where the calling thread may not use the communicators of a claim now, which it takes if they are free."""
+    if registry.broken is not None:
+        raise job_is_over(registry.broken, source)
+    if claim.thread != get_ident():
+        owner = registry.take(claim)
+        if owner is not None:
+            raise other_thread(owner, source)
+    if any(registry.busy[number] for number in claim.numbers):
+        raise nested_call(source)
 
 
 def job_is_over(ended_by: FunccollError | None, source: Source | None) -> FunccollError:

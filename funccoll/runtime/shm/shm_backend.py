@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...arrays.array_layout import ArrayLayout
-from ...errors import FunccollError, RendezvousError, current_source
+from ...errors import FunccollError, RendezvousError, Source, current_source
 from ...ir import Equation, Program
 from ...mesh import Mesh, Sharding
 from ..array_library import NUMPY
@@ -184,6 +184,15 @@ class MeshBackend:
             return
         place = functions[done - 1].calls[-1].identity
         _note(registry, {c.number for group in functions for c in group.communicators}, place, error)
+
+    def decision(
+        self, functions: Sequence[Any], kind: str, source: Source | None, identity: str
+    ) -> Callable[[int], None] | None:
+        """See `Backend`."""
+        from .decisions import Decision
+
+        found = {c.number: c for group in functions for c in group.communicators if len(c.members) > 1}
+        return Decision(self.job.communicators, list(found.values()), kind, source, identity) if found else None
 
     def gather_whole(self, block: np.ndarray, shape: tuple[int, ...], sharding: Sharding) -> np.ndarray:
         """See `Backend`."""

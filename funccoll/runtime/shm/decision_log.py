@@ -1,0 +1,93 @@
+"""The decisions of ranks that enclose collectives: how many iterations a loop has done, which branch is taken.
+
+Ranks that decide otherwise go on with other collectives. A decision therefore goes into the history that a rank publishes for a
+communicator, and into a log in shared memory, from which an error tells what differs.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...kernels.frame import RECORD_DECISIONS, RECORD_EVENTS
+from .heap import Heap
+
+__all__ = ["Decided", "DecisionLog", "Events", "read_log"]
+
+LOGGED = 32
+"""Decisions of which a log tells, the last ones."""
+_MIX, _HISTORY = 0x5851_F42D_4C95_7F2D, (1 << 56) - 1
+_COUNT_BITS = 16
+_TEXT_BYTES = 256
+
+
+class Events(NamedTuple):
+    """The word RECORD_EVENTS: a hash of the exceptions in a rank's history, and how many decisions it has, modulo 65,536."""
+
+    exceptions: int
+    decisions: int
+
+    @staticmethod
+    def of(word: int) -> Events:
+        """Read a word."""
+        return Events(word >> _COUNT_BITS, word & (1 << _COUNT_BITS) - 1)
+
+    @property
+    def word(self) -> int:
+        """The word that holds them."""
+        return self.exceptions << _COUNT_BITS | self.decisions & (1 << _COUNT_BITS) - 1
+
+
+class Decided(NamedTuple):
+    """A decision: `kind` "loop" with its iterations, or "branch" with its number; `where` is the user's line."""
+
+    kind: str
+    where: str
+    value: int
+
+
+class DecisionLog:
+    """The decisions of this rank over one communicator, whose record of this rank is at `record` in the heap."""
+
+    def __init__(self, heap: Heap, record: int, histories: np.ndarray, number: int):
+        self._heap, self._number = heap, number
+        entries = heap.array((2 * LOGGED,), np.dtype(np.int64))
+        entries[...] = 0
+        view: Any = memoryview  # (NumPy's stubs: an array is a buffer)
+        self._entries, self._histories = view(entries), view(histories)
+        self._events = view(heap.view(record + RECORD_EVENTS, (1,), np.int64))
+        self._texts: dict[str, np.ndarray] = {}
+        heap.view(record + RECORD_DECISIONS, (), np.int64)[...] = heap.offset_of(entries)
+
+    def place(self, kind: str, where: str) -> int:
+        """The offset of a text that names a decision's place, which is kept as long as the log."""
+        text = f"{kind}\x1f{where}"
+        if text not in self._texts:
+            self._texts[text] = array = self._heap.array((_TEXT_BYTES,), np.dtype(np.uint8))
+            array[...] = np.frombuffer(text.encode()[: _TEXT_BYTES - 1].ljust(_TEXT_BYTES, b"\0"), np.uint8)
+        return self._heap.offset_of(self._texts[text])
+
+    def add(self, hash: int, place: int, value: int) -> None:
+        """Add a decision to this rank's history; `hash` is its place's."""
+        entries, histories, number, word = self._entries, self._histories, self._number, self._events[0]
+        at = 2 * (word % LOGGED)
+        entries[at], entries[at + 1] = place, value
+        histories[number] = (((histories[number] ^ hash) * _MIX + value) * _MIX) & _HISTORY
+        self._events[0] = word + 1 if (word + 1) & (1 << _COUNT_BITS) - 1 else word + 1 - (1 << _COUNT_BITS)
+
+
+def read_log(heap: Heap, record: int) -> dict[int, Decided]:
+    """By number, the last decisions of the rank of this host whose record that is."""
+    start = int(heap.view(record + RECORD_DECISIONS, (), np.int64))
+    if not start:
+        return {}
+    end = Events.of(int(heap.view(record + RECORD_EVENTS, (), np.int64))).decisions
+    entries = heap.view(start, (LOGGED, 2), np.int64).tolist()
+    found = {}
+    for number in range(max(0, end - LOGGED), end):
+        place, value = entries[number % LOGGED]
+        text = heap.view(place, (_TEXT_BYTES,), np.uint8).tobytes().partition(b"\0")[0].decode(errors="replace")
+        kind, _, where = text.partition("\x1f")
+        found[number] = Decided(kind, where, value)
+    return found
