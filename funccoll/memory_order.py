@@ -22,4 +22,7 @@ def in_c_order(array: Any) -> Any:
     if not flags.c_contiguous or not getattr(flags, "aligned", True):
         return array.copy()
     shape = array.shape
-    return array.reshape(-1).reshape(shape) if 1 in shape and len(shape) > 1 else array
+    if 1 not in shape or len(shape) == 1:
+        return array
+    usual = array.reshape(-1).reshape(shape)
+    return array if usual.strides == array.strides else usual
