@@ -93,7 +93,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("host", "packets", "deferral", "reports", "stacks", "calling_thread", "failure", "process_memory", "strangers",
          "time_limit"),
         ("hello", "processes", "uncaught", "forking", "tcp", "questions"), ("finding", "mpirun"),
-        ("mpi_findings",), ("doctor",),
+        ("mpi_findings", "missing_ranks"), ("doctor",),
         ("coordinator", "launchers"), ("rendezvous", "watch"), ("across_hosts", "world"), ("launch", "process_allgather"),
     ),
     "runtime.local": (("ordered_reduction",), ("collectives",)),

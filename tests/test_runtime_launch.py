@@ -261,6 +261,32 @@ def test_wrong_arguments(fn, n):
     assert issubclass(LaunchError, FunccollError)
 
 
+# ---------------------------------------------------------------- ranks that end before they join
+
+
+@pytest.mark.parametrize(("first", "joins"), [(0, False), (2, True)])
+def test_a_rank_that_returns_before_it_joins_ends_the_others_rendezvous(first, joins, monkeypatch):
+    """And one that has left, before the others join again. Nothing waits until the rendezvous times out."""
+    monkeypatch.setenv("FUNCCOLL_RENDEZVOUS_TIMEOUT", "1000")
+
+    @by_value
+    def work():
+        if joins:
+            fc.init()
+            fc.finalize()
+        if fc.rank() == first:
+            return "gone"
+        try:
+            fc.init()
+        except fc.errors.RendezvousError as error:
+            return str(error)
+        return "joined"
+
+    found = fc.launch(work, 3)
+    assert found.pop(first) == "gone"
+    assert all(text.startswith(f"rank {first} ended before the job could begin (run") for text in found), found
+
+
 # ---------------------------------------------------------------- the parent goes away
 
 

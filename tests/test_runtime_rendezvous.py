@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 import shutil
 import socket
 import subprocess
@@ -267,7 +268,8 @@ def test_a_job_after_one_with_the_same_name():
 
 
 def test_the_place_of_one_that_died_on_the_way_is_free():
-    with Ranks(SAYS_WHO_COMES + STAY, [0], world=3) as ranks:
+    patient = SAYS_WHO_COMES + "funccoll.runtime.job.coordinator.GRACE = 120.0\n"
+    with Ranks(patient + STAY, [0], world=3) as ranks:
         with visit(ranks.run, hello(ranks.run, world=3)):
             assert ranks.line(0) == "hello of [1]"
         assert ranks.line(0) == "gone, and left are []"
@@ -276,6 +278,18 @@ def test_the_place_of_one_that_died_on_the_way_is_free():
         ranks.start(2, STAY)
         assert ranks.line(0) == "hello of [1, 2]"
         assert set(ranks.lines().values()) == {"in"}
+
+
+def test_one_that_dies_on_the_way_and_does_not_come_again():
+    """Nothing waits for it until the rendezvous times out."""
+    with Ranks(SAYS_WHO_COMES + STAY, [0], world=4) as ranks:
+        ranks.start(2, STAY)
+        assert ranks.line(0) == "hello of [2]"
+        with visit(ranks.run, hello(ranks.run, world=4)):
+            assert ranks.line(0) == "hello of [1, 2]"
+        for r in (0, 2):
+            code, _, error = ranks.end(r)
+            assert code == 1 and "RendezvousError: rank 1 ended before the job could begin (run" in error, error
 
 
 def test_missing_ranks_are_named_by_all():
@@ -293,6 +307,23 @@ def test_rank_0_is_missing():
     with Ranks(PRELUDE + "world.init(rendezvous_timeout=0.3)", [1], world=2) as ranks:
         code, _, error = ranks.end(1)
         assert code == 1 and "rank 0 did not come within 0.3 s" in error and "rank 1 of 2" in error
+
+
+@pytest.mark.parametrize(("variables", "words"), [
+    ({"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0", "SLURM_JOB_ID": "RUN", "SLURM_STEP_ID": "0"},
+     ["because of SLURM_STEP_NUM_TASKS=2 and SLURM_PROCID=0; unset them to run alone, ", "in an interactive Slurm shell)."]),
+    ({"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "RUN"},
+     ["because of WORLD_SIZE=2 and RANK=1; unset them to run alone). Look for an error of theirs above; if they only start ",
+      "to more seconds. MASTER_ADDR=192.0.2.1 is another host: a job on several hosts needs mpirun.\n"]),
+    ({"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "RUN"}, ["more seconds.\n"]),
+])  # fmt: skip
+def test_a_rendezvous_that_times_out_quotes_what_it_believed(variables, words):
+    run = secrets.token_hex(8)
+    variables = {name: run if value == "RUN" else value for name, value in variables.items()}
+    ours = dict.fromkeys(("FUNCCOLL_RANK", "FUNCCOLL_WORLD_SIZE", "FUNCCOLL_RUN_ID"), "")
+    with Ranks(PRELUDE + "world.init(rendezvous_timeout=0.2)", [0], **ours, **variables) as ranks:
+        code, _, error = ranks.end(0)
+        assert code == 1 and all(part in error for part in words), error
 
 
 def test_ranks_of_jobs_of_different_size():
@@ -476,13 +507,114 @@ def test_alone_there_is_nobody_to_join():
     ({"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "2", "SLURM_STEP_TASKS_PER_NODE": "4", "SLURM_JOB_ID": "3",
       "SLURM_STEP_ID": "0"}, JobSpec(2, 4, "3-0")),
     ({"SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_JOB_ID": "3"}, JobSpec(0, 1, "")),  # a batch script
-    ({"FUNCCOLL_WORLD_SIZE": "2", "FUNCCOLL_RANK": "0", "FUNCCOLL_RUN_ID": "x", "WORLD_SIZE": "8", "RANK": "7"},
-     JobSpec(0, 2, "x")),
+    ({"HOROVOD_SIZE": "2", "HOROVOD_RANK": "1", "HOROVOD_GLOO_RENDEZVOUS_ADDR": "h", "HOROVOD_GLOO_RENDEZVOUS_PORT": "9"},
+     JobSpec(1, 2, "h-9")),
+    ({"LOCAL_RANK": "1", "MASTER_ADDR": "h", "SLURM_STEP_NUM_TASKS": "4", "WORLD_SIZE": "", "PMI_RANK": ""}, JobSpec(0, 1, "")),
+    ({"WORLD_SIZE": "1", "LOCAL_RANK": "0"}, JobSpec(0, 1, "")),
 ])  # fmt: skip
 def test_a_launchers_environment(environment, expected):
     found = job_of(environment)
-    assert replace(found, local=0, launcher="", brings_mpi=False, gives_grace=False) == expected and not found.across_hosts
+    assert (found.rank, found.world, found.run) == (expected.rank, expected.world, expected.run) and not found.across_hosts
     assert found.gives_grace == ("FUNCCOLL_RANK" in environment)
+    values = dict(part.split("=") for part in found.variables.split(" and ") if part)
+    assert values.items() <= environment.items() and len(values) == 2 * (found.world > 1)
+
+
+FUNCCOLL = {"FUNCCOLL_WORLD_SIZE": "2", "FUNCCOLL_RANK": "1", "FUNCCOLL_RUN_ID": "f"}
+OPEN_MPI = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "PMIX_NAMESPACE": "o"}
+MPICH = {"PMI_SIZE": "2", "PMI_RANK": "1", "MPI_LOCALNRANKS": "2"}
+POD = {"WORLD_SIZE": "1", "RANK": "0", "MASTER_ADDR": "pod", "MASTER_PORT": "1"}
+PODS = {"WORLD_SIZE": "4", "RANK": "3", "MASTER_ADDR": "pod-0", "MASTER_PORT": "1"}
+TORCHRUN_RANK = {**PODS, "RANK": "2", "LOCAL_WORLD_SIZE": "4", "TORCHELASTIC_RUN_ID": "t", "TORCHELASTIC_RESTART_COUNT": "0"}
+STEP = {"SLURM_STEP_NUM_TASKS": "3", "SLURM_PROCID": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x3)", "SLURM_NODEID": "2",
+        "SLURM_JOB_ID": "9", "SLURM_STEP_ID": "0"}  # fmt: skip
+ONE_TASK = {**STEP, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0", "SLURM_STEP_TASKS_PER_NODE": "1"}
+NESTED = [
+    # Launchers from the outermost one to the innermost one: what each adds to the environment.
+    ((STEP, OPEN_MPI), (1, 2, "o")),
+    ((STEP, MPICH), (1, 2, "parent")),
+    ((STEP, TORCHRUN_RANK), (2, 4, "t-pod-0-1-0")),
+    ((POD, OPEN_MPI), (1, 2, "o")),
+    ((POD, MPICH), (1, 2, "parent")),
+    ((POD, TORCHRUN_RANK), (2, 4, "t-pod-0-1-0")),
+    ((PODS, OPEN_MPI), (1, 2, "o")),
+    ((PODS, {}), (3, 4, "pod-0-1")),
+    ((POD, {}), (0, 1, "")),
+    ((ONE_TASK, OPEN_MPI), (1, 2, "o")),
+    ((OPEN_MPI, TORCHRUN_RANK), (2, 4, "t-pod-0-1-0")),
+    ((TORCHRUN_RANK, OPEN_MPI), (1, 2, "o")),
+    ((TORCHRUN_RANK, FUNCCOLL), (1, 2, "f")),
+    ((FUNCCOLL, TORCHRUN_RANK), (2, 4, "t-pod-0-1-0")),
+    ((FUNCCOLL, OPEN_MPI), (1, 2, "o")),
+    ((STEP, OPEN_MPI, FUNCCOLL), (1, 2, "f")),
+    ((OPEN_MPI, PODS), (3, 4, "pod-0-1")),  # a script starts processes itself, and sets torch's variables
+    ((OPEN_MPI, {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "h", "MASTER_PORT": "1"}), (1, 2, "o")),  # or repeats values
+    (({"WORLD_SIZE": "4"}, OPEN_MPI), (1, 2, "o")),  # half of another job's
+    (({"RANK": "64"}, FUNCCOLL), (1, 2, "f")),
+    (({**OPEN_MPI, "WORLD_SIZE": "2"}, {}), (1, 2, "o")),
+    (({**ONE_TASK, **PODS},), (3, 4, "pod-0-1")),
+    (({**STEP, "PMI_SIZE": "3", "PMI_RANK": "2"},), (2, 3, "9-0")),  # srun --mpi=pmi2
+]
+
+
+@pytest.mark.parametrize(("added", "expected"), NESTED, ids=str)
+def test_the_innermost_launcher_counts(added, expected):
+    """Whatever the parent knows was there before; what cannot be read is passed over."""
+    around = [{"PATH": "/bin"}]
+    for each in added:
+        around.append({**around[-1], **each})
+    ancestors = list(reversed(around))
+    found = job_of(ancestors[0], ancestors)
+    run = "parent" if found.run.startswith(f"{os.getppid()}-") else found.run
+    assert (found.rank, found.world, run) == expected
+    ancestors.insert(1, ancestors[0])  # a process in between
+    assert job_of(ancestors[0], ancestors) == found
+
+
+@pytest.mark.parametrize(("added", "words"), [
+    (({"WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "h", "MASTER_PORT": "1"},),
+     r"says WORLD_SIZE=2, and RANK is not set: .*`funccoll run -n 2`, torchrun or mpirun, or unset WORLD_SIZE to run alone"),
+    (({"RANK": "0"},), r"says RANK=0, and WORLD_SIZE is not set: .* or unset RANK to run alone"),
+    (({"OMPI_COMM_WORLD_RANK": "0"},), r"says OMPI_COMM_WORLD_RANK=0, and OMPI_COMM_WORLD_SIZE is not set"),
+    (({"PMI_SIZE": "2"},), r"says PMI_SIZE=2, and PMI_RANK is not set"),
+    (({**POD, **OPEN_MPI},), r"WORLD_SIZE=1 and RANK=0 \(torchrun\) and OMPI_COMM_WORLD_SIZE=2 and OMPI_COMM_WORLD_RANK=1 "
+                             r"\(Open MPI's mpirun\), which contradict each other"),
+    ((OPEN_MPI, POD), r"WORLD_SIZE=1 and RANK=0 .* OMPI_COMM_WORLD_SIZE=2 and OMPI_COMM_WORLD_RANK=1"),
+    (({**POD, **STEP},), r"WORLD_SIZE=1 and RANK=0 .* SLURM_STEP_NUM_TASKS=3 and SLURM_PROCID=2"),
+    (({**FUNCCOLL, **PODS},), r"FUNCCOLL_WORLD_SIZE=2 .* WORLD_SIZE=4 and RANK=3"),
+    ((OPEN_MPI, {"WORLD_SIZE": "8"}), r"OMPI_COMM_WORLD_SIZE=2 and OMPI_COMM_WORLD_RANK=1 .* and WORLD_SIZE=8 \(torchrun\)"),
+    (({**OPEN_MPI, "RANK": "0"},), r"OMPI_COMM_WORLD_SIZE=2 and OMPI_COMM_WORLD_RANK=1 .* and RANK=0"),
+    (({"WORLD_SIZE": "two", "RANK": "0"},), r"WORLD_SIZE='two' and RANK='0', which is not a job"),
+])  # fmt: skip
+def test_variables_that_are_missing_or_contradict_each_other(added, words):
+    around = [{}]
+    for each in added:
+        around.append({**around[-1], **each})
+    with pytest.raises(MeshError, match=words):
+        job_of(around[-1], around[::-1])
+
+
+def test_environments_of_ancestors():
+    """Those with which they were started; a process that has written a title over its own is passed over."""
+    script = """
+import json, os, sys
+from funccoll.runtime.job import launchers
+os.environ.update(WORLD_SIZE="2", RANK="0", MASTER_ADDR="h", MASTER_PORT="1")
+try:
+    print(launchers.job_of(os.environ).launcher)
+except launchers.MeshError as error:
+    print(error)
+title, real = sys.argv[1:] == ["title"], launchers._first_environment
+if title:
+    launchers._ancestors.cache_clear()
+    own = f"/proc/{os.getpid()}/environ"
+    launchers.Path.read_bytes = lambda path: b"title" if str(path) == own else open(path, "rb").read()
+    print(real(os.getpid()), launchers.place_in_job(os.environ))
+"""
+    wrapped = [sys.executable, "-c", f"import subprocess, sys; subprocess.run([sys.executable, '-c', {script!r}, 'title'])"]
+    outside = {name: value for name, value in os.environ.items() if name not in {*POD, *STEP, *OPEN_MPI, *FUNCCOLL}}
+    done = subprocess.run(wrapped, env={**outside, **STEP}, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["torchrun", "{} (2, 0)"], done.stdout + done.stderr
 
 
 def test_mpich_names_no_run_and_its_ranks_have_one_parent():

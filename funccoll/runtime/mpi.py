@@ -95,7 +95,7 @@ class _Mpi:
             late = (
                 f"rank {job.rank} on {platform.node()}: not all {job.world} processes have begun MPI within {timeout:g} s. "
                 "Look for an error of another one above; if they only start slowly, set FUNCCOLL_RENDEZVOUS_TIMEOUT to more "
-                "seconds."
+                f"seconds. The environment says {job.variables}: unset them to run alone."
             )
             with end_process_after(timeout, late):
                 mpi.Init_thread(mpi.THREAD_MULTIPLE)

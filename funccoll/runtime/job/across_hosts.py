@@ -25,6 +25,7 @@ from ...errors import RendezvousError
 from ...machine_profile import boot_id
 from .coordinator import Coordinator
 from .hello import Answer, JobSpec, make_hello, receive_answer
+from .missing_ranks import absence
 from .packets import FramedSocket, receive, send
 from .rendezvous import JoinedJob
 from .strangers import Strangers
@@ -259,10 +260,8 @@ def _join(job: JobSpec, timeout: float, invitation: Invitation) -> _Met:
     who = f"(run {job.run!r}, this is rank {job.rank} of {job.world} on {platform.node()})"
     payload = invitation.receive(timeout)
     if payload is None:
-        raise RendezvousError(
-            f"rank 0 did not come within {timeout:g} s {who}. Look for an error of its own above; if it only starts slowly, "
-            "set FUNCCOLL_RENDEZVOUS_TIMEOUT to more seconds."
-        )
+        place = f", this is rank {job.rank} of {job.world} on {platform.node()}"
+        raise RendezvousError(absence("rank 0 did not come", job, timeout, place))
     words, addresses, run = json.loads(payload)
     job = replace(job, run=run)  # MPICH's launcher gives each host another name of the run
     secret = bytes.fromhex(words)

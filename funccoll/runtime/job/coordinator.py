@@ -12,7 +12,7 @@ import platform
 import selectors
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -29,21 +29,23 @@ from .hello import (
     receive_answer,
     refuse_stranger,
 )
+from .missing_ranks import absence, numbered
 from .packets import peer, receive, same_user, send
+from .reports import EndedRanks
 from .strangers import Strangers
 
 __all__ = ["GRACE", "Coordinator"]
 
 GRACE = 2.0
-"""Seconds after a mismatch in which more processes may connect, to be told of it."""
+"""Seconds after a mismatch in which more processes may connect, to be told of it, and in which a lost rank may come again."""
 _PATIENCE = 1.0  # seconds in which whatever has the name of this rank 0's socket must accept a connection, or give it up
 
 
 class Coordinator:
     """Rank 0's side: the ranks that have connected so far, and later those which come too late."""
 
-    def __init__(self, job: JobSpec, timeout: float):
-        self.job, self.timeout = job, timeout
+    def __init__(self, job: JobSpec, timeout: float, ended: EndedRanks | None = None):
+        self.job, self.timeout, self.ended = job, timeout, ended
         mine = machine_profile.current()
         self.profile = None if mine is None else mine.to_json()  # all ranks choose algorithms by it
         self.deadline = time.monotonic() + timeout
@@ -56,13 +58,18 @@ class Coordinator:
         self.refused: list[socket.socket] = []  # connected with another version or size of the job
         self.hellos: dict[int, dict[str, Any]] = {}  # of ranks that have arrived
         self.problem = ""
+        self.lost: dict[int, float] = {}  # ranks that have gone after their hello, and until when they may come again
 
     def run(self, arena: int, create: Callable[[int], int] | None) -> tuple[dict[int, socket.socket], int | None]:
         """Let all ranks join, and return their sockets, and the memory if any. `arena` and `create` are `meet`'s."""
         try:
             self.listener = self._listen(arena)
             self.selector.register(self.listener, selectors.EVENT_READ)
+            if self.ended is not None:
+                self.ended.register(self.selector)
             self._collect(self.listener)
+            if self.ended is not None:
+                self.ended.unregister(self.selector)
             if self.problem:
                 raise RendezvousError(self.problem)
             self.strangers.drop_all()  # they keep files open
@@ -75,7 +82,7 @@ class Coordinator:
                 for descriptor in descriptors:
                     os.close(descriptor)
                 raise RendezvousError(
-                    f"rank 0 could not tell {_ranks(self.arrived)} to begin: they ended before the job could begin, or what "
+                    f"rank 0 could not tell {numbered(self.arrived)} to begin: they ended before the job could begin, or what "
                     "they must know is longer than a message. Look for an error of theirs above."
                 )
             self.deadline = time.monotonic() + self.timeout
@@ -162,20 +169,29 @@ class Coordinator:
     def _missing(self) -> set[int]:
         return set(range(1, self.job.world)) - set(self.arrived)
 
+    def _check_missing(self, now: float) -> None:
+        """Raise RendezvousError where a rank that is missing will not come."""
+        missing = self._missing()
+        ended = missing & (self.ended.ranks() if self.ended is not None else set())
+        ended |= {rank for rank in missing if now >= self.lost.get(rank, now + 1)}
+        if ended:
+            raise RendezvousError(absence(f"{numbered(ended)} ended before the job could begin", self.job, None))
+        if now >= self.deadline:
+            raise RendezvousError(absence(f"{numbered(missing)} of {self.job.world} did not come", self.job, self.timeout))
+
     def _collect(self, listener: socket.socket) -> None:
         while self._missing() and len(self.arrived) + len(self.refused) + 1 < self.expected:
             now = time.monotonic()
-            if now >= self.deadline:
-                if self.problem:
-                    return
-                raise RendezvousError(
-                    f"{_ranks(self._missing())} of {self.job.world} did not come within {self.timeout:g} s (run "
-                    f"{self.job.run!r}). Look for an error of theirs above; if they only start slowly, set "
-                    "FUNCCOLL_RENDEZVOUS_TIMEOUT to more seconds."
-                )
-            for key, _ in self._select(min(self.deadline, self.strangers.drop_late()) - now):
+            if now >= self.deadline and self.problem:
+                return
+            lost = [] if self.problem else self.lost.values()
+            if not self.problem:
+                self._check_missing(now)
+            for key, _ in self._select(max(min(self.deadline, self.strangers.drop_late(), *lost) - now, 0)):
                 channel: Any = key.fileobj
-                if channel is listener:
+                if isinstance(key.data, EndedRanks):
+                    key.data.ranks()  # which are looked at above
+                elif channel is listener:
                     self._accept(listener)
                 elif channel in self.strangers:
                     self._admit(channel)
@@ -203,6 +219,8 @@ class Coordinator:
 
     def _gone(self, channel: socket.socket) -> None:
         """Free the place of a rank that closed its socket, or sent more than its hello."""
+        until = time.monotonic() + GRACE
+        self.lost |= {rank: until for rank, c in self.arrived.items() if c is channel}
         self.arrived = {rank: c for rank, c in self.arrived.items() if c is not channel}
         self.refused = [c for c in self.refused if c is not channel]
         self.strangers.drop(channel)
@@ -245,6 +263,7 @@ class Coordinator:
             self.refused.append(channel)
         else:
             self.arrived[rank], self.hellos[rank], self.processes[rank] = channel, hello, who
+            self.lost.pop(rank, None)
         self.strangers.admit(channel)
 
     def _refuse(self, channel: socket.socket, left: Callable[[int], Any]) -> str:
@@ -290,9 +309,3 @@ class Coordinator:
 
 def _process(pid: int, command: Any) -> str:
     return f"process {pid} ({command})"
-
-
-def _ranks(ranks: Iterable[int]) -> str:
-    numbers = sorted(ranks)
-    more = f" and {len(numbers) - 16} more" if len(numbers) > 16 else ""
-    return f"rank{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers[:16]))}{more}"

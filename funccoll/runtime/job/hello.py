@@ -71,6 +71,10 @@ class JobSpec:
     """True when it starts programs of MPI."""
     gives_grace: bool = False
     """True when it lets the others end by themselves after a failure."""
+    variables: str = ""
+    """The variables that say so, with their values, in words."""
+    main_host: str = ""
+    """MASTER_ADDR, where torch's variables say it."""
 
     @property
     def across_hosts(self) -> bool:

@@ -1,10 +1,18 @@
-"""The variables of launchers, which say of which job a process is."""
+"""The variables of launchers, which say of which job a process is.
+
+Launchers are started inside each other: mpirun in a Slurm step, torchrun in a pod that exports WORLD_SIZE=1. A process inherits
+the variables of all of them, so the *innermost* one counts: the one whose values were set last on the way from the first
+ancestor to this process, as the environments say with which these were started (/proc/PID/environ). Where that does not tell,
+all must agree.
+"""
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,71 +28,205 @@ class _Launcher(NamedTuple):
     name: str
     size: str
     rank: str
+    runs: str
+    """One of the variables that name its run."""
     local: tuple[str, ...] = ()
     brings_mpi: bool = True
     gives_grace: bool = False
 
 
+_TORCH = _Launcher("torchrun", "WORLD_SIZE", "RANK", "TORCHELASTIC_RUN_ID", ("LOCAL_WORLD_SIZE",), brings_mpi=False)
+_SLURM = _Launcher("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_JOB_ID", ("SLURM_STEP_TASKS_PER_NODE",))
 _LAUNCHERS = (
-    _Launcher("funccoll run", "FUNCCOLL_WORLD_SIZE", "FUNCCOLL_RANK", brings_mpi=False, gives_grace=True),
-    _Launcher("torchrun", "WORLD_SIZE", "RANK", ("LOCAL_WORLD_SIZE",), brings_mpi=False),
-    _Launcher("Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", ("OMPI_COMM_WORLD_LOCAL_SIZE",)),
+    _Launcher("funccoll run", "FUNCCOLL_WORLD_SIZE", "FUNCCOLL_RANK", "FUNCCOLL_RUN_ID", brings_mpi=False, gives_grace=True),
+    _TORCH,
+    _Launcher(
+        "Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMIX_NAMESPACE", ("OMPI_COMM_WORLD_LOCAL_SIZE",)
+    ),
     # Also Intel MPI's, and srun --mpi=pmi2.
-    _Launcher("MPICH's mpirun", "PMI_SIZE", "PMI_RANK", ("MPI_LOCALNRANKS", "SLURM_STEP_TASKS_PER_NODE")),
-    _Launcher("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", ("SLURM_STEP_TASKS_PER_NODE",)),  # a batch script has no step
+    _Launcher("MPICH's mpirun", "PMI_SIZE", "PMI_RANK", "PMI_JOBID", ("MPI_LOCALNRANKS", "SLURM_STEP_TASKS_PER_NODE")),
+    _Launcher(
+        "horovodrun", "HOROVOD_SIZE", "HOROVOD_RANK", "HOROVOD_GLOO_RENDEZVOUS_ADDR", ("HOROVOD_LOCAL_SIZE",), brings_mpi=False
+    ),
+    _SLURM,
 )
 # What names a run, by launcher: all of these that are set. torchrun restarts a job within a run.
 _RUNS = (
-    ("FUNCCOLL_RUN_ID",),
     ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT"),
     ("PMIX_NAMESPACE",),
     ("OMPI_MCA_ess_base_jobid",),
     ("PMI_JOBID",),
+    ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"),
     ("SLURM_JOB_ID", "SLURM_STEP_ID"),
 )
 _NODES = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 """A number of processes, and of hosts with as many, in Slurm's lists: "2(x3),1" is 2, 2, 2, 1."""
+_MOST_ANCESTORS = 64
 
 
-def _launcher(environment: Mapping[str, str]) -> _Launcher | None:
-    return next((each for each in _LAUNCHERS if each.size in environment and each.rank in environment), None)
+class _Claim(NamedTuple):
+    """A launcher's values; None for one that is not set."""
+
+    launcher: _Launcher
+    size: str | None
+    rank: str | None
+    depth: int
+    """Ancestors that had the same values when they were started."""
+
+    @property
+    def is_complete(self) -> bool:
+        return self.size is not None and self.rank is not None
+
+    def agrees(self, other: _Claim) -> bool:
+        """True when no value of one contradicts the other's."""
+        pairs = ((self.size, other.size), (self.rank, other.rank))
+        return all(mine == theirs or None in (mine, theirs) for mine, theirs in pairs)
+
+    def __str__(self) -> str:
+        named = ((self.launcher.size, self.size), (self.launcher.rank, self.rank))
+        return " and ".join(f"{name}={value}" for name, value in named if value is not None)
 
 
-def place_in_job(environment: Mapping[str, str]) -> tuple[int, int]:
-    """(processes, rank) as the launcher's environment says; (1, 0) without one. Raises MeshError."""
-    launcher = _launcher(environment)
-    if launcher is None:
-        return 1, 0
-    size, rank = launcher.size, launcher.rank
+def _claims(environment: Mapping[str, str], ancestors: Sequence[Mapping[str, str]] | None) -> list[_Claim]:
+    """The values of all launchers. Half of Slurm's are left in the shells of salloc and in batch scripts, and say nothing."""
+    found = [
+        _Claim(launcher, environment.get(launcher.size) or None, environment.get(launcher.rank) or None, 0)
+        for launcher in _LAUNCHERS
+        if environment.get(launcher.size) or environment.get(launcher.rank)
+    ]
+    found = [claim for claim in found if claim.is_complete or claim.launcher is not _SLURM]
+    if len(found) < 2:
+        return found
+    if ancestors is None:
+        ancestors = _ancestors(os.getpid()) if environment is os.environ else ()
+    return [claim._replace(depth=_depth(claim, ancestors)) for claim in found]
+
+
+def _depth(claim: _Claim, ancestors: Sequence[Mapping[str, str]]) -> int:
+    size, rank = claim.launcher.size, claim.launcher.rank
+    values = ((first.get(size) or None, first.get(rank) or None) for first in ancestors)
+    return next((depth for depth, pair in enumerate(values) if pair != (claim.size, claim.rank)), len(ancestors))
+
+
+def _innermost(environment: Mapping[str, str], ancestors: Sequence[Mapping[str, str]] | None) -> _Claim | None:
+    """The values that count; None without any. Raises MeshError where values are missing, or contradict each other."""
+    claims = _claims(environment, ancestors)
+    complete = sorted((claim for claim in claims if claim.is_complete), key=lambda claim: claim.depth)
+    if len(complete) > 1:  # a Slurm step of one task holds whatever that task starts
+        complete = [claim for claim in complete if claim.launcher is not _SLURM or claim.size != "1"]
+    if not complete:
+        half = next((claim for claim in claims if (claim.size, claim.rank) != ("1", None)), None)
+        if half is not None:
+            raise MeshError(_incomplete(half))
+        return None
+    chosen = complete[0]
+    by_hand = chosen.launcher is _TORCH and "TORCHELASTIC_RUN_ID" not in environment
+    for other in claims:
+        counts = other in complete or not other.is_complete
+        inside = chosen.depth < other.depth and not (by_hand and chosen.size == "1" and other.is_complete)
+        if counts and not inside and not other.agrees(chosen):
+            raise MeshError(
+                f"the environment says {chosen} ({chosen.launcher.name}) and {other} ({other.launcher.name}), which contradict "
+                "each other, and no launcher is known to have been started by the other. Unset those that are left over."
+            )
+    same = [claim for claim in complete if (claim.size, claim.rank) == (chosen.size, chosen.rank)]
+    # Scripts repeat their launcher's values in torch's variables: the launcher knows hosts, and the run.
+    return next((claim for claim in same if claim.launcher is not _TORCH), chosen) if by_hand else chosen
+
+
+def _incomplete(half: _Claim) -> str:
+    size, rank = half.launcher.size, half.launcher.rank
+    absent = rank if half.rank is None else size
+    start = f"`funccoll run -n {half.size or 'N'}`, torchrun or mpirun"
+    return (
+        f"the environment says {half}, and {absent} is not set: {size} counts the processes of a job, and {rank} is this one. "
+        f"Start the processes with {start}, or unset {size if absent == rank else rank} to run alone."
+    )
+
+
+@functools.lru_cache(maxsize=1)  # by process: one that is forked has another parent
+def _ancestors(process: int) -> Sequence[Mapping[str, str]]:
+    """The environments with which a process and its ancestors were started, those that can be read."""
+    found: list[Mapping[str, str]] = []
+    for _ in range(_MOST_ANCESTORS):
+        first = _first_environment(process)
+        if first:
+            found.append(first)
+        try:
+            process = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:  # ended, or another user's where these are hidden
+            break
+        if process == 0:
+            break
+    return found
+
+
+def _first_environment(process: int) -> Mapping[str, str]:
+    """The environment with which a process was started; {} where it cannot be read, or the process has written over it."""
     try:
-        processes, number = int(environment[size]), int(environment[rank])
+        entries = [entry for entry in Path(f"/proc/{process}/environ").read_bytes().split(b"\0") if entry]
+    except OSError:
+        return {}
+    if not all(b"=" in entry for entry in entries):  # a title in its place
+        return {}
+    return {os.fsdecode(name): os.fsdecode(value) for name, _, value in (entry.partition(b"=") for entry in entries)}
+
+
+def place_in_job(environment: Mapping[str, str], ancestors: Sequence[Mapping[str, str]] | None = None) -> tuple[int, int]:
+    """(processes, rank) as the launcher's environment says; (1, 0) without one. Raises MeshError."""
+    claim = _innermost(environment, ancestors)
+    return (1, 0) if claim is None else _place(claim)
+
+
+def _place(claim: _Claim) -> tuple[int, int]:
+    try:
+        processes, number = int(claim.size or ""), int(claim.rank or "")
     except ValueError:
         processes, number = 0, 0
     if not 0 <= number < processes:
+        size, rank = claim.launcher.size, claim.launcher.rank
         raise MeshError(
-            f"the environment says {size}={environment[size]!r} and {rank}={environment[rank]!r}, which is not "
-            f"a job: {size} counts the processes, {rank} is this one, from 0. Unset both to run in one process."
+            f"the environment says {size}={claim.size!r} and {rank}={claim.rank!r}, which is not a job: {size} counts the "
+            f"processes, {rank} is this one, from 0. Unset both to run in one process."
         )
     return processes, number
 
 
-def job_of(environment: Mapping[str, str]) -> JobSpec:
-    """This process's job, as the launcher's environment says. Raises MeshError when it says nothing sensible."""
-    world, number = place_in_job(environment)
-    launcher = _launcher(environment)
-    if launcher is None or world == 1:
+def job_of(environment: Mapping[str, str], ancestors: Sequence[Mapping[str, str]] | None = None) -> JobSpec:
+    """This process's job, as the launcher's environment says. Raises MeshError when it says nothing sensible.
+
+    ancestors: the environments with which this process and those around it were started, itself first; None reads them where
+        `environment` is this process's.
+    """
+    claim = _innermost(environment, ancestors)
+    world, number = (1, 0) if claim is None else _place(claim)
+    if claim is None or world == 1:
         return JobSpec(0, 1, "")
-    local = _local(environment, launcher.local, world)
-    for names in _RUNS:
-        found = [environment[name] for name in names if environment.get(name)]
-        if found:
-            return JobSpec(number, world, "-".join(found), local, launcher.name, *launcher[4:])
-    if launcher.size == "PMI_SIZE":
-        return JobSpec(number, world, _parent(), local, launcher.name, *launcher[4:])
+    launcher = claim.launcher
+    spec = JobSpec(
+        number, world, "", _local(environment, launcher.local, world), launcher.name, launcher.brings_mpi, launcher.gives_grace,
+        variables=str(claim), main_host=environment.get("MASTER_ADDR", "") if launcher is _TORCH else "",
+    )  # fmt: skip
+    if run := _run_name(environment, launcher):
+        return replace(spec, run=run)
     raise MeshError(
         f"the environment says {launcher.size}={world}, and nothing that names the run, by which its processes find each "
         "other. Start them with `funccoll run`, torchrun or mpirun, or set FUNCCOLL_RUN_ID to the same new text for all."
     )
+
+
+def _run_name(environment: Mapping[str, str], launcher: _Launcher) -> str:
+    """The name of the run; "" where nothing has one."""
+    ours = environment.get("FUNCCOLL_RUN_ID")
+    if ours and (launcher.size == "FUNCCOLL_WORLD_SIZE" or "FUNCCOLL_RANK" not in environment):  # else of another job around
+        return ours
+    if launcher.size == "PMI_SIZE" and "MPI_LOCALNRANKS" in environment:  # MPICH's: a Slurm step may have several of its jobs
+        return environment.get("PMI_JOBID") or _parent()
+    for names in sorted(_RUNS, key=lambda names: launcher.runs not in names):
+        found = [environment[name] for name in names if environment.get(name)]
+        if found:
+            return "-".join(found)
+    return _parent() if launcher.size == "PMI_SIZE" else ""
 
 
 def _local(environment: Mapping[str, str], names: Sequence[str], world: int) -> int:

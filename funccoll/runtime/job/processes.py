@@ -133,6 +133,7 @@ class Job:
         """Ranks that were stopped by a signal when another one reported that it had waited for them in vain."""
         self._run: str | None = None
         self._members: set[int] = set()  # ranks that have joined the job
+        self._waiting: dict[int, bytes] = {}  # ranks that wait for the others to join, and where they hear that some have ended
         self._mailbox = reports.Mailbox(new_run())
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._mailbox, selectors.EVENT_READ, self._read_reports)
@@ -301,6 +302,8 @@ class Job:
         self._drain(rank)
         self._read_reports()
         self.codes[rank] = code
+        for other in self._waiting.values():
+            self._mailbox.tell_ended([rank], other)
         if self.failure is None and self.followed(rank, code):
             self._followed_failure = self._followed_failure or (time.monotonic() + PATIENCE, rank)
         elif not self.succeeded(rank, code) or self.failure == (rank, None):
@@ -312,8 +315,13 @@ class Job:
             # A rank may have started a job of its own, whose ranks find this socket in their environment.
             if report.get("run") != self._run or rank not in range(len(self.processes)) or not isinstance(cause, int | None):
                 continue
-            if kind == "joined":
+            if kind == "waiting":
+                self._waiting[rank] = report["sender"]
+                if self.codes:
+                    self._mailbox.tell_ended(self.codes, report["sender"])
+            elif kind == "joined":
                 self._members.add(rank)
+                self._waiting.pop(rank, None)
             elif kind == "left":
                 self._members.discard(rank)
             else:

@@ -8,6 +8,7 @@ one JSON object each.
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +19,9 @@ from typing import Any
 from ...errors import RendezvousError
 from .coordinator import GRACE, Coordinator
 from .hello import JobSpec, make_hello, receive_answer, refuse_other_user, refuse_stranger
+from .missing_ranks import absence, numbered
 from .packets import send
+from .reports import EndedRanks
 
 __all__ = ["JoinedJob", "meet", "positive_number"]
 
@@ -86,13 +89,14 @@ def meet(job: JobSpec, timeout: float, arena: int, create: Callable[[int], int] 
     Raises: RendezvousError when some have not connected after `timeout` seconds, or were not started as one job; it
     names them, on every rank that connected.
     """
-    if job.rank == 0:
-        coordinator = Coordinator(job, timeout)
-        return JoinedJob(job, *coordinator.run(arena, create), (0,) * job.world, coordinator, coordinator.profile)
-    return _join(job, timeout, arena, 0 if create is None else 1)
+    with EndedRanks(os.environ if job.gives_grace else {}, job.rank) as ended:
+        if job.rank == 0:
+            coordinator = Coordinator(job, timeout, ended)
+            return JoinedJob(job, *coordinator.run(arena, create), (0,) * job.world, coordinator, coordinator.profile)
+        return _join(job, timeout, arena, 0 if create is None else 1, ended)
 
 
-def _join(job: JobSpec, timeout: float, arena: int, descriptors: int) -> JoinedJob:
+def _join(job: JobSpec, timeout: float, arena: int, descriptors: int, ended: EndedRanks) -> JoinedJob:
     hello = make_hello(job, arena)
     deadline, pause = time.monotonic() + timeout, 0.001
     what, lost = "did not come", None  # the time at which rank 0 was lost, after it had answered
@@ -119,11 +123,12 @@ def _join(job: JobSpec, timeout: float, arena: int, descriptors: int) -> JoinedJ
                 channel.close()
         if joined is not None:
             return joined
+        if ranks := ended.ranks():  # rank 0 cannot say so, or has ended itself
+            raise RendezvousError(absence(f"{numbered(ranks)} ended before the job could begin", job, None))
         time.sleep(pause)
         pause = min(pause * 1.5, 0.02)
     refuse_other_user(job)
-    what = f"{what} within {timeout:g} s" if lost is None else "was there, and ended before the job could begin"
-    raise RendezvousError(
-        f"rank 0 {what} (run {job.run!r}, this is rank {job.rank} of {job.world}). Look for an error of its own above; if it "
-        "only starts slowly, set FUNCCOLL_RENDEZVOUS_TIMEOUT to more seconds."
-    )
+    place = f", this is rank {job.rank} of {job.world}"
+    if lost is not None:
+        raise RendezvousError(absence("rank 0 was there, and ended before the job could begin", job, None, place))
+    raise RendezvousError(absence(f"rank 0 {what}", job, timeout, place))

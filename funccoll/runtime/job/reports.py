@@ -1,5 +1,7 @@
 """Reports of ranks to the command or notebook that started them: joined, left, and the exception that ends one.
 
+A rank that waits for the others asks it which of them have ended, and is told when one does.
+
 The launcher has a datagram socket in the abstract namespace, named by the user and the run; a rank finds the name in its
 environment. Ranks on other hosts cannot reach it: they write their reports to their stderr, which the launcher reads. Standard
 library only.
@@ -9,13 +11,14 @@ from __future__ import annotations
 
 import json
 import os
+import selectors
 import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
-__all__ = ["MARK", "STDERR", "VARIABLE", "Mailbox", "report"]
+__all__ = ["MARK", "STDERR", "VARIABLE", "EndedRanks", "Mailbox", "report"]
 
 VARIABLE = "FUNCCOLL_REPORTS"
 STDERR = "stderr"
@@ -41,11 +44,11 @@ class Mailbox:
         return self._socket.fileno()
 
     def receive(self) -> list[dict[str, Any]]:
-        """The reports that have come. Those of other users, and what is not a report, are dropped."""
+        """The reports that have come, each with its `sender`. Those of other users, and what is not a report, are dropped."""
         found = []
         while True:
             try:
-                data, ancillary, _, _ = self._socket.recvmsg(_LONGEST, socket.CMSG_SPACE(_CREDENTIALS.size))
+                data, ancillary, _, sender = self._socket.recvmsg(_LONGEST, socket.CMSG_SPACE(_CREDENTIALS.size))
             except OSError:  # no more
                 return found
             users = [
@@ -56,7 +59,12 @@ class Mailbox:
             with suppress(ValueError, RecursionError):
                 message = json.loads(data)
                 if users == [os.getuid()] and isinstance(message, dict) and isinstance(message.get("rank"), int):
-                    found.append(message)
+                    found.append({**message, "sender": sender})
+
+    def tell_ended(self, ranks: Iterable[int], receiver: bytes) -> None:
+        """Tell a rank that waits for others which of them have ended."""
+        with suppress(OSError):
+            self._socket.sendto(json.dumps(sorted(ranks)).encode(), receiver)
 
     def close(self) -> None:
         """Receive no longer."""
@@ -68,7 +76,7 @@ def report(environment: Mapping[str, str], rank: int, kind: str, **fields: Any) 
     name = environment.get(VARIABLE)
     if not name:
         return False
-    data = json.dumps({"rank": rank, "kind": kind, "run": environment.get("FUNCCOLL_RUN_ID"), **fields}).encode()
+    data = _packed(environment, rank, kind, **fields)
     if name == STDERR:
         with suppress(OSError):
             return len(data) < _LONGEST_LINE and os.write(2, MARK + data + b"\n") > 0
@@ -78,3 +86,57 @@ def report(environment: Mapping[str, str], rank: int, kind: str, **fields: Any) 
         channel.sendto(data[:_LONGEST], f"\0{name}")
         return True
     return False
+
+
+def _packed(environment: Mapping[str, str], rank: int, kind: str, **fields: Any) -> bytes:
+    return json.dumps({"rank": rank, "kind": kind, "run": environment.get("FUNCCOLL_RUN_ID"), **fields}).encode()
+
+
+class EndedRanks:
+    """The ranks whose processes have ended, as the launcher tells one that waits for them; none where no launcher listens.
+
+    A context manager: the launcher tells of no more after the block.
+    """
+
+    def __init__(self, environment: Mapping[str, str], rank: int):
+        self._ranks: set[int] = set()
+        self._socket: socket.socket | None = None
+        name = environment.get(VARIABLE)
+        if not name or name == STDERR:
+            return
+        channel = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            channel.settimeout(_PATIENCE)
+            channel.bind("")  # the kernel chooses a name
+            channel.connect(f"\0{name}")  # no other process can send to it then
+            channel.send(_packed(environment, rank, "waiting"))
+            channel.setblocking(False)
+        except OSError:
+            channel.close()
+        else:
+            self._socket = channel
+
+    def register(self, selector: selectors.BaseSelector) -> None:
+        """Let a selector tell when `ranks` has something new."""
+        if self._socket is not None:
+            selector.register(self._socket, selectors.EVENT_READ, self)
+
+    def unregister(self, selector: selectors.BaseSelector) -> None:
+        """Undo `register`."""
+        if self._socket is not None:
+            selector.unregister(self._socket)
+
+    def ranks(self) -> set[int]:
+        """Return those that have ended so far."""
+        with suppress(OSError, ValueError):
+            while self._socket is not None:
+                self._ranks.update(json.loads(self._socket.recv(_LONGEST)))
+        return self._ranks
+
+    def __enter__(self) -> EndedRanks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
