@@ -94,7 +94,8 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
          "time_limit"),
         ("hello", "processes", "uncaught", "forking", "tcp", "questions"), ("finding", "mpirun"),
         ("mpi_findings", "missing_ranks"), ("doctor",),
-        ("coordinator", "launchers"), ("rendezvous", "watch"), ("across_hosts", "world"), ("launch", "process_allgather"),
+        ("coordinator", "launchers", "torch_group"), ("rendezvous", "watch", "identity"), ("across_hosts", "world"),
+        ("launch", "process_allgather"),
     ),
     "runtime.local": (("ordered_reduction",), ("collectives",)),
     "runtime.nccl": (

@@ -609,12 +609,12 @@ if title:
     launchers._ancestors.cache_clear()
     own = f"/proc/{os.getpid()}/environ"
     launchers.Path.read_bytes = lambda path: b"title" if str(path) == own else open(path, "rb").read()
-    print(real(os.getpid()), launchers.place_in_job(os.environ))
+    print(real(os.getpid()), launchers.claimed(os.environ)[:2])
 """
     wrapped = [sys.executable, "-c", f"import subprocess, sys; subprocess.run([sys.executable, '-c', {script!r}, 'title'])"]
     outside = {name: value for name, value in os.environ.items() if name not in {*POD, *STEP, *OPEN_MPI, *FUNCCOLL}}
     done = subprocess.run(wrapped, env={**outside, **STEP}, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["torchrun", "{} (2, 0)"], done.stdout + done.stderr
+    assert done.stdout.splitlines() == ["torchrun", "{} (0, 2)"], done.stdout + done.stderr
 
 
 def test_mpich_names_no_run_and_its_ranks_have_one_parent():

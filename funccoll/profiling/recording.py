@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..runtime import recorder
-from ..runtime.job.launchers import job_of
+from ..runtime.job.world import current_job
 
 __all__ = ["profile"]
 
@@ -32,7 +32,7 @@ def profile(directory: str | os.PathLike[str]) -> Iterator[Path]:
 
     Raises: ProfileError, before anything runs, when `directory` cannot be written, or a profile is being recorded already.
     """
-    spec = job_of(os.environ)
+    spec = current_job()
     made = recorder.begin(directory, spec.rank, spec.world, spec.run)
     try:
         yield made.folder

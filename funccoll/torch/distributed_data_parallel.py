@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..errors import ModuleError, PeerFailure, ProgramMismatch, user_frames
 from ..mesh import Mesh
-from ..runtime.job.world import rank
+from ..runtime.job.world import check_alone, rank
 from .forward_passes import ForwardPass
 from .join import UnevenInputs
 from .module_changes import ModuleChanges
@@ -237,6 +237,7 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
             there = torch.device(DEVICE_TYPE, self.device_ids[0])
             inputs, kwargs = tree_map_only(torch.Tensor, lambda x: x.to(there, non_blocking=True), (inputs, kwargs))
         if reducer is None:
+            check_alone(self._mesh)
             return self.module(*inputs, **kwargs)
         began = time.perf_counter_ns()
         counted = self._prepare(reducer)

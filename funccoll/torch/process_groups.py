@@ -7,7 +7,7 @@ from typing import Any
 
 from ..errors import MeshError
 from ..mesh import Mesh
-from ..runtime.job.world import World, current, init, make_mesh, on_device, world_size
+from ..runtime.job.world import World, check_alone, current, init, make_mesh, on_device, world_size
 
 __all__ = ["group_of_device_mesh", "mesh_of_group"]
 
@@ -30,6 +30,7 @@ def mesh_of_group(process_group: Any, what: str, *, own: bool = False) -> Mesh:
                     f"{what}: process_group is {given}. Give a mesh, fc.make_mesh({{...}}), or None for all processes."
                 )
         return mesh
+    check_alone(process_group)
     if process_group.is_abstract or (process_group.is_fully_addressable and process_group.size > 1):
         raise MeshError(
             f"{what}: {process_group!r} has no process for each of its {process_group.size} devices. Start them: "

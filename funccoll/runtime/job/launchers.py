@@ -19,7 +19,7 @@ from typing import NamedTuple
 from ...errors import MeshError
 from .hello import JobSpec
 
-__all__ = ["job_of", "place_in_job"]
+__all__ = ["Claimed", "claimed", "is_inherited", "job_of"]
 
 
 class _Launcher(NamedTuple):
@@ -172,13 +172,24 @@ def _first_environment(process: int) -> Mapping[str, str]:
     return {os.fsdecode(name): os.fsdecode(value) for name, _, value in (entry.partition(b"=") for entry in entries)}
 
 
-def place_in_job(environment: Mapping[str, str], ancestors: Sequence[Mapping[str, str]] | None = None) -> tuple[int, int]:
-    """(processes, rank) as the launcher's environment says; (1, 0) without one. Raises MeshError."""
+class Claimed(NamedTuple):
+    """This process's place, as its launcher's variables say."""
+
+    rank: int
+    world: int
+    variables: str = ""
+    """The variables with their values, in words."""
+    launcher: _Launcher | None = None
+
+    def __str__(self) -> str:
+        return f"{self.variables} ({self.launcher.name})" if self.launcher is not None else "nothing of a job"
+
+
+def claimed(environment: Mapping[str, str], ancestors: Sequence[Mapping[str, str]] | None = None) -> Claimed:
+    """This process's place, as the launcher's environment says; rank 0 of 1 without one. Raises MeshError."""
     claim = _innermost(environment, ancestors)
-    return (1, 0) if claim is None else _place(claim)
-
-
-def _place(claim: _Claim) -> tuple[int, int]:
+    if claim is None:
+        return Claimed(0, 1)
     try:
         processes, number = int(claim.size or ""), int(claim.rank or "")
     except ValueError:
@@ -189,7 +200,13 @@ def _place(claim: _Claim) -> tuple[int, int]:
             f"the environment says {size}={claim.size!r} and {rank}={claim.rank!r}, which is not a job: {size} counts the "
             f"processes, {rank} is this one, from 0. Unset both to run in one process."
         )
-    return processes, number
+    return Claimed(number, processes, str(claim), claim.launcher)
+
+
+def is_inherited(place: Claimed, environment: Mapping[str, str]) -> bool:
+    """True when this process was started with the variables, which it has not set itself."""
+    first, launcher = _first_environment(os.getpid()), place.launcher
+    return launcher is not None and all(first.get(n) == environment.get(n) for n in (launcher.size, launcher.rank))
 
 
 def job_of(environment: Mapping[str, str], ancestors: Sequence[Mapping[str, str]] | None = None) -> JobSpec:
@@ -198,14 +215,12 @@ def job_of(environment: Mapping[str, str], ancestors: Sequence[Mapping[str, str]
     ancestors: the environments with which this process and those around it were started, itself first; None reads them where
         `environment` is this process's.
     """
-    claim = _innermost(environment, ancestors)
-    world, number = (1, 0) if claim is None else _place(claim)
-    if claim is None or world == 1:
+    number, world, variables, launcher = claimed(environment, ancestors)
+    if launcher is None or world == 1:
         return JobSpec(0, 1, "")
-    launcher = claim.launcher
     spec = JobSpec(
         number, world, "", _local(environment, launcher.local, world), launcher.name, launcher.brings_mpi, launcher.gives_grace,
-        variables=str(claim), main_host=environment.get("MASTER_ADDR", "") if launcher is _TORCH else "",
+        variables=variables, main_host=environment.get("MASTER_ADDR", "") if launcher is _TORCH else "",
     )  # fmt: skip
     if run := _run_name(environment, launcher):
         return replace(spec, run=run)

@@ -25,7 +25,7 @@ def absence(what: str, job: JobSpec, seconds: float | None, place: str = "") -> 
 
 def _belief(job: JobSpec) -> str:
     if not job.variables:
-        return ""
+        return f", because {job.launcher}'s group has {job.world} processes" if job.launcher else ""
     shell = ", for example in an interactive Slurm shell" if "SLURM_" in job.variables else ""
     alone = "" if job.launcher == "funccoll run" else f"; unset them to run alone{shell}"
     return f", because of {job.variables}{alone}"

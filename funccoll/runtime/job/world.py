@@ -14,19 +14,20 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from ... import machine_profile
-from ...errors import DeviceError, MeshError, RendezvousError
+from ...errors import DeviceError, MeshError, RendezvousError, user_source
 from ...mesh import Mesh, number_hosts
 from ..backend import Backend, JobBackend, choose_job_backend, load_backend
 from ..recorder import begin_from_environment, end
 from . import rendezvous, reports
 from .forking import ForkHandshake
 from .hello import JobSpec
-from .launchers import job_of, place_in_job
+from .identity import check_joined, new_job, own_place
+from .torch_group import default_group
 from .watch import Watch
 
 __all__ = [
-    "World", "backend_of", "current", "finalize", "init", "make_mesh", "on_device", "rank", "record_from_environment",
-    "world_size",
+    "World", "backend_of", "check_alone", "current", "current_job", "finalize", "init", "make_mesh", "on_device", "rank",
+    "record_from_environment", "world_size",
 ]  # fmt: skip
 
 DEVICE_TYPES = ("cpu", "cuda")
@@ -35,6 +36,8 @@ _GRACE = 2.0  # seconds: see `Watch.grace`. Ranks hear of a failure within milli
 
 # A program that a rank starts inherits its environment and is not that rank: this variable names the process that is.
 _JOINED = "FUNCCOLL_JOINED"
+_MADE_ALONE = "made_alone"
+"""The key of a mesh's `__dict__` with the line that has made it in a single process."""
 
 
 class World:
@@ -63,59 +66,85 @@ class _Membership:
     def __init__(self) -> None:
         self.current: World | None = None
         self.generation = 0  # jobs that this process has left: the next job of the run must not meet them
-        self.forked_from: int | None = None
+        self.forked_from: tuple[int, int] | None = None  # (processes, rank) of the parent
         self.handshake = ForkHandshake()
+        self.reports = False
+        """True when the launcher of this process listens to its reports."""
+        self._job: tuple[JobSpec, JobSpec] | None = None  # the current job, and what the launcher says of it
+
+    def place(self) -> tuple[int, int]:
+        """(processes, rank)."""
+        if self.current is not None:
+            return self.current.world, self.current.rank
+        return self.forked_from or own_place()
+
+    def job(self, timeout: float) -> tuple[JobSpec, JobSpec]:
+        """The current job, of several processes, or the one that is to be joined, and what the launcher says of it."""
+        if self._job is None:
+            self._job = new_job(timeout)
+        return self._job
 
     def join(self, timeout: float) -> World | None:
-        job = job_of(os.environ)
-        if job.world == 1:
+        if self.current is not None:
+            check_joined(self.current.rank, self.current.world)
+            return self.current
+        if self.place()[0] == 1:
             return None
         if self.forked_from is not None:
             raise RendezvousError(
-                f"this process was forked from rank {self.forked_from} and is not a rank of its own. Do what needs the other "
-                "ranks in the parent; a DataLoader's workers, for example, only load data."
+                f"this process was forked from rank {self.forked_from[1]} and is not a rank of its own. Do what needs the "
+                "other ranks in the parent; a DataLoader's workers, for example, only load data."
             )
-        if self.current is None:
-            place = f"{job.run} {job.rank} "
-            joined = os.environ.get(_JOINED, "")
-            if joined.startswith(place) and joined != f"{place}{os.getpid()}":
-                raise RendezvousError(
-                    f"this process was started by rank {job.rank} and is not a rank of its own: rank {job.rank} has joined "
-                    f"the job. {_child_remedy()}"
-                )
-            record_from_environment(job)
-            collective_timeout = rendezvous.positive_number(os.environ, "FUNCCOLL_TIMEOUT", 600, "seconds")
-            fork_bytes = int(2**20 * rendezvous.positive_number(os.environ, "FUNCCOLL_FORK_MIB", 1024, "mebibytes"))
-            generation = replace(job, run=f"{job.run}-{self.generation}")
-            transport = choose_job_backend(job)
-            try:
-                meeting = transport.meet(generation, timeout)
-                with meeting.closed_on_error():
-                    backend = transport(meeting)
-                    words = backend.failure_words()
-                    watch = Watch(job.rank, meeting.sockets, words, meeting.coordinator, meeting.connected)
-            except OSError as error:
-                if error.errno not in (errno.EMFILE, errno.ENFILE):
-                    raise RendezvousError(
-                        f"rank {job.rank} cannot join the job: the system refuses what that needs ({error}). A sandbox "
-                        "(seccomp) may forbid it, or a limit be reached (`ulimit -a`)."
-                    ) from error
-                raise RendezvousError(
-                    f"rank {job.rank} may open only {resource.getrlimit(resource.RLIMIT_NOFILE)[0]} files (`ulimit -n`), and "
-                    f"joining a job of {job.world} processes takes about {10 + 2 * min(job.world, 16)}."
-                ) from None
-            watch.grace = 0.0 if job.gives_grace else _GRACE
-            watch.hook_exceptions()
-            machine_profile.adopt(meeting.profile)
-            self.current = World(job.rank, meeting.hosts, watch, backend, collective_timeout, fork_bytes)
-            self.current.processes_here = max(self.current.processes_here, job.local, meeting.sharing)
-            os.environ[_JOINED] = f"{place}{os.getpid()}"
-            reports.report(os.environ, job.rank, "joined")
-            _at_end()
+        try:
+            self._begin(timeout)
+        finally:
+            if self.current is None:
+                self._job = None
         return self.current
 
+    def _begin(self, timeout: float) -> None:
+        job, launched = self.job(timeout)
+        place = f"{launched.run} {launched.rank} "
+        joined = os.environ.get(_JOINED, "")
+        if job is launched and joined.startswith(place) and joined != f"{place}{os.getpid()}":
+            raise RendezvousError(
+                f"this process was started by rank {job.rank} and is not a rank of its own: rank {job.rank} has joined "
+                f"the job. {_child_remedy()}"
+            )
+        record_from_environment(job)
+        collective_timeout = rendezvous.positive_number(os.environ, "FUNCCOLL_TIMEOUT", 600, "seconds")
+        fork_bytes = int(2**20 * rendezvous.positive_number(os.environ, "FUNCCOLL_FORK_MIB", 1024, "mebibytes"))
+        generation = replace(job, run=f"{job.run}-{self.generation}")
+        transport = choose_job_backend(job)
+        try:
+            meeting = transport.meet(generation, timeout)
+            with meeting.closed_on_error():
+                backend = transport(meeting)
+                words = backend.failure_words()
+                watch = Watch(job.rank, meeting.sockets, words, meeting.coordinator, meeting.connected)
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise RendezvousError(
+                    f"rank {job.rank} cannot join the job: the system refuses what that needs ({error}). A sandbox "
+                    "(seccomp) may forbid it, or a limit be reached (`ulimit -a`)."
+                ) from error
+            raise RendezvousError(
+                f"rank {job.rank} may open only {resource.getrlimit(resource.RLIMIT_NOFILE)[0]} files (`ulimit -n`), and "
+                f"joining a job of {job.world} processes takes about {10 + 2 * min(job.world, 16)}."
+            ) from None
+        watch.grace = 0.0 if job.gives_grace else _GRACE
+        watch.hook_exceptions()
+        machine_profile.adopt(meeting.profile)
+        self.current = World(job.rank, meeting.hosts, watch, backend, collective_timeout, fork_bytes)
+        self.current.processes_here = max(self.current.processes_here, job.local, meeting.sharing)
+        if launched.world > 1:
+            os.environ[_JOINED] = f"{place}{os.getpid()}"
+        if (launched.rank, launched.world) == (job.rank, job.world):
+            self.reports = reports.report(os.environ, job.rank, "joined")
+        _at_end()
+
     def leave(self) -> None:
-        left, self.current = self.current, None
+        left, self.current, self._job = self.current, None, None
         if left is not None:
             self.generation += 1
             machine_profile.release()
@@ -140,9 +169,9 @@ class _Membership:
             self.handshake.ready()
 
     def _disown(self) -> None:
-        left, self.current = self.current, None
+        left, self.current, self._job = self.current, None, None
         if left is not None:
-            self.forked_from = left.rank
+            self.forked_from = left.world, left.rank
             left.backend.end(
                 f"this process was forked from rank {left.rank} and is not a rank of its own: call compiled functions of a "
                 "job's mesh in the parent."
@@ -193,23 +222,29 @@ def init(timeout: float | None = None, *, rendezvous_timeout: float | None = Non
     """Join the other processes of the job: find them, share memory with them, and watch them.
 
     Every process must call it, or `make_mesh`, which calls it. A later call only sets a `timeout` that is given. Returns
-    None in a single process.
+    None in a single process. The launcher's variables say which processes are the job; where torch.distributed is initialized,
+    its default group does, so call it after `init_process_group` where no launcher does (torch.multiprocessing.spawn).
 
     timeout: seconds that a collective waits for the others before it raises CollectiveTimeout; None leaves it what it is,
     at first FUNCCOLL_TIMEOUT or 600. A process that has died is noticed at once, whatever the timeout.
     rendezvous_timeout: seconds to wait for the others to join; FUNCCOLL_RENDEZVOUS_TIMEOUT or 60 when None.
 
-    Raises: RendezvousError when some do not join; it names them.
+    Raises: RendezvousError when some do not join; it names them. MeshError where variables, or torch's group, contradict each
+    other.
     """
     for name, seconds in (("timeout", timeout), ("rendezvous_timeout", rendezvous_timeout)):
         if seconds is not None and not (isinstance(seconds, (int, float)) and seconds > 0):
             raise RendezvousError(f"fc.init: {name}={seconds!r} must be seconds, more than 0.")
     if rendezvous_timeout is None:
-        rendezvous_timeout = rendezvous.positive_number(os.environ, "FUNCCOLL_RENDEZVOUS_TIMEOUT", 60, "seconds")
+        rendezvous_timeout = _rendezvous_timeout()
     world = _MEMBERSHIP.join(rendezvous_timeout)
     if world is not None and timeout is not None:
         world.timeout = float(timeout)
     return world
+
+
+def _rendezvous_timeout() -> float:
+    return rendezvous.positive_number(os.environ, "FUNCCOLL_RENDEZVOUS_TIMEOUT", 60, "seconds")
 
 
 def finalize() -> None:
@@ -217,7 +252,7 @@ def finalize() -> None:
 
     Python calls it at its end. Arrays in shared memory stay valid.
     """
-    if _MEMBERSHIP.current is not None:
+    if _MEMBERSHIP.current is not None and _MEMBERSHIP.reports:
         reports.report(os.environ, _MEMBERSHIP.current.rank, "left")
     _MEMBERSHIP.leave()
 
@@ -227,14 +262,24 @@ def current() -> World | None:
     return _MEMBERSHIP.current
 
 
+def current_job() -> JobSpec:
+    """This process's place, and the name of the run, which are those that it joins with."""
+    if _MEMBERSHIP.place()[0] == 1:
+        return JobSpec(0, 1, "")
+    return _MEMBERSHIP.job(_rendezvous_timeout())[0]
+
+
 def world_size() -> int:
-    """The number of processes of this job."""
-    return place_in_job(os.environ)[0]
+    """The number of processes of this job.
+
+    Before `init` it is what the launcher's variables say, or torch.distributed's default group where it is initialized.
+    """
+    return _MEMBERSHIP.place()[0]
 
 
 def rank() -> int:
     """This process's number, 0 to world_size() - 1."""
-    return place_in_job(os.environ)[1]
+    return _MEMBERSHIP.place()[1]
 
 
 def backend_of(mesh: Mesh) -> Backend:
@@ -247,11 +292,26 @@ def backend_of(mesh: Mesh) -> Backend:
     if mesh.device_type != "cpu":
         return on_device(Mesh(mesh.shape, mesh.devices, mesh.process, hosts=mesh.hosts), mesh.device_type).backend
     if mesh.is_fully_addressable:
+        check_alone(mesh)
         return load_backend("local")()
     world = current()
     if world is None:
         raise RendezvousError(f"{mesh!r} is of a job that this process has left. Make a new mesh after fc.init().")
     return world.backend.for_mesh(0)
+
+
+def check_alone(mesh: Mesh) -> None:
+    """Raise MeshError for a mesh that `make_mesh` made in a single process, which is one of several by now.
+
+    Torch's group may have been initialized since then: a program on the mesh would leave the other processes out.
+    """
+    made = mesh.__dict__.get(_MADE_ALONE)
+    if made is None or (_MEMBERSHIP.current is None and default_group() is None) or world_size() == 1:
+        return
+    raise MeshError(
+        f"{mesh!r} has only virtual devices of this process: it was made{made}, before torch.distributed was initialized or "
+        f"variables of a launcher were set. This is rank {rank()} of {world_size()} by now: make the mesh after that."
+    )
 
 
 def on_device(mesh: Mesh, device: str) -> Mesh:
@@ -267,6 +327,7 @@ def on_device(mesh: Mesh, device: str) -> Mesh:
     if device not in found:  # a mesh of GPUs is made from one of the host's, whose processes agree over host memory
         made = Mesh(mesh.shape, mesh.devices, mesh.process, load_backend("cuda")(mesh, mesh.backend), "cuda", mesh.hosts)
         made.__dict__["on_device"] = found
+        made.__dict__ |= {name: value for name, value in mesh.__dict__.items() if name == _MADE_ALONE}
         found[device] = made
     return found[device]
 
@@ -310,7 +371,9 @@ def make_mesh(axes: Mapping[str, int], *, device: str | None = None, hosts: int 
         made = Mesh(mesh.shape, range(mesh.size), world.rank, backend, hosts=number_hosts(world.hosts))
         return on_device(made, device)
     record_from_environment(JobSpec(0, 1, ""))
-    return on_device(Mesh(mesh.shape, range(mesh.size), hosts=mesh.hosts), device)
+    made, source = Mesh(mesh.shape, range(mesh.size), hosts=mesh.hosts), user_source()
+    made.__dict__[_MADE_ALONE] = "" if source is None else f" at {source}"
+    return on_device(made, device)
 
 
 def _hosts_text(hosts: Sequence[int]) -> str:

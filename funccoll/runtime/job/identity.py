@@ -1,0 +1,82 @@
+"""The one rule of which process of which job this is, before it has joined: torch's group, then the launcher's variables."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+
+from ...errors import MeshError
+from .hello import JobSpec
+from .launchers import claimed, is_inherited, job_of
+from .torch_group import TorchGroup, agree_on_run, default_group
+
+__all__ = ["check_joined", "new_job", "own_place"]
+
+_TORCH = "torch.distributed"
+
+
+def own_place(environment: Mapping[str, str] = os.environ) -> tuple[int, int]:
+    """(processes, rank) of this process; (1, 0) alone.
+
+    Where torch.distributed is initialized its default group says so; launchers' variables may repeat it, be of one process, or
+    be those of the process that has started this one by multiprocessing. Raises MeshError for others.
+    """
+    group = default_group()
+    if group is None:
+        launcher = claimed(environment)
+        return launcher.world, launcher.rank
+    _launcher(group, environment)
+    return group.world, group.rank
+
+
+def new_job(timeout: float, environment: Mapping[str, str] = os.environ) -> tuple[JobSpec, JobSpec]:
+    """This process's job, of several processes, and what its launcher says of it.
+
+    In a group of torch all processes call it together, and it waits for them up to `timeout` seconds. Raises MeshError,
+    RendezvousError.
+    """
+    group = default_group()
+    if group is None:
+        job = job_of(environment)
+        return job, job
+    launched = JobSpec(0, 1, "")
+    if _launcher(group, environment):
+        with suppress(MeshError):  # nothing names the run, which the group does
+            launched = job_of(environment)
+    job = launched if launched.world > 1 else JobSpec(*group, run="", launcher=_TORCH)
+    return agree_on_run(job, timeout), launched
+
+
+def _launcher(group: TorchGroup, environment: Mapping[str, str]) -> bool:
+    """True when the launcher's variables say the same as the group, False when they say nothing of this process.
+
+    The variables of another process are those which are half set, those of one process, which may have started more, and those
+    that a process of multiprocessing (torch's mp.spawn) has inherited. Raises MeshError for a contradiction.
+    """
+    try:
+        launcher = claimed(environment)
+    except MeshError:
+        return False
+    if launcher.world == 1:
+        return False
+    from multiprocessing import parent_process  # here: it imports twenty modules
+
+    if parent_process() is not None and is_inherited(launcher, environment):
+        return False
+    if (launcher.rank, launcher.world) != group:
+        raise MeshError(
+            f"{group}, and the environment says {launcher}. Initialize torch.distributed with all processes of the job, or "
+            "unset these variables where they are another job's."
+        )
+    return True
+
+
+def check_joined(rank: int, world: int) -> None:
+    """Raise MeshError where torch's group is not the job that this process has joined."""
+    group = default_group()
+    if group is not None and group != (rank, world):
+        raise MeshError(
+            f"{group}, and this process has joined a job as rank {rank} of {world}. Call fc.finalize() before you initialize "
+            "torch.distributed anew, or initialize it with all processes of the job."
+        )
