@@ -12,7 +12,7 @@ from contextlib import suppress
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from ranks import PATIENCE, PRELUDE
+from ranks import JOIN, PATIENCE, PRELUDE, Ranks, address, listening, wait_until
 from test_runtime_hosts import STAY_HOSTS, HostRanks
 
 from funccoll.runtime.job import tcp
@@ -254,4 +254,47 @@ def test_a_job_begins_while_it_is_attacked(tmp_path):
                 attacker.stdin.close()
         for rank in range(3):
             ranks.tell(rank)
+        ranks.end_well()
+
+
+UNIX_ATTACK = """
+import socket, sys
+name = chr(0) + sys.argv[1]
+def connect(data):
+    one = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    one.setblocking(False)
+    try:
+        one.connect(name)
+        if data:
+            one.send(data)
+    except OSError:
+        pass
+    return one
+for i in range(5000):
+    connect(b"x" * (i % 2)).close()
+kept = [connect(b"") for i in range(600)]
+print("holding", flush=True)
+for i in range(5000):
+    connect(b"x" * (i % 2)).close()
+sys.stdin.read()
+"""
+
+
+@pytest.mark.processes
+def test_a_job_of_one_host_begins_while_connections_flood_it(tmp_path):
+    """And goes on, with rank 0 allowed to open 60 files."""
+    few = "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (60, 60))\n"
+    goes_on = JOIN + "hear()\nassert w.watch.failure() is None\nsay(len(os.listdir('/proc/self/fd')) < 60)\n"
+    with Ranks(few + goes_on, [0], world=3) as ranks:
+        wait_until(lambda: listening(ranks.run))
+        command = [sys.executable, "-c", UNIX_ATTACK, address(ranks.run)[1:]]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as attacker:
+            assert attacker.stdout.readline() == "holding\n"
+            ranks.start(1, goes_on)
+            ranks.start(2, goes_on)
+            assert set(ranks.lines().values()) == {"in"}
+            attacker.stdin.close()
+        for rank in range(3):
+            ranks.tell(rank)
+        assert set(ranks.lines().values()) == {"True"}
         ranks.end_well()

@@ -7,6 +7,7 @@ all descriptors of this process, and the processes for which it waits can no lon
 from __future__ import annotations
 
 import errno
+import resource
 import selectors
 import socket
 import time
@@ -16,6 +17,7 @@ __all__ = ["Strangers"]
 
 _PATIENCE = 10.0  # seconds until a connection that has not identified itself is dropped, whatever it has sent
 _FEW = 100  # connections at a time; of a job's own processes as many may come at once as there are
+_FEWEST = 4  # where a process may open few files
 
 
 class Strangers:
@@ -24,7 +26,9 @@ class Strangers:
     def __init__(self, selector: selectors.BaseSelector, processes: int, forget: Callable[[socket.socket], None] | None = None):
         """`processes` of the job may come at once, at several addresses each. `forget` is called with each that is dropped."""
         self._selector, self._forget = selector, forget
-        self._most = _FEW + 4 * processes
+        self._most, (files, _) = _FEW + 4 * processes, resource.getrlimit(resource.RLIMIT_NOFILE)
+        if files != resource.RLIM_INFINITY:  # most are for what this process itself opens
+            self._most = max(_FEWEST, min(self._most, files // 4))
         self._until: dict[socket.socket, float] = {}  # dropped at this time
 
     def __contains__(self, channel: object) -> bool:
