@@ -35,6 +35,12 @@ class Row:
     def same(self) -> bool:
         return self.torch is not None and self.theirs is None
 
+    @property
+    def has_16_bits(self) -> bool:
+        """False for functions of SciPy and LAPACK."""
+        of_singular_values = np.ndim(self.point) == 2 and self.text.endswith(", 2)")
+        return not of_singular_values and not any(name in self.text for name in ("scipy", "linalg.eig", "linalg.det"))
+
 
 def _std(t: Any, x: Any) -> Any:
     return t.std(x, correction=0)
