@@ -13,16 +13,18 @@
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <signal.h>
 #include <stdint.h>
 #include <structmember.h>
+#include <unistd.h>
 
 #ifdef Py_GIL_DISABLED
 #error "the flags of calls are guarded by the GIL"
 #endif
 
 static PyObject *str_call_slowly, *str_finish, *str_interrupted, *str_left_complete, *str_is_one_block, *str_is_whole, *str_view,
-    *str_find_local;
-static PyTypeObject *ndarray_type;
+    *str_find_local, *str_shift;
+static PyTypeObject *ndarray_type, *mapping_type;
 
 /* The first fields of NumPy's arrays, which its ABI fixes; `array_fits` tests at import that they are there. */
 typedef struct {
@@ -52,6 +54,17 @@ use_arrays(PyObject *Py_UNUSED(module), PyObject *type)
 }
 
 static PyObject *
+use_mapping(PyObject *Py_UNUSED(module), PyObject *type)
+{
+    if (!PyType_Check(type)) {
+        PyErr_SetString(PyExc_TypeError, "use_mapping takes a type");
+        return NULL;
+    }
+    Py_XSETREF(mapping_type, (PyTypeObject *)Py_NewRef(type));
+    Py_RETURN_NONE;
+}
+
+static PyObject *
 array_fits(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *array, *dtype, *shape;
@@ -67,6 +80,111 @@ array_fits(PyObject *Py_UNUSED(module), PyObject *args)
     for (int i = 0; fits && i < a->nd; i++)
         fits = a->dimensions[i] == PyLong_AsSsize_t(PyTuple_GET_ITEM(shape, i));
     return PyErr_Occurred() ? NULL : PyBool_FromLong(fits);
+}
+
+/* ---------------------------------------------------------------- read-only views */
+
+/* The bytes from an array's memory to where it is mapped read-only; 0 for memory that no other process sees. -1: an exception. */
+static int
+find_shift(PyObject *array, Py_ssize_t *shift)
+{
+    PyObject *base = ((NumpyArray *)array)->base;
+    while (base != NULL && Py_IS_TYPE(base, ndarray_type))
+        base = ((NumpyArray *)base)->base;
+    *shift = 0;
+    if (base == NULL || !Py_IS_TYPE(base, mapping_type))
+        return 0;
+    PyObject *found = PyObject_GetAttr(base, str_shift);
+    if (found == NULL)
+        return -1;
+    *shift = PyLong_AsSsize_t(found);
+    Py_DECREF(found);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+static void
+drop_base(PyObject *capsule)
+{
+    Py_DECREF((PyObject *)PyCapsule_GetPointer(capsule, NULL));
+}
+
+/* See `arrays/shared_mapping.py`. The base of a view that is moved is a capsule: it has no memory that could be written. */
+static PyObject *
+read_only_view(PyObject *block)
+{
+    Py_ssize_t shift;
+    if (find_shift(block, &shift) < 0)
+        return NULL;
+    PyObject *made = PyObject_CallMethodNoArgs(block, str_view);
+    if (made == NULL || !Py_IS_TYPE(made, ndarray_type))
+        return made;
+    NumpyArray *view = (NumpyArray *)made;
+    view->flags &= ~WRITEABLE;
+    if (shift) {
+        PyObject *capsule = PyCapsule_New(view->base, NULL, drop_base);
+        if (capsule == NULL) {
+            Py_DECREF(made);
+            return NULL;
+        }
+        view->base = capsule;
+        view->data += shift;
+    }
+    return made;
+}
+
+static PyObject *
+read_only(PyObject *Py_UNUSED(module), PyObject *block)
+{
+    if (!Py_IS_TYPE(block, ndarray_type)) {
+        PyErr_SetString(PyExc_TypeError, "read_only takes an array of NumPy's");
+        return NULL;
+    }
+    return read_only_view(block);
+}
+
+/* Heaps of this process, the last ones, where they are mapped read-only. */
+static struct { uintptr_t start, end; } volatile guarded[8];
+static struct sigaction handler_before;
+
+static const char on_write[] =
+    "funccoll: this process ends with a segmentation fault, because it wrote into memory of an Array. What arr.local, arr.shards "
+    "and np.asarray(arr) have is read-only, also as a tensor (torch.from_dlpack and torch.from_numpy do not see to that): other "
+    "ranks may have the same memory. Write into a copy: torch.from_dlpack(arr), which makes one, or arr.local.copy().\n";
+
+/* Say what was wrong, and leave the rest to the handler before this one: the instruction is executed again, a signal that was
+ * sent is sent again. */
+static void
+on_fault(int number, siginfo_t *info, void *Py_UNUSED(context))
+{
+    uintptr_t address = (uintptr_t)info->si_addr;
+    for (size_t i = 0; info->si_code == SEGV_ACCERR && i < sizeof(guarded) / sizeof(*guarded); i++)
+        if (address >= guarded[i].start && address < guarded[i].end) {
+            ssize_t written = write(STDERR_FILENO, on_write, sizeof(on_write) - 1);
+            (void)written;
+            break;
+        }
+    sigaction(number, &handler_before, NULL);
+    if (info->si_code <= 0)
+        raise(number);
+}
+
+static PyObject *
+guard_memory(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    static unsigned count;
+    unsigned long long start, nbytes;
+    if (!PyArg_ParseTuple(args, "KK:guard_memory", &start, &nbytes))
+        return NULL;
+    unsigned place = count++ % (sizeof(guarded) / sizeof(*guarded));
+    guarded[place].start = (uintptr_t)start;
+    guarded[place].end = (uintptr_t)(start + nbytes);
+    if (count == 1) {
+        struct sigaction action = {.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO | SA_ONSTACK};
+        sigemptyset(&action.sa_mask);
+        if (sigaction(SIGSEGV, &action, &handler_before) < 0)
+            return PyErr_SetFromErrno(PyExc_OSError);
+    }
+    Py_RETURN_NONE;
 }
 
 /* ---------------------------------------------------------------- PlanCall */
@@ -911,10 +1029,9 @@ array_local(ArrayBase *self, void *Py_UNUSED(closure))
             return NULL;
         int one = is_one == Py_True;
         Py_DECREF(is_one);
-        if (one && self->copies != NULL) {
-            PyObject *view = PyObject_CallMethodNoArgs(self->copies, str_view);
-            if (view != NULL && Py_IS_TYPE(view, ndarray_type))
-                ((NumpyArray *)view)->flags &= ~WRITEABLE;
+        if (one && self->copies != NULL && Py_IS_TYPE(self->copies, ndarray_type)) {
+            PyObject *copies = Py_NewRef(self->copies), *view = read_only_view(copies);
+            Py_DECREF(copies);
             return view;
         }
     }
@@ -933,10 +1050,13 @@ array_getbuffer(ArrayBase *self, Py_buffer *view, int flags)
             return -1;
         int whole = is_whole == Py_True;
         Py_DECREF(is_whole);
-        if (whole && self->copies != NULL) {
-            int failed = PyObject_GetBuffer(self->copies, view, flags);
+        if (whole && self->copies != NULL && Py_IS_TYPE(self->copies, ndarray_type)) {
+            Py_ssize_t shift;
+            if (find_shift(self->copies, &shift) < 0 || PyObject_GetBuffer(self->copies, view, flags) < 0)
+                return -1;
+            view->buf = (char *)view->buf + shift;
             view->readonly = 1;
-            return failed;
+            return 0;
         }
     }
     PyErr_SetString(PyExc_BufferError, "an Array is read-only, and not always one block of memory: use np.asarray(arr)");
@@ -1049,6 +1169,10 @@ run_in_context(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t co
 
 static PyMethodDef functions[] = {
     {"use_arrays", use_arrays, METH_O, "use_arrays(type)\n\nSet the type of NumPy's arrays. Nothing else works before."},
+    {"use_mapping", use_mapping, METH_O, "use_mapping(type)\n\nSet the type of memory that other processes see."},
+    {"read_only", read_only, METH_O, "read_only(block)\n\nA new view of an array of NumPy's that nothing can write into."},
+    {"guard_memory", guard_memory, METH_VARARGS,
+     "guard_memory(start, nbytes)\n\nSay on stderr what was wrong, when this process writes into this memory, which is read-only."},
     {"array_fits", array_fits, METH_VARARGS,
      "array_fits(array, address, dtype, shape, contiguous)\n\nTrue when an array of NumPy's has these where this module reads them."},
     {"run_in_context", (PyCFunction)(void (*)(void))run_in_context, METH_FASTCALL,
@@ -1071,7 +1195,7 @@ PyInit__native(void)
     struct { PyObject **name; const char *text; } names[] = {
         {&str_call_slowly, "call_slowly"}, {&str_finish, "finish"}, {&str_interrupted, "interrupted"},
         {&str_left_complete, "left_complete"}, {&str_is_one_block, "is_one_block"}, {&str_view, "view"},
-        {&str_find_local, "find_local"}, {&str_is_whole, "is_whole"},
+        {&str_find_local, "find_local"}, {&str_is_whole, "is_whole"}, {&str_shift, "shift"},
     };
     for (size_t i = 0; i < sizeof(names) / sizeof(*names); i++)
         if ((*names[i].name = PyUnicode_InternFromString(names[i].text)) == NULL)

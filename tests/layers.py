@@ -78,7 +78,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("cpu_fold", "object_cache", "cuda_intrinsics"), ("optimizer_step",), ("cpu", "cuda_compiler"),
         ("cuda", "cuda_compute"),
     ),
-    "arrays": (("array_layout",), ("array",)),
+    "arrays": (("array_layout", "shared_mapping"), ("array",)),
     "runtime": (
         ("fused_step", "float_environment", "blas", "recorder"), ("array_library", "recorded_program"), ("backend",),
         ("loop_code",), ("codegen",),
@@ -108,7 +108,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("array_fold",), ("cupy_gpu", "job_gpus"), ("gpu",),
     ),
     "runtime.shm": (
-        ("arena",), ("heap",), ("peer_access", "wait_graph"), ("plan",),
+        ("uninterrupted",), ("arena",), ("heap",), ("peer_access", "wait_graph"), ("plan",),
         ("decision_log",), ("communicators", "results", "recorded_kernel"), ("diagnosis", "plan_call"),
         ("lending", "decisions"), ("collective_group",), ("entry", "values"), ("shm_backend",),
     ),

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+import dis
 import gc
 import os
+import pickle
 import random
-from collections.abc import Callable
-from contextlib import suppress
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +20,7 @@ import numpy as np
 import funccoll as fc
 from funccoll import P
 from funccoll.mesh import Mesh
-from funccoll.runtime.shm import plan
+from funccoll.runtime.shm import arena, heap, lending, plan
 from funccoll.runtime.shm.arena import LENDABLE
 from funccoll.runtime.shm.recorded_kernel import RecordedKernel
 
@@ -29,6 +35,11 @@ def share_all() -> None:
 
 def jitted(fn: Callable[..., Any], mesh: Mesh, out_specs: P = P(), **options: Any) -> Any:
     return fc.jit(fn, mesh=mesh, in_specs=P("d"), out_specs=out_specs, **options)
+
+
+def meet(mesh: Mesh) -> None:
+    """Return when all ranks have come here."""
+    jitted(lambda x: fc.all_reduce(x, "d"), mesh)(np.zeros(mesh.size))
 
 
 def memory() -> dict[str, bool]:
@@ -298,3 +309,202 @@ def forked() -> bool:
     status = os.waitpid(child, 0)[1]
     fc.process_allgather(np.zeros(1))
     return status == 0
+
+
+# ---------------------------------------------------------------- interrupts at any place
+
+
+@contextmanager
+def interrupt_at(number: int) -> Iterator[None]:
+    """Raise KeyboardInterrupt at the `number`-th place in the modules of heap and loans where Python may run a signal handler.
+
+    These are the beginning of a function, a jump back, and the end of a call, before its value is stored.
+    """
+    files = {module.__file__ for module in (arena, heap, lending)}
+    count = 0
+
+    def enters(frame: Any, event: str, _: Any) -> Any:
+        code, last = frame.f_code.co_code, 0
+        if frame.f_code.co_filename not in files or count > number:
+            return None
+
+        def in_function(frame: Any, event: str, _: Any) -> Any:
+            nonlocal count, last
+            if event == "opcode":
+                before, last = dis.opname[code[last]], frame.f_lasti
+                count += before.startswith(("CALL", "RESUME", "JUMP_BACKWARD"))
+                if count == number:
+                    count += 1
+                    raise KeyboardInterrupt
+            return in_function
+
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return in_function
+
+    before = sys.gettrace()
+    sys.settrace(enters)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+def interrupted_anywhere(times: int) -> tuple[int, int, dict[int, int], list[tuple[int, int]]]:
+    """The interrupts of calls that were made once more, those of complete calls, and what is lent and lost in the end."""
+    share_all()
+    rank, mesh = fc.rank(), fc.make_mesh({"d": fc.world_size()})
+    own = mesh.backend.job.heap
+    new = lambda: fc.from_local(np.full(COUNT, 1 + rank, np.float32), mesh, P("d"))
+    step = jitted(lambda x: (fc.broadcast(x, "d"), fc.all_gather(x, "d")), mesh).lower(new()).compile()
+    (group,) = step.group_calls
+    wanted = [np.full(COUNT, 1, np.float32), np.repeat(np.float32([1, 2]), COUNT)]
+    repeated = complete = 0
+    for number in range(times):
+        x = new()._copies
+        results: Any = None
+        try:
+            with interrupt_at(number):
+                results = group(x)
+        except KeyboardInterrupt:
+            if group.left_complete:
+                complete += 1
+            else:
+                repeated += 1
+                results = group(x)
+        if results is not None:
+            assert all(map(np.array_equal, results, wanted)), number
+        del x, results
+    gc.collect()
+    meet(mesh)
+    lent = own.stats()["lent"]
+    own._reclaim()
+    return repeated, complete, lent, own._blocks.lost(known_blocks(own))
+
+
+def known_blocks(own: Any) -> list[tuple[int, int]]:
+    """The blocks of a heap that it knows of, as (offset, bytes)."""
+    found = [(lease.offset, lease.kind.size) for lease in own._live()]
+    for kind in own._sizes.values():
+        found += [(offset, kind.size) for offset in (*kind.fresh, *(lease.offset for lease in kind.free))]
+    return found
+
+
+def stormed(seed: int, steps: int) -> tuple[int, int, list[str], dict[int, int]]:
+    """Signals at random moments between calls, where arrays are made and dropped.
+
+    Returns how many handlers have raised, how many exceptions came, what Python dropped, and the bytes that stay lent.
+    """
+    share_all()
+    rank, mesh = fc.rank(), fc.make_mesh({"d": fc.world_size()})
+    rng, own = random.Random(f"{seed} {rank}"), mesh.backend.job.heap
+    values, dropped = np.ones(COUNT, np.float32), []
+    step = jitted(lambda x: (fc.broadcast(x, "d"), fc.all_gather(x, "d")), mesh)
+    step(fc.from_local(values, mesh, P("d")))
+    armed, raised, most, came, held = False, 0, 0, 0, []
+
+    def again() -> None:
+        signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-5, 1e-3))
+
+    def handler(*_: Any) -> None:
+        nonlocal raised
+        again()  # also while this one goes on its way
+        if armed and raised < most:
+            raised += 1
+            raise KeyboardInterrupt
+
+    sys.unraisablehook = dropped.append  # not of Python, or the signals would be handled there
+    signal.signal(signal.SIGALRM, handler)
+    again()
+    for _ in range(steps):
+        done, most = False, raised + 3
+        while not done:
+            try:
+                armed = True
+                for _ in range(20):  # they die here, some by views and some in cycles
+                    x = fc.from_local(values, mesh, P("d"))
+                    view = x.local[3:]
+                    del x
+                    held.append([view])
+                    held[-1].append(held[-1])
+                    if len(held) > 5:
+                        held.clear()
+                x, done = fc.from_local(values, mesh, P("d")), True
+                armed = False
+            except KeyboardInterrupt as error:
+                armed, each = False, error
+                while each is not None:  # one may come while another goes on its way
+                    came += isinstance(each, KeyboardInterrupt)
+                    each = each.__context__
+        y, z = step(x)
+        held.append([y.local[:5], np.asarray(z)])
+        del x, y, z
+    signal.signal(signal.SIGALRM, signal.SIG_IGN)
+    held.clear()
+    gc.collect()
+    meet(mesh)
+    told = [repr(each) for each in dropped if each.exc_type is not ResourceWarning]  # of files that were being read
+    return raised, came, told, own.stats()["lent"]
+
+
+# ---------------------------------------------------------------- what others make of an Array's memory
+
+
+def protection(address: int) -> str:
+    """What a mapping of this process lets it do at an address: "r--s", say."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        places, permissions = line.split()[:2]
+        start, end = (int(place, 16) for place in places.split("-"))
+        if start <= address < end:
+            return permissions
+    return ""
+
+
+def exported(library: str) -> dict[str, str]:
+    """By kind of Array and way out of it, what this process may do with the memory; and what can be made writable again."""
+    share_all()
+    rank, n = fc.rank(), fc.world_size()
+    mesh = fc.make_mesh({"d": n})
+    x = fc.from_local(np.full(COUNT, rank, np.float32), mesh, P("d"))
+    broadcast = jitted(lambda x: fc.broadcast(x, "d"), mesh)
+    y, z = broadcast(x), jitted(lambda x: fc.all_gather(x, "d"), mesh)(x)
+    small = fc.from_local(np.zeros(3, np.float32), mesh, P("d"))
+    bf16 = fc.from_local(np.zeros(COUNT, fc.bfloat16), mesh, P("d"))
+    arrays = {
+        "own": x, "broadcast": y, "gathered": z, "small": small,
+        "a small result": jitted(lambda x: fc.all_reduce(x, "d"), mesh)(small), "bfloat16": bf16,
+        "in a program": broadcast(y), "copied": copy.copy(y),
+    }  # fmt: skip
+    buffers: list[Any] = []
+    ways: dict[str, Callable[[fc.Array], np.ndarray]] = {
+        "local": lambda a: a.local, "a view": lambda a: a.local[1:].reshape(-1), "shards": lambda a: a.shards[-1],
+        "strides": lambda a: np.lib.stride_tricks.as_strided(a.local, writeable=True),
+    }  # fmt: skip
+    whole: dict[str, Callable[[fc.Array], np.ndarray]] = {
+        "asarray": np.asarray, "of a memoryview": lambda a: np.asarray(memoryview(a.local)), "T": lambda a: a.T,
+        "an item": lambda a: a[1:], "reshaped": lambda a: a.reshape(-1), "iterated": lambda a: next(iter(a.reshape(1, -1))),
+    }  # fmt: skip
+    if library == "torch":
+        import torch
+
+        ways["torch"] = lambda a: torch.from_dlpack(a.local)
+    found = {}
+    for kind, array in arrays.items():
+        for way, function in {**ways, **(whole if kind in ("broadcast", "gathered", "a small result") else {})}.items():
+            if kind == "bfloat16" and way in ("torch", "strides"):
+                continue
+            out: Any = function(array)
+            found[f"{kind}, {way}"] = protection(out.ctypes.data if isinstance(out, np.ndarray) else out.data_ptr())
+            base = out
+            while isinstance(base, np.ndarray):
+                with suppress(ValueError):
+                    base.flags.writeable = True
+                    found[f"{kind}, {way}"] += ", writable"
+                base = base.base
+        pickle.dumps(array, protocol=5, buffer_callback=buffers.append)
+        found[f"{kind}, pickled"] = "r--s" if buffers[-1].raw().readonly else "writable"
+        same = pickle.loads(pickle.dumps(array)).local
+        assert same.tobytes() == array.local.tobytes() and protection(same.ctypes.data) == "rw-p"
+    again = broadcast(np.asarray(fc.device_put(np.full(COUNT, 7, np.float32), mesh, P())))
+    assert (again.local == 7).all()
+    meet(mesh)
+    return found

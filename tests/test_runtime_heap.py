@@ -306,10 +306,10 @@ def test_an_arena_that_is_full():
 
 
 def test_more_than_there_is(heap):
-    huge = Heap(create(1, 1 << 46), 0, 1)
+    huge = Heap(create(1, 1 << 45), 0, 1)
     before = resident(huge)
-    with pytest.raises(MemoryError, match=r"rank 0's arena cannot get 32 TiB more of shared memory: .*iB are available"):
-        huge.array((1 << 44,), "i2")
+    with pytest.raises(MemoryError, match=r"rank 0's arena cannot get 16 TiB more of shared memory: .*iB are available"):
+        huge.array((1 << 43,), "i2")
     assert resident(huge) == before
     huge.array((1 << 20,), "i2")[:] = 1
     huge.close()

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import shared_result_cases as cases
-from ranks import launch
+from ranks import JOIN, Ranks, launch
 
 from funccoll import schedules
+from funccoll.c_extension import extension
 from funccoll.errors import ScheduleError
 from funccoll.runtime.shm.arena import LARGE, LENDABLE, tail_size
 from funccoll.runtime.shm.heap import Heap, create
@@ -82,6 +85,10 @@ def pair():
 COUNT = LENDABLE // 8
 
 
+TO_OTHER = np.array([0, 1])
+"""How often the ranks of `pair` borrow what the first one lends."""
+
+
 def given_back(heap):
     heap._settle()
     return not heap._lent
@@ -91,7 +98,7 @@ def test_a_lent_block_is_kept_until_it_is_given_back(pair):
     owner, other = pair
     block = owner.array((COUNT,), "f8")
     block[:] = 1
-    offset = owner.lend(block, [1])
+    offset = owner.lend(block, TO_OTHER)
     assert not block.flags.writeable
     found = other.borrow(offset, (COUNT,), "f8")
     assert (found == 1).all() and not found.flags.writeable
@@ -112,16 +119,16 @@ def test_a_lent_block_is_kept_until_it_is_given_back(pair):
 def test_a_block_is_lent_several_times_at_once(pair):
     owner, other = pair
     block = owner.array((COUNT,), "f8")
-    offset = owner.lend(block, [1])
+    offset = owner.lend(block, TO_OTHER)
     first = other.borrow(offset, (COUNT,), "f8")
-    owner.lend(block, [1])
+    owner.lend(block, TO_OTHER)
     del first  # before the other is borrowed
     assert not given_back(owner)
     second = other.borrow(offset, (COUNT,), "f8")
     assert not given_back(owner)
     del second
     assert given_back(owner)
-    owner.lend(block, [1])
+    owner.lend(block, TO_OTHER)
     assert not given_back(owner)  # its words begin anew
     other.borrow(offset, (COUNT,), "f8")
     assert given_back(owner)
@@ -130,15 +137,15 @@ def test_a_block_is_lent_several_times_at_once(pair):
 def test_blocks_that_are_not_needed_any_more_are_looked_for_now_and_then(pair):
     owner, other = pair
     for _ in range(50):
-        offset = owner.lend(owner.array((COUNT,), "f8"), [1])
+        offset = owner.lend(owner.array((COUNT,), "f8"), TO_OTHER)
         other.borrow(offset, (COUNT,), "f8")
     assert len(owner._lent) <= 2 and owner.stats()["used"] < 10 * LENDABLE
-    held = [other.borrow(owner.lend(owner.array((COUNT,), "f8"), [1]), (COUNT,), "f8") for _ in range(100)]
+    held = [other.borrow(owner.lend(owner.array((COUNT,), "f8"), TO_OTHER), (COUNT,), "f8") for _ in range(100)]
     assert 100 <= len(owner._lent) <= 102
     held.clear()
-    owner.lend(owner.array((COUNT,), "f8"), [1])
+    owner.lend(owner.array((COUNT,), "f8"), TO_OTHER)
     for _ in range(30):
-        other.borrow(owner.lend(owner.array((COUNT,), "f8"), [1]), (COUNT,), "f8")
+        other.borrow(owner.lend(owner.array((COUNT,), "f8"), TO_OTHER), (COUNT,), "f8")
     assert len(owner._lent) < 20
 
 
@@ -154,7 +161,7 @@ def test_what_can_be_lent(pair):
     assert owner.lendable(reading.reshape(-1)) is block
     for refused in (block[...], part, strided, small, np.ones(COUNT), 3.0):
         assert owner.lendable(refused) is None
-    assert other.lendable(other.borrow(owner.lend(block, [1]), block.shape, "f8")) is None  # it is another rank's
+    assert other.lendable(other.borrow(owner.lend(block, TO_OTHER), block.shape, "f8")) is None  # it is another rank's
 
 
 @pytest.mark.parametrize("nranks", [1, 2, 16, 17, 64])
@@ -169,7 +176,7 @@ def test_a_forked_child_has_copies_and_gives_nothing_back(pair):
     owner, other = pair
     block = owner.array((COUNT,), "f8")
     block[:] = 3
-    found = other.borrow(owner.lend(block, [1]), (COUNT,), "f8")
+    found = other.borrow(owner.lend(block, TO_OTHER), (COUNT,), "f8")
     (reading, writing), (copied, copies) = os.pipe(), os.pipe()
     child = os.fork()
     if not child:
@@ -235,3 +242,95 @@ def test_what_is_compiled_in_a_profile_is_recorded(tmp_path):
 
 def test_a_fork_sees_no_later_values():
     assert launch(cases.forked, 2) == [True, True]
+
+
+# ---------------------------------------------------------------- interrupts
+
+
+def test_loans_survive_an_interrupt_at_any_place():
+    (first, _, lent, lost), (second, complete, none, nothing) = launch(cases.interrupted_anywhere, 2, 250)
+    assert first > 100 and second > 10 and complete > 30  # the second one borrows when calls are complete
+    assert lent == none == {} and lost == nothing == []
+
+
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 6))])
+def test_no_interrupt_is_lost_and_nothing_stays_lent(seed):
+    for raised, came, dropped, lent in launch(cases.stormed, 2, seed, 100):
+        assert raised > 20 and (came, dropped, lent) == (raised, [], {})
+
+
+def test_blocks_survive_an_interrupt_at_any_place(pair):
+    """An interrupt in an allocation may lose a block, which is found again when memory is short."""
+    owner, _ = pair
+    for nbytes in (1000, LENDABLE, LARGE):
+        for number in range(200):
+            first = owner.array((nbytes,), "u1")
+            if number % 3:
+                del first
+            with suppress(KeyboardInterrupt), cases.interrupt_at(number):
+                owner.array((nbytes + number % 2,), "u1")[:5] = 1
+    first = None
+    assert owner.stats()["arrays"] == 0
+    owner._reclaim()
+    assert owner.stats()["used"] < 64 << 10 and owner._blocks.lost(cases.known_blocks(owner)) == []
+    lists = [lease.offset for kind in owner._sizes.values() for lease in kind.free]
+    assert len(set(lists)) == len(lists)
+
+
+# ---------------------------------------------------------------- writes
+
+
+@pytest.mark.parametrize("library", ["", pytest.param("torch", marks=pytest.mark.slow)])
+def test_nothing_that_users_get_of_an_array_can_be_written(library):
+    for found in launch(cases.exported, 2, library):
+        assert {way: may for way, may in found.items() if may != "r--s"} == {}
+
+
+WRITES = JOIN + """
+import funccoll as fc
+from funccoll import P, errors
+mesh = fc.make_mesh({"d": 2})
+x = fc.from_local(np.full(100_000, 5.0, np.float32), mesh, P("d"))
+step = fc.jit(lambda x: fc.broadcast(x, "d"), mesh=mesh, in_specs=P("d"), out_specs=P())
+y = step(x)
+if rank == int(os.environ["WRITER"]):
+    import ctypes
+    (x if rank == 0 else y).local.ctypes.data_as(ctypes.POINTER(ctypes.c_float))[7] = 3.0  # as torch does, by a pointer
+try:
+    step(x)
+except errors.PeerFailure:
+    say("right" if (x.local == 5).all() and (y.local == 5).all() else "wrong")
+"""
+
+
+@pytest.mark.parametrize("writer", [0, 1])
+def test_who_writes_into_an_array_ends_and_others_have_what_they_had(writer):
+    with Ranks(WRITES, range(2), WRITER=str(writer)) as ranks:
+        assert [ranks.line(rank) for rank in range(2)] == ["in", "in"]
+        assert ranks.line(1 - writer) == "right"
+        code, _, errors = ranks.end(writer)
+        told = "wrote into memory of an Array" in errors and "arr.local.copy()" in errors
+        assert code == -signal.SIGSEGV and told == (extension is not None)
+
+
+def test_a_holder_without_memory_names_who_keeps_it(monkeypatch):
+    descriptor = create(3, 16 << 20)
+    owner, first, second = (Heap(os.dup(descriptor), rank, 3) for rank in range(3))
+    os.close(descriptor)
+    kept = []
+    for number in range(14):
+        offset = owner.lend(owner.array((1 << 20,), "u1"), np.array([0, 1, number % 2]))
+        kept += [one.borrow(offset, (1 << 20,), "u1") for one in (first, second)[: 1 + number % 2]]
+    assert owner.stats()["lent"] == {1: 14 << 20, 2: 7 << 20}
+    with pytest.raises(MemoryError) as caught:
+        owner.array((2 << 20,), "u1")
+    assert str(caught.value) == (
+        "no address space is left for 2.004 MiB in rank 0's arena of 16 MiB, of which 15.62 MiB are in use. "
+        "Of that rank 1 keeps 14 MiB in 14 results, rank 2 keeps 7 MiB in 7 results, which are blocks of rank 0's that ranks "
+        "share: drop them there, or keep copies (y.local.copy())."
+    )
+    kept.clear()
+    owner.array((2 << 20,), "u1")
+    assert owner.stats()["lent"] == {}
+    for heap in (owner, first, second):
+        heap.close()

@@ -27,6 +27,7 @@ from ..ops.registry import has_traced
 from ..tracing.trace import split_value
 from ..types import ArrayType, bfloat16, check_dtype, dtype_name, exported
 from .array_layout import ArrayLayout
+from .shared_mapping import read_only
 
 __all__ = ["Array", "device_type_of", "shape_and_dtype", "to_numpy"]
 
@@ -47,9 +48,7 @@ class _Base:
     def local(self) -> np.ndarray:
         """This process's block (read-only; on a GPU a CuPy array), where the process is one device."""
         if self.layout.is_one_block and type(copies := self._copies) is np.ndarray:
-            view = copies.view()
-            view.setflags(write=False)
-            return view
+            return read_only(copies)
         return self.find_local()
 
     def find_local(self) -> Any:
@@ -79,7 +78,11 @@ class Array(_ArrayBase, metaclass=_ArrayMeta):
         self._copies = copies
 
     def __reduce__(self) -> Any:
-        return Array, (self.layout, self.take_copies())
+        copies = self.take_copies()
+        return Array, (self.layout, list(map(read_only, copies)) if type(copies) is list else read_only(copies))
+
+    def __copy__(self) -> Array:
+        return Array(self.layout, self.take_copies())
 
     # ------------------------------------------------------------ attributes
 
@@ -167,7 +170,7 @@ class Array(_ArrayBase, metaclass=_ArrayMeta):
     @property
     def shards(self) -> tuple[np.ndarray, ...]:
         """Each device's block, in device order (read-only views; on GPUs CuPy arrays)."""
-        copies = [_read_only(c) for c in self._copy_list()]
+        copies = [read_only(c) for c in self._copy_list()]
         mesh = self.sharding.mesh
         return tuple((copies[i] for i in self.layout.copy_of_device) if mesh.is_fully_addressable else copies)
 
@@ -181,7 +184,7 @@ class Array(_ArrayBase, metaclass=_ArrayMeta):
     def find_local(self) -> Any:
         """The value of `local`, in all cases. Raises MeshError where the process plays several devices."""
         if self.layout.is_one_block and self._copies is not None:
-            return _read_only(self._copies)
+            return read_only(self._copies)
         if not self.layout.is_one_block:
             raise MeshError(
                 f"this process plays all {self.sharding.mesh.size} devices of {self.sharding.mesh!r}, so it has no single "
@@ -213,7 +216,7 @@ class Array(_ArrayBase, metaclass=_ArrayMeta):
             self.block_until_ready()
             copies = [_on_host(block) for block in copies]
         if len(copies) == 1:
-            whole, copy = _read_only(copies[0]), copy and not on_gpu
+            whole, copy = read_only(copies[0]), copy and not on_gpu
         else:
             whole, copy = self._joined(copies, np.empty(self.shape, self.dtype)), False
         if dtype is not None and np.dtype(dtype) != whole.dtype:
@@ -386,16 +389,6 @@ Array.__hash__ = None  # type: ignore[assignment]  # equal elementwise, like an 
 
 def _on_host(block: Any) -> np.ndarray:
     return np.asarray(block) if isinstance(block, (np.ndarray, np.generic)) else block.get()
-
-
-def _read_only(block: Any) -> Any:
-    if not isinstance(block, (np.ndarray, np.generic)):
-        return block  # of CuPy, which has no flag for that
-    if type(block) is np.ndarray and not block.flags.writeable:
-        return block.view()  # its shape and dtype are the caller's to change
-    view = np.asarray(block).view()
-    view.flags.writeable = False
-    return view
 
 
 _DLPACK_GPUS = (2, 13)

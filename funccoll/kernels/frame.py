@@ -76,6 +76,7 @@ __all__ = [
     "PEER_PID",
     "PIECES",
     "PIECES_BYTES",
+    "READING",
     "READ_ERROR",
     "READ_FAULT",
     "RECORD_DECISIONS",
@@ -134,7 +135,9 @@ MESSAGES, REQUESTS, LIBRARY, LIBRARY_ERROR, MESSAGE_TRIES, MESSAGE_REACHED = ran
 OWNER, PEERS, PIECES, READ_ERROR, IOVECS = range(38, 43)
 # The address of a table with, by communicator, a count that the counters of all its ranks have reached.
 FLOORS = 52
-FRAME_WORDS = 53
+# The address of the heap's read-only mapping, in which arguments may be.
+READING = 53
+FRAME_WORDS = 54
 
 FINISHED, WAITING, FAILED, MISMATCH, NEEDS_FALLBACK, BUDGET_SPENT, ROWS_FULL, MESSAGE_FAULT, READ_FAULT = range(9)
 """Statuses of `interpret`: everything is done; still waiting, call again; the failure word is set; a peer runs something

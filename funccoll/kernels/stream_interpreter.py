@@ -86,6 +86,7 @@ from .frame import (
     PEER,
     READ_ERROR,
     READ_FAULT,
+    READING,
     RECORD_EVENTS,
     RECORD_HISTORY,
     RECORD_TEXT,
@@ -360,6 +361,9 @@ def interpret(frame: Any) -> int:
                 store(frame + 8 * FAULT_PC, (pc - code) // 8)
                 return NEEDS_FALLBACK
             data, staging, nbytes = data_of(array), load(pc + BIND_ARG.staging), load(pc + BIND_ARG.nbytes)
+            place = data - load(frame + 8 * READING)
+            if place >= 0 and place < load(frame + 8 * HEAP_BYTES):
+                data = heap + place
             if staging != LEFT_TO_STAGE and (data < heap or data + nbytes > heap + load(frame + 8 * HEAP_BYTES)):
                 needs_fallback = staging == UNALLOCATED
                 if HAS_DIRECT_READS and staging == READ_DIRECTLY:

@@ -192,6 +192,14 @@ class JobBackend(Protocol):
         """Release the memory. Arrays that are alive stay valid."""
         ...
 
+    def before_fork(self) -> None:
+        """Prepare for a fork of this process, until `after_fork` or, in the child, `disown`."""
+        ...
+
+    def after_fork(self) -> None:
+        """Go on after a fork of this process, or one that failed."""
+        ...
+
     def disown(self, most: int | None) -> None:
         """Leave the memory to the parent, in a forked child, in which arrays must stay what they are.
 

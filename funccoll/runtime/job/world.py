@@ -160,6 +160,15 @@ class _Membership:
         """Prepare for a fork of this process."""
         if self.current is not None:
             self.handshake.begin()
+            self.current.backend.before_fork()
+
+    def after_fork(self) -> None:
+        """Go on after a fork of this process."""
+        try:
+            if self.current is not None:
+                self.current.backend.after_fork()
+        finally:
+            self.handshake.wait()
 
     def forked(self) -> None:
         """Release everything that is the parent's, in a forked child."""
@@ -208,7 +217,7 @@ _MEMBERSHIP = _Membership()
 @functools.lru_cache(maxsize=1)  # once in a process: neither can be undone
 def _at_end() -> None:
     atexit.register(_MEMBERSHIP.leave)
-    _MEMBERSHIP.handshake.hook(_MEMBERSHIP.before_fork, _MEMBERSHIP.forked)
+    _MEMBERSHIP.handshake.hook(_MEMBERSHIP.before_fork, _MEMBERSHIP.after_fork, _MEMBERSHIP.forked)
 
 
 def record_from_environment(job: JobSpec) -> None:

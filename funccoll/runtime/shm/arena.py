@@ -5,14 +5,17 @@ from __future__ import annotations
 import functools
 import mmap
 import os
+import weakref
+from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 
 from ...display import size_text
 from ...errors import system_reason
 from ..job.host import address_space_limits, available_memory
+from .uninterrupted import one_step
 
-__all__ = ["ALIGNMENT", "LARGE", "LARGEST", "LENDABLE", "PAGE", "Arena", "block_size", "tail_size"]
+__all__ = ["ALIGNMENT", "LARGE", "LARGEST", "LENDABLE", "PAGE", "Arena", "Pages", "block_size", "tail_size"]
 
 PAGE = 4096
 ALIGNMENT = 128
@@ -48,11 +51,22 @@ def tail_size(nbytes: int, nranks: int) -> int:
     return 0 if nbytes < LENDABLE else -(-8 * nranks // PAGE) * PAGE
 
 
+class Pages:
+    """The pages of a large block: when nothing refers to them any more, they go back to the system."""
+
+    __slots__ = ("__weakref__", "offset", "size")
+
+    def __init__(self, offset: int, size: int):
+        self.offset, self.size = offset, size
+
+
 class Arena:
     """The allocator of new blocks and of freed large ones. Offsets count from the beginning of the mapping.
 
-    The caller lets one thread at a time allocate. `give` may be called at any time, also during an allocation: it only
-appends to lists and pops from them, each a single step for Python's threads.
+    The caller lets one thread at a time allocate. Blocks may be freed at any time, also during an allocation: that only
+    appends to lists and pops from them, each a single step for Python's threads.
+
+    Attributes: `cached`, the pages of large blocks that were freed, of which it keeps the last few.
 
     `owner` begins the sentences of errors: "rank 2's". In `exclusive` no other process gets memory: all see the same free
     bytes, and must not all take them.
@@ -66,7 +80,8 @@ appends to lists and pops from them, each a single step for Python's threads.
         self._descriptor, self.owner, self._exclusive = descriptor, owner, exclusive
         self._start, self._end = start, end
         self._top = self._end_committed = start
-        self._cached: list[tuple[int, int]] = []  # free large blocks with their pages: (bytes, offset)
+        self.cached: deque[Pages] = deque(maxlen=_CACHED_LARGE)
+        self._returns: dict[int, weakref.ref[Pages]] = {}  # by offset; their callbacks give the pages back
         self._holes: list[tuple[int, int]] = []  # address space without pages: (offset, bytes)
         self._fragments: list[tuple[int, int]] = []  # free parts of pages, of no block: (offset, bytes)
 
@@ -81,16 +96,23 @@ appends to lists and pops from them, each a single step for Python's threads.
         return self._end_committed - self._start - sum(size for _, size in self._holes[:])
 
     @property
-    def cached(self) -> int:
+    def cached_bytes(self) -> int:
         """Bytes of free large blocks that keep their pages."""
-        return sum(size for size, _ in self._cached[:])
+        return sum(pages.size for pages in self.cached.copy())
+
+    def allocate_large(self, size: int) -> Pages:
+        """A block of `size` bytes, LARGE or more. Raises MemoryError."""
+        found = self._find_cached(size)
+        if found is None:
+            (offset,) = self.allocate(size)
+            found = Pages(offset, size)
+            assert self._mapping is not None
+            free = (self._mapping.madvise, mmap.MADV_REMOVE, offset, size), (self._holes.append, (offset, size))
+            self._returns[offset] = weakref.ref(found, one_step(*free))
+        return found
 
     def allocate(self, size: int) -> range:
         """Offsets of new blocks of `size` bytes, with pages: one, or several small ones. Raises MemoryError."""
-        if size >= LARGE:
-            found = self._find_cached(size)
-            if found is not None:
-                return range(found, found + 1)
         offset, nbytes = self._find_hole(-(-size // PAGE) * PAGE, size if size >= LARGE else _RUN)
         if nbytes:
             found = range(offset, offset + nbytes - size + 1, size)
@@ -124,8 +146,7 @@ appends to lists and pops from them, each a single step for Python's threads.
 
         Returns the blocks that do not fill a page with their neighbours. They stay as they are.
         """
-        while self._cached:
-            self._trim()
+        self.cached.clear()
         free = [(offset, size, True) for offset, size in blocks]
         free += [(offset, size, False) for offset, size in self._fragments]
         free.sort()
@@ -165,8 +186,7 @@ appends to lists and pops from them, each a single step for Python's threads.
         """Give pages to a range; cached blocks give theirs back first when memory is short."""
         with self._exclusive():
             if nbytes + _RESERVE > available_memory():
-                while self._cached:
-                    self._trim()
+                self.cached.clear()
             free = max(available_memory() - _RESERVE, 0)
             reason = f"{size_text(free)} are available"
             if nbytes <= free:
@@ -179,36 +199,33 @@ appends to lists and pops from them, each a single step for Python's threads.
             f"{size_text(self.committed)}."
         )
 
-    # ------------------------------------------------------------ large blocks
-
-    def give(self, size: int, offset: int) -> None:
-        """Take a large block back."""
-        self._cached.append((size, offset))
-        if len(self._cached) > _CACHED_LARGE:
-            self._trim()
-
-    def _trim(self) -> None:
-        """Give the pages of the large block freed longest ago back to the system."""
-        try:
-            size, offset = self._cached.pop(0)
-        except IndexError:
-            return  # another thread was first
-        if self._mapping is not None:
-            self._mapping.madvise(mmap.MADV_REMOVE, offset, size)
-            self._holes.append((offset, size))
-
     def close(self) -> None:
-        """Drop the mapping."""
+        """Leave all pages as they are, and drop the mapping."""
+        self._returns.clear()
         self._mapping = None
 
-    def _find_cached(self, size: int) -> int | None:
-        for block in reversed(self._cached[:]):
-            if block[0] == size:
+    def lost(self, blocks: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+        """The parts of the arena that are in none of these blocks, nor free, as (offset, bytes)."""
+        pages = [(found.offset, found.size) for ref in list(self._returns.values()) if (found := ref()) is not None]
+        found, end = [], self._start
+        for offset, size in sorted([*blocks, *pages, *self._holes, *self._fragments, (self._top, 0)]):
+            if offset > end:
+                found.append((end, offset - end))
+            end = max(end, offset + size)
+        return found
+
+    def find(self, lost: Iterable[tuple[int, int]]) -> None:
+        """Use lost parts again."""
+        self._fragments.extend(lost)
+
+    def _find_cached(self, size: int) -> Pages | None:
+        for pages in reversed(self.cached.copy()):
+            if pages.size == size:
                 try:
-                    self._cached.remove(block)
+                    self.cached.remove(pages)
                 except ValueError:
-                    continue  # trimmed meanwhile
-                return block[1]
+                    continue  # another thread was first
+                return pages
         return None
 
     def _find_hole(self, least: int, most: int) -> tuple[int, int]:

@@ -57,6 +57,7 @@ from ...kernels.frame import (
     PIECES_BYTES,
     READ_ERROR,
     READ_FAULT,
+    READING,
     REPEATS,
     RESULTS,
     SPINS,
@@ -127,7 +128,8 @@ class CollectiveGroup(PlanCall):
         self._results = ResultPool(make, [math.prod(o.out_shape) * o.dtype.itemsize for o, _ in plan.results])
         self._buffers: list[np.ndarray] = []  # memory that all calls use
         self._allocate()
-        self._lending = Lending(plan, self.heap, self.world.rank, self._addresses) if plan.shared else None
+        count = lambda: int(self.registry.bases[self.communicators[0].number])
+        self._lending = Lending(plan, self.heap, self.world.rank, self._addresses, count) if plan.shared else None
         """None where no result is shared."""
         self._make_frame()
         register(self)
@@ -185,7 +187,7 @@ class CollectiveGroup(PlanCall):
         for word, table in tables:
             self.frame[word] = table.ctypes.data
         self.frame[HEAP] = self.frame[FAILURE] = self.heap.base
-        self.frame[OWNER] = self.registry.access.owner
+        self.frame[OWNER], self.frame[READING] = self.registry.access.owner, self.heap.reading_base
         self.frame[HEAP_BYTES], self.frame[INSTRUCTION_BUDGET], self.frame[NDARRAY] = self.heap.size, -1, id(np.ndarray)
         self.frame[UNSHARED_REFCOUNT] = np.iinfo(np.int64).max if MEASURED_REFCOUNT is None else MEASURED_REFCOUNT
         # A process bound to one core has it for itself as long as there are enough cores.
@@ -242,8 +244,8 @@ class CollectiveGroup(PlanCall):
         except BaseException as error:
             if began:
                 self.interrupted(arrays, results, error)
-                if lending is not None and self.left_complete:
-                    lending.receive(results)  # what is left, to give it back at once
+            if lending is not None and (self.left_complete or not began):
+                lending.repair()
             raise
         finally:
             for number in self._numbers:

@@ -106,6 +106,14 @@ class SharedMemoryBackend:
         self.gathers.clear()
         self.heap.close()
 
+    def before_fork(self) -> None:
+        """See `JobBackend`."""
+        self.heap.before_fork()
+
+    def after_fork(self) -> None:
+        """See `JobBackend`."""
+        self.heap.after_fork()
+
     def disown(self, most: int | None) -> None:
         """See `JobBackend`."""
         try:
