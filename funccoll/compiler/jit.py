@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import logging
 import types
-import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
@@ -28,6 +27,7 @@ from ..runtime.recorder import span
 from ..tracing.trace import flatten_outputs, sharding_of, stage, value_type
 from ..tracing.tracer import check_alive
 from ..types import ArrayType
+from ..weak_values import WeakValues
 from .arguments import Arguments, Options, Static, broadcast_specs, check_specs, path_name
 from .callers import MOST_CALLERS, Caller, Dispatch
 from .choose_schedules import check_algorithms
@@ -49,7 +49,7 @@ _LeafType = tuple[tuple[int, ...], np.dtype, type | None]
 CACHE_SIZE = 512
 """The most programs that one jitted function keeps compiled."""
 
-_JITTED: weakref.WeakSet[Jitted] = weakref.WeakSet()
+_JITTED: WeakValues[int, Jitted] = WeakValues()
 _ARRAYS: set[type] = {Array, np.ndarray}
 """Types of arrays whose calls are quick; CuPy's is added when it is met."""
 _NUMBERS = frozenset((bool, int, float, complex))
@@ -95,7 +95,7 @@ class Jitted(Dispatch, Generic[Params, R]):
         self._plain = not (options.static_argnums or options.static_argnames)
         self._trees: list[tuple[optree.PyTreeSpec, Caller]] = []  # the callers of pytrees
         self._fast: dict[tuple, Callable[[Sequence[Any]], Any]] = {}
-        _JITTED.add(self)
+        _JITTED[id(self)] = self
 
     def __reduce__(self) -> Any:  # an object of C is copied by it alone; what was compiled stays behind
         return type(self), (self.fn, self.mesh, self.in_specs, self.out_specs, self._options)
@@ -357,7 +357,7 @@ def clear_caches() -> None:
     """
     for programs in (redistribution, moved, sum_of):
         programs.cache_clear()
-    for jitted in list(_JITTED):
+    for jitted in _JITTED.values():
         jitted.clear_cache()
 
 

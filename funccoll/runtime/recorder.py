@@ -27,7 +27,6 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
-from weakref import WeakSet
 
 import numpy as np
 
@@ -35,6 +34,7 @@ from .._version import __version__
 from ..errors import ProfileError, system_reason, user_source
 from ..kernels.frame import ROW_BYTES
 from ..machine_profile import boot_id
+from ..weak_values import WeakValues
 
 __all__ = [
     "CALL",
@@ -381,7 +381,7 @@ class _Recording:
         self.lock = threading.RLock()
         self.active: Recorder | None = None
         self.begun_at = ""
-        self.recordables: WeakSet[Recordable] = WeakSet()
+        self.recordables: WeakValues[int, Recordable] = WeakValues()
         self.counts: dict[tuple[str, str], int] = {}
         self.read_environment = False
 
@@ -403,7 +403,7 @@ def _hook_forks() -> None:
 def register(thing: Recordable) -> None:
     """Let a profile record this object's executions, as long as it lives."""
     with _NOW.lock:
-        _NOW.recordables.add(thing)
+        _NOW.recordables[id(thing)] = thing
         if _NOW.active is not None:
             thing.record(_NOW.active)
 
@@ -427,7 +427,7 @@ def begin(directory: str | os.PathLike[str], rank: int, nranks: int, run: str) -
         _NOW.counts[key], _NOW.active = number, recorder
         source = user_source()
         _NOW.begun_at = f" since {source}" if source else ""
-        for thing in list(_NOW.recordables):
+        for thing in _NOW.recordables.values():
             thing.record(recorder)
     recorder.sample()
     return recorder
@@ -452,7 +452,7 @@ def end(recorder: Recorder) -> None:
     with _NOW.lock:
         if _NOW.active is recorder:
             _NOW.active = None
-            for thing in list(_NOW.recordables):
+            for thing in _NOW.recordables.values():
                 thing.record(None)
     recorder.end()
 

@@ -8,7 +8,6 @@ import threading
 import traceback
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
-from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -24,6 +23,7 @@ from ...kernels.frame import (
     RECORD_TEXT,
 )
 from ...mesh import Mesh, number_hosts
+from ...weak_values import WeakValues
 from ..job import host
 from ..job.calling_thread import calling_thread
 from ..job.world import World
@@ -68,7 +68,7 @@ class Communicators:
         """The waits' record of other processes that want this one's core: see CONTENTION in `kernels.frame`."""
         self.busy = bytearray(_MAX_COMMUNICATORS)
         """By communicator, 1 while one of its calls runs: a call from inside it, by a signal handler say, is refused."""
-        self.call_sites: WeakValueDictionary[int, CallSite] = WeakValueDictionary()
+        self.call_sites: WeakValues[int, CallSite] = WeakValues()
         """By the hash that a rank publishes when it enters; plans keep them."""
         self._scratch: dict[frozenset[int], np.ndarray] = {}
         self._broken: FunccollError | None = None

@@ -112,7 +112,10 @@ def create(world: int, arena: int) -> int:
 
 
 def _mapped(descriptor: int, size: int) -> SharedMapping:
-    """The mapping of a file, but for its `shift`. Raises RendezvousError, and closes the file, when the process has no address space for it."""
+    """The mapping of a file, but for its `shift`.
+
+    Raises RendezvousError, and closes the file, when the process has no address space for it.
+    """
     flags, found = mmap.MAP_SHARED | _NORESERVE, None
     try:
         found = SharedMapping(descriptor, size, flags)
