@@ -9,6 +9,7 @@ import pytest
 from forbidden_calls import NUMBERS
 from ranks import JOIN, PRELUDE, STAY, Ranks
 
+from funccoll.runtime.job.hello import JobSpec
 from funccoll.runtime.job.world import _child_remedy
 
 LIMIT = "import resource\nresource.setrlimit(resource.RLIMIT_{}, ({}, {}))\n"
@@ -108,5 +109,4 @@ def test_what_a_sandbox_forbids(calls, error, words, others):
 @pytest.mark.processes
 def test_what_a_worker_is_told():
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        assert "which workers do not run" in pool.apply(_child_remedy)
-    assert _child_remedy().startswith("Start it as a job of its own (`funccoll run -n N`, fc.launch)")
+        assert "which workers do not run" in pool.apply(_child_remedy, [JobSpec(0, 2, "run")])

@@ -19,6 +19,7 @@ import funccoll as fc
 from funccoll import P
 from funccoll.errors import ProfileError
 from funccoll.kernels import cpu, object_cache, stream_interpreter
+from funccoll.machine_profile import boot_id
 from funccoll.profiling import Profile, runs_of
 from funccoll.profiling.rank_record import BOOKKEEPING, COMPUTE, RECORDED, WAIT
 from funccoll.runtime import recorder
@@ -207,6 +208,14 @@ def test_virtual_devices(tmp_path, line):
     assert profile.split[0, :1] == [0.0] and (profile.split[0, 1:4] > 0).all()
     step(*args)
     assert runs_of(tmp_path)[0].joinpath("rank-0.thread-0.rows").stat().st_size % 32 == 0
+
+
+def test_a_clock_is_that_of_a_boot_and_a_time_namespace(tmp_path, line):
+    """Of another one its zero may be another: `unshare --time --monotonic 86400` adds a day."""
+    with fc.profile(tmp_path):
+        pass
+    (record,) = Profile.load(tmp_path).records
+    assert record.head["boot"] == f"{boot_id()} {os.readlink('/proc/self/ns/time')}"
 
 
 def test_an_exception_goes_through_a_profile(tmp_path, line):

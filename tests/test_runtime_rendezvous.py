@@ -470,7 +470,8 @@ import subprocess
 joining = "from funccoll.runtime.job import world; world.init(); print('again', flush=True)"
 child = subprocess.run([sys.executable, "-c", joining], stderr=subprocess.PIPE, text=True)
 assert child.returncode == 1 and f"started by rank {rank} and is not a rank of its own" in child.stderr, child.stderr
-assert "Start it as a job of its own (`funccoll run -n N`, fc.launch), or alone, without its rank's place" in child.stderr
+remedy = f"or alone, without FUNCCOLL_WORLD_SIZE=2 and FUNCCOLL_RANK={rank} in its environment."
+assert "Start it as a job of its own (`funccoll run -n N`, fc.launch), " + remedy in child.stderr, child.stderr
 alone = {name: value for name, value in os.environ.items() if name not in ("FUNCCOLL_RANK", "FUNCCOLL_WORLD_SIZE")}
 subprocess.run([sys.executable, "-c", joining], stdout=subprocess.DEVNULL, check=True, env=alone)
 world.finalize()

@@ -207,7 +207,7 @@ class Profile:
 
 
 def _align(records: Sequence[RankRecord]) -> None:
-    """Shift all times to the first rank's clock: all processes of one boot have the same one."""
+    """Shift all times to the first rank's clock: all processes of one boot, and time namespace, have the same one."""
     first = records[0].head
     for record in records[1:]:
         head = record.head

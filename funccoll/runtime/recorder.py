@@ -352,6 +352,14 @@ class Recorder:
         return None
 
 
+def _clock() -> str:
+    """The name of this process's monotonic clock: the boot's, and the time namespace's, which may have an offset."""
+    namespace = ""
+    with suppress(OSError):
+        namespace = os.readlink("/proc/self/ns/time")
+    return f"{boot_id()} {namespace}"
+
+
 def _cannot_write(folder: Path, error: OSError) -> ProfileError:
     return ProfileError(
         f"a profile cannot be written into {folder}: {system_reason(error)}. Choose a directory where this process can create "
@@ -442,7 +450,7 @@ def _folder_name(run: str) -> str:
 def _head(rank: int, nranks: int, run: str) -> dict[str, Any]:
     return {
         "format": FORMAT, "version": VERSION, "rank": rank, "ranks": nranks, "run": run, "host": platform.node(),
-        "boot": boot_id(), "pid": os.getpid(), "command": sys.argv,
+        "boot": _clock(), "pid": os.getpid(), "command": sys.argv,
         "funccoll": __version__, "monotonic_ns": time.monotonic_ns(), "time_ns": time.time_ns(),
     }  # fmt: skip
 

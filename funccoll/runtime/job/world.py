@@ -109,7 +109,7 @@ class _Membership:
         if job is launched and joined.startswith(place) and joined != f"{place}{os.getpid()}":
             raise RendezvousError(
                 f"this process was started by rank {job.rank} and is not a rank of its own: rank {job.rank} has joined "
-                f"the job. {_child_remedy()}"
+                f"the job. {_child_remedy(job)}"
             )
         record_from_environment(job)
         collective_timeout = rendezvous.positive_number(os.environ, "FUNCCOLL_TIMEOUT", 600, "seconds")
@@ -189,16 +189,14 @@ class _Membership:
             left.backend.disown(None if _executes() else left.fork_bytes)
 
 
-def _child_remedy() -> str:
+def _child_remedy(job: JobSpec) -> str:
     """Advice to a process that a rank has started: a worker, or another script."""
     from multiprocessing import parent_process
 
     if parent_process() is not None:
         return 'Keep what needs the other ranks under `if __name__ == "__main__":`, which workers do not run.'
-    return (
-        "Start it as a job of its own (`funccoll run -n N`, fc.launch), or alone, without its rank's place in the job: "
-        "`env -u FUNCCOLL_RANK -u FUNCCOLL_WORLD_SIZE`, or what its launcher sets."
-    )
+    alone = f"alone, without {job.variables} in its environment" if job.variables else "alone"
+    return f"Start it as a job of its own (`funccoll run -n N`, fc.launch), or {alone}."
 
 
 def _executes() -> bool:
