@@ -9,8 +9,7 @@ import pytest
 from forbidden_calls import NUMBERS
 from ranks import JOIN, PRELUDE, STAY, Ranks
 
-from funccoll.runtime.job.hello import JobSpec
-from funccoll.runtime.job.world import _child_remedy
+from funccoll.runtime.job.identity import started_by
 
 LIMIT = "import resource\nresource.setrlimit(resource.RLIMIT_{}, ({}, {}))\n"
 
@@ -109,4 +108,4 @@ def test_what_a_sandbox_forbids(calls, error, words, others):
 @pytest.mark.processes
 def test_what_a_worker_is_told():
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        assert "which workers do not run" in pool.apply(_child_remedy, [JobSpec(0, 2, "run")])
+        assert "which workers do not run" in str(pool.apply(started_by, [0]))

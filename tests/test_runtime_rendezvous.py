@@ -554,6 +554,8 @@ NESTED = [
     (({"RANK": "64"}, FUNCCOLL), (1, 2, "f")),
     (({**OPEN_MPI, "WORLD_SIZE": "2"}, {}), (1, 2, "o")),
     (({**ONE_TASK, **PODS},), (3, 4, "pod-0-1")),
+    (({**FUNCCOLL, **PODS},), (1, 2, "f")),  # a program sets torch's variables, and calls fc.launch
+    (({**FUNCCOLL, "RANK": "64"},), (1, 2, "f")),
     (({**STEP, "PMI_SIZE": "3", "PMI_RANK": "2"},), (2, 3, "9-0")),  # srun --mpi=pmi2
 ]
 
@@ -582,7 +584,7 @@ def test_the_innermost_launcher_counts(added, expected):
                              r"\(Open MPI's mpirun\), which contradict each other"),
     ((OPEN_MPI, POD), r"WORLD_SIZE=1 and RANK=0 .* OMPI_COMM_WORLD_SIZE=2 and OMPI_COMM_WORLD_RANK=1"),
     (({**POD, **STEP},), r"WORLD_SIZE=1 and RANK=0 .* SLURM_STEP_NUM_TASKS=3 and SLURM_PROCID=2"),
-    (({**FUNCCOLL, **PODS},), r"FUNCCOLL_WORLD_SIZE=2 .* WORLD_SIZE=4 and RANK=3"),
+    ((FUNCCOLL, POD), r"WORLD_SIZE=1 and RANK=0 .* FUNCCOLL_WORLD_SIZE=2 and FUNCCOLL_RANK=1"),
     ((OPEN_MPI, {"WORLD_SIZE": "8"}), r"OMPI_COMM_WORLD_SIZE=2 and OMPI_COMM_WORLD_RANK=1 .* and WORLD_SIZE=8 \(torchrun\)"),
     (({**OPEN_MPI, "RANK": "0"},), r"OMPI_COMM_WORLD_SIZE=2 and OMPI_COMM_WORLD_RANK=1 .* and RANK=0"),
     (({"WORLD_SIZE": "two", "RANK": "0"},), r"WORLD_SIZE='two' and RANK='0', which is not a job"),

@@ -30,7 +30,7 @@ def run(folder, names, **variables):
 @pytest.mark.processes
 @pytest.mark.parametrize("names", [
     ["averages", "half set"],
-    pytest.param(["other backends", "a group of one", "a rank that does not come"], marks=pytest.mark.slow),
+    pytest.param(["other backends", "a group of one", "a rank that does not come", "starts a program"], marks=pytest.mark.slow),
 ], ids=" ".join)  # fmt: skip
 def test_processes_of_torch_multiprocessing(names, tmp_path):
     """Each case is a function there."""

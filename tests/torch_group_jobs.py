@@ -8,6 +8,7 @@ prints a line for each case. Every process of a case runs the same function, wit
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -117,6 +118,19 @@ def a_rank_that_does_not_come(rank: int, folder: str) -> None:
     assert gradient(rank) == 2.0  # the rank that was late comes to the others' next attempt
 
 
+def starts_a_program(rank: int, folder: str) -> None:
+    """What a rank starts has its place, and cannot join in its stead; it may be alone, or a job of its own."""
+    os.environ.update({"WORLD_SIZE": "1", "RANK": "0"})
+    begin(f"file://{folder}/group", rank)
+    fc.init()
+    says = "import funccoll as fc; print(fc.rank(), fc.world_size()); "
+    child = subprocess.run([sys.executable, "-c", says + "fc.init()"], capture_output=True, text=True)
+    assert child.stdout == f"{rank} 2\n" and f"started by rank {rank} and is not a rank of its own" in child.stderr, child
+    assert [*fc.launch(fc.world_size, 1), *fc.launch(fc.rank, 2)] == [1, 0, 1]
+    fc.finalize()
+    assert subprocess.run([sys.executable, "-c", says], capture_output=True, text=True).stdout == "0 1\n"
+
+
 def half_set(rank: int, folder: str) -> None:
     """Variables which are half set, or of a pod or a launcher of one process."""
     os.environ.update({"WORLD_SIZE": "2"})
@@ -150,7 +164,7 @@ def inherited(rank: int, folder: str) -> None:
 CASES = {
     "averages": (averages, 2), "other backends": (other_backends, 2), "half set": (half_set, 2),
     "a group of one": (of_a_group_of_one, 2), "a rank that does not come": (a_rank_that_does_not_come, 3),
-    "inherited": (inherited, 2),
+    "inherited": (inherited, 2), "starts a program": (starts_a_program, 2),
 }  # fmt: skip
 
 

@@ -6,28 +6,46 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 
-from ...errors import MeshError
+from ...errors import MeshError, RendezvousError
 from .hello import JobSpec
 from .launchers import claimed, is_inherited, job_of
 from .torch_group import TorchGroup, agree_on_run, default_group
 
-__all__ = ["check_joined", "new_job", "own_place"]
+__all__ = [
+    "RANK_IN_TORCH_GROUP", "check_joined", "describe_rank", "new_job", "own_place",
+    "started_by",
+]  # fmt: skip
 
 _TORCH = "torch.distributed"
+RANK_IN_TORCH_GROUP = "FUNCCOLL_TORCH_RANK"
+"""The variable that a rank of a torch group leaves to what it starts, which has no group: `describe_rank`."""
 
 
 def own_place(environment: Mapping[str, str] = os.environ) -> tuple[int, int]:
     """(processes, rank) of this process; (1, 0) alone.
 
     Where torch.distributed is initialized its default group says so; launchers' variables may repeat it, be of one process, or
-    be those of the process that has started this one by multiprocessing. Raises MeshError for others.
+    be those of the process that has started this one by multiprocessing. Raises MeshError for others. What a rank has started
+    has the rank's place, as it has by a launcher's variables.
     """
     group = default_group()
     if group is None:
         launcher = claimed(environment)
+        rank, world, process, words = [*environment.get(RANK_IN_TORCH_GROUP, "").split(maxsplit=3), "", "", "", ""][:4]
+        if world and process != str(os.getpid()) and words == launcher.variables:
+            return int(world), int(rank)
         return launcher.world, launcher.rank
     _launcher(group, environment)
     return group.world, group.rank
+
+
+def describe_rank(job: JobSpec, environment: Mapping[str, str] = os.environ) -> str:
+    """This process in the job, for RANK_IN_TORCH_GROUP; with its launcher's words, which a launcher of its own would change."""
+    try:
+        words = claimed(environment).variables
+    except MeshError:
+        words = ""
+    return f"{job.rank} {job.world} {os.getpid()} {words}".strip()
 
 
 def new_job(timeout: float, environment: Mapping[str, str] = os.environ) -> tuple[JobSpec, JobSpec]:
@@ -39,6 +57,8 @@ def new_job(timeout: float, environment: Mapping[str, str] = os.environ) -> tupl
     group = default_group()
     if group is None:
         job = job_of(environment)
+        if job.world == 1:  # the place is that of the process that has started this one
+            raise started_by(own_place(environment)[1])
         return job, job
     launched = JobSpec(0, 1, "")
     if _launcher(group, environment):
@@ -70,6 +90,19 @@ def _launcher(group: TorchGroup, environment: Mapping[str, str]) -> bool:
             "unset these variables where they are another job's."
         )
     return True
+
+
+def started_by(rank: int, variables: str = "") -> RendezvousError:
+    """The error of a process that a rank has started: a worker, or another script. `variables` gave that rank its place."""
+    from multiprocessing import parent_process
+
+    variables = variables or RANK_IN_TORCH_GROUP
+    remedy = f"Start it as a job of its own (`funccoll run -n N`, fc.launch), or alone, without {variables} in its environment."
+    if parent_process() is not None:
+        remedy = 'Keep what needs the other ranks under `if __name__ == "__main__":`, which workers do not run.'
+    return RendezvousError(
+        f"this process was started by rank {rank} and is not a rank of its own: rank {rank} has joined the job. {remedy}"
+    )
 
 
 def check_joined(rank: int, world: int) -> None:

@@ -37,8 +37,9 @@ class _Launcher(NamedTuple):
 
 _TORCH = _Launcher("torchrun", "WORLD_SIZE", "RANK", "TORCHELASTIC_RUN_ID", ("LOCAL_WORLD_SIZE",), brings_mpi=False)
 _SLURM = _Launcher("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_JOB_ID", ("SLURM_STEP_TASKS_PER_NODE",))
+_OURS = _Launcher("funccoll run", "FUNCCOLL_WORLD_SIZE", "FUNCCOLL_RANK", "FUNCCOLL_RUN_ID", brings_mpi=False, gives_grace=True)
 _LAUNCHERS = (
-    _Launcher("funccoll run", "FUNCCOLL_WORLD_SIZE", "FUNCCOLL_RANK", "FUNCCOLL_RUN_ID", brings_mpi=False, gives_grace=True),
+    _OURS,
     _TORCH,
     _Launcher(
         "Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMIX_NAMESPACE", ("OMPI_COMM_WORLD_LOCAL_SIZE",)
@@ -119,11 +120,12 @@ def _innermost(environment: Mapping[str, str], ancestors: Sequence[Mapping[str, 
         if half is not None:
             raise MeshError(_incomplete(half))
         return None
-    chosen = complete[0]
+    chosen = complete[0]  # of several ours, which fc.launch sets in a program that may itself have set others meanwhile
     by_hand = chosen.launcher is _TORCH and "TORCHELASTIC_RUN_ID" not in environment
     for other in claims:
         counts = other in complete or not other.is_complete
-        inside = chosen.depth < other.depth and not (by_hand and chosen.size == "1" and other.is_complete)
+        outer = chosen.depth < other.depth or (chosen.launcher is _OURS and chosen.depth == other.depth)
+        inside = outer and not (by_hand and chosen.size == "1" and other.is_complete)
         if counts and not inside and not other.agrees(chosen):
             raise MeshError(
                 f"the environment says {chosen} ({chosen.launcher.name}) and {other} ({other.launcher.name}), which contradict "

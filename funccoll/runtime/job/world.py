@@ -21,7 +21,7 @@ from ..recorder import begin_from_environment, end
 from . import rendezvous, reports
 from .forking import ForkHandshake
 from .hello import JobSpec
-from .identity import check_joined, new_job, own_place
+from .identity import RANK_IN_TORCH_GROUP, check_joined, describe_rank, new_job, own_place, started_by
 from .torch_group import default_group
 from .watch import Watch
 
@@ -107,10 +107,7 @@ class _Membership:
         place = f"{launched.run} {launched.rank} "
         joined = os.environ.get(_JOINED, "")
         if job is launched and joined.startswith(place) and joined != f"{place}{os.getpid()}":
-            raise RendezvousError(
-                f"this process was started by rank {job.rank} and is not a rank of its own: rank {job.rank} has joined "
-                f"the job. {_child_remedy(job)}"
-            )
+            raise started_by(job.rank, job.variables)
         record_from_environment(job)
         collective_timeout = rendezvous.positive_number(os.environ, "FUNCCOLL_TIMEOUT", 600, "seconds")
         fork_bytes = int(2**20 * rendezvous.positive_number(os.environ, "FUNCCOLL_FORK_MIB", 1024, "mebibytes"))
@@ -139,6 +136,8 @@ class _Membership:
         self.current.processes_here = max(self.current.processes_here, job.local, meeting.sharing)
         if launched.world > 1:
             os.environ[_JOINED] = f"{place}{os.getpid()}"
+        else:
+            os.environ[RANK_IN_TORCH_GROUP] = describe_rank(job)
         if (launched.rank, launched.world) == (job.rank, job.world):
             self.reports = reports.report(os.environ, job.rank, "joined")
         _at_end()
@@ -148,7 +147,8 @@ class _Membership:
         if left is not None:
             self.generation += 1
             machine_profile.release()
-            os.environ.pop(_JOINED, None)
+            for variable in (_JOINED, RANK_IN_TORCH_GROUP):
+                os.environ.pop(variable, None)
             try:
                 left.at_leave.close()
             finally:
@@ -187,16 +187,6 @@ class _Membership:
             )
             left.watch.disown()
             left.backend.disown(None if _executes() else left.fork_bytes)
-
-
-def _child_remedy(job: JobSpec) -> str:
-    """Advice to a process that a rank has started: a worker, or another script."""
-    from multiprocessing import parent_process
-
-    if parent_process() is not None:
-        return 'Keep what needs the other ranks under `if __name__ == "__main__":`, which workers do not run.'
-    alone = f"alone, without {job.variables} in its environment" if job.variables else "alone"
-    return f"Start it as a job of its own (`funccoll run -n N`, fc.launch), or {alone}."
 
 
 def _executes() -> bool:
