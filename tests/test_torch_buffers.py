@@ -20,8 +20,8 @@ def results(name: str, n: int = 2) -> list[Any]:
 CHECKED = [
     "present_buffers_are_broadcast", "modules_without_buffers_at_first", "caches_of_many_lengths", "resized_buffers",
     "two_forwards_one_backward",
-    "graphs_keep_the_values_of_their_pass", "a_buffer_stays_the_same_tensor", "only_what_differs_is_written",
-    "passes_in_inference_mode", "scripted_modules", "overlapping_tensors",
+    "graphs_keep_the_values_of_their_pass", "a_state_that_is_carried_on", "a_buffer_stays_the_same_tensor",
+    "only_what_differs_is_written", "passes_in_inference_mode", "scripted_modules", "overlapping_tensors",
 ]  # fmt: skip
 """Cases which check everything themselves."""
 RANKS = [2, pytest.param(3, marks=pytest.mark.slow)]

@@ -276,6 +276,33 @@ def graphs_keep_the_values_of_their_pass() -> None:
 
 
 @case
+def a_state_that_is_carried_on() -> None:
+    """A buffer with a history, through which gradients flow: from rank 0's value to each rank's own pass."""
+
+    class Carried(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.tensor(float(3)))
+            self.register_buffer("state", torch.ones(()))
+
+        def forward(self, x: float) -> torch.Tensor:
+            self.state = torch.sigmoid(self.weight * self.state * x)
+            return self.state
+
+    ddp = DistributedDataParallel(Carried())
+    loss = ddp(float(mine(1, 2))) + ddp(0.5)
+    loss.backward()
+    totals = []
+    for x in (1.0, *(2.0,) * (fc.world_size() - 1)):
+        weight = torch.tensor(3.0, requires_grad=True)
+        first, own = (torch.sigmoid(weight * y) for y in (1.0, x))
+        carried = own + (first - own).detach()
+        (own + torch.sigmoid(weight * carried * 0.5)).backward()
+        totals.append(weight.grad)
+    torch.testing.assert_close(ddp.module.weight.grad, sum(totals) / len(totals))
+
+
+@case
 def a_buffer_stays_the_same_tensor() -> None:
     """Aliases of it, views and arrays over it have the new values: of users, in the module, in other modules, as state."""
     ddp, module = wrapped(a=torch.zeros(4, dtype=torch.float64), b=torch.zeros(2, dtype=torch.float64))

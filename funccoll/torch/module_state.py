@@ -150,8 +150,8 @@ class ModuleState:
         if part is not tensor or not (tensor.is_inference() or self._is_in_graph(tensor, pending, 1 + scripted)):
             write(part, value)
             return
-        with torch.inference_mode(False):
-            fresh = torch.empty_like(tensor).copy_(value)
+        with torch.inference_mode(False), torch.set_grad_enabled(tensor.requires_grad):
+            fresh = _Successor.apply(tensor, value) if tensor.requires_grad else torch.empty_like(tensor).copy_(value)
         if scripted:
             holder[found.names[i].rpartition(".")[2]] = fresh
         else:
@@ -160,7 +160,7 @@ class ModuleState:
     def _is_in_graph(self, tensor: torch.Tensor, pending: bool, references: int) -> bool:
         """True if a graph has the tensor, or may have a view of it while the module itself has none."""
         is_held = _use_count(tensor) > references
-        if not (is_held or pending) or tensor.requires_grad:  # of one that is trained the graph is to have the same tensor
+        if not (is_held or pending) or (tensor.requires_grad and tensor.is_leaf):  # where its gradient is to arrive
             return False
         storage = tensor.untyped_storage()
         if _storage_count(storage._cdata) <= 2:  # of the tensor, and of this variable
@@ -260,6 +260,18 @@ class _Buffers:
             return [memory.as_array(part if part.is_contiguous() else part.contiguous()) for part in self.parts]
         except (TypeError, RuntimeError, BufferError, ModuleError):
             return None
+
+
+class _Successor(torch.autograd.Function):
+    """A buffer with a history, as a state that is carried on, with another value: its gradient goes to that history."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(tensor).copy_(value)
+
+    @staticmethod
+    def backward(ctx: Any, *cts: torch.Tensor) -> Any:
+        return cts[0], None
 
 
 def named_parameters(module: torch.nn.Module, ignored: Collection[str]) -> list[tuple[str, torch.nn.Parameter]]:
