@@ -608,14 +608,40 @@ def steps_that_all_skip() -> list[str]:
 
 
 @case
-def a_skipped_backward_pass_with_buffers() -> str:
-    """The last case: the next forward pass meets the others' reduction, which ends the job's collectives."""
-    model = DistributedDataParallel(torch.nn.Sequential(*mlp(), torch.nn.BatchNorm1d(4, dtype=torch.float64)))
+def a_skipped_backward_pass_with_buffers() -> list[str]:
+    """By the root of the broadcast of buffers, another rank, all but one: the broadcast would meet the others' reduction."""
+    found = []
+    for skips in (lambda: fc.rank() == 0, lambda: fc.rank() == 1, lambda: fc.rank() != 1):
+        for caps in BUCKETS:
+            parts = *mlp(), torch.nn.BatchNorm1d(4, dtype=torch.float64)
+            model = DistributedDataParallel(torch.nn.Sequential(*parts), bucket_cap_mb_list=caps)
+            for step in range(4):
+                model.zero_grad()
+                try:
+                    model(data(9))  # of no backward pass on all ranks
+                    loss = model(data(step)).square().mean()
+                    if step == 1 and skips():
+                        continue
+                    loss.backward()
+                    same_on_all_ranks(gradients(model))
+                except RuntimeError as error:
+                    assert gradients(model) == [None] * 8
+                    found.append(f"{type(error).__name__}: {error}".split("\n")[0])
+                    goes_on(model)
+                    break  # the ranks are at different steps
+    return found
 
-    def train() -> None:
-        for step in range(4):
-            loss = model(data(step)).sum()
-            if fc.rank() or step != 1:
-                loss.backward()
 
-    return told(train)
+@case
+def without_the_others() -> list[str]:
+    """`skip_if` on some ranks alone, of a module with buffers."""
+    parts = *mlp(), torch.nn.BatchNorm1d(4, dtype=torch.float64)
+    model = DistributedDataParallel(torch.nn.Sequential(*parts))
+
+    def alone() -> None:
+        loss = square(model, fc.rank())
+        if fc.rank():
+            model.skip_if(False)
+        loss.backward()
+
+    return [told(alone).split("\n")[0]]

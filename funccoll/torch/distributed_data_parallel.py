@@ -24,7 +24,7 @@ from .module_changes import ModuleChanges
 from .module_state import ModuleState, named_buffers, named_parameters
 from .parameters import GradientSlot
 from .process_groups import group_of_device_mesh, mesh_of_group
-from .reducer import Reducer
+from .reducer import FORWARD, Reducer
 from .tensor_kinds import unsupported
 from .tensor_memory import DEVICE_TYPE, HostMemory, memory_of
 from .tensors import dtype_of
@@ -280,6 +280,12 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
                 self._uneven.forward(self.will_sync_module_buffers())
                 if not self._divides_by_all:
                     reducer.scale = self._mesh.size / len(self._uneven.active)
+            elif self.forward_sync_buffers and self._state is not None and self._state.has_buffers():
+                reducer.before = reducer.announce_reduction
+                if reducer.passes.waits and self.will_sync_module_buffers():
+                    reducer.announce(FORWARD)
+            else:
+                reducer.before = None
             if self.will_sync_module_buffers():
                 self._sync_buffers()
         except (ProgramMismatch, PeerFailure) as error:
@@ -317,8 +323,7 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
             own = bool(condition)
             if self._reducer is None or self._mesh.size == 1:
                 return own
-            any_rank = self._reducer.any_rank if self._uneven is None else self._uneven.any_skips
-            if skips := any_rank(own):
+            if skips := (self._uneven or self._reducer).any_skips(own):
                 self._reducer.skip()
             return skips
 

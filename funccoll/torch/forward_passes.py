@@ -135,6 +135,28 @@ class ForwardPasses:
             "skip a step together, if ddp.skip_if(condition), and evaluate in torch.no_grad()."
         )
 
+    @property
+    def waits(self) -> bool:
+        """True from a forward pass that counts until the next reduction."""
+        return self._made > 0
+
+    def apart(self, mesh: Mesh, reduces: bool, does: str) -> ModuleError:
+        """The error of ranks that do different things, some of which perhaps reduce gradients; all ranks come here."""
+        reached = next((one for one in self._first if one.reached_in == self._reduction), self._last) if reduces else None
+        told = gather_text(mesh, f"+{reached or ''}" if reduces else f"-{does}")
+        which = next((text[1:] for text in told if len(text) > 1 and text[0] == "+"), "")
+        if which:
+            others = [rank for rank, text in enumerate(told) if text[0] == "-"]
+            what = "; ".join(f"rank {rank} skipped the backward pass of its forward {which}" for rank in others)
+            what += ", and the other ranks did not"
+        else:
+            acts = ("averages gradients" if text == "+" else text[1:] for text in told)
+            what = ", ".join(f"rank {rank} {act}" for rank, act in enumerate(acts))
+        return ModuleError(
+            f"{what}. All ranks have discarded their gradients. Let all skip a step together, if ddp.skip_if(condition), and "
+            "evaluate in torch.no_grad()."
+        )
+
     def elsewhere(self, error: ProgramMismatch | PeerFailure, mesh: Mesh) -> FunccollError:
         """The error of a reduction that met something else, or of what a rank that left a backward pass out does then."""
         found = _APART.match(str(error)) or _ENDED.match(str(error)) or _DEADLOCK.search(str(error).split("\n")[0])

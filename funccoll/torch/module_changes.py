@@ -30,10 +30,9 @@ class ModuleChanges:
         self.module, self._ignored = module, ignored
         self._names = {id(p): name for name, p in self._parameters()}
         self._kept = [p for _, p in self._parameters()]  # an id belongs to one object while that lives
-        self._places = {
-            id(p): (_getter(part._parameters), name)
-            for part in module.modules() for name, p in part._parameters.items() if p is not None
-        }  # fmt: skip
+        held = [(part, name, p) for part in module.modules() for name, p in part._parameters.items()]
+        self._held = {(id(part), name) for part, name, _ in held}
+        self._places = {id(p): (_getter(part._parameters), name) for part, name, p in reversed(held) if p is not None}
         self._gone: set[int] = set()
         self._may_differ = False
         self._remember()
@@ -78,8 +77,11 @@ class ModuleChanges:
         if trained:
             ids = set(map(id, present.values()))
             gone = [name for key, name in self._names.items() if key not in ids]
+            parts = dict(self.module.named_modules())
+            places = {n: (id(parts[n.rpartition(".")[0]]), n.rpartition(".")[2]) for n in trained}
+            replaced = [n for n in trained if n in gone or places[n] in self._held]
             kinds = {
-                "replaced": [name for name in trained if name in gone], "added": [name for name in trained if name not in gone],
+                "replaced": replaced, "added": [name for name in trained if name not in replaced],
                 "removed": [name for name in gone if name not in new],
             }  # fmt: skip
             texts = [

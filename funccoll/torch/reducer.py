@@ -30,9 +30,11 @@ from .parameters import GradientSlot
 from .sparse_gradients import SparseReduction
 from .tensor_memory import HostMemory
 
-__all__ = ["Reducer"]
+__all__ = ["FORWARD", "Reducer"]
 
 _USED, _MISSING, _WRITTEN = 1, 2, 4
+FORWARD, REDUCES, GOES_ON, SKIPS = 1, 2, 4, 8
+"""Acts of ranks, which they announce where they may be at different places."""
 _queue_callback = torch.autograd.Variable._execution_engine.queue_callback
 _current_task: Callable[[], int] = torch._C._current_graph_task_id
 _will_execute: Callable[[Any], bool] = torch._C._will_engine_execute_node
@@ -62,13 +64,13 @@ class Reducer:
         """A factor of the means, where some ranks' inputs have ended."""
         self.expects = False
         """True from a forward pass that is to be reduced until that has happened."""
-        self.before: Callable[[], None] | None = None
+        self.before: Callable[[], Any] | None = None
         """Called before a reduction, but one in which this rank follows the others."""
         self.passes = ForwardPasses(self.begin)
         parameters = [slot.parameter for slot in self.slots]
         self.local = LocalGradients([slot.name for slot in self.slots], parameters)
         self._optimizers: InBackwardOptimizers | None = None
-        self._either: PerDevice | None = None
+        self._acts: PerDevice | None = None
         self._types = [ArrayType(slot.block_shape, slot.dtype) for slot in self.slots]
         self._nodes = [torch.autograd.graph.get_gradient_edge(slot.parameter).node for slot in self.slots]
         self._expected = [1] * len(self.slots)
@@ -174,12 +176,31 @@ class Reducer:
         self.expects = False
         self.passes.forget()
 
-    def any_rank(self, own: bool) -> bool:
+    def any_skips(self, own: bool) -> bool:
         """Return True if `own` is true on any rank; all must call it."""
-        if self._either is None:
+        return bool(self.announce(SKIPS if own else GOES_ON) & SKIPS)
+
+    def announce_reduction(self) -> None:
+        """Announce a reduction."""
+        self.announce(REDUCES)
+
+    def announce(self, act: int) -> int:
+        """Say what this rank does next; returns the bits of all ranks' acts. Raises ModuleError, on all, for acts that differ.
+
+        Done before reductions of modules whose buffers are broadcast, before `skip_if`, and before a forward pass that follows
+        one without a backward pass: else the broadcast of one rank would meet the reduction of another.
+        """
+        if self._acts is None:
             either = lambda x: [all_reduce(x, self.mesh.axis_names, op="or")]
-            self._either = compile_per_device(either, [((1,), np.dtype(np.uint8))], self.mesh, f"{self.label}: skip_if")
-        return bool(self._either(np.array([own], np.uint8))[0][0])
+            self._acts = compile_per_device(either, [((1,), np.dtype(np.uint8))], self.mesh, f"{self.label}: acts")
+        found = int(self._acts(np.array([act], np.uint8))[0][0])
+        if found not in (FORWARD, REDUCES, GOES_ON, SKIPS, GOES_ON | SKIPS):
+            self._discard()
+            does = "begins a forward pass" if act == FORWARD else "calls skip_if()"
+            error = self.passes.apart(self.mesh, act == REDUCES, does)
+            self.passes.forget()
+            raise error
+        return found
 
     def _versions_now(self) -> list[int]:
         return [slot.parameter._version for slot in self.slots]
