@@ -324,9 +324,9 @@ def test_a_holder_without_memory_names_who_keeps_it(monkeypatch):
     assert owner.stats()["lent"] == {1: 14 << 20, 2: 7 << 20}
     with pytest.raises(MemoryError) as caught:
         owner.array((2 << 20,), "u1")
-    assert str(caught.value) == (
-        "no address space is left for 2.004 MiB in rank 0's arena of 16 MiB, of which 15.62 MiB are in use. "
-        "Of that rank 1 keeps 14 MiB in 14 results, rank 2 keeps 7 MiB in 7 results, which are blocks of rank 0's that ranks "
+    assert str(caught.value).startswith("no address space is left for 2.004 MiB in rank 0's arena of 16 MiB, ")
+    assert str(caught.value).endswith(  # between them an error that limits of `ulimit` may explain says so
+        " Of that rank 1 keeps 14 MiB in 14 results, rank 2 keeps 7 MiB in 7 results, which are blocks of rank 0's that ranks "
         "share: drop them there, or keep copies (y.local.copy())."
     )
     kept.clear()
