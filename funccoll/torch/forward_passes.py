@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import weakref
 from collections.abc import Callable
 from typing import Any
 
 from ..errors import FunccollError, ModuleError, PeerFailure, ProgramMismatch, Source, user_source
 from ..mesh import Mesh
 from ..runtime.job.process_allgather import gather_text
+from ..weak_values import WeakValues
 
 __all__ = ["ABSENT", "WORD", "ForwardPass", "ForwardPasses", "words_differ"]
 
@@ -22,7 +22,7 @@ _ENDED = re.compile(
     r"rank (\d+) (?:left the job|raised funccoll\.errors\.ProgramMismatch: (?:rank \d+ skipped|ranks \d+ and \d+ entered))"
 )
 _DEADLOCK = re.compile(r"ranks wait for each other")
-_all: weakref.WeakSet[ForwardPasses] = weakref.WeakSet()
+_all: WeakValues[int, ForwardPasses] = WeakValues()
 _KEPT = 32
 """Forward passes that are remembered one by one, from the first after a reduction."""
 
@@ -59,7 +59,7 @@ class ForwardPasses:
 
     def __init__(self, begin: Callable[[ForwardPass], None]):
         self._begin = begin
-        _all.add(self)
+        _all[id(self)] = self
         self.number = 0
         """Forward passes so far."""
         self._period = self._reduction = 0
@@ -163,7 +163,7 @@ class ForwardPasses:
         if found is None or mesh.process is None:
             return error
         texts = []
-        for passes in (self, *_all):  # another module's may have been left out
+        for passes in (self, *_all.values()):  # another module's may have been left out
             if (left_out := passes.left_out()) is not None:
                 texts.append(f"rank {mesh.process} skipped the backward pass of its forward {left_out}")
                 break

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import warnings
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
 from ..errors import user_source
+from ..weak_values import WeakValues
 
 __all__ = ["LocalGradients", "watched_parameters"]
 
-_owners: weakref.WeakSet[LocalGradients] = weakref.WeakSet()
+_owners: WeakValues[int, LocalGradients] = WeakValues()
 _current_task: Callable[[], int] = torch._C._current_graph_task_id
 
 
@@ -32,7 +32,7 @@ class LocalGradients:
         self.reduces_task = -1
         """The number of the last pass of autograd's engine that averages gradients."""
         self._waits = self._has_warned = False
-        _owners.add(self)
+        _owners[id(self)] = self
 
     def begin_reduction(self, task: int) -> None:
         """Note that a pass of autograd's engine averages gradients, those of earlier passes with them."""
@@ -43,7 +43,7 @@ class LocalGradients:
         """Look at a pass that has ended, in which gradients accumulated, first that of parameter `first`."""
         if self._has_warned or self.follows_no_sync or self.is_meant():
             return
-        if any(owner.reduces_task == task and not self._ids.isdisjoint(owner._ids) for owner in _owners):
+        if any(owner.reduces_task == task and not self._ids.isdisjoint(owner._ids) for owner in _owners.values()):
             return
         if expects and not self._waits:
             self._waits = True
