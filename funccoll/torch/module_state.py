@@ -56,7 +56,7 @@ class ModuleState:
         self._types: Types = []
         self._programs: OrderedDict[Any, Callable[..., Any]] = OrderedDict()
         self._program: Callable[..., Any] | None = None
-        self._root, self._seen = 0, -1
+        self._root, self._seen, self._has_buffers = 0, -1, False
         if not _handles:  # global ones, of all modules
             _handles.append(torch_modules.register_module_buffer_registration_hook(_registered))
             _handles.append(torch_modules.register_module_module_registration_hook(_registered))
@@ -105,12 +105,9 @@ class ModuleState:
 
     def has_buffers(self) -> bool:
         """True if there are buffers, or were some. A module without any is looked at again where something was registered."""
-        if self._program is not None:
-            return True
-        if self._seen == _registrations[0]:
-            return False
-        self._seen = _registrations[0]
-        return bool(named_buffers(self.module, self.ignored))
+        if self._program is None and self._seen != _registrations[0]:
+            self._seen, self._has_buffers = _registrations[0], bool(named_buffers(self.module, self.ignored))
+        return self._program is not None or self._has_buffers
 
     def broadcast_buffers(self, root: int = 0, pending: bool = False) -> None:
         """Make all ranks' buffers those of one; `pending` if a graph may be alive whose backward pass is to come."""
