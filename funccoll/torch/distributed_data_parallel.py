@@ -242,7 +242,7 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
         began = time.perf_counter_ns()
         counted = self._prepare(reducer)
         output = self.module(*inputs, **kwargs)
-        self._frozen += reducer.changes.check()  # a pass may make parameters
+        self._check_changes(reducer)  # a pass may make parameters
         syncs = self._syncs()  # Lightning's manual optimization changes it in the module, after a backward pass of its own
         self.require_forward_param_sync = syncs  # as in torch: ranks may evaluate on other numbers of batches
         if syncs:
@@ -257,6 +257,10 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
         """True where a backward pass is to average gradients."""
         return torch.is_grad_enabled() and self.require_backward_grad_sync
 
+    def _check_changes(self, reducer: Reducer) -> None:
+        if new := reducer.changes.check():  # assigning an attribute of a module takes microseconds
+            self._frozen += new
+
     def _prepare(self, reducer: Reducer) -> ForwardPass | None:
         """Do what comes before the module; returns the pass if a backward pass is to average gradients."""
         reducer.prepare()
@@ -268,7 +272,7 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
                 "wrapped, or wrap it again."
             )
         reducer.memory.note_caller()
-        self._frozen += reducer.changes.check()
+        self._check_changes(reducer)
         if any(p.requires_grad for _, p in self._frozen):
             names = ", ".join(repr(n) for n, p in self._frozen if p.requires_grad)
             raise ModuleError(

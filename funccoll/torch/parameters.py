@@ -32,6 +32,7 @@ class GradientSlot:
         """True if the gradient that `local` returned last was not what the reduction before had made it."""
         self.is_empty = False
         """True if `local` found no gradient."""
+        self._read = memory.reader(parameter.dtype)
         self._copies = not sparse and memory.copies(parameter)
         self._block: Any = None
         self._zeros: Any = None
@@ -58,7 +59,7 @@ class GradientSlot:
             )
         if self.order is not None:
             gradient = gradient.permute(self.order)
-        block = self.memory.as_array(gradient)
+        block = self._read(gradient)
         # Not where the array may be a copy: of a gradient that requires one, or is conjugated or negated.
         plain = not (gradient.requires_grad or gradient.is_neg() or gradient.is_conj())
         writes = self._copies and plain and block.flags.c_contiguous

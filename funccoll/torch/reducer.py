@@ -75,6 +75,8 @@ class Reducer:
         self._nodes = [torch.autograd.graph.get_gradient_edge(slot.parameter).node for slot in self.slots]
         self._expected = [1] * len(self.slots)
         self._task, self._active, self._began, self._follows = -1, False, 0, False
+        self._watched = -1
+        """The number of the last pass of autograd's engine that is judged when it ends."""
         self._counts = [0] * len(self.slots)
         self._pending: list[int] = []
         self._arrivals: list[int] = []
@@ -283,6 +285,12 @@ class Reducer:
                 if old != new and _may_step(self.slots[i].parameter):
                     self._versions[i] = -1  # another one than the parameter's
 
+    def watch(self, task: int, i: int) -> None:
+        """Judge a pass of autograd's engine when it ends, in which the first gradient was that of parameter i."""
+        if task != self._watched:
+            self._watched = task
+            _queue_callback(lambda: self.local.judge(task, i, self.expects))
+
     def ready(self, i: int) -> None:
         """Count a gradient as complete, and reduce the buckets that are, where that is not left to the end."""
         with self._lock:
@@ -290,9 +298,10 @@ class Reducer:
 
     def _ready(self, i: int) -> None:
         if not self._active:
-            if (task := _current_task()) != self._task:
+            task = _current_task()
+            if task != self._task:
                 self._task, self._arrivals = task, []
-                _queue_callback(lambda: self.local.judge(task, i, self.expects))
+                self.watch(task, i)
             if not (self.expects and self._hooks_begin):
                 self._arrivals.append(i)
                 return
@@ -457,7 +466,7 @@ def _watch(reducer: weakref.ref[Reducer], i: int) -> Callable[[torch.Tensor], No
 
     def hook(parameter: torch.Tensor) -> None:
         if (found := reducer()) is not None and not found._active:
-            found.ready(i)
+            found.watch(_current_task(), i)
 
     return hook
 

@@ -21,7 +21,7 @@ from ..errors import DeviceError, MissingPackageError, ModuleError
 from ..mesh import Mesh
 from ..runtime.job.calling_thread import works_for
 from ..runtime.job.world import backend_of, on_device
-from .tensors import as_array, as_tensor, dtype_of
+from .tensors import as_array, as_tensor, dtype_of, reader_of
 
 __all__ = ["DEVICE_TYPE", "DeviceMemory", "HostMemory", "Types", "memory_of"]
 
@@ -56,6 +56,10 @@ class HostMemory:
     def as_array(self, tensor: torch.Tensor) -> Any:
         """Return an array over a dense tensor's memory, with its strides; a conjugated or negated view is copied."""
         return as_array(tensor)
+
+    def reader(self, dtype: torch.dtype) -> Callable[[torch.Tensor], Any]:
+        """Return `as_array` for tensors of one dtype."""
+        return reader_of(dtype)
 
     def as_tensor(self, array: Any) -> torch.Tensor:
         """Return a tensor over an array's memory, which lives as long as the tensor."""
@@ -161,6 +165,10 @@ class DeviceMemory(HostMemory):
             if bits is None:
                 return self._cupy.from_dlpack(tensor)
             return self._cupy.from_dlpack(tensor.view(bits)).view(dtype_of(tensor.dtype))
+
+    def reader(self, dtype: torch.dtype) -> Callable[[torch.Tensor], Any]:
+        """See `HostMemory`."""
+        return self.as_array
 
     def as_tensor(self, array: Any) -> torch.Tensor:
         """See `HostMemory`."""
