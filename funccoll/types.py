@@ -105,6 +105,10 @@ class ArrayType:
         return f"{dtype_name(self.dtype)}[{','.join(map(str, self.shape))}]{varying}"
 
 
+_HOSTS = (1, 3)
+"""DLPack's kDLCPU and kDLCUDAHost."""
+
+
 def exported(value: Any) -> Any:
     """An array of another library as one of NumPy by DLPack, anything else as it is.
 
@@ -113,7 +117,7 @@ def exported(value: Any) -> Any:
     if not hasattr(value, "__dlpack__") or hasattr(type(value), "__array_interface__"):
         return value
     try:
-        return np.from_dlpack(value)
+        return np.from_dlpack(value) if int(value.__dlpack_device__()[0]) in _HOSTS else value
     except (TypeError, RuntimeError, BufferError, ValueError):
         if not hasattr(value, "__array__"):
             raise

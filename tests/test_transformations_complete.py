@@ -64,7 +64,9 @@ QUICK = {True: 1, False: 3}
 
 def ours() -> dict[str, Primitive]:
     """All primitives but those that tests define."""
-    return {name: p for name, p in _PRIMITIVES.items() if p.infer.__module__.startswith("funccoll.") or p.ufunc is not None}
+    modules = {name: p.infer.__module__ for name, p in _PRIMITIVES.items()}
+    defined = {name for name, m in modules.items() if m.startswith("funccoll.") and m != "funccoll.custom_primitives"}
+    return {name: p for name, p in _PRIMITIVES.items() if name in defined or p.ufunc is not None}
 
 
 def chosen(keep: Callable[[Example], bool] = lambda e: True) -> list[Any]:
