@@ -353,7 +353,7 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
         enable: False makes the block do nothing.
         throw_on_early_termination: raise UnevenBatchesError, on all ranks, as soon as the inputs of some have ended.
         """
-        if not enable or self._reducer is None:
+        if not enable or self._reducer is None or self._mesh.size == 1:
             return contextlib.nullcontext()
         self._divides_by_all = divide_by_initial_world_size
         return self._join_block(self._reducer, throw_on_early_termination)
