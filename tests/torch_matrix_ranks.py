@@ -92,9 +92,12 @@ def skipped_backward(training: Training, step: int) -> dict[str, Any]:
 
 
 def grown_buffer(training: Training, step: int) -> dict[str, Any]:
-    """A step before which a buffer has grown, on all ranks."""
+    """A step before which a buffer has grown, on all ranks: it becomes rank 0's, also in a module that had none."""
     training.module.register_buffer("positions", torch.arange(float(step)) + training.rank)
-    return training.backward(step) | {"positions": training.module.positions.clone()}
+    found = training.backward(step)
+    if isinstance(training.model, DistributedDataParallel) and training.model.forward_sync_buffers:
+        assert torch.equal(training.module.positions, torch.arange(float(step)))
+    return found
 
 
 SITUATIONS: dict[str, Step] = {
