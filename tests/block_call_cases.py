@@ -1,4 +1,4 @@
-"""What ranks run in `test_block_calls.py`: compiled functions of blocks that are called with others."""
+"""Cases of `test_block_calls.py`, run by its ranks: compiled functions of blocks that are called with other arrays."""
 
 from __future__ import annotations
 

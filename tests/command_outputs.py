@@ -56,7 +56,7 @@ def streams(state, out, err):
 
 
 def prepare(folder):
-    """What the commands read, in a folder: a script, a profile, a machine profile."""
+    """Files that the commands read, in a folder: a script, a profile, a machine profile."""
     (folder / "script.py").write_text(SCRIPT)
     with fc.profile(folder / "profile"):
         exec(compile(SCRIPT.replace("print", "len"), "script.py", "exec"), {})

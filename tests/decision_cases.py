@@ -1,4 +1,4 @@
-"""What ranks run in `test_decisions.py`: loops and branches with collectives, which ranks decide alike, or not."""
+"""Cases of `test_decisions.py`, run by its ranks: loops and branches with collectives, which ranks decide alike, or not."""
 
 from __future__ import annotations
 

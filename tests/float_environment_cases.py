@@ -1,4 +1,4 @@
-"""What ranks run in `test_float_environment.py`: programs in threads with another rounding, or without subnormal numbers."""
+"""Cases of `test_float_environment.py`, run by its ranks: programs in threads with another rounding or flushed subnormals."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def same_bits(*names: str) -> None:
 
 
 def after_exceptions(name: str) -> list[str]:
-    """What leaves programs, after which the thread's environment is what it was."""
+    """Exceptions leave programs, and the thread's environment is what it was."""
     mesh = fc.make_mesh({"d": fc.world_size()})
     singular = fc.jit(lambda x: fc.all_reduce(np.linalg.inv(x[0]), "d"), mesh=mesh, in_specs=P("d"), out_specs=P())
     index = fc.jit(lambda x, i: fc.all_reduce(x, "d")[i], mesh=mesh, in_specs=(P("d"), P()), out_specs=P())

@@ -1,4 +1,4 @@
-"""What ranks of test_process_allgather.py call."""
+"""Cases of `test_process_allgather.py`, run by its ranks."""
 
 from __future__ import annotations
 

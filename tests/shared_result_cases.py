@@ -450,7 +450,7 @@ def stormed(seed: int, steps: int) -> tuple[int, int, list[str], dict[int, int]]
 
 
 def protection(address: int) -> str:
-    """What a mapping of this process lets it do at an address: "r--s", say."""
+    """Return the permissions of this process's mapping of an address: "r--s", say."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         places, permissions = line.split()[:2]
         start, end = (int(place, 16) for place in places.split("-"))

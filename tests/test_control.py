@@ -319,7 +319,7 @@ def test_the_varying_of_a_carry_grows_until_it_fits():
 
 
 def test_integer_arrays_as_a_carry():
-    """Arrays of NumPy's, which are no scalars that take another dtype."""
+    """Arrays of NumPy's keep their dtype as carries, unlike Python scalars."""
     for loop in (lambda x: fc.fori_loop(0, 2, lambda i, c: c + x, np.zeros(2, int)),
                  lambda x: fc.while_loop(lambda c: c[0] < 2, lambda c: c + x, np.zeros(2, int))):  # fmt: skip
         assert np.asarray(fc.jit(loop)(np.array([1, 2]))).tolist() == [2, 4]

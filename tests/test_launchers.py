@@ -107,7 +107,7 @@ AROUND = {
     "WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "pod-0", "MASTER_PORT": "23456",
     "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0", "SLURM_JOB_ID": "3", "SLURM_STEP_ID": "0",
 }  # fmt: skip
-"""What Kubernetes exports in a pod with one process, and Slurm in a step of one task: not what the launcher inside says."""
+"""Variables of a pod with one process and of a Slurm step of one task, which the launcher inside contradicts."""
 
 
 def check(done, n):

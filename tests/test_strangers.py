@@ -1,4 +1,4 @@
-"""Whatever processes that do not belong to a job send to it, it begins, and goes on."""
+"""A job begins and goes on, whatever processes that do not belong to it send."""
 
 import json
 import selectors
@@ -130,7 +130,7 @@ def test_one_that_says_little_for_long_is_dropped(hearing, monkeypatch):
 @example(b"\xff" * 64, False)
 @example(FRAMES[1] + b" " * 64, True)
 def test_a_caller_hears_anything(words, first):
-    """What answers at a rank's address may be anything."""
+    """A rank's address may be answered by any process."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         def answer():
             accepted, _ = server.accept()

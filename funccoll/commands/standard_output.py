@@ -62,7 +62,7 @@ class _Stdout(io.RawIOBase):
 
 
 class _Stderr(io.FileIO):
-    """Descriptor 2. What cannot be written is dropped: there is no other place to say so."""
+    """Descriptor 2. Text that cannot be written is dropped: there is no other place to say so."""
 
     def write(self, data: Any) -> int:
         try:
