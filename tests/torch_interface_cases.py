@@ -257,6 +257,20 @@ def hooks_of_torch_by_their_private_names() -> None:
     close(gradients(ours.module), wanted)
     ours._set_ddp_runtime_logging_sample_rate(3)
     ours._set_ddp_sink_clone(False)
+    half, _ = both()
+    half._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
+    half(data()).sum().backward()
+    for found, exact in zip(gradients(half.module), wanted, strict=True):
+        torch.testing.assert_close(found, exact, rtol=1e-2, atol=1e-2)
+    trained = []
+    for wrapper in both():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # torch's functional optimizers are TorchScript
+            wrapper._register_fused_optim(torch.optim.SGD, 0.1)
+        for step in range(3):
+            wrapper(data(step)).square().sum().backward()
+        trained.append([p.detach() for p in wrapper.parameters()])
+    close(*trained)
 
 
 @case
