@@ -17,6 +17,7 @@ from processes_left import VARIABLE, marked, wait_until_gone, zombies
 import funccoll as fc
 from funccoll import P
 from funccoll.errors import FunccollError, LaunchError, LaunchTimeout, PeerFailure, ShapeError
+from funccoll.runtime.job.reports import EndedRanks
 
 
 @pytest.fixture(autouse=True)
@@ -285,6 +286,32 @@ def test_a_rank_that_returns_before_it_joins_ends_the_others_rendezvous(first, j
     found = fc.launch(work, 3)
     assert found.pop(first) == "gone"
     assert all(text.startswith(f"rank {first} ended before the job could begin (run") for text in found), found
+
+
+def test_a_rank_that_follows_another_is_not_named_as_the_cause():
+    """The last one looks when rank 2, which was told that rank 0 had ended, has ended as well."""
+
+    @by_value
+    def work():
+        if fc.rank() == 0:
+            return "gone"
+        if fc.rank() == 1:
+            look = EndedRanks.ranks
+
+            def look_at_both(self):
+                while not (found := look(self)) >= {0, 2}:
+                    time.sleep(0.01)
+                return found
+
+            EndedRanks.ranks = look_at_both
+        try:
+            fc.init()
+        except fc.errors.RendezvousError as error:
+            return str(error)
+        return "joined"
+
+    _, *others = fc.launch(work, 3)
+    assert all(text.startswith("rank 0 ended before the job could begin (run") for text in others), others
 
 
 # ---------------------------------------------------------------- the parent goes away

@@ -172,7 +172,7 @@ class Coordinator:
     def _check_missing(self, now: float) -> None:
         """Raise RendezvousError where a rank that is missing will not come."""
         missing = self._missing()
-        ended = missing & (self.ended.ranks() if self.ended is not None else set())
+        ended = self.ended.causes(missing & self.ended.ranks()) if self.ended is not None else set()
         ended |= {rank for rank in missing if now >= self.lost.get(rank, now + 1)}
         if ended:
             raise RendezvousError(absence(f"{numbered(ended)} ended before the job could begin", self.job, None))

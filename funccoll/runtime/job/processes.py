@@ -134,6 +134,7 @@ class Job:
         self._run: str | None = None
         self._members: set[int] = set()  # ranks that have joined the job
         self._waiting: dict[int, bytes] = {}  # ranks that wait for the others to join, and where they hear that some have ended
+        self._ended: dict[int, bool] = {}  # rank -> whether it was waiting, and had been told that another had ended
         self._mailbox = reports.Mailbox(new_run())
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._mailbox, selectors.EVENT_READ, self._read_reports)
@@ -300,10 +301,12 @@ class Job:
         if rank in self._pidfds:
             self._selector.unregister(self._pidfds[rank])
         self._drain(rank)
+        told = rank in self._waiting and bool(self._ended)
         self._read_reports()
         self.codes[rank] = code
+        self._ended[rank] = told and rank in self._waiting  # it may have joined all the same
         for other in self._waiting.values():
-            self._mailbox.tell_ended([rank], other)
+            self._mailbox.tell_ended({rank: self._ended[rank]}, other)
         if self.failure is None and self.followed(rank, code):
             self._followed_failure = self._followed_failure or (time.monotonic() + PATIENCE, rank)
         elif not self.succeeded(rank, code) or self.failure == (rank, None):
@@ -317,8 +320,8 @@ class Job:
                 continue
             if kind == "waiting":
                 self._waiting[rank] = report["sender"]
-                if self.codes:
-                    self._mailbox.tell_ended(self.codes, report["sender"])
+                if self._ended:
+                    self._mailbox.tell_ended(self._ended, report["sender"])
             elif kind == "joined":
                 self._members.add(rank)
                 self._waiting.pop(rank, None)

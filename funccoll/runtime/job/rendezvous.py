@@ -124,7 +124,7 @@ def _join(job: JobSpec, timeout: float, arena: int, descriptors: int, ended: End
         if joined is not None:
             return joined
         if ranks := ended.ranks():  # rank 0 cannot say so, or has ended itself
-            raise RendezvousError(absence(f"{numbered(ranks)} ended before the job could begin", job, None))
+            raise RendezvousError(absence(f"{numbered(ended.causes(ranks))} ended before the job could begin", job, None))
         time.sleep(pause)
         pause = min(pause * 1.5, 0.02)
     refuse_other_user(job)

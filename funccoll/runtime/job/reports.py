@@ -14,7 +14,7 @@ import os
 import selectors
 import socket
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -61,10 +61,10 @@ class Mailbox:
                 if users == [os.getuid()] and isinstance(message, dict) and isinstance(message.get("rank"), int):
                     found.append({**message, "sender": sender})
 
-    def tell_ended(self, ranks: Iterable[int], receiver: bytes) -> None:
-        """Tell a rank that waits for others which of them have ended."""
+    def tell_ended(self, ranks: Mapping[int, bool], receiver: bytes) -> None:
+        """Tell a rank that waits for others which of them have ended, and of each whether it followed another."""
         with suppress(OSError):
-            self._socket.sendto(json.dumps(sorted(ranks)).encode(), receiver)
+            self._socket.sendto(json.dumps(sorted(ranks.items())).encode(), receiver)
 
     def close(self) -> None:
         """Receive no longer."""
@@ -99,7 +99,7 @@ class EndedRanks:
     """
 
     def __init__(self, environment: Mapping[str, str], rank: int):
-        self._ranks: set[int] = set()
+        self._ranks: dict[int, bool] = {}
         self._socket: socket.socket | None = None
         name = environment.get(VARIABLE)
         if not name or name == STDERR:
@@ -131,7 +131,11 @@ class EndedRanks:
         with suppress(OSError, ValueError):
             while self._socket is not None:
                 self._ranks.update(json.loads(self._socket.recv(_LONGEST)))
-        return self._ranks
+        return set(self._ranks)
+
+    def causes(self, ranks: set[int]) -> set[int]:
+        """The ones of these which did not end because another had; all of them where each did."""
+        return {rank for rank in ranks if not self._ranks.get(rank)} or ranks
 
     def __enter__(self) -> EndedRanks:
         return self

@@ -137,7 +137,8 @@ class _Looks:
         with EndedRanks(os.environ if self.job.gives_grace else {}, self.job.rank) as ended:
             while not self.store.check(keys):
                 if (ranks := ended.ranks()) and (missed := matters(ranks)):
-                    raise RendezvousError(absence(f"{numbered(missed)} ended before the job could begin", self.job, None))
+                    causes = numbered(ended.causes(missed))
+                    raise RendezvousError(absence(f"{causes} ended before the job could begin", self.job, None))
                 if time.monotonic() > end:
                     return False
                 time.sleep(pause)
