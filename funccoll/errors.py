@@ -106,9 +106,12 @@ def _is_users(filename: str) -> bool:
     return verdict
 
 
-def user_source() -> Source | None:
-    """Return the innermost frame that is neither funccoll's nor a library's: the line the user wrote."""
-    frame = sys._getframe(1)
+def user_source(depth: int = 0) -> Source | None:
+    """Return the innermost frame that is neither funccoll's nor a library's: the line the user wrote.
+
+    depth: frames, from the caller's outward, that are known not to be the user's.
+    """
+    frame = sys._getframe(1 + depth)
     while frame is not None:
         code = frame.f_code
         # Methods that dataclasses generate have no file either: their module shows that they are funccoll's.

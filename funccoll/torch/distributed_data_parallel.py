@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import sys
 import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ import torch
 from torch.distributed.algorithms.join import Joinable
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from ..errors import ModuleError, PeerFailure, ProgramMismatch, user_frames
+from ..errors import ModuleError, PeerFailure, ProgramMismatch, Source, user_frames, user_source
 from ..mesh import Mesh
 from ..runtime.job.world import check_alone, rank
 from .forward_passes import ForwardPass
@@ -34,6 +35,8 @@ __all__ = ["DistributedDataParallel"]
 
 _MIB = 1 << 20
 _NUMBERS = itertools.count()
+_CALL = torch.nn.Module._wrapped_call_impl.__code__
+"""What calls a module: Python calls it, it calls `_call_impl`, and that `forward`."""
 
 
 class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
@@ -172,16 +175,13 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
         self._mesh = mesh_of_group(process_group, "DistributedDataParallel", own=True)
         """The processes, in host memory."""
         self._label = f"DistributedDataParallel {next(_NUMBERS)}"
-        self._forward_ns = 0
         self._uneven: UnevenInputs | None = None
         self._divides_by_all = True
         named = named_parameters(self.module, self.parameters_to_ignore)
         self._reducer: Reducer | None = None
         self._memory: HostMemory | None = None
-        name, first = next(self.module.named_parameters())
+        first = next(self.module.parameters())
         self.device, self.device_type = first.device, first.device.type
-        self._first = dict(self.module.named_modules())[name.rpartition(".")[0]], name.rpartition(".")[2]
-        """Where a parameter is, which tells if the module was moved: a move may change it, or put another one in its place."""
         self._state: ModuleState | None = None
         if self._mesh.size == 1:
             return
@@ -240,17 +240,21 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
             check_alone(self._mesh)
             return self.module(*inputs, **kwargs)
         began = time.perf_counter_ns()
-        counted = self._prepare(reducer)
-        output = self.module(*inputs, **kwargs)
-        self._check_changes(reducer)  # a pass may make parameters
+        module = self._modules["module"]  # an attribute takes a microsecond
+        assert module is not None
+        counted = self._prepare(reducer, module, _caller())
+        output = module(*inputs, **kwargs)
+        if reducer.changes.may_differ:  # a pass may make parameters
+            self._check_changes(reducer)
         syncs = self._syncs()  # Lightning's manual optimization changes it in the module, after a backward pass of its own
-        self.require_forward_param_sync = syncs  # as in torch: ranks may evaluate on other numbers of batches
+        if self.require_forward_param_sync is not syncs:  # assigning an attribute of a module takes four microseconds
+            self.require_forward_param_sync = syncs  # as in torch: ranks may evaluate on other numbers of batches
         if syncs:
-            counted = counted or reducer.add_pass(self.module.training)
+            counted = counted or reducer.add_pass(module.training, _caller())
             self._hook(output, reducer, counted)
         if torch.is_grad_enabled():
             reducer.end_pass(counted if syncs else None)
-        self._forward_ns = time.perf_counter_ns() - began
+        reducer.forward_ns = time.perf_counter_ns() - began
         return output
 
     def _syncs(self) -> bool:
@@ -258,17 +262,16 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
         return torch.is_grad_enabled() and self.require_backward_grad_sync
 
     def _check_changes(self, reducer: Reducer) -> None:
-        if new := reducer.changes.check():  # assigning an attribute of a module takes microseconds
+        if new := reducer.changes.check():
             self._frozen += new
 
-    def _prepare(self, reducer: Reducer) -> ForwardPass | None:
+    def _prepare(self, reducer: Reducer, module: torch.nn.Module, source: Source | None) -> ForwardPass | None:
         """Do what comes before the module; returns the pass if a backward pass is to average gradients."""
         reducer.prepare()
-        first = getattr(*self._first, None)
-        device = self.device if first is None else first.device
-        if device != self.device:
+        first = reducer.changes.first_parameter()
+        if first is not None and first.device != self.device:
             raise ModuleError(
-                f"the module is on {device}, and was on {self.device} when it was wrapped. Move a module before it is "
+                f"the module is on {first.device}, and was on {self.device} when it was wrapped. Move a module before it is "
                 "wrapped, or wrap it again."
             )
         reducer.memory.note_caller()
@@ -294,12 +297,12 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
                 self._sync_buffers()
         except (ProgramMismatch, PeerFailure) as error:
             raise reducer.passes.elsewhere(error, self._mesh) from None
-        return reducer.add_pass(self.module.training) if self._syncs() else None
+        return reducer.add_pass(module.training, source) if self._syncs() else None
 
     def _hook(self, output: Any, reducer: Reducer, counted: ForwardPass) -> None:
         """Let a backward pass through the output begin with the reducer."""
         complete = True
-        for leaf in _leaves(output):
+        for leaf in (output,) if isinstance(output, torch.Tensor) else _leaves(output):
             if not isinstance(leaf, torch.Tensor):
                 complete = complete and (leaf is None or isinstance(leaf, (int, float, complex, str)))
             elif leaf.requires_grad:
@@ -460,7 +463,7 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
             "has_rebuilt_buckets": rebuilt, "num_buckets_reduced": len(sizes),
             "broadcast_buffers": self.forward_sync_buffers, "find_unused_parameters": self.find_unused_parameters,
             "gradient_as_bucket_view": self.gradient_as_bucket_view, "static_graph": self.static_graph,
-            "forward_compute_time": self._forward_ns,
+            "forward_compute_time": 0 if reducer is None else reducer.forward_ns,
             "backward_compute_time": 0 if reducer is None else reducer.backward_ns - reducer.communication_ns,
             "backward_comm_time": 0 if reducer is None else reducer.communication_ns,
         }  # fmt: skip
@@ -490,9 +493,18 @@ def _stay_out_of_graphs() -> None:
     wrapper._prepare, wrapper._hook = torch.compiler.disable(wrapper._prepare), torch.compiler.disable(wrapper._hook)
 
 
+def _caller() -> Source | None:
+    """The user's line that calls a wrapper, from its `forward`."""
+    try:  # the frames between are not looked at: each costs half a microsecond of a step
+        is_called = sys._getframe(3).f_code is _CALL
+    except ValueError:  # fewer frames
+        is_called = False
+    return user_source(4 if is_called else 0)
+
+
 def _leaves(output: Any) -> Iterator[Any]:
     """The parts of a module's result: in torch's pytrees and in dataclasses."""
-    for leaf in (output,) if isinstance(output, torch.Tensor) else tree_leaves(output):
+    for leaf in tree_leaves(output):
         if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
             for field in dataclasses.fields(leaf):
                 yield from _leaves(getattr(leaf, field.name))

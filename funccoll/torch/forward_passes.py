@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from ..errors import FunccollError, ModuleError, PeerFailure, ProgramMismatch, Source, user_source
+from ..errors import FunccollError, ModuleError, PeerFailure, ProgramMismatch, Source
 from ..mesh import Mesh
 from ..runtime.job.process_allgather import gather_text
 from ..weak_values import WeakValues
@@ -32,9 +32,10 @@ class ForwardPass:
 
     __slots__ = ("_begin", "is_complete", "is_counted", "number", "period", "reached_in", "source")
 
-    def __init__(self, begin: Callable[[ForwardPass], None], number: int, period: int, is_counted: bool):
-        self._begin, self.number, self.period, self.is_counted = begin, number, period, is_counted
-        self.source: Source | None = user_source()
+    def __init__(
+        self, begin: Callable[[ForwardPass], None], number: int, period: int, is_counted: bool, source: Source | None
+    ):
+        self._begin, self.number, self.period, self.is_counted, self.source = begin, number, period, is_counted, source
         self.is_complete = True
         """False when a backward pass may go through an output that has no hook."""
         self.reached_in = -1
@@ -71,11 +72,11 @@ class ForwardPasses:
         self._counts_evaluation = False
         """True when a module in evaluation mode is trained: then its forward passes count as others do."""
 
-    def add(self, trains: bool) -> ForwardPass:
-        """Count a forward pass. One in evaluation mode counts if modules in this mode were trained before."""
+    def add(self, trains: bool, source: Source | None) -> ForwardPass:
+        """Count a forward pass, of a line. One in evaluation mode counts if modules in this mode were trained before."""
         self.number += 1
         is_counted = trains or self._counts_evaluation
-        made = ForwardPass(self._begin, self.number, self._period, is_counted)
+        made = ForwardPass(self._begin, self.number, self._period, is_counted, source)
         if is_counted:
             self._made += 1
             self._last = made

@@ -34,7 +34,8 @@ class ModuleChanges:
         self._held = {(id(part), name) for part, name, _ in held}
         self._places = {id(p): (_getter(part._parameters), name) for part, name, p in reversed(held) if p is not None}
         self._gone: set[int] = set()
-        self._may_differ = False
+        self.may_differ = False
+        """True when something was registered since it was looked at last."""
         self._remember()
         _watched[id(self)] = weakref.ref(self)
         if not _handles:
@@ -54,13 +55,18 @@ class ModuleChanges:
         self._size = sum(map(len, self._dicts))
         places = ((_getter(part._parameters), n, p) for part in modules for n, p in part._parameters.items() if p is not None)
         self._first = next(places, ({}.get, "", None))
-        """A place of a parameter: conversions replace all of them."""
-        self._may_differ = False
+        """A parameter and its place, which tells if the module was moved or converted: that changes all, or replaces them."""
+        self.may_differ = False
 
     def concerns(self, module: torch.nn.Module) -> None:
         """Note that something was registered in a module."""
         if id(module) in self._ids:
-            self._may_differ = True
+            self.may_differ = True
+
+    def first_parameter(self) -> torch.nn.Parameter | None:
+        """Return what is now in the place of one of the module's parameters."""
+        get, name, _ = self._first
+        return get(name)
 
     def check(self) -> Sequence[tuple[str, torch.nn.Parameter]]:
         """Return parameters that came after wrapping and need no gradient; almost always nothing is to be looked at.
@@ -68,9 +74,9 @@ class ModuleChanges:
         Raises: ModuleError for one that needs a gradient, as long as the module has it.
         """
         get, name, parameter = self._first
-        if not self._may_differ and get(name) is parameter and sum(map(len, self._dicts)) == self._size:
+        if not self.may_differ and get(name) is parameter and sum(map(len, self._dicts)) == self._size:
             return ()
-        self._may_differ = True
+        self.may_differ = True
         present = dict(self._parameters())
         new = {name: p for name, p in present.items() if id(p) not in self._names}
         trained = [name for name, p in new.items() if p.requires_grad]
@@ -103,7 +109,7 @@ class ModuleChanges:
             get, name = self._places[id(p)]
             if get(name) is not p and id(p) not in self._gone:
                 self._gone.add(id(p))
-                self._may_differ = True
+                self.may_differ = True
                 self.check()
 
 

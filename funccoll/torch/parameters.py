@@ -13,6 +13,7 @@ from .tensors import dtype_of
 
 __all__ = ["GradientSlot", "memory_order"]
 
+_STRIDED = torch.strided
 _REDUCED = "_funccoll_reduced"
 """Attribute of a gradient that was reduced: its version then."""
 
@@ -30,8 +31,6 @@ class GradientSlot:
         self.block_shape = tuple(self.shape if self.order is None else [self.shape[d] for d in self.order])
         self.has_new = False
         """True if the gradient that `local` returned last was not what the reduction before had made it."""
-        self.is_empty = False
-        """True if `local` found no gradient."""
         self._read = memory.reader(parameter.dtype)
         self._copies = not sparse and memory.copies(parameter)
         self._block: Any = None
@@ -41,30 +40,37 @@ class GradientSlot:
         """Return this rank's gradient: an array in the order of its memory, zeros where there is none; or a sparse tensor."""
         gradient = self.parameter.grad
         if gradient is None:
-            self.has_new, self.is_empty, self._block = False, True, None
+            self.has_new, self._block = False, None
             return self.zeros()
-        self.is_empty = False
         self.has_new = getattr(gradient, _REDUCED, -1) != gradient._version
         if self.sparse:
             return gradient
+        if gradient.dtype is not self.torch_dtype or gradient.layout is not _STRIDED:
+            raise self._refusal(gradient)
+        if self.order is not None:
+            if gradient.shape != self.shape:
+                raise self._refusal(gradient)
+            gradient = gradient.permute(self.order)
+        block = self._read(gradient)
+        writes = self._copies and block is not None and not gradient.requires_grad and block.flags.c_contiguous
+        if block is None:
+            block = self.memory.as_array(gradient)
+        if block.shape != self.block_shape:  # quicker than a tensor's shape
+            raise self._refusal(gradient)
+        self._block = block if writes else None
+        return block
+
+    def _refusal(self, gradient: torch.Tensor) -> Exception:
+        """The error for a gradient that cannot be reduced."""
         if gradient.shape != self.shape or gradient.dtype is not self.torch_dtype:
-            raise ShapeError(
+            return ShapeError(
                 f"the gradient of {self.name!r} is {gradient.dtype}{list(gradient.shape)}, and the parameter was "
                 f"{self.torch_dtype}{list(self.shape)} when it was wrapped. Wrap the module again after such a change."
             )
-        if gradient.layout is not torch.strided:
-            raise ModuleError(
-                f"the gradient of {self.name!r} is sparse, as only those of embeddings with sparse=True are expected to be. "
-                "Make it dense in a hook of the parameter."
-            )
-        if self.order is not None:
-            gradient = gradient.permute(self.order)
-        block = self._read(gradient)
-        # Not where the array may be a copy: of a gradient that requires one, or is conjugated or negated.
-        plain = not (gradient.requires_grad or gradient.is_neg() or gradient.is_conj())
-        writes = self._copies and plain and block.flags.c_contiguous
-        self._block = block if writes else None
-        return block
+        return ModuleError(
+            f"the gradient of {self.name!r} is sparse, as only those of embeddings with sparse=True are expected to be. "
+            "Make it dense in a hook of the parameter."
+        )
 
     def zeros(self) -> Any:
         """Return what counts as no gradient; of a sparse one None."""

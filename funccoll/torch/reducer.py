@@ -7,6 +7,7 @@ is wrong on one rank is an error on all; nothing waits.
 
 from __future__ import annotations
 
+import operator
 import threading
 import time
 import weakref
@@ -18,7 +19,7 @@ import torch
 
 from ..collectives import all_gather, all_reduce, broadcast
 from ..compiler.per_device import PerDevice, compile_per_device
-from ..errors import ModuleError, PeerFailure, ProgramMismatch
+from ..errors import ModuleError, PeerFailure, ProgramMismatch, Source, user_source
 from ..parallel.buckets import make_buckets
 from ..types import ArrayType
 from .communication_hooks import communication_hook
@@ -38,6 +39,7 @@ FORWARD, REDUCES, GOES_ON, SKIPS = 1, 2, 4, 8
 _queue_callback = torch.autograd.Variable._execution_engine.queue_callback
 _current_task: Callable[[], int] = torch._C._current_graph_task_id
 _will_execute: Callable[[Any], bool] = torch._C._will_engine_execute_node
+_version_of: Callable[[Any], int] = operator.attrgetter("_version")
 
 
 class Reducer:
@@ -59,7 +61,7 @@ class Reducer:
         """Reduces buckets in place of the mean, if there is one."""
         self.iterations = 0
         """Backward passes that were reduced."""
-        self.communication_ns = self.backward_ns = 0
+        self.communication_ns = self.backward_ns = self.forward_ns = 0
         self.scale = 1.0
         """A factor of the means, where some ranks' inputs have ended."""
         self.expects = False
@@ -67,7 +69,7 @@ class Reducer:
         self.before: Callable[[], Any] | None = None
         """Called before a reduction, but one in which this rank follows the others."""
         self.passes = ForwardPasses(self.begin)
-        parameters = [slot.parameter for slot in self.slots]
+        self._parameters = parameters = [slot.parameter for slot in self.slots]
         self.local = LocalGradients([slot.name for slot in self.slots], parameters)
         self._optimizers: InBackwardOptimizers | None = None
         self._acts: PerDevice | None = None
@@ -115,6 +117,11 @@ class Reducer:
                 for i in bucket:
                     self._bucket_of[i] = number
             self._programs = [self._compile(number) for number in range(len(buckets))]
+            self._count_expected()
+
+    def _count_expected(self) -> None:
+        self._complete = [sum(self._expected[i] for i in bucket) for bucket in self.buckets]
+        """Of each bucket, the gradients that are complete before it is reduced."""
 
     def _compile(self, number: int) -> Callable[..., Sequence[Any]]:
         """The reduction of a bucket: from this rank's gradients, and the flags with the last one, to those of all ranks."""
@@ -155,9 +162,9 @@ class Reducer:
 
     # ------------------------------------------------------------ a forward pass
 
-    def add_pass(self, trains: bool) -> ForwardPass:
+    def add_pass(self, trains: bool, source: Source | None) -> ForwardPass:
         """Count a forward pass whose gradients are to be reduced."""
-        return self.passes.add(trains and not self._active)  # not one that is computed again in the backward pass
+        return self.passes.add(trains and not self._active, source)  # not one that is computed again in the backward pass
 
     def end_pass(self, forward: ForwardPass | None) -> None:
         """Expect a backward pass; None where the forward pass was in no_sync."""
@@ -171,7 +178,7 @@ class Reducer:
         """Expect a backward pass, though not through an output that has a hook."""
         self.begin_by_hooks()
         self.expects = True
-        self.add_pass(True).is_complete = False
+        self.add_pass(True, user_source()).is_complete = False
 
     def skip(self) -> None:
         """Expect no backward pass of the forward passes before: all ranks skip it."""
@@ -205,7 +212,7 @@ class Reducer:
         return found
 
     def _versions_now(self) -> list[int]:
-        return [slot.parameter._version for slot in self.slots]
+        return list(map(_version_of, self._parameters))
 
     # ------------------------------------------------------------ a backward pass
 
@@ -270,7 +277,7 @@ class Reducer:
         self._arrivals, self._without, self._flags, self._unused = [], [], bytearray(len(self._flags)), []
         self.passes.start()
         self._note_versions()
-        self._pending = [sum(self._expected[i] for i in bucket) for bucket in self.buckets]
+        self._pending = self._complete.copy()
         for i in early:  # complete before any output's gradient: a regularizer's
             self._arrive(i)
 
@@ -330,21 +337,23 @@ class Reducer:
         number, self._launched = self._launched, self._launched + 1
         if number == 0 and self.before is not None and not self._follows:
             self.before()
-        bucket, blocks = self.buckets[number], []
-        for i in bucket:
-            slot = slots[i]
-            if self._follows:
-                blocks.append(slot.zeros())
-            else:
-                blocks.append(slot.local())
+        bucket = self.buckets[number]
+        if self._follows:
+            blocks = [slots[i].zeros() for i in bucket]
+        else:
+            blocks = [slots[i].local() for i in bucket]
+            for i in bucket:
+                slot = slots[i]
                 # A gradient may be new without a hook in this pass: of no_sync passes before.
-                used = counts[i] or slot.has_new or _will_execute(self._nodes[i])
-                if used:
+                if slot.has_new:
                     flags[i] = _USED
+                elif counts[i] or _will_execute(self._nodes[i]):
+                    taken = slot.parameter.grad is None and _may_step(slot.parameter)
+                    flags[i] = _USED | _WRITTEN if taken else _USED
                 else:
                     flags[i] = _MISSING if slot.parameter.requires_grad else 0
                     self._unused.append(i)
-                if slot.parameter._version != versions[i] or (used and slot.is_empty and _may_step(slot.parameter)):
+                if slot.parameter._version != versions[i]:
                     flags[i] |= _WRITTEN
         if self._launched == len(self.buckets):
             flags[len(slots) :] = ABSENT if self._follows else self.passes.word()
@@ -387,6 +396,7 @@ class Reducer:
         self.iterations += 1
         if self.static_graph and self.iterations == 1 and self._has_all_hooks:
             self._expected = list(self._counts)
+            self._count_expected()
         if self._unused:
             self.changes.check_unused([self.slots[i].parameter for i in self._unused])
         if used[:n] != self._all_used:

@@ -58,7 +58,7 @@ class HostMemory:
         return as_array(tensor)
 
     def reader(self, dtype: torch.dtype) -> Callable[[torch.Tensor], Any]:
-        """Return `as_array` for tensors of one dtype."""
+        """Return `as_array` for tensors of one dtype; it returns None where the array would be a copy."""
         return reader_of(dtype)
 
     def as_tensor(self, array: Any) -> torch.Tensor:
@@ -168,7 +168,7 @@ class DeviceMemory(HostMemory):
 
     def reader(self, dtype: torch.dtype) -> Callable[[torch.Tensor], Any]:
         """See `HostMemory`."""
-        return self.as_array
+        return lambda tensor: None if tensor.is_neg() or tensor.is_conj() else self.as_array(tensor)
 
     def as_tensor(self, array: Any) -> torch.Tensor:
         """See `HostMemory`."""

@@ -70,6 +70,8 @@ def _program(name: str, compiled: PerDevice, dtype: torch.dtype) -> Program:
         try:
             array = read(x if x.is_contiguous() else x.contiguous())
         except (TypeError, RuntimeError, BufferError):  # it is to be refused
+            array = None
+        if array is None:
             array = _read(x, name)
         try:
             (out,) = run(array)

@@ -58,33 +58,36 @@ def as_array(tensor: torch.Tensor) -> np.ndarray:
 
     The tensor stays as it is, and may be resized later. Raises TypeError, RuntimeError or BufferError for other tensors.
     """
-    return reader_of(tensor.dtype)(tensor)
+    array = reader_of(tensor.dtype)(tensor)
+    return _read_other(tensor) if array is None else array
 
 
-def reader_of(dtype: torch.dtype) -> Callable[[torch.Tensor], np.ndarray]:
-    """Return `as_array` for tensors of one dtype."""
+def reader_of(dtype: torch.dtype) -> Callable[[torch.Tensor], np.ndarray | None]:
+    """Return the function that makes arrays over the memory of tensors of one dtype; None of one with its values elsewhere."""
     return _read_complex if dtype in _COMPLEX else _read_bfloat16 if dtype is torch.bfloat16 else _read
 
 
-def _read(tensor: torch.Tensor) -> np.ndarray:
-    if tensor.is_neg() or not tensor.data_ptr():
-        return _read_other(tensor)
-    return _from_dlpack(_Exported(tensor))
+def _read(tensor: torch.Tensor) -> np.ndarray | None:
+    return None if tensor.is_neg() or not tensor.data_ptr() else _from_dlpack(_Exported(tensor))
 
 
-def _read_complex(tensor: torch.Tensor) -> np.ndarray:
-    return _read_other(tensor) if tensor.is_conj() else _read(tensor)
+def _read_complex(tensor: torch.Tensor) -> np.ndarray | None:
+    return None if tensor.is_conj() else _read(tensor)
 
 
-def _read_bfloat16(tensor: torch.Tensor) -> np.ndarray:
-    return _read(tensor.detach().view(torch.int16)).view(_BFLOAT16)  # NumPy does not know it
+def _read_bfloat16(tensor: torch.Tensor) -> np.ndarray | None:
+    array = None if tensor.is_neg() else _read(tensor.detach().view(torch.int16))  # NumPy does not know it
+    return None if array is None else array.view(_BFLOAT16)
 
 
 def _read_other(tensor: torch.Tensor) -> np.ndarray:
     """An empty tensor, one whose memory has other values, or a subclass or transform that has its values elsewhere."""
     if tensor.numel() and not tensor.data_ptr():
         return tensor.numpy()
-    return _from_dlpack(_Exported(tensor.detach().resolve_conj().resolve_neg()))
+    bits = tensor.detach().resolve_conj().resolve_neg()
+    if tensor.dtype is torch.bfloat16:
+        return _from_dlpack(_Exported(bits.view(torch.int16))).view(_BFLOAT16)
+    return _from_dlpack(_Exported(bits))
 
 
 def as_tensor(array: np.ndarray) -> torch.Tensor:
