@@ -36,7 +36,7 @@ __all__ = ["DistributedDataParallel"]
 _MIB = 1 << 20
 _NUMBERS = itertools.count()
 _CALL = torch.nn.Module._wrapped_call_impl.__code__
-"""What calls a module: Python calls it, it calls `_call_impl`, and that `forward`."""
+"""The code through which a module is called: it calls `_call_impl`, and that calls `forward`."""
 
 
 class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
