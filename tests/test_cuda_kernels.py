@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -76,6 +77,45 @@ def test_a_misspelt_instruction_is_an_error():
     ptx = compiled(TWO, (9, 0)).ptx
     with pytest.raises(RuntimeError, match=r"Unknown modifier '\.acquired'"):
         assemble(ptx.replace("ld.acquire.sys.b64", "ld.acquired.sys.b64"), (9, 0))
+
+
+@pytest.fixture
+def older_nvjitlink() -> str:
+    """The path of nvJitLink 13.0, which `make test` puts beside the environment's own."""
+    path = Path(sys.prefix, "nvjitlink130", "nvidia", "cu13", "lib", "libnvJitLink.so.13")
+    if not path.exists():
+        pytest.skip("nvJitLink 13.0 is not installed: make .venv/.nvjitlink130")
+    return str(path)
+
+
+def test_ptx_of_a_newer_nvvm_is_assembled_as_the_version_that_nvjitlink_knows():
+    ptx = compiled(TWO, (9, 0)).ptx
+    newer = re.sub(r"(?m)^\.version .*", ".version 99.0", ptx)
+    assert newer != ptx
+    code, log = assemble(newer, (9, 0))
+    assert code[:4] == b"\x7fELF" and "0 bytes spill stores" in log
+    with pytest.raises(RuntimeError, match=r"(?s)Unknown modifier '\.acquired'.*newer NVVM: Unsupported \.version 99\.0; current"):
+        assemble(newer.replace("ld.acquire.sys.b64", "ld.acquired.sys.b64"), (9, 0))
+
+
+def test_an_older_nvjitlink_that_was_loaded_first_assembles_our_kernels(older_nvjitlink):
+    """As where torch is imported first: its nvJitLink stays, and NVVM is what numba-cuda has found."""
+    script = """
+        import ctypes, sys
+        ctypes.CDLL(sys.argv[1])
+        import numpy as np
+        from cuda.bindings import nvjitlink, nvvm
+        from funccoll.kernels.cuda import compile_kernel
+        assert nvvm.version() and nvjitlink.version() == (13, 0), nvjitlink.version()
+        kernel = compile_kernel((("sum", np.dtype(np.float32)),), (9, 0))
+        assert ".version 9.0" not in kernel.ptx, "NVVM is as old as nvJitLink here"
+        print(kernel.code[:4] == b"\\x7fELF", kernel.log)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script), older_nvjitlink], capture_output=True, text=True, cwd=HERE.parent,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("True") and "0 bytes spill stores, 0 bytes spill loads" in done.stdout
 
 
 def test_a_kernel_is_compiled_once_on_a_machine(monkeypatch, tmp_path):

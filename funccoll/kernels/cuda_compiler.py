@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
@@ -112,9 +113,40 @@ def compile_template(template: Callable[[Operations], Any], arguments: int, cc: 
 
 
 def assemble(ptx: str, cc: tuple[int, int]) -> tuple[bytes, str]:
-    """(machine code, the report of the assembler) of PTX. Raises: RuntimeError with the assembler's words."""
+    """(machine code, the report of the assembler) of PTX. Raises: RuntimeError with the assembler's words.
+
+    An NVVM that is newer than nvJitLink writes a `.version` that this one refuses (torch pins its nvJitLink, and what is loaded
+    first stays). The text is then assembled as the version that nvJitLink names: our kernels use no instruction that is newer.
+    """
+    try:
+        return _linked(ptx, cc)
+    except RuntimeError as error:
+        newest = _NEWEST_VERSION.search(str(error))
+        if newest is None:
+            raise
+        older = _VERSION.sub(f".version {newest[1]}", ptx, count=1)
+        try:
+            return _linked(older, cc)
+        except RuntimeError as second:
+            version = ".".join(map(str, _nvjitlink().version()))
+            raise RuntimeError(
+                f"{second}\nBefore that, nvJitLink {version} refused the PTX of a newer NVVM: {newest[0]}. "
+                f"pip install --upgrade nvidia-nvjitlink brings one that knows it."
+            ) from error
+
+
+_VERSION = re.compile(r"^\.version\s+\S+", re.MULTILINE)
+_NEWEST_VERSION = re.compile(r"Unsupported \.version [\d.]+; current version is '([\d.]+)'")
+
+
+def _nvjitlink() -> Any:
     from cuda.bindings import nvjitlink  # pyright: ignore[reportAttributeAccessIssue]
 
+    return nvjitlink
+
+
+def _linked(ptx: str, cc: tuple[int, int]) -> tuple[bytes, str]:
+    nvjitlink = _nvjitlink()
     linker = nvjitlink.create(2, [f"-arch=sm_{cc[0]}{cc[1]}", "-verbose"])
     try:
         try:
