@@ -114,26 +114,31 @@ def compile_smallest(cc: tuple[int, int]) -> Any:
     return compile_template(smallest, 1, cc)
 
 
+def loaded(template: Callable[[Any], Any], arguments: int) -> tuple[Any, int, int, float]:
+    """(function of a compiled kernel, the GPU's multiprocessors, threads of a block, seconds of its compilation)."""
+    cupy = require_gpu()
+    from cupy.cuda import function  # pyright: ignore[reportMissingImports]
+
+    from funccoll.kernels import cuda_compiler
+
+    unit = cupy.cuda.Device()
+    capability, began = str(unit.compute_capability), time.perf_counter()
+    kernel = cuda_compiler.compile_template(template, arguments, (int(capability[:-1]), int(capability[-1])))
+    seconds, module = time.perf_counter() - began, function.Module()
+    module.load(kernel.code)
+    return module.get_function(kernel.name), int(unit.attributes["MultiProcessorCount"]), cuda_compiler.THREADS, seconds
+
+
 def smallest_kernel(cooperative: bool, graph: bool) -> None:
     """Numba compiles our smallest kernel, CuPy loads and launches it: alone or cooperatively, at once or in a CUDA graph."""
     cupy = require_gpu()
     import numpy as np
-    from cupy.cuda import function  # pyright: ignore[reportMissingImports]
 
-    from funccoll.kernels.cuda_compiler import THREADS
-
-    unit = cupy.cuda.Device()
-    capability = str(unit.compute_capability)
-    began = time.perf_counter()
-    kernel = compile_smallest((int(capability[:-1]), int(capability[-1])))
-    compiled_in = time.perf_counter() - began
-    module = function.Module()
-    module.load(kernel.code)
-    entry, blocks = module.get_function(kernel.name), int(unit.attributes["MultiProcessorCount"])
-    words = cupy.zeros(blocks * THREADS, np.int64)
+    entry, blocks, threads, compiled_in = loaded(smallest, 1)
+    words = cupy.zeros(blocks * threads, np.int64)
 
     def launch() -> None:
-        entry((blocks,), (THREADS,), (np.int64(words.data.ptr),), enable_cooperative_groups=cooperative)
+        entry((blocks,), (threads,), (np.int64(words.data.ptr),), enable_cooperative_groups=cooperative)
 
     launch()
     cupy.cuda.Device().synchronize()
@@ -145,13 +150,14 @@ def smallest_kernel(cooperative: bool, graph: bool) -> None:
                 launch()
             finally:
                 recorded = stream.end_capture()
-        for _ in range(3):
-            recorded.launch(cupy.cuda.get_current_stream())
+            for _ in range(3):
+                recorded.launch(stream)
+            stream.synchronize()  # the null stream, on which the words are read, does not wait for this one
         wanted = 4
     values = set(words.get().tolist())
     if values != {wanted}:
-        found("words", failed=f"the words of {blocks} blocks of {THREADS} threads are {sorted(values)[:5]}, and not {wanted}")
-    found("runs", f"{blocks} blocks of {THREADS} threads; compiled in {compiled_in:.1f} s")
+        found("words", failed=f"the words of {blocks} blocks of {threads} threads are {sorted(values)[:5]}, and not {wanted}")
+    found("runs", f"{blocks} blocks of {threads} threads; compiled in {compiled_in:.1f} s")
 
 
 # ---------------------------------------------------------------- memory of other processes

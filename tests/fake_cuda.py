@@ -1,13 +1,18 @@
 """The CUDA part of CuPy's fake: devices, streams, graphs, pinned memory and modules, on the host.
 
-Work runs at once, but for what a stream captures. A graph keeps the memory that its work names, as a pool would, and fails as
-the driver does: captured work that waits or transfers ends the capture.
+Work runs at once, but for what a stream captures, and for that of a non-blocking stream, which runs when something waits for
+it: the host, for this stream or the device, or another stream, for an event. The null stream does not wait for it. A graph
+keeps the memory that its work names, as a pool would, and fails as the driver does: captured work that waits or transfers ends
+the capture.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
+import warnings
+import weakref
+from collections import deque
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -22,19 +27,34 @@ class CUDARuntimeError(RuntimeError):
     """As in cupy.cuda.runtime."""
 
 
+class CUDADriverError(RuntimeError):
+    """As in cupy.cuda.driver."""
+
+
 class Event:
-    """As in cupy.cuda: everything has happened."""
+    """As in cupy.cuda. What it was recorded after has happened when something waits for it, or asks."""
 
     def __init__(self, *args: Any, **kwargs: Any):
-        pass
+        self._stream: Stream | None = None
+        self._position = 0
 
-    done = True
+    @property
+    def done(self) -> bool:
+        self.reach()
+        return True
 
     def record(self, stream: Any = None) -> None:
-        pass
+        self._stream = get_current_stream() if stream is None else stream
+        self._position = self._stream.enqueued
+
+    def reach(self) -> None:
+        """Run what the event was recorded after."""
+        if self._stream is not None:
+            self._stream.drain(self._position)
 
     def synchronize(self) -> None:
         fake_cupy.touch_host("event.synchronize")
+        self.reach()
 
 
 class Graph:
@@ -47,8 +67,9 @@ class Graph:
     def launch(self, stream: Any = None) -> None:
         assert fake_cupy.recorder is None, "a graph is launched in a capture"
         self.launches += 1
+        stream = get_current_stream() if stream is None else stream
         for work in self._capture.work:
-            work()
+            stream.enqueue(work)
 
 
 class Capture:
@@ -77,11 +98,34 @@ class Stream:
     """As in cupy.cuda."""
 
     _current = threading.local()
+    _all: weakref.WeakValueDictionary[int, Stream] = weakref.WeakValueDictionary()
 
     def __init__(self, null: bool = False, non_blocking: bool = False, ptds: bool = False, priority: Any = None):
         self._null, self._before = null, []
         self.ptr = 0 if null else id(self)
         self.synchronized = 0
+        self.is_non_blocking = non_blocking
+        self.enqueued = self._begun = 0
+        self._lock, self._queue = threading.RLock(), deque[Callable[[], None]]()
+        self._all[id(self)] = self
+
+    def __del__(self) -> None:
+        self.drain()  # a stream that is destroyed ends its work
+
+    def enqueue(self, work: Callable[[], None]) -> None:
+        """Run work, of a non-blocking stream as late as a GPU may."""
+        with self._lock:
+            self.enqueued += 1
+            self._queue.append(work)
+        if not self.is_non_blocking:
+            self.drain()
+
+    def drain(self, position: int | None = None) -> None:
+        """Run the work that was enqueued before a position, all where there is none."""
+        with self._lock:
+            while self._queue and (position is None or self._begun < position):
+                self._begun += 1
+                self._queue.popleft()()
 
     def __enter__(self) -> Stream:
         self._before.append(get_current_stream())
@@ -112,6 +156,7 @@ class Stream:
     def synchronize(self) -> None:
         self.synchronized += 1
         fake_cupy.touch_host("stream.synchronize")
+        self.drain()
 
     def begin_capture(self, mode: Any = None) -> None:
         if self._null:
@@ -130,10 +175,13 @@ class Stream:
         return fake_cupy.recorder is not None
 
     def record(self, event: Any = None) -> Event:
-        return event or Event()
+        event = event or Event()
+        event.record(self)
+        return event
 
     def wait_event(self, event: Event) -> None:
         assert isinstance(event, Event)
+        self.enqueue(event.reach)
 
 
 Stream.null = Stream(null=True)  # type: ignore[attr-defined]
@@ -155,6 +203,8 @@ class Device:
 
     def synchronize(self) -> None:
         fake_cupy.touch_host("device.synchronize")
+        for stream in list(Stream._all.values()):
+            stream.drain()
 
     def use(self) -> None:
         pass
@@ -199,15 +249,19 @@ def alloc_pinned_memory(size: int) -> PinnedMemory:
 
 
 class Module:
-    """As in cupy.cuda.function: "machine code" is a Python function of (grid, arguments), put here under its name."""
+    """As in cupy.cuda.function: "machine code" is a Python function of (grid, arguments), put here under code and name."""
 
-    kernels: dict[bytes, Callable[..., None]] = {}
+    kernels: dict[bytes, dict[str, Callable[..., None]]] = {}
 
     def load(self, code: bytes) -> None:
+        if code not in self.kernels:
+            raise CUDADriverError("CUDA_ERROR_INVALID_IMAGE: device kernel image is invalid")
         self._code = code
 
     def get_function(self, name: str) -> Function:
-        return Function(self.kernels[self._code])
+        if name not in self.kernels[self._code]:
+            raise CUDADriverError("CUDA_ERROR_NOT_FOUND: named symbol not found")
+        return Function(self.kernels[self._code][name])
 
 
 class Function:
@@ -221,7 +275,19 @@ class Function:
     def __call__(self, grid: Any, block: Any, args: Any, shared_mem: int = 0, stream: Any = None, *,
                  enable_cooperative_groups: bool = False) -> None:  # fmt: skip
         assert all(type(a) is np.int64 for a in args), args
+        most = occupancy(self.ptr, block[0], shared_mem) * Device.attributes["MultiProcessorCount"]
+        if enable_cooperative_groups and grid[0] > most:  # not an error
+            warnings.warn(
+                f"The grid size will be reduced from {grid[0]} to {most}, as the specified grid size exceeds the limit.",
+                stacklevel=2,
+            )
+            grid = (most,)
         fake_cupy.launch(lambda: self._kernel(grid, *map(int, args)))
+
+
+def occupancy(function: int, threads: int, shared_mem: int) -> int:
+    """Blocks of a kernel that a multiprocessor runs at the same time."""
+    return 1
 
 
 def modules() -> dict[str, Any]:
@@ -230,12 +296,14 @@ def modules() -> dict[str, Any]:
     cuda.__dict__.update(
         Device=Device, Event=Event, Graph=Graph, MemoryPool=MemoryPool, Stream=Stream, alloc_pinned_memory=alloc_pinned_memory,
         get_current_stream=get_current_stream, using_allocator=using_allocator, memory=fake_cupy.cuda.memory,
-        driver=SimpleNamespace(occupancyMaxActiveBlocksPerMultiprocessor=lambda *args: 1),
+        driver=SimpleNamespace(
+            CUDADriverError=CUDADriverError, occupancyMaxActiveBlocksPerMultiprocessor=lambda *args: occupancy(*args),
+        ),
         function=SimpleNamespace(Module=Module, Function=Function),
         runtime=SimpleNamespace(
             CUDARuntimeError=CUDARuntimeError, driverGetVersion=lambda: DRIVER, runtimeGetVersion=lambda: RUNTIME,
             getDeviceCount=lambda: 1, **fake_cupy.HOST_MEMORY,
         ),
     )  # fmt: skip
-    fake_cupy.cuda = cuda
+    fake_cupy.cuda, fake_cupy.current_order = cuda, get_current_stream
     return {"cupy": sys.modules["fake_cupy"], "cupy.cuda": cuda, "cupyx.scipy.special": fake_cupy.special}

@@ -47,15 +47,34 @@ host_events: list[str] = []
 free_bytes = 1 << 40
 
 
+class Order(Protocol):
+    """The current stream, as work and the host's reads use it."""
+
+    def enqueue(self, work: Callable[[], None]) -> None: ...
+    def drain(self) -> None: ...
+
+
+class _AtOnce:
+    def enqueue(self, work: Callable[[], None]) -> None:
+        work()
+
+    def drain(self) -> None:
+        pass
+
+
+current_order: Callable[[], Order] = _AtOnce
+"""The stream that work goes to: fake_cuda's current one, where there is that."""
+
+
 def launch(work: Callable[[], None]) -> None:
-    """Run work that writes memory, or give it to the recorder."""
+    """Run work that writes memory in the order of the current stream, or give it to the recorder."""
 
     def quiet() -> None:
         with np.errstate(all="ignore"):
             work()
 
     if recorder is None:
-        quiet()
+        current_order().enqueue(quiet)
     else:
         recorder.launch(quiet)
 
@@ -169,6 +188,7 @@ class ndarray:
 
     def get(self, stream: Any = None, order: str = "C", out: Any = None, blocking: bool = True) -> np.ndarray:
         touch_host("get")
+        (current_order() if stream is None else stream).drain()  # and no other stream
         return np.array(self.host, order="C")
 
     def set(self, arr: Any, stream: Any = None) -> None:
@@ -182,7 +202,10 @@ class ndarray:
             raise RuntimeError("Cannot set to non-contiguous array")
         touch_host("set")
         kept = arr.copy()
-        write(self, lambda: kept)
+        if stream is None or recorder is not None:
+            write(self, lambda: kept)
+        else:
+            stream.enqueue(lambda: np.copyto(self.host, kept))
 
     def item(self) -> Any:
         return self.get().item()

@@ -1,6 +1,7 @@
-"""A trial of `gpu-check` on a GPU that is CuPy's fake, with kernels in Numba's simulator: the whole way to a GPU, without one.
+"""Trials of `gpu-check` on a GPU that is CuPy's fake, with kernels in Numba's simulator: the whole way to a GPU, without one.
 
-`python gpu_check_simulation.py MODULE:FUNCTION ARGUMENTS DTYPE...` runs it; the dtypes are those of `process_cases.table`.
+`python gpu_check_simulation.py MODULE:FUNCTION ARGUMENTS DTYPE...` runs one; the dtypes are those of `process_cases.table`.
+`trials` in the place of MODULE:FUNCTION makes the arguments a list of trials, each [MODULE:FUNCTION, ARGUMENTS].
 Nothing is timed, and a fused kernel of CuPy's is not simulated. It sets NUMBA_ENABLE_CUDASIM, so it is a process of
 its own.
 """
@@ -25,9 +26,12 @@ import numpy as np
 import process_cases
 from collective_cases import dtypes_of
 from fake_cublas import FakeCublas
+from numba import cuda
 
+from funccoll.kernels import cuda_compiler
 from funccoll.kernels import frame as fields
 from funccoll.kernels.cuda import Combine
+from funccoll.kernels.cuda_compiler import Kernel, Operations
 
 
 def load_kernel(combines: Sequence[Combine], cc: tuple[int, int]) -> tuple[str, bytes]:
@@ -38,8 +42,23 @@ def load_kernel(combines: Sequence[Combine], cc: tuple[int, int]) -> tuple[str, 
         words = (ctypes.c_int64 * (grid[0] * fields.FRAME_WORDS)).from_address(address)
         GPU.launch(combines, grid[0], np.ctypeslib.as_array(words))
 
-    fake_cuda.Module.kernels[code] = run
+    fake_cuda.Module.kernels[code] = {"run": run}
     return "run", code
+
+
+def compile_template(template: Any, arguments: int, cc: tuple[int, int]) -> Kernel:
+    """A kernel of a template, whose "machine code" is its number: launched, the simulator executes it."""
+    operations = Operations(cuda_simulation.MACHINE, cuda_simulation.MEMORY)
+    kernel = cuda.jit(cuda_simulation.ending(template(operations)))
+
+    def run(grid: Any, *given: int) -> None:
+        assert len(given) == arguments
+        kernel[grid[0], cuda_simulation.THREADS](*given)
+        GPU.steps += 1
+
+    code = f"kernel {len(fake_cuda.Module.kernels)}".encode()
+    fake_cuda.Module.kernels[code] = {"simulated": run}
+    return Kernel("simulated", code, "", "")
 
 
 def fake_cupy_array(x: np.ndarray) -> Any:
@@ -62,8 +81,19 @@ def fake_a_gpu() -> None:
     cupy_gpu.load_kernel = load_kernel
     cublas: Any = importlib.import_module("funccoll.runtime.cuda.cublas")
     cublas.find_library = lambda version: FakeCublas()
+    cuda_compiler.compile_template, cuda_compiler.THREADS = compile_template, cuda_simulation.THREADS
     gpu_trial.driver = lambda: "CUDA 13.0"
     gpu_trial.gpu_seconds = lambda call, times: [(call(), 1e-3)[1] for _ in range(2)]
+
+
+def early_release() -> None:
+    """The ping-pong of a GPU whose blocks release a word before what they wrote can be seen."""
+    memory = cuda_simulation.MEMORY
+    kept, memory["store_release"] = memory["store_release"], lambda address, value: cuda_simulation.store(address, value + 1)
+    try:
+        importlib.import_module("gpu_probe").ping_pong(4, 0, 12)
+    finally:
+        memory["store_release"] = kept
 
 
 def main(function: str, arguments: str, *names: str) -> None:
@@ -73,13 +103,15 @@ def main(function: str, arguments: str, *names: str) -> None:
     process_cases.FEW[:] = dtypes
     process_cases.dtypes_of = lambda case: [d for d in dtypes_of(case) if d in dtypes]
     vars(fake_cupy)["asarray"] = fake_cupy_array
-    module, _, name = function.partition(":")
-    found = importlib.import_module(module)
-    if module == "gpu_speed":
-        found._fused = lambda most, nbytes: [1e-6] * 3
-    getattr(found, name)(*json.loads(arguments))
+    for trial, given in json.loads(arguments) if function == "trials" else [(function, json.loads(arguments))]:
+        module, _, name = trial.partition(":")
+        found = importlib.import_module(module)
+        if module == "gpu_speed":
+            found._fused = lambda most, nbytes: [1e-6] * 3
+        getattr(found, name)(*given)
     print(f"{GPU.steps} steps of the simulator")
 
 
 if __name__ == "__main__":
+    sys.modules["gpu_check_simulation"] = sys.modules["__main__"]
     main(*sys.argv[1:])

@@ -35,7 +35,7 @@ def install(simulated: cuda_simulation.SimulatedGpu) -> None:
             rows = np.ndarray((words,), np.int64, (ctypes.c_int64 * words).from_address(frames))
             simulated.launch(combines, grid[0], rows)
 
-        fake_cuda.Module.kernels[code] = run
+        fake_cuda.Module.kernels[code] = {"run_blocks": run}
         return "run_blocks", code
 
     vars(cupy_gpu).update(load_kernel=load_kernel, CupyKernels=fake_cupy.Kernels)

@@ -94,7 +94,8 @@ def test_ptx_of_a_newer_nvvm_is_assembled_as_the_version_that_nvjitlink_knows():
     assert newer != ptx
     code, log = assemble(newer, (9, 0))
     assert code[:4] == b"\x7fELF" and "0 bytes spill stores" in log
-    with pytest.raises(RuntimeError, match=r"(?s)Unknown modifier '\.acquired'.*newer NVVM: Unsupported \.version 99\.0; current"):
+    words = r"(?s)Unknown modifier '\.acquired'.*newer NVVM: Unsupported \.version 99\.0; current"
+    with pytest.raises(RuntimeError, match=words):
         assemble(newer.replace("ld.acquire.sys.b64", "ld.acquired.sys.b64"), (9, 0))
 
 

@@ -35,7 +35,7 @@ def install(simulated: peer_simulation.PeerSimulatedGpu) -> None:
             words = (ctypes.c_int64 * (grid[0] * fields.FRAME_WORDS)).from_address(address)
             simulated.launch(combines, grid[0], np.ctypeslib.as_array(words))
 
-        fake_cuda.Module.kernels[code] = run
+        fake_cuda.Module.kernels[code] = {"run": run}
         return "run", code
 
     cases.put(cupy_gpu, load_kernel=load_kernel)
