@@ -27,6 +27,7 @@ from fake_cublas import FakeCublas
 import funccoll as fc
 from funccoll import P
 from funccoll.arrays.array_layout import NO_MESH
+from funccoll.kernels.cuda_compiler import compile_template
 from funccoll.mesh import Mesh
 from funccoll.runtime.cuda import cublas
 from funccoll.runtime.cuda.gpu import current_gpu
@@ -428,6 +429,16 @@ def test_graphs_of_the_fake_are_recognised(faked, monkeypatch):
 @pytest.mark.parametrize(("function", "arguments", "dtypes", "words"), [
     ("gpu_steps:ours", [[4, 6, 3], 8, 2], [], ["captured"]),
     ("gpu_kernels:bad_input", [], [], ["in host memory, and b", "17 virtual devices", "MemoryError"]),
+    ("trials", [
+        ["gpu_machine:smallest_kernel", [False, False]], ["gpu_machine:smallest_kernel", [True, True]],
+        ["gpu_probe:barriers", [6]], ["gpu_probe:ping_pong", [4, 0, 10]], ["gpu_probe:ping_pong", [4, 0, 2]],
+        ["gpu_check_simulation:early_release", []],
+    ], [], [
+        "runs: 16 blocks of 3 threads", "runs: 16 blocks of 3 threads",
+        "the others at another: 16 blocks of 3 threads, 6 rounds", "late at the barrier of all: 16 blocks",
+        "8 pairs, 4 rounds of 3 words", "FAILED block 0 waited in vain for its partner in round 2 of 4",
+        "FAILED block 0 read 6 words that its partner had not written, as the worst of 16 of 16",
+    ]),
     *[pytest.param(*case, marks=pytest.mark.slow) for case in (
         ("gpu_kernels:compare", ["table", 2], ["float32"], ["table on 2 devices: 111 programs, 0 failed", "111 captured"]),
         ("gpu_kernels:compare", ["programs", 4], [], ["programs on 4 devices: 3 programs, 0 failed", "3 captured"]),
@@ -445,15 +456,25 @@ def test_collectives_on_the_fake_of_a_gpu(function, arguments, dtypes, words):
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [line.removeprefix(gpu_trial.MARK) for line in done.stdout.split("\n") if line.startswith(gpu_trial.MARK)]
-    says = [f"{f['what']}: {f['says']}" for f in map(json.loads, lines)]
+    says = [f"{f['what']}: {f['says']}{f' FAILED {why}' if (why := f.get('failed')) else ''}" for f in map(json.loads, lines)]
     assert all(wanted in said for wanted, said in zip(words, says, strict=True)), says
+    assert all((" FAILED " in said) == ("FAILED " in wanted) for wanted, said in zip(words, says, strict=True)), says
     assert int(re.search(r"(\d+) steps of the simulator", done.stdout)[1]) > 10
 
 
 @pytest.mark.filterwarnings("ignore:The 'generic' unit for NumPy timedelta:DeprecationWarning")
-def test_our_smallest_kernel_is_assembled():
+def test_our_smallest_kernels_are_assembled_without_spills():
     pytest.importorskip("numba_cuda", reason="numba-cuda is not installed: pip install 'funccoll[cuda13]'")
     import gpu_machine
+    import gpu_probe
+
+    wanted = {"barrier.sync": [4, 2, 4], "ld.acquire.sys": [0, 0, 1], "st.release.sys": [0, 0, 2]}
+    for number, (kernel, arguments) in enumerate(gpu_probe.KERNELS.values()):
+        for cc in ((8, 0), (9, 0), (10, 0)):
+            made = compile_template(gpu_probe.template(kernel), arguments, cc)
+            assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in made.log and "0 bytes lmem" in made.log
+            for words, counts in wanted.items():  # loops may have been unrolled
+                assert (made.ptx.count(words) > 0) == (counts[number] > 0) and made.ptx.count(words) >= counts[number], words
 
     assert len(gpu_kernels.combines()) == len(set(gpu_kernels.combines())) > 18
     kernel = gpu_machine.compile_smallest((9, 0))
