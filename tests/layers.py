@@ -75,7 +75,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "schedules.model": (("topology",), ("cost",), ("select", "simulation"), ("simulate",)),
     "kernels": (
         ("frame", "variants", "intrinsics", "conversions"), ("direct_reads", "stream_interpreter", "reductions", "block"),
-        ("cpu_fold", "object_cache", "cuda_intrinsics"), ("optimizer_step",), ("cpu", "cuda_compiler"),
+        ("cpu_fold", "object_cache", "cuda_intrinsics", "cuda_toolkit"), ("optimizer_step",), ("cpu", "cuda_compiler"),
         ("cuda", "cuda_compute"),
     ),
     "arrays": (("array_layout", "shared_mapping"), ("array",)),

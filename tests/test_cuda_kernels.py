@@ -99,6 +99,53 @@ def test_ptx_of_a_newer_nvvm_is_assembled_as_the_version_that_nvjitlink_knows():
         assemble(newer.replace("ld.acquire.sys.b64", "ld.acquired.sys.b64"), (9, 0))
 
 
+def test_the_compilers_are_found_in_a_toolkit(tmp_path):
+    """As where numba-cuda is installed without its extra, beside a toolkit that no variable names."""
+    wheels = Path(sys.prefix, "lib", f"python3.{sys.version_info.minor}", "site-packages", "nvidia", "cu13", "lib")
+    if not (wheels / "libnvvm.so.4").exists():
+        pytest.skip("the packages of NVVM are not installed")
+    for folder, library in (("nvvm/lib64", "libnvvm.so.4"), ("lib64", "libnvJitLink.so.13"), ("lib64", "libnvrtc.so.13"),
+                            ("lib64", "libcudart.so.13")):  # fmt: skip
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        (tmp_path / folder / library).symlink_to(wheels / library)
+    script = """
+        import sys
+        from pathlib import Path
+        from types import SimpleNamespace
+        import numpy as np
+        from cuda.pathfinder._dynamic_libs import search_platform
+        from cuda.pathfinder._dynamic_libs import load_nvidia_dynamic_lib as search
+        # The packages are not there, and the linker knows nothing of CUDA, whatever this machine has.
+        search_platform.find_sub_dirs_all_sitepackages = lambda sub_dirs: []
+        loads = {name: getattr(search.LOADER, name) for name in dir(search.LOADER) if not name.startswith("_")}
+        search.LOADER = SimpleNamespace(**{**loads, "load_with_system_search": lambda library: None})
+        search.resolve_ctk_root_via_canary = lambda name: None
+        from funccoll import errors
+        from funccoll.kernels import cuda_toolkit
+        from funccoll.kernels.cuda import compile_kernel
+        cuda_toolkit._USUAL = ()
+        try:
+            compile_kernel((), (9, 0))
+        except errors.DeviceError as error:
+            print(error)  # two lines
+        cuda_toolkit._USUAL = (sys.argv[1],)
+        print(cuda_toolkit.find("libnvvm.so"), cuda_toolkit.find("libcublas.so"))
+        print(compile_kernel((), (9, 0)).code[:4] == b"\\x7fELF")
+        print(*sorted({line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libnv" in line}))
+    """
+    clean = {name: value for name, value in os.environ.items() if name not in ("CUDA_PATH", "CUDA_HOME", "CONDA_PREFIX")}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script), str(tmp_path)], capture_output=True, text=True, cwd=HERE.parent,
+        env=clean,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    refused, _, found, compiles, mapped = done.stdout.splitlines()
+    words = "NVVM and nvJitLink, and one is missing: libnvvm.so is neither installed with pip nor in a CUDA toolkit. pip"
+    assert words in refused
+    assert found == f"{tmp_path / 'nvvm' / 'lib64' / 'libnvvm.so.4'} None" and compiles == "True"
+    assert all(library in mapped for library in ("libnvvm.so.4", "libnvJitLink.so.13", "libnvrtc.so.13"))
+
+
 def test_an_older_nvjitlink_that_was_loaded_first_assembles_our_kernels(older_nvjitlink):
     """As where torch is imported first: its nvJitLink stays, and NVVM is what numba-cuda has found."""
     script = """

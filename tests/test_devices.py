@@ -75,7 +75,7 @@ def test_without_cupy_the_error_says_what_to_install(ask, monkeypatch):
 
 def test_without_the_compiler_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "numba_cuda", None)
-    with pytest.raises(DeviceError, match=r"numba-cuda with NVVM and nvJitLink, and one is missing: .*funccoll\[cuda13\]"):
+    with pytest.raises(DeviceError, match=r"CUDA's NVVM and nvJitLink, and one is missing: .*funccoll\[cuda13\]"):
         compile_kernel((("sum", np.dtype(np.float32)),), (9, 0))
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from ..errors import DeviceError
 from . import reductions
+from .cuda_toolkit import load_compilers
 from .object_cache import kept
 
 __all__ = ["THREADS", "Kernel", "Operations", "assemble", "compile_template", "kept_kernel"]
@@ -99,14 +100,15 @@ def compile_template(template: Callable[[Operations], Any], arguments: int, cc: 
     try:
         import numba_cuda  # noqa: F401  (beside it, older versions of Numba have a `numba.cuda` of their own)
 
+        load_compilers()
         with _compiler(cc) as cuda:
             signature = cuda.types.void(*[cuda.types.int64] * arguments)
             made = template(_gpu_operations())
             ptx, _ = cuda.compile(made, signature, cc=cc, device=False, abi="numba", launch_bounds=(THREADS, 1))
         code, log = assemble(ptx, cc)
-    except ImportError as error:  # NVVM that is missing is one, too
+    except ImportError as error:
         raise DeviceError(
-            f"kernels of a GPU are compiled by numba-cuda with NVVM and nvJitLink, and one is missing: {error}. "
+            f"kernels of a GPU are compiled by numba-cuda with CUDA's NVVM and nvJitLink, and one is missing: {error}. "
             f"pip install 'funccoll[cuda13]' (with a driver for CUDA 12: 'funccoll[cuda12]')."
         ) from error
     return Kernel(ptx.partition(".entry ")[2].partition("(")[0], code, ptx, log)

@@ -21,6 +21,7 @@ from typing import Literal
 from ..._version import __version__
 from ...c_extension import VARIABLE, why_not
 from ...display import size_text
+from ...kernels import cuda_toolkit
 from . import host, process_memory
 from .finding import Finding
 from .mpi_findings import mpi_findings
@@ -43,6 +44,8 @@ _GPU_PARTS = (
     ("cuBLAS", ("nvidia-cublas", "nvidia-cublas-cu12"), "products of matrices", "'funccoll[cuda13]'"),
     ("NCCL", ("nvidia-nccl-cu13", "nvidia-nccl-cu12"), "several GPUs are in development", "nvidia-nccl-cu13"),
 )
+_TOOLKIT_FILES = {"NVVM": "libnvvm.so", "nvJitLink": "libnvJitLink.so", "nvrtc": "libnvrtc.so", "cuBLAS": "libcublas.so"}
+"""Those that a CUDA toolkit has."""
 _CUPY_BUILDS = {"cupy-cuda12x": 12, "cupy-cuda13x": 13}
 """CuPy's distributions, and the CUDA that the driver has to know for them."""
 _LAUNCHERS = ("torchrun", "srun")
@@ -204,8 +207,11 @@ def _gpus() -> Iterator[Finding]:
         found = [(one, text) for one in distributions if (text := _version(one))]
         if found:
             yield Finding(section, name, f"{found[0][1]}, {found[0][0]} ({use})")
+        elif name in _TOOLKIT_FILES and (path := cuda_toolkit.find(_TOOLKIT_FILES[name])):
+            yield Finding(section, name, f"{path} ({use})")
         else:
-            yield Finding(section, name, f"not installed with pip ({use}: pip install {how})", "absent")
+            missing = "neither in a CUDA toolkit nor installed" if name in _TOOLKIT_FILES else "not installed"
+            yield Finding(section, name, f"{missing} with pip ({use}: pip install {how})", "absent")
 
 
 def _driver(section: str) -> Finding:
