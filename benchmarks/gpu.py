@@ -1,9 +1,14 @@
 """A check of a machine with a GPU, with the packages that it has: `make gpu-check PYTHON=python3 OUT_DIR=folder`.
 
-Each trial of a part is a process of its own, and a part is stopped after 8 minutes. What is found is printed and written as it
-comes, to `gpu.json`, `summary.txt` and `log.txt`; parts that an earlier run has left in `gpu.json` stay there, with the commit
-that they were of. Parts that need what is not there are skipped, with the reason. Exit code 1 when something fails.
+Each trial is a process with a limit of its own, and a part is stopped after 8 minutes. What is found is printed and written as
+it comes, to `gpu.json`, `summary.txt` and `log.txt`. Parts that an earlier run has left in `gpu.json` stay there, with the
+commit that they were of, and its log is continued. Parts that need what is not there are skipped, with the reason. Exit code 1
+when something fails.
 
+The part `first` has what teaches most, in 8 minutes; no other part has its trials again. `rest` stands for all others.
+
+    python benchmarks/gpu.py --parts first --total 480 --out folder
+    python benchmarks/gpu.py --parts rest --out folder
     python benchmarks/gpu.py --parts machine,kernels --total 560 --out folder
     python benchmarks/gpu.py --join one/gpu.json other/gpu.json --out folder      # several runs as one
 """
@@ -15,11 +20,13 @@ import datetime
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -27,13 +34,17 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from gpu_parts import FACTS, PARTS, Part, Trial
-from gpu_summary import first_line, summary
-from gpu_trial import MARK, ROOT, SKIPPED, environment
+from gpu_summary import first_line, path_lines, summary
+from gpu_trial import MARK, ROOT, SKIPPED, TRIAL, environment, own_place
 
 LIMIT = 480.0
 """Seconds of one part."""
 _LEAST = 2.0
 """Seconds without which a trial is not begun."""
+_TO_END = 10.0
+"""Seconds that processes may take to die: where a GPU hangs, the driver may not let go of them."""
+_SHOWN = 15
+"""Lines of a trial's output that are printed when it fails."""
 
 
 class Check:
@@ -45,13 +56,14 @@ class Check:
         out.mkdir(parents=True, exist_ok=True)
         self.file, self.lock = out / "gpu.json", threading.RLock()
         self.report: dict[str, Any] = json.loads(self.file.read_text()) if self.file.exists() else {}
-        self.running: set[subprocess.Popen[str]] = set()
+        self.running: dict[subprocess.Popen[str], str] = {}
         self.about = {"date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "commit": _commit()}
-        self.log: TextIO = (out / "log.txt").open("w", encoding="utf-8")
+        self.log: TextIO = (out / "log.txt").open("a", encoding="utf-8")
         self.told_to_stop = False
 
     def run(self, parts: Mapping[str, Part]) -> int:
         """Run the machine's facts and these parts, and write the summary, also when told to stop. Returns the exit code."""
+        self.log.write(f"\n=== {self.about['date']}, commit {self.about['commit']}: {', '.join(parts)}\n")
         previous = {number: signal.signal(number, self.stop) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             for name, part in {"facts": FACTS, **parts}.items():
@@ -70,8 +82,8 @@ class Check:
     def stop(self, *_: Any) -> None:
         """End the trials that run, and begin no more."""
         self.told_to_stop = True
-        for process in list(self.running):
-            _end(process)
+        for process, name in list(self.running.items()):
+            _end(process, name)
 
     def run_part(self, name: str, part: Part) -> None:
         """Run a part's trials, as many at once as it says."""
@@ -99,58 +111,66 @@ class Check:
             result["seconds"] = round(time.monotonic() - began, 1)
             state, why = _outcome(result, tail)
             if timed_out or (self.told_to_stop and state == "failed"):
-                state, why = "stopped", f"after {result['seconds']:.0f} s"
+                state, why = "stopped", f"after {result['seconds']:.0f} s{place_in(tail)}"
+            if left := result.get("left"):
+                why = f"{why or 'it ended'}; processes {left} of it cannot be ended"
             if state in ("failed", "stopped"):
                 result["output"] = tail
         with self.lock:
             result.update(state=state, **({"why": why} if why else {}))
         if part != "facts" or state != "done":
             took = f", {result['seconds']} s" if "seconds" in result else ""
-            self.say(f"  {trial.name}: {state}{took}{f': {why}' if why else ''}"[:600])
+            shown = [f"    | {line[:200]}" for line in result.get("output", "").splitlines()[-_SHOWN:]]
+            self.say(f"  {trial.name}: {state}{took}{f': {why}' if why else ''}"[:600], *shown)
         self.write()
 
     def _follow(self, part: str, trial: Trial, seconds: float, result: dict[str, Any]) -> tuple[bool, str]:
-        """Read what a trial's process prints: (True when its time was over, the end of its output)."""
+        """Read what a trial's process prints: (True when its time was over, the end of its output).
+
+        The trial and all that it has started have ended then, or are named in the result: none of them holds up the others.
+        """
         command = [sys.executable, str(ROOT / "benchmarks" / "gpu_trial.py"), trial.function, json.dumps(trial.arguments)]
+        variables = environment(seconds, self.rehearses)
         process = subprocess.Popen(
-            command, env=environment(seconds, self.rehearses), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            command, env=variables, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, text=True, errors="replace", process_group=0,
         )  # fmt: skip
-        self.running.add(process)
-        timed_out = threading.Event()
+        self.running[process] = variables[TRIAL]
+        timed_out, tail = False, deque[str](maxlen=40)
 
-        def watch() -> None:
-            try:
-                process.wait(seconds)
-            except subprocess.TimeoutExpired:
-                timed_out.set()
-            _end(process)  # and what it has started, so that the pipe ends
-            process.wait()
+        def read() -> None:
+            assert process.stdout is not None
+            with process.stdout:
+                for line in process.stdout:
+                    if line.startswith(MARK):
+                        self._note(part, trial, json.loads(line.removeprefix(MARK)), result)
+                    elif line.strip():
+                        tail.append(line)
+                        with self.lock:
+                            self.log.write(f"{part}, {trial.name}: {line}")
 
-        watchdog = threading.Thread(target=watch, daemon=True)
-        watchdog.start()
-        tail: list[str] = []
-        assert process.stdout is not None
-        for line in process.stdout:
-            if line.startswith(MARK):
-                self._note(part, trial, json.loads(line.removeprefix(MARK)), result)
-            elif line.strip():
-                tail = [*tail[-40:], line]
-                with self.lock:
-                    self.log.write(f"{part}, {trial.name}: {line}")
-        watchdog.join()
-        process.stdout.close()
-        self.running.discard(process)
-        result["exit code"] = process.returncode
-        return timed_out.is_set(), "".join(tail)[-3000:]
+        reader = threading.Thread(target=read, daemon=True)
+        reader.start()
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            timed_out = True
+        left = _end(process, variables[TRIAL])  # and what it has started, so that the pipe ends
+        reader.join(_TO_END)
+        del self.running[process]
+        result["exit code"] = process.poll()
+        if left:
+            result["left"] = left
+        return timed_out, "".join(tail)[-3000:]
 
     def _note(self, part: str, trial: Trial, finding: dict[str, Any], result: dict[str, Any]) -> None:
         with self.lock:
             result["findings"].append(finding)
         if part == "facts":
-            self.say(first_line(finding), finding["says"])
+            self.say(first_line(finding), finding["says"], *path_lines(finding))
         elif "skipped" not in finding:
-            words = f"FAILED: {finding['failed']}" if "failed" in finding else finding["says"] or "found"
+            place = f" ({finding['at']})" if "at" in finding else ""
+            words = f"FAILED{place}: {finding['failed']}" if "failed" in finding else finding["says"] or "found"
             self.say(f"  {trial.name}: {finding['what']}: {words}"[:400])
         self.write()
 
@@ -169,10 +189,35 @@ class Check:
             self.log.flush()
 
 
-def _end(process: subprocess.Popen[str]) -> None:
-    """End a trial's process, and those that it has started."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+def _end(process: subprocess.Popen[str], trial: str) -> list[int]:
+    """End a trial's process, and all that it has started: ranks have process groups of their own. Returns those that stay."""
+    until = time.monotonic() + _TO_END
+    while True:
+        left = [*_marked(trial), *([process.pid] if process.poll() is None else [])]
+        for pid in left:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        if not left or time.monotonic() > until:
+            return sorted({*left})
+        time.sleep(0.02)
+
+
+def _marked(trial: str) -> list[int]:
+    """The processes, which have not ended, with a trial's name in their environment."""
+    found, mark = [], f"{TRIAL}={trial}\0".encode()
+    for path in Path("/proc").glob("[0-9]*/environ"):  # of one that has ended it cannot be read, or is empty
+        with suppress(OSError):
+            if mark in path.read_bytes() + b"\0":
+                found.append(int(path.parent.name))
+    return found
+
+
+def place_in(output: str) -> str:
+    """Words on the line of this repository where the main thread was when `faulthandler` printed it; "" where it did not."""
+    threads = output.split("(most recent call first):")
+    lines = re.findall(r'File "([^"]+)", line (\d+) in (\S+)', threads[-1]) if len(threads) > 1 else []
+    place = next(filter(None, (own_place(*line) for line in lines)), "")
+    return f", at {place}" if place else ""
 
 
 def _commit() -> str:
@@ -192,9 +237,9 @@ def _outcome(result: dict[str, Any], tail: str) -> tuple[str, str]:
     findings, code = result["findings"], result["exit code"]
     if code == SKIPPED and findings and "skipped" in findings[-1]:
         return "skipped", findings.pop()["skipped"]
-    failures = [finding["failed"] for finding in findings if "failed" in finding]
+    failures = [finding for finding in findings if "failed" in finding]
     if failures:
-        return "failed", failures[0]
+        return "failed", failures[0]["failed"] + (f" ({failures[0]['at']})" if "at" in failures[0] else "")
     if code:
         return "failed", f"it ended with exit code {code}" + (f": {tail.strip().splitlines()[-1][:300]}" if tail else "")
     return "done", ""
@@ -204,15 +249,17 @@ def options(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command's options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("gpu-check"), help="folder for the files")
-    parser.add_argument("--parts", default=",".join(PARTS), help=f"some of {', '.join(PARTS)}")
+    parser.add_argument("--parts", default=",".join(PARTS), help=f"some of {', '.join(PARTS)}; rest: all but first")
     parser.add_argument("--limit", type=float, default=LIMIT, help="seconds of one part")
     parser.add_argument("--total", type=float, help="seconds of all parts: what does not fit is not begun")
     parser.add_argument("--join", nargs="+", type=Path, metavar="FILE", help="gpu.json of several runs, to be made one")
     parser.add_argument("--rehearse", action="store_true", help="on the CPU in place of a GPU, to test this program")
     given = parser.parse_args(arguments)
-    unknown = set(given.parts.split(",")) - PARTS.keys()
+    names = [name for part in given.parts.split(",") for name in ([*PARTS][1:] if part == "rest" else [part])]
+    unknown = set(names) - PARTS.keys()
     if unknown:
-        parser.error(f"no part {', '.join(sorted(unknown))}: choose from {', '.join(PARTS)}")
+        parser.error(f"no part {', '.join(sorted(unknown))}: choose from {', '.join(PARTS)}, rest")
+    given.parts = list(dict.fromkeys(names))
     return given
 
 
@@ -228,7 +275,7 @@ def main(arguments: list[str] | None = None) -> int:
         (given.out / "summary.txt").write_text(summary(joined))
         print(summary(joined))
         return 0
-    chosen = {name: PARTS[name] for name in given.parts.split(",")}
+    chosen = {name: PARTS[name] for name in given.parts}
     return Check(given.out, given.limit, given.total, given.rehearse).run(chosen)
 
 

@@ -125,7 +125,7 @@ def combines() -> list[tuple[str, str] | None]:
     return [None, *((op, dtype.name) for dtype in FEW for op in OPS if has_op(op, dtype)), *wide]
 
 
-def compile_kernel(combine: tuple[str, str] | None, cc: tuple[int, int]) -> float:
+def compile_seconds(combine: tuple[str, str] | None, cc: tuple[int, int]) -> float:
     """Compile a kernel, which is kept for the other trials; returns the seconds. It needs no GPU."""
     import ml_dtypes  # noqa: F401  (whose import gives NumPy the name bfloat16)
 
@@ -136,6 +136,27 @@ def compile_kernel(combine: tuple[str, str] | None, cc: tuple[int, int]) -> floa
     return time.perf_counter() - began
 
 
+def one_kernel() -> None:
+    """The kernel of a float32 sum: compiled anew, loaded by the driver, and how much of a multiprocessor a block takes."""
+    cupy = require_gpu()
+    from cupy.cuda import driver, function  # pyright: ignore[reportMissingImports]
+
+    from funccoll.kernels import cuda_compiler
+    from funccoll.kernels.cuda import compile_kernel
+
+    capability, began = str(cupy.cuda.Device().compute_capability), time.perf_counter()
+    kernel = compile_kernel((("sum", np.dtype(np.float32)),), (int(capability[:-1]), int(capability[-1])))
+    seconds, module = time.perf_counter() - began, function.Module()
+    module.load(kernel.code)
+    place = module.get_function(kernel.name).ptr
+    blocks = driver.occupancyMaxActiveBlocksPerMultiprocessor(place, cuda_compiler.THREADS, 0)
+    used = ", ".join(dict.fromkeys(re.findall(r"used \d+ registers|\d+ bytes spill \w+|\d+ bytes smem", kernel.log)))
+    ptx = re.search(r"(?m)^\.version (\S+)", kernel.ptx)
+    found("one kernel", f"compiled in {seconds:.1f} s with PTX {ptx and ptx[1]}: {used}; {blocks} blocks a multiprocessor")
+    if not blocks:
+        found("one kernel", failed=f"a block of {cuda_compiler.THREADS} threads does not fit into a multiprocessor")
+
+
 def compile_kernels() -> None:
     """The kernels of the cases, compiled at the same time on the machine's cores. What was kept takes no time."""
     cupy = require_gpu()
@@ -143,7 +164,7 @@ def compile_kernels() -> None:
     cc, wanted, began = (int(capability[:-1]), int(capability[-1])), combines(), time.monotonic()
     workers = max(1, min(len(wanted), (os.cpu_count() or 2) - 1))
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-        seconds = list(pool.map(compile_kernel, wanted, [cc] * len(wanted)))
+        seconds = list(pool.map(compile_seconds, wanted, [cc] * len(wanted)))
     took = time.monotonic() - began
     says = f"{len(wanted)} in {took:.1f} s by {workers} processes; each {min(seconds):.2f} to {max(seconds):.2f} s"
     found("kernels", says, figure=True, seconds={str(what): round(s, 2) for what, s in zip(wanted, seconds, strict=True)})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import importlib.metadata
+import importlib.util
 import mmap
 import os
 import platform
@@ -12,6 +13,8 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from gpu_trial import Skipped, beside, driver, ended, failure_in, found, require_gpu
@@ -19,6 +22,8 @@ from gpu_trial import Skipped, beside, driver, ended, failure_in, found, require
 PACKAGES = ("numpy", "numba", "numba-cuda", "llvmlite", "optree", "ml_dtypes", "cupy-cuda12x", "cupy-cuda13x", "cuda-bindings",
             "nvidia-nvvm", "nvidia-nvjitlink", "nvidia-cuda-nvrtc", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "torch", "jax",
             "scikit-learn", "pytest")  # fmt: skip
+_LIBRARIES = {"driver": "libcuda.so", "nvvm": "libnvvm.so", "nvjitlink": "libnvJitLink.so", "nvrtc": "libnvrtc.so",
+              "nccl": "libnccl.so"}  # fmt: skip
 _IPC_BYTES = 1 << 20
 
 
@@ -37,13 +42,36 @@ def facts() -> None:
     found(
         "machine", f"{name}; Python {platform.python_version()}, {versions or 'no packages'}",
         driver=driver(),
-        nvvm=_tried(lambda: importlib.import_module("cuda.bindings.nvvm").version()),
+        nvvm=_tried(lambda: _binding("nvvm").version()),
         nvrtc=_tried(lambda: importlib.import_module("cupy").cuda.nvrtc.getVersion()),
-        nvjitlink=_tried(lambda: importlib.import_module("cuda.bindings.nvjitlink").version()),
+        nvjitlink=_tried(lambda: _binding("nvjitlink").version()),
         nccl=_tried(_nccl_version),
+        paths=_paths(),  # after the libraries were loaded
         gpu=gpu, packages=packages, system=platform.platform(), cores=os.cpu_count(), smi=_smi(),
         sanitizer=sanitizer() or "not found",
     )  # fmt: skip
+
+
+def _binding(name: str) -> Any:
+    """cuda.bindings' module of a library, which is looked for where our compiler looks."""
+    from funccoll.kernels.cuda_toolkit import load_compilers
+
+    with suppress(ImportError):  # of another library
+        load_compilers()
+    return importlib.import_module(f"cuda.bindings.{name}")
+
+
+def _paths() -> dict[str, str]:
+    """Where the libraries were loaded from, and the packages are."""
+    mapped = {line.split(maxsplit=5)[5] for line in Path("/proc/self/maps").read_text().splitlines() if ".so" in line}
+    found = {}
+    for tool, library in _LIBRARIES.items():
+        paths = sorted(path for path in mapped if Path(path).name.startswith(library))
+        found[tool] = ", ".join(paths) or "not loaded"
+    for package, module in (("CuPy", "cupy"), ("numba-cuda", "numba_cuda")):
+        where = importlib.util.find_spec(module)
+        found[package] = "not installed" if where is None or where.origin is None else str(Path(where.origin).parent)
+    return found
 
 
 def _tried(ask: Callable[[], Any]) -> Any:

@@ -26,10 +26,24 @@ class Part(NamedTuple):
     at_once: int = 1
 
 
-FACTS = Part("what is installed", (Trial("facts", "gpu_machine:facts", (), 60),))
-"""It comes before all others, whichever are chosen: what it finds is the first line."""
+FACTS = Part("what is installed", (Trial("facts", "gpu_machine:facts", (), 30),))
+"""Versions and paths. It comes before all others, whichever are chosen: what it finds are the first lines."""
+
+FIRST_SECONDS = 480
+"""What the facts and the part `first` may take together, so that each of its trials is begun."""
 
 PARTS: dict[str, Part] = {
+    "first": Part("what teaches most, in that order; the other parts do not have it again", (
+        Trial("a barrier in a diverged warp", "gpu_probe:barriers", (), 25),
+        Trial("release and acquire between blocks", "gpu_probe:ping_pong", (), 20),
+        Trial("one kernel", "gpu_kernels:one_kernel", (), 35),
+        Trial("programs, 4 virtual devices", "gpu_kernels:compare", ("programs", 4), 65),
+        Trial("collectives, 2 processes", "gpu_jobs:compare", ("collectives", 2), 65),
+        Trial("a peer: kill", "gpu_jobs:failure", ("kill",), 30),  # what else ends or shares memory comes here: 90 s are free
+        Trial("tensors of torch", "gpu_interop:with_torch", (), 45),
+        Trial("NCCL with one rank", "gpu_jobs:nccl", (1,), 30),
+        Trial("small all_reduces", "gpu_speed:small", (), 50),
+    )),
     "machine": Part("each thing that is needed of CUDA, on its own", (
         Trial("a kernel of Numba's", "gpu_machine:smallest_kernel", (False, False), 90),
         Trial("a cooperative launch", "gpu_machine:smallest_kernel", (True, False), 90),
@@ -41,8 +55,7 @@ PARTS: dict[str, Part] = {
     "kernels": Part("collectives between virtual devices: the bits of the CPU", (
         Trial("compile", "gpu_kernels:compile_kernels", (), 240),
         *(Trial(f"table, {n} devices", "gpu_kernels:compare", ("table", n), 240) for n in (2, 4, 8, 1)),
-        *(Trial(f"{case}, {n} devices", "gpu_kernels:compare", (case, n), 120)
-          for case, n in (("programs", 4), ("nans", 2), ("forced", 4))),
+        *(Trial(f"{case}, {n} devices", "gpu_kernels:compare", (case, n), 120) for case, n in (("nans", 2), ("forced", 4))),
         Trial("bad input", "gpu_kernels:bad_input", (), 60),
     )),
     "compute": Part("NumPy functions and gradients against NumPy", (
@@ -50,19 +63,17 @@ PARTS: dict[str, Part] = {
         Trial("random numbers and scatters", "gpu_compute:exact"),
     ), SHARES + 1),
     "processes": Part("several processes on one GPU over CUDA IPC: correct, and in turns", (
-        Trial("collectives, 2 processes", "gpu_jobs:compare", ("collectives", 2), 120),
         Trial("table, 2 processes", "gpu_jobs:compare", ("table", 2), 240),
         Trial("programs, 4 processes", "gpu_jobs:compare", ("programs", 4), 120),
-        *(Trial(f"a peer: {what}", "gpu_jobs:failure", (what,), 60) for what in ("kill", "mismatch", "raise")),
+        *(Trial(f"a peer: {what}", "gpu_jobs:failure", (what,), 60) for what in ("mismatch", "raise")),
     )),
-    "nccl": Part("NCCL with one rank, and with two on one GPU", (
-        Trial("1 rank", "gpu_jobs:nccl", (1,), 90),
+    "nccl": Part("NCCL with two ranks on one GPU", (
         Trial("2 ranks on one GPU", "gpu_jobs:nccl", (2,), 120),
         Trial("programs, 2 processes", "gpu_jobs:nccl_programs", (), 120),
     )),
     "digits": Part("the demo, as it is", (Trial("2 virtual devices", "gpu_jobs:digits", (), 240),)),
-    "interop": Part("arrays of torch and JAX, without a copy", (
-        Trial("CuPy", "gpu_interop:with_cupy", (), 60), Trial("torch", "gpu_interop:with_torch", (), 120),
+    "interop": Part("arrays of CuPy and JAX, without a copy", (
+        Trial("CuPy", "gpu_interop:with_cupy", (), 60),
         Trial("JAX", "gpu_interop:with_jax", (), 120),
     )),
     "torch": Part("modules of torch in several processes", (
@@ -71,7 +82,7 @@ PARTS: dict[str, Part] = {
     )),
     "memcheck": Part("compute-sanitizer over a few cases", (Trial("memcheck", "gpu_kernels:memcheck", (), 400),)),
     "speed": Part("beside limits and peers of the same run", (
-        Trial("large all_reduces", "gpu_speed:large", (), 120), Trial("small all_reduces", "gpu_speed:small", (), 90),
+        Trial("large all_reduces", "gpu_speed:large", (), 120),
         Trial("copies of a graph", "gpu_speed:slots", (), 60),
         Trial("first call, nothing compiled", "gpu_speed:first_call", (), 90),
         Trial("digits step", "gpu_steps:compare", ("digits", [64, 128, 10], 128), 120),

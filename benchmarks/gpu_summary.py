@@ -16,6 +16,11 @@ def first_line(facts: dict[str, Any]) -> str:
     return ", ".join(f"{tool} {facts.get(tool)}" for tool in _TOOLS)
 
 
+def path_lines(facts: dict[str, Any]) -> list[str]:
+    """Where each of the libraries was loaded from."""
+    return [f"  {tool}: {path}" for tool, path in facts.get("paths", {}).items()]
+
+
 def summary(report: dict[str, Any]) -> str:
     """A page of what all parts found: how each ended, the first of what failed, and what was measured, goals first."""
     states = [line for name, part in report.items() if name != "facts" for line in _wrapped(_state(name, part), 3)]

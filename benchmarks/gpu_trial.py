@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 import traceback
+import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ MARK = "#finding "
 """The beginning of a line that is a finding."""
 SKIPPED, FAILED = 3, 1
 """Exit codes of a trial."""
+TRIAL = "FUNCCOLL_GPU_CHECK_TRIAL"
+"""The variable that all processes of a trial have, with a value of its own."""
 _DEADLINE, _REHEARSES = "FUNCCOLL_GPU_CHECK_DEADLINE", "FUNCCOLL_GPU_CHECK_REHEARSES"
 
 
@@ -34,8 +37,8 @@ class Skipped(Exception):
 def found(what: str, says: str = "", **data: Any) -> None:
     """Report a finding; `says` is its line.
 
-    Data with a meaning: `failed`, what is wrong; `figure`, the summary has the line; `goal` and `met`; `counts`, the line of
-    the part has it.
+    Data with a meaning: `failed`, what is wrong; `at`, the place in our code; `figure`, the summary has the line; `goal` and
+    `met`; `counts`, the line of the part has it.
     """
     sys.stdout.write(f"\n{MARK}{json.dumps({'what': what, 'says': says, **data}, default=str)}\n")
     sys.stdout.flush()
@@ -46,7 +49,7 @@ def environment(seconds: float, rehearses: bool) -> dict[str, str]:
     folders = [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
         **os.environ, "PYTHONPATH": os.pathsep.join(folders), "PYTHONUNBUFFERED": "1",
-        _DEADLINE: str(time.time() + seconds), _REHEARSES: "1" if rehearses else "",
+        _DEADLINE: str(time.time() + seconds), _REHEARSES: "1" if rehearses else "", TRIAL: uuid.uuid4().hex,
     }  # fmt: skip
 
 
@@ -181,6 +184,19 @@ def text_us(seconds: Sequence[float]) -> str:
     return f"{statistics.median(values):.1f} µs ({min(values):.1f} to {max(values):.1f})"
 
 
+def place_of(error: BaseException) -> str:
+    """The innermost line of this repository that an exception has passed."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return next(filter(None, (own_place(f.filename, f.lineno, f.name) for f in reversed(frames))), "")
+
+
+def own_place(path: str, line: object, function: str) -> str:
+    """Words on a line of this repository; "" for one that is elsewhere, or in an environment within."""
+    if not Path(path).is_relative_to(ROOT) or (place := Path(path).relative_to(ROOT)).parts[0].startswith("."):
+        return ""
+    return f"{place}:{line}, in {function}"
+
+
 def main(function: str, arguments: str) -> int:
     """Run a trial. Its exception is printed, and is its last finding."""
     faulthandler.enable()
@@ -195,7 +211,7 @@ def main(function: str, arguments: str) -> int:
         return SKIPPED
     except Exception as error:
         traceback.print_exc()
-        found("failed", failed=f"{type(error).__name__}: {error}"[:2000])
+        found("failed", failed=f"{type(error).__name__}: {error}"[:2000], at=place_of(error))
         return FAILED
     finally:
         faulthandler.cancel_dump_traceback_later()

@@ -81,6 +81,8 @@ def fake_a_gpu() -> None:
     cupy_gpu.load_kernel = load_kernel
     cublas: Any = importlib.import_module("funccoll.runtime.cuda.cublas")
     cublas.find_library = lambda version: FakeCublas()
+    blocks: Any = importlib.import_module("funccoll.kernels.cuda")
+    blocks.compile_kernel = lambda combines, cc: Kernel(*load_kernel(combines, cc), "", "")
     cuda_compiler.compile_template, cuda_compiler.THREADS = compile_template, cuda_simulation.THREADS
     gpu_trial.driver = lambda: "CUDA 13.0"
     gpu_trial.gpu_seconds = lambda call, times: [(call(), 1e-3)[1] for _ in range(2)]

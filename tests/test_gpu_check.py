@@ -27,6 +27,7 @@ from fake_cublas import FakeCublas
 import funccoll as fc
 from funccoll import P
 from funccoll.arrays.array_layout import NO_MESH
+from funccoll.kernels import cuda_toolkit
 from funccoll.kernels.cuda_compiler import compile_template
 from funccoll.mesh import Mesh
 from funccoll.runtime.cuda import cublas
@@ -46,7 +47,7 @@ import gpu_steps
 import gpu_summary
 import gpu_torch
 import gpu_trial
-from gpu_parts import FACTS, PARTS, Part, Trial
+from gpu_parts import FACTS, FIRST_SECONDS, PARTS, Part, Trial
 
 pytestmark = pytest.mark.processes
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
@@ -84,8 +85,14 @@ STAND_INS = """
         os.kill(os.getpid(), signal.SIGKILL)
 
     def leaves(file):
+        line = [sys.executable, "-c", "import time; time.sleep(600)"]
+        left = [subprocess.Popen(line), subprocess.Popen(line, start_new_session=True)]  # which keep its output open
         with open(file, "w") as out:
-            out.write(str(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]).pid))
+            out.write(" ".join(str(one.pid) for one in left))
+
+    def misuses():
+        import gpu_summary
+        gpu_summary.summary(None)
 
     def many():
         for number in range(60):
@@ -103,14 +110,19 @@ def stand_ins(monkeypatch, tmp_path):
 
 
 def is_gone(file: Path) -> bool:
-    """True when the process of this number has ended; it is waited for as long as a killed one may take."""
-    number = file.read_text()
-    for _ in range(500):
-        state = Path("/proc", number, "stat")
-        if not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z":
-            return True
-        time.sleep(0.01)
-    return False
+    """True when the processes of these numbers have ended; each is waited for as long as a killed one may take."""
+
+    def ends(number: str) -> bool:
+        for _ in range(500):
+            try:
+                if Path("/proc", number, "stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                    return True
+            except (FileNotFoundError, ProcessLookupError):
+                return True
+            time.sleep(0.01)
+        return False
+
+    return all(map(ends, file.read_text().split()))
 
 
 def trial(name: str, *arguments: object, seconds: float = 30) -> Trial:
@@ -121,7 +133,7 @@ def trial(name: str, *arguments: object, seconds: float = 30) -> Trial:
 def test_every_end_of_a_trial_is_told_and_the_others_go_on(tmp_path, capsys):
     out, left, pids = tmp_path / "out", tmp_path / "left", tmp_path / "hanging"
     parts = {
-        "one": Part("in a row", (trial("fine", 1), trial("raises"), trial("fails"), trial("skipped"))),
+        "one": Part("in a row", (trial("fine", 1), trial("raises"), trial("fails"), trial("skipped"), trial("misuses"))),
         "two": Part("at once", (trial("hangs", str(pids), seconds=2), trial("dies"), trial("leaves", str(left)),
                                 trial("fine", 2)), 4),
     }  # fmt: skip
@@ -129,10 +141,14 @@ def test_every_end_of_a_trial_is_told_and_the_others_go_on(tmp_path, capsys):
     report = json.loads((out / "gpu.json").read_text())
     ends = {name: (t["state"], t.get("why", "")) for part in parts for name, t in report[part]["trials"].items()}
     assert ends.pop("dies")[0] == "failed"
-    state, why = ends.pop("hangs")
-    assert state == "stopped" and re.fullmatch(r"after \d s", why)
+    state, why = ends.pop("hangs")  # its own line is in no file of ours
+    assert state == "stopped" and re.fullmatch(r"after \d s, at benchmarks/gpu_trial.py:\d+, in main", why)
+    state, why = ends.pop("misuses")
+    assert state == "failed" and re.search(r"^AttributeError.*items.* \(benchmarks/gpu_summary.py:\d+, in summary\)$", why)
+    raised = ends["raises"][1]
+    assert raised.startswith("ValueError: it is broken (benchmarks/gpu_trial.py:")
     assert ends == {
-        "fine": ("done", ""), "raises": ("failed", "ValueError: it is broken"), "fails": ("failed", "0 in place of 1"),
+        "fine": ("done", ""), "raises": ("failed", raised), "fails": ("failed", "0 in place of 1"),
         "skipped": ("skipped", "there is nothing to run it on"), "leaves": ("done", ""),
     }  # fmt: skip
     trials = report["one"]["trials"] | report["two"]["trials"]
@@ -143,6 +159,7 @@ def test_every_end_of_a_trial_is_told_and_the_others_go_on(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert printed.startswith("driver ")  # before all else
     assert "  fails: one case: FAILED: 0 in place of 1" in printed and "a number: it is 2" in printed
+    assert "    |     raise ValueError" in printed and printed.index("    |     raise") < printed.index("  fails: one case")
     assert (out / "summary.txt").read_text() in printed
     assert {file.name for file in out.iterdir()} == {"gpu.json", "summary.txt", "log.txt"}  # at most 8
 
@@ -152,6 +169,8 @@ def test_what_does_not_fit_is_not_begun_and_earlier_parts_stay(tmp_path):
     assert gpu.Check(tmp_path / "out").run({"one": Part("", (trial("fine", 1),))}) == 0
     late = gpu.Check(tmp_path / "out", total=0.5)
     assert late.run({"two": Part("", (trial("raises"),))}) == 0
+    log = (tmp_path / "out" / "log.txt").read_text().splitlines()
+    assert [line.partition(": ")[2] for line in log if line.startswith("=== ")] == ["one", "two"]  # appended
     report = json.loads((tmp_path / "out" / "gpu.json").read_text())
     assert report["two"]["trials"]["raises"] == {"state": "not run", "findings": [], "why": "no time was left"}
     assert report["one"]["trials"]["fine"]["state"] == "done"
@@ -223,13 +242,14 @@ def test_the_command_ends_well_without_a_gpu(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "driver no driver (libcuda.so.1), nvvm" in done.stdout.splitlines()[2]  # after make's own two
-    assert "nccl: 3 skipped" in done.stdout and "memcheck: 1 skipped" in done.stdout
+    assert "nccl: 2 skipped" in done.stdout and "memcheck: 1 skipped" in done.stdout
     found = json.loads((tmp_path / "out" / "gpu.json").read_text())
     assert set(found) == {"facts", "nccl", "memcheck"}
 
 
 def test_the_table_of_parts():
-    assert [*PARTS] == ["machine", "kernels", "compute", "processes", "nccl", "digits", "interop", "torch", "memcheck", "speed"]
+    names = "first machine kernels compute processes nccl digits interop torch memcheck speed"
+    assert [*PARTS] == names.split()
     for part in (FACTS, *PARTS.values()):
         assert len({one.name for one in part.trials}) == len(part.trials)
         for one in part.trials:
@@ -237,6 +257,13 @@ def test_the_table_of_parts():
             function = getattr(importlib.import_module(module), name)
             inspect.signature(function).bind(*one.arguments)
             assert one.seconds <= gpu.LIMIT <= 480 and function.__doc__
+    every = [json.dumps([one.function, one.arguments]) for part in PARTS.values() for one in part.trials]
+    assert len(set(every)) == len(every)  # no minute of a GPU is spent twice
+    first = (*FACTS.trials, *PARTS["first"].trials)
+    assert sum(one.seconds for one in first) <= FIRST_SECONDS <= 480 and PARTS["first"].at_once == 1
+    assert "probe" in PARTS["first"].trials[0].function
+    assert gpu.options([]).parts == [*PARTS] and gpu.options(["--parts", "speed,rest"]).parts[0] == "speed"
+    assert {*gpu.options(["--parts", "rest"]).parts} == {*PARTS} - {"first"}
     with pytest.raises(SystemExit):
         gpu.options(["--parts", "machine,no_such_part"])
 
@@ -432,12 +459,13 @@ def test_graphs_of_the_fake_are_recognised(faked, monkeypatch):
     ("trials", [
         ["gpu_machine:smallest_kernel", [False, False]], ["gpu_machine:smallest_kernel", [True, True]],
         ["gpu_probe:barriers", [6]], ["gpu_probe:ping_pong", [4, 0, 10]], ["gpu_probe:ping_pong", [4, 0, 2]],
-        ["gpu_check_simulation:early_release", []],
+        ["gpu_check_simulation:early_release", []], ["gpu_kernels:one_kernel", []],
     ], [], [
         "runs: 16 blocks of 3 threads", "runs: 16 blocks of 3 threads",
         "the others at another: 16 blocks of 3 threads, 6 rounds", "late at the barrier of all: 16 blocks",
         "8 pairs, 4 rounds of 3 words", "FAILED block 0 waited in vain for its partner in round 2 of 4",
         "FAILED block 0 read 6 words that its partner had not written, as the worst of 16 of 16",
+        "one kernel: compiled in",
     ]),
     *[pytest.param(*case, marks=pytest.mark.slow) for case in (
         ("gpu_kernels:compare", ["table", 2], ["float32"], ["table on 2 devices: 111 programs, 0 failed", "111 captured"]),
@@ -508,3 +536,36 @@ def test_doctor_compares_the_driver_with_cupy(driver, cupy, state, words, monkey
     found = doctor._driver("GPUs")
     assert (found.state, words in found.value) == (state, True)
     assert ("funccoll[cuda12]" in found.advice) == ("newer one" in words)
+
+
+def test_doctor_finds_libraries_of_a_toolkit(monkeypatch, tmp_path):
+    def parts():
+        return {finding.name: finding for finding in doctor._gpus()}
+
+    monkeypatch.setattr(doctor, "_version", lambda name: "")
+    monkeypatch.setattr(cuda_toolkit, "_USUAL", ())
+    for variable in ("CUDA_PATH", "CUDA_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    assert parts()["NVVM"].value.startswith("neither in a CUDA toolkit nor installed with pip (the kernel's compiler: ")
+    assert parts()["NCCL"].value.startswith("not installed with pip")
+    place = tmp_path / "nvvm" / "lib64" / "libnvvm.so.4"
+    place.parent.mkdir(parents=True)
+    place.touch()
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    assert (parts()["NVVM"].state, parts()["NVVM"].value) == ("ok", f"{place} (the kernel's compiler)")
+    assert parts()["nvJitLink"].state == "absent"
+    monkeypatch.delenv("CUDA_HOME")
+    monkeypatch.setattr(cuda_toolkit, "_USUAL", (str(tmp_path),))
+    assert parts()["NVVM"].state == "ok"
+
+
+def test_make_names_the_toolkit(tmp_path):
+    clean = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "CUDA_PATH", "CUDA_HOME")}
+    usual = "/usr/local/cuda" if Path("/usr/local/cuda").exists() else ""
+    for given, wanted in (({"CUDA_PATH": str(tmp_path)}, str(tmp_path)), ({"CUDA_HOME": "/home"}, "/home"), ({}, usual)):
+        done = subprocess.run(
+            ["make", "-s", "-C", str(ROOT), "gpu-check", "PYTHON=printenv CUDA_HOME #"], capture_output=True, text=True,
+            env=clean | given,
+        )  # fmt: skip
+        assert done.stdout.strip() == wanted
+        assert (done.returncode == 0) == bool(wanted), "an empty variable"
