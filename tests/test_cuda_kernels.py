@@ -12,14 +12,16 @@ import re
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from test_kernels import FAST, operations
 
 from funccoll.kernels.cuda import compile_kernel, load_kernel
-from funccoll.kernels.cuda_compiler import THREADS, Kernel, assemble
+from funccoll.kernels.cuda_compiler import THREADS, Kernel, Operations, assemble, compile_template
 
 pytest.importorskip("numba_cuda", reason="numba-cuda is not installed: pip install 'funccoll[cuda13]'")
 
@@ -164,6 +166,41 @@ def test_an_older_nvjitlink_that_was_loaded_first_assembles_our_kernels(older_nv
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("True") and "0 bytes spill stores, 0 bytes spill loads" in done.stdout
+
+
+def test_threads_compile_one_after_another():
+    """Numba is changed meanwhile, and is afterwards what it was."""
+
+    def nothing(address: Any) -> None:
+        pass
+
+    compile_template(lambda operations: nothing, 1, (9, 0))
+    from numba.cuda import dispatcher
+
+    before = dispatcher.get_current_device
+    first_is_in, second_is_in, first_has_ended = (threading.Event() for _ in range(3))
+
+    def first(operations: Operations) -> Any:
+        first_is_in.set()
+        second_is_in.wait(0.5)  # which does not come
+        return nothing
+
+    def second(operations: Operations) -> Any:
+        second_is_in.set()
+        first_has_ended.wait(60)
+        return nothing
+
+    found = []
+    threads = [threading.Thread(target=lambda t=t, cc=cc: found.append(compile_template(t, 1, cc)))
+               for t, cc in ((first, (9, 0)), (second, (10, 0)))]  # fmt: skip
+    threads[0].start()
+    assert first_is_in.wait(60)
+    threads[1].start()
+    threads[0].join()
+    first_has_ended.set()
+    threads[1].join()
+    assert dispatcher.get_current_device is before
+    assert [kernel.ptx.count(f".target sm_{cc}") for kernel, cc in zip(found, (90, 100), strict=True)] == [1, 1]
 
 
 def test_a_kernel_is_compiled_once_on_a_machine(monkeypatch, tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
@@ -66,6 +67,10 @@ def kept_kernel(name: str, what: Sequence[str], cc: tuple[int, int], build: Call
     return kept(f"{name}_sm_{cc[0]}{cc[1]}_{digest}", built)
 
 
+_COMPILING = threading.Lock()
+"""Held by the thread that compiles: what `_compiler` changes is the process's, and two would restore each other's."""
+
+
 @contextmanager
 def _compiler(cc: tuple[int, int]) -> Iterator[Any]:
     """`numba.cuda`, made to compile for a compute capability."""
@@ -101,7 +106,7 @@ def compile_template(template: Callable[[Operations], Any], arguments: int, cc: 
         import numba_cuda  # noqa: F401  (beside it, older versions of Numba have a `numba.cuda` of their own)
 
         load_compilers()
-        with _compiler(cc) as cuda:
+        with _COMPILING, _compiler(cc) as cuda:
             signature = cuda.types.void(*[cuda.types.int64] * arguments)
             made = template(_gpu_operations())
             ptx, _ = cuda.compile(made, signature, cc=cc, device=False, abi="numba", launch_bounds=(THREADS, 1))
