@@ -90,7 +90,7 @@ lint: $(VENV)/.dev
 
 # With the packages of PYTHON, which has CuPy and numba-cuda: builds no environment. PARTS are some of its parts, separated by
 # commas: `first` has what teaches most, `rest` are all others. TOTAL is the seconds that all of them may take, and what does not
-# fit is not begun. The first minutes on a GPU: make gpu-check PARTS=first TOTAL=480
+# fit is not begun; COMMIT names what is checked in a copy without .git. The first minutes on a GPU: make gpu-check PARTS=first TOTAL=480
 OUT_DIR ?= gpu-check
 # Where Numba and cuda-pathfinder look for a toolkit's libraries. An empty variable would be taken for a folder.
 CUDA_TOOLKIT := $(or $(CUDA_HOME),$(CUDA_PATH),$(wildcard /usr/local/cuda))
@@ -98,7 +98,7 @@ ifneq ($(CUDA_TOOLKIT),)
 gpu-check: export CUDA_HOME := $(CUDA_TOOLKIT)
 endif
 gpu-check:
-	$(PYTHON) benchmarks/gpu.py --out $(OUT_DIR) $(PARTS:%=--parts %) $(TOTAL:%=--total %)
+	$(PYTHON) benchmarks/gpu.py --out $(OUT_DIR) $(PARTS:%=--parts %) $(TOTAL:%=--total %) $(COMMIT:%=--commit %)
 
 # A Python that has torch 2.13, for benchmarks/ddp.py. BEFORE is the folder of another checkout, to compare calls with.
 TORCH_PYTHON ?= $(BIN)/python

@@ -50,14 +50,14 @@ _SHOWN = 15
 class Check:
     """One run: the processes of its trials, and the files that it leaves."""
 
-    def __init__(self, out: Path, limit: float = LIMIT, total: float | None = None, rehearses: bool = False):
+    def __init__(self, out: Path, limit: float = LIMIT, total: float | None = None, rehearses: bool = False, commit: str = ""):
         self.out, self.limit, self.rehearses = out, limit, rehearses
         self.end = math.inf if total is None else time.monotonic() + total
         out.mkdir(parents=True, exist_ok=True)
         self.file, self.lock = out / "gpu.json", threading.RLock()
         self.report: dict[str, Any] = json.loads(self.file.read_text()) if self.file.exists() else {}
         self.running: dict[subprocess.Popen[str], str] = {}
-        self.about = {"date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "commit": _commit()}
+        self.about = {"date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "commit": commit or _commit()}
         self.log: TextIO = (out / "log.txt").open("a", encoding="utf-8")
         self.told_to_stop = False
 
@@ -96,12 +96,14 @@ class Check:
             list(pool.map(lambda trial: self.run_trial(name, trial, until), part.trials))
         self.report[name]["seconds"] = round(time.monotonic() - began, 1)
         self.write()
+        (self.out / "summary.txt").write_text(summary(self.report))
 
     def run_trial(self, part: str, trial: Trial, until: float) -> None:
         """Run one trial until it ends, or its time is over."""
         result: dict[str, Any] = {"state": "running", "findings": []}
         with self.lock:
             self.report[part]["trials"][trial.name] = result
+        self.write()  # a check that is killed has said which trial ran
         began = time.monotonic()
         seconds = min(trial.seconds, self.limit, until - began)
         if seconds < _LEAST or self.told_to_stop:
@@ -146,7 +148,7 @@ class Check:
                         self._note(part, trial, json.loads(line.removeprefix(MARK)), result)
                     elif line.strip():
                         tail.append(line)
-                        with self.lock:
+                        with self.lock, suppress(ValueError):  # the log is closed: this process could not be ended
                             self.log.write(f"{part}, {trial.name}: {line}")
 
         reader = threading.Thread(target=read, daemon=True)
@@ -253,6 +255,7 @@ def options(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--limit", type=float, default=LIMIT, help="seconds of one part")
     parser.add_argument("--total", type=float, help="seconds of all parts: what does not fit is not begun")
     parser.add_argument("--join", nargs="+", type=Path, metavar="FILE", help="gpu.json of several runs, to be made one")
+    parser.add_argument("--commit", default="", help="what is checked, where the checkout has no history of its own")
     parser.add_argument("--rehearse", action="store_true", help="on the CPU in place of a GPU, to test this program")
     given = parser.parse_args(arguments)
     names = [name for part in given.parts.split(",") for name in ([*PARTS][1:] if part == "rest" else [part])]
@@ -276,7 +279,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(summary(joined))
         return 0
     chosen = {name: PARTS[name] for name in given.parts}
-    return Check(given.out, given.limit, given.total, given.rehearse).run(chosen)
+    return Check(given.out, given.limit, given.total, given.rehearse, given.commit).run(chosen)
 
 
 if __name__ == "__main__":

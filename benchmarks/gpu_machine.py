@@ -108,7 +108,7 @@ def _smi() -> str:
         return "not found"
     asked = "--query-gpu=clocks.sm,clocks.mem,power.draw,temperature.gpu,utilization.gpu,memory.used"
     try:
-        return subprocess.run([tool, asked, "--format=csv"], capture_output=True, text=True, timeout=20).stdout.strip()
+        return subprocess.run([tool, asked, "--format=csv"], capture_output=True, text=True, timeout=5).stdout.strip()
     except (OSError, subprocess.SubprocessError) as error:
         return str(error)
 

@@ -6,11 +6,12 @@ sees because a word was released after it, and acquired before it. Where one of 
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from gpu_machine import loaded
@@ -34,19 +35,19 @@ def _two_places(totals: Any, rounds: Any) -> None:
         for number in range(rounds):
             sleep_ns(100 * (number & 3))
             store(words, number + 1)
-            barrier()
+            barrier_sync()
             store(place, load(place) + load(words))
-            barrier()
+            barrier_sync()
         store(words, STOP)
-        barrier()
+        barrier_sync()
         return
     while True:
-        barrier()
+        barrier_sync()
         task = load(words)
         if task == STOP:
             return
         store(place, load(place) + task)
-        barrier()
+        barrier_sync()
 
 
 def _one_place(totals: Any, rounds: Any) -> None:
@@ -83,11 +84,11 @@ def _ping_pong(flags: Any, states: Any, payloads: Any, rounds: Any, patience: An
             store(mine, FACTOR * number + count * block + me)
             barrier()
             if me == 0:
-                store_release(flags + FLAG_BYTES * block, number)
+                release(flags + FLAG_BYTES * block, number)
         if me == 0:
-            began, seen = global_ns(), load_acquire(flags + FLAG_BYTES * other)
+            began, seen = global_ns(), acquire(flags + FLAG_BYTES * other)
             while seen < number and global_ns() - began < patience:
-                seen = load_acquire(flags + FLAG_BYTES * other)
+                seen = acquire(flags + FLAG_BYTES * other)
             store(words, seen)
         barrier()
         seen = load(words)
@@ -100,7 +101,7 @@ def _ping_pong(flags: Any, states: Any, payloads: Any, rounds: Any, patience: An
             store(mine, FACTOR * number + count * block + me)
             barrier()
             if me == 0:
-                store_release(flags + FLAG_BYTES * block, number)
+                release(flags + FLAG_BYTES * block, number)
         done = number
     store(state + 8 * (2 + me), load(state + 8 * (2 + me)) + wrong)
     if me == 0:
@@ -108,27 +109,61 @@ def _ping_pong(flags: Any, states: Any, payloads: Any, rounds: Any, patience: An
         store(state + 8, load(state + 8) + global_ns() - start)
 
 
-KERNELS: dict[str, tuple[Callable[..., None], int]] = {
-    "one thread of a warp at one barrier, the others at another": (_two_places, 2),
-    "one thread of a warp late at the barrier of all": (_one_place, 2),
-    "release and acquire between blocks": (_ping_pong, 5),
-}
-"""Each kernel, and its number of arguments."""
+def barrier_sync() -> Any:
+    """PTX's barrier that the threads of a warp may reach in different places of the code, as an operation of templates."""
+    from llvmlite import ir
+    from numba import cuda
+    from numba.cuda import extending
+
+    @extending.intrinsic
+    def barrier_sync(typingctx: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            kind = ir.FunctionType(ir.VoidType(), [])
+            builder.call(ir.InlineAsm(kind, "barrier.sync 0;", "~{memory}", side_effect=True), [])
+            return context.get_dummy_value()
+
+        return cuda.types.void(), codegen
+
+    return barrier_sync
 
 
-def template(kernel: Callable[..., None]) -> Callable[[Any], Any]:
-    """The template of a kernel, for `compile_template`."""
+def template(kernel: Callable[..., None], operations: Any) -> Any:
+    """A probe's kernel, to be compiled."""
     from funccoll.kernels.variants import variant
 
-    constants = {"STOP": _STOP, "FACTOR": _FACTOR, "FLAG_BYTES": _FLAG_BYTES}
-    return lambda operations: variant(kernel, kernel.__name__.strip("_"), **operations.memory, **constants)
+    memory = operations.memory
+    acquire, release = (next(memory[name] for name in memory if name.startswith(kind))
+                        for kind in ("load_acquire", "store_release"))  # fmt: skip
+    barriers = {"barrier_sync": barrier_sync()} if kernel is _two_places else {}
+    return variant(
+        kernel, kernel.__name__.strip("_"), **memory, **barriers, acquire=acquire, release=release, STOP=_STOP, FACTOR=_FACTOR,
+        FLAG_BYTES=_FLAG_BYTES,
+    )  # fmt: skip
+
+
+class Probe(NamedTuple):
+    """A kernel, and the number of its arguments."""
+
+    kernel: Callable[..., None]
+    arguments: int
+
+    def template(self) -> Callable[[Any], Any]:
+        """Return what `compile_template` takes."""
+        return functools.partial(template, self.kernel)
+
+
+BARRIERS = {
+    "one thread of a warp at one barrier, the others at another": Probe(_two_places, 2),
+    "one thread of a warp late at the barrier of all": Probe(_one_place, 2),
+}
+PING_PONG = Probe(_ping_pong, 5)
 
 
 def barriers(rounds: int = 2000) -> None:
     """Barriers that a warp reaches in parts: every thread has seen every round, in each of the two forms."""
     cupy = require_gpu()
-    for name, (kernel, arguments) in [*KERNELS.items()][:2]:
-        entry, blocks, threads, seconds = loaded(template(kernel), arguments)
+    for name, probe in BARRIERS.items():
+        entry, blocks, threads, seconds = loaded(probe.template(), probe.arguments)
         totals = cupy.zeros(blocks * threads, np.int64)
         entry((blocks,), (threads,), (np.int64(totals.data.ptr), np.int64(rounds)), enable_cooperative_groups=True)
         _end_in_time(name, _BARRIER_LIMIT_S)
@@ -147,8 +182,8 @@ def ping_pong(rounds: int = 20_000, patience_s: float = _PATIENCE_S, launches: i
     One launch is enough on a GPU; where blocks run one after another, each goes on in the next where it had waited in vain.
     """
     cupy = require_gpu()
-    (name, (kernel, arguments)) = [*KERNELS.items()][2]
-    entry, blocks, threads, seconds = loaded(template(kernel), arguments)
+    name = "release and acquire between blocks"
+    entry, blocks, threads, seconds = loaded(PING_PONG.template(), PING_PONG.arguments)
     blocks -= blocks % 2
     flags = cupy.zeros(blocks * _FLAG_BYTES // 8, np.int64)
     states, payloads = cupy.zeros(blocks * (2 + threads), np.int64), cupy.zeros(blocks * threads, np.int64)

@@ -12,6 +12,7 @@ import ctypes
 import importlib
 import json
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,18 @@ def load_kernel(combines: Sequence[Combine], cc: tuple[int, int]) -> tuple[str, 
 
     fake_cuda.Module.kernels[code] = {"run": run}
     return "run", code
+
+
+_LOCK = threading.Lock()
+
+
+def barrier_anywhere() -> None:
+    """The barrier of a block's threads, wherever in the code they are."""
+    manager: Any = threading.current_thread()._manager  # type: ignore[attr-defined]
+    with _LOCK:
+        if not hasattr(manager, "barrier_anywhere"):
+            manager.barrier_anywhere = threading.Barrier(cuda_simulation.THREADS)
+    manager.barrier_anywhere.wait(60)
 
 
 def compile_template(template: Any, arguments: int, cc: tuple[int, int]) -> Kernel:
@@ -82,8 +95,10 @@ def fake_a_gpu() -> None:
     cublas: Any = importlib.import_module("funccoll.runtime.cuda.cublas")
     cublas.find_library = lambda version: FakeCublas()
     blocks: Any = importlib.import_module("funccoll.kernels.cuda")
-    blocks.compile_kernel = lambda combines, cc: Kernel(*load_kernel(combines, cc), "", "")
-    cuda_compiler.compile_template, cuda_compiler.THREADS = compile_template, cuda_simulation.THREADS
+    blocks.compile_template = cuda_compiler.compile_template = compile_template
+    cuda_compiler.THREADS = cuda_simulation.THREADS
+    probe: Any = importlib.import_module("gpu_probe")
+    probe.barrier_sync = lambda: barrier_anywhere
     gpu_trial.driver = lambda: "CUDA 13.0"
     gpu_trial.gpu_seconds = lambda call, times: [(call(), 1e-3)[1] for _ in range(2)]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import itertools
 import json
 import os
 import re
@@ -496,13 +497,13 @@ def test_our_smallest_kernels_are_assembled_without_spills():
     import gpu_machine
     import gpu_probe
 
-    wanted = {"barrier.sync": [4, 2, 4], "ld.acquire.sys": [0, 0, 1], "st.release.sys": [0, 0, 2]}
-    for number, (kernel, arguments) in enumerate(gpu_probe.KERNELS.values()):
-        for cc in ((8, 0), (9, 0), (10, 0)):
-            made = compile_template(gpu_probe.template(kernel), arguments, cc)
-            assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in made.log and "0 bytes lmem" in made.log
-            for words, counts in wanted.items():  # loops may have been unrolled
-                assert (made.ptx.count(words) > 0) == (counts[number] > 0) and made.ptx.count(words) >= counts[number], words
+    probes = [*gpu_probe.BARRIERS.values(), gpu_probe.PING_PONG]
+    for probe, cc in itertools.product(probes, ((8, 0), (9, 0), (10, 0))):
+        made = compile_template(probe.template(), probe.arguments, cc)
+        assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in made.log and "0 bytes lmem" in made.log
+        assert len(re.findall(r"\bbar(rier)?\.", made.ptx)) >= 2
+        assert probe is not probes[0] or made.ptx.count("barrier.sync 0;") >= 5  # in two places; loops may be unrolled
+        assert all((words in made.ptx) == (probe is gpu_probe.PING_PONG) for words in ("ld.acquire.", "st.release."))
 
     assert len(gpu_kernels.combines()) == len(set(gpu_kernels.combines())) > 18
     kernel = gpu_machine.compile_smallest((9, 0))
