@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import pickle
 import re
@@ -81,6 +82,14 @@ def rank(case: str, record: str) -> None:
     fc.make_mesh = once  # type: ignore[assignment]
     backend = once({"d": fc.world_size()}).backend
     print(f"transport of a mesh: {backend.name}{' on one GPU' if getattr(backend, 'shares_gpus', False) else ''}.", flush=True)
+    began, compare, numbers = time.monotonic(), process_cases.Comparing.__call__, itertools.count(1)
+
+    def counted(self: Any, *program: Any) -> None:
+        compare(self, *program)
+        if (number := next(numbers)) % 10 == 1:  # for a job that does not end
+            print(f"rank {fc.rank()}: {number} programs in {time.monotonic() - began:.1f} s", flush=True)
+
+    process_cases.Comparing.__call__ = counted  # type: ignore[method-assign]
     process_cases.compare(case, Path(record))
 
 

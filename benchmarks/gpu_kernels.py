@@ -50,10 +50,11 @@ class SameBits:
         if len(self.failures) >= self.most_failures:
             return
         self.programs += 1
+        where = f"{getattr(fn, '__qualname__', fn)} on {axes} of {', '.join(f'{x.dtype}{list(x.shape)}' for x in args)}"
+        print(f"program {self.programs}: {where}", flush=True)  # for a trial that does not end
         try:
             self._compare(fn, axes, args, {"in_specs": in_specs, "out_specs": out_specs})
         except Exception as error:
-            where = f"{getattr(fn, '__qualname__', fn)} on {axes} of {', '.join(f'{x.dtype}{list(x.shape)}' for x in args)}"
             self.failures.append(f"{where}: {type(error).__name__}: {error}"[:600])
             found(f"program {self.programs}", failed=self.failures[-1])
 

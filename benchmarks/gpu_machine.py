@@ -22,6 +22,8 @@ from gpu_trial import Skipped, beside, driver, ended, failure_in, found, require
 PACKAGES = ("numpy", "numba", "numba-cuda", "llvmlite", "optree", "ml_dtypes", "cupy-cuda12x", "cupy-cuda13x", "cuda-bindings",
             "nvidia-nvvm", "nvidia-nvjitlink", "nvidia-cuda-nvrtc", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "torch", "jax",
             "scikit-learn", "pytest")  # fmt: skip
+_NAMED = ("numpy", "cupy-cuda12x", "cupy-cuda13x", "numba-cuda", "torch", "jax")
+"""Packages that the first lines name."""
 _LIBRARIES = {"driver": "libcuda.so", "nvvm": "libnvvm.so", "nvjitlink": "libnvJitLink.so", "nvrtc": "libnvrtc.so",
               "nccl": "libnccl.so"}  # fmt: skip
 _IPC_BYTES = 1 << 20
@@ -38,7 +40,7 @@ def facts() -> None:
     gpu = _tried(_gpu)
     known = gpu if isinstance(gpu, dict) else {}
     name = f"{known['name']}, compute capability {known['compute capability']}" if known else "no GPU that CuPy can use"
-    versions = ", ".join(f"{p} {packages[p]}" for p in ("numpy", "numba-cuda", "torch", "jax") if packages[p])
+    versions = ", ".join(f"{p} {packages[p]}" for p in _NAMED if packages[p])
     found(
         "machine", f"{name}; Python {platform.python_version()}, {versions or 'no packages'}",
         driver=driver(),
@@ -106,7 +108,7 @@ def _smi() -> str:
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return "not found"
-    asked = "--query-gpu=clocks.sm,clocks.mem,power.draw,temperature.gpu,utilization.gpu,memory.used"
+    asked = "--query-gpu=driver_version,clocks.sm,clocks.mem,power.draw,temperature.gpu,utilization.gpu,memory.used"
     try:
         return subprocess.run([tool, asked, "--format=csv"], capture_output=True, text=True, timeout=5).stdout.strip()
     except (OSError, subprocess.SubprocessError) as error:

@@ -39,7 +39,7 @@ PARTS: dict[str, Part] = {
         Trial("one kernel", "gpu_kernels:one_kernel", (), 35),
         Trial("programs, 4 virtual devices", "gpu_kernels:compare", ("programs", 4), 65),
         Trial("collectives, 2 processes", "gpu_jobs:compare", ("collectives", 2), 65),
-        Trial("a peer: kill", "gpu_jobs:failure", ("kill",), 30),  # what else ends or shares memory comes here: 90 s are free
+        Trial("a peer: kill", "gpu_jobs:failure", ("kill",), 30),  # what else is about peers' memory comes next
         Trial("tensors of torch", "gpu_interop:with_torch", (), 45),
         Trial("NCCL with one rank", "gpu_jobs:nccl", (1,), 30),
         Trial("small all_reduces", "gpu_speed:small", (), 50),

@@ -197,6 +197,16 @@ def test_a_run_that_is_told_to_end_leaves_a_summary(tmp_path):
     assert "one, hangs: stopped: after" in text and "one, fine: not run" in text
 
 
+def test_a_process_that_cannot_be_ended_holds_up_no_other(monkeypatch):
+    line = [sys.executable, "-c", "import time; time.sleep(600)"]
+    process = subprocess.Popen(line, env={**os.environ, gpu_trial.TRIAL: "one"}, start_new_session=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(gpu, "_TO_END", 0.0)
+        patch.setattr(gpu.os, "kill", lambda *_: None)  # as of a process in a call of the driver's
+        assert gpu._end(process, "one") == [process.pid]
+    assert gpu._end(process, "one") == [] and process.returncode == -signal.SIGKILL
+
+
 @pytest.mark.usefixtures("stand_ins")
 def test_the_summary_is_one_page(tmp_path):
     parts = {f"part {n}": Part("", (trial("many"), trial("fine", n))) for n in range(3)}
