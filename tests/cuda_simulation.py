@@ -175,6 +175,10 @@ class SimulatedGpu:
         self.absent: set[int] = set()
         """Blocks that never run. The patience of the others is at an end when none of them comes any further."""
 
+    def on_device(self, function: Any) -> Any:
+        """The function: no thread of the host has another GPU."""
+        return function
+
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         """An array of arbitrary values, which begins where allocations of a GPU do."""
         return self._memory(shape, dtype, 0)

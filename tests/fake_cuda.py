@@ -31,17 +31,63 @@ class CUDADriverError(RuntimeError):
     """As in cupy.cuda.driver."""
 
 
+fault = 0
+"""The status of all calls after the GPU has failed: for good, as with a fault of a kernel."""
+
+
+def _check() -> None:
+    if fault:
+        raise CUDARuntimeError(f"cudaError {fault}")
+
+
+class _Threads(threading.local):
+    """What the driver keeps of each thread."""
+
+    device = 0
+    capture_mode = 0
+    """GLOBAL; 2 is RELAXED."""
+
+
+threads = _Threads()
+seen: set[int] = set()
+"""The devices that were the current ones when something was allocated or enqueued."""
+
+
+def _set_device(number: int) -> None:
+    threads.device = number
+
+
+def _event_query(event: int) -> int:
+    """A status, which is not looked at. It ends a capture of another thread, but in RELAXED mode."""
+    if fake_cupy.recorder is not None and threads.capture_mode != 2:
+        fake_cupy.touch_host("cudaEventQuery in another thread")
+    if not fault:
+        Event.all[event].reach()
+    return fault
+
+
+def _exchange_capture_mode(mode: Any) -> int:
+    threads.capture_mode, mode._obj.value = mode._obj.value, threads.capture_mode
+    return 0
+
+
+LIBCUDA = SimpleNamespace(cuThreadExchangeStreamCaptureMode=_exchange_capture_mode)
+
+
 class Event:
     """As in cupy.cuda. What it was recorded after has happened when something waits for it, or asks."""
 
+    all: weakref.WeakValueDictionary[int, Event] = weakref.WeakValueDictionary()
+
     def __init__(self, *args: Any, **kwargs: Any):
         self._stream: Stream | None = None
-        self._position = 0
+        self._position, self.ptr = 0, id(self)
+        self.all[self.ptr] = self
 
     @property
     def done(self) -> bool:
-        self.reach()
-        return True
+        """As in CuPy, which does not look at errors."""
+        return _event_query(self.ptr) == 0
 
     def record(self, stream: Any = None) -> None:
         self._stream = get_current_stream() if stream is None else stream
@@ -54,6 +100,7 @@ class Event:
 
     def synchronize(self) -> None:
         fake_cupy.touch_host("event.synchronize")
+        _check()
         self.reach()
 
 
@@ -114,6 +161,8 @@ class Stream:
 
     def enqueue(self, work: Callable[[], None]) -> None:
         """Run work, of a non-blocking stream as late as a GPU may."""
+        _check()
+        seen.add(threads.device)
         with self._lock:
             self.enqueued += 1
             self._queue.append(work)
@@ -156,6 +205,7 @@ class Stream:
     def synchronize(self) -> None:
         self.synchronized += 1
         fake_cupy.touch_host("stream.synchronize")
+        _check()
         self.drain()
 
     def begin_capture(self, mode: Any = None) -> None:
@@ -199,21 +249,25 @@ class Device:
     pci_bus_id = "0000:01:00.0"
 
     def __init__(self, device: int | None = None):
-        self.id = 0 if device is None else device
+        self.id = threads.device if device is None else device
+        self._before: list[int] = []
 
     def synchronize(self) -> None:
         fake_cupy.touch_host("device.synchronize")
+        _check()
         for stream in list(Stream._all.values()):
             stream.drain()
 
     def use(self) -> None:
-        pass
+        threads.device = self.id
 
     def __enter__(self) -> Device:
+        self._before.append(threads.device)
+        threads.device = self.id
         return self
 
     def __exit__(self, *exc: Any) -> None:
-        pass
+        threads.device = self._before.pop()
 
 
 class MemoryPool:
@@ -302,8 +356,10 @@ def modules() -> dict[str, Any]:
         function=SimpleNamespace(Module=Module, Function=Function),
         runtime=SimpleNamespace(
             CUDARuntimeError=CUDARuntimeError, driverGetVersion=lambda: DRIVER, runtimeGetVersion=lambda: RUNTIME,
-            getDeviceCount=lambda: 1, **fake_cupy.HOST_MEMORY,
+            getDeviceCount=lambda: 1, getDevice=lambda: threads.device, setDevice=_set_device, eventQuery=_event_query,
+            **fake_cupy.HOST_MEMORY,
         ),
     )  # fmt: skip
     fake_cupy.cuda, fake_cupy.current_order = cuda, get_current_stream
+    fake_cupy.allocates = lambda: seen.add(threads.device)
     return {"cupy": sys.modules["fake_cupy"], "cupy.cuda": cuda, "cupyx.scipy.special": fake_cupy.special}

@@ -66,6 +66,10 @@ current_order: Callable[[], Order] = _AtOnce
 """The stream that work goes to: fake_cuda's current one, where there is that."""
 
 
+allocates: Callable[[], object] = bool
+"""Called in the thread that allocates memory."""
+
+
 def launch(work: Callable[[], None]) -> None:
     """Run work that writes memory in the order of the current stream, or give it to the recorder."""
 
@@ -125,6 +129,7 @@ def new(shape: Any, dtype: Any, like: np.ndarray | None = None) -> ndarray:
     if host.nbytes > free_bytes:
         raise OutOfMemoryError(f"Out of memory allocating {host.nbytes:,} bytes (allocated so far: 0 bytes).")
     np.reshape(host, -1, order="A").view(np.uint8)[...] = POISON
+    allocates()
     if recorder is not None:
         recorder.allocated(host)
     return ndarray(host)

@@ -75,6 +75,8 @@ class _Stream(threading.Thread):
         super().__init__(daemon=True)
         self.todo: queue.Queue = queue.Queue()
         self.failure: BaseException | None = None
+        self.fault: BaseException | None = None
+        """What every question to the GPU raises after it has failed."""
         self.start()
 
     def run(self):
@@ -100,6 +102,9 @@ class _Stream(threading.Thread):
 @functools.cache
 def _stream():
     return _Stream()
+
+
+_watching: set[int] = set()
 
 
 class FakeGpu:
@@ -134,6 +139,9 @@ class FakeGpu:
     def record(self):
         return _FakeEvent(_stream().put())
 
+    def begin_watch(self):
+        _watching.add(threading.get_ident())
+
 
 class _FakeEvent:
     def __init__(self, reached):
@@ -141,6 +149,9 @@ class _FakeEvent:
 
     @property
     def done(self):
+        assert threading.get_ident() in _watching, "this thread may ask for events while another captures"
+        if _stream().fault is not None:
+            raise _stream().fault
         return self.reached.is_set()
 
 

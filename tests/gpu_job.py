@@ -26,7 +26,7 @@ class JobGpu(peer_simulation.PeerSimulatedGpu):
         super().__init__(seed)
         self.bus_id = bus_id
         fake = fake_nccl.FakeGpu(bus_id)
-        self.stream, self.record, self.wait = fake.stream, fake.record, fake.wait
+        self.stream, self.record, self.wait, self.begin_watch = fake.stream, fake.record, fake.wait, fake.begin_watch
 
 
 def install(seed: int, shared: bool = False) -> None:

@@ -115,6 +115,8 @@ def after_the_agreement(what: str) -> None:
             sure(lambda: communicator._polls > 30)
             assert backend.job.failure is None
             communicator._reports = 6
+        if what == "fault":
+            fake_nccl._stream().fault = RuntimeError("cudaErrorIllegalAddress: an illegal memory access was encountered")
     assert fake_nccl._stream().put().wait(fake_nccl._PATIENCE)  # comes free by the abort
     tell(backend.check)
     tell(step, x)

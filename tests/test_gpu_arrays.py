@@ -7,6 +7,7 @@ import re
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import fake_cuda
@@ -54,6 +55,71 @@ def test_a_stream_for_nccl_waits_for_the_one_before(cupy, monkeypatch):
     with side:
         assert [own.stream(), own.stream()] == [side.ptr] * 2 and waits == [side.ptr]
     assert own.stream() == first and waits == [side.ptr, first]
+
+
+def test_an_event_raises_what_has_ended_the_gpu(monkeypatch):
+    """CuPy's own says that it is not done, for ever."""
+    event, theirs = gpu.current_gpu().record(), fake_cuda.get_current_stream().record()
+    assert event.done and theirs.done
+    monkeypatch.setattr(fake_cuda, "fault", 600)  # not ready
+    assert not event.done
+    monkeypatch.setattr(fake_cuda, "fault", 700)
+    assert not theirs.done
+    with pytest.raises(fake_cuda.CUDARuntimeError, match="700"):
+        _ = event.done
+
+
+def test_a_thread_that_watches_ends_no_capture_and_asks_its_own_gpu(monkeypatch):
+    fake_cuda.Device(3).use()
+    try:
+        held = gpu.current_gpu()
+    finally:
+        fake_cuda.Device(0).use()
+    monkeypatch.setattr(sys.modules["funccoll.runtime.cuda.cupy_gpu"], "_load_driver", lambda: fake_cuda.LIBCUDA)
+    event, found = held.record(), []
+
+    def ask(begins: bool) -> None:
+        if begins:
+            held.begin_watch()
+        with suppress(fake_cuda.CUDARuntimeError):
+            found.append((event.done, fake_cuda.threads.device))
+
+    def ask_in_a_capture(begins: bool) -> None:
+        thread = threading.Thread(target=ask, args=(begins,))
+        with fake_cuda.Stream(non_blocking=True) as stream:
+            stream.begin_capture()
+            thread.start()
+            thread.join()
+            stream.end_capture()
+
+    with pytest.raises(fake_cuda.CUDARuntimeError, match="Invalidated"):
+        ask_in_a_capture(begins=False)
+    ask_in_a_capture(begins=True)
+    assert found == [(True, 3)]
+
+
+def test_a_thread_of_any_device_computes_on_the_gpu_of_the_process(cupy):
+    fake_cuda.Device(3).use()
+    try:
+        fc.make_mesh({"d": 2}, device="cuda")
+    finally:
+        fake_cuda.Device(0).use()
+    mesh, x, devices, results = fc.make_mesh({"d": 2}, device="cuda"), np.arange(8.0), set(), []
+    step = fc.jit(lambda x: np.sin(x) * 2 + 1, mesh=mesh, in_specs=P("d"), out_specs=P("d"))
+
+    def work() -> None:
+        for _ in range(3):  # kernel by kernel, captured, replayed
+            results.append(np.asarray(step(x)))
+        results.append(np.asarray(step(fc.device_put(x, mesh, P("d")))))
+        mesh.backend.wait()
+        devices.add(fake_cuda.threads.device)
+
+    fake_cuda.seen.clear()
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert len(results) == 4 and all((y == np.sin(x) * 2 + 1).all() for y in results)
+    assert fake_cuda.seen == {3} and devices == {0}
 
 
 X = np.arange(12.0).reshape(4, 3)

@@ -8,7 +8,9 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import fake_nccl
 import ml_dtypes
@@ -17,6 +19,7 @@ import process_cases
 import pytest
 from ranks import Ranks
 
+from funccoll.runtime.nccl import watchdog
 from funccoll.runtime.nccl.native import is_native
 from funccoll.runtime.plans.flat_operand import FlatOperand
 from funccoll.runtime.plans.operand import Operand
@@ -127,6 +130,7 @@ def test_a_rank_is_told_before_anything_is_enqueued(what, words):
     ("raise", "PeerFailure: rank 1 raised ValueError: rank 1 has had enough. This rank was in all_reduce"),
     ("late", r"CollectiveTimeout: rank 0 waited 0\.\d s for its GPU to finish all_reduce among ranks \[0, 1\]"),
     ("error", r"FunccollError: NCCL failed in all_reduce among .*: NCCL_ERROR_REMOTE_ERROR"),
+    ("fault", r"FunccollError: the GPU failed in all_reduce among .*: cudaErrorIllegalAddress: an illegal memory access"),
 ])  # fmt: skip
 def test_a_rank_is_told_of_what_the_gpu_waits_for(what, words):
     with start(2, f"after_the_agreement({what!r})") as ranks:
@@ -137,16 +141,30 @@ def test_a_rank_is_told_of_what_the_gpu_waits_for(what, words):
         assert (code, err) == (0, ""), err
         told, again, ended = printed
         assert re.match(words, told), told
-        assert re.search(r"rank 1 (is in|has finished) the agreement to all_reduce", told), told
+        assert what == "fault" or re.search(r"rank 1 (is in|has finished) the agreement to all_reduce", told), told
         assert "an earlier failure ended all collectives of this job" in again
         assert ended == "abort"
-        if what in ("late", "error"):  # rank 1 still waits
+        if what in ("late", "error", "fault"):  # rank 1 still waits
             ranks.tell(1)
             _, printed, _ = ranks.end(1)
             assert "PeerFailure: rank 0 raised" in printed[0], printed
         elif what == "raise":
             _, printed, _ = ranks.end(1)
             assert printed[0] == "ValueError: rank 1 has had enough"
+
+
+def test_a_drain_that_nothing_ends_has_a_limit():
+    """As where a kernel of the user's before it never ends, on which no limit of a collective's applies."""
+    world = SimpleNamespace(timeout=0.01, watch=SimpleNamespace(failure=lambda members: None))
+    gpu = SimpleNamespace(begin_watch=lambda: None)
+    found = watchdog.Watchdog(world, gpu, threading.RLock(), lambda error: None)  # type: ignore[arg-type]
+    assert found.drain()
+    never = SimpleNamespace(done=False)
+    diagnosis = SimpleNamespace(call=SimpleNamespace(source=None), communicator=SimpleNamespace(members=[0]))
+    found.watch(watchdog.Enqueued(diagnosis, [], never))  # type: ignore[arg-type]
+    assert not found.drain()
+    found.end()
+    assert found.drain()
 
 
 def test_an_exception_that_only_one_rank_has():

@@ -249,6 +249,9 @@ class Runtime:
         assert flags == 3  # cudaHostRegisterPortable | cudaHostRegisterMapped
         self.registered[ptr] = size
 
+    def getDevice(self):
+        return 0
+
     def hostUnregister(self, ptr):
         del self.registered[ptr]
 

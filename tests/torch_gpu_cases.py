@@ -60,7 +60,7 @@ def begin() -> None:
     runtime.hostRegister = runtime.hostUnregister = lambda *arguments: None
     runtime.pointerGetAttributes = lambda pointer: type("Attributes", (), {"devicePointer": pointer, "type": 0})
     cupy_gpu: Any = importlib.import_module("funccoll.runtime.cuda.cupy_gpu")
-    cupy_gpu.CupyKernels = fake_cupy.Kernels
+    put(cupy_gpu, CupyKernels=fake_cupy.Kernels, _load_driver=lambda: fake_cuda.LIBCUDA)
     put(cublas, find_library=lambda version: FakeCublas())
     put(job_gpus, load_nccl=lambda: fake_nccl, _STAGING=1.0)  # NCCL for all that it has
     launch = fake_cupy.launch

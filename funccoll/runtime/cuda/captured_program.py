@@ -30,6 +30,7 @@ class CapturedProgram:
 
     def __init__(self, gpu: Gpu, run: Run):
         self._gpu, self._run = gpu, run
+        self._call = gpu.on_device(self._enqueue)
         self.why_not: str | None = None
         self._calls = 0
         self._lock = threading.Lock()
@@ -51,6 +52,9 @@ class CapturedProgram:
 
     def __call__(self, *inputs: Any) -> Sequence[Any]:
         """Enqueue the program: from the copies of each input to a tuple with the copies of each output."""
+        return self._call(*inputs)
+
+    def _enqueue(self, *inputs: Any) -> Sequence[Any]:
         if self.why_not is not None:
             return self._run(*inputs)
         with self._lock:  # two threads would fill the same slots; and none captures while another one's first call goes on

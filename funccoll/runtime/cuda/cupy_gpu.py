@@ -5,6 +5,7 @@ It was written without a GPU, and has never run on one.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import threading
 from collections import Counter
@@ -25,6 +26,60 @@ from .cupy_library import CupyLibrary
 __all__ = ["CupyGpu"]
 
 _PORTABLE, _MAPPED = 1, 2  # flags of cudaHostRegister, which CuPy does not name
+_NOT_READY = 600  # cudaErrorNotReady
+_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
+
+
+def _load_driver() -> Any:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def _on_device(device_id: int, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a function with a GPU as the calling thread's, which the next call of this thread may not want."""
+    before = runtime.getDevice()
+    if before == device_id:
+        return function(*args, **kwargs)
+    runtime.setDevice(device_id)
+    try:
+        return function(*args, **kwargs)
+    finally:
+        runtime.setDevice(before)
+
+
+def _by_its_device(cls: type[CupyGpu]) -> type[CupyGpu]:
+    """Let every public method run with the GPU as the calling thread's device: each thread of a process begins with GPU 0."""
+
+    def entering(method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def entered(self: CupyGpu, *args: Any, **kwargs: Any) -> Any:
+            return _on_device(self.device_id, method, self, *args, **kwargs)
+
+        return entered
+
+    for name, value in list(vars(cls).items()):
+        if not name.startswith("_") and name not in ("begin_watch", "on_device"):
+            if isinstance(value, property):
+                assert value.fget is not None
+                setattr(cls, name, property(entering(value.fget)))
+            elif callable(value):
+                setattr(cls, name, entering(value))
+    return cls
+
+
+class _RecordedEvent:
+    """An event in a stream. CuPy's `Event.done` does not look at errors: it is False for ever after a fault of the GPU."""
+
+    def __init__(self) -> None:
+        self._event = cupy.cuda.Event(disable_timing=True)
+        self._event.record()
+
+    @property
+    def done(self) -> bool:
+        """True when the stream has come to it. Raises CUDARuntimeError when the GPU has failed."""
+        status = runtime.eventQuery(self._event.ptr)
+        if status not in (0, _NOT_READY):
+            raise runtime.CUDARuntimeError(status)
+        return status == 0
 
 
 class _Capturing(threading.local):
@@ -67,8 +122,9 @@ class _Replay:
             self._graph.launch(stream)
 
 
+@_by_its_device
 class CupyGpu:
-    """The current device of CuPy. See `virtual_devices.Gpu` and `peer_segments.PeerGpu`."""
+    """The device that is CuPy's current one at first. See `virtual_devices.Gpu` and `peer_segments.PeerGpu`."""
 
     def __init__(self) -> None:
         device = cupy.cuda.Device()
@@ -78,11 +134,17 @@ class CupyGpu:
         self._cc = int(capability[:-1]), int(capability[-1])
         self._capturing = _Capturing()
         self.library = CupyLibrary(cupy, CupyKernels(), load_cublas=self._load_cublas)
+        for name in ("empty", "asarray", "check", "upload", "download", "copy", "literal"):  # called outside of programs
+            setattr(self.library, name, self.on_device(getattr(self.library, name)))
         self.max_blocks = int(device.attributes["MultiProcessorCount"])
         self._mapped = Counter[int]()
         self._order = _StreamOrder()
         self._capture = threading.RLock()
         """Held in a capture, in which no thread may wait for the device, and by a thread that waits for it."""
+
+    def on_device(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """See `Gpu`."""
+        return functools.partial(_on_device, self.device_id, function)
 
     def _load_cublas(self) -> cublas.Cublas | None:
         library = cublas.find_library(runtime.runtimeGetVersion())
@@ -133,9 +195,14 @@ class CupyGpu:
 
     def record(self) -> Any:
         """See `NcclGpu`."""
-        event = cupy.cuda.Event(disable_timing=True)
-        event.record()
-        return event
+        return _RecordedEvent()
+
+    def begin_watch(self) -> None:
+        """See `NcclGpu`."""
+        runtime.setDevice(self.device_id)
+        mode = ctypes.c_int(_RELAXED)
+        if status := _load_driver().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode)):
+            raise driver.CUDADriverError(status)
 
     def wait(self) -> None:
         """See `Gpu`. All streams: an array may have been made on another one than the current."""

@@ -100,7 +100,7 @@ class JobGpuBackend:
 
     def record(self, run: Run, program: Program) -> Run:
         """See `Backend`."""
-        return run
+        return self.gpu.on_device(run)
 
     def execution(self, run: Run) -> str:
         """See `Backend`."""

@@ -49,6 +49,10 @@ class Gpu(Protocol):
         """The library of its arrays."""
         ...
 
+    def on_device(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that calls another one with this GPU as the calling thread's device."""
+        ...
+
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype) -> Any:
         """Return a new C-contiguous array with undefined values. Raises MemoryError."""
         ...

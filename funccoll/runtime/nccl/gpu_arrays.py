@@ -12,11 +12,11 @@ __all__ = ["GpuEvent", "NcclGpu"]
 
 
 class GpuEvent(Protocol):
-    """A place in a stream, as `cupy.cuda.Event` is one."""
+    """A place in a stream."""
 
     @property
     def done(self) -> bool:
-        """True when the stream has come to it."""
+        """True when the stream has come to it. Raises when the GPU has failed."""
         ...
 
 
@@ -60,4 +60,8 @@ class NcclGpu(Protocol):
 
     def record(self) -> GpuEvent:
         """Record an event in the current stream."""
+        ...
+
+    def begin_watch(self) -> None:
+        """Let the calling thread ask for events of this GPU, also while other threads capture graphs: it ends no capture."""
         ...

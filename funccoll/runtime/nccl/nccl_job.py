@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import FunccollError, MeshError
+from ...errors import CollectiveTimeout, FunccollError, MeshError
 from ...mesh import Mesh
 from ..shm.diagnosis import job_is_over
 from ..shm.shm_backend import SharedMemoryBackend
@@ -60,7 +60,7 @@ class NcclJob:
         self.lock = threading.RLock()
         """Held by a thread that calls NCCL, which allows one at a time."""
         self.failure: FunccollError | None = None
-        self.watchdog = Watchdog(self.world, self.lock, self._end_by)
+        self.watchdog = Watchdog(self.world, gpu, self.lock, self._end_by)
         self._communicators: list[Any] = []
         self._told = False
         self._pid = os.getpid()  # a forked child has copies of the communicators, which are the parent's
@@ -88,8 +88,13 @@ class NcclJob:
 
     def split(self, whole: Any, color: int, key: int) -> Any:
         """This rank's part of a communicator: the ranks of its color, in the order of their keys. All of them must call it."""
-        self.watchdog.drain()  # NCCL may deadlock when it splits while something is enqueued
+        complete = self.watchdog.drain()  # NCCL may deadlock when it splits while something is enqueued
         self.check()
+        if not complete:
+            raise CollectiveTimeout(
+                f"rank {self.world.rank} waited {self.world.timeout:g} s for its GPU to finish what was enqueued, before NCCL "
+                "makes communicators for the axes of a mesh. Something else may hold this GPU."
+            )
         return self._kept(lambda: whole.commSplit(color, key))
 
     def _kept(self, make: Callable[[], Any]) -> Any:
@@ -164,9 +169,10 @@ class NcclJob:
         """Destroy the communicators when all that was enqueued is complete; abort them after a failure."""
         if os.getpid() != self._pid:
             return
-        self.watchdog.drain()
+        complete = self.watchdog.drain()
         with self.lock:
+            aborts = not complete or self.is_over or self.world.watch.failure()
             for communicator in self._communicators:
-                communicator.abort() if self.is_over or self.world.watch.failure() else communicator.destroy()
+                communicator.abort() if aborts else communicator.destroy()
             self._communicators.clear()
         self.watchdog.end()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import CollectiveTimeout, FunccollError, at_source
 from ..job.world import World
-from .gpu_arrays import GpuEvent
+from .gpu_arrays import GpuEvent, NcclGpu
 
 if TYPE_CHECKING:
     from ..shm.diagnosis import Diagnosis
@@ -46,9 +46,9 @@ class Enqueued:
 class Watchdog:
     """The watchdog of one process, whose thread begins with the first call."""
 
-    def __init__(self, world: World, lock: Any, fail: Callable[[FunccollError], None]):
+    def __init__(self, world: World, gpu: NcclGpu, lock: Any, fail: Callable[[FunccollError], None]):
         """`lock` is held by a thread that calls NCCL. `fail` ends all collectives, once, with an error."""
-        self._world, self._lock, self._fail = world, lock, fail
+        self._world, self._gpu, self._lock, self._fail = world, gpu, lock, fail
         self._enqueued: deque[Enqueued] = deque()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -63,10 +63,13 @@ class Watchdog:
                 self._thread.start()
             self._changed.notify_all()
 
-    def drain(self) -> None:
-        """Return when all that was enqueued is complete, or has failed."""
+    def drain(self) -> bool:
+        """Return True when all that was enqueued is complete, or has failed; False if no call ends for the job's timeout."""
         with self._changed:
-            self._changed.wait_for(lambda: self._ended or not self._enqueued)
+            while self._enqueued and not self._ended:
+                if not self._changed.wait(self._world.timeout):
+                    return False
+        return True
 
     def end(self) -> None:
         """Stop watching."""
@@ -75,6 +78,7 @@ class Watchdog:
             self._changed.notify_all()
 
     def _run(self) -> None:
+        began = False
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._ended or self._enqueued)
@@ -82,6 +86,9 @@ class Watchdog:
                     return
                 first = self._enqueued[0]  # streams are in order, so that the others come later
             try:
+                if not began:
+                    began = True
+                    self._gpu.begin_watch()
                 if first.end is not None and first.end.done:
                     with self._changed:
                         self._enqueued.popleft()
@@ -89,7 +96,10 @@ class Watchdog:
                     continue
                 error = self._fault(first)
             except Exception as cause:  # the GPU itself has failed, by a kernel of the user's, say
-                error = FunccollError(f"the GPU failed in {first.diagnosis.name}: {cause}", first.diagnosis.call.source)
+                error = FunccollError(
+                    f"the GPU failed in {first.diagnosis.name}: {cause}. It may have been an earlier kernel, also of another "
+                    "library: CUDA_LAUNCH_BLOCKING=1 shows which. Start the job anew.", first.diagnosis.call.source,
+                )  # fmt: skip
                 error.__cause__ = cause
             if error is not None:
                 try:
