@@ -133,7 +133,7 @@ def compile_seconds(combine: tuple[str, str] | None, cc: tuple[int, int]) -> flo
     from funccoll.kernels.cuda import load_kernel
 
     began = time.perf_counter()
-    load_kernel([] if combine is None else [(combine[0], np.dtype(combine[1]))], cc)
+    load_kernel([] if combine is None else [(combine[0], np.dtype(combine[1]))], cc, "gpu")
     return time.perf_counter() - began
 
 

@@ -132,8 +132,7 @@ def template(kernel: Callable[..., None], operations: Any) -> Any:
     from funccoll.kernels.variants import variant
 
     memory = operations.memory
-    acquire, release = (next(memory[name] for name in memory if name.startswith(kind))
-                        for kind in ("load_acquire", "store_release"))  # fmt: skip
+    acquire, release = memory["load_acquire_gpu"], memory["store_release_gpu"]
     barriers = {"barrier_sync": barrier_sync()} if kernel is _two_places else {}
     return variant(
         kernel, kernel.__name__.strip("_"), **memory, **barriers, acquire=acquire, release=release, STOP=_STOP, FACTOR=_FACTOR,

@@ -26,7 +26,7 @@ from numba import cuda
 import funccoll as fc
 from funccoll.kernels import block
 from funccoll.kernels import frame as fields
-from funccoll.kernels.cuda import Combine, kernel_template
+from funccoll.kernels.cuda import Combine, Scope, kernel_template
 from funccoll.kernels.cuda_compiler import Operations
 from funccoll.kernels.reductions import Machine
 from funccoll.mesh import Mesh
@@ -114,7 +114,8 @@ class SharedMemory:
 
 
 MEMORY: dict[str, Callable[..., Any]] = {
-    "load": load, "store": store, "load_acquire": load, "store_release": store, "load_element": load_element,
+    "load": load, "store": store, "load_acquire_gpu": load, "load_acquire_sys": load,
+    "store_release_gpu": store, "store_release_sys": store, "load_element": load_element,
     "store_element": store_element, "load_lanes": load_lanes, "store_lanes": store_lanes, "zip_lanes": zip_lanes,
     "map_lanes": lambda function, values: tuple(map(function, values)),
     "shared_words": lambda: SharedMemory.of_this_block().words.ctypes.data,
@@ -169,7 +170,7 @@ class SimulatedGpu:
 
     def __init__(self, seed: int):
         self.random = random.Random(seed)
-        self.kernels: dict[tuple[Combine, ...], Any] = {}
+        self.kernels: dict[tuple[tuple[Combine, ...], Scope], Any] = {}
         self.steps = self.waits = 0
         self.budgets = (1, 2, 5)  # instructions of a step
         self.absent: set[int] = set()
@@ -220,10 +221,10 @@ class SimulatedGpu:
         words = self.zeros((count,), np.dtype(np.int64))
         return words, words.ctypes.data
 
-    def launch(self, combines: Sequence[Combine], blocks: int, frames: np.ndarray) -> None:
-        key = tuple(combines)
+    def launch(self, combines: Sequence[Combine], blocks: int, frames: np.ndarray, scope: Scope = "sys") -> None:
+        key = tuple(combines), scope
         if key not in self.kernels:
-            self.kernels[key] = cuda.jit(ending(kernel_template(key, Operations(MACHINE, MEMORY))))
+            self.kernels[key] = cuda.jit(ending(kernel_template(key[0], Operations(MACHINE, MEMORY), scope)))
         rows = frames[: blocks * fields.FRAME_WORDS].reshape(blocks, fields.FRAME_WORDS)
         rows[:, [fields.SPINS, fields.YIELDS, fields.PATIENCE]] = 0
         reporting = rows[:, [fields.ENDED, fields.REPORT]].copy()

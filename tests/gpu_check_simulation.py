@@ -31,17 +31,17 @@ from numba import cuda
 
 from funccoll.kernels import cuda_compiler
 from funccoll.kernels import frame as fields
-from funccoll.kernels.cuda import Combine
+from funccoll.kernels.cuda import Combine, Scope
 from funccoll.kernels.cuda_compiler import Kernel, Operations
 
 
-def load_kernel(combines: Sequence[Combine], cc: tuple[int, int]) -> tuple[str, bytes]:
+def load_kernel(combines: Sequence[Combine], cc: tuple[int, int], scope: Scope) -> tuple[str, bytes]:
     """A kernel whose "machine code" is its combines: launched, the simulator executes it on the frames at its address."""
-    code = repr([(op, dtype.name) for op, dtype in combines]).encode()
+    code = repr((scope, [(op, dtype.name) for op, dtype in combines])).encode()
 
     def run(grid: Any, address: int) -> None:
         words = (ctypes.c_int64 * (grid[0] * fields.FRAME_WORDS)).from_address(address)
-        GPU.launch(combines, grid[0], np.ctypeslib.as_array(words))
+        GPU.launch(combines, grid[0], np.ctypeslib.as_array(words), scope)
 
     fake_cuda.Module.kernels[code] = {"run": run}
     return "run", code
@@ -106,11 +106,12 @@ def fake_a_gpu() -> None:
 def early_release() -> None:
     """The ping-pong of a GPU whose blocks release a word before what they wrote can be seen."""
     memory = cuda_simulation.MEMORY
-    kept, memory["store_release"] = memory["store_release"], lambda address, value: cuda_simulation.store(address, value + 1)
+    name = "store_release_gpu"
+    kept, memory[name] = memory[name], lambda address, value: cuda_simulation.store(address, value + 1)
     try:
         importlib.import_module("gpu_probe").ping_pong(4, 0, 12)
     finally:
-        memory["store_release"] = kept
+        memory[name] = kept
 
 
 def main(function: str, arguments: str, *names: str) -> None:

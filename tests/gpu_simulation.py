@@ -27,13 +27,13 @@ from funccoll.runtime.cuda import cublas, cupy_gpu
 def install(simulated: cuda_simulation.SimulatedGpu) -> None:
     """Let `CupyGpu` launch the kernel in the simulator."""
 
-    def load_kernel(combines: Any, cc: Any) -> tuple[str, bytes]:
-        code = repr(combines).encode()
+    def load_kernel(combines: Any, cc: Any, scope: Any) -> tuple[str, bytes]:
+        code = repr((combines, scope)).encode()
 
         def run(grid: Any, frames: int) -> None:
             words = grid[0] * fields.FRAME_WORDS
             rows = np.ndarray((words,), np.int64, (ctypes.c_int64 * words).from_address(frames))
-            simulated.launch(combines, grid[0], rows)
+            simulated.launch(combines, grid[0], rows, scope)
 
         fake_cuda.Module.kernels[code] = {"run_blocks": run}
         return "run_blocks", code

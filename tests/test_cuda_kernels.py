@@ -13,6 +13,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -54,12 +55,21 @@ def check_stores(kernel: Kernel, *dtypes: np.dtype) -> None:
     pytest.param((8, 0), marks=SLOW), (9, 0), pytest.param((10, 0), marks=SLOW)
 ], ids=["sm_80", "sm_90", "sm_100"])  # fmt: skip
 def test_the_kernel_is_assembled_without_spills(cc):
-    kernel = compiled(TWO, cc)
+    kernel = compiled(TWO, cc, "gpu")
     check(kernel)
     check_stores(kernel, *(dtype for _, dtype in TWO))
-    waits = "ld.acquire.sys.b64", "st.release.sys.b64", "barrier.sync 0;", "%globaltimer"
-    for words in (*waits, "ld.global.v4", "st.global.v4"):
+    for words in ("barrier.sync 0;", "%globaltimer", "ld.global.v4", "st.global.v4"):
         assert words in kernel.ptx, words
+
+
+def test_scopes_are_as_narrow_as_the_plan_allows():
+    """The report is for the host, always."""
+    for combines, scope in ((TWO, "gpu"), ((), "sys")):
+        kernel = compiled(combines, (9, 0), scope)
+        found = Counter(re.findall(r"\b(?:ld\.acquire|st\.release)[^\s;]*", kernel.ptx))
+        if scope == "gpu":
+            assert (found.pop("ld.acquire.sys.global.b64"), found.pop("st.release.sys.global.b64")) == (1, 1)
+        assert set(found) == {f"ld.acquire.{scope}.global.b64", f"st.release.{scope}.global.b64"}, found
 
 
 KINDS = [np.dtype(name) for name in ("bool", "int8", "bfloat16", "float64", "complex64")]
@@ -69,16 +79,16 @@ KINDS = [np.dtype(name) for name in ("bool", "int8", "bfloat16", "float64", "com
 @pytest.mark.parametrize("dtype", [pytest.param(d, id=d.name, marks=SLOW) for d in KINDS])
 def test_combines_are_assembled_without_spills(dtype):
     """Every op of a dtype; where a product meets a sum, no fused instruction rounds them once."""
-    kernel = compiled(tuple((op, dtype) for op in operations(dtype)), (9, 0))
+    kernel = compiled(tuple((op, dtype) for op in operations(dtype)), (9, 0), "gpu")
     check(kernel)
     check_stores(kernel, dtype)
     assert not re.search(r"\bfma\.rn\.f", kernel.ptx)
 
 
 def test_a_misspelt_instruction_is_an_error():
-    ptx = compiled(TWO, (9, 0)).ptx
+    ptx = compiled(TWO, (9, 0), "gpu").ptx
     with pytest.raises(RuntimeError, match=r"Unknown modifier '\.acquired'"):
-        assemble(ptx.replace("ld.acquire.sys.b64", "ld.acquired.sys.b64"), (9, 0))
+        assemble(ptx.replace("ld.acquire.sys", "ld.acquired.sys"), (9, 0))
 
 
 @pytest.fixture
@@ -91,14 +101,14 @@ def older_nvjitlink() -> str:
 
 
 def test_ptx_of_a_newer_nvvm_is_assembled_as_the_version_that_nvjitlink_knows():
-    ptx = compiled(TWO, (9, 0)).ptx
+    ptx = compiled(TWO, (9, 0), "gpu").ptx
     newer = re.sub(r"(?m)^\.version .*", ".version 99.0", ptx)
     assert newer != ptx
     code, log = assemble(newer, (9, 0))
     assert code[:4] == b"\x7fELF" and "0 bytes spill stores" in log
     words = r"(?s)Unknown modifier '\.acquired'.*newer NVVM: Unsupported \.version 99\.0; current"
     with pytest.raises(RuntimeError, match=words):
-        assemble(newer.replace("ld.acquire.sys.b64", "ld.acquired.sys.b64"), (9, 0))
+        assemble(newer.replace("ld.acquire.sys", "ld.acquired.sys"), (9, 0))
 
 
 def test_the_compilers_are_found_in_a_toolkit(tmp_path):
@@ -208,9 +218,10 @@ def test_a_kernel_is_compiled_once_on_a_machine(monkeypatch, tmp_path):
     asked = []
     kernel = Kernel("function", b"machine\ncode", "", "")
     monkeypatch.setattr("funccoll.kernels.cuda.compile_kernel", lambda *what: asked.append(what) or kernel)
-    for what in ((TWO, (9, 0)), (TWO, (9, 0)), (TWO, (10, 0)), (TWO[:1], (9, 0))):
+    whats = (TWO, (9, 0), "gpu"), (TWO, (10, 0), "gpu"), (TWO[:1], (9, 0), "gpu"), (TWO, (9, 0), "sys")
+    for what in (whats[0], *whats):
         assert load_kernel(*what) == ("function", b"machine\ncode")
-    assert asked == [(TWO, (9, 0)), (TWO, (10, 0)), (TWO[:1], (9, 0))]
+    assert asked == list(whats)
 
 
 def simulate(script: str, case: str) -> None:

@@ -28,12 +28,12 @@ def install(simulated: peer_simulation.PeerSimulatedGpu) -> None:
     fake_cuda.Device.pci_bus_id = "0000:07:00.0"
     from funccoll.runtime.cuda import cupy_gpu
 
-    def load_kernel(combines: Any, cc: Any) -> tuple[str, bytes]:
-        code = repr([(op, dtype.name) for op, dtype in combines]).encode()
+    def load_kernel(combines: Any, cc: Any, scope: Any) -> tuple[str, bytes]:
+        code = repr((scope, [(op, dtype.name) for op, dtype in combines])).encode()
 
         def run(grid: Any, address: int) -> None:
             words = (ctypes.c_int64 * (grid[0] * fields.FRAME_WORDS)).from_address(address)
-            simulated.launch(combines, grid[0], np.ctypeslib.as_array(words))
+            simulated.launch(combines, grid[0], np.ctypeslib.as_array(words), scope)
 
         fake_cuda.Module.kernels[code] = {"run": run}
         return "run", code

@@ -51,8 +51,8 @@ def run(frames: Any) -> None:
         store(frame + 8 * STATUS, status)
         if status != FINISHED:
             report = load(frame + 8 * REPORT)
-            if load_acquire(report) == 0:
-                store_release(report, load(frame + 8 * LABEL) + 256 * load(frame + 8 * PEER) + status)
+            if load_acquire_sys(report) == 0:
+                store_release_sys(report, load(frame + 8 * LABEL) + 256 * load(frame + 8 * PEER) + status)
             store_release(load(frame + 8 * ENDED), 1)  # after the report: blocks that it stops have nothing to tell
         store(words + _TASK, _STOP)
         barrier()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -15,22 +15,26 @@ from . import block, reductions, stream_interpreter
 from .cuda_compiler import THREADS, Kernel, Operations, compile_template, kept_kernel
 from .variants import variant
 
-__all__ = ["THREADS", "Combine", "compile_kernel", "kernel_template", "load_kernel"]
+__all__ = ["THREADS", "Combine", "Scope", "compile_kernel", "kernel_template", "load_kernel"]
 
 Combine = tuple[str, np.dtype]
 """An op and a dtype."""
+
+Scope = Literal["gpu", "sys"]
+"""Blocks that communicate: those of one GPU in one process ("gpu"), or those of several ("sys"), which is slower."""
 
 _UNUSED = ("type_of", "data_of", "dtype_of", "size_of", "is_contiguous", "references_to")
 _CODES = {"BYTE": np.uint8, "WORD": np.uint32}
 
 
-def kernel_template(combines: Sequence[Combine], operations: Operations) -> Any:
+def kernel_template(combines: Sequence[Combine], operations: Operations, scope: Scope = "sys") -> Any:
     """The kernel as a function of the address of the blocks' frames, to be compiled.
 
-    `combines` are those that plans name by their index.
+    `combines` are those that plans name by their index, `scope` is that of their counters.
     """
     compiled = operations.machine.compile
     names = {**operations.memory, **_CODES}
+    names |= {name: names[f"{name}_{scope}"] for name in ("load_acquire", "store_release")}
 
     def made(template: Any, name: str, **more: Any) -> Any:
         return compiled(variant(template, name, **names, **more))
@@ -87,15 +91,15 @@ def _monotonic_ns(words: Any) -> Any:
     return global_ns()
 
 
-def load_kernel(combines: Sequence[Combine], cc: tuple[int, int]) -> tuple[str, bytes]:
+def load_kernel(combines: Sequence[Combine], cc: tuple[int, int], scope: Scope = "sys") -> tuple[str, bytes]:
     """The kernel's function and its machine code, compiled once on a machine."""
-    what = [f"{op} {dtype.name}" for op, dtype in combines]
-    return kept_kernel("blocks", what, cc, lambda: compile_kernel(combines, cc))
+    what = [scope, *(f"{op} {dtype.name}" for op, dtype in combines)]
+    return kept_kernel("blocks", what, cc, lambda: compile_kernel(combines, cc, scope))
 
 
-def compile_kernel(combines: Sequence[Combine], cc: tuple[int, int]) -> Kernel:
+def compile_kernel(combines: Sequence[Combine], cc: tuple[int, int], scope: Scope = "sys") -> Kernel:
     """Compile the kernel for a compute capability. It needs numba-cuda with NVVM and nvJitLink, and no GPU.
 
     It takes some seconds. Raises: RuntimeError with the assembler's words.
     """
-    return compile_template(functools.partial(kernel_template, combines), 1, cc)
+    return compile_template(functools.partial(kernel_template, combines, scope=scope), 1, cc)

@@ -17,9 +17,9 @@ from .conversions import conversions
 from .reductions import Machine
 
 __all__ = [
-    "MACHINE", "barrier", "block_count", "block_number", "global_ns", "load", "load_acquire", "load_element",
-    "load_lanes", "map_lanes", "multiply_high", "shared_words", "sleep_ns", "store", "store_element", "store_lanes",
-    "store_release", "thread_count", "thread_number", "zip_lanes",
+    "MACHINE", "barrier", "block_count", "block_number", "global_ns", "load", "load_acquire_gpu", "load_acquire_sys",
+    "load_element", "load_lanes", "map_lanes", "multiply_high", "shared_words", "sleep_ns", "store", "store_element",
+    "store_lanes", "store_release_gpu", "store_release_sys", "thread_count", "thread_number", "zip_lanes",
 ]  # fmt: skip
 
 intrinsic: Any = extending.intrinsic
@@ -55,25 +55,38 @@ def store(typingctx: Any, address: Any, value: Any) -> Any:
     return types.void(types.int64, types.int64), codegen
 
 
-@intrinsic
-def load_acquire(typingctx: Any, address: Any) -> Any:
-    """The int64 at an address that another device or the host may write; nothing that comes after is read before it."""
+def _load_acquire(scope: str) -> Any:
+    """The int64 at an address that other threads of the scope write; nothing that comes after is read before it."""
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return _assembly(builder, _WORD, [args[0]], "ld.acquire.sys.b64 $0, [$1];", "=l,l")
+    @intrinsic
+    def load_acquire(typingctx: Any, address: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return _assembly(builder, _WORD, [args[0]], f"ld.acquire.{scope}.global.b64 $0, [$1];", "=l,l")
 
-    return types.int64(types.int64), codegen
+        return types.int64(types.int64), codegen
+
+    return load_acquire
 
 
-@intrinsic
-def store_release(typingctx: Any, address: Any, value: Any) -> Any:
-    """Write an int64 to an address that other devices read; what this block wrote before the last barrier is visible first."""
+def _store_release(scope: str) -> Any:
+    """Write an int64 to an address that other threads of the scope read.
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        _assembly(builder, ir.VoidType(), list(args), "st.release.sys.b64 [$0], $1;", "l,l")
-        return context.get_dummy_value()
+    What this block wrote before the last barrier is visible first.
+    """
 
-    return types.void(types.int64, types.int64), codegen
+    @intrinsic
+    def store_release(typingctx: Any, address: Any, value: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            _assembly(builder, ir.VoidType(), list(args), f"st.release.{scope}.global.b64 [$0], $1;", "l,l")
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64), codegen
+
+    return store_release
+
+
+load_acquire_gpu, load_acquire_sys = map(_load_acquire, ("gpu", "sys"))
+store_release_gpu, store_release_sys = map(_store_release, ("gpu", "sys"))
 
 
 @intrinsic

@@ -18,7 +18,7 @@ import numpy as np
 from cupy.cuda import driver, function, runtime  # pyright: ignore[reportMissingImports]
 
 from ...errors import MeshError
-from ...kernels.cuda import THREADS, Combine, load_kernel
+from ...kernels.cuda import THREADS, Combine, Scope, load_kernel
 from . import cublas
 from .cupy_kernels import CupyKernels
 from .cupy_library import CupyLibrary
@@ -284,16 +284,16 @@ class CupyGpu:
         if not self._mapped[address]:
             runtime.hostUnregister(address)
 
-    def launch(self, combines: Sequence[Combine], blocks: int, frames: Any) -> None:
+    def launch(self, combines: Sequence[Combine], blocks: int, frames: Any, scope: Scope = "sys") -> None:
         """See `Gpu`."""
-        kernel = self._function(tuple(combines))
+        kernel = self._function(tuple(combines), scope)
         if self._capturing.uploads is None:
             self._order.join()
         kernel((blocks,), (THREADS,), (np.int64(frames.data.ptr),), enable_cooperative_groups=True)
 
     @functools.cache  # noqa: B019  (there is one, as long as the process lives)
-    def _function(self, combines: tuple[Combine, ...]) -> Any:
-        (name, code), module = load_kernel(combines, self._cc), function.Module()
+    def _function(self, combines: tuple[Combine, ...], scope: Scope) -> Any:
+        (name, code), module = load_kernel(combines, self._cc, scope), function.Module()
         module.load(code)
         found = module.get_function(name)
         if not driver.occupancyMaxActiveBlocksPerMultiprocessor(found.ptr, THREADS, 0):

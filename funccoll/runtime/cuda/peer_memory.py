@@ -220,7 +220,7 @@ class PeerLaunch:
             for slots, arrays in ((plan.inputs, blocks), (plan.outputs, outs)):
                 self._addresses[slots] = np.array([gpu.address(array) for array in arrays])[:, None]
             gpu.upload(self._table, self._addresses)
-            gpu.launch(plan.combines, len(plan.codes), self._frames)
+            gpu.launch(plan.combines, len(plan.codes), self._frames, "sys")
         except BaseException as error:
             if self.entry.count != before:  # peers launch, and would wait for this rank
                 self.entry.abandon(error, (blocks, outs, self))

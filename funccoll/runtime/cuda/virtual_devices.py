@@ -18,7 +18,7 @@ from ...errors import CollectiveTimeout, FunccollError, MeshError, Source
 from ...ir import Equation, Program, Var
 from ...kernels import frame as fields
 from ...kernels.block import MAX_OPERANDS
-from ...kernels.cuda import Combine
+from ...kernels.cuda import Combine, Scope
 from ...mesh import Mesh, Sharding
 from ...primitives.collectives.record import lowering
 from ...schedules.schedule import Schedule
@@ -92,8 +92,11 @@ class Gpu(Protocol):
         """Return int64 words of host memory, 0, that kernels write while the host reads them, and the address for kernels."""
         ...
 
-    def launch(self, combines: Sequence[Combine], blocks: int, frames: Any) -> None:
-        """Launch the kernel, compiled for these combines, whose frames these are: they run at the same time."""
+    def launch(self, combines: Sequence[Combine], blocks: int, frames: Any, scope: Scope = "sys") -> None:
+        """Launch the kernel, compiled for these combines, whose frames these are: they run at the same time.
+
+        `scope` says with which other blocks they communicate.
+        """
         ...
 
 
@@ -267,5 +270,5 @@ class Launch:
             self._addresses[plan.outputs[number]] = np.array([gpu.address(x) for x in outs])[:, None]
             results.append(outs if self.stays else [outs[group[0]] for group in self.groups])
         gpu.upload(self._table, self._addresses)
-        gpu.launch(plan.combines, plan.blocks, self._frames)
+        gpu.launch(plan.combines, plan.blocks, self._frames, "gpu")
         return tuple(copies if len(copies) > 1 else copies[0] for copies in results)
