@@ -16,6 +16,7 @@ import cuda_simulation
 import numpy as np
 from numba import cuda
 from scatter_cases import expected, sample
+from thread_order import ThreadOrder
 
 import funccoll as fc
 from funccoll.kernels import cuda_compute
@@ -68,7 +69,11 @@ LAUNCHED: list[str] = []
 
 def simulate(name: str, dtype: np.dtype | None, blocks: int, threads: int, *arguments: int) -> None:
     LAUNCHED.append(name)
-    compiled(name, dtype)[blocks, threads](*arguments)
+    cuda_simulation.ORDER = ThreadOrder(blocks, threads)
+    try:
+        compiled(name, dtype)[blocks, threads](*arguments)
+    finally:
+        cuda_simulation.ORDER = None
 
 
 # ---------------------------------------------------------------- random words

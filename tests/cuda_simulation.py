@@ -22,6 +22,7 @@ import numpy as np
 import process_cases
 from collective_cases import dtypes_of
 from numba import cuda
+from thread_order import ACQUIRE, READ, RELEASE, SHARED_WITH_OTHERS, WRITE, Barrier, ThreadOrder, check_scope
 
 import funccoll as fc
 from funccoll.kernels import block
@@ -42,12 +43,62 @@ MOST_STEPS = 100_000
 # ---------------------------------------------------------------- memory operations
 
 
-def load(address: int) -> int:
+ORDER: ThreadOrder | None = None
+"""The order of the threads of the launch that runs; None where nothing checks it."""
+FIRST = 0
+"""The number in the launch of the first block of this step of it."""
+UNWRITTEN = 0x5A5A5A5A5A5A5A5A
+"""The words that threads of a block share, at the start."""
+
+
+def note(kind: int, address: int, nbytes: int = 1) -> None:
+    if ORDER is not None:
+        me = vars(thread())
+        number = me.get("number_in_launch")
+        if number is None:  # it lives for one step
+            number = me["number_in_launch"] = (FIRST + me["blockIdx"].x) * ORDER.threads + me["threadIdx"].x
+        ORDER.access(number, kind, int(address), nbytes)
+
+
+def word(address: int) -> int:
     return ctypes.c_int64.from_address(address).value
 
 
-def store(address: int, value: int) -> None:
+def set_word(address: int, value: int) -> None:
     ctypes.c_int64.from_address(address).value = value
+
+
+def load(address: int) -> int:
+    note(READ, address)
+    value = word(address)
+    assert value != UNWRITTEN, f"a word is read that nothing has written, {address:#x}"
+    return value
+
+
+def store(address: int, value: int) -> None:
+    note(WRITE, address)
+    set_word(address, value)
+
+
+def load_acquire_sys(address: int) -> int:
+    value = word(address)  # first: what it has read from was released before
+    note(ACQUIRE, address)
+    return value
+
+
+def store_release_sys(address: int, value: int) -> None:
+    note(RELEASE, address)
+    set_word(address, value)
+
+
+def load_acquire_gpu(address: int) -> int:
+    check_scope(address)
+    return load_acquire_sys(address)
+
+
+def store_release_gpu(address: int, value: int) -> None:
+    check_scope(address)
+    store_release_sys(address, value)
 
 
 def element(address: int, dtype: Any) -> np.ndarray:
@@ -58,10 +109,12 @@ def element(address: int, dtype: Any) -> np.ndarray:
 
 
 def load_element(address: int, dtype: Any) -> Any:
+    note(READ, address, np.dtype(dtype).itemsize)
     return element(address, dtype)[()]
 
 
 def store_element(address: int, value: Any) -> None:
+    note(WRITE, address, value.dtype.itemsize)
     element(address, value.dtype)[...] = value
 
 
@@ -93,33 +146,41 @@ def thread() -> Any:
 
 
 class SharedMemory:
-    """Memory and a barrier that the threads of one block share in one launch. The words begin with arbitrary values.
+    """Memory and a barrier that the threads of one block share in one step. No word is read before it is written.
 
     The simulator's own barrier wakes threads that have not arrived, now and then, when one has ended.
     """
 
     _lock = threading.Lock()
 
-    def __init__(self) -> None:
-        self.words = np.full(block.SHARED_WORDS, 0x5A5A5A5A5A5A5A5A, np.int64)
-        self.barrier = threading.Barrier(THREADS)
+    def __init__(self, number: int, threads: int):
+        self.words = np.full(block.SHARED_WORDS, UNWRITTEN, np.int64)
+        self.barrier = Barrier(threads, lambda: ORDER.join(number) if ORDER is not None else None)
 
     @classmethod
     def of_this_block(cls) -> SharedMemory:
-        manager = thread()._manager
+        me = thread()
+        manager = me._manager
         with cls._lock:
             if not hasattr(manager, "shared_memory"):
-                manager.shared_memory = cls()
+                manager.shared_memory = cls(FIRST + me.blockIdx.x, manager._block_dim[0])
+                if ORDER is not None:  # as long as the launch: the next block's would have the same addresses
+                    ORDER.kept.append(manager.shared_memory.words)
         return manager.shared_memory
 
 
+def barrier() -> None:
+    caller = sys._getframe(1)
+    SharedMemory.of_this_block().barrier.wait(thread().threadIdx.x, f"{caller.f_code.co_name}:{caller.f_lineno}")
+
+
 MEMORY: dict[str, Callable[..., Any]] = {
-    "load": load, "store": store, "load_acquire_gpu": load, "load_acquire_sys": load,
-    "store_release_gpu": store, "store_release_sys": store, "load_element": load_element,
+    "load": load, "store": store, "load_acquire_gpu": load_acquire_gpu, "load_acquire_sys": load_acquire_sys,
+    "store_release_gpu": store_release_gpu, "store_release_sys": store_release_sys, "load_element": load_element,
     "store_element": store_element, "load_lanes": load_lanes, "store_lanes": store_lanes, "zip_lanes": zip_lanes,
     "map_lanes": lambda function, values: tuple(map(function, values)),
     "shared_words": lambda: SharedMemory.of_this_block().words.ctypes.data,
-    "barrier": lambda: SharedMemory.of_this_block().barrier.wait(60), "thread_number": lambda: thread().threadIdx.x,
+    "barrier": barrier, "thread_number": lambda: thread().threadIdx.x,
     "block_number": lambda: thread().blockIdx.x, "thread_count": lambda: thread()._manager._block_dim[0],
     "block_count": lambda: thread()._manager._grid_dim[0], "global_ns": time.monotonic_ns, "sleep_ns": lambda duration: None,
     "multiply_high": lambda a, b: np.uint64(int(a) * int(b) >> 64),
@@ -152,6 +213,7 @@ def ending(kernel: Any) -> Any:
         try:
             with np.errstate(all="ignore"):
                 kernel(*arguments)
+            SharedMemory.of_this_block().barrier.end(thread().threadIdx.x)
         except BaseException:
             traceback.print_exc()
             os._exit(1)
@@ -172,6 +234,7 @@ class SimulatedGpu:
         self.random = random.Random(seed)
         self.kernels: dict[tuple[tuple[Combine, ...], Scope], Any] = {}
         self.steps = self.waits = 0
+        self.host: list[np.ndarray] = []
         self.budgets = (1, 2, 5)  # instructions of a step
         self.absent: set[int] = set()
         """Blocks that never run. The patience of the others is at an end when none of them comes any further."""
@@ -219,6 +282,8 @@ class SimulatedGpu:
 
     def host_words(self, count: int) -> tuple[np.ndarray, int]:
         words = self.zeros((count,), np.dtype(np.int64))
+        self.host.append(words)  # for good: other memory would have their addresses
+        SHARED_WITH_OTHERS[words.ctypes.data] = words.ctypes.data + words.nbytes
         return words, words.ctypes.data
 
     def launch(self, combines: Sequence[Combine], blocks: int, frames: np.ndarray, scope: Scope = "sys") -> None:
@@ -235,6 +300,23 @@ class SimulatedGpu:
 
     def run(self, kernel: Any, rows: np.ndarray, reporting: np.ndarray) -> None:
         """Run blocks a few instructions at a time until all have ended. Such steps report to words of their own."""
+        global ORDER
+        ORDER = ThreadOrder(len(rows), THREADS)
+        try:
+            self._run(kernel, rows, reporting)
+        finally:
+            ORDER = None
+
+    def _step(self, kernel: Any, rows: np.ndarray, first: int, count: int) -> None:
+        """Run some blocks until their budgets are spent, or they end."""
+        global FIRST
+        FIRST = first
+        kernel[count, THREADS](rows[first].ctypes.data)
+        assert ORDER is not None
+        for number in range(first, first + count):
+            ORDER.join(number)  # their next step goes on where this one has ended
+
+    def _run(self, kernel: Any, rows: np.ndarray, reporting: np.ndarray) -> None:
         running, waiting = set(range(len(rows))) - self.absent, set[int]()
         own = np.zeros((len(rows), 2), np.int64)
         for _ in range(MOST_STEPS):
@@ -246,11 +328,11 @@ class SimulatedGpu:
             count = 2 if first + 1 in running and self.random.random() < 0.2 else 1
             ran = rows[first : first + count]
             before = ran[:, fields.PC].copy()
-            own[:, 0], own[:, 1] = load(int(reporting[first, 0])), 0
+            own[:, 0], own[:, 1] = word(int(reporting[first, 0])), 0
             ran[:, fields.ENDED] = own.ctypes.data + own.strides[0] * np.arange(first, first + count)
             ran[:, fields.REPORT] = ran[:, fields.ENDED] + own.strides[1]
             ran[:, fields.INSTRUCTION_BUDGET] = self.random.choice(self.budgets)
-            kernel[count, THREADS](ran[0].ctypes.data)
+            self._step(kernel, rows, first, count)
             self.steps += 1
             self.stepped()
             for number, pc in enumerate(before, first):
@@ -276,7 +358,7 @@ class SimulatedGpu:
     def end(self, kernel: Any, rows: np.ndarray, number: int, reporting: np.ndarray) -> None:
         """Run a block that cannot go on, as a GPU does: it reports that."""
         rows[number, [fields.ENDED, fields.REPORT]], rows[number, fields.INSTRUCTION_BUDGET] = reporting[number], -1
-        kernel[1, THREADS](rows[number].ctypes.data)
+        self._step(kernel, rows, number, 1)
         assert rows[number, fields.STATUS] != fields.FINISHED
 
 

@@ -15,6 +15,7 @@ import fake_cuda
 import fake_cupy
 import numpy as np
 from fake_cublas import FakeCublas
+from thread_order import SHARED_WITH_OTHERS
 
 import funccoll as fc
 from funccoll.kernels import frame as fields
@@ -38,6 +39,15 @@ def install(simulated: cuda_simulation.SimulatedGpu) -> None:
         fake_cuda.Module.kernels[code] = {"run_blocks": run}
         return "run_blocks", code
 
+    host_words = cupy_gpu.CupyGpu.host_words
+
+    def noted(gpu: Any, count: int) -> tuple[np.ndarray, int]:
+        words, address = host_words(gpu, count)
+        SHARED_WITH_OTHERS[address] = address + words.nbytes
+        simulated.host.append(words)
+        return words, address
+
+    cupy_gpu.CupyGpu.host_words = noted
     vars(cupy_gpu).update(load_kernel=load_kernel, CupyKernels=fake_cupy.Kernels)
     vars(cublas).update(find_library=lambda version: FakeCublas())
 

@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 import process_cases
 from collective_cases import dtypes_of
-from cuda_simulation import SimulatedGpu, load
+from cuda_simulation import SimulatedGpu, word
+from thread_order import SHARED_WITH_OTHERS
 
 import funccoll as fc
 from funccoll import P
@@ -49,6 +50,7 @@ class PeerSimulatedGpu(SimulatedGpu):
         found = mmap.mmap(descriptor, nbytes)
         address = ctypes.addressof(ctypes.c_char.from_buffer(found))
         self.mapped[address] = found
+        SHARED_WITH_OTHERS[address] = address + nbytes
         return address
 
     def segment(self, nbytes: int) -> tuple[int, bytes]:
@@ -66,10 +68,11 @@ class PeerSimulatedGpu(SimulatedGpu):
             os.close(descriptor)
 
     def close_segment(self, address: int) -> None:
-        del self.mapped[address]
+        del self.mapped[address], SHARED_WITH_OTHERS[address]
 
     def map_host(self, address: int, nbytes: int) -> int:
         assert address % mmap.PAGESIZE == nbytes % mmap.PAGESIZE == 0
+        SHARED_WITH_OTHERS[address] = address + nbytes
         return address
 
     def unmap_host(self, address: int) -> None:
@@ -237,7 +240,7 @@ def failure(what: str) -> None:
     def fail() -> None:
         """Do what rank 1 does as soon as rank 0 has entered the launch, and waits for it."""
         segments = mesh.backend.segments
-        while load(segments._control[0]) <= segments.bases[0]:
+        while word(segments._control[0]) <= segments.bases[0]:
             time.sleep(0.001)
         if what == "kill":
             gpu.budgets, at = (1,), gpu.steps + 3  # after the copy, the enter and a wait

@@ -58,15 +58,23 @@ def test_the_kernel_is_assembled_without_spills(cc):
     kernel = compiled(TWO, cc, "gpu")
     check(kernel)
     check_stores(kernel, *(dtype for _, dtype in TWO))
-    for words in ("barrier.sync 0;", "%globaltimer", "ld.global.v4", "st.global.v4"):
+    for words in ("%globaltimer", "ld.global.v4", "st.global.v4"):
         assert words in kernel.ptx, words
 
 
-def test_scopes_are_as_narrow_as_the_plan_allows():
-    """The report is for the host, always."""
+def synchronization(kernel: Kernel) -> list[str]:
+    """The instructions by which threads wait for others, in the order of the kernel's text."""
+    kinds = r"bar(?:rier)?|fence|membar|atom|red|ld\.(?:acquire|relaxed|volatile)|st\.(?:release|relaxed|volatile)"
+    return re.findall(rf"\b(?:{kinds})\b[^\s;]*", kernel.ptx)
+
+
+def test_all_threads_share_one_loop_and_scopes_are_as_narrow_as_the_plan_allows():
+    """Each barrier of the source stands once: none has been copied into a branch. The report is for the host, always."""
     for combines, scope in ((TWO, "gpu"), ((), "sys")):
         kernel = compiled(combines, (9, 0), scope)
-        found = Counter(re.findall(r"\b(?:ld\.acquire|st\.release)[^\s;]*", kernel.ptx))
+        check(kernel)
+        found = Counter(synchronization(kernel))
+        assert found.pop("bar.sync") == 4
         if scope == "gpu":
             assert (found.pop("ld.acquire.sys.global.b64"), found.pop("st.release.sys.global.b64")) == (1, 1)
         assert set(found) == {f"ld.acquire.{scope}.global.b64", f"st.release.{scope}.global.b64"}, found
@@ -224,16 +232,40 @@ def test_a_kernel_is_compiled_once_on_a_machine(monkeypatch, tmp_path):
     assert asked == list(whats)
 
 
-def simulate(script: str, case: str) -> None:
-    """Run a case of a simulation in a process of its own: some launches must have waited for others."""
+def run(script: str, case: str = "") -> str:
+    """Run a case of a simulation in a process of its own; return what it prints."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-W", "ignore:The 'generic' unit:DeprecationWarning",
          str(HERE / script), *case.split()], capture_output=True, text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent)])}, timeout=900,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    programs, waited = (int(re.search(rf"(\d+) {word}", done.stdout)[1]) for word in ("programs", "of them waited"))
+    return done.stdout
+
+
+def simulate(script: str, case: str) -> None:
+    """Run programs of a simulation: some launches must have waited for others."""
+    out = run(script, case)
+    programs, waited = (int(re.search(rf"(\d+) {word}", out)[1]) for word in ("programs", "of them waited"))
     assert programs > 1 and waited > programs
+
+
+def test_the_simulator_finds_races_missed_barriers_and_scopes_that_are_too_narrow():
+    """It takes a sound kernel, and refuses that kernel without any one of its barriers, its release, or its acquire."""
+    unordered = r"1: (a data race at \w+: thread \d of block \d \w+, .*|a word is read that nothing has written, \w+)"
+    wanted = {
+        "no fault": "0: nothing",
+        **{f"without barrier {number}": unordered for number in range(4)},
+        "two barriers": r"1: the threads of a block wait at several barriers: \['run:\d+', .*",
+        "a thread leaves": "1: thread 1 has ended, and others of its block wait for it",
+        "a plain store for the release": r"1: a data race at \w+: thread 0 of .* acquires, thread 0 of block \d writes",
+        "a plain load for the acquire": r"1: a data race at \w+: thread 0 of block \d reads, thread 0 of block \d releases",
+        "a report for the GPU alone": r"1: a \.gpu access to \w+, which the host or another process uses, too",
+    }
+    found = dict(line.split(": ", 1) for line in run("cuda_simulation_faults.py").splitlines())
+    assert found.keys() == wanted.keys()
+    for name, words in wanted.items():
+        assert re.fullmatch(words, found[name]), (name, found[name])
 
 
 @pytest.mark.parametrize("case", [

@@ -170,8 +170,8 @@ def test_combines_have_the_bits_of_the_fold(dtype):
             for row, start, x in zip(memory[outputs:], starts[outputs:], xs, strict=True):
                 row[start : start + x.nbytes] = x.view(np.uint8)
             before, places = memory.copy(), starts + [row.ctypes.data for row in memory]
-            srcs = places[outputs:]
-            combine(places.ctypes.data, outputs, srcs.ctypes.data, count, want.size, count if op == "mean" else 0)
+            operands = np.stack([places - 3 * 16, np.full_like(places, 16)], axis=1)  # row 3 is there
+            combine(operands.ctypes.data, outputs, count, 3, want.size, count if op == "mean" else 0)
             for row, start in zip(before[:outputs], starts, strict=False):
                 row[start : start + want.nbytes] = want.view(np.uint8)
             assert (memory == before).all(), (op, count, offset)

@@ -1,8 +1,21 @@
-"""Work of a block of GPU threads: its first thread interprets a plan, and all of them move and combine data.
+"""A block of GPU threads executes a plan: its first thread interprets it, and all of them move and combine data.
 
 A template, like the stream interpreter: memory operations are global names that are bound to instructions of a GPU, or to
-Python functions in Numba's simulator. Between two barriers all threads do what the first one has written into the words that
-they share; while it decodes or waits, the others wait at the first of these barriers.
+Python functions in Numba's simulator. The threads go through one loop together. In each turn the first thread interprets up to
+the next COPY or COMBINE, and all of them execute that one: thread j writes where operand j is into shared memory, then each
+does its part of every row. All barriers stand in `run` itself, where no thread can miss one or wait at another.
+
+Which pairs order what (PTX ISA, "Memory Consistency Model"; `tests/thread_order.py` checks it in the simulator):
+
+- *Data between blocks.* What the threads of a block have read and written happens before the loop's last barrier, and so before
+  the release of a SIGNAL by its first thread. The acquire of the WAIT that reads it, by another block's first thread, happens
+  before the first barrier of that loop, and so before what any thread there reads or writes next. Causality order is
+  transitive: release and acquire need a scope that has both blocks, the barriers are of `.cta` scope.
+- *The frame*, which is copied into shared memory, and back at the end. Between two barriers either the first thread alone uses
+  it, or all only read it; the same holds of the operands, which are written between the first and the second.
+- *An early end.* The report is for the host (`.sys`), and comes before the release of ENDED. The acquire of ENDED at the start
+  of a block pairs with that, so that a block which does not begin finds the report made.
+- *Plans, tables of addresses and frames* are written before the launch, by what is before it on its stream.
 """
 # ruff: noqa: F821  (the templates' free names are set by `variant`)
 # pyright: reportUndefinedVariable=false
@@ -11,24 +24,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from .frame import ENDED, FAILED, FINISHED, FRAME_WORDS, LABEL, OPERANDS, PEER, REPORT, STATUS
+from ..schedules.streams.instructions import MEMORY_OPERAND, MEMORY_OPERAND_BYTES, Opcode
+from .frame import ADDRESSES, ENDED, FAILED, FINISHED, FRAME_WORDS, LABEL, PEER, REPORT, SHARED_WORK, STATUS, TASK
 
-__all__ = ["MAX_OPERANDS", "SHARED_WORDS", "VECTOR_BYTES", "call", "copy", "copy_range", "fold", "lane_count", "run", "unused"]
+__all__ = ["MAX_OPERANDS", "SHARED_WORDS", "VECTOR_BYTES", "combine_rows", "copy_range", "copy_rows", "find_operands", "fold",
+           "lane_count", "run"]  # fmt: skip
 
+COMBINE, COPY = Opcode.COMBINE.byte_offsets(), Opcode.COPY.byte_offsets()
 VECTOR_BYTES = 16
 """Bytes that one thread moves in one instruction."""
 _IN_FLIGHT = 4  # loads of a thread from one source before the first of them is used
 _LANES = 16  # the most elements that a thread keeps in registers
 SHARED_WORDS = 1024
-"""int64 words that the threads of a block share."""
-
-# Words that the threads of a block share: what to do, with which operands; behind them a combine's addresses.
-_TASK, _FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH = range(0, 56, 8)
-SHARED_OPERANDS = 8
-"""The word from which on a combine's addresses are shared."""
-MAX_OPERANDS = SHARED_WORDS - SHARED_OPERANDS
-"""The most destinations and sources of one combine, together."""
-_STOP, _COPY = -1, -2  # else the number of a combine
+"""int64 words that the threads of a block share: the frame, then an address and a stride for each operand."""
+MAX_OPERANDS = (SHARED_WORDS - FRAME_WORDS) // 2
+"""The most destinations and sources of one instruction, together."""
 
 
 def lane_count(itemsize: int) -> int:
@@ -41,64 +51,65 @@ _COPIED = 4 * lane_count(4)  # bytes that a thread copies at once, as words
 
 
 def run(frames: Any) -> None:
-    """Interpret the plan of this block, whose frame is one of those that begin at `frames`; an early end is reported."""
-    frame, words = frames + 8 * FRAME_WORDS * block_number(), shared_words()
-    if thread_number() == 0:
-        store(frame + 8 * OPERANDS, words + 8 * SHARED_OPERANDS)
-        status = FAILED
-        if load(load(frame + 8 * ENDED)) == 0:
-            status = interpret(frame)
-        store(frame + 8 * STATUS, status)
-        if status != FINISHED:
-            report = load(frame + 8 * REPORT)
-            if load_acquire_sys(report) == 0:
-                store_release_sys(report, load(frame + 8 * LABEL) + 256 * load(frame + 8 * PEER) + status)
-            store_release(load(frame + 8 * ENDED), 1)  # after the report: blocks that it stops have nothing to tell
-        store(words + _TASK, _STOP)
-        barrier()
-        return
+    """Execute the plan of this block, whose frame is one of those that begin at `frames`; an early end is reported."""
+    own, frame, thread = frames + 8 * FRAME_WORDS * block_number(), shared_words(), thread_number()
+    operands = frame + 8 * FRAME_WORDS
+    for i in range(thread, FRAME_WORDS, thread_count()):
+        store(frame + 8 * i, load(own + 8 * i))
+    barrier()
+    begins = thread != 0 or load_acquire(load(frame + 8 * ENDED)) == 0
     while True:
+        if thread == 0:
+            store(frame + 8 * STATUS, interpret(frame) if begins else FAILED)
         barrier()
-        task = load(words + _TASK)
-        if task == _STOP:
-            return
-        if task == _COPY:
-            copy_range(load(words + _FIRST), load(words + _SECOND), load(words + _THIRD))
+        if load(frame + 8 * STATUS) != SHARED_WORK:
+            break
+        task = load(frame + 8 * TASK)
+        find_operands(task, load(frame + 8 * ADDRESSES), operands)
+        barrier()
+        if load(task) == COPY.opcode:
+            copy_rows(task, operands)
         else:
-            combine(
-                task, load(words + _FIRST), load(words + _SECOND), load(words + _THIRD), load(words + _FOURTH),
-                load(words + _FIFTH), load(words + _SIXTH),
-            )  # fmt: skip
+            combine_rows(task, operands)
         barrier()
+    if thread == 0 and load(frame + 8 * STATUS) != FINISHED:
+        report = load(frame + 8 * REPORT)
+        if load_acquire_sys(report) == 0:
+            label = load(frame + 8 * LABEL) + 256 * load(frame + 8 * PEER)
+            store_release_sys(report, label + load(frame + 8 * STATUS))
+        store_release(load(frame + 8 * ENDED), 1)  # after the report: blocks that it stops have nothing to tell
+    for i in range(thread, FRAME_WORDS, thread_count()):
+        store(own + 8 * i, load(frame + 8 * i))
 
 
-def copy(to: Any, source: Any, nbytes: Any) -> None:
-    """Copy bytes with all threads of the block, as its first thread asks for it."""
-    words = shared_words()
-    store(words + _TASK, _COPY)
-    store(words + _FIRST, to)
-    store(words + _SECOND, source)
-    store(words + _THIRD, nbytes)
-    barrier()
-    copy_range(to, source, nbytes)
-    barrier()
+def find_operands(task: Any, addresses: Any, operands: Any) -> None:
+    """Write each operand's address in the first row and its stride, as one of the block's threads, each of which does some."""
+    if load(task) == COPY.opcode:
+        place, count = task + COPY.size, 1 + load(task + COPY.ndst)
+    else:
+        place, count = task + COMBINE.size, load(task + COMBINE.ndst) + load(task + COMBINE.nsrc)
+    for j in range(thread_number(), count, thread_count()):
+        operand = place + MEMORY_OPERAND_BYTES * j
+        start = load(addresses + 8 * load(operand + MEMORY_OPERAND.slot)) + load(operand + MEMORY_OPERAND.offset)
+        store(operands + 16 * j, start)
+        store(operands + 16 * j + 8, load(operand + MEMORY_OPERAND.stride))
 
 
-def call(
-    function: Any, dsts: Any, ndst: Any, srcs: Any, nsrc: Any, count: Any, divisor: Any, accumulator: Any
-) -> None:
-    """Combine with all threads of the block, as its first thread asks for it: `function` is the number of a combine."""
-    words = shared_words()
-    store(words + _TASK, function)
-    store(words + _FIRST, dsts)
-    store(words + _SECOND, ndst)
-    store(words + _THIRD, srcs)
-    store(words + _FOURTH, nsrc)
-    store(words + _FIFTH, count)
-    store(words + _SIXTH, divisor)
-    barrier()
-    combine(function, dsts, ndst, srcs, nsrc, count, divisor)
-    barrier()
+def copy_rows(task: Any, operands: Any) -> None:
+    """Execute a COPY, as one of the block's threads."""
+    ndst, nbytes = load(task + COPY.ndst), load(task + COPY.nbytes)
+    for row in range(load(task + COPY.rows)):
+        source = load(operands) + row * load(operands + 8)
+        for j in range(1, ndst + 1):
+            copy_range(load(operands + 16 * j) + row * load(operands + 16 * j + 8), source, nbytes)
+
+
+def combine_rows(task: Any, operands: Any) -> None:
+    """Execute a COMBINE, as one of the block's threads."""
+    function, ndst, nsrc = load(task + COMBINE.function), load(task + COMBINE.ndst), load(task + COMBINE.nsrc)
+    count, divisor = load(task + COMBINE.count), load(task + COMBINE.divisor)
+    for row in range(load(task + COMBINE.rows)):
+        combine(function, operands, ndst, nsrc, row, count, divisor)
 
 
 def copy_range(to: Any, source: Any, nbytes: Any) -> None:
@@ -129,43 +140,37 @@ def copy_range(to: Any, source: Any, nbytes: Any) -> None:
         store_element(to + i, load_element(source + i, BYTE))
 
 
-def fold(dsts: Any, ndst: Any, srcs: Any, nsrc: Any, count: Any, divisor: Any) -> None:
-    """Fold the sources into the destinations, as one of the block's threads; see `cpu_fold` for the operands.
+def fold(operands: Any, ndst: Any, nsrc: Any, row: Any, count: Any, divisor: Any) -> None:
+    """Fold a row of the sources into the destinations, as one of the block's threads. See `find_operands` for the operands.
 
     Each element is read once from each source, all in registers: LANES of them, of several loads that are in flight together.
     """
-    first, step, by = thread_number(), thread_count(), REAL(divisor)
+    first, step, by, srcs = thread_number(), thread_count(), REAL(divisor), operands + 16 * ndst
     places, done = 0, 0
-    for j in range(ndst):
-        places |= load(dsts + 8 * j)
-    for j in range(nsrc):
-        places |= load(srcs + 8 * j)
+    for j in range(ndst + nsrc):
+        places |= load(operands + 16 * j) + row * load(operands + 16 * j + 8)
     if places & 15 == 0:
         stride = 16 * step
-        rows = count // (LANES * step)
-        for row in range(rows):
-            at = LANES * step * ITEMSIZE * row + 16 * first
-            total = map_lanes(widen, load_lanes(load(srcs) + at, stride, STORED))
+        rounds = count // (LANES * step)
+        for i in range(rounds):
+            at = LANES * step * ITEMSIZE * i + 16 * first
+            total = map_lanes(widen, load_lanes(load(srcs) + row * load(srcs + 8) + at, stride, STORED))
             for j in range(1, nsrc):
-                total = zip_lanes(accumulate, total, load_lanes(load(srcs + 8 * j) + at, stride, STORED))
+                start = load(srcs + 16 * j) + row * load(srcs + 16 * j + 8)
+                total = zip_lanes(accumulate, total, load_lanes(start + at, stride, STORED))
             if divisor != 0:
                 total = zip_lanes(divide, total, by)
             out = map_lanes(narrow, total)
             for j in range(ndst):
-                store_lanes(load(dsts + 8 * j) + at, stride, out)
-        done = LANES * step * rows
+                store_lanes(load(operands + 16 * j) + row * load(operands + 16 * j + 8) + at, stride, out)
+        done = LANES * step * rounds
     for i in range(done + first, count, step):
         at = i * ITEMSIZE
-        one = widen(load_element(load(srcs) + at, STORED))
+        one = widen(load_element(load(srcs) + row * load(srcs + 8) + at, STORED))
         for j in range(1, nsrc):
-            one = accumulate(one, load_element(load(srcs + 8 * j) + at, STORED))
+            one = accumulate(one, load_element(load(srcs + 16 * j) + row * load(srcs + 16 * j + 8) + at, STORED))
         if divisor != 0:
             one = divide(one, by)
         result = narrow(one)
         for j in range(ndst):
-            store_element(load(dsts + 8 * j) + at, result)
-
-
-def unused(address: Any) -> int:
-    """Stand for an operation of the interpreter which plans of a GPU do not have."""
-    return 0
+            store_element(load(operands + 16 * j) + row * load(operands + 16 * j + 8) + at, result)

@@ -23,7 +23,6 @@ Combine = tuple[str, np.dtype]
 Scope = Literal["gpu", "sys"]
 """Blocks that communicate: those of one GPU in one process ("gpu"), or those of several ("sys"), which is slower."""
 
-_UNUSED = ("type_of", "data_of", "dtype_of", "size_of", "is_contiguous", "references_to")
 _CODES = {"BYTE": np.uint8, "WORD": np.uint32}
 
 
@@ -44,12 +43,10 @@ def kernel_template(combines: Sequence[Combine], operations: Operations, scope: 
         fold = made(_choose, f"choose_{number}", NUMBER=number, this=_fold(op, dtype, operations), others=fold)
     names["combine"] = fold
     names["copy_range"] = made(block.copy_range, "copy_range")
-    interpreter = {name: made(block.unused, name) for name in _UNUSED}
-    interpreter |= {name: made(getattr(block, name), name) for name in ("copy", "call")}
-    for name in ("pause", "yield_core", "nap", "monotonic_ns"):
-        interpreter[name] = made(globals()[f"_{name}"], name)
-    interpreter |= {"non_temporal_copy": interpreter["copy"], "fence": interpreter["pause"]}
-    interpret = made(stream_interpreter.interpret, "interpret_cuda", **interpreter)
+    for name in ("find_operands", "copy_rows", "combine_rows"):
+        names[name] = made(getattr(block, name), name)
+    waiting = {name: made(globals()[f"_{name}"], name) for name in ("pause", "yield_core", "nap", "monotonic_ns")}
+    interpret = made(stream_interpreter.interpret, "interpret_cuda", ON_GPU=True, **waiting)
     return variant(block.run, "run_blocks", interpret=interpret, **names)
 
 
@@ -64,14 +61,14 @@ def _fold(op: str, dtype: np.dtype, operations: Operations) -> Any:
 # pyright: reportUndefinedVariable=false
 
 
-def _choose(function: Any, dsts: Any, ndst: Any, srcs: Any, nsrc: Any, count: Any, divisor: Any) -> None:
+def _choose(function: Any, operands: Any, ndst: Any, nsrc: Any, row: Any, count: Any, divisor: Any) -> None:
     if function == NUMBER:
-        this(dsts, ndst, srcs, nsrc, count, divisor)
+        this(operands, ndst, nsrc, row, count, divisor)
     else:
-        others(function, dsts, ndst, srcs, nsrc, count, divisor)
+        others(function, operands, ndst, nsrc, row, count, divisor)
 
 
-def _no_combine(function: Any, dsts: Any, ndst: Any, srcs: Any, nsrc: Any, count: Any, divisor: Any) -> None:
+def _no_combine(function: Any, operands: Any, ndst: Any, nsrc: Any, row: Any, count: Any, divisor: Any) -> None:
     pass
 
 

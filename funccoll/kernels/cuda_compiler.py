@@ -23,7 +23,6 @@ __all__ = ["THREADS", "Kernel", "Operations", "assemble", "compile_template", "k
 THREADS = 256
 """Threads of a block."""
 
-
 class Operations(NamedTuple):
     """A machine, as templates need it: compiled functions, or Python functions in Numba's simulator."""
 

@@ -91,10 +91,15 @@ store_release_gpu, store_release_sys = map(_store_release, ("gpu", "sys"))
 
 @intrinsic
 def barrier(typingctx: Any) -> Any:
-    """Wait for all threads of the block, wherever in the code each of them is: not the aligned barrier of syncthreads."""
+    """Wait for all threads of the block, which come to this same instruction, the threads of a warp together.
+
+    It is syncthreads, which NVVM knows to be convergent: it neither copies it nor moves it into a branch.
+    """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        _assembly(builder, ir.VoidType(), [], "barrier.sync 0;", "")
+        kind = ir.FunctionType(ir.VoidType(), [])
+        name = "llvm.nvvm.barrier0"
+        builder.call(builder.module.globals.get(name) or ir.Function(builder.module, kind, name), [])
         return context.get_dummy_value()
 
     return types.void(), codegen

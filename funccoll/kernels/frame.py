@@ -96,9 +96,11 @@ __all__ = [
     "ROW_END",
     "ROW_LABEL",
     "ROW_START",
+    "SHARED_WORK",
     "SPINS",
     "STATUS",
     "TAG_MASK",
+    "TASK",
     "TEST",
     "UNSHARED_REFCOUNT",
     "WAITING",
@@ -137,14 +139,16 @@ OWNER, PEERS, PIECES, READ_ERROR, IOVECS = range(38, 43)
 FLOORS = 52
 # The address of the heap's read-only mapping, in which arguments may be.
 READING = 53
-FRAME_WORDS = 54
+# Of a GPU's block: the address of the instruction that its threads execute together.
+TASK = 54
+FRAME_WORDS = 55
 
-FINISHED, WAITING, FAILED, MISMATCH, NEEDS_FALLBACK, BUDGET_SPENT, ROWS_FULL, MESSAGE_FAULT, READ_FAULT = range(9)
+FINISHED, WAITING, FAILED, MISMATCH, NEEDS_FALLBACK, BUDGET_SPENT, ROWS_FULL, MESSAGE_FAULT, READ_FAULT, SHARED_WORK = range(10)
 """Statuses of `interpret`: everything is done; still waiting, call again; the failure word is set; a peer runs something
 else; the BIND_ARG at FAULT_PC cannot be done natively, because an argument is not a C-contiguous array or has no staging
 buffer yet, or cannot be read by peers, or a result is in use; the budget of instructions is spent, call again; there is no row
 left, call again with more; a message from or to PEER cannot be passed, by LIBRARY_ERROR; memory of PEER cannot be read, by
-READ_ERROR."""
+READ_ERROR; the threads of a GPU's block are to execute the instruction at TASK, then call again."""
 
 OWNER_BITS = 48
 """Bits of an address. Above them stands, for memory that only its owner can address, 1 + the owner's rank: such an address is

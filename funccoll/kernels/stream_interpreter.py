@@ -1,7 +1,7 @@
 """The stream interpreter, written once: executes a plan, instruction by instruction.
 
 It is a template: its memory operations (`load`, `store_release`, `pause`, `copy`, ...) are global names that each machine
-binds anew (`cpu.py`; later CUDA). The instructions are described in `schedules.streams.instructions`, the words of the frame
+binds anew (`cpu.py`, `cuda.py`). The instructions are described in `schedules.streams.instructions`, the words of the frame
 in `frame`. With `RECORDS` bound to True it also writes a row for each instruction (`frame.ROW_START`); else none of that is in
 its machine code.
 
@@ -102,8 +102,10 @@ from .frame import (
     ROW_START,
     ROWS_END,
     ROWS_FULL,
+    SHARED_WORK,
     SPINS,
     TAG_MASK,
+    TASK,
     TEST,
     UNSHARED_REFCOUNT,
     WAITING,
@@ -137,6 +139,9 @@ HAS_CELLS = False
 """A variant binds it to True where plans have eager collectives."""
 HAS_LOANS = False
 """A variant binds it to True where processes lend each other their arrays."""
+ON_GPU = False
+"""A variant binds it to True for a block of a GPU: its plans publish no addresses, and it returns SHARED_WORK at each COPY and
+COMBINE, which the threads of the block execute together."""
 _MIX, _HISTORY = 0x5851_F42D_4C95_7F2D, (1 << 56) - 1
 _LONG = 100_000  # nanoseconds from which on a recorded instruction asks how long it had a processor
 
@@ -239,7 +244,7 @@ def interpret(frame: Any) -> int:
                     store(frame + 8 * PEER, load(pc + WAIT.rank))
                     return MISMATCH
             pc += WAIT.size
-        elif opcode == READ_PEER.opcode:
+        elif not ON_GPU and opcode == READ_PEER.opcode:
             line = heap + load(pc + READ_PEER.line)
             entry = load(bases + 8 * load(pc + READ_PEER.communicator)) + load(pc + READ_PEER.value)
             hash = load(pc + READ_PEER.hash) ^ load(histories + 8 * load(pc + READ_PEER.communicator))
@@ -259,7 +264,7 @@ def interpret(frame: Any) -> int:
                 table += 8 * width
                 slot += 8 * load(pc + READ_PEER.stride)
             pc += READ_PEER.size
-        elif opcode == CHECK.opcode:
+        elif not ON_GPU and opcode == CHECK.opcode:
             # A peer that has left may enter its next call meanwhile: it writes the number first, and it is read last.
             line = heap + load(pc + CHECK.line)
             entry = load(bases + 8 * load(pc + CHECK.communicator)) + load(pc + CHECK.value)
@@ -277,7 +282,16 @@ def interpret(frame: Any) -> int:
             if RECORDS:
                 store(row + ROW_DETAIL, value)
             pc += SIGNAL.size
-        elif opcode == COMBINE.opcode:
+        elif ON_GPU and (opcode == COPY.opcode or opcode == COMBINE.opcode):
+            store(frame + 8 * TASK, pc)
+            if opcode == COPY.opcode:
+                pc += COPY.size + MEMORY_OPERAND_BYTES * (1 + load(pc + COPY.ndst))
+            else:
+                pc += COMBINE.size + MEMORY_OPERAND_BYTES * (load(pc + COMBINE.ndst) + load(pc + COMBINE.nsrc))
+            store(frame + 8 * PC, (pc - code) // 8)
+            store(frame + 8 * INSTRUCTION_BUDGET, budget)
+            return SHARED_WORK
+        elif not ON_GPU and opcode == COMBINE.opcode:
             ndst, nsrc = load(pc + COMBINE.ndst), load(pc + COMBINE.nsrc)
             operands, accumulator = load(frame + 8 * OPERANDS), load(frame + 8 * ACCUMULATOR)
             for row in range(load(pc + COMBINE.rows)):
@@ -304,7 +318,7 @@ def interpret(frame: Any) -> int:
                         load(pc + COMBINE.divisor), accumulator,
                     )  # fmt: skip
             pc += COMBINE.size + MEMORY_OPERAND_BYTES * (ndst + nsrc)
-        elif opcode == COPY.opcode:
+        elif not ON_GPU and opcode == COPY.opcode:
             ndst, place = load(pc + COPY.ndst), pc + COPY.size
             source = load(addresses + 8 * load(place + MEMORY_OPERAND.slot)) + load(place + MEMORY_OPERAND.offset)
             nbytes, source_stride = load(pc + COPY.nbytes), load(place + MEMORY_OPERAND.stride)
@@ -330,7 +344,7 @@ def interpret(frame: Any) -> int:
             if nbytes < 0:
                 fence()
             pc += COPY.size + MEMORY_OPERAND_BYTES * (1 + ndst)
-        elif opcode == ENTER.opcode:
+        elif not ON_GPU and opcode == ENTER.opcode:
             line, table, width = heap + load(pc + ENTER.line), load(pc + ENTER.table), load(pc + ENTER.width)
             slot = addresses + 8 * load(pc + ENTER.slot)
             store_release(line + LINE_CALL, load(bases + 8 * load(pc + ENTER.communicator)) + load(pc + ENTER.value))
@@ -350,7 +364,7 @@ def interpret(frame: Any) -> int:
                 table += 8 * width
                 slot += 8 * load(pc + ENTER.stride)
             pc += ENTER.size
-        elif opcode == BIND_ARG.opcode:
+        elif not ON_GPU and opcode == BIND_ARG.opcode:
             number = load(pc + BIND_ARG.argument)
             array = load(load(frame + 8 * ARGUMENTS) + 8 * number if number >= 0 else load(frame + 8 * RESULTS) + 8 * ~number)
             in_use = number < 0 and references_to(array) > load(frame + 8 * UNSHARED_REFCOUNT)
@@ -376,7 +390,7 @@ def interpret(frame: Any) -> int:
                     data = heap + staging
             store(addresses + 8 * load(pc + BIND_ARG.slot), data)
             pc += BIND_ARG.size
-        elif opcode == STAGE.opcode:
+        elif not ON_GPU and opcode == STAGE.opcode:
             data = load(addresses + 8 * load(pc + STAGE.argument_slot)) + load(pc + STAGE.start)
             to = load(pc + STAGE.copy)
             if to != NO_COPY and (data < heap or data >= heap + load(frame + 8 * HEAP_BYTES)):
