@@ -73,6 +73,7 @@ def test_all_threads_share_one_loop_and_scopes_are_as_narrow_as_the_plan_allows(
     for combines, scope in ((TWO, "gpu"), ((), "sys")):
         kernel = compiled(combines, (9, 0), scope)
         check(kernel)
+        assert not re.search(r"\b(?:div|rem)\.[su]64", kernel.ptx)  # a hundred instructions each
         found = Counter(synchronization(kernel))
         assert found.pop("bar.sync") == 4
         if scope == "gpu":

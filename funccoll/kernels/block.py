@@ -27,10 +27,12 @@ from typing import Any
 from ..schedules.streams.instructions import MEMORY_OPERAND, MEMORY_OPERAND_BYTES, Opcode
 from .frame import ADDRESSES, ENDED, FAILED, FINISHED, FRAME_WORDS, LABEL, PEER, REPORT, SHARED_WORK, STATUS, TASK
 
-__all__ = ["MAX_OPERANDS", "SHARED_WORDS", "VECTOR_BYTES", "combine_rows", "copy_range", "copy_rows", "find_operands", "fold",
-           "lane_count", "run"]  # fmt: skip
+__all__ = ["MAX_OPERANDS", "SHARED_WORDS", "THREADS", "VECTOR_BYTES", "combine_rows", "copy_range", "copy_rows",
+           "find_operands", "fold", "lane_count", "run"]  # fmt: skip
 
 COMBINE, COPY = Opcode.COMBINE.byte_offsets(), Opcode.COPY.byte_offsets()
+THREADS = 256
+"""Threads of a block."""
 VECTOR_BYTES = 16
 """Bytes that one thread moves in one instruction."""
 _IN_FLIGHT = 4  # loads of a thread from one source before the first of them is used

@@ -15,13 +15,11 @@ import numpy as np
 
 from ..errors import DeviceError
 from . import reductions
+from .block import THREADS
 from .cuda_toolkit import load_compilers
 from .object_cache import kept
 
 __all__ = ["THREADS", "Kernel", "Operations", "assemble", "compile_template", "kept_kernel"]
-
-THREADS = 256
-"""Threads of a block."""
 
 class Operations(NamedTuple):
     """A machine, as templates need it: compiled functions, or Python functions in Numba's simulator."""

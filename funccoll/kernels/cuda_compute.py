@@ -1,7 +1,7 @@
 """Kernels for compute that CuPy lacks: Philox's random words, and additions to rows in the order of the updates.
 
-All arguments are int64: addresses in the memory of a GPU, and counts. Any grid of any blocks does the work; no thread waits
-for another one, and no element is written by two.
+All arguments are int64: addresses in the memory of a GPU, and counts. Any number of blocks does the work; no thread waits for
+another one, and no element is written by two.
 """
 # ruff: noqa: F821  (the templates' free names are set by `variant`)
 # pyright: reportUndefinedVariable=false

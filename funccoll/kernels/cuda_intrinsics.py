@@ -12,7 +12,7 @@ from numba import cuda
 from numba.cuda import extending
 from numba.cuda import types as cuda_types
 
-from .block import SHARED_WORDS, VECTOR_BYTES, lane_count
+from .block import SHARED_WORDS, THREADS, VECTOR_BYTES, lane_count
 from .conversions import conversions
 from .reductions import Machine
 
@@ -308,8 +308,8 @@ def thread_number() -> Any:
 
 @cuda.jit(device=True)
 def thread_count() -> Any:
-    """The number of threads of a block."""
-    return types.int64(cuda.blockDim.x)
+    """The number of threads of a block: a constant, since a GPU has no instruction that divides integers."""
+    return types.int64(THREADS)
 
 
 @cuda.jit(device=True)
