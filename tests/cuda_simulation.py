@@ -61,11 +61,21 @@ def note(kind: int, address: int, nbytes: int = 1) -> None:
 
 
 def word(address: int) -> int:
+    assert address % 8 == 0, f"{address:#x} is not aligned to 8 bytes"
     return ctypes.c_int64.from_address(address).value
 
 
 def set_word(address: int, value: int) -> None:
+    assert address % 8 == 0, f"{address:#x} is not aligned to 8 bytes"
     ctypes.c_int64.from_address(address).value = value
+
+
+def check_global(address: int) -> None:
+    """An instruction of global memory: the address is not one of shared memory."""
+    memory = vars(thread()._manager).get("shared_memory")
+    if memory is not None:
+        place = address - memory.words.ctypes.data
+        assert not 0 <= place < memory.words.nbytes, f"{address:#x} is in shared memory, not in global memory"
 
 
 def load(address: int) -> int:
@@ -81,12 +91,14 @@ def store(address: int, value: int) -> None:
 
 
 def load_acquire_sys(address: int) -> int:
+    check_global(address)
     value = word(address)  # first: what it has read from was released before
     note(ACQUIRE, address)
     return value
 
 
 def store_release_sys(address: int, value: int) -> None:
+    check_global(address)
     note(RELEASE, address)
     set_word(address, value)
 
@@ -104,6 +116,7 @@ def store_release_gpu(address: int, value: int) -> None:
 def element(address: int, dtype: Any) -> np.ndarray:
     """An element in memory. A GPU reads and writes only what begins at a multiple of its size."""
     dtype = np.dtype(dtype)
+    check_global(address)
     assert address % dtype.alignment == 0, (address, dtype)
     return np.ndarray((), dtype, (ctypes.c_char * dtype.itemsize).from_address(int(address)))
 
@@ -287,6 +300,7 @@ class SimulatedGpu:
         return words, words.ctypes.data
 
     def launch(self, combines: Sequence[Combine], blocks: int, frames: np.ndarray, scope: Scope = "sys") -> None:
+        assert blocks <= self.max_blocks, f"{blocks} blocks do not run at the same time: a cooperative launch refuses them"
         key = tuple(combines), scope
         if key not in self.kernels:
             self.kernels[key] = cuda.jit(ending(kernel_template(key[0], Operations(MACHINE, MEMORY), scope)))

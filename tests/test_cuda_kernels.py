@@ -262,6 +262,7 @@ def test_the_simulator_finds_races_missed_barriers_and_scopes_that_are_too_narro
         "a plain store for the release": r"1: a data race at \w+: thread 0 of .* acquires, thread 0 of block \d writes",
         "a plain load for the acquire": r"1: a data race at \w+: thread 0 of block \d reads, thread 0 of block \d releases",
         "a report for the GPU alone": r"1: a \.gpu access to \w+, which the host or another process uses, too",
+        "a release in shared memory": r"1: \w+ is in shared memory, not in global memory",
     }
     found = dict(line.split(": ", 1) for line in run("cuda_simulation_faults.py").splitlines())
     assert found.keys() == wanted.keys()
