@@ -9,11 +9,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gpu_machine import sanitizer
 from gpu_trial import Skipped, beside, device, ended, found, graph_of, on_host, rehearses, require_gpu
+
+if TYPE_CHECKING:
+    from funccoll.kernels.cuda import Scope
 
 _PATIENCE_S = 20
 """Seconds that a kernel waits for another block here, in place of minutes."""
@@ -126,14 +129,14 @@ def combines() -> list[tuple[str, str] | None]:
     return [None, *((op, dtype.name) for dtype in FEW for op in OPS if has_op(op, dtype)), *wide]
 
 
-def compile_seconds(combine: tuple[str, str] | None, cc: tuple[int, int]) -> float:
+def compile_seconds(combine: tuple[str, str] | None, cc: tuple[int, int], scope: Scope) -> float:
     """Compile a kernel, which is kept for the other trials; returns the seconds. It needs no GPU."""
     import ml_dtypes  # noqa: F401  (whose import gives NumPy the name bfloat16)
 
     from funccoll.kernels.cuda import load_kernel
 
     began = time.perf_counter()
-    load_kernel([] if combine is None else [(combine[0], np.dtype(combine[1]))], cc, "gpu")
+    load_kernel([] if combine is None else [(combine[0], np.dtype(combine[1]))], cc, scope)
     return time.perf_counter() - began
 
 
@@ -146,7 +149,7 @@ def one_kernel() -> None:
     from funccoll.kernels.cuda import compile_kernel
 
     capability, began = str(cupy.cuda.Device().compute_capability), time.perf_counter()
-    kernel = compile_kernel((("sum", np.dtype(np.float32)),), (int(capability[:-1]), int(capability[-1])))
+    kernel = compile_kernel((("sum", np.dtype(np.float32)),), (int(capability[:-1]), int(capability[-1])), "gpu")
     seconds, module = time.perf_counter() - began, function.Module()
     module.load(kernel.code)
     place = module.get_function(kernel.name).ptr
@@ -162,13 +165,15 @@ def compile_kernels() -> None:
     """The kernels of the cases, compiled at the same time on the machine's cores. What was kept takes no time."""
     cupy = require_gpu()
     capability = str(cupy.cuda.Device().compute_capability)
-    cc, wanted, began = (int(capability[:-1]), int(capability[-1])), combines(), time.monotonic()
+    cc, began = (int(capability[:-1]), int(capability[-1])), time.monotonic()
+    wanted = [(combine, cc, scope) for scope in ("gpu", "sys") for combine in combines()]  # of devices, and of processes
     workers = max(1, min(len(wanted), (os.cpu_count() or 2) - 1))
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-        seconds = list(pool.map(compile_seconds, wanted, [cc] * len(wanted)))
+        seconds = list(pool.map(compile_seconds, *zip(*wanted, strict=True)))
     took = time.monotonic() - began
     says = f"{len(wanted)} in {took:.1f} s by {workers} processes; each {min(seconds):.2f} to {max(seconds):.2f} s"
-    found("kernels", says, figure=True, seconds={str(what): round(s, 2) for what, s in zip(wanted, seconds, strict=True)})
+    each = {f"{combine} {scope}": round(s, 2) for (combine, _, scope), s in zip(wanted, seconds, strict=True)}
+    found("kernels", says, figure=True, seconds=each)
 
 
 # ---------------------------------------------------------------- bad input
