@@ -17,6 +17,7 @@ from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import fake_cuda_memory
 import fake_cupy
 import numpy as np
 
@@ -113,6 +114,7 @@ class Graph:
 
     def launch(self, stream: Any = None) -> None:
         assert fake_cupy.recorder is None, "a graph is launched in a capture"
+        assert all(block() for block in self._capture.blocks), "a graph is launched whose memory is freed"
         self.launches += 1
         stream = get_current_stream() if stream is None else stream
         for work in self._capture.work:
@@ -125,6 +127,8 @@ class Capture:
     def __init__(self) -> None:
         self.work: list[Callable[[], None]] = []
         self.memory: list[np.ndarray] = []  # as long as the graph lives: kernels have addresses alone
+        self.blocks: list[weakref.ref[fake_cuda_memory.Memory]] = []
+        """What was allocated of the GPU meanwhile."""
         self.invalidated = ""
 
     def launch(self, work: Callable[[], None]) -> None:
@@ -270,26 +274,6 @@ class Device:
         threads.device = self._before.pop()
 
 
-class MemoryPool:
-    """As in cupy.cuda. Memory of the fake is never used twice."""
-
-    def malloc(self, size: int) -> Any:
-        raise AssertionError("the fake allocates by itself")
-
-
-class using_allocator:
-    """As in cupy.cuda."""
-
-    def __init__(self, allocator: Any = None):
-        assert callable(allocator)
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *exc: Any) -> None:
-        pass
-
-
 class PinnedMemory(np.ndarray):
     """Host memory with an address."""
 
@@ -344,12 +328,19 @@ def occupancy(function: int, threads: int, shared_mem: int) -> int:
     return 1
 
 
+def _allocate(nbytes: int) -> Any:
+    seen.add(threads.device)
+    return fake_cuda_memory.allocate(nbytes)
+
+
 def modules() -> dict[str, Any]:
     """The fake as `sys.modules` has CuPy: to import it in CuPy's place, in a test or in a process of its own."""
     cuda = ModuleType("cupy.cuda")
     cuda.__dict__.update(
-        Device=Device, Event=Event, Graph=Graph, MemoryPool=MemoryPool, Stream=Stream, alloc_pinned_memory=alloc_pinned_memory,
-        get_current_stream=get_current_stream, using_allocator=using_allocator, memory=fake_cupy.cuda.memory,
+        Device=Device, Event=Event, Graph=Graph, Stream=Stream, alloc_pinned_memory=alloc_pinned_memory,
+        get_current_stream=get_current_stream, memory=fake_cupy.cuda.memory,
+        **{name: getattr(fake_cuda_memory, name)
+           for name in ("Memory", "MemoryPointer", "MemoryPool", "UnownedMemory", "using_allocator")},
         driver=SimpleNamespace(
             CUDADriverError=CUDADriverError, occupancyMaxActiveBlocksPerMultiprocessor=lambda *args: occupancy(*args),
         ),
@@ -357,9 +348,9 @@ def modules() -> dict[str, Any]:
         runtime=SimpleNamespace(
             CUDARuntimeError=CUDARuntimeError, driverGetVersion=lambda: DRIVER, runtimeGetVersion=lambda: RUNTIME,
             getDeviceCount=lambda: 1, getDevice=lambda: threads.device, setDevice=_set_device, eventQuery=_event_query,
-            **fake_cupy.HOST_MEMORY,
+            memGetInfo=lambda: (fake_cupy.free_bytes, fake_cuda_memory.total_bytes), **fake_cupy.HOST_MEMORY,
         ),
     )  # fmt: skip
-    fake_cupy.cuda, fake_cupy.current_order = cuda, get_current_stream
-    fake_cupy.allocates = lambda: seen.add(threads.device)
+    fake_cupy.cuda, fake_cupy.current_order, fake_cupy.allocate = cuda, get_current_stream, _allocate
+    vars(fake_cupy)["get_default_memory_pool"] = fake_cuda_memory.get_default_memory_pool
     return {"cupy": sys.modules["fake_cupy"], "cupy.cuda": cuda, "cupyx.scipy.special": fake_cupy.special}

@@ -45,6 +45,8 @@ recorder: Recorder | None = None
 host_events: list[str] = []
 """The transfers and waits so far."""
 free_bytes = 1 << 40
+allocate: Callable[[int], Any] = lambda nbytes: None
+"""The allocator: what it returns is kept as long as the array."""
 
 
 class Order(Protocol):
@@ -64,10 +66,6 @@ class _AtOnce:
 
 current_order: Callable[[], Order] = _AtOnce
 """The stream that work goes to: fake_cuda's current one, where there is that."""
-
-
-allocates: Callable[[], object] = bool
-"""Called in the thread that allocates memory."""
 
 
 def launch(work: Callable[[], None]) -> None:
@@ -129,10 +127,9 @@ def new(shape: Any, dtype: Any, like: np.ndarray | None = None) -> ndarray:
     if host.nbytes > free_bytes:
         raise OutOfMemoryError(f"Out of memory allocating {host.nbytes:,} bytes (allocated so far: 0 bytes).")
     np.reshape(host, -1, order="A").view(np.uint8)[...] = POISON
-    allocates()
     if recorder is not None:
         recorder.allocated(host)
-    return ndarray(host)
+    return ndarray(host, pointer=allocate(host.nbytes))
 
 
 def write(out: ndarray, compute: Callable[[], Any]) -> ndarray:
@@ -154,8 +151,8 @@ class ndarray:
     __hash__ = None  # type: ignore[assignment]
     __array__ = __array_function__ = __array_ufunc__ = _refuse
 
-    def __init__(self, host: np.ndarray, base: ndarray | None = None):
-        self.host, self.base = host, base
+    def __init__(self, host: np.ndarray, base: ndarray | None = None, pointer: Any = None):
+        self.host, self.base, self._pointer = host, base, pointer
 
     def __getattr__(self, name: str) -> Any:
         if name in INTERFACE["ndarray"] and not name.startswith("__"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import re
 import sys
@@ -11,6 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 import fake_cuda
+import fake_cuda_memory
 import fake_cupy
 import numpy as np
 import pytest
@@ -20,7 +22,7 @@ import funccoll as fc
 from funccoll import P
 from funccoll.arrays.array_layout import NO_MESH
 from funccoll.errors import DeviceError, TraceError
-from funccoll.runtime.cuda import cublas, gpu
+from funccoll.runtime.cuda import captured_program, cublas, gpu
 from funccoll.runtime.cuda.captured_program import CapturedProgram
 
 
@@ -146,6 +148,56 @@ def test_a_program_is_captured_in_its_second_call():
         np.testing.assert_array_equal(np.asarray(y), (X + call) * 2 + 1)
         assert run.is_captured == (call > 0) and run.why_not is None
     assert compiled.execution == "a CUDA graph" and "NumPy" in step.lower(X).compile().execution
+
+
+def captured(step: Any, x: Any) -> CapturedProgram:
+    """A program that replays a graph, and has done so last of all."""
+    compiled = step.lower(x).compile()
+    for _ in range(3):
+        compiled(x)
+    assert compiled._run.is_captured
+    return compiled._run
+
+
+def test_graphs_that_were_used_longest_ago_make_room_for_others(monkeypatch):
+    """Also where a program loses its graph more than once; a graph that is dropped gives its memory back."""
+    own, x, begun = gpu.current_gpu(), on_gpu(np.zeros((64, 64))), fake_cuda_memory.allocated_bytes()
+    steps = [fc.jit(lambda x, k=k: np.tanh(np.sin(x) + k) * 2) for k in range(4)]
+    first = captured(steps[0], x)
+    each = first.nbytes
+    assert each >= 2 * 64 * 64 * 8 and own.stats()["graphs"] == 1 and own.stats()["graph bytes"] == each
+    own.graphs.most_bytes = 2 * each
+    second = captured(steps[1], x)
+    first(x)  # so that the other one was used longest ago
+    third = captured(steps[2], x)
+    assert [p.is_captured for p in (first, second, third)] == [True, False, True]
+    assert second.execution.startswith("kernel by kernel; its CUDA graph was dropped to make room") and second.nbytes == 0
+    assert own.stats() == {**own.stats(), "graphs": 2, "graph bytes": 2 * each}
+    calls = [(second(x), second.is_captured)[1] for _ in range(4)]  # twice as many calls as before pass first
+    assert calls == [False, False, True, True] and not first.is_captured and own.stats()["graphs"] == 2
+    monkeypatch.setattr(captured_program, "MOST_GRAPHS", 1)
+    fourth = captured(steps[3], x)
+    assert fourth.is_captured and own.stats()["graphs"] == 1
+    np.testing.assert_array_equal(second(x)[0].get(), np.tanh(1.0 + x.get() * 0) * 2)
+    del first, second, third, fourth, steps
+    fc.clear_caches()
+    gc.collect()
+    fake_cuda_memory.get_default_memory_pool().free_all_blocks()
+    assert own.stats()["graphs"] == 0 and fake_cuda_memory.allocated_bytes() <= begun
+
+
+def test_a_capture_without_memory_takes_that_of_other_graphs(monkeypatch):
+    own, x, limit = gpu.current_gpu(), on_gpu(np.zeros((64, 64))), fake_cuda_memory.Memory.__init__
+    first = captured(fc.jit(lambda x: np.tanh(x) * 2), x)
+    monkeypatch.setattr(fake_cuda_memory.Memory, "__init__", lambda self, size: _refusing(self, size, limit, first))
+    second = captured(fc.jit(lambda x: np.sin(x) * 2), x)
+    assert not first.is_captured and second.is_captured and own.stats()["graphs"] == 1
+
+
+def _refusing(memory: Any, size: int, make: Any, held: CapturedProgram) -> None:
+    if held.is_captured and fake_cupy.recorder is not None:
+        raise fake_cupy.OutOfMemoryError("Out of memory")
+    make(memory, size)
 
 
 def test_a_result_is_not_changed_by_the_next_call():

@@ -2,39 +2,95 @@
 
 A graph reads and writes fixed addresses. Arguments are copied into its slots before a replay, and results out of its memory
 after it, so that each call's results are its own; both copies are enqueued, and nothing waits for them.
+
+Slots, results and everything between them stay allocated between calls, so the graphs of a GPU are a cache with a limit.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+from ...weak_values import WeakValues
 from ..backend import Run
 
 if TYPE_CHECKING:
     from .virtual_devices import Gpu
 
-__all__ = ["CapturedProgram"]
+__all__ = ["CapturedProgram", "Graph", "GraphCache"]
 
 WARM_UP = 1
 """Calls before the capture, kernel by kernel: kernels are compiled and loaded, which a capture may not do."""
+MOST_GRAPHS = 512
+"""The most graphs that a GPU keeps; a jitted function keeps as many programs."""
+
+
+class Graph(Protocol):
+    """A graph with the memory that it reads and writes: both go when the object does."""
+
+    nbytes: int
+    """Bytes of the GPU that it keeps allocated."""
+
+    def __call__(self) -> None:
+        """Replay it on the current stream."""
+        ...
+
+
+class GraphCache:
+    """The captured programs of one GPU, of which those used longest ago lose their graphs when there are too many.
+
+    It does not keep the programs alive.
+    """
+
+    def __init__(self, most_bytes: int):
+        """`most_bytes`: bytes that all graphs together may keep allocated. The one captured last may exceed it alone."""
+        self.most_bytes = most_bytes
+        self.uses = itertools.count(1)
+        """Numbers of replays, by which the graph that was used longest ago is found."""
+        self._programs: WeakValues[int, CapturedProgram] = WeakValues()
+
+    def add(self, program: CapturedProgram) -> None:
+        """Keep the graph of a program that was just captured, and drop others where that is too much."""
+        self._programs[id(program)] = program
+        self.drop(self.most_bytes, MOST_GRAPHS, program)
+
+    def drop(self, most_bytes: int, most_graphs: int, but: CapturedProgram) -> None:
+        """Drop graphs until at most `most_graphs` with `most_bytes` are left. That of `but` stays, and one that a call uses."""
+        captured = self._captured()
+        nbytes, count = sum(program.nbytes for program in captured), len(captured)
+        for program in sorted(captured, key=lambda program: program.last_use):
+            if nbytes <= most_bytes and count <= most_graphs:
+                return
+            if program is not but and (freed := program.release()) is not None:
+                nbytes, count = nbytes - freed, count - 1
+
+    def _captured(self) -> list[CapturedProgram]:
+        return [program for program in self._programs.values() if program.is_captured]
+
+    def stats(self) -> dict[str, int]:
+        """The number of "graphs", and the bytes that they keep allocated, "graph bytes"."""
+        captured = self._captured()
+        return {"graphs": len(captured), "graph bytes": sum(program.nbytes for program in captured)}
 
 
 class CapturedProgram:
     """A compiled program, which is captured in its second call with arguments of its types, and replayed from then on.
 
-    A program that cannot be captured is executed kernel by kernel; `why_not` is the reason then.
+    A program that cannot be captured is executed kernel by kernel; `why_not` is the reason then. One that loses its graph to
+    others is captured again; each time after twice as many calls, because a capture takes longer than a call.
     """
 
     def __init__(self, gpu: Gpu, run: Run):
         self._gpu, self._run = gpu, run
-        self._call = gpu.on_device(self._enqueue)
         self.why_not: str | None = None
-        self._calls = 0
+        self.last_use = 0
+        """The number of its last replay: see `GraphCache.uses`."""
+        self._calls, self._warm_up = 0, WARM_UP
         self._lock = threading.Lock()
-        self._replay: Callable[[], None] | None = None
+        self._replay: Graph | None = None
         self._slots: list[Any] = []
         self._outputs: Sequence[Any] = ()
 
@@ -44,40 +100,73 @@ class CapturedProgram:
         return self._replay is not None
 
     @property
+    def nbytes(self) -> int:
+        """Bytes that its graph keeps allocated."""
+        replay = self._replay
+        return 0 if replay is None else replay.nbytes
+
+    @property
     def execution(self) -> str:
         """The way in which the next call is executed."""
         if self.why_not is not None:
             return f"kernel by kernel: {self.why_not}"
-        return "a CUDA graph" if self.is_captured else "kernel by kernel; the second call is captured as a CUDA graph"
+        if self.is_captured:
+            return "a CUDA graph"
+        if self._warm_up == WARM_UP:
+            return "kernel by kernel; the second call is captured as a CUDA graph"
+        return "kernel by kernel; its CUDA graph was dropped to make room for others, and a later call captures it anew"
 
     def __call__(self, *inputs: Any) -> Sequence[Any]:
         """Enqueue the program: from the copies of each input to a tuple with the copies of each output."""
-        return self._call(*inputs)
+        return self._gpu.on_device(self._enqueue)(*inputs)
 
     def _enqueue(self, *inputs: Any) -> Sequence[Any]:
         if self.why_not is not None:
             return self._run(*inputs)
         with self._lock:  # two threads would fill the same slots; and none captures while another one's first call goes on
-            if self._calls < WARM_UP:
+            if self._calls < self._warm_up:
                 self._calls += 1
                 return self._run(*inputs)
             if self._replay is None:
                 self._capture(inputs)
             if self._replay is None:
                 return self._run(*inputs)
+            self.last_use = next(self._gpu.graphs.uses)
             for slot, value in zip(self._slots, _blocks(inputs), strict=True):
                 self._gpu.copy_into(slot, value)
             self._replay()
             return self._results()
 
-    def _capture(self, inputs: Sequence[Any]) -> None:
-        slots = [self._slots_of(copies) for copies in inputs]
+    def release(self) -> int | None:
+        """Drop the graph and its memory. Returns its bytes, None while a call uses it."""
+        if not self._lock.acquire(blocking=False):  # waiting could be for a thread that waits for this one's graph
+            return None
         try:
-            self._outputs, self._replay = self._gpu.capture(lambda: self._run(*slots))
+            freed = self.nbytes
+            self._replay, self._slots, self._outputs = None, [], ()
+            self._calls, self._warm_up = 0, 2 * self._warm_up
+            return freed
+        finally:
+            self._lock.release()
+
+    def _capture(self, inputs: Sequence[Any]) -> None:
+        def run() -> tuple[list[Any], Sequence[Any]]:
+            slots = [self._slots_of(copies) for copies in inputs]  # in the graph's memory, which goes with it
+            return slots, self._run(*slots)
+
+        graphs = self._gpu.graphs
+        try:
+            try:
+                found, replay = self._gpu.capture(run)
+            except MemoryError:
+                graphs.drop(0, 0, self)
+                found, replay = self._gpu.capture(run)
         except Exception as error:  # the driver refuses some calls: then it is executed as it was until now
             self.why_not = f"its capture failed with {type(error).__name__}: {error}"
         else:
-            self._slots = list(_blocks(slots))
+            slots, self._outputs = found
+            self._slots, self._replay = list(_blocks(slots)), replay
+            graphs.add(self)
 
     def _slots_of(self, copies: Any) -> Any:
         if isinstance(copies, (list, tuple)):

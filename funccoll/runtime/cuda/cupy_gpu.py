@@ -20,6 +20,7 @@ from cupy.cuda import driver, function, runtime  # pyright: ignore[reportMissing
 from ...errors import MeshError
 from ...kernels.cuda import THREADS, Combine, Scope, load_kernel
 from . import cublas
+from .captured_program import GraphCache
 from .cupy_kernels import CupyKernels
 from .cupy_library import CupyLibrary
 
@@ -80,6 +81,8 @@ class _RecordedEvent:
         if status not in (0, _NOT_READY):
             raise runtime.CUDARuntimeError(status)
         return status == 0
+_GRAPHS_SHARE = 0.25
+"""Part of the GPU's memory that CUDA graphs may keep allocated between calls."""
 
 
 class _Capturing(threading.local):
@@ -111,11 +114,36 @@ class _StreamOrder:
         return stream
 
 
-class _Replay:
-    """A function that launches a graph on the current stream."""
+class _GraphMemory:
+    """Memory that one graph is captured with, and owns afterwards.
 
-    def __init__(self, graph: Any, pool: Any, order: _StreamOrder):
-        self._graph, self._pool, self._order = graph, pool, order
+    A pool of CuPy 14.2 that is dropped never frees the blocks which are free in it. So the pool that a capture allocates from,
+    which uses memory again as arrays come and go, has blocks that it does not own.
+    """
+
+    def __init__(self, device_id: int):
+        self.blocks: list[Any] = []
+        self.pool = cupy.cuda.MemoryPool(functools.partial(_lent_block, self.blocks, device_id))
+
+    def freeze(self) -> list[Any]:
+        """End allocation: return the blocks, which keep the memory."""
+        del self.pool
+        return self.blocks
+
+
+def _lent_block(blocks: list[Any], device_id: int, nbytes: int) -> Any:
+    """A new block for a pool, which `blocks` owns."""
+    blocks.append(cupy.cuda.Memory(nbytes))
+    return cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(blocks[-1].ptr, nbytes, None, device_id), 0)
+
+
+class _Replay:
+    """A graph, with the memory that it needs. Its end frees both: cudaFree waits for what is being executed."""
+
+    def __init__(self, graph: Any, memory: _GraphMemory, order: _StreamOrder):
+        self._graph, self._blocks, self._order = graph, memory.freeze(), order
+        self.nbytes = sum(block.size for block in self._blocks)
+        """See `Graph`."""
 
     def __call__(self) -> None:
         with self._order.held() as stream:
@@ -137,6 +165,7 @@ class CupyGpu:
         for name in ("empty", "asarray", "check", "upload", "download", "copy", "literal"):  # called outside of programs
             setattr(self.library, name, self.on_device(getattr(self.library, name)))
         self.max_blocks = int(device.attributes["MultiProcessorCount"])
+        self.graphs = GraphCache(int(runtime.memGetInfo()[1] * _GRAPHS_SHARE))
         self._mapped = Counter[int]()
         self._order = _StreamOrder()
         self._capture = threading.RLock()
@@ -214,12 +243,17 @@ class CupyGpu:
         self._order.join()  # before a slot is written that a graph may still read on another stream
         cupy.copyto(to, source)
 
-    def capture(self, function: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
-        """See `Gpu`. The memory is a pool's of its own."""
-        stream, pool, uploads = cupy.cuda.Stream(non_blocking=True), cupy.cuda.MemoryPool(), []
+    def stats(self) -> dict[str, int]:
+        """Bytes of CuPy's pool that arrays have, "used", and that are "free" for others; see `GraphCache.stats` for graphs."""
+        pool = cupy.get_default_memory_pool()
+        return {"used": pool.used_bytes(), "free": pool.free_bytes(), **self.graphs.stats()}
+
+    def capture(self, function: Callable[[], Any]) -> tuple[Any, _Replay]:
+        """See `Gpu`."""
+        stream, memory, uploads = cupy.cuda.Stream(non_blocking=True), _GraphMemory(self.device_id), []
         self._capturing.uploads = uploads
         try:
-            with self._capture, stream, cupy.cuda.using_allocator(pool.malloc):
+            with self._capture, stream, cupy.cuda.using_allocator(memory.pool.malloc):
                 stream.begin_capture()
                 try:
                     result = function()
@@ -232,7 +266,7 @@ class CupyGpu:
             self._capturing.uploads = None
         for to, values in uploads:
             self.upload(to, values)
-        return result, _Replay(graph, pool, self._order)
+        return result, _Replay(graph, memory, self._order)
 
     def host_words(self, count: int) -> tuple[np.ndarray, int]:
         """See `Gpu`. All pinned memory has one address for host and kernels."""

@@ -26,7 +26,7 @@ from ..array_library import ArrayLibrary
 from ..backend import Copies, GroupCall, Run
 from ..plans.operand import Operand
 from .block_frames import block_frames
-from .captured_program import CapturedProgram
+from .captured_program import CapturedProgram, Graph, GraphCache
 from .launch_plan import LaunchedCollective, LaunchPlan, build_launch_plan
 from .launch_reports import LaunchedName, LaunchReports
 
@@ -43,6 +43,11 @@ class Gpu(Protocol):
 
     max_blocks: int
     """Blocks that run at the same time."""
+
+    @property
+    def graphs(self) -> GraphCache:
+        """The captured programs."""
+        ...
 
     @property
     def library(self) -> ArrayLibrary:
@@ -81,8 +86,8 @@ class Gpu(Protocol):
         """Enqueue a copy of an array into another of its shape and dtype."""
         ...
 
-    def capture(self, function: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
-        """Record what a function enqueues in place of executing it: return its result, and a function that replays all of it.
+    def capture(self, function: Callable[[], Any]) -> tuple[Any, Graph]:
+        """Record what a function enqueues in place of executing it: return its result, and a graph that replays all of it.
 
         Arrays that it makes have memory of the recording's own. Raises what the function raises, or the driver.
         """
