@@ -122,6 +122,16 @@ def test_a_thread_of_any_device_computes_on_the_gpu_of_the_process(cupy):
     thread.join()
     assert len(results) == 4 and all((y == np.sin(x) * 2 + 1).all() for y in results)
     assert fake_cuda.seen == {3} and devices == {0}
+def test_zeros_are_in_the_order_of_launches(cupy, monkeypatch):
+    """Counters and report words are zeroed on one stream, and the first launch may be on another."""
+    waits = []
+    monkeypatch.setattr(fake_cuda.Stream, "wait_event", lambda self, event: waits.append(self.ptr))
+    own, side = gpu.current_gpu(), fake_cuda.Stream(non_blocking=True)
+    own._order = type(own._order)()
+    own.zeros((3,), np.dtype(np.int64))
+    with side:
+        own.stream()
+    assert waits == [side.ptr]
 
 
 X = np.arange(12.0).reshape(4, 3)

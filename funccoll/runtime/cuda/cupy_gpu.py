@@ -190,7 +190,9 @@ class CupyGpu:
         return self.library.empty(shape, dtype)
 
     def zeros(self, shape: tuple[int, ...], dtype: np.dtype) -> Any:
-        """See `Gpu`."""
+        """See `Gpu`. In the order of the launches: another stream's may use it next."""
+        if self._capturing.uploads is None:
+            self._order.join()
         array = self.allocate(shape, dtype)
         array.fill(0)
         return array
@@ -290,6 +292,10 @@ class CupyGpu:
                 f"this GPU's memory cannot be shared with other processes (cudaIpcGetMemHandle: {error}). Some virtual GPUs "
                 "and containers refuse CUDA IPC: start one process with virtual devices there."
             ) from None
+
+    def free_segment(self, address: int) -> None:
+        """See `PeerGpu`."""
+        runtime.free(address)
 
     def open_segment(self, handle: bytes) -> int:
         """See `PeerGpu`."""
