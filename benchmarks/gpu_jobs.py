@@ -6,6 +6,7 @@ import itertools
 import os
 import pickle
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -111,17 +112,44 @@ def failing_rank(what: str) -> None:
     process_cases.failure(what)
 
 
+def killed_rank() -> None:
+    """One process of a job in which rank 1 is killed when both have agreed to a collective, before it launches its part."""
+    import numpy as np
+
+    import funccoll as fc
+
+    mesh = fc.make_mesh({"d": fc.world_size()})
+    step = fc.jit(lambda x: fc.all_reduce(x, "d", algorithm="one_shot"), mesh=mesh, in_specs=fc.P("d"), out_specs=fc.P())
+    x = np.arange(4.0 * fc.world_size())
+    np.asarray(step(x))
+    if fc.rank() == 1:
+        kill = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        vars(mesh.backend.gpu).update(launch=kill) if device() == "cuda" else kill()
+    try:
+        np.asarray(step(x))
+    except fc.FunccollError as error:
+        print(f"{type(error).__name__}: {error}", "cause:", error.__cause__)
+    try:
+        np.asarray(step(x))
+    except fc.FunccollError as again:
+        print("again:", again)
+
+
 _TOLD = {
+    "launch": r"PeerFailure: .*rank 1 died",
     "kill": r"PeerFailure: .*rank 1 died", "mismatch": r"ProgramMismatch: .*differ in op",
     "raise": r"PeerFailure: .*rank 1 raised ValueError: rank 1 has had enough",
 }  # fmt: skip
 
 
 def failure(what: str) -> None:
-    """Rank 1 dies, raises or runs another program: rank 0 is told so, and every later call is refused."""
+    """Rank 1 dies ("launch": between agreement and launch), raises or runs another program.
+
+    Rank 0 is told so, and every later call is refused.
+    """
     require_sharing()
     began = time.monotonic()
-    done = run_job(2, "gpu_jobs:failing_rank", what)
+    done = run_job(2, "gpu_jobs:killed_rank") if what == "launch" else run_job(2, "gpu_jobs:failing_rank", what)
     took = time.monotonic() - began
     told = re.search(_TOLD[what], done.stdout, re.DOTALL)
     if told is None or "again: an earlier failure ended all collectives" not in done.stdout:

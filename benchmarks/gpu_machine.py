@@ -242,6 +242,46 @@ def interprocess_memory() -> None:
     found("two processes", "each reads what the other has written")
 
 
+def segments() -> None:
+    """Two segments that are made after an allocation of 512 bytes: another process finds each where it opens it."""
+    cupy = require_gpu()
+    import numpy as np
+
+    from funccoll.errors import MeshError
+    from funccoll.runtime.cuda.gpu import current_gpu
+
+    runtime, own = cupy.cuda.runtime, current_gpu()
+    small = runtime.malloc(512)
+    try:
+        made = [own.segment(2 << 20) for _ in range(2)]
+    except MeshError as error:
+        raise Skipped(str(error)) from None
+    for number, (address, _) in enumerate(made):
+        pattern = np.full(2, 1 + number)
+        _copy(runtime, address, pattern.ctypes.data, pattern.nbytes, runtime.memcpyHostToDevice)
+    code, out = ended(beside("gpu_machine:segments_peer", *(handle.hex() for _, handle in made)))
+    if code:
+        raise RuntimeError(f"in the other process {failure_in(out)}")
+    for address in (small, *(address for address, _ in made)):
+        runtime.free(address)
+    found("two segments", f"each begins where a peer opens it; {made[1][0] - made[0][0]} bytes apart")
+
+
+def segments_peer(*handles: str) -> None:
+    """The other process of `segments`: open all, and compare."""
+    cupy = require_gpu()
+    import numpy as np
+
+    runtime, seen = cupy.cuda.runtime, np.empty(2, np.int64)
+    opened = [runtime.ipcOpenMemHandle(bytes.fromhex(handle)) for handle in handles]
+    for number, address in enumerate(opened):
+        _copy(runtime, seen.ctypes.data, address, seen.nbytes, runtime.memcpyDeviceToHost)
+        if seen.tolist() != [1 + number] * 2:
+            raise ValueError(f"segment {number} of {len(opened)} begins with {seen.tolist()}")
+    for address in opened:
+        runtime.ipcCloseMemHandle(address)
+
+
 def registered_memory() -> None:
     """Kernels reach a page that processes share, by cudaHostRegister: a failure on the host ends what waits on the GPU."""
     cupy = require_gpu()

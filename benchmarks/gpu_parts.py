@@ -39,7 +39,9 @@ PARTS: dict[str, Part] = {
         Trial("one kernel", "gpu_kernels:one_kernel", (), 35),
         Trial("programs, 4 virtual devices", "gpu_kernels:compare", ("programs", 4), 65),
         Trial("collectives, 2 processes", "gpu_jobs:compare", ("collectives", 2), 65),
-        Trial("a peer: kill", "gpu_jobs:failure", ("kill",), 30),  # what else is about peers' memory comes next
+        Trial("a peer: kill", "gpu_jobs:failure", ("kill",), 30),
+        Trial("a peer: killed before its launch", "gpu_jobs:failure", ("launch",), 30),
+        Trial("two segments", "gpu_machine:segments", (), 20),
         Trial("tensors of torch", "gpu_interop:with_torch", (), 45),
         Trial("NCCL with one rank", "gpu_jobs:nccl", (1,), 30),
         Trial("small all_reduces", "gpu_speed:small", (), 50),

@@ -32,6 +32,7 @@ from funccoll.kernels.cuda_compiler import Operations
 from funccoll.kernels.reductions import Machine
 from funccoll.mesh import Mesh
 from funccoll.runtime.array_library import NUMPY
+from funccoll.runtime.cuda.captured_program import GraphCache
 from funccoll.runtime.cuda.virtual_devices import VirtualGpuBackend
 
 THREADS = 3
@@ -242,6 +243,7 @@ class SimulatedGpu:
 
     max_blocks = 16
     library = NUMPY
+    graphs = GraphCache(0)
 
     def __init__(self, seed: int):
         self.random = random.Random(seed)

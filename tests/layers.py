@@ -103,7 +103,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "runtime.cuda": (
         ("block_frames", "captured_program", "cublas", "cupy_kernels", "cupy_ufuncs", "deferred_checks", "launch_plan",
-         "launch_reports", "pairwise_einsum"),
+         "launch_reports", "pairwise_einsum", "peer_shutdown"),
         ("cupy_indexing", "cupy_windows", "peer_plan", "virtual_devices"), ("cupy_library", "peer_segments"), ("peer_memory",),
         ("array_fold",), ("cupy_gpu", "job_gpus"), ("gpu",),
     ),

@@ -4,10 +4,12 @@
 bits of virtual devices. The processes step through their blocks at the same time, so that waits are waits for another process.
 `python peer_simulation.py ahead SEED` runs collectives in a row whose launches the host does not wait for.
 `python peer_simulation.py failures CASE...` prints what a rank is told when rank 1 does not do its part, job after job.
+`python peer_simulation.py end NAME...` ends jobs in which a rank reads what another one has that is at the end of its program.
 """
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import itertools
 import mmap
@@ -23,7 +25,7 @@ from typing import Any
 import numpy as np
 import process_cases
 from collective_cases import dtypes_of
-from cuda_simulation import SimulatedGpu, word
+from cuda_simulation import SimulatedGpu, set_word, word
 from thread_order import SHARED_WITH_OTHERS
 
 import funccoll as fc
@@ -34,16 +36,25 @@ from funccoll.runtime.cuda.peer_memory import PeerMemoryBackend
 
 GIVES_UP = 200
 """Times that all blocks of a rank wait in vain, in the test of a peer that does not come."""
+POISON = 0xA5
+"""A byte of a segment whose owner has left."""
 
 
 class PeerSimulatedGpu(SimulatedGpu):
-    """A simulated GPU with segments: anonymous files, which peers open by way of /proc."""
+    """A simulated GPU with segments: anonymous files, which peers open by way of /proc.
+
+    A segment holds poison as soon as its owner has freed it, or has left the job. A GPU is made before its process joins one.
+    """
 
     def __init__(self, seed: int):
         super().__init__(seed)
         self.mapped: dict[int, mmap.mmap] = {}
+        self.own: set[int] = set()
+        atexit.register(self.leave)
         self.begin: Callable[[], None] = lambda: None
         """Called at every launch."""
+        self.vain: Callable[[], None] = lambda: None
+        """Called when all blocks wait in vain."""
         self.waits_in_vain, self.patience = 0, sys.maxsize
 
     def _map(self, descriptor: int, nbytes: int) -> int:
@@ -54,9 +65,22 @@ class PeerSimulatedGpu(SimulatedGpu):
         return address
 
     def segment(self, nbytes: int) -> tuple[int, bytes]:
+        assert nbytes and nbytes % peer_segments._GRANULE == 0, "a peer would map other memory, too"
         descriptor = os.memfd_create("funccoll segment")
         os.ftruncate(descriptor, nbytes)
-        return self._map(descriptor, nbytes), f"{os.getpid()} {descriptor} {nbytes}".encode()
+        address = self._map(descriptor, nbytes)
+        self.own.add(address)
+        return address, f"{os.getpid()} {descriptor} {nbytes}".encode()
+
+    def free_segment(self, address: int) -> None:
+        self.own.remove(address)
+        ctypes.memset(address, POISON, len(self.mapped[address]))
+        del self.mapped[address], SHARED_WITH_OTHERS[address]
+
+    def leave(self) -> None:
+        """Free everything: the process is about to be gone."""
+        for address in list(self.own):
+            self.free_segment(address)
 
     def open_segment(self, handle: bytes) -> int:
         pid, number, nbytes = map(int, handle.split())
@@ -68,6 +92,7 @@ class PeerSimulatedGpu(SimulatedGpu):
             os.close(descriptor)
 
     def close_segment(self, address: int) -> None:
+        assert address not in self.own
         del self.mapped[address], SHARED_WITH_OTHERS[address]
 
     def map_host(self, address: int, nbytes: int) -> int:
@@ -87,6 +112,7 @@ class PeerSimulatedGpu(SimulatedGpu):
 
     def gives_up(self) -> bool:
         """Let other processes run."""
+        self.vain()
         time.sleep(0.0005)
         self.waits_in_vain += 1
         return self.waits_in_vain > self.patience
@@ -180,8 +206,9 @@ def compare(case: str, seed: int, names: list[str]) -> None:
         process_cases.CASES_BY_NAME[case](fc.world_size(), same)
     for mesh in same.meshes.values():
         assert mesh.backend.segments.max_blocks == 3
-        mesh.backend.close()
-    assert len(gpu.mapped) == 2 * len(same.meshes)  # this rank's own
+    assert len(gpu.own) == 2 * len(same.meshes) and len(gpu.mapped) == len(gpu.own) * fc.world_size()
+    fc.finalize()
+    assert not gpu.mapped
     took = time.monotonic() - began
     print(f"{same.programs} programs, {gpu.steps} launches, {gpu.waits} of them waited, {took:.1f} s")
 
@@ -192,7 +219,7 @@ def ahead(seed: int) -> None:
     Each rank is slow in some launches, so that each comes to wait for each. No value stays what it was in the launch before.
     """
     gpu, n = Stream(1000 * seed + fc.rank()), fc.world_size()
-    gpu.max_blocks, peer_memory.CHANNEL_BYTES, peer_segments._LEAST = 3, 48, 1
+    gpu.max_blocks, peer_memory.CHANNEL_BYTES, peer_segments._GRANULE = 3, 48, 1
     launches = itertools.count()
     slow = False
 
@@ -240,8 +267,11 @@ def failure(what: str) -> None:
     def fail() -> None:
         """Do what rank 1 does as soon as rank 0 has entered the launch, and waits for it."""
         segments = mesh.backend.segments
-        while word(segments._control[0]) <= segments.bases[0]:
+        while what != "fault" and word(segments._control[0]) <= segments.bases[0]:
             time.sleep(0.001)
+        if what == "fault":  # between the agreement and the launch; the driver frees its memory
+            gpu.leave()
+            os.kill(os.getpid(), signal.SIGKILL)
         if what == "kill":
             gpu.budgets, at = (1,), gpu.steps + 3  # after the copy, the enter and a wait
             gpu.stepped = lambda: os.kill(os.getpid(), signal.SIGKILL) if gpu.steps == at else None
@@ -250,6 +280,9 @@ def failure(what: str) -> None:
         elif what == "sleep":
             while mesh.backend.world.watch.failure() is None:  # the end of rank 0's patience
                 time.sleep(0.001)
+
+    def fault() -> None:
+        raise RuntimeError("cudaErrorIllegalAddress: an illegal memory access was encountered")
 
     def no_memory(nbytes: int) -> Any:
         raise MemoryError("the GPU is full")
@@ -260,10 +293,12 @@ def failure(what: str) -> None:
             gpu.segment = no_memory
     elif what == "sleep":
         gpu.waits_in_vain, gpu.patience = 0, GIVES_UP
+    elif what == "fault":  # a GPU that reads memory which is gone
+        gpu.run, gpu.wait = lambda *arguments: None, fault
     large = fc.device_put(np.zeros(n << 19), mesh, P("d"))
     for action in (
         lambda: (other if fc.rank() == 1 and what == "mismatch" else step)(large if what == "memory" else x),
-        mesh.backend.check, lambda: step(x), lambda: fc.process_allgather(large),
+        mesh.backend.wait, lambda: step(x), lambda: fc.process_allgather(large),
     ):  # fmt: skip
         try:
             action()
@@ -271,8 +306,67 @@ def failure(what: str) -> None:
             print(f"= {type(error).__name__}: {error}", f"\ncause: {error.__cause__}" if error.__cause__ else "")
         else:
             print("= nothing")
-    mesh.backend.close()
-    fc.finalize()
+    try:
+        fc.finalize()
+    except RuntimeError as error:
+        print(f"= {type(error).__name__}: {error}")
+
+
+LAST: dict[str, Callable[[Any], Any]] = {
+    **{name: lambda x, name=name: fc.pvary(fc.all_reduce(x, "d", algorithm=name), "d")
+       for name in ("ring", "owner", "one_shot")},
+    "all_gather": lambda x: fc.pvary(fc.all_gather(x, "d"), "d"),
+    "reduce_scatter": lambda x: fc.reduce_scatter(x, "d", algorithm="ring"),
+    "broadcast": lambda x: fc.pvary(fc.broadcast(x, "d", root=0), "d"), "reduce": lambda x: fc.reduce(x, "d", root=1),
+    "all_to_all": lambda x: fc.all_to_all(x, "d", split_dim=0, concat_dim=0),
+    "permute": lambda x: fc.permute(x, "d", pairs=[(0, 1), (1, 0)]),
+}
+"""By name, a program whose collective is the last of a job."""
+MARK = peer_segments._GRANULE - 8
+"""The place of a mark in the segment of a rank's counters, behind them: the times that all its blocks have waited in vain."""
+WAITS = 1 << 32
+"""What a mark is more than when its rank waits for others in its end."""
+
+
+def end(*names: str) -> None:
+    """In each job of two ranks, one is in its last launch when the other one has done its part, and its program ends."""
+    gpu, rank = PeerSimulatedGpu(fc.rank()), fc.rank()
+    gpu.budgets = (1,)
+    for number, name in enumerate(names):
+        mesh, slow = peer_mesh({"d": 2}, gpu), number % 2
+        run = fc.jit(LAST[name], mesh=mesh, in_specs=P("d"), out_specs=P("d"))
+        x = process_cases.values((16,), np.float32, number)
+        want = run(x).local.tobytes()
+        marks = [at + MARK for at in mesh.backend.segments._control]
+        watch, late = mesh.backend.world.watch, itertools.count()
+        arrived = watch.has_arrived
+
+        def follow(mark: int = marks[1 - slow], late: Any = late) -> None:
+            """Go on when the other rank cannot; after its end when it waits for this one, or its memory is gone."""
+            seen = word(mark)
+            while 0 <= (now := word(mark)) < WAITS and now == seen:
+                time.sleep(0.0005)
+            if not 0 <= now < WAITS:
+                next(late)
+
+        def note(count: int, mark: int = marks[rank]) -> None:
+            set_word(mark, word(mark) + count)
+
+        def has_arrived(peer: int, phase: int, arrived: Any = arrived, note: Any = note) -> bool:
+            if phase == 1:
+                note(WAITS)
+            return arrived(peer, phase)
+
+        if rank == slow:
+            gpu.stepped, gpu.waits_in_vain, gpu.patience = follow, 0, GIVES_UP
+        else:
+            gpu.vain, watch.has_arrived = lambda note=note: note(1), has_arrived
+        assert run(x).local.tobytes() == want
+        mesh.backend.check()
+        gpu.stepped, gpu.vain, gpu.patience = (lambda: None), (lambda: None), sys.maxsize
+        fc.finalize()
+        print(f"{name}: {next(late)} steps after the other rank's end, {len(gpu.own)} segments left")
+        gpu.leave()
 
 
 def main(case: str, *more: str) -> None:
@@ -283,6 +377,8 @@ def main(case: str, *more: str) -> None:
             failure(what)
     elif case == "ahead":
         ahead(int(more[0]))
+    elif case == "end":
+        end(*more)
     else:
         compare(case, int(more[0]), list(more[1:]))
 

@@ -11,6 +11,7 @@ import re
 import secrets
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,8 +21,12 @@ from ranks import left_behind
 
 from funccoll import schedules
 from funccoll.errors import MeshError
+from funccoll.mesh import Mesh
+from funccoll.runtime.cuda import peer_shutdown
 from funccoll.runtime.cuda.launch_plan import LaunchedCollective
 from funccoll.runtime.cuda.peer_plan import PeerPlan, build_peer_plan
+from funccoll.runtime.cuda.peer_segments import PeerSegments
+from funccoll.runtime.job.failure import Failure
 from funccoll.runtime.plans.operand import Operand
 from funccoll.schedules.chunk_layout import ChunkLayout
 from funccoll.schedules.collective import KINDS
@@ -87,6 +92,27 @@ def told():
             found[case, rank] = [each.strip() for each in re.split("^= ", said, flags=re.MULTILINE)[1:]]
     assert found["kill", 1] == []
     return found
+
+
+NAMES = ["ring", "owner", "one_shot", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "permute"]
+
+
+def test_no_rank_reads_memory_of_one_that_has_ended():
+    """Without ranks that wait for each other in their end, a launch waits for a counter that is gone."""
+    line = r"(\w+): (\d+) steps after the other rank's end, 0 segments left"
+    found = [dict(re.findall(line, out)) for out in run(2, "end", *NAMES)]
+    assert [list(steps) for steps in found] == [NAMES, NAMES]
+    assert all(int(found[i % 2][name]) for i, name in enumerate(NAMES))
+
+
+def test_a_gpu_that_fails_because_a_peer_died_says_so():
+    said, killed = run(2, "failures", "fault")
+    call, stream, *later = [each.strip() for each in re.split("^= ", said, flags=re.MULTILINE)[1:]]
+    assert call == "nothing" and "=" not in killed
+    words = r"PeerFailure: rank 1 died without a word.*The GPU of rank 0, which maps its memory, failed then: cudaErrorIll"
+    assert re.match(words, stream, re.DOTALL), stream
+    assert later[0].startswith(LATER) and re.match(words, later[1], re.DOTALL), later
+    assert re.match(words, later[2], re.DOTALL)  # finalize, which unmaps all the same
 
 
 LATER = "PeerFailure: an earlier failure ended all collectives of this job, and no later one can be trusted"
@@ -211,16 +237,23 @@ class Runtime:
     CUDARuntimeError = CudaError
 
     def __init__(self):
-        self.registered, self.own, self.opened, self.refuses = {}, {}, set(), set()
+        self.registered, self.own, self.opened, self.refuses, self.top = {}, {}, set(), set(), 2 << 20
 
     def _do(self, name):
         if name in self.refuses:
             raise CudaError(f"{name}: refused")
 
     def malloc(self, size):
+        """Small allocations share one of the driver's, as others may: only what is a multiple of 2 MiB has its own."""
         self._do("malloc")
-        self.own[1 << 20] = None
-        return 1 << 20
+        self.top = -(-self.top // 512) * 512 if size % (2 << 20) else -(-self.top // (2 << 20)) * (2 << 20)
+        address, self.top = self.top, self.top + size
+        self.own[address] = None
+        return address
+
+    def free(self, ptr):
+        assert not self.opened, "importers have not closed it"
+        del self.own[ptr]
 
     def memset(self, ptr, value, size):
         assert ptr in self.own and value == 0
@@ -232,13 +265,15 @@ class Runtime:
     def ipcGetMemHandle(self, ptr):
         self._do("ipcGetMemHandle")
         assert self.own[ptr], "peers would see what is not 0 yet"
-        return b"handle".ljust(64, b"\0")
+        return str(ptr // (2 << 20) * (2 << 20)).encode().ljust(64, b"\0")  # of the driver's whole allocation
 
     def ipcOpenMemHandle(self, handle):
         self._do("ipcOpenMemHandle")
         assert len(handle) == 64
-        self.opened.add(1 << 30)
-        return 1 << 30
+        mapped = int(handle.rstrip(b"\0")) + (1 << 40)
+        assert mapped not in self.opened, "two segments in one allocation of the driver's"
+        self.opened.add(mapped)
+        return mapped
 
     def ipcCloseMemHandle(self, ptr):
         self.opened.remove(ptr)
@@ -268,6 +303,7 @@ def gpu(monkeypatch):
     pinned = SimpleNamespace(alloc_pinned_memory=lambda size: Pinned(b"\xff" * size))
     parts = {"driver": SimpleNamespace(), "function": SimpleNamespace(), "runtime": runtime, "Device": lambda: device}
     cuda = SimpleNamespace(**parts, **vars(pinned))
+    runtime.memGetInfo = lambda: (1 << 30, 1 << 30)
     arrays = {"ndarray": np.ndarray, "add": SimpleNamespace(types=[])}
     monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda, **arrays))
     monkeypatch.setitem(sys.modules, "cupy.cuda", cuda)
@@ -290,6 +326,79 @@ def test_segments_of_cupy(gpu):
     there = gpu.open_segment(handle)
     gpu.close_segment(there)
     assert not runtime.opened
+
+
+def test_segments_are_whole_allocations(gpu):
+    """A peer finds each at the address that it opens, whatever was allocated before."""
+    gpu, runtime = gpu
+    runtime.malloc(512)
+    gpu.zeros = lambda shape, dtype: np.zeros(shape, dtype)
+    gpu.address = lambda array: array.ctypes.data
+    twice = lambda row, shape, sharding: np.concatenate([row, row])  # a peer with the same handles
+    segments, mesh = PeerSegments(gpu, 0, twice), Mesh({"d": 2})
+    runtime.malloc(512)
+    for mine, theirs in (segments.counters("d", mesh)[1], segments.of(5 << 20 | 1, mesh)):
+        assert theirs == mine + (1 << 40)
+    assert segments._data[0][0] == 6 << 20
+    segments.unmap()
+    segments.free()
+    assert len(runtime.own) == 2  # both of 512 bytes
+
+
+class Ending:
+    """A part of a shutdown: what it was told, in a list."""
+
+    def __init__(self, told, error=None):
+        self.told, self.error = told, error
+
+    def settle(self):
+        self.told.append("wait")
+        if self.error is not None:
+            raise self.error
+
+    def unmap(self):
+        self.told.append("unmap")
+
+    def free(self):
+        self.told.append("free")
+
+
+class Ranks:
+    """The watch of rank 0 of 2; rank 1 comes to the phases up to `comes`."""
+
+    def __init__(self, told, comes, failure=None):
+        self.told, self.comes, self.first = told, comes, failure
+
+    def arrive(self, phase):
+        self.told.append(phase)
+
+    def has_arrived(self, rank, phase):
+        return rank == 0 or phase <= self.comes
+
+    def failure(self):
+        return self.first
+
+    def report(self, text):
+        self.told.append(text.splitlines()[-1])
+
+
+@pytest.mark.parametrize(("comes", "failure", "error", "wanted"), [
+    (2, None, None, ["wait", 1, "unmap", 2, "free"]),
+    (1, None, None, ["wait", 1, "unmap", 2]),
+    (0, Failure(1, "died"), None, ["wait", 1, "unmap", 2, "free"]),
+    (0, Failure(1, "raised", "it"), None, ["wait", 1, "unmap", 2]),
+    (2, None, CudaError("it is lost"), ["wait", "test_peer_memory.CudaError: it is lost", 1, "unmap", 2, "free"]),
+])  # fmt: skip
+def test_the_end_of_peers(comes, failure, error, wanted, monkeypatch, caplog):
+    told = []
+    monkeypatch.setattr(peer_shutdown, "_GRACE_S", 0.01)
+    world = SimpleNamespace(watch=Ranks(told, comes, failure), hosts=(0, 0, 1), rank=0, timeout=0.01)
+    shutdown = peer_shutdown.PeerShutdown()
+    shutdown.add(Ending(told, error))
+    with pytest.raises(CudaError) if error else nullcontext():
+        shutdown.run(world)
+    assert told == wanted
+    assert ("rank 0 leaves the job while ranks [1] may still map" in caplog.text) == (wanted[-1] == 2 and failure is None)
 
 
 def test_host_memory_of_cupy(gpu):

@@ -65,8 +65,6 @@ class JobGpuBackend:
         self.peers = PeerMemoryBackend(host, gpu)
         job = _nccl_job(host.job, gpu)
         self.nccl = None if job is None else NcclBackend(job, host)
-        assert host.job.world is not None
-        host.job.world.at_leave.callback(self.peers.close)
         self.shares_gpus = len(set(self._gpus(mesh))) < mesh.size
         """True where several ranks use one GPU, which NCCL refuses."""
         self.native_algorithms = (ALGORITHM,) if self.nccl is not None else ()
@@ -92,11 +90,9 @@ class JobGpuBackend:
 
     def wait(self) -> None:
         """See `Backend`."""
-        self.gpu.wait()
-        self.peers.check()
+        self.peers.wait()
         if self.nccl is not None:
             self.nccl.check()
-        self.library.check()
 
     def record(self, run: Run, program: Program) -> Run:
         """See `Backend`."""

@@ -19,6 +19,7 @@ end of every launch. A launch that ends early does not advance it, and no later 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -41,9 +42,13 @@ from .launch_plan import LaunchedCollective
 from .launch_reports import LaunchedName, LaunchReports
 from .peer_plan import PeerPlan, build_peer_plan
 from .peer_segments import MAX_CHANNELS, PeerGpu, PeerSegments
+from .peer_shutdown import shutdown_of
 from .virtual_devices import CHANNEL_BYTES, new_block
 
 __all__ = ["PeerMemoryBackend"]
+
+_NOTICE_S = 0.5
+"""Seconds in which this process notices that another one has ended."""
 
 
 class PeerMemoryBackend:
@@ -66,6 +71,8 @@ class PeerMemoryBackend:
         self.segments = PeerSegments(gpu, self.world.rank, host.gather_whole)
         self.reports = LaunchReports(gpu)
         self._over: Callable[[], FunccollError] | None = None
+        self._is_unmapped = False
+        shutdown_of(self.world).add(self)
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype) -> Any:
         """See `Backend`."""
@@ -77,9 +84,20 @@ class PeerMemoryBackend:
 
     def wait(self) -> None:
         """See `Backend`."""
-        self.gpu.wait()
+        self.settle()
         self.check()
         self.library.check()
+
+    def settle(self) -> None:
+        """Wait for the GPU. Raises PeerFailure where it has failed because a peer's memory is gone."""
+        try:
+            self.gpu.wait()
+        except RuntimeError as error:  # the driver's, by CuPy
+            found = self.explained(error)
+            self.host.job.communicators.abandon(found, self, "a launch")
+            if found is error:
+                raise
+            raise found from found.__cause__
 
     def record(self, run: Run, program: Program) -> Run:
         """See `Backend`."""
@@ -162,14 +180,32 @@ class PeerMemoryBackend:
         self.wait()
         return self.library.download(block)
 
-    def close(self) -> None:
-        """Wait for this rank's launches, and unmap what is not its own. It comes before the process leaves the job.
+    def explained(self, error: RuntimeError) -> Exception:
+        """Return an error of this rank's GPU as what it follows from: the end of a rank whose memory launches read.
 
-        What peers still launch does not need this rank: a launch ends when they have left its segment.
+        A GPU that reads memory of a process that is gone may fail, in words of the driver.
         """
-        self.gpu.wait()
-        self.segments.close()
-        self.gpu.unmap_host(self._words)
+        if isinstance(error, FunccollError):
+            return error
+        until = time.monotonic() + _NOTICE_S
+        while (failure := self.world.watch.failure()) is None and time.monotonic() < until:
+            time.sleep(_NOTICE_S / 100)
+        if failure is None:
+            return error
+        found = failure.error(f"The GPU of rank {self.world.rank}, which maps its memory, failed then: {error}")
+        found.__cause__ = found.__cause__ or error
+        return found
+
+    def unmap(self) -> None:
+        """Unmap what is not this rank's own, when no launch needs it any more. See `peer_shutdown`."""
+        self.segments.unmap()
+        if not self._is_unmapped:
+            self._is_unmapped = True
+            self.gpu.unmap_host(self._words)
+
+    def free(self) -> None:
+        """Free this rank's segments, which no peer maps any more."""
+        self.segments.free()
 
 
 class PeerBarrier:
@@ -222,9 +258,12 @@ class PeerLaunch:
             gpu.upload(self._table, self._addresses)
             gpu.launch(plan.combines, len(plan.codes), self._frames, "sys")
         except BaseException as error:
+            found = backend.explained(error) if isinstance(error, RuntimeError) else error
             if self.entry.count != before:  # peers launch, and would wait for this rank
-                self.entry.abandon(error, (blocks, outs, self))
-            raise
+                self.entry.abandon(found, (blocks, outs, self))
+            if found is error:
+                raise
+            raise found from found.__cause__
         return tuple(outs)
 
     def _prepared(self) -> PeerPlan:

@@ -1,6 +1,6 @@
 """Segments: memory of a rank's GPU that the GPUs of its peers map, and how the ranks of a mesh come to know each other's.
 
-Segments only come, and none goes before the backend ends, because compiled launches, and CUDA graphs of them, hold addresses.
+Segments only come, and none goes before the job ends, because compiled launches, and CUDA graphs of them, hold addresses.
 Each new one is at least twice as large as the one before, so that all together are less than twice the largest.
 """
 
@@ -20,8 +20,10 @@ __all__ = ["MAX_CHANNELS", "PeerGpu", "PeerSegments"]
 
 MAX_CHANNELS = 64
 _MAX_COMMUNICATORS = 64
-_LEAST = 2 << 20
-"""Bytes of the first segment: what CUDA maps for a smaller one, too."""
+_GRANULE = 2 << 20
+"""Segments have a multiple of these bytes. CUDA IPC exports whole allocations of the driver. A smaller segment may share one
+with others, which peers would map, too, and need not begin at its first byte. Source: CUDA Runtime API, cudaIpcGetMemHandle.
+"""
 _MESSAGE_BYTES = 128
 _ENTRY = np.dtype(np.uint8)
 
@@ -31,6 +33,10 @@ class PeerGpu(Gpu, Protocol):
 
     def segment(self, nbytes: int) -> tuple[int, bytes]:
         """Return the address of new memory that peers can map, all 0, and the handle by which they do. Raises MemoryError."""
+        ...
+
+    def free_segment(self, address: int) -> None:
+        """Free a segment of this process, when no peer maps it any more."""
         ...
 
     def open_segment(self, handle: bytes) -> int:
@@ -61,6 +67,8 @@ class PeerSegments:
         self._control: list[int] = []
         self._data: list[tuple[int, list[int]]] = []  # bytes, and addresses by rank
         self._numbers: dict[Hashable, int] = {}
+        self._own: list[int] = []
+        self._opened: list[int] = []
 
     def counters(self, axes: Hashable, mesh: Mesh) -> tuple[int, list[int]]:
         """(address of the first channel's base, address of every rank's first counter) of collectives over these axes.
@@ -68,7 +76,7 @@ class PeerSegments:
         The channels' bases are 8 bytes apart, their counters LINE_BYTES. All ranks ask for the same, in one order.
         """
         if not self._control:
-            self._control = self._exchange(mesh, _MAX_COMMUNICATORS * MAX_CHANNELS * LINE_BYTES)
+            _, self._control = self._exchange(mesh, _MAX_COMMUNICATORS * MAX_CHANNELS * LINE_BYTES)
         number = self._numbers.setdefault(axes, len(self._numbers))
         if number >= _MAX_COMMUNICATORS:
             raise FunccollError(
@@ -86,13 +94,14 @@ class PeerSegments:
         for size, addresses in self._data:
             if size >= nbytes:
                 return addresses
-        size = max(nbytes, _LEAST, 2 * self._data[-1][0] if self._data else 0)
-        self._data.append((size, self._exchange(mesh, size)))
+        self._data.append(self._exchange(mesh, max(nbytes, 2 * self._data[-1][0] if self._data else 0)))
         return self._data[-1][1]
 
-    def _exchange(self, mesh: Mesh, nbytes: int) -> list[int]:
-        """Make a segment, on all ranks; returns the addresses of all of them."""
+    def _exchange(self, mesh: Mesh, nbytes: int) -> tuple[int, list[int]]:
+        """Make a segment of at least `nbytes` bytes, on all ranks; returns its bytes, and the addresses of all of them."""
+        nbytes = max(1, -(-nbytes // _GRANULE)) * _GRANULE
         address, handle = self.gpu.segment(nbytes)
+        self._own.append(address)
         message = self.max_blocks.to_bytes(4, "little") + len(handle).to_bytes(1, "little") + handle
         row = np.frombuffer(message.ljust(_MESSAGE_BYTES, b"\0"), _ENTRY)[None]
         rows = self.gather(row, (mesh.size, _MESSAGE_BYTES), Sharding(mesh, P(mesh.axis_names)))
@@ -101,12 +110,20 @@ class PeerSegments:
         if self.max_blocks < 1:
             raise MeshError("the GPU of a rank runs no block of the kernel. Take it out of the job.")
         handles = [each[5 : 5 + each[4]] for each in found]
-        return [address if rank == self.rank else self.gpu.open_segment(each) for rank, each in enumerate(handles)]
+        addresses = [address] * len(handles)
+        for rank, each in enumerate(handles):
+            if rank != self.rank:
+                addresses[rank] = self.gpu.open_segment(each)
+                self._opened.append(addresses[rank])
+        return nbytes, addresses
 
-    def close(self) -> None:
-        """Unmap the peers' segments. This rank's stay: CUDA forbids to free what a peer may still map."""
-        groups, self._control, self._data = [self._control, *(addresses for _, addresses in self._data)], [], []
-        for addresses in groups:
-            for rank, address in enumerate(addresses):
-                if rank != self.rank:
-                    self.gpu.close_segment(address)
+    def unmap(self) -> None:
+        """Unmap the peers' segments. This rank's stay as long as a peer may map them."""
+        self._control, self._data = [], []
+        while self._opened:
+            self.gpu.close_segment(self._opened.pop())
+
+    def free(self) -> None:
+        """Free this rank's segments, which no peer maps any more."""
+        while self._own:
+            self.gpu.free_segment(self._own.pop())

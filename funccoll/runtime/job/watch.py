@@ -7,8 +7,9 @@ take too many sockets; there rank 0 hears all, and forwards to the others.
 
 A failure is also written to shared memory, for loops in native code: word 0 of the heap's header is 0, or 1 + the rank
 that died or raised first; word 8 + r is 1 when rank r has left well. Leaving is not a failure: others may go on without
-that rank. So word 0 ends the job's collectives, and the word of a rank that left ends those that need it. The traceback of
-the rank that raised is there, too, for ranks which the message does not reach: rank 0, which forwards it, may be stopped.
+that rank. So word 0 ends the job's collectives, and the word of a rank that left ends those that need it; word 4096 + r is
+the phase of rank r's end, where ranks end together. The traceback of the rank that raised is there, too, for ranks which the
+message does not reach: rank 0, which forwards it, may be stopped.
 
 In a job on several hosts the sockets are TCP's, made before. Each host has a header of its own, in which its ranks also write
 what they hear of others. The kernel ends a connection over a link that is down; a rank to which that happens tells all, because
@@ -46,6 +47,7 @@ FULL_MESH = 16
 FAILED = 0
 LEFT = 8
 _TEXT = 2048  # word of the traceback: 1 + the rank, its bytes, and the text
+_PHASES = 4096  # word of rank 0's phase: see `Watch.arrive`
 _MAX_TRACEBACK = 16_000  # characters of a traceback that are sent: its end
 _INTRODUCTION_TIMEOUT = 5.0  # seconds that a rank waits to be introduced to all
 _MESSAGE_TIMEOUT = 0.5  # seconds in which the message about a failure follows its word in shared memory
@@ -265,6 +267,16 @@ class Watch:
         """
         self._reported = True
         self._record(Failure(self.rank, "raised", text))
+
+    def arrive(self, phase: int) -> None:
+        """Note that this rank has come to a phase of its end, 1 or more."""
+        if self._header is not None:
+            self._header[_PHASES + self.rank] = phase
+
+    def has_arrived(self, rank: int, phase: int) -> bool:
+        """True when a rank of this host has come to a phase of its end, or has left, and when this one has."""
+        header = self._header
+        return header is None or header[_PHASES + rank] >= phase or bool(header[LEFT + rank])
 
     def hook_exceptions(self) -> None:
         """Report an uncaught exception before Python prints it. A PeerFailure sets the exit code."""
