@@ -3,7 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from . import errors, linalg, nn, optim, random, special, tree
+from . import debug, errors, linalg, nn, optim, random, special, tree
 from ._version import __version__
 from .arrays.array import Array
 from .autodiff import checkpoint_policies
@@ -68,7 +68,7 @@ __all__ = [
     "all_gather", "all_reduce", "all_to_all", "axis_index", "axis_size", "barrier", "broadcast", "gather",
     "own_slice", "permute", "pvary", "reduce", "reduce_scatter", "scatter",
     # modules and errors
-    "comm_hooks", "draw", "linalg", "nn", "optim", "random", "schedules", "special", "tree", "errors",
+    "comm_hooks", "debug", "draw", "linalg", "nn", "optim", "random", "schedules", "special", "tree", "errors",
     "FunccollError", "PlannedError", "PlannedNameError",
     "__version__",
 ]  # fmt: skip

@@ -99,7 +99,7 @@ class Primitive:
     """Outputs are a sequence (else exactly one value)."""
     kind: str = "compute"
     """compute | local (depends on the device, moves nothing) | collective | effect | control (runs programs) | higher |
-    fence (an identity) | call (of a program on a mesh, on global values)."""
+    fence (an identity) | call (of a program on a mesh, on global values) | debug (shows values)."""
     view: bool = False
     """The output may share memory with an input."""
     ufunc: np.ufunc | None = None
@@ -181,6 +181,30 @@ class Equation:
         return self.primitive.communicates or any(e.communicates for body in self.bodies.values() for e in body.equations)
 
     @property
+    def has_effects(self) -> bool:
+        """True when it does something besides computing results: it is kept, and never merged with another one."""
+        return self.primitive.kind in ("effect", "debug") or any(
+            e.has_effects for body in self.bodies.values() for e in body.equations
+        )
+
+    @property
+    def reports(self) -> bool:
+        """True when it shows values, also in a program of its parameters: such equations keep their order."""
+        if self.primitive.kind not in ("control", "higher"):
+            return self.primitive.kind == "debug"
+        programs = [*self.bodies.values()] or [v for v in self.params.values() if isinstance(v, Program)]
+        return any(e.reports for program in programs for e in program.equations)
+
+    def without_reports(self) -> Equation:
+        """The equation whose programs show nothing."""
+        if not self.reports:
+            return self
+        if self.primitive.kind == "control":
+            return self.with_bodies(Program.without_reports)
+        params = {k: v.without_reports() if isinstance(v, Program) else v for k, v in self.params.items()}
+        return self.replace(params=params)
+
+    @property
     def times(self) -> int | None:
         """The number of times that its programs run; None where it depends on values."""
         return self.params["length"] if self.primitive.name == "scan" else 1 if self.primitive.name == "cond" else None
@@ -234,6 +258,25 @@ class Program:
                 raise FunccollError("an output of the program is not defined.")
         return self
 
+    def without_reports(self) -> Program:
+        """The program without the equations that show values, at all depths, and without what these alone need."""
+        if not any(eqn.reports for eqn in self.equations):
+            return self
+        shown: set[Var] = set()
+        live: set[Atom] = set(self.outputs)
+        kept: list[Equation] = []
+        for eqn in reversed(self.equations):
+            inner = eqn.without_reports()
+            only = eqn.reports or not shown.isdisjoint(eqn.outputs)  # it reports, or reports read it
+            pure = eqn.primitive.kind == "debug" or not (inner.has_effects or inner.communicates)
+            if only and pure and live.isdisjoint(eqn.outputs):
+                shown.update(a for a in eqn.inputs if isinstance(a, Var))
+                continue
+            kept.append(inner)
+            live.update(eqn.inputs)
+        constants = tuple((v, value) for v, value in self.constants if v in live or v not in shown)
+        return self.replace(equations=tuple(reversed(kept)), constants=constants)
+
     @cached_property
     def names(self) -> dict[Var, str]:
         """Short names (a, b, ..., z, aa, ...) in order of definition."""
@@ -249,9 +292,10 @@ class Program:
 
     @cached_property
     def fingerprint(self) -> str:
-        """sha256 of the canonical text and the bytes of the captured constants: no ids, no file:line."""
-        digest = hashlib.sha256(self.text(sources=False).encode())
-        for _, value in self.constants:
+        """sha256 of the canonical text and the bytes of the captured constants: no ids, no file:line, and no reports."""
+        program = self.without_reports()
+        digest = hashlib.sha256(program.text(sources=False).encode())
+        for _, value in program.constants:
             digest.update(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
         return digest.hexdigest()
 
@@ -358,7 +402,9 @@ class Eager:
             return evaluate(program, [v for _, v in program.constants], values)[0]
         if primitive.kind == "call":
             return primitive.reference(*values, **params)
-        if primitive.kind not in ("compute", "control", "fence"):
+        if primitive.kind == "debug" and _QUIET.get():
+            return []
+        if primitive.kind not in ("compute", "control", "fence", "debug"):
             raise MeshError(
                 f"{primitive.name} was called outside a mesh: collectives exist only inside a function traced "
                 "by fc.jit(fn, mesh=..., in_specs=..., out_specs=...)."
@@ -424,6 +470,32 @@ def use_interpreter(interpreter: Interpreter) -> Iterator[None]:
         yield
     finally:
         _INTERPRETER.reset(token)
+
+
+_QUIET: ContextVar[bool] = ContextVar("funccoll_quiet", default=False)
+"""True while what has run is computed again: it shows no values twice."""
+
+
+@contextmanager
+def without_reports() -> Iterator[None]:
+    """Leave out what shows values in a block, which computes again."""
+    token = _QUIET.set(True)
+    try:
+        yield
+    finally:
+        _QUIET.reset(token)
+
+
+def reports_off() -> bool:
+    """True in a block of `without_reports`."""
+    return _QUIET.get()
+
+
+@contextmanager
+def eager() -> Iterator[None]:
+    """Compute at once in a block, whatever is traced around it."""
+    with use_interpreter(_EAGER):
+        yield
 
 
 def bind(primitive: Primitive, *values: Any, **params: Any) -> Any:

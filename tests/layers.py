@@ -21,15 +21,15 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("primitives",),
         ("ops",), ("tracing",), ("collectives",), ("batching",), ("autodiff",), ("batch_norm", "callbacks"), ("random",),
         ("control", "custom_primitives", "linalg", "nn"), ("special",), ("passes",), ("machine_profile",),
-        ("schedules",), ("kernels",), ("arrays",), ("runtime",), ("placement",), ("compiler",), ("optim",), ("parallel",),
-        ("profiling",), ("draw",), ("api",),
+        ("schedules",), ("kernels",), ("arrays",), ("runtime",), ("placement",), ("compiler",), ("debug",),
+        ("optim",), ("parallel",), ("profiling",), ("draw",), ("api",),
         ("torch", "jax", "distributed", "calibration"), ("commands",), ("cli",), ("__main__",),
     ),
     "primitives": (
         ("batch_rules", "tangent_rules"), ("shaping",), ("elementwise", "indexing", "reductions"),
         (
             "piece_sums", "linalg", "linear_systems", "fourier", "special", "randomness", "combining", "convolution", "higher",
-            "optimizers", "control_flow", "sorting", "accumulations", "meshed_call",
+            "optimizers", "control_flow", "sorting", "accumulations", "meshed_call", "debugging",
         ),
         ("pooling", "decompositions"), ("least_squares",),
         ("collectives",),
@@ -50,7 +50,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "nn": (("half_precision",), ("*",)),
     # The pipeline in its order: ARCHITECTURE.md section 5.
     "passes": (
-        ("rewrite",), ("inline",), ("dead_code",), ("common_subexpressions",), ("algebra",), ("combine",),
+        ("rewrite",), ("snapshots",), ("inline",), ("dead_code",), ("common_subexpressions",), ("algebra",), ("combine",),
         ("choose_algorithms",), ("group_collectives",), ("drop_barriers",), ("buffers",),
     ),
     "schedules": (

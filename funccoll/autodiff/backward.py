@@ -12,7 +12,19 @@ from typing import Any
 import numpy as np
 
 from ..errors import Source, at_source, current_source
-from ..ir import Atom, Equation, Literal, Primitive, Program, Traced, Var, bind, current_interpreter, evaluate
+from ..ir import (
+    Atom,
+    Equation,
+    Literal,
+    Primitive,
+    Program,
+    Traced,
+    Var,
+    bind,
+    current_interpreter,
+    evaluate,
+    without_reports,
+)
 from ..primitives.collectives.varying import pvary, pvary_p, summed
 from ..primitives.higher import checkpoint_p, custom_vjp_p, grad_hook_p, optimization_barrier_p
 from ..primitives.indexing import Piece
@@ -199,7 +211,8 @@ class Backward:
         pairs = [(a, v) for a, v in zip(eqn.inputs, program.inputs, strict=True) if isinstance(a, Var) and a in self.active]
         operands = dict(pairs)
         active = active_variables(program, {v for _, v in pairs})
-        _, env, residuals = run_forward(program, (), again[: len(inputs)], active, known, self.apart)
+        with without_reports():
+            _, env, residuals = run_forward(program, (), again[: len(inputs)], active, known, self.apart)
         walk = Backward(program, env, residuals, active, self.apart)
         for mine, theirs in ((self.cts, walk.cts), (self.pieces, walk.pieces)):
             theirs.update((v, mine.pop(a)) for a, v in operands.items() if a in mine)

@@ -14,7 +14,7 @@ import numpy as np
 import optree
 
 from ..errors import PytreeError, ShapeError, TraceError, VaryingError, at_source
-from ..ir import Atom, Equation, Literal, Primitive, Program, Var, current_interpreter, evaluate
+from ..ir import Atom, Equation, Literal, Primitive, Program, Var, current_interpreter, evaluate, without_reports
 from ..ops.elementwise import scalar_type
 from ..ops.registry import as_traceable
 from ..primitives.higher import custom_vjp_p
@@ -48,7 +48,8 @@ def _push(eqn: Equation, known: Tangents, inputs: Sequence[Any], outputs: Sequen
     rule = eqn.primitive.jvp
     with at_source(eqn.source):
         if eqn.primitive in RULES:
-            _, found = RULES[eqn.primitive](eqn, inputs, tangents)
+            with without_reports():
+                _, found = RULES[eqn.primitive](eqn, inputs, tangents)
         elif eqn.primitive is custom_vjp_p:
             found = _transposed(
                 eqn, lambda cts: eqn.params["backward"](residuals, cts, frozenset()), tangents, eqn.params["program"].label

@@ -23,6 +23,7 @@ from ..passes.buffers import plan_buffers
 from ..passes.drop_barriers import drop_barriers
 from ..passes.group_collectives import group_collectives
 from ..passes.rewrite import at_all_depths
+from ..passes.snapshots import snapshots
 from ..runtime.backend import ArgumentCheck
 from ..runtime.codegen import GeneratedProgram, compile_program, require_devices
 from ..runtime.job.world import backend_of
@@ -216,7 +217,7 @@ def generate(
     program: Program, mesh: Mesh, schedules: Mapping[Equation, Schedule], donated: Sequence[bool] = (), name: str = ""
 ) -> tuple[GeneratedProgram, list[int]]:
     """Return a program's code for this process, and the positions of the inputs that it overwrites: donated ones."""
-    ordered = at_all_depths(lambda p: drop_barriers(group_collectives(p)))(program)
+    ordered = at_all_depths(lambda p: drop_barriers(group_collectives(snapshots(p))))(program)
     if checks_passes():
         ordered.check()
     of_results = {eqn.outputs or eqn: schedule for eqn, schedule in schedules.items()}  # operands may be others by now

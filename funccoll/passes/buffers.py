@@ -223,6 +223,8 @@ def _work_in_place(
         """
         if barriers[i] > barriers[reader]:
             return True
+        if not program.equations[reader].outputs:  # control flow for its effects alone
+            return False
         first, second = (program.equations[k].outputs[0].type.varying for k in (reader, i))
         return (alike and first == second) or (len(first), sorted(first)) < (len(second), sorted(second))
 

@@ -10,7 +10,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+import numpy as np
+
 from ..ir import Equation, Program, Var
+from ..types import ArrayType
 
 __all__ = ["COMBINE_BYTES", "combine"]
 
@@ -68,18 +71,26 @@ def _combine_region(equations: list[Equation], limit: int) -> list[Equation]:
 
 
 def _order(equations: list[Equation], merged: dict[Equation, list[Equation]]) -> list[Equation]:
-    """The equations in the given order, but each merged group at its last member, and readers after it."""
+    """The equations in the given order, but each merged group at its last member, and readers after it.
+
+    What shows values also waits for what did so before it.
+    """
+    order = {eqn: Var(ArrayType((), np.dtype(np.bool_))) for eqn in equations if eqn.reports}
+    last_report: Var | None = None
     waiting_for: dict[Var, list[Equation]] = defaultdict(list)
     missing: dict[Equation, int] = {}
     delayed: set[Var] = set()
     out: list[Equation] = []
     seen: dict[int, int] = defaultdict(int)
 
+    def results(eqn: Equation) -> tuple[Var, ...]:
+        return (*eqn.outputs, order[eqn]) if eqn in order else eqn.outputs
+
     def emit(eqn: Equation) -> list[Equation]:
         """Append an equation; return the readers that waited for nothing else."""
         out.append(eqn)
         ready = []
-        for var in eqn.outputs:
+        for var in results(eqn):
             delayed.discard(var)
             for reader in waiting_for.pop(var, ()):
                 missing[reader] -= 1
@@ -103,10 +114,14 @@ def _order(equations: list[Equation], merged: dict[Equation, list[Equation]]) ->
 
     for eqn in equations:
         blocked = {a for a in eqn.inputs if type(a) is Var and a in delayed}
+        if eqn in order:
+            if last_report in delayed:
+                blocked.add(last_report)
+            last_report = order[eqn]
         if eqn in merged:
             delayed.update(eqn.outputs)
         if blocked:
-            delayed.update(eqn.outputs)
+            delayed.update(results(eqn))
             missing[eqn] = len(blocked)
             for var in blocked:
                 waiting_for[var].append(eqn)

@@ -21,7 +21,7 @@ def common_subexpressions(program: Program) -> Program:
     kept: list[Equation] = []
     for eqn in program.equations:
         eqn = substitute(eqn, env)
-        if eqn.primitive.kind != "effect":
+        if not eqn.has_effects:
             first = seen.setdefault(_key(eqn), eqn.outputs)
             if first is not eqn.outputs:
                 env.update(zip(eqn.outputs, first, strict=True))

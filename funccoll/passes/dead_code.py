@@ -15,7 +15,7 @@ def dead_code(program: Program) -> Program:
     kept: list[Equation] = []
     for eqn in reversed(program.equations):
         wanted = [v in live for v in eqn.outputs]
-        if eqn.primitive.kind != "effect" and not any(wanted) and not has_effects(eqn):
+        if not any(wanted) and not eqn.has_effects:
             continue
         if eqn.primitive is scan_p:
             eqn = _prune_scan(eqn, wanted)
@@ -29,11 +29,6 @@ def dead_code(program: Program) -> Program:
         kept.append(eqn)
     constants = tuple((v, value) for v, value in program.constants if v in live)
     return program.replace(equations=tuple(reversed(kept)), constants=constants)
-
-
-def has_effects(eqn: Equation) -> bool:
-    """True for control flow with a barrier, which is kept as a barrier is."""
-    return any(e.primitive.kind == "effect" for body in eqn.bodies.values() for e, _ in body.executed())
 
 
 def _prune_scan(eqn: Equation, wanted: list[bool]) -> Equation:

@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import MeshError, Source
-from ..ir import Atom, Equation, Literal, Program, Var
+from ..errors import MeshError, Source, UnsupportedError
+from ..ir import Atom, Equation, Literal, Program, Var, eager
 from ..memory_order import in_c_order
 from ..mesh import Mesh, copy_coordinates
 from ..passes.buffers import Buffers
 from ..primitives.collectives import axis_index_p, own_slice_p, pvary_p
 from ..primitives.control_flow import cond_p, scan_p, while_p
+from ..primitives.debugging import DevicePlace
 from .backend import Backend, Copies, GroupCall
 from .blas import keep_threads
 from .float_environment import run_in_context
@@ -137,11 +138,18 @@ def compile_program(
     def execute(*copies: Copies) -> Sequence[Copies]:
         return run_in_context(quiet, run, *copies)
 
+    def execute_in_users(*copies: Copies) -> Sequence[Copies]:
+        """Reports use what the caller's context holds, such as NumPy's print options."""
+        with eager():
+            context = contextvars.copy_context()
+        context.run(np.seterr, all="ignore")
+        return run_in_context(context, run, *copies)
+
     def replace(other: Callable[..., Any]) -> None:
         nonlocal run
         run = other
 
-    recorded = backend.record(execute, program)
+    recorded = backend.record(execute_in_users if any(eqn.reports for eqn in program.equations) else execute, program)
     profiled = RecordedProgram(program.label, builder.parts, original, replace)
     register(profiled)
     loops = frozenset(builder.loops)
@@ -174,7 +182,9 @@ class _Builder:
         self.inside, self.fixed = inside, fixed
         self.program, self.mesh, self.buffers, self.schedules, self.backend = program, mesh, buffers, schedules, backend
         self.name_on_all = name
-        self.places = {eqn: place for place, eqn in enumerate(program.equations)}
+        # Ranks may show different values: their programs have the same fingerprint, and communicate at the same places.
+        before = itertools.accumulate((eqn.communicates for eqn in program.equations), initial=0)
+        self.places = dict(zip(program.equations, before, strict=False))
         self.names = _Names()
         self.variables: dict[Var, str] = {}
         self.constants = {v: self.names.of(backend.library.upload(value), "c") for v, value in program.constants}
@@ -243,6 +253,11 @@ class _Builder:
                 self.collectives(group)
                 group = []
                 self.control(eqn)
+            elif eqn.primitive.kind == "debug":
+                self.flush(pending)
+                self.collectives(group)
+                group = []
+                self.report(eqn)
             else:
                 self.collectives(group)
                 group = []
@@ -445,6 +460,40 @@ class _Builder:
             arranged = [f"; {self.name(v)} = {self.in_c_order(v)}" for v in call.outputs if v in self.buffers.arranged]
             self.steps.append(([(f"{left} = {right}" if left else right) + "".join(arranged)], set(call.inputs)))
 
+    # ------------------------------------------------------------ reports
+
+    def report(self, eqn: Equation) -> None:
+        """Emit the call of a report, once for each device that this process plays, in the order of their ranks."""
+        if self.mesh.device_type != "cpu":
+            raise UnsupportedError(
+                "fc.debug shows values of programs on CPUs, and this one runs on a GPU. Return the value, or run the step on "
+                "NumPy arrays.",
+                eqn.source,
+            )
+        everywhere = frozenset(self.mesh.axis_names)
+        whole = Mesh(self.program.axis_sizes)
+        found = [{**self.fixed, **c} for c in copy_coordinates(self.mesh, everywhere)]
+        coordinates = [{axis: each[axis] for axis in whole.axis_names} for each in found]
+        places = [DevicePlace(whole.position(c), c) if whole.size > 1 else None for c in coordinates]
+        report = eqn.params["report"]
+        picks = [
+            None if isinstance(a, Literal) or self.count(a.type.varying) == 1 else self.mapping(a.type.varying, everywhere)
+            for a in eqn.inputs
+        ]
+
+        def call(*values: Copies) -> None:
+            for device, place in enumerate(places):
+                own = [v if p is None else v[p[device]] for v, p in zip(values, picks, strict=True)]
+                report([np.asarray(v) for v in own], place)
+
+        function = f"report{len(self.steps)}"
+        parameters = ", ".join(f"x{k}" for k in range(len(eqn.inputs)))
+        self.define(function, f"def {function}({parameters}):\n    {self.names.of(call, 'r')}({parameters})\n")
+        self.sources[self.names.namespace[function].__code__] = [eqn.source]
+        given = [self.names.of(a.value, "c") if isinstance(a, Literal) else self.name(a) for a in eqn.inputs]
+        reads = {a for a in eqn.inputs if type(a) is Var and a not in self.constants}
+        self.steps.append(([f"{function}({', '.join(given)})"], reads))
+
     # ------------------------------------------------------------ control flow
 
     def control(self, eqn: Equation) -> None:
@@ -500,7 +549,8 @@ class _Builder:
         """
         coordinates = copy_coordinates(self.mesh, decided)
         inner = [e for body in eqn.bodies.values() for e, _ in body.executed()]
-        alike = not any(e.primitive in (axis_index_p, own_slice_p) and decided.intersection(e.axes()) for e in inner)
+        asked = any(e.primitive in (axis_index_p, own_slice_p) and decided.intersection(e.axes()) for e in inner)
+        alike = not asked and not eqn.reports  # reports name the device
         rest = Mesh({a: n for a, n in self.mesh.shape.items() if a not in decided})
         functions: list[Callable[..., Any]] = []
         for fixed in coordinates[:1] if alike else coordinates:

@@ -24,6 +24,7 @@ from ..ir import (
     current_interpreter,
     infer,
     leaked,
+    reports_off,
     use_interpreter,
 )
 from ..mesh import Sharding
@@ -69,7 +70,12 @@ class Trace:
             atoms = self._unify(atoms, source)
         types = infer(primitive, [a.type for a in atoms], params, atoms)
         outputs = tuple([Var(t) for t in types])
-        self.equations.append(Equation(primitive, tuple(atoms), outputs, params, source))
+        eqn = Equation(primitive, tuple(atoms), outputs, params, source)
+        if primitive.kind in ("debug", "control", "higher") and reports_off():
+            if primitive.kind == "debug":
+                return []
+            eqn = eqn.without_reports()
+        self.equations.append(eqn)
         if primitive.kind == "call":
             self._note_shardings(params["call"], outputs)
         tracers = [Tracer(self, var, source) for var in outputs]

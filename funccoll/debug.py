@@ -1,0 +1,180 @@
+"""Seeing values: what a compiled program computes, printed, passed to a function, or looked at in a debugger."""
+
+from __future__ import annotations
+
+import string
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import optree
+
+from .errors import TraceError
+from .ir import Traced, bind
+from .ops.registry import as_traceable
+from .primitives.debugging import DevicePlace, debug_report_p
+from .runtime.job import world
+from .tracing.trace import label_of, require_function
+
+__all__ = ["callback", "print"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+# ---------------------------------------------------------------- values
+
+
+class _ReportArguments:
+    """Arguments of a report: arrays, which the program computes, and everything else as it is while tracing."""
+
+    def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]):
+        both: Any = (args, dict(kwargs))
+        self.leaves, self.tree = optree.tree_flatten(both, none_is_leaf=True)
+        self.places = [i for i, x in enumerate(self.leaves) if isinstance(x, Traced) or hasattr(x, "__array__")]
+        self.operands = [as_traceable(self.leaves[i]) for i in self.places]
+        for i in self.places:
+            self.leaves[i] = None  # a traced array would keep its trace alive
+
+    def with_values(self, values: Sequence[Any]) -> Any:
+        """The positional and keyword arguments with these values for the arrays."""
+        leaves = list(self.leaves)
+        for i, value in zip(self.places, values, strict=True):
+            leaves[i] = value
+        return self.tree.unflatten(leaves)
+
+
+def _prefix(place: DevicePlace | None) -> str:
+    """The device that reports; in a job of processes that have no mesh in common, the process."""
+    if place is not None:
+        return f"{place}: "
+    job = world.current()
+    return f"rank {job.rank}: " if job is not None and len(job.hosts) > 1 else ""
+
+
+# ---------------------------------------------------------------- print
+
+
+class _Formatter(string.Formatter):
+    """`str.format`, which applies a format to each element of an array."""
+
+    def check_unused_args(self, used_args: Any, args: Any, kwargs: Any) -> None:
+        unused = [f"argument {i}" for i in range(len(args)) if i not in used_args] + [k for k in kwargs if k not in used_args]
+        if unused:
+            raise KeyError(f"does not show {', '.join(unused)}")
+
+    def get_value(self, key: Any, args: Any, kwargs: Any) -> Any:
+        try:
+            return super().get_value(key, args, kwargs)
+        except (KeyError, IndexError):
+            raise KeyError(f"shows {{{key}}}, which is not among its arguments") from None
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        if isinstance(value, np.ndarray) and value.ndim:
+            every: Any = {"all": lambda x: self.format_field(x, format_spec)}
+            return np.array2string(value, formatter=every) if format_spec else str(value)
+        if isinstance(value, (np.ndarray, np.generic)):
+            value = value[()] if isinstance(value, np.ndarray) else value
+            if format_spec:
+                value = value.item()
+        return format(value, format_spec)
+
+
+class _StandIn:
+    """A value that is not known yet, while a format is checked."""
+
+    def __getattr__(self, name: str) -> _StandIn:
+        return self
+
+    def __getitem__(self, key: Any) -> _StandIn:
+        return self
+
+    def __format__(self, spec: str) -> str:
+        return ""
+
+
+_FORMATTER = _Formatter()
+
+
+class _Print:
+    """The report of `print`."""
+
+    per_element = False
+
+    def __init__(self, fmt: str, arguments: _ReportArguments):
+        self.fmt, self.arguments = fmt, arguments
+        self.__qualname__ = repr(fmt)
+
+    def __call__(self, values: Sequence[np.ndarray], place: DevicePlace | None) -> None:
+        args, kwargs = self.arguments.with_values([x[()] for x in values])
+        text, prefix = _FORMATTER.vformat(self.fmt, args, kwargs), _prefix(place)
+        sys.stdout.write("".join(f"{prefix}{line}\n" for line in text.split("\n")))  # at once: processes share a terminal
+        sys.stdout.flush()
+
+
+def print(fmt: str, *args: Any, ordered: bool = True, **kwargs: Any) -> None:
+    """Print values each time the program runs: `fc.debug.print("loss {x:.3f} at step {}", step, x=x)`.
+
+    `fmt` is a format of `str.format`, whose arguments are arrays, also in pytrees, and anything else. A format such as `:.3f`
+    is applied to each element of an array. Each device prints its own values on its process's standard output, behind its rank
+    (and its coordinates, on a mesh of several axes); a single device has no prefix.
+
+    Prints are never removed, and each device's come in the order in which they were traced, also in `fc.scan`, `fori_loop`,
+    `while_loop` and in branches of `fc.cond` that are taken. Devices of one process print one after another; nothing orders the
+    lines of several processes. Gradients print once, in the forward computation; the rules of a `custom_vjp` may print
+    cotangents. `fc.vmap` prints a whole batch at once. A print changes no bits, communicates nothing, and may differ between
+    ranks or be missing on some of them. On GPUs it is refused. `ordered` is accepted, as in JAX, and changes nothing.
+
+    Outside of traced functions it prints at once. Raises: TraceError for a format that does not fit the arguments. Source: JAX.
+    """
+    if not isinstance(fmt, str):
+        raise TraceError(f"fc.debug.print(fmt, ...): the format is a string such as 'loss {{x}}', not {type(fmt).__name__}.")
+    if "Tracer(" in fmt:
+        raise TraceError(
+            f"fc.debug.print({fmt!r:.60}): the text holds a traced array, which has no value while the function is traced. "
+            'Leave the f in front of it out and pass the value: fc.debug.print("x {x}", x=x).'
+        )
+    arguments = _ReportArguments(args, kwargs)
+    shown: Any = arguments.with_values([_StandIn()] * len(arguments.operands))
+    try:
+        _FORMATTER.vformat(fmt, *shown)
+    except KeyError as error:
+        raise TraceError(
+            f"fc.debug.print({fmt!r:.60}) {error.args[0]}. Each argument has its place in the format: "
+            'fc.debug.print("loss {x} of {}", n, x=x); a brace that is text is written twice.'
+        ) from None
+    except ValueError as error:
+        raise TraceError(f"fc.debug.print({fmt!r:.60}): {error}. A brace that is text is written twice, {{{{ }}}}.") from None
+    bind(debug_report_p, *arguments.operands, report=_Print(fmt, arguments))
+
+
+# ---------------------------------------------------------------- callback
+
+
+class _Callback:
+    """The report of `callback`."""
+
+    per_element = True
+
+    def __init__(self, fn: Callable[..., Any], arguments: _ReportArguments):
+        self.fn, self.arguments = fn, arguments
+        self.__qualname__ = label_of(fn)
+
+    def __call__(self, values: Sequence[np.ndarray], place: DevicePlace | None) -> None:
+        args, kwargs = self.arguments.with_values([np.array(x, order="C") for x in values])
+        self.fn(*args, **kwargs)
+
+
+def callback(fn: Callable[..., Any], *args: Any, ordered: bool = True, **kwargs: Any) -> None:
+    """Call `fn(*args, **kwargs)` with NumPy arrays each time the program runs, for its effect; what it returns is dropped.
+
+    It is called once for each device, with that device's values (pass `fc.axis_index` of an axis to know which), in each
+    process for its own devices: it must not call collectives. It has copies, which it may keep or write into. `fc.vmap` calls
+    it for each element of the batch. An exception of `fn` is one of the step, and has the user's line. For order, gradients,
+    loops and GPUs see `print`; a function whose result is used is a `fc.pure_callback`. Source: JAX.
+    """
+    require_function("fc.debug.callback", fn)
+    arguments = _ReportArguments(args, kwargs)
+    bind(debug_report_p, *arguments.operands, report=_Callback(fn, arguments))
