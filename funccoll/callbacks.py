@@ -58,8 +58,9 @@ def _call(
 
 def _refuse(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *, fn: Callable, **params: Any) -> Any:
     raise TraceError(
-        f"pure_callback of {label_of(fn)} has no derivative: what it computes is not traced. Give it a rule, "
-        f"g = fc.custom_vjp(g) around it with g.defvjp(forward, backward), or pass fc.stop_gradient(x)."
+        f"pure_callback of {label_of(fn)} has no derivative: what it computes is not traced. To look at a value call "
+        "fc.debug.print or fc.debug.callback. For a result that counts give it a rule, g = fc.custom_vjp(g) around it with "
+        "g.defvjp(forward, backward), or pass fc.stop_gradient(x)."
     )
 
 
@@ -74,7 +75,7 @@ def pure_callback(fn: Callable[..., Any], result_types: Any, *args: Any) -> Any:
     alike are one; where no argument is traced, it is called while the program is traced. Else it is called once for each
     distinct copy of the arguments, in the order of the devices, in each process for its own devices: so it must not call
     collectives, which would meet in another order. An exception of `fn` is one of the step. vmap calls it for each element; it
-    has no gradient of its own (`custom_vjp` gives it one). It runs on CPUs. Source: JAX.
+    has no gradient of its own (`custom_vjp` gives it one). It runs on CPUs. To look at values see `fc.debug`. Source: JAX.
 
     Raises: ShapeError, when the program runs, for a result of another type than was stated.
     """

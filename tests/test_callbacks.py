@@ -102,7 +102,7 @@ def test_gradients_are_refused_and_custom_vjp_gives_one():
     call = lambda x: fc.pure_callback(np.sin, x, x)
     for run in (lambda f: f, lambda f: jitted(f, P(), P())):
         for derivative in (fc.grad(lambda x: np.sum(call(x))), lambda x: fc.jvp(call, (x,), (x,))):
-            with pytest.raises(TraceError, match=r"pure_callback of sin has no derivative.*custom_vjp"):
+            with pytest.raises(TraceError, match=r"of sin has no derivative.*fc.debug.print or fc.debug.callback.*custom_vjp"):
                 run(derivative)(X)
         count = lambda x: x * fc.pure_callback(np.count_nonzero, fc.ArrayType((), np.dtype(np.int64)), x)
         assert np.array_equal(run(lambda x: fc.jvp(count, (x,), (x,))[1])(X), 7 * X)  # integers have no tangents
