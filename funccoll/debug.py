@@ -10,14 +10,16 @@ from typing import Any
 import numpy as np
 import optree
 
+from .compiler.debug_modes import MODES
 from .errors import TraceError
 from .ir import Traced, bind
 from .ops.registry import as_traceable
 from .primitives.debugging import DevicePlace, debug_report_p
 from .runtime.job import world
+from .runtime.non_finite import NonFinite
 from .tracing.trace import label_of, require_function
 
-__all__ = ["callback", "print"]
+__all__ = ["callback", "nans", "print"]
 
 
 def __dir__() -> list[str]:
@@ -178,3 +180,32 @@ def callback(fn: Callable[..., Any], *args: Any, ordered: bool = True, **kwargs:
     require_function("fc.debug.callback", fn)
     arguments = _ReportArguments(args, kwargs)
     bind(debug_report_p, *arguments.operands, report=_Callback(fn, arguments))
+
+
+# ---------------------------------------------------------------- modes
+
+
+class nans:
+    """Search for NaN and inf: jitted functions raise NonFiniteError behind the first operation that makes one.
+
+        with fc.debug.nans():
+            step(params, batch)
+
+    The error names the operation, the user's line, the device, and the range of each operand, or that it has a NaN already. A
+    NaN in any result raises, and an inf that is made of finite operands (with `infs=False` none does). It begins when it is
+    called and ends with the block; without a block it goes on, to `fc.debug.nans(False)`. It counts for all threads of the
+    process; in a job enter it on all ranks or on some: the programs are the same. FUNCCOLL_DEBUG=nans in the environment begins
+    it with the process; words are combined by commas, FUNCCOLL_DEBUG=nans,detail.
+
+    Functions are compiled anew, and run about as fast as NumPy reads each result once more. On GPUs nothing is searched.
+    Raises: NonFiniteError, a FloatingPointError. Source: JAX's debug_nans.
+    """
+
+    def __init__(self, enabled: bool = True, *, infs: bool = True):
+        self._before = MODES.search(NonFinite(infs) if enabled else None)
+
+    def __enter__(self) -> nans:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        MODES.search(self._before)

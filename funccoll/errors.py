@@ -34,6 +34,7 @@ __all__ = [
     "MissingMethodError",
     "MissingPackageError",
     "ModuleError",
+    "NonFiniteError",
     "PeerFailure",
     "PlannedError",
     "PlannedNameError",
@@ -311,6 +312,10 @@ class UnevenBatchesError(FunccollError, RuntimeError):
 
 class MissingPackageError(FunccollError, ImportError):
     """A part of funccoll which needs a package that is not installed."""
+
+
+class NonFiniteError(FunccollError, FloatingPointError):
+    """An operation made a NaN or an inf while `fc.debug.nans` looks for them."""
 
 
 class ModuleError(FunccollError, RuntimeError):

@@ -80,7 +80,8 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "arrays": (("array_layout", "shared_mapping"), ("array",)),
     "runtime": (
-        ("fused_step", "float_environment", "blas", "recorder"), ("array_library", "recorded_program"), ("backend",),
+        ("fused_step", "float_environment", "blas", "recorder"), ("array_library", "non_finite", "recorded_program"),
+        ("backend",),
         ("loop_code",), ("codegen",),
         ("plans",), ("job",), ("local", "shm", "mpi_library"), ("mpi_collectives",), ("mpi",),
         ("nccl",), ("cuda",),
@@ -113,7 +114,8 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("lending", "decisions"), ("collective_group",), ("entry", "values"), ("shm_backend",),
     ),
     "compiler": (
-        ("arguments", "callers", "choose_schedules", "garbage_collection", "report", "resharding"), ("signature",), ("stages",),
+        ("arguments", "callers", "choose_schedules", "debug_modes", "garbage_collection", "report", "resharding"),
+        ("signature",), ("stages",),
         ("program_calls",),
         ("jit", "per_device", "redistribute"),
     ),

@@ -10,7 +10,7 @@ import pytest
 
 import funccoll as fc
 from funccoll import P
-from funccoll.errors import TraceError
+from funccoll.errors import NonFiniteError, TraceError
 
 MESH = fc.make_mesh({"data": 2, "model": 2})
 LINE = fc.make_mesh({"i": 2})
@@ -242,6 +242,73 @@ def test_a_callback_has_copies_and_its_exception_names_the_users_line():
     assert re.search(r"at .*test_debug\.py:\d+ in step", caught.value.__notes__[0])
 
 
+# ---------------------------------------------------------------- nans
+
+
+def _steps(w, x, case):
+    y = x - 1
+    if case == "log":
+        y = np.log(np.maximum(x, 0))
+    elif case == "sqrt":
+        y = np.sqrt(y * 2)  # y and y * 2 have one memory without a search
+    elif case == "divide":
+        y = x / np.sum(w - 1)
+    elif case == "mask":
+        y = np.where(x > 100, y, -np.inf)
+    elif case == "loop":
+        y = fc.fori_loop(0, 2, lambda i, c: c / (c - c), x)
+    elif case == "branch":
+        y = fc.cond(fc.axis_index("data") == 1, lambda x: np.sqrt(-x), lambda x: x, x)
+    elif case == "overflow":
+        y = fc.all_reduce(x * np.float32(1e38), "data")
+    return y, np.sum(y) * w
+
+
+STEPS = fc.jit(_steps, mesh=MESH, in_specs=(P(), P("data")), out_specs=(P("data"), P("data")), static_argnums=2)
+W, FLOATS = np.ones(3, np.float32), np.arange(4, dtype=np.float32)
+NAN = np.where(FLOATS == 3, np.nan, FLOATS).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("case", "x", "words"),
+    [
+        ("log", FLOATS, r"^inf from log on rank 0 \(data=0, model=0\): 1 of 2 elements of its result f32\[2\]\. "
+         r"Operand 0 is f32\[2\], from 0 to 1\. If the inf is meant, use fc\.debug\.nans\(infs=False\)\.\n  at .*test_debug"),
+        ("sqrt", FLOATS, r"^NaN from sqrt on rank 0 .*: 1 of 2 .* Operand 0 is f32\[2\], from -2 to 0\.\n  at .* in _steps$"),
+        ("divide", FLOATS, r"^NaN from divide on rank 0 .* Operand 0 .*from 0 to 1; operand 1 is f32\[\], 0\.\n"),
+        ("loop", FLOATS, r"^NaN from divide on rank 0 .*\n.* in <lambda>$"),
+        ("branch", FLOATS, r"^NaN from sqrt on rank 2 \(data=1, model=0\): 2 of 2 elements of its result f32\[2\]\."),
+        ("overflow", FLOATS, r"^inf from all_reduce on rank 0 .*: 1 of 2 elements.* from 0 to 1e\+38\. If"),
+        ("none", NAN, r"^NaN from subtract on rank 2 .* \(args\[1\] of _steps\) is f32\[2\], NaN already in 1 of 2 elements"),
+    ],
+)  # fmt: skip
+def test_the_first_operation_that_makes_one_is_named(case, x, words):
+    STEPS(W, x, case)  # compiled without
+    with fc.debug.nans(), pytest.raises(NonFiniteError, match=words):
+        STEPS(W, x, case)
+    STEPS(W, x, case)
+
+
+def test_what_is_searched_for_and_when():
+    with fc.debug.nans():
+        STEPS(W, FLOATS, "mask")  # an inf that is meant
+        plain = fc.jit(lambda x: (np.nanmean(x), x.astype(np.int32)))(NAN)
+        assert float(plain[0]) == 1.0
+    with fc.debug.nans(infs=False):
+        STEPS(W, FLOATS, "log")
+        with pytest.raises(FloatingPointError), fc.debug.nans():
+            STEPS(W, FLOATS, "log")
+        STEPS(W, FLOATS, "log")
+    fc.debug.nans()
+    with pytest.raises(NonFiniteError, match=r"^inf from divide"):
+        fc.grad(fc.jit(lambda x: np.sqrt(x), mesh=MESH, in_specs=P(), out_specs=P()))(0.0)
+    fc.debug.nans(False)
+    donated = fc.jit(lambda x: np.log(x), donate_argnums=0)
+    donated(fc.asarray(np.zeros(3)))
+    with fc.debug.nans(), pytest.raises(NonFiniteError, match=r"3 of 3 .* is f64\[3\], from 0 to 0"):
+        donated(fc.asarray(np.zeros(3)))
+
+
 # ---------------------------------------------------------------- processes
 
 JOB = """
@@ -264,6 +331,14 @@ total, y = step(np.arange(4.0))
 assert float(total) == 32 and y.local.tolist() == [[2, 5], [4, 7]][fc.rank()]
 fc.debug.print("outside")
 """
+NANS_JOB = """
+import numpy as np, funccoll as fc
+from funccoll import P
+@fc.jit(mesh=fc.make_mesh({"i": 2}), in_specs=P("i"), out_specs=P())
+def step(x):
+    return fc.all_reduce(np.log(x), "i")
+step(np.array([1.0, 2.0, 0.0, 3.0]))
+"""
 
 
 @pytest.mark.processes
@@ -277,3 +352,15 @@ def test_each_process_prints_its_own_and_may_print_other_values_than_the_others(
     for rank, own in enumerate((["process 0 [0. 1.]", "sum [2. 4.] 6.0", "loop"], ["process 1 [2. 3.]"])):
         found = [line for line in done.stdout.splitlines() if line.startswith(f"[{rank}]")]
         assert found == [f"[{rank}] rank {rank}: {line}" for line in (*own, "i 0 c 20.0", "i 1 c 26.0", "outside")]
+
+
+@pytest.mark.processes
+def test_a_search_that_the_environment_asks_for_stops_the_rank_that_makes_one(tmp_path):
+    (tmp_path / "job.py").write_text(NANS_JOB)
+    done = subprocess.run(
+        [sys.executable, "-m", "funccoll", "run", "-n", "2", str(tmp_path / "job.py")], capture_output=True, text=True,
+        env={**os.environ, "FUNCCOLL_DEBUG": "detail,nans"},
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert "[1] funccoll.errors.NonFiniteError: inf from log on rank 1: 1 of 2 elements" in done.stderr, done.stderr
+    assert "[0] PeerFailure: rank 1 raised" in done.stderr and "job.py:6 in step" in done.stderr

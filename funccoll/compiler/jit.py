@@ -31,6 +31,7 @@ from ..weak_values import WeakValues
 from .arguments import Arguments, Options, Static, broadcast_specs, check_specs, path_name
 from .callers import MOST_CALLERS, Caller, Dispatch
 from .choose_schedules import check_algorithms
+from .debug_modes import MODES
 from .garbage_collection import without_garbage_collection
 from .program_calls import ProgramCall, moved, sum_of
 from .signature import Signature
@@ -133,6 +134,8 @@ class Jitted(Dispatch, Generic[Params, R]):
         key = (target.mesh.device_type, treedef, types, static)
         if self._arguments.auto:
             key = (*key, tuple(leaf.sharding if type(leaf) is Array else None for leaf in leaves))
+        if MODES.non_finite is not None:
+            key = (*key, MODES.non_finite)
         compiled = self._cache.get(key)
         if compiled is None:
             with span(f"compiling {self._name}"):
@@ -359,6 +362,14 @@ def clear_caches() -> None:
         programs.cache_clear()
     for jitted in _JITTED.values():
         jitted.clear_cache()
+
+
+def _forget_quick_calls() -> None:
+    for jitted in _JITTED.values():
+        jitted._forget_fast()
+
+
+MODES.changed.append(_forget_quick_calls)
 
 
 class _Bound:

@@ -24,8 +24,10 @@ from ..errors import ShardingError, Source, current_source
 from ..ir import Equation, Program, Traced, bind, evaluate
 from ..mesh import Mesh, P, Sharding
 from ..primitives.meshed_call import meshed_call_p
+from ..runtime.non_finite import NonFinite
 from ..tracing.trace import sharding_of, stage, value_type
 from ..types import ArrayType, is_inexact
+from .debug_modes import MODES
 from .resharding import reshard
 from .signature import Signature
 from .stages import Compiled, TracedFunction, trace_redistribution
@@ -44,13 +46,21 @@ class ProgramCall:
         self.in_layouts, self.out_layouts = tuple(in_layouts), tuple(out_layouts)
         self._gradients: dict[tuple[bool, ...], _Gradient] = {}
         self._others: dict[tuple[Sharding, ...], ProgramCall] = {}
+        self._compiled: dict[NonFinite | None, Compiled] = {}
 
     def __repr__(self) -> str:
         return self.name  # in the text of programs: no address
 
-    @functools.cached_property
+    @property
     def compiled(self) -> Compiled:
         """The executable program."""
+        mode = MODES.non_finite
+        found = self._compiled.get(mode)
+        if found is None:
+            found = self._compiled[mode] = self._compile()
+        return found
+
+    def _compile(self) -> Compiled:
         leaf = optree.treespec_leaf()
         trees = [optree.treespec_tuple([leaf] * len(layouts)) for layouts in (self.in_layouts, self.out_layouts)]
         kept = (False,) * len(self.in_layouts)

@@ -24,6 +24,7 @@ from ..passes.drop_barriers import drop_barriers
 from ..passes.group_collectives import group_collectives
 from ..passes.rewrite import at_all_depths
 from ..passes.snapshots import snapshots
+from ..primitives.collectives import pvary_p
 from ..runtime.backend import ArgumentCheck
 from ..runtime.codegen import GeneratedProgram, compile_program, require_devices
 from ..runtime.job.world import backend_of
@@ -31,6 +32,7 @@ from ..tracing.trace import stage
 from .arguments import path_name
 from .callers import Caller, make_caller
 from .choose_schedules import choose, is_large, is_users, schedules_of
+from .debug_modes import MODES, asked_for
 from .garbage_collection import without_garbage_collection
 from .report import CollectiveTable, cost_analysis
 from .resharding import reshard
@@ -214,9 +216,13 @@ class Lowered(_Scheduled):
 
 
 def generate(
-    program: Program, mesh: Mesh, schedules: Mapping[Equation, Schedule], donated: Sequence[bool] = (), name: str = ""
-) -> tuple[GeneratedProgram, list[int]]:
-    """Return a program's code for this process, and the positions of the inputs that it overwrites: donated ones."""
+    program: Program, mesh: Mesh, schedules: Mapping[Equation, Schedule], donated: Sequence[bool] = (), name: str = "",
+    arguments: Sequence[str] = (),
+) -> tuple[GeneratedProgram, list[int]]:  # fmt: skip
+    """Return a program's code for this process, and the positions of the inputs that it overwrites: donated ones.
+
+    `arguments` are the names of the inputs in messages.
+    """
     ordered = at_all_depths(lambda p: drop_barriers(group_collectives(snapshots(p))))(program)
     if checks_passes():
         ordered.check()
@@ -226,8 +232,15 @@ def generate(
     on_cpu = mesh.device_type == "cpu"
     given_up = frozenset(v for v, given in zip(ordered.inputs, donated, strict=False) if given and on_cpu)
     buffers = plan_buffers(ordered, aliases=virtual, publishes=on_cpu, donated=given_up)
+    search = MODES.non_finite if on_cpu else None
+    if search is not None:  # it describes the operands afterwards
+        buffers = buffers.without_reuse()
     overwritten = [i for i, v in enumerate(ordered.inputs) if v in buffers.overwritten]
-    return compile_program(ordered, mesh, buffers, schedules, backend, name), overwritten
+    names = {**dict(zip(ordered.inputs, arguments, strict=False)), **{v: "a captured constant" for v, _ in ordered.constants}}
+    for eqn in ordered.equations if search is not None else ():
+        if eqn.primitive is pvary_p and eqn.inputs[0] in names:
+            names[eqn.outputs[0]] = names[eqn.inputs[0]]
+    return compile_program(ordered, mesh, buffers, schedules, backend, name, search, names), overwritten
 
 
 class Compiled(_Scheduled):
@@ -242,13 +255,14 @@ class Compiled(_Scheduled):
         mesh = signature.mesh
         self.group_calls: Sequence[Callable[..., Any]]
         """The backend's functions that it calls, in order: for benchmarks and tests."""
-        self._generated, self._overwritten = generate(program, mesh, schedules, signature.donated)
+        named = [signature.argument(i) for i in range(len(signature.in_layouts))] if MODES.non_finite else ()
+        self._generated, self._overwritten = generate(program, mesh, schedules, signature.donated, arguments=named)
         self._run, self.group_calls = self._generated.run, self._generated.functions
         share = getattr(self._run, "share_results", None)
         if share is not None:  # the program is one call, and its results become Arrays
             share()
         self._check_replicas: ArgumentCheck | None = None
-        if os.environ.get("FUNCCOLL_DEBUG", "").lower() == "detail" and signature.in_layouts:
+        if asked_for("detail") and signature.in_layouts:
             self._check_replicas = backend_of(mesh).compare_replicas(mesh, signature.in_layouts, signature.argument)
         self._single = signature.out_tree.is_leaf()
         self._layouts = signature.in_layouts

@@ -15,7 +15,7 @@ plan lays out every value alike on all backends (`memory_order.py`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..ir import Equation, Literal, Program, Var
 from ..primitives.collectives import pvary_p, scatter_p
@@ -51,6 +51,11 @@ class Buffers:
     bodies: Mapping[Program, Buffers] = field(default_factory=dict)
     strided: frozenset[Var] = frozenset()
     arranged: frozenset[Var] = frozenset()
+
+    def without_reuse(self) -> Buffers:
+        """The plan in which no operand is overwritten."""
+        bodies = {body: plan.without_reuse() for body, plan in self.bodies.items()}
+        return replace(self, reuse={}, overwritten=frozenset(), bodies=bodies)
 
 
 _PUBLISH_BYTES = 1 << 15

@@ -25,11 +25,13 @@ from ..mesh import Mesh, copy_coordinates
 from ..passes.buffers import Buffers
 from ..primitives.collectives import axis_index_p, own_slice_p, pvary_p
 from ..primitives.control_flow import cond_p, scan_p, while_p
-from ..primitives.debugging import DevicePlace
+from ..primitives.debugging import DevicePlace, snapshot_p
+from ..types import is_inexact
 from .backend import Backend, Copies, GroupCall
 from .blas import keep_threads
 from .float_environment import run_in_context
 from .loop_code import Picks, cond_source, each_source, scan_source, while_source
+from .non_finite import NonFinite, operation_check
 from .recorded_program import Part, RecordedProgram, collective_part, segment_part
 from .recorder import register
 
@@ -87,7 +89,7 @@ class GeneratedProgram:
         It may come after a `complete` run, too.
         """
         source = self._source(error)
-        if source is not None:
+        if source is not None and getattr(error, "source", None) is not source:
             error.add_note(source.as_note)
         if self.functions:
             done, inside = (len(self.functions), False) if complete else self._progress(error)
@@ -125,10 +127,14 @@ class GeneratedProgram:
 
 
 def compile_program(
-    program: Program, mesh: Mesh, buffers: Buffers, schedules: Mapping[Equation, Schedule], backend: Backend, name: str = ""
-) -> GeneratedProgram:
-    """Compile a program that has gone through the passes. Processes whose programs are equal but for the name do not meet."""
-    builder = _Builder(program, mesh, buffers, schedules, backend, name)
+    program: Program, mesh: Mesh, buffers: Buffers, schedules: Mapping[Equation, Schedule], backend: Backend, name: str = "",
+    search: NonFinite | None = None, arguments: Mapping[Atom, str] = MappingProxyType({}),
+) -> GeneratedProgram:  # fmt: skip
+    """Compile a program that has gone through the passes. Processes whose programs are equal but for the name do not meet.
+
+    `search`: check each operation for NaN and inf, with the names of `arguments`, by variable; no operand may be overwritten.
+    """
+    builder = _Builder(program, mesh, buffers, schedules, backend, name, search=search, arguments=arguments)
     run = builder.build()
     functions = [call.function for call in builder.calls]
     if run in functions:
@@ -175,11 +181,12 @@ class _Names:
 class _Builder:
     def __init__(
         self, program: Program, mesh: Mesh, buffers: Buffers, schedules: Mapping[Equation, Schedule], backend: Backend,
-        name: str, inside: bool = False, fixed: Mapping[str, int] = MappingProxyType({}),
+        name: str, inside: bool = False, fixed: Mapping[str, int] = MappingProxyType({}), search: NonFinite | None = None,
+        arguments: Mapping[Atom, str] = MappingProxyType({}),
     ):  # fmt: skip
         """`inside`: a program of control flow, which another one calls. `fixed`: the coordinates at which it runs, along axes
         that `mesh` lacks then."""
-        self.inside, self.fixed = inside, fixed
+        self.inside, self.fixed, self.search, self.argument_names = inside, fixed, search, arguments
         self.program, self.mesh, self.buffers, self.schedules, self.backend = program, mesh, buffers, schedules, backend
         self.name_on_all = name
         # Ranks may show different values: their programs have the same fingerprint, and communicate at the same places.
@@ -352,7 +359,8 @@ class _Builder:
         for eqn in equations:
             operands = [use(a, eqn) for a in eqn.inputs]
             left = ", ".join(self.name(v) for v in eqn.outputs) + ("," if eqn.primitive.multiple else "")
-            lines.append(f"{left} = {self.call(eqn, operands, varying, arguments)}")
+            check = self.check(eqn, operands, arguments, varying)
+            lines.append(f"{left} = {self.call(eqn, operands, varying, arguments)}{check}")
         results = [v for e in equations for v in e.outputs if not self.readers.get(v, set()) <= inside]
         if not results:
             return
@@ -366,6 +374,47 @@ class _Builder:
         self.sources[self.names.namespace[function].__code__] = found = [eqn.source for eqn in equations]
         self.parts.append((self.names.namespace, function, segment_part(found)))
         self.steps.append(([self.call_segment(function, arguments, returned, len(results), count)], reads))
+
+    def check(
+        self, eqn: Equation, operands: Sequence[str], arguments: dict[str, tuple[str, bool]], varying: frozenset[str]
+    ) -> str:
+        """The statement that looks for NaN and inf in what an equation of a segment has computed; empty without a search."""
+        inexact = any(is_inexact(v.type.dtype) for v in eqn.outputs)
+        if self.search is None or eqn.primitive in (pvary_p, snapshot_p) or not inexact:
+            return ""
+        places = self.device_places(varying)
+        name = self.names.of(places if len(places) > 1 else places[0], "d", ("places", varying))
+        arguments[f"p{name}"] = (name, len(places) > 1)
+        function = self.names.of(operation_check(self.search, eqn, self.argument_names), "k", ("check", eqn))
+        results, given = ("".join(f"{n}, " for n in names) for names in (map(self.name, eqn.outputs), operands))
+        return f"; {function}(({results}), ({given}), p{name})"
+
+    def check_results(self, eqn: Equation) -> None:
+        """Emit the search in the results of a collective, on each device that has a copy."""
+        axes = frozenset().union(*(a.type.varying for a in (*eqn.inputs, *eqn.outputs)))
+        places = self.device_places(axes)
+        check = operation_check(self.search or NonFinite(), eqn, self.argument_names)
+        atoms = [*eqn.outputs, *eqn.inputs]
+        picks = [None if self.count(a.type.varying) == 1 else self.mapping(a.type.varying, axes) for a in atoms]
+        count = len(eqn.outputs)
+
+        def look(*values: Copies) -> None:
+            for device, place in enumerate(places):
+                own = [v if p is None else v[p[device]] for v, p in zip(values, picks, strict=True)]
+                check(own[:count], own[count:], place)
+
+        given = [self.names.of(a.value, "c") if isinstance(a, Literal) else self.name(a) for a in atoms]
+        reads = {a for a in atoms if type(a) is Var and a not in self.constants}
+        self.steps.append(([f"{self.names.of(look, 'k')}({', '.join(given)})"], reads))
+
+    def device_places(self, varying: frozenset[str]) -> list[DevicePlace | None]:
+        """The first device that has each copy of a value; None on a mesh of one."""
+        whole, own = Mesh(self.program.axis_sizes), dict(self.fixed)
+        if not self.mesh.is_fully_addressable:
+            (own,) = copy_coordinates(self.mesh, frozenset(self.mesh.axis_names))
+        found = [{**dict.fromkeys(whole.axis_names, 0), **own, **c} for c in copy_coordinates(self.mesh, varying)]
+        coordinates = [{axis: each[axis] for axis in whole.axis_names} for each in found]
+        return [DevicePlace(whole.position(c), c) if whole.size > 1 else None for c in coordinates]
 
     def argument(self, atom: Var, varying: frozenset[str]) -> tuple[str, bool]:
         name = self.name(atom)
@@ -459,6 +508,8 @@ class _Builder:
             right = f"{function}({', '.join(map(self.name, call.inputs))})"
             arranged = [f"; {self.name(v)} = {self.in_c_order(v)}" for v in call.outputs if v in self.buffers.arranged]
             self.steps.append(([(f"{left} = {right}" if left else right) + "".join(arranged)], set(call.inputs)))
+        for eqn in group if self.search is not None else ():
+            self.check_results(eqn)
 
     # ------------------------------------------------------------ reports
 
@@ -471,10 +522,7 @@ class _Builder:
                 eqn.source,
             )
         everywhere = frozenset(self.mesh.axis_names)
-        whole = Mesh(self.program.axis_sizes)
-        found = [{**self.fixed, **c} for c in copy_coordinates(self.mesh, everywhere)]
-        coordinates = [{axis: each[axis] for axis in whole.axis_names} for each in found]
-        places = [DevicePlace(whole.position(c), c) if whole.size > 1 else None for c in coordinates]
+        places = self.device_places(everywhere)
         report = eqn.params["report"]
         picks = [
             None if isinstance(a, Literal) or self.count(a.type.varying) == 1 else self.mapping(a.type.varying, everywhere)
@@ -550,13 +598,14 @@ class _Builder:
         coordinates = copy_coordinates(self.mesh, decided)
         inner = [e for body in eqn.bodies.values() for e, _ in body.executed()]
         asked = any(e.primitive in (axis_index_p, own_slice_p) and decided.intersection(e.axes()) for e in inner)
-        alike = not asked and not eqn.reports  # reports name the device
+        alike = not asked and not eqn.reports and self.search is None  # these name the device
         rest = Mesh({a: n for a, n in self.mesh.shape.items() if a not in decided})
         functions: list[Callable[..., Any]] = []
         for fixed in coordinates[:1] if alike else coordinates:
             part = _Builder(
-                self.program, rest, self.buffers, self.schedules, self.backend, self.name_on_all, True, {**self.fixed, **fixed}
-            )
+                self.program, rest, self.buffers, self.schedules, self.backend, self.name_on_all, True,
+                {**self.fixed, **fixed}, self.search,
+            )  # fmt: skip
             functions.append(part.names.namespace[part.control_function(eqn, function)])
             self.calls += part.calls
             self.sources.update(part.sources)
@@ -580,7 +629,7 @@ class _Builder:
         """Compile a program of control flow."""
         plan = self.buffers.bodies[body]
         name = f"{self.identity(eqn)} {name}"
-        inner = _Builder(body, self.mesh, plan, self.schedules, self.backend, name, True, self.fixed)
+        inner = _Builder(body, self.mesh, plan, self.schedules, self.backend, name, True, self.fixed, self.search)
         run = inner.build()
         self.calls += inner.calls
         self.sources.update(inner.sources)

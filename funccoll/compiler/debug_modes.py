@@ -1,0 +1,39 @@
+"""Modes of debugging, which change how jitted functions are compiled; a change makes all of them look again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from ..runtime.non_finite import NonFinite
+
+__all__ = ["MODES", "asked_for"]
+
+
+def asked_for(word: str) -> bool:
+    """True when FUNCCOLL_DEBUG, words with commas between them, has this one."""
+    return word in os.environ.get("FUNCCOLL_DEBUG", "").lower().replace(" ", "").split(",")
+
+
+class DebugModes:
+    """The modes of this process, in all of its threads."""
+
+    def __init__(self) -> None:
+        self._non_finite: NonFinite | None = None
+        self.changed: list[Callable[[], None]] = []
+        """Called with every change: quick calls know nothing of modes."""
+
+    @property
+    def non_finite(self) -> NonFinite | None:
+        """The search for NaN and inf, None where there is none."""
+        return self._non_finite or (NonFinite() if asked_for("nans") else None)
+
+    def search(self, wanted: NonFinite | None) -> NonFinite | None:
+        """Begin or end a search for NaN and inf; returns the one before."""
+        before, self._non_finite = self._non_finite, wanted
+        for forget in self.changed:
+            forget()
+        return before
+
+
+MODES = DebugModes()

@@ -1,0 +1,94 @@
+"""The search for NaN and inf: checks behind each operation of a program, which name the first one that made one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..errors import NonFiniteError
+from ..ir import Atom, Equation, Literal
+from ..primitives.debugging import DevicePlace
+from ..types import ArrayType, is_inexact
+
+__all__ = ["NonFinite", "operation_check"]
+
+
+@dataclass(frozen=True)
+class NonFinite:
+    """What a search looks for: NaN, and `infs` too."""
+
+    infs: bool = True
+
+
+Check = Callable[[Sequence[Any], Sequence[Any], "DevicePlace | None"], None]
+"""It takes the results of an operation on one device and its operands, and the device."""
+
+
+def operation_check(wanted: NonFinite, eqn: Equation, names: Mapping[Atom, str]) -> Check:
+    """The check of an operation; `names` are those of the program's arguments and constants.
+
+    A NaN in a result raises NonFiniteError, and an inf where no operand has one: a mask of -inf is meant.
+    """
+
+    def check(results: Sequence[Any], operands: Sequence[Any], place: DevicePlace | None) -> None:
+        for result in results:
+            x = np.asarray(result)
+            if not is_inexact(x.dtype) or np.isfinite(x).all():
+                continue
+            nans = np.isnan(x)
+            if not nans.any() and (not wanted.infs or any(map(_has_inf, operands))):
+                continue
+            where = "" if place is None else f" on {place}"
+            found, what = (nans, "NaN") if nans.any() else (np.isinf(x), "inf")
+            of = f"{_share(found)} of its result {_typed(x)}" if x.shape else f"its result {_typed(x)}"
+            described = "; ".join(
+                f"operand {i}{_named(a, names)} is {_describe(value)}"
+                for i, (a, value) in enumerate(zip(eqn.inputs, operands, strict=False))
+            )
+            remedy = " If the inf is meant, use fc.debug.nans(infs=False)." if what == "inf" else ""
+            operation = f"{what} from {eqn.primitive.name}{where}: {of}. "
+            raise NonFiniteError(operation + described[:1].upper() + described[1:] + "." * bool(described) + remedy, eqn.source)
+
+    return check
+
+
+def _has_inf(operand: Any) -> bool:
+    x = np.asarray(operand)
+    return is_inexact(x.dtype) and bool(np.isinf(x).any())
+
+
+def _named(atom: Atom, names: Mapping[Atom, str]) -> str:
+    return f" ({names[atom]})" if not isinstance(atom, Literal) and atom in names else ""
+
+
+def _typed(x: np.ndarray) -> str:
+    return str(ArrayType(x.shape, x.dtype))
+
+
+def _share(found: np.ndarray) -> str:
+    return f"{np.count_nonzero(found)} of {found.size} elements"
+
+
+def _describe(value: Any) -> str:
+    """The type and range of an operand, and whether it has NaN or inf already."""
+    x = np.asarray(value)
+    if not x.size:
+        return f"{_typed(x)}, empty"
+    if not is_inexact(x.dtype):
+        return f"{_typed(x)}, {_range(x)}"
+    kinds = [(what, each) for what, each in (("NaN", np.isnan(x)), ("inf", np.isinf(x))) if each.any()]
+    bad = [f"{what} already{f' in {_share(each)}' if x.shape else ''}" for what, each in kinds]
+    finite = x[np.isfinite(x)]
+    return f"{_typed(x)}, " + ", ".join([*bad, *([_range(finite)] if finite.size else [])])
+
+
+def _range(x: np.ndarray) -> str:
+    if x.dtype.kind == "c":
+        return f"of absolute value {np.abs(x).min():.6g} to {np.abs(x).max():.6g}"
+    if x.size == 1:
+        return f"{float(x.reshape(-1)[0]):.6g}" if is_inexact(x.dtype) else f"{x.reshape(-1)[0]}"
+    low, high = x.min(), x.max()
+    return f"from {low} to {high}" if x.dtype.kind in "iub" else f"from {float(low):.6g} to {float(high):.6g}"
