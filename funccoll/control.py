@@ -10,12 +10,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import optree
 
 from .autodiff import control_rules as control_rules  # gradients of loops
 from .autodiff import control_tangents as control_tangents
 from .autodiff.backward import widened
-from .errors import DTypeError, PytreeError, ShapeError, TraceError, current_source
-from .ir import Program, Traced, bind
+from .errors import ConcretizationError, DTypeError, PytreeError, ShapeError, TraceError, current_source
+from .ir import Program, Traced, bind, current_interpreter
 from .ops.elementwise import astype, scalar_type
 from .ops.registry import as_traceable
 from .primitives.control_flow import cond_p, require_same_decision, scan_p, while_p
@@ -152,6 +153,8 @@ def _scan(
     """A scan, or another loop that is one (`what`); elements of `xs` stand for Python scalars of type `weak`."""
     name, carry = label_of(f), _Carry(what, label_of(f), init)
     length, leaves, xs_tree = _length(xs, length)
+    if length and current_interpreter().unrolls:
+        return _python_scan(carry, f, init, [xs_tree.unflatten(_row(leaves, i, weak)) for i in range(length)], reverse)
     elements = [ArrayType(t.shape[1:], t.dtype, t.varying) for t in map(value_type, leaves)]
     count, info = len(carry.values), {}
 
@@ -176,6 +179,33 @@ def _scan(
     return carry.unflatten(results[:count]), info["tree"].unflatten(results[count:])
 
 
+def _row(leaves: Sequence[Any], i: int, weak: type | None) -> list[Any]:
+    """The elements of an iteration, which are Python scalars of type `weak`."""
+    return [x[i] if weak is None else weak(x[i]) for x in leaves]
+
+
+def _python_scan(carry: _Carry, f: Callable[[Any, Any], tuple[Any, Any]], init: Any, rows: list[Any], reverse: bool) -> Any:
+    """A scan as a loop of Python's, in a trace with values."""
+    state, found = init, []
+    for row in reversed(rows) if reverse else rows:
+        result = f(state, row)
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise TraceError(f"scan: {carry.name} must return (carry, y), not {type(result).__name__}; y may be None.")
+        state = carry.tree.unflatten(carry.flatten(result[0]))
+        found.append(result[1])
+    stacked = optree.tree_map(lambda *ys: np.stack([as_traceable(y) for y in ys]), *(reversed(found) if reverse else found))
+    return state, stacked
+
+
+def _decided(value: Any) -> Any:
+    """A decision that all devices make alike, in a trace with values; None where they differ."""
+    leaf = as_traceable(value)
+    try:
+        return int(leaf)
+    except ConcretizationError:
+        return None
+
+
 def while_loop(cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any], init_val: Any) -> Any:
     """Run `body_fun` on a carry as long as `cond_fun(carry)`, a boolean scalar, is true; returns the last carry.
 
@@ -187,6 +217,14 @@ def while_loop(cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any], i
     require_function("while_loop(..., body_fun, ...)", body_fun)
     name, carry, info = label_of(body_fun), _Carry("while_loop", label_of(body_fun), init_val), {}
     varying: frozenset[str] = frozenset()
+    while current_interpreter().unrolls:
+        goes = _decided(_predicate("while_loop", label_of(cond_fun), cond_fun(init_val)))
+        if goes is None:
+            carry = _Carry("while_loop", label_of(body_fun), init_val)
+            break
+        if not goes:
+            return init_val
+        init_val = carry.tree.unflatten(carry.flatten(body_fun(init_val)))
 
     def test(*values: Any) -> list[Any]:
         return [_predicate("while_loop", label_of(cond_fun), cond_fun(carry.tree.unflatten(values)))]
@@ -288,6 +326,8 @@ def _choose(what: str, index: Any, branches: Sequence[Callable[..., Any]], opera
     leaves, tree = flatten_outputs(operands, f"{what}: operands", given=True)
     weak, leaves = [scalar_type(x) for x in leaves], [as_traceable(x) for x in leaves]
     index = as_traceable(index)
+    if current_interpreter().unrolls and (decided := _decided(index)) is not None:
+        return branches[decided](*operands)
     wanted: list[ArrayType] | None = None
     trees: list[Any] = []
     found: list[list[tuple[ArrayType, Any]]] = []

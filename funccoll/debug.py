@@ -19,7 +19,7 @@ from .runtime.job import world
 from .runtime.non_finite import NonFinite
 from .tracing.trace import label_of, require_function
 
-__all__ = ["callback", "nans", "print"]
+__all__ = ["callback", "disable_jit", "nans", "print"]
 
 
 def __dir__() -> list[str]:
@@ -209,3 +209,29 @@ class nans:
 
     def __exit__(self, *error: object) -> None:
         MODES.search(self._before)
+
+
+class disable_jit:
+    """Run jitted functions eagerly: each operation runs when the function's line does, on all devices of this process.
+
+        with fc.debug.disable_jit():
+            step(params, batch)  # pdb steps through its lines, where arrays have values
+
+    An array shows the value of each device, and Python's `if`, `float()` and `np.asarray` take those that are equal on all of
+    them. Loops and branches run as Python's, unless devices decide differently. So do functions that are differentiated (by
+    fc.grad, fc.vjp, fc.jvp, in checkpoints), while those of fc.vmap, whose arrays are elements of a batch, have no values. A
+    step that takes values of Python's works in this mode alone. Results have the bits of the compiled function.
+
+    It begins when it is called and ends with the block; without a block it goes on, to `fc.debug.disable_jit(False)`. It counts
+    for all threads of the process; in a job of processes all ranks enter it. Donated arguments are kept. A gradient around a
+    jitted function runs that compiled. Source: JAX.
+    """
+
+    def __init__(self, disable: bool = True):
+        self._before = MODES.run_eagerly(disable)
+
+    def __enter__(self) -> disable_jit:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        MODES.run_eagerly(self._before)

@@ -380,6 +380,8 @@ class Interpreter(Protocol):
     axis_sizes: Mapping[str, int]
     calls_meshes: bool
     """True where values are global, and jitted functions with a mesh can be called: in gradients outside of a mesh."""
+    unrolls: bool
+    """True where loops and branches run as Python's, because there are values."""
 
     def bind(self, primitive: Primitive, values: Sequence[Any], params: Mapping[str, Any]) -> Any:
         """One value, or a list when the primitive has several outputs."""
@@ -391,6 +393,7 @@ class Eager:
 
     axis_sizes: Mapping[str, int] = {}
     calls_meshes = False
+    unrolls = False
 
     def bind(self, primitive: Primitive, values: Sequence[Any], params: Mapping[str, Any]) -> Any:
         """Compute with the primitive's reference."""

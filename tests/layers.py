@@ -116,7 +116,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "compiler": (
         ("arguments", "callers", "choose_schedules", "debug_modes", "garbage_collection", "report", "resharding"),
         ("signature",), ("stages",),
-        ("program_calls",),
+        ("program_calls", "eager_execution"),
         ("jit", "per_device", "redistribute"),
     ),
     "torch": (

@@ -10,7 +10,7 @@ import pytest
 
 import funccoll as fc
 from funccoll import P
-from funccoll.errors import NonFiniteError, TraceError
+from funccoll.errors import ConcretizationError, NonFiniteError, TraceError
 
 MESH = fc.make_mesh({"data": 2, "model": 2})
 LINE = fc.make_mesh({"i": 2})
@@ -309,6 +309,109 @@ def test_what_is_searched_for_and_when():
         donated(fc.asarray(np.zeros(3)))
 
 
+# ---------------------------------------------------------------- disable_jit
+
+
+def test_eager_execution_has_values_and_the_bits_of_the_compiled_function(capsys):
+    seen = []
+
+    @fc.custom_vjp
+    def twice(x):
+        return x * 2
+
+    def forward(x):
+        seen.append(("forward", repr(x)))
+        return x * 2, None
+
+    twice.defvjp(forward, lambda _, ct: (2 * ct,))
+
+    def body(w, x):
+        def loss(w):
+            h = np.tanh(x @ w)
+            seen.append(("h", repr(h)))
+
+            def add(i, c):
+                seen.append(("i", i))
+                return c + fc.cond(c > 1, lambda c: c * 2, lambda c: c, c)
+
+            k = fc.all_reduce(fc.fori_loop(0, 2, add, h.sum()), "data")
+            fc.debug.print("k {k:.3f}", k=k)
+            return twice(k)
+
+        value, grad = fc.value_and_grad(loss)(w)
+        last, rows = fc.scan(lambda c, r: (c + r, {"c": c}), np.zeros_like(x[0]), x, reverse=True)
+        until = fc.while_loop(lambda c: c < 3, lambda c: c + 1, fc.axis_index("data"))  # devices decide differently
+        count = fc.while_loop(lambda c: c < 3, lambda c: c + 1, 0)
+        return value, grad, last, rows["c"], until[None], count, fc.vmap(np.sin)(x), fc.jvp(np.exp, (value,), (value,))[1]
+
+    specs = (P(), P(), P("data"), P("data"), P("data"), P(), P("data"), P())
+    step = fc.jit(body, mesh=MESH, in_specs=(P(), P("data")), out_specs=specs, donate_argnums=0)
+    x = np.arange(12, dtype=np.float32).reshape(4, 3) / 10
+    compiled = step(np.ones(3, np.float32), x)
+    assert ("h", "Tracer(f32[2]{data})") in seen and len(lines(capsys)) == 4
+    seen.clear()
+    with fc.debug.disable_jit():
+        kept = fc.device_put(np.ones(3, np.float32), MESH, P())
+        eager = step(kept, fc.device_put(x, MESH, P("model")))
+        assert kept.shape == (3,) and np.asarray(kept).sum() == 3
+    for a, b in zip(compiled, eager, strict=True):
+        assert (a.dtype, a.sharding, np.asarray(a).tobytes()) == (b.dtype, b.sharding, np.asarray(b).tobytes())
+    assert len(lines(capsys)) == 4  # printed once
+    h = np.tanh(x @ np.ones(3, np.float32))
+    assert ("h", f"Tracer(f32[2]{{data}}, {{data=0: {h[:2]!r}, data=1: {h[2:]!r}}})") in seen
+    assert [i for name, i in seen if name == "i"] == [0, 1]
+    assert any(name == "forward" and "Tracer(f32[], array(" in text for name, text in seen)
+    seen.clear()
+    step(np.ones(3, np.float32), x)
+    assert not seen  # compiled as before
+
+
+def test_python_takes_values_that_are_equal_on_all_devices():
+    def fn(x):
+        total = fc.all_reduce(np.sum(x), "i")
+        if total > 5:
+            total = total * 2
+        return np.stack([total, np.float64(float(total)), np.asarray(total).max(), float(f"{total:.1f}")])
+
+    with fc.debug.disable_jit():
+        step = fc.jit(fn, mesh=LINE, in_specs=P("i"), out_specs=P())
+        assert np.asarray(step(X)).tolist() == [12.0] * 4
+        step = fc.jit(lambda x: x * bool(np.sum(x) > 2), mesh=LINE, in_specs=P("i"), out_specs=P())
+        words = r"bool\(\) .* differs between devices: array\(False\) at i=0, array\(True\) at i=1. Python can do one thing"
+        with pytest.raises(ConcretizationError, match=words):
+            step(X)
+        with fc.debug.nans(), pytest.raises(NonFiniteError, match="NaN from sqrt on rank 0"):
+            fc.jit(lambda x: np.sqrt(x - 1), mesh=LINE, in_specs=P("i"), out_specs=P("i"))(X)
+    with pytest.raises(ConcretizationError, match="needs the value of a traced array"):
+        fc.jit(fn, mesh=LINE, in_specs=P("i"), out_specs=P())(X)
+
+
+PDB_JOB = """
+import numpy as np, funccoll as fc
+from funccoll import P
+@fc.jit(mesh=fc.make_mesh({"i": 2}), in_specs=P("i"), out_specs=P())
+def step(x):
+    breakpoint()
+    y = x + 1
+    s = fc.all_reduce(y, "i")
+    return s
+fc.debug.disable_jit()
+print("result", step(np.arange(4.0)))
+"""
+
+
+@pytest.mark.processes
+def test_pdb_steps_through_with_values(tmp_path):
+    (tmp_path / "job.py").write_text(PDB_JOB)
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "job.py")], capture_output=True, text=True, input="n\nn\np y\nn\np s\nc\n",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "-> y = x + 1" in done.stdout and "-> return s" in done.stdout and "result [4. 6.]" in done.stdout
+    assert "Tracer(f64[2]{i}, {i=0: array([1., 2.]), i=1: array([3., 4.])})" in done.stdout, done.stdout
+    assert "Tracer(f64[2], array([4., 6.]))" in done.stdout
+
+
 # ---------------------------------------------------------------- processes
 
 JOB = """
@@ -330,6 +433,9 @@ def step(x):
 total, y = step(np.arange(4.0))
 assert float(total) == 32 and y.local.tolist() == [[2, 5], [4, 7]][fc.rank()]
 fc.debug.print("outside")
+with fc.debug.disable_jit():
+    again, z = step(np.arange(4.0))
+assert float(again) == 32 and z.local.tolist() == y.local.tolist()
 """
 NANS_JOB = """
 import numpy as np, funccoll as fc
@@ -351,7 +457,8 @@ def test_each_process_prints_its_own_and_may_print_other_values_than_the_others(
     assert done.returncode == 0, done.stderr
     for rank, own in enumerate((["process 0 [0. 1.]", "sum [2. 4.] 6.0", "loop"], ["process 1 [2. 3.]"])):
         found = [line for line in done.stdout.splitlines() if line.startswith(f"[{rank}]")]
-        assert found == [f"[{rank}] rank {rank}: {line}" for line in (*own, "i 0 c 20.0", "i 1 c 26.0", "outside")]
+        step = [*own, "i 0 c 20.0", "i 1 c 26.0"]
+        assert found == [f"[{rank}] rank {rank}: {line}" for line in (*step, "outside", *step)]
 
 
 @pytest.mark.processes

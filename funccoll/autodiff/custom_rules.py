@@ -145,7 +145,7 @@ class custom_vjp:
             return [fixed[position] if position in fixed else next(rest) for position in range(len(args))]
 
         leaves, treedef, flat, info = flatten_function(lambda *values: self.fn(*arguments(values)), given, False, name)
-        program, captured = stage(flat, [value_type(v) for v in leaves], label=name)
+        program, captured = stage(flat, [value_type(v) for v in leaves], label=name, values=leaves)
         # Captured values become further inputs, without a gradient.
         closed = program.replace(constants=(), inputs=(*program.inputs, *(v for v, _ in program.constants)))
         out_tree = info["out_tree"]

@@ -225,7 +225,7 @@ def jvp(fn: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any],
     leaves, treedef, flat, info = flatten_function(fn, tuple(primals), has_aux, name)
     types = [value_type(x) for x in leaves]
     pushed = _checked(tuple(tangents), treedef, types, name)
-    program, captured = stage(flat, types, weak=info["weak"], label=name)
+    program, captured = stage(flat, types, weak=info["weak"], label=name, values=leaves)
     outs, found = push_forward(program, captured, leaves, pushed)
     return _with_aux(outs, _results(found, program.outputs), info, has_aux)
 
@@ -249,7 +249,7 @@ def linearize(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> t
     leaves, treedef, flat, info = flatten_function(fn, primals, has_aux, name)
     leaves = list(map(detached, leaves))
     types = [value_type(x) for x in leaves]
-    program, captured = stage(flat, types, weak=info["weak"], label=name)
+    program, captured = stage(flat, types, weak=info["weak"], label=name, values=leaves)
     outs, push = _linearized(program, captured, leaves)
 
     def f_jvp(*tangents: Any) -> Any:

@@ -54,7 +54,7 @@ def _call(
     flat: Callable[..., Sequence[Any]], leaves: Sequence[Any], weak: Sequence[type | None], policy: Policy, name: str
 ) -> list[Any]:
     """Call a flat function as one equation."""
-    program, captured = stage(flat, [value_type(v) for v in leaves], weak=weak, label=name)
+    program, captured = stage(flat, [value_type(v) for v in leaves], weak=weak, label=name, values=leaves)
     closed = program.replace(constants=(), inputs=(*program.inputs, *(v for v, _ in program.constants)))
     kept = [v for eqn in program.equations if policy(eqn) for v in eqn.outputs]
     results = len(program.outputs)

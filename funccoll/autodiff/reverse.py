@@ -36,7 +36,7 @@ def _linearize(
 ) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]], Program]:
     """Values of a flat function and its pullback: output cotangents -> input cotangents (None: zero)."""
     program, captured = stage(
-        fn, [value_type(v) for v in leaves], weak=weak, label=label, shardings=[*map(sharding_of, leaves)]
+        fn, [value_type(v) for v in leaves], weak=weak, label=label, shardings=[*map(sharding_of, leaves)], values=leaves
     )
     active = active_variables(program)
     outputs, env, residuals = run_forward(program, captured, leaves, active)

@@ -20,6 +20,7 @@ class DebugModes:
 
     def __init__(self) -> None:
         self._non_finite: NonFinite | None = None
+        self._eager = False
         self.changed: list[Callable[[], None]] = []
         """Called with every change: quick calls know nothing of modes."""
 
@@ -31,6 +32,18 @@ class DebugModes:
     def search(self, wanted: NonFinite | None) -> NonFinite | None:
         """Begin or end a search for NaN and inf; returns the one before."""
         before, self._non_finite = self._non_finite, wanted
+        for forget in self.changed:
+            forget()
+        return before
+
+    @property
+    def eager(self) -> bool:
+        """True while jitted functions run each operation when it is called."""
+        return self._eager
+
+    def run_eagerly(self, wanted: bool) -> bool:
+        """Begin or end eager execution; returns the mode before."""
+        before, self._eager = self._eager, wanted
         for forget in self.changed:
             forget()
         return before

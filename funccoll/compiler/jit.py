@@ -9,6 +9,7 @@ import functools
 import logging
 import types
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 import numpy as np
@@ -16,15 +17,16 @@ import optree
 
 from ..arrays.array import Array, device_type_of, shape_and_dtype
 from ..arrays.array_layout import NO_MESH, layout_of
-from ..errors import DeviceError, OutSpecsError, ShardingError, Source, TraceError, user_frames
+from ..errors import DeviceError, OutSpecsError, ShardingError, Source, TraceError, current_source, user_frames
 from ..ir import Traced, current_interpreter
 from ..mesh import Mesh, Sharding
 from ..ops.elementwise import scalar_type
 from ..ops.registry import as_traceable
 from ..primitives.collectives.varying import pvary
+from ..runtime.codegen import require_devices
 from ..runtime.job.world import backend_of, on_device
 from ..runtime.recorder import span
-from ..tracing.trace import flatten_outputs, sharding_of, stage, value_type
+from ..tracing.trace import Evaluation, flatten_outputs, sharding_of, stage, value_type
 from ..tracing.tracer import check_alive
 from ..types import ArrayType
 from ..weak_values import WeakValues
@@ -32,6 +34,7 @@ from .arguments import Arguments, Options, Static, broadcast_specs, check_specs,
 from .callers import MOST_CALLERS, Caller, Dispatch
 from .choose_schedules import check_algorithms
 from .debug_modes import MODES
+from .eager_execution import evaluation_on
 from .garbage_collection import without_garbage_collection
 from .program_calls import ProgramCall, moved, sum_of
 from .signature import Signature
@@ -131,6 +134,8 @@ class Jitted(Dispatch, Generic[Params, R]):
             return self._inside_trace(args, kwargs, dynamic, static)
         target, leaves = self._on_their_device(leaves, treedef, static)
         types = tuple(self._leaf_type(leaf, treedef, i, static) for i, leaf in enumerate(leaves))
+        if MODES.eager:
+            return target._run_eagerly(leaves, dynamic, static, treedef, types)
         key = (target.mesh.device_type, treedef, types, static)
         if self._arguments.auto:
             key = (*key, tuple(leaf.sharding if type(leaf) is Array else None for leaf in leaves))
@@ -156,6 +161,31 @@ class Jitted(Dispatch, Generic[Params, R]):
                 else:
                     self._trees[:] = (treedef, caller), *self._trees[: MOST_CALLERS - 1]
         return result
+
+    def _run_eagerly(
+        self, leaves: Sequence[Any], dynamic: tuple, static: Static, treedef: optree.PyTreeSpec, types: Sequence[_LeafType]
+    ) -> Any:
+        """Call the function, of which each operation runs at once, on the devices of this process."""
+        require_devices(self.mesh)
+        if self.mesh.device_type != "cpu":
+            raise DeviceError(f"{self._name} is called on a GPU: fc.debug.disable_jit is for CPUs. Pass NumPy arrays.")
+        shardings = self._arguments.shardings(dynamic, static)
+        inputs = []
+        for leaf, (shape, dtype, _), sharding in zip(leaves, types, shardings, strict=True):
+            layout = layout_of(shape, dtype, sharding)
+            if type(leaf) is Array and leaf.sharding.mesh == self.mesh:
+                same = leaf.layout.same(layout)
+                leaf = leaf if same else redistribution(leaf.layout, layout, current_source()).execute((leaf,))
+                inputs.append(leaf.take_copies())
+            else:
+                inputs.append(layout.split(backend_of(self.mesh).library.asarray(leaf)))
+        evaluation = evaluation_on(self.mesh, inputs)
+        signature = self._trace(dynamic, static, treedef, types, evaluation).signature
+        results = [
+            Array(layout, [*map(np.array, copies)] if isinstance(copies, list) else np.array(copies))
+            for layout, copies in zip(signature.out_layouts, evaluation.outputs, strict=True)
+        ]
+        return signature.out_tree.unflatten(results)
 
     def _make_room(self) -> None:
         """Drop the programs that were used longest ago, a quarter of them, when there are too many.
@@ -285,8 +315,9 @@ class Jitted(Dispatch, Generic[Params, R]):
         return self.trace(*args, **kwargs).lower()
 
     def _trace(
-        self, dynamic: tuple, static: Static, treedef: optree.PyTreeSpec, types: Sequence[_LeafType]
-    ) -> TracedFunction:
+        self, dynamic: tuple, static: Static, treedef: optree.PyTreeSpec, types: Sequence[_LeafType],
+        evaluation: Evaluation | None = None,
+    ) -> TracedFunction:  # fmt: skip
         arguments = self._arguments
         shardings = arguments.shardings(dynamic, static)
         layouts = []
@@ -307,10 +338,11 @@ class Jitted(Dispatch, Generic[Params, R]):
             return [self._check_output(v, s, tree, i) for i, (v, s) in enumerate(zip(values, shardings, strict=True))]
 
         weak = [w for _, _, w in types]
-        with without_garbage_collection():
+        with without_garbage_collection() if evaluation is None else nullcontext():
             program, captured = stage(
-                flat, [x.type for x in layouts], weak=weak, axis_sizes=self.mesh.shape, label=self._name
-            )
+                flat, [x.type for x in layouts], weak=weak, axis_sizes=self.mesh.shape, label=self._name,
+                evaluation=evaluation,
+            )  # fmt: skip
         check_algorithms(program, self.mesh)
         for value in captured:
             if isinstance(value, Traced):

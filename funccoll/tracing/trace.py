@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -41,11 +42,34 @@ __all__ = [
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+@dataclass
+class Evaluation:
+    """The values of a trace, where each operation also runs when it is recorded (`fc.debug.disable_jit`)."""
+
+    run: Callable[[Equation, Sequence[Any]], Sequence[Any]]
+    """Runs an equation on the values of its operands."""
+    differing: Callable[[ArrayType, Any], Sequence[tuple[str, np.ndarray]]]
+    """The devices that have a copy of a value each, by name, and the copies; one where a value is equal on all of them."""
+    inputs: Sequence[Any]
+    """The values of the traced function's inputs."""
+    reports: bool = True
+    """Whether reports run, too: in a function that is differentiated they run when it is evaluated."""
+    outputs: Sequence[Any] = ()
+    """The values of its results, when it has been traced."""
+
+
 class Trace:
     """The interpreter that records: one for each function being traced."""
 
-    def __init__(self, parent: Interpreter, axis_sizes: Mapping[str, int] | None = None, calls_meshes: bool = False):
+    def __init__(
+        self, parent: Interpreter, axis_sizes: Mapping[str, int] | None = None, calls_meshes: bool = False,
+        evaluation: Evaluation | None = None,
+    ):  # fmt: skip
         self.parent = parent
+        self.evaluation = evaluation
+        self.unrolls = evaluation is not None
+        self.values: dict[Var, Any] = {}
+        """Those that variables have in an evaluation."""
         self.calls_meshes = calls_meshes
         self.shardings: dict[Var, Sharding] = {}
         """Those of global values that are split over a mesh: only calls of functions with that mesh take them."""
@@ -76,10 +100,29 @@ class Trace:
                 return []
             eqn = eqn.without_reports()
         self.equations.append(eqn)
+        if self.evaluation is not None:
+            self._evaluate(eqn, self.evaluation)
         if primitive.kind == "call":
             self._note_shardings(params["call"], outputs)
         tracers = [Tracer(self, var, source) for var in outputs]
         return tracers if primitive.multiple else tracers[0]
+
+    def _evaluate(self, eqn: Equation, evaluation: Evaluation) -> None:
+        """Give the outputs of an equation their values."""
+        if evaluation.reports or eqn.primitive.kind != "debug":
+            operands = [self.values[a] for a in eqn.inputs if isinstance(a, Var)]
+            eqn = eqn if evaluation.reports else eqn.without_reports()
+            self.values.update(zip(eqn.outputs, evaluation.run(eqn, operands), strict=True))
+
+    def values_of(self, values: Sequence[Any]) -> list[Any]:
+        """What operands of this trace have in its evaluation."""
+        atoms = [v.variable if isinstance(v, Tracer) and v.frame is self else self._atom(v) for v in values]
+        return [a.value if isinstance(a, Literal) else self.values[a] for a in atoms]
+
+    def copies(self, var: Var) -> Sequence[tuple[str, np.ndarray]]:
+        """The values of a variable in an evaluation, with the devices that have them; nothing where there is none."""
+        known = self.evaluation is not None and var in self.values
+        return self.evaluation.differing(var.type, self.values[var]) if known and self.evaluation is not None else ()
 
     def _atom(self, value: Any) -> Atom:
         """The atom of a value from outside this trace: a constant, or an outer trace's array."""
@@ -100,6 +143,8 @@ class Trace:
             value = _frozen(value) if isinstance(value, np.ndarray) else value
             known = self._known[id(owner)] = (Var(value_type(value)), value, owner)
             self._captured.append(known[:2])
+            if self.evaluation is not None:
+                self.values[known[0]] = value.frame.values[value.variable] if isinstance(value, Tracer) else value
             sharding = sharding_of(value)
             if sharding is not None:
                 self.shardings[known[0]] = sharding
@@ -149,12 +194,16 @@ class Trace:
             wide = self._widened[var, wanted] = Var(var.type.vary(wanted))
             axes = tuple(a for a in self.axis_sizes if a in wanted - var.type.varying)
             self.equations.append(Equation(pvary_p, (var,), (wide,), {"axes": axes}, source))
+            if self.evaluation is not None:
+                self._evaluate(self.equations[-1], self.evaluation)
         return wide
 
     def finish(self, inputs: Sequence[Var], outputs: Sequence[Any], label: str) -> tuple[Program, list[Any]]:
         """Close the trace: the program, and the captured values in the order of its constants."""
         atoms = tuple(v.variable if isinstance(v, Tracer) and v.frame is self else self._atom(v) for v in outputs)
         self.open = False
+        if self.evaluation is not None:
+            self.evaluation.outputs = [a.value if isinstance(a, Literal) else self.values[a] for a in atoms]
         constants = tuple(self._captured)
         program = Program(dict(self.axis_sizes), constants, tuple(inputs), tuple(self.equations), atoms, label)
         return program, [value for _, value in constants]
@@ -278,18 +327,25 @@ def stage(
     axis_sizes: Mapping[str, int] | None = None,
     label: str = "fn",
     shardings: Sequence[Sharding | None] | None = None,
+    values: Sequence[Any] | None = None,
+    evaluation: Evaluation | None = None,
 ) -> tuple[Program, list[Any]]:
     """Trace `fn(*tracers) -> flat list of values`; returns the program and the values it captured.
 
     `weak` says which inputs stand for Python scalars. `shardings` are given where inputs are global values, None for those that
     are whole; outside a mesh the function may then call jitted functions that have one. Captured values are concrete arrays or
-    tracers of the enclosing trace.
+    tracers of the enclosing trace. Operations also run in an `evaluation`; where `values` of the inputs are given, they do so
+    if those of the enclosing trace do.
     """
     parent = current_interpreter()
+    if values is not None and isinstance(parent, Trace) and parent.evaluation is not None:
+        evaluation = replace(parent.evaluation, inputs=parent.values_of(values), reports=False, outputs=())
     outermost = not isinstance(parent, Trace) or parent.calls_meshes
-    trace = Trace(parent, axis_sizes, shardings is not None and outermost and not parent.axis_sizes)
+    trace = Trace(parent, axis_sizes, shardings is not None and outermost and not parent.axis_sizes, evaluation)
     trace.label = label
     inputs = [Var(t) for t in types]
+    if evaluation is not None:
+        trace.values.update(zip(inputs, evaluation.inputs, strict=True))
     if shardings is not None:
         trace.shardings.update((v, s) for v, s in zip(inputs, shardings, strict=True) if s is not None)
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -50,14 +50,30 @@ def _power(self: Tracer, exponent: Any) -> Any:
     return apply_ufunc(np.power, self, as_operand(exponent))
 
 
-def _concrete(what: str) -> Any:
+def _concrete(what: str, method: str = "") -> Any:
     def refuse(self: Tracer, *args: Any, **kwargs: Any) -> Any:
+        copies = self.frame.copies(self.variable) if method else ()
+        if copies:
+            value = _equal_copy(what, copies)
+            return getattr(value[()] if method == "__format__" else value, method)(*args, **kwargs)
         raise ConcretizationError(
             f"{what} needs the value of a traced array of type {self.type}. While a function is traced, arrays have types "
             "and no values: the program is compiled once, for all values. " + _REMEDY.get(what, _REMEDY["float()"])
         )
 
     return refuse
+
+
+def _equal_copy(what: str, copies: Sequence[tuple[str, np.ndarray]]) -> np.ndarray:
+    """The value that devices share; raises ConcretizationError where it differs between them."""
+    (first, value), *others = copies
+    for device, other in others:
+        if not np.array_equal(value, other, equal_nan=is_inexact(value.dtype)):
+            raise ConcretizationError(
+                f"{what} of a value that differs between devices: {value!r:.60} at {first}, {other!r:.60} at {device}. Python "
+                "can do one thing for all of them: use np.where or fc.cond, which runs a branch on each."
+            )
+    return np.array(value)
 
 
 def _equality(ufunc: np.ufunc, otherwise: bool) -> Any:
@@ -72,7 +88,7 @@ def _equality(ufunc: np.ufunc, otherwise: bool) -> Any:
     return method
 
 
-_FORMAT = _concrete("a format such as f'{x:.3f}'")
+_FORMAT = _concrete("a format such as f'{x:.3f}'", "__format__")
 _REMEDY = {
     "float()": "Compute with the array itself (operators, np.* functions), or return it and look at the result; to fill "
     "a NumPy array, write out = fc.at(out)[i].set(x) in place of out[i] = x, or np.stack([...]).",
@@ -145,7 +161,10 @@ class Tracer(Traced):
         return self.type.dtype.itemsize
 
     def __repr__(self) -> str:
-        return f"Tracer({self.type})"
+        copies = self.frame.copies(self.variable)
+        if len(copies) < 2:
+            return f"Tracer({self.type}{f', {copies[0][1]!r}' if copies else ''})"
+        return f"Tracer({self.type}, {{{', '.join(f'{device}: {value!r}' for device, value in copies)}}})"
 
     def __len__(self) -> int:
         if not self.shape:
@@ -167,19 +186,19 @@ class Tracer(Traced):
     def __array_function__(self, func: Callable[..., Any], types: Any, args: Any, kwargs: Any) -> Any:
         return call_function(func, args, kwargs)
 
-    __array__ = _concrete("__array__ (np.asarray, or a library that is not traced)")
-    __bool__ = _concrete("bool() (Python if, while, and, or, not, assert)")
-    __index__ = _concrete("index() (range, a Python index)")
-    __int__ = _concrete("int()")
-    __float__ = _concrete("float()")
-    __complex__ = _concrete("complex()")
-    item = _concrete(".item()")
-    tolist = _concrete(".tolist()")
-    tobytes = _concrete(".tobytes()")
+    __array__ = _concrete("__array__ (np.asarray, or a library that is not traced)", "__array__")
+    __bool__ = _concrete("bool() (Python if, while, and, or, not, assert)", "__bool__")
+    __index__ = _concrete("index() (range, a Python index)", "__index__")
+    __int__ = _concrete("int()", "__int__")
+    __float__ = _concrete("float()", "__float__")
+    __complex__ = _concrete("complex()", "__complex__")
+    item = _concrete(".item()", "item")
+    tolist = _concrete(".tolist()", "tolist")
+    tobytes = _concrete(".tobytes()", "tobytes")
     __reduce__ = _concrete("pickle")
 
     def __format__(self, spec: str) -> str:
-        return _FORMAT(self, spec) if spec else repr(self)
+        return _FORMAT(self, spec) if spec else repr(self)  # in an evaluation, that of a number
 
     def __copy__(self) -> Tracer:
         return self
