@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import string
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, TextIO
 
 import numpy as np
 import optree
 
 from .compiler.debug_modes import MODES
-from .errors import TraceError
+from .errors import TraceError, UnsupportedError
 from .ir import Traced, bind
 from .ops.registry import as_traceable
 from .primitives.debugging import DevicePlace, debug_report_p
@@ -19,7 +23,7 @@ from .runtime.job import world
 from .runtime.non_finite import NonFinite
 from .tracing.trace import label_of, require_function
 
-__all__ = ["callback", "disable_jit", "nans", "print"]
+__all__ = ["breakpoint", "callback", "disable_jit", "nans", "print"]
 
 
 def __dir__() -> list[str]:
@@ -32,10 +36,11 @@ def __dir__() -> list[str]:
 class _ReportArguments:
     """Arguments of a report: arrays, which the program computes, and everything else as it is while tracing."""
 
-    def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]):
+    def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], traced_alone: bool = False):
         both: Any = (args, dict(kwargs))
         self.leaves, self.tree = optree.tree_flatten(both, none_is_leaf=True)
-        self.places = [i for i, x in enumerate(self.leaves) if isinstance(x, Traced) or hasattr(x, "__array__")]
+        is_array = lambda x: isinstance(x, Traced) or (not traced_alone and hasattr(x, "__array__"))
+        self.places = [i for i, x in enumerate(self.leaves) if is_array(x)]
         self.operands = [as_traceable(self.leaves[i]) for i in self.places]
         for i in self.places:
             self.leaves[i] = None  # a traced array would keep its trace alive
@@ -180,6 +185,108 @@ def callback(fn: Callable[..., Any], *args: Any, ordered: bool = True, **kwargs:
     require_function("fc.debug.callback", fn)
     arguments = _ReportArguments(args, kwargs)
     bind(debug_report_p, *arguments.operands, report=_Callback(fn, arguments))
+
+
+# ---------------------------------------------------------------- breakpoint
+
+
+class _Breakpoint:
+    """The report of `breakpoint`."""
+
+    per_element = False
+
+    def __init__(self, rank: int | None, frame: FrameType, arguments: _ReportArguments):
+        self.rank, self.arguments = rank, arguments
+        self.file, self.line, self.function = frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
+        self.names = frame.f_globals
+        self.__qualname__ = "all ranks" if rank is None else f"rank {rank}"
+
+    def __call__(self, values: Sequence[np.ndarray], place: DevicePlace | None) -> None:
+        job = world.current()
+        here = place.rank if place is not None else job.rank if job is not None else 0
+        if self.rank not in (None, here):
+            return
+        import bdb  # 10 ms, with pdb
+        import pdb
+
+        _, local = self.arguments.with_values([np.array(x, order="C")[()] for x in values])
+        waiting = ""
+        if job is not None and len(job.hosts) > 1:
+            waiting = (
+                f" The others wait in their next collective, for {job.timeout:.0f} s: set FUNCCOLL_TIMEOUT or "
+                "fc.init(timeout=...) to more before a longer look."
+            )
+        title = f"fc.debug.breakpoint: {_prefix(place) or 'one device: '}c goes on, q ends the program.{waiting}\n"
+        with _prompt_files(here) as files:
+            debugger = pdb.Pdb(**files, nosigint=True)
+            debugger.stdout.write(title)
+            debugger.stdout.flush()
+
+            def hold() -> None:
+                frame = sys._getframe(1)
+                local.pop("__hold__")
+                debugger.reset()
+                debugger.interaction(frame, None)
+
+            # A frame at the user's line, with the values as its variables.
+            source = compile("\n" * (self.line - 1) + "__hold__()", self.file, "exec").replace(co_name=self.function)
+            local["__hold__"] = hold
+            exec(source, self.names, local)
+        if debugger.quitting:
+            raise bdb.BdbQuit
+
+
+@contextmanager
+def _prompt_files(rank: int) -> Iterator[dict[str, TextIO]]:
+    """Input and output of a prompt: none for the standard ones, or the terminal where a launcher has taken these."""
+    try:
+        given = os.fstat(sys.stdin.fileno())
+        null = os.stat(os.devnull)
+        usable = (given.st_dev, given.st_ino) != (null.st_dev, null.st_ino)
+        usable = usable and (not sys.stdin.isatty() or sys.stdout.isatty())
+    except (AttributeError, ValueError, OSError):  # none, closed, or a notebook's
+        usable = sys.stdin is not None and not sys.stdin.closed
+    if usable:
+        yield {}
+        return
+    try:
+        terminal = os.open("/dev/tty", os.O_RDWR | os.O_CLOEXEC)
+        before = os.tcgetpgrp(terminal)
+    except OSError:
+        raise UnsupportedError(
+            f"fc.debug.breakpoint on rank {rank}: the process has neither an input nor a terminal for a prompt. Start the job "
+            "by `funccoll run` in a terminal, or use fc.debug.print."
+        ) from None
+    # Ranks of a launcher are no foreground processes, which a terminal stops when they read it or take it over.
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
+    try:
+        os.tcsetpgrp(terminal, os.getpgrp())
+        with os.fdopen(os.dup(terminal), "r") as stdin, os.fdopen(os.dup(terminal), "w") as stdout:
+            yield {"stdin": stdin, "stdout": stdout}
+    finally:
+        os.tcsetpgrp(terminal, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        os.close(terminal)
+
+
+def breakpoint(rank: int | None = 0) -> None:
+    """Stop each time the program comes to this line, and open a prompt of pdb with the values of the caller's variables.
+
+    It stops on one device alone, that of the given `rank` (on each in turn with None), and shows its values: `p x` prints one,
+    `c` goes on, `q` raises BdbQuit. There are no lines to step through: the function was compiled (`disable_jit` has them).
+    Arrays in variables may be in pytrees. In a job the other ranks go on, and wait in their next collective; a rank waits there
+    for 600 s, or what FUNCCOLL_TIMEOUT or `fc.init(timeout=)` says, and then raises CollectiveTimeout: set more before a long
+    look. The prompt is on the standard input and output, or on the terminal where a launcher such as `funccoll run` has taken
+    these.
+
+    For order, loops, gradients, vmap and GPUs see `print`. Raises: UnsupportedError, when the program runs, without an input.
+    Source: JAX.
+    """
+    if rank is not None and (isinstance(rank, bool) or not isinstance(rank, (int, np.integer)) or rank < 0):
+        raise TraceError(f"fc.debug.breakpoint(rank={rank!r}): it is the rank of a device, such as 0, or None for all of them.")
+    frame = sys._getframe(1)
+    arguments = _ReportArguments((), frame.f_locals, traced_alone=True)
+    bind(debug_report_p, *arguments.operands, report=_Breakpoint(rank, frame, arguments))
 
 
 # ---------------------------------------------------------------- modes

@@ -1,9 +1,12 @@
 """fc.debug: what programs show of their values."""
 
+import fcntl
 import os
+import pty
 import re
 import subprocess
 import sys
+import termios
 
 import numpy as np
 import pytest
@@ -410,6 +413,72 @@ def test_pdb_steps_through_with_values(tmp_path):
     assert "-> y = x + 1" in done.stdout and "-> return s" in done.stdout and "result [4. 6.]" in done.stdout
     assert "Tracer(f64[2]{i}, {i=0: array([1., 2.]), i=1: array([3., 4.])})" in done.stdout, done.stdout
     assert "Tracer(f64[2], array([4., 6.]))" in done.stdout
+
+
+# ---------------------------------------------------------------- breakpoint
+
+BREAKPOINT_JOB = """
+import numpy as np, funccoll as fc
+from funccoll import P
+@fc.jit(mesh=fc.make_mesh({"i": 2}), in_specs=P("i"), out_specs=P())
+def step(x):
+    tree = {"twice": x * 2}
+    word = "local"
+    fc.debug.breakpoint(rank=1)
+    return fc.all_reduce(x, "i")
+for _ in range(2):
+    print("result", step(np.arange(4.0)))
+"""
+
+
+@pytest.mark.processes
+def test_a_breakpoint_shows_the_callers_variables_on_one_device(tmp_path):
+    (tmp_path / "job.py").write_text(BREAKPOINT_JOB)
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "job.py")], capture_output=True, text=True, input="p tree, word\nc\np x + 1\nq\n",
+    )  # fmt: skip
+    assert done.stdout.count("fc.debug.breakpoint: rank 1: c goes on, q ends the program.\n") == 2
+    assert done.stdout.count("-> fc.debug.breakpoint(rank=1)") == 2 and done.stdout.count("result [2. 4.]") == 1
+    assert "(Pdb) ({'twice': array([4., 6.])}, 'local')" in done.stdout and "(Pdb) array([3., 4.])" in done.stdout
+    assert done.returncode == 1 and re.search(r"bdb\.BdbQuit\n  at .*job.py:8 in step", done.stderr), done.stderr
+
+
+@pytest.mark.processes
+def test_a_breakpoint_of_a_job_takes_the_terminal(tmp_path):
+    (tmp_path / "job.py").write_text(BREAKPOINT_JOB)
+    terminal, inside = pty.openpty()
+    job = subprocess.Popen(
+        [sys.executable, "-m", "funccoll", "run", "-n", "2", str(tmp_path / "job.py")], stdin=inside, stdout=inside,
+        stderr=inside, start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )  # fmt: skip
+    os.close(inside)
+    commands, out = [b"p tree, word\n", b"c\n", b"p x + 1\n", b"c\n"], b""
+    for prompts in range(1, 6):
+        while out.count(b"(Pdb) ") < prompts:
+            try:
+                out += os.read(terminal, 4096)
+            except OSError:  # the job has ended
+                break
+        if commands:
+            os.write(terminal, commands.pop(0))
+    os.close(terminal)
+    assert job.wait() == 0, out
+    text = out.decode().replace("\r", "")
+    assert "q ends the program. The others wait in their next collective, for 600 s: set FUNCCOLL_TIMEOUT or fc.init(" in text
+    assert "({'twice': array([4., 6.])}, 'local')" in text and "array([3., 4.])" in text
+    assert text.count("[0] result [2. 4.]") == text.count("[1] result [2. 4.]") == 2
+
+
+@pytest.mark.processes
+def test_a_breakpoint_without_an_input_says_so(tmp_path):
+    with pytest.raises(TraceError, match=r"breakpoint\(rank=True\): it is the rank of a device"):
+        fc.debug.breakpoint(rank=True)
+    (tmp_path / "job.py").write_text(BREAKPOINT_JOB)
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "job.py")], capture_output=True, text=True, stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )  # fmt: skip
+    assert "fc.debug.breakpoint on rank 1: the process has neither an input nor a terminal for a prompt." in done.stderr
 
 
 # ---------------------------------------------------------------- processes
