@@ -72,6 +72,11 @@ class _Carry:
             f"what the next one takes. {remedy}."
         )
 
+    def next_state(self, result: Any) -> Any:
+        """What the body returns as the next carry, in a trace with values."""
+        outs, _ = self.settle(self.flatten(result), frozenset())
+        return self.unflatten(_with_values(outs, self.weak))
+
     def entering(self) -> list[Any]:
         """The values of init in the types that the body takes."""
         pairs = zip(self.values, self.types, self.weak, strict=True)
@@ -154,7 +159,8 @@ def _scan(
     name, carry = label_of(f), _Carry(what, label_of(f), init)
     length, leaves, xs_tree = _length(xs, length)
     if length and current_interpreter().unrolls:
-        return _python_scan(carry, f, init, [xs_tree.unflatten(_row(leaves, i, weak)) for i in range(length)], reverse)
+        rows = (xs_tree.unflatten(_with_values([x[i] for x in leaves], [weak] * len(leaves))) for i in range(length))
+        return _python_scan(carry, f, list(rows), reverse)
     elements = [ArrayType(t.shape[1:], t.dtype, t.varying) for t in map(value_type, leaves)]
     count, info = len(carry.values), {}
 
@@ -179,19 +185,22 @@ def _scan(
     return carry.unflatten(results[:count]), info["tree"].unflatten(results[count:])
 
 
-def _row(leaves: Sequence[Any], i: int, weak: type | None) -> list[Any]:
-    """The elements of an iteration, which are Python scalars of type `weak`."""
-    return [x[i] if weak is None else weak(x[i]) for x in leaves]
+def _with_values(values: Sequence[Any], weak: Sequence[type | None]) -> list[Any]:
+    """Traced arrays, in a trace with values, of which some stand for Python scalars of these types."""
+    trace: Any = current_interpreter()
+    return [
+        x if isinstance(x, Traced) else trace.constant(as_traceable(x), x, kind) for x, kind in zip(values, weak, strict=True)
+    ]
 
 
-def _python_scan(carry: _Carry, f: Callable[[Any, Any], tuple[Any, Any]], init: Any, rows: list[Any], reverse: bool) -> Any:
+def _python_scan(carry: _Carry, f: Callable[[Any, Any], tuple[Any, Any]], rows: list[Any], reverse: bool) -> Any:
     """A scan as a loop of Python's, in a trace with values."""
-    state, found = init, []
+    state, found = carry.tree.unflatten(_with_values(carry.values, carry.weak)), []
     for row in reversed(rows) if reverse else rows:
         result = f(state, row)
         if not isinstance(result, tuple) or len(result) != 2:
             raise TraceError(f"scan: {carry.name} must return (carry, y), not {type(result).__name__}; y may be None.")
-        state = carry.tree.unflatten(carry.flatten(result[0]))
+        state = carry.next_state(result[0])
         found.append(result[1])
     stacked = optree.tree_map(lambda *ys: np.stack([as_traceable(y) for y in ys]), *(reversed(found) if reverse else found))
     return state, stacked
@@ -217,14 +226,13 @@ def while_loop(cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any], i
     require_function("while_loop(..., body_fun, ...)", body_fun)
     name, carry, info = label_of(body_fun), _Carry("while_loop", label_of(body_fun), init_val), {}
     varying: frozenset[str] = frozenset()
-    while current_interpreter().unrolls:
-        goes = _decided(_predicate("while_loop", label_of(cond_fun), cond_fun(init_val)))
-        if goes is None:
-            carry = _Carry("while_loop", label_of(body_fun), init_val)
-            break
-        if not goes:
-            return init_val
-        init_val = carry.tree.unflatten(carry.flatten(body_fun(init_val)))
+    if current_interpreter().unrolls:
+        init_val = carry.tree.unflatten(_with_values(carry.values, carry.weak))
+        while (goes := _decided(_predicate("while_loop", label_of(cond_fun), cond_fun(init_val)))) is not None:
+            if not goes:
+                return init_val
+            init_val = carry.next_state(body_fun(init_val))
+        carry = _Carry("while_loop", name, init_val)  # devices decide differently from here on
 
     def test(*values: Any) -> list[Any]:
         return [_predicate("while_loop", label_of(cond_fun), cond_fun(carry.tree.unflatten(values)))]
@@ -327,7 +335,9 @@ def _choose(what: str, index: Any, branches: Sequence[Callable[..., Any]], opera
     weak, leaves = [scalar_type(x) for x in leaves], [as_traceable(x) for x in leaves]
     index = as_traceable(index)
     if current_interpreter().unrolls and (decided := _decided(index)) is not None:
-        return branches[decided](*operands)
+        chosen = branches[decided]
+        outs, out_tree = flatten_outputs(chosen(*tree.unflatten(_with_values(leaves, weak))), label_of(chosen))
+        return out_tree.unflatten(_with_values(outs, [*map(scalar_type, outs)]))
     wanted: list[ArrayType] | None = None
     trees: list[Any] = []
     found: list[list[tuple[ArrayType, Any]]] = []

@@ -218,7 +218,7 @@ class _Breakpoint:
             )
         title = f"fc.debug.breakpoint: {_prefix(place) or 'one device: '}c goes on, q ends the program.{waiting}\n"
         with _prompt_files(here) as files:
-            debugger = pdb.Pdb(**files, nosigint=True)
+            debugger = pdb.Pdb(stdin=files.get("stdin"), stdout=files.get("stdout"), nosigint=True)
             debugger.stdout.write(title)
             debugger.stdout.flush()
 
@@ -325,9 +325,10 @@ class disable_jit:
             step(params, batch)  # pdb steps through its lines, where arrays have values
 
     An array shows the value of each device, and Python's `if`, `float()` and `np.asarray` take those that are equal on all of
-    them. Loops and branches run as Python's, unless devices decide differently. So do functions that are differentiated (by
-    fc.grad, fc.vjp, fc.jvp, in checkpoints), while those of fc.vmap, whose arrays are elements of a batch, have no values. A
-    step that takes values of Python's works in this mode alone. Results have the bits of the compiled function.
+    them: a step in which they do works in this mode alone. Loops and branches run as Python's, unless devices decide
+    differently. Functions that are differentiated (by fc.grad, fc.vjp, fc.jvp, in checkpoints) have values too; those of
+    fc.vmap, whose arrays are elements of a batch, have none. Results have the bits of the compiled function, but for gradients
+    of loops, whose sums have the order of the unrolled loop.
 
     It begins when it is called and ends with the block; without a block it goes on, to `fc.debug.disable_jit(False)`. It counts
     for all threads of the process; in a job of processes all ranks enter it. Donated arguments are kept. A gradient around a

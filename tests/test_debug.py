@@ -334,7 +334,7 @@ def test_eager_execution_has_values_and_the_bits_of_the_compiled_function(capsys
             seen.append(("h", repr(h)))
 
             def add(i, c):
-                seen.append(("i", i))
+                seen.append(("i", repr(i)))
                 return c + fc.cond(c > 1, lambda c: c * 2, lambda c: c, c)
 
             k = fc.all_reduce(fc.fori_loop(0, 2, add, h.sum()), "data")
@@ -362,7 +362,7 @@ def test_eager_execution_has_values_and_the_bits_of_the_compiled_function(capsys
     assert len(lines(capsys)) == 4  # printed once
     h = np.tanh(x @ np.ones(3, np.float32))
     assert ("h", f"Tracer(f32[2]{{data}}, {{data=0: {h[:2]!r}, data=1: {h[2:]!r}}})") in seen
-    assert [i for name, i in seen if name == "i"] == [0, 1]
+    assert [i for name, i in seen if name == "i"] == ["Tracer(i64[], array(0))", "Tracer(i64[], array(1))"]
     assert any(name == "forward" and "Tracer(f32[], array(" in text for name, text in seen)
     seen.clear()
     step(np.ones(3, np.float32), x)

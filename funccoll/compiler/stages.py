@@ -16,7 +16,7 @@ import optree
 from ..arrays.array import Array, shape_and_dtype, to_numpy
 from ..arrays.array_layout import ArrayLayout
 from ..errors import PytreeError, ShapeError, Source, at_source, user_frames
-from ..ir import Equation, Program
+from ..ir import Atom, Equation, Program
 from ..mesh import Mesh
 from ..passes import run_passes
 from ..passes.buffers import plan_buffers
@@ -236,7 +236,8 @@ def generate(
     if search is not None:  # it describes the operands afterwards
         buffers = buffers.without_reuse()
     overwritten = [i for i, v in enumerate(ordered.inputs) if v in buffers.overwritten]
-    names = {**dict(zip(ordered.inputs, arguments, strict=False)), **{v: "a captured constant" for v, _ in ordered.constants}}
+    names: dict[Atom, str] = dict(zip(ordered.inputs, arguments, strict=False))
+    names.update((v, "a captured constant") for v, _ in ordered.constants)
     for eqn in ordered.equations if search is not None else ():
         if eqn.primitive is pvary_p and eqn.inputs[0] in names:
             names[eqn.outputs[0]] = names[eqn.inputs[0]]
