@@ -18,10 +18,10 @@ from .choose_schedules import choose, schedules_of
 from .debug_modes import MODES
 from .stages import generate
 
-__all__ = ["evaluation_on"]
+__all__ = ["evaluation_on", "operations_on"]
 
 
-class _Operations:
+class _MeshOperations:
     """Equations as programs of their own on a mesh, which run as compiled programs do, with the same bits."""
 
     def __init__(self, mesh: Mesh):
@@ -62,11 +62,12 @@ class _Operations:
 
 
 @functools.lru_cache(maxsize=8)
-def _operations_on(mesh: Mesh) -> _Operations:
-    return _Operations(mesh)
+def operations_on(mesh: Mesh) -> _MeshOperations:
+    """The operations of a mesh, which are compiled once."""
+    return _MeshOperations(mesh)
 
 
 def evaluation_on(mesh: Mesh, inputs: Sequence[Any]) -> Evaluation:
     """The evaluation of a function on a mesh, with these values of its inputs."""
-    operations = _operations_on(mesh)
+    operations = operations_on(mesh)
     return Evaluation(operations.run, operations.differing, inputs)

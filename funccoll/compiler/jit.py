@@ -34,7 +34,7 @@ from .arguments import Arguments, Options, Static, broadcast_specs, check_specs,
 from .callers import MOST_CALLERS, Caller, Dispatch
 from .choose_schedules import check_algorithms
 from .debug_modes import MODES
-from .eager_execution import evaluation_on
+from .eager_execution import evaluation_on, operations_on
 from .garbage_collection import without_garbage_collection
 from .program_calls import ProgramCall, moved, sum_of
 from .signature import Signature
@@ -390,7 +390,7 @@ def clear_caches() -> None:
     A jitted function keeps the last 512 programs that it has used, one for each structure, shapes and dtypes; of these
     it drops a quarter when one more is compiled. In a job each process may clear its caches when it likes.
     """
-    for programs in (redistribution, moved, sum_of):
+    for programs in (redistribution, moved, sum_of, operations_on):
         programs.cache_clear()
     for jitted in _JITTED.values():
         jitted.clear_cache()

@@ -116,6 +116,6 @@ def cost_analysis(programs: Iterable[Program]) -> dict[str, float]:
             cost["collective bytes"] += times * sum(a.type.nbytes for a in eqn.inputs)
         elif eqn.primitive.kind == "compute":
             cost["flops"] += times * flops(eqn)
-        if not eqn.primitive.view and eqn.primitive.kind != "control":
+        if not eqn.primitive.view and eqn.primitive.kind not in ("control", "debug"):
             cost["bytes accessed"] += times * sum(a.type.nbytes for a in (*eqn.inputs, *eqn.outputs))
     return cost
