@@ -26,6 +26,7 @@ from funccoll.ir import Literal, Program
 from funccoll.passes.buffers import plan_buffers
 from funccoll.primitives import decompositions, fourier, least_squares, linear_systems, special
 from funccoll.primitives.collectives import own_slice_p
+from funccoll.primitives.debugging import snapshot_p
 from funccoll.primitives.elementwise import UFUNCS
 from funccoll.primitives.linalg import matmul_p
 from funccoll.runtime.cuda.cublas import Cublas
@@ -119,7 +120,7 @@ def test_every_supported_function(cases: list[Case]) -> None:
 def test_every_primitive_of_compute_has_a_rule() -> None:
     held = library()
     for primitive in ir._PRIMITIVES.values():
-        on_cpus = primitive is pure_callback_p or primitive in USERS_PRIMITIVES
+        on_cpus = primitive in (pure_callback_p, snapshot_p) or primitive in USERS_PRIMITIVES
         if primitive.kind in ("compute", "local") and not on_cpus:
             assert (primitive.ufunc is not None or primitive in held._rules) != (primitive in CPU_ONLY), primitive
 

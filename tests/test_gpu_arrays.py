@@ -23,6 +23,8 @@ from funccoll import P
 from funccoll.arrays.array_layout import NO_MESH
 from funccoll.errors import DeviceError, TraceError
 from funccoll.runtime.cuda import captured_program, cublas, gpu
+from funccoll.errors import DeviceError, TraceError, UnsupportedError
+from funccoll.runtime.cuda import cublas, gpu
 from funccoll.runtime.cuda.captured_program import CapturedProgram
 
 
@@ -145,6 +147,14 @@ def test_a_call_runs_where_its_arrays_are(cupy):
         np.testing.assert_array_equal(np.asarray(y), np.asarray(step(X)))
     assert step(X).sharding.mesh.device_type == "cpu"
     assert type(step(step(on_gpu(X))).local) is cupy.ndarray
+
+
+def test_showing_values_is_refused():
+    step = fc.jit(lambda x: (fc.debug.print("x {}", x * 2), fc.fori_loop(0, 1, lambda i, c: c, x))[1])
+    with pytest.raises(UnsupportedError, match=r"fc.debug shows values of programs on CPUs, and this one runs on a GPU"):
+        step(on_gpu(X))
+    with fc.debug.disable_jit(), pytest.raises(DeviceError, match=r"disable_jit is for CPUs. Pass NumPy arrays"):
+        step(on_gpu(X))
 
 
 def test_a_program_is_captured_in_its_second_call():

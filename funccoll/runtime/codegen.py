@@ -249,6 +249,13 @@ class _Builder:
 
     def build(self) -> Callable[..., Any]:
         """Emit segments and groups of collectives in turn; return the function that runs the program."""
+        report = next((eqn for eqn in self.program.equations if eqn.primitive.kind == "debug"), None)
+        if report is not None and self.backend.library.array_type is not np.ndarray:
+            raise UnsupportedError(
+                "fc.debug shows values of programs on CPUs, and this one runs on a GPU. Return the value, or run the step on "
+                "NumPy arrays.",
+                report.source,
+            )
         pending: dict[frozenset[str], list[Equation]] = {}
         group: list[Equation] = []
         for eqn in self.program.equations:
@@ -515,12 +522,6 @@ class _Builder:
 
     def report(self, eqn: Equation) -> None:
         """Emit the call of a report, once for each device that this process plays, in the order of their ranks."""
-        if self.mesh.device_type != "cpu":
-            raise UnsupportedError(
-                "fc.debug shows values of programs on CPUs, and this one runs on a GPU. Return the value, or run the step on "
-                "NumPy arrays.",
-                eqn.source,
-            )
         everywhere = frozenset(self.mesh.axis_names)
         places = self.device_places(everywhere)
         report = eqn.params["report"]
