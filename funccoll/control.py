@@ -73,7 +73,7 @@ class _Carry:
         )
 
     def next_state(self, result: Any) -> Any:
-        """What the body returns as the next carry, in a trace with values."""
+        """Return the next carry from what the body returns, in a trace with values."""
         outs, _ = self.settle(self.flatten(result), frozenset())
         return self.unflatten(_with_values(outs, self.weak))
 

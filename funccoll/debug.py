@@ -257,7 +257,7 @@ def _prompt_files(rank: int) -> Iterator[dict[str, TextIO]]:
             f"fc.debug.breakpoint on rank {rank}: the process has neither an input nor a terminal for a prompt. Start the job "
             "by `funccoll run` in a terminal, or use fc.debug.print."
         ) from None
-    # Ranks of a launcher are no foreground processes, which a terminal stops when they read it or take it over.
+    # Ranks of a launcher run in the background: a terminal stops such processes when they read it or take it over.
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
     try:
         os.tcsetpgrp(terminal, os.getpgrp())
@@ -293,7 +293,7 @@ def breakpoint(rank: int | None = 0) -> None:
 
 
 class nans:
-    """Search for NaN and inf: jitted functions raise NonFiniteError behind the first operation that makes one.
+    """Search for NaN and inf: NonFiniteError is raised behind the first operation that makes one.
 
         with fc.debug.nans():
             step(params, batch)
@@ -304,7 +304,8 @@ class nans:
     process; in a job enter it on all ranks or on some: the programs are the same. FUNCCOLL_DEBUG=nans in the environment begins
     it with the process; words are combined by commas, FUNCCOLL_DEBUG=nans,detail.
 
-    Functions are compiled anew, and run about as fast as NumPy reads each result once more. On GPUs nothing is searched.
+    Jitted functions are compiled anew, and each of their results is read once more; gradients that are not jitted are searched
+    too, but not by the environment. On GPUs nothing is searched, and outside of both NumPy's own np.errstate does it.
     Raises: NonFiniteError, a FloatingPointError. Source: JAX's debug_nans.
     """
 

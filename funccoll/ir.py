@@ -394,6 +394,8 @@ class Eager:
     axis_sizes: Mapping[str, int] = {}
     calls_meshes = False
     unrolls = False
+    check: Callable[[Primitive, Sequence[Any], Any], None] | None = None
+    """Called with each operation's operands and result while NaN and inf are searched for."""
 
     def bind(self, primitive: Primitive, values: Sequence[Any], params: Mapping[str, Any]) -> Any:
         """Compute with the primitive's reference."""
@@ -412,7 +414,10 @@ class Eager:
                 f"{primitive.name} was called outside a mesh: collectives exist only inside a function traced "
                 "by fc.jit(fn, mesh=..., in_specs=..., out_specs=...)."
             )
-        return primitive.reference(*map(as_array, values), **params)
+        result = primitive.reference(*map(as_array, values), **params)
+        if self.check is not None and primitive.kind == "compute":
+            self.check(primitive, values, result)
+        return result
 
 
 def as_array(value: Any) -> np.ndarray:
@@ -499,6 +504,11 @@ def eager() -> Iterator[None]:
     """Compute at once in a block, whatever is traced around it."""
     with use_interpreter(_EAGER):
         yield
+
+
+def check_eagerly(check: Callable[[Primitive, Sequence[Any], Any], None] | None) -> None:
+    """Set what is called with each operation outside of every trace."""
+    _EAGER.check = check
 
 
 def bind(primitive: Primitive, *values: Any, **params: Any) -> Any:

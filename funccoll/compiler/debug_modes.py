@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from ..runtime.non_finite import NonFinite
+from ..ir import check_eagerly
+from ..runtime.non_finite import NonFinite, eager_check
 
 __all__ = ["MODES", "asked_for"]
 
@@ -32,6 +33,7 @@ class DebugModes:
     def search(self, wanted: NonFinite | None) -> NonFinite | None:
         """Begin or end a search for NaN and inf; returns the one before."""
         before, self._non_finite = self._non_finite, wanted
+        check_eagerly(None if wanted is None else eager_check(wanted))
         for forget in self.changed:
             forget()
         return before

@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import NonFiniteError
-from ..ir import Atom, Equation, Literal
+from ..errors import NonFiniteError, Source, current_source, user_source
+from ..ir import Atom, Equation, Literal, Primitive
 from ..primitives.debugging import DevicePlace
 from ..types import ArrayType, is_inexact
 
-__all__ = ["NonFinite", "operation_check"]
+__all__ = ["NonFinite", "eager_check", "operation_check"]
 
 
 @dataclass(frozen=True)
 class NonFinite:
-    """What a search looks for: NaN, and `infs` too."""
+    """The values that a search looks for: NaN, and `infs` too."""
 
     infs: bool = True
 
@@ -34,25 +34,41 @@ def operation_check(wanted: NonFinite, eqn: Equation, names: Mapping[Atom, str])
     """
 
     def check(results: Sequence[Any], operands: Sequence[Any], place: DevicePlace | None) -> None:
-        for result in results:
-            x = np.asarray(result)
-            if not is_inexact(x.dtype) or np.isfinite(x).all():
-                continue
-            nans = np.isnan(x)
-            if not nans.any() and (not wanted.infs or any(map(_has_inf, operands))):
-                continue
-            where = "" if place is None else f" on {place}"
-            found, what = (nans, "NaN") if nans.any() else (np.isinf(x), "inf")
-            of = f"{_share(found)} of its result {_typed(x)}" if x.shape else f"its result {_typed(x)}"
-            described = "; ".join(
-                f"operand {i}{_named(a, names)} is {_describe(value)}"
-                for i, (a, value) in enumerate(zip(eqn.inputs, operands, strict=False))
-            )
-            remedy = " If the inf is meant, use fc.debug.nans(infs=False)." if what == "inf" else ""
-            operation = f"{what} from {eqn.primitive.name}{where}: {of}. "
-            raise NonFiniteError(operation + described[:1].upper() + described[1:] + "." * bool(described) + remedy, eqn.source)
+        where = "" if place is None else f" on {place}"
+        _look(wanted, f"{eqn.primitive.name}{where}", results, operands, [_named(a, names) for a in eqn.inputs], eqn.source)
 
     return check
+
+
+def eager_check(wanted: NonFinite) -> Callable[[Primitive, Sequence[Any], Any], None]:
+    """The check of operations outside of every trace: of gradients that are not jitted."""
+
+    def check(primitive: Primitive, operands: Sequence[Any], result: Any) -> None:
+        results = result if primitive.multiple else [result]
+        _look(wanted, primitive.name, results, operands, [""] * len(operands), current_source() or user_source())
+
+    return check
+
+
+def _look(
+    wanted: NonFinite, operation: str, results: Sequence[Any], operands: Sequence[Any], names: Sequence[str],
+    source: Source | None,
+) -> None:  # fmt: skip
+    for result in results:
+        x = np.asarray(result)
+        if not is_inexact(x.dtype) or np.isfinite(x).all():
+            continue
+        nans = np.isnan(x)
+        if not nans.any() and (not wanted.infs or any(map(_has_inf, operands))):
+            continue
+        found, what = (nans, "NaN") if nans.any() else (np.isinf(x), "inf")
+        of = f"{_share(found)} of its result {_typed(x)}" if x.shape else f"its result {_typed(x)}"
+        described = "; ".join(
+            f"operand {i}{name} is {_describe(value)}" for i, (name, value) in enumerate(zip(names, operands, strict=False))
+        )
+        remedy = " If the inf is meant, use fc.debug.nans(infs=False)." if what == "inf" else ""
+        text = f"{what} from {operation}: {of}. "
+        raise NonFiniteError(text + described[:1].upper() + described[1:] + "." * bool(described) + remedy, source)
 
 
 def _has_inf(operand: Any) -> bool:

@@ -115,7 +115,7 @@ class Trace:
             self.values.update(zip(eqn.outputs, evaluation.run(eqn, operands), strict=True))
 
     def values_of(self, values: Sequence[Any]) -> list[Any]:
-        """What operands of this trace have in its evaluation."""
+        """The values in the evaluation of operands of this trace."""
         atoms = [v.variable if isinstance(v, Tracer) and v.frame is self else self._atom(v) for v in values]
         return [a.value if isinstance(a, Literal) else self.values[a] for a in atoms]
 
