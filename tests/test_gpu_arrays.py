@@ -21,10 +21,8 @@ from fake_cublas import FakeCublas
 import funccoll as fc
 from funccoll import P
 from funccoll.arrays.array_layout import NO_MESH
-from funccoll.errors import DeviceError, TraceError
-from funccoll.runtime.cuda import captured_program, cublas, gpu
 from funccoll.errors import DeviceError, TraceError, UnsupportedError
-from funccoll.runtime.cuda import cublas, gpu
+from funccoll.runtime.cuda import captured_program, cublas, gpu
 from funccoll.runtime.cuda.captured_program import CapturedProgram
 
 
