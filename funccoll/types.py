@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,7 +14,8 @@ import numpy as np
 from .errors import DTypeError, registration_remedy
 
 __all__ = [
-    "ArrayType", "bfloat16", "check_dtype", "dtype_name", "exported", "is_inexact", "refuse_objects", "type_of", "wide_dtype",
+    "ArrayType", "bfloat16", "check_dtype", "dtype_name", "exported", "is_inexact", "refuse_objects", "type_of", "types_text",
+    "wide_dtype",
 ]  # fmt: skip
 
 bfloat16 = np.dtype(ml_dtypes.bfloat16)
@@ -107,6 +109,12 @@ class ArrayType:
 
 _HOSTS = (1, 3)
 """DLPack's kDLCPU and kDLCUDAHost."""
+
+
+def types_text(types: Iterable[ArrayType]) -> str:
+    """Types in a row as text; equal neighbours stand once, with their number."""
+    rows = [(f"{dtype_name(t.dtype)}{list(t.shape)}", len([*same])) for t, same in itertools.groupby(types)]
+    return ", ".join(text if count == 1 else f"{count} of {text}" for text, count in rows)
 
 
 def exported(value: Any) -> Any:

@@ -110,8 +110,8 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "runtime.shm": (
         ("uninterrupted",), ("arena",), ("heap",), ("peer_access", "wait_graph"), ("plan",),
-        ("decision_log",), ("communicators", "results", "recorded_kernel"), ("diagnosis", "plan_call"),
-        ("lending", "decisions"), ("collective_group",), ("entry", "values"), ("shm_backend",),
+        ("decision_log", "passed_arguments"), ("communicators", "results", "recorded_kernel"), ("diagnosis", "plan_call"),
+        ("lending", "decisions", "first_calls"), ("collective_group",), ("entry", "values"), ("shm_backend",),
     ),
     "compiler": (
         ("arguments", "callers", "choose_schedules", "debug_modes", "garbage_collection", "report", "resharding"),

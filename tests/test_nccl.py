@@ -111,7 +111,7 @@ def test_flat_memory_has_the_blocks_in_a_row(shape, dim, concat_dim):
     ("kill", r"PeerFailure.*rank 1 died without a word.*This rank was in the agreement to all_reduce among"),
     ("raise", "PeerFailure.*rank 1 raised ValueError: rank 1 has had enough.*Traceback"),
     ("leave", "PeerFailure.*rank 1 left the job"),
-    ("mismatch", r"ProgramMismatch: ranks 1 and 0 entered .* differ in op:\s+rank 1: all_reduce on 2 ranks \(max\) of f64"),
+    ("mismatch", r"ProgramMismatch: ranks 1 and 0 entered .* differ in op\.\s+rank 1: all_reduce on 2 ranks \(max\) of f64"),
     ("sleep", "CollectiveTimeout: rank 0 waited [1-9].* in the agreement to all_reduce .* for rank 1.*rank 1 has finish"),
 ])  # fmt: skip
 def test_a_rank_is_told_before_anything_is_enqueued(what, words):

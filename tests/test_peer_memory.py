@@ -119,8 +119,8 @@ LATER = "PeerFailure: an earlier failure ended all collectives of this job, and 
 
 
 @pytest.mark.parametrize(("case", "rank", "kind", "words"), [
-    ("mismatch", 0, "ProgramMismatch", r"differ in op:\s+rank 1: all_reduce on 2 ranks \(max\) of f64, shape \[4\]"),
-    ("mismatch", 1, "ProgramMismatch", r"differ in op:\s+rank 0: all_reduce on 2 ranks \(sum\) of f64"),
+    ("mismatch", 0, "ProgramMismatch", r"differ in op\.\s+rank 1: all_reduce on 2 ranks \(max\) of f64, shape \[4\]"),
+    ("mismatch", 1, "ProgramMismatch", r"differ in op\.\s+rank 0: all_reduce on 2 ranks \(sum\) of f64"),
     ("raise", 1, "ValueError", "rank 1 has had enough"),
     ("memory", 0, "PeerFailure", "rank 1 raised MemoryError: the GPU is full"),
     ("memory", 1, "MemoryError", "the GPU is full"),

@@ -41,7 +41,7 @@ def told(what: str) -> str:
     ("kill", "PeerFailure.*rank 1 died without a word"),
     ("raise", "PeerFailure.*rank 1 raised ValueError: rank 1 has had enough.*Traceback"),
     ("leave", "PeerFailure.*rank 1 left the job"),
-    ("mismatch", r"ProgramMismatch: ranks 1 and 0 entered .* differ in op:\s+rank 1: all_reduce on 2 ranks \(max\) of f64"),
+    ("mismatch", r"ProgramMismatch: ranks 1 and 0 entered .* differ in op\.\s+rank 1: all_reduce on 2 ranks \(max\) of f64"),
 ])  # fmt: skip
 def test_what_a_rank_is_told(what, words):
     out = told(what)

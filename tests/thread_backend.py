@@ -85,6 +85,9 @@ class ThreadBackend:
     def decision(self, functions: Any, kind: str, source: Any, identity: str) -> None:
         pass  # nor are decisions compared
 
+    def first_call(self, functions: Any, identity: str, layouts: Any, name: Callable[[int], str]) -> None:
+        pass  # nor are arguments compared
+
     def gather_whole(self, block: np.ndarray, shape: tuple[int, ...], sharding: Sharding) -> np.ndarray:
         for dim in range(len(shape)):
             axes = sharding.dim_axes(dim)

@@ -15,7 +15,7 @@ from ..errors import PytreeError, ShardingError, TraceError
 from ..mesh import Mesh, P, Sharding
 from ..tracing.trace import sharding_of
 
-__all__ = ["AUTO", "Arguments", "Options", "Static", "broadcast_specs", "check_specs", "path_name"]
+__all__ = ["AUTO", "Arguments", "Options", "Static", "broadcast_specs", "check_specs", "path_name", "path_names"]
 
 Static = tuple[tuple[int | str, Any, Any], ...]
 """Static arguments: (position or name, what `distinct` says of the value, value)."""
@@ -94,8 +94,12 @@ def check_specs(specs: Any, mesh: Mesh, what: str, name: str) -> None:
 
 def path_name(name: str, treedef: optree.PyTreeSpec, position: int) -> str:
     """The user's notation for one leaf of the arguments: `batch["x"]`."""
-    path = treedef.paths()[position]
-    return name + "".join(f"[{p!r}]" for p in path)
+    return path_names(name, treedef)[position]
+
+
+def path_names(name: str, treedef: optree.PyTreeSpec) -> list[str]:
+    """The user's notation for all leaves of the arguments."""
+    return [name + "".join(f"[{p!r}]" for p in path) for path in treedef.paths()]
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ from ..arrays.array import Array
 from ..arrays.array_layout import ArrayLayout, layout_of
 from ..errors import Source, current_source
 from ..mesh import Mesh, Sharding
-from .arguments import path_name
+from .arguments import path_names
 
 __all__ = ["Signature"]
 
@@ -33,7 +34,11 @@ class Signature:
 
     def argument(self, i: int) -> str:
         """The name of the i-th argument in messages."""
-        return f"{path_name('args', self.in_tree, i)} of {self.name}"
+        return f"{self._names[i]} of {self.name}"
+
+    @functools.cached_property
+    def _names(self) -> list[str]:
+        return path_names("args", self.in_tree)
 
     def redistributed(self, leaves: Sequence[Any]) -> list[tuple[int, ArrayLayout, Source | None]]:
         """The Arrays among flat arguments that are split over the mesh in another way than the function takes them.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import optree
 
-from ..arrays.array import Array, shape_and_dtype, to_numpy
+from ..arrays.array import Array, device_type_of, shape_and_dtype, to_numpy
 from ..arrays.array_layout import ArrayLayout
 from ..errors import PytreeError, ShapeError, Source, at_source, user_frames
 from ..ir import Atom, Equation, Program
@@ -25,7 +25,7 @@ from ..passes.group_collectives import group_collectives
 from ..passes.rewrite import at_all_depths
 from ..passes.snapshots import snapshots
 from ..primitives.collectives import pvary_p
-from ..runtime.backend import ArgumentCheck
+from ..runtime.backend import ArgumentCheck, FirstCall
 from ..runtime.codegen import GeneratedProgram, compile_program, require_devices
 from ..runtime.job.world import backend_of
 from ..tracing.trace import stage
@@ -49,6 +49,11 @@ def _changed(signature: Signature, layout: ArrayLayout, value: np.ndarray) -> Sh
         f"an argument of {signature.name} was {layout.dtype}{list(layout.shape)} when it was called, and is {list(value.shape)}"
         " now: another thread has changed it. Pass a copy, or wait for the call before it is changed."
     )
+
+
+def _host_value(leaf: Any) -> np.ndarray | None:
+    """The global value of an argument; None for an Array, and for one on a GPU."""
+    return None if type(leaf) is Array or device_type_of(leaf) == "cuda" else to_numpy(leaf)
 
 
 compile_observers: list[Callable[[Compiled], None]] = []
@@ -262,9 +267,18 @@ class Compiled(_Scheduled):
         share = getattr(self._run, "share_results", None)
         if share is not None:  # the program is one call, and its results become Arrays
             share()
-        self._check_replicas: ArgumentCheck | None = None
-        if asked_for("detail") and signature.in_layouts:
-            self._check_replicas = backend_of(mesh).compare_replicas(mesh, signature.in_layouts, signature.argument)
+        self._compare: ArgumentCheck | None = None
+        self._first_call: FirstCall | None = None
+        if signature.in_layouts:
+            backend, layouts = backend_of(mesh), signature.in_layouts
+            if asked_for("detail"):
+                self._compare = backend.compare_replicas(mesh, layouts, signature.argument)
+            reached, identity = self._generated.unconditional, self._generated.identity
+            self._first_call = backend.first_call(reached, identity, layouts, signature.argument)
+        self._check = self._compare
+        """The check of a call's arguments."""
+        if self._first_call is not None:
+            self._check, self._run = self._check_first, self._run_first
         self._single = signature.out_tree.is_leaf()
         self._layouts = signature.in_layouts
         # A NumPy array is taken as it is; a CuPy array may be on another GPU, which is looked at.
@@ -277,7 +291,7 @@ class Compiled(_Scheduled):
     @property
     def execution(self) -> str:
         """The way in which calls are executed, in words: "a CUDA graph", or why a program on a GPU is not one."""
-        return backend_of(self.mesh).execution(self._run)
+        return backend_of(self.mesh).execution(self._generated.run)
 
     def __call__(self, *args: Any) -> Any:
         """Run on positional arguments of the structure, shapes and dtypes it was compiled for."""
@@ -319,8 +333,8 @@ class Compiled(_Scheduled):
                     if value.shape != layout.shape:
                         raise _changed(self.signature, layout, value)
                 inputs.append(layout.split(value))
-        if self._check_replicas is not None:
-            self._check_replicas(inputs, [None if type(leaf) is Array else to_numpy(leaf) for leaf in leaves])
+        if self._check is not None:
+            self._check(inputs, [*map(_host_value, leaves)])
         if self._donates:  # last: a call that is refused leaves donated Arrays their data
             self._delete_donated(leaves)
             _make_own(inputs, self._overwritten)
@@ -329,6 +343,21 @@ class Compiled(_Scheduled):
         except BaseException as error:
             self._generated.note_exception(error)
             raise
+
+    def _check_first(self, inputs: Sequence[Any], values: Sequence[np.ndarray | None]) -> None:
+        """Compare the arguments of the first call; later calls do it only with FUNCCOLL_DEBUG=detail."""
+        assert self._first_call is not None
+        if self._compare is not None:
+            self._compare(inputs, values)
+        self._first_call.note(values)
+
+    def _run_first(self, *inputs: Any) -> Sequence[Any]:
+        """Run the first call that is complete; a retry after an exception notes its own arguments."""
+        assert self._first_call is not None
+        outputs = self._generated.run(*inputs)
+        self._check, self._run = self._compare, self._generated.run
+        self._first_call.compare()
+        return outputs
 
     def _delete_donated(self, leaves: Sequence[Any]) -> None:
         for i in self._donated:
@@ -354,10 +383,10 @@ class Compiled(_Scheduled):
 
     def caller(self, leaves: Sequence[Any]) -> Caller | None:
         """The quick call for flat arguments like these, where nothing has to be converted, compared or given up."""
-        if self._donates or self._check_replicas is not None or self.mesh.device_type != "cpu":
+        if self._donates or self._compare is not None or self.mesh.device_type != "cpu":
             return None
         signature, failed = self.signature, self._generated.note_exception
-        return make_caller(leaves, self._layouts, self._run, signature.out_layouts, signature.out_tree, failed)
+        return make_caller(leaves, self._layouts, self._generated.run, signature.out_layouts, signature.out_tree, failed)
 
     def _wrap(self, outputs: Sequence[Any]) -> Any:
         layouts = self.signature.out_layouts

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from .plans.message_table import MessageLibrary
 
 __all__ = [
-    "NATIVE_ALGORITHMS", "TRANSPORT", "ArgumentCheck", "Backend", "Copies", "GroupCall", "JobBackend", "Run",
-    "choose_job_backend", "host_block", "load_backend",
+    "NATIVE_ALGORITHMS", "TRANSPORT", "ArgumentCheck", "Backend", "Copies", "FirstCall", "GroupCall", "Identity", "JobBackend",
+    "Run", "choose_job_backend", "host_block", "load_backend",
 ]  # fmt: skip
 
 Copies = Any
@@ -62,6 +62,32 @@ class GroupCall(NamedTuple):
     """False for a function of one output that returns its copies alone."""
     is_native: bool = True
     """False for a function that computes in Python, and needs the context of generated programs also where it is all of one."""
+
+
+class Identity(str):
+    """The text of a collective that must be equal on all processes."""
+
+    arguments: str
+    """The types of the arguments of its program, which the text determines: for errors."""
+
+    @classmethod
+    def of(cls, text: str, arguments: str) -> Identity:
+        """An identity with these arguments."""
+        made = cls(text)
+        made.arguments = arguments
+        return made
+
+
+class FirstCall(Protocol):
+    """The first call of a program."""
+
+    def note(self, values: Sequence[np.ndarray | None]) -> None:
+        """Take note of its arguments: a global value, or None for an Array."""
+        ...
+
+    def compare(self) -> None:
+        """Compare with the notes of other processes, when the call is complete. Raises ShardingError where values differ."""
+        ...
 
 
 class Backend(Protocol):
@@ -136,6 +162,15 @@ class Backend(Protocol):
 
         It is called with the iterations of a "loop" behind its end, or with the number of a "branch" before it is taken. When
         processes of one collective have not decided alike, the next one is refused on all of them. `identity` is equal on all.
+        """
+        ...
+
+    def first_call(
+        self, functions: Sequence[Callable[..., Any]], identity: str, layouts: Sequence[ArrayLayout], name: Callable[[int], str]
+    ) -> FirstCall | None:
+        """Return the first call of a program, which calls these functions; None where no arguments have to be compared.
+
+        `identity` is the program's, equal on all processes; `name` names the i-th argument.
         """
         ...
 

@@ -26,8 +26,8 @@ from ..passes.buffers import Buffers
 from ..primitives.collectives import axis_index_p, own_slice_p, pvary_p
 from ..primitives.control_flow import cond_p, scan_p, while_p
 from ..primitives.debugging import DevicePlace, snapshot_p
-from ..types import is_inexact
-from .backend import Backend, Copies, GroupCall
+from ..types import is_inexact, types_text
+from .backend import Backend, Copies, GroupCall, Identity
 from .blas import keep_threads
 from .float_environment import run_in_context
 from .loop_code import Picks, cond_source, each_source, scan_source, while_source
@@ -80,6 +80,10 @@ class GeneratedProgram:
     """The lines of that function which run control flow."""
     _sources: Mapping[Any, Sequence[Source | None]]
     """The user's lines of each segment, by its code: one for each line after the head."""
+    identity: str = ""
+    """The text of the program that must be equal on all processes."""
+    unconditional: Sequence[Callable[..., Any]] = ()
+    """Those of `functions` that each call reaches: in no branch, nor in a loop that may have no iteration."""
     _recorded: RecordedProgram | None = None
     """The same in a profile; it is registered as long as it lives."""
 
@@ -138,7 +142,7 @@ def compile_program(
     run = builder.build()
     functions = [call.function for call in builder.calls]
     if run in functions:
-        return GeneratedProgram(run, functions, backend, None, {}, frozenset(), {})
+        return GeneratedProgram(run, functions, backend, None, {}, frozenset(), {}, builder.known_identity, functions)
     quiet, code, original = _QUIET(), run.__code__, run
 
     def execute(*copies: Copies) -> Sequence[Copies]:
@@ -159,7 +163,10 @@ def compile_program(
     profiled = RecordedProgram(program.label, builder.parts, original, replace)
     register(profiled)
     loops = frozenset(builder.loops)
-    return GeneratedProgram(recorded, functions, backend, code, builder.calls_before, loops, builder.sources, profiled)
+    return GeneratedProgram(
+        recorded, functions, backend, code, builder.calls_before, loops, builder.sources, builder.known_identity,
+        [call.function for call in builder.unconditional], profiled,
+    )  # fmt: skip
 
 
 class _Names:
@@ -182,11 +189,12 @@ class _Builder:
     def __init__(
         self, program: Program, mesh: Mesh, buffers: Buffers, schedules: Mapping[Equation, Schedule], backend: Backend,
         name: str, inside: bool = False, fixed: Mapping[str, int] = MappingProxyType({}), search: NonFinite | None = None,
-        arguments: Mapping[Atom, str] = MappingProxyType({}),
+        arguments: Mapping[Atom, str] = MappingProxyType({}), outer_types: str = "",
     ):  # fmt: skip
         """`inside`: a program of control flow, which another one calls. `fixed`: the coordinates at which it runs, along axes
-        that `mesh` lacks then."""
+        that `mesh` lacks then. `outer_types`: the types of the arguments of the outermost one."""
         self.inside, self.fixed, self.search, self.argument_names = inside, fixed, search, arguments
+        self.argument_types = outer_types if inside else types_text([var.type for var in program.inputs])
         self.program, self.mesh, self.buffers, self.schedules, self.backend = program, mesh, buffers, schedules, backend
         self.name_on_all = name
         # Ranks may show different values: their programs have the same fingerprint, and communicate at the same places.
@@ -202,6 +210,8 @@ class _Builder:
         self.loop_steps: set[int] = set()
         self.loops: set[int] = set()
         self.calls: list[GroupCall] = []
+        self.unconditional: list[GroupCall] = []
+        """Those of `calls` that each execution reaches."""
         self.calls_before: dict[int, int] = {}
         """By line of the driver, the number of calls before it."""
         self.sources: dict[Any, list[Source | None]] = {}
@@ -494,10 +504,18 @@ class _Builder:
 
     # ------------------------------------------------------------ collectives
 
+    @property
+    def known_identity(self) -> str:
+        """The program's text that must be equal on all processes; empty where none are compared: it reads all constants."""
+        return self._identity("") if self.unconditional and not self.mesh.is_fully_addressable else ""
+
     def identity(self, eqn: Equation) -> str:
         """The text that must be equal on all processes: the program's fingerprint, its hosts, and the collective's place."""
+        return Identity.of(self._identity(f" {self.places[eqn]}"), self.argument_types)
+
+    def _identity(self, place: str) -> str:
         hosts = f" {self.mesh.hosts}" if self.mesh.hosts else ""
-        return f"{self.program.fingerprint} {self.places[eqn]} {self.name_on_all}{hosts}"
+        return f"{self.program.fingerprint}{place} {self.name_on_all}{hosts}"
 
     def collectives(self, group: list[Equation]) -> None:
         """Emit a group of adjacent collectives."""
@@ -506,6 +524,7 @@ class _Builder:
         found = [(eqn, self.schedules[eqn]) for eqn in group]
         for call in self.backend.compile_group(found, self.mesh, self.identity):
             self.calls.append(call)
+            self.unconditional.append(call)
             self.call_steps[len(self.steps)] = 1
             left = ", ".join(map(self.name, call.outputs)) + ("," if call.returns_tuple and call.outputs else "")
             function = self.names.of(call.function, "f")
@@ -605,7 +624,7 @@ class _Builder:
         for fixed in coordinates[:1] if alike else coordinates:
             part = _Builder(
                 self.program, rest, self.buffers, self.schedules, self.backend, self.name_on_all, True,
-                {**self.fixed, **fixed}, self.search,
+                {**self.fixed, **fixed}, self.search, outer_types=self.argument_types,
             )  # fmt: skip
             functions.append(part.names.namespace[part.control_function(eqn, function)])
             self.calls += part.calls
@@ -630,9 +649,14 @@ class _Builder:
         """Compile a program of control flow."""
         plan = self.buffers.bodies[body]
         name = f"{self.identity(eqn)} {name}"
-        inner = _Builder(body, self.mesh, plan, self.schedules, self.backend, name, True, self.fixed, self.search)
+        inner = _Builder(
+            body, self.mesh, plan, self.schedules, self.backend, name, True, self.fixed, self.search,
+            outer_types=self.argument_types,
+        )  # fmt: skip
         run = inner.build()
         self.calls += inner.calls
+        if eqn.primitive is scan_p and eqn.params["length"]:
+            self.unconditional += inner.unconditional
         self.sources.update(inner.sources)
         self.parts += inner.parts
         return run

@@ -20,7 +20,7 @@ from ...schedules.model.select import select
 from ...schedules.model.topology import Topology
 from ...schedules.schedule import Schedule
 from ..array_library import ArrayLibrary
-from ..backend import ArgumentCheck, GroupCall, Run
+from ..backend import ArgumentCheck, FirstCall, GroupCall, Run
 from ..nccl.native import ALGORITHM, is_native
 from ..nccl.nccl_backend import NcclBackend
 from ..nccl.nccl_job import NcclJob, load_nccl
@@ -129,6 +129,12 @@ class JobGpuBackend:
     ) -> Callable[[int], None] | None:
         """See `Backend`."""
         return self.host.decision([function.agreement for function in functions], kind, source, identity)
+
+    def first_call(
+        self, functions: Sequence[Any], identity: str, layouts: Sequence[ArrayLayout], name: Callable[[int], str]
+    ) -> FirstCall | None:
+        """See `Backend`."""
+        return self.host.first_call([function.agreement for function in functions], identity, layouts, name)
 
     def note_exception(self, functions: Sequence[Any], done: int, inside: bool, error: BaseException) -> None:
         """See `Backend`."""

@@ -33,7 +33,7 @@ from ...kernels.block import MAX_OPERANDS
 from ...mesh import Mesh, Sharding
 from ...primitives.collectives.record import lowering
 from ...schedules.schedule import Schedule
-from ..backend import ArgumentCheck, GroupCall, Run
+from ..backend import ArgumentCheck, FirstCall, GroupCall, Run
 from ..plans.operand import Operand
 from ..shm.entry import Entry
 from ..shm.shm_backend import MeshBackend
@@ -157,6 +157,12 @@ class PeerMemoryBackend:
     ) -> Callable[[int], None] | None:
         """See `Backend`."""
         return self.host.decision([function.agreement for function in functions], kind, source, identity)
+
+    def first_call(
+        self, functions: Sequence[Any], identity: str, layouts: Sequence[ArrayLayout], name: Callable[[int], str]
+    ) -> FirstCall | None:
+        """See `Backend`."""
+        return self.host.first_call([function.agreement for function in functions], identity, layouts, name)
 
     def note_exception(self, functions: Sequence[Any], done: int, inside: bool, error: BaseException) -> None:
         """See `Backend`."""

@@ -201,6 +201,11 @@ class VirtualGpuBackend:
     def decision(self, functions: Sequence[Callable[..., Any]], kind: str, source: Source | None, identity: str) -> None:
         """See `Backend`. Devices that decide differently are run one by one."""
 
+    def first_call(
+        self, functions: Sequence[Any], identity: str, layouts: Sequence[ArrayLayout], name: Callable[[int], str]
+    ) -> None:
+        """See `Backend`. One process has one global value."""
+
     def gather_whole(self, block: Any, shape: tuple[int, ...], sharding: Sharding) -> Any:
         """See `Backend`. One process that plays all devices has no block to gather: its Arrays are whole."""
         return block.copy()

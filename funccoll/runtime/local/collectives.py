@@ -73,6 +73,11 @@ class LocalBackend:
     def decision(self, functions: Sequence[Callable[..., Any]], kind: str, source: Source | None, identity: str) -> None:
         """See `Backend`. Devices that decide differently are run one by one."""
 
+    def first_call(
+        self, functions: Sequence[Any], identity: str, layouts: Sequence[ArrayLayout], name: Callable[[int], str]
+    ) -> None:
+        """See `Backend`. One process has one global value."""
+
     def gather_whole(self, block: np.ndarray, shape: tuple[int, ...], sharding: Sharding) -> np.ndarray:
         """See `Backend`. One process that plays all devices has no block to gather: its Arrays are whole."""
         return np.array(block)

@@ -20,7 +20,7 @@ from ...mesh import Mesh, Sharding
 from ...primitives.collectives.record import lowering
 from ...schedules.schedule import Schedule, build
 from ..array_library import ArrayLibrary
-from ..backend import ArgumentCheck, GroupCall, Run
+from ..backend import ArgumentCheck, FirstCall, GroupCall, Run
 from ..plans.flat_operand import FlatOperand
 from ..plans.operand import Operand
 from ..shm.collective_group import CollectiveGroup, GroupedCollective
@@ -97,6 +97,12 @@ class NcclBackend:
     ) -> Callable[[int], None] | None:
         """See `Backend`."""
         return self.host.decision([function.agreement for function in functions], kind, source, identity)
+
+    def first_call(
+        self, functions: Sequence[Any], identity: str, layouts: Sequence[ArrayLayout], name: Callable[[int], str]
+    ) -> FirstCall | None:
+        """See `Backend`."""
+        return self.host.first_call([function.agreement for function in functions], identity, layouts, name)
 
     def note_exception(self, functions: Sequence[Any], done: int, inside: bool, error: BaseException) -> None:
         """See `Backend`. An exception after an agreement ends the job; any other one is the host's to note."""

@@ -30,6 +30,7 @@ from ..job.world import World
 from ..plans.control_block import CELLS, CELLS_ON_SHARED_CORES, Cells, Communicator, ControlBlock
 from .decision_log import Decided, DecisionLog, Events, read_log
 from .heap import HEADER, Heap
+from .passed_arguments import MOST_TEXT, PassedArgument, PassedArguments
 from .peer_access import PeerAccess
 from .plan import DESCRIPTION, DESCRIPTION_BYTES, CallSite
 from .wait_graph import WaitGraph, threads_alive
@@ -46,6 +47,8 @@ _ANSWER_TIMEOUT = 0.2
 _NOWHERE = "has not entered any collective of this group"
 _TOLD = 8
 """Decisions of which a rank tells those of other hosts."""
+_NOTED_BYTES = 4 * MOST_TEXT
+"""Bytes in which a rank notes the arguments of its programs' first calls."""
 _NOTE_BYTES = 512
 """Bytes in which a rank says how many exceptions have left its programs, and which was the last."""
 
@@ -70,12 +73,18 @@ class Communicators:
         """By communicator, 1 while one of its calls runs: a call from inside it, by a signal handler say, is refused."""
         self.call_sites: WeakValues[int, CallSite] = WeakValues()
         """By the hash that a rank publishes when it enters; plans keep them."""
+        self.first_calls: set[str] = set()
+        """The identities of the programs that this process has called and whose arguments it has compared."""
+        self._noted: np.ndarray | None = None
+        self._noted_at = self._noted_count = 0
         self._scratch: dict[frozenset[int], np.ndarray] = {}
         self._broken: FunccollError | None = None
         self._known: dict[tuple, tuple[Communicator, list[tuple[tuple[int, ...], ControlBlock]]]] = {}  # with all groups
         self._abandoned = heap.view(HEADER, (world.world,), np.int64)
         self._notes = heap.view(HEADER + self._abandoned.nbytes, (world.world, _NOTE_BYTES), np.uint8)
         start = HEADER + self._abandoned.nbytes + self._notes.nbytes
+        self._noted_places = heap.view(start, (world.world,), np.int64)
+        start += self._noted_places.nbytes
         self.waits = WaitGraph(heap, world.rank, world.world, _MAX_COMMUNICATORS, start)
         table = start + self.waits.nbytes
         self._table = heap.view(table, (_MAX_COMMUNICATORS, _ENTRY_WORDS), np.int64)
@@ -88,6 +97,7 @@ class Communicators:
         self.waiting_for: dict[int, int] = {}
         """The ranks that threads of this one wait for, for longer than a moment, by the numbers of communicators."""
         world.watch.answer_with("call", self._answer)
+        world.watch.answer_with("arguments", lambda asked: {"text": self.arguments_of(world.rank, asked["program"])})
 
     @property
     def broken(self) -> FunccollError | None:
@@ -209,6 +219,34 @@ class Communicators:
         """The number of exceptions that left programs of a rank of this host after a collective, and the last one."""
         number, _, text = self._notes[rank].tobytes().rstrip(b"\0").decode(errors="replace").partition(" ")
         return int(number or 0), text
+
+    def note_arguments(self, program: str, rows: Sequence[PassedArgument]) -> str:
+        """Note the arguments of a program's first call where other ranks read them; later notes take the oldest ones' place."""
+        with self._lock:
+            if self._noted is None:
+                self._noted = self.heap.array((_NOTED_BYTES,), np.dtype(np.uint8))
+                self._noted[...] = 0
+                self._noted_places[self.world.rank] = self.heap.offset_of(self._noted)
+            self._noted_count += 1
+            text = PassedArguments.text(program, self._noted_count, rows)
+            content = np.frombuffer(f"\0{text}\0".encode(), np.uint8)
+            start = self._noted_at if self._noted_at + content.size <= _NOTED_BYTES else 0
+            self._noted[start : start + content.size] = content
+            self._noted_at = start + content.size
+        return text
+
+    def arguments_of(self, rank: int, program: str) -> str:
+        """A rank's note of the arguments of a program whose identity begins like this; "" where it is not known."""
+        if not self._is_here(rank):
+            answer = self.world.watch.ask(rank, {"kind": "arguments", "program": program}, _ANSWER_TIMEOUT)
+            return str(answer["text"]) if answer else ""
+        place = int(self._noted_places[rank])
+        return PassedArguments.find(self.heap.view(place, (_NOTED_BYTES,), np.uint8).tobytes(), program) if place else ""
+
+    def noting(self, communicator: Communicator) -> list[int]:
+        """The other ranks of a communicator whose notes this one compares: those of this host, and the first one."""
+        here = [rank for rank in communicator.members if rank == communicator.members[0] or self._is_here(rank)]
+        return [rank for rank in here if rank != self.world.rank]
 
     def events(self, rank: int, communicator: Communicator) -> Events:
         """The exceptions and decisions in the history of a rank of this host."""

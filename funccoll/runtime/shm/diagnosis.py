@@ -17,18 +17,29 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import CollectiveTimeout, FunccollError, PeerFailure, ProgramMismatch, RendezvousError, Source
+from ...errors import (
+    CollectiveTimeout,
+    FunccollError,
+    PeerFailure,
+    ProgramMismatch,
+    RendezvousError,
+    Source,
+    current_source,
+)
 from ...types import dtype_name
 from ..job.calling_thread import calling_thread
 from ..job.process_memory import VARIABLE
 from ..plans.control_block import Communicator
 from .communicators import Claim, Communicators
 from .decision_log import Decided, Events
+from .passed_arguments import PassedArguments
 from .plan import DESCRIPTION, GroupedCollective, Operand
 
 __all__ = ["Diagnosis", "job_is_over", "require_turn", "wrong_argument", "wrong_count"]
 
 
+_SHOWN = "shapes", "dtypes", "axes"  # of a call's description, those whose values stand in the first line
+_FINGERPRINT = 64  # characters of a program's identity that tell it from others
 _LISTED = 8  # the most ranks that are named one by one
 
 
@@ -108,16 +119,27 @@ class Diagnosis:
         ranks.sort(key=lambda rank: alike[tuple(entered[rank].items())])  # the one that few are with first
         first, second = (entered[rank] for rank in ranks)
         differ = [name for name in DESCRIPTION if first.get(name) != second.get(name)]
-        which = " and ".join(name for name in differ if name not in ("line", "program"))
+        which = " and ".join(name for name in differ if name not in ("line", "program", "arguments"))
         unseen = "how the arrays are cut, or in a small collective some calls before"
+        if which in _SHOWN:
+            which += f" ({first.get(which)} and {second.get(which)})"
         which = which or ("the program, or the place in it" if "program" in differ else unseen)
         calls = "\n".join(f"  rank {rank}: {_call_text(entered[rank])}" for rank in ranks)
-        return ProgramMismatch(
-            f"ranks {ranks[0]} and {ranks[1]} entered different collectives at the same time. They differ in {which}:\n"
-            f"{calls}\nEvery process must run the same steps in the same order: look for branches on the rank, and for data of "
-            "different sizes, such as a shorter last batch." + (f"\n{self.table}" if os.environ.get("FUNCCOLL_DEBUG") else ""),
-            self.call.source,
+        why, remedy = f"they differ in {which}", (
+            "Every process must run the same steps in the same order: look for branches on the rank, and for data of different "
+            "sizes, such as a shorter last batch, or blocks of fc.from_local."
         )  # fmt: skip
+        source = self.call.source
+        if passed := self._other_types(ranks, entered):
+            source, why, remedy = current_source(), passed, (
+                "All ranks pass arrays of one shape and dtype, and fc.from_local takes blocks of one shape from all: pad or "
+                "drop a shorter last batch, or iterate over fc.uneven_batches."
+            )  # fmt: skip
+        return ProgramMismatch(
+            f"ranks {ranks[0]} and {ranks[1]} entered different collectives at the same time: {why}.\n{calls}\n{remedy}"
+            + (f"\n{self.table}" if os.environ.get("FUNCCOLL_DEBUG") else ""),
+            source,
+        )
 
     def _first_difference(self, ranks: Sequence[int]) -> dict[int, tuple[Events, dict[str, str]]]:
         """The first eager collective that two ranks have not entered alike, as far as cells still tell.
@@ -177,6 +199,15 @@ class Diagnosis:
         did = f"is in iteration {iteration} of it" if iteration else "is still in it, or took another way"
         return f"{_decision_text(found, ahead)}, and rank {behind} {did}"
 
+    def _other_types(self, ranks: Sequence[int], entered: Mapping[int, Mapping[str, str]]) -> str:
+        """The first argument whose type differs between the programs that two ranks are in, in words; else empty."""
+        programs = [entered[rank].get("program", "")[:_FINGERPRINT] for rank in ranks]
+        if len(programs[0]) < _FINGERPRINT or len(programs[1]) < _FINGERPRINT:
+            return ""
+        texts = map(self.registry.arguments_of, ranks, programs)
+        first, second = map(PassedArguments.of, texts)
+        return first.other_type(second, ranks)
+
     def deadlock(self, cycle: Sequence[int]) -> ProgramMismatch:
         """The error of ranks that wait for each other: collectives over different axes have no control line in common."""
         ring = " for ".join(f"rank {rank}" for rank in [*cycle, cycle[0]])
@@ -218,6 +249,7 @@ def _call_text(said: Mapping[str, str]) -> str:
     get = lambda name: said.get(name, "?")
     op = f" ({said['op']})" if said.get("op") else ""
     where = f" at {said['line']}" if said.get("line") else ""
+    where += f", in a program of {said['arguments']}" if said.get("arguments") else ""
     return f"{get('collective')}{op} of {get('dtypes')}, shape {get('shapes')}, over {get('axes')} by {get('algorithm')}{where}"
 
 

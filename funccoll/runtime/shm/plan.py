@@ -57,7 +57,8 @@ class GroupedCollective:
         axes = ", ".join(map(repr, self.axes))
         op = self.op if self.schedule.collective.meaning.combines else ""
         line = str(self.source) if self.source else ""
-        return str(self.schedule.collective), op, shapes, dtypes, axes, self.schedule.algorithm, line, self.identity
+        arguments = getattr(self.identity, "arguments", "")
+        return str(self.schedule.collective), op, shapes, dtypes, axes, self.schedule.algorithm, line, self.identity, arguments
 
     def hash(self, segments: Sequence[Segment], is_shared: bool = False) -> int:
         """A hash of the call and of how its arrays are cut, odd; a rank publishes it when it enters, and peers compare it."""
@@ -75,9 +76,9 @@ def description(calls: Sequence[GroupedCollective]) -> bytes:
     return "\x1f".join(field if len(field) < 120 else f"{field[:117]}..." for field in fields).encode() + b"\0"
 
 
-DESCRIPTION = ("collective", "op", "shapes", "dtypes", "axes", "algorithm", "line", "program")
+DESCRIPTION = ("collective", "op", "shapes", "dtypes", "axes", "algorithm", "line", "program", "arguments")
 """Fields of a call's description, which ends with a zero byte."""
-DESCRIPTION_BYTES = 1 << 10
+DESCRIPTION_BYTES = 1 << 11
 
 
 @dataclass(frozen=True)

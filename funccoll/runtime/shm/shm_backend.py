@@ -16,7 +16,7 @@ from ...errors import FunccollError, RendezvousError, Source, current_source
 from ...ir import Equation, Program
 from ...mesh import Mesh, Sharding
 from ..array_library import NUMPY
-from ..backend import ArgumentCheck, GroupCall, Run, host_block
+from ..backend import ArgumentCheck, FirstCall, GroupCall, Run, host_block
 from ..job import rendezvous
 from .heap import HEADER, Heap, create, largest_arena
 from .peer_access import PeerAccess
@@ -201,6 +201,16 @@ class MeshBackend:
 
         found = {c.number: c for group in functions for c in group.communicators if len(c.members) > 1}
         return Decision(self.job.communicators, list(found.values()), kind, source, identity) if found else None
+
+    def first_call(
+        self, functions: Sequence[Any], identity: str, layouts: Sequence[ArrayLayout], name: Callable[[int], str]
+    ) -> FirstCall | None:
+        """See `Backend`."""
+        from .first_calls import NotedCall
+
+        found = {c.number: c for group in functions for c in group.communicators if len(c.members) > 1}
+        known = f"{identity} mesh {self.number}"
+        return NotedCall(self.job.communicators, list(found.values()), known, layouts, name) if found else None
 
     def gather_whole(self, block: np.ndarray, shape: tuple[int, ...], sharding: Sharding) -> np.ndarray:
         """See `Backend`."""

@@ -15,6 +15,7 @@ from ...schedules.schedule import build
 from ..backend import ArgumentCheck
 from .collective_group import CollectiveGroup, GroupedCollective, Operand
 from .communicators import Communicators
+from .passed_arguments import different_values
 
 __all__ = ["gather_whole", "replica_check"]
 
@@ -68,18 +69,10 @@ def replica_check(
         for i, layout in enumerate(layouts):
             spec, of_blocks, of_values = layout.sharding.spec, rows[i], rows[count + i]
             if found := _different(of_values, [None if h == _NO_VALUE else () for h in of_values]):
-                raise ShardingError(
-                    f"{name(i)} is not an Array, so it is taken as the global value, of which each rank gets its part by "
-                    f"{spec!r}; ranks {found[0]} and {found[1]} passed different values. Pass the same on all ranks, or each "
-                    f"rank's own block as fc.from_local(x, mesh, {spec!r})."
-                )
+                raise ShardingError(different_values(name(i), spec, True, found))
             if found := _different(of_blocks, [_coordinates(mesh, layout, rank) for rank in range(size)]):
                 axes = ", ".join(repr(a) for a in mesh.axis_names if a not in layout.sharding.varying)
-                raise ShardingError(
-                    f"{name(i)} has the spec {spec!r}, so it must be equal along {axes}, and ranks {found[0]} "
-                    f"and {found[1]} hold different values. Make it from the same data and the same random seed, "
-                    "broadcast it from one rank, or name the axis in its spec."
-                )
+                raise ShardingError(different_values(name(i), spec, False, found, axes))
 
     return check
 

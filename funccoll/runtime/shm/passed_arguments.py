@@ -1,0 +1,94 @@
+"""Arguments that a rank has passed in a program's first call, as text that other ranks read, and how those of two differ."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+__all__ = ["MOST_TEXT", "PassedArgument", "PassedArguments", "different_values"]
+
+MOST_TEXT = 8 << 10
+"""Bytes of the longest text, which is sent to other hosts as well."""
+
+
+class PassedArgument(NamedTuple):
+    """An argument: its name, its type and spec as text, and a hash of its global value, 0 for an Array."""
+
+    name: str
+    type: str
+    spec: str
+    is_split: bool
+    hash: int
+
+
+class PassedArguments(NamedTuple):
+    """The arguments of a program's first call, by number, as far as the text has room for them."""
+
+    rows: Mapping[int, PassedArgument]
+
+    @staticmethod
+    def text(program: str, serial: int, rows: Sequence[PassedArgument]) -> str:
+        """The arguments as text. Those with a hash come first: the last ones of a long list are left out."""
+        chosen, room = [], MOST_TEXT - 100 - len(program)
+        for i in sorted(range(len(rows)), key=lambda i: not rows[i].hash):
+            room -= len(json.dumps([i, *rows[i]])) + 2
+            if room < 0:
+                break
+            chosen.append([i, *rows[i]])
+        return json.dumps({"program": program, "serial": serial, "arguments": chosen})
+
+    @staticmethod
+    def find(texts: bytes, program: str) -> str:
+        """The last text of a program, whose name begins like that, among texts that zero bytes separate; "" without one."""
+        begin, found, at = json.dumps({"program": program}).encode()[:-2], list[bytes](), -1
+        while (at := texts.find(begin, at + 1)) >= 0:
+            found.append(texts[at:].partition(b"\0")[0])
+        known = [(serial, text) for text in found if (serial := _serial(text)) >= 0]  # not what is overwritten now
+        return max(known)[1].decode() if known else ""
+
+    @staticmethod
+    def of(text: str) -> PassedArguments:
+        """Read a text; of "" no argument is known."""
+        rows = json.loads(text)["arguments"] if text else []
+        return PassedArguments({i: PassedArgument(*row) for i, *row in rows})
+
+    def other_value(self, other: PassedArguments, ranks: Sequence[int]) -> str:
+        """The sentences about the first global value that two ranks have passed differently; "" where none is known to be."""
+        for i in sorted(self.rows.keys() & other.rows.keys()):
+            mine, theirs = self.rows[i], other.rows[i]
+            if mine.hash and theirs.hash and mine.hash != theirs.hash:
+                return different_values(mine.name, mine.spec, mine.is_split, ranks)
+        return ""
+
+    def other_type(self, other: PassedArguments, ranks: Sequence[int]) -> str:
+        """The first argument that has another type on the other rank, in words; "" where the functions are not the same."""
+        both = sorted(self.rows.keys() & other.rows.keys())
+        differ = [i for i in both if self.rows[i].type != other.rows[i].type]
+        if not differ or any(self.rows[i].name != other.rows[i].name for i in both):
+            return ""
+        mine, theirs, more = self.rows[differ[0]], other.rows[differ[0]], len(differ) - 1
+        others = f" (and {more} more argument{'s' * (more > 1)})" if more else ""
+        return f"{mine.name} is {mine.type} on rank {ranks[0]}, and {theirs.type} on rank {ranks[1]}{others}"
+
+
+def _serial(text: bytes) -> int:
+    try:
+        return int(json.loads(text)["serial"])
+    except (ValueError, LookupError, TypeError):
+        return -1
+
+
+def different_values(name: str, spec: object, is_split: bool, ranks: Sequence[int], axes: str = "") -> str:
+    """The sentences about an argument that must be equal on two ranks; `axes`, if known, are those along which."""
+    if is_split:
+        return (
+            f"{name} is not an Array, so it is taken as the global value, of which each rank gets its part by {spec}; ranks "
+            f"{ranks[0]} and {ranks[1]} passed different values. Pass the same on all ranks, or each rank's own block as "
+            f"fc.from_local(x, mesh, {spec})."
+        )
+    along = f"equal along {axes}" if axes else "equal on all ranks"
+    return (
+        f"{name} has the spec {spec}, so it must be {along}, and ranks {ranks[0]} and {ranks[1]} hold different values. Make "
+        "it from the same data and the same random seed, broadcast it from one rank, or name the axis in its spec."
+    )

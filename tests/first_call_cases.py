@@ -1,0 +1,148 @@
+"""What processes run in `test_first_calls.py`: arguments that ranks pass alike, or not, to programs that they call first."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import funccoll as fc
+from funccoll import P
+from funccoll.errors import FunccollError
+
+
+def told(call: Callable[[], Any]) -> tuple[str, str]:
+    """(class, text) of the error that a call raises."""
+    try:
+        call()
+    except FunccollError as error:
+        return type(error).__name__, str(error)
+    return "", ""
+
+
+def line_mesh() -> Any:
+    return fc.make_mesh({"d": fc.world_size()})
+
+
+def norm(mesh: Any) -> Any:
+    """A jitted function whose collective has one shape, whatever the arguments' shapes are."""
+    def norm(w, x):
+        return fc.all_reduce(np.sum(x * x), "d") * w
+
+    return fc.jit(norm, mesh=mesh, in_specs=(P(), P("d")), out_specs=P())
+
+
+def own_array(size: int) -> tuple[str, str]:
+    """Each rank passes its own block as a NumPy array: the global value of the function."""
+    step = norm(line_mesh())
+    return told(lambda: step(1.0, np.full(size * fc.world_size(), fc.rank(), np.float32)))
+
+
+def own_parameters() -> tuple[str, str]:
+    """Each rank has drawn parameters of its own, in a pytree."""
+    def loss(params, x):
+        return fc.all_reduce(np.sum(x @ params["w"]), "d")
+
+    mesh = line_mesh()
+    step = fc.jit(loss, mesh=mesh, in_specs=(P(), P("d")), out_specs=P())
+    params = {"b": np.zeros(3, np.float32), "w": np.random.default_rng(fc.rank()).normal(size=(4, 3)).astype(np.float32)}
+    return told(lambda: step(params, fc.from_local(np.ones((2, 4), np.float32), mesh, P("d"))))
+
+
+def other_blocks(known: bool) -> tuple[str, str]:
+    """Rank 1's block is shorter: at once, or in the last of several calls."""
+    mesh = line_mesh()
+    step = norm(mesh)
+    rows = [4, 4, 4] if known else []
+    for n in [*rows, 4 - fc.rank()]:
+        found = told(lambda n=n: step(1.0, fc.from_local(np.ones((n, 3)), mesh, P("d"))))
+    return found
+
+
+def gathered_blocks() -> tuple[str, str]:
+    """Blocks of two shapes meet in the gathering of the whole value."""
+    mesh = line_mesh()
+    return told(lambda: fc.process_allgather(fc.from_local(np.ones(4 - fc.rank()), mesh, P("d"))))
+
+
+def legal(directory: str) -> list[str]:
+    """First calls that are no mistakes; returns the ones that went wrong."""
+    rank, n, wrong = fc.rank(), fc.world_size(), list[str]()
+    mesh = line_mesh()
+
+    def check(name: str, call: Callable[[], Any], wanted: Any) -> None:
+        try:
+            found = np.asarray(call())
+            if not np.array_equal(found, wanted):
+                wrong.append(f"{name}: {found}")
+        except FunccollError as error:
+            wrong.append(f"{name}: {error}")
+
+    x = np.arange(8.0)
+    step = norm(mesh)
+    check("equal", lambda: step(2.0, x), 280.0)
+    check("other values in a later call", lambda: step(float(rank), x).local.item() == 140.0 * rank, True)
+    if rank:
+        fc.clear_caches()
+    check("compiled anew by one rank", lambda: step(2.0, x + 1), 408.0)
+    other = norm(mesh)
+    compiled = other.lower(2.0, x).compile() if rank else other
+    check("compiled ahead of time by one rank", lambda: compiled(2.0, x), 280.0)
+
+    table = np.arange(36.0).reshape(6, 6)
+    both = fc.jit(lambda a: fc.all_reduce(np.sum(a), "d"), mesh=mesh, in_specs=P("d"), out_specs=P())
+    check("another order in memory", lambda: both(np.asfortranarray(table) if rank else table), 630.0)
+    kinds = fc.jit(lambda a: fc.all_reduce(np.sum(a * a), "d"), mesh=mesh, in_specs=P("d"), out_specs=P())
+    check("an Array on one rank alone", lambda: kinds(fc.device_put(x, mesh, P("d")) if rank else x), 140.0)
+    large = np.arange(1 << 19, dtype=np.float32).reshape(1 << 9, -1) % 7
+    path = pathlib.Path(directory) / f"large{rank}"
+    mapped = np.memmap(path, np.float32, "w+", shape=large.shape)
+    mapped[...] = large
+    check("a large one, mapped by one rank", lambda: both(mapped if rank else large), float(large.sum()))
+
+    alone = fc.jit(lambda a: a * 2, mesh=mesh, in_specs=P("d"), out_specs=P("d"))
+    if rank == 0:
+        check("a program without collectives, on one rank", lambda: alone(np.ones(4)).local, np.full(4 // n, 2.0))
+    check("own arrays in a program without collectives", lambda: alone(np.full(4, rank)).local, np.full(4 // n, 2 * rank))
+
+    def raises(a, i):
+        return fc.all_reduce(np.sum(fc.pure_callback(checked, a[:1], a, i)), "d")
+
+    def checked(a, i):
+        if i > 2 and rank:
+            raise ArithmeticError("too large")
+        return a[:1]
+
+    retried = fc.jit(raises, mesh=mesh, in_specs=(P("d"), P()), out_specs=P())
+    if rank:
+        try:
+            retried(x, 3)
+            wrong.append("no exception")
+        except ArithmeticError:
+            pass
+    check("a retry with other values after an exception before the collective", lambda: retried(x, 1), 4.0)
+    check("a call after a retry", lambda: retried(x, 2), 4.0)
+
+    def scanned(a):
+        return fc.scan(lambda c, v: (c + fc.all_reduce(np.sum(v), "d"), None), 0.0, a)[0]
+
+    loop = fc.jit(scanned, mesh=mesh, in_specs=P("d"), out_specs=P())
+    check("a loop", lambda: loop(x), 28.0)
+    return wrong
+
+
+def in_a_scan() -> tuple[str, str]:
+    """The collective is in a loop of fixed length."""
+    def scanned(a):
+        return fc.scan(lambda c, v: (c + fc.all_reduce(np.sum(v), "d"), None), 0.0, a)[0]
+
+    return told(lambda: fc.jit(scanned, mesh=line_mesh(), in_specs=P("d"), out_specs=P())(np.full(4, float(fc.rank()))))
+
+
+def along_one_axis() -> tuple[str, str]:
+    """Ranks of one column communicate, and pass equal values: those of the other one pass others."""
+    mesh = fc.make_mesh({"a": 2, "b": 2})
+    step = fc.jit(lambda x: fc.all_reduce(x, "a"), mesh=mesh, in_specs=P(("a", "b")), out_specs=P("b"))
+    return told(lambda: step(np.full(4, float(fc.rank() % 2))))
