@@ -37,6 +37,7 @@ from .control import cond, fori_loop, scan, switch, while_loop
 from .custom_primitives import custom_primitive
 from .errors import FunccollError, PlannedError, PlannedNameError
 from .mesh import Mesh, P, Sharding, abstract_mesh
+from .named_scopes import named_scope
 from .ops.creation import full
 from .ops.indexing import at
 from .ops.registry import supported_functions
@@ -57,7 +58,7 @@ __all__ = [
     # meshes and arrays
     "make_mesh", "abstract_mesh", "Mesh", "P", "Sharding", "Array", "ArrayType", "bfloat16",
     "asarray", "device_put", "from_local", "redistribute", "process_allgather", "launch", "init", "finalize", "rank",
-    "world_size", "profile",
+    "world_size", "profile", "named_scope",
     # functions
     "jit", "AUTO", "clear_caches", "grad", "value_and_grad", "vjp", "custom_vjp", "grad_hook", "stop_gradient",
     "scan", "fori_loop", "while_loop", "cond", "switch",

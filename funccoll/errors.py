@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any
 
 __all__ = [
+    "SCOPE",
     "CalibrationError",
     "CollectiveTimeout",
     "ConcretizationError",
@@ -54,7 +55,9 @@ __all__ = [
     "current_source",
     "raised_at",
     "registration_remedy",
+    "scope_of",
     "system_reason",
+    "traced_source",
     "user_frames",
     "user_source",
 ]
@@ -65,18 +68,24 @@ _FOREIGN = tuple(f"{os.sep}site-packages{os.sep}{name}{os.sep}" for name in ("nu
 _STANDARD = sysconfig.get_path("stdlib") + os.sep
 _TYPED_IN = ("<stdin>", "<ipython", "<string>")  # Python's names for code without a file
 _VERDICTS: dict[str, bool] = {}
+_IN_SCOPE = ") in "
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A place in the user's code. Prints as `train.py:12 (loss_fn)`, in a notebook as `In[5]:12 (loss_fn)`."""
+    """A place in the user's code. Prints as `train.py:12 (loss_fn)`, in a notebook as `In[5]:12 (loss_fn)`.
+
+    In a `named_scope` it prints as `train.py:12 (loss_fn) in attention/scores`.
+    """
 
     file: str
     line: int
     function: str
+    scope: str = ""
 
     def __str__(self) -> str:
-        return f"{_cell_name(self.file) or os.path.basename(self.file)}:{self.line} ({self.function})"
+        scope = f"{_IN_SCOPE}{self.scope}" if self.scope else ""
+        return f"{_cell_name(self.file) or os.path.basename(self.file)}:{self.line} ({self.function}){scope[1:]}"
 
     @property
     def as_note(self) -> str:
@@ -166,6 +175,24 @@ class at_source:
 def current_source() -> Source | None:
     """Return the user's line to which operations and errors are attributed now."""
     return _SOURCE.get() or user_source()
+
+
+# The names of the scopes around what is traced now, the outermost first.
+SCOPE: ContextVar[tuple[str, ...]] = ContextVar("funccoll_scope", default=())
+
+
+def traced_source() -> Source | None:
+    """Return the user's line of an operation that is traced now, with its named scope."""
+    found = _SOURCE.get()
+    if found is not None:
+        return found
+    found, scope = user_source(), SCOPE.get()
+    return _source(found.file, found.line, found.function, "/".join(scope)) if found is not None and scope else found
+
+
+def scope_of(text: str) -> str:
+    """Return the named scope in the text of a Source; empty where there is none."""
+    return text.partition(_IN_SCOPE)[2]
 
 
 class FunccollError(Exception):

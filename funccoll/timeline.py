@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .display import html_table, seconds_text, text_table, titled
-from .errors import FunccollError
+from .errors import FunccollError, scope_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -158,6 +158,8 @@ class Timeline:
                    for r in range(self.nranks)]  # fmt: skip
         for span in self:
             args: dict[str, object] = {"source": span.source} if span.source else {}
+            if scope := scope_of(span.source):
+                args["scope"] = scope
             if span.peer >= 0:
                 args["waits for rank" if span.activity == "wait" else "reads rank"] = span.peer
             events.append({

@@ -40,6 +40,14 @@ def step(mesh, axis, kind="all_reduce", **options):
     return fc.jit(body, mesh=mesh, in_specs=P(mesh.axis_names), out_specs=out)
 
 
+def meet(folder):
+    """Return when all ranks are here, without a collective: one that enters the profile later is a cause of waiting."""
+    (folder / f"here-{fc.rank()}").touch()
+    end = time.monotonic() + 100
+    while len([*folder.glob("here-*")]) < fc.world_size() and time.monotonic() < end:
+        time.sleep(0.001)
+
+
 def chain(directory):
     """Rank 3 is late for one collective; rank 2 waits for it, and ranks 0 and 1 for rank 2: over the other axis."""
     mesh = fc.make_mesh({"a": 2, "b": 2})
@@ -48,12 +56,40 @@ def chain(directory):
     for _ in range(2):
         rows(x), columns(x)
     with fc.profile(directory) as folder:
+        meet(folder)
         for i in range(3):
             if fc.rank() == 3 and i == 1:
                 time.sleep(DELAY)  # the line that is late
             y = rows(x)
             columns(y)
     say(folder)
+
+
+def late(directory):
+    """Rank 1 enters the profile when rank 0 waits for it; what it computes then is in two lines, and a scope."""
+    mesh = fc.make_mesh({"d": 2})
+
+    def body(x):
+        with fc.named_scope("outer"):
+            y = np.tanh(x) * 2  # the first line
+            with fc.named_scope("inner"):
+                z = np.exp(y) + y  # the second line
+                return fc.all_reduce(np.sum(z), "d") + np.sum(x, axis=0)  # the third line
+
+    f = fc.jit(body, mesh=mesh, in_specs=P("d"), out_specs=P("d"))
+    x = np.ones((1 << 12, 8), np.float32)
+    f(x)
+    if fc.rank() == 0:
+        with fc.profile(directory):
+            f(x)
+        return
+    wait_graph = mesh.backend.job.communicators
+    (communicator,) = [mine for mine, _ in wait_graph._known.values()]
+    end = time.monotonic() + 100
+    while wait_graph.counter(communicator, 0) <= wait_graph.counter(communicator, 1) and time.monotonic() < end:
+        time.sleep(0.001)  # until rank 0 is in the collective
+    with fc.profile(directory):
+        f(x)
 
 
 def killed(directory):

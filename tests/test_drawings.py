@@ -20,7 +20,7 @@ from funccoll.draw.themes import LEAST_CONTRAST, THEMES, contrast, find_theme, s
 from funccoll.errors import DrawingError, FunccollError, ScheduleError, ShardingError
 from funccoll.schedules import Topology, algorithms, build
 from funccoll.schedules.collective import KINDS
-from funccoll.timeline import Span, Timeline
+from funccoll.timeline import ACTIVITIES, Span, Timeline
 
 
 def schedules(ranks):
@@ -193,7 +193,7 @@ def test_the_summary_of_a_timeline_keeps_the_time_of_each_activity(rows):
     spans = [Span(rank, start, start + length, activity, -1, "x", "") for rank, start, length, activity in rows]
     timeline = Timeline.of("t", 200, spans)
     if timeline.seconds > 1e-6:
-        bins = _time_in_bins(timeline, Lanes.of(200, 32)) * timeline.seconds / _BINS
+        bins = _time_in_bins(timeline, timeline.activity, len(ACTIVITIES), Lanes.of(200, 32)) * timeline.seconds / _BINS
         np.testing.assert_allclose(bins.sum(axis=(1, 2)), timeline.split.sum(axis=0), rtol=1e-6, atol=1e-9)
 
 

@@ -72,6 +72,29 @@ def test_a_chain_of_waits_leads_to_the_late_rank(chain):
     assert np.allclose(blame.waited.sum(), blame.caused.sum() + blame.machine + blame.unknown)
 
 
+def test_a_rank_that_enters_late_and_the_lines_that_compute(tmp_path):
+    run("late", 2, tmp_path)
+    profile = Profile.load(tmp_path)
+    blame = profile.blame
+    assert blame.unknown == 0 and np.allclose(blame.waited.sum(), blame.caused.sum() + blame.machine)
+    (cause,) = [cause for cause in blame.causes if cause.doing.startswith("not yet in the profile, which it entered at")]
+    text = Path(__file__).with_name("profile_ranks.py").read_text().splitlines()
+    line_of = lambda source: text[int(source.partition(":")[2].partition(" ")[0]) - 1]
+    assert cause.rank == 1 and "with fc.profile(directory)" in line_of(cause.source) and cause.seconds > 0
+    lines = {line.source: line for line in profile.lines}
+    found = {line_of(source).partition("  # the ")[2]: source for source in lines}
+    assert found["first line"].endswith(" (body) in outer") and lines[found["first line"]].operations == 2
+    assert found["second line"].endswith(" (body) in outer/inner") and lines[found["second line"]].operations == 2
+    assert found["third line"].endswith(" (body) in outer/inner")
+    assert all(line.seconds > 0 for line in profile.lines) and [*profile.scopes][:2]
+    assert {"outer", "outer/inner"} <= {*profile.scopes} and profile.scopes["outer/inner"][0] > 0  # it waits there
+    assert np.isclose(sum(line.seconds for line in profile.lines), sum(row[3] for row in profile.scopes.values()))
+    trace = json.loads(profile.to_perfetto())["traceEvents"]
+    assert {event["args"].get("scope") for event in trace if event.get("cat") == "compute"} >= {"outer", "outer/inner"}
+    names = [entry.text for entry in profile.timeline().draw().scene.legend]
+    assert "compute: outer" in names and "wait" in names
+
+
 def test_every_instruction_is_there_with_its_line(chain):
     for record in chain.records:
         (thread,) = record.threads

@@ -135,6 +135,21 @@ def test_a_missing_rank_and_one_whose_record_ends():
     }
 
 
+@pytest.mark.parametrize(("line", "doing"), [
+    ("t.py:5 (f)", "not yet in the profile, which it entered at"), ("", "not yet in the profile, which it entered later"),
+])  # fmt: skip
+def test_a_rank_that_enters_late_causes_the_waiting_until_then(line, doing):
+    records = [
+        made(0, [wait(0, 200, 1, 8, 1)], end=200),
+        made(1, [(150, 180, MOVE, -1, -1, 0), signal(200, 8, 1)], samples=[(120, 0), (121, 0)], lines=[(150, 200)], end=200),
+    ]
+    records[1].head["begun_at"] = line
+    blame = blame_of(records, 2)
+    assert blame.unknown == 0 and np.isclose(blame.caused[0, 1], 0.2) and blame.named == 1
+    found = {(cause.doing, cause.source): round(cause.seconds, 6) for cause in blame.causes}
+    assert found[doing, line] == 0.12 and found["moving data", "t.py:1 (f)"] == 0.03
+
+
 @st.composite
 def executions(draw):
     """Ranks that compute and wait for each other in an order that could happen, as records."""

@@ -83,6 +83,7 @@ def _print(profile: Profile, path: str | None, causes: int, runs: Sequence[Path]
     if blame.waited.any() and profile.nranks <= _MOST_RANKS:
         console.print("\nHow long each rank waited for each", style="italic")
         console.print(_matrix(profile))
+    _print_parts(console, profile, causes)
     rows = [cause for cause in blame.causes if not cause.machine][:causes]
     if rows:
         console.print("\nWhat caused waiting", style="italic")
@@ -95,10 +96,36 @@ def _print(profile: Profile, path: str | None, causes: int, runs: Sequence[Path]
     console.print(Text(f"\n{profile.verdict()}", style="bold"))
     if blame.machine:
         console.print(f"Ranks that were ready and had no processor caused another {seconds_text(blame.machine)}.")
+    if blame.unknown:
+        console.print(f"Another {seconds_text(blame.unknown)} was for ranks without a record here.")
     if path:
         console.print(Text(f"Trace: {path} (open it in ui.perfetto.dev)"))
     if len(runs) > 1:
         console.print(Text(f"{len(runs)} runs are in this directory: --list names them, --run chooses one."))
+
+
+def _print_parts(console: Console, profile: Profile, most: int) -> None:
+    """Print the lines that computed longest, and the time of each named scope."""
+    lines, scopes = profile.lines, profile.scopes
+    if lines:
+        console.print("\nWhat computed (all ranks together)", style="italic")
+        table = _table("time", "share", "operations")
+        table.add_column("where", overflow="fold")
+        total = sum(line.seconds for line in lines) or 1.0
+        for line in lines[:most]:
+            share = f"{100 * line.seconds / total:.0f} %"
+            table.add_row(seconds_text(line.seconds), share, f"{line.operations:,}", line.source)
+        console.print(table)
+        if len(lines) > most:
+            rest = sum(line.seconds for line in lines[most:])
+            console.print(f"... and {len(lines) - most:,} more lines, {seconds_text(rest)} (--causes N shows more)")
+    if any(scopes):
+        console.print("\nNamed scopes (all ranks together)", style="italic")
+        table = _table(*SPLIT[:4])
+        table.add_column("scope", overflow="fold")
+        for name, row in scopes.items():
+            table.add_row(*map(seconds_text, row.tolist()), name or "(none)")
+        console.print(table)
 
 
 def _table(*columns: str) -> Table:

@@ -20,6 +20,7 @@ from ..arrays.array_layout import NO_MESH, layout_of
 from ..errors import DeviceError, OutSpecsError, ShardingError, Source, TraceError, current_source, user_frames
 from ..ir import Traced, current_interpreter
 from ..mesh import Mesh, Sharding
+from ..named_scopes import outside_scopes
 from ..ops.elementwise import scalar_type
 from ..ops.registry import as_traceable
 from ..primitives.collectives.varying import pvary
@@ -338,7 +339,8 @@ class Jitted(Dispatch, Generic[Params, R]):
             return [self._check_output(v, s, tree, i) for i, (v, s) in enumerate(zip(values, shardings, strict=True))]
 
         weak = [w for _, _, w in types]
-        with without_garbage_collection() if evaluation is None else nullcontext():
+        # The program does not depend on the named scopes around its first call.
+        with without_garbage_collection() if evaluation is None else nullcontext(), outside_scopes():
             program, captured = stage(
                 flat, [x.type for x in layouts], weak=weak, axis_sizes=self.mesh.shape, label=self._name,
                 evaluation=evaluation,

@@ -34,10 +34,13 @@ class _GraphNode:
     kind: str
     reads: dict[int, str] = field(default_factory=dict)
     """Node that it reads -> the names of the values."""
+    scope: str = ""
+    """The outermost named scope of its equations."""
 
 
 def program(program: Program, *, theme: str | None = None) -> Drawing:
     """Draw a program as a graph: equations as boxes, from the inputs above to the outputs below, collectives emphasised.
+    Named scopes have colours.
 
     The hover text has the equation and its file:line. A program of more than 48 equations, or a very wide one, is drawn by
     depth: the equations between the same collectives as one box, which the drawing says. A stage with a `.program` may be
@@ -74,7 +77,7 @@ def _single(program: Program) -> list[_GraphNode]:
             nodes.append(_GraphNode(f"{what} {names[var]}\n{var.type}", f"{what} {names[var]}: {var.type}", "value"))
     for eqn in program.equations:
         kind = "collective" if eqn.bodies and eqn.communicates else eqn.primitive.kind
-        node = _GraphNode(_text(eqn), _hover(eqn, program), kind)
+        node = _GraphNode(_text(eqn), _hover(eqn, program), kind, scope=_scope(eqn))
         for atom in eqn.inputs:
             if isinstance(atom, Var):
                 node.reads[maker[atom]] = ", ".join(filter(None, [node.reads.get(maker[atom], ""), names[atom]]))
@@ -86,6 +89,10 @@ def _single(program: Program) -> list[_GraphNode]:
         if isinstance(atom, Var):
             nodes[-1].reads[maker[atom]] = shown
     return nodes
+
+
+def _scope(eqn: Equation) -> str:
+    return eqn.source.scope.partition("/")[0] if eqn.source else ""
 
 
 def _text(eqn: Equation) -> str:
@@ -130,9 +137,10 @@ def _summary(program: Program) -> tuple[list[_GraphNode], str]:
     groups: defaultdict[Any, list[Equation]] = defaultdict(list)
     key_of: dict[Var, Any] = dict.fromkeys((*[v for v, _ in program.constants], *program.inputs), "inputs")
     reads: defaultdict[Any, set[Any]] = defaultdict(set)
-    for eqn, d in zip(program.equations, at, strict=True):
+    runs = _runs(program, [d // every for d in at])
+    for eqn, d, run in zip(program.equations, at, runs, strict=True):
         what = (eqn.primitive.name, eqn.axes()) if eqn.primitive.communicates and every == 1 else ("", ())
-        key = (d // every, bool(what[0]), *what)
+        key = (d // every, bool(what[0]), *what, 0 if what[0] else run)
         groups[key].append(eqn)
         reads[key] |= {key_of[a] for a in eqn.inputs if isinstance(a, Var)} - {key}
         key_of.update(dict.fromkeys(eqn.outputs, key))
@@ -148,11 +156,26 @@ def _summary(program: Program) -> tuple[list[_GraphNode], str]:
     nodes.append(_GraphNode(outputs, outputs, "value"))
     nodes[-1].reads = dict.fromkeys((number[key_of[a]] for a in program.outputs if isinstance(a, Var)), "")
     band = f", in bands of {every} depths" if every > 1 else ""
+    scopes = ", and the same named scope" if any(runs) else ""
     note = (
         f"{len(program.equations):,} equations: drawn by depth{band}. A box holds the equations that have the same number of "
-        "collectives on the longest chain before them."
+        f"collectives on the longest chain before them{scopes}."
     )
     return nodes, note
+
+
+def _runs(program: Program, bands: Sequence[int]) -> list[int]:
+    """By equation, how often the named scope has changed in its band: boxes of neighbours only, so that none needs itself.
+
+    Without scopes, and where that would be too many boxes, all are 0.
+    """
+    last: dict[int, tuple[str, int]] = {}
+    found = []
+    for eqn, band in zip(program.equations, bands, strict=True):
+        scope, run = last.get(band, (_scope(eqn), 0))
+        last[band] = _scope(eqn), run + (scope != _scope(eqn))
+        found.append(last[band][1])
+    return found if len({*zip(bands, found, strict=True)}) <= _EQUATIONS else [0] * len(found)
 
 
 def _group(eqns: Sequence[Equation], key: Any, every: int) -> _GraphNode:
@@ -163,14 +186,16 @@ def _group(eqns: Sequence[Equation], key: Any, every: int) -> _GraphNode:
     if key[1]:
         nbytes = sum(a.type.nbytes for e in eqns for a in e.inputs)
         return _GraphNode(f"{len(eqns)} × {key[2]} over {', '.join(key[3])}\n{size_text(nbytes)} a device", hover, "collective")
-    head = _plural(len(eqns), "equation")
+    head, scopes = _plural(len(eqns), "equation"), {_scope(e) for e in eqns}
+    scope = scopes.pop() if len(scopes) == 1 else ""
+    head = f"{scope}: {head}" if scope else head
     if every > 1:
         among = sum(e.primitive.communicates for e in eqns)
         depths = f"depths {key[0] * every}–{(key[0] + 1) * every - 1}"
         text = f"{depths}: {head}\n{_plural(among, 'collective')} among them"
-        return _GraphNode(text, hover, "collective" if among else "compute")
+        return _GraphNode(text, hover, "collective" if among else "compute", scope=scope)
     most = ", ".join(f"{n} ×{c}" if c > 1 else n for n, c in counts[:3])
-    return _GraphNode(f"{head}\n{most}{', …' if len(counts) > 3 else ''}", hover, "compute")
+    return _GraphNode(f"{head}\n{most}{', …' if len(counts) > 3 else ''}", hover, "compute", scope=scope)
 
 
 # ---------------------------------------------------------------- the picture
@@ -181,15 +206,27 @@ def _placed(nodes: Sequence[_GraphNode]) -> Layout:
     return layered([list(n.reads) for n in nodes], widths)
 
 
+_COMPUTE = "compute", "higher", "fence"
+_OF_SCOPES = "tc0", "tc3", "tc2", "tc4", "tc6"
+"""Colours of computing in named scopes, for as many of them."""
+
+
+def _scope_colours(nodes: Sequence[_GraphNode]) -> dict[str, str]:
+    """Colours of the named scopes with most boxes, in the order of the program."""
+    counts = Counter(n.scope for n in nodes if n.scope and n.kind in _COMPUTE)
+    most = [scope for scope, _ in counts.most_common(len(_OF_SCOPES))]
+    return dict(zip([scope for scope in counts if scope in most], _OF_SCOPES, strict=False))
+
+
 _PITCH, _TALL = 0.66, 0.38
 """Inches from layer to layer; of a box."""
 
 
 def _scene(title: str, notes: Sequence[str], nodes: Sequence[_GraphNode], layout: Layout) -> Scene:
-    boxes = []
+    boxes, scopes = [], _scope_colours(nodes)
     for n, x, y, wide in zip(nodes, layout.x, layout.layer, layout.widths, strict=True):
         top = y * _PITCH
-        fill = _COLOURS.get(n.kind, "band")
+        fill = scopes.get(n.scope, "band") if n.kind in _COMPUTE else _COLOURS.get(n.kind, "band")
         boxes.append((x - wide / 2, x + wide / 2, top - _TALL / 2, top + _TALL / 2, fill, n.hover, n.text))
     path_x: list[float] = []
     path_y: list[float] = []
@@ -212,7 +249,9 @@ def _scene(title: str, notes: Sequence[str], nodes: Sequence[_GraphNode], layout
     y = Axis(-0.3, rows * _PITCH + 0.3, reversed=True)
     kinds = {n.kind for n in nodes}
     legend = [LegendEntry("inputs and outputs", "grid")] if "value" in kinds else []
-    legend += [LegendEntry("compute", "band")] if kinds & {"compute", "higher", "fence"} else []
+    plain = any(n.kind in _COMPUTE and n.scope not in scopes for n in nodes)
+    legend += [LegendEntry("compute", "band")] if plain else []
+    legend += [LegendEntry(f"compute: {scope}", colour) for scope, colour in scopes.items()]
     legend += [LegendEntry("depends on the device, moves nothing", "tc5")] if "local" in kinds else []
     legend += [LegendEntry("collective", "c1")] if kinds & {"collective", "effect"} else []
     return Scene(title, (Panel(x, y, tuple(marks), width, (rows * _PITCH + 0.6)),), tuple(notes), tuple(legend))

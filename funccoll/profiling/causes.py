@@ -56,7 +56,7 @@ class Blame:
     machine: float
     """Seconds of waiting in which ranks were ready and had no processor, or recorded the profile; not in `caused`."""
     unknown: float
-    """Seconds of waiting for ranks without a record, or before it begins; they are not in `caused`."""
+    """Seconds of waiting for ranks without a record; they are not in `caused`."""
 
     @property
     def totals(self) -> np.ndarray:
@@ -200,9 +200,10 @@ class _Search:
     def _gap(self, thread: ThreadRecord, i: int, low: int, high: int) -> Iterator[_Share]:
         """Between two spans, or before the first, or behind the last."""
         record = self._records[thread.rank]
-        if low < record.begin_ns:  # whatever it was doing, it was not recorded
-            to = min(high, record.begin_ns)
-            yield _Share(to - low, -1, "", "")
+        if low < record.begin_ns:  # what it was doing was not recorded
+            to, source = min(high, record.begin_ns), str(record.head.get("begun_at", ""))
+            entered = ", which it entered at" if source else ", which it entered later"
+            yield _Share(to - low, thread.rank, f"not yet in the profile{entered}", source)
             if high > to:
                 yield from self._gap(thread, i, to, high)
             return

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..display import html_table, seconds_text, text_table, titled
-from ..errors import ProfileError
+from ..errors import ProfileError, scope_of
 from ..timeline import ACTIVITIES, Timeline
 from .causes import Blame, blame_of
 from .rank_record import (
@@ -27,7 +27,7 @@ from .rank_record import (
     read_rank,
 )
 
-__all__ = ["SPLIT", "Profile", "runs_of"]
+__all__ = ["SPLIT", "ComputedLine", "Profile", "runs_of"]
 
 SPLIT = ("waiting", "moving", "reducing", "computing", "outside")
 """The parts of a rank's time. Outside: before, between and after the calls of compiled functions."""
@@ -62,6 +62,15 @@ def _begin(part: Path) -> int:
         return int(read_head(part)["time_ns"])
     except ProfileError:  # it is told when that run is loaded
         return part.stat().st_mtime_ns
+
+
+class ComputedLine(NamedTuple):
+    """One line of the user's, with its named scope, in the computing of all ranks."""
+
+    seconds: float
+    operations: int
+    """The operations of it in all programs of a rank."""
+    source: str
 
 
 class Profile:
@@ -123,6 +132,46 @@ class Profile:
         return total
 
     @cached_property
+    def lines(self) -> list[ComputedLine]:
+        """The user's lines that computed, the one that took longest first; all ranks and threads together."""
+        seconds, operations = dict[str, float](), dict[str, int]()
+        for thread, kinds in self._by_text():
+            for (label, source), row in zip(thread.texts, kinds, strict=True):
+                if row[COMPUTE]:
+                    place = source or label
+                    seconds[place] = seconds.get(place, 0.0) + float(row[COMPUTE])
+        for record in self.records:
+            own = dict[str, int]()
+            for fields in record.definitions.values():
+                if fields["kind"] == "segment":
+                    place = str(fields.get("source") or fields["label"])
+                    own[place] = own.get(place, 0) + int(fields.get("operations", 1))
+            operations.update({place: max(count, operations.get(place, 0)) for place, count in own.items()})
+        found = [ComputedLine(s, operations.get(place, 1), place) for place, s in seconds.items()]
+        return sorted(found, key=lambda line: (-line.seconds, line.source))
+
+    @cached_property
+    def scopes(self) -> dict[str, np.ndarray]:
+        """By named scope ("" for what is in none) float64[4]: seconds of the first parts of SPLIT, of all ranks together."""
+        found: dict[str, np.ndarray] = {}
+        for thread, kinds in self._by_text():
+            for (_, source), row in zip(thread.texts, kinds, strict=True):
+                if row.any():
+                    total = found.setdefault(scope_of(source), np.zeros(4))
+                    total += row[:4]
+        return dict(sorted(found.items(), key=lambda item: -item[1].sum()))
+
+    def _by_text(self) -> Iterator[tuple[ThreadRecord, np.ndarray]]:
+        """Each thread, and float64[texts, 5]: seconds of each kind of spans up to BOOKKEEPING, which is moving as well."""
+        for record in self.records:
+            for thread in record.threads:
+                kinds = np.zeros((len(thread.texts), BOOKKEEPING + 1))
+                keep = thread.kind <= BOOKKEEPING
+                np.add.at(kinds, (thread.text[keep], thread.kind[keep]), (thread.end - thread.start)[keep] / 1e9)
+                kinds[:, MOVE] += kinds[:, BOOKKEEPING]
+                yield thread, kinds
+
+    @cached_property
     def blame(self) -> Blame:
         """Causes of the waiting."""
         return blame_of(self.records, self.nranks)
@@ -162,6 +211,8 @@ class Profile:
         return {
             "profile": self.name, "ranks": self.nranks, "seconds": self.seconds, "notes": self.notes,
             "split": [dict(zip(SPLIT, row, strict=True)) for row in self.split.tolist()],
+            "lines": [line._asdict() for line in self.lines[:100]],
+            "scopes": {name: dict(zip(SPLIT, row.tolist(), strict=False)) for name, row in self.scopes.items()},
             "waited": blame.waited.tolist(), "caused": blame.caused.tolist(), "named": blame.named,
             "machine": blame.machine, "unknown": blame.unknown, "causes": [cause._asdict() for cause in blame.causes[:100]],
         }  # fmt: skip

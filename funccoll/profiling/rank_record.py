@@ -161,6 +161,7 @@ class _Table:
         if self.kind != "plan":
             kind = {"segment": COMPUTE, "program": COMPUTE}.get(self.kind, REDUCE if fields.get("combines") else MOVE)
             self.span_kind, self.texts = kind, [(str(fields["label"]), str(fields.get("source", "")))]
+            int(fields.get("operations", 1))  # raises for what is not a number
             return
         size = max(fields["pc"], default=0) + 1
         if size > _MOST_WORDS:

@@ -32,7 +32,7 @@ from .blas import keep_threads
 from .float_environment import run_in_context
 from .loop_code import Picks, cond_source, each_source, scan_source, while_source
 from .non_finite import NonFinite, operation_check
-from .recorded_program import Part, RecordedProgram, collective_part, segment_part
+from .recorded_program import Part, RecordedProgram, SegmentParts, collective_part
 from .recorder import register
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ class _Builder:
         """By line of the driver, the number of calls before it."""
         self.sources: dict[Any, list[Source | None]] = {}
         """By code of a segment, the user's line of each of its equations."""
-        self.parts: list[tuple[dict[str, Any], str, Part]] = []
+        self.parts: list[tuple[dict[str, Any], str, Part | SegmentParts]] = []
         """The functions that a profile records: where the code finds them, their names and definitions."""
 
     def _readers(self) -> dict[Var, set[Equation | None]]:
@@ -389,7 +389,18 @@ class _Builder:
         source = f"def {function}({', '.join(arguments)}):\n    {body}\n"
         exec(compile(source, f"<funccoll {function}>", "exec"), self.names.namespace)
         self.sources[self.names.namespace[function].__code__] = found = [eqn.source for eqn in equations]
-        self.parts.append((self.names.namespace, function, segment_part(found)))
+        namespace, sources = self.names.namespace, self.sources
+
+        def marked(starts: Sequence[int]) -> Callable[..., Any]:
+            begins = {*starts}
+            body = "\n    ".join([f"_next(); {line}" if i in begins else line for i, line in enumerate(lines)])
+            text = f"def marked({', '.join(['_next', *arguments])}):\n    {body}\n    return {returned}\n"
+            made: dict[str, Any] = {}
+            exec(compile(text, f"<funccoll {function}>", "exec"), namespace, made)
+            sources[made["marked"].__code__] = found
+            return made["marked"]
+
+        self.parts.append((namespace, function, SegmentParts(found, marked)))
         self.steps.append(([self.call_segment(function, arguments, returned, len(results), count)], reads))
 
     def check(

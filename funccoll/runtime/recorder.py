@@ -23,7 +23,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -31,7 +31,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from .._version import __version__
-from ..errors import ProfileError, system_reason, user_source
+from ..errors import ProfileError, Source, system_reason, user_source
 from ..kernels.frame import ROW_BYTES
 from ..machine_profile import boot_id
 from ..weak_values import WeakValues
@@ -50,6 +50,7 @@ __all__ = [
     "begin_from_environment",
     "end",
     "recorded",
+    "recorded_lines",
     "register",
     "span",
 ]  # fmt: skip
@@ -367,6 +368,56 @@ def _cannot_write(folder: Path, error: OSError) -> ProfileError:
     )
 
 
+class _Lines:
+    """One call of a function that says when it comes to the next of its parts: a row for each."""
+
+    def __init__(self, recorder: Recorder, numbers: Sequence[int], start: int):
+        self._recorder, self._numbers, self._start, self._at = recorder, numbers, start, -1
+
+    def next(self) -> None:
+        """Begin the next part."""
+        self.end()
+        self._at += 1
+
+    def end(self) -> None:
+        """End the present one."""
+        if self._at >= 0:
+            now = time.monotonic_ns()
+            self._recorder.add(self._numbers[self._at] << 32 | CALL, self._start, now, 0)
+            self._start = time.monotonic_ns()
+
+
+def recorded_lines(
+    recorder: Recorder, plain: Callable[..., Any], marked: Callable[[], Callable[..., Any]], parts: Sequence[Mapping[str, Any]]
+) -> Callable[..., Any]:
+    """A function like `plain` which records each of its parts, of these definitions, as a row.
+
+    `marked` gives, when it is wanted, one that computes the same, and calls its first argument where each part begins.
+    """
+    numbers: list[int] = []
+
+    def define() -> list[int]:
+        return [recorder.define(object(), lambda part=part: part) for part in parts]
+
+    def call(*arguments: Any) -> Any:
+        if recorder.ended:
+            return plain(*arguments)
+        begin = time.monotonic_ns()
+        try:
+            function = marked()
+            numbers[:] = numbers or define()
+            lines = _Lines(recorder, numbers, recorder.sample(begin))
+        except OSError as error:
+            recorder.give_up(error)
+            return plain(*arguments)
+        try:
+            return function(lines.next, *arguments)
+        finally:
+            lines.end()
+
+    return call
+
+
 def recorded(
     recorder: Recorder, function: Callable[..., Any], about: Mapping[str, Any], line: bool = False
 ) -> Callable[..., Any]:
@@ -431,9 +482,9 @@ def begin(directory: str | os.PathLike[str], rank: int, nranks: int, run: str) -
         key = str(place), run
         number = _NOW.counts.get(key, 0) + 1
         found = _folder_name(run) if run else f"process-{os.getpid()}-{time.time_ns() // 10**9}"
-        recorder = Recorder(place / f"{found}-{number}", _head(rank, nranks, run))
-        _NOW.counts[key], _NOW.active = number, recorder
         source = user_source()
+        recorder = Recorder(place / f"{found}-{number}", _head(rank, nranks, run, source))
+        _NOW.counts[key], _NOW.active = number, recorder
         _NOW.begun_at = f" since {source}" if source else ""
         for thing in _NOW.recordables.values():
             thing.record(recorder)
@@ -447,11 +498,12 @@ def _folder_name(run: str) -> str:
     return name if name == run else f"{name or 'run'}-{hashlib.sha256(run.encode()).hexdigest()[:8]}"
 
 
-def _head(rank: int, nranks: int, run: str) -> dict[str, Any]:
+def _head(rank: int, nranks: int, run: str, source: Source | None) -> dict[str, Any]:
     return {
         "format": FORMAT, "version": VERSION, "rank": rank, "ranks": nranks, "run": run, "host": platform.node(),
         "boot": _clock(), "pid": os.getpid(), "command": sys.argv,
         "funccoll": __version__, "monotonic_ns": time.monotonic_ns(), "time_ns": time.time_ns(),
+        "begun_at": str(source or ""),
     }  # fmt: skip
 
 

@@ -11,7 +11,15 @@ from typing import Any, TypeVar
 import numpy as np
 import optree
 
-from ..errors import ConcretizationError, ShardingError, Source, TraceError, current_source, registration_remedy
+from ..errors import (
+    ConcretizationError,
+    ShardingError,
+    Source,
+    TraceError,
+    current_source,
+    registration_remedy,
+    traced_source,
+)
 from ..ir import (
     Atom,
     Equation,
@@ -87,7 +95,7 @@ class Trace:
         if primitive.kind == "compute" and not any(isinstance(v, Traced) for v in values):
             return primitive.reference(*map(as_array, values), **params)
         atoms: Sequence[Atom] = [v.variable if isinstance(v, Tracer) and v.frame is self else self._atom(v) for v in values]
-        source = current_source()
+        source = traced_source()
         if self.shardings and primitive.kind != "call":
             self._require_whole(primitive, values, atoms)
         if primitive.kind == "compute":
