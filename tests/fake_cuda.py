@@ -59,8 +59,9 @@ def _set_device(number: int) -> None:
 
 
 def _event_query(event: int) -> int:
-    """A status, which is not looked at. It ends a capture of another thread, but in RELAXED mode."""
-    if fake_cupy.recorder is not None and threads.capture_mode != 2:
+    """A status, which is not looked at. It ends a GLOBAL capture, but in a thread whose own mode is RELAXED."""
+    capture = fake_cupy.recorder
+    if isinstance(capture, Capture) and capture.mode != 2 and threads.capture_mode != 2:
         fake_cupy.touch_host("cudaEventQuery in another thread")
     if not fault:
         Event.all[event].reach()
@@ -124,7 +125,8 @@ class Graph:
 class Capture:
     """The recorder of a stream that captures."""
 
-    def __init__(self) -> None:
+    def __init__(self, mode: int = 2) -> None:
+        self.mode = mode
         self.work: list[Callable[[], None]] = []
         self.memory: list[np.ndarray] = []  # as long as the graph lives: kernels have addresses alone
         self.blocks: list[weakref.ref[fake_cuda_memory.Memory]] = []
@@ -212,11 +214,11 @@ class Stream:
         _check()
         self.drain()
 
-    def begin_capture(self, mode: Any = None) -> None:
+    def begin_capture(self, mode: int | None = None) -> None:
         if self._null:
             raise CUDARuntimeError("cudaErrorStreamCaptureUnsupported: the null stream cannot be captured")
         assert fake_cupy.recorder is None
-        fake_cupy.recorder = Capture()
+        fake_cupy.recorder = Capture(2 if mode is None else mode)  # CuPy's default; torch's is 0, GLOBAL
 
     def end_capture(self) -> Graph:
         capture, fake_cupy.recorder = fake_cupy.recorder, None

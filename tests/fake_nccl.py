@@ -297,6 +297,10 @@ class NcclCommunicator:
         if self._reports:
             raise NcclError(self._reports)
 
+    def __del__(self):
+        if hasattr(self, "_state"):
+            self.destroy()  # as CuPy's does
+
     def abort(self):
         self._end("abort")
 

@@ -89,7 +89,7 @@ def test_a_thread_that_watches_ends_no_capture_and_asks_its_own_gpu(monkeypatch)
     def ask_in_a_capture(begins: bool) -> None:
         thread = threading.Thread(target=ask, args=(begins,))
         with fake_cuda.Stream(non_blocking=True) as stream:
-            stream.begin_capture()
+            stream.begin_capture(mode=0)
             thread.start()
             thread.join()
             stream.end_capture()

@@ -5,10 +5,12 @@ No GPU has run it. `fake_nccl.py` has the interface of CuPy 14.2, which a test c
 
 from __future__ import annotations
 
+import gc
 import re
 import subprocess
 import sys
 import threading
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,6 +23,7 @@ from ranks import Ranks
 
 from funccoll.runtime.nccl import watchdog
 from funccoll.runtime.nccl.native import is_native
+from funccoll.runtime.nccl.nccl_job import NcclJob
 from funccoll.runtime.plans.flat_operand import FlatOperand
 from funccoll.runtime.plans.operand import Operand
 from funccoll.schedules.schedule import build
@@ -185,6 +188,17 @@ def test_a_forked_child():
     child, *parent = ended[0][1]
     assert child.startswith("RendezvousError: this process was forked from rank 0")
     assert parent == ended[1][1] == ["[2.0, 4.0]", "destroy"]
+
+
+def test_a_communicator_is_not_destroyed_where_it_is_dropped():
+    """CuPy destroys one then: a forked child, when its interpreter ends, that of its parent."""
+    job = NcclJob.__new__(NcclJob)
+    job.lock, job._communicators = threading.RLock(), []
+    made = weakref.ref(job._kept(lambda: fake_nccl.NcclCommunicator(1, fake_nccl.get_unique_id(), 0)))
+    job._communicators.clear()
+    gc.collect()
+    assert made() is not None
+    made().destroy()
 
 
 def test_two_ranks_on_one_gpu():

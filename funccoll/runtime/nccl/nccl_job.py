@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import threading
@@ -100,6 +101,8 @@ class NcclJob:
     def _kept(self, make: Callable[[], Any]) -> Any:
         with self.lock:
             communicator = make()
+            # A reference for good: CuPy destroys a communicator that is dropped; in a forked child, that of the parent.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(communicator))
             self._communicators.append(communicator)
         return communicator
 
