@@ -36,7 +36,7 @@ class Memory:
             raise fake_cupy.OutOfMemoryError(f"Out of memory allocating {size:,} bytes (allocated so far: 0 bytes).")
         self.size, self.ptr = size, next(_addresses) if size else 0
         made.append(weakref.ref(self))
-        if fake_cupy.recorder is not None and hasattr(fake_cupy.recorder, "blocks"):
+        if size and fake_cupy.recorder is not None and hasattr(fake_cupy.recorder, "blocks"):
             fake_cupy.recorder.blocks.append(made[-1])
 
 
