@@ -30,7 +30,7 @@ FACTS = Part("what is installed", (Trial("facts", "gpu_machine:facts", (), 30),)
 """Versions and paths. It comes before all others, whichever are chosen: what it finds are the first lines."""
 
 FIRST_SECONDS = 480
-"""What the facts and the part `first` may take together, so that each of its trials is begun."""
+"""Seconds of the facts and the part `first` together, so that each of its trials is begun."""
 
 PARTS: dict[str, Part] = {
     "first": Part("what teaches most, in that order; the other parts do not have it again", (

@@ -1,7 +1,8 @@
-"""Probes of two things that all of our kernels need, each in the smallest kernel that has it.
+"""Probes of barriers, and of memory between blocks, each in the smallest kernel that has it.
 
-The first is a barrier that the threads of one warp reach in different places of the code. The second is data that another block
-sees because a word was released after it, and acquired before it. Where one of them does not hold, nothing else can be right.
+The first is a barrier that the threads of one warp reach late, or in different places of the code. In our kernels they reach
+each barrier in one place: where only the probe of different places fails, our kernels may be right. The second is data that
+another block sees because a word was released after it, and acquired before it: without that nothing else can be right.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def _check() -> None:
 
 
 class _Threads(threading.local):
-    """What the driver keeps of each thread."""
+    """The state that the driver keeps of each thread."""
 
     device = 0
     capture_mode = 0
@@ -130,7 +130,7 @@ class Capture:
         self.work: list[Callable[[], None]] = []
         self.memory: list[np.ndarray] = []  # as long as the graph lives: kernels have addresses alone
         self.blocks: list[weakref.ref[fake_cuda_memory.Memory]] = []
-        """What was allocated of the GPU meanwhile."""
+        """Memory of the GPU that was allocated meanwhile."""
         self.invalidated = ""
 
     def launch(self, work: Callable[[], None]) -> None:

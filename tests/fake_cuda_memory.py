@@ -23,7 +23,7 @@ _free_blocks: dict[int, Block] = {}
 total_bytes = 1 << 40
 """Of the GPU."""
 made: list[weakref.ref[Memory]] = []
-"""What is allocated, or was."""
+"""Memory that is allocated, or was."""
 
 
 class Memory:

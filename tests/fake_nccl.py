@@ -76,7 +76,7 @@ class _Stream(threading.Thread):
         self.todo: queue.Queue = queue.Queue()
         self.failure: BaseException | None = None
         self.fault: BaseException | None = None
-        """What every question to the GPU raises after it has failed."""
+        """The exception of every question to the GPU after it has failed."""
         self.start()
 
     def run(self):

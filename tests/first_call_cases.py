@@ -1,4 +1,4 @@
-"""What processes run in `test_first_calls.py`: arguments that ranks pass alike, or not, to programs that they call first."""
+"""The jobs of `test_first_calls.py`: arguments that ranks pass alike, or not, to programs that they call first."""
 
 from __future__ import annotations
 

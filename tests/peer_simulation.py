@@ -325,7 +325,7 @@ LAST: dict[str, Callable[[Any], Any]] = {
 MARK = peer_segments._GRANULE - 8
 """The place of a mark in the segment of a rank's counters, behind them: the times that all its blocks have waited in vain."""
 WAITS = 1 << 32
-"""What a mark is more than when its rank waits for others in its end."""
+"""A mark is at least this when its rank waits for others in its end."""
 
 
 def end(*names: str) -> None:

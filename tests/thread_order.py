@@ -1,4 +1,4 @@
-"""What the rules of the PTX ISA say of the threads of a launch, checked while Numba's simulator executes them.
+"""Rules of the PTX ISA for the threads of a launch, checked while Numba's simulator executes them.
 
 *Data races*: of two accesses to the same bytes, of which one is a write, one must happen before the other, by barriers of the
 block and by releases that acquires read from, unless both are acquires or releases. The order of the simulation does not

@@ -61,7 +61,7 @@ class Evaluation:
     inputs: Sequence[Any]
     """The values of the traced function's inputs."""
     reports: bool = True
-    """Whether reports run, too: in a function that is differentiated they run when it is evaluated."""
+    """True where reports run, too: in a function that is differentiated they run when it is evaluated."""
     outputs: Sequence[Any] = ()
     """The values of its results, when it has been traced."""
 
