@@ -3,6 +3,10 @@
 It has that module's names, constants and positional arguments, and refuses what NCCL leaves undefined: counts, types or roots
 that differ between ranks, sends that meet no receive of their group, and a communicator that is used after its end. One
 thread is the stream. Groups wait for it, unless `_asynchronous`, because NumPy does not.
+
+As in NCCL, an error in a group ends the group, of which nothing is enqueued. The end of a communicator in a group frees its
+memory where the group ends, and to free memory waits for all that is enqueued on the GPU, whose communicator it may be. As in
+CuPy, neither `abort` nor `destroy` raises, and a communicator that is garbage is destroyed.
 """
 
 from __future__ import annotations
@@ -35,17 +39,23 @@ _DTYPES = [np.dtype(t) for t in (np.int8, np.uint8, np.int32, np.uint32, np.int6
 _OPS = {NCCL_SUM: np.add, NCCL_PROD: np.multiply, NCCL_MAX: np.maximum, NCCL_MIN: np.minimum}
 _STREAM = 0x57AEA3
 _PATIENCE = 100.0
-_STATUS = {1: "UNHANDLED_CUDA_ERROR", 3: "INTERNAL_ERROR", 4: "INVALID_ARGUMENT", 5: "INVALID_USAGE", 6: "REMOTE_ERROR"}
+_STATUS = {1: "UNHANDLED_CUDA_ERROR", 2: "SYSTEM_ERROR", 3: "INTERNAL_ERROR", 4: "INVALID_ARGUMENT", 5: "INVALID_USAGE", 6: "REMOTE_ERROR"}
 _asynchronous = False
 _version = 23203
 _calls: list[str] = []
 """The names of the functions of NCCL that were called."""
 
 
+def current_device():
+    """The calling thread's, which a communicator is made for."""
+    return 0
+
+
 class NcclError(RuntimeError):
     def __init__(self, status):
         self.status = status
-        super().__init__(f"NCCL_ERROR_{_STATUS[status]}: {_STATUS[status].lower()}")
+        name = _STATUS[status]  # a KeyError for those that CuPy has no name for: 7 (in progress), 8 (timeout)
+        super().__init__(f"NCCL_ERROR_{name}: {name.lower()}")
 
 
 class NcclConfig:
@@ -159,10 +169,11 @@ class _FakeEvent:
 
 
 class _Groups(threading.local):
-    depth = 0
+    depth = error = 0
 
     def __init__(self):
         self.calls = []
+        self.ends = []
 
 
 _groups = _Groups()
@@ -179,7 +190,14 @@ def groupEnd():
     _groups.depth -= 1
     if _groups.depth == 0:
         calls, _groups.calls = _groups.calls, []
-        _enqueue(calls)
+        ends, _groups.ends = _groups.ends, []
+        error, _groups.error = _groups.error, 0
+        if error:
+            raise NcclError(error)
+        if calls:
+            _enqueue(calls)
+        for communicator in ends:
+            communicator._free()
 
 
 def _enqueue(calls):
@@ -219,7 +237,7 @@ class NcclCommunicator:
         _calls.append("NcclCommunicator")
         self._name, self._ranks, self._rank, self._splits = hashlib.sha256(commId).hexdigest(), ndev, rank, 0
         self._state, self._reports, self._polls = "alive", 0, 0
-        self._ended = threading.Event()
+        self._ended, self._device = threading.Event(), current_device()
         self._peers = _meet(self._name, ndev, rank)
 
     def _check(self):
@@ -230,6 +248,8 @@ class NcclCommunicator:
 
     def _call(self, name, count, dtype, op, root, stream, source, output, sent, received):
         """`sent` and `received` are multiples of `count`: the elements that this rank's addresses must have."""
+        if self._state != "alive" and _groups.depth:
+            _groups.error = 4
         self._check()
         _integers(count, dtype, root, source, output, stream)
         assert dtype < len(_DTYPES) and root < self._ranks and (op is None or op in _OPS)
@@ -286,14 +306,13 @@ class NcclCommunicator:
         part._name = hashlib.sha256(f"{self._name} {self._splits} {color}".encode()).hexdigest()
         part._ranks, part._rank, part._splits = len(members), members.index((key, self._rank)), 0
         part._state, part._reports, part._polls, part._ended = "alive", 0, 0, threading.Event()
+        part._device = self._device
         part._peers = _meet(part._name, part._ranks, part._rank)
         return part
 
     def check_async_error(self):
         self._check()
         self._polls += 1
-        if self._reports == 7:
-            raise KeyError(7)  # as CuPy's NcclError does with ncclInProgress
         if self._reports:
             raise NcclError(self._reports)
 
@@ -316,6 +335,14 @@ class NcclCommunicator:
             self._ended.set()
             for peer in self._peers.values():
                 peer.close(how)
+            if _groups.depth:
+                _groups.ends.append(self)
+            else:
+                self._free()
+
+    def _free(self):
+        """Free memory: cudaFree waits for all kernels of the GPU."""
+        assert _stream().put().wait(_PATIENCE), "memory is freed while what another communicator has enqueued never ends"
 
     # ---------------- execution, in the stream's thread
 

@@ -13,6 +13,7 @@ import threading
 import weakref
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import fake_nccl
 import ml_dtypes
@@ -21,7 +22,8 @@ import process_cases
 import pytest
 from ranks import Ranks
 
-from funccoll.runtime.nccl import watchdog
+from funccoll.errors import FunccollError
+from funccoll.runtime.nccl import nccl_job, watchdog
 from funccoll.runtime.nccl.native import is_native
 from funccoll.runtime.nccl.nccl_job import NcclJob
 from funccoll.runtime.plans.flat_operand import FlatOperand
@@ -170,6 +172,56 @@ def test_a_drain_that_nothing_ends_has_a_limit():
     assert found.drain()
 
 
+def job_of_one() -> NcclJob:
+    """NCCL of a process that is alone, with two communicators."""
+    world = SimpleNamespace(timeout=5.0, rank=0, watch=SimpleNamespace(failure=lambda members=(): None))
+    host: Any = SimpleNamespace(world=world, known_communicators=None)
+    job = NcclJob(host, fake_nccl.FakeGpu("bus"), fake_nccl, lambda *_: None)
+    for _ in range(2):
+        job._kept(lambda: fake_nccl.NcclCommunicator(1, fake_nccl.get_unique_id(), 0))
+    return job
+
+
+def test_communicators_are_aborted_together(monkeypatch):
+    """To free the memory of one would wait for the kernel of the other."""
+    monkeypatch.setattr(fake_nccl, "_PATIENCE", 5.0)
+    job = job_of_one()
+    first, second = job._communicators
+    fake_nccl._stream().put(second._ended.wait)  # its peer is gone
+    job._end_by(FunccollError("a peer is gone"))
+    assert job._abort is not None and not job._abort.is_alive()
+    assert first._state == second._state == "abort"
+    fake_nccl._stream().synchronize()
+    job.end()
+
+
+def test_a_kernel_that_never_ends_holds_no_process(monkeypatch):
+    """An abort waits for it, in a thread of its own."""
+    monkeypatch.setattr(nccl_job, "_ABORT_WITHIN", 0.01)
+    job, ends = job_of_one(), threading.Event()
+    fake_nccl._stream().put(ends.wait)
+    job._end_by(FunccollError("the GPU does not finish"))
+    job.end()
+    assert job._abort is not None and job._abort.is_alive() and job.watchdog.drain()
+    ends.set()
+    job._abort.join()
+    assert [c._state for c in job._communicators] == ["abort"] * 2
+
+
+def test_statuses_that_cupy_has_no_name_for():
+    job = job_of_one()
+    communicator = job._communicators[0]
+    call: Any = SimpleNamespace(communicators=[communicator])
+    found = {}
+    for status in (0, 7, 8, 2):
+        communicator._reports = status
+        found[status] = job.watchdog._reported(call)
+    assert found[0] is found[7] is None  # in progress
+    assert str(found[8]) == "ncclResult_t 8"  # a timeout
+    assert str(found[2]).startswith("NCCL_ERROR_SYSTEM_ERROR")
+    job.end()
+
+
 def test_an_exception_that_only_one_rank_has():
     with start(2, "exception()") as ranks:
         ended = [ranks.end(rank) for rank in (0, 1)]
@@ -236,6 +288,16 @@ def test_the_fake_refuses_what_nccl_leaves_undefined():
     for call in (communicator.check_async_error, lambda: communicator.allReduce(*arguments)):
         with pytest.raises(nccl.NcclError, match="INVALID_ARGUMENT"):
             call()
+    nccl.groupStart()
+    other = nccl.NcclCommunicator(1, nccl.get_unique_id(), 0)
+    other.allReduce(*arguments)
+    with pytest.raises(nccl.NcclError, match="INVALID_ARGUMENT"):
+        communicator.allReduce(*arguments)
+    y[:] = 0
+    with pytest.raises(nccl.NcclError, match="INVALID_ARGUMENT"):  # and nothing is enqueued
+        nccl.groupEnd()
+    assert not y.any()
+    other.destroy()
     with pytest.raises(nccl.NcclError, match="INVALID_USAGE"):
         nccl.groupEnd()
 

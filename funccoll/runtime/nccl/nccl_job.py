@@ -29,6 +29,9 @@ _ALLOWS_SHARING = 23000
 """The first version of NCCL in which NCCL_MULTI_RANK_GPU_ENABLE=1 lets several ranks use one GPU."""
 _ABORT_AFTER = 1.0
 """Seconds that a failure waits for a thread that calls NCCL. One that is stuck there comes free by the abort."""
+_ABORT_WITHIN = 10.0
+"""Seconds that a failure waits for the abort, which itself waits for all kernels of the GPU: one of the user's may never end.
+The driver ends them with the process."""
 
 
 def load_nccl() -> Any:
@@ -63,6 +66,7 @@ class NcclJob:
         self.failure: FunccollError | None = None
         self.watchdog = Watchdog(self.world, gpu, self.lock, self._end_by)
         self._communicators: list[Any] = []
+        self._abort: threading.Thread | None = None
         self._told = False
         self._pid = os.getpid()  # a forked child has copies of the communicators, which are the parent's
         self._failing = threading.Lock()
@@ -153,29 +157,48 @@ class NcclJob:
             if self.failure is not None:
                 return
             self.failure = error  # first: what waits for the GPU comes free by the abort, and then asks
+        self.watchdog.end()
         registry = self.host.known_communicators
         if registry is not None:
             registry.abandon(error, None, "a collective of NCCL")
         if os.getpid() != self._pid:
             return
+        self._abort_all()
+
+    def _abort_all(self) -> None:
+        """Abort all communicators, once, and return when that is done, or takes too long."""
+        with self._failing:
+            if self._abort is None:
+                self._abort = threading.Thread(target=self._abort_group, name="funccoll-nccl-abort", daemon=True)
+                self._abort.start()
+        self._abort.join(_ABORT_WITHIN)
+
+    def _abort_group(self) -> None:
+        """Abort all communicators as one group, so that all their kernels end before the memory of any is freed.
+
+        cudaFree waits for the whole GPU: one after the other, the first would wait for the kernels of the next for ever.
+        """
         held = self.lock.acquire(timeout=_ABORT_AFTER)
         try:
-            for communicator in self._communicators:
-                with suppress(Exception):  # one that has failed already
-                    communicator.abort()
+            with suppress(self.nccl.NcclError):  # the GPU has failed, and frees nothing
+                self.nccl.groupStart()
+                try:
+                    for communicator in list(self._communicators):
+                        communicator.abort()
+                finally:
+                    self.nccl.groupEnd()
         finally:
             if held:
                 self.lock.release()
-        self.watchdog.end()
 
     def end(self) -> None:
         """Destroy the communicators when all that was enqueued is complete; abort them after a failure."""
         if os.getpid() != self._pid:
             return
-        complete = self.watchdog.drain()
-        with self.lock:
-            aborts = not complete or self.is_over or self.world.watch.failure()
-            for communicator in self._communicators:
-                communicator.abort() if aborts else communicator.destroy()
-            self._communicators.clear()
+        if not self.watchdog.drain() or self.is_over or self.world.watch.failure():
+            self._abort_all()
+        else:
+            with self.lock:
+                for communicator in self._communicators:
+                    communicator.destroy()
         self.watchdog.end()

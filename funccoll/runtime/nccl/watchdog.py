@@ -10,7 +10,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Enqueued", "Watchdog"]
 
+_IN_PROGRESS = 7  # ncclInProgress
 _POLL = 0.01  # seconds between two looks
 _GRACE = 0.5  # seconds after a peer's failure in which what it had done its part of may still complete
 
@@ -138,8 +138,11 @@ class Watchdog:
             return None
         try:
             for communicator in call.communicators:
-                with suppress(KeyError):  # CuPy's way to say ncclInProgress
+                try:
                     communicator.check_async_error()
+                except KeyError as error:  # CuPy's NcclError has no name for this status
+                    if error.args != (_IN_PROGRESS,):
+                        return RuntimeError(f"ncclResult_t {error.args[0]}")
         except Exception as error:
             return error
         finally:
