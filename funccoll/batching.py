@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from .errors import PytreeError, ShapeError, TraceError, UnsupportedError
 from .ops.elementwise import scalar_type
 from .ops.registry import as_traceable
 from .primitives.batch_rules import repeated
+from .pytree_differences import prefix_difference
 from .tracing.batched_evaluation import apply_batched, element_type
 from .tracing.trace import detached, documented_as, flatten_outputs, label_of, require_function, value_type
 
@@ -37,12 +37,12 @@ def _for_leaves(axes: Any, tree: Any, what: str, of: str, name: str) -> list[int
     """One axis for each leaf of `tree`, from axes that are a pytree prefix of it (JAX's rule)."""
     try:
         each = optree.broadcast_prefix(axes, tree, none_is_leaf=True)
-    except ValueError as error:
-        reason = re.split(r"; \w+: |, got ", str(error))[0]  # what follows shows whole arrays
-        shown = str(optree.tree_structure(tree))[len("PyTreeSpec(") : -1]
+    except ValueError:
+        structure = functools.partial(optree.tree_structure, none_is_leaf=True)
+        difference = prefix_difference(structure(axes), structure(tree), what, f"the {of} have")
         raise PytreeError(
-            f"vmap of {name}: {what}={axes!r:.80} does not fit the {of}, of structure {shown} (* is an array). {reason}. Give "
-            "one integer or None for each array, or for a whole tuple, list or dict of them."
+            f"vmap of {name}: {what}={axes!r:.80} does not fit the {of}: {difference}. Give one integer or "
+            "None for each array, or for a whole tuple, list or dict of them."
         ) from None
     leaves = optree.tree_leaves(tree, none_is_leaf=True)
     return [axis for axis, leaf in zip(each, leaves, strict=True) if leaf is not None]

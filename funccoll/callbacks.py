@@ -14,6 +14,7 @@ from .errors import PytreeError, ShapeError, TraceError
 from .ir import Primitive, bind
 from .ops.registry import as_traceable, is_traced
 from .primitives.batch_rules import batch_each
+from .pytree_differences import first_difference
 from .types import ArrayType, check_dtype
 
 __all__ = ["check_results", "pure_callback", "result_type"]
@@ -52,7 +53,8 @@ def _call(
     copy = partial(np.array, order="C")
     results, found = optree.tree_flatten(fn(*in_tree.unflatten(map(copy, xs))))
     if found != out_tree:
-        raise PytreeError(f"{label_of(fn)} returned structure {found}, and {out_tree} was stated (* is an array).")
+        difference = first_difference(found, out_tree, "result", "result_types has")
+        raise PytreeError(f"{label_of(fn)} returned another structure than was stated: {difference}.")
     return check_results(list(map(copy, results)), types, label_of(fn))
 
 

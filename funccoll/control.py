@@ -20,6 +20,7 @@ from .ir import Program, Traced, bind, current_interpreter
 from .ops.elementwise import astype, scalar_type
 from .ops.registry import as_traceable
 from .primitives.control_flow import cond_p, require_same_decision, scan_p, while_p
+from .pytree_differences import first_difference
 from .tracing import batched_control as batched_control
 from .tracing.closed_programs import closed, with_same_operands
 from .tracing.trace import flatten_outputs, label_of, require_function, stage, value_type
@@ -43,8 +44,8 @@ class _Carry:
         leaves, tree = flatten_outputs(result, self.name)
         if tree != self.tree:
             raise PytreeError(
-                f"{self.what}: the carry that {self.name} returns has structure {tree}, and init {self.tree}: they must agree "
-                "(* is an array)."
+                f"{self.what}: the carry that {self.name} returns and init must have one structure: "
+                f"{first_difference(tree, self.tree, 'carry', 'init has')}."
             )
         return leaves
 
@@ -365,8 +366,8 @@ def _choose(what: str, index: Any, branches: Sequence[Callable[..., Any]], opera
     for name, out_tree in zip(names[::written], trees[::written], strict=True):
         if out_tree != trees[::written][0]:
             raise PytreeError(
-                f"{what}: {names[::written][0]} returns structure {trees[::written][0]}, and {name} {out_tree}: branches must "
-                "agree (* is an array)."
+                f"{what}: branches must return one structure: "
+                f"{first_difference(out_tree, trees[::written][0], f'result of {name}', f'that of {names[::written][0]} has')}."
             )
     agreed = [
         _common(what, names[::written], path, outs, value_type(index).varying)

@@ -271,7 +271,7 @@ def test_misuse_of_states_is_named():
     refused(weighted, TraceError, r"must return \(sum, weight\).*such as the number of examples")
     refused(fc.data_parallel(loss, buffers="mean", has_aux=True), TraceError, r"must return \(loss, \(buffers, aux\)\)")
     refused(fc.data_parallel(lambda p, b: (np.sum(b), b[:1]), buffers="mean"), ShapeError, "shape and dtype must stay")
-    refused(fc.data_parallel(lambda p, b: (np.sum(b), [b]), buffers="mean"), PytreeError, "returned buffers of structure")
+    refused(fc.data_parallel(lambda p, b: (np.sum(b), [b]), buffers="mean"), PytreeError, "buffers of another structure")
     refused(lambda p, x: plain({"n": np.int32(2)}, x), TraceError, r"no parameter is of floats.*\['n'\] of i32\[\]")
     refused(lambda p, x: plain(p, x, active=x), ShapeError, "active must be one number on each device")
     with pytest.raises(TraceError, match=r"reduction must be one of 'mean', 'sum', 'weighted', not 'avg'"):

@@ -142,7 +142,7 @@ def test_batches_are_read_when_they_are_asked_for():
     (ShapeError, r"shapes \(0, 2\)", lambda i: data_of(i, [0]), {"batch_size": 2}),
     (ShapeError, r"shapes \(2,\), \(3,\)", lambda i: [(np.ones(2), np.ones(3))], {"batch_size": 4}),
     (ShapeError, r"shapes \(\)", lambda i: [1.0], {"batch_size": 4}),
-    (PytreeError, r"position 1 has structure", lambda i: [[np.ones(1)] * (1 + i)], {}),
+    (PytreeError, r"positions 1 and 0 must have one structure: batch is", lambda i: [[np.ones(1)] * (1 + i)], {}),
     (UnevenBatchesError, "devices 1, 3 had no batch at all.*like=", lambda i: data_of(i, [3] * (1 - i % 2)), {}),
     (UnevenBatchesError, "after 1 batches device 3 had no further one", lambda i: data_of(i, [3, 3][i // 3:]),
      {"throw_on_early_termination": True}),

@@ -15,6 +15,7 @@ from ..ir import Traced, bind, current_interpreter
 from ..ops.registry import as_traceable
 from ..primitives.elementwise import stop_gradient_p
 from ..primitives.higher import custom_vjp_p, grad_hook_p
+from ..pytree_differences import first_difference
 from ..tracing.trace import Trace, as_bucket, flatten_outputs, label_of, require_function, stage, value_type
 from ..types import ArrayType, is_inexact
 from .backward import widened
@@ -58,8 +59,8 @@ def grad_hook(xs: Any, hook: Callable[[Any], Any], axis: Axes) -> Any:
             out, out_tree = optree.tree_flatten(hook(treedef.unflatten(cts)))
         if out_tree != treedef:
             raise PytreeError(
-                f"a grad_hook returned structure {out_tree}, and its bucket has {treedef}: it must return one gradient for "
-                "each value, in the bucket's structure (* is an array)."
+                "a grad_hook must return one gradient for each value, in its bucket's structure: "
+                f"{first_difference(out_tree, treedef, 'result', 'the bucket has')}."
             )
         for value, type in zip(out, types, strict=True):
             found = value_type(value)
@@ -159,7 +160,8 @@ class custom_vjp:
             result, residuals = returned
             outs, found = flatten_outputs(result, name)
             if found != out_tree:
-                raise PytreeError(f"the forward rule of {name} returns structure {found}, {name} itself {out_tree}.")
+                difference = first_difference(found, out_tree, "result", f"{name} itself returns")
+                raise PytreeError(f"the forward rule of {name} returns another structure than {name}: {difference}.")
             for out, atom in zip(outs, program.outputs, strict=True):
                 _check_rule(value_type(out), atom.type, f"the forward rule of {name} returns a result")
             outs = [widened(as_traceable(o), a.type) for o, a in zip(outs, program.outputs, strict=True)]
@@ -180,7 +182,8 @@ class custom_vjp:
                     continue
                 ct_leaves, ct_tree = optree.tree_flatten(ct)
                 if ct_tree != arg_tree:
-                    raise PytreeError(f"the backward rule of {name} returns structure {ct_tree} for {arg_tree}.")
+                    difference = first_difference(ct_tree, arg_tree, "cotangent", "the argument has")
+                    raise PytreeError(f"the backward rule of {name} returns a cotangent of another structure: {difference}.")
                 flat_cts.extend(as_traceable(c) for c in ct_leaves)
             for ct, leaf in zip(flat_cts, leaves, strict=True):
                 if ct is not None and is_inexact(value_type(leaf).dtype):

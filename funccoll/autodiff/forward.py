@@ -18,6 +18,7 @@ from ..ir import Atom, Equation, Literal, Primitive, Program, Var, current_inter
 from ..ops.elementwise import scalar_type
 from ..ops.registry import as_traceable
 from ..primitives.higher import custom_vjp_p
+from ..pytree_differences import first_difference
 from ..tracing.trace import detached, label_of, require_function, stage, value_type
 from ..types import ArrayType, is_inexact
 from .backward import widened, zeros
@@ -185,7 +186,8 @@ def _checked(tangents: Any, treedef: Any, types: Sequence[ArrayType], name: str)
     leaves, found = optree.tree_flatten(tangents)
     if found != treedef:
         raise PytreeError(
-            f"the tangents of {name} have structure {found}, its arguments {treedef}: they must agree (* is an array)."
+            f"the tangents of {name} and its arguments must have one structure: "
+            f"{first_difference(found, treedef, 'tangents', 'the arguments have')}."
         )
     checked = []
     for leaf, type in zip(leaves, types, strict=True):

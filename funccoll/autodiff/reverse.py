@@ -15,6 +15,7 @@ from ..errors import DTypeError, PytreeError, ShapeError, TraceError, VaryingErr
 from ..ir import Program
 from ..ops.elementwise import scalar_type
 from ..ops.registry import as_traceable
+from ..pytree_differences import first_difference
 from ..tracing.trace import (
     detached,
     documented_as,
@@ -110,8 +111,8 @@ def vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple:
         cts, ct_tree = optree.tree_flatten(cotangent)
         if ct_tree != info["out_tree"]:
             raise PytreeError(
-                f"the cotangent of {name} has structure {ct_tree}, its result {info['out_tree']}: they must agree "
-                "(* is an array)."
+                f"the cotangent of {name} and its result must have one structure: "
+                f"{first_difference(ct_tree, info['out_tree'], 'cotangent', 'the result has')}."
             )
         cts = [ct if sharding_of(ct) is not None else as_traceable(ct) for ct in cts]
         checked = [_check_cotangent(ct, t, name) for ct, t in zip(cts, types, strict=True)]

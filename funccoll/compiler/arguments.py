@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ import optree
 
 from ..errors import PytreeError, ShardingError, TraceError
 from ..mesh import Mesh, P, Sharding
+from ..pytree_differences import prefix_difference
 from ..tracing.trace import sharding_of
 
 __all__ = ["AUTO", "Arguments", "Options", "Static", "broadcast_specs", "check_specs", "path_name", "path_names"]
@@ -66,13 +66,19 @@ def broadcast_specs(specs: Any, tree: Any, what: str, name: str) -> list[Any]:
     concrete = optree.tree_map(lambda s: P() if s is None else s, specs, is_leaf=_is_spec, none_is_leaf=True)
     try:
         return optree.broadcast_prefix(concrete, tree, is_leaf=lambda x: isinstance(x, P))
-    except ValueError as error:
-        # optree's reason comes first; what follows shows whole arrays.
-        reason = re.split(r"; \w+: |, got ", str(error))[0]
+    except ValueError:
+        if what == "in_specs" and type(concrete) is not tuple and type(tree) is tuple:
+            one = f"({concrete!r},)"
+            shown = one if len(one) <= 60 else "(" + {dict: "{...}", list: "[...]"}.get(type(concrete), "...") + ",)"
+            raise PytreeError(
+                f"in_specs of {name} is the {type(concrete).__name__} {concrete!r:.60}, and must be a tuple with one entry "
+                f"for each argument, {len(tree)} here. If these are the specs of one argument, write in_specs={shown}."
+            ) from None
+        specs_tree = optree.tree_structure(concrete, is_leaf=lambda x: isinstance(x, P))
+        difference = prefix_difference(specs_tree, optree.tree_structure(tree), what, f"the {_OF[what]} have")
         raise PytreeError(
-            f"{what} of {name} does not fit: the specs are {concrete!r}, and the {_OF[what]} have the structure "
-            f"{str(optree.tree_structure(tree))[len('PyTreeSpec('):-1]} (* is an array). {reason}. Give one P for each array, "
-            "or one P for a whole tuple, list or dict of them."
+            f"{what} of {name} does not fit: {difference}. Give one P for each array, or one P for a whole tuple, list or dict "
+            "of them."
         ) from None
 
 

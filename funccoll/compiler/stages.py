@@ -25,6 +25,7 @@ from ..passes.group_collectives import group_collectives
 from ..passes.rewrite import at_all_depths
 from ..passes.snapshots import snapshots
 from ..primitives.collectives import pvary_p
+from ..pytree_differences import first_difference
 from ..runtime.backend import ArgumentCheck, FirstCall
 from ..runtime.codegen import GeneratedProgram, compile_program, require_devices
 from ..runtime.job.world import backend_of
@@ -299,9 +300,10 @@ class Compiled(_Scheduled):
         leaves, treedef = optree.tree_flatten(flat)
         signature = self.signature
         if treedef != signature.in_tree:
+            difference = first_difference(treedef, signature.in_tree, "args", "those that it was compiled for have")
             raise PytreeError(
-                f"{signature.name} was compiled for arguments of structure {signature.in_tree}, and called with {treedef} "
-                "(* is an array). Call the jitted function itself, which compiles anew where it has to."
+                f"{signature.name} was compiled for arguments of another structure: {difference}. Call the jitted function "
+                "itself, which compiles anew where it has to."
             )
         for i, (leaf, layout) in enumerate(zip(leaves, signature.in_layouts, strict=True)):
             what = functools.partial(path_name, "args", treedef, i)

@@ -11,6 +11,7 @@ from ..compiler.arguments import path_name
 from ..errors import DTypeError, PytreeError, ShapeError, VaryingError
 from ..ops.registry import as_traceable
 from ..primitives.optimizers import wide_dtype
+from ..pytree_differences import first_difference
 from ..tracing.trace import value_type
 from ..types import is_inexact
 
@@ -48,7 +49,8 @@ def flatten_like(
     """
     found, own = optree.tree_flatten(tree)
     if own != treedef:
-        raise PytreeError(f"{what}: {name} {_difference(name, own, reference, treedef)}: both must have one structure.")
+        difference = first_difference(own, treedef, name, f"{reference} has")
+        raise PytreeError(f"{what}: {difference}: both must have one structure.")
     leaves = [as_traceable(x) for x in found]
     for i, (leaf, param) in enumerate(zip(leaves, params, strict=True)):
         mine, wanted = value_type(leaf), value_type(param)
@@ -67,18 +69,6 @@ def flatten_like(
                 f"different parameters. Reduce it (fc.all_reduce over {axes}), or take the gradient with fc.data_parallel."
             )
     return leaves
-
-
-def _difference(name: str, own: optree.PyTreeSpec, reference: str, treedef: optree.PyTreeSpec) -> str:
-    """The first place at which two structures differ, in words."""
-    mine, wanted = own.paths(), treedef.paths()
-    for i, path in enumerate(mine):
-        if path not in wanted:
-            return f"has {path_name(name, own, i)}, and {reference} has nothing there"
-    for i, path in enumerate(wanted):
-        if path not in mine:
-            return f"has nothing where {reference} has {path_name(reference, treedef, i)}"
-    return f"has the structure {own}, and {reference} {treedef}"
 
 
 def widen(x: Any) -> Any:

@@ -14,6 +14,7 @@ from ..autodiff.reverse import vjp
 from ..collectives import Axes, all_reduce, broadcast, mesh_axes, pvary
 from ..errors import PytreeError, ShapeError, TraceError, VaryingError
 from ..ops.registry import as_traceable
+from ..pytree_differences import first_difference
 from ..tracing.trace import stage, value_type
 from ..types import ArrayType, is_inexact
 from .buckets import Bucket, CommHook, make_buckets
@@ -152,7 +153,8 @@ class Call:
         """The buffers that a device's batch made, the same on all devices."""
         (before, tree), (after, found) = optree.tree_flatten(self.batch[0]), optree.tree_flatten(made)
         if tree != found:
-            raise PytreeError(f"data_parallel: the loss function returned buffers of structure {found}, and was given {tree}.")
+            difference = first_difference(found, tree, "buffers", "those that it was given have")
+            raise PytreeError(f"data_parallel: the loss function returned buffers of another structure: {difference}.")
         before, after = [as_traceable(x) for x in before], [as_traceable(x) for x in after]
         for path, b, a in zip(tree.paths(), before, after, strict=True):
             if (b.shape, b.dtype) != (a.shape, a.dtype):

@@ -16,6 +16,7 @@ from ..compiler.jit import jit
 from ..errors import FunccollError, MeshError, PytreeError, ShapeError, TraceError, UnevenBatchesError
 from ..mesh import Mesh, P, Sharding
 from ..placement import from_local
+from ..pytree_differences import first_difference
 from ..runtime.job.world import on_device
 
 __all__ = ["uneven_batches"]
@@ -167,8 +168,8 @@ def _steps(
         for i, (_, treedef) in zip(own, trees, strict=True):
             if treedef != trees[0][1]:
                 raise PytreeError(
-                    f"uneven_batches: the batch of position {i} has structure {treedef}, that of position {own[0]} "
-                    f"{trees[0][1]}: all must be alike (* is an array)."
+                    f"uneven_batches: the batches of positions {i} and {own[0]} must have one structure: "
+                    f"{first_difference(treedef, trees[0][1], 'batch', f'that of position {own[0]} has')}."
                 )
         blocks = zip(*(leaves for leaves, _ in trees), strict=True)
         batch: Any = optree.tree_unflatten(trees[0][1], map(split, blocks))

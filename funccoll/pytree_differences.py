@@ -1,0 +1,68 @@
+"""The first place at which two pytrees differ, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import optree
+
+__all__ = ["first_difference", "prefix_difference"]
+
+
+def prefix_difference(prefix: optree.PyTreeSpec, tree: optree.PyTreeSpec, name: str, what: str) -> str:
+    """The place where a tree is not a prefix of another: `specs[0] is a tuple of 2, and the arguments have a list there`."""
+    return _words(_first(prefix, tree, (), False), name, what)
+
+
+def first_difference(found: optree.PyTreeSpec, wanted: optree.PyTreeSpec, name: str, what: str) -> str:
+    """The place where the structures of two trees differ; `name` is the first one's, `what` says whose the second is."""
+    return _words(_first(found, wanted, (), True), name, what)
+
+
+def _words(place: tuple[tuple, optree.PyTreeSpec, optree.PyTreeSpec] | None, name: str, what: str) -> str:
+    if place is None:  # their static fields differ
+        return f"{name} differs from {what} in what its classes hold besides arrays"
+    path, one, other = place
+    where = name + "".join(f".{p}" if isinstance(p, _Field) else f"[{p!r}]" for p in path)
+    return f"{where} is {_node(one)}, and {what} {_node(other)} there"
+
+
+class _Field(str):
+    """An attribute in a path."""
+
+
+def _first(
+    one: optree.PyTreeSpec, other: optree.PyTreeSpec, path: tuple, whole: bool
+) -> tuple[tuple, optree.PyTreeSpec, optree.PyTreeSpec] | None:
+    """Path and nodes of the first difference; with `whole` a leaf stands for a leaf alone, not for a subtree."""
+    if one.is_leaf():
+        return None if other.is_leaf() or not whole else (path, one, other)
+    same = _kind(one) == _kind(other) and one.num_children == other.num_children and one.entries() == other.entries()
+    if other.is_leaf() or not same:
+        return path, one, other
+    by_name = not issubclass(one.type or tuple, (tuple, list, Mapping))
+    for entry, a, b in zip(one.entries(), one.children(), other.children(), strict=True):
+        step = _Field(entry) if by_name and isinstance(entry, str) else entry
+        if (found := _first(a, b, (*path, step), whole)) is not None:
+            return found
+    return None
+
+
+def _kind(node: optree.PyTreeSpec) -> type | None:
+    """A node's class; all kinds of dicts are one."""
+    return dict if node.type is not None and issubclass(node.type, Mapping) else node.type
+
+
+def _node(node: optree.PyTreeSpec) -> str:
+    if node.is_leaf():
+        return "one value"
+    kind = node.type or tuple
+    if kind is type(None):
+        return "None"
+    entries = node.entries()
+    if issubclass(kind, Mapping):
+        shown = ", ".join(map(repr, entries[:8])) + (", ..." if len(entries) > 8 else "")
+        return f"a {kind.__name__} with the key{'s' if len(entries) > 1 else ''} {shown}" if entries else "an empty dict"
+    if kind in (tuple, list):
+        return f"a {kind.__name__} of {node.num_children}"
+    return f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__} with {node.num_children} children"
