@@ -43,6 +43,16 @@ _ELSEWHERE = {
     "remat": "fc.checkpoint(fn)",
     "no_grad": "fc.stop_gradient(x)",
     "Join": "fc.uneven_batches(batches, mesh=mesh)",
+    "lax": "fc itself: fc.scan, fc.cond, fc.while_loop, fc.fori_loop; fc.all_reduce for lax.psum",
+    "numpy": "NumPy: fc.jit traces np's functions",
+    "jnp": "NumPy: fc.jit traces np's functions",
+    "tree_util": "fc.tree: fc.tree.map, fc.tree.flatten, fc.tree.register",
+    "block_until_ready": "np.asarray(x), or nothing: on CPUs a call returns when its results are there",
+    "io_callback": "fc.debug.callback(fn, *args), or fc.pure_callback(fn, result_types, *args) for a result",
+    "process_index": "fc.rank()",
+    "process_count": "fc.world_size()",
+    "ShapeDtypeStruct": "fc.ArrayType(shape, dtype)",
+    "Topology": "fc.schedules.Topology",
     "SyncBatchNorm": "fc.nn.sync_batch_norm(x, scale, bias)",
 }
 
@@ -50,7 +60,8 @@ _ELSEWHERE = {
 if not TYPE_CHECKING:
 
     def __dir__() -> list[str]:
-        return sorted({*globals(), *importlib.import_module(".api", __name__).__all__})
+        shown = importlib.import_module(".api", __name__).__all__  # and no module of the implementation
+        return sorted({*shown, *(name for name in globals() if name.startswith("__"))})
 
     def __getattr__(name: str) -> Any:
         # A submodule is imported directly: importing api.py while one of its own imports runs would be a cycle.

@@ -255,7 +255,7 @@ def all_to_all(x: Any, axis: Axes, *, split_dim: int, concat_dim: int, algorithm
 
 
 @_explains_words
-def permute(x: Any, axis: Axes, *, pairs: Sequence[tuple[int, int]], algorithm: str | None = None) -> Any:
+def permute(x: Any, axis: Axes, pairs: Sequence[tuple[int, int]], *, algorithm: str | None = None) -> Any:
     """Send along `(source, destination)` pairs of positions on `axis`; a device that receives nothing gets zeros.
 
     A ring: `pairs=[(i, (i + 1) % n) for i in range(n)]`, with `n = fc.axis_size(axis)`. Sources are unique, and so

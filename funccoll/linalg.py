@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .errors import TraceError
 from .ir import Traced, bind
 from .ops.decompositions import several_systems
 from .primitives.linear_systems import conjugate, solve_triangular_p
+from .public_names import directory
 from .types import type_of
 
 __all__ = ["solve_triangular"]
@@ -36,3 +37,7 @@ def solve_triangular(a: Any, b: Any, *, trans: int | str = 0, lower: bool = Fals
         return bind(solve_triangular_p, a, b, **params)
 
     return several_systems(solve, a, b)
+
+
+if not TYPE_CHECKING:
+    __dir__, __getattr__ = directory(globals(), {})

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from .autodiff.custom_rules import stop_gradient
 from .errors import ShapeError
 from .ops.decompositions import as_floats
 from .primitives.special import scipy_ufunc
+from .public_names import directory
 
 __all__ = ["log_softmax", "logsumexp", "multigammaln", "polygamma", "softmax"]
 
@@ -60,3 +61,7 @@ def softmax(x: Any, axis: int | tuple[int, ...] | None = None) -> Any:
 def log_softmax(x: Any, axis: int | tuple[int, ...] | None = None) -> Any:
     """log(softmax(x, axis))."""
     return nn.log_softmax(x, axis)
+
+
+if not TYPE_CHECKING:
+    __dir__, __getattr__ = directory(globals(), {})

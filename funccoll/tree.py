@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, dataclass_transform
+from typing import TYPE_CHECKING, Any, TypeVar, dataclass_transform
 
 import numpy as np
 import optree
@@ -22,6 +22,7 @@ from optree import tree_structure as structure
 from optree import tree_unflatten as unflatten
 
 from .errors import PytreeError
+from .public_names import directory
 
 __all__ = ["dataclass", "field", "flatten", "leaves", "map", "reduce", "register", "structure", "unflatten"]
 
@@ -134,3 +135,17 @@ def _require_hashes(cls: type, static: dict[str, Any]) -> None:
                 f"{cls.__name__}.{name} is a static field and holds {value!r:.60}, which has no hash: a program is compiled "
                 "for each value of a static field. Hold a tuple in place of a list, and arrays in fields that are not static."
             ) from None
+
+
+if not TYPE_CHECKING:
+    __dir__, __getattr__ = directory(globals(), {
+        "tree_map": "fc.tree.map",
+        "tree_flatten": "fc.tree.flatten",
+        "tree_unflatten": "fc.tree.unflatten",
+        "tree_leaves": "fc.tree.leaves",
+        "tree_structure": "fc.tree.structure",
+        "tree_reduce": "fc.tree.reduce",
+        "register_pytree_node": "fc.tree.register(cls, flatten, unflatten)",
+        "register_pytree_node_class": "fc.tree.register, a decorator",
+        "register_dataclass": "fc.tree.register, or fc.tree.dataclass in place of the decorator",
+    })

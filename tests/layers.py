@@ -16,7 +16,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 
 ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "": (
-        ("_version", "c_extension", "memory_order", "private_files", "pytree_differences", "weak_values"),
+        ("_version", "c_extension", "memory_order", "private_files", "public_names", "pytree_differences", "weak_values"),
         ("errors",), ("mesh", "named_scopes", "tree"), ("types",), ("display",), ("timeline",), ("ir",), ("program_text",),
         ("primitives",),
         ("ops",), ("tracing",), ("collectives",), ("batching",), ("autodiff",), ("batch_norm", "callbacks"), ("random",),

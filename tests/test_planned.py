@@ -2,9 +2,11 @@
 
 import copy
 import doctest
+import functools
 import importlib.util
 import inspect
 import pickle
+import pkgutil
 import re
 import subprocess
 import sys
@@ -23,8 +25,48 @@ SENTENCE = r"^fc\.{} \([^\n]+\) is planned, not in this version; today [^\n]+\.\
 def test_names_of_jax_and_torch_say_what_they_are_here(name, here):
     with pytest.raises(AttributeError, match=f"no attribute {name!r}; here it is {re.escape(here)}$"):
         getattr(fc, name)
-    path = here.removeprefix("fc.").partition("(")[0].split(".")
-    assert all(hasattr(fc if i == 0 else getattr(fc, path[0]), part) for i, part in enumerate(path))
+    check_paths(here)
+
+
+def check_paths(hint):
+    """Assert that what a hint names exists."""
+    for path in re.findall(r"\bfc((?:\.\w+)+)", hint):
+        functools.reduce(getattr, path[1:].split("."), fc)
+
+
+@pytest.mark.parametrize(("module", "name", "here"), [
+    ("nn", "dot_product_attention", "fc.nn.attention("), ("nn", "Linear", "x @ weight + bias"), ("nn", "Conv2d", "fc.nn.conv("),
+    ("nn", "CrossEntropyLoss", "fc.nn.cross_entropy("), ("random", "PRNGKey", "fc.random.key(seed)"),
+    ("random", "randn", "fc.random.normal(key"), ("optim", "Adam", "fc.optim.adam("), ("tree", "tree_map", "fc.tree.map"),
+    ("tree", "register_pytree_node", "fc.tree.register("),
+])  # fmt: skip
+def test_names_of_other_libraries_in_public_modules(module, name, here):
+    found = importlib.import_module(f"funccoll.{module}")
+    with pytest.raises(AttributeError, match=f"module 'funccoll.{module}' has no attribute {name!r}; here it is ") as caught:
+        getattr(found, name)
+    assert here in str(caught.value)
+    assert not hasattr(found, name) and not hasattr(found, "no_such_name")
+    check_paths(str(caught.value))
+
+
+@pytest.mark.parametrize("module", [
+    "", ".nn", ".random", ".optim", ".tree", ".draw", ".schedules", ".torch", ".profiling", ".linalg", ".special", ".debug",
+])
+def test_dir_lists_public_names_alone(module):
+    if module == ".torch":
+        pytest.importorskip("torch")
+    package = importlib.import_module(f"funccoll{module}")
+    shown = [name for name in dir(package) if not name.startswith("__")]
+    assert shown == sorted(n for n in package.__all__ if not n.startswith("__"))
+    assert all(hasattr(package, name) for name in shown)
+
+
+def test_no_module_of_the_implementation_has_the_name_of_a_function_of_jax():
+    jax = pytest.importorskip("jax")
+    for ours, theirs in ((fc, jax), (fc.nn, jax.nn), (fc.random, jax.random)):
+        modules = [m.name for m in pkgutil.iter_modules(ours.__path__)]
+        shown = {n for n in modules if callable(getattr(theirs, n, None)) and not callable(getattr(ours, n, None))}
+        assert not shown
 
 
 def test_the_table_is_the_promise():

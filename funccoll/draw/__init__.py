@@ -3,9 +3,10 @@
 Each function describes an object as a scene, which matplotlib draws as SVG or PNG, and plotly in a notebook: see `Drawing`.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import DrawingError
+from ..public_names import directory
 from ..schedules.collective import similar
 from ..schedules.schedule import Schedule
 from .bucket_bars import buckets
@@ -32,3 +33,7 @@ def draw_schedule(schedule: Schedule, kind: str, **options: Any) -> Drawing:
         raise DrawingError(f"unknown drawing {kind!r} of a schedule.{similar(kind, _OF_SCHEDULES)} Use one of "
                            f"{', '.join(_OF_SCHEDULES)}.")  # fmt: skip
     return _OF_SCHEDULES[kind](schedule, **options)
+
+
+if not TYPE_CHECKING:
+    __dir__, __getattr__ = directory(globals(), {})

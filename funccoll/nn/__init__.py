@@ -1,9 +1,12 @@
 """Model functions in NumPy, numerically stable: for arrays and inside traced functions, with gradients."""
 
+from typing import TYPE_CHECKING
+
 from ..batch_norm import BatchStats, batch_norm, sync_batch_norm, update_running_stats
+from ..public_names import directory
 from .activations import dropout, erf, gelu, relu, sigmoid, silu, softplus
-from .dot_product_attention import attention
 from .layer_norms import layer_norm, rms_norm
+from .scaled_attention import attention
 from .softmaxes import cross_entropy, log_softmax, logsumexp, one_hot, softmax
 from .spatial import avg_pool, conv, max_pool
 
@@ -12,3 +15,20 @@ __all__ = [
     "log_softmax", "logsumexp", "max_pool", "one_hot", "relu", "rms_norm", "sigmoid", "silu", "softmax", "softplus",
     "sync_batch_norm", "update_running_stats",
 ]  # fmt: skip
+
+
+if not TYPE_CHECKING:
+    __dir__, __getattr__ = directory(globals(), {
+        "dot_product_attention": "fc.nn.attention(q, k, v), with heads before the tokens: (batch, heads, tokens, d)",
+        "scaled_dot_product_attention": "fc.nn.attention(q, k, v)",
+        "Linear": "x @ weight + bias, with the parameters in a pytree (fc.tree.dataclass)",
+        "Module": "fc.tree.dataclass, whose instances are pytrees of parameters",
+        "Embedding": "table[tokens], with the table among the parameters",
+        "Conv2d": "fc.nn.conv(x, kernel)",
+        "LayerNorm": "fc.nn.layer_norm(x, scale, bias)",
+        "BatchNorm2d": "fc.nn.batch_norm(x, scale, bias)",
+        "Dropout": "fc.nn.dropout(key, x, rate)",
+        "ReLU": "fc.nn.relu(x)",
+        "GELU": "fc.nn.gelu(x)",
+        "CrossEntropyLoss": "fc.nn.cross_entropy(logits, labels)",
+    })

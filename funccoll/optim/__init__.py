@@ -1,5 +1,8 @@
 """Optimizers as pure (init, update) pairs, and `apply`, which takes a step for all parameters in one fused loop."""
 
+from typing import TYPE_CHECKING
+
+from ..public_names import directory
 from .gradients import clip, clip_by_global_norm, global_norm, scale_by_schedule
 from .learning_rates import (
     constant_schedule,
@@ -18,3 +21,11 @@ __all__ = [
     "clip_by_global_norm", "constant_schedule", "cosine_decay_schedule", "exponential_decay", "global_norm", "join_schedules",
     "linear_schedule", "piecewise_constant_schedule", "scale_by_schedule", "sgd", "warmup_cosine_decay_schedule",
 ]  # fmt: skip
+
+
+if not TYPE_CHECKING:
+    __dir__, __getattr__ = directory(globals(), {
+        "Adam": "fc.optim.adam(learning_rate)",
+        "AdamW": "fc.optim.adamw(learning_rate)",
+        "SGD": "fc.optim.sgd(learning_rate)",
+    })

@@ -1,7 +1,14 @@
 """Measured profiles: recording them (`fc.profile`), and reading them: timelines, each rank's time, and what caused waiting."""
 
+from typing import TYPE_CHECKING
+
+from ..public_names import directory
 from .causes import Blame, Cause
 from .measured_profile import SPLIT, Profile, runs_of
 from .recording import profile
 
 __all__ = ["SPLIT", "Blame", "Cause", "Profile", "profile", "runs_of"]
+
+
+if not TYPE_CHECKING:
+    __dir__, __getattr__ = directory(globals(), {})

@@ -9,6 +9,9 @@ A key (uint64, shape (2,)) is used once; split it or fold numbers into it for mo
 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), NumPy's implementation.
 """
 
+from typing import TYPE_CHECKING
+
+from ..public_names import directory
 from .choices import bernoulli, categorical, choice, permutation, randint, shuffle
 from .floats import exponential, gumbel, laplace, normal, truncated_normal, uniform
 from .gammas import beta, dirichlet, gamma, loggamma
@@ -18,3 +21,15 @@ __all__ = [
     "bernoulli", "beta", "bits", "categorical", "choice", "dirichlet", "exponential", "fold_in", "gamma", "gumbel", "key",
     "laplace", "loggamma", "normal", "permutation", "randint", "shuffle", "split", "truncated_normal", "uniform",
 ]  # fmt: skip
+
+
+if not TYPE_CHECKING:
+    __dir__, __getattr__ = directory(globals(), {
+        "PRNGKey": "fc.random.key(seed)",
+        "seed": "fc.random.key(seed), which each function takes",
+        "manual_seed": "fc.random.key(seed), which each function takes",
+        "default_rng": "fc.random.key(seed), which each function takes",
+        "rand": "fc.random.uniform(key, shape)",
+        "randn": "fc.random.normal(key, shape)",
+        "randperm": "fc.random.permutation(key, n)",
+    })

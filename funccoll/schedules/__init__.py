@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from ..public_names import directory
 from . import library as _library  # noqa: F401 (importing it registers its algorithms)
 from .collective import Collective
 from .model.select import explain, select
@@ -23,7 +24,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-def __getattr__(name: str) -> Any:
+def _lazy(name: str) -> Any:
     # Virtual devices execute no streams, and read no files: 4 ms of the first call.
     if name == "Streams":
         from .streams.streams import Streams
@@ -38,3 +39,7 @@ def __getattr__(name: str) -> Any:
 
         return from_msccl_xml
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+if not TYPE_CHECKING:
+    __dir__, __getattr__ = directory(globals(), {}, _lazy)

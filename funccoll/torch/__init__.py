@@ -1,6 +1,9 @@
 """Collectives and data parallelism for PyTorch: tensors in, tensors out, over the same schedules and shared memory."""
 
+from typing import TYPE_CHECKING
+
 from ..errors import MissingPackageError
+from ..public_names import directory
 
 try:
     import torch  # noqa: F401
@@ -29,3 +32,7 @@ __all__ = [
     "DistributedDataParallel", "GradBucket", "SyncBatchNorm", "all_gather", "all_reduce", "all_to_all", "barrier",
     "broadcast", "empty", "empty_like", "gather", "permute", "reduce", "reduce_scatter", "scatter",
 ]  # fmt: skip
+
+
+if not TYPE_CHECKING:
+    __dir__, __getattr__ = directory(globals(), {})

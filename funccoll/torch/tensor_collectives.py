@@ -204,7 +204,7 @@ def all_to_all(x: torch.Tensor, mesh: Mesh, axis: Axes, *, split_dim: int, conca
     return _call("all_to_all", x, mesh, axis, (split_dim, concat_dim))
 
 
-def permute(x: torch.Tensor, mesh: Mesh, axis: Axes, *, pairs: Sequence[tuple[int, int]]) -> torch.Tensor:
+def permute(x: torch.Tensor, mesh: Mesh, axis: Axes, pairs: Sequence[tuple[int, int]]) -> torch.Tensor:
     """Send along `(source, destination)` pairs of positions on `axis`; a rank that receives nothing gets zeros.
 
     Sources are unique, and so are destinations. Returns the shape of `x`. Gradient: the pairs reversed.

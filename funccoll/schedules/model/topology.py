@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -213,19 +214,20 @@ class Topology:
         return cls("ethernet", hosts, each, _SHARED_MEMORY, _ETHERNET, _COPY)
 
     @classmethod
-    def torus(cls, shape: tuple[int, ...]) -> Topology:
+    def torus(cls, *shape: int | Sequence[int]) -> Topology:
         """A torus of accelerators: 50 GB/s per link and direction and 1.2 TB/s of memory as in TPU v4, 1 µs per hop assumed.
 
+        Its sizes are arguments or one sequence: `torus(4, 4)`, `torus((4, 4))`.
         A rank has one port to send and one to receive here, as everywhere in this model; a real torus has one in each
         direction, so algorithms that use several at once (bidirectional_ring) are better there than they look.
         Source: Jouppi et al., "TPU v4: An Optically Reconfigurable Supercomputer", ISCA 2023.
         """
-        try:
-            sizes = tuple(shape)
-        except TypeError:
-            sizes = ()
+        sizes: tuple[Any, ...] = shape
+        if len(shape) == 1:
+            with suppress(TypeError):  # one size
+                sizes = tuple(shape[0])  # type: ignore[arg-type]
         if not sizes:
-            raise ScheduleError(f"topology torus: shape={shape!r} must be the torus's sizes, such as (4, 4, 4).")
+            raise ScheduleError(f"topology torus: shape={sizes!r} must be the torus's sizes, such as (4, 4, 4).")
         for size in sizes:
             _check_size("torus", "every size in shape", size)
         link = Link("torus hop", 1e-6, 1 / 50e9)
