@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
-.PHONY: demo mpi notebooks notebooks-run test test-fast test-slow test-without-extension test-all lint bench gpu-check clean
+.PHONY: demo mpi notebooks notebooks-run test test-fast test-slow test-without-extension test-newest test-all lint bench gpu-check clean
 
 $(VENV)/pyvenv.cfg:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "funccoll needs Python 3.11 or later; choose one with make PYTHON=python3.12")'
@@ -82,7 +82,18 @@ test-without-extension: export FUNCCOLL_NATIVE := 0
 test-without-extension: $(MPI)
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow" $(PYTHON_CALLS:%=tests/test_%.py)
 
-test-all: test test-without-extension test-slow
+# Users get what pyproject.toml allows, not constraints.txt: what travels between processes runs once with the newest versions.
+# They stand in a folder of their own, from wherever pip installs from.
+NEWEST := $(VENV)/newest
+
+test-newest: export OPENBLAS_NUM_THREADS ?= 1
+test-newest: $(VENV)/.dev
+	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' \
+		> $(VENV)/newest.txt
+	$(BIN)/python -m pip --disable-pip-version-check install -q --upgrade --target $(NEWEST) -r $(VENV)/newest.txt
+	PYTHONPATH=$(CURDIR)/$(NEWEST) $(BIN)/python -m pytest -q -m "not slow" tests/test_runtime_launch.py
+
+test-all: test test-without-extension test-newest test-slow
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

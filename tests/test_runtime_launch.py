@@ -1,5 +1,6 @@
 """fc.launch with real processes: results, failures, what travels, and that nothing is left behind."""
 
+import copyreg
 import linecache
 import os
 import signal
@@ -9,7 +10,9 @@ import textwrap
 import threading
 import time
 import uuid
+from types import CodeType
 
+import cloudpickle
 import numpy as np
 import pytest
 from processes_left import VARIABLE, marked, wait_until_gone, zombies
@@ -349,3 +352,50 @@ def test_end_of_the_parent(number, mark, tmp_path):
     if number == signal.SIGINT:
         assert sorted(output.splitlines()) == ["[0] interrupted", "[1] interrupted"]
         assert "KeyboardInterrupt" in errors
+
+
+# ---------------------------------------------------------------- lines of the user
+
+
+def test_files_and_lines_of_functions_that_travel_by_value(monkeypatch):
+    """With any version of cloudpickle: 3.1.3 drops the name of a function's file, which is done here with others, too."""
+    table = cloudpickle.Pickler.dispatch_table
+    reduce = table[CodeType]
+    nameless = lambda code: reduce(code.replace(co_filename="<dynamic-code>"))
+    monkeypatch.setitem(table.maps[0], CodeType, nameless)
+
+    def task():
+        mesh = fc.make_mesh({"i": 2})
+
+        def f(x):
+            return fc.all_reduce(x, "j")
+
+        try:
+            fc.jit(f, mesh=mesh, in_specs=P("i"), out_specs=P())(np.ones(4))
+        except FunccollError as error:
+            return str(error.source), f
+
+    first, second = fc.launch(by_value(task), 2)
+    line = task.__code__.co_firstlineno + 4
+    assert first[0] == second[0] == f"test_runtime_launch.py:{line} (f)"
+    assert first[1].__code__.co_filename == __file__  # a function that comes back, too
+
+    def raising():
+        raise KeyError("here")
+
+    with pytest.raises(KeyError) as caught:
+        fc.launch(by_value(raising), 1)
+    assert f'File "{__file__}", line {raising.__code__.co_firstlineno + 1}, in raising' in caught.value.__notes__[0]
+
+
+class Handle:
+    """An object that cannot be pickled without a reducer."""
+
+    def __reduce_ex__(self, protocol):
+        raise TypeError("no reducer")
+
+
+def test_reducers_that_are_registered_after_the_import_of_launch(monkeypatch):
+    monkeypatch.setitem(copyreg.dispatch_table, Handle, lambda handle: (str, ("reduced",)))
+    handle = Handle()
+    assert fc.launch(by_value(lambda: handle), 1) == ["reduced"]

@@ -12,10 +12,12 @@ import os
 import pickle
 import sys
 import traceback
+from collections import ChainMap
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from io import FileIO
-from typing import Any, TypeVar
+from io import BytesIO, FileIO
+from types import CodeType
+from typing import Any, ClassVar, TypeVar, cast
 
 import cloudpickle
 
@@ -104,12 +106,26 @@ def _write_task(descriptor: int, name: str, fn: Callable[..., object], args: Seq
         pickle.dump(sys.path, file)
         pickle.dump(_sources(), file)
         try:
-            cloudpickle.dump((fn, args), file)
+            _CodePickler(file).dump((fn, args))
         except Exception as error:  # pickling runs any object's code
             raise LaunchError(
                 f"fc.launch cannot send {name} or its arguments to other processes: {error}. A function takes along its "
                 "closure and the global variables that it uses: make locks, open files, threads and the like inside it."
             ) from error
+
+
+def _reduce_code(code: CodeType) -> Any:
+    return _code_of_file, (code.co_filename, *cloudpickle.Pickler.dispatch_table[CodeType](code)[:2])
+
+
+def _code_of_file(filename: str, make: Callable[..., CodeType], parts: Sequence[Any]) -> CodeType:
+    return make(*parts).replace(co_filename=filename)
+
+
+class _CodePickler(cloudpickle.Pickler):
+    """cloudpickle's Pickler; code keeps the name of its file, which errors show. cloudpickle 3.1.3 writes "<dynamic-code>"."""
+
+    dispatch_table: ClassVar = ChainMap[Any, Any]({CodeType: _reduce_code}, cast(Any, cloudpickle.Pickler.dispatch_table))
 
 
 def _sources() -> dict[str, Any]:
@@ -138,7 +154,7 @@ def serve(task: mmap.mmap, reply: int, pipe: int, parent: int, rank: int, n: int
                 raise
             value = fn(*args)
             try:
-                cloudpickle.dump(value, file)
+                _CodePickler(file).dump(value)
             except Exception as error:  # pickling runs any object's code
                 what = f"a result of type {type(value).__name__} cannot be sent back"
                 raise TypeError(f"{what}: {error}; return arrays and plain values") from error
@@ -174,8 +190,8 @@ def _pickled_error(error: BaseException) -> bytes:
     if not isinstance(error, Exception):  # SystemExit and KeyboardInterrupt would end the parent
         return told
     try:
-        data = cloudpickle.dumps((error, words, text))
-        pickle.loads(data)  # exceptions with arguments of their own often cannot be unpickled
+        _CodePickler(file := BytesIO()).dump((error, words, text))
+        pickle.loads(data := file.getvalue())  # exceptions with arguments of their own often cannot be unpickled
     except Exception:  # an exception can be of any class, and its pickling may do and raise anything
         return told
     return data
