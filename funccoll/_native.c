@@ -692,7 +692,8 @@ note_exception(PyObject *failed)
     PyObject *noted = PyObject_CallOneArg(failed, value);
     if (noted != NULL) {
         Py_DECREF(noted);
-        PyErr_Restore(type, value, traceback);
+        Py_XDECREF(traceback);
+        PyErr_Restore(type, value, PyException_GetTraceback(value));  /* `failed` may have cut frames out of it */
         return;
     }
     PyObject *second_type, *second, *second_traceback;

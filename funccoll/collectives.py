@@ -22,7 +22,7 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 import optree
 
-from .errors import MeshError, ScheduleError, ShapeError, TraceError, UnsupportedError
+from .errors import MeshError, ScheduleError, ShapeError, TraceError, UnsupportedError, user_frames
 from .ir import bind, current_interpreter
 from .mesh import normalize_axes
 from .ops.registry import as_traceable
@@ -59,16 +59,17 @@ _WORDS = {
 
 
 def _explains_words(fn: Callable[Params, R]) -> Callable[Params, R]:
-    """A function that explains keywords of other libraries."""
+    """A function that explains keywords of other libraries, and whose errors show none of funccoll's frames."""
     known = set(inspect.signature(fn).parameters)
 
     @functools.wraps(fn)
     def explaining(*args: Params.args, **kwargs: Params.kwargs) -> R:
-        if not kwargs.keys() <= known:
-            word = min(kwargs.keys() - known)
-            here = f"; here it is {_WORDS[word]}" if word in _WORDS else f". It has {', '.join(sorted(known))}"
-            raise UnsupportedError(f"fc.{fn.__name__} has no argument {word!r}{here}.")
-        return fn(*args, **kwargs)
+        with user_frames():
+            if not kwargs.keys() <= known:
+                word = min(kwargs.keys() - known)
+                here = f"; here it is {_WORDS[word]}" if word in _WORDS else f". It has {', '.join(sorted(known))}"
+                raise UnsupportedError(f"fc.{fn.__name__} has no argument {word!r}{here}.")
+            return fn(*args, **kwargs)
 
     return explaining
 

@@ -12,6 +12,7 @@ import functools
 import os
 import sys
 import sysconfig
+from contextlib import ContextDecorator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import TracebackType
@@ -53,6 +54,7 @@ __all__ = [
     "VaryingError",
     "at_source",
     "current_source",
+    "hide_frames",
     "raised_at",
     "registration_remedy",
     "scope_of",
@@ -69,6 +71,8 @@ _STANDARD = sysconfig.get_path("stdlib") + os.sep
 _TYPED_IN = ("<stdin>", "<ipython", "<string>")  # Python's names for code without a file
 _VERDICTS: dict[str, bool] = {}
 _IN_SCOPE = ") in "
+_OF_OPERATIONS = (IndexError, ValueError, ArithmeticError)
+"""Exceptions that NumPy raises for values that an operation does not take; LinAlgError is a ValueError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,8 +219,8 @@ def _restore(kind: type[FunccollError], text: str, source: Source | None, rank: 
     return error
 
 
-class user_frames:
-    """Context manager: cuts funccoll's own frames (about thirty) out of the traceback of a FunccollError.
+class user_frames(ContextDecorator):
+    """Context manager, decorator: cuts funccoll's own frames (about thirty) out of an exception's traceback (`hide_frames`).
 
     Set FUNCCOLL_TRACEBACK=full in the environment to keep them.
     """
@@ -227,16 +231,32 @@ class user_frames:
         return
 
     def __exit__(self, kind: object, error: object, traceback: TracebackType | None) -> None:
-        if isinstance(error, FunccollError) and os.environ.get("FUNCCOLL_TRACEBACK") != "full":
-            frames = []
-            while traceback is not None:
-                if _is_users(traceback.tb_frame.f_code.co_filename):
-                    frames.append(traceback)
-                traceback = traceback.tb_next
-            shown = None
-            for t in reversed(frames):
-                shown = TracebackType(shown, t.tb_frame, t.tb_lasti, t.tb_lineno)
-            error.__traceback__ = shown
+        if isinstance(error, BaseException):
+            hide_frames(error)
+
+
+def hide_frames(error: BaseException) -> None:
+    """Cut funccoll's own frames out of an exception's traceback: of a FunccollError, and of what an operation's NumPy raised.
+
+    The latter (IndexError, LinAlgError, ZeroDivisionError) has a note with the user's line.
+    """
+    if isinstance(error, FunccollError):
+        hidden = lambda filename: not _is_users(filename)
+    elif isinstance(error, _OF_OPERATIONS) and any(note.startswith("  at ") for note in getattr(error, "__notes__", ())):
+        hidden = lambda filename: filename.startswith((_PACKAGE, "<funccoll "))
+    else:
+        return
+    if os.environ.get("FUNCCOLL_TRACEBACK") == "full":
+        return
+    traceback, frames = error.__traceback__, []
+    while traceback is not None:
+        if not hidden(traceback.tb_frame.f_code.co_filename):
+            frames.append(traceback)
+        traceback = traceback.tb_next
+    shown = None
+    for t in reversed(frames):
+        shown = TracebackType(shown, t.tb_frame, t.tb_lasti, t.tb_lineno)
+    error.__traceback__ = shown
 
 
 class MeshError(FunccollError, ValueError):

@@ -3,8 +3,10 @@
 import copy
 import inspect
 import logging
+import traceback
 import typing
 import weakref
+from pathlib import Path
 
 import cloudpickle
 import numpy as np
@@ -13,7 +15,7 @@ import pytest
 import funccoll as fc
 from funccoll import P
 from funccoll.compiler.jit import Compiled, Jitted, Lowered, TracedFunction
-from funccoll.errors import DeletedArrayError, Source
+from funccoll.errors import DeletedArrayError, MeshError, ShapeError, Source, UnsupportedError
 
 MESH = fc.make_mesh({"data": 4, "model": 2})
 X = np.arange(32, dtype=np.float32).reshape(8, 4)
@@ -359,7 +361,6 @@ def test_threads_may_call_one_function():
 
 
 def test_tracebacks_show_the_users_frames(monkeypatch):
-    import traceback
 
     def inner(x):
         return np.reshape(x, (3, 3))
@@ -377,6 +378,37 @@ def test_tracebacks_show_the_users_frames(monkeypatch):
     assert len(files()) <= 4
     monkeypatch.setenv("FUNCCOLL_TRACEBACK", "full")
     assert len(files()) > 8
+
+
+def test_errors_at_run_time_and_outside_jit_show_no_frames_of_ours(monkeypatch):
+    monkeypatch.delenv("FUNCCOLL_TRACEBACK", raising=False)
+    at, pick = fc.jit(lambda x, i: fc.at(x)[i].set(0.0)), fc.jit(lambda tree, i: tree["x"][i])
+    solve = fc.jit(np.linalg.inv)
+    one, bad = np.array([1]), np.array([70])
+    at(X, one), pick({"x": X}, one), pick({"x": X}, 1), solve(np.eye(2))  # the later calls are the quick ones
+    both = fc.make_mesh({"i": 2})
+    split = fc.jit(lambda x, i: fc.all_reduce(fc.at(x)[i].add(1.0), "i"), mesh=both, in_specs=(P("i"), P()), out_specs=P())
+    cases = {
+        "at": (lambda: at(X, bad), IndexError),
+        "first": (lambda: fc.jit(lambda x, i: fc.at(x)[i].get())(X, bad), IndexError),
+        "pytree": (lambda: pick({"x": X}, bad), IndexError), "number": (lambda: pick({"x": X}, 99), IndexError),
+        "devices": (lambda: split(X, bad), IndexError), "singular": (lambda: solve(np.zeros((2, 2))), np.linalg.LinAlgError),
+        "outside": (lambda: fc.all_reduce(X, "i"), MeshError), "positional": (lambda: fc.permute(X, "i", [(0, 1)]), MeshError),
+        "keyword": (lambda: fc.all_reduce(X, axis_name="i"), UnsupportedError),
+        "index": (lambda: fc.axis_index("i"), MeshError),
+        "eager at": (lambda: fc.at(X)[99].set(0.0), ShapeError),
+    }  # fmt: skip
+    ours = lambda error: [f for f in traceback.extract_tb(error.__traceback__)
+                          if f.filename.startswith(("<funccoll", str(Path(fc.__file__).parent)))]  # fmt: skip
+    for name, (call, kind) in cases.items():
+        with pytest.raises(kind) as caught:
+            call()
+        assert not ours(caught.value), name
+        assert "test_jit.py:" in str(caught.value) + "".join(getattr(caught.value, "__notes__", ())), name
+    monkeypatch.setenv("FUNCCOLL_TRACEBACK", "full")
+    with pytest.raises(IndexError) as caught:
+        at(X, bad)
+    assert ours(caught.value)
 
 
 def test_a_deleted_array_is_refused_every_time():

@@ -15,6 +15,7 @@ import numpy as np
 from ..arrays.array import Array
 from ..arrays.array_layout import ArrayLayout
 from ..c_extension import extension
+from ..errors import hide_frames
 from ..memory_order import in_c_order
 
 if TYPE_CHECKING:
@@ -38,12 +39,16 @@ class PythonDispatch:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call a caller, or `call_slowly`."""
-        if not kwargs:
-            for caller in self.callers:
-                result = caller(args)
-                if result is not NotImplemented:
-                    return result
-        return self.call_slowly(args, kwargs)
+        try:
+            if not kwargs:
+                for caller in self.callers:
+                    result = caller(args)
+                    if result is not NotImplemented:
+                        return result
+            return self.call_slowly(args, kwargs)
+        except BaseException as error:  # this frame, too, is funccoll's
+            hide_frames(error)
+            raise
 
     def call_slowly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call it with arguments for which there is no caller yet."""

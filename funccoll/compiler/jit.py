@@ -17,7 +17,16 @@ import optree
 
 from ..arrays.array import Array, device_type_of, shape_and_dtype
 from ..arrays.array_layout import NO_MESH, layout_of
-from ..errors import DeviceError, OutSpecsError, ShardingError, Source, TraceError, current_source, user_frames
+from ..errors import (
+    DeviceError,
+    OutSpecsError,
+    ShardingError,
+    Source,
+    TraceError,
+    current_source,
+    hide_frames,
+    user_frames,
+)
 from ..ir import Traced, current_interpreter
 from ..mesh import Mesh, Sharding
 from ..named_scopes import outside_scopes
@@ -115,18 +124,21 @@ class Jitted(Dispatch, Generic[Params, R]):
 
     def call_slowly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call it with arguments that do not fit its callers: pytrees, numbers, and what it has not met."""
-        if self._plain and not kwargs:
-            given: Any = args
-            leaves, treedef = optree.tree_flatten(given)
-            for tree, caller in self._trees:
-                if tree == treedef and (result := caller(leaves)) is not NotImplemented:
-                    return result
-            key = _fast_key(treedef, leaves)
-            execute = self._fast.get(key) if key is not None else None
-            if execute is not None:
-                return execute(leaves)
-        with user_frames():
+        try:
+            if self._plain and not kwargs:
+                given: Any = args
+                leaves, treedef = optree.tree_flatten(given)
+                for tree, caller in self._trees:
+                    if tree == treedef and (result := caller(leaves)) is not NotImplemented:
+                        return result
+                key = _fast_key(treedef, leaves)
+                execute = self._fast.get(key) if key is not None else None
+                if execute is not None:
+                    return execute(leaves)
             return self._slow_call(args, kwargs)
+        except BaseException as error:  # costs nothing where there is none, other than user_frames
+            hide_frames(error)
+            raise
 
     def _slow_call(self, args: tuple, kwargs: dict[str, Any]) -> Any:
         dynamic, static = self._arguments.split(args, kwargs)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DTypeError, MissingMethodError, ShapeError, UnsupportedError
+from ..errors import DTypeError, MissingMethodError, ShapeError, UnsupportedError, user_frames
 from ..ir import Traced, bind
 from ..primitives.indexing import INDEX_UPDATES, Recipe, getitem_p, index_add_p, index_set_p
 from ..types import type_of
@@ -183,26 +183,32 @@ class _At:
             raise UnsupportedError("fc.at(x) needs an index: fc.at(x)[i].set(v).")
         return self.index[0]
 
+    @user_frames()
     def set(self, value: Any) -> Any:
         """A copy of x with x[index] = value. Where an index repeats, which value stays is not defined."""
         return self._update(index_set_p, value)
 
+    @user_frames()
     def add(self, value: Any) -> Any:
         """A copy of x with value added at index; repeated indices add up."""
         return self._update(index_add_p, value)
 
+    @user_frames()
     def multiply(self, value: Any) -> Any:
         """A copy of x, multiplied by value at index; of repeated indices all values are factors."""
         return self._update(INDEX_UPDATES[np.multiply], value)
 
+    @user_frames()
     def max(self, value: Any) -> Any:
         """A copy of x with np.maximum(x[index], value) at index; of repeated indices the largest value counts."""
         return self._update(INDEX_UPDATES[np.maximum], value)
 
+    @user_frames()
     def min(self, value: Any) -> Any:
         """A copy of x with np.minimum(x[index], value) at index; of repeated indices the smallest value counts."""
         return self._update(INDEX_UPDATES[np.minimum], value)
 
+    @user_frames()
     def get(self, mode: str | None = None, fill_value: Any = None) -> Any:
         """x[index]. `mode` says what integers out of bounds mean: "clip" the nearest place, "wrap" the place modulo the size,
         "fill" `fill_value` (default: NaN, for integers the smallest number, for unsigned ones the largest), as in JAX.

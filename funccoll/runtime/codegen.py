@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import MeshError, Source, UnsupportedError
+from ..errors import MeshError, Source, UnsupportedError, hide_frames
 from ..ir import Atom, Equation, Literal, Program, Var, eager
 from ..memory_order import in_c_order
 from ..mesh import Mesh, copy_coordinates
@@ -98,6 +98,7 @@ class GeneratedProgram:
         if self.functions:
             done, inside = (len(self.functions), False) if complete else self._progress(error)
             self._backend.note_exception(self.functions, done, inside, error)
+        hide_frames(error)
 
     def _source(self, error: BaseException) -> Source | None:
         """The user's line whose computation raised; None where the exception does not come from a segment."""
