@@ -122,3 +122,20 @@ def test_the_page_has_them():
     assert done.returncode == 0, done.stderr
     page = done.stdout.partition("Several hosts (funccoll run --hosts)\n")[2]
     assert all(name in page for name in ("mpirun", "mpi4py", "hosts"))
+
+
+def test_programs_beside_the_interpreter_are_found_without_a_path(tmp_path):
+    """pip puts mpirun and torchrun there, and an environment that is not activated is not in PATH."""
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.symlink_to(sys.executable)
+    script(python.parent, "mpirun", "echo 'mpirun (Open MPI) 5.0.9'")
+    script(python.parent, "torchrun", "exit 0")
+    code = (
+        "from funccoll.runtime.job.mpirun import find_mpirun; from funccoll.runtime.job import doctor\n"
+        "print(find_mpirun()); print(*doctor._optional(), sep='\\n')"
+    )
+    environment = {**os.environ, "PATH": "/usr/bin:/bin", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert f"path='{python.parent}/mpirun'" in done.stdout and f"value='{python.parent}/torchrun', state='ok'" in done.stdout

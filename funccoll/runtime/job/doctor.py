@@ -25,6 +25,7 @@ from ...kernels import cuda_toolkit
 from . import host, process_memory
 from .finding import Finding
 from .mpi_findings import mpi_findings
+from .mpirun import find_program
 
 __all__ = ["examine"]
 
@@ -179,7 +180,7 @@ def _try_sockets() -> None:
 def _optional() -> Iterator[Finding]:
     section = "Other launchers (on one host, funccoll run needs none)"
     for name in _LAUNCHERS:
-        path = shutil.which(name)
+        path = find_program(name)
         yield Finding(section, name, path or "not found", "ok" if path else "absent")
     section = "Optional libraries"
     for name, use, extra in _EXTRAS:

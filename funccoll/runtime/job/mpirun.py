@@ -9,13 +9,14 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from .processes import LineBuffer
 from .reports import MARK
 
-__all__ = ["PREFIX", "Mpirun", "TaggedOutput", "find_mpirun", "parse_hosts", "passed_on"]
+__all__ = ["PREFIX", "Mpirun", "TaggedOutput", "find_mpirun", "find_program", "parse_hosts", "passed_on"]
 
 _PASSED_ON = re.compile(
     r"(PATH|LD_LIBRARY_PATH|LD_PRELOAD|VIRTUAL_ENV|LANG|LC_.*|NO_COLOR|FORCE_COLOR|COLUMNS|PYTHON[A-Z]+|(TTY|FUNCCOLL|PYTHON"
@@ -92,9 +93,14 @@ class Mpirun:
         return [*command, "-n", str(sum(count for _, count in hosts)), *program]
 
 
+def find_program(name: str, environment: Mapping[str, str] = os.environ) -> str | None:
+    """The path of a program in PATH, or else beside the interpreter, where pip installs it; None when it is in neither."""
+    return shutil.which(name, path=environment.get("PATH")) or shutil.which(name, path=os.path.dirname(sys.executable))
+
+
 def find_mpirun(environment: Mapping[str, str] = os.environ) -> Mpirun | None:
-    """The first mpirun in PATH; None when there is none, or it does not say what it is."""
-    path = shutil.which("mpirun", path=environment.get("PATH"))
+    """The first mpirun in PATH, or the one beside the interpreter; None when there is none, or it does not say what it is."""
+    path = find_program("mpirun", environment)
     if path is None:
         return None
     try:
