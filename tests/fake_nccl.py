@@ -237,7 +237,7 @@ class NcclCommunicator:
         _calls.append("NcclCommunicator")
         self._name, self._ranks, self._rank, self._splits = hashlib.sha256(commId).hexdigest(), ndev, rank, 0
         self._state, self._reports, self._polls = "alive", 0, 0
-        self._ended, self._device = threading.Event(), current_device()
+        self._ended, self._freed, self._device = threading.Event(), False, current_device()
         self._peers = _meet(self._name, ndev, rank)
 
     def _check(self):
@@ -306,7 +306,7 @@ class NcclCommunicator:
         part._name = hashlib.sha256(f"{self._name} {self._splits} {color}".encode()).hexdigest()
         part._ranks, part._rank, part._splits = len(members), members.index((key, self._rank)), 0
         part._state, part._reports, part._polls, part._ended = "alive", 0, 0, threading.Event()
-        part._device = self._device
+        part._freed, part._device = False, self._device
         part._peers = _meet(part._name, part._ranks, part._rank)
         return part
 
@@ -343,6 +343,7 @@ class NcclCommunicator:
     def _free(self):
         """Free memory: cudaFree waits for all kernels of the GPU."""
         assert _stream().put().wait(_PATIENCE), "memory is freed while what another communicator has enqueued never ends"
+        self._freed = True
 
     # ---------------- execution, in the stream's thread
 
