@@ -39,7 +39,8 @@ _DTYPES = [np.dtype(t) for t in (np.int8, np.uint8, np.int32, np.uint32, np.int6
 _OPS = {NCCL_SUM: np.add, NCCL_PROD: np.multiply, NCCL_MAX: np.maximum, NCCL_MIN: np.minimum}
 _STREAM = 0x57AEA3
 _PATIENCE = 100.0
-_STATUS = {1: "UNHANDLED_CUDA_ERROR", 2: "SYSTEM_ERROR", 3: "INTERNAL_ERROR", 4: "INVALID_ARGUMENT", 5: "INVALID_USAGE", 6: "REMOTE_ERROR"}
+_STATUS = {1: "UNHANDLED_CUDA_ERROR", 2: "SYSTEM_ERROR", 3: "INTERNAL_ERROR", 4: "INVALID_ARGUMENT", 5: "INVALID_USAGE",
+           6: "REMOTE_ERROR"}  # fmt: skip
 _asynchronous = False
 _version = 23203
 _calls: list[str] = []
