@@ -96,6 +96,7 @@ def after_the_agreement(what: str) -> None:
         real = fake_nccl.groupStart
 
         def group_start():
+            fake_nccl.groupStart = real  # the abort is a group, too
             sys.stdin.readline()
             if what == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
