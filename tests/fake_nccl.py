@@ -47,11 +47,6 @@ _calls: list[str] = []
 """The names of the functions of NCCL that were called."""
 
 
-def current_device():
-    """The calling thread's, which a communicator is made for."""
-    return 0
-
-
 class NcclError(RuntimeError):
     def __init__(self, status):
         self.status = status
@@ -238,7 +233,7 @@ class NcclCommunicator:
         _calls.append("NcclCommunicator")
         self._name, self._ranks, self._rank, self._splits = hashlib.sha256(commId).hexdigest(), ndev, rank, 0
         self._state, self._reports, self._polls = "alive", 0, 0
-        self._ended, self._freed, self._device = threading.Event(), False, current_device()
+        self._ended, self._freed = threading.Event(), False
         self._peers = _meet(self._name, ndev, rank)
 
     def _check(self):
@@ -306,8 +301,8 @@ class NcclCommunicator:
         part = NcclCommunicator.__new__(NcclCommunicator)
         part._name = hashlib.sha256(f"{self._name} {self._splits} {color}".encode()).hexdigest()
         part._ranks, part._rank, part._splits = len(members), members.index((key, self._rank)), 0
-        part._state, part._reports, part._polls, part._ended = "alive", 0, 0, threading.Event()
-        part._freed, part._device = False, self._device
+        part._state, part._reports, part._polls = "alive", 0, 0
+        part._ended, part._freed = threading.Event(), False
         part._peers = _meet(part._name, part._ranks, part._rank)
         return part
 

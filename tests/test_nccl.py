@@ -208,6 +208,23 @@ def test_a_kernel_that_never_ends_holds_no_process(monkeypatch):
     assert [c._state for c in job._communicators] == ["abort"] * 2
 
 
+@pytest.mark.parametrize("status", [1, 8])
+def test_an_abort_that_fails_says_nothing(status, monkeypatch):
+    """The job has its error already: nothing of a thread's traceback is printed beside it."""
+    said = []
+    monkeypatch.setattr(threading, "excepthook", said.append)
+    end, job = fake_nccl.groupEnd, job_of_one()
+
+    def fails():
+        end()
+        raise fake_nccl.NcclError(status)  # of 8, which CuPy has no name for, this is a KeyError
+
+    monkeypatch.setattr(fake_nccl, "groupEnd", fails)
+    job._end_by(FunccollError("the GPU has failed"))
+    assert [c._state for c in job._communicators] == ["abort"] * 2 and not said
+    job.end()
+
+
 def test_statuses_that_cupy_has_no_name_for():
     job = job_of_one()
     communicator = job._communicators[0]

@@ -180,7 +180,7 @@ class NcclJob:
         """
         held = self.lock.acquire(timeout=_ABORT_AFTER)
         try:
-            with suppress(self.nccl.NcclError):  # the GPU has failed, and frees nothing
+            with suppress(self.nccl.NcclError, KeyError):  # the GPU has failed, and frees nothing; CuPy names not all statuses
                 self.nccl.groupStart()
                 try:
                     for communicator in list(self._communicators):
