@@ -35,10 +35,15 @@ def _shared_folder(tmp_path_factory):
         case_jobs.shared_folder.append(tmp_path_factory.getbasetemp().parent)
 
 
-def pytest_collection_finish(session):
-    """All that collecting has imported stays: from now on the garbage collector need not go through it."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """All that collecting makes stays: the garbage collector need not go through it, neither meanwhile nor later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture

@@ -11,13 +11,13 @@ import uuid
 from pathlib import Path
 
 import pytest
+from lazy_modules import LazyModule, lazily, need
 from processes_left import VARIABLE, marked, wait_until_gone
 from test_prose import PHRASES, prose_errors
 
-pytest.importorskip("nbclient", reason="the notebooks need: pip install 'funccoll[notebooks]'")
-import nbformat
-from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+need("nbclient", "the notebooks need: pip install 'funccoll[notebooks]'")
+# Both take 1.5 s: they compile the grammar of URLs.
+nbformat, exceptions = lazily("nbformat"), lazily("nbclient.exceptions")
 
 FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
 PATHS = sorted(FOLDER.glob("*.ipynb"))
@@ -32,7 +32,7 @@ def load():
     return module
 
 
-execute = load()
+execute = LazyModule(load)
 by_name = pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 
 
@@ -129,8 +129,9 @@ def test_it_runs_and_prints_what_is_committed(path, mark):
 
 
 def small(*sources, **metadata):
-    cells = [new_markdown_cell("# Title"), *(new_code_cell(source, metadata=metadata) for source in sources)]
-    return new_notebook(cells=cells)
+    of = nbformat.v4
+    cells = [of.new_markdown_cell("# Title"), *(of.new_code_cell(source, metadata=metadata) for source in sources)]
+    return of.new_notebook(cells=cells)
 
 
 def finished(source="print(1)", *outputs, count=1):
@@ -142,11 +143,11 @@ def finished(source="print(1)", *outputs, count=1):
 
 
 def printed(text, name="stdout"):
-    return new_output("stream", name=name, text=text)
+    return nbformat.v4.new_output("stream", name=name, text=text)
 
 
 def figure(**data):
-    return new_output("display_data", data=data)
+    return nbformat.v4.new_output("display_data", data=data)
 
 
 def test_a_good_notebook_has_no_faults():
@@ -155,21 +156,21 @@ def test_a_good_notebook_has_no_faults():
     assert execute.faults(good) == []
 
 
-@pytest.mark.parametrize(("notebook", "fault"), [
-    (finished("1", printed("at /tmp/ipykernel_1/2.py")), "a path of this machine: /tmp/i"),
-    (finished("1", figure(**{"text/html": "<a href='/home/me/x'>"})), "a path of this machine"),
-    (finished("1", printed("<f at 0x7f00aa00bb00>")), "an object's address"),
-    (finished("1", figure(**{"text/html": '<script src="https://cdn.plot.ly/plotly.min.js">'})), "would load"),
-    (finished("1", figure(**{"application/vnd.plotly.v1+json": {"data": [{"x": ["https://a.b/c.js"]}]}})), "would load"),
-    (finished("1", figure(**{"image/svg+xml": '<image xlink:href="x" src="http://a.b/c.png"/>'})), "would load"),
-    (finished("1", printed("no such thing", "stderr")), "wrote an error: no such thing"),
-    (finished("1", new_output("error", ename="E", evalue="why", traceback=[])), "wrote an error: why"),
-    (finished("1", count=2), "their counts are [2]"),
-    (finished("1", count=None), "their counts are [None]"),
-    (finished("1", printed("1" * 1_000_000)), "bytes, and may have 1,000,000"),
+@pytest.mark.parametrize(("make", "fault"), [
+    (lambda: finished("1", printed("at /tmp/ipykernel_1/2.py")), "a path of this machine: /tmp/i"),
+    (lambda: finished("1", figure(**{"text/html": "<a href='/home/me/x'>"})), "a path of this machine"),
+    (lambda: finished("1", printed("<f at 0x7f00aa00bb00>")), "an object's address"),
+    (lambda: finished("1", figure(**{"text/html": '<script src="https://cdn.plot.ly/p.min.js">'})), "would load"),
+    (lambda: finished("1", figure(**{"application/vnd.plotly.v1+json": {"data": [{"x": ["https://a.b/c.js"]}]}})), "would load"),
+    (lambda: finished("1", figure(**{"image/svg+xml": '<image xlink:href="x" src="http://a.b/c.png"/>'})), "would load"),
+    (lambda: finished("1", printed("no such thing", "stderr")), "wrote an error: no such thing"),
+    (lambda: finished("1", nbformat.v4.new_output("error", ename="E", evalue="why", traceback=[])), "wrote an error: why"),
+    (lambda: finished("1", count=2), "their counts are [2]"),
+    (lambda: finished("1", count=None), "their counts are [None]"),
+    (lambda: finished("1", printed("1" * 1_000_000)), "bytes, and may have 1,000,000"),
 ])  # fmt: skip
-def test_faults_are_found(notebook, fault):
-    (found,) = execute.faults(notebook)
+def test_faults_are_found(make, fault):
+    (found,) = execute.faults(make())
     assert fault in found
 
 
@@ -198,12 +199,12 @@ def test_a_notebook_with_a_fault_is_left_as_it_was(tmp_path, mark):
 
 @pytest.mark.processes
 @pytest.mark.parametrize(("source", "error", "timeout"), [
-    ("raise ValueError('in a cell')", CellExecutionError, 60),
-    pytest.param("import time; time.sleep(600)", CellTimeoutError, 1, marks=pytest.mark.slow),
-    pytest.param("import os; os._exit(7)", DeadKernelError, 60, marks=pytest.mark.slow),
+    ("raise ValueError('in a cell')", "CellExecutionError", 60),
+    pytest.param("import time; time.sleep(600)", "CellTimeoutError", 1, marks=pytest.mark.slow),
+    pytest.param("import os; os._exit(7)", "DeadKernelError", 60, marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_kernels_end_when_a_cell_fails(source, error, timeout, mark):
-    with pytest.raises(error):
+    with pytest.raises(getattr(exceptions, error)):
         execute.execute(small(source), timeout=timeout)
     wait_until_gone(mark)
 

@@ -56,12 +56,15 @@ SCIPY = {name for name in _PRIMITIVES if name.startswith("scipy.")}
 """SciPy's ufuncs, which share their rules; tested in test_special.py."""
 BELONG_TOGETHER = {"window_max_put", "window_max_take"}
 """Primitives of which one operand is made of another: they have no derivative in each alone."""
+STEPS = {"ceil", "rint", "sign"}
+"""Constant wherever they have a derivative."""
 NO_OPERANDS = {"axis_index", "barrier"}
 """Nothing in them can be batched, so vmap binds them as they are."""
 
 COLLECTIVE = {p.name for p in _PRIMITIVES.values() if p.kind in ("collective", "effect", "local")}
 QUICK = {True: 1, False: 3}
 """Examples of each primitive that the fast tests take: by whether it is a ufunc, of which all have the same rules."""
+PARTS = [pytest.param(False, id="some"), pytest.param(True, id="others", marks=pytest.mark.slow)]
 
 
 def ours() -> dict[str, Primitive]:
@@ -71,18 +74,29 @@ def ours() -> dict[str, Primitive]:
     return {name: p for name, p in _PRIMITIVES.items() if name in defined or p.ufunc is not None}
 
 
-def chosen(keep: Callable[[Example], bool] = lambda e: True) -> list[Any]:
-    every = [(i, e) for these in examples().values() for i, e in enumerate(filter(keep, these))]
-    quick = [i < QUICK[e.primitive.ufunc is not None] for i, e in every]
-    return [pytest.param(e, id=e.name, marks=() if q else pytest.mark.slow) for (_, e), q in zip(every, quick)]
+def computed() -> list[str]:
+    """Primitives that have examples. They are not looked up in `examples()`, which takes as long as many a test."""
+    return sorted(set(ours()) - COLLECTIVE - set(RULES_ELSEWHERE) - SCIPY)
+
+
+def each(check: Callable[[Example], None], these: list[Example], others: bool) -> None:
+    """Check some of the examples, or all others; what is raised says for which one."""
+    for i, example in enumerate(these):
+        if (i >= QUICK[example.primitive.ufunc is not None]) == others:
+            try:
+                check(example)
+            except BaseException as error:
+                error.add_note(f"The example is {example.name}: {example}")
+                raise
 
 
 # ---------------------------------------------------------------- completeness
 
 
 def test_every_primitive_has_examples():
-    missing = set(ours()) - set(examples()) - COLLECTIVE - set(RULES_ELSEWHERE) - SCIPY
+    missing = set(computed()) - set(examples())
     assert not missing, f"primitives without an example (primitive_examples.py says what to do): {sorted(missing)}"
+    assert not set(examples()) - set(computed())
 
 
 def test_every_primitive_has_a_batching_rule():
@@ -153,9 +167,8 @@ def traced(fn: Callable[..., Any], *args: np.ndarray) -> list[Any]:
     return evaluate(program.check(), captured, args)[0]
 
 
-@pytest.mark.parametrize("example", chosen())
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_vmap_is_a_loop(example):
+def loop_of(example: Example) -> None:
+    """Compare vmap with a loop, for every choice of batched operands."""
     batches = [others(x) for x in example.operands]
     for batched in choices(len(batches)):
         args = [np.stack(b) if flag else b[0] for b, flag in zip(batches, batched)]
@@ -167,13 +180,25 @@ def test_vmap_is_a_loop(example):
                 close(one, want)
 
 
-@pytest.mark.parametrize("example", chosen())
+@pytest.mark.parametrize("others", PARTS)
+@pytest.mark.parametrize("name", computed())
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_vmap_of_an_empty_batch(example):
+def test_vmap_is_a_loop(name, others):
+    each(loop_of, examples()[name], others)
+
+
+def empty_batch_of(example: Example) -> None:
     args = [np.stack(others(x))[:0] for x in example.operands]
     found = fc.tree.leaves(fc.vmap(example)(*args))
     types = example.primitive.infer(*map(type_of, example.operands), **example.params)
     assert [(y.shape, y.dtype) for y in found] == [((0, *t.shape), t.dtype) for t in types]
+
+
+@pytest.mark.parametrize("others", PARTS)
+@pytest.mark.parametrize("name", computed())
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_vmap_of_an_empty_batch(name, others):
+    each(empty_batch_of, examples()[name], others)
 
 
 # ---------------------------------------------------------------- jvp
@@ -206,11 +231,8 @@ def pairing(a: Any, b: Any) -> float:
     return sum(float(np.real(np.sum(np.asarray(x, np.complex128) * y))) for x, y in zip(a, b, strict=True))
 
 
-@pytest.mark.parametrize(
-    "example", chosen(lambda e: differentiable(e) and e.primitive.name not in {*REFUSED, *BELONG_TOGETHER})
-)
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_jvp(example):
+def derivatives_of(example: Example) -> None:
+    """Compare jvp with vjp, with a linearization, with itself for each operand alone, and with differences."""
     fn, xs = of_inexact(example)
     rng = np.random.default_rng(0)
     out, pull = fc.vjp(fn, *xs)
@@ -243,6 +265,18 @@ def test_jvp(example):
         ends = [fc.tree.leaves(fn(*(x + step * v for x, v in zip(xs, vs)))) for step in (1e-6, -1e-6)]
         for k in floats:
             np.testing.assert_allclose((ends[0][k] - ends[1][k]) / 2e-6, tangents[k], rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("others", PARTS)
+@pytest.mark.parametrize("name", [
+    name for name in computed() if name not in {*NO_DERIVATIVE, *REFUSED, *BELONG_TOGETHER, *STEPS}
+    and not name.startswith(("fft.", "linalg."))  # test_numpy_table.py has their gradients along a direction
+])  # fmt: skip
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_jvp(name, others):
+    smooth = list(filter(differentiable, examples()[name]))
+    assert smooth, f"{name} has a derivative, and no example at which it is differentiable"
+    each(derivatives_of, smooth, others)
 
 
 @pytest.mark.parametrize("name", REFUSED)
