@@ -19,6 +19,8 @@ class LazyModule:
         vars(self)["_load"] = functools.cache(load)
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # pytest asks for some of all that a module holds
+            raise AttributeError(name)
         return getattr(self._load(), name)
 
     def __setattr__(self, name: str, value: Any) -> None:

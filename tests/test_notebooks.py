@@ -161,7 +161,7 @@ def test_a_good_notebook_has_no_faults():
     (lambda: finished("1", figure(**{"text/html": "<a href='/home/me/x'>"})), "a path of this machine"),
     (lambda: finished("1", printed("<f at 0x7f00aa00bb00>")), "an object's address"),
     (lambda: finished("1", figure(**{"text/html": '<script src="https://cdn.plot.ly/p.min.js">'})), "would load"),
-    (lambda: finished("1", figure(**{"application/vnd.plotly.v1+json": {"data": [{"x": ["https://a.b/c.js"]}]}})), "would load"),
+    (lambda: finished("1", figure(**{"application/vnd.plotly.v1+json": {"data": ["https://a.b/c.js"]}})), "would load"),
     (lambda: finished("1", figure(**{"image/svg+xml": '<image xlink:href="x" src="http://a.b/c.png"/>'})), "would load"),
     (lambda: finished("1", printed("no such thing", "stderr")), "wrote an error: no such thing"),
     (lambda: finished("1", nbformat.v4.new_output("error", ename="E", evalue="why", traceback=[])), "wrote an error: why"),
