@@ -6,7 +6,9 @@ The tables are changed together with ARCHITECTURE.md section 3. `test_layering.p
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import funccoll
@@ -224,6 +226,22 @@ def name_of(path: Path) -> str:
 MODULES = {name_of(path) for path in FILES}
 
 
+FOLDERS: dict[str, list[Path]] = {}
+"""The files in each folder of the package; those beside the folders are in "funccoll"."""
+for _file in FILES:
+    FOLDERS.setdefault(_file.relative_to(ROOT.parent).parts[:-1][-1 if _file.parent == ROOT else 1], []).append(_file)
+
+
+def statements(parent: ast.AST) -> Iterator[ast.stmt]:
+    """Every statement in a node, at any depth; no expression has one in it."""
+    for name in ("body", "handlers", "orelse", "finalbody", "cases"):
+        for child in getattr(parent, name, ()):
+            if isinstance(child, ast.stmt):
+                yield child
+            yield from statements(child)
+
+
+@cache
 def imports_of(source: str, module: str, is_package: bool) -> list[Import]:
     """Every import in a module's source, absolute names, wherever it stands."""
     package = module if is_package else module.rpartition(".")[0]
@@ -242,15 +260,16 @@ def imports_of(source: str, module: str, is_package: bool) -> list[Import]:
             found.extend(Import(alias.name, node.lineno, lazy, typing) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             found.extend(Import(target, node.lineno, lazy, typing) for target in targets(node))
-        inside = lazy or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+        inside = lazy or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             for child in node.body:
                 visit(child, inside, True)
             for child in node.orelse:
                 visit(child, inside, typing)
             return
-        for child in ast.iter_child_nodes(node):
-            visit(child, inside, typing)
+        for name in ("body", "handlers", "orelse", "finalbody", "cases"):  # no expression has an import in it
+            for child in getattr(node, name, ()) if not isinstance(node, ast.expr) else ():
+                visit(child, inside, typing)
 
     visit(ast.parse(source), False, False)
     return found

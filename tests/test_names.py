@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 import pytest
-from layers import FILES, MODULES, ROOT, name_of
+from layers import FILES, MODULES, ROOT, name_of, statements
 
 import funccoll
 
@@ -59,7 +59,7 @@ def shared_class_errors(sources: Mapping[str, str]) -> list[str]:
     """Names of several classes, private and nested ones included."""
     places: defaultdict[str, list[str]] = defaultdict(list)
     for module, source in sources.items():
-        for node in ast.walk(ast.parse(source)):
+        for node in statements(ast.parse(source)):
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(f"{module}:{node.lineno}")
     return [f"class {name} is defined twice: {', '.join(where)}" for name, where in places.items() if len(where) > 1]

@@ -30,9 +30,9 @@ ALLOWED: dict[tuple[str, str], str] = {("draw/plotly_figure.py", "circle"): "plo
 
 def texts(source: str) -> Iterator[tuple[int, str, bool]]:
     """(line, text, whether it is a docstring) of the docstrings, comments and strings of a source."""
-    tree = ast.parse(source)
+    nodes = list(ast.walk(ast.parse(source)))
     docstrings, parts = set(), set()
-    for node in ast.walk(tree):
+    for node in nodes:
         body = getattr(node, "body", None)
         for statement in body if isinstance(body, list) else ():
             if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
@@ -40,7 +40,7 @@ def texts(source: str) -> Iterator[tuple[int, str, bool]]:
         if isinstance(node, ast.JoinedStr):  # one text; the expressions in it are not prose
             parts.update(value for value in ast.walk(node) if value is not node)
             yield node.lineno, "".join(v.value if isinstance(v, ast.Constant) else "{}" for v in node.values), False
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in parts:
             yield node.lineno, node.value, node in docstrings
     comments: list[tuple[int, str]] = []  # comments in adjacent lines are one text
