@@ -139,13 +139,13 @@ def _layouts(x: np.ndarray) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("function", sorted(ALL, key=lambda f: f.__name__), ids=lambda f: f.__name__)
 def test_memory_layout_does_not_matter(function):
     case = next(c for c in CASES if c.function is function)
-    want = run(case, *case.args)
+    want, jitted = run(case, *case.args), fc.jit(case.call)
     for layout in ("fortran", "strided", "reversed", "swapped", "frozen"):
         args = [_layouts(x)[layout] for x in case.args]
         kept = [x.copy() for x in args]
         with noted(layout):
             # NumPy has other loops (other last bits) for strided data.
-            assert_same(fc.jit(case.call)(*args), want, exact=False)
+            assert_same(jitted(*args), want, exact=False)
             assert_same(args, kept)  # arguments are left alone
 
 
@@ -336,7 +336,7 @@ def check_first_and_second_gradient(case: Case) -> None:
         return sum(np.sum(np.real(d * g)) for d, g in zip(directions, first(*args), strict=True))
 
     jitted = fc.jit(fc.grad(along, argnums))(*case.args)
-    want = numerical(along, case.args, argnums, 1e-6)
+    want = numerical(fc.jit(along), case.args, argnums, 1e-6)  # compiled once, for tens of calls
     for g, w in zip(jitted, want, strict=True):
         np.testing.assert_allclose(np.asarray(g), w, rtol=1e-5, atol=1e-6 * max(1.0, np.abs(w).max(initial=0)))
 
