@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
-.PHONY: demo mpi notebooks notebooks-run test test-fast test-slow test-without-extension test-newest test-all lint bench gpu-check clean
+.PHONY: demo mpi notebooks notebooks-run test test-fast test-slow test-exhaustive test-without-extension test-newest test-all lint bench gpu-check clean
 
 $(VENV)/pyvenv.cfg:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "funccoll needs Python 3.11 or later; choose one with make PYTHON=python3.12")'
@@ -58,29 +58,33 @@ demo: $(VENV)/.demo
 	$(BIN)/python notebooks/digits.py --devices 2 --compare $(VENV)/digits.npz
 
 # The two workers run side by side: BLAS threads would fight over the cores. (Too late in conftest: plugins import NumPy.)
-test test-fast test-slow test-without-extension: export OPENBLAS_NUM_THREADS ?= 1
+test test-fast test-slow test-exhaustive test-without-extension: export OPENBLAS_NUM_THREADS ?= 1
 # The tests start hundreds of processes: without bytecode each would compile a hundred modules first, 0.12 s of 0.35.
-test test-fast test-slow test-without-extension: export PYTHONDONTWRITEBYTECODE :=
+test test-fast test-slow test-exhaustive test-without-extension: export PYTHONDONTWRITEBYTECODE :=
 
 test: $(MPI) $(NVJITLINK)
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow"
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow and not exhaustive"
 
 # After every edit: no processes, no JAX. It names its files, because to collect all tests takes seconds.
 FAST := smoke mesh errors arrays jit tracer_errors passes group_collectives data_parallel nn_random_at \
 	plans staging results names layering numpy_table schedules_cost
 
 test-fast: $(VENV)/.dev
-	$(BIN)/python -m pytest -q -m "not slow and not processes" $(FAST:%=tests/test_%.py)
+	$(BIN)/python -m pytest -q -m "not slow and not exhaustive and not processes" $(FAST:%=tests/test_%.py)
 
 test-slow: $(MPI) $(NVJITLINK)
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m slow
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "slow and not exhaustive"
+
+# Full products of dtypes, operations, sizes and meshes, of which the other suites have each pair. For whoever changes a kernel.
+test-exhaustive: $(MPI) $(NVJITLINK)
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m exhaustive
 
 # The C extension is optional: what it does, Python does, too.
 PYTHON_CALLS := jit callers plan_call processes collective_groups failures_ranks data_parallel_calls redistribute errors
 
 test-without-extension: export FUNCCOLL_NATIVE := 0
 test-without-extension: $(MPI)
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow" $(PYTHON_CALLS:%=tests/test_%.py)
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow and not exhaustive" $(PYTHON_CALLS:%=tests/test_%.py)
 
 # Users get what pyproject.toml allows, not constraints.txt: what travels between processes runs once with the newest versions.
 # They stand in a folder of their own, from wherever pip installs from.
@@ -91,7 +95,7 @@ test-newest: $(VENV)/.dev
 	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' \
 		> $(VENV)/newest.txt
 	$(BIN)/python -m pip --disable-pip-version-check install -q --upgrade --target $(NEWEST) -r $(VENV)/newest.txt
-	PYTHONPATH=$(CURDIR)/$(NEWEST) $(BIN)/python -m pytest -q -m "not slow" tests/test_runtime_launch.py
+	PYTHONPATH=$(CURDIR)/$(NEWEST) $(BIN)/python -m pytest -q -m "not slow and not exhaustive" tests/test_runtime_launch.py
 
 test-all: test test-without-extension test-newest test-slow
 

@@ -38,7 +38,7 @@ from pathlib import Path, PurePath
 from code_changes import Mutant, apply, draw
 
 ROOT = next(p for p in Path(__file__).resolve().parents if (p / "pyproject.toml").exists())
-MARKERS = {"fast": "not slow", "test": "not slow", "slow": "slow"}
+MARKERS = {"fast": "not (slow or exhaustive)", "test": "not (slow or exhaustive)", "slow": "slow and not exhaustive"}
 NEAR = 4  # test files that run first
 MEMORY = 8 << 30  # bytes of private memory for each process: a mutant may ask for any number
 
