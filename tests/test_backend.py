@@ -10,7 +10,7 @@ import pytest
 from collective_cases import CASES, dtypes_of, sample
 from hypothesis import given, settings
 from spmd import axis_choices, bits, per_device, size
-from test_group_collectives import STEPS, program
+from step_programs import STEPS, program
 from thread_backend import ThreadBackend, in_threads
 
 import funccoll as fc

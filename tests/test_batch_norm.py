@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy_oracle import numerical
 from record_torch_batch_norm import CASES, FILE
 from spmd import bits
-from test_numpy_table import numerical
 
 import funccoll as fc
 from funccoll import P, nn

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_numpy_table import BF16, numerical
+from numpy_cases import BF16
+from numpy_oracle import numerical
 
 import funccoll as fc
 from funccoll import P, nn
@@ -355,7 +356,7 @@ def test_wrong_dtypes():
 
 def test_rules_for_a_gpu():
     """CuPy's rules on the fake: the same values and gradients as NumPy's."""
-    from test_cupy_library import on_gpu
+    from cupy_programs import on_gpu
 
     small = lambda *shape: RNG.integers(-3, 4, shape).astype(np.float32)
     x, w = small(2, 6, 5, 4), small(3, 2, 2, 6)

@@ -10,14 +10,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_cuda_kernels import SLOW, check
-from test_kernels import DTYPES
+from combine_operands import DTYPES
+from cuda_assembly import check
 
 from funccoll.kernels.cuda_compiler import Kernel
 from funccoll.kernels.cuda_compute import compile_compute_kernel, load_compute_kernel
 
 # numba-cuda 0.30 is not yet made for NumPy 2.5.
 pytestmark = pytest.mark.filterwarnings("ignore:The 'generic' unit for NumPy timedelta:DeprecationWarning")
+SLOW = pytest.mark.slow
 HERE = Path(__file__).parent
 FAST = [d for d in DTYPES if d.name in ("int8", "bfloat16", "complex64")]
 ARCHITECTURES = [pytest.param((8, 0), marks=SLOW, id="sm_80"), pytest.param((9, 0), id="sm_90"),

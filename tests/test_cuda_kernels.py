@@ -19,10 +19,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_kernels import FAST, operations
+from combine_operands import FAST, operations
+from cuda_assembly import check
 
 from funccoll.kernels.cuda import compile_kernel, load_kernel
-from funccoll.kernels.cuda_compiler import THREADS, Kernel, Operations, assemble, compile_template
+from funccoll.kernels.cuda_compiler import Kernel, Operations, assemble, compile_template
 
 pytest.importorskip("numba_cuda", reason="numba-cuda is not installed: pip install 'funccoll[cuda13]'")
 
@@ -35,14 +36,6 @@ TWO = (("sum", np.dtype(np.int8)), ("max", FAST[2]))
 
 
 compiled = functools.cache(compile_kernel)
-
-
-def check(kernel: Kernel) -> None:
-    assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in kernel.log, kernel.log
-    assert "0 bytes lmem" in kernel.log and kernel.name in kernel.log and len(kernel.code) > 10_000
-    (registers,) = set(re.findall(r"used (\d+) registers", kernel.log))
-    assert int(registers) * THREADS <= 1 << 16, kernel.log  # what a multiprocessor has
-    assert not re.search(r"\.global\.v\d\.[a-z](8|16)\b", kernel.ptx)  # not 16 bytes
 
 
 def check_stores(kernel: Kernel, *dtypes: np.dtype) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combine_operands import DTYPES, operations, values
 from llvmlite import ir
 from numba import extending, njit, types
 from scatter_cases import expected, sample
-from test_kernels import DTYPES, operations, values
 
 from funccoll.kernels.block import VECTOR_BYTES, lane_count
 from funccoll.kernels.cpu_fold import CPU

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from test_numpy_table import BF16, numerical
+from numpy_cases import BF16
+from numpy_oracle import numerical
 
 import funccoll as fc
 from funccoll import P, nn

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from test_numpy_table import BF16, assert_same, numerical
+from numpy_cases import BF16
+from numpy_oracle import assert_same, numerical
 
 import funccoll as fc
 from funccoll import P, nn

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from lazy_modules import LazyModule, lazily, need
 from processes_left import VARIABLE, marked, wait_until_gone
-from test_prose import PHRASES, prose_errors
+from prose import PHRASES, prose_errors
 
 need("nbclient", "the notebooks need: pip install 'funccoll[notebooks]'")
 # Both take 1.5 s: they compile the grammar of URLs.

@@ -6,10 +6,6 @@ import itertools
 import os
 import subprocess
 import sys
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import optree
@@ -19,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy_cases import BF16, DIRECTION, DISCRETE, FORWARD, SMOOTH, ZERO, Case
+from numpy_oracle import DTYPES, assert_same, by_function, noted, numerical, run
 
 import funccoll as fc
 from funccoll.errors import ConcretizationError, DTypeError, InPlaceError, ShapeError, UnsupportedError
@@ -38,49 +35,6 @@ right_shift rint floor ceil trunc round maximum minimum where clip sum prod mean
 cumsum reshape ravel transpose swapaxes moveaxis expand_dims squeeze broadcast_to concatenate stack split pad flip roll
 triu tril take take_along_axis matmul dot tensordot einsum zeros_like ones_like empty_like full_like astype
 """.split()  # noqa: SIM905  (as words they can be compared with NumPy's own lists)
-
-
-def by_function(cases: list[Case]) -> list[Any]:
-    """The cases of each function: one test."""
-    functions = sorted({c.function for c in cases}, key=lambda f: f.__name__)
-    return [pytest.param([c for c in cases if c.function is f], id=f.__name__) for f in functions]
-
-
-@contextmanager
-def noted(what: object) -> Iterator[None]:
-    """An error says which of several cases it is of."""
-    try:
-        yield
-    except BaseException as error:
-        error.add_note(f"case {what}")
-        raise
-
-
-def run(case: Case, *args):
-    with np.errstate(all="ignore"), warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # NumPy's functions without NaN warn of slices of NaNs
-        return case.call(*args)
-
-
-def assert_same(got, want, exact: bool = True) -> None:
-    """Structure, dtype, shape, and the values: the bits where `exact` (NaN equals NaN), else to a few roundings."""
-    got, got_tree = optree.tree_flatten(list(got) if isinstance(got, tuple) else got)
-    want, want_tree = optree.tree_flatten(list(want) if isinstance(want, tuple) else want)
-    assert got_tree == want_tree
-    for g, w in zip(got, want, strict=True):
-        g, w = np.asarray(g), np.asarray(w)
-        assert (g.dtype, g.shape) == (w.dtype, w.shape)
-        if g.dtype == BF16:
-            g, w = g.astype(np.float32), w.astype(np.float32)
-        if exact:
-            np.testing.assert_array_equal(g, w)
-            if g.dtype.kind == "f":
-                np.testing.assert_array_equal(np.signbit(g[~np.isnan(g)]), np.signbit(w[~np.isnan(w)]))
-        elif g.dtype.kind in "fc":
-            eps = np.finfo(g.dtype).eps
-            np.testing.assert_allclose(g, w, rtol=16 * eps, atol=16 * eps * max(1.0, np.max(np.abs(w), initial=0.0)))
-        else:
-            np.testing.assert_array_equal(g, w)
 
 
 # ---------------------------------------------------------------- the table is complete
@@ -149,7 +103,6 @@ def test_memory_layout_does_not_matter(function):
             assert_same(args, kept)  # arguments are left alone
 
 
-DTYPES = [np.dtype(d) for d in ("?", "i1", "u1", "i4", "i8", "u8", "f2", "f4", "f8", "c8", "c16")]
 _NUMBERS = [0.0, 1.0, 2.0, 3.0, 5.0, 7.0, 0.0, 1.0, 2.0]
 
 
@@ -288,23 +241,6 @@ def _scalar(case: Case):
         return total
 
     return loss
-
-
-def numerical(loss, args, argnums, h: float) -> list[np.ndarray]:
-    """Central differences, du/dx - i du/dy for complex arguments."""
-    grads = []
-    for i in argnums:
-        g = np.zeros(args[i].shape, args[i].dtype)
-        for place in np.ndindex(args[i].shape):
-            for unit in (1.0, 1j) if g.dtype.kind == "c" else (1.0,):
-                ends = []
-                for sign in (1, -1):
-                    moved = [np.array(a) for a in args]
-                    moved[i][place] += sign * h * unit
-                    ends.append(np.asarray(loss(*moved)))
-                g[place] += (ends[0] - ends[1]) / (2 * h) * (-1j if unit == 1j else 1)
-        grads.append(g)
-    return grads
 
 
 SMOOTH_CASES = [c for c in CASES if c.grad == SMOOTH]

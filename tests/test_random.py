@@ -7,7 +7,8 @@ import math
 
 import numpy as np
 import pytest
-from test_numpy_table import BF16, assert_same, numerical
+from numpy_cases import BF16
+from numpy_oracle import assert_same, numerical
 
 import funccoll as fc
 from funccoll import P, random

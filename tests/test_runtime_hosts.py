@@ -14,9 +14,10 @@ from pathlib import Path
 
 import network_hosts
 import pytest
-from file_invitation import FOLDER, HOSTS, NAMESPACE
+from file_invitation import NAMESPACE
+from host_ranks import JOIN_HOSTS, ON_HOSTS, STAY_HOSTS, HostRanks
 from network_hosts import NetworkHosts
-from ranks import JOIN, PATIENCE, PRELUDE, Ranks, left_behind
+from ranks import PATIENCE, PRELUDE, left_behind
 
 from funccoll.errors import RendezvousError
 from funccoll.runtime.job import packets
@@ -27,9 +28,6 @@ from funccoll.runtime.job.host import PEER_FAILURE_EXIT_CODE
 from funccoll.runtime.job.packets import FramedSocket, receive, send
 from funccoll.runtime.job.tcp import Door, call, host_addresses
 
-ON_HOSTS = "from file_invitation import FileInvitation, be_on_several_hosts\nbe_on_several_hosts()\n"
-JOIN_HOSTS = ON_HOSTS + JOIN
-STAY_HOSTS = JOIN_HOSTS + "hear()\n"
 TELL = JOIN_HOSTS + """
 def tell(members=()):
     sure(lambda: w.watch.failure(members))
@@ -39,14 +37,6 @@ def tell(members=()):
     say(words[0], failure.rank, failure.kind, failure.text == text)
     return failure
 """
-
-
-class HostRanks(Ranks):
-    """Ranks of a job, `hosts` the host of each; `start` begins those of `present`, all of them unless given."""
-
-    def __init__(self, script, hosts, folder, present=None, **environment):
-        environment |= {HOSTS: ",".join(map(str, hosts)), FOLDER: str(folder)}
-        super().__init__(script, range(len(hosts)) if present is None else present, world=len(hosts), **environment)
 
 
 # ---------------------------------------------------------------- finding each other

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from machine_profiles import in_use, parameters, profile, times
+from schedule_calls import CALLS, REDUCTIONS, forced, numbers, of, streamed
 from schedule_oracle import built, expected, host_maps, rounding
 from spmd import bits, per_device
-from test_schedules_compiler import CALLS, REDUCTIONS, forced, numbers, of, streamed
 
 import funccoll as fc
 from funccoll.errors import ScheduleError

@@ -10,10 +10,10 @@ import time
 from contextlib import suppress
 
 import pytest
+from host_ranks import STAY_HOSTS, HostRanks
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from ranks import JOIN, PATIENCE, PRELUDE, Ranks, address, listening, wait_until
-from test_runtime_hosts import STAY_HOSTS, HostRanks
 
 from funccoll.runtime.job import tcp
 from funccoll.runtime.job.coordinator import Coordinator

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from linear_collectives import FROM_UNVARYING, LINEAR, NONLINEAR
 from primitive_examples import Example, examples
 from spmd import MESHES, bits, per_device, stacked
-from test_transposes import FROM_UNVARYING, LINEAR, NONLINEAR
 
 import funccoll as fc
 from funccoll import P
