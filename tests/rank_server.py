@@ -1,14 +1,20 @@
-"""The server of `ranks.py`: it has imported what every rank imports, and what its command line names, and forks them.
+"""The server of `ranks.py`: it has imported what every rank imports, and forks ranks for all workers of a run of pytest.
 
-A rank runs its script as `__main__`, to its natural end, with files, environment and warnings of its own.
+For ranks that need more modules it forks a server that imports those. A rank runs its script as `__main__`, to its natural end,
+with files, environment and warnings of its own.
 """
 
+from __future__ import annotations
+
+import contextlib
 import gc
 import importlib
 import json
 import os
+import select
 import socket
 import sys
+from typing import Any
 
 import numpy as np  # noqa: F401 (for the ranks that are forked)
 
@@ -17,32 +23,91 @@ from funccoll.runtime import array_library, fused_step  # noqa: F401 (too)
 from funccoll.runtime.shm import shm_backend  # noqa: F401 (too)
 
 
-def serve(channel: socket.socket) -> str:
-    """Start ranks and tell how they ended, as they are asked for; returns in each rank, with its script."""
-    while True:
-        data, descriptors, _, _ = socket.recv_fds(channel, 1 << 20, 3)
-        if not data:
-            sys.exit()
-        request = json.loads(data)
-        if "script" not in request:
-            found, status = os.waitpid(request["pid"], os.WNOHANG)
-            answer = os.waitstatus_to_exitcode(status) if found else None
-        elif answer := os.fork():
-            for descriptor in descriptors:
-                os.close(descriptor)
-        else:
+class Server:
+    """A process that starts ranks and tells how they ended, as its clients ask, until the last of them has gone."""
+
+    def __init__(self, listener: socket.socket, client: socket.socket):
+        self.listener, self.clients = listener, [client]
+        self.servers: dict[tuple[str, ...], tuple[int, socket.socket]] = {}
+        """Modules -> the server that has imported them, and a channel which tells it when this one ends."""
+
+    def serve(self) -> dict[str, Any]:
+        """Answer requests; returns in each rank, with the request."""
+        while self.clients:
+            for channel in select.select([*self.clients, self.listener], [], [])[0]:
+                if channel is self.listener:
+                    self.clients.append(channel.accept()[0])
+                    continue
+                data, descriptors = b"", []
+                with contextlib.suppress(ConnectionResetError):
+                    data, descriptors, _, _ = socket.recv_fds(channel, 1 << 20, 3)
+                if not data:
+                    self.clients.remove(channel)
+                    channel.close()
+                    continue
+                request = json.loads(data)
+                if "script" in request:
+                    if not (answer := self.start_rank(descriptors)):
+                        return request
+                elif "imports" in request:
+                    if (answer := self.server_of(tuple(request["imports"]))) is None:
+                        return self.serve()
+                else:
+                    found, status = os.waitpid(request["pid"], os.WNOHANG)
+                    answer = os.waitstatus_to_exitcode(status) if found else None
+                channel.send(json.dumps(answer).encode())
+        for pid, channel in self.servers.values():
             channel.close()
+            os.waitpid(pid, 0)
+        sys.exit()
+
+    def start_rank(self, descriptors: list[int]) -> int:
+        """Fork a rank with these standard streams; returns its process's number, and 0 there."""
+        pid = os.fork()
+        if not pid:
+            self.close()
             for number, descriptor in enumerate(descriptors):
                 os.dup2(descriptor, number)
-                os.close(descriptor)
-            os.environ.clear()
-            os.environ.update(request["environment"])
-            return request["script"]
-        channel.send(json.dumps(answer).encode())
+        for descriptor in descriptors:
+            os.close(descriptor)
+        return pid
+
+    def server_of(self, modules: tuple[str, ...]) -> str | None:
+        """Return the address of the server that has imported these modules, which is forked at first; None there."""
+        address = f"{self.listener.getsockname().decode()}+{list({**self.servers, modules: 0}).index(modules)}"
+        if modules not in self.servers:
+            listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            listener.bind(address.encode())
+            listener.listen()
+            ours, theirs = socket.socketpair()
+            if not (pid := os.fork()):
+                self.close()
+                ours.close()
+                self.__init__(listener, theirs)
+                import_all(modules)
+                return None
+            listener.close()
+            theirs.close()
+            self.servers[modules] = pid, ours
+        return address
+
+    def close(self) -> None:
+        """Close what belongs to the server that has forked this process."""
+        for channel in (self.listener, *self.clients, *(channel for _, channel in self.servers.values())):
+            channel.close()
+
+
+def import_all(modules: tuple[str, ...]) -> None:
+    """Import modules for all ranks, which need not go through them when they collect garbage."""
+    for module in modules:
+        importlib.import_module(module)
+    gc.freeze()
 
 
 if __name__ == "__main__":
-    for module in sys.argv[2:]:
-        importlib.import_module(module)
-    gc.freeze()  # or each rank would go through all that was imported, whenever it collects garbage
-    exec(compile(serve(socket.socket(fileno=int(sys.argv[1]))), "<script>", "exec"))
+    import_all(())
+    descriptors = map(int, sys.argv[1:])
+    request = Server(*(socket.socket(fileno=descriptor) for descriptor in descriptors)).serve()
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    exec(compile(request["script"], "<script>", "exec"))

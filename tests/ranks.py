@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import functools
 import json
 import os
@@ -94,20 +95,52 @@ class Process:
 
 @functools.cache
 def _server(imports, native):
-    """The server of this process that has imported this too; it ends with the process. `native` is its FUNCCOLL_NATIVE."""
+    """This process's channel to the server of all workers that has imported this, too. `native` is its FUNCCOLL_NATIVE."""
+    if imports:
+        return _connected(_ask(_server((), native), {"imports": imports}))
+    address = f"\0ranks of {os.environ.get('PYTEST_XDIST_TESTRUNUID', os.getpid())}, {native}"
+    while True:
+        with contextlib.suppress(ConnectionRefusedError):
+            return _connected(address)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            try:
+                listener.bind(address)
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+                time.sleep(0.01)  # another worker was faster, and will listen soon
+            else:
+                return _started(listener)
+
+
+def _started(listener):
+    """A channel to the server that listens here from now on, and ends after the last process that has a channel to it."""
+    listener.listen()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    descriptors = [listener.fileno(), theirs.fileno()]
     server = subprocess.Popen(
-        [sys.executable, "-W", "error", str(Path(__file__).with_name("rank_server.py")), str(theirs.fileno()), *imports],
-        pass_fds=[theirs.fileno()], env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+        [sys.executable, "-W", "error", str(Path(__file__).with_name("rank_server.py")), *map(str, descriptors)],
+        pass_fds=descriptors, env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     theirs.close()
     atexit.register(lambda: (ours.close(), server.wait()))
     return ours
 
 
+def _connected(address):
+    channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    atexit.register(channel.close)
+    try:
+        channel.connect(address)
+    except OSError:
+        channel.close()
+        raise
+    return channel
+
+
 def _ask(server, request, descriptors=()):
     socket.send_fds(server, [json.dumps(request).encode()], descriptors)
-    return json.loads(server.recv(100))
+    return json.loads(server.recv(1000))
 
 
 class Ranks:
