@@ -9,7 +9,7 @@ import numpy as np
 from ..errors import DTypeError, ShapeError, UnsupportedError
 from ..ir import Traced
 from ..types import is_inexact
-from .elementwise import astype
+from .elementwise import astype, scalar_type
 from .indexing import at, take
 from .reductions import flag
 from .registry import as_traceable, dims, has_traced, implements, refuse_out
@@ -66,7 +66,8 @@ def _quantile(a: Any, q: Any, axis: Any, method: str, keepdims: bool, weak: bool
     size, wanted = rows.shape[-1], np.ravel(q)
     inexact = is_inexact(a.dtype)
     n = np.sum(~np.isnan(rows), axis=-1, keepdims=True) if skip_nan and inexact else size
-    place = _place(n, wanted, method)
+    # NumPy's number of elements is a Python integer, which widens no q.
+    place = _place(n.astype(wanted.dtype) if np.ndim(n) and is_inexact(wanted.dtype) else n, wanted, method)
     if np.ndim(n):
         place = np.broadcast_to(place, (*rows.shape[:-1], wanted.size))
 
@@ -84,7 +85,7 @@ def _quantile(a: Any, q: Any, axis: Any, method: str, keepdims: bool, weak: bool
             fraction = np.where(place % 1 == 0, 0.0, 0.5)
         elif method == "averaged_inverted_cdf":
             fraction = np.where(fraction == 0, 0.5, 1.0)
-        whole, dtype = whole.astype(np.int64), a.dtype if weak and inexact else np.dtype(np.float64)
+        whole, dtype = whole.astype(np.int64), a.dtype if weak and inexact else place.dtype
         low, high = element(whole), element(whole + 1)
         gap = high - low
         # Two forms, so that the result at either end is that element to the bit: NumPy's own interpolation.
@@ -103,7 +104,7 @@ def _quantiles(percent: bool, skip_nan: bool, name: str) -> Any:
         keepdims: Any = False,
     ) -> Any:  # fmt: skip
         refuse_out(out)
-        a, weak = as_traceable(a), type(q) in (int, float)
+        a, weak = as_traceable(a), scalar_type(q) in (int, float)
         q = as_traceable(q)
         q = np.true_divide(q, 100) if percent else q
         top = 100 if percent else 1
