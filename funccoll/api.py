@@ -43,7 +43,7 @@ from .ops.indexing import at
 from .ops.registry import supported_functions
 from .ops.sorting import top_k, unique
 from .parallel import DataParallel, comm_hooks, data_parallel, uneven_batches
-from .placement import asarray, device_put, from_local
+from .placement import asarray, device_put, from_local, spec_like
 from .profiling.recording import profile
 from .runtime.job.process_allgather import process_allgather
 from .runtime.job.world import finalize, init, make_mesh, rank, world_size
@@ -57,8 +57,8 @@ if TYPE_CHECKING:
 __all__ = [
     # meshes and arrays
     "make_mesh", "abstract_mesh", "Mesh", "P", "Sharding", "Array", "ArrayType", "bfloat16",
-    "asarray", "device_put", "from_local", "redistribute", "process_allgather", "launch", "init", "finalize", "rank",
-    "world_size", "profile", "named_scope",
+    "asarray", "device_put", "from_local", "spec_like", "redistribute", "process_allgather", "launch", "init", "finalize",
+    "rank", "world_size", "profile", "named_scope",
     # functions
     "jit", "AUTO", "clear_caches", "grad", "value_and_grad", "vjp", "custom_vjp", "grad_hook", "stop_gradient",
     "scan", "fori_loop", "while_loop", "cond", "switch",

@@ -1,23 +1,24 @@
-"""Values as Arrays: device_put, from_local; asarray, without a mesh."""
+"""Values as Arrays: device_put, from_local; asarray, without a mesh; and the specs of those that there are: spec_like."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+import optree
 
 from .arrays.array import Array, device_type_of, to_numpy
 from .arrays.array_layout import NO_MESH, layout_of
 from .errors import DTypeError, MeshError, ShapeError, ShardingError, TraceError
-from .ir import current_interpreter
+from .ir import Traced, current_interpreter
 from .mesh import Mesh, P, Sharding
 from .ops.elementwise import astype, scalar_type
 from .ops.registry import as_operand, has_traced
 from .runtime.job.world import backend_of, on_device
-from .tracing.trace import Trace
+from .tracing.trace import Trace, sharding_of
 from .types import check_dtype
 
-__all__ = ["asarray", "device_put", "from_local"]
+__all__ = ["asarray", "device_put", "from_local", "spec_like"]
 
 
 def _sharding(mesh: Mesh | Sharding, spec: P | None) -> Sharding:
@@ -153,3 +154,26 @@ def asarray(x: Any, dtype: Any = None) -> Any:
     if isinstance(trace, Trace):
         return trace.constant(value, x, weak)
     return Array(layout_of(value.shape, value.dtype, Sharding(mesh, P()), weak), backend_of(mesh).new_block(value))
+
+
+def spec_like(tree: Any) -> Any:
+    """The partition spec of each array in a pytree: an Array's own, `arr.sharding.spec`, and `P()` for anything else.
+
+        specs = fc.spec_like(params)
+        step = fc.jit(body, mesh=mesh, in_specs=(specs, P("data")), out_specs=specs)
+
+    Only specs are read: the mesh is not part of the result, and no value is moved. `fc.optim.state_specs` gives those of an
+    optimizer's state before there is one. Raises TraceError for an array that is traced for one device: its function's
+    `in_specs` say how it is split.
+    """
+    leaves, treedef = optree.tree_flatten(tree)
+    specs = []
+    for i, leaf in enumerate(leaves):
+        if isinstance(leaf, Traced) and not current_interpreter().calls_meshes:
+            raise TraceError(
+                f"spec_like: {treedef.accessors()[i].codify('tree')} is a traced array, one device's part of a value, and has "
+                "no spec. Call spec_like outside of the traced function, with the Arrays that are passed to it."
+            )
+        sharding = leaf.sharding if type(leaf) is Array else sharding_of(leaf)
+        specs.append(P() if sharding is None else sharding.spec)
+    return treedef.unflatten(specs)

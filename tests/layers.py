@@ -142,7 +142,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "commands": (
         ("first_failure", "schedule_figures", "standard_output", "tune_tables"), ("hosts_job",), ("run_command",), ("*",),
     ),
-    "optim": (("leaves", "learning_rates"), ("transformation",), ("gradients", "steps")),
+    "optim": (("leaves", "learning_rates"), ("transformation",), ("gradients", "state_layout", "steps")),
     "parallel": (
         ("buckets", "checkpoint", "replicas", "uneven"), ("call", "comm_hooks"), ("bucket_reduction",), ("bucket_plan",),
         ("data",), ("trained_model",),

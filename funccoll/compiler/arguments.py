@@ -15,7 +15,9 @@ from ..mesh import Mesh, P, Sharding
 from ..pytree_differences import prefix_difference
 from ..tracing.trace import sharding_of
 
-__all__ = ["AUTO", "Arguments", "Options", "Static", "broadcast_specs", "check_specs", "path_name", "path_names"]
+__all__ = [
+    "AUTO", "Arguments", "Options", "Static", "broadcast_specs", "check_specs", "flatten_specs", "path_name", "path_names",
+]  # fmt: skip
 
 Static = tuple[tuple[int | str, Any, Any], ...]
 """Static arguments: (position or name, what `distinct` says of the value, value)."""
@@ -92,10 +94,23 @@ def check_specs(specs: Any, mesh: Mesh, what: str, name: str) -> None:
                 f"{what} of {name}: fc.AUTO is for arguments, which have a sharding. Say how a result's blocks make one array: "
                 'fc.P("axis"), or fc.P() where all devices have the same.'
             )
-        if not _is_spec(spec):
-            example = f"fc.P({spec!r})" if isinstance(spec, str) else "fc.P('axis') or fc.P()"
-            raise ShardingError(f"{what} of {name}: {spec!r} is not a partition spec; write {example}.")
+        _check_spec(spec, f"{what} of {name}")
         mesh.check_axes(() if spec is None else spec.axes, what=f"axis in {spec!r} ({what} of {name}),")
+
+
+def _check_spec(spec: Any, where: str) -> None:
+    if not _is_spec(spec):
+        example = f"fc.P({spec!r})" if isinstance(spec, str) else "fc.P('axis') or fc.P()"
+        raise ShardingError(f"{where}: {spec!r:.80} is not a partition spec; write {example}.")
+
+
+def flatten_specs(specs: Any, where: str) -> tuple[list[Any], optree.PyTreeSpec]:
+    """The specs (a P, or AUTO) of a pytree of them, and its structure. Raises ShardingError for another leaf."""
+    leaves, treedef = optree.tree_flatten(specs, is_leaf=_is_spec, none_is_leaf=True)
+    for spec in leaves:
+        if spec is not AUTO:
+            _check_spec(spec, where)
+    return [P() if spec is None else spec for spec in leaves], treedef
 
 
 def path_name(name: str, treedef: optree.PyTreeSpec, position: int) -> str:

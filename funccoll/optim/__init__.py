@@ -13,13 +13,14 @@ from .learning_rates import (
     piecewise_constant_schedule,
     warmup_cosine_decay_schedule,
 )
+from .state_layout import state_specs
 from .steps import AdamState, SgdState, adam, adamw, sgd
 from .transformation import GradientTransformation, apply, apply_updates, chain
 
 __all__ = [
     "AdamState", "GradientTransformation", "SgdState", "adam", "adamw", "apply", "apply_updates", "chain", "clip",
     "clip_by_global_norm", "constant_schedule", "cosine_decay_schedule", "exponential_decay", "global_norm", "join_schedules",
-    "linear_schedule", "piecewise_constant_schedule", "scale_by_schedule", "sgd", "warmup_cosine_decay_schedule",
+    "linear_schedule", "piecewise_constant_schedule", "scale_by_schedule", "sgd", "state_specs", "warmup_cosine_decay_schedule",
 ]  # fmt: skip
 
 

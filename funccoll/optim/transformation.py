@@ -12,7 +12,7 @@ import optree
 from ..errors import PytreeError, TraceError
 from .leaves import flatten_floats, flatten_like, widen
 
-__all__ = ["Fusable", "GradientTransformation", "apply", "apply_updates", "chain", "check_state"]
+__all__ = ["Fusable", "GradientTransformation", "apply", "apply_updates", "chain", "check_state", "require_pair"]
 
 
 class GradientTransformation(NamedTuple):
@@ -84,7 +84,7 @@ def chain(*transformations: GradientTransformation) -> GradientTransformation:
     if not transformations:
         raise TraceError("chain takes one or more transformations.")
     for part in transformations:
-        _require(part, "chain")
+        require_pair(part, "chain")
     made = _Chain(tuple(transformations))
     return GradientTransformation(made.init, made.update)
 
@@ -121,7 +121,7 @@ def apply(optimizer: GradientTransformation, grads: Any, state: Any, params: Any
     Raises: PytreeError, ShapeError, DTypeError and VaryingError, naming the place in the tree; UnsupportedError when it is
     differentiated.
     """
-    _require(optimizer, "apply")
+    require_pair(optimizer, "apply")
     owner = getattr(optimizer.update, "__self__", None)
     if isinstance(owner, Fusable):
         return owner.apply(grads, state, params)
@@ -133,7 +133,8 @@ def _restored(tree: Any, leaves: Any) -> Any:
     return optree.tree_structure(tree).unflatten(list(leaves))
 
 
-def _require(optimizer: Any, what: str) -> None:
+def require_pair(optimizer: Any, what: str) -> None:
+    """Raise a TraceError for what is not a pair of functions (init, update)."""
     if not callable(getattr(optimizer, "init", None)) or not callable(getattr(optimizer, "update", None)):
         raise TraceError(
             f"{what} takes a pair of functions (init, update), such as fc.optim.adam(1e-3), not {optimizer!r:.60}."
