@@ -72,8 +72,9 @@ FAST := smoke mesh errors arrays jit tracer_errors passes group_collectives data
 test-fast: $(VENV)/.dev
 	$(BIN)/python -m pytest -q -m "not slow and not exhaustive and not processes" $(FAST:%=tests/test_%.py)
 
+# Hypothesis's tests run in `make test`, too, with few examples.
 test-slow: $(MPI) $(NVJITLINK)
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "slow and not exhaustive"
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal --hypothesis-profile=many -m "(slow or hypothesis) and not exhaustive"
 
 # Full products of dtypes, operations, sizes and meshes, of which the other suites have each pair. For whoever changes a kernel.
 test-exhaustive: $(MPI) $(NVJITLINK)

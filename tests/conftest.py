@@ -17,13 +17,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest
-from hypothesis import settings
+from example_counts import register_profiles
 
 import funccoll as fc
 
-# The machines are shared: a slow example is no failure.
-settings.register_profile("funccoll", deadline=None, print_blob=True, derandomize=True)
-settings.load_profile("funccoll")
+register_profiles()
 
 
 @pytest.fixture(scope="session", autouse=True)

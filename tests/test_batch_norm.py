@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy_oracle import numerical
 from record_torch_batch_norm import CASES, FILE
@@ -183,7 +184,7 @@ def test_16_bit_floats_are_computed_in_float32(line, dtype):
 # ---------------------------------------------------------------- weights
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(st.data())
 def test_padding_counts_as_nothing(data):
     """Any numbers of rows on the devices, padded: statistics and gradients are those of the rows alone."""

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from comm_hook_cases import HOOKS, bytes_sent, first_states, int8_step, power_sgd_step, reducer, step_of
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -103,7 +104,7 @@ finite = st.floats(-(2.0**100), 2.0**100, width=32)
 STEP_INT8 = step_of(comm_hooks.int8(8), fc.make_mesh({"data": 3}))
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(arrays(F32, (3, 50), elements=finite | st.floats(-1, 1, width=32)), arrays(F32, (3, 50), elements=finite))
 def test_int8_error_is_bounded_and_kept(gradients, errors):
     """Each quantisation is off by half a scale at most, and what is left out of the sum is in the errors."""
@@ -175,7 +176,7 @@ def test_power_sgd_of_low_rank_is_exact(rank, dtype):
 columns = st.lists(st.lists(st.integers(-3, 3), min_size=5, max_size=5), min_size=1, max_size=5)
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(columns, st.sampled_from([0, 1e-6, 1e-4, 1e-3]), st.integers(0, 9), st.sampled_from([1e-30, 1, 1e30]))
 def test_columns_are_made_orthonormal(columns, noise, seed, size):
     """Of dependent and of nearly dependent columns too: products are 0 and lengths 1, or 0; they span what they did."""

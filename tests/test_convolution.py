@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy_cases import BF16
 from numpy_oracle import numerical
@@ -75,7 +76,7 @@ def convolutions(draw):
     return x, w, strides, padding, dilation, groups
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(case=convolutions(), block=st.sampled_from([1, 1 << 9, 1 << 18]), short=st.sampled_from([1, 1 << 9]))
 def test_values_and_transposes(case, block, short):
     """The sums are exact, so are the dot tests: <conv(x, w), y> is the same through either gradient. Blocks of any size."""
@@ -99,7 +100,7 @@ def test_values_and_transposes(case, block, short):
 
 
 @given(case=convolutions())
-@settings(max_examples=25)
+@examples(25)
 def test_channels_first(case):
     x, w, *rest = case
     options = dict(zip(("strides", "padding", "dilation", "groups"), rest))

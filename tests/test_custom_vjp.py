@@ -4,7 +4,8 @@ import functools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 import funccoll as fc
@@ -79,7 +80,7 @@ def test_bad_rules_and_calls():
 # ---------------------------------------------------------------- weight gradients
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.lists(st.integers(0, 3), min_size=2, max_size=4), st.integers(0, 3), st.sampled_from([None, 0, 1, 4]))
 def test_products_with_one_matrix_have_their_gradients(lead, k, m):
     rng = np.random.default_rng(0)

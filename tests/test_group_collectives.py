@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from step_programs import STEPS, program
 
@@ -16,7 +17,7 @@ from funccoll.passes.group_collectives import group_collectives
 MESH = fc.make_mesh({"d": 2, "e": 2})
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(STEPS)
 def test_memory_is_overwritten_only_when_nobody_reads_it_later(choices):
     rng = np.random.default_rng(0)
@@ -32,7 +33,7 @@ def test_memory_is_overwritten_only_when_nobody_reads_it_later(choices):
         assert mine.tobytes() == right.tobytes()
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(STEPS, st.lists(st.integers(0, 2), min_size=22, max_size=22))
 def test_the_order_with_groups_can_run(choices, buckets):
     shape = np.zeros((4, 4), np.float32)

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 import funccoll as fc
@@ -35,7 +36,7 @@ def regular(*shape: int, **kwargs: Any) -> np.ndarray:
 FORMS = st.sampled_from([0, 1, 2, "N", "T", "C"])
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(n=st.integers(0, 5), k=st.integers(1, 3), trans=FORMS, lower=st.booleans(), unit=st.booleans(), data=st.data())
 def test_solve_triangular(n, k, trans, lower, unit, data):
     dtype = data.draw(st.sampled_from([np.float64, np.complex128]))

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from machine_profiles import SIZES, any_parameters, in_use, parameters, profile, profiles, times
 from ranks import JOIN, Ranks
@@ -248,7 +249,7 @@ def test_the_closed_forms_of_shared_memory(kind, name, waits, traffic, reduced):
 
 @given(any_parameters, st.sampled_from([(k, a) for k in KINDS if k != "permute" for a in schedules.algorithms(k)]),
        st.integers(2, 6), st.integers(1, 1 << 24))  # fmt: skip
-@settings(max_examples=60)
+@examples(60)
 def test_a_simulation_in_shared_memory_is_not_longer_than_its_cost(found, kind_and_name, p, n):
     """Ranks that run ahead of each other gain; and each rank's own work is the least that it takes."""
     kind, name = kind_and_name
@@ -295,7 +296,7 @@ def test_the_choice_follows_the_profile():
 
 @given(any_parameters, st.sampled_from([k for k in KINDS if KINDS[k].combines]), st.integers(2, 6), st.integers(1, 1 << 32),
        st.sampled_from([None, np.float32, np.float16]))  # fmt: skip
-@settings(max_examples=60)
+@examples(60)
 def test_no_profile_changes_the_default_bits(found, kind, p, n, dtype):
     with in_use(profile(found)):
         chosen = select(kind, p, n, dtype=dtype)

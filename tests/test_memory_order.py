@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from memory_order_cases import OPERATIONS, SHAPES, arguments, block_values, program
 from spmd import bits, stacked
@@ -244,7 +245,7 @@ STEPS = st.lists(
 )  # fmt: skip
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(STEPS, st.sampled_from(SHAPES[:3]), st.integers(0, 9))
 def test_threads_have_the_bits_of_virtual_devices(steps, shape, seed):
     x = block_values(shape, 2, seed)

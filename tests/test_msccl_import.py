@@ -7,7 +7,8 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from example_counts import examples
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from msccl_files import (
     algorithm,
@@ -319,20 +320,9 @@ def tokens(text: str) -> list[str]:
     return text.split('"')
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+@examples(600, few=40, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_a_mutated_file_is_refused_or_is_still_right(data):
-    mutate(data)
-
-
-@pytest.mark.slow
-@settings(max_examples=600, suppress_health_check=[HealthCheck.too_slow])
-@given(st.data())
-def test_many_mutated_files_are_refused_or_are_still_right(data):
-    mutate(data)
-
-
-def mutate(data) -> None:
     """Change values, lines or characters of a valid file: a ScheduleError, or a schedule that gives what NumPy gives."""
     text = data.draw(st.sampled_from([RING, FLAT, *BY_HAND.values()]))
     for _ in range(data.draw(st.integers(1, 3))):

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 import funccoll as fc
@@ -410,7 +411,7 @@ def test_a_block_that_another_device_reads(line, name):
 CHOICES = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(0, 5)), min_size=2, max_size=10)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(CHOICES, st.sets(st.integers(0, 12), max_size=3))
 def test_random_programs_have_the_same_bits_donated_or_not(choices, kept):
     """Steps among what reads their parameters, on the same and on other devices, before and after collectives."""

@@ -4,7 +4,8 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 import funccoll as fc
@@ -88,7 +89,7 @@ def sums(draw):
     return draw(st.sampled_from([None, values(SHAPE)])), pieces
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(sums())
 def test_the_sum_has_the_bits_of_arrays_added_one_by_one(case):
     start, pieces = case
@@ -97,7 +98,7 @@ def test_the_sum_has_the_bits_of_arrays_added_one_by_one(case):
     assert (found + found.dtype.type(0)).tobytes() == (expected + found.dtype.type(0)).tobytes()  # but for signs of zeros
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(sums())
 def test_the_transpose_reads_the_pieces(case):
     """<accumulate(v), ct> = <v, transposed(ct)>, with integers, so exactly; and the transpose's transpose is the sum."""

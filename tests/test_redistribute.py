@@ -7,7 +7,8 @@ import random
 import numpy as np
 import pytest
 import redistribute_cases as cases
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from misuse import run, wrong
 from ranks import launch
@@ -25,7 +26,7 @@ def put(spec, mesh=MESH, x=X):
     return fc.device_put(x, mesh, spec)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(sizes=st.lists(st.integers(1, 3), max_size=4), ndim=st.integers(0, 3), seed=st.integers(0, 1 << 32))
 def test_any_spec_from_any_other(sizes, ndim, seed):
     mesh, rng = fc.make_mesh(dict(zip("abcd", sizes, strict=False))), random.Random(seed)

@@ -5,7 +5,8 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 import funccoll as fc
@@ -272,7 +273,7 @@ def test_keywords_pytrees_and_several_results():
     assert np.array_equal(found[0], np.full_like(X, 4)) and found[1] == pytest.approx(2 * np.sum(X))
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(st.lists(st.sampled_from(["sin", "square", "slice", "mix", "dot"]), min_size=1, max_size=5),
        st.lists(st.booleans(), min_size=5, max_size=5), st.sampled_from(sorted(POLICIES)))  # fmt: skip
 def test_random_functions_keep_their_bits(steps, wrapped, policy):

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from example_counts import examples
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from ranks import JOIN, Ranks
 from schedule_oracle import Oracle
@@ -205,7 +206,7 @@ def test_a_schedule_that_is_wrong_is_refused_by_its_proof():
         fs.from_json(json.dumps(rounds))
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+@examples(100, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_mutated_json_is_refused_or_still_right(data):
     tree = json.loads(data.draw(st.sampled_from([PLAIN, fs.build("scatter", 3, "binomial").to_json()])))

@@ -6,7 +6,8 @@ import sys
 import numpy as np
 import pytest
 from closed_forms import CLOSED_FORMS, FORM_SIZES, bytes_for
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from schedule_oracle import built
 
@@ -370,7 +371,7 @@ def test_bad_choices(call, error, words):
 
 @given(st.sampled_from(sorted(KINDS)), st.integers(1, 9), st.integers(1, 1 << 26), st.sampled_from([None, np.float16]),
        st.data())  # fmt: skip
-@settings(max_examples=60)
+@examples(60)
 def test_select_takes_what_explain_says_is_chosen(kind, p, n, dtype, data):
     """Though it compares only the algorithms that can be chosen."""
     options = {"root": data.draw(st.integers(0, p - 1))} if KINDS[kind].rooted else {}

@@ -9,7 +9,8 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from schedule_oracle import built, host_maps
 
@@ -401,7 +402,7 @@ def test_chunks_cover_a_block_in_order(elements, parts, itemsize):
     assert np.abs(bounds - np.arange(parts + 1) * elements / parts).max() <= 64 // itemsize
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(st.data())
 def test_channels_touch_different_chunks(data):
     kind, name = data.draw(st.sampled_from(EVERY))

@@ -4,7 +4,8 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 import funccoll as fc
@@ -19,7 +20,7 @@ def gradient(f, *args):
     return pull(np.arange(1.0, 1 + np.size(value)).reshape(np.shape(value)))
 
 
-@settings(max_examples=20)  # JAX compiles each size
+@examples(20)  # JAX compiles each size
 @given(st.lists(st.sampled_from([-3.0, 0.0, 2.0, 2.5, np.nan]), min_size=1, max_size=6), st.integers(1, 5))
 def test_top_k_is_jaxs(values, k):
     jax = pytest.importorskip("jax")
@@ -38,7 +39,7 @@ def test_top_k_in_a_program_and_its_gradient():
         fc.top_k(X, 5)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(NUMBERS, st.integers(1, 8))
 def test_unique_is_numpys_cut_or_filled(values, size):
     x = np.array(values)

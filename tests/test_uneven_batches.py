@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from ranks import JOIN, Ranks
 from uneven_cases import LIKE, ON_PROCESSES, ROWS, bits_of_training, data_of, summed_loss, total_gradient, training
@@ -37,7 +38,7 @@ def same(found: Any, wanted: Any) -> None:
 # ---------------------------------------------------------------- virtual devices
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, ROWS)), min_size=1, max_size=4))
 def test_the_gradient_is_that_of_all_data(counts):
     """Exactly, in integers, however many batches the devices have, and rows in their last ones."""

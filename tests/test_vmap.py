@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from spmd import MESHES, bits, per_device
 
@@ -32,7 +33,7 @@ def equations(fn: Any, *args: Any) -> list[str]:
 # ---------------------------------------------------------------- axes
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(data=st.data())
 def test_axes(data):
     """Any axes of arguments and results, against a loop over slices."""
@@ -184,7 +185,7 @@ def test_per_example_gradients():
 ITEMS = st.sampled_from([slice(None), slice(1, None), slice(None, None, -1), None, 0, -1, "array", "array"])
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(data=st.data())
 def test_indices(data):
     """Reads and updates with any mix of slices, integers, new dimensions and arrays, some of them batched, against a loop."""
