@@ -56,8 +56,8 @@ class Server:
                     found, status = os.waitpid(request["pid"], os.WNOHANG)
                     answer = os.waitstatus_to_exitcode(status) if found else None
                 channel.send(json.dumps(answer).encode())
-        for pid, channel in self.servers.values():
-            channel.close()
+        self.close()
+        for pid, _ in self.servers.values():
             os.waitpid(pid, 0)
         sys.exit()
 
@@ -92,7 +92,7 @@ class Server:
         return address
 
     def close(self) -> None:
-        """Close what belongs to the server that has forked this process."""
+        """Close all channels of this server, in a process that it has forked, too."""
         for channel in (self.listener, *self.clients, *(channel for _, channel in self.servers.values())):
             channel.close()
 
