@@ -19,11 +19,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from combine_operands import FAST, operations
+from combine_operands import operations
 from cuda_assembly import check
 
 from funccoll.kernels.cuda import compile_kernel, load_kernel
 from funccoll.kernels.cuda_compiler import Kernel, Operations, assemble, compile_template
+from funccoll.types import bfloat16
 
 pytest.importorskip("numba_cuda", reason="numba-cuda is not installed: pip install 'funccoll[cuda13]'")
 
@@ -31,7 +32,7 @@ pytest.importorskip("numba_cuda", reason="numba-cuda is not installed: pip insta
 pytestmark = pytest.mark.filterwarnings("ignore:The 'generic' unit for NumPy timedelta:DeprecationWarning")
 SLOW = pytest.mark.slow
 HERE = Path(__file__).parent
-TWO = (("sum", np.dtype(np.int8)), ("max", FAST[2]))
+TWO = (("sum", np.dtype(np.int8)), ("max", np.dtype(bfloat16)))
 """Combines of one kernel."""
 
 

@@ -8,6 +8,7 @@ import os
 import signal
 import time
 import traceback
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,12 +36,19 @@ ACCUMULATOR = np.zeros(fields.ACCUMULATOR_BYTES, np.uint8)
 NOWHERE = ACCUMULATOR.ctypes.data, ACCUMULATOR.ctypes.data
 
 
-@pytest.mark.parametrize("dtype", [
-    pytest.param(d, id=d.name, marks=() if d in FAST else pytest.mark.slow) for d in DTYPES
-])  # fmt: skip
-def test_combines_have_the_bits_of_the_fold(dtype):
+def dtypes_and_operations(kinds: str) -> list[Any]:
+    """Dtypes of these kinds with their operations: those of FAST, and, slow, all."""
+    dtypes = [d for d in DTYPES if d.kind in kinds]
+    return [
+        *(pytest.param(d, FAST[d], id=d.name) for d in dtypes if d in FAST),
+        *(pytest.param(d, operations(d), id=f"{d.name}-all", marks=SLOW) for d in dtypes),
+    ]
+
+
+@pytest.mark.parametrize(("dtype", "ops"), dtypes_and_operations("biufcV"))
+def test_combines_have_the_bits_of_the_fold(dtype, ops):
     rng = np.random.default_rng(0)
-    for op in operations(dtype):
+    for op in ops:
         combine = COMBINE(combine_address(op, dtype))
         for count, outputs in ((2, 1), (3, 2), (4, 1), (7, 3)):
             xs = values(dtype, count, rng)
@@ -53,15 +61,13 @@ def test_combines_have_the_bits_of_the_fold(dtype):
             assert all(out.tobytes() == want.tobytes() for out in outs), (op, count)
 
 
-@pytest.mark.parametrize("dtype", [
-    pytest.param(d, id=d.name, marks=() if d in FAST else pytest.mark.slow) for d in DTYPES if d.kind in "fcV"
-])  # fmt: skip
-def test_a_fold_stores_the_canonical_nan(dtype):
+@pytest.mark.parametrize(("dtype", "ops"), dtypes_and_operations("fcV"))
+def test_a_fold_stores_the_canonical_nan(dtype, ops):
     """Whatever NaNs come in, of whatever infinities they come: so the first two operands commute bit by bit."""
     rng = np.random.default_rng(0)
     real = np.empty(0, dtype).real.dtype if dtype.kind == "c" else dtype
     canonical = np.asarray(np.nan, real).tobytes()
-    for op in operations(dtype):
+    for op in ops:
         combine = COMBINE(combine_address(op, dtype))
         for count in (2, 3, 7):
             xs = [sample_nans(dtype, (LENGTH,), rng) for _ in range(count)]

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
 
-from funccoll.kernels import object_cache
+from funccoll.kernels import cpu, object_cache
+from funccoll.kernels.frame import FRAME_WORDS
 
 SUM = """
 import ctypes, sys
@@ -43,22 +47,38 @@ def imports_numba(**environment: str) -> bool:
     return {"True": True, "False": False}[done.stdout.strip()]
 
 
-def test_a_second_process_imports_no_numba(tmp_path, monkeypatch):
-    place = {"NUMBA_CACHE_DIR": str(tmp_path)}
-    assert imports_numba(**place)
-    assert not imports_numba(**place)
-    kept = sorted((tmp_path / "funccoll").iterdir())
-    assert [p.name.split("-")[0] for p in kept] == ["fold_sum_float32", "interpret_cpu"]
-    whole = kept[0].read_bytes()
-    kept[0].write_bytes(whole[: len(whole) // 2])  # a full disk
-    assert imports_numba(**place)
-    assert not imports_numba(**place)
+def test_a_process_that_finds_all_kernels_imports_no_numba(tmp_path, monkeypatch):
+    """The interpreter is copied from what this machine has: it takes seconds to compile."""
+    cpu.interpreter(np.zeros(FRAME_WORDS, np.int64).ctypes.data)
+    (interpreter,) = object_cache.cache_directory().glob(f"interpret_cpu-{object_cache._key()}.o")
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    shutil.copy(interpreter, object_cache.cache_directory())
+    assert imports_numba()  # for the fold
+    kept = kept_in(tmp_path)
     whole = kept[0].read_bytes()
+    assert not imports_numba()
     assert object_cache._read("fold_sum_float32") is not None
-    for damaged in (b"", b"\n", whole[:-1], whole + b"0"):
+    for damaged in (b"", b"\n", whole[: len(whole) // 2], whole[:-1], whole + b"0"):  # a full disk
         kept[0].write_bytes(damaged)
         assert object_cache._read("fold_sum_float32") is None
+
+
+@pytest.mark.slow
+def test_a_damaged_file_is_compiled_anew(tmp_path):
+    place = {"NUMBA_CACHE_DIR": str(tmp_path)}
+    assert imports_numba(**place)
+    kept = kept_in(tmp_path)
+    whole = kept[0].read_bytes()
+    kept[0].write_bytes(whole[: len(whole) // 2])
+    assert imports_numba(**place)
+    assert not imports_numba(**place)
+
+
+def kept_in(folder) -> list[Path]:
+    """The files of the fold and of the interpreter."""
+    kept = sorted((folder / "funccoll").iterdir())
+    assert [p.name.split("-")[0] for p in kept] == ["fold_sum_float32", "interpret_cpu"]
+    return kept
 
 
 @pytest.mark.slow
