@@ -46,6 +46,12 @@ $(NVJITLINK): $(VENV)/.dev
 	$(BIN)/python -m pip --disable-pip-version-check install -q --no-deps --target $(VENV)/nvjitlink130 nvidia-nvjitlink==13.0.88 \
 		&& touch $@ || echo "make: nvJitLink 13.0 cannot be installed here; the test that needs it is skipped."
 
+# The kernels of the tests' jobs, compiled once; without their files each rank of the first jobs would compile its own.
+KERNELS := $(VENV)/.kernels
+
+$(KERNELS): $(VENV)/.dev tests/compile_kernels.py $(wildcard funccoll/kernels/*.py funccoll/schedules/model/simulate.py)
+	$(BIN)/python tests/compile_kernels.py && touch $@
+
 # What `make test` sets up has all of it: where that is there, nothing is installed.
 notebooks: $(or $(wildcard $(VENV)/.dev),$(VENV)/.notebooks)
 	cd notebooks && ../$(BIN)/python -m jupyterlab $(LAB_OPTIONS)
@@ -62,7 +68,7 @@ test test-fast test-slow test-exhaustive test-without-extension: export OPENBLAS
 # The tests start hundreds of processes: without bytecode each would compile a hundred modules first, 0.12 s of 0.35.
 test test-fast test-slow test-exhaustive test-without-extension: export PYTHONDONTWRITEBYTECODE :=
 
-test: $(MPI) $(NVJITLINK)
+test: $(MPI) $(NVJITLINK) $(KERNELS)
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow and not exhaustive"
 
 # After every edit: no processes, no JAX. It names its files, because to collect all tests takes seconds.
@@ -73,7 +79,7 @@ test-fast: $(VENV)/.dev
 	$(BIN)/python -m pytest -q -m "not slow and not exhaustive and not processes" $(FAST:%=tests/test_%.py)
 
 # Hypothesis's tests run in `make test`, too, with few examples.
-test-slow: $(MPI) $(NVJITLINK)
+test-slow: $(MPI) $(NVJITLINK) $(KERNELS)
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal --hypothesis-profile=many -m "(slow or hypothesis) and not exhaustive"
 
 # Full products of dtypes, operations, sizes and meshes, of which the other suites have each pair. For whoever changes a kernel.

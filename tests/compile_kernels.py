@@ -1,0 +1,50 @@
+"""Compile the kernels of the tests' jobs, once: without their files each rank of each first job would, half a second a kernel.
+
+`make test` and `make test-slow` run it when a kernel has changed. What is not in the table is compiled by the test that
+needs it.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+
+import numpy as np
+
+import funccoll as fc
+from funccoll.kernels import cpu
+from funccoll.kernels.frame import FRAME_WORDS
+from funccoll.schedules import Topology, build
+
+COMBINES = {
+    "sum": ("float32", "float64", "bfloat16", "float16", "complex64", "complex128", "int32", "int64", "int8", "uint16"),
+    "mean": ("float32", "float64", "bfloat16", "float16", "complex64", "complex128"),
+    "max": ("float32", "float64", "bfloat16", "int32", "int8", "uint8"),
+    "min": ("float32", "float64", "bfloat16", "int32"),
+    "prod": ("float32", "float64", "bfloat16", "complex64", "complex128", "int32", "uint8"),
+    "or": ("bool", "int32", "uint8"),
+}
+
+
+def compile_interpreters() -> None:
+    """Compile the two that interpret plans, and the simulator of schedules."""
+    frame = np.zeros(FRAME_WORDS, np.int64)
+    for records in (False, True):
+        cpu.interpreter(frame.ctypes.data, records)
+    build("all_reduce", 2, "ring").simulate(Topology.one_host(2), 1024)
+
+
+def compile_combines() -> None:
+    """Compile what interpreters call."""
+    for op, names in COMBINES.items():
+        for name in names:
+            cpu.combine_address(op, np.dtype(fc.bfloat16 if name == "bfloat16" else name))
+    for rule in ("adam", "sgd"):
+        cpu.optimizer_step(rule, 0, np.dtype(np.float32))
+
+
+if __name__ == "__main__":
+    other = multiprocessing.get_context("spawn").Process(target=compile_interpreters)
+    other.start()
+    compile_combines()
+    other.join()
+    raise SystemExit(other.exitcode)
