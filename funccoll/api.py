@@ -35,6 +35,7 @@ from .compiler.jit import clear_caches, jit
 from .compiler.redistribute import redistribute
 from .control import cond, fori_loop, scan, switch, while_loop
 from .custom_primitives import custom_primitive
+from .dtype_promotion import DTypePromotionWarning
 from .errors import FunccollError, PlannedError, PlannedNameError
 from .mesh import Mesh, P, Sharding, abstract_mesh
 from .named_scopes import named_scope
@@ -70,7 +71,7 @@ __all__ = [
     "own_slice", "permute", "pvary", "reduce", "reduce_scatter", "scatter",
     # modules and errors
     "comm_hooks", "debug", "draw", "linalg", "nn", "optim", "random", "schedules", "special", "tree", "errors",
-    "FunccollError", "PlannedError", "PlannedNameError",
+    "FunccollError", "PlannedError", "PlannedNameError", "DTypePromotionWarning",
     "__version__",
 ]  # fmt: skip
 

@@ -11,6 +11,7 @@ from .autodiff.custom_rules import stop_gradient
 from .collectives import Axes, all_gather, mesh_axes, pvary
 from .errors import DTypeError, MeshError, ShapeError
 from .ir import current_interpreter
+from .ops.elementwise import result_dtype
 from .ops.registry import as_traceable, dims
 from .tracing.trace import value_type
 from .types import is_inexact
@@ -154,12 +155,14 @@ def update_running_stats(running: tuple[Any, Any], stats: BatchStats, momentum: 
     """
     mean, var = (as_traceable(value) for value in running)
     new = stop_gradient(stats)
-    rate = np.where(new.count > 0, momentum, 0)
     unbiased = new.var * (new.count / np.maximum(new.count - 1, 1))
-    return (
-        ((1 - rate) * mean + rate * new.mean).astype(mean.dtype),
-        ((1 - rate) * var + rate * unbiased).astype(var.dtype),
-    )
+
+    def moved(old: Any, value: Any) -> Any:
+        dtype = result_dtype(old, value)
+        rate = np.where(new.count > 0, as_traceable(momentum).astype(dtype), np.zeros((), dtype))
+        return ((1 - rate) * old.astype(dtype) + rate * value.astype(dtype)).astype(old.dtype)
+
+    return moved(mean, new.mean), moved(var, unbiased)
 
 
 def _batch(name: str, x: Any, reduce_dims: int | tuple[int, ...] | None) -> tuple[Any, np.dtype, tuple[int, ...]]:
@@ -181,7 +184,7 @@ def _batch(name: str, x: Any, reduce_dims: int | tuple[int, ...] | None) -> tupl
 
 
 def _features(name: str, value: Any, x: Any, over: tuple[int, ...]) -> Any:
-    """`value`, of the shape of the dimensions that are not reduced, to broadcast against `x`."""
+    """`value`, of the shape of the dimensions that are not reduced, to broadcast against `x`, in the dtype of `x`."""
     value = as_traceable(value)
     shape = tuple(n for d, n in enumerate(x.shape) if d not in over)
     if value.shape != shape:
@@ -189,7 +192,7 @@ def _features(name: str, value: Any, x: Any, over: tuple[int, ...]) -> Any:
             f"batch norm: {name} has shape {value.shape}, and x, of shape {x.shape}, has {shape} where dimensions {over} are "
             "reduced. Name the reduced ones in reduce_dims."
         )
-    return np.reshape(value, tuple(1 if d in over else n for d, n in enumerate(x.shape)))
+    return np.reshape(value, tuple(1 if d in over else n for d, n in enumerate(x.shape))).astype(x.dtype)
 
 
 def _leading(name: str, weights: Any, x: Any, over: tuple[int, ...]) -> Any:

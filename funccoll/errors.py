@@ -55,6 +55,7 @@ __all__ = [
     "at_source",
     "current_source",
     "hide_frames",
+    "is_attributed",
     "raised_at",
     "registration_remedy",
     "scope_of",
@@ -174,6 +175,11 @@ class at_source:
         if self.source and isinstance(error, Exception) and not isinstance(error, FunccollError):
             if self.source.as_note not in getattr(error, "__notes__", ()):
                 error.add_note(self.source.as_note)
+
+
+def is_attributed() -> bool:
+    """True while rules run on the user's behalf: what they record points at the operation that they are of."""
+    return _SOURCE.get() is not None
 
 
 def current_source() -> Source | None:

@@ -19,7 +19,8 @@ FILES = sorted(ROOT.rglob("*.py"))
 ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "": (
         ("_version", "c_extension", "memory_order", "private_files", "public_names", "pytree_differences", "weak_values"),
-        ("errors",), ("mesh", "named_scopes", "tree"), ("types",), ("display",), ("timeline",), ("ir",), ("program_text",),
+        ("errors",), ("mesh", "named_scopes", "tree"), ("types",), ("display",), ("timeline",), ("ir",),
+        ("dtype_promotion", "program_text"),
         ("primitives",),
         ("ops",), ("tracing",), ("collectives",), ("batching",), ("autodiff",), ("batch_norm", "callbacks"), ("random",),
         ("control", "custom_primitives", "linalg", "nn"), ("special",), ("passes",), ("machine_profile",),

@@ -146,6 +146,17 @@ def test_json_is_one_object_and_the_script_prints_elsewhere(explain):
     assert row["predicted_seconds"] == program["predicted_seconds"] > 0 and row["source"] == "train.py:10 (total)"
 
 
+def test_lines_that_widen_floats(explain):
+    script = HEAD + "fc.jit(lambda x, y: x / np.sqrt(32) + y)(np.ones(3, np.float32), np.ones(3, np.float16))\n"
+    lines = [
+        "float32 becomes float64 at train.py:7 (<lambda>), by np.float64 5.65685",
+        "float16 becomes float64 at train.py:7 (<lambda>), by float64[3], made at train.py:7 (<lambda>)",
+    ]
+    code, out, _ = explain(script)
+    assert code == 0 and "\n".join(f"  {line}" for line in lines) in out
+    assert json.loads(explain(script, options=("--json",))[1])["programs"][0]["widenings"] == lines
+
+
 def test_measured_times_have_a_column_where_there_are_any(explain):
     with in_use(profile(parameters(4), measured=[times(ranks=4, algorithm=a) for a in ("owner", "one_shot")])):
         code, out, _ = explain(STEP.replace("np.ones((8, 2))", "np.ones((512, 8), np.float32)"))

@@ -144,7 +144,7 @@ def _description(compiled: Compiled) -> dict[str, Any]:
     return {
         "name": signature.name, "defined": str(_users(signature.source)), "called": str(line or ""),
             "mesh": dict(compiled.mesh.shape),
-        "equations": len(program.equations), "collectives": rows,
+        "equations": len(program.equations), "collectives": rows, "widenings": [str(w) for w in compiled.widenings],
         "predicted_seconds": sum(row["predicted_seconds"] or 0.0 for row in rows), "fingerprint": compiled.fingerprint,
     }  # fmt: skip
 
@@ -196,6 +196,8 @@ def _print(number: int, found: dict[str, Any]) -> None:
     console.print(head, Text(f"  {', '.join(places)}") if places else Text(""), Text(f"  {detail}"), sep="\n")
     if rows:
         console.print(_table(rows))
+    for widening in found["widenings"]:
+        console.print(Text(f"  {widening}"))
     console.print()
     sys.stdout.flush()
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import optree
 
+from ..dtype_promotion import Mode
 from ..errors import PytreeError, ShardingError, TraceError
 from ..mesh import Mesh, P, Sharding
 from ..pytree_differences import prefix_difference
@@ -125,11 +126,12 @@ def path_names(name: str, treedef: optree.PyTreeSpec) -> list[str]:
 
 @dataclass(frozen=True)
 class Options:
-    """Static and donated arguments of a jitted function, by position in its Python signature, or by name."""
+    """Options of a jitted function: arguments by position in its Python signature, or by name, and the rule for dtypes."""
 
     static_argnums: tuple[int, ...] = ()
     static_argnames: tuple[str, ...] = ()
     donate_argnums: tuple[int, ...] = ()
+    dtype_promotion: Mode = "standard"
 
 
 class Arguments:

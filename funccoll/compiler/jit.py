@@ -17,8 +17,11 @@ import optree
 
 from ..arrays.array import Array, device_type_of, shape_and_dtype
 from ..arrays.array_layout import NO_MESH, layout_of
+from ..dtype_promotion import MODES as PROMOTIONS
+from ..dtype_promotion import Mode, as_strict, recorded
 from ..errors import (
     DeviceError,
+    DTypeError,
     OutSpecsError,
     ShardingError,
     Source,
@@ -104,6 +107,7 @@ class Jitted(Dispatch, Generic[Params, R]):
         self._name = self._arguments.name
         code = getattr(fn, "__code__", None)
         self._source = code and Source(code.co_filename, code.co_firstlineno, self._name)
+        self._widened: set[Source | None] = set()  # lines of which it has warned
         self._cache: dict[Any, Compiled] = {}
         self._calls: dict[Any, tuple[ProgramCall, optree.PyTreeSpec]] = {}  # in gradients around it
         self._plain = not (options.static_argnums or options.static_argnames)
@@ -231,7 +235,8 @@ class Jitted(Dispatch, Generic[Params, R]):
 
     def _inside_trace(self, args: tuple, kwargs: dict[str, Any], dynamic: tuple, static: Static) -> Any:
         if self.mesh is NO_MESH:
-            return self.fn(*args, **kwargs)  # inlined: there is nothing to shard
+            with as_strict(self._name, self._options.dtype_promotion):
+                return self.fn(*args, **kwargs)  # inlined: there is nothing to shard
         given: Any = dynamic
         leaves, treedef = optree.tree_flatten(given)
         for leaf in leaves:
@@ -352,11 +357,15 @@ class Jitted(Dispatch, Generic[Params, R]):
 
         weak = [w for _, _, w in types]
         # The program does not depend on the named scopes around its first call.
-        with without_garbage_collection() if evaluation is None else nullcontext(), outside_scopes():
+        with (
+            without_garbage_collection() if evaluation is None else nullcontext(), outside_scopes(),
+            recorded(self._name, self._options.dtype_promotion) as widenings,
+        ):  # fmt: skip
             program, captured = stage(
                 flat, [x.type for x in layouts], weak=weak, axis_sizes=self.mesh.shape, label=self._name,
                 evaluation=evaluation,
             )  # fmt: skip
+        widenings.warn(self._widened)
         check_algorithms(program, self.mesh)
         for value in captured:
             if isinstance(value, Traced):
@@ -369,7 +378,10 @@ class Jitted(Dispatch, Generic[Params, R]):
             for a, s, w in zip(program.outputs, out["shardings"], out["weak"], strict=True)
         )
         donated = arguments.donated(dynamic, static)
-        signature = Signature(self._name, self.mesh, treedef, tuple(layouts), out["tree"], out_layouts, donated, self._source)
+        signature = Signature(
+            self._name, self.mesh, treedef, tuple(layouts), out["tree"], out_layouts, donated, self._source,
+            tuple(widenings.found.values()),
+        )  # fmt: skip
         return TracedFunction(program, signature)
 
     def _check_output(self, value: Any, sharding: Sharding, tree: optree.PyTreeSpec, position: int) -> Any:
@@ -461,6 +473,7 @@ def jit(
     donate_argnums: int | Sequence[int] = (),
     static_argnums: int | Sequence[int] = (),
     static_argnames: str | Sequence[str] = (),
+    dtype_promotion: Mode = "standard",
 ) -> Jitted[Params, R]: ...
 @overload
 def jit(
@@ -473,6 +486,7 @@ def jit(
     donate_argnums: int | Sequence[int] = (),
     static_argnums: int | Sequence[int] = (),
     static_argnames: str | Sequence[str] = (),
+    dtype_promotion: Mode = "standard",
 ) -> Callable[[Callable[Params, R]], Jitted[Params, R]]: ...
 def jit(
     fn: Callable[..., Any] | None = None,
@@ -484,6 +498,7 @@ def jit(
     donate_argnums: int | Sequence[int] = (),
     static_argnums: int | Sequence[int] = (),
     static_argnames: str | Sequence[str] = (),
+    dtype_promotion: Mode = "standard",
 ) -> Any:
     """Compile a function whose body sees one device's shard, to run on every device of `mesh`.
 
@@ -502,13 +517,16 @@ def jit(
             named) only when its type proves it.
         donate_argnums: arguments whose Arrays are given up; using them later raises.
         static_argnums, static_argnames: arguments that are part of the program (hashable); a new value compiles anew.
+        dtype_promotion: "standard" is NumPy's rule, by which `x / np.sqrt(32)` makes a float32 `x` float64. A
+            `DTypePromotionWarning` names the first line of a function that does it, and `.lower(*args)` all of them.
+            "strict" raises there in place of making any float wider. `.astype`, `dtype=` and Python's numbers are free.
 
     Returns: a function with the same signature, from global values to `Array`s. `.trace(*args)` gives the typed
     program and runs nothing, `.lower(*args)` the optimised one (`.collectives()` lists what it communicates); `.fn` is
     the plain function. It compiles once for each structure, shapes and dtypes of its arguments (with AUTO, shardings as
     well). Floating-point exceptions are silent inside, as in JAX.
 
-    Raises: ShardingError, OutSpecsError, PytreeError, TraceError; each names the argument, shapes and axes.
+    Raises: ShardingError, OutSpecsError, PytreeError, TraceError, DTypeError; each names the argument, shapes and axes.
     """
 
     def decorate(f: Callable[..., Any]) -> Jitted:
@@ -520,7 +538,10 @@ def jit(
             _tuple("static_argnums", static_argnums, int),
             _tuple("static_argnames", static_argnames, str),
             _tuple("donate_argnums", donate_argnums, int),
+            dtype_promotion,
         )
+        if dtype_promotion not in PROMOTIONS:
+            raise DTypeError(f"fc.jit: dtype_promotion={dtype_promotion!r}: it is \"standard\", NumPy's rule, or \"strict\".")
         both = set(options.static_argnums) & set(options.donate_argnums)
         if both:
             raise TraceError(f"fc.jit: argument(s) {sorted(both)} are both static and donated.")

@@ -11,6 +11,7 @@ import optree
 
 from ..arrays.array import Array
 from ..arrays.array_layout import ArrayLayout, layout_of
+from ..dtype_promotion import Widening
 from ..errors import Source, current_source
 from ..mesh import Mesh, Sharding
 from .arguments import path_names
@@ -31,6 +32,8 @@ class Signature:
     donated: tuple[bool, ...]
     source: Source | None = None
     """The line where the function is defined."""
+    widenings: tuple[Widening, ...] = ()
+    """The lines on which NumPy's promotion makes floats wider."""
 
     def argument(self, i: int) -> str:
         """The name of the i-th argument in messages."""

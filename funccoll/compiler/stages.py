@@ -15,6 +15,8 @@ import optree
 
 from ..arrays.array import Array, device_type_of, shape_and_dtype, to_numpy
 from ..arrays.array_layout import ArrayLayout
+from ..display import titled
+from ..dtype_promotion import Widening
 from ..errors import PytreeError, ShapeError, Source, at_source, user_frames
 from ..ir import Atom, Equation, Program
 from ..mesh import Mesh
@@ -140,9 +142,17 @@ class _Stage:
         """Digests of schedules that the program's text does not determine."""
         return ""
 
+    @property
+    def widenings(self) -> tuple[Widening, ...]:
+        """The lines on which NumPy's promotion makes floats wider, in program order; `str` gives a line as text."""
+        return self.signature.widenings
+
     def as_text(self) -> str:
-        """The program, printed like a jaxpr."""
-        return self.program.text()
+        """The program, printed like a jaxpr; behind it the widenings."""
+        return "\n\n".join(filter(None, [self.program.text(), self._widenings_text()]))
+
+    def _widenings_text(self) -> str:
+        return "\n  ".join(["widened by NumPy's promotion:", *map(str, self.widenings)]) if self.widenings else ""
 
     def collectives(self) -> CollectiveTable:
         """The collectives of a call: kind, axes, bytes, schedule, and the user's line of each.
@@ -162,7 +172,7 @@ class _Stage:
         return f"<{type(self).__name__} {self.signature.name} on {self.mesh!r}: {len(self.program.equations)} equations>"
 
     def _repr_html_(self) -> str:
-        return self.program._repr_html_()
+        return self.program._repr_html_() + (titled(self._widenings_text(), "") if self.widenings else "")
 
 
 def checks_passes() -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from ..dtype_promotion import note_widening, unrecorded
 from ..errors import DTypeError, InPlaceError, UnsupportedError
 from ..ir import Traced, bind
 from ..primitives.elementwise import UFUNCS, convert_p, imag_p, real_p, resolve, where_p
@@ -17,7 +18,7 @@ from ..primitives.special import special_primitive
 from ..types import bfloat16, check_dtype, is_inexact
 from .registry import as_operand, as_traceable, dims, implements, instead, refuse_out
 
-__all__ = ["UFUNC_METHODS", "apply_ufunc", "astype", "call_ufunc", "promote"]
+__all__ = ["UFUNC_METHODS", "apply_ufunc", "astype", "call_ufunc", "matmul", "promote"]
 
 UFUNC_METHODS: dict[str, Callable[[np.ufunc, Sequence[Any], Mapping[str, Any]], Any]] = {}
 """A ufunc's method -> what computes it: `accumulations` adds them."""
@@ -55,9 +56,16 @@ def _key(x: Any, has_bfloat16: bool) -> Any:
     return np.dtype(np.bool_) if kind is bool else x.dtype
 
 
+def _strong(operands: Sequence[Any]) -> list[Any]:
+    """The operands that decide which dtype is common to all: not Python's scalars."""
+    return [x for x in operands if scalar_type(x) is None and type(x) is not bool]
+
+
 def promote(ufunc: np.ufunc, operands: Sequence[Any], dtype: Any = None) -> list[Any]:
     """Operands with Python scalars turned into arrays of the dtype that the ufunc would use (NEP 50)."""
     if dtype is None and all(isinstance(x, Traced) and x.weak is None for x in operands):
+        if any(x.type.dtype is not operands[0].type.dtype for x in operands):
+            note_widening(operands, resolve(ufunc, tuple(x.type.dtype for x in operands))[-1])
         return list(operands)
     if dtype is not None:
         return _cast_to_loop(ufunc, operands, np.dtype(dtype))
@@ -67,6 +75,7 @@ def promote(ufunc: np.ufunc, operands: Sequence[Any], dtype: Any = None) -> list
         keys = tuple(map(np.dtype, keys))
     loop = resolve(ufunc, keys)
     out = []
+    note_widening(_strong(operands), loop[-1])
     for x, target in zip(operands, loop, strict=False):
         if type(x) in _SCALARS or type(x) is bool:
             try:
@@ -131,7 +140,7 @@ def call_ufunc(ufunc: np.ufunc, method: str, inputs: Sequence[Any], kwargs: Mapp
         # The fraction of an infinity is 0, and a fraction has its number's sign, -0.0 too.
         return np.copysign(np.where(np.isinf(x), np.zeros((), x.dtype), x - whole), x), whole
     if ufunc is np.matmul:
-        return bind(matmul_p, *map(as_traceable, operands))
+        return matmul(*operands)
     if ufunc.__name__ in _VECTOR_PRODUCTS:
         return _VECTOR_PRODUCTS[ufunc.__name__](*map(as_traceable, operands))
     primitive = UFUNCS.get(ufunc) or special_primitive(ufunc)
@@ -139,6 +148,14 @@ def call_ufunc(ufunc: np.ufunc, method: str, inputs: Sequence[Any], kwargs: Mapp
         name = f"np.{ufunc.__name__}" if getattr(np, ufunc.__name__, None) is ufunc else f"the ufunc {ufunc.__name__}"
         raise UnsupportedError(f"{name} cannot be traced by funccoll. {instead(ufunc.__name__)}")
     return _bind_weakly(primitive, operands, promote(ufunc, operands, kwargs.get("dtype")))
+
+
+def matmul(x: Any, y: Any) -> Any:
+    """x @ y."""
+    x, y = as_traceable(x), as_traceable(y)
+    if x.dtype is not y.dtype:
+        note_widening((x, y), result_dtype(x, y))
+    return bind(matmul_p, x, y)
 
 
 _VECTOR_PRODUCTS: dict[str, Callable[[Any, Any], Any]] = {
@@ -181,9 +198,11 @@ def _typed(x: Any) -> Any:
 implements(np.result_type)(lambda *xs: result_dtype(*map(_typed, xs)))
 
 
-def unify(*operands: Any) -> list[Any]:
-    """Operands converted to their common dtype."""
+def unify(*operands: Any, compares: bool = False) -> list[Any]:
+    """Operands converted to their common dtype; `compares` where nothing but truth values and positions is made of them."""
     dtype = check_dtype(result_dtype(*operands))
+    if not compares:
+        note_widening(_strong(operands), dtype)
     return [astype(x, dtype) if hasattr(x, "dtype") else np.asarray(x, dtype) for x in operands]
 
 
@@ -271,6 +290,7 @@ def nan_to_num(x: Any, copy: bool = True, nan: float = 0.0, posinf: float | None
 
 
 @implements(np.isclose)
+@unrecorded()
 def isclose(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Any:
     """np.isclose."""
     a, b = as_operand(a), as_operand(b)

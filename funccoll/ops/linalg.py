@@ -11,16 +11,9 @@ import numpy as np
 
 from ..errors import ShapeError, UnsupportedError
 from ..ir import bind
-from ..primitives.linalg import einsum_p, matmul_p
-from .elementwise import unify
+from ..primitives.linalg import einsum_p
+from .elementwise import matmul, unify
 from .registry import as_traceable, implements, normalize_dim, refuse_out
-
-__all__ = ["matmul"]
-
-
-def matmul(x: Any, y: Any) -> Any:
-    """x @ y."""
-    return bind(matmul_p, as_traceable(x), as_traceable(y))
 
 
 @implements(np.tensordot)

@@ -78,7 +78,7 @@ def searchsorted(a: Any, v: Any, side: str = "left", sorter: Any = None) -> Any:
     if side not in ("left", "right"):
         raise UnsupportedError(f"np.searchsorted(side={side!r}): it is 'left' or 'right'.")
     a = as_traceable(a) if sorter is None else take(as_traceable(a), sorter)
-    ordered, values = unify(a, as_operand(v))
+    ordered, values = unify(a, as_operand(v), compares=True)
     return bind(searchsorted_p, ordered, values, side=side)
 
 
@@ -96,7 +96,7 @@ def isin(element: Any, test_elements: Any, assume_unique: bool = False, invert: 
     """np.isin: a search in the sorted test elements."""
     if kind not in (None, "sort", "table"):
         raise ValueError(f"kind is 'sort', 'table' or None, not {kind!r}")
-    element, tests = unify(as_operand(element), np.ravel(as_traceable(test_elements)))
+    element, tests = unify(as_operand(element), np.ravel(as_traceable(test_elements)), compares=True)
     if not tests.size:
         return np.full(element.shape, invert)
     ordered = np.sort(tests)

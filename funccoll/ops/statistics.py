@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from ..dtype_promotion import note_widening
 from ..errors import DTypeError, ShapeError, UnsupportedError
 from ..ir import Traced
 from ..types import is_inexact
-from .elementwise import astype, scalar_type
+from .elementwise import astype, result_dtype, scalar_type
 from .indexing import at, take
 from .reductions import flag
 from .registry import as_traceable, dims, has_traced, implements, refuse_out
@@ -78,6 +79,8 @@ def _quantile(a: Any, q: Any, axis: Any, method: str, keepdims: bool, weak: bool
     if place.dtype.kind in "iu":
         result = element(place)
     else:
+        if not weak:
+            note_widening((a, wanted), result_dtype(a, place))
         whole = np.floor(place)
         # Outside, where both elements are one, it is NumPy's as well: it decides the sign of a zero.
         fraction = place - np.where(place >= n - 1, -1.0, np.maximum(whole, 0.0))
