@@ -464,6 +464,24 @@ def test_global_norm_of_split_leaves(line):
     np.testing.assert_allclose(np.asarray(norm), np.sqrt(np.sum(np.arange(8.0) ** 2) + 3), rtol=1e-6)
 
 
+@pytest.mark.parametrize(("axis", "named"), [(None, "'model'"), ("data", "('data', 'model')")])
+def test_a_norm_of_which_devices_have_several_is_an_error(mesh, axis, named):
+    """The optimizer after it would only say that the gradients of what is whole vary."""
+    optimizer = optim.chain(optim.clip_by_global_norm(1.5, axis), optim.sgd(0.1))
+    params = {"b": np.ones(3, np.float32), "w": np.ones((4, 2), np.float32)}
+    specs = {"b": P(), "w": P("data", "model") if axis else P(None, "model")}
+    step = fc.jit(
+        lambda p: optim.apply(optimizer, p, optimizer.init(p), p)[0], mesh=mesh, in_specs=(specs,), out_specs=specs,
+    )  # fmt: skip
+    with pytest.raises(VaryingError) as error:
+        step(params)
+    assert str(error.value).startswith(
+        "clip_by_global_norm: grads['w'] varies over 'model', and grads['b'] does not: each device would scale it by another "
+    )
+    assert f"clip_by_global_norm(1.5, axis={named})." in str(error.value)
+    assert "test_optim.py" in str(error.value)
+
+
 # ---------------------------------------------------------------- GPUs
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import optree
 
 from ..collectives import Axes, all_reduce, mesh_axes
-from ..errors import ShapeError
+from ..compiler.arguments import path_name
+from ..errors import ShapeError, VaryingError
 from ..ops.registry import as_traceable
 from ..tracing.trace import value_type
 from .learning_rates import Schedule, nonnegative, rate_at
@@ -57,16 +60,35 @@ class _ClipByGlobalNorm:
         check_state("clip_by_global_norm", state, EmptyState)
         leaves, treedef = flatten_floats("clip_by_global_norm", "grads", grads)
         norm = global_norm(grads, self.axis)
+        self._check_norm(norm, leaves, treedef)
         factor = np.minimum(np.ones((), norm.dtype), self.max_norm / (norm + 1e-6))
         clipped = [(widen(g) * factor.astype(widen(g).dtype)).astype(g.dtype, copy=False) for g in leaves]
         return treedef.unflatten(clipped), state
+
+    def _check_norm(self, norm: Any, leaves: Sequence[Any], treedef: optree.PyTreeSpec) -> None:
+        """Raise a VaryingError if devices have different norms, and would scale by them what they have in common."""
+        varying = [value_type(x).varying for x in leaves]
+        extra = [value_type(norm).varying - axes for axes in varying]
+        common = next((i for i, axes in enumerate(extra) if axes), None)
+        if common is None:
+            return
+        split = next(i for i, axes in enumerate(varying) if axes & extra[common])
+        named = () if self.axis is None else mesh_axes("clip_by_global_norm", self.axis)
+        axes = tuple(sorted({*value_type(norm).varying, *named}))
+        raise VaryingError(
+            f"clip_by_global_norm: {path_name('grads', treedef, split)} varies over "
+            f"{', '.join(map(repr, sorted(extra[common])))}, and {path_name('grads', treedef, common)} does not: each device "
+            "would scale it by another norm. Name the axes over which gradients are split: "
+            f"clip_by_global_norm({self.max_norm:g}, axis={(axes[0] if len(axes) == 1 else axes)!r})."
+        )
 
 
 def clip_by_global_norm(max_norm: float, axis: Axes | None = None) -> GradientTransformation:
     """Scale all gradients by `min(1, max_norm / (global_norm + 1e-6))`, as torch's clip_grad_norm_ does.
 
     `axis` is for gradients that are split over mesh axes, as in `global_norm`. With a norm that is not finite, gradients are
-    not either. Source: Pascanu et al., ICML 2013.
+    not either. Raises VaryingError for gradients of which some are split over an axis that it does not name, and some not.
+    Source: Pascanu et al., ICML 2013.
     """
     if not nonnegative("clip_by_global_norm: max_norm", max_norm):
         raise ShapeError("clip_by_global_norm: max_norm must be more than 0.")
