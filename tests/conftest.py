@@ -66,7 +66,7 @@ def registered():
         registry._ALGORITHMS[kind].update(known)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server():
     """What starts the ranks of `job`, and counts what they leave behind."""
     from failure_jobs import Server

@@ -1,4 +1,4 @@
-"""The server of `ranks.py`: it has imported what every rank imports, and forks ranks for all workers of a run of pytest.
+"""The server of `ranks.py`: it has imported and built what ranks need, and forks ranks for all workers of a run of pytest.
 
 For ranks that need more modules it forks a server that imports those. A rank runs its script as `__main__`, to its natural end,
 with files, environment and warnings of its own.
@@ -16,11 +16,16 @@ import socket
 import sys
 from typing import Any
 
-import numpy as np  # noqa: F401 (for the ranks that are forked)
+import numpy as np
 
 from funccoll import api  # noqa: F401 (for the ranks that are forked)
+from funccoll.errors import ScheduleError
+from funccoll.kernels.cpu import combine_address, interpreter
 from funccoll.runtime import array_library, fused_step  # noqa: F401 (too)
-from funccoll.runtime.shm import shm_backend  # noqa: F401 (too)
+from funccoll.runtime.shm import collective_group, communicators, shm_backend  # noqa: F401 (too)
+from funccoll.schedules.collective import KINDS
+from funccoll.schedules.model.select import select as select_schedule
+from funccoll.schedules.shared_results import with_one_result
 
 
 class Server:
@@ -97,6 +102,20 @@ class Server:
             channel.close()
 
 
+def build() -> None:
+    """Load kernels, and build, prove and lower the schedules that most jobs use: these take half the time of a short job."""
+    interpreter(0)
+    for op in ("sum", "max"):
+        for dtype in (np.float32, np.float64):
+            combine_address(op, np.dtype(dtype))
+    for nranks in (2, 3, 4):
+        for kind in KINDS:
+            with contextlib.suppress(ScheduleError):  # a permute's pairs are the program's
+                schedule = select_schedule(kind, nranks, 64)
+                schedule.streams().verify()
+                with_one_result(schedule)
+
+
 def import_all(modules: tuple[str, ...]) -> None:
     """Import modules for all ranks, which need not go through them when they collect garbage."""
     for module in modules:
@@ -105,6 +124,7 @@ def import_all(modules: tuple[str, ...]) -> None:
 
 
 if __name__ == "__main__":
+    build()
     import_all(())
     descriptors = map(int, sys.argv[1:])
     request = Server(*(socket.socket(fileno=descriptor) for descriptor in descriptors)).serve()

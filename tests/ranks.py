@@ -95,7 +95,7 @@ class Process:
 
 @functools.cache
 def _server(imports, native):
-    """This process's channel to the server of all workers that has imported this, too. `native` is its FUNCCOLL_NATIVE."""
+    """This process's channel to the server of all workers that has imported this, too. `native`: with the C extension."""
     if imports:
         return _connected(_ask(_server((), native), {"imports": imports}))
     address = f"\0ranks of {os.environ.get('PYTEST_XDIST_TESTRUNUID', os.getpid())}, {native}"
@@ -166,7 +166,8 @@ class Ranks:
             **self.environment, **environment,
         }  # fmt: skip
         name = rank if name is None else name
-        self.processes[name] = process = Process(script, variables, _server(self.imports, os.environ.get("FUNCCOLL_NATIVE")))
+        server = _server(self.imports, os.environ.get("FUNCCOLL_NATIVE") != "0")
+        self.processes[name] = process = Process(script, variables, server)
         self.printed[name], self.errors[name] = queue.SimpleQueue(), []
         self.readers[name] = [
             threading.Thread(target=_read, args=(process.stdout, self.printed[name].put)),
