@@ -199,12 +199,13 @@ def exception_ahead() -> str:
 def many_communicators() -> None:
     """More communicators than there is room for cells: the later ones have none, and all are right."""
     n = fc.world_size()
-    eager = set()
-    for i in range(200):
+    eager: list[bool] = []
+    while len(eager) < 200 and eager[-3:] != [False] * 3:
+        i = len(eager)
         mesh = fc.make_mesh({"d": n})
         step = over(mesh, lambda x: fc.all_reduce(x, "d"))
         total = step(own(mesh, i))
         np.testing.assert_array_equal(np.asarray(total), sum(blocks(r, i) for r in range(n)))
         (group,) = step.lower(own(mesh, i)).compile().group_calls
-        eager.add(bool(group.communicators[0].control.rings))
-    assert eager == {True, False}
+        eager.append(bool(group.communicators[0].control.rings))
+    assert set(eager) == {True, False}

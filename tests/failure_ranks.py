@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rank_server import build
 
 import funccoll as fc
 from funccoll import P
-from funccoll.kernels.cpu import combine_address, interpreter
 from funccoll.kernels.frame import INSTRUCTION_BUDGET
 from funccoll.mesh import Mesh
 from funccoll.runtime.job import world
@@ -227,9 +227,7 @@ def dying(where: str) -> None:
 
 def serve() -> dict[str, Any]:
     """Fork ranks as they are asked for, and tell how they end. Returns in each of them."""
-    interpreter(0)  # what every rank needs is compiled before there is one
-    for op in ("sum", "max"):
-        combine_address(op, np.dtype(np.float32))
+    build()  # what every rank needs is there before there is one
     gc.freeze()  # or each rank would go through all that was imported, whenever it collects garbage
     for line in sys.stdin:
         request = json.loads(line)

@@ -67,6 +67,7 @@ class Comparing:
 
     def __init__(self, records: list[Recorded]) -> None:
         self.records = iter(records)
+        self.gathered: set[Any] = set()
 
     def equal(self, found: bytes, wanted: bytes, dtype: np.dtype) -> bool:
         return found == wanted
@@ -92,7 +93,10 @@ class Comparing:
             assert mine.shape == whole.shape
             process = mine.sharding.mesh.process
             assert self.equal(mine.local.tobytes(), blocks[process], mine.dtype), (what, mine.local, whole)
-        assert self.equal(fc.process_allgather(results[0]).tobytes(), records[0][0].tobytes(), results[0].dtype)
+        kind = results[0].dtype, results[0].sharding.spec, results[0].sharding.mesh.axis_names
+        if kind not in self.gathered:  # a third of the time if it is done for every program
+            self.gathered.add(kind)
+            assert self.equal(fc.process_allgather(results[0]).tobytes(), records[0][0].tobytes(), results[0].dtype)
 
 
 Same = Recording | Comparing
@@ -222,9 +226,10 @@ def staged(n: int, same: Same) -> None:
     d, every = {"d": n}, P("d")
     for dtype, shape in ((np.float32, (n * 6, 37)), (fc.bfloat16, (n * 2, n * 5, 11)), (np.int8, (n * 333,))):
         x = values((n * shape[0], *shape[1:]), dtype)
+        for number, name in enumerate(schedules.algorithms("all_reduce", n)):  # each with both, but not of one dtype
+            op = ("sum", "max")[(number + x.ndim) % 2]
+            same(lambda x, o=op, a=name: fc.all_reduce(x, "d", op=o, algorithm=a), d, (x,), every, P())
         for op in ("sum", "max"):
-            for name in schedules.algorithms("all_reduce", n):
-                same(lambda x, o=op, a=name: fc.all_reduce(x, "d", op=o, algorithm=a), d, (x,), every, P())
             same(lambda x, o=op: fc.reduce(x, "d", root=n - 1, op=o), d, (x,), every, every)
         for dim, length in enumerate(shape):
             if length % n == 0:

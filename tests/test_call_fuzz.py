@@ -12,8 +12,8 @@ from ranks import launch
 
 
 def test_random_calls(tmp_path):
-    paths = call_fuzz.record(7, 2, 100, tmp_path)
-    assert launch(call_fuzz.play_drawn, 2, paths, 7, 2, 100) == [100] * 2
+    paths = call_fuzz.record(7, 2, 60, tmp_path)
+    assert launch(call_fuzz.play_drawn, 2, paths, 7, 2, 60) == [60] * 2
 
 
 @pytest.mark.slow

@@ -228,7 +228,7 @@ step(np.ones(3))
 @pytest.mark.parametrize(("what", "code", "words"), [
     ("raise", 1, r"rank 2 raised Slow: it is told late at script.py:\d+ \(<module>\)"),
     pytest.param("raise and end late", 1, r"rank 2 raised ValueError at script.py:\d+ \(<module>\)", marks=pytest.mark.slow),
-    ("kill", 137, "rank 2 was killed by SIGKILL \\(out of memory, perhaps\\)"),
+    pytest.param("kill", 137, "rank 2 was killed by SIGKILL \\(out of memory, perhaps\\)", marks=pytest.mark.slow),
     pytest.param("exit", 7, "rank 2 exited with code 7", marks=pytest.mark.slow),
     ("leave", host.PEER_FAILURE_EXIT_CODE,
      r"rank 2 exited with code 0 while rank [01] still called collectives at script.py:\d+ \(<module>\)"),

@@ -7,8 +7,8 @@ import random
 import pytest
 from failure_jobs import Job
 
-POINTS = 102
-QUICK = 12
+POINTS = 60
+QUICK = 8
 
 
 def points():

@@ -189,7 +189,7 @@ def test_death_after_the_result():
         fc.launch(register, 1)
 
 
-@pytest.mark.parametrize("how", ["raise", "kill", "return"])
+@pytest.mark.parametrize("how", ["raise", *(pytest.param(how, marks=pytest.mark.slow) for how in ("kill", "return"))])
 def test_the_cause_is_raised_and_not_what_follows_from_it(how):
     @by_value
     def work(how):
@@ -271,7 +271,7 @@ def test_wrong_arguments(fn, n):
 # ---------------------------------------------------------------- ranks that end before they join
 
 
-@pytest.mark.parametrize(("first", "joins"), [(0, False), (2, True)])
+@pytest.mark.parametrize(("first", "joins"), [(0, False), pytest.param(2, True, marks=pytest.mark.slow)])
 def test_a_rank_that_returns_before_it_joins_ends_the_others_rendezvous(first, joins, monkeypatch):
     """And one that has left, before the others join again. Nothing waits until the rendezvous times out."""
     monkeypatch.setenv("FUNCCOLL_RENDEZVOUS_TIMEOUT", "1000")
