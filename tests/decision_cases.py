@@ -161,15 +161,18 @@ def last_call() -> str:
     return "no error"
 
 
-def alike() -> None:
-    """Decisions that are one on all ranks of a communicator, of every kind: the results are those of virtual devices."""
+def alike(sizes: tuple[int, ...] = ()) -> None:
+    """Decisions that are one on all ranks of a communicator, of every kind: the results are those of virtual devices.
+
+    Every kind has arrays of these sizes, or, without any, half of them small ones and half of them large ones.
+    """
     n = fc.world_size()
     mesh, virtual = fc.make_mesh({"d": n}), Mesh({"d": n}, range(n))
-    for size in (2, 5000):
-        x = np.linspace(0, 3, size, dtype=F4)
-        for name, (fn, _, _) in CASES.items():
+    for number, (name, (fn, _, _)) in enumerate(CASES.items()):
+        for size in sizes or [(2, 5000)[number % 2]]:
+            x = np.linspace(0, 3, size, dtype=F4)
             step, fake = (fc.jit(fn, mesh=m, in_specs=(P(), P()), out_specs=P()) for m in (mesh, virtual))
-            for m in (0, 1, 3, 40, 4, 2):
+            for m in (0, 1, 3, 40, 4, 2) if sizes else (0, 3, 40, 2):
                 wanted = np.asarray(fake(x, np.int32(m)))
                 assert np.asarray(step(x, np.int32(m))).tobytes() == wanted.tobytes(), (name, size, m)
     reduced = fc.jit(

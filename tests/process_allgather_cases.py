@@ -53,6 +53,16 @@ def gathered() -> None:
     assert fc.process_allgather({}) == {}
 
 
+def gathered_along_axes() -> None:
+    """Blocks of one shape, along either axis of a mesh and along both in either order: each has programs of its own."""
+    mesh = fc.make_mesh({"a": 2, "b": 2})
+    for rows in (np.arange(4.0), 10 + np.arange(4.0)):
+        for axes in ("a", "b"):
+            same(fc.process_allgather(fc.device_put(rows, mesh, P(axes))), rows)
+        for axes in (("a", "b"), ("b", "a")):
+            same(fc.process_allgather(fc.device_put(rows, mesh, P(axes))), rows)
+
+
 DIFFERENT = {
     "shapes": (lambda rank: np.zeros(3 + rank), r"number 0 is arr: f64\[3\] on rank 0, and arr: f64\[4\] on rank 1"),
     "dtypes": (lambda rank: 1.0 if rank else 1, r"arr: i64\[\] on rank 0, and arr: f64\[\] on rank 1"),

@@ -71,7 +71,7 @@ def test_equal_decisions_go_on():
 @pytest.mark.slow
 def test_equal_decisions_go_on_in_python(monkeypatch):
     monkeypatch.setenv("FUNCCOLL_NATIVE", "0")
-    launch(cases.alike, 3)
+    launch(cases.alike, 3, (2, 5000))
 
 
 def test_groups_of_an_axis_decide_for_themselves():
