@@ -390,7 +390,7 @@ def known_blocks(own: Any) -> list[tuple[int, int]]:
 
 
 def stormed(seed: int, steps: int) -> tuple[int, int, list[str], dict[int, int]]:
-    """Signals at random moments between calls, where arrays are made and dropped.
+    """Signals at random moments between calls, where arrays are made and dropped: each time soon after that begins.
 
     Returns how many handlers have raised, how many exceptions came, what Python dropped, and the bytes that stay lent.
     """
@@ -420,6 +420,7 @@ def stormed(seed: int, steps: int) -> tuple[int, int, list[str], dict[int, int]]
         while not done:
             try:
                 armed = True
+                signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-5, 3e-4))
                 for _ in range(20):  # they die here, some by views and some in cycles
                     x = fc.from_local(values, mesh, P("d"))
                     view = x.local[3:]
