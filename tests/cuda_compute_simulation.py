@@ -1,7 +1,4 @@
-"""Kernels of compute in Numba's CUDA simulator, against NumPy: `python cuda_compute_simulation.py CASE SEED DTYPE...`.
-
-It sets NUMBA_ENABLE_CUDASIM (in `cuda_simulation`), so it is a process of its own.
-"""
+"""Kernels of compute, simulated, against NumPy. `on_fake_cupy` needs a process of its own, where a fake is CuPy."""
 
 from __future__ import annotations
 
@@ -14,9 +11,7 @@ from typing import Any
 
 import cuda_simulation
 import numpy as np
-from numba import cuda
 from scatter_cases import expected, sample
-from thread_order import ThreadOrder
 
 import funccoll as fc
 from funccoll.kernels import cuda_compute
@@ -61,7 +56,7 @@ def load_element(address: int, dtype: Any) -> Any:
 @functools.cache
 def compiled(name: str, dtype: np.dtype | None) -> Any:
     operations = Operations(cuda_simulation.MACHINE, {**cuda_simulation.MEMORY, "load_element": load_element})
-    return cuda.jit(cuda_simulation.ending(cuda_compute.compute_template(name, dtype, operations)))
+    return cuda_compute.compute_template(name, dtype, operations)
 
 
 LAUNCHED: list[str] = []
@@ -69,11 +64,7 @@ LAUNCHED: list[str] = []
 
 def simulate(name: str, dtype: np.dtype | None, blocks: int, threads: int, *arguments: int) -> None:
     LAUNCHED.append(name)
-    cuda_simulation.ORDER = ThreadOrder(blocks, threads)
-    try:
-        compiled(name, dtype)[blocks, threads](*arguments)
-    finally:
-        cuda_simulation.ORDER = None
+    cuda_simulation.Launch(compiled(name, dtype), blocks, threads).step(0, blocks, *arguments)
 
 
 # ---------------------------------------------------------------- random words
@@ -243,10 +234,3 @@ def on_fake_cupy(seed: int) -> None:
     FakeDevice.current = 1
     check_scatter_add(add, np.dtype(np.float32), 2, 2, 2, rng)
     assert FakeModule.loaded == 4
-
-
-CASES = {"random_words": random_words, "scatter_add": scatter_add, "on_fake_cupy": on_fake_cupy}
-
-if __name__ == "__main__":
-    CASES[sys.argv[1]](int(sys.argv[2]), *sys.argv[3:])
-    print(f"{len(LAUNCHED)} launches")

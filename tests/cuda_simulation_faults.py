@@ -1,20 +1,19 @@
-"""Kernels with one fault each, in Numba's simulator: `python cuda_simulation_faults.py` prints how it refuses each of them.
+"""Kernels with one fault each, simulated: `said` of each is how the simulator refuses it.
 
-Most would give the right bits where threads happen to run one after another. Each runs in a fork: it ends the process.
+Most would give the right bits where threads happen to run one after another.
 """
 
 from __future__ import annotations
 
 import inspect
-import os
+import linecache
 import re
-import sys
-import tempfile
-import warnings
-from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+from unittest import mock
 
-import cuda_simulation
 import numpy as np
+from cuda_simulation import MEMORY, SimulatedGpu
 from process_cases import virtual
 
 import funccoll as fc
@@ -23,34 +22,33 @@ from funccoll.kernels import block
 from funccoll.mesh import Mesh
 from funccoll.runtime.cuda.virtual_devices import VirtualGpuBackend
 
-MEMORY = cuda_simulation.MEMORY
 SOURCE = inspect.getsource(block.run)
 
 
-def source(text: str) -> Callable[[], None]:
-    """A fault in the text of `block.run`."""
-
-    def break_it() -> None:
-        exec(compile(text, block.__file__, "exec"), vars(block))
-
+def source(text: str) -> AbstractContextManager[Any]:
+    """A fault in the text of `block.run`, for as long as the context."""
     assert text != SOURCE
-    return break_it
+    file = f"<fault {hash(text)}>"
+    linecache.cache[file] = len(text), None, text.splitlines(True), file  # where the simulator finds it
+    scope = dict(vars(block))
+    exec(compile(text, file, "exec"), scope)
+    return mock.patch.object(block, "run", scope["run"])
 
 
-def without_barrier(number: int) -> Callable[[], None]:
+def without_barrier(number: int) -> AbstractContextManager[Any]:
     found = list(re.finditer(r" barrier\(\)", SOURCE))
     assert len(found) == 4
     at = found[number]
     return source(f"{SOURCE[: at.start()]} pass{SOURCE[at.end() :]}")
 
 
-def memory(name: str, other: str) -> Callable[[], None]:
+def memory(name: str, other: str) -> AbstractContextManager[Any]:
     """One memory operation in the place of another."""
-    return lambda: MEMORY.update({name: MEMORY[other]})
+    return mock.patch.dict(MEMORY, {name: MEMORY[other]})
 
 
 LAST = SOURCE.rindex("        barrier()\n")
-FAULTS: dict[str, Callable[[], None]] = {
+FAULTS: dict[str, AbstractContextManager[Any]] = {
     **{f"without barrier {number}": without_barrier(number) for number in range(4)},
     "two barriers": source(
         SOURCE[:LAST] + "        if thread == 0:\n            barrier()\n        else:\n            barrier()\n"
@@ -66,7 +64,7 @@ FAULTS: dict[str, Callable[[], None]] = {
 
 def run() -> None:
     """An all_reduce that goes well, and one of which a block never comes, so that the other reports it."""
-    gpu = cuda_simulation.SimulatedGpu(1)
+    gpu = SimulatedGpu(1)
     mesh = Mesh({"d": 2}, virtual({"d": 2}).devices, backend=VirtualGpuBackend(gpu))
     step = fc.jit(lambda x: fc.all_reduce(x, "d", algorithm="ring"), mesh=mesh, in_specs=P("d"), out_specs=P())
     x = np.arange(40, dtype=np.float32)
@@ -76,26 +74,11 @@ def run() -> None:
     step(x)
 
 
-def told(fault: Callable[[], None]) -> str:
-    """The exit status of a process that runs with the fault, and the assertion that ended it."""
-    with tempfile.TemporaryFile() as out:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of threads, of which the fork needs none
-            child = os.fork()
-        if child == 0:
-            os.dup2(out.fileno(), 2)
-            try:
-                fault()
-                run()
-            finally:
-                os._exit(0)  # a fault that is found has ended it before
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        out.seek(0)
-        found = re.search(r"^AssertionError: (.*)", out.read().decode(), re.M)
-        return f"{status}: {found[1] if found else 'nothing'}"
-
-
-if __name__ == "__main__":
-    sys.setswitchinterval(1e-5)  # the simulator's threads wait for each other by polling
-    for name, fault in {"no fault": lambda: None, **FAULTS}.items():
-        print(f"{name}: {told(fault)}", flush=True)
+def said(fault: AbstractContextManager[Any]) -> str:
+    """The assertion that ends a run with the fault."""
+    try:
+        with fault:
+            run()
+    except AssertionError as error:
+        return str(error)
+    return "nothing"

@@ -1,25 +1,22 @@
-"""Trials of `gpu-check` on a GPU that is CuPy's fake, with kernels in Numba's simulator: the whole way to a GPU, without one.
+"""Trials of `gpu-check` on a GPU that is CuPy's fake, with simulated kernels: the whole way to a GPU, without one.
 
-`python gpu_check_simulation.py MODULE:FUNCTION ARGUMENTS DTYPE...` runs one; the dtypes are those of `process_cases.table`.
-`trials` in the place of MODULE:FUNCTION makes the arguments a list of trials, each [MODULE:FUNCTION, ARGUMENTS].
-Nothing is timed, and a fused kernel of CuPy's is not simulated. It sets NUMBA_ENABLE_CUDASIM, so it is a process of
-its own.
+`main("MODULE:FUNCTION", ARGUMENTS, DTYPE...)` runs one; the dtypes are those of `process_cases.table`. With "trials" in the
+place of MODULE:FUNCTION the arguments are a list of trials, each [MODULE:FUNCTION, ARGUMENTS]. Nothing is timed, and a fused
+kernel of CuPy's is not simulated. It puts fakes in the places of modules, so it is a process of its own.
 """
 
 from __future__ import annotations
 
 import ctypes
 import importlib
-import json
 import sys
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 
-import cuda_simulation  # first: it sets NUMBA_ENABLE_CUDASIM
+import cuda_simulation
 import fake_cuda
 import fake_cupy
 import gpu_trial
@@ -27,7 +24,6 @@ import numpy as np
 import process_cases
 from collective_cases import dtypes_of
 from fake_cublas import FakeCublas
-from numba import cuda
 
 from funccoll.kernels import cuda_compiler
 from funccoll.kernels import frame as fields
@@ -47,26 +43,15 @@ def load_kernel(combines: Sequence[Combine], cc: tuple[int, int], scope: Scope) 
     return "run", code
 
 
-_LOCK = threading.Lock()
-
-
-def barrier_anywhere() -> None:
-    """The barrier of a block's threads, wherever in the code they are."""
-    manager: Any = threading.current_thread()._manager  # type: ignore[attr-defined]
-    with _LOCK:
-        if not hasattr(manager, "barrier_anywhere"):
-            manager.barrier_anywhere = threading.Barrier(cuda_simulation.THREADS)
-    manager.barrier_anywhere.wait(60)
-
-
 def compile_template(template: Any, arguments: int, cc: tuple[int, int]) -> Kernel:
     """A kernel of a template, whose "machine code" is its number: launched, the simulator executes it."""
     operations = Operations(cuda_simulation.MACHINE, cuda_simulation.MEMORY)
-    kernel = cuda.jit(cuda_simulation.ending(template(operations)))
+    kernel = template(operations)
 
     def run(grid: Any, *given: int) -> None:
         assert len(given) == arguments
-        kernel[grid[0], cuda_simulation.THREADS](*given)
+        launch = cuda_simulation.Launch(kernel, grid[0], cuda_simulation.THREADS, ordered=False)  # some have faults
+        launch.step(0, grid[0], *given)
         GPU.steps += 1
 
     code = f"kernel {len(fake_cuda.Module.kernels)}".encode()
@@ -98,7 +83,7 @@ def fake_a_gpu() -> None:
     blocks.compile_template = cuda_compiler.compile_template = compile_template
     cuda_compiler.THREADS = cuda_simulation.THREADS
     probe: Any = importlib.import_module("gpu_probe")
-    probe.barrier_sync = lambda: barrier_anywhere
+    probe.barrier_sync = lambda: cuda_simulation.barrier
     gpu_trial.driver = lambda: "CUDA 13.0"
     gpu_trial.gpu_seconds = lambda call, times: [(call(), 1e-3)[1] for _ in range(2)]
 
@@ -114,14 +99,13 @@ def early_release() -> None:
         memory[name] = kept
 
 
-def main(function: str, arguments: str, *names: str) -> None:
-    sys.setswitchinterval(1e-5)  # the simulator's threads wait for each other by polling
+def main(function: str, arguments: list[Any], *names: str) -> None:
     fake_a_gpu()
     dtypes: Any = [np.dtype(name) for name in names]
     process_cases.FEW[:] = dtypes
     process_cases.dtypes_of = lambda case: [d for d in dtypes_of(case) if d in dtypes]
     vars(fake_cupy)["asarray"] = fake_cupy_array
-    for trial, given in json.loads(arguments) if function == "trials" else [(function, json.loads(arguments))]:
+    for trial, given in arguments if function == "trials" else [(function, arguments)]:
         module, _, name = trial.partition(":")
         found = importlib.import_module(module)
         if module == "gpu_speed":
@@ -129,7 +113,3 @@ def main(function: str, arguments: str, *names: str) -> None:
         getattr(found, name)(*given)
     print(f"{GPU.steps} steps of the simulator")
 
-
-if __name__ == "__main__":
-    sys.modules["gpu_check_simulation"] = sys.modules["__main__"]
-    main(*sys.argv[1:])

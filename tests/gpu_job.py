@@ -1,12 +1,11 @@
 """A rank of a job on GPUs by the public interface: `fc.make_mesh(axes, device="cuda")`, with a simulated GPU and fake NCCL.
 
-`python gpu_job.py CASE SEED` runs a case of `process_cases` in every process of the job, with the bits of virtual devices.
-`python gpu_job.py transports SEED` prints which transport executes what.
+`main(CASE, SEED)` runs a case of `process_cases` in every process of the job, with the bits of virtual devices.
+`main("transports", SEED)` prints which transport executes what.
 """
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import fake_nccl
@@ -76,8 +75,7 @@ def refusals() -> None:
             print(f"{type(error).__name__}: {str(error).splitlines()[0]}")
 
 
-if __name__ == "__main__":
-    case, seed = sys.argv[1], int(sys.argv[2])
+def main(case: str, seed: int) -> None:
     install(1000 * seed, shared=case == "refusals")
     if case in ("transports", "refusals"):
         globals()[case]()

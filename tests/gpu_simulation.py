@@ -1,7 +1,7 @@
-"""Whole programs on a simulated GPU: CuPy's fake computes, Numba's simulator runs the kernel, `CupyGpu` drives both.
+"""Whole programs on a simulated GPU: CuPy's fake computes, `cuda_simulation` runs the kernel, `CupyGpu` drives both.
 
-`python gpu_simulation.py CASE N SEED DTYPE...` is `cuda_simulation.py` through the public interface: meshes with device="cuda".
-Every program is called three times: kernel by kernel, captured as a CUDA graph, and replayed with other arguments.
+It puts fakes in the places of modules, so it is a process of its own. Programs use the public interface, meshes with
+device="cuda". Each is called three times: kernel by kernel, captured as a CUDA graph, and replayed with other arguments.
 """
 
 from __future__ import annotations
@@ -78,9 +78,10 @@ class PublicInterface(cuda_simulation.Simulated):
             self.replays += compiled._run.is_captured
 
 
-if __name__ == "__main__":
-    gpu = cuda_simulation.SimulatedGpu(int(sys.argv[3]))
+def main(case: str, n: int, seed: int, *names: str) -> None:
+    """Run a case of `process_cases` on n devices."""
+    gpu = cuda_simulation.SimulatedGpu(seed)
     install(gpu)
     same = PublicInterface(gpu)
-    cuda_simulation.run_case(sys.argv[1], int(sys.argv[2]), same, *sys.argv[4:])
+    cuda_simulation.run_case(case, n, same, *names)
     assert same.replays == same.programs, (same.replays, same.programs)

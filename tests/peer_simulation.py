@@ -1,10 +1,10 @@
 """A rank of a job with a simulated GPU of its own, whose segments the other ranks map: what `test_peer_memory.py` runs.
 
-`python peer_simulation.py CASE SEED DTYPE...` runs a case of `process_cases` in every process of the job: blocks have the
-bits of virtual devices. The processes step through their blocks at the same time, so that waits are waits for another process.
-`python peer_simulation.py ahead SEED` runs collectives in a row whose launches the host does not wait for.
-`python peer_simulation.py failures CASE...` prints what a rank is told when rank 1 does not do its part, job after job.
-`python peer_simulation.py end NAME...` ends jobs in which a rank reads what another one has that is at the end of its program.
+`main(CASE, SEED, DTYPE...)` runs a case of `process_cases` in every process of the job: blocks have the bits of virtual
+devices. The processes step through their blocks at the same time, so that waits are waits for another process.
+`main("ahead", SEED)` runs collectives in a row whose launches the host does not wait for.
+`main("failures", CASE...)` prints what a rank is told when rank 1 does not do its part, job after job.
+`main("end", NAME...)` ends jobs in which a rank reads what another one has that is at the end of its program.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -129,8 +130,12 @@ class Stream(PeerSimulatedGpu):
         threading.Thread(target=self.work, daemon=True).start()
 
     def work(self) -> None:
-        while True:
-            self.queue.get()()
+        try:
+            while True:
+                self.queue.get()()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         self.kept.append(super().allocate(shape, dtype))
@@ -370,7 +375,6 @@ def end(*names: str) -> None:
 
 
 def main(case: str, *more: str) -> None:
-    sys.setswitchinterval(1e-5)  # the simulator's threads wait for each other by polling
     if case == "failures":
         for what in more:
             print(f"-- {what}", flush=True)
@@ -382,6 +386,3 @@ def main(case: str, *more: str) -> None:
     else:
         compare(case, int(more[0]), list(more[1:]))
 
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 PRELUDE = """
@@ -229,6 +230,20 @@ class Ranks:
             process.kill()
         for rank in list(self.processes):
             self.end(rank)
+
+
+def forked(script, **environment):
+    """What a script prints in a process of its own, which is no rank, and ends well."""
+    process = Process(script, {**os.environ, **environment}, _server((), os.environ.get("FUNCCOLL_NATIVE")))
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            out, err = pool.map(lambda file: file.read(), (process.stdout, process.stderr))
+        assert (process.wait(), err) == (0, ""), out + err
+    finally:
+        process.kill()
+        for file in (process.stdin, process.stdout, process.stderr):
+            file.close()
+    return out
 
 
 def launch(function, n, *arguments):

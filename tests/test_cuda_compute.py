@@ -1,17 +1,15 @@
-"""Kernels of compute of a GPU without one: assembled for several architectures, and run in Numba's simulator against NumPy."""
+"""Kernels of compute of a GPU without one: assembled for several architectures, and simulated against NumPy."""
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
+import cuda_compute_simulation
 import numpy as np
 import pytest
 from combine_operands import DTYPES
 from cuda_assembly import check
+from ranks import forked
 
 from funccoll.kernels.cuda_compiler import Kernel
 from funccoll.kernels.cuda_compute import compile_compute_kernel, load_compute_kernel
@@ -19,7 +17,6 @@ from funccoll.kernels.cuda_compute import compile_compute_kernel, load_compute_k
 # numba-cuda 0.30 is not yet made for NumPy 2.5.
 pytestmark = pytest.mark.filterwarnings("ignore:The 'generic' unit for NumPy timedelta:DeprecationWarning")
 SLOW = pytest.mark.slow
-HERE = Path(__file__).parent
 FAST = [d for d in DTYPES if d.name in ("int8", "bfloat16", "complex64")]
 ARCHITECTURES = [pytest.param((8, 0), marks=SLOW, id="sm_80"), pytest.param((9, 0), id="sm_90"),
                  pytest.param((10, 0), marks=SLOW, id="sm_100")]  # fmt: skip
@@ -68,11 +65,9 @@ def test_a_kernel_is_compiled_once_on_a_machine(monkeypatch, tmp_path):
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=SLOW) for seed in range(1, 6))])
 @pytest.mark.parametrize("case", ["random_words", "scatter_add", pytest.param("on_fake_cupy", marks=SLOW)])
 def test_the_simulator_gives_the_bits_of_numpy(case, seed):
-    dtypes = [dtype.name for dtype in DTYPES] if case == "scatter_add" else []
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-W", "ignore:The 'generic' unit:DeprecationWarning",
-         str(HERE / "cuda_compute_simulation.py"), case, str(seed), *dtypes], capture_output=True, text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent)])}, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert int(re.search(r"(\d+) launches", done.stdout)[1]) > 5
+    if case == "on_fake_cupy":
+        forked(f"import cuda_compute_simulation\ncuda_compute_simulation.on_fake_cupy({seed})")
+        return
+    del cuda_compute_simulation.LAUNCHED[:]
+    getattr(cuda_compute_simulation, case)(seed, *([dtype.name for dtype in DTYPES] if case == "scatter_add" else []))
+    assert len(cuda_compute_simulation.LAUNCHED) > 5

@@ -1,4 +1,4 @@
-"""The kernel of a GPU without one: it is compiled for several architectures, and runs in Numba's simulator.
+"""The kernel of a GPU without one: it is compiled for several architectures, and runs in a simulator.
 
 PTX alone does not check inline assembly, so that it is assembled as well. The simulator runs the same templates, plans and
 backend over host memory, on the table of collectives.
@@ -14,6 +14,7 @@ import sys
 import textwrap
 import threading
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,9 @@ import numpy as np
 import pytest
 from combine_operands import operations
 from cuda_assembly import check
+from cuda_simulation import Simulated, SimulatedGpu, run_case
+from cuda_simulation_faults import FAULTS, said
+from ranks import forked
 
 from funccoll.kernels.cuda import compile_kernel, load_kernel
 from funccoll.kernels.cuda_compiler import Kernel, Operations, assemble, compile_template
@@ -227,41 +231,24 @@ def test_a_kernel_is_compiled_once_on_a_machine(monkeypatch, tmp_path):
     assert asked == list(whats)
 
 
-def run(script: str, case: str = "") -> str:
-    """Run a case of a simulation in a process of its own; return what it prints."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-W", "ignore:The 'generic' unit:DeprecationWarning",
-         str(HERE / script), *case.split()], capture_output=True, text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent)])}, timeout=900,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def simulate(script: str, case: str) -> None:
-    """Run programs of a simulation: some launches must have waited for others."""
-    out = run(script, case)
-    programs, waited = (int(re.search(rf"(\d+) {word}", out)[1]) for word in ("programs", "of them waited"))
-    assert programs > 1 and waited > programs
-
-
 def test_the_simulator_finds_races_missed_barriers_and_scopes_that_are_too_narrow():
     """It takes a sound kernel, and refuses that kernel without any one of its barriers, its release, or its acquire."""
-    unordered = r"1: (a data race at \w+: thread \d of block \d \w+, .*|a word is read that nothing has written, \w+)"
+    unordered = r"(a data race at \w+: thread \d of block \d \w+, .*|a word is read that nothing has written, \w+)"
     wanted = {
-        "no fault": "0: nothing",
+        "no fault": "nothing",
         **{f"without barrier {number}": unordered for number in range(4)},
-        "two barriers": r"1: the threads of a block wait at several barriers: \['run:\d+', .*",
-        "a thread leaves": "1: thread 1 has ended, and others of its block wait for it",
-        "a plain store for the release": r"1: a data race at \w+: thread 0 of .* acquires, thread 0 of block \d writes",
-        "a plain load for the acquire": r"1: a data race at \w+: thread 0 of block \d reads, thread 0 of block \d releases",
-        "a report for the GPU alone": r"1: a \.gpu access to \w+, which the host or another process uses, too",
-        "a release in shared memory": r"1: \w+ is in shared memory, not in global memory",
+        "two barriers": r"the threads of a block wait at several barriers: \['run:\d+', .*",
+        "a thread leaves": "thread 1 has ended, and others of its block wait for it",
+        "a plain store for the release": r"a data race at \w+: thread 0 of .* acquires, thread 0 of block \d writes",
+        "a plain load for the acquire": r"a data race at \w+: thread 0 of block \d reads, thread 0 of block \d releases",
+        "a report for the GPU alone": r"a \.gpu access to \w+, which the host or another process uses, too",
+        "a release in shared memory": r"\w+ is in shared memory, not in global memory",
     }
-    found = dict(line.split(": ", 1) for line in run("cuda_simulation_faults.py").splitlines())
-    assert found.keys() == wanted.keys()
+    faults = {"no fault": nullcontext(), **FAULTS}
+    assert faults.keys() == wanted.keys()
     for name, words in wanted.items():
-        assert re.fullmatch(words, found[name]), (name, found[name])
+        found = said(faults[name])
+        assert re.fullmatch(words, found), (name, found)
 
 
 @pytest.mark.parametrize("case", [
@@ -272,10 +259,12 @@ def test_the_simulator_finds_races_missed_barriers_and_scopes_that_are_too_narro
     )],
 ])  # fmt: skip
 def test_the_simulator_gives_the_bits_of_the_cpu(case):
-    simulate("cuda_simulation.py", case)
+    name, n, seed, *dtypes = case.split()
+    run_case(name, int(n), Simulated(SimulatedGpu(int(seed))), *dtypes)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["programs 2 1", "table 2 2 float32", "collectives 2 9", "programs 4 7"])
 def test_programs_through_cupy_and_their_graphs_give_the_bits_of_the_cpu(case):
-    simulate("gpu_simulation.py", case)
+    name, n, seed, *dtypes = case.split()
+    forked(f"import gpu_simulation\ngpu_simulation.main({name!r}, {n}, {seed}, *{dtypes})")

@@ -1,6 +1,6 @@
 """What a thread of a GPU computes, compiled by Numba for the CPU: it has the types that it has on a GPU.
 
-Numba's simulator has NumPy's scalars, of which the sum of two int8 is an int8; compiled it is an int64, and an int64 plus a
+The simulator has NumPy's scalars, of which the sum of two int8 is an int8; compiled it is an int64, and an int64 plus a
 uint64 is a float64. Here one thread does all the work.
 """
 

@@ -24,6 +24,7 @@ import numpy as np
 import pytest
 from all_numpy_cases import CASES
 from fake_cublas import FakeCublas
+from ranks import forked
 
 import funccoll as fc
 from funccoll import P
@@ -485,20 +486,13 @@ def test_graphs_of_the_fake_are_recognised(faked, monkeypatch):
     )],
 ])  # fmt: skip
 def test_collectives_on_the_fake_of_a_gpu(function, arguments, dtypes, words):
-    """CuPy's fake, and kernels in Numba's simulator: called, captured and replayed as on a GPU."""
-    pytest.importorskip("numba_cuda", reason="numba-cuda is not installed: pip install 'funccoll[cuda13]'")
-    folders = [str(ROOT), str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-W", "ignore:The 'generic' unit:DeprecationWarning",
-         str(ROOT / "tests" / "gpu_check_simulation.py"), function, json.dumps(arguments), *dtypes],
-        capture_output=True, text=True, timeout=600, env={**os.environ, "PYTHONPATH": os.pathsep.join(folders)},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    lines = [line.removeprefix(gpu_trial.MARK) for line in done.stdout.split("\n") if line.startswith(gpu_trial.MARK)]
+    """CuPy's fake, and simulated kernels: called, captured and replayed as on a GPU."""
+    out = forked(f"import gpu_check_simulation\ngpu_check_simulation.main({function!r}, {arguments!r}, *{dtypes!r})")
+    lines = [line.removeprefix(gpu_trial.MARK) for line in out.split("\n") if line.startswith(gpu_trial.MARK)]
     says = [f"{f['what']}: {f['says']}{f' FAILED {why}' if (why := f.get('failed')) else ''}" for f in map(json.loads, lines)]
     assert all(wanted in said for wanted, said in zip(words, says, strict=True)), says
     assert all((" FAILED " in said) == ("FAILED " in wanted) for wanted, said in zip(words, says, strict=True)), says
-    assert int(re.search(r"(\d+) steps of the simulator", done.stdout)[1]) > 10
+    assert int(re.search(r"(\d+) steps of the simulator", out)[1]) > 10
 
 
 @pytest.mark.filterwarnings("ignore:The 'generic' unit for NumPy timedelta:DeprecationWarning")

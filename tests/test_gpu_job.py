@@ -2,45 +2,35 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import fake_cupy
 import numpy as np
 import pytest
 from collective_cases import HALVES
+from ranks import Ranks
 
 from funccoll.primitives.combining import OPS, fold
 from funccoll.runtime.cuda.array_fold import array_fold
 from funccoll.runtime.cuda.cupy_library import CupyLibrary
 
-pytest.importorskip("numba_cuda", reason="numba-cuda is not installed: pip install 'funccoll[cuda13]'")
-HERE = Path(__file__).parent
 
-
-def run(processes: int, case: str) -> dict[int, list[str]]:
+def run(processes: int, case: str) -> list[list[str]]:
     """The lines of each rank."""
-    done = subprocess.run(
-        [sys.executable, "-m", "funccoll", "run", "-n", str(processes), str(HERE / "gpu_job.py"), *case.split()],
-        capture_output=True, text=True, timeout=600,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent)]), "NUMBA_ENABLE_CUDASIM": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    lines = [line.split("] ", 1) for line in done.stdout.splitlines()]
-    return {rank: [text for head, text in lines if head == f"[{rank}"] for rank in range(processes)}
+    name, seed = case.split()
+    with Ranks(f"import gpu_job\ngpu_job.main({name!r}, {seed})", range(processes)) as ranks:
+        ended = [ranks.end(rank) for rank in range(processes)]
+    assert [(code, err) for code, _, err in ended] == [(0, "")] * processes
+    return [printed for _, printed, _ in ended]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("processes", "case"), [(4, "programs 2"), (2, "collectives 3")])
 def test_programs_have_the_bits_of_virtual_devices(processes, case):
-    for lines in run(processes, case).values():
+    for lines in run(processes, case):
         assert int(lines[-1].split()[0]) > 1
 
 
 def test_each_collective_goes_to_its_transport():
-    for lines in run(2, "transports 1").values():
+    for lines in run(2, "transports 1"):
         schedules, calls, values, choices, left = lines
         assert schedules == "['nccl (native: not proved)', 'ring', 'nccl (native: not proved)']"
         assert calls.startswith("['NcclCall', 'PeerLaunch', 'NcclCall'] kernel by kernel: the hosts agree")
@@ -50,7 +40,7 @@ def test_each_collective_goes_to_its_transport():
 
 
 def test_what_cannot_run_is_said_before_it_runs():
-    for lines in run(2, "refusals 1").values():
+    for lines in run(2, "refusals 1"):
         ring, shared, cpu = lines
         assert ring == "ran"  # two ranks on one GPU map each other's memory
         assert shared.startswith("MeshError: ranks [0, 1] use one GPU (PCI bus id 0000:00:00.0), and NCCL takes one rank")

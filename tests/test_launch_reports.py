@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+from cuda_statuses import told
 
 from funccoll.kernels import frame as fields
 from funccoll.runtime.cuda.launch_reports import LaunchedName, LaunchReports
-
-HERE = Path(__file__).parent
 
 
 class HostGpu:
@@ -44,26 +39,12 @@ def test_a_report_is_read_as_it_was_written(launch, block, peer, status):
     assert found == (launches[launch], block, status, peer) and found.waited == (status == fields.WAITING)
 
 
-@pytest.fixture(scope="module")
-def told():
-    """What `cuda_statuses.py` prints, by case."""
-    pytest.importorskip("numba_cuda", reason="numba-cuda is not installed: pip install 'funccoll[cuda13]'")
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-W", "ignore:The 'generic' unit:DeprecationWarning", str(HERE / "cuda_statuses.py"),
-         "absent", "word", "too many"], capture_output=True, text=True, timeout=300,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent)])},
-    )  # fmt: skip
-    assert (done.returncode, done.stderr) == (0, "")
-    cases = (text.partition("\n") for text in done.stdout.split("-- ")[1:])
-    return {case: re.split(r"\n(?=\w+:|nothing)", said.strip()) for case, _, said in cases}
-
-
 @pytest.mark.parametrize(("case", "kind", "words"), [
     ("absent", "CollectiveTimeout", "block 0 of 2 waited 600 s for device 1"),
     ("word", "FunccollError", "block [01] of 2 was stopped by the failure word"),
 ])  # fmt: skip
-def test_a_launch_that_ends_in_the_middle(told, case, kind, words):
-    well, quiet, error, *later = told[case]
+def test_a_launch_that_ends_in_the_middle(case, kind, words):
+    well, quiet, error, *later = told(case)
     assert (well, quiet) == ("nothing [2.0, 4.0]", "nothing")
     assert re.match(f"{kind}: all_reduce over 'd' ended on the GPU in the middle: {words}", error), error
     assert re.search(r"\n  at .*cuda_statuses\.py:\d+ in ", error), error
@@ -73,7 +54,7 @@ def test_a_launch_that_ends_in_the_middle(told, case, kind, words):
         assert "It was: all_reduce over 'd' ended" in said
 
 
-def test_more_devices_than_blocks_that_run_at_the_same_time(told):
-    (said,) = told["too many"]
+def test_more_devices_than_blocks_that_run_at_the_same_time():
+    (said,) = told("too many")
     assert said.startswith("MeshError: all_reduce over 'd' has 3 virtual devices, and this GPU runs 2 blocks"), said
     assert "Make a mesh of at most 2 devices" in said

@@ -6,18 +6,14 @@
 from __future__ import annotations
 
 import importlib
-import os
 import re
-import secrets
-import subprocess
 import sys
 from contextlib import nullcontext
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from ranks import left_behind
+from ranks import Ranks, left_behind
 
 from funccoll import schedules
 from funccoll.errors import MeshError
@@ -32,31 +28,18 @@ from funccoll.schedules.chunk_layout import ChunkLayout
 from funccoll.schedules.collective import KINDS
 from funccoll.schedules.streams.instructions import Opcode, disassemble
 
-HERE = Path(__file__).parent
 SLOW = pytest.mark.slow
 
 
 def run(count: int, *arguments: str) -> list[str]:
     """What each rank prints."""
-    pytest.importorskip("numba_cuda", reason="numba-cuda is not installed: pip install 'funccoll[cuda13]'")
-    run_id, ranks = secrets.token_hex(8), []
-    for rank in range(count):
-        job = {"FUNCCOLL_RANK": str(rank), "FUNCCOLL_WORLD_SIZE": str(count), "FUNCCOLL_RUN_ID": run_id, "FUNCCOLL_CHECK": "",
-               "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent)])}  # fmt: skip
-        ranks.append(subprocess.Popen(
-            [sys.executable, "-W", "error", "-W", "ignore:The 'generic' unit:DeprecationWarning",
-             str(HERE / "peer_simulation.py"), *arguments],
-            env={**os.environ, **job}, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        ))  # fmt: skip
-    try:
-        ended = [(process.communicate(timeout=600), process.returncode) for process in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
-    for (out, err), code in ended:
-        assert (err, code) == ("", 0) or code == -9, out + err
-    assert not left_behind(run_id)
-    return [out for (out, _), _ in ended]
+    script = f"import peer_simulation\npeer_simulation.main(*{arguments})"
+    with Ranks(script, range(count), FUNCCOLL_CHECK="") as ranks:
+        ended = [ranks.end(rank) for rank in range(count)]
+    for code, printed, err in ended:
+        assert (err, code) == ("", 0) or code == -9, "\n".join([*printed, err])
+    assert not left_behind(ranks.run)
+    return ["\n".join(printed) for _, printed, _ in ended]
 
 
 @pytest.mark.parametrize(("count", "case"), [
@@ -363,7 +346,7 @@ class Ending:
         self.told.append("free")
 
 
-class Ranks:
+class Watch:
     """The watch of rank 0 of 2; rank 1 comes to the phases up to `comes`."""
 
     def __init__(self, told, comes, failure=None):
@@ -392,7 +375,7 @@ class Ranks:
 def test_the_end_of_peers(comes, failure, error, wanted, monkeypatch, caplog):
     told = []
     monkeypatch.setattr(peer_shutdown, "_GRACE_S", 0.01)
-    world = SimpleNamespace(watch=Ranks(told, comes, failure), hosts=(0, 0, 1), rank=0, timeout=0.01)
+    world = SimpleNamespace(watch=Watch(told, comes, failure), hosts=(0, 0, 1), rank=0, timeout=0.01)
     shutdown = peer_shutdown.PeerShutdown()
     shutdown.add(Ending(told, error))
     with pytest.raises(CudaError) if error else nullcontext():

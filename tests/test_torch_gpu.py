@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import case_jobs
 import pytest
-from ranks import JOIN, Ranks
+from ranks import JOIN, TORCH, Ranks
 
 if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed: pip install 'funccoll[torch]'", allow_module_level=True)
@@ -75,16 +72,9 @@ def test_another_thread_is_refused(n):
 
 @pytest.mark.slow
 def test_ranks_that_share_a_gpu_use_our_kernel():
-    """In Numba's simulator, with the bits of the CPU; NCCL, which refuses that, is not called."""
-    pytest.importorskip("numba_cuda", reason="numba-cuda is not installed: pip install 'funccoll[cuda13]'")
-    folder = Path(__file__).parent
-    done = subprocess.run(
-        [sys.executable, "-m", "funccoll", "run", "-n", "2", str(folder / "torch_gpu_shared.py")],
-        capture_output=True, text=True, timeout=600,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(folder.parent)]), "NUMBA_ENABLE_CUDASIM": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert sorted(done.stdout.split("\n")) == ["", "[0] trained", "[1] trained"]
+    """Simulated, with the bits of the CPU; NCCL, which refuses that, is not called."""
+    with Ranks("import torch_gpu_shared\ntorch_gpu_shared.main()", range(2), imports=TORCH) as ranks:
+        assert [ranks.end(rank) for rank in range(2)] == [(0, ["trained"], "")] * 2
 
 
 FAILS = JOIN + f"""

@@ -1,16 +1,14 @@
 """A rank of a job whose ranks share one GPU, by the kernel over peer memory: `funccoll run -n 2 torch_gpu_shared.py`.
 
-The kernel runs in Numba's simulator, on the memory of CuPy's fake; everything else is as in `torch_gpu_cases`.
+The kernel is simulated, on the memory of CuPy's fake; everything else is as in `torch_gpu_cases`.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import sys
 from typing import Any
 
-import cuda_simulation  # noqa: F401  (first: it sets NUMBA_ENABLE_CUDASIM)
 import fake_cuda
 import fake_nccl
 import numpy as np
@@ -45,7 +43,6 @@ def install(simulated: peer_simulation.PeerSimulatedGpu) -> None:
 
 def main() -> None:
     """Train modules of several buckets and of one, of two dtypes, as on the CPU."""
-    sys.setswitchinterval(1e-5)  # the simulator's threads wait for each other by polling
     install(peer_simulation.PeerSimulatedGpu(7 + fc.rank()))
     for dtype, steps, options in ((torch.float32, 2, {"bucket_cap_mb_list": [1e-6]}), (torch.bfloat16, 1, {})):
         pair = cases.Pair(functools.partial(cases.mlp, 4, 2, dtype), dtype, **options)
@@ -58,5 +55,3 @@ def main() -> None:
     print("trained", flush=True)
 
 
-if __name__ == "__main__":
-    main()

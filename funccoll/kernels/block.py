@@ -1,9 +1,9 @@
 """A block of GPU threads executes a plan: its first thread interprets it, and all of them move and combine data.
 
 A template, like the stream interpreter: memory operations are global names that are bound to instructions of a GPU, or to
-Python functions in Numba's simulator. The threads go through one loop together. In each turn the first thread interprets up to
-the next COPY or COMBINE, and all of them execute that one: thread j writes where operand j is into shared memory, then each
-does its part of every row. All barriers stand in `run` itself, where no thread can miss one or wait at another.
+Python functions in a simulator. The threads go through one loop together. In each turn the first thread interprets up to the
+next COPY or COMBINE, and all of them execute that one: thread j writes where operand j is into shared memory, then each does
+its part of every row. All barriers stand in `run` itself, where no thread can miss one or wait at another.
 
 Which pairs order what (PTX ISA, "Memory Consistency Model"; `tests/thread_order.py` checks it in the simulator):
 

@@ -22,7 +22,7 @@ from .object_cache import kept
 __all__ = ["THREADS", "Kernel", "Operations", "assemble", "compile_template", "kept_kernel"]
 
 class Operations(NamedTuple):
-    """A machine, as templates need it: compiled functions, or Python functions in Numba's simulator."""
+    """A machine, as templates need it: compiled functions, or Python functions in the tests' simulator."""
 
     machine: reductions.Machine
     memory: dict[str, Any]

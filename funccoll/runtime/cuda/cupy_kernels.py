@@ -1,6 +1,6 @@
 """Kernels of our own for compute that CuPy lacks, on CuPy's arrays. Importing it needs CuPy.
 
-It was written without a GPU, and has never run on one: the kernels run in Numba's simulator, this module on a fake of CuPy.
+It was written without a GPU, and has never run on one: the kernels run in a simulator, this module on a fake of CuPy.
 """
 
 from __future__ import annotations
