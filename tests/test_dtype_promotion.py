@@ -99,6 +99,15 @@ class TestWarning:
                 fc.jit(lambda x: x * np.float64(2))(F32)
         assert len(shown) == 1
 
+    def test_a_line_that_runs_often_is_one(self):
+        def f(x):
+            out = []
+            for i in range(3):
+                out.append(x * np.float64(i))
+            return out
+
+        assert lines(f, F32) == [f"float32 becomes float64 at {here(-3)} (f), by np.float64 0.0"]
+
     def test_as_an_error(self):
         step = fc.jit(lambda x: x * np.float64(2))
         for _ in range(2):  # the second call is no more quiet than the first
@@ -109,6 +118,8 @@ class TestWarning:
         f = lambda x, y: x + y
         assert not warned(fc.jit(f), F16, F32)
         place = f"{here(-2)} (<lambda>)"
+        mixed = lambda x, y: (x + y) * np.float64(2)
+        assert "float32 becomes float64" in str(warned(fc.jit(mixed), F16, F32)[0].message)
         assert lines(f, F16, F32) == [f"float16 becomes float32 at {place}, by float32[3], an argument of <lambda>"]
 
     def test_the_result_is_numpy_s(self):
@@ -234,7 +245,8 @@ class TestGradients:
         def f(x):
             y = np.sum(x * np.float64(2))
             z = x.astype(np.float64) * np.float64(3)
-            return y * np.sum(np.tanh(z)) + np.float64(1) * np.sum(np.where(z > 0, z, 0))
+            z = np.tanh(z) * np.prod(x, dtype=np.float64)  # whose rule multiplies x by float64
+            return y * np.sum(z) + np.float64(1) * np.sum(np.where(z > 0, z, 0))
 
         first = f.__code__.co_firstlineno
         (found,) = lines(transform(f), np.ones((2, 2), np.float32))
@@ -277,6 +289,11 @@ class TestStrict:
             "np.float32(...) around the number, or x.astype(np.float64) where float64 is meant.\n"
             f"  at {__file__}:{attention.__code__.co_firstlineno + 2} in attention"
         )
+
+    def test_remedy_of_a_number(self):
+        for number in (np.float64(2), np.ones(1), np.int64(3)):
+            with pytest.raises(DTypeError, match=re.escape("Write np.float32(...) around the number, or x.astype(np.float64)")):
+                fc.jit(lambda x: x * number, dtype_promotion="strict")(F32)
 
     @pytest.mark.parametrize(("args", "remedy"), [
         ((F32, F64), "Convert the operand with .astype(np.float32), or write x.astype(np.float64) where float64 is meant."),
