@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from machine_profiles import any_parameters, in_use, parameters, profile
 from processes_left import VARIABLE as MARK
@@ -53,7 +54,7 @@ truths = st.builds(
 
 
 @given(truths, st.integers(2, 5))
-@settings(max_examples=4)
+@examples(8, few=1)
 def test_the_fit_recovers_the_parameters(truth, p):
     truth = replace(truth, ranks=p)
     found = fit(synthetic(truth, p), p)
@@ -62,7 +63,7 @@ def test_the_fit_recovers_the_parameters(truth, p):
 
 
 @given(truths, st.integers(0, 1000))
-@settings(max_examples=4)
+@examples(4)
 @pytest.mark.slow
 def test_outliers_and_noise_do_not_carry_it_away(truth, seed):
     rng = np.random.default_rng(seed)
@@ -81,6 +82,7 @@ def test_parameters_are_never_negative(absent):
     assert max(abs(r - 1) for r in found.ratios) < 0.05
 
 
+@pytest.mark.slow
 def test_a_machine_without_a_limit_of_caches():
     truth = parameters(2, 1e-6, 1e-6, 1e-10, 1e-10, ())
     assert max(abs(r - 1) for r in fit(synthetic(truth, 2), 2).ratios) < 0.02
@@ -95,7 +97,7 @@ def test_too_few_times_are_refused():
 
 
 @given(any_parameters, st.sampled_from(sorted(ALGORITHMS)), st.integers(2, 6), st.sampled_from(SIZES))
-@settings(max_examples=30)
+@examples(30)
 def test_what_is_chosen_was_measured(found, kind, p, n):
     with in_use(profile(found)):
         assert select(kind, p, n).algorithm in ALGORITHMS[kind]

@@ -132,12 +132,14 @@ def run_all(schedule: Schedule, orders: int, dtypes: Any) -> None:
         assert len(bits) == 1, f"{schedule}: bits depend on the order of events"
 
 
-def run_variants(p: int, orders: int, others: int, kinds: Any = None) -> None:
-    """Every algorithm in `orders` orders; other roots, levels, chunks and channels in `others`."""
+def run_variants(p: int, orders: int, others: int, kinds: Any = None, every: int = 1) -> None:
+    """Every algorithm in `orders` orders; of other roots, levels, chunks and channels every `every`-th in `others`."""
     seen = set()
-    for kind, name, options in variants(p, kinds):
+    for number, (kind, name, options) in enumerate(variants(p, kinds)):
         first = (kind, name) not in seen
         seen.add((kind, name))
+        if not first and (number + p) % every:
+            continue
         run_all(built(kind, p, name, **options), orders if first else others, (np.int32, np.float32))
         for channels in (2, 3) if first else ():
             run_all(built(kind, p, name, channels=channels, **options), others, (np.int64, np.float64))
@@ -145,14 +147,14 @@ def run_variants(p: int, orders: int, others: int, kinds: Any = None) -> None:
 
 @pytest.mark.parametrize("p", QUICK)
 def test_every_algorithm(p):
-    run_variants(p, 4, 2)
+    run_variants(p, 4, 2, every=2 if p < 6 else 4)
 
 
 def test_every_algorithm_for_16_ranks():
     for kind in KINDS:
         for name in fs.algorithms(kind, 16):
             pairs = [(r, (r + 3) % 16) for r in range(16)] if kind == "permute" else ()
-            run_all(built(kind, 16, name, pairs=pairs), 4, (np.int32, np.float32))
+            run_all(built(kind, 16, name, pairs=pairs), 2, (np.float32,))
 
 
 # The longest tests come first: one of two workers would do them alone in the end.

@@ -52,9 +52,9 @@ def run_all(schedule: Schedule, orders: int) -> None:
 
 @pytest.mark.parametrize("p", QUICK)
 def test_every_algorithm(p):
-    for kind, name, options in variants(p):
-        for channels in (1, 2) if p < 6 else (1,):
-            run_all(built(kind, p, name, channels=channels, **options), 2)
+    """One channel, or two, in turn, and with six ranks every third variant."""
+    for number, (kind, name, options) in enumerate(list(variants(p))[:: 1 if p < 6 else 3]):
+        run_all(built(kind, p, name, channels=1 + (number + p) % 2, **options), 2)
 
 
 def test_every_algorithm_for_16_ranks():

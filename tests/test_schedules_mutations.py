@@ -32,7 +32,7 @@ def campaign(count: int, seed: int) -> list[Result]:
 
 
 def test_every_harmful_mutation_is_refused():
-    assert len(campaign(500, seed=0)) == 500
+    assert len(campaign(250, seed=0)) == 250
 
 
 @pytest.mark.slow
@@ -40,8 +40,9 @@ def test_every_harmful_one_of_many_mutations_is_refused():
     assert len(campaign(12_000, seed=1)) == 12_000
 
 
-def test_what_is_not_mutated_is_harmless_and_accepted():
-    for case, schedule in cases():
+@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.slow)])
+def test_what_is_not_mutated_is_harmless_and_accepted(every):
+    for case, schedule in list(cases())[::every]:
         schedule.prove()
         schedule.streams().verify()
         assert not judge_schedule(schedule), case
@@ -60,7 +61,7 @@ def small_streams(count: int, seed: int, instructions: int) -> list[Mutant]:
 
 
 @pytest.mark.parametrize(
-    ("count", "instructions"), [(1_500, 7), pytest.param(10_000, 10, marks=pytest.mark.slow)]
+    ("count", "instructions"), [(800, 7), pytest.param(10_000, 10, marks=pytest.mark.slow)]
 )
 def test_the_judge_agrees_with_every_outcome(count, instructions):
     """The judge leans on a theorem; the slow search over states with memory does not."""
@@ -81,7 +82,7 @@ def test_the_judge_agrees_with_every_outcome(count, instructions):
     assert {"", "race", "caller", "wrong"} <= set(verdicts), verdicts
 
 
-@pytest.mark.parametrize("count", [500, pytest.param(1_500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [250, pytest.param(1_500, marks=pytest.mark.slow)])
 def test_the_interpreter_agrees_with_the_judge(count):
     """Harmless streams compute the right thing in every order, deadlocks are found in every order."""
     rng = np.random.default_rng(0)
@@ -108,11 +109,12 @@ def test_the_interpreter_agrees_with_the_judge(count):
     assert seen[""] > 10 and seen["deadlock"] > 0, seen
 
 
-def test_the_interpreter_shows_races():
+@pytest.mark.parametrize("count", [200, pytest.param(600, marks=pytest.mark.slow)])
+def test_the_interpreter_shows_races(count):
     """Among 60 orders of a race some give wrong numbers: reads meet garbage, as nothing keeps the writer away."""
     rng = np.random.default_rng(0)
     shown = total = 0
-    for mutant in mutants(600, seed=4):
+    for mutant in mutants(count, seed=4):
         streams = mutant.built
         if not isinstance(streams, Streams) or judge_streams(streams).harm != "race" or mutant.type == "part":
             continue
@@ -121,7 +123,7 @@ def test_the_interpreter_shows_races():
         inputs = [make_inputs(rng, c.nranks, (c.input_blocks * c.parts * 8,), np.int64) for _ in range(2)]
         total += 1
         shown += any(not _right(streams, inputs, op, seed) for seed in range(60))
-    assert total > 50 and shown > 0.9 * total, (shown, total)
+    assert total > count // 12 and shown > 0.9 * total, (shown, total)
 
 
 def _right(streams, inputs, op, seed) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from allpairspy import AllPairs
 from machine_profiles import in_use, parameters, profile, times
 from schedule_calls import CALLS, REDUCTIONS, forced, numbers, of, streamed
 from schedule_oracle import built, expected, host_maps, rounding
@@ -41,12 +42,15 @@ def outputs(lowered: Any, kind: str, x: np.ndarray, op: str = "sum") -> list[np.
     return expected(lowered.schedules[eqn].collective, list(x), op, dim=cut, concat_dim=joined)
 
 
+@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("hosts", MAPS, ids=str)
 @pytest.mark.parametrize("kind", CALLS)
-def test_values_are_numpys_and_bits_those_of_the_streams(kind: str, hosts: tuple[int, ...]):
+def test_values_are_numpys_and_bits_those_of_the_streams(kind: str, hosts: tuple[int, ...], every: int):
+    """With the choice and with each algorithm, or, on each map, with every third one."""
     mesh = mesh_of(hosts)
+    hows = [None, *fc.schedules.algorithms(kind, len(hosts))]
     for x in (numbers(mesh, np.int64), numbers(mesh, np.float32)):
-        for how in (None, *fc.schedules.algorithms(kind, len(hosts))):
+        for how in hows[MAPS.index(hosts) % every :: every]:
             run = forced(kind, how, mesh)
             lowered, got = run.lower(x), run(x)
             streams = streamed(lowered, kind, x, seed=len(hosts))
@@ -67,11 +71,16 @@ OPS += [(dtype, op) for dtype in (np.float32, np.float16, fc.bfloat16, np.comple
 OPS += [(dtype, op) for dtype in (np.float64, np.float16) for op in ("max", "min")]
 
 
-@pytest.mark.parametrize(("dtype", "op"), OPS, ids=lambda v: v if isinstance(v, str) else np.dtype(v).name)
-@pytest.mark.parametrize("kind", REDUCTIONS)
-def test_every_op_on_hosts(kind: str, dtype: Any, op: str):
+@pytest.mark.parametrize(("kind", "number", "maps"), [
+    *(pytest.param(kind, number, [hosts], id=f"{kind}-{OPS[number][1]}-{np.dtype(OPS[number][0])}-{hosts}")
+      for number, kind, hosts in AllPairs([range(len(OPS)), REDUCTIONS, MAPS])),
+    *(pytest.param(kind, number, MAPS, id=f"{kind}-{op}-{np.dtype(dtype)}-all", marks=pytest.mark.slow)
+      for kind in REDUCTIONS for number, (dtype, op) in enumerate(OPS)),
+])  # fmt: skip
+def test_every_op_on_hosts(kind: str, number: int, maps: list[tuple[int, ...]]):
+    dtype, op = OPS[number]
     options = {"all_reduce": {}, "reduce": {"root": 2}, "reduce_scatter": {"dim": 1}}[kind]
-    for hosts in MAPS:
+    for hosts in maps:
         mesh = mesh_of(hosts)
         x = numbers(mesh, dtype, (3, 8 * len(hosts)))
         if op == "prod":
