@@ -51,8 +51,10 @@ SHAPES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shapes", SHAPES, ids=str)
+@pytest.mark.parametrize(("shapes", "dtype"), [
+    pytest.param(shapes, dtype, id=f"{dtype}-{shapes}", marks=pytest.mark.slow if (i + j) % 2 else ())
+    for (i, shapes), (j, dtype) in itertools.product(enumerate(SHAPES), enumerate(DTYPES))
+])  # fmt: skip
 def test_shapes_and_dtypes(shapes, dtype):
     x, y = random(shapes[0], dtype), random(shapes[1], dtype, 1)
     expected = wanted(x, y)

@@ -141,15 +141,18 @@ def test_the_compilers_are_found_in_a_toolkit(tmp_path):
         search.resolve_ctk_root_via_canary = lambda name: None
         from funccoll import errors
         from funccoll.kernels import cuda_toolkit
-        from funccoll.kernels.cuda import compile_kernel
+        from funccoll.kernels.cuda_compiler import compile_template
+        def nothing(address):
+            pass
+        compiled = lambda: compile_template(lambda operations: nothing, 1, (9, 0))
         cuda_toolkit._USUAL = ()
         try:
-            compile_kernel((), (9, 0))
+            compiled()
         except errors.DeviceError as error:
             print(error)  # two lines
         cuda_toolkit._USUAL = (sys.argv[1],)
         print(cuda_toolkit.find("libnvvm.so"), cuda_toolkit.find("libcublas.so"))
-        print(compile_kernel((), (9, 0)).code[:4] == b"\\x7fELF")
+        print(compiled().code[:4] == b"\\x7fELF")
         print(*sorted({line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libnv" in line}))
     """
     clean = {name: value for name, value in os.environ.items() if name not in ("CUDA_PATH", "CUDA_HOME", "CONDA_PREFIX")}
@@ -170,16 +173,19 @@ def test_an_older_nvjitlink_that_was_loaded_first_assembles_our_kernels(older_nv
     script = """
         import ctypes, sys
         ctypes.CDLL(sys.argv[1])
-        import numpy as np
         from cuda.bindings import nvjitlink, nvvm
-        from funccoll.kernels.cuda import compile_kernel
+        from funccoll.kernels.cuda_compiler import assemble
+        from funccoll.kernels.cuda_toolkit import load_compilers
+        load_compilers()
         assert nvvm.version() and nvjitlink.version() == (13, 0), nvjitlink.version()
-        kernel = compile_kernel((("sum", np.dtype(np.float32)),), (9, 0))
-        assert ".version 9.0" not in kernel.ptx, "NVVM is as old as nvJitLink here"
-        print(kernel.code[:4] == b"\\x7fELF", kernel.log)
+        ptx = sys.stdin.read()
+        assert ".version 9.0" not in ptx, "NVVM is as old as nvJitLink here"
+        code, log = assemble(ptx, (9, 0))
+        print(code[:4] == b"\\x7fELF", log)
     """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script), older_nvjitlink], capture_output=True, text=True, cwd=HERE.parent,
+        input=compiled(TWO, (9, 0), "gpu").ptx,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("True") and "0 bytes spill stores, 0 bytes spill loads" in done.stdout

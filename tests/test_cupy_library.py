@@ -174,11 +174,12 @@ def test_reductions_of_every_dtype(dtype: np.dtype) -> None:
     x = np.array([[[0, 1, 2], [3, 1, 1]], [[1, 2, 5], [2, 1, 0]]], dtype)
     axes: list[Any] = [None, 0, (0, 2), (), -1]
     arrays = (x, np.zeros((2, 0, 3), dtype), np.ones((0, 2, 3), dtype))
-    for array, axis, keepdims in itertools.product(arrays, axes, (False, True)):
+    both = itertools.cycle((False, True) if ALL_DTYPES.index(dtype) % 2 else (True, False))  # each in every other dtype
+    for (array, axis), keepdims in zip(itertools.product(arrays, axes), both, strict=False):
         with noted((array.shape, axis, keepdims)):
             for function in (np.sum, np.prod, np.any, np.all, np.max, np.min):
                 host_and_gpu(lambda v, f=function: f(v, axis=axis, keepdims=keepdims), array)
-    for dim, keepdims in itertools.product((0, 1, -1), (False, True)):
+    for dim, keepdims in zip((0, 1, -1), both, strict=False):
         for function in (np.argmax, np.argmin):
             host_and_gpu(lambda v, f=function: f(v, axis=dim, keepdims=keepdims), x)
         host_and_gpu(lambda v: np.cumsum(v, axis=dim), x)

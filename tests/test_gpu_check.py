@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
-import itertools
 import json
 import os
 import re
@@ -24,7 +23,7 @@ import numpy as np
 import pytest
 from all_numpy_cases import CASES
 from fake_cublas import FakeCublas
-from ranks import forked
+from ranks import Ranks, forked
 
 import funccoll as fc
 from funccoll import P
@@ -32,7 +31,7 @@ from funccoll.arrays.array_layout import NO_MESH
 from funccoll.kernels import cuda_toolkit
 from funccoll.kernels.cuda_compiler import compile_template
 from funccoll.mesh import Mesh
-from funccoll.runtime.cuda import cublas
+from funccoll.runtime.cuda import cublas, virtual_devices
 from funccoll.runtime.cuda.gpu import current_gpu
 from funccoll.runtime.job import doctor
 from funccoll.runtime.local.collectives import LocalBackend
@@ -287,6 +286,7 @@ def test_the_table_of_parts():
 def rehearsed(monkeypatch, capsys):
     """The CPU in place of a GPU; returns a function that gives the findings so far."""
     monkeypatch.setenv("FUNCCOLL_GPU_CHECK_REHEARSES", "1")
+    monkeypatch.setattr(virtual_devices, "_PATIENCE_S", virtual_devices._PATIENCE_S)  # trials set it
     folders = [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(folders))
 
@@ -384,8 +384,10 @@ def test_torch_without_cuda_is_skipped_with_the_reason(monkeypatch):
     (gpu_speed.small, (6,), "the slope of 2 to 6 in one graph"),
     (gpu_speed.slots, (), "a graph with 2 arguments and 2 results"),
     (gpu_speed.large, (), "all_reduce, 8 devices x 0 MiB.*of the limit"),
-    (gpu_jobs.failure, ("raise",), "rank 1 raised ValueError: rank 1 has had enough"),
-    (gpu_jobs.compare, ("programs", 2), "programs in 2 processes over shm: 3 programs"),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in (
+        (gpu_jobs.failure, ("raise",), "rank 1 raised ValueError: rank 1 has had enough"),
+        (gpu_jobs.compare, ("programs", 2), "programs in 2 processes over shm: 3 programs"),
+    )),
     pytest.param(gpu_torch.train, (2,), "2 processes on 1 GPU.* over shm: 11 cases.*a step of a torch MLP",
                  marks=[needs_torch, pytest.mark.slow]),
 ])  # fmt: skip
@@ -395,6 +397,22 @@ def test_a_rehearsal_on_the_cpu(function, arguments, words, rehearsed, monkeypat
     findings = rehearsed()
     assert not [f for f in findings if "failed" in f]
     assert re.search(words, " ".join(f"{f['what']} {f['says']}" for f in findings)), findings
+
+
+def test_a_rehearsal_of_a_failure(rehearsed, monkeypatch):
+    """In forks, which have imported everything; `funccoll run` starts them for the slow tests."""
+
+    def run_job(count, function, *arguments):
+        module, _, name = function.partition(":")
+        script = f"import sys\nsys.path.insert(0, {str(ROOT / 'benchmarks')!r})\nimport {module}\n{module}.{name}(*{arguments})"
+        with Ranks(script, range(count), FUNCCOLL_DEVICE=gpu_trial.device()) as ranks:
+            lines = [line for rank in range(count) for line in ranks.end(rank)[1]]
+        return SimpleNamespace(stdout="\n".join(lines))
+
+    monkeypatch.setattr(gpu_jobs, "run_job", run_job)
+    gpu_jobs.failure("raise")
+    (finding,) = rehearsed()
+    assert "rank 1 raised ValueError: rank 1 has had enough" in finding["says"]
 
 
 def test_a_rehearsal_of_a_training_step(rehearsed, monkeypatch):
@@ -502,7 +520,7 @@ def test_our_smallest_kernels_are_assembled_without_spills():
     import gpu_probe
 
     probes = [*gpu_probe.BARRIERS.values(), gpu_probe.PING_PONG]
-    for probe, cc in itertools.product(probes, ((8, 0), (9, 0), (10, 0))):
+    for probe, cc in zip(probes, ((8, 0), (9, 0), (10, 0)), strict=True):  # our kernels are compiled for all of them
         made = compile_template(probe.template(), probe.arguments, cc)
         assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in made.log and "0 bytes lmem" in made.log
         assert len(re.findall(r"\bbar(rier)?\.", made.ptx)) >= 2

@@ -21,9 +21,9 @@ if not hasattr(torch._C, "_acc"):
 RANKS = [2, pytest.param(3, marks=pytest.mark.slow)]
 
 
-def results(name: str, n: int) -> list[Any]:
+def told(name: str, n: int) -> list[Any]:
     """A case's results on all ranks."""
-    return case_jobs.results("torch_gpu_cases", name, n)
+    return case_jobs.results("torch_gpu_told", name, n)
 
 
 @pytest.mark.parametrize("n", RANKS)
@@ -33,12 +33,12 @@ def results(name: str, n: int) -> list[Any]:
 ])  # fmt: skip
 @pytest.mark.slow
 def test_a_case(name, n):
-    results(name, n)
+    case_jobs.results("torch_gpu_cases", name, n)
 
 
 @pytest.mark.parametrize("n", RANKS)
 def test_unused_parameters_are_found_or_named(n):
-    for (text,) in results("unused_parameters", n):
+    for (text,) in told("unused_parameters", n):
         assert "computed no gradient of" in text and "on rank 0" in text and f"'parts.{n + 1}.weight'" in text, text
 
 
@@ -57,14 +57,14 @@ def test_what_cannot_be_trained_is_refused_by_name(n):
         r"MissingPackageError: '0.weight' is on fake:0, and modules on GPUs need CuPy: pip install 'funccoll\[cuda13\]'",
         r"DeviceError: '0.weight' is on fake:0, and this process \(rank \d\) computes on GPU 3: each process has one",
     ]  # fmt: skip
-    for texts in results("refusals", n):
+    for texts in told("refusals", n):
         for text, pattern in zip(texts, wanted, strict=True):
             assert re.match(pattern, text, re.DOTALL), text
 
 
 @pytest.mark.parametrize("n", RANKS)
 def test_another_thread_is_refused(n):
-    for stranger, worker in results("backward_in_another_thread", n):
+    for stranger, worker in told("backward_in_another_thread", n):
         assert stranger.startswith("ModuleError: the backward pass of a module on fake:0 was begun by a thread that has never")
         assert worker.startswith("FunccollError: thread 'worker' called a collective over a mesh whose collectives belong to")
         assert "thread 'MainThread', which called one before" in worker, worker
@@ -113,5 +113,5 @@ except fc.FunccollError as error:
 def test_a_rank_that_fails_in_its_devices_thread_is_named(how, words):
     with Ranks(FAILS.replace("{how}", how), range(2)) as ranks:
         assert set(ranks.lines().values()) == {"in"}
-        told = ranks.line(0)
-        assert told.startswith("PeerFailure") and words in told, told
+        line = ranks.line(0)
+        assert line.startswith("PeerFailure") and words in line, line
