@@ -7,14 +7,14 @@ import re
 from pathlib import Path
 
 import pytest
-import torch
+from lazy_modules import lazily, need
 from ranks import JOIN, TORCH, Ranks
-from torch_collective_cases import refusals
 
 import funccoll as fc
-import funccoll.torch as ft
 from funccoll.errors import FunccollError, MeshError, UnsupportedError
-from funccoll.torch import tensor_programs
+
+need("torch", "torch is not installed: pip install 'funccoll[torch]'")
+torch, ft, cases = lazily("torch"), lazily("funccoll.torch"), lazily("torch_collective_cases")
 
 HEAD = JOIN + f"""
 import json
@@ -149,7 +149,7 @@ def test_forward_mode(alone):
 
 @pytest.mark.parametrize("number", range(24))
 def test_refusals(alone, number):
-    error, words, call = refusals(alone, 1)[number]
+    error, words, call = cases.refusals(alone, 1)[number]
     with pytest.raises(error, match=re.escape(words)) as raised:
         call()
     assert isinstance(raised.value, FunccollError)
@@ -157,7 +157,7 @@ def test_refusals(alone, number):
 
 
 def test_every_refusal_is_tested(alone):
-    assert len(refusals(alone, 1)) == 24
+    assert len(cases.refusals(alone, 1)) == 24
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script")  # as above
@@ -169,7 +169,7 @@ def test_transforms_of_torch_func_are_refused(alone):
     x, leaf = torch.arange(6.0).reshape(3, 2), torch.ones(3, 2, requires_grad=True)
     batch = r"x of shape \(2,\) is one example of a batch of vmap, .* whole batch, of shape \(3, 2\), with dimensions"
     derivative = r"x of shape \(3, 2\) is differentiated inside of one of torch.func's transforms .* Use torch.autograd"
-    cases = [
+    calls = [
         (batch, lambda: torch.func.vmap(reduced)(x)),
         (derivative, lambda: torch.func.grad(lambda v: reduced(v).sum())(x)),
         (derivative, lambda: torch.func.jvp(reduced, (x,), (x,))), (derivative, lambda: torch.func.jacrev(reduced)(x)),
@@ -180,7 +180,7 @@ def test_transforms_of_torch_func_are_refused(alone):
         ("batch of vmap.*is_grads_batched=True",
          lambda: torch.autograd.grad(reduced(leaf), leaf, torch.ones(4, 3, 2), is_grads_batched=True)),
     ]
-    for words, call in cases:
+    for words, call in calls:
         with pytest.raises(UnsupportedError, match=rf"^all_reduce: .*{words}") as raised:
             call()
         assert raised.value.source is not None and raised.value.source.file == __file__
@@ -198,7 +198,7 @@ def test_virtual_devices_are_refused():
 
 def test_compiled_functions_are_bounded(alone, monkeypatch):
     """A shape that was not used for long is compiled anew."""
-    monkeypatch.setattr(tensor_programs, "KEPT", 3)
+    monkeypatch.setattr("funccoll.torch.tensor_programs.KEPT", 3)
     for size in (1, 2, 3, 1, 4, 1, 2):
         assert ft.all_reduce(torch.ones(size), alone, "data").shape == (size,)
     found = alone.__dict__["torch_collectives"].cache_info()

@@ -9,10 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from lazy_modules import need
 
 import funccoll as fc
 
-pytest.importorskip("torch")
+need("torch", "torch is not installed: pip install 'funccoll[torch]'")
 SCRIPT = Path(__file__).with_name("torch_group_jobs.py")
 _LAUNCHERS = ("FUNCCOLL_WORLD_SIZE", "FUNCCOLL_RANK", "FUNCCOLL_RUN_ID", "WORLD_SIZE", "RANK", "LOCAL_RANK")
 

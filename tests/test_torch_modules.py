@@ -1,8 +1,8 @@
 """Training of many kinds of modules is that of torch's own DistributedDataParallel over Gloo, in the same processes.
 
-On 2 ranks all gradients, parameters and buffers have torch's bits, at each of 20 steps; sums of more than two numbers depend
+On 2 ranks all gradients, parameters and buffers have torch's bits, at each of 6 steps; sums of more than two numbers depend
 on their order: on 3 ranks gradients from the same parameters are within 4 ulp of the mean of their absolute values. Always all
-ranks have the same bits. torch against torch is the control.
+ranks have the same bits. torch against torch is the control. The exhaustive tests have 20 steps, and the control all modules.
 """
 
 import json
@@ -10,10 +10,10 @@ import re
 from pathlib import Path
 
 import pytest
+from lazy_modules import need
 from ranks import JOIN, TORCH, Ranks
 
-pytest.importorskip("torch")
-from torch_modules import CASES
+need("torch", "torch is not installed: pip install 'funccoll[torch]'")
 
 SCRIPT = JOIN + f"""
 import warnings
@@ -21,7 +21,7 @@ warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWar
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 import torch_ranks
 from {{wrapper}} import DistributedDataParallel
-torch_ranks.main(rank, {{meeting!r}}, {{names!r}}, DistributedDataParallel)
+torch_ranks.main(rank, {{meeting!r}}, {{choice!r}}, DistributedDataParallel, {{steps}})
 """
 FOUND = {
     "torch's own": ("", "", "neither", "agree"),
@@ -33,34 +33,35 @@ FOUND = {
     "buffers are not broadcast": (*[r"step 0: 1\.running_mean: . of 6 elements"] * 2, "rank 1", "agree"),
 }
 """Name in torch_ranks.WRONG -> what is found with 2 ranks, with 3, on which of the first two, and whether gradients agree."""
-# Gradients that are never zeroed would drift apart on 3 ranks.
-KEPT = [name for name, case in CASES.items() if case.set_to_none is None]
-FAST = [
-    "linear layers", "many buckets", "convolution with batch norm", "sparse embedding", "LSTM", "attention", "tied weights",
-    "frozen parts", "several forwards", "reentrant checkpoints", "autocast", "float32 and float64", "accumulation",
-]  # fmt: skip
-"""Of every kind one."""
-SLOW = [name for name in CASES if name not in FAST]
+SLOW, EXHAUSTIVE = pytest.mark.slow, pytest.mark.exhaustive
+STEPS, MANY = 6, 20
 
 
-@pytest.mark.parametrize(("count", "wrapper", "names"), [
-    pytest.param(2, "funccoll.torch", FAST, id="2 ranks"),
-    *(pytest.param(*case, marks=pytest.mark.slow, id=name) for name, case in {
-        "2 ranks, others": (2, "funccoll.torch", SLOW),
-        "3 ranks": (3, "funccoll.torch", [name for name in CASES if name not in KEPT]),
-        "2 ranks, torch against torch": (2, "torch.nn.parallel", FAST + SLOW),
+@pytest.mark.parametrize(("count", "wrapper", "choice", "steps"), [
+    pytest.param(2, "funccoll.torch", "of every kind", STEPS, id="2 ranks"),
+    *(pytest.param(*case, marks=mark, id=name) for name, (mark, *case) in {
+        "2 ranks, others": (SLOW, 2, "funccoll.torch", "others", STEPS),
+        "3 ranks": (SLOW, 3, "funccoll.torch", "without kept gradients", STEPS),
+        "2 ranks, torch against torch": (SLOW, 2, "torch.nn.parallel", "of every kind", STEPS),
+        "2 ranks, many steps": (EXHAUSTIVE, 2, "funccoll.torch", "all", MANY),
+        "3 ranks, many steps": (EXHAUSTIVE, 3, "funccoll.torch", "without kept gradients", MANY),
+        "2 ranks, torch against torch, many steps": (EXHAUSTIVE, 2, "torch.nn.parallel", "all", MANY),
     }.items()),
 ])  # fmt: skip
-def test_modules(count, wrapper, names, tmp_path):
-    script = SCRIPT.format(wrapper=wrapper, meeting=str(tmp_path / "meeting"), names=names)
+def test_modules(count, wrapper, choice, steps, tmp_path):
+    script = SCRIPT.format(wrapper=wrapper, meeting=str(tmp_path / "meeting"), choice=choice, steps=steps)
     wrong = []
     with Ranks(script, range(count), imports=TORCH, MKL_CBWR="COMPATIBLE", OMP_NUM_THREADS="1") as ranks:
         assert set(ranks.lines().values()) == {"in"}
+        (names,) = {tuple(json.loads(line)) for line in ranks.lines().values()}
+        assert len(names) > 12
         for name in names:
             found = told(ranks, name)
             wrong += [f"{name}, rank {rank}: {f['count']}: {f['differences']}" for rank, f in found.items() if f["count"]]
             if not agree(found):
                 wrong.append(f"{name}: the ranks' gradients differ")
+            if any(len(f["digests"]) != steps for f in found.values()):
+                wrong.append(f"{name}: not trained for {steps} steps")
         for name in FOUND:
             found = told(ranks, name)
             two, three, where, agreement = FOUND[name]

@@ -4,21 +4,18 @@ import warnings
 
 import numpy as np
 import pytest
-
-torch = pytest.importorskip("torch")
-
-from torch._subclasses import FakeTensorMode
+from lazy_modules import lazily, need
 
 import funccoll as fc
-import funccoll.torch as ft
 from funccoll import P
 from funccoll.errors import TraceError
-from funccoll.torch.tensors import as_array, as_tensor, dtype_of
 
+need("torch", "torch is not installed: pip install 'funccoll[torch]'")
+torch, ft, tensors = lazily("torch"), lazily("funccoll.torch"), lazily("funccoll.torch.tensors")
 MESH = fc.make_mesh({"d": 1})
 JIT = {"mesh": MESH, "in_specs": P(), "out_specs": P()}
 READERS = {
-    "as_array": as_array,
+    "as_array": lambda x: tensors.as_array(x),
     "a collective of tensors": lambda x: ft.all_reduce(x, MESH, "d"),
     "device_put": lambda x: fc.device_put(x, MESH, P()),
     "from_local": lambda x: fc.from_local(x, MESH, P()),
@@ -45,32 +42,35 @@ def test_arrays_over_tensors_have_their_values():
     for dtype in (getattr(torch, name) for name in dtypes.split()):
         x = torch.arange(12).reshape(3, 4).to(dtype)
         for tensor in (x, x.t(), x[1:, ::2], x[0, 1], x[:0], x[:1].expand(3, 4), torch.nn.Parameter(x, requires_grad=False)):
-            array = as_array(tensor)
-            assert array.dtype == dtype_of(dtype) and array.flags.writeable
+            array = tensors.as_array(tensor)
+            assert array.dtype == tensors.dtype_of(dtype) and array.flags.writeable
             assert array.shape == tensor.shape and (not array.size or array.tolist() == tensor.tolist())
             steps = [s * array.itemsize for n, s in zip(tensor.shape, tensor.stride(), strict=True) if n > 1]
             assert not array.size or steps == [s for n, s in zip(array.shape, array.strides, strict=True) if n > 1]
-            assert torch.equal(as_tensor(array.copy()), tensor)
-        as_array(x)[0, 0] = 1
+            assert torch.equal(tensors.as_tensor(array.copy()), tensor)
+        tensors.as_array(x)[0, 0] = 1
         assert x[0, 0] == 1  # the same memory
     recorded = torch.ones(3, requires_grad=True) * 2
-    assert as_array(recorded).tolist() == [2, 2, 2]
+    assert tensors.as_array(recorded).tolist() == [2, 2, 2]
     z = torch.tensor([1 + 2j])
-    assert as_array(z.conj()).tolist() == [1 - 2j] and as_array(z.conj().imag).tolist() == [-2]
+    assert tensors.as_array(z.conj()).tolist() == [1 - 2j] and tensors.as_array(z.conj().imag).tolist() == [-2]
 
 
 def test_values_that_are_not_in_memory_are_refused():
     """A fake tensor, zeros without memory, and tensors of transforms: their memory has no values."""
+    from torch import _efficientzerotensor
+    from torch._subclasses import FakeTensorMode
+
     refused = pytest.raises((TypeError, RuntimeError, BufferError))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
         with refused:
-            as_array(FakeTensorMode().from_tensor(torch.ones(3)))
-    for x in (torch._efficientzerotensor(3), torch.ones(3, device="meta"), torch.ones(3).to_sparse()):
+            tensors.as_array(FakeTensorMode().from_tensor(torch.ones(3)))
+    for x in (_efficientzerotensor(3), torch.ones(3, device="meta"), torch.ones(3).to_sparse()):
         with refused:
-            as_array(x)
+            tensors.as_array(x)
     with refused:
-        torch.vmap(as_array)(torch.ones(3, 2))
+        torch.vmap(tensors.as_array)(torch.ones(3, 2))
     with pytest.raises(TraceError, match=r"x is a torch.Tensor that NumPy cannot read: can't convert meta"):
         fc.device_put(torch.ones(3, device="meta"), MESH, P())
     with pytest.raises(TraceError, match=r"x.detach\(\).cpu\(\)"):

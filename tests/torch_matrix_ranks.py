@@ -148,6 +148,7 @@ def main(rank: int, meeting: str) -> None:
     world = int(os.environ["FUNCCOLL_WORLD_SIZE"])
     patience = datetime.timedelta(seconds=60)
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world, timeout=patience)
+    print(json.dumps([KINDS, list(SITUATIONS)]), flush=True)
     for situation, step in SITUATIONS.items():
         compare = situation not in ("replaced parameter", "skipped backward")  # torch goes on with wrong numbers, or hangs
         for kind in KINDS:

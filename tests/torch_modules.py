@@ -557,3 +557,16 @@ CASES: dict[str, Case] = {
         perceptron, on_normal(8, 6), wrap=lambda wrap, module: compiled(wrap(module)),
     ),
 }  # fmt: skip
+
+OF_EVERY_KIND = [
+    "linear layers", "many buckets", "convolution with batch norm", "sparse embedding", "LSTM", "attention", "tied weights",
+    "frozen parts", "several forwards", "reentrant checkpoints", "autocast", "float32 and float64", "accumulation",
+]  # fmt: skip
+CHOICES = {
+    "all": list(CASES),
+    "of every kind": OF_EVERY_KIND,
+    "others": [name for name in CASES if name not in OF_EVERY_KIND],
+    # Gradients that are never zeroed would drift apart on 3 ranks.
+    "without kept gradients": [name for name, case in CASES.items() if case.set_to_none is not None],
+}
+"""Choices of cases, by name: the tests need not import this module, which takes seconds."""

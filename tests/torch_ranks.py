@@ -20,9 +20,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
-from torch_modules import CASES, Case
+from torch_modules import CASES, CHOICES, Case
 
-STEPS = 20
 ULPS = 4
 SHOWN = 3
 """Of a module's differences, as many are told."""
@@ -230,7 +229,7 @@ class Trial:
         return digest(ours)
 
 
-def outcome(case: Case, wrapper: Callable[..., Any], steps: int = STEPS, change: Change | None = None) -> dict[str, Any]:
+def outcome(case: Case, wrapper: Callable[..., Any], steps: int, change: Change | None = None) -> dict[str, Any]:
     """What `Trial` finds, the first of it, and the digests of all steps; what is raised counts as a difference."""
     digests: list[str] = []
     try:
@@ -284,16 +283,17 @@ WRONG: dict[str, tuple[str, Callable[..., Any], Change | None]] = {
 # ---------------------------------------------------------------- a rank
 
 
-def main(rank: int, meeting: str, names: list[str], wrapper: Callable[..., Any]) -> None:
-    """Join torch's process group through the file `meeting`, and print the outcome of each module, and of WRONG."""
+def main(rank: int, meeting: str, choice: str, wrapper: Callable[..., Any], steps: int) -> None:
+    """Join torch's process group through the file `meeting`, and print the outcome of each module of CHOICES, and of WRONG."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
     torch._logging.set_logs(dynamo=logging.ERROR)  # it tells of what it leaves out of graphs
     world = int(os.environ["FUNCCOLL_WORLD_SIZE"])
     patience = datetime.timedelta(seconds=60)
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world, timeout=patience)
-    for name in names:
-        print(json.dumps([name, outcome(CASES[name], wrapper)]), flush=True)
+    print(json.dumps(CHOICES[choice]), flush=True)
+    for name in CHOICES[choice]:
+        print(json.dumps([name, outcome(CASES[name], wrapper, steps)]), flush=True)
     for name, (case, wrong, change) in WRONG.items():
         print(json.dumps([name, outcome(CASES[case], wrong, 4, change)]), flush=True)
     dist.barrier()
