@@ -27,25 +27,35 @@ from torch_collective_cases import *
 CHECKS = """
 mesh = fc.make_mesh({axes})
 for axes in {along}:
-    say(json.dumps(check_values(mesh, axes, {every})))
+    for failures in check_values(mesh, axes, {how!r}):
+        say(json.dumps(failures))
     say(json.dumps(check_gradients(mesh, axes)))
 say(json.dumps(check_uses(mesh)))
+say("end")
 """
 
 
-@pytest.mark.parametrize(("axes", "along", "every"), [
-    ({"data": 2}, ["data"], 17),
-    pytest.param({"data": 2}, ["data"], 1, marks=pytest.mark.slow),
-    pytest.param({"data": 3}, ["data"], 1, marks=pytest.mark.slow),
-    pytest.param({"data": 2, "model": 2}, ["model", ("model", "data")], 1, marks=pytest.mark.slow),
+TWO, THREE, FOUR = {"data": 2}, {"data": 3}, {"data": 2, "model": 2}
+ALONG = ["model", ("model", "data")]
+
+
+@pytest.mark.parametrize(("axes", "along", "how"), [
+    (TWO, ["data"], "few"),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in [
+        (TWO, ["data"], "one"), (THREE, ["data"], "dtypes"), (FOUR, ALONG, "one"),
+    ]),
+    *(pytest.param(*case, "product", marks=pytest.mark.exhaustive) for case in [
+        (TWO, ["data"]), (THREE, ["data"]), (FOUR, ALONG),
+    ]),
 ])  # fmt: skip
-def test_on_processes(axes, along, every):
+def test_on_processes(axes, along, how):
     count = fc.abstract_mesh(axes).size
-    with Ranks(HEAD + CHECKS.format(axes=axes, along=along, every=every), range(count), imports=TORCH) as ranks:
+    with Ranks(HEAD + CHECKS.format(axes=axes, along=along, how=how), range(count), imports=TORCH) as ranks:
         assert set(ranks.lines().values()) == {"in"}
-        for rank in list(range(count)) * (2 * len(along) + 1):  # a line for each part: kernels may have to be compiled
-            failures = json.loads(ranks.line(rank))
-            assert not failures, f"{len(failures)} failures on rank {rank}:\n" + "\n".join(failures[:5])
+        while (lines := ranks.lines()) != dict.fromkeys(range(count), "end"):  # in parts: kernels may have to be compiled
+            for rank, line in lines.items():
+                failures = json.loads(line)
+                assert not failures, f"{len(failures)} failures on rank {rank}:\n" + "\n".join(failures[:5])
         ranks.end_well()
 
 

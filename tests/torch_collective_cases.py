@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import collective_cases
 import numpy as np
@@ -28,6 +28,8 @@ MOVED = [np.dtype(bool), fc.bfloat16, np.dtype(np.complex128)]
 FEW = [np.dtype(np.uint8), fc.bfloat16, np.dtype(np.float32)]
 """dtypes of reductions other than all_reduce sum: each needs a kernel, which takes a second where none is on disk yet."""
 Tensors = list[torch.Tensor]
+How = Literal["few", "one", "dtypes", "product"]
+"""Checks of values: each 7th case or each one in one dtype, each one in several, and the product with all kinds of tensors."""
 
 
 def failures_of(*checks: Callable[[], None]) -> list[str]:
@@ -76,48 +78,53 @@ def tensor_kinds(mesh: Any) -> dict[str, Callable[[np.ndarray], torch.Tensor]]:
             "parameter": recorded}  # fmt: skip
 
 
-def check_values(mesh: Any, axes: Any, every: int = 1) -> list[str]:
-    """The failures of the table, or of every third, say, of its cases; without gradients."""
+def checks(kinds: list[str], how: How) -> Iterator[tuple[Any, np.dtype, str]]:
+    """What is checked: (case, dtype, kind of tensor)."""
+    cases = [case for name, case in CASES.items() if not any(word in name for word in NOT_OF_TENSORS)]
+    number = 0
+    for place, case in enumerate(cases[::7] if how == "few" else cases):
+        few = MOVED if case.moves else DTYPES if case.name.startswith("all_reduce sum") else FEW
+        dtypes = [dtype for dtype in (DTYPES if how == "product" else few) if dtype in dtypes_of(case)]
+        for dtype in dtypes if how in ("dtypes", "product") else [dtypes[place % len(dtypes)]]:
+            for kind in kinds if how == "product" else [kinds[number // 3 % len(kinds)]]:
+                yield case, dtype, "plain" if kind == "conjugated" and dtype not in COMPLEX else kind
+            number += 1
+
+
+def check_values(mesh: Any, axes: Any, how: How) -> Iterator[list[str]]:
+    """The failures of values, without gradients, after each 500 checks and at the end."""
     group, place = group_of(mesh, axes)
     bound = {name: (lambda x, a, _f=getattr(ft, name), **options: _f(x, mesh, a, **options)) for name in ft.__all__ if
              name not in ("SyncBatchNorm", "barrier", "empty", "empty_like")}  # fmt: skip
     collective_cases.fc = SimpleNamespace(**bound)  # what the calls of the table name
     found, kinds = [], tensor_kinds(mesh)
     rng = np.random.default_rng(0)
-    cases = [case for name, case in CASES.items() if not any(word in name for word in NOT_OF_TENSORS)]
     number = 0
     with torch.no_grad():
-        for case in cases:
-            dtypes = MOVED if case.moves else DTYPES if case.name.startswith("all_reduce sum") else FEW
-            for dtype in dtypes:
-                if dtype not in dtypes_of(case):
-                    continue
-                shape = case.shape(len(group))
-                values = [np.asarray(sample(dtype, shape, rng)) for _ in range(fc.world_size())]
-                kind = list(kinds)[number % len(kinds)]
-                number += 1
-                if number % every:
-                    continue
-                if kind == "conjugated" and dtype not in COMPLEX:
-                    kind = "plain"
+        for case, dtype, kind in checks(list(kinds), how):
+            values = [np.asarray(sample(dtype, case.shape(len(group)), rng)) for _ in range(fc.world_size())]
+            number += 1
 
-                def check(case: Any = case, values: Any = values, kind: str = kind) -> None:
-                    x = kinds[kind](values[fc.rank()])
-                    got = case.call(x, axes, len(group))
-                    want = np.asarray(case.oracle([values[r] for r in group], place))
-                    where = f"{case.name} of {dtype}, {kind}"
-                    assert tuple(got.shape) == want.shape and as_array(got).dtype == want.dtype, where
-                    assert got.is_contiguous() and not got.requires_grad, where
-                    assert as_array(got).tobytes() == np.ascontiguousarray(want).tobytes(), f"{where}: {got} {want}"
-                    assert as_array(x.contiguous()).tobytes() == values[fc.rank()].tobytes(), f"{where} wrote its operand"
-                    if got.numel():  # its memory is its own: what is written there is nowhere else
-                        got.fill_(1)
-                        again = case.call(x, axes, len(group))
-                        assert as_array(again).tobytes() == np.ascontiguousarray(want).tobytes(), f"{where}, again"
+            def check(case: Any = case, dtype: Any = dtype, values: Any = values, kind: str = kind) -> None:
+                x = kinds[kind](values[fc.rank()])
+                got = case.call(x, axes, len(group))
+                want = np.asarray(case.oracle([values[r] for r in group], place))
+                where = f"{case.name} of {dtype}, {kind}"
+                assert tuple(got.shape) == want.shape and as_array(got).dtype == want.dtype, where
+                assert got.is_contiguous() and not got.requires_grad, where
+                assert as_array(got).tobytes() == np.ascontiguousarray(want).tobytes(), f"{where}: {got} {want}"
+                assert as_array(x.contiguous()).tobytes() == values[fc.rank()].tobytes(), f"{where} wrote its operand"
+                if got.numel():  # its memory is its own: what is written there is nowhere else
+                    got.fill_(1)
+                    again = case.call(x, axes, len(group))
+                    assert as_array(again).tobytes() == np.ascontiguousarray(want).tobytes(), f"{where}, again"
 
-                found += failures_of(check)
-    assert number > 200, number
-    return found
+            found += failures_of(check)
+            if number % 500 == 0:
+                yield found
+                found = []
+    assert number >= {"few": 18, "one": 120, "dtypes": 350, "product": 7000}[how], number
+    yield found
 
 
 # ---------------------------------------------------------------- gradients
