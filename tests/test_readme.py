@@ -9,11 +9,20 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from ranks import TORCH, Ranks
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 BLOCK = re.compile(r"```python\n(?P<code>.*?)```\n(?:\n```text\n(?P<output>.*?)```\n)?", re.DOTALL)
 GPU_BLOCK = re.compile(BLOCK.pattern.replace("```python", "```py"), re.DOTALL)
+FORKED = """
+import os, runpy, sys
+for name in [name for name in os.environ if name.startswith("FUNCCOLL_R") or name == "FUNCCOLL_WORLD_SIZE"]:
+    del os.environ[name]  # of a rank, which it is not
+os.chdir({directory!r})
+sys.argv, sys.path[0] = ["example.py"], {directory!r}
+runpy.run_path("example.py", run_name="__main__")
+"""
 DEMO = re.compile(r"```console\n(?P<output>.*?)```\n", re.DOTALL)
 
 
@@ -24,19 +33,31 @@ def run(arguments, directory):
     )
 
 
-def printed(code):
+def run_forked(directory, imports):
+    """Run example.py there in a process that has imported all of it: (exit code, stdout, stderr)."""
+    script = FORKED.format(directory=directory)
+    with Ranks(script, [0], imports=imports, COLUMNS="100", NO_COLOR="1", OPENBLAS_NUM_THREADS="1") as process:
+        code, lines, errors = process.end(0)
+        return code, "".join(f"{line}\n" for line in lines), errors
+
+
+def printed(code, forked=True):
     """What a block prints, saved as example.py; then its exception, without the frames."""
     with tempfile.TemporaryDirectory() as directory:
         Path(directory, "example.py").write_text(code)
-        done = run(["example.py"], directory)
+        if forked:
+            status, out, errors = run_forked(directory, TORCH if re.search("^import.* torch", code, re.MULTILINE) else ())
+        else:
+            done = run(["example.py"], directory)
+            status, out, errors = done.returncode, done.stdout, done.stderr
         message = ""
-        if done.returncode:
-            found = re.search(r"^funccoll\S+: .*", done.stderr, re.DOTALL | re.MULTILINE)
-            assert found, done.stderr
+        if status:
+            found = re.search(r"^funccoll\S+: .*", errors, re.DOTALL | re.MULTILINE)
+            assert found, errors
             message = found[0]
         else:
-            assert done.stderr == ""
-        return (done.stdout + message).replace(f"{os.path.realpath(directory)}{os.sep}", "").replace(f"{directory}{os.sep}", "")
+            assert errors == ""
+        return (out + message).replace(f"{os.path.realpath(directory)}{os.sep}", "").replace(f"{directory}{os.sep}", "")
 
 
 def words(text):
@@ -50,7 +71,8 @@ def blocks():
 
 @pytest.mark.parametrize("block", blocks(), ids=lambda b: b["code"].split("\n")[-2])
 def test_code_prints_what_the_readme_says(block):
-    assert words(printed(block["code"])) == words(block["output"] or "")
+    """The first block has an interpreter of its own, as a user's script has."""
+    assert words(printed(block["code"], forked=block != blocks()[0])) == words(block["output"] or "")
 
 
 @pytest.mark.parametrize("block", [m.groupdict() for m in GPU_BLOCK.finditer(README.read_text())], ids=["mesh", "CuPy"])
