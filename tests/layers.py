@@ -117,8 +117,9 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("lending", "decisions", "first_calls"), ("collective_group",), ("entry", "values"), ("shm_backend",),
     ),
     "compiler": (
-        ("arguments", "callers", "choose_schedules", "debug_modes", "garbage_collection", "report", "resharding"),
-        ("signature",), ("stages",),
+        ("arguments", "callers", "choose_schedules", "debug_modes", "garbage_collection", "layout_rules", "report",
+         "resharding"),
+        ("output_layouts", "signature"), ("stages",),
         ("program_calls", "eager_execution"),
         ("jit", "per_device", "redistribute"),
     ),

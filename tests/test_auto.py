@@ -89,7 +89,6 @@ def test_what_it_does_not_fit():
 
     wrong(ShardingError, call, "params['x'] of <lambda>", "P('data')", repr(LINE), repr(MESH), "fc.device_put", line=2)
     wrong(ShardingError, lambda: fc.jit(lambda x: x, in_specs=fc.AUTO)(other), "x of <lambda>", repr(LINE))
-    wrong(ShardingError, lambda: fc.jit(lambda x: x, mesh=MESH, out_specs=fc.AUTO), "out_specs", "fc.AUTO is for arguments")
     wrong(ShardingError, lambda: fc.jit(lambda x: x, mesh=MESH, in_specs="AUTO"), "fc.P('AUTO')")
 
 

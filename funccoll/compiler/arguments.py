@@ -55,7 +55,8 @@ class _Auto:
 
 
 AUTO = _Auto()
-"""In place of a spec of in_specs: an argument that is an Array is split as its own sharding says, anything else is whole."""
+"""In place of a spec: an argument that is an Array is split as its own sharding says, anything else is whole; a result as the
+program says (`output_layouts`)."""
 
 _OF = {"in_specs": "arguments", "out_specs": "results"}
 
@@ -89,12 +90,7 @@ def check_specs(specs: Any, mesh: Mesh, what: str, name: str) -> None:
     """Raise for a spec that fits no call: one that is not a `P`, or names an axis that the mesh does not have."""
     for spec in optree.tree_leaves(specs, is_leaf=_is_spec, none_is_leaf=True):
         if spec is AUTO:
-            if what == "in_specs":
-                continue
-            raise ShardingError(
-                f"{what} of {name}: fc.AUTO is for arguments, which have a sharding. Say how a result's blocks make one array: "
-                'fc.P("axis"), or fc.P() where all devices have the same.'
-            )
+            continue
         _check_spec(spec, f"{what} of {name}")
         mesh.check_axes(() if spec is None else spec.axes, what=f"axis in {spec!r} ({what} of {name}),")
 

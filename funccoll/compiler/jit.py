@@ -43,12 +43,13 @@ from ..tracing.trace import Evaluation, flatten_outputs, sharding_of, stage, val
 from ..tracing.tracer import check_alive
 from ..types import ArrayType
 from ..weak_values import WeakValues
-from .arguments import Arguments, Options, Static, broadcast_specs, check_specs, path_name
+from .arguments import AUTO, Arguments, Options, Static, broadcast_specs, check_specs, path_name
 from .callers import MOST_CALLERS, Caller, Dispatch
 from .choose_schedules import check_algorithms
 from .debug_modes import MODES
 from .eager_execution import evaluation_on, operations_on
 from .garbage_collection import without_garbage_collection
+from .output_layouts import layout_of_argument, output_layouts, sharding_of_result
 from .program_calls import ProgramCall, moved, sum_of
 from .signature import Signature
 from .stages import Compiled, Lowered, TracedFunction, redistribution
@@ -351,9 +352,12 @@ class Jitted(Dispatch, Generic[Params, R]):
             values, tree = flatten_outputs(result, self._name)
             out["tree"] = tree
             specs = broadcast_specs(self.out_specs, tree.unflatten(values), "out_specs", self._name)
-            out["shardings"] = shardings = [Sharding(self.mesh, spec) for spec in specs]
+            out["shardings"] = shardings = [None if spec is AUTO else Sharding(self.mesh, spec) for spec in specs]
             out["weak"] = [scalar_type(v) for v in values]
-            return [self._check_output(v, s, tree, i) for i, (v, s) in enumerate(zip(values, shardings, strict=True))]
+            return [
+                v if s is None else self._check_output(v, s, tree, i)
+                for i, (v, s) in enumerate(zip(values, shardings, strict=True))
+            ]
 
         weak = [w for _, _, w in types]
         # The program does not depend on the named scopes around its first call.
@@ -373,6 +377,12 @@ class Jitted(Dispatch, Generic[Params, R]):
                     f"{self._name} uses a traced array of an enclosing function. Pass it as an argument, or call the "
                     f"plain function ({self._name}.fn) there."
                 )
+        if None in out["shardings"]:
+            found = output_layouts(program, [layout_of_argument(x.sharding, len(x.shape)) for x in layouts])
+            out["shardings"] = [
+                s or sharding_of_result(found[i], a.type, self.mesh, self._name, path_name("result", out["tree"], i))
+                for i, (s, a) in enumerate(zip(out["shardings"], program.outputs, strict=True))
+            ]
         out_layouts = tuple(
             layout_of(s.global_shape(a.type.shape), a.type.dtype, s, w)
             for a, s, w in zip(program.outputs, out["shardings"], out["weak"], strict=True)
@@ -514,7 +524,9 @@ def jit(
             `fc.AUTO` splits an argument that is an Array of this mesh as its own sharding says, and leaves others whole.
             An Array of the same mesh that is split in another way is redistributed first (`fc.redistribute`).
         out_specs: the same for the result. An output may be claimed equal along an axis (the axis is not
-            named) only when its type proves it.
+            named) only when its type proves it. With `fc.AUTO` an axis that splits a dimension of an argument splits the one
+            of the result to which the program takes it. Where that cannot be told (the result is a sum over the split
+            dimension, is sorted along it, ...), tracing raises OutSpecsError.
         donate_argnums: arguments whose Arrays are given up; using them later raises.
         static_argnums, static_argnames: arguments that are part of the program (hashable); a new value compiles anew.
         dtype_promotion: "standard" is NumPy's rule, by which `x / np.sqrt(32)` makes a float32 `x` float64. A
