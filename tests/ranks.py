@@ -21,6 +21,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from processes_left import VARIABLE
+
 PRELUDE = """
 import os, signal, sys, threading, time
 import numpy as np
@@ -119,9 +121,10 @@ def _started(listener):
     listener.listen()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     descriptors = [listener.fileno(), theirs.fileno()]
+    inherited = {name: value for name, value in os.environ.items() if name != VARIABLE}  # it is not one test's
     server = subprocess.Popen(
         [sys.executable, "-W", "error", str(Path(__file__).with_name("rank_server.py")), *map(str, descriptors)],
-        pass_fds=descriptors, env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+        pass_fds=descriptors, env={**inherited, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     theirs.close()
     atexit.register(lambda: (ours.close(), server.wait()))

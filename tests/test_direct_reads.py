@@ -27,7 +27,7 @@ def test_what_is_read_directly_has_the_bits_of_virtual_devices(name, count, tmp_
     launch(direct_read_cases.compare, count, name, tmp_path / "record")
 
 
-@pytest.mark.parametrize(("count", "examples"), [(2, 40), pytest.param(2, 400, marks=SLOW), pytest.param(4, 200, marks=SLOW)])
+@pytest.mark.parametrize(("count", "examples"), [(2, 24), pytest.param(2, 300, marks=SLOW), pytest.param(4, 150, marks=SLOW)])
 def test_blocks_in_any_memory(count, examples, tmp_path, monkeypatch):
     monkeypatch.setenv("FUNCCOLL_CHECK", "")
     found = launch(direct_read_cases.fuzz, count, tmp_path, examples)
@@ -98,7 +98,7 @@ def test_a_read_that_fails_is_an_error_on_all_ranks(what, words):
     assert not left_behind(run)
 
 
-@pytest.mark.parametrize("after", [0.0, *(pytest.param(0.004 * i, marks=SLOW) for i in range(1, 9))])
+@pytest.mark.parametrize("after", [0.0, *(pytest.param(0.008 * i, marks=SLOW) for i in range(1, 5))])
 def test_a_peer_dies_while_it_is_read(after):
     with failing("kill") as ranks:
         assert set(ranks.lines().values()) == {"begins"}

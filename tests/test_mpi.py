@@ -100,7 +100,7 @@ def compare(vendor: str, counts: Sequence[int], names: tuple[str, ...], tmp_path
 QUICK = [("openmpi", (1, 1), ("programs", "in pieces")), ("mpich", (1, 2), ("collectives",))]
 TOPOLOGIES = ((2,), (3,), (4,), (1, 1), (1, 1, 1, 1))
 DEEP = [
-    *((vendor, counts, TABLE) for vendor in mpi_vendors.VENDORS for counts in TOPOLOGIES),
+    *((mpi_vendors.VENDORS[number % 2], counts, TABLE) for number, counts in enumerate(TOPOLOGIES)),
     ("openmpi", (2, 2), OTHERS), ("mpich", (2, 1), (*TABLE, *OTHERS)), ("mpich", (2, 2), OTHERS),
     ("openmpi", (1, 2, 1), OTHERS), ("mpich", (1, 1), OTHERS),
     ("openmpi", (1, 1), ORDERS), ("mpich", (1, 2, 1), ORDERS), ("mpich", (2,), ORDERS),

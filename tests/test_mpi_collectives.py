@@ -36,9 +36,10 @@ def on_one_host(vendor: str, count: int, call: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("vendor", VENDORS)
-@pytest.mark.parametrize(("axes", "axis"), [
-    ({"d": 2}, "d"), ({"a": 2, "b": 2}, "a"), ({"a": 2, "b": 2}, ("b", "a")), ({"d": 3}, "d"),
+@pytest.mark.parametrize(("vendor", "axes", "axis"), [
+    pytest.param(*VENDORS[vendor].values, axes, axis, marks=VENDORS[vendor].marks) for vendor, axes, axis in (
+        (0, {"d": 2}, "d"), (1, {"a": 2, "b": 2}, "a"), (0, {"a": 2, "b": 2}, ("b", "a")), (1, {"d": 3}, "d"),
+    )
 ])  # fmt: skip
 def test_values_are_those_of_virtual_devices(vendor, axes, axis):
     ranks = int(np.prod(list(axes.values())))

@@ -13,6 +13,7 @@ import uuid
 import mpi_vendors
 import pytest
 from processes_left import VARIABLE, wait_until_gone
+from ranks import Ranks
 
 from funccoll.runtime.job.host import PEER_FAILURE_EXIT_CODE
 
@@ -104,7 +105,8 @@ def test_a_job_on_one_host_needs_no_mpi(one_vendor, tmp_path):
 
 
 @pytest.mark.parametrize("begin", [
-    "from mpi4py import MPI\n", "import mpi4py\nmpi4py.rc.initialize = False\nfrom mpi4py import MPI\n",
+    "from mpi4py import MPI\n",
+    pytest.param("import mpi4py\nmpi4py.rc.initialize = False\nfrom mpi4py import MPI\n", marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_a_program_that_uses_mpi_itself(one_vendor, begin, tmp_path):
     """Its messages and ours do not meet, also those that any process may send with any tag."""
@@ -197,7 +199,8 @@ if how == "program":
 
 
 @pytest.mark.parametrize("how", [
-    ["fc", "mpi4py"], ["mpi4py", "fc", "program"], pytest.param(["program", "mpi4py"], marks=pytest.mark.slow),
+    ["mpi4py", "fc", "program"],
+    pytest.param(["fc", "mpi4py"], marks=pytest.mark.slow), pytest.param(["program", "mpi4py"], marks=pytest.mark.slow),
     pytest.param(["mpi4py", "fc", "fc"], marks=pytest.mark.slow), pytest.param(["fc", "program"], marks=pytest.mark.slow),
 ], ids="-".join)  # fmt: skip
 def test_ranks_that_begin_mpi_differently_end_well(one_vendor, how, tmp_path):
@@ -307,24 +310,40 @@ def test_an_mpi_that_is_not_the_launchers(one_vendor, tmp_path):
     assert f"{why}. Start the job with that MPI's mpirun" in errors
 
 
-def test_an_mpi_that_cannot_be_loaded(one_vendor, tmp_path):
-    code, _, errors = run(one_vendor, 2, JOIN, tmp_path, MPI4PY_LIBMPI="/nowhere/libmpi.so")
-    assert code != 0 and "RendezvousError: mpi4py cannot load an MPI: " in errors and "/nowhere/libmpi.so" in errors, errors
+def refused(vendor, script, before="", **variables):
+    """What fc.init() says, without mpirun, in a process that gets a launcher's variables when it has run `before`."""
+    launched = {
+        "openmpi": {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0", "OMPI_MCA_ess_base_jobid": "7"},
+        "mpich": {"PMI_SIZE": "2", "PMI_RANK": "0"},
+    }  # fmt: skip
+    ours = dict.fromkeys(("FUNCCOLL_RANK", "FUNCCOLL_WORLD_SIZE", "FUNCCOLL_RUN_ID"), "")
+    environment = {**mpi_vendors.variables(vendor), **ours, "FUNCCOLL_TRANSPORT": "mpi", **variables}
+    given = f"import os\nos.environ.update({launched[vendor]!r})\n"
+    with Ranks(before + given + script, [0], **environment) as ranks:
+        code, _, errors = ranks.end(0)
+    assert code == 1
+    return errors
 
 
-def test_without_mpi4py(one_vendor, tmp_path):
-    code, _, errors = run(one_vendor, 2, "import sys\nsys.modules['mpi4py'] = None\n" + JOIN, tmp_path)
-    assert code != 0 and f"MissingPackageError: a job on several hosts needs mpi4py, which {sys.executable} on " in errors
+def test_an_mpi_that_cannot_be_loaded(vendor):
+    errors = refused(vendor, JOIN, MPI4PY_LIBMPI="/nowhere/libmpi.so")
+    assert "RendezvousError: mpi4py cannot load an MPI: " in errors and "/nowhere/libmpi.so" in errors, errors
+
+
+def test_without_mpi4py(vendor):
+    errors = refused(vendor, "import sys\nsys.modules['mpi4py'] = None\n" + JOIN)
+    assert f"MissingPackageError: a job on several hosts needs mpi4py, which {sys.executable} on " in errors, errors
     assert "pip install 'funccoll[mpi]'" in errors
 
 
-def test_a_single_threaded_mpi(one_vendor, tmp_path):
+# These begin MPI before they have a launcher's variables.
+def test_a_single_threaded_mpi(vendor):
     begin = "import mpi4py\nmpi4py.rc.threads = False\nfrom mpi4py import MPI\n"
-    code, _, errors = run(one_vendor, 2, begin + JOIN, tmp_path)
-    assert code != 0 and "RendezvousError: MPI was initialized with MPI_THREAD_SINGLE" in errors, errors
+    errors = refused(vendor, JOIN, begin)
+    assert "RendezvousError: MPI was initialized with MPI_THREAD_SINGLE" in errors, errors
     assert "MPI_THREAD_MULTIPLE" in errors
 
 
-def test_an_mpi_that_is_over(one_vendor, tmp_path):
-    code, _, errors = run(one_vendor, 2, "from mpi4py import MPI\nMPI.Finalize()\n" + JOIN, tmp_path)
-    assert code != 0 and "MPI was finalized in this process before fc.init()" in errors, errors
+def test_an_mpi_that_is_over(vendor):
+    errors = refused(vendor, JOIN, "from mpi4py import MPI\nMPI.Finalize()\n")
+    assert "MPI was finalized in this process before fc.init()" in errors, errors

@@ -26,7 +26,7 @@ from funccoll.commands.tune_tables import print_profile
 from funccoll.machine_profile import TYPICAL, HostParameters, MachineProfile, NetworkParameters
 from funccoll.schedules import Topology
 
-SIZES = tuple(8**i for i in range(3, 8))
+SIZES = (8**3, 8**5, 8**7)
 
 
 def simulated(hosts: tuple[int, ...], inside: HostParameters, network: NetworkParameters, noise: float = 0.0, seed: int = 0):

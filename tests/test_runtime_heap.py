@@ -204,7 +204,7 @@ def test_blocks_keep_their_contents_where_memory_is_short(small_heap):
     """Allocations of all sizes in a heap that is full most of the time."""
     rng = np.random.default_rng(1)
     alive, refused = {}, 0
-    for step in range(1500):
+    for step in range(700):
         if alive and rng.random() < 0.15:
             for _ in range(int(rng.integers(1, 10))):
                 if alive:

@@ -253,7 +253,7 @@ def test_loans_survive_an_interrupt_at_any_place():
     assert lent == none == {} and lost == nothing == []
 
 
-@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 6))])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
 def test_no_interrupt_is_lost_and_nothing_stays_lent(seed):
     for raised, came, dropped, lent in launch(cases.stormed, 2, seed, 100):
         assert raised > 20 and (came, dropped, lent) == (raised, [], {})

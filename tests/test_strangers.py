@@ -10,8 +10,9 @@ import time
 from contextlib import suppress
 
 import pytest
+from example_counts import examples
 from host_ranks import STAY_HOSTS, HostRanks
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from ranks import JOIN, PATIENCE, PRELUDE, Ranks, address, listening, wait_until
 
@@ -70,7 +71,7 @@ KNOCK = tcp._MAGIC + b"n" * 32
 WORDS = st.binary(max_size=200) | st.sampled_from([tcp._MAGIC, KNOCK, b"\xff" * 32, b"GET / HTTP/1.1\r\n\r\n", *FRAMES])
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.lists(WORDS, max_size=4), st.sampled_from(["close", "shut", "reset"]))
 @example([KNOCK + b"p" * 32], "shut")
 @example([KNOCK, '{"proof": "é"}'.encode()], "shut")
@@ -125,7 +126,7 @@ def test_one_that_says_little_for_long_is_dropped(hearing, monkeypatch):
             assert slow.recv(1) == b""
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(WORDS, st.booleans())
 @example(b"\xff" * 64, False)
 @example(FRAMES[1] + b" " * 64, True)
@@ -152,7 +153,7 @@ JSON = st.recursive(
 HELLO = {**installation(), "run": "run", "rank": 1, "world": 2, "arena": 64 << 30, "command": "python", "host": "h"}
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.dictionaries(st.sampled_from([*HELLO, "other"]), JSON, max_size=3), st.sampled_from(["collects", "runs"]))
 @example({"rank": True}, "runs")
 @example({"folder": "x" * 100_000}, "collects")
