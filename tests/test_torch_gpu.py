@@ -11,10 +11,10 @@ import case_jobs
 import pytest
 from ranks import JOIN, TORCH, Ranks
 
-TORCH = importlib.util.find_spec("torch")  # to import it takes seconds
-if TORCH is None or TORCH.origin is None:
+spec = importlib.util.find_spec("torch")  # to import it takes seconds
+if spec is None or spec.origin is None:
     pytest.skip("torch is not installed: pip install 'funccoll[torch]'", allow_module_level=True)
-if not Path(TORCH.origin).with_name("_C").joinpath("_acc").exists():
+if not Path(spec.origin).with_name("_C").joinpath("_acc").exists():
     pytest.skip("this torch has no devices that are written in Python", allow_module_level=True)
 
 RANKS = [2, pytest.param(3, marks=pytest.mark.slow)]
