@@ -18,8 +18,8 @@ SLOW = pytest.mark.slow
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "count"), [
-    ("collectives", 2), ("staged", 2), ("staged", 3), ("staged", 4), ("staged in one segment", 2), ("collectives", 3),
-    ("programs", 3), ("forced", 4),
+    ("collectives", 2), ("staged", 3), ("staged in one segment", 2), ("programs", 3), ("forced", 4),
+    *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in (("collectives", 3), ("staged", 2), ("staged", 4))),
 ])  # fmt: skip
 def test_what_is_read_directly_has_the_bits_of_virtual_devices(name, count, tmp_path, monkeypatch):
     process_cases.record(name, count, tmp_path / "record")

@@ -108,6 +108,7 @@ def test_many_steps_take_nothing(n, steps, job, record_property):
         assert after == before
 
 
+@SLOW
 def test_eight_ranks(job):
     run = job("failing", 8, culprits=[], deed="", end=5)
     assert run.end() == [0] * 8, run.report()
@@ -149,7 +150,7 @@ step(np.ones(4))
 """
 
 
-@pytest.mark.parametrize("whom", ["all", "the command"])
+@pytest.mark.parametrize("whom", [pytest.param("all", marks=SLOW), "the command"])
 def test_ctrl_c_while_ranks_wait(whom, tmp_path, monkeypatch):
     """As a terminal sends it, to the command's group; and to the command alone."""
     monkeypatch.setenv(VARIABLE, mark := uuid.uuid4().hex)

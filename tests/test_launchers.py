@@ -116,10 +116,7 @@ def check(done, n):
 
 
 @pytest.mark.parametrize(("n", "order"), [
-    pytest.param(2, "torch first", marks=pytest.mark.slow),
-    pytest.param(2, "funccoll first", marks=pytest.mark.slow),
-    pytest.param(3, "torch first", marks=pytest.mark.slow),
-    pytest.param(3, "funccoll first", marks=pytest.mark.slow),
+    pytest.param(2, "torch first", marks=pytest.mark.slow), pytest.param(3, "funccoll first", marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_torchrun(n, order, tmp_path):
     check(launched(torchrun(n), TORCH, tmp_path, order, **(AROUND if n == 2 else {})), n)

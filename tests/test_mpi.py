@@ -101,14 +101,18 @@ QUICK = [("openmpi", (1, 1), ("programs", "in pieces")), ("mpich", (1, 2), ("col
 TOPOLOGIES = ((2,), (3,), (4,), (1, 1), (1, 1, 1, 1))
 DEEP = [
     *((mpi_vendors.VENDORS[number % 2], counts, TABLE) for number, counts in enumerate(TOPOLOGIES)),
-    ("openmpi", (2, 2), OTHERS), ("mpich", (2, 1), (*TABLE, *OTHERS)), ("mpich", (2, 2), OTHERS),
-    ("openmpi", (1, 2, 1), OTHERS), ("mpich", (1, 1), OTHERS),
-    ("openmpi", (1, 1), ORDERS), ("mpich", (1, 2, 1), ORDERS), ("mpich", (2,), ORDERS),
+    ("openmpi", (2, 2), OTHERS), ("mpich", (2, 1), (*TABLE, *OTHERS)), ("openmpi", (1, 2, 1), OTHERS),
+    ("openmpi", (1, 1), ORDERS), ("mpich", (1, 2, 1), ORDERS),
+]  # fmt: skip
+EXHAUSTIVE = [
+    *((mpi_vendors.VENDORS[1 - number % 2], counts, TABLE) for number, counts in enumerate(TOPOLOGIES)),
+    ("mpich", (2, 2), OTHERS), ("mpich", (1, 1), OTHERS), ("mpich", (2,), ORDERS),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("vendor", "counts", "names"), [
     *QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in DEEP),
+    *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in EXHAUSTIVE),
 ])  # fmt: skip
 def test_ranks_have_the_bits_of_virtual_devices(vendor, counts, names, tmp_path):
     compare(vendor, counts, names, tmp_path)
@@ -154,10 +158,11 @@ os.write(1, b"rank %d is fine\\n" % fc.rank())
 """
 
 
-@pytest.mark.parametrize(("how", "steps"), [
-    ("same", 300), pytest.param("sizes", 5000, marks=pytest.mark.slow), pytest.param("axes", 1000, marks=pytest.mark.slow),
+@pytest.mark.parametrize(("vendor", "how", "steps"), [
+    ("mpich", "same", 300), *(pytest.param(*case, marks=pytest.mark.slow) for case in (
+        ("openmpi", "same", 300), ("mpich", "sizes", 3000), ("openmpi", "axes", 1000),
+    )),
 ])  # fmt: skip
-@pytest.mark.parametrize("vendor", ["mpich", pytest.param("openmpi", marks=pytest.mark.slow)])
 def test_threads_get_their_own_messages(vendor, how, steps, tmp_path):
     """Two threads, each with a mesh of its own, or over other axes of one, run the same program at the same time."""
     (tmp_path / "threads.py").write_text(THREADS)

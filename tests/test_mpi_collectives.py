@@ -35,11 +35,12 @@ def on_one_host(vendor: str, count: int, call: str) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
+MESHES = ({"d": 2}, "d"), ({"a": 2, "b": 2}, "a"), ({"d": 3}, "d"), ({"a": 2, "b": 2}, ("b", "a"))
+
+
 @pytest.mark.parametrize(("vendor", "axes", "axis"), [
-    pytest.param(*VENDORS[vendor].values, axes, axis, marks=VENDORS[vendor].marks) for vendor, axes, axis in (
-        (0, {"d": 2}, "d"), (1, {"a": 2, "b": 2}, "a"), (0, {"a": 2, "b": 2}, ("b", "a")), (1, {"d": 3}, "d"),
-    )
+    pytest.param(*VENDORS[(number + other) % 2].values, *mesh, marks=[*VENDORS[(number + other) % 2].marks, mark])
+    for other, mark in enumerate((pytest.mark.slow, pytest.mark.exhaustive)) for number, mesh in enumerate(MESHES)
 ])  # fmt: skip
 def test_values_are_those_of_virtual_devices(vendor, axes, axis):
     ranks = int(np.prod(list(axes.values())))

@@ -8,19 +8,24 @@ import process_cases
 import pytest
 from ranks import PRELUDE, Ranks, launch
 
-NAMES = ["table", "collectives", "forced", "programs", "staged", "staged in one segment"]
-QUICK = [*((name, 2) for name in NAMES[:5]), ("forced", 3), ("programs", 3), ("loops", 2), ("loops", 3), ("data_parallel", 2),
+QUICK = [("table", 2), ("collectives", 2), ("forced", 3), ("programs", 3), ("staged", 2), ("loops", 3), ("data_parallel", 2),
          ("communication hooks", 2), ("memory orders", 2), ("transformers", 2)]
 DEEP = [
-    ("table", 3), ("whole table", 2), ("table", 4), ("collectives", 3), ("staged", 3), ("staged in one segment", 2),
-    ("staged in one segment", 3),
-    *((name, 4) for name in NAMES[1:]), ("collectives", 8), ("forced", 8), ("programs", 8),
-    ("nans", 2), ("nans", 4), ("data_parallel", 3), ("data_parallel", 4),
-    ("communication hooks", 3), ("communication hooks", 4), ("memory orders", 3), ("memory orders", 4), ("transformers", 4),
+    ("forced", 2), ("programs", 2), ("loops", 2),
+    ("whole table", 2), ("table", 4), ("collectives", 3), ("staged", 3), ("staged in one segment", 3),
+    ("collectives", 4), ("forced", 4), ("programs", 4), ("forced", 8), ("programs", 8),
+    ("nans", 4), ("data_parallel", 4), ("communication hooks", 4), ("memory orders", 4), ("transformers", 4),
+]  # fmt: skip
+OTHERS = [
+    ("table", 3), ("staged in one segment", 2), ("staged", 4), ("staged in one segment", 4), ("collectives", 8), ("nans", 2),
+    ("data_parallel", 3), ("communication hooks", 3), ("memory orders", 3),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "count"), [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in DEEP)])
+@pytest.mark.parametrize(("name", "count"), [
+    *QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in DEEP),
+    *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in OTHERS),
+])  # fmt: skip
 def test_processes_have_the_bits_of_virtual_devices(name, count, tmp_path, monkeypatch):
     process_cases.record(name, count, tmp_path / "record")
     monkeypatch.setenv("FUNCCOLL_CHECK", "")  # the passes are checked where the programs are recorded
