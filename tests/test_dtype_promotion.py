@@ -108,6 +108,12 @@ class TestWarning:
 
         assert lines(f, F32) == [f"float32 becomes float64 at {here(-3)} (f), by np.float64 0.0"]
 
+    def test_once_in_a_job(self):
+        for process, count in ((None, 1), (0, 1), (1, 0)):
+            mesh = fc.Mesh({"i": 2}, process=process)
+            step = fc.jit(lambda x: x * np.float64(2), mesh=mesh, in_specs=fc.P("i"), out_specs=fc.P("i"))
+            assert len(warned(step.trace, np.ones(4, np.float32))) == count
+
     def test_as_an_error(self):
         step = fc.jit(lambda x: x * np.float64(2))
         for _ in range(2):  # the second call is no more quiet than the first

@@ -369,7 +369,8 @@ class Jitted(Dispatch, Generic[Params, R]):
                 flat, [x.type for x in layouts], weak=weak, axis_sizes=self.mesh.shape, label=self._name,
                 evaluation=evaluation,
             )  # fmt: skip
-        widenings.warn(self._widened)
+        if not self.mesh.process:  # the processes of a job trace the same lines: the first one alone warns
+            widenings.warn(self._widened)
         check_algorithms(program, self.mesh)
         for value in captured:
             if isinstance(value, Traced):

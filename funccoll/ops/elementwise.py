@@ -75,7 +75,8 @@ def promote(ufunc: np.ufunc, operands: Sequence[Any], dtype: Any = None) -> list
         keys = tuple(map(np.dtype, keys))
     loop = resolve(ufunc, keys)
     out = []
-    note_widening(_strong(operands), loop[-1])
+    if any(key is not keys[0] and isinstance(key, np.dtype) for key in keys):
+        note_widening(_strong(operands), loop[-1])
     for x, target in zip(operands, loop, strict=False):
         if type(x) in _SCALARS or type(x) is bool:
             try:
@@ -201,7 +202,7 @@ implements(np.result_type)(lambda *xs: result_dtype(*map(_typed, xs)))
 def unify(*operands: Any, compares: bool = False) -> list[Any]:
     """Operands converted to their common dtype; `compares` where nothing but truth values and positions is made of them."""
     dtype = check_dtype(result_dtype(*operands))
-    if not compares:
+    if not compares and any(getattr(x, "dtype", dtype) is not dtype for x in operands):
         note_widening(_strong(operands), dtype)
     return [astype(x, dtype) if hasattr(x, "dtype") else np.asarray(x, dtype) for x in operands]
 
