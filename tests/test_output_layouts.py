@@ -277,3 +277,39 @@ def test_models_with_rules_that_say_nothing_can_be_trained():
 
     args = np.ones((3, 3, 2, 4)), np.ones((4, 8, 8, 2))
     assert laid_out(step, P(), A, args=args) == P()
+
+
+def test_a_transformer_that_is_split_over_data_and_heads():
+    """Heads that are cut out of a split matrix and joined again; an optimizer whose last step is not fused."""
+    layers: Any = {"qkv": P(None, None, "b"), "o": P("b"), "w1": P(None, "b"), "b1": P("b"), "w2": P("b")}
+    specs = {"table": P(), "layers": [layers] * 2, "out": P(None, "b")}
+    shapes = {"qkv": (8, 3, 16), "o": (16, 8), "w1": (8, 16), "b1": (16,), "w2": (16, 8)}
+    layer_params = {name: np.ones(shape) for name, shape in shapes.items()}
+    params: Any = {"table": np.ones((10, 8)), "out": np.ones((8, 10)), "layers": [layer_params] * 2}
+
+    def layer(x, p):
+        q, k, v = np.moveaxis(np.reshape(np.einsum("btd,dce->btce", x, p["qkv"]), (*x.shape[:2], 3, -1, 4)), 2, 0)
+        scores = np.where(np.tril(np.ones((5, 5), bool)), np.einsum("bthe,bshe->bhts", q, k) / 2, -1e9)
+        heads = np.einsum("bhts,bshe->bthe", fc.nn.softmax(scores), v)
+        x = x + fc.all_reduce(np.reshape(heads, (*x.shape[:2], -1)) @ p["o"], "b")
+        return x + fc.all_reduce(np.maximum(x @ p["w1"] + p["b1"], 0) @ p["w2"], "b")
+
+    def logits(params, tokens):
+        x = params["table"][tokens]
+        for p in params["layers"]:
+            x = fc.checkpoint(layer)(x, p)
+        return x @ params["out"]
+
+    def loss(params, tokens):
+        return np.mean(fc.all_gather(logits(params, tokens), "b", dim=2) ** 2)
+
+    optimizer = optim.chain(optim.clip_by_global_norm(1.0, "b"), optim.adam(0.1), optim.scale_by_schedule(0.5))
+
+    def step(params, state, tokens):
+        value, grads = fc.value_and_grad(fc.data_parallel(loss, axis="a"))(params, tokens)
+        return *optim.apply(optimizer, grads, state, params), value, logits(params, tokens)
+
+    state_specs = optim.state_specs(optimizer, specs)
+    args = params, optimizer.init(params), np.zeros((4, 5), int)
+    found = laid_out(step, specs, state_specs, A, args=args)
+    assert found == (specs, state_specs, P(), P("a", None, "b"))
