@@ -102,6 +102,7 @@ def test_axes_follow_their_dimension(name):
     assert laid_out(body, spec) == expected
 
 
+NORMALIZE: Any = fc.custom_primitive("normalize", lambda x: x / x.sum(0), types=lambda x: x, batch="elementwise")
 LOST = {
     "sum": (lambda x: x.sum(0), A, "reduce_sum over the split dimension"),
     "sum, used again": (lambda x: x - x.mean(0), A, "of each device's block"),
@@ -133,6 +134,9 @@ LOST = {
     "predicate": (lambda x: fc.cond(x.sum() > 0, lambda x: x, lambda x: -x, x), A, "reduce_sum"),
     "branches": (lambda x: fc.cond(fc.axis_index("b") > 0, lambda x: x[:, :2], lambda x: x[:, :2].T, x), A, "different dim"),
     "linalg": (lambda x: np.linalg.inv(x[:, :2]), A, "there is no rule for linalg.inv"),
+    "solve": (lambda x: np.linalg.solve(np.eye(2), x), A, "there is no rule for linalg.solve"),
+    "solve, one triangle": (lambda x: fc.linalg.solve_triangular(np.eye(2), x), A, "there is no rule for linalg.solve_tri"),
+    "a primitive of one's own": (lambda x: NORMALIZE(x), A, "there is no rule for normalize"),
     "only device numbers": (lambda x: fc.axis_index("a") * np.ones(3), A, "each device has made it for itself"),
     "copies": (lambda x: fc.pvary(np.ones(3), "a"), A, "each device has made it for itself"),
 }  # fmt: skip
@@ -190,6 +194,7 @@ def test_each_primitive_has_a_rule_or_refuses():
     """A new primitive gets a rule, or its name here: its results have no layout where its operands are split."""
     without = {name for name, p in _PRIMITIVES.items() if p not in CONTROL_RULES and rule_of(p).__name__ == "_without_rule"}
     groups = ("linalg.", "conv", "window_", "random_")
+    assert {name for name in _PRIMITIVES if name.startswith("linalg.")} <= without
     left = {name for name in without if not name.startswith(groups) and "." not in name}
     assert left <= {"axis_index", "barrier", "debug_report", "meshed_call", "pure_callback"} | {
         p.name for p in USERS_PRIMITIVES

@@ -13,7 +13,6 @@ import numpy as np
 from ..errors import Source
 from ..ir import Equation, Primitive
 from ..primitives.accumulations import ACCUMULATIONS
-from ..primitives.batch_rules import batch_aligned
 from ..primitives.collectives import (
     all_gather_p,
     all_reduce_p,
@@ -28,6 +27,7 @@ from ..primitives.collectives import (
 )
 from ..primitives.collectives import scatter_p as scatter_from_root_p
 from ..primitives.debugging import snapshot_p
+from ..primitives.elementwise import convert_p, divisor_p, erf_p, imag_p, real_p, stop_gradient_p, where_p
 from ..primitives.fourier import fft_p, ifft_p, irfft_p, rfft_p
 from ..primitives.higher import checkpoint_name_p, grad_hook_p, optimization_barrier_p
 from ..primitives.indexing import INDEX_UPDATES, Recipe, getitem_p, index_set_p, result_shape, scatter_p
@@ -37,6 +37,7 @@ from ..primitives.piece_sums import accumulate_p, divide_operands
 from ..primitives.reductions import REDUCTIONS, argmax_p, argmin_p, cumsum_p
 from ..primitives.shaping import broadcast_to_p, concatenate_p, pad_p, reshape_p, transpose_p
 from ..primitives.sorting import argpartition_p, argsort_p, partition_p, searchsorted_p, sort_p
+from ..primitives.special import SPECIAL
 from ..types import ArrayType
 
 __all__ = ["RULES", "DimensionLayout", "Loss", "Part", "Rule", "merged", "rule_of", "without"]
@@ -118,7 +119,7 @@ def merged(eqn: Equation, ndim: int, parts: Sequence[Part]) -> DimensionLayout:
 
 def rule_of(primitive: Primitive) -> Rule:
     """The rule of a primitive that runs no program."""
-    return RULES.get(primitive) or (_elementwise if primitive.batch is batch_aligned else _without_rule)
+    return RULES.get(primitive) or (_without_rule if primitive.ufunc is None else _elementwise)
 
 
 def _without_rule(eqn: Equation, ins: Sequence[DimensionLayout]) -> list[DimensionLayout]:
@@ -336,6 +337,7 @@ def _scattered(eqn: Equation, ins: Sequence[DimensionLayout]) -> list[DimensionL
 
 
 RULES: dict[Primitive, Rule] = {
+    **dict.fromkeys([divisor_p, where_p, convert_p, real_p, imag_p, erf_p, stop_gradient_p, *SPECIAL.values()], _elementwise),
     reshape_p: _reshaped, transpose_p: _transposed, broadcast_to_p: _elementwise,
     concatenate_p: _joined, pad_p: _joined, einsum_p: _einsum, matmul_p: _matmul,
     **dict.fromkeys([*REDUCTIONS.values(), argmax_p, argmin_p], _reduced),
@@ -348,4 +350,4 @@ RULES: dict[Primitive, Rule] = {
     **dict.fromkeys([own_slice_p, reduce_scatter_p, scatter_from_root_p, all_to_all_p], _cut),
     **dict.fromkeys([reduce_p, gather_p], _scattered),
 }  # fmt: skip
-"""Primitive -> its rule. Those that broadcast their operands elementwise, which `vmap` knows too, need no line."""
+"""Primitive -> its rule. NumPy's ufuncs need no line."""
