@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from collective_cases import CASES, COMPLEX, DTYPES, FLOATS, OPS, dtypes_of, has_op, sample, sample_nans
+from collective_cases import CASES, COMPLEX, DTYPES, FLOATS, OPS, Case, dtypes_of, has_op, sample, sample_nans
 from comm_hook_cases import hooks
 from memory_order_cases import memory_orders, transformers
 from spmd import axis_choices, size, stacked
@@ -139,6 +139,23 @@ def few(n: int, same: Same) -> None:
     table(n, same, FEW)
 
 
+def fewest_cases() -> list[Case]:
+    """Of each function of the table one shape: those of a collective in turn."""
+    turns: dict[tuple[str, int], int] = {}
+    found = []
+    for _, each in itertools.groupby(CASES.values(), lambda case: case.name[: case.name.rindex("(")]):
+        shapes = list(each)
+        kind = shapes[0].name.split()[0], len(shapes)
+        turns[kind] = turns.get(kind, 0) + 1
+        found.append(shapes[turns[kind] % len(shapes)])
+    return found
+
+
+def fewest(n: int, same: Same, dtypes: list[np.dtype] = FEW) -> None:
+    """Less than half of `few`: every function, and every shape of a collective."""
+    table(n, same, dtypes, cases=fewest_cases())
+
+
 def gradients(n: int, same: Same) -> None:
     """The vector-Jacobian product of every case of that table with its own result, where it has one."""
 
@@ -158,7 +175,8 @@ def gradients(n: int, same: Same) -> None:
 
 
 def table(
-    n: int, same: Same, dtypes: list[np.dtype] = DTYPES, change: Callable[..., Callable[..., Any]] = lambda call: call
+    n: int, same: Same, dtypes: list[np.dtype] = DTYPES, change: Callable[..., Callable[..., Any]] = lambda call: call,
+    cases: Sequence[Case] = tuple(CASES.values()),
 ) -> None:
     """The same in all of them, of each case's function or of one that is made from it."""
     if isinstance(same, Recording):  # once, and not in every rank
@@ -171,7 +189,7 @@ def table(
         for axes in axis_choices(mesh):
             p, over = size(mesh, axes), axes[0] if len(axes) == 1 else axes
             rng = np.random.default_rng(p)
-            for case in CASES.values():
+            for case in cases:
                 blocks = [sample(dtype, (n, *case.shape(p)), rng) for dtype in dtypes_of(case) if dtype in dtypes]
                 if not blocks:
                     continue
@@ -404,7 +422,7 @@ def loops(n: int, same: Same) -> None:
 
 
 CASES_BY_NAME = {
-    "table": few, "whole table": table, "gradients": gradients, "collectives": collectives, "forced": forced,
+    "table": few, "fewest": fewest, "whole table": table, "gradients": gradients, "collectives": collectives, "forced": forced,
     "staged": staged, "in pieces": in_pieces, "programs": programs, "nans": nans, "data_parallel": data_parallel,
     "communication hooks": hooks, "loops": loops, "memory orders": memory_orders, "transformers": transformers,
 }  # fmt: skip

@@ -43,7 +43,7 @@ def run(count: int, *arguments: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("count", "case"), [
-    (2, "table 1 float32"),
+    (2, "fewest 1 int8 float32"), pytest.param(2, "table 1 float32", marks=pytest.mark.exhaustive),
     *(pytest.param(*each, marks=SLOW) for each in (
         (2, "table 2 bfloat16 complex64"), (3, "forced 6"), (4, "programs 7"), (3, "collectives 8"),
         (2, "staged 9"),
