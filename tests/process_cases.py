@@ -422,9 +422,10 @@ def loops(n: int, same: Same) -> None:
 
 
 CASES_BY_NAME = {
-    "table": few, "fewest": fewest, "whole table": table, "gradients": gradients, "collectives": collectives, "forced": forced,
-    "staged": staged, "in pieces": in_pieces, "programs": programs, "nans": nans, "data_parallel": data_parallel,
-    "communication hooks": hooks, "loops": loops, "memory orders": memory_orders, "transformers": transformers,
+    "table": few, "fewest": fewest, "fewest of all dtypes": lambda n, same: fewest(n, same, DTYPES), "whole table": table,
+    "gradients": gradients, "collectives": collectives, "forced": forced, "staged": staged, "in pieces": in_pieces,
+    "programs": programs, "nans": nans, "data_parallel": data_parallel, "communication hooks": hooks, "loops": loops,
+    "memory orders": memory_orders, "transformers": transformers,
 }  # fmt: skip
 SEGMENTS = {"staged": 200, "staged in one segment": 1 << 20}
 """Bytes that are staged at once."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import cuda_compute_simulation
 import numpy as np
@@ -37,8 +38,15 @@ def test_random_words_are_assembled_without_spills(cc):
     assert not re.search(r"\.f\d\d", kernel.ptx)  # Numba's sum of an int64 and a uint64 would be a float64
 
 
-@pytest.mark.parametrize("cc", ARCHITECTURES)
-@pytest.mark.parametrize("dtype", [pytest.param(d, id=d.name, marks=() if d in FAST else SLOW) for d in DTYPES])
+def parts(number: int, dtype: np.dtype, which: int) -> Any:
+    """A dtype and an architecture: some in `make test`, each dtype on one for `make test-slow`, all pairs in the end."""
+    some = dtype in FAST and which == 1
+    marks = () if some else SLOW if which == number % 3 and dtype not in FAST else pytest.mark.exhaustive
+    cc = (8, 0), (9, 0), (10, 0)
+    return pytest.param(dtype, cc[which], id=f"{dtype.name}-sm_{cc[which][0]}0", marks=marks)
+
+
+@pytest.mark.parametrize(("dtype", "cc"), [parts(i, dtype, which) for i, dtype in enumerate(DTYPES) for which in range(3)])
 def test_scatter_add_is_assembled_without_spills(dtype, cc):
     """What it stores has the dtype's size, whatever type Numba gives to a sum."""
     kernel = compile_compute_kernel("scatter_add", dtype, cc)

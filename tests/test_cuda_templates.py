@@ -163,11 +163,22 @@ def aligned(count: int, nbytes: int, offset: int) -> tuple[np.ndarray, np.ndarra
     return memory, np.array([-row.ctypes.data % 16 + offset for row in memory])
 
 
-@EACH
-def test_combines_have_the_bits_of_the_fold(dtype):
+def some_operations(dtype: np.dtype) -> list[str]:
+    """A dtype's share of its operations, each of which one of the dtypes of its kind has."""
+    kind = lambda d: (d.kind, d == np.float16)
+    alike = [d for d in DTYPES if kind(d) == kind(dtype)]
+    return operations(dtype)[alike.index(dtype) :: len(alike)]
+
+
+@pytest.mark.parametrize(("dtype", "ops"), [
+    pytest.param(np.dtype(np.int8), ["sum"], id="int8 sum"),
+    *(pytest.param(d, some_operations(d), id=f"{d.name} some", marks=SLOW) for d in DTYPES),
+    *(pytest.param(d, operations(d), id=f"{d.name} all", marks=pytest.mark.exhaustive) for d in DTYPES),
+])  # fmt: skip
+def test_combines_have_the_bits_of_the_fold(dtype, ops):
     """In vectors, and element by element where an address does not allow them."""
     rng, UNALIGNED[:] = np.random.default_rng(0), 0
-    for op in operations(dtype) if dtype != np.int8 else ("sum",):
+    for op in ops:
         combine = compiled(_fold(op, dtype, OPERATIONS).py_func)
         for count, outputs, offset in ((2, 1, 0), (5, 2, 0), (3, 2, dtype.alignment), (3, 1, 8)):
             xs = values(dtype, count, rng)

@@ -45,14 +45,20 @@ def start(count: int, call: str, native: bool = True, **environment: str) -> Ran
 
 QUICK = [("fewest", 2, True)]
 DEEP = [
-    ("table", 2, True), ("whole table", 3, True), ("table", 3, False), ("table", 4, True), ("collectives", 4, True),
+    ("table", 2, True), ("fewest of all dtypes", 3, True), ("fewest", 3, False), ("fewest", 4, True), ("collectives", 4, True),
     ("staged", 2, True),
     ("programs", 4, True), ("forced", 3, False), ("nans", 2, False),
     ("memory orders", 2, True), ("memory orders", 2, False),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "count", "native"), [*QUICK, *(pytest.param(*c, marks=pytest.mark.slow) for c in DEEP)])
+WHOLE = [("whole table", 3, True), ("table", 3, False), ("table", 4, True)]
+
+
+@pytest.mark.parametrize(("name", "count", "native"), [
+    *QUICK, *(pytest.param(*c, marks=pytest.mark.slow) for c in DEEP),
+    *(pytest.param(*c, marks=pytest.mark.exhaustive) for c in WHOLE),
+])  # fmt: skip
 def test_programs_over_nccl(name, count, native, tmp_path, monkeypatch):
     """Bits of virtual devices, but for the native sums of 16-bit floats from three ranks on."""
     monkeypatch.setattr(process_cases, "combine_address", lambda op, dtype: None)  # no kernel combines here
@@ -63,7 +69,7 @@ def test_programs_over_nccl(name, count, native, tmp_path, monkeypatch):
             assert (code, err) == (0, "")
             called = set(printed[0].split()) - {"allReduce", "commSplit"}  # a barrier's, and those along one of two axes
             assert called <= NATIVE - {"allReduce"} if native else called == ROUNDS
-            if ("table" in name or name == "fewest") and native:
+            if ("table" in name or "fewest" in name) and native:
                 assert called == NATIVE - {"allReduce"}
 
 
