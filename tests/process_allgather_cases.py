@@ -54,8 +54,11 @@ def gathered() -> None:
 
 
 def gathered_along_axes() -> None:
-    """Blocks of one shape, along either axis of a mesh and along both in either order: each has programs of its own."""
+    """Blocks of one shape, along either axis of a mesh and along both in either order, and of either dimension."""
     mesh = fc.make_mesh({"a": 2, "b": 2})
+    tall = np.arange(8.0).reshape(4, 2)
+    same(fc.process_allgather(fc.device_put(tall, mesh, P("a"))), tall)
+    same(fc.process_allgather(fc.device_put(tall.T, mesh, P(None, "a"))), tall.T)
     for rows in (np.arange(4.0), 10 + np.arange(4.0)):
         for axes in ("a", "b"):
             same(fc.process_allgather(fc.device_put(rows, mesh, P(axes))), rows)
