@@ -9,7 +9,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
 from ranks import JOIN, TORCH, Ranks
+
+RANKS = [2, pytest.param(3, marks=pytest.mark.slow)]
+"""Numbers of ranks of most jobs, for `parametrize`."""
 
 shared_folder: list[Path] = []
 """The folder of all workers of this run; `conftest.py` puts it here, where there are several."""
@@ -61,8 +65,8 @@ def _outcomes(module: str, n: int) -> dict[str, list[Any]]:
 def _run(module: str, n: int) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        environment = {"CASES": module, "GLOO_FILE": f"{folder}/store", "GLOO_SOCKET_IFNAME": "lo"}
-        with Ranks(SCRIPT, range(n), imports=TORCH, **environment) as ranks:
+        files = {"GLOO_FILE": f"{folder}/gloo", "TORCH_STORE": f"{folder}/store"}
+        with Ranks(SCRIPT, range(n), imports=TORCH, CASES=module, GLOO_SOCKET_IFNAME="lo", **files) as ranks:
             assert set(ranks.lines().values()) == {"in"}
             ended = False
             while not ended:

@@ -3,40 +3,20 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import case_jobs
 import pytest
+from lazy_modules import need
 
-pytest.importorskip("torch")
+need("torch", "torch is not installed: pip install 'funccoll[torch]'")
+
+RANKS = case_jobs.RANKS
 
 
 def results(name: str, n: int = 2) -> list[Any]:
     """A case's results on all ranks."""
     return case_jobs.results("torch_buffer_cases", name, n)
-
-
-CHECKED = [
-    "present_buffers_are_broadcast", "modules_without_buffers_at_first", "caches_of_many_lengths", "resized_buffers",
-    "two_forwards_one_backward",
-    "graphs_keep_the_values_of_their_pass", "a_state_that_is_carried_on", "a_buffer_stays_the_same_tensor",
-    "only_what_differs_is_written", "passes_in_inference_mode", "scripted_modules", "overlapping_tensors",
-]  # fmt: skip
-"""Cases which check everything themselves."""
-RANKS = [2, pytest.param(3, marks=pytest.mark.slow)]
-
-
-@pytest.mark.parametrize("n", RANKS)
-@pytest.mark.parametrize("name", CHECKED)
-def test_a_case(name, n):
-    results(name, n)
-
-
-def test_every_case_is_looked_at():
-    text = Path(__file__).read_text()
-    names = re.findall(r"^@case\ndef (\w+)", (Path(__file__).parent / "torch_buffer_cases.py").read_text(), re.MULTILINE)
-    assert len(names) > 10 and all(f'"{name}"' in text for name in names)
 
 
 @pytest.mark.parametrize("n", RANKS)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-from pathlib import Path
 from typing import Any
 
 import case_jobs
 import pytest
+from lazy_modules import need
 
-if importlib.util.find_spec("torch") is None:
-    pytest.skip("torch is not installed: pip install 'funccoll[torch]'", allow_module_level=True)
+need("torch", "torch is not installed: pip install 'funccoll[torch]'")
 
 RANKS = [pytest.param(n, marks=pytest.mark.slow) for n in (2, 3)]
 
@@ -19,25 +17,6 @@ RANKS = [pytest.param(n, marks=pytest.mark.slow) for n in (2, 3)]
 def results(name: str, n: int) -> list[Any]:
     """A case's results on all ranks."""
     return case_jobs.results("torch_hook_cases", name, n)
-
-
-CHECKED = [
-    "torch_hooks", "results_of_hooks", "accumulation", "uneven_inputs", "a_single_process", "error_feedback",
-    "functions_of_a_bucket", "copies_have_no_hook",
-]  # fmt: skip
-"""Cases which check everything themselves."""
-
-
-@pytest.mark.parametrize("n", RANKS)
-@pytest.mark.parametrize("name", CHECKED)
-def test_a_case(name, n):
-    results(name, n)
-
-
-def test_every_case_is_looked_at():
-    text = Path(__file__).read_text()
-    names = re.findall(r"^@case\ndef (\w+)", (Path(__file__).parent / "torch_hook_cases.py").read_text(), re.MULTILINE)
-    assert len(names) > 8 and all(f'"{name}"' in text for name in names)
 
 
 @pytest.mark.parametrize("n", RANKS)

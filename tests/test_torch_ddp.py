@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import shutil
 from pathlib import Path
@@ -10,39 +9,17 @@ from typing import Any
 
 import case_jobs
 import pytest
+from lazy_modules import need
 from ranks import JOIN, TORCH, Ranks
 
-if importlib.util.find_spec("torch") is None:
-    pytest.skip("torch is not installed: pip install 'funccoll[torch]'", allow_module_level=True)
+need("torch", "torch is not installed: pip install 'funccoll[torch]'")
 
+RANKS = case_jobs.RANKS
 
 
 def results(name: str, n: int = 2) -> list[Any]:
     """A case's results on all ranks."""
     return case_jobs.results("torch_ddp_cases", name, n)
-
-
-CHECKED = [
-    "state_of_rank_0", "state_in_parts", "init_sync_can_be_left_out", "gradients_are_means", "dtypes_and_layouts",
-    "kept_gradients_do_not_change", "accumulation", "several_passes", "several_wrappers", "other_gradients_are_left_alone",
-    "a_rank_whose_loss_reaches_no_parameter", "results_of_all_kinds", "static_graph_knows_unused_parameters",
-    "hooks_in_another_order", "buffers_of_rank_0", "state_and_pickles", "no_grad_and_eval",
-    "an_exception_in_the_backward_pass", "a_worker_thread", "data_loaders_that_fork",
-]  # fmt: skip
-"""Cases which check everything themselves."""
-RANKS = [2, pytest.param(3, marks=pytest.mark.slow)]
-
-
-@pytest.mark.parametrize("n", RANKS)
-@pytest.mark.parametrize("name", CHECKED)
-def test_a_case(name, n):
-    results(name, n)
-
-
-def test_every_case_is_looked_at():
-    text = Path(__file__).read_text()
-    names = re.findall(r"^@case\ndef (\w+)", (Path(__file__).parent / "torch_ddp_cases.py").read_text(), re.MULTILINE)
-    assert len(names) > 20 and all(f'"{name}"' in text for name in names)
 
 
 @pytest.mark.parametrize("n", RANKS)
@@ -183,7 +160,7 @@ HELD = {
     "G7 or an error that names them": "test_torch_ddp.py::test_parameters_without_a_gradient_are_named_on_all_ranks",
     "G8 sparse gradients": "test_torch_ddp.py::test_sparse_embeddings_are_averaged_and_tied_ones_refused",
     "G9 pickling": "state_and_pickles",
-    "G10 communication hooks": "test_torch_comm_hooks.py::test_a_case",
+    "G10 communication hooks": "torch_hook_cases.py::functions_of_a_bucket",
     "G11 post-local SGD, as torch's hook": "torch_hook_cases.py::torch_hooks",
     "G12 SyncBatchNorm": "test_torch_sync_batch_norm.py::test_it_is_batch_norm_of_all_rows",
     "G14 gradient_as_bucket_view": "kept_gradients_do_not_change",
@@ -199,7 +176,6 @@ def test_each_behaviour_has_its_test(behaviour):
     file, _, name = HELD[behaviour].rpartition("::")
     text = (Path(__file__).parent / (file or "torch_ddp_cases.py")).read_text()
     assert re.search(rf"^def {name}\(", text, re.MULTILINE), HELD[behaviour]
-    assert file or name in CHECKED or name in Path(__file__).read_text()
 
 
 def test_the_status_table_names_the_rest():

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-from pathlib import Path
 from typing import Any
 
 import case_jobs
 import pytest
+from lazy_modules import need
 
-if importlib.util.find_spec("torch") is None:
-    pytest.skip("torch is not installed: pip install 'funccoll[torch]'", allow_module_level=True)
+need("torch", "torch is not installed: pip install 'funccoll[torch]'")
 
 
 def results(name: str, n: int = 2) -> list[Any]:
@@ -19,22 +17,8 @@ def results(name: str, n: int = 2) -> list[Any]:
     return case_jobs.results("torch_pass_cases", name, n)
 
 
-CHECKED = ["no_warning", "optimizers_in_the_backward_pass", "parameters_that_may_be_written", "passes_that_ranks_share"]
-"""Cases which check everything themselves."""
-RANKS = [2, pytest.param(3, marks=pytest.mark.slow)]
+RANKS = case_jobs.RANKS
 PLACE = r"\(torch_pass_cases\.py:\d+ \((square|<lambda>|\w+)\)\)"
-
-
-@pytest.mark.parametrize("n", RANKS)
-@pytest.mark.parametrize("name", CHECKED)
-def test_a_case(name, n):
-    results(name, n)
-
-
-def test_every_case_is_looked_at():
-    text = Path(__file__).read_text()
-    names = re.findall(r"^@case\ndef (\w+)", (Path(__file__).parent / "torch_pass_cases.py").read_text(), re.MULTILINE)
-    assert len(names) > 10 and all(f'"{name}"' in text for name in names)
 
 
 @pytest.mark.parametrize("n", RANKS)
