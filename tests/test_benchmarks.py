@@ -182,19 +182,20 @@ def test_the_record_of_the_host_is_of_a_full_run(benchmarks):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("large", [1 << 16, 1 << 24])
-def test_the_host_is_measured_with_real_processes(large, tmp_path, benchmarks, readme_table, monkeypatch):
-    """Arrays from `large` bytes are compared with the memory's limit, too."""
+def test_the_host_is_measured_with_real_processes(tmp_path, benchmarks, readme_table, monkeypatch):
+    """Arrays from 64 KiB are compared with the memory's limit, too."""
     import host
 
-    monkeypatch.setattr(host, "LIMITED_FROM", large)
-    limited = ["--ranks", "2", "--collectives", "all_reduce,all_gather", "--sizes", f"4,{large}"]
+    small, large = 1 << 16, 1 << 22
+    monkeypatch.setattr(host, "LIMITED_FROM", small)
+    monkeypatch.setattr(host, "TURN_SECONDS", 0.004)
+    limited = ["--ranks", "2", "--collectives", "all_reduce,all_gather", "--sizes", f"4,{small},{large}"]
     without = ["--without", "mpi,gloo,start", "--before", str(ROOT)]
     host.main(["--quick", "--out", str(tmp_path / "r"), *without, *limited])
     data = json.loads((tmp_path / "r").read_text())
     check_host(data)
     sizes = [(c["table"], c["kind"], c["nbytes"]) for c in data["cases"]]
-    kinds = [("all_reduce", 4), ("all_reduce", large), ("all_gather", 8), ("all_gather", large)]
+    kinds = [*product_of(["all_reduce"], [(4,), (small,), (large,)]), *product_of(["all_gather"], [(8,), (small,), (large,)])]
     python = ("python", "python, no extension")
     tables = ("native", "python", "numpy", "python, no extension", "numpy, no extension")
     assert sizes == [*product_of(tables, kinds), *product_of(python, [("32 all_reduces", 1024)])]
@@ -203,21 +204,25 @@ def test_the_host_is_measured_with_real_processes(large, tmp_path, benchmarks, r
     assert len(with_before) == 3 * len(kinds) + 1
     ways = {"numpy", "numpy in blocks", "kernel", "funccoll's kernel, past the caches"}
     limits = [c["limit"] for c in data["cases"] if "limit" in c]
-    assert [set(limit["calibrated_us"]) for limit in limits] == [ways, ways]
+    assert [set(limit["calibrated_us"]) for limit in limits] == 4 * [ways]
     assert all(limit["way"] == min(limit["calibrated_us"], key=limit["calibrated_us"].get) for limit in limits)
     assert "| 4 B or 8 B |" in readme_table["host_tables"](data)
 
 
-@pytest.mark.slow
-def test_the_host_is_measured_against_every_peer_that_is_installed(tmp_path, benchmarks, readme_table):
+@pytest.mark.parametrize("ranks", [
+    pytest.param("2", marks=pytest.mark.slow), pytest.param("2,4", marks=pytest.mark.exhaustive),  # more than there are cores
+])  # fmt: skip
+def test_the_host_is_measured_against_every_peer_that_is_installed(ranks, tmp_path, benchmarks, readme_table, monkeypatch):
     import host
     import peers
 
-    host.main(["--quick", "--out", str(tmp_path / "r"), "--sizes", "4,65536", "--collectives", "all_reduce,all_to_all"])
+    monkeypatch.setattr(host, "TURN_SECONDS", 0.004)
+    few = ["--ranks", ranks, "--sizes", "65536", "--collectives", "all_reduce,all_to_all"]
+    host.main(["--quick", "--out", str(tmp_path / "r"), *few])
     data = json.loads((tmp_path / "r").read_text())
     check_host(data)
     assert data["missing"] == peers.missing_peers()
-    assert {c["ranks"] for c in data["cases"]} == {2, 4}
+    assert ",".join(sorted({str(c["ranks"]) for c in data["cases"]})) == ranks
     for name in {"mpi", "gloo"} - data["missing"].keys():
         assert all(c[name]["median_us"] > 0 for c in data["cases"] if c["table"] == "python")
     if "mpi" not in data["missing"]:
@@ -492,13 +497,12 @@ def test_expected_results_of_many_small_collectives(benchmarks):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("without", [["--without-mpi"], []])
-def test_many_small_collectives_are_measured_with_real_processes(without, tmp_path, benchmarks, monkeypatch):
+def test_many_small_collectives_are_measured_with_real_processes(tmp_path, benchmarks, monkeypatch):
+    """Against mpi4py where it is installed."""
     import many_small
     import peers
 
-    if not without and "mpi" in (missing := peers.missing_peers()):
-        pytest.skip(missing["mpi"])
+    without = ["--without-mpi"] if "mpi" in peers.missing_peers() else []
     monkeypatch.setattr("measure.refresh", lambda: None)  # it would rewrite this checkout's README
     many_small.main(["--rounds", "2", "--turn", "0.002", "--out", str(tmp_path / "r"), *without])
     data = json.loads((tmp_path / "r").read_text())
@@ -578,8 +582,9 @@ def test_the_record_of_several_hosts_is_of_a_full_run(benchmarks):
     assert {"Open MPI", "MPICH", "mpi4py", "funccoll"} <= data["machine"]["versions"].keys()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("vendor", ["openmpi", "mpich"])
+@pytest.mark.parametrize("vendor", [
+    pytest.param("openmpi", marks=pytest.mark.slow), pytest.param("mpich", marks=pytest.mark.exhaustive),
+])  # fmt: skip
 def test_several_hosts_are_measured_with_real_processes(vendor, tmp_path, benchmarks, readme_table):
     import mpi
 
