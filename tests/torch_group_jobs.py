@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch._dynamo  # wrappers import it when they are first used: each forked process would
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
