@@ -21,6 +21,7 @@ import funccoll as fc
 from funccoll import P, errors
 from funccoll.machine_profile import DirectReads
 from funccoll.mesh import Mesh
+from funccoll.runtime.job import process_memory
 from funccoll.runtime.job.world import current
 from funccoll.runtime.shm.peer_access import PeerAccess
 from funccoll.schedules.streams.instructions import READ_DIRECTLY, Opcode, disassemble
@@ -165,6 +166,13 @@ def refused_at_first() -> str:
     assert step(x).local.tobytes() == wanted.tobytes()
     assert step.lower(x).compile().execution.endswith(f"native collectives; NumPy arguments are staged: {found.refusal}")
     return found.refusal
+
+
+def another_process() -> str:
+    """Rank 0 finds other bytes in the place of rank 1's cookie, as where a number is another process's to it; the reason."""
+    if fc.rank() == 0:
+        process_memory.read = lambda pid, address, nbytes: bytes(nbytes)
+    return access().refusal
 
 
 def told() -> list[str]:

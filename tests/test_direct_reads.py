@@ -39,6 +39,11 @@ def test_a_refusal_at_the_beginning_is_staging():
     assert why == other == "rank 1: refused (EPERM): by a seccomp filter, a namespace, or between users"
 
 
+def test_a_number_that_is_another_process_is_staging():
+    (why, other) = launch(direct_read_cases.another_process, 2)
+    assert why == other and why.startswith("rank 0: ") and "(ESTALE)" in why, why
+
+
 def test_a_rank_can_switch_it_off(monkeypatch):
     monkeypatch.setenv("FUNCCOLL_DIRECT_READS", "0")
     with Ranks(PRELUDE + "import direct_read_cases; say(direct_read_cases.access().refusal)", range(2)) as ranks:
