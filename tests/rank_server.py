@@ -21,7 +21,8 @@ import numpy as np
 from funccoll import api  # noqa: F401 (for the ranks that are forked)
 from funccoll.errors import ScheduleError
 from funccoll.kernels.cpu import combine_address, interpreter
-from funccoll.runtime import array_library, fused_step  # noqa: F401 (too)
+from funccoll.runtime import array_library, blas, fused_step  # noqa: F401 (too)
+from funccoll.runtime.job.hello import installation
 from funccoll.runtime.shm import collective_group, communicators, shm_backend  # noqa: F401 (too)
 from funccoll.schedules.collective import KINDS
 from funccoll.schedules.model.select import select as select_schedule
@@ -103,7 +104,8 @@ class Server:
 
 
 def build() -> None:
-    """Load kernels, and build, prove and lower the schedules that most jobs use: these take half the time of a short job."""
+    """Load kernels, read the sources, and build, prove and lower schedules: most of the time of a short job."""
+    installation()
     interpreter(0)
     for op in ("sum", "max"):
         for dtype in (np.float32, np.float64):
@@ -128,6 +130,9 @@ if __name__ == "__main__":
     import_all(())
     descriptors = map(int, sys.argv[1:])
     request = Server(*(socket.socket(fileno=descriptor) for descriptor in descriptors)).serve()
+    threads = os.environ.get(blas.VARIABLE)
     os.environ.clear()
     os.environ.update(request["environment"])
+    if os.environ.get(blas.VARIABLE) != threads:
+        installation.cache_clear()
     exec(compile(request["script"], "<script>", "exec"))

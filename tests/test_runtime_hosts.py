@@ -105,7 +105,8 @@ def test_rank_0_is_missing(tmp_path):
 
 
 def test_another_installation(tmp_path):
-    other = "import funccoll.runtime.job.hello as hello\nhello.__version__ = '0.0.1'\n" + STAY_HOSTS
+    other = "import funccoll.runtime.job.hello as hello\nhello.__version__ = '0.0.1'\n"
+    other += "hello.installation.cache_clear()\n" + STAY_HOSTS
     with HostRanks(STAY_HOSTS, (0, 1, 1), tmp_path, [0, 1]) as ranks:
         ranks.start(2, other)
         for rank in range(3):
@@ -115,7 +116,7 @@ def test_another_installation(tmp_path):
 
 def test_another_installation_on_another_host(tmp_path):
     other = "import platform\nplatform.node = lambda: 'n2'\n"
-    other += "import funccoll.runtime.job.hello as hello\nhello.__version__ = '0'\n"
+    other += "import funccoll.runtime.job.hello as hello\nhello.__version__ = '0'\nhello.installation.cache_clear()\n"
     with HostRanks(other + STAY_HOSTS, (0, 1), tmp_path, [1]) as ranks:
         ranks.start(0, "import platform\nplatform.node = lambda: 'n1'\n" + STAY_HOSTS)
         _, _, error = ranks.end(1)

@@ -338,7 +338,8 @@ def test_ranks_of_jobs_of_different_size():
 
 def test_ranks_with_different_versions():
     # The module that an older installation would have.
-    older = PRELUDE + "import funccoll.runtime.job.hello as r\nr.__version__ = '0.0.1'\nworld.init()"
+    older = PRELUDE + "import funccoll.runtime.job.hello as r\nr.__version__ = '0.0.1'\n"
+    older += "r.installation.cache_clear()\nworld.init()"
     with Ranks(STAY, [0], world=2) as ranks:
         ranks.start(1, older)
         for r in range(2):
