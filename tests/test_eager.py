@@ -143,6 +143,16 @@ def test_several_collectives_are_one_entry():
     assert entries(*several, cells=()) == [1] * 5
 
 
+def test_arrays_in_a_cell_begin_where_their_dtypes_may():
+    """Most processors do not mind, so that no value tells."""
+    calls = [eager_call("all_reduce", elements, number, dtype=np.dtype(dtype)) for number, (elements, dtype) in enumerate(
+        [(3, np.int8), (1, np.float64), (1, np.int16), (2, np.complex128)])]  # fmt: skip
+    plan = build_plan(calls, [Communicator(0, (0, 1, 2), 0, ControlBlock(4096, 3, cells=CELLS))] * len(calls))
+    combines = [i for i in disassemble(plan.code.tolist()) if i.opcode == Opcode.COMBINE]
+    read = [[place.offset - CELL_HEAD_BYTES for place in i.memory["sources"][1:]] for i in combines]  # those of the other ranks
+    assert read == [[0, 0], [8, 8], [16, 16], [32, 32]]
+
+
 def test_the_description_of_several_collectives_says_each_field_once():
     same = [eager_call("all_reduce", 4, i) for i in range(3)]
     told = lambda calls: dict(zip(DESCRIPTION, description(calls)[:-1].decode().split("\x1f"), strict=True))
