@@ -37,7 +37,7 @@ def install(simulated: peer_simulation.PeerSimulatedGpu) -> None:
         return "run", code
 
     cases.put(cupy_gpu, load_kernel=load_kernel)
-    for name in ("segment", "open_segment", "close_segment"):
+    for name in ("segment", "free_segment", "open_segment", "close_segment"):
         setattr(cupy_gpu.CupyGpu, name, lambda self, *arguments, call=getattr(simulated, name): call(*arguments))
 
 
