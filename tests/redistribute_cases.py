@@ -89,7 +89,7 @@ def retried() -> str:
     mesh = fc.make_mesh({"i": fc.world_size(), "j": 1})
     both = fc.jit(lambda x, z, y: x.sum() + z.sum() + y, mesh=mesh, in_specs=P(), out_specs=P())
     one = fc.jit(lambda x, y: x.sum() + y, mesh=mesh, in_specs=P(), out_specs=P())
-    late, x = Late(), np.arange(2.0 * fc.world_size())
+    late, x = Late(), np.arange(2 * fc.world_size(), dtype=np.float32)
     try:
         for k in range(2):
             given = fc.device_put(x + k, mesh, P("i"))
