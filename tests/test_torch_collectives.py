@@ -233,6 +233,8 @@ def test_a_compiled_function_has_a_graph_break(alone):
     """Values and gradients are those of the function; each call breaks the graph once."""
     from torch._dynamo.testing import CompileCounterWithBackend
 
+    import funccoll.torch as ft  # dynamo would trace the lazy one
+
     def function(x, norm=ft.SyncBatchNorm(3, process_group=alone)):
         ft.barrier(alone, "data")
         shared = ft.empty(3, mesh=alone).fill_(2.0)
