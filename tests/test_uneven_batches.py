@@ -111,13 +111,13 @@ def test_sync_batch_norm_of_active_batches():
 def test_active_of_data_parallel():
     """A block of one number is what its `active` takes: the mean is that over the devices which have a batch."""
     mesh, rows = fc.make_mesh({"data": 3}), [[3], [3, 3], []]
-    dp = fc.data_parallel(lambda w, batch: summed_loss(w, batch["x"], 1.0))
+    dp = fc.data_parallel(lambda w, batch: summed_loss(w, batch["x"], np.ones(())))
     step = fc.jit(lambda w, active, batch: dp(w, batch, active=active), mesh=mesh, in_specs=(P(), P("data"), P("data")),
                   out_specs=P())  # fmt: skip
     w = np.array([1.0, -2.0])
     steps = fc.uneven_batches(lambda i: data_of(i, rows[i]), mesh=mesh, like=LIKE)
     found = [float(step(w, active, batch)) for active, batch in steps]
-    each = [[summed_loss(w, batch["x"], 1.0) for batch in data_of(i, counts)] for i, counts in enumerate(rows)]
+    each = [[summed_loss(w, batch["x"], np.ones(())) for batch in data_of(i, counts)] for i, counts in enumerate(rows)]
     assert found == [(each[0][0] + each[1][0]) / 2, each[1][1]]
 
 

@@ -20,7 +20,7 @@ LIKE = {"x": np.full((ROWS, 2), 3.0)}
 
 def summed_loss(w: Any, x: Any, active: Any) -> Any:
     """A loss whose values and gradients are integers for integers, summed over examples."""
-    return np.sum(active * np.square(x @ w - 1))
+    return np.sum(active.astype(x.dtype) * np.square(x @ w - 1))
 
 
 def data_of(position: int, rows: Sequence[int]) -> list[Any]:
@@ -36,7 +36,7 @@ def gradient_step(mesh: Any) -> Any:
     def step(w: Any, active: Any, batch: Any) -> Any:
         x = batch["x"]
         loss = lambda w: fc.all_reduce(summed_loss(w, x, active), "data")
-        return fc.grad(loss)(w), fc.all_reduce(np.sum(active * np.ones(len(x))), "data")
+        return fc.grad(loss)(w), fc.all_reduce(np.sum(active * np.ones(len(x), np.float32)), "data")
 
     return fc.jit(step, mesh=mesh, in_specs=(P(), P("data"), P("data")), out_specs=P())
 
@@ -86,7 +86,8 @@ def training(mesh: Any, batches: Any, rows: int) -> Iterator[tuple[Any, Any, flo
         x = batch["x"]
         hidden, stats = fc.nn.sync_batch_norm(x @ params["w"], params["scale"], params["bias"], weights=active)
         losses = np.square(np.tanh(hidden) @ params["out"] - np.sin(x[:, 0]))
-        weighted = np.sum(active * losses), np.sum(active * np.ones_like(losses))
+        weights = active.astype(losses.dtype)
+        weighted = np.sum(weights * losses), np.sum(weights * np.ones_like(losses))
         return weighted, fc.nn.update_running_stats(running, stats)
 
     dp = fc.data_parallel(loss_fn, reduction="weighted", buffers="broadcast")
