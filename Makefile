@@ -49,8 +49,8 @@ $(NVJITLINK): $(VENV)/.dev
 # The kernels of the tests' jobs, compiled once; without their files each rank of the first jobs would compile its own.
 KERNELS := $(VENV)/.kernels
 
-$(KERNELS): $(VENV)/.dev tests/compile_kernels.py $(wildcard funccoll/kernels/*.py funccoll/schedules/model/simulate.py)
-	$(BIN)/python tests/compile_kernels.py && touch $@
+$(KERNELS): $(VENV)/.dev tests/support/compile_kernels.py $(wildcard funccoll/kernels/*.py funccoll/schedules/model/simulate.py)
+	$(BIN)/python -m tests.support.compile_kernels && touch $@
 
 # What `make test` sets up has all of it: where that is there, nothing is installed.
 notebooks: $(or $(wildcard $(VENV)/.dev),$(VENV)/.notebooks)
@@ -71,12 +71,12 @@ test test-fast test-slow test-exhaustive test-without-extension: export PYTHONDO
 test: $(MPI) $(NVJITLINK) $(KERNELS)
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow and not exhaustive"
 
-# After every edit: no processes, no JAX. It names its files, because to collect all tests takes seconds.
-FAST := smoke mesh errors arrays jit tracer_errors passes group_collectives data_parallel nn_random_at \
-	plans staging results names layering numpy_table schedules_cost
+# After every edit: folders of quick tests, of which no process is started. To collect all tests would take seconds.
+FAST := $(addprefix tests/unit/,arrays compiler passes primitives runtime tracing ops/test_numpy_table.py \
+	test_smoke.py test_mesh.py test_errors.py test_collectives.py test_tree.py)
 
 test-fast: $(VENV)/.dev
-	$(BIN)/python -m pytest -q -m "not slow and not exhaustive and not processes" $(FAST:%=tests/test_%.py)
+	$(BIN)/python -m pytest -q -m "not slow and not exhaustive and not processes" $(FAST)
 
 # Hypothesis's tests run in `make test`, too, with few examples.
 test-slow: $(MPI) $(NVJITLINK) $(KERNELS)
@@ -87,11 +87,12 @@ test-exhaustive: $(MPI) $(NVJITLINK)
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m exhaustive
 
 # The C extension is optional: what it does, Python does, too.
-PYTHON_CALLS := jit callers plan_call processes collective_groups failures_ranks data_parallel_calls redistribute errors
+PYTHON_CALLS := unit/compiler/test_jit.py unit/compiler/test_callers.py unit/compiler/test_redistribute.py unit/test_errors.py \
+	unit/runtime/test_plan_call.py unit/parallel/test_data_parallel_calls.py jobs/shm/test_processes.py jobs/shm/test_collective_groups.py jobs/failures/test_failures_ranks.py
 
 test-without-extension: export FUNCCOLL_NATIVE := 0
 test-without-extension: $(MPI)
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow and not exhaustive" $(PYTHON_CALLS:%=tests/test_%.py)
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow and not exhaustive" $(addprefix tests/,$(PYTHON_CALLS))
 
 # Users get what pyproject.toml allows, not constraints.txt: what travels between processes runs once with the newest versions.
 # They stand in a folder of their own, from wherever pip installs from.
@@ -102,7 +103,7 @@ test-newest: $(VENV)/.dev
 	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' \
 		> $(VENV)/newest.txt
 	$(BIN)/python -m pip --disable-pip-version-check install -q --upgrade --target $(NEWEST) -r $(VENV)/newest.txt
-	PYTHONPATH=$(CURDIR)/$(NEWEST) $(BIN)/python -m pytest -q -m "not slow and not exhaustive" tests/test_runtime_launch.py
+	PYTHONPATH=$(CURDIR)/$(NEWEST) $(BIN)/python -m pytest -q -m "not slow and not exhaustive" tests/jobs/launch/test_runtime_launch.py
 
 test-all: test test-without-extension test-newest test-slow
 
@@ -120,27 +121,27 @@ ifneq ($(CUDA_TOOLKIT),)
 gpu-check: export CUDA_HOME := $(CUDA_TOOLKIT)
 endif
 gpu-check:
-	$(PYTHON) benchmarks/gpu.py --out $(OUT_DIR) $(PARTS:%=--parts %) $(TOTAL:%=--total %) $(COMMIT:%=--commit %)
+	$(PYTHON) -m tests.gpu_check.gpu --out $(OUT_DIR) $(PARTS:%=--parts %) $(TOTAL:%=--total %) $(COMMIT:%=--commit %)
 
-# A Python that has torch 2.13, for benchmarks/ddp.py. BEFORE is the folder of another checkout, to compare calls with.
+# A Python that has torch 2.13, for benchmarks/training/ddp.py. BEFORE is the folder of another checkout, to compare calls with.
 TORCH_PYTHON ?= $(BIN)/python
 bench: $(MPI) $(OPENMPI41)
-	$(BIN)/python benchmarks/core.py
-	$(BIN)/python benchmarks/language.py
-	$(BIN)/python benchmarks/schedules.py
-	$(BIN)/python benchmarks/host.py
-	$(BIN)/python benchmarks/call_profile.py $(BEFORE:%=--before %)
-	$(BIN)/python benchmarks/many_small.py $(BEFORE:%=--before %)
-	$(BIN)/python benchmarks/step_overhead.py $(BEFORE:%=--before %)
-	$(BIN)/python benchmarks/mpi.py
-	$(BIN)/python benchmarks/calibration.py
-	$(BIN)/python benchmarks/network_calibration.py
-	$(BIN)/python benchmarks/failures.py
-	$(BIN)/python benchmarks/failures_mpi.py
-	$(BIN)/python benchmarks/ddp.py --torch-python $(TORCH_PYTHON)
-	$(BIN)/python benchmarks/torch_ddp.py
-	$(BIN)/python benchmarks/comm_hooks.py
-	$(BIN)/python benchmarks/blame.py
+	$(BIN)/python -m benchmarks.programs.core
+	$(BIN)/python -m benchmarks.programs.language
+	$(BIN)/python -m benchmarks.cost_model.schedules
+	$(BIN)/python -m benchmarks.one_host.host
+	$(BIN)/python -m benchmarks.calls.call_profile $(BEFORE:%=--before %)
+	$(BIN)/python -m benchmarks.calls.many_small $(BEFORE:%=--before %)
+	$(BIN)/python -m benchmarks.calls.step_overhead $(BEFORE:%=--before %)
+	$(BIN)/python -m benchmarks.several_hosts.mpi
+	$(BIN)/python -m benchmarks.cost_model.calibration
+	$(BIN)/python -m benchmarks.cost_model.network_calibration
+	$(BIN)/python -m benchmarks.failures.failures
+	$(BIN)/python -m benchmarks.failures.failures_mpi
+	$(BIN)/python -m benchmarks.training.ddp --torch-python $(TORCH_PYTHON)
+	$(BIN)/python -m benchmarks.training.torch_ddp
+	$(BIN)/python -m benchmarks.training.comm_hooks
+	$(BIN)/python -m benchmarks.profiles.blame
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build *.egg-info

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from readme_table import refresh
+from benchmarks.readme_table import refresh
 
 ROUNDS = 11
 ROUND_SECONDS = 0.05

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gpu_summary import state_of
-
 from funccoll.display import size_text
+from tests.gpu_check.gpu_summary import state_of
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[1]
 STAGES = ("build", "prove", "lower", "verify", "simulate")
 
 
@@ -63,7 +62,7 @@ def language() -> str:
 
 
 def language_tables(data: dict[str, Any]) -> str:
-    """The table of one run of benchmarks/language.py."""
+    """The table of one run of benchmarks/programs/language.py."""
     about, lines = data["machine"], data["lines"].values()
     shown = {"MiB": lambda x: f"{x:.0f} MiB", "s": lambda x: _time(x * 1e6), "times": lambda x: f"{x:.2f}×"}
     verdict = {None: "", True: "met", False: "**missed**"}
@@ -84,7 +83,7 @@ def language_tables(data: dict[str, Any]) -> str:
         "tracing and compilation of a new function, *run* a call of it, *peak* the most memory above that after the imports. A "
         f"ratio above 1 means that funccoll takes more. On {about['cpu']}, {about['cores']} cores (load {min(loads):.1f} to "
         f"{max(loads):.1f}; others kept at most {max(others):.2f} cores busy), Python {about['python']}, {versions}. `python "
-        "benchmarks/language.py` makes it anew.",
+        "-m benchmarks.programs.language` makes it anew.",
     ])  # fmt: skip
 
 
@@ -120,7 +119,7 @@ def host() -> str:
 
 
 def _run_rows(runs: Sequence[dict[str, Any]]) -> str:
-    """The goals of single calls in the last runs of benchmarks/host.py, the worst case of each."""
+    """The goals of single calls in the last runs of benchmarks/one_host/host.py, the worst case of each."""
     calls = [g for g in runs[-1]["goals"] if g["goal"].startswith(("jitted call", "of NumPy"))]
     names = [(g["goal"], g["ranks"], g["wanted"]) for g in calls]
     found = [{(g["goal"], g["ranks"]): g for g in run["goals"]} for run in runs]
@@ -138,7 +137,7 @@ def _run_rows(runs: Sequence[dict[str, Any]]) -> str:
 
 
 def host_tables(data: dict[str, Any]) -> str:
-    """The tables of one run of benchmarks/host.py."""
+    """The tables of one run of benchmarks/one_host/host.py."""
     about, start = data["machine"], data["start"]
     load = f"{about['load_before'][0]:.1f} before, {about['load_after'][0]:.1f} after"
     versions = ", ".join(f"{k} {about['versions'][k]}" for k in ("Open MPI", "mpi4py", "torch") if k in about["versions"])
@@ -228,7 +227,7 @@ def network() -> str:
 
 
 def network_tables(data: dict[str, Any]) -> str:
-    """The tables of one run of benchmarks/mpi.py: the goals, wins and losses, and the native cases that decide."""
+    """The tables of one run of mpi.py: the goals, wins and losses, and the native cases that decide."""
     about, versions = data["machine"], data["machine"]["versions"]
     vendors = {"openmpi": "Open MPI", "mpich": "MPICH"}
     verdict = {None: "not measured", True: "met", False: "**missed**"}
@@ -263,7 +262,7 @@ def network_tables(data: dict[str, Any]) -> str:
         f"(load {load}), Python {about['python']}, {named}; float32. Hosts are network namespaces of one machine, so both "
         "sides' times include what its kernel takes to move the bytes, on the cores on which the ranks compute. *Native* "
         f"and *Python* are as above. With more ranks than cores Open MPI has `mpi_yield_when_idle`.{without} `python "
-        "benchmarks/mpi.py` makes it anew.",
+        "-m benchmarks.several_hosts.mpi` makes it anew.",
     ])  # fmt: skip
 
 
@@ -335,7 +334,7 @@ def network_calibration() -> str:
         "cases: sizes between those that were fitted, and algorithms that were not. *Picked*: of the sizes that the fit has "
         "not seen, those where the algorithm that `select` picks takes at most 1.1 times the best measured one's time, with "
         "FUNCCOLL_TUNED_BITS=1; without it the order of combination is the presets'. Open MPI, between hosts that are network "
-        f"namespaces, on {about['cpu']}, {about['cores']} cores (load {load}). `benchmarks/network_calibration.py` makes it "
+        f"namespaces, on {about['cpu']}, {about['cores']} cores (load {load}). `network_calibration.py` makes it "
         "anew.",
     ])  # fmt: skip
 
@@ -366,7 +365,7 @@ def comm_hooks() -> str:
             f"batches of {data['batch']}, from {len(data['cases'][0]['runs'])} different first parameters. Bytes are those of "
             "one device with algorithms that send the least, the loss left out; the state is what a device keeps from step to "
             f"step. Times on {about['cpu']}, {about['cores']} cores (load {load}), where memory is shared and nothing is "
-            "gained by fewer bytes. `python benchmarks/comm_hooks.py` makes it anew.",
+            "gained by fewer bytes. `python -m benchmarks.training.comm_hooks` makes it anew.",
         ]
     )
 
@@ -378,7 +377,7 @@ def training() -> str:
 
 
 def training_tables(data: dict[str, Any]) -> str:
-    """The tables of one run of benchmarks/ddp.py."""
+    """The tables of one run of benchmarks/training/ddp.py."""
     about, rows = data["machine"], []
     goals = {goal["goal"].partition(" (")[0]: goal for goal in data["goals"]}
     verdict = {None: "not measured", True: "met", False: "**missed**"}
@@ -402,7 +401,7 @@ def training_tables(data: dict[str, Any]) -> str:
         f"{data['cores']} cores: medians of {data['rounds']} rounds in which all contenders take turns, on {about['cpu']} "
         f"(load {load}; {counted}), Python {about['python']}, {versions}, Gloo. *Tuned* is gradient_as_bucket_view, "
         "static_graph, and the fused SGD. The parts are ours, measured with a barrier before each all_reduce. More parts, "
-        "torch's too, and where buckets are best reduced are in `benchmarks/results/ddp.json`; `benchmarks/ddp.py` makes it "
+        "torch's too, and where buckets are best reduced are in `benchmarks/results/ddp.json`; `ddp.py` makes it "
         "anew.",
     ])  # fmt: skip
 
@@ -414,7 +413,7 @@ def torch_modules() -> str:
 
 
 def torch_tables(data: dict[str, Any]) -> str:
-    """The tables of one run of benchmarks/torch_ddp.py."""
+    """The tables of one run of benchmarks/training/torch_ddp.py."""
     about, rows = data["machine"], []
     verdict = {True: "met", False: "**missed**"}
     for case in data["cases"]:
@@ -439,7 +438,7 @@ def torch_tables(data: dict[str, Any]) -> str:
         f"medians of {data['rounds']} rounds in which the wrappers take turns in the same processes (lowest to highest), on "
         f"{about['cpu']} (load {load}; {counted}), Python {about['python']}, torch {about['versions']['torch']}. "
         "Communication is a step less one within `no_sync()`. Ratios are to the better of torch's two. "
-        "`benchmarks/torch_ddp.py` makes it anew.",
+        "`benchmarks/training/torch_ddp.py` makes it anew.",
     ])  # fmt: skip
 
 

@@ -4,6 +4,7 @@ presets', whatever machine profile the user has."""
 import gc
 import os
 import signal
+from pathlib import Path
 
 os.environ["FUNCCOLL_CHECK"] = "1"
 os.environ["FUNCCOLL_MACHINE_PROFILE"] = "none"
@@ -17,9 +18,16 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest
-from example_counts import register_profiles
 
 import funccoll as fc
+from tests.support import python_path
+from tests.support.example_counts import register_profiles
+
+os.environ["PYTHONPATH"] = python_path()
+
+TESTS = Path(__file__).parent
+PROCESSES = ("gpu_check", "jobs", "torch")
+"""Folders whose tests start processes, all of them or nearly all."""
 
 register_profiles()
 
@@ -28,9 +36,16 @@ register_profiles()
 def _shared_folder(tmp_path_factory):
     """Tell `case_jobs` where several workers meet."""
     if "PYTEST_XDIST_WORKER" in os.environ:
-        import case_jobs
+        from tests.support.ranks import case_jobs
 
         case_jobs.shared_folder.append(tmp_path_factory.getbasetemp().parent)
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what `-m` does not choose
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.path.relative_to(TESTS).parts[0] in PROCESSES:
+            item.add_marker("processes")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -64,21 +79,3 @@ def registered():
     for kind, known in before.items():
         registry._ALGORITHMS[kind].clear()
         registry._ALGORITHMS[kind].update(known)
-
-
-@pytest.fixture(scope="session")
-def server():
-    """What starts the ranks of `job`, and counts what they leave behind."""
-    from failure_jobs import Server
-
-    with Server() as server:
-        yield server
-
-
-@pytest.fixture
-def job(server, tmp_path):
-    """Starts a job whose ranks fail in some way."""
-    from failure_jobs import starter
-
-    with starter(server, tmp_path) as start:
-        yield start

@@ -5,7 +5,7 @@ Python functions in a simulator. The threads go through one loop together. In ea
 next COPY or COMBINE, and all of them execute that one: thread j writes where operand j is into shared memory, then each does
 its part of every row. All barriers stand in `run` itself, where no thread can miss one or wait at another.
 
-Which pairs order what (PTX ISA, "Memory Consistency Model"; `tests/thread_order.py` checks it in the simulator):
+Which pairs order what (PTX ISA, "Memory Consistency Model"; `tests/support/fakes/thread_order.py` checks it in the simulator):
 
 - *Data between blocks.* What the threads of a block have read and written happens before the loop's last barrier, and so before
   the release of a SIGNAL by its first thread. The acquire of the WAIT that reads it, by another block's first thread, happens

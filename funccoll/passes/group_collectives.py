@@ -3,7 +3,7 @@
 Compute that needs no result of a group comes before it, the rest after it. Collectives keep their order, and so do equations
 that show values. A bucket of gradients
 ends its group, which stands where the bucket is reduced in the backward pass: its gradients may still be in the caches there,
-and measured that is a little faster than to reduce all of them in one call behind it (benchmarks/ddp.py). This pass runs before
+and measured that is a little faster than to reduce all of them in one call behind it (ddp.py). This pass runs before
 buffers are planned, because memory is free after its last use in the order that runs.
 """
 

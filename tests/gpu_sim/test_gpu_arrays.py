@@ -1,0 +1,484 @@
+"""Arrays on a GPU, through CuPy's fake: where calls run, what they return, graphs, conversions and bad input."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import re
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pytest
+
+import funccoll as fc
+from funccoll import P
+from funccoll.arrays.array_layout import NO_MESH
+from funccoll.errors import DeviceError, TraceError, UnsupportedError
+from funccoll.runtime.cuda import captured_program, cublas, gpu
+from funccoll.runtime.cuda.captured_program import CapturedProgram
+from tests.support.fakes import fake_cuda, fake_cuda_memory, fake_cupy
+from tests.support.fakes.fake_cublas import FakeCublas
+
+
+@pytest.fixture(autouse=True)
+def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """CuPy's fake in CuPy's place, with a GPU."""
+    for name, module in fake_cuda.modules().items():
+        monkeypatch.setitem(sys.modules, name, module)
+    for name in ("cupy_gpu", "cupy_kernels"):
+        monkeypatch.delitem(sys.modules, f"funccoll.runtime.cuda.{name}", raising=False)
+    gpu.current_gpu.cache_clear()
+    kernels = importlib.import_module("funccoll.runtime.cuda.cupy_kernels")
+    monkeypatch.setattr(kernels, "CupyKernels", fake_cupy.Kernels)
+    monkeypatch.setattr(cublas, "find_library", lambda version: FakeCublas())
+    NO_MESH.__dict__.pop("on_device", None)
+    yield fake_cupy
+    gpu.current_gpu.cache_clear()
+    NO_MESH.__dict__.pop("on_device", None)
+
+
+def on_gpu(x: Any) -> Any:
+    block = fake_cupy.empty(np.shape(x), np.asarray(x).dtype)
+    block.set(np.ascontiguousarray(x))
+    return block
+
+
+def test_a_stream_for_nccl_waits_for_the_one_before(cupy, monkeypatch):
+    waits = []
+    monkeypatch.setattr(fake_cuda.Stream, "wait_event", lambda self, event: waits.append(self.ptr))
+    own, side = gpu.current_gpu(), fake_cuda.Stream(non_blocking=True)
+    first = own.stream()
+    with side:
+        assert [own.stream(), own.stream()] == [side.ptr] * 2 and waits == [side.ptr]
+    assert own.stream() == first and waits == [side.ptr, first]
+
+
+def test_an_event_raises_what_has_ended_the_gpu(monkeypatch):
+    """CuPy's own says that it is not done, for ever."""
+    event, theirs = gpu.current_gpu().record(), fake_cuda.get_current_stream().record()
+    assert event.done and theirs.done
+    monkeypatch.setattr(fake_cuda, "fault", 600)  # not ready
+    assert not event.done
+    monkeypatch.setattr(fake_cuda, "fault", 700)
+    assert not theirs.done
+    with pytest.raises(fake_cuda.CUDARuntimeError, match="700"):
+        _ = event.done
+
+
+def test_a_thread_that_watches_ends_no_capture_and_asks_its_own_gpu(monkeypatch):
+    fake_cuda.Device(3).use()
+    try:
+        held = gpu.current_gpu()
+    finally:
+        fake_cuda.Device(0).use()
+    monkeypatch.setattr(sys.modules["funccoll.runtime.cuda.cupy_gpu"], "_load_driver", lambda: fake_cuda.LIBCUDA)
+    event, found = held.record(), []
+
+    def ask(begins: bool) -> None:
+        if begins:
+            held.begin_watch()
+        with suppress(fake_cuda.CUDARuntimeError):
+            found.append((event.done, fake_cuda.threads.device))
+
+    def ask_in_a_capture(begins: bool) -> None:
+        thread = threading.Thread(target=ask, args=(begins,))
+        with fake_cuda.Stream(non_blocking=True) as stream:
+            stream.begin_capture(mode=0)
+            thread.start()
+            thread.join()
+            stream.end_capture()
+
+    with pytest.raises(fake_cuda.CUDARuntimeError, match="Invalidated"):
+        ask_in_a_capture(begins=False)
+    ask_in_a_capture(begins=True)
+    assert found == [(True, 3)]
+
+
+def test_a_thread_of_any_device_computes_on_the_gpu_of_the_process(cupy):
+    fake_cuda.Device(3).use()
+    try:
+        fc.make_mesh({"d": 2}, device="cuda")
+    finally:
+        fake_cuda.Device(0).use()
+    mesh, x, devices, results = fc.make_mesh({"d": 2}, device="cuda"), np.arange(8.0), set(), []
+    step = fc.jit(lambda x: np.sin(x) * 2 + 1, mesh=mesh, in_specs=P("d"), out_specs=P("d"))
+
+    def work() -> None:
+        for _ in range(3):  # kernel by kernel, captured, replayed
+            results.append(np.asarray(step(x)))
+        results.append(np.asarray(step(fc.device_put(x, mesh, P("d")))))
+        mesh.backend.wait()
+        devices.add(fake_cuda.threads.device)
+
+    fake_cuda.seen.clear()
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert len(results) == 4 and all((y == np.sin(x) * 2 + 1).all() for y in results)
+    assert fake_cuda.seen == {3} and devices == {0}
+def test_zeros_are_in_the_order_of_launches(cupy, monkeypatch):
+    """Counters and report words are zeroed on one stream, and the first launch may be on another."""
+    waits = []
+    monkeypatch.setattr(fake_cuda.Stream, "wait_event", lambda self, event: waits.append(self.ptr))
+    own, side = gpu.current_gpu(), fake_cuda.Stream(non_blocking=True)
+    own._order = type(own._order)()
+    own.zeros((3,), np.dtype(np.int64))
+    with side:
+        own.stream()
+    assert waits == [side.ptr]
+
+
+X = np.arange(12.0).reshape(4, 3)
+
+
+def test_a_call_runs_where_its_arrays_are(cupy):
+    step = fc.jit(lambda x: np.tanh(x) * 2 + x.sum())
+    for _ in range(3):  # by kernels, captured, replayed
+        y = step(on_gpu(X))
+        assert y.sharding.mesh.device_type == "cuda" and type(y.local) is cupy.ndarray
+        np.testing.assert_array_equal(np.asarray(y), np.asarray(step(X)))
+    assert step(X).sharding.mesh.device_type == "cpu"
+    assert type(step(step(on_gpu(X))).local) is cupy.ndarray
+
+
+def test_showing_values_is_refused():
+    step = fc.jit(lambda x: (fc.debug.print("x {}", x * 2), fc.fori_loop(0, 1, lambda i, c: c, x))[1])
+    with pytest.raises(UnsupportedError, match=r"fc.debug shows values of programs on CPUs, and this one runs on a GPU"):
+        step(on_gpu(X))
+    with fc.debug.disable_jit(), pytest.raises(DeviceError, match=r"disable_jit is for CPUs. Pass NumPy arrays"):
+        step(on_gpu(X))
+
+
+def test_a_program_is_captured_in_its_second_call():
+    step = fc.jit(lambda x: x * 2 + 1)
+    compiled = step.lower(on_gpu(X)).compile()
+    run = compiled._run
+    assert isinstance(run, CapturedProgram)
+    assert compiled.execution == "kernel by kernel; the second call is captured as a CUDA graph"
+    for call in range(4):
+        y = compiled(on_gpu(X + call))
+        np.testing.assert_array_equal(np.asarray(y), (X + call) * 2 + 1)
+        assert run.is_captured == (call > 0) and run.why_not is None
+    assert compiled.execution == "a CUDA graph" and "NumPy" in step.lower(X).compile().execution
+
+
+def captured(step: Any, x: Any) -> CapturedProgram:
+    """A program that replays a graph, and has done so last of all."""
+    compiled = step.lower(x).compile()
+    for _ in range(3):
+        compiled(x)
+    assert compiled._run.is_captured
+    return compiled._run
+
+
+def test_graphs_that_were_used_longest_ago_make_room_for_others(monkeypatch):
+    """Also where a program loses its graph more than once; a graph that is dropped gives its memory back."""
+    own, x, begun = gpu.current_gpu(), on_gpu(np.zeros((64, 64))), fake_cuda_memory.allocated_bytes()
+    steps = [fc.jit(lambda x, k=k: np.tanh(np.sin(x) + k) * 2) for k in range(4)]
+    first = captured(steps[0], x)
+    each = first.nbytes
+    assert each >= 2 * 64 * 64 * 8 and own.stats()["graphs"] == 1 and own.stats()["graph bytes"] == each
+    own.graphs.most_bytes = 2 * each
+    second = captured(steps[1], x)
+    first(x)  # so that the other one was used longest ago
+    third = captured(steps[2], x)
+    assert [p.is_captured for p in (first, second, third)] == [True, False, True]
+    assert second.execution.startswith("kernel by kernel; its CUDA graph was dropped to make room") and second.nbytes == 0
+    assert own.stats() == {**own.stats(), "graphs": 2, "graph bytes": 2 * each}
+    calls = [(second(x), second.is_captured)[1] for _ in range(4)]  # twice as many calls as before pass first
+    assert calls == [False, False, True, True] and not first.is_captured and own.stats()["graphs"] == 2
+    monkeypatch.setattr(captured_program, "MOST_GRAPHS", 1)
+    fourth = captured(steps[3], x)
+    assert fourth.is_captured and own.stats()["graphs"] == 1
+    np.testing.assert_array_equal(second(x)[0].get(), np.tanh(1.0 + x.get() * 0) * 2)
+    del first, second, third, fourth, steps
+    fc.clear_caches()
+    gc.collect()
+    fake_cuda_memory.get_default_memory_pool().free_all_blocks()
+    assert own.stats()["graphs"] == 0 and fake_cuda_memory.allocated_bytes() <= begun
+
+
+def test_a_capture_without_memory_takes_that_of_other_graphs(monkeypatch):
+    own, x, limit = gpu.current_gpu(), on_gpu(np.zeros((64, 64))), fake_cuda_memory.Memory.__init__
+    first = captured(fc.jit(lambda x: np.tanh(x) * 2), x)
+    monkeypatch.setattr(fake_cuda_memory.Memory, "__init__", lambda self, size: _refusing(self, size, limit, first))
+    second = captured(fc.jit(lambda x: np.sin(x) * 2), x)
+    assert not first.is_captured and second.is_captured and own.stats()["graphs"] == 1
+
+
+def _refusing(memory: Any, size: int, make: Any, held: CapturedProgram) -> None:
+    if held.is_captured and fake_cupy.recorder is not None:
+        raise fake_cupy.OutOfMemoryError("Out of memory")
+    make(memory, size)
+
+
+def test_a_result_is_not_changed_by_the_next_call():
+    step = fc.jit(lambda x, y: {"both": x + y, "one": x, "two": (x, x[0])})
+    results = [step(on_gpu(X + k), on_gpu(X)) for k in range(4)]
+    for k, r in enumerate(results):
+        np.testing.assert_array_equal(np.asarray(r["both"]), 2 * X + k)
+        np.testing.assert_array_equal(np.asarray(r["one"]), X + k)
+        np.testing.assert_array_equal(np.asarray(r["two"][1]), X[0] + k)
+
+
+def test_calls_wait_for_nothing(cupy):
+    step = fc.jit(lambda x, i: fc.at(x)[i].add(1.0) + fc.random.uniform(fc.random.key(0), (3,)))
+    x, i = on_gpu(X), on_gpu(np.array([1, 1, 3]))
+    for _ in range(4):
+        step(x, i)  # the first call uploads constants
+    cupy.host_events.clear()
+    y = step(x, i)
+    assert cupy.host_events == []
+    y.block_until_ready()
+    assert cupy.host_events[0] == "device.synchronize"
+
+
+def test_an_index_out_of_range_is_an_error_when_values_are_read():
+    step = fc.jit(lambda x, i: x[i])
+    x = on_gpu(X)
+    for _ in range(3):
+        y = step(x, on_gpu(np.array([0, 4])))
+        with pytest.raises(IndexError, match="holds 4 or -5, out of range for a dimension of size 4"):
+            np.asarray(y)
+    np.testing.assert_array_equal(np.asarray(step(x, on_gpu(np.array([0, -1])))), X[[0, -1]])
+
+
+def test_a_capture_that_the_driver_refuses_leaves_the_program_as_it_was(monkeypatch):
+    step = fc.jit(lambda x: np.tanh(x))
+    compiled = step.lower(on_gpu(X)).compile()
+    compiled(on_gpu(X))
+    monkeypatch.setattr(fake_cuda.Stream, "begin_capture", lambda self, mode=None: 1 / 0)
+    monkeypatch.setattr(fake_cuda.Stream, "end_capture", lambda self: None)
+    for _ in range(2):
+        np.testing.assert_array_equal(np.asarray(compiled(on_gpu(X))), np.tanh(X))
+    assert re.match("kernel by kernel: its capture failed with ZeroDivisionError", compiled.execution)
+
+
+def test_products_of_matrices_are_captured(monkeypatch):
+    """By cuBLAS itself. Streams join before each, but for those of a capture, which must not wait for another one."""
+    step, joined = fc.jit(lambda x, i: np.tanh((x[i] + 1) @ x.T)), []
+    join = type(gpu.current_gpu()._order).join
+    monkeypatch.setattr(type(gpu.current_gpu()._order), "join", lambda self: (joined.append(fake_cupy.recorder), join(self))[1])
+    compiled, i = step.lower(on_gpu(X), on_gpu(np.array([1, 3]))).compile(), np.array([1, 3])
+    results = [compiled(on_gpu(X + call), on_gpu(i)) for call in range(4)]
+    for call, y in enumerate(results):
+        np.testing.assert_allclose(np.asarray(y), np.tanh((X[i] + call + 1) @ (X + call).T))
+    assert compiled._run.is_captured and compiled._run.why_not is None
+    assert joined and not any(joined)
+
+
+def test_two_threads_multiply_in_turn(monkeypatch):
+    """One handle and one workspace: a thread sets the stream when no other one multiplies."""
+    held = gpu.current_gpu()
+    with held._stream_of_products():
+        assert not _is_free(held._order._lock)
+    monkeypatch.setattr(cublas.Cublas, "__init__", lambda self, *args: seen.append(_is_free(held._capture)))
+    seen: list[bool] = []
+    held._load_cublas()
+    assert seen == [False]  # a handle may wait for the device, which none may while another thread captures
+
+
+def test_without_cublas_products_run_without_a_graph(monkeypatch):
+    """CuPy 14.2 calls no cuBLAS in a capture (cupy/cupy#6290); a product in the middle must leave nothing half done."""
+    monkeypatch.setattr(cublas, "find_library", lambda version: None)
+    step = fc.jit(lambda x, i: np.tanh((x[i] + 1) @ x.T))
+    compiled, i = step.lower(on_gpu(X), on_gpu(np.array([1, 3]))).compile(), np.array([1, 3])
+    for call in range(4):
+        y = compiled(on_gpu(X + call), on_gpu(i))
+        np.testing.assert_allclose(np.asarray(y), np.tanh((X[i] + call + 1) @ (X + call).T))
+    assert not compiled._run.is_captured and "NotImplementedError: calling cuBLAS" in compiled._run.why_not
+
+
+def test_another_stream_waits_before_memory_is_written_again(monkeypatch):
+    """Slots of a graph, and tables of addresses, may still be read on the stream of the call before."""
+    step, events = fc.jit(lambda x: x * 2 + 1), []
+    for _ in range(3):
+        step(on_gpu(X))
+    held, copy, x = gpu.current_gpu(), fake_cupy.copyto, on_gpu(X)
+    table = held.allocate((2,), np.dtype(np.int64))
+    monkeypatch.setattr(fake_cuda.Stream, "wait_event", lambda self, event: events.append("wait"))
+    monkeypatch.setattr(fake_cupy, "copyto", lambda *args: (events.append("copy"), copy(*args)))
+    monkeypatch.setattr(fake_cupy.ndarray, "set", lambda self, values, stream=None: events.append("set"))
+    with fake_cuda.Stream(non_blocking=True):
+        step(x)
+        step(x)
+        held.upload(table, np.arange(2))
+    held.upload(table, np.arange(2))
+    # Into the slot, and out of the graph's memory.
+    assert events == ["wait", "copy", "copy", "copy", "copy", "set", "wait", "set"]
+
+
+def _is_free(lock: Any) -> bool:
+    """True when another thread can have a lock."""
+
+    def take() -> None:
+        found.append(lock.acquire(blocking=False))
+        if found[0]:
+            lock.release()
+
+    found: list[bool] = []
+    thread = threading.Thread(target=take)
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def test_no_thread_waits_for_the_device_while_another_captures(monkeypatch):
+    """The driver refuses it to every thread, and captures nothing then."""
+    held, seen = gpu.current_gpu(), []
+    held.capture(lambda: seen.append(_is_free(held._capture)))
+    monkeypatch.setattr(fake_cuda.Device, "synchronize", lambda self: seen.append(_is_free(held._capture)))
+    held.wait()
+    assert seen == [False, False] and _is_free(held._capture)
+
+
+def test_no_thread_captures_a_program_in_whose_first_call_another_one_is():
+    seen: list[bool] = []
+    program = CapturedProgram(gpu.current_gpu(), lambda x: (seen.append(_is_free(program._lock)), (x,))[1])
+    for _ in range(2):
+        program(on_gpu(X))
+    assert seen == [False, False] and program.is_captured
+
+
+def test_pinned_host_memory_may_change_when_a_call_returns(cupy, monkeypatch):
+    x = X.copy()
+    cupy.host_events.clear()
+    fc.device_put(x, NO_MESH, device="cuda")
+    assert cupy.host_events == ["set"]
+    monkeypatch.setattr(cupy, "pinned", {x.ctypes.data})
+    fc.device_put(x, NO_MESH, device="cuda")
+    assert cupy.host_events == ["set", "set", "stream.synchronize"]
+
+
+def test_device_put(cupy):
+    mesh = fc.make_mesh({"d": 2})
+    y = fc.device_put(X, mesh, P("d"), device="cuda")
+    assert [type(s) for s in y.shards] == [cupy.ndarray] * 2
+    np.testing.assert_array_equal(np.asarray(y), X)
+    assert fc.device_put(on_gpu(X), mesh, P("d")).sharding == y.sharding  # it stays where it is
+    back = fc.device_put(y, mesh, P("d"), device="cpu")
+    assert back.sharding.mesh is mesh and type(back.shards[0]) is np.ndarray
+    np.testing.assert_array_equal(np.asarray(fc.device_put(on_gpu(X), mesh, device="cpu")), X)
+    np.testing.assert_array_equal(np.asarray(fc.from_local([on_gpu(X[:2]), on_gpu(X[2:])], mesh, P("d"))), X)
+    np.testing.assert_array_equal(np.asarray(fc.asarray(on_gpu(X))), X)
+    source = on_gpu(X)
+    copied = fc.device_put(source, mesh)
+    source.fill(0)
+    np.testing.assert_array_equal(np.asarray(copied), X)
+
+
+def test_meshes_of_gpus():
+    mesh = fc.make_mesh({"d": 2}, device="cuda")
+    assert mesh.device_type == "cuda" and repr(mesh) == "Mesh({'d': 2}, 'cuda')"
+    assert mesh != fc.make_mesh({"d": 2}) and mesh == fc.make_mesh({"d": 2}, device="cuda")
+    step = fc.jit(lambda x, s: x * s + fc.axis_index("d"), mesh=mesh, in_specs=(P("d"), P()), out_specs=P("d"))
+    for _ in range(3):  # a mesh of GPUs takes arguments of the host
+        y = step(X, 2.0)
+        np.testing.assert_array_equal(np.asarray(y), X * 2 + np.array([[0], [0], [1], [1]]))
+    z = step(y, np.float64(2))
+    np.testing.assert_array_equal(np.asarray(z), np.asarray(y) * 2 + np.array([[0], [0], [1], [1]]))
+    assert "cuda" in repr(z) and z._repr_html_()
+
+
+def test_training_on_gpus_gives_the_values_of_the_host():
+    def loss(params, x):
+        return np.mean((np.tanh(x @ params["w"]) - params["b"]) ** 2)
+
+    @fc.jit(donate_argnums=0)
+    def step(params, x):
+        value, grads = fc.value_and_grad(loss)(params, x)
+        return fc.tree.map(lambda p, g: p - 0.1 * g, params, grads), value
+
+    runs = []
+    for place in (np.asarray, on_gpu):
+        params = {"w": place(np.linspace(-1, 1, 6).reshape(3, 2)), "b": place(np.zeros(2))}
+        for _ in range(5):
+            params, value = step(params, place(X))
+        runs.append([np.asarray(params["w"]), np.asarray(params["b"]), np.asarray(value)])
+    found = [compiled._run for compiled in step._cache.values() if isinstance(compiled._run, CapturedProgram)]
+    assert [run.is_captured for run in found] == [True]
+    for cpu, cuda in zip(*runs, strict=True):
+        np.testing.assert_allclose(cuda, cpu, rtol=1e-12)
+
+
+def test_arrays_of_both_places_are_refused():
+    step = fc.jit(lambda w, x: w @ x)
+    with pytest.raises(DeviceError, match=r"x of .*<lambda> is in host memory, and w of .*<lambda> on a GPU"):
+        step(on_gpu(X), X.T)
+    with pytest.raises(DeviceError, match="is in host memory"):
+        step(on_gpu(X), fc.device_put(X.T, fc.make_mesh({})))
+    scale = fc.jit(lambda x, s: x * s)
+    for scalar in (2.0, np.float64(2), np.array(2.0)):
+        np.testing.assert_array_equal(np.asarray(scale(on_gpu(X), scalar)), X * 2)
+
+
+def test_captured_arrays_of_a_gpu_are_refused():
+    table = on_gpu(X)
+    with pytest.raises(TraceError, match=r"on a GPU that the traced function captures.*fc\.asarray"):
+        fc.jit(lambda x: x + table)(X)
+    # A snapshot of it, which is a constant like another, is asked for.
+    np.testing.assert_array_equal(np.asarray(fc.jit(lambda x: x + fc.asarray(table))(X)), 2 * X)
+
+
+def test_an_array_on_another_gpu_is_refused(monkeypatch):
+    x = on_gpu(X)
+    monkeypatch.setattr(fake_cupy.ndarray, "device", property(lambda self: fake_cuda.Device(3)))
+    with pytest.raises(DeviceError, match="is on GPU 3, and this process computes on GPU 0"):
+        fc.jit(lambda x: x + 1)(x)
+
+
+def test_out_of_memory_says_how_much(monkeypatch):
+    monkeypatch.setattr(fake_cupy, "free_bytes", 50)
+    with pytest.raises(MemoryError, match=r"not enough memory for an array of shape \(4, 3\), float64"):
+        fc.device_put(X, fc.make_mesh({}), device="cuda")
+
+
+def test_a_deleted_array_says_so_and_a_donated_result_is_new():
+    step = fc.jit(lambda x: x + 1, donate_argnums=0)
+    y = step(on_gpu(X))
+    for k in range(3):
+        z = step(y)
+        assert y.is_deleted()
+        np.testing.assert_array_equal(np.asarray(z), X + 2 + k)
+        y = z
+
+
+class Tensor:
+    """Another library's array on a GPU: it has DLPack, and dtypes of its own."""
+
+    dtype = "float64 of another library"
+
+    def __init__(self, block: Any):
+        self.block, self.shape = block, block.shape
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (2, 0)
+
+    def __dlpack__(self, **kwargs: Any) -> Any:
+        self.asked = True
+        return self.block
+
+
+def test_arrays_come_and_go_by_dlpack():
+    step = fc.jit(lambda x: x * 2)
+    tensor = Tensor(on_gpu(X))
+    y = step(tensor)
+    assert tensor.asked
+    np.testing.assert_array_equal(np.asarray(y), X * 2)
+    assert y.__dlpack_device__()[0] == 2 and y.__cuda_array_interface__["data"][0] == y.local.data.ptr
+    mesh = fc.make_mesh({"d": 2})
+    split = fc.device_put(on_gpu(X), mesh, P("d"))
+    assert not hasattr(split, "__cuda_array_interface__") and not hasattr(fc.asarray(X), "__cuda_array_interface__")
+    np.testing.assert_array_equal(split.on_gpu().get(), X)
+
+
+def test_operators_of_arrays_stay_on_the_gpu(cupy):
+    x = fc.device_put(X, fc.make_mesh({"d": 2}), P("d"), device="cuda")
+    for y in (x * x, x + on_gpu(X), -x, x.sum(), x.reshape(12)):
+        assert type(y) is cupy.ndarray
+    np.testing.assert_array_equal((x * x).get(), X * X)
+    assert float(fc.jit(np.sum)(on_gpu(X))) == X.sum() and x.tolist() == X.tolist()

@@ -1,0 +1,584 @@
+"""Jobs on several hosts: their ranks find each other over TCP, share memory within a host, and hear how others end.
+
+Without MPI (`file_invitation`), on one machine; where a network counts, on hosts that are namespaces.
+"""
+
+import errno
+import os
+import signal
+import socket
+import threading
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+from funccoll.errors import RendezvousError
+from funccoll.runtime.job import packets
+from funccoll.runtime.job.across_hosts import _TcpCoordinator
+from funccoll.runtime.job.coordinator import Coordinator
+from funccoll.runtime.job.hello import JobSpec
+from funccoll.runtime.job.host import PEER_FAILURE_EXIT_CODE
+from funccoll.runtime.job.packets import FramedSocket, receive, send
+from funccoll.runtime.job.tcp import Door, call, host_addresses
+from tests.support.ranks import network_hosts
+from tests.support.ranks.file_invitation import NAMESPACE
+from tests.support.ranks.host_ranks import JOIN_HOSTS, ON_HOSTS, STAY_HOSTS, HostRanks
+from tests.support.ranks.network_hosts import NetworkHosts
+from tests.support.ranks.ranks import PATIENCE, PRELUDE, left_behind
+
+TELL = JOIN_HOSTS + """
+def tell(members=()):
+    sure(lambda: w.watch.failure(members))
+    failure = w.watch.failure(members)
+    words = w.backend.failure_words()
+    text = words[2050:].view("u1")[:words[2049]].tobytes().decode()
+    say(words[0], failure.rank, failure.kind, failure.text == text)
+    return failure
+"""
+
+
+# ---------------------------------------------------------------- finding each other
+
+
+MEMORY = JOIN_HOSTS + """
+mates = [r for r in range(w.world) if w.hosts[r] == w.hosts[rank]]
+words = w.backend.heap.view(65536, (w.world,), "i8")
+words[rank] = 1
+sure(lambda: all(words[r] for r in mates))
+array = w.backend.heap.array((8,), "i8")
+say(w.hosts, sorted(w.watch._sockets), (w.backend.heap.offset_of(array) - (16 << 20)) // w.backend.heap.arena)
+hear()
+assert words.tolist() == [int(r in mates) for r in range(w.world)], words
+"""
+
+
+@pytest.mark.parametrize("hosts", [(0, 0, 1), (0, 1, 0, 1), (0, 1), (0, 0)])
+def test_all_find_each_other_and_those_of_a_host_share_memory(hosts, tmp_path):
+    with HostRanks(MEMORY, hosts, tmp_path) as ranks:
+        assert set(ranks.lines().values()) == {"in"}
+        said = ranks.lines()
+        for rank, host in enumerate(hosts):
+            others = [other for other in range(len(hosts)) if other != rank]
+            assert said[rank] == f"{hosts} {others} {hosts[:rank].count(host)}"
+        assert left_behind(ranks.run) == []  # no socket waits for more ranks
+        for rank in range(len(hosts)):
+            ranks.tell(rank)
+        ranks.end_well()
+
+
+AGAIN = JOIN_HOSTS + """
+from pathlib import Path
+def count():
+    return len(os.listdir("/proc/self/fd")), threading.active_count(), "memfd:funccoll" in Path("/proc/self/maps").read_text()
+world.finalize()
+before = count()
+for _ in range(5):
+    w = world.init()
+    assert w.hosts == (0, 1, 1)
+    world.finalize()
+    del w
+assert count() == before, (count(), before)
+"""
+
+
+def test_leave_and_join_again(tmp_path):
+    with HostRanks(AGAIN, (0, 1, 1), tmp_path) as ranks:
+        ranks.lines()
+        ranks.end_well()
+
+
+def test_missing_ranks_are_named_by_all(tmp_path):
+    with HostRanks(PRELUDE + "say('ready')\n" + STAY_HOSTS, (0, 0, 1, 1), tmp_path, [2]) as ranks:
+        assert ranks.line(2) == "ready"
+        ranks.start(0, STAY_HOSTS, FUNCCOLL_RENDEZVOUS_TIMEOUT="1.5")
+        for rank in (0, 2):
+            code, _, error = ranks.end(rank)
+            assert code == 1 and "RendezvousError: ranks 1, 3 of 4 did not come within 1.5 s" in error, error
+
+
+def test_rank_0_is_missing(tmp_path):
+    with HostRanks(ON_HOSTS + PRELUDE + "world.init(rendezvous_timeout=0.3)", (0, 1), tmp_path, [1]) as ranks:
+        code, _, error = ranks.end(1)
+        assert code == 1 and "rank 0 did not come within 0.3 s" in error and "rank 1 of 2" in error
+
+
+def test_another_installation(tmp_path):
+    other = "import funccoll.runtime.job.hello as hello\nhello.__version__ = '0.0.1'\n"
+    other += "hello.installation.cache_clear()\n" + STAY_HOSTS
+    with HostRanks(STAY_HOSTS, (0, 1, 1), tmp_path, [0, 1]) as ranks:
+        ranks.start(2, other)
+        for rank in range(3):
+            code, _, error = ranks.end(rank)
+            assert code == 1 and "rank 2 runs funccoll 0.0.1 of " in error and "All must run the same" in error
+
+
+def test_another_installation_on_another_host(tmp_path):
+    other = "import platform\nplatform.node = lambda: 'n2'\n"
+    other += "import funccoll.runtime.job.hello as hello\nhello.__version__ = '0'\nhello.installation.cache_clear()\n"
+    with HostRanks(other + STAY_HOSTS, (0, 1), tmp_path, [1]) as ranks:
+        ranks.start(0, "import platform\nplatform.node = lambda: 'n1'\n" + STAY_HOSTS)
+        _, _, error = ranks.end(1)
+        assert "rank 1 on n2 runs funccoll 0 of " in error and "and rank 0 on n1 runs funccoll " in error, error
+        assert "All must run the same: install the same versions on both hosts." in error
+
+
+def test_a_rank_that_reads_its_sources_slowly(tmp_path):
+    """It connects when it has: rank 0 drops those that connect and say nothing."""
+    slow = "import funccoll.runtime.job.hello as hello\nread = hello.installation\n"
+    slow += "hello.installation = lambda: (time.sleep(1), read())[1]\n"
+    hasty = "import funccoll.runtime.job.strangers as strangers\nstrangers._PATIENCE = 0.3\n"
+    with HostRanks(PRELUDE + slow + STAY_HOSTS, (0, 1), tmp_path, [1]) as ranks:
+        ranks.start(0, hasty + STAY_HOSTS)
+        assert ranks.lines() == {0: "in", 1: "in"}
+        for rank in range(2):
+            ranks.tell(rank)
+        ranks.end_well()
+
+
+def test_a_machine_that_has_no_identity(tmp_path):
+    """How many of the job share it is unknown, except what the host knows."""
+    unknown = "import funccoll.runtime.job.across_hosts as across_hosts\nacross_hosts.boot_id = lambda: ''\n"
+    with HostRanks(unknown + JOIN_HOSTS + "say(w.processes_here)", (0, 0, 1), tmp_path) as ranks:
+        ranks.lines()
+        assert ranks.lines() == {0: "2", 1: "2", 2: "1"}
+        ranks.end_well()
+
+
+# A rank whose secret is another one: it belongs to another job, which happens to find this one's addresses.
+STRANGER = ON_HOSTS + """
+real = FileInvitation.receive
+def receive(self, seconds):
+    payload = real(self, seconds)
+    return payload and payload.replace(payload[2:66], b"0" * 64)
+FileInvitation.receive = receive
+""" + STAY_HOSTS
+
+
+def test_another_secret(tmp_path):
+    with HostRanks(STRANGER, (0, 1), tmp_path, [1], FUNCCOLL_RENDEZVOUS_TIMEOUT="2") as ranks:
+        ranks.start(0, STAY_HOSTS)
+        code, _, error = ranks.end(1)
+        assert code == 1 and "RendezvousError: rank 0 was there but could not be reached within 2 s" in error
+        assert "127.0.0.1 port " in error and "let all hosts of a job connect to each other by TCP" in error
+        assert "rank 1 of 2 did not come within 2 s" in ranks.end(0)[2]
+
+
+@pytest.mark.parametrize(("where", "how"), [
+    ("host_leader", "die"), ("memory", "raise"), *(pytest.param(*case, marks=pytest.mark.slow) for case in (
+        ("host_leader", "raise"), ("receive", "die"), ("memory", "die"),
+    )),
+])  # fmt: skip
+@pytest.mark.parametrize("victim", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_rank_ends_while_the_job_begins(where, how, victim, tmp_path):
+    ends = "os._exit(3)" if how == "die" else "raise OSError('no room')"
+    place = "shm_backend.create = shm_backend.rendezvous.meet" if where == "memory" else f"FileInvitation.{where}"
+    imports = "import funccoll.runtime.shm.shm_backend as shm_backend\n"
+    script = f"{PRELUDE}{imports}def end(*_):\n    {ends}\n{ON_HOSTS}{place} = end\n"
+    with HostRanks(STAY_HOSTS, (0, 1, 1), tmp_path, [0, 3 - victim], FUNCCOLL_RENDEZVOUS_TIMEOUT="3") as ranks:
+        ranks.start(victim, script + STAY_HOSTS)
+        assert ranks.end(victim)[0] == (3 if how == "die" else 1)
+        for rank in (0, 3 - victim):
+            code, _, error = ranks.end(rank)
+            assert code == 1 and f"rank {victim} " in error, error
+            assert "no room" in error if how == "raise" else "ended before the job could begin" in error or where == "receive"
+
+
+def test_a_rank_ends_before_others_have_called_it(tmp_path):
+    """Those hear of it from rank 0, and do not go on calling."""
+    ends = "import funccoll.runtime.job.across_hosts as across_hosts\n"
+    ends += "across_hosts._connect_all = lambda *_: os._exit(3)\n"
+    with HostRanks(PRELUDE + ends + STAY_HOSTS, (0, 1, 2), tmp_path, [1]) as ranks:
+        for rank in (0, 2):
+            ranks.start(rank, STAY_HOSTS)
+        for rank in (0, 2):  # after 60 s it would blame the network
+            assert "rank 1 ended before the job could begin" in ranks.end(rank)[2]
+
+
+# ---------------------------------------------------------------- failures
+
+
+@pytest.mark.parametrize("victim", [0, 1, 3])
+def test_a_killed_rank_is_noticed_on_every_host(victim, tmp_path):
+    with HostRanks(TELL + "tell()\nhear()", (0, 0, 1, 1), tmp_path) as ranks:
+        ranks.lines()
+        ranks.kill(victim)
+        ranks.end(victim)
+        for rank in ranks.processes:
+            assert ranks.line(rank) == f"{1 + victim} {victim} died True"
+            ranks.tell(rank)
+        ranks.end_well()
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_traceback_is_in_the_memory_of_every_host(victim, tmp_path):
+    raises = "raise ValueError('the loss is nan, 漢字' + '!' * 100_000)"
+    script = TELL + f"if rank == {victim}:\n    hear()\n    {raises}\nraise tell().error()"
+    with HostRanks(script, (0, 0, 1, 1), tmp_path) as ranks:
+        ranks.lines()
+        ranks.tell(victim)
+        assert ranks.end(victim)[0] == 1
+        for rank in list(ranks.processes):
+            assert ranks.line(rank) == f"{1 + victim} {victim} raised True"
+            code, _, error = ranks.end(rank)
+            assert code == PEER_FAILURE_EXIT_CODE and f"rank {victim} raised " in error, error
+
+
+@pytest.mark.parametrize("victim", [0, 3])
+def test_a_rank_that_leaves_is_named_on_every_host(victim, tmp_path):
+    script = TELL + f"if rank == {victim}:\n    sys.exit()\nothers = {{*range(4)}} - {{rank, {victim}}}\ntell([{victim}])\n"
+    with HostRanks(script + "assert w.watch.failure(others) is None\nhear()", (0, 0, 1, 1), tmp_path) as ranks:
+        ranks.lines()
+        assert ranks.end(victim) == (0, [], "")
+        for rank in ranks.processes:
+            assert ranks.line(rank) == f"0 {victim} left True"
+        for rank in ranks.processes:
+            ranks.tell(rank)
+        ranks.end_well()
+
+
+def test_all_leave_at_once(tmp_path):
+    with HostRanks(JOIN_HOSTS + "assert w.watch.failure() is None", (0, 1, 2, 0), tmp_path) as ranks:
+        ranks.end_well()
+
+
+def test_a_rank_that_left_may_die_and_a_stopped_one_stays(tmp_path):
+    script = TELL + "if rank == 1:\n    world.finalize()\nelse:\n    tell([1])\nhear()\nassert w.watch.failure() is None\n"
+    with HostRanks(script, (0, 1, 2), tmp_path) as ranks:
+        ranks.lines()
+        ranks.kill(2, signal.SIGSTOP)
+        assert ranks.line(0) == "0 1 left True"
+        ranks.kill(1)
+        ranks.end(1)
+        ranks.kill(2, signal.SIGCONT)
+        assert ranks.line(2) == "0 1 left True"
+        for rank in (0, 2):
+            ranks.tell(rank)
+        ranks.end_well()
+
+
+def test_a_forked_child_hides_nothing_and_ends_nothing(tmp_path):
+    script = TELL + """
+if rank == 1:
+    for end in (lambda: sys.exit(3), lambda: os._exit(0)):
+        if (child := os.fork()) == 0:
+            sys.stderr = None
+            end()
+        os.waitpid(child, 0)
+    assert w.watch.failure() is None
+    if (child := os.fork()) == 0:
+        assert world.current() is None
+        say("child", os.getpid())
+        while True:
+            signal.pause()
+    hear()
+tell()
+hear()
+"""
+    with HostRanks(script, (0, 1, 1), tmp_path) as ranks:
+        ranks.lines()
+        child = int(ranks.line(1).split()[1])
+        try:
+            ranks.kill(1)
+            for rank in (0, 2):
+                assert ranks.line(rank) == "2 1 died True"
+            os.kill(child, 0)
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+HUB = TELL + """
+victim = 9
+if rank == victim:
+    how = hear()
+    if how == "leave":
+        sys.exit()
+    1 / 0
+tell([victim])
+hear()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["leave", "raise", "kill"])
+def test_of_many_ranks_rank_0_tells_the_others(how, tmp_path):
+    """Each is connected to it alone."""
+    with HostRanks(HUB, [rank // 6 for rank in range(18)], tmp_path) as ranks:
+        ranks.lines()
+        if how == "kill":
+            ranks.kill(9)
+        else:
+            ranks.tell(9, how)
+        ranks.end(9)
+        expected = {"leave": "0 9 left True", "raise": "10 9 raised True", "kill": "10 9 died True"}[how]
+        for rank in ranks.processes:
+            assert ranks.line(rank) == expected
+        for rank in ranks.processes:
+            ranks.tell(rank)
+        ranks.end_well()
+
+
+# ---------------------------------------------------------------- questions
+
+
+ASKS = JOIN_HOSTS + """
+w.watch.answer_with("call", lambda question: {"rank": rank, "of": question["of"]})
+w.watch.answer_with("none", lambda question: None)
+w.watch.answer_with("raises", lambda question: 1 / 0)
+w.watch.answer_with("long", lambda question: {"text": "x" * 1_000_000})
+say("asks")
+def nap():
+    hear()
+def wait_in_nap():
+    nap()
+if rank == asker:
+    hear()
+    others = [r for r in range(w.world) if r != rank]
+    assert w.watch.ask_all(others, {"kind": "call", "of": 7}, 60) == {r: {"rank": r, "of": 7} for r in others}
+    assert w.watch.ask(others[-1], {"kind": "call", "of": 8}, 60) == {"rank": others[-1], "of": 8}
+    assert "in wait_in_nap" in w.watch.ask(others[0], {"kind": "where"}, 60)["text"]
+    sure(lambda: all("in nap" in w.watch.stack_of(r) for r in others))
+    for kind in ("none", "raises", "unknown"):
+        assert w.watch.ask(others[0], {"kind": kind}, 60) is None
+    assert w.watch.ask(others[0], {"kind": "long"}, 0.1) is None
+    answers = []
+    asking = lambda: answers.append(w.watch.ask(others[-1], {"kind": "call", "of": 9}, 60))
+    threads = [threading.Thread(target=asking) for _ in range(8)]
+    [thread.start() for thread in threads], [thread.join() for thread in threads]
+    assert answers == [{"rank": others[-1], "of": 9}] * 8
+    say("asked")
+    hear()
+    assert w.watch.ask_all(others, {"kind": "call", "of": 7}, 0.1) == {}
+    assert w.watch.failure() is None
+    say("none")
+    sure(w.watch.failure)
+    assert w.watch.ask_all(others, {"kind": "call", "of": 7}, 1000) == {}
+else:
+    wait_in_nap()
+"""
+
+
+def test_ranks_ask_each_other(tmp_path):
+    """A stopped one does not answer; one that has ended is not waited for."""
+    with HostRanks("asker = 1\n" + ASKS, (0, 1, 1), tmp_path) as ranks:
+        ranks.lines(), ranks.lines()
+        for rank in (0, 2):
+            ranks.wait_until_in(rank, "pipe")
+        ranks.tell(1)
+        assert ranks.line(1) == "asked"
+        for rank in (0, 2):
+            ranks.kill(rank, signal.SIGSTOP)
+        ranks.tell(1)
+        assert ranks.line(1) == "none"
+        for rank in (0, 2):
+            ranks.kill(rank)
+        assert ranks.end(1)[0] == 0
+
+
+@pytest.mark.slow
+def test_of_many_ranks_rank_0_passes_questions_on(tmp_path):
+    script = ASKS[: ASKS.index("    say(\"asked\")")] + "    say('asked')\nelse:\n    wait_in_nap()\n"
+    with HostRanks("asker = 5\n" + script, [rank // 9 for rank in range(18)], tmp_path) as ranks:
+        ranks.lines(), ranks.lines()
+        for rank in range(18):
+            ranks.wait_until_in(rank, "pipe")
+        ranks.tell(5)
+        assert ranks.line(5) == "asked"
+
+
+# ---------------------------------------------------------------- links
+
+
+@pytest.fixture(scope="module")
+def two_hosts():
+    if network_hosts.why_not():
+        pytest.skip(network_hosts.why_not())
+    with NetworkHosts(2) as hosts:
+        yield hosts
+
+
+@pytest.mark.parametrize("host", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_link_that_is_down_is_told_on_both_sides(host, two_hosts, tmp_path):
+    """How soon: benchmarks/results/failures_mpi.json."""
+    with HostRanks(TELL + "hear()\ntell()\nhear()", (0, 0, 1, 1), tmp_path, []) as ranks:
+        for rank in range(4):
+            ranks.start(rank, TELL + "hear()\nsay(tell())", **{NAMESPACE: f"/proc/{two_hosts.first_process(rank // 2)}/ns/net"})
+        assert set(ranks.lines().values()) == {"in"}
+        two_hosts.link(host, "down")
+        try:
+            for rank in range(4):
+                ranks.tell(rank)
+            for rank in range(4):
+                word, other, kind, _ = ranks.line(rank).split()
+                assert kind == "unreachable" and int(other) // 2 == 1 - rank // 2 and int(word) == 1 + int(other)
+                assert ranks.line(rank) == f"rank {other}'s host does not answer any more: it is down, or the network to it is"
+            ranks.end_well()
+        finally:
+            two_hosts.link(host, "up")
+
+
+@pytest.mark.slow
+def test_a_link_that_is_down_while_ranks_come(two_hosts, tmp_path):
+    spaces = [{NAMESPACE: f"/proc/{two_hosts.first_process(host)}/ns/net"} for host in range(2)]
+    with HostRanks(STAY_HOSTS, (0, 1), tmp_path, [], FUNCCOLL_RENDEZVOUS_TIMEOUT="3") as ranks:
+        two_hosts.link(1, "down")
+        try:
+            ranks.start(0, STAY_HOSTS, **spaces[0])
+            ranks.start(1, STAY_HOSTS, **spaces[1])
+            assert "rank 1 of 2 did not come within 3 s" in ranks.end(0)[2]
+            assert "rank 0 was there but could not be reached within 3 s" in ranks.end(1)[2]
+        finally:
+            two_hosts.link(1, "up")
+
+
+# ---------------------------------------------------------------- frames, doors
+
+
+def pair():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        one = FramedSocket(socket.AF_INET, socket.SOCK_STREAM)
+        one.connect(server.getsockname())
+        accepted, _ = server.accept()
+    return one, FramedSocket(fileno=accepted.detach())
+
+
+def test_frames_come_whole_and_one_by_one():
+    one, two = pair()
+    with one, two:
+        two.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            receive(two)
+        assert send(one, {"a": 1}) and send(one, {"b": "漢字"})
+        assert receive(two) == ({"a": 1}, []) and receive(two) == ({"b": "漢字"}, [])
+        for byte in b"\0\0\0\7{\"a\":2}":
+            with pytest.raises(BlockingIOError):
+                receive(two)
+            one.sendall(bytes([byte]))
+        two.settimeout(PATIENCE)
+        assert receive(two) == ({"a": 2}, [])
+        one.sendall((packets.PACKET + 1).to_bytes(4, "big"))
+        assert receive(two) == (None, [])
+
+
+def test_a_peer_that_does_not_read_is_not_waited_for():
+    """And frames that are half sent then are completed when it reads again."""
+    one, two = pair()
+    with one, two:
+        sent = 0
+        while send(one, {"number": sent, "text": "x" * 100_000}):
+            sent += 1
+        assert sent > 1
+        heard, two_timeout = [], two.settimeout(0.5)
+        while True:
+            send(one, {"number": "more"})  # completes the one before
+            try:
+                heard.append(receive(two)[0]["number"])
+            except TimeoutError:
+                break
+            if heard[-1] == "more":
+                break
+        assert heard[:sent] == list(range(sent)) and two_timeout is None
+
+
+def test_what_was_sent_before_the_end_arrives():
+    """Although the other side has sent what is not read."""
+    for _ in range(50):
+        one, two = pair()
+        with one, two:
+            two.settimeout(PATIENCE)
+            assert send(two, {"unread": 1}) and send(one, {"last": 1})
+            one.finish()
+            assert receive(two) == ({"last": 1}, []) and receive(two) == (None, [])
+
+
+def answer(door):
+    """Let one caller in, in a thread: what it then says, None when it does not know the secret."""
+    caller, said = None, {}
+    while said == {}:
+        try:
+            caller = caller or door.accept()
+            said = door.hear(caller)
+        except BlockingIOError:
+            time.sleep(0.001)
+    assert caller is not None
+    caller.close()
+    return said
+
+
+@pytest.mark.parametrize(("rank", "secret", "good"), [(3, b"s" * 32, True), (2, b"s" * 32, False), (3, b"t" * 32, False)])
+def test_callers_and_doors_know_each_other(rank, secret, good):
+    door = Door(3, b"s" * 32)
+    answers = []
+    thread = threading.Thread(target=lambda: answers.append(answer(door)))
+    thread.start()
+    channel = call(rank, door.addresses[-1:], secret, time.monotonic() + (PATIENCE if good else 0.5))
+    assert (channel is not None) == good
+    if channel is not None:
+        assert send(channel, {"rank": 1})
+    thread.join(PATIENCE)
+    assert answers == [{"rank": 1} if good else None]
+    door.close()
+    if channel is not None:
+        channel.close()
+
+
+def test_addresses_where_nothing_answers_are_passed_over():
+    door = Door(0, b"s")
+    thread = threading.Thread(target=answer, args=[door], daemon=True)
+    thread.start()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        addresses = [("192.0.2.1", 9), ("127.0.0.1", 9), silent.getsockname(), ("::1", 9), *door.addresses]
+        channel = call(0, addresses, b"s", time.monotonic() + PATIENCE)
+        assert channel is not None
+        send(channel, {"rank": 1})
+        thread.join(PATIENCE)
+        channel.close()
+    door.close()
+
+
+def test_addresses_of_a_family_that_this_kernel_does_not_have(monkeypatch):
+    door = Door(0, b"s")
+    made = FramedSocket.__init__
+
+    def make(self, *arguments, **options):
+        if socket.AF_INET6 in arguments:
+            raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
+        made(self, *arguments, **options)
+
+    monkeypatch.setattr(FramedSocket, "__init__", make)
+    thread = threading.Thread(target=answer, args=[door], daemon=True)
+    thread.start()
+    channel = call(0, [("::1", 9), ("127.0.0.1", door.listener.getsockname()[1])], b"s", time.monotonic() + PATIENCE)
+    assert channel is not None
+    send(channel, {"rank": 1})
+    thread.join(PATIENCE)
+    channel.close()
+    door.close()
+
+
+@pytest.mark.parametrize(("world", "told"), [(16, True), (17, False)])
+def test_only_ranks_that_call_each_other_learn_their_addresses(world, told):
+    """Those of many ranks are longer than a message."""
+    coordinator = _TcpCoordinator(JobSpec(0, world, "run"), 1, None, None)  # pyright: ignore[reportArgumentType]
+    coordinator.hellos = {rank: {"addresses": [["10.0.0.1", 9]]} for rank in range(1, world)}
+    assert bool(coordinator._answer()["addresses"]) == told
+    coordinator.close()
+
+
+def test_an_answer_that_is_too_long_is_an_error():
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    coordinator = Coordinator(JobSpec(0, 2, uuid.uuid4().hex), PATIENCE)
+    coordinator.profile = {"text": "x" * packets.PACKET}
+    coordinator.arrived, coordinator.hellos = {1: here}, {1: {"arena": 1}}
+    coordinator.selector.register(here, 1)
+    with there, pytest.raises(RendezvousError, match="rank 0 could not tell rank 1 to begin"):
+        coordinator.run(1, None)
+
+
+def test_addresses_of_this_host():
+    found = host_addresses()
+    assert "127.0.0.1" in found and len(set(found)) == len(found)
+    listed = Path("/proc/net/fib_trie").read_text()
+    assert all(address in listed for address in found if ":" not in address)
+    assert packets.PACKET > 16_000 * 4

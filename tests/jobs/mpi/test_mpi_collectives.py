@@ -1,0 +1,109 @@
+"""MPI's own collectives by `algorithm="mpi"`: their values, what MPI lacks, and what a rank is told of failures within them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from itertools import islice
+
+import numpy as np
+import pytest
+
+import funccoll as fc
+from funccoll import P
+from funccoll.errors import ScheduleError
+from funccoll.runtime.job.mpirun import passed_on
+from tests.support import SUPPORT
+from tests.support.ranks import mpi_vendors, network_hosts
+from tests.support.ranks.network_hosts import NetworkHosts
+
+VENDORS = [pytest.param(v, marks=pytest.mark.skipif(bool(mpi_vendors.why_not(v)), reason=mpi_vendors.why_not(v)))
+           for v in mpi_vendors.VENDORS]  # fmt: skip
+CASES = str(SUPPORT / "cases/mpi_collective_cases.py")
+PATIENCE = 300
+
+
+def on_one_host(vendor: str, count: int, call: str) -> str:
+    """What the ranks print, each a host of its own on this one."""
+    environment = {**mpi_vendors.variables(vendor), "FUNCCOLL_TRANSPORT": "mpi"}
+    program = [sys.executable, CASES, call]
+    command = mpi_vendors.mpirun(vendor).command([("localhost", count)], program, passed_on(environment))
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+MESHES = ({"d": 2}, "d"), ({"a": 2, "b": 2}, "a"), ({"d": 3}, "d"), ({"a": 2, "b": 2}, ("b", "a"))
+
+
+@pytest.mark.parametrize(("vendor", "axes", "axis"), [
+    pytest.param(*VENDORS[(number + other) % 2].values, *mesh, marks=[*VENDORS[(number + other) % 2].marks, mark])
+    for other, mark in enumerate((pytest.mark.slow, pytest.mark.exhaustive)) for number, mesh in enumerate(MESHES)
+])  # fmt: skip
+def test_values_are_those_of_virtual_devices(vendor, axes, axis):
+    ranks = int(np.prod(list(axes.values())))
+    out = on_one_host(vendor, ranks, f"values({axes!r}, {axis!r})")
+    assert len(set(re.findall(r"(\d+) cases", out))) == 1 and len(re.findall("cases", out)) == ranks
+
+
+@pytest.mark.parametrize("vendor", VENDORS)
+@pytest.mark.slow
+def test_what_mpi_lacks_is_refused_when_it_is_compiled(vendor):
+    out = on_one_host(vendor, 2, "refused()")
+    assert out.count("all_reduce: MPI cannot combine f16. Leave algorithm=\"mpi\" out, or name one of") == 2
+    assert out.count("permute: MPI has no such collective. Leave") == 2
+    assert out.count("mpi (native: not proved)") == 2
+
+
+@pytest.mark.parametrize(("algorithm", "size"), [
+    (None, 4), pytest.param(None, 20000, marks=pytest.mark.slow), pytest.param("mpi", 4, marks=pytest.mark.slow),
+])  # fmt: skip
+@pytest.mark.parametrize("vendor", VENDORS[:1])
+def test_ranks_that_decide_differently_are_refused(vendor, algorithm, size):
+    environment = {**mpi_vendors.variables(vendor), "FUNCCOLL_TRANSPORT": "mpi"}
+    program = [sys.executable, CASES, f"decides({algorithm!r}, {size})"]
+    command = mpi_vendors.mpirun(vendor).command([("localhost", 2)], program, passed_on(environment))
+    out = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE).stdout
+    for rank in (0, 1):
+        (told,) = re.findall(rf"rank {rank}: (.*)", out)
+        assert re.match(r"(PeerFailure: rank \d raised \S+)?ProgramMismatch: ranks 0 and 1 decided differently", told), out
+        assert re.search(r"the loop at mpi_collective_cases.py:\d+ \(loop\) ended after 3 iterations on rank 0, and", told)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("vendor", VENDORS)
+def test_the_floating_point_environment_of_a_rank_changes_no_bits(vendor):
+    assert on_one_host(vendor, 2, "environments()").count("the same bits") == 2
+
+
+def test_a_mesh_without_mpi_has_none_of_its_collectives():
+    mesh = fc.make_mesh({"d": 2})
+    function = fc.jit(lambda x: fc.all_reduce(x, "d", algorithm="mpi"), mesh=mesh, in_specs=P("d"), out_specs=P())
+    with pytest.raises(ScheduleError, match=r"algorithm='mpi' is MPI's own collective, between processes of several hosts"):
+        function(np.ones((2, 2)))
+
+
+FAILURES = {
+    "dies": r"PeerFailure: rank 1 .*(died|killed).*This rank was in all_reduce among ranks \[0, 1\]",
+    "raises": r"PeerFailure: rank 1 raised .*ValueError: of the test",
+    "hangs": r"CollectiveTimeout: rank 0 waited 3\.\d s for MPI to finish all_reduce among ranks \[0, 1\]",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(network_hosts.why_not()), reason=network_hosts.why_not())
+@pytest.mark.parametrize("vendor", VENDORS)
+@pytest.mark.parametrize("how", FAILURES)
+def test_a_failure_within_mpi_is_told_as_any_other(vendor, how):
+    seconds = "3" if how == "hangs" else "120"
+    with NetworkHosts(2) as hosts:
+        job = hosts.mpirun(vendor, [1, 1], [sys.executable, CASES, f"fails({how!r})"], {"FUNCCOLL_TIMEOUT": seconds})
+        assert job.stdout is not None
+        said = (line.partition("rank 0: ")[2] for line in job.stdout)
+        lines = list(islice(filter(None, said), 2))
+    _, errors = job.communicate(timeout=PATIENCE)  # a rank that hangs went with its host
+    assert len(lines) == 2, (lines, errors)
+    first, later = lines
+    assert re.search(FAILURES[how], first), first
+    assert "an earlier failure ended all collectives of this job" in later

@@ -1,0 +1,375 @@
+"""Eager collectives: right in any order of the ranks' instructions, far ahead of a slow rank, and refused when ranks differ."""
+
+from __future__ import annotations
+
+import mmap
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from funccoll import schedules
+from funccoll.errors import FunccollError
+from funccoll.kernels.cpu import combine_address
+from funccoll.kernels.frame import BUDGET_SPENT, CELL_HEAD_BYTES, FINISHED, MISMATCH, PEER, WAITING
+from funccoll.runtime.plans.control_block import CELLS, CELLS_ON_SHARED_CORES, Communicator, ControlBlock
+from funccoll.runtime.plans.operand import Operand
+from funccoll.runtime.shm.plan import DESCRIPTION, GroupedCollective, build_plan, description
+from funccoll.schedules.chunk_layout import ChunkLayout
+from funccoll.schedules.collective import KINDS
+from funccoll.schedules.streams.instructions import Opcode, disassemble
+from tests.support.cases import eager_cases as cases
+from tests.support.oracles.schedule_oracle import built, expected
+from tests.support.ranks.kernel_ranks import MEMORY, Rank, RankMemory
+from tests.support.ranks.ranks import launch
+
+I4 = np.dtype(np.int32)
+COPIED = [kind for kind in KINDS if kind != "barrier"]
+SIMPLE = {"all_reduce": "one_shot", "all_gather": "direct", "reduce_scatter": "owner", "all_to_all": "direct",
+          "permute": "direct", **dict.fromkeys(("broadcast", "reduce", "gather", "scatter"), "flat")}  # fmt: skip
+SMALL, LARGE = ControlBlock(0, 2, cells=CELLS).rings
+
+
+def simple(kind, p, root=0):
+    pairs = [(i, (i + 1) % p) for i in range(p)] if kind == "permute" else ()
+    return built(kind, p, SIMPLE[kind], root=root if KINDS[kind].rooted else 0, pairs=pairs)
+
+
+def plan_of(kind, elements, *, p=2, rank=0, arrays=1, algorithm=None, **changes):
+    schedule = simple(kind, p) if algorithm is None else built(kind, p, algorithm)
+    shape = (elements * schedule.collective.input_blocks,)
+    out = ChunkLayout.output_shape(schedule.collective, shape)
+    operands = tuple(Operand(shape, out, I4, argument=i) for i in range(arrays))
+    communicator = Communicator(0, tuple(range(p)), rank, ControlBlock(4096, p, cells=CELLS))
+    return build_plan([GroupedCollective(("d",), schedule, "sum", operands, "")], [replace(communicator, **changes)])
+
+
+def places(ends):
+    return ends if isinstance(ends, list) else [ends]
+
+
+def opcodes(plan):
+    return [i.opcode for i in disassemble(plan.code.tolist())]
+
+
+# ---------------------------------------------------------------- which are eager
+
+
+@pytest.mark.parametrize("p", [2, 3, 4, 5])
+@pytest.mark.parametrize("kind", COPIED)
+def test_schedules_that_only_read_inputs_are_told_by_their_moves(kind, p):
+    found = set()
+    for name in schedules.algorithms(kind):
+        try:
+            schedule = built(kind, p, name, pairs=[(0, 1)] if kind == "permute" else ())
+        except FunccollError:
+            continue
+        ends = [(places(move.dsts), places(move.srcs)) for move in schedule.moves]
+        only = all(buffer == "input" for _, srcs in ends for _, buffer, _ in srcs) and all(
+            buffer == "output" and rank == dsts[0][0] for dsts, _ in ends for rank, buffer, _ in dsts
+        )
+        assert schedule.streams().verify().reads_only_inputs == only, schedule
+        found |= {name} if only else set()
+    assert SIMPLE[kind] in found
+
+
+def test_small_arrays_go_through_cells():
+    plan = plan_of("all_reduce", 16)
+    assert opcodes(plan).count(Opcode.PUBLISH) == 1 and Opcode.READ_PEER not in opcodes(plan)
+    after = opcodes(plan)[opcodes(plan).index(Opcode.PUBLISH) :]
+    assert after == [Opcode.PUBLISH, Opcode.ENTER, Opcode.SIGNAL, Opcode.FIND_CELL, Opcode.WAIT, Opcode.COMBINE, Opcode.SIGNAL,
+                     Opcode.ADVANCE, Opcode.END]  # fmt: skip
+    root = opcodes(plan_of("broadcast", 16))
+    after = root[root.index(Opcode.RAISE_FLOOR) :]
+    assert after.index(Opcode.ONCE) < after.index(Opcode.WAIT)  # but for its first call it waits for nothing
+    assert {site.span for site in plan.call_sites.values()} == {2}
+
+
+def test_the_ring_is_chosen_by_the_bytes_of_all_arrays():
+    def cells(plan):
+        return {i.operands["cells"] for i in disassemble(plan.code.tolist()) if i.opcode == Opcode.FIND_CELL}
+
+    fitting = SMALL.capacity // 4
+    assert cells(plan_of("all_reduce", fitting)) == {SMALL.cells}
+    assert cells(plan_of("all_reduce", fitting + 1)) == {LARGE.cells}
+    assert cells(plan_of("all_reduce", 2, arrays=12)) == {SMALL.cells}
+    assert cells(plan_of("all_reduce", 2, arrays=13)) == {LARGE.cells}
+    assert cells(plan_of("all_to_all", LARGE.capacity // 8)) == {LARGE.cells}
+    assert Opcode.PUBLISH not in opcodes(plan_of("all_to_all", LARGE.capacity // 8 + 1))
+    assert LARGE.capacity >= 1024 and SMALL.capacity == SMALL.cell_bytes - CELL_HEAD_BYTES
+
+
+def test_larger_arrays_of_a_root_are_eager_where_ranks_share_cores():
+    shared = {"control": ControlBlock(4096, 2, cells=CELLS_ON_SHARED_CORES)}
+    for kind, changes, is_eager in (
+        ("broadcast", shared, True), ("reduce", shared, True), ("all_reduce", shared, False), ("broadcast", {}, False),
+    ):  # fmt: skip
+        assert (Opcode.PUBLISH in opcodes(plan_of(kind, 1024, **changes))) == is_eager
+    assert Opcode.PUBLISH not in opcodes(plan_of("broadcast", 1100, **shared))
+
+
+def eager_call(kind, elements, argument, op="sum", root=0, dtype=I4, p=3):
+    schedule = simple(kind, p, root)
+    shape = (elements * schedule.collective.input_blocks,)
+    operand = Operand(shape, ChunkLayout.output_shape(schedule.collective, shape), dtype, argument=argument)
+    return GroupedCollective(("d",), schedule, op, (operand,), f"{kind} {op}")
+
+
+def entries(*calls, cells=CELLS):
+    """The number of collectives that each rank enters at once, from its plan, which is checked on the way."""
+    here = Communicator(0, (0, 1, 2), 0, ControlBlock(4096, 3, cells=cells))
+    plan = build_plan(calls, [here] * len(calls))
+    found = list(disassemble(plan.code.tolist()))
+    assert list(plan.starts) == sorted(plan.starts) and len(plan.starts) == len(calls)
+    assert [i.opcode for i in found].count(Opcode.ENTER) >= len(plan.call_sites)
+    entered = [sum(i.opcode == Opcode.ENTER and i.pc < end for i in found) for end in (*plan.starts[1:], len(plan.code))]
+    return [entered.count(number) for number in sorted(set(entered))]
+
+
+def test_several_collectives_are_one_entry():
+    """Whatever their ops, dtypes and roots are, as long as they fit into one cell and read nothing of each other."""
+    several = [
+        eager_call("all_reduce", 4, 0), eager_call("all_reduce", 4, 1, op="max"), eager_call("broadcast", 4, 2, root=1),
+        eager_call("all_reduce", 4, 3, dtype=np.dtype(np.complex128)), eager_call("gather", 4, 4),
+    ]  # fmt: skip
+    assert entries(*several) == [5]
+    assert entries(eager_call("all_reduce", 4, 0), eager_call("all_gather", 4, ~0)) == [1, 1]  # it reads a result
+    assert entries(eager_call("all_reduce", 150, 0), eager_call("all_reduce", 150, 1)) == [1, 1]  # too large for one
+    small = [eager_call("all_reduce", 4, i) for i in range(3)]
+    assert entries(*small, eager_call("all_reduce", 4000, 3), *small) == [3, 1, 3]
+    assert entries(eager_call("broadcast", 400, 0), eager_call("all_reduce", 4, 1), cells=CELLS_ON_SHARED_CORES) == [1, 1]
+    assert entries(eager_call("broadcast", 400, 0), eager_call("broadcast", 4, 1), cells=CELLS_ON_SHARED_CORES) == [2]
+    assert entries(*several, cells=()) == [1] * 5
+
+
+def test_arrays_in_a_cell_begin_where_their_dtypes_may():
+    """Most processors do not mind, so that no value tells."""
+    calls = [eager_call("all_reduce", elements, number, dtype=np.dtype(dtype)) for number, (elements, dtype) in enumerate(
+        [(3, np.int8), (1, np.float64), (1, np.int16), (2, np.complex128)])]  # fmt: skip
+    plan = build_plan(calls, [Communicator(0, (0, 1, 2), 0, ControlBlock(4096, 3, cells=CELLS))] * len(calls))
+    combines = [i for i in disassemble(plan.code.tolist()) if i.opcode == Opcode.COMBINE]
+    read = [[place.offset - CELL_HEAD_BYTES for place in i.memory["sources"][1:]] for i in combines]  # those of the other ranks
+    assert read == [[0, 0], [8, 8], [16, 16], [32, 32]]
+
+
+def test_the_description_of_several_collectives_says_each_field_once():
+    same = [eager_call("all_reduce", 4, i) for i in range(3)]
+    told = lambda calls: dict(zip(DESCRIPTION, description(calls)[:-1].decode().split("\x1f"), strict=True))
+    fields = told(same)
+    assert fields["shapes"] == "[4]" and fields["dtypes"] == "i32" and fields["op"] == "sum"
+    fields = told([*same, eager_call("all_reduce", 5, 3, op="max")])
+    assert fields["shapes"] == "[4]; [4]; [4]; [5]" and fields["op"] == "sum; sum; sum; max" and fields["dtypes"] == "i32"
+
+
+def test_what_is_not_eager():
+    assert Opcode.PUBLISH in opcodes(plan_of("all_reduce", 1))
+    for other in (
+        plan_of("all_reduce", 16, algorithm="ring"), plan_of("all_reduce", 16, hosts=(0, 1)),
+        plan_of("all_reduce", 16, control=ControlBlock(4096, 2)), plan_of("all_reduce", 16, p=1),
+    ):  # fmt: skip
+        assert Opcode.PUBLISH not in opcodes(other)
+
+
+def test_cells_do_not_overlap():
+    control = ControlBlock(4096, 3, cells=CELLS_ON_SHARED_CORES)
+    assert control.nbytes - ControlBlock(4096, 3).nbytes == sum(3 * r.cells * r.cell_bytes for r in control.rings)
+    places = [(ring.of(rank), ring.cells * ring.cell_bytes) for ring in control.rings for rank in range(3)]
+    assert places[0][0] == control.start + ControlBlock(4096, 3).nbytes
+    assert all(a + n == b for (a, n), (b, _) in pairwise(places))
+    assert sum(places[-1]) == control.start + control.nbytes
+    assert all(ring.cells & (ring.cells - 1) == 0 and ring.start % 128 == ring.cell_bytes % 128 == 0 for ring in control.rings)
+
+
+# ---------------------------------------------------------------- any order of instructions
+
+
+class Job:
+    """Ranks in one process that call the same collectives, each as far as it can."""
+
+    def __init__(self, p, programs, seed):
+        """`programs` has for each rank the collectives that it has, as (kind, elements, root)."""
+        self.p, self.rng = p, np.random.default_rng(seed)
+        memory = mmap.mmap(-1, MEMORY)
+        combine_address("sum", I4)
+        self.ranks, self.schedules = [], []
+        for rank, program in enumerate(programs):
+            shared = RankMemory(rank, memory)
+            made = [simple(kind, p, root) for kind, _, root in program]
+            self.schedules.append(made)
+            self.ranks.append([
+                Rank(rank, shared, schedule, elements, I4, "sum", identity=f"{kind} {elements} {root}", cells=CELLS)
+                for schedule, (kind, elements, root) in zip(made, program, strict=True)
+            ])  # fmt: skip
+        self.most_ahead = 0
+
+    def values(self, number, rank, length):
+        return np.random.default_rng([number, rank]).integers(-1000, 1000, length).astype(np.int32)
+
+    def begin(self, rank, number):
+        call = self.ranks[rank][number % len(self.ranks[rank])]
+        call.input[:], call.output[:] = self.values(number, rank, call.input.size), -99
+        return call
+
+    def run(self, calls, slow=()):
+        """Run this many calls on all ranks; `slow` ranks seldom get a turn. Returns the ranks that ended with MISMATCH."""
+        numbers, refused, vain = [0] * self.p, {}, 0
+        current = [self.begin(rank, 0) for rank in range(self.p)]
+        weights = np.array([0.02 if rank in slow else 1.0 for rank in range(self.p)])
+        while min(numbers) < calls and len(refused) < self.p:
+            left = [r for r in range(self.p) if numbers[r] < calls and r not in refused]
+            if refused and vain > 200:
+                break  # the others would be told of it
+            rank = int(self.rng.choice(left, p=weights[left] / weights[left].sum()))
+            before = int(current[rank].frame[13])
+            status = current[rank].advance(int(self.rng.integers(1, 9)))
+            vain = vain + 1 if status == WAITING and int(current[rank].frame[13]) == before else 0
+            assert vain < 20_000, f"all wait: {numbers}"
+            if status == MISMATCH:
+                refused[rank] = int(current[rank].frame[PEER]) - 10
+            elif status == FINISHED:
+                self.check(rank, numbers[rank], current[rank])
+                numbers[rank] += 1
+                self.most_ahead = max(self.most_ahead, numbers[rank] - min(numbers))
+                if numbers[rank] < calls:
+                    current[rank] = self.begin(rank, numbers[rank])
+            else:
+                assert status in (BUDGET_SPENT, WAITING), status
+        self.numbers = numbers
+        return refused
+
+    def check(self, rank, number, call):
+        schedule = self.schedules[rank][number % len(self.ranks[rank])]
+        inputs = [self.values(number, r, call.input.size) for r in range(self.p)]
+        want = expected(schedule.collective, inputs, "sum")[rank]
+        if want is not None:
+            np.testing.assert_array_equal(call.output, np.asarray(want).reshape(-1), err_msg=f"{number}: {schedule}")
+        call.input[:] = 77  # it is the caller's again
+
+
+def some_program(p, rng):
+    kinds = rng.choice(COPIED, rng.integers(1, 5))
+    return [(str(kind), int(rng.choice([1, 3, 20, 150])), int(rng.integers(p))) for kind in kinds]
+
+
+@pytest.mark.parametrize(("p", "seed"), [(2, 0), (3, 1), (4, 2), (2, 3)])
+def test_calls_are_right_in_any_order_of_instructions(p, seed):
+    rng = np.random.default_rng([p, seed])
+    job = Job(p, [some_program(p, rng)] * p, seed)
+    assert job.run(150, slow=[int(rng.integers(p))] if seed % 2 else ()) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("p", "seed"), [(2 + seed % 4, seed) for seed in range(4, 20)])
+def test_many_calls_are_right_in_any_order_of_instructions(p, seed):
+    rng = np.random.default_rng([p, seed])
+    job = Job(p, [some_program(p, rng)] * p, seed)
+    assert job.run(600, slow=[int(rng.integers(p))] if seed % 2 else ()) == {}
+
+
+@pytest.mark.parametrize(("elements", "ring"), [(4, SMALL), (200, LARGE)])
+def test_a_root_is_as_many_calls_ahead_as_there_are_cells(elements, ring):
+    job = Job(3, [[("broadcast", elements, 1)]] * 3, 0)
+    assert job.run(4 * ring.cells, slow=[0, 2]) == {}
+    assert ring.cells - 1 <= job.most_ahead <= ring.cells
+
+
+def test_a_ring_with_fewer_cells_than_are_kept_is_noticed():
+    """The same simulation with a RESERVE that is satisfied too early: cells are overwritten before they are read."""
+    job = Job(3, [[("broadcast", 4, 1)]] * 3, 0)
+    for calls in job.ranks:
+        code = calls[0].code
+        for i in disassemble(code.tolist()):
+            if i.opcode == Opcode.FIND_CELL:
+                Opcode.FIND_CELL.write(code, i.pc, "cells", 4)
+    with pytest.raises(AssertionError):
+        assert job.run(400, slow=[0, 2]) == {}
+
+
+@pytest.mark.parametrize("p", [2, 3])
+@pytest.mark.parametrize(("one", "other"), [
+    (("broadcast", 4, 0), ("reduce", 4, 0)), (("broadcast", 4, 0), ("scatter", 4, 0)), (("gather", 4, 0), ("reduce", 4, 0)),
+    (("all_reduce", 4, 0), ("all_reduce", 5, 0)), (("all_reduce", 4, 0), ("all_reduce", 400, 0)),
+    (("broadcast", 4, 0), ("broadcast", 4, 1)), (("reduce", 200, 0), ("gather", 200, 0)),
+    (("broadcast", 4, 0), ("broadcast", 900, 0)), (("reduce", 4, 0), ("reduce", 200, 0)),
+])  # fmt: skip
+@pytest.mark.parametrize("odd", [0, 1])
+def test_ranks_that_differ_are_refused_soon(one, other, p, odd):
+    """One rank calls something else once. Nothing waits for some of these: they are found when a cell is used again."""
+    for seed in range(2):
+        usual = [one] * 7
+        programs = [list(usual) for _ in range(p)]
+        programs[odd][3] = other
+        job = Job(p, programs, seed)
+        job.check = lambda *_: None  # the results of the call that differs are wrong
+        refused = job.run(1000)
+        assert refused and all(odd in (rank, peer) or peer in refused for rank, peer in refused.items()), refused
+        assert max(job.numbers) <= 4 + SMALL.cells + 1
+
+
+# ---------------------------------------------------------------- processes
+
+
+@pytest.mark.parametrize("n", [pytest.param(2, marks=pytest.mark.slow), 3])
+def test_a_root_does_not_wait_for_a_rank_that_is_late(n):
+    launch(cases.ahead, n, SMALL.cells)
+
+
+def test_a_root_names_the_rank_for_which_it_waits_in_the_end():
+    told = launch(cases.too_far_ahead, 2, SMALL.cells)
+    assert "waited" in told[0] and "for rank 1" in told[0] and "CollectiveTimeout" in told[0], told
+    assert "rank 0 has finished broadcast" in told[0] and "and waits for rank 1 to enter the next" in told[0], told
+
+
+def test_a_root_hears_of_a_rank_that_left_while_it_is_ahead():
+    told = launch(cases.failing_behind, 2)
+    assert told[0].startswith("PeerFailure") and "rank 1" in told[0], told
+
+
+@pytest.mark.parametrize("kind", ["reduce", "gather"])
+def test_a_rank_may_leave_that_has_done_its_part(kind):
+    """The root waits for another rank, which is late: it is not a failure that the first one has left well."""
+    blocks = [cases.blocks(rank, 1) for rank in range(3)]
+    want = sum(blocks) if kind == "reduce" else np.concatenate(blocks)
+    np.testing.assert_array_equal(launch(cases.leaving_early, 3, kind)[1], want)
+
+
+@pytest.mark.parametrize(("n", "later"), [
+    (2, "small"), (3, "large"), (2, "nothing"),
+    *(pytest.param(*each, marks=pytest.mark.slow) for each in ((3, "small"), (2, "large"), (3, "nothing"))),
+])  # fmt: skip
+def test_different_collectives_for_which_nothing_waits(n, later):
+    """The error names both, though the ranks have gone on to calls that are alike."""
+    told = launch(cases.differing, n, later)
+    texts = [text for text in told if text.startswith("ProgramMismatch")]
+    assert texts, told
+    for text in texts:
+        # A root may be so far ahead that its cell of the call in question has another one.
+        named = "broadcast" in text and "reduce" in text and "they differ in collective" in text
+        assert named or "or in a small collective some calls before" in text, text
+    assert n == 3 or later != "large" or "they differ in collective" in texts[0], texts
+
+
+def test_an_eager_collective_in_the_place_of_another_one():
+    """The one that is not eager waits for the root, which is calls ahead: its cell tells what it had called there."""
+    told = launch(cases.differing, 2, "small", "all_reduce")
+    (text,) = [text for text in told if text.startswith("ProgramMismatch")]
+    assert "rank 0: broadcast" in text and "rank 1: all_reduce" in text, told
+
+
+def test_scalars_views_and_odd_arrays():
+    launch(cases.odd_arguments, 3)
+
+
+def test_an_exception_between_eager_calls_is_told():
+    told = launch(cases.exception_between, 2)
+    assert any("left a program after a collective of it by an exception" in text for text in told), told
+
+
+def test_an_exception_of_a_rank_that_is_ahead_is_not_blamed():
+    told = launch(cases.exception_ahead, 2)
+    assert "they differ in collective" in told[1] and "exception" not in told[1], told
+
+
+def test_communicators_without_room_for_cells(monkeypatch):
+    launch(cases.many_communicators, 2)

@@ -1,0 +1,97 @@
+"""First calls of programs: ranks that pass other arguments are told so, with the argument's name."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from funccoll.runtime.shm.first_calls import value_hash
+from funccoll.runtime.shm.passed_arguments import MOST_TEXT, PassedArgument, PassedArguments
+from tests.support.cases import first_call_cases as cases
+from tests.support.ranks.ranks import launch
+
+
+def check(told, kind, *words):
+    """At least one rank has raised an error of this kind with these words; others have raised it too, or tell of it."""
+    assert any(found == kind for found, _ in told), told
+    for found, text in told:
+        assert found in (kind, "PeerFailure") and all(re.search(word, text) for word in words), text
+        summary = next(line for line in text.splitlines() if kind != found or "rank" in line)
+        assert not summary.endswith(":") and len(summary) < 600, text  # a line says what is wrong
+
+
+@pytest.mark.parametrize("size", [3, pytest.param(300_000, marks=pytest.mark.slow)])
+def test_a_ranks_own_array_is_not_the_global_value(size):
+    check(
+        launch(cases.own_array, 2, size), "ShardingError",
+        r"args\[1\] of norm is not an Array, so it is taken as the global value, of which each rank gets its part by P\('d'\)",
+        r"ranks 0 and 1 passed different values\. .* own block as fc\.from_local\(x, mesh, P\('d'\)\)",
+        r"\n  at .*first_call_cases.py:\d+ in ",
+    )  # fmt: skip
+
+
+def test_parameters_of_each_ranks_own():
+    check(
+        launch(cases.own_parameters, 2), "ShardingError",
+        r"args\[0\]\['w'\] of loss has the spec P\(\), so it must be equal on all ranks, and ranks 0 and 1 hold different",
+        "Make it from the same data and the same random seed",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_blocks_of_different_shapes(known):
+    told = launch(cases.other_blocks, 2, known)
+    check(
+        told, "ProgramMismatch", "ranks [01] and [01] entered different collectives at the same time: args",
+        r": args\[1\] of norm is float64\[(6|8), 3\] in blocks of \[(3|4), 3\] on rank [01], and float64\[(6|8), 3\] in",
+    )  # fmt: skip
+    for kind, text in told:
+        if kind == "ProgramMismatch":
+            first, *calls, remedy = text.splitlines()[:4]
+            assert "[6, 3] in blocks of [3, 3] on rank 1" in first and "[8, 3] in blocks of [4, 3] on rank 0" in first, text
+            for rank, line in enumerate(sorted(calls)):
+                assert line.startswith(f"  rank {rank}: all_reduce"), text
+                assert line.endswith(f"in a program of f64[], f64[{4 - rank}, 3]"), text
+            assert "fc.uneven_batches" in remedy
+
+
+def test_blocks_of_different_shapes_that_are_gathered():
+    told = launch(cases.gathered_blocks, 2)
+    check(told, "ProgramMismatch", r"they differ in shapes \(\[[34]\] and \[[34]\]\)\.")
+    assert all("fc.from_local" in text for kind, text in told if kind == "ProgramMismatch")
+
+
+def test_in_a_loop_of_fixed_length():
+    check(launch(cases.in_a_scan, 2), "ShardingError", r"args\[0\] of scanned is not an Array")
+
+
+def test_what_is_no_mistake(tmp_path):
+    assert launch(cases.legal, 2, str(tmp_path)) == [[], []]
+
+
+@pytest.mark.slow
+def test_ranks_that_do_not_communicate_are_not_compared():
+    assert launch(cases.along_one_axis, 4) == [("", "")] * 4
+
+
+@pytest.mark.parametrize("shape", [(), (0, 3), (5, 7), (300, 700)])
+def test_a_hash_is_of_values_in_c_order(shape):
+    x = np.random.default_rng(0).permutation(int(np.prod(shape))).reshape(shape).astype(np.float32)
+    assert value_hash(x) == value_hash(np.asfortranarray(x)) == value_hash(x.copy()) > 0
+    if x.ndim == 2 and x.size:
+        assert value_hash(x) != value_hash(x[::-1]) and value_hash(x) != value_hash(x + 1)
+
+
+def test_texts_of_arguments_are_found_and_bounded():
+    row = lambda n, hash: PassedArgument(f"args[{n}] of f", "float32[3]", "P()", False, hash)
+    long = PassedArguments.text("a", 3, [row(n, int(n == 900)) for n in range(1000)])
+    assert len(long) < MOST_TEXT and PassedArguments.of(long).rows[900] == row(900, 1)  # those with a hash come first
+    texts = [PassedArguments.text(name, serial, [row(0, serial)]) for serial, name in enumerate("ababab")]
+    memory = b"\0".join([b"rubbish", *(text.encode() for text in reversed(texts)), texts[4].encode()[:-5], b""])
+    assert PassedArguments.of(PassedArguments.find(memory, "a")).rows[0].hash == 4
+    assert PassedArguments.find(memory, "c") == PassedArguments.find(b"", "a") == "" and not PassedArguments.of("").rows
+    one, other = PassedArguments.of(texts[1]), PassedArguments.of(texts[2])
+    assert "args[0] of f has the spec P(), so it must be equal on all ranks" in one.other_value(other, (0, 1))
+    assert one.other_value(one, (0, 1)) == one.other_type(other, (0, 1)) == ""

@@ -1,0 +1,247 @@
+"""Mutants of the package's code, drawn by a seed, and which tests catch them. A tool for developers, not a test.
+
+    python -m tests.repo.code_mutants list --seed 1 --count 60
+    python -m tests.repo.code_mutants run --seed 1 --count 60 --stage test --out results.json
+    python -m tests.repo.code_mutants run --seed 1 --count 60 --stage slow --out results.json
+    python -m tests.repo.code_mutants report results.json
+    python -m tests.repo.code_mutants apply --patch old.json --tree /tmp/old --stage test --out old-results.json
+
+Stage `fast` runs the test files that name the mutated module most; `test` runs those and then the rest of `make test`;
+`slow` runs `make test-slow` on the mutants that escaped `test`. Results are written after each mutant, and a later call
+goes on from there. Number 0 is the unchanged tree: it must pass. A mutant hangs when it prints nothing for 2 minutes and
+three times the longest that the unchanged tree prints nothing. A failure counts when it comes again in a second run.
+A patch is a list of {"path", "before", "after"} (whole lines; "line" and "kind" if wanted), as results.json holds them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import threading
+import time
+import venv
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path, PurePath
+
+from tests.repo.code_changes import Mutant, apply, draw
+
+ROOT = next(p for p in Path(__file__).resolve().parents if (p / "pyproject.toml").exists())
+MARKERS = {"fast": "not (slow or exhaustive)", "test": "not (slow or exhaustive)", "slow": "slow and not exhaustive"}
+NEAR = 4  # test files that run first
+MEMORY = 8 << 30  # bytes of private memory for each process: a mutant may ask for any number
+
+UNCHANGED = Mutant("", "", "")
+STOPPED = threading.Event()  # by Ctrl-C or SIGTERM: what runs in sessions of its own must be ended
+
+
+@dataclass
+class Copy:
+    """A copy of a tree in a folder of its own, and what was seen there."""
+
+    folder: Path
+    limit: float  # seconds without output: more is a deadlock
+    silence: float = 0.0  # the longest that there was
+    flaky: list[str] = field(default_factory=list)  # tests that failed only once
+
+    def execute(self, *arguments: str) -> int | None:
+        """The exit status of Python in the copy; None when it hangs."""
+        folder, python = self.folder, self.folder / "venv/bin/python"
+        environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "PYTEST", "NUMBA", "FUNCCOLL"))}
+        environment |= {"TMPDIR": f"{folder}/tmp", "PATH": f"{python.parent}:{os.environ['PATH']}", "OPENBLAS_NUM_THREADS": "1"}
+        with (folder / "log").open("wb") as log:
+            process = subprocess.Popen(
+                [str(python), *arguments], cwd=folder / "tree", env=environment, start_new_session=True,
+                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.DEVNULL,
+                preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY)),
+            )  # fmt: skip
+        size, heard = 0, time.monotonic()
+        try:
+            while time.monotonic() < heard + self.limit:
+                with suppress(subprocess.TimeoutExpired):
+                    return process.wait(0.5)
+                if STOPPED.is_set():
+                    raise KeyboardInterrupt
+                self.silence = max(self.silence, time.monotonic() - heard)
+                if size != (size := (folder / "log").stat().st_size):
+                    heard = time.monotonic()
+            return None
+        finally:
+            end_all(folder, process.pid)
+            process.wait()
+
+    def first_failure(self, *arguments: str) -> str:
+        """The test that fails, and fails again; "" when none does. Those that fail only once are left out from then on."""
+        pytest = ["-m", "pytest", "-x", "-q", "-n", "2", "-o", f"cache_dir={self.folder}/cache", *arguments]
+        while True:
+            status = self.execute(*pytest, *(f"--deselect={t}" for t in self.flaky))
+            if status is None:
+                return "hanging"
+            if status in (0, 5):  # all passed, or none is selected
+                return ""
+            record = self.folder / "cache/v/cache/lastfailed"
+            failed = [t for t in json.loads(record.read_text()) if t not in self.flaky] if record.exists() else []
+            if not failed:
+                return f"pytest, which ends with {status}"
+            if self.execute(*pytest, "--lf") != 0:
+                return failed[0]
+            self.flaky += failed
+
+
+@contextmanager
+def copied(tree: Path, limit: float) -> Iterator[Copy]:
+    """A copy, with an environment whose funccoll is the copy's even in a test that sets PYTHONPATH."""
+    with tempfile.TemporaryDirectory(prefix="mutant-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        (folder / "tmp").mkdir()
+        listed = subprocess.run(["git", "ls-files", "-coz", "--exclude-standard"], cwd=tree, capture_output=True, check=True)
+        for path in filter(None, listed.stdout.decode().split("\0")):
+            if (tree / path).is_file() and not (tree / path).is_symlink():
+                (folder / "tree" / path).parent.mkdir(parents=True, exist_ok=True)
+                (folder / "tree" / path).write_bytes((tree / path).read_bytes())
+        venv.create(folder / "venv", symlinks=True)
+        packages = next((folder / "venv").glob("lib/python*/site-packages"))
+        (packages / "mutant.pth").write_text(f"{folder}/tree\n{sysconfig.get_path('purelib')}\n")
+        for script in filter(Path.is_file, Path(sys.executable).parent.iterdir()):
+            head, _, body = script.read_bytes().partition(b"\n")
+            if head.startswith(b"#!") and head.endswith(b"/python"):
+                (folder / "venv/bin" / script.name).write_bytes(f"#!{folder}/venv/bin/python\n".encode() + body)
+                (folder / "venv/bin" / script.name).chmod(0o755)
+        yield Copy(folder, limit)
+
+
+def end_all(folder: Path, group: int) -> None:
+    """Kill the group, and all others that were started with the folder in their environment: ranks that are left."""
+    with suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
+    left = True
+    while left:
+        left = False
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            with suppress(OSError):  # ended meanwhile, or another user's
+                if f"{folder}/".encode() in path.read_bytes():
+                    os.kill(int(path.parent.name), signal.SIGKILL)
+                    left = True
+        time.sleep(0.02)
+
+
+def near(tree: Path, path: str) -> list[str]:
+    """The test files that name a module most."""
+    parts = PurePath(path).with_suffix("").parts
+    word = re.compile(rf"(?<![^\W_]){re.escape(parts[-2] if parts[-1] == '__init__' else parts[-1].strip('_'))}(?![^\W_])")
+    files = [f.relative_to(tree) for f in sorted((tree / "tests").rglob("test_*.py"))]
+    score = {str(f): 10 * len(word.findall(f.stem)) + len(word.findall((tree / f).read_text())) for f in files}
+    return [f for f in sorted(score, key=lambda f: -score[f]) if score[f]][:NEAR]
+
+
+def examine(tree: Path, mutant: Mutant, stage: str, tests: list[str], limit: float) -> dict:
+    """The verdict of a stage on a mutant: the test that catches it ("" when none does), and the time."""
+    begin = time.perf_counter()
+    first = near(tree, mutant.path) if mutant.path and stage != "slow" else []
+    rest = [] if stage == "fast" else [[f"--ignore={f}" for f in first]]
+    steps = [tests] if tests else [first, *rest] if first else rest
+    with copied(tree, limit) as copy:
+        apply(copy.folder / "tree", mutant)
+        by = "import" if copy.execute("-c", "import funccoll") != 0 else ""
+        for step in steps:
+            by = by or copy.first_failure("-m", MARKERS[stage], *step)
+    return {"by": by, "flaky": copy.flaky, "seconds": round(time.perf_counter() - begin), "silence": round(copy.silence)}
+
+
+def run(mutants: list[Mutant], options: argparse.Namespace) -> None:
+    """Examine those that are not in the results yet, the unchanged tree first, and write after each."""
+    results = json.loads(options.out.read_text()) if options.out.exists() else {}
+    stage = " ".join([options.stage, *options.tests])
+    waiting = []
+    for number, mutant in enumerate([UNCHANGED, *mutants]):
+        result = results.setdefault(str(number), {"mutant": asdict(mutant), "stages": {}})
+        if result["mutant"] != asdict(mutant):
+            raise SystemExit(f"{options.out}: number {number} is another mutant; the tree or the seed has changed.")
+        escaped = stage != "slow" or not number or result["stages"].get("test", {"by": "not run"})["by"] == ""
+        if stage not in result["stages"] and escaped and (not number or not options.only or number in options.only):
+            waiting.append(number)
+
+    def examined(number: int, limit: float) -> tuple[int, dict]:
+        mutant = Mutant(**results[str(number)]["mutant"])
+        return number, examine(options.tree, mutant, options.stage, options.tests, limit)
+
+    def write(number: int, found: dict) -> None:
+        results[str(number)]["stages"][stage] = found
+        options.out.with_suffix(".new").write_text(json.dumps(results, indent=1))
+        options.out.with_suffix(".new").replace(options.out)
+        print(outcome(number, results[str(number)]), flush=True)
+
+    if waiting and waiting[0] == 0:
+        _, found = examined(waiting.pop(0), 3000)
+        if found["by"]:
+            raise SystemExit(f"{options.tree} fails without any change: {found['by']}")
+        write(0, found)
+    limit = 120 + 3 * results["0"]["stages"][stage]["silence"]
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for future in as_completed([pool.submit(examined, number, limit) for number in waiting]):
+            write(*future.result())
+
+
+def outcome(number: int, result: dict) -> str:
+    lines = [f"{number:3} {Mutant(**result['mutant'])}"]
+    for stage, found in result["stages"].items():
+        text = f"caught by {found['by']}" if found["by"] else "ESCAPED" if number else "passes"
+        flaky = f", failed only once: {', '.join(found['flaky'])}" if found["flaky"] else ""
+        lines.append(f"      {stage}: {text} ({found['seconds']} s{flaky})")
+    return "\n".join(lines)
+
+
+def report(results: dict) -> str:
+    """Every mutant with its outcome, by package, and the counts."""
+    lines, counts = [], Counter()
+    groups: dict[str, list[str]] = {}
+    for number, result in results.items():
+        groups.setdefault(str(PurePath(result["mutant"]["path"]).parent), []).append(outcome(int(number), result))
+        counts.update((s, "escaped" if not f["by"] else "caught") for s, f in result["stages"].items() if number != "0")
+    for package, texts in groups.items():
+        lines += [f"{package}", *texts, ""] if package != "." else [*texts, ""]
+    stages = dict.fromkeys(stage for stage, _ in counts)
+    lines += [f"{s}: {counts[s, 'caught']} caught, {counts[s, 'escaped']} escaped" for s in stages]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=["list", "run", "apply", "report"])
+    parser.add_argument("results", nargs="?", type=Path, help="for report")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--count", type=int, default=60)
+    parser.add_argument("--tree", type=lambda t: Path(t).resolve(), default=ROOT, help="whose code and whose tests")
+    parser.add_argument("--stage", choices=list(MARKERS), default="test")
+    parser.add_argument("--tests", nargs="+", default=[], help="only these, instead of all")
+    parser.add_argument("--only", type=lambda t: [int(n) for n in t.split(",")], default=[], help="numbers, as 3,7")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--patch", type=Path, help="for apply")
+    parser.add_argument("--out", type=Path, default=Path("results.json"))
+    options = parser.parse_args()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: STOPPED.set())
+    if options.command == "report":
+        print(report(json.loads((options.results or options.out).read_text())))
+    elif options.command == "apply":
+        run([Mutant(**patch) for patch in json.loads(options.patch.read_text())], options)
+    elif options.command == "list":
+        for number, mutant in enumerate(draw(options.tree, options.seed, options.count), 1):
+            print(f"{number:3} {mutant}")
+    else:
+        run(draw(options.tree, options.seed, options.count), options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+"""What each rank of `test_mpi_collectives.py` runs, started by mpirun: `python mpi_collective_cases.py CALL`."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+import funccoll as fc
+from funccoll import P
+from funccoll.mesh import Mesh
+from funccoll.primitives.combining import OPS
+from funccoll.runtime.backend import load_backend
+from funccoll.runtime.mpi_collectives import ALGORITHM, MpiCall
+
+KINDS = {"sum": "iufc", "mean": "fc", "prod": "iufc", "max": "iufb", "min": "iufb", "and": "iub", "or": "iub", "xor": "iub"}
+"""The kinds of dtypes that each reduction has."""
+COMBINED = (np.bool_, np.int8, np.uint16, np.int32, np.uint64, np.float32, np.float64, np.complex64, np.complex128)
+MOVED = (*COMBINED, np.float16, ml_dtypes.bfloat16)
+
+Case = tuple[Callable[[Any, str | None], Any], np.dtype, bool]
+"""A collective of an array with an algorithm, a dtype, and True when the result is equal along the axis."""
+
+
+def cases(axis: Any, size: int) -> Iterator[Case]:
+    """Every collective that MPI has, in every op and dtype; arrays have two dimensions, which `size` divides."""
+    for dtype in map(np.dtype, COMBINED):
+        for op in (op for op in OPS if dtype.kind in KINDS[op]):
+            yield lambda x, a, op=op: fc.all_reduce(x, axis, op=op, algorithm=a), dtype, True
+            yield lambda x, a, op=op: fc.reduce(x, axis, op=op, root=size - 1, algorithm=a), dtype, False
+            yield lambda x, a, op=op: fc.reduce_scatter(x, axis, op=op, dim=1, algorithm=a), dtype, False
+    for dtype, dim in itertools.product(map(np.dtype, MOVED), (0, 1)):
+        yield lambda x, a, dim=dim: fc.all_gather(x, axis, dim=dim, algorithm=a), dtype, True
+        yield lambda x, a, dim=dim: fc.all_gather(x, axis, dim=dim, stack=True, algorithm=a), dtype, True
+        yield lambda x, a, dim=dim: fc.gather(x, axis, dim=dim, algorithm=a), dtype, False
+        yield lambda x, a, dim=dim: fc.scatter(x, axis, dim=dim, root=size - 1, algorithm=a), dtype, False
+        yield lambda x, a, dim=dim: fc.all_to_all(x, axis, split_dim=dim, concat_dim=1 - dim, algorithm=a), dtype, False
+        yield lambda x, a: fc.broadcast(x, axis, root=size - 1, algorithm=a), dtype, True
+
+    def several(x: Any, a: str | None) -> Any:
+        """Collectives that read each other's results, one of them proved, and one without elements."""
+        total = fc.all_reduce(x, axis, algorithm=a)
+        parts = fc.reduce_scatter(fc.pvary(total, axis), axis, algorithm=a)
+        fc.barrier(axis)
+        return fc.all_gather(parts * 2, axis, algorithm=a) + fc.all_reduce(x, axis), fc.all_gather(x[:0], axis, algorithm=a)
+
+    yield several, np.dtype(np.float32), True
+
+
+def say(text: str) -> None:
+    """Print in one write, to which mpirun puts one tag."""
+    sys.stdout.write(f"rank {fc.rank()}: {text}\n")
+    sys.stdout.flush()
+
+
+def values(axes: dict[str, int], axis: Any) -> None:
+    """Compare MPI's collectives along an axis with schedules on virtual devices; sums of these values are exact."""
+    mesh, virtual = fc.make_mesh(axes), Mesh(axes, range(math.prod(axes.values())), backend=load_backend("local")())
+    along = axis if isinstance(axis, tuple) else (axis,)
+    everywhere, others = P(tuple(axes)), P(tuple(a for a in axes if a not in along))
+    size, random, count = math.prod(axes[a] for a in along), np.random.default_rng(0), 0
+    for function, dtype, is_equal in cases(axis, size):
+        x = random.integers(0, 3, (mesh.size * 2 * size, 3 * size)).astype(dtype)
+        out = others if is_equal else everywhere
+        found, wanted = (
+            fc.jit(lambda x, f=function, a=a: f(x, a), mesh=m, in_specs=everywhere, out_specs=out)(x)
+            for m, a in ((mesh, ALGORITHM), (virtual, None))
+        )
+        for mine, right in zip(fc.tree.leaves(found), fc.tree.leaves(wanted), strict=True):
+            block = right.shards[fc.rank()]
+            assert mine.local.dtype == block.dtype and mine.local.shape == block.shape
+            assert mine.local.tobytes() == np.ascontiguousarray(block).tobytes(), (count, dtype, mine.local, block)
+        count += 1
+    say(f"{count} cases")
+
+
+def step() -> Any:
+    """An all_reduce of a vector with a row for each rank."""
+    mesh = fc.make_mesh({"d": fc.world_size()})
+    function = fc.jit(lambda x: fc.all_reduce(x, "d", algorithm=ALGORITHM), mesh=mesh, in_specs=P("d"), out_specs=P())
+    return function(np.ones((fc.world_size(), 1 << 20), np.float32)).local
+
+
+def refused() -> None:
+    """What MPI lacks is refused when it is compiled."""
+    mesh, x = fc.make_mesh({"d": fc.world_size()}), np.ones((fc.world_size(), 2), np.float32)
+    half = lambda x: fc.all_reduce(x.astype(np.float16), "d", algorithm=ALGORITHM)
+    for function, out in ((half, P()), (lambda x: fc.permute(x, "d", pairs=[(0, 1)], algorithm=ALGORITHM), P("d"))):
+        try:
+            fc.jit(function, mesh=mesh, in_specs=P("d"), out_specs=out).lower(x).compile()
+        except fc.errors.ScheduleError as error:
+            say(str(error).partition("\n")[0])
+    native = fc.jit(lambda x: fc.all_reduce(x, "d", algorithm=ALGORITHM), mesh=mesh, in_specs=P("d"), out_specs=P())
+    say(str(native.lower(x).collectives()))
+
+
+def fails(how: str) -> None:
+    """Fail on the last rank when all have agreed on the second call; print the others' error, and a later one's."""
+    step()
+    start = MpiCall._start
+
+    def failing(*arguments: Any) -> Any:
+        if how == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if how == "hangs":
+            time.sleep(600)
+        if how == "raises":
+            raise ValueError("of the test")
+        return start(*arguments)
+
+    if fc.rank() == fc.world_size() - 1:
+        MpiCall._start = failing
+    for _ in range(2):
+        try:
+            step()
+        except fc.errors.FunccollError as error:
+            say(f"{type(error).__name__}: {error}".replace("\n", " | "))
+
+
+def decides(algorithm: str | None, size: int) -> None:
+    """Run a loop with a collective in it, first alike, then once more often on the last rank; print this rank's error."""
+    mesh = fc.make_mesh({"d": fc.world_size()})
+
+    def loop(x: Any, n: Any) -> Any:
+        return fc.fori_loop(0, n, lambda i, v: fc.all_reduce(fc.pvary(v, "d"), "d", algorithm=algorithm) / fc.world_size(), x)
+
+    step = fc.jit(loop, mesh=mesh, in_specs=(P(), P()), out_specs=P())
+    for n in (3, 0, 4):
+        assert (np.asarray(step(np.ones(size), np.int32(n))) == 1).all()
+    try:
+        step(np.ones(size), np.int32(3 + (fc.rank() == fc.world_size() - 1)))
+        step(np.ones(size), np.int32(3))
+    except fc.errors.FunccollError as error:
+        say(f"{type(error).__name__}: {error}".replace("\n", " | "))
+    else:
+        say("no error")
+
+
+def environments() -> None:
+    """Compare the bits of collectives and compute in other floating-point environments of the last rank with those before."""
+    from tests.support.cases.float_environment_cases import ROUNDINGS, environment
+
+    mesh = fc.make_mesh({"d": fc.world_size()})
+    x = np.random.default_rng(fc.rank()).normal(size=500).astype(np.float32) * np.float32(1e-38)
+    block = fc.from_local(x, mesh, P("d"))
+    for algorithm in (None, ALGORITHM):
+        for function in (lambda x, a: fc.all_reduce(x, "d", op="mean", algorithm=a), lambda x, a: fc.all_reduce(x / 3, "d")):
+            call = fc.jit(lambda x, f=function, a=algorithm: f(x, a), mesh=mesh, in_specs=P("d"), out_specs=P())
+            wanted = call(block).local.tobytes()
+            for name in ("flush", *ROUNDINGS):
+                with environment(name) if fc.rank() == fc.world_size() - 1 else contextlib.nullcontext():
+                    found = call(block)
+                assert found.local.tobytes() == wanted, (name, algorithm)
+    say("the same bits")
+
+
+if __name__ == "__main__":
+    eval(sys.argv[1])

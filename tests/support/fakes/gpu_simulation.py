@@ -1,0 +1,85 @@
+"""Whole programs on a simulated GPU: CuPy's fake computes, `cuda_simulation` runs the kernel, `CupyGpu` drives both.
+
+It puts fakes in the places of modules, so it is a process of its own. Programs use the public interface, meshes with
+device="cuda". Each is called three times: kernel by kernel, captured as a CUDA graph, and replayed with other arguments.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from typing import Any
+
+import numpy as np
+
+import funccoll as fc
+from funccoll.kernels import frame as fields
+from tests.support.fakes import cuda_simulation, fake_cuda, fake_cupy
+from tests.support.fakes.fake_cublas import FakeCublas
+from tests.support.fakes.thread_order import SHARED_WITH_OTHERS
+
+sys.modules.update(fake_cuda.modules())
+
+from funccoll.runtime.cuda import cublas, cupy_gpu
+
+
+def install(simulated: cuda_simulation.SimulatedGpu) -> None:
+    """Let `CupyGpu` launch the kernel in the simulator."""
+
+    def load_kernel(combines: Any, cc: Any, scope: Any) -> tuple[str, bytes]:
+        code = repr((combines, scope)).encode()
+
+        def run(grid: Any, frames: int) -> None:
+            words = grid[0] * fields.FRAME_WORDS
+            rows = np.ndarray((words,), np.int64, (ctypes.c_int64 * words).from_address(frames))
+            simulated.launch(combines, grid[0], rows, scope)
+
+        fake_cuda.Module.kernels[code] = {"run_blocks": run}
+        return "run_blocks", code
+
+    host_words = cupy_gpu.CupyGpu.host_words
+
+    def noted(gpu: Any, count: int) -> tuple[np.ndarray, int]:
+        words, address = host_words(gpu, count)
+        SHARED_WITH_OTHERS[address] = address + words.nbytes
+        simulated.host.append(words)
+        return words, address
+
+    cupy_gpu.CupyGpu.host_words = noted
+    vars(cupy_gpu).update(load_kernel=load_kernel, CupyKernels=fake_cupy.Kernels)
+    vars(cublas).update(find_library=lambda version: FakeCublas())
+
+
+class PublicInterface(cuda_simulation.Simulated):
+    """Both kinds of meshes, and what graphs do."""
+
+    replays = 0
+
+    def mesh(self, axes: dict[str, int]) -> Any:
+        return fc.make_mesh(axes, device="cuda")
+
+    def __call__(self, fn: Any, axes: Any, args: Any, in_specs: Any, out_specs: Any) -> None:
+        self.programs += 1
+        meshes = fc.make_mesh(axes), self.mesh(axes)
+        runs = [fc.jit(fn, mesh=mesh, in_specs=in_specs, out_specs=out_specs) for mesh in meshes]
+        rolled = fc.tree.map(lambda x: np.roll(np.asarray(x), 1), args)
+        calls = [args, args, rolled, args]
+        results = [[fc.tree.leaves(run(*given)) for given in calls] for run in runs]  # read when all have been called
+        for wanted, found in zip(*results, strict=True):
+            for w, f in zip(wanted, found, strict=True):
+                assert w.dtype == f.dtype
+                for device, (want, have) in enumerate(zip(w.shards, f.shards, strict=True)):
+                    bits = [np.ascontiguousarray(x).tobytes() for x in (want, have.get())]
+                    assert bits[0] == bits[1], (fn, axes, device, want, have.get())
+        for compiled in runs[1]._cache.values():
+            assert compiled._run.why_not is None, compiled._run.why_not
+            self.replays += compiled._run.is_captured
+
+
+def main(case: str, n: int, seed: int, *names: str) -> None:
+    """Run a case of `process_cases` on n devices."""
+    gpu = cuda_simulation.SimulatedGpu(seed)
+    install(gpu)
+    same = PublicInterface(gpu)
+    cuda_simulation.run_case(case, n, same, *names)
+    assert same.replays == same.programs, (same.replays, same.programs)

@@ -1,0 +1,49 @@
+"""Every case of the modules of torch cases, on real processes; the test files of `MODULES` look at what cases return."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.lazy_modules import need
+from tests.support.ranks import case_jobs
+
+need("torch", "torch is not installed: pip install 'funccoll[torch]'")
+
+MODULES: dict[str, tuple[list[Any], str]] = {
+    "torch_buffer_cases": (case_jobs.RANKS, "test_torch_buffers.py"),
+    "torch_ddp_cases": (case_jobs.RANKS, "test_torch_ddp.py"),
+    "torch_pass_cases": (case_jobs.RANKS, "test_torch_passes.py"),
+    "torch_interface_cases": ([2], "test_torch_interface.py"),
+    "torch_hook_cases": ([pytest.param(n, marks=pytest.mark.slow) for n in (2, 3)], "test_torch_comm_hooks.py"),
+}
+"""Module -> the numbers of ranks of its jobs, and the file whose tests look at what its cases return."""
+
+
+def read(name: str) -> str:
+    """The text of a file of the tests."""
+    return next(Path(__file__).parents[1].rglob(name)).read_text()
+
+
+def names(module: str) -> list[str]:
+    """The module's cases, from its text: to import it takes seconds."""
+    return re.findall(r"^@case\ndef (\w+)", read(f"{module}.py"), re.MULTILINE)
+
+
+@pytest.mark.parametrize(("module", "n", "name"), [
+    pytest.param(module, *n.values, name, marks=n.marks) if hasattr(n, "values") else (module, n, name)
+    for module, (ranks, _) in MODULES.items() for n in ranks for name in names(module)
+])  # fmt: skip
+def test_a_case(module, n, name):
+    """A case checks everything itself, or a test looks at what it returns."""
+    found = case_jobs.results(module, name, n)
+    assert found == [None] * n or f'results("{name}"' in read(MODULES[module][1])
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_no_case_is_missed(module):
+    """A case that two functions have, or that another decorator hides, would not run."""
+    assert len(names(module)) == len(set(names(module))) == read(f"{module}.py").count("@case") > 8

@@ -1,0 +1,627 @@
+"""Drawings: what they show of the objects, in SVG, PNG and plotly."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import funccoll as fc
+from funccoll import P, draw
+from funccoll.draw.scene import Arrows, Boxes, spread
+from funccoll.draw.themes import LEAST_CONTRAST, THEMES, contrast, find_theme, series
+from funccoll.errors import DrawingError, FunccollError, MissingPackageError, ScheduleError, ShardingError
+from funccoll.schedules import Topology, algorithms, build
+from funccoll.schedules.collective import KINDS
+from funccoll.timeline import ACTIVITIES, Span, Timeline
+from tests.support.oracles.drawing_checks import arrows_between, check_drawing, moves_between, pairs_apart
+
+
+def schedules(ranks):
+    for kind in KINDS:
+        for p in ranks:
+            for name in algorithms(kind, p):
+                yield pytest.param(kind, p, name, id=f"{kind}-{p}-{name}")
+
+
+def built(kind, p, name, **options):
+    pairs = [(r, (r + 1) % p) for r in range(p)] if kind == "permute" else []
+    return build(kind, p, name, pairs=pairs, **options)
+
+
+def slow_but(every, cases):
+    """All cases; those of `make test` are each `every`-th."""
+    return [case if i % every == 0 else pytest.param(*case.values, id=case.id, marks=pytest.mark.slow)
+            for i, case in enumerate(cases)]  # fmt: skip
+
+
+# ---------------------------------------------------------------- space-time diagrams
+
+
+@pytest.mark.parametrize(("kind", "p", "name"), slow_but(43, schedules([2, 4, 5, 8, 16])))
+def test_space_time_has_an_arrow_for_each_move_between_ranks(kind, p, name):
+    schedule = built(kind, p, name)
+    drawing = draw.space_time(schedule)
+    check_drawing(drawing)
+    drawn, moves = arrows_between(drawing.scene), moves_between(schedule)
+    assert set(drawn) == set(moves)
+    for where, count in moves.items():
+        assert drawn[where] == (count if count <= 4 else 1), where
+
+
+@pytest.mark.parametrize(("kind", "name", "p"), [
+    ("all_to_all", "direct", 32), ("broadcast", "binomial", 1024),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in (("all_reduce", "ring", 64), ("barrier", "dissemination", 100))),
+])  # fmt: skip
+def test_many_ranks_are_drawn_in_a_stated_summary(kind, name, p):
+    drawing = draw.space_time(built(kind, p, name))
+    check_drawing(drawing)
+    assert f"{p:,} ranks: drawn as" in drawing.scene.notes[0]
+    (arrows,) = (m for m in drawing.scene.panels[0].marks if isinstance(m, Arrows))
+    assert 0 < len(arrows) < 8000
+
+
+def test_a_schedule_without_messages_says_so():
+    for kind, name in (("barrier", "dissemination"), ("all_reduce", "ring")):
+        drawing = draw.space_time(build(kind, 1, name))
+        check_drawing(drawing)
+        assert "Nothing moves between ranks." in drawing.scene.notes
+
+
+def test_a_wrong_schedule_is_drawn_with_its_error(registered):
+    @fc.schedules.algorithm("broadcast", name="of_tests_too_early")
+    def too_early(p, root):
+        yield fc.schedules.Move((1, "output", 0), (2, "scratch", 0))
+
+    drawing = draw.space_time(build("broadcast", 4, "of_tests_too_early"))
+    check_drawing(drawing)
+    assert "The schedule is wrong" in drawing.scene.notes[0]
+    assert sum(arrows_between(drawing.scene).values()) == 1
+
+
+def test_colours_of_chunks_follow_the_data():
+    """In a ring's all_gather every rank's block keeps its colour wherever it is sent from."""
+    drawing = draw.space_time(build("all_gather", 4, "ring"))
+    (arrows,) = (m for m in drawing.scene.panels[0].marks if isinstance(m, Arrows))
+    for x0, y0, colour in zip(arrows.x0, arrows.y0, arrows.colour, strict=True):
+        assert colour == series((round(y0) - int(x0)) % 4, 4)
+
+
+# ---------------------------------------------------------------- costs
+
+
+@pytest.mark.parametrize("kind", slow_but(3, [pytest.param(kind, id=kind) for kind in KINDS]))
+def test_costs_of_every_collective(kind):
+    pairs = kind in ("permute", "barrier")  # without pairs, or data, nothing takes time
+    check_drawing(draw.costs(kind, 4, [64, 4096, 1 << 20]), validate=kind == "all_reduce")
+    assert pairs or draw.costs(kind, 4, [64, 1 << 20]).scene.panels[0].marks
+
+
+def test_costs_name_where_the_choice_changes():
+    topology = Topology.ethernet(16)
+    drawing = draw.costs("broadcast", topology, [256, 1 << 24])
+    check_drawing(drawing)
+    choice = next(n for n in drawing.scene.notes if n.startswith("Choice"))
+    for before, after, nbytes in (("binomial", "scatter_allgather", "172.4 KiB"),):
+        assert f"{before} → {after} at {nbytes}" in choice
+    at = round(172.4 * 1024)
+    chosen = [fc.schedules.select("broadcast", topology, n).algorithm for n in (round(at * 0.99), round(at * 1.01))]
+    assert chosen == ["binomial", "scatter_allgather"]
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    ((("all_reduce", 4), {"sizes": [5]}), "at least two different numbers of bytes"),
+    ((("all_reduce", 4), {"sizes": [0, 5]}), "at least two different numbers of bytes"),
+    ((("all_reduce", 4), {"algorithms": ["rings"]}), "Did you mean 'ring'?"),
+    ((("all_reduces", 4), {}), "Did you mean 'all_reduce'?"),
+    ((("all_reduce", "four"), {}), "must be a Topology"),
+    ((("all_reduce", 4), {"sizes": 1024}), "at least two different numbers of bytes"),
+    ((("all_reduce", 4), {"algorithms": []}), "leaves nothing to draw"),
+])  # fmt: skip
+def test_bad_arguments_of_costs(arguments, words):
+    with pytest.raises((DrawingError, ScheduleError)) as caught:
+        draw.costs(*arguments[0], **arguments[1])
+    assert words in str(caught.value)
+
+
+# ---------------------------------------------------------------- shardings
+
+
+@pytest.mark.parametrize(("spec", "shape", "blocks"), [
+    (P("data", "model"), (8, 4), 8), (P("data"), (8,), 4), (P(None, "model"), (8, 6, 5), 2), (P(("model", "data")), (16, 3), 8),
+    (P(), (3, 2), 1), (P(), (), 1), (P("data"), (0, 3), 4), (P("data", None, "model"), (4, 5, 6), 8),
+])  # fmt: skip
+def test_sharding_shows_each_block_with_its_devices(mesh, spec, shape, blocks):
+    sharding = fc.Sharding(mesh, spec)
+    drawing = sharding.draw(shape)
+    check_drawing(drawing)
+    (boxes,) = (m for m in drawing.scene.panels[0].marks if isinstance(m, Boxes))
+    assert len(boxes) == blocks
+    devices = []
+    for hover in boxes.hover:
+        words = hover.split("\n")[1].replace("on devices ", "").replace("on device ", "")
+        for part in words.split(", "):
+            first, _, last = part.partition("–")
+            devices += range(int(first), int(last or first) + 1)
+    assert sorted(devices) == list(range(8))
+
+
+def test_sharding_of_many_devices():
+    mesh = fc.abstract_mesh({"data": 32, "model": 8})
+    check_drawing(draw.sharding(fc.Sharding(mesh, P("data", "model")), (64, 64)))
+    check_drawing(draw.sharding(fc.Sharding(mesh, P(("data", "model"))), (2048,)))
+
+
+def test_bad_shardings(mesh):
+    for bad, words in (((8, -1), "sizes of a global array"), ("abc", "sizes of a global array"), (4, "sizes of a global")):
+        with pytest.raises(DrawingError, match=words):
+            draw.sharding(fc.Sharding(mesh, P("data")), bad)
+    with pytest.raises(DrawingError, match=r"draws an fc\.Sharding"):
+        draw.sharding(P("data"), (8,))  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ShardingError, match="Pad it to 8"):
+        draw.sharding(fc.Sharding(mesh, P("data")), (7,))
+
+
+# ---------------------------------------------------------------- timelines
+
+
+def test_timelines_have_a_box_for_each_span():
+    found = [build("all_reduce", 4, a).simulate(Topology.one_host(4), 1 << 16).timeline() for a in ("ring", "owner")]
+    drawing = draw.timelines(*found)
+    check_drawing(drawing)
+    for timeline, panel in zip(found, drawing.scene.panels, strict=True):
+        (boxes,) = panel.marks
+        assert len(boxes) == len(timeline)
+        assert sorted(zip(boxes.x0, boxes.x1)) == sorted(zip(timeline.start.tolist(), timeline.end.tolist()))
+        assert panel.x == drawing.scene.panels[0].x
+
+
+ACTIVITY = st.sampled_from(["wait", "move"])
+
+
+@given(st.lists(st.tuples(st.integers(0, 199), st.floats(0, 9), st.floats(0, 1), ACTIVITY), min_size=1))
+def test_the_summary_of_a_timeline_keeps_the_time_of_each_activity(rows):
+    from funccoll.draw.lanes import Lanes
+    from funccoll.draw.timeline_lanes import _BINS, _time_in_bins
+
+    spans = [Span(rank, start, start + length, activity, -1, "x", "") for rank, start, length, activity in rows]
+    timeline = Timeline.of("t", 200, spans)
+    if timeline.seconds > 1e-6:
+        bins = _time_in_bins(timeline, timeline.activity, len(ACTIVITIES), Lanes.of(200, 32)) * timeline.seconds / _BINS
+        np.testing.assert_allclose(bins.sum(axis=(1, 2)), timeline.split.sum(axis=0), rtol=1e-6, atol=1e-9)
+
+
+def test_timelines_of_many_ranks_and_of_nothing():
+    many = build("broadcast", 256, "binomial").simulate(Topology.one_host(256), 1 << 20).timeline()
+    drawing = many.draw()
+    check_drawing(drawing)
+    assert "256 ranks: drawn as 32 lanes of 8 ranks each." in drawing.scene.notes[0]
+    check_drawing(draw.timelines(Timeline.of("nothing", 2, [])))
+    for bad, words in (((), "none was given"), (("x",), "not str")):
+        with pytest.raises(DrawingError, match=words):
+            draw.timelines(*bad)
+
+
+# ---------------------------------------------------------------- files, notebooks, themes
+
+
+def test_files_are_the_same_bytes_each_time_whatever_the_user_has_set(tmp_path):
+    code = """
+import sys, matplotlib as m
+m.rcParams.update({"font.size": 30, "lines.linewidth": 9, "svg.fonttype": "none"})
+settings = lambda: {k: dict.__getitem__(m.rcParams, k) for k in m.rcParams}  # rcParams[k] imports pyplot
+before = settings()
+from funccoll import draw, schedules
+drawing = draw.space_time(schedules.build("all_reduce", 4, "ring"))
+drawing.save("b.svg")
+drawing.save("b.png")
+assert settings() == before and "matplotlib.pyplot" not in sys.modules and "plotly" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=120,
+                   env={**os.environ, "PYTHONHASHSEED": "1"})  # fmt: skip
+    for suffix in (".svg", ".png"):
+        draw.space_time(build("all_reduce", 4, "ring")).save(tmp_path / f"a{suffix}")
+        assert (tmp_path / f"a{suffix}").read_bytes() == (tmp_path / f"b{suffix}").read_bytes()
+    assert sorted(p.name for p in tmp_path.iterdir() if p.suffix in (".svg", ".png") or p.name[0] == ".") == [
+        "a.png", "a.svg", "b.png", "b.svg"
+    ]  # fmt: skip
+
+
+def test_an_unknown_suffix_says_what_exists(tmp_path):
+    drawing = build("all_reduce", 2, "ring").draw()
+    with pytest.raises(DrawingError, match=r"saved as \.svg or \.png.*to_plotly"):
+        drawing.save(tmp_path / "x.pdf")
+    with pytest.raises(FileNotFoundError):
+        drawing.save(tmp_path / "missing" / "x.svg")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_notebook_gets_is_small_and_has_no_script():
+    bundle = build("all_reduce", 16, "ring").draw()._repr_mimebundle_()
+    assert set(bundle) == {"text/plain", "application/vnd.plotly.v1+json", "image/png"}
+    text = json.dumps(bundle)
+    assert len(text) < 250_000  # 480 arrows
+    figure = json.dumps(bundle["application/vnd.plotly.v1+json"])
+    assert "http" not in figure and "<script" not in figure and "/tests/" not in figure
+    few = json.dumps(build("all_reduce", 8, "recursive_doubling").draw()._repr_mimebundle_())
+    assert len(few) < 60_000
+
+
+NEEDED = "fc.draw needs {} for this: pip install 'funccoll[draw]'."
+
+
+def test_a_missing_matplotlib_is_named_with_its_extra():
+    code = (
+        "import sys; sys.modules['matplotlib'] = None\nfrom funccoll import schedules\n"
+        "d = schedules.build('all_reduce', 2, 'ring').draw(); print(sorted(d._repr_mimebundle_()))\nd.to_svg()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    assert f"MissingPackageError: {NEEDED.format('matplotlib')}" in done.stderr
+    assert "image/png" not in done.stdout and "plotly.v1" in done.stdout
+
+
+def test_a_missing_plotly_is_named_with_its_extra(monkeypatch):
+    for name in ("plotly", "plotly.graph_objects"):
+        monkeypatch.setitem(sys.modules, name, None)
+    drawing = build("all_reduce", 2, "ring").draw()
+    with pytest.raises(MissingPackageError, match=re.escape(NEEDED.format("plotly"))):
+        drawing.to_plotly()
+    assert set(drawing._repr_mimebundle_()) == {"text/plain", "application/vnd.plotly.v1+json", "image/png"}
+
+
+def test_long_titles_stay_on_the_page():
+    spans = [Span(0, 0.0, 1.0, "wait", 1, "a $x_1$ <b>", "f.py:3")]
+    check_drawing(draw.timelines(*(Timeline.of(title, 2, spans) for title in ("word " * 60, "nospace" * 40))))
+    check_drawing(draw.costs("all_gather", Topology.ethernet(3), [1000, 1001]))
+
+
+@pytest.mark.parametrize("function", [draw.space_time, draw.link_matrix, draw.chunk_table])
+def test_drawings_of_schedules_take_schedules_only(function):
+    with pytest.raises(DrawingError, match=rf"{function.__name__}\(\) draws a Schedule, not str"):
+        function("ring")
+
+
+@pytest.mark.parametrize(("function", "algorithm", "options"), [
+    (draw.space_time, "ring", {"channels": 2}), (draw.chunk_table, "hierarchical", {"levels": (2, 2)}),
+    (draw.link_matrix, "hierarchical", {"levels": (2, 2)}),
+    *(pytest.param(function, algorithm, options, marks=pytest.mark.slow)
+      for function, algorithm, options in (
+          (draw.space_time, "hierarchical", {"levels": (2, 2)}), (draw.chunk_table, "ring", {"channels": 2}),
+          (draw.link_matrix, "ring", {"channels": 2}))),
+])  # fmt: skip
+def test_drawings_of_channels_and_levels(function, algorithm, options):
+    check_drawing(function(build("all_reduce", 4, algorithm, **options)))
+
+
+def test_threads_draw_the_same(tmp_path):
+    import threading
+
+    drawing = build("all_reduce", 4, "ring").draw()
+    threads = [threading.Thread(target=drawing.save, args=(tmp_path / f"{i}.svg",)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {path.read_text() for path in tmp_path.iterdir()} == {drawing.to_svg()}
+
+
+def test_themes(monkeypatch):
+    schedule = build("all_reduce", 2, "ring")
+    assert THEMES["dark"].surface in schedule.draw(theme="dark").to_svg()
+    monkeypatch.setenv("FUNCCOLL_THEME", "dark")
+    assert find_theme() is THEMES["dark"] and find_theme("light") is THEMES["light"]
+    monkeypatch.setenv("FUNCCOLL_THEME", "darkk")
+    with pytest.raises(DrawingError, match=r"unknown FUNCCOLL_THEME='darkk'. Did you mean 'dark'\?"):
+        schedule.draw().to_svg()
+    with pytest.raises(DrawingError, match="unknown theme='blue'"):
+        schedule.draw(theme="blue")
+
+
+def test_neighbours_in_a_palette_are_told_apart():
+    for theme in THEMES.values():
+        colours = [theme.colour(series(i, 8)) for i in range(8)]
+        assert len(set(colours)) == 8
+        assert all(contrast(c, theme.surface) >= 2 for c in colours)
+        ramp = [theme.colour(f"r{i / 31}") for i in range(32)]
+        assert len(set(ramp)) == 32
+        for fill in (*colours, *ramp):
+            assert contrast(max(("#000000", "#ffffff"), key=lambda t: contrast(t, fill)), fill) >= LEAST_CONTRAST
+
+
+def test_an_unknown_drawing_of_a_schedule_says_what_exists():
+    with pytest.raises(DrawingError, match=r"unknown drawing 'spacetime'.*Did you mean 'space_time'\?"):
+        build("all_reduce", 2, "ring").draw("spacetime")
+    assert issubclass(DrawingError, (FunccollError, ValueError))
+
+
+@given(st.lists(st.floats(-5, 5), max_size=12), st.floats(0.01, 2))
+def test_spread_moves_labels_apart_within_the_limits(wanted, apart):
+    placed = spread(wanted, apart, -6, 6)
+    assert all(-6 - 1e-9 <= x <= 6 + 1e-9 for x in placed)
+    assert pairs_apart(placed, min(apart, 12 / max(1, len(wanted) - 1)))
+    order = sorted(range(len(wanted)), key=lambda i: wanted[i])
+    assert [placed[i] for i in order] == sorted(placed)
+
+
+# ---------------------------------------------------------------- link matrices and chunk tables
+
+
+@pytest.mark.parametrize(("kind", "p", "name"), slow_but(19, schedules([5, 16])))
+def test_link_matrix_has_what_moves_between_each_two_ranks(kind, p, name):
+    schedule = built(kind, p, name)
+    drawing = draw.link_matrix(schedule)
+    check_drawing(drawing)
+    expected = np.zeros((p, p), int)
+    for (_, source, destination, _), count in moves_between(schedule).items():
+        expected[source, destination] += count
+    drawn = np.zeros((p, p), int)
+    for mark in drawing.scene.panels[0].marks:
+        drawn += [[int(t or 0) for t in row] for row in mark.text]
+        assert [[v > 0 for v in row] for row in mark.values] == (expected > 0).tolist()
+    assert (drawn == expected).all()
+
+
+def test_link_matrix_in_bytes_and_of_many_ranks():
+    schedule = build("all_reduce", 4, "ring")
+    (cells,) = draw.link_matrix(schedule, 4096).scene.panels[0].marks
+    assert cells.text[0] == ["", "6 KiB", "", ""] and "6,144 bytes" in cells.hover[0][1]  # 6 chunks of 1 KiB
+    with pytest.raises(ScheduleError, match="nbytes=0"):
+        draw.link_matrix(schedule, 0)
+    many = draw.link_matrix(build("broadcast", 1024, "binomial"))
+    check_drawing(many)
+    assert "1,024 ranks: drawn as 32 lanes of 32 ranks each." in many.scene.notes
+    assert "1,023 chunks in all" in many.scene.notes[1]
+    assert "No bytes move between ranks." in draw.link_matrix(build("barrier", 4), 0).scene.notes
+
+
+@pytest.mark.parametrize(("kind", "p", "name"), slow_but(19, schedules([4, 8])))
+def test_chunk_table_ends_with_the_postcondition(kind, p, name):
+    schedule = built(kind, p, name)
+    drawing = draw.chunk_table(schedule)
+    scene = drawing.scene
+    check_drawing(drawing)
+    few = schedule.collective.output_chunks > 16
+    assert len(scene.steps) == len(scene.panels) == (9 if few else schedule.nrounds + 1)
+    assert scene.shown[0] == 0 and scene.shown[-1] == len(scene.panels) - 1
+    (first,), (last,) = (scene.panels[i].marks for i in (0, -1))
+    has = schedule.collective.has_output(np.arange(p))
+    for i, row in enumerate(last.values):
+        assert all(v == 1.0 if has[i] else v is None for v in row), (i, row)
+    assert all(not v for row in first.values for v in row)
+
+
+def test_chunk_table_names_contributions():
+    *_, last = draw.chunk_table(build("all_reduce", 4, "ring")).scene.panels[3:4]
+    (cells,) = last.marks
+    assert cells.text[0] == ["all", "2–0", "3–0", ""]
+    assert cells.hover[0][2] == "rank 0, chunk 2: x0[2] + x3[2]"
+    (cells,) = draw.chunk_table(build("all_to_all", 4, "direct")).scene.panels[-1].marks
+    assert [list(row) for row in cells.text] == [[f"{s}→{d}" for s in range(4)] for d in range(4)]
+
+
+def test_chunk_table_of_many_ranks_and_of_a_wrong_schedule(registered):
+    drawing = draw.chunk_table(build("all_reduce", 64, "recursive_doubling"))
+    check_drawing(drawing)
+    assert drawing.scene.notes[0] == "64 ranks: drawn as 16 lanes of 4 ranks each."
+
+    @fc.schedules.algorithm("broadcast", name="of_tests_race")
+    def race(p, root):
+        yield fc.schedules.Move((1, "output", 0), (0, "input", 0))
+        yield [fc.schedules.Move((2, "output", 0), (r, "input", 0)) for r in (0, 0)]
+
+    wrong = draw.chunk_table(build("broadcast", 4, "of_tests_race"))
+    check_drawing(wrong)
+    assert len(wrong.scene.steps) == 2 and any("race" in note for note in wrong.scene.notes)
+
+
+# ---------------------------------------------------------------- programs and bucket plans
+
+
+def training_step(mesh, layers=2):
+    def loss_fn(params, x):
+        for w in params:
+            x = np.tanh(x @ w)
+        return np.mean(x**2)
+
+    dp = fc.data_parallel(loss_fn, axis="data", bucket_cap_mb=0.0002, first_bucket_mb=0.0001)
+    params, x = [np.ones((4, 4), np.float32) for _ in range(layers)], np.ones((8, 4), np.float32)
+    step = fc.jit(lambda p, x: fc.value_and_grad(dp)(p, x), mesh=mesh, in_specs=(P(), P("data")), out_specs=(P(), P()))
+    return step.trace(params, x), dp.explain(mesh, params, x)
+
+
+def boxes_of(drawing):
+    return next(m for m in drawing.scene.panels[0].marks if isinstance(m, Boxes))
+
+
+def test_program_has_a_box_for_each_equation_and_an_arrow_for_each_value_read(mesh):
+    from funccoll.ir import Var
+
+    stage, _ = training_step(mesh)
+    program = stage.program
+    drawing = program.draw()
+    check_drawing(drawing, validate=True)
+    boxes = boxes_of(drawing)
+    values = len(program.inputs) + len(program.constants) + len(program.outputs)
+    assert len(boxes) == len(program.equations) + values
+    assert boxes.fill.count("c1") == len(program.collectives()) > 1
+    assert any("test_drawings.py:" in hover for hover in boxes.hover)
+    maker = {v: number for number, e in enumerate(program.equations) for v in e.outputs}
+    maker.update({v: ~i for i, v in enumerate(program.inputs)})
+    edges = {(maker[a], n) for n, e in enumerate(program.equations) for a in e.inputs if isinstance(a, Var)}
+    (arrows,) = (m for m in drawing.scene.panels[0].marks if isinstance(m, Arrows))
+    assert len(arrows) == len(edges) + sum(isinstance(a, Var) for a in program.outputs)
+    assert all(b > a for a, b in zip(arrows.y0, arrows.y1, strict=True))
+    places = list(zip(boxes.x0, boxes.x1, boxes.y0, strict=True))
+    assert not any(a[2] == b[2] and a[0] < b[1] and b[0] < a[1] for i, a in enumerate(places) for b in places[:i])
+    assert draw.program(stage).title == drawing.title
+
+
+def test_a_loop_says_how_often_it_runs_and_what_it_communicates():
+    line = fc.make_mesh({"data": 2})
+
+    def fn(x):
+        total, _ = fc.scan(lambda c, row: (c + fc.all_reduce(row, "data"), None), np.zeros(3), x)
+        return fc.while_loop(lambda c: np.sum(c) < 9, lambda c: c * 2, total)
+
+    drawing = fc.jit(fn, mesh=line, in_specs=P(None, "data"), out_specs=P()).lower(np.ones((5, 6))).program.draw()
+    check_drawing(drawing)
+    boxes = boxes_of(drawing)
+    heads = {text.split("\n")[0]: fill for text, fill in zip(boxes.text, boxes.fill, strict=True)}
+    assert heads["scan × 5: 1 collective"] == "c1"
+    assert heads["while × ?"] == "band"
+
+
+def test_large_programs_are_drawn_by_depth(mesh):
+    stage, _ = training_step(mesh, 12)
+    drawing = draw.program(stage)
+    check_drawing(drawing)
+    assert "equations: drawn by depth" in drawing.scene.notes[0]
+    texts = boxes_of(drawing).text
+    assert any(t.startswith(f"{len(stage.program.collectives())} × all_reduce over data") for t in texts)
+
+    @fc.jit(mesh=mesh, in_specs=P("data"), out_specs=P("data"))
+    def chain(x):
+        for _ in range(40):
+            x = fc.all_reduce(x * 1.5, "data", op="mean") * x
+        return x
+
+    drawing = chain.trace(np.ones(8)).program.draw()
+    check_drawing(drawing)
+    assert "in bands of 3 depths" in drawing.scene.notes[0]
+
+
+def test_programs_without_collectives_or_equations(mesh):
+    for function in (lambda x: x, lambda x: x + 1):
+        traced = fc.jit(function, mesh=mesh, in_specs=P("data"), out_specs=P("data")).trace(np.ones(8))
+        drawing = traced.program.draw()
+        check_drawing(drawing)
+        assert drawing.scene.notes == ("It has no collectives.",)
+    with pytest.raises(DrawingError, match="draws a Program"):
+        draw.program(3)  # pyright: ignore[reportArgumentType]
+
+
+def test_buckets_have_a_bar_and_a_place_each(mesh):
+    _, plan = training_step(mesh, 5)
+    drawing = draw.buckets(plan)
+    check_drawing(drawing, validate=True)
+    bars, places = (drawing.scene.panels[i].marks for i in (0, 1))
+    assert len(bars[0]) == len(plan.rows) > 1
+    assert list(places[-1].x) == [row.starts for row in plan.rows]
+    assert "predicted communication" in drawing.title and "5 arrays" not in str(bars[-1].text)
+    _, many = training_step(mesh, 110)
+    check_drawing(draw.buckets(many))
+    assert "drawn as" in draw.buckets(many).scene.notes[0]
+    with pytest.raises(DrawingError, match=r"data_parallel\(...\).explain"):
+        draw.buckets(plan.rows)  # pyright: ignore[reportArgumentType]
+
+
+# ---------------------------------------------------------------- many ranks
+
+
+def test_costs_between_sizes_are_those_of_the_model():
+    """Interpolation is exact: the cost of a schedule is a convex, piecewise linear function of the size."""
+    from funccoll.draw.cost_curves import _Line
+
+    topology = Topology.nvlink_infiniband(4, 4)
+    for kind, name in (("all_reduce", "ring"), ("broadcast", "pipelined_chain"), ("all_reduce", "hierarchical")):
+        schedule = build(kind, 16, name, levels=(4, 4) if name == "hierarchical" else None)
+        line = _Line(schedule, topology, 64, 1 << 28)
+        for nbytes in np.geomspace(64, 1 << 28, 60).astype(int).tolist():
+            assert line.at(nbytes) == pytest.approx(schedule.cost(topology, nbytes).seconds, rel=1e-6)
+        assert len(line._known) < 40
+
+
+@pytest.mark.slow
+def test_costs_of_many_ranks_choose_as_select_does():
+    drawing = draw.costs("broadcast", Topology.ethernet(300), [1024, 1 << 16, 1 << 20])
+    check_drawing(drawing)
+    curves = drawing.scene.panels[0].marks
+    chosen = {m.hover[0].split(",")[0] for m in curves if getattr(m, "width", 0) == 3.6}
+    assert fc.schedules.select("broadcast", Topology.ethernet(300), 1024).algorithm in chosen
+
+
+@pytest.mark.parametrize(("kind", "name", "p"), [
+    ("reduce", "binomial", 64),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in (
+        ("all_reduce", "rabenseifner", 32), ("all_gather", "bruck", 40), ("all_to_all", "bruck", 24),
+        ("broadcast", "scatter_allgather", 32),
+    )),
+])  # fmt: skip
+def test_chunk_tables_in_groups_agree_with_the_proof(kind, name, p):
+    """Counted contributions are the proof's."""
+    from funccoll.draw.chunk_steps import _Counts
+    from funccoll.schedules.proof.symbolic import SymbolicExecutor
+
+    schedule = build(kind, p, name)
+    counts, executor = _Counts(schedule.places), SymbolicExecutor(schedule.places, name)
+    for number in range(schedule.nrounds):
+        batches = [b for b in schedule.batches if b.round == number]
+        counts.round(batches)
+        executor.round(batches)
+        written = executor.holds >= 0
+        np.testing.assert_array_equal(counts.holds >= 0, written)
+        ids = executor.holds[written]
+        np.testing.assert_array_equal(counts.count[written], executor.expressions.nranks(ids))
+        np.testing.assert_array_equal(counts.holds[written] // p, executor.expressions.labels(ids))
+    drawing = draw.chunk_table(schedule)
+    check_drawing(drawing)
+    (last,) = drawing.scene.panels[-1].marks
+    assert {v for row in last.values for v in row} <= {1.0, None}
+
+
+# ---------------------------------------------------------------- views in notebooks
+
+
+def test_a_schedule_is_shown_as_a_table_with_its_picture_where_that_is_small():
+    for p, name, picture in ((4, "ring", True), (8, "ring", False), (8, "owner", True), (16, "ring", False)):
+        html = build("all_reduce", p, name)._repr_html_()
+        assert ("<svg" in html) == picture and name in html and "chunks per block" in html
+        assert len(html) < 62_000 and "<?xml" not in html and "<script" not in html
+    assert html == build("all_reduce", 16, "ring")._repr_html_()
+
+
+def test_views_of_everything_that_a_notebook_shows(mesh):
+    """Every object of the user's has a view in HTML, whose tags are balanced, with its texts escaped."""
+    from html.parser import HTMLParser
+
+    schedule = build("all_reduce", 4, "ring")
+    topology = Topology.one_host(4)
+    stage, plan = training_step(mesh)
+    views = [
+        mesh, fc.device_put(np.arange(8.0), mesh, P("data")), stage.program, stage, stage.lower().collectives(), schedule,
+        topology, schedule.cost(topology, 4096), fc.schedules.explain("all_reduce", 4, 4096), schedule.simulate(topology, 4096),
+        schedule.simulate(topology, 4096).timeline(), plan,
+    ]  # fmt: skip
+    for thing in views:
+        html = thing._repr_html_()
+        depth: list[str] = []
+
+        class Tags(HTMLParser):
+            def handle_starttag(self, tag, attrs):
+                if tag not in ("br", "img"):
+                    depth.append(tag)
+
+            def handle_endtag(self, tag):
+                assert depth.pop() == tag
+
+        Tags().feed(html)
+        assert not depth and len(html) > 40, type(thing)
+        assert "script" not in html
+
+
+def test_a_span_that_is_too_short_to_be_seen_has_an_outline_of_its_colour():
+    times = (0, 0.0, 0.5, "wait"), (0, 0.5, 0.500001, "move"), (1, 0.1, 1.0, "wait")
+    spans = [Span(*row, -1, "a", "") for row in times]
+    for chosen, edge in ((spans, "fill"), (spans[::2], "surface")):
+        drawing = Timeline.of("t", 2, chosen).draw()
+        check_drawing(drawing)
+        boxes = boxes_of(drawing)
+        assert boxes.edge == edge and list(boxes.fill)[-1] == ("c0" if edge == "fill" else "grid")
+    assert "stroke: #0072b2" in Timeline.of("t", 2, spans).draw().to_svg()

@@ -1,0 +1,333 @@
+"""fc.DataParallel: the object that holds a model's parameters, on virtual devices and on real processes."""
+
+from __future__ import annotations
+
+import json
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import funccoll as fc
+from funccoll.errors import CheckpointError, NonFiniteGradientError, ShapeError, TraceError
+from tests.support.cases.parallel_model_cases import Momentum, X, error_feedback, loss, params_of
+from tests.support.ranks.ranks import Ranks
+
+
+def parallel(model: Any, n: int = 4, loss_fn: Any = loss, **options: Any) -> Any:
+    return fc.DataParallel(model, loss_fn, Momentum(), mesh=fc.make_mesh({"data": n}), **options)
+
+
+def trained(params: Any, steps: int, gradient: Any) -> Any:
+    """The parameters that one device trains."""
+    state = Momentum().init(params)
+    for _ in range(steps):
+        updates, state = Momentum().update(gradient(params), state, params)
+        params = fc.tree.map(lambda p, u: p + u, params, updates)
+    return params
+
+
+def close(found: Any, wanted: Any) -> None:
+    fc.tree.map(lambda f, w: np.testing.assert_allclose(np.asarray(f), w, rtol=1e-9), found, wanted)
+
+
+@pytest.mark.parametrize("n", [1, 2, 4])
+def test_steps_are_those_of_one_device(n):
+    model = SimpleNamespace(params=params_of())
+    dp = parallel(model, n)
+    values = [float(dp.step(X)) for _ in range(4)]
+    close(model.params, trained(params_of(), 4, lambda p: fc.grad(loss)(p, X)))
+    np.testing.assert_allclose(values[0], loss(params_of(), X))
+    assert dp.steps == 4 and fc.tree.leaves(model.params)[0] is fc.tree.leaves(dp.params)[0]
+
+
+def test_gradients_of_no_sync_steps_are_added():
+    model = SimpleNamespace(params=params_of())
+    dp = parallel(model)
+    with dp.no_sync():
+        own = dp.step(X)
+        dp.step(2 * X)
+    assert dp.steps == 0
+    np.testing.assert_allclose(own, [loss(params_of(), part) for part in np.split(X, 4)])
+    close(model.params, params_of())
+    dp.step(3 * X)
+    every = lambda p: fc.grad(lambda p: loss(p, X) + loss(p, 2 * X) + loss(p, 3 * X))(p)
+    close(model.params, trained(params_of(), 1, every))
+    dp.step(X)  # what was added up is used once
+    assert dp.steps == 2
+
+
+def test_all_devices_leave_a_step_out_together():
+    dp = parallel(SimpleNamespace(params=params_of()))
+    assert dp.skip_if(True) and dp.skip_if([False, True, False, False]) and dp.skip_if(np.float32("nan"))
+    assert not dp.skip_if(False) and not dp.skip_if(np.zeros(4, bool))
+    mesh, split = fc.make_mesh({"data": 4}), fc.P("data")
+    function = fc.data_parallel(loss)
+    skips = fc.jit(lambda x: function.skip_if(~np.isfinite(x)), mesh=mesh, in_specs=split, out_specs=fc.P())
+    rows = np.ones(4, np.float32)
+    assert not skips(fc.device_put(rows, mesh, split))
+    rows[2] = np.inf
+    assert np.asarray(skips(fc.device_put(rows, mesh, split))).dtype == np.bool_ and skips(fc.device_put(rows, mesh, split))
+    assert fc.jit(lambda x: function.skip_if(x), mesh=mesh, in_specs=fc.P(), out_specs=fc.P())(np.True_)
+    with pytest.raises(ValueError, match="the condition must be one number on each device"):
+        fc.jit(lambda x: function.skip_if(x), mesh=mesh, in_specs=split, out_specs=fc.P())(np.ones(8, np.float32))
+
+
+def test_frozen_integer_and_tied_parameters():
+    shared = np.random.default_rng(1).normal(size=(3, 3))
+    params = {"layers": [shared, shared], "goal": np.ones(3), "epoch": np.int64(7)}
+    model = SimpleNamespace(params=params)
+    dp = parallel(model, trainable={"layers": True, "goal": False, "epoch": True})
+    dp.step(X)
+    tied = lambda p: {"w": fc.grad(lambda w: loss({"layers": [w, w], "goal": np.ones(3)}, X))(p["w"])}
+    wanted = trained({"w": shared}, 1, tied)["w"]
+    close(model.params, {"layers": [wanted, wanted], "goal": np.ones(3), "epoch": 7})
+    assert sorted(dp.state_dict()) == [
+        "optimizer.count", "optimizer.velocity.layers.0", "params.epoch", "params.goal", "params.layers.0", "steps"
+    ]  # fmt: skip
+    assert dp.explain(X).rows[0].parameters == ("['layers.0']",)
+
+
+def test_equal_numbers_are_not_tied():
+    """Python has one object for both."""
+    one = 1.0
+    dp = parallel({"a": one, "b": one}, loss_fn=lambda p, x: np.mean(x) * 0 + p["a"] * p["a"] + 3 * p["b"])
+    dp.step(X)
+    close(dp.params, {"a": 1 - 0.25 * 2, "b": 1 - 0.25 * 3})
+
+
+def test_an_optimizer_of_fc_takes_its_steps_in_place(tmp_path):
+    """By `fc.optim.apply`. Its state has names in a checkpoint."""
+    optimizer = fc.optim.chain(fc.optim.clip_by_global_norm(0.1), fc.optim.adam(0.1))
+    dp = fc.DataParallel(params_of(), loss, optimizer, mesh=fc.make_mesh({"data": 2}))
+    params, state = params_of(), optimizer.init(params_of())
+    for _ in range(3):
+        dp.step(X)
+        updates, state = optimizer.update(fc.grad(loss)(params, X), state, params)
+        params = fc.optim.apply_updates(params, updates)
+    close(dp.params, params)
+    dp.save(tmp_path / "model")
+    assert {name.rpartition(".layers")[0] for name in dp.state_dict() if "layers" in name} >= {"optimizer.1.mu", "params"}
+    dp.load(tmp_path / "model")
+
+
+def test_a_model_may_be_its_parameters():
+    params = params_of()
+    dp = parallel(params)
+    dp.step(X)
+    close(dp.params, trained(params_of(), 1, lambda p: fc.grad(loss)(p, X)))
+    close(params, params_of())
+
+
+def test_buffers_and_active_devices():
+    def running(params: Any, buffers: Any, x: Any) -> Any:
+        return loss(params, x), {"mean": buffers["mean"] * 0.5 + np.mean(x, axis=0) * 0.5}
+
+    model = SimpleNamespace(params=params_of(), buffers={"mean": np.zeros(3)})
+    dp = parallel(model, loss_fn=running, buffers="mean")
+    dp.step(X)
+    np.testing.assert_allclose(model.buffers["mean"], X.mean(0) / 2)
+    with dp.no_sync():
+        dp.step(X)
+    np.testing.assert_allclose(model.buffers["mean"], X.mean(0) * 0.75)
+    dp = parallel(SimpleNamespace(params=params_of(), buffers={"mean": np.zeros(3)}), loss_fn=running, buffers="mean")
+    value = dp.step(X, active=[True, True, False, False])
+    np.testing.assert_allclose(float(value), loss(params_of(), X[:4]))
+    np.testing.assert_allclose(dp.buffers["mean"], X[:4].mean(0) / 2)
+    close(dp.params, trained(params_of(), 1, lambda p: fc.grad(loss)(p, X[:4])))
+
+
+def test_a_checkpoint_has_everything(tmp_path):
+    file = tmp_path / "model.safetensors"
+    dp = parallel(SimpleNamespace(params=params_of(dtype=np.float32)), comm_hook=error_feedback())
+    for _ in range(3):
+        dp.step(X.astype(np.float32))
+    dp.save(file)
+    assert [p.name for p in tmp_path.iterdir()] == ["model.safetensors"]
+    further = [np.asarray(dp.step(X.astype(np.float32))) for _ in range(3)]
+    other = parallel(SimpleNamespace(params=params_of(1, np.float32)), comm_hook=error_feedback())
+    other.load(file)
+    assert other.steps == 3
+    assert [np.asarray(other.step(X.astype(np.float32))) for _ in range(3)] == further
+    state = dp.state_dict()
+    assert state["comm_hook.goal"].shape == (4, 3) and np.abs(state["comm_hook.goal"]).max() > 0
+
+
+def test_files_have_all_dtypes(tmp_path):
+    from funccoll.parallel.checkpoint import read_tensors, write_tensors
+
+    dtypes = [np.float16, fc.bfloat16, np.float32, np.float64, np.int8, np.uint16, np.int64, np.bool_, np.complex64]
+    given = {f"{np.dtype(d).name}.{n}": np.ones(shape, d) for d in dtypes for n, shape in enumerate([(), (0, 2), (3,)])}
+    given["strided"] = np.arange(12.0).reshape(3, 4)[:, ::2].T
+    write_tensors(tmp_path / "all", given)
+    found = read_tensors(tmp_path / "all")
+    for name, value in given.items():
+        assert found[name].dtype == value.dtype and found[name].shape == value.shape
+        np.testing.assert_array_equal(found[name], value)
+    with pytest.raises(fc.errors.DTypeError, match="z is of c128, which safetensors cannot hold"):
+        write_tensors(tmp_path / "new", {"z": np.ones(2, complex)})
+    with pytest.raises(OSError):
+        write_tensors(tmp_path / "missing" / "new", given)
+    assert [p.name for p in tmp_path.iterdir()] == ["all"]
+    (tmp_path / "all").write_bytes(b"PK" * 20)
+    with pytest.raises(CheckpointError, match="all is not a file of safetensors"):
+        read_tensors(tmp_path / "all")
+
+
+@pytest.mark.parametrize(("change", "words"), [
+    (lambda s: s.pop("params.goal"), "params.goal is not in the state"),
+    (lambda s: s.pop("optimizer.count"), "optimizer.count is not in the state"),
+    (lambda s: s.update(more=np.ones(2)), "more is in the state, and not in this model"),
+    (lambda s: s.update({"params.goal": np.ones(2)}), r"params.goal is f64\[2\] in the state, and f64\[3\] in this model"),
+    (lambda s: s.update({"params.goal": np.ones(3, np.float32)}), r"params.goal is f32\[3\] in the state, and f64\[3\]"),
+])  # fmt: skip
+def test_a_state_that_does_not_fit_changes_nothing(change, words):
+    dp = parallel(params_of())
+    state = dp.state_dict()
+    dp.step(X)
+    before = dp.state_dict()
+    change(state)
+    with pytest.raises(CheckpointError, match=words):
+        dp.load_state_dict(state)
+    assert all(np.array_equal(v, before[k]) for k, v in dp.state_dict().items())
+
+
+def test_gradients_that_are_not_finite_are_named():
+    model = SimpleNamespace(params=params_of())
+    dp = parallel(model, loss_fn=lambda p, x, more: loss(p, x) + np.sum(p["goal"]) * np.sum(more), check_finite=True)
+    dp.step(X, np.zeros(4))
+    before = dp.state_dict()
+    with pytest.raises(NonFiniteGradientError, match=r"^step 2: the gradients of goal have NaN or infinity.*those of before"):
+        dp.step(X, np.array([0, np.inf, 0, 0]))
+    assert dp.steps == 1 and all(np.array_equal(v, before[k]) for k, v in dp.state_dict().items())
+
+
+def test_misuse():
+    with pytest.raises(TraceError, match=r"no parameter is trained. There are epoch: i64\[\]"):
+        parallel({"epoch": np.int64(1)})
+    with pytest.raises(TraceError, match="prefix of params"):
+        parallel(params_of(), trainable={"goal": True})
+    with pytest.raises(TraceError, match="the optimizer has no function 'init'"):
+        fc.DataParallel(params_of(), loss, 0.1)
+    with pytest.raises(TraceError, match=r"needs a mesh with these axes"):
+        fc.DataParallel(params_of(), loss, Momentum(), axis=("a", "b"))
+    dp = parallel(params_of())
+    with pytest.raises(ShapeError, match=r"an array of shape \(0, 3\) has no rows"):
+        dp.step(X[:0])
+    with pytest.raises(fc.errors.ShardingError, match="4"):
+        dp.step(X[:2])
+    with pytest.raises(TypeError, match="bucket_size"):
+        parallel(params_of(), bucket_size=3)
+
+
+def test_a_mesh_with_another_axis():
+    mesh = fc.make_mesh({"data": 2, "model": 2})
+    dp = fc.DataParallel(params_of(), loss, Momentum(), mesh=mesh)
+    dp.step(X)
+    close(dp.params, trained(params_of(), 1, lambda p: fc.grad(loss)(p, X)))
+
+
+# ---------------------------------------------------------------- processes
+
+SCRIPT = """
+import json, os, sys
+import numpy as np
+import funccoll as fc
+from tests.support.cases.parallel_model_cases import Momentum, X, error_feedback, loss, params_of
+rank = fc.rank()
+own = lambda x: np.split(x, fc.world_size())[rank]
+def tell(*values):
+    print(json.dumps(values), flush=True)
+def said(call):
+    try:
+        return call()
+    except Exception as error:
+        return type(error).__name__ + ": " + str(error)
+"""
+
+
+def jobs(n: int, script: str, **environment: str) -> Ranks:
+    return Ranks(SCRIPT + script, range(n), **environment)
+
+
+@pytest.mark.processes
+def test_processes_train_from_rank_0s_parameters(tmp_path):
+    """Ranks begin with different values; what they save is what virtual devices save, with a hook's states."""
+    script = """
+dp = fc.DataParallel(params_of(rank), loss, Momentum(), comm_hook=error_feedback())
+losses = [float(dp.step(own(X))) for _ in range(3)]
+with dp.no_sync():
+    dp.step(own(X))
+losses.append(float(dp.step(own(X))))
+dp.save(os.environ["FILE"])
+state = dp.state_dict()
+dp.step(own(X))
+dp.load(os.environ["FILE"])
+tell(losses, all(np.array_equal(v, state[k]) for k, v in dp.state_dict().items()))
+tell(said(lambda: dp.save("/proc/no/such/file")))
+assert [dp.skip_if(value) for value in (rank == 1, False, True, np.float32("nan"))] == [True, False, True, rank < 2]
+fc.finalize()
+tell(said(lambda: dp.step(own(X))))
+"""
+    file = tmp_path / "job.safetensors"
+    with jobs(2, script, FILE=str(file)) as ranks:
+        first, second, third = ([json.loads(ranks.line(rank)) for rank in range(2)] for _ in range(3))
+        ranks.end_well()
+    virtual = parallel(params_of(0), 2, comm_hook=error_feedback())
+    losses = [float(virtual.step(X)) for _ in range(3)]
+    with virtual.no_sync():
+        virtual.step(X)
+    losses.append(float(virtual.step(X)))
+    assert first == [[losses, True]] * 2
+    from funccoll.parallel.checkpoint import read_tensors
+
+    found, wanted = read_tensors(file), virtual.state_dict()
+    assert set(found) == set(wanted) and all(found[k].tobytes() == v.tobytes() for k, v in wanted.items())
+    assert re.match("(FileNotFound|NotADirectory)Error", second[0][0])
+    wanted = r"FunccollError: DataParallel.save: rank 0 could not write .*: (FileNotFound|NotADirectory)Error"
+    assert re.match(wanted, second[1][0])
+    assert all(re.match(r"\w+Error: .*(finalize|left|init)", told[0]) for told in third), third
+
+
+@pytest.mark.processes
+def test_ranks_with_other_parameters_are_told_the_first_difference():
+    script = """
+first, second, third = params_of(), params_of(), params_of()
+first["goal"] = first["goal"][: 3 - rank]
+second["layers"] = second["layers"][: 2 - rank]
+third = {"other" if rank and k == "goal" else k: v for k, v in third.items()}
+tell(*[said(lambda: fc.DataParallel(params, loss, Momentum())) for params in (first, second, third)])
+"""
+    with jobs(2, script) as ranks:
+        told = [json.loads(ranks.line(rank)) for rank in range(2)]
+        ranks.end_well()
+    words = (
+        r"number 0 is goal: f64\[3\] on rank 0, and goal: f64\[2\] on rank 1",
+        r"number 2 is layers.1: f64\[3, 3\] on rank 0, and nothing on rank 1",
+        r"number 0 is goal: f64\[3\] on rank 0, and layers.0: f64\[3, 3\] on rank 1",
+    )
+    for texts in told:
+        for text, difference in zip(texts, words, strict=True):
+            start = "ProgramMismatch: the parameters of DataParallel differ between ranks: "
+            assert re.match(start + difference, text), text
+
+
+@pytest.mark.processes
+def test_a_rank_that_dies_in_a_step_is_named():
+    script = """
+dp = fc.DataParallel(params_of(), loss, Momentum())
+dp.step(own(X))
+tell("ready")
+if rank == 1:
+    input()
+    os._exit(3)
+tell(said(lambda: [dp.step(own(X)) for _ in range(1000)]))
+"""
+    with jobs(2, script) as ranks:
+        ranks.lines()
+        ranks.tell(1)
+        told = json.loads(ranks.line(0))[0]
+        assert re.match("PeerFailure: rank 1 (died|exited)", told), told
+        assert ranks.end(1)[0] == 3
