@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
-.PHONY: demo mpi notebooks notebooks-run test test-fast test-slow test-exhaustive test-without-extension test-newest test-all lint bench gpu-check clean
+.PHONY: demo mpi setup notebooks notebooks-run test test-fast test-slow test-exhaustive test-without-extension test-newest test-all lint bench gpu-check clean
 
 $(VENV)/pyvenv.cfg:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "funccoll needs Python 3.11 or later; choose one with make PYTHON=python3.12")'
@@ -52,6 +52,9 @@ KERNELS := $(VENV)/.kernels
 $(KERNELS): $(VENV)/.dev tests/support/compile_kernels.py $(wildcard funccoll/kernels/*.py funccoll/schedules/model/simulate.py)
 	$(BIN)/python -m tests.support.compile_kernels && touch $@
 
+# All that `make test` needs before it runs tests.
+setup: $(MPI) $(NVJITLINK) $(KERNELS)
+
 # What `make test` sets up has all of it: where that is there, nothing is installed.
 notebooks: $(or $(wildcard $(VENV)/.dev),$(VENV)/.notebooks)
 	cd notebooks && ../$(BIN)/python -m jupyterlab $(LAB_OPTIONS)
@@ -69,7 +72,7 @@ test test-fast test-slow test-exhaustive test-without-extension: export OPENBLAS
 test test-fast test-slow test-exhaustive test-without-extension: export PYTHONDONTWRITEBYTECODE :=
 
 test: $(MPI) $(NVJITLINK) $(KERNELS)
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow and not exhaustive"
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow and not exhaustive" $(PYTEST_OPTIONS)
 
 # After every edit: folders of quick tests, of which no process is started. To collect all tests would take seconds.
 FAST := $(addprefix tests/unit/,arrays compiler passes primitives runtime tracing ops/test_numpy_table.py \
