@@ -90,8 +90,9 @@ def _equality(ufunc: np.ufunc, otherwise: bool) -> Any:
 
 _FORMAT = _concrete("a format such as f'{x:.3f}'", "__format__")
 _REMEDY = {
-    "float()": "Compute with the array itself (operators, np.* functions), or return it and look at the result; to fill "
-    "a NumPy array, write out = fc.at(out)[i].set(x) in place of out[i] = x, or np.stack([...]).",
+    "float()": 'Print it with fc.debug.print("{:.3f}", x), which shows the value of each run; or compute with the array itself '
+    "(operators, np.* functions), or return it; to fill a NumPy array, write out = fc.at(out)[i].set(x) in place of "
+    "out[i] = x, or np.stack([...]).",
     "bool() (Python if, while, and, or, not, assert)": "Choose with np.where(condition, a, b) or "
     "fc.cond(condition, true_fun, false_fun, *args), loop with fc.while_loop(test, body, init), join conditions with &, | and "
     "~, or decide on something that is known while tracing (a shape, a static argument).",

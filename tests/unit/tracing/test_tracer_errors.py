@@ -101,6 +101,22 @@ def test_values_are_not_known_while_tracing(part):
     assert f"test_tracer_errors.py:{caught.value.source.line}" in message
 
 
+PRINTS = {
+    "a format": lambda loss: print(f"{loss:.3f}"),
+    "float()": lambda loss: print(float(loss)),
+    ".item()": lambda loss: print(loss.item()),
+    ".tolist()": lambda loss: print(loss.tolist()),
+}
+
+
+@pytest.mark.parametrize("what", PRINTS)
+def test_a_value_that_is_printed_while_tracing_names_debug_print_first(what):
+    with pytest.raises(ConcretizationError) as caught:
+        run(lambda x: PRINTS[what](np.sum(x)))
+    _, _, remedy = str(caught.value).split("\n")[0].split(". ", 2)
+    assert remedy.startswith('Print it with fc.debug.print("{:.3f}", x)')
+
+
 @pytest.mark.parametrize("body", [
     lambda x, n: x.reshape(n), lambda x, n: list(n), lambda x, n: np.sum(x, axis=n), lambda x, n: np.split(x, n),
 ])  # fmt: skip
