@@ -7,15 +7,22 @@ from typing import Any
 
 import numpy as np
 
-from .ir import Atom, Literal, Program, Var
+from .ir import Atom, Equation, Literal, Program, Var
 
-__all__ = ["program_text", "variable_names"]
+__all__ = ["parameter_texts", "program_text", "variable_names"]
 
 
 def program_text(program: Program, sources: bool = True) -> str:
     """The program with one equation in a line, and behind it the user's line unless `sources` is False."""
     mesh = ", ".join(f"{n}={s}" for n, s in program.axis_sizes.items())
     return "\n".join(_lines(program, f"{{ mesh({mesh}) lambda ", sources))
+
+
+def parameter_texts(eqn: Equation) -> dict[str, str]:
+    """The parameters of an equation by name, as text, without the programs that stand below it."""
+    bodies = eqn.bodies
+    shown = {k: v for k, v in eqn.params.items() if not (bodies and (k in bodies or k == "branches"))}
+    return {k: _param(v) for k, v in sorted(shown.items())}
 
 
 def variable_names(program: Program) -> dict[Var, str]:
@@ -37,16 +44,14 @@ def _lines(program: Program, head: str, sources: bool) -> list[str]:
     constants = " ".join(bound(v) for v, _ in program.constants) + (" ; " if program.constants else "")
     lines = [f"{head}{constants}{' '.join(map(bound, program.inputs))} . let"]
     for eqn in program.equations:
-        bodies = eqn.bodies
-        shown = {k: v for k, v in eqn.params.items() if not (bodies and (k in bodies or k == "branches"))}
-        params = ", ".join(f"{k}={_param(v)}" for k, v in sorted(shown.items()))
+        params = ", ".join(f"{k}={text}" for k, text in parameter_texts(eqn).items())
         left = " ".join(map(bound, eqn.outputs)) or "_"
         right = f"{eqn.primitive.name}{f'[{params}]' if params else ''} {' '.join(map(used, eqn.inputs))}"
         line = f"    {left} = {right}".rstrip()
         if sources and eqn.source is not None:
             line = f"{line:<64}  # {eqn.source}"
         lines.append(line)
-        for name, body in bodies.items():
+        for name, body in eqn.bodies.items():
             lines += [f"        {line}" for line in _lines(body, f"{name}: {{ lambda ", sources)]
     outs = ", ".join(map(used, program.outputs)) + ("," if len(program.outputs) == 1 else "")
     return [*lines, f"  in ({outs}) }}"]

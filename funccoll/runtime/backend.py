@@ -69,12 +69,14 @@ class Identity(str):
 
     arguments: str
     """The types of the arguments of its program, which the text determines: for errors."""
+    program: Program
+    """The program, whose fingerprint begins the text."""
 
     @classmethod
-    def of(cls, text: str, arguments: str) -> Identity:
-        """An identity with these arguments."""
+    def of(cls, text: str, arguments: str, program: Program) -> Identity:
+        """An identity of a collective of this program."""
         made = cls(text)
-        made.arguments = arguments
+        made.arguments, made.program = arguments, program
         return made
 
 

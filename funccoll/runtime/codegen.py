@@ -523,7 +523,7 @@ class _Builder:
 
     def identity(self, eqn: Equation) -> str:
         """The text that must be equal on all processes: the program's fingerprint, its hosts, and the collective's place."""
-        return Identity.of(self._identity(f" {self.places[eqn]}"), self.argument_types)
+        return Identity.of(self._identity(f" {self.places[eqn]}"), self.argument_types, self.program)
 
     def _identity(self, place: str) -> str:
         hosts = f" {self.mesh.hosts}" if self.mesh.hosts else ""

@@ -110,6 +110,9 @@ class CollectiveGroup(PlanCall):
     ):  # fmt: skip
         self.world, self.heap, self.registry = registry.world, registry.heap, registry
         self.calls = tuple(calls)
+        for call in self.calls:
+            if call.program is not None:
+                self.registry.programs[call.program.fingerprint] = call.program
         self.communicators = [self.registry.communicator(mesh, number, c.axes) for c in self.calls]
         self.members = sorted({m for c in self.communicators for m in c.members})
         self.arguments = list(arguments)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import FunccollError, RendezvousError
+from ...ir import Program
 from ...kernels.frame import (
     CELL_EVENTS,
     CELL_HISTORY,
@@ -23,6 +24,7 @@ from ...kernels.frame import (
     RECORD_TEXT,
 )
 from ...mesh import Mesh, number_hosts
+from ...program_difference import HASH_CHARACTERS, ProgramRow, program_rows
 from ...weak_values import WeakValues
 from ..job import host
 from ..job.calling_thread import calling_thread
@@ -44,6 +46,10 @@ _ENTRY_WORDS = 4
 _CELLS: tuple[Cells, ...] = (), CELLS, CELLS_ON_SHARED_CORES
 _ANSWER_TIMEOUT = 0.2
 """Seconds in which ranks of other hosts say where they are. Soon after a rank was killed mpirun ends the others, too."""
+_ROWS_TIMEOUT = 1.0
+"""Seconds in which a rank answers about its program, whose constants it may have to read."""
+_MOST_ROWS = 12_000
+"""Rows of a program that are compared: their hashes are one answer."""
 _NOWHERE = "has not entered any collective of this group"
 _TOLD = 8
 """Decisions of which a rank tells those of other hosts."""
@@ -73,6 +79,8 @@ class Communicators:
         """By communicator, 1 while one of its calls runs: a call from inside it, by a signal handler say, is refused."""
         self.call_sites: WeakValues[int, CallSite] = WeakValues()
         """By the hash that a rank publishes when it enters; plans keep them."""
+        self.programs: WeakValues[str, Program] = WeakValues()
+        """By fingerprint, the programs whose collectives this process has compiled; those keep them."""
         self.first_calls: set[str] = set()
         """The identities of the programs that this process has called and whose arguments it has compared."""
         self._noted: np.ndarray | None = None
@@ -96,7 +104,9 @@ class Communicators:
         self._left_behind: list[object] = []
         self.waiting_for: dict[int, int] = {}
         """The ranks that threads of this one wait for, for longer than a moment, by the numbers of communicators."""
+        self._rows: tuple[str, Sequence[ProgramRow]] = "", ()
         world.watch.answer_with("call", self._answer)
+        world.watch.answer_with("program", self._answer_about_program)
         world.watch.answer_with("arguments", lambda asked: {"text": self.arguments_of(world.rank, asked["program"])})
 
     @property
@@ -242,6 +252,41 @@ class Communicators:
             return str(answer["text"]) if answer else ""
         place = int(self._noted_places[rank])
         return PassedArguments.find(self.heap.view(place, (_NOTED_BYTES,), np.uint8).tobytes(), program) if place else ""
+
+    def program_rows(self, fingerprint: str) -> Sequence[ProgramRow]:
+        """The rows of a program whose collectives this process has compiled; none where it is not known. They cost a pass over
+        its constants."""
+        known, rows = self._rows
+        if known != fingerprint:
+            program = self.programs.get(fingerprint)
+            rows = program_rows(program) if program is not None else ()
+            self._rows = fingerprint, rows
+        return rows
+
+    def row_that_differs(self, mine: str, rank: int, theirs: str) -> tuple[ProgramRow, ProgramRow] | None:
+        """The first rows that differ between a program of this process and one of another rank, by their fingerprints.
+
+        It asks that rank, on the path of an error alone. None where that does not answer, or the programs do not tell.
+        """
+        rows = self.program_rows(mine)
+        ask = lambda **which: self.world.watch.ask(rank, {"kind": "program", "program": theirs, **which}, _ROWS_TIMEOUT)
+        if not rows or not (answer := ask(row=None)):
+            return None
+        hashes, n = str(answer["hashes"]), HASH_CHARACTERS
+        other = [hashes[i : i + n] for i in range(0, len(hashes), n)]
+        first = next((i for i, (row, hash) in enumerate(zip(rows, other, strict=False)) if row.hash != hash), None)
+        if first is None or not (answer := ask(row=first)):
+            return None
+        return rows[first], ProgramRow(*answer["row"])
+
+    def _answer_about_program(self, question: dict[str, Any]) -> dict[str, Any] | None:
+        """The hashes of a program's rows, or one row, for a rank that runs another program."""
+        rows = self.program_rows(question["program"])
+        if not rows:
+            return None
+        if question["row"] is not None:
+            return {"row": rows[question["row"]]}
+        return {"hashes": "".join(row.hash for row in rows[:_MOST_ROWS])}
 
     def noting(self, communicator: Communicator) -> list[int]:
         """The other ranks of a communicator whose notes this one compares: those of this host, and the first one."""

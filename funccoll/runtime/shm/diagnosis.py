@@ -26,6 +26,7 @@ from ...errors import (
     Source,
     current_source,
 )
+from ...program_difference import ProgramRow
 from ...types import dtype_name
 from ..job.calling_thread import calling_thread
 from ..job.process_memory import VARIABLE
@@ -39,6 +40,7 @@ __all__ = ["Diagnosis", "job_is_over", "require_turn", "wrong_argument", "wrong_
 
 
 _SHOWN = "shapes", "dtypes", "axes"  # of a call's description, those whose values stand in the first line
+_SAME = "the program, or the place in it"  # what differs where the collectives are the same
 _FINGERPRINT = 64  # characters of a program's identity that tell it from others
 _LISTED = 8  # the most ranks that are named one by one
 
@@ -123,7 +125,7 @@ class Diagnosis:
         unseen = "how the arrays are cut, or in a small collective some calls before"
         if which in _SHOWN:
             which += f" ({first.get(which)} and {second.get(which)})"
-        which = which or ("the program, or the place in it" if "program" in differ else unseen)
+        which = which or (_SAME if "program" in differ else unseen)
         calls = "\n".join(f"  rank {rank}: {_call_text(entered[rank])}" for rank in ranks)
         why, remedy = f"they differ in {which}", (
             "Every process must run the same steps in the same order: look for branches on the rank, and for data of different "
@@ -135,6 +137,18 @@ class Diagnosis:
                 "All ranks pass arrays of one shape and dtype, and fc.from_local takes blocks of one shape from all: pad or "
                 "drop a shorter last batch, or iterate over fc.uneven_batches."
             )  # fmt: skip
+        elif which == _SAME and (found := self._other_row(entered)):
+            rows = dict(zip((self.registry.world.rank, self.peer), found, strict=True))
+            texts = dict(zip(rows, found[0].told(found[1]), strict=True))
+            why = f"their programs differ, first in rank {ranks[0]}: {texts[ranks[0]]}; rank {ranks[1]}: {texts[ranks[1]]}"
+            if found[0].form == found[1].form:
+                remedy = (
+                    "The operation is the same, and a value that each rank had when it traced is not: a number such as a "
+                    "learning rate, what np.random gave, or a captured array. Make it equal on all ranks, or pass it as an "
+                    "argument, as fc.from_local(x, mesh, P(...)) where each rank has its own."
+                )
+        elif which == _SAME:
+            remedy += " Values that a rank had when it traced must be equal, too: learning rates, np.random, captured arrays."
         return ProgramMismatch(
             f"ranks {ranks[0]} and {ranks[1]} entered different collectives at the same time: {why}.\n{calls}\n{remedy}"
             + (f"\n{self.table}" if os.environ.get("FUNCCOLL_DEBUG") else ""),
@@ -207,6 +221,11 @@ class Diagnosis:
         texts = map(self.registry.arguments_of, ranks, programs)
         first, second = map(PassedArguments.of, texts)
         return first.other_type(second, ranks)
+
+    def _other_row(self, entered: Mapping[int, Mapping[str, str]]) -> tuple[ProgramRow, ProgramRow] | None:
+        """The first rows in which the programs differ that this rank and the peer are in, in that order."""
+        mine, theirs = (entered[r].get("program", "")[:_FINGERPRINT] for r in (self.registry.world.rank, self.peer))
+        return self.registry.row_that_differs(mine, self.peer, theirs) if mine != theirs else None
 
     def deadlock(self, cycle: Sequence[int]) -> ProgramMismatch:
         """The error of ranks that wait for each other: collectives over different axes have no control line in common."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...errors import FunccollError
-from ...ir import Equation
+from ...ir import Equation, Program
 from ...mesh import Mesh
 from ...primitives.collectives.record import lowering
 from ...schedules.schedule import Schedule, build
@@ -46,6 +46,12 @@ class Agreement(GroupedCollective):
         """See `GroupedCollective`."""
         assert self.of is not None
         return self.of.fields
+
+    @property
+    def program(self) -> Program | None:
+        """See `GroupedCollective`."""
+        assert self.of is not None
+        return self.of.program
 
 
 class Entry:

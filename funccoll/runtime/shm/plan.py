@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...errors import Source
+from ...ir import Program
 from ...schedules.chunk_layout import ChunkLayout, cut_as_one
 from ...schedules.schedule import Schedule
 from ...schedules.shared_results import HOLDER, copies_root, with_one_result
@@ -59,6 +60,11 @@ class GroupedCollective:
         line = str(self.source) if self.source else ""
         arguments = getattr(self.identity, "arguments", "")
         return str(self.schedule.collective), op, shapes, dtypes, axes, self.schedule.algorithm, line, self.identity, arguments
+
+    @property
+    def program(self) -> Program | None:
+        """The program that it is of; None where its identity does not tell."""
+        return getattr(self.identity, "program", None)
 
     def hash(self, segments: Sequence[Segment], is_shared: bool = False) -> int:
         """A hash of the call and of how its arrays are cut, odd; a rank publishes it when it enters, and peers compare it."""

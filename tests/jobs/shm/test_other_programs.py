@@ -1,0 +1,57 @@
+"""Programs that differ between ranks around equal collectives: the error names the first difference."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+import funccoll as fc
+from funccoll import P
+from funccoll.ir import Program
+from funccoll.program_difference import program_rows
+from tests.support.cases import other_program_cases as cases
+from tests.support.ranks.ranks import launch
+
+LINE = r"at \S*other_program_cases.py:\d+ \(body\)"
+
+
+@pytest.mark.parametrize(
+    ("kind", "words", "is_value"),
+    [
+        ("number", r"rank RANK: multiply of f64\[2,3\]\{d\}, the number (0|1)\.5 LINE", True),
+        ("operation", r"rank RANK: (cos|sin) of f64\[2,3\]\{d\} LINE", False),
+        ("more", r"rank RANK: (reduce_sum\S*.*|tan) of f64\[2,3\]\{d\} LINE", False),
+        ("captured", r"rank RANK: .* of a captured f64\[3\] \(values ([0-9a-f]{8})\) LINE", True),
+        ("loop", r"rank RANK: multiply of f64\[2,3\]\{d\}, the number (2|3)\.0 at \S*other_program_cases.py:\d+", True),
+    ],
+)
+def test_the_first_difference_is_told(kind, words, is_value):
+    told = launch(cases.other_program, 2, kind)
+    texts = [text for found, text in told if found == "ProgramMismatch"]
+    assert texts and all(found in ("ProgramMismatch", "PeerFailure") for found, _ in told), told
+    text = next((text for text in texts if "their programs differ, first in rank" in text), "")
+    first, *_, remedy = [line for line in text.splitlines() if not line.startswith("  ")]
+    pattern = words.replace("LINE", LINE)
+    parts = [re.search(pattern.replace("RANK", str(rank)), part) for part in first.split("; ") for rank in (0, 1)]
+    one, other = [part for part in parts if part]
+    assert one[1] != other[1] and one[0] != other[0], text  # what it shows is not alike
+    assert ("np.random" in remedy) == is_value and ("branches on the rank" in remedy) != is_value, text
+
+
+def traced(factor: float, weights: np.ndarray) -> Program:
+    mesh = fc.make_mesh({"d": 2})
+    jitted = fc.jit(lambda x: np.sin(x * factor) + weights, mesh=mesh, in_specs=P("d"), out_specs=P("d"))
+    return jitted.lower(np.ones((2, 3))).compile().program
+
+
+def test_rows_are_equal_where_fingerprints_are():
+    one, again = traced(2.0, np.arange(3.0)), traced(2.0, np.arange(3.0))
+    assert one.fingerprint == again.fingerprint and program_rows(one) == program_rows(again)
+    for other in traced(3.0, np.arange(3.0)), traced(2.0, np.arange(3.0) + 1):
+        rows = [*zip(program_rows(one), program_rows(other), strict=True)]
+        differ = [(mine, theirs) for mine, theirs in rows if mine.hash != theirs.hash]
+        assert other.fingerprint != one.fingerprint and len(differ) == 1
+        ((mine, theirs),) = differ
+        assert mine.form == theirs.form and mine.shown != theirs.shown
