@@ -63,6 +63,10 @@ def device_put(x: Any, mesh: Mesh | Sharding, spec: P | None = None, *, device: 
     `__array_interface__`, `__dlpack__` or `__cuda_array_interface__`; it is copied. `fc.redistribute` changes the spec of an
     Array by collectives, in a job too. For a pytree of arrays use `fc.tree.map`.
 
+    In a job every process passes the same value. Nothing is sent, so nothing is compared, neither here nor in the calls that
+    take the Array: values that differ between processes go unnoticed unless FUNCCOLL_DEBUG=detail is set, with which jitted
+    calls compare their arguments.
+
     device: "cuda" for the memory of GPUs, "cpu" for host memory. None leaves what is on a GPU there, and puts everything
     else where the mesh's devices are.
 
