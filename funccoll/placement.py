@@ -76,8 +76,8 @@ def device_put(x: Any, mesh: Mesh | Sharding, spec: P | None = None, *, device: 
     sharding = _concrete_mesh(_sharding(mesh, spec))
     if isinstance(x, dict):
         raise TraceError(
-            "device_put takes one array, and x is a dict. For a pytree of arrays, with a pytree of specs like it: "
-            "fc.tree.map(lambda a, spec: fc.device_put(a, mesh, spec), x, specs)."
+            "device_put takes one array, and x is a dict. For a pytree of arrays, with specs that may be a prefix of it: "
+            "fc.tree.map(lambda spec, part: fc.tree.map(lambda a: fc.device_put(a, mesh, spec), part), specs, x)."
         )
     sharding = _on(sharding, device, x)
     value = _value(x, sharding.mesh, "device_put: x")

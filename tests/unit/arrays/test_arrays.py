@@ -407,12 +407,16 @@ def test_repr_shows_value_type_and_place():
     assert repr(fc.device_put(np.zeros(0), LINE))
 
 
-def test_device_put_of_a_dict_names_the_tree_map():
-    with pytest.raises(fc.errors.TraceError, match=r"fc\.tree\.map\(lambda a, spec: fc\.device_put"):
-        fc.device_put({"w": GRID}, MESH, P())
-    specs = {"w": P("data", "model"), "b": P()}
-    put = fc.tree.map(lambda a, spec: fc.device_put(a, MESH, spec), {"w": GRID, "b": 1.0}, specs)
-    assert {k: a.sharding.spec for k, a in put.items()} == specs
+@pytest.mark.parametrize("specs", [P(), {"w": P("data"), "b": P()}, {"w": [P("data"), P(None, "model")], "b": P()}], ids=str)
+def test_device_put_of_a_dict_names_the_tree_map_for_a_prefix_of_specs(specs):
+    x = {"w": [GRID, GRID], "b": 1.0}
+    with pytest.raises(fc.errors.TraceError, match=r"fc\.tree\.map\(lambda spec, part: ") as caught:
+        fc.device_put(x, MESH, P())
+    advice = str(caught.value).partition("prefix of it: ")[2].splitlines()[0].removesuffix(".")
+    put = eval(advice, {"fc": fc, "mesh": MESH, "specs": specs, "x": x})
+    of_w = [P(), P()] if isinstance(specs, P) else specs["w"] if isinstance(specs["w"], list) else [P("data"), P("data")]
+    assert fc.spec_like(put) == {"w": of_w, "b": P()}
+    assert all(np.array_equal(a, b) for a, b in zip(fc.tree.leaves(put), fc.tree.leaves(x), strict=True))
 
 
 def test_html_shows_which_device_holds_what():
