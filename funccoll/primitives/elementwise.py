@@ -39,7 +39,7 @@ def broadcast_shapes(name: str, shapes: Sequence[tuple[int, ...]]) -> tuple[int,
     except ValueError:
         raise ShapeError(
             f"{name}: shapes {', '.join(map(str, shapes))} do not broadcast together: aligned from the right, "
-            "each dimension must be equal or 1."
+            "each dimension must be equal or 1. Is one of them sharded and the other not?"
         ) from None
 
 

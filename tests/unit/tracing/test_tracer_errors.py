@@ -235,7 +235,7 @@ def test_arguments_that_do_not_fit_show_the_call():
     wrong(UnsupportedError, lambda: run(lambda x: x.sum("data")), "np.sum(f32[2]{data}", "'str'")
     wrong(ShapeError, lambda: run(lambda x: x.reshape(7)), "(2,)", "(7,)")
     wrong(ShapeError, lambda: run(lambda x: x @ np.ones(5)), "matmul", "(2,) @ (5,)", "sharded")
-    wrong(ShapeError, lambda: run(lambda x: x + np.ones(5)), "add", "(2,), (5,)", "broadcast")
+    wrong(ShapeError, lambda: run(lambda x: x + np.ones(5)), "add", "(2,), (5,)", "broadcast", "Is one of them sharded")
     wrong(ShapeError, lambda: run(lambda x: np.einsum("i->k", x)), "'i->k'", "'k'")
     wrong(ShapeError, lambda: run(lambda x: x[7]), "index 7", "(2,)")
     wrong(ShapeError, lambda: run(lambda x: x[0, 0]), "too many indices", "(2,)")
