@@ -5,7 +5,7 @@ A function is staged to a program, which is run forwards and walked backwards (`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ from ..tracing.trace import (
 )
 from ..types import ArrayType, is_inexact
 from .backward import SPLIT, Backward, active_variables, run_forward, widened, zeros
+from .varying_losses import Beginning, beginning_of
 
 __all__ = ["flatten_function", "grad", "value_and_grad", "vjp"]
 
@@ -172,17 +173,16 @@ def value_and_grad(
 
         leaves, treedef, flat, info = flatten_function(of_chosen, chosen, has_aux, name, split=True)
         paths = [(where[path[0]], *path[1:]) for path in treedef.paths()]
-        for leaf, path in zip(leaves, paths, strict=True):
+        shown = [f"argument {path[0]}{''.join(f'[{p!r}]' for p in path[1:])}" for path in paths]
+        for leaf, which in zip(leaves, shown, strict=True):
             if not is_inexact(leaf.dtype):
-                shown = f"{path[0]}{''.join(f'[{p!r}]' for p in path[1:])}"
                 raise DTypeError(
-                    f"grad of {name}: argument {shown} has dtype {leaf.dtype}, and only floats and complex numbers have "
+                    f"grad of {name}: {which} has dtype {leaf.dtype}, and only floats and complex numbers have "
                     "gradients. Choose argnums, pass it in an argument of its own, or convert it with .astype(np.float32)."
                 )
         outputs, pull, program = _linearize(flat, leaves, info["weak"], name)
-        loss = program.outputs[0] if info["count"] == 1 else None
-        _check_loss(loss, name, info["count"], dict(zip(paths, map(value_type, leaves), strict=True)))
-        assert loss is not None
+        _check_loss(program, name, info["count"], shown)
+        loss = program.outputs[0]
         one = widened(np.ones((), loss.type.dtype), loss.type)
         grads = pull([one, *(None for _ in program.outputs[1:])])
         tree = treedef.unflatten(_gradients(grads, program, leaves))
@@ -200,25 +200,50 @@ def _argument(position: int, count: int, name: str) -> int:
     return position % count
 
 
-def _check_loss(loss: Any, name: str, count: int, types: Mapping[tuple, ArrayType]) -> None:
+def _check_loss(program: Program, name: str, count: int, arguments: Sequence[str]) -> None:
+    """Raise an error if the first output is not a loss for the inputs, which have these names."""
     if count != 1:
         raise TraceError(
             f"grad of {name}: it must return one scalar, and returned {count} arrays. Return (loss, aux) and set "
             "has_aux=True to return more."
         )
+    loss = program.outputs[0]
     if loss.type.shape != () or not is_inexact(loss.type.dtype) or loss.type.dtype.kind == "c":
         raise TraceError(f"grad of {name}: it must return a real floating-point scalar, and returned {loss.type}.")
-    for path, type in types.items():
-        extra = loss.type.varying - type.varying
+    for which, v in zip(arguments, program.inputs, strict=True):
+        extra = sorted(loss.type.varying - v.type.varying)
         if extra:
-            axes = ", ".join(map(repr, sorted(extra)))
-            which = f"argument {path[0]}{''.join(f'[{p!r}]' for p in path[1:])}"
+            shown = ", ".join(map(repr, extra))
             raise VaryingError(
-                f"grad of {name}: the loss varies over axis {axes}, and {which} of type {type} does not: this would be the "
-                f"gradient of the sum of the losses along {axes}. Reduce the loss inside {name} "
-                f'(fc.all_reduce(loss, {axes}, op="mean")), or wrap {name} with fc.data_parallel, or fc.pvary the argument '
-                "before grad for a gradient on each device."
+                f"grad of {name}: the loss varies over axis {shown}, and {which} of type {v.type} does not: this would be the "
+                f"gradient of the sum of the losses along {shown}.{_remedy(program, name, arguments, extra)}"
             )
+
+
+def _remedy(program: Program, name: str, arguments: Sequence[str], extra: Sequence[str]) -> str:
+    """Where a loss begins to vary over axes, and what to write there, or at the loss."""
+    found = [(axis, begins) for axis in extra if (begins := beginning_of(program, axis, arguments)) is not None]
+    axis, begins = next((each for each in found if each[1].partial), found[0] if found else ("", None))
+    axes = repr(extra[0] if len(extra) == 1 else tuple(extra))
+    mean = f'fc.all_reduce(loss, {axes}, op="mean")'
+    what = "" if begins is None else _described(begins, name)
+    if begins is None or not begins.partial:
+        began = f" It varies since the {what}." if what else ""
+        return (
+            f"{began} Reduce the loss inside {name} ({mean}), or wrap {name} with fc.data_parallel, or fc.pvary the argument "
+            "before grad for a gradient on each device."
+        )
+    reduces = begins.equation.primitive.name.startswith("reduce_")
+    op = ', with op="mean" for a mean and "max" for a maximum' if reduces else ""
+    batch = f"; if each device has examples of its own instead, reduce the loss: {mean}" if begins.own_data else ""
+    partial = "result" if reduces else "sum"
+    return f" Is the {what}, a partial {partial}? Then write fc.all_reduce(..., {axis!r}) there{op}{batch}."
+
+
+def _described(begins: Beginning, name: str) -> str:
+    eqn, leaf = begins.equation, begins.leaf
+    of = "" if leaf is None else f" of {leaf.name or f'a value from outside of {name}'}, {leaf.type}"
+    return f"{eqn.primitive.name}{of}{'' if eqn.source is None else f', at {eqn.source}'}"
 
 
 def grad(fn: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Callable[..., Any]:

@@ -46,7 +46,8 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("tracer",), ("trace",), ("closed_programs", "batched_evaluation", "result_types"), ("batched_control",),
     ),
     "autodiff": (
-        ("backward",), ("reverse", "wider_programs"), ("checkpoint_policies", "custom_rules", "control_rules", "forward"),
+        ("backward", "varying_losses"), ("reverse", "wider_programs"),
+        ("checkpoint_policies", "custom_rules", "control_rules", "forward"),
         ("rematerialization", "control_tangents", "jacobians"),
     ),
     "random": (("keys",), ("floats",), ("*",)),

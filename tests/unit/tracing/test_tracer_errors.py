@@ -314,6 +314,86 @@ def test_gradient_of_a_varying_loss():
     )  # fmt: skip
 
 
+def _columns_and_rows(p, x):
+    h = np.tanh(x @ p["up"])
+    return np.mean((h @ p["down"] + p["b"]) ** 2)
+
+
+def _in_checkpoint(p, x):
+    h = fc.checkpoint(lambda up, down: np.einsum("bh,hd->bd", np.tanh(x @ up), down * 2))(p["up"], p["down"])
+    return np.mean(np.tanh(h + p["b"]))
+
+
+def _read_at_own_rows(p, x):
+    row = np.arange(3) - 2 * fc.axis_index("data")
+    h = np.where(((row >= 0) & (row < 2))[:, None], p["down"][np.clip(row, 0, 1)], 0)
+    return np.mean((x @ h + p["b"]) @ np.ones((3, 2)) @ p["down"])
+
+
+def _weights_alone(p, x):
+    return np.mean(x) * np.sum(p["up"] ** 2) + np.sum(p["b"])
+
+
+PARTIAL = {
+    _columns_and_rows: (2, "matmul of argument 0['down'], f64[2,3]{data}"),
+    _in_checkpoint: (1, "einsum of argument 0['down'], f64[2,3]{data}"),
+    _read_at_own_rows: (2, "getitem of argument 0['down'], f64[2,3]{data}"),
+    _weights_alone: (1, "reduce_sum of argument 0['up'], f64[3,2]{data}"),
+}
+
+
+def _of_split_weights(loss):
+    """The gradient of a loss of weights that are split by columns and by rows."""
+    specs = {"b": P(), "down": P("data"), "up": P(None, "data")}
+    params = {"b": np.ones(3), "down": np.ones((8, 3)), "up": np.ones((3, 8))}
+    mesh = fc.make_mesh({"data": 4})
+    return fc.jit(lambda p, x: fc.grad(loss)(p, x), mesh=mesh, in_specs=(specs, P()), out_specs=specs)(params, np.ones((3, 3)))
+
+
+@pytest.mark.parametrize("loss", PARTIAL)
+def test_gradient_of_a_forgotten_partial_sum(loss):
+    line, what = PARTIAL[loss]
+    with pytest.raises(VaryingError) as caught:
+        _of_split_weights(loss)
+    first, remedy = str(caught.value).split("\n")[0].split(" Is the ")
+    assert "argument 0['b'] of type f64[3] does not" in first
+    assert remedy.startswith(f"{what}, at test_tracer_errors.py:{loss.__code__.co_firstlineno + line} (")
+    assert "a partial" in remedy
+    assert "? Then write fc.all_reduce(..., 'data') there" in remedy
+    assert "loss" not in remedy.split("?")[1]  # its mean would be a gradient of another model
+
+
+def test_the_remedy_of_a_forgotten_partial_sum():
+    def loss(p, x):
+        return np.mean((fc.all_reduce(np.tanh(x @ p["up"]) @ p["down"], "data") + p["b"]) ** 2)
+
+    found = _of_split_weights(loss)
+    np.testing.assert_allclose(found["b"], 2 * (8 * np.tanh(3) + 1) / 3)
+    np.testing.assert_allclose(found["down"], np.full((8, 3), 2 * (8 * np.tanh(3) + 1) / 3 * np.tanh(3)))
+
+
+def test_where_a_loss_begins_to_vary():
+    def of(loss, axes=("data",)):
+        mesh = fc.make_mesh({"data": 2, "model": 2})
+        step = fc.jit(lambda w, x: fc.grad(lambda w: loss(w, x))(w), mesh=mesh, in_specs=(P(), P(axes)), out_specs=P())
+        with pytest.raises(VaryingError) as caught:
+            step(np.ones((2, 2)), np.ones((8, 2)))
+        return str(caught.value).split("\n")[0].split("sum of the losses along ")[1]
+
+    mean = 'fc.all_reduce(loss, \'data\', op="mean")'
+    batch = of(lambda w, x: np.mean(np.tanh(x @ w) @ w))
+    assert "It varies since the matmul of a value from outside of <lambda>, f64[4,2]{data}, at test_tracer_errors" in batch
+    assert f"Reduce the loss inside <lambda> ({mean})" in batch
+    own = of(lambda w, x: np.sum(w) * fc.axis_index("data"))
+    assert "It varies since the axis_index, at test_tracer_errors" in own
+    assert "It varies" not in of(lambda w, x: np.sum(fc.pvary(w, "data")))
+    both = of(lambda w, x: np.sum(w @ (x.T @ np.tanh(x))))  # of columns that are split, or of examples
+    assert "Is the matmul of a value from outside of <lambda>, f64[4,2]{data}, at test_tracer_errors" in both
+    assert both.endswith(f"there; if each device has examples of its own instead, reduce the loss: {mean}.")
+    for axes in (("data", "model"), ("model", "data")):
+        assert 'fc.all_reduce(loss, (\'data\', \'model\'), op="mean")' in of(lambda w, x: np.mean(x @ w), axes)
+
+
 def test_what_grad_does_not_take():
     wrong(TraceError, lambda: fc.grad(lambda x: x * 2)(X), "real floating-point scalar", "f32[8]")
     wrong(TraceError, lambda: fc.grad(lambda x: (np.sum(x), x))(X), "2 arrays", "has_aux=True")
