@@ -105,7 +105,7 @@ def _print(profile: Profile, path: str | None, causes: int, runs: Sequence[Path]
 
 
 def _print_parts(console: Console, profile: Profile, most: int) -> None:
-    """Print the lines that computed longest, and the time of each named scope."""
+    """Print the lines that computed longest, what was compiled, and the time of each named scope."""
     lines, scopes = profile.lines, profile.scopes
     if lines:
         console.print("\nWhat computed (all ranks together)", style="italic")
@@ -119,6 +119,14 @@ def _print_parts(console: Console, profile: Profile, most: int) -> None:
         if len(lines) > most:
             rest = sum(line.seconds for line in lines[most:])
             console.print(f"... and {len(lines) - most:,} more lines, {seconds_text(rest)} (--causes N shows more)")
+    if profile.compiled:
+        console.print("\nWhat was compiled (all ranks together)", style="italic")
+        table = _table("time", "times")
+        table.add_column("what", overflow="fold")
+        table.add_column("where", overflow="fold")
+        for function in profile.compiled[:most]:
+            table.add_row(seconds_text(function.seconds), f"{function.times:,}", function.label, function.source)
+        console.print(table)
     if any(scopes):
         console.print("\nNamed scopes (all ranks together)", style="italic")
         table = _table(*SPLIT[:4])

@@ -38,7 +38,7 @@ from ..ops.registry import as_traceable
 from ..primitives.collectives.varying import pvary
 from ..runtime.codegen import require_devices
 from ..runtime.job.world import backend_of, on_device
-from ..runtime.recorder import span
+from ..runtime.recorder import compiling
 from ..tracing.trace import Evaluation, flatten_outputs, sharding_of, stage, value_type
 from ..tracing.tracer import check_alive
 from ..types import ArrayType
@@ -161,7 +161,7 @@ class Jitted(Dispatch, Generic[Params, R]):
             key = (*key, MODES.non_finite)
         compiled = self._cache.get(key)
         if compiled is None:
-            with span(f"compiling {self._name}"):
+            with compiling(self._name):
                 compiled = target._trace(dynamic, static, treedef, types).lower().compile()
             self._make_room()
             if logger.isEnabledFor(logging.DEBUG):  # a fingerprint reads every move of every schedule

@@ -13,7 +13,7 @@ from ..errors import DTypeError, FunccollError, ShapeError
 from ..ir import Traced
 from ..mesh import Mesh
 from ..passes import run_passes
-from ..runtime.recorder import span
+from ..runtime.recorder import compiling
 from ..tracing.trace import stage
 from ..types import ArrayType, dtype_name
 from .choose_schedules import check_algorithms, choose, schedules_of
@@ -112,7 +112,7 @@ def compile_per_device(fn: Callable[..., Sequence[Any]], types: Types, mesh: Mes
     """
     varying = frozenset(mesh.axis_names)
     inputs = [ArrayType(shape, dtype, varying) for shape, dtype in types]
-    with span(f"compiling {label}"):
+    with compiling(label):
         program, captured = stage(fn, inputs, axis_sizes=mesh.shape, label=label)
         assert not any(isinstance(value, Traced) for value in captured)
         check_algorithms(program, mesh)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .rank_record import BOOKKEEPING, COMPUTE, MOVE, RECORDED, REDUCE, WAIT, RankRecord, ThreadRecord
+from .rank_record import BOOKKEEPING, COMPILE, COMPUTE, MOVE, RECORDED, REDUCE, WAIT, RankRecord, ThreadRecord
 
 __all__ = ["LEAST_SECONDS", "TIMES_THE_NEXT", "Blame", "Cause", "blame_of"]
 
@@ -185,7 +185,7 @@ class _Search:
             yield from self.wait(thread, i, low, high, depth + 1)
             return
         duration = int(thread.end[i] - thread.start[i])
-        if kind == COMPUTE:
+        if kind in (COMPUTE, COMPILE):
             without = _without(thread, int(thread.start[i]), int(thread.end[i]))
         elif kind == RECORDED:
             without = duration
@@ -194,7 +194,7 @@ class _Search:
         else:
             # A thread that sleeps or was stopped has no processor either, but does not wait for one.
             without = min(int(thread.detail[i]), _without(thread, int(thread.start[i]), int(thread.end[i])))
-        doing = label if kind in (COMPUTE, RECORDED) else _VERBS.get(kind, "in a collective")
+        doing = label if kind in (COMPUTE, COMPILE, RECORDED) else _VERBS.get(kind, "in a collective")
         yield from _shares(thread.rank, doing, source, high - low, without / duration if duration else 0.0)
 
     def _gap(self, thread: ThreadRecord, i: int, low: int, high: int) -> Iterator[_Share]:

@@ -16,7 +16,9 @@ from ..timeline import ACTIVITIES, Timeline
 from .causes import Blame, blame_of
 from .rank_record import (
     BOOKKEEPING,
+    COMPILE,
     COMPUTE,
+    KINDS,
     MOVE,
     RECORDED,
     REDUCE,
@@ -27,11 +29,14 @@ from .rank_record import (
     read_rank,
 )
 
-__all__ = ["SPLIT", "ComputedLine", "Profile", "runs_of"]
+__all__ = ["SPLIT", "CompiledFunction", "ComputedLine", "Profile", "runs_of"]
 
-SPLIT = ("waiting", "moving", "reducing", "computing", "outside")
-"""The parts of a rank's time. Outside: before, between and after the calls of compiled functions."""
+SPLIT = ("waiting", "moving", "reducing", "computing", "compiling", "outside")
+"""The parts of a rank's time. Compiling: tracing and compiling functions, kernels too. Outside: before, between and after the
+calls of compiled functions."""
 _MOST_RANKS = 16
+_ACTIVITY_OF = np.array([{BOOKKEEPING: MOVE, RECORDED: -1, COMPILE: COMPUTE}.get(kind, kind) for kind in KINDS], np.int8)
+"""The activity of a Timeline that shows a kind of spans, or -1."""
 
 
 def runs_of(directory: str | os.PathLike[str]) -> list[Path]:
@@ -70,6 +75,16 @@ class ComputedLine(NamedTuple):
     seconds: float
     operations: int
     """The operations of it in all programs of a rank."""
+    source: str
+
+
+class CompiledFunction(NamedTuple):
+    """One function, by the line of the user's that called it, in the compiling of all ranks."""
+
+    seconds: float
+    times: int
+    """How often a rank compiled it: the most of all ranks."""
+    label: str
     source: str
 
 
@@ -124,7 +139,7 @@ class Profile:
 
     @cached_property
     def split(self) -> np.ndarray:
-        """float64[ranks, 5]: seconds of each rank in each part of SPLIT; those of several threads add up."""
+        """float64[ranks, 6]: seconds of each rank in each part of SPLIT; those of several threads add up."""
         total = np.zeros((self.nranks, len(SPLIT)))
         for record in self.records:
             for thread in record.threads:
@@ -149,6 +164,21 @@ class Profile:
             operations.update({place: max(count, operations.get(place, 0)) for place, count in own.items()})
         found = [ComputedLine(s, operations.get(place, 1), place) for place, s in seconds.items()]
         return sorted(found, key=lambda line: (-line.seconds, line.source))
+
+    @cached_property
+    def compiled(self) -> list[CompiledFunction]:
+        """The functions that were compiled, the one that took longest first; all ranks and threads together."""
+        seconds, times = dict[tuple[str, str], float](), dict[tuple[str, str], int]()
+        for record in self.records:
+            own = dict[tuple[str, str], int]()
+            for thread in record.threads:
+                for i in np.flatnonzero(thread.kind == COMPILE).tolist():
+                    which = thread.texts[thread.text[i]]
+                    seconds[which] = seconds.get(which, 0.0) + int(thread.end[i] - thread.start[i]) / 1e9
+                    own[which] = own.get(which, 0) + 1
+            times.update({which: max(count, times.get(which, 0)) for which, count in own.items()})
+        found = [CompiledFunction(s, times[which], *which) for which, s in seconds.items()]
+        return sorted(found, key=lambda function: (-function.seconds, function.source))
 
     @cached_property
     def scopes(self) -> dict[str, np.ndarray]:
@@ -177,7 +207,7 @@ class Profile:
         return blame_of(self.records, self.nranks)
 
     def timeline(self, every_instruction: bool = False) -> Timeline:
-        """All waits, moves, reductions and compute segments as a Timeline; a rank's threads are its channels.
+        """All waits, moves, reductions, compute segments and compilations as a Timeline; a rank's threads are its channels.
 
         With `every_instruction` also those that only write or compare a few words, as moves.
         """
@@ -185,13 +215,14 @@ class Profile:
         texts: dict[tuple[str, str], int] = {}
         for record in self.records:
             for thread in record.threads:
-                keep = thread.kind < (RECORDED if every_instruction else BOOKKEEPING)
+                activity = _ACTIVITY_OF[thread.kind]
+                keep = (activity >= 0) & (every_instruction | (thread.kind != BOOKKEEPING))
                 numbers = np.array([texts.setdefault(text, len(texts)) for text in thread.texts] or [0], np.int32)
-                kind = thread.kind[keep]
                 found = (
-                    np.full(len(kind), record.rank, np.int32), (thread.start[keep] - self._origin) / 1e9,
-                    (thread.end[keep] - self._origin) / 1e9, np.where(kind == BOOKKEEPING, MOVE, kind).astype(np.int8),
-                    thread.peer[keep], numbers[thread.text[keep]], np.full(len(kind), thread.number, np.int32),
+                    np.full(np.count_nonzero(keep), record.rank, np.int32), (thread.start[keep] - self._origin) / 1e9,
+                    (thread.end[keep] - self._origin) / 1e9, activity[keep],
+                    thread.peer[keep], numbers[thread.text[keep]],
+                    np.full(np.count_nonzero(keep), thread.number, np.int32),
                 )  # fmt: skip
                 for column, values in zip(columns, found, strict=True):
                     column.append(values)
@@ -212,6 +243,7 @@ class Profile:
             "profile": self.name, "ranks": self.nranks, "seconds": self.seconds, "notes": self.notes,
             "split": [dict(zip(SPLIT, row, strict=True)) for row in self.split.tolist()],
             "lines": [line._asdict() for line in self.lines[:100]],
+            "compiled": [function._asdict() for function in self.compiled[:100]],
             "scopes": {name: dict(zip(SPLIT, row.tolist(), strict=False)) for name, row in self.scopes.items()},
             "waited": blame.waited.tolist(), "caused": blame.caused.tolist(), "named": blame.named,
             "machine": blame.machine, "unknown": blame.unknown, "causes": [cause._asdict() for cause in blame.causes[:100]],
@@ -271,7 +303,7 @@ def _split(thread: ThreadRecord, origin: int) -> np.ndarray:
     """Seconds of a thread in each part of SPLIT."""
     length = thread.end - thread.start
     parts = np.zeros(len(SPLIT))
-    for kind, part in ((WAIT, 0), (MOVE, 1), (BOOKKEEPING, 1), (REDUCE, 2), (COMPUTE, 3)):
+    for kind, part in ((WAIT, 0), (MOVE, 1), (BOOKKEEPING, 1), (REDUCE, 2), (COMPUTE, 3), (COMPILE, 4)):
         parts[part] += length[thread.kind == kind].sum()
     # Programs call one another never, so that of two that overlap one was interrupted by a signal handler.
     inside = np.searchsorted(thread.programs[:, 0], thread.start, "right") - 1
@@ -281,7 +313,7 @@ def _split(thread: ThreadRecord, origin: int) -> np.ndarray:
     parts[3] = max(parts[3], programs)
     if thread.known:
         first, last = thread.known
-        parts[4] = max(0, last - (origin if thread.number == 0 else first) - parts.sum())
+        parts[5] = max(0, last - (origin if thread.number == 0 else first) - parts.sum())
     return parts / 1e9
 
 

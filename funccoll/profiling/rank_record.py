@@ -19,11 +19,14 @@ from ..errors import ProfileError
 from ..kernels.frame import ROW_BYTES
 from ..runtime.recorder import CALL, FORMAT, RECORDING, SAMPLE, VERSION
 
-__all__ = ["BOOKKEEPING", "COMPUTE", "KINDS", "MOVE", "RECORDED", "REDUCE", "WAIT", "RankRecord", "ThreadRecord", "read_rank"]
+__all__ = [
+    "BOOKKEEPING", "COMPILE", "COMPUTE", "KINDS", "MOVE", "RECORDED", "REDUCE", "WAIT",
+    "RankRecord", "ThreadRecord", "read_rank",
+]  # fmt: skip
 
-KINDS = WAIT, MOVE, REDUCE, COMPUTE, BOOKKEEPING, RECORDED = range(6)
-"""Kinds of spans: the activities of a Timeline, instructions which only write or compare a few words, and what recording itself
-took."""
+KINDS = WAIT, MOVE, REDUCE, COMPUTE, BOOKKEEPING, RECORDED, COMPILE = range(7)
+"""Kinds of spans: the activities of a Timeline, instructions which only write or compare a few words, what recording itself
+took, and tracing and compiling a function, its kernels too."""
 _KIND_OF = {"WAIT": WAIT, "COPY": MOVE, "STAGE": MOVE, "BIND_ARG": MOVE, "COMBINE": REDUCE}
 _MOST_WORDS = 1 << 26
 
@@ -159,7 +162,8 @@ class _Table:
         self.kind = str(fields["kind"])
         self.texts: list[tuple[str, str]] = []
         if self.kind != "plan":
-            kind = {"segment": COMPUTE, "program": COMPUTE}.get(self.kind, REDUCE if fields.get("combines") else MOVE)
+            moves = REDUCE if fields.get("combines") else MOVE
+            kind = {"segment": COMPUTE, "program": COMPUTE, "compilation": COMPILE}.get(self.kind, moves)
             self.span_kind, self.texts = kind, [(str(fields["label"]), str(fields.get("source", "")))]
             int(fields.get("operations", 1))  # raises for what is not a number
             return
@@ -186,7 +190,7 @@ class _Table:
             _Table(fields)
         elif fields["kind"] == "line":
             str(fields["source"])
-        elif fields["kind"] in ("program", "segment", "collective"):
+        elif fields["kind"] in ("program", "segment", "compilation", "collective"):
             _Table(fields)
         else:
             raise ValueError(f"a definition of kind {fields['kind']!r}")

@@ -48,11 +48,11 @@ __all__ = [
     "RowFile",
     "begin",
     "begin_from_environment",
+    "compiling",
     "end",
     "recorded",
     "recorded_lines",
     "register",
-    "span",
 ]  # fmt: skip
 
 FORMAT, VERSION = "funccoll profile", 1
@@ -518,14 +518,14 @@ def end(recorder: Recorder) -> None:
 
 
 @contextmanager
-def span(label: str) -> Iterator[None]:
-    """Record the block, in which no call is recorded, as a span of computing; without a profile nothing."""
+def compiling(name: str) -> Iterator[None]:
+    """Record the block, in which no call is recorded, as the compiling of a function; without a profile nothing."""
     recorder = _NOW.active
     if recorder is None:
         yield
         return
-    source = str(user_source() or "")
-    number = recorder.define((label, source), lambda: {"kind": "segment", "label": label, "source": source})
+    label, source = f"compiling {name}", str(user_source() or "")
+    number = recorder.define((label, source), lambda: {"kind": "compilation", "label": label, "source": source})
     start = time.monotonic_ns()
     try:
         yield

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import funccoll as fc
-from funccoll import P
+from funccoll import P, cli
 from funccoll.errors import ProfileError
 from funccoll.kernels import cpu, object_cache, stream_interpreter
 from funccoll.machine_profile import boot_id
@@ -265,7 +265,7 @@ def test_where_nothing_can_be_written(tmp_path):
     assert done.returncode == 1 and done.stdout == "1\n" and "ProfileError: a profile cannot be written into" in done.stderr
 
 
-def test_the_environment_records_a_process_to_its_end(tmp_path):
+def test_the_environment_records_a_process_to_its_end(tmp_path, capsys):
     code = (
         "import numpy as np, funccoll as fc\nmesh = fc.make_mesh({'d': 2})\n"
         "f = fc.jit(lambda x: fc.all_reduce(x, 'd'), mesh=mesh, in_specs=fc.P('d'), out_specs=fc.P())\n"
@@ -279,6 +279,12 @@ def test_the_environment_records_a_process_to_its_end(tmp_path):
     assert profile.notes == [] and len(runs_of(tmp_path)) == 1
     labels = Counter(span.label for span in profile.timeline())
     assert labels["all_reduce over 'd'"] == 2 and sum(n for label, n in labels.items() if label.startswith("compiling")) == 1
+    (function,) = profile.compiled
+    assert function.times == 1 and function.label == "compiling <lambda>"
+    assert profile.split[0, 4] > 0 and np.isclose(function.seconds, profile.split[0, 4])
+    assert cli.main(["profile", str(tmp_path)]) == 0
+    computed, compiled = capsys.readouterr().out.split("What was compiled (all ranks together)\n")
+    assert "compiling <lambda>" in compiled and "(<module>)" not in computed.partition("What computed")[2]
 
 
 def test_folders_are_named_alike_for_equal_runs():

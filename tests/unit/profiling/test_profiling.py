@@ -17,6 +17,7 @@ from funccoll.profiling import SPLIT, Profile, runs_of
 from funccoll.profiling.causes import blame_of
 from funccoll.profiling.rank_record import (
     BOOKKEEPING,
+    COMPILE,
     COMPUTE,
     MOVE,
     RECORDED,
@@ -226,9 +227,27 @@ def test_the_parts_of_the_time():
              (60, 61, MOVE, -1, -1, 0)]  # fmt: skip
     profile = Profile([made(0, spans, programs=[(0, 50)], end=100)])
     assert dict(zip(SPLIT, np.round(profile.split[0] * 1000).astype(int).tolist(), strict=True)) == {
-        "waiting": 20, "moving": 11, "reducing": 3, "computing": 17, "outside": 10,
+        "waiting": 20, "moving": 11, "reducing": 3, "computing": 17, "compiling": 0, "outside": 10,
     }  # fmt: skip
     assert profile.missing == [1] and "rank 1: it has no record here" in profile.notes
+
+
+def test_compiling_is_a_part_of_its_own_and_a_cause_of_waiting():
+    spans = [(0, 60, COMPILE, -1, -1, 0), (60, 70, COMPUTE, -1, -1, 0), signal(70, 8, 1)]
+    records = [made(0, [wait(0, 70, 1, 8, 1)], end=70), made(1, spans, end=70)]
+    records[1].threads[0].texts[0] = "compiling step", "t.py:1 (f)"
+    records[1].threads[0].texts.append(("compute: 1 operation", "t.py:2 (f)"))
+    records[1].threads[0].text[1] = 1
+    profile = Profile(records)
+    parts = dict(zip(SPLIT, np.round(profile.split[1] * 1000).astype(int).tolist(), strict=True))
+    assert (parts["computing"], parts["compiling"], parts["outside"]) == (10, 60, 0)
+    assert [(function.times, function.label) for function in profile.compiled] == [(1, "compiling step")]
+    assert round(sum(line.seconds for line in profile.lines), 6) == 0.01 == round(profile.scopes[""][3], 6)
+    cause = profile.blame.causes[0]
+    assert profile.blame.named == 1 and (cause.doing, round(cause.seconds, 6)) == ("compiling step", 0.06)
+    assert sorted((s.activity, round(s.end - s.start, 6)) for s in profile.timeline()) == [
+        ("compute", 0.01), ("compute", 0.06), ("wait", 0.07),
+    ]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
