@@ -19,7 +19,7 @@ from .errors import TraceError, UnsupportedError
 from .ir import Traced, bind
 from .ops.registry import as_traceable
 from .primitives.debugging import DevicePlace, debug_report_p
-from .runtime.job import world
+from .runtime.job import reports, world
 from .runtime.non_finite import NonFinite
 from .tracing.trace import label_of, require_function
 
@@ -59,6 +59,15 @@ def _prefix(place: DevicePlace | None) -> str:
         return f"{place}: "
     job = world.current()
     return f"rank {job.rank}: " if job is not None and len(job.hosts) > 1 else ""
+
+
+def _printed_prefix(place: DevicePlace | None) -> str:
+    """The same for a line of output, to which a launcher such as `funccoll run` adds the process's rank: only the rest."""
+    prefix, job = _prefix(place), world.current()
+    if job is None or not os.environ.get(reports.VARIABLE):
+        return prefix
+    rest = prefix.removeprefix(f"rank {job.rank}")  # on a mesh of some of the processes a device has another rank
+    return prefix if rest[:1] not in (":", " ") else rest.removeprefix(": ").removeprefix(" ")
 
 
 # ---------------------------------------------------------------- print
@@ -116,7 +125,7 @@ class _Print:
 
     def __call__(self, values: Sequence[np.ndarray], place: DevicePlace | None) -> None:
         args, kwargs = self.arguments.with_values([x[()] for x in values])
-        text, prefix = _FORMATTER.vformat(self.fmt, args, kwargs), _prefix(place)
+        text, prefix = _FORMATTER.vformat(self.fmt, args, kwargs), _printed_prefix(place)
         sys.stdout.write("".join(f"{prefix}{line}\n" for line in text.split("\n")))  # at once: processes share a terminal
         sys.stdout.flush()
 
@@ -126,7 +135,8 @@ def print(fmt: str, *args: Any, ordered: bool = True, **kwargs: Any) -> None:
 
     `fmt` is a format of `str.format`, whose arguments are arrays, also in pytrees, and anything else. A format such as `:.3f`
     is applied to each element of an array. Each device prints its own values on its process's standard output, behind its rank
-    (and its coordinates, on a mesh of several axes); a single device has no prefix.
+    (and its coordinates, on a mesh of several axes); a single device has no prefix,
+    and under `funccoll run`, which puts the rank before each line, the rank is left out.
 
     Prints are never removed, and each device's come in the order in which they were traced, also in `fc.scan`, `fori_loop`,
     `while_loop` and in branches of `fc.cond` that are taken. Devices of one process print one after another; nothing orders the

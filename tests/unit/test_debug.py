@@ -532,7 +532,7 @@ def test_each_process_prints_its_own_and_may_print_other_values_than_the_others(
     for rank, own in enumerate((["process 0 [0. 1.]", "sum [2. 4.] 6.0", "loop"], ["process 1 [2. 3.]"])):
         found = [line for line in done.stdout.splitlines() if line.startswith(f"[{rank}]")]
         step = [*own, "i 0 c 20.0", "i 1 c 26.0"]
-        assert found == [f"[{rank}] rank {rank}: {line}" for line in (*step, "outside", *step)]
+        assert found == [f"[{rank}] {line}" for line in (*step, "outside", *step)]
 
 
 @pytest.mark.processes
