@@ -31,7 +31,7 @@ from .backend import Backend, Copies, GroupCall, Identity
 from .blas import keep_threads
 from .float_environment import run_in_context
 from .loop_code import Picks, cond_source, each_source, scan_source, while_source
-from .non_finite import NonFinite, operation_check
+from .non_finite import Given, NonFinite, operation_check
 from .recorded_program import Part, RecordedProgram, SegmentParts, collective_part
 from .recorder import register
 
@@ -195,6 +195,7 @@ class _Builder:
         """`inside`: a program of control flow, which another one calls. `fixed`: the coordinates at which it runs, along axes
         that `mesh` lacks then. `outer_types`: the types of the arguments of the outermost one."""
         self.inside, self.fixed, self.search, self.argument_names = inside, fixed, search, arguments
+        self.given: Given = {}
         self.argument_types = outer_types if inside else types_text([var.type for var in program.inputs])
         self.program, self.mesh, self.buffers, self.schedules, self.backend = program, mesh, buffers, schedules, backend
         self.name_on_all = name
@@ -414,7 +415,7 @@ class _Builder:
         places = self.device_places(varying)
         name = self.names.of(places if len(places) > 1 else places[0], "d", ("places", varying))
         arguments[f"p{name}"] = (name, len(places) > 1)
-        function = self.names.of(operation_check(self.search, eqn, self.argument_names), "k", ("check", eqn))
+        function = self.names.of(operation_check(self.search, eqn, self.argument_names, self.given), "k", ("check", eqn))
         results, given = ("".join(f"{n}, " for n in names) for names in (map(self.name, eqn.outputs), operands))
         return f"; {function}(({results}), ({given}), p{name})"
 
@@ -422,7 +423,7 @@ class _Builder:
         """Emit the search in the results of a collective, on each device that has a copy."""
         axes = frozenset().union(*(a.type.varying for a in (*eqn.inputs, *eqn.outputs)))
         places = self.device_places(axes)
-        check = operation_check(self.search or NonFinite(), eqn, self.argument_names)
+        check = operation_check(self.search or NonFinite(), eqn, self.argument_names, self.given)
         atoms = [*eqn.outputs, *eqn.inputs]
         picks = [None if self.count(a.type.varying) == 1 else self.mapping(a.type.varying, axes) for a in atoms]
         count = len(eqn.outputs)

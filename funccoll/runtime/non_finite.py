@@ -25,19 +25,37 @@ class NonFinite:
 
 Check = Callable[[Sequence[Any], Sequence[Any], "DevicePlace | None"], None]
 """It takes the results of an operation on one device and its operands, and the device."""
+Given = dict[tuple[str, int], Source | None]
+"""The arguments with an inf that operations of a program have read, by name and device, and the lines of the first reads."""
 
 
-def operation_check(wanted: NonFinite, eqn: Equation, names: Mapping[Atom, str]) -> Check:
-    """The check of an operation; `names` are those of the program's arguments and constants.
+def operation_check(wanted: NonFinite, eqn: Equation, names: Mapping[Atom, str], given: Given) -> Check:
+    """The check of an operation; `names` are those of the program's arguments and constants, `given` is its operations' one.
 
-    A NaN in a result raises NonFiniteError, and an inf where no operand has one: a mask of -inf is meant.
+    A NaN in a result raises NonFiniteError, and an inf where no operand has one: a mask of -inf is meant. An inf in an
+    argument is noted, so that an error far behind it names the argument.
     """
+    named = [(i, names[a]) for i, a in enumerate(eqn.inputs) if not isinstance(a, Literal) and a in names]
 
     def check(results: Sequence[Any], operands: Sequence[Any], place: DevicePlace | None) -> None:
+        device = 0 if place is None else place.rank
+        for i, name in named:
+            if _has_inf(operands[i]):
+                given.setdefault((name, device), eqn.source)
+            else:
+                given.pop((name, device), None)
+        before = "" if named or not any(map(_has_inf, operands)) else _first_read(given, device)
         where = "" if place is None else f" on {place}"
-        _look(wanted, f"{eqn.primitive.name}{where}", results, operands, [_named(a, names) for a in eqn.inputs], eqn.source)
+        shown = [_named(a, names) for a in eqn.inputs]
+        _look(wanted, f"{eqn.primitive.name}{where}", results, operands, shown, eqn.source, before)
 
     return check
+
+
+def _first_read(given: Given, device: int) -> str:
+    """The sentence about an argument with an inf, one of this device if there is any; "" without one."""
+    first = min(given, key=lambda key: key[1] != device, default=None)
+    return "" if first is None else f" {first[0]} had an inf when it was read, at {given[first]}."
 
 
 def eager_check(wanted: NonFinite) -> Callable[[Primitive, Sequence[Any], Any], None]:
@@ -52,7 +70,7 @@ def eager_check(wanted: NonFinite) -> Callable[[Primitive, Sequence[Any], Any], 
 
 def _look(
     wanted: NonFinite, operation: str, results: Sequence[Any], operands: Sequence[Any], names: Sequence[str],
-    source: Source | None,
+    source: Source | None, before: str = "",
 ) -> None:  # fmt: skip
     for result in results:
         x = np.asarray(result)
@@ -68,7 +86,7 @@ def _look(
         )
         remedy = " If the inf is meant, use fc.debug.nans(infs=False)." if what == "inf" else ""
         text = f"{what} from {operation}: {of}. "
-        raise NonFiniteError(text + described[:1].upper() + described[1:] + "." * bool(described) + remedy, source)
+        raise NonFiniteError(text + described[:1].upper() + described[1:] + "." * bool(described) + before + remedy, source)
 
 
 def _has_inf(operand: Any) -> bool:

@@ -292,6 +292,26 @@ def test_the_first_operation_that_makes_one_is_named(case, x, words):
     STEPS(W, x, case)
 
 
+def test_an_argument_with_an_inf_is_named_by_the_error_far_behind_it():
+    """An inf alone is passed over, and goes through the product; what makes a NaN of it reads no argument."""
+    def hidden(w, x):
+        h = x @ w["up"]
+        return np.sum(h - np.maximum(h, 0) * 2)
+
+    step = fc.jit(lambda w, x: fc.all_reduce(hidden(w, x), "data"), mesh=MESH, in_specs=(P(), P("data")), out_specs=P())
+    up, x = np.ones((3, 4), np.float32), np.ones((4, 3), np.float32)
+    with fc.debug.nans():
+        step({"up": up}, x)
+        up[1, 2] = np.inf
+        words = r"^NaN from subtract on rank 0 .* args\[0\]\['up'\] of <lambda> had an inf when it was read, at test_debug\.py:"
+        with pytest.raises(NonFiniteError, match=words):
+            step({"up": up}, x)
+        up[1, 2] = 1  # noted for that call alone
+        with pytest.raises(NonFiniteError) as caught:
+            step({"up": up}, np.full_like(x, np.inf))
+        assert "'up'" not in str(caught.value)
+
+
 def test_what_is_searched_for_and_when():
     with fc.debug.nans():
         STEPS(W, FLOATS, "mask")  # an inf that is meant
