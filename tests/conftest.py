@@ -59,6 +59,13 @@ def pytest_collection():
         gc.enable()
 
 
+@pytest.fixture(scope="module")
+def small_collections():
+    """For tests that collect garbage: what there is before them is left out, which takes half a second each time."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture
 def mesh():
     return fc.make_mesh({"data": 4, "model": 2})

@@ -25,6 +25,8 @@ from funccoll.runtime.shm.arena import ALIGNMENT, LARGE, block_size, tail_size
 from funccoll.runtime.shm.heap import CONTROL, HEADER, Heap, create, largest_arena
 from tests.support.ranks.ranks import JOIN, PRELUDE, Ranks, left_behind
 
+pytestmark = pytest.mark.usefixtures("small_collections")
+
 GiB = 1 << 30
 
 

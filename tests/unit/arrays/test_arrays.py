@@ -16,6 +16,8 @@ from funccoll import P, Sharding
 from funccoll.c_extension import extension
 from tests.support.misuse import LINE, X
 
+pytestmark = pytest.mark.usefixtures("small_collections")
+
 MESH = fc.make_mesh({"data": 4, "model": 2})
 GRID = np.arange(48, dtype=np.float32).reshape(8, 6)
 SPECS = [P(), P("data"), P(None, "model"), P("model", None), P("data", "model"), P(("data", "model")), P(("model", "data"))]
