@@ -195,7 +195,7 @@ class _Builder:
         """`inside`: a program of control flow, which another one calls. `fixed`: the coordinates at which it runs, along axes
         that `mesh` lacks then. `outer_types`: the types of the arguments of the outermost one."""
         self.inside, self.fixed, self.search, self.argument_names = inside, fixed, search, arguments
-        self.given: Given = {}
+        self.given = Given()
         self.argument_types = outer_types if inside else types_text([var.type for var in program.inputs])
         self.program, self.mesh, self.buffers, self.schedules, self.backend = program, mesh, buffers, schedules, backend
         self.name_on_all = name

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -25,37 +25,47 @@ class NonFinite:
 
 Check = Callable[[Sequence[Any], Sequence[Any], "DevicePlace | None"], None]
 """It takes the results of an operation on one device and its operands, and the device."""
-Given = dict[tuple[str, int], Source | None]
-"""The arguments with an inf that operations of a program have read, by name and device, and the lines of the first reads."""
+@dataclass
+class Given:
+    """The arguments of a program with an inf, as its operations read them."""
+
+    checks: int = 0
+    """The number of checks that were made, in the order of operations."""
+    reads: dict[tuple[str, int], tuple[int, Source | None]] = field(default_factory=dict)
+    """By name and device, the number of the check that found the inf, and its operation's line."""
+
+    def first_read(self, device: int, check: int) -> str:
+        """The sentence about an argument that was read before a check, on this device if any was; "" without one."""
+        reads = [read for read in self.reads.copy().items() if read[1][0] < check]  # later ones are of an earlier call
+        (name, _), (_, line) = min(reads, key=lambda read: read[0][1] != device, default=(("", 0), (0, None)))
+        return f" {name} had an inf when it was read, at {line}." if name else ""
 
 
 def operation_check(wanted: NonFinite, eqn: Equation, names: Mapping[Atom, str], given: Given) -> Check:
-    """The check of an operation; `names` are those of the program's arguments and constants, `given` is its operations' one.
+    """The check of an operation; `names` are those of the program's arguments and constants, `given` is one for all of these.
 
     A NaN in a result raises NonFiniteError, and an inf where no operand has one: a mask of -inf is meant. An inf in an
     argument is noted, so that an error far behind it names the argument.
     """
+    number = given.checks = given.checks + 1
     named = [(i, names[a]) for i, a in enumerate(eqn.inputs) if not isinstance(a, Literal) and a in names]
 
     def check(results: Sequence[Any], operands: Sequence[Any], place: DevicePlace | None) -> None:
         device = 0 if place is None else place.rank
         for i, name in named:
             if _has_inf(operands[i]):
-                given.setdefault((name, device), eqn.source)
+                given.reads[name, device] = number, eqn.source
             else:
-                given.pop((name, device), None)
-        before = "" if named or not any(map(_has_inf, operands)) else _first_read(given, device)
+                given.reads.pop((name, device), None)
+
+        def before() -> str:
+            return given.first_read(device, number) if not named and any(map(_has_inf, operands)) else ""
+
         where = "" if place is None else f" on {place}"
         shown = [_named(a, names) for a in eqn.inputs]
         _look(wanted, f"{eqn.primitive.name}{where}", results, operands, shown, eqn.source, before)
 
     return check
-
-
-def _first_read(given: Given, device: int) -> str:
-    """The sentence about an argument with an inf, one of this device if there is any; "" without one."""
-    first = min(given, key=lambda key: key[1] != device, default=None)
-    return "" if first is None else f" {first[0]} had an inf when it was read, at {given[first]}."
 
 
 def eager_check(wanted: NonFinite) -> Callable[[Primitive, Sequence[Any], Any], None]:
@@ -70,7 +80,7 @@ def eager_check(wanted: NonFinite) -> Callable[[Primitive, Sequence[Any], Any], 
 
 def _look(
     wanted: NonFinite, operation: str, results: Sequence[Any], operands: Sequence[Any], names: Sequence[str],
-    source: Source | None, before: str = "",
+    source: Source | None, before: Callable[[], str] = str,
 ) -> None:  # fmt: skip
     for result in results:
         x = np.asarray(result)
@@ -86,7 +96,7 @@ def _look(
         )
         remedy = " If the inf is meant, use fc.debug.nans(infs=False)." if what == "inf" else ""
         text = f"{what} from {operation}: {of}. "
-        raise NonFiniteError(text + described[:1].upper() + described[1:] + "." * bool(described) + before + remedy, source)
+        raise NonFiniteError(text + described[:1].upper() + described[1:] + "." * bool(described) + before() + remedy, source)
 
 
 def _has_inf(operand: Any) -> bool:

@@ -1,4 +1,4 @@
-"""What several tests use: cases that ranks run too, fakes of devices, oracles, and processes that are ranks."""
+"""Modules that several tests share: cases, which ranks run too, fakes of devices, oracles, and ranks as processes."""
 
 import os
 from pathlib import Path

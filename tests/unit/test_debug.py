@@ -312,6 +312,20 @@ def test_an_argument_with_an_inf_is_named_by_the_error_far_behind_it():
         assert "'up'" not in str(caught.value)
 
 
+def test_an_argument_that_is_read_later_is_not_named():
+    """The mask of the call before had an inf, and this call has not come to its mask."""
+    def hidden(x, mask):
+        return x - x * 2 + mask
+
+    step, x = fc.jit(lambda x, mask: hidden(x * 1, mask)), np.ones(3)
+    with fc.debug.nans():
+        step(x, np.full(3, -np.inf))
+        with pytest.raises(NonFiniteError, match="NaN from subtract") as caught:
+            step(np.full(3, np.inf), np.zeros(3))
+    assert "args[0]" in str(caught.value)
+    assert "args[1]" not in str(caught.value)
+
+
 def test_what_is_searched_for_and_when():
     with fc.debug.nans():
         STEPS(W, FLOATS, "mask")  # an inf that is meant

@@ -5,7 +5,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def server():
-    """What starts the ranks of `job`, and counts what they leave behind."""
+    """The server that starts the ranks of `job`, and counts what they leave behind."""
     from tests.support.ranks.failure_jobs import Server
 
     with Server() as server:

@@ -311,7 +311,7 @@ def test_an_mpi_that_is_not_the_launchers(one_vendor, tmp_path):
 
 
 def refused(vendor, script, before="", **variables):
-    """What fc.init() says, without mpirun, in a process that gets a launcher's variables when it has run `before`."""
+    """The answer of fc.init(), without mpirun, in a process that gets a launcher's variables when it has run `before`."""
     launched = {
         "openmpi": {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0", "OMPI_MCA_ess_base_jobid": "7"},
         "mpich": {"PMI_SIZE": "2", "PMI_RANK": "0"},
