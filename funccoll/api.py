@@ -37,6 +37,7 @@ from .control import cond, fori_loop, scan, switch, while_loop
 from .custom_primitives import custom_primitive
 from .dtype_promotion import DTypePromotionWarning
 from .errors import FunccollError, PlannedError, PlannedNameError
+from .global_draws import GlobalRandomWarning
 from .mesh import Mesh, P, Sharding, abstract_mesh
 from .named_scopes import named_scope
 from .ops.creation import full
@@ -71,7 +72,7 @@ __all__ = [
     "own_slice", "permute", "pvary", "reduce", "reduce_scatter", "scatter",
     # modules and errors
     "comm_hooks", "debug", "draw", "linalg", "nn", "optim", "random", "schedules", "special", "tree", "errors",
-    "FunccollError", "PlannedError", "PlannedNameError", "DTypePromotionWarning",
+    "FunccollError", "PlannedError", "PlannedNameError", "DTypePromotionWarning", "GlobalRandomWarning",
     "__version__",
 ]  # fmt: skip
 

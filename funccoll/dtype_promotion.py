@@ -10,8 +10,6 @@ functions that are float64 by definition, comparisons, or what the rule of a gra
 
 from __future__ import annotations
 
-import sys
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -20,7 +18,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from .errors import DTypeError, Source, is_attributed, traced_source
+from .errors import DTypeError, Source, globals_at, is_attributed, traced_source, warn_at
 from .ir import Traced
 from .types import bfloat16
 
@@ -88,7 +86,7 @@ class Widenings:
                 widening.source,
             )
         if widening.warns and not self.namespace and widening.source is not None:
-            self.namespace = _globals_at(widening.source)
+            self.namespace = globals_at(widening.source)
         self.found.setdefault((widening.source, widening.before, widening.after), widening)
 
     def warn(self, known: set[Source | None]) -> None:
@@ -99,24 +97,12 @@ class Widenings:
         *others, first = lines.values()
         number = len(others)
         more = f"; {number} more lines widen floats" if number > 1 else "; one more line widens floats" if number else ""
-        line, namespace = first.source, self.namespace
         text = (
             f"{first}{more}. What is computed from it is {first.after} too, at twice the bytes: {first.remedy}. The jitted "
             "function's .lower(...) lists the lines, and fc.jit(..., dtype_promotion=\"strict\") makes them errors."
         )
-        warnings.warn_explicit(
-            text, DTypePromotionWarning, line.file if line else "<unknown>", line.line if line else 1,
-            namespace.get("__name__"), namespace.setdefault("__warningregistry__", {}),
-        )  # fmt: skip
+        warn_at(first.source, DTypePromotionWarning, text, self.namespace)
         known.update(lines)
-
-
-def _globals_at(line: Source) -> dict[str, Any]:
-    """The global names of the running function that a line is in."""
-    frame = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename != line.file:
-        frame = frame.f_back
-    return {} if frame is None else frame.f_globals
 
 
 _RECORD: ContextVar[Widenings | None] = ContextVar("funccoll_widenings", default=None)

@@ -12,6 +12,7 @@ import functools
 import os
 import sys
 import sysconfig
+import warnings
 from contextlib import ContextDecorator
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -54,6 +55,7 @@ __all__ = [
     "VaryingError",
     "at_source",
     "current_source",
+    "globals_at",
     "hide_frames",
     "is_attributed",
     "raised_at",
@@ -63,6 +65,7 @@ __all__ = [
     "traced_source",
     "user_frames",
     "user_source",
+    "warn_at",
 ]
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -203,6 +206,23 @@ def traced_source() -> Source | None:
 def scope_of(text: str) -> str:
     """Return the named scope in the text of a Source; empty where there is none."""
     return text.partition(_IN_SCOPE)[2]
+
+
+def globals_at(line: Source) -> dict[str, Any]:
+    """Return the global names of the running function that a line is in; none where it does not run."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename != line.file:
+        frame = frame.f_back
+    return {} if frame is None else frame.f_globals
+
+
+def warn_at(line: Source | None, kind: type[Warning], text: str, namespace: dict[str, Any] | None = None) -> None:
+    """Warn of a line of the user's. Python keeps in `namespace`, the global names there, what it has shown."""
+    found = (globals_at(line) if line else {}) if namespace is None else namespace
+    warnings.warn_explicit(
+        text, kind, line.file if line else "<unknown>", line.line if line else 1, found.get("__name__"),
+        found.setdefault("__warningregistry__", {}),
+    )  # fmt: skip
 
 
 class FunccollError(Exception):

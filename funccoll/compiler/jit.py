@@ -30,6 +30,7 @@ from ..errors import (
     hide_frames,
     user_frames,
 )
+from ..global_draws import watched_draws
 from ..ir import Traced, current_interpreter
 from ..mesh import Mesh, Sharding
 from ..named_scopes import outside_scopes
@@ -109,6 +110,7 @@ class Jitted(Dispatch, Generic[Params, R]):
         code = getattr(fn, "__code__", None)
         self._source = code and Source(code.co_filename, code.co_firstlineno, self._name)
         self._widened: set[Source | None] = set()  # lines of which it has warned
+        self._draws = False  # from NumPy's global random state: it has warned of that
         self._cache: dict[Any, Compiled] = {}
         self._calls: dict[Any, tuple[ProgramCall, optree.PyTreeSpec]] = {}  # in gradients around it
         self._plain = not (options.static_argnums or options.static_argnames)
@@ -360,15 +362,18 @@ class Jitted(Dispatch, Generic[Params, R]):
             ]
 
         weak = [w for _, _, w in types]
+        quiet = self._draws or evaluation is not None or self.mesh.process  # below: one of the processes of a job warns
+        draws = None if quiet else watched_draws(self._name, self._source)
         # The program does not depend on the named scopes around its first call.
         with (
-            without_garbage_collection() if evaluation is None else nullcontext(), outside_scopes(),
+            without_garbage_collection() if evaluation is None else nullcontext(), outside_scopes(), draws or nullcontext(),
             recorded(self._name, self._options.dtype_promotion) as widenings,
         ):  # fmt: skip
             program, captured = stage(
                 flat, [x.type for x in layouts], weak=weak, axis_sizes=self.mesh.shape, label=self._name,
                 evaluation=evaluation,
             )  # fmt: skip
+        self._draws = self._draws or bool(draws and draws.found)
         if not self.mesh.process:  # the processes of a job trace the same lines: the first one alone warns
             widenings.warn(self._widened)
         check_algorithms(program, self.mesh)

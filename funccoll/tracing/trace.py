@@ -20,6 +20,7 @@ from ..errors import (
     registration_remedy,
     traced_source,
 )
+from ..global_draws import note_constant
 from ..ir import (
     Atom,
     Equation,
@@ -140,6 +141,7 @@ class Trace:
             return self.capture(value)
         if self.calls_meshes and sharding_of(value) is not None:
             return self.capture(value)
+        note_constant()
         array = as_array(value)
         return Literal(_frozen(array)) if array.ndim == 0 else self.capture(array, value)
 
