@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 SIZES = [1, 2, 3, 4, 6, 7, 8, 16, 17]
+MORE_SIZES = [5, 9, 12, 15, 24, 31, 32, 33, 63, 64]
+"""Beside powers of two, and composite ones."""
 FORM_SIZES = [
-    pytest.param(SIZES, id="some sizes"),
-    pytest.param([p for p in range(1, 65) if p not in SIZES], id="more sizes", marks=pytest.mark.slow),
-]
+    pytest.param(SIZES, id="some sizes"), pytest.param(MORE_SIZES, id="more sizes", marks=pytest.mark.slow),
+    pytest.param([p for p in range(1, 65) if p not in (*SIZES, *MORE_SIZES)], id="all others", marks=pytest.mark.exhaustive),
+]  # fmt: skip
 
 
 def ceil_log2(p: int) -> int:

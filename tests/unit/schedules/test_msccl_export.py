@@ -18,7 +18,10 @@ COLLECTIVES = {
     "broadcast": "broadcast", "reduce": "reduce", "gather": "gather", "scatter": "scatter",
 }  # fmt: skip
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
-PLACES = [(kind, p) for kind in COLLECTIVES for p in (*range(2, 9), 16)]
+PLACES = [
+    pytest.param(kind, p, marks=pytest.mark.slow if p in (2, 3, 6, 8) else pytest.mark.exhaustive)
+    for kind in COLLECTIVES for p in (*range(2, 9), 16)
+]  # fmt: skip
 
 
 def schedules(kind: str, p: int, channels: int):
@@ -67,7 +70,6 @@ def test_channels_and_odd_numbers_of_ranks():
     assert check_all("all_reduce", 3, 2) and check_all("reduce_scatter", 5, 1) and check_all("broadcast", 3, 2)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "p"), PLACES)
 def test_every_algorithm_and_back(kind, p):
     for channels in (1, 2):

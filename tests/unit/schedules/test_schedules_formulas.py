@@ -18,8 +18,13 @@ from tests.support.oracles.schedule_formulas import EXPECTED, Traffic, at_root, 
 from tests.support.oracles.schedule_oracle import built, host_maps
 
 FAST = [1, 2, 3, 4, 6, 7, 8, 12]
-SLOW = [p for p in (*range(1, 34), 64, 128) if p not in FAST]
-SIZES = [pytest.param(FAST, id="some sizes"), pytest.param(SLOW, id="more sizes", marks=pytest.mark.slow)]
+SLOW = [5, 9, 10, 15, 16, 17, 24, 31, 32, 33, 64]
+"""Beside powers of two, odd ones, and composite ones, of which hosts are made."""
+REST = [p for p in (*range(1, 34), 128) if p not in (*FAST, *SLOW)]
+SIZES = [
+    pytest.param(FAST, id="some sizes"), pytest.param(SLOW, id="more sizes", marks=pytest.mark.slow),
+    pytest.param(REST, id="all other sizes", marks=pytest.mark.exhaustive),
+]  # fmt: skip
 OURS = [
     (kind, name) for kind in KINDS for name in algorithms(kind)
     if find(kind, name, 1).function.__module__.startswith("funccoll.")

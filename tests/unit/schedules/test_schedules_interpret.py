@@ -157,16 +157,23 @@ def test_every_algorithm_for_16_ranks():
             run_all(built(kind, 16, name, pairs=pairs), 2, (np.float32,))
 
 
+# The proof is of every size; what a size adds here is how its streams are lowered: the small ones have it all.
 # The longest tests come first: one of two workers would do them alone in the end.
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_algorithm_for_64_ranks(kind):
     run_variants(64, 4, 2, [kind])
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("p", [17, 12, 9, 8, 7, 6, 5, 4, 3, 2, 1])
+def test_every_variant(p):
+    run_variants(p, 8 if p < 10 else 2, 2)
+
+
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("p", [33, 27, 21, 17, 16, 15, 12, 11, 9, 8, 7, 6, 5, 4, 3, 2, 1])
-def test_every_algorithm_for_up_to_33_ranks(p):
+def test_every_variant_in_many_orders(p):
     run_variants(p, 20 if p < 10 else 8, 4 if p < 10 else 2)
 
 

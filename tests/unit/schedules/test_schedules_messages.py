@@ -64,12 +64,22 @@ def test_every_algorithm_for_16_ranks():
             run_all(built(kind, 16, name, pairs=pairs), 2)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("p", [64, 33, 31, 27, 24, 20, 18, 17, 16, 15, 13, *range(12, 0, -1)])
-def test_every_variant_for_all_numbers_of_ranks(p):
+def run_variants(p: int, orders: int) -> None:
     for kind, name, options in variants(p):
         for channels in (1, 2) if p < 10 else (1,):
-            run_all(built(kind, p, name, channels=channels, **options), 10 if p < 10 else 2)
+            run_all(built(kind, p, name, channels=channels, **options), orders if p < 10 else 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("p", [33, 17, 12, 9, 8, 7, 6, 5, 4, 3, 2, 1])
+def test_every_variant(p):
+    run_variants(p, 4)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("p", [64, 33, 31, 27, 24, 20, 18, 17, 16, 15, 13, *range(12, 0, -1)])
+def test_every_variant_in_many_orders(p):
+    run_variants(p, 10)
 
 
 def test_messages_and_streams_give_the_same_bits():

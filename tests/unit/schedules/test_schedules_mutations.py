@@ -35,9 +35,11 @@ def test_every_harmful_mutation_is_refused():
     assert len(campaign(250, seed=0)) == 250
 
 
-@pytest.mark.slow
-def test_every_harmful_one_of_many_mutations_is_refused():
-    assert len(campaign(12_000, seed=1)) == 12_000
+@pytest.mark.parametrize("count", [
+    pytest.param(3_000, marks=pytest.mark.slow), pytest.param(12_000, marks=pytest.mark.exhaustive),
+])  # fmt: skip
+def test_every_harmful_one_of_many_mutations_is_refused(count):
+    assert len(campaign(count, seed=1)) == count
 
 
 @pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.slow)])
@@ -60,9 +62,9 @@ def small_streams(count: int, seed: int, instructions: int) -> list[Mutant]:
     return out
 
 
-@pytest.mark.parametrize(
-    ("count", "instructions"), [(800, 7), pytest.param(10_000, 10, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("count", "instructions"), [
+    (800, 7), pytest.param(2_000, 8, marks=pytest.mark.slow), pytest.param(10_000, 10, marks=pytest.mark.exhaustive),
+])  # fmt: skip
 def test_the_judge_agrees_with_every_outcome(count, instructions):
     """The judge leans on a theorem; the slow search over states with memory does not."""
     verdicts = Counter()

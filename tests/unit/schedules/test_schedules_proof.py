@@ -62,12 +62,12 @@ def test_every_algorithm_is_proved_and_verified(kind, name):
         check(kind, name, p, every=2 if p < 8 else 4)
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("every", [pytest.param(4, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize(("kind", "name"), EVERY)
-def test_every_algorithm_is_proved_and_verified_at_more_sizes(kind, name):
+def test_every_algorithm_is_proved_and_verified_at_more_sizes(kind, name, every):
     for p in (*SMALL, *ALL):
         if not _ALGORITHMS[kind][name].refusal(p):
-            check(kind, name, p)
+            check(kind, name, p, 1 if p < 7 else every)
 
 
 def test_every_kind_has_the_algorithms_of_the_design():
