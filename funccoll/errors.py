@@ -13,11 +13,11 @@ import os
 import sys
 import sysconfig
 import warnings
-from contextlib import ContextDecorator
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 __all__ = [
     "SCOPE",
@@ -67,6 +67,9 @@ __all__ = [
     "user_source",
     "warn_at",
 ]
+
+Params = ParamSpec("Params")
+R = TypeVar("R")
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 # Frames of libraries that call back into funccoll (NumPy's dispatch, optree's maps, functools) are not the user's.
@@ -245,30 +248,50 @@ def _restore(kind: type[FunccollError], text: str, source: Source | None, rank: 
     return error
 
 
-class user_frames(ContextDecorator):
+class user_frames:
     """Context manager, decorator: cuts funccoll's own frames (about thirty) out of an exception's traceback (`hide_frames`).
 
+    every: those of any exception, around what runs no code of the user's.
     Set FUNCCOLL_TRACEBACK=full in the environment to keep them.
     """
 
-    __slots__ = ()
+    __slots__ = ("every",)
+
+    def __init__(self, every: bool = False):
+        self.every = every
 
     def __enter__(self) -> None:
         return
 
     def __exit__(self, kind: object, error: object, traceback: TracebackType | None) -> None:
         if isinstance(error, BaseException):
-            hide_frames(error)
+            hide_frames(error, self.every)
+
+    def __call__(self, fn: Callable[Params, R]) -> Callable[Params, R]:
+        """Decorate a function: of an exception of its own call (a missing argument) no frame of ours is seen, either."""
+        every = self.every
+
+        @functools.wraps(fn)
+        def shown(*args: Params.args, **kwargs: Params.kwargs) -> R:
+            try:  # costs nothing where there is no exception, other than `with`
+                return fn(*args, **kwargs)
+            except BaseException as error:
+                error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next  # without this frame
+                hide_frames(error, every)
+                raise
+
+        return shown
 
 
-def hide_frames(error: BaseException) -> None:
+def hide_frames(error: BaseException, every: bool = False) -> None:
     """Cut funccoll's own frames out of an exception's traceback: of a FunccollError, and of what an operation's NumPy raised.
 
-    The latter (IndexError, LinAlgError, ZeroDivisionError) has a note with the user's line.
+    The latter (IndexError, LinAlgError, ZeroDivisionError) has a note with the user's line. every: of any exception.
     """
+    noted = isinstance(error, _OF_OPERATIONS) and any(note.startswith("  at ") for note in getattr(error, "__notes__", ()))
     if isinstance(error, FunccollError):
         hidden = lambda filename: not _is_users(filename)
-    elif isinstance(error, _OF_OPERATIONS) and any(note.startswith("  at ") for note in getattr(error, "__notes__", ())):
+    elif noted or (every and isinstance(error, Exception)):  # not Ctrl-C's: they show where a call hangs
         hidden = lambda filename: filename.startswith((_PACKAGE, "<funccoll "))
     else:
         return

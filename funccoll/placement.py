@@ -9,7 +9,7 @@ import optree
 
 from .arrays.array import Array, device_type_of, to_numpy
 from .arrays.array_layout import NO_MESH, layout_of
-from .errors import DTypeError, MeshError, ShapeError, ShardingError, TraceError
+from .errors import DTypeError, MeshError, ShapeError, ShardingError, TraceError, user_frames
 from .ir import Traced, current_interpreter
 from .mesh import Mesh, P, Sharding
 from .ops.elementwise import astype, scalar_type
@@ -56,6 +56,7 @@ def _value(x: Any, mesh: Mesh, what: str) -> Any:
     return np.asarray(x) if type(x) is Array else backend_of(on_device(NO_MESH, "cuda")).library.asarray(x, what).get()
 
 
+@user_frames()
 def device_put(x: Any, mesh: Mesh | Sharding, spec: P | None = None, *, device: str | None = None) -> Array:
     """Put a global value onto a mesh: `device_put(x, mesh, P("data"))`; without a spec, whole on every device.
 
@@ -87,6 +88,7 @@ def device_put(x: Any, mesh: Mesh | Sharding, spec: P | None = None, *, device: 
     return Array(layout, copies if len(copies) > 1 else copies[0])
 
 
+@user_frames()
 def from_local(x: Any, mesh: Mesh | Sharding, spec: P | None = None, *, device: str | None = None) -> Array:
     """Make an Array of blocks that are already split.
 
@@ -128,6 +130,7 @@ def from_local(x: Any, mesh: Mesh | Sharding, spec: P | None = None, *, device: 
     return Array(layout, copies if len(copies) > 1 else copies[0])
 
 
+@user_frames()
 def asarray(x: Any, dtype: Any = None) -> Any:
     """`x` as an array that a traced index may choose from: `fc.asarray(table)[i]`, where `table[i]` cannot be traced.
 
@@ -160,6 +163,7 @@ def asarray(x: Any, dtype: Any = None) -> Any:
     return Array(layout_of(value.shape, value.dtype, Sharding(mesh, P()), weak), backend_of(mesh).new_block(value))
 
 
+@user_frames()
 def spec_like(tree: Any) -> Any:
     """The partition spec of each array in a pytree: an Array's own, `arr.sharding.spec`, and `P()` for anything else.
 

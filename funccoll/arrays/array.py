@@ -19,6 +19,7 @@ from ..errors import (
     ShapeError,
     TraceError,
     registration_remedy,
+    user_frames,
 )
 from ..ir import Traced, as_array, current_interpreter, refuse_subclass
 from ..mesh import Sharding
@@ -30,6 +31,10 @@ from .array_layout import ArrayLayout
 from .shared_mapping import read_only
 
 __all__ = ["Array", "device_type_of", "shape_and_dtype", "to_numpy"]
+
+
+_eager = user_frames(every=True)
+"""Decorator of what users call on Arrays outside of traced functions: an exception shows none of funccoll's frames."""
 
 
 class _ArrayMeta(type):
@@ -130,6 +135,7 @@ class Array(_ArrayBase, metaclass=_ArrayMeta):
         """True after it was donated to a jitted function."""
         return self._copies is None
 
+    @_eager
     def block_until_ready(self) -> Array:
         """Return this Array when its values are there: calls are asynchronous on GPUs, on CPUs they are synchronous.
 
@@ -168,6 +174,7 @@ class Array(_ArrayBase, metaclass=_ArrayMeta):
         return [copies] if len(self.layout.indices) == 1 else copies
 
     @property
+    @_eager
     def shards(self) -> tuple[np.ndarray, ...]:
         """Each device's block, in device order (read-only views; on GPUs CuPy arrays)."""
         copies = [read_only(c) for c in self._copy_list()]
@@ -181,6 +188,7 @@ class Array(_ArrayBase, metaclass=_ArrayMeta):
             """This process's block (read-only; on a GPU a CuPy array), where the process is one device."""
             ...
 
+    @_eager
     def find_local(self) -> Any:
         """The value of `local`, in all cases. Raises MeshError where the process plays several devices."""
         if self.layout.is_one_block and self._copies is not None:
@@ -194,6 +202,7 @@ class Array(_ArrayBase, metaclass=_ArrayMeta):
 
     # ------------------------------------------------------------ conversions
 
+    @_eager
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         self.take_copies()
         if current_interpreter().calls_meshes and self.sharding.varying:
@@ -224,6 +233,7 @@ class Array(_ArrayBase, metaclass=_ArrayMeta):
         return np.array(whole) if copy else whole
 
     @property
+    @_eager
     def __array_interface__(self) -> dict[str, Any]:
         # NumPy asks for this before `__array__`. The data is an object, so that the consumer keeps it alive.
         if self.dtype == bfloat16:
@@ -237,6 +247,7 @@ class Array(_ArrayBase, metaclass=_ArrayMeta):
             whole[index] = block
         return whole
 
+    @_eager
     def on_gpu(self) -> Any:
         """The global value of an Array on GPUs as one CuPy array, which must not be written to."""
         copies = self._copy_list()
@@ -249,6 +260,7 @@ class Array(_ArrayBase, metaclass=_ArrayMeta):
     def _whole(self) -> Any:
         return np.asarray(self) if self.sharding.mesh.device_type == "cpu" else self.on_gpu()
 
+    @_eager
     def __dlpack__(self, **kwargs: Any) -> Any:
         on_gpu = self.sharding.mesh.device_type != "cpu"
         return (self.on_gpu() if on_gpu else np.array(self)).__dlpack__(**kwargs)
@@ -264,56 +276,75 @@ class Array(_ArrayBase, metaclass=_ArrayMeta):
             raise AttributeError("only an Array on a GPU that is one block has __cuda_array_interface__")
         return self._copy_list()[0].__cuda_array_interface__
 
+    @_eager
     def __float__(self) -> float:
         return float(np.asarray(self))
 
+    @_eager
     def __int__(self) -> int:
         return int(np.asarray(self))
 
+    @_eager
     def __complex__(self) -> complex:
         return complex(np.asarray(self))
 
+    @_eager
     def __bool__(self) -> bool:
         return bool(np.asarray(self))
 
+    @_eager
     def __index__(self) -> int:
         return operator.index(np.asarray(self).item())
 
+    @_eager
     def __round__(self, ndigits: int | None = None) -> Any:
         return round(self.item()) if ndigits is None else round(self.item(), ndigits)
 
+    @_eager
     def __len__(self) -> int:
         if not self.shape:
             raise TypeError("len() of an Array without dimensions")
         return self.shape[0]
 
+    @_eager
     def __iter__(self) -> Any:
         return iter(np.asarray(self))
 
+    @_eager
     def __getitem__(self, index: Any) -> Any:
         return getitem_traced(self, index) if has_traced(index) else np.asarray(self)[index]
 
+    @_eager
     def __setitem__(self, index: Any, value: Any) -> None:
         raise InPlaceError("an Array never changes. Use x = fc.at(np.asarray(x))[index].set(value), or a jitted function.")
 
+    @_eager
     def item(self) -> Any:
         """The value of a one-element array as a Python scalar."""
         return np.asarray(self).item()
 
+    @_eager
     def tolist(self) -> Any:
         """The global value as nested lists."""
         return np.asarray(self).tolist()
 
     @property
+    @_eager
     def T(self) -> np.ndarray:
         """The global value with its dimensions reversed, as a NumPy array."""
         return np.asarray(self).T
 
     def __getattr__(self, name: str) -> Any:
-        if not name.startswith("_") and hasattr(np.ndarray, name):
-            raise MissingMethodError(f"an Array has no .{name}: use np.asarray(arr).{name}, the global value as a NumPy array.")
-        raise AttributeError(f"an Array has no attribute {name!r}.")
+        missing = AttributeError(f"an Array has no attribute {name!r}.")
+        if name.startswith("_"):  # NumPy asks for several in each call
+            raise missing
+        with _eager:
+            if hasattr(np.ndarray, name):
+                remedy = f"use np.asarray(arr).{name}, the global value as a NumPy array"
+                raise MissingMethodError(f"an Array has no .{name}: {remedy}.")
+            raise missing
 
+    @_eager
     def astype(self, dtype: Any) -> np.ndarray:
         """The global value with another dtype, as a NumPy array."""
         return np.asarray(self).astype(dtype)
@@ -345,6 +376,7 @@ class Array(_ArrayBase, metaclass=_ArrayMeta):
 
 
 def _binary(function: Any, reflected: bool = False) -> Any:
+    @_eager
     def method(self: Array, other: Any) -> Any:
         if isinstance(other, Traced):
             return NotImplemented
@@ -355,6 +387,7 @@ def _binary(function: Any, reflected: bool = False) -> Any:
 
 
 def _method(name: str) -> Any:
+    @_eager
     def method(self: Array, *args: Any, **kwargs: Any) -> Any:
         return getattr(self._whole(), name)(*args, **kwargs)
 
@@ -364,6 +397,7 @@ def _method(name: str) -> Any:
 
 
 def _unary(function: Any) -> Any:
+    @_eager
     def method(self: Array) -> Any:
         return function(self._whole())
 

@@ -10,7 +10,7 @@ import numpy as np
 import optree
 
 from ...arrays.array import Array, to_numpy
-from ...errors import ProgramMismatch
+from ...errors import ProgramMismatch, user_frames
 from ...mesh import Mesh, P, Sharding, number_hosts
 from ...types import dtype_name
 from .world import World, backend_of, init
@@ -18,6 +18,7 @@ from .world import World, backend_of, init
 __all__ = ["check_equal_lines", "gather_text", "process_allgather"]
 
 
+@user_frames()
 def process_allgather(arr: Any, tiled: bool = False) -> Any:
     """Gather what each process holds, on every process, as NumPy arrays. All processes must call it.
 

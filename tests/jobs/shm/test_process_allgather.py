@@ -22,6 +22,10 @@ def test_arrays_that_are_split_along_different_axes():
     launch(process_allgather_cases.gathered_along_axes, 4)
 
 
+def test_reads_of_split_arrays():
+    launch(process_allgather_cases.reads_of_split_arrays, 2)
+
+
 def test_values_that_differ_are_an_error_on_all_ranks():
     first, *others = launch(process_allgather_cases.different, 2)
     assert len(first) == len(process_allgather_cases.DIFFERENT) and all(told == first for told in others)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import re
+import traceback
 from typing import Any
 
 import ml_dtypes
 import numpy as np
+import pytest
 
 import funccoll as fc
 from funccoll import P
-from funccoll.errors import ProgramMismatch
+from funccoll.errors import MeshError, ProgramMismatch
 
 DTYPES = (np.float64, np.float16, np.complex64, np.bool_, np.uint8, np.int64, ml_dtypes.bfloat16)
 
@@ -75,17 +76,30 @@ DIFFERENT = {
 }
 
 
+def _files(error: BaseException) -> set[str]:
+    """The files that an error's traceback shows."""
+    return {frame.filename for frame in traceback.extract_tb(error.__traceback__)}
+
+
+def reads_of_split_arrays() -> None:
+    """What a rank cannot read of an Array that others hold a part of: the errors show no frames of funccoll."""
+    split: Any = fc.from_local(np.ones(2), fc.make_mesh({"d": fc.world_size()}), P("d"))
+    reads = np.asarray, np.array, float, list, sum, lambda x: x + 1, lambda x: 1 - x, lambda x: x[0], lambda x: x.sum()
+    for read in reads:
+        with pytest.raises(MeshError, match=r"fc.process_allgather\(arr\) for the whole") as caught:
+            read(split)
+        assert _files(caught.value) == {__file__}
+
+
 def different() -> list[str]:
     """The errors of a rank, which can go on after each."""
     told = []
     for make, words in DIFFERENT.values():
-        try:
+        said = f"the values of fc.process_allgather differ between ranks: .*{words}"
+        with pytest.raises(ProgramMismatch, match=said) as caught:
             fc.process_allgather(make(fc.rank()))
-        except ProgramMismatch as error:
-            told.append(str(error))
-            assert re.search(f"the values of fc.process_allgather differ between ranks: .*{words}", told[-1]), told[-1]
-            assert "process_allgather_cases.py" in told[-1]
-        else:
-            raise AssertionError(words)
+        told.append(str(caught.value))
+        assert "process_allgather_cases.py" in told[-1]
+        assert _files(caught.value) == {__file__}
         same(fc.process_allgather(fc.rank()), np.arange(fc.world_size()))
     return told

@@ -3,8 +3,10 @@
 import gc
 import io
 import pickle
+import traceback
 import weakref
 from copy import deepcopy
+from typing import Any
 
 import jaxtyping
 import numpy as np
@@ -473,3 +475,30 @@ def test_whole_values_are_buffers_with_the_c_extension():
         np.asarray(view)[0] = 1
     with pytest.raises((BufferError, TypeError), match="read-write"):
         io.BytesIO(bytes(64)).readinto(fc.asarray(np.zeros(8)))
+
+
+def test_errors_of_calls_on_arrays_end_at_the_users_line(monkeypatch):
+    """Whatever NumPy or an Array raises: the traceback shows none of funccoll's frames."""
+    monkeypatch.delenv("FUNCCOLL_TRACEBACK", raising=False)
+    a = fc.device_put(GRID, MESH, P("data"))
+    x: Any = a
+    bf = fc.device_put(GRID.astype(fc.bfloat16), MESH, P("data"))
+    calls = {
+        "operator": lambda: a + np.ones(3), "reflected": lambda: np.ones(3) @ x, "comparison": lambda: a < "x",
+        "unary": lambda: ~a, "method": lambda: a.reshape(5), "index": lambda: a[9], "number": lambda: float(a),
+        "item": lambda: a.item(), "missing": lambda: x.ptp, "no name": lambda: x.ptpt,
+        "assignment": lambda: x.__setitem__(0, 1), "view": lambda: np.array(bf, copy=False),
+        "length": lambda: len(fc.asarray(1.0)), "block": lambda: a.local,
+        "device_put": lambda: fc.device_put(np.ones(7), MESH, P("data")), "no object": lambda: fc.asarray(object()),
+        "from_local": lambda: fc.from_local([1, 2], MESH, P("data")), "words": lambda: fc.device_put(a, mash=MESH),
+        "mesh": lambda: fc.make_mesh({"i": 0}), "process_allgather": lambda: fc.process_allgather([object()]),
+    }  # fmt: skip
+    for name, call in calls.items():
+        with pytest.raises(Exception) as caught:
+            call()
+        frames = traceback.extract_tb(caught.value.__traceback__)
+        assert [f.filename for f in frames] == [__file__] * 2, name
+    monkeypatch.setenv("FUNCCOLL_TRACEBACK", "full")
+    with pytest.raises(ValueError) as caught:
+        calls["operator"]()
+    assert len(traceback.extract_tb(caught.value.__traceback__)) > 2
