@@ -14,7 +14,7 @@ import pytest
 
 from funccoll.runtime.job.host import PEER_FAILURE_EXIT_CODE
 from tests.support.processes_left import VARIABLE, wait_until_gone
-from tests.support.ranks import mpi_vendors
+from tests.support.ranks import mpi_vendors, rank_end
 from tests.support.ranks.ranks import Ranks
 
 PATIENCE = 300.0
@@ -319,7 +319,7 @@ def refused(vendor, script, before="", **variables):
     ours = dict.fromkeys(("FUNCCOLL_RANK", "FUNCCOLL_WORLD_SIZE", "FUNCCOLL_RUN_ID"), "")
     environment = {**mpi_vendors.variables(vendor), **ours, "FUNCCOLL_TRANSPORT": "mpi", **variables}
     given = f"import os\nos.environ.update({launched[vendor]!r})\n"
-    with Ranks(before + given + script, [0], **environment) as ranks:
+    with Ranks(before + given + script, [0], **environment, **{rank_end.VARIABLE: "1"}) as ranks:  # mpi4py ends MPI then
         code, _, errors = ranks.end(0)
     assert code == 1
     return errors

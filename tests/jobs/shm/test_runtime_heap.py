@@ -23,6 +23,7 @@ from funccoll.runtime.job.host import available_memory
 from funccoll.runtime.shm import arena as arenas
 from funccoll.runtime.shm.arena import ALIGNMENT, LARGE, block_size, tail_size
 from funccoll.runtime.shm.heap import CONTROL, HEADER, Heap, create, largest_arena
+from tests.support.ranks import rank_end
 from tests.support.ranks.ranks import JOIN, PRELUDE, Ranks, left_behind
 
 pytestmark = pytest.mark.usefixtures("small_collections")
@@ -454,7 +455,7 @@ big[:] = 1
 
 
 def test_others_read_and_write_what_one_wrote():
-    with Ranks(EXCHANGE, range(3)) as ranks:
+    with Ranks(EXCHANGE, range(3), **{rank_end.VARIABLE: "1"}) as ranks:  # arrays are there when modules are deleted
         ranks.lines()
         assert set(ranks.lines().values()) == {"read"}
         for r in range(3):

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from tests.support.ranks.rank_end import End
+
+END = End()  # before others register functions for Python's end
+
 import contextlib
 import gc
 import multiprocessing
@@ -520,4 +524,5 @@ def growth(steps: int) -> None:
 if __name__ == "__main__":
     request = serve()
     become(request)
-    globals()[request["case"]](**request["arguments"])
+    with END:
+        globals()[request["case"]](**request["arguments"])

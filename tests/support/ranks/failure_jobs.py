@@ -1,7 +1,7 @@
 """Starts jobs of `failure_cases.py`, waits for what their ranks say, and looks for what they leave behind.
 
-A `Server` has imported everything and forks each rank, which then runs to its natural end as a script does: a rank costs
-tens of milliseconds in place of seconds, so that a hundred deaths are cheap.
+A `Server` has imported everything and forks each rank, which then runs to its end (`rank_end.py`) as a script does: a rank
+costs tens of milliseconds in place of seconds, so that a hundred deaths are cheap.
 """
 
 from __future__ import annotations

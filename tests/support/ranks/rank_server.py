@@ -1,10 +1,14 @@
 """The server of `ranks.py`: it has imported and built what ranks need, and forks ranks for all workers of a run of pytest.
 
-For ranks that need more modules it forks a server that imports those. A rank runs its script as `__main__`, to its natural end,
-with files, environment and warnings of its own.
+For ranks that need more modules it forks a server that imports those. A rank runs its script as `__main__`, to its end
+(`rank_end.py`), with files, environment and warnings of its own.
 """
 
 from __future__ import annotations
+
+from tests.support.ranks.rank_end import End
+
+END = End()  # before others register functions for Python's end
 
 import contextlib
 import gc
@@ -135,4 +139,5 @@ if __name__ == "__main__":
     os.environ.update(request["environment"])
     if os.environ.get(blas.VARIABLE) != threads:
         installation.cache_clear()
-    exec(compile(request["script"], "<script>", "exec"))
+    with END:
+        exec(compile(request["script"], "<script>", "exec"))
