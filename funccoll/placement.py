@@ -64,9 +64,9 @@ def device_put(x: Any, mesh: Mesh | Sharding, spec: P | None = None, *, device: 
     `__array_interface__`, `__dlpack__` or `__cuda_array_interface__`; it is copied. `fc.redistribute` changes the spec of an
     Array by collectives, in a job too. For a pytree of arrays use `fc.tree.map`.
 
-    In a job every process passes the same value. Nothing is sent, so nothing is compared, neither here nor in the calls that
-    take the Array: values that differ between processes go unnoticed unless FUNCCOLL_DEBUG=detail is set, with which jitted
-    calls compare their arguments.
+    In a job every process passes the same value. Nothing is sent here: a program that takes the Array in its first call, and
+    `fc.process_allgather` of it, compare hashes of what the processes have put, and raise ShardingError where they differ. Of
+    a value of more than 128 KiB the hash reads 128 places. Each process's own block is for `fc.from_local`.
 
     device: "cuda" for the memory of GPUs, "cpu" for host memory. None leaves what is on a GPU there, and puts everything
     else where the mesh's devices are.
@@ -85,7 +85,10 @@ def device_put(x: Any, mesh: Mesh | Sharding, spec: P | None = None, *, device: 
     sharding.shard_shape(value.shape, "device_put: x")
     layout, new_block = layout_of(value.shape, value.dtype, sharding), backend_of(sharding.mesh).new_block
     copies = [new_block(value[i]) for i in layout.indices]
-    return Array(layout, copies if len(copies) > 1 else copies[0])
+    array = Array(layout, copies if len(copies) > 1 else copies[0])
+    if not sharding.mesh.is_fully_addressable:
+        array.note_given(value)
+    return array
 
 
 @user_frames()

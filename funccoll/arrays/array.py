@@ -29,6 +29,7 @@ from ..tracing.trace import split_value
 from ..types import ArrayType, bfloat16, check_dtype, dtype_name, exported
 from .array_layout import ArrayLayout
 from .shared_mapping import read_only
+from .value_hash import value_hash
 
 __all__ = ["Array", "device_type_of", "shape_and_dtype", "to_numpy"]
 
@@ -73,9 +74,12 @@ class Array(_ArrayBase, metaclass=_ArrayMeta):
     ufuncs on Arrays compute on the global value and give NumPy arrays; operators and methods on GPUs give CuPy arrays.
     """
 
-    __slots__ = ("__weakref__",)
+    __slots__ = ("__weakref__", "_given")
     _copies: Any
     layout: ArrayLayout
+    _given: int
+    """A hash of the global value that this process was given, where it keeps a part of it; 0 where it keeps the whole. Not set
+    where the value was computed."""
     __array_priority__ = 100
 
     def __init__(self, layout: ArrayLayout, copies: Any):
@@ -168,6 +172,22 @@ class Array(_ArrayBase, metaclass=_ArrayMeta):
                 "and no longer has data. Use that function's result, or do not donate it."
             )
         return copies
+
+    def note_given(self, value: Any) -> None:
+        """Take note that this is the Array of a global value which all processes are given alike; nothing is kept of that."""
+        if type(value) is np.ndarray:
+            self._given = 0 if self.layout.is_whole and type(self._copies) is np.ndarray else value_hash(value)
+
+    def given_hash(self) -> int:
+        """A hash of the global value that this process was given, at least 1; 0 where it was computed, or is in blocks of each.
+
+        Computed values are not compared: ranks on different machines may round them differently.
+        """
+        try:
+            given = self._given
+        except AttributeError:
+            return 0
+        return given or value_hash(self.take_copies())
 
     def _copy_list(self) -> Sequence[Any]:
         copies = self.take_copies()

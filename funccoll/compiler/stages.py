@@ -286,8 +286,8 @@ class Compiled(_Scheduled):
                 self._compare = backend.compare_replicas(mesh, layouts, signature.argument)
             reached, identity = self._generated.unconditional, self._generated.identity
             self._first_call = backend.first_call(reached, identity, layouts, signature.argument)
-        self._check = self._compare
-        """The check of a call's arguments."""
+        self._check: Callable[[Sequence[Any], Sequence[Any]], None] | None = self._compare and self._compare_all
+        """The check of a call's arguments, from this process's blocks of them and the arguments themselves."""
         if self._first_call is not None:
             self._check, self._run = self._check_first, self._run_first
         self._single = signature.out_tree.is_leaf()
@@ -346,7 +346,7 @@ class Compiled(_Scheduled):
                         raise _changed(self.signature, layout, value)
                 inputs.append(layout.split(value))
         if self._check is not None:
-            self._check(inputs, [*map(_host_value, leaves)])
+            self._check(inputs, leaves)
         if self._donates:  # last: a call that is refused leaves donated Arrays their data
             self._delete_donated(leaves)
             _make_own(inputs, self._overwritten)
@@ -356,18 +356,23 @@ class Compiled(_Scheduled):
             self._generated.note_exception(error)
             raise
 
-    def _check_first(self, inputs: Sequence[Any], values: Sequence[np.ndarray | None]) -> None:
+    def _compare_all(self, inputs: Sequence[Any], leaves: Sequence[Any]) -> None:
+        """Compare the arguments of a call, with FUNCCOLL_DEBUG=detail."""
+        assert self._compare is not None
+        self._compare(inputs, [*map(_host_value, leaves)])
+
+    def _check_first(self, inputs: Sequence[Any], leaves: Sequence[Any]) -> None:
         """Compare the arguments of the first call; later calls do it only with FUNCCOLL_DEBUG=detail."""
         assert self._first_call is not None
         if self._compare is not None:
-            self._compare(inputs, values)
-        self._first_call.note(values)
+            self._compare_all(inputs, leaves)
+        self._first_call.note([leaf if type(leaf) is Array else _host_value(leaf) for leaf in leaves])
 
     def _run_first(self, *inputs: Any) -> Sequence[Any]:
         """Run the first call that is complete; a retry after an exception notes its own arguments."""
         assert self._first_call is not None
         outputs = self._generated.run(*inputs)
-        self._check, self._run = self._compare, self._generated.run
+        self._check, self._run = self._compare and self._compare_all, self._generated.run
         self._first_call.compare()
         return outputs
 

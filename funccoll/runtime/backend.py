@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
+from ..arrays.array import Array
 from ..arrays.array_layout import ArrayLayout
 from ..errors import RendezvousError, Source
 from ..ir import Equation, Program, Var
@@ -83,8 +84,8 @@ class Identity(str):
 class FirstCall(Protocol):
     """The first call of a program."""
 
-    def note(self, values: Sequence[np.ndarray | None]) -> None:
-        """Take note of its arguments: a global value, or None for an Array."""
+    def note(self, arguments: Sequence[Array | np.ndarray | None]) -> None:
+        """Take note of its arguments: Arrays and global values, None for one on a GPU."""
         ...
 
     def compare(self) -> None:
@@ -176,8 +177,13 @@ class Backend(Protocol):
         """
         ...
 
-    def gather_whole(self, block: np.ndarray, shape: tuple[int, ...], sharding: Sharding) -> np.ndarray:
-        """Return the global value of this process's block of an array, on every process; all must call it."""
+    def gather_whole(
+        self, block: np.ndarray, shape: tuple[int, ...], sharding: Sharding, array: Array | None = None
+    ) -> np.ndarray:
+        """Return the global value of this process's block of an array, on every process; all must call it.
+
+        Of an `Array` the values that the processes were given are compared when its layout is gathered first.
+        """
         ...
 
     def compare_replicas(

@@ -82,7 +82,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("cpu_fold", "object_cache", "cuda_intrinsics", "cuda_toolkit"), ("optimizer_step",), ("cpu", "cuda_compiler"),
         ("cuda", "cuda_compute"),
     ),
-    "arrays": (("array_layout", "shared_mapping"), ("array",)),
+    "arrays": (("array_layout", "shared_mapping", "value_hash"), ("array",)),
     "runtime": (
         ("fused_step", "float_environment", "blas", "recorder"), ("array_library", "non_finite", "recorded_program"),
         ("backend",),

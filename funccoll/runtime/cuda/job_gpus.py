@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ...arrays.array import Array
 from ...arrays.array_layout import ArrayLayout
 from ...errors import MeshError, Source
 from ...ir import Equation, Program
@@ -140,9 +141,11 @@ class JobGpuBackend:
         """See `Backend`."""
         self.host.note_exception([function.agreement for function in functions], done, inside, error)
 
-    def gather_whole(self, block: Any, shape: tuple[int, ...], sharding: Sharding) -> np.ndarray:
+    def gather_whole(
+        self, block: Any, shape: tuple[int, ...], sharding: Sharding, array: Array | None = None
+    ) -> np.ndarray:
         """See `Backend`. It goes through the hosts, where the value is wanted."""
-        return self.host.gather_whole(self._to_host(block), shape, sharding)
+        return self.host.gather_whole(self._to_host(block), shape, sharding, array)
 
     def compare_replicas(
         self, mesh: Mesh, layouts: Sequence[ArrayLayout], name: Callable[[int], str]

@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from ...arrays.array import Array
 from ...arrays.array_layout import ArrayLayout
 from ...errors import FunccollError, Source
 from ...ir import Equation, Program, Var
@@ -168,10 +169,12 @@ class PeerMemoryBackend:
         """See `Backend`."""
         self.host.note_exception([function.agreement for function in functions], done, inside, error)
 
-    def gather_whole(self, block: Any, shape: tuple[int, ...], sharding: Sharding) -> np.ndarray:
+    def gather_whole(
+        self, block: Any, shape: tuple[int, ...], sharding: Sharding, array: Array | None = None
+    ) -> np.ndarray:
         """See `Backend`. It goes through the host."""
         block = self._to_host(block)
-        return self.host.gather_whole(block, shape, sharding)
+        return self.host.gather_whole(block, shape, sharding, array)
 
     def compare_replicas(
         self, mesh: Mesh, layouts: Sequence[ArrayLayout], name: Callable[[int], str]

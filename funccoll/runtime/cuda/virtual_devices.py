@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ...arrays.array import Array
 from ...arrays.array_layout import ArrayLayout
 from ...errors import CollectiveTimeout, FunccollError, MeshError, Source
 from ...ir import Equation, Program, Var
@@ -206,7 +207,9 @@ class VirtualGpuBackend:
     ) -> None:
         """See `Backend`. One process has one global value."""
 
-    def gather_whole(self, block: Any, shape: tuple[int, ...], sharding: Sharding) -> Any:
+    def gather_whole(
+        self, block: Any, shape: tuple[int, ...], sharding: Sharding, array: Array | None = None
+    ) -> Any:
         """See `Backend`. One process that plays all devices has no block to gather: its Arrays are whole."""
         return block.copy()
 

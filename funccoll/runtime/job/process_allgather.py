@@ -53,7 +53,7 @@ def _is_on_mesh(value: Any) -> bool:
 def _global_value(arr: Array) -> np.ndarray:
     if arr.sharding.mesh.is_fully_addressable:
         return np.array(arr)
-    return backend_of(arr.sharding.mesh).gather_whole(arr.local, arr.shape, arr.sharding)
+    return backend_of(arr.sharding.mesh).gather_whole(arr.local, arr.shape, arr.sharding, arr)
 
 
 def _joined(rows: np.ndarray) -> np.ndarray:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...arrays.array import Array
 from ...arrays.array_layout import ArrayLayout
 from ...errors import Source
 from ...ir import Equation, Program, Var
@@ -78,7 +79,9 @@ class LocalBackend:
     ) -> None:
         """See `Backend`. One process has one global value."""
 
-    def gather_whole(self, block: np.ndarray, shape: tuple[int, ...], sharding: Sharding) -> np.ndarray:
+    def gather_whole(
+        self, block: np.ndarray, shape: tuple[int, ...], sharding: Sharding, array: Array | None = None
+    ) -> np.ndarray:
         """See `Backend`. One process that plays all devices has no block to gather: its Arrays are whole."""
         return np.array(block)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ...arrays.array import Array
 from ...arrays.array_layout import ArrayLayout
 from ...errors import MeshError, Source
 from ...ir import Equation, Program, Var
@@ -108,9 +109,11 @@ class NcclBackend:
         """See `Backend`. An exception after an agreement ends the job; any other one is the host's to note."""
         self.host.note_exception([function.agreement for function in functions], done, inside, error)
 
-    def gather_whole(self, block: Any, shape: tuple[int, ...], sharding: Sharding) -> np.ndarray:
+    def gather_whole(
+        self, block: Any, shape: tuple[int, ...], sharding: Sharding, array: Array | None = None
+    ) -> np.ndarray:
         """See `Backend`. By way of the hosts, where the value is wanted."""
-        return self.host.gather_whole(self._download(block), shape, sharding)
+        return self.host.gather_whole(self._download(block), shape, sharding, array)
 
     def compare_replicas(
         self, mesh: Mesh, layouts: Sequence[ArrayLayout], name: Callable[[int], str]

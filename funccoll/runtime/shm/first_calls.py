@@ -1,26 +1,23 @@
-"""First calls of programs: ranks note which NumPy arguments they pass, and compare when the collectives of the call are done.
+"""First calls of programs: ranks note which values they were given, and compare when the collectives of the call are done.
 
 The notes are in shared memory, so that this costs no message on one host. Later calls of a program do not come here.
 """
 
 from __future__ import annotations
 
-import functools
-import hashlib
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from ...arrays.array import Array
 from ...arrays.array_layout import ArrayLayout
+from ...arrays.value_hash import value_hash
 from ...errors import ShardingError
 from ..plans.control_block import Communicator
 from .communicators import Communicators
 from .passed_arguments import PassedArgument, PassedArguments
 
-__all__ = ["NotedCall", "value_hash"]
-
-_WHOLE, _RUNS, _RUN = 1 << 17, 128, 64
-"""Bytes up to which a value is hashed whole; of a larger one the hash reads that many runs of that many elements."""
+__all__ = ["NotedCall"]
 
 
 class NotedCall:
@@ -37,12 +34,12 @@ class NotedCall:
         self._layouts, self._name = layouts, name
         self._mine: PassedArguments | None = None
 
-    def note(self, values: Sequence[np.ndarray | None]) -> None:
+    def note(self, arguments: Sequence[Array | np.ndarray | None]) -> None:
         """Note the arguments, unless this process has called an equal program before."""
         registry = self._registry
         if self._identity in registry.first_calls:
             return
-        rows = [self._row(i, value) for i, value in enumerate(values)]
+        rows = [self._row(i, value) for i, value in enumerate(arguments)]
         text = registry.note_arguments(self._identity, rows)
         self._mine = PassedArguments.of(text)
 
@@ -62,25 +59,11 @@ class NotedCall:
                 if different := first.other_value(second, sorted((own, rank))):
                     raise ShardingError(different)
 
-    def _row(self, i: int, value: np.ndarray | None) -> PassedArgument:
+    def _row(self, i: int, value: Array | np.ndarray | None) -> PassedArgument:
         layout = self._layouts[i]
         cut = f" in blocks of {list(layout.type.shape)}" if layout.sharding.varying else ""
         type = f"{layout.dtype}{list(layout.shape)}{cut}"
-        hash = value_hash(value) if value is not None else 0
-        return PassedArgument(self._name(i), type, repr(layout.sharding.spec), bool(layout.sharding.varying), hash)
-
-
-@functools.lru_cache(maxsize=16)
-def _places(size: int) -> np.ndarray:
-    """The places in C order that are read of a large array."""
-    starts = np.linspace(0, size - _RUN, _RUNS).astype(np.int64)
-    return (starts[:, None] + np.arange(_RUN)).reshape(-1)
-
-
-def value_hash(value: np.ndarray) -> int:
-    """A hash of an array's values in C order, at least 1. One of more than 128 KiB is read at 128 places."""
-    if value.nbytes > _WHOLE:
-        places = _places(value.size)
-        in_order = value.flags.c_contiguous
-        value = value.reshape(-1)[places] if in_order else value[np.unravel_index(places, value.shape)]
-    return int.from_bytes(hashlib.blake2b(value.tobytes(), digest_size=6).digest(), "little") or 1
+        spec, is_split = repr(layout.sharding.spec), bool(layout.sharding.varying)
+        if isinstance(value, Array):
+            return PassedArgument(self._name(i), type, spec, is_split, value.given_hash(), True)
+        return PassedArgument(self._name(i), type, spec, is_split, 0 if value is None else value_hash(value))

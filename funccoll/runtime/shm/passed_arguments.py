@@ -13,13 +13,17 @@ MOST_TEXT = 8 << 10
 
 
 class PassedArgument(NamedTuple):
-    """An argument: its name, its type and spec as text, and a hash of its global value, 0 for an Array."""
+    """An argument: its name, its type and spec as text, a hash of its global value, and whether it is an Array.
+
+    The hash is that of a NumPy argument or of what `device_put` took; 0 for other Arrays.
+    """
 
     name: str
     type: str
     spec: str
     is_split: bool
     hash: int
+    is_array: bool = False
 
 
 class PassedArguments(NamedTuple):
@@ -58,7 +62,7 @@ class PassedArguments(NamedTuple):
         for i in sorted(self.rows.keys() & other.rows.keys()):
             mine, theirs = self.rows[i], other.rows[i]
             if mine.hash and theirs.hash and mine.hash != theirs.hash:
-                return different_values(mine.name, mine.spec, mine.is_split, ranks)
+                return different_values(mine.name, mine.spec, mine.is_split, ranks, is_put=mine.is_array)
         return ""
 
     def other_type(self, other: PassedArguments, ranks: Sequence[int]) -> str:
@@ -79,8 +83,19 @@ def _serial(text: bytes) -> int:
         return -1
 
 
-def different_values(name: str, spec: object, is_split: bool, ranks: Sequence[int], axes: str = "") -> str:
-    """The sentences about an argument that must be equal on two ranks; `axes`, if known, are those along which."""
+def different_values(
+    name: str, spec: object, is_split: bool, ranks: Sequence[int], axes: str = "", is_put: bool = False
+) -> str:
+    """The sentences about an argument that must be equal on two ranks; `axes`, if known, are those along which.
+
+    `is_put` says that it is an Array of `device_put`.
+    """
+    if is_put:
+        own = f"fc.from_local(x, mesh, {spec})" if is_split else "fc.from_local, with the axis in its spec"
+        return (
+            f"{name} comes from fc.device_put, which takes the global value, and ranks {ranks[0]} and {ranks[1]} put different "
+            f"ones. Put the same on all ranks (from one random seed), or each rank's own block by {own}."
+        )
     if is_split:
         return (
             f"{name} is not an Array, so it is taken as the global value, of which each rank gets its part by {spec}; ranks "

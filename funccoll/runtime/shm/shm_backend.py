@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...arrays.array import Array
 from ...arrays.array_layout import ArrayLayout
 from ...errors import FunccollError, RendezvousError, Source, current_source
 from ...ir import Equation, Program
@@ -51,7 +52,7 @@ class SharedMemoryBackend:
         self.access: PeerAccess | None = None
         """From `join` on."""
         self.gathers: dict[Any, Any] = {}
-        """Compiled all_gathers of `gather_whole`."""
+        """Compiled all_gathers of `MeshBackend.gather_whole`."""
         self._shared: dict[str, Communicators] = {}
         self._ended = False
 
@@ -212,12 +213,24 @@ class MeshBackend:
         known = f"{identity} mesh {self.number}"
         return NotedCall(self.job.communicators, list(found.values()), known, layouts, name) if found else None
 
-    def gather_whole(self, block: np.ndarray, shape: tuple[int, ...], sharding: Sharding) -> np.ndarray:
+    def gather_whole(
+        self, block: np.ndarray, shape: tuple[int, ...], sharding: Sharding, array: Array | None = None
+    ) -> np.ndarray:
         """See `Backend`."""
-        from .values import gather_whole
+        from .values import gather_identity, gathers_of
 
+        job, layouts = self.job, [] if array is None else [array.layout]
+        identity = gather_identity(*layouts)
         with self._noting("process_allgather"):
-            return gather_whole(block, shape, sharding, self.job.communicators, self.number, self.job.gathers)
+            gathers = gathers_of(block, sharding, identity, job.communicators, self.number, job.gathers)
+            first = self.first_call(gathers, identity, layouts, lambda _: "the Array of fc.process_allgather")
+            if first is not None and layouts:
+                first.note([array])
+            for gather in gathers:
+                (block,) = gather(block)
+            if first is not None:
+                first.compare()
+            return np.array(block)
 
     def compare_replicas(
         self, mesh: Mesh, layouts: Sequence[ArrayLayout], name: Callable[[int], str]

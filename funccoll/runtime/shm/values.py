@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,7 +18,7 @@ from .collective_group import CollectiveGroup, GroupedCollective, Operand
 from .communicators import Communicators
 from .passed_arguments import different_values
 
-__all__ = ["gather_whole", "replica_check"]
+__all__ = ["gather_identity", "gathers_of", "replica_check"]
 
 _HASH = np.dtype(np.uint64)
 _NO_VALUE = 0
@@ -26,25 +27,35 @@ _KNOWN = 64
 """The most shapes for which the collectives that gather them are kept."""
 
 
-def gather_whole(
-    array: np.ndarray, shape: tuple[int, ...], sharding: Sharding, communicators: Communicators, number: int,
+@functools.lru_cache(maxsize=_KNOWN)
+def gather_identity(layout: ArrayLayout | None = None) -> str:
+    """The identity of the collectives that gather an Array of a layout, or what is not an Array."""
+    if layout is None:
+        return "process_allgather"
+    return hashlib.sha256(f"process_allgather {layout.type} {layout.sharding.spec!r}".encode()).hexdigest()
+
+
+def gathers_of(
+    block: np.ndarray, sharding: Sharding, identity: str, communicators: Communicators, number: int,
     known: dict[Any, Any],
-) -> np.ndarray:  # fmt: skip
-    """The global value of this process's block, on every process. `known` keeps what was compiled."""
-    for dim in range(len(shape)):
+) -> list[CollectiveGroup]:  # fmt: skip
+    """The collectives, one after the other, from this process's block to the global value. `known` keeps what was compiled."""
+    shape, dtype, gathers = block.shape, block.dtype, list[CollectiveGroup]()
+    for dim in range(block.ndim):
         axes = sharding.dim_axes(dim)
         if axes:
             size = sharding.mesh.axis_size(axes)
-            out = (*array.shape[:dim], array.shape[dim] * size, *array.shape[dim + 1 :])
-            key = (number, sharding.mesh, axes, array.shape, array.dtype, dim)
+            out = (*shape[:dim], shape[dim] * size, *shape[dim + 1 :])
+            key = (number, sharding.mesh, axes, shape, dtype, dim, identity)
             if key not in known:
-                operand = Operand(array.shape, out, array.dtype, dim, dim, 0)
-                call = GroupedCollective(tuple(axes), build("all_gather", size), "sum", (operand,), "process_allgather")
+                operand = Operand(shape, out, dtype, dim, dim, 0)
+                call = GroupedCollective(tuple(axes), build("all_gather", size), "sum", (operand,), identity)
                 if len(known) >= _KNOWN:
                     del known[next(iter(known))]
                 known[key] = CollectiveGroup(communicators, sharding.mesh, number, [call])
-            (array,) = known[key](array)
-    return np.array(array)
+            gathers.append(known[key])
+            shape = out
+    return gathers
 
 
 def replica_check(

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from funccoll.runtime.shm.first_calls import value_hash
+from funccoll.arrays.value_hash import value_hash
 from funccoll.runtime.shm.passed_arguments import MOST_TEXT, PassedArgument, PassedArguments
 from tests.support.cases import first_call_cases as cases
 from tests.support.ranks.ranks import launch
@@ -40,6 +40,29 @@ def test_parameters_of_each_ranks_own():
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("way", "name", "own"),
+    [
+        ("split", r"args\[1\] of norm", r"fc\.from_local\(x, mesh, P\('d'\)\)\."),
+        ("whole", r"args\[1\] of norm", r"fc\.from_local, with the axis in its spec\."),
+        ("large", r"args\[1\] of norm", r"fc\.from_local\(x, mesh, P\('d'\)\)\."),
+        ("a parameter", r"args\[0\]\['w'\] of <lambda>", r"fc\.from_local\(x, mesh, P\('d'\)\)\."),
+        ("gathered", "the Array of fc.process_allgather", r"fc\.from_local\(x, mesh, P\('d'\)\)\."),
+        ("redistributed", r"args\[0\] of redistribute", r"fc\.from_local\(x, mesh, P\('d'\)\)\."),
+    ],
+)
+def test_values_that_each_rank_has_put(way, name, own):
+    check(
+        launch(cases.put, 2, way), "ShardingError",
+        rf"{name} comes from fc\.device_put, which takes the global value, and ranks 0 and 1 put different ones\. Put the same "
+        rf"on all ranks \(from one random seed\), or each rank's own block by {own}", r"\n  at .*first_call_cases.py:\d+ in ",
+    )  # fmt: skip
+
+
+def test_one_rank_puts_another_value_than_others_pass():
+    check(launch(cases.put, 2, "an argument on other ranks"), "ShardingError", r"ranks 0 and 1 (passed|put) different")
+
+
 @pytest.mark.parametrize("known", [False, True])
 def test_blocks_of_different_shapes(known):
     told = launch(cases.other_blocks, 2, known)
@@ -59,7 +82,8 @@ def test_blocks_of_different_shapes(known):
 
 def test_blocks_of_different_shapes_that_are_gathered():
     told = launch(cases.gathered_blocks, 2)
-    check(told, "ProgramMismatch", r"they differ in shapes \(\[[34]\] and \[[34]\]\)\.")
+    blocks = r"float64\[(6|8)\] in blocks of \[(3|4)\] on rank [01]"
+    check(told, "ProgramMismatch", rf"the Array of fc\.process_allgather is {blocks}, and {blocks}\.")
     assert all("fc.from_local" in text for kind, text in told if kind == "ProgramMismatch")
 
 

@@ -26,12 +26,12 @@ def line_mesh() -> Any:
     return fc.make_mesh({"d": fc.world_size()})
 
 
-def norm(mesh: Any) -> Any:
+def norm(mesh: Any, spec: Any = P("d")) -> Any:
     """A jitted function whose collective has one shape, whatever the arguments' shapes are."""
     def norm(w, x):
-        return fc.all_reduce(np.sum(x * x), "d") * w
+        return fc.all_reduce(fc.pvary(np.sum(x * x), "d"), "d") * w
 
-    return fc.jit(norm, mesh=mesh, in_specs=(P(), P("d")), out_specs=P())
+    return fc.jit(norm, mesh=mesh, in_specs=(P(), spec), out_specs=P())
 
 
 def own_array(size: int) -> tuple[str, str]:
@@ -49,6 +49,24 @@ def own_parameters() -> tuple[str, str]:
     step = fc.jit(loss, mesh=mesh, in_specs=(P(), P("d")), out_specs=P())
     params = {"b": np.zeros(3, np.float32), "w": np.random.default_rng(fc.rank()).normal(size=(4, 3)).astype(np.float32)}
     return told(lambda: step(params, fc.from_local(np.ones((2, 4), np.float32), mesh, P("d"))))
+
+
+def put(way: str) -> tuple[str, str]:
+    """Each rank puts values of its own by `device_put`, which takes the global value."""
+    mesh, columns = line_mesh(), 40_000 if way == "large" else 2
+    own = np.random.default_rng(fc.rank()).normal(size=(2 * fc.world_size(), columns))
+    if way == "an argument on other ranks":
+        x: Any = fc.device_put(own, mesh, P("d")) if fc.rank() else own
+    else:
+        x = fc.device_put(own, fc.Sharding(mesh, P() if way == "whole" else P("d")))
+    if way == "gathered":
+        return told(lambda: fc.process_allgather({"x": x}))
+    if way == "redistributed":
+        return told(lambda: fc.redistribute(x, P()))
+    if way == "a parameter":
+        total = fc.jit(lambda params: fc.all_reduce(np.sum(params["w"]), "d"), mesh=mesh, in_specs=P("d"), out_specs=P())
+        return told(lambda: total({"w": x}))
+    return told(lambda: norm(mesh, P() if way == "whole" else P("d"))(1.0, x))
 
 
 def other_blocks(known: bool) -> tuple[str, str]:
@@ -101,6 +119,16 @@ def legal(directory: str) -> list[str]:
     mapped = np.memmap(path, np.float32, "w+", shape=large.shape)
     mapped[...] = large
     check("a large one, mapped by one rank", lambda: both(mapped if rank else large), float(large.sum()))
+    turned = np.asfortranarray(large)
+    put = fc.jit(lambda a: fc.all_reduce(np.sum(a), "d"), mesh=mesh, in_specs=P("d"), out_specs=P())
+    check("a large one, put in another order", lambda: put(fc.device_put(turned if rank else large, mesh, P("d"))), large.sum())
+    moved = fc.device_put(large, mesh, P("d"))
+    check("a large one, gathered", lambda: fc.process_allgather(moved), large)
+
+    steps = fc.jit(lambda a, b: fc.all_reduce(np.sum(a) * np.sum(b), "d"), mesh=mesh, in_specs=(P(), P("d")), out_specs=P())
+    computed = fc.jit(lambda a: a * (1 + rank * 1e-16) + rank * 1e-15, mesh=mesh, in_specs=P(), out_specs=P())(x)
+    check("computed values that differ in the last bits", lambda: np.round(steps(computed, x), 6), 784.0)
+    check("other values that are put later", lambda: steps(fc.device_put(x + rank, mesh), x).local > 0, True)
 
     alone = fc.jit(lambda a: a * 2, mesh=mesh, in_specs=P("d"), out_specs=P("d"))
     if rank == 0:

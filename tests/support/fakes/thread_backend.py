@@ -88,7 +88,9 @@ class ThreadBackend:
     def first_call(self, functions: Any, identity: str, layouts: Any, name: Callable[[int], str]) -> None:
         pass  # nor are arguments compared
 
-    def gather_whole(self, block: np.ndarray, shape: tuple[int, ...], sharding: Sharding) -> np.ndarray:
+    def gather_whole(
+        self, block: np.ndarray, shape: tuple[int, ...], sharding: Sharding, array: Any = None
+    ) -> np.ndarray:
         for dim in range(len(shape)):
             axes = sharding.dim_axes(dim)
             if axes:
