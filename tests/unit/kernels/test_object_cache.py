@@ -5,16 +5,19 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import shutil
 import stat
 import subprocess
 import sys
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import funccoll
-from funccoll.kernels import object_cache
+from funccoll.kernels import cpu, object_cache
+from funccoll.kernels.frame import FRAME_WORDS
 from funccoll.kernels.object_cache import address_of, cache_directory
 
 MINE = os.geteuid()
@@ -170,7 +173,10 @@ def test_a_user_without_a_home():
 
 @pytest.mark.slow
 def test_kernels_of_a_kept_file_compute(monkeypatch, tmp_path):
+    cpu.interpreter(np.zeros(FRAME_WORDS, np.int64).ctypes.data)
+    (interpreter,) = cache_directory().glob(f"interpret_cpu-{object_cache._key()}.o")  # it takes seconds to compile
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "cache"))
+    shutil.copy(interpreter, cache_directory())
     script = tmp_path / "script.py"
     script.write_text(
         "import funccoll as fc, numpy as np\n"
