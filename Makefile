@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
-.PHONY: demo mpi setup notebooks notebooks-run test test-fast test-slow test-exhaustive test-without-extension test-newest test-all lint bench gpu-check clean
+.PHONY: demo mpi setup notebooks notebooks-run test test-changed test-table test-fast test-slow test-exhaustive test-without-extension test-newest test-all lint bench gpu-check clean
 
 $(VENV)/pyvenv.cfg:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "funccoll needs Python 3.11 or later; choose one with make PYTHON=python3.12")'
@@ -67,12 +67,22 @@ demo: $(VENV)/.demo
 	$(BIN)/python notebooks/digits.py --devices 2 --compare $(VENV)/digits.npz
 
 # The two workers run side by side: BLAS threads would fight over the cores. (Too late in conftest: plugins import NumPy.)
-test test-fast test-slow test-exhaustive test-without-extension: export OPENBLAS_NUM_THREADS ?= 1
+test test-changed test-table test-fast test-slow test-exhaustive test-without-extension: export OPENBLAS_NUM_THREADS ?= 1
 # The tests start hundreds of processes: without bytecode each would compile a hundred modules first, 0.12 s of 0.35.
-test test-fast test-slow test-exhaustive test-without-extension: export PYTHONDONTWRITEBYTECODE :=
+test test-changed test-table test-fast test-slow test-exhaustive test-without-extension: export PYTHONDONTWRITEBYTECODE :=
 
 test: $(MPI) $(NVJITLINK) $(KERNELS)
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow and not exhaustive" $(PYTEST_OPTIONS)
+
+# What concerns the changes since BASE, which may be a branch (origin/main): tests/repo/changed_tests.py has the rules.
+BASE ?= HEAD
+
+test-changed: $(MPI) $(NVJITLINK) $(KERNELS)
+	$(BIN)/python -m tests.repo.changed_tests --base $(BASE) $(PYTEST_OPTIONS)
+
+# Which functions each test file calls, for `test-changed`; FILES are the test files to record, without it all.
+test-table: $(MPI) $(NVJITLINK) $(KERNELS)
+	$(BIN)/python -m tests.repo.record_table $(FILES)
 
 # After every edit: folders of quick tests, of which no process is started. To collect all tests would take seconds.
 FAST := $(addprefix tests/unit/,arrays compiler passes primitives runtime tracing ops/test_numpy_table.py \

@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import resource
 import signal
 import subprocess
@@ -35,11 +34,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePath
 
+from tests.repo.changed_tests import near
 from tests.repo.code_changes import Mutant, apply, draw
 
 ROOT = next(p for p in Path(__file__).resolve().parents if (p / "pyproject.toml").exists())
 MARKERS = {"fast": "not (slow or exhaustive)", "test": "not (slow or exhaustive)", "slow": "slow and not exhaustive"}
-NEAR = 4  # test files that run first
 MEMORY = 8 << 30  # bytes of private memory for each process: a mutant may ask for any number
 
 UNCHANGED = Mutant("", "", "")
@@ -134,15 +133,6 @@ def end_all(folder: Path, group: int) -> None:
                     os.kill(int(path.parent.name), signal.SIGKILL)
                     left = True
         time.sleep(0.02)
-
-
-def near(tree: Path, path: str) -> list[str]:
-    """The test files that name a module most."""
-    parts = PurePath(path).with_suffix("").parts
-    word = re.compile(rf"(?<![^\W_]){re.escape(parts[-2] if parts[-1] == '__init__' else parts[-1].strip('_'))}(?![^\W_])")
-    files = [f.relative_to(tree) for f in sorted((tree / "tests").rglob("test_*.py"))]
-    score = {str(f): 10 * len(word.findall(f.stem)) + len(word.findall((tree / f).read_text())) for f in files}
-    return [f for f in sorted(score, key=lambda f: -score[f]) if score[f]][:NEAR]
 
 
 def examine(tree: Path, mutant: Mutant, stage: str, tests: list[str], limit: float) -> dict:

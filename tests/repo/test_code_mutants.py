@@ -9,8 +9,9 @@ from pathlib import PurePath
 
 import pytest
 
+from tests.repo.changed_tests import near
 from tests.repo.code_changes import Mutant, Places, apply, change_place, draw, places_of
-from tests.repo.code_mutants import ROOT, near
+from tests.repo.code_mutants import ROOT
 
 SOURCE = b'''
 """A text: 1 < 2."""

@@ -1,0 +1,332 @@
+"""The tests that a change concerns, by the table of the functions that each test file calls: `make test-changed`.
+
+    python -m tests.repo.changed_tests [--base HEAD] [--list] [OPTIONS OF PYTEST ...]
+
+Functions whose code differs (comments and docstrings do not count) choose the test files that called them when the table was
+recorded, in ranks too. What the record does not hold is found otherwise:
+
+- a new function, or one which Numba compiles: by its module, that is, the files that called any of the module's functions;
+- a module of which none was called, as most of `kernels/`: by the modules that import it; at last by the files that name it;
+- a statement outside of functions: by its module, and by the functions that mention what it binds, where it is imported;
+- a test file that has changed, or that the table does not know: always; `tests/repo`, which reads all sources: always;
+- a file that is no Python of funccoll or tests/support: the test files that name it, and those of `tests/docs`;
+- `tests/conftest.py`, `pyproject.toml`, `constraints.txt`, the Makefile: all tests. A conftest.py below chooses its folder.
+
+`make test-table` records the table again; a stale one chooses too much, by modules, rather than too little.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path, PurePath
+
+from tests.repo.functions import bound_names, code_of, functions_of
+
+ROOT = Path(__file__).resolve().parents[2]
+TABLE = Path(__file__).with_name("table.json")
+EVERYTHING = ("tests/conftest.py", "pyproject.toml", "constraints.txt", "Makefile")
+NEAR = 4  # test files that name a module most
+SELECTED = "not slow and not exhaustive"
+
+Changes = Mapping[str, tuple[str | None, str | None]]
+"""Path -> its text before and now; None where there is none, or where it is not text."""
+
+
+def test_files(tree: Path) -> list[str]:
+    return sorted(p.relative_to(tree).as_posix() for p in (tree / "tests").rglob("test_*.py"))
+
+
+@dataclass
+class Table:
+    """Which test files call which function: path -> function -> test files."""
+
+    tests: set[str] = field(default_factory=set)
+    called: dict[str, dict[str, frozenset[str]]] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, path: Path = TABLE) -> Table:
+        if not path.exists():
+            return cls()
+        kept = json.loads(path.read_text())
+        tests = kept["tests"]
+        sets = [frozenset(t for i, t in enumerate(tests) if int(bits, 16) >> i & 1) for bits in kept["sets"]]
+        called = {
+            path: {name: sets[int(number)] for number, names in groups.items() for name in names.split(" ")}
+            for path, groups in kept["called"].items()
+        }
+        return cls(set(tests), called)
+
+    def save(self, path: Path = TABLE) -> None:
+        """One line for each test file, set of them and module; functions of a module with the same set stand together."""
+        tests = sorted(self.tests)
+        bits = {test: 1 << i for i, test in enumerate(tests)}
+        sets: dict[frozenset[str], int] = {}
+        lines = []
+        for module in sorted(self.called):
+            groups = defaultdict[int, list[str]](list)
+            for name in sorted(self.called[module]):
+                if kept := self.called[module][name]:
+                    groups[sets.setdefault(kept, len(sets))].append(name)
+            if groups:
+                lines.append(json.dumps(module) + ": " + json.dumps({str(n): " ".join(names) for n, names in groups.items()}))
+        rows = [f'"{sum(bits[t] for t in kept):x}"' for kept in sets]
+        join = lambda texts: ",\n".join(texts)
+        path.write_text(
+            f'{{"tests": [\n{join(map(json.dumps, tests))}\n], "sets": [\n{join(rows)}\n], "called": {{\n{join(lines)}\n}}}}\n'
+        )
+
+    def put(self, test: str, called: Iterable[tuple[str, str]]) -> None:
+        """What a test file calls, in place of what was known of it."""
+        self.drop([test])
+        self.tests.add(test)
+        for path, name in called:
+            functions = self.called.setdefault(path, {})
+            functions[name] = functions.get(name, frozenset()) | {test}
+
+    def drop(self, tests: Iterable[str]) -> None:
+        gone = frozenset(tests)
+        self.tests -= gone
+        self.called = {path: {n: kept - gone for n, kept in functions.items()} for path, functions in self.called.items()}
+
+    def of_module(self, path: str) -> frozenset[str]:
+        return frozenset().union(*self.called.get(path, {}).values())
+
+
+@dataclass
+class Choice:
+    """Test files, each with the first reason for it; or all of them."""
+
+    everything: str = ""
+    reasons: dict[str, set[str]] = field(default_factory=dict)
+
+    def add(self, reason: str, tests: Iterable[str]) -> None:
+        self.reasons.setdefault(reason, set()).update(tests)
+
+    @property
+    def tests(self) -> set[str]:
+        return set().union(*self.reasons.values())
+
+
+def near(tree: Path, path: str) -> list[str]:
+    """The test files that name a module most."""
+    word = re.compile(rf"(?<![^\W_]){re.escape(_stem(path))}(?![^\W_])")
+    score = {f: 10 * len(word.findall(PurePath(f).stem)) + len(word.findall((tree / f).read_text())) for f in test_files(tree)}
+    return [f for f in sorted(score, key=lambda f: -score[f]) if score[f]][:NEAR]
+
+
+def _stem(path: str) -> str:
+    parts = PurePath(path).with_suffix("").parts
+    return parts[-2] if len(parts) > 1 and parts[-1] == "__init__" else parts[len(parts) - 1].strip("_")
+
+
+class Chooser:
+    """The rules, for one tree and one table."""
+
+    def __init__(self, table: Table, tree: Path = ROOT) -> None:
+        self.table, self.tree = table, tree
+        self.files = test_files(tree)
+
+    def choose(self, changes: Changes) -> Choice:
+        choice = Choice()
+        for path, (before, now) in changes.items():
+            self._choose(choice, path, before, now)
+        if choice.reasons and not choice.everything:
+            if unknown := set(self.files) - self.table.tests:
+                choice.add("the table does not know them (make test-table)", unknown)
+        for reason in choice.reasons:
+            choice.reasons[reason] &= set(self.files)  # others are gone
+        return choice
+
+    def _choose(self, choice: Choice, path: str, before: str | None, now: str | None) -> None:
+        folder, name = PurePath(path).parent, PurePath(path).name
+        if path in EVERYTHING:
+            choice.everything = choice.everything or f"{path} has changed"
+        elif path in self.files:
+            choice.add(f"{path} has changed", [path])
+        elif name == "conftest.py":
+            choice.add(f"{path} has changed", [f for f in self.files if PurePath(f).is_relative_to(folder)])
+        elif name.endswith(".py") and path.startswith(("funccoll/", "tests/support/")):
+            self._choose_code(choice, path, before or "", now or "")
+            choice.add("they read all sources", [f for f in self.files if f.startswith("tests/repo/")])
+        elif path.startswith("tests/"):
+            choice.add(f"they name {path}", self._namers(path))
+        elif path == "funccoll/_native.c":
+            choice.add("they call modules that import funccoll._native", self._importers_tests("funccoll/_native.c", set()))
+        else:
+            beside = [f for f in self.files if f.startswith(("tests/docs/", "tests/repo/"))]
+            choice.add(f"they name {path}, or read texts", {*self._namers(path), *beside})
+
+    def _choose_code(self, choice: Choice, path: str, before: str, now: str) -> None:
+        (old, old_outside, old_binds), (new, new_outside, new_binds) = _codes(before, path), _codes(now, path)
+        for name in [n for n in {**old, **new} if old.get(n) != new.get(n)]:
+            reason, tests = self.of_function(path, name)
+            choice.add(reason, tests)
+        outside = [*(old_outside - new_outside), *(new_outside - old_outside)]
+        if outside:
+            names = set().union(*(old_binds.get(s, set()) | new_binds.get(s, set()) for s in outside))
+            choice.add(f"{path} outside of functions: its module", self.of_module(path))
+            for where, function in self._users(path, names):
+                reason, tests = self.of_function(where, function)
+                choice.add(f"{path} outside of functions: {reason}", tests)
+
+    def of_function(self, path: str, name: str) -> tuple[str, frozenset[str]]:
+        if found := self.table.called.get(path, {}).get(name):
+            return f"{path}: {name}", found
+        return f"{path}: {name}, by its module", self.of_module(path)
+
+    def of_module(self, path: str, above: set[str] | None = None) -> frozenset[str]:
+        """The test files that call a function of a module; where none does, by its importers, and at last by its name."""
+        if found := self.table.of_module(path):
+            return found
+        found = self._importers_tests(path, above or set())
+        return found or (frozenset() if above else frozenset(self._namers(path) or near(self.tree, path)))
+
+    def _importers_tests(self, path: str, above: set[str]) -> frozenset[str]:
+        above = {*above, path}
+        importers = _importers(self.tree).get(path, set()) - above
+        return frozenset().union(*(self.of_module(importer, above) for importer in sorted(importers)))
+
+    def _users(self, path: str, names: set[str]) -> set[tuple[str, str]]:
+        """The functions that mention a module's names, in it and where it is imported; names made of them count, too."""
+        found: set[tuple[str, str]] = set()
+        for where in [path, *sorted(_importers(self.tree).get(path, set()))]:
+            if not (self.tree / where).exists():
+                continue
+            wanted, before = set(names), set[str]()
+            tree = ast.parse((self.tree / where).read_text())
+            while wanted != before:
+                before = set(wanted)
+                for statement in tree.body:
+                    if not isinstance(statement, ast.FunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom):
+                        if _mentions(statement) & wanted:
+                            wanted |= bound_names(statement)
+            found |= {(where, name) for name, node in functions_of(tree).items() if _mentions(node) & wanted}
+        return found
+
+    def _namers(self, path: str) -> set[str]:
+        """The test files that name a file, in imports or strings, or that name a module of tests which does."""
+        found, waiting, seen = set[str](), [path], {path}
+        named = _named(self.tree)
+        while waiting:
+            stem = _stem(waiting.pop())
+            for file in [f for f, names in named.items() if f not in seen and stem in names]:
+                seen.add(file)
+                if file in self.files:
+                    found.add(file)
+                else:
+                    waiting.append(file)
+        return found
+
+
+def _codes(source: str, path: str):
+    try:
+        return code_of(source)
+    except SyntaxError as error:
+        raise SystemExit(f"test-changed: {path}:{error.lineno}: {error.msg}; no test can import it.") from None
+
+
+def _mentions(node: ast.AST) -> set[str]:
+    return {n.id if isinstance(n, ast.Name) else n.attr for n in ast.walk(node) if isinstance(n, ast.Name | ast.Attribute)}
+
+
+@cache
+def _named(tree: Path) -> dict[str, set[str]]:
+    """Path of a module of tests -> the names that it imports, and those of files and modules in its strings."""
+    found: dict[str, set[str]] = {}
+    for path in (tree / "tests").rglob("*.py"):
+        names = found[path.relative_to(tree).as_posix()] = set[str]()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                names.update(part for alias in node.names for part in alias.name.split("."))
+                names.update((getattr(node, "module", "") or "").split("."))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                names.update(re.findall(r"(?:[./]|\bimport |^)(\w+)(?=$|\W)", node.value))
+    return found
+
+
+@cache
+def _importers(tree: Path) -> dict[str, set[str]]:
+    """Path of a module of funccoll -> those of the modules that import it, in functions too."""
+    from tests.repo.layers import imports_of
+
+    path_of = {}
+    for path in (tree / "funccoll").rglob("*.py"):
+        parts = path.relative_to(tree).with_suffix("").parts
+        path_of[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path.relative_to(tree).as_posix()
+    found: dict[str, set[str]] = {}
+    for module, path in path_of.items():
+        for statement in imports_of((tree / path).read_text(), module, path.endswith("__init__.py")):
+            if not statement.typing:
+                found.setdefault(path_of.get(statement.target, statement.target), set()).add(path)
+    return found
+
+
+def changes_since(base: str, tree: Path = ROOT) -> Changes:
+    """What differs from a commit in the working tree, untracked files too. Of a branch, what is new since it left `base`."""
+    git = lambda *words, **options: subprocess.run(["git", *words], cwd=tree, capture_output=True, check=True, **options).stdout
+    begin = git("merge-base", base, "HEAD", text=True).strip()
+    listed = git("diff", "--name-only", "--no-renames", "-z", begin, text=True)
+    listed += git("ls-files", "--others", "--exclude-standard", "-z", text=True)
+    changes = {}
+    for path in filter(None, listed.split("\0")):
+        there = subprocess.run(["git", "show", f"{begin}:{path}"], cwd=tree, capture_output=True)
+        texts = (there.stdout if not there.returncode else None, file.read_bytes() if (file := tree / path).is_file() else None)
+        changes[path] = tuple(None if text is None else text.decode(errors="replace") for text in texts)
+    return changes
+
+
+def say(choice: Choice, count: int, base: str) -> str:
+    """What was chosen, and why: one line for the reply to begin with, and one for each reason."""
+    if choice.everything:
+        return f"test-changed: all {count} test files: {choice.everything}"
+    if not choice.tests:
+        return f"test-changed: nothing that a test concerns has changed since {base}"
+    kinds = defaultdict[str, list[str]](list)
+    for reason in choice.reasons:
+        place, _, rest = reason.partition(": ")
+        kinds[place].append(rest.partition(",")[0] or "")
+    why = "; ".join(f"{place}: {', '.join(filter(None, rest))}" if any(rest) else place for place, rest in kinds.items())
+    first = f"test-changed: {len(choice.tests)} of {count} test files, for {why}"
+    lines = [f"  {len(tests):3} by {reason}" for reason, tests in choice.reasons.items()]
+    return "\n".join([first if len(first) < 400 else f"{first[:400]} ...", *lines[:30], *["  ..."] * (len(lines) > 30)])
+
+
+def in_order(choice: Choice, table: Table) -> list[str]:
+    """Those that call the fewest functions first: they say most about a failure."""
+    calls = defaultdict[str, int](int)
+    for functions in table.called.values():
+        for tests in functions.values():
+            for test in tests:
+                calls[test] += 1
+    return sorted(choice.tests, key=lambda test: (calls[test], test))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--base", default="HEAD", help="a commit; of a branch, where it left")
+    parser.add_argument("--list", action="store_true", help="only say which")
+    options, rest = parser.parse_known_args()
+    table = Table.load()
+    chooser = Chooser(table)
+    choice = chooser.choose(changes_since(options.base))
+    print(say(choice, len(chooser.files), options.base), flush=True)
+    chosen = [] if choice.everything else in_order(choice, table)
+    if options.list or not (choice.everything or chosen):
+        print(*chosen, sep="\n")
+        return
+    side_by_side = [] if len(chosen) == 1 else ["-n", "2", "--dist", "worksteal"]
+    os.execv(sys.executable, [sys.executable, "-m", "pytest", "-q", "-m", SELECTED, *side_by_side, *rest, *chosen])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""The recording of `table.json`: which functions of funccoll and of tests/support each test file calls. `make test-table`.
+
+    python -m tests.repo.record_table [--jobs 2] [FILES ...]     (all test files, or these)
+
+Each test file runs in a process of its own, so that no cache holds what another file computed. In it, and in all that it
+starts, functions have a mark (`functions.py`), a byte in a file that these processes share: a rank which is killed has
+written its marks before. Functions that Numba compiles are left out: `changed_tests.py` finds their tests by imports.
+Some tests look at the code that runs, and fail with marks in it; the file's record is complete nevertheless.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import marshal
+import os
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tests.repo.changed_tests import ROOT, SELECTED, Table, test_files
+from tests.repo.functions import functions_of, marked
+
+MARKED = ("funccoll", "tests/support")
+FOLDER = "FUNCTIONS_OF_TESTS"
+"""The variable that tells a process of a recorded test where HOOK and the codes are, and, with _AT, where its marks go."""
+
+HOOK = '''
+import builtins, importlib.machinery, importlib.util, json, marshal, mmap, os, sys
+
+class Loader(importlib.machinery.SourceFileLoader):
+    """Of marked modules. While one of funccoll's is imported, what is called counts for no test: all import it."""
+
+    def get_code(self, name):
+        with open(CODES[self.path], "rb") as file:
+            return marshal.load(file)
+
+    def exec_module(self, module):
+        before = builtins.__marks__
+        if module.__name__.startswith("funccoll"):
+            builtins.__marks__ = NOBODYS
+        try:
+            super().exec_module(module)
+        finally:
+            builtins.__marks__ = before
+
+class Finder:
+    """Finds what the others find, and loads it marked."""
+    marks = True
+
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name.split(".")[0] in ("funccoll", "tests"):
+            for finder in sys.meta_path:
+                if not hasattr(finder, "marks") and (spec := finder.find_spec(name, path, target)):
+                    if spec.origin in CODES:
+                        spec.loader = Loader(spec.loader.name, spec.origin)
+                    return spec
+
+with open(os.path.join(os.environ["FUNCTIONS_OF_TESTS"], "codes.json")) as file:
+    COUNT, CODES = json.load(file)
+with open(os.environ["FUNCTIONS_OF_TESTS_AT"], "r+b") as file:
+    builtins.__marks__ = MARKS = mmap.mmap(file.fileno(), COUNT)
+NOBODYS = bytearray(COUNT)
+sys.meta_path.insert(0, Finder)
+'''
+
+
+PYTHON = ("__init__.py", "cpu.py", "cuda_compiler.py", "cuda_toolkit.py", "object_cache.py", "variants.py")
+"""Modules of kernels/ whose functions Python runs. Numba compiles those of the others, and does not know what a mark is."""
+
+
+def marked_files() -> list[Path]:
+    files = sorted(p for folder in MARKED for p in (ROOT / folder).rglob("*.py"))
+    return [p for p in files if p.parent != ROOT / "funccoll/kernels" or p.name in PYTHON]
+
+
+def prepare(folder: Path, files: list[Path]) -> list[tuple[str, str]]:
+    """Write the hook and the marked codes; the (path, function) of each mark."""
+    names: list[tuple[str, str]] = []
+    codes = {}
+    for path in files:
+        source = path.read_text()
+        codes[str(path)] = str(folder / f"{len(codes)}.code")
+        code = compile(marked(source, len(names)), str(path), "exec", dont_inherit=True)
+        Path(codes[str(path)]).write_bytes(marshal.dumps(code))
+        names += [(path.relative_to(ROOT).as_posix(), name) for name in functions_of(ast.parse(source))]
+    (folder / "codes.json").write_text(json.dumps([len(names), codes]))
+    (folder / "hook.py").write_text(HOOK)
+    return names
+
+
+def record(folder: Path, names: list[tuple[str, str]], file: str) -> tuple[str, set[tuple[str, str]], str]:
+    """What one test file calls, and how it went."""
+    marks = folder / f"{file.replace('/', ' ')}.marks"
+    marks.write_bytes(bytes(len(names)))
+    environment = {**os.environ, FOLDER: str(folder), f"{FOLDER}_AT": str(marks)}
+    begin = time.monotonic()
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", SELECTED, file]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    lines = [*done.stdout.splitlines(), *done.stderr.splitlines()] or [""]
+    failed = "".join(f"\n    {line}" for line in lines if line.startswith(("FAILED", "ERROR")))
+    called = {name for name, mark in zip(names, marks.read_bytes()) if mark}
+    how = f"{file}: {len(called)} functions, {time.monotonic() - begin:.0f} s: {lines[-1]}{failed}"
+    if done.returncode not in (0, 1, 5):  # 1: a test has failed, 5: none is selected
+        raise SystemExit(f"{how}\n{done.stdout}{done.stderr}")
+    return file, called, how
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="*", help="test files; without any, all")
+    parser.add_argument("--jobs", type=int, default=2)
+    options = parser.parse_args()
+    table, every = Table.load(), test_files(ROOT)
+    table.drop(table.tests - set(every))
+    hook = Path(sysconfig.get_path("purelib"), "functions_of_tests.pth")
+    run_hook = f'exec(open(os.environ["{FOLDER}"] + "/hook.py").read(), {{}})'
+    with tempfile.TemporaryDirectory(prefix="table-") as name, ThreadPoolExecutor(options.jobs) as pool:
+        names = prepare(Path(name), marked_files())
+        hook.write_text(f'import os; {run_hook} if "{FOLDER}" in os.environ else None\n')
+        try:
+            for file, called, how in pool.map(lambda file: record(Path(name), names, file), options.files or every):
+                table.put(file, called)
+                table.save()
+                print(how, flush=True)
+        finally:
+            hook.unlink()
+
+
+if __name__ == "__main__":
+    main()
