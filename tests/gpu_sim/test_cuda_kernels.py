@@ -21,11 +21,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+import funccoll as fc
+from funccoll.kernels import frame as fields
 from funccoll.kernels.cuda import compile_kernel, load_kernel
 from funccoll.kernels.cuda_compiler import Kernel, Operations, assemble, compile_template
 from funccoll.types import bfloat16
 from tests.support.cases.combine_operands import operations
-from tests.support.fakes.cuda_simulation import Simulated, SimulatedGpu, run_case
+from tests.support.fakes.cuda_simulation import Simulated, SimulatedGpu, run_case, set_word
 from tests.support.fakes.cuda_simulation_faults import FAULTS, said
 from tests.support.oracles.cuda_assembly import check
 from tests.support.ranks.ranks import forked
@@ -255,6 +257,25 @@ def test_the_simulator_finds_races_missed_barriers_and_scopes_that_are_too_narro
     for name, words in wanted.items():
         found = said(faults[name])
         assert re.fullmatch(words, found), (name, found)
+
+
+def test_a_block_that_begins_after_another_has_ended_early_executes_nothing():
+    class After(SimulatedGpu):
+        def launch(self, combines, blocks, frames, scope="sys"):
+            rows = frames[: blocks * fields.FRAME_WORDS].reshape(blocks, fields.FRAME_WORDS)
+            before = rows.copy()
+            for address in {*rows[:, fields.ENDED].tolist()}:
+                set_word(address, 1)
+            super().launch(combines, blocks, frames, scope)
+            assert (rows[:, fields.STATUS] == fields.FAILED).all()
+            assert (rows[:, fields.PC] == before[:, fields.PC]).all()
+            self.launches.append(blocks)
+
+    gpu = After(0)
+    gpu.launches = []
+    mesh = Simulated(gpu).mesh({"x": 2})
+    y = fc.jit(lambda x: fc.all_reduce(x, "x"), mesh=mesh, in_specs=fc.P("x"), out_specs=fc.P())(np.ones(8, np.float32))
+    assert gpu.launches and (np.asarray(y.shards[0]).view(np.uint8) == 0xA5).all()  # as it was allocated
 
 
 @pytest.mark.parametrize("case", [

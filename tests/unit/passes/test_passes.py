@@ -177,6 +177,13 @@ def test_algebra_leaves_what_would_move_more():
     _, after = programs(other_axes, X, out_specs=P("model"))
     assert names(after) == ["all_reduce", "own_slice"]
 
+    def back_over_other_axes(x):
+        return fc.all_to_all(fc.all_to_all(x, "a", split_dim=1, concat_dim=0), "b", split_dim=0, concat_dim=1)
+
+    square = fc.make_mesh({"a": 2, "b": 2})
+    _, after = programs(back_over_other_axes, X, in_specs=P(("a", "b")), out_specs=P(("a", "b")), mesh=square)
+    assert names(after) == ["all_to_all", "all_to_all"]
+
 
 def test_nothing_is_rewritten_across_a_barrier():
     def fn(x):

@@ -294,7 +294,9 @@ def test_every_option_is_proved_in_two_channels(kind, name):
 
 
 def test_levels_are_by_default_the_factors_nearest_to_a_square():
-    assert [default_levels(p) for p in (1, 2, 7, 8, 12, 64)] == [(1, 1), (1, 2), (1, 7), (2, 4), (3, 4), (8, 8)]
+    assert [default_levels(p) for p in (1, 2, 7, 8, 9, 12, 64)] == [(1, 1), (1, 2), (1, 7), (2, 4), (3, 3), (3, 4), (8, 8)]
+    for p in range(1, 101):
+        assert default_levels(p) == max((h, p // h) for h in range(1, p + 1) if p % h == 0 and h * h <= p)
     for kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
         chosen, named = build(kind, 12, "hierarchical"), build(kind, 12, "hierarchical", levels=(3, 4))
         assert list(map(str, chosen.moves)) == list(map(str, named.moves))
