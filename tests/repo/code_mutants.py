@@ -6,10 +6,11 @@
     python -m tests.repo.code_mutants report results.json
     python -m tests.repo.code_mutants apply --patch old.json --tree /tmp/old --stage test --out old-results.json
 
-Stage `fast` runs the test files that name the mutated module most; `test` runs those and then the rest of `make test`;
-`slow` runs `make test-slow` on the mutants that escaped `test`. Results are written after each mutant, and a later call
-goes on from there. Number 0 is the unchanged tree: it must pass. A mutant hangs when it prints nothing for 2 minutes and
-three times the longest that the unchanged tree prints nothing. A failure counts when it comes again in a second run.
+Stage `fast` runs the test files that name the mutated module most; `changed` those which `make test-changed` chooses; `test`
+the first and then the rest of `make test`; `slow` runs `make test-slow` on the mutants that escaped `test`. Results are
+written after each mutant, and a later call goes on from there. Number 0 is the unchanged tree: it must pass (in `fast` and
+`changed` it has no tests). A mutant hangs when it prints nothing for 2 minutes (--patience) and three times the longest that
+the unchanged tree prints nothing. A failure counts when it comes again in a second run.
 A patch is a list of {"path", "before", "after"} (whole lines; "line" and "kind" if wanted), as results.json holds them.
 """
 
@@ -34,11 +35,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePath
 
-from tests.repo.changed_tests import near
+from tests.repo.changed_tests import SELECTED, Chooser, Table, in_order, near
 from tests.repo.code_changes import Mutant, apply, draw
 
 ROOT = next(p for p in Path(__file__).resolve().parents if (p / "pyproject.toml").exists())
-MARKERS = {"fast": "not (slow or exhaustive)", "test": "not (slow or exhaustive)", "slow": "slow and not exhaustive"}
+MARKERS = {"fast": SELECTED, "changed": SELECTED, "test": SELECTED, "slow": "slow and not exhaustive"}
 MEMORY = 8 << 30  # bytes of private memory for each process: a mutant may ask for any number
 
 UNCHANGED = Mutant("", "", "")
@@ -51,6 +52,7 @@ class Copy:
 
     folder: Path
     limit: float  # seconds without output: more is a deadlock
+    workers: int = 2
     silence: float = 0.0  # the longest that there was
     flaky: list[str] = field(default_factory=list)  # tests that failed only once
 
@@ -82,7 +84,7 @@ class Copy:
 
     def first_failure(self, *arguments: str) -> str:
         """The test that fails, and fails again; "" when none does. Those that fail only once are left out from then on."""
-        pytest = ["-m", "pytest", "-x", "-q", "-n", "2", "-o", f"cache_dir={self.folder}/cache", *arguments]
+        pytest = ["-m", "pytest", "-x", "-q", "-n", str(self.workers), "-o", f"cache_dir={self.folder}/cache", *arguments]
         while True:
             status = self.execute(*pytest, *(f"--deselect={t}" for t in self.flaky))
             if status is None:
@@ -99,7 +101,7 @@ class Copy:
 
 
 @contextmanager
-def copied(tree: Path, limit: float) -> Iterator[Copy]:
+def copied(tree: Path, limit: float, workers: int) -> Iterator[Copy]:
     """A copy, with an environment whose funccoll is the copy's even in a test that sets PYTHONPATH."""
     with tempfile.TemporaryDirectory(prefix="mutant-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
@@ -117,7 +119,7 @@ def copied(tree: Path, limit: float) -> Iterator[Copy]:
             if head.startswith(b"#!") and head.endswith(b"/python"):
                 (folder / "venv/bin" / script.name).write_bytes(f"#!{folder}/venv/bin/python\n".encode() + body)
                 (folder / "venv/bin" / script.name).chmod(0o755)
-        yield Copy(folder, limit)
+        yield Copy(folder, limit, workers)
 
 
 def end_all(folder: Path, group: int) -> None:
@@ -135,18 +137,31 @@ def end_all(folder: Path, group: int) -> None:
         time.sleep(0.02)
 
 
-def examine(tree: Path, mutant: Mutant, stage: str, tests: list[str], limit: float) -> dict:
+def chosen(tree: Path, changed: Path, path: str) -> list[list[str]]:
+    """The test files that `make test-changed` chooses for a changed module, those that name it most before the others."""
+    table = Table.load(tree / "tests/repo/table.json")
+    choice = Chooser(table, tree).choose({path: ((tree / path).read_text(), (changed / path).read_text())})
+    first = [f for f in near(tree, path) if f in choice.tests]
+    return [first, [f for f in in_order(choice, table) if f not in first]]
+
+
+def examine(mutant: Mutant, limit: float, options: argparse.Namespace) -> dict:
     """The verdict of a stage on a mutant: the test that catches it ("" when none does), and the time."""
     begin = time.perf_counter()
+    tree, stage = options.tree, options.stage
     first = near(tree, mutant.path) if mutant.path and stage != "slow" else []
     rest = [] if stage == "fast" else [[f"--ignore={f}" for f in first]]
-    steps = [tests] if tests else [first, *rest] if first else rest
-    with copied(tree, limit) as copy:
+    steps = [options.tests] if options.tests else [first, *rest] if first else rest
+    with copied(tree, limit, options.workers) as copy:
         apply(copy.folder / "tree", mutant)
+        if stage == "changed" and not options.tests:
+            steps = [*filter(None, chosen(tree, copy.folder / "tree", mutant.path))] if mutant.path else []
         by = "import" if copy.execute("-c", "import funccoll") != 0 else ""
         for step in steps:
             by = by or copy.first_failure("-m", MARKERS[stage], *step)
-    return {"by": by, "flaky": copy.flaky, "seconds": round(time.perf_counter() - begin), "silence": round(copy.silence)}
+    seconds = round(time.perf_counter() - begin)
+    found = {"by": by, "flaky": copy.flaky, "seconds": seconds, "silence": round(copy.silence)}
+    return found | ({"files": sum(map(len, steps))} if stage == "changed" else {})
 
 
 def run(mutants: list[Mutant], options: argparse.Namespace) -> None:
@@ -164,7 +179,7 @@ def run(mutants: list[Mutant], options: argparse.Namespace) -> None:
 
     def examined(number: int, limit: float) -> tuple[int, dict]:
         mutant = Mutant(**results[str(number)]["mutant"])
-        return number, examine(options.tree, mutant, options.stage, options.tests, limit)
+        return number, examine(mutant, limit, options)
 
     def write(number: int, found: dict) -> None:
         results[str(number)]["stages"][stage] = found
@@ -177,7 +192,7 @@ def run(mutants: list[Mutant], options: argparse.Namespace) -> None:
         if found["by"]:
             raise SystemExit(f"{options.tree} fails without any change: {found['by']}")
         write(0, found)
-    limit = 120 + 3 * results["0"]["stages"][stage]["silence"]
+    limit = options.patience + 3 * results["0"]["stages"][stage]["silence"]
     with ThreadPoolExecutor(options.jobs) as pool:
         for future in as_completed([pool.submit(examined, number, limit) for number in waiting]):
             write(*future.result())
@@ -217,6 +232,8 @@ def main() -> None:
     parser.add_argument("--tests", nargs="+", default=[], help="only these, instead of all")
     parser.add_argument("--only", type=lambda t: [int(n) for n in t.split(",")], default=[], help="numbers, as 3,7")
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--workers", type=int, default=2, help="of pytest-xdist; 0 for none")
+    parser.add_argument("--patience", type=float, default=120, help="seconds without output, at least, until a mutant hangs")
     parser.add_argument("--patch", type=Path, help="for apply")
     parser.add_argument("--out", type=Path, default=Path("results.json"))
     options = parser.parse_args()
