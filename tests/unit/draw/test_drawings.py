@@ -24,11 +24,13 @@ from funccoll.timeline import ACTIVITIES, Span, Timeline
 from tests.support.oracles.drawing_checks import arrows_between, check_drawing, moves_between, pairs_apart
 
 
-def schedules(ranks):
-    for kind in KINDS:
-        for p in ranks:
-            for name in algorithms(kind, p):
-                yield pytest.param(kind, p, name, id=f"{kind}-{p}-{name}")
+def schedules(every, ranks):
+    """All algorithms: each `every`-th case in `make test`, each algorithm on half of the numbers of ranks in the slow tests."""
+    cases = [(kind, p, name, (i + j) % 2)
+             for kind in KINDS for i, p in enumerate(ranks) for j, name in enumerate(algorithms(kind, p))]  # fmt: skip
+    marks = lambda number, odd: () if number % every == 0 else pytest.mark.exhaustive if odd else pytest.mark.slow
+    return [pytest.param(kind, p, name, id=f"{kind}-{p}-{name}", marks=marks(number, odd))
+            for number, (kind, p, name, odd) in enumerate(cases)]  # fmt: skip
 
 
 def built(kind, p, name, **options):
@@ -36,16 +38,10 @@ def built(kind, p, name, **options):
     return build(kind, p, name, pairs=pairs, **options)
 
 
-def slow_but(every, cases):
-    """All cases; those of `make test` are each `every`-th."""
-    return [case if i % every == 0 else pytest.param(*case.values, id=case.id, marks=pytest.mark.slow)
-            for i, case in enumerate(cases)]  # fmt: skip
-
-
 # ---------------------------------------------------------------- space-time diagrams
 
 
-@pytest.mark.parametrize(("kind", "p", "name"), slow_but(43, schedules([2, 4, 5, 8, 16])))
+@pytest.mark.parametrize(("kind", "p", "name"), schedules(43, [2, 4, 5, 8, 16]))
 def test_space_time_has_an_arrow_for_each_move_between_ranks(kind, p, name):
     schedule = built(kind, p, name)
     drawing = draw.space_time(schedule)
@@ -97,7 +93,7 @@ def test_colours_of_chunks_follow_the_data():
 # ---------------------------------------------------------------- costs
 
 
-@pytest.mark.parametrize("kind", slow_but(3, [pytest.param(kind, id=kind) for kind in KINDS]))
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=pytest.mark.slow if i % 3 else ()) for i, kind in enumerate(KINDS)])
 def test_costs_of_every_collective(kind):
     pairs = kind in ("permute", "barrier")  # without pairs, or data, nothing takes time
     check_drawing(draw.costs(kind, 4, [64, 4096, 1 << 20]), validate=kind == "all_reduce")
@@ -353,7 +349,7 @@ def test_spread_moves_labels_apart_within_the_limits(wanted, apart):
 # ---------------------------------------------------------------- link matrices and chunk tables
 
 
-@pytest.mark.parametrize(("kind", "p", "name"), slow_but(19, schedules([5, 16])))
+@pytest.mark.parametrize(("kind", "p", "name"), schedules(19, [5, 16]))
 def test_link_matrix_has_what_moves_between_each_two_ranks(kind, p, name):
     schedule = built(kind, p, name)
     drawing = draw.link_matrix(schedule)
@@ -381,7 +377,7 @@ def test_link_matrix_in_bytes_and_of_many_ranks():
     assert "No bytes move between ranks." in draw.link_matrix(build("barrier", 4), 0).scene.notes
 
 
-@pytest.mark.parametrize(("kind", "p", "name"), slow_but(19, schedules([4, 8])))
+@pytest.mark.parametrize(("kind", "p", "name"), schedules(19, [4, 8]))
 def test_chunk_table_ends_with_the_postcondition(kind, p, name):
     schedule = built(kind, p, name)
     drawing = draw.chunk_table(schedule)

@@ -168,7 +168,7 @@ def test_every_algorithm_for_64_ranks(kind):
 @pytest.mark.slow
 @pytest.mark.parametrize("p", [17, 12, 9, 8, 7, 6, 5, 4, 3, 2, 1])
 def test_every_variant(p):
-    run_variants(p, 8 if p < 10 else 2, 2)
+    run_variants(p, 4 if p < 10 else 2, 2)
 
 
 @pytest.mark.exhaustive

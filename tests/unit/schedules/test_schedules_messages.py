@@ -73,7 +73,7 @@ def run_variants(p: int, orders: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("p", [33, 17, 12, 9, 8, 7, 6, 5, 4, 3, 2, 1])
 def test_every_variant(p):
-    run_variants(p, 4)
+    run_variants(p, 2)
 
 
 @pytest.mark.exhaustive

@@ -23,6 +23,7 @@ from tests.support.oracles.schedule_oracle import built, host_maps
 
 EVERY = [(kind, name) for kind in KINDS for name in schedules.algorithms(kind)]
 SMALL = [1, 2, 3, 4, 6, 8]
+MORE = [5, 7, 9, 11, 12, 15, 16, 17, 24, 31, 32, 33, 64]
 ALL = [p for p in (*range(1, 34), 64, 128) if p not in SMALL]
 
 
@@ -62,10 +63,12 @@ def test_every_algorithm_is_proved_and_verified(kind, name):
         check(kind, name, p, every=2 if p < 8 else 4)
 
 
-@pytest.mark.parametrize("every", [pytest.param(4, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize(("sizes", "every"), [
+    pytest.param(MORE, 4, id="more", marks=pytest.mark.slow), pytest.param(ALL, 1, id="all", marks=pytest.mark.exhaustive),
+])  # fmt: skip
 @pytest.mark.parametrize(("kind", "name"), EVERY)
-def test_every_algorithm_is_proved_and_verified_at_more_sizes(kind, name, every):
-    for p in (*SMALL, *ALL):
+def test_every_algorithm_is_proved_and_verified_at_more_sizes(kind, name, sizes, every):
+    for p in (*SMALL, *sizes):
         if not _ALGORITHMS[kind][name].refusal(p):
             check(kind, name, p, 1 if p < 7 else every)
 
