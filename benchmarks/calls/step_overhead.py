@@ -68,11 +68,7 @@ class Bench:
         figures = {name: figures_of(*(turns[name, how, way] for how, way in PARTS)) for name in self.contenders}
         row: dict[str, Any] = {"task": task, "groups": groups, **{name: f[0] for name, f in figures.items()}}
         if "before" in figures:
-            old, new = figures["before"], figures["now"]
-            row["before / now"] = {
-                "step": spread([a / b for a, b in zip(old[1]["step"], new[1]["step"], strict=True)]),
-                "between, of the medians": old[0]["between"]["median"] / new[0]["between"]["median"],
-            }
+            row["before / now"] = compared(figures["before"], figures["now"])
         return row
 
     def measure(self, key: tuple[str, str, str], task: str, times: int) -> Turn:
@@ -90,6 +86,14 @@ def figures_of(step: list[Turn], alone: list[Turn], empty: list[Turn]) -> tuple[
     parts["between"] = [whole - compute for whole, compute in zip(parts["step"], parts["compute"], strict=True)]
     figures: dict[str, Any] = {part: spread(values) for part, values in parts.items()}
     return {**figures, "step_p99": statistics.median(turn.p99 for turn in step) * 1e6}, parts
+
+
+def compared(old: tuple[dict, dict], new: tuple[dict, dict]) -> dict[str, Any]:
+    """How many times as long the old contender takes, of which `figures_of` gave both."""
+    return {
+        "step": spread([a / b for a, b in zip(old[1]["step"], new[1]["step"], strict=True)]),
+        "between, of the medians": old[0]["between"]["median"] / new[0]["between"]["median"],
+    }
 
 
 def show(row: dict[str, Any]) -> None:

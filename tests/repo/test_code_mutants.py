@@ -87,9 +87,8 @@ def test_a_seed_draws_the_same_mutants():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2])
-def test_every_mutant_compiles_and_differs(seed):
-    for mutant in drawn(seed):
+def test_every_mutant_compiles_and_differs():
+    for mutant in drawn(1):
         source = (ROOT / mutant.path).read_text()
         lines = source.split("\n")
         at = "\n".join(lines[: mutant.line - 1]) + "\n"
