@@ -20,7 +20,7 @@ from funccoll.kernels.cuda_compiler import Operations
 from funccoll.kernels.cuda_compute import compute_template
 from funccoll.kernels.intrinsics import load
 from funccoll.primitives.combining import fold
-from tests.support.cases.combine_operands import DTYPES, operations, values
+from tests.support.cases.combine_operands import DTYPES, operations, some_operations, values
 from tests.support.cases.scatter_cases import expected, sample
 
 SLOW = pytest.mark.slow
@@ -161,13 +161,6 @@ def aligned(count: int, nbytes: int, offset: int) -> tuple[np.ndarray, np.ndarra
     """The memory of some arrays, each a row of bytes, and where they begin in it: `offset` bytes after a multiple of 16."""
     memory = np.full((count, nbytes + 64), 0xA5, np.uint8)
     return memory, np.array([-row.ctypes.data % 16 + offset for row in memory])
-
-
-def some_operations(dtype: np.dtype) -> list[str]:
-    """A dtype's share of its operations, each of which one of the dtypes of its kind has."""
-    kind = lambda d: (d.kind, d == np.float16)
-    alike = [d for d in DTYPES if kind(d) == kind(dtype)]
-    return operations(dtype)[alike.index(dtype) :: len(alike)]
 
 
 @pytest.mark.parametrize(("dtype", "ops"), [

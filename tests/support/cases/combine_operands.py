@@ -27,6 +27,13 @@ def operations(dtype: np.dtype) -> list[str]:
     return ops + (["mean"] if kind in "fc" else [])
 
 
+def some_operations(dtype: np.dtype) -> list[str]:
+    """A dtype's share of its operations, each of which one of the dtypes of its kind has."""
+    kind = lambda d: "half" if d in (np.float16, bfloat16) else d.kind
+    alike = [d for d in DTYPES if kind(d) == kind(dtype)]
+    return operations(dtype)[alike.index(dtype) :: len(alike)]
+
+
 def values(dtype: np.dtype, count: int, rng: np.random.Generator) -> list[np.ndarray]:
     if dtype.kind == "b":
         return [rng.random(LENGTH) < 0.5 for _ in range(count)]

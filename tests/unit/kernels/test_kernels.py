@@ -23,7 +23,7 @@ from funccoll.schedules import algorithms, build
 from funccoll.schedules.collective import KINDS
 from funccoll.schedules.streams.instructions import Opcode
 from tests.support.cases.collective_cases import sample_nans
-from tests.support.cases.combine_operands import DTYPES, FAST, LENGTH, operations, values
+from tests.support.cases.combine_operands import DTYPES, FAST, LENGTH, operations, some_operations, values
 from tests.support.oracles.schedule_oracle import built, expected
 from tests.support.ranks.kernel_ranks import MEMORY, Rank
 
@@ -37,11 +37,12 @@ NOWHERE = ACCUMULATOR.ctypes.data, ACCUMULATOR.ctypes.data
 
 
 def dtypes_and_operations(kinds: str) -> list[Any]:
-    """Dtypes of these kinds with their operations: those of FAST, and, slow, all."""
+    """Dtypes of these kinds with their operations: those of FAST, slow, those of `some_operations`, in the end all."""
     dtypes = [d for d in DTYPES if d.kind in kinds]
     return [
         *(pytest.param(d, FAST[d], id=d.name) for d in dtypes if d in FAST),
-        *(pytest.param(d, operations(d), id=f"{d.name}-all", marks=SLOW) for d in dtypes),
+        *(pytest.param(d, some_operations(d), id=f"{d.name}-some", marks=SLOW) for d in dtypes),
+        *(pytest.param(d, operations(d), id=f"{d.name}-all", marks=pytest.mark.exhaustive) for d in dtypes),
     ]
 
 
