@@ -12,7 +12,7 @@ from tests.support.ranks import case_jobs
 
 need("torch", "torch is not installed: pip install 'funccoll[torch]'")
 
-RANKS = case_jobs.RANKS
+RANKS = case_jobs.ALIKE
 
 
 def results(name: str, n: int = 2) -> list[Any]:

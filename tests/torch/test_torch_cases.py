@@ -14,11 +14,11 @@ from tests.support.ranks import case_jobs
 need("torch", "torch is not installed: pip install 'funccoll[torch]'")
 
 MODULES: dict[str, tuple[list[Any], str]] = {
-    "torch_buffer_cases": (case_jobs.RANKS, "test_torch_buffers.py"),
+    "torch_buffer_cases": (case_jobs.ALIKE, "test_torch_buffers.py"),
     "torch_ddp_cases": (case_jobs.RANKS, "test_torch_ddp.py"),
-    "torch_pass_cases": (case_jobs.RANKS, "test_torch_passes.py"),
+    "torch_pass_cases": (case_jobs.SLOW_ALIKE, "test_torch_passes.py"),
     "torch_interface_cases": ([2], "test_torch_interface.py"),
-    "torch_hook_cases": ([pytest.param(n, marks=pytest.mark.slow) for n in (2, 3)], "test_torch_comm_hooks.py"),
+    "torch_hook_cases": (case_jobs.SLOW_ALIKE, "test_torch_comm_hooks.py"),
 }
 """Module -> the numbers of ranks of its jobs, and the file whose tests look at what its cases return."""
 

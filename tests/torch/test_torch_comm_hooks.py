@@ -12,7 +12,7 @@ from tests.support.ranks import case_jobs
 
 need("torch", "torch is not installed: pip install 'funccoll[torch]'")
 
-RANKS = [pytest.param(n, marks=pytest.mark.slow) for n in (2, 3)]
+RANKS = case_jobs.SLOW_ALIKE
 
 
 def results(name: str, n: int) -> list[Any]:

@@ -242,7 +242,7 @@ except fc.FunccollError as error:
                  marks=pytest.mark.slow),
     pytest.param("pass", True, "P", "ranks wait for each other: rank", marks=pytest.mark.slow),
 ])  # fmt: skip
-@pytest.mark.parametrize("caps", [[1e-6], pytest.param(None, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("caps", [[1e-6], pytest.param(None, marks=pytest.mark.exhaustive)])
 def test_a_rank_that_fails_is_named(how, alone, kind, words, caps):
     """In the backward pass, or by calling the wrapper alone: the other rank is told in its backward pass."""
     script = FAILS.format(how=how, alone=alone, caps=caps, then="sys.exit()")

@@ -18,7 +18,7 @@ if spec is None or spec.origin is None:
 if not Path(spec.origin).with_name("_C").joinpath("_acc").exists():
     pytest.skip("this torch has no devices that are written in Python", allow_module_level=True)
 
-RANKS = [2, pytest.param(3, marks=pytest.mark.slow)]
+RANKS = case_jobs.ALIKE
 
 
 def told(name: str, n: int) -> list[Any]:
@@ -26,12 +26,11 @@ def told(name: str, n: int) -> list[Any]:
     return case_jobs.results("torch_gpu_told", name, n)
 
 
-@pytest.mark.parametrize("n", RANKS)
+@pytest.mark.parametrize("n", case_jobs.SLOW_ALIKE)
 @pytest.mark.parametrize("name", [
     "training_has_the_bits_of_the_cpu", "a_backward_pass_ends_in_the_devices_thread", "several_passes_and_no_sync",
     "kept_gradients_do_not_change", "communication_hooks", "uneven_inputs",
 ])  # fmt: skip
-@pytest.mark.slow
 def test_a_case(name, n):
     case_jobs.results("torch_gpu_cases", name, n)
 

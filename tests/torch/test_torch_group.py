@@ -28,12 +28,10 @@ def run(folder, names, **variables):
     assert done.returncode == 0 and done.stdout.splitlines() == [f"{name} is fine" for name in names], done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("names", [
-    ["averages", "half set"],
-    pytest.param(["other backends", "a group of one", "a rank that does not come", "starts a program"], marks=pytest.mark.slow),
-], ids=" ".join)  # fmt: skip
-def test_processes_of_torch_multiprocessing(names, tmp_path):
+@pytest.mark.slow  # each process imports torch
+def test_processes_of_torch_multiprocessing(tmp_path):
     """Each case is a function there."""
+    names = ["averages", "half set", "other backends", "a group of one", "a rank that does not come", "starts a program"]
     run(tmp_path, names)
 
 

@@ -14,7 +14,7 @@ SCRIPT = JOIN + """
 import warnings
 warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
 from tests.support.ranks import torch_matrix_ranks
-torch_matrix_ranks.main(rank, {meeting!r})
+torch_matrix_ranks.main(rank, {meeting!r}, {every})
 """
 ERRORS = {
     "replaced parameter": r"ModuleError: '\S+' was (replaced|added) after wrapping.* at \S*torch_\w+\.py:\d+",
@@ -23,23 +23,24 @@ ERRORS = {
 """Situation -> the error on every rank; others have torch's gradients, in all bits. (A tied weight keeps its other name.)"""
 
 
-@pytest.mark.slow
-def test_kinds_in_situations(tmp_path):
-    wrong = []
-    with Ranks(SCRIPT.format(meeting=str(tmp_path / "meeting")), range(2), imports=TORCH, MKL_CBWR="COMPATIBLE") as ranks:
+@pytest.mark.parametrize("every", [pytest.param(2, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.exhaustive)])
+def test_kinds_in_situations(every, tmp_path):
+    """All of them, or each kind in half of the situations."""
+    wrong, script = [], SCRIPT.format(meeting=str(tmp_path / "meeting"), every=every)
+    with Ranks(script, range(2), imports=TORCH, MKL_CBWR="COMPATIBLE") as ranks:
         assert set(ranks.lines().values()) == {"in"}
-        ((kinds, situations),) = {tuple(map(tuple, json.loads(line))) for line in ranks.lines().values()}
-        assert len(kinds) >= 25 and len(situations) == 6
-        for situation in situations:
-            for kind in kinds:
-                for rank, line in ranks.lines().items():
-                    *cell, found = json.loads(line)
-                    assert cell == [kind, situation]
-                    if situation in ERRORS:
-                        good = re.search(ERRORS[situation], found["error"], re.DOTALL)
-                    else:
-                        good = found == {"differences": [], "error": "", "torch": ""}
-                    if not good:
-                        wrong.append(f"{kind}, {situation}, rank {rank}: {found}")
+        (cells,) = {tuple(map(tuple, json.loads(line))) for line in ranks.lines().values()}
+        kinds, situations = map(set, zip(*cells, strict=True))
+        assert len(kinds) >= 25 and len(situations) == 6 and abs(len(cells) - len(kinds) * 6 / every) < 1
+        for kind, situation in cells:
+            for rank, line in ranks.lines().items():
+                *cell, found = json.loads(line)
+                assert cell == [kind, situation]
+                if situation in ERRORS:
+                    good = re.search(ERRORS[situation], found["error"], re.DOTALL)
+                else:
+                    good = found == {"differences": [], "error": "", "torch": ""}
+                if not good:
+                    wrong.append(f"{kind}, {situation}, rank {rank}: {found}")
         assert not wrong, "\n".join(wrong)
         ranks.end_well()

@@ -1,8 +1,8 @@
 """Training of many kinds of modules is that of torch's own DistributedDataParallel over Gloo, in the same processes.
 
-On 2 ranks all gradients, parameters and buffers have torch's bits, at each of 6 steps; sums of more than two numbers depend
+On 2 ranks all gradients, parameters and buffers have torch's bits, at each of 4 steps; sums of more than two numbers depend
 on their order: on 3 ranks gradients from the same parameters are within 4 ulp of the mean of their absolute values. Always all
-ranks have the same bits. torch against torch is the control. The exhaustive tests have 20 steps, and the control all modules.
+ranks have the same bits. The exhaustive tests have 20 steps, and torch against torch as the control.
 """
 
 import json
@@ -33,15 +33,14 @@ FOUND = {
 }
 """Name in torch_ranks.WRONG -> what is found with 2 ranks, with 3, on which of the first two, and whether gradients agree."""
 SLOW, EXHAUSTIVE = pytest.mark.slow, pytest.mark.exhaustive
-STEPS, MANY = 6, 20
+STEPS, MANY = 4, 20
 
 
 @pytest.mark.parametrize(("count", "wrapper", "choice", "steps"), [
     pytest.param(2, "funccoll.torch", "of every kind", STEPS, id="2 ranks"),
     *(pytest.param(*case, marks=mark, id=name) for name, (mark, *case) in {
         "2 ranks, others": (SLOW, 2, "funccoll.torch", "others", STEPS),
-        "3 ranks": (SLOW, 3, "funccoll.torch", "without kept gradients", STEPS),
-        "2 ranks, torch against torch": (SLOW, 2, "torch.nn.parallel", "of every kind", STEPS),
+        "3 ranks": (SLOW, 3, "funccoll.torch", "of every kind", STEPS),
         "2 ranks, many steps": (EXHAUSTIVE, 2, "funccoll.torch", "all", MANY),
         "3 ranks, many steps": (EXHAUSTIVE, 3, "funccoll.torch", "without kept gradients", MANY),
         "2 ranks, torch against torch, many steps": (EXHAUSTIVE, 2, "torch.nn.parallel", "all", MANY),

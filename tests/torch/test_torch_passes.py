@@ -18,7 +18,7 @@ def results(name: str, n: int = 2) -> list[Any]:
     return case_jobs.results("torch_pass_cases", name, n)
 
 
-RANKS = case_jobs.RANKS
+RANKS = case_jobs.SLOW_ALIKE
 PLACE = r"\(torch_pass_cases\.py:\d+ \((square|<lambda>|\w+)\)\)"
 
 

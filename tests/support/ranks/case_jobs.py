@@ -15,7 +15,14 @@ from tests.support.ranks import rank_end
 from tests.support.ranks.ranks import JOIN, TORCH, Ranks
 
 RANKS = [2, pytest.param(3, marks=pytest.mark.slow)]
-"""Numbers of ranks of most jobs, for `parametrize`."""
+"""Numbers of ranks, for `parametrize`, of jobs whose sums have more than two terms with a third rank."""
+
+ALIKE = [2, pytest.param(3, marks=pytest.mark.exhaustive)]
+"""Numbers of ranks of jobs in which a third one does what the second does."""
+
+SLOW_ALIKE = [pytest.param(2, marks=pytest.mark.slow), *ALIKE[1:]]
+"""The same, of jobs that take seconds on two ranks."""
+
 FINALIZED = ("torch_ddp_cases",)
 """Modules of cases whose two ranks delete their modules at their end; three always do. To delete torch takes 0.3 s."""
 

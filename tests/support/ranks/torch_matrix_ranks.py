@@ -141,21 +141,21 @@ def outcome(case: Case, step: Step, rank: int, compare: bool) -> dict[str, Any]:
     return found
 
 
-def main(rank: int, meeting: str) -> None:
-    """Run all cells."""
+def main(rank: int, meeting: str, every: int) -> None:
+    """Run each `every`-th cell of a situation, other ones in the next situation."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
     world = int(os.environ["FUNCCOLL_WORLD_SIZE"])
     patience = datetime.timedelta(seconds=60)
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world, timeout=patience)
-    print(json.dumps([KINDS, list(SITUATIONS)]), flush=True)
-    for situation, step in SITUATIONS.items():
+    cells = [(kind, name) for j, name in enumerate(SITUATIONS) for i, kind in enumerate(KINDS) if (i + j) % every == 0]
+    print(json.dumps(cells), flush=True)
+    for kind, situation in cells:
         compare = situation not in ("replaced parameter", "skipped backward")  # torch goes on with wrong numbers, or hangs
-        for kind in KINDS:
-            found = outcome(CASES[kind], step, rank, compare)
-            if found["error"].startswith(("ProgramMismatch", "PeerFailure")):  # they have ended the job
-                fc.finalize()
-                fc.init()
-            print(json.dumps([kind, situation, found]), flush=True)
+        found = outcome(CASES[kind], SITUATIONS[situation], rank, compare)
+        if found["error"].startswith(("ProgramMismatch", "PeerFailure")):  # they have ended the job
+            fc.finalize()
+            fc.init()
+        print(json.dumps([kind, situation, found]), flush=True)
     dist.barrier()
     dist.destroy_process_group()
