@@ -364,6 +364,7 @@ def test_wrong_values_and_gradients_are_failures(rehearsed, monkeypatch):
 
 
 @needs_torch
+@pytest.mark.slow
 def test_torch_without_cuda_is_skipped_with_the_reason(monkeypatch):
     monkeypatch.setattr(gpu_torch, "device", lambda: "cuda")
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
@@ -508,6 +509,7 @@ def test_collectives_on_the_fake_of_a_gpu(function, arguments, dtypes, words):
     assert int(re.search(r"(\d+) steps of the simulator", out)[1]) > 10
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The 'generic' unit for NumPy timedelta:DeprecationWarning")
 def test_our_smallest_kernels_are_assembled_without_spills():
     pytest.importorskip("numba_cuda", reason="numba-cuda is not installed: pip install 'funccoll[cuda13]'")

@@ -88,7 +88,10 @@ def views(shape: tuple[int, ...], seed: int) -> list[np.ndarray]:
     ((2, 3), (3, 4)), ((1, 3), (3, 4)), ((2, 3), (3, 1)), ((2, 1), (1, 3)), ((5, 2, 3), (3, 4)), ((5, 2, 3), (5, 3, 4)),
     ((6, 5, 2, 3), (5, 3, 4)), ((5, 1, 3), (3, 1)), ((1, 2, 3), (5, 3, 4)), ((2, 3), (2, 5, 3, 4)),
 ], ids=str)  # fmt: skip
-@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.slow)], ids=["some", "all"])
+@pytest.mark.parametrize("every", [
+    pytest.param(5, id="some"), pytest.param(2, id="half", marks=pytest.mark.slow),
+    pytest.param(1, id="all", marks=pytest.mark.exhaustive),
+])  # fmt: skip
 def test_views(x, y, every):
     for (i, a), (j, b) in itertools.product(enumerate(views(x, 0)), enumerate(views(y, 1))):
         if (i + j + len(x) + y[-1]) % every == 0:

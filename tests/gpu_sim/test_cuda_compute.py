@@ -70,7 +70,9 @@ def test_a_kernel_is_compiled_once_on_a_machine(monkeypatch, tmp_path):
     assert asked == calls
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=SLOW) for seed in range(1, 6))])
+@pytest.mark.parametrize("seed", [
+    0, *(pytest.param(seed, marks=SLOW if seed < 3 else pytest.mark.exhaustive) for seed in range(1, 6)),
+])  # fmt: skip
 @pytest.mark.parametrize("case", ["random_words", "scatter_add", pytest.param("on_fake_cupy", marks=SLOW)])
 def test_the_simulator_gives_the_bits_of_numpy(case, seed):
     if case == "on_fake_cupy":

@@ -52,7 +52,7 @@ def check_stores(kernel: Kernel, *dtypes: np.dtype) -> None:
 
 
 @pytest.mark.parametrize("cc", [
-    pytest.param((8, 0), marks=SLOW), (9, 0), pytest.param((10, 0), marks=SLOW)
+    pytest.param((8, 0), marks=SLOW), (9, 0), pytest.param((10, 0), marks=pytest.mark.exhaustive),
 ], ids=["sm_80", "sm_90", "sm_100"])  # fmt: skip
 def test_the_kernel_is_assembled_without_spills(cc):
     kernel = compiled(TWO, cc, "gpu")
@@ -68,29 +68,37 @@ def synchronization(kernel: Kernel) -> list[str]:
     return re.findall(rf"\b(?:{kinds})\b[^\s;]*", kernel.ptx)
 
 
-def test_all_threads_share_one_loop_and_scopes_are_as_narrow_as_the_plan_allows():
+@pytest.mark.parametrize(("combines", "scope"), [
+    pytest.param(TWO, "gpu", id="gpu"), pytest.param((), "sys", id="sys", marks=SLOW),
+])  # fmt: skip
+def test_all_threads_share_one_loop_and_scopes_are_as_narrow_as_the_plan_allows(combines, scope):
     """Each barrier of the source stands once: none has been copied into a branch. The report is for the host, always."""
-    for combines, scope in ((TWO, "gpu"), ((), "sys")):
-        kernel = compiled(combines, (9, 0), scope)
-        check(kernel)
-        assert not re.search(r"\b(?:div|rem)\.[su]64", kernel.ptx)  # a hundred instructions each
-        found = Counter(synchronization(kernel))
-        assert found.pop("bar.sync") == 4
-        if scope == "gpu":
-            assert (found.pop("ld.acquire.sys.global.b64"), found.pop("st.release.sys.global.b64")) == (1, 1)
-        assert set(found) == {f"ld.acquire.{scope}.global.b64", f"st.release.{scope}.global.b64"}, found
-
-
-KINDS = [np.dtype(name) for name in ("bool", "int8", "bfloat16", "float64", "complex64")]
-"""The others are compiled in the same ways."""
-
-
-@pytest.mark.parametrize("dtype", [pytest.param(d, id=d.name, marks=SLOW) for d in KINDS])
-def test_combines_are_assembled_without_spills(dtype):
-    """Every op of a dtype; where a product meets a sum, no fused instruction rounds them once."""
-    kernel = compiled(tuple((op, dtype) for op in operations(dtype)), (9, 0), "gpu")
+    kernel = compiled(combines, (9, 0), scope)
     check(kernel)
-    check_stores(kernel, dtype)
+    assert not re.search(r"\b(?:div|rem)\.[su]64", kernel.ptx)  # a hundred instructions each
+    found = Counter(synchronization(kernel))
+    assert found.pop("bar.sync") == 4
+    if scope == "gpu":
+        assert (found.pop("ld.acquire.sys.global.b64"), found.pop("st.release.sys.global.b64")) == (1, 1)
+    assert set(found) == {f"ld.acquire.{scope}.global.b64", f"st.release.{scope}.global.b64"}, found
+
+
+SOME = {
+    "bool": ["xor", "max"], "int8": ["and", "or", "min", "prod"], "bfloat16": ["sum", "max", "mean"],
+    "float64": ["min", "prod"], "complex64": ["sum", "prod", "mean"],
+}  # fmt: skip
+"""The other dtypes are compiled in the same ways: of these, each operation of each kind of number."""
+
+
+@pytest.mark.parametrize("combines", [
+    pytest.param({np.dtype(name): ops for name, ops in SOME.items()}, id="some", marks=SLOW),
+    *(pytest.param({d: operations(d)}, id=d.name, marks=pytest.mark.exhaustive) for d in map(np.dtype, SOME)),
+])  # fmt: skip
+def test_combines_are_assembled_without_spills(combines):
+    """Where a product meets a sum, no fused instruction rounds them once."""
+    kernel = compiled(tuple((op, dtype) for dtype, ops in combines.items() for op in ops), (9, 0), "gpu")
+    check(kernel)
+    check_stores(kernel, *combines)
     assert not re.search(r"\bfma\.rn\.f", kernel.ptx)
 
 
@@ -120,6 +128,7 @@ def test_ptx_of_a_newer_nvvm_is_assembled_as_the_version_that_nvjitlink_knows():
         assemble(newer.replace("ld.acquire.sys", "ld.acquired.sys"), (9, 0))
 
 
+@pytest.mark.slow
 def test_the_compilers_are_found_in_a_toolkit(tmp_path):
     """As where numba-cuda is installed without its extra, beside a toolkit that no variable names."""
     wheels = Path(sys.prefix, "lib", f"python3.{sys.version_info.minor}", "site-packages", "nvidia", "cu13", "lib")
@@ -281,8 +290,10 @@ def test_a_block_that_begins_after_another_has_ended_early_executes_nothing():
 @pytest.mark.parametrize("case", [
     "collectives 2 9",
     *[pytest.param(case, marks=SLOW) for case in (
-        "table 2 2 bfloat16 complex64", "table 3 3 float32", "forced 3 6", "programs 4 7", "nans 2 8",
-        "table 2 1 int32", "staged 2 10",
+        "fewest 2 2 bfloat16 complex64", "fewest 3 3 float32 int32", "forced 3 6", "nans 2 8", "staged 2 10",
+    )],
+    *[pytest.param(case, marks=pytest.mark.exhaustive) for case in (
+        "table 2 2 bfloat16 complex64", "table 3 3 float32", "table 2 1 int32", "programs 4 7",
     )],
 ])  # fmt: skip
 def test_the_simulator_gives_the_bits_of_the_cpu(case):
@@ -291,7 +302,10 @@ def test_the_simulator_gives_the_bits_of_the_cpu(case):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["programs 2 1", "table 2 2 float32", "collectives 2 9", "programs 4 7"])
+@pytest.mark.parametrize("case", [
+    "fewest 2 2 float32", "collectives 2 9", "programs 4 7",
+    *[pytest.param(case, marks=pytest.mark.exhaustive) for case in ("table 2 2 float32", "programs 2 1")],
+])  # fmt: skip
 def test_programs_through_cupy_and_their_graphs_give_the_bits_of_the_cpu(case):
     name, n, seed, *dtypes = case.split()
     forked(f"from tests.support.fakes import gpu_simulation\ngpu_simulation.main({name!r}, {n}, {seed}, *{dtypes})")

@@ -44,14 +44,15 @@ def start(count: int, call: str, native: bool = True, **environment: str) -> Ran
 
 QUICK = [("fewest", 2, True)]
 DEEP = [
-    ("table", 2, True), ("fewest of all dtypes", 3, True), ("fewest", 3, False), ("fewest", 4, True), ("collectives", 4, True),
-    ("staged", 2, True),
-    ("programs", 4, True), ("forced", 3, False), ("nans", 2, False),
-    ("memory orders", 2, True), ("memory orders", 2, False),
+    ("fewest of all dtypes", 3, True), ("fewest", 3, False), ("staged", 2, True), ("programs", 4, True), ("forced", 3, False),
+    ("nans", 2, False), ("memory orders", 2, True), ("memory orders", 2, False),
 ]  # fmt: skip
 
 
-WHOLE = [("whole table", 3, True), ("table", 3, False), ("table", 4, True)]
+WHOLE = [
+    ("whole table", 3, True), ("table", 2, True), ("table", 3, False), ("table", 4, True), ("fewest", 4, True),
+    ("collectives", 4, True),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "count", "native"), [

@@ -211,7 +211,7 @@ def table(
                 same(stacked(every_dtype), sizes, blocks, everywhere, everywhere)
 
 
-def forced(n: int, same: Same) -> None:
+def forced(n: int, same: Same, halves: int = 700, nan_length: int = 411) -> None:
     """Algorithms that the compiler does not choose on one host, with their own order of combination."""
     from funccoll import schedules
 
@@ -220,10 +220,10 @@ def forced(n: int, same: Same) -> None:
         same(lambda x, name=name: fc.all_reduce(x, "d", op="mean", algorithm=name), {"d": n}, (x,), P("d"), P())
     for name in schedules.algorithms("reduce_scatter", n):
         same(lambda x, name=name: fc.reduce_scatter(x, "d", algorithm=name), {"d": n}, (x,), P("d"), P("d"))
-    half = values((n * 700,), fc.bfloat16)
+    half = values((n * halves,), fc.bfloat16)
     for name in ("ring", "owner", "recursive_doubling"):
         same(lambda x, name=name: fc.all_reduce(x, "d", op="mean", algorithm=name), {"d": n}, (half,), P("d"), P())
-    nans(n, same, [np.dtype(t) for t in (fc.bfloat16, np.float32, np.complex64)], [411])  # here: processes start slowly
+    nans(n, same, [np.dtype(t) for t in (fc.bfloat16, np.float32, np.complex64)], [nan_length])  # here: processes start slowly
 
 
 def nans(n: int, same: Same, dtypes: Sequence[np.dtype] = (*FLOATS, *COMPLEX), lengths: Sequence[int] = (7, 411)) -> None:
@@ -438,6 +438,10 @@ CASES_BY_NAME = {
     "programs": programs, "nans": nans, "data_parallel": data_parallel, "communication hooks": hooks, "loops": loops,
     "memory orders": memory_orders, "transformers": transformers,
 }  # fmt: skip
+SIMULATED: dict[str, Callable[[int, Same], None]] = {
+    **CASES_BY_NAME, "forced": lambda n, same: forced(n, same, 120, 61), "nans": lambda n, same: nans(n, same, lengths=(7, 61)),
+}
+"""For simulators of GPUs, which take a millisecond for some elements: the same with fewer of them."""
 SEGMENTS = {"staged": 200, "staged in one segment": 1 << 20}
 """Bytes that are staged at once."""
 

@@ -417,5 +417,5 @@ def run_case(case: str, n: int, same: Simulated, *names: str) -> None:
         with mock.patch.object(process_cases, "dtypes_of", lambda case: [d for d in dtypes_of(case) if d in dtypes]):
             (process_cases.fewest if case == "fewest" else process_cases.table)(n, same, dtypes)
     else:
-        process_cases.CASES_BY_NAME[case](n, same)
+        process_cases.SIMULATED[case](n, same)
     assert same.programs > 1 and same.gpu.waits > same.programs

@@ -208,7 +208,7 @@ def compare(case: str, seed: int, names: list[str]) -> None:
         process_cases.dtypes_of = lambda case: [d for d in dtypes_of(case) if d in dtypes]
         (process_cases.fewest if case == "fewest" else process_cases.table)(fc.world_size(), same, dtypes)
     else:
-        process_cases.CASES_BY_NAME[case](fc.world_size(), same)
+        process_cases.SIMULATED[case](fc.world_size(), same)
     for mesh in same.meshes.values():
         assert mesh.backend.segments.max_blocks == 3
     assert len(gpu.own) == 2 * len(same.meshes) and len(gpu.mapped) == len(gpu.own) * fc.world_size()
