@@ -18,10 +18,13 @@ from tests.support.cases.collective_cases import CASES, FLOATS, dtypes_of, left_
 from tests.support.spmd import MESHES, bits, expected, group_of, on_meshes, per_device, size
 
 
-@pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.slow)], ids=["some axes", "all axes"])
+@pytest.mark.parametrize("every", [
+    pytest.param(8, id="a few axes"), pytest.param(3, id="more axes", marks=pytest.mark.slow),
+    pytest.param(1, id="all axes", marks=pytest.mark.exhaustive),
+])  # fmt: skip
 @pytest.mark.parametrize("name", CASES)
 def test_against_the_oracle(name: str, every: int):
-    """On every mesh along every choice of axes; all dtypes are in one program."""
+    """On every mesh along choices of axes; all dtypes are in one program."""
     case = CASES[name]
     for of_mesh, axes in on_meshes(name, CASES, every):
         mesh, over = MESHES[of_mesh], axes[0] if len(axes) == 1 else axes

@@ -43,14 +43,17 @@ def integers(dtype: Any, shape: tuple[int, ...], rng: np.random.Generator, facto
 DTYPES = (np.float32, np.complex128), (np.float64, np.complex64)
 
 
-@pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.slow)], ids=["some axes", "all axes"])
+@pytest.mark.parametrize("every", [
+    pytest.param(8, id="a few axes"), pytest.param(3, id="more axes", marks=pytest.mark.slow),
+    pytest.param(1, id="all axes", marks=pytest.mark.exhaustive),
+])  # fmt: skip
 @pytest.mark.parametrize("name", LINEAR)
 def test_dot(name: str, every: int):
     """<Ax, y> = <x, Aᵀy> exactly, with x varying over the whole mesh and over the collective's axes alone.
 
-    On every mesh along every choice of axes with all dtypes, in one program; some axes with two dtypes in turn.
+    On every mesh along choices of axes with all dtypes, in one program; a few axes with two dtypes in turn.
     """
-    all_dtypes = every == 1
+    all_dtypes = every < 8
     for number, (of_mesh, axes) in enumerate(on_meshes(name, LINEAR, every), list(LINEAR).index(name)):
         mesh = MESHES[of_mesh]
         p, rng = size(mesh, axes), np.random.default_rng(len(name))

@@ -49,16 +49,17 @@ def named(programs: list[Program]) -> str:
     return f"{programs[0].mesh}-{programs[0].name}"
 
 
-def cases(quick: list[Program], others: list[Program]) -> list[Any]:
-    """Chunks of programs, the others' slow."""
+def cases(quick: list[Program], others: list[Program], every: int = 1) -> list[Any]:
+    """Chunks of programs: of the others each `every`-th is slow, the rest is exhaustive."""
+    marks = lambda number: pytest.mark.exhaustive if number % every else pytest.mark.slow
     return [
         *(pytest.param(c, id=named(c)) for mesh in MESHES for c in chunks(quick, mesh)),
-        *(pytest.param(c, id=named(c), marks=pytest.mark.slow) for mesh in MESHES for c in chunks(others, mesh)),
+        *(pytest.param(c, id=named(c), marks=marks(i)) for mesh in MESHES for i, c in enumerate(chunks(others, mesh))),
     ]
 
 
 @pytest.mark.parametrize("programs", cases(
-    [p for c in QUICK for p in c], [p for p in GENERATED if not any(p in c for c in QUICK)]
+    [p for c in QUICK for p in c], [p for p in GENERATED if not any(p in c for c in QUICK)], every=2
 ))  # fmt: skip
 def test_generated(programs):
     agree(programs)
