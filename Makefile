@@ -95,7 +95,8 @@ test-fast: $(VENV)/.dev
 test-slow: $(MPI) $(NVJITLINK) $(KERNELS)
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal --hypothesis-profile=many -m "(slow or hypothesis) and not exhaustive"
 
-# Full products of dtypes, operations, sizes and meshes, of which the other suites have each pair. For whoever changes a kernel.
+# Full products of dtypes, operations, sizes and meshes, all numbers of ranks and many orders of events, of which the other suites
+# have pairs or shares. For whoever changes a kernel, a schedule's lowering or its proof.
 test-exhaustive: $(MPI) $(NVJITLINK)
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m exhaustive
 
