@@ -16,13 +16,21 @@ from funccoll.kernels.frame import FRAME_WORDS
 from funccoll.schedules import Topology, build
 
 COMBINES = {
-    "sum": ("float32", "float64", "bfloat16", "float16", "complex64", "complex128", "int32", "int64", "int8", "uint16"),
+    "sum": (
+        "float32", "float64", "bfloat16", "float16", "complex64", "complex128", "int8", "int16", "int32", "int64", "uint16",
+    ),
     "mean": ("float32", "float64", "bfloat16", "float16", "complex64", "complex128"),
     "max": ("float32", "float64", "bfloat16", "int32", "int8", "uint8"),
     "min": ("float32", "float64", "bfloat16", "int32"),
     "prod": ("float32", "float64", "bfloat16", "complex64", "complex128", "int32", "uint8"),
-    "or": ("bool", "int32", "uint8"),
-}
+    "or": ("bool", "int32", "uint8"), "and": ("int32", "uint8"), "xor": ("int32", "uint8"),
+}  # fmt: skip
+STEPS = {
+    ("sgd", 0): ("float32", "float64"), ("sgd", 1): ("float32",), ("momentum", 0): ("float16", "float32"),
+    ("nesterov", 1): ("float32", "float64"), ("adam", 0): ("bfloat16", "float32", "float64"), ("adam", 1): ("float32",),
+    ("adam", 2): ("float16", "float32"), ("amsgrad", 0): ("float32",), ("amsgrad", 2): ("float32",),
+}  # fmt: skip
+"""Optimizers' rules and decays -> dtypes of their steps in `make test`."""
 
 
 def compile_interpreters() -> None:
@@ -37,9 +45,14 @@ def compile_combines() -> None:
     """Compile what interpreters call."""
     for op, names in COMBINES.items():
         for name in names:
-            cpu.combine_address(op, np.dtype(fc.bfloat16 if name == "bfloat16" else name))
-    for rule in ("adam", "sgd"):
-        cpu.optimizer_step(rule, 0, np.dtype(np.float32))
+            cpu.combine_address(op, _dtype(name))
+    for (rule, decay), names in STEPS.items():
+        for name in names:
+            cpu.optimizer_step(rule, decay, _dtype(name))
+
+
+def _dtype(name: str) -> np.dtype:
+    return np.dtype(fc.bfloat16 if name == "bfloat16" else name)
 
 
 if __name__ == "__main__":
