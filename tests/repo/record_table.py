@@ -20,15 +20,17 @@ import sys
 import sysconfig
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.repo.changed_tests import ROOT, SELECTED, Table, test_files
-from tests.repo.functions import functions_of, marked
+from tests.repo.functions import MARKS, functions_of, marked
 
 MARKED = ("funccoll", "tests/support")
 FOLDER = "FUNCTIONS_OF_TESTS"
-"""The variable that tells a process of a recorded test where HOOK and the codes are, and, with _AT, where its marks go."""
+"""The variable that tells a process of a recorded test where the codes are, and, with _AT, where its marks go."""
 
 HOOK = '''
 import builtins, importlib.machinery, importlib.util, json, marshal, mmap, os, sys
@@ -51,13 +53,11 @@ class Loader(importlib.machinery.SourceFileLoader):
 
 class Finder:
     """Finds what the others find, and loads it marked."""
-    marks = True
-
     @staticmethod
     def find_spec(name, path=None, target=None):
         if name.split(".")[0] in ("funccoll", "tests"):
             for finder in sys.meta_path:
-                if not hasattr(finder, "marks") and (spec := finder.find_spec(name, path, target)):
+                if finder is not Finder and (spec := finder.find_spec(name, path, target)):
                     if spec.origin in CODES:
                         spec.loader = Loader(spec.loader.name, spec.origin)
                     return spec
@@ -73,11 +73,14 @@ sys.meta_path.insert(0, Finder)
 
 PYTHON = ("__init__.py", "cpu.py", "cuda_compiler.py", "cuda_toolkit.py", "object_cache.py", "variants.py")
 """Modules of kernels/ whose functions Python runs. Numba compiles those of the others, and does not know what a mark is."""
+COMPILED = ("funccoll/primitives/optimizers.py",)
+"""Others with functions that Numba compiles. Those that `njit` decorates are left out wherever they stand."""
 
 
 def marked_files() -> list[Path]:
     files = sorted(p for folder in MARKED for p in (ROOT / folder).rglob("*.py"))
-    return [p for p in files if p.parent != ROOT / "funccoll/kernels" or p.name in PYTHON]
+    python = [p for p in files if p.parent != ROOT / "funccoll/kernels" or p.name in PYTHON]
+    return [p for p in python if p.relative_to(ROOT).as_posix() not in COMPILED]
 
 
 def prepare(folder: Path, files: list[Path]) -> list[tuple[str, str]]:
@@ -91,8 +94,21 @@ def prepare(folder: Path, files: list[Path]) -> list[tuple[str, str]]:
         Path(codes[str(path)]).write_bytes(marshal.dumps(code))
         names += [(path.relative_to(ROOT).as_posix(), name) for name in functions_of(ast.parse(source))]
     (folder / "codes.json").write_text(json.dumps([len(names), codes]))
-    (folder / "hook.py").write_text(HOOK)
     return names
+
+
+@contextmanager
+def hooked() -> Iterator[None]:
+    """Every process of this environment runs HOOK first, where FOLDER is among its variables."""
+    packages = Path(sysconfig.get_path("purelib"))
+    line = packages / "functions_of_tests.pth"
+    (packages / "functions_of_tests.py").write_text(HOOK)
+    line.write_text(f'import os; "{FOLDER}" in os.environ and __import__("functions_of_tests")\n')
+    try:
+        yield
+    finally:
+        for file in (line, packages / "functions_of_tests.py", *packages.glob("__pycache__/functions_of_tests.*")):
+            file.unlink()
 
 
 def record(folder: Path, names: list[tuple[str, str]], file: str) -> tuple[str, set[tuple[str, str]], str]:
@@ -107,6 +123,8 @@ def record(folder: Path, names: list[tuple[str, str]], file: str) -> tuple[str, 
     failed = "".join(f"\n    {line}" for line in lines if line.startswith(("FAILED", "ERROR")))
     called = {name for name, mark in zip(names, marks.read_bytes()) if mark}
     how = f"{file}: {len(called)} functions, {time.monotonic() - begin:.0f} s: {lines[-1]}{failed}"
+    if "numba.core.errors" in done.stdout and MARKS in done.stdout:
+        raise SystemExit(f"{how}\nNumba has compiled a marked function: name its module in COMPILED.")
     if done.returncode not in (0, 1, 5):  # 1: a test has failed, 5: none is selected
         raise SystemExit(f"{how}\n{done.stdout}{done.stderr}")
     return file, called, how
@@ -119,18 +137,13 @@ def main() -> None:
     options = parser.parse_args()
     table, every = Table.load(), test_files(ROOT)
     table.drop(table.tests - set(every))
-    hook = Path(sysconfig.get_path("purelib"), "functions_of_tests.pth")
-    run_hook = f'exec(open(os.environ["{FOLDER}"] + "/hook.py").read(), {{}})'
-    with tempfile.TemporaryDirectory(prefix="table-") as name, ThreadPoolExecutor(options.jobs) as pool:
+    with tempfile.TemporaryDirectory(prefix="table-") as name, hooked(), ThreadPoolExecutor(options.jobs) as pool:
         names = prepare(Path(name), marked_files())
-        hook.write_text(f'import os; {run_hook} if "{FOLDER}" in os.environ else None\n')
-        try:
-            for file, called, how in pool.map(lambda file: record(Path(name), names, file), options.files or every):
-                table.put(file, called)
-                table.save()
-                print(how, flush=True)
-        finally:
-            hook.unlink()
+        for done in as_completed([pool.submit(record, Path(name), names, file) for file in options.files or every]):
+            file, called, how = done.result()
+            table.put(file, called)
+            table.save()
+            print(how, flush=True)
 
 
 if __name__ == "__main__":

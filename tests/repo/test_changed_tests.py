@@ -82,7 +82,7 @@ def test_marks_are_of_what_processes_call_and_not_of_imports(tmp_path):
     (tmp_path / "at").write_bytes(bytes(len(names)))
     script = """
 import os, sys
-exec(open(sys.argv[1] + "/hook.py").read(), {})
+exec(sys.argv[1], {})
 from funccoll import mesh, tree
 if not (child := os.fork()):
     tree._require_hashes(int, {})
@@ -92,7 +92,7 @@ mesh.abstract_mesh({"x": 2})
 os._exit(0)
 """
     environment = {"FUNCTIONS_OF_TESTS": str(tmp_path), "FUNCTIONS_OF_TESTS_AT": str(tmp_path / "at"), "PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, env=environment)
+    subprocess.run([sys.executable, "-c", script, record_table.HOOK], check=True, env=environment)
     called = {name for name, mark in zip(names, (tmp_path / "at").read_bytes()) if mark}
     assert {("funccoll/mesh.py", "abstract_mesh"), ("funccoll/mesh.py", "Mesh.__init__")} <= called
     assert {name for path, name in called if path == "funccoll/tree.py"} == {"_require_hashes"}  # importing registers nodes
