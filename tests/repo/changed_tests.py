@@ -216,10 +216,9 @@ class Chooser:
     def _namers(self, path: str) -> set[str]:
         """The test files that name a file, in imports or strings, or that name a module of tests which does."""
         found, waiting, seen = set[str](), [path], {path}
-        named = _named(self.tree)
         while waiting:
-            stem = _stem(waiting.pop())
-            for file in [f for f, names in named.items() if f not in seen and stem in names]:
+            named = waiting.pop()
+            for file in [f for f in _texts(self.tree) if f not in seen and _names(self.tree, f, named)]:
                 seen.add(file)
                 if file in self.files:
                     found.add(file)
@@ -240,18 +239,29 @@ def _mentions(node: ast.AST) -> set[str]:
 
 
 @cache
-def _named(tree: Path) -> dict[str, set[str]]:
-    """Path of a module of tests -> the names that it imports, and those of files and modules in its strings."""
-    found: dict[str, set[str]] = {}
-    for path in (tree / "tests").rglob("*.py"):
-        names = found[path.relative_to(tree).as_posix()] = set[str]()
-        for node in ast.walk(ast.parse(path.read_text())):
+def _texts(tree: Path) -> dict[str, tuple[str, frozenset[str]]]:
+    """Path of a module of tests -> its text, and the names in its imports and those of modules in its strings."""
+    found = {}
+    for path in sorted((tree / "tests").rglob("*.py")):
+        names = set[str]()
+        text = path.read_text()
+        for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.Import | ast.ImportFrom):
                 names.update(part for alias in node.names for part in alias.name.split("."))
                 names.update((getattr(node, "module", "") or "").split("."))
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 names.update(re.findall(r"(?:[./]|\bimport |^)(\w+)(?=$|\W)", node.value))
+        found[path.relative_to(tree).as_posix()] = text, frozenset(names)
     return found
+
+
+def _names(tree: Path, file: str, path: str) -> bool:
+    """Whether a module of tests names a file: by its module's name beside the folder's, or as files are named."""
+    text, names = _texts(tree)[file]
+    parts = PurePath(path)
+    if parts.suffix == ".py":
+        return _stem(path) in names and parts.parent.name in {*names, PurePath(file).parent.name}
+    return (parts.name if parts.suffix else path) in text
 
 
 @cache

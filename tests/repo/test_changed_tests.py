@@ -117,7 +117,7 @@ def tree(tmp_path) -> Path:
         "funccoll/__init__.py": "", "funccoll/a.py": "from . import b\nN = b.SIZE\ndef f():\n    return N\ndef g(): pass",
         "funccoll/b.py": "from .kernel import run\nSIZE = 1\ndef h(): pass", "funccoll/kernel.py": "def run(): pass",
         "funccoll/alone.py": "def x(): pass", "tests/support/s.py": "def case(): pass",
-        "tests/support/t.py": "import tests.support.u", "tests/support/u.py": "",
+        "tests/support/t.py": "import tests.support.u\nrun('data.json')", "tests/support/u.py": "",
         "tests/unit/test_a.py": "from tests.support import t",
         "tests/unit/test_b.py": "import funccoll.alone",
         "tests/repo/test_r.py": "", "tests/docs/test_d.py": "p = 'docs/page.md'",
@@ -140,6 +140,8 @@ def tree(tmp_path) -> Path:
     ("tests/unit/test_b.py", "1", "2", "b"),
     ("tests/unit/conftest.py", "1", "2", "a b"),
     ("docs/page.md", "1", "2", "d r"),
+    ("tests/support/data.json", "1", "2", "a"),  # by t, which reads it
+    (".ci/run", "1", "2", "d r"),
 ])  # fmt: skip
 def test_choices(tree, table, path, before, now, chosen):
     choice = Chooser(table, tree).choose({path: (before, now)})
