@@ -5,7 +5,8 @@
 Functions whose code differs (comments and docstrings do not count) choose the test files that called them when the table was
 recorded, in ranks too. What the record does not hold is found otherwise:
 
-- a new function, or one which Numba compiles: by its module, that is, the files that called any of the module's functions;
+- a new function, one which Numba compiles, or one that is called while modules are imported: by its module, that is, the files
+  that called any of the module's functions;
 - a module of which none was called, as most of `kernels/`: by the modules that import it; at last by the files that name it;
 - a statement outside of functions: by its module, and by the functions that mention what it binds, where it is imported;
 - a test file that has changed, or that the table does not know: always; `tests/repo`, which reads all sources: always;
@@ -52,6 +53,8 @@ class Table:
 
     tests: set[str] = field(default_factory=set)
     called: dict[str, dict[str, frozenset[str]]] = field(default_factory=dict)
+    imported: set[tuple[str, str]] = field(default_factory=set)
+    """The (path, function) of those that are called while modules are imported: that is no test's call, and concerns many."""
 
     @classmethod
     def load(cls, path: Path = TABLE) -> Table:
@@ -64,7 +67,8 @@ class Table:
             path: {name: sets[int(number)] for number, names in groups.items() for name in names.split(" ")}
             for path, groups in kept["called"].items()
         }
-        return cls(set(tests), called)
+        imported = {(path, name) for path, names in kept["imported"].items() for name in names.split(" ")}
+        return cls(set(tests), called, imported)
 
     def save(self, path: Path = TABLE) -> None:
         """One line for each test file, set of them and module; functions of a module with the same set stand together."""
@@ -79,10 +83,15 @@ class Table:
                     groups[sets.setdefault(kept, len(sets))].append(name)
             if groups:
                 lines.append(json.dumps(module) + ": " + json.dumps({str(n): " ".join(names) for n, names in groups.items()}))
+        imported = defaultdict[str, list[str]](list)
+        for module, name in sorted(self.imported):
+            imported[module].append(name)
+        last = [f"{json.dumps(module)}: {json.dumps(' '.join(names))}" for module, names in imported.items()]
         rows = [f'"{sum(bits[t] for t in kept):x}"' for kept in sets]
         join = lambda texts: ",\n".join(texts)
         path.write_text(
-            f'{{"tests": [\n{join(map(json.dumps, tests))}\n], "sets": [\n{join(rows)}\n], "called": {{\n{join(lines)}\n}}}}\n'
+            f'{{"tests": [\n{join(map(json.dumps, tests))}\n], "sets": [\n{join(rows)}\n], "called": {{\n{join(lines)}\n}}, '
+            f'"imported": {{\n{join(last)}\n}}}}\n'
         )
 
     def put(self, test: str, called: Iterable[tuple[str, str]]) -> None:
@@ -180,7 +189,10 @@ class Chooser:
                 choice.add(f"{path} outside of functions: {reason}", tests)
 
     def of_function(self, path: str, name: str) -> tuple[str, frozenset[str]]:
-        if found := self.table.called.get(path, {}).get(name):
+        found = self.table.called.get(path, {}).get(name)
+        if (path, name) in self.table.imported:
+            return f"{path}: {name}, which imports call, by its module", self.of_module(path)
+        if found:
             return f"{path}: {name}", found
         return f"{path}: {name}, by its module", self.of_module(path)
 

@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from tests.repo.changed_tests import ROOT, SELECTED, Table, test_files
 from tests.repo.functions import MARKS, functions_of, marked
@@ -36,7 +37,7 @@ HOOK = '''
 import builtins, importlib.machinery, importlib.util, json, marshal, mmap, os, sys
 
 class Loader(importlib.machinery.SourceFileLoader):
-    """Of marked modules. While one of funccoll's is imported, what is called counts for no test: all import it."""
+    """Of marked modules. While one of funccoll's is imported, what is called counts for no test, as all import it."""
 
     def get_code(self, name):
         with open(CODES[self.path], "rb") as file:
@@ -45,7 +46,7 @@ class Loader(importlib.machinery.SourceFileLoader):
     def exec_module(self, module):
         before = builtins.__marks__
         if module.__name__.startswith("funccoll"):
-            builtins.__marks__ = NOBODYS
+            builtins.__marks__ = IMPORTS
         try:
             super().exec_module(module)
         finally:
@@ -62,11 +63,14 @@ class Finder:
                         spec.loader = Loader(spec.loader.name, spec.origin)
                     return spec
 
+def shared(path):
+    with open(path, "r+b") as file:
+        return mmap.mmap(file.fileno(), 0)
+
 with open(os.path.join(os.environ["FUNCTIONS_OF_TESTS"], "codes.json")) as file:
-    COUNT, CODES = json.load(file)
-with open(os.environ["FUNCTIONS_OF_TESTS_AT"], "r+b") as file:
-    builtins.__marks__ = MARKS = mmap.mmap(file.fileno(), COUNT)
-NOBODYS = bytearray(COUNT)
+    CODES = json.load(file)
+IMPORTS = shared(os.path.join(os.environ["FUNCTIONS_OF_TESTS"], "imports.marks"))
+builtins.__marks__ = shared(os.environ["FUNCTIONS_OF_TESTS_AT"])
 sys.meta_path.insert(0, Finder)
 '''
 
@@ -93,7 +97,8 @@ def prepare(folder: Path, files: list[Path]) -> list[tuple[str, str]]:
         code = compile(marked(source, len(names)), str(path), "exec", dont_inherit=True)
         Path(codes[str(path)]).write_bytes(marshal.dumps(code))
         names += [(path.relative_to(ROOT).as_posix(), name) for name in functions_of(ast.parse(source))]
-    (folder / "codes.json").write_text(json.dumps([len(names), codes]))
+    (folder / "codes.json").write_text(json.dumps(codes))
+    (folder / "imports.marks").write_bytes(bytes(len(names)))
     return names
 
 
@@ -111,23 +116,50 @@ def hooked() -> Iterator[None]:
             file.unlink()
 
 
-def record(folder: Path, names: list[tuple[str, str]], file: str) -> tuple[str, set[tuple[str, str]], str]:
-    """What one test file calls, and how it went."""
-    marks = folder / f"{file.replace('/', ' ')}.marks"
+Names = set[tuple[str, str]]
+
+
+def execute(folder: Path, names: list[tuple[str, str]], title: str, *arguments: str) -> tuple[Names, Any]:
+    """What a process of Python calls, and all that it starts; the process."""
+    marks = folder / f"{title.replace('/', ' ')}.marks"
     marks.write_bytes(bytes(len(names)))
     environment = {**os.environ, FOLDER: str(folder), f"{FOLDER}_AT": str(marks)}
+    done = subprocess.run([sys.executable, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True)
+    return called(names, marks), done
+
+
+def called(names: list[tuple[str, str]], marks: Path) -> Names:
+    return {name for name, mark in zip(names, marks.read_bytes(), strict=True) if mark}
+
+
+IMPORT_ALL = """
+import contextlib, pkgutil, funccoll
+for module in pkgutil.walk_packages(funccoll.__path__, "funccoll.", onerror=lambda name: None):
+    with contextlib.suppress(ImportError, RuntimeError):  # of optional libraries
+        __import__(module.name) if not module.name.endswith("__main__") else None
+"""
+
+
+def imports(folder: Path, names: list[tuple[str, str]]) -> Names:
+    """What is called while funccoll's modules are imported."""
+    _, done = execute(folder, names, "imports", "-c", IMPORT_ALL)
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    return called(names, folder / "imports.marks")
+
+
+def record(folder: Path, names: list[tuple[str, str]], file: str) -> tuple[str, Names, str]:
+    """What one test file calls, and how it went."""
     begin = time.monotonic()
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", SELECTED, file]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    found, done = execute(folder, names, file, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", SELECTED, file)
     lines = [*done.stdout.splitlines(), *done.stderr.splitlines()] or [""]
     failed = "".join(f"\n    {line}" for line in lines if line.startswith(("FAILED", "ERROR")))
-    called = {name for name, mark in zip(names, marks.read_bytes()) if mark}
-    how = f"{file}: {len(called)} functions, {time.monotonic() - begin:.0f} s: {lines[-1]}{failed}"
+    how = f"{file}: {len(found)} functions, {time.monotonic() - begin:.0f} s: {lines[-1]}{failed}"
     if "numba.core.errors" in done.stdout and MARKS in done.stdout:
         raise SystemExit(f"{how}\nNumba has compiled a marked function: name its module in COMPILED.")
     if done.returncode not in (0, 1, 5):  # 1: a test has failed, 5: none is selected
         raise SystemExit(f"{how}\n{done.stdout}{done.stderr}")
-    return file, called, how
+    return file, found, how
 
 
 def main() -> None:
@@ -139,9 +171,10 @@ def main() -> None:
     table.drop(table.tests - set(every))
     with tempfile.TemporaryDirectory(prefix="table-") as name, hooked(), ThreadPoolExecutor(options.jobs) as pool:
         names = prepare(Path(name), marked_files())
+        table.imported = imports(Path(name), names)
         for done in as_completed([pool.submit(record, Path(name), names, file) for file in options.files or every]):
-            file, called, how = done.result()
-            table.put(file, called)
+            file, found, how = done.result()
+            table.put(file, found)
             table.save()
             print(how, flush=True)
 

@@ -78,12 +78,14 @@ def test_a_function_that_is_called_writes_its_mark(monkeypatch):
 
 def test_marks_are_of_what_processes_call_and_not_of_imports(tmp_path):
     """The hook in a process that ends without any clean-up, and in a child that it forked."""
-    names = record_table.prepare(tmp_path, [ROOT / "funccoll/mesh.py", ROOT / "funccoll/tree.py"])
-    (tmp_path / "at").write_bytes(bytes(len(names)))
+    files = [ROOT / "funccoll" / f"{name}.py" for name in ("mesh", "tree", "primitives/elementwise")]
+    names = record_table.prepare(tmp_path, files)
+    at = tmp_path / "at"
+    at.write_bytes(bytes(len(names)))
     script = """
 import os, sys
 exec(sys.argv[1], {})
-from funccoll import mesh, tree
+from funccoll import api, mesh, tree
 if not (child := os.fork()):
     tree._require_hashes(int, {})
     os._exit(0)
@@ -91,11 +93,12 @@ assert not os.waitpid(child, 0)[1]
 mesh.abstract_mesh({"x": 2})
 os._exit(0)
 """
-    environment = {"FUNCTIONS_OF_TESTS": str(tmp_path), "FUNCTIONS_OF_TESTS_AT": str(tmp_path / "at"), "PYTHONPATH": str(ROOT)}
+    environment = {"FUNCTIONS_OF_TESTS": str(tmp_path), "FUNCTIONS_OF_TESTS_AT": str(at), "PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "-c", script, record_table.HOOK], check=True, env=environment)
-    called = {name for name, mark in zip(names, (tmp_path / "at").read_bytes()) if mark}
+    called, imported = (record_table.called(names, path) for path in (at, tmp_path / "imports.marks"))
     assert {("funccoll/mesh.py", "abstract_mesh"), ("funccoll/mesh.py", "Mesh.__init__")} <= called
-    assert {name for path, name in called if path == "funccoll/tree.py"} == {"_require_hashes"}  # importing registers nodes
+    assert {name for path, name in called if path == "funccoll/tree.py"} == {"_require_hashes"}
+    assert ("funccoll/primitives/elementwise.py", "_define") in imported - called
 
 
 # ---------------------------------------------------------------- the table and the rules
@@ -104,10 +107,12 @@ os._exit(0)
 @pytest.fixture
 def table() -> Table:
     table = Table()
-    table.put("tests/unit/test_a.py", [("funccoll/a.py", "f"), ("funccoll/b.py", "h"), ("tests/support/s.py", "case")])
+    a = [("funccoll/a.py", "f"), ("funccoll/a.py", "register"), ("funccoll/b.py", "h"), ("tests/support/s.py", "case")]
+    table.put("tests/unit/test_a.py", a)
     table.put("tests/unit/test_b.py", [("funccoll/a.py", "g"), ("funccoll/b.py", "h")])
     table.put("tests/repo/test_r.py", [])
     table.put("tests/docs/test_d.py", [("funccoll/b.py", "h")])
+    table.imported = {("funccoll/a.py", "register")}
     return table
 
 
@@ -132,6 +137,7 @@ def tree(tmp_path) -> Path:
     ("funccoll/a.py", "def f(): pass", "def f(): pass  # 1", "r"),
     ("funccoll/a.py", "def f(): pass", "", "a r"),
     ("funccoll/a.py", "", "def new(): pass", "a b r"),  # by its module
+    ("funccoll/a.py", "def register(): 1", "def register(): 2", "a b r"),
     ("funccoll/kernel.py", "def run(): 1", "def run(): 2", "a b d r"),  # by what imports it
     ("funccoll/alone.py", "def x(): 1", "def x(): 2", "b r"),  # by its name
     ("funccoll/b.py", "SIZE = 1", "SIZE = 2", "a b d r"),  # by its module, and f, which uses N, which is made of it
