@@ -9,6 +9,7 @@ import numpy as np
 from ..autodiff.custom_rules import stop_gradient
 from ..errors import DTypeError, ShapeError
 from ..ir import Traced
+from ..ops.indexing import getitem
 from ..ops.registry import as_traceable, is_traced, normalize_dim
 from ..types import is_inexact
 from .half_precision import narrow, wide
@@ -77,7 +78,8 @@ def cross_entropy(
     in float32.
 
     Raises: ShapeError for shapes that do not fit, smoothing outside of [0, 1], and labels outside of 0 to classes - 1 that are
-    known while tracing (a traced one gives NaN); DTypeError.
+    known while tracing; IndexError for a traced one, in the call (a negative one is shown less the number of classes). Give
+    examples that are to be left out any label, and the weight 0. DTypeError.
     """
     given, logits, labels = as_traceable(logits), wide(logits), as_traceable(labels)
     if not is_inexact(given.dtype) or given.dtype.kind == "c" or labels.dtype.kind in "bc":
@@ -90,13 +92,11 @@ def cross_entropy(
     if not logits.ndim:
         raise ShapeError("cross_entropy: the logits are a scalar; they need a dimension for the classes.")
     axis = normalize_dim(axis, logits.ndim)
-    classes = logits.shape[axis]
     shifted = logits - stop_gradient(np.max(logits, axis=axis, keepdims=True))
     total = np.log(np.sum(np.exp(shifted), axis=axis))
     if labels.dtype.kind in "iu":
         hit = _hits(labels, tuple(logits.shape), axis)
-        outside = (labels < 0) | (labels >= classes)
-        chosen = np.where(outside, np.asarray(np.nan, total.dtype), _sum_where(hit, shifted, axis))
+        chosen = _sum_where(hit, shifted, axis)
         mass: Any = 1.0
     else:
         if tuple(labels.shape) != tuple(logits.shape):
@@ -123,12 +123,16 @@ def _hits(labels: Any, shape: tuple[int, ...], axis: int) -> Any:
             f"cross_entropy: labels of shape {tuple(labels.shape)} for logits of shape {shape}, whose classes are along axis "
             f"{axis}: they must have shape {wanted}."
         )
-    if not is_traced(labels) and labels.size and (labels.min() < 0 or labels.max() >= shape[axis]):
-        raise ShapeError(
-            f"cross_entropy: labels from {labels.min()} to {labels.max()} for {shape[axis]} classes: they must be from 0 to "
-            f"{shape[axis] - 1}."
-        )
-    numbers = np.arange(shape[axis]).reshape(-1, *(1,) * (len(shape) - 1 - axis))
+    classes = shape[axis]
+    if is_traced(labels):
+        # Reading a table raises IndexError in the call, at the user's line, as other indices do; negative ones must not wrap.
+        labels = labels.astype(np.int64)
+        labels = getitem(np.arange(classes), np.where(labels < 0, labels - classes, labels))
+    elif ((labels < 0) | (labels >= classes)).any():
+        first = tuple(map(int, np.argwhere((labels < 0) | (labels >= classes))[0]))
+        at = f" at index {first[0] if len(first) == 1 else first}" if first else ""
+        raise ShapeError(f"cross_entropy: label {labels[first]}{at} is outside [0, {classes}), the numbers of the classes.")
+    numbers = np.arange(classes).reshape(-1, *(1,) * (len(shape) - 1 - axis))
     return np.expand_dims(labels, axis) == numbers
 
 

@@ -56,7 +56,7 @@ def test_gradients_of_cross_entropy():
     np.testing.assert_allclose(fc.grad(along)(logits), numerical(along, [logits], [0], 1e-6)[0], rtol=1e-5, atol=1e-8)
 
 
-def test_excluded_classes_and_labels_that_are_not_there():
+def test_excluded_classes():
     logits = np.array([[1.0, -np.inf, 2.0], [-np.inf, 0.0, -np.inf]])
     want = [np.log(1 + np.e) - 0.0, 0.0]
     for labels in (np.array([0, 1]), np.array([[1.0, 0, 0], [0, 1, 0]])):
@@ -64,13 +64,37 @@ def test_excluded_classes_and_labels_that_are_not_there():
         gradient = fc.grad(lambda x: np.sum(nn.cross_entropy(x, labels)))(logits)
         assert np.isfinite(gradient).all() and gradient[0, 1] == 0 and not gradient[1].any()
     assert nn.cross_entropy(logits, np.array([1, 0])).tolist() == [np.inf, np.inf]
-    traced = fc.jit(nn.cross_entropy)(np.zeros((3, 2)), np.array([0, 2, -1]))
-    np.testing.assert_array_equal(np.isnan(np.asarray(traced)), [False, True, True])
+
+
+@pytest.mark.parametrize(
+    ("labels", "found"),
+    [([0, 1, 97], 97), ([0, 65, 1], 65), ([1, -1, 0], -66), ([-100, 0, 0], -165), ([0, 0, -65], -130)],
+)
+def test_a_label_that_is_not_there_is_an_error_in_the_call(labels, found):
+    """As an index is that is out of range, and as it is in torch. A NaN showed in the loss alone."""
+    def loss(x, y):
+        return np.mean(nn.cross_entropy(x, y))
+
+    labels, x = np.array(labels, np.int8), np.zeros((3, 65), np.float32)
+    line = rf"test_nn_models.py:{loss.__code__.co_firstlineno + 1} in loss"
+
+    def check(call):
+        with pytest.raises(IndexError, match=f"index {found} is out of bounds for axis 0 with size 65") as raised:
+            call(x, labels)
+        assert raised.value.__notes__[-1].endswith(line)
+
+    check(fc.jit(loss))
+    check(fc.jit(fc.value_and_grad(loss)))
+    with fc.debug.nans():
+        check(fc.jit(loss))
+    with fc.debug.disable_jit(), pytest.raises(IndexError, match=f"index {found}"):  # the traceback shows the line
+        fc.jit(loss)(x, labels)
+    assert np.isfinite(fc.jit(loss)(x, np.array([0, 64, 3], np.int8)))
 
 
 @pytest.mark.parametrize(("call", "words"), [
-    (lambda x: nn.cross_entropy(x, np.array([0, 3])), "labels from 0 to 3 for 3 classes: they must be from 0 to 2"),
-    (lambda x: nn.cross_entropy(x, np.array([-1, 0])), "labels from -1"),
+    (lambda x: nn.cross_entropy(x, np.array([0, 3])), r"label 3 at index 1 is outside \[0, 3\), the numbers of the classes\."),
+    (lambda x: nn.cross_entropy(x, np.array([-1, 0])), r"label -1 at index 0 is outside \[0, 3\)"),
     (lambda x: nn.cross_entropy(x, np.array([0, 1, 2])), r"labels of shape \(3,\) for logits of shape \(2, 3\).*\(2,\)"),
     (lambda x: nn.cross_entropy(x, np.ones(2)), r"probabilities of shape \(2,\).*must be equal"),
     (lambda x: nn.cross_entropy(x, np.array([0, 1]), label_smoothing=1.5), "label_smoothing=1.5"),
