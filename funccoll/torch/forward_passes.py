@@ -17,9 +17,10 @@ WORD = 4
 """Bytes of `ForwardPasses.word`."""
 ABSENT = bytes(WORD)
 """The word of a rank whose inputs have ended: it agrees with every other one."""
-_APART = re.compile(r"ranks (\d+) and (\d+) entered different collectives")
+_APART = re.compile(r"ranks (\d+) and (\d+) (?:entered different collectives|pass different arguments)")
 _ENDED = re.compile(
-    r"rank (\d+) (?:left the job|raised funccoll\.errors\.ProgramMismatch: (?:rank \d+ skipped|ranks \d+ and \d+ entered))"
+    r"rank (\d+) (?:left the job|raised funccoll\.errors\.ProgramMismatch: "
+    r"(?:rank \d+ skipped|ranks \d+ and \d+ (?:entered|pass)))"
 )
 _DEADLOCK = re.compile(r"ranks wait for each other")
 _all: WeakValues[int, ForwardPasses] = WeakValues()

@@ -33,7 +33,7 @@ from ..job.process_memory import VARIABLE
 from ..plans.control_block import Communicator
 from .communicators import Claim, Communicators
 from .decision_log import Decided, Events
-from .passed_arguments import PassedArguments
+from .passed_arguments import PassedArguments, other_types
 from .plan import DESCRIPTION, GroupedCollective, Operand
 
 __all__ = ["Diagnosis", "job_is_over", "require_turn", "wrong_argument", "wrong_count"]
@@ -127,13 +127,13 @@ class Diagnosis:
             which += f" ({first.get(which)} and {second.get(which)})"
         which = which or (_SAME if "program" in differ else unseen)
         calls = "\n".join(f"  rank {rank}: {_call_text(entered[rank])}" for rank in ranks)
-        why, remedy = f"they differ in {which}", (
+        did, why, remedy = "entered different collectives at the same time", f"they differ in {which}", (
             "Every process must run the same steps in the same order: look for branches on the rank, and for data of different "
             "sizes, such as a shorter last batch, or blocks of fc.from_local."
         )  # fmt: skip
         source = self.call.source
         if passed := self._other_types(ranks, entered):
-            source, why, remedy = current_source(), passed, (
+            did, source, why, remedy = "pass different arguments", current_source(), passed, (
                 "All ranks pass arrays of one shape and dtype, and fc.from_local takes blocks of one shape from all: pad or "
                 "drop a shorter last batch, or iterate over fc.uneven_batches."
             )  # fmt: skip
@@ -150,7 +150,7 @@ class Diagnosis:
         elif which == _SAME:
             remedy += " Values that a rank had when it traced must be equal, too: learning rates, np.random, captured arrays."
         return ProgramMismatch(
-            f"ranks {ranks[0]} and {ranks[1]} entered different collectives at the same time: {why}.\n{calls}\n{remedy}"
+            f"ranks {ranks[0]} and {ranks[1]} {did}: {why}.\n{calls}\n{remedy}"
             + (f"\n{self.table}" if os.environ.get("FUNCCOLL_DEBUG") else ""),
             source,
         )
@@ -215,12 +215,13 @@ class Diagnosis:
 
     def _other_types(self, ranks: Sequence[int], entered: Mapping[int, Mapping[str, str]]) -> str:
         """The first argument whose type differs between the programs that two ranks are in, in words; else empty."""
-        programs = [entered[rank].get("program", "")[:_FINGERPRINT] for rank in ranks]
-        if len(programs[0]) < _FINGERPRINT or len(programs[1]) < _FINGERPRINT:
+        programs = {rank: said.get("program", "")[:_FINGERPRINT] for rank, said in entered.items()}
+        known = [rank for rank, program in programs.items() if len(program) == _FINGERPRINT]
+        if not set(ranks) <= set(known):
             return ""
-        texts = map(self.registry.arguments_of, ranks, programs)
-        first, second = map(PassedArguments.of, texts)
-        return first.other_type(second, ranks)
+        here = {*ranks, *self.registry.noting(self.communicator)}
+        wanted = [rank for rank in known if rank in here]
+        return other_types({r: PassedArguments.of(self.registry.arguments_of(r, programs[r])) for r in wanted}, ranks)
 
     def _other_row(self, entered: Mapping[int, Mapping[str, str]]) -> tuple[ProgramRow, ProgramRow] | None:
         """The first rows in which the programs differ that this rank and the peer are in, in that order."""

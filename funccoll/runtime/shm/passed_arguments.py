@@ -6,10 +6,12 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-__all__ = ["MOST_TEXT", "PassedArgument", "PassedArguments", "different_values"]
+__all__ = ["MOST_TEXT", "PassedArgument", "PassedArguments", "different_values", "other_types"]
 
 MOST_TEXT = 8 << 10
 """Bytes of the longest text, which is sent to other hosts as well."""
+_LISTED = 8
+"""The most ranks that are named one by one."""
 
 
 class PassedArgument(NamedTuple):
@@ -65,15 +67,28 @@ class PassedArguments(NamedTuple):
                 return different_values(mine.name, mine.spec, mine.is_split, ranks, is_put=mine.is_array)
         return ""
 
-    def other_type(self, other: PassedArguments, ranks: Sequence[int]) -> str:
-        """The first argument that has another type on the other rank, in words; "" where the functions are not the same."""
-        both = sorted(self.rows.keys() & other.rows.keys())
-        differ = [i for i in both if self.rows[i].type != other.rows[i].type]
-        if not differ or any(self.rows[i].name != other.rows[i].name for i in both):
-            return ""
-        mine, theirs, more = self.rows[differ[0]], other.rows[differ[0]], len(differ) - 1
-        others = f" (and {more} more argument{'s' * (more > 1)})" if more else ""
-        return f"{mine.name} is {mine.type} on rank {ranks[0]}, and {theirs.type} on rank {ranks[1]}{others}"
+
+def other_types(passed: Mapping[int, PassedArguments], ranks: Sequence[int]) -> str:
+    """The first argument that has other types on two ranks, with its types on all of `passed`; "" where functions differ."""
+    mine, theirs = (passed[rank].rows for rank in ranks)
+    both = sorted(mine.keys() & theirs.keys())
+    differ = [i for i in both if mine[i].type != theirs[i].type]
+    if not differ or any(mine[i].name != theirs[i].name for i in both):
+        return ""
+    first, more = differ[0], len(differ) - 1
+    name, found = mine[first].name, dict[str, list[int]]()
+    for rank in sorted(passed):
+        row = passed[rank].rows.get(first)
+        if row is not None and row.name == name:
+            found.setdefault(row.type, []).append(rank)
+    others = f" (and {more} more argument{'s' * (more > 1)})" if more else ""
+    *types, last = [f"{type} on {_in_words(those)}" for type, those in found.items()]
+    return f"{name} is {', '.join(types)}, and {last}{others}"
+
+
+def _in_words(ranks: Sequence[int]) -> str:
+    listed = ", ".join(map(str, ranks[:_LISTED])) + f" and {len(ranks) - _LISTED} more" * (len(ranks) > _LISTED)
+    return f"rank{'s' * (len(ranks) > 1)} {listed}"
 
 
 def _serial(text: bytes) -> int:
