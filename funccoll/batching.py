@@ -14,6 +14,7 @@ from .ops.elementwise import scalar_type
 from .ops.registry import as_traceable
 from .primitives.batch_rules import repeated
 from .pytree_differences import prefix_difference
+from .pytree_paths import argument_names, path_names
 from .tracing.batched_evaluation import apply_batched, element_type
 from .tracing.trace import detached, documented_as, flatten_outputs, label_of, require_function, value_type
 
@@ -78,12 +79,6 @@ def _size(leaves: Sequence[Any], axes: Sequence[int | None], names: Sequence[str
     return next(iter(sizes.values()))
 
 
-def _path(path: tuple[Any, ...]) -> str:
-    """A leaf of `(args, kwargs)` as messages name it."""
-    first = f"argument {path[1]}" if path[0] == 0 else f"argument {path[1]!r}"
-    return first + "".join(f"[{p!r}]" for p in path[2:])
-
-
 def vmap(
     fn: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0, *, axis_size: int | None = None, axis_name: Any = None
 ) -> Callable[..., Any]:
@@ -121,7 +116,7 @@ def vmap(
         axes = _for_leaves(axes_of_args, args, "in_axes", "arguments", name)
         axes += [0] * (len(given) - len(axes))
         leaves = [as_traceable(x) for x in given]
-        size = _size(leaves, axes, [_path(p) for p in treedef.paths()], axis_size, name)
+        size = _size(leaves, axes, argument_names(fn, args, kwargs), axis_size, name)
         values = [x if a is None else np.moveaxis(x, a, 0) for x, a in zip(leaves, axes, strict=True)]
         weak = [scalar_type(x) if a is None else None for x, a in zip(given, axes, strict=True)]
         tree: Any = None
@@ -135,7 +130,7 @@ def vmap(
         outs, flags = apply_batched(of_element, values, [a is not None for a in axes], size, name, weak)
         assert tree is not None
         where = _for_leaves(out_axes, tree.unflatten(outs), "out_axes", "result", name)
-        paths = ["".join(f"[{p!r}]" for p in path) for path in tree.paths()]
+        paths = path_names("result", tree)
         return tree.unflatten(map(functools.partial(_placed, size=size, name=name), outs, flags, where, paths))
 
     return mapped
@@ -146,9 +141,9 @@ def _placed(value: Any, batched: bool, axis: int | None, path: str, size: int, n
     if axis is None:
         if batched:
             raise ShapeError(
-                f"vmap of {name}: out_axes is None for result{path}, which differs between the elements: it has type "
+                f"vmap of {name}: out_axes is None for {path}, which differs between the elements: it has type "
                 f"{element_type(value_type(value))} for each. Give the dimension at which the batch is to be."
             )
         return detached(value)
     whole = value if batched else repeated(as_traceable(value), size)
-    return detached(np.moveaxis(whole, 0, _dimension(axis, whole.shape, f"{name}: with the batch, result{path}")))
+    return detached(np.moveaxis(whole, 0, _dimension(axis, whole.shape, f"{name}: with the batch, {path}")))

@@ -21,6 +21,7 @@ from .ops.elementwise import astype, scalar_type
 from .ops.registry import as_traceable
 from .primitives.control_flow import cond_p, require_same_decision, scan_p, while_p
 from .pytree_differences import first_difference
+from .pytree_paths import path_name, path_names
 from .tracing import batched_control as batched_control
 from .tracing.closed_programs import closed, with_same_operands
 from .tracing.trace import flatten_outputs, label_of, require_function, stage, value_type
@@ -64,12 +65,12 @@ class _Carry:
         return settled, before != (self.types, self.weak)
 
     def _changed(self, k: int, type: ArrayType, found: ArrayType) -> Exception:
-        where = "".join(f"[{p!r}]" for p in self.tree.paths()[k])
+        where = path_name("the carry", self.tree, k)
         kind = ShapeError if found.shape != type.shape else DTypeError
         convert = f"Convert one of them, for example x.astype(np.{type.dtype})"
         remedy = "Make init of that shape" if kind is ShapeError else convert
         return kind(
-            f"{self.what}: the carry{where} enters {self.name} as {type} and leaves it as {found}: an iteration must return "
+            f"{self.what}: {where} enters {self.name} as {type} and leaves it as {found}: an iteration must return "
             f"what the next one takes. {remedy}."
         )
 
@@ -118,8 +119,7 @@ def _length(xs: Any, length: int | None) -> tuple[int, list[Any], Any]:
     leaves, sizes = [as_traceable(x) for x in leaves], {}
     if length is not None and (isinstance(length, bool) or not isinstance(length, (int, np.integer)) or length < 0):
         raise TraceError(f"scan: length={length!r} must be a number of iterations, known while tracing.")
-    for path, leaf in zip(tree.paths(), leaves, strict=True):
-        where = "xs" + "".join(f"[{p!r}]" for p in path)
+    for where, leaf in zip(path_names("xs", tree), leaves, strict=True):
         if not leaf.ndim:
             raise ShapeError(f"scan: {where} is a scalar of type {value_type(leaf)}: it scans the first dimension of arrays.")
         sizes[where] = int(leaf.shape[0])
@@ -370,8 +370,8 @@ def _choose(what: str, index: Any, branches: Sequence[Callable[..., Any]], opera
                 f"{first_difference(out_tree, trees[::written][0], f'result of {name}', f'that of {names[::written][0]} has')}."
             )
     agreed = [
-        _common(what, names[::written], path, outs, value_type(index).varying)
-        for path, outs in zip(trees[0].paths(), zip(*found[::written], strict=True), strict=True)
+        _common(what, names[::written], where, outs, value_type(index).varying)
+        for where, outs in zip(path_names("result", trees[0]), zip(*found[::written], strict=True), strict=True)
     ]
     wanted, kinds = [type for type, _ in agreed], [weak for _, weak in agreed]
     if any([a.type for a in program.outputs] != wanted for program, _ in programs):
@@ -383,14 +383,13 @@ def _choose(what: str, index: Any, branches: Sequence[Callable[..., Any]], opera
 
 
 def _common(
-    what: str, names: Sequence[str], path: tuple, outs: Sequence[tuple[ArrayType, Any]], varying: frozenset[str]
+    what: str, names: Sequence[str], where: str, outs: Sequence[tuple[ArrayType, Any]], varying: frozenset[str]
 ) -> tuple[ArrayType, type | None]:
     """The type of a result of several branches: Python scalars take the type of the others; alone they stay scalars."""
     widest = max(outs, key=lambda out: _rank(out[0].dtype))
     first, kind = next(((type, None) for type, weak in outs if not weak), widest)
     for name, (type, weak) in zip(names, outs, strict=True):
         if type.shape != first.shape or (type.dtype != first.dtype and not _takes(first.dtype, weak)):
-            where = f"result{''.join(f'[{p!r}]' for p in path)}"
             raise (ShapeError if type.shape != first.shape else DTypeError)(
                 f"{what}: {where} is {first} of {names[[t for t, _ in outs].index(first)]} and {type} of {name}: branches must "
                 "return the same shapes and dtypes.",

@@ -6,46 +6,48 @@ from collections.abc import Mapping
 
 import optree
 
+from .pytree_paths import path_names
+
 __all__ = ["first_difference", "prefix_difference"]
 
 
 def prefix_difference(prefix: optree.PyTreeSpec, tree: optree.PyTreeSpec, name: str, what: str) -> str:
     """The place where a tree is not a prefix of another: `specs[0] is a tuple of 2, and the arguments have a list there`."""
-    return _words(_first(prefix, tree, (), False), name, what)
+    return _words(_first(prefix, tree, "", False), name, what)
 
 
 def first_difference(found: optree.PyTreeSpec, wanted: optree.PyTreeSpec, name: str, what: str) -> str:
     """The place where the structures of two trees differ; `name` is the first one's, `what` says whose the second is."""
-    return _words(_first(found, wanted, (), True), name, what)
+    return _words(_first(found, wanted, "", True), name, what)
 
 
-def _words(place: tuple[tuple, optree.PyTreeSpec, optree.PyTreeSpec] | None, name: str, what: str) -> str:
+def _words(place: tuple[str, optree.PyTreeSpec, optree.PyTreeSpec] | None, name: str, what: str) -> str:
     if place is None:  # their static fields differ
         return f"{name} differs from {what} in what its classes hold besides arrays"
     path, one, other = place
-    where = name + "".join(f".{p}" if isinstance(p, _Field) else f"[{p!r}]" for p in path)
-    return f"{where} is {_node(one)}, and {what} {_node(other)} there"
-
-
-class _Field(str):
-    """An attribute in a path."""
+    return f"{name}{path} is {_node(one)}, and {what} {_node(other)} there"
 
 
 def _first(
-    one: optree.PyTreeSpec, other: optree.PyTreeSpec, path: tuple, whole: bool
-) -> tuple[tuple, optree.PyTreeSpec, optree.PyTreeSpec] | None:
+    one: optree.PyTreeSpec, other: optree.PyTreeSpec, path: str, whole: bool
+) -> tuple[str, optree.PyTreeSpec, optree.PyTreeSpec] | None:
     """Path and nodes of the first difference; with `whole` a leaf stands for a leaf alone, not for a subtree."""
     if one.is_leaf():
         return None if other.is_leaf() or not whole else (path, one, other)
     same = _kind(one) == _kind(other) and one.num_children == other.num_children and one.entries() == other.entries()
     if other.is_leaf() or not same:
         return path, one, other
-    by_name = not issubclass(one.type or tuple, (tuple, list, Mapping))
-    for entry, a, b in zip(one.entries(), one.children(), other.children(), strict=True):
-        step = _Field(entry) if by_name and isinstance(entry, str) else entry
-        if (found := _first(a, b, (*path, step), whole)) is not None:
+    for here, a, b in zip(path_names(path, _of_its_children(one)), one.children(), other.children(), strict=True):
+        if (found := _first(a, b, here, whole)) is not None:
             return found
     return None
+
+
+def _of_its_children(node: optree.PyTreeSpec) -> optree.PyTreeSpec:
+    """The tree whose leaves are a node's children."""
+    found = node.one_level()
+    assert found is not None  # it is not a leaf
+    return found
 
 
 def _kind(node: optree.PyTreeSpec) -> type | None:

@@ -16,6 +16,7 @@ from ..ops.registry import as_traceable
 from ..primitives.elementwise import stop_gradient_p
 from ..primitives.higher import custom_vjp_p, grad_hook_p
 from ..pytree_differences import first_difference
+from ..pytree_paths import parameter_names, signature_of
 from ..tracing.trace import Trace, as_bucket, flatten_outputs, label_of, require_function, stage, value_type
 from ..types import ArrayType, is_inexact
 from .backward import widened
@@ -135,8 +136,9 @@ class custom_vjp:
         fixed = {p: args[p] for p in self.nondiff_argnums if p < len(args)}
         for position, value in fixed.items():
             if any(isinstance(leaf, Traced) for leaf in optree.tree_leaves(value)):
+                which = parameter_names(signature_of(self.fn), len(args))[position]
                 raise TraceError(
-                    f"argument {position} of {name} is in nondiff_argnums, and holds a traced array. Leave it out there, and "
+                    f"the argument {which} of {name} is in nondiff_argnums, and holds a traced array. Leave it out there, and "
                     "return None for its cotangent."
                 )
         given = tuple(value for position, value in enumerate(args) if position not in fixed)

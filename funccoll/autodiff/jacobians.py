@@ -14,6 +14,7 @@ import optree
 
 from ..batching import vmap
 from ..errors import DTypeError, TraceError, VaryingError
+from ..pytree_paths import argument_names, path_names
 from ..tracing.trace import documented_as, label_of, require_function, value_type
 from ..types import ArrayType, is_inexact
 from .forward import linearize
@@ -69,8 +70,7 @@ class _Chosen:
         given: Any = self.values
         leaves, self.treedef = optree.tree_flatten(given)
         self.types = [value_type(x) for x in leaves]
-        paths = self.treedef.paths()
-        self.shown = [f"argument {where[position]}{''.join(f'[{p!r}]' for p in path)}" for position, *path in paths]
+        self.shown = argument_names(fn, args, positions=where)
         for t, shown in zip(self.types, self.shown, strict=True):
             if not is_inexact(t.dtype):
                 self.refuse(DTypeError, f"{shown} has dtype {t.dtype}, and only floats and complex numbers have derivatives.")
@@ -109,8 +109,7 @@ def _result_types(chosen: _Chosen, result: Any) -> tuple[list[ArrayType], optree
     """The types of the result's leaves, which must have derivatives, and its structure."""
     leaves, treedef = optree.tree_flatten(result)
     types = [value_type(y) for y in leaves]
-    for t, path in zip(types, treedef.paths(), strict=True):
-        shown = f"result{''.join(f'[{p!r}]' for p in path)}"
+    for t, shown in zip(types, path_names("result", treedef), strict=True):
         if not is_inexact(t.dtype):
             chosen.refuse(DTypeError, f"{shown} has dtype {t.dtype}, which has no derivative.")
         chosen.check_complex(t, shown)

@@ -16,6 +16,7 @@ from ..ir import Program
 from ..ops.elementwise import scalar_type
 from ..ops.registry import as_traceable
 from ..pytree_differences import first_difference
+from ..pytree_paths import argument_names
 from ..tracing.trace import (
     detached,
     documented_as,
@@ -172,8 +173,7 @@ def value_and_grad(
             return fn(*full, **kwargs)
 
         leaves, treedef, flat, info = flatten_function(of_chosen, chosen, has_aux, name, split=True)
-        paths = [(where[path[0]], *path[1:]) for path in treedef.paths()]
-        shown = [f"argument {path[0]}{''.join(f'[{p!r}]' for p in path[1:])}" for path in paths]
+        shown = argument_names(fn, args, positions=where)
         for leaf, which in zip(leaves, shown, strict=True):
             if not is_inexact(leaf.dtype):
                 raise DTypeError(

@@ -14,11 +14,10 @@ from ..dtype_promotion import Mode
 from ..errors import PytreeError, ShardingError, TraceError
 from ..mesh import Mesh, P, Sharding
 from ..pytree_differences import prefix_difference
+from ..pytree_paths import names_below, parameter_names, signature_of
 from ..tracing.trace import sharding_of
 
-__all__ = [
-    "AUTO", "Arguments", "Options", "Static", "broadcast_specs", "check_specs", "flatten_specs", "path_name", "path_names",
-]  # fmt: skip
+__all__ = ["AUTO", "Arguments", "Options", "Static", "broadcast_specs", "check_specs", "flatten_specs"]
 
 Static = tuple[tuple[int | str, Any, Any], ...]
 """Static arguments: (position or name, what `distinct` says of the value, value)."""
@@ -110,16 +109,6 @@ def flatten_specs(specs: Any, where: str) -> tuple[list[Any], optree.PyTreeSpec]
     return [P() if spec is None else spec for spec in leaves], treedef
 
 
-def path_name(name: str, treedef: optree.PyTreeSpec, position: int) -> str:
-    """The user's notation for one leaf of the arguments: `batch["x"]`."""
-    return path_names(name, treedef)[position]
-
-
-def path_names(name: str, treedef: optree.PyTreeSpec) -> list[str]:
-    """The user's notation for all leaves of the arguments."""
-    return [name + "".join(f"[{p!r}]" for p in path) for path in treedef.paths()]
-
-
 @dataclass(frozen=True)
 class Options:
     """Options of a jitted function: arguments by position in its Python signature, or by name, and the rule for dtypes."""
@@ -164,10 +153,7 @@ class Arguments:
     @functools.cached_property
     def signature(self) -> inspect.Signature | None:
         """The function's Python signature, or None where it has none."""
-        try:
-            return inspect.signature(self.fn)
-        except (TypeError, ValueError):
-            return None
+        return signature_of(self.fn)
 
     def _resolve(self, numbers: tuple[int, ...], count: int) -> set[int]:
         """Positions from the front; negative ones count from the signature's end (the call's, of `count`, with *args)."""
@@ -192,8 +178,9 @@ class Arguments:
             try:
                 hash(value)
             except TypeError:
+                name = parameter_names(self.signature, len(args))[where] if isinstance(where, int) else where
                 raise TraceError(
-                    f"the static argument {where!r} of {self.name} is not hashable: {value!r}. A static argument is part "
+                    f"the static argument {name} of {self.name} is not hashable: {value!r}. A static argument is part "
                     "of the compiled program; pass a tuple, a string, a number or a frozen dataclass."
                 ) from None
         kept = [(k, distinct(v), v) for k, v in static] + [(i, None, args[i]) for i in defaults]
@@ -279,11 +266,13 @@ class Arguments:
 
     def describe(self, treedef: optree.PyTreeSpec, position: int, static: Static) -> str:
         """The name of one array of the arguments in messages: `batch['x'] of step`."""
-        path = treedef.paths()[position]
-        parameters = [] if self.signature is None else list(self.signature.parameters)
-        call_position = self._positions(path[0] + 1, static)[path[0]]
-        first = parameters[call_position] if call_position < len(parameters) else f"argument {call_position}"
-        return f"{first}{''.join(f'[{p!r}]' for p in path[1:])} of {self.name}"
+        return f"{names_below(self.parameters(treedef.num_children, static), treedef)[position]} of {self.name}"
+
+    def parameters(self, count: int, static: Static) -> list[str]:
+        """The names of `count` dynamic arguments: `batch`, `rest[0]`."""
+        positions = self._positions(count, static)
+        names = parameter_names(self.signature, max(positions, default=-1) + 1)
+        return [names[p] for p in positions]
 
     def donated(self, dynamic: tuple, static: Static) -> tuple[bool, ...]:
         """Flags of the arrays of the dynamic arguments: True where the caller gives one up."""

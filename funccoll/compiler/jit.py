@@ -37,6 +37,7 @@ from ..named_scopes import outside_scopes
 from ..ops.elementwise import scalar_type
 from ..ops.registry import as_traceable
 from ..primitives.collectives.varying import pvary
+from ..pytree_paths import names_below, path_name
 from ..runtime.codegen import require_devices
 from ..runtime.job.world import backend_of, on_device
 from ..runtime.recorder import compiling
@@ -44,7 +45,7 @@ from ..tracing.trace import Evaluation, flatten_outputs, sharding_of, stage, val
 from ..tracing.tracer import check_alive
 from ..types import ArrayType
 from ..weak_values import WeakValues
-from .arguments import AUTO, Arguments, Options, Static, broadcast_specs, check_specs, path_name
+from .arguments import AUTO, Arguments, Options, Static, broadcast_specs, check_specs
 from .callers import MOST_CALLERS, Caller, Dispatch
 from .choose_schedules import check_algorithms
 from .debug_modes import MODES
@@ -270,7 +271,7 @@ class Jitted(Dispatch, Generic[Params, R]):
         if made is None:
             traced = self._trace(dynamic, static, treedef, types)
             s = traced.signature
-            call = ProgramCall(self._name, traced.program, s.in_layouts, s.out_layouts, self.mesh, self._source)
+            call = ProgramCall(self._name, traced.program, s.in_layouts, s.out_layouts, self.mesh, self._source, s.names)
             if len(self._calls) == CACHE_SIZE:
                 self._calls.clear()
             made = self._calls[key] = call, s.out_tree
@@ -341,9 +342,9 @@ class Jitted(Dispatch, Generic[Params, R]):
     ) -> TracedFunction:  # fmt: skip
         arguments = self._arguments
         shardings = arguments.shardings(dynamic, static)
-        layouts = []
-        for i, ((shape, dtype, _), sharding) in enumerate(zip(types, shardings, strict=True)):
-            sharding.shard_shape(shape, arguments.describe(treedef, i, static))
+        layouts, parameters = [], arguments.parameters(treedef.num_children, static)
+        for name, (shape, dtype, _), sharding in zip(names_below(parameters, treedef), types, shardings, strict=True):
+            sharding.shard_shape(shape, f"{name} of {self._name}")
             layouts.append(layout_of(shape, dtype, sharding))
         out: dict[str, Any] = {}
 
@@ -395,7 +396,7 @@ class Jitted(Dispatch, Generic[Params, R]):
         )
         donated = arguments.donated(dynamic, static)
         signature = Signature(
-            self._name, self.mesh, treedef, tuple(layouts), out["tree"], out_layouts, donated, self._source,
+            self._name, self.mesh, treedef, tuple(layouts), tuple(parameters), out["tree"], out_layouts, donated, self._source,
             tuple(widenings.found.values()),
         )  # fmt: skip
         return TracedFunction(program, signature)

@@ -24,6 +24,7 @@ from ..errors import ShardingError, Source, current_source
 from ..ir import Equation, Program, Traced, bind, evaluate
 from ..mesh import Mesh, P, Sharding
 from ..primitives.meshed_call import meshed_call_p
+from ..pytree_paths import parameter_names
 from ..runtime.non_finite import NonFinite
 from ..tracing.trace import sharding_of, stage, value_type
 from ..types import ArrayType, is_inexact
@@ -40,10 +41,11 @@ class ProgramCall:
 
     def __init__(
         self, name: str, program: Program, in_layouts: Sequence[ArrayLayout], out_layouts: Sequence[ArrayLayout], mesh: Mesh,
-        source: Source | None = None,
+        source: Source | None = None, names: Sequence[str] = (),
     ):  # fmt: skip
         self.name, self.program, self.mesh, self.source = name, program, mesh, source
         self.in_layouts, self.out_layouts = tuple(in_layouts), tuple(out_layouts)
+        self.names = tuple(names or parameter_names(None, len(in_layouts)))
         self._gradients: dict[tuple[bool, ...], _Gradient] = {}
         self._others: dict[tuple[Sharding, ...], ProgramCall] = {}
         self._compiled: dict[NonFinite | None, Compiled] = {}
@@ -65,7 +67,7 @@ class ProgramCall:
         trees = [optree.treespec_tuple([leaf] * len(layouts)) for layouts in (self.in_layouts, self.out_layouts)]
         kept = (False,) * len(self.in_layouts)
         signature = Signature(
-            self.name, self.mesh, trees[0], self.in_layouts, trees[1], self.out_layouts, kept, self.source
+            self.name, self.mesh, trees[0], self.in_layouts, self.names, trees[1], self.out_layouts, kept, self.source
         )
         return TracedFunction(self.program, signature).lower().compile()
 
@@ -97,13 +99,14 @@ class ProgramCall:
         def call(*blocks: Any) -> list[Any]:
             return evaluate(self.program, constants, [*map(reshard, blocks, given, own)])[0]
 
-        return self._made(call, layouts, self.out_layouts, self.name)
+        return self._made(call, layouts, self.out_layouts, self.name, self.names)
 
     def _made(
-        self, fn: Callable[..., list[Any]], ins: Sequence[ArrayLayout], outs: Sequence[ArrayLayout], name: str
-    ) -> ProgramCall:
+        self, fn: Callable[..., list[Any]], ins: Sequence[ArrayLayout], outs: Sequence[ArrayLayout], name: str,
+        names: Sequence[str] = (),
+    ) -> ProgramCall:  # fmt: skip
         program, _ = stage(fn, [x.type for x in ins], axis_sizes=self.mesh.shape, label=name)
-        return ProgramCall(name, program, ins, outs, self.mesh, self.source)
+        return ProgramCall(name, program, ins, outs, self.mesh, self.source, names)
 
     def gradient(self, active: tuple[bool, ...]) -> _Gradient:
         """Its derivative in the active arguments."""
@@ -132,7 +135,7 @@ class ProgramCall:
 
         ins = [*residuals, *self.in_layouts, *compress(self.out_layouts, back.takes)]
         return _Gradient(
-            self._made(forward, self.in_layouts, [*self.out_layouts, *residuals], self.name),
+            self._made(forward, self.in_layouts, [*self.out_layouts, *residuals], self.name, self.names),
             self._made(backward, ins, [*compress(self.in_layouts, back.gives)], f"gradient of {self.name}"), back,
         )  # fmt: skip
 

@@ -14,7 +14,8 @@ from ..arrays.array_layout import ArrayLayout, layout_of
 from ..dtype_promotion import Widening
 from ..errors import Source, current_source
 from ..mesh import Mesh, Sharding
-from .arguments import path_names
+from ..pytree_differences import first_difference
+from ..pytree_paths import names_below
 
 __all__ = ["Signature"]
 
@@ -27,6 +28,8 @@ class Signature:
     mesh: Mesh
     in_tree: optree.PyTreeSpec
     in_layouts: tuple[ArrayLayout, ...]
+    parameters: tuple[str, ...]
+    """The names of the arguments, which are the children of `in_tree`: `batch`, `rest[0]`."""
     out_tree: optree.PyTreeSpec
     out_layouts: tuple[ArrayLayout, ...]
     donated: tuple[bool, ...]
@@ -37,11 +40,21 @@ class Signature:
 
     def argument(self, i: int) -> str:
         """The name of the i-th argument in messages."""
-        return f"{self._names[i]} of {self.name}"
+        return f"{self.names[i]} of {self.name}"
 
     @functools.cached_property
-    def _names(self) -> list[str]:
-        return path_names("args", self.in_tree)
+    def names(self) -> list[str]:
+        """The names of all arrays of the arguments: `batch['x']`."""
+        return names_below(self.parameters, self.in_tree)
+
+    def difference(self, given: optree.PyTreeSpec) -> str:
+        """The place where the arguments of a call differ from those that it was compiled for, in words."""
+        wanted = "those that it was compiled for have"
+        if given.num_children == self.in_tree.num_children:
+            for name, one, other in zip(self.parameters, given.children(), self.in_tree.children(), strict=True):
+                if one != other:
+                    return first_difference(one, other, name, wanted)
+        return first_difference(given, self.in_tree, "args", wanted)
 
     def redistributed(self, leaves: Sequence[Any]) -> list[tuple[int, ArrayLayout, Source | None]]:
         """The Arrays among flat arguments that are split over the mesh in another way than the function takes them.

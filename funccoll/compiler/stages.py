@@ -27,12 +27,10 @@ from ..passes.group_collectives import group_collectives
 from ..passes.rewrite import at_all_depths
 from ..passes.snapshots import snapshots
 from ..primitives.collectives import pvary_p
-from ..pytree_differences import first_difference
 from ..runtime.backend import ArgumentCheck, FirstCall
 from ..runtime.codegen import GeneratedProgram, compile_program, require_devices
 from ..runtime.job.world import backend_of
 from ..tracing.trace import stage
-from .arguments import path_name
 from .callers import Caller, make_caller
 from .choose_schedules import choose, is_large, is_users, schedules_of
 from .debug_modes import MODES, asked_for
@@ -310,17 +308,15 @@ class Compiled(_Scheduled):
         leaves, treedef = optree.tree_flatten(flat)
         signature = self.signature
         if treedef != signature.in_tree:
-            difference = first_difference(treedef, signature.in_tree, "args", "those that it was compiled for have")
             raise PytreeError(
-                f"{signature.name} was compiled for arguments of another structure: {difference}. Call the jitted function "
-                "itself, which compiles anew where it has to."
+                f"{signature.name} was compiled for arguments of another structure: {signature.difference(treedef)}. Call the "
+                "jitted function itself, which compiles anew where it has to."
             )
         for i, (leaf, layout) in enumerate(zip(leaves, signature.in_layouts, strict=True)):
-            what = functools.partial(path_name, "args", treedef, i)
-            shape, dtype = shape_and_dtype(leaf, what)
+            shape, dtype = shape_and_dtype(leaf, functools.partial(signature.argument, i))
             if shape != layout.shape or dtype != layout.dtype:
                 raise ShapeError(
-                    f"{what()} of {signature.name} is {dtype}{list(shape)}, and it was compiled for "
+                    f"{signature.argument(i)} is {dtype}{list(shape)}, and it was compiled for "
                     f"{layout.dtype}{list(layout.shape)}."
                 )
         return self.execute(leaves)
@@ -426,7 +422,7 @@ def trace_redistribution(given: ArrayLayout, wanted: ArrayLayout, source: Source
         )
     leaf = optree.treespec_leaf()
     arguments = optree.treespec_tuple([leaf])
-    return TracedFunction(program, Signature("redistribute", new.mesh, arguments, (given,), leaf, (wanted,), (False,)))
+    return TracedFunction(program, Signature("redistribute", new.mesh, arguments, (given,), ("x",), leaf, (wanted,), (False,)))
 
 
 @functools.lru_cache(maxsize=256)

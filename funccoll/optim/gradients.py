@@ -10,9 +10,9 @@ import numpy as np
 import optree
 
 from ..collectives import Axes, all_reduce, mesh_axes
-from ..compiler.arguments import path_name
 from ..errors import ShapeError, VaryingError
 from ..ops.registry import as_traceable
+from ..pytree_paths import path_name
 from ..tracing.trace import value_type
 from .learning_rates import Schedule, nonnegative, rate_at
 from .leaves import flatten_floats, widen

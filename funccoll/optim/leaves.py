@@ -7,11 +7,11 @@ from typing import Any
 
 import optree
 
-from ..compiler.arguments import path_name
 from ..errors import DTypeError, PytreeError, ShapeError, VaryingError
 from ..ops.registry import as_traceable
 from ..primitives.optimizers import wide_dtype
 from ..pytree_differences import first_difference
+from ..pytree_paths import path_name
 from ..tracing.trace import value_type
 from ..types import is_inexact
 

@@ -14,6 +14,7 @@ from ..compiler.report import flops
 from ..display import bytes_text, html_table, seconds_text, text_table, titled
 from ..ir import Equation, Program
 from ..mesh import Mesh, P, normalize_axes
+from ..pytree_paths import path_names
 from ..types import dtype_name
 from .bucket_reduction import BucketRecord
 from .call import Settings
@@ -112,7 +113,7 @@ def trace_plan(settings: Settings, step: Step, mesh: Mesh, params: Any, batch: S
     work = [flops(eqn) if eqn.primitive.kind == "compute" else 0.0 for eqn in program.equations]
     axes = normalize_axes(settings.axis)
     reduced = {name for record in records for name in record.names}
-    names = ["".join(f"[{p!r}]" for p in path) for path in optree.tree_structure(params).paths()]
+    names = path_names("", optree.tree_structure(params))
     return BucketPlan(
         tuple(_row(record, program, mesh, work) for record in sorted(records, key=lambda r: r.number)),
         tuple(name for name in names if name not in reduced), axes, mesh.axis_size(axes),

@@ -15,6 +15,7 @@ from ..collectives import Axes, all_reduce, broadcast, mesh_axes, pvary
 from ..errors import PytreeError, ShapeError, TraceError, VaryingError
 from ..ops.registry import as_traceable
 from ..pytree_differences import first_difference
+from ..pytree_paths import path_names
 from ..tracing.trace import stage, value_type
 from ..types import ArrayType, is_inexact
 from .buckets import Bucket, CommHook, make_buckets
@@ -45,7 +46,7 @@ class Call:
         self.leaves, self.treedef = optree.tree_flatten(params)
         self.leaves = [as_traceable(leaf) for leaf in self.leaves]
         self.types = [value_type(leaf) for leaf in self.leaves]
-        self.names = ["".join(f"[{p!r}]" for p in path) for path in self.treedef.paths()]
+        self.names = path_names("", self.treedef)
         self.chosen = [i for i, t in enumerate(self.types) if is_inexact(t.dtype)]
         self.inexact = [self.leaves[i] for i in self.chosen]
         if not self.chosen:
@@ -156,10 +157,10 @@ class Call:
             difference = first_difference(found, tree, "buffers", "those that it was given have")
             raise PytreeError(f"data_parallel: the loss function returned buffers of another structure: {difference}.")
         before, after = [as_traceable(x) for x in before], [as_traceable(x) for x in after]
-        for path, b, a in zip(tree.paths(), before, after, strict=True):
+        for place, b, a in zip(path_names("buffers", tree), before, after, strict=True):
             if (b.shape, b.dtype) != (a.shape, a.dtype):
                 raise ShapeError(
-                    f"data_parallel: the loss function returned for buffers{''.join(f'[{p!r}]' for p in path)} a value of type "
+                    f"data_parallel: the loss function returned for {place} a value of type "
                     f"{value_type(a)}, and was given {value_type(b)}: shape and dtype must stay."
                 )
         own = [k for k, a in enumerate(after) if set(self.axes) & value_type(a).varying]

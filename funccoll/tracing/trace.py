@@ -40,6 +40,7 @@ from ..ir import (
 from ..mesh import Sharding
 from ..primitives.collectives import pvary_p
 from ..primitives.meshed_call import MeshedCall
+from ..pytree_paths import path_name
 from ..types import ArrayType, check_dtype, type_of
 from .tracer import Tracer
 
@@ -311,16 +312,16 @@ def documented_as(description: str, fn: Callable[..., Any]) -> Callable[[F], F]:
 def flatten_outputs(result: Any, name: str, given: bool = False) -> tuple[list[Any], optree.PyTreeSpec]:
     """Leaves and structure of a function's result, or of what it is `given`; raises TraceError for what is not an array."""
     leaves, treedef = optree.tree_flatten(result)
-    for path, leaf in zip(treedef.paths(), leaves, strict=True):
+    for i, leaf in enumerate(leaves):
         if isinstance(leaf, (Traced, bool, int, float, complex, np.ndarray, np.generic)):
             if isinstance(leaf, (np.ndarray, np.generic)):
                 check_dtype(leaf.dtype, name if given else f"the result of {name}")
             continue
         if hasattr(leaf, "__array__"):
             continue
-        where = "".join(f"[{p!r}]" for p in path)
+        where = path_name("", treedef, i)
         shown = f"{leaf!r} of type {type(leaf).__name__}"
-        place = f" at result{where}" if path else ""
+        place = f" at result{where}" if where else ""
         raise TraceError(
             f"{f'{name}{where} is {shown}' if given else f'{name} returned {shown}{place}'}: a traced function "
             f"{'takes' if given else 'returns'} arrays, numbers, and pytrees of them (tuples, lists, dicts, None, ...)."

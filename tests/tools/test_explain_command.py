@@ -103,7 +103,7 @@ def test_collectives_that_redistribute_an_argument_are_a_program(explain):
 whole = fc.jit(lambda x: x + 1, mesh=mesh, in_specs=P(), out_specs=P())
 whole(fc.device_put(np.ones(8), mesh, P("data")))
 """)  # fmt: skip
-    assert code == 0 and "program 2: redistribute" in out and "train.py:9 (args[0] of <lambda>: P('data') -> P())" in out
+    assert code == 0 and "program 2: redistribute" in out and "train.py:9 (x of <lambda>: P('data') -> P())" in out
 
 
 def test_gradients_and_data_parallel(explain):

@@ -97,7 +97,7 @@ def test_more_spec_entries_than_dimensions():
 
 def test_one_number_from_each_device_needs_a_dimension():
     wrong(ShardingError, lambda: run(lambda x: x.sum(), out=P("data")), "on each device", "P('data')", "return x[None]")
-    wrong(DTypeError, lambda: fc.grad(lambda p: p["w"])({"w": 1.0, "n": 3}), "argument 0['n'] has dtype int64", "argnums")
+    wrong(DTypeError, lambda: fc.grad(lambda p: p["w"])({"w": 1.0, "n": 3}), "p['n'] has dtype int64", "argnums")
 
 
 def test_out_specs_that_claim_replication():
@@ -305,9 +305,9 @@ def test_results_that_are_no_arrays():
 
 def test_static_arguments_must_be_hashable():
     f = fc.jit(lambda x, n: x * n[0], static_argnums=1)
-    wrong(TraceError, lambda: f(X, [2]), "static argument 1", "not hashable", "[2]", "tuple")
+    wrong(TraceError, lambda: f(X, [2]), "static argument n of", "not hashable", "[2]", "tuple")
     g = fc.jit(lambda x, mode=None: x, static_argnames="mode")
-    wrong(TraceError, lambda: g(X, mode={}), "static argument 'mode'", "not hashable")
+    wrong(TraceError, lambda: g(X, mode={}), "static argument mode of", "not hashable")
 
 
 def test_keywords_that_do_not_fit():
@@ -343,10 +343,10 @@ def test_donated_arrays_are_gone():
 
 def test_a_compiled_function_checks_its_arguments():
     compiled = fc.jit(lambda x: x).lower(X).compile()
-    wrong(ShapeError, lambda: compiled(X[:2]), "args[0] of <lambda>", "float32[2]", "float32[8]")
+    wrong(ShapeError, lambda: compiled(X[:2]), "x of <lambda>", "float32[2]", "float32[8]")
     wrong(PytreeError, lambda: compiled(X, X), "structure", "args is a tuple of 2", "a tuple of 1", "compiles anew")
-    wrong(DTypeError, lambda: compiled("a"), "args[0]", "<U1")
-    wrong(TraceError, lambda: compiled(object()), "args[0]", "not an array")
+    wrong(DTypeError, lambda: compiled("a"), "x of", "<U1")
+    wrong(TraceError, lambda: compiled(object()), "x of", "not an array")
 
 
 # ---------------------------------------------------------------- the exceptions themselves

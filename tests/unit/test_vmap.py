@@ -389,12 +389,12 @@ def pair(x: Any, y: Any) -> Any:
 
 
 @pytest.mark.parametrize(("make", "error", "words"), [
-    (lambda: fc.vmap(pair)(np.ones((2, 3)), np.ones(3)), ShapeError, "argument 0 has 2, argument 1 has 3"),
-    (lambda: fc.vmap(lambda t: t)({"a": np.ones(2), "b": [np.ones(3)]}), ShapeError, r"argument 0\['b'\]\[0\] has 3"),
-    (lambda: fc.vmap(lambda x, *, k: x)(np.ones(2), k=np.ones(3)), ShapeError, "argument 'k' has 3"),
+    (lambda: fc.vmap(pair)(np.ones((2, 3)), np.ones(3)), ShapeError, "x has 2, y has 3"),
+    (lambda: fc.vmap(lambda t: t)({"a": np.ones(2), "b": [np.ones(3)]}), ShapeError, r"t\['b'\]\[0\] has 3"),
+    (lambda: fc.vmap(lambda x, *, k: x)(np.ones(2), k=np.ones(3)), ShapeError, "x has 2, k has 3"),
     (lambda: fc.vmap(pair, axis_size=4)(np.ones(2), np.ones(2)), ShapeError, "axis_size has 4"),
-    (lambda: fc.vmap(pair, (0, 1))(np.ones(2), np.ones(2)), ShapeError, r"argument 1 of shape \(2,\) has no dimension 1"),
-    (lambda: fc.vmap(pair)(np.ones(2), 1.0), ShapeError, r"argument 1 of shape \(\) has no dimension 0"),
+    (lambda: fc.vmap(pair, (0, 1))(np.ones(2), np.ones(2)), ShapeError, r"y of shape \(2,\) has no dimension 1"),
+    (lambda: fc.vmap(pair)(np.ones(2), 1.0), ShapeError, r"y of shape \(\) has no dimension 0"),
     (lambda: fc.vmap(pair, (0, None, 0))(np.ones(2), np.ones(2)), PytreeError, "has 3 entries, and 2 positional"),
     (lambda: fc.vmap(lambda t: t, ({"a": 0},))({"b": np.ones(2)}), PytreeError, "in_axes=.* does not fit the arguments"),
     (lambda: fc.vmap(pair, out_axes=(0, 0, 0))(np.ones(2), np.ones(2)), PytreeError, "out_axes=.* does not fit the result"),

@@ -52,14 +52,14 @@ def test_detail_compares_what_is_claimed_to_be_equal(monkeypatch):
     monkeypatch.setenv("FUNCCOLL_DEBUG", "detail")
     assert launch(cases.detail, 2, False) == ["", ""]
     for text in launch(cases.detail, 2, True):
-        assert "args[0]['bias'] of" in text
+        assert "w['bias'] of" in text
         assert "must be equal along 'd', and ranks 0 and 1 hold different values" in text
 
 
 def test_detail_compares_values_that_are_taken_as_global(monkeypatch):
     monkeypatch.setenv("FUNCCOLL_DEBUG", "detail")
     for text in launch(cases.detail_of_values, 2):
-        assert "args[1] of <lambda> is not an Array, so it is taken as the global value" in text
+        assert "y of <lambda> is not an Array, so it is taken as the global value" in text
         assert "ranks 0 and 1 passed different values" in text and "fc.from_local(x, mesh, P('d'))" in text
 
 

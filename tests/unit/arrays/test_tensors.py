@@ -117,4 +117,4 @@ def test_a_tensor_that_numpy_cannot_read_is_refused_by_its_name(attribute):
 def test_what_its_dtype_or_shape_does_not_fit():
     wrong(DTypeError, lambda: STEP({"x": Tensor(np.array(["a"] * 8))}, 1.0), "batch['x'] of deviation", "<U1")
     compiled = STEP.lower({"x": X}, np.float32(1)).compile()
-    wrong(ShapeError, lambda: compiled({"x": Tensor(X[:4])}, np.float32(1)), "args[0]['x']", "float32[4]", "float32[8]")
+    wrong(ShapeError, lambda: compiled({"x": Tensor(X[:4])}, np.float32(1)), "batch['x']", "float32[4]", "float32[8]")

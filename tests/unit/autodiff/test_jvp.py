@@ -257,7 +257,7 @@ def test_holomorphic():
     wanted = np.diag(2 * z * z[0]) + np.outer(z**2, [1, 0])
     for jacobian in (fc.jacfwd, fc.jacrev):
         np.testing.assert_allclose(jacobian(fn, holomorphic=True)(z), wanted, rtol=1e-12)
-        with pytest.raises(DTypeError, match=r"argument 0 has dtype complex128.*holomorphic=True if"):
+        with pytest.raises(DTypeError, match=r"z has dtype complex128.*holomorphic=True if"):
             jacobian(fn)(z)
         with pytest.raises(DTypeError, match="result has dtype complex128"):
             jacobian(lambda x: x * 1j)(np.ones(2))
@@ -328,13 +328,13 @@ def test_eval_shape_over_a_mesh(line):
     (lambda: fc.linearize(np.sin, np.ones(2))[1](np.ones(3)), ShapeError, "a tangent of sin"),
     (lambda: fc.linearize(np.sin, np.ones(2))[1](np.ones(2), 1.0), PytreeError, "must have one structure"),
     (lambda: fc.jvp(None, (), ()), TraceError, "takes a function"),
-    (lambda: fc.jacfwd(np.sin)(np.arange(3)), DTypeError, "argument 0 has dtype int64"),
+    (lambda: fc.jacfwd(np.sin)(np.arange(3)), DTypeError, r"(x|args\[0\]) has dtype int64"),
     (lambda: fc.jacrev(lambda x: x > 0)(np.ones(3)), DTypeError, "result has dtype bool"),
     (lambda: fc.jacfwd(lambda x: {"a": np.argmax(x)})(np.ones(3)), DTypeError, r"result\['a'\] has dtype int64"),
     (lambda: fc.jacrev(np.sin, argnums=1)(np.ones(3)), TraceError, "argnums=1 does not exist"),
     (lambda: fc.jacfwd(np.add, argnums=(0, -2))(np.ones(3), np.ones(3)), TraceError, "names an argument twice"),
     (lambda: fc.hessian(np.sin, argnums="x")(np.ones(3)), TraceError, "must be the position"),
-    (lambda: fc.jacfwd(lambda t: t["b"])({"a": 1, "b": 1.0}), DTypeError, r"argument 0\['a'\] has dtype int64"),
+    (lambda: fc.jacfwd(lambda t: t["b"])({"a": 1, "b": 1.0}), DTypeError, r"t\['a'\] has dtype int64"),
     (lambda: fc.jvp(lambda x: np.sign(x), (1j,), (1j,)), DTypeError, "np.sign is not defined for complex"),
 ])  # fmt: skip
 def test_errors(make, error, words):
@@ -351,7 +351,7 @@ def test_a_derivative_that_varies_where_its_argument_does_not(line):
         "a tangent of sin, .* varies over 'data'": lambda x, w: fc.jvp(np.sin, (w(x),), (x,))[1],
         "a tangent of sin, .* pass fc.pvary": lambda x, w: fc.linearize(np.sin, w(x))[1](x),
         r"a cotangent of sin, .* pass fc\.pvary\(x, 'data'\)": lambda x, w: fc.vjp(np.sin, w(x))[1](x)[0],
-        r"jacrev of <lambda>: its result varies over 'data', and argument 0, .* does not.*fc\.pvary\(x, 'data'\)":
+        r"jacrev of <lambda>: its result varies over 'data', and v, .* does not.*fc\.pvary\(x, 'data'\)":
             lambda x, w: np.diagonal(fc.jacrev(lambda v: np.sin(v) * x)(w(x))),
         "jacrev of <lambda>.* sum of the devices":
             lambda x, w: np.sum(fc.hessian(lambda v: np.sum(-np.cos(v) * x))(w(x)), axis=0),

@@ -67,7 +67,7 @@ def test_arguments_of_other_layouts_are_redistributed_and_listed():
     w, batch = put(P("b"), x=np.arange(12.0)), {"x": put(P(None, "a"))}
     table = step.lower(w, batch).collectives()
     assert [row.kind for row in table] == ["all_gather", "all_to_all", "all_reduce"]
-    notes = "args[0] of fn: P('b') -> P()", "args[1]['x'] of fn: P(None, 'a') -> P('a')", "fn"
+    notes = "w of fn: P('b') -> P()", "batch['x'] of fn: P(None, 'a') -> P('a')", "fn"
     assert tuple(row.source.function for row in table) == notes
     assert table.rows[0].schedule and "test_redistribute.py:" in repr(table) and notes[0] in repr(table)
     assert step.lower(w, batch).cost_analysis()["collectives"] == 3
@@ -133,11 +133,11 @@ def test_processes(axes, count):
 @pytest.mark.processes
 def test_arguments_in_processes():
     for table, told, retry in launch(cases.arguments, 2):
-        assert "all_gather" in table and "args[1] of <lambda>: P('i') -> P()" in table
+        assert "all_gather" in table and "y of <lambda>: P('i') -> P()" in table
         assert len(told) == 2  # an argument of another mesh, and one of device_put
         for text in told:
             assert text.startswith("this process holds one block of the Array f64[8], split as P('j') over 2 processes.")
             assert "fc.redistribute(arr, spec)" in text and "fc.process_allgather(arr)" in text
         # What rank 0 calls then begins with a redistribution that the other rank has done.
         assert retry.startswith("ProgramMismatch: rank 0 left a program after a collective of it by an exception, and went on")
-        assert "not yet at redistribute_cases.py" in retry and "args[0] of <lambda>: P('i') -> P()" in retry
+        assert "not yet at redistribute_cases.py" in retry and "x of <lambda>: P('i') -> P()" in retry

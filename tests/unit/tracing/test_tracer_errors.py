@@ -309,7 +309,7 @@ def test_gradient_of_a_varying_loss():
         return run(step)
 
     wrong(
-        VaryingError, call, "grad of loss", "varies over axis 'data'", "argument 0['w']", "f32[]", "sum of the losses",
+        VaryingError, call, "grad of loss", "varies over axis 'data'", "params['w']", "f32[]", "sum of the losses",
         "fc.all_reduce(loss, 'data', op=\"mean\")", "fc.data_parallel", "fc.pvary", line=5,
     )  # fmt: skip
 
@@ -335,10 +335,10 @@ def _weights_alone(p, x):
 
 
 PARTIAL = {
-    _columns_and_rows: (2, "matmul of argument 0['down'], f64[2,3]{data}"),
-    _in_checkpoint: (1, "einsum of argument 0['down'], f64[2,3]{data}"),
-    _read_at_own_rows: (2, "getitem of argument 0['down'], f64[2,3]{data}"),
-    _weights_alone: (1, "reduce_sum of argument 0['up'], f64[3,2]{data}"),
+    _columns_and_rows: (2, "matmul of p['down'], f64[2,3]{data}"),
+    _in_checkpoint: (1, "einsum of p['down'], f64[2,3]{data}"),
+    _read_at_own_rows: (2, "getitem of p['down'], f64[2,3]{data}"),
+    _weights_alone: (1, "reduce_sum of p['up'], f64[3,2]{data}"),
 }
 
 
@@ -356,7 +356,7 @@ def test_gradient_of_a_forgotten_partial_sum(loss):
     with pytest.raises(VaryingError) as caught:
         _of_split_weights(loss)
     first, remedy = str(caught.value).split("\n")[0].split(" Is the ")
-    assert "argument 0['b'] of type f64[3] does not" in first
+    assert "p['b'] of type f64[3] does not" in first
     assert remedy.startswith(f"{what}, at test_tracer_errors.py:{loss.__code__.co_firstlineno + line} (")
     assert "a partial" in remedy
     assert "? Then write fc.all_reduce(..., 'data') there" in remedy

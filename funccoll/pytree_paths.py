@@ -1,0 +1,57 @@
+"""Names of the leaves of pytrees in messages, as the user would write them: `batch['x']`, `params.layers[0].bias`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import optree
+
+__all__ = ["argument_names", "names_below", "parameter_names", "path_name", "path_names"]
+
+
+def path_names(name: str, tree: optree.PyTreeSpec) -> list[str]:
+    """The names of all leaves of a tree which is called `name`."""
+    return [name + accessor.codify("") for accessor in tree.accessors()]
+
+
+def path_name(name: str, tree: optree.PyTreeSpec, position: int) -> str:
+    """The name of one leaf."""
+    return name + tree.accessors()[position].codify("")
+
+
+def names_below(names: Sequence[str], tree: optree.PyTreeSpec) -> list[str]:
+    """The names of the leaves of a tree whose children have these names."""
+    return [leaf for name, child in zip(names, tree.children(), strict=True) for leaf in path_names(name, child)]
+
+
+def parameter_names(signature: inspect.Signature | None, count: int) -> list[str]:
+    """The names of a call's `count` positional arguments: `x`, of those of `*rest` `rest[0]`, without a signature `args[0]`."""
+    kinds = inspect.Parameter
+    parameters = [] if signature is None else list(signature.parameters.values())
+    names = [p.name for p in parameters if p.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)]
+    rest = next((p.name for p in parameters if p.kind is kinds.VAR_POSITIONAL), None)
+    start = len(names) if rest is not None else 0  # without *rest, these are more than the function takes
+    more = [f"{rest or 'args'}[{i - start}]" for i in range(len(names), count)]
+    return [*names[:count], *more]
+
+
+def argument_names(
+    fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None = None,
+    positions: Sequence[int] | None = None,
+) -> list[str]:  # fmt: skip
+    """The names of the leaves of a call's arguments, in the order of optree; with `positions` of these arguments alone."""
+    chosen = range(len(args)) if positions is None else positions
+    heads = parameter_names(signature_of(fn), len(args))
+    keywords = sorted(kwargs or ())
+    given: Any = (*(args[p] for p in chosen), *((kwargs or {})[k] for k in keywords))
+    return names_below([*(heads[p] for p in chosen), *keywords], optree.tree_structure(given))
+
+
+def signature_of(fn: Callable[..., Any]) -> inspect.Signature | None:
+    """A function's Python signature, or None where it has none."""
+    try:
+        return inspect.signature(fn)
+    except (TypeError, ValueError):
+        return None
