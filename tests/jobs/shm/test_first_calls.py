@@ -26,7 +26,7 @@ def check(told, kind, *words):
 def test_a_ranks_own_array_is_not_the_global_value(size):
     check(
         launch(cases.own_array, 2, size), "ShardingError",
-        r"args\[1\] of norm is not an Array, so it is taken as the global value, of which each rank gets its part by P\('d'\)",
+        r"x of norm is not an Array, so it is taken as the global value, of which each rank gets its part by P\('d'\)",
         r"ranks 0 and 1 passed different values\. .* own block as fc\.from_local\(x, mesh, P\('d'\)\)",
         r"\n  at .*first_call_cases.py:\d+ in ",
     )  # fmt: skip
@@ -35,7 +35,7 @@ def test_a_ranks_own_array_is_not_the_global_value(size):
 def test_parameters_of_each_ranks_own():
     check(
         launch(cases.own_parameters, 2), "ShardingError",
-        r"args\[0\]\['w'\] of loss has the spec P\(\), so it must be equal on all ranks, and ranks 0 and 1 hold different",
+        r"params\['w'\] of loss has the spec P\(\), so it must be equal on all ranks, and ranks 0 and 1 hold different",
         "Make it from the same data and the same random seed",
     )  # fmt: skip
 
@@ -67,7 +67,7 @@ def test_one_rank_puts_another_value_than_others_pass():
 def test_blocks_of_different_shapes(known):
     told = launch(cases.other_blocks, 2, known)
     check(
-        told, "ProgramMismatch", r"ranks [01] and [01] pass different arguments: args\[1\] of norm is float64\[8, 3\] in "
+        told, "ProgramMismatch", r"ranks [01] and [01] pass different arguments: x of norm is float64\[8, 3\] in "
         r"blocks of \[4, 3\] on rank 0, and float64\[6, 3\] in blocks of \[3, 3\] on rank 1\.",
     )  # fmt: skip
     for kind, text in told:
@@ -88,7 +88,7 @@ def test_blocks_of_different_shapes_that_are_gathered():
 
 
 def test_in_a_loop_of_fixed_length():
-    check(launch(cases.in_a_scan, 2), "ShardingError", r"args\[0\] of scanned is not an Array")
+    check(launch(cases.in_a_scan, 2), "ShardingError", r"a of scanned is not an Array")
 
 
 def test_what_is_no_mistake(tmp_path):
