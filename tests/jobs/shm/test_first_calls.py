@@ -43,12 +43,12 @@ def test_parameters_of_each_ranks_own():
 @pytest.mark.parametrize(
     ("way", "name", "own"),
     [
-        ("split", r"args\[1\] of norm", r"fc\.from_local\(x, mesh, P\('d'\)\)\."),
-        ("whole", r"args\[1\] of norm", r"fc\.from_local, with the axis in its spec\."),
-        ("large", r"args\[1\] of norm", r"fc\.from_local\(x, mesh, P\('d'\)\)\."),
-        ("a parameter", r"args\[0\]\['w'\] of <lambda>", r"fc\.from_local\(x, mesh, P\('d'\)\)\."),
+        ("split", r"x of norm", r"fc\.from_local\(x, mesh, P\('d'\)\)\."),
+        ("whole", r"x of norm", r"fc\.from_local, with the axis in its spec\."),
+        ("large", r"x of norm", r"fc\.from_local\(x, mesh, P\('d'\)\)\."),
+        ("a parameter", r"params\['w'\] of <lambda>", r"fc\.from_local\(x, mesh, P\('d'\)\)\."),
         ("gathered", "the Array of fc.process_allgather", r"fc\.from_local\(x, mesh, P\('d'\)\)\."),
-        ("redistributed", r"args\[0\] of redistribute", r"fc\.from_local\(x, mesh, P\('d'\)\)\."),
+        ("redistributed", r"x of redistribute", r"fc\.from_local\(x, mesh, P\('d'\)\)\."),
     ],
 )
 def test_values_that_each_rank_has_put(way, name, own):
