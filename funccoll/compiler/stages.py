@@ -270,7 +270,7 @@ class Compiled(_Scheduled):
         mesh = signature.mesh
         self.group_calls: Sequence[Callable[..., Any]]
         """The backend's functions that it calls, in order: for benchmarks and tests."""
-        named = [signature.argument(i) for i in range(len(signature.in_layouts))] if MODES.non_finite else ()
+        named = [signature.argument(i) for i in range(len(signature.in_layouts))]
         self._generated, self._overwritten = generate(program, mesh, schedules, signature.donated, arguments=named)
         self._run, self.group_calls = self._generated.run, self._generated.functions
         share = getattr(self._run, "share_results", None)

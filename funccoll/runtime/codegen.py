@@ -12,7 +12,7 @@ import functools
 import itertools
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ from ..primitives.control_flow import cond_p, scan_p, while_p
 from ..primitives.debugging import DevicePlace, snapshot_p
 from ..types import is_inexact, types_text
 from .backend import Backend, Copies, GroupCall, Identity
+from .bad_index import SegmentOperands
 from .blas import keep_threads
 from .float_environment import run_in_context
 from .loop_code import Picks, cond_source, each_source, scan_source, while_source
@@ -86,6 +87,8 @@ class GeneratedProgram:
     """Those of `functions` that each call reaches: in no branch, nor in a loop that may have no iteration."""
     _recorded: RecordedProgram | None = None
     """The same in a profile; it is registered as long as it lives."""
+    _segments: Mapping[Any, SegmentOperands] = field(default_factory=dict)
+    """By their code."""
 
     def note_exception(self, error: BaseException, complete: bool = False) -> None:
         """Add the user's line to an exception of compute, and tell the backend how far the program was when it left.
@@ -95,6 +98,8 @@ class GeneratedProgram:
         source = self._source(error)
         if source is not None and getattr(error, "source", None) is not source:
             error.add_note(source.as_note)
+            if isinstance(error, IndexError) and (note := self._bad_index(error)):
+                error.add_note(note)
         if self.functions:
             done, inside = (len(self.functions), False) if complete else self._progress(error)
             self._backend.note_exception(self.functions, done, inside, error)
@@ -109,6 +114,13 @@ class GeneratedProgram:
                 return sources[trace.tb_lineno - 2]
             trace = trace.tb_next
         return None
+
+    def _bad_index(self, error: BaseException) -> str:
+        """The note about the device and the argument of an index out of bounds; "" where they are not known."""
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code not in self._segments:
+            trace = trace.tb_next
+        return "" if trace is None else self._segments[trace.tb_frame.f_code].note(trace.tb_frame, trace.tb_lineno - 2)
 
     def _progress(self, error: BaseException) -> tuple[int, bool]:
         """The number of complete calls, and whether the exception comes from the next one.
@@ -166,7 +178,7 @@ def compile_program(
     loops = frozenset(builder.loops)
     return GeneratedProgram(
         recorded, functions, backend, code, builder.calls_before, loops, builder.sources, builder.known_identity,
-        [call.function for call in builder.unconditional], profiled,
+        [call.function for call in builder.unconditional], profiled, builder.segments_of,
     )  # fmt: skip
 
 
@@ -218,6 +230,9 @@ class _Builder:
         """By line of the driver, the number of calls before it."""
         self.sources: dict[Any, list[Source | None]] = {}
         """By code of a segment, the user's line of each of its equations."""
+        self.segments_of: dict[Any, SegmentOperands] = {}
+        """By its code."""
+        self.makers = {v: eqn for eqn in program.equations for v in eqn.outputs}
         self.parts: list[tuple[dict[str, Any], str, Part | SegmentParts]] = []
         """The functions that a profile records: where the code finds them, their names and definitions."""
 
@@ -391,7 +406,9 @@ class _Builder:
         source = f"def {function}({', '.join(arguments)}):\n    {body}\n"
         exec(compile(source, f"<funccoll {function}>", "exec"), self.names.namespace)
         self.sources[self.names.namespace[function].__code__] = found = [eqn.source for eqn in equations]
-        namespace, sources = self.names.namespace, self.sources
+        namespace, sources, known = self.names.namespace, self.sources, self.segments_of
+        segment = SegmentOperands(equations, arguments, self.places_of_copies(varying), self.argument_names, self.makers)
+        known[namespace[function].__code__] = segment
 
         def marked(starts: Sequence[int]) -> Callable[..., Any]:
             begins = {*starts}
@@ -399,7 +416,7 @@ class _Builder:
             text = f"def marked({', '.join(['_next', *arguments])}):\n    {body}\n    return {returned}\n"
             made: dict[str, Any] = {}
             exec(compile(text, f"<funccoll {function}>", "exec"), namespace, made)
-            sources[made["marked"].__code__] = found
+            sources[made["marked"].__code__], known[made["marked"].__code__] = found, segment
             return made["marked"]
 
         self.parts.append((namespace, function, SegmentParts(found, marked)))
@@ -445,6 +462,11 @@ class _Builder:
         found = [{**dict.fromkeys(whole.axis_names, 0), **own, **c} for c in copy_coordinates(self.mesh, varying)]
         coordinates = [{axis: each[axis] for axis in whole.axis_names} for each in found]
         return [DevicePlace(whole.position(c), c) if whole.size > 1 else None for c in coordinates]
+
+    def places_of_copies(self, varying: frozenset[str]) -> list[DevicePlace | None]:
+        """The device of each copy; None of a value that all devices of this process have."""
+        several = self.count(varying) > 1 or not self.mesh.is_fully_addressable
+        return self.device_places(varying) if several else [None]
 
     def argument(self, atom: Var, varying: frozenset[str]) -> tuple[str, bool]:
         name = self.name(atom)
@@ -642,6 +664,7 @@ class _Builder:
             functions.append(part.names.namespace[part.control_function(eqn, function)])
             self.calls += part.calls
             self.sources.update(part.sources)
+            self.segments_of.update({} if alike else part.segments_of)
             self.parts += part.parts
         run = self.names.of(tuple(functions * len(coordinates) if alike else functions), "p")
         operands, results = ([self.picks(a.type.varying, coordinates) for a in atoms] for atoms in (eqn.inputs, eqn.outputs))
@@ -671,5 +694,6 @@ class _Builder:
         if eqn.primitive is scan_p and eqn.params["length"]:
             self.unconditional += inner.unconditional
         self.sources.update(inner.sources)
+        self.segments_of.update(inner.segments_of)
         self.parts += inner.parts
         return run

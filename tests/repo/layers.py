@@ -84,7 +84,8 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "arrays": (("array_layout", "shared_mapping", "value_hash"), ("array",)),
     "runtime": (
-        ("fused_step", "float_environment", "blas", "recorder"), ("array_library", "non_finite", "recorded_program"),
+        ("bad_index", "fused_step", "float_environment", "blas", "recorder"),
+        ("array_library", "non_finite", "recorded_program"),
         ("backend",),
         ("loop_code",), ("codegen",),
         ("plans",), ("job",), ("local", "shm", "mpi_library"), ("mpi_collectives",), ("mpi",),

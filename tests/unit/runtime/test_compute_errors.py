@@ -8,6 +8,7 @@ import pytest
 import funccoll as fc
 from funccoll import P
 from tests.support.misuse import LINE, X
+from tests.support.ranks.ranks import launch
 
 
 def note_of(kind, jitted, *args):
@@ -16,7 +17,7 @@ def note_of(kind, jitted, *args):
         jitted(*args)
     assert type(caught.value) is kind
     notes = caught.value.__notes__
-    assert len(notes) == 1
+    assert len(notes) == 1 + (kind is IndexError)
     assert notes[0] in "".join(traceback.format_exception(caught.value)).splitlines()
     where, _, function = notes[0].partition(" in ")
     file, _, line = where.rpartition(":")
@@ -72,3 +73,72 @@ def test_an_exception_before_the_program_runs_has_no_note():
     with pytest.raises(TypeError) as caught:
         fc.jit(lambda x, y: x)(X)
     assert not hasattr(caught.value, "__notes__")
+
+
+AT_I = {"mesh": fc.make_mesh({"a": 2, "b": 2}), "out_specs": P(("a", "b"))}
+ROWS = np.arange(8.0)
+
+
+def looked_up(table, batch):
+    return table[batch["ids"]]
+
+
+def set_at(table, batch):
+    return fc.at(table * 2)[batch["ids"]].set(0.0)
+
+
+def in_a_branch(table, batch):
+    return fc.cond(batch["ids"].sum() > 0, lambda: table[batch["ids"]], lambda: table[batch["ids"] * 0])
+
+
+def of_a_sum(table, batch):
+    return table[batch["ids"] + batch["ids"]]
+
+
+NOTES = {
+    "an argument": (looked_up, P(), "  on rank 2 (a=1, b=0), of the index batch['ids'] of looked_up, into table of looked_up"),
+    "an update of a value": (set_at, P(("a", "b")), "  on rank 2 (a=1, b=0), of the index batch['ids'] of set_at"),
+    "an index of several": (of_a_sum, P(), "  on rank 2 (a=1, b=0), into table of of_a_sum"),
+}
+
+
+@pytest.mark.parametrize("name", NOTES)
+def test_an_index_out_of_bounds_has_its_device_and_its_argument(name):
+    fn, spec, note = NOTES[name]
+    jitted = fc.jit(fn, in_specs=(spec, P(("a", "b"))), **AT_I)
+    good = np.zeros(4, np.int32)
+    jitted(ROWS, {"ids": good})
+    for ids in (np.where(np.arange(4) == 2, 9, 0), np.where(np.arange(4) >= 2, 9, 0)):
+        with pytest.raises(IndexError, match=r"index (9|18) is out of bounds") as caught:
+            jitted(ROWS, {"ids": ids.astype(np.int32)})
+        assert caught.value.__notes__[1:] == [note]
+
+
+def test_an_index_that_all_devices_have_is_of_none():
+    jitted = fc.jit(looked_up, in_specs=(P(), P()), mesh=AT_I["mesh"], out_specs=P())
+    with pytest.raises(IndexError) as caught:
+        jitted(ROWS, {"ids": np.array([9])})
+    assert caught.value.__notes__[1:] == ["  of the index batch['ids'] of looked_up, into table of looked_up"]
+
+
+def test_an_index_out_of_bounds_in_a_branch_has_no_wrong_device():
+    jitted = fc.jit(in_a_branch, in_specs=(P(), P(("a", "b"))), **AT_I)
+    with pytest.raises(IndexError) as caught:
+        jitted(ROWS, {"ids": np.where(np.arange(4) == 2, 9, 0)})
+    assert not any("rank" in note and "rank 2" not in note for note in caught.value.__notes__)
+
+
+@pytest.mark.processes
+def test_an_index_out_of_bounds_has_its_rank():
+    wanted = "  on rank 1, of the index i of <lambda>, into x of <lambda>"
+    assert launch(index_out_of_bounds, 2) == [[], [wanted]]
+
+
+def index_out_of_bounds():
+    mesh = fc.make_mesh({"d": 2})
+    pick = fc.jit(lambda x, i: x[i], mesh=mesh, in_specs=(P(), P("d")), out_specs=P("d"))
+    try:
+        pick(ROWS, np.array([1, 9]))
+    except IndexError as error:
+        return error.__notes__[1:]
+    return []
