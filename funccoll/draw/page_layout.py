@@ -25,13 +25,14 @@ def estimated_width(text: str, size: float) -> float:
 
 
 def wrapped(text: str, width: float, measure: Callable[[str], float]) -> list[str]:
-    """A text in lines that are not wider than `width`, broken between words, and within words that are longer."""
+    """A text in lines that are not wider than `width`, broken between words; words that are longer behind a mark of theirs."""
     lines: list[str] = []
     words = text.split(" ")
     while words:
         word = words.pop(0)
         if measure(word) > width and len(word) > 1:
-            words[:0] = [word[: len(word) // 2], word[len(word) // 2 :]]
+            at = _middle(word)
+            words[:0] = [word[:at], word[at:]]
             continue
         longer = f"{lines[-1]} {word}" if lines else word
         if lines and measure(longer) <= width:
@@ -39,6 +40,13 @@ def wrapped(text: str, width: float, measure: Callable[[str], float]) -> list[st
         else:
             lines.append(word)
     return lines
+
+
+def _middle(word: str) -> int:
+    """Where a word may be broken: behind the mark nearest to its middle, such as / or _, else in the middle."""
+    middle = len(word) // 2
+    marks = [i for i in range(1, len(word)) if word[i - 1] in "/_.,;:=-)]" and word[i] not in "/_.,;:=-)]"]
+    return min(marks, key=lambda i: abs(i - middle), default=middle)
 
 
 def visible_ticks(axis: Axis, inches: float, horizontal: bool) -> list[tuple[float, str]]:

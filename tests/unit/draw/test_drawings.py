@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import funccoll as fc
 from funccoll import P, draw
+from funccoll.draw.page_layout import wrapped
 from funccoll.draw.scene import Arrows, Boxes, spread
 from funccoll.draw.themes import LEAST_CONTRAST, THEMES, contrast, find_theme, series
 from funccoll.errors import DrawingError, FunccollError, MissingPackageError, ScheduleError, ShardingError
@@ -621,3 +622,20 @@ def test_a_span_that_is_too_short_to_be_seen_has_an_outline_of_its_colour():
         boxes = boxes_of(drawing)
         assert boxes.edge == edge and list(boxes.fill)[-1] == ("c0" if edge == "fill" else "grid")
     assert "stroke: #0072b2" in Timeline.of("t", 2, spans).draw().to_svg()
+
+
+def test_long_words_are_broken_behind_their_marks():
+    place = "at /home/me/project/models/transformer_block.py:12 in reduce_scatter_of_gradients"
+    assert wrapped(place, 20, len) == [
+        "at /home/me/", "project/models/", "transformer_", "block.py:12 in", "reduce_scatter_", "of_gradients",
+    ]  # fmt: skip
+    assert wrapped("abcdefgh", 4, len) == ["abcd", "efgh"]
+
+
+@given(st.text("ab/_. ", max_size=40), st.integers(1, 12))
+def test_folded_text_is_whole_and_fits(text, width):
+    lines = wrapped(text, width, len)
+    assert "".join(lines).replace(" ", "") == text.replace(" ", "")
+    assert all(len(line) <= width for line in lines)
+    if all(len(word) <= width for word in text.split(" ")):
+        assert " ".join(lines) == text
