@@ -324,13 +324,13 @@ def say(choice: Choice, count: int, base: str) -> str:
 
 
 def in_order(choice: Choice, table: Table) -> list[str]:
-    """Those that call the fewest functions first: they say most about a failure."""
+    """Those that call the fewest functions first, as they say most about a failure; at last those that call none."""
     calls = defaultdict[str, int](int)
     for functions in table.called.values():
         for tests in functions.values():
             for test in tests:
                 calls[test] += 1
-    return sorted(choice.tests, key=lambda test: (calls[test], test))
+    return sorted(choice.tests, key=lambda test: (not calls[test], calls[test], test))
 
 
 def main() -> None:

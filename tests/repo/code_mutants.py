@@ -107,7 +107,8 @@ def copied(tree: Path, limit: float, workers: int) -> Iterator[Copy]:
         folder = Path(name)
         (folder / "tmp").mkdir()
         listed = subprocess.run(["git", "ls-files", "-coz", "--exclude-standard"], cwd=tree, capture_output=True, check=True)
-        for path in filter(None, listed.stdout.decode().split("\0")):
+        extensions = [p.relative_to(tree).as_posix() for p in tree.glob("funccoll/*.so")]  # git ignores them
+        for path in [*filter(None, listed.stdout.decode().split("\0")), *extensions]:
             if (tree / path).is_file() and not (tree / path).is_symlink():
                 (folder / "tree" / path).parent.mkdir(parents=True, exist_ok=True)
                 (folder / "tree" / path).write_bytes((tree / path).read_bytes())

@@ -175,7 +175,7 @@ def test_the_reply_begins_with_what_was_chosen_and_why(tree, table):
     first, *others = say(choice, 4, "HEAD").splitlines()
     assert first == "test-changed: 3 of 4 test files, for funccoll/a.py: f, g; they read all sources"
     assert others[0] == "    1 by funccoll/a.py: f" and len(others) == 3
-    assert in_order(choice, table) == ["tests/repo/test_r.py", "tests/unit/test_b.py", "tests/unit/test_a.py"]
+    assert in_order(choice, table) == ["tests/unit/test_b.py", "tests/unit/test_a.py", "tests/repo/test_r.py"]
     assert say(Chooser(table, tree).choose({}), 4, "HEAD~3").endswith("has changed since HEAD~3")
 
 
