@@ -331,8 +331,10 @@ class Sharding:
         entry = self.spec[dim] if dim < len(self.spec) else None
         return () if entry is None else normalize_axes(entry)
 
-    def shard_shape(self, shape: Sequence[int], what: str = "array") -> tuple[int, ...]:
+    def shard_shape(self, shape: Sequence[int], what: str = "array", *, passed: bool = False) -> tuple[int, ...]:
         """The shape of one device's block of a global array of `shape`.
+
+        passed: True for what the user passes as a global value, which in a job may be a rank's own block by mistake.
 
         Raises ShardingError when the spec names more dimensions than `shape` has, or a dimension is not
         divisible by the devices that split it.
@@ -348,10 +350,13 @@ class Sharding:
             axes = self.dim_axes(dim)
             parts = self.mesh.axis_size(axes) if axes else 1
             if extent % parts:
+                remedy = f"{-(-extent // parts) * parts}, or use None for that dimension (every device then holds it whole)."
+                in_a_job = passed and not self.mesh.is_fully_addressable
+                own = f"If it is this rank's own block, pass fc.from_local(x, mesh, {self.spec!r}). For a global value: pad"
                 raise ShardingError(
-                    f"{what} of shape {shape} cannot be split as {self.spec!r}: dimension {dim} has size {extent}, "
-                    f"which the {parts} devices along {' x '.join(map(repr, axes))} do not divide evenly. Pad it to "
-                    f"{-(-extent // parts) * parts}, or use None for that dimension (every device then holds it whole)."
+                    f"{what} of shape {shape} cannot be split as {self.spec!r}: dimension {dim} has size {extent}, which the "
+                    f"{parts} devices along {' x '.join(map(repr, axes))} do not divide evenly. "
+                    f"{own if in_a_job else 'Pad'} it to {remedy}"
                 )
             local.append(extent // parts)
         return tuple(local)

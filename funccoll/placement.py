@@ -82,7 +82,7 @@ def device_put(x: Any, mesh: Mesh | Sharding, spec: P | None = None, *, device: 
         )
     sharding = _on(sharding, device, x)
     value = _value(x, sharding.mesh, "device_put: x")
-    sharding.shard_shape(value.shape, "device_put: x")
+    sharding.shard_shape(value.shape, "device_put: x", passed=type(x) is not Array)
     layout, new_block = layout_of(value.shape, value.dtype, sharding), backend_of(sharding.mesh).new_block
     copies = [new_block(value[i]) for i in layout.indices]
     array = Array(layout, copies if len(copies) > 1 else copies[0])

@@ -343,8 +343,9 @@ class Jitted(Dispatch, Generic[Params, R]):
         arguments = self._arguments
         shardings = arguments.shardings(dynamic, static)
         layouts, parameters = [], arguments.parameters(treedef.num_children, static)
-        for name, (shape, dtype, _), sharding in zip(names_below(parameters, treedef), types, shardings, strict=True):
-            sharding.shard_shape(shape, f"{name} of {self._name}")
+        names, leaves = names_below(parameters, treedef), optree.tree_leaves(dynamic)
+        for name, leaf, (shape, dtype, _), sharding in zip(names, leaves, types, shardings, strict=True):
+            sharding.shard_shape(shape, f"{name} of {self._name}", passed=not isinstance(leaf, (Array, Traced)))
             layouts.append(layout_of(shape, dtype, sharding))
         out: dict[str, Any] = {}
 

@@ -89,6 +89,17 @@ def test_a_dimension_that_does_not_divide_names_the_argument():
     wrong(ShapeError, lambda: run(lambda x: fc.all_to_all(x, "data", split_dim=0, concat_dim=0)), "all_to_all", "(2,)")
 
 
+def test_in_a_job_a_dimension_that_does_not_divide_may_be_of_a_ranks_own_block():
+    mesh = fc.Mesh({"data": 4}, range(4), 1)
+    step = fc.jit(lambda x: x, mesh=mesh, in_specs=P("data"), out_specs=P("data"))
+    own = "If it is this rank's own block, pass fc.from_local(x, mesh, P('data')). For a global value: pad it to 4, or use None"
+    wrong(ShardingError, lambda: step(X[:2]), "x of <lambda> of shape (2,)", "do not divide evenly. " + own)
+    wrong(ShardingError, lambda: fc.device_put(X[:2], mesh, P("data")), "device_put: x", own)
+    whole = fc.device_put(X[:2], LINE)  # an Array has a global shape: its blocks are not meant
+    assert "from_local" not in wrong(ShardingError, lambda: step(whole), "do not divide evenly. Pad it to 4")
+    assert "from_local" not in wrong(ShardingError, lambda: fc.device_put(whole, mesh, P("data")), "Pad it to 4")
+
+
 def test_more_spec_entries_than_dimensions():
     wrong(ShardingError, lambda: run(lambda x: x, spec=P("data", None)), "x of <lambda>", "(8,)", "2 entries", "Drop")
     wrong(ShardingError, lambda: run(lambda x: np.sum(x), out=P("data")), "result of <lambda>", "0 dimension", "Drop")
