@@ -331,6 +331,9 @@ class DTypeError(FunccollError, TypeError):
 class VaryingError(FunccollError, TypeError):
     """A value varies over a mesh axis where it must not, or does not where it must."""
 
+    equal_operand: tuple[str, str] | None = None
+    """Where a collective has an operand that is equal on all devices: these words, and the axes. fc.jit may know the reason."""
+
 
 class OutSpecsError(VaryingError, ValueError):
     """A result varies over a mesh axis over which its out_spec says that it is equal."""

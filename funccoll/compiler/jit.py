@@ -26,6 +26,7 @@ from ..errors import (
     ShardingError,
     Source,
     TraceError,
+    VaryingError,
     current_source,
     hide_frames,
     user_frames,
@@ -343,7 +344,8 @@ class Jitted(Dispatch, Generic[Params, R]):
         arguments = self._arguments
         shardings = arguments.shardings(dynamic, static)
         layouts, parameters = [], arguments.parameters(treedef.num_children, static)
-        names, leaves = names_below(parameters, treedef), optree.tree_leaves(dynamic)
+        values: Any = dynamic
+        names, leaves = names_below(parameters, treedef), optree.tree_leaves(values)
         for name, leaf, (shape, dtype, _), sharding in zip(names, leaves, types, shardings, strict=True):
             sharding.shard_shape(shape, f"{name} of {self._name}", passed=not isinstance(leaf, (Array, Traced)))
             layouts.append(layout_of(shape, dtype, sharding))
@@ -371,10 +373,15 @@ class Jitted(Dispatch, Generic[Params, R]):
             without_garbage_collection() if evaluation is None else nullcontext(), outside_scopes(), draws or nullcontext(),
             recorded(self._name, self._options.dtype_promotion) as widenings,
         ):  # fmt: skip
-            program, captured = stage(
-                flat, [x.type for x in layouts], weak=weak, axis_sizes=self.mesh.shape, label=self._name,
-                evaluation=evaluation,
-            )  # fmt: skip
+            try:
+                program, captured = stage(
+                    flat, [x.type for x in layouts], weak=weak, axis_sizes=self.mesh.shape, label=self._name,
+                    evaluation=evaluation,
+                )  # fmt: skip
+            except VaryingError as error:
+                if self.in_specs is None and layouts and error.equal_operand is not None:
+                    raise self._forgotten_in_specs(error, *error.equal_operand) from None
+                raise
         self._draws = self._draws or bool(draws and draws.found)
         if not self.mesh.process:  # the processes of a job trace the same lines: the first one alone warns
             widenings.warn(self._widened)
@@ -401,6 +408,14 @@ class Jitted(Dispatch, Generic[Params, R]):
             tuple(widenings.found.values()),
         )  # fmt: skip
         return TracedFunction(program, signature)
+
+    def _forgotten_in_specs(self, error: VaryingError, stated: str, axes: str) -> VaryingError:
+        """The error about a collective's equal operand in words for a function whose arguments are whole by default."""
+        told = VaryingError(
+            f"{stated}. No in_specs were given to fc.jit, so every argument of {self._name} is whole on each device: was "
+            f"in_specs=P({axes}) forgotten? If not, drop the collective.", error.source,
+        )  # fmt: skip
+        return told.with_traceback(error.__traceback__)
 
     def _check_output(self, value: Any, sharding: Sharding, tree: optree.PyTreeSpec, position: int) -> Any:
         """Return the output, varying over exactly its spec's axes. Raises OutSpecsError when it varies over more."""

@@ -100,6 +100,22 @@ def test_in_a_job_a_dimension_that_does_not_divide_may_be_of_a_ranks_own_block()
     assert "from_local" not in wrong(ShardingError, lambda: fc.device_put(whole, mesh, P("data")), "Pad it to 4")
 
 
+def test_a_collective_without_in_specs_asks_for_them():
+    both = fc.make_mesh({"a": 2, "b": 2})
+    equal = "all_reduce over axis 'data': the operand f32[8] does not vary over it. No in_specs were given to fc.jit, so every "
+    asked = "argument of <lambda> is whole on each device: was in_specs=P('data') forgotten? If not, drop the collective."
+    wrong(VaryingError, lambda: fc.jit(lambda x: fc.all_reduce(x, "data"), mesh=LINE)(X), equal + asked)
+
+    def inside():
+        fc.jit(fc.grad(lambda x: np.sum(fc.all_gather(x, ("a", "b")))), mesh=both)(X)  # in a trace of its own
+
+    wrong(VaryingError, inside, "in_specs=P(('a', 'b')) forgotten?", line=1)
+    given = "Drop the collective, or use fc.pvary(x, 'data')"
+    assert "in_specs" not in wrong(VaryingError, lambda: run(lambda x: fc.all_reduce(x, "data"), spec=P()), given)
+    no_arguments = lambda: fc.jit(lambda: fc.all_reduce(np.float32(1), "data"), mesh=LINE)()
+    assert "in_specs" not in wrong(VaryingError, no_arguments, given)
+
+
 def test_more_spec_entries_than_dimensions():
     wrong(ShardingError, lambda: run(lambda x: x, spec=P("data", None)), "x of <lambda>", "(8,)", "2 entries", "Drop")
     wrong(ShardingError, lambda: run(lambda x: np.sum(x), out=P("data")), "result of <lambda>", "0 dimension", "Drop")

@@ -120,11 +120,13 @@ def _require_varying(name: str, x: ArrayType, axes: Sequence[str], gives_own_blo
     if missing:
         over = repr(missing[0]) if len(missing) == 1 else repr(tuple(missing))
         split = f"take each device's own block with fc.own_slice(x, {over}), " if gives_own_block else ""
-        raise VaryingError(
-            f"{name} over axis {over}: the operand {x} does not vary over it: it is equal on all those devices, and "
-            f"this would combine copies of one value. Drop the collective, {split}or use fc.pvary(x, {over}) first if "
-            "copies are intended."
+        stated = f"{name} over axis {over}: the operand {x} does not vary over it"
+        error = VaryingError(
+            f"{stated}: it is equal on all those devices, and this would combine copies of one value. Drop the collective, "
+            f"{split}or use fc.pvary(x, {over}) first if copies are intended."
         )
+        error.equal_operand = stated, over
+        raise error
 
 
 def lowering(eqn: Equation) -> Lowering:
