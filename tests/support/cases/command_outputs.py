@@ -1,4 +1,4 @@
-"""Runs each of some command lines with each state of the standard streams; prints (exit code, stdout, stderr) of all as JSON.
+"""Runs command lines, each with some states of the standard streams; prints (exit code, stdout, stderr) of all as JSON.
 
 The commands are forked from a process that has imported them all. Each then has the streams that Python makes when it starts.
 """
@@ -85,8 +85,8 @@ def main():
         importlib.import_module(f"funccoll.commands.{command}_command")
     gc.freeze()
     found = []
-    for words in json.loads(sys.argv[2]):
-        for state in STATES:
+    for words, states in json.loads(sys.argv[2]):
+        for state in states:
             out, err = folder / "out", folder / "err"
             machine_profile.save(profile(measured=[times()]), machine_profile.default_path())
             if (child := os.fork()) == 0:
