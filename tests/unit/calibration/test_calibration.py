@@ -206,6 +206,13 @@ def test_tune_measures_and_keeps(cache, capsys, monkeypatch):
     assert (code, err) == (0, "") and shown.splitlines()[:-1] == out.splitlines()[:-1]
     code, shown, err = tune(capsys, "--show", "--json")
     assert (code, err) == (0, "") and json.loads(shown) == found.to_json()
+
+
+def test_a_profile_is_shown_and_deleted(cache, capsys):
+    path = machine_profile.default_path()
+    save(profile(), path)
+    code, shown, err = tune(capsys, "--show")
+    assert (code, err) == (0, "") and shown.replace("\n", "").endswith(f"Kept in {path}.")
     code, said, err = tune(capsys, "--delete")
     assert (code, err) == (0, "") and said.startswith(f"Deleted {path}.") and list(path.parent.iterdir()) == []
     assert tune(capsys, "--delete") == (1, "", f"funccoll tune: there is no machine profile {path}.\n")

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 import funccoll as fc
 from funccoll import P, optim
 from funccoll.errors import DTypeError, PytreeError, ShapeError, TraceError, UnsupportedError, VaryingError
-from funccoll.primitives.optimizers import wide_dtype
+from funccoll.kernels.cpu import optimizer_step
+from funccoll.primitives.optimizers import RULES, wide_dtype
 from funccoll.tracing.trace import value_type
 from tests.support import SUPPORT
 from tests.support.example_counts import examples
@@ -215,6 +216,21 @@ def test_leaves_that_are_not_contiguous():
     params, grads = np.arange(12, dtype=np.float32).reshape(3, 4), np.ones((3, 4), np.float32)
     state = optim.adam(0.1).init(params.T)
     assert bits(fc.jit(body)(grads, state, params)) == bits(body(grads, state, params))
+
+
+def test_the_kernel_refuses_whichever_array_is_not_contiguous():
+    """An operand or a result of any leaf; it has written nothing then."""
+    rule, sizes, scalars = RULES["adam"], np.array([3, 5]), np.full(RULES["adam"].scalars, 0.5)
+    run = optimizer_step("adam", 0, np.dtype(np.float32))
+    several, total = (2 + rule.moments) * len(sizes), (3 + 2 * rule.moments) * len(sizes)
+    for odd in range(total + 1):  # the last is none
+        arrays = [np.ones((sizes[k % 2], 2), np.float32)[:, 0] for k in range(total)]
+        arrays = [x if k == odd else x.copy() for k, x in enumerate(arrays)]
+        parts = tuple(arrays[:several]), tuple(arrays[several:])
+        refused = run(*map(id, parts), id(np.ndarray), len(sizes), sizes.ctypes.data, scalars.ctypes.data)
+        assert refused == (odd < total)
+        assert all((x == 1).all() for x in arrays[: None if refused else several]), odd
+        assert refused or not (arrays[several] == 1).any()
 
 
 def test_one_equation_for_each_dtype():
