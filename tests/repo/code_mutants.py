@@ -139,11 +139,15 @@ def end_all(folder: Path, group: int) -> None:
 
 
 def chosen(tree: Path, changed: Path, path: str) -> list[list[str]]:
-    """The test files that `make test-changed` chooses for a changed module, those that name it most before the others."""
+    """The test files that `make test-changed` chooses for a changed module, those that name it most before the others.
+
+    Those of tests/repo, which hold any source to the rules, are left out.
+    """
     table = Table.load(tree / "tests/repo/table.json")
     choice = Chooser(table, tree).choose({path: ((tree / path).read_text(), (changed / path).read_text())})
-    first = [f for f in near(tree, path) if f in choice.tests]
-    return [first, [f for f in in_order(choice, table) if f not in first]]
+    tests = [f for f in in_order(choice, table) if not f.startswith("tests/repo/")]
+    first = [f for f in near(tree, path) if f in tests]
+    return [first, [f for f in tests if f not in first]]
 
 
 def examine(mutant: Mutant, limit: float, options: argparse.Namespace) -> dict:
