@@ -5,12 +5,13 @@
 Functions whose code differs (comments and docstrings do not count) choose the test files that called them when the table was
 recorded, in ranks too. What the record does not hold is found otherwise:
 
-- a new function, one which Numba compiles, or one that is called while modules are imported: by its module, that is, the files
-  that called any of the module's functions;
+- a new method, a function which Numba compiles, or one that is called while modules are imported: by its module, that is, the
+  files that called any of the module's functions. (Of another new function the callers have changed, too.)
 - a module of which none was called, as most of `kernels/`: by the modules that import it; at last by the files that name it;
 - a statement outside of functions: by its module, and by the functions that mention what it binds, where it is imported;
 - a test file that has changed, or that the table does not know: always; `tests/repo`, which reads all sources: always;
-- a file that is no Python of funccoll or tests/support: the test files that name it, and those of `tests/docs`;
+- a new module of funccoll: by the files that name it most, as functions that call it have changed, too;
+- a file that is no Python of funccoll or tests: the test files that name it, for a notebook those of `tests/docs`;
 - `tests/conftest.py`, `pyproject.toml`, `constraints.txt`, the Makefile: all tests. A conftest.py below chooses its folder.
 
 `make test-table` records the table again; a stale one chooses too much, by modules, rather than too little.
@@ -165,28 +166,34 @@ class Chooser:
         elif name == "conftest.py":
             choice.add(f"{path} has changed", [f for f in self.files if PurePath(f).is_relative_to(folder)])
         elif name.endswith(".py") and path.startswith(("funccoll/", "tests/support/")):
-            self._choose_code(choice, path, before or "", now or "")
-            choice.add("they read all sources", [f for f in self.files if f.startswith("tests/repo/")])
+            self._choose_code(choice, path, before, now or "")
+            choice.add("they read all sources", self._in("tests/repo/"))
         elif path.startswith("tests/"):
             choice.add(f"they name {path}", self._namers(path))
         elif path == "funccoll/_native.c":
             choice.add("they call modules that import funccoll._native", self._importers_tests("funccoll/_native.c", set()))
         else:
-            beside = [f for f in self.files if f.startswith(("tests/docs/", "tests/repo/"))]
-            choice.add(f"they name {path}, or read texts", {*self._namers(path), *beside})
+            beside = "tests/docs/" if path.startswith("notebooks/") else "tests/repo/"
+            choice.add(f"they name {path}, or stand in {beside}", [*self._namers(path), *self._in(beside)])
 
-    def _choose_code(self, choice: Choice, path: str, before: str, now: str) -> None:
-        (old, old_outside, old_binds), (new, new_outside, new_binds) = _codes(before, path), _codes(now, path)
+    def _choose_code(self, choice: Choice, path: str, before: str | None, now: str) -> None:
+        if before is None and path.startswith("funccoll/"):
+            choice.add(f"{path}, which is new: they name it", near(self.tree, path))  # what imports it has changed, too
+            return
+        (old, old_outside, old_binds), (new, new_outside, new_binds) = _codes(before or "", path), _codes(now, path)
         for name in [n for n in {**old, **new} if old.get(n) != new.get(n)]:
-            reason, tests = self.of_function(path, name)
-            choice.add(reason, tests)
+            if name in old or not _needs_callers(name, now):
+                reason, tests = self.of_function(path, name)
+                choice.add(reason, tests)
         outside = [*(old_outside - new_outside), *(new_outside - old_outside)]
         if outside:
             names = set().union(*(old_binds.get(s, set()) | new_binds.get(s, set()) for s in outside))
-            choice.add(f"{path} outside of functions: its module", self.of_module(path))
-            for where, function in self._users(path, names):
-                reason, tests = self.of_function(where, function)
-                choice.add(f"{path} outside of functions: {reason}", tests)
+            users = {test for where, function in self._users(path, names) for test in self.of_function(where, function)[1]}
+            choice.add(f"{path}: statements outside of functions, by its module and what uses their names",
+                       self.of_module(path) | users)  # fmt: skip
+
+    def _in(self, folder: str) -> list[str]:
+        return [f for f in self.files if f.startswith(folder)]
 
     def of_function(self, path: str, name: str) -> tuple[str, frozenset[str]]:
         found = self.table.called.get(path, {}).get(name)
@@ -244,6 +251,13 @@ def _codes(source: str, path: str):
         return code_of(source)
     except SyntaxError as error:
         raise SystemExit(f"test-changed: {path}:{error.lineno}: {error.msg}; no test can import it.") from None
+
+
+def _needs_callers(name: str, source: str) -> bool:
+    """Whether a new function concerns no test but those of functions that call it: not a method, and not decorated."""
+    functions = functions_of(ast.parse(source))
+    around = name.rpartition(".")[0]
+    return (not around or around in functions) and not getattr(functions[name], "decorator_list", [""])
 
 
 def _mentions(node: ast.AST) -> set[str]:

@@ -136,7 +136,10 @@ def tree(tmp_path) -> Path:
     ("funccoll/a.py", "def f(): pass", "def f(): 1", "a r"),  # by what called it; tests/repo reads all sources
     ("funccoll/a.py", "def f(): pass", "def f(): pass  # 1", "r"),
     ("funccoll/a.py", "def f(): pass", "", "a r"),
-    ("funccoll/a.py", "", "def new(): pass", "a b r"),  # by its module
+    ("funccoll/a.py", "", "def new(): pass", "r"),  # what calls it has changed, too
+    ("funccoll/a.py", "", "@use\ndef new(): pass", "a b r"),  # by its module
+    ("funccoll/a.py", "class A: pass", "class A:\n    def __eq__(self, other): pass", "a b r"),
+    ("funccoll/a.py", "def f():\n    return 1", "def f():\n    def new(): pass\n    return 1", "a r"),
     ("funccoll/a.py", "def register(): 1", "def register(): 2", "a b r"),
     ("funccoll/kernel.py", "def run(): 1", "def run(): 2", "a b d r"),  # by what imports it
     ("funccoll/alone.py", "def x(): 1", "def x(): 2", "b r"),  # by its name
@@ -145,9 +148,9 @@ def tree(tmp_path) -> Path:
     ("tests/support/u.py", "x = 1", "x = 2", "a r"),  # by t, which imports it
     ("tests/unit/test_b.py", "1", "2", "b"),
     ("tests/unit/conftest.py", "1", "2", "a b"),
-    ("docs/page.md", "1", "2", "d r"),
+    ("docs/page.md", "1", "2", "d r"), ("notebooks/a.ipynb", "1", "2", "d"), ("CHANGELOG.md", "1", "2", "r"),
     ("tests/support/data.json", "1", "2", "a"),  # by t, which reads it
-    (".ci/run", "1", "2", "d r"),
+    (".ci/run", "1", "2", "r"), ("funccoll/alone.py", None, "def x(): 1", "b r"),
 ])  # fmt: skip
 def test_choices(tree, table, path, before, now, chosen):
     choice = Chooser(table, tree).choose({path: (before, now)})
@@ -155,8 +158,10 @@ def test_choices(tree, table, path, before, now, chosen):
 
 
 def test_what_uses_a_name_of_another_module_is_chosen(tree, table):
+    table.called["funccoll/b.py"] = {"h": frozenset({"tests/docs/test_d.py"})}
     choice = Chooser(table, tree).choose({"funccoll/b.py": ("SIZE = 1", "SIZE = 2")})
-    assert choice.reasons["funccoll/b.py outside of functions: funccoll/a.py: f"] == {"tests/unit/test_a.py"}
+    by = "funccoll/b.py: statements outside of functions, by its module and what uses their names"
+    assert "tests/unit/test_a.py" in choice.reasons[by] and "tests/unit/test_b.py" not in choice.reasons[by]
 
 
 def test_everything_and_what_the_table_does_not_know(tree, table):
