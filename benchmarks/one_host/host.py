@@ -243,7 +243,8 @@ def main(words: list[str] | None = None) -> None:
                     rows.append(rounded(row))
                     print(show(row), flush=True)
     mpi = list(peers.open_mpis().values()) if "mpi" not in missing else []
-    start = {} if "start" in missing else host_start.record(options.rounds, 1 if options.quick else 3, mpi[-1] if mpi else None)
+    starts = (2, 1) if options.quick else (options.rounds, 3)
+    start = {} if "start" in missing else host_start.record(*starts, mpi[-1] if mpi else None)
     start = rounded(start)
     about["load_after"] = os.getloadavg()
     results = {

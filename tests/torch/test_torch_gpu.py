@@ -110,7 +110,7 @@ except fc.FunccollError as error:
     ("raise ValueError('a bad batch')", "rank 1 raised ValueError: a bad batch"),
 ])  # fmt: skip
 def test_a_rank_that_fails_in_its_devices_thread_is_named(how, words):
-    with Ranks(FAILS.replace("{how}", how), range(2)) as ranks:
+    with Ranks(FAILS.replace("{how}", how), range(2), imports=TORCH) as ranks:
         assert set(ranks.lines().values()) == {"in"}
         line = ranks.line(0)
         assert line.startswith("PeerFailure") and words in line, line
