@@ -16,6 +16,8 @@ FORM_SIZES = [
     pytest.param(SIZES, id="some sizes"), pytest.param(MORE_SIZES, id="more sizes", marks=pytest.mark.slow),
     pytest.param([p for p in range(1, 65) if p not in (*SIZES, *MORE_SIZES)], id="all others", marks=pytest.mark.exhaustive),
 ]  # fmt: skip
+PARAMETERS = (1e-6, 1e-9, 3e-10), (0.0, 1.0, 0.0), (2.0, 0.0, 0.0), (1e-5, 3e-11, 7e-9)
+"""(α, β, γ) of machines: the first two tell all terms apart; sizes beside SIZES take all."""
 
 
 def ceil_log2(p: int) -> int:

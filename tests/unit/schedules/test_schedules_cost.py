@@ -17,7 +17,7 @@ from funccoll.schedules.model.select import candidates, explain, select
 from funccoll.schedules.model.topology import Link, Topology
 from funccoll.schedules.registry import _ALGORITHMS
 from tests.support.example_counts import examples
-from tests.support.oracles.closed_forms import CLOSED_FORMS, FORM_SIZES, bytes_for
+from tests.support.oracles.closed_forms import CLOSED_FORMS, FORM_SIZES, PARAMETERS, SIZES, bytes_for
 from tests.support.oracles.schedule_oracle import built
 
 PRESETS = [
@@ -97,7 +97,7 @@ def test_cost_is_the_closed_form(form, sizes):
     for p in filter(form.takes, sizes):
         schedule = built(form.kind, p, form.algorithm, **form.options)
         n = bytes_for(schedule)
-        for alpha, beta, gamma in ((1e-6, 1e-9, 3e-10), (0.0, 1.0, 0.0), (2.0, 0.0, 0.0), (1e-5, 3e-11, 7e-9)):
+        for alpha, beta, gamma in PARAMETERS[: 2 if sizes is SIZES else None]:
             found = cost(schedule, Topology.uniform(p, alpha, beta, gamma), n)
             assert found.seconds == pytest.approx(form.seconds(p, n, alpha, beta, gamma), rel=1e-9, abs=0), p
 

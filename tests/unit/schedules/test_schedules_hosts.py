@@ -38,8 +38,10 @@ def same_bits(schedule, hosts, seeds=2):
 
 @pytest.mark.parametrize("hosts", QUICK, ids=str)
 def test_every_algorithm_has_the_bits_of_one_host(hosts):
-    for kind, name, options in variants(len(hosts)):
-        same_bits(built(kind, len(hosts), name, **options), hosts, seeds=1)
+    """Of other roots, levels and chunks every third."""
+    for number, (kind, name, options) in enumerate(variants(len(hosts))):
+        if not options or number % 3 == 0:
+            same_bits(built(kind, len(hosts), name, **options), hosts, seeds=1)
 
 
 @pytest.mark.slow

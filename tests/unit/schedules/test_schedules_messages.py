@@ -52,8 +52,8 @@ def run_all(schedule: Schedule, orders: int) -> None:
 
 @pytest.mark.parametrize("p", QUICK)
 def test_every_algorithm(p):
-    """One channel, or two, in turn, and with six ranks every third variant."""
-    for number, (kind, name, options) in enumerate(list(variants(p))[:: 1 if p < 6 else 3]):
+    """One channel, or two, in turn, and with four or six ranks every third variant."""
+    for number, (kind, name, options) in enumerate(list(variants(p))[:: 1 if p < 4 else 3]):
         run_all(built(kind, p, name, channels=1 + (number + p) % 2, **options), 2)
 
 
@@ -139,7 +139,7 @@ ROUNDS = {
 
 @pytest.mark.parametrize(("kind", "name"), ROUNDS)
 def test_the_number_of_rounds(kind, name):
-    for p in (2, 3, 4, 7, 8, 13, 16):
+    for p in (2, 3, 8, 13):
         pairs = [(r, (r + 1) % p) for r in range(p)] if kind == "permute" else ()
         for channels in (1, 2):
             messages = fs.build(kind, p, name, pairs=pairs, channels=channels).messages()
@@ -232,8 +232,8 @@ def test_the_repr():
 
 
 def test_many_ranks_take_little_time():
-    messages = fs.build("all_reduce", 512, "ring").messages()
-    assert (messages.nrounds, len(messages.sends)) == (1022, 512 * 1022)
+    messages = fs.build("all_reduce", 256, "ring").messages()
+    assert (messages.nrounds, len(messages.sends)) == (510, 256 * 510)
 
 
 # ---------------------------------------------------------------- what is refused
@@ -324,13 +324,13 @@ def test_a_wrong_value(ring):
 
 
 def test_mutated_messages_are_refused_or_right():
-    """2,000 single changes of a column: what `verify` accepts runs and gives the right thing."""
+    """1,000 single changes of a column: what `verify` accepts runs and gives the right thing."""
     rng = random.Random(0)
     names = ("ring", "owner", "recursive_doubling", "circulant", "hierarchical")
     originals = [fs.build("all_reduce", p, name).messages() for p in (2, 3, 4) for name in names]
     numbers = np.random.default_rng(0)
     accepted = 0
-    for _ in range(2_000):
+    for _ in range(1_000):
         messages = rng.choice(originals)
         mutant = mutated(rng, messages)
         try:

@@ -15,7 +15,7 @@ from funccoll.schedules import algorithms, build
 from funccoll.schedules.collective import KINDS
 from funccoll.schedules.model.simulate import Event, _distance, simulate
 from funccoll.schedules.model.topology import Topology
-from tests.support.oracles.closed_forms import CLOSED_FORMS, FORM_SIZES, bytes_for
+from tests.support.oracles.closed_forms import CLOSED_FORMS, FORM_SIZES, PARAMETERS, SIZES, bytes_for
 from tests.support.oracles.schedule_oracle import built
 
 A, B, G = 1e-6, 1e-9, 3e-10
@@ -34,7 +34,7 @@ def test_simulated_time_is_the_closed_form(form, sizes):
     for p in filter(form.takes, sizes):
         schedule = built(form.kind, p, form.algorithm, **form.options)
         n = bytes_for(schedule)
-        for alpha, beta, gamma in ((A, B, G), (0.0, 1.0, 0.0), (2.0, 0.0, 0.0), (1e-5, 3e-11, 7e-9)):
+        for alpha, beta, gamma in PARAMETERS[: 2 if sizes is SIZES else None]:
             topology = Topology.uniform(p, alpha, beta, gamma)
             wanted = form.seconds(p, n, alpha, beta, gamma)
             assert simulate(schedule, topology, n).seconds == pytest.approx(wanted, rel=1e-9, abs=0), p
