@@ -15,6 +15,7 @@ import funccoll as fc
 from funccoll import P
 from funccoll.errors import DTypeError, MeshError, ScheduleError, ShapeError, UnsupportedError, VaryingError
 from tests.support.cases.collective_cases import CASES, FLOATS, dtypes_of, left_fold, sample
+from tests.support.groups import in_groups
 from tests.support.spmd import MESHES, bits, expected, group_of, on_meshes, per_device, size
 
 
@@ -22,7 +23,7 @@ from tests.support.spmd import MESHES, bits, expected, group_of, on_meshes, per_
     pytest.param(8, id="a few axes"), pytest.param(3, id="more axes", marks=pytest.mark.slow),
     pytest.param(1, id="all axes", marks=pytest.mark.exhaustive),
 ])  # fmt: skip
-@pytest.mark.parametrize("name", CASES)
+@in_groups("name", CASES, of=5)
 def test_against_the_oracle(name: str, every: int):
     """On every mesh along choices of axes; all dtypes are in one program."""
     case = CASES[name]

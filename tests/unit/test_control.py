@@ -21,6 +21,7 @@ from funccoll.errors import (
     VaryingError,
 )
 from tests.support.cases import control_cases
+from tests.support.groups import in_groups
 
 OURS = SimpleNamespace(
     scan=fc.scan, while_loop=fc.while_loop, fori_loop=fc.fori_loop, cond=fc.cond, switch=fc.switch, grad=fc.grad,
@@ -99,14 +100,14 @@ def test_values_and_gradients_are_those_of_jax(name, jax_results):
                 np.testing.assert_allclose(np.asarray(mine), theirs, rtol=1e-8, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", ALL)
+@in_groups("name", ALL)
 def test_compiled_loops_have_the_bits_of_eager_ones(name):
     fn, arguments = of_arguments(name)
     both = fn if name in control_cases.FORWARD else fc.value_and_grad(loss(fn), tuple(range(len(arguments))))
     assert bits(fc.jit(both, mesh=ONE, in_specs=P(), out_specs=P())(*arguments)) == bits(both(*arguments))
 
 
-@pytest.mark.parametrize("name", ALL)
+@in_groups("name", ALL)
 def test_a_batch_is_a_loop_over_its_elements(name):
     fn, arguments = of_arguments(name)
     elements = [[np.asarray(x * (1 + n / 4) if x.dtype.kind == "f" else x + n) for x in arguments] for n in range(3)]
@@ -117,7 +118,7 @@ def test_a_batch_is_a_loop_over_its_elements(name):
             np.testing.assert_allclose(np.asarray(mine), np.stack(each), rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", control_cases.CASES)
+@in_groups("name", control_cases.CASES)
 def test_derivatives_forwards_and_backwards_agree(name):
     fn, arguments = of_arguments(name)
     random = np.random.default_rng(3)

@@ -13,6 +13,7 @@ import funccoll as fc
 from funccoll import special
 from funccoll.errors import ConcretizationError, DTypeError, ShapeError, UnsupportedError
 from funccoll.primitives.special import SPECIAL
+from tests.support.groups import in_groups
 
 scipy_special = pytest.importorskip("scipy.special")
 
@@ -46,7 +47,7 @@ def test_every_function_has_a_case():
     assert CASES.keys() == SPECIAL.keys()
 
 
-@pytest.mark.parametrize("name", CASES)
+@in_groups("name", CASES)
 def test_bits_are_scipys(name):
     for dtype in (np.float64, np.float32, np.float16, np.int64):
         args = [x.astype(dtype) if isinstance(x, np.ndarray) else x for x in operands(name, 2, 7)]
@@ -65,7 +66,7 @@ def _filled(args: list[Any], places: list[int], values: Any) -> list[Any]:
     return full
 
 
-@pytest.mark.parametrize("name", [*CASES, *(f"complex {name}" for name in COMPLEX)])
+@in_groups("name", [*CASES, *(f"complex {name}" for name in COMPLEX)])
 def test_first_and_second_gradient(name):
     """Along one direction, in all operands that have gradients, against central differences."""
     is_complex, name = name.startswith("complex"), name.removeprefix("complex ")
@@ -92,7 +93,7 @@ def test_first_and_second_gradient(name):
         np.testing.assert_allclose(got, want, rtol=10 * rough, atol=rough * max(1.0, abs(want)))
 
 
-@pytest.mark.parametrize("name", CASES)
+@in_groups("name", CASES)
 def test_batching_rule(name):
     args = operands(name, 3, 2)
     arrays = [x if isinstance(x, np.ndarray) else np.asarray(x) for x in args]

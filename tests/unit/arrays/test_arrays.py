@@ -16,6 +16,7 @@ from jaxtyping import Float
 import funccoll as fc
 from funccoll import P, Sharding
 from funccoll.c_extension import extension
+from tests.support.groups import in_groups
 from tests.support.misuse import LINE, X
 
 pytestmark = pytest.mark.usefixtures("small_collections")
@@ -80,7 +81,7 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@in_groups("name", LAYOUTS, of=20)
 @pytest.mark.parametrize("spec", [P(), P("data"), P(None, "model")], ids=repr)
 def test_every_memory_layout(name, spec):
     value = LAYOUTS[name]
@@ -145,7 +146,7 @@ def test_local_is_for_a_process_that_is_one_device():
 # ---------------------------------------------------------------- resharding
 
 
-@pytest.mark.parametrize("old", SPECS, ids=repr)
+@in_groups("old", SPECS, repr)
 @pytest.mark.parametrize("new", SPECS, ids=repr)
 def test_resharding(old, new):
     arr = fc.device_put(GRID, MESH, old)

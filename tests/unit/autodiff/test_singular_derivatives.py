@@ -11,6 +11,7 @@ import pytest
 import funccoll as fc
 from tests.support.cases.derivative_cases import ROWS, SECOND, Row
 from tests.support.cases.numpy_cases import BF16
+from tests.support.groups import in_groups
 
 IDS = [f"{row.text} at {row.point}" for row in ROWS]
 
@@ -43,7 +44,7 @@ def quiet(row: Row) -> Any:
     return np.errstate() if regular else np.errstate(all="ignore")
 
 
-@pytest.mark.parametrize("row", ROWS, ids=IDS)
+@in_groups("row", ROWS, IDS)
 def test_first_derivatives(row):
     with quiet(row):
         check_first_derivatives(row)
@@ -67,7 +68,7 @@ def check_first_derivatives(row: Row) -> None:
             equal(found, row.ours, rtol)
 
 
-@pytest.mark.parametrize("row", [r for r in ROWS if r.torch], ids=[i for i, r in zip(IDS, ROWS, strict=True) if r.torch])
+@in_groups("row", [r for r in ROWS if r.torch], [i for i, r in zip(IDS, ROWS, strict=True) if r.torch])
 def test_what_the_page_says_of_torch(row):
     torch = pytest.importorskip("torch")
     x = torch.tensor(point_of(row), requires_grad=True)

@@ -25,6 +25,7 @@ from funccoll.tracing.trace import stage
 from funccoll.types import bfloat16, is_inexact, type_of
 from tests.support.cases.linear_collectives import FROM_UNVARYING, LINEAR, NONLINEAR
 from tests.support.cases.primitive_examples import Example, examples
+from tests.support.groups import in_groups
 from tests.support.spmd import MESHES, bits, per_device, stacked
 
 NO_DERIVATIVE = {
@@ -181,7 +182,7 @@ def loop_of(example: Example) -> None:
 
 
 @pytest.mark.parametrize("others", PARTS)
-@pytest.mark.parametrize("name", computed())
+@in_groups("name", computed())
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_vmap_is_a_loop(name, others):
     each(loop_of, examples()[name], others)
@@ -195,7 +196,7 @@ def empty_batch_of(example: Example) -> None:
 
 
 @pytest.mark.parametrize("others", PARTS)
-@pytest.mark.parametrize("name", computed())
+@in_groups("name", computed())
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_vmap_of_an_empty_batch(name, others):
     each(empty_batch_of, examples()[name], others)
@@ -268,7 +269,7 @@ def derivatives_of(example: Example) -> None:
 
 
 @pytest.mark.parametrize("others", PARTS)
-@pytest.mark.parametrize("name", [
+@in_groups("name", [
     name for name in computed() if name not in {*NO_DERIVATIVE, *REFUSED, *BELONG_TOGETHER, *STEPS}
     and not name.startswith(("fft.", "linalg."))  # test_numpy_table.py has their gradients along a direction
 ])  # fmt: skip

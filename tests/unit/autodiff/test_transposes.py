@@ -14,6 +14,7 @@ import pytest
 import funccoll as fc
 from funccoll.errors import VaryingError
 from tests.support.cases.linear_collectives import FROM_UNVARYING, LINEAR, NONLINEAR
+from tests.support.groups import in_groups
 from tests.support.spmd import MESHES, ON_MESHES, bits, expected, group_of, on_meshes, per_device, size
 
 
@@ -133,7 +134,7 @@ def awkward(shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
     return x
 
 
-@pytest.mark.parametrize("where", ON_MESHES, ids=lambda w: f"{w[0]}-{'.'.join(w[1])}")
+@in_groups("where", ON_MESHES, lambda w: f"{w[0]}-{'.'.join(w[1])}")
 @pytest.mark.parametrize("op", ["max", "min", "prod"])
 @pytest.mark.parametrize("kind", ["all_reduce", "reduce"])
 def test_by_hand(kind, op, where):
@@ -170,7 +171,7 @@ def test_reduce_scatter_of_an_extremum_is_refused(line):
 
 @pytest.mark.parametrize("where", [("line", ("data",)), ("grid", ("model", "data")), ("cube", ("b",)), ("cube", ("c", "b"))],
                          ids=lambda w: f"{w[0]}-{'.'.join(w[1])}")  # fmt: skip
-@pytest.mark.parametrize("name", [*LINEAR, *NONLINEAR])
+@in_groups("name", [*LINEAR, *NONLINEAR], of=5)
 def test_second_derivatives(name, where):
     """Gradient and Hessian-vector product through a collective against central differences in float64."""
     mesh, axes = MESHES[where[0]], where[1]

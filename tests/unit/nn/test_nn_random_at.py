@@ -14,6 +14,7 @@ import funccoll as fc
 from funccoll import P, nn
 from funccoll.errors import DTypeError, ShapeError, UnsupportedError
 from tests.support.cases.numpy_cases import BF16
+from tests.support.groups import in_groups
 from tests.support.oracles.numpy_oracle import assert_same, numerical
 
 # ---------------------------------------------------------------- nn: values
@@ -72,7 +73,7 @@ BIG = np.array([-1e4, -745.0, -90.0, -30.0, -8.0, -1.0, -1e-3, 0.0, 1e-3, 1.0, 8
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("name", ELEMENTWISE)
+@in_groups("name", ELEMENTWISE)
 def test_elementwise_values(name, dtype):
     ours, formula = ELEMENTWISE[name]
     x = BIG.astype(dtype)
@@ -91,7 +92,7 @@ def test_elementwise_values(name, dtype):
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("name", ROWS)
+@in_groups("name", ROWS)
 def test_row_values(name, dtype):
     ours, formula = ROWS[name]
     rng = np.random.default_rng(0)
@@ -122,7 +123,7 @@ def test_minus_infinity_is_a_mask():
     assert nn.sigmoid(np.array(-np.inf)) == 0 and nn.sigmoid(np.array(np.inf)) == 1
 
 
-@pytest.mark.parametrize("name", [*ELEMENTWISE, *ROWS])
+@in_groups("name", [*ELEMENTWISE, *ROWS])
 def test_gradients_of_nn(name):
     ours, formula = {**ELEMENTWISE, **ROWS}[name]
     rng = np.random.default_rng(1)
@@ -137,7 +138,7 @@ def test_gradients_of_nn(name):
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("name", [*ELEMENTWISE, *ROWS])
+@in_groups("name", [*ELEMENTWISE, *ROWS])
 def test_gradients_stay_finite_far_out(name, dtype):
     ours = {**ELEMENTWISE, **ROWS}[name][0]
     x = np.stack([BIG, BIG[::-1]]).astype(dtype)

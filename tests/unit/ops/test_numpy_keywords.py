@@ -21,6 +21,7 @@ from funccoll.ops import FUNCTIONS
 from funccoll.ops.registry import is_traced, qualified_name
 from funccoll.tracing.trace import stage
 from funccoll.types import type_of
+from tests.support.groups import in_groups
 
 rng = np.random.default_rng(11)
 A = rng.normal(size=(3, 4))
@@ -168,7 +169,7 @@ def differ(one: Any, other: Any, rtol: float = 1e-5) -> bool:
     return False
 
 
-@pytest.mark.parametrize(("function", "name"), [pytest.param(f, n, id=f"{qualified_name(f)}-{n}") for f, n in parameters()])
+@in_groups(("function", "name"), [pytest.param(f, n, id=f"{qualified_name(f)}-{n}") for f, n in parameters()])
 def test_no_keyword_is_ignored(function: Any, name: str) -> None:
     args = FIRST.get(function, (SQUARE if function.__module__ == "numpy.linalg" else A,))
     also = ALSO.get((function, name), {})
@@ -235,7 +236,7 @@ OF_METHODS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", METHODS)
+@in_groups("name", METHODS)
 def test_keywords_of_methods(name: str) -> None:
     args = {
         "repeat": (2,), "reshape": ((4, 3),), "take": ([1, 2],), "swapaxes": (0, 1), "astype": (np.float32,),

@@ -20,6 +20,7 @@ from funccoll.ops import FUNCTIONS
 from funccoll.primitives.elementwise import UFUNCS, where_p
 from tests.support.cases.all_numpy_cases import CASES
 from tests.support.cases.numpy_cases import BF16, DIRECTION, DISCRETE, FORWARD, SMOOTH, ZERO, Case
+from tests.support.groups import in_groups
 from tests.support.oracles.numpy_oracle import DTYPES, assert_same, by_function, noted, numerical, run
 
 VECTOR_PRODUCTS = {getattr(np, name) for name in ("vecdot", "matvec", "vecmat") if hasattr(np, name)}
@@ -70,7 +71,7 @@ def test_supported_functions_lists_all():
 # ---------------------------------------------------------------- values
 
 
-@pytest.mark.parametrize("cases", by_function(CASES))
+@in_groups("cases", by_function(CASES))
 def test_forward(cases):
     for case in cases:
         with noted(case.id):
@@ -93,7 +94,7 @@ def _layouts(x: np.ndarray) -> dict[str, np.ndarray]:
 LAYOUTS = ("fortran", "strided", "reversed", "swapped", "frozen")
 
 
-@pytest.mark.parametrize("function", sorted(ALL, key=lambda f: f.__name__), ids=lambda f: f.__name__)
+@in_groups("function", sorted(ALL, key=lambda f: f.__name__))
 def test_memory_layout_does_not_matter(function):
     case = next(c for c in CASES if c.function is function)
     want, jitted = run(case, *case.args), fc.jit(case.call)
@@ -109,7 +110,7 @@ def test_memory_layout_does_not_matter(function):
 _NUMBERS = [0.0, 1.0, 2.0, 3.0, 5.0, 7.0, 0.0, 1.0, 2.0]
 
 
-@pytest.mark.parametrize("ufunc", [u for u in UFUNCS if u.nin == 1], ids=lambda u: u.__name__)
+@in_groups("ufunc", [u for u in UFUNCS if u.nin == 1])
 def test_unary_ufuncs_on_every_dtype(ufunc):
     for dtype in DTYPES:
         values = np.array(_NUMBERS)
@@ -131,7 +132,7 @@ BINARY = [u for u in UFUNCS if u.nin == 2]
 
 
 @pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.slow)], ids=["a third", "all"])
-@pytest.mark.parametrize("ufunc", BINARY, ids=lambda u: u.__name__)
+@in_groups("ufunc", BINARY)
 def test_binary_ufuncs_promote_as_numpy_does(ufunc, every):
     """All pairs of dtypes, and Python scalars (weak) on either side; or a third of them, which ufuncs take in turn."""
     operands = [np.array(_NUMBERS[1:4], d) for d in DTYPES]
@@ -258,7 +259,7 @@ EVERY = pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest
 
 
 @EVERY
-@pytest.mark.parametrize("cases", by_function(SMOOTH_CASES))
+@in_groups("cases", by_function(SMOOTH_CASES))
 def test_first_and_second_gradient(cases, every):
     for case in cases if every else cases[:1] + cases[1:][-1:]:
         with noted(case.id):
@@ -293,7 +294,7 @@ DIRECTION_CASES = by_function([c for c in CASES if c.grad == DIRECTION])
 
 
 @EVERY
-@pytest.mark.parametrize("cases", DIRECTION_CASES)
+@in_groups("cases", DIRECTION_CASES)
 def test_gradients_along_a_direction(cases, every):
     for case in cases if every else cases[:2]:
         with noted(case.id):
@@ -320,7 +321,7 @@ def check_gradients_along_a_direction(case: Case) -> None:
         np.testing.assert_allclose(got, want, rtol=10 * rough, atol=rough * max(1.0, abs(want)))
 
 
-@pytest.mark.parametrize("function", sorted({c.function for c in SMOOTH_CASES}, key=lambda f: f.__name__))
+@in_groups("function", sorted({c.function for c in SMOOTH_CASES}, key=lambda f: f.__name__))
 def test_gradients_keep_the_dtype(function):
     case = next(c for c in SMOOTH_CASES if c.function is function)
     loss = lambda *xs: sum(np.sum(np.real(o)) for o in optree.tree_leaves(case.call(*xs)))
@@ -337,7 +338,7 @@ def test_gradients_keep_the_dtype(function):
                 np.testing.assert_allclose(np.asarray(g), e, rtol=rough, atol=rough)
 
 
-@pytest.mark.parametrize("cases", by_function([c for c in CASES if c.grad in (ZERO, DISCRETE)]))
+@in_groups("cases", by_function([c for c in CASES if c.grad in (ZERO, DISCRETE)]))
 def test_no_gradient_where_there_is_none(cases):
     for case in cases:
         with noted(case.id):

@@ -20,6 +20,7 @@ from funccoll.schedules.chunk_layout import ChunkLayout
 from funccoll.schedules.collective import KINDS, Collective
 from tests.support.cases import added_collective
 from tests.support.cases.collective_cases import CASES
+from tests.support.groups import in_groups
 from tests.support.ranks.ranks import launch
 from tests.support.spmd import MESHES, per_device
 
@@ -55,7 +56,7 @@ def test_a_collective_is_complete(primitive: CollectivePrimitive):
     assert any(f"`{name}`" in row for row in rows)
 
 
-@pytest.mark.parametrize("name", CASES)
+@in_groups("name", CASES, of=20)
 def test_a_lowering_fits_the_type(name: str):
     """What a schedule makes of an operand has the shape that the type rule says."""
     case, mesh = CASES[name], MESHES["grid"]

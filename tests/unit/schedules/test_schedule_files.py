@@ -20,6 +20,7 @@ from funccoll.schedules.collective import KINDS
 from funccoll.schedules.registry import known
 from funccoll.schedules.streams.interpret import interpret
 from tests.support.example_counts import examples
+from tests.support.groups import in_groups
 from tests.support.oracles.schedule_oracle import Oracle
 from tests.support.ranks.ranks import JOIN, Ranks
 
@@ -125,7 +126,7 @@ def test_what_goal_refuses(nbytes, gamma, what):
 # ---------------------------------------------------------------- JSON
 
 
-@pytest.mark.parametrize(("kind", "algorithm"), ALL)
+@in_groups(("kind", "algorithm"), ALL)
 def test_json_gives_the_same_moves_and_digest(kind, algorithm):
     schedule = build(kind, algorithm, channels=2)
     text = schedule.to_json()

@@ -16,6 +16,7 @@ from funccoll.errors import ScheduleError
 from funccoll.schedules import Move, Schedule
 from funccoll.schedules.collective import KINDS, Collective
 from funccoll.schedules.moves import Batch
+from tests.support.groups import in_groups
 from tests.support.oracles.schedule_changes import assembled
 
 REDUCING = [(kind, name) for kind in KINDS if KINDS[kind].combines for name in fs.algorithms(kind)]
@@ -35,7 +36,7 @@ def swaps(ptr: np.ndarray) -> Iterator[tuple[int, int, bool]]:
             yield i, j, j > start + 1
 
 
-@pytest.mark.parametrize(("kind", "name"), REDUCING)
+@in_groups(("kind", "name"), REDUCING)
 @pytest.mark.parametrize("lowered", ["streams", "messages"])
 def test_another_order_of_a_fold_is_refused(kind, name, lowered):
     seen = 0

@@ -17,6 +17,7 @@ from funccoll.schedules.model.select import candidates, explain, select
 from funccoll.schedules.model.topology import Link, Topology
 from funccoll.schedules.registry import _ALGORITHMS
 from tests.support.example_counts import examples
+from tests.support.groups import in_groups
 from tests.support.oracles.closed_forms import CLOSED_FORMS, FORM_SIZES, PARAMETERS, SIZES, bytes_for
 from tests.support.oracles.schedule_oracle import built
 
@@ -92,7 +93,7 @@ def test_topologies_that_cannot_be(make, words):
 
 
 @pytest.mark.parametrize("sizes", FORM_SIZES)
-@pytest.mark.parametrize("form", CLOSED_FORMS, ids=str)
+@in_groups("form", CLOSED_FORMS, str)
 def test_cost_is_the_closed_form(form, sizes):
     for p in filter(form.takes, sizes):
         schedule = built(form.kind, p, form.algorithm, **form.options)

@@ -13,6 +13,7 @@ from funccoll.schedules.collective import KINDS
 from funccoll.schedules.host_map import default_levels
 from funccoll.schedules.library import combinators, trees
 from funccoll.schedules.registry import find
+from tests.support.groups import in_groups
 from tests.support.oracles import schedule_formulas as published
 from tests.support.oracles.schedule_formulas import EXPECTED, Traffic, at_root, log2_ceil, log2_floor
 from tests.support.oracles.schedule_oracle import built, host_maps
@@ -102,7 +103,7 @@ def test_the_first_of_each_collective_is_the_default():
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(("kind", "name"), OURS)
+@in_groups(("kind", "name"), OURS)
 def test_docstrings_say_rounds_bytes_cost_use_and_source(kind, name):
     text = inspect.getdoc(find(kind, name, 1).function)
     first, _, facts = text.partition("\n")
@@ -116,7 +117,7 @@ def test_docstrings_say_rounds_bytes_cost_use_and_source(kind, name):
 
 
 @pytest.mark.parametrize("sizes", SIZES)
-@pytest.mark.parametrize(("kind", "name"), EXPECTED)
+@in_groups(("kind", "name"), EXPECTED)
 def test_rounds_and_bytes_are_those_published(kind, name, sizes):
     for p, options in [(q, options) for q in of(sizes, kind, name) for options in variants(kind, name, q)]:
         n, schedule = vector(p), built(kind, p, name, **options)
@@ -130,7 +131,7 @@ def test_rounds_and_bytes_are_those_published(kind, name, sizes):
 
 
 @pytest.mark.parametrize("sizes", SIZES)
-@pytest.mark.parametrize(("kind", "name"), OURS)
+@in_groups(("kind", "name"), OURS)
 def test_totals_are_those_published(kind, name, sizes):
     """What each rank sends, receives and reduces in all: the sums of [PY], [TRG] and [T], not added up from rounds."""
     for p in of(sizes, kind, name):
@@ -196,7 +197,7 @@ def test_hosts_send_and_receive_the_fewest_bytes_that_they_can(kind):
 
 
 @pytest.mark.parametrize("sizes", SIZES)
-@pytest.mark.parametrize(("kind", "name"), ONE_PORTED)
+@in_groups(("kind", "name"), ONE_PORTED)
 def test_a_rank_sends_to_one_and_receives_from_one_in_a_round(kind, name, sizes):
     for p, options in [(q, options) for q in of(sizes, kind, name) for options in variants(kind, name, q)]:
         round, source, destination, _ = transfers(built(kind, p, name, **options))
@@ -285,7 +286,7 @@ def test_patterns_pass_on_what_is_there_and_bring_everything_once(p, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "name"), OURS)
+@in_groups(("kind", "name"), OURS)
 def test_every_option_is_proved_in_two_channels(kind, name):
     """Without them `test_schedules_proof.py` proves every option."""
     for p in of((1, 2, 3, 5, 6, 8, 12), kind, name):

@@ -19,6 +19,7 @@ from funccoll.schedules.collective import KINDS, chunk_bounds
 from funccoll.schedules.registry import _ALGORITHMS
 from funccoll.schedules.streams.instructions import Opcode
 from tests.support.example_counts import examples
+from tests.support.groups import in_groups
 from tests.support.oracles.schedule_oracle import built, host_maps
 
 EVERY = [(kind, name) for kind in KINDS for name in schedules.algorithms(kind)]
@@ -55,7 +56,7 @@ def check(kind: str, name: str, p: int, every: int = 1) -> None:
         schedule.streams().verify()
 
 
-@pytest.mark.parametrize(("kind", "name"), EVERY)
+@in_groups(("kind", "name"), EVERY, of=6)
 def test_every_algorithm_is_proved_and_verified(kind, name):
     sizes = [p for p in SMALL if not _ALGORITHMS[kind][name].refusal(p)]
     assert len(sizes) >= 4
@@ -66,7 +67,7 @@ def test_every_algorithm_is_proved_and_verified(kind, name):
 @pytest.mark.parametrize(("sizes", "every"), [
     pytest.param(MORE, 4, id="more", marks=pytest.mark.slow), pytest.param(ALL, 1, id="all", marks=pytest.mark.exhaustive),
 ])  # fmt: skip
-@pytest.mark.parametrize(("kind", "name"), EVERY)
+@in_groups(("kind", "name"), EVERY, of=6)
 def test_every_algorithm_is_proved_and_verified_at_more_sizes(kind, name, sizes, every):
     for p in (*SMALL, *sizes):
         if not _ALGORITHMS[kind][name].refusal(p):
@@ -430,7 +431,7 @@ def drop_wait(streams, *dropped: int):
     )
 
 
-@pytest.mark.parametrize(("kind", "name"), EVERY)
+@in_groups(("kind", "name"), EVERY, of=6)
 def test_every_wait_is_needed(kind, name):
     """The waits are transitively reduced: without any one of them the streams are refused."""
     for p in (2, 4):
@@ -443,7 +444,7 @@ def test_every_wait_is_needed(kind, name):
                 drop_wait(streams, w).verify()
 
 
-@pytest.mark.parametrize(("kind", "name"), [(k, n) for k, n in EVERY if k != "barrier"])
+@in_groups(("kind", "name"), [(k, n) for k, n in EVERY if k != "barrier"], of=6)
 def test_every_wait_is_needed_on_all_ranks(kind, name):
     """As above, with the same wait left out by every rank: the rest may look alike from all of them."""
     streams = build(kind, 4, name).streams()

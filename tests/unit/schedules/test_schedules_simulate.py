@@ -15,6 +15,7 @@ from funccoll.schedules import algorithms, build
 from funccoll.schedules.collective import KINDS
 from funccoll.schedules.model.simulate import Event, _distance, simulate
 from funccoll.schedules.model.topology import Topology
+from tests.support.groups import in_groups
 from tests.support.oracles.closed_forms import CLOSED_FORMS, FORM_SIZES, PARAMETERS, SIZES, bytes_for
 from tests.support.oracles.schedule_oracle import built
 
@@ -29,7 +30,7 @@ def flat(p):
 
 
 @pytest.mark.parametrize("sizes", FORM_SIZES)
-@pytest.mark.parametrize("form", CLOSED_FORMS, ids=str)
+@in_groups("form", CLOSED_FORMS, str)
 def test_simulated_time_is_the_closed_form(form, sizes):
     for p in filter(form.takes, sizes):
         schedule = built(form.kind, p, form.algorithm, **form.options)
@@ -41,7 +42,7 @@ def test_simulated_time_is_the_closed_form(form, sizes):
 
 
 @pytest.mark.parametrize("root", [1, 4])
-@pytest.mark.parametrize("form", [f for f in CLOSED_FORMS if KINDS[f.kind].rooted], ids=str)
+@in_groups("form", [f for f in CLOSED_FORMS if KINDS[f.kind].rooted], str)
 def test_any_root_takes_as_long(form, root):
     schedule = build(form.kind, 6, form.algorithm, root=root, **form.options)
     n = bytes_for(schedule)
