@@ -22,6 +22,7 @@ import pytest
 import funccoll as fc
 from tests.support import python_path
 from tests.support.example_counts import register_profiles
+from tests.support.worker_reports import leave_out_reports
 
 os.environ["PYTHONPATH"] = python_path()
 
@@ -30,6 +31,10 @@ PROCESSES = ("gpu_check", "jobs", "torch")
 """Folders whose tests start processes, all of them or nearly all."""
 
 register_profiles()
+
+
+def pytest_configure(config):
+    leave_out_reports(config)
 
 
 @pytest.fixture(scope="session", autouse=True)
