@@ -22,7 +22,7 @@ nbformat, exceptions = lazily("nbformat"), lazily("nbclient.exceptions")
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
 PATHS = sorted(FOLDER.glob("*.ipynb"))
-QUICK = ("01_", "02_")
+QUICK = ("01_",)
 FIGURES = {"application/vnd.plotly.v1+json", "image/png", "image/svg+xml"}
 
 

@@ -146,22 +146,24 @@ def in_processes(count: int, body) -> list[int]:
     return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
 
 
-@pytest.mark.parametrize(("p", "non_temporal"), [
-    (2, True), (4, False), *(pytest.param(*each, marks=SLOW) for each in ((2, False), (3, False), (3, True), (4, True))),
+@pytest.mark.parametrize(("p", "non_temporal", "all_sizes"), [
+    (2, True, False), (4, False, False),
+    *(pytest.param(p, non_temporal, True, marks=SLOW) for p in (2, 3, 4) for non_temporal in (False, True)),
 ])  # fmt: skip
 @pytest.mark.parametrize("kind", list(KINDS))
-def test_processes_execute_the_streams(kind, p, non_temporal, monkeypatch):
-    """Every algorithm of a kind, five times in a row."""
+def test_processes_execute_the_streams(kind, p, non_temporal, all_sizes, monkeypatch):
+    """Every algorithm of a kind, five times in a row, with one element or many: in turn with two and four ranks."""
     if non_temporal:
         monkeypatch.setattr("funccoll.runtime.plans.plan_writer.NON_TEMPORAL", 0)
     interpreter(0)
     rng, cases = np.random.default_rng(1), []
     pairs = [(i, (i + 1) % p) for i in range(p)] if kind == "permute" else ()
-    for elements, dtype in ((1, np.dtype("i4")), (1000, np.dtype("f4"))):
-        combine_address("sum", dtype)
-        for name in algorithms(kind, p):
-            schedule = built(kind, p, name, pairs=pairs)
-            schedule.streams()
+    sizes = (1, np.dtype("i4")), (1000, np.dtype("f4"))
+    for place, name in enumerate(algorithms(kind, p)):
+        schedule = built(kind, p, name, pairs=pairs)
+        schedule.streams()
+        for elements, dtype in sizes if all_sizes else [sizes[(place + p // 2) % 2]]:
+            combine_address("sum", dtype)
             data = rng.integers(-50, 50, (5, p, elements * schedule.collective.input_blocks)).astype(dtype)
             cases.append((schedule, elements, data))
 
