@@ -20,6 +20,8 @@ PHRASES = {
     "who": r"\b(?:who|whom)\b",
 }
 """What is wrong -> the words; openings are those of docstrings."""
+WORDS = re.compile(r"(?i)#.*\b(?:no|none|(?:no|some|any|every)(?:body|one)|circles?|so|whom?)\b")
+"""A line that may have a comment with one of PHRASES: without any, a source need not be cut into tokens, half of the time."""
 
 
 def texts(source: str) -> Iterator[tuple[int, str, bool]]:
@@ -38,7 +40,7 @@ def texts(source: str) -> Iterator[tuple[int, str, bool]]:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in parts:
             yield node.lineno, node.value, node in docstrings
     comments: list[tuple[int, str]] = []  # comments in adjacent lines are one text
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+    for token in tokenize.generate_tokens(io.StringIO(source).readline) if WORDS.search(source) else ():
         if token.type == tokenize.COMMENT:
             words, line = token.string.lstrip("# "), token.start[0]
             if comments and line == comments[-1][0] + comments[-1][1].count("\n") + 1:

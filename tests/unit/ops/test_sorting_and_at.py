@@ -1,6 +1,7 @@
 """`fc.top_k`, `fc.unique`, `fc.full`, and the updates and reads of `fc.at`, against NumPy and JAX."""
 
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -105,6 +106,38 @@ READS = [np.array([5, -6, 1, -1, 4]), (np.array([0, 9]), slice(1, 3)), (1, -7), 
          [3, 0]]  # fmt: skip
 
 
+def padded_read(x: np.ndarray, index: Any, mode: str, fill: float | None) -> np.ndarray:
+    """The read of an array around which there are 20 more elements on each side: its edges' values, or what fills."""
+    missing = np.nan if x.dtype.kind == "f" else np.iinfo(x.dtype).min
+    margin = {"mode": "edge"} if mode == "clip" else {"mode": "constant", "constant_values": missing if fill is None else fill}
+    parts = [np.array(i) if isinstance(i, list) else i for i in (index if isinstance(index, tuple) else (index,))]
+    ndim = sum(i is not None and i is not Ellipsis for i in parts)
+    if Ellipsis not in [i for i in parts if not isinstance(i, np.ndarray)]:
+        parts.append(Ellipsis)
+    at = next(k for k, i in enumerate(parts) if i is Ellipsis)
+    parts[at : at + 1] = [slice(None)] * (x.ndim - ndim)
+    dims, moved = iter(x.shape), []
+    for i in parts:
+        n = 0 if i is None else next(dims)
+        if isinstance(i, slice):
+            moved.append(slice(*(20 + stop for stop in i.indices(n)[:2])))
+        else:
+            moved.append(None if i is None else 20 + np.where(np.asarray(i) < 0, np.maximum(np.asarray(i) + n, -20), i))
+    return np.pad(x, 20, **margin)[tuple(moved)]
+
+
+@pytest.mark.parametrize("mode", ["clip", "fill"])
+@pytest.mark.parametrize("index", READS, ids=str)
+def test_reads_out_of_bounds(index, mode):
+    """Against a padded array; JAX, which defines them, takes a tenth of a second for each."""
+    for x in (X.astype(np.float32), np.arange(8, dtype=np.int32).reshape(2, 4)):
+        for fill in (None, 7) if mode == "fill" else (None,):
+            want = padded_read(x, index, mode, fill)
+            for read in (lambda x: fc.at(x)[index].get(mode, fill), fc.jit(lambda x: fc.at(x)[index].get(mode, fill))):
+                np.testing.assert_array_equal(read(x), want)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["clip", "fill"])
 @pytest.mark.parametrize("index", READS, ids=str)
 def test_reads_out_of_bounds_are_jaxs(index, mode):
