@@ -1,6 +1,6 @@
 """Derivatives at points where a function has none: at kinks, ties, poles and where 0/0 stands in the chain rule.
 
-One table for docs/numpy.md and for test_singular_derivatives.py, which compares ours and torch's with it.
+One table for docs/numpy.md, test_singular_derivatives.py, which compares ours with it, and test_torch_singular_derivatives.py.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import scipy.special as sp
 
 import funccoll as fc
 
-__all__ = ["ROWS", "SECOND", "Row", "section"]
+__all__ = ["ROWS", "SECOND", "Row", "equal", "section"]
 
 INF, NAN = np.inf, np.nan
 
@@ -35,11 +35,26 @@ class Row:
     def same(self) -> bool:
         return self.torch is not None and self.theirs is None
 
+    def __str__(self) -> str:
+        return f"{self.text} at {self.point}"
+
+    @property
+    def x(self) -> np.ndarray:
+        return np.asarray(self.point, np.complex128 if isinstance(self.point, complex) else np.float64)
+
     @property
     def has_16_bits(self) -> bool:
         """False for functions of SciPy and LAPACK."""
         of_singular_values = np.ndim(self.point) == 2 and self.text.endswith(", 2)")
         return not of_singular_values and not any(name in self.text for name in ("scipy", "linalg.eig", "linalg.det"))
+
+
+def equal(found: Any, wanted: Any, rtol: float = 1e-12) -> None:
+    """Signs of zeros apart; NaN is equal to NaN."""
+    found = np.asarray(found)
+    wide = np.complex128 if found.dtype.kind == "c" else np.float64
+    wanted = np.broadcast_to(np.asarray(wanted, wide), found.shape)
+    np.testing.assert_allclose(found.astype(wide), wanted, rtol=rtol, atol=1e-15)
 
 
 def _std(t: Any, x: Any) -> Any:

@@ -1,31 +1,19 @@
-"""Derivatives at kinks, ties and poles are what docs/numpy.md says: ours in every mode and dtype, and torch's."""
+"""Derivatives at kinks, ties and poles are what docs/numpy.md says: ours in every mode and dtype.
+
+tests/torch/test_torch_singular_derivatives.py holds the page to torch.
+"""
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import numpy as np
 import pytest
 
 import funccoll as fc
-from tests.support.cases.derivative_cases import ROWS, SECOND, Row
+from tests.support.cases.derivative_cases import ROWS, SECOND, Row, equal
 from tests.support.cases.numpy_cases import BF16
 from tests.support.groups import in_groups
-
-IDS = [f"{row.text} at {row.point}" for row in ROWS]
-
-
-def point_of(row: Row, dtype: Any = np.float64) -> np.ndarray:
-    return np.asarray(row.point, np.complex128 if isinstance(row.point, complex) else dtype)
-
-
-def equal(found: Any, wanted: Any, rtol: float = 1e-12) -> None:
-    """Signs of zeros apart; NaN is equal to NaN."""
-    found = np.asarray(found)
-    wide = np.complex128 if found.dtype.kind == "c" else np.float64
-    wanted = np.broadcast_to(np.asarray(wanted, wide), found.shape)
-    np.testing.assert_allclose(found.astype(wide), wanted, rtol=rtol, atol=1e-15)
 
 
 def along_units(f: Any, x: np.ndarray) -> np.ndarray:
@@ -44,14 +32,14 @@ def quiet(row: Row) -> Any:
     return np.errstate() if regular else np.errstate(all="ignore")
 
 
-@in_groups("row", ROWS, IDS)
+@in_groups("row", ROWS, str)
 def test_first_derivatives(row):
     with quiet(row):
         check_first_derivatives(row)
 
 
 def check_first_derivatives(row: Row) -> None:
-    x = point_of(row)
+    x = row.x
     f, gradient = row.call, fc.grad(row.call)
     equal(gradient(x), row.ours)
     equal(fc.jit(gradient)(x), row.ours)
@@ -68,25 +56,12 @@ def check_first_derivatives(row: Row) -> None:
             equal(found, row.ours, rtol)
 
 
-@in_groups("row", [r for r in ROWS if r.torch], [i for i, r in zip(IDS, ROWS, strict=True) if r.torch])
-def test_what_the_page_says_of_torch(row):
-    torch = pytest.importorskip("torch")
-    x = torch.tensor(point_of(row), requires_grad=True)
-    row.torch(torch, x).backward()
-    equal(x.grad.numpy(), row.ours if row.theirs is None else row.theirs)
-
-
-@pytest.mark.parametrize("row", SECOND, ids=[row.text for row in SECOND])
+@pytest.mark.parametrize("row", SECOND, ids=str)
 def test_second_derivatives(row):
-    x = point_of(row)
+    x = row.x
     with np.errstate(all="ignore"):
         for hessian in (fc.hessian, lambda f: fc.jacrev(fc.jacrev(f)), lambda f: fc.jacfwd(fc.jacfwd(f))):
             equal(hessian(row.call)(x), row.ours)
-    torch = pytest.importorskip("torch")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        found = torch.autograd.functional.hessian(lambda x: row.torch(torch, x), torch.tensor(x))
-    equal(found.numpy(), row.ours if row.theirs is None else row.theirs)
 
 
 @pytest.mark.parametrize("kind", [np.complex64, np.complex128])

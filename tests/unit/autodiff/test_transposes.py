@@ -151,7 +151,7 @@ def test_by_hand(kind, op, where):
         return pull(y)[0]
 
     rng = np.random.default_rng(p)
-    x, y = awkward((mesh.size, 40), rng), rng.integers(1, 5, (mesh.size, 40)).astype(np.float64)
+    x, y = awkward((mesh.size, 20), rng), rng.integers(1, 5, (mesh.size, 20)).astype(np.float64)
     cts = expected(mesh, axes, list(y), lambda g, i: g[root])
     places = [group_of(mesh, axes, d) for d in range(mesh.size)]
     want = [hand_derived(op, [x[d] for d in group], i, ct) for (group, i), ct in zip(places, cts)]
@@ -169,11 +169,21 @@ def test_reduce_scatter_of_an_extremum_is_refused(line):
 # ---------------------------------------------------------------- second derivatives
 
 
-@pytest.mark.parametrize("where", [("line", ("data",)), ("grid", ("model", "data")), ("cube", ("b",)), ("cube", ("c", "b"))],
-                         ids=lambda w: f"{w[0]}-{'.'.join(w[1])}")  # fmt: skip
-@in_groups("name", [*LINEAR, *NONLINEAR], of=5)
+DIFFERENTIATED = [
+    (name, where, (i + j) % 2) for i, name in enumerate([*LINEAR, *NONLINEAR])
+    for j, where in enumerate((("line", ("data",)), ("grid", ("model", "data")), ("cube", ("b",)), ("cube", ("c", "b"))))
+]  # fmt: skip
+
+
+@in_groups(("name", "where"), [
+    pytest.param(name, where, id=f"{name}-{where[0]}-{'.'.join(where[1])}", marks=pytest.mark.slow if slow else ())
+    for name, where, slow in sorted(DIFFERENTIATED, key=lambda case: case[2])
+])  # fmt: skip
 def test_second_derivatives(name, where):
-    """Gradient and Hessian-vector product through a collective against central differences in float64."""
+    """Gradient and Hessian-vector product through a collective against central differences in float64.
+
+    Each collective on two of four choices of axes, the next one on the other two; slow: on those that are left.
+    """
     mesh, axes = MESHES[where[0]], where[1]
     p = size(mesh, axes)
     collective = {**LINEAR, **NONLINEAR}[name]
