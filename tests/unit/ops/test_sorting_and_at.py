@@ -177,3 +177,10 @@ def test_bad_updates_and_reads():
         fc.at(X)[0].get("drop")
     with pytest.raises(ShapeError, match="no place to choose"):
         fc.at(np.zeros((0, 2)))[np.array([0])].get("clip")
+
+
+def test_counts_leave_out_numbers_that_have_no_place():
+    """Larger ones, and negative ones, which NumPy refuses: a traced array's values are not known."""
+    x, w = np.array([0, 7, 2, -1, -2, 2, 3]), np.arange(7.0)
+    counts, sums = fc.jit(lambda x, w: (np.bincount(x, minlength=3), np.bincount(x, w, minlength=3)))(x, w)
+    assert np.asarray(counts).tolist() == [1, 0, 2] and np.asarray(sums).tolist() == [0, 0, 7]
