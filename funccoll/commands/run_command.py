@@ -156,7 +156,7 @@ def _display(prefix: str, known: Container[str], mpirun: bool = False) -> dict[s
 def _start(job: Job, n: int, command: list[str], cpus: list[set[int]] | None, tracebacks: str) -> None:
     run, bind = new_run(), host.dying_with_parent(os.getpid())
     for rank in range(n):
-        variables = environment(rank, n, run, 1 if cpus else None)
+        variables = environment(rank, n, run, job.port_for_torch, 1 if cpus else None)
         variables |= {"FUNCCOLL_TRACEBACKS": tracebacks, **_display(f"[{rank}] ", os.environ)}
 
         def prepare(rank: int = rank) -> None:

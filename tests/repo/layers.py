@@ -97,7 +97,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "runtime.job": (
         ("host", "packets", "deferral", "reports", "stacks", "calling_thread", "failure", "process_memory", "strangers",
-         "time_limit"),
+         "time_limit", "torch_variables"),
         ("hello", "processes", "uncaught", "forking", "tcp", "questions"), ("finding", "mpirun"),
         ("mpi_findings", "missing_ranks"), ("doctor",),
         ("coordinator", "launchers", "torch_group"), ("rendezvous", "watch", "identity"), ("across_hosts", "world"),

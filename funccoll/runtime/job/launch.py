@@ -74,7 +74,7 @@ def launch(fn: Callable[..., R], n: int, *args: Any, timeout: float | None = Non
         for rank, (reader, writer) in enumerate(pipes):
             descriptors = (task, replies[rank], writer.fileno())
             command = [*interpreter(), "-P", "-c", _BOOT, *map(str, (*descriptors, os.getpid(), rank, n))]
-            job.start(command, environment(rank, n, run), pass_fds=descriptors)
+            job.start(command, environment(rank, n, run, job.port_for_torch), pass_fds=descriptors)
             writer.close()
             job.listen(rank, reader.fileno(), lambda word, rank=rank: hear(rank, word))
         job.wait()

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from ...errors import MeshError
 from .hello import JobSpec
+from .torch_variables import are_repetitions
 
 __all__ = ["Claimed", "claimed", "is_inherited", "job_of"]
 
@@ -89,13 +90,17 @@ class _Claim(NamedTuple):
 
 
 def _claims(environment: Mapping[str, str], ancestors: Sequence[Mapping[str, str]] | None) -> list[_Claim]:
-    """The values of all launchers. Half of Slurm's are left in the shells of salloc and in batch scripts, and say nothing."""
+    """The values of all launchers. Half of Slurm's are left in the shells of salloc and in batch scripts, and say nothing.
+
+    Nor do torch's, where `funccoll run` or `fc.launch` has set them beside its own.
+    """
     found = [
         _Claim(launcher, environment.get(launcher.size) or None, environment.get(launcher.rank) or None, 0)
         for launcher in _LAUNCHERS
         if environment.get(launcher.size) or environment.get(launcher.rank)
     ]
     found = [claim for claim in found if claim.is_complete or claim.launcher is not _SLURM]
+    found = [claim for claim in found if claim.launcher is not _TORCH or not are_repetitions(environment)]
     if len(found) < 2:
         return found
     if ancestors is None:
@@ -104,9 +109,11 @@ def _claims(environment: Mapping[str, str], ancestors: Sequence[Mapping[str, str
 
 
 def _depth(claim: _Claim, ancestors: Sequence[Mapping[str, str]]) -> int:
-    size, rank = claim.launcher.size, claim.launcher.rank
-    values = ((first.get(size) or None, first.get(rank) or None) for first in ancestors)
-    return next((depth for depth, pair in enumerate(values) if pair != (claim.size, claim.rank)), len(ancestors))
+    names = (claim.launcher.size, claim.launcher.rank, claim.launcher.runs)
+    own, *around = [tuple(first.get(name) or None for name in names) for first in ancestors] or [()]
+    if own[:2] != (claim.size, claim.rank):  # set since
+        return 0
+    return next((depth for depth, values in enumerate(around, 1) if values != own), len(ancestors))
 
 
 def _innermost(environment: Mapping[str, str], ancestors: Sequence[Mapping[str, str]] | None) -> _Claim | None:
@@ -239,7 +246,8 @@ def _run_name(environment: Mapping[str, str], launcher: _Launcher) -> str:
         return ours
     if launcher.size == "PMI_SIZE" and "MPI_LOCALNRANKS" in environment:  # MPICH's: a Slurm step may have several of its jobs
         return environment.get("PMI_JOBID") or _parent()
-    for names in sorted(_RUNS, key=lambda names: launcher.runs not in names):
+    known = _RUNS[1:] if are_repetitions(environment) else _RUNS
+    for names in sorted(known, key=lambda names: launcher.runs not in names):
         found = [environment[name] for name in names if environment.get(name)]
         if found:
             return "-".join(found)

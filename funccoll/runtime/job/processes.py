@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from . import host, reports
+from .torch_variables import bound_port, for_torch
 
 __all__ = ["GRACE", "PATIENCE", "Job", "LineBuffer", "environment", "interpreter", "new_run", "outcome"]
 
@@ -29,9 +30,12 @@ _LONGEST_WAIT = 3600.0  # seconds: `--grace inf` has no milliseconds
 _POLL = 0.05  # seconds, on kernels without pidfd (before 5.3)
 
 
-def environment(rank: int, n: int, run: str, threads: int | None = None) -> dict[str, str]:
-    """Environment of process `rank` of `n`: its place in the job, and BLAS threads (cores / n unless stated)."""
-    variables = dict(os.environ)
+def environment(rank: int, n: int, run: str, port: int | None, threads: int | None = None) -> dict[str, str]:
+    """Environment of process `rank` of `n`: its place in the job, also for torch, and BLAS threads (cores / n unless stated).
+
+    port: the `Job.port_for_torch`.
+    """
+    variables = for_torch(os.environ, rank, n, port)
     variables.update(host.thread_variables(variables, threads or max(1, host.cores() // n)))
     variables.setdefault("PYTHONUNBUFFERED", "1")  # lines arrive when they are printed, though stdout is a pipe
     return {**variables, "FUNCCOLL_RANK": str(rank), "FUNCCOLL_WORLD_SIZE": str(n), "FUNCCOLL_RUN_ID": run}
@@ -136,12 +140,18 @@ class Job:
         self._waiting: dict[int, bytes] = {}  # ranks that wait for the others to join, and where they hear that some have ended
         self._ended: dict[int, bool] = {}  # rank -> whether it was waiting, and had been told that another had ended
         self._mailbox = reports.Mailbox(new_run())
+        self._bound_port = bound_port()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._mailbox, selectors.EVENT_READ, self._read_reports)
         self._inputs: dict[int, dict[int, Callable[[bytes], None]]] = {}  # rank -> descriptor -> what to do with bytes
         self._lines: list[tuple[int, LineBuffer]] = []
         self._pidfds: dict[int, int] = {}
         self._polls = False
+
+    @property
+    def port_for_torch(self) -> int | None:
+        """A port of this host that no other process gets while this job runs; None where there is none."""
+        return None if self._bound_port is None else self._bound_port.getsockname()[1]
 
     def start(
         self, command: Sequence[str], variables: Mapping[str, str], buffers: Sequence[LineBuffer] = (), **options: Any
@@ -360,6 +370,8 @@ class Job:
         finally:
             self._selector.close()
             self._mailbox.close()
+            if self._bound_port is not None:
+                self._bound_port.close()
             for descriptor in self._pidfds.values():
                 os.close(descriptor)
             for process in self.processes:

@@ -439,7 +439,7 @@ def test_who_is_the_cause(mark, monkeypatch, codes, failure):
                 command = f'{sys.executable} -c "{FOLLOWED.format(rank=rank)}"; {command}'
             if rank and codes[0].endswith("69"):  # when that rank has ended
                 command = f"until grep -q 'State:.Z' /proc/{job.processes[0].pid}/status; do sleep 0.01; done; {command}"
-            job.start(["sh", "-c", command], environment(rank, 2, "run"))
+            job.start(["sh", "-c", command], environment(rank, 2, "run", None))
         job.wait()
         assert job.failure == failure
 
@@ -457,7 +457,7 @@ def test_who_ignores_sigterm_is_killed(monkeypatch, mark):
     with Job(lambda stream, data: said.append(data), timeout=1.0) as job:
         for rank in range(2):
             command = "trap 'echo asked' TERM; echo here; while :; do sleep 0.1; done"
-            job.start(["sh", "-c", command], environment(rank, 2, "run"))
+            job.start(["sh", "-c", command], environment(rank, 2, "run", None))
         job.wait()
         assert job.failure == (None, None)
         wanted = {f"[{rank}] {word}" for rank in range(2) for word in ("asked", "here")}
@@ -471,7 +471,7 @@ def test_what_a_process_said_is_heard_before_its_end_is_judged():
     code = f"import os; print('hi', flush=True); os.write({writer}, b'done')"
 
     with Job(lambda stream, data: None, succeeded=lambda rank, code: heard == [b"done"]) as job:
-        job.start([sys.executable, "-c", code], environment(0, 1, "run"), pass_fds=(writer,))
+        job.start([sys.executable, "-c", code], environment(0, 1, "run", None), pass_fds=(writer,))
         os.close(writer)
         job.listen(0, reader, heard.append)
         os.waitid(os.P_PID, job.processes[0].pid, os.WEXITED | os.WNOWAIT)

@@ -124,6 +124,17 @@ def test_torchrun(n, order, tmp_path):
     check(launched(torchrun(n), TORCH, tmp_path, order, **(AROUND if n == 2 else {})), n)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ["torch first", "funccoll first"])
+def test_funccoll_run_starts_scripts_of_torch(order, tmp_path):
+    """torch finds the variables that torchrun would have set, also in a pod and inside torchrun, whose own do not count."""
+    command = [sys.executable, "-m", "funccoll", "run", "-n", "2"]
+    around = {**AROUND, "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_USE_AGENT_STORE": "True"} if order == "torch first" else {}
+    done = launched(command, TORCH, tmp_path, order, **around)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"[{r}] rank {r} of 2 is fine" for r in range(2)]
+
+
 CHANGED = "from torch.nn.parallel import DistributedDataParallel", "from funccoll.torch import DistributedDataParallel"
 """The line that a user of torch changes in a script, and what to."""
 

@@ -21,6 +21,7 @@ from funccoll.runtime.backend import choose_job_backend
 from funccoll.runtime.job.hello import JobSpec, installation
 from funccoll.runtime.job.launchers import job_of
 from funccoll.runtime.job.rendezvous import positive_number
+from funccoll.runtime.job.torch_variables import are_repetitions, bound_port, for_torch
 from funccoll.runtime.job.world import finalize, init
 from tests.support.ranks.ranks import (
     JOIN,
@@ -542,6 +543,8 @@ TORCHRUN_RANK = {**PODS, "RANK": "2", "LOCAL_WORLD_SIZE": "4", "TORCHELASTIC_RUN
 STEP = {"SLURM_STEP_NUM_TASKS": "3", "SLURM_PROCID": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x3)", "SLURM_NODEID": "2",
         "SLURM_JOB_ID": "9", "SLURM_STEP_ID": "0"}  # fmt: skip
 ONE_TASK = {**STEP, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0", "SLURM_STEP_TASKS_PER_NODE": "1"}
+REPEATED = {**FUNCCOLL, "WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "h", "MASTER_PORT": "7", "FUNCCOLL_SET_TORCH": "1 2"}
+"""What `funccoll run` sets, with torch's variables."""
 NESTED = [
     # Launchers from the outermost one to the innermost one: what each adds to the environment.
     ((STEP, OPEN_MPI), (1, 2, "o")),
@@ -569,6 +572,14 @@ NESTED = [
     (({**FUNCCOLL, **PODS},), (1, 2, "f")),  # a program sets torch's variables, and calls fc.launch
     (({**FUNCCOLL, "RANK": "64"},), (1, 2, "f")),
     (({**STEP, "PMI_SIZE": "3", "PMI_RANK": "2"},), (2, 3, "9-0")),  # srun --mpi=pmi2
+    ((REPEATED,), (1, 2, "f")),
+    ((REPEATED, {"MASTER_PORT": "8"}), (1, 2, "f")),  # a script chooses a port for torch
+    ((REPEATED, OPEN_MPI), (1, 2, "o")),
+    ((REPEATED, {"PMI_SIZE": "3", "PMI_RANK": "1"}), (1, 3, "parent")),
+    ((TORCHRUN_RANK, {**REPEATED, "TORCHELASTIC_RUN_ID": ""}), (1, 2, "f")),
+    # With the same numbers as those around it.
+    ((REPEATED, {**TORCHRUN_RANK, "WORLD_SIZE": "2", "RANK": "1", "LOCAL_WORLD_SIZE": "2"}), (1, 2, "t-pod-0-1-0")),
+    ((REPEATED, dict.fromkeys(FUNCCOLL, "")), (0, 1, "")),  # a rank starts a program that shall run alone
 ]
 
 
@@ -607,6 +618,41 @@ def test_variables_that_are_missing_or_contradict_each_other(added, words):
         around.append({**around[-1], **each})
     with pytest.raises(MeshError, match=words):
         job_of(around[-1], around[::-1])
+
+
+PORT = {"MASTER_PORT": "7"}
+
+
+@pytest.mark.parametrize(("outside", "address", "port"), [
+    ({}, "127.0.0.1", "5"),
+    ({"MASTER_ADDR": "localhost", **PORT}, "localhost", "7"),  # your own
+    (PORT, "127.0.0.1", "7"),
+    (POD, "127.0.0.1", "5"),
+    (TORCHRUN_RANK, "127.0.0.1", "5"),
+    ({"RANK": "3", **PORT}, "127.0.0.1", "5"),
+])  # fmt: skip
+def test_variables_for_torch(outside, address, port):
+    found = for_torch({"PATH": "/bin", "FUNCCOLL_SET_TORCH": "1 2", **outside}, 2, 3, 5)
+    assert not any(name.startswith("TORCHELASTIC") for name in found) and are_repetitions(found)
+    assert not are_repetitions({**found, "RANK": "0"}) and not are_repetitions({**found, "TORCHELASTIC_RUN_ID": "t"})
+    place = {"RANK": "2", "LOCAL_RANK": "2", "WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3"}
+    assert found == {"PATH": "/bin", "FUNCCOLL_SET_TORCH": "2 3", **place, "MASTER_ADDR": address, "MASTER_PORT": port}
+    assert job_of(found) == JobSpec(0, 1, "")  # they alone make no job
+
+
+def test_a_port_that_is_kept_for_torch():
+    """A socket that reuses addresses can listen there, as torch's store does; others cannot have it."""
+    kept = bound_port()
+    assert kept is not None
+    with kept, socket.socket() as store, socket.socket() as other:
+        place = kept.getsockname()
+        with pytest.raises(OSError, match="Address already in use"):
+            other.bind(place)
+        store.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        store.bind(("", place[1]))
+        store.listen()
+        with socket.create_connection(place):
+            pass
 
 
 def test_environments_of_ancestors():
