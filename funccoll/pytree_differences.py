@@ -8,12 +8,21 @@ import optree
 
 from .pytree_paths import path_names
 
-__all__ = ["first_difference", "prefix_difference"]
+__all__ = ["classes_at_difference", "first_difference", "prefix_difference"]
 
 
 def prefix_difference(prefix: optree.PyTreeSpec, tree: optree.PyTreeSpec, name: str, what: str) -> str:
     """The place where a tree is not a prefix of another: `specs[0] is a tuple of 2, and the arguments have a list there`."""
     return _words(_first(prefix, tree, "", False), name, what)
+
+
+def classes_at_difference(prefix: optree.PyTreeSpec, tree: optree.PyTreeSpec) -> list[type]:
+    """The classes of the nodes that `tree` has at and below the place where `prefix` is not one of it."""
+    place = _first(prefix, tree, "", False)
+    nodes = [] if place is None else [place[2]]
+    for node in nodes:  # grows
+        nodes += node.children()
+    return [node.type for node in nodes if node.type is not None]
 
 
 def first_difference(found: optree.PyTreeSpec, wanted: optree.PyTreeSpec, name: str, what: str) -> str:

@@ -13,7 +13,7 @@ import optree
 from ..dtype_promotion import Mode
 from ..errors import PytreeError, ShardingError, TraceError
 from ..mesh import Mesh, P, Sharding
-from ..pytree_differences import prefix_difference
+from ..pytree_differences import classes_at_difference, prefix_difference
 from ..pytree_paths import names_below, parameter_names, signature_of
 from ..tracing.trace import sharding_of
 
@@ -77,12 +77,12 @@ def broadcast_specs(specs: Any, tree: Any, what: str, name: str) -> list[Any]:
                 f"in_specs of {name} is the {type(concrete).__name__} {concrete!r:.60}, and must be a tuple with one entry "
                 f"for each argument, {len(tree)} here. If these are the specs of one argument, write in_specs={shown}."
             ) from None
-        specs_tree = optree.tree_structure(concrete, is_leaf=lambda x: isinstance(x, P))
-        difference = prefix_difference(specs_tree, optree.tree_structure(tree), what, f"the {_OF[what]} have")
-        raise PytreeError(
-            f"{what} of {name} does not fit: {difference}. Give one P for each array, or one P for a whole tuple, list or dict "
-            "of them."
-        ) from None
+        trees = optree.tree_structure(concrete, is_leaf=lambda x: isinstance(x, P)), optree.tree_structure(tree)
+        difference = prefix_difference(*trees, what, f"the {_OF[what]} have")
+        remedy = "Give one P for each array, or one P for a whole tuple, list or dict of them."
+        for kind in classes_at_difference(*trees):
+            remedy = getattr(kind, "specs_remedy", remedy)
+        raise PytreeError(f"{what} of {name} does not fit: {difference}. {remedy}") from None
 
 
 def check_specs(specs: Any, mesh: Mesh, what: str, name: str) -> None:

@@ -15,7 +15,7 @@ from ..ops.registry import as_traceable
 from ..pytree_paths import path_name
 from ..tracing.trace import value_type
 from .learning_rates import Schedule, nonnegative, rate_at
-from .leaves import flatten_floats, widen
+from .leaves import SPECS_REMEDY, flatten_floats, widen
 from .transformation import GradientTransformation, check_state
 
 __all__ = ["EmptyState", "ScheduleState", "clip", "clip_by_global_norm", "global_norm", "scale_by_schedule"]
@@ -24,11 +24,14 @@ __all__ = ["EmptyState", "ScheduleState", "clip", "clip_by_global_norm", "global
 class EmptyState(NamedTuple):
     """The state of a transformation that has none."""
 
+    specs_remedy = SPECS_REMEDY
+
 
 class ScheduleState(NamedTuple):
     """The number of steps taken, an int32 scalar."""
 
     count: Any
+    specs_remedy = SPECS_REMEDY
 
 
 def global_norm(tree: Any, axis: Axes | None = None) -> Any:

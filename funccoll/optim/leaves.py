@@ -8,6 +8,7 @@ from typing import Any
 import optree
 
 from ..errors import DTypeError, PytreeError, ShapeError, VaryingError
+from ..ir import current_interpreter
 from ..ops.registry import as_traceable
 from ..primitives.optimizers import wide_dtype
 from ..pytree_differences import first_difference
@@ -15,7 +16,10 @@ from ..pytree_paths import path_name
 from ..tracing.trace import value_type
 from ..types import is_inexact
 
-__all__ = ["check_floats", "flatten_floats", "flatten_like", "widen"]
+__all__ = ["SPECS_REMEDY", "check_floats", "flatten_floats", "flatten_like", "widen"]
+
+SPECS_REMEDY = "An optimizer's state has the specs fc.optim.state_specs(optimizer, param_specs), in in_specs and out_specs."
+"""For errors about specs that do not fit a state; its classes have it as `specs_remedy`."""
 
 
 def flatten_floats(what: str, name: str, tree: Any) -> tuple[list[Any], optree.PyTreeSpec]:
@@ -56,7 +60,10 @@ def flatten_like(
         mine, wanted = value_type(leaf), value_type(param)
         place, place_of_param = path_name(name, treedef, i), path_name(reference, treedef, i)
         if mine.shape != wanted.shape:
-            raise ShapeError(f"{what}: {place} has shape {list(mine.shape)}, and {place_of_param} {list(wanted.shape)}.")
+            raise ShapeError(
+                f"{what}: {place} has shape {list(mine.shape)}, and {place_of_param} {list(wanted.shape)}."
+                f"{_remedy_of_state(name)}"
+            )
         if mine.dtype != wanted.dtype:
             raise DTypeError(
                 f"{what}: {place} is {mine.dtype}, and {place_of_param} {wanted.dtype}. Convert it: .astype({wanted.dtype})."
@@ -64,11 +71,20 @@ def flatten_like(
         extra = sorted(mine.varying - wanted.varying)
         if extra:
             axes = ", ".join(map(repr, extra))
+            remedy = f" Reduce it (fc.all_reduce over {axes}), or take the gradient with fc.data_parallel."
             raise VaryingError(
                 f"{what}: {place}, of type {mine}, varies over {axes}, and {place_of_param} does not: devices would get "
-                f"different parameters. Reduce it (fc.all_reduce over {axes}), or take the gradient with fc.data_parallel."
+                f"different parameters.{_remedy_of_state(name) or remedy}"
             )
     return leaves
+
+
+def _remedy_of_state(name: str) -> str:
+    """The remedy where a part of a state does not fit its parameter; nothing for other trees."""
+    if not name.startswith("state."):
+        return ""
+    remedy = SPECS_REMEDY if current_interpreter().axis_sizes else "Pass the state that init(params) made of these parameters."
+    return f" {remedy}"
 
 
 def widen(x: Any) -> Any:

@@ -22,7 +22,7 @@ from ..placement import device_put
 from ..primitives.optimizers import COUPLED, DECOUPLED, RULES, UNDECAYED, optimizer_step_p
 from ..tracing.trace import value_type
 from .learning_rates import Schedule, nonnegative, rate_at
-from .leaves import check_floats, flatten_floats, flatten_like, widen
+from .leaves import SPECS_REMEDY, check_floats, flatten_floats, flatten_like, widen
 from .transformation import Fusable, GradientTransformation, check_state
 
 __all__ = ["AdamState", "SgdState", "adam", "adamw", "sgd"]
@@ -36,6 +36,7 @@ class SgdState(NamedTuple):
 
     count: Any
     trace: Any
+    specs_remedy = SPECS_REMEDY
 
 
 class AdamState(NamedTuple):
@@ -45,6 +46,7 @@ class AdamState(NamedTuple):
     mu: Any
     nu: Any
     nu_max: Any
+    specs_remedy = SPECS_REMEDY
 
 
 def _zeros_like(x: Any) -> Any:

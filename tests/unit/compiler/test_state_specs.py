@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import funccoll as fc
 from funccoll import P, optim
-from funccoll.errors import PytreeError, ShardingError, TraceError
+from funccoll.errors import PytreeError, ShapeError, ShardingError, TraceError
 from tests.support.misuse import wrong
 
 MESH = fc.make_mesh({"data": 2, "model": 2})
@@ -112,6 +112,29 @@ def test_a_step_on_a_mesh_takes_and_returns_them(name):
         assert fc.spec_like(found) == (SPECS, state_specs)
         for x, wanted in zip(fc.tree.leaves(found), fc.tree.leaves(expected), strict=True):
             np.testing.assert_allclose(x, wanted, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("name", "specs", "error", "words"),
+    [
+        ("adam", P(), ShapeError, r"adam: state\.mu\['b'\] has shape \[4, 4\], and params\['b'\] \[2, 4\]\. An optimizer's"),
+        ("adam", SPECS, PytreeError, r"in_specs\[1\] is a dict with .*, and the arguments have an AdamState with 4 children"),
+        ("chain", SPECS, PytreeError, r"in_specs\[1\] is a dict with .*, and the arguments have a tuple of 3 there\. An opt"),
+        ("chain", (P(), P(), SPECS), PytreeError, r"in_specs\[1\]\[2\] is a dict .* have an AdamState with 4 children there"),
+    ],
+)
+def test_other_specs_name_state_specs(name, specs, error, words):
+    params = params_like(SPECS)
+    with pytest.raises(error, match=words) as told:
+        step_of(OPTIMIZERS[name], specs)(params, OPTIMIZERS[name].init(params), params)
+    assert " An optimizer's state has the specs fc.optim.state_specs(optimizer, param_specs), in in_specs" in str(told.value)
+
+
+def test_other_specs_of_the_parameters_do_not():
+    params = params_like(SPECS)
+    with pytest.raises(PytreeError, match="Give one P for each array") as told:
+        fc.jit(lambda p, s: p, mesh=MESH, in_specs=({"w": P()}, P()))(params, OPTIMIZERS["adam"].init(params))
+    assert "optim.state_specs" not in str(told.value)
 
 
 @pytest.mark.parametrize("name", sorted(set(OPTIMIZERS) - {"own"}))

@@ -555,6 +555,7 @@ F3, F22 = np.ones(3, np.float32), np.ones((2, 2), np.float32)
     (lambda: optim.adam(0.1).init({"n": np.arange(2)}), DTypeError, r"adam: params\['n'\] is int64\[2\]"),
     (lambda: step_of(state=optim.sgd(0.1).init({"a": [F3], "b": F22})), PytreeError, "its state is AdamState, and SgdState"),
     (lambda: step_of(state=optim.adam(0.1).init({"a": [F3]})), PytreeError, "state.mu is a dict with the key 'a'"),
+    (lambda: step_of(state=optim.adam(0.1).init({"a": [F3], "b": F3})), ShapeError, r"\[2, 2\]. Pass the state that init\(par"),
     (lambda: step_of(state=optim.adam(0.1, amsgrad=True).init({"a": [F3], "b": F22})), PytreeError, "state.nu_max is not None"),
     (lambda: step_of(optimizer=optim.chain(optim.clip(1.0), optim.adam(0.1)), state=optim.adam(0.1).init({})), PytreeError,
      "a tuple of 2, one for each transformation, and AdamState was given"),
