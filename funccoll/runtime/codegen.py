@@ -542,7 +542,7 @@ class _Builder:
     @property
     def known_identity(self) -> str:
         """The program's text that must be equal on all processes; empty where none are compared: it reads all constants."""
-        return self._identity("") if self.unconditional and not self.mesh.is_fully_addressable else ""
+        return "" if self.mesh.is_fully_addressable else self._identity("")
 
     def identity(self, eqn: Equation) -> str:
         """The text that must be equal on all processes: the program's fingerprint, its hosts, and the collective's place."""

@@ -115,7 +115,8 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "runtime.shm": (
         ("uninterrupted",), ("arena",), ("heap",), ("peer_access", "wait_graph"), ("plan",),
-        ("decision_log", "passed_arguments"), ("communicators", "results", "recorded_kernel"), ("diagnosis", "plan_call"),
+        ("decision_log", "passed_arguments"), ("process_notes",),
+        ("communicators", "results", "recorded_kernel"), ("diagnosis", "plan_call"),
         ("lending", "decisions", "first_calls"), ("collective_group",), ("entry", "values"), ("shm_backend",),
     ),
     "compiler": (

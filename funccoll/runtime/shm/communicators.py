@@ -32,9 +32,9 @@ from ..job.world import World
 from ..plans.control_block import CELLS, CELLS_ON_SHARED_CORES, Cells, Communicator, ControlBlock
 from .decision_log import Decided, DecisionLog, Events, read_log
 from .heap import HEADER, Heap
-from .passed_arguments import MOST_TEXT, PassedArgument, PassedArguments
 from .peer_access import PeerAccess
 from .plan import DESCRIPTION, DESCRIPTION_BYTES, CallSite
+from .process_notes import ProcessNotes
 from .wait_graph import WaitGraph, threads_alive
 
 __all__ = ["Claim", "Communicators"]
@@ -53,8 +53,6 @@ _MOST_ROWS = 12_000
 _NOWHERE = "has not entered any collective of this group"
 _TOLD = 8
 """Decisions of which a rank tells those of other hosts."""
-_NOTED_BYTES = 4 * MOST_TEXT
-"""Bytes in which a rank notes the arguments of its programs' first calls."""
 _NOTE_BYTES = 512
 """Bytes in which a rank says how many exceptions have left its programs, and which was the last."""
 
@@ -65,8 +63,8 @@ class Communicators:
     A table in the heap has the offsets of their control blocks, written by the first rank to use one.
     """
 
-    def __init__(self, world: World, heap: Heap, access: PeerAccess):
-        self.world, self.heap, self.access = world, heap, access
+    def __init__(self, world: World, heap: Heap, access: PeerAccess, notes: ProcessNotes):
+        self.world, self.heap, self.access, self.notes = world, heap, access, notes
         self.bases = np.zeros(_MAX_COMMUNICATORS, np.int64)
         self.histories = np.zeros(_MAX_COMMUNICATORS, np.int64)
         """By communicator, a hash of this process's eager collectives, of exceptions that left programs after a collective, and
@@ -81,18 +79,14 @@ class Communicators:
         """By the hash that a rank publishes when it enters; plans keep them."""
         self.programs: WeakValues[str, Program] = WeakValues()
         """By fingerprint, the programs whose collectives this process has compiled; those keep them."""
-        self.first_calls: set[str] = set()
-        """The identities of the programs that this process has called and whose arguments it has compared."""
-        self._noted: np.ndarray | None = None
-        self._noted_at = self._noted_count = 0
         self._scratch: dict[frozenset[int], np.ndarray] = {}
         self._broken: FunccollError | None = None
         self._known: dict[tuple, tuple[Communicator, list[tuple[tuple[int, ...], ControlBlock]]]] = {}  # with all groups
-        self._abandoned = heap.view(HEADER, (world.world,), np.int64)
-        self._notes = heap.view(HEADER + self._abandoned.nbytes, (world.world, _NOTE_BYTES), np.uint8)
-        start = HEADER + self._abandoned.nbytes + self._notes.nbytes
-        self._noted_places = heap.view(start, (world.world,), np.int64)
-        start += self._noted_places.nbytes
+        start = HEADER + ProcessNotes.nbytes(world.world)
+        self._abandoned = heap.view(start, (world.world,), np.int64)
+        start += self._abandoned.nbytes
+        self._notes = heap.view(start, (world.world, _NOTE_BYTES), np.uint8)
+        start += self._notes.nbytes
         self.waits = WaitGraph(heap, world.rank, world.world, _MAX_COMMUNICATORS, start)
         table = start + self.waits.nbytes
         self._table = heap.view(table, (_MAX_COMMUNICATORS, _ENTRY_WORDS), np.int64)
@@ -107,7 +101,6 @@ class Communicators:
         self._rows: tuple[str, Sequence[ProgramRow]] = "", ()
         world.watch.answer_with("call", self._answer)
         world.watch.answer_with("program", self._answer_about_program)
-        world.watch.answer_with("arguments", lambda asked: {"text": self.arguments_of(world.rank, asked["program"])})
 
     @property
     def broken(self) -> FunccollError | None:
@@ -230,29 +223,6 @@ class Communicators:
         number, _, text = self._notes[rank].tobytes().rstrip(b"\0").decode(errors="replace").partition(" ")
         return int(number or 0), text
 
-    def note_arguments(self, program: str, rows: Sequence[PassedArgument]) -> str:
-        """Note the arguments of a program's first call where other ranks read them; later notes take the oldest ones' place."""
-        with self._lock:
-            if self._noted is None:
-                self._noted = self.heap.array((_NOTED_BYTES,), np.dtype(np.uint8))
-                self._noted[...] = 0
-                self._noted_places[self.world.rank] = self.heap.offset_of(self._noted)
-            self._noted_count += 1
-            text = PassedArguments.text(program, self._noted_count, rows)
-            content = np.frombuffer(f"\0{text}\0".encode(), np.uint8)
-            start = self._noted_at if self._noted_at + content.size <= _NOTED_BYTES else 0
-            self._noted[start : start + content.size] = content
-            self._noted_at = start + content.size
-        return text
-
-    def arguments_of(self, rank: int, program: str) -> str:
-        """A rank's note of the arguments of a program whose identity begins like this; "" where it is not known."""
-        if not self._is_here(rank):
-            answer = self.world.watch.ask(rank, {"kind": "arguments", "program": program}, _ANSWER_TIMEOUT)
-            return str(answer["text"]) if answer else ""
-        place = int(self._noted_places[rank])
-        return PassedArguments.find(self.heap.view(place, (_NOTED_BYTES,), np.uint8).tobytes(), program) if place else ""
-
     def program_rows(self, fingerprint: str) -> Sequence[ProgramRow]:
         """The rows of a program whose collectives this process has compiled; none where it is not known. They cost a pass over
         its constants."""
@@ -287,11 +257,6 @@ class Communicators:
         if question["row"] is not None:
             return {"row": rows[question["row"]]}
         return {"hashes": "".join(row.hash for row in rows[:_MOST_ROWS])}
-
-    def noting(self, communicator: Communicator) -> list[int]:
-        """The other ranks of a communicator whose notes this one compares: those of this host, and the first one."""
-        here = [rank for rank in communicator.members if rank == communicator.members[0] or self._is_here(rank)]
-        return [rank for rank in here if rank != self.world.rank]
 
     def events(self, rank: int, communicator: Communicator) -> Events:
         """The exceptions and decisions in the history of a rank of this host."""
@@ -329,7 +294,7 @@ class Communicators:
         (blocks,) = (blocks for mine, blocks in self._known.values() if mine is communicator)
         records = {rank: control.record(i) for members, control in blocks for i, rank in enumerate(members)}
         texts = {rank: int(self.heap.view(record + RECORD_TEXT, (), np.int64)) for rank, record in records.items()}
-        return {rank: self._description(text) for rank, text in texts.items() if self._is_here(rank)}
+        return {rank: self._description(text) for rank, text in texts.items() if self.notes.is_here(rank)}
 
     def _description(self, start: int) -> dict[str, str]:
         length = min(DESCRIPTION_BYTES, self.heap.size - start) if start else 0
@@ -350,7 +315,7 @@ class Communicators:
         silent = {"where": "has not said where it is"}
         lines = []
         for rank in range(self.world.world):
-            where = self._where(rank, communicator) if self._is_here(rank) else others.get(rank, silent)["where"]
+            where = self._where(rank, communicator) if self.notes.is_here(rank) else others.get(rank, silent)["where"]
             lines.append(f"  rank {rank} {where}")
         return "\n".join(lines)
 
@@ -376,7 +341,7 @@ class Communicators:
     def counter(self, communicator: Communicator, rank: int) -> int:
         """The counter of a rank; 0 for one of another host."""
         line = communicator.control.line(communicator.members.index(rank))
-        return int(self.heap.view(line, (), np.int64)) if self._is_here(rank) else 0
+        return int(self.heap.view(line, (), np.int64)) if self.notes.is_here(rank) else 0
 
     def _answer(self, question: dict[str, Any]) -> dict[str, Any]:
         """This rank's report, for one of another host that waits for it."""
@@ -391,10 +356,6 @@ class Communicators:
             "decisions": list(self.decisions(self.world.rank, mine).items())[-_TOLD:],
             "note": self.note(self.world.rank), "waits": self.waiting_for.get(mine.number, waits),
         }  # fmt: skip
-
-    def _is_here(self, rank: int) -> bool:
-        """True for ranks of this host, whose memory this process sees."""
-        return self.world.hosts[rank] == self.world.hosts[self.world.rank]
 
     def _where(self, rank: int, waiting: Communicator) -> str:
         last = ""

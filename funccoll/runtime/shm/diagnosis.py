@@ -219,9 +219,9 @@ class Diagnosis:
         known = [rank for rank, program in programs.items() if len(program) == _FINGERPRINT]
         if not set(ranks) <= set(known):
             return ""
-        here = {*ranks, *self.registry.noting(self.communicator)}
-        wanted = [rank for rank in known if rank in here]
-        return other_types({r: PassedArguments.of(self.registry.arguments_of(r, programs[r])) for r in wanted}, ranks)
+        notes = self.registry.notes
+        wanted = [rank for rank in known if rank in ranks or notes.is_here(rank)]
+        return other_types({r: PassedArguments.of(notes.arguments_of(r, programs[r])) for r in wanted}, ranks)
 
     def _other_row(self, entered: Mapping[int, Mapping[str, str]]) -> tuple[ProgramRow, ProgramRow] | None:
         """The first rows in which the programs differ that this rank and the peer are in, in that order."""

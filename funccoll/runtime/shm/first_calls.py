@@ -1,4 +1,4 @@
-"""First calls of programs: ranks note which values they were given, and compare when the collectives of the call are done.
+"""First calls of programs: ranks note which values they were given, and compare when the call is done.
 
 The notes are in shared memory, so that this costs no message on one host. Later calls of a program do not come here.
 """
@@ -12,10 +12,10 @@ import numpy as np
 from ...arrays.array import Array
 from ...arrays.array_layout import ArrayLayout
 from ...arrays.value_hash import value_hash
-from ...errors import ShardingError
+from ...errors import ShardingError, call_path
 from ..plans.control_block import Communicator
-from .communicators import Communicators
 from .passed_arguments import PassedArgument, PassedArguments
+from .process_notes import ProcessNotes
 
 __all__ = ["NotedCall"]
 
@@ -24,39 +24,43 @@ class NotedCall:
     """The first call of a program, over the communicators of its collectives: see `Backend.first_call`.
 
     A program is known by its `identity`, so that each rank may compile it anew, or ahead of time.
+
+    Ranks which the collectives have met made this call too. Others of this host may never make it, or with other values before
+    or after: where nothing is communicated, one rank may call alone. They are compared if their first call came from the same
+    lines of the user's, all the way from the script's: of those the script says that all ranks make them alike.
     """
 
     def __init__(
-        self, registry: Communicators, communicators: Sequence[Communicator], identity: str, layouts: Sequence[ArrayLayout],
+        self, notes: ProcessNotes, communicators: Sequence[Communicator], identity: str, layouts: Sequence[ArrayLayout],
         name: Callable[[int], str],
     ):  # fmt: skip
-        self._registry, self._communicators, self._identity = registry, communicators, identity
-        self._layouts, self._name = layouts, name
+        self._notes, self._identity, self._layouts, self._name = notes, identity, layouts, name
+        self._met = {rank for c in communicators for rank in c.members if rank == c.members[0] or notes.is_here(rank)}
         self._mine: PassedArguments | None = None
 
     def note(self, arguments: Sequence[Array | np.ndarray | None]) -> None:
         """Note the arguments, unless this process has called an equal program before."""
-        registry = self._registry
-        if self._identity in registry.first_calls:
+        notes = self._notes
+        if notes.have_ended or self._identity in notes.first_calls:
             return
         rows = [self._row(i, value) for i, value in enumerate(arguments)]
-        text = registry.note_arguments(self._identity, rows)
-        self._mine = PassedArguments.of(text)
+        self._mine = notes.note_arguments(self._identity, call_path(), rows)
 
     def compare(self) -> None:
-        """Compare with the notes of ranks that have taken part. Raises ShardingError."""
-        if self._mine is None:
+        """Compare with the notes of ranks that have taken part, or come the same way. Raises ShardingError."""
+        notes = self._notes
+        if self._mine is None or notes.have_ended:
             return
-        mine, self._mine, registry = self._mine, None, self._registry
-        registry.first_calls.add(self._identity)
+        mine, self._mine = self._mine, None
+        notes.first_calls.add(self._identity)
         if not any(row.hash for row in mine.rows.values()):
             return
-        own = registry.world.rank
-        for communicator in self._communicators:
-            for rank in registry.noting(communicator):
-                theirs = PassedArguments.of(registry.arguments_of(rank, self._identity))
+        own = notes.world.rank
+        for rank in sorted({*self._met, *notes.others_here()} - {own}):
+            theirs = PassedArguments.of(notes.arguments_of(rank, self._identity))
+            if rank in self._met or theirs.site == mine.site:
                 first, second = (mine, theirs) if own < rank else (theirs, mine)
-                if different := first.other_value(second, sorted((own, rank))):
+                if different := first.other_value(second, sorted((own, rank)), alone=not self._met):
                     raise ShardingError(different)
 
     def _row(self, i: int, value: Array | np.ndarray | None) -> PassedArgument:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 __all__ = ["MOST_TEXT", "PassedArgument", "PassedArguments", "different_values", "other_types"]
 
@@ -12,6 +13,8 @@ MOST_TEXT = 8 << 10
 """Bytes of the longest text, which is sent to other hosts as well."""
 _LISTED = 8
 """The most ranks that are named one by one."""
+_CHECKSUM = 8
+"""Characters of the checksum behind a text."""
 
 
 class PassedArgument(NamedTuple):
@@ -29,42 +32,57 @@ class PassedArgument(NamedTuple):
 
 
 class PassedArguments(NamedTuple):
-    """The arguments of a program's first call, by number, as far as the text has room for them."""
+    """The arguments of a program's first call, by number, as far as the text has room for them.
+
+    `site` is the call's (`call_path`), 0 where it is not known.
+    """
 
     rows: Mapping[int, PassedArgument]
+    site: int = 0
 
     @staticmethod
-    def text(program: str, serial: int, rows: Sequence[PassedArgument]) -> str:
+    def text(program: str, serial: int, site: int, rows: Sequence[PassedArgument]) -> str:
         """The arguments as text. Those with a hash come first: the last ones of a long list are left out."""
-        chosen, room = [], MOST_TEXT - 100 - len(program)
+        chosen, room = [], MOST_TEXT - 150 - len(program)
         for i in sorted(range(len(rows)), key=lambda i: not rows[i].hash):
             room -= len(json.dumps([i, *rows[i]])) + 2
             if room < 0:
                 break
             chosen.append([i, *rows[i]])
-        return json.dumps({"program": program, "serial": serial, "arguments": chosen})
+        text = json.dumps({"program": program, "serial": serial, "site": site, "arguments": chosen})
+        return f"{text}{zlib.crc32(text.encode()):08x}"
 
     @staticmethod
     def find(texts: bytes, program: str) -> str:
-        """The last text of a program, whose name begins like that, among texts that zero bytes separate; "" without one."""
+        """The last text of a program, whose name begins like that, among texts that zero bytes separate; "" without one.
+
+        A text that is written or overwritten at this moment does not fit its checksum, and does not count.
+        """
         begin, found, at = json.dumps({"program": program}).encode()[:-2], list[bytes](), -1
         while (at := texts.find(begin, at + 1)) >= 0:
             found.append(texts[at:].partition(b"\0")[0])
-        known = [(serial, text) for text in found if (serial := _serial(text)) >= 0]  # not what is overwritten now
+        known = [(_read(text)["serial"], text) for text in found if _is_complete(text)]
         return max(known)[1].decode() if known else ""
 
     @staticmethod
     def of(text: str) -> PassedArguments:
         """Read a text; of "" no argument is known."""
-        rows = json.loads(text)["arguments"] if text else []
-        return PassedArguments({i: PassedArgument(*row) for i, *row in rows})
+        if not text:
+            return PassedArguments({})
+        read = _read(text.encode())
+        return PassedArguments({i: PassedArgument(*row) for i, *row in read["arguments"]}, read["site"])
 
-    def other_value(self, other: PassedArguments, ranks: Sequence[int]) -> str:
-        """The sentences about the first global value that two ranks have passed differently; "" where none is known to be."""
+    def other_value(self, other: PassedArguments, ranks: Sequence[int], alone: bool = False) -> str:
+        """The sentences about the first global value that two ranks have passed differently; "" where none is known to be.
+
+        `alone` says that the program has no collective that each call reaches.
+        """
         for i in sorted(self.rows.keys() & other.rows.keys()):
             mine, theirs = self.rows[i], other.rows[i]
             if mine.hash and theirs.hash and mine.hash != theirs.hash:
-                return different_values(mine.name, mine.spec, mine.is_split, ranks, is_put=mine.is_array)
+                said = different_values(mine.name, mine.spec, mine.is_split, ranks, is_put=mine.is_array)
+                without = " If each rank runs the function for itself, jit it without mesh=."
+                return said + without * (alone and not mine.is_array)
         return ""
 
 
@@ -91,11 +109,12 @@ def _in_words(ranks: Sequence[int]) -> str:
     return f"rank{'s' * (len(ranks) > 1)} {listed}"
 
 
-def _serial(text: bytes) -> int:
-    try:
-        return int(json.loads(text)["serial"])
-    except (ValueError, LookupError, TypeError):
-        return -1
+def _is_complete(text: bytes) -> bool:
+    return text[-_CHECKSUM:] == b"%08x" % zlib.crc32(text[:-_CHECKSUM])
+
+
+def _read(text: bytes) -> dict[str, Any]:
+    return json.loads(text[:-_CHECKSUM])
 
 
 def different_values(

@@ -21,6 +21,7 @@ from ..backend import ArgumentCheck, FirstCall, GroupCall, Run, host_block
 from ..job import rendezvous
 from .heap import HEADER, Heap, create, largest_arena
 from .peer_access import PeerAccess
+from .process_notes import ProcessNotes
 
 if TYPE_CHECKING:
     from ...schedules.schedule import Schedule
@@ -53,6 +54,7 @@ class SharedMemoryBackend:
         """From `join` on."""
         self.gathers: dict[Any, Any] = {}
         """Compiled all_gathers of `MeshBackend.gather_whole`."""
+        self._notes: ProcessNotes | None = None
         self._shared: dict[str, Communicators] = {}
         self._ended = False
 
@@ -69,6 +71,7 @@ class SharedMemoryBackend:
         """See `JobBackend`."""
         self.world = world
         self.access = PeerAccess(self.heap, world)
+        self._notes = ProcessNotes(world, self.heap)
 
     @property
     def communicators(self) -> Communicators:
@@ -76,14 +79,20 @@ class SharedMemoryBackend:
 
         Raises RendezvousError in a process that has left the job, or was forked from one of its ranks.
         """
-        if self.world is None or self.access is None or self._ended:
+        if self.world is None or self.access is None or self.notes is None:
             raise RendezvousError("this process has left the job of this mesh. Make a new mesh after fc.init().")
         found = self._shared.get("communicators")
         if found is None:
             from .communicators import Communicators  # here: it imports LLVM
 
-            found = self._shared.setdefault("communicators", Communicators(self.world, self.heap, self.access))
+            made = Communicators(self.world, self.heap, self.access, self.notes)
+            found = self._shared.setdefault("communicators", made)
         return found
+
+    @property
+    def notes(self) -> ProcessNotes | None:
+        """The notes of processes for each other; None once this process has left the job."""
+        return None if self._ended else self._notes
 
     @property
     def known_communicators(self) -> Communicators | None:
@@ -97,13 +106,15 @@ class SharedMemoryBackend:
     def end(self, why: str) -> None:
         """See `JobBackend`."""
         self._ended, self.allocate = True, np.empty
+        if self._notes is not None:
+            self._notes.end()
         if "communicators" in self._shared:
             self._shared["communicators"].end(why)
 
     def close(self) -> None:
         """See `JobBackend`."""
         self._shared.clear()  # caches of layouts keep meshes, and so this object: it must not keep the mapping
-        self.access = None
+        self.access = self._notes = None
         self.gathers.clear()
         self.heap.close()
 
@@ -209,9 +220,10 @@ class MeshBackend:
         """See `Backend`."""
         from .first_calls import NotedCall
 
+        if self.job.notes is None:
+            return None
         found = {c.number: c for group in functions for c in group.communicators if len(c.members) > 1}
-        known = f"{identity} mesh {self.number}"
-        return NotedCall(self.job.communicators, list(found.values()), known, layouts, name) if found else None
+        return NotedCall(self.job.notes, list(found.values()), f"{identity} mesh {self.number}", layouts, name)
 
     def gather_whole(
         self, block: np.ndarray, shape: tuple[int, ...], sharding: Sharding, array: Array | None = None

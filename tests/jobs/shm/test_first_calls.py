@@ -95,9 +95,21 @@ def test_what_is_no_mistake(tmp_path):
     assert launch(cases.legal, 2, str(tmp_path)) == [[], []]
 
 
-@pytest.mark.slow
-def test_ranks_that_do_not_communicate_are_not_compared():
-    assert launch(cases.along_one_axis, 4) == [("", "")] * 4
+@pytest.mark.parametrize(
+    ("way", "ranks", "words"),
+    [
+        ("parameters", 2, r"args\[0\] of <lambda> has the spec P\(\), so it must be equal on all ranks, and ranks 0 and 1"),
+        ("elementwise", 2, r"args\[0\] of <lambda> is not an Array, .*; ranks 0 and 1 passed different values\. "),
+        pytest.param("along the other axis", 4, r"; ranks \d and \d passed different values\. ", marks=pytest.mark.slow),
+    ],
+)
+def test_values_of_ranks_that_do_not_communicate(way, ranks, words):
+    told = launch(cases.apart, ranks, way)
+    found = {text for kind, text in told if kind == "ShardingError"}
+    assert found and all(kind in ("", "ShardingError") for kind, _ in told), told  # the first one saw no other
+    for text in found:
+        assert re.search(words, text) and re.search(r"\n  at .*first_call_cases\.py:\d+ in ", text), text
+        assert ("If each rank runs the function for itself, jit it without mesh=." in text) == (ranks == 2), text
 
 
 @pytest.mark.parametrize("shape", [(), (0, 3), (5, 7), (300, 700)])
@@ -110,11 +122,13 @@ def test_a_hash_is_of_values_in_c_order(shape):
 
 def test_texts_of_arguments_are_found_and_bounded():
     row = lambda n, hash: PassedArgument(f"args[{n}] of f", "float32[3]", "P()", False, hash)
-    long = PassedArguments.text("a", 3, [row(n, int(n == 900)) for n in range(1000)])
+    long = PassedArguments.text("a", 3, 7, [row(n, int(n == 900)) for n in range(1000)])
     assert len(long) < MOST_TEXT and PassedArguments.of(long).rows[900] == row(900, 1)  # those with a hash come first
-    texts = [PassedArguments.text(name, serial, [row(0, serial)]) for serial, name in enumerate("ababab")]
+    texts = [PassedArguments.text(name, serial, 7, [row(0, serial)]) for serial, name in enumerate("ababab")]
     memory = b"\0".join([b"rubbish", *(text.encode() for text in reversed(texts)), texts[4].encode()[:-5], b""])
-    assert PassedArguments.of(PassedArguments.find(memory, "a")).rows[0].hash == 4
+    assert PassedArguments.of(PassedArguments.find(memory, "a")) == ({0: row(0, 4)}, 7)
+    torn = texts[4].replace("P()", "P )", 1).encode()  # as it is written
+    assert PassedArguments.of(PassedArguments.find(memory.replace(texts[4].encode(), torn), "a")).rows[0].hash == 2
     assert PassedArguments.find(memory, "c") == PassedArguments.find(b"", "a") == "" and not PassedArguments.of("").rows
     one, other = PassedArguments.of(texts[1]), PassedArguments.of(texts[2])
     assert "args[0] of f has the spec P(), so it must be equal on all ranks" in one.other_value(other, (0, 1))

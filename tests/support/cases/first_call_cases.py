@@ -133,7 +133,19 @@ def legal(directory: str) -> list[str]:
     alone = fc.jit(lambda a: a * 2, mesh=mesh, in_specs=P("d"), out_specs=P("d"))
     if rank == 0:
         check("a program without collectives, on one rank", lambda: alone(np.ones(4)).local, np.full(4 // n, 2.0))
-    check("own arrays in a program without collectives", lambda: alone(np.full(4, rank)).local, np.full(4 // n, 2 * rank))
+    check("other values on all ranks", lambda: alone(np.full(4, 3.0)).local, np.full(4 // n, 6.0))
+    check("own values in a later call", lambda: alone(np.full(4, 1.0 * rank)).local, np.full(4 // n, 2.0 * rank))
+    validate = fc.jit(lambda a: a + 1, mesh=mesh, in_specs=P(), out_specs=P())
+    if rank:
+        check("one value on some ranks", lambda: validate(np.ones(4)).local, np.full(4, 2.0))
+    else:
+        check("and another one, at another line, on the rest", lambda: validate(np.zeros(4)).local, np.ones(4))
+    scaled = [fc.jit(lambda a, k=k: a * k, mesh=mesh, in_specs=P(), out_specs=P()) for k in range(1, 4)]
+    for k in range(3) if rank else reversed(range(3)):
+        check("first calls in another order", lambda k=k: scaled[k](np.full(2, float(k))).local, np.full(2, k * (k + 1.0)))
+    check("no elements", lambda: alone(np.ones((0, 3))).local, np.ones((0, 3)))
+    last = fc.jit(lambda a: a * (1 + rank * 1e-16) + rank * 1e-15, mesh=mesh, in_specs=P(), out_specs=P())(x)
+    check("computed values without a collective", lambda: np.round(validate(last).local, 6), x + 1)
 
     def raises(a, i):
         return fc.all_reduce(np.sum(fc.pure_callback(checked, a[:1], a, i)), "d")
@@ -169,8 +181,15 @@ def in_a_scan() -> tuple[str, str]:
     return told(lambda: fc.jit(scanned, mesh=line_mesh(), in_specs=P("d"), out_specs=P())(np.full(4, float(fc.rank()))))
 
 
-def along_one_axis() -> tuple[str, str]:
-    """Ranks of one column communicate, and pass equal values: those of the other one pass others."""
-    mesh = fc.make_mesh({"a": 2, "b": 2})
-    step = fc.jit(lambda x: fc.all_reduce(x, "a"), mesh=mesh, in_specs=P(("a", "b")), out_specs=P("b"))
-    return told(lambda: step(np.full(4, float(fc.rank() % 2))))
+def apart(way: str) -> tuple[str, str]:
+    """Each rank has a value of its own, and the program has no collective in which it would meet the others."""
+    if way == "along the other axis":  # in which ranks with equal values are
+        mesh, x = fc.make_mesh({"a": 2, "b": 2}), np.full(4, float(fc.rank() % 2))
+        step = fc.jit(lambda x: fc.all_reduce(x, "a"), mesh=mesh, in_specs=P(("a", "b")), out_specs=P("b"))
+    elif way == "parameters":
+        mesh, x = line_mesh(), fc.random.key(fc.rank())
+        step = fc.jit(lambda key: fc.random.normal(key, (2,)), mesh=mesh, in_specs=P(), out_specs=P())
+    else:
+        mesh, x = line_mesh(), np.full(4, float(fc.rank()))
+        step = fc.jit(lambda x: x * 2, mesh=mesh, in_specs=P("d"), out_specs=P("d"))
+    return told(lambda: step(x))
