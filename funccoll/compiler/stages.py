@@ -53,8 +53,10 @@ def _changed(signature: Signature, layout: ArrayLayout, value: np.ndarray) -> Sh
 
 
 def _host_value(leaf: Any) -> np.ndarray | None:
-    """The global value of an argument; None for an Array, and for one on a GPU."""
-    return None if type(leaf) is Array or device_type_of(leaf) == "cuda" else to_numpy(leaf)
+    """The global value that this process passes as an argument; None for an Array of several, and for one on a GPU."""
+    if (type(leaf) is Array and not leaf.sharding.mesh.is_fully_addressable) or device_type_of(leaf) == "cuda":
+        return None
+    return to_numpy(leaf)
 
 
 compile_observers: list[Callable[[Compiled], None]] = []
@@ -362,7 +364,7 @@ class Compiled(_Scheduled):
         assert self._first_call is not None
         if self._compare is not None:
             self._compare_all(inputs, leaves)
-        self._first_call.note([leaf if type(leaf) is Array else _host_value(leaf) for leaf in leaves])
+        self._first_call.note(leaves, [*map(_host_value, leaves)])
 
     def _run_first(self, *inputs: Any) -> Sequence[Any]:
         """Run the first call that is complete; a retry after an exception notes its own arguments."""

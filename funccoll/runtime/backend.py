@@ -84,8 +84,8 @@ class Identity(str):
 class FirstCall(Protocol):
     """The first call of a program."""
 
-    def note(self, arguments: Sequence[Array | np.ndarray | None]) -> None:
-        """Take note of its arguments: Arrays and global values, None for one on a GPU."""
+    def note(self, arguments: Sequence[Any], values: Sequence[np.ndarray | None]) -> None:
+        """Take note of its arguments, and of those that are this process's own global values: None for others, and on a GPU."""
         ...
 
     def compare(self) -> None:

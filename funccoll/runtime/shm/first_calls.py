@@ -6,6 +6,7 @@ The notes are in shared memory, so that this costs no message on one host. Later
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -38,12 +39,12 @@ class NotedCall:
         self._met = {rank for c in communicators for rank in c.members if rank == c.members[0] or notes.is_here(rank)}
         self._mine: PassedArguments | None = None
 
-    def note(self, arguments: Sequence[Array | np.ndarray | None]) -> None:
+    def note(self, arguments: Sequence[Any], values: Sequence[np.ndarray | None]) -> None:
         """Note the arguments, unless this process has called an equal program before."""
         notes = self._notes
         if notes.have_ended or self._identity in notes.first_calls:
             return
-        rows = [self._row(i, value) for i, value in enumerate(arguments)]
+        rows = [self._row(i, *passed) for i, passed in enumerate(zip(arguments, values, strict=True))]
         self._mine = notes.note_arguments(self._identity, call_path(), rows)
 
     def compare(self) -> None:
@@ -63,11 +64,14 @@ class NotedCall:
                 if different := first.other_value(second, sorted((own, rank)), alone=not self._met):
                     raise ShardingError(different)
 
-    def _row(self, i: int, value: Array | np.ndarray | None) -> PassedArgument:
+    def _row(self, i: int, argument: Any, value: np.ndarray | None) -> PassedArgument:
         layout = self._layouts[i]
         cut = f" in blocks of {list(layout.type.shape)}" if layout.sharding.varying else ""
         type = f"{layout.dtype}{list(layout.shape)}{cut}"
         spec, is_split = repr(layout.sharding.spec), bool(layout.sharding.varying)
-        if isinstance(value, Array):
-            return PassedArgument(self._name(i), type, spec, is_split, value.given_hash(), True)
-        return PassedArgument(self._name(i), type, spec, is_split, 0 if value is None else value_hash(value))
+        row = PassedArgument(self._name(i), type, spec, is_split, 0 if value is None else value_hash(value))
+        if not isinstance(argument, Array):
+            return row
+        if value is not None:
+            return row._replace(kind="whole")
+        return row._replace(kind="put", hash=argument.given_hash())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 __all__ = ["MOST_TEXT", "PassedArgument", "PassedArguments", "different_values", "other_types"]
 
@@ -17,10 +17,14 @@ _CHECKSUM = 8
 """Characters of the checksum behind a text."""
 
 
-class PassedArgument(NamedTuple):
-    """An argument: its name, its type and spec as text, a hash of its global value, and whether it is an Array.
+Kind = Literal["own", "whole", "put"]
+"""An argument that is not an Array; an Array on no mesh, or on virtual devices, which this process alone has; another Array."""
 
-    The hash is that of a NumPy argument or of what `device_put` took; 0 for other Arrays.
+
+class PassedArgument(NamedTuple):
+    """An argument: its name, its type and spec as text, a hash of its global value, and its kind.
+
+    The hash is that of a process's own value or of what `device_put` took; 0 for other Arrays.
     """
 
     name: str
@@ -28,7 +32,7 @@ class PassedArgument(NamedTuple):
     spec: str
     is_split: bool
     hash: int
-    is_array: bool = False
+    kind: Kind = "own"
 
 
 class PassedArguments(NamedTuple):
@@ -80,9 +84,9 @@ class PassedArguments(NamedTuple):
         for i in sorted(self.rows.keys() & other.rows.keys()):
             mine, theirs = self.rows[i], other.rows[i]
             if mine.hash and theirs.hash and mine.hash != theirs.hash:
-                said = different_values(mine.name, mine.spec, mine.is_split, ranks, is_put=mine.is_array)
+                said = different_values(mine.name, mine.spec, mine.is_split, ranks, kind=mine.kind)
                 without = " If each rank runs the function for itself, jit it without mesh=."
-                return said + without * (alone and not mine.is_array)
+                return said + without * (alone and mine.kind != "put")
         return ""
 
 
@@ -118,21 +122,19 @@ def _read(text: bytes) -> dict[str, Any]:
 
 
 def different_values(
-    name: str, spec: object, is_split: bool, ranks: Sequence[int], axes: str = "", is_put: bool = False
+    name: str, spec: object, is_split: bool, ranks: Sequence[int], axes: str = "", kind: Kind = "own"
 ) -> str:
-    """The sentences about an argument that must be equal on two ranks; `axes`, if known, are those along which.
-
-    `is_put` says that it is an Array of `device_put`.
-    """
-    if is_put:
+    """The sentences about an argument that must be equal on two ranks; `axes`, if known, are those along which."""
+    if kind == "put":
         own = f"fc.from_local(x, mesh, {spec})" if is_split else "fc.from_local, with the axis in its spec"
         return (
             f"{name} comes from fc.device_put, which takes the global value, and ranks {ranks[0]} and {ranks[1]} put different "
             f"ones. Put the same on all ranks (from one random seed), or each rank's own block by {own}."
         )
     if is_split:
+        what = "an Array on no mesh of the job" if kind == "whole" else "not an Array"
         return (
-            f"{name} is not an Array, so it is taken as the global value, of which each rank gets its part by {spec}; ranks "
+            f"{name} is {what}, so it is taken as the global value, of which each rank gets its part by {spec}; ranks "
             f"{ranks[0]} and {ranks[1]} passed different values. Pass the same on all ranks, or each rank's own block as "
             f"fc.from_local(x, mesh, {spec})."
         )

@@ -237,7 +237,7 @@ class MeshBackend:
             gathers = gathers_of(block, sharding, identity, job.communicators, self.number, job.gathers)
             first = self.first_call(gathers, identity, layouts, lambda _: "the Array of fc.process_allgather")
             if first is not None and layouts:
-                first.note([array])
+                first.note([array], [None])
             for gather in gathers:
                 (block,) = gather(block)
             if first is not None:

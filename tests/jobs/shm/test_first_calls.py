@@ -63,6 +63,17 @@ def test_one_rank_puts_another_value_than_others_pass():
     check(launch(cases.put, 2, "an argument on other ranks"), "ShardingError", r"ranks 0 and 1 (passed|put) different")
 
 
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("split", r"is an Array on no mesh of the job, so it is taken as the global value, .* own block as fc\.from_local"),
+        ("whole", r"has the spec P\(\), so it must be equal on all ranks, and ranks 0 and 1 hold different values\. "),
+    ],
+)
+def test_values_that_each_rank_has_computed_without_a_mesh(spec, words):
+    check(launch(cases.without_a_mesh, 2, spec), "ShardingError", rf"args\[1\] of norm {words}")
+
+
 @pytest.mark.parametrize("known", [False, True])
 def test_blocks_of_different_shapes(known):
     told = launch(cases.other_blocks, 2, known)

@@ -69,6 +69,13 @@ def put(way: str) -> tuple[str, str]:
     return told(lambda: norm(mesh, P() if way == "whole" else P("d"))(1.0, x))
 
 
+def without_a_mesh(spec: str) -> tuple[str, str]:
+    """Each rank computes its own value by a function that is jitted without a mesh."""
+    made = fc.jit(lambda key: fc.random.normal(key, (4,)))(fc.random.key(fc.rank()))
+    step = norm(line_mesh(), P("d") if spec == "split" else P())
+    return told(lambda: step(1.0, made))
+
+
 def other_blocks(known: bool) -> tuple[str, str]:
     """Rank 1's block is shorter: at once, or in the last of several calls."""
     mesh = line_mesh()
@@ -146,6 +153,10 @@ def legal(directory: str) -> list[str]:
     check("no elements", lambda: alone(np.ones((0, 3))).local, np.ones((0, 3)))
     last = fc.jit(lambda a: a * (1 + rank * 1e-16) + rank * 1e-15, mesh=mesh, in_specs=P(), out_specs=P())(x)
     check("computed values without a collective", lambda: np.round(validate(last).local, 6), x + 1)
+
+    made = fc.jit(lambda a: a * 2)(x)
+    check("an Array on no mesh on one rank alone", lambda: kinds(made if rank else 2 * x), 560.0)
+    check("equal Arrays on no mesh", lambda: validate(fc.jit(np.sqrt)(x)).local, np.sqrt(x) + 1)
 
     def raises(a, i):
         return fc.all_reduce(np.sum(fc.pure_callback(checked, a[:1], a, i)), "d")
