@@ -71,7 +71,7 @@ def test_one_rank_puts_another_value_than_others_pass():
     ],
 )
 def test_values_that_each_rank_has_computed_without_a_mesh(spec, words):
-    check(launch(cases.without_a_mesh, 2, spec), "ShardingError", rf"args\[1\] of norm {words}")
+    check(launch(cases.without_a_mesh, 2, spec), "ShardingError", rf"x of norm {words}")
 
 
 @pytest.mark.parametrize("known", [False, True])
@@ -109,8 +109,8 @@ def test_what_is_no_mistake(tmp_path):
 @pytest.mark.parametrize(
     ("way", "ranks", "words"),
     [
-        ("parameters", 2, r"args\[0\] of <lambda> has the spec P\(\), so it must be equal on all ranks, and ranks 0 and 1"),
-        ("elementwise", 2, r"args\[0\] of <lambda> is not an Array, .*; ranks 0 and 1 passed different values\. "),
+        ("parameters", 2, r"key of <lambda> has the spec P\(\), so it must be equal on all ranks, and ranks 0 and 1"),
+        ("elementwise", 2, r"x of <lambda> is not an Array, .*; ranks 0 and 1 passed different values\. "),
         pytest.param("along the other axis", 4, r"; ranks \d and \d passed different values\. ", marks=pytest.mark.slow),
     ],
 )
