@@ -38,10 +38,10 @@ def global_norm(tree: Any, axis: Axes | None = None) -> Any:
     """The Euclidean norm of all elements of a pytree of real floats, a scalar.
 
     float64 where a leaf is, else float32. `axis`: mesh axes over which leaves may be split; the squares of a leaf that varies
-    over some of them are summed over those, and a leaf that does not is counted once.
+    over some of them are summed over those, and a leaf that does not is counted once. None and () are no axes.
     """
     leaves, _ = flatten_floats("global_norm", "tree", tree)
-    axes = () if axis is None else mesh_axes("global_norm", axis)
+    axes = _axes("global_norm", axis)
     wide = np.dtype(np.float64 if any(x.dtype == np.float64 for x in leaves) else np.float32)
     total: Any = np.zeros((), wide)
     for leaf in leaves:
@@ -49,6 +49,10 @@ def global_norm(tree: Any, axis: Axes | None = None) -> Any:
         own = tuple(a for a in axes if a in value_type(squares).varying)
         total = total + (all_reduce(squares, own) if own else squares)
     return np.sqrt(total)
+
+
+def _axes(what: str, axis: Axes | None) -> tuple[str, ...]:
+    return () if axis is None or axis == () else mesh_axes(what, axis)
 
 
 @dataclass(frozen=True)
@@ -69,28 +73,40 @@ class _ClipByGlobalNorm:
         return treedef.unflatten(clipped), state
 
     def _check_norm(self, norm: Any, leaves: Sequence[Any], treedef: optree.PyTreeSpec) -> None:
-        """Raise a VaryingError if devices have different norms, and would scale by them what they have in common."""
+        """Raise a VaryingError if devices would use different norms by mistake.
+
+        With these they would scale what they have in common, or no axis was given.
+        """
         varying = [value_type(x).varying for x in leaves]
         extra = [value_type(norm).varying - axes for axes in varying]
         common = next((i for i, axes in enumerate(extra) if axes), None)
-        if common is None:
+        per_device = value_type(norm).varying if self.axis is None else frozenset[str]()
+        differ = per_device if common is None else extra[common]
+        if not differ:
             return
-        split = next(i for i, axes in enumerate(varying) if axes & extra[common])
-        named = () if self.axis is None else mesh_axes("clip_by_global_norm", self.axis)
-        axes = tuple(sorted({*value_type(norm).varying, *named}))
+        split = next(i for i, axes in enumerate(varying) if axes & differ)
+        axes = tuple(sorted({*value_type(norm).varying, *_axes("clip_by_global_norm", self.axis)}))
+        stated = (
+            f"clip_by_global_norm: {path_name('grads', treedef, split)} varies over {', '.join(map(repr, sorted(differ)))}, "
+        )
+        named = f"clip_by_global_norm({self.max_norm:g}, axis={(axes[0] if len(axes) == 1 else axes)!r})"
+        if common is None:
+            raise VaryingError(
+                f"{stated}and no axis is named: each device would scale its part by the norm of this part alone. Name the axes "
+                f"over which gradients are split: {named}. Where each device has gradients of its own, write axis=()."
+            )
         raise VaryingError(
-            f"clip_by_global_norm: {path_name('grads', treedef, split)} varies over "
-            f"{', '.join(map(repr, sorted(extra[common])))}, and {path_name('grads', treedef, common)} does not: each device "
-            "would scale it by another norm. Name the axes over which gradients are split: "
-            f"clip_by_global_norm({self.max_norm:g}, axis={(axes[0] if len(axes) == 1 else axes)!r})."
+            f"{stated}and {path_name('grads', treedef, common)} does not: each device would scale it by another norm. Name "
+            f"the axes over which gradients are split: {named}."
         )
 
 
 def clip_by_global_norm(max_norm: float, axis: Axes | None = None) -> GradientTransformation:
     """Scale all gradients by `min(1, max_norm / (global_norm + 1e-6))`, as torch's clip_grad_norm_ does.
 
-    `axis` is for gradients that are split over mesh axes, as in `global_norm`. With a norm that is not finite, gradients are
-    not either. Raises VaryingError for gradients of which some are split over an axis that it does not name, and some not.
+    `axis` is for gradients that are split over mesh axes, as in `global_norm`; () takes the norm of each device's own.
+    With a norm that is not finite, gradients are not either. Raises VaryingError for gradients that are split where no axis is
+    given, and for those of which some are split over an axis that it does not name, and some not.
     Source: Pascanu et al., ICML 2013.
     """
     if not nonnegative("clip_by_global_norm: max_norm", max_norm):

@@ -505,6 +505,40 @@ def test_a_norm_of_which_devices_have_several_is_an_error(mesh, axis, named):
     assert "test_optim.py" in str(error.value)
 
 
+def clipped(axis, specs, mesh):
+    """A jitted clip_by_global_norm of gradients that are split as `specs` say."""
+    clip = optim.clip_by_global_norm(1.0, axis)
+    return fc.jit(lambda g: clip.update(g, clip.init(g))[0], mesh=mesh, in_specs=(specs,), out_specs=specs)
+
+
+def test_a_norm_of_gradients_that_are_all_split_names_its_axes(mesh):
+    """Without, each device would scale its columns by their own norm: steps that no single process takes."""
+    grads, specs = {"w": np.ones((2, 4), np.float32), "v": np.ones(8, np.float32)}, {"w": P(None, "model"), "v": P("model")}
+    with pytest.raises(VaryingError) as error:
+        clipped(None, specs, mesh)(grads)
+    assert str(error.value).startswith(
+        "clip_by_global_norm: grads['v'] varies over 'model', and no axis is named: each device would scale its part by the "
+        "norm of this part alone. Name the axes over which gradients are split: clip_by_global_norm(1, axis='model'). Where "
+        "each device has gradients of its own, write axis=().\n"
+    )
+    np.testing.assert_allclose(clipped("model", specs, mesh)(grads)["w"], np.full((2, 4), 0.25), rtol=1e-5)
+    np.testing.assert_allclose(clipped((), specs, mesh)(grads)["w"], np.full((2, 4), 0.125**0.5), rtol=1e-5)
+    rows, both = np.ones((4, 4), np.float32), {"w": P("data", "model")}
+    with pytest.raises(VaryingError, match=r"grads\['w'\] varies over 'data', 'model', .*axis=\('data', 'model'\)\)"):
+        clipped(None, both, mesh)({"w": rows})
+    # Per device along "data", as before its gradients are averaged: the axes that are named are those that are meant.
+    np.testing.assert_allclose(clipped("model", both, mesh)({"w": rows})["w"], np.full((4, 4), 0.5), rtol=1e-5)
+
+
+def test_a_norm_of_whole_gradients_needs_no_axis(mesh):
+    grads = {"w": np.ones((2, 2), np.float32)}
+    for axis in (None, (), "model"):
+        np.testing.assert_allclose(clipped(axis, {"w": P()}, mesh)(grads)["w"], np.full((2, 2), 0.5), rtol=1e-5)
+    clip = optim.clip_by_global_norm(1.0)
+    each = fc.vmap(lambda g: clip.update(g, clip.init(g))[0])(np.eye(3, dtype=np.float32) * 5)
+    np.testing.assert_allclose(each, np.eye(3), rtol=1e-5)
+
+
 # ---------------------------------------------------------------- GPUs
 
 
