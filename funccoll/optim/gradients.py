@@ -38,7 +38,7 @@ def global_norm(tree: Any, axis: Axes | None = None) -> Any:
     """The Euclidean norm of all elements of a pytree of real floats, a scalar.
 
     float64 where a leaf is, else float32. `axis`: mesh axes over which leaves may be split; the squares of a leaf that varies
-    over some of them are summed over those, and a leaf that does not is counted once. None and () are no axes.
+    over some of them are summed over those, and a leaf that does not is counted once. None and () name none.
     """
     leaves, _ = flatten_floats("global_norm", "tree", tree)
     axes = _axes("global_norm", axis)
