@@ -7,6 +7,7 @@ The public names are in `api.py`. They are imported when the first of them is us
 import importlib.machinery
 from typing import TYPE_CHECKING, Any
 
+from . import public_names
 from ._version import __version__
 
 if TYPE_CHECKING:  # a type checker sees all names, and finds misspelt ones
@@ -73,6 +74,6 @@ if not TYPE_CHECKING:
             return value
         if name in _PLANNED:
             what, today = _PLANNED[name]
-            raise api.PlannedNameError(f"fc.{name} ({what}) is planned, not in this version; today {today}.")
-        here = f"; here it is {_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{here}")
+            planned = f"fc.{name} ({what}) is planned, not in this version; today {today}."
+            raise ImportError(planned, name=__name__) if public_names.in_an_import() else api.PlannedNameError(planned)
+        raise public_names.missing_name(__name__, name, _ELSEWHERE.get(name))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["directory"]
+__all__ = ["directory", "in_an_import", "missing_name"]
 
 
 def directory(
@@ -26,7 +27,30 @@ def directory(
                 return lazy(name)
             except AttributeError:
                 pass
-        here = f"; here it is {elsewhere[name]}" if name in elsewhere else ""
-        raise AttributeError(f"module {module['__name__']!r} has no attribute {name!r}{here}")
+        raise missing_name(module["__name__"], name, elsewhere.get(name))
 
     return names, get
+
+
+def missing_name(module: str, name: str, here: str | None) -> Exception:
+    """The error that a module's `__getattr__` raises for a name that it does not have; here: what it is in funccoll.
+
+    Python makes an ImportError without a hint of the AttributeError that `from module import name` meets, so a name with one
+    gets its ImportError here.
+    """
+    if here is None:
+        return AttributeError(f"module {module!r} has no attribute {name!r}")
+    if in_an_import(2):
+        return ImportError(f"cannot import name {name!r} from {module!r}; here it is {here}", name=module)
+    return AttributeError(f"module {module!r} has no attribute {name!r}; here it is {here}")
+
+
+def in_an_import(depth: int = 1) -> bool:
+    """True where `from module import name` asks for the name: not where getattr or hasattr do, also an import's own hasattr.
+
+    depth: frames between the statement's and this function's.
+    """
+    import opcode
+
+    frame = sys._getframe(depth).f_back
+    return frame is not None and frame.f_code.co_code[frame.f_lasti] == opcode.opmap["IMPORT_FROM"]
