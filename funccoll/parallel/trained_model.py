@@ -15,8 +15,8 @@ from ..arrays.array import Array
 from ..collectives import Axes
 from ..compiler.arguments import AUTO
 from ..compiler.jit import jit
-from ..errors import CheckpointError, FunccollError, NonFiniteGradientError, ShapeError, TraceError
-from ..mesh import Mesh, P, Sharding
+from ..errors import CheckpointError, FunccollError, MeshError, NonFiniteGradientError, ShapeError, TraceError
+from ..mesh import Mesh, P, Sharding, normalize_axes
 from ..optim import GradientTransformation, apply
 from ..placement import device_put, from_local
 from ..runtime.job.process_allgather import check_equal_lines, gather_text, process_allgather
@@ -47,7 +47,7 @@ class DataParallel:
     `check_finite`: a step with NaN or infinity in its gradients changes nothing, and raises.
 
     Raises: ProgramMismatch that names the first parameter which differs between ranks; TraceError where there is nothing
-    to train.
+    to train; MeshError for an axis that the mesh does not have.
     """
 
     def __init__(
@@ -58,6 +58,7 @@ class DataParallel:
             if not isinstance(axis, str):
                 raise TraceError(f"DataParallel over {axis!r} needs a mesh with these axes: mesh=fc.make_mesh({{...}}).")
             mesh = make_mesh({axis: world_size()})
+        _check_axis(mesh, axis)
         for name in ("init", "update"):
             if not callable(getattr(optimizer, name, None)):
                 raise TraceError(
@@ -318,6 +319,16 @@ class DataParallel:
     def load(self, path: str | os.PathLike[str]) -> None:
         """Read a file that `save` wrote, in all processes. Raises: OSError, and what `load_state_dict` does."""
         self.load_state_dict(read_tensors(path))
+
+
+def _check_axis(mesh: Mesh, axis: Axes) -> None:
+    """Raise MeshError if the mesh does not have the axis (or each of them)."""
+    if unknown := [a for a in normalize_axes(axis) if a not in mesh.shape]:
+        chosen = " or ".join(f"axis={name!r}" for name in mesh.axis_names)
+        remedy = f"Pass the axis along which the batch is split: {chosen}." if chosen else f"Add {unknown[0]!r} to the mesh."
+        raise MeshError(
+            f"DataParallel averages gradients over the axis {unknown[0]!r}, and the mesh has axes {dict(mesh.shape)}. {remedy}"
+        )
 
 
 def _names(tree: optree.PyTreeSpec) -> list[str]:

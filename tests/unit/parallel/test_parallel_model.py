@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import funccoll as fc
-from funccoll.errors import CheckpointError, NonFiniteGradientError, ShapeError, TraceError
+from funccoll.errors import CheckpointError, MeshError, NonFiniteGradientError, ShapeError, TraceError
 from tests.support.cases.parallel_model_cases import Momentum, X, error_feedback, loss, params_of
 from tests.support.ranks.ranks import Ranks
 
@@ -211,6 +211,13 @@ def test_misuse():
         parallel(params_of(), trainable={"goal": True})
     with pytest.raises(TraceError, match="the optimizer has no function 'init'"):
         fc.DataParallel(params_of(), loss, 0.1)
+    for mesh, axis, words in (
+        ({"d": 2}, "data", r"over the axis 'data', and the mesh has axes {'d': 2}\. .* the batch is split: axis='d'\."),
+        ({"d": 2, "m": 1}, ("d", "rows"), r"over the axis 'rows', .*: axis='d' or axis='m'\."),
+        ({}, "data", r"the mesh has axes {}\. Add 'data' to the mesh\."),
+    ):
+        with pytest.raises(MeshError, match=words):
+            fc.DataParallel(params_of(), loss, Momentum(), mesh=fc.make_mesh(mesh), axis=axis)
     with pytest.raises(TraceError, match=r"needs a mesh with these axes"):
         fc.DataParallel(params_of(), loss, Momentum(), axis=("a", "b"))
     dp = parallel(params_of())
