@@ -355,14 +355,13 @@ class Array(_ArrayBase, metaclass=_ArrayMeta):
         return np.asarray(self).T
 
     def __getattr__(self, name: str) -> Any:
-        missing = AttributeError(f"an Array has no attribute {name!r}.")
-        if name.startswith("_"):  # NumPy asks for several in each call
-            raise missing
+        if name.startswith("_"):  # NumPy asks for several in each call. No variable has the error: it would be a cycle
+            raise AttributeError(f"an Array has no attribute {name!r}.")
         with _eager:
             if hasattr(np.ndarray, name):
                 remedy = f"use np.asarray(arr).{name}, the global value as a NumPy array"
                 raise MissingMethodError(f"an Array has no .{name}: {remedy}.")
-            raise missing
+            raise AttributeError(f"an Array has no attribute {name!r}.")
 
     @_eager
     def astype(self, dtype: Any) -> np.ndarray:
