@@ -13,17 +13,16 @@ An algorithm that does not exist, or does not support p devices, raises Schedule
 
 from __future__ import annotations
 
-import functools
-import inspect
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import numpy as np
 import optree
 
-from .errors import MeshError, ScheduleError, ShapeError, TraceError, UnsupportedError, user_frames
+from .errors import MeshError, ScheduleError, ShapeError, TraceError, UnsupportedError
 from .ir import bind, current_interpreter
+from .keywords import explains_keywords
 from .mesh import normalize_axes
 from .ops.registry import as_traceable
 from .primitives import collectives as c
@@ -37,41 +36,6 @@ __all__ = [
 ]  # fmt: skip
 
 Axes = str | tuple[str, ...]
-Params = ParamSpec("Params")
-R = TypeVar("R")
-
-_WORDS = {
-    # a keyword of JAX, torch or MPI: its equivalent here
-    "axis_name": "axis, the name of a mesh axis",
-    "axis_index_groups": "axis: a mesh with one more axis has groups along each, such as fc.make_mesh({'group': 2, 'each': 4})",
-    "group": "axis: the devices along a mesh axis are a group",
-    "comm": "axis: the devices along a mesh axis are a communicator",
-    "tiled": "nothing: fc.all_gather concatenates along dim, and stack=True makes a new dimension",
-    "perm": "pairs=[(source, destination), ...]",
-    "scatter_dimension": "dim",
-    "all_gather_dimension": "dim",
-    "split_axis": "split_dim",
-    "concat_axis": "concat_dim",
-    "src": "root",
-    "dst": "root",
-    "async_op": "nothing: calls are synchronous, and adjacent collectives are one",
-}
-
-
-def _explains_words(fn: Callable[Params, R]) -> Callable[Params, R]:
-    """A function that explains keywords of other libraries, and whose errors show none of funccoll's frames."""
-    known = set(inspect.signature(fn).parameters)
-
-    @functools.wraps(fn)
-    def explaining(*args: Params.args, **kwargs: Params.kwargs) -> R:
-        with user_frames():
-            if not kwargs.keys() <= known:
-                word = min(kwargs.keys() - known)
-                here = f"; here it is {_WORDS[word]}" if word in _WORDS else f". It has {', '.join(sorted(known))}"
-                raise UnsupportedError(f"fc.{fn.__name__} has no argument {word!r}{here}.")
-            return fn(*args, **kwargs)
-
-    return explaining
 
 
 def mesh_axes(name: str, axis: Axes) -> tuple[str, ...]:
@@ -199,7 +163,7 @@ def _op(name: str, op: str) -> str:
     return op
 
 
-@_explains_words
+@explains_keywords()
 def all_reduce(x: Any, axis: Axes, *, op: str = "sum", algorithm: str | None = None) -> Any:
     """Combine `x` over all devices along `axis`; every device gets the result.
 
@@ -219,7 +183,7 @@ def all_reduce(x: Any, axis: Axes, *, op: str = "sum", algorithm: str | None = N
     return _communicate(c.all_reduce_p, x, axes, algorithm, op=_op("all_reduce", op))
 
 
-@_explains_words
+@explains_keywords()
 def all_gather(x: Any, axis: Axes, *, dim: int = 0, stack: bool = False, algorithm: str | None = None) -> Any:
     """Concatenate every device's `x` along `dim`, in axis order (or as a new dimension with `stack=True`).
 
@@ -231,7 +195,7 @@ def all_gather(x: Any, axis: Axes, *, dim: int = 0, stack: bool = False, algorit
     return _communicate(c.all_gather_p, x, axes, algorithm, dim=dim, stack=bool(stack))
 
 
-@_explains_words
+@explains_keywords()
 def reduce_scatter(x: Any, axis: Axes, *, dim: int = 0, op: str = "sum", algorithm: str | None = None) -> Any:
     """Combine `x` over `axis` and leave each device its own block along `dim`.
 
@@ -242,7 +206,7 @@ def reduce_scatter(x: Any, axis: Axes, *, dim: int = 0, op: str = "sum", algorit
     return _communicate(c.reduce_scatter_p, x, axes, algorithm, dim=dim, op=_op("reduce_scatter", op))
 
 
-@_explains_words
+@explains_keywords()
 def all_to_all(x: Any, axis: Axes, *, split_dim: int, concat_dim: int, algorithm: str | None = None) -> Any:
     """Split `x` along `split_dim` into p blocks, send block j to device j, concatenate along `concat_dim`.
 
@@ -255,7 +219,7 @@ def all_to_all(x: Any, axis: Axes, *, split_dim: int, concat_dim: int, algorithm
     return _communicate(c.all_to_all_p, x, axes, algorithm, split_dim=split, concat_dim=concat)
 
 
-@_explains_words
+@explains_keywords()
 def permute(x: Any, axis: Axes, pairs: Sequence[tuple[int, int]], *, algorithm: str | None = None) -> Any:
     """Send along `(source, destination)` pairs of positions on `axis`; a device that receives nothing gets zeros.
 
@@ -279,7 +243,7 @@ def permute(x: Any, axis: Axes, pairs: Sequence[tuple[int, int]], *, algorithm: 
     return _communicate(c.permute_p, x, axes, algorithm, pairs=tuple(sorted(checked)))
 
 
-@_explains_words
+@explains_keywords()
 def broadcast(x: Any, axis: Axes, *, root: int = 0, algorithm: str | None = None) -> Any:
     """Send the `x` of the device at position `root` along `axis` to every device.
 
@@ -290,14 +254,14 @@ def broadcast(x: Any, axis: Axes, *, root: int = 0, algorithm: str | None = None
     return _communicate(c.broadcast_p, x, axes, algorithm, root=_root("broadcast", root, axes))
 
 
-@_explains_words
+@explains_keywords()
 def reduce(x: Any, axis: Axes, *, root: int = 0, op: str = "sum", algorithm: str | None = None) -> Any:
     """Combine `x` over `axis` onto the device at position `root`; the others get zeros."""
     axes = mesh_axes("reduce", axis)
     return _communicate(c.reduce_p, x, axes, algorithm, root=_root("reduce", root, axes), op=_op("reduce", op))
 
 
-@_explains_words
+@explains_keywords()
 def gather(x: Any, axis: Axes, *, root: int = 0, dim: int = 0, algorithm: str | None = None) -> Any:
     """Concatenate every device's `x` along `dim` on the device at `root`; the others get zeros of that shape.
 
@@ -308,7 +272,7 @@ def gather(x: Any, axis: Axes, *, root: int = 0, dim: int = 0, algorithm: str | 
     return _communicate(c.gather_p, x, axes, algorithm, root=_root("gather", root, axes), dim=dim)
 
 
-@_explains_words
+@explains_keywords()
 def scatter(x: Any, axis: Axes, *, root: int = 0, dim: int = 0, algorithm: str | None = None) -> Any:
     """Give each device its own block along `dim` of root's `x`; p must divide that dimension. Gradient: gather."""
     axes = mesh_axes("scatter", axis)
@@ -316,14 +280,14 @@ def scatter(x: Any, axis: Axes, *, root: int = 0, dim: int = 0, algorithm: str |
     return _communicate(c.scatter_p, x, axes, algorithm, root=_root("scatter", root, axes), dim=dim)
 
 
-@_explains_words
+@explains_keywords()
 def barrier(axis: Axes, *, algorithm: str | None = None) -> None:
     """Wait until all devices along `axis` have arrived; no collective is moved across it."""
     axes = mesh_axes("barrier", axis)
     bind(c.barrier_p, axes=axes, size=varying.axis_size(axes), algorithm=_algorithm("barrier", algorithm))
 
 
-@_explains_words
+@explains_keywords()
 def own_slice(x: Any, axis: Axes, *, dim: int = 0) -> Any:
     """This device's block along `dim` of an `x` that is equal on all devices along `axis`.
 
@@ -335,7 +299,7 @@ def own_slice(x: Any, axis: Axes, *, dim: int = 0) -> Any:
     return rebuild(bind(c.own_slice_p, leaf, axes=axes, dim=dim, stack=False, size=varying.axis_size(axes)) for leaf in leaves)
 
 
-@_explains_words
+@explains_keywords()
 def pvary(x: Any, axis: Axes) -> Any:
     """`x`, marked as varying over `axis` as well: the same data, a copy for each device in the type.
 
@@ -346,13 +310,13 @@ def pvary(x: Any, axis: Axes) -> Any:
     return rebuild(_widened(leaf, axes) for leaf in leaves)
 
 
-@_explains_words
+@explains_keywords()
 def axis_index(axis: Axes) -> Any:
     """This device's position along `axis`: int32, 0 to p - 1, varying over `axis`."""
     return bind(c.axis_index_p, axes=mesh_axes("axis_index", axis))
 
 
-@_explains_words
+@explains_keywords()
 def axis_size(axis: Axes) -> int:
     """The number of devices along `axis`, a Python int."""
     return varying.axis_size(mesh_axes("axis_size", axis))

@@ -33,6 +33,7 @@ from ..errors import (
 )
 from ..global_draws import watched_draws
 from ..ir import Traced, current_interpreter
+from ..keywords import explains_keywords
 from ..mesh import Mesh, Sharding
 from ..named_scopes import outside_scopes
 from ..ops.elementwise import scalar_type
@@ -521,6 +522,7 @@ def jit(
     static_argnames: str | Sequence[str] = (),
     dtype_promotion: Mode = "standard",
 ) -> Callable[[Callable[Params, R]], Jitted[Params, R]]: ...
+@explains_keywords()
 def jit(
     fn: Callable[..., Any] | None = None,
     /,

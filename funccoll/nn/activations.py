@@ -10,6 +10,7 @@ import numpy as np
 from ..autodiff.custom_rules import custom_vjp
 from ..errors import ShapeError
 from ..ir import bind
+from ..keywords import explains_keywords
 from ..ops.registry import as_traceable, is_traced
 from ..primitives.elementwise import erf_p
 from ..random import bernoulli
@@ -105,6 +106,7 @@ def _softplus(x: Any) -> Any:
 _softplus.defvjp(lambda x: (np.logaddexp(x, np.zeros((), x.dtype)), x), lambda x, ct: (ct * sigmoid(x),))
 
 
+@explains_keywords("fc.nn.dropout")
 def dropout(key: UInt64[Any, "2"], x: Float[Any, "*s"], rate: Any) -> Float[Any, "*s"]:
     """Elements of `x` set to 0 with probability `rate`, the others divided by 1 - rate: so the expected value is x.
 

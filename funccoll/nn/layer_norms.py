@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..keywords import explains_keywords
 from ..ops.registry import as_traceable
 from .half_precision import narrow, wide
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["layer_norm", "rms_norm"]
 
 
+@explains_keywords("fc.nn.layer_norm")
 def layer_norm(
     x: Float[Any, "*s n"], scale: Float[Any, "n"] | None = None, bias: Float[Any, "n"] | None = None, *, eps: float = 1e-5
 ) -> Float[Any, "*s n"]:
@@ -30,6 +32,7 @@ def layer_norm(
     return out if bias is None else out + bias
 
 
+@explains_keywords("fc.nn.rms_norm")
 def rms_norm(x: Float[Any, "*s n"], scale: Float[Any, "n"] | None = None, *, eps: float = 1e-6) -> Float[Any, "*s n"]:
     """x / sqrt(mean(x²) + eps) over the last dimension (n), then `* scale` (shape (n,)).
 

@@ -10,6 +10,7 @@ import numpy as np
 from ..autodiff.custom_rules import custom_vjp, stop_gradient
 from ..autodiff.reverse import widened
 from ..errors import DTypeError, ShapeError
+from ..keywords import explains_keywords
 from ..ops.registry import as_traceable
 from ..primitives.elementwise import broadcast_shapes
 from ..primitives.shaping import fit
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["attention"]
 
 
+@explains_keywords("fc.nn.attention")
 def attention(
     q: Float[Any, "*s queries d"],
     k: Float[Any, "*s keys d"],

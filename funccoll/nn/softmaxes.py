@@ -9,6 +9,7 @@ import numpy as np
 from ..autodiff.custom_rules import stop_gradient
 from ..errors import DTypeError, ShapeError
 from ..ir import Traced
+from ..keywords import explains_keywords
 from ..ops.indexing import getitem
 from ..ops.registry import as_traceable, is_traced, normalize_dim
 from ..types import is_inexact
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["cross_entropy", "log_softmax", "logsumexp", "one_hot", "softmax"]
 
 
+@explains_keywords("fc.nn.logsumexp")
 def logsumexp(
     x: Float[Any, "*s"], axis: int | tuple[int, ...] | None = -1, keepdims: bool = False
 ) -> Float[Any, "..."]:
@@ -35,6 +37,7 @@ def logsumexp(
     return np.squeeze(out, axis=tuple(range(x.ndim)) if axis is None else axis)
 
 
+@explains_keywords("fc.nn.log_softmax")
 def log_softmax(x: Float[Any, "*s"], axis: int | tuple[int, ...] | None = -1) -> Float[Any, "*s"]:
     """x - logsumexp(x) along `axis`. Any shape with at least one dimension; the dtype is kept.
 
@@ -45,6 +48,7 @@ def log_softmax(x: Float[Any, "*s"], axis: int | tuple[int, ...] | None = -1) ->
     return narrow(shifted - np.log(np.sum(np.exp(shifted), axis=axis, keepdims=True)), given)
 
 
+@explains_keywords("fc.nn.softmax")
 def softmax(x: Float[Any, "*s"], axis: int | tuple[int, ...] | None = -1) -> Float[Any, "*s"]:
     """exp(x) / sum(exp(x)) along `axis`, without overflow. The dtype is kept.
 
@@ -55,6 +59,7 @@ def softmax(x: Float[Any, "*s"], axis: int | tuple[int, ...] | None = -1) -> Flo
     return narrow(powers / np.sum(powers, axis=axis, keepdims=True), given)
 
 
+@explains_keywords("fc.nn.one_hot")
 def one_hot(
     labels: Integer[Any, "*s"], num_classes: int, dtype: Any = np.float32
 ) -> Shaped[Any, "*s {num_classes}"]:
@@ -67,6 +72,7 @@ def one_hot(
     return (np.expand_dims(labels, -1) == np.arange(num_classes)).astype(dtype)
 
 
+@explains_keywords("fc.nn.cross_entropy")
 def cross_entropy(
     logits: Float[Any, "*s"], labels: Shaped[Any, "..."], *, label_smoothing: float = 0.0, axis: int = -1
 ) -> Float[Any, "..."]:

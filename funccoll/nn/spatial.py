@@ -11,6 +11,7 @@ import numpy as np
 
 from ..errors import DTypeError, ShapeError
 from ..ir import bind
+from ..keywords import explains_keywords
 from ..ops.elementwise import unify
 from ..ops.registry import as_traceable
 from ..primitives.convolution import conv_p
@@ -29,6 +30,7 @@ Padding = str | int | Sequence[int | tuple[int, int]]
 Pairs = tuple[tuple[int, int], ...]
 
 
+@explains_keywords("fc.nn.conv")
 def conv(
     x: Shaped[Any, "n *sizes c"],
     w: Shaped[Any, "*window c/groups o"],
@@ -70,6 +72,7 @@ def conv(
     return np.moveaxis(out, -1, 1) if channels_first else out
 
 
+@explains_keywords("fc.nn.max_pool")
 def max_pool(
     x: Shaped[Any, "n *sizes c"],
     window: Each,
@@ -87,6 +90,7 @@ def max_pool(
     return _pool("max_pool", window_max_p, as_traceable(x), window, strides, padding, channels_first)[0]
 
 
+@explains_keywords("fc.nn.avg_pool")
 def avg_pool(
     x: Float[Any, "n *sizes c"],
     window: Each,

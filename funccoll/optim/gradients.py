@@ -11,6 +11,7 @@ import optree
 
 from ..collectives import Axes, all_reduce, mesh_axes
 from ..errors import ShapeError, VaryingError
+from ..keywords import explains_keywords
 from ..ops.registry import as_traceable
 from ..pytree_paths import path_name
 from ..tracing.trace import value_type
@@ -101,6 +102,7 @@ class _ClipByGlobalNorm:
         )
 
 
+@explains_keywords("fc.optim.clip_by_global_norm")
 def clip_by_global_norm(max_norm: float, axis: Axes | None = None) -> GradientTransformation:
     """Scale all gradients by `min(1, max_norm / (global_norm + 1e-6))`, as torch's clip_grad_norm_ does.
 
@@ -129,6 +131,7 @@ class _Clip:
         return treedef.unflatten([np.minimum(np.maximum(g, -x), x) for g, x in zip(leaves, limits, strict=True)]), state
 
 
+@explains_keywords("fc.optim.clip")
 def clip(max_delta: float) -> GradientTransformation:
     """Limit every element of the gradients to [-max_delta, max_delta]; a NaN stays one."""
     made = _Clip(nonnegative("clip: max_delta", max_delta))

@@ -17,6 +17,7 @@ import optree
 from ..arrays.array import Array
 from ..errors import DTypeError, PytreeError, ShapeError
 from ..ir import bind
+from ..keywords import explains_keywords
 from ..ops.registry import as_traceable
 from ..placement import device_put
 from ..primitives.optimizers import COUPLED, DECOUPLED, RULES, UNDECAYED, optimizer_step_p
@@ -141,6 +142,7 @@ def _rate(what: str, rate: Rate) -> Rate:
     return nonnegative(f"{what}: learning_rate", rate) if is_number else rate
 
 
+@explains_keywords("fc.optim.sgd")
 def sgd(
     learning_rate: Rate, momentum: float = 0.0, *, dampening: float = 0.0, nesterov: bool = False, weight_decay: float = 0.0
 ) -> GradientTransformation:
@@ -189,6 +191,7 @@ def _adam(
     return _transformation(name, "amsgrad" if amsgrad else "adam", decay, AdamState, scalars)
 
 
+@explains_keywords("fc.optim.adam")
 def adam(
     learning_rate: Rate, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8, *, weight_decay: float = 0.0,
     amsgrad: bool = False,
@@ -203,6 +206,7 @@ def adam(
     return _adam("adam", learning_rate, b1, b2, eps, COUPLED, weight_decay, amsgrad)
 
 
+@explains_keywords("fc.optim.adamw")
 def adamw(
     learning_rate: Rate, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8, *, weight_decay: float = 1e-2,
     amsgrad: bool = False,

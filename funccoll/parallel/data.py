@@ -12,6 +12,7 @@ import optree
 from ..autodiff.reverse import vjp
 from ..collectives import Axes, all_reduce, axis_size, mesh_axes, pvary
 from ..errors import ShapeError, TraceError
+from ..keywords import explains_keywords
 from ..mesh import Mesh
 from ..ops.registry import as_traceable
 from ..tracing.trace import value_type
@@ -38,6 +39,7 @@ class Accumulated(NamedTuple):
     """Each device's weight where `reduction` is "weighted", else the number of batches."""
 
 
+@explains_keywords()
 def data_parallel(
     loss_fn: Callable[..., Any],
     axis: Axes = "data",

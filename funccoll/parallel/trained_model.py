@@ -16,6 +16,7 @@ from ..collectives import Axes
 from ..compiler.arguments import AUTO
 from ..compiler.jit import jit
 from ..errors import CheckpointError, FunccollError, MeshError, NonFiniteGradientError, ShapeError, TraceError
+from ..keywords import explains_keywords
 from ..mesh import Mesh, P, Sharding, normalize_axes
 from ..optim import GradientTransformation, apply
 from ..placement import device_put, from_local
@@ -50,6 +51,7 @@ class DataParallel:
     to train; MeshError for an axis that the mesh does not have.
     """
 
+    @explains_keywords("fc.DataParallel", extends=data_parallel)
     def __init__(
         self, model: Any, loss_fn: Callable[..., Any], optimizer: Any, *, mesh: Mesh | None = None, axis: Axes = "data",
         trainable: Any = True, check_finite: bool = False, **options: Any,

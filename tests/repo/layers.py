@@ -19,7 +19,8 @@ FILES = sorted(ROOT.rglob("*.py"))
 ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "": (
         ("_version", "c_extension", "memory_order", "private_files", "public_names", "pytree_paths", "weak_values"),
-        ("errors", "pytree_differences"), ("mesh", "named_scopes", "tree"), ("types",), ("display",), ("timeline",), ("ir",),
+        ("errors", "pytree_differences"), ("keywords", "mesh", "named_scopes", "tree"), ("types",), ("display",), ("timeline",),
+        ("ir",),
         ("dtype_promotion", "global_draws", "program_text"), ("program_difference",),
         ("primitives",),
         ("ops",), ("tracing",), ("collectives",), ("batching",), ("autodiff",), ("batch_norm", "callbacks"), ("random",),

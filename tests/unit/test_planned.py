@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import funccoll as fc
+from funccoll import keywords
 from funccoll.errors import MeshError, PlannedError, RendezvousError
 
 PROMISED = ["distributed", "jax"]
@@ -184,3 +185,51 @@ def test_submodules_import_in_any_order():
 def test_keywords_of_jax_and_torch_say_what_they_are_here(call, here, line):
     with pytest.raises(TypeError, match=rf"^fc\.\w+ has no argument {re.escape(here)}"):
         fc.jit(call, mesh=line, in_specs=fc.P("data"))(np.ones(4))
+
+
+ONE, LABEL = np.ones((1, 2)), np.zeros(1, int)
+
+
+def model(**options):
+    return fc.DataParallel({"w": ONE}, lambda p, x: np.sum(p["w"] * x), fc.optim.sgd(0.1), **options)
+
+
+@pytest.mark.parametrize(("call", "words"), [
+    (lambda: fc.optim.adamw(lr=1e-3), "fc.optim.adamw has no argument 'lr'; here it is learning_rate."),
+    (lambda: fc.optim.adam(1e-3, betas=(0.9, 0.99)), "fc.optim.adam has no argument 'betas'; here it is b1 and b2."),
+    (lambda: fc.jit(abs, in_shardings=fc.P()), "fc.jit has no argument 'in_shardings'; here it is in_specs, of fc.P(...)."),
+    (lambda: fc.jit(abs, in_spec=fc.P()), "fc.jit has no argument 'in_spec'; here it is in_specs."),
+    (lambda: fc.jit(lambda x: fc.nn.softmax(x, dim=-1))(ONE), "fc.nn.softmax has no argument 'dim'; here it is axis."),
+    (lambda: fc.nn.softmax(ONE, stable=True), "fc.nn.softmax has no argument 'stable'. It has axis, x."),
+    (lambda: fc.nn.cross_entropy(ONE, LABEL, reduction="mean"), "here it is the mean of what it returns: np.mean(fc.nn.cross_"),
+    (lambda: fc.make_mesh((2, 2), ("a", "b")), 'too many positional arguments. Write fc.make_mesh({"data": 4, "model": 2}).'),
+    (lambda: fc.make_mesh(a=2), "fc.make_mesh has no argument 'a'. Write fc.make_mesh({\"data\": 4, \"model\": 2})."),
+    (lambda: model(lr=0.1), "fc.DataParallel has no argument 'lr'; here it is the optimizer's: fc.optim.adam(learning_rate)."),
+    (lambda: model(bucket_cap=1), "fc.DataParallel has no argument 'bucket_cap'; here it is bucket_cap_mb."),
+])  # fmt: skip
+def test_keywords_of_other_functions(call, words):
+    with pytest.raises(TypeError) as caught:
+        call()
+    assert isinstance(caught.value, fc.FunccollError) and words in str(caught.value)
+    assert f"\n  at {__file__}:" in str(caught.value)
+    trace = caught.value.__traceback__
+    while trace is not None:
+        assert trace.tb_frame.f_code.co_filename == __file__  # no frame of funccoll
+        trace = trace.tb_next
+
+
+def test_every_word_of_other_libraries_is_explained_somewhere():
+    functions = [fc.jit, fc.DataParallel, fc.data_parallel, fc.all_gather, fc.all_to_all, fc.permute, fc.broadcast]
+    functions += [getattr(module, name) for module in (fc.nn, fc.optim) for name in module.__all__]
+    known = {name for f in functions if callable(f) for name in inspect.signature(f).parameters}
+    for word, texts in keywords._WORDS.items():
+        assert set(texts) <= known and word not in texts
+        for text in texts.values():
+            check_paths(text)
+
+
+def test_arguments_that_are_missing_and_type_errors_inside_stay_pythons():
+    with pytest.raises(TypeError, match=r"adamw\(\) missing 1 required positional argument: 'learning_rate'"):
+        fc.optim.adamw()
+    with pytest.raises(TypeError, match="bad operand"):
+        fc.jit(lambda x: fc.nn.softmax(-"a"))(ONE)

@@ -14,7 +14,8 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from ... import machine_profile
-from ...errors import DeviceError, MeshError, RendezvousError, user_frames, user_source
+from ...errors import DeviceError, MeshError, RendezvousError, user_source
+from ...keywords import explains_keywords
 from ...mesh import Mesh, number_hosts
 from ..backend import Backend, JobBackend, choose_job_backend, load_backend
 from ..recorder import begin_from_environment, end
@@ -329,7 +330,7 @@ def on_device(mesh: Mesh, device: str) -> Mesh:
     return found[device]
 
 
-@user_frames()
+@explains_keywords(example='fc.make_mesh({"data": 4, "model": 2})')
 def make_mesh(axes: Mapping[str, int], *, device: str | None = None, hosts: int | Sequence[int] | None = None) -> Mesh:
     """A mesh with named axes, for example `make_mesh({"data": 4, "model": 2})`.
 
