@@ -35,6 +35,19 @@ __all__ = ["Array", "device_type_of", "shape_and_dtype", "to_numpy"]
 
 
 _eager = user_frames(every=True)
+_ELSEWHERE = {
+    # a method of torch's and JAX's arrays: its equivalent here
+    "addressable_shards": "arr.shards, or arr.local",
+    "cpu": "np.asarray(arr)",
+    "cuda": "fc.device_put(arr, mesh, spec, device='cuda')",
+    "detach": "arr itself",
+    "full_tensor": "fc.process_allgather(arr)",
+    "numpy": "np.asarray(arr)",
+    "permute": "np.transpose(arr, axes)",
+    "redistribute": "fc.redistribute(arr, spec)",
+    "to_local": "arr.local",
+    "unsqueeze": "np.expand_dims(arr, axis)",
+}
 """Decorator of what users call on Arrays outside of traced functions: an exception shows none of funccoll's frames."""
 
 
@@ -358,6 +371,8 @@ class Array(_ArrayBase, metaclass=_ArrayMeta):
         if name.startswith("_"):  # NumPy asks for several in each call. No variable has the error: it would be a cycle
             raise AttributeError(f"an Array has no attribute {name!r}.")
         with _eager:
+            if name in _ELSEWHERE:
+                raise MissingMethodError(f"an Array has no .{name}; here it is {_ELSEWHERE[name]}.")
             if hasattr(np.ndarray, name):
                 remedy = f"use np.asarray(arr).{name}, the global value as a NumPy array"
                 raise MissingMethodError(f"an Array has no .{name}: {remedy}.")

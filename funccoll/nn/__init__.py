@@ -21,6 +21,7 @@ if not TYPE_CHECKING:
     __dir__, __getattr__ = directory(globals(), {
         "dot_product_attention": "fc.nn.attention(q, k, v), with heads before the tokens: (batch, heads, tokens, d)",
         "scaled_dot_product_attention": "fc.nn.attention(q, k, v)",
+        "functional": "fc.nn itself",
         "Linear": "x @ weight + bias, with the parameters in a pytree (fc.tree.dataclass)",
         "Module": "fc.tree.dataclass, whose instances are pytrees of parameters",
         "Embedding": "table[tokens], with the table among the parameters",

@@ -29,4 +29,7 @@ if not TYPE_CHECKING:
         "Adam": "fc.optim.adam(learning_rate)",
         "AdamW": "fc.optim.adamw(learning_rate)",
         "SGD": "fc.optim.sgd(learning_rate)",
+        "clip_grad_norm_": "fc.optim.clip_by_global_norm(max_norm), in fc.optim.chain before the optimizer",
+        "clip_grad_value_": "fc.optim.clip(max_delta), in fc.optim.chain before the optimizer",
+        "lr_scheduler": "a schedule in place of the learning rate, such as fc.optim.cosine_decay_schedule(1e-3, steps)",
     })

@@ -114,6 +114,31 @@ _NEW_ARRAYS = {
 }  # fmt: skip
 
 
+_DEVICE = "nothing: a call runs where its mesh and its arguments are (fc.make_mesh, fc.device_put)"
+_ELSEWHERE = {
+    # a method of torch's tensors: its equivalent here
+    "backward": "fc.grad(loss_fn)(params), or fc.value_and_grad",
+    "clone": "x itself: traced arrays never change",
+    "contiguous": "x itself",
+    "cpu": _DEVICE,
+    "cuda": _DEVICE,
+    "detach": "fc.stop_gradient(x)",
+    "dim": "x.ndim",
+    "expand": "np.broadcast_to(x, shape)",
+    "float": "x.astype(np.float32)",
+    "half": "x.astype(np.float16)",
+    "long": "x.astype(np.int64)",
+    "numel": "x.size",
+    "numpy": "x itself: np.* functions take it, and it has no values while a function is traced",
+    "permute": "np.transpose(x, axes)",
+    "softmax": "fc.nn.softmax(x, axis)",
+    "relu": "fc.nn.relu(x)",
+    "to": "x.astype(dtype)",
+    "unsqueeze": "np.expand_dims(x, axis)",
+    "view": "x.reshape(shape)",
+}
+
+
 class Tracer(Traced):
     """An array without values: it has a shape, a dtype and `varying`, and supports NumPy's operations."""
 
@@ -227,6 +252,8 @@ class Tracer(Traced):
                 f"the array method .{name} works in place, and traced arrays never change. Use {remedy}"
                 "x = fc.at(x)[index].set(value), which makes a new array."
             )
+        if name in _ELSEWHERE:
+            raise MissingMethodError(f"a traced array has no .{name}; here it is {_ELSEWHERE[name]}.")
         if hasattr(np.ndarray, name):
             raise MissingMethodError(f"the array attribute .{name} cannot be traced by funccoll. {instead(name)}")
         raise AttributeError(f"a traced array has no attribute {name!r}.")

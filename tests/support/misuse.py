@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
+import re
 
 import numpy as np
 import pytest
@@ -51,3 +53,9 @@ def wrong(kind, call, *parts, line=None):
     else:
         assert error.source.line == start + line, f"line {error.source.line - start} of the call, not {line}"
     return message
+
+
+def check_paths(hint):
+    """Assert that what a hint names exists."""
+    for path in re.findall(r"\bfc((?:\.\w+)+)", hint):
+        functools.reduce(getattr, path[1:].split("."), fc)

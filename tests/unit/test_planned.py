@@ -2,7 +2,6 @@
 
 import copy
 import doctest
-import functools
 import importlib.util
 import inspect
 import pickle
@@ -17,9 +16,18 @@ import pytest
 import funccoll as fc
 from funccoll import keywords
 from funccoll.errors import MeshError, PlannedError, RendezvousError
+from tests.support.misuse import check_paths
 
 PROMISED = ["distributed", "jax"]
 SENTENCE = r"^fc\.{} \([^\n]+\) is planned, not in this version; today [^\n]+\.\n  at .*{}:\d+ in .+$"
+
+
+MPI = {"MPI": "fc itself", "Allreduce": "fc.all_reduce(x, axis)", "Barrier": "fc.barrier(axis)", "get_rank": "fc.rank()"}
+
+
+@pytest.mark.parametrize(("name", "here"), MPI.items())
+def test_names_of_mpi4py_say_what_they_are_here(name, here):
+    assert fc._ELSEWHERE[name].startswith(here)
 
 
 @pytest.mark.parametrize(("name", "here"), fc._ELSEWHERE.items())
@@ -29,17 +37,12 @@ def test_names_of_jax_and_torch_say_what_they_are_here(name, here):
     check_paths(here)
 
 
-def check_paths(hint):
-    """Assert that what a hint names exists."""
-    for path in re.findall(r"\bfc((?:\.\w+)+)", hint):
-        functools.reduce(getattr, path[1:].split("."), fc)
-
-
 @pytest.mark.parametrize(("module", "name", "here"), [
     ("nn", "dot_product_attention", "fc.nn.attention("), ("nn", "Linear", "x @ weight + bias"), ("nn", "Conv2d", "fc.nn.conv("),
     ("nn", "CrossEntropyLoss", "fc.nn.cross_entropy("), ("random", "PRNGKey", "fc.random.key(seed)"),
     ("random", "randn", "fc.random.normal(key"), ("optim", "Adam", "fc.optim.adam("), ("tree", "tree_map", "fc.tree.map"),
-    ("tree", "register_pytree_node", "fc.tree.register("),
+    ("tree", "register_pytree_node", "fc.tree.register("), ("nn", "functional", "fc.nn itself"),
+    ("optim", "clip_grad_norm_", "fc.optim.clip_by_global_norm(max_norm)"),
 ])  # fmt: skip
 def test_names_of_other_libraries_in_public_modules(module, name, here):
     found = importlib.import_module(f"funccoll.{module}")

@@ -3,12 +3,14 @@
 import copy
 import math
 import pickle
+from typing import Any
 
 import numpy as np
 import pytest
 
 import funccoll as fc
 from funccoll import P
+from funccoll.arrays import array
 from funccoll.errors import (
     ConcretizationError,
     DTypeError,
@@ -21,7 +23,8 @@ from funccoll.errors import (
     UnsupportedError,
     VaryingError,
 )
-from tests.support.misuse import LINE, X, run, wrong
+from funccoll.tracing import tracer
+from tests.support.misuse import LINE, X, check_paths, run, wrong
 
 # ---------------------------------------------------------------- values that a trace does not have
 
@@ -220,13 +223,28 @@ def test_unsupported_functions_say_what_to_write():
 def test_unsupported_methods():
     for name in ("fill", "sort", "put", "partition", "resize"):
         wrong(MissingMethodError, lambda: run(lambda x: getattr(x, name)(0)), f".{name}", "in place", "fc.at(x)")
-    for name in ("flat", "view", "tofile", "ctypes"):
+    for name in ("flat", "tofile", "ctypes"):
         wrong(MissingMethodError, lambda: run(lambda x: getattr(x, name)), f".{name}", "cannot be traced")
     wrong(MissingMethodError, lambda: run(lambda x: x.at[0].set(1)), "fc.at(x)[index].set(value)")
     wrong(MissingMethodError, lambda: run(lambda x: fc.at(x)[0].divide(2)), ".divide", ".add")
     assert issubclass(MissingMethodError, AttributeError)
-    with pytest.raises(AttributeError, match="no attribute 'numpy'"):
-        run(lambda x: x.numpy())
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        run(lambda x: x.nonsense())
+
+
+@pytest.mark.parametrize(("name", "here"), {**tracer._ELSEWHERE, "permute": "np.transpose(x, axes)"}.items())
+def test_methods_of_torch_say_what_they_are_here(name, here):
+    wrong(MissingMethodError, lambda: run(lambda x: getattr(x, name)()), f"a traced array has no .{name}; here it is {here}.")
+    assert not run(lambda x: x + hasattr(x, name))[0] and not hasattr(tracer.Tracer, name)
+    check_paths(here)
+
+
+@pytest.mark.parametrize(("name", "here"), {**array._ELSEWHERE, "numpy": "np.asarray(arr)"}.items())
+def test_methods_of_other_libraries_arrays_say_what_they_are_here(name, here):
+    arr: Any = fc.asarray(np.ones(2))
+    wrong(MissingMethodError, lambda: getattr(arr, name)(), f"an Array has no .{name}; here it is {here}.")
+    assert not hasattr(arr, name)
+    check_paths(here)
 
 
 def test_arguments_that_do_not_fit_show_the_call():
