@@ -96,12 +96,12 @@ def compare(vendor: str, counts: Sequence[int], names: tuple[str, ...], tmp_path
     run(vendor, counts, [sys.executable, "-W", "error", str(script), *arguments], **variables)
 
 
-QUICK = [("openmpi", (1, 1), ("programs", "in pieces")), ("mpich", (1, 2), ("collectives",))]
+QUICK = [("openmpi", (1, 1), ("programs", "in pieces")), ("mpich", (1, 2), ("half of collectives",))]
 TOPOLOGIES = ((2,), (3,), (4,), (1, 1), (1, 1, 1, 1))
 DEEP = [
     *((mpi_vendors.VENDORS[number % 2], counts, TABLE) for number, counts in enumerate(TOPOLOGIES)),
     ("openmpi", (2, 2), OTHERS), ("mpich", (2, 1), (*TABLE, *OTHERS)), ("openmpi", (1, 2, 1), OTHERS),
-    ("openmpi", (1, 1), ORDERS), ("mpich", (1, 2, 1), ORDERS),
+    ("openmpi", (1, 1), ORDERS), ("mpich", (1, 2, 1), ORDERS), ("mpich", (1, 2), ("collectives",)),
 ]  # fmt: skip
 EXHAUSTIVE = [
     *((mpi_vendors.VENDORS[1 - number % 2], counts, TABLE) for number, counts in enumerate(TOPOLOGIES)),

@@ -87,16 +87,17 @@ def ran_well(*arguments, **variables):
 
 
 def test_every_process_is_a_host_of_its_own(vendor, tmp_path):
+    n = 3 if vendor == "openmpi" else 2
     script = JOIN + """
 from mpi4py import MPI
 assert MPI.Query_thread() == MPI.THREAD_MULTIPLE
 theirs, ours = MPI.COMM_WORLD, w.backend.communicator
-assert (ours.rank, ours.size) == (rank, 3) and ours != theirs and ours.Get_errhandler() == MPI.ERRORS_RETURN
+assert (ours.rank, ours.size) == (rank, w.world) and ours != theirs and ours.Get_errhandler() == MPI.ERRORS_RETURN
 assert w.watch.ask(1 - rank if rank < 2 else 0, {"kind": "where"}, 60)["text"]
 theirs.Barrier()  # one that has left does not answer
 say(rank, w.hosts, w.backend.name, w.backend.heap.size > 3 * w.backend.heap.arena)
 """
-    assert ran_well(vendor, 3, script, tmp_path) == [f"{r} (0, 1, 2) mpi False" for r in range(3)]
+    assert ran_well(vendor, n, script, tmp_path) == [f"{r} {tuple(range(n))} mpi False" for r in range(n)]
 
 
 def test_a_job_on_one_host_needs_no_mpi(one_vendor, tmp_path):
@@ -156,15 +157,15 @@ raise failure.error()
 
 
 def test_an_exception_is_told_and_mpi_is_not_finalized(one_vendor, tmp_path):
-    code, _, errors = run(one_vendor, 3, FAILS.replace("FAIL", "raise ValueError('the loss is nan')"), tmp_path)
+    code, _, errors = run(one_vendor, 2, FAILS.replace("FAIL", "raise ValueError('the loss is nan')"), tmp_path)
     assert code in (1, 9, PEER_FAILURE_EXIT_CODE) and "ValueError: the loss is nan" in errors  # MPICH's mpirun kills (9)
 
 
 def test_nothing_waits_for_a_rank_that_needs_one_that_left(one_vendor, tmp_path):
     """The one that left waits to finalize MPI, which the others do not, because they fail."""
-    code, lines, errors = run(one_vendor, 3, FAILS.replace("FAIL", "sys.exit()"), tmp_path)
+    code, lines, errors = run(one_vendor, 2, FAILS.replace("FAIL", "sys.exit()"), tmp_path)
     assert code in (9, PEER_FAILURE_EXIT_CODE) and "PeerFailure: rank 1 left the job" in errors, errors
-    assert {"0 left 1", "2 left 1"} & set(lines)
+    assert lines == ["0 left 1"]
 
 
 @pytest.mark.slow

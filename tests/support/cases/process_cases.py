@@ -120,10 +120,11 @@ def values(shape, dtype, seed=0):
     return rng.normal(size=shape).astype(dtype)
 
 
-def collectives(n: int, same: Same) -> None:
-    """Every collective, dtype and a few shapes, over one axis."""
+def collectives(n: int, same: Same, half: bool = False) -> None:
+    """Every collective, two dtypes and two shapes, over one axis. half: each dtype and shape once, which depend on n."""
     every = P("d")
-    for dtype, rest in itertools.product((np.float32, np.int32), ((2 * n, 3), (n, 1, 5))):
+    kinds = [*itertools.product((np.float32, np.int32), ((2 * n, 3), (n, 1, 5)))]
+    for dtype, rest in (kinds[n % 2], kinds[3 - n % 2]) if half else kinds:
         x = values((n * rest[0], *rest[1:]), dtype)
         for op in ("sum", "max", "prod") + (("mean",) if np.dtype(dtype).kind != "i" else ()):
             same(lambda x, op=op: fc.all_reduce(x, "d", op=op), {"d": n}, (x,), every, P())
@@ -165,6 +166,15 @@ def fewest_cases() -> list[Case]:
 def fewest(n: int, same: Same, dtypes: list[np.dtype] = FEW) -> None:
     """Less than half of `few`: every function, and every shape of a collective."""
     table(n, same, dtypes, cases=fewest_cases())
+
+
+def half_of_fewest(n: int, same: Same) -> None:
+    """Every second function of `fewest` of each collective: of one those with even numbers, of the next with odd ones."""
+    of_kind: dict[str, list[Case]] = {}
+    for case in fewest_cases():
+        of_kind.setdefault(case.name.split()[0], []).append(case)
+    halves = (cases[number % 2 :: 2] or cases for number, cases in enumerate(of_kind.values()))
+    table(n, same, FEW, cases=[*itertools.chain.from_iterable(halves)])
 
 
 def gradients(n: int, same: Same) -> None:
@@ -433,8 +443,10 @@ def loops(n: int, same: Same) -> None:
 
 
 CASES_BY_NAME = {
-    "table": few, "fewest": fewest, "fewest of all dtypes": lambda n, same: fewest(n, same, DTYPES), "whole table": table,
-    "gradients": gradients, "collectives": collectives, "forced": forced, "staged": staged, "in pieces": in_pieces,
+    "table": few, "fewest": fewest, "half of fewest": half_of_fewest,
+    "fewest of all dtypes": lambda n, same: fewest(n, same, DTYPES), "whole table": table,
+    "gradients": gradients, "collectives": collectives, "half of collectives": functools.partial(collectives, half=True),
+    "forced": forced, "staged": staged, "in pieces": in_pieces,
     "programs": programs, "nans": nans, "data_parallel": data_parallel, "communication hooks": hooks, "loops": loops,
     "memory orders": memory_orders, "transformers": transformers,
 }  # fmt: skip
