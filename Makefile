@@ -84,9 +84,11 @@ test-changed: $(MPI) $(NVJITLINK) $(KERNELS)
 test-table: $(MPI) $(NVJITLINK) $(KERNELS)
 	$(BIN)/python -m tests.repo.record_table $(FILES)
 
-# After every edit: folders of quick tests, of which no process is started. To collect all tests would take seconds.
+# After every edit: folders of quick tests, of which no process is started, and the rules of names, imports and prose. To collect
+# all tests would take seconds.
 FAST := $(addprefix tests/unit/,arrays compiler passes primitives runtime tracing ops/test_numpy_table.py \
-	test_smoke.py test_mesh.py test_errors.py test_collectives.py test_tree.py)
+	test_smoke.py test_mesh.py test_errors.py test_collectives.py test_tree.py) \
+	$(addprefix tests/repo/,test_layering.py test_names.py test_prose.py)
 
 test-fast: $(VENV)/.dev
 	$(BIN)/python -m pytest -q -m "not slow and not exhaustive and not processes" $(FAST)
