@@ -20,6 +20,7 @@ from funccoll.compiler import callers
 from funccoll.compiler.callers import MOST_CALLERS, PythonDispatch, make_caller
 from funccoll.mesh import Sharding
 
+pytestmark = pytest.mark.usefixtures("small_collections")
 KINDS = ["python", *(["C"] if extension is not None else [])]
 DISPATCHES = {"python": PythonDispatch, "C": getattr(extension, "Dispatch", None)}
 MESH = fc.make_mesh({"d": 4})

@@ -26,6 +26,7 @@ from funccoll.runtime.shm import plan_call
 from funccoll.runtime.shm.plan_call import TUPLE_HEAD, PythonPlanCall
 from funccoll.runtime.shm.results import UNSHARED_REFCOUNT, ResultPool
 
+pytestmark = pytest.mark.usefixtures("small_collections")
 KINDS: dict[str, Any] = {"python": PythonPlanCall}
 if extension is not None:
     KINDS["C"] = extension.PlanCall
