@@ -86,6 +86,8 @@ def test_local_primitives_of_collectives() -> None:
 
 ALL_DTYPES = [*DTYPES, np.dtype("i2"), np.dtype("u2"), np.dtype("u4"), BF16]
 FEW_DTYPES = [np.dtype(d) for d in ("?", "i1", "u8", "i8", "f2", BF16, "f4", "c8")]
+OTHER_DTYPES = [np.dtype("i8"), np.dtype("f4"), *(d for d in ALL_DTYPES if d not in FEW_DTYPES)]
+"""What FEW_DTYPES lacks, beside two of them."""
 _NUMBERS = [0.0, 1.0, 2.0, 3.0, 5.0, 7.0, 0.0, 1.0, 2.0]
 _ODD = [*_NUMBERS, -0.0, -1.5, 0.5, np.nan, np.inf, -np.inf]
 
@@ -113,9 +115,12 @@ def test_unary_ufuncs_on_every_dtype(ufunc: np.ufunc) -> None:
 
 
 @pytest.mark.parametrize("ufunc", [u for u in UFUNCS if u.nin == 2], ids=lambda u: u.__name__)
-@pytest.mark.parametrize("dtypes", [FEW_DTYPES, pytest.param(ALL_DTYPES, marks=pytest.mark.slow)], ids=["few", "all"])
+@pytest.mark.parametrize("dtypes", [
+    pytest.param(FEW_DTYPES, id="few"), pytest.param(OTHER_DTYPES, id="others", marks=pytest.mark.slow),
+    pytest.param(ALL_DTYPES, id="all", marks=pytest.mark.exhaustive),
+])  # fmt: skip
 def test_binary_ufuncs_on_every_pair_of_dtypes(ufunc: np.ufunc, dtypes: list[np.dtype]) -> None:
-    """In one program: arrays of all pairs, and scalars, which are literals, on either side."""
+    """In one program: arrays of all pairs of some dtypes, and scalars, which are literals, on either side."""
     operands = [np.array(_NUMBERS[1:4], d) for d in dtypes]
     scalars = [True, 2, 2.0, 2 + 0j]
     calls: list[tuple[Callable, list]] = []
