@@ -326,6 +326,11 @@ class Sharding:
         """The mesh axes along which devices hold different blocks."""
         return frozenset(self.spec.axes)
 
+    @cached_property
+    def equal_along(self) -> tuple[str, ...]:
+        """The mesh axes along which several devices hold equal blocks."""
+        return tuple(a for a in self.mesh.axis_names if a not in self.varying and self.mesh.shape[a] > 1)
+
     def dim_axes(self, dim: int) -> tuple[str, ...]:
         """The mesh axes that split dimension `dim`."""
         entry = self.spec[dim] if dim < len(self.spec) else None

@@ -96,14 +96,18 @@ def from_local(x: Any, mesh: Mesh | Sharding, spec: P | None = None, *, device: 
     """Make an Array of blocks that are already split.
 
     `x` is this process's block, or in a process that plays several devices a sequence of blocks, one for each
-    device in device order; blocks of devices that hold the same part must be bitwise equal. `device` as in `device_put`.
+    device in device order; blocks of devices that hold the same part must be bitwise equal. `device` as in `device_put`. In a
+    job nothing is sent here: processes that hold the same part are compared as those that call `device_put`.
     """
     sharding = _concrete_mesh(_sharding(mesh, spec))
     sharding = _on(sharding, device, x[0] if isinstance(x, (list, tuple)) and x else x)
     size, new_block = sharding.mesh.size, backend_of(sharding.mesh).new_block
     if not sharding.mesh.is_fully_addressable:
         block = new_block(_value(x, sharding.mesh, "from_local: x"))
-        return Array(layout_of(sharding.global_shape(block.shape, "from_local: a block"), block.dtype, sharding), block)
+        array = Array(layout_of(sharding.global_shape(block.shape, "from_local: a block"), block.dtype, sharding), block)
+        if sharding.equal_along:
+            array.note_given_block()
+        return array
     if size == 1 and not isinstance(x, (list, tuple)):
         x = [x]
     if not isinstance(x, (list, tuple)) or len(x) != size:

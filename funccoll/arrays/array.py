@@ -34,6 +34,8 @@ from .value_hash import value_hash
 __all__ = ["Array", "device_type_of", "shape_and_dtype", "to_numpy"]
 
 
+_OWN_BLOCK = -1
+
 _eager = user_frames(every=True)
 _ELSEWHERE = {
     # a method of torch's and JAX's arrays: its equivalent here
@@ -91,8 +93,8 @@ class Array(_ArrayBase, metaclass=_ArrayMeta):
     _copies: Any
     layout: ArrayLayout
     _given: int
-    """A hash of the global value that this process was given, where it keeps a part of it; 0 where it keeps the whole. Not set
-    where the value was computed."""
+    """A hash of the global value that this process was given, where it keeps a part of it; 0 where it keeps the whole;
+    _OWN_BLOCK where it was given its block. Not set where the value was computed."""
     __array_priority__ = 100
 
     def __init__(self, layout: ArrayLayout, copies: Any):
@@ -191,16 +193,27 @@ class Array(_ArrayBase, metaclass=_ArrayMeta):
         if type(value) is np.ndarray:
             self._given = 0 if self.layout.is_whole and type(self._copies) is np.ndarray else value_hash(value)
 
-    def given_hash(self) -> int:
-        """A hash of the global value that this process was given, at least 1; 0 where it was computed, or is in blocks of each.
+    def note_given_block(self) -> None:
+        """Take note that this is the Array of a block which some other processes are given alike."""
+        if type(self._copies) is np.ndarray:
+            self._given = _OWN_BLOCK
 
+    @property
+    def is_of_given_block(self) -> bool:
+        """True where `given_hash` is that of this process's block."""
+        return getattr(self, "_given", 0) == _OWN_BLOCK
+
+    def given_hash(self) -> int:
+        """A hash of what this process was given, the global value or its block, at least 1.
+
+        It is 0 where the value was computed, and where no other process has the block.
         Computed values are not compared: ranks on different machines may round them differently.
         """
         try:
             given = self._given
         except AttributeError:
             return 0
-        return given or value_hash(self.take_copies())
+        return given if given > 0 else value_hash(self.take_copies())
 
     def _copy_list(self) -> Sequence[Any]:
         copies = self.take_copies()

@@ -14,6 +14,7 @@ from ...arrays.array import Array
 from ...arrays.array_layout import ArrayLayout
 from ...arrays.value_hash import value_hash
 from ...errors import ShardingError, call_path
+from ...mesh import Sharding
 from ..plans.control_block import Communicator
 from .passed_arguments import PassedArgument, PassedArguments
 from .process_notes import ProcessNotes
@@ -74,4 +75,14 @@ class NotedCall:
             return row
         if value is not None:
             return row._replace(kind="whole")
-        return row._replace(kind="put", hash=argument.given_hash())
+        row = row._replace(kind="put", hash=argument.given_hash())
+        return row._replace(kind="block", **_place(argument.sharding)) if argument.is_of_given_block else row
+
+
+def _place(sharding: Sharding) -> dict[str, str]:
+    """The part of a value that this process has, and the axes along which others have it, too; both empty for the whole."""
+    if not sharding.varying:
+        return {}
+    own = sharding.mesh.coordinates(sharding.mesh.local_devices[0])
+    part = {axis: index for axis, index in own.items() if axis in sharding.varying}
+    return {"part": str(part), "along": ", ".join(map(repr, sharding.equal_along))}

@@ -17,14 +17,16 @@ _CHECKSUM = 8
 """Characters of the checksum behind a text."""
 
 
-Kind = Literal["own", "whole", "put"]
-"""An argument that is not an Array; an Array on no mesh, or on virtual devices, which this process alone has; another Array."""
+Kind = Literal["own", "whole", "put", "block"]
+"""An argument that is not an Array; an Array on no mesh, or on virtual devices, which this process alone has; another Array;
+one of `from_local`, part of which other processes have, too."""
 
 
 class PassedArgument(NamedTuple):
-    """An argument: its name, its type and spec as text, a hash of its global value, and its kind.
+    """An argument: its name, its type and spec as text, a hash of its value, and its kind.
 
-    The hash is that of a process's own value or of what `device_put` took; 0 for other Arrays.
+    The hash is that of a process's own value, or of what `device_put` or `from_local` took; 0 for other Arrays. It is of the
+    global value. Where it is of a block, `part` says of which one, and `along` has the axes along which that is equal.
     """
 
     name: str
@@ -33,6 +35,8 @@ class PassedArgument(NamedTuple):
     is_split: bool
     hash: int
     kind: Kind = "own"
+    part: str = ""
+    along: str = ""
 
 
 class PassedArguments(NamedTuple):
@@ -83,10 +87,10 @@ class PassedArguments(NamedTuple):
         """
         for i in sorted(self.rows.keys() & other.rows.keys()):
             mine, theirs = self.rows[i], other.rows[i]
-            if mine.hash and theirs.hash and mine.hash != theirs.hash:
-                said = different_values(mine.name, mine.spec, mine.is_split, ranks, kind=mine.kind)
+            if mine.hash and theirs.hash and mine.hash != theirs.hash and mine.part == theirs.part:
+                said = different_values(mine.name, mine.spec, mine.is_split, ranks, mine.along, mine.kind)
                 without = " If each rank runs the function for itself, jit it without mesh=."
-                return said + without * (alone and mine.kind != "put")
+                return said + without * (alone and mine.kind in ("own", "whole"))
         return ""
 
 
@@ -131,7 +135,7 @@ def different_values(
             f"{name} comes from fc.device_put, which takes the global value, and ranks {ranks[0]} and {ranks[1]} put different "
             f"ones. Put the same on all ranks (from one random seed), or each rank's own block by {own}."
         )
-    if is_split:
+    if is_split and kind != "block":
         what = "an Array on no mesh of the job" if kind == "whole" else "not an Array"
         return (
             f"{name} is {what}, so it is taken as the global value, of which each rank gets its part by {spec}; ranks "

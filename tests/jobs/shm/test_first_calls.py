@@ -74,6 +74,24 @@ def test_values_that_each_rank_has_computed_without_a_mesh(spec, words):
     check(launch(cases.without_a_mesh, 2, spec), "ShardingError", rf"x of norm {words}")
 
 
+EQUAL = r"has the spec P\(\), so it must be equal on all ranks, and ranks 0 and 1 hold different values\. Make it from the same"
+
+
+@pytest.mark.parametrize(
+    ("way", "ranks", "words"),
+    [
+        ("whole", 2, rf"x of <lambda> {EQUAL}"),
+        ("gathered", 2, rf"the Array of fc\.process_allgather {EQUAL}"),
+        pytest.param("split", 4, r"it must be equal along 'm', and ranks (0 and 1|2 and 3) hold", marks=pytest.mark.slow),
+    ],
+)
+def test_blocks_that_should_be_equal(way, ranks, words):
+    told = launch(cases.own_blocks, ranks, way)
+    assert any(kind == "ShardingError" for kind, _ in told), told
+    for kind, text in told:
+        assert kind in ("", "ShardingError", "PeerFailure") and (not kind or re.search(words, text)), told
+
+
 @pytest.mark.parametrize("known", [False, True])
 def test_blocks_of_different_shapes(known):
     told = launch(cases.other_blocks, 2, known)

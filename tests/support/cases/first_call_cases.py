@@ -76,6 +76,19 @@ def without_a_mesh(spec: str) -> tuple[str, str]:
     return told(lambda: step(1.0, made))
 
 
+def own_blocks(way: str) -> tuple[str, str]:
+    """Ranks that should have the same block give `from_local` other ones."""
+    mesh, own = fc.make_mesh({"d": fc.world_size() // 2 or 1, "m": 2}), np.full(4, float(fc.rank()))
+    if way == "gathered":
+        x = fc.from_local(own, mesh, P())
+        return told(lambda: fc.process_allgather(x))
+    spec = P() if way == "whole" else P("d")
+    copied = tuple(a for a in mesh.axis_names if a not in spec.axes)
+    total = lambda x: fc.all_reduce(fc.pvary(np.sum(x), copied), mesh.axis_names)
+    step = fc.jit(total, mesh=mesh, in_specs=spec, out_specs=P())
+    return told(lambda: step(fc.from_local(own, mesh, spec)))
+
+
 def other_blocks(known: bool) -> tuple[str, str]:
     """Rank 1's block is shorter: at once, or in the last of several calls."""
     mesh = line_mesh()
@@ -157,6 +170,13 @@ def legal(directory: str) -> list[str]:
     made = fc.jit(lambda a: a * 2)(x)
     check("an Array on no mesh on one rank alone", lambda: kinds(made if rank else 2 * x), 560.0)
     check("equal Arrays on no mesh", lambda: validate(fc.jit(np.sqrt)(x)).local, np.sqrt(x) + 1)
+
+    shared = fc.from_local(np.ones(4), mesh, P())
+    check("equal blocks", lambda: fc.process_allgather(shared), np.ones(4))
+    check("equal blocks in a program", lambda: validate(shared).local, np.full(4, 2.0))
+    wide = fc.make_mesh({"d": n, "m": 1})
+    blocks = fc.from_local(np.full(4, float(rank)), wide, P("d"))
+    check("own blocks", lambda: fc.process_allgather(blocks), np.repeat(np.arange(n), 4))
 
     def raises(a, i):
         return fc.all_reduce(np.sum(fc.pure_callback(checked, a[:1], a, i)), "d")
