@@ -234,7 +234,8 @@ class MeshBackend:
         job, layouts = self.job, [] if array is None else [array.layout]
         identity = gather_identity(*layouts)
         with self._noting("process_allgather"):
-            gathers = gathers_of(block, sharding, identity, job.communicators, self.number, job.gathers)
+            line = current_source()
+            gathers = gathers_of(block, sharding, identity, job.communicators, self.number, job.gathers, line)
             first = self.first_call(gathers, identity, layouts, lambda _: "the Array of fc.process_allgather")
             if first is not None and layouts:
                 first.note([array], [None])

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...arrays.array_layout import ArrayLayout
-from ...errors import ShardingError
+from ...errors import ShardingError, Source
 from ...mesh import Mesh, Sharding
 from ...schedules.schedule import build
 from ..backend import ArgumentCheck
@@ -24,7 +24,7 @@ _HASH = np.dtype(np.uint64)
 _NO_VALUE = 0
 """In place of a hash, where an argument is an Array: this process has no global value of it. `_hash` never gives it."""
 _KNOWN = 64
-"""The most shapes for which the collectives that gather them are kept."""
+"""The most shapes, at lines of the user's, for which the collectives that gather them are kept."""
 
 
 @functools.lru_cache(maxsize=_KNOWN)
@@ -37,19 +37,22 @@ def gather_identity(layout: ArrayLayout | None = None) -> str:
 
 def gathers_of(
     block: np.ndarray, sharding: Sharding, identity: str, communicators: Communicators, number: int,
-    known: dict[Any, Any],
+    known: dict[Any, Any], source: Source | None,
 ) -> list[CollectiveGroup]:  # fmt: skip
-    """The collectives, one after the other, from this process's block to the global value. `known` keeps what was compiled."""
+    """The collectives, one after the other, from this process's block to the global value, for the user's line `source`.
+
+    `known` keeps what was compiled.
+    """
     shape, dtype, gathers = block.shape, block.dtype, list[CollectiveGroup]()
     for dim in range(block.ndim):
         axes = sharding.dim_axes(dim)
         if axes:
             size = sharding.mesh.axis_size(axes)
             out = (*shape[:dim], shape[dim] * size, *shape[dim + 1 :])
-            key = (number, sharding.mesh, axes, shape, dtype, dim, identity)
+            key = (number, sharding.mesh, axes, shape, dtype, dim, identity, source)
             if key not in known:
                 operand = Operand(shape, out, dtype, dim, dim, 0)
-                call = GroupedCollective(tuple(axes), build("all_gather", size), "sum", (operand,), identity)
+                call = GroupedCollective(tuple(axes), build("all_gather", size), "sum", (operand,), identity, source)
                 if len(known) >= _KNOWN:
                     del known[next(iter(known))]
                 known[key] = CollectiveGroup(communicators, sharding.mesh, number, [call])

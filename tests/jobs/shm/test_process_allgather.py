@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -29,6 +31,15 @@ def test_reads_of_split_arrays():
 def test_values_that_differ_are_an_error_on_all_ranks():
     first, *others = launch(process_allgather_cases.different, 2)
     assert len(first) == len(process_allgather_cases.DIFFERENT) and all(told == first for told in others)
+
+
+def test_a_rank_that_gathers_alone_is_told_with_its_line():
+    """The collectives of an earlier line with the same shapes are not named in its place."""
+    lines = Path(process_allgather_cases.__file__).read_text().splitlines()
+    (line,) = [number for number, text in enumerate(lines, 1) if text.endswith("# this line")]
+    found = launch(process_allgather_cases.one_rank_alone, 2)
+    table = next(text for text in found if text.startswith("ProgramMismatch: "))
+    assert f"all_gather on 2 ranks of f64, shape [2], over 'd' by direct at process_allgather_cases.py:{line} (" in table, found
 
 
 def test_one_process_is_one_of_one():

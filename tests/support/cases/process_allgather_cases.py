@@ -103,3 +103,19 @@ def different() -> list[str]:
         assert _files(caught.value) == {__file__}
         same(fc.process_allgather(fc.rank()), np.arange(fc.world_size()))
     return told
+
+
+def one_rank_alone() -> str:
+    """Rank 0 gathers, the others call a function: what it is told."""
+    mesh = fc.make_mesh({"d": fc.world_size()})
+    x = fc.from_local(np.ones(2), mesh, P("d"))
+    total = fc.jit(lambda x: fc.all_reduce(x, "d"), mesh=mesh, in_specs=P("d"), out_specs=P())
+    fc.process_allgather(x)
+    try:
+        if fc.rank() == 0:
+            fc.process_allgather(x)  # this line
+        else:
+            total(x)
+    except fc.FunccollError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
