@@ -60,6 +60,7 @@ __all__ = [
     "globals_at",
     "hide_frames",
     "is_attributed",
+    "is_users",
     "raised_at",
     "registration_remedy",
     "scope_of",
@@ -118,7 +119,8 @@ def _cell_name(file: str) -> str | None:
     return found[1] if found else "cell"
 
 
-def _is_users(filename: str) -> bool:
+def is_users(filename: str) -> bool:
+    """True for a file of the user's: neither funccoll's nor a library's."""
     verdict = _VERDICTS.get(filename)
     if verdict is None:
         inside = filename.startswith(_PACKAGE)
@@ -138,7 +140,7 @@ def user_source(depth: int = 0) -> Source | None:
     while frame is not None:
         code = frame.f_code
         # Methods that dataclasses generate have no file either: their module shows that they are funccoll's.
-        if _is_users(code.co_filename) and not frame.f_globals.get("__name__", "").startswith("funccoll."):
+        if is_users(code.co_filename) and not frame.f_globals.get("__name__", "").startswith("funccoll."):
             return _source(code.co_filename, frame.f_lineno, code.co_name)
         frame = frame.f_back
     return None
@@ -164,7 +166,7 @@ def raised_at(error: BaseException) -> Source | None:
     trace, found = error.__traceback__, None
     while trace is not None:
         code = trace.tb_frame.f_code
-        if _is_users(code.co_filename):
+        if is_users(code.co_filename):
             found = Source(code.co_filename, trace.tb_lineno, code.co_name)
         trace = trace.tb_next
     return found
@@ -302,7 +304,7 @@ def hide_frames(error: BaseException, every: bool = False) -> None:
     """
     noted = isinstance(error, _OF_OPERATIONS) and any(note.startswith("  at ") for note in getattr(error, "__notes__", ()))
     if isinstance(error, FunccollError):
-        hidden = lambda filename: not _is_users(filename)
+        hidden = lambda filename: not is_users(filename)
     elif noted or (every and isinstance(error, Exception)):  # not Ctrl-C's: they show where a call hangs
         hidden = lambda filename: filename.startswith((_PACKAGE, "<funccoll "))
     else:

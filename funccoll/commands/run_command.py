@@ -16,9 +16,10 @@ from contextlib import ExitStack
 
 from ..errors import system_reason
 from ..runtime.job import host
-from ..runtime.job.processes import GRACE, Job, environment, interpreter, new_run, outcome
+from ..runtime.job.processes import GRACE, Job, LineBuffer, environment, interpreter, new_run, outcome
 from .first_failure import first_failure, first_to_report
 from .hosts_job import AGENT_VARIABLE, HostsJob
+from .printed_traceback import ErrorLines
 from .standard_output import write_some
 
 __all__ = ["main"]
@@ -111,11 +112,11 @@ def _run(options: argparse.Namespace, program: list[str], command: list[str], pl
         waiting = lambda ranks, seconds: _tell_waiting(name(ranks), seconds)
         job = Job(output.write, options.timeout, grace=options.grace, waiting=waiting)
         output.broken = lambda: job.stop(signal.SIGTERM)
-        received = _listen_to_signals(stack, job)
+        received, errors = _listen_to_signals(stack, job), list[ErrorLines]()
         stack.enter_context(job)
         try:
             if hosts_job is None:
-                _start(job, options.n, command, cpus, options.tracebacks)
+                errors += _start(job, options.n, command, cpus, options.tracebacks)
             else:
                 variables = {"FUNCCOLL_TRACEBACKS": options.tracebacks, **_display("[0] ", hosts_job.passed, mpirun=True)}
                 hosts_job.start(job, variables, plain, stdin=_stdin())
@@ -135,7 +136,7 @@ def _run(options: argparse.Namespace, program: list[str], command: list[str], pl
         return _complain(f"what the processes print cannot be written: {output.error}.", 1)
     if output.is_broken:
         return 128 + signal.SIGPIPE
-    return _verdict(job, options.n, options.timeout, hosts_job)
+    return _verdict(job, options.n, options.timeout, hosts_job, errors)
 
 
 def _display(prefix: str, known: Container[str], mpirun: bool = False) -> dict[str, str]:
@@ -153,8 +154,10 @@ def _display(prefix: str, known: Container[str], mpirun: bool = False) -> dict[s
     return {name: value for name, value in wanted.items() if name not in known}
 
 
-def _start(job: Job, n: int, command: list[str], cpus: list[set[int]] | None, tracebacks: str) -> None:
+def _start(job: Job, n: int, command: list[str], cpus: list[set[int]] | None, tracebacks: str) -> list[ErrorLines]:
+    """Start the processes; returns the stderr of each."""
     run, bind = new_run(), host.dying_with_parent(os.getpid())
+    errors = [ErrorLines(f"[{rank}] ") for rank in range(n)]
     for rank in range(n):
         variables = environment(rank, n, run, job.port_for_torch, 1 if cpus else None)
         variables |= {"FUNCCOLL_TRACEBACKS": tracebacks, **_display(f"[{rank}] ", os.environ)}
@@ -165,7 +168,9 @@ def _start(job: Job, n: int, command: list[str], cpus: list[set[int]] | None, tr
                 os.sched_setaffinity(0, cpus[rank])
 
         # preexec_fn is safe here: this process is the command itself, and has no other Python threads.
-        job.start(command, variables, preexec_fn=prepare, stdin=_stdin() if rank == 0 else subprocess.DEVNULL)
+        buffers = LineBuffer(f"[{rank}] "), errors[rank]
+        job.start(command, variables, buffers, preexec_fn=prepare, stdin=_stdin() if rank == 0 else subprocess.DEVNULL)
+    return errors
 
 
 def _stdin() -> int | None:
@@ -213,7 +218,9 @@ def _tell_waiting(names: str, seconds: float) -> None:
     print(f"funccoll run: waiting up to {seconds:.0f} s for {names} to end; Ctrl-C stops them.", file=sys.stderr, flush=True)
 
 
-def _verdict(job: Job, n: int, timeout: float | None, hosts_job: HostsJob | None) -> int:
+def _verdict(
+    job: Job, n: int, timeout: float | None, hosts_job: HostsJob | None, errors: Sequence[ErrorLines]
+) -> int:  # fmt: skip
     if job.failure is None:
         return 0
     rank, code = job.failure
@@ -230,7 +237,7 @@ def _verdict(job: Job, n: int, timeout: float | None, hosts_job: HostsJob | None
 
     def ended(other: int) -> str:
         if other == rank:
-            return outcome(code)
+            return errors[rank].raised if code == 1 and errors[rank].raised else outcome(code)
         return "left the job" if other not in job.codes or other in job.signalled else outcome(job.codes[other])
 
     cause, words = first_failure(job.reports, rank, ended, job.found_stopped)

@@ -146,7 +146,8 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("tuning",), ("network_tuning",),
     ),
     "commands": (
-        ("first_failure", "schedule_figures", "standard_output", "tune_tables"), ("hosts_job",), ("run_command",), ("*",),
+        ("first_failure", "printed_traceback", "schedule_figures", "standard_output", "tune_tables"), ("hosts_job",),
+        ("run_command",), ("*",),
     ),
     "optim": (("leaves", "learning_rates"), ("transformation",), ("gradients", "state_layout", "steps")),
     "parallel": (

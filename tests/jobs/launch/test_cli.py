@@ -1,6 +1,7 @@
 """The command `funccoll` with real processes: output, exit codes, signals, and that nothing is left behind."""
 
 import itertools
+import json
 import os
 import pty
 import re
@@ -19,6 +20,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import funccoll as fc
+from funccoll.commands.printed_traceback import ErrorLines
 from funccoll.runtime.job import host, processes
 from funccoll.runtime.job.processes import Job, LineBuffer, environment, outcome
 from tests.support.processes_left import VARIABLE, marked, wait_until_gone
@@ -173,6 +175,54 @@ time.sleep(1000)
     code, output, errors = run("-n", "3", "script.py")
     assert (code, output) == (7, "")
     assert re.fullmatch(r"funccoll run: rank 1 exited with code 7, after \d+\.\d s; the other 2 were stopped\.\n", errors)
+
+
+def test_an_exception_before_a_rank_joins_is_named(script):
+    """Nothing of funccoll runs in that rank: its traceback tells, with the line of the script."""
+    script("""
+def load(text):
+    import json
+    return json.loads(text)
+if rank == "1":
+    try:
+        load("1 2")
+    except ValueError as error:
+        raise LookupError("no data on this rank") from error
+time.sleep(1000)
+""")
+    code, _, errors = run("-n", "3", "script.py")
+    summary = r"funccoll run: rank 1 raised LookupError: no data on this rank at script\.py:11 \(<module>\), after [\d.]+ s"
+    assert code == 1 and re.match(summary, errors.splitlines()[-1]), errors
+
+
+TRACEBACK = """\
+Traceback (most recent call last):
+  File "/home/me/train.py", line 12, in load
+    return json.loads(text)
+           ^^^^^^^^^^^^^^^^
+  File "LIBRARY/__init__.py", line 346, in loads
+    return _default_decoder.decode(s)
+"""
+
+
+@pytest.mark.parametrize(("text", "words"), [
+    (TRACEBACK + "json.decoder.JSONDecodeError: Extra data: line 1",
+     "raised JSONDecodeError: Extra data: line 1 at train.py:12 (load)"),
+    ("before\n\n" + TRACEBACK + "KeyboardInterrupt\nand after", "raised KeyboardInterrupt at train.py:12 (load)"),
+    (TRACEBACK.replace("  File", "  \x1b[35mFile\x1b[0m") + "\x1b[1mE\x1b[0m: x", "raised E: x at train.py:12 (load)"),
+    (TRACEBACK + "A\nthen\n" + TRACEBACK.replace("12", "13") + "a.B: y\nits second line", "raised B: y at train.py:13 (load)"),
+    ('  File "/home/me/train.py", line 3\n    x = = 1\n        ^\nSyntaxError: invalid',
+     "raised SyntaxError: invalid at train.py:3 (<module>)"),
+    ("Traceback of nothing\nValueError: x", ""),
+    (TRACEBACK, ""),
+])  # fmt: skip
+@pytest.mark.parametrize("cut", [1, 7, 1000])
+def test_tracebacks_that_ranks_have_printed(text, words, cut):
+    lines = ErrorLines("[3] ")
+    data = (text + "\n").replace("LIBRARY", json.__path__[0]).encode()
+    shown = b"".join(lines.feed(data[i : i + cut]) for i in range(0, len(data), cut))
+    assert shown == b"".join(b"[3] " + line for line in data.splitlines(keepends=True))
+    assert lines.raised == words
 
 
 PLACES = """
