@@ -27,7 +27,7 @@ _ENDED = {
     "host does not answer": "was lost with its host, which does not answer any more,",
 }
 """Words of a PeerFailure on the rank that is its cause -> what became of that rank."""
-_HEARD = re.compile(rf"[\w.]*PeerFailure: rank \d+(?:'s)? ({'|'.join(_ENDED)})")
+_HEARD = re.compile(rf"[\w.]*PeerFailure: rank (\d+)(?:'s)? ({'|'.join(_ENDED)})")
 
 
 class HostsJob:
@@ -103,7 +103,8 @@ class HostsJob:
         """How a rank has ended that reported no exception, by the words of one that has heard of it."""
         for told in self.reports.values():
             if told.get("cause") == rank and (found := _HEARD.match(told.get("error", ""))):
-                return _ENDED[found[1]]
+                if int(found[1]) == rank:  # else the rank has only followed that one
+                    return _ENDED[found[2]]
         return "ended"
 
 

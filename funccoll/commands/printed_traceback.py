@@ -6,13 +6,13 @@ import re
 
 from ..errors import Source, is_users
 from ..runtime.job.processes import LineBuffer
+from ..runtime.job.uncaught import shortened
 
 __all__ = ["ErrorLines"]
 
 _COLOURS = re.compile(r"\x1b\[[\d;]*m")
 _FRAME = re.compile(r'  File "(?P<file>.+)", line (?P<line>\d+)(?:, in (?P<function>.+))?')
 _ERROR = re.compile(r"(?:\w+\.)*(?P<words>\w+(?::.*)?)")
-_LONGEST = 300  # characters of a message
 
 
 class ErrorLines(LineBuffer):
@@ -45,4 +45,4 @@ class ErrorLines(LineBuffer):
         elif self._inside and not line.startswith((" ", "[Previous line")):
             self._inside = False
             if error := _ERROR.fullmatch(line):
-                self._found = f"raised {error['words'][:_LONGEST]}{self._source and f' at {self._source}'}"
+                self._found = f"raised {shortened(error['words'])}{self._source and f' at {self._source}'}"

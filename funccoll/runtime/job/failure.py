@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from ...errors import PeerFailure, RendezvousError
@@ -9,6 +10,11 @@ from ...errors import PeerFailure, RendezvousError
 __all__ = ["Failure", "PeerTraceback"]
 
 _TRACEBACK = "Traceback (most recent call last):"
+_FOLLOWED = re.compile(
+    r"funccoll\.errors\.PeerFailure: (?:.* It was: )?(?P<cause>.*?)\.?(?:; rank \d+ raised PeerFailure because of it\.?)?"
+    r"(?: Rank \d+ was in .*)?"
+)
+"""The first line of a PeerFailure, from which others follow: of it they repeat the cause alone."""
 
 
 class PeerTraceback(Exception):
@@ -31,7 +37,10 @@ class Failure:
 
     def __str__(self) -> str:
         if self.kind == "raised":
-            return f"rank {self.rank} raised {self._raised()}"
+            raised = self._raised()
+            if not (followed := _FOLLOWED.fullmatch(raised)):
+                return f"rank {self.rank} raised {raised}"
+            return f"{followed['cause']}; rank {self.rank} raised PeerFailure because of it"
         if self.kind == "clash":
             return self.text
         if self.kind == "unreachable":

@@ -9,18 +9,26 @@ import traceback
 from ...errors import CollectiveTimeout, PeerFailure, raised_at
 from .reports import report
 
-__all__ = ["TRACEBACKS", "print_folded", "report_exception"]
+__all__ = ["TRACEBACKS", "print_folded", "report_exception", "shortened"]
 
 TRACEBACKS = "FUNCCOLL_TRACEBACKS"
 """Set by `funccoll run`: "first" folds the tracebacks of ranks that fail after another one; "all" prints them."""
 _LONGEST = 300  # characters of a message
 
 
+def shortened(text: str) -> str:
+    """The text, or as many of its words as make a line."""
+    if len(text) <= _LONGEST:
+        return text
+    cut = text[: _LONGEST - 3]
+    return f"{cut.rpartition(' ')[0] or cut}..."
+
+
 def _words(error: BaseException) -> str:
     """An exception's type, and the first line of its message."""
     text = "".join(traceback.format_exception_only(error)).partition("\n")[0]
     module = f"{type(error).__module__}."
-    return text.removeprefix(module)[:_LONGEST]
+    return shortened(text.removeprefix(module))
 
 
 def report_exception(rank: int, error: BaseException, first: bool) -> None:

@@ -92,7 +92,7 @@ class Diagnosis:
         if self.peer != own and self.peer in self.communicator.members:
             counts = {rank: self._events(rank).decisions for rank in sorted((self.peer, own))}
             decided = self._other_decision(counts, only_certain=True)
-        return f"This rank was in {self.name}{waiting}{f': {decided}' if decided else ''}.\n{self.table}"
+        return f"Rank {own} was in {self.name}{waiting}{f': {decided}' if decided else ''}.\n{self.table}"
 
     def mismatch(self, told: Mapping[int, dict[str, Any]] = MappingProxyType({})) -> ProgramMismatch:
         """The error of a peer that has entered something else, or has not had the same exceptions.

@@ -6,6 +6,8 @@ import signal
 import pytest
 
 from funccoll.runtime.job.failure import Failure
+from funccoll.runtime.job.uncaught import shortened
+from funccoll.runtime.shm.diagnosis import job_is_over
 from tests.support.ranks.ranks import JOIN, SAYS_WHO_COMES, STAY, Ranks, left_behind
 
 TELL = JOIN + """
@@ -169,6 +171,28 @@ FRAMES = "Traceback (most recent call last):\n  File 'a.py'\n    f()\n"
 ])  # fmt: skip
 def test_the_line_that_says_what_was_raised(text, words):
     assert str(Failure(1, "raised", text)) == f"rank 1 raised {words}"
+
+
+@pytest.mark.parametrize("cause", [
+    Failure(2, "left"), Failure(2, "died"), Failure(2, "raised", "ValueError: no data. Look there"), Failure(2, "unreachable"),
+], ids=str)  # fmt: skip
+def test_failures_that_follow_from_each_other_tell_the_first_alone(cause):
+    """Also where a call after the failure repeats it: each rank's own position stands in its own error only."""
+    found = cause
+    for rank in (0, 3, 1):
+        context = f"Rank {rank} was in all_reduce among ranks [0, 1, 2, 3] (train.py:7 (step)) and waited for rank 2."
+        error = found.error(context)
+        assert str(error).count("Rank ") == 1 and error.rank == found.rank
+        again = job_is_over(error, None) if rank == 3 else error
+        found = Failure(rank, "raised", f"Traceback (most recent call last):\n  File\nfunccoll.errors.PeerFailure: {again}\n")
+        assert str(found) == f"{cause}; rank {rank} raised PeerFailure because of it"
+
+
+def test_long_messages_end_with_a_word():
+    words = " ".join(["word"] * 70)
+    assert shortened(words[:300]) == words[:300]
+    assert shortened(words) == f"{' '.join(['word'] * 59)}..." and len(shortened(words)) <= 300
+    assert shortened("x" * 400) == "x" * 297 + "..."
 
 
 MEET = """
