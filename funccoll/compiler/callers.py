@@ -61,11 +61,13 @@ Dispatch: Any = PythonDispatch if extension is None else extension.Dispatch
 def make_caller(
     leaves: Sequence[Any], layouts: Sequence[ArrayLayout], run: Callable[..., Any], out_layouts: Sequence[ArrayLayout],
     out_tree: optree.PyTreeSpec, failed: Callable[[BaseException], object],
+    packed: Callable[[tuple[Any, ...]], Any] | None = None,
 ) -> Caller | None:  # fmt: skip
     """The caller for flat arguments like `leaves`, of a program for `layouts`; None for arguments that take more work.
 
     These are numbers, Arrays of other layouts, and arrays whose dtype is not the machine's own object. `run` is a compiled
-    program; `failed` is called with the exceptions that leave it.
+    program, and `packed`, where there is one, the same of a tuple of its arguments; `failed` is called with the exceptions
+    that leave it.
     """
     expected = [_expected(leaf, layout) for leaf, layout in zip(leaves, layouts, strict=True)]
     if None in expected:
@@ -76,7 +78,7 @@ def make_caller(
         return extension.Caller(tuple(expected), Array, run, tuple(out_layouts), unflatten, failed)
     if len(expected) + len(out_layouts) > _MOST_IN_PYTHON:
         return None
-    return _generate(expected, run, out_layouts, None if single else out_tree.unflatten, failed)
+    return _generate(expected, run, packed, out_layouts, None if single else out_tree.unflatten, failed)
 
 
 def _expected(leaf: Any, layout: ArrayLayout) -> Any:
@@ -91,8 +93,8 @@ def _expected(leaf: Any, layout: ArrayLayout) -> Any:
 
 
 def _generate(
-    expected: Sequence[Any], run: Callable[..., Any], out_layouts: Sequence[ArrayLayout],
-    unflatten: Callable[[list[Any]], Any] | None, failed: Callable[[BaseException], object],
+    expected: Sequence[Any], run: Callable[..., Any], packed: Callable[[tuple[Any, ...]], Any] | None,
+    out_layouts: Sequence[ArrayLayout], unflatten: Callable[[list[Any]], Any] | None, failed: Callable[[BaseException], object],
 ) -> Caller:  # fmt: skip
     """The straight-line function of a signature: half the time of loops over its arguments and results."""
     names: dict[str, Any] = {
@@ -119,9 +121,9 @@ def _generate(
         names[f"out{i}"] = layout
         lines.append(f"a{i} = new(Array); a{i}.layout = out{i}; a{i}._copies = r{i}")  # half the time of Array(layout, copies)
     results = "".join(f"r{i}, " for i in range(len(out_layouts)))
-    if quick := getattr(run, "quick", None):  # a collective group: spares packing its arguments again
-        names["run"] = quick
-    call = "run(given)" if quick else "run(*given)"
+    if packed is not None:
+        names["run"] = packed
+    call = "run(*given)" if packed is None else "run(given)"
     steps = [f"{results}= {call}" if results else call, *lines]
     source = f"""
 def call(leaves):

@@ -270,14 +270,13 @@ class Compiled(_Scheduled):
         super().__init__(program, signature, redistributions)
         self.schedules = schedules
         mesh = signature.mesh
-        self.group_calls: Sequence[Callable[..., Any]]
-        """The backend's functions that it calls, in order: for benchmarks and tests."""
+        self.group_calls: Sequence[Any]
+        """The `CollectiveExecutable`s that it calls, in order: for benchmarks and tests."""
         named = [signature.argument(i) for i in range(len(signature.in_layouts))]
         self._generated, self._overwritten = generate(program, mesh, schedules, signature.donated, arguments=named)
-        self._run, self.group_calls = self._generated.run, self._generated.functions
-        share = getattr(self._run, "share_results", None)
-        if share is not None:  # the program is one call, and its results become Arrays
-            share()
+        self._run, self.group_calls = self._generated.run, self._generated.executables
+        if self._generated.whole is not None:  # its results become Arrays
+            self._generated.whole.share_results()
         self._compare: ArgumentCheck | None = None
         self._first_call: FirstCall | None = None
         if signature.in_layouts:
@@ -400,8 +399,11 @@ class Compiled(_Scheduled):
         """The quick call for flat arguments like these, where nothing has to be converted, compared or given up."""
         if self._donates or self._compare is not None or self.mesh.device_type != "cpu":
             return None
-        signature, failed = self.signature, self._generated.note_exception
-        return make_caller(leaves, self._layouts, self._generated.run, signature.out_layouts, signature.out_tree, failed)
+        signature, generated = self.signature, self._generated
+        packed = None if generated.whole is None else generated.whole.packed
+        return make_caller(
+            leaves, self._layouts, generated.run, signature.out_layouts, signature.out_tree, generated.note_exception, packed
+        )
 
     def _wrap(self, outputs: Sequence[Any]) -> Any:
         layouts = self.signature.out_layouts

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -25,10 +25,11 @@ if TYPE_CHECKING:
     from .job.hello import JobSpec
     from .job.rendezvous import JoinedJob
     from .plans.message_table import MessageLibrary
+    from .shm.collective_group import CollectiveGroup
 
 __all__ = [
-    "NATIVE_ALGORITHMS", "TRANSPORT", "ArgumentCheck", "Backend", "Copies", "FirstCall", "GroupCall", "Identity", "JobBackend",
-    "Run", "choose_job_backend", "host_block", "load_backend",
+    "NATIVE_ALGORITHMS", "TRANSPORT", "AgreedExecutable", "ArgumentCheck", "Backend", "CollectiveExecutable", "Copies",
+    "FirstCall", "FunctionExecutable", "Identity", "JobBackend", "Run", "choose_job_backend", "host_block", "load_backend",
 ]  # fmt: skip
 
 Copies = Any
@@ -53,16 +54,51 @@ TRANSPORT = "FUNCCOLL_TRANSPORT"
 """The variable that names the transport of a job: "mpi" also on one host, where every process is then a host of its own."""
 
 
-class GroupCall(NamedTuple):
-    """One call in the generated code: `function`, from the copies of `inputs` to those of `outputs`."""
+class CollectiveExecutable:
+    """Compiled collectives of a program, which a transport derives from this: a call runs them, from copies to copies."""
 
-    function: Callable[..., Any]
-    inputs: tuple[Var, ...]
-    outputs: tuple[Var, ...]
     returns_tuple: bool = True
-    """False for a function of one output that returns its copies alone."""
+    """False for one output whose copies are returned alone."""
     is_native: bool = True
-    """False for a function that computes in Python, and needs the context of generated programs also where it is all of one."""
+    """False where it computes in Python, and needs the context of generated programs also where it is all of one."""
+    is_recorded: bool = False
+    """True where it records itself in profiles, as a `recorder.Recordable`."""
+    packed: Callable[[tuple[Any, ...]], Any] | None = None
+    """The function of all arguments in one tuple, which spares packing them; None where there is none."""
+    inputs: tuple[Var, ...] = ()
+    outputs: tuple[Var, ...] = ()
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The function that generated code calls: from the copies of each of `inputs` to a tuple with those of each output."""
+        return self  # type: ignore[return-value]
+
+    def share_results(self) -> None:
+        """Let a large result that is equal on all ranks be one array in memory, as results become Arrays, which are read-only.
+
+        All ranks must ask for it, before the first call.
+        """
+
+
+class FunctionExecutable(CollectiveExecutable):
+    """Collectives that a function executes."""
+
+    def __init__(
+        self, function: Callable[..., Any], inputs: tuple[Var, ...], outputs: tuple[Var, ...], returns_tuple: bool = True
+    ):  # fmt: skip
+        self._function, self.inputs, self.outputs, self.returns_tuple = function, inputs, outputs, returns_tuple
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """See `CollectiveExecutable`. The function itself: a call through this object would cost 50 ns."""
+        return self._function
+
+
+class AgreedExecutable(CollectiveExecutable):
+    """Collectives that another transport executes when the hosts of all ranks have agreed that they are in the same ones."""
+
+    agreement: CollectiveGroup
+    """The barrier in host memory, in which they compare what they call."""
 
 
 class Identity(str):
@@ -134,7 +170,7 @@ class Backend(Protocol):
 
     def compile_group(
         self, collectives: Sequence[tuple[Equation, Schedule]], mesh: Mesh, identity: Callable[[Equation], str]
-    ) -> Iterable[GroupCall]:
+    ) -> Iterable[CollectiveExecutable]:
         """Compile adjacent collectives of a program, barriers included, with their proved schedules.
 
         `identity` gives what must be equal on all processes: a collective's program and place in it. The outputs of a
@@ -150,8 +186,10 @@ class Backend(Protocol):
         """Return how calls of a program from `record` are executed, in words; and why not recorded, where they might be."""
         ...
 
-    def note_exception(self, functions: Sequence[Callable[..., Any]], done: int, inside: bool, error: BaseException) -> None:
-        """Take note of an exception that leaves a program after `done` of its calls, whose functions these are.
+    def note_exception(
+        self, executables: Sequence[CollectiveExecutable], done: int, inside: bool, error: BaseException
+    ) -> None:
+        """Take note of an exception that leaves a program after `done` of its collectives, which these are in order.
 
         `inside` says that it comes from the next call, which may be complete. When a process goes on after an exception
         that others have not had, the next collective is refused on all of them.
@@ -159,9 +197,9 @@ class Backend(Protocol):
         ...
 
     def decision(
-        self, functions: Sequence[Callable[..., Any]], kind: str, source: Source | None, identity: str
+        self, executables: Sequence[CollectiveExecutable], kind: str, source: Source | None, identity: str
     ) -> Callable[[int], None] | None:
-        """Return a function that takes note of a decision which encloses calls of these functions; None where none can differ.
+        """Return a function that takes note of a decision which encloses these collectives; None where none can differ.
 
         It is called with the iterations of a "loop" behind its end, or with the number of a "branch" before it is taken. When
         processes of one collective have not decided alike, the next one is refused on all of them. `identity` is equal on all.
@@ -169,9 +207,10 @@ class Backend(Protocol):
         ...
 
     def first_call(
-        self, functions: Sequence[Callable[..., Any]], identity: str, layouts: Sequence[ArrayLayout], name: Callable[[int], str]
-    ) -> FirstCall | None:
-        """Return the first call of a program, which calls these functions; None where no arguments have to be compared.
+        self, executables: Sequence[CollectiveExecutable], identity: str, layouts: Sequence[ArrayLayout],
+        name: Callable[[int], str],
+    ) -> FirstCall | None:  # fmt: skip
+        """Return the first call of a program with these collectives; None where no arguments have to be compared.
 
         `identity` is the program's, equal on all processes; `name` names the i-th argument.
         """

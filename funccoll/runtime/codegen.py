@@ -27,7 +27,7 @@ from ..primitives.collectives import axis_index_p, own_slice_p, pvary_p
 from ..primitives.control_flow import cond_p, scan_p, while_p
 from ..primitives.debugging import DevicePlace, snapshot_p
 from ..types import is_inexact, types_text
-from .backend import Backend, Copies, GroupCall, Identity
+from .backend import Backend, CollectiveExecutable, Copies, Identity
 from .bad_index import SegmentOperands
 from .blas import keep_threads
 from .float_environment import run_in_context
@@ -68,27 +68,29 @@ class GeneratedProgram:
     """A program as Python functions.
 
     `run` takes the copies of each input, and returns a tuple with the copies of each output, which own their memory: none
-    shares with an argument. `functions` are those of the backend that it calls, in order.
+    shares with an argument. `executables` are the collectives that it calls, in order.
     """
 
     run: Callable[..., Any]
-    functions: Sequence[Callable[..., Any]]
+    executables: Sequence[CollectiveExecutable]
     _backend: Backend
     _code: Any
     _calls_before: Mapping[int, int]
-    """By the line of the function that calls them, how many of `functions` were called before it."""
+    """By the line of the function that calls them, how many of `executables` were called before it."""
     _loops: frozenset[int]
     """The lines of that function which run control flow."""
     _sources: Mapping[Any, Sequence[Source | None]]
     """The user's lines of each segment, by its code: one for each line after the head."""
     identity: str = ""
     """The text of the program that must be equal on all processes."""
-    unconditional: Sequence[Callable[..., Any]] = ()
-    """Those of `functions` that each call reaches: in no branch, nor in a loop that may have no iteration."""
+    unconditional: Sequence[CollectiveExecutable] = ()
+    """Those of `executables` that each call reaches: in no branch, nor in a loop that may have no iteration."""
     _recorded: RecordedProgram | None = None
     """The same in a profile; it is registered as long as it lives."""
     _segments: Mapping[Any, SegmentOperands] = field(default_factory=dict)
     """By their code."""
+    whole: CollectiveExecutable | None = None
+    """The one of `executables` which is all of the program; None where more is computed."""
 
     def note_exception(self, error: BaseException, complete: bool = False) -> None:
         """Add the user's line to an exception of compute, and tell the backend how far the program was when it left.
@@ -100,9 +102,9 @@ class GeneratedProgram:
             error.add_note(source.as_note)
             if isinstance(error, IndexError) and (note := self._bad_index(error)):
                 error.add_note(note)
-        if self.functions:
-            done, inside = (len(self.functions), False) if complete else self._progress(error)
-            self._backend.note_exception(self.functions, done, inside, error)
+        if self.executables:
+            done, inside = (len(self.executables), False) if complete else self._progress(error)
+            self._backend.note_exception(self.executables, done, inside, error)
         hide_frames(error)
 
     def _source(self, error: BaseException) -> Source | None:
@@ -132,7 +134,7 @@ class GeneratedProgram:
             code, inner = trace.tb_frame.f_code, trace.tb_next
             if code is self._code:
                 before = self._calls_before.get(trace.tb_lineno, 0)  # the head, on entry
-                calls = self._calls_before.get(trace.tb_lineno + 1, len(self.functions)) - before
+                calls = self._calls_before.get(trace.tb_lineno + 1, len(self.executables)) - before
                 if trace.tb_lineno in self._loops:  # in any iteration: an earlier one may have called them
                     return before + calls, False
                 # An interrupt in the line of a call, and not in what it calls, comes when that has returned.
@@ -140,7 +142,7 @@ class GeneratedProgram:
             if trace.tb_frame.f_locals.get("self") is self.run:  # the program is one call
                 return 0, True
             trace = inner
-        return len(self.functions), False
+        return len(self.executables), False
 
 
 def compile_program(
@@ -153,9 +155,12 @@ def compile_program(
     """
     builder = _Builder(program, mesh, buffers, schedules, backend, name, search=search, arguments=arguments)
     run = builder.build()
-    functions = [call.function for call in builder.calls]
-    if run in functions:
-        return GeneratedProgram(run, functions, backend, None, {}, frozenset(), {}, builder.known_identity, functions)
+    calls = builder.calls
+    if run is None:
+        (whole,) = calls
+        return GeneratedProgram(
+            whole.function, calls, backend, None, {}, frozenset(), {}, builder.known_identity, calls, whole=whole
+        )
     quiet, code, original = _QUIET(), run.__code__, run
 
     def execute(*copies: Copies) -> Sequence[Copies]:
@@ -177,8 +182,8 @@ def compile_program(
     register(profiled)
     loops = frozenset(builder.loops)
     return GeneratedProgram(
-        recorded, functions, backend, code, builder.calls_before, loops, builder.sources, builder.known_identity,
-        [call.function for call in builder.unconditional], profiled, builder.segments_of,
+        recorded, calls, backend, code, builder.calls_before, loops, builder.sources, builder.known_identity,
+        builder.unconditional, profiled, builder.segments_of,
     )  # fmt: skip
 
 
@@ -220,11 +225,11 @@ class _Builder:
         self.steps: list[tuple[list[str], set[Var]]] = []  # lines, and the variables they read
         self.readers = self._readers()
         self.segments = 0
-        self.call_steps: dict[int, int] = {}  # the number of backend's functions that a step calls
+        self.call_steps: dict[int, int] = {}  # the number of executables that a step calls
         self.loop_steps: set[int] = set()
         self.loops: set[int] = set()
-        self.calls: list[GroupCall] = []
-        self.unconditional: list[GroupCall] = []
+        self.calls: list[CollectiveExecutable] = []
+        self.unconditional: list[CollectiveExecutable] = []
         """Those of `calls` that each execution reaches."""
         self.calls_before: dict[int, int] = {}
         """By line of the driver, the number of calls before it."""
@@ -274,8 +279,11 @@ class _Builder:
 
     # ------------------------------------------------------------ the program
 
-    def build(self) -> Callable[..., Any]:
-        """Emit segments and groups of collectives in turn; return the function that runs the program."""
+    def build(self) -> Callable[..., Any] | None:
+        """Emit segments and groups of collectives in turn; return the function that runs the program.
+
+        None where the program is one call of `calls`.
+        """
         report = next((eqn for eqn in self.program.equations if eqn.primitive.kind == "debug"), None)
         if report is not None and self.backend.library.array_type is not np.ndarray:
             raise UnsupportedError(
@@ -309,7 +317,7 @@ class _Builder:
         if len(self.calls) == len(self.steps) == 1 and self.calls[0].returns_tuple and self.calls[0].is_native:
             (call,) = self.calls
             if outputs == [self.name(out) for out in call.outputs] and self.program.inputs == call.inputs:
-                return call.function  # the program is this one call
+                return None
         source = self.driver(outputs)
         exec(compile(source, "<funccoll program>", "exec"), self.names.namespace)
         run = self.names.namespace["run"]
@@ -563,7 +571,7 @@ class _Builder:
             self.call_steps[len(self.steps)] = 1
             left = ", ".join(map(self.name, call.outputs)) + ("," if call.returns_tuple and call.outputs else "")
             function = self.names.of(call.function, "f")
-            if not hasattr(call.function, "record"):  # else it records itself
+            if not call.is_recorded:
                 part = collective_part([e for e in group if not {*e.outputs}.isdisjoint(call.outputs)] or group)
                 self.parts.append((self.names.namespace, function, part))
             right = f"{function}({', '.join(map(self.name, call.inputs))})"
@@ -633,12 +641,12 @@ class _Builder:
             source = cond_source(function, eqn, self.names.of(branches, "p"), note)
         return self.define(function, source)
 
-    def decision(self, eqn: Equation, calls: Sequence[GroupCall]) -> str:
+    def decision(self, eqn: Equation, calls: Sequence[CollectiveExecutable]) -> str:
         """The name of the function that takes note of what control flow decides; empty where no ranks must decide alike."""
         if eqn.primitive is scan_p or not calls:
             return ""
         kind = "loop" if eqn.primitive is while_p else "branch"
-        note = self.backend.decision([call.function for call in calls], kind, eqn.source, f"{self.identity(eqn)} {kind}")
+        note = self.backend.decision(calls, kind, eqn.source, f"{self.identity(eqn)} {kind}")
         return self.names.of(note, "d") if note is not None else ""
 
     def define(self, function: str, source: str) -> str:
@@ -689,7 +697,7 @@ class _Builder:
             body, self.mesh, plan, self.schedules, self.backend, name, True, self.fixed, self.search,
             outer_types=self.argument_types,
         )  # fmt: skip
-        run = inner.build()
+        run = inner.build() or inner.calls[0].function
         self.calls += inner.calls
         if eqn.primitive is scan_p and eqn.params["length"]:
             self.unconditional += inner.unconditional

@@ -28,7 +28,7 @@ from ..primitives.collectives.record import lowering
 from ..schedules.collective import Collective
 from ..schedules.schedule import Schedule
 from ..types import dtype_name
-from .backend import GroupCall
+from .backend import AgreedExecutable, CollectiveExecutable
 from .plans.control_block import Communicator
 from .plans.flat_operand import FlatOperand
 from .plans.operand import Operand
@@ -68,15 +68,13 @@ class MpiMeshBackend(MeshBackend):
 
     def compile_group(
         self, collectives: Sequence[tuple[Equation, Schedule]], mesh: Mesh, identity: Callable[[Equation], str]
-    ) -> Sequence[GroupCall]:
+    ) -> Sequence[CollectiveExecutable]:
         """See `Backend`. Neighbours are one call, those of MPI among themselves."""
-        calls: list[GroupCall] = []
+        calls: list[CollectiveExecutable] = []
         for native, several in groupby(collectives, key=lambda found: found[0].params["algorithm"] == ALGORITHM):
             group = list(several)
             if native:
-                call = MpiCall(self, mesh, group, identity)
-                outputs = tuple(out for eqn, _ in group for out in eqn.outputs)
-                calls.append(GroupCall(call, call.arguments, outputs, is_native=False))
+                calls.append(MpiCall(self, mesh, group, identity))
             else:
                 calls += super().compile_group(group, mesh, identity)
         return calls
@@ -111,8 +109,10 @@ class _MpiPart:
         return bool(self.collective.has_output(self.ranks.rank))
 
 
-class MpiCall:
+class MpiCall(AgreedExecutable):
     """Adjacent collectives of a program: a call with this rank's arrays returns the results. One agreement is for all."""
+
+    is_native = False
 
     def __init__(
         self, backend: MpiMeshBackend, mesh: Mesh, collectives: Sequence[tuple[Equation, Schedule]],
@@ -125,7 +125,7 @@ class MpiCall:
         self.backend, self.mpi, self.registry = backend, backend.mpi, backend.job.communicators
         made = {out for eqn, _ in collectives for out in eqn.outputs}
         read = dict.fromkeys(a for eqn, _ in collectives for a in eqn.inputs if isinstance(a, Var) and a not in made)
-        self.arguments: tuple[Var, ...] = tuple(read)
+        self.inputs, self.outputs = tuple(read), tuple(out for eqn, _ in collectives for out in eqn.outputs)
         agreements: dict[tuple[str, ...], list[GroupedCollective]] = {}
         operands = [_operands(eqn) for eqn, _ in collectives]
         for (eqn, schedule), several in zip(collectives, operands, strict=True):
@@ -140,7 +140,7 @@ class MpiCall:
         self.left_complete = False
         """True when an exception has left the last call after everything was done: for `note_exception`."""
         ranks = dict(zip(agreements, self.communicators, strict=True))
-        self._parts = _parts(collectives, operands, ranks, self.arguments)
+        self._parts = _parts(collectives, operands, ranks, self.inputs)
         first = next(iter(agreements.values()))[0]
         self._diagnosis = Diagnosis(self.registry, first, self.communicators[0], self.registry.world.rank)
         self._wrong_argument, self._wrong_count = wrong_argument, wrong_count
@@ -169,8 +169,8 @@ class MpiCall:
 
     def _check(self, arrays: Sequence[Any]) -> None:
         """Raise FunccollError for arrays that it was not made for, before the ranks agree that all of them are in it."""
-        if len(arrays) != len(self.arguments):
-            raise self._wrong_count(len(arrays), len(self.arguments), self._diagnosis.call)
+        if len(arrays) != len(self.inputs):
+            raise self._wrong_count(len(arrays), len(self.inputs), self._diagnosis.call)
         for i, operand in self._operands.items():
             array = arrays[i]
             is_array = isinstance(array, (np.ndarray, np.generic))

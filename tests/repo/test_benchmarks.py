@@ -298,11 +298,12 @@ def test_each_call_of_a_loop_is_timed_and_the_slowest_rank_counts():
 
     def loop(calls):
         for number, _ in enumerate(calls):
-            time.sleep(0.02 if number == 1 else 0.001)
+            time.sleep(0.02 if number == 1 else 0.001)  # at least: each may take longer
         return [number]
 
+    began = time.perf_counter()
     found = Loop(loop).durations(4)
-    assert len(found) == 4 and found[1] > 0.02 > max(found[0], found[2], found[3]) and min(found) >= 0.001
+    assert len(found) == 4 and found[1] > 0.02 and min(found) >= 0.001 and sum(found) < time.perf_counter() - began
     assert Loop(loop)(3) == [2]
     assert percentiles([3.0, 1.0, 2.0]) == (2.0, 3.0)
     assert percentiles([float(n) for n in range(1, 201)]) == (100.5, 198.0)

@@ -21,7 +21,7 @@ from ...schedules.model.select import select
 from ...schedules.model.topology import Topology
 from ...schedules.schedule import Schedule
 from ..array_library import ArrayLibrary
-from ..backend import ArgumentCheck, FirstCall, GroupCall, Run
+from ..backend import AgreedExecutable, ArgumentCheck, FirstCall, Run
 from ..nccl.native import ALGORITHM, is_native
 from ..nccl.nccl_backend import NcclBackend
 from ..nccl.nccl_job import NcclJob, load_nccl
@@ -119,27 +119,27 @@ class JobGpuBackend:
 
     def compile_group(
         self, collectives: Sequence[tuple[Equation, Schedule]], mesh: Mesh, identity: Callable[[Equation], str]
-    ) -> Iterator[GroupCall]:
+    ) -> Iterator[AgreedExecutable]:
         """See `Backend`. Neighbours of one transport are compiled together."""
         for native, several in groupby(collectives, key=lambda found: found[0].params["algorithm"] == ALGORITHM):
             backend: Any = self.nccl if native else self.peers
             yield from backend.compile_group(list(several), mesh, identity)
 
     def decision(
-        self, functions: Sequence[Any], kind: str, source: Source | None, identity: str
+        self, executables: Sequence[Any], kind: str, source: Source | None, identity: str
     ) -> Callable[[int], None] | None:
         """See `Backend`."""
-        return self.host.decision([function.agreement for function in functions], kind, source, identity)
+        return self.host.decision([executable.agreement for executable in executables], kind, source, identity)
 
     def first_call(
-        self, functions: Sequence[Any], identity: str, layouts: Sequence[ArrayLayout], name: Callable[[int], str]
+        self, executables: Sequence[Any], identity: str, layouts: Sequence[ArrayLayout], name: Callable[[int], str]
     ) -> FirstCall | None:
         """See `Backend`."""
-        return self.host.first_call([function.agreement for function in functions], identity, layouts, name)
+        return self.host.first_call([executable.agreement for executable in executables], identity, layouts, name)
 
-    def note_exception(self, functions: Sequence[Any], done: int, inside: bool, error: BaseException) -> None:
+    def note_exception(self, executables: Sequence[Any], done: int, inside: bool, error: BaseException) -> None:
         """See `Backend`."""
-        self.host.note_exception([function.agreement for function in functions], done, inside, error)
+        self.host.note_exception([executable.agreement for executable in executables], done, inside, error)
 
     def gather_whole(
         self, block: Any, shape: tuple[int, ...], sharding: Sharding, array: Array | None = None

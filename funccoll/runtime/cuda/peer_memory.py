@@ -34,7 +34,7 @@ from ...kernels.block import MAX_OPERANDS
 from ...mesh import Mesh, Sharding
 from ...primitives.collectives.record import lowering
 from ...schedules.schedule import Schedule
-from ..backend import ArgumentCheck, FirstCall, GroupCall, Run
+from ..backend import AgreedExecutable, ArgumentCheck, FirstCall, Run
 from ..plans.operand import Operand
 from ..shm.entry import Entry
 from ..shm.shm_backend import MeshBackend
@@ -115,7 +115,7 @@ class PeerMemoryBackend:
 
     def compile_group(
         self, collectives: Sequence[tuple[Equation, Schedule]], mesh: Mesh, identity: Callable[[Equation], str]
-    ) -> Sequence[GroupCall]:
+    ) -> Sequence[AgreedExecutable]:
         """See `Backend`. Each collective is a launch; segments for it are made in its first call, by all ranks together.
 
         So what only some ranks compile keeps no other waiting.
@@ -124,13 +124,12 @@ class PeerMemoryBackend:
 
     def _compile(
         self, collective: tuple[Equation, Schedule], mesh: Mesh, identity: Callable[[Equation], str]
-    ) -> GroupCall:
+    ) -> AgreedExecutable:
         eqn, _ = collective
         entry = self.host.compile_entry(collective, mesh, identity)
         if not eqn.outputs:
-            return GroupCall(PeerBarrier(self, entry), (), ())
-        inputs = tuple(atom for atom in eqn.inputs if isinstance(atom, Var))
-        return GroupCall(PeerLaunch(self, collective, mesh, entry), inputs, tuple(eqn.outputs))
+            return PeerBarrier(self, entry)
+        return PeerLaunch(self, collective, mesh, entry)
 
     def check(self) -> None:
         """Raise the error of a launch that ended in the middle: every call does before it launches.
@@ -154,20 +153,20 @@ class PeerMemoryBackend:
                 raise
 
     def decision(
-        self, functions: Sequence[Any], kind: str, source: Source | None, identity: str
+        self, executables: Sequence[Any], kind: str, source: Source | None, identity: str
     ) -> Callable[[int], None] | None:
         """See `Backend`."""
-        return self.host.decision([function.agreement for function in functions], kind, source, identity)
+        return self.host.decision([executable.agreement for executable in executables], kind, source, identity)
 
     def first_call(
-        self, functions: Sequence[Any], identity: str, layouts: Sequence[ArrayLayout], name: Callable[[int], str]
+        self, executables: Sequence[Any], identity: str, layouts: Sequence[ArrayLayout], name: Callable[[int], str]
     ) -> FirstCall | None:
         """See `Backend`."""
-        return self.host.first_call([function.agreement for function in functions], identity, layouts, name)
+        return self.host.first_call([executable.agreement for executable in executables], identity, layouts, name)
 
-    def note_exception(self, functions: Sequence[Any], done: int, inside: bool, error: BaseException) -> None:
+    def note_exception(self, executables: Sequence[Any], done: int, inside: bool, error: BaseException) -> None:
         """See `Backend`."""
-        self.host.note_exception([function.agreement for function in functions], done, inside, error)
+        self.host.note_exception([executable.agreement for executable in executables], done, inside, error)
 
     def gather_whole(
         self, block: Any, shape: tuple[int, ...], sharding: Sharding, array: Array | None = None
@@ -217,7 +216,7 @@ class PeerMemoryBackend:
         self.segments.free()
 
 
-class PeerBarrier:
+class PeerBarrier(AgreedExecutable):
     """A barrier: this rank's launches have ended, then the host waits for the others."""
 
     def __init__(self, backend: PeerMemoryBackend, entry: Entry):
@@ -230,7 +229,7 @@ class PeerBarrier:
         return self.entry()
 
 
-class PeerLaunch:
+class PeerLaunch(AgreedExecutable):
     """One collective: a function from this rank's inputs to its outputs."""
 
     def __init__(
@@ -239,6 +238,7 @@ class PeerLaunch:
         self.backend, self.gpu, self.mesh, self.entry = backend, backend.gpu, mesh, entry
         self.agreement = entry.group
         eqn, schedule = collective
+        self.inputs, self.outputs = tuple(a for a in eqn.inputs if isinstance(a, Var)), tuple(eqn.outputs)
         how = lowering(eqn)
         operands = tuple(
             Operand(how.input_shape(a.type.shape), out.type.shape, a.type.dtype, how.cut_dim, how.concat_dim)

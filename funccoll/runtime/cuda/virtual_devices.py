@@ -24,7 +24,7 @@ from ...mesh import Mesh, Sharding
 from ...primitives.collectives.record import lowering
 from ...schedules.schedule import Schedule
 from ..array_library import ArrayLibrary
-from ..backend import Copies, GroupCall, Run
+from ..backend import CollectiveExecutable, Copies, Run
 from ..plans.operand import Operand
 from .block_frames import block_frames
 from .captured_program import CapturedProgram, Graph, GraphCache
@@ -169,7 +169,7 @@ class VirtualGpuBackend:
 
     def compile_group(
         self, collectives: Sequence[tuple[Equation, Schedule]], mesh: Mesh, identity: Callable[[Equation], str]
-    ) -> Iterator[GroupCall]:
+    ) -> Iterator[CollectiveExecutable]:
         """See `Backend`. Each collective is a launch; a barrier between devices of one GPU needs none."""
         for eqn, schedule in collectives:
             how = lowering(eqn)
@@ -186,7 +186,8 @@ class VirtualGpuBackend:
                 call = LaunchedCollective(schedule, how.op, operands)
                 name = f"{schedule.kind} over {', '.join(map(repr, eqn.axes()))}"
                 launch = Launch(self, call, *_groups(mesh, axes, eqn.axes()), outputs[0].type.varying == axes, name, eqn.source)
-                yield GroupCall(launch, inputs, outputs)
+                launch.inputs, launch.outputs = inputs, outputs
+                yield launch
 
     def record(self, run: Run, program: Program) -> Run:
         """See `Backend`. A CUDA graph: no primitive waits for the GPU."""
@@ -196,14 +197,14 @@ class VirtualGpuBackend:
         """See `Backend`."""
         return run.execution if isinstance(run, CapturedProgram) else "one launch"
 
-    def note_exception(self, functions: Sequence[Callable[..., Any]], done: int, inside: bool, error: BaseException) -> None:
+    def note_exception(self, executables: Sequence[Any], done: int, inside: bool, error: BaseException) -> None:
         """See `Backend`. An exception is one of all devices."""
 
-    def decision(self, functions: Sequence[Callable[..., Any]], kind: str, source: Source | None, identity: str) -> None:
+    def decision(self, executables: Sequence[Any], kind: str, source: Source | None, identity: str) -> None:
         """See `Backend`. Devices that decide differently are run one by one."""
 
     def first_call(
-        self, functions: Sequence[Any], identity: str, layouts: Sequence[ArrayLayout], name: Callable[[int], str]
+        self, executables: Sequence[Any], identity: str, layouts: Sequence[ArrayLayout], name: Callable[[int], str]
     ) -> None:
         """See `Backend`. One process has one global value."""
 
@@ -223,7 +224,7 @@ def _groups(mesh: Mesh, varying: frozenset[str], axes: Sequence[str]) -> tuple[i
     return copies.size, copies.groups(axes)
 
 
-class Launch:
+class Launch(CollectiveExecutable):
     """One collective over all groups of devices: a function from the copies of its inputs to those of its outputs."""
 
     def __init__(

@@ -16,7 +16,7 @@ from ...errors import Source
 from ...ir import Equation, Program, Var
 from ...mesh import Mesh, Sharding
 from ..array_library import NUMPY
-from ..backend import Copies, GroupCall, Run, host_block
+from ..backend import CollectiveExecutable, Copies, FunctionExecutable, Run, host_block
 
 if TYPE_CHECKING:
     from ...schedules.schedule import Schedule
@@ -49,7 +49,7 @@ class LocalBackend:
 
     def compile_group(
         self, collectives: Sequence[tuple[Equation, Schedule]], mesh: Mesh, identity: Callable[[Equation], str]
-    ) -> Iterator[GroupCall]:
+    ) -> Iterator[CollectiveExecutable]:
         """See `Backend`. Each operand is a call of its own; a barrier between devices in lock step needs none."""
         from .ordered_reduction import executor  # here: it imports schedules, which not every program needs
 
@@ -58,7 +58,7 @@ class LocalBackend:
             for atom, out in zip(eqn.inputs, eqn.outputs, strict=True):
                 assert isinstance(atom, Var)
                 function = _over_groups(eqn, compute, mesh, atom.type.varying, out.type.varying)
-                yield GroupCall(function, (atom,), (out,), returns_tuple=False)
+                yield FunctionExecutable(function, (atom,), (out,), returns_tuple=False)
 
     def record(self, run: Run, program: Program) -> Run:
         """See `Backend`."""
@@ -68,14 +68,14 @@ class LocalBackend:
         """See `Backend`."""
         return "NumPy, one operation after the other"
 
-    def note_exception(self, functions: Sequence[Callable[..., Any]], done: int, inside: bool, error: BaseException) -> None:
+    def note_exception(self, executables: Sequence[Any], done: int, inside: bool, error: BaseException) -> None:
         """See `Backend`. An exception is one of all devices."""
 
-    def decision(self, functions: Sequence[Callable[..., Any]], kind: str, source: Source | None, identity: str) -> None:
+    def decision(self, executables: Sequence[Any], kind: str, source: Source | None, identity: str) -> None:
         """See `Backend`. Devices that decide differently are run one by one."""
 
     def first_call(
-        self, functions: Sequence[Any], identity: str, layouts: Sequence[ArrayLayout], name: Callable[[int], str]
+        self, executables: Sequence[Any], identity: str, layouts: Sequence[ArrayLayout], name: Callable[[int], str]
     ) -> None:
         """See `Backend`. One process has one global value."""
 

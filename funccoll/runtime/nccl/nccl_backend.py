@@ -21,7 +21,7 @@ from ...mesh import Mesh, Sharding
 from ...primitives.collectives.record import lowering
 from ...schedules.schedule import Schedule, build
 from ..array_library import ArrayLibrary
-from ..backend import ArgumentCheck, FirstCall, GroupCall, Run
+from ..backend import AgreedExecutable, ArgumentCheck, FirstCall, Run
 from ..plans.flat_operand import FlatOperand
 from ..plans.operand import Operand
 from ..shm.collective_group import CollectiveGroup, GroupedCollective
@@ -88,26 +88,25 @@ class NcclBackend:
 
     def compile_group(
         self, collectives: Sequence[tuple[Equation, Schedule]], mesh: Mesh, identity: Callable[[Equation], str]
-    ) -> Sequence[GroupCall]:
+    ) -> Sequence[AgreedExecutable]:
         """See `Backend`. All of them are one call, with one agreement."""
-        call = NcclCall(self, mesh, collectives, identity)
-        return [GroupCall(call, call.arguments, tuple(out for eqn, _ in collectives for out in eqn.outputs))]
+        return [NcclCall(self, mesh, collectives, identity)]
 
     def decision(
-        self, functions: Sequence[Any], kind: str, source: Source | None, identity: str
+        self, executables: Sequence[Any], kind: str, source: Source | None, identity: str
     ) -> Callable[[int], None] | None:
         """See `Backend`."""
-        return self.host.decision([function.agreement for function in functions], kind, source, identity)
+        return self.host.decision([executable.agreement for executable in executables], kind, source, identity)
 
     def first_call(
-        self, functions: Sequence[Any], identity: str, layouts: Sequence[ArrayLayout], name: Callable[[int], str]
+        self, executables: Sequence[Any], identity: str, layouts: Sequence[ArrayLayout], name: Callable[[int], str]
     ) -> FirstCall | None:
         """See `Backend`."""
-        return self.host.first_call([function.agreement for function in functions], identity, layouts, name)
+        return self.host.first_call([executable.agreement for executable in executables], identity, layouts, name)
 
-    def note_exception(self, functions: Sequence[Any], done: int, inside: bool, error: BaseException) -> None:
+    def note_exception(self, executables: Sequence[Any], done: int, inside: bool, error: BaseException) -> None:
         """See `Backend`. An exception after an agreement ends the job; any other one is the host's to note."""
-        self.host.note_exception([function.agreement for function in functions], done, inside, error)
+        self.host.note_exception([executable.agreement for executable in executables], done, inside, error)
 
     def gather_whole(
         self, block: Any, shape: tuple[int, ...], sharding: Sharding, array: Array | None = None
@@ -176,7 +175,7 @@ class _Part:
     rounds: MessageRounds | None
 
 
-class NcclCall:
+class NcclCall(AgreedExecutable):
     """Adjacent collectives of a program: a call with this rank's arrays enqueues them, and returns the results.
 
     Those over one communicator that do not read each other's results are one group of NCCL. A barrier is one of the hosts, and
@@ -190,8 +189,8 @@ class NcclCall:
         self.backend, self.job, self.mesh = backend, backend.job, mesh
         made = {out for eqn, _ in collectives for out in eqn.outputs}
         read = dict.fromkeys(a for eqn, _ in collectives for a in eqn.inputs if isinstance(a, Var) and a not in made)
-        self.arguments: tuple[Var, ...] = tuple(read)
-        known: dict[Any, int] = {a: i for i, a in enumerate(self.arguments)}
+        self.inputs, self.outputs = tuple(read), tuple(out for eqn, _ in collectives for out in eqn.outputs)
+        known: dict[Any, int] = {a: i for i, a in enumerate(self.inputs)}
         self.steps: list[list[_Part]] = [[]]
         """Parts that do not read each other's results."""
         agreements: dict[tuple[str, ...], list[GroupedCollective]] = {}

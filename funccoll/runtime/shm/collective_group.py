@@ -70,6 +70,7 @@ from ...mesh import Mesh
 from ...primitives.collectives.record import lowering
 from ...schedules.schedule import Schedule
 from ...schedules.streams.instructions import READ_DIRECTLY, Opcode
+from ..backend import CollectiveExecutable
 from ..job import host
 from ..plans.message_table import MessageTable
 from ..recorder import Recorder, register
@@ -94,7 +95,7 @@ _TRIES, _FEW_TRIES = 5000, 3
 _SPINS, _YIELDS, _PATIENCE = 60, 2000, 100_000_000  # nanoseconds
 
 
-class CollectiveGroup(PlanCall):
+class CollectiveGroup(PlanCall, CollectiveExecutable):
     """A compiled collective group: call it with this rank's arrays to get a tuple of this rank's results.
 
     What peers read of an array outside of the heap is copied into it, or they read it where it is. A call raises: PeerFailure
@@ -104,9 +105,11 @@ class CollectiveGroup(PlanCall):
     All ranks of its communicators must call it. `frame` is the frame of its kernel (see `kernels.frame`).
     """
 
+    is_recorded = True
+
     def __init__(
         self, registry: Communicators, mesh: Mesh, number: int, calls: Sequence[GroupedCollective],
-        arguments: Sequence[Var] = (),
+        inputs: Sequence[Var] = (), outputs: Sequence[Var] = (),
     ):  # fmt: skip
         self.world, self.heap, self.registry = registry.world, registry.heap, registry
         self.calls = tuple(calls)
@@ -115,8 +118,7 @@ class CollectiveGroup(PlanCall):
                 self.registry.programs[call.program.fingerprint] = call.program
         self.communicators = [self.registry.communicator(mesh, number, c.axes) for c in self.calls]
         self.members = sorted({m for c in self.communicators for m in c.members})
-        self.arguments = list(arguments)
-        """The variables of the program that it takes as arguments."""
+        self.inputs, self.outputs = tuple(inputs), tuple(outputs)
         self.left_complete = False
         """True when an exception has left the last call after everything was done: for `note_exception`."""
         self._claim = self.registry.claim(self.communicators)
@@ -144,10 +146,7 @@ class CollectiveGroup(PlanCall):
         return partial(new_result, self.heap, operand) if is_bound else new_result(self.heap, operand, zeros=True).view
 
     def share_results(self) -> None:
-        """Let ranks share the large results that are the same on all: nothing writes into them, as they become Arrays.
-
-        All ranks must do so. Calls take a few microseconds more, which large results are worth.
-        """
+        """See `CollectiveExecutable`. Calls take a few microseconds more, which large results are worth."""
         if self.heap.nranks == self.world.world:  # all of the job is on this host
             plan = build_plan(self.calls, self.communicators, shares_results=True)
             if plan.shared:
@@ -433,7 +432,7 @@ def make_group(
     equations: Sequence[tuple[Equation, Schedule]], mesh: Mesh, registry: Communicators, number: int,
     identity: Callable[[Equation], str],
 ) -> CollectiveGroup:  # fmt: skip
-    """The collective group of these equations; its `arguments` are the variables that it takes."""
+    """The collective group of these equations."""
     arguments = _arguments_of([eqn for eqn, _ in equations])
     known: dict[Any, int] = {a: i for i, a in enumerate(arguments)}
     calls, results = [], 0
@@ -450,7 +449,8 @@ def make_group(
         if not eqn.outputs:  # a barrier
             operands, op = [Operand((0,), (0,), np.dtype(np.uint8))], "or"
         calls.append(GroupedCollective(tuple(eqn.axes()), schedule, op, tuple(operands), identity(eqn), eqn.source))
-    return CollectiveGroup(registry, mesh, number, calls, arguments)
+    outputs = [out for eqn, _ in equations for out in eqn.outputs]
+    return CollectiveGroup(registry, mesh, number, calls, arguments, outputs)
 
 
 def _arguments_of(equations: Sequence[Equation]) -> list[Var]:

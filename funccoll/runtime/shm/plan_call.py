@@ -53,9 +53,9 @@ class PythonPlanCall:
 
     def __call__(self, *arrays: Any) -> tuple[np.ndarray, ...]:
         """This rank's results."""
-        return self.quick(arrays) if len(arrays) == self._nargs else self.call_slowly(arrays)
+        return self.packed(arrays) if len(arrays) == self._nargs else self.call_slowly(arrays)
 
-    def quick(self, arrays: tuple[Any, ...]) -> tuple[np.ndarray, ...]:
+    def packed(self, arrays: tuple[Any, ...]) -> tuple[np.ndarray, ...]:
         """The same from a tuple of the right length."""
         number, busy = self._number, self._busy
         if self._owner[0] != get_ident() or busy[number]:

@@ -17,7 +17,7 @@ from ...errors import FunccollError, RendezvousError, Source, current_source
 from ...ir import Equation, Program
 from ...mesh import Mesh, Sharding
 from ..array_library import NUMPY
-from ..backend import ArgumentCheck, FirstCall, GroupCall, Run, host_block
+from ..backend import ArgumentCheck, CollectiveExecutable, FirstCall, Run, host_block
 from ..job import rendezvous
 from .heap import HEADER, Heap, create, largest_arena
 from .peer_access import PeerAccess
@@ -170,13 +170,11 @@ class MeshBackend:
 
     def compile_group(
         self, collectives: Sequence[tuple[Equation, Schedule]], mesh: Mesh, identity: Callable[[Equation], str]
-    ) -> Sequence[GroupCall]:
+    ) -> Sequence[CollectiveExecutable]:
         """See `Backend`. All of them are one native call."""
         from .collective_group import make_group
 
-        group = make_group(collectives, mesh, self.job.communicators, self.number, identity)
-        outputs = tuple(out for eqn, _ in collectives for out in eqn.outputs)
-        return [GroupCall(group, tuple(group.arguments), outputs)]
+        return [make_group(collectives, mesh, self.job.communicators, self.number, identity)]
 
     def compile_entry(
         self, collective: tuple[Equation, Schedule], mesh: Mesh, identity: Callable[[Equation], str]
@@ -196,33 +194,33 @@ class MeshBackend:
         reads = f"; {access.rule}" if access is not None else ""
         return f"NumPy, one operation after the other, and native collectives{reads}"
 
-    def note_exception(self, functions: Sequence[Any], done: int, inside: bool, error: BaseException) -> None:
+    def note_exception(self, executables: Sequence[Any], done: int, inside: bool, error: BaseException) -> None:
         """See `Backend`. Before the first collective of a program is complete, a retry fits what the others do."""
-        done += inside and functions[done].left_complete
+        done += inside and executables[done].left_complete
         registry = self.job.known_communicators
         if not done or registry is None or registry.broken is not None:
             return
-        place = functions[done - 1].calls[-1].identity
-        _note(registry, {c.number for group in functions for c in group.communicators}, place, error)
+        place = executables[done - 1].calls[-1].identity
+        _note(registry, {c.number for group in executables for c in group.communicators}, place, error)
 
     def decision(
-        self, functions: Sequence[Any], kind: str, source: Source | None, identity: str
+        self, executables: Sequence[Any], kind: str, source: Source | None, identity: str
     ) -> Callable[[int], None] | None:
         """See `Backend`."""
         from .decisions import Decision
 
-        found = {c.number: c for group in functions for c in group.communicators if len(c.members) > 1}
+        found = {c.number: c for group in executables for c in group.communicators if len(c.members) > 1}
         return Decision(self.job.communicators, list(found.values()), kind, source, identity) if found else None
 
     def first_call(
-        self, functions: Sequence[Any], identity: str, layouts: Sequence[ArrayLayout], name: Callable[[int], str]
+        self, executables: Sequence[Any], identity: str, layouts: Sequence[ArrayLayout], name: Callable[[int], str]
     ) -> FirstCall | None:
         """See `Backend`."""
         from .first_calls import NotedCall
 
         if self.job.notes is None:
             return None
-        found = {c.number: c for group in functions for c in group.communicators if len(c.members) > 1}
+        found = {c.number: c for group in executables for c in group.communicators if len(c.members) > 1}
         return NotedCall(self.job.notes, list(found.values()), f"{identity} mesh {self.number}", layouts, name)
 
     def gather_whole(

@@ -19,7 +19,7 @@ from funccoll.ir import Equation, Program, Var
 from funccoll.mesh import Mesh, Sharding
 from funccoll.primitives.collectives.record import lowering
 from funccoll.runtime.array_library import NUMPY
-from funccoll.runtime.backend import GroupCall, Run, host_block
+from funccoll.runtime.backend import FunctionExecutable, Run, host_block
 from funccoll.schedules.chunk_layout import ChunkLayout, FlatBuffers
 from funccoll.schedules.reference_memory import reference_memory
 from funccoll.schedules.schedule import Schedule, build
@@ -51,10 +51,10 @@ class ThreadBackend:
 
     def compile_group(
         self, collectives: Sequence[tuple[Equation, Schedule]], mesh: Mesh, identity: Callable[[Equation], str]
-    ) -> Sequence[GroupCall]:
+    ) -> Sequence[FunctionExecutable]:
         return [self._call(eqn, schedule, mesh) for eqn, schedule in collectives]
 
-    def _call(self, eqn: Equation, schedule: Schedule, mesh: Mesh) -> GroupCall:
+    def _call(self, eqn: Equation, schedule: Schedule, mesh: Mesh) -> FunctionExecutable:
         how = lowering(eqn)
         (members,) = [group for group in mesh.groups(eqn.axes()) if self.rank in group]
         rounds = Rounds(schedule, members, self)
@@ -71,7 +71,7 @@ class ThreadBackend:
             return tuple(results)
 
         inputs = tuple(a for a in eqn.inputs if isinstance(a, Var))
-        return GroupCall(call, inputs, eqn.outputs)
+        return FunctionExecutable(call, inputs, eqn.outputs)
 
     def record(self, run: Run, program: Program) -> Run:
         return run
@@ -79,13 +79,13 @@ class ThreadBackend:
     def execution(self, run: Run) -> str:
         return "threads"
 
-    def note_exception(self, functions: Any, done: int, inside: bool, error: BaseException) -> None:
+    def note_exception(self, executables: Any, done: int, inside: bool, error: BaseException) -> None:
         pass  # its jobs end with the first exception
 
-    def decision(self, functions: Any, kind: str, source: Any, identity: str) -> None:
+    def decision(self, executables: Any, kind: str, source: Any, identity: str) -> None:
         pass  # nor are decisions compared
 
-    def first_call(self, functions: Any, identity: str, layouts: Any, name: Callable[[int], str]) -> None:
+    def first_call(self, executables: Any, identity: str, layouts: Any, name: Callable[[int], str]) -> None:
         pass  # nor are arguments compared
 
     def gather_whole(
