@@ -150,7 +150,7 @@ def call_path() -> int:
     """Return a hash of the user's lines that call this, the innermost first: equal in processes that came the same way."""
     frame, found = sys._getframe(1), 0
     while frame is not None:
-        if _is_users(frame.f_code.co_filename):
+        if is_users(frame.f_code.co_filename):
             found = zlib.crc32(f"{frame.f_code.co_filename}:{frame.f_lineno}".encode(), found)
         frame = frame.f_back
     return found

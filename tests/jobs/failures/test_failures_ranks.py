@@ -123,8 +123,8 @@ def test_rank_0_is_stopped_while_another_is_killed(job):
 
 DIFFER = {
     "collective": r"they differ in collective and op and algorithm\.$", "op": r"they differ in op\.$",
-    "shape": r"time: x of <lambda> is float\d+\[\d+, 5\] in blocks of \[\d+, 5\] on rank \d, and float\d+\[\d+, 5\] in",
-    "dtype": r"time: x of <lambda> is float(32|64)\[.*\] on rank \d, and float(32|64)\[.*\] on rank \d\.$",
+    "shape": r"arguments: x of <lambda> is float32\[\d+, 5\] in blocks of \[\d+, 5\] on ranks? \d.*, and float32\[\d+, 5\] in",
+    "dtype": r"arguments: x of <lambda> is float(32|64)\[.*\] on ranks? \d.*, and float(32|64)\[.*\] on ranks? \d.*\.$",
 }
 
 
