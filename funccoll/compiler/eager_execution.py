@@ -12,6 +12,7 @@ from ..errors import at_source
 from ..ir import Equation, Literal, Program, Var, eager
 from ..mesh import Mesh, copy_coordinates
 from ..passes import run_passes
+from ..runtime.backend import ONE_BY_ONE
 from ..tracing.trace import Evaluation
 from ..types import ArrayType
 from .choose_schedules import choose, schedules_of
@@ -49,7 +50,7 @@ class _MeshOperations:
         program = Program(self.mesh.shape, (), inputs, (alone,), outputs, label=eqn.primitive.name)
         with at_source(eqn.source), eager():
             program = run_passes(program, functools.partial(choose, mesh=self.mesh))
-            return generate(program, self.mesh, schedules_of(program, self.mesh))[0].run
+            return generate(program, self.mesh, schedules_of(program, self.mesh), name=ONE_BY_ONE)[0].run
 
     def differing(self, type: ArrayType, value: Any) -> list[tuple[str, np.ndarray]]:
         """See `Evaluation`."""

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from .shm.collective_group import CollectiveGroup
 
 __all__ = [
-    "NATIVE_ALGORITHMS", "TRANSPORT", "AgreedExecutable", "ArgumentCheck", "Backend", "CollectiveExecutable", "Copies",
-    "FirstCall", "FunctionExecutable", "Identity", "JobBackend", "Run", "choose_job_backend", "host_block", "load_backend",
+    "NATIVE_ALGORITHMS", "ONE_BY_ONE", "TRANSPORT", "AgreedExecutable", "ArgumentCheck", "Backend", "CollectiveExecutable",
+    "Copies", "FirstCall", "FunctionExecutable", "Identity", "JobBackend", "Run", "choose_job_backend", "host_block",
+    "load_backend",
 ]  # fmt: skip
 
 Copies = Any
@@ -99,6 +100,10 @@ class AgreedExecutable(CollectiveExecutable):
 
     agreement: CollectiveGroup
     """The barrier in host memory, in which they compare what they call."""
+
+
+ONE_BY_ONE = "fc.debug.disable_jit"
+"""The name of programs of one operation, which stands in their identity: the operations of a function that is not compiled."""
 
 
 class Identity(str):

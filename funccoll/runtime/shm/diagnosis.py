@@ -28,6 +28,7 @@ from ...errors import (
 )
 from ...program_difference import ProgramRow
 from ...types import dtype_name
+from ..backend import ONE_BY_ONE
 from ..job.calling_thread import calling_thread
 from ..job.process_memory import VARIABLE
 from ..plans.control_block import Communicator
@@ -132,7 +133,11 @@ class Diagnosis:
             "sizes, such as a shorter last batch, or blocks of fc.from_local."
         )  # fmt: skip
         source = self.call.source
-        if passed := self._other_types(ranks, entered):
+        one, other = sorted(ranks, key=lambda rank: ONE_BY_ONE not in entered[rank].get("program", ""))
+        if ONE_BY_ONE in entered[one].get("program", "") and ONE_BY_ONE not in entered[other].get("program", ""):
+            why = f"rank {one} runs operations one by one, in {ONE_BY_ONE}, and rank {other} is in a compiled program"
+            remedy = f"Use {ONE_BY_ONE} on all ranks, or on none."
+        elif passed := self._other_types(ranks, entered):
             did, source, why, remedy = "pass different arguments", current_source(), passed, (
                 "All ranks pass arrays of one shape and dtype, and fc.from_local takes blocks of one shape from all: pad or "
                 "drop a shorter last batch, or iterate over fc.uneven_batches."

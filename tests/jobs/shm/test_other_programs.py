@@ -40,6 +40,15 @@ def test_the_first_difference_is_told(kind, words, is_value):
     assert ("np.random" in remedy) == is_value and ("branches on the rank" in remedy) != is_value, text
 
 
+def test_a_rank_that_does_not_compile_is_named():
+    """Its program has one operation, which says nothing to the user."""
+    texts = [text for found, text in launch(cases.other_program, 2, "not compiled") if found == "ProgramMismatch"]
+    for text in texts:
+        assert "rank 1 runs operations one by one, in fc.debug.disable_jit, and rank 0 is in a compiled program.\n" in text
+        assert "\nUse fc.debug.disable_jit on all ranks, or on none.\n" in text
+    assert texts
+
+
 def traced(factor: float, weights: np.ndarray) -> Program:
     mesh = fc.make_mesh({"d": 2})
     jitted = fc.jit(lambda x: np.sin(x * factor) + weights, mesh=mesh, in_specs=P("d"), out_specs=P("d"))
