@@ -14,6 +14,7 @@ import functools
 import hashlib
 import os
 import struct
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -28,6 +29,8 @@ from .variants import stamp
 
 __all__ = ["address_of", "builtin_of", "cache_directory", "kept"]
 
+_SHOW = "FUNCCOLL_SHOW_COMPILING"
+"""The variable with which a launcher on a terminal asks one rank to say why the first job is slow: "1"."""
 _FOUND = {"__errno_location", "clock_gettime", "process_vm_readv", "sched_yield", "usleep"}  # in every process
 _OF_PYTHON = "PyLong_AsLongLong", "PyEval_SaveThread", "PyEval_RestoreThread", "PyLong_FromLongLong"
 _BUILTIN = "funccoll_builtin"
@@ -54,6 +57,13 @@ def builtin_of(name: str, build: Callable[[], tuple[Any, Any]], status: int) -> 
     """
 
     def compiled() -> tuple[str, bytes]:
+        if os.environ.get(_SHOW) == "1":
+            folder = cache_directory()
+            kept_in = f", which are kept in {folder}" if folder else ""
+            print(
+                f"funccoll: compiling kernels{kept_in}: the first job of a version on this machine takes up to a minute more.",
+                file=sys.stderr, flush=True,
+            )  # fmt: skip
         module = _module(*build())
         architecture = llvm.get_process_triple().partition("-")[0]
         module.link_in(llvm.parse_assembly(_builtin(_first(module), status, architecture)))
