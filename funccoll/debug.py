@@ -8,14 +8,14 @@ import string
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any, TextIO
 
 import numpy as np
 import optree
 
 from .compiler.debug_modes import MODES
-from .errors import TraceError, UnsupportedError
+from .errors import TraceError, UnsupportedError, is_own
 from .ir import Traced, bind
 from .ops.registry import as_traceable
 from .primitives.debugging import DevicePlace, debug_report_p
@@ -228,22 +228,30 @@ class _Breakpoint:
             )
         title = f"fc.debug.breakpoint: {_prefix(place) or 'one device: '}c goes on, q ends the program.{waiting}\n"
         with _prompt_files(here) as files:
-            debugger = pdb.Pdb(stdin=files.get("stdin"), stdout=files.get("stdout"), nosigint=True)
+            class Prompt(pdb.Pdb):
+                def get_stack(self, f: FrameType | None, t: TracebackType | None) -> tuple[list[tuple[FrameType, int]], int]:
+                    stack = super().get_stack(f, t)[0]
+                    if os.environ.get("FUNCCOLL_TRACEBACK") != "full":
+                        stack = [(frame, line) for frame, line in stack if not is_own(frame.f_code.co_filename)]
+                    return stack, len(stack) - 1
+
+            debugger = Prompt(stdin=files.get("stdin"), stdout=files.get("stdout"), nosigint=True)
             debugger.stdout.write(title)
             debugger.stdout.flush()
 
-            def hold() -> None:
+            def hold() -> bool:
                 frame = sys._getframe(1)
                 local.pop("__hold__")
                 debugger.reset()
                 debugger.interaction(frame, None)
+                if debugger.quitting:
+                    local["__quit__"] = bdb.BdbQuit
+                return debugger.quitting
 
-            # A frame at the user's line, with the values as its variables.
-            source = compile("\n" * (self.line - 1) + "__hold__()", self.file, "exec").replace(co_name=self.function)
+            # A frame at the user's line, with the values as its variables. The exception comes from there, too.
+            text = "\n" * (self.line - 1) + "if __hold__(): raise __quit__"
             local["__hold__"] = hold
-            exec(source, self.names, local)
-        if debugger.quitting:
-            raise bdb.BdbQuit
+            exec(compile(text, self.file, "exec").replace(co_name=self.function), self.names, local)
 
 
 @contextmanager

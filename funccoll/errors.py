@@ -60,6 +60,7 @@ __all__ = [
     "globals_at",
     "hide_frames",
     "is_attributed",
+    "is_own",
     "is_users",
     "raised_at",
     "registration_remedy",
@@ -297,16 +298,32 @@ class user_frames:
         return shown
 
 
-def hide_frames(error: BaseException, every: bool = False) -> None:
-    """Cut funccoll's own frames out of an exception's traceback: of a FunccollError, and of what an operation's NumPy raised.
+def is_own(filename: str) -> bool:
+    """True for a file of funccoll's, or code that it has generated."""
+    return filename.startswith((_PACKAGE, "<funccoll "))
 
-    The latter (IndexError, LinAlgError, ZeroDivisionError) has a note with the user's line. every: of any exception.
+
+def _comes_from_user(error: BaseException) -> bool:
+    """True for an exception of the user's code, or of what that called, when funccoll is in the middle of the traceback."""
+    trace, users = error.__traceback__, False
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        users = not is_own(file) and (users or is_users(file))
+        trace = trace.tb_next
+    return users
+
+
+def hide_frames(error: BaseException, every: bool = False) -> None:
+    """Cut funccoll's own frames out of an exception's traceback, unless it may be a fault of funccoll.
+
+    It is not if the exception is a FunccollError; if NumPy raised it in an operation, and it has a note with the user's line
+    (IndexError, LinAlgError, ZeroDivisionError); or if code of the user's raised it, which funccoll has called. every: any is.
     """
     noted = isinstance(error, _OF_OPERATIONS) and any(note.startswith("  at ") for note in getattr(error, "__notes__", ()))
     if isinstance(error, FunccollError):
         hidden = lambda filename: not is_users(filename)
-    elif noted or (every and isinstance(error, Exception)):  # not Ctrl-C's: they show where a call hangs
-        hidden = lambda filename: filename.startswith((_PACKAGE, "<funccoll "))
+    elif isinstance(error, Exception) and (noted or every or _comes_from_user(error)):  # Ctrl-C shows where a call hangs
+        hidden = is_own
     else:
         return
     if os.environ.get("FUNCCOLL_TRACEBACK") == "full":

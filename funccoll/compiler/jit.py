@@ -336,7 +336,8 @@ class Jitted(Dispatch, Generic[Params, R]):
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """Return `trace(...).lower()`."""
-        return self.trace(*args, **kwargs).lower()
+        with user_frames():
+            return self.trace(*args, **kwargs).lower()
 
     def _trace(
         self, dynamic: tuple, static: Static, treedef: optree.PyTreeSpec, types: Sequence[_LeafType],

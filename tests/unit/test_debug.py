@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import termios
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -474,10 +475,13 @@ for _ in range(2):
 def test_a_breakpoint_shows_the_callers_variables_on_one_device(tmp_path):
     (tmp_path / "job.py").write_text(BREAKPOINT_JOB)
     done = subprocess.run(
-        [sys.executable, str(tmp_path / "job.py")], capture_output=True, text=True, input="p tree, word\nc\np x + 1\nq\n",
+        [sys.executable, str(tmp_path / "job.py")], capture_output=True, text=True, input="p tree, word\nc\nw\np x + 1\nq\n",
     )  # fmt: skip
+    package = str(Path(fc.__file__).parent)
+    assert "job.py(11)<module>()" in done.stdout and done.stderr.count("job.py") == 3, done.stderr  # and no frames of ours
+    assert not any(text in done.stdout + done.stderr for text in (package, "<funccoll ")), done.stdout + done.stderr
     assert done.stdout.count("fc.debug.breakpoint: rank 1: c goes on, q ends the program.\n") == 2
-    assert done.stdout.count("-> fc.debug.breakpoint(rank=1)") == 2 and done.stdout.count("result [2. 4.]") == 1
+    assert done.stdout.count("-> fc.debug.breakpoint(rank=1)") == 3 and done.stdout.count("result [2. 4.]") == 1
     assert "(Pdb) ({'twice': array([4., 6.])}, 'local')" in done.stdout and "(Pdb) array([3., 4.])" in done.stdout
     assert done.returncode == 1 and re.search(r"bdb\.BdbQuit\n  at .*job.py:8 in step", done.stderr), done.stderr
 

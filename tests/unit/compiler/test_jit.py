@@ -380,6 +380,33 @@ def test_tracebacks_show_the_users_frames(monkeypatch):
     assert len(files()) > 8
 
 
+def _missing(x):
+    return {}["a"]
+
+
+@pytest.mark.parametrize("call", [
+    lambda: fc.jit(_missing)(X), lambda: fc.jit(_missing).lower(X), lambda: fc.jit(fc.vmap(_missing))(X),
+    lambda: fc.jit(fc.grad(lambda x: np.sum(_missing(x))))(X),
+    lambda: fc.jit(lambda x: fc.pure_callback(_missing, fc.ArrayType(X.shape, X.dtype), x))(X),
+    lambda: fc.jit(lambda x: fc.scan(lambda c, _: (_missing(c), None), x, None, length=2)[0])(X),
+])  # fmt: skip
+def test_exceptions_of_the_users_own_show_no_frames_of_ours(call, monkeypatch):
+    monkeypatch.delenv("FUNCCOLL_TRACEBACK", raising=False)
+    with pytest.raises(KeyError) as caught:
+        call()
+    frames = traceback.extract_tb(caught.value.__traceback__)
+    assert {f.filename for f in frames} == {__file__} and frames[-1].name == "_missing", frames
+
+
+def test_a_fault_of_funccoll_shows_all_frames(monkeypatch):
+    monkeypatch.delenv("FUNCCOLL_TRACEBACK", raising=False)
+    monkeypatch.setattr("funccoll.compiler.jit.stage", None)
+    with pytest.raises(TypeError) as caught:
+        fc.jit(_missing)(X)
+    package = str(Path(fc.__file__).parent)
+    assert sum(f.filename.startswith(package) for f in traceback.extract_tb(caught.value.__traceback__)) >= 3
+
+
 def test_errors_at_run_time_and_outside_jit_show_no_frames_of_ours(monkeypatch):
     monkeypatch.delenv("FUNCCOLL_TRACEBACK", raising=False)
     at, pick = fc.jit(lambda x, i: fc.at(x)[i].set(0.0)), fc.jit(lambda tree, i: tree["x"][i])
