@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import optree
 
-from .errors import MeshError, ScheduleError, ShapeError, TraceError, UnsupportedError
+from .errors import MeshError, ScheduleError, ShapeError, TraceError, UnsupportedError, without_value
 from .ir import bind, current_interpreter
 from .keywords import explains_keywords
 from .mesh import normalize_axes
@@ -73,7 +73,7 @@ def _leaves(name: str, x: Any) -> tuple[list[Any], Callable[[Iterable[Any]], Any
 def _check_array(name: str, leaf: Any) -> None:
     if not hasattr(leaf, "__array__") and not isinstance(leaf, (bool, int, float, complex)):
         raise TraceError(
-            f"{name}: the operand holds {leaf!r:.60} of type {type(leaf).__name__}, which is not an array. It takes an array "
+            f"{name}: the operand holds a value {without_value(leaf)}, which is not an array. It takes an array "
             "or a pytree of arrays (tuples, lists, dicts)."
         )
 

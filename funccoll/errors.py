@@ -70,6 +70,7 @@ __all__ = [
     "user_frames",
     "user_source",
     "warn_at",
+    "without_value",
 ]
 
 Params = ParamSpec("Params")
@@ -490,6 +491,12 @@ def system_reason(error: OSError) -> str:
     """The system's reason for an error, with the limit that has been reached, if it tells."""
     limit = _LIMITS.get(error.errno or 0)
     return f"{error.strerror or error}{f' ({limit})' if limit else ''}"
+
+
+def without_value(x: object) -> str:
+    """A value that is not an array, for a message: a short one as it is, of another its type alone."""
+    shown, kind = repr(x), type(x).__name__
+    return f"{shown} of type {kind}" if len(shown) <= 60 and "\n" not in shown else f"of type {kind}"
 
 
 def registration_remedy(value: Any) -> str:

@@ -17,7 +17,13 @@ from .errors import MeshError, PlannedError, ShardingError
 if TYPE_CHECKING:
     from .draw.drawing import Drawing
 
-__all__ = ["Mesh", "P", "Sharding", "abstract_mesh", "check_hosts", "normalize_axes", "number_hosts"]
+__all__ = ["Mesh", "P", "Sharding", "abstract_mesh", "axes_in_words", "check_hosts", "normalize_axes", "number_hosts"]
+
+
+def axes_in_words(axes: Iterable[str]) -> str:
+    """Mesh axes in a message: `axis 'data'`, `axes 'data', 'model'`."""
+    names = list(axes)
+    return f"{'axis' if len(names) == 1 else 'axes'} {', '.join(map(repr, names))}"
 
 
 def normalize_axes(axes: str | Iterable[str]) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from .errors import DTypeError, registration_remedy
+from .errors import DTypeError, registration_remedy, without_value
 
 __all__ = [
     "ArrayType", "bfloat16", "check_dtype", "dtype_name", "exported", "is_inexact", "refuse_objects", "type_of", "types_text",
@@ -136,7 +136,7 @@ def refuse_objects(value: object, array: np.ndarray) -> None:
     """Raise a DTypeError for an object which NumPy made `array` of without knowing what it holds."""
     if array.dtype == object and not isinstance(value, np.ndarray):
         raise DTypeError(
-            f"a value is {value!r:.60} of type {type(value).__name__}, which is not an array. Pass arrays and numbers, and "
+            f"a value is {without_value(value)}, which is not an array. Pass arrays and numbers, and "
             f"pytrees of them.{registration_remedy(value)}"
         )
 

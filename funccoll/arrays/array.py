@@ -20,6 +20,7 @@ from ..errors import (
     TraceError,
     registration_remedy,
     user_frames,
+    without_value,
 )
 from ..ir import Traced, as_array, current_interpreter, refuse_subclass
 from ..mesh import Sharding
@@ -514,7 +515,7 @@ def to_numpy(x: Any, what: str = "x") -> np.ndarray:
         raise DTypeError(f"{what} is {x}, which does not fit into 64 bits. Pass a float, or split it.")
     if array.dtype == object and not isinstance(x, np.ndarray):
         raise TraceError(
-            f"{what} is {x!r:.60} of type {type(x).__name__}, which is not an array. Pass arrays, numbers and pytrees; "
+            f"{what} is {without_value(x)}, which is not an array. Pass arrays, numbers and pytrees; "
             f"anything else is a static argument of fc.jit.{registration_remedy(x)}"
         )
     check_dtype(array.dtype, what)

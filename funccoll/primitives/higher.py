@@ -8,6 +8,7 @@ from typing import Any
 
 from ..errors import VaryingError
 from ..ir import Primitive, Program, bind, current_interpreter, primitive_named
+from ..mesh import axes_in_words
 from ..types import ArrayType
 from .batch_rules import repeated
 
@@ -31,8 +32,8 @@ def _infer_hook(*xs: ArrayType, axes: tuple[str, ...], hook: Callable) -> list[A
     for x in xs:
         if x.varying & set(axes):
             raise VaryingError(
-                f"grad_hook over {axes}: the value {x} varies over it already, so it has a gradient of its own on "
-                "each device and nothing to hook. Pass values that are equal on all devices along the axis."
+                f"grad_hook over {axes_in_words(axes)}: the value {x} varies over it already, so it has a gradient of its own "
+                "on each device and nothing to hook. Pass values that are equal on all devices along the axis."
             )
     return [x.vary(x.varying | set(axes)) for x in xs]
 

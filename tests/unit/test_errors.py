@@ -1,6 +1,9 @@
 """Every refusal of meshes, specs, collectives and jit: what, where (the user's line), which shapes and axes, the remedy."""
 
+import dataclasses
 import pickle
+import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -87,6 +90,37 @@ def test_a_dimension_that_does_not_divide_names_the_argument():
     wrong(ShardingError, lambda: fc.device_put(X[:6], LINE, P("data")), "(6,)", "size 6", "Pad it to 8")
     wrong(ShapeError, lambda: run(lambda x: fc.reduce_scatter(x, "data")), "(2,)", "4 does not divide", "Pad it to 4")
     wrong(ShapeError, lambda: run(lambda x: fc.all_to_all(x, "data", split_dim=0, concat_dim=0)), "all_to_all", "(2,)")
+
+
+@pytest.mark.parametrize(
+    ("axes", "words"), [("data", "axis 'data' (size 2)"), (("data", "model"), "axes 'data', 'model' (size 4)")]
+)
+def test_axes_stand_in_messages_as_words(axes, words):
+    both = fc.make_mesh({"data": 2, "model": 2})
+    x, short = np.ones((4, 2)), words.partition(" (")[0]
+
+    def told(kind, body, words):
+        with pytest.raises(kind, match=re.escape(words)):
+            run(body, x, spec=P(axes), out=P(), mesh=both)
+
+    told(ShapeError, lambda x: fc.reduce_scatter(x[:1], axes), f"reduce_scatter over {words}: dimension 0 of shape (1, 2) has")
+    told(VaryingError, lambda x: fc.own_slice(x, axes), f"own_slice over {short}: the operand")
+    told(VaryingError, lambda x: fc.grad_hook(x, lambda g: g, axes), f"grad_hook over {short}: the value")
+
+
+def test_a_value_that_is_not_an_array_is_told_by_its_type():
+    """Its text may be of many lines, and was cut in the middle of an array."""
+    @dataclasses.dataclass
+    class Held:
+        w: Any
+
+    held = Held(np.ones((8, 8)))
+    text = wrong(TraceError, lambda: fc.jit(lambda s: s.w)(held), "s of <lambda> is of type Held, which is not an array. Pass")
+    assert "\n  at " in text and text.count("\n") == 1
+    wrong(TraceError, lambda: fc.device_put(held, LINE), "device_put: x is of type Held, which")
+    wrong(TraceError, lambda: run(lambda x: fc.all_reduce([x, held], "data")), "the operand holds a value of type Held, which")
+    wrong(TraceError, lambda: run(lambda x: fc.all_reduce([x, {1, 2}], "data")), "holds a value {1, 2} of type set")
+    wrong(TraceError, lambda: fc.jit(lambda s: s)({1, 2}), "s of <lambda> is {1, 2} of type set, which is not an array")
 
 
 def test_in_a_job_a_dimension_that_does_not_divide_may_be_of_a_ranks_own_block():

@@ -12,6 +12,7 @@ import numpy as np
 
 from ...errors import DTypeError, ShapeError
 from ...ir import BatchRule, JvpRule, Primitive, bind, primitive_named
+from ...mesh import axes_in_words
 from ...types import ArrayType, is_inexact
 from ..batch_rules import shifted
 
@@ -30,7 +31,7 @@ def require_divisible(name: str, x: ArrayType, dim: int, axes: Sequence[str], si
         raise ShapeError(f"{name}: dimension {dim} does not exist in an operand of shape {x.shape}.")
     if x.shape[dim] % size:
         raise ShapeError(
-            f"{name} over {tuple(axes)!r} (size {size}): dimension {dim} of shape {x.shape} has size "
+            f"{name} over {axes_in_words(axes)} (size {size}): dimension {dim} of shape {x.shape} has size "
             f"{x.shape[dim]}, which {size} does not divide. Pad it to {-(-x.shape[dim] // size) * size}."
         )
 

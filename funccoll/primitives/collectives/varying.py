@@ -14,6 +14,7 @@ import numpy as np
 
 from ...errors import ShapeError, VaryingError
 from ...ir import Primitive, bind, current_interpreter
+from ...mesh import axes_in_words
 from ...types import ArrayType
 from ..tangent_rules import linear
 from .rules import batch_operands, communicate, own_block, require_divisible, resized
@@ -42,7 +43,7 @@ def spread(cts: Sequence[Any], axes: Sequence[str], op: str, size: int) -> list[
 
 def _infer_pvary(x: ArrayType, *, axes: tuple[str, ...]) -> list[ArrayType]:
     if x.varying & set(axes):
-        raise VaryingError(f"pvary over {axes}: the operand {x} varies over it already. Use it as it is.")
+        raise VaryingError(f"pvary over {axes_in_words(axes)}: the operand {x} varies over it already. Use it as it is.")
     return [x.vary(x.varying | set(axes))]
 
 
@@ -67,8 +68,8 @@ pvary_p = Primitive(
 def _infer_own_slice(x: ArrayType, *, axes: tuple[str, ...], dim: int, stack: bool, size: int) -> list[ArrayType]:
     if x.varying & set(axes):
         raise VaryingError(
-            f"own_slice over {axes}: the operand {x} varies over it, and own_slice cuts a value that is equal on all those "
-            "devices. Use fc.scatter for the blocks of one device's value, or fc.all_to_all to exchange blocks."
+            f"own_slice over {axes_in_words(axes)}: the operand {x} varies over it, and own_slice cuts a value that is equal "
+            "on all those devices. Use fc.scatter for the blocks of one device's value, or fc.all_to_all to exchange blocks."
         )
     require_divisible("own_slice", x, dim, axes, size)
     shape = (*x.shape[:dim], *x.shape[dim + 1 :]) if stack else resized(x, dim, 1, size)

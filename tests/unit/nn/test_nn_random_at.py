@@ -156,6 +156,21 @@ def test_gradients_at_the_corner():
     np.testing.assert_allclose(fc.grad(nn.erf)(0.0), 2 / math.sqrt(math.pi))
 
 
+def test_norms_name_the_shapes_and_parameters_that_do_not_fit():
+    x = np.ones((2, 3))
+    for call, words in (
+        (lambda x: nn.layer_norm(x, np.ones(2)), "layer_norm: scale has shape (2,), and x (2, 3): scale has one number"),
+        (lambda x: nn.layer_norm(x, None, np.ones((2, 4))), "layer_norm: bias has shape (2, 4), and x (2, 3): bias has one"),
+        (lambda x: nn.rms_norm(x, np.ones(2)), "rms_norm: scale has shape (2,), and x (2, 3): scale has one number"),
+        (lambda x: nn.layer_norm(np.sum(x)), "layer_norm: x is a scalar, and has no last dimension"),
+    ):
+        for run in (call, fc.jit(call)):
+            with pytest.raises(ShapeError) as raised:
+                run(x)
+            assert str(raised.value).startswith(words)
+    assert nn.layer_norm(x, np.ones(3), np.ones(1)).shape == nn.rms_norm(x, 2.0).shape == x.shape
+
+
 def test_layer_norm_scale_and_bias():
     rng = np.random.default_rng(0)
     x, scale, bias = rng.normal(size=(3, 4)), rng.normal(size=4), rng.normal(size=4)

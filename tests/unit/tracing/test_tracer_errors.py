@@ -413,13 +413,13 @@ def test_where_a_loss_begins_to_vary():
 
 
 def test_what_grad_does_not_take():
-    wrong(TraceError, lambda: fc.grad(lambda x: x * 2)(X), "real floating-point scalar", "f32[8]")
+    wrong(TraceError, lambda: fc.grad(lambda x: x * 2)(X), "point scalar", "f32[8]. Reduce it with np.sum or np.mean; fc.jac")
     wrong(TraceError, lambda: fc.grad(lambda x: (np.sum(x), x))(X), "2 arrays", "has_aux=True")
     wrong(TraceError, lambda: fc.grad(lambda x: None)(X), "one scalar", "0 arrays")
     wrong(TraceError, lambda: fc.grad(lambda x: "text")(X), "'text'", "arrays, numbers")
     wrong(TraceError, lambda: fc.grad(lambda x: np.sum(x), has_aux=True)(X), "has_aux=True", "(value, aux)")
-    wrong(TraceError, lambda: fc.grad(lambda x: np.sum(x > 0))(X), "real floating-point scalar", "i64[]")
-    wrong(TraceError, lambda: fc.grad(lambda x: np.sum(x * 1j))(X), "real floating-point scalar", "c64[]")
+    wrong(TraceError, lambda: fc.grad(lambda x: np.sum(x > 0))(X), "real floating-point scalar", "i64[]. Convert it")
+    wrong(TraceError, lambda: fc.grad(lambda x: np.sum(x * 1j))(X), "real floating-point scalar", "c64[]. Return np.real(loss)")
     wrong(DTypeError, lambda: fc.grad(lambda x: np.sum(x))(np.arange(3)), "int64", "argnums", "astype")
     wrong(TraceError, lambda: fc.grad(lambda x: np.sum(x), argnums=3)(X), "argnums 3", "1 argument")
     wrong(TraceError, lambda: fc.grad(lambda x: np.sum(x))(), "argnums 0", "0 argument")
