@@ -152,7 +152,7 @@ def record(folder: Path, names: list[tuple[str, str]], file: str) -> tuple[str, 
     """What one test file calls, and how it went."""
     begin = time.monotonic()
     found, done = execute(folder, names, file, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", SELECTED, file)
-    lines = [*done.stdout.splitlines(), *done.stderr.splitlines()] or [""]
+    lines = done.stdout.splitlines() or done.stderr.splitlines() or [""]
     failed = "".join(f"\n    {line}" for line in lines if line.startswith(("FAILED", "ERROR")))
     how = f"{file}: {len(found)} functions, {time.monotonic() - begin:.0f} s: {lines[-1]}{failed}"
     if "numba.core.errors" in done.stdout and MARKS in done.stdout:
