@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.repo import record_table
+from tests.repo import changed_tests, record_table
 from tests.repo.changed_tests import ROOT, Chooser, Table, changes_since, in_order, say
 from tests.repo.functions import MARKS, code_of, functions_of, marked
 
@@ -215,3 +215,21 @@ def test_changes_since_a_commit(tmp_path):
     git("commit", "--allow-empty", "-qm", "theirs")
     git("checkout", "-q", "mine")
     assert changes_since("main", tmp_path) == {"a": ("1", "2"), "b": ("1", None), "c": (None, "3")}
+
+
+# ---------------------------------------------------------------- the table that is committed
+
+
+def test_the_table_is_not_stale():
+    table, files = Table.load(), set(changed_tests.test_files(ROOT))
+    known = {path: functions for path, functions in table.called.items() if (ROOT / path).exists()}
+    there = sum(len(functions.keys() & functions_of(ast.parse((ROOT / path).read_text()))) for path, functions in known.items())
+    assert len(files & table.tests) > 0.8 * len(files), "make test-table FILES=..."
+    assert there > 0.8 * sum(map(len, table.called.values())), "make test-table"
+
+
+def test_the_table_knows_what_ranks_call():
+    """Ranks are processes that tests start; no thread of pytest calls these functions."""
+    called = Table.load().called["funccoll/runtime/job/coordinator.py"]
+    assert any(test.startswith("tests/jobs/") for test in called["Coordinator._name"])
+    assert not any(test.startswith("tests/unit/ops/") for test in called["Coordinator._name"])
