@@ -271,6 +271,13 @@ class JobBackend(Protocol):
         """
         ...
 
+    def compare_mesh(self, number: int, axes: Mapping[str, int], source: str) -> None:
+        """Compare the `number`-th mesh that this process makes, at that line, with the same one of others.
+
+        Raises MeshError where another process is known to have made another one.
+        """
+        ...
+
     def end(self, why: str) -> None:
         """Refuse all later collectives in this process with this sentence."""
         ...

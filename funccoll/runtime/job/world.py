@@ -346,8 +346,9 @@ def make_mesh(axes: Mapping[str, int], *, device: str | None = None, hosts: int 
     mesh's collectives have the schedules, and so the bits, of a job of as many processes on such hosts. None is one host. In
     a job the launcher knows the hosts, and `hosts` may be left out.
 
-    Raises: MeshError when sizes are not positive integers, or do not fit the job, and for hosts that do not fit the devices
-    or are not the job's; DeviceError where no GPU can be used.
+    Raises: MeshError when sizes are not positive integers, or do not fit the job, when another process of this host has made
+    another mesh in the place of this one, and for hosts that do not fit the devices or are not the job's; DeviceError where no
+    GPU can be used.
     """
     mesh = Mesh(axes, hosts=() if hosts is None else hosts)
     device = os.environ.get("FUNCCOLL_DEVICE") or "cpu" if device is None else device
@@ -366,7 +367,9 @@ def make_mesh(axes: Mapping[str, int], *, device: str | None = None, hosts: int 
                 f"hosts={hosts!r:.80}: in a job the launcher says on which hosts the processes are, and here they are on "
                 f"{_hosts_text(world.hosts)}. Leave hosts out, or give it only where there is one process."
             )
-        backend = world.backend.for_mesh(next(world.mesh_numbers))
+        number, source = next(world.mesh_numbers), user_source()
+        world.backend.compare_mesh(number, mesh.shape, "an unknown line" if source is None else str(source))
+        backend = world.backend.for_mesh(number)
         made = Mesh(mesh.shape, range(mesh.size), world.rank, backend, hosts=number_hosts(world.hosts))
         return on_device(made, device)
     record_from_environment(JobSpec(0, 1, ""))

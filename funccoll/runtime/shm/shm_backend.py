@@ -103,6 +103,11 @@ class SharedMemoryBackend:
         """See `JobBackend`."""
         return MeshBackend(self, number)
 
+    def compare_mesh(self, number: int, axes: Mapping[str, int], source: str) -> None:
+        """See `JobBackend`. Ranks of one host are compared."""
+        if self.notes is not None:
+            self.notes.compare_mesh(number, axes, source)
+
     def end(self, why: str) -> None:
         """See `JobBackend`."""
         self._ended, self.allocate = True, np.empty
