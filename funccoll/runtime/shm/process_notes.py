@@ -49,10 +49,8 @@ class ProcessNotes:
         return 8 * world
 
     def end(self) -> None:
-        """Leave the job."""
-        self.have_ended = True
-        with self._lock:
-            self._own = None
+        """Leave the job. It takes no lock: in a forked child a thread that is not there may have it."""
+        self.have_ended, self._own = True, None
 
     def note_arguments(self, program: str, site: int, rows: Sequence[PassedArgument]) -> PassedArguments:
         """Note the arguments of a program's first call; later notes take the oldest ones' place. Returns what was noted."""
