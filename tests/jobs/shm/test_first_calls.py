@@ -109,6 +109,13 @@ def test_blocks_of_different_shapes(known):
             assert "fc.uneven_batches" in remedy
 
 
+def test_a_shorter_batch_is_named_as_the_call_names_it():
+    """`DataParallel.step(*batch)` has a function of eight arguments inside."""
+    told = launch(cases.shorter_batch, 2)
+    words = r"arguments: batch\[0\] of step is float64\[(6|8), 3\] .* \(and 1 more argument\)\."
+    check(told, "ProgramMismatch", words, "pad or drop a shorter last batch, or iterate over fc.uneven_batches")
+
+
 def test_blocks_of_different_shapes_that_are_gathered():
     told = launch(cases.gathered_blocks, 2)
     blocks = r"float64\[8\] in blocks of \[4\] on rank 0, and float64\[6\] in blocks of \[3\] on rank 1\."
