@@ -77,8 +77,11 @@ Params = ParamSpec("Params")
 R = TypeVar("R")
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
-# Frames of libraries that call back into funccoll (NumPy's dispatch, optree's maps, functools) are not the user's.
-_FOREIGN = tuple(f"{os.sep}site-packages{os.sep}{name}{os.sep}" for name in ("numpy", "scipy", "optree", "jaxtyping", "torch"))
+# Frames of libraries that call back into funccoll (NumPy's dispatch, optree's maps, functools), or raise for a traced array (JAX),
+# are not the user's.
+_FOREIGN = tuple(
+    f"{os.sep}site-packages{os.sep}{name}{os.sep}" for name in ("numpy", "scipy", "optree", "jaxtyping", "torch", "jax")
+)
 _STANDARD = sysconfig.get_path("stdlib") + os.sep
 _TYPED_IN = ("<stdin>", "<ipython", "<string>")  # Python's names for code without a file
 _VERDICTS: dict[str, bool] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -13,10 +14,12 @@ import optree
 
 from ..errors import (
     ConcretizationError,
+    FunccollError,
     ShardingError,
     Source,
     TraceError,
     current_source,
+    raised_at,
     registration_remedy,
     traced_source,
 )
@@ -330,6 +333,22 @@ def flatten_outputs(result: Any, name: str, given: bool = False) -> tuple[list[A
     return leaves, treedef
 
 
+_TRACER = re.compile(r"\bTracer\b")
+_NUMPY_ALONE = (
+    "  A Tracer is an array while its function is traced: operators, np.* functions, fc.nn and fc.special take it, and "
+    "functions of other libraries (torch.*, jax.numpy.*) do not."
+)
+
+
+def _note_other_library(error: TypeError) -> None:
+    """Add to another library's error about a traced array what takes one, and the user's line."""
+    if isinstance(error, FunccollError) or not _TRACER.search(str(error)) or _NUMPY_ALONE in getattr(error, "__notes__", ()):
+        return
+    error.add_note(_NUMPY_ALONE)
+    if (line := raised_at(error)) is not None and line.as_note not in error.__notes__:
+        error.add_note(line.as_note)
+
+
 def stage(
     fn: Callable[..., Any],
     types: Sequence[ArrayType],
@@ -367,6 +386,9 @@ def stage(
     except ValueError as error:
         if isinstance(error.__cause__, ConcretizationError):  # out[i] = tracer: NumPy wraps this error in its own
             raise error.__cause__.with_traceback(error.__traceback__) from None
+        raise
+    except TypeError as error:
+        _note_other_library(error)
         raise
     finally:
         trace.open = False
