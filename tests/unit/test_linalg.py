@@ -287,3 +287,17 @@ def test_results_have_numpys_names():
     assert len(found(np.eye(2))) == 4
     out = fc.jit(np.linalg.slogdet)(np.eye(2))
     assert type(out) is type(np.linalg.slogdet(np.eye(2)))
+
+
+def test_the_gradient_of_a_pseudoinverse_that_cuts_singular_values_off():
+    """The numerical tests of all cases are slow, and in the two quick ones no singular value is cut off."""
+    rng = np.random.default_rng(0)
+    a, weights, along = rng.normal(size=(3, 4, 3))
+    cut = np.linalg.svd(a, compute_uv=False) <= 0.4 * np.linalg.norm(a, 2)
+    assert cut.any() and not cut.all()
+
+    def loss(a):
+        return np.sum(weights * np.linalg.pinv(a, rcond=0.4).T)
+
+    step = 1e-6 * along
+    np.testing.assert_allclose(np.sum(along * fc.grad(loss)(a)), (loss(a + step) - loss(a - step)) / 2e-6, rtol=1e-6)
