@@ -77,8 +77,8 @@ Params = ParamSpec("Params")
 R = TypeVar("R")
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
-# Frames of libraries that call back into funccoll (NumPy's dispatch, optree's maps, functools), or raise for a traced array (JAX),
-# are not the user's.
+# Frames of libraries that call back into funccoll (NumPy's dispatch, optree's maps, functools), or raise for a traced array (as
+# JAX), are not the user's.
 _FOREIGN = tuple(
     f"{os.sep}site-packages{os.sep}{name}{os.sep}" for name in ("numpy", "scipy", "optree", "jaxtyping", "torch", "jax")
 )
