@@ -28,6 +28,7 @@ from ..passes.rewrite import at_all_depths
 from ..passes.snapshots import snapshots
 from ..primitives.collectives import pvary_p
 from ..runtime.backend import ArgumentCheck, FirstCall
+from ..runtime.bad_index import CAPTURED_CONSTANT
 from ..runtime.codegen import GeneratedProgram, compile_program, require_devices
 from ..runtime.job.world import backend_of
 from ..tracing.trace import stage
@@ -253,7 +254,7 @@ def generate(
         buffers = buffers.without_reuse()
     overwritten = [i for i, v in enumerate(ordered.inputs) if v in buffers.overwritten]
     names: dict[Atom, str] = dict(zip(ordered.inputs, arguments, strict=False))
-    names.update((v, "a captured constant") for v, _ in ordered.constants)
+    names.update((v, CAPTURED_CONSTANT) for v, _ in ordered.constants)
     for eqn in ordered.equations if search is not None else ():
         if eqn.primitive is pvary_p and eqn.inputs[0] in names:
             names[eqn.outputs[0]] = names[eqn.inputs[0]]

@@ -10,7 +10,10 @@ from types import FrameType
 from ..ir import Atom, Equation, Var
 from ..primitives.debugging import DevicePlace
 
-__all__ = ["SegmentOperands"]
+__all__ = ["CAPTURED_CONSTANT", "SegmentOperands"]
+
+CAPTURED_CONSTANT = "a captured constant"
+"""In messages, an operand of a program that is neither an argument nor made by an equation."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,8 @@ class SegmentOperands:
         which = "of the index " * bool(found) + " or ".join(found)
         of = self._name(eqn.inputs[0])
         into = f"into {of}" if of else ""
+        if not where and not which and of == CAPTURED_CONSTANT:  # says nothing: the program may hold many
+            return ""
         told = ", ".join(filter(None, [where, which, into]))
         return f"  {told}" if told else ""
 
