@@ -371,7 +371,7 @@ class Compiled(_Scheduled):
         assert self._first_call is not None
         outputs = self._generated.run(*inputs)
         self._check, self._run = self._compare and self._compare_all, self._generated.run
-        self._first_call.compare()
+        self._first_call.compare(alone=not self._generated.executables)
         return outputs
 
     def _delete_donated(self, leaves: Sequence[Any]) -> None:

@@ -129,8 +129,11 @@ class FirstCall(Protocol):
         """Take note of its arguments, and of those that are this process's own global values: None for others, and on a GPU."""
         ...
 
-    def compare(self) -> None:
-        """Compare with the notes of other processes, when the call is complete. Raises ShardingError where values differ."""
+    def compare(self, alone: bool = False) -> None:
+        """Compare with the notes of other processes, when the call is complete. Raises ShardingError where values differ.
+
+        `alone` says that the program has no collective.
+        """
         ...
 
 

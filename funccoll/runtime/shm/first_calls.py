@@ -48,7 +48,7 @@ class NotedCall:
         rows = [self._row(i, *passed) for i, passed in enumerate(zip(arguments, values, strict=True))]
         self._mine = notes.note_arguments(self._identity, call_path(), rows)
 
-    def compare(self) -> None:
+    def compare(self, alone: bool = False) -> None:
         """Compare with the notes of ranks that have taken part, or come the same way. Raises ShardingError."""
         notes = self._notes
         if self._mine is None or notes.have_ended:
@@ -62,7 +62,7 @@ class NotedCall:
             theirs = PassedArguments.of(notes.arguments_of(rank, self._identity))
             if rank in self._met or theirs.site == mine.site:
                 first, second = (mine, theirs) if own < rank else (theirs, mine)
-                if different := first.other_value(second, sorted((own, rank)), alone=not self._met):
+                if different := first.other_value(second, sorted((own, rank)), alone):
                     raise ShardingError(different)
 
     def _row(self, i: int, argument: Any, value: np.ndarray | None) -> PassedArgument:

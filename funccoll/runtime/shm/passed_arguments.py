@@ -83,7 +83,7 @@ class PassedArguments(NamedTuple):
     def other_value(self, other: PassedArguments, ranks: Sequence[int], alone: bool = False) -> str:
         """The sentences about the first global value that two ranks have passed differently; "" where none is known to be.
 
-        `alone` says that the program has no collective that each call reaches.
+        `alone` says that the program has no collective.
         """
         for i in sorted(self.rows.keys() & other.rows.keys()):
             mine, theirs = self.rows[i], other.rows[i]

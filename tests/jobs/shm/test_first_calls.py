@@ -148,6 +148,12 @@ def test_values_of_ranks_that_do_not_communicate(way, ranks, words):
         assert ("If each rank runs the function for itself, jit it without mesh=." in text) == (ranks == 2), text
 
 
+def test_iterations_that_differ():
+    (kind, text), (other, _) = launch(cases.apart, 2, "iterations")  # the second rank is in one iteration more
+    assert (kind, other) == ("ShardingError", "PeerFailure") and "without mesh" not in text, text
+    assert text.startswith("x of <lambda> has the spec P(), so it must be equal on all ranks, and ranks 0 and 1 hold"), text
+
+
 @pytest.mark.parametrize("shape", [(), (0, 3), (5, 7), (300, 700)])
 def test_a_hash_is_of_values_in_c_order(shape):
     x = np.random.default_rng(0).permutation(int(np.prod(shape))).reshape(shape).astype(np.float32)

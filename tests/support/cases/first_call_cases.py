@@ -226,6 +226,10 @@ def apart(way: str) -> tuple[str, str]:
     if way == "along the other axis":  # in which ranks with equal values are
         mesh, x = fc.make_mesh({"a": 2, "b": 2}), np.full(4, float(fc.rank() % 2))
         step = fc.jit(lambda x: fc.all_reduce(x, "a"), mesh=mesh, in_specs=P(("a", "b")), out_specs=P("b"))
+    elif way == "iterations":  # of a loop with a collective, which a call need not reach
+        mesh, x = line_mesh(), np.int32(2 + fc.rank())
+        body = lambda i, v: fc.pvary(fc.all_reduce(v, "d"), "d")
+        step = fc.jit(lambda x: fc.fori_loop(0, x, body, fc.pvary(1.0, "d"))[None], mesh=mesh, in_specs=P(), out_specs=P("d"))
     elif way == "parameters":
         mesh, x = line_mesh(), fc.random.key(fc.rank())
         step = fc.jit(lambda key: fc.random.normal(key, (2,)), mesh=mesh, in_specs=P(), out_specs=P())
