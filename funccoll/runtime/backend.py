@@ -89,6 +89,10 @@ class FunctionExecutable(CollectiveExecutable):
     ):  # fmt: skip
         self._function, self.inputs, self.outputs, self.returns_tuple = function, inputs, outputs, returns_tuple
 
+    def __call__(self, *copies: Copies) -> Any:
+        """Call the function."""
+        return self._function(*copies)
+
     @property
     def function(self) -> Callable[..., Any]:
         """See `CollectiveExecutable`. The function itself: a call through this object would cost 50 ns."""

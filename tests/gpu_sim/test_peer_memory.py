@@ -117,7 +117,7 @@ def test_what_a_rank_is_told_before_its_launch(told, case, rank, kind, words):
     assert len(later) == 2 and all(said.startswith(LATER) for said in later), later
 
 
-IN = r"rank was in all_reduce among ranks \[0, 1\] \(peer_simulation.py:\d+ .*has finished the agreement to all_reduce over"
+IN = r"Rank \d was in all_reduce among ranks \[0, 1\] \(peer_simulation.py:\d+ .*has finished the agreement to all_reduce over"
 
 
 @pytest.mark.parametrize(("case", "rank", "words"), [
