@@ -85,6 +85,9 @@ def _steps(program: Program, axis: str, own: _Own) -> Iterator[_Step]:
         found = [own[a] for a in eqn.inputs if a in own]
         if not found and (eqn.primitive is pvary_p or any(axis in a.type.varying for a in eqn.inputs)):
             continue  # of copies
+        if eqn.primitive is grad_hook_p:  # of several leaves, each of which stays what it is
+            own.update((v, own[a]) for v, a in zip(eqn.outputs, eqn.inputs, strict=True) if a in own)
+            continue
         leaf = found[0] if found and all(found) and _keeps_leaves(eqn, len(found)) else None
         own.update((v, leaf) for v in eqn.outputs if axis in v.type.varying)
     path: set[Atom] = {v for v in program.outputs if v in own}

@@ -401,6 +401,24 @@ def test_gradient_of_a_forgotten_partial_sum(loss):
     assert "loss" not in remedy.split("?")[1]  # its mean would be a gradient of another model
 
 
+def test_a_forgotten_partial_sum_in_data_parallel():
+    """Its bucket takes all parameters at once: each stays what it is."""
+    mesh = fc.make_mesh({"data": 1, "model": 2})
+    specs = {"down": P("model", None), "head": P(), "out": P("model", None), "up": P(None, "model")}
+
+    def loss(p, x):
+        y = x + (x @ p["up"]) @ p["out"]
+        return np.mean((y + fc.all_reduce(np.tanh(y @ p["up"]) @ p["down"], "model")) @ p["head"])
+
+    step = fc.jit(
+        lambda p, x: fc.value_and_grad(fc.data_parallel(loss))(p, x)[0], mesh=mesh, in_specs=(specs, P("data")), out_specs=P()
+    )  # fmt: skip
+    with pytest.raises(VaryingError) as caught:
+        step({name: np.ones((4, 4)) for name in specs}, np.ones((2, 4)))
+    line = loss.__code__.co_firstlineno + 1
+    assert f"Is the matmul of p['out'], f64[2,4]{{model}}, at test_tracer_errors.py:{line} (loss)" in str(caught.value)
+
+
 def test_the_remedy_of_a_forgotten_partial_sum():
     def loss(p, x):
         return np.mean((fc.all_reduce(np.tanh(x @ p["up"]) @ p["down"], "data") + p["b"]) ** 2)
