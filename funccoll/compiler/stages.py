@@ -17,7 +17,7 @@ from ..arrays.array import Array, device_type_of, shape_and_dtype, to_numpy
 from ..arrays.array_layout import ArrayLayout
 from ..display import titled
 from ..dtype_promotion import Widening
-from ..errors import PytreeError, ShapeError, Source, at_source, user_frames
+from ..errors import FunccollError, PytreeError, ShapeError, Source, at_source, user_frames
 from ..ir import Atom, Equation, Program
 from ..mesh import Mesh
 from ..passes import run_passes
@@ -386,7 +386,11 @@ class Compiled(_Scheduled):
         try:
             for i, given, source in self.signature.redistributed(leaves):
                 first = redistribution(given, self._layouts[i], source)
-                moved[i] = first.execute((leaves[i],))
+                try:
+                    moved[i] = first.execute((leaves[i],))
+                except FunccollError as error:
+                    error.add_note(f"  in the redistribution of {self.signature.argument(i)}")
+                    raise
                 complete.append(first)
             result = self.execute(moved)
         except BaseException as error:  # a retry would begin with them, and the others go on from here

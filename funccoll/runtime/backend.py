@@ -229,11 +229,11 @@ class Backend(Protocol):
         ...
 
     def gather_whole(
-        self, block: np.ndarray, shape: tuple[int, ...], sharding: Sharding, array: Array | None = None
+        self, block: np.ndarray, shape: tuple[int, ...], sharding: Sharding, named: tuple[str, Array] | None = None
     ) -> np.ndarray:
         """Return the global value of this process's block of an array, on every process; all must call it.
 
-        Of an `Array` the values that the processes were given are compared when its layout is gathered first.
+        Of a `named` Array the values that the processes were given are compared when a line of the user gathers it first.
         """
         ...
 

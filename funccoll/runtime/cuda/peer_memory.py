@@ -169,11 +169,11 @@ class PeerMemoryBackend:
         self.host.note_exception([executable.agreement for executable in executables], done, inside, error)
 
     def gather_whole(
-        self, block: Any, shape: tuple[int, ...], sharding: Sharding, array: Array | None = None
+        self, block: Any, shape: tuple[int, ...], sharding: Sharding, named: tuple[str, Array] | None = None
     ) -> np.ndarray:
         """See `Backend`. It goes through the host."""
         block = self._to_host(block)
-        return self.host.gather_whole(block, shape, sharding, array)
+        return self.host.gather_whole(block, shape, sharding, named)
 
     def compare_replicas(
         self, mesh: Mesh, layouts: Sequence[ArrayLayout], name: Callable[[int], str]

@@ -209,7 +209,7 @@ class VirtualGpuBackend:
         """See `Backend`. One process has one global value."""
 
     def gather_whole(
-        self, block: Any, shape: tuple[int, ...], sharding: Sharding, array: Array | None = None
+        self, block: Any, shape: tuple[int, ...], sharding: Sharding, named: tuple[str, Array] | None = None
     ) -> Any:
         """See `Backend`. One process that plays all devices has no block to gather: its Arrays are whole."""
         return block.copy()

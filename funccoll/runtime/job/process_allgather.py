@@ -34,15 +34,16 @@ def process_allgather(arr: Any, tiled: bool = False) -> Any:
         to_numpy(arr, "process_allgather: arr")
     given: Any = arr
     accessors, leaves, tree = optree.tree_flatten_with_accessor(given)
+    names = [accessor.codify("arr") for accessor in accessors]
     values: list[Any] = [
-        leaf if _is_on_mesh(leaf) else to_numpy(leaf, f"process_allgather: {accessor.codify('arr')}")
-        for accessor, leaf in zip(accessors, leaves, strict=True)
+        leaf if _is_on_mesh(leaf) else to_numpy(leaf, f"process_allgather: {name}")
+        for name, leaf in zip(names, leaves, strict=True)
     ]
     own = [value for value in values if not _is_on_mesh(value)]
     gathered = iter(_gather_own(own, tree, accessors, values) if own else ())
     return tree.unflatten([
-        _global_value(value) if _is_on_mesh(value) else _joined(next(gathered)) if tiled else next(gathered)
-        for value in values
+        _global_value(value, name) if _is_on_mesh(value) else _joined(next(gathered)) if tiled else next(gathered)
+        for name, value in zip(names, values, strict=True)
     ])  # fmt: skip
 
 
@@ -50,10 +51,10 @@ def _is_on_mesh(value: Any) -> bool:
     return type(value) is Array and bool(value.sharding.mesh.axis_names)
 
 
-def _global_value(arr: Array) -> np.ndarray:
+def _global_value(arr: Array, name: str) -> np.ndarray:
     if arr.sharding.mesh.is_fully_addressable:
         return np.array(arr)
-    return backend_of(arr.sharding.mesh).gather_whole(arr.local, arr.shape, arr.sharding, arr)
+    return backend_of(arr.sharding.mesh).gather_whole(arr.local, arr.shape, arr.sharding, (name, arr))
 
 
 def _joined(rows: np.ndarray) -> np.ndarray:

@@ -80,7 +80,7 @@ class LocalBackend:
         """See `Backend`. One process has one global value."""
 
     def gather_whole(
-        self, block: np.ndarray, shape: tuple[int, ...], sharding: Sharding, array: Array | None = None
+        self, block: np.ndarray, shape: tuple[int, ...], sharding: Sharding, named: tuple[str, Array] | None = None
     ) -> np.ndarray:
         """See `Backend`. One process that plays all devices has no block to gather: its Arrays are whole."""
         return np.array(block)

@@ -109,10 +109,10 @@ class NcclBackend:
         self.host.note_exception([executable.agreement for executable in executables], done, inside, error)
 
     def gather_whole(
-        self, block: Any, shape: tuple[int, ...], sharding: Sharding, array: Array | None = None
+        self, block: Any, shape: tuple[int, ...], sharding: Sharding, named: tuple[str, Array] | None = None
     ) -> np.ndarray:
         """See `Backend`. By way of the hosts, where the value is wanted."""
-        return self.host.gather_whole(self._download(block), shape, sharding, array)
+        return self.host.gather_whole(self._download(block), shape, sharding, named)
 
     def compare_replicas(
         self, mesh: Mesh, layouts: Sequence[ArrayLayout], name: Callable[[int], str]

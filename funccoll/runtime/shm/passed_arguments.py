@@ -11,6 +11,7 @@ __all__ = ["MOST_TEXT", "PassedArgument", "PassedArguments", "different_values",
 
 MOST_TEXT = 8 << 10
 """Bytes of the longest text, which is sent to other hosts as well."""
+_LONGEST_HASH = 2**32 - 1
 _LISTED = 8
 """The most ranks that are named one by one."""
 _CHECKSUM = 8
@@ -39,25 +40,53 @@ class PassedArgument(NamedTuple):
     along: str = ""
 
 
+class LeftOut(NamedTuple):
+    """The arguments with a hash for which a text has no room: the first one's name, and how many they are.
+
+    `which` is equal where they are the same ones, or the same parts of them, and `hash` where their values are, too.
+    """
+
+    first: str
+    number: int
+    which: int
+    hash: int
+
+    @classmethod
+    def of(cls, rows: Mapping[int, PassedArgument]) -> LeftOut | None:
+        """Those of some arguments; None where none has a hash."""
+        found = {i: row for i, row in sorted(rows.items()) if row.hash}
+        if not found:
+            return None
+        which, hashes = [[i, row.part] for i, row in found.items()], [row.hash for row in found.values()]
+        sums = (zlib.crc32(json.dumps(each).encode()) for each in (which, hashes))
+        return cls(next(iter(found.values())).name, len(found), *sums)
+
+
 class PassedArguments(NamedTuple):
-    """The arguments of a program's first call, by number, as far as the text has room for them.
+    """The arguments of a program's first call, by number, and those for which the text has no room, together.
 
     `site` is the call's (`call_path`), 0 where it is not known.
     """
 
     rows: Mapping[int, PassedArgument]
     site: int = 0
+    left_out: LeftOut | None = None
 
     @staticmethod
     def text(program: str, serial: int, site: int, rows: Sequence[PassedArgument]) -> str:
-        """The arguments as text. Those with a hash come first: the last ones of a long list are left out."""
-        chosen, room = [], MOST_TEXT - 150 - len(program)
+        """The arguments as text. Those with a hash come first; of the last ones of a long list it has one hash together."""
+        longest = max((len(json.dumps(row.name)) for row in rows), default=0)  # in what is said of those that are left out
+        chosen, room = dict[int, PassedArgument](), MOST_TEXT - 250 - len(program) - longest
         for i in sorted(range(len(rows)), key=lambda i: not rows[i].hash):
-            room -= len(json.dumps([i, *rows[i]])) + 2
+            room -= len(json.dumps([i, *rows[i]._replace(hash=_LONGEST_HASH)])) + 2  # equal on all ranks
             if room < 0:
                 break
-            chosen.append([i, *rows[i]])
-        text = json.dumps({"program": program, "serial": serial, "site": site, "arguments": chosen})
+            chosen[i] = rows[i]
+        left_out = LeftOut.of({i: row for i, row in enumerate(rows) if i not in chosen})
+        arguments = [[i, *row] for i, row in chosen.items()]
+        text = json.dumps(
+            {"program": program, "serial": serial, "site": site, "arguments": arguments, "left_out": left_out}
+        )  # fmt: skip
         return f"{text}{zlib.crc32(text.encode()):08x}"
 
     @staticmethod
@@ -78,7 +107,8 @@ class PassedArguments(NamedTuple):
         if not text:
             return PassedArguments({})
         read = _read(text.encode())
-        return PassedArguments({i: PassedArgument(*row) for i, *row in read["arguments"]}, read["site"])
+        left_out = read["left_out"] and LeftOut(*read["left_out"])
+        return PassedArguments({i: PassedArgument(*row) for i, *row in read["arguments"]}, read["site"], left_out)
 
     def other_value(self, other: PassedArguments, ranks: Sequence[int], alone: bool = False) -> str:
         """The sentences about the first global value that two ranks have passed differently; "" where none is known to be.
@@ -91,6 +121,14 @@ class PassedArguments(NamedTuple):
                 said = different_values(mine.name, mine.spec, mine.is_split, ranks, mine.along, mine.kind)
                 without = " If each rank runs the function for itself, jit it without mesh=."
                 return said + without * (alone and mine.kind in ("own", "whole"))
+        one, another = self.left_out, other.left_out
+        if one and another and one.which == another.which and one.hash != another.hash:
+            or_one = f" or one of the {one.number - 1} arguments after it" * (one.number > 1)
+            return (
+                f"{one.first}{or_one} must be equal on all ranks, and ranks {ranks[0]} and {ranks[1]} hold different values. "
+                "FUNCCOLL_DEBUG=detail names it. Make it from the same data and the same random seed, or pass each rank's own "
+                "block by fc.from_local."
+            )
         return ""
 
 

@@ -229,17 +229,18 @@ class MeshBackend:
         return NotedCall(self.job.notes, list(found.values()), f"{identity} mesh {self.number}", layouts, name)
 
     def gather_whole(
-        self, block: np.ndarray, shape: tuple[int, ...], sharding: Sharding, array: Array | None = None
+        self, block: np.ndarray, shape: tuple[int, ...], sharding: Sharding, named: tuple[str, Array] | None = None
     ) -> np.ndarray:
         """See `Backend`."""
         from .values import gather_identity, gathers_of
 
-        job, layouts = self.job, [] if array is None else [array.layout]
+        job, (name, array) = self.job, named or ("", None)
+        layouts = [] if array is None else [array.layout]
         identity = gather_identity(*layouts)
         with self._noting("process_allgather"):
             line = current_source()
             gathers = gathers_of(block, sharding, identity, job.communicators, self.number, job.gathers, line)
-            first = self.first_call(gathers, identity, layouts, lambda _: "the Array of fc.process_allgather")
+            first = self.first_call(gathers, f"{identity} {line} {name}", layouts, lambda _: f"{name} of process_allgather")
             if first is not None and layouts:
                 first.note([array], [None])
             for gather in gathers:

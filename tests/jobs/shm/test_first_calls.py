@@ -47,7 +47,7 @@ def test_parameters_of_each_ranks_own():
         ("whole", r"x of norm", r"fc\.from_local, with the axis in its spec\."),
         ("large", r"x of norm", r"fc\.from_local\(x, mesh, P\('d'\)\)\."),
         ("a parameter", r"params\['w'\] of <lambda>", r"fc\.from_local\(x, mesh, P\('d'\)\)\."),
-        ("gathered", "the Array of fc.process_allgather", r"fc\.from_local\(x, mesh, P\('d'\)\)\."),
+        ("gathered", r"arr\['x'\] of process_allgather", r"fc\.from_local\(x, mesh, P\('d'\)\)\."),
         ("redistributed", r"x of redistribute", r"fc\.from_local\(x, mesh, P\('d'\)\)\."),
     ],
 )
@@ -81,7 +81,7 @@ EQUAL = r"has the spec P\(\), so it must be equal on all ranks, and ranks 0 and 
     ("way", "ranks", "words"),
     [
         ("whole", 2, rf"x of <lambda> {EQUAL}"),
-        ("gathered", 2, rf"the Array of fc\.process_allgather {EQUAL}"),
+        ("gathered", 2, rf"arr of process_allgather {EQUAL}"),
         pytest.param("split", 4, r"it must be equal along 'm', and ranks (0 and 1|2 and 3) hold", marks=pytest.mark.slow),
     ],
 )
@@ -90,6 +90,12 @@ def test_blocks_that_should_be_equal(way, ranks, words):
     assert any(kind == "ShardingError" for kind, _ in told), told
     for kind, text in told:
         assert kind in ("", "ShardingError", "PeerFailure") and (not kind or re.search(words, text)), told
+
+
+def test_arguments_for_which_a_note_has_no_room():
+    told = launch(cases.many_parameters, 2)
+    name = r"params\['layer \d+ of a model'\] of total or one of the \d+ arguments after it must be equal on all ranks"
+    check(told, "ShardingError", rf"{name}, and ranks 0 and 1 hold different values\. FUNCCOLL_DEBUG=detail names it\.")
 
 
 @pytest.mark.parametrize("known", [False, True])
@@ -119,7 +125,7 @@ def test_a_shorter_batch_is_named_as_the_call_names_it():
 def test_blocks_of_different_shapes_that_are_gathered():
     told = launch(cases.gathered_blocks, 2)
     blocks = r"float64\[8\] in blocks of \[4\] on rank 0, and float64\[6\] in blocks of \[3\] on rank 1\."
-    check(told, "ProgramMismatch", rf"pass different arguments: the Array of fc\.process_allgather is {blocks}")
+    check(told, "ProgramMismatch", rf"pass different arguments: arr of process_allgather is {blocks}")
     assert all("fc.from_local" in text for kind, text in told if kind == "ProgramMismatch")
 
 
@@ -168,7 +174,7 @@ def test_texts_of_arguments_are_found_and_bounded():
     assert len(long) < MOST_TEXT and PassedArguments.of(long).rows[900] == row(900, 1)  # those with a hash come first
     texts = [PassedArguments.text(name, serial, 7, [row(0, serial)]) for serial, name in enumerate("ababab")]
     memory = b"\0".join([b"rubbish", *(text.encode() for text in reversed(texts)), texts[4].encode()[:-5], b""])
-    assert PassedArguments.of(PassedArguments.find(memory, "a")) == ({0: row(0, 4)}, 7)
+    assert PassedArguments.of(PassedArguments.find(memory, "a")) == ({0: row(0, 4)}, 7, None)
     torn = texts[4].replace("P()", "P )", 1).encode()  # as it is written
     assert PassedArguments.of(PassedArguments.find(memory.replace(texts[4].encode(), torn), "a")).rows[0].hash == 2
     assert PassedArguments.find(memory, "c") == PassedArguments.find(b"", "a") == "" and not PassedArguments.of("").rows

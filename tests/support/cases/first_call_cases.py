@@ -51,6 +51,21 @@ def own_parameters() -> tuple[str, str]:
     return told(lambda: step(params, fc.from_local(np.ones((2, 4), np.float32), mesh, P("d"))))
 
 
+def many_parameters() -> tuple[str, str]:
+    """The last of many parameters differs, as from a forgotten seed; once more, where all are equal."""
+    mesh = line_mesh()
+
+    def total(params, x):
+        return fc.all_reduce(np.sum(np.stack(list(params.values()))) * np.sum(x), "d")
+
+    step: Any = fc.jit(total, mesh=mesh, in_specs=(P(), P("d")), out_specs=P())
+    params: dict[str, Any] = {f"layer {k} of a model": np.full(4, float(k)) for k in range(300)}
+    x = np.ones(fc.world_size())
+    assert step(params, x).local > 0
+    params["layer 300 of a model"] = np.full(4, float(fc.rank()))
+    return told(lambda: step(params, x))
+
+
 def put(way: str) -> tuple[str, str]:
     """Each rank puts values of its own by `device_put`, which takes the global value."""
     mesh, columns = line_mesh(), 40_000 if way == "large" else 2
@@ -60,7 +75,8 @@ def put(way: str) -> tuple[str, str]:
     else:
         x = fc.device_put(own, fc.Sharding(mesh, P() if way == "whole" else P("d")))
     if way == "gathered":
-        return told(lambda: fc.process_allgather({"x": x}))
+        alike = fc.device_put(np.zeros(own.shape), mesh, P("d"))
+        return told(lambda: fc.process_allgather({"same": alike, "x": x}))
     if way == "redistributed":
         return told(lambda: fc.redistribute(x, P()))
     if way == "a parameter":

@@ -89,7 +89,7 @@ class ThreadBackend:
         pass  # nor are arguments compared
 
     def gather_whole(
-        self, block: np.ndarray, shape: tuple[int, ...], sharding: Sharding, array: Any = None
+        self, block: np.ndarray, shape: tuple[int, ...], sharding: Sharding, named: Any = None
     ) -> np.ndarray:
         for dim in range(len(shape)):
             axes = sharding.dim_axes(dim)
