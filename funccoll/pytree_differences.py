@@ -10,6 +10,9 @@ from .pytree_paths import path_names
 
 __all__ = ["classes_at_difference", "first_difference", "prefix_difference"]
 
+_MANY = 8
+"""The most keys that are listed."""
+
 
 def prefix_difference(prefix: optree.PyTreeSpec, tree: optree.PyTreeSpec, name: str, what: str) -> str:
     """The place where a tree is not a prefix of another: `specs[0] is a tuple of 2, and the arguments have a list there`."""
@@ -34,7 +37,7 @@ def _words(place: tuple[str, optree.PyTreeSpec, optree.PyTreeSpec] | None, name:
     if place is None:  # their static fields differ
         return f"{name} differs from {what} in what its classes hold besides arrays"
     path, one, other = place
-    return f"{name}{path} is {_node(one)}, and {what} {_node(other)} there"
+    return f"{name}{path} is {_node(one, other)}, and {what} {_node(other, one)} there"
 
 
 def _first(
@@ -64,7 +67,8 @@ def _kind(node: optree.PyTreeSpec) -> type | None:
     return dict if node.type is not None and issubclass(node.type, Mapping) else node.type
 
 
-def _node(node: optree.PyTreeSpec) -> str:
+def _node(node: optree.PyTreeSpec, beside: optree.PyTreeSpec) -> str:
+    """A node in words, beside which another one stands: of many keys, those that the other lacks."""
     if node.is_leaf():
         return "one value"
     kind = node.type or tuple
@@ -72,7 +76,11 @@ def _node(node: optree.PyTreeSpec) -> str:
         return "None"
     entries = node.entries()
     if issubclass(kind, Mapping):
-        shown = ", ".join(map(repr, entries[:8])) + (", ..." if len(entries) > 8 else "")
+        shown = ", ".join(map(repr, entries))
+        if len(entries) > _MANY:
+            other = beside.entries() if beside.type is not None and issubclass(beside.type, Mapping) else entries
+            own = ", ".join([repr(key) for key in entries if key not in other][:_MANY])
+            return f"a {kind.__name__} with {len(entries)} keys" + f" ({own} among them)" * bool(own)
         return f"a {kind.__name__} with the key{'s' if len(entries) > 1 else ''} {shown}" if entries else "an empty dict"
     if kind in (tuple, list):
         return f"a {kind.__name__} of {node.num_children}"

@@ -56,6 +56,7 @@ def _concrete(what: str, method: str = "") -> Any:
         if copies:
             value = _equal_copy(what, copies)
             return getattr(value[()] if method == "__format__" else value, method)(*args, **kwargs)
+        check_alive(self)
         raise ConcretizationError(
             f"{what} needs the value of a traced array of type {self.type}. While a function is traced, arrays have types "
             "and no values: the program is compiled once, for all values. " + _REMEDY.get(what, _REMEDY["float()"])

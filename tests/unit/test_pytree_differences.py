@@ -33,6 +33,8 @@ CASES = {
     "one dataclass": (lambda: with_specs(Dense(P(), P()), P(), Dense(X, X)), "write in_specs=(Dense(weight=P(), bias=P()),)."),
     "a key": (lambda: with_specs((P(), {"a": {"w": P()}}), P(), X, {"a": {"v": X}}),
               "in_specs[1]['a'] is a dict with the key 'w', and the arguments have a dict with the key 'v' there."),
+    "one of many keys": (lambda: with_specs(({f"w{i}": P() for i in range(9)},), P(), {f"w{i}": X for i in range(10)}),
+                         "is a dict with 9 keys, and the arguments have a dict with 10 keys ('w9' among them) there."),
     "a length": (lambda: with_specs(({"a": [P(), P()]},), P(), {"a": [X, X, X]}),
                  "in_specs[0]['a'] is a list of 2, and the arguments have a list of 3 there."),
     "an array": (lambda: with_specs(({"a": (P(),)},), P(), {"a": X}),

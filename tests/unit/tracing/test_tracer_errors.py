@@ -307,6 +307,8 @@ def test_a_leaked_tracer_says_where_it_was_made():
     wrong(LeakedTracerError, lambda: kept[0] + 1, "f32[2]{data}", f"made at {made}", "Return it", line=0)
     wrong(LeakedTracerError, lambda: keeper.kept + 1, "an argument of body", "f32[2]{data}", line=0)
     wrong(LeakedTracerError, lambda: np.sum(kept[0]), "made at", line=0)
+    wrong(LeakedTracerError, lambda: float(np.sum(kept)), "made at", line=0)
+    wrong(LeakedTracerError, lambda: float(kept[0]), "made at", line=0)
     wrong(LeakedTracerError, lambda: run(lambda x: x + kept[0]), "made at", line=0)
     wrong(LeakedTracerError, lambda: fc.grad(lambda x: np.sum(x * kept[0]))(X[:2]), "made at", line=0)
     wrong(LeakedTracerError, lambda: run(lambda x: kept[0]), "made at")
