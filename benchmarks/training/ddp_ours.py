@@ -135,8 +135,8 @@ class Alone(Ours):
 
     def __init__(self) -> None:
         self.rank, self.ranks = int(os.environ["FUNCCOLL_RANK"]), int(os.environ["FUNCCOLL_WORLD_SIZE"])
-        for name in [name for name in os.environ if name.startswith("FUNCCOLL_")]:
-            del os.environ[name]  # it is in no job
+        for name in ("FUNCCOLL_RANK", "FUNCCOLL_WORLD_SIZE", "FUNCCOLL_RUN_ID"):
+            del os.environ[name]  # it is in no job; the mark beside them says that torch's variables are of this one, too
         self._make(1)
 
 

@@ -34,10 +34,17 @@ def test_it_is_the_global_value_indeed():
     def halves():
         mesh = fc.make_mesh({"i": 2})
         step = fc.jit(lambda x: x, mesh=mesh, in_specs=P("i"), out_specs=P("i"))
-        mine = np.arange(2.0) + 10 * fc.rank()
-        return step(mine).local.tolist(), step(fc.from_local(mine, mesh, P("i"))).local.tolist()
+        whole = np.arange(2.0)
+        mine = whole + 10 * fc.rank()
+        return step(whole).local.tolist(), step(fc.from_local(mine, mesh, P("i"))).local.tolist()
 
-    assert fc.launch(halves, 2) == [([0.0], [0.0, 1.0]), ([11.0], [10.0, 11.0])]
+    def own():
+        fc.jit(lambda x: x, mesh=fc.make_mesh({"i": 2}), in_specs=P("i"), out_specs=P("i"))(np.arange(2.0) + 10 * fc.rank())
+        fc.process_allgather(0.0)  # one of the two calls sees the other's value
+
+    assert fc.launch(halves, 2) == [([0.0], [0.0, 1.0]), ([1.0], [10.0, 11.0])]
+    with pytest.raises(fc.errors.ShardingError, match=r"each rank's own block as fc\.from_local"):
+        fc.launch(own, 2)
 
 
 def function_of(block, choose):
