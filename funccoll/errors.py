@@ -292,7 +292,7 @@ class user_frames:
 
         @functools.wraps(fn)
         def shown(*args: Params.args, **kwargs: Params.kwargs) -> R:
-            try:  # costs nothing where there is no exception, other than `with`
+            try:  # without an exception it costs nothing, where `with` would
                 return fn(*args, **kwargs)
             except BaseException as error:
                 error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next  # without this frame

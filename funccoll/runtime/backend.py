@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from .shm.collective_group import CollectiveGroup
 
 __all__ = [
-    "NATIVE_ALGORITHMS", "ONE_BY_ONE", "TRANSPORT", "AgreedExecutable", "ArgumentCheck", "Backend", "CollectiveExecutable",
-    "Copies", "FirstCall", "FunctionExecutable", "Identity", "JobBackend", "Run", "choose_job_backend", "host_block",
-    "load_backend",
+    "NATIVE_ALGORITHMS", "ONE_BY_ONE", "TRANSPORT", "AgreedBackend", "AgreedExecutable", "ArgumentCheck", "Backend",
+    "CollectiveExecutable", "Copies", "FirstCall", "FunctionExecutable", "Identity", "JobBackend", "Run",
+    "choose_job_backend", "host_block", "load_backend",
 ]  # fmt: skip
 
 Copies = Any
@@ -108,6 +108,29 @@ class AgreedExecutable(CollectiveExecutable):
 
 ONE_BY_ONE = "fc.debug.disable_jit"
 """The name of programs of one operation, which stands in their identity: the operations of a function that is not compiled."""
+
+
+class AgreedBackend:
+    """The part that the backends of GPUs share: the hosts of the ranks compare, by the agreements of executables."""
+
+    host: Any
+    """The backend of the same mesh in host memory."""
+
+    def decision(
+        self, executables: Sequence[Any], kind: str, source: Source | None, identity: str
+    ) -> Callable[[int], None] | None:
+        """See `Backend`."""
+        return self.host.decision([executable.agreement for executable in executables], kind, source, identity)
+
+    def first_call(
+        self, executables: Sequence[Any], identity: str, layouts: Sequence[ArrayLayout], name: Callable[[int], str]
+    ) -> FirstCall | None:
+        """See `Backend`."""
+        return self.host.first_call([executable.agreement for executable in executables], identity, layouts, name)
+
+    def note_exception(self, executables: Sequence[Any], done: int, inside: bool, error: BaseException) -> None:
+        """See `Backend`. An exception after an agreement has ended the job already; any other one is the host's to note."""
+        self.host.note_exception([executable.agreement for executable in executables], done, inside, error)
 
 
 class Identity(str):

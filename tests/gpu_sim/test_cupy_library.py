@@ -87,7 +87,7 @@ def test_local_primitives_of_collectives() -> None:
 ALL_DTYPES = [*DTYPES, np.dtype("i2"), np.dtype("u2"), np.dtype("u4"), BF16]
 FEW_DTYPES = [np.dtype(d) for d in ("?", "i1", "u8", "i8", "f2", BF16, "f4", "c8")]
 OTHER_DTYPES = [np.dtype("i8"), np.dtype("f4"), *(d for d in ALL_DTYPES if d not in FEW_DTYPES)]
-"""What FEW_DTYPES lacks, beside two of them."""
+"""Those that FEW_DTYPES lacks, beside two of them."""
 _NUMBERS = [0.0, 1.0, 2.0, 3.0, 5.0, 7.0, 0.0, 1.0, 2.0]
 _ODD = [*_NUMBERS, -0.0, -1.5, 0.5, np.nan, np.inf, -np.inf]
 

@@ -55,7 +55,7 @@ class Table:
     tests: set[str] = field(default_factory=set)
     called: dict[str, dict[str, frozenset[str]]] = field(default_factory=dict)
     imported: set[tuple[str, str]] = field(default_factory=set)
-    """The (path, function) of those that are called while modules are imported: that is no test's call, and concerns many."""
+    """The (path, function) of those that are called while modules are imported: no test calls them, and many need them."""
 
     @classmethod
     def load(cls, path: Path = TABLE) -> Table:
@@ -96,7 +96,7 @@ class Table:
         )
 
     def put(self, test: str, called: Iterable[tuple[str, str]]) -> None:
-        """What a test file calls, in place of what was known of it."""
+        """Put the functions that a test file calls in place of those that were known."""
         self.drop([test])
         self.tests.add(test)
         for path, name in called:
@@ -254,7 +254,7 @@ def _codes(source: str, path: str):
 
 
 def _needs_callers(name: str, source: str) -> bool:
-    """Whether a new function concerns no test but those of functions that call it: not a method, and not decorated."""
+    """True of a new function which concerns only the tests of those that call it: not a method, and not decorated."""
     functions = functions_of(ast.parse(source))
     around = name.rpartition(".")[0]
     return (not around or around in functions) and not getattr(functions[name], "decorator_list", [""])
@@ -282,7 +282,7 @@ def _texts(tree: Path) -> dict[str, tuple[str, frozenset[str]]]:
 
 
 def _names(tree: Path, file: str, path: str) -> bool:
-    """Whether a module of tests names a file: by its module's name beside the folder's, or as files are named."""
+    """True where a module of tests names a file: by its module's name beside the folder's, or as files are named."""
     text, names = _texts(tree)[file]
     parts = PurePath(path)
     if parts.suffix == ".py":
@@ -308,7 +308,7 @@ def _importers(tree: Path) -> dict[str, set[str]]:
 
 
 def changes_since(base: str, tree: Path = ROOT) -> Changes:
-    """What differs from a commit in the working tree, untracked files too. Of a branch, what is new since it left `base`."""
+    """Return the changes of the working tree since a commit, untracked files too; of a branch, since it left `base`."""
     git = lambda *words, **options: subprocess.run(["git", *words], cwd=tree, capture_output=True, check=True, **options).stdout
     begin = git("merge-base", base, "HEAD", text=True).strip()
     listed = git("diff", "--name-only", "--no-renames", "-z", begin, text=True)
@@ -322,7 +322,7 @@ def changes_since(base: str, tree: Path = ROOT) -> Changes:
 
 
 def say(choice: Choice, count: int, base: str) -> str:
-    """What was chosen, and why: one line for the reply to begin with, and one for each reason."""
+    """The choice in words: one line for the reply to begin with, and one for each reason."""
     if choice.everything:
         return f"test-changed: all {count} test files: {choice.everything}"
     if not choice.tests:

@@ -120,7 +120,7 @@ Names = set[tuple[str, str]]
 
 
 def execute(folder: Path, names: list[tuple[str, str]], title: str, *arguments: str) -> tuple[Names, Any]:
-    """What a process of Python calls, and all that it starts; the process."""
+    """The functions that a process of Python, and all that it starts, calls; and the process."""
     marks = folder / f"{title.replace('/', ' ')}.marks"
     marks.write_bytes(bytes(len(names)))
     environment = {**os.environ, FOLDER: str(folder), f"{FOLDER}_AT": str(marks)}
@@ -141,7 +141,7 @@ for module in pkgutil.walk_packages(funccoll.__path__, "funccoll.", onerror=lamb
 
 
 def imports(folder: Path, names: list[tuple[str, str]]) -> Names:
-    """What is called while funccoll's modules are imported."""
+    """The functions that are called while funccoll's modules are imported."""
     _, done = execute(folder, names, "imports", "-c", IMPORT_ALL)
     if done.returncode:
         raise SystemExit(done.stderr)
@@ -149,7 +149,7 @@ def imports(folder: Path, names: list[tuple[str, str]]) -> Names:
 
 
 def record(folder: Path, names: list[tuple[str, str]], file: str) -> tuple[str, Names, str]:
-    """What one test file calls, and how it went."""
+    """The functions that one test file calls, and how it went."""
     begin = time.monotonic()
     found, done = execute(folder, names, file, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", SELECTED, file)
     lines = done.stdout.splitlines() or done.stderr.splitlines() or [""]

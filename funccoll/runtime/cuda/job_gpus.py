@@ -14,14 +14,14 @@ import numpy as np
 
 from ...arrays.array import Array
 from ...arrays.array_layout import ArrayLayout
-from ...errors import MeshError, Source
+from ...errors import MeshError
 from ...ir import Equation, Program
 from ...mesh import Mesh, P, Sharding
 from ...schedules.model.select import select
 from ...schedules.model.topology import Topology
 from ...schedules.schedule import Schedule
 from ..array_library import ArrayLibrary
-from ..backend import AgreedExecutable, ArgumentCheck, FirstCall, Run
+from ..backend import AgreedBackend, AgreedExecutable, ArgumentCheck, Run
 from ..nccl.native import ALGORITHM, is_native
 from ..nccl.nccl_backend import NcclBackend
 from ..nccl.nccl_job import NcclJob, load_nccl
@@ -53,7 +53,7 @@ def _nccl_job(host: SharedMemoryBackend, gpu: Any) -> NcclJob | None:
     return _NCCL_JOBS[host]
 
 
-class JobGpuBackend:
+class JobGpuBackend(AgreedBackend):
     """One mesh of a job on GPUs. `host` is the backend of the same mesh in host memory.
 
     All processes make it, in one order: they tell each other which GPU each has.
@@ -124,22 +124,6 @@ class JobGpuBackend:
         for native, several in groupby(collectives, key=lambda found: found[0].params["algorithm"] == ALGORITHM):
             backend: Any = self.nccl if native else self.peers
             yield from backend.compile_group(list(several), mesh, identity)
-
-    def decision(
-        self, executables: Sequence[Any], kind: str, source: Source | None, identity: str
-    ) -> Callable[[int], None] | None:
-        """See `Backend`."""
-        return self.host.decision([executable.agreement for executable in executables], kind, source, identity)
-
-    def first_call(
-        self, executables: Sequence[Any], identity: str, layouts: Sequence[ArrayLayout], name: Callable[[int], str]
-    ) -> FirstCall | None:
-        """See `Backend`."""
-        return self.host.first_call([executable.agreement for executable in executables], identity, layouts, name)
-
-    def note_exception(self, executables: Sequence[Any], done: int, inside: bool, error: BaseException) -> None:
-        """See `Backend`."""
-        self.host.note_exception([executable.agreement for executable in executables], done, inside, error)
 
     def gather_whole(
         self, block: Any, shape: tuple[int, ...], sharding: Sharding, named: tuple[str, Array] | None = None

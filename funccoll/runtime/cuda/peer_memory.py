@@ -27,14 +27,14 @@ import numpy as np
 
 from ...arrays.array import Array
 from ...arrays.array_layout import ArrayLayout
-from ...errors import FunccollError, Source
+from ...errors import FunccollError
 from ...ir import Equation, Program, Var
 from ...kernels import frame as fields
 from ...kernels.block import MAX_OPERANDS
 from ...mesh import Mesh, Sharding
 from ...primitives.collectives.record import lowering
 from ...schedules.schedule import Schedule
-from ..backend import AgreedExecutable, ArgumentCheck, FirstCall, Run
+from ..backend import AgreedBackend, AgreedExecutable, ArgumentCheck, Run
 from ..plans.operand import Operand
 from ..shm.entry import Entry
 from ..shm.shm_backend import MeshBackend
@@ -52,7 +52,7 @@ _NOTICE_S = 0.5
 """Seconds in which this process notices that another one has ended."""
 
 
-class PeerMemoryBackend:
+class PeerMemoryBackend(AgreedBackend):
     """One mesh of a job whose processes have a GPU, or a share of one, each.
 
     A GPU that several processes share without MPS runs them in turn: correct, and slow.
@@ -151,22 +151,6 @@ class PeerMemoryBackend:
             except FunccollError:  # with its traceback, which the others get
                 entry.abandon(error, self)
                 raise
-
-    def decision(
-        self, executables: Sequence[Any], kind: str, source: Source | None, identity: str
-    ) -> Callable[[int], None] | None:
-        """See `Backend`."""
-        return self.host.decision([executable.agreement for executable in executables], kind, source, identity)
-
-    def first_call(
-        self, executables: Sequence[Any], identity: str, layouts: Sequence[ArrayLayout], name: Callable[[int], str]
-    ) -> FirstCall | None:
-        """See `Backend`."""
-        return self.host.first_call([executable.agreement for executable in executables], identity, layouts, name)
-
-    def note_exception(self, executables: Sequence[Any], done: int, inside: bool, error: BaseException) -> None:
-        """See `Backend`."""
-        self.host.note_exception([executable.agreement for executable in executables], done, inside, error)
 
     def gather_whole(
         self, block: Any, shape: tuple[int, ...], sharding: Sharding, named: tuple[str, Array] | None = None

@@ -15,13 +15,13 @@ import numpy as np
 
 from ...arrays.array import Array
 from ...arrays.array_layout import ArrayLayout
-from ...errors import MeshError, Source
+from ...errors import MeshError
 from ...ir import Equation, Program, Var
 from ...mesh import Mesh, Sharding
 from ...primitives.collectives.record import lowering
 from ...schedules.schedule import Schedule, build
 from ..array_library import ArrayLibrary
-from ..backend import AgreedExecutable, ArgumentCheck, FirstCall, Run
+from ..backend import AgreedBackend, AgreedExecutable, ArgumentCheck, Run
 from ..plans.flat_operand import FlatOperand
 from ..plans.operand import Operand
 from ..shm.collective_group import CollectiveGroup, GroupedCollective
@@ -38,7 +38,7 @@ __all__ = ["NcclBackend", "NcclCall"]
 _BYTE = np.dtype(np.uint8)
 
 
-class NcclBackend:
+class NcclBackend(AgreedBackend):
     """The part of NCCL that serves one mesh. `host` is the backend of the same mesh in host memory."""
 
     name = "nccl"
@@ -91,22 +91,6 @@ class NcclBackend:
     ) -> Sequence[AgreedExecutable]:
         """See `Backend`. All of them are one call, with one agreement."""
         return [NcclCall(self, mesh, collectives, identity)]
-
-    def decision(
-        self, executables: Sequence[Any], kind: str, source: Source | None, identity: str
-    ) -> Callable[[int], None] | None:
-        """See `Backend`."""
-        return self.host.decision([executable.agreement for executable in executables], kind, source, identity)
-
-    def first_call(
-        self, executables: Sequence[Any], identity: str, layouts: Sequence[ArrayLayout], name: Callable[[int], str]
-    ) -> FirstCall | None:
-        """See `Backend`."""
-        return self.host.first_call([executable.agreement for executable in executables], identity, layouts, name)
-
-    def note_exception(self, executables: Sequence[Any], done: int, inside: bool, error: BaseException) -> None:
-        """See `Backend`. An exception after an agreement ends the job; any other one is the host's to note."""
-        self.host.note_exception([executable.agreement for executable in executables], done, inside, error)
 
     def gather_whole(
         self, block: Any, shape: tuple[int, ...], sharding: Sharding, named: tuple[str, Array] | None = None

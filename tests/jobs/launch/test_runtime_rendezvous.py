@@ -544,7 +544,7 @@ STEP = {"SLURM_STEP_NUM_TASKS": "3", "SLURM_PROCID": "2", "SLURM_STEP_TASKS_PER_
         "SLURM_JOB_ID": "9", "SLURM_STEP_ID": "0"}  # fmt: skip
 ONE_TASK = {**STEP, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0", "SLURM_STEP_TASKS_PER_NODE": "1"}
 REPEATED = {**FUNCCOLL, "WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "h", "MASTER_PORT": "7", "FUNCCOLL_SET_TORCH": "1 2"}
-"""What `funccoll run` sets, with torch's variables."""
+"""The variables that `funccoll run` sets, with torch's."""
 NESTED = [
     # Launchers from the outermost one to the innermost one: what each adds to the environment.
     ((STEP, OPEN_MPI), (1, 2, "o")),
