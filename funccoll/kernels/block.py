@@ -24,10 +24,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from ..schedules.streams.instructions import MEMORY_OPERAND, MEMORY_OPERAND_BYTES, Opcode
 from .frame import ADDRESSES, ENDED, FAILED, FINISHED, FRAME_WORDS, LABEL, PEER, REPORT, SHARED_WORK, STATUS, TASK
 
-__all__ = ["MAX_OPERANDS", "SHARED_WORDS", "THREADS", "VECTOR_BYTES", "combine_rows", "copy_range", "copy_rows",
+__all__ = ["MAX_OPERANDS", "MOVED_AS", "SHARED_WORDS", "THREADS", "VECTOR_BYTES", "combine_rows", "copy_range", "copy_rows",
            "find_operands", "fold", "lane_count", "run"]  # fmt: skip
 
 COMBINE, COPY = Opcode.COMBINE.byte_offsets(), Opcode.COPY.byte_offsets()
@@ -49,6 +51,8 @@ def lane_count(itemsize: int) -> int:
     return each * max(1, min(_IN_FLIGHT, _LANES // each))
 
 
+MOVED_AS = {"BYTE": np.uint8, "WORD": np.uint32}
+"""The types of elements that `copy_range` moves, by their free names."""
 _COPIED = 4 * lane_count(4)  # bytes that a thread copies at once, as words
 
 

@@ -23,8 +23,6 @@ Combine = tuple[str, np.dtype]
 Scope = Literal["gpu", "sys"]
 """Blocks that communicate: those of one GPU in one process ("gpu"), or those of several ("sys"), which is slower."""
 
-_CODES = {"BYTE": np.uint8, "WORD": np.uint32}
-
 
 def kernel_template(combines: Sequence[Combine], operations: Operations, scope: Scope = "sys") -> Any:
     """The kernel as a function of the address of the blocks' frames, to be compiled.
@@ -32,7 +30,7 @@ def kernel_template(combines: Sequence[Combine], operations: Operations, scope: 
     `combines` are those that plans name by their index, `scope` is that of their counters.
     """
     compiled = operations.machine.compile
-    names = {**operations.memory, **_CODES}
+    names = {**operations.memory, **block.MOVED_AS}
     names |= {name: names[f"{name}_{scope}"] for name in ("load_acquire", "store_release")}
 
     def made(template: Any, name: str, **more: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Kernels for compute that CuPy lacks: Philox's random words, and additions to rows in the order of the updates.
+"""Kernels that CuPy lacks: Philox's random words, additions to rows in the order of the updates, and copies of many blocks.
 
 All arguments are int64: addresses in the memory of a GPU, and counts. Any number of blocks does the work; no thread waits for
 another one, and no element is written by two.
@@ -9,19 +9,23 @@ another one, and no element is written by two.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from . import reductions
+from .block import MOVED_AS, copy_range
 from .cuda_compiler import Kernel, Operations, compile_template, kept_kernel
 from .variants import variant
 
-__all__ = ["compile_compute_kernel", "compute_template", "load_compute_kernel"]
+__all__ = ["PIECE_BYTES", "compile_compute_kernel", "compute_template", "load_compute_kernel", "pieces_of"]
 
 _ROUNDS = 10
 _FACTORS = np.uint64(0xD2E7470EE14C6C93), np.uint64(0xCA5A826395121157)
 _KEY_STEPS = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBB67AE8584CAA73B)
+PIECE_BYTES = 1 << 14
+"""The most bytes of a piece of `copy_blocks`, each of which the threads of one block copy."""
 _IN_FLIGHT = 8  # values of one destination that a thread loads before it adds the first of them
 
 
@@ -91,14 +95,33 @@ def _scatter_add(out: Any, rows: Any, order: Any, values: Any, count: Any, width
             store_element(place, total)
 
 
-_TEMPLATES = {"random_words": _random_words, "scatter_add": _scatter_add}
+def _copy_blocks(table: Any, pieces: Any, count: Any) -> None:
+    """Copy pieces of arrays, of which each block of threads does some.
+
+    A row of `table` is the address of an array and that of its copy; a row of `pieces` is the number of a row of `table`, the
+    place of the first byte, and the number of bytes.
+    """
+    for number in range(block_number(), count, block_count()):
+        piece = pieces + 24 * number
+        row, begin = table + 16 * load(piece), load(piece + 8)
+        copy_range(load(row + 8) + begin, load(row) + begin, load(piece + 16))
+
+
+_TEMPLATES = {"random_words": _random_words, "scatter_add": _scatter_add, "copy_blocks": _copy_blocks}
+_HELPERS = {"first_of_grid": _first_of_grid, "philox": _philox, "copy_range": copy_range}
+
+
+def pieces_of(nbytes: Sequence[int], most: int = PIECE_BYTES) -> np.ndarray:
+    """The pieces, of `most` bytes, of arrays of so many bytes: int64 of shape (n, 3), as `copy_blocks` takes them."""
+    pieces = [(row, begin, min(most, size - begin)) for row, size in enumerate(nbytes) for begin in range(0, size, most)]
+    return np.array(pieces, np.int64).reshape(-1, 3)
 
 
 def compute_template(name: str, dtype: np.dtype | None, operations: Operations) -> Any:
-    """A kernel as a function of int64 arguments, to be compiled: `random_words`, or `scatter_add` for a dtype."""
-    names = dict(operations.memory)
-    for helper in (_first_of_grid, _philox):
-        names[helper.__name__[1:]] = operations.machine.compile(variant(helper, helper.__name__[1:], **names))
+    """A kernel as a function of int64 arguments: `random_words`, `copy_blocks`, or `scatter_add` for a dtype."""
+    names = {**operations.memory, **MOVED_AS}
+    for name_, helper in _HELPERS.items():
+        names[name_] = operations.machine.compile(variant(helper, name_, **names))
     if dtype is not None:
         names |= reductions.meanings("or" if dtype == np.bool_ else "sum", dtype, operations.machine)
     return variant(_TEMPLATES[name], name, **names)

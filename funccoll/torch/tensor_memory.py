@@ -5,6 +5,7 @@ Everything that differs between modules on CPUs and on GPUs is here. Nothing of 
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib.util
 import threading
@@ -38,6 +39,8 @@ _SAME_BITS = {torch.bfloat16: torch.int16, torch.bool: torch.uint8}
 _THREAD = "funccoll_thread"
 """The name under which torch keeps, in each thread's state, the thread that called a module. A backward pass takes that state
 along to the threads of its devices."""
+_identifiers: dict[int, int] = {}
+"""The identifiers of threads, each as the one object that torch has been given."""
 _from_dlpack: Callable[[Any], torch.Tensor] = torch.from_dlpack
 _captures: Callable[[], bool] = torch.cuda.is_current_stream_capturing
 
@@ -236,7 +239,11 @@ class DeviceMemory(HostMemory):
                 "the wrapped module was called while a CUDA graph is captured, and the processes agree before each collective, "
                 "which a graph cannot do. Capture the module itself, or parts of it, without the wrapper."
             )
-        torch._C._stash_obj_in_tls(_THREAD, threading.get_ident())
+        thread = threading.get_ident()
+        kept = _identifiers.setdefault(thread, thread)
+        # torch before 2.13 takes the caller's reference in place of one of its own, and drops it in the next call.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+        torch._C._stash_obj_in_tls(_THREAD, kept)
 
     def for_caller(self, end: Callable[[], None]) -> Callable[[], None]:
         """See `HostMemory`."""

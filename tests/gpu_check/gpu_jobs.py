@@ -38,14 +38,17 @@ def run_job(count: int, function: str, *arguments: str | None, **variables: str)
     call = f"from tests.gpu_check.{module} import {name}; {name}(*{arguments!r})"  # an exception of a rank is its own
     command = [sys.executable, "-m", "funccoll", "run", "-n", str(count), "--", sys.executable, "-c", call]
     try:
-        return subprocess.run(
-            command, env={**os.environ, "FUNCCOLL_DEVICE": device(), **variables}, stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", timeout=seconds_left(),
+        done = subprocess.run(
+            command, env={**os.environ, "FUNCCOLL_DEVICE": device(), "PYTHONFAULTHANDLER": "1", **variables},
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+            timeout=seconds_left(),
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:
         out = error.stdout or b""
         text = out.decode(errors="replace") if isinstance(out, bytes) else out
         raise TimeoutError(f"the job did not end in {error.timeout:.0f} s: {text[-2500:]}") from None
+    done.stdout = re.sub(r"(?m)^.*Extension modules: .*\n?", "", done.stdout)  # thousands of letters, after where it died
+    return done
 
 
 def require_sharing() -> None:
@@ -100,6 +103,7 @@ def rank(case: str, record: str) -> None:
         if (number := next(numbers)) % 10 == 1:  # for a job that does not end
             print(f"rank {fc.rank()}: {number} programs in {time.monotonic() - began:.1f} s", flush=True)
 
+    process_cases.Comparing.rounds = device() == "cuda"  # cuBLAS
     process_cases.Comparing.__call__ = counted  # type: ignore[method-assign]
     process_cases.compare(case, Path(record))
 
@@ -243,6 +247,7 @@ def nccl_rank(ranks: int, rank: int, identity: str) -> None:
         graph.launch(stream)
         right(f"replay {replay}")
     print("nccl is right", flush=True)
+    del graph  # before the communicators: NCCL's ncclCommDestroy waits until no graph has its kernels
 
 
 def nccl_programs() -> None:

@@ -107,6 +107,7 @@ def rank(gpus: str) -> None:
 
     transports = set[str]()
     for name, (make, options, hook, dtype) in _cases(torch).items():
+        print(f"case: {name}", flush=True)  # for a process that dies
         kind = getattr(torch, dtype)
         torch.manual_seed(rank_)
         module: Any = DistributedDataParallel(make().to(place, kind), **options)

@@ -28,7 +28,8 @@ def told(name: str, n: int) -> list[Any]:
 
 @pytest.mark.parametrize("n", case_jobs.SLOW_ALIKE)
 @pytest.mark.parametrize("name", [
-    "training_has_the_bits_of_the_cpu", "a_backward_pass_ends_in_the_devices_thread", "several_passes_and_no_sync",
+    "training_has_the_bits_of_the_cpu", "a_backward_pass_ends_in_the_devices_thread",
+    "a_thread_is_known_where_torch_takes_the_callers_reference", "several_passes_and_no_sync",
     "kept_gradients_do_not_change", "communication_hooks", "uneven_inputs",
 ])  # fmt: skip
 def test_a_case(name, n):

@@ -1,7 +1,9 @@
 """CUDA graphs: a compiled program is captured once and replayed, so that Python enqueues one thing in place of hundreds.
 
-A graph reads and writes fixed addresses. Arguments are copied into its slots before a replay, and results out of its memory
-after it, so that each call's results are its own; both copies are enqueued, and nothing waits for them.
+A graph reads and writes fixed addresses. Arguments are copied into its slots before the program, and results out of its memory
+after it, so that each call's results are its own; nothing waits for the copies. Those of small arrays are two kernels of the
+graph, which read a table of addresses: a call then enqueues the table and the graph, and not a copy for each array, which would
+take longer than most graphs. Large arrays are copied by the driver, which is faster there.
 
 Slots, results and everything between them stay allocated between calls, so the graphs of a GPU are a cache with a limit.
 """
@@ -14,6 +16,9 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
+from ...kernels.cuda_compute import pieces_of
 from ...weak_values import WeakValues
 from ..backend import Run
 
@@ -24,6 +29,8 @@ __all__ = ["CapturedProgram", "Graph", "GraphCache"]
 
 WARM_UP = 1
 """Calls before the capture, kernel by kernel: kernels are compiled and loaded, which a capture may not do."""
+LARGE_BYTES = 1 << 22
+"""Bytes of an array from which on the driver copies it."""
 MOST_GRAPHS = 512
 """The most graphs that a GPU keeps; a jitted function keeps as many programs."""
 
@@ -88,11 +95,14 @@ class CapturedProgram:
         self.why_not: str | None = None
         self.last_use = 0
         """The number of its last replay: see `GraphCache.uses`."""
-        self._calls, self._warm_up = 0, WARM_UP
+        self._calls, self._warm_up, self._result_count = 0, WARM_UP, 0
         self._lock = threading.Lock()
         self._replay: Graph | None = None
         self._slots: list[Any] = []
         self._outputs: Sequence[Any] = ()
+        self._table: Any = None
+        """Two addresses for each small argument, then for each small result: of what is copied, and of its copy."""
+        self._pieces: list[Any] = []
 
     @property
     def is_captured(self) -> bool:
@@ -126,16 +136,44 @@ class CapturedProgram:
         with self._lock:  # two threads would fill the same slots; and none captures while another one's first call goes on
             if self._calls < self._warm_up:
                 self._calls += 1
-                return self._run(*inputs)
+                results = self._run(*inputs)
+                self._result_count = sum(1 for _ in _blocks(results))
+                return results
             if self._replay is None:
                 self._capture(inputs)
             if self._replay is None:
                 return self._run(*inputs)
             self.last_use = next(self._gpu.graphs.uses)
-            for slot, value in zip(self._slots, _blocks(inputs), strict=True):
-                self._gpu.copy_into(slot, value)
-            self._replay()
-            return self._results()
+            return self._call(self._replay, inputs)
+
+    def _call(self, replay: Graph, inputs: Sequence[Any]) -> Sequence[Any]:
+        """Enqueue the graph with its copies. Results are in memory of their own; what is one array stays one."""
+        gpu, rows, after = self._gpu, list[int](), list[tuple[Any, Any]]()
+        held = []  # until the graph is enqueued: the memory of one that is freed before could become that of another
+        for slot, value in zip(self._slots, _blocks(inputs), strict=True):
+            if _is_small(slot):
+                if not value.flags.c_contiguous:
+                    held.append(value := gpu.contiguous(value))
+                rows += gpu.address(value), gpu.address(slot)
+            else:
+                gpu.copy_into(slot, value)
+        made: dict[int, Any] = {}
+        for block in _blocks(self._outputs):
+            if id(block) not in made:
+                made[id(block)] = own = gpu.allocate(block.shape, block.dtype)
+                if _is_small(block):
+                    rows += gpu.address(block), gpu.address(own)
+                else:
+                    after.append((own, block))
+        if rows:  # the driver takes up to 64 KiB without waiting for the stream (CUDA Programming Guide)
+            gpu.upload(self._table, np.array(rows, np.int64).reshape(-1, 2))
+        replay()
+        for own, block in after:
+            gpu.copy_into(own, block)
+        return tuple(
+            [made[id(block)] for block in copies] if isinstance(copies, (list, tuple)) else made[id(copies)]
+            for copies in self._outputs
+        )
 
     def release(self) -> int | None:
         """Drop the graph and its memory. Returns its bytes, None while a call uses it."""
@@ -143,18 +181,25 @@ class CapturedProgram:
             return None
         try:
             freed = self.nbytes
-            self._replay, self._slots, self._outputs = None, [], ()
+            self._replay, self._slots, self._outputs, self._table, self._pieces = None, [], (), None, []
             self._calls, self._warm_up = 0, 2 * self._warm_up
             return freed
         finally:
             self._lock.release()
 
     def _capture(self, inputs: Sequence[Any]) -> None:
-        def run() -> tuple[list[Any], Sequence[Any]]:
+        def run() -> tuple[list[Any], Sequence[Any], Any]:
             slots = [self._slots_of(copies) for copies in inputs]  # in the graph's memory, which goes with it
-            return slots, self._run(*slots)
+            arguments = [block for block in _blocks(slots) if _is_small(block)]
+            table = self._gpu.allocate((len(arguments) + self._result_count, 2), np.dtype(np.int64))
+            self._copy(table[: len(arguments)], arguments)
+            outputs = self._run(*slots)
+            results = [block for block in {id(block): block for block in _blocks(outputs)}.values() if _is_small(block)]
+            self._copy(table[len(arguments) :], results)
+            return slots, outputs, table[: len(arguments) + len(results)]
 
         graphs = self._gpu.graphs
+        self._pieces = []
         try:
             try:
                 found, replay = self._gpu.capture(run)
@@ -164,30 +209,29 @@ class CapturedProgram:
         except Exception as error:  # the driver refuses some calls: then it is executed as it was until now
             self.why_not = f"its capture failed with {type(error).__name__}: {error}"
         else:
-            slots, self._outputs = found
+            slots, self._outputs, self._table = found
             self._slots, self._replay = list(_blocks(slots)), replay
             graphs.add(self)
+
+    def _copy(self, table: Any, blocks: Sequence[Any]) -> None:
+        """Enqueue copies of arrays of these sizes, whose addresses a call writes into a table."""
+        pieces = pieces_of([block.nbytes for block in blocks])
+        if len(pieces):
+            self._pieces.append(self._gpu.allocate(pieces.shape, pieces.dtype))
+            self._gpu.upload(self._pieces[-1], pieces)
+            self._gpu.copy_blocks(table, self._pieces[-1])
 
     def _slots_of(self, copies: Any) -> Any:
         if isinstance(copies, (list, tuple)):
             return [self._slots_of(block) for block in copies]
         return self._gpu.allocate(copies.shape, copies.dtype)
 
-    def _results(self) -> Sequence[Any]:
-        """The outputs in memory of their own; what is one array stays one."""
-        made: dict[int, Any] = {}
-
-        def own(block: Any) -> Any:
-            if id(block) not in made:
-                made[id(block)] = new = self._gpu.allocate(block.shape, block.dtype)
-                self._gpu.copy_into(new, block)
-            return made[id(block)]
-
-        return tuple(
-            [own(block) for block in copies] if isinstance(copies, (list, tuple)) else own(copies) for copies in self._outputs
-        )
-
 
 def _blocks(inputs: Sequence[Any]) -> Iterator[Any]:
     """The arrays of all inputs, in order."""
     return chain.from_iterable(copies if isinstance(copies, (list, tuple)) else (copies,) for copies in inputs)
+
+
+def _is_small(block: Any) -> bool:
+    """True where an array is copied by a kernel of the graph."""
+    return block.nbytes < LARGE_BYTES and block.flags.c_contiguous

@@ -161,7 +161,8 @@ class CupyGpu:
         capability = str(device.compute_capability)
         self._cc = int(capability[:-1]), int(capability[-1])
         self._capturing = _Capturing()
-        self.library = CupyLibrary(cupy, CupyKernels(), load_cublas=self._load_cublas)
+        self._kernels = CupyKernels()
+        self.library = CupyLibrary(cupy, self._kernels, load_cublas=self._load_cublas)
         for name in ("empty", "asarray", "check", "upload", "download", "copy", "literal"):  # called outside of programs
             setattr(self.library, name, self.on_device(getattr(self.library, name)))
         self.max_blocks = int(device.attributes["MultiProcessorCount"])
@@ -242,8 +243,15 @@ class CupyGpu:
 
     def copy_into(self, to: Any, source: Any) -> None:
         """See `Gpu`."""
-        self._order.join()  # before a slot is written that a graph may still read on another stream
-        cupy.copyto(to, source)
+        stream = self._order.join()  # before a slot is written that a graph may still read on another stream
+        if to.dtype == source.dtype and to.flags.c_contiguous and source.flags.c_contiguous:
+            to.data.copy_from_device_async(source.data, to.nbytes, stream)  # a third of the time that `copyto` takes
+        else:
+            cupy.copyto(to, source)
+
+    def copy_blocks(self, table: Any, pieces: Any) -> None:
+        """See `Gpu`."""
+        self._kernels.copy_blocks(table, pieces)
 
     def stats(self) -> dict[str, int]:
         """Bytes of CuPy's pool that arrays have, "used", and that are "free" for others; see `GraphCache.stats` for graphs."""
@@ -252,6 +260,7 @@ class CupyGpu:
 
     def capture(self, function: Callable[[], Any]) -> tuple[Any, _Replay]:
         """See `Gpu`."""
+        self._kernels.load_copies()
         stream, memory, uploads = cupy.cuda.Stream(non_blocking=True), _GraphMemory(self.device_id), []
         self._capturing.uploads = uploads
         try:

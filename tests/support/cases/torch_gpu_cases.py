@@ -6,6 +6,7 @@ The device is `fake_torch_device`; of funccoll everything is real, over the fake
 from __future__ import annotations
 
 import copy
+import ctypes
 import functools
 import hashlib
 import importlib
@@ -258,6 +259,26 @@ def a_backward_pass_ends_in_the_devices_thread() -> None:
         to_host(module(to_device(x))).sum().backward()
         assert len(finished) == 1 and "MainThread" in threads, (finished, threads)
         threads.clear()
+
+
+@case
+def a_thread_is_known_where_torch_takes_the_callers_reference() -> None:
+    """Torch before 2.13 does: an identifier that nothing else held was freed, and the next backward pass read its memory."""
+    stash = torch._C._stash_obj_in_tls
+
+    def taking(key: str, value: Any) -> None:
+        stash(key, value)
+        ctypes.pythonapi.Py_DecRef(ctypes.py_object(value))
+
+    torch._C._stash_obj_in_tls = taking
+    try:
+        module = DistributedDataParallel(move(mlp()), bucket_cap_mb_list=[1e-6])
+        for step in range(20):
+            module(DeviceTensor(batch(step))).square().mean().backward()
+    finally:
+        torch._C._stash_obj_in_tls = stash
+    kept = torch._C._get_obj_in_tls(tensor_memory._THREAD)
+    assert kept == threading.get_ident() and sys.getrefcount(kept) > 3, sys.getrefcount(kept)
 
 
 @case

@@ -19,6 +19,8 @@ from tests.support.fakes import cuda_simulation
 
 GRIDS = ((1, 1), (1, 3), (4, 2), (3, 5))
 """Blocks and threads."""
+PIECE = 96
+"""Bytes of a piece of the copies."""
 GUARD = 64
 """Bytes around an array that a kernel must not write."""
 
@@ -100,6 +102,26 @@ def random_words(seed: int) -> None:
     assert (words_of(launch, key, count, -7, 1, False) == np.asarray(fc.random.fold_in(key, np.int64(-7)))).all()
     count = 6
     assert (words_of(launch, key, count, None, 2, False).reshape(3, 2) == np.asarray(fc.random.split(key, 3))).all()
+
+
+# ---------------------------------------------------------------- copies
+
+
+def copy_blocks(seed: int) -> None:
+    """Arrays of all sizes and places, among them more than a piece, as one launch copies them; and none of what is beside."""
+    rng = np.random.default_rng(seed)
+    for blocks, threads in GRIDS:
+        sizes = [0, 1, 3, 8, 15, 16, 17, int(rng.integers(200)), PIECE - 1, PIECE, PIECE + 5, 2 * PIECE]
+        rng.shuffle(sizes)
+        sources = [Guarded(rng.integers(0, 256, size, np.uint8), bool(rng.integers(2))) for size in sizes]
+        copies = [Guarded(np.zeros(size, np.uint8), bool(rng.integers(2))) for size in sizes]
+        table = Guarded(np.array([(a.address, b.address) for a, b in zip(sources, copies, strict=True)], np.int64), False)
+        pieces = Guarded(cuda_compute.pieces_of(sizes, PIECE), False)
+        simulate("copy_blocks", None, blocks, threads, table.address, pieces.address, len(pieces.array))
+        for source, copy in zip(sources, copies, strict=True):
+            assert source.array.tobytes() == copy.array.tobytes(), (blocks, threads, len(copy.array))
+            source.check()
+            copy.check()
 
 
 # ---------------------------------------------------------------- additions to rows

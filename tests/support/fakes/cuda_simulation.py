@@ -318,6 +318,9 @@ class SimulatedGpu:
     def copy_into(self, to: np.ndarray, source: np.ndarray) -> None:
         to[...] = source
 
+    def copy_blocks(self, table: np.ndarray, pieces: np.ndarray) -> None:
+        raise NotImplementedError("only captures have them")
+
     def capture(self, function: Any) -> Any:
         raise NotImplementedError("NumPy computes when it is called")
 

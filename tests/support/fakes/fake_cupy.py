@@ -11,6 +11,7 @@ the work and run it later, as a CUDA graph does, because nothing but the work re
 
 from __future__ import annotations
 
+import ctypes
 import json
 import math
 import operator
@@ -104,6 +105,12 @@ class MemoryPointer:
 
     def __init__(self, ptr: int):
         self.ptr, self.device_id = ptr, 0
+
+    def copy_from_device_async(self, src: MemoryPointer, size: int, stream: Any) -> None:
+        if recorder is not None:
+            launch(lambda: ctypes.memmove(self.ptr, src.ptr, size))
+        else:
+            stream.enqueue(lambda: ctypes.memmove(self.ptr, src.ptr, size))
 
 
 class Flags:
@@ -612,3 +619,17 @@ class Kernels:
             np.add.at(out.host, rows.host, values.host[order.host])
 
         launch(add)
+
+    def load_copies(self) -> None:
+        assert recorder is None, "machine code is loaded in a capture"
+
+    def copy_blocks(self, table: ndarray, pieces: ndarray) -> None:
+        assert table.dtype == pieces.dtype == np.int64 and table.shape[1:] == (2,) and pieces.shape[1:] == (3,)
+        assert table.flags.c_contiguous and pieces.flags.c_contiguous
+
+        def copy() -> None:
+            for row, begin, nbytes in pieces.host.tolist():
+                source, to = table.host[row].tolist()
+                ctypes.memmove(to + begin, source + begin, nbytes)
+
+        launch(copy)
