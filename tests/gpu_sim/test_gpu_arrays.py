@@ -336,6 +336,22 @@ def test_arrays_of_any_size_and_order_are_copied_into_a_graph_and_out_of_it(monk
             np.testing.assert_array_equal(np.asarray(found), given[0].get() * 2)
 
 
+def test_what_a_graph_reads_in_every_replay_has_memory_that_it_does_not_write():
+    """Memory of an array that is gone becomes that of a later one: not of the sizes that the last copies read."""
+    step = fc.jit(lambda x: [np.tanh(np.sin(x * k) + k) / (np.cos(x) + 2) + k for k in range(6)])
+    for call in range(5):
+        for k, found in enumerate(step(on_gpu(X + call))):
+            x = X + call
+            np.testing.assert_allclose(np.asarray(found), np.tanh(np.sin(x * k) + k) / (np.cos(x) + 2) + k, rtol=1e-14)
+    assert captured(step, on_gpu(X)).is_captured
+    held, array = gpu.current_gpu(), []
+    with pytest.raises(AssertionError, match="a constant in a graph's own memory"):
+        held.capture(lambda: held.upload(held.allocate((2,), np.dtype(np.int64)), np.arange(2)))
+    found, replay = held.capture(lambda: (array.append(held.constant(np.arange(2))), held.contiguous(array[0] + 1))[1])
+    replay()
+    assert found.get().tolist() == [1, 2]
+
+
 def _is_free(lock: Any) -> bool:
     """True when another thread can have a lock."""
 

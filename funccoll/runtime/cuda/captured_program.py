@@ -217,8 +217,7 @@ class CapturedProgram:
         """Enqueue copies of arrays of these sizes, whose addresses a call writes into a table."""
         pieces = pieces_of([block.nbytes for block in blocks])
         if len(pieces):
-            self._pieces.append(self._gpu.allocate(pieces.shape, pieces.dtype))
-            self._gpu.upload(self._pieces[-1], pieces)
+            self._pieces.append(self._gpu.constant(pieces))
             self._gpu.copy_blocks(table, self._pieces[-1])
 
     def _slots_of(self, copies: Any) -> Any:

@@ -86,9 +86,11 @@ _GRAPHS_SHARE = 0.25
 
 
 class _Capturing(threading.local):
-    """Uploads that this thread's capture puts off until its end; None outside."""
+    """What this thread captures."""
 
     uploads: list[tuple[Any, np.ndarray]] | None = None
+    """Uploads that the capture puts off until its end; None outside."""
+    memory: _GraphMemory
 
 
 class _StreamOrder:
@@ -125,6 +127,10 @@ class _GraphMemory:
         self.blocks: list[Any] = []
         self.pool = cupy.cuda.MemoryPool(functools.partial(_lent_block, self.blocks, device_id))
 
+    def has(self, address: int) -> bool:
+        """True when an address is in it."""
+        return any(block.ptr <= address < block.ptr + block.size for block in self.blocks)
+
     def freeze(self) -> list[Any]:
         """End allocation: return the blocks, which keep the memory."""
         del self.pool
@@ -135,6 +141,11 @@ def _lent_block(blocks: list[Any], device_id: int, nbytes: int) -> Any:
     """A new block for a pool, which `blocks` owns."""
     blocks.append(cupy.cuda.Memory(nbytes))
     return cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(blocks[-1].ptr, nbytes, None, device_id), 0)
+
+
+def _own_memory(nbytes: int) -> Any:
+    """Memory of one array, which no other one gets afterwards."""
+    return cupy.cuda.MemoryPointer(cupy.cuda.Memory(nbytes), 0)
 
 
 class _Replay:
@@ -209,12 +220,21 @@ class CupyGpu:
     def upload(self, to: Any, values: np.ndarray) -> None:
         """See `Gpu`. From pageable memory, which may change when this returns: the driver has copied it then.
 
-        While a graph is captured it is put off until the end: what a graph uploads never changes.
+        While a graph is captured it is put off until the end: what a graph uploads never changes. So it is not in the graph's
+        own memory, where an array that is gone by then may have been in the same place, and is written by every replay.
         """
         if self._capturing.uploads is not None:
+            assert not self._capturing.memory.has(to.data.ptr), "a constant in a graph's own memory"
             self._capturing.uploads.append((to, values.copy()))
         else:
             to.set(values, stream=self._order.join())
+
+    def constant(self, values: np.ndarray) -> Any:
+        """See `Gpu`."""
+        with cupy.cuda.using_allocator(_own_memory):
+            array = self.allocate(values.shape, values.dtype)
+        self.upload(array, values)
+        return array
 
     @property
     def bus_id(self) -> str:
@@ -262,7 +282,7 @@ class CupyGpu:
         """See `Gpu`."""
         self._kernels.load_copies()
         stream, memory, uploads = cupy.cuda.Stream(non_blocking=True), _GraphMemory(self.device_id), []
-        self._capturing.uploads = uploads
+        self._capturing.uploads, self._capturing.memory = uploads, memory
         try:
             with self._capture, stream, cupy.cuda.using_allocator(memory.pool.malloc):
                 stream.begin_capture()
@@ -275,6 +295,7 @@ class CupyGpu:
                 graph = stream.end_capture()
         finally:
             self._capturing.uploads = None
+            del self._capturing.memory
         for to, values in uploads:
             self.upload(to, values)
         return result, _Replay(graph, memory, self._order)

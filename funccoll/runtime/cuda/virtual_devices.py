@@ -79,6 +79,10 @@ class Gpu(Protocol):
         """Copy host values into an array, in the order of the launches."""
         ...
 
+    def constant(self, values: np.ndarray) -> Any:
+        """Return an array of these values, which a graph that is being captured does not write."""
+        ...
+
     def wait(self) -> None:
         """Wait until all that was enqueued so far has ended."""
         ...

@@ -312,6 +312,9 @@ class SimulatedGpu:
     def upload(self, to: np.ndarray, values: np.ndarray) -> None:
         to[...] = values
 
+    def constant(self, values: np.ndarray) -> np.ndarray:
+        return values.copy()
+
     def wait(self) -> None:
         pass  # launches are synchronous
 

@@ -1,12 +1,11 @@
 """The memory of CuPy's fake: allocations of a GPU, pools of them, and the allocator of each thread, as in CuPy 14.2.
 
-Arrays have host memory of their own; what is here counts bytes, and which of them are freed when. A pool that is dropped never
-frees the blocks that are free in it, and a block that is in use is freed with its array.
+It is memory of the host, which later arrays get again as those of a GPU do. A pool that is dropped never frees the blocks that
+are free in it, and a block that is in use is freed with its array.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 import threading
 import weakref
@@ -14,10 +13,13 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from tests.support.fakes import fake_cupy
 
 _UNIT = 512
-_addresses = itertools.count(1 << 40, 1 << 32)
+_buffers: list[np.ndarray] = []
+"""All memory, for good: what was enqueued may write it after its end."""
 _free_blocks: dict[int, Block] = {}
 """Blocks that are free in a pool, which has a reference of its own to each: as those of a `std::set` they outlive it."""
 total_bytes = 1 << 40
@@ -34,7 +36,10 @@ class Memory:
     def __init__(self, size: int):
         if size > fake_cupy.free_bytes:
             raise fake_cupy.OutOfMemoryError(f"Out of memory allocating {size:,} bytes (allocated so far: 0 bytes).")
-        self.size, self.ptr = size, next(_addresses) if size else 0
+        self.size, self.ptr = size, 0
+        if size:
+            _buffers.append(np.empty(size + _UNIT, np.uint8))
+            self.ptr = -(-_buffers[-1].ctypes.data // _UNIT) * _UNIT
         made.append(weakref.ref(self))
         if size and fake_cupy.recorder is not None and hasattr(fake_cupy.recorder, "blocks"):
             fake_cupy.recorder.blocks.append(made[-1])

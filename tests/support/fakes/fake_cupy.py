@@ -134,10 +134,19 @@ def new(shape: Any, dtype: Any, like: np.ndarray | None = None) -> ndarray:
     host = np.empty(shape, dtype) if like is None else np.empty_like(like, dtype, order="K")
     if host.nbytes > free_bytes:
         raise OutOfMemoryError(f"Out of memory allocating {host.nbytes:,} bytes (allocated so far: 0 bytes).")
-    np.reshape(host, -1, order="A").view(np.uint8)[...] = POISON
+    pointer = allocate(host.nbytes)
+    if pointer is not None and host.nbytes:
+        memory = (ctypes.c_uint8 * host.nbytes).from_address(pointer.ptr)
+        host = np.ndarray(host.shape, dtype, memory, strides=host.strides)
+
+    def poison() -> None:
+        np.reshape(host, -1, order="A").view(np.uint8)[...] = POISON
+
     if recorder is not None:
         recorder.allocated(host)
-    return ndarray(host, pointer=allocate(host.nbytes))
+    else:
+        launch(poison)  # in order: what was enqueued before may use the memory of an array that is gone
+    return ndarray(host, pointer=pointer)
 
 
 def write(out: ndarray, compute: Callable[[], Any]) -> ndarray:
