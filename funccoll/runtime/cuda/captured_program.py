@@ -98,8 +98,12 @@ class CapturedProgram:
         self._calls, self._warm_up, self._result_count = 0, WARM_UP, 0
         self._lock = threading.Lock()
         self._replay: Graph | None = None
-        self._slots: list[Any] = []
-        self._outputs: Sequence[Any] = ()
+        self._arguments: list[tuple[Any, int]] = []
+        """The arrays that the graph reads, each with its address, or 0 for one that is large."""
+        self._results: list[tuple[Any, int]] = []
+        """Those that it writes, likewise."""
+        self._outputs: list[list[int] | int] = []
+        """For each output the number of its result, or those of its blocks."""
         self._table: Any = None
         """Two addresses for each small argument, then for each small result: of what is copied, and of its copy."""
         self._pieces: list[Any] = []
@@ -148,31 +152,27 @@ class CapturedProgram:
 
     def _call(self, replay: Graph, inputs: Sequence[Any]) -> Sequence[Any]:
         """Enqueue the graph with its copies. Results are in memory of their own; what is one array stays one."""
-        gpu, rows, after = self._gpu, list[int](), list[tuple[Any, Any]]()
+        gpu, rows, made = self._gpu, list[int](), list[Any]()
         held = []  # until the graph is enqueued: the memory of one that is freed before could become that of another
-        for slot, value in zip(self._slots, _blocks(inputs), strict=True):
-            if _is_small(slot):
-                if not value.flags.c_contiguous:
-                    held.append(value := gpu.contiguous(value))
-                rows += gpu.address(value), gpu.address(slot)
-            else:
+        for value, (slot, place) in zip(_blocks(inputs), self._arguments, strict=True):
+            if not place:
                 gpu.copy_into(slot, value)
-        made: dict[int, Any] = {}
-        for block in _blocks(self._outputs):
-            if id(block) not in made:
-                made[id(block)] = own = gpu.allocate(block.shape, block.dtype)
-                if _is_small(block):
-                    rows += gpu.address(block), gpu.address(own)
-                else:
-                    after.append((own, block))
+                continue
+            if not value.flags.c_contiguous:
+                held.append(value := gpu.contiguous(value))
+            rows += gpu.address(value), place
+        for block, place in self._results:
+            made.append(own := gpu.allocate(block.shape, block.dtype))
+            if place:
+                rows += place, gpu.address(own)
         if rows:  # the driver takes up to 64 KiB without waiting for the stream (CUDA Programming Guide)
             gpu.upload(self._table, np.array(rows, np.int64).reshape(-1, 2))
         replay()
-        for own, block in after:
-            gpu.copy_into(own, block)
+        for own, (block, place) in zip(made, self._results, strict=True):
+            if not place:
+                gpu.copy_into(own, block)
         return tuple(
-            [made[id(block)] for block in copies] if isinstance(copies, (list, tuple)) else made[id(copies)]
-            for copies in self._outputs
+            [made[number] for number in numbers] if isinstance(numbers, list) else made[numbers] for numbers in self._outputs
         )
 
     def release(self) -> int | None:
@@ -181,25 +181,25 @@ class CapturedProgram:
             return None
         try:
             freed = self.nbytes
-            self._replay, self._slots, self._outputs, self._table, self._pieces = None, [], (), None, []
+            self._replay, self._table = None, None
+            self._arguments, self._results, self._outputs, self._pieces = [], [], [], []
             self._calls, self._warm_up = 0, 2 * self._warm_up
             return freed
         finally:
             self._lock.release()
 
     def _capture(self, inputs: Sequence[Any]) -> None:
-        def run() -> tuple[list[Any], Sequence[Any], Any]:
+        def run() -> tuple[list[tuple[Any, int]], Sequence[Any], list[tuple[Any, int]], Any]:
+            self._pieces = []
             slots = [self._slots_of(copies) for copies in inputs]  # in the graph's memory, which goes with it
-            arguments = [block for block in _blocks(slots) if _is_small(block)]
+            arguments = [(block, self._place(block)) for block in _blocks(slots)]
             table = self._gpu.allocate((len(arguments) + self._result_count, 2), np.dtype(np.int64))
-            self._copy(table[: len(arguments)], arguments)
+            count = self._copy(table, arguments)
             outputs = self._run(*slots)
-            results = [block for block in {id(block): block for block in _blocks(outputs)}.values() if _is_small(block)]
-            self._copy(table[len(arguments) :], results)
-            return slots, outputs, table[: len(arguments) + len(results)]
+            results = [(block, self._place(block)) for block in {id(block): block for block in _blocks(outputs)}.values()]
+            return arguments, outputs, results, table[: count + self._copy(table[count:], results)]
 
         graphs = self._gpu.graphs
-        self._pieces = []
         try:
             try:
                 found, replay = self._gpu.capture(run)
@@ -209,16 +209,27 @@ class CapturedProgram:
         except Exception as error:  # the driver refuses some calls: then it is executed as it was until now
             self.why_not = f"its capture failed with {type(error).__name__}: {error}"
         else:
-            slots, self._outputs, self._table = found
-            self._slots, self._replay = list(_blocks(slots)), replay
+            self._arguments, outputs, self._results, self._table = found
+            numbers = {id(block): number for number, (block, _) in enumerate(self._results)}
+            self._outputs = [
+                [numbers[id(block)] for block in copies] if isinstance(copies, (list, tuple)) else numbers[id(copies)]
+                for copies in outputs
+            ]
+            self._replay = replay
             graphs.add(self)
 
-    def _copy(self, table: Any, blocks: Sequence[Any]) -> None:
-        """Enqueue copies of arrays of these sizes, whose addresses a call writes into a table."""
-        pieces = pieces_of([block.nbytes for block in blocks])
+    def _place(self, block: Any) -> int:
+        """The address of an array that a kernel of the graph copies; 0 for others."""
+        return self._gpu.address(block) if block.nbytes < LARGE_BYTES and block.flags.c_contiguous else 0
+
+    def _copy(self, table: Any, blocks: Sequence[tuple[Any, int]]) -> int:
+        """Enqueue copies of the small arrays, whose addresses a call writes into a table. Returns the number of rows."""
+        sizes = [block.nbytes for block, place in blocks if place]
+        pieces = pieces_of(sizes)
         if len(pieces):
             self._pieces.append(self._gpu.constant(pieces))
             self._gpu.copy_blocks(table, self._pieces[-1])
+        return len(sizes)
 
     def _slots_of(self, copies: Any) -> Any:
         if isinstance(copies, (list, tuple)):
@@ -230,7 +241,3 @@ def _blocks(inputs: Sequence[Any]) -> Iterator[Any]:
     """The arrays of all inputs, in order."""
     return chain.from_iterable(copies if isinstance(copies, (list, tuple)) else (copies,) for copies in inputs)
 
-
-def _is_small(block: Any) -> bool:
-    """True where an array is copied by a kernel of the graph."""
-    return block.nbytes < LARGE_BYTES and block.flags.c_contiguous

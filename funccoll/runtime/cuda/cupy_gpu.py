@@ -58,7 +58,7 @@ def _by_its_device(cls: type[CupyGpu]) -> type[CupyGpu]:
         return entered
 
     for name, value in list(vars(cls).items()):
-        if not name.startswith("_") and name not in ("begin_watch", "on_device"):
+        if not name.startswith("_") and name not in ("address", "begin_watch", "on_device"):
             if isinstance(value, property):
                 assert value.fget is not None
                 setattr(cls, name, property(entering(value.fget)))
