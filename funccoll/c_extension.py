@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from types import ModuleType
 
 import numpy as np
 
-__all__ = ["VARIABLE", "extension", "why_not"]
+from .config import NATIVE
 
-VARIABLE = "FUNCCOLL_NATIVE"
-"""The environment variable which chooses Python with the value 0."""
+__all__ = ["extension", "why_not"]
+
 
 
 def _load() -> tuple[ModuleType | None, str]:
     """The extension, or None with the reason."""
-    if os.environ.get(VARIABLE) == "0":
-        return None, f"{VARIABLE}=0"
+    if NATIVE.read() == "0":
+        return None, f"{NATIVE}=0"
     try:
         from ._native import array_fits
     except ModuleNotFoundError:

@@ -14,12 +14,13 @@ from typing import Any, TextIO
 import numpy as np
 import optree
 
+from . import config
 from .compiler.debug_modes import MODES
 from .errors import TraceError, UnsupportedError, is_own
 from .ir import Traced, bind
 from .ops.registry import as_traceable
 from .primitives.debugging import DevicePlace, debug_report_p
-from .runtime.job import reports, world
+from .runtime.job import world
 from .runtime.non_finite import NonFinite
 from .tracing.trace import label_of, require_function
 
@@ -64,7 +65,7 @@ def _prefix(place: DevicePlace | None) -> str:
 def _printed_prefix(place: DevicePlace | None) -> str:
     """The same for a line of output, to which a launcher such as `funccoll run` adds the process's rank: only the rest."""
     prefix, job = _prefix(place), world.current()
-    if job is None or not os.environ.get(reports.VARIABLE):
+    if job is None or not config.REPORTS.read():
         return prefix
     rest = prefix.removeprefix(f"rank {job.rank}")  # on a mesh of some of the processes a device has another rank
     return prefix if rest[:1] not in (":", " ") else rest.removeprefix(": ").removeprefix(" ")
@@ -231,7 +232,7 @@ class _Breakpoint:
             class Prompt(pdb.Pdb):
                 def get_stack(self, f: FrameType | None, t: TracebackType | None) -> tuple[list[tuple[FrameType, int]], int]:
                     stack = super().get_stack(f, t)[0]
-                    if os.environ.get("FUNCCOLL_TRACEBACK") != "full":
+                    if config.TRACEBACK.read() != "full":
                         stack = [(frame, line) for frame, line in stack if not is_own(frame.f_code.co_filename)]
                     return stack, len(stack) - 1
 

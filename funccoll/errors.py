@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
+from . import config
+
 __all__ = [
     "SCOPE",
     "CalibrationError",
@@ -330,7 +332,7 @@ def hide_frames(error: BaseException, every: bool = False) -> None:
         hidden = is_own
     else:
         return
-    if os.environ.get("FUNCCOLL_TRACEBACK") == "full":
+    if config.TRACEBACK.read() == "full":
         return
     traceback, frames = error.__traceback__, []
     while traceback is not None:

@@ -28,17 +28,16 @@ from typing import Any
 
 from . import private_files
 from ._version import __version__
+from .config import MACHINE_PROFILE, TUNED_BITS
 from .errors import system_reason
 from .mesh import number_hosts
 
 __all__ = [
-    "BITS", "DIRECT_READS", "VARIABLE", "DirectReads", "HostParameters", "MachineProfile", "MeasuredTimes",
+    "DIRECT_READS", "DirectReads", "HostParameters", "MachineProfile", "MeasuredTimes",
     "NetworkParameters", "adopt", "boot_id", "check_place", "current", "default_path", "load", "may_change_bits", "release",
     "save", "this_host",
 ]  # fmt: skip
 
-VARIABLE = "FUNCCOLL_MACHINE_PROFILE"
-BITS = "FUNCCOLL_TUNED_BITS"
 FORMAT = 1
 MOST_BYTES = 64 * 1024
 """Bytes of a profile, at most: it travels in one message to the ranks of a job."""
@@ -397,12 +396,12 @@ def current() -> MachineProfile | None:
     """The profile that costs are computed with; None for the presets."""
     if _IN_USE.adopted:
         return _IN_USE.of_job
-    return _own(os.environ.get(VARIABLE, ""))
+    return _own(MACHINE_PROFILE.read())
 
 
 def may_change_bits() -> bool:
     """True when the user lets the profile choose in which order reductions over several hosts combine."""
-    return os.environ.get(BITS, "") == "1"
+    return TUNED_BITS.read() == "1"
 
 
 def adopt(profile: Mapping[str, Any] | None) -> None:
@@ -426,9 +425,9 @@ def _own(named: str) -> MachineProfile | None:
         return load(path)
     except FileNotFoundError:
         if named:
-            _warn(path, "there is no such file", f"Name one that `funccoll tune --out` has written, or unset {VARIABLE}")
+            _warn(path, "there is no such file", f"Name one that `funccoll tune --out` has written, or unset {MACHINE_PROFILE}")
     except ValueError as error:
-        remedy = f"or unset {VARIABLE}" if named else "or remove the file with `funccoll tune --delete`"
+        remedy = f"or unset {MACHINE_PROFILE}" if named else "or remove the file with `funccoll tune --delete`"
         _warn(path, str(error), f"Measure this host with `funccoll tune{f' --out {path}' if named else ''}`, {remedy}")
     return None
 

@@ -34,7 +34,8 @@ from benchmarks.several_hosts.mpi import BURST, LINKS, counts_of, settings
 from funccoll import machine_profile
 from funccoll.calibration.network_tuning import HostsPlan, combined, measure_hosts
 from funccoll.calibration.timed_cases import ON_HOSTS, QUICK_SIZES, SIZES, Case, cases
-from funccoll.machine_profile import BITS, MeasuredTimes
+from funccoll.config import TUNED_BITS
+from funccoll.machine_profile import MeasuredTimes
 from funccoll.schedules import Schedule, Topology, algorithms, build, select
 from funccoll.schedules.split_hosts import split_hosts
 from tests.support.ranks import mpi_vendors, network_hosts
@@ -139,13 +140,13 @@ def choices(topology: Topology, found: dict[Case, float], fitted: set[Case], bit
         by_size[case.kind, case.nbytes][case.algorithm] = seconds
     seen, rows = {(case.kind, case.nbytes) for case in fitted}, []
     same = {kind: different(kind, tuple(topology.host_of.tolist())) for kind in ON_HOSTS}
-    os.environ[BITS] = bits
+    os.environ[TUNED_BITS] = bits
     for (kind, nbytes), times in by_size.items():
         if (kind, nbytes) in seen:
             continue
         picked, best = same[kind][select(kind, topology, nbytes).algorithm], min(times, key=times.__getitem__)
         rows.append({"kind": kind, "nbytes": nbytes, "picked": picked, "best": best, "ratio": times[picked] / times[best]})
-    del os.environ[BITS]
+    del os.environ[TUNED_BITS]
     near = sum(r["ratio"] <= NEAR for r in rows) / len(rows)
     return {"near": near, "median_ratio": statistics.median(r["ratio"] for r in rows), "single": rows}
 

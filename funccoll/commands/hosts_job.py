@@ -11,15 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from .. import config
 from ..runtime.job import host
 from ..runtime.job.mpirun import PREFIX, Mpirun, TaggedOutput, find_mpirun, parse_hosts, passed_on
 from ..runtime.job.processes import Job, new_run
-from ..runtime.job.reports import STDERR, VARIABLE
+from ..runtime.job.reports import STDERR
 from .first_failure import first_failure, first_to_report
 
-__all__ = ["AGENT_VARIABLE", "HostsJob"]
+__all__ = ["HostsJob"]
 
-AGENT_VARIABLE = "FUNCCOLL_LAUNCHER_AGENT"
 _KINDS = ("raised", "waited", "followed")  # of exceptions; others tell of joining and leaving
 _ENDED = {
     "died without a word": "died without a word (it was killed, or crashed)",
@@ -59,7 +59,7 @@ class HostsJob:
         """
         threads = host.thread_variables(self.passed, max(1, host.cores() // max(count for _, count in self.hosts)))
         unbuffered = {} if "PYTHONUNBUFFERED" in self.passed else {"PYTHONUNBUFFERED": "1"}
-        own = {**threads, **unbuffered, **variables, "FUNCCOLL_RUN_ID": self.run, VARIABLE: STDERR}
+        own = {**threads, **unbuffered, **variables, config.RUN_ID: self.run, config.REPORTS: STDERR}
         command = self.mpirun.command(self.hosts, self.program, self.passed | own, self.bind_to, self.agent)
         print(f"funccoll run: {shlex.join(command)}", file=sys.stderr, flush=True)
 

@@ -14,11 +14,12 @@ import sys
 from collections.abc import Callable, Container, Sequence
 from contextlib import ExitStack
 
+from .. import config
 from ..errors import system_reason
 from ..runtime.job import host
 from ..runtime.job.processes import GRACE, Job, LineBuffer, environment, interpreter, new_run, outcome
 from .first_failure import first_failure, first_to_report
-from .hosts_job import AGENT_VARIABLE, HostsJob
+from .hosts_job import HostsJob
 from .printed_traceback import ErrorLines
 from .standard_output import write_some
 
@@ -62,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--hosts", metavar="A:N,B:M", help="hosts, each with its number of processes, which mpirun starts")
     run.add_argument(
         "--launcher-agent", dest="agent", metavar="COMMAND", default="",
-        help=f"with --hosts: run this in the place of ssh, with a host and a command ({AGENT_VARIABLE} says so, too)",
+        help=f"with --hosts: run this in the place of ssh, with a host and a command ({config.LAUNCHER_AGENT} says so, too)",
     )  # fmt: skip
     run.add_argument(
         "-x", dest="pass_on", metavar="NAME[=VALUE]", action="append", default=[],
@@ -102,7 +103,7 @@ def _run(options: argparse.Namespace, program: list[str], command: list[str], pl
             bound = options.bind_to != "none"
             hosts_job, cpus = None, host.bindings(options.n, options.bind_to == _SHARED_CORES) if bound else None
         else:
-            agent = options.agent or os.environ.get(AGENT_VARIABLE, "")
+            agent = options.agent or config.LAUNCHER_AGENT.read()
             hosts_job, cpus = HostsJob(options.hosts, command, options.bind_to, agent, options.pass_on), None
     except ValueError as error:
         return _complain(f"{error}.", _USAGE)
@@ -118,7 +119,7 @@ def _run(options: argparse.Namespace, program: list[str], command: list[str], pl
             if hosts_job is None:
                 errors += _start(job, options.n, command, cpus, options.tracebacks)
             else:
-                variables = {"FUNCCOLL_TRACEBACKS": options.tracebacks, **_display("[0] ", hosts_job.passed, mpirun=True)}
+                variables = {config.TRACEBACKS: options.tracebacks, **_display("[0] ", hosts_job.passed, mpirun=True)}
                 hosts_job.start(job, variables, plain, stdin=_stdin())
         except FileNotFoundError:
             return _complain(f"there is no command {command[0]!r}.", _NOT_FOUND)
@@ -160,7 +161,7 @@ def _start(job: Job, n: int, command: list[str], cpus: list[set[int]] | None, tr
     errors = [ErrorLines(f"[{rank}] ") for rank in range(n)]
     for rank in range(n):
         variables = environment(rank, n, run, job.port_for_torch, 1 if cpus else None)
-        variables |= {"FUNCCOLL_TRACEBACKS": tracebacks, **_display(f"[{rank}] ", os.environ)}
+        variables |= {config.TRACEBACKS: tracebacks, **_display(f"[{rank}] ", os.environ)}
 
         def prepare(rank: int = rank) -> None:
             bind()

@@ -16,6 +16,7 @@ from ..calibration.direct_read_timings import time_direct_reads
 from ..calibration.network_tuning import HostsPlan, combined, measure_hosts
 from ..calibration.timed_cases import QUICK_SIZES, SIZES, Case, cases, default_ranks, fitting_sizes
 from ..calibration.tuning import PASSES, measure, profile_of
+from ..config import MACHINE_PROFILE
 from ..errors import CalibrationError, FunccollError
 from ..machine_profile import MachineProfile
 from ..runtime.job import host
@@ -65,7 +66,7 @@ def main(words: Sequence[str]) -> int:
 def _tell(profile: MachineProfile, path: Path, options: argparse.Namespace) -> None:
     print_profile(profile, options.json)
     if not options.json:
-        variable = f"{machine_profile.VARIABLE}={path}"
+        variable = f"{MACHINE_PROFILE}={path}"
         use = f"To use it, set {variable}." if options.out else "Costs and choices of algorithms use it from now on."
         print(f"Stored in {path}. {use}")
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
+from ..config import DEBUG
 from ..ir import check_eagerly
 from ..runtime.non_finite import NonFinite, eager_check
 
@@ -13,7 +13,7 @@ __all__ = ["MODES", "asked_for"]
 
 def asked_for(word: str) -> bool:
     """True when FUNCCOLL_DEBUG, words with commas between them, has this one."""
-    return word in os.environ.get("FUNCCOLL_DEBUG", "").lower().replace(" ", "").split(",")
+    return word in DEBUG.read().lower().replace(" ", "").split(",")
 
 
 class DebugModes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import os
 import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +14,7 @@ import optree
 
 from ..arrays.array import Array, device_type_of, shape_and_dtype, to_numpy
 from ..arrays.array_layout import ArrayLayout
+from ..config import CHECK
 from ..display import titled
 from ..dtype_promotion import Widening
 from ..errors import FunccollError, PytreeError, ShapeError, Source, at_source, user_frames
@@ -178,7 +178,7 @@ class _Stage:
 
 def checks_passes() -> bool:
     """True when the user wants every program checked after every pass."""
-    return os.environ.get("FUNCCOLL_CHECK") == "1"
+    return CHECK.read() == "1"
 
 
 class TracedFunction(_Stage):

@@ -11,10 +11,10 @@ Ottosson, OKLab, 2020 (shades); WCAG 2.2, success criterion 1.4.3 (contrast).
 from __future__ import annotations
 
 import difflib
-import os
 from dataclasses import dataclass
 from functools import lru_cache
 
+from .. import config
 from ..errors import DrawingError
 
 __all__ = ["LEAST_CONTRAST", "PALETTE", "THEMES", "Theme", "contrast", "find_theme", "series"]
@@ -74,8 +74,8 @@ THEMES = {
 
 def find_theme(name: str | None = None) -> Theme:
     """The theme of a name; None stands for the environment's FUNCCOLL_THEME, and that for "light". Raises DrawingError."""
-    where = "theme" if name is not None else "FUNCCOLL_THEME"
-    chosen = name if name is not None else os.environ.get("FUNCCOLL_THEME") or "light"
+    where = "theme" if name is not None else config.THEME
+    chosen = name if name is not None else config.THEME.read()
     if not isinstance(chosen, str) or chosen not in THEMES:
         close = difflib.get_close_matches(str(chosen), THEMES, n=1)
         meant = f" Did you mean {close[0]!r}?" if close else ""

@@ -112,7 +112,7 @@ _HELPERS = {"first_of_grid": _first_of_grid, "philox": _philox, "copy_range": co
 
 
 def pieces_of(nbytes: Sequence[int], most: int = PIECE_BYTES) -> np.ndarray:
-    """The pieces, of `most` bytes, of arrays of so many bytes: int64 of shape (n, 3), as `copy_blocks` takes them."""
+    """The pieces, of `most` bytes, of arrays of these sizes in bytes: int64 of shape (n, 3), for `copy_blocks`."""
     pieces = [(row, begin, min(most, size - begin)) for row, size in enumerate(nbytes) for begin in range(0, size, most)]
     return np.array(pieces, np.int64).reshape(-1, 3)
 

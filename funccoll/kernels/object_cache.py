@@ -25,12 +25,11 @@ from typing import Any
 import llvmlite.binding as llvm
 
 from .. import private_files
+from ..config import SHOW_COMPILING
 from .variants import stamp
 
 __all__ = ["address_of", "builtin_of", "cache_directory", "kept"]
 
-_SHOW = "FUNCCOLL_SHOW_COMPILING"
-"""The variable with which a launcher on a terminal asks one rank to say why the first job is slow: "1"."""
 _FOUND = {"__errno_location", "clock_gettime", "process_vm_readv", "sched_yield", "usleep"}  # in every process
 _OF_PYTHON = "PyLong_AsLongLong", "PyEval_SaveThread", "PyEval_RestoreThread", "PyLong_FromLongLong"
 _BUILTIN = "funccoll_builtin"
@@ -57,7 +56,7 @@ def builtin_of(name: str, build: Callable[[], tuple[Any, Any]], status: int) -> 
     """
 
     def compiled() -> tuple[str, bytes]:
-        if os.environ.get(_SHOW) == "1":
+        if SHOW_COMPILING.read() == "1":
             folder = cache_directory()
             kept_in = f", which are kept in {folder}" if folder else ""
             print(

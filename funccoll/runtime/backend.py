@@ -7,7 +7,6 @@ else in funccoll knows how devices communicate. Backends are found by name and i
 from __future__ import annotations
 
 import importlib
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -15,6 +14,7 @@ import numpy as np
 
 from ..arrays.array import Array
 from ..arrays.array_layout import ArrayLayout
+from ..config import TRANSPORT
 from ..errors import RendezvousError, Source
 from ..ir import Equation, Program, Var
 from ..mesh import Mesh, Sharding
@@ -51,8 +51,6 @@ ArgumentCheck = Callable[[Sequence[Any], Sequence[np.ndarray | None]], None]
 
 _MODULES = {"local": "local.collectives", "shm": "shm.shm_backend", "mpi": "mpi", "cuda": "cuda.gpu"}
 _BETWEEN_PROCESSES = "shm", "mpi"
-TRANSPORT = "FUNCCOLL_TRANSPORT"
-"""The variable that names the transport of a job: "mpi" also on one host, where every process is then a host of its own."""
 
 
 class CollectiveExecutable:
@@ -351,7 +349,7 @@ def choose_job_backend(job: JobSpec) -> type[JobBackend]:
 
     Raises: RendezvousError where it says something else, or where the launcher does not bring MPI.
     """
-    said = os.environ.get(TRANSPORT, "")
+    said = TRANSPORT.read()
     if said not in ("", *_BETWEEN_PROCESSES):
         raise RendezvousError(
             f"{TRANSPORT}={said!r} must be one of {', '.join(_BETWEEN_PROCESSES)}; leave it unset for shm on one host and mpi "

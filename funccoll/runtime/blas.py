@@ -7,11 +7,10 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ..config import BLAS_THREADS
 from ..errors import MeshError
 
-__all__ = ["VARIABLE", "keep_threads", "threads"]
-
-VARIABLE = "FUNCCOLL_BLAS_THREADS"
+__all__ = ["keep_threads", "threads"]
 
 # (function that tells the number of threads, function that sets it), by threadpoolctl's `internal_api`.
 _FUNCTIONS = {
@@ -32,9 +31,9 @@ def threads(environment: Mapping[str, str] = os.environ) -> int:
 
     Raises: MeshError when it is not a whole number of 1 or more.
     """
-    text = environment.get(VARIABLE, "1")
+    text = BLAS_THREADS.read(environment)
     if not text.isdecimal() or not int(text):
-        raise MeshError(f"{VARIABLE}={text!r} must be a whole number of threads, 1 or more; leave it unset for 1.")
+        raise MeshError(f"{BLAS_THREADS}={text!r} must be a whole number of threads, 1 or more; leave it unset for 1.")
     return int(text)
 
 

@@ -31,6 +31,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from .._version import __version__
+from ..config import PROFILE
 from ..errors import ProfileError, Source, system_reason, user_source
 from ..kernels.frame import ROW_BYTES
 from ..machine_profile import boot_id
@@ -41,7 +42,6 @@ __all__ = [
     "FORMAT",
     "RECORDING",
     "SAMPLE",
-    "VARIABLE",
     "VERSION",
     "Recordable",
     "Recorder",
@@ -57,8 +57,6 @@ __all__ = [
 
 FORMAT, VERSION = "funccoll profile", 1
 """The first words of a head."""
-VARIABLE = "FUNCCOLL_PROFILE"
-"""The environment variable with the directory into which a process records itself."""
 CALL = 0x7FFFFFFF
 """The word of a row that is not one instruction; its detail is the number of a user's line."""
 SAMPLE = 1
@@ -535,11 +533,11 @@ def compiling(name: str) -> Iterator[None]:
 
 def begin_from_environment(rank: int, nranks: int, run: str) -> Recorder | None:
     """Begin the profile that FUNCCOLL_PROFILE asks for, once in a process; None when there is nothing to begin."""
-    if _NOW.read_environment or not os.environ.get(VARIABLE):
+    if _NOW.read_environment or not PROFILE.read():
         return None
     with _NOW.lock:
         if _NOW.read_environment:
             return None
-        recorder = begin(os.environ[VARIABLE], rank, nranks, run)
-        _NOW.read_environment, _NOW.begun_at = True, f", as {VARIABLE} asks for"
+        recorder = begin(PROFILE.read(), rank, nranks, run)
+        _NOW.read_environment, _NOW.begun_at = True, f", as {PROFILE} asks for"
     return recorder

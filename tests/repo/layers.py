@@ -18,6 +18,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 
 ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "": (
+        ("config",),
         ("_version", "c_extension", "memory_order", "private_files", "public_names", "pytree_paths", "weak_values"),
         ("errors", "pytree_differences"), ("keywords", "mesh", "named_scopes", "tree"), ("types",), ("display",), ("timeline",),
         ("ir",),

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 import funccoll as fc
 from funccoll import P, machine_profile, schedules
-from funccoll.machine_profile import MOST_BYTES, VARIABLE, MachineProfile, current, default_path, load, save
+from funccoll.config import MACHINE_PROFILE
+from funccoll.machine_profile import MOST_BYTES, MachineProfile, current, default_path, load, save
 from funccoll.schedules import Topology, build, explain, select
 from funccoll.schedules.collective import KINDS
 from funccoll.schedules.model.select import candidates
@@ -32,7 +33,7 @@ DEFAULTS = Topology("one_host", 1, 2, *[schedules.Link("shared memory", 0.2e-6, 
 @pytest.fixture
 def cache(monkeypatch, tmp_path):
     """An empty cache directory of the user's, which the environment does not override."""
-    monkeypatch.delenv(VARIABLE)
+    monkeypatch.delenv(MACHINE_PROFILE)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     machine_profile._own.cache_clear()
     yield tmp_path
@@ -170,12 +171,12 @@ def test_the_environment_names_another_file_or_none(cache, tmp_path, monkeypatch
     other = tmp_path / "other.json"
     save(profile(parameters(alpha=2.0)), other)
     assert Topology.one_host(2).host.alpha == 1.0
-    monkeypatch.setenv(VARIABLE, str(other))
+    monkeypatch.setenv(MACHINE_PROFILE, str(other))
     assert Topology.one_host(2).host.alpha == 2.0
-    monkeypatch.setenv(VARIABLE, "none")
+    monkeypatch.setenv(MACHINE_PROFILE, "none")
     assert Topology.one_host(2) == DEFAULTS
-    monkeypatch.setenv(VARIABLE, str(tmp_path / "absent"))
-    with pytest.warns(RuntimeWarning, match=f"absent is ignored: there is no such file. Name one .* or unset {VARIABLE}."):
+    monkeypatch.setenv(MACHINE_PROFILE, str(tmp_path / "absent"))
+    with pytest.warns(RuntimeWarning, match=f"absent is ignored: there is no .* or unset {MACHINE_PROFILE}."):
         assert Topology.one_host(2) == DEFAULTS
 
 
@@ -415,7 +416,7 @@ def test_all_ranks_choose_by_the_profile_of_rank_0(tmp_path, files, chosen, afte
     (tmp_path / "damaged").chmod(0o600)
     with Ranks(CHOICE, [], world=2) as ranks:
         for rank, name in enumerate(files):
-            ranks.start(rank, CHOICE, **{VARIABLE: "none" if name == "none" else str(tmp_path / name)})
+            ranks.start(rank, CHOICE, **{MACHINE_PROFILE: "none" if name == "none" else str(tmp_path / name)})
         assert ranks.lines() == {0: "in", 1: "in"}
         first, second = (json.loads(line) for line in ranks.lines().values())
         assert first == second and first[0] == first[3] == chosen and first[2] == [4.0, 6.0, 8.0, 10.0]
@@ -427,5 +428,5 @@ def test_all_ranks_choose_by_the_profile_of_rank_0(tmp_path, files, chosen, afte
 
 
 def test_scripts_know_where_the_tests_profile_is():
-    assert os.environ[VARIABLE] == "none" and current() is None
+    assert os.environ[MACHINE_PROFILE] == "none" and current() is None
     assert not Path("none").exists()

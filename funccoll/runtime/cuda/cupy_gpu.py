@@ -86,7 +86,7 @@ _GRAPHS_SHARE = 0.25
 
 
 class _Capturing(threading.local):
-    """What this thread captures."""
+    """A capture of this thread."""
 
     uploads: list[tuple[Any, np.ndarray]] | None = None
     """Uploads that the capture puts off until its end; None outside."""

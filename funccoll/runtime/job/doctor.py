@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import difflib
 import errno
 import importlib
 import mmap
@@ -13,13 +14,14 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
+from ... import config
 from ..._version import __version__
-from ...c_extension import VARIABLE, why_not
+from ...c_extension import why_not
 from ...display import size_text
 from ...kernels import cuda_toolkit
 from . import host, process_memory
@@ -54,7 +56,7 @@ _LAUNCHERS = ("torchrun", "srun")
 
 def examine() -> list[Finding]:
     """All findings, in the order of the page. The trials leave nothing behind."""
-    return [*_software(), *_machine(), *_kernel(), *mpi_findings(), *_optional(), *_gpus()]
+    return [*_software(), *_variables(), *_machine(), *_kernel(), *mpi_findings(), *_optional(), *_gpus()]
 
 
 def _software() -> Iterator[Finding]:
@@ -69,8 +71,8 @@ def _software() -> Iterator[Finding]:
                 section, name, f"cannot be imported: {error}", "wrong", f"Install it anew: pip install --upgrade {name}"
             )
     if why_not:
-        unset = why_not.startswith(VARIABLE)
-        advice = f"Unset {VARIABLE}." if unset else "Install a C compiler and Python's headers, then funccoll anew."
+        unset = why_not.startswith(config.NATIVE)
+        advice = f"Unset {config.NATIVE}." if unset else "Install a C compiler and Python's headers, then funccoll anew."
         yield Finding(section, "C extension", f"not used: {why_not}; calls run in Python, 2 µs more each", "absent", advice)
     else:
         yield Finding(section, "C extension", "used: calls run without the interpreter")
@@ -87,6 +89,20 @@ def _software() -> Iterator[Finding]:
         )  # fmt: skip
     else:
         yield Finding(section, "kernels", f"{len(list(folder.glob('*.o')))} kept in {folder}")
+
+
+def _variables(environment: Mapping[str, str] = os.environ) -> Iterator[Finding]:
+    """The variables that are set, and those that begin like ours and mean nothing."""
+    section = "Environment variables"
+    for name in sorted(name for name in environment if name.startswith(config.PREFIX)):
+        known = config.VARIABLES.get(name)
+        if known is not None:
+            yield Finding(section, name, f"{environment[name]!r} ({known.meaning})")
+            continue
+        near = difflib.get_close_matches(name, [name for name, v in config.VARIABLES.items() if not v.own], 1, 0.8)
+        meant = [config.VARIABLES[name] for name in near]
+        advice = f"Did you mean {meant[0]}: {meant[0].meaning}?" if meant else "funccoll.config has all that are read."
+        yield Finding(section, name, "is not a variable of funccoll, and changes nothing", "warning", advice)
 
 
 def _machine() -> Iterator[Finding]:
@@ -124,8 +140,8 @@ def _kernel() -> Iterator[Finding]:
 
 def _direct_reads(section: str) -> Finding:
     copied, name = "Large NumPy arguments are copied to shared memory first, which costs time and nothing else.", "direct reads"
-    if os.environ.get(process_memory.VARIABLE, "") == "0":
-        return Finding(section, name, f"switched off: {process_memory.VARIABLE}=0", "absent", copied)
+    if config.DIRECT_READS.read() == "0":
+        return Finding(section, name, f"switched off: {config.DIRECT_READS}=0", "absent", copied)
     try:
         with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as child:
             maps = Path(f"/proc/{child.pid}/maps").read_text()

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ... import config
 from ..._version import __version__
 from ...errors import RendezvousError
 from .. import blas
@@ -52,7 +53,7 @@ def describe_installation(installed: Mapping[str, Any]) -> str:
     return (
         f"funccoll {installed.get('funccoll')} of {installed.get('folder')} (sources {installed.get('sources')}, protocol "
         f"{installed.get('protocol')}) with NumPy {installed.get('NumPy')}, Numba {installed.get('Numba')} and "
-        f"{blas.VARIABLE}={installed.get('threads')}"
+        f"{config.BLAS_THREADS}={installed.get('threads')}"
     )
 
 

@@ -6,19 +6,18 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 
+from ... import config
 from ...errors import MeshError, RendezvousError
 from .hello import JobSpec
 from .launchers import claimed, is_inherited, job_of
 from .torch_group import TorchGroup, agree_on_run, default_group
 
 __all__ = [
-    "RANK_IN_TORCH_GROUP", "check_joined", "describe_rank", "new_job", "own_place",
+    "check_joined", "describe_rank", "new_job", "own_place",
     "started_by",
 ]  # fmt: skip
 
 _TORCH = "torch.distributed"
-RANK_IN_TORCH_GROUP = "FUNCCOLL_TORCH_RANK"
-"""The variable that a rank of a torch group leaves to what it starts, which has no group: `describe_rank`."""
 
 
 def own_place(environment: Mapping[str, str] = os.environ) -> tuple[int, int]:
@@ -31,7 +30,7 @@ def own_place(environment: Mapping[str, str] = os.environ) -> tuple[int, int]:
     group = default_group()
     if group is None:
         launcher = claimed(environment)
-        rank, world, process, words = [*environment.get(RANK_IN_TORCH_GROUP, "").split(maxsplit=3), "", "", "", ""][:4]
+        rank, world, process, words = [*config.TORCH_RANK.read(environment).split(maxsplit=3), "", "", "", ""][:4]
         if world and process != str(os.getpid()) and words == launcher.variables:
             return int(world), int(rank)
         return launcher.world, launcher.rank
@@ -40,7 +39,7 @@ def own_place(environment: Mapping[str, str] = os.environ) -> tuple[int, int]:
 
 
 def describe_rank(job: JobSpec, environment: Mapping[str, str] = os.environ) -> str:
-    """This process in the job, for RANK_IN_TORCH_GROUP; with its launcher's words, which a launcher of its own would change."""
+    """This process in the job, for config.TORCH_RANK; with its launcher's words, which a launcher of its own would change."""
     try:
         words = claimed(environment).variables
     except MeshError:
@@ -96,7 +95,7 @@ def started_by(rank: int, variables: str = "") -> RendezvousError:
     """The error of a process that a rank has started: a worker, or another script. `variables` gave that rank its place."""
     from multiprocessing import parent_process
 
-    variables = variables or RANK_IN_TORCH_GROUP
+    variables = variables or config.TORCH_RANK
     remedy = f"Start it as a job of its own (`funccoll run -n N`, fc.launch), or alone, without {variables} in its environment."
     if parent_process() is not None:
         remedy = 'Keep what needs the other ranks under `if __name__ == "__main__":`, which workers do not run.'

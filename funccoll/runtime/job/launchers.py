@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from ... import config
 from ...errors import MeshError
 from .hello import JobSpec
 from .torch_variables import are_repetitions
@@ -38,7 +39,7 @@ class _Launcher(NamedTuple):
 
 _TORCH = _Launcher("torchrun", "WORLD_SIZE", "RANK", "TORCHELASTIC_RUN_ID", ("LOCAL_WORLD_SIZE",), brings_mpi=False)
 _SLURM = _Launcher("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_JOB_ID", ("SLURM_STEP_TASKS_PER_NODE",))
-_OURS = _Launcher("funccoll run", "FUNCCOLL_WORLD_SIZE", "FUNCCOLL_RANK", "FUNCCOLL_RUN_ID", brings_mpi=False, gives_grace=True)
+_OURS = _Launcher("funccoll run", config.WORLD_SIZE, config.RANK, config.RUN_ID, brings_mpi=False, gives_grace=True)
 _LAUNCHERS = (
     _OURS,
     _TORCH,
@@ -241,8 +242,8 @@ def job_of(environment: Mapping[str, str], ancestors: Sequence[Mapping[str, str]
 
 def _run_name(environment: Mapping[str, str], launcher: _Launcher) -> str:
     """The name of the run; "" where nothing has one."""
-    ours = environment.get("FUNCCOLL_RUN_ID")
-    if ours and (launcher.size == "FUNCCOLL_WORLD_SIZE" or "FUNCCOLL_RANK" not in environment):  # else of another job around
+    ours = config.RUN_ID.read(environment)
+    if ours and (launcher.size == config.WORLD_SIZE or config.RANK not in environment):  # else of another job around
         return ours
     if launcher.size == "PMI_SIZE" and "MPI_LOCALNRANKS" in environment:  # MPICH's: a Slurm step may have several of its jobs
         return environment.get("PMI_JOBID") or _parent()

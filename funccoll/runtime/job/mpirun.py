@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ... import config
 from .processes import LineBuffer
 from .reports import MARK
 
@@ -23,8 +24,7 @@ _PASSED_ON = re.compile(
     r"|NUMBA|MPI4PY|NPY|NUMPY|OMP|OPENBLAS|MKL|BLIS|MPICH|MPIR_CVAR|I_MPI|HYDRA|UCX|FI|CUDA|NCCL)_.*)"
 )
 _OF_ONE_PROCESS = {
-    "FUNCCOLL_RANK", "FUNCCOLL_WORLD_SIZE", "FUNCCOLL_RUN_ID", "FUNCCOLL_JOINED", "FUNCCOLL_REPORTS",
-    "FUNCCOLL_TORCH_RANK", "FUNCCOLL_SET_TORCH",
+    config.RANK, config.WORLD_SIZE, config.RUN_ID, config.JOINED, config.REPORTS, config.TORCH_RANK, config.SET_TORCH,
     "MPICH_INTERFACE_HOSTNAME", "MPIR_CVAR_CH3_INTERFACE_HOSTNAME",
 }  # fmt: skip
 _LONGEST_TAG = 40

@@ -7,10 +7,8 @@ import errno
 import os
 from pathlib import Path
 
-__all__ = ["VARIABLE", "let_siblings_read", "read", "refusal", "yama_scope"]
+__all__ = ["let_siblings_read", "read", "refusal", "yama_scope"]
 
-VARIABLE = "FUNCCOLL_DIRECT_READS"
-"""A rank for which it is 0 reads no peer's memory, nor is its own read: then no rank of its host does."""
 _PR_SET_PTRACER = 0x59616D61  # <linux/prctl.h>
 _RELATIVES = 1  # Yama's ptrace_scope: a process may be read by its ancestors, and by those that it names
 

@@ -14,6 +14,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
+from ... import config
 from . import host, reports
 from .torch_variables import bound_port, for_torch
 
@@ -39,8 +40,8 @@ def environment(rank: int, n: int, run: str, port: int | None, threads: int | No
     variables.update(host.thread_variables(variables, threads or max(1, host.cores() // n)))
     variables.setdefault("PYTHONUNBUFFERED", "1")  # lines arrive when they are printed, though stdout is a pipe
     if rank == 0 and sys.stderr is not None and not sys.stderr.closed and sys.stderr.isatty():
-        variables.setdefault("FUNCCOLL_SHOW_COMPILING", "1")  # see `kernels/object_cache.py`
-    return {**variables, "FUNCCOLL_RANK": str(rank), "FUNCCOLL_WORLD_SIZE": str(n), "FUNCCOLL_RUN_ID": run}
+        variables.setdefault(config.SHOW_COMPILING, "1")  # see `kernels/object_cache.py`
+    return {**variables, config.RANK: str(rank), config.WORLD_SIZE: str(n), config.RUN_ID: run}
 
 
 def new_run() -> str:
@@ -166,8 +167,8 @@ class Job:
         buffers = buffers or [LineBuffer(f"[{rank}] ") for _ in range(2)]
         options.setdefault("stdin", subprocess.DEVNULL)
         options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "process_group": 0, "bufsize": 0}
-        self._run = variables.get("FUNCCOLL_RUN_ID")
-        variables = {**variables, reports.VARIABLE: self._mailbox.name}
+        self._run = variables.get(config.RUN_ID)
+        variables = {**variables, config.REPORTS: self._mailbox.name}
         process: subprocess.Popen[Any] = subprocess.Popen(command, env=variables, **options)
         self.processes.append(process)
         self.live.add(rank)

@@ -11,11 +11,12 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from ...config import Variable
 from ...errors import RendezvousError
 from .coordinator import GRACE, Coordinator
 from .hello import JobSpec, make_hello, receive_answer, refuse_other_user, refuse_stranger
@@ -68,15 +69,15 @@ class JoinedJob:
             raise
 
 
-def positive_number(environment: Mapping[str, str], name: str, default: float, unit: str) -> float:
+def positive_number(variable: Variable, unit: str) -> float:
     """The number in an environment variable. Raises RendezvousError when it says something else."""
-    text = environment.get(name, str(default))
+    text = variable.read()
     try:
         number = float(text)
     except ValueError:
         number = -1.0
     if not number > 0:
-        raise RendezvousError(f"{name}={text!r} must be {unit}, more than 0; leave it unset for {default:g}.")
+        raise RendezvousError(f"{variable}={text!r} must be {unit}, more than 0; leave it unset for {variable.default}.")
     return number
 
 

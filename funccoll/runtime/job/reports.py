@@ -18,9 +18,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-__all__ = ["MARK", "STDERR", "VARIABLE", "EndedRanks", "Mailbox", "report"]
+from ... import config
 
-VARIABLE = "FUNCCOLL_REPORTS"
+__all__ = ["MARK", "STDERR", "EndedRanks", "Mailbox", "report"]
+
 STDERR = "stderr"
 """The value of the variable for reports in lines on stderr, each after MARK."""
 MARK = b"funccoll-report: "
@@ -73,7 +74,7 @@ class Mailbox:
 
 def report(environment: Mapping[str, str], rank: int, kind: str, **fields: Any) -> bool:
     """Send a report of this rank; False where no launcher listens."""
-    name = environment.get(VARIABLE)
+    name = config.REPORTS.read(environment)
     if not name:
         return False
     data = _packed(environment, rank, kind, **fields)
@@ -89,7 +90,7 @@ def report(environment: Mapping[str, str], rank: int, kind: str, **fields: Any) 
 
 
 def _packed(environment: Mapping[str, str], rank: int, kind: str, **fields: Any) -> bytes:
-    return json.dumps({"rank": rank, "kind": kind, "run": environment.get("FUNCCOLL_RUN_ID"), **fields}).encode()
+    return json.dumps({"rank": rank, "kind": kind, "run": environment.get(config.RUN_ID), **fields}).encode()
 
 
 class EndedRanks:
@@ -101,7 +102,7 @@ class EndedRanks:
     def __init__(self, environment: Mapping[str, str], rank: int):
         self._ranks: dict[int, bool] = {}
         self._socket: socket.socket | None = None
-        name = environment.get(VARIABLE)
+        name = config.REPORTS.read(environment)
         if not name or name == STDERR:
             return
         channel = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)

@@ -9,10 +9,10 @@ import socket
 from collections.abc import Mapping
 from contextlib import suppress
 
+from ... import config
+
 __all__ = ["are_repetitions", "bound_port", "for_torch"]
 
-_MARK = "FUNCCOLL_SET_TORCH"
-"""The rank and the number of processes that RANK and WORLD_SIZE repeat."""
 _HERE = "127.0.0.1"
 
 
@@ -29,13 +29,13 @@ def for_torch(environment: Mapping[str, str], rank: int, n: int, port: int | Non
         found.setdefault("MASTER_PORT", str(port))
     place, size = str(rank), str(n)
     names = {"RANK": place, "LOCAL_RANK": place, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
-    return {**found, **names, _MARK: f"{place} {size}"}
+    return {**found, **names, config.SET_TORCH: f"{place} {size}"}
 
 
 def are_repetitions(environment: Mapping[str, str]) -> bool:
     """True when RANK and WORLD_SIZE are those of `for_torch`: another launcher inside this job would have changed them."""
     said = f"{environment.get('RANK')} {environment.get('WORLD_SIZE')}"
-    return environment.get(_MARK) == said and not environment.get("TORCHELASTIC_RUN_ID")
+    return environment.get(config.SET_TORCH) == said and not environment.get("TORCHELASTIC_RUN_ID")
 
 
 def bound_port() -> socket.socket | None:

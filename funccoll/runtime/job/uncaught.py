@@ -9,10 +9,8 @@ import traceback
 from ...errors import CollectiveTimeout, PeerFailure, raised_at
 from .reports import report
 
-__all__ = ["TRACEBACKS", "print_folded", "report_exception", "shortened"]
+__all__ = ["print_folded", "report_exception", "shortened"]
 
-TRACEBACKS = "FUNCCOLL_TRACEBACKS"
-"""Set by `funccoll run`: "first" folds the tracebacks of ranks that fail after another one; "all" prints them."""
 _LONGEST = 300  # characters of a message
 
 

@@ -32,13 +32,14 @@ from typing import Any
 
 import numpy as np
 
+from ... import config
 from ...errors import PeerFailure, RendezvousError
 from .coordinator import Coordinator
 from .failure import Failure
 from .host import PEER_FAILURE_EXIT_CODE
 from .packets import FramedSocket, receive, send
 from .questions import Questions
-from .uncaught import TRACEBACKS, print_folded, report_exception
+from .uncaught import print_folded, report_exception
 
 __all__ = ["FULL_MESH", "Watch"]
 
@@ -287,7 +288,7 @@ class Watch:
                 return previous(kind, error, where)
             self.report("".join(traceback.format_exception(kind, error, where)))
             report_exception(self.rank, error, self._is_first())
-            if self._is_first() or os.environ.get(TRACEBACKS) != "first":
+            if self._is_first() or config.TRACEBACKS.read() != "first":
                 previous(kind, error, where)
             else:
                 print_folded(error)

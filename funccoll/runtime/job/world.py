@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
-from ... import machine_profile
+from ... import config, machine_profile
 from ...errors import DeviceError, MeshError, RendezvousError, user_source
 from ...keywords import explains_keywords
 from ...mesh import Mesh, number_hosts
@@ -22,7 +22,7 @@ from ..recorder import begin_from_environment, end
 from . import rendezvous, reports
 from .forking import ForkHandshake
 from .hello import JobSpec
-from .identity import RANK_IN_TORCH_GROUP, check_joined, describe_rank, new_job, own_place, started_by
+from .identity import check_joined, describe_rank, new_job, own_place, started_by
 from .torch_group import default_group
 from .watch import Watch
 
@@ -36,7 +36,6 @@ DEVICE_TYPES = ("cpu", "cuda")
 _GRACE = 2.0  # seconds: see `Watch.grace`. Ranks hear of a failure within milliseconds, and then print it
 
 # A program that a rank starts inherits its environment and is not that rank: this variable names the process that is.
-_JOINED = "FUNCCOLL_JOINED"
 _MADE_ALONE = "made_alone"
 """The key of a mesh's `__dict__` with the line that has made it in a single process."""
 
@@ -106,12 +105,12 @@ class _Membership:
     def _begin(self, timeout: float) -> None:
         job, launched = self.job(timeout)
         place = f"{launched.run} {launched.rank} "
-        joined = os.environ.get(_JOINED, "")
+        joined = config.JOINED.read()
         if job is launched and joined.startswith(place) and joined != f"{place}{os.getpid()}":
             raise started_by(job.rank, job.variables)
         record_from_environment(job)
-        collective_timeout = rendezvous.positive_number(os.environ, "FUNCCOLL_TIMEOUT", 600, "seconds")
-        fork_bytes = int(2**20 * rendezvous.positive_number(os.environ, "FUNCCOLL_FORK_MIB", 1024, "mebibytes"))
+        collective_timeout = rendezvous.positive_number(config.TIMEOUT, "seconds")
+        fork_bytes = int(2**20 * rendezvous.positive_number(config.FORK_MIB, "mebibytes"))
         generation = replace(job, run=f"{job.run}-{self.generation}")
         transport = choose_job_backend(job)
         try:
@@ -136,9 +135,9 @@ class _Membership:
         self.current = World(job.rank, meeting.hosts, watch, backend, collective_timeout, fork_bytes)
         self.current.processes_here = max(self.current.processes_here, job.local, meeting.sharing)
         if launched.world > 1:
-            os.environ[_JOINED] = f"{place}{os.getpid()}"
+            os.environ[config.JOINED] = f"{place}{os.getpid()}"
         else:
-            os.environ[RANK_IN_TORCH_GROUP] = describe_rank(job)
+            os.environ[config.TORCH_RANK] = describe_rank(job)
         if (launched.rank, launched.world) == (job.rank, job.world):
             self.reports = reports.report(os.environ, job.rank, "joined")
         _at_end()
@@ -148,7 +147,7 @@ class _Membership:
         if left is not None:
             self.generation += 1
             machine_profile.release()
-            for variable in (_JOINED, RANK_IN_TORCH_GROUP):
+            for variable in (config.JOINED, config.TORCH_RANK):
                 os.environ.pop(variable, None)
             try:
                 left.at_leave.close()
@@ -242,7 +241,7 @@ def init(timeout: float | None = None, *, rendezvous_timeout: float | None = Non
 
 
 def _rendezvous_timeout() -> float:
-    return rendezvous.positive_number(os.environ, "FUNCCOLL_RENDEZVOUS_TIMEOUT", 60, "seconds")
+    return rendezvous.positive_number(config.RENDEZVOUS_TIMEOUT, "seconds")
 
 
 def finalize() -> None:
@@ -351,7 +350,7 @@ def make_mesh(axes: Mapping[str, int], *, device: str | None = None, hosts: int 
     GPU can be used.
     """
     mesh = Mesh(axes, hosts=() if hosts is None else hosts)
-    device = os.environ.get("FUNCCOLL_DEVICE") or "cpu" if device is None else device
+    device = config.DEVICE.read() if device is None else device
     processes = world_size()
     if processes > 1:
         if mesh.size != processes:

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from ... import config
 from ...errors import (
     CollectiveTimeout,
     FunccollError,
@@ -30,7 +31,6 @@ from ...program_difference import ProgramRow
 from ...types import dtype_name
 from ..backend import ONE_BY_ONE
 from ..job.calling_thread import calling_thread
-from ..job.process_memory import VARIABLE
 from ..plans.control_block import Communicator
 from .communicators import Claim, Communicators
 from .decision_log import Decided, Events
@@ -156,7 +156,7 @@ class Diagnosis:
             remedy += " Values that a rank had when it traced must be equal, too: learning rates, np.random, captured arrays."
         return ProgramMismatch(
             f"ranks {ranks[0]} and {ranks[1]} {did}: {why}.\n{calls}\n{remedy}"
-            + (f"\n{self.table}" if os.environ.get("FUNCCOLL_DEBUG") else ""),
+            + (f"\n{self.table}" if config.DEBUG.read() else ""),
             source,
         )
 
@@ -250,7 +250,7 @@ class Diagnosis:
             errno.EFAULT: "The array has no memory there any more: leave it as it is until the call returns, its file too.",
             errno.ESRCH: "That process has ended.",
             errno.ESTALE: "Another process has its number now, or its memory was overwritten.",
-        }.get(error, f"Something forbids it since the job began: {VARIABLE}=0, for all ranks, has arguments copied instead.")
+        }.get(error, f"Something forbids it since the job began: {config.DIRECT_READS}=0, for all ranks, has arguments copied.")
         return FunccollError(f"{self.name}: an argument of rank {self.peer} cannot be read by this rank: {said}. {why}")
 
     def timed_out(self, seconds: float) -> CollectiveTimeout:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ... import machine_profile
+from ... import config, machine_profile
 from ...display import size_text
 from ...errors import RendezvousError
 from ...kernels.frame import OWNER_BITS, PEER_BYTES
@@ -78,7 +78,7 @@ class PeerAccess:
 
     def _try(self, ranks: list[int]) -> int:
         """The first error of reading the others' cookies; 0 without one."""
-        if os.environ.get(process_memory.VARIABLE, "") == "0":
+        if config.DIRECT_READS.read() == "0":
             return _SWITCHED_OFF
         try:
             process_memory.let_siblings_read()
@@ -131,5 +131,5 @@ class PeerAccess:
             return ""
         error, rank = int(self._table[-1, _FOUND]) - 1, int(self._table[-1, _PID])
         if error == _SWITCHED_OFF:
-            return f"{process_memory.VARIABLE}=0 on rank {rank}"
+            return f"{config.DIRECT_READS}=0 on rank {rank}"
         return "there are no peers on this host" if error < 0 else f"rank {rank}: {process_memory.refusal(error)}"

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from ...config import TUNED_BITS
 from ...display import html_table, seconds_text, text_table, titled
 from ...errors import DTypeError, ScheduleError
-from ...machine_profile import BITS, current, may_change_bits
+from ...machine_profile import current, may_change_bits
 from ...types import bfloat16, check_dtype
 from ..collective import KINDS, Collective, check_pairs
 from ..host_map import check_host_map, levels_of
@@ -197,7 +198,7 @@ def _of_equal_bits(found: list[Candidate], fixed: Candidate, question: _Question
     """The candidates, of which only those may be chosen that combine in the order of the presets' choice."""
     assert fixed.schedule is not None
     name, orders = fixed.algorithm.name, fixed.schedule.prove().orders
-    other = f"combines in another order than {name}, the presets' choice ({BITS}=1 allows it)"
+    other = f"combines in another order than {name}, the presets' choice ({TUNED_BITS}=1 allows it)"
     judged = []
     for candidate in found:
         if candidate.algorithm is fixed.algorithm:  # with as many chunks, whatever other numbers cost here

@@ -16,6 +16,7 @@ import pytest
 import funccoll
 from funccoll import FunccollError
 from funccoll._version import __version__
+from funccoll.config import TIMEOUT
 from funccoll.errors import MeshError, RendezvousError
 from funccoll.runtime.backend import choose_job_backend
 from funccoll.runtime.job.hello import JobSpec, installation
@@ -737,12 +738,15 @@ def test_a_job_without_a_name():
         job_of({"WORLD_SIZE": "2", "RANK": "0"})
 
 
-@pytest.mark.parametrize("text", ["soon", "-1", "0", "nan", ""])
-def test_a_timeout_that_is_none(text):
+@pytest.mark.parametrize("text", ["soon", "-1", "0", "nan", " "])
+def test_a_timeout_that_is_none(text, monkeypatch):
+    monkeypatch.setenv("FUNCCOLL_TIMEOUT", text)
     with pytest.raises(RendezvousError, match=r"FUNCCOLL_TIMEOUT=.*must be seconds, more than 0; leave it unset for 600\."):
-        positive_number({"FUNCCOLL_TIMEOUT": text}, "FUNCCOLL_TIMEOUT", 600, "seconds")
-    assert positive_number({}, "FUNCCOLL_TIMEOUT", 600, "seconds") == 600
-    assert positive_number({"T": "2.5"}, "T", 60, "seconds") == 2.5
+        positive_number(TIMEOUT, "seconds")
+    monkeypatch.setenv("FUNCCOLL_TIMEOUT", "2.5")
+    assert positive_number(TIMEOUT, "seconds") == 2.5
+    monkeypatch.delenv("FUNCCOLL_TIMEOUT")
+    assert positive_number(TIMEOUT, "seconds") == 600
     assert issubclass(RendezvousError, (FunccollError, RuntimeError))
 
 

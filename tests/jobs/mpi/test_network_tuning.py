@@ -17,8 +17,8 @@ from funccoll.calibration.network_tuning import combined
 from funccoll.calibration.timed_cases import ON_HOSTS, cases
 from funccoll.calibration.tuning import measured_times
 from funccoll.commands import tune_command
-from funccoll.commands.hosts_job import AGENT_VARIABLE
 from funccoll.commands.tune_tables import print_profile
+from funccoll.config import LAUNCHER_AGENT
 from funccoll.machine_profile import TYPICAL, HostParameters, MachineProfile, NetworkParameters
 from funccoll.schedules import Topology
 from tests.support.machine_profiles import parameters, profile, times
@@ -131,7 +131,7 @@ def test_a_job_on_hosts_is_measured(tmp_path):
     path = tmp_path / "profile.json"
     with NetworkHosts(2) as hosts:
         places = "{}:1,{}:1".format(*hosts.addresses)
-        environment = {**hosts.mpi("openmpi"), AGENT_VARIABLE: str(network_hosts.AGENT)}
+        environment = {**hosts.mpi("openmpi"), LAUNCHER_AGENT: str(network_hosts.AGENT)}
         command = [sys.executable, "-m", "funccoll", "tune", "--quick", "--hosts", places, "--out", str(path), "--json"]
         done = hosts.on_head(*command, env=environment, check=False)
         assert done.returncode == 0, done.stdout + done.stderr

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from funccoll.c_extension import VARIABLE, extension
+from funccoll.c_extension import extension
+from funccoll.config import NATIVE
 from tests.support.cases import call_failure_cases as cases
 from tests.support.ranks.ranks import launch
 
@@ -13,7 +14,7 @@ NEEDS_IT = pytest.mark.skipif(extension is None, reason="the C extension is not 
 
 @pytest.fixture(autouse=True, params=["python", pytest.param("C", marks=NEEDS_IT)])
 def kind(request, monkeypatch):
-    monkeypatch.setenv(VARIABLE, "0" if request.param == "python" else "1")
+    monkeypatch.setenv(NATIVE, "0" if request.param == "python" else "1")
 
 
 def test_arguments_that_another_thread_changes():

@@ -30,7 +30,8 @@ import numpy as np
 
 import funccoll as fc
 from funccoll import P
-from funccoll.c_extension import VARIABLE, extension
+from funccoll.c_extension import extension
+from funccoll.config import NATIVE
 from funccoll.mesh import Mesh
 from funccoll.runtime.shm import arena, heap, plan
 from tests.support.cases.collective_cases import BF16, has_op, sample
@@ -388,7 +389,7 @@ def share_from(nbytes: int) -> None:
 
 def run(paths: Sequence[str], seed: int, n: int, calls: int, native: str, share_from: int) -> list[int]:
     """The exit codes of n ranks."""
-    shared = {**os.environ, VARIABLE: native, "FUNCCOLL_WORLD_SIZE": str(n), "FUNCCOLL_RUN_ID": secrets.token_hex(8)}
+    shared = {**os.environ, NATIVE: native, "FUNCCOLL_WORLD_SIZE": str(n), "FUNCCOLL_RUN_ID": secrets.token_hex(8)}
     command = [sys.executable, "-m", "tests.support.cases.call_fuzz"]
     command += ["--play", *paths, "--seed", str(seed), "--ranks", str(n), "--calls", str(calls),
                "--share-from", str(share_from)]  # fmt: skip
@@ -401,7 +402,7 @@ def main() -> int:
     parser.add_argument("--calls", type=int, default=10_000, help="of each number of ranks, in Python and in C each")
     parser.add_argument("--ranks", default="2,3,4")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--native", default="1,0" if extension is not None else "0", help=f"values of {VARIABLE}")
+    parser.add_argument("--native", default="1,0" if extension is not None else "0", help=f"values of {NATIVE}")
     parser.add_argument("--share-from", type=int, default=0, help="bytes from which on ranks share results, where it is not 0")
     parser.add_argument("--play", nargs="+", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -422,7 +423,7 @@ def main() -> int:
                 codes = run(paths, given.seed, n, given.calls, native, given.share_from)
                 failed += any(codes)
                 took = f"{given.calls} calls took {time.monotonic() - began:.0f} s"
-                print(f"seed {given.seed}, {n} ranks, {VARIABLE}={native}: {took}, exit codes {codes}", flush=True)
+                print(f"seed {given.seed}, {n} ranks, {NATIVE}={native}: {took}, exit codes {codes}", flush=True)
     return 1 if failed else 0
 
 

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from funccoll import api  # noqa: F401 (for the ranks that are forked)
+from funccoll.config import BLAS_THREADS
 from funccoll.errors import ScheduleError
 from funccoll.kernels.cpu import combine_address, interpreter
 from funccoll.runtime import array_library, blas, fused_step  # noqa: F401 (too)
@@ -134,10 +135,10 @@ if __name__ == "__main__":
     import_all(())
     descriptors = map(int, sys.argv[1:])
     request = Server(*(socket.socket(fileno=descriptor) for descriptor in descriptors)).serve()
-    threads = os.environ.get(blas.VARIABLE)
+    threads = os.environ.get(BLAS_THREADS)
     os.environ.clear()
     os.environ.update(request["environment"])
-    if os.environ.get(blas.VARIABLE) != threads:
+    if os.environ.get(BLAS_THREADS) != threads:
         installation.cache_clear()
     with END:
         exec(compile(request["script"], "<script>", "exec"))

@@ -22,7 +22,8 @@ from funccoll.calibration.machine_load import OtherProcesses, excess
 from funccoll.calibration.timed_cases import ALGORITHMS, QUICK_SIZES, SIZES, Case, cases, default_ranks, fitting_sizes
 from funccoll.calibration.tuning import measured_times, profile_of, samples_of
 from funccoll.commands import tune_command
-from funccoll.machine_profile import DIRECT_READS, VARIABLE, HostParameters, load, save
+from funccoll.config import MACHINE_PROFILE
+from funccoll.machine_profile import DIRECT_READS, HostParameters, load, save
 from funccoll.schedules import build, select
 from tests.support.example_counts import examples
 from tests.support.machine_profiles import any_parameters, in_use, parameters, profile
@@ -174,7 +175,7 @@ TUNE = [sys.executable, "-m", "funccoll", "tune"]
 
 @pytest.fixture
 def cache(monkeypatch, tmp_path):
-    monkeypatch.delenv(VARIABLE)
+    monkeypatch.delenv(MACHINE_PROFILE)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return tmp_path
 
