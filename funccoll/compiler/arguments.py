@@ -268,6 +268,18 @@ class Arguments:
         """The name of one array of the arguments in messages: `batch['x'] of step`."""
         return f"{names_below(self.parameters(treedef.num_children, static), treedef)[position]} of {self.name}"
 
+    def check_number(self, dynamic: Any, treedef: optree.PyTreeSpec, position: int, spec: P, static: Static) -> None:
+        """Raise for a number whose spec has entries, if it is one of a list that was meant as an array: `[[1, 2], [3, 4]]`."""
+        accessor, node = treedef.accessors()[position], dynamic
+        for depth, entry in enumerate(accessor, 1):
+            node = entry(node)
+            if type(node) in (list, tuple) and all(getattr(x, "shape", ()) == () for x in optree.tree_leaves(node)):
+                name = self.parameters(treedef.num_children, static)[accessor[0].entry] + accessor[1:depth].codify("")
+                raise ShardingError(
+                    f"{name} of {self.name} is a {type(node).__name__} of numbers, each of which is an argument of its own, "
+                    f"and {spec!r} is for the dimensions of one array. Pass np.asarray({name})."
+                )
+
     def parameters(self, count: int, static: Static) -> list[str]:
         """The names of `count` dynamic arguments: `batch`, `rest[0]`."""
         positions = self._positions(count, static)

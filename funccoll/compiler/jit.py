@@ -348,7 +348,9 @@ class Jitted(Dispatch, Generic[Params, R]):
         layouts, parameters = [], arguments.parameters(treedef.num_children, static)
         values: Any = dynamic
         names, leaves = names_below(parameters, treedef), optree.tree_leaves(values)
-        for name, leaf, (shape, dtype, _), sharding in zip(names, leaves, types, shardings, strict=True):
+        for i, (name, leaf, (shape, dtype, _), sharding) in enumerate(zip(names, leaves, types, shardings, strict=True)):
+            if not shape and sharding.spec:
+                arguments.check_number(dynamic, treedef, i, sharding.spec, static)
             sharding.shard_shape(shape, f"{name} of {self._name}", passed=not isinstance(leaf, (Array, Traced)))
             layouts.append(layout_of(shape, dtype, sharding))
         out: dict[str, Any] = {}

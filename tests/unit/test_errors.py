@@ -156,6 +156,20 @@ def test_more_spec_entries_than_dimensions():
     wrong(ShardingError, lambda: fc.from_local([1.0] * 4, LINE, P("data")), "from_local", "0 dimension")
 
 
+def test_lists_of_numbers_that_were_meant_as_arrays():
+    def step(batch):
+        return batch
+
+    rows = [[1, 2], [3, 4], [5, 6], [7, 8]]
+    said = "is a list of numbers, each of which is an argument of its own, and P('data') is for the dimensions of one array"
+    wrong(ShardingError, lambda: run(step, rows), f"batch of step {said}. Pass np.asarray(batch).")
+    wrong(ShardingError, lambda: run(step, {"x": X, "y": (rows, [1])}), "batch['y'] of step is a tuple of numbers")
+    wrong(ShardingError, lambda: run(step, [X, rows[0]]), f"batch[1] of step {said}. Pass np.asarray(batch[1]).")
+    wrong(ShardingError, lambda: run(step, [X, 1]), "batch[1] of step has shape ()", "Drop the entries")
+    assert [*map(int, run(step, rows[0], spec=P(), out=P()))] == rows[0]
+
+
+
 def test_one_number_from_each_device_needs_a_dimension():
     wrong(ShardingError, lambda: run(lambda x: x.sum(), out=P("data")), "on each device", "P('data')", "return x[None]")
     wrong(DTypeError, lambda: fc.grad(lambda p: p["w"])({"w": 1.0, "n": 3}), "p['n'] has dtype int64", "argnums")
