@@ -15,6 +15,7 @@ from ..errors import DTypeError, PytreeError, ShapeError, TraceError, VaryingErr
 from ..ir import Program
 from ..ops.elementwise import scalar_type
 from ..ops.registry import as_traceable
+from ..primitives.linalg import matmul_p
 from ..pytree_differences import first_difference
 from ..pytree_paths import argument_names
 from ..tracing.trace import (
@@ -240,6 +241,14 @@ def _remedy(program: Program, name: str, arguments: Sequence[str], extra: Sequen
         )
     reduces = begins.equation.primitive.name.startswith("reduce_")
     op = ', with op="mean" for a mean and "max" for a maximum' if reduces else ""
+    if begins.blocks is not None:
+        product, right = begins.blocks.equation, begins.blocks.equation.inputs[-1].type
+        columns = product.primitive is matmul_p and axis in right.varying and right.ndim == 2
+        return (
+            f" Is the {_described(begins.blocks, name)}, each device's block of a whole? Then write fc.all_gather(..., "
+            f"{axis!r}, dim={-1 if columns else '...'}) there; if the {what}, is a partial result instead, "
+            f"fc.all_reduce(..., {axis!r}) there{op}."
+        )
     batch = f"; if each device has examples of its own instead, reduce the loss: {mean}" if begins.own_data else ""
     partial = "result" if reduces else "sum"
     return f" Is the {what}, a partial {partial}? Then write fc.all_reduce(..., {axis!r}) there{op}{batch}."

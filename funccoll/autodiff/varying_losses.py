@@ -30,6 +30,7 @@ _VIEWS = frozenset([
     convert_p, stop_gradient_p, checkpoint_name_p, grad_hook_p, broadcast_to_p, reshape_p, transpose_p, pvary_p,
 ])  # fmt: skip
 _REDUCTIONS = frozenset(REDUCTIONS.values())
+_PRODUCTS = frozenset([matmul_p, einsum_p])
 
 
 @dataclass(frozen=True)
@@ -51,12 +52,15 @@ class Beginning:
     """An equation from which on a loss varies over an axis, and the leaf that it reads, if it reads one.
 
     `partial` says that its result may be each device's part of a sum. `own_data` says that captured values differ too: a batch.
+    `blocks`, where the equation is a reduction, is the product by a split leaf that made what it reduces: columns of logits, of
+    which each device has a block.
     """
 
     equation: Equation
     leaf: Leaf | None
     partial: bool
     own_data: bool
+    blocks: Beginning | None = None
 
 
 def beginning_of(program: Program, axis: str, arguments: Sequence[str]) -> Beginning | None:
@@ -72,10 +76,20 @@ def beginning_of(program: Program, axis: str, arguments: Sequence[str]) -> Begin
     leaves = [leaf for _, operands in steps for leaf in operands if leaf is not None]
     own_data = not all(leaf.name for leaf in leaves)
     partial = next((step for step in steps if _is_partial(step)), None)
+    blocks = None
     if partial is None and leaves and not own_data:  # weights alone: what is reduced is of each device's block of them
-        partial = next((step for step in steps if step[0].primitive in _REDUCTIONS), None)
+        for i, step in enumerate(steps):
+            if step[0].primitive in _REDUCTIONS:
+                partial, blocks = step, None if any(step[1]) else _product(steps[:i])
+                break
     eqn, operands = partial or next((step for step in steps if any(step[1])), steps[0])
-    return Beginning(eqn, next(filter(None, operands), None), partial is not None, own_data)
+    return Beginning(eqn, next(filter(None, operands), None), partial is not None, own_data, blocks)
+
+
+def _product(steps: Sequence[_Step]) -> Beginning | None:
+    """The first product of a leaf and a copy."""
+    products = (Beginning(eqn, leaf, False, False) for eqn, (leaf, *_) in steps if leaf and eqn.primitive in _PRODUCTS)
+    return next(products, None)
 
 
 def _steps(program: Program, axis: str, own: _Own) -> Iterator[_Step]:

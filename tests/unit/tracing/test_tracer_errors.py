@@ -421,6 +421,38 @@ def test_a_forgotten_partial_sum_in_data_parallel():
     assert f"Is the matmul of p['out'], f64[2,4]{{model}}, at test_tracer_errors.py:{line} (loss)" in str(caught.value)
 
 
+def _cross_entropy(p, x):
+    logits = np.tanh(x + p["b"]) @ p["up"] * 2
+    return np.mean(fc.nn.cross_entropy(logits, np.zeros(3, int)))
+
+
+def _squares_of_columns(p, x):
+    columns = np.einsum("bd,dh->bh", x + p["b"], p["up"])
+    return np.mean(columns**2)
+
+
+@pytest.mark.parametrize(("loss", "what", "dim"), [(_cross_entropy, "matmul", -1), (_squares_of_columns, "einsum", "...")])
+def test_gradient_of_a_forgotten_gather(loss, what, dim):
+    """The product that each device has columns of is named first, not the reduction in fc.nn's function alone."""
+    with pytest.raises(VaryingError) as caught:
+        _of_split_weights(loss)
+    line = loss.__code__.co_firstlineno + 1
+    product, reduction = str(caught.value).split("\n")[0].split(" Is the ")[1].split("; if the ")
+    assert product == (
+        f"{what} of p['up'], f64[3,2]{{data}}, at test_tracer_errors.py:{line} ({loss.__name__}), each device's block of a "
+        f"whole? Then write fc.all_gather(..., 'data', dim={dim}) there"
+    )
+    assert f", at test_tracer_errors.py:{line + 1} ({loss.__name__}), is a partial result instead" in reduction
+
+
+def test_the_remedy_of_a_forgotten_gather():
+    def loss(p, x):
+        logits = fc.all_gather(np.tanh(x + p["b"]) @ p["up"], "data", dim=-1)
+        return np.mean(fc.nn.cross_entropy(logits, np.zeros(3, int)))
+
+    assert _of_split_weights(loss)["up"].shape == (3, 8)
+
+
 def test_the_remedy_of_a_forgotten_partial_sum():
     def loss(p, x):
         return np.mean((fc.all_reduce(np.tanh(x @ p["up"]) @ p["down"], "data") + p["b"]) ** 2)
