@@ -109,12 +109,16 @@ def _zeros(ct: Any, out: Any, x: Any, *rest: Any) -> Any:
     return np.zeros_like(x)
 
 
-def _share(better: np.ufunc) -> tuple[Rule, Rule]:
-    """Gradients of maximum-like ufuncs: to the winner, halves to both in a tie (as in JAX)."""
+def _share(better: np.ufunc, beats: np.ufunc) -> tuple[Rule, Rule]:
+    """Gradients of maximum-like ufuncs: to the winner, halves to both in a tie (as in JAX). `beats(a, b)`: a wins over b."""
+    ignores_nans = better in (np.fmax, np.fmin)
 
     def weight(out: Any, mine: Any, other: Any) -> Any:
-        half = np.where(mine == other, np.full((), 0.5, out.dtype), np.ones((), out.dtype))
-        return np.where((mine == out) | (np.isnan(mine) & np.isnan(out)), half, np.zeros((), out.dtype))
+        none, one, half = (np.full((), value, out.dtype) for value in (0, 1, 0.5))
+        if not ignores_nans and isinstance(other, (np.ndarray, np.generic)) and other.ndim == 0 and not np.isnan(other):
+            return np.where(beats(other, mine), none, np.where(mine == other, half, one))  # a threshold: half as many passes
+        nan = (mine != mine) & np.isnan(out) if ignores_nans else mine != mine
+        return np.where((mine == out) | nan, np.where(mine == other, half, one), none)
 
     return (
         _real_only(better.__name__, lambda ct, out, x, y: ct * weight(out, x, y)),
@@ -237,10 +241,10 @@ _define(np.degrees, lambda ct, out, x: ct * (180 / math.pi))
 _define(np.radians, lambda ct, out, x: ct * (math.pi / 180))
 _define(np.rad2deg, lambda ct, out, x: ct * (180 / math.pi))
 _define(np.deg2rad, lambda ct, out, x: ct * (math.pi / 180))
-_define(np.maximum, *_share(np.maximum))
-_define(np.minimum, *_share(np.minimum))
-_define(np.fmax, *_share(np.fmax))
-_define(np.fmin, *_share(np.fmin))
+_define(np.maximum, *_share(np.maximum, np.greater))
+_define(np.minimum, *_share(np.minimum, np.less))
+_define(np.fmax, *_share(np.fmax, np.greater))
+_define(np.fmin, *_share(np.fmin, np.less))
 _define(
     np.copysign,
     lambda ct, out, x, y: ct * np.where(np.signbit(x) == np.signbit(y), np.ones((), out.dtype), -np.ones((), out.dtype)),
