@@ -86,6 +86,7 @@ PARTS: dict[str, Part] = {
     "speed": Part("beside limits and peers of the same run", (
         Trial("large all_reduces", "gpu_speed:large", (), 120),
         Trial("copies of a graph", "gpu_speed:slots", (), 60),
+        Trial("calls behind a busy stream", "gpu_speed:behind", (), 60),
         Trial("first call, nothing compiled", "gpu_speed:first_call", (), 90),
         Trial("digits step", "gpu_steps:compare", ("digits", [64, 128, 10], 128), 120),
         Trial("MLP 4 × 1024 step", "gpu_steps:compare", ("MLP 4 × 1024", [1024] * 5, 1024), 120),

@@ -192,6 +192,34 @@ def slots() -> None:
         )  # fmt: skip
 
 
+def behind(mebibytes: float = 1024, copies: int = 40) -> None:
+    """Calls return while the stream is behind: nothing in them waits for the GPU, not even the table of their addresses."""
+    library, (step, x) = _library(), _all_reduce(4096)
+    for _ in range(4):
+        step(x)
+    source = library.zeros(_sizes(mebibytes)[0], np.uint8)
+    to = library.zeros_like(source)
+    _wait()
+    began = time.perf_counter()
+    for _ in range(copies):
+        library.copyto(to, source)
+    enqueued = time.perf_counter()
+    step(x)
+    step(x)
+    returned = time.perf_counter() - enqueued
+    _wait()
+    busy = time.perf_counter() - began
+    late = not rehearses() and returned > busy / 4
+    data = {"failed": f"two calls took {1e3 * returned:.1f} of the {1e3 * busy:.1f} ms of the GPU's work"} if late else {}
+    says = f"{1e6 * returned:.0f} µs, and the GPU was busy for {1e3 * busy:.1f} ms"
+    found("two calls behind a stream that is busy", says, figure=True, seconds=returned, busy=busy, **data)
+
+
+def _wait() -> None:
+    if not rehearses():
+        require_gpu().cuda.Device().synchronize()
+
+
 # ---------------------------------------------------------------- the first call
 
 

@@ -379,6 +379,7 @@ def test_torch_without_cuda_is_skipped_with_the_reason(monkeypatch):
     (gpu_compute.exact, (), "normal numbers.*off by 0 roundings"),
     (gpu_speed.small, (6,), "the slope of 2 to 6 in one graph"),
     (gpu_speed.slots, (), "a graph with 2 arguments and 2 results"),
+    (gpu_speed.behind, (), "two calls behind a stream that is busy"),
     (gpu_speed.large, (), "all_reduce, 8 devices x 0 MiB.*of the limit"),
     *(pytest.param(*case, marks=pytest.mark.slow) for case in (
         (gpu_jobs.failure, ("raise",), "rank 1 raised ValueError: rank 1 has had enough"),
