@@ -268,8 +268,7 @@ def network_tables(data: dict[str, Any]) -> str:
 
 def gpu() -> str:
     """What `make gpu-check` found on a GPU: how each part ended, and what it measured."""
-    path = ROOT / "benchmarks" / "results" / "gpu" / "gpu.json"
-    return gpu_tables(json.loads(path.read_text())) if path.exists() else "Not run on a GPU yet."
+    return gpu_tables(_load("gpu/h200"))
 
 
 def gpu_tables(report: dict[str, Any]) -> str:
@@ -278,17 +277,31 @@ def gpu_tables(report: dict[str, Any]) -> str:
     states = [f"| {name} | {part['about']} | {state_of(part)} |" for name, part in parts.items()]
     findings = [f for part in parts.values() for trial in part["trials"].values() for f in trial["findings"]]
     verdict = {True: "met", False: "**missed**", None: "not judged"}
-    rows = [
-        f"| {f['what']} | {f['says']} | {f['goal'] + ': ' + verdict[f.get('met')] if 'goal' in f else ''} |"
-        for f in findings if f.get("figure")
-    ]  # fmt: skip
+    rows = []
+    for f in findings:
+        if f.get("figure"):
+            judged = f"{f['goal']}: {verdict[f.get('met')]}" if "goal" in f else _beside_peer(f) if "numbers" in f else ""
+            rows.append(f"| {f['what']} | {f['says']} | {judged} |")
     about = report["facts"]["trials"]["facts"]["findings"][0]
-    measured = ["", "| what | measured: median (lowest to highest) | goal |", "|---|---|---|", *rows] if rows else []
+    measured = ["", "| what | measured: median (lowest to highest) | goal, or peer |", "|---|---|---|", *rows] if rows else []
+    commits: dict[str, list[str]] = {}
+    for name, part in parts.items():
+        commits.setdefault(part["commit"], []).append(name)
+    which = "commit " + "".join(commits)
+    if len(commits) > 1:
+        which = "commits " + " and ".join(f"{commit} ({', '.join(names)})" for commit, names in commits.items())
     return "\n".join([
         "| part | trials | how they ended |", "|---|---|---|", *states, *measured, "",
-        f"`make gpu-check` of commit {report['facts']['commit']} on {about['says']}; driver {about['driver']}, "
-        f"NCCL {about['nccl']}.",
+        f"`make gpu-check` of {which} on {about['says']}; driver {about['driver']}, NCCL {about['nccl']}.",
     ])  # fmt: skip
+
+
+def _beside_peer(finding: dict[str, Any]) -> str:
+    """The verdict on a time beside a peer's, of which no round may say otherwise. More of our devices are not a peer."""
+    if "funccoll on" in finding["says"]:
+        return ""
+    ratio = finding["numbers"]["ratio"]
+    return "faster" if ratio["min"] > 1 else "**slower**" if ratio["max"] < 1 else "as fast"
 
 
 def calibration() -> str:

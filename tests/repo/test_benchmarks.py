@@ -122,6 +122,21 @@ def test_growth_is_judged_by_the_median():
     assert growth_row("rows", "again", [3.0, 3.2, 9.0])["met"]
 
 
+def test_the_table_of_gpus_says_what_lost_and_which_commits_ran(readme_table):
+    facts = {"what": "machine", "says": "a GPU", "driver": "CUDA 13.0", "nccl": 22809}
+    peers = [("JAX", 0.5, 0.9), ("JAX", 0.9, 1.1), ("torch", 1.1, 1.2), ("funccoll on 2 devices", 2.0, 2.1)]
+    steps = [
+        {"what": "step", "says": f"1 µs, {peer} 2 µs", "figure": True, "numbers": {"ratio": {"min": least, "max": most}}}
+        for peer, least, most in peers
+    ]
+    part = lambda commit, findings: {"about": "", "commit": commit, "trials": {"one": {"state": "done", "findings": findings}}}
+    report = {"facts": {"trials": {"facts": {"findings": [facts]}}}, "first": part("abc", steps), "speed": part("def", [])}
+    text = readme_table["gpu_tables"](report)
+    verdicts = [line.split(" | ")[-1].strip(" |") for line in text.splitlines() if line.startswith("| step")]
+    assert verdicts == ["**slower**", "as fast", "faster", ""]
+    assert "of commits abc (first) and def (speed) on a GPU" in text
+
+
 @pytest.mark.slow
 def test_the_language_is_measured_in_two_processes(tmp_path, readme_table):
     pytest.importorskip("jax")
