@@ -49,8 +49,8 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
     become those of all. After `backward()` each parameter's `grad` is the mean of all ranks', the same bits on every rank:
     sums are divided by the number of ranks once, at their end. Gradients are reduced in buckets: in shared memory where
     autograd left them, or, of a module on a GPU, in its memory at the end of the backward pass, on torch's current stream, by
-    NCCL or our kernels. Modules on GPUs have dense gradients, and need CuPy; nothing of that has run on a GPU yet. Several
-    ranks may have one GPU: correct, and in turns, without NCCL, which refuses that.
+    NCCL or our kernels. Modules on GPUs have dense gradients, and need CuPy. Several ranks may have one GPU: correct, and in
+    turns, without NCCL, which refuses that.
 
     device_ids, output_device, dim: as torch has them: with device_ids=[i] of a module on GPU i, inputs are moved there. A CPU
         module takes none.

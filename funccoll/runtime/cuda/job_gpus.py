@@ -1,6 +1,6 @@
 """The backend of a mesh of a job's GPUs, one for each process: our kernel over peer memory, or NCCL, for each collective.
 
-The host's backend of the same mesh is how the processes agree before every collective. Nothing has run on a GPU yet.
+The host's backend of the same mesh is how the processes agree before every collective.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Collectives between processes with a GPU each: every rank launches its blocks, which read and write segments of its peers.
 
 A call of a collective is a barrier of the host, in which the ranks compare what they run, and then one launch per rank. So a
-mismatch, a dead peer or one that does not come is an error before anything is launched, in the words of the host. Nothing has
-run on GPUs yet; tests run it in several processes with a simulated GPU each.
+mismatch, a dead peer or one that does not come is an error before anything is launched, in the words of the host. Tests run it
+in several processes with a simulated GPU each.
 
 Why launches in a row are safe, without a rule between them. A rank's peers touch its segment only between its *enter* and its
 *leave*: an instruction that touches a place of rank r waits, directly or through others, for r's enter of this launch, and r's

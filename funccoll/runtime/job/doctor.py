@@ -217,7 +217,7 @@ def _version(distribution: str) -> str:
 
 
 def _gpus() -> Iterator[Finding]:
-    section = "GPUs (never run on one yet: make gpu-check tries what there is)"
+    section = "GPUs (several, and NCCL, have not run yet: make gpu-check tries what there is)"
     yield from _nvidia(section)
     yield _driver(section)
     for name, distributions, use, how in _GPU_PARTS:  # found without loading anything of CUDA

@@ -35,10 +35,7 @@ The driver ends them with the process."""
 
 
 def load_nccl() -> Any:
-    """Return CuPy's NCCL module. Raises MeshError where it finds no NCCL.
-
-    It was written without a GPU, and what it returns has never run with this package.
-    """
+    """Return CuPy's NCCL module. Raises MeshError where it finds no NCCL."""
     from cupy.cuda import nccl  # pyright: ignore[reportMissingImports]
 
     if not nccl.available:
@@ -49,8 +46,8 @@ def load_nccl() -> Any:
 class NcclJob:
     """NCCL in this process: the communicators of all its meshes. One rank plays one GPU.
 
-    `host` is the job's backend between hosts, by which processes agree. `fold` combines in rounds of messages. Nothing of it
-    has run on a GPU: tests use a fake of CuPy's module.
+    `host` is the job's backend between hosts, by which processes agree. `fold` combines in rounds of messages. Tests use a
+    fake of CuPy's module; NCCL itself has not run with it.
 
     All calls of a process must be in one order on its GPU: two communicators that are at work at once may deadlock. The stream
     that `NcclGpu.stream` gives has waited for the one before.
