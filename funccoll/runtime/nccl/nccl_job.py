@@ -150,6 +150,9 @@ class NcclJob:
 
     def _end_by(self, error: FunccollError) -> None:
         """End all collectives of this process by an error, which `check` raises; a later one changes nothing."""
+        if os.getpid() != self._pid:  # another thread may have had a lock at the fork: here none ever releases it
+            self.failure = self.failure or error
+            return
         with self._failing:
             if self.failure is not None:
                 return
@@ -158,8 +161,6 @@ class NcclJob:
         registry = self.host.known_communicators
         if registry is not None:
             registry.abandon(error, None, "a collective of NCCL")
-        if os.getpid() != self._pid:
-            return
         self._abort_all()
 
     def _abort_all(self) -> None:

@@ -6,6 +6,7 @@ import functools
 import os
 import signal
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -208,16 +209,31 @@ def exception() -> None:
 
 
 def forked() -> None:
-    """A forked child of rank 0 calls a collective, which does not touch the parent's communicators."""
-    step, x = all_reduce(), np.arange(4.0)
+    """A forked child of rank 0 calls a collective, which touches neither the parent's communicators nor its locks."""
+    step, x, held, has_ended = all_reduce(), np.arange(4.0), threading.Event(), threading.Event()
     step(x)
+
+    def hold() -> None:
+        """Another thread has all locks at the fork, as the watchdog may: in the child it does not run."""
+        job = nccl_job()
+        with job.lock, job._failing, job.watchdog._changed:
+            held.set()
+            has_ended.wait()
+
     if fc.rank() == 0:
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of forks beside threads
+        thread = threading.Thread(target=hold)
+        thread.start()
+        held.wait()
         if not (child := os.fork()):
+            signal.alarm(60)  # its end, should it wait for one of them
+            tell(step, x)
             tell(step, x)
             nccl_job().end()
             os._exit(0)
         os.waitpid(child, 0)
+        has_ended.set()
+        thread.join()
     print(step(x).local.tolist(), flush=True)
     nccl_job().end()
     print_ends()
