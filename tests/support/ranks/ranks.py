@@ -65,6 +65,10 @@ with open(os.environ["CALL"] + os.environ["FUNCCOLL_RANK"], "wb") as file:
 """
 PATIENCE = 120.0
 """Seconds until a test gives up: a watchdog, not an expectation."""
+ORPHANED = PATIENCE
+"""Seconds that what a rank has forked may outlive it."""
+LONGEST = 900.0
+"""Seconds of `forked`: its scripts run simulators."""
 
 
 class Process:
@@ -96,6 +100,31 @@ class Process:
     def kill(self):
         self.send_signal(signal.SIGKILL)
 
+    def end_all(self):
+        """Kill it, and the processes that it has forked: all that could still write to its stdout or stderr."""
+        self.kill()
+        pipes = {os.readlink(f"/proc/self/fd/{file.fileno()}") for file in (self.stdout, self.stderr) if not file.closed}
+
+        def writers():
+            for name in filter(str.isdecimal, os.listdir("/proc")):
+                with contextlib.suppress(OSError):  # it has ended meanwhile, or is another user's
+                    if int(name) != os.getpid() and any(map(is_ours, Path(f"/proc/{name}/fd").iterdir())):
+                        yield int(name)
+
+        def is_ours(descriptor):
+            try:
+                return os.readlink(descriptor) in pipes
+            except OSError:  # closed meanwhile
+                return False
+
+        def are_gone():
+            for pid in (left := [*writers()]):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            return not left
+
+        wait_until(are_gone)
+
 
 @functools.cache
 def _server(imports, native):
@@ -115,6 +144,11 @@ def _server(imports, native):
                 time.sleep(0.01)  # another worker was faster, and will listen soon
             else:
                 return _started(listener)
+
+
+def _is_native():
+    """True when what is started from here uses the C extension."""
+    return os.environ.get("FUNCCOLL_NATIVE") != "0"
 
 
 def _started(listener):
@@ -145,8 +179,16 @@ def _connected(address):
 
 
 def _ask(server, request, descriptors=()):
-    socket.send_fds(server, [json.dumps(request).encode()], descriptors)
-    return json.loads(server.recv(1000))
+    server.settimeout(PATIENCE)
+    try:
+        socket.send_fds(server, [json.dumps(request).encode()], descriptors)
+        answer = server.recv(1000)
+    except TimeoutError:
+        server.close()  # or its answer would be taken for that of the next request
+        raise
+    if not answer:
+        raise ConnectionError("the server of the ranks has ended; its stderr says why")
+    return json.loads(answer)
 
 
 class Ranks:
@@ -172,12 +214,12 @@ class Ranks:
             **self.environment, **environment,
         }  # fmt: skip
         name = rank if name is None else name
-        server = _server(self.imports, os.environ.get("FUNCCOLL_NATIVE") != "0")
+        server = _server(self.imports, _is_native())
         self.processes[name] = process = Process(script, variables, server)
         self.printed[name], self.errors[name] = queue.SimpleQueue(), []
         self.readers[name] = [
-            threading.Thread(target=_read, args=(process.stdout, self.printed[name].put)),
-            threading.Thread(target=_read, args=(process.stderr, self.errors[name].append)),
+            threading.Thread(target=_read, args=(process.stdout, self.printed[name].put), daemon=True),
+            threading.Thread(target=_read, args=(process.stderr, self.errors[name].append), daemon=True),
         ]
         for reader in self.readers[name]:
             reader.start()
@@ -210,11 +252,16 @@ class Ranks:
         wait_until(lambda: call in (where := Path(f"/proc/{pid}/task/{pid}/wchan").read_text()) or where == "0")
 
     def end(self, rank):
-        """(exit code, the other lines that it printed, its stderr)."""
+        """(exit code, the other lines that it printed, its stderr), when all that it has forked has closed both, too."""
         process = self.processes[rank]
-        code = process.wait()
+        code, until = process.wait(), time.monotonic() + ORPHANED
         for reader in self.readers[rank]:
-            reader.join(PATIENCE)
+            reader.join(max(0.0, until - time.monotonic()))
+        if any(reader.is_alive() for reader in self.readers[rank]):
+            process.end_all()
+            for reader in self.readers[rank]:
+                reader.join(PATIENCE)
+            self.errors[rank].append(f"what it had forked did not end in {ORPHANED:g} s, and was killed")
         del self.processes[rank]
         for file in (process.stdin, process.stdout, process.stderr):
             with contextlib.suppress(BrokenPipeError):
@@ -232,19 +279,28 @@ class Ranks:
 
     def __exit__(self, *exc):
         for process in self.processes.values():
-            process.kill()
+            process.end_all()
         for rank in list(self.processes):
             self.end(rank)
 
 
 def forked(script, **environment):
     """What a script prints in a process of its own, which is no rank, and ends well."""
-    process = Process(script, {**os.environ, **environment}, _server((), os.environ.get("FUNCCOLL_NATIVE")))
+    process = Process(script, {**os.environ, **environment}, _server((), _is_native()))
+    watchdog = threading.Timer(LONGEST, process.end_all)
+    watchdog.start()
     try:
         with ThreadPoolExecutor(2) as pool:
-            out, err = pool.map(lambda file: file.read(), (process.stdout, process.stderr))
+            try:
+                out, err = pool.map(lambda file: file.read(), (process.stdout, process.stderr))
+            except BaseException:
+                process.end_all()  # or the threads would read on
+                raise
+        watchdog.cancel()
+        watchdog.join()
         assert (process.wait(), err) == (0, ""), out + err
     finally:
+        watchdog.cancel()
         process.kill()
         for file in (process.stdin, process.stdout, process.stderr):
             file.close()
