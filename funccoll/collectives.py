@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import optree
 
-from .errors import MeshError, ScheduleError, ShapeError, TraceError, UnsupportedError, without_value
+from .errors import MeshError, ScheduleError, ShapeError, TraceError, UnsupportedError, VaryingError, without_value
 from .ir import bind, current_interpreter
 from .keywords import explains_keywords
 from .mesh import normalize_axes
@@ -87,7 +87,11 @@ def _communicate(
         return x
 
     def apply(values: Sequence[Any], axes: tuple[str, ...], params: dict[str, Any]) -> Any:
-        return bind(primitive, *values, axes=axes, size=varying.axis_size(axes), algorithm=algorithm, **params)
+        try:
+            return bind(primitive, *values, axes=axes, size=varying.axis_size(axes), algorithm=algorithm, **params)
+        except VaryingError as error:
+            error.operands = values
+            raise
 
     rule = primitive.of_copies(**params)
     if rule == "widened":

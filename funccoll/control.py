@@ -15,8 +15,8 @@ import optree
 from .autodiff import control_rules as control_rules  # gradients of loops
 from .autodiff import control_tangents as control_tangents
 from .autodiff.backward import widened
-from .errors import ConcretizationError, DTypeError, PytreeError, ShapeError, TraceError, current_source
-from .ir import Program, Traced, bind, current_interpreter
+from .errors import ConcretizationError, DTypeError, PytreeError, ShapeError, TraceError, VaryingError, current_source
+from .ir import Equation, Program, Traced, Var, bind, current_interpreter
 from .ops.elementwise import astype, scalar_type
 from .ops.registry import as_traceable
 from .primitives.control_flow import cond_p, require_same_decision, scan_p, while_p
@@ -25,6 +25,7 @@ from .pytree_paths import path_name, path_names
 from .tracing import batched_control as batched_control
 from .tracing.closed_programs import closed, with_same_operands
 from .tracing.trace import flatten_outputs, label_of, require_function, stage, value_type
+from .tracing.tracer import Tracer
 from .types import ArrayType
 
 __all__ = ["cond", "fori_loop", "scan", "switch", "while_loop"]
@@ -35,6 +36,7 @@ class _Carry:
 
     def __init__(self, what: str, name: str, init: Any):
         self.what, self.name = what, name
+        self.init = "init" if what == "scan" else "init_val"
         leaves, self.tree = flatten_outputs(init, f"{what}: init", given=True)
         self.weak = [scalar_type(x) for x in leaves]
         self.values = [as_traceable(x) for x in leaves]
@@ -73,6 +75,24 @@ class _Carry:
             f"{self.what}: {where} enters {self.name} as {type} and leaves it as {found}: an iteration must return "
             f"what the next one takes. {remedy}."
         )
+
+    def begins_equal(self, error: VaryingError, entering: Sequence[Any]) -> VaryingError:
+        """The error about a collective's equal operand in words for one that comes from the carry, which begins equal."""
+        comes_from = {x.variable for x in error.operands if isinstance(x, Tracer)}
+        recorded: Sequence[Equation] = entering[0].frame.equations if entering else ()
+        for eqn in reversed(recorded):
+            if eqn.primitive.kind != "collective" and not comes_from.isdisjoint(eqn.outputs):
+                comes_from.update(a for a in eqn.inputs if isinstance(a, Var))
+        found = [k for k, x in enumerate(entering) if x.variable in comes_from]
+        if error.equal_operand is None or not found:
+            return error
+        (stated, over), init = error.equal_operand, path_name(self.init, self.tree, found[0])
+        told = VaryingError(
+            f"{stated}: it comes from {init} of {self.what}, which is equal on all those devices. If each device has its own "
+            f"after an iteration, begin with fc.pvary({init}, {over}); if not, drop the collective.", error.source,
+        )  # fmt: skip
+        told.equal_operand = error.equal_operand
+        return told.with_traceback(error.__traceback__)
 
     def next_state(self, result: Any) -> Any:
         """Return the next carry from what the body returns, in a trace with values."""
@@ -166,7 +186,10 @@ def _scan(
     count, info = len(carry.values), {}
 
     def flat(*values: Any) -> list[Any]:
-        result = f(carry.tree.unflatten(values[:count]), xs_tree.unflatten(values[count:]))
+        try:
+            result = f(carry.tree.unflatten(values[:count]), xs_tree.unflatten(values[count:]))
+        except VaryingError as error:
+            raise carry.begins_equal(error, values[:count]) from None
         if not isinstance(result, tuple) or len(result) != 2:
             raise TraceError(f"scan: {name} must return (carry, y), not {type(result).__name__}; y may be None.")
         outs, info["grown"] = carry.settle(carry.flatten(result[0]), frozenset())
@@ -239,7 +262,11 @@ def while_loop(cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any], i
         return [_predicate("while_loop", label_of(cond_fun), cond_fun(carry.tree.unflatten(values)))]
 
     def flat(*values: Any) -> list[Any]:
-        outs, info["grown"] = carry.settle(carry.flatten(body_fun(carry.tree.unflatten(values))), varying)
+        try:
+            result = body_fun(carry.tree.unflatten(values))
+        except VaryingError as error:
+            raise carry.begins_equal(error, values) from None
+        outs, info["grown"] = carry.settle(carry.flatten(result), varying)
         return outs
 
     while True:

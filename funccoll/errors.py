@@ -14,7 +14,7 @@ import sys
 import sysconfig
 import warnings
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import TracebackType
@@ -370,6 +370,8 @@ class VaryingError(FunccollError, TypeError):
 
     equal_operand: tuple[str, str] | None = None
     """Where a collective has an operand that is equal on all devices: these words, and the axes. fc.jit may know the reason."""
+    operands: Sequence[Any] = ()
+    """The operands of that collective: a loop may know where they come from."""
 
 
 class OutSpecsError(VaryingError, ValueError):

@@ -319,6 +319,32 @@ def test_the_varying_of_a_carry_grows_until_it_fits():
         fc.jit(mix, mesh=TWO, in_specs=P("d"), out_specs=P()).lower(np.arange(4.0))
 
 
+GATHERED = lambda c: np.sum(fc.all_gather(c * 2, "d")) + c
+
+
+@pytest.mark.parametrize(("init", "loop"), [
+    ("init_val of fori_loop", lambda c, x: fc.fori_loop(0, 2, lambda i, c: GATHERED(c) + x, c)),
+    ("init_val['c'] of while_loop", lambda c, x: fc.while_loop(
+        lambda v: v["n"] < 2, lambda v: {"n": v["n"] + 1, "c": GATHERED(v["c"]) + x}, {"n": 0, "c": c})["c"]),
+    ("init[1] of scan", lambda c, x: fc.scan(lambda v, _: ((v[0], GATHERED(v[1]) + x), None), (x, c), None, 2)[0][1]),
+])  # fmt: skip
+def test_a_carry_that_begins_equal_names_its_beginning(init, loop):
+    """It meets a collective before an iteration has made it vary: copies are no remedy, the sharded beginning is."""
+    step = lambda c: fc.jit(lambda x: loop(c(), x), mesh=TWO, in_specs=P("d"), out_specs=P("d"))
+    place = init.split()[0]
+    said = f"does not vary over it: it comes from {init}, which is equal on all those devices. If each device has its own "
+    remedy = f"after an iteration, begin with fc.pvary({place}, 'd'); if not, drop the collective."
+    refused(VaryingError, re.escape(said + remedy), step(lambda: np.zeros(2)).lower, np.arange(4.0))
+    found = step(lambda: fc.pvary(np.zeros(2), "d"))(np.arange(4.0))
+    assert np.asarray(found).tolist() == [12, 14, 16, 18]
+
+
+def test_a_collective_on_what_a_loop_has_reduced_is_not_blamed_on_the_carry():
+    twice = lambda x: fc.fori_loop(0, 2, lambda i, c: fc.all_reduce(fc.all_reduce(c[0] * x, "d"), "d"), np.ones(2))
+    step = fc.jit(twice, mesh=TWO, in_specs=P("d"), out_specs=P())
+    refused(VaryingError, "Drop the collective, or use fc.pvary", step.lower, np.ones(4))
+
+
 def test_integer_arrays_as_a_carry():
     """Arrays of NumPy's keep their dtype as carries, unlike Python scalars."""
     for loop in (lambda x: fc.fori_loop(0, 2, lambda i, c: c + x, np.zeros(2, int)),
