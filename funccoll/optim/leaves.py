@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import optree
 
 from ..errors import DTypeError, PytreeError, ShapeError, VaryingError
@@ -14,7 +15,7 @@ from ..primitives.optimizers import wide_dtype
 from ..pytree_differences import first_difference
 from ..pytree_paths import path_name
 from ..tracing.trace import value_type
-from ..types import is_inexact
+from ..types import bfloat16, is_inexact
 
 __all__ = ["SPECS_REMEDY", "check_floats", "flatten_floats", "flatten_like", "widen"]
 
@@ -66,7 +67,8 @@ def flatten_like(
             )
         if mine.dtype != wanted.dtype:
             raise DTypeError(
-                f"{what}: {place} is {mine.dtype}, and {place_of_param} {wanted.dtype}. Convert it: .astype({wanted.dtype})."
+                f"{what}: {place} is {mine.dtype}, and {place_of_param} {wanted.dtype}. "
+                f"{_conversion(place, mine.dtype, wanted.dtype)}"
             )
         extra = sorted(mine.varying - wanted.varying)
         if extra:
@@ -77,6 +79,17 @@ def flatten_like(
                 f"different parameters.{_remedy_of_state(name) or remedy}"
             )
     return leaves
+
+
+def _conversion(place: str, found: np.dtype, wanted: np.dtype) -> str:
+    """The remedy where a leaf has another dtype than its parameter: float64 has often come into the parameters unseen."""
+    leaf, parameter = (f".astype({'fc' if dtype == bfloat16 else 'np'}.{dtype})" for dtype in (wanted, found))
+    if wanted != np.float64:
+        return f"Convert it: {leaf}."
+    return (
+        f"Convert the parameters, {parameter}, if float64 came into them unmeant (np.array of a list makes it), or else "
+        f"{place}, {leaf}."
+    )
 
 
 def _remedy_of_state(name: str) -> str:

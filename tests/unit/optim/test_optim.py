@@ -576,6 +576,7 @@ def step_of(grads=None, state=None, params=None, optimizer=None):
 
 
 F3, F22 = np.ones(3, np.float32), np.ones((2, 2), np.float32)
+WIDE = {"a": [np.ones(3)], "b": F22}
 
 
 @pytest.mark.parametrize(("call", "error", "words"), [
@@ -583,7 +584,12 @@ F3, F22 = np.ones(3, np.float32), np.ones((2, 2), np.float32)
     (lambda: step_of({"a": [F3], "b": F22, "c": F3}), PytreeError, "grads is a dict with the keys 'a', 'b', 'c'"),
     (lambda: step_of({"a": (F3,), "b": F22}), PytreeError, r"grads\['a'\] is a tuple of 1, and params has a list of 1 there"),
     (lambda: step_of({"a": [F22], "b": F22}), ShapeError, r"grads\['a'\]\[0\] has shape \[2, 2\], and params\['a'\]"),
-    (lambda: step_of({"a": [F3.astype(np.float64)], "b": F22}), DTypeError, r"grads\['a'\]\[0\] is float64, and .* float32"),
+    (lambda: step_of({"a": [F3.astype(np.float64)], "b": F22}), DTypeError,
+     r"grads\['a'\]\[0\] is float64, and .* float32. Convert it: .astype\(np.float32\)"),
+    (lambda: step_of({"a": [F3.astype(fc.bfloat16)], "b": F22}, optim.adam(0.1).init(WIDE), WIDE), DTypeError,
+     r"float64. Convert the parameters, .astype\(fc.bfloat16\), .* or else grads\['a'\]\[0\], .astype\(np.float64\)"),
+    (lambda: step_of(params=WIDE), DTypeError,
+     r"state.mu\['a'\]\[0\] is float32, and params\['a'\]\[0\] float64. Convert the parameters, .astype\(np.float32\), if"),
     (lambda: step_of(params={"a": [np.arange(3)], "b": F22}), DTypeError, r"params\['a'\]\[0\] is int64\[3\], and only real"),
     (lambda: step_of(params={"a": [F3 * 1j], "b": F22}), DTypeError, "the imaginary part"),
     (lambda: optim.adam(0.1).init({"n": np.arange(2)}), DTypeError, r"adam: params\['n'\] is int64\[2\]"),
