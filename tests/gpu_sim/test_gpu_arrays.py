@@ -18,7 +18,7 @@ import funccoll as fc
 from funccoll import P
 from funccoll.arrays.array_layout import NO_MESH
 from funccoll.errors import DeviceError, TraceError, UnsupportedError
-from funccoll.runtime.cuda import captured_program, cublas, gpu
+from funccoll.runtime.cuda import captured_program, cublas, gpu, virtual_devices
 from funccoll.runtime.cuda.captured_program import CapturedProgram
 from tests.support.fakes import fake_cuda, fake_cuda_memory, fake_cupy
 from tests.support.fakes.fake_cublas import FakeCublas
@@ -422,6 +422,19 @@ def test_meshes_of_gpus():
     z = step(y, np.float64(2))
     np.testing.assert_array_equal(np.asarray(z), np.asarray(y) * 2 + np.array([[0], [0], [1], [1]]))
     assert "cuda" in repr(z) and z._repr_html_()
+
+
+def test_a_program_of_one_large_collective_is_launched_and_no_graph(monkeypatch):
+    """A graph would copy its arguments and results."""
+    mesh, found = fc.make_mesh({"d": 2}, device="cuda"), []
+    monkeypatch.setattr(virtual_devices, "LAUNCHED_BYTES", 8 * 12)
+    for step, x in (
+        (lambda x: fc.all_reduce(x, "d"), np.zeros((4, 3))), (lambda x: fc.all_reduce(x, "d"), np.zeros((4, 2))),
+        (lambda x: fc.all_reduce(x, "d") + 1, np.zeros((4, 3))), (lambda x: x + 1, np.zeros((4, 3))),
+    ):  # fmt: skip
+        compiled = fc.jit(step, mesh=mesh, in_specs=P("d"), out_specs=fc.AUTO).lower(x).compile()
+        found.append(compiled.execution.partition(";")[0])
+    assert found == ["one launch", *["kernel by kernel"] * 3]
 
 
 def test_training_on_gpus_gives_the_values_of_the_host():

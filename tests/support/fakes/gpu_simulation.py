@@ -20,7 +20,8 @@ from tests.support.fakes.thread_order import SHARED_WITH_OTHERS
 
 sys.modules.update(fake_cuda.modules())
 
-from funccoll.runtime.cuda import cublas, cupy_gpu
+from funccoll.runtime.cuda import cublas, cupy_gpu, virtual_devices
+from funccoll.runtime.cuda.captured_program import CapturedProgram
 
 
 def install(simulated: cuda_simulation.SimulatedGpu) -> None:
@@ -51,15 +52,16 @@ def install(simulated: cuda_simulation.SimulatedGpu) -> None:
 
 
 class PublicInterface(cuda_simulation.Simulated):
-    """Both kinds of meshes, and what graphs do."""
+    """Both kinds of meshes, and what graphs do; every second program is launched, if it is one collective."""
 
-    replays = 0
+    replays = launches = 0
 
     def mesh(self, axes: dict[str, int]) -> Any:
         return fc.make_mesh(axes, device="cuda")
 
     def __call__(self, fn: Any, axes: Any, args: Any, in_specs: Any, out_specs: Any) -> None:
         self.programs += 1
+        virtual_devices.LAUNCHED_BYTES = 0 if self.programs % 2 else 1 << 25
         meshes = fc.make_mesh(axes), self.mesh(axes)
         runs = [fc.jit(fn, mesh=mesh, in_specs=in_specs, out_specs=out_specs) for mesh in meshes]
         rolled = fc.tree.map(lambda x: np.roll(np.asarray(x), 1), args)
@@ -72,6 +74,10 @@ class PublicInterface(cuda_simulation.Simulated):
                     bits = [np.ascontiguousarray(x).tobytes() for x in (want, have.get())]
                     assert bits[0] == bits[1], (fn, axes, device, want, have.get())
         for compiled in runs[1]._cache.values():
+            if not isinstance(compiled._run, CapturedProgram):
+                self.launches += 1
+                assert compiled.execution == "one launch"
+                continue
             assert compiled._run.why_not is None, compiled._run.why_not
             self.replays += compiled._run.is_captured
 
@@ -82,4 +88,5 @@ def main(case: str, n: int, seed: int, *names: str) -> None:
     install(gpu)
     same = PublicInterface(gpu)
     cuda_simulation.run_case(case, n, same, *names)
-    assert same.replays == same.programs, (same.replays, same.programs)
+    assert same.replays + same.launches == same.programs, (same.replays, same.launches, same.programs)
+    assert same.replays and (same.launches or case != "collectives"), (case, same.launches)
