@@ -49,6 +49,7 @@ from .placement import asarray, device_put, from_local, spec_like
 from .profiling.recording import profile
 from .runtime.job.process_allgather import process_allgather
 from .runtime.job.world import finalize, init, make_mesh, rank, world_size
+from .traced_ranks import TracedRankWarning
 from .tracing.result_types import eval_shape
 from .types import ArrayType, bfloat16
 
@@ -73,7 +74,7 @@ __all__ = [
     # modules and errors
     "comm_hooks", "debug", "draw", "linalg", "nn", "optim", "random", "schedules", "special", "tree", "errors",
     "FunccollError", "PlannedError", "PlannedNameError", "DTypePromotionWarning", "GlobalRandomWarning",
-    "__version__",
+    "TracedRankWarning", "__version__",
 ]  # fmt: skip
 
 

@@ -22,7 +22,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("_version", "c_extension", "memory_order", "private_files", "public_names", "pytree_paths", "weak_values"),
         ("errors", "pytree_differences"), ("keywords", "mesh", "named_scopes", "tree"), ("types",), ("display",), ("timeline",),
         ("ir",),
-        ("dtype_promotion", "global_draws", "program_text"), ("program_difference",),
+        ("dtype_promotion", "global_draws", "program_text", "traced_ranks"), ("program_difference",),
         ("primitives",),
         ("ops",), ("tracing",), ("collectives",), ("batching",), ("autodiff",), ("batch_norm", "callbacks"), ("random",),
         ("control", "custom_primitives", "linalg", "nn"), ("special",), ("passes",), ("machine_profile",),

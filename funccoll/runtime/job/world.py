@@ -17,6 +17,7 @@ from ... import config, machine_profile
 from ...errors import DeviceError, MeshError, RendezvousError, user_source
 from ...keywords import explains_keywords
 from ...mesh import Mesh, number_hosts
+from ...traced_ranks import note_rank
 from ..backend import Backend, JobBackend, choose_job_backend, load_backend
 from ..recorder import begin_from_environment, end
 from . import rendezvous, reports
@@ -275,8 +276,11 @@ def world_size() -> int:
 
 
 def rank() -> int:
-    """This process's number, 0 to world_size() - 1."""
-    return _MEMBERSHIP.place()[1]
+    """This process's number, 0 to world_size() - 1; in a traced function the device's position is `axis_index`."""
+    processes, number = _MEMBERSHIP.place()
+    if processes == 1:
+        note_rank(1)
+    return number
 
 
 def backend_of(mesh: Mesh) -> Backend:
