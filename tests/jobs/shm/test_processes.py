@@ -13,13 +13,13 @@ QUICK = [("half of fewest", 2), ("half of collectives", 2), ("forced", 3), ("pro
          ("data_parallel", 2), ("communication hooks", 2), ("memory orders", 2), ("transformers", 2)]
 DEEP = [
     ("forced", 2), ("programs", 2), ("loops", 2),
-    ("whole table", 2), ("table", 2), ("table", 4), ("collectives", 2), ("collectives", 3),
+    ("whole table", 2), ("table in turn", 4), ("collectives", 2), ("collectives", 3),
     ("staged", 3), ("staged in one segment", 3), ("collectives", 4), ("forced", 4), ("programs", 4), ("forced", 8),
     ("programs", 8), ("nans", 4), ("data_parallel", 4), ("communication hooks", 4), ("memory orders", 4), ("transformers", 4),
 ]  # fmt: skip
 OTHERS = [
-    ("table", 3), ("staged in one segment", 2), ("staged", 4), ("staged in one segment", 4), ("collectives", 8), ("nans", 2),
-    ("data_parallel", 3), ("communication hooks", 3), ("memory orders", 3),
+    ("table", 2), ("table", 3), ("table", 4), ("staged in one segment", 2), ("staged", 4), ("staged in one segment", 4),
+    ("collectives", 8), ("nans", 2), ("data_parallel", 3), ("communication hooks", 3), ("memory orders", 3),
 ]  # fmt: skip
 
 

@@ -154,9 +154,9 @@ FEW = [np.dtype(t) for t in (np.int32, fc.bfloat16, np.float32)]
 """Those of test_kernels: each kernel takes half a second to compile, once on a machine."""
 
 
-def few(n: int, same: Same) -> None:
+def few(n: int, same: Same, **choice: Any) -> None:
     """The table of `test_collectives.py`: every case, along every choice of axes, in a few dtypes in one program."""
-    table(n, same, FEW)
+    table(n, same, FEW, **choice)
 
 
 def fewest_cases() -> list[Case]:
@@ -185,7 +185,7 @@ def half_of_fewest(n: int, same: Same) -> None:
     table(n, same, FEW, cases=[*itertools.chain.from_iterable(halves)])
 
 
-def gradients(n: int, same: Same) -> None:
+def gradients(n: int, same: Same, **choice: Any) -> None:
     """The vector-Jacobian product of every case of that table with its own result, where it has one."""
 
     def product(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -200,33 +200,37 @@ def gradients(n: int, same: Same) -> None:
 
         return pulled
 
-    table(n, same, [dtype for dtype in FEW if dtype in FLOATS], product)
+    table(n, same, [dtype for dtype in FEW if dtype in FLOATS], product, **choice)
 
 
 def table(
     n: int, same: Same, dtypes: list[np.dtype] = DTYPES, change: Callable[..., Callable[..., Any]] = lambda call: call,
-    cases: Sequence[Case] = tuple(CASES.values()),
-) -> None:
-    """The same in all of them, of each case's function or of one that is made from it."""
+    cases: Sequence[Case] = tuple(CASES.values()), in_turn: bool = False,
+) -> None:  # fmt: skip
+    """The same in all of them, of each case's function or of one that is made from it.
+
+    in_turn: of all choices of axes each case has one, and the next case the next.
+    """
     if isinstance(same, Recording):  # once, and not in every rank
         for dtype, op in itertools.product(dtypes, OPS):
             if has_op(op, dtype):
                 combine_address(op, dtype)
-    for sizes in ({"d": n},) if n % 2 or n == 2 else ({"d": n}, {"a": 2, "b": n // 2}):
+    meshes = ({"d": n},) if n % 2 or n == 2 else ({"d": n}, {"a": 2, "b": n // 2})
+    choices = [(sizes, axes) for sizes in meshes for axes in axis_choices(virtual(sizes))]
+    for number, (sizes, axes) in enumerate(choices):
         mesh = virtual(sizes)
         everywhere = P(mesh.axis_names)
-        for axes in axis_choices(mesh):
-            p, over = size(mesh, axes), axes[0] if len(axes) == 1 else axes
-            rng = np.random.default_rng(p)
-            for case in cases:
-                blocks = [sample(dtype, (n, *case.shape(p)), rng) for dtype in dtypes_of(case) if dtype in dtypes]
-                if not blocks:
-                    continue
+        p, over = size(mesh, axes), axes[0] if len(axes) == 1 else axes
+        rng = np.random.default_rng(p)
+        for case in cases[number :: len(choices)] if in_turn else cases:
+            blocks = [sample(dtype, (n, *case.shape(p)), rng) for dtype in dtypes_of(case) if dtype in dtypes]
+            if not blocks:
+                continue
 
-                def every_dtype(*xs, call=change(case.call), over=over, p=p):
-                    return tuple(call(x, over, p) for x in xs)
+            def every_dtype(*xs, call=change(case.call), over=over, p=p):
+                return tuple(call(x, over, p) for x in xs)
 
-                same(stacked(every_dtype), sizes, blocks, everywhere, everywhere)
+            same(stacked(every_dtype), sizes, blocks, everywhere, everywhere)
 
 
 def forced(n: int, same: Same, halves: int = 700, nan_length: int = 411) -> None:
@@ -450,9 +454,13 @@ def loops(n: int, same: Same) -> None:
     same(fc.value_and_grad(stages), axes, (values((3, 3), np.float64, 3), x.astype(np.float64)), (P(), P(("a", "b"))), P())
 
 
+EVEN, ODD = (tuple(CASES.values())[first::2] for first in (0, 1))
 CASES_BY_NAME = {
     "table": few, "fewest": fewest, "half of fewest": half_of_fewest,
     "fewest of all dtypes": lambda n, same: fewest(n, same, DTYPES), "whole table": table,
+    "table in turn": functools.partial(few, in_turn=True), "gradients in turn": functools.partial(gradients, in_turn=True),
+    "even table": functools.partial(few, cases=EVEN), "even gradients": functools.partial(gradients, cases=EVEN),
+    "odd table": functools.partial(few, cases=ODD), "odd gradients": functools.partial(gradients, cases=ODD),
     "gradients": gradients, "collectives": collectives, "half of collectives": functools.partial(collectives, half=True),
     "forced": forced, "staged": staged, "in pieces": in_pieces,
     "programs": programs, "nans": nans, "data_parallel": data_parallel, "communication hooks": hooks, "loops": loops,
