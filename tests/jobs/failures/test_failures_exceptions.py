@@ -52,3 +52,13 @@ def test_all_ranks_gather_again(job):
     run = job("gathers", 2, culprits=[0, 1])
     assert run.end() == [0, 0], run.report()
     assert [run.hear(rank, "ends")["steps"] for rank in range(2)] == [6, 6] and not run.said(0, "error")
+
+
+@pytest.mark.parametrize(("when", "more"), [("before", 2), ("after", 3)])
+def test_a_rank_that_is_interrupted_beside_a_step_goes_on(when, more, job):
+    """The others meet it in their own steps, with its data of these."""
+    run = job("beside_a_step", 2, culprit=1, when=when)
+    assert run.end() == [0, 0], run.report()
+    (error,), (told,) = run.said(1, "error"), run.said(0, "error")
+    assert (error["kind"], error["step"]) == ("KeyboardInterrupt", 4) and not run.said(1, "again"), run.report()
+    assert told["kind"] == "PeerFailure" and "rank 1 left" in told["text"] and told["step"] == 4 + more, run.report()

@@ -248,6 +248,24 @@ def interrupted(holder: int, caught: bool) -> None:
     steps.run()
 
 
+@member
+def beside_a_step(culprit: int, when: str) -> None:
+    """One rank is interrupted just before its fifth step, or just after it. It goes on for two steps, and leaves."""
+    program: Any = Program()
+    steps, step = Steps(program), program.step
+    steps.run(4)
+
+    def interrupted_step(*arguments: Any) -> None:
+        program.step = step
+        if when == "after":
+            step(*arguments)
+        raise KeyboardInterrupt
+
+    if fc.rank() == culprit:
+        program.step = interrupted_step
+    steps.run()
+
+
 def fetches(x: Any, i: Any) -> Any:
     """A collective and then much compute, which fails for an index that is out of range."""
     total = fc.all_reduce(x, ("a", "b"))

@@ -91,12 +91,27 @@ class Program:
         self.mesh = fc.make_mesh(AXES[n])
         self.step = fc.jit(step, mesh=self.mesh, in_specs=(EVERY, P()), out_specs=STEPS[step])
         self.examples = [(x, bits[fc.rank()]) for x, bits in examples(n, step)]
+        self._begun, self._span = (-1, 0), 0
+        """The step that was called last and the count of collectives before it, and the collectives of a step."""
 
     def run(self, i: int) -> None:
         """Step number i."""
         x, bits = self.examples[i % 3]
-        found = fc.tree.leaves(self.step(x, W))
+        self._begun = i, self._count()
+        outs = self.step(x, W)
+        self._span = self._count() - self._begun[1]
+        found = fc.tree.leaves(outs)
         assert [out.local.tobytes() for out in found] == bits, f"wrong data in step {i}"
+
+    def _count(self) -> int:
+        backend: Any = self.mesh.backend
+        return sum(backend.job.communicators.counts(backend.number).values())
+
+    @property
+    def next(self) -> int:
+        """The number of the step in which the others expect this rank, after an exception at any place."""
+        i, before = self._begun
+        return i + (self._count() - before >= self._span)
 
 
 def join() -> None:
@@ -141,11 +156,14 @@ def meet(name: str, ranks: Iterable[int]) -> None:
 
 
 class Steps:
-    """Steps of a program, until one fails; that is told, and that all later ones fail, too."""
+    """Steps of a program, until one fails; that is told, and that all later ones fail, too.
+
+    After an interrupt that came before a step's first collective, or after its last, two more of them may end well.
+    """
 
     def __init__(self, program: Program | Callable[[], Any], caught: bool = True):
         self.call = program.run if isinstance(program, Program) else lambda _: program()
-        self.caught, self.number, self.failed = caught, 0, False
+        self.program, self.caught, self.number, self.failed = program, caught, 0, False
 
     def run(self, end: int = 1_000_000) -> None:
         try:
@@ -160,7 +178,7 @@ class Steps:
                 raise
             for _ in range(2):
                 try:
-                    self.call(0)
+                    self.call(self.program.next if isinstance(self.program, Program) else self.number)
                 except fc.FunccollError as again:
                     say("again", kind=type(again).__name__, text=str(again))
 
