@@ -16,7 +16,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
@@ -103,6 +103,8 @@ class Source:
     line: int
     function: str
     scope: str = ""
+    role: str = field(default="", compare=False)
+    """The operand of an operation there in errors about its values: "a label of fc.nn.cross_entropy"."""
 
     def __str__(self) -> str:
         scope = f"{_IN_SCOPE}{self.scope}" if self.scope else ""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..autodiff.custom_rules import stop_gradient
-from ..errors import DTypeError, ShapeError
+from ..errors import DTypeError, ShapeError, at_source, traced_source
 from ..ir import Traced
 from ..keywords import explains_keywords
 from ..ops.indexing import getitem
@@ -133,7 +134,9 @@ def _hits(labels: Any, shape: tuple[int, ...], axis: int) -> Any:
     if is_traced(labels):
         # Reading a table raises IndexError in the call, at the user's line, as other indices do; negative ones must not wrap.
         labels = labels.astype(np.int64)
-        labels = getitem(np.arange(classes), np.where(labels < 0, labels - classes, labels))
+        line = traced_source()
+        with at_source(line and replace(line, role="a label of fc.nn.cross_entropy")):
+            labels = getitem(np.arange(classes), np.where(labels < 0, labels - classes, labels))
     elif ((labels < 0) | (labels >= classes)).any():
         first = tuple(map(int, np.argwhere((labels < 0) | (labels >= classes))[0]))
         at = f" at index {first[0] if len(first) == 1 else first}" if first else ""

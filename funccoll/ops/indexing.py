@@ -11,7 +11,7 @@ import numpy as np
 from ..errors import DTypeError, MissingMethodError, ShapeError, UnsupportedError, user_frames
 from ..ir import Traced, bind
 from ..primitives.indexing import INDEX_UPDATES, Recipe, getitem_p, index_add_p, index_set_p
-from ..types import type_of
+from ..types import is_inexact, type_of
 from .elementwise import astype, result_dtype
 from .registry import as_operand, as_traceable, implements, normalize_dim, refuse_out
 
@@ -93,7 +93,8 @@ def recipe_of(shape: tuple[int, ...], index: Any) -> tuple[Recipe, list[Any]]:
         else:
             array = as_traceable(item)
             if array.dtype.kind not in "iu":
-                raise ShapeError(f"index of dtype {array.dtype}: indices are integers, slices, None, ... or masks.")
+                remedy = " Convert it: .astype(np.int32)." if is_inexact(array.dtype) else ""
+                raise ShapeError(f"index of dtype {array.dtype}: indices are integers, slices, None, ... or masks.{remedy}")
             if isinstance(array, np.ndarray) and array.size and not (-n <= array.min() and array.max() < n):
                 raise ShapeError(f"an index array has values outside dimension {dim} (size {n}) of shape {shape}.")
             entries.append(("array",))

@@ -34,6 +34,11 @@ class SegmentOperands:
         place = self._place(frame)
         where = "" if place is None else f"on {place}"
         eqn = self.equations[line]
+        if eqn.source and eqn.source.role:
+            names = self._arguments_in(eqn.inputs[1])
+            of = f" ({names.pop()})" if len(names) == 1 else ""
+            told = f"{eqn.source.role}{of} is not one of the classes; a negative one is shown less their number"
+            return f"  {f'{where}, ' * bool(where)}{told}"
         indices = [a for a in eqn.inputs[1:] if a.type.dtype.kind in "iu"]
         found = sorted({name for a in indices if (name := self._name(a))})
         which = "of the index " * bool(found) + " or ".join(found)
@@ -60,6 +65,18 @@ class SegmentOperands:
                 if len(same) == 1:
                     return self.places[same[0]]
         return None
+
+    def _arguments_in(self, atom: Atom) -> set[str]:
+        """The arguments that a value is computed from; captured constants do not count."""
+        found, seen, left = set[str](), set[Atom](), [atom]
+        while left:
+            atom = left.pop()
+            if atom in self.names:
+                found.add(self.names[atom])
+            elif isinstance(atom, Var) and atom not in seen and (made := self.makers.get(atom)) is not None:
+                left += made.inputs
+            seen.add(atom)
+        return found - {CAPTURED_CONSTANT}
 
     def _name(self, atom: Atom) -> str:
         """The argument that an operand is, as it is or converted; "" for a value that several operands make."""

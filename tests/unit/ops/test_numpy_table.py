@@ -582,6 +582,11 @@ def test_bad_indices_are_refused(index):
         fc.jit(lambda x: x[index])(x)
 
 
+def test_a_float_array_as_an_index_names_its_conversion():
+    with pytest.raises(ShapeError, match=r"or masks\. Convert it: \.astype\(np\.int32\)\."):
+        fc.jit(lambda x, i: x[i])(np.arange(6.0), np.ones(2, np.float32))
+
+
 # ---------------------------------------------------------------- properties
 
 

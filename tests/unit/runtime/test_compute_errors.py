@@ -95,10 +95,16 @@ def of_a_sum(table, batch):
     return table[batch["ids"] + batch["ids"]]
 
 
+def labelled(table, batch):
+    return fc.nn.cross_entropy(table[None], batch["ids"] + 0)
+
+
+_LABEL = "a label of fc.nn.cross_entropy ({}) is not one of the classes; a negative one is shown less their number"
 NOTES = {
     "an argument": (looked_up, P(), "  on rank 2 (a=1, b=0), of the index batch['ids'] of looked_up, into table of looked_up"),
     "an update of a value": (set_at, P(("a", "b")), "  on rank 2 (a=1, b=0), of the index batch['ids'] of set_at"),
     "an index of several": (of_a_sum, P(), "  on rank 2 (a=1, b=0), into table of of_a_sum"),
+    "a label": (labelled, P(), "  on rank 2 (a=1, b=0), " + _LABEL.format("batch['ids'] of labelled")),
 }
 
 
@@ -112,6 +118,13 @@ def test_an_index_out_of_bounds_has_its_device_and_its_argument(name):
         with pytest.raises(IndexError, match=r"index (9|18) is out of bounds") as caught:
             jitted(ROWS, {"ids": ids.astype(np.int32)})
         assert caught.value.__notes__[1:] == [note]
+
+
+def test_a_label_of_a_gradient_is_told_as_one():
+    loss = lambda p, y: np.mean(fc.nn.cross_entropy(p * np.ones((2, 3)), y))
+    with pytest.raises(IndexError, match="index -103 is out of bounds") as caught:
+        fc.jit(fc.grad(loss))(np.ones(3), np.array([1, -100]))
+    assert caught.value.__notes__[1:] == ["  " + _LABEL.format("y of <lambda>")]
 
 
 def test_an_index_that_all_devices_have_is_of_none():
