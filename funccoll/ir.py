@@ -441,8 +441,9 @@ def refuse_subclass(value: Any, what: str) -> None:
     """Raise a TraceError for a masked array and an np.matrix: np.asarray would drop the mask, and turn products of matrices
     into products of elements.
     """
-    masked = sys.modules.get("numpy.ma")  # which np.ma would import: a process without it has no masked arrays
-    if masked is not None and isinstance(value, masked.MaskedArray):
+    # A process that has not imported numpy.ma, which np.ma would do, has no masked arrays; nor while a thread imports it.
+    masked = getattr(sys.modules.get("numpy.ma"), "MaskedArray", None)
+    if masked is not None and isinstance(value, masked):
         raise TraceError(f"{what} is a masked array, and its mask would be lost. Pass x.filled(value), and the mask beside it.")
     if isinstance(value, np.matrix):
         raise TraceError(

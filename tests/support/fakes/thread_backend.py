@@ -136,6 +136,8 @@ class Rounds:
                 self.backend.sent += 1
             for i in self.receives[number]:
                 value = self._queue(int(self.messages.receives.peer[i]), self.rank).get(timeout=PATIENCE)
+                if isinstance(value, BaseException):
+                    raise RuntimeError("another rank has failed") from value
                 memory.write(self._place(self.messages.receives, i, places), value)
             self._combine(number, memory, places)
         if not collective.has_output(self.rank):
@@ -161,26 +163,30 @@ class Rounds:
 
 
 def in_threads(axes: dict[str, int], function: Callable[[Mesh], Any]) -> list[Any]:
-    """Call `function(mesh)` as every rank of a job of threads; returns the results by rank."""
+    """Call `function(mesh)` as every rank of a job of threads; returns the results by rank.
+
+    The first exception of a rank ends the others, and is raised.
+    """
     size = math.prod(axes.values())
     queues: dict[tuple[int, int], queue.Queue] = defaultdict(queue.Queue)
     for pair in np.ndindex(size, size):
         _ = queues[pair]  # made before the threads, which then only look them up
-    results: list[Any] = [None] * size
+    results, errors = [None] * size, list[BaseException]()
 
     def run(rank: int) -> None:
         try:
             results[rank] = function(Mesh(axes, range(size), process=rank, backend=ThreadBackend(rank, queues)))
-        except BaseException as error:  # told to the test, which raises it
-            results[rank] = error
+        except BaseException as error:
+            errors.append(error)
+            for each in queues.values():
+                each.put(error)
 
     threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(size)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(PATIENCE)
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result
+    if errors:
+        raise errors[0]
     assert not any(thread.is_alive() for thread in threads), "a rank still waits"
     return results

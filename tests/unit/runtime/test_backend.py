@@ -94,6 +94,16 @@ def test_a_training_step_and_whole_values():
         assert found[0].tobytes() == new.tobytes() and found[1] == loss and found[2].tobytes() == doubled.tobytes()
 
 
+def test_the_first_failure_of_a_thread_ends_the_others():
+    def rank(mesh):
+        if mesh.process == 2:
+            raise KeyError("it")
+        return fc.jit(lambda x: fc.all_reduce(x, "d"), mesh=mesh, in_specs=P("d"))(np.ones(3))
+
+    with pytest.raises(KeyError, match="it"):
+        in_threads({"d": 3}, rank)
+
+
 def test_a_backend_is_not_part_of_a_mesh_as_a_value():
     bare = Mesh({"d": 2}, range(2), process=1)
     mesh = Mesh({"d": 2}, range(2), process=1, backend=ThreadBackend(1, {}))

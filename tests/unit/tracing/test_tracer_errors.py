@@ -3,6 +3,8 @@
 import copy
 import math
 import pickle
+import sys
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -622,3 +624,9 @@ def test_values_that_are_no_arrays():
         with pytest.raises(TraceError, match=r"np\.matrix, whose x \* y is a product of matrices.*np\.asarray\(x\)"):
             use(matrix)
     wrong(TraceError, lambda: fc.process_allgather(None), "process_allgather", "NoneType")
+
+
+def test_a_thread_that_imports_numpy_ma_disturbs_no_trace(monkeypatch):
+    """The module is there, and empty, before its classes are: the first np.unique of a process imports it."""
+    monkeypatch.setitem(sys.modules, "numpy.ma", ModuleType("numpy.ma"))
+    assert (fc.jit(lambda x: x + np.ones(3))(np.zeros(3)) == 1).all()
