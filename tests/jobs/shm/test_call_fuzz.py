@@ -16,10 +16,18 @@ def test_random_calls(tmp_path):
     assert launch(call_fuzz.play_drawn, 2, paths, 7, 2, 60) == [60] * 2
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("n", "share_from"), [(2, 2048), (3, 0), (4, 2048), (4, 0)])
-def test_many_random_calls_in_c_and_in_python(n, share_from):
-    command = [sys.executable, "-m", call_fuzz.__name__, "--calls", "3000", "--ranks", str(n), "--seed", str(n)]
+FEW, MANY = 1000, 3000
+RUNS = [(2, 2048), (3, 0), (4, 2048), (4, 0)]
+"""(ranks, bytes from which on they share results)"""
+
+
+@pytest.mark.parametrize(("n", "share_from", "calls"), [
+    *(pytest.param(*run, FEW, marks=pytest.mark.slow) for run in RUNS),
+    *(pytest.param(*run, MANY, marks=pytest.mark.exhaustive) for run in RUNS),
+])  # fmt: skip
+def test_many_random_calls_in_c_and_in_python(n, share_from, calls):
+    seed = str(n + share_from)
+    command = [sys.executable, "-m", call_fuzz.__name__, "--calls", str(calls), "--ranks", str(n), "--seed", seed]
     command += ["--share-from", str(share_from)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
