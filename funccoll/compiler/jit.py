@@ -569,6 +569,7 @@ def jit(
     Raises: ShardingError, OutSpecsError, PytreeError, TraceError, DTypeError; each names the argument, shapes and axes.
     """
 
+    @user_frames()
     def decorate(f: Callable[..., Any]) -> Jitted:
         if not callable(f):
             raise TraceError(f"fc.jit takes a function, not {f!r}. Options are keywords: @fc.jit(mesh=mesh, ...).")

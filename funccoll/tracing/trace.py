@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import optree
@@ -22,6 +22,7 @@ from ..errors import (
     raised_at,
     registration_remedy,
     traced_source,
+    user_frames,
 )
 from ..global_draws import note_constant
 from ..ir import (
@@ -297,12 +298,13 @@ def label_of(fn: Callable[..., Any]) -> str:
 
 
 def documented_as(description: str, fn: Callable[..., Any]) -> Callable[[F], F]:
-    """Decorator for what a transformation makes of `fn`: its name and signature, and a docstring that begins with what it is.
+    """Decorator for what a transformation makes of `fn`: its name, signature and a docstring; errors show no frame of ours.
 
     In the description `{name}` stands for the function. Source: JAX.
     """
 
     def decorate(made: F) -> F:
+        made = cast(F, user_frames()(made))
         functools.update_wrapper(made, fn)
         name = made.__name__ = label_of(fn)
         own = None if isinstance(fn, functools.partial) else fn.__doc__  # a partial has that of its class

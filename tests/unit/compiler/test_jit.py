@@ -15,7 +15,7 @@ import pytest
 import funccoll as fc
 from funccoll import P
 from funccoll.compiler.jit import Compiled, Jitted, Lowered, TracedFunction
-from funccoll.errors import DeletedArrayError, MeshError, ShapeError, Source, UnsupportedError
+from funccoll.errors import DeletedArrayError, DTypeError, MeshError, ShapeError, Source, UnsupportedError
 
 MESH = fc.make_mesh({"data": 4, "model": 2})
 X = np.arange(32, dtype=np.float32).reshape(8, 4)
@@ -424,6 +424,9 @@ def test_errors_at_run_time_and_outside_jit_show_no_frames_of_ours(monkeypatch):
         "keyword": (lambda: fc.all_reduce(X, axis_name="i"), UnsupportedError),
         "index": (lambda: fc.axis_index("i"), MeshError),
         "eager at": (lambda: fc.at(X)[99].set(0.0), ShapeError),
+        "gradient": (lambda: fc.grad(lambda w: np.sum(w * 2))(np.arange(3)), DTypeError),
+        "vmap": (lambda: fc.vmap(lambda x, y: x + y)(X, X[:, :3]), ShapeError),
+        "decorator": (lambda: fc.jit(mesh=both, in_specs=P("model"))(np.sum), MeshError),
     }  # fmt: skip
     ours = lambda error: [f for f in traceback.extract_tb(error.__traceback__)
                           if f.filename.startswith(("<funccoll", str(Path(fc.__file__).parent)))]  # fmt: skip
