@@ -99,5 +99,11 @@ if not TYPE_CHECKING:
         if name in _PLANNED:
             what, today = _PLANNED[name]
             planned = f"fc.{name} ({what}) is planned, not in this version; today {today}."
-            raise ImportError(planned, name=__name__) if public_names.in_an_import() else api.PlannedNameError(planned)
-        raise public_names.missing_name(__name__, name, _ELSEWHERE.get(name))
+            error = ImportError(planned, name=__name__) if public_names.in_an_import() else api.PlannedNameError(planned)
+        else:
+            error = public_names.missing_name(__name__, name, _ELSEWHERE.get(name))
+        try:
+            raise error
+        except (AttributeError, ImportError) as raised:
+            raised.__traceback__ = None  # of this frame: a bare raise adds none
+            raise

@@ -27,7 +27,11 @@ def directory(
                 return lazy(name)
             except AttributeError:
                 pass
-        raise missing_name(module["__name__"], name, elsewhere.get(name))
+        try:
+            raise missing_name(module["__name__"], name, elsewhere.get(name))
+        except (AttributeError, ImportError) as error:
+            error.__traceback__ = None  # of this frame: a bare raise adds none
+            raise
 
     return names, get
 

@@ -9,6 +9,7 @@ import pkgutil
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -140,6 +141,16 @@ def test_unknown_names_are_ordinary_attribute_errors(name):
     with pytest.raises(AttributeError, match=f"^module 'funccoll' has no attribute '{name}'$") as caught:
         getattr(fc, name)
     assert not isinstance(caught.value, PlannedError)
+
+
+@pytest.mark.parametrize("ask", [
+    lambda: fc.AdamW, lambda: fc.nn.Linear, lambda: fc.psum, lambda: getattr(fc, next(iter(fc._PLANNED), "no_name")),
+    lambda: exec("from funccoll import psum"),
+])  # fmt: skip
+def test_names_that_are_not_there_show_no_frames_of_ours(ask):
+    with pytest.raises((AttributeError, ImportError)) as caught:
+        ask()
+    assert {entry.path for entry in caught.traceback} <= {Path(__file__), "<string>"}
 
 
 def test_public_names_exist_and_are_listed():
