@@ -259,12 +259,13 @@ def test_calls_are_right_in_any_order_of_instructions(p, seed):
     assert job.run(150, slow=[int(rng.integers(p))] if seed % 2 else ()) == {}
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("calls", [pytest.param(200, marks=pytest.mark.slow), pytest.param(600, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize(("p", "seed"), [(2 + seed % 4, seed) for seed in range(4, 20)])
-def test_many_calls_are_right_in_any_order_of_instructions(p, seed):
+def test_many_calls_are_right_in_any_order_of_instructions(p, seed, calls):
+    """Cells are used again after 64 calls, those of large arrays after 32."""
     rng = np.random.default_rng([p, seed])
     job = Job(p, [some_program(p, rng)] * p, seed)
-    assert job.run(600, slow=[int(rng.integers(p))] if seed % 2 else ()) == {}
+    assert job.run(calls, slow=[int(rng.integers(p))] if seed % 2 else ()) == {}
 
 
 @pytest.mark.parametrize(("elements", "ring"), [(4, SMALL), (200, LARGE)])
