@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 import textwrap
 import threading
@@ -42,6 +43,11 @@ __all__ = ["Diagnosis", "job_is_over", "require_turn", "wrong_argument", "wrong_
 
 _SHOWN = "shapes", "dtypes", "axes"  # of a call's description, those whose values stand in the first line
 _SAME = "the program, or the place in it"  # what differs where the collectives are the same
+_FOUND = re.compile(
+    r"ProgramMismatch: ranks (\d+) and (\d+) [^:\n]*: their programs differ, (first in .*)\.\n  rank .*\n  rank .*\n(.*)$",
+    re.MULTILINE,
+)
+"""The ranks, the difference and the remedy of an error about programs, in the text of a rank's failure."""
 _FINGERPRINT = 64  # characters of a program's identity that tell it from others
 _LISTED = 8  # the most ranks that are named one by one
 
@@ -154,6 +160,7 @@ class Diagnosis:
                 )
         elif which == _SAME:
             remedy += " Values that a rank had when it traced must be equal, too: learning rates, np.random, captured arrays."
+            why, remedy = self._told_by_first_failure(ranks) or (why, remedy)
         return ProgramMismatch(
             f"ranks {ranks[0]} and {ranks[1]} {did}: {why}.\n{calls}\n{remedy}"
             + (f"\n{self.table}" if config.DEBUG.read() else ""),
@@ -232,6 +239,16 @@ class Diagnosis:
         """The first rows in which the programs differ that this rank and the peer are in, in that order."""
         mine, theirs = (entered[r].get("program", "")[:_FINGERPRINT] for r in (self.registry.world.rank, self.peer))
         return self.registry.row_that_differs(mine, self.peer, theirs) if mine != theirs else None
+
+    def _told_by_first_failure(self, ranks: Sequence[int]) -> tuple[str, str] | None:
+        """The difference of programs that the first rank to fail has found, and the remedy: by now the peer may have ended."""
+        failure = self.registry.world.watch.failure()
+        found = None if failure is None else _FOUND.search(failure.text)
+        if found is None:
+            return None
+        one, other, difference, remedy = found.groups()
+        those = "" if {int(one), int(other)} == set(ranks) else f"as those of ranks {one} and {other} do, "
+        return f"their programs differ, {those}{difference}", remedy
 
     def deadlock(self, cycle: Sequence[int]) -> ProgramMismatch:
         """The error of ranks that wait for each other: collectives over different axes have no control line in common."""

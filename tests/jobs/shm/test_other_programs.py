@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -64,3 +66,27 @@ def test_rows_are_equal_where_fingerprints_are():
         assert other.fingerprint != one.fingerprint and len(differ) == 1
         ((mine, theirs),) = differ
         assert mine.form == theirs.form and mine.shown != theirs.shown
+
+
+BOUNDARY = """
+import numpy as np, funccoll as fc
+mesh = fc.make_mesh({"d": 4})
+@fc.jit(mesh=mesh, in_specs=fc.P("d"), out_specs=fc.P("d"))
+def f(x):
+    return fc.permute(x * (2 + (fc.rank() == 0)), "d", [(0, 1)])
+f(np.arange(8.0))
+"""
+
+
+def test_ranks_whose_peer_has_ended_tell_the_difference_that_the_first_has_found(tmp_path):
+    """A rank that comes to its error late asks one which answers no more."""
+    (tmp_path / "boundary.py").write_text(BOUNDARY)
+    command = [sys.executable, "-W", "error", "-m", "funccoll", "run", "-n", "4", "--tracebacks", "all", "boundary.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    told = re.findall(r"^\[\d\] funccoll.errors.ProgramMismatch: .*", done.stderr, re.MULTILINE)
+    assert done.returncode and told, done.stderr
+    for line in told:
+        pattern = r": their programs differ, (as those of ranks (0 and \d|\d and 0) do, )?first in rank \d: multiply of "
+        assert re.search(pattern, line), line
+    assert done.stderr.count("The operation is the same, and a value that each rank had") >= len(told), done.stderr
+    assert "TracedRankWarning" not in done.stderr  # each rank is one device, and says itself what it traced
