@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..autodiff.custom_rules import custom_vjp
-from ..errors import ShapeError
+from ..errors import DTypeError, ShapeError
 from ..ir import bind
 from ..keywords import explains_keywords
 from ..ops.registry import as_traceable, is_traced
@@ -71,12 +71,17 @@ def erf(x: Float[Any, "*s"]) -> Float[Any, "*s"]:
     return bind(erf_p, as_traceable(x))
 
 
-def gelu(x: Float[Any, "*s"], approximate: bool = True) -> Float[Any, "*s"]:
+def gelu(x: Float[Any, "*s"], approximate: bool | str = True) -> Float[Any, "*s"]:
     """Gaussian error linear unit, elementwise: x Φ(x). Any shape; the dtype is kept.
 
-    With `approximate`, the tanh form. Source: Hendrycks and Gimpel, 2016.
+    With `approximate` (True by default, as in JAX), the tanh form; torch's "tanh" and "none" are True and False. Raises:
+    DTypeError for another word. Source: Hendrycks and Gimpel, 2016.
     """
     given, x = as_traceable(x), wide(x)
+    if isinstance(approximate, str):
+        if approximate not in ("tanh", "none"):
+            raise DTypeError(f'gelu: approximate={approximate!r} must be True ("tanh", the default) or False ("none").')
+        approximate = approximate == "tanh"
     if approximate:
         inner = math.sqrt(2 / math.pi) * (x + 0.044715 * (x * x * x))
         return narrow(0.5 * x * (1 + np.tanh(inner)), given)

@@ -52,6 +52,11 @@ def _checked(what: str, x: Any, **parameters: Any) -> tuple[Any, Any]:
     if not shape:
         raise ShapeError(f"{what}: x is a scalar, and has no last dimension to normalize.")
     for name, parameter in parameters.items():
+        if isinstance(parameter, (tuple, list)) or type(parameter) is int:  # torch's normalized_shape
+            raise ShapeError(
+                f"{what}: {name} is {parameter!r}, and not a shape but the numbers that are multiplied or added. The last "
+                f"dimension is normalized, whichever it is: leave {name} out, or pass an array of shape {shape[-1:]}."
+            )
         found = () if parameter is None else tuple(np.shape(parameter))
         try:
             broadcast_shapes(what, [shape, found])

@@ -156,9 +156,19 @@ def test_gradients_at_the_corner():
     np.testing.assert_allclose(fc.grad(nn.erf)(0.0), 2 / math.sqrt(math.pi))
 
 
+def test_gelu_takes_the_words_of_torch():
+    x = np.linspace(-2, 2, 9)
+    for word, value in (("tanh", True), ("none", False)):
+        assert_same(nn.gelu(x, approximate=word), nn.gelu(x, value))
+    with pytest.raises(DTypeError, match='approximate=\'exact\' must be True \\("tanh", the default\\) or False'):
+        nn.gelu(x, approximate="exact")
+
+
 def test_norms_name_the_shapes_and_parameters_that_do_not_fit():
     x = np.ones((2, 3))
     for call, words in (
+        (lambda x: nn.layer_norm(x, (3,)), "layer_norm: scale is (3,), and not a shape but the numbers that are multiplied"),
+        (lambda x: nn.rms_norm(x, 3), "rms_norm: scale is 3, and not a shape but the numbers"),
         (lambda x: nn.layer_norm(x, np.ones(2)), "layer_norm: scale has shape (2,), and x (2, 3): scale has one number"),
         (lambda x: nn.layer_norm(x, None, np.ones((2, 4))), "layer_norm: bias has shape (2, 4), and x (2, 3): bias has one"),
         (lambda x: nn.rms_norm(x, np.ones(2)), "rms_norm: scale has shape (2,), and x (2, 3): scale has one number"),
