@@ -81,7 +81,7 @@ TRACEBACK = Variable("TRACEBACK", "", "full: tracebacks keep the frames of funcc
 NATIVE = Variable("NATIVE", "1", "0: calls do without the C extension, one and a half to three times as slow")
 SHOW_COMPILING = Variable(
     "SHOW_COMPILING", "",
-    "1: a line on stderr when the first kernel of a machine is compiled; `funccoll run` sets it on a terminal",
+    "1: a line on stderr when the first kernel of a machine is compiled; launchers set it for rank 0",
 )
 THEME = Variable("THEME", "light", "light or dark: the colours of drawings that name none")
 

@@ -39,7 +39,7 @@ def environment(rank: int, n: int, run: str, port: int | None, threads: int | No
     variables = for_torch(os.environ, rank, n, port)
     variables.update(host.thread_variables(variables, threads or max(1, host.cores() // n)))
     variables.setdefault("PYTHONUNBUFFERED", "1")  # lines arrive when they are printed, though stdout is a pipe
-    if rank == 0 and sys.stderr is not None and not sys.stderr.closed and sys.stderr.isatty():
+    if rank == 0:
         variables.setdefault(config.SHOW_COMPILING, "1")  # see `kernels/object_cache.py`
     return {**variables, config.RANK: str(rank), config.WORLD_SIZE: str(n), config.RUN_ID: run}
 
