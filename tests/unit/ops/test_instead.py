@@ -8,7 +8,7 @@ import pytest
 import funccoll as fc
 from funccoll.errors import FunccollError, InPlaceError, MissingMethodError, UnsupportedError
 from funccoll.ops.registry import INSTEAD
-from tests.support.misuse import run
+from tests.support.misuse import X, run
 
 A, B = np.array([3.0, 1.5, 2.5, 2.0]), np.array([2.5, 0.5, 3.0, 2.0])
 K, J = np.array([3, 0, 1]), np.array([1, 0, 1])
@@ -83,3 +83,20 @@ def test_a_method_that_works_in_place_names_the_function():
         fc.jit(np.logaddexp.accumulate)(A)
     with pytest.raises(UnsupportedError, match=r"np\.add\.reduceat cannot be traced"):
         fc.jit(lambda x: np.add.reduceat(x, [0, 2]))(A)
+
+
+@pytest.mark.parametrize("name", ["torch.relu", "jax.numpy.sum", "jax.nn.relu", "str.join"])
+def test_errors_of_other_libraries_functions_say_what_takes_a_traced_array(name):
+    """Their own words name the class of traced arrays alone.
+
+    Not among the tests of tracing: to import torch takes a second, and `make test-fast` runs those.
+    """
+    module, _, function = name.rpartition(".")
+    found = getattr(str if module == "str" else pytest.importorskip(module), function)
+    f = fc.jit(lambda x: found("", [x]) if module == "str" else found(x))
+    for call in (lambda: f(X), lambda: fc.jit(fc.grad(f))(X), lambda: fc.vmap(f)(X)):
+        with pytest.raises(TypeError, match="Tracer") as caught:
+            call()
+        notes = [note for note in caught.value.__notes__ if "JAX" not in note]
+        assert len(notes) == 2 and "np.* functions" in notes[0] and "(torch.*, jax.numpy.*) do not." in notes[0]
+        assert notes[1] == f"  at {__file__}:{f.fn.__code__.co_firstlineno} in <lambda>"
