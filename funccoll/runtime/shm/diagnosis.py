@@ -41,6 +41,7 @@ from .plan import DESCRIPTION, GroupedCollective, Operand
 __all__ = ["Diagnosis", "job_is_over", "require_turn", "wrong_argument", "wrong_count"]
 
 
+_OPTION = re.compile(r"\b(\w+)=([^,\s]+)")  # of a collective: root=0
 _SHOWN = "shapes", "dtypes", "axes"  # of a call's description, those whose values stand in the first line
 _SAME = "the program, or the place in it"  # what differs where the collectives are the same
 _FOUND = re.compile(
@@ -130,6 +131,8 @@ class Diagnosis:
         differ = [name for name in DESCRIPTION if first.get(name) != second.get(name)]
         which = " and ".join(name for name in differ if name not in ("line", "program", "arguments"))
         unseen = "how the arrays are cut, or in a small collective some calls before"
+        if which == "collective":
+            which = _differing_options(first["collective"], second["collective"]) or which
         if which in _SHOWN:
             which += f" ({first.get(which)} and {second.get(which)})"
         which = which or (_SAME if "program" in differ else unseen)
@@ -298,6 +301,14 @@ def _call_text(said: Mapping[str, str]) -> str:
 def _decision_text(decided: Decided, rank: int) -> str:
     """A rank's decision in words."""
     return f"the {decided.kind} at {decided.where} {'ended ' if decided.kind == 'loop' else ''}{_value_text(decided, rank)}"
+
+
+def _differing_options(first: str, second: str) -> str:
+    """The options in which descriptions of one collective differ, as in "root (0 and 1)"; "" where more does."""
+    if _OPTION.sub("", first) != _OPTION.sub("", second):
+        return ""
+    one, other = (dict(_OPTION.findall(text)) for text in (first, second))
+    return " and ".join(f"{name} ({one[name]} and {other.get(name)})" for name in one if one[name] != other.get(name))
 
 
 def _value_text(decided: Decided, rank: int) -> str:

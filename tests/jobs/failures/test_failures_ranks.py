@@ -7,6 +7,7 @@ import signal
 
 import pytest
 
+from funccoll.runtime.shm.diagnosis import _differing_options
 from tests.support.ranks import rank_end
 
 SLOW = pytest.mark.slow
@@ -141,6 +142,14 @@ def test_something_else_in_one_rank(change, n, culprit, job):
         assert re.search(DIFFER[change], differ) and len(text.splitlines()) <= 12, text
         assert first.startswith("  rank ") and " over 'a' by " in first and " over 'a' by " in second, text
         assert first.startswith(f"  rank {culprit}: ") or n == 2, text  # of two, neither is more
+
+
+@pytest.mark.parametrize(("first", "second", "says"), [
+    ("broadcast on 2 ranks, root=0", "broadcast on 2 ranks, root=1", "root (0 and 1)"),
+    ("broadcast on 2 ranks, root=0", "gather on 2 ranks, root=1", ""), ("gather on 2 ranks, root=0", "gather on 3 ranks, root=0", ""),
+])  # fmt: skip
+def test_the_option_in_which_one_collective_differs_is_named(first, second, says):
+    assert _differing_options(first, second) == says
 
 
 @pytest.mark.parametrize(("n", "culprit"), [pytest.param(2, 1, marks=SLOW), (4, 3)])
