@@ -146,7 +146,8 @@ def test_something_else_in_one_rank(change, n, culprit, job):
 
 @pytest.mark.parametrize(("first", "second", "says"), [
     ("broadcast on 2 ranks, root=0", "broadcast on 2 ranks, root=1", "root (0 and 1)"),
-    ("broadcast on 2 ranks, root=0", "gather on 2 ranks, root=1", ""), ("gather on 2 ranks, root=0", "gather on 3 ranks, root=0", ""),
+    ("broadcast on 2 ranks, root=0", "gather on 2 ranks, root=1", ""),
+    ("gather on 2 ranks, root=0", "gather on 3 ranks, root=0", ""),
 ])  # fmt: skip
 def test_the_option_in_which_one_collective_differs_is_named(first, second, says):
     assert _differing_options(first, second) == says
