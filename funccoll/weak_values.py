@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Hashable, Mapping
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 __all__ = ["WeakValues"]
 
@@ -21,13 +22,15 @@ class WeakValues(Generic[K, V]):
     what it raises: a Ctrl-C would be lost. Entries of values that are gone are removed when others are added.
     """
 
+    lock: ClassVar = threading.RLock()
+    """Held by a thread that adds an entry to any mapping."""
+
     def __init__(self) -> None:
         self._entries: dict[K, weakref.ref[V]] = {}
         self._most = _FEW
-        self._lock = threading.RLock()
 
     def __setitem__(self, key: K, value: V) -> None:
-        with self._lock:
+        with WeakValues.lock:
             if len(self._entries) >= self._most:
                 for each, found in list(self._entries.items()):
                     if found() is None and self._entries.get(each) is found:
@@ -51,3 +54,12 @@ class WeakValues(Generic[K, V]):
 
     def __len__(self) -> int:
         return len(self.values())
+
+
+def _in_child() -> None:
+    """Make a new lock, in a forked child: a thread that is not there may have the old one. The entries are whole."""
+    WeakValues.lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)

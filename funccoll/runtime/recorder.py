@@ -459,6 +459,7 @@ def _hook_forks() -> None:
 
 def register(thing: Recordable) -> None:
     """Let a profile record this object's executions, as long as it lives."""
+    _hook_forks()  # a child may register something, too, when another thread had the lock at the fork
     with _NOW.lock:
         _NOW.recordables[id(thing)] = thing
         if _NOW.active is not None:
