@@ -57,7 +57,7 @@ def cases(quick: list[Program], others: list[Program], every: int = 1) -> list[A
 
 
 @pytest.mark.parametrize("programs", cases(
-    [p for c in QUICK for p in c], [p for p in GENERATED if not any(p in c for c in QUICK)], every=4
+    [p for c in QUICK for p in c], [p for p in GENERATED if not any(p in c for c in QUICK)], every=8
 ))  # fmt: skip
 def test_generated(programs):
     agree(programs)
