@@ -66,13 +66,18 @@ demo: $(VENV)/.demo
 	$(BIN)/funccoll run -n 2 notebooks/digits.py --save $(VENV)/digits.npz
 	$(BIN)/python notebooks/digits.py --devices 2 --compare $(VENV)/digits.npz
 
-# The two workers run side by side: BLAS threads would fight over the cores. (Too late in conftest: plugins import NumPy.)
+# Three workers on two cores: many tests wait for processes, so that one more takes the core meanwhile (the tests of jobs: 69 s, and
+# 114 s with two). More workers would only compete. WORKERS=2 where there are less than 24 GiB of memory.
+WORKERS ?= 3
+PARALLEL := -n $(WORKERS) --dist worksteal
+
+# The workers run side by side: BLAS threads would fight over the cores. (Too late in conftest: plugins import NumPy.)
 test test-changed test-table test-fast test-slow test-exhaustive test-without-extension: export OPENBLAS_NUM_THREADS ?= 1
 # The tests start hundreds of processes: without bytecode each would compile a hundred modules first, 0.12 s of 0.35.
 test test-changed test-table test-fast test-slow test-exhaustive test-without-extension: export PYTHONDONTWRITEBYTECODE :=
 
 test: $(MPI) $(NVJITLINK) $(KERNELS)
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow and not exhaustive" $(PYTEST_OPTIONS)
+	$(BIN)/python -m pytest -q $(PARALLEL) -m "not slow and not exhaustive" $(PYTEST_OPTIONS)
 
 # What concerns the changes since BASE, which may be a branch (origin/main): tests/repo/changed_tests.py has the rules.
 BASE ?= HEAD
@@ -95,12 +100,12 @@ test-fast: $(VENV)/.dev
 
 # Hypothesis's tests run in `make test`, too, with few examples.
 test-slow: $(MPI) $(NVJITLINK) $(KERNELS)
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal --hypothesis-profile=many -m "(slow or hypothesis) and not exhaustive"
+	$(BIN)/python -m pytest -q $(PARALLEL) --hypothesis-profile=many -m "(slow or hypothesis) and not exhaustive"
 
 # Full products of dtypes, operations, sizes and meshes, all numbers of ranks and many orders of events, of which the other suites
 # have pairs or shares. For whoever changes a kernel, a schedule's lowering or its proof.
 test-exhaustive: $(MPI) $(NVJITLINK)
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m exhaustive
+	$(BIN)/python -m pytest -q $(PARALLEL) -m exhaustive
 
 # The C extension is optional: what it does, Python does, too.
 PYTHON_CALLS := unit/compiler/test_jit.py unit/compiler/test_callers.py unit/compiler/test_redistribute.py unit/test_errors.py \
@@ -108,7 +113,7 @@ PYTHON_CALLS := unit/compiler/test_jit.py unit/compiler/test_callers.py unit/com
 
 test-without-extension: export FUNCCOLL_NATIVE := 0
 test-without-extension: $(MPI)
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow and not exhaustive" $(addprefix tests/,$(PYTHON_CALLS))
+	$(BIN)/python -m pytest -q $(PARALLEL) -m "not slow and not exhaustive" $(addprefix tests/,$(PYTHON_CALLS))
 
 # Users get what pyproject.toml allows, not constraints.txt: what travels between processes runs once with the newest versions.
 # They stand in a folder of their own, from wherever pip installs from.

@@ -164,7 +164,7 @@ def test_every_algorithm_for_16_ranks():
 
 
 # The proof is of every size; what a size adds here is how its streams are lowered: the small ones have it all.
-# The longest tests come first: one of two workers would do them alone in the end.
+# The longest tests come first: one of the workers would do them alone in the end.
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_algorithm_for_64_ranks(kind):
