@@ -5,6 +5,7 @@ A job runs several cases, because its start takes longer than most of them.
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import os
 import re
@@ -204,7 +205,10 @@ os.write(1, b"rank %d is fine\\n" % fc.rank())
 
 @pytest.mark.slow
 @pytest.mark.parametrize("vendor", mpi_vendors.VENDORS)
-def test_a_message_of_more_than_2_to_the_31_bytes(vendor, tmp_path):
+def test_a_message_of_more_than_2_to_the_31_bytes(vendor, tmp_path, tmp_path_factory, request):
+    lock = open(tmp_path_factory.getbasetemp().parent / "large_memory.lock", "w")  # noqa: SIM115
+    request.addfinalizer(lock.close)
+    fcntl.flock(lock, fcntl.LOCK_EX)  # another worker's would take the memory that is available now
     available = int(re.search(r"MemAvailable: +(\d+)", Path("/proc/meminfo").read_text())[1]) >> 20  # type: ignore[index]
     if available < 14:
         pytest.skip(f"4 arrays of 2 GiB, and what is read of 2 more, need 14 GiB of memory, and {available} GiB are available")
