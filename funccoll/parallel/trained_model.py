@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,20 @@ from ..arrays.array import Array
 from ..collectives import Axes
 from ..compiler.arguments import AUTO
 from ..compiler.jit import jit
-from ..errors import CheckpointError, FunccollError, MeshError, NonFiniteGradientError, ShapeError, TraceError
+from ..errors import (
+    CheckpointError,
+    FunccollError,
+    MeshError,
+    NonFiniteGradientError,
+    ShapeError,
+    TraceError,
+    user_frames,
+)
 from ..keywords import explains_keywords
 from ..mesh import Mesh, P, Sharding, normalize_axes
 from ..optim import GradientTransformation, apply
 from ..placement import device_put, from_local
+from ..pytree_paths import path_name
 from ..runtime.job.process_allgather import check_equal_lines, gather_text, process_allgather
 from ..runtime.job.world import make_mesh, on_device, rank, world_size
 from ..types import dtype_name, is_inexact
@@ -35,11 +45,11 @@ __all__ = ["DataParallel"]
 class DataParallel:
     """A model whose gradients are averaged over the devices of an axis: `DataParallel(model, loss_fn, optimizer)`.
 
-    `model` has a pytree of arrays `params`, or is one; after every step `model.params` are the new ones. `loss_fn(params,
-    *batch)` is the loss of one device's rows (see `data_parallel`, whose options these are: `bucket_cap_mb`,
-    `first_bucket_mb`, `comm_hook`, `reduction`, `buffers`; with buffers, `model.buffers` and
-    `loss_fn(params, buffers, *batch) -> (loss, buffers)`). `optimizer` is a pair of pure functions `init(params) -> state` and
-    `update(gradients, state, params) -> (updates, state)`, as those of `fc.optim` and optax are.
+    `model` has a pytree of arrays `params`, or is one; after every step `model.params` are the new ones. To change them, call
+    `load_state_dict`: a step after an assignment raises. `loss_fn(params, *batch)` is the loss of one device's rows (see
+    `data_parallel`, whose options these are: `bucket_cap_mb`, `first_bucket_mb`, `comm_hook`, `reduction`, `buffers`; with
+    buffers, `model.buffers` and `loss_fn(params, buffers, *batch) -> (loss, buffers)`). `optimizer` is a pair of pure functions
+    `init(params) -> state` and `update(gradients, state, params) -> (updates, state)`, as those of `fc.optim` and optax are.
 
     Without a mesh, `axis` has one device for each process of the job. At first all ranks must have parameters of the same
     structure, shapes and dtypes; their values are those of device 0.
@@ -111,7 +121,14 @@ class DataParallel:
         self._compiled_accumulate = self._jit_accumulate()
         self.steps = 0
         """The number of updates so far."""
+        self._shown: dict[str, Any] = {}
+        """The trees of parameters and buffers that users see."""
+        self._seen: dict[str, Sequence[Any]] = {}
+        """Their leaves, as they were shown last."""
+        self._on_model = {name for name in ("params", "buffers") if hasattr(model, name)}
         self._publish()
+        # A property may make new objects at each access, which do not tell whether it was assigned.
+        self._watched = [name for name, leaves in self._seen.items() if _same(self._reachable(name), leaves)]
 
     # ---------------------------------------------------------------- the compiled functions
 
@@ -167,6 +184,7 @@ class DataParallel:
 
     # ---------------------------------------------------------------- steps
 
+    @user_frames()
     def step(self, *batch: Any, active: Any = None) -> Any:
         """Update the parameters by the gradients of a batch; return the loss of all devices, a scalar Array.
 
@@ -176,6 +194,7 @@ class DataParallel:
 
         Raises: NonFiniteGradientError that names the parameters; ShapeError for a batch without rows.
         """
+        self._refuse_assigned("step")
         placed = tuple(optree.tree_map(self._place, part) for part in batch)
         if active is not None:
             active = self._place(np.asarray(active).reshape(-1))
@@ -237,20 +256,60 @@ class DataParallel:
         return from_local(value, self.mesh, self._spec)
 
     def _publish(self) -> None:
-        if hasattr(self.model, "params"):
-            self.model.params = self.params
+        """Show the values as they are now. The trees are copies, so that an assignment into them reaches nothing else."""
+        leaves = [self._params[n] if n in self._params else self._frozen[n] for n in self._places]
+        self._show("params", leaves, self._tree)
         if self._buffers is not None:
-            self.model.buffers = self._buffers
+            self._show("buffers", *optree.tree_flatten(self._buffers))
+
+    def _show(self, name: str, leaves: Sequence[Any], tree: optree.PyTreeSpec) -> None:
+        self._shown[name] = shown = tree.unflatten(leaves)
+        self._seen[name] = leaves
+        if name in self._on_model:
+            setattr(self.model, name, shown)
+            if getattr(self.model, name) is not shown:  # a property that converts
+                self._seen[name] = self._reachable(name)
+
+    def _reachable(self, name: str) -> Sequence[Any]:
+        """The leaves that users may have assigned: the model's, or else ours."""
+        tree: Any = getattr(self.model, name, None) if name in self._on_model else self._shown[name]
+        return optree.tree_leaves(tree)
+
+    def _refuse_assigned(self, method: str) -> None:
+        """Raise a TraceError, and show the values again, if parameters or buffers were assigned since they were shown.
+
+        They are not taken over: ranks may have assigned different ones, and the optimizer's state belongs to those of before.
+        """
+        for name in self._watched:
+            leaves, seen = self._reachable(name), self._seen[name]
+            if _same(leaves, seen):
+                continue
+            place = f"model.{name}" if name in self._on_model else f"{name} of this DataParallel"
+            first = 0
+            if len(leaves) == len(seen):
+                first = next(i for i, (a, b) in enumerate(zip(leaves, seen, strict=True)) if a is not b)
+                place = path_name(place, optree.tree_structure(self._shown[name]), first)
+            buffers: Any = {"buffers": self._buffers}
+            key = f"params.{self._places[first]}" if name == "params" else _names(optree.tree_structure(buffers))[first]
+            self._publish()
+            raise TraceError(
+                f"DataParallel.{method}: {place} was assigned, and DataParallel would go on from the values that it holds, "
+                "which are there again. To change them, call in all processes "
+                f"dp.load_state_dict({{**dp.state_dict(), {key!r}: value}}), or make a new fc.DataParallel."
+            )
 
     @property
     def params(self) -> Any:
-        """The parameters, in their structure: Arrays that are whole on every device. A step replaces and deletes them."""
-        return self._tree.unflatten([self._params[n] if n in self._params else self._frozen[n] for n in self._places])
+        """The parameters, in their structure: Arrays that are whole on every device. A step replaces and deletes them.
+
+        `load_state_dict` changes them.
+        """
+        return self._shown["params"]
 
     @property
     def buffers(self) -> Any:
         """The buffers, equal on all devices."""
-        return self._buffers
+        return self._shown.get("buffers")
 
     def explain(self, *batch: Any) -> BucketPlan:
         """Return the plan of the buckets for a batch (that of all devices)."""
@@ -266,13 +325,16 @@ class DataParallel:
         leaves, tree = optree.tree_flatten(parts)
         return dict(zip(_names(tree), leaves, strict=True))
 
+    @user_frames()
     def state_dict(self) -> dict[str, np.ndarray]:
         """Return parameters, buffers, the optimizer's state, the hook's, and the number of steps, by name, as NumPy arrays.
 
         With a comm_hook that has a state all processes must call it: each device's own state is gathered.
         """
+        self._refuse_assigned("state_dict")
         return {**{n: process_allgather(x) for n, x in self._state_leaves().items()}, "steps": np.array(self.steps)}
 
+    @user_frames()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what `state_dict` returned, in all processes. The state of a comm_hook needs the same number of devices.
 
@@ -301,6 +363,7 @@ class DataParallel:
         self.steps = int(state["steps"])
         self._publish()
 
+    @user_frames()
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write `state_dict()` to a file of safetensors; rank 0 does, and all processes must call it, and return after it.
 
@@ -318,6 +381,7 @@ class DataParallel:
         if told:
             raise FunccollError(f"DataParallel.save: rank 0 could not write {os.fspath(path)}: {told}")
 
+    @user_frames()
     def load(self, path: str | os.PathLike[str]) -> None:
         """Read a file that `save` wrote, in all processes. Raises: OSError, and what `load_state_dict` does."""
         self.load_state_dict(read_tensors(path))
@@ -336,6 +400,11 @@ def _check_axis(mesh: Mesh, axis: Axes) -> None:
 def _names(tree: optree.PyTreeSpec) -> list[str]:
     """The names of leaves: keys, positions and fields, joined by dots."""
     return [".".join(str(getattr(e, "field", e.entry)) for e in accessor) or "params" for accessor in tree.accessors()]
+
+
+def _same(leaves: Sequence[Any], others: Sequence[Any]) -> bool:
+    """True where these are the same objects."""
+    return len(leaves) == len(others) and all(map(is_, leaves, others))
 
 
 def _chosen(params: Any, trainable: Any) -> Sequence[bool]:

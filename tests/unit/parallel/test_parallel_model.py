@@ -121,6 +121,87 @@ def test_a_model_may_be_its_parameters():
     close(params, params_of())
 
 
+def _assign(model: Any, name: str, value: Any) -> None:
+    setattr(model, name, value)
+
+
+ASSIGNMENTS = [
+    (r"model\.params\['goal'\]", lambda model, dp: _assign(model, "params", {**model.params, "goal": np.ones(3)})),
+    (r"model\.params\['goal'\]", lambda model, dp: model.params.update(goal=np.ones(3))),
+    (r"model\.params\['goal'\]", lambda model, dp: dp.params.update(goal=np.ones(3))),
+    (r"model\.params\['layers'\]\[0\]", lambda model, dp: model.params["layers"].reverse()),
+    (r"model\.params", lambda model, dp: model.params.pop("goal")),
+    (r"model\.params\['goal'\]", lambda model, dp: _assign(model, "params", params_of())),
+    (r"model\.params", lambda model, dp: delattr(model, "params")),
+    (r"model\.buffers\['mean'\]", lambda model, dp: _assign(model, "buffers", {"mean": np.zeros(3)})),
+    (r"model\.buffers\['mean'\]", lambda model, dp: model.buffers.update(mean=np.zeros(3))),
+]
+
+
+def test_values_assigned_to_the_model_raise_before_anything_moves(tmp_path):
+    """They would be ignored, and overwritten by the next step."""
+    model = SimpleNamespace(params=params_of(), buffers={"mean": np.zeros(3)})
+    dp = parallel(model, loss_fn=lambda p, b, x: (loss(p, x), b), buffers="mean")
+    calls = (
+        ("step", lambda: dp.step(X)), ("state_dict", dp.state_dict), ("state_dict", lambda: dp.save(tmp_path / "model"))
+    )  # fmt: skip
+    for steps in range(2):
+        for place, assign in ASSIGNMENTS:
+            before = dp.state_dict()
+            key = ""
+            for method, call in calls:
+                assign(model, dp)
+                with pytest.raises(TraceError, match=rf"^DataParallel\.{method}: {place} was assigned") as error:
+                    call()
+                assert "test_parallel_model.py" in str(error.value).splitlines()[-1]
+                key = re.findall(r"dp\.state_dict\(\), '(.*)': value", str(error.value))[0]
+            assert not list(tmp_path.iterdir()) and dp.steps == steps
+            assert all(np.array_equal(v, before[k]) for k, v in dp.state_dict().items())
+            dp.load_state_dict({**dp.state_dict(), key: before[key] + 1})
+            np.testing.assert_array_equal(dp.state_dict()[key], before[key] + 1)
+        dp.step(X)
+
+
+def test_values_assigned_inside_of_parameters_without_a_model_raise():
+    dp = parallel(params_of())
+    dp.params["goal"] = np.ones(3)
+    with pytest.raises(TraceError, match=r"step: params of this DataParallel\['goal'\] was assigned"):
+        dp.step(X)
+    one = parallel(SimpleNamespace(params=np.ones(3)), loss_fn=lambda p, x: np.mean(x * p))
+    one.model.params = np.zeros(3)
+    with pytest.raises(TraceError, match=r"model\.params was assigned.*'params\.params': value"):
+        one.step(X)
+    assert "params.params" in one.state_dict()
+
+
+def test_a_model_may_convert_what_it_is_given():
+    """A property that copies at each access tells nothing, one that keeps its copy is watched."""
+
+    class Copying:
+        def __init__(self, keeps: bool):
+            self.keeps, self.held = keeps, params_of()
+
+        @property
+        def params(self) -> Any:
+            return self.held if self.keeps else fc.tree.map(np.array, self.held)
+
+        @params.setter
+        def params(self, new: Any) -> None:
+            self.held = fc.tree.map(np.array, new)
+
+    for keeps in (True, False):
+        model = Copying(keeps)
+        dp = parallel(model)
+        for _ in range(2):
+            dp.step(X)
+        close(model.params, trained(params_of(), 2, lambda p: fc.grad(loss)(p, X)))
+    model = Copying(True)
+    dp = parallel(model)
+    model.params = params_of()
+    with pytest.raises(TraceError, match="was assigned"):
+        dp.step(X)
+
+
 def test_buffers_and_active_devices():
     def running(params: Any, buffers: Any, x: Any) -> Any:
         return loss(params, x), {"mean": buffers["mean"] * 0.5 + np.mean(x, axis=0) * 0.5}
