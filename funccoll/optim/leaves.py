@@ -9,7 +9,7 @@ import numpy as np
 import optree
 
 from ..errors import DTypeError, PytreeError, ShapeError, VaryingError
-from ..ir import current_interpreter
+from ..ir import Traced, current_interpreter
 from ..ops.registry import as_traceable
 from ..primitives.optimizers import wide_dtype
 from ..pytree_differences import first_difference
@@ -48,7 +48,9 @@ def check_floats(what: str, name: str, leaves: Sequence[Any], treedef: optree.Py
 def flatten_like(
     what: str, name: str, tree: Any, params: Sequence[Any], treedef: optree.PyTreeSpec, reference: str = "params"
 ) -> list[Any]:
-    """Leaves of a tree with the structure, shapes and dtypes of the parameters, varying over no further axes.
+    """Leaves of a tree with the structure, shapes and dtypes of the parameters, varying over the same axes.
+
+    Constants, and states, may vary over fewer: zeros of a split parameter are equal everywhere.
 
     Raises: PytreeError, ShapeError, DTypeError, VaryingError; each names the first place that differs.
     """
@@ -77,6 +79,13 @@ def flatten_like(
             raise VaryingError(
                 f"{what}: {place}, of type {mine}, varies over {axes}, and {place_of_param} does not: devices would get "
                 f"different parameters.{_remedy_of_state(name) or remedy}"
+            )
+        if isinstance(leaf, Traced) and not name.startswith("state.") and (fewer := sorted(wanted.varying - mine.varying)):
+            axes, argument = ", ".join(map(repr, fewer)), repr(fewer[0] if len(fewer) == 1 else tuple(fewer))
+            raise VaryingError(
+                f"{what}: {place}, of type {mine}, is equal along {axes}, and {place_of_param} varies over {axes}: all devices "
+                f"there would change their own parts by one value. Do not reduce it over {axes}: fc.grad has each device's "
+                f"gradient of its own part. If one value for all parts is meant, pass fc.pvary({place}, {argument})."
             )
     return leaves
 

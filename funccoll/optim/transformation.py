@@ -114,7 +114,7 @@ def apply(optimizer: GradientTransformation, grads: Any, state: Any, params: Any
 
     Args:
         optimizer: from `adam`, `sgd`, `chain`, ...; of any other pair, `update` and `apply_updates` are called.
-        grads: a pytree like `params`, of their shapes and dtypes; it may vary over no axis that its parameter does not.
+        grads: a pytree like `params`, of their shapes and dtypes; varying over the axes of their parameters, if not constants.
         state: from `optimizer.init(params)`, or from the last step.
         params: a pytree of real floats.
 

@@ -460,7 +460,8 @@ def test_random_programs_have_the_same_bits_donated_or_not(choices, kept):
             elif kind == 3 and varies(a):
                 values.append(fc.permute(a, "d", pairs=[(0, 1), (1, 0)]))
             elif kind >= 3 and varies(a) >= varies(b):
-                new, state = optim.apply(optimizer, b, optim.SgdState(0, a * 0.5), a)
+                gradient = b if varies(b) == varies(a) else fc.pvary(b, "d")
+                new, state = optim.apply(optimizer, gradient, optim.SgdState(0, a * 0.5), a)
                 values += [new, state.trace]
         last = values[-2:] + [values[k % len(values)] for k in sorted(kept)]
         return [v if varies(v) else fc.pvary(v, "d") for v in last]
@@ -631,6 +632,45 @@ def test_gradients_that_are_not_reduced(line):
     step = fc.jit(body, mesh=line, in_specs=(P(), P("data")), out_specs=P())
     with pytest.raises(VaryingError, match=r"sgd: grads\['w'\], of type .*, varies over 'data', and params\['w'\]"):
         step(np.ones(2, np.float32), np.ones(8, np.float32))
+
+
+@pytest.mark.parametrize("optimizer", [
+    optim.sgd(1.0), optim.adamw(0.1), optim.chain(optim.clip(9.0), optim.sgd(1.0)),
+    optim.GradientTransformation(lambda p: (), lambda g, s, p=None: (fc.tree.map(np.negative, g), s)),
+])  # fmt: skip
+def test_gradients_that_are_reduced_over_an_axis_of_their_parameter_raise(mesh, optimizer):
+    """Each device would change its columns by the mean of all columns' gradients."""
+    def run(change):
+        def body(w, x):
+            g = fc.all_reduce(fc.grad(lambda w: np.mean((x @ w) ** 2))(fc.pvary(w, "data")), "data", op="mean")
+            return optim.apply(optimizer, {"w": change(g)}, optimizer.init({"w": w}), {"w": w})[0]["w"]
+
+        specs = (P(None, "model"), P("data"))
+        return fc.jit(body, mesh=mesh, in_specs=specs, out_specs=specs[0])(np.ones((3, 4)), np.ones((4, 3)))
+
+    with pytest.raises(VaryingError) as error:
+        run(lambda g: fc.all_reduce(g, "model", op="mean"))
+    text = str(error.value).replace("updates['w']", "grads['w']")
+    assert ": grads['w'], of type f64[3,2], is equal along 'model', and params['w'] varies over 'model'" in text
+    assert "Do not reduce it over 'model'" in text and "pass fc.pvary(grads['w'], 'model')." in text
+    assert "test_optim.py" in text.splitlines()[-1]
+    run(lambda g: fc.pvary(fc.all_reduce(g, "model", op="mean"), "model"))
+    for fine in (lambda g: g, np.zeros_like, lambda g: np.ones(g.shape)):
+        run(fine)
+
+
+def test_gradients_of_split_parameters_that_a_loss_does_not_use_are_taken(mesh):
+    """Zeros have the type of their parameter, also through loops and choices."""
+    optimizer = optim.sgd(1.0)
+    losses = [
+        lambda w, b: np.sum(b), lambda w, b: np.sum(w), lambda w, b: np.sum(fc.stop_gradient(w)),
+        lambda w, b: fc.all_reduce(np.sum(w), "model"),
+        lambda w, b: fc.scan(lambda c, x: (c + x, None), b[0], b)[0], lambda w, b: fc.cond(b[0] > 0, np.sum, np.max, b),
+        lambda w, b: fc.checkpoint(lambda w, b: np.sum(b))(w, b), lambda w, b: np.sum(fc.all_gather(w, "model")),
+    ]  # fmt: skip
+    for loss in losses:
+        step = lambda w, b, loss=loss: optim.apply(optimizer, fc.grad(lambda w: loss(w, b))(w), optimizer.init(w), w)[0]
+        fc.jit(step, mesh=mesh, in_specs=(P("model"), P()), out_specs=P("model"))(np.ones(4), np.ones(3))
 
 
 def test_a_step_is_not_differentiated():
