@@ -1,8 +1,8 @@
 """The reduction of a module's gradients in backward passes: buckets, hooks of parameters, and what no rank has used.
 
 Every rank launches the buckets in one order. With the last one goes a byte for each parameter: whether some rank has a gradient
-of it, whether some rank has none, and whether it was written before its reduction; and a word about the forward passes. So what
-is wrong on one rank is an error on all; nothing waits.
+of it, whether some rank has none, whether some rank has frozen it, and whether it was written before its reduction; and a word
+about the forward passes. So what is wrong on one rank is an error on all; nothing waits.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .tensor_memory import HostMemory
 
 __all__ = ["FORWARD", "Reducer"]
 
-_USED, _MISSING, _WRITTEN = 1, 2, 4
+_USED, _MISSING, _WRITTEN, _FROZEN = 1, 2, 4, 8
 FORWARD, REDUCES, GOES_ON, SKIPS = 1, 2, 4, 8
 """Acts of ranks, which they announce where they may be at different places."""
 _queue_callback = torch.autograd.Variable._execution_engine.queue_callback
@@ -87,7 +87,8 @@ class Reducer:
         self._unused: list[int] = []
         self._flags = bytearray(len(self.slots) + WORD)
         """Of each parameter, whether this rank has a gradient; after them the word about forward passes."""
-        self._all_used = bytes([_USED]) * len(self.slots)
+        self._right = bytes([_USED]) * len(self.slots)
+        """The flags of all ranks that were found to be right last."""
         self._versions = self._versions_now()
         """Of each parameter, when the last forward pass ended, and then when the backward pass began; -1 if a hook wrote it."""
         self._launched = 0
@@ -351,7 +352,7 @@ class Reducer:
                     taken = slot.parameter.grad is None and _may_step(slot.parameter)
                     flags[i] = _USED | _WRITTEN if taken else _USED
                 else:
-                    flags[i] = _MISSING if slot.parameter.requires_grad else 0
+                    flags[i] = _MISSING if slot.parameter.requires_grad else _FROZEN
                     self._unused.append(i)
                 if slot.parameter._version != versions[i]:
                     flags[i] |= _WRITTEN
@@ -399,23 +400,37 @@ class Reducer:
             self._count_expected()
         if self._unused:
             self.changes.check_unused([self.slots[i].parameter for i in self._unused])
-        if used[:n] != self._all_used:
+        if used[:n] != self._right:
             self._check(used[:n])
+            self._right = used[:n]
         if self._optimizers is not None and not self._follows:
             self._optimizers.step()
         if len(self.buckets) > 1 and not self.rebuilt and not self.find_unused:
             self._rebuild()
 
     def _check(self, used: bytes) -> None:
-        """Raise, on all ranks, for parameters that were written too early or have no gradient; `used` are all ranks' flags."""
-        if any(flag & _WRITTEN for flag in used):
+        """Raise, on all ranks, for parameters that were written too early, have no gradient or are frozen on some ranks only.
+
+        used: the flags of all ranks.
+        """
+        kinds = set(used)
+        if any(flag & _WRITTEN for flag in kinds):
             self._discard()
             raise ModuleError(
                 f"the backward pass wrote {self._named(_WRITTEN)}, or took its gradient away, before that was averaged, as an "
                 "optimizer in a hook does. Step after backward(), or by torch.distributed.optim._apply_optimizer_in_backward, "
                 "given before the first forward pass. All ranks have discarded the gradients, and their parameters may differ."
             )
-        if not self.find_unused and not self.static_graph and any(flag & _MISSING for flag in used):
+        if self.find_unused:
+            return
+        if any(flag & _FROZEN and flag != _FROZEN for flag in kinds):
+            self._discard()
+            raise ModuleError(
+                "ranks differ in which parameters they have frozen after wrapping (requires_grad_(False)): "
+                f"{self._named(_FROZEN, [flag != _FROZEN for flag in used])}. Freeze the same ones on all ranks, or give "
+                "DistributedDataParallel find_unused_parameters=True. All ranks have discarded the gradients."
+            )
+        if not self.static_graph and any(flag & _MISSING for flag in kinds):
             raise self._missing()
 
     def _discard(self) -> None:
@@ -440,16 +455,16 @@ class Reducer:
             "give DistributedDataParallel find_unused_parameters=True, or freeze it before wrapping (requires_grad_(False))."
         )
 
-    def _named(self, wanted: int) -> str:
-        """The parameters with this flag, and on which ranks; all ranks come here."""
+    def _named(self, wanted: int, among: Sequence[bool] | None = None) -> str:
+        """The parameters with this flag, of all or those that are true in `among`, and on which ranks; all ranks come here."""
         n = len(self.slots)
         gather = compile_per_device(
             lambda x: [all_gather(x, self.mesh.axis_names, stack=True)], [((n,), np.dtype(np.uint8))], self.mesh,
             f"{self.label}: parameters by flag",
         )  # fmt: skip
-        texts = []
+        texts, mask = [], np.uint8(255) if among is None else np.array(among, np.uint8) * np.uint8(255)
         for rank, row in enumerate(gather(np.frombuffer(self._flags, np.uint8)[:n])[0].reshape(-1, n)):
-            if names := [self.slots[i].name for i in np.flatnonzero(row & wanted).tolist()]:
+            if names := [self.slots[i].name for i in np.flatnonzero(row & wanted & mask).tolist()]:
                 texts.append(f"{listed(names)} on rank {rank}")
         return "; ".join(texts)
 

@@ -55,6 +55,17 @@ def test_parameters_that_are_added_or_replaced_are_refused_by_name(n):
 
 
 @pytest.mark.parametrize("n", RANKS)
+def test_parameters_that_only_some_ranks_freeze_are_named_on_all(n):
+    for found in results("parameters_that_some_ranks_freeze", n):
+        assert len(found) == 6
+        for text in found:
+            assert re.match(
+                r"ModuleError: ranks differ in which parameters they have frozen after wrapping \(requires_grad_\(False\)\): "
+                r"'0\.weight', '0\.bias' on rank 1\. Freeze the same ones on all ranks", text
+            ), text  # fmt: skip
+
+
+@pytest.mark.parametrize("n", RANKS)
 def test_an_optimizer_in_a_hook_is_refused_on_all_ranks(n):
     for found in results("optimizers_in_hooks", n):
         assert found.pop().startswith("ModuleError: the backward pass wrote '0.weight' on rank 1, or took its gradient away")

@@ -249,6 +249,36 @@ def changes_that_do_no_harm() -> str:
     return text
 
 
+@case
+def parameters_that_some_ranks_freeze() -> list[str]:
+    """After wrapping, on rank 1 only: an error on all ranks, without gradients. Where all freeze alike training goes on."""
+    found = []
+    for options in ({}, {"bucket_cap_mb_list": [1e-6]}, {"static_graph": True}):
+        model = DistributedDataParallel(mlp(), **options)
+        goes_on(model)
+        model.module[1].requires_grad_(False)  # on all
+        if not options.get("static_graph"):
+            for step in range(2):
+                goes_on(model, step)
+                assert [g is None for g in gradients(model)] == [False, False, True, True, False, False]
+        model.zero_grad()
+        if fc.rank() == 1:
+            model.module[0].requires_grad_(False)
+        for _ in range(2):  # again and again
+            found.append(told(lambda model=model: square(model, fc.rank()).backward()).split("\n")[0])
+            assert gradients(model) == [None] * 6
+        model.module[0].requires_grad_(False)
+        goes_on(model)
+        model.module.requires_grad_(True)
+        goes_on(model)
+    model = DistributedDataParallel(mlp(), find_unused_parameters=True)  # other ones on each rank
+    if fc.rank() == 1:
+        model.module[0].requires_grad_(False)
+    square(model, fc.rank()).backward()
+    same_on_all_ranks([mean_of_ranks(g) for g in gradients(model)])
+    return found
+
+
 # ---------------------------------------------------------------- parameters that are written in the backward pass
 
 
