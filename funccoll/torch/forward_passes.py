@@ -68,6 +68,8 @@ class ForwardPasses:
         self._made = self._reached = 0
         self._first: list[ForwardPass] = []
         self._last: ForwardPass | None = None
+        self._begins: ForwardPass | None = None
+        """The first one to which the last reduction's backward pass has come."""
         self._before: ForwardPass | None = None
         """The last one before those."""
         self._counts_evaluation = False
@@ -92,6 +94,8 @@ class ForwardPasses:
     def reach(self, forward: ForwardPass) -> None:
         """Note that the reduction's backward pass has come to a forward pass."""
         if forward.period == self._period and forward.reached_in != self._reduction:
+            if not self._reached:
+                self._begins = forward
             forward.reached_in = self._reduction
             if forward.is_counted:
                 self._reached += 1
@@ -135,6 +139,17 @@ class ForwardPasses:
         return ModuleError(
             f"{'; '.join(texts)}, and the other ranks did not. All ranks have discarded the gradients of this pass. Let all "
             "skip a step together, if ddp.skip_if(condition), and evaluate in torch.no_grad()."
+        )
+
+    def unequal_beginning(self, mesh: Mesh, does: str) -> ModuleError:
+        """The error where some ranks add to averaged gradients (`does` is "+"), and others begin ("-"); all ranks come here."""
+        told = list(enumerate(gather_text(mesh, does and f"{does}{self._begins or self.number}")))
+        adds = [f"rank {rank}'s backward pass of its forward {text[1:]}" for rank, text in told if text.startswith("+")]
+        other, begins = next((rank, text[1:]) for rank, text in told if text.startswith("-"))
+        return ModuleError(
+            f"{' and '.join(adds)} added to gradients that were averaged before, and rank {other}'s of its forward {begins} "
+            "began new ones: the former is one too many, or follows no zero_grad(). Go backward, and call zero_grad(), equally "
+            "often on all ranks, and evaluate in torch.no_grad(). All ranks have discarded the gradients of this pass."
         )
 
     @property

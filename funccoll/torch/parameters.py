@@ -11,7 +11,10 @@ from ..errors import ModuleError, ShapeError
 from .tensor_memory import HostMemory
 from .tensors import dtype_of
 
-__all__ = ["GradientSlot", "memory_order"]
+__all__ = ["ADDED", "BEGUN", "USED", "GradientSlot", "memory_order"]
+
+USED, BEGUN, ADDED = 1, 2, 4
+"""Bits of `GradientSlot.new`: there is a new gradient; a new tensor; one that a single pass has added to what was reduced."""
 
 _STRIDED = torch.strided
 _REDUCED = "_funccoll_reduced"
@@ -29,8 +32,8 @@ class GradientSlot:
         """The dimensions by falling strides, where memory is dense in another order than C's: gradients have it, too."""
         self.inverse = None if self.order is None else np.argsort(self.order).tolist()
         self.block_shape = tuple(self.shape if self.order is None else [self.shape[d] for d in self.order])
-        self.has_new = False
-        """True if the gradient that `local` returned last was not what the reduction before had made it."""
+        self.new = 0
+        """Bits of the gradient that `local` returned last; 0 if it was what the reduction before had made it."""
         self._read = memory.reader(parameter.dtype)
         self._copies = not sparse and memory.copies(parameter)
         self._block: Any = None
@@ -40,10 +43,16 @@ class GradientSlot:
         """Return this rank's gradient: an array in the order of its memory, zeros where there is none; or a sparse tensor."""
         gradient = self.parameter.grad
         if gradient is None:
-            self.has_new, self._block = False, None
+            self.new, self._block = 0, None
             return self.zeros()
-        self.has_new = getattr(gradient, _REDUCED, -1) != gradient._version
+        reduced = getattr(gradient, _REDUCED, None)
+        if reduced is None:
+            self.new = USED | BEGUN
+        else:  # more writes than one may be zero_grad(set_to_none=False), or clip it
+            since = gradient._version - reduced
+            self.new = 0 if since == 0 else USED | ADDED if since == 1 else USED
         if self.sparse:
+            self.new &= USED  # autograd adds it to a new tensor
             return gradient
         if gradient.dtype is not self.torch_dtype or gradient.layout is not _STRIDED:
             raise self._refusal(gradient)

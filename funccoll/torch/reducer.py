@@ -27,13 +27,14 @@ from .forward_passes import ABSENT, WORD, ForwardPass, ForwardPasses, words_diff
 from .in_backward_optimizers import InBackwardOptimizers
 from .local_gradients import LocalGradients, watched_parameters
 from .module_changes import ModuleChanges, listed
-from .parameters import GradientSlot
+from .parameters import ADDED, BEGUN, USED, GradientSlot
 from .sparse_gradients import SparseReduction
 from .tensor_memory import HostMemory
 
 __all__ = ["FORWARD", "Reducer"]
 
-_USED, _MISSING, _WRITTEN, _FROZEN = 1, 2, 4, 8
+_MISSING, _WRITTEN, _FROZEN = 8, 16, 32
+"""Bits of a parameter's flag, beyond those of `GradientSlot.new`."""
 FORWARD, REDUCES, GOES_ON, SKIPS = 1, 2, 4, 8
 """Acts of ranks, which they announce where they may be at different places."""
 _queue_callback = torch.autograd.Variable._execution_engine.queue_callback
@@ -87,7 +88,7 @@ class Reducer:
         self._unused: list[int] = []
         self._flags = bytearray(len(self.slots) + WORD)
         """Of each parameter, whether this rank has a gradient; after them the word about forward passes."""
-        self._right = bytes([_USED]) * len(self.slots)
+        self._right = bytes([USED | BEGUN]) * len(self.slots)
         """The flags of all ranks that were found to be right last."""
         self._versions = self._versions_now()
         """Of each parameter, when the last forward pass ended, and then when the backward pass began; -1 if a hook wrote it."""
@@ -346,11 +347,11 @@ class Reducer:
             for i in bucket:
                 slot = slots[i]
                 # A gradient may be new without a hook in this pass: of no_sync passes before.
-                if slot.has_new:
-                    flags[i] = _USED
+                if slot.new:
+                    flags[i] = slot.new
                 elif counts[i] or _will_execute(self._nodes[i]):
                     taken = slot.parameter.grad is None and _may_step(slot.parameter)
-                    flags[i] = _USED | _WRITTEN if taken else _USED
+                    flags[i] = USED | _WRITTEN if taken else USED
                 else:
                     flags[i] = _MISSING if slot.parameter.requires_grad else _FROZEN
                     self._unused.append(i)
@@ -367,7 +368,7 @@ class Reducer:
             means = [self.memory.scaled(result, self.scale) for result in results[: len(bucket)]]
             results = [*means, *results[len(bucket) :]]
         for i, result in zip(bucket, results, strict=False):
-            if flags[i] == _USED:
+            if USED <= flags[i] < _MISSING:
                 slots[i].take(result)
             else:
                 self._without.append((i, result))
@@ -382,7 +383,7 @@ class Reducer:
         used = bytes(self._launch()[0])
         n = len(self.slots)
         if self.comm_hook is not None:
-            self._without += self.comm_hook.settle([flag & _USED for flag in used[:n]])
+            self._without += self.comm_hook.settle([flag & USED for flag in used[:n]])
         if used[n:] != self._flags[n:] and words_differ(used[n:]):
             self._discard()
             error = self.passes.mismatch(self.mesh, self._follows)
@@ -390,7 +391,7 @@ class Reducer:
             raise error
         self.passes.forget()
         for i, result in self._without:
-            if used[i] & _USED and not self._follows:
+            if used[i] & USED and not self._follows:
                 self.slots[i].take(result)
         self._without = []
         self.backward_ns = time.perf_counter_ns() - self._began
@@ -409,9 +410,10 @@ class Reducer:
             self._rebuild()
 
     def _check(self, used: bytes) -> None:
-        """Raise, on all ranks, for parameters that were written too early, have no gradient or are frozen on some ranks only.
+        """Raise, on all ranks, if gradients do not belong together, as `used` says, the flags of all ranks.
 
-        used: the flags of all ranks.
+        Parameters were written too early, have no gradient, or are frozen on some ranks only; or some ranks have added to what
+        was averaged before, and others not.
         """
         kinds = set(used)
         if any(flag & _WRITTEN for flag in kinds):
@@ -421,6 +423,11 @@ class Reducer:
                 "optimizer in a hook does. Step after backward(), or by torch.distributed.optim._apply_optimizer_in_backward, "
                 "given before the first forward pass. All ranks have discarded the gradients, and their parameters may differ."
             )
+        for flag in kinds:
+            if flag & BEGUN and flag & ADDED:
+                own = self._flags[used.index(flag)]
+                self._discard()
+                raise self.passes.unequal_beginning(self.mesh, "+" if own & ADDED else "-" if own & BEGUN else "")
         if self.find_unused:
             return
         if any(flag & _FROZEN and flag != _FROZEN for flag in kinds):

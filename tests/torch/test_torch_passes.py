@@ -99,6 +99,16 @@ def test_a_skipped_backward_pass_is_named_on_all_ranks(n):
 
 
 @pytest.mark.parametrize("n", RANKS)
+def test_a_backward_pass_too_many_is_named_at_its_line_when_it_meets_the_others_next_step(n):
+    for found in results("a_backward_pass_too_many", n):
+        assert len(found) == 6
+        for number, text in enumerate(found):
+            forward = 3 + 3 * (number % 2)
+            wanted = rf"rank 0's backward pass of its forward {forward} {PLACE} added to gradients that were averaged before"
+            assert re.match(f"ModuleError: {wanted}, and rank 1's of its forward {forward} {PLACE} began new ones", text), text
+
+
+@pytest.mark.parametrize("n", RANKS)
 def test_all_ranks_skip_a_step_together(n):
     for (text,) in results("steps_that_all_skip", n):
         assert text.startswith("ModuleError: in join, all ranks with inputs act in one order, and rank 0 begins a"), text

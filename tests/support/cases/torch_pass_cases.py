@@ -594,6 +594,36 @@ def passes_that_do_not_belong_together() -> list[str]:
 
 
 @case
+def a_backward_pass_too_many() -> list[str]:
+    """Of rank 0, which validates with gradients after a step: averaged with the next step of the others, which zero theirs."""
+    found = []
+    for options in ({}, {"bucket_cap_mb_list": [1e-6]}, {"find_unused_parameters": True}):
+        model = DistributedDataParallel(mlp(), **options)
+        for _ in range(2):
+            goes_on(model)
+            goes_on(model)
+            attempt = trains if fc.rank() else validates
+            found.append(told(lambda attempt=attempt, model=model: attempt(model)).split("\n")[0])
+            assert gradients(model) == [None] * 6
+    for none in (True, False):  # gradients that all add to, or zero in their ways
+        for _ in range(3):
+            square(model, fc.rank()).backward()
+        model.zero_grad(set_to_none=none or fc.rank() == 0)
+    return found
+
+
+def trains(model: Any) -> None:
+    """A step."""
+    model.zero_grad()
+    square(model, fc.rank()).backward()
+
+
+def validates(model: Any) -> None:
+    """A loss whose gradients nothing uses."""
+    square(model, fc.rank(), 1).backward()
+
+
+@case
 def steps_that_all_skip() -> list[str]:
     """`skip_if`: one rank's condition is all ranks'; before or after the forward pass, in join, and alone in a job of one."""
     last = fc.world_size() - 1
