@@ -41,7 +41,7 @@ def check_algorithms(program: Program, mesh: Mesh) -> None:
         name = eqn.params["algorithm"]
         if name is not None:
             with at_source(eqn.source):
-                if name in NATIVE_ALGORITHMS and (mesh.is_abstract or name not in mesh.backend.native_algorithms):
+                if name in NATIVE_ALGORITHMS and (mesh.backend is None or name not in mesh.backend.native_algorithms):
                     raise ScheduleError(
                         f"{eqn.primitive.name}: algorithm={name!r} is {NATIVE_ALGORITHMS[name]}, which {mesh!r} does not have. "
                         "Leave it out, or name one of fc.schedules.algorithms."

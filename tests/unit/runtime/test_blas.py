@@ -96,7 +96,7 @@ def test_ranks_with_other_numbers_of_threads_do_not_join():
             assert code == 1 and "FUNCCOLL_BLAS_THREADS=2, and rank 0 runs funccoll" in error, error
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "", "two", "1.5"])
+@pytest.mark.parametrize("text", ["0", "-1", " ", "two", "1.5"])
 def test_a_number_of_threads_that_is_none(text):
     with pytest.raises(MeshError, match="must be a whole number of threads, 1 or more"):
         threads({"FUNCCOLL_BLAS_THREADS": text})
