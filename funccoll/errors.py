@@ -56,6 +56,7 @@ __all__ = [
     "UnevenBatchesError",
     "UnsupportedError",
     "VaryingError",
+    "argument_remedy",
     "at_source",
     "call_path",
     "current_source",
@@ -506,6 +507,23 @@ def without_value(x: object) -> str:
     """A value that is not an array, for a message: a short one as it is, of another its type alone."""
     shown, kind = repr(x), type(x).__name__
     return f"{shown} of type {kind}" if len(shown) <= 60 and "\n" not in shown else f"of type {kind}"
+
+
+def argument_remedy(value: Any) -> str:
+    """Sentences for errors about an argument of a jitted function which is not an array: what to pass.
+
+    A static argument whose hash is its identity is the same one after an assignment to its attributes, and nothing is
+    traced anew: it is not the remedy for instances of a class.
+    """
+    if registered := registration_remedy(value):
+        return f"Pass arrays, numbers and pytrees.{registered}"
+    cls = type(value)
+    if cls.__module__ == "builtins" or cls.__hash__ is not object.__hash__ or not hasattr(value, "__dict__"):
+        return "Pass arrays, numbers and pytrees; a text, a function or another constant is a static argument of fc.jit."
+    return (
+        f"Make pytrees of its instances (fc.tree.register({cls.__name__}, flatten, unflatten)), or jit a function of the "
+        "arrays and numbers that it reads. As a static argument it would keep the attributes of the first call."
+    )
 
 
 def registration_remedy(value: Any) -> str:

@@ -18,7 +18,7 @@ from ..errors import (
     MissingMethodError,
     ShapeError,
     TraceError,
-    registration_remedy,
+    argument_remedy,
     user_frames,
     without_value,
 )
@@ -491,8 +491,11 @@ def device_type_of(x: Any) -> str:
     return "cuda" if hasattr(x, "__cuda_array_interface__") else "cpu"
 
 
-def to_numpy(x: Any, what: str = "x") -> np.ndarray:
-    """Anything array-like (NumPy, DLPack, `__array_interface__`, numbers, lists) as a native NumPy array."""
+def to_numpy(x: Any, what: str = "x", *, is_argument: bool = False) -> np.ndarray:
+    """Anything array-like (NumPy, DLPack, `__array_interface__`, numbers, lists) as a native NumPy array.
+
+    is_argument: that of a jitted function, for which errors have other remedies.
+    """
     if isinstance(x, Traced):
         raise TraceError(
             f"{what} is a traced array of type {x.type}: inside a traced function it is one device's shard already. Use "
@@ -515,8 +518,8 @@ def to_numpy(x: Any, what: str = "x") -> np.ndarray:
         raise DTypeError(f"{what} is {x}, which does not fit into 64 bits. Pass a float, or split it.")
     if array.dtype == object and not isinstance(x, np.ndarray):
         raise TraceError(
-            f"{what} is {without_value(x)}, which is not an array. Pass arrays, numbers and pytrees; "
-            f"anything else is a static argument of fc.jit.{registration_remedy(x)}"
+            f"{what} is {without_value(x)}, which is not an array. "
+            f"{argument_remedy(x) if is_argument else 'Pass an array or a number.'}"
         )
     check_dtype(array.dtype, what)
     return as_array(array)
@@ -530,7 +533,7 @@ def shape_and_dtype(x: Any, what: Callable[[], str]) -> tuple[tuple[int, ...], n
     try:
         shape, dtype = tuple(x.shape), np.dtype(x.dtype)
     except (AttributeError, TypeError):  # a number, a list, or a tensor with dtypes of its own
-        array = to_numpy(x, what())
+        array = to_numpy(x, what(), is_argument=True)
         return array.shape, array.dtype
     try:
         return shape, check_dtype(dtype)

@@ -556,7 +556,8 @@ def jit(
             of the result to which the program takes it. Where that cannot be told (the result is a sum over the split
             dimension, is sorted along it, ...), tracing raises OutSpecsError.
         donate_argnums: arguments whose Arrays are given up; using them later raises.
-        static_argnums, static_argnames: arguments that are part of the program (hashable); a new value compiles anew.
+        static_argnums, static_argnames: arguments that are part of the program (hashable); a new value compiles anew. An
+            object whose hash is its identity stays the same value: its attributes are read in the first call alone.
         dtype_promotion: "standard" is NumPy's rule, by which `x / np.sqrt(32)` makes a float32 `x` float64. A
             `DTypePromotionWarning` names the first line of a function that does it, and `.lower(*args)` all of them.
             "strict" raises there in place of making any float wider. `.astype`, `dtype=` and Python's numbers are free.

@@ -123,6 +123,34 @@ def test_a_value_that_is_not_an_array_is_told_by_its_type():
     wrong(TraceError, lambda: fc.jit(lambda s: s)({1, 2}), "s of <lambda> is {1, 2} of type set, which is not an array")
 
 
+def test_an_instance_as_an_argument_is_no_static_argument():
+    """Its attributes would be those of the first call, silently: the remedies are those that follow an assignment."""
+
+    class Model:
+        def __init__(self, scale: float):
+            self.scale = scale
+
+        @fc.jit
+        def apply(self, x):
+            return x * self.scale
+
+    model = Model(2.0)
+    text = wrong(TraceError, lambda: model.apply(np.ones(2)), "self of apply is of type Model, which is not an array.")
+    assert "Make pytrees of its instances (fc.tree.register(Model, flatten, unflatten)), or jit a function of the" in text
+    assert "As a static argument it would keep the attributes of the first call." in text
+    inner = fc.jit(lambda x, scale: x * scale)  # what the sentences say, done
+    for scale in (2.0, 100.0):
+        model.scale = scale
+        np.testing.assert_array_equal(inner(np.ones(2), model.scale), [scale, scale])
+    fc.tree.register(Model, lambda m: ([m.scale], None), lambda _, children: Model(*children))
+    for scale in (2.0, 100.0):
+        model.scale = scale
+        np.testing.assert_array_equal(model.apply(np.ones(2)), [scale, scale])
+    wrong(TraceError, lambda: fc.jit(lambda f: f)(lambda: 0), "Pass arrays, numbers and pytrees; a text, a function or another")
+    text = wrong(TraceError, lambda: fc.device_put(Model(1.0), LINE), "which is not an array. Pass an array or a number.")
+    assert "static" not in text
+
+
 def test_in_a_job_a_dimension_that_does_not_divide_may_be_of_a_ranks_own_block():
     mesh = fc.Mesh({"data": 4}, range(4), 1)
     step = fc.jit(lambda x: x, mesh=mesh, in_specs=P("data"), out_specs=P("data"))
