@@ -184,8 +184,9 @@ class Array(_ArrayBase, metaclass=_ArrayMeta):
         copies = self._copies
         if copies is None:
             raise DeletedArrayError(
-                f"this Array {dtype_name(self.dtype)}{list(self.shape)} was donated to a jitted function (donate_argnums) "
-                "and no longer has data. Use that function's result, or do not donate it."
+                f"this Array {dtype_name(self.dtype)}{list(self.shape)} was donated, to a jitted function (donate_argnums) or "
+                "a step of fc.DataParallel, and no longer has data. Use the result (model.params after a step), or copy it "
+                "before with np.array."
             )
         return copies
 

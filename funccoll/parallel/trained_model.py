@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import is_
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import optree
 
-from ..arrays.array import Array
+from ..arrays.array import Array, to_numpy
 from ..collectives import Axes
 from ..compiler.arguments import AUTO
 from ..compiler.jit import jit
@@ -22,6 +23,7 @@ from ..errors import (
     MeshError,
     NonFiniteGradientError,
     ShapeError,
+    ShardingError,
     TraceError,
     user_frames,
 )
@@ -77,9 +79,17 @@ class DataParallel:
                     f"DataParallel: the optimizer has no function {name!r}. Pass one of fc.optim, such as fc.optim.sgd(0.1)."
                 )
         self.model, self.mesh, self.optimizer, self.check_finite = model, mesh, optimizer, check_finite
-        self._own, self._spec = options.get("comm_hook"), P(axis)
+        self._own, self._spec, self._axes = options.get("comm_hook"), P(axis), normalize_axes(axis)
+        if (torch := sys.modules.get("torch")) is not None and isinstance(model, torch.nn.Module):
+            raise TraceError(
+                f"DataParallel: {type(model).__name__} is a torch module. Pass it to "
+                "funccoll.torch.DistributedDataParallel(module), or its parameters as NumPy arrays and a loss_fn in NumPy."
+            )
         params = getattr(model, "params", model)
         leaves, self._tree = optree.tree_flatten(params)
+        for i, leaf in enumerate(leaves):
+            if not hasattr(leaf, "dtype"):
+                to_numpy(leaf, f"DataParallel: {path_name('params', self._tree, i)}")
         names = _names(self._tree)
         chosen = _chosen(params, trainable)
         first: dict[int, str] = {}
@@ -195,7 +205,7 @@ class DataParallel:
         Raises: NonFiniteGradientError that names the parameters; ShapeError for a batch without rows.
         """
         self._refuse_assigned("step")
-        placed = tuple(optree.tree_map(self._place, part) for part in batch)
+        placed = self._place_batch(batch)
         if active is not None:
             active = self._place(np.asarray(active).reshape(-1))
         if not self._synchronizes:
@@ -244,13 +254,47 @@ class DataParallel:
         finally:
             self._synchronizes = before
 
+    def _place_batch(self, batch: Any) -> Any:
+        leaves, tree = optree.tree_flatten(batch)
+        placed = []
+        for i, leaf in enumerate(leaves):
+            failure = None
+            try:
+                placed.append(self._place(leaf))
+            except (ShapeError, ShardingError, TraceError) as error:  # it speaks of calls that are not the user's
+                failure = error
+            if failure is not None:
+                raise self._batch_error(path_name("batch", tree, i), leaf) or failure
+        return tree.unflatten(placed)
+
+    def _batch_error(self, name: str, leaf: Any) -> Exception | None:
+        """The error about a part of a batch that cannot be placed."""
+        of_this = f"DataParallel.step: {name}"
+        if not hasattr(leaf, "dtype") and hasattr(leaf, "__iter__") and not isinstance(leaf, str):
+            return TraceError(
+                f"{of_this} is of type {type(leaf).__name__}, which is iterated over and not an array. Call step once for each "
+                "batch: for batch in batches: dp.step(batch)."
+            )
+        value = to_numpy(leaf, of_this)
+        parts = self.mesh.axis_size(self._axes)
+        if value.ndim and not len(value):
+            return ShapeError(f"{of_this} of shape {value.shape} has no rows: each device needs some.")
+        if not value.ndim or not len(value) % parts:
+            return None
+        along = " x ".join(map(repr, self._axes))
+        return ShardingError(
+            f"{of_this} of shape {value.shape} has {len(value)} rows, which the {parts} devices along {along} do not divide "
+            f"evenly. Pass a multiple of {parts} rows, or take batches and `active` from fc.uneven_batches, which pads them: "
+            "dp.step(batch, active=active)."
+        )
+
     def _place(self, value: Any) -> Any:
         if isinstance(value, Array) and value.sharding.mesh == self.mesh:
             return value
         if not np.ndim(value):
             return device_put(value, self.mesh, P())
         if not len(value):
-            raise ShapeError(f"DataParallel.step: an array of shape {np.shape(value)} has no rows: each device needs some.")
+            raise ShapeError("an array without rows")
         if self.mesh.is_fully_addressable:
             return device_put(value, self.mesh, self._spec)
         return from_local(value, self.mesh, self._spec)

@@ -11,7 +11,15 @@ import numpy as np
 import pytest
 
 import funccoll as fc
-from funccoll.errors import CheckpointError, MeshError, NonFiniteGradientError, ShapeError, TraceError
+from funccoll.errors import (
+    CheckpointError,
+    DeletedArrayError,
+    MeshError,
+    NonFiniteGradientError,
+    ShapeError,
+    ShardingError,
+    TraceError,
+)
 from tests.support.cases.parallel_model_cases import Momentum, X, error_feedback, loss, params_of
 from tests.support.ranks.ranks import Ranks
 
@@ -302,10 +310,25 @@ def test_misuse():
     with pytest.raises(TraceError, match=r"needs a mesh with these axes"):
         fc.DataParallel(params_of(), loss, Momentum(), axis=("a", "b"))
     dp = parallel(params_of())
-    with pytest.raises(ShapeError, match=r"an array of shape \(0, 3\) has no rows"):
+    with pytest.raises(ShapeError, match=r"^DataParallel.step: batch\[0\] of shape \(0, 3\) has no rows"):
         dp.step(X[:0])
-    with pytest.raises(fc.errors.ShardingError, match="4"):
+    for call, kind, words in (
+        (lambda: dp.step({"x": X[:2]}), ShardingError, "batch[0]['x'] of shape (2, 3) has 2 rows, which the 4 devices"),
+        (lambda: dp.step(X, X[:6]), ShardingError, "batch[1] of shape (6, 3) has 6 rows, which the 4 devices along 'data'"),
+        (lambda: dp.step(X for _ in range(3)), TraceError, "batch[0] is of type generator, which is iterated over"),
+        (lambda: dp.step(X, print), TraceError, "batch[1] is <built-in function print> of type builtin_function_or_method"),
+        (lambda: parallel({"w": np.ones(3), "f": print}), TraceError, "params['f'] is <built-in function print> of type"),
+    ):
+        with pytest.raises(kind, match=f"^DataParallel(.step)?: {re.escape(words)}") as error:
+            call()
+        text = str(error.value)
+        assert not any(word in text for word in ("device_put", "static", "P('data')")) and "test_parallel_model.py" in text
+    with pytest.raises(ShardingError, match=r"multiple of 4 rows, or .* from fc.uneven_batches, which pads"):
         dp.step(X[:2])
+    kept = dp.params["goal"]
+    dp.step(X)
+    with pytest.raises(DeletedArrayError, match=r"or a step of fc\.DataParallel.* \(model\.params after a step\)"):
+        np.asarray(kept)
     with pytest.raises(TypeError, match="bucket_size"):
         parallel(params_of(), bucket_size=3)
 
