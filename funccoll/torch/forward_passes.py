@@ -13,7 +13,7 @@ from ..weak_values import WeakValues
 
 __all__ = ["ABSENT", "WORD", "ForwardPass", "ForwardPasses", "words_differ"]
 
-WORD = 4
+WORD = 8
 """Bytes of `ForwardPasses.word`."""
 ABSENT = bytes(WORD)
 """The word of a rank whose inputs have ended: it agrees with every other one."""
@@ -56,7 +56,9 @@ class ForwardPasses:
     Ranks may differ in how many forward passes a backward pass goes through, as with sequences of different lengths. They may
     not differ in how many it leaves out, nor in whether it goes through any since the last reduction: then one of them has
     skipped a backward pass, and its gradients are those of a later step. `word` says both of this rank, in bits that are set
-    and bits that are not, so that the bitwise or of all ranks' words is this rank's exactly where all are equal.
+    and bits that are not, so that the bitwise or of all ranks' words is this rank's exactly where all are equal. It has
+    the line of the backward pass's first forward pass, too: ranks may differ in it, and if they come apart later, it tells
+    where that may have begun.
     """
 
     def __init__(self, begin: Callable[[ForwardPass], None]):
@@ -70,6 +72,8 @@ class ForwardPasses:
         self._last: ForwardPass | None = None
         self._begins: ForwardPass | None = None
         """The first one to which the last reduction's backward pass has come."""
+        self._of_other_lines: ForwardPass | None = None
+        """The first one whose gradients were averaged with those of another line."""
         self._before: ForwardPass | None = None
         """The last one before those."""
         self._counts_evaluation = False
@@ -108,7 +112,14 @@ class ForwardPasses:
         if not self._reached and self._last is not None and not self._last.is_complete:
             self.reach(self._last)  # by an output that has no hook
         value = 2 * (self._made - self._reached) + (self._reached > 0) & 0xFFFF
-        return value.to_bytes(2, "little") + (value ^ 0xFFFF).to_bytes(2, "little")
+        if self._reached and (begins := self._begins) is not None and begins.source is not None:
+            value |= (begins.source.line & 0xFFFF) << 16
+        return (value << 32 | value ^ 0xFFFFFFFF).to_bytes(8, "little")
+
+    def note_lines(self, both: bytes) -> None:
+        """Remember the first reduction in which ranks' lines differ, from the bitwise or of their words."""
+        if self._of_other_lines is None and self._reached and _differing_bits(both) >> 16:
+            self._of_other_lines = self._begins
 
     def forget(self) -> None:
         """Begin anew after a reduction, or when all ranks skip one."""
@@ -186,7 +197,16 @@ class ForwardPasses:
                 break
         if (reached := next((one for one in self._first if one.reached_in == self._reduction), None)) is not None:
             other = next((f"rank {rank}" for rank in found.groups() if int(rank) != mesh.process), "another rank")
-            texts.append(f"{other} skipped the backward pass of its forward {reached}, or left that step in another way")
+            if "left the job" in found[0]:
+                perhaps = ""
+                if self._of_other_lines is not None:
+                    perhaps = f", perhaps that of its forward {self._of_other_lines}, averaged with another line's"
+                texts.append(
+                    f"{other} has skipped a backward pass or made fewer steps, or rank {mesh.process}, now in the backward "
+                    f"pass of its forward {reached}, has made one too many{perhaps}"
+                )
+            else:
+                texts.append(f"{other} skipped the backward pass of its forward {reached}, or left that step in another way")
         if not texts:
             return error
         said = ", or ".join(texts)
@@ -198,5 +218,10 @@ class ForwardPasses:
 
 
 def words_differ(both: bytes) -> bool:
-    """True when the bitwise or of ranks' words is that of different ones."""
-    return int.from_bytes(both[:2], "little") & int.from_bytes(both[2:], "little") != 0
+    """True when the bitwise or of ranks' words is that of ones that must not differ."""
+    return _differing_bits(both) & 0xFFFF != 0
+
+
+def _differing_bits(both: bytes) -> int:
+    value = int.from_bytes(both, "little")
+    return value >> 32 & value

@@ -384,11 +384,13 @@ class Reducer:
         n = len(self.slots)
         if self.comm_hook is not None:
             self._without += self.comm_hook.settle([flag & USED for flag in used[:n]])
-        if used[n:] != self._flags[n:] and words_differ(used[n:]):
-            self._discard()
-            error = self.passes.mismatch(self.mesh, self._follows)
-            self.passes.forget()
-            raise error
+        if used[n:] != self._flags[n:]:
+            if words_differ(used[n:]):
+                self._discard()
+                error = self.passes.mismatch(self.mesh, self._follows)
+                self.passes.forget()
+                raise error
+            self.passes.note_lines(used[n:])
         self.passes.forget()
         for i, result in self._without:
             if used[i] & USED and not self._follows:

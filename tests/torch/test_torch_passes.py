@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.lazy_modules import need
 from tests.support.ranks import case_jobs
+from tests.support.ranks.ranks import JOIN, TORCH, Ranks
 
 need("torch", "torch is not installed: pip install 'funccoll[torch]'")
 
@@ -106,6 +107,40 @@ def test_a_backward_pass_too_many_is_named_at_its_line_when_it_meets_the_others_
             forward = 3 + 3 * (number % 2)
             wanted = rf"rank 0's backward pass of its forward {forward} {PLACE} added to gradients that were averaged before"
             assert re.match(f"ModuleError: {wanted}, and rank 1's of its forward {forward} {PLACE} began new ones", text), text
+
+
+TRAINS_ALONE = JOIN + """
+from funccoll.torch import DistributedDataParallel
+from tests.support.cases.torch_pass_cases import mlp, trains, validates
+model = DistributedDataParallel(mlp())
+try:
+    for step in range(3):
+        trains(model)
+        if {more} and rank == 0:
+            model.zero_grad()
+            validates(model)
+    if not {more} and rank == 0:
+        trains(model)
+    say("done")
+except RuntimeError as error:
+    say(str(error).split("\\n")[0])
+"""
+
+
+@pytest.mark.parametrize("more", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_the_rank_that_goes_on_alone_is_not_taken_for_the_one_that_all_wait_for(more):
+    """A pass too many which zeroes its gradients first is found when the other rank has ended."""
+    with Ranks(TRAINS_ALONE.format(more=more), range(2), imports=TORCH) as ranks:
+        assert set(ranks.lines().values()) == {"in"}
+        lines = ranks.lines()
+        assert lines[1] == "done"
+        forward = r"forward {} \(\S+:\d+ \({}\)\)"
+        perhaps = f", perhaps that of its {forward.format(2, 'validates')}, averaged with another line's" if more else ""
+        assert re.match(
+            "rank 1 has skipped a backward pass or made fewer steps, or rank 0, now in the backward pass of its "
+            rf"{forward.format(4, 'validates' if more else 'square')}, has made one too many{perhaps}\. Let all", lines[0]
+        ), lines[0]  # fmt: skip
+        ranks.end_well()
 
 
 @pytest.mark.parametrize("n", RANKS)
