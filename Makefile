@@ -66,10 +66,12 @@ demo: $(VENV)/.demo
 	$(BIN)/funccoll run -n 2 notebooks/digits.py --save $(VENV)/digits.npz
 	$(BIN)/python notebooks/digits.py --devices 2 --compare $(VENV)/digits.npz
 
-# Three workers on two cores: many tests wait for processes, so that one more takes the core meanwhile (the tests of jobs: 69 s, and
-# 114 s with two). More workers would only compete. WORKERS=2 where there are less than 24 GiB of memory.
-WORKERS ?= 3
-PARALLEL := -n $(WORKERS) --dist worksteal
+# Of two cores. Slow tests often wait for processes, so that one more takes the core meanwhile: 763 s in place of about 900; make test
+# gains 11 of 224 s by it, for 30 s of processor time. SLOW_WORKERS=2 where there are less than 24 GiB of memory.
+WORKERS ?= 2
+SLOW_WORKERS ?= 3
+PARALLEL = -n $(WORKERS) --dist worksteal
+test-slow test-exhaustive: WORKERS = $(SLOW_WORKERS)
 
 # The workers run side by side: BLAS threads would fight over the cores. (Too late in conftest: plugins import NumPy.)
 test test-changed test-table test-fast test-slow test-exhaustive test-without-extension: export OPENBLAS_NUM_THREADS ?= 1
@@ -96,7 +98,7 @@ FAST := $(addprefix tests/unit/,arrays compiler passes primitives runtime tracin
 	$(addprefix tests/repo/,test_layering.py test_names.py test_prose.py)
 
 test-fast: $(VENV)/.dev
-	$(BIN)/python -m pytest -q -m "not slow and not exhaustive and not processes" $(FAST)
+	$(BIN)/python -m pytest -q $(PARALLEL) -m "not slow and not exhaustive and not processes" $(FAST)
 
 # Hypothesis's tests run in `make test`, too, with few examples.
 test-slow: $(MPI) $(NVJITLINK) $(KERNELS)
