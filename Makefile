@@ -66,7 +66,7 @@ demo: $(VENV)/.demo
 	$(BIN)/funccoll run -n 2 notebooks/digits.py --save $(VENV)/digits.npz
 	$(BIN)/python notebooks/digits.py --devices 2 --compare $(VENV)/digits.npz
 
-# Of two cores. Slow tests often wait for processes, so that one more takes the core meanwhile: 763 s in place of about 900; make test
+# Of two cores. Slow tests often wait for processes, so that one more takes the core meanwhile; make test
 # gains 11 of 224 s by it, for 30 s of processor time. SLOW_WORKERS=2 where there are less than 24 GiB of memory.
 WORKERS ?= 2
 SLOW_WORKERS ?= 3
