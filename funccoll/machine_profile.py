@@ -425,7 +425,7 @@ def _own(named: str) -> MachineProfile | None:
         return load(path)
     except FileNotFoundError:
         if named:
-            _warn(path, "there is no such file", f"Name one that `funccoll tune --out` has written, or unset {MACHINE_PROFILE}")
+            _warn(path, "it does not exist", f"Name a file that `funccoll tune --out` has written, or unset {MACHINE_PROFILE}")
     except ValueError as error:
         remedy = f"or unset {MACHINE_PROFILE}" if named else "or remove the file with `funccoll tune --delete`"
         _warn(path, str(error), f"Measure this host with `funccoll tune{f' --out {path}' if named else ''}`, {remedy}")

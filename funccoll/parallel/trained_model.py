@@ -279,7 +279,8 @@ class DataParallel:
         parts = self.mesh.axis_size(self._axes)
         if value.ndim and not len(value):
             return ShapeError(f"{of_this} of shape {value.shape} has no rows: each device needs some.")
-        if not value.ndim or not len(value) % parts:
+        # A process of a job passes its own rows, which are not those of all devices.
+        if not value.ndim or not self.mesh.is_fully_addressable or not len(value) % parts:
             return None
         along = " x ".join(map(repr, self._axes))
         return ShardingError(
@@ -294,7 +295,7 @@ class DataParallel:
         if not np.ndim(value):
             return device_put(value, self.mesh, P())
         if not len(value):
-            raise ShapeError("an array without rows")
+            raise ShapeError(f"DataParallel.step: an array of shape {np.shape(value)} has no rows: each device needs some.")
         if self.mesh.is_fully_addressable:
             return device_put(value, self.mesh, self._spec)
         return from_local(value, self.mesh, self._spec)

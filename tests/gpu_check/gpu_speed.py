@@ -126,7 +126,7 @@ def small(most: int = 100) -> None:
     """The slope between 1 and 100 all_reduces of 4 KiB over 8 devices in one graph, beside one fused kernel of CuPy's each."""
     device()
     nbytes = 4096
-    graphs = {count: _chain(count, nbytes) for count in (2, most)}  # one alone is a launch, and no graph
+    graphs = {count: _chain(count, nbytes) for count in (2, most)}
     times = {count: gpu_seconds(_replay(*graph), 3) for count, graph in graphs.items()}
     slopes = [(b - a) / (most - 2) for a, b in zip(*times.values(), strict=True)]
     data = {} if rehearses() else {"fused": extremes(_fused(most, nbytes))}

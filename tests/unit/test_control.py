@@ -329,7 +329,7 @@ GATHERED = lambda c: np.sum(fc.all_gather(c * 2, "d")) + c
     ("init[1] of scan", lambda c, x: fc.scan(lambda v, _: ((v[0], GATHERED(v[1]) + x), None), (x, c), None, 2)[0][1]),
 ])  # fmt: skip
 def test_a_carry_that_begins_equal_names_its_beginning(init, loop):
-    """It meets a collective before an iteration has made it vary: copies are no remedy, the sharded beginning is."""
+    """A collective reads it before an iteration has made it vary: copies are not the remedy, the sharded beginning is."""
     step = lambda c: fc.jit(lambda x: loop(c(), x), mesh=TWO, in_specs=P("d"), out_specs=P("d"))
     place = init.split()[0]
     said = f"does not vary over it: it comes from {init}, which is equal on all those devices. If each device has its own "

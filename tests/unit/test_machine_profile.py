@@ -176,7 +176,7 @@ def test_the_environment_names_another_file_or_none(cache, tmp_path, monkeypatch
     monkeypatch.setenv(MACHINE_PROFILE, "none")
     assert Topology.one_host(2) == DEFAULTS
     monkeypatch.setenv(MACHINE_PROFILE, str(tmp_path / "absent"))
-    with pytest.warns(RuntimeWarning, match=f"absent is ignored: there is no .* or unset {MACHINE_PROFILE}."):
+    with pytest.warns(RuntimeWarning, match=f"absent is ignored: it does not exist. .* or unset {MACHINE_PROFILE}."):
         assert Topology.one_host(2) == DEFAULTS
 
 

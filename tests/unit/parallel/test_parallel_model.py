@@ -312,6 +312,8 @@ def test_misuse():
     dp = parallel(params_of())
     with pytest.raises(ShapeError, match=r"^DataParallel.step: batch\[0\] of shape \(0, 3\) has no rows"):
         dp.step(X[:0])
+    with pytest.raises(ShapeError, match=r"^DataParallel.step: an array of shape \(0,\) has no rows"):
+        dp.step(X, active=[])
     for call, kind, words in (
         (lambda: dp.step({"x": X[:2]}), ShardingError, "batch[0]['x'] of shape (2, 3) has 2 rows, which the 4 devices"),
         (lambda: dp.step(X, X[:6]), ShardingError, "batch[1] of shape (6, 3) has 6 rows, which the 4 devices along 'data'"),
