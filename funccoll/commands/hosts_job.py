@@ -27,6 +27,8 @@ _ENDED = {
     "host does not answer": "was lost with its host, which does not answer any more,",
 }
 """Words of a PeerFailure on the rank that is its cause -> what became of that rank."""
+_SSH_FAILED = 255
+"""The exit code of ssh where ssh itself fails, which either mpirun passes on."""
 _HEARD = re.compile(rf"[\w.]*PeerFailure: rank (\d+)(?:'s)? ({'|'.join(_ENDED)})")
 
 
@@ -93,11 +95,16 @@ class HostsJob:
         outcome = "mpirun had to be stopped" if was_stopped else outcome
         code = 1 if was_stopped else code if code >= 0 else 128 - code
         if not self.reports:
-            return f"{outcome}; what it has printed is above", code
+            return f"{outcome}; what it has printed is above{self._unreached() if code == _SSH_FAILED else ''}", code
         first = first_to_report(self.reports, self.reports)
         cause, words = first_failure(self.reports, next(iter(self.reports)) if first is None else first, self._ended)
         # The codes of several processes may come as one number.
         return f"rank {cause} {words} ({outcome})", 1 if cause in self.reports else code
+
+    def _unreached(self) -> str:
+        """Commands to try where ssh itself may have failed; what it said, MPICH's mpirun does not always print."""
+        reach = " and ".join(f"`{self.agent or 'ssh'} {name} true`" for name, _ in self.hosts)
+        return f" (if a host could not be reached: {reach} must succeed without a password)"
 
     def _ended(self, rank: int) -> str:
         """How a rank has ended that reported no exception, by the words of one that has heard of it."""
