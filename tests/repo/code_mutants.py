@@ -40,6 +40,7 @@ from tests.repo.code_changes import Mutant, apply, draw
 
 ROOT = next(p for p in Path(__file__).resolve().parents if (p / "pyproject.toml").exists())
 MARKERS = {"fast": SELECTED, "changed": SELECTED, "test": SELECTED, "slow": "slow and not exhaustive"}
+RULES = "tests/repo/"  # they hold any source to the rules, and say little of what it does
 MEMORY = 8 << 30  # bytes of private memory for each process: a mutant may ask for any number
 
 UNCHANGED = Mutant("", "", "")
@@ -102,7 +103,10 @@ class Copy:
 
 @contextmanager
 def copied(tree: Path, limit: float, workers: int) -> Iterator[Copy]:
-    """A copy, with an environment whose funccoll is the copy's even in a test that sets PYTHONPATH."""
+    """A copy, with an environment whose funccoll is the copy's even in a test that sets PYTHONPATH.
+
+    All else is that of this environment, with what its .pth files do: numba-cuda comes by one.
+    """
     with tempfile.TemporaryDirectory(prefix="mutant-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         (folder / "tmp").mkdir()
@@ -114,7 +118,8 @@ def copied(tree: Path, limit: float, workers: int) -> Iterator[Copy]:
                 (folder / "tree" / path).write_bytes((tree / path).read_bytes())
         venv.create(folder / "venv", symlinks=True)
         packages = next((folder / "venv").glob("lib/python*/site-packages"))
-        (packages / "mutant.pth").write_text(f"{folder}/tree\n{sysconfig.get_path('purelib')}\n")
+        others = sysconfig.get_path("purelib")
+        (packages / "mutant.pth").write_text(f"{folder}/tree\nimport site; site.addsitedir({others!r})\n")
         for script in filter(Path.is_file, Path(sys.executable).parent.iterdir()):
             head, _, body = script.read_bytes().partition(b"\n")
             if head.startswith(b"#!") and head.endswith(b"/python"):
@@ -141,11 +146,11 @@ def end_all(folder: Path, group: int) -> None:
 def chosen(tree: Path, changed: Path, path: str) -> list[list[str]]:
     """The test files that `make test-changed` chooses for a changed module, those that name it most before the others.
 
-    Those of tests/repo, which hold any source to the rules, are left out.
+    Those of RULES are left out.
     """
     table = Table.load(tree / "tests/repo/table.json")
     choice = Chooser(table, tree).choose({path: ((tree / path).read_text(), (changed / path).read_text())})
-    tests = [f for f in in_order(choice, table) if not f.startswith("tests/repo/")]
+    tests = [f for f in in_order(choice, table) if not f.startswith(RULES)]
     first = [f for f in near(tree, path) if f in tests]
     return [first, [f for f in tests if f not in first]]
 
@@ -154,7 +159,7 @@ def examine(mutant: Mutant, limit: float, options: argparse.Namespace) -> dict:
     """The verdict of a stage on a mutant: the test that catches it ("" when none does), and the time."""
     begin = time.perf_counter()
     tree, stage = options.tree, options.stage
-    first = near(tree, mutant.path) if mutant.path and stage != "slow" else []
+    first = [f for f in near(tree, mutant.path) if not f.startswith(RULES)] if mutant.path and stage != "slow" else []
     rest = [] if stage == "fast" else [[f"--ignore={f}" for f in first]]
     steps = [options.tests] if options.tests else [first, *rest] if first else rest
     with copied(tree, limit, options.workers) as copy:

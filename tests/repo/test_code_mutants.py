@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import subprocess
 from collections import Counter
 from functools import cache
 from pathlib import PurePath
@@ -11,7 +12,7 @@ import pytest
 
 from tests.repo.changed_tests import Table, near
 from tests.repo.code_changes import Mutant, Places, apply, change_place, draw, places_of
-from tests.repo.code_mutants import ROOT, chosen
+from tests.repo.code_mutants import ROOT, chosen, copied
 
 SOURCE = b'''
 """A text: 1 < 2."""
@@ -145,3 +146,16 @@ def test_a_mutant_is_examined_by_the_tests_that_its_change_concerns(tmp_path):
     assert chosen(tree, tmp_path / "changed", "funccoll/mesh.py") == [
         ["tests/test_mesh.py"], ["tests/test_few.py", "tests/test_many.py"],
     ]  # fmt: skip
+
+
+@pytest.mark.processes
+def test_a_copy_has_its_own_funccoll_and_all_else_of_this_environment(tmp_path):
+    """numba-cuda puts itself in the place of numba.cuda by a .pth file."""
+    (tmp_path / "funccoll").mkdir()
+    (tmp_path / "funccoll/__init__.py").write_text("")
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    with copied(tmp_path, 60, 0) as copy:
+        code = "import funccoll, numba.cuda; print(funccoll.__file__, numba.cuda.__file__)"
+        assert copy.execute("-c", code) == 0
+        ours, others = (copy.folder / "log").read_text().split()
+        assert ours == f"{copy.folder}/tree/funccoll/__init__.py" and "numba_cuda" in others
