@@ -6,11 +6,13 @@ import gc
 import os
 import signal
 import sys
-from contextlib import suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from funccoll import schedules
 from funccoll.c_extension import extension
@@ -21,6 +23,7 @@ from funccoll.schedules.collective import KINDS
 from funccoll.schedules.shared_results import check_completion, copies_root, with_one_result
 from funccoll.schedules.streams.instructions import Opcode
 from tests.support.cases import shared_result_cases as cases
+from tests.support.example_counts import examples
 from tests.support.ranks.ranks import JOIN, Ranks, launch
 
 # ---------------------------------------------------------------- schedules
@@ -72,15 +75,21 @@ def test_in_which_broadcasts_the_root_can_lend_its_argument():
 # ---------------------------------------------------------------- blocks
 
 
+@contextmanager
+def heaps(n):
+    """Those of `n` ranks in one process."""
+    descriptor = create(n, 1 << 30)
+    with ExitStack() as stack:
+        found = [stack.enter_context(closing(Heap(os.dup(descriptor), rank, n))) for rank in range(n)]
+        os.close(descriptor)
+        yield found
+
+
 @pytest.fixture
 def pair():
     """The heaps of two ranks, of which the second one does not allocate."""
-    descriptor = create(2, 1 << 30)
-    both = [Heap(os.dup(descriptor), rank, 2) for rank in range(2)]
-    os.close(descriptor)
-    yield both
-    for heap in both:
-        heap.close()
+    with heaps(2) as both:
+        yield both
 
 
 COUNT = LENDABLE // 8
@@ -133,6 +142,50 @@ def test_a_block_is_lent_several_times_at_once(pair):
     assert not given_back(owner)  # its words begin anew
     other.borrow(offset, (COUNT,), "f8")
     assert given_back(owner)
+
+
+DEEDS = st.sampled_from(["lend", "lend", "lend again", "borrow", "borrow", "borrow", "drop", "drop"])
+TIMES = np.array([[0, 1, 1], [0, 1, 0], [0, 0, 2], [0, 2, 1]])
+
+
+@examples(400, few=60)
+@given(st.lists(st.tuples(DEEDS, st.integers(0, 23)), min_size=10, max_size=30))
+def test_no_block_is_used_again_before_all_have_given_it_back(deeds):
+    """Two ranks borrow, more than once, what the first one lends, and give it back in any order.
+
+    After each step the first one looks for blocks that are not needed any more, and writes into all that are free.
+    """
+    with heaps(3) as (owner, *others):
+        kept, waiting, held = [], [], []  # by the owner, to be lent again; loans; what others have borrowed
+        for value, (deed, number) in enumerate(deeds):
+            block = None
+            if deed == "lend":
+                block = owner.array((COUNT,), "f8")
+                block[0] = value
+                kept += [block] if number % 2 else []
+            elif deed == "lend again" and kept:
+                block = kept.pop(number % len(kept))
+            elif deed == "borrow" and waiting:
+                other, offset, lent = waiting.pop(number % len(waiting))
+                held.append((other.borrow(offset, (COUNT,), "f8"), lent))
+            elif deed == "drop" and held:
+                held.pop(number % len(held))
+            if block is not None:
+                times = TIMES[number % len(TIMES)]
+                offset = owner.lend(block, times)
+                waiting += [(others[i], offset, float(block[0])) for i in (0, 1) for _ in range(times[1 + i])]
+            block = None
+            owner._settle()
+            free = [owner.array((COUNT,), "f8") for _ in range(len(deeds))]
+            for array in free:
+                array[0] = -1
+            del array, free
+            assert [owner.view(offset, (1,), "f8")[0] for _, offset, _ in waiting] == [lent for *_, lent in waiting]
+            assert [array[0] for array, _ in held] == [lent for _, lent in held]
+        for other, offset, _ in waiting:
+            other.borrow(offset, (COUNT,), "f8")
+        held.clear(), kept.clear()
+        assert given_back(owner) and owner.stats()["arrays"] == 0
 
 
 def test_blocks_that_are_not_needed_any_more_are_looked_for_now_and_then(pair):
