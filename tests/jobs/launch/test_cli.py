@@ -280,7 +280,7 @@ if int(rank) == n - 1:
         raise Slow
     elif sys.argv[1] == "raise and end late":
         import atexit
-        atexit.register(lambda: (until("0", "Z"), until("1", "Z")))
+        atexit.register(lambda: [until(str(other), "Z") for other in range(n - 1)])
         raise ValueError
     elif sys.argv[1] == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
@@ -307,6 +307,15 @@ def test_the_cause_is_named_and_not_who_failed_because_of_it(script, n, what, co
     victims = re.findall(r"^\[([01])\] (?:funccoll.errors.)?PeerFailure: rank ", errors, re.MULTILINE)
     assert sorted(victims) == ["0", "1"][: n - 1]
     assert errors.count("Traceback") == (0 if what == "kill" else 1)
+
+
+def test_the_cause_is_named_and_not_who_exited_because_of_it_and_ended_first(script):
+    """Its code is its own, not that of a PeerFailure."""
+    catching = "try:\n    step(np.ones(n))\nexcept fc.PeerFailure:\n    sys.exit(5)\n"
+    script(COLLECTIVE.removesuffix("step(np.ones(n))\n") + catching)
+    code, _, errors = run("-n", "2", "script.py", "raise and end late")
+    assert re.search(r"funccoll run: rank 1 raised ValueError at script.py:\d+ .*; the other ended, too\.\n$", errors), errors
+    assert code == 1
 
 
 @pytest.mark.slow

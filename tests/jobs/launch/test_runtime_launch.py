@@ -10,6 +10,7 @@ import textwrap
 import threading
 import time
 import uuid
+from pathlib import Path
 from types import CodeType
 
 import cloudpickle
@@ -214,6 +215,30 @@ def test_the_cause_is_raised_and_not_what_follows_from_it(how):
         fc.launch(work, 2, how)
     if how == "raise":
         assert caught.value.__notes__[0].startswith("Rank 1 raised it")
+
+
+def test_a_peer_failure_that_is_told_first_is_not_the_cause(tmp_path):
+    @by_value
+    def work(path):
+        if own_rank() == 1:
+            path.write_text(str(os.getpid()))
+            raise PeerFailure("rank 0 raised ValueError")
+        while not (path.exists() and (pid := path.read_text())) or ") Z " not in Path(f"/proc/{pid}/stat").read_text():
+            time.sleep(0.01)
+        raise ValueError("enough")
+
+    with pytest.raises(ValueError, match="enough") as caught:
+        fc.launch(work, 2, tmp_path / "pid")
+    assert caught.value.__notes__[0].startswith("Rank 0 raised it")
+
+
+def test_a_peer_failure_without_another_failure_is_raised():
+    @by_value
+    def fail():
+        raise PeerFailure("rank 7 raised ValueError")
+
+    with pytest.raises(PeerFailure, match="rank 7 raised ValueError"):
+        fc.launch(fail, 1)
 
 
 def test_tracebacks_of_a_notebook_show_lines():
