@@ -127,8 +127,9 @@ def _measured(equations: Sequence[Equation], mesh: Mesh) -> float | None:
 
 def _row(record: BucketRecord, program: Program, mesh: Mesh, work: Sequence[float]) -> BucketRow:
     own = [eqn for eqn in program.equations[record.begin : record.end] if eqn.primitive.communicates]
+    assignment, number = record.assignment, record.number
     return BucketRow(
-        record.number, dtype_name(record.types[0].dtype), record.names, sum(t.nbytes for t in record.types),
+        number, dtype_name(assignment.dtypes[number]), record.names, assignment.nbytes[number],
         sum(a.type.nbytes for eqn in own for a in eqn.inputs), sum(work[: record.begin]) / max(1.0, sum(work)),
         sum(predicted_seconds(eqn, mesh) for eqn in own), _measured(own, mesh),
     )  # fmt: skip

@@ -12,18 +12,18 @@ from ..ir import current_interpreter
 from ..ops.registry import as_traceable
 from ..tracing.trace import value_type
 from ..types import ArrayType
-from .buckets import Bucket, CommHook
+from .buckets import Bucket, BucketAssignment, CommHook
 from .call import Call, widened_over
 
 __all__ = ["BucketRecord", "BucketReduction", "hook_name", "reduced_by"]
 
 
 class BucketRecord(NamedTuple):
-    """A bucket of a traced call: its number, parameters, types, and the equations that reduce it."""
+    """A bucket of a traced call, the names of its parameters, and the equations that reduce it."""
 
+    assignment: BucketAssignment
     number: int
     names: tuple[str, ...]
-    types: tuple[ArrayType, ...]
     begin: int
     """The number of equations that were recorded before."""
     end: int
@@ -36,9 +36,9 @@ class BucketReduction:
         self.call, self.states, self.records = call, states, records
         self._reduced: set[int] = set()
 
-    def __call__(self, number: int, members: Sequence[int], gradients: Sequence[Any]) -> Sequence[Any]:
-        """Return the sums over devices of the gradients of a bucket; `members` are their positions in `Call.chosen`."""
-        call = self.call
+    def __call__(self, assignment: BucketAssignment, number: int, gradients: Sequence[Any]) -> Sequence[Any]:
+        """Return the sums over devices of the gradients of a bucket. Parameters are positions in `Call.chosen`."""
+        call, members = self.call, assignment.buckets[number]
         names = tuple(call.names[call.chosen[k]] for k in members)
         given = [call.with_accumulated(k, g) for k, g in zip(members, gradients, strict=True)]
         bucket = Bucket(tuple(given), names, number, call.settings.axis)
@@ -46,8 +46,7 @@ class BucketReduction:
         begin = len(equations)
         reduced = self._reduce(bucket, members)
         if self.records is not None:
-            types = tuple(value_type(g) for g in gradients)
-            self.records.append(BucketRecord(number, names, types, begin, len(equations)))
+            self.records.append(BucketRecord(assignment, number, names, begin, len(equations)))
         return reduced
 
     def _reduce(self, bucket: Bucket, members: Sequence[int]) -> Sequence[Any]:

@@ -1,8 +1,8 @@
-"""Buckets: gradients that are reduced together, and how parameters are put into them."""
+"""Buckets: gradients that are reduced together, and how parameters are assigned to them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from ..ops.registry import as_traceable
 from ..tracing.trace import value_type
 from ..types import ArrayType
 
-__all__ = ["Bucket", "CommHook", "make_buckets"]
+__all__ = ["Bucket", "BucketAssignment", "CommHook", "assign_buckets"]
 
 
 @dataclass(frozen=True)
@@ -77,20 +77,48 @@ class CommHook(NamedTuple):
     """`reduce(states, bucket) -> (states, bucket)`: pure; `states` is a tuple with the state of each gradient of the bucket."""
 
 
-def make_buckets(types: Sequence[ArrayType], order: Sequence[int], caps: Sequence[float]) -> list[list[int]]:
-    """Group parameter numbers, taken in `order`, into buckets of one dtype.
+@dataclass(frozen=True)
+class BucketAssignment:
+    """The assignment of parameters to buckets, in the order in which these are reduced. Made by `assign_buckets`."""
 
-    `caps` are sizes in bytes: one for each bucket in turn, the last for all that follow. A bucket is closed when
-    the next parameter would make it larger than its cap; a parameter over the cap has a bucket of its own.
+    buckets: tuple[tuple[int, ...], ...]
+    """The numbers of each bucket's parameters, in the order of their gradients in it."""
+    dtypes: tuple[np.dtype, ...]
+    """The dtype of each bucket's gradients."""
+    nbytes: tuple[int, ...]
+    """The bytes of each bucket's gradients on one device."""
+
+
+def assign_buckets(
+    types: Sequence[ArrayType], order: Sequence[int], caps: Sequence[float], alone: Collection[int] = ()
+) -> BucketAssignment:
+    """Assign parameters to buckets of one dtype.
+
+    types: of all parameters, by number.
+    order: the numbers of those that are reduced, in the order in which their gradients become complete.
+    caps: sizes in bytes: one for each bucket in turn, the last for all that follow. A bucket is closed when the next
+        parameter would make it larger than its cap; a parameter over the cap has a bucket of its own.
+    alone: numbers of parameters which have a bucket of their own each, after all others.
     """
     buckets: list[list[int]] = []
-    filling: dict[np.dtype, tuple[list[int], float]] = {}  # dtype -> its open bucket, and that bucket's cap
+    nbytes: list[int] = []
+    filling: dict[np.dtype, tuple[int, float]] = {}  # dtype -> its open bucket, and that bucket's cap
+
+    def begin(i: int) -> None:
+        buckets.append([i])
+        nbytes.append(types[i].nbytes)
+
     for i in order:
-        dtype, nbytes = types[i].dtype, types[i].nbytes
-        bucket, cap = filling.get(dtype, ([], 0.0))
-        if not bucket or sum(types[k].nbytes for k in bucket) + nbytes > cap:
-            bucket, cap = [], caps[min(len(buckets), len(caps) - 1)]
-            buckets.append(bucket)
-            filling[dtype] = (bucket, cap)
-        bucket.append(i)
-    return buckets
+        if i in alone:
+            continue
+        number, cap = filling.get(types[i].dtype, (-1, 0.0))
+        if number < 0 or nbytes[number] + types[i].nbytes > cap:
+            filling[types[i].dtype] = len(buckets), caps[min(len(buckets), len(caps) - 1)]
+            begin(i)
+        else:
+            buckets[number].append(i)
+            nbytes[number] += types[i].nbytes
+    for i in order:
+        if i in alone:
+            begin(i)
+    return BucketAssignment(tuple(map(tuple, buckets)), tuple(types[b[0]].dtype for b in buckets), tuple(nbytes))

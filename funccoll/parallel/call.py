@@ -18,7 +18,7 @@ from ..pytree_differences import first_difference
 from ..pytree_paths import path_names
 from ..tracing.trace import stage, value_type
 from ..types import ArrayType, is_inexact
-from .buckets import Bucket, CommHook, make_buckets
+from .buckets import Bucket, BucketAssignment, CommHook, assign_buckets
 
 __all__ = ["Call", "Settings", "scalar", "widened_over"]
 
@@ -242,15 +242,15 @@ class Call:
 
     # ---------------------------------------------------------------- hooks
 
-    def hooked(self, reduce_bucket: Callable[[int, Sequence[int], Sequence[Any]], Sequence[Any]]) -> Change:
-        """The function that puts a hook on each bucket of the parameters."""
+    def hooked(self, reduce_bucket: Callable[[BucketAssignment, int, Sequence[Any]], Sequence[Any]]) -> Change:
+        """The function that puts a hook on each bucket of the parameters, by their positions in `chosen`."""
         types = [self.types[i] for i in self.chosen]
-        buckets = make_buckets(types, self._completion_order(types), self.settings.caps)
+        assignment = assign_buckets(types, self._completion_order(types), self.settings.caps)
 
         def hook_all(values: Sequence[Any]) -> Sequence[Any]:
             wide = list(values)
-            for number, members in enumerate(buckets):
-                hook = functools.partial(reduce_bucket, number, members)
+            for number, members in enumerate(assignment.buckets):
+                hook = functools.partial(reduce_bucket, assignment, number)
                 for k, value in zip(members, grad_hook([values[k] for k in members], hook, self.axes), strict=True):
                     wide[k] = value
             return wide

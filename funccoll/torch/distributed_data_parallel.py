@@ -448,9 +448,7 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
         """Return facts and times (nanoseconds, of the last passes) of this process, under torch's names."""
         reducer = self._reducer
         parameters = [p for p in self.module.parameters() if p.requires_grad]
-        sizes = [] if reducer is None else [
-            sum(reducer.slots[i].parameter.nbytes for i in bucket) for bucket in reducer.buckets
-        ]  # fmt: skip
+        sizes = () if reducer is None else reducer.assignment.nbytes
         rebuilt = reducer is not None and reducer.rebuilt
         return {
             "world_size": self._mesh.size, "module_name": type(self.module).__name__,

@@ -20,7 +20,7 @@ import torch
 from ..collectives import all_gather, all_reduce, broadcast
 from ..compiler.per_device import PerDevice, compile_per_device
 from ..errors import ModuleError, PeerFailure, ProgramMismatch, Source, user_source
-from ..parallel.buckets import make_buckets
+from ..parallel.buckets import BucketAssignment, assign_buckets
 from ..types import ArrayType
 from .communication_hooks import communication_hook
 from .forward_passes import ABSENT, WORD, ForwardPass, ForwardPasses, words_differ
@@ -56,7 +56,7 @@ class Reducer:
     ):  # fmt: skip
         self.slots, self.memory, self.mesh, self.caps, self.label = list(slots), memory, memory.host, caps, label
         self.find_unused, self.static_graph, self.changes = find_unused, static_graph, changes
-        self.buckets: list[list[int]] = []
+        self.assignment = BucketAssignment((), (), ())
         self.rebuilt = False
         self.comm_hook: Any = None
         """Reduces buckets in place of the mean, if there is one."""
@@ -99,7 +99,7 @@ class Reducer:
         self._has_all_hooks = self._hooks_begin = False
         self._assign(range(len(self.slots) - 1, -1, -1))
         weakref.finalize(self, _remove, self._hooks)
-        if len(self.buckets) > 1:
+        if len(self.assignment.buckets) > 1:
             self._add_hooks()
         elif self.mesh.size > 1:
             me: weakref.ref[Reducer] = weakref.ref(self)
@@ -110,28 +110,26 @@ class Reducer:
 
     def _assign(self, order: Sequence[int]) -> None:
         """Put the parameters into buckets in this order, and compile their programs."""
-        dense = [i for i in order if not self.slots[i].sparse]
-        buckets = [*make_buckets(self._types, dense, self.caps), *([i] for i in order if self.slots[i].sparse)]
-        if buckets != self.buckets:
-            self.buckets = buckets
-            self._bucket_of = [0] * len(self.slots)
-            for number, bucket in enumerate(buckets):
-                for i in bucket:
-                    self._bucket_of[i] = number
-            self._programs = [self._compile(number) for number in range(len(buckets))]
+        sparse = {i for i, slot in enumerate(self.slots) if slot.sparse}
+        assignment = assign_buckets(self._types, order, self.caps, alone=sparse)
+        if assignment != self.assignment:
+            self.assignment = assignment
+            self._bucket_of = {i: number for number, bucket in enumerate(assignment.buckets) for i in bucket}
+            self._programs = [self._compile(number) for number in range(len(assignment.buckets))]
             self._count_expected()
 
     def _count_expected(self) -> None:
-        self._complete = [sum(self._expected[i] for i in bucket) for bucket in self.buckets]
+        self._complete = [sum(self._expected[i] for i in bucket) for bucket in self.assignment.buckets]
         """Of each bucket, the gradients that are complete before it is reduced."""
 
     def _compile(self, number: int) -> Callable[..., Sequence[Any]]:
         """The reduction of a bucket: from this rank's gradients, and the flags with the last one, to those of all ranks."""
-        bucket, axes = self.buckets[number], self.mesh.axis_names
+        buckets, axes = self.assignment.buckets, self.mesh.axis_names
+        bucket = buckets[number]
         if self.comm_hook is not None:
-            return self.comm_hook.compile(bucket, number, len(self.buckets))
-        last = number == len(self.buckets) - 1
-        label = f"{self.label}: bucket {number} of {len(self.buckets)}"
+            return self.comm_hook.compile(bucket, number, len(buckets))
+        last = number == len(buckets) - 1
+        label = f"{self.label}: bucket {number} of {len(buckets)}"
         if self.slots[bucket[0]].sparse:
             return SparseReduction(self.slots[bucket[0]], self.mesh, label, len(self._flags) if last else 0)
         types = [(self._types[i].shape, self._types[i].dtype) for i in bucket]
@@ -149,12 +147,13 @@ class Reducer:
             before = "gradients were reduced" if self.comm_hook is None else f"hook {self.comm_hook.name} was registered"
             raise ModuleError(f"register_comm_hook: {before} first. Register one hook, once, before the first backward pass.")
         made = communication_hook(state, hook, self.slots, self.memory, self.label, self.find_unused, len(self._flags))
-        self._programs = [made.compile(bucket, number, len(self.buckets)) for number, bucket in enumerate(self.buckets)]
+        buckets = self.assignment.buckets
+        self._programs = [made.compile(bucket, number, len(buckets)) for number, bucket in enumerate(buckets)]
         self.comm_hook = made
 
     def _rebuild(self) -> None:
         """Put the parameters into buckets anew, in the order in which rank 0's gradients arrived."""
-        late = [i for bucket in self.buckets for i in bucket if not self._counts[i]]
+        late = [i for bucket in self.assignment.buckets for i in bucket if not self._counts[i]]
         order = np.array([*self._arrivals, *late], np.int64)
         agree = compile_per_device(
             lambda x: [broadcast(x, self.mesh.axis_names)], [(order.shape, order.dtype)], self.mesh, f"{self.label}: order"
@@ -323,7 +322,7 @@ class Reducer:
             )
         self._arrive(i)
         if self.memory.reduces_early and (not self.static_graph or self.iterations):
-            last = len(self.buckets) - 1  # it carries what all have used: at the end
+            last = len(self.assignment.buckets) - 1  # it carries what all have used: at the end
             while self._launched < last and self._pending[self._launched] <= 0:
                 self._launch()
 
@@ -339,7 +338,7 @@ class Reducer:
         number, self._launched = self._launched, self._launched + 1
         if number == 0 and self.before is not None and not self._follows:
             self.before()
-        bucket = self.buckets[number]
+        bucket = self.assignment.buckets[number]
         if self._follows:
             blocks = [slots[i].zeros() for i in bucket]
         else:
@@ -357,7 +356,7 @@ class Reducer:
                     self._unused.append(i)
                 if slot.parameter._version != versions[i]:
                     flags[i] |= _WRITTEN
-        if self._launched == len(self.buckets):
+        if self._launched == len(self.assignment.buckets):
             flags[len(slots) :] = ABSENT if self._follows else self.passes.word()
             blocks.append(np.frombuffer(flags, np.uint8))
         try:
@@ -378,7 +377,7 @@ class Reducer:
     def _finish(self) -> None:
         """Reduce the rest, when the backward pass ends."""
         self._active = self.expects = False
-        while self._launched < len(self.buckets) - 1:
+        while self._launched < len(self.assignment.buckets) - 1:
             self._launch()
         used = bytes(self._launch()[0])
         n = len(self.slots)
@@ -408,7 +407,7 @@ class Reducer:
             self._right = used[:n]
         if self._optimizers is not None and not self._follows:
             self._optimizers.step()
-        if len(self.buckets) > 1 and not self.rebuilt and not self.find_unused:
+        if len(self.assignment.buckets) > 1 and not self.rebuilt and not self.find_unused:
             self._rebuild()
 
     def _check(self, used: bytes) -> None:

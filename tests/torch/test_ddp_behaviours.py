@@ -19,7 +19,7 @@ HELD = {
     "the state of device 0 is broadcast first": "test_parallel_model.py::test_processes_train_from_rank_0s_parameters",
     "structure, shapes, dtypes and order are compared":
         "test_parallel_model.py::test_ranks_with_other_parameters_are_told_the_first_difference",
-    "limits of the first and of other buckets": "test_data_parallel.py::test_make_buckets",
+    "limits of the first and of other buckets": "test_buckets.py::test_assign_buckets",
     "buckets in the order of completion, dtypes apart": "test_data_parallel.py::test_buckets_stand_in_the_program",
     "gradients are averaged": "test_data_parallel.py::test_gradients_equal_one_device",
     "buffers come from device 0": "test_data_parallel_calls.py::test_buffers_are_equal_on_all_devices",

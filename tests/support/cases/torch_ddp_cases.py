@@ -130,7 +130,7 @@ def limits_of_buckets() -> list[Any]:
         ([100, 200, 300, 400], {"bucket_cap_mb": 0.3}), ([512, 512, 512, 512], {"bucket_cap_mb_list": [0.5, 1.5]}),
     ]:  # fmt: skip
         module = DistributedDataParallel(kib(sizes), **options)
-        found.append([[int(module._reducer.slots[i].name) for i in bucket] for bucket in module._reducer.buckets])
+        found.append([[int(module._reducer.slots[i].name) for i in bucket] for bucket in module._reducer.assignment.buckets])
     return found
 
 
@@ -193,7 +193,7 @@ def gradients_are_means() -> None:
             loss(module, fc.rank()).backward()
             close(gradients(module), wanted)
             same_on_all_ranks(gradients(module))
-        count = len(module._reducer.buckets)
+        count = len(module._reducer.assignment.buckets)
         assert count == 1 if caps is None else count > 1
         assert module._get_ddp_logging_data()["num_buckets_reduced"] == count
 
@@ -570,7 +570,7 @@ def hooks_in_another_order() -> None:
             return x
 
     module = DistributedDataParallel(Sum(), bucket_cap_mb_list=[1e-6])
-    first = [list(b) for b in module._reducer.buckets]
+    first = module._reducer.assignment.buckets
     orders = [[3, 1, 0, 2], [0, 1, 2, 3], [2, 3, 0, 1], [1, 0, 3, 2]]
     for step in range(4):
         module.zero_grad()
@@ -578,7 +578,7 @@ def hooks_in_another_order() -> None:
         wanted = mean_gradients(module.module, loss)
         loss(module, fc.rank()).backward()
         close(gradients(module), wanted)
-    rebuilt = module._reducer.buckets
+    rebuilt = module._reducer.assignment.buckets
     assert module._get_ddp_logging_data()["has_rebuilt_buckets"] and rebuilt != first
     layers = [bucket[0] // 2 for bucket in rebuilt]
     assert layers[::2] == [2, 0, 1, 3]  # rank 0's order, backwards

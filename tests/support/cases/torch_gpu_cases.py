@@ -238,7 +238,7 @@ def training_has_the_bits_of_the_cpu() -> None:
             pair.update(set_to_none=step % 2 == 0)
         ours, theirs = pair.there._reducer, pair.host._reducer
         assert ours is not None and theirs is not None
-        assert len(ours.buckets) == len(theirs.buckets) and ours.rebuilt == theirs.rebuilt
+        assert len(ours.assignment.buckets) == len(theirs.assignment.buckets) and ours.rebuilt == theirs.rebuilt
         assert "allReduce" in fake_nccl._calls and "broadcast" in fake_nccl._calls
 
 

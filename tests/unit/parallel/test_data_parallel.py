@@ -10,8 +10,6 @@ import pytest
 import funccoll as fc
 from funccoll import P
 from funccoll.errors import MeshError, ShapeError, TraceError, VaryingError
-from funccoll.parallel.buckets import make_buckets
-from funccoll.types import ArrayType
 
 RNG = np.random.default_rng(0)
 
@@ -259,15 +257,6 @@ def test_buckets_stand_in_the_program(line):
     order = program.equations
     after = [sum(e.primitive.name == "matmul" for e in order[order.index(b) :]) for b in buckets]
     assert after[0] > after[1] > after[2] > after[3] == 0  # each stands where its last gradient is complete
-
-
-def test_make_buckets():
-    f32, f64 = (lambda n: ArrayType((n,), np.dtype(np.float32))), (lambda n: ArrayType((n,), np.dtype(np.float64)))
-    types = [f32(1), f32(2), f64(1), f32(100), f32(1), f64(1)]
-    assert make_buckets(types, [5, 4, 3, 2, 1, 0], [8, 16]) == [[5], [4], [3], [2], [1, 0]]
-    assert make_buckets(types, range(6), [1e9]) == [[0, 1, 3, 4], [2, 5]]
-    assert make_buckets(types, [0, 1], [1, 1]) == [[0], [1]]  # over the cap: a bucket of its own
-    assert make_buckets([], [], [8, 16]) == []
 
 
 def test_has_aux_stays_on_its_device(line):
