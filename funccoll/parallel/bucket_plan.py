@@ -16,8 +16,8 @@ from ..ir import Equation, Program
 from ..mesh import Mesh, P, normalize_axes
 from ..pytree_paths import path_names
 from ..types import dtype_name
-from .bucket_reduction import BucketRecord
 from .call import Settings
+from .traced_reducer import BucketRecord
 
 __all__ = ["BucketPlan", "BucketRow", "trace_plan"]
 

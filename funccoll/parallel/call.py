@@ -18,7 +18,8 @@ from ..pytree_differences import first_difference
 from ..pytree_paths import path_names
 from ..tracing.trace import stage, value_type
 from ..types import ArrayType, is_inexact
-from .buckets import Bucket, BucketAssignment, CommHook, assign_buckets
+from .buckets import Bucket, CommHook, assign_buckets
+from .gradient_reducer import GradientReducer, Reduction
 
 __all__ = ["Call", "Settings", "scalar", "widened_over"]
 
@@ -242,7 +243,7 @@ class Call:
 
     # ---------------------------------------------------------------- hooks
 
-    def hooked(self, reduce_bucket: Callable[[BucketAssignment, int, Sequence[Any]], Sequence[Any]]) -> Change:
+    def hooked(self, reducer: GradientReducer) -> Change:
         """The function that puts a hook on each bucket of the parameters, by their positions in `chosen`."""
         types = [self.types[i] for i in self.chosen]
         assignment = assign_buckets(types, self._completion_order(types), self.settings.caps)
@@ -250,7 +251,7 @@ class Call:
         def hook_all(values: Sequence[Any]) -> Sequence[Any]:
             wide = list(values)
             for number, members in enumerate(assignment.buckets):
-                hook = functools.partial(reduce_bucket, assignment, number)
+                hook = functools.partial(_applied, reducer.reduction(assignment, number))
                 for k, value in zip(members, grad_hook([values[k] for k in members], hook, self.axes), strict=True):
                     wide[k] = value
             return wide
@@ -278,6 +279,10 @@ class Call:
 
         stage(backward, types, label="completion order")
         return order
+
+
+def _applied(reduction: Reduction, gradients: Sequence[Any]) -> list[Any]:
+    return list(reduction(*gradients))
 
 
 def widened_over(value: Any, axes: Sequence[str]) -> Any:

@@ -17,9 +17,9 @@ from ..mesh import Mesh
 from ..ops.registry import as_traceable
 from ..tracing.trace import value_type
 from .bucket_plan import BucketPlan, trace_plan
-from .bucket_reduction import BucketRecord, BucketReduction
 from .buckets import Bucket, CommHook
 from .call import Call, Settings, scalar, widened_over
+from .traced_reducer import BucketRecord, TracedReducer
 
 __all__ = ["Accumulated", "DataParallelFunction", "data_parallel"]
 
@@ -102,7 +102,7 @@ class DataParallelFunction:
         device adds nothing, and the mean is that over the others.
         """
         call = Call(self.settings, params, batch, active)
-        loss, (_, extra) = call.loss_of(call.hooked(BucketReduction(call)), call.inexact)
+        loss, (_, extra) = call.loss_of(call.hooked(TracedReducer(call)), call.inexact)
         return (loss, extra) if call.returns_more else loss
 
     def value_and_grad(
@@ -123,14 +123,14 @@ class DataParallelFunction:
         """`value_and_grad`, which adds to `records` what the trace has of each bucket."""
         call = Call(self.settings, params, batch, active)
         call.use_accumulated(accumulated)
-        reducing = BucketReduction(call, call.states(state), records)
-        hooked = call.hooked(reducing)
+        reducer = TracedReducer(call, call.states(state), records)
+        hooked = call.hooked(reducer)
         function = lambda chosen: call.loss_of(hooked, chosen)
         loss, pullback, (call.weight, extra) = vjp(function, call.inexact, has_aux=True)
         (found,) = pullback(np.ones((), value_type(loss).dtype))
         gradients = call.unflatten(found, lambda i: np.zeros(call.types[i].shape, call.types[i].dtype))
         result = (loss, extra) if call.returns_more else loss
-        return (result, gradients) if reducing.states is None else (result, gradients, reducing.stacked_states())
+        return (result, gradients) if reducer.states is None else (result, gradients, reducer.stacked_states())
 
     def accumulate(
         self, params: Any, *batch: Any, accumulated: Accumulated | None = None, active: Any = None

@@ -8,8 +8,8 @@ from typing import Any
 
 from ..errors import ModuleError, ProgramMismatch
 from ..parallel import comm_hooks
-from ..parallel.bucket_reduction import hook_name
 from ..parallel.buckets import CommHook
+from ..parallel.gradient_reducer import hook_name
 from ..runtime.job.process_allgather import gather_text
 from .functional_hook import FunctionalHook
 from .future_hook import FutureHook

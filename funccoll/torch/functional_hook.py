@@ -11,9 +11,9 @@ import optree
 
 from ..ir import Traced
 from ..ops.registry import as_traceable
-from ..parallel.bucket_reduction import hook_name, reduced_by
 from ..parallel.buckets import Bucket, CommHook
 from ..parallel.call import widened_over
+from ..parallel.gradient_reducer import hook_name, reduced_by
 from ..tracing.trace import flatten_outputs
 from .parameters import GradientSlot
 from .tensor_memory import HostMemory

@@ -20,7 +20,7 @@ import torch
 from ..collectives import all_reduce
 from ..compiler.per_device import compile_per_device
 from ..errors import DTypeError, ModuleError, ShapeError
-from ..parallel.bucket_reduction import hook_name
+from ..parallel.gradient_reducer import hook_name
 from ..runtime.job.process_allgather import gather_text
 from .grad_bucket import GradBucket
 from .parameters import GradientSlot

@@ -152,8 +152,8 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "optim": (("leaves", "learning_rates"), ("transformation",), ("gradients", "state_layout", "steps")),
     "parallel": (
-        ("buckets", "checkpoint", "replicas", "uneven"), ("call", "comm_hooks"), ("bucket_reduction",), ("bucket_plan",),
-        ("data",), ("trained_model",),
+        ("buckets", "checkpoint", "replicas", "uneven"), ("comm_hooks", "gradient_reducer"), ("call",), ("traced_reducer",),
+        ("bucket_plan",), ("data",), ("trained_model",),
     ),
 }  # fmt: skip
 """Package -> its modules and folders in lines. What stands in one line imports only from the lines before it.
