@@ -88,6 +88,10 @@ class BucketAssignment:
     nbytes: tuple[int, ...]
     """The bytes of each bucket's gradients on one device."""
 
+    def is_last(self, number: int) -> bool:
+        """True for the number of the bucket that is reduced last."""
+        return number == len(self.buckets) - 1
+
 
 def assign_buckets(
     types: Sequence[ArrayType], order: Sequence[int], caps: Sequence[float], alone: Collection[int] = ()

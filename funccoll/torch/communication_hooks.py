@@ -14,6 +14,7 @@ from ..runtime.job.process_allgather import gather_text
 from .functional_hook import FunctionalHook
 from .future_hook import FutureHook
 from .parameters import GradientSlot
+from .slot_reducer import SlotReducer
 from .tensor_memory import HostMemory
 
 __all__ = ["communication_hook"]
@@ -26,8 +27,8 @@ _BY_NAME: dict[str, Callable[[], Any]] = {
 
 def communication_hook(
     state: Any, hook: Any, slots: Sequence[GradientSlot], memory: HostMemory, label: str, find_unused: bool, flags: int
-) -> FunctionalHook | FutureHook:
-    """Return what reduces buckets by a hook. All ranks must call it. Raises: ModuleError, ProgramMismatch."""
+) -> SlotReducer:
+    """Return the reducer by a hook. All ranks must call it. Raises: ModuleError, ProgramMismatch."""
     if isinstance(hook, str):
         if hook not in _BY_NAME:
             raise ModuleError(

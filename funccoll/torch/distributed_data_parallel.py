@@ -453,7 +453,7 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
         return {
             "world_size": self._mesh.size, "module_name": type(self.module).__name__,
             "rank": rank(), "backend_name": "funccoll",
-            "comm_hook": "" if reducer is None or reducer.comm_hook is None else reducer.comm_hook.name,
+            "comm_hook": "" if reducer is None else reducer.gradient_reducer.name,
             "iteration": 0 if reducer is None else reducer.iterations, "bucket_cap_bytes": self.bucket_bytes_cap,
             "num_parameter_tensors": len(parameters), "total_parameter_size_bytes": sum(p.nbytes for p in parameters),
             "dtypes": ", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in parameters})),

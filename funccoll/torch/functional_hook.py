@@ -11,33 +11,32 @@ import optree
 
 from ..ir import Traced
 from ..ops.registry import as_traceable
-from ..parallel.buckets import Bucket, CommHook
+from ..parallel.buckets import Bucket, BucketAssignment, CommHook
 from ..parallel.call import widened_over
-from ..parallel.gradient_reducer import hook_name, reduced_by
+from ..parallel.gradient_reducer import Reduction, hook_name, reduced_by
 from ..tracing.trace import flatten_outputs
-from .parameters import GradientSlot
+from .parameters import USED, GradientSlot
+from .slot_reducer import SlotReducer
 from .tensor_memory import HostMemory
 
 __all__ = ["FunctionalHook"]
 
 
-class FunctionalHook:
+class FunctionalHook(SlotReducer):
     """A pure hook, which sums what every rank has divided by the number of ranks, and its state on this rank.
 
     The state belongs to a parameter, so that it survives new buckets. That of a parameter which no rank has used in a backward
     pass is left as it was: what the hook would have sent of it reaches no gradient.
     """
 
-    divides = True
-    """The results are means over all ranks, which `Reducer.scale` may make those over some."""
+    op = "mean"
 
     def __init__(self, hook: Any, slots: Sequence[GradientSlot], memory: HostMemory, label: str, find_unused: bool, flags: int):
         self.name = hook_name(hook)
-        self._hook, self._slots, self._label = hook, slots, f"{label}, hook {self.name}"
-        self._memory, self._mesh = memory, memory.mesh
+        super().__init__(slots, memory, f"{label}, hook {self.name}", flags)
+        self._hook, self._find_unused = hook, find_unused
         self._states: list[list[Any]] = [[] for _ in slots]
-        self._structures: list[Any] = [None] * len(slots)
-        self._find_unused, self._flags = find_unused, flags
+        self._structures: list[Any] = [optree.treespec_tuple()] * len(slots)
         self._before: dict[int, list[Any]] = {}
         """The states before this backward pass, where some may be needed again."""
         if isinstance(hook, CommHook):
@@ -54,7 +53,7 @@ class FunctionalHook:
                 for k, leaf in enumerate(self._states[i]):
                     if isinstance(leaf, Traced):
                         computed.append((i, k))
-                        outputs.append(widened_over(leaf, self._mesh.axis_names))
+                        outputs.append(widened_over(leaf, self._memory.mesh.axis_names))
                     else:
                         # Usually zeros, of which the program need not have copies.
                         self._states[i][k] = self._memory.upload(leaf)
@@ -66,9 +65,10 @@ class FunctionalHook:
             for (i, k), value in zip(computed, values, strict=True):
                 self._states[i][k] = value
 
-    def compile(self, bucket: Sequence[int], number: int, count: int) -> Callable[..., Sequence[Any]]:
-        """Return the reduction of a bucket, number `number` of `count`: a function like that of the mean."""
-        slots, axes, n = [self._slots[i] for i in bucket], self._mesh.axis_names, self._mesh.size
+    def reduction(self, assignment: BucketAssignment, number: int) -> Reduction:
+        """Return the bucket's program, with the states of its parameters."""
+        bucket, mesh = assignment.buckets[number], self._memory.mesh
+        slots, axes, n = [self._slots[i] for i in bucket], mesh.axis_names, mesh.size
         names = tuple(f"[{slot.name!r}]" for slot in slots)
         leaves = [leaf for i in bucket for leaf in self._states[i]]
         ends = np.cumsum([len(self._states[i]) for i in bucket])[:-1].tolist()
@@ -77,10 +77,7 @@ class FunctionalHook:
             addends = tuple(g / np.asarray(n, slot.dtype) for g, slot in zip(blocks, slots, strict=False))
             flat = blocks[len(bucket) :]
             parts = [flat[begin:end] for begin, end in zip([0, *ends], [*ends, len(flat)], strict=True)]
-            states = [
-                optree.tree_unflatten(self._structures[i], part) if isinstance(self._hook, CommHook) else ()
-                for i, part in zip(bucket, parts, strict=True)
-            ]
+            states = [optree.tree_unflatten(self._structures[i], part) for i, part in zip(bucket, parts, strict=True)]
             states, means = reduced_by(
                 self._hook, states, Bucket(addends, names, number, axes), axes,
                 f"DistributedDataParallel: communication hook {self.name}",
@@ -89,11 +86,7 @@ class FunctionalHook:
             return [*means, *kept]
 
         types = [*((s.block_shape, s.dtype) for s in slots), *((x.shape, x.dtype) for x in leaves)]
-        label = f"{self._label}: bucket {number} of {count}"
-        if number == count - 1:
-            program = self._memory.compile_with_flags(reduce, types, self._flags, label)
-        else:
-            program = self._memory.compile(reduce, types, label)
+        program = self._compile(reduce, types, assignment, number)
         return functools.partial(self._reduce, bucket, program)
 
     def _reduce(self, bucket: Sequence[int], program: Callable[..., Sequence[Any]], *blocks: Any) -> Sequence[Any]:
@@ -107,10 +100,10 @@ class FunctionalHook:
             self._states[i] = results[begin:end]
         return [*results[: len(bucket)], *results[end:]]
 
-    def settle(self, used: Sequence[int]) -> Sequence[tuple[int, Any]]:
-        """End a backward pass: `used` says which parameters some rank has used."""
+    def settle(self, flags: bytes) -> Sequence[tuple[int, Any]]:
+        """Take back the states of parameters that no rank has used."""
         for i, before in self._before.items():
-            if not used[i]:
+            if not flags[i] & USED:
                 self._states[i] = before
         self._before = {}
-        return []
+        return ()

@@ -20,10 +20,12 @@ import torch
 from ..collectives import all_reduce
 from ..compiler.per_device import compile_per_device
 from ..errors import DTypeError, ModuleError, ShapeError
-from ..parallel.gradient_reducer import hook_name
+from ..parallel.buckets import BucketAssignment
+from ..parallel.gradient_reducer import Reduction, hook_name
 from ..runtime.job.process_allgather import gather_text
 from .grad_bucket import GradBucket
 from .parameters import GradientSlot
+from .slot_reducer import SlotReducer
 from .tensor_memory import HostMemory
 
 __all__ = ["FutureHook"]
@@ -34,18 +36,17 @@ _TEXT = 400
 """Characters of a rank's exception that the others are told."""
 
 
-class FutureHook:
+class FutureHook(SlotReducer):
     """A hook `hook(state, bucket)` that returns a future of the bucket's gradients, or a tensor of them."""
 
-    divides = False
-    """The hook divides by what it likes."""
+    op = "hook"
 
     def __init__(
         self, state: Any, hook: Callable[..., Any], slots: Sequence[GradientSlot], memory: HostMemory, label: str, flags: int
     ):  # fmt: skip
         self.name = hook_name(hook)
-        self._state, self._hook, self._slots, self._memory, self._mesh = state, hook, slots, memory, memory.host
-        self._label, self._flags = f"{label}, hook {self.name}", flags
+        super().__init__(slots, memory, f"{label}, hook {self.name}", flags)
+        self._state, self._hook, self._mesh = state, hook, memory.host
         self._failure: Exception | None = None
         self._launched: list[_Launched] = []
         self._waiting: list[_Launched] = []
@@ -56,12 +57,9 @@ class FutureHook:
 
         self._exchange = compile_per_device(either, [((flags + 1,), _BYTE)], self._mesh, f"{self._label}: flags")
 
-    def compile(self, bucket: Sequence[int], number: int, count: int) -> Callable[..., Sequence[Any]]:
-        """Return the reduction of a bucket, number `number` of `count`. That of the last one waits for all.
-
-        It has the results of its own bucket; `settle` has the others'.
-        """
-        return functools.partial(self._reduce, bucket, number, number == count - 1)
+    def reduction(self, assignment: BucketAssignment, number: int) -> Reduction:
+        """Return the call of the hook. That of the last bucket waits for all, and returns its own gradients."""
+        return functools.partial(self._reduce, assignment.buckets[number], number, assignment.is_last(number))
 
     def _reduce(self, bucket: Sequence[int], number: int, last: bool, *blocks: np.ndarray) -> Sequence[Any]:
         if number == 0:
@@ -83,8 +81,8 @@ class FutureHook:
     def _forget(self) -> None:
         self._failure, self._launched, self._waiting, self._late = None, [], [], []
 
-    def settle(self, used: Sequence[int]) -> Sequence[tuple[int, Any]]:
-        """End a backward pass; returns (parameter, result) of all buckets but the last."""
+    def settle(self, flags: bytes) -> Sequence[tuple[int, Any]]:
+        """Return (parameter, result) of all buckets but the last."""
         late, self._late = self._late, []
         return late
 

@@ -28,7 +28,7 @@ from .in_backward_optimizers import InBackwardOptimizers
 from .local_gradients import LocalGradients, watched_parameters
 from .module_changes import ModuleChanges, listed
 from .parameters import ADDED, BEGUN, USED, GradientSlot
-from .sparse_gradients import SparseReduction
+from .slot_reducer import MeanReducer, SlotReducer
 from .tensor_memory import HostMemory
 
 __all__ = ["FORWARD", "Reducer"]
@@ -58,8 +58,6 @@ class Reducer:
         self.find_unused, self.static_graph, self.changes = find_unused, static_graph, changes
         self.assignment = BucketAssignment((), (), ())
         self.rebuilt = False
-        self.comm_hook: Any = None
-        """Reduces buckets in place of the mean, if there is one."""
         self.iterations = 0
         """Backward passes that were reduced."""
         self.communication_ns = self.backward_ns = self.forward_ns = 0
@@ -88,6 +86,7 @@ class Reducer:
         self._unused: list[int] = []
         self._flags = bytearray(len(self.slots) + WORD)
         """Of each parameter, whether this rank has a gradient; after them the word about forward passes."""
+        self.gradient_reducer: SlotReducer = MeanReducer(self.slots, memory, label, len(self._flags))
         self._right = bytes([USED | BEGUN]) * len(self.slots)
         """The flags of all ranks that were found to be right last."""
         self._versions = self._versions_now()
@@ -115,41 +114,21 @@ class Reducer:
         if assignment != self.assignment:
             self.assignment = assignment
             self._bucket_of = {i: number for number, bucket in enumerate(assignment.buckets) for i in bucket}
-            self._programs = [self._compile(number) for number in range(len(assignment.buckets))]
+            self._reductions = self.gradient_reducer.reductions(assignment)
             self._count_expected()
 
     def _count_expected(self) -> None:
         self._complete = [sum(self._expected[i] for i in bucket) for bucket in self.assignment.buckets]
         """Of each bucket, the gradients that are complete before it is reduced."""
 
-    def _compile(self, number: int) -> Callable[..., Sequence[Any]]:
-        """The reduction of a bucket: from this rank's gradients, and the flags with the last one, to those of all ranks."""
-        buckets, axes = self.assignment.buckets, self.mesh.axis_names
-        bucket = buckets[number]
-        if self.comm_hook is not None:
-            return self.comm_hook.compile(bucket, number, len(buckets))
-        last = number == len(buckets) - 1
-        label = f"{self.label}: bucket {number} of {len(buckets)}"
-        if self.slots[bucket[0]].sparse:
-            return SparseReduction(self.slots[bucket[0]], self.mesh, label, len(self._flags) if last else 0)
-        types = [(self._types[i].shape, self._types[i].dtype) for i in bucket]
-
-        def reduce(*blocks: Any) -> Sequence[Any]:
-            return all_reduce(list(blocks), axes, op="mean")
-
-        if last:
-            return self.memory.compile_with_flags(reduce, types, len(self._flags), label)
-        return self.memory.compile(reduce, types, label)
-
     def use_hook(self, state: Any, hook: Any) -> None:
         """Reduce buckets by a communication hook."""
-        if self.comm_hook is not None or self.iterations or self._active:
-            before = "gradients were reduced" if self.comm_hook is None else f"hook {self.comm_hook.name} was registered"
+        if (name := self.gradient_reducer.name) or self.iterations or self._active:
+            before = f"hook {name} was registered" if name else "gradients were reduced"
             raise ModuleError(f"register_comm_hook: {before} first. Register one hook, once, before the first backward pass.")
         made = communication_hook(state, hook, self.slots, self.memory, self.label, self.find_unused, len(self._flags))
-        buckets = self.assignment.buckets
-        self._programs = [made.compile(bucket, number, len(buckets)) for number, bucket in enumerate(buckets)]
-        self.comm_hook = made
+        self._reductions = made.reductions(self.assignment)
+        self.gradient_reducer = made
 
     def _rebuild(self) -> None:
         """Put the parameters into buckets anew, in the order in which rank 0's gradients arrived."""
@@ -360,10 +339,10 @@ class Reducer:
             flags[len(slots) :] = ABSENT if self._follows else self.passes.word()
             blocks.append(np.frombuffer(flags, np.uint8))
         try:
-            results = self._programs[number](*blocks)
+            results = self._reductions[number](*blocks)
         except (ProgramMismatch, PeerFailure) as error:
             raise self.passes.elsewhere(error, self.mesh) from None
-        if self.scale != 1 and (self.comm_hook is None or self.comm_hook.divides):
+        if self.scale != 1 and self.gradient_reducer.op == "mean":
             means = [self.memory.scaled(result, self.scale) for result in results[: len(bucket)]]
             results = [*means, *results[len(bucket) :]]
         for i, result in zip(bucket, results, strict=False):
@@ -379,17 +358,16 @@ class Reducer:
         self._active = self.expects = False
         while self._launched < len(self.assignment.buckets) - 1:
             self._launch()
-        used = bytes(self._launch()[0])
-        n = len(self.slots)
-        if self.comm_hook is not None:
-            self._without += self.comm_hook.settle([flag & USED for flag in used[:n]])
-        if used[n:] != self._flags[n:]:
-            if words_differ(used[n:]):
+        found, n = bytes(self._launch()[0]), len(self.slots)
+        used, word = found[:n], found[n:]
+        self._without += self.gradient_reducer.settle(used)
+        if word != self._flags[n:]:
+            if words_differ(word):
                 self._discard()
                 error = self.passes.mismatch(self.mesh, self._follows)
                 self.passes.forget()
                 raise error
-            self.passes.note_lines(used[n:])
+            self.passes.note_lines(word)
         self.passes.forget()
         for i, result in self._without:
             if used[i] & USED and not self._follows:
@@ -402,9 +380,9 @@ class Reducer:
             self._count_expected()
         if self._unused:
             self.changes.check_unused([self.slots[i].parameter for i in self._unused])
-        if used[:n] != self._right:
-            self._check(used[:n])
-            self._right = used[:n]
+        if used != self._right:
+            self._check(used)
+            self._right = used
         if self._optimizers is not None and not self._follows:
             self._optimizers.step()
         if len(self.assignment.buckets) > 1 and not self.rebuilt and not self.find_unused:

@@ -134,7 +134,8 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
             "local_gradients", "module_changes",
         ),
         ("tensor_memory",), ("parameters", "tensor_programs"),
-        ("sparse_gradients", "functional_hook", "future_hook", "tensor_collectives"), ("communication_hooks",),
+        ("sparse_gradients", "tensor_collectives"), ("slot_reducer",), ("functional_hook", "future_hook"),
+        ("communication_hooks",),
         ("join", "reducer", "module_state"), ("torch_interface",), ("*",),
     ),
     "draw": (
