@@ -46,11 +46,11 @@ from ..runtime.recorder import compiling
 from ..tracing.trace import Evaluation, flatten_outputs, sharding_of, stage, value_type
 from ..tracing.tracer import check_alive
 from ..types import ArrayType
-from ..weak_values import WeakValues
 from .arguments import AUTO, Arguments, Options, Static, broadcast_specs, check_specs
-from .callers import MOST_CALLERS, Caller, Dispatch
+from .callers import Caller, Dispatch
 from .choose_schedules import check_algorithms
 from .debug_modes import MODES
+from .dispatcher import Dispatcher, clear_dispatchers
 from .eager_execution import evaluation_on, operations_on
 from .garbage_collection import without_garbage_collection
 from .output_layouts import layout_of_argument, output_layouts, sharding_of_result
@@ -67,33 +67,6 @@ R = TypeVar("R")
 
 _LeafType = tuple[tuple[int, ...], np.dtype, type | None]
 """Global shape, dtype, and the Python type of a weak scalar."""
-
-CACHE_SIZE = 512
-"""The most programs that one jitted function keeps compiled."""
-
-_JITTED: WeakValues[int, Jitted] = WeakValues()
-_ARRAYS: set[type] = {Array, np.ndarray}
-"""Types of arrays whose calls are quick; CuPy's is added when it is met."""
-_NUMBERS = frozenset((bool, int, float, complex))
-
-
-def _fast_key(treedef: optree.PyTreeSpec, leaves: Sequence[Any]) -> tuple | None:
-    """The cache key of a call whose leaves are Arrays, NumPy or CuPy arrays, and numbers, also NumPy's; None for others."""
-    key: list[Any] = [treedef]
-    for leaf in leaves:
-        kind = type(leaf)
-        if kind is Array:
-            key.append(leaf.layout)
-        elif kind in _ARRAYS:
-            key.append((kind, leaf.shape, leaf.dtype))
-        elif kind in _NUMBERS and (kind is not int or -(1 << 63) <= leaf < 1 << 63):
-            key.append(kind)
-        elif issubclass(kind, np.generic):
-            key.append((kind, leaf.dtype))
-        else:
-            return None
-    return tuple(key)
-
 
 class Jitted(Dispatch, Generic[Params, R]):
     """A function that is traced and compiled once for each structure, types and shardings of its arguments."""
@@ -114,12 +87,8 @@ class Jitted(Dispatch, Generic[Params, R]):
         self._source = code and Source(code.co_filename, code.co_firstlineno, self._name)
         self._widened: set[Source | None] = set()  # lines of which it has warned
         self._draws = False  # from NumPy's global random state: it has warned of that
-        self._cache: dict[Any, Compiled] = {}
-        self._calls: dict[Any, tuple[ProgramCall, optree.PyTreeSpec]] = {}  # in gradients around it
         self._plain = not (options.static_argnums or options.static_argnames)
-        self._trees: list[tuple[optree.PyTreeSpec, Caller]] = []  # the callers of pytrees
-        self._fast: dict[tuple, Callable[[Sequence[Any]], Any]] = {}
-        _JITTED[id(self)] = self
+        self.dispatcher = Dispatcher(self.callers)
 
     def __reduce__(self) -> Any:  # an object of C is copied by it alone; what was compiled stays behind
         return type(self), (self.fn, self.mesh, self.in_specs, self.out_specs, self._options)
@@ -138,13 +107,9 @@ class Jitted(Dispatch, Generic[Params, R]):
             if self._plain and not kwargs:
                 given: Any = args
                 leaves, treedef = optree.tree_flatten(given)
-                for tree, caller in self._trees:
-                    if tree == treedef and (result := caller(leaves)) is not NotImplemented:
-                        return result
-                key = _fast_key(treedef, leaves)
-                execute = self._fast.get(key) if key is not None else None
-                if execute is not None:
-                    return execute(leaves)
+                result = self.dispatcher.call_quickly(leaves, treedef)
+                if result is not NotImplemented:
+                    return result
             return self._slow_call(args, kwargs)
         except BaseException as error:  # costs nothing where there is none, other than user_frames
             hide_frames(error)
@@ -159,31 +124,19 @@ class Jitted(Dispatch, Generic[Params, R]):
         types = tuple(self._leaf_type(leaf, treedef, i, static) for i, leaf in enumerate(leaves))
         if MODES.eager:
             return target._run_eagerly(leaves, dynamic, static, treedef, types)
-        key = (target.mesh.device_type, treedef, types, static)
+        signature = (target.mesh.device_type, treedef, types, static)
         if self._arguments.auto:
-            key = (*key, tuple(leaf.sharding if type(leaf) is Array else None for leaf in leaves))
+            signature = (*signature, tuple(leaf.sharding if type(leaf) is Array else None for leaf in leaves))
         if MODES.non_finite is not None:
-            key = (*key, MODES.non_finite)
-        compiled = self._cache.get(key)
+            signature = (*signature, MODES.non_finite)
+        compiled: Compiled | None = self.dispatcher.find(signature)
         if compiled is None:
             with compiling(self._name):
                 compiled = target._trace(dynamic, static, treedef, types).lower().compile()
-            self._make_room()
+            self.dispatcher.keep(signature, compiled)
             if logger.isEnabledFor(logging.DEBUG):  # a fingerprint reads every move of every schedule
                 logger.debug("compiled %s: %s", self._name, compiled.fingerprint[:12])
-        self._cache.pop(key, None)
-        self._cache[key] = compiled  # at the end: it was used last
-        key = _fast_key(treedef, leaves) if not kwargs and self._plain else None  # before a donated Array gets another layout
-        caller = compiled.caller(leaves) if key is not None else None
-        result = compiled.execute(leaves)
-        if key is not None:  # only after it has run: a deleted Array raises
-            self._fast[key] = compiled.execute
-            if caller is not None:
-                if _ARRAYS.issuperset(map(type, args)):
-                    self.callers[:] = caller, *self.callers[: MOST_CALLERS - 1]
-                else:
-                    self._trees[:] = (treedef, caller), *self._trees[: MOST_CALLERS - 1]
-        return result
+        return self.dispatcher.call(compiled, args, leaves, treedef) if self._plain and not kwargs else compiled.execute(leaves)
 
     def _run_eagerly(
         self, leaves: Sequence[Any], dynamic: tuple, static: Static, treedef: optree.PyTreeSpec, types: Sequence[_LeafType]
@@ -210,28 +163,9 @@ class Jitted(Dispatch, Generic[Params, R]):
         ]
         return signature.out_tree.unflatten(results)
 
-    def _make_room(self) -> None:
-        """Drop the programs that were used longest ago, a quarter of them, when there are too many.
-
-        Quick calls leave no mark. So a quarter earlier all calls are made to go the slow way once, which moves what they
-        use to the end.
-        """
-        if len(self._cache) >= CACHE_SIZE:
-            for key in list(self._cache)[: CACHE_SIZE // 4]:
-                self._cache.pop(key, None)
-        if len(self._cache) == CACHE_SIZE - CACHE_SIZE // 4:
-            self._forget_fast()
-
-    def _forget_fast(self) -> None:
-        self.callers.clear()
-        self._trees.clear()
-        self._fast.clear()
-
     def clear_cache(self) -> None:
         """Drop all compiled programs, and the memory that they use between calls; calls compile anew."""
-        self._cache.clear()
-        self._calls.clear()
-        self._forget_fast()
+        self.dispatcher.clear()
 
     def check_options(self) -> None:
         """Raise for options that can fit no call: an axis, a position or a name that does not exist."""
@@ -268,15 +202,14 @@ class Jitted(Dispatch, Generic[Params, R]):
                     f"{where()}, of type {given}, is split as {sharding.spec!r} over {sharding.mesh!r}, and {self._name} is "
                     f"jitted for {self.mesh!r}: functions that are called in one gradient have one mesh."
                 )
-        key = (treedef, types, static, shardings if self._arguments.auto else ())
-        made = self._calls.get(key)
+        key = ("gradient", treedef, types, static, shardings if self._arguments.auto else ())
+        made: tuple[ProgramCall, optree.PyTreeSpec] | None = self.dispatcher.find(key)
         if made is None:
             traced = self._trace(dynamic, static, treedef, types)
             s = traced.signature
             call = ProgramCall(self._name, traced.program, s.in_layouts, s.out_layouts, self.mesh, self._source, s.names)
-            if len(self._calls) == CACHE_SIZE:
-                self._calls.clear()
-            made = self._calls[key] = call, s.out_tree
+            made = call, s.out_tree
+            self.dispatcher.keep(key, made)
         call, out_tree = made
         values = [x if s is not None else as_traceable(x) for x, s in zip(leaves, shardings, strict=True)]
         outs = call.bind(values)
@@ -313,7 +246,7 @@ class Jitted(Dispatch, Generic[Params, R]):
                     )
         target = self if self.mesh.device_type == "cuda" else self._for_gpus
         library = backend_of(target.mesh).library
-        _ARRAYS.add(library.array_type)
+        self.dispatcher.array_types.add(library.array_type)
         return target, [
             library.asarray(leaf, name(i)) if place == "cuda" and type(leaf) is not Array else leaf
             for i, (leaf, place) in enumerate(zip(leaves, places, strict=True))
@@ -455,16 +388,7 @@ def clear_caches() -> None:
     """
     for programs in (redistribution, moved, sum_of, operations_on):
         programs.cache_clear()
-    for jitted in _JITTED.values():
-        jitted.clear_cache()
-
-
-def _forget_quick_calls() -> None:
-    for jitted in _JITTED.values():
-        jitted._forget_fast()
-
-
-MODES.changed.append(_forget_quick_calls)
+    clear_dispatchers()
 
 
 class _Bound:

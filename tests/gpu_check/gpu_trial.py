@@ -110,7 +110,7 @@ def on_host(block: Any) -> Any:
 
 def compiled(jitted: Any) -> Any:
     """The program that a jitted function has compiled last."""
-    return list(jitted._cache.values())[-1]
+    return jitted.dispatcher.executables[-1]
 
 
 def recording(jitted: Any) -> Any:

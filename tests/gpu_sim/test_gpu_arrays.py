@@ -452,7 +452,7 @@ def test_training_on_gpus_gives_the_values_of_the_host():
         for _ in range(5):
             params, value = step(params, place(X))
         runs.append([np.asarray(params["w"]), np.asarray(params["b"]), np.asarray(value)])
-    found = [compiled._run for compiled in step._cache.values() if isinstance(compiled._run, CapturedProgram)]
+    found = [compiled._run for compiled in step.dispatcher.executables if isinstance(compiled._run, CapturedProgram)]
     assert [run.is_captured for run in found] == [True]
     for cpu, cuda in zip(*runs, strict=True):
         np.testing.assert_allclose(cuda, cpu, rtol=1e-12)

@@ -124,7 +124,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "compiler": (
         ("arguments", "callers", "choose_schedules", "debug_modes", "garbage_collection", "layout_rules", "report",
          "resharding"),
-        ("output_layouts", "signature"), ("stages",),
+        ("dispatcher", "output_layouts", "signature"), ("stages",),
         ("program_calls", "eager_execution"),
         ("jit", "per_device", "redistribute"),
     ),

@@ -12,7 +12,7 @@ import numpy as np
 
 import funccoll as fc
 from funccoll import P
-from funccoll.compiler import jit
+from funccoll.compiler import dispatcher
 from funccoll.mesh import Mesh
 from funccoll.runtime.job.calling_thread import works_for
 from funccoll.runtime.plans import plan_writer
@@ -546,11 +546,11 @@ def many_shapes() -> list[int]:
 
     run(100_000)
     used = heap.stats()["used"]
-    jit.CACHE_SIZE = 16 + 8 * rank
+    dispatcher.CACHE_SIZE = 16 + 8 * rank
     for k in range(1, 60):
         run(k)
         run(1 + k // 2)
-    assert len(step._cache) <= jit.CACHE_SIZE and heap.stats()["used"] < used + (2 << 20)
+    assert len(step.dispatcher.executables) <= dispatcher.CACHE_SIZE and heap.stats()["used"] < used + (2 << 20)
     counts = [heap.stats()["arrays"], len(mesh.backend.job.communicators.call_sites)]
     fc.clear_caches()
     counts += [heap.stats()["arrays"], len(mesh.backend.job.communicators.call_sites)]

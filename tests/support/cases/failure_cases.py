@@ -309,7 +309,7 @@ def late(culprits: list[int], how: str, caught: bool = True) -> None:
             frame = frame.f_back
 
     def interrupted_call() -> None:
-        (group,) = next(iter(step._cache.values())).group_calls
+        (group,) = step.dispatcher.executables[0].group_calls
         interrupt_at_the_end(group)
 
     signal.signal(signal.SIGALRM, interrupt)

@@ -73,7 +73,7 @@ class PublicInterface(cuda_simulation.Simulated):
                 for device, (want, have) in enumerate(zip(w.shards, f.shards, strict=True)):
                     bits = [np.ascontiguousarray(x).tobytes() for x in (want, have.get())]
                     assert bits[0] == bits[1], (fn, axes, device, want, have.get())
-        for compiled in runs[1]._cache.values():
+        for compiled in runs[1].dispatcher.executables:
             if not isinstance(compiled._run, CapturedProgram):
                 self.launches += 1
                 assert compiled.execution == "one launch"

@@ -451,7 +451,7 @@ def test_a_deleted_array_is_refused_every_time():
     for _ in range(3):
         with pytest.raises(DeletedArrayError):
             total(x)
-    assert len(total._fast) == 1
+    assert len(total.dispatcher._by_quick_key) == 1
 
 
 def test_an_int_too_large_for_int64_is_not_taken_for_one_that_fits():
@@ -472,13 +472,13 @@ def test_a_keyword_leaves_the_other_defaults_what_they_are():
     jitted, x = fc.jit(f), np.arange(6.0).reshape(2, 3)
     for _ in range(2):
         np.testing.assert_array_equal(jitted(x, y=x), 2 * x.sum(axis=0))
-    assert len(jitted._cache) == 1
+    assert len(jitted.dispatcher.executables) == 1
     split = fc.jit(lambda x, n=1, y=None: fc.all_reduce(x * n + y, "d"), mesh=fc.make_mesh({"d": 2}), in_specs=(P("d"), P("d")))
     np.testing.assert_array_equal(split(x, y=x), 2 * x.sum(axis=0, keepdims=True))
 
 
 def test_programs_used_longest_ago_are_dropped(monkeypatch):
-    monkeypatch.setattr("funccoll.compiler.jit.CACHE_SIZE", 8)
+    monkeypatch.setattr("funccoll.compiler.dispatcher.CACHE_SIZE", 8)
     traced = []
 
     @fc.jit
@@ -492,7 +492,7 @@ def test_programs_used_longest_ago_are_dropped(monkeypatch):
     for n in range(1, 30):
         call(n)
         call(1)  # quickly, in between
-        assert len(double._cache) <= 8
+        assert len(double.dispatcher.executables) <= 8
     assert traced == [(n,) for n in range(1, 30)]
     call(2)
     assert traced[-1] == (2,) and len(traced) == 30
@@ -507,9 +507,9 @@ def test_caches_can_be_cleared():
     for _ in range(2):
         for _ in range(3):
             assert (np.asarray(double(np.ones(3))) == 2).all() and (np.asarray(total(x)) == 2).all()
-        compiled.append([*double._cache.values(), *total._cache.values()])
+        compiled.append([*double.dispatcher.executables, *total.dispatcher.executables])
         fc.clear_caches()
-        assert not double._cache and not total._cache and not double._fast and not total._fast
+        assert all(not f.callers and not f.dispatcher.executables and not f.dispatcher._by_quick_key for f in (double, total))
     assert len(compiled[0]) == len(compiled[1]) == 2 and not set(map(id, compiled[0])) & set(map(id, compiled[1]))
     kept = weakref.ref(compiled[0][1])
     compiled.clear()
