@@ -7,19 +7,26 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import optree
 
-from ..errors import at_source
+from ..arrays.array import Array
+from ..arrays.array_layout import layout_of
+from ..errors import DeviceError, at_source, current_source
 from ..ir import Equation, Literal, Program, Var, eager
 from ..mesh import Mesh, copy_coordinates
 from ..passes import run_passes
 from ..runtime.backend import ONE_BY_ONE
+from ..runtime.codegen import require_devices
+from ..runtime.job.world import backend_of
 from ..tracing.trace import Evaluation
 from ..types import ArrayType
+from .arguments import Static
 from .choose_schedules import choose, schedules_of
 from .debug_modes import MODES
-from .stages import generate
+from .function_on_mesh import FunctionOnMesh, LeafType
+from .stages import generate, redistribution
 
-__all__ = ["evaluation_on", "operations_on"]
+__all__ = ["operations_on", "run_eagerly"]
 
 
 class _MeshOperations:
@@ -68,7 +75,35 @@ def operations_on(mesh: Mesh) -> _MeshOperations:
     return _MeshOperations(mesh)
 
 
-def evaluation_on(mesh: Mesh, inputs: Sequence[Any]) -> Evaluation:
+def _evaluation_on(mesh: Mesh, inputs: Sequence[Any]) -> Evaluation:
     """The evaluation of a function on a mesh, with these values of its inputs."""
     operations = operations_on(mesh)
     return Evaluation(operations.run, operations.differing, inputs)
+
+
+def run_eagerly(
+    function: FunctionOnMesh, leaves: Sequence[Any], dynamic: tuple, static: Static, treedef: optree.PyTreeSpec,
+    types: Sequence[LeafType],
+) -> Any:  # fmt: skip
+    """Call a function, of which each operation runs at once, on the devices of this process."""
+    mesh = function.mesh
+    require_devices(mesh)
+    if mesh.device_type != "cpu":
+        raise DeviceError(f"{function.name} is called on a GPU: fc.debug.disable_jit is for CPUs. Pass NumPy arrays.")
+    shardings = function.arguments.shardings(dynamic, static)
+    inputs = []
+    for leaf, (shape, dtype, _), sharding in zip(leaves, types, shardings, strict=True):
+        layout = layout_of(shape, dtype, sharding)
+        if type(leaf) is Array and leaf.sharding.mesh == mesh:
+            same = leaf.layout.same(layout)
+            leaf = leaf if same else redistribution(leaf.layout, layout, current_source()).execute((leaf,))
+            inputs.append(leaf.take_copies())
+        else:
+            inputs.append(layout.split(backend_of(mesh).library.asarray(leaf)))
+    evaluation = _evaluation_on(mesh, inputs)
+    signature = function.trace(dynamic, static, treedef, types, evaluation).signature
+    results = [
+        Array(layout, [*map(np.array, copies)] if isinstance(copies, list) else np.array(copies))
+        for layout, copies in zip(signature.out_layouts, evaluation.outputs, strict=True)
+    ]
+    return signature.out_tree.unflatten(results)

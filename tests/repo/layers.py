@@ -125,7 +125,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("arguments", "callers", "choose_schedules", "debug_modes", "garbage_collection", "layout_rules", "report",
          "resharding"),
         ("dispatcher", "output_layouts", "signature"), ("stages",),
-        ("program_calls", "eager_execution"),
+        ("function_on_mesh", "program_calls"), ("eager_execution",),
         ("jit", "per_device", "redistribute"),
     ),
     "torch": (

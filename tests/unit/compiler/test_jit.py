@@ -400,7 +400,7 @@ def test_exceptions_of_the_users_own_show_no_frames_of_ours(call, monkeypatch):
 
 def test_a_fault_of_funccoll_shows_all_frames(monkeypatch):
     monkeypatch.delenv("FUNCCOLL_TRACEBACK", raising=False)
-    monkeypatch.setattr("funccoll.compiler.jit.stage", None)
+    monkeypatch.setattr("funccoll.compiler.function_on_mesh.stage", None)
     with pytest.raises(TypeError) as caught:
         fc.jit(_missing)(X)
     package = str(Path(fc.__file__).parent)

@@ -383,7 +383,7 @@ class TestListing:
 
     def test_pickled(self):
         step = fc.jit(np.negative, dtype_promotion="strict")
-        assert pickle.loads(pickle.dumps(step))._options.dtype_promotion == "strict"
+        assert pickle.loads(pickle.dumps(step))._function.options.dtype_promotion == "strict"
 
 
 class TestOwnCode:
