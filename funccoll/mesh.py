@@ -127,10 +127,14 @@ class Mesh:
     it is given as a number of equal hosts, or by device, and numbered in the order of first appearance. Meshes are values:
     equal when names, sizes, devices, hosts and process are. `device_type` is "cpu" or "cuda": where the arrays are.
     `backend` executes collectives over the mesh and allocates its arrays (`runtime/backend.py`); it is opaque here, and
-    neither compared nor pickled.
+    neither compared nor pickled. Nor is what belongs to one mesh and ends with it, `on_devices` and `programs`: equal meshes,
+    which may be of two jobs, have their own.
     """
 
-    __slots__ = ("__dict__", "_hash", "axis_names", "backend", "device_type", "devices", "hosts", "process", "sizes")
+    __slots__ = (
+        "_hash", "axis_names", "backend", "device_type", "devices", "hosts", "made_alone", "on_devices", "process", "programs",
+        "shape", "size", "sizes",
+    )  # fmt: skip
 
     def __init__(
         self, axes: Mapping[str, int], devices: Sequence[int] | None = None, process: int | None = None, backend: Any = None,
@@ -145,6 +149,10 @@ class Mesh:
                 raise MeshError(f"mesh axis {name!r} has size {size!r}: sizes are integers, at least 1.")
         self.axis_names: tuple[str, ...] = tuple(axes)
         self.sizes: tuple[int, ...] = tuple(int(s) for s in axes.values())
+        self.shape: Mapping[str, int] = MappingProxyType(dict(zip(self.axis_names, self.sizes, strict=True)))
+        """Axis name -> size, in axis order (read-only)."""
+        self.size = math.prod(self.sizes)
+        """The number of devices."""
         self.devices: Sequence[int] | None = _device_ids(devices)
         if self.devices is not None:
             if len(self.devices) != self.size:
@@ -158,21 +166,17 @@ class Mesh:
         self.backend = backend
         self.device_type = device_type
         self.hosts: tuple[int, ...] = check_hosts(hosts, self.size)
+        self.made_alone: str | None = None
+        """Where `make_mesh` has made it for a single process, in words (" at train.py:3"); None for other meshes."""
+        self.on_devices: dict[str, Mesh] = {}
+        """The same mesh by device type, once it has been asked for (`on_device` of `runtime/job/world.py`): itself, too."""
+        self.programs: dict[str, Any] = {}
+        """Compiled programs that a library keeps for this mesh alone, under the library's name."""
         self._hash = hash(self._key())
 
     def _key(self) -> tuple[Any, ...]:
         """The parts that make meshes equal."""
         return self.axis_names, self.sizes, self.devices, self.process, self.device_type, self.hosts
-
-    @cached_property
-    def shape(self) -> Mapping[str, int]:
-        """Axis name -> size, in axis order (read-only)."""
-        return MappingProxyType(dict(zip(self.axis_names, self.sizes, strict=True)))
-
-    @cached_property
-    def size(self) -> int:
-        """The number of devices."""
-        return math.prod(self.sizes)
 
     @property
     def is_abstract(self) -> bool:

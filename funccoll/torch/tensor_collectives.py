@@ -60,7 +60,7 @@ def _call(name: str, x: torch.Tensor, mesh: Mesh, axis: Axes, options: Options) 
     code = (frame := _getframe(2)).f_code
     site = code.co_filename, code.co_firstlineno, frame.f_lasti
     try:
-        program = mesh.__dict__["torch_collectives"](name, axis, options, x.shape, x.dtype, site)
+        program = mesh.programs["torch"](name, axis, options, x.shape, x.dtype, site)
     except FunccollError:
         check_tensor(x, name)  # an array has a shape and a dtype, too
         raise

@@ -150,7 +150,7 @@ def programs_of(mesh: Mesh, name: str) -> Any:
     """The function that compiles a mesh's collectives, and keeps them; each mesh has its own: equal ones may be of two jobs."""
     if not isinstance(mesh, Mesh):
         raise MeshError(f"{name}: mesh must be one from fc.make_mesh({{...}}), not {mesh!r:.60}.")
-    known = mesh.__dict__.get("torch_collectives")
+    known = mesh.programs.get("torch")
     if known is not None:
         return known
     require_devices(mesh)
@@ -173,7 +173,7 @@ def programs_of(mesh: Mesh, name: str) -> Any:
         compiled = compile_per_device(traced, types, mesh, f"funccoll.torch.{name}")
         return compiled if dtype is None else _program(name, compiled, dtype)
 
-    return mesh.__dict__.setdefault("torch_collectives", program)
+    return mesh.programs.setdefault("torch", program)
 
 
 def breaks_graph(fn: Callable[Params, R]) -> Callable[Params, R]:

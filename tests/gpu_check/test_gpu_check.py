@@ -449,10 +449,10 @@ def faked(monkeypatch, rehearsed):
 
     monkeypatch.setitem(vars(fake_cupy), "asarray", asarray)
     current_gpu.cache_clear()
-    NO_MESH.__dict__.pop("on_device", None)
+    NO_MESH.on_devices = {}
     yield rehearsed
     current_gpu.cache_clear()
-    NO_MESH.__dict__.pop("on_device", None)
+    NO_MESH.on_devices = {}
 
 
 def test_compute_on_the_fake_of_a_gpu(faked):

@@ -35,10 +35,10 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     kernels = importlib.import_module("funccoll.runtime.cuda.cupy_kernels")
     monkeypatch.setattr(kernels, "CupyKernels", fake_cupy.Kernels)
     monkeypatch.setattr(cublas, "find_library", lambda version: FakeCublas())
-    NO_MESH.__dict__.pop("on_device", None)
+    NO_MESH.on_devices = {}
     yield fake_cupy
     gpu.current_gpu.cache_clear()
-    NO_MESH.__dict__.pop("on_device", None)
+    NO_MESH.on_devices = {}
 
 
 def on_gpu(x: Any) -> Any:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
+import weakref
 
 import pytest
 
@@ -207,16 +209,26 @@ def test_compiled_functions_are_bounded(alone, monkeypatch):
     monkeypatch.setattr("funccoll.torch.tensor_programs.KEPT", 3)
     for size in (1, 2, 3, 1, 4, 1, 2):
         assert ft.all_reduce(torch.ones(size), alone, "data").shape == (size,)
-    found = alone.__dict__["torch_collectives"].cache_info()
+    found = alone.programs["torch"].cache_info()
     assert (found.currsize, found.hits) == (3, 2)
+
+
+def test_compiled_functions_end_with_their_mesh():
+    mesh, equal = fc.make_mesh({"data": 1}), fc.make_mesh({"data": 1})
+    for each in (mesh, equal):
+        ft.all_reduce(torch.ones(2), each, "data")
+    kept, other = (weakref.ref(each.programs["torch"]) for each in (mesh, equal))
+    del mesh, each
+    gc.collect()
+    assert kept() is None and other() is equal.programs["torch"]
 
 
 def test_errors_of_a_backward_pass_name_the_users_line(alone):
     """Torch's frames are not the user's."""
     x = torch.ones(3, requires_grad=True)
     out = ft.all_reduce(x, alone, "data")
-    alone.__dict__["torch_collectives"].cache_clear()
-    alone.__dict__["torch_collectives"] = None  # so that it is looked at again
+    alone.programs["torch"].cache_clear()
+    alone.programs["torch"] = None  # so that it is looked at again
     object.__setattr__(alone, "device_type", "cuda")
     with pytest.raises(FunccollError, match="mesh of GPUs") as raised:
         out.sum().backward()

@@ -217,6 +217,18 @@ def test_a_mesh_of_one_device():
     np.testing.assert_array_equal(step(np.arange(3.0)), np.arange(3.0))
 
 
+def test_what_belongs_to_one_mesh_is_neither_compared_nor_copied():
+    mesh, equal = fc.make_mesh({"d": 2}), fc.make_mesh({"d": 2})
+    mesh.programs["mine"] = mesh.on_devices["cpu"] = mesh
+    copied = pickle.loads(pickle.dumps(mesh))
+    for other in (equal, copied):
+        assert other == mesh and hash(other) == hash(mesh) and not other.programs and not other.on_devices
+    assert "test_mesh.py" in str(equal.made_alone) and copied.made_alone is None  # of any process
+    assert type(copied.shape) is type(mesh.shape) and copied.size == 2
+    with pytest.raises(AttributeError):
+        mesh.anything = 1  # pyright: ignore[reportAttributeAccessIssue]
+
+
 # ---------------------------------------------------------------- meshes too large to run
 
 

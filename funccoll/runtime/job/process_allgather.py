@@ -11,9 +11,9 @@ import optree
 
 from ...arrays.array import Array, to_numpy
 from ...errors import ProgramMismatch, user_frames
-from ...mesh import Mesh, P, Sharding, number_hosts
+from ...mesh import Mesh, P, Sharding
 from ...types import dtype_name
-from .world import World, backend_of, init
+from .world import backend_of, init
 
 __all__ = ["check_equal_lines", "gather_text", "process_allgather"]
 
@@ -72,7 +72,7 @@ def _gather_own(own: Sequence[np.ndarray], tree: Any, accessors: Sequence[Any], 
     world = init()
     if world is None:
         return [np.array(value)[None] for value in own]
-    mesh = _mesh_of(world)
+    mesh = world.process_mesh
     lines = [f"{a.codify('arr')}: {_described(value)}" for a, value in zip(accessors, values, strict=True)]
     text = "\n".join([str(tree), *lines])
     digest = np.frombuffer(hashlib.blake2b(text.encode(), digest_size=8).digest(), np.uint64)
@@ -87,15 +87,6 @@ def _gather_own(own: Sequence[np.ndarray], tree: Any, accessors: Sequence[Any], 
         if value.nbytes else np.empty((mesh.size, *value.shape), value.dtype)
         for start, value in zip(starts, own, strict=False)
     ]  # fmt: skip
-
-
-def _mesh_of(world: World) -> Mesh:
-    """The processes of a job along one axis: always the same mesh, for which collectives are compiled once."""
-    kept: dict[str, Any] = world.__dict__
-    if "process_mesh" not in kept:
-        backend, hosts = world.backend.for_mesh(0), number_hosts(world.hosts)
-        kept["process_mesh"] = Mesh({"process": world.world}, range(world.world), world.rank, backend, hosts=hosts)
-    return kept["process_mesh"]
 
 
 def _gather_rows(mesh: Mesh, row: np.ndarray) -> np.ndarray:

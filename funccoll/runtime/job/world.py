@@ -36,10 +36,6 @@ DEVICE_TYPES = ("cpu", "cuda")
 
 _GRACE = 2.0  # seconds: see `Watch.grace`. Ranks hear of a failure within milliseconds, and then print it
 
-# A program that a rank starts inherits its environment and is not that rank: this variable names the process that is.
-_MADE_ALONE = "made_alone"
-"""The key of a mesh's `__dict__` with the line that has made it in a single process."""
-
 
 class World:
     """This process's membership in a job: number `rank` of `world`, the watch over the others, and the backend.
@@ -59,6 +55,12 @@ class World:
         self.at_leave = ExitStack()
         """Functions that are called before this process leaves the job, the last one first."""
         backend.join(self)
+
+    @functools.cached_property
+    def process_mesh(self) -> Mesh:
+        """The processes along one axis: always the same mesh, for which collectives are compiled once."""
+        backend, hosts = self.backend.for_mesh(0), number_hosts(self.hosts)
+        return Mesh({"process": self.world}, range(self.world), self.rank, backend, hosts=hosts)
 
 
 class _Membership:
@@ -306,7 +308,7 @@ def check_alone(mesh: Mesh) -> None:
 
     Torch's group may have been initialized since then: a program on the mesh would leave the other processes out.
     """
-    made = mesh.__dict__.get(_MADE_ALONE)
+    made = mesh.made_alone
     if made is None or (_MEMBERSHIP.current is None and default_group() is None) or world_size() == 1:
         return
     raise MeshError(
@@ -324,11 +326,11 @@ def on_device(mesh: Mesh, device: str) -> Mesh:
         raise DeviceError(f"device={device!r}: it is one of {', '.join(map(repr, DEVICE_TYPES))}.")
     if mesh.device_type == device or mesh.is_abstract:
         return mesh
-    found: dict[str, Mesh] = mesh.__dict__.setdefault("on_device", {mesh.device_type: mesh})
+    found = mesh.on_devices
+    found.setdefault(mesh.device_type, mesh)
     if device not in found:  # a mesh of GPUs is made from one of the host's, whose processes agree over host memory
         made = Mesh(mesh.shape, mesh.devices, mesh.process, load_backend("cuda")(mesh, mesh.backend), "cuda", mesh.hosts)
-        made.__dict__["on_device"] = found
-        made.__dict__ |= {name: value for name, value in mesh.__dict__.items() if name == _MADE_ALONE}
+        made.on_devices, made.made_alone = found, mesh.made_alone
         found[device] = made
     return found[device]
 
@@ -377,7 +379,7 @@ def make_mesh(axes: Mapping[str, int], *, device: str | None = None, hosts: int 
         return on_device(made, device)
     record_from_environment(JobSpec(0, 1, ""))
     made, source = Mesh(mesh.shape, range(mesh.size), hosts=mesh.hosts), user_source()
-    made.__dict__[_MADE_ALONE] = "" if source is None else f" at {source}"
+    made.made_alone = "" if source is None else f" at {source}"
     return on_device(made, device)
 
 
