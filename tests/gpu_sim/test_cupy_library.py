@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -25,7 +26,8 @@ from funccoll.runtime.cuda.cupy_library import CupyLibrary
 from tests.support.cases.all_numpy_cases import CASES
 from tests.support.cases.numpy_cases import BF16, SMOOTH, Case
 from tests.support.fakes import fake_cupy
-from tests.support.fakes.cupy_programs import CPU_ONLY, Compiled, library, needs_cpu, on_gpu
+from tests.support.fakes.cupy_programs import CPU_ONLY, Compiled, computed, library, needs_cpu, on_gpu
+from tests.support.groups import in_groups
 from tests.support.oracles.numpy_oracle import DTYPES, assert_same, by_function, noted, run
 
 
@@ -34,16 +36,16 @@ def quiet(function: Callable[..., Any], *args: Any) -> Any:
         return function(*args)
 
 
-@pytest.mark.parametrize("cases", by_function(CASES))
+@in_groups("cases", by_function(CASES))
 def test_every_supported_function(cases: list[Case]) -> None:
     for case in cases:
         with noted(case.id):
-            primitives = {eqn.primitive for eqn in fc.jit(case.call).trace(*case.args).program.equations}
-            if primitives & CPU_ONLY and all(x.size for x in case.args):
+            lowered = fc.jit(case.call).trace(*case.args).lower()
+            if needs_cpu(lowered.program) and all(x.size for x in case.args):
                 with pytest.raises(UnsupportedError, match="cannot be computed on a GPU"):
-                    on_gpu(case.call, *case.args)
+                    computed(lowered, *case.args)
             else:
-                assert_same(on_gpu(case.call, *case.args), run(case, *case.args), case.exact)
+                assert_same(computed(lowered, *case.args), run(case, *case.args), case.exact)
 
 
 # ---------------------------------------------------------------- the table is complete
@@ -95,57 +97,59 @@ _ODD = [*_NUMBERS, -0.0, -1.5, 0.5, np.nan, np.inf, -np.inf]
 def host_and_gpu(function: Callable[..., Any], *args: Any, exact: bool = True) -> None:
     """The same function with NumPy under `jit`, and on the fake; a refusal must be both's."""
     try:
-        want = fc.jit(function)(*args)
+        lowered = fc.jit(function).trace(*args).lower()
+        want = lowered.compile()(*args)
     except (DTypeError, ValueError) as error:
         with pytest.raises(type(error)):
             on_gpu(function, *args)
         return
-    assert_same(on_gpu(function, *args), want, exact)
+    assert_same(computed(lowered, *args), want, exact)
 
 
-@pytest.mark.parametrize("ufunc", [u for u in UFUNCS if u.nin == 1], ids=lambda u: u.__name__)
+UFUNCS_OF_ONE, UFUNCS_OF_TWO = ([u for u in UFUNCS if u.nin == n] for n in (1, 2))
+
+
+@in_groups("ufunc", UFUNCS_OF_ONE)
 def test_unary_ufuncs_on_every_dtype(ufunc: np.ufunc) -> None:
-    for dtype in ALL_DTYPES:
+    for number, dtype in enumerate(ALL_DTYPES, UFUNCS_OF_ONE.index(ufunc)):
         values = np.array(_ODD if dtype.kind in "fcV" else _NUMBERS)
         if ufunc is np.reciprocal and dtype.kind in "iu":
             values = values[values != 0]  # NumPy leaves 1 // 0 undefined
-        for x in (values.astype(dtype), np.asarray(values[1], dtype), np.zeros((2, 0), dtype)):
+        others = [np.asarray(values[1], dtype), np.zeros((2, 0), dtype)]
+        for x in (values.astype(dtype), *(others[number % 3 : number % 3 + 1])):  # each for a third of the dtypes
             with noted(f"{ufunc.__name__} of {dtype}{x.shape}"):
                 host_and_gpu(ufunc, x)
 
 
-@pytest.mark.parametrize("ufunc", [u for u in UFUNCS if u.nin == 2], ids=lambda u: u.__name__)
-@pytest.mark.parametrize("dtypes", [
-    pytest.param(FEW_DTYPES, id="few"), pytest.param(OTHER_DTYPES, id="others", marks=pytest.mark.slow),
-    pytest.param(ALL_DTYPES, id="all", marks=pytest.mark.exhaustive),
+@in_groups("ufunc", UFUNCS_OF_TWO)
+@pytest.mark.parametrize(("dtypes", "share"), [
+    pytest.param(FEW_DTYPES, 3, id="few"), pytest.param(FEW_DTYPES, 1, id="all of few", marks=pytest.mark.slow),
+    pytest.param(OTHER_DTYPES, 1, id="others", marks=pytest.mark.slow),
+    pytest.param(ALL_DTYPES, 1, id="all", marks=pytest.mark.exhaustive),
 ])  # fmt: skip
-def test_binary_ufuncs_on_every_pair_of_dtypes(ufunc: np.ufunc, dtypes: list[np.dtype]) -> None:
-    """In one program: arrays of all pairs of some dtypes, and scalars, which are literals, on either side."""
+def test_binary_ufuncs_on_every_pair_of_dtypes(ufunc: np.ufunc, dtypes: list[np.dtype], share: int) -> None:
+    """In one program: arrays of all pairs of some dtypes, and scalars, which are literals, on either side.
+
+    Of each `share` pairs a function has one, and other functions have the others.
+    """
     operands = [np.array(_NUMBERS[1:4], d) for d in dtypes]
     scalars = [True, 2, 2.0, 2 + 0j]
     calls: list[tuple[Callable, list]] = []
-    for x, y in [*itertools.product(operands, operands), *itertools.product(operands, scalars)]:
+    pairs = [*itertools.product(operands, operands), *itertools.product(operands, scalars)]
+    for x, y in pairs[UFUNCS_OF_TWO.index(ufunc) % share :: share]:
         calls.append((ufunc, [x, y]) if isinstance(y, np.ndarray) else (lambda a, y=y: ufunc(a, y), [x]))
         if not isinstance(y, np.ndarray):
             calls.append((lambda a, y=y: ufunc(y, a), [x]))
-    kept = []
-    for call, args in calls:
-        try:
-            kept.append((call, args, fc.jit(call)(*args)))
-        except (DTypeError, ValueError):
-            continue
-    got = on_gpu(
-        lambda *flat: [call(*(flat[i] for i in places)) for (call, _, _), places in zip(kept, _places(kept), strict=True)],
-        *(x for _, args, _ in kept for x in args),
-    )
-    for g, (_, _, want) in zip(got, kept, strict=True):
-        assert_same(g, want)
 
+    def all_of_them(*flat: Any) -> list:
+        values, results = iter(flat), []
+        for call, args in calls:
+            operands = [next(values) for _ in args]
+            with contextlib.suppress(DTypeError):
+                results.append(call(*operands))
+        return results
 
-def _places(kept: list) -> list[range]:
-    """The positions of each call's arguments among all of them."""
-    stops = list(itertools.accumulate(len(args) for _, args, _ in kept))
-    return [range(start, stop) for start, stop in zip([0, *stops], stops, strict=False)]
+    host_and_gpu(all_of_them, *(x for _, args in calls for x in args))
 
 
 def test_float_power_computes_in_64_bits() -> None:
@@ -348,11 +352,11 @@ def _gradient_cases() -> list[Case]:
     return list(found.values())
 
 
-@pytest.mark.parametrize("case", _gradient_cases(), ids=lambda c: c.id)
+@in_groups("case", _gradient_cases(), ids=lambda c: c.id)
 def test_gradients(case: Case) -> None:
-    if needs_cpu(fc.jit(_gradient(case)).trace(*case.args).program):
-        pytest.skip("refused on a GPU")
-    host_and_gpu(_gradient(case), *case.args, exact=False)
+    lowered = fc.jit(_gradient(case)).trace(*case.args).lower()
+    if not needs_cpu(lowered.program):
+        assert_same(computed(lowered, *case.args), lowered.compile()(*case.args), exact=False)
 
 
 class Capture:
@@ -384,7 +388,7 @@ def captured(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any], firs
     lowered = fc.jit(function).trace(*first).lower()
     if any(isinstance(a, Literal) for a in lowered.program.outputs) or needs_cpu(lowered.program):
         return
-    held = library()
+    held, on_host = library(), lowered.compile()
     compiled, blocks, capture = Compiled(held, lowered.program), [held.upload(x) for x in first], Capture()
     with monkeypatch.context() as patch:
         patch.setattr(fake_cupy, "recorder", capture)
@@ -394,12 +398,13 @@ def captured(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any], firs
             block.set(x)
         capture.replay()
         results = lowered.signature.out_tree.unflatten([held.download(x) for x in outputs])
-        assert_same(results, fc.jit(function)(*args), exact=False)
+        assert_same(results, on_host(*args), exact=False)
 
 
-@pytest.mark.parametrize("cases", by_function(CASES))
-def test_captured_work_is_replayed_on_other_values(cases: list[Case], monkeypatch: pytest.MonkeyPatch) -> None:
-    for case in cases[:: max(1, len(cases) // 2)]:
+@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.slow)])
+@in_groups("cases", by_function(CASES))
+def test_captured_work_is_replayed_on_other_values(cases: list[Case], count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for case in cases[:: max(1, len(cases) // count)]:
         with noted(case.id):
             args = list(map(np.asarray, case.args))
             captured(monkeypatch, case.call, args, [np.array(np.flip(x)) for x in args])

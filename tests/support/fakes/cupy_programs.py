@@ -10,6 +10,7 @@ import numpy as np
 
 import funccoll as fc
 from funccoll import ir
+from funccoll.compiler.stages import Lowered
 from funccoll.ir import Literal, Program
 from funccoll.passes.buffers import plan_buffers
 from funccoll.primitives import decompositions, fourier, least_squares, linear_systems, special
@@ -68,8 +69,12 @@ class Compiled:
 
 
 def on_gpu(function: Callable[..., Any], *args: np.ndarray) -> Any:
-    """A function's results on the fake: the program that runs on the host, equation by equation; nothing waits."""
-    lowered = fc.jit(function).trace(*args).lower()
+    """A function's results on the fake."""
+    return computed(fc.jit(function).trace(*args).lower(), *args)
+
+
+def computed(lowered: Lowered, *args: np.ndarray) -> Any:
+    """Results on the fake of the program that runs on the host, equation by equation; nothing waits."""
     held = library()
     compiled = Compiled(held, lowered.program)
     blocks = [held.upload(np.asarray(x)) for x in args]
