@@ -43,8 +43,9 @@ def start(count: int, call: str, native: bool = True, **environment: str) -> Ran
 # ---------------------------------------------------------------- values
 
 
-QUICK = [("fewest", 2, True)]
+QUICK = [("half of fewest", 2, True)]
 DEEP = [
+    ("fewest", 2, True),
     ("fewest of all dtypes", 3, True), ("fewest", 3, False), ("staged", 2, True), ("programs", 4, True), ("forced", 3, False),
     ("nans", 2, False), ("memory orders", 2, True), ("memory orders", 2, False),
 ]  # fmt: skip

@@ -150,17 +150,16 @@ def in_processes(count: int, body) -> list[int]:
     (2, True, False), (4, False, False),
     *(pytest.param(p, non_temporal, True, marks=SLOW) for p in (2, 3, 4) for non_temporal in (False, True)),
 ])  # fmt: skip
-@pytest.mark.parametrize("kind", list(KINDS))
-def test_processes_execute_the_streams(kind, p, non_temporal, all_sizes, monkeypatch):
-    """Every algorithm of a kind, five times in a row, with one element or many: in turn with two and four ranks."""
+def test_processes_execute_the_streams(p, non_temporal, all_sizes, monkeypatch):
+    """Every algorithm, five times in a row, with one element or many: in turn with two and four ranks."""
     if non_temporal:
         monkeypatch.setattr("funccoll.runtime.plans.plan_writer.NON_TEMPORAL", 0)
     interpreter(0)
     rng, cases = np.random.default_rng(1), []
-    pairs = [(i, (i + 1) % p) for i in range(p)] if kind == "permute" else ()
     sizes = (1, np.dtype("i4")), (1000, np.dtype("f4"))
-    for place, name in enumerate(algorithms(kind, p)):
-        schedule = built(kind, p, name, pairs=pairs)
+    ring = [(i, (i + 1) % p) for i in range(p)]
+    for kind, place, name in [(k, place, name) for k in KINDS for place, name in enumerate(algorithms(k, p))]:
+        schedule = built(kind, p, name, pairs=ring if kind == "permute" else ())
         schedule.streams()
         for elements, dtype in sizes if all_sizes else [sizes[(place + p // 2) % 2]]:
             combine_address("sum", dtype)
