@@ -153,7 +153,7 @@ def run_variants(
 
 @pytest.mark.parametrize("p", QUICK)
 def test_every_algorithm(p):
-    run_variants(p, 3, 1, every=2 if p < 6 else 4, several=(2 + p % 2,))
+    run_variants(p, 2, 1, every=3 if p < 6 else 6, several=(2 + p % 2,))
 
 
 def test_every_algorithm_for_16_ranks():
