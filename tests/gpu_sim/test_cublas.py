@@ -15,6 +15,7 @@ from funccoll.runtime.cuda.pairwise_einsum import contracts, own_terms, pairwise
 from tests.support.fakes import fake_cupy
 from tests.support.fakes.fake_cublas import FakeCublas, cublas
 from tests.support.fakes.fake_cupy import BFLOAT16
+from tests.support.groups import in_groups
 
 DTYPES = [np.dtype(c) for c in "efdFD"] + [BFLOAT16]
 
@@ -51,7 +52,7 @@ SHAPES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("shapes", "dtype"), [
+@in_groups(("shapes", "dtype"), [
     pytest.param(shapes, dtype, id=f"{dtype}-{shapes}", marks=pytest.mark.slow if (i + j) % 2 else ())
     for (i, shapes), (j, dtype) in itertools.product(enumerate(SHAPES), enumerate(DTYPES))
 ])  # fmt: skip
@@ -160,7 +161,7 @@ def test_which_library_is_taken_without_pathfinder(monkeypatch):
     assert opened == ["libcublas.so.12", "libcublas.so.13"]
 
 
-@pytest.mark.parametrize("subscripts", [
+@in_groups("subscripts", [
     "ij,jk->ik", "ij,jk->ki", "ij,kj->ik", "ji,jk->ik", "i,i->", "ij,ij->", "bij,bjk->bik", "bij,bjk->kbi", "ibj,kjb->bik",
     "bhqd,bhkd->bhqk", "bqhd,bkhd->bhqk", "bhqk,bkhd->bqhd", "abc,cb->a", "abc,bca->", "ij,j->i", "j,ij->i", "ij,jk,kl->il",
     "ij,jk,kl,lm->im", "bij,bjk,bkl->bil", "a,ab,b->", "ab,ac,ad->bcd", "ab,ab,ab->", "ij,kl,jl->ik", "i,j,ij->",

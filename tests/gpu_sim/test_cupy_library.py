@@ -169,7 +169,7 @@ def test_divisions_of_floats_round_as_numpy_does(ufunc: np.ufunc, dtype: np.dtyp
     host_and_gpu(ufunc, (rng.normal(size=2000) * 9).astype(dtype), rng.normal(size=2000).astype(dtype))
 
 
-@pytest.mark.parametrize("dtype", ["i1", "u2", "i4", "u4", "i8", "u8"])
+@in_groups("dtype", ["i1", "u2", "i4", "u4", "i8", "u8"])
 @pytest.mark.parametrize("ufunc", [np.floor_divide, np.remainder, np.fmod], ids=lambda u: u.__name__)
 def test_divisions_of_integers(ufunc: np.ufunc, dtype: str) -> None:
     info = np.iinfo(dtype)
@@ -257,7 +257,7 @@ def _recipes() -> list[Callable[[np.ndarray], Any]]:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("number", range(len(_recipes())))
+@in_groups("number", range(len(_recipes())))
 def test_indices_of_every_form(number: int) -> None:
     make = _recipes()[number]
     x = np.arange(60.0).reshape(3, 4, 5)

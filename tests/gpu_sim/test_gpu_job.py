@@ -10,6 +10,7 @@ from funccoll.runtime.cuda.array_fold import array_fold
 from funccoll.runtime.cuda.cupy_library import CupyLibrary
 from tests.support.cases.collective_cases import HALVES
 from tests.support.fakes import fake_cupy
+from tests.support.groups import in_groups
 from tests.support.ranks.ranks import Ranks
 
 
@@ -48,7 +49,7 @@ def test_what_cannot_run_is_said_before_it_runs():
 
 
 @pytest.mark.parametrize("op", [*OPS])
-@pytest.mark.parametrize("name", ["float32", "float16", "bfloat16", "complex64", "int32", "bool"])
+@in_groups("name", ["float32", "float16", "bfloat16", "complex64", "int32", "bool"])
 def test_the_fold_of_a_gpu_has_the_bits_of_numpy(op, name):
     dtype = next((d for d in HALVES if d.name == name), None) or np.dtype(name)
     if (op in ("and", "or", "xor")) != (dtype.kind in "ib") or (op in ("max", "min") and dtype.kind == "c"):

@@ -11,6 +11,7 @@ import pytest
 
 import funccoll as fc
 from funccoll import P
+from tests.support.groups import in_groups
 
 TESTS = Path(__file__).parents[1]
 
@@ -40,7 +41,7 @@ NOT_FOR_FUNCTIONS = ("sparse embeddings", "static_graph", "rebuilt buckets", "gr
 """Words of the README's status table, which says why."""
 
 
-@pytest.mark.parametrize("behaviour", HELD)
+@in_groups("behaviour", HELD)
 def test_each_behaviour_has_its_test(behaviour):
     file, _, name = HELD[behaviour].partition("::")
     assert re.search(rf"^def {name}\(", next(TESTS.rglob(file)).read_text(), re.MULTILINE), HELD[behaviour]

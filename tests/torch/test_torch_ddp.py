@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.groups import in_groups
 from tests.support.lazy_modules import need
 from tests.support.ranks import case_jobs
 from tests.support.ranks.ranks import JOIN, TORCH, Ranks
@@ -172,7 +173,7 @@ HELD = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("behaviour", HELD)
+@in_groups("behaviour", HELD)
 def test_each_behaviour_has_its_test(behaviour):
     file, _, name = HELD[behaviour].rpartition("::")
     text = next(Path(__file__).parents[1].rglob(file or "torch_ddp_cases.py")).read_text()

@@ -11,6 +11,7 @@ import pytest
 
 import funccoll as fc
 from funccoll.errors import MeshError, ShapeError
+from tests.support.groups import in_groups
 from tests.support.lazy_modules import lazily, need
 from tests.support.ranks.ranks import JOIN, TORCH, Ranks
 
@@ -48,7 +49,7 @@ OPTIONS = {}, {"affine": False}, {"momentum": None}, {"track_running_stats": Fal
 
 
 @pytest.mark.parametrize("shape", [(6, 4), (6, 4, 3), (6, 4, 3, 2), (2, 4, 3, 2, 2)])
-@pytest.mark.parametrize("options", OPTIONS)
+@in_groups("options", OPTIONS)
 def test_one_process_has_plain_batch_norm(shape, options):
     kind = {2: torch.nn.BatchNorm1d, 3: torch.nn.BatchNorm1d, 4: torch.nn.BatchNorm2d, 5: torch.nn.BatchNorm3d}[len(shape)]
     if unknown := options.keys() - inspect.signature(kind).parameters.keys():

@@ -417,7 +417,7 @@ def refused(error, match, function, *args):
 ROWS = control_cases.ROWS
 
 
-@pytest.mark.parametrize(("error", "match", "call"), [
+@in_groups(("error", "match", "call"), [
     (ShapeError, r"the carry enters <lambda> as f64\[4\] and leaves it as f64\[8\]",
      lambda: fc.scan(lambda c, x: (np.concatenate([c, x]), None), np.zeros(4), ROWS)),
     (DTypeError, r"the carry\['n'\] enters <lambda> as f64\[\] and leaves it as f32\[\].*astype\(np.float64\)",

@@ -17,6 +17,7 @@ from funccoll.passes.buffers import plan_buffers
 from tests.support.cases.memory_order_cases import OPERATIONS, SHAPES, arguments, block_values, program
 from tests.support.example_counts import examples
 from tests.support.fakes.thread_backend import in_threads
+from tests.support.groups import in_groups
 from tests.support.spmd import bits, stacked
 
 MESH = fc.make_mesh({"d": 2})
@@ -159,7 +160,7 @@ ORDERS = {
 
 
 @pytest.mark.parametrize("size", [1, 2])
-@pytest.mark.parametrize("call", CALLS)
+@in_groups("call", CALLS)
 def test_results_of_collectives_lie_in_c_order(call, size):
     """Also of one device, where nothing is moved."""
     x = np.random.default_rng(2).normal(size=(size, 24, 32))

@@ -17,6 +17,7 @@ import pytest
 import funccoll as fc
 from funccoll import keywords
 from funccoll.errors import MeshError, PlannedError, RendezvousError
+from tests.support.groups import in_groups
 from tests.support.misuse import check_paths
 
 PROMISED = ["distributed", "jax"]
@@ -31,7 +32,7 @@ def test_names_of_mpi4py_say_what_they_are_here(name, here):
     assert fc._ELSEWHERE[name].startswith(here)
 
 
-@pytest.mark.parametrize(("name", "here"), fc._ELSEWHERE.items())
+@in_groups(("name", "here"), fc._ELSEWHERE.items())
 def test_names_of_jax_and_torch_say_what_they_are_here(name, here):
     with pytest.raises(AttributeError, match=f"no attribute {name!r}; here it is {re.escape(here)}$"):
         getattr(fc, name)

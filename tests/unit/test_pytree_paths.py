@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import funccoll as fc
 from funccoll import P
 from funccoll.pytree_paths import argument_names, parameter_names, path_name, path_names
+from tests.support.groups import in_groups
 
 MESH = fc.make_mesh({"i": 2})
 X, BAD = np.ones(4), np.ones(3)
@@ -65,7 +66,7 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("name", CALLS)
+@in_groups("name", CALLS)
 def test_arguments_have_their_names(name):
     call, words = CALLS[name]
     with pytest.raises(fc.errors.FunccollError, match=re.escape(words)):

@@ -15,6 +15,7 @@ from funccoll.ir import evaluate
 from funccoll.tracing.trace import stage
 from funccoll.types import type_of
 from tests.support.example_counts import examples
+from tests.support.groups import in_groups
 from tests.support.spmd import MESHES, bits, per_device
 
 _rng = np.random.default_rng(3)
@@ -388,7 +389,7 @@ def pair(x: Any, y: Any) -> Any:
     return x, y
 
 
-@pytest.mark.parametrize(("make", "error", "words"), [
+@in_groups(("make", "error", "words"), [
     (lambda: fc.vmap(pair)(np.ones((2, 3)), np.ones(3)), ShapeError, "x has 2, y has 3"),
     (lambda: fc.vmap(lambda t: t)({"a": np.ones(2), "b": [np.ones(3)]}), ShapeError, r"t\['b'\]\[0\] has 3"),
     (lambda: fc.vmap(lambda x, *, k: x)(np.ones(2), k=np.ones(3)), ShapeError, "x has 2, k has 3"),

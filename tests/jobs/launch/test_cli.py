@@ -23,6 +23,7 @@ import funccoll as fc
 from funccoll.commands.printed_traceback import ErrorLines
 from funccoll.runtime.job import host, processes
 from funccoll.runtime.job.processes import Job, LineBuffer, environment, outcome
+from tests.support.groups import in_groups
 from tests.support.processes_left import VARIABLE, marked, wait_until_gone
 
 FUNCCOLL = [sys.executable, "-W", "error", "-m", "funccoll"]
@@ -218,7 +219,7 @@ Traceback (most recent call last):
 """
 
 
-@pytest.mark.parametrize(("text", "words"), [
+@in_groups(("text", "words"), [
     (TRACEBACK + "json.decoder.JSONDecodeError: Extra data: line 1",
      "raised JSONDecodeError: Extra data: line 1 at train.py:12 (load)"),
     ("before\n\n" + TRACEBACK + "KeyboardInterrupt\nand after", "raised KeyboardInterrupt at train.py:12 (load)"),

@@ -24,6 +24,7 @@ from funccoll.runtime.job.launchers import job_of
 from funccoll.runtime.job.rendezvous import positive_number
 from funccoll.runtime.job.torch_variables import are_repetitions, bound_port, for_torch
 from funccoll.runtime.job.world import finalize, init
+from tests.support.groups import in_groups
 from tests.support.ranks.ranks import (
     JOIN,
     PATIENCE,
@@ -584,7 +585,7 @@ NESTED = [
 ]
 
 
-@pytest.mark.parametrize(("added", "expected"), NESTED, ids=str)
+@in_groups(("added", "expected"), NESTED, ids=str)
 def test_the_innermost_launcher_counts(added, expected):
     """Whatever the parent knows was there before; what cannot be read is passed over."""
     around = [{"PATH": "/bin"}]

@@ -20,6 +20,7 @@ from funccoll.schedules.chunk_layout import ChunkLayout
 from funccoll.schedules.collective import KINDS
 from funccoll.schedules.streams.instructions import Opcode, disassemble
 from tests.support.cases import eager_cases as cases
+from tests.support.groups import in_groups
 from tests.support.oracles.schedule_oracle import built, expected
 from tests.support.ranks.kernel_ranks import MEMORY, Rank, RankMemory
 from tests.support.ranks.ranks import launch
@@ -57,7 +58,7 @@ def opcodes(plan):
 
 
 @pytest.mark.parametrize("p", [2, 3, 4, 5])
-@pytest.mark.parametrize("kind", COPIED)
+@in_groups("kind", COPIED)
 def test_schedules_that_only_read_inputs_are_told_by_their_moves(kind, p):
     found = set()
     for name in schedules.algorithms(kind):
@@ -333,7 +334,7 @@ def test_few_cells_are_enough_where_ranks_wait_for_all_now_and_then(program, cel
 
 
 @pytest.mark.parametrize("p", [2, 3])
-@pytest.mark.parametrize(("one", "other"), [
+@in_groups(("one", "other"), [
     (("broadcast", 4, 0), ("reduce", 4, 0)), (("broadcast", 4, 0), ("scatter", 4, 0)), (("gather", 4, 0), ("reduce", 4, 0)),
     (("all_reduce", 4, 0), ("all_reduce", 5, 0)), (("all_reduce", 4, 0), ("all_reduce", 400, 0)),
     (("broadcast", 4, 0), ("broadcast", 4, 1)), (("reduce", 200, 0), ("gather", 200, 0)),

@@ -24,6 +24,7 @@ from funccoll.schedules.shared_results import check_completion, copies_root, wit
 from funccoll.schedules.streams.instructions import Opcode
 from tests.support.cases import shared_result_cases as cases
 from tests.support.example_counts import examples
+from tests.support.groups import in_groups
 from tests.support.ranks.ranks import JOIN, Ranks, launch
 
 # ---------------------------------------------------------------- schedules
@@ -219,7 +220,7 @@ def test_what_can_be_lent(pair):
 
 
 @pytest.mark.parametrize("nranks", [1, 2, 16, 17, 64])
-@pytest.mark.parametrize("nbytes", [0, 64, LENDABLE - 1, LENDABLE, LENDABLE + 1, 4 << 20, LARGE - 1, LARGE, LARGE + 1])
+@in_groups("nbytes", [0, 64, LENDABLE - 1, LENDABLE, LENDABLE + 1, 4 << 20, LARGE - 1, LARGE, LARGE + 1])
 def test_a_tail_has_a_word_for_each_rank(nbytes, nranks):
     tail = tail_size(nbytes, nranks)
     assert tail >= 8 * nranks if nbytes >= LENDABLE else tail == 0

@@ -13,6 +13,7 @@ import pytest
 
 import funccoll as fc
 from tests.support.cases.numpy_cases import BF16
+from tests.support.groups import in_groups
 
 N = 3000
 
@@ -45,7 +46,7 @@ CASES: dict[str, tuple[Callable[[Any], Any], tuple[int, ...]]] = {
 
 
 @pytest.mark.parametrize("dtype", [BF16, np.dtype(np.float16)], ids=str)
-@pytest.mark.parametrize("name", CASES)
+@in_groups("name", CASES)
 def test_gradients_do_not_stop_growing(name, dtype):
     call, shape = CASES[name]
     wanted = np.asarray(fc.grad(call)(np.ones(shape)))

@@ -19,6 +19,7 @@ from funccoll.c_extension import extension
 from funccoll.compiler import callers
 from funccoll.compiler.callers import MOST_CALLERS, PythonDispatch, make_caller
 from funccoll.mesh import Sharding
+from tests.support.groups import in_groups
 
 pytestmark = pytest.mark.usefixtures("small_collections")
 KINDS = ["python", *(["C"] if extension is not None else [])]
@@ -77,7 +78,7 @@ class Mine(np.ndarray):
     pass
 
 
-@pytest.mark.parametrize(
+@in_groups(
     "leaf",
     [
         X, np.zeros(5, np.float32), np.zeros((4, 1), np.float32), np.zeros(4), np.zeros(4, ">f4"), np.float32(1), [0.0] * 4,

@@ -17,6 +17,7 @@ from funccoll.custom_primitives import USERS_PRIMITIVES
 from funccoll.errors import OutSpecsError, PytreeError
 from funccoll.ir import _PRIMITIVES
 from tests.support.cases.layout_programs import MESH, random_program
+from tests.support.groups import in_groups
 from tests.support.misuse import wrong
 
 X = np.arange(64.0).reshape(4, 16)
@@ -96,7 +97,7 @@ KEPT = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", KEPT)
+@in_groups("name", KEPT)
 def test_axes_follow_their_dimension(name):
     body, spec, expected = KEPT[name]
     assert laid_out(body, spec) == expected
@@ -142,7 +143,7 @@ LOST = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", LOST)
+@in_groups("name", LOST)
 def test_what_is_of_each_block_alone_is_refused(name):
     body, spec, reason = LOST[name]
     with pytest.raises(OutSpecsError, match=r"fc\.AUTO cannot tell which dimension of result, of type") as caught:

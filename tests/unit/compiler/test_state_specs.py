@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import funccoll as fc
 from funccoll import P, optim
 from funccoll.errors import PytreeError, ShapeError, ShardingError, TraceError
+from tests.support.groups import in_groups
 from tests.support.misuse import wrong
 
 MESH = fc.make_mesh({"data": 2, "model": 2})
@@ -138,7 +139,7 @@ def test_other_specs_of_the_parameters_do_not():
 
 
 @pytest.mark.parametrize("name", sorted(set(OPTIMIZERS) - {"own"}))
-@pytest.mark.parametrize("prefix", [P("data"), {"w": P("data"), "layers": None}, None, P(), (P(), {"x": P("model")})])
+@in_groups("prefix", [P("data"), {"w": P("data"), "layers": None}, None, P(), (P(), {"x": P("model")})])
 def test_a_prefix_gives_a_prefix(name, prefix):
     optimizer = OPTIMIZERS[name]
     without_none: Any = P() if prefix is None else {**prefix, "layers": P()} if isinstance(prefix, dict) else prefix

@@ -17,6 +17,7 @@ from funccoll.primitives.convolution import conv_input_p, conv_kernel_p, conv_p
 from funccoll.primitives.pooling import window_max_p, window_max_put_p, window_max_take_p, window_spread_p, window_sum_p
 from tests.support.cases.numpy_cases import BF16
 from tests.support.example_counts import examples
+from tests.support.groups import in_groups
 from tests.support.oracles.numpy_oracle import numerical
 
 RNG = np.random.default_rng(0)
@@ -316,7 +317,7 @@ def test_against_jax():
 IMAGE, KERNEL = np.ones((2, 8, 8, 4)), np.ones((3, 3, 4, 6))
 
 
-@pytest.mark.parametrize(("call", "words"), [
+@in_groups(("call", "words"), [
     (lambda: nn.conv(IMAGE, np.ones((3, 3, 3, 6))), r"has 4 channels.*\(3, 3, 3, 6\) takes 3"),
     (lambda: nn.conv(IMAGE, np.ones((3, 3, 4, 6)), groups=2), r"2 group\(s\) of 2.*takes 4"),
     (lambda: nn.conv(IMAGE, np.ones((3, 3, 1, 6)), groups=3), "groups=3 must divide the 4 channels of x and the 6 outputs"),

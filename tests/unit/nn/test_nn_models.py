@@ -9,6 +9,7 @@ import funccoll as fc
 from funccoll import P, nn
 from funccoll.errors import DTypeError, ShapeError
 from tests.support.cases.numpy_cases import BF16
+from tests.support.groups import in_groups
 from tests.support.oracles.numpy_oracle import numerical
 
 RNG = np.random.default_rng(0)
@@ -162,7 +163,7 @@ def arguments(name):
 
 
 @pytest.mark.parametrize("block_size", [None, 1, 2, 3, 100])
-@pytest.mark.parametrize("name", CASES)
+@in_groups("name", CASES)
 def test_attention(name, block_size):
     """Values; and gradients against the plain formula's differences along a direction, to the second order."""
     (q, k, v), mask, causal = arguments(name)

@@ -318,7 +318,7 @@ def test_shapes_of_draws():
     np.testing.assert_array_equal(fc.random.bits(key, (2, 3)).ravel(), fc.random.bits(key, 6))
 
 
-@pytest.mark.parametrize(
+@in_groups(
     "call",
     [
         lambda: fc.random.key(-1), lambda: fc.random.key(1.5), lambda: fc.random.key(True), lambda: fc.random.key(2**128),

@@ -15,6 +15,7 @@ import funccoll as fc
 from funccoll import nn, optim
 from funccoll.errors import DTypeError
 from funccoll.primitives.special import scipy_ufunc
+from tests.support.groups import in_groups
 
 pytestmark = pytest.mark.filterwarnings("error::funccoll.dtype_promotion.DTypePromotionWarning")
 
@@ -163,7 +164,7 @@ WIDENINGS = {
 }
 
 
-@pytest.mark.parametrize("name", WIDENINGS)
+@in_groups("name", WIDENINGS)
 def test_widenings(name):
     fn, args, what, cause = WIDENINGS[name]
     place = f" at test_dtype_promotion.py:{fn.__code__.co_firstlineno} (<lambda>)"
@@ -204,7 +205,7 @@ SILENT = {
 }
 
 
-@pytest.mark.parametrize("name", SILENT)
+@in_groups("name", SILENT)
 def test_silent(name):
     fn, args = SILENT[name]
     assert lines(fn, *args) == []

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import funccoll as fc
 from funccoll.errors import DTypeError, MissingMethodError, ShapeError, UnsupportedError
 from tests.support.example_counts import examples
+from tests.support.groups import in_groups
 
 X = np.array([[0.5, -2.0, 3.0, 0.5], [1.0, 7.0, -1.0, 0.0]])
 NUMBERS = st.lists(st.sampled_from([-3.0, -1.0, -0.0, 0.0, 2.0, 2.5, np.nan]), min_size=1, max_size=9)
@@ -72,7 +73,7 @@ INDICES = [np.array([0, 1, 0]), (slice(None), np.array([2, 2, -1])), (0, 1), sli
 
 
 @pytest.mark.parametrize("name", UPDATES)
-@pytest.mark.parametrize("index", INDICES, ids=str)
+@in_groups("index", INDICES, ids=str)
 def test_updates_are_those_of_the_ufunc(name, index):
     value = np.linspace(-2, 3, X[index].size).reshape(X[index].shape)
     want = X.copy()

@@ -17,6 +17,7 @@ from funccoll.primitives.optimizers import RULES, wide_dtype
 from funccoll.tracing.trace import value_type
 from tests.support import SUPPORT
 from tests.support.example_counts import examples
+from tests.support.groups import in_groups
 
 TORCH = json.loads((SUPPORT / "oracles/torch_optimizers.json").read_text())
 RATE = TORCH["rate"]
@@ -580,7 +581,7 @@ F3, F22 = np.ones(3, np.float32), np.ones((2, 2), np.float32)
 WIDE = {"a": [np.ones(3)], "b": F22}
 
 
-@pytest.mark.parametrize(("call", "error", "words"), [
+@in_groups(("call", "error", "words"), [
     (lambda: step_of({"a": [F3]}), PytreeError, "key 'a', and params has a dict with the keys 'a', 'b'"),
     (lambda: step_of({"a": [F3], "b": F22, "c": F3}), PytreeError, "grads is a dict with the keys 'a', 'b', 'c'"),
     (lambda: step_of({"a": (F3,), "b": F22}), PytreeError, r"grads\['a'\] is a tuple of 1, and params has a list of 1 there"),

@@ -28,6 +28,7 @@ from tests.support.cases.comm_hook_cases import (
     step_of,
 )
 from tests.support.example_counts import examples
+from tests.support.groups import in_groups
 
 RNG = np.random.default_rng(0)
 F32 = np.float32
@@ -257,7 +258,7 @@ def test_power_sgd_improves_with_warm_start():
 
 
 @every_hook
-@pytest.mark.parametrize("dtype", [np.float16, fc.bfloat16, np.float32, np.float64], ids=str)
+@in_groups("dtype", [np.float16, fc.bfloat16, np.float32, np.float64], ids=str)
 def test_every_float(name, dtype):
     """Shape and dtype stay; the sums are close to the true ones where rank 1 can be; states keep their types."""
     hook = HOOKS[name]()
@@ -282,7 +283,7 @@ def test_zeros_stay_zeros(name):
 
 
 @every_hook
-@pytest.mark.parametrize(("bad", "where"), [
+@in_groups(("bad", "where"), [
     (np.nan, 0), (np.inf, 1),
     *(pytest.param(*each, marks=pytest.mark.slow) for each in ((np.nan, 1), (np.inf, 0), (-np.inf, 0), (-np.inf, 1))),
 ])  # fmt: skip
@@ -301,7 +302,7 @@ def test_what_is_not_finite_is_not_hidden(name, bad, where):
 
 
 @every_hook
-@pytest.mark.parametrize("dtype", [np.complex64, np.complex128, np.int32])
+@in_groups("dtype", [np.complex64, np.complex128, np.int32])
 def test_other_dtypes_are_summed_as_they_are(name, dtype):
     gradients = [(10 * normal(3, 24, 40)).astype(dtype), (10 * normal(3, 6)).astype(dtype)]
     if np.dtype(dtype).kind == "c":

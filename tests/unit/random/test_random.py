@@ -14,6 +14,7 @@ from funccoll.errors import DTypeError, ShapeError, UnsupportedError
 from funccoll.primitives import randomness
 from funccoll.random import choices, floats
 from tests.support.cases.numpy_cases import BF16
+from tests.support.groups import in_groups
 from tests.support.oracles.numpy_oracle import assert_same, numerical
 
 KEY = random.key(2024)
@@ -280,7 +281,7 @@ def test_truncated_normal():
 # ---------------------------------------------------------------- bad input
 
 
-@pytest.mark.parametrize(("call", "words"), [
+@in_groups(("call", "words"), [
     (lambda k: random.randint(k, 3, 5, 5), "minval=5 and maxval=5"),
     (lambda k: random.randint(k, 3, 0, 300, np.uint8), "must fit into uint8"),
     (lambda k: random.randint(k, 3, -1, 3, np.uint8), "must fit into uint8"),

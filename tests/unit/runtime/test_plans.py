@@ -25,6 +25,7 @@ from funccoll.schedules.streams.instructions import (
     decode,
     disassemble,
 )  # fmt: skip
+from tests.support.groups import in_groups
 
 F4 = np.dtype(np.float32)
 P = 3
@@ -106,7 +107,7 @@ def test_wrong_operands_are_refused():
 
 
 @pytest.mark.parametrize("size", [6, 30_000])
-@pytest.mark.parametrize("kind", list(KINDS))
+@in_groups("kind", list(KINDS))
 def test_decoding_reads_exactly_what_was_written(kind, size):
     arguments = (None,) if kind == "barrier" else (0, 1)
     for rank in range(P):

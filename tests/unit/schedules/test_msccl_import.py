@@ -28,6 +28,7 @@ from tests.support.cases.msccl_files import (
     step,
 )
 from tests.support.example_counts import examples
+from tests.support.groups import in_groups
 from tests.support.oracles.schedule_oracle import Oracle
 
 BY_HAND = {
@@ -124,7 +125,7 @@ MALFORMED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", MALFORMED)
+@in_groups("name", MALFORMED)
 def test_a_malformed_file_is_refused_at_its_line(name):
     old, new, at, what = MALFORMED[name]
     text = replaced(RING, old, new)

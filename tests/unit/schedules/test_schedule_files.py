@@ -153,7 +153,7 @@ def test_json_is_read_from_a_file(tmp_path):
 PLAIN = fs.build("all_reduce", 2, "ring").to_json()
 
 
-@pytest.mark.parametrize(
+@in_groups(
     ("old", "new", "what"),
     [
         ('"version": 1', '"version": 2', "format 'funccoll.schedule', version 2; this is funccoll.schedule, 1"),

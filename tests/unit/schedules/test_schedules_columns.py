@@ -170,7 +170,7 @@ BATCHES: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("batch", "message"), BATCHES, ids=range(len(BATCHES)))
+@in_groups(("batch", "message"), BATCHES)
 def test_columns_of_moves_that_cannot_be(batch, message):
     words = f"mine for all_reduce on 2 ranks: batch 0 of its moves is broken: {message}"
     with pytest.raises(ScheduleError, match=re.escape(words)):

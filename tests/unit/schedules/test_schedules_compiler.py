@@ -21,6 +21,7 @@ from funccoll.schedules.registry import _ALGORITHMS
 from funccoll.schedules.streams.interpret import interpret
 from tests.support.cases import schedule_calls
 from tests.support.cases.schedule_calls import CALLS, REDUCTIONS, forced, numbers, of, streamed
+from tests.support.groups import in_groups
 from tests.support.spmd import bits, per_device
 
 SIZES = range(1, 9)
@@ -68,7 +69,7 @@ def test_gradients_do_not_depend_on_the_algorithm(kind: str, p: int):
 
 
 @pytest.mark.parametrize("axes", [("hosts", "each"), ("each", "hosts"), "each", "hosts"])
-@pytest.mark.parametrize("kind", CALLS)
+@in_groups("kind", CALLS)
 def test_over_axes_of_a_grid(kind: str, axes: Any):
     x = numbers(GRID, np.int64)
     p = int(np.prod([GRID.shape[a] for a in np.atleast_1d(axes)]))
@@ -416,7 +417,7 @@ def test_a_number_of_devices_that_an_algorithm_cannot_do():
 
 
 @pytest.mark.parametrize("wrong", [True, 1, ["ring"], b"ring"], ids=repr)
-@pytest.mark.parametrize("kind", [*CALLS, "barrier"])
+@in_groups("kind", [*CALLS, "barrier"])
 def test_what_is_no_name(kind: str, wrong: Any):
     call = lambda x: fc.barrier("x", algorithm=wrong) if kind == "barrier" else CALLS[kind](x, "x", 4, wrong)
     error = refusal(call)

@@ -198,7 +198,7 @@ def reasons(explanation):
 
 
 @pytest.mark.parametrize("p", [2, 4, 7])
-@pytest.mark.parametrize("kind", ["all_gather", "broadcast", "all_to_all", "gather", "scatter", "all_reduce", "reduce"])
+@in_groups("kind", ["all_gather", "broadcast", "all_to_all", "gather", "scatter", "all_reduce", "reduce"])
 def test_in_shared_memory_nothing_is_forwarded(kind, p):
     for n in (64, 1 << 24):
         moves = select(kind, Topology.one_host(p), n).moves

@@ -17,6 +17,7 @@ from funccoll.schedules.collective import KINDS
 from funccoll.schedules.model.select import candidates
 from funccoll.schedules.model.topology import Link
 from tests.support.cases.schedule_calls import CALLS, REDUCTIONS, forced, numbers, of, streamed
+from tests.support.groups import in_groups
 from tests.support.machine_profiles import in_use, parameters, profile, times
 from tests.support.oracles.schedule_oracle import built, expected, host_maps, rounding
 from tests.support.spmd import bits, per_device
@@ -43,7 +44,7 @@ def outputs(lowered: Any, kind: str, x: np.ndarray, op: str = "sum") -> list[np.
 
 @pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("hosts", MAPS, ids=str)
-@pytest.mark.parametrize("kind", CALLS)
+@in_groups("kind", CALLS)
 def test_values_are_numpys_and_bits_those_of_the_streams(kind: str, hosts: tuple[int, ...], every: int):
     """With the choice and with each algorithm, or, on each map, with every fourth one."""
     mesh = mesh_of(hosts)
@@ -70,7 +71,7 @@ OPS += [(dtype, op) for dtype in (np.float32, np.float16, fc.bfloat16, np.comple
 OPS += [(dtype, op) for dtype in (np.float64, np.float16) for op in ("max", "min")]
 
 
-@pytest.mark.parametrize(("kind", "number", "maps"), [
+@in_groups(("kind", "number", "maps"), [
     *(pytest.param(kind, number, [MAPS[(number + turn) % len(MAPS)]], id=f"{kind}-{op}-{np.dtype(dtype)}-in turn")
       for turn, kind in enumerate(REDUCTIONS) for number, (dtype, op) in enumerate(OPS)),
     *(pytest.param(kind, number, MAPS, id=f"{kind}-{op}-{np.dtype(dtype)}-all", marks=pytest.mark.slow)

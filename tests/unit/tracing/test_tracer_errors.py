@@ -26,6 +26,7 @@ from funccoll.errors import (
     VaryingError,
 )
 from funccoll.tracing import tracer
+from tests.support.groups import in_groups
 from tests.support.misuse import LINE, X, check_paths, run, wrong
 
 # ---------------------------------------------------------------- values that a trace does not have
@@ -240,7 +241,7 @@ def test_other_type_errors_stay_as_they_are():
     assert not hasattr(caught.value, "__notes__")
 
 
-@pytest.mark.parametrize(("name", "here"), {**tracer._ELSEWHERE, "permute": "np.transpose(x, axes)"}.items())
+@in_groups(("name", "here"), {**tracer._ELSEWHERE, "permute": "np.transpose(x, axes)"}.items())
 def test_methods_of_torch_say_what_they_are_here(name, here):
     wrong(MissingMethodError, lambda: run(lambda x: getattr(x, name)()), f"a traced array has no .{name}; here it is {here}.")
     assert not run(lambda x: x + hasattr(x, name))[0] and not hasattr(tracer.Tracer, name)
