@@ -15,6 +15,7 @@ import pytest
 import funccoll as fc
 from funccoll import P
 from funccoll.errors import ConcretizationError, NonFiniteError, TraceError
+from tests.support.ranks.ranks import Ranks
 
 MESH = fc.make_mesh({"data": 2, "model": 2})
 LINE = fc.make_mesh({"i": 2})
@@ -467,7 +468,7 @@ def step(x):
     fc.debug.breakpoint(rank=1)
     return fc.all_reduce(x, "i")
 for _ in range(2):
-    print("result", step(np.arange(4.0)))
+    fc.debug.print("result {}", step(np.arange(4.0)))
 """
 
 
@@ -560,17 +561,12 @@ step(np.array([1.0, 2.0, 0.0, 3.0]))
 
 
 @pytest.mark.processes
-def test_each_process_prints_its_own_and_may_print_other_values_than_the_others(tmp_path):
-    (tmp_path / "job.py").write_text(JOB)
-    done = subprocess.run(
-        [sys.executable, "-m", "funccoll", "run", "-n", "2", str(tmp_path / "job.py")], capture_output=True, text=True,
-        env={**os.environ, "FUNCCOLL_CHECK": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    for rank, own in enumerate((["process 0 [0. 1.]", "sum [2. 4.] 6.0", "loop"], ["process 1 [2. 3.]"])):
-        found = [line for line in done.stdout.splitlines() if line.startswith(f"[{rank}]")]
-        step = [*own, "i 0 c 20.0", "i 1 c 26.0"]
-        assert found == [f"[{rank}] {line}" for line in (*step, "outside", *step)]
+def test_each_process_prints_its_own_and_may_print_other_values_than_the_others():
+    with Ranks(JOB, range(2)) as ranks:
+        for rank, own in enumerate((["process 0 [0. 1.]", "sum [2. 4.] 6.0", "loop"], ["process 1 [2. 3.]"])):
+            code, found, errors = ranks.end(rank)
+            step = [*own, "i 0 c 20.0", "i 1 c 26.0"]
+            assert (code, errors, found) == (0, "", [f"rank {rank}: {line}" for line in (*step, "outside", *step)])
 
 
 @pytest.mark.processes

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -14,7 +12,7 @@ from funccoll import P
 from funccoll.ir import Program
 from funccoll.program_difference import program_rows
 from tests.support.cases import other_program_cases as cases
-from tests.support.ranks.ranks import launch
+from tests.support.ranks.ranks import Ranks, launch
 
 LINE = r"at \S*other_program_cases.py:\d+ \(body\)"
 
@@ -78,15 +76,15 @@ f(np.arange(8.0))
 """
 
 
-def test_ranks_whose_peer_has_ended_tell_the_difference_that_the_first_has_found(tmp_path):
+def test_ranks_whose_peer_has_ended_tell_the_difference_that_the_first_has_found():
     """A rank that comes to its error late asks one which answers no more."""
-    (tmp_path / "boundary.py").write_text(BOUNDARY)
-    command = [sys.executable, "-W", "error", "-m", "funccoll", "run", "-n", "4", "--tracebacks", "all", "boundary.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
-    told = re.findall(r"^\[\d\] funccoll.errors.ProgramMismatch: .*", done.stderr, re.MULTILINE)
-    assert done.returncode and told, done.stderr
+    with Ranks(BOUNDARY, range(4)) as ranks:
+        codes, _, errors = zip(*[ranks.end(rank) for rank in range(4)], strict=True)
+    written = "\n".join(errors)
+    told = re.findall(r"^funccoll.errors.ProgramMismatch: .*", written, re.MULTILINE)
+    assert all(codes) and told, written
     for line in told:
         pattern = r": their programs differ, (as those of ranks (0 and \d|\d and 0) do, )?first in rank \d: multiply of "
         assert re.search(pattern, line), line
-    assert done.stderr.count("The operation is the same, and a value that each rank had") >= len(told), done.stderr
-    assert "TracedRankWarning" not in done.stderr  # each rank is one device, and says itself what it traced
+    assert written.count("The operation is the same, and a value that each rank had") >= len(told), written
+    assert "TracedRankWarning" not in written  # each rank is one device, and says itself what it traced
