@@ -16,7 +16,7 @@ from ..errors import ScheduleError, at_source
 from ..ir import Equation, Program
 from ..mesh import Mesh
 from ..primitives.collectives.record import lowering
-from ..runtime.backend import NATIVE_ALGORITHMS
+from ..runtime.collective_call import NATIVE_ALGORITHMS
 from ..types import is_inexact
 
 if TYPE_CHECKING:

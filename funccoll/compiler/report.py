@@ -12,7 +12,7 @@ from ..errors import Source
 from ..ir import Equation, Program
 from ..primitives.collectives.record import lowering
 from ..primitives.linalg import einsum_p, matmul_p
-from ..runtime.backend import NATIVE_ALGORITHMS
+from ..runtime.collective_call import NATIVE_ALGORITHMS
 from ..types import dtype_name
 
 __all__ = ["CollectiveRow", "CollectiveTable", "cost_analysis", "flops"]

@@ -16,11 +16,11 @@ from ..arrays.array import Array
 from ..arrays.array_layout import ArrayLayout
 from ..config import TRANSPORT
 from ..errors import RendezvousError, Source
-from ..ir import Equation, Program, Var
+from ..ir import Program, Var
 from ..mesh import Mesh, Sharding
+from .collective_call import CollectiveCall
 
 if TYPE_CHECKING:
-    from ..schedules.schedule import Schedule
     from .array_library import ArrayLibrary
     from .job.hello import JobSpec
     from .job.rendezvous import JoinedJob
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from .shm.collective_group import CollectiveGroup
 
 __all__ = [
-    "NATIVE_ALGORITHMS", "ONE_BY_ONE", "TRANSPORT", "AgreedBackend", "AgreedExecutable", "ArgumentCheck", "Backend",
-    "CollectiveExecutable", "Copies", "FirstCall", "FunctionExecutable", "Identity", "JobBackend", "Run",
+    "ONE_BY_ONE", "TRANSPORT", "AgreedBackend", "AgreedExecutable", "ArgumentCheck", "Backend",
+    "CollectiveExecutable", "Copies", "FirstCall", "FunctionExecutable", "JobBackend", "Run",
     "choose_job_backend", "host_block", "load_backend",
 ]  # fmt: skip
 
@@ -39,12 +39,6 @@ Copies = Any
 
 Run = Callable[..., Sequence[Copies]]
 """A compiled program: from the copies of each input to those of each output."""
-
-NATIVE_ALGORITHMS = {
-    "nccl": "NCCL's own collective, between GPUs of a job, one for each process",
-    "mpi": "MPI's own collective, between processes of several hosts or with FUNCCOLL_TRANSPORT=mpi",
-}
-"""Algorithms that are a transport's own: no schedule says what they do, so that they are not proved. Name -> description."""
 
 ArgumentCheck = Callable[[Sequence[Any], Sequence[np.ndarray | None]], None]
 """A check of a call's arguments, from this process's blocks of them, and the global values of those that are not Arrays."""
@@ -131,22 +125,6 @@ class AgreedBackend:
         self.host.note_exception([executable.agreement for executable in executables], done, inside, error)
 
 
-class Identity(str):
-    """The text of a collective that must be equal on all processes."""
-
-    arguments: str
-    """The types of the arguments of its program, which the text determines: for errors."""
-    program: Program
-    """The program, whose fingerprint begins the text."""
-
-    @classmethod
-    def of(cls, text: str, arguments: str, program: Program) -> Identity:
-        """An identity of a collective of this program."""
-        made = cls(text)
-        made.arguments, made.program = arguments, program
-        return made
-
-
 class FirstCall(Protocol):
     """The first call of a program."""
 
@@ -169,7 +147,7 @@ class Backend(Protocol):
 
     @property
     def native_algorithms(self) -> tuple[str, ...]:
-        """The names of NATIVE_ALGORITHMS that its collectives can have."""
+        """The names of `collective_call.NATIVE_ALGORITHMS` that its collectives can have."""
         ...
 
     @property
@@ -201,13 +179,11 @@ class Backend(Protocol):
         """
         ...
 
-    def compile_group(
-        self, collectives: Sequence[tuple[Equation, Schedule]], mesh: Mesh, identity: Callable[[Equation], str]
-    ) -> Iterable[CollectiveExecutable]:
-        """Compile adjacent collectives of a program, barriers included, with their proved schedules.
+    def compile(self, calls: Sequence[CollectiveCall], mesh: Mesh) -> Iterable[CollectiveExecutable]:
+        """Compile adjacent collectives of a program, barriers included.
 
-        `identity` gives what must be equal on all processes: a collective's program and place in it. The outputs of a
-        process that plays one device are memory of their own; those of virtual devices may be shared with operands.
+        The outputs of a process that plays one device are memory of their own; those of virtual devices may be shared with
+        operands.
         """
         ...
 

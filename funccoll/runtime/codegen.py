@@ -27,9 +27,10 @@ from ..primitives.collectives import axis_index_p, own_slice_p, pvary_p
 from ..primitives.control_flow import cond_p, scan_p, while_p
 from ..primitives.debugging import DevicePlace, snapshot_p
 from ..types import is_inexact, types_text
-from .backend import Backend, CollectiveExecutable, Copies, Identity
+from .backend import Backend, CollectiveExecutable, Copies
 from .bad_index import SegmentOperands
 from .blas import keep_threads
+from .collective_call import CollectiveCall
 from .float_environment import run_in_context
 from .loop_code import Picks, cond_source, each_source, scan_source, while_source
 from .non_finite import Given, NonFinite, operation_check
@@ -554,7 +555,7 @@ class _Builder:
 
     def identity(self, eqn: Equation) -> str:
         """The text that must be equal on all processes: the program's fingerprint, its hosts, and the collective's place."""
-        return Identity.of(self._identity(f" {self.places[eqn]}"), self.argument_types, self.program)
+        return self._identity(f" {self.places[eqn]}")
 
     def _identity(self, place: str) -> str:
         hosts = f" {self.mesh.hosts}" if self.mesh.hosts else ""
@@ -564,8 +565,9 @@ class _Builder:
         """Emit a group of adjacent collectives."""
         if not group:
             return
-        found = [(eqn, self.schedules[eqn]) for eqn in group]
-        for call in self.backend.compile_group(found, self.mesh, self.identity):
+        make = functools.partial(CollectiveCall.of_equation, program=self.program, argument_types=self.argument_types)
+        calls = [make(eqn, self.schedules[eqn], self.identity(eqn)) for eqn in group]
+        for call in self.backend.compile(calls, self.mesh):
             self.calls.append(call)
             self.unconditional.append(call)
             self.call_steps[len(self.steps)] = 1

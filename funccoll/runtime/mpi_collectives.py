@@ -13,25 +13,22 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, groupby
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 
 from ..errors import CollectiveTimeout, FunccollError, ScheduleError, at_source
-from ..ir import Equation, Var
 from ..mesh import Mesh
 from ..passes.buffers import SMALL_RESULT_BYTES
-from ..primitives.collectives.record import lowering
 from ..schedules.collective import Collective
-from ..schedules.schedule import Schedule
 from ..types import dtype_name
 from .backend import AgreedExecutable, CollectiveExecutable
+from .collective_call import CollectiveCall, bind_arguments
 from .plans.control_block import Communicator
 from .plans.flat_operand import FlatOperand
-from .plans.operand import Operand
 from .shm.shm_backend import MeshBackend, SharedMemoryBackend
 
 __all__ = ["ALGORITHM", "MpiMeshBackend"]
@@ -66,18 +63,13 @@ class MpiMeshBackend(MeshBackend):
         self.mpi, self._whole = mpi, whole
         self._communicators: dict[int, Any] = {}
 
-    def compile_group(
-        self, collectives: Sequence[tuple[Equation, Schedule]], mesh: Mesh, identity: Callable[[Equation], str]
-    ) -> Sequence[CollectiveExecutable]:
+    def compile(self, calls: Sequence[CollectiveCall], mesh: Mesh) -> Sequence[CollectiveExecutable]:
         """See `Backend`. Neighbours are one call, those of MPI among themselves."""
-        calls: list[CollectiveExecutable] = []
-        for native, several in groupby(collectives, key=lambda found: found[0].params["algorithm"] == ALGORITHM):
-            group = list(several)
-            if native:
-                calls.append(MpiCall(self, mesh, group, identity))
-            else:
-                calls += super().compile_group(group, mesh, identity)
-        return calls
+        made: list[CollectiveExecutable] = []
+        for native, several in groupby(calls, key=lambda call: call.native == ALGORITHM):
+            neighbours = list(several)
+            made += [MpiCall(self, mesh, neighbours)] if native else super().compile(neighbours, mesh)
+        return made
 
     def communicator(self, ranks: Communicator) -> Any:
         """MPI's communicator like one of ours, made when it is first needed. It blocks until all of its ranks are here.
@@ -114,33 +106,26 @@ class MpiCall(AgreedExecutable):
 
     is_native = False
 
-    def __init__(
-        self, backend: MpiMeshBackend, mesh: Mesh, collectives: Sequence[tuple[Equation, Schedule]],
-        identity: Callable[[Equation], str],
-    ):  # fmt: skip
-        from .shm.collective_group import CollectiveGroup, GroupedCollective  # here: they import LLVM
+    def __init__(self, backend: MpiMeshBackend, mesh: Mesh, calls: Sequence[CollectiveCall]):
+        from .shm.collective_group import CollectiveGroup  # here: they import LLVM
         from .shm.diagnosis import Diagnosis, wrong_argument, wrong_count
         from .shm.entry import Agreement
 
         self.backend, self.mpi, self.registry = backend, backend.mpi, backend.job.communicators
-        made = {out for eqn, _ in collectives for out in eqn.outputs}
-        read = dict.fromkeys(a for eqn, _ in collectives for a in eqn.inputs if isinstance(a, Var) and a not in made)
-        self.inputs, self.outputs = tuple(read), tuple(out for eqn, _ in collectives for out in eqn.outputs)
-        agreements: dict[tuple[str, ...], list[GroupedCollective]] = {}
-        operands = [_operands(eqn) for eqn, _ in collectives]
-        for (eqn, schedule), several in zip(collectives, operands, strict=True):
-            with at_source(eqn.source):
-                _check(eqn, several)
-            axes, op = tuple(eqn.axes()), lowering(eqn).op
-            call = GroupedCollective(axes, schedule, op, several, f"{identity(eqn)} {ALGORITHM}", eqn.source)
-            agreements.setdefault(axes, []).append(call)
-        barriers = [Agreement.to(calls) for calls in agreements.values()]
+        for call in calls:
+            with at_source(call.source):
+                _check(call)
+        bound, self.inputs, self.outputs = bind_arguments(calls)
+        agreements: dict[tuple[str, ...], list[CollectiveCall]] = {}
+        for call in bound:
+            agreements.setdefault(call.axes, []).append(call)
+        barriers = [Agreement.to(several) for several in agreements.values()]
         self.agreement = CollectiveGroup(self.registry, mesh, backend.number, barriers)
         self.calls, self.communicators = self.agreement.calls, self.agreement.communicators
         self.left_complete = False
         """True when an exception has left the last call after everything was done: for `note_exception`."""
         ranks = dict(zip(agreements, self.communicators, strict=True))
-        self._parts = _parts(collectives, operands, ranks, self.inputs)
+        self._parts = [part for call in bound for part in _parts(call, ranks[call.axes])]
         first = next(iter(agreements.values()))[0]
         self._diagnosis = Diagnosis(self.registry, first, self.communicators[0], self.registry.world.rank)
         self._wrong_argument, self._wrong_count = wrong_argument, wrong_count
@@ -282,30 +267,14 @@ class MpiCall(AgreedExecutable):
         return FunccollError(text, self._diagnosis.call.source)
 
 
-def _operands(eqn: Equation) -> tuple[Operand, ...]:
-    """The operands of an equation."""
-    how = lowering(eqn)
-    return tuple(
-        Operand(how.input_shape(a.type.shape), out.type.shape, a.type.dtype, how.cut_dim, how.concat_dim)
-        for a, out in zip(eqn.inputs, eqn.outputs, strict=True)
-    ) or (Operand((0,), (0,), np.dtype(np.uint8)),)  # of a barrier
-
-
-def _parts(
-    collectives: Sequence[tuple[Equation, Schedule]], operands: Sequence[Sequence[Operand]],
-    ranks: Mapping[tuple[str, ...], Communicator], arguments: Sequence[Var],
-) -> list[_MpiPart]:  # fmt: skip
-    """The parts of a call. The operands of one collective come after each other."""
-    known: dict[Any, int] = {a: i for i, a in enumerate(arguments)}
-    parts, made = [], list(chain.from_iterable(eqn.outputs for eqn, _ in collectives))
-    known.update({out: ~i for i, out in enumerate(made)})
-    for (eqn, schedule), several in zip(collectives, operands, strict=True):
-        where = ranks[tuple(eqn.axes())], schedule.collective, lowering(eqn).op
-        if not eqn.outputs:
-            parts.append(_MpiPart(*where))
-        for atom, operand in zip(eqn.inputs, several, strict=False):  # a barrier has one without an input
-            parts.append(_MpiPart(*where, FlatOperand(operand, schedule.collective), known[atom]))
-    return parts
+def _parts(call: CollectiveCall, ranks: Communicator) -> Iterator[_MpiPart]:
+    """The parts of a collective, one for each operand."""
+    collective = call.schedule.collective
+    for operand in call.operands:
+        if operand.argument is None:
+            yield _MpiPart(ranks, collective)
+        else:
+            yield _MpiPart(ranks, collective, call.op, FlatOperand(operand, collective), operand.argument)
 
 
 def _view(dtype: np.dtype, combines: bool) -> tuple[np.dtype, str]:
@@ -317,14 +286,15 @@ def _view(dtype: np.dtype, combines: bool) -> tuple[np.dtype, str]:
     return view, _DATATYPES[view.name]
 
 
-def _check(eqn: Equation, operands: Sequence[Operand]) -> None:
+def _check(call: CollectiveCall) -> None:
     """Raise ScheduleError for what MPI lacks."""
-    how, name = lowering(eqn), eqn.primitive.name
-    instead = f'Leave algorithm="{ALGORITHM}" out, or name one of fc.schedules.algorithms({how.kind!r}).'
-    if how.kind == "permute":
+    name = call.kind
+    instead = f'Leave algorithm="{ALGORITHM}" out, or name one of fc.schedules.algorithms({name!r}).'
+    if name == "permute":
         raise ScheduleError(f"{name}: MPI has no such collective. {instead}")
-    for operand in operands:
-        if how.op and operand.dtype.kind != "b" and operand.dtype.name not in _DATATYPES:
+    combines = call.schedule.collective.meaning.combines
+    for operand in call.operands:
+        if combines and operand.dtype.kind != "b" and operand.dtype.name not in _DATATYPES:
             raise ScheduleError(f"{name}: MPI cannot combine {dtype_name(operand.dtype)}. {instead}")
         largest = max(np.prod(operand.shape, dtype=object), np.prod(operand.out_shape, dtype=object))
         if largest * max(1, operand.dtype.itemsize // 8) > _MOST_ELEMENTS:

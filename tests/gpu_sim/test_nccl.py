@@ -20,11 +20,11 @@ import numpy as np
 import pytest
 
 from funccoll.errors import FunccollError
+from funccoll.runtime.collective_call import Operand
 from funccoll.runtime.nccl import nccl_job, watchdog
 from funccoll.runtime.nccl.native import is_native
 from funccoll.runtime.nccl.nccl_job import NcclJob
 from funccoll.runtime.plans.flat_operand import FlatOperand
-from funccoll.runtime.plans.operand import Operand
 from funccoll.schedules.schedule import build
 from tests.support.cases import process_cases
 from tests.support.fakes import fake_nccl

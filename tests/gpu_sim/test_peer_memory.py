@@ -17,12 +17,11 @@ import pytest
 from funccoll import schedules
 from funccoll.errors import MeshError
 from funccoll.mesh import Mesh
+from funccoll.runtime.collective_call import CollectiveCall, Operand
 from funccoll.runtime.cuda import peer_shutdown
-from funccoll.runtime.cuda.launch_plan import LaunchedCollective
 from funccoll.runtime.cuda.peer_plan import PeerPlan, build_peer_plan
 from funccoll.runtime.cuda.peer_segments import PeerSegments
 from funccoll.runtime.job.failure import Failure
-from funccoll.runtime.plans.operand import Operand
 from funccoll.schedules.chunk_layout import ChunkLayout
 from funccoll.schedules.collective import KINDS
 from funccoll.schedules.streams.instructions import Opcode, disassemble
@@ -142,7 +141,8 @@ def plans(kind: str, algorithm: str, p: int, shape: tuple[int, ...], channels: i
     pairs = [(i, (i + 1) % p) for i in range(p - 1)] if kind == "permute" else []
     schedule = schedules.build(kind, p, algorithm=algorithm, pairs=pairs)
     out = ChunkLayout.output_shape(schedule.collective, shape)
-    call = LaunchedCollective(schedule, "sum", tuple(Operand(shape, out, np.dtype(d)) for d in ("float32", "int8")))
+    operands = tuple(Operand(shape, out, np.dtype(d)) for d in ("float32", "int8"))
+    call = CollectiveCall(("d",), schedule, "sum", operands, "")
     counters = [[1000 * (r + 1) + c for r in range(p)] for c in range(channels)]
     return [build_peer_plan(call, rank, counters, [10 * r for r in range(p)]) for rank in range(p)]
 

@@ -87,14 +87,14 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "arrays": (("array_layout", "shared_mapping", "value_hash"), ("array",)),
     "runtime": (
         ("bad_index", "fused_step", "float_environment", "blas", "recorder"),
-        ("array_library", "non_finite", "recorded_program"),
+        ("array_library", "collective_call", "non_finite", "recorded_program"),
         ("backend",),
         ("loop_code",), ("codegen",),
         ("plans",), ("job",), ("local", "shm", "mpi_library"), ("mpi_collectives",), ("mpi",),
         ("nccl",), ("cuda",),
     ),
     "runtime.plans": (
-        ("control_block", "operand", "slots", "staging", "transit"), ("flat_operand", "message_table", "plan_writer"),
+        ("control_block", "slots", "staging", "transit"), ("flat_operand", "message_table", "plan_writer"),
         ("eager",),
     ),
     "runtime.job": (

@@ -15,13 +15,13 @@ import numpy as np
 from ...arrays.array import Array
 from ...arrays.array_layout import ArrayLayout
 from ...errors import MeshError
-from ...ir import Equation, Program
+from ...ir import Program
 from ...mesh import Mesh, P, Sharding
 from ...schedules.model.select import select
 from ...schedules.model.topology import Topology
-from ...schedules.schedule import Schedule
 from ..array_library import ArrayLibrary
 from ..backend import AgreedBackend, AgreedExecutable, ArgumentCheck, Run
+from ..collective_call import CollectiveCall
 from ..nccl.native import ALGORITHM, is_native
 from ..nccl.nccl_backend import NcclBackend
 from ..nccl.nccl_job import NcclJob, load_nccl
@@ -117,13 +117,11 @@ class JobGpuBackend(AgreedBackend):
         )
         return ALGORITHM if native < ours + _STAGING * nbytes else None
 
-    def compile_group(
-        self, collectives: Sequence[tuple[Equation, Schedule]], mesh: Mesh, identity: Callable[[Equation], str]
-    ) -> Iterator[AgreedExecutable]:
+    def compile(self, calls: Sequence[CollectiveCall], mesh: Mesh) -> Iterator[AgreedExecutable]:
         """See `Backend`. Neighbours of one transport are compiled together."""
-        for native, several in groupby(collectives, key=lambda found: found[0].params["algorithm"] == ALGORITHM):
+        for native, several in groupby(calls, key=lambda call: call.native == ALGORITHM):
             backend: Any = self.nccl if native else self.peers
-            yield from backend.compile_group(list(several), mesh, identity)
+            yield from backend.compile(list(several), mesh)
 
     def gather_whole(
         self, block: Any, shape: tuple[int, ...], sharding: Sharding, named: tuple[str, Array] | None = None

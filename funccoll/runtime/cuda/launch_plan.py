@@ -15,23 +15,13 @@ import numpy as np
 
 from ...kernels.cuda import Combine
 from ...schedules.chunk_layout import ChunkLayout, cut_as_one, in_segments
-from ...schedules.schedule import Schedule
 from ...schedules.streams.instructions import Opcode
+from ..collective_call import CollectiveCall
 from ..plans.control_block import Communicator, ControlBlock
-from ..plans.operand import Operand
 from ..plans.plan_writer import PlannedCollective, Segment, Target, write_collective
 from ..plans.slots import Slots
 
-__all__ = ["LaunchPlan", "LaunchedCollective", "build_launch_plan", "cut_in_channels"]
-
-
-@dataclass(frozen=True)
-class LaunchedCollective:
-    """One collective of a launch, over every group of devices at once."""
-
-    schedule: Schedule
-    op: str
-    operands: tuple[Operand, ...]
+__all__ = ["LaunchPlan", "build_launch_plan", "cut_in_channels"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +51,7 @@ class LaunchPlan:
 
 
 def build_launch_plan(
-    calls: Sequence[LaunchedCollective], groups: Sequence[Sequence[int]], channels: int
+    calls: Sequence[CollectiveCall], groups: Sequence[Sequence[int]], channels: int
 ) -> LaunchPlan:
     """The plan of a launch of collectives over these groups of devices, each device in one group.
 
@@ -113,7 +103,7 @@ def _control_bytes(groups: Sequence[Sequence[int]]) -> int:
     return ControlBlock(0, max(map(len, groups))).nbytes
 
 
-def cut_in_channels(call: LaunchedCollective, channels: int) -> tuple[list[ChunkLayout], list[Segment]]:
+def cut_in_channels(call: CollectiveCall, channels: int) -> tuple[list[ChunkLayout], list[Segment]]:
     """The layouts of all arrays, and of each channel's segment of them."""
     kind = call.schedule.collective
     layouts = [ChunkLayout.of(kind, o.shape, o.dtype.itemsize, o.dim, o.concat_dim) for o in call.operands]

@@ -18,9 +18,8 @@ end of every launch. A launch that ends early does not advance it, and no later 
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,18 +27,15 @@ import numpy as np
 from ...arrays.array import Array
 from ...arrays.array_layout import ArrayLayout
 from ...errors import FunccollError
-from ...ir import Equation, Program, Var
+from ...ir import Program
 from ...kernels import frame as fields
 from ...kernels.block import MAX_OPERANDS
 from ...mesh import Mesh, Sharding
-from ...primitives.collectives.record import lowering
-from ...schedules.schedule import Schedule
 from ..backend import AgreedBackend, AgreedExecutable, ArgumentCheck, Run
-from ..plans.operand import Operand
+from ..collective_call import CollectiveCall
 from ..shm.entry import Entry
 from ..shm.shm_backend import MeshBackend
 from .block_frames import block_frames
-from .launch_plan import LaunchedCollective
 from .launch_reports import LaunchedName, LaunchReports
 from .peer_plan import PeerPlan, build_peer_plan
 from .peer_segments import MAX_CHANNELS, PeerGpu, PeerSegments
@@ -113,23 +109,14 @@ class PeerMemoryBackend(AgreedBackend):
     ) -> None:
         """See `Backend`. It has none."""
 
-    def compile_group(
-        self, collectives: Sequence[tuple[Equation, Schedule]], mesh: Mesh, identity: Callable[[Equation], str]
-    ) -> Sequence[AgreedExecutable]:
+    def compile(self, calls: Sequence[CollectiveCall], mesh: Mesh) -> Iterator[AgreedExecutable]:
         """See `Backend`. Each collective is a launch; segments for it are made in its first call, by all ranks together.
 
         So what only some ranks compile keeps no other waiting.
         """
-        return [self._compile(collective, mesh, identity) for collective in collectives]
-
-    def _compile(
-        self, collective: tuple[Equation, Schedule], mesh: Mesh, identity: Callable[[Equation], str]
-    ) -> AgreedExecutable:
-        eqn, _ = collective
-        entry = self.host.compile_entry(collective, mesh, identity)
-        if not eqn.outputs:
-            return PeerBarrier(self, entry)
-        return PeerLaunch(self, collective, mesh, entry)
+        for call in calls:
+            entry = self.host.compile_entry(call, mesh)
+            yield PeerBarrier(self, entry) if call.is_barrier else PeerLaunch(self, call, mesh, entry)
 
     def check(self) -> None:
         """Raise the error of a launch that ended in the middle: every call does before it launches.
@@ -216,22 +203,12 @@ class PeerBarrier(AgreedExecutable):
 class PeerLaunch(AgreedExecutable):
     """One collective: a function from this rank's inputs to its outputs."""
 
-    def __init__(
-        self, backend: PeerMemoryBackend, collective: tuple[Equation, Schedule], mesh: Mesh, entry: Entry
-    ):
-        self.backend, self.gpu, self.mesh, self.entry = backend, backend.gpu, mesh, entry
+    def __init__(self, backend: PeerMemoryBackend, call: CollectiveCall, mesh: Mesh, entry: Entry):
+        self.backend, self.gpu, self.mesh, self.entry, self.call = backend, backend.gpu, mesh, entry, call
         self.agreement = entry.group
-        eqn, schedule = collective
-        self.inputs, self.outputs = tuple(a for a in eqn.inputs if isinstance(a, Var)), tuple(eqn.outputs)
-        how = lowering(eqn)
-        operands = tuple(
-            Operand(how.input_shape(a.type.shape), out.type.shape, a.type.dtype, how.cut_dim, how.concat_dim)
-            for a, out in zip(eqn.inputs, eqn.outputs, strict=True)
-        )
-        self.call, self.axes = LaunchedCollective(schedule, how.op, operands), tuple(eqn.axes())
-        self._name = f"{schedule.kind} over {', '.join(map(repr, self.axes))}", eqn.source
+        self.inputs, self.outputs = zip(*(operand.variables for operand in call.operands), strict=True)
         self._rank = entry.members.index(backend.world.rank)
-        self._written = bool(schedule.collective.has_output(self._rank))
+        self._written = bool(call.schedule.collective.has_output(self._rank))
         self._plan: PeerPlan | None = None
         self._patience_s = 0.0
 
@@ -270,8 +247,8 @@ class PeerLaunch(AgreedExecutable):
 
     def _make_plan(self) -> PeerPlan:
         segments, members, mesh = self.backend.segments, self.entry.members, self.mesh
-        self._bases, counters = segments.counters(self.axes, mesh)
-        nbytes = sum(max(math.prod(o.shape), math.prod(o.out_shape)) * o.dtype.itemsize for o in self.call.operands)
+        self._bases, counters = segments.counters(self.call.axes, mesh)
+        nbytes = sum(max(o.nbytes, o.out_nbytes) for o in self.call.operands)
         channels = max(1, min(segments.max_blocks, MAX_CHANNELS, -(-nbytes // CHANNEL_BYTES)))
         of_channels = [[counters[m] + fields.LINE_BYTES * c for m in members] for c in range(channels)]
         plan = build_peer_plan(self.call, self._rank, of_channels, members)
@@ -281,7 +258,7 @@ class PeerLaunch(AgreedExecutable):
         for slot, (rank, offset) in plan.places.items():
             self._addresses[slot] = memory[members[rank]] + offset
         self._table = self.gpu.allocate(self._addresses.shape, self._addresses.dtype)
-        self._words = self.backend.reports.words(LaunchedName(*self._name, channels, self.entry))
+        self._words = self.backend.reports.words(LaunchedName(self.call.name, self.call.source, channels, self.entry))
         return plan
 
     def _make_frames(self, plan: PeerPlan, timeout: float) -> Any:

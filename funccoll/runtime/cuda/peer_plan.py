@@ -7,7 +7,6 @@ else they read and write in place. All ranks work out the offsets of all, so tha
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,11 +16,12 @@ from ...kernels.cuda import Combine
 from ...schedules.chunk_layout import ChunkLayout, StridedRange
 from ...schedules.schedule import Schedule
 from ...schedules.streams.instructions import MemoryOperand, Opcode
+from ..collective_call import CollectiveCall
 from ..plans.control_block import Communicator, ControlBlock
 from ..plans.plan_writer import PlannedCollective, Target, write_collective
 from ..plans.slots import Slots
 from ..plans.staging import shared_chunks
-from .launch_plan import LaunchedCollective, cut_in_channels
+from .launch_plan import cut_in_channels
 
 __all__ = ["PeerCounters", "PeerPlan", "build_peer_plan"]
 
@@ -67,7 +67,7 @@ class _Touched:
     nbytes: int
 
 
-def build_peer_plan(call: LaunchedCollective, rank: int, counters: Sequence[Sequence[int]], members: Sequence[int]) -> PeerPlan:
+def build_peer_plan(call: CollectiveCall, rank: int, counters: Sequence[Sequence[int]], members: Sequence[int]) -> PeerPlan:
     """The plan of `rank` of a group, whose ranks in the job are `members`. It depends on nothing else.
 
     `counters` has for each channel the address of every rank's counter, as this rank reads it.
@@ -119,7 +119,7 @@ def build_peer_plan(call: LaunchedCollective, rank: int, counters: Sequence[Sequ
     )
 
 
-def _touched(call: LaunchedCollective, rank: int, is_read: bool, scratch: Mapping[tuple[int, int], int]) -> _Touched:
+def _touched(call: CollectiveCall, rank: int, is_read: bool, scratch: Mapping[tuple[int, int], int]) -> _Touched:
     """Place what peers touch of a rank's memory, one buffer behind the other."""
     at, inputs, outputs, scratches = 0, {}, {}, {}
 
@@ -133,7 +133,7 @@ def _touched(call: LaunchedCollective, rank: int, is_read: bool, scratch: Mappin
         if is_read:
             inputs[i] = next_place(operand.nbytes)
         if is_written:
-            outputs[i] = next_place(math.prod(operand.out_shape) * operand.dtype.itemsize)
+            outputs[i] = next_place(operand.out_nbytes)
     for key, nbytes in scratch.items():
         if nbytes:
             scratches[key] = next_place(nbytes)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any, Protocol
 
@@ -16,19 +17,17 @@ import numpy as np
 from ...arrays.array import Array
 from ...arrays.array_layout import ArrayLayout
 from ...errors import CollectiveTimeout, FunccollError, MeshError, Source
-from ...ir import Equation, Program, Var
+from ...ir import Program
 from ...kernels import frame as fields
 from ...kernels.block import MAX_OPERANDS
 from ...kernels.cuda import Combine, Scope
 from ...mesh import Mesh, Sharding
-from ...primitives.collectives.record import lowering
-from ...schedules.schedule import Schedule
 from ..array_library import ArrayLibrary
 from ..backend import CollectiveExecutable, Copies, Run
-from ..plans.operand import Operand
+from ..collective_call import CollectiveCall, Operand
 from .block_frames import block_frames
 from .captured_program import CapturedProgram, Graph, GraphCache
-from .launch_plan import LaunchedCollective, LaunchPlan, build_launch_plan
+from .launch_plan import LaunchPlan, build_launch_plan
 from .launch_reports import LaunchedName, LaunchReports
 
 __all__ = ["CHANNEL_BYTES", "Gpu", "VirtualGpuBackend", "new_block"]
@@ -178,27 +177,15 @@ class VirtualGpuBackend:
     ) -> None:
         """See `Backend`. It has none."""
 
-    def compile_group(
-        self, collectives: Sequence[tuple[Equation, Schedule]], mesh: Mesh, identity: Callable[[Equation], str]
-    ) -> Iterator[CollectiveExecutable]:
-        """See `Backend`. Each collective is a launch; a barrier between devices of one GPU needs none."""
-        for eqn, schedule in collectives:
-            how = lowering(eqn)
-            varying: dict[frozenset[str], list[int]] = {}
-            for i, atom in enumerate(eqn.inputs):
-                varying.setdefault(atom.type.varying, []).append(i)
-            for axes, numbers in varying.items():
-                inputs = tuple(atom for atom in (eqn.inputs[i] for i in numbers) if isinstance(atom, Var))
-                outputs = tuple(eqn.outputs[i] for i in numbers)
-                operands = tuple(
-                    Operand(how.input_shape(a.type.shape), out.type.shape, a.type.dtype, how.cut_dim, how.concat_dim)
-                    for a, out in zip(inputs, outputs, strict=True)
-                )
-                call = LaunchedCollective(schedule, how.op, operands)
-                name = f"{schedule.kind} over {', '.join(map(repr, eqn.axes()))}"
-                launch = Launch(self, call, *_groups(mesh, axes, eqn.axes()), outputs[0].type.varying == axes, name, eqn.source)
-                launch.inputs, launch.outputs = inputs, outputs
-                yield launch
+    def compile(self, calls: Sequence[CollectiveCall], mesh: Mesh) -> Iterator[CollectiveExecutable]:
+        """See `Backend`. Operands that vary alike are a launch; a barrier between devices of one GPU needs none."""
+        for call in calls:
+            together: dict[frozenset[str], list[Operand]] = {}
+            for operand in call.operands:
+                if operand.source is not None:
+                    together.setdefault(operand.source.type.varying, []).append(operand)
+            for varying, operands in together.items():
+                yield Launch(self, replace(call, operands=tuple(operands)), *_groups(mesh, varying, call.axes))
 
     def record(self, run: Run, program: Program) -> Run:
         """See `Backend`. A CUDA graph: no primitive waits for the GPU.
@@ -249,25 +236,24 @@ def _groups(mesh: Mesh, varying: frozenset[str], axes: Sequence[str]) -> tuple[i
 class Launch(CollectiveExecutable):
     """One collective over all groups of devices: a function from the copies of its inputs to those of its outputs."""
 
-    def __init__(
-        self, backend: VirtualGpuBackend, call: LaunchedCollective, ncopies: int, groups: list[list[int]], stays: bool,
-        name: str, source: Source | None,
-    ):  # fmt: skip
-        self.backend, self.gpu, self.call, self.groups, self.stays = backend, backend.gpu, call, groups, stays
+    def __init__(self, backend: VirtualGpuBackend, call: CollectiveCall, ncopies: int, groups: list[list[int]]):
+        self.backend, self.gpu, self.call, self.groups = backend, backend.gpu, call, groups
+        self.inputs, self.outputs = zip(*(operand.variables for operand in call.operands), strict=True)
+        self.stays = self.inputs[0].type.varying == self.outputs[0].type.varying
         gpu = self.gpu
         if ncopies > gpu.max_blocks:
             raise MeshError(
-                f"{name} has {ncopies} virtual devices, and this GPU runs {gpu.max_blocks} blocks at the same time, of which "
-                f"each device needs one. Make a mesh of at most {gpu.max_blocks} devices.", source,
+                f"{call.name} has {ncopies} virtual devices, and this GPU runs {gpu.max_blocks} blocks at the same time, of "
+                f"which each device needs one. Make a mesh of at most {gpu.max_blocks} devices.", call.source,
             )  # fmt: skip
-        nbytes = sum(max(math.prod(o.shape), math.prod(o.out_shape)) * o.dtype.itemsize for o in call.operands)
+        nbytes = sum(max(o.nbytes, o.out_nbytes) for o in call.operands)
         channels = max(1, min(gpu.max_blocks // ncopies, -(-nbytes // CHANNEL_BYTES)))
         self.plan = build_launch_plan([call], groups, channels)
         assert self.plan.max_operands <= MAX_OPERANDS, f"{self.plan.max_operands} operands of one combine"
         self._ncopies, self._lock = ncopies, threading.Lock()
         rank_of = {device: r for group in groups for r, device in enumerate(group)}
         self._written = [bool(call.schedule.collective.has_output(rank_of[device])) for device in range(ncopies)]
-        self._make_tables(self.plan, LaunchedName(name, source, self.plan.blocks))
+        self._make_tables(self.plan, LaunchedName(call.name, call.source, self.plan.blocks))
 
     def _make_tables(self, plan: LaunchPlan, name: LaunchedName) -> None:
         begins = list(accumulate([-(-nbytes // _ALIGNMENT) * _ALIGNMENT for nbytes in plan.scratch.values()], initial=0))

@@ -5,21 +5,20 @@ They run over each group of devices, from copies to copies, reductions in the or
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ...arrays.array import Array
 from ...arrays.array_layout import ArrayLayout
 from ...errors import Source
-from ...ir import Equation, Program, Var
+from ...ir import Program
 from ...mesh import Mesh, Sharding
 from ..array_library import NUMPY
 from ..backend import CollectiveExecutable, Copies, FunctionExecutable, Run, host_block
-
-if TYPE_CHECKING:
-    from ...schedules.schedule import Schedule
+from ..collective_call import CollectiveCall
 
 __all__ = ["BACKEND", "LocalBackend"]
 
@@ -47,18 +46,19 @@ class LocalBackend:
     ) -> None:
         """See `Backend`. It has none."""
 
-    def compile_group(
-        self, collectives: Sequence[tuple[Equation, Schedule]], mesh: Mesh, identity: Callable[[Equation], str]
-    ) -> Iterator[CollectiveExecutable]:
+    def compile(self, calls: Sequence[CollectiveCall], mesh: Mesh) -> Iterator[CollectiveExecutable]:
         """See `Backend`. Each operand is a call of its own; a barrier between devices in lock step needs none."""
         from .ordered_reduction import executor  # here: it imports schedules, which not every program needs
 
-        for eqn, schedule in collectives:
-            compute = executor(eqn.primitive, schedule)
-            for atom, out in zip(eqn.inputs, eqn.outputs, strict=True):
-                assert isinstance(atom, Var)
-                function = _over_groups(eqn, compute, mesh, atom.type.varying, out.type.varying)
-                yield FunctionExecutable(function, (atom,), (out,), returns_tuple=False)
+        for call in calls:
+            if call.is_barrier:
+                continue
+            assert call.definition is not None
+            compute = functools.partial(executor(call.definition, call.schedule), **call.params)
+            for operand in call.operands:
+                source, result = operand.variables
+                function = _over_groups(call.axes, compute, mesh, source.type.varying, result.type.varying)
+                yield FunctionExecutable(function, (source,), (result,), returns_tuple=False)
 
     def record(self, run: Run, program: Program) -> Run:
         """See `Backend`."""
@@ -93,30 +93,30 @@ BACKEND = LocalBackend
 
 
 def _over_groups(
-    eqn: Equation, compute: Callable[..., Sequence[Any]], mesh: Mesh, varying: frozenset[str], out_varying: frozenset[str]
-) -> Callable[[Copies], Copies]:
+    axes: Sequence[str], compute: Callable[[Sequence[Any]], Sequence[Any]], mesh: Mesh, varying: frozenset[str],
+    out_varying: frozenset[str],
+) -> Callable[[Copies], Copies]:  # fmt: skip
     """Return one operand's collective over all groups of devices at once, from copies to copies.
 
-    `compute` gives the outputs of one group from its shards, as a primitive's reference does.
+    `compute` gives the outputs of one group from its shards.
     """
     # The distinct copies are the devices of a mesh of the varying axes alone.
     copies = Mesh({a: n for a, n in mesh.shape.items() if a in varying})
-    groups = copies.groups(eqn.axes())
-    params = {k: v for k, v in eqn.params.items() if k != "axes"}
+    groups = copies.groups(axes)
     stays = out_varying == varying
     if copies.size == 1:
-        return lambda x: compute([x], **params)[0]
+        return lambda x: compute([x])[0]
     if len(groups) == 1 and groups[0] == list(range(copies.size)):
         if stays:
-            return lambda xs: compute(xs, **params)
-        return lambda xs: compute(xs, **params)[0]
+            return lambda xs: compute(xs)
+        return lambda xs: compute(xs)[0]
 
     def run(xs: Sequence[np.ndarray]) -> Copies:
         if not stays:
-            return [compute([xs[i] for i in group], **params)[0] for group in groups]
+            return [compute([xs[i] for i in group])[0] for group in groups]
         out: list[Any] = [None] * copies.size
         for group in groups:
-            for i, value in zip(group, compute([xs[i] for i in group], **params), strict=True):
+            for i, value in zip(group, compute([xs[i] for i in group]), strict=True):
                 out[i] = value
         return out
 

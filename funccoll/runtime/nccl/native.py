@@ -36,7 +36,7 @@ _DTYPES = {
 _OPS = {"sum": "NCCL_SUM", "mean": "NCCL_SUM", "prod": "NCCL_PROD", "max": "NCCL_MAX", "min": "NCCL_MIN"}
 
 
-def is_native(kind: str, op: str, dtype: np.dtype, algorithm: str | None) -> bool:
+def is_native(kind: str, op: str, dtype: np.dtype, algorithm: str) -> bool:
     """True where NCCL does a collective itself: asked to by `algorithm`, and able to combine these elements."""
     if algorithm != ALGORITHM:
         return False

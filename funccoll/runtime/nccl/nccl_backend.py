@@ -16,15 +16,14 @@ import numpy as np
 from ...arrays.array import Array
 from ...arrays.array_layout import ArrayLayout
 from ...errors import MeshError
-from ...ir import Equation, Program, Var
+from ...ir import Program
 from ...mesh import Mesh, Sharding
-from ...primitives.collectives.record import lowering
-from ...schedules.schedule import Schedule, build
+from ...schedules.schedule import build
 from ..array_library import ArrayLibrary
 from ..backend import AgreedBackend, AgreedExecutable, ArgumentCheck, Run
+from ..collective_call import CollectiveCall, Operand, bind_arguments
 from ..plans.flat_operand import FlatOperand
-from ..plans.operand import Operand
-from ..shm.collective_group import CollectiveGroup, GroupedCollective
+from ..shm.collective_group import CollectiveGroup
 from ..shm.diagnosis import Diagnosis
 from ..shm.entry import Agreement
 from ..shm.shm_backend import MeshBackend
@@ -86,11 +85,9 @@ class NcclBackend(AgreedBackend):
     ) -> None:
         """See `Backend`. It has none."""
 
-    def compile_group(
-        self, collectives: Sequence[tuple[Equation, Schedule]], mesh: Mesh, identity: Callable[[Equation], str]
-    ) -> Sequence[AgreedExecutable]:
+    def compile(self, calls: Sequence[CollectiveCall], mesh: Mesh) -> Sequence[AgreedExecutable]:
         """See `Backend`. All of them are one call, with one agreement."""
-        return [NcclCall(self, mesh, collectives, identity)]
+        return [NcclCall(self, mesh, calls)]
 
     def gather_whole(
         self, block: Any, shape: tuple[int, ...], sharding: Sharding, named: tuple[str, Array] | None = None
@@ -143,7 +140,7 @@ def _all_gather(record: np.ndarray, mesh: Mesh, host: MeshBackend) -> np.ndarray
     """The records of all ranks in host memory."""
     operand = Operand(record.shape, (record.size * mesh.size,), record.dtype, argument=0)
     schedule = build("all_gather", mesh.size)
-    call = GroupedCollective(mesh.axis_names, schedule, "", (operand,), "communicator of NCCL")
+    call = CollectiveCall(mesh.axis_names, schedule, "", (operand,), "communicator of NCCL")
     return CollectiveGroup(host.job.communicators, mesh, host.number, [call])(record)[0]
 
 
@@ -166,57 +163,44 @@ class NcclCall(AgreedExecutable):
     then one of the GPUs: a byte that all of them reduce.
     """
 
-    def __init__(
-        self, backend: NcclBackend, mesh: Mesh, collectives: Sequence[tuple[Equation, Schedule]],
-        identity: Callable[[Equation], str],
-    ):  # fmt: skip
+    def __init__(self, backend: NcclBackend, mesh: Mesh, calls: Sequence[CollectiveCall]):
         self.backend, self.job, self.mesh = backend, backend.job, mesh
-        made = {out for eqn, _ in collectives for out in eqn.outputs}
-        read = dict.fromkeys(a for eqn, _ in collectives for a in eqn.inputs if isinstance(a, Var) and a not in made)
-        self.inputs, self.outputs = tuple(read), tuple(out for eqn, _ in collectives for out in eqn.outputs)
-        known: dict[Any, int] = {a: i for i, a in enumerate(self.inputs)}
+        bound, self.inputs, self.outputs = bind_arguments(calls)
         self.steps: list[list[_Part]] = [[]]
         """Parts that do not read each other's results."""
-        agreements: dict[tuple[str, ...], list[GroupedCollective]] = {}
+        agreements: dict[tuple[str, ...], list[CollectiveCall]] = {}
         results = begin = 0
-        for eqn, schedule in collectives:
-            if any(~known[a] >= begin for a in eqn.inputs):
+        for call in bound:
+            if any(o.argument is not None and ~o.argument >= begin for o in call.operands):
                 self.steps.append([])
                 begin = results
-            parts = list(self._parts(eqn, schedule, [known[a] for a in eqn.inputs]))
-            self.steps[-1] += parts
-            for out in eqn.outputs:
-                known[out] = ~results
-                results += 1
-            axes = tuple(eqn.axes())
-            operands = tuple(part.flat.operand for part in parts)
-            call = GroupedCollective(axes, schedule, lowering(eqn).op, operands, identity(eqn), eqn.source)
-            agreements.setdefault(axes, []).append(call)
+            self.steps[-1] += self._parts(call)
+            results += sum(o.result is not None for o in call.operands)
+            agreements.setdefault(call.axes, []).append(call)
         # One barrier for all collectives along the same axes, which their identities are part of.
-        barriers = [Agreement.to(calls) for calls in agreements.values()]
+        barriers = [Agreement.to(several) for several in agreements.values()]
         registry = backend.host.job.communicators
         self.agreement = CollectiveGroup(registry, mesh, backend.host.number, barriers)
         first = next(iter(agreements.values()))[0]
         communicator = self.agreement.communicators[0]
         self._diagnosis = Diagnosis(registry, first, communicator, registry.world.rank)
 
-    def _parts(self, eqn: Equation, schedule: Schedule, sources: Sequence[int]) -> Iterator[_Part]:
-        how, axes, job = lowering(eqn), tuple(eqn.axes()), self.job
-        (members,) = [group for group in self.mesh.groups(axes) if self.mesh.process in group]
+    def _parts(self, call: CollectiveCall) -> Iterator[_Part]:
+        job, schedule, op = self.job, call.schedule, call.op
+        (members,) = [group for group in self.mesh.groups(call.axes) if self.mesh.process in group]
         rank = members.index(job.world.rank)
-        if not eqn.outputs:
+        if call.is_barrier:
             everywhere = build("all_reduce", len(members)).collective
             flat = FlatOperand(Operand((1,), (1,), _BYTE), everywhere)
-            yield _Part(axes, flat, None, NativeOperand(job.nccl, flat, "max", rank), None)
-        for atom, out, source in zip(eqn.inputs, eqn.outputs, sources, strict=True):
-            operand = Operand(
-                how.input_shape(atom.type.shape), out.type.shape, atom.type.dtype, how.cut_dim, how.concat_dim
-            )  # fmt: skip
+            yield _Part(call.axes, flat, None, NativeOperand(job.nccl, flat, "max", rank), None)
+            return
+        for operand in call.operands:
             flat = FlatOperand(operand, schedule.collective)
-            if len(members) > 1 and is_native(how.kind, how.op, operand.dtype, eqn.params["algorithm"]):
-                yield _Part(axes, flat, source, NativeOperand(job.nccl, flat, how.op, rank), None)
+            if len(members) > 1 and is_native(call.kind, op, operand.dtype, call.native):
+                yield _Part(call.axes, flat, operand.argument, NativeOperand(job.nccl, flat, op, rank), None)
             else:
-                yield _Part(axes, flat, source, None, MessageRounds(job.nccl, schedule, flat, how.op, rank, job.fold))
+                rounds = MessageRounds(job.nccl, schedule, flat, op, rank, job.fold)
+                yield _Part(call.axes, flat, operand.argument, None, rounds)
 
     def __call__(self, *arrays: Any) -> tuple[Any, ...]:
         """This rank's results, which the GPU may not have computed yet.

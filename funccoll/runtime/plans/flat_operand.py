@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...schedules.collective import Collective
-from .operand import Operand
+from ..collective_call import Operand
 
 __all__ = ["FlatOperand"]
 

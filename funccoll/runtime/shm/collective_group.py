@@ -8,7 +8,6 @@ call's arrays, publishes them, and reads the peers'.
 from __future__ import annotations
 
 import functools
-import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -20,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import FunccollError
-from ...ir import Equation, Var
+from ...ir import Var
 from ...kernels.cpu import interpreter
 from ...kernels.frame import (
     ACCUMULATOR,
@@ -67,10 +66,9 @@ from ...kernels.frame import (
     YIELDS,
 )
 from ...mesh import Mesh
-from ...primitives.collectives.record import lowering
-from ...schedules.schedule import Schedule
 from ...schedules.streams.instructions import READ_DIRECTLY, Opcode
 from ..backend import CollectiveExecutable
+from ..collective_call import CollectiveCall, Operand
 from ..job import host
 from ..plans.message_table import MessageTable
 from ..recorder import Recorder, register
@@ -78,13 +76,13 @@ from .arena import block_size
 from .communicators import Communicators
 from .diagnosis import Diagnosis, require_turn, wrong_argument, wrong_count
 from .lending import Lending
-from .plan import GroupedCollective, Operand, Plan, build_plan
+from .plan import Plan, build_plan
 from .plan_call import TUPLE_HEAD, PlanCall
 from .recorded_kernel import RecordedKernel
 from .results import UNSHARED_REFCOUNT as MEASURED_REFCOUNT
 from .results import ResultPool, new_result
 
-__all__ = ["CollectiveGroup", "GroupedCollective", "Operand", "make_group"]
+__all__ = ["CollectiveGroup"]
 
 _SUSPICIOUS = 0.5  # seconds after which a rank of another host is asked what it runs, and again after twice the time
 _SILENT = 1.0  # seconds without a message after which a rank of another host that left has sent its last one
@@ -108,7 +106,7 @@ class CollectiveGroup(PlanCall, CollectiveExecutable):
     is_recorded = True
 
     def __init__(
-        self, registry: Communicators, mesh: Mesh, number: int, calls: Sequence[GroupedCollective],
+        self, registry: Communicators, mesh: Mesh, number: int, calls: Sequence[CollectiveCall],
         inputs: Sequence[Var] = (), outputs: Sequence[Var] = (),
     ):  # fmt: skip
         self.world, self.heap, self.registry = registry.world, registry.heap, registry
@@ -130,7 +128,7 @@ class CollectiveGroup(PlanCall, CollectiveExecutable):
         self.plan = plan
         self.registry.call_sites.update(plan.call_sites)
         make = [self._maker(number, operand, is_bound) for number, (operand, is_bound) in enumerate(plan.results)]
-        self._results = ResultPool(make, [math.prod(o.out_shape) * o.dtype.itemsize for o, _ in plan.results])
+        self._results = ResultPool(make, [o.out_nbytes for o, _ in plan.results])
         self._buffers: list[np.ndarray] = []  # memory that all calls use
         self._allocate()
         count = lambda: int(self.registry.bases[self.communicators[0].number])
@@ -426,34 +424,3 @@ def _no_array() -> np.ndarray:
 
 
 _NO_ARRAY = np.empty(0)
-
-
-def make_group(
-    equations: Sequence[tuple[Equation, Schedule]], mesh: Mesh, registry: Communicators, number: int,
-    identity: Callable[[Equation], str],
-) -> CollectiveGroup:  # fmt: skip
-    """The collective group of these equations."""
-    arguments = _arguments_of([eqn for eqn, _ in equations])
-    known: dict[Any, int] = {a: i for i, a in enumerate(arguments)}
-    calls, results = [], 0
-    for eqn, schedule in equations:
-        how = lowering(eqn)
-        operands = []
-        for atom, out in zip(eqn.inputs, eqn.outputs, strict=True):
-            shape, dtype = how.input_shape(atom.type.shape), atom.type.dtype
-            operands.append(Operand(shape, out.type.shape, dtype, how.cut_dim, how.concat_dim, known[atom]))
-        for out in eqn.outputs:
-            known[out] = ~results
-            results += 1
-        op = how.op
-        if not eqn.outputs:  # a barrier
-            operands, op = [Operand((0,), (0,), np.dtype(np.uint8))], "or"
-        calls.append(GroupedCollective(tuple(eqn.axes()), schedule, op, tuple(operands), identity(eqn), eqn.source))
-    outputs = [out for eqn, _ in equations for out in eqn.outputs]
-    return CollectiveGroup(registry, mesh, number, calls, arguments, outputs)
-
-
-def _arguments_of(equations: Sequence[Equation]) -> list[Var]:
-    """The variables that equations read from outside, each once, in order."""
-    made = {out for eqn in equations for out in eqn.outputs}
-    return list(dict.fromkeys(a for eqn in equations for a in eqn.inputs if type(a) is Var and a not in made))

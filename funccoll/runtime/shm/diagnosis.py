@@ -31,12 +31,13 @@ from ...errors import (
 from ...program_difference import ProgramRow
 from ...types import dtype_name
 from ..backend import ONE_BY_ONE
+from ..collective_call import CollectiveCall, Operand
 from ..job.calling_thread import calling_thread
 from ..plans.control_block import Communicator
 from .communicators import Claim, Communicators
 from .decision_log import Decided, Events
 from .passed_arguments import PassedArguments, other_types
-from .plan import DESCRIPTION, GroupedCollective, Operand
+from .plan import DESCRIPTION
 
 __all__ = ["Diagnosis", "job_is_over", "require_turn", "wrong_argument", "wrong_count"]
 
@@ -58,7 +59,7 @@ class Diagnosis:
     """Errors of a rank in the middle of a collective, in which it waits for `peer`."""
 
     registry: Communicators
-    call: GroupedCollective
+    call: CollectiveCall
     communicator: Communicator
     peer: int
 
@@ -370,7 +371,7 @@ def other_thread(owner: int, source: Source | None) -> FunccollError:
     )  # fmt: skip
 
 
-def wrong_argument(number: int, given: Any, operand: Operand, call: GroupedCollective) -> FunccollError:
+def wrong_argument(number: int, given: Any, operand: Operand, call: CollectiveCall) -> FunccollError:
     """The error of an argument that the plan was not made for."""
     is_array = isinstance(given, (np.ndarray, np.generic))
     what = f"{dtype_name(given.dtype)}{list(given.shape)}" if is_array else f"of type {type(given).__name__}"
@@ -380,7 +381,7 @@ def wrong_argument(number: int, given: Any, operand: Operand, call: GroupedColle
     )  # fmt: skip
 
 
-def wrong_count(given: int, wanted: int, call: GroupedCollective) -> FunccollError:
+def wrong_count(given: int, wanted: int, call: CollectiveCall) -> FunccollError:
     """The error of a call with more or fewer arguments than the plan was made for."""
     return FunccollError(
         f"{call.schedule.kind} was called with {given} arrays, and was compiled for {wanted}. Pass as many.", call.source

@@ -2,56 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from ...errors import FunccollError
-from ...ir import Equation, Program
 from ...mesh import Mesh
-from ...primitives.collectives.record import lowering
-from ...schedules.schedule import Schedule, build
+from ...schedules.schedule import build
+from ..collective_call import NOTHING, CollectiveCall
 from .collective_group import CollectiveGroup
 from .communicators import Communicators
 from .diagnosis import Diagnosis, job_is_over
-from .plan import GroupedCollective, Operand
 
 __all__ = ["Agreement", "Entry"]
 
 
 @dataclass(frozen=True)
-class Agreement(GroupedCollective):
-    """A barrier of the hosts, which a rank enters when it is about to run `of` elsewhere, and as which it is described."""
+class Agreement(CollectiveCall):
+    """A barrier of the hosts, which a rank enters when it is about to run `agreed` elsewhere, and as which it is described."""
 
-    of: GroupedCollective | None = None
+    agreed: CollectiveCall | None = None
 
     @staticmethod
-    def to(calls: Sequence[GroupedCollective]) -> Agreement:
+    def to(calls: Sequence[CollectiveCall]) -> Agreement:
         """The agreement to collectives over the same axes: all that determines them is compared."""
         first = calls[0]
-        nothing = (Operand((0,), (0,), np.dtype(np.uint8)),)
-        identity = " ".join(f"{call.identity} {call.hash(())}" for call in calls)
+        key = " ".join(f"{call.key} {call.hash(())}" for call in calls)
         barrier = build("barrier", first.schedule.nranks)
-        return Agreement(first.axes, barrier, "or", nothing, identity, first.source, of=first)
+        return Agreement(first.axes, barrier, "or", (NOTHING,), key, first.source, program=first.program, agreed=first)
 
     @property
     def kind(self) -> str:
-        """See `GroupedCollective`."""
-        assert self.of is not None
-        return f"the agreement to {self.of.kind}"
+        """See `CollectiveCall`."""
+        assert self.agreed is not None
+        return f"the agreement to {self.agreed.kind}"
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """See `GroupedCollective`."""
-        assert self.of is not None
-        return self.of.fields
-
-    @property
-    def program(self) -> Program | None:
-        """See `GroupedCollective`."""
-        assert self.of is not None
-        return self.of.program
+        """See `CollectiveCall`."""
+        assert self.agreed is not None
+        return self.agreed.fields
 
 
 class Entry:
@@ -60,18 +49,9 @@ class Entry:
     It raises what that collective would raise on the host, in the same words.
     """
 
-    def __init__(
-        self, registry: Communicators, mesh: Mesh, number: int, collective: tuple[Equation, Schedule],
-        identity: Callable[[Equation], str],
-    ):  # fmt: skip
-        eqn, schedule = collective
-        how, axes = lowering(eqn), tuple(eqn.axes())
-        operands = tuple(
-            Operand(how.input_shape(a.type.shape), out.type.shape, a.type.dtype, how.cut_dim, how.concat_dim)
-            for a, out in zip(eqn.inputs, eqn.outputs, strict=True)
-        )
-        self._call = GroupedCollective(axes, schedule, how.op, operands, identity(eqn), eqn.source)
-        self.group = CollectiveGroup(registry, mesh, number, [Agreement.to([self._call])])
+    def __init__(self, registry: Communicators, mesh: Mesh, number: int, call: CollectiveCall):
+        self._call = call
+        self.group = CollectiveGroup(registry, mesh, number, [Agreement.to([call])])
         """The collective group of the barrier."""
 
     def __call__(self) -> tuple[()]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..plans.operand import Operand
+from ..collective_call import Operand
 from .diagnosis import wrong_argument
 from .heap import Heap, Loan
 from .plan import Plan, SharedResult

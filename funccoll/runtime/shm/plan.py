@@ -7,7 +7,6 @@ for the memory that it needs, which `allocations` list.
 from __future__ import annotations
 
 import hashlib
-import math
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,65 +15,23 @@ from typing import NamedTuple
 import numpy as np
 
 from ...errors import Source
-from ...ir import Program
 from ...schedules.chunk_layout import ChunkLayout, cut_as_one
 from ...schedules.schedule import Schedule
 from ...schedules.shared_results import HOLDER, copies_root, with_one_result
 from ...schedules.streams.instructions import LEFT_TO_STAGE, READ_DIRECTLY, UNALLOCATED, Opcode, disassemble
-from ...types import dtype_name
+from ..collective_call import CollectiveCall, Operand
 from ..plans import staging
 from ..plans.control_block import CellRing, Communicator
 from ..plans.eager import ring_of, write_eagerly
-from ..plans.operand import Operand
 from ..plans.plan_writer import NON_TEMPORAL, PlannedCollective, Segment, write_collective
 from ..plans.slots import Slots
 from ..plans.transit import Message
 from .arena import LENDABLE
 
-__all__ = ["DESCRIPTION", "DESCRIPTION_BYTES", "Allocation", "CallSite", "GroupedCollective", "Operand", "Plan", "build_plan"]
+__all__ = ["DESCRIPTION", "DESCRIPTION_BYTES", "Allocation", "CallSite", "Plan", "build_plan"]
 
 
-@dataclass(frozen=True)
-class GroupedCollective:
-    """One collective of a group call. `identity` must be equal on all ranks."""
-
-    axes: tuple[str, ...]
-    schedule: Schedule
-    op: str
-    operands: tuple[Operand, ...]
-    identity: str
-    source: Source | None = None
-
-    @property
-    def kind(self) -> str:
-        """The collective's name, for the texts of errors."""
-        return self.schedule.kind
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """The fields of DESCRIPTION."""
-        shapes = ", ".join(str(list(o.shape)) for o in self.operands)
-        dtypes = ", ".join(dtype_name(o.dtype) for o in self.operands)
-        axes = ", ".join(map(repr, self.axes))
-        op = self.op if self.schedule.collective.meaning.combines else ""
-        line = str(self.source) if self.source else ""
-        arguments = getattr(self.identity, "arguments", "")
-        return str(self.schedule.collective), op, shapes, dtypes, axes, self.schedule.algorithm, line, self.identity, arguments
-
-    @property
-    def program(self) -> Program | None:
-        """The program that it is of; None where its identity does not tell."""
-        return getattr(self.identity, "program", None)
-
-    def hash(self, segments: Sequence[Segment], is_shared: bool = False) -> int:
-        """A hash of the call and of how its arrays are cut, odd; a rank publishes it when it enters, and peers compare it."""
-        cut = [[(i, layout.ranges) for i, layout in segment.layouts.items()] for segment in segments]
-        shared = " shared" if is_shared else ""
-        text = f"{self.identity} {self.schedule!r} {self.schedule.digest} {self.op} {self.operands} {cut}{shared}"
-        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "little") | 1
-
-
-def description(calls: Sequence[GroupedCollective]) -> bytes:
+def description(calls: Sequence[CollectiveCall]) -> bytes:
     """The fields of DESCRIPTION, which a rank publishes when it enters, so that its peers can say what differs."""
     columns = zip(*(call.fields for call in calls), strict=True)
     alike = lambda values: values[:1] if len(set(values)) == 1 else values
@@ -147,7 +104,7 @@ class Plan:
     max_operands: int
     """The most memory operands of one COMBINE."""
     allocations: tuple[Allocation, ...]
-    arguments: Mapping[int, tuple[Operand, GroupedCollective]]
+    arguments: Mapping[int, tuple[Operand, CollectiveCall]]
     """The operand of each argument, and its collective."""
     results: tuple[tuple[Operand, bool], ...]
     """Each result's operand, and True where calls bind it: a rank that receives nothing has zeros."""
@@ -174,7 +131,7 @@ class Plan:
 
 
 def build_plan(
-    calls: Sequence[GroupedCollective], communicators: Sequence[Communicator], shares_results: bool = False
+    calls: Sequence[CollectiveCall], communicators: Sequence[Communicator], shares_results: bool = False
 ) -> Plan:
     """The plan of one rank for `calls`, each over its communicator. It depends on nothing else, and allocates nothing.
 
@@ -218,7 +175,7 @@ def build_plan(
 
 
 def _planned(
-    call: GroupedCollective, communicator: Communicator, first_slot: int, shares_results: bool
+    call: CollectiveCall, communicator: Communicator, first_slot: int, shares_results: bool
 ) -> PlannedCollective:
     schedule, operands = call.schedule, call.operands
     is_eager = ring_of([schedule], _layouts(schedule, operands), communicator) is not None
@@ -254,7 +211,7 @@ def _planned(
 
 def _is_large(operand: Operand) -> bool:
     """True for an operand whose result can be lent, which takes some microseconds."""
-    return operand.argument is not None and math.prod(operand.out_shape) * operand.dtype.itemsize >= LENDABLE
+    return operand.argument is not None and operand.out_nbytes >= LENDABLE
 
 
 def _layouts(schedule: Schedule, operands: Sequence[Operand]) -> list[ChunkLayout]:
@@ -267,7 +224,7 @@ def _layouts(schedule: Schedule, operands: Sequence[Operand]) -> list[ChunkLayou
 
 
 def _entries(
-    calls: Sequence[GroupedCollective], planned: Sequence[PlannedCollective]
+    calls: Sequence[CollectiveCall], planned: Sequence[PlannedCollective]
 ) -> Iterator[tuple[slice, CellRing | None]]:
     """The collectives that are entered together, and their cells: eager ones in a row that read no result of each other."""
     begin, results = 0, 0
@@ -292,11 +249,11 @@ def _exceeds_caches(operands: Sequence[Operand], communicator: Communicator) -> 
 
     In the caches it costs more than it saves to write where others have read, because their copies of each line go first.
     """
-    nbytes = sum(o.nbytes + math.prod(o.out_shape) * o.dtype.itemsize for o in operands)
+    nbytes = sum(o.nbytes + o.out_nbytes for o in operands)
     return len(communicator.members) * nbytes >= NON_TEMPORAL * communicator.cache_bytes
 
 
-def _shared_result(call: GroupedCollective, collective: PlannedCollective, i: int) -> SharedResult:
+def _shared_result(call: CollectiveCall, collective: PlannedCollective, i: int) -> SharedResult:
     """Array i of a collective whose results are shared."""
     members, slots = collective.communicator.members, collective.slots
     if collective.one_result is not None:
@@ -313,7 +270,7 @@ def _hash(collectives: Sequence[PlannedCollective]) -> int:
     return int.from_bytes(hashlib.sha256(repr((first, *others)).encode()).digest()[:7], "little") | 1
 
 
-def _call_site(calls: Sequence[GroupedCollective], collective: PlannedCollective) -> CallSite:
+def _call_site(calls: Sequence[CollectiveCall], collective: PlannedCollective) -> CallSite:
     kinds = ", ".join(dict.fromkeys(call.kind for call in calls))
     name = f"{kinds} over {', '.join(map(repr, calls[0].axes))}"
     return CallSite(name, calls[0].source, collective.span, len(collective.segments))
@@ -331,14 +288,14 @@ class _Bindings:
 
     def __init__(self) -> None:
         self.code: list[int] = []
-        self.arguments: dict[int, tuple[Operand, GroupedCollective]] = {}
+        self.arguments: dict[int, tuple[Operand, CollectiveCall]] = {}
         self.results: list[tuple[Operand, bool]] = []
         self.shared: dict[int, SharedResult] = {}
         self.dtype_words: dict[int, np.dtype] = {}
         self._allocations: list[Allocation] = []
         self._empty: list[int] = []
 
-    def add(self, call: GroupedCollective, collective: PlannedCollective) -> None:
+    def add(self, call: CollectiveCall, collective: PlannedCollective) -> None:
         """Bind the slots of one collective."""
         rank, slots = collective.communicator.rank, collective.slots
         has_output = bool(call.schedule.collective.has_output(rank))

@@ -11,9 +11,10 @@ from ...kernels.cpu import interpreter
 from ...kernels.frame import FINISHED, ROW, ROW_LABEL, ROWS_END, ROWS_FULL, STATUS
 from ...schedules.streams.instructions import Instruction, MemoryOperand, Opcode, disassemble
 from ...types import dtype_name
+from ..collective_call import CollectiveCall
 from ..plans.control_block import Communicator
 from ..recorder import CALL, Recorder, RowFile
-from .plan import GroupedCollective, Plan
+from .plan import Plan
 
 if TYPE_CHECKING:
     from .collective_group import CollectiveGroup
@@ -101,7 +102,7 @@ def describe(group: CollectiveGroup) -> dict[str, Any]:
     }
 
 
-def _describe(call: GroupedCollective, communicator: Communicator) -> dict[str, Any]:
+def _describe(call: CollectiveCall, communicator: Communicator) -> dict[str, Any]:
     return {
         "kind": call.kind, "axes": call.axes, "op": call.op, "algorithm": call.schedule.algorithm,
         "source": str(call.source) if call.source else "", "ranks": communicator.members,
@@ -123,7 +124,7 @@ def _peer(i: Instruction, plan: Plan, communicators: Sequence[Communicator]) -> 
     return found.pop() if len(found) == 1 else -1
 
 
-def _nbytes(i: Instruction, plan: Plan, call: GroupedCollective) -> int:
+def _nbytes(i: Instruction, plan: Plan, call: CollectiveCall) -> int:
     """Bytes that an instruction writes to each destination, or may have to copy of a private argument; else 0."""
     if i.opcode == Opcode.COPY:
         return abs(i.operands["nbytes"]) * i.operands["rows"]

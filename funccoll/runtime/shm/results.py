@@ -9,7 +9,7 @@ from sys import getrefcount
 import numpy as np
 
 from ...passes.buffers import SMALL_RESULT_BYTES
-from ..plans.operand import Operand
+from ..collective_call import Operand
 from .heap import Heap
 
 __all__ = ["UNSHARED_REFCOUNT", "ResultPool", "new_result"]

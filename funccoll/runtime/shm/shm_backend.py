@@ -14,17 +14,17 @@ import numpy as np
 from ...arrays.array import Array
 from ...arrays.array_layout import ArrayLayout
 from ...errors import FunccollError, RendezvousError, Source, current_source
-from ...ir import Equation, Program
+from ...ir import Program
 from ...mesh import Mesh, Sharding
 from ..array_library import NUMPY
 from ..backend import ArgumentCheck, CollectiveExecutable, FirstCall, Run, host_block
+from ..collective_call import CollectiveCall, bind_arguments
 from ..job import rendezvous
 from .heap import HEADER, Heap, create, largest_arena
 from .peer_access import PeerAccess
 from .process_notes import ProcessNotes
 
 if TYPE_CHECKING:
-    from ...schedules.schedule import Schedule
     from ..job.hello import JobSpec
     from ..job.rendezvous import JoinedJob
     from ..job.world import World
@@ -173,21 +173,17 @@ class MeshBackend:
     ) -> None:
         """See `Backend`. It has none."""
 
-    def compile_group(
-        self, collectives: Sequence[tuple[Equation, Schedule]], mesh: Mesh, identity: Callable[[Equation], str]
-    ) -> Sequence[CollectiveExecutable]:
+    def compile(self, calls: Sequence[CollectiveCall], mesh: Mesh) -> Sequence[CollectiveExecutable]:
         """See `Backend`. All of them are one native call."""
-        from .collective_group import make_group
+        from .collective_group import CollectiveGroup
 
-        return [make_group(collectives, mesh, self.job.communicators, self.number, identity)]
+        return [CollectiveGroup(self.job.communicators, mesh, self.number, *bind_arguments(calls))]
 
-    def compile_entry(
-        self, collective: tuple[Equation, Schedule], mesh: Mesh, identity: Callable[[Equation], str]
-    ) -> Entry:
+    def compile_entry(self, call: CollectiveCall, mesh: Mesh) -> Entry:
         """A barrier of the ranks that are about to run a collective elsewhere, as on GPUs: they compare what it is."""
         from .entry import Entry
 
-        return Entry(self.job.communicators, mesh, self.number, collective, identity)
+        return Entry(self.job.communicators, mesh, self.number, call)
 
     def record(self, run: Run, program: Program) -> Run:
         """See `Backend`."""
@@ -205,7 +201,7 @@ class MeshBackend:
         registry = self.job.known_communicators
         if not done or registry is None or registry.broken is not None:
             return
-        place = executables[done - 1].calls[-1].identity
+        place = executables[done - 1].calls[-1].key
         _note(registry, {c.number for group in executables for c in group.communicators}, place, error)
 
     def decision(

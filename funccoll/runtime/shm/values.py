@@ -14,7 +14,8 @@ from ...errors import ShardingError, Source
 from ...mesh import Mesh, Sharding
 from ...schedules.schedule import build
 from ..backend import ArgumentCheck
-from .collective_group import CollectiveGroup, GroupedCollective, Operand
+from ..collective_call import CollectiveCall, Operand
+from .collective_group import CollectiveGroup
 from .communicators import Communicators
 from .passed_arguments import different_values
 
@@ -52,7 +53,7 @@ def gathers_of(
             key = (number, sharding.mesh, axes, shape, dtype, dim, identity, source)
             if key not in known:
                 operand = Operand(shape, out, dtype, dim, dim, 0)
-                call = GroupedCollective(tuple(axes), build("all_gather", size), "sum", (operand,), identity, source)
+                call = CollectiveCall(tuple(axes), build("all_gather", size), "sum", (operand,), identity, source)
                 if len(known) >= _KNOWN:
                     del known[next(iter(known))]
                 known[key] = CollectiveGroup(communicators, sharding.mesh, number, [call])
@@ -72,7 +73,7 @@ def replica_check(
     """
     count, size = len(layouts), mesh.size
     operand = Operand((2 * count,), (2 * count * size,), _HASH, argument=0)
-    call = GroupedCollective(mesh.axis_names, build("all_gather", size), "sum", (operand,), "FUNCCOLL_DEBUG=detail")
+    call = CollectiveCall(mesh.axis_names, build("all_gather", size), "sum", (operand,), "FUNCCOLL_DEBUG=detail")
     gather = CollectiveGroup(communicators, mesh, number, [call])
     split = [bool(layout.sharding.varying) for layout in layouts]  # of the others, the block is the global value
 

@@ -13,9 +13,9 @@ from funccoll import schedules
 from funccoll.errors import FunccollError
 from funccoll.kernels.cpu import combine_address
 from funccoll.kernels.frame import BUDGET_SPENT, CELL_HEAD_BYTES, FINISHED, MISMATCH, PC, PEER, WAITING
+from funccoll.runtime.collective_call import CollectiveCall, Operand
 from funccoll.runtime.plans.control_block import CELLS, CELLS_ON_SHARED_CORES, Communicator, ControlBlock
-from funccoll.runtime.plans.operand import Operand
-from funccoll.runtime.shm.plan import DESCRIPTION, GroupedCollective, build_plan, description
+from funccoll.runtime.shm.plan import DESCRIPTION, build_plan, description
 from funccoll.schedules.chunk_layout import ChunkLayout
 from funccoll.schedules.collective import KINDS
 from funccoll.schedules.streams.instructions import Opcode, disassemble
@@ -43,7 +43,7 @@ def plan_of(kind, elements, *, p=2, rank=0, arrays=1, algorithm=None, **changes)
     out = ChunkLayout.output_shape(schedule.collective, shape)
     operands = tuple(Operand(shape, out, I4, argument=i) for i in range(arrays))
     communicator = Communicator(0, tuple(range(p)), rank, ControlBlock(4096, p, cells=CELLS))
-    return build_plan([GroupedCollective(("d",), schedule, "sum", operands, "")], [replace(communicator, **changes)])
+    return build_plan([CollectiveCall(("d",), schedule, "sum", operands, "")], [replace(communicator, **changes)])
 
 
 def places(ends):
@@ -114,7 +114,7 @@ def eager_call(kind, elements, argument, op="sum", root=0, dtype=I4, p=3):
     schedule = simple(kind, p, root)
     shape = (elements * schedule.collective.input_blocks,)
     operand = Operand(shape, ChunkLayout.output_shape(schedule.collective, shape), dtype, argument=argument)
-    return GroupedCollective(("d",), schedule, op, (operand,), f"{kind} {op}")
+    return CollectiveCall(("d",), schedule, op, (operand,), f"{kind} {op}")
 
 
 def entries(*calls, cells=CELLS):

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from funccoll.ir import Equation, Program, Var
+from funccoll.ir import Program
 from funccoll.mesh import Mesh, Sharding
-from funccoll.primitives.collectives.record import lowering
 from funccoll.runtime.array_library import NUMPY
 from funccoll.runtime.backend import FunctionExecutable, Run, host_block
+from funccoll.runtime.collective_call import CollectiveCall, bind_arguments
 from funccoll.schedules.chunk_layout import ChunkLayout, FlatBuffers
 from funccoll.schedules.reference_memory import reference_memory
 from funccoll.schedules.schedule import Schedule, build
@@ -49,29 +49,26 @@ class ThreadBackend:
     def wait(self) -> None:
         pass  # calls are synchronous
 
-    def compile_group(
-        self, collectives: Sequence[tuple[Equation, Schedule]], mesh: Mesh, identity: Callable[[Equation], str]
-    ) -> Sequence[FunctionExecutable]:
-        return [self._call(eqn, schedule, mesh) for eqn, schedule in collectives]
+    def compile(self, calls: Sequence[CollectiveCall], mesh: Mesh) -> Sequence[FunctionExecutable]:
+        return [self._compile(call, mesh) for call in calls]
 
-    def _call(self, eqn: Equation, schedule: Schedule, mesh: Mesh) -> FunctionExecutable:
-        how = lowering(eqn)
-        (members,) = [group for group in mesh.groups(eqn.axes()) if self.rank in group]
-        rounds = Rounds(schedule, members, self)
-        shapes = [how.input_shape(a.type.shape) for a in eqn.inputs]
-        outputs = [(out.type.shape, out.type.dtype) for out in eqn.outputs]
+    def _compile(self, call: CollectiveCall, mesh: Mesh) -> FunctionExecutable:
+        (members,) = [group for group in mesh.groups(call.axes) if self.rank in group]
+        rounds = Rounds(call.schedule, members, self)
+        (bound,), inputs, outputs = bind_arguments([call])
 
-        def call(*blocks: np.ndarray) -> tuple[np.ndarray, ...]:
-            if not blocks:  # a barrier
-                rounds.run(np.zeros(1, np.uint8), "or")
+        def run(*blocks: np.ndarray) -> tuple[np.ndarray, ...]:
+            if call.is_barrier:
+                rounds.run(np.zeros(1, np.uint8), call.op)
             results = []
-            for block, shape, (out_shape, dtype) in zip(blocks, shapes, outputs, strict=True):
-                found = rounds.run(np.reshape(block, shape), how.op or "sum", how.cut_dim, how.concat_dim)
-                results.append(np.zeros(out_shape, dtype) if found is None else found.reshape(out_shape))
+            for operand in bound.operands if not call.is_barrier else ():
+                block = np.reshape(blocks[operand.argument], operand.shape)
+                found = rounds.run(block, call.op or "sum", operand.dim, operand.concat_dim)
+                empty = np.zeros(operand.out_shape, operand.dtype)
+                results.append(empty if found is None else found.reshape(operand.out_shape))
             return tuple(results)
 
-        inputs = tuple(a for a in eqn.inputs if isinstance(a, Var))
-        return FunctionExecutable(call, inputs, eqn.outputs)
+        return FunctionExecutable(run, inputs, outputs)
 
     def record(self, run: Run, program: Program) -> Run:
         return run

@@ -10,8 +10,9 @@ import numpy as np
 from funccoll.kernels import frame as fields
 from funccoll.kernels.cpu import interpreter
 from funccoll.kernels.frame import WAITING
+from funccoll.runtime.collective_call import CollectiveCall, Operand
 from funccoll.runtime.plans.control_block import Cells, Communicator, ControlBlock
-from funccoll.runtime.shm.plan import GroupedCollective, Operand, build_plan
+from funccoll.runtime.shm.plan import build_plan
 from funccoll.schedules.chunk_layout import ChunkLayout
 from funccoll.schedules.schedule import Schedule
 
@@ -54,7 +55,7 @@ class Rank:
         self.memory = shared.bytes
         shape = (elements * schedule.collective.input_blocks,)
         operand = Operand(shape, ChunkLayout.output_shape(schedule.collective, shape), dtype, argument=0)
-        call = GroupedCollective(("d",), schedule, op, (operand,), identity)
+        call = CollectiveCall(("d",), schedule, op, (operand,), identity)
         nbytes = ControlBlock(0, schedule.nranks, cells=cells).nbytes
         lines = ControlBlock(4096 + number * nbytes, schedule.nranks, cells=cells)
         communicator = Communicator(0, tuple(range(10, 10 + schedule.nranks)), rank, lines)

@@ -10,8 +10,9 @@ import pytest
 
 from funccoll import schedules
 from funccoll.kernels.frame import LINE_HEAD_BYTES
+from funccoll.runtime.collective_call import CollectiveCall, Operand
 from funccoll.runtime.plans.control_block import Communicator, ControlBlock
-from funccoll.runtime.shm.plan import DESCRIPTION_BYTES, Allocation, GroupedCollective, Operand, Plan, build_plan
+from funccoll.runtime.shm.plan import DESCRIPTION_BYTES, Allocation, Plan, build_plan
 from funccoll.schedules.chunk_layout import ChunkLayout
 from funccoll.schedules.collective import KINDS
 from funccoll.schedules.streams.instructions import (
@@ -40,7 +41,7 @@ def collective(kind: str, shape: tuple[int, ...], *arguments: int | None, dim: i
     schedule = schedules.build(kind, p, pairs=pairs)
     out = ChunkLayout.output_shape(schedule.collective, shape, dim, dim)
     operands = tuple(Operand(shape, out, F4, dim, dim, argument) for argument in arguments)
-    return GroupedCollective(("d",), schedule, op, operands, "test")
+    return CollectiveCall(("d",), schedule, op, operands, "test")
 
 
 def instructions(plan: Plan, opcode: Opcode | None = None) -> list[Instruction]:
@@ -187,7 +188,7 @@ def test_what_must_be_allocated():
     assert table.nbytes == 10 * 3 * 8 and enter.operands["table"] == 0
     assert table.words == (enter.pc + Opcode.ENTER.offset("table"),)
 
-    ring = GroupedCollective(
+    ring = CollectiveCall(
         ("d",), schedules.build("reduce_scatter", P, "ring"), "sum", (Operand((P * 40,), (40,), F4, argument=0),), ""
     )
     scratch = [needed for needed in allocations(build_plan([ring], [communicator()])) if needed.nbytes]
@@ -225,7 +226,7 @@ def test_intermediate_values_are_not_staged():
 
 
 def test_ranks_publish_the_hash_of_the_call():
-    def hashes(*calls: GroupedCollective) -> list[int]:
+    def hashes(*calls: CollectiveCall) -> list[int]:
         plan = build_plan(calls, [communicator()] * len(calls))
         published = [i.operands["hash"] for i in instructions(plan, Opcode.ENTER)]
         assert set(plan.call_sites) == set(published)

@@ -1,0 +1,169 @@
+"""Collectives of a program as transports take them: each one call, with the operands of a rank or device."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import Source
+from ..ir import Equation, Primitive, Program, Var
+from ..primitives.collectives.record import lowering
+from ..types import dtype_name
+
+if TYPE_CHECKING:
+    from ..schedules.schedule import Schedule
+    from .plans.plan_writer import Segment
+
+__all__ = ["NATIVE_ALGORITHMS", "NOTHING", "CollectiveCall", "Operand", "bind_arguments"]
+
+NATIVE_ALGORITHMS = {
+    "nccl": "NCCL's own collective, between GPUs of a job, one for each process",
+    "mpi": "MPI's own collective, between processes of several hosts or with FUNCCOLL_TRANSPORT=mpi",
+}
+"""Algorithms that are a transport's own: no schedule says what they do, so that they are not proved. Name -> description."""
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One array of a collective: shapes of a rank's input and output, and the dimensions that are cut and joined."""
+
+    shape: tuple[int, ...]
+    out_shape: tuple[int, ...]
+    dtype: np.dtype
+    dim: int = 0
+    concat_dim: int = 0
+    argument: int | None = None
+    """Its input, where an executable of several collectives has been given numbers for them (`bind_arguments`): argument
+    `argument` of the executable, or result ~argument of it. None for one that is not passed, as of a barrier."""
+    source: Var | None = field(default=None, compare=False, repr=False)
+    """The variable of the program that it reads."""
+    result: Var | None = field(default=None, compare=False, repr=False)
+    """The variable of the program that it makes."""
+
+    @property
+    def variables(self) -> tuple[Var, Var]:
+        """The variables of the program: (source, result)."""
+        assert self.source is not None
+        assert self.result is not None
+        return self.source, self.result
+
+    @property
+    def size(self) -> int:
+        """Elements of the input."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the input."""
+        return self.size * self.dtype.itemsize
+
+    @property
+    def out_nbytes(self) -> int:
+        """Bytes of the output."""
+        return math.prod(self.out_shape) * self.dtype.itemsize
+
+
+NOTHING = Operand((0,), (0,), np.dtype(np.uint8))
+"""The operand of a barrier."""
+
+
+@dataclass(frozen=True)
+class CollectiveCall:
+    """One collective with its proved schedule, over every group of devices along `axes` at once.
+
+    The compiler builds it once from an equation; a transport derives from it whatever it executes.
+    """
+
+    axes: tuple[str, ...]
+    schedule: Schedule
+    """Of a native collective, the schedule that says what it computes."""
+    op: str
+    operands: tuple[Operand, ...]
+    key: str
+    """The text that must be equal on all ranks: the program's, and the place of the collective in it."""
+    source: Source | None = None
+    """The user's line."""
+    native: str = ""
+    """The name in NATIVE_ALGORITHMS of what a transport itself executes; empty for the schedule."""
+    definition: Primitive | None = field(default=None, compare=False, repr=False)
+    params: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    """The parameters of the definition's reference."""
+    program: Program | None = field(default=None, compare=False, repr=False)
+    """The program that it is of, whose fingerprint begins the key."""
+    argument_types: str = field(default="", compare=False, repr=False)
+    """The types of the program's arguments, which the key determines: for errors."""
+
+    @classmethod
+    def of_equation(cls, eqn: Equation, schedule: Schedule, key: str, program: Program, argument_types: str) -> CollectiveCall:
+        """The call of an equation."""
+        how, algorithm = lowering(eqn), eqn.params["algorithm"]
+        operands = [
+            Operand(
+                how.input_shape(a.type.shape), out.type.shape, a.type.dtype, how.cut_dim, how.concat_dim, None, a, out
+            )
+            for a, out in zip(eqn.inputs, eqn.outputs, strict=True)
+            if isinstance(a, Var)
+        ]
+        assert len(operands) == len(eqn.outputs), "an operand of a collective varies, and a literal does not"
+        native = algorithm if algorithm in NATIVE_ALGORITHMS else ""
+        params = {name: value for name, value in eqn.params.items() if name != "axes"}
+        return cls(
+            tuple(eqn.axes()), schedule, how.op if operands else "or", tuple(operands) or (NOTHING,),
+            f"{key} {native}".rstrip(), eqn.source, native, eqn.primitive, params, program, argument_types,
+        )  # fmt: skip
+
+    @property
+    def kind(self) -> str:
+        """The collective's name, for the texts of errors."""
+        return self.schedule.kind
+
+    @property
+    def is_barrier(self) -> bool:
+        """True for a collective that moves nothing."""
+        return self.schedule.kind == "barrier"
+
+    @property
+    def name(self) -> str:
+        """The collective and its axes, for the texts of errors."""
+        return f"{self.kind} over {', '.join(map(repr, self.axes))}"
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The fields of a description: see `shm.plan.DESCRIPTION`."""
+        shapes = ", ".join(str(list(o.shape)) for o in self.operands)
+        dtypes = ", ".join(dtype_name(o.dtype) for o in self.operands)
+        axes = ", ".join(map(repr, self.axes))
+        collective, line = self.schedule.collective, str(self.source) if self.source else ""
+        op = self.op if collective.meaning.combines else ""
+        return str(collective), op, shapes, dtypes, axes, self.schedule.algorithm, line, self.key, self.argument_types
+
+    def hash(self, segments: Sequence[Segment], is_shared: bool = False) -> int:
+        """A hash of the call and of how its arrays are cut, odd; a rank publishes it when it enters, and peers compare it."""
+        cut = [[(i, layout.ranges) for i, layout in segment.layouts.items()] for segment in segments]
+        shared = " shared" if is_shared else ""
+        text = f"{self.key} {self.schedule!r} {self.schedule.digest} {self.op} {self.operands} {cut}{shared}"
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "little") | 1
+
+
+def bind_arguments(
+    calls: Sequence[CollectiveCall],
+) -> tuple[list[CollectiveCall], tuple[Var, ...], tuple[Var, ...]]:
+    """(the calls with numbers for their operands, the variables that they read from outside, those they make).
+
+    For an executable of all of them. Each variable is one argument, in the order of the first reads.
+    """
+    operands = [operand for call in calls for operand in call.operands]
+    outputs = tuple(o.result for o in operands if o.result is not None)
+    made = {result: ~number for number, result in enumerate(outputs)}
+    read = dict.fromkeys(o.source for o in operands if o.source is not None and o.source not in made)
+    number: dict[Var | None, int] = {**{source: i for i, source in enumerate(read)}, **made}
+    bound = [
+        replace(call, operands=tuple(replace(o, argument=number.get(o.source)) for o in call.operands))
+        for call in calls
+    ]
+    return bound, tuple(read), outputs
