@@ -1,8 +1,8 @@
 """The order of elements in memory: the one rule for every array that crosses a border of a program.
 
-The bits of NumPy's sums and products depend on the strides of their operands. Borders are where backends differ: a process
+The bits of NumPy's sums and products depend on the strides of their operands. Borders are where transports differ: a process
 receives a result in new memory, and a virtual device reads the memory of another one. So arguments, captured constants,
-operands and results of control flow, results of collectives and results of programs lie in C order, on every backend. Between
+operands and results of control flow, results of collectives and results of programs lie in C order, on every transport. Between
 borders an array has the strides that NumPy gives it, which depend on nothing else than the operands.
 """
 

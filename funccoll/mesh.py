@@ -126,18 +126,29 @@ class Mesh:
     lowered and costed against but not run on. `hosts` has the number of each device's host, or is () when all are on one:
     it is given as a number of equal hosts, or by device, and numbered in the order of first appearance. Meshes are values:
     equal when names, sizes, devices, hosts and process are. `device_type` is "cpu" or "cuda": where the arrays are.
-    `backend` executes collectives over the mesh and allocates its arrays (`runtime/backend.py`); it is opaque here, and
+    `transport` executes collectives over the mesh and allocates its arrays (`runtime/transport.py`); it is opaque here, and
     neither compared nor pickled. Nor is what belongs to one mesh and ends with it, `on_devices` and `programs`: equal meshes,
     which may be of two jobs, have their own.
     """
 
     __slots__ = (
-        "_hash", "axis_names", "backend", "device_type", "devices", "hosts", "made_alone", "on_devices", "process", "programs",
-        "shape", "size", "sizes",
+        "_hash",
+        "axis_names",
+        "device_type",
+        "devices",
+        "hosts",
+        "made_alone",
+        "on_devices",
+        "process",
+        "programs",
+        "shape",
+        "size",
+        "sizes",
+        "transport",
     )  # fmt: skip
 
     def __init__(
-        self, axes: Mapping[str, int], devices: Sequence[int] | None = None, process: int | None = None, backend: Any = None,
+        self, axes: Mapping[str, int], devices: Sequence[int] | None = None, process: int | None = None, transport: Any = None,
         device_type: str = "cpu", hosts: int | Sequence[int] = (),
     ):  # fmt: skip
         if not isinstance(axes, Mapping):
@@ -163,7 +174,7 @@ class Mesh:
                 raise MeshError(f"devices {list(self.devices)} name a device twice.")
         self.process = process
         """The position of the one device that this process plays; None when it plays all."""
-        self.backend = backend
+        self.transport = transport
         self.device_type = device_type
         self.hosts: tuple[int, ...] = check_hosts(hosts, self.size)
         self.made_alone: str | None = None
@@ -273,7 +284,7 @@ class Mesh:
             devices = [self.devices[i] for i in places]
         hosts = number_hosts(self.hosts[i] for i in places) if self.hosts else ()
         shape = {a: self.shape[a] for a in names}
-        return Mesh(shape, devices, backend=self.backend, device_type=self.device_type, hosts=hosts)
+        return Mesh(shape, devices, transport=self.transport, device_type=self.device_type, hosts=hosts)
 
     __iter__ = None  # __getitem__ takes names; without this Python would try mesh[0], mesh[1], ...
 
@@ -294,7 +305,7 @@ class Mesh:
         return self
 
     def __deepcopy__(self, memo: Any) -> Mesh:
-        return self  # a value; a copy of an Array stays on its backend
+        return self  # a value; a copy of an Array stays on its transport
 
     def __repr__(self) -> str:
         inside = ", ".join(f"{n!r}: {s}" for n, s in self.shape.items())

@@ -14,7 +14,7 @@ from .ir import Traced, current_interpreter
 from .mesh import Mesh, P, Sharding
 from .ops.elementwise import astype, scalar_type
 from .ops.registry import as_operand, has_traced
-from .runtime.job.world import backend_of, on_device
+from .runtime.job.world import on_device, transport_of
 from .tracing.trace import Trace, sharding_of
 from .types import check_dtype
 
@@ -52,8 +52,8 @@ def _value(x: Any, mesh: Mesh, what: str) -> Any:
     if device_type_of(x) != "cuda":
         return to_numpy(x, what)
     if mesh.device_type == "cuda":
-        return backend_of(mesh).library.asarray(x, what)
-    return np.asarray(x) if type(x) is Array else backend_of(on_device(NO_MESH, "cuda")).library.asarray(x, what).get()
+        return transport_of(mesh).device.library.asarray(x, what)
+    return np.asarray(x) if type(x) is Array else transport_of(on_device(NO_MESH, "cuda")).device.library.asarray(x, what).get()
 
 
 @user_frames()
@@ -83,7 +83,7 @@ def device_put(x: Any, mesh: Mesh | Sharding, spec: P | None = None, *, device: 
     sharding = _on(sharding, device, x)
     value = _value(x, sharding.mesh, "device_put: x")
     sharding.shard_shape(value.shape, "device_put: x", passed=type(x) is not Array)
-    layout, new_block = layout_of(value.shape, value.dtype, sharding), backend_of(sharding.mesh).new_block
+    layout, new_block = layout_of(value.shape, value.dtype, sharding), transport_of(sharding.mesh).device.new_block
     copies = [new_block(value[i]) for i in layout.indices]
     array = Array(layout, copies if len(copies) > 1 else copies[0])
     if not sharding.mesh.is_fully_addressable:
@@ -101,7 +101,7 @@ def from_local(x: Any, mesh: Mesh | Sharding, spec: P | None = None, *, device: 
     """
     sharding = _concrete_mesh(_sharding(mesh, spec))
     sharding = _on(sharding, device, x[0] if isinstance(x, (list, tuple)) and x else x)
-    size, new_block = sharding.mesh.size, backend_of(sharding.mesh).new_block
+    size, new_block = sharding.mesh.size, transport_of(sharding.mesh).device.new_block
     if not sharding.mesh.is_fully_addressable:
         block = new_block(_value(x, sharding.mesh, "from_local: x"))
         array = Array(layout_of(sharding.global_shape(block.shape, "from_local: a block"), block.dtype, sharding), block)
@@ -167,7 +167,7 @@ def asarray(x: Any, dtype: Any = None) -> Any:
         value = x = value.astype(dtype, copy=False)
     if isinstance(trace, Trace):
         return trace.constant(value, x, weak)
-    return Array(layout_of(value.shape, value.dtype, Sharding(mesh, P()), weak), backend_of(mesh).new_block(value))
+    return Array(layout_of(value.shape, value.dtype, Sharding(mesh, P()), weak), transport_of(mesh).device.new_block(value))
 
 
 @user_frames()

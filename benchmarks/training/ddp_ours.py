@@ -125,7 +125,7 @@ class Ours:
 
     def _shared(self, array: np.ndarray) -> np.ndarray:
         """A copy that lies in shared memory."""
-        found = self.mesh.backend.allocate(array.shape, array.dtype)
+        found = self.mesh.transport.device.allocate(array.shape, array.dtype)
         found[...] = array
         return found
 

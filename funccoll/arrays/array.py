@@ -162,8 +162,8 @@ class Array(_ArrayBase, metaclass=_ArrayMeta):
         Raises: CollectiveTimeout, PeerFailure or DeviceError where a call on GPUs has failed.
         """
         self.take_copies()
-        if self.sharding.mesh.backend is not None:
-            self.sharding.mesh.backend.wait()
+        if self.sharding.mesh.transport is not None:
+            self.sharding.mesh.transport.device.wait()
         return self
 
     @property
@@ -303,7 +303,7 @@ class Array(_ArrayBase, metaclass=_ArrayMeta):
             return copies[0]
         if self.is_one_of_several_blocks:
             raise BufferError(f"this process holds one block of {self!r}: use arr.local.")
-        return self._joined(copies, self.sharding.mesh.backend.allocate(self.shape, self.dtype))
+        return self._joined(copies, self.sharding.mesh.transport.device.allocate(self.shape, self.dtype))
 
     def _whole(self) -> Any:
         return np.asarray(self) if self.sharding.mesh.device_type == "cpu" else self.on_gpu()

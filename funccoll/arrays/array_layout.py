@@ -84,14 +84,14 @@ class ArrayLayout:
 
 def layout_of(shape: tuple[int, ...], dtype: np.dtype, sharding: Sharding, weak: type | None = None) -> ArrayLayout:
     """The only ArrayLayout of these fields; raises ShardingError when the sharding does not divide the shape."""
-    return _layout_of(shape, dtype, sharding, weak, sharding.mesh.backend)
+    return _layout_of(shape, dtype, sharding, weak, sharding.mesh.transport)
 
 
 @lru_cache(maxsize=8192)
 def _layout_of(
-    shape: tuple[int, ...], dtype: np.dtype, sharding: Sharding, weak: type | None, backend: Any
+    shape: tuple[int, ...], dtype: np.dtype, sharding: Sharding, weak: type | None, transport: Any
 ) -> ArrayLayout:
-    # The backend is in the key because equal meshes of two jobs have different backends.
+    # The transport is in the key because equal meshes of two jobs have different transports.
     layout = ArrayLayout(shape, dtype, sharding, weak)
     _ = layout.type
     return layout

@@ -32,7 +32,7 @@ _BODIES: tuple[Callable[[Any], Any], ...] = (
 def time_direct_reads(turns: int) -> DirectReads:
     """The bounds for this host, measured by all ranks of this job; the usual ones where ranks cannot read each other."""
     init()
-    access: Any = getattr(current(), "backend").access  # noqa: B009  (of a job on one host)
+    access: Any = getattr(current(), "transport").access  # noqa: B009  (of a job on one host)
     if access.bounds is None:
         return DIRECT_READS
     before = access.bounds

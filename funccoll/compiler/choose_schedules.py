@@ -41,7 +41,7 @@ def check_algorithms(program: Program, mesh: Mesh) -> None:
         name = eqn.params["algorithm"]
         if name is not None:
             with at_source(eqn.source):
-                if name in NATIVE_ALGORITHMS and (mesh.backend is None or name not in mesh.backend.native_algorithms):
+                if name in NATIVE_ALGORITHMS and (mesh.transport is None or name not in mesh.transport.native_algorithms):
                     raise ScheduleError(
                         f"{eqn.primitive.name}: algorithm={name!r} is {NATIVE_ALGORITHMS[name]}, which {mesh!r} does not have. "
                         "Leave it out, or name one of fc.schedules.algorithms."
@@ -83,8 +83,8 @@ def choose(eqn: Equation, mesh: Mesh) -> str:
         return _unweighed(eqn, mesh)
     dtypes = [a.type.dtype for a in eqn.inputs]
     with at_source(eqn.source):
-        if mesh.backend is not None:
-            native = mesh.backend.native_algorithm(how.kind, how.op, dtypes, _nbytes(eqn), size, how.options)
+        if mesh.transport is not None:
+            native = mesh.transport.native_algorithm(how.kind, how.op, dtypes, _nbytes(eqn), size, how.options)
             if native is not None:
                 return native
         return select(how.kind, _topology(mesh, eqn), _nbytes(eqn), dtype=_narrowest(dtypes), **how.options).algorithm

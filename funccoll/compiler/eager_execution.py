@@ -15,9 +15,9 @@ from ..errors import DeviceError, at_source, current_source
 from ..ir import Equation, Literal, Program, Var, eager
 from ..mesh import Mesh, copy_coordinates
 from ..passes import run_passes
-from ..runtime.backend import ONE_BY_ONE
 from ..runtime.codegen import require_devices
-from ..runtime.job.world import backend_of
+from ..runtime.job.world import transport_of
+from ..runtime.transport import ONE_BY_ONE
 from ..tracing.trace import Evaluation
 from ..types import ArrayType
 from .arguments import Static
@@ -99,7 +99,7 @@ def run_eagerly(
             leaf = leaf if same else redistribution(leaf.layout, layout, current_source()).execute((leaf,))
             inputs.append(leaf.take_copies())
         else:
-            inputs.append(layout.split(backend_of(mesh).library.asarray(leaf)))
+            inputs.append(layout.split(transport_of(mesh).device.library.asarray(leaf)))
     evaluation = _evaluation_on(mesh, inputs)
     signature = function.trace(dynamic, static, treedef, types, evaluation).signature
     results = [

@@ -21,7 +21,7 @@ from ..named_scopes import outside_scopes
 from ..ops.elementwise import scalar_type
 from ..primitives.collectives.varying import pvary
 from ..pytree_paths import names_below, path_name
-from ..runtime.job.world import backend_of, on_device
+from ..runtime.job.world import on_device, transport_of
 from ..tracing.trace import Evaluation, flatten_outputs, stage, value_type
 from .arguments import AUTO, Arguments, Options, Static, broadcast_specs, check_specs
 from .choose_schedules import check_algorithms
@@ -81,7 +81,7 @@ class FunctionOnMesh:
                         "its arrays are. Move one of them: fc.device_put(x, mesh, spec, device=\"cuda\"), cupy.asarray(x)."
                     )
         target = self if self.mesh.device_type == "cuda" else self._on_gpus
-        library = backend_of(target.mesh).library
+        library = transport_of(target.mesh).device.library
         return target, [
             library.asarray(leaf, name(i)) if place == "cuda" and type(leaf) is not Array else leaf
             for i, (leaf, place) in enumerate(zip(leaves, places, strict=True))

@@ -29,7 +29,7 @@ from ..ir import Traced, current_interpreter
 from ..keywords import explains_keywords
 from ..mesh import Mesh
 from ..ops.registry import as_traceable
-from ..runtime.job.world import backend_of
+from ..runtime.job.world import transport_of
 from ..runtime.recorder import compiling
 from ..tracing.trace import sharding_of
 from ..tracing.tracer import check_alive
@@ -113,7 +113,7 @@ class Jitted(Dispatch, Generic[Params, R]):
                 compiled = function.trace(dynamic, static, treedef, types).lower().compile()
             self.dispatcher.keep(signature, compiled)
             if function.mesh.device_type != "cpu":
-                self.dispatcher.array_types.add(backend_of(function.mesh).library.array_type)
+                self.dispatcher.array_types.add(transport_of(function.mesh).device.library.array_type)
             if logger.isEnabledFor(logging.DEBUG):  # a fingerprint reads every move of every schedule
                 logger.debug("compiled %s: %s", function.name, compiled.fingerprint[:12])
         return self.dispatcher.call(compiled, args, leaves, treedef) if self._plain and not kwargs else compiled.execute(leaves)

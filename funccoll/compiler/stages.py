@@ -27,10 +27,10 @@ from ..passes.group_collectives import group_collectives
 from ..passes.rewrite import at_all_depths
 from ..passes.snapshots import snapshots
 from ..primitives.collectives import pvary_p
-from ..runtime.backend import ArgumentCheck, FirstCall
 from ..runtime.bad_index import CAPTURED_CONSTANT
 from ..runtime.codegen import GeneratedProgram, compile_program, require_devices
-from ..runtime.job.world import backend_of
+from ..runtime.job.world import transport_of
+from ..runtime.transport import ArgumentCheck, FirstCall
 from ..tracing.trace import stage
 from .callers import Caller, make_caller
 from .choose_schedules import choose, is_large, is_users, schedules_of
@@ -234,18 +234,18 @@ class Lowered(_Scheduled):
 
 def generate(
     program: Program, mesh: Mesh, schedules: Mapping[Equation, Schedule], donated: Sequence[bool] = (), name: str = "",
-    arguments: Sequence[str] = (),
+    arguments: Sequence[str] = (), results_are_arrays: bool = False,
 ) -> tuple[GeneratedProgram, list[int]]:  # fmt: skip
     """Return a program's code for this process, and the positions of the inputs that it overwrites: donated ones.
 
-    `arguments` are the names of the inputs in messages.
+    `arguments` are the names of the inputs in messages. `results_are_arrays`: see `codegen.compile_program`.
     """
     ordered = at_all_depths(lambda p: drop_barriers(group_collectives(snapshots(p))))(program)
     if checks_passes():
         ordered.check()
     of_results = {eqn.outputs or eqn: schedule for eqn, schedule in schedules.items()}  # operands may be others by now
     schedules = {eqn: of_results[eqn.outputs or eqn] for eqn in ordered.collectives()}
-    backend, virtual = backend_of(mesh), mesh.is_fully_addressable
+    transport, virtual = transport_of(mesh), mesh.is_fully_addressable
     on_cpu = mesh.device_type == "cpu"
     given_up = frozenset(v for v, given in zip(ordered.inputs, donated, strict=False) if given and on_cpu)
     buffers = plan_buffers(ordered, aliases=virtual, publishes=on_cpu, donated=given_up)
@@ -258,7 +258,10 @@ def generate(
     for eqn in ordered.equations if search is not None else ():
         if eqn.primitive is pvary_p and eqn.inputs[0] in names:
             names[eqn.outputs[0]] = names[eqn.inputs[0]]
-    return compile_program(ordered, mesh, buffers, schedules, backend, name, search, names), overwritten
+    generated = compile_program(
+        ordered, mesh, buffers, schedules, transport, name, search, names, results_are_arrays
+    )
+    return generated, overwritten
 
 
 class Compiled(_Scheduled):
@@ -274,18 +277,18 @@ class Compiled(_Scheduled):
         self.group_calls: Sequence[Any]
         """The `CollectiveExecutable`s that it calls, in order: for benchmarks and tests."""
         named = [signature.argument(i) for i in range(len(signature.in_layouts))]
-        self._generated, self._overwritten = generate(program, mesh, schedules, signature.donated, arguments=named)
+        self._generated, self._overwritten = generate(
+            program, mesh, schedules, signature.donated, arguments=named, results_are_arrays=True
+        )
         self._run, self.group_calls = self._generated.run, self._generated.executables
-        if self._generated.whole is not None:  # its results become Arrays
-            self._generated.whole.share_results()
         self._compare: ArgumentCheck | None = None
         self._first_call: FirstCall | None = None
         if signature.in_layouts:
-            backend, layouts = backend_of(mesh), signature.in_layouts
+            transport, layouts = transport_of(mesh), signature.in_layouts
             if asked_for("detail"):
-                self._compare = backend.compare_replicas(mesh, layouts, signature.argument)
+                self._compare = transport.compare_replicas(mesh, layouts, signature.argument)
             reached, identity = self._generated.unconditional, self._generated.identity
-            self._first_call = backend.first_call(reached, identity, layouts, signature.argument)
+            self._first_call = transport.first_call(reached, identity, layouts, signature.argument)
         self._check: Callable[[Sequence[Any], Sequence[Any]], None] | None = self._compare and self._compare_all
         """The check of a call's arguments, from this process's blocks of them and the arguments themselves."""
         if self._first_call is not None:
@@ -293,7 +296,7 @@ class Compiled(_Scheduled):
         self._single = signature.out_tree.is_leaf()
         self._layouts = signature.in_layouts
         # A NumPy array is taken as it is; a CuPy array may be on another GPU, which is looked at.
-        library = backend_of(mesh).library
+        library = transport_of(mesh).device.library
         self._array_type, self._asarray = np.ndarray if mesh.device_type == "cpu" else None, library.asarray
         self._kinds = [Array] * len(signature.out_layouts)
         self._donated = [i for i, donated in enumerate(signature.donated) if donated]
@@ -302,7 +305,7 @@ class Compiled(_Scheduled):
     @property
     def execution(self) -> str:
         """The way in which calls are executed, in words: "a CUDA graph", or why a program on a GPU is not one."""
-        return backend_of(self.mesh).execution(self._generated.run)
+        return transport_of(self.mesh).device.execution(self._generated.run)
 
     def __call__(self, *args: Any) -> Any:
         """Run on positional arguments of the structure, shapes and dtypes it was compiled for."""

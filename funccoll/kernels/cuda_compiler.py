@@ -72,7 +72,7 @@ _COMPILING = threading.Lock()
 def _compiler(cc: tuple[int, int]) -> Iterator[Any]:
     """`numba.cuda`, made to compile for a compute capability."""
 
-    class Device:
+    class CompiledFor:
         compute_capability = cc
 
     lends = not hasattr(np, "row_stack")  # numba-cuda 0.30 names it, and NumPy 2.5 has it no more
@@ -84,7 +84,7 @@ def _compiler(cc: tuple[int, int]) -> Iterator[Any]:
 
         dispatcher: Any = numba_dispatcher
         # Functions that kernels call ask for the current device, also when they are only compiled.
-        real, dispatcher.get_current_device = dispatcher.get_current_device, Device
+        real, dispatcher.get_current_device = dispatcher.get_current_device, CompiledFor
         try:
             yield cuda
         finally:

@@ -9,7 +9,7 @@ A primitive that works in place (an optimizer's step) takes more: the memory of 
 or a collective of this process touched, where all that reads it has run before.
 
 A result that is written into an operand's memory has that operand's strides, on which the bits of later sums depend. So the
-plan lays out every value alike on all backends (`memory_order.py`).
+plan lays out every value alike on all transports (`memory_order.py`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Buffers:
 
     `reuse[v] = k`: the equation that defines v may write into its operand number k. `borrowed`: variables that
     may share memory with an argument or a captured constant. `published`: large values that a collective reads; their
-    equations write them into memory of the backend, in C order. `overwritten`: donated inputs that the program writes into, so
+    equations write them into memory of the device, in C order. `overwritten`: donated inputs that the program writes into, so
     that their memory must be the program's alone. `bodies`: the plans of the programs that control flow runs. `strided`:
     variables that may lie in another order than C. `arranged`: results of collectives of virtual devices that must be brought
     into it.
@@ -76,7 +76,7 @@ def plan_buffers(
     """Plan the buffers of a program whose higher primitives are inlined, in the order in which it runs.
 
     `aliases`: a collective's result may be its operand's memory, as between virtual devices. `publishes`: large operands of
-    collectives are computed into memory of the backend, where peers may read them. `donated`: inputs that the caller gives up.
+    collectives are computed into memory of the device, where peers may read them. `donated`: inputs that the caller gives up.
     """
     last_use: dict[Var, int] = {}
     for i, eqn in enumerate(program.equations):

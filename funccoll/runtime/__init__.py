@@ -1,1 +1,1 @@
-"""Runtimes: the execution of compiled programs. `backend` is the seam; `local`, `shm`, `cuda` and `nccl` are its transports."""
+"""Runtimes: the execution of compiled programs. `transport` is the seam; `local`, `shm`, `cuda`, `nccl` are transports."""

@@ -2,7 +2,7 @@
 
 A value that varies over some axes is held once for each coordinate along them that this process plays: what several
 virtual devices share is computed once. Compute between collectives becomes straight-line Python functions ("segments"),
-called once per copy; collectives are calls into the mesh's backend.
+called once per copy; collectives are calls into the mesh's transport.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ from ..primitives.collectives import axis_index_p, own_slice_p, pvary_p
 from ..primitives.control_flow import cond_p, scan_p, while_p
 from ..primitives.debugging import DevicePlace, snapshot_p
 from ..types import is_inexact, types_text
-from .backend import Backend, CollectiveExecutable, Copies
 from .bad_index import SegmentOperands
 from .blas import keep_threads
-from .collective_call import CollectiveCall
+from .collective_call import CollectiveCall, bind_arguments
+from .device import Copies
 from .float_environment import run_in_context
 from .loop_code import Picks, cond_source, each_source, scan_source, while_source
 from .non_finite import Given, NonFinite, operation_check
 from .recorded_program import Part, RecordedProgram, SegmentParts, collective_part
 from .recorder import register
+from .transport import CollectiveExecutable, Transport
 
 if TYPE_CHECKING:
     from ..schedules.schedule import Schedule
@@ -74,7 +75,7 @@ class GeneratedProgram:
 
     run: Callable[..., Any]
     executables: Sequence[CollectiveExecutable]
-    _backend: Backend
+    _backend: Transport
     _code: Any
     _calls_before: Mapping[int, int]
     """By the line of the function that calls them, how many of `executables` were called before it."""
@@ -94,7 +95,7 @@ class GeneratedProgram:
     """The one of `executables` which is all of the program; None where more is computed."""
 
     def note_exception(self, error: BaseException, complete: bool = False) -> None:
-        """Add the user's line to an exception of compute, and tell the backend how far the program was when it left.
+        """Add the user's line to an exception of compute, and tell the transport how far the program was when it left.
 
         It may come after a `complete` run, too.
         """
@@ -147,20 +148,25 @@ class GeneratedProgram:
 
 
 def compile_program(
-    program: Program, mesh: Mesh, buffers: Buffers, schedules: Mapping[Equation, Schedule], backend: Backend, name: str = "",
-    search: NonFinite | None = None, arguments: Mapping[Atom, str] = MappingProxyType({}),
+    program: Program, mesh: Mesh, buffers: Buffers, schedules: Mapping[Equation, Schedule], transport: Transport,
+    name: str = "", search: NonFinite | None = None, arguments: Mapping[Atom, str] = MappingProxyType({}),
+    results_are_arrays: bool = False,
 ) -> GeneratedProgram:  # fmt: skip
     """Compile a program that has gone through the passes. Processes whose programs are equal but for the name do not meet.
 
     `search`: check each operation for NaN and inf, with the names of `arguments`, by variable; no operand may be overwritten.
+    `results_are_arrays`: what it returns becomes Arrays, which are read-only.
     """
-    builder = _Builder(program, mesh, buffers, schedules, backend, name, search=search, arguments=arguments)
+    builder = _Builder(
+        program, mesh, buffers, schedules, transport, name, search=search, arguments=arguments,
+        results_are_arrays=results_are_arrays,
+    )  # fmt: skip
     run = builder.build()
     calls = builder.calls
     if run is None:
         (whole,) = calls
         return GeneratedProgram(
-            whole.function, calls, backend, None, {}, frozenset(), {}, builder.known_identity, calls, whole=whole
+            whole.function, calls, transport, None, {}, frozenset(), {}, builder.known_identity, calls, whole=whole
         )
     quiet, code, original = _QUIET(), run.__code__, run
 
@@ -178,12 +184,12 @@ def compile_program(
         nonlocal run
         run = other
 
-    recorded = backend.record(execute_in_users if any(eqn.reports for eqn in program.equations) else execute, program)
+    recorded = transport.device.record(execute_in_users if any(eqn.reports for eqn in program.equations) else execute, program)
     profiled = RecordedProgram(program.label, builder.parts, original, replace)
     register(profiled)
     loops = frozenset(builder.loops)
     return GeneratedProgram(
-        recorded, calls, backend, code, builder.calls_before, loops, builder.sources, builder.known_identity,
+        recorded, calls, transport, code, builder.calls_before, loops, builder.sources, builder.known_identity,
         builder.unconditional, profiled, builder.segments_of,
     )  # fmt: skip
 
@@ -206,23 +212,24 @@ class _Names:
 
 class _Builder:
     def __init__(
-        self, program: Program, mesh: Mesh, buffers: Buffers, schedules: Mapping[Equation, Schedule], backend: Backend,
+        self, program: Program, mesh: Mesh, buffers: Buffers, schedules: Mapping[Equation, Schedule], transport: Transport,
         name: str, inside: bool = False, fixed: Mapping[str, int] = MappingProxyType({}), search: NonFinite | None = None,
-        arguments: Mapping[Atom, str] = MappingProxyType({}), outer_types: str = "",
+        arguments: Mapping[Atom, str] = MappingProxyType({}), outer_types: str = "", results_are_arrays: bool = False,
     ):  # fmt: skip
         """`inside`: a program of control flow, which another one calls. `fixed`: the coordinates at which it runs, along axes
         that `mesh` lacks then. `outer_types`: the types of the arguments of the outermost one."""
         self.inside, self.fixed, self.search, self.argument_names = inside, fixed, search, arguments
         self.given = Given()
         self.argument_types = outer_types if inside else types_text([var.type for var in program.inputs])
-        self.program, self.mesh, self.buffers, self.schedules, self.backend = program, mesh, buffers, schedules, backend
-        self.name_on_all = name
+        self.program, self.mesh, self.buffers, self.schedules, self.transport = program, mesh, buffers, schedules, transport
+        self.device = transport.device
+        self.name_on_all, self.results_are_arrays = name, results_are_arrays
         # Ranks may show different values: their programs have the same fingerprint, and communicate at the same places.
         before = itertools.accumulate((eqn.communicates for eqn in program.equations), initial=0)
         self.places = dict(zip(program.equations, before, strict=False))
         self.names = _Names()
         self.variables: dict[Var, str] = {}
-        self.constants = {v: self.names.of(backend.library.upload(value), "c") for v, value in program.constants}
+        self.constants = {v: self.names.of(self.device.library.upload(value), "c") for v, value in program.constants}
         self.steps: list[tuple[list[str], set[Var]]] = []  # lines, and the variables they read
         self.readers = self._readers()
         self.segments = 0
@@ -286,7 +293,7 @@ class _Builder:
         None where the program is one call of `calls`.
         """
         report = next((eqn for eqn in self.program.equations if eqn.primitive.kind == "debug"), None)
-        if report is not None and self.backend.library.array_type is not np.ndarray:
+        if report is not None and self.device.library.array_type is not np.ndarray:
             raise UnsupportedError(
                 "fc.debug shows values of programs on CPUs, and this one runs on a GPU. Return the value, or run the step on "
                 "NumPy arrays.",
@@ -360,10 +367,10 @@ class _Builder:
 
     def output(self, atom: Atom) -> str:
         if isinstance(atom, Literal):
-            return self.names.of(self.backend.library.upload(atom.value), "c")
+            return self.names.of(self.device.library.upload(atom.value), "c")
         if atom not in self.buffers.borrowed:
             return self.crossing(atom)
-        return self.each_copy(self.names.of(self.backend.library.copy, "f", "copy"), atom)
+        return self.each_copy(self.names.of(self.device.library.copy, "f", "copy"), atom)
 
     def crossing(self, var: Var) -> str:
         """The expression of a value that leaves this program, or enters one of control flow."""
@@ -392,7 +399,7 @@ class _Builder:
         def use(atom: Atom, eqn: Equation) -> str:
             if isinstance(atom, Literal):
                 key = ("literal", eqn.primitive, atom.type.dtype, atom.value.tobytes())
-                return self.names.of(self.backend.library.literal(atom.value, eqn), "c", key)
+                return self.names.of(self.device.library.literal(atom.value, eqn), "c", key)
             name = self.name(atom)
             if atom not in defined and atom not in self.constants:
                 reads.add(atom)
@@ -497,7 +504,7 @@ class _Builder:
             axes = eqn.axes()
             index = self.device_index(axes, varying)
             if eqn.primitive is axis_index_p:  # a value; own_slice takes a Python index
-                upload = self.backend.library.upload
+                upload = self.device.library.upload
                 index = list(map(upload, index)) if isinstance(index, list) else upload(index)
             name = self.names.of(index, "i", (eqn.primitive, axes, varying))
             arguments[f"p{name}"] = (name, isinstance(index, list))
@@ -515,9 +522,9 @@ class _Builder:
             operands.append(f"out={operands[k]}")
         elif eqn.outputs[0] in self.buffers.published:
             type = eqn.outputs[0].type
-            empty, dtype = self.names.of(self.backend.allocate, "f", "allocate"), self.names.of(type.dtype, "t", type.dtype)
+            empty, dtype = self.names.of(self.device.allocate, "f", "allocate"), self.names.of(type.dtype, "t", type.dtype)
             operands.append(f"out={empty}({type.shape}, {dtype})")
-        library = self.backend.library
+        library = self.device.library
         specialises = library.specialises or eqn.primitive.in_place
         types = [atom.type for atom in (*eqn.inputs, *eqn.outputs)] if specialises else ()
         key = (eqn.primitive, *sorted(eqn.params.items()), *types)
@@ -567,7 +574,7 @@ class _Builder:
             return
         make = functools.partial(CollectiveCall.of_equation, program=self.program, argument_types=self.argument_types)
         calls = [make(eqn, self.schedules[eqn], self.identity(eqn)) for eqn in group]
-        for call in self.backend.compile(calls, self.mesh):
+        for call in self.transport.compile(calls, self.mesh, self.results_are_arrays and self._is_whole(calls)):
             self.calls.append(call)
             self.unconditional.append(call)
             self.call_steps[len(self.steps)] = 1
@@ -581,6 +588,12 @@ class _Builder:
             self.steps.append(([(f"{left} = {right}" if left else right) + "".join(arranged)], set(call.inputs)))
         for eqn in group if self.search is not None else ():
             self.check_results(eqn)
+
+    def _is_whole(self, calls: Sequence[CollectiveCall]) -> bool:
+        """True where these collectives are all of the program: nothing writes into their results before they are Arrays."""
+        _, inputs, outputs = bind_arguments(calls)
+        is_all = len(calls) == len(self.program.equations) and not self.inside
+        return is_all and inputs == self.program.inputs and outputs == self.program.outputs
 
     # ------------------------------------------------------------ reports
 
@@ -616,7 +629,7 @@ class _Builder:
         function = self.control_function(eqn, f"{eqn.primitive.name}{step}")
         self.call_steps[step] = len(self.calls) - calls
         self.loop_steps.add(step)
-        upload = self.backend.library.upload
+        upload = self.device.library.upload
         given = [self.names.of(upload(a.value), "c") if isinstance(a, Literal) else self.crossing(a) for a in eqn.inputs]
         call = f"{function}({', '.join(given)})"
         reads = {a for a in eqn.inputs if type(a) is Var and a not in self.constants}
@@ -634,7 +647,7 @@ class _Builder:
         if eqn.primitive is scan_p:
             stacked = eqn.outputs[eqn.params["carry"] :]
             dtypes = [self.names.of(v.type.dtype, "t", v.type.dtype) for v in stacked]
-            empty = self.names.of(self.backend.library.namespace.empty, "f")
+            empty = self.names.of(self.device.library.namespace.empty, "f")
             source = scan_source(function, eqn, self.count, programs["body"], empty, dtypes)
         elif eqn.primitive is while_p:
             source = while_source(function, eqn, programs["test"], programs["body"], note)
@@ -648,7 +661,7 @@ class _Builder:
         if eqn.primitive is scan_p or not calls:
             return ""
         kind = "loop" if eqn.primitive is while_p else "branch"
-        note = self.backend.decision(calls, kind, eqn.source, f"{self.identity(eqn)} {kind}")
+        note = self.transport.decision(calls, kind, eqn.source, f"{self.identity(eqn)} {kind}")
         return self.names.of(note, "d") if note is not None else ""
 
     def define(self, function: str, source: str) -> str:
@@ -668,7 +681,7 @@ class _Builder:
         functions: list[Callable[..., Any]] = []
         for fixed in coordinates[:1] if alike else coordinates:
             part = _Builder(
-                self.program, rest, self.buffers, self.schedules, self.backend, self.name_on_all, True,
+                self.program, rest, self.buffers, self.schedules, self.transport, self.name_on_all, True,
                 {**self.fixed, **fixed}, self.search, outer_types=self.argument_types,
             )  # fmt: skip
             functions.append(part.names.namespace[part.control_function(eqn, function)])
@@ -696,7 +709,7 @@ class _Builder:
         plan = self.buffers.bodies[body]
         name = f"{self.identity(eqn)} {name}"
         inner = _Builder(
-            body, self.mesh, plan, self.schedules, self.backend, name, True, self.fixed, self.search,
+            body, self.mesh, plan, self.schedules, self.transport, name, True, self.fixed, self.search,
             outer_types=self.argument_types,
         )  # fmt: skip
         run = inner.build() or inner.calls[0].function

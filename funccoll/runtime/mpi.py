@@ -1,4 +1,4 @@
-"""The backend of a job on several hosts: shared memory within a host, messages of MPI between hosts.
+"""The transport of a job on several hosts: shared memory within a host, messages of MPI between hosts.
 
 The only module that imports mpi4py, when a job needs it.
 """
@@ -22,14 +22,14 @@ from .job.host import PEER_FAILURE_EXIT_CODE
 from .job.packets import receive
 from .job.rendezvous import JoinedJob
 from .job.time_limit import end_process_after
-from .mpi_collectives import MpiMeshBackend
+from .mpi_collectives import MpiTransport
 from .mpi_library import MpiLibrary
-from .shm.shm_backend import SharedMemoryBackend
+from .shm.shm_transport import SharedMemoryJob
 
 if TYPE_CHECKING:
     from .job.world import World
 
-__all__ = ["BACKEND", "MpiBackend"]
+__all__ = ["IMPLEMENTATION", "MpiJob"]
 
 _INVITATION_TAG = 32749  # a tag of COMM_WORLD, all of which are allowed up to 32767
 # Measured over TCP, with Open MPI and MPICH: a message that with its header stays below their limit of 64 KiB is sent at once;
@@ -266,7 +266,7 @@ class _MpiInvitation:
         self.mpi.all_finalize = list(notes)
 
 
-class MpiBackend(SharedMemoryBackend):
+class MpiJob(SharedMemoryJob):
     """This process's part of a job on several hosts."""
 
     name = "mpi"
@@ -281,23 +281,23 @@ class MpiBackend(SharedMemoryBackend):
 
     @staticmethod
     def meet(job: JobSpec, timeout: float) -> JoinedJob:
-        """See `JobBackend`. Where the launcher says that all are on one host, each is a host of its own."""
+        """See `JobTransport`. Where the launcher says that all are on one host, each is a host of its own."""
         mpi = _mpi()
         mpi.initialize(job, timeout)
         mpi.is_pending = True
-        return meet_hosts(job, timeout, _MpiInvitation(mpi, alone=not job.across_hosts), SharedMemoryBackend.meet)
+        return meet_hosts(job, timeout, _MpiInvitation(mpi, alone=not job.across_hosts), SharedMemoryJob.meet)
 
-    def for_mesh(self, number: int) -> MpiMeshBackend:
-        """See `JobBackend`."""
-        return MpiMeshBackend(self, number, self.mpi.mpi, self.communicator)
+    def for_mesh(self, number: int) -> MpiTransport:
+        """See `JobTransport`."""
+        return MpiTransport(self, number, self.mpi.mpi, self.communicator)
 
     def join(self, world: World) -> None:
-        """See `JobBackend`."""
+        """See `JobTransport`."""
         super().join(world)
         world.watch.keeps_sockets = True
 
     def close(self) -> None:
-        """See `JobBackend`."""
+        """See `JobTransport`."""
         mpi, world = self.mpi, self.world
         mpi.is_pending = False
         mpi.has_failed |= world is None or world.watch.failure() is not None
@@ -307,4 +307,4 @@ class MpiBackend(SharedMemoryBackend):
         super().close()
 
 
-BACKEND = MpiBackend
+IMPLEMENTATION = MpiJob

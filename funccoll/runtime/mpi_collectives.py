@@ -25,13 +25,13 @@ from ..mesh import Mesh
 from ..passes.buffers import SMALL_RESULT_BYTES
 from ..schedules.collective import Collective
 from ..types import dtype_name
-from .backend import AgreedExecutable, CollectiveExecutable
 from .collective_call import CollectiveCall, bind_arguments
 from .plans.control_block import Communicator
 from .plans.flat_operand import FlatOperand
-from .shm.shm_backend import MeshBackend, SharedMemoryBackend
+from .shm.shm_transport import SharedMemoryJob, SharedMemoryTransport
+from .transport import AgreedExecutable, CollectiveExecutable
 
-__all__ = ["ALGORITHM", "MpiMeshBackend"]
+__all__ = ["ALGORITHM", "MpiTransport"]
 
 ALGORITHM = "mpi"
 """The algorithm of an equation that MPI executes."""
@@ -53,22 +53,24 @@ _GRACE = 0.5  # seconds after a peer's failure in which what it had done its par
 _NEWS = 1.0  # seconds in which the news of a failure come that MPI has noticed
 
 
-class MpiMeshBackend(MeshBackend):
+class MpiTransport(SharedMemoryTransport):
     """The part of a job over MPI that serves one mesh: `mpi` is mpi4py's module, `whole` a communicator of the job's ranks."""
 
     native_algorithms = (ALGORITHM,)
 
-    def __init__(self, job: SharedMemoryBackend, number: int, mpi: Any, whole: Any):
+    def __init__(self, job: SharedMemoryJob, number: int, mpi: Any, whole: Any):
         super().__init__(job, number)
         self.mpi, self._whole = mpi, whole
         self._communicators: dict[int, Any] = {}
 
-    def compile(self, calls: Sequence[CollectiveCall], mesh: Mesh) -> Sequence[CollectiveExecutable]:
-        """See `Backend`. Neighbours are one call, those of MPI among themselves."""
+    def compile(
+        self, calls: Sequence[CollectiveCall], mesh: Mesh, share_results: bool = False
+    ) -> Sequence[CollectiveExecutable]:
+        """See `Transport`. Neighbours are one call, those of MPI among themselves."""
         made: list[CollectiveExecutable] = []
         for native, several in groupby(calls, key=lambda call: call.native == ALGORITHM):
             neighbours = list(several)
-            made += [MpiCall(self, mesh, neighbours)] if native else super().compile(neighbours, mesh)
+            made += [MpiCall(self, mesh, neighbours)] if native else super().compile(neighbours, mesh, share_results)
         return made
 
     def communicator(self, ranks: Communicator) -> Any:
@@ -106,28 +108,19 @@ class MpiCall(AgreedExecutable):
 
     is_native = False
 
-    def __init__(self, backend: MpiMeshBackend, mesh: Mesh, calls: Sequence[CollectiveCall]):
-        from .shm.collective_group import CollectiveGroup  # here: they import LLVM
-        from .shm.diagnosis import Diagnosis, wrong_argument, wrong_count
-        from .shm.entry import Agreement
+    def __init__(self, transport: MpiTransport, mesh: Mesh, calls: Sequence[CollectiveCall]):
+        from .shm.diagnosis import Diagnosis, wrong_argument, wrong_count  # here: it imports LLVM
 
-        self.backend, self.mpi, self.registry = backend, backend.mpi, backend.job.communicators
+        self.transport, self.mpi, self.registry = transport, transport.mpi, transport.job.communicators
         for call in calls:
             with at_source(call.source):
                 _check(call)
         bound, self.inputs, self.outputs = bind_arguments(calls)
-        agreements: dict[tuple[str, ...], list[CollectiveCall]] = {}
-        for call in bound:
-            agreements.setdefault(call.axes, []).append(call)
-        barriers = [Agreement.to(several) for several in agreements.values()]
-        self.agreement = CollectiveGroup(self.registry, mesh, backend.number, barriers)
-        self.calls, self.communicators = self.agreement.calls, self.agreement.communicators
-        self.left_complete = False
-        """True when an exception has left the last call after everything was done: for `note_exception`."""
-        ranks = dict(zip(agreements, self.communicators, strict=True))
+        super().__init__(transport.agree(bound, mesh))
+        self._left_complete = False
+        ranks = {call.axes: ranks for call, ranks in zip(self.agreement.calls, self.agreement.communicators, strict=True)}
         self._parts = [part for call in bound for part in _parts(call, ranks[call.axes])]
-        first = next(iter(agreements.values()))[0]
-        self._diagnosis = Diagnosis(self.registry, first, self.communicators[0], self.registry.world.rank)
+        self._diagnosis = Diagnosis(self.registry, bound[0], self.agreement.communicators[0], self.registry.world.rank)
         self._wrong_argument, self._wrong_count = wrong_argument, wrong_count
         flat = [part for part in self._parts if part.flat is not None and part.source >= 0]
         self._operands = {part.source: part.flat.operand for part in flat if part.flat is not None}
@@ -137,7 +130,7 @@ class MpiCall(AgreedExecutable):
 
         Raises: what a collective of a schedule raises. None runs any more after an error within MPI.
         """
-        self.left_complete = agreed = complete = False
+        self._left_complete = agreed = complete = False
         self._check(arrays)
         kept: list[Any] = [arrays]
         try:
@@ -147,10 +140,15 @@ class MpiCall(AgreedExecutable):
             complete = True
             return tuple(results)
         except BaseException as error:
-            self.left_complete = complete
+            self._left_complete = complete
             if not complete and (agreed or self.agreement.left_complete):
                 self.registry.abandon(error, kept, self._diagnosis.name)  # what MPI may still write to is kept
             raise
+
+    @property
+    def was_left_complete(self) -> bool:
+        """See `CollectiveExecutable`."""
+        return self._left_complete
 
     def _check(self, arrays: Sequence[Any]) -> None:
         """Raise FunccollError for arrays that it was not made for, before the ranks agree that all of them are in it."""
@@ -173,7 +171,7 @@ class MpiCall(AgreedExecutable):
                     self._wait(requests)
                     results += [last() for last in finish]
                     requests, finish = [], []
-                communicator = self.backend.communicator(part.ranks)
+                communicator = self.transport.communicator(part.ranks)
                 if part.flat is None:
                     requests.append(communicator.Ibarrier())
                     continue
@@ -192,7 +190,7 @@ class MpiCall(AgreedExecutable):
     def _output(self, part: _MpiPart, flat: FlatOperand) -> tuple[np.ndarray, Callable[[], np.ndarray]]:
         """The flat memory of a result, and what makes the result of it."""
         shape = flat.operand.out_shape if flat.is_output_flat else (flat.output_size,)
-        memory = self.backend.allocate(shape, flat.dtype)
+        memory = self.transport.device.allocate(shape, flat.dtype)
         if not part.has_output or not flat.elements:
             memory[...] = 0
 

@@ -37,7 +37,7 @@ from torch.compiler import is_dynamo_compiling
 from ..collectives import Axes
 from ..errors import FunccollError, ShapeError
 from ..mesh import Mesh, normalize_axes
-from ..runtime.job.world import backend_of
+from ..runtime.job.world import transport_of
 from .tensor_programs import Options, Program, breaks_graph, check_tensor, program_of, programs_of, refuse_transforms
 from .tensors import as_tensor, dtype_of
 
@@ -277,7 +277,7 @@ def empty(*size: Any, dtype: torch.dtype | None = None, mesh: Mesh) -> torch.Ten
     if min(shape, default=0) < 0:
         raise ShapeError(f"funccoll.torch.empty: size {sizes!r} must be integers, 0 or more.")
     wanted = dtype_of(torch.get_default_dtype() if dtype is None else dtype, "funccoll.torch.empty")
-    return as_tensor(backend_of(mesh).allocate(shape, wanted))
+    return as_tensor(transport_of(mesh).device.allocate(shape, wanted))
 
 
 def empty_like(x: torch.Tensor, *, dtype: torch.dtype | None = None, mesh: Mesh) -> torch.Tensor:

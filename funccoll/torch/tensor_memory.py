@@ -21,7 +21,7 @@ from ..compiler.per_device import PerDevice, compile_per_device
 from ..errors import DeviceError, MissingPackageError, ModuleError
 from ..mesh import Mesh
 from ..runtime.job.calling_thread import works_for
-from ..runtime.job.world import backend_of, on_device
+from ..runtime.job.world import on_device, transport_of
 from .tensors import as_array, as_tensor, dtype_of, reader_of
 
 __all__ = ["DEVICE_TYPE", "DeviceMemory", "HostMemory", "Types", "memory_of"]
@@ -134,10 +134,10 @@ class DeviceMemory(HostMemory):
     def __init__(self, device: torch.device, host: Mesh, name: str):
         super().__init__(host)
         self.device, self.mesh = device, on_device(host, "cuda")
-        backend: Any = backend_of(self.mesh)
-        self._cupy = backend.library.namespace
+        gpu_device: Any = transport_of(self.mesh).device
+        self._cupy = gpu_device.library.namespace
         self._streams: dict[int, Any] = {}
-        computes_on = backend.gpu.device_id
+        computes_on = gpu_device.gpu.device_id
         if device.index != computes_on:
             raise DeviceError(
                 f"{name!r} is on {device}, and this process (rank {host.process}) computes on GPU {computes_on}: each process "
@@ -188,7 +188,7 @@ class DeviceMemory(HostMemory):
     def upload(self, value: Any) -> Any:
         """See `HostMemory`."""
         with self._current():
-            return backend_of(self.mesh).library.upload(np.asarray(value))
+            return transport_of(self.mesh).device.library.upload(np.asarray(value))
 
     def write(self, block: Any, result: Any) -> None:
         """See `HostMemory`."""

@@ -58,7 +58,7 @@ def with_cupy() -> None:
 
     def taken() -> str:
         x = cupy.asarray(host)
-        return _same(mesh.backend.library.asarray(x).data.ptr, x.data.ptr, "an argument is read in place")
+        return _same(mesh.transport.device.library.asarray(x).data.ptr, x.data.ptr, "an argument is read in place")
 
     def given() -> str:
         x = fc.device_put(host, mesh)
@@ -88,7 +88,7 @@ def with_torch() -> None:
 
     def taken() -> str:
         tensor = torch.arange(12.0, device="cuda")
-        return _same(mesh.backend.library.asarray(tensor).data.ptr, tensor.data_ptr(), "a tensor is read in place")
+        return _same(mesh.transport.device.library.asarray(tensor).data.ptr, tensor.data_ptr(), "a tensor is read in place")
 
     def argument() -> str:
         tensor = torch.arange(12.0, device="cuda")
@@ -155,7 +155,7 @@ def with_jax() -> None:
 
     def taken() -> str:
         array = jax.device_put(host, gpu).block_until_ready()
-        pointer = mesh.backend.library.asarray(array).data.ptr
+        pointer = mesh.transport.device.library.asarray(array).data.ptr
         return _same(pointer, array.unsafe_buffer_pointer(), "an array of JAX's is read in place")
 
     def argument() -> str:

@@ -94,8 +94,9 @@ def rank(case: str, record: str) -> None:
         return made[key]
 
     fc.make_mesh = once  # type: ignore[assignment]
-    backend = once({"d": fc.world_size()}).backend
-    print(f"transport of a mesh: {backend.name}{' on one GPU' if getattr(backend, 'shares_gpus', False) else ''}.", flush=True)
+    transport = once({"d": fc.world_size()}).transport
+    shared = " on one GPU" if getattr(transport, "shares_gpus", False) else ""
+    print(f"transport of a mesh: {transport.name}{shared}.", flush=True)
     began, compare, numbers = time.monotonic(), process_cases.Comparing.__call__, itertools.count(1)
 
     def counted(self: Any, *program: Any) -> None:
@@ -138,7 +139,7 @@ def killed_rank() -> None:
     np.asarray(step(x))
     if fc.rank() == 1:
         kill = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-        vars(mesh.backend.gpu).update(launch=kill) if device() == "cuda" else kill()
+        vars(mesh.transport.device.gpu).update(launch=kill) if device() == "cuda" else kill()
     try:
         np.asarray(step(x))
     except fc.FunccollError as error:

@@ -111,8 +111,8 @@ def rank(gpus: str) -> None:
         kind = getattr(torch, dtype)
         torch.manual_seed(rank_)
         module: Any = DistributedDataParallel(make().to(place, kind), **options)
-        backend = module._reducer.memory.mesh.backend
-        transports.add(f"{backend.name}{' on one GPU' if getattr(backend, 'shares_gpus', False) else ''}")
+        transport = module._reducer.memory.mesh.transport
+        transports.add(f"{transport.name}{' on one GPU' if getattr(transport, 'shares_gpus', False) else ''}")
         if hook is not None:
             module.register_comm_hook(None, hook)
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1)

@@ -28,8 +28,9 @@ from funccoll.kernels.cuda_compiler import compile_template
 from funccoll.mesh import Mesh
 from funccoll.runtime.cuda import cublas, virtual_devices
 from funccoll.runtime.cuda.gpu import current_gpu
+from funccoll.runtime.device import HostDevice
 from funccoll.runtime.job import doctor
-from funccoll.runtime.local.collectives import LocalBackend
+from funccoll.runtime.local.collectives import LocalTransport
 from tests.support.cases.all_numpy_cases import CASES
 from tests.support.fakes import fake_cuda, fake_cupy
 from tests.support.fakes.fake_cublas import FakeCublas
@@ -292,8 +293,8 @@ def rehearsed(monkeypatch, capsys):
     return findings
 
 
-class Reusing(LocalBackend):
-    """A backend that records a program's outputs, and `returns` something else from then on."""
+class Reusing(HostDevice):
+    """A device that records a program's outputs, and `returns` something else from then on."""
 
     def __init__(self, returns):
         self.returns = returns
@@ -306,6 +307,12 @@ class Reusing(LocalBackend):
             return self.returns(kept)
 
         return replay
+
+
+def reusing(returns):
+    transport = LocalTransport()
+    transport.device = Reusing(returns)
+    return transport
 
 
 def in_place(kept):
@@ -325,14 +332,14 @@ def scaled(x):
     (lambda kept: [np.nextafter(x, np.float32(99)) for x in kept[-1]], "call 1: result 0 of device 0 differs from byte"),
 ])  # fmt: skip
 def test_other_bits_and_results_that_change_are_found(returns, words, rehearsed):
-    same = gpu_kernels.SameBits(lambda axes: Mesh(axes, range(2), backend=Reusing(returns)))
+    same = gpu_kernels.SameBits(lambda axes: Mesh(axes, range(2), transport=reusing(returns)))
     same(scaled, {"d": 2}, (np.arange(6, dtype=np.float32),), P("d"), P())
     assert [words in failure for failure in same.failures] == ([True] if words else [])
     assert [f["what"] for f in rehearsed()] == (["program 1"] if words else [])
 
 
 def test_a_trial_ends_after_a_few_failures(rehearsed):
-    same = gpu_kernels.SameBits(lambda axes: Mesh(axes, range(2), backend=Reusing(lambda kept: kept[0])), 2)
+    same = gpu_kernels.SameBits(lambda axes: Mesh(axes, range(2), transport=reusing(lambda kept: kept[0])), 2)
     for _ in range(5):
         same(scaled, {"d": 2}, (np.arange(6, dtype=np.float32),), P("d"), P())
     same.report("table", 0.1)

@@ -1,7 +1,7 @@
 """The kernel of a GPU without one: it is compiled for several architectures, and runs in a simulator.
 
 PTX alone does not check inline assembly, so that it is assembled as well. The simulator runs the same templates, plans and
-backend over host memory, on the table of collectives.
+transport over host memory, on the table of collectives.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ def test_a_thread_of_any_device_computes_on_the_gpu_of_the_process(cupy):
         for _ in range(3):  # kernel by kernel, captured, replayed
             results.append(np.asarray(step(x)))
         results.append(np.asarray(step(fc.device_put(x, mesh, P("d")))))
-        mesh.backend.wait()
+        mesh.transport.device.wait()
         devices.add(fake_cuda.threads.device)
 
     fake_cuda.seen.clear()

@@ -88,7 +88,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "runtime": (
         ("bad_index", "fused_step", "float_environment", "blas", "recorder"),
         ("array_library", "collective_call", "non_finite", "recorded_program"),
-        ("backend",),
+        ("device",), ("transport",),
         ("loop_code",), ("codegen",),
         ("plans",), ("job",), ("local", "shm", "mpi_library"), ("mpi_collectives",), ("mpi",),
         ("nccl",), ("cuda",),
@@ -107,7 +107,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "runtime.local": (("ordered_reduction",), ("collectives",)),
     "runtime.nccl": (
-        ("gpu_arrays",), ("native", "message_rounds", "watchdog"), ("nccl_job",), ("nccl_backend",),
+        ("gpu_arrays",), ("native", "message_rounds", "watchdog"), ("nccl_job",), ("nccl_transport",),
     ),
     "runtime.cuda": (
         ("block_frames", "captured_program", "cublas", "cupy_kernels", "cupy_ufuncs", "deferred_checks", "launch_plan",
@@ -119,7 +119,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("uninterrupted",), ("arena",), ("heap",), ("peer_access", "wait_graph"), ("plan",),
         ("decision_log", "passed_arguments"), ("process_notes",),
         ("communicators", "results", "recorded_kernel"), ("diagnosis", "plan_call"),
-        ("lending", "decisions", "first_calls"), ("collective_group",), ("entry", "values"), ("shm_backend",),
+        ("lending", "decisions", "first_calls"), ("collective_group",), ("entry", "values"), ("shm_transport",),
     ),
     "compiler": (
         ("arguments", "callers", "choose_schedules", "debug_modes", "garbage_collection", "layout_rules", "report",
@@ -194,7 +194,7 @@ LOADS_BY_NAME = {
     "api": "what is slow to import, when it is used",
     "cli": "the command that is named",
     "runtime.job.doctor": "libraries that may be missing",
-    "runtime.backend": "a transport, when a job uses it",
+    "runtime.transport": "a transport, when a job uses it",
 }
 """The only modules that import others by a name in a string, which ORDERS does not see."""
 

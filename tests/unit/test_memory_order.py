@@ -16,7 +16,7 @@ from funccoll.memory_order import in_c_order
 from funccoll.passes.buffers import plan_buffers
 from tests.support.cases.memory_order_cases import OPERATIONS, SHAPES, arguments, block_values, program
 from tests.support.example_counts import examples
-from tests.support.fakes.thread_backend import in_threads
+from tests.support.fakes.thread_transport import in_threads
 from tests.support.groups import in_groups
 from tests.support.spmd import bits, stacked
 
@@ -226,7 +226,7 @@ def test_functions_in_python_take_and_give_arrays_in_c_order():
     assert seen == [(24, 8)] and np.asarray(of_callback).tolist() == [24, 8] and np.asarray(of_primitive).tolist() == [32, 8]
 
 
-# ---------------------------------------------------------------- other backends
+# ---------------------------------------------------------------- other transports
 
 
 def test_a_plan_writes_into_the_same_operands_on_virtual_devices_and_between_processes():

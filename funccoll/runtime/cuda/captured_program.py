@@ -20,7 +20,7 @@ import numpy as np
 
 from ...kernels.cuda_compute import pieces_of
 from ...weak_values import WeakValues
-from ..backend import Run
+from ..device import Run
 
 if TYPE_CHECKING:
     from .virtual_devices import Gpu

@@ -1,4 +1,4 @@
-"""The GPU of this process, or a sentence on why there is none, and the backends of meshes on it."""
+"""The GPU of this process, or a sentence on why there is none, and the transports of meshes on it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 from ...errors import DeviceError
 from ...mesh import Mesh
-from ..backend import Backend
-from ..shm.shm_backend import MeshBackend
-from .virtual_devices import Gpu, VirtualGpuBackend
+from ..shm.shm_transport import SharedMemoryTransport
+from ..transport import Transport
+from .virtual_devices import Gpu, VirtualGpuTransport
 
-__all__ = ["BACKEND", "current_gpu", "gpu_backend", "missing", "use_own"]
+__all__ = ["IMPLEMENTATION", "current_gpu", "gpu_transport", "missing", "use_own"]
 
 
 def missing(cupy: Any) -> str | None:
@@ -79,17 +79,17 @@ def current_gpu(rank: int | None = None) -> Gpu:
     return CupyGpu()
 
 
-def gpu_backend(mesh: Mesh, host: Backend | None) -> Backend:
-    """Return the backend of a mesh on GPUs, beside its `host` backend.
+def gpu_transport(mesh: Mesh, host: Transport | None) -> Transport:
+    """Return the transport of a mesh on GPUs, beside its `host` transport.
 
     Raises: DeviceError where no GPU can be used.
     """
     if mesh.is_fully_addressable:
-        return VirtualGpuBackend(current_gpu())
-    from .job_gpus import JobGpuBackend  # here: a process alone needs no NCCL
+        return VirtualGpuTransport(current_gpu())
+    from .job_gpus import JobGpuTransport  # here: a process alone needs no NCCL
 
-    assert isinstance(host, MeshBackend)
-    return JobGpuBackend(mesh, host, current_gpu(mesh.process))
+    assert isinstance(host, SharedMemoryTransport)
+    return JobGpuTransport(mesh, host, current_gpu(mesh.process))
 
 
-BACKEND = gpu_backend
+IMPLEMENTATION = gpu_transport

@@ -29,7 +29,7 @@ class LaunchedName(NamedTuple):
     source: Source | None
     blocks: int
     owner: Any = None
-    """An object of the backend that goes with it."""
+    """An object of the transport that goes with it."""
 
 
 class Report(NamedTuple):
@@ -47,7 +47,7 @@ class Report(NamedTuple):
 
 
 class LaunchReports:
-    """The reports of all launches of a backend: one word, for the first of them."""
+    """The reports of all launches of a transport: one word, for the first of them."""
 
     def __init__(self, gpu: Gpu):
         self._word, self._report = gpu.host_words(1)

@@ -19,46 +19,44 @@ end of every launch. A launch that ends early does not advance it, and no later 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from ...arrays.array import Array
-from ...arrays.array_layout import ArrayLayout
 from ...errors import FunccollError
-from ...ir import Program
 from ...kernels import frame as fields
 from ...kernels.block import MAX_OPERANDS
-from ...mesh import Mesh, Sharding
-from ..backend import AgreedBackend, AgreedExecutable, ArgumentCheck, Run
+from ...mesh import Mesh
 from ..collective_call import CollectiveCall
+from ..device import GpuDevice
 from ..shm.entry import Entry
-from ..shm.shm_backend import MeshBackend
+from ..shm.shm_transport import SharedMemoryTransport
+from ..transport import AgreedExecutable, AgreedTransport
 from .block_frames import block_frames
 from .launch_reports import LaunchedName, LaunchReports
 from .peer_plan import PeerPlan, build_peer_plan
 from .peer_segments import MAX_CHANNELS, PeerGpu, PeerSegments
 from .peer_shutdown import shutdown_of
-from .virtual_devices import CHANNEL_BYTES, new_block
+from .virtual_devices import CHANNEL_BYTES
 
-__all__ = ["PeerMemoryBackend"]
+__all__ = ["PeerMemoryTransport"]
 
 _NOTICE_S = 0.5
 """Seconds in which this process notices that another one has ended."""
 
 
-class PeerMemoryBackend(AgreedBackend):
+class PeerMemoryTransport(AgreedTransport):
     """One mesh of a job whose processes have a GPU, or a share of one, each.
 
     A GPU that several processes share without MPS runs them in turn: correct, and slow.
     """
 
     name = "cuda peer memory"
-    native_algorithms = ()
-
-    def __init__(self, host: MeshBackend, gpu: PeerGpu):
-        self.host, self.gpu, self.library = host, gpu, gpu.library
+    def __init__(self, host: SharedMemoryTransport, gpu: PeerGpu):
+        super().__init__(host)
+        self.memory, self.gpu = host, gpu
+        self.device = GpuDevice(gpu, self.check, self.settle)
         assert host.job.world is not None
         self.world = host.job.world
         words = host.job.failure_words()
@@ -71,51 +69,26 @@ class PeerMemoryBackend(AgreedBackend):
         self._is_unmapped = False
         shutdown_of(self.world).add(self)
 
-    def allocate(self, shape: tuple[int, ...], dtype: np.dtype) -> Any:
-        """See `Backend`."""
-        return self.gpu.allocate(shape, dtype)
-
-    def new_block(self, value: Any) -> Any:
-        """See `Backend`."""
-        return new_block(self.gpu, value)
-
-    def wait(self) -> None:
-        """See `Backend`."""
-        self.settle()
-        self.check()
-        self.library.check()
-
     def settle(self) -> None:
         """Wait for the GPU. Raises PeerFailure where it has failed because a peer's memory is gone."""
         try:
             self.gpu.wait()
         except RuntimeError as error:  # the driver's, by CuPy
             found = self.explained(error)
-            self.host.job.communicators.abandon(found, self, "a launch")
+            self.memory.job.communicators.abandon(found, self, "a launch")
             if found is error:
                 raise
             raise found from found.__cause__
 
-    def record(self, run: Run, program: Program) -> Run:
-        """See `Backend`."""
-        return run
-
-    def execution(self, run: Run) -> str:
-        """See `Backend`."""
-        return "kernel by kernel: the hosts agree before each collective, which a CUDA graph could not do"
-
-    def native_algorithm(
-        self, kind: str, op: str, dtypes: Sequence[np.dtype], nbytes: int, nranks: int, options: Mapping[str, Any]
-    ) -> None:
-        """See `Backend`. It has none."""
-
-    def compile(self, calls: Sequence[CollectiveCall], mesh: Mesh) -> Iterator[AgreedExecutable]:
-        """See `Backend`. Each collective is a launch; segments for it are made in its first call, by all ranks together.
+    def compile(
+        self, calls: Sequence[CollectiveCall], mesh: Mesh, share_results: bool = False
+    ) -> Iterator[AgreedExecutable]:
+        """See `Transport`. Each collective is a launch; segments for it are made in its first call, by all ranks together.
 
         So what only some ranks compile keeps no other waiting.
         """
         for call in calls:
-            entry = self.host.compile_entry(call, mesh)
+            entry = Entry(call, self.memory.agree([call], mesh))
             yield PeerBarrier(self, entry) if call.is_barrier else PeerLaunch(self, call, mesh, entry)
 
     def check(self) -> None:
@@ -138,26 +111,6 @@ class PeerMemoryBackend(AgreedBackend):
             except FunccollError:  # with its traceback, which the others get
                 entry.abandon(error, self)
                 raise
-
-    def gather_whole(
-        self, block: Any, shape: tuple[int, ...], sharding: Sharding, named: tuple[str, Array] | None = None
-    ) -> np.ndarray:
-        """See `Backend`. It goes through the host."""
-        block = self._to_host(block)
-        return self.host.gather_whole(block, shape, sharding, named)
-
-    def compare_replicas(
-        self, mesh: Mesh, layouts: Sequence[ArrayLayout], name: Callable[[int], str]
-    ) -> ArgumentCheck | None:
-        """See `Backend`. The blocks are copied to the host."""
-        check = self.host.compare_replicas(mesh, layouts, name)
-        if check is None:
-            return None
-        return lambda blocks, values: check([self._to_host(block) for block in blocks], values)
-
-    def _to_host(self, block: Any) -> np.ndarray:
-        self.wait()
-        return self.library.download(block)
 
     def explained(self, error: RuntimeError) -> Exception:
         """Return an error of this rank's GPU as what it follows from: the end of a rank whose memory launches read.
@@ -190,32 +143,32 @@ class PeerMemoryBackend(AgreedBackend):
 class PeerBarrier(AgreedExecutable):
     """A barrier: this rank's launches have ended, then the host waits for the others."""
 
-    def __init__(self, backend: PeerMemoryBackend, entry: Entry):
-        self.backend, self.entry = backend, entry
-        self.agreement = entry.group
+    def __init__(self, transport: PeerMemoryTransport, entry: Entry):
+        super().__init__(entry.group)
+        self.transport, self.entry = transport, entry
 
     def __call__(self) -> tuple[()]:
         """Wait for all ranks of the group."""
-        self.backend.wait()
+        self.transport.device.wait()
         return self.entry()
 
 
 class PeerLaunch(AgreedExecutable):
     """One collective: a function from this rank's inputs to its outputs."""
 
-    def __init__(self, backend: PeerMemoryBackend, call: CollectiveCall, mesh: Mesh, entry: Entry):
-        self.backend, self.gpu, self.mesh, self.entry, self.call = backend, backend.gpu, mesh, entry, call
-        self.agreement = entry.group
+    def __init__(self, transport: PeerMemoryTransport, call: CollectiveCall, mesh: Mesh, entry: Entry):
+        super().__init__(entry.group)
+        self.transport, self.gpu, self.mesh, self.entry, self.call = transport, transport.gpu, mesh, entry, call
         self.inputs, self.outputs = zip(*(operand.variables for operand in call.operands), strict=True)
-        self._rank = entry.members.index(backend.world.rank)
+        self._rank = entry.members.index(transport.world.rank)
         self._written = bool(call.schedule.collective.has_output(self._rank))
         self._plan: PeerPlan | None = None
         self._patience_s = 0.0
 
     def __call__(self, *values: Any) -> tuple[Any, ...]:
         """This rank's outputs."""
-        backend, gpu = self.backend, self.gpu
-        backend.check()
+        transport, gpu = self.transport, self.gpu
+        transport.check()
         blocks = [gpu.contiguous(value) for value in values]
         make = gpu.allocate if self._written else gpu.zeros
         outs = [make(operand.out_shape, operand.dtype) for operand in self.call.operands]
@@ -228,7 +181,7 @@ class PeerLaunch(AgreedExecutable):
             gpu.upload(self._table, self._addresses)
             gpu.launch(plan.combines, len(plan.codes), self._frames, "sys")
         except BaseException as error:
-            found = backend.explained(error) if isinstance(error, RuntimeError) else error
+            found = transport.explained(error) if isinstance(error, RuntimeError) else error
             if self.entry.count != before:  # peers launch, and would wait for this rank
                 self.entry.abandon(found, (blocks, outs, self))
             if found is error:
@@ -238,7 +191,7 @@ class PeerLaunch(AgreedExecutable):
 
     def _prepared(self) -> PeerPlan:
         """The plan, once it has a segment, and the tables that kernels read."""
-        plan, timeout = self._plan, self.backend.world.timeout
+        plan, timeout = self._plan, self.transport.world.timeout
         if plan is None:
             plan = self._plan = self._make_plan()
         if self._patience_s != timeout:
@@ -246,7 +199,7 @@ class PeerLaunch(AgreedExecutable):
         return plan
 
     def _make_plan(self) -> PeerPlan:
-        segments, members, mesh = self.backend.segments, self.entry.members, self.mesh
+        segments, members, mesh = self.transport.segments, self.entry.members, self.mesh
         self._bases, counters = segments.counters(self.call.axes, mesh)
         nbytes = sum(max(o.nbytes, o.out_nbytes) for o in self.call.operands)
         channels = max(1, min(segments.max_blocks, MAX_CHANNELS, -(-nbytes // CHANNEL_BYTES)))
@@ -258,12 +211,12 @@ class PeerLaunch(AgreedExecutable):
         for slot, (rank, offset) in plan.places.items():
             self._addresses[slot] = memory[members[rank]] + offset
         self._table = self.gpu.allocate(self._addresses.shape, self._addresses.dtype)
-        self._words = self.backend.reports.words(LaunchedName(self.call.name, self.call.source, channels, self.entry))
+        self._words = self.transport.reports.words(LaunchedName(self.call.name, self.call.source, channels, self.entry))
         return plan
 
     def _make_frames(self, plan: PeerPlan, timeout: float) -> Any:
         words = self._words | {
-            fields.ADDRESSES: self.gpu.address(self._table), fields.FAILURE: self.backend.failure,
+            fields.ADDRESSES: self.gpu.address(self._table), fields.FAILURE: self.transport.failure,
             fields.BASES: [self._bases + 8 * c for c in range(len(plan.codes))], fields.PATIENCE: int(timeout * 1e9),
         }  # fmt: skip
         return block_frames(self.gpu, plan.codes, words)

@@ -57,7 +57,7 @@ class PeerGpu(Gpu, Protocol):
 
 
 class PeerSegments:
-    """The segments of all ranks of a mesh, as one of them sees them. `gather` is that of `Backend.gather_whole`."""
+    """The segments of all ranks of a mesh, as one of them sees them. `gather` is that of `Transport.gather_whole`."""
 
     def __init__(self, gpu: PeerGpu, rank: int, gather: Callable[[np.ndarray, tuple[int, ...], Sharding], np.ndarray]):
         self.gpu, self.rank, self.gather = gpu, rank, gather

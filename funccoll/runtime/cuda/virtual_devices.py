@@ -7,30 +7,29 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any, Protocol
 
 import numpy as np
 
-from ...arrays.array import Array
-from ...arrays.array_layout import ArrayLayout
-from ...errors import CollectiveTimeout, FunccollError, MeshError, Source
+from ...errors import CollectiveTimeout, FunccollError, MeshError
 from ...ir import Program
 from ...kernels import frame as fields
 from ...kernels.block import MAX_OPERANDS
 from ...kernels.cuda import Combine, Scope
-from ...mesh import Mesh, Sharding
+from ...mesh import Mesh
 from ..array_library import ArrayLibrary
-from ..backend import CollectiveExecutable, Copies, Run
 from ..collective_call import CollectiveCall, Operand
+from ..device import Copies, GpuDevice, Run
+from ..transport import CollectiveExecutable, Transport
 from .block_frames import block_frames
 from .captured_program import CapturedProgram, Graph, GraphCache
 from .launch_plan import LaunchPlan, build_launch_plan
 from .launch_reports import LaunchedName, LaunchReports
 
-__all__ = ["CHANNEL_BYTES", "Gpu", "VirtualGpuBackend", "new_block"]
+__all__ = ["CHANNEL_BYTES", "Gpu", "VirtualGpuTransport"]
 
 _ALIGNMENT = 256  # bytes: where allocations of a GPU begin
 CHANNEL_BYTES = 1 << 15
@@ -116,23 +115,15 @@ class Gpu(Protocol):
         ...
 
 
-def new_block(gpu: Gpu, value: Any) -> Any:
-    """Return a copy of an array in a GPU's memory."""
-    return gpu.library.upload(value) if isinstance(value, (np.ndarray, np.generic)) else gpu.library.copy(value)
-
-
-class VirtualGpuBackend:
-    """All devices of a mesh on one GPU."""
-
-    name = "cuda"
-    native_algorithms = ()
+class VirtualGpuDevice(GpuDevice):
+    """One GPU, on which all devices of a mesh are."""
 
     def __init__(self, gpu: Gpu):
-        self.gpu, self.library = gpu, gpu.library
+        super().__init__(gpu, self._raise_report)
         self.reports = LaunchReports(gpu)
         self._broken: FunccollError | None = None
 
-    def check(self) -> None:
+    def _raise_report(self) -> None:
         """Raise the error of a launch that ended in the middle: every call does before it launches.
 
         After the stream was synchronised, all that was launched before has reported.
@@ -158,65 +149,37 @@ class VirtualGpuBackend:
         )  # fmt: skip
         raise self._broken
 
-    def allocate(self, shape: tuple[int, ...], dtype: np.dtype) -> Any:
-        """See `Backend`."""
-        return self.gpu.allocate(shape, dtype)
-
-    def new_block(self, value: Any) -> Any:
-        """See `Backend`."""
-        return new_block(self.gpu, value)
-
-    def wait(self) -> None:
-        """See `Backend`."""
-        self.gpu.wait()
-        self.check()
-        self.library.check()
-
-    def native_algorithm(
-        self, kind: str, op: str, dtypes: Sequence[np.dtype], nbytes: int, nranks: int, options: Mapping[str, Any]
-    ) -> None:
-        """See `Backend`. It has none."""
-
-    def compile(self, calls: Sequence[CollectiveCall], mesh: Mesh) -> Iterator[CollectiveExecutable]:
-        """See `Backend`. Operands that vary alike are a launch; a barrier between devices of one GPU needs none."""
-        for call in calls:
-            together: dict[frozenset[str], list[Operand]] = {}
-            for operand in call.operands:
-                if operand.source is not None:
-                    together.setdefault(operand.source.type.varying, []).append(operand)
-            for varying, operands in together.items():
-                yield Launch(self, replace(call, operands=tuple(operands)), *_groups(mesh, varying, call.axes))
-
     def record(self, run: Run, program: Program) -> Run:
-        """See `Backend`. A CUDA graph: no primitive waits for the GPU.
+        """See `Device`. A CUDA graph: no primitive waits for the GPU.
 
         A program that is one collective of large arrays is launched, which reads and writes them where they are.
         """
         return run if _is_one_large_collective(program) else CapturedProgram(self.gpu, run)
 
     def execution(self, run: Run) -> str:
-        """See `Backend`."""
+        """See `Device`."""
         return run.execution if isinstance(run, CapturedProgram) else "one launch"
 
-    def note_exception(self, executables: Sequence[Any], done: int, inside: bool, error: BaseException) -> None:
-        """See `Backend`. An exception is one of all devices."""
 
-    def decision(self, executables: Sequence[Any], kind: str, source: Source | None, identity: str) -> None:
-        """See `Backend`. Devices that decide differently are run one by one."""
+class VirtualGpuTransport(Transport):
+    """All devices of a mesh on one GPU."""
 
-    def first_call(
-        self, executables: Sequence[Any], identity: str, layouts: Sequence[ArrayLayout], name: Callable[[int], str]
-    ) -> None:
-        """See `Backend`. One process has one global value."""
+    name = "cuda"
 
-    def gather_whole(
-        self, block: Any, shape: tuple[int, ...], sharding: Sharding, named: tuple[str, Array] | None = None
-    ) -> Any:
-        """See `Backend`. One process that plays all devices has no block to gather: its Arrays are whole."""
-        return block.copy()
+    def __init__(self, gpu: Gpu):
+        self.device = self._gpu_device = VirtualGpuDevice(gpu)
 
-    def compare_replicas(self, mesh: Mesh, layouts: Sequence[ArrayLayout], name: Callable[[int], str]) -> None:
-        """See `Backend`."""
+    def compile(
+        self, calls: Sequence[CollectiveCall], mesh: Mesh, share_results: bool = False
+    ) -> Iterator[CollectiveExecutable]:
+        """See `Transport`. Operands that vary alike are a launch; a barrier between devices of one GPU needs none."""
+        for call in calls:
+            together: dict[frozenset[str], list[Operand]] = {}
+            for operand in call.operands:
+                if operand.source is not None:
+                    together.setdefault(operand.source.type.varying, []).append(operand)
+            for varying, operands in together.items():
+                yield Launch(self._gpu_device, replace(call, operands=tuple(operands)), *_groups(mesh, varying, call.axes))
 
 
 def _is_one_large_collective(program: Program) -> bool:
@@ -236,8 +199,8 @@ def _groups(mesh: Mesh, varying: frozenset[str], axes: Sequence[str]) -> tuple[i
 class Launch(CollectiveExecutable):
     """One collective over all groups of devices: a function from the copies of its inputs to those of its outputs."""
 
-    def __init__(self, backend: VirtualGpuBackend, call: CollectiveCall, ncopies: int, groups: list[list[int]]):
-        self.backend, self.gpu, self.call, self.groups = backend, backend.gpu, call, groups
+    def __init__(self, device: VirtualGpuDevice, call: CollectiveCall, ncopies: int, groups: list[list[int]]):
+        self.device, self.gpu, self.call, self.groups = device, device.gpu, call, groups
         self.inputs, self.outputs = zip(*(operand.variables for operand in call.operands), strict=True)
         self.stays = self.inputs[0].type.varying == self.outputs[0].type.varying
         gpu = self.gpu
@@ -265,9 +228,9 @@ class Launch(CollectiveExecutable):
         self._table = self.gpu.allocate(self._addresses.shape, self._addresses.dtype)
         self._control = self._memory(plan.control_bytes)
         self.gpu.upload(self._control, np.zeros(self._control.shape, np.uint8))
-        words = self.backend.reports.words(name) | {
+        words = self.device.reports.words(name) | {
             fields.HEAP: self.gpu.address(self._control), fields.ADDRESSES: self.gpu.address(self._table),
-            fields.FAILURE: self.backend.reports.ended, fields.PATIENCE: _PATIENCE_S * 10**9,
+            fields.FAILURE: self.device.reports.ended, fields.PATIENCE: _PATIENCE_S * 10**9,
         }  # fmt: skip
         self._frames = block_frames(self.gpu, plan.codes, words)
 
@@ -276,7 +239,7 @@ class Launch(CollectiveExecutable):
 
     def __call__(self, *values: Copies) -> tuple[Copies, ...]:
         """The copies of each output."""
-        self.backend.check()
+        self.device.check()
         with self._lock:  # one table of addresses serves all calls
             return self._launch(values)
 

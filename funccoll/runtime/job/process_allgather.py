@@ -13,7 +13,7 @@ from ...arrays.array import Array, to_numpy
 from ...errors import ProgramMismatch, user_frames
 from ...mesh import Mesh, P, Sharding
 from ...types import dtype_name
-from .world import backend_of, init
+from .world import init, transport_of
 
 __all__ = ["check_equal_lines", "gather_text", "process_allgather"]
 
@@ -54,7 +54,7 @@ def _is_on_mesh(value: Any) -> bool:
 def _global_value(arr: Array, name: str) -> np.ndarray:
     if arr.sharding.mesh.is_fully_addressable:
         return np.array(arr)
-    return backend_of(arr.sharding.mesh).gather_whole(arr.local, arr.shape, arr.sharding, (name, arr))
+    return transport_of(arr.sharding.mesh).gather_whole(arr.local, arr.shape, arr.sharding, (name, arr))
 
 
 def _joined(rows: np.ndarray) -> np.ndarray:
@@ -92,7 +92,7 @@ def _gather_own(own: Sequence[np.ndarray], tree: Any, accessors: Sequence[Any], 
 def _gather_rows(mesh: Mesh, row: np.ndarray) -> np.ndarray:
     """Return every process's row of one dimension, in the order of ranks. All must call it, with rows of one length."""
     sharding = Sharding(mesh, P(mesh.axis_names))
-    return backend_of(mesh).gather_whole(row[None], (mesh.size, *row.shape), sharding)
+    return transport_of(mesh).gather_whole(row[None], (mesh.size, *row.shape), sharding)
 
 
 def gather_text(mesh: Mesh, text: str) -> list[str]:

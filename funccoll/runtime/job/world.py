@@ -18,8 +18,8 @@ from ...errors import DeviceError, MeshError, RendezvousError, user_source
 from ...keywords import explains_keywords
 from ...mesh import Mesh, number_hosts
 from ...traced_ranks import note_rank
-from ..backend import Backend, JobBackend, choose_job_backend, load_backend
 from ..recorder import begin_from_environment, end
+from ..transport import JobTransport, Transport, choose_job_transport, load_transport
 from . import rendezvous, reports
 from .forking import ForkHandshake
 from .hello import JobSpec
@@ -28,8 +28,18 @@ from .torch_group import default_group
 from .watch import Watch
 
 __all__ = [
-    "World", "backend_of", "check_alone", "current", "current_job", "finalize", "init", "make_mesh", "on_device", "rank",
-    "record_from_environment", "world_size",
+    "World",
+    "check_alone",
+    "current",
+    "current_job",
+    "finalize",
+    "init",
+    "make_mesh",
+    "on_device",
+    "rank",
+    "record_from_environment",
+    "transport_of",
+    "world_size",
 ]  # fmt: skip
 
 DEVICE_TYPES = ("cpu", "cuda")
@@ -38,29 +48,29 @@ _GRACE = 2.0  # seconds: see `Watch.grace`. Ranks hear of a failure within milli
 
 
 class World:
-    """This process's membership in a job: number `rank` of `world`, the watch over the others, and the backend.
+    """This process's membership in a job: number `rank` of `world`, the watch over the others, and the transport.
 
     `hosts`: the host of each rank, numbered in the order of first appearance. `timeout`: seconds that a collective waits for
     the others. `fork_bytes`: the most that is copied for a forked child.
     """
 
     def __init__(
-        self, rank: int, hosts: tuple[int, ...], watch: Watch, backend: JobBackend, timeout: float, fork_bytes: int
+        self, rank: int, hosts: tuple[int, ...], watch: Watch, transport: JobTransport, timeout: float, fork_bytes: int
     ):  # fmt: skip
         self.rank, self.world, self.hosts = rank, len(hosts), hosts
-        self.watch, self.backend, self.timeout, self.fork_bytes = watch, backend, timeout, fork_bytes
+        self.watch, self.transport, self.timeout, self.fork_bytes = watch, transport, timeout, fork_bytes
         self.processes_here = hosts.count(hosts[rank])
         """Processes of the job on this machine."""
         self.mesh_numbers = itertools.count(1)
         self.at_leave = ExitStack()
         """Functions that are called before this process leaves the job, the last one first."""
-        backend.join(self)
+        transport.join(self)
 
     @functools.cached_property
     def process_mesh(self) -> Mesh:
         """The processes along one axis: always the same mesh, for which collectives are compiled once."""
-        backend, hosts = self.backend.for_mesh(0), number_hosts(self.hosts)
-        return Mesh({"process": self.world}, range(self.world), self.rank, backend, hosts=hosts)
+        transport, hosts = self.transport.for_mesh(0), number_hosts(self.hosts)
+        return Mesh({"process": self.world}, range(self.world), self.rank, transport, hosts=hosts)
 
 
 class _Membership:
@@ -115,12 +125,12 @@ class _Membership:
         collective_timeout = rendezvous.positive_number(config.TIMEOUT, "seconds")
         fork_bytes = int(2**20 * rendezvous.positive_number(config.FORK_MIB, "mebibytes"))
         generation = replace(job, run=f"{job.run}-{self.generation}")
-        transport = choose_job_backend(job)
+        kind = choose_job_transport(job)
         try:
-            meeting = transport.meet(generation, timeout)
+            meeting = kind.meet(generation, timeout)
             with meeting.closed_on_error():
-                backend = transport(meeting)
-                words = backend.failure_words()
+                transport = kind(meeting)
+                words = transport.failure_words()
                 watch = Watch(job.rank, meeting.sockets, words, meeting.coordinator, meeting.connected)
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE):
@@ -135,7 +145,7 @@ class _Membership:
         watch.grace = 0.0 if job.gives_grace else _GRACE
         watch.hook_exceptions()
         machine_profile.adopt(meeting.profile)
-        self.current = World(job.rank, meeting.hosts, watch, backend, collective_timeout, fork_bytes)
+        self.current = World(job.rank, meeting.hosts, watch, transport, collective_timeout, fork_bytes)
         self.current.processes_here = max(self.current.processes_here, job.local, meeting.sharing)
         if launched.world > 1:
             os.environ[config.JOINED] = f"{place}{os.getpid()}"
@@ -155,21 +165,23 @@ class _Membership:
             try:
                 left.at_leave.close()
             finally:
-                left.backend.end("this process has left the job of this mesh (fc.finalize). Make a new mesh and compile anew.")
+                left.transport.end(
+                    "this process has left the job of this mesh (fc.finalize). Make a new mesh and compile anew."
+                )
                 left.watch.leave()
-                left.backend.close()
+                left.transport.close()
 
     def before_fork(self) -> None:
         """Prepare for a fork of this process."""
         if self.current is not None:
             self.handshake.begin()
-            self.current.backend.before_fork()
+            self.current.transport.before_fork()
 
     def after_fork(self) -> None:
         """Go on after a fork of this process."""
         try:
             if self.current is not None:
-                self.current.backend.after_fork()
+                self.current.transport.after_fork()
         finally:
             self.handshake.wait()
 
@@ -184,12 +196,12 @@ class _Membership:
         left, self.current, self._job = self.current, None, None
         if left is not None:
             self.forked_from = left.world, left.rank
-            left.backend.end(
+            left.transport.end(
                 f"this process was forked from rank {left.rank} and is not a rank of its own: call compiled functions of a "
                 "job's mesh in the parent."
             )
             left.watch.disown()
-            left.backend.disown(None if _executes() else left.fork_bytes)
+            left.transport.disown(None if _executes() else left.fork_bytes)
 
 
 def _executes() -> bool:
@@ -285,22 +297,22 @@ def rank() -> int:
     return number
 
 
-def backend_of(mesh: Mesh) -> Backend:
-    """Return the backend of a mesh: the one it was made with, this job's for a mesh that came by pickle.
+def transport_of(mesh: Mesh) -> Transport:
+    """Return the transport of a mesh: the one it was made with, this job's for a mesh that came by pickle.
 
     Raises: RendezvousError for a mesh of processes in a process that is not in a job.
     """
-    if mesh.backend is not None:
-        return mesh.backend
+    if mesh.transport is not None:
+        return mesh.transport
     if mesh.device_type != "cpu":
-        return on_device(Mesh(mesh.shape, mesh.devices, mesh.process, hosts=mesh.hosts), mesh.device_type).backend
+        return on_device(Mesh(mesh.shape, mesh.devices, mesh.process, hosts=mesh.hosts), mesh.device_type).transport
     if mesh.is_fully_addressable:
         check_alone(mesh)
-        return load_backend("local")()
+        return load_transport("local")()
     world = current()
     if world is None:
         raise RendezvousError(f"{mesh!r} is of a job that this process has left. Make a new mesh after fc.init().")
-    return world.backend.for_mesh(0)
+    return world.transport.for_mesh(0)
 
 
 def check_alone(mesh: Mesh) -> None:
@@ -329,7 +341,7 @@ def on_device(mesh: Mesh, device: str) -> Mesh:
     found = mesh.on_devices
     found.setdefault(mesh.device_type, mesh)
     if device not in found:  # a mesh of GPUs is made from one of the host's, whose processes agree over host memory
-        made = Mesh(mesh.shape, mesh.devices, mesh.process, load_backend("cuda")(mesh, mesh.backend), "cuda", mesh.hosts)
+        made = Mesh(mesh.shape, mesh.devices, mesh.process, load_transport("cuda")(mesh, mesh.transport), "cuda", mesh.hosts)
         made.on_devices, made.made_alone = found, mesh.made_alone
         found[device] = made
     return found[device]
@@ -373,9 +385,9 @@ def make_mesh(axes: Mapping[str, int], *, device: str | None = None, hosts: int 
                 f"{_hosts_text(world.hosts)}. Leave hosts out, or give it only where there is one process."
             )
         number, source = next(world.mesh_numbers), user_source()
-        world.backend.compare_mesh(number, mesh.shape, "an unknown line" if source is None else str(source))
-        backend = world.backend.for_mesh(number)
-        made = Mesh(mesh.shape, range(mesh.size), world.rank, backend, hosts=number_hosts(world.hosts))
+        world.transport.compare_mesh(number, mesh.shape, "an unknown line" if source is None else str(source))
+        transport = world.transport.for_mesh(number)
+        made = Mesh(mesh.shape, range(mesh.size), world.rank, transport, hosts=number_hosts(world.hosts))
         return on_device(made, device)
     record_from_environment(JobSpec(0, 1, ""))
     made, source = Mesh(mesh.shape, range(mesh.size), hosts=mesh.hosts), user_source()

@@ -6,48 +6,29 @@ They run over each group of devices, from copies to copies, reductions in the or
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from ...arrays.array import Array
-from ...arrays.array_layout import ArrayLayout
-from ...errors import Source
-from ...ir import Program
-from ...mesh import Mesh, Sharding
-from ..array_library import NUMPY
-from ..backend import CollectiveExecutable, Copies, FunctionExecutable, Run, host_block
+from ...mesh import Mesh
 from ..collective_call import CollectiveCall
+from ..device import Copies, HostDevice
+from ..transport import CollectiveExecutable, FunctionExecutable, Transport
 
-__all__ = ["BACKEND", "LocalBackend"]
+__all__ = ["IMPLEMENTATION", "LocalTransport"]
 
 
-class LocalBackend:
+class LocalTransport(Transport):
     """All devices of a mesh in this process. A value that is equal on several devices is one array."""
 
     name = "local"
-    library = NUMPY
-    native_algorithms = ()
+    device = HostDevice()
 
-    def allocate(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        """See `Backend`."""
-        return np.empty(shape, dtype)
-
-    def new_block(self, value: np.ndarray) -> np.ndarray:
-        """See `Backend`."""
-        return host_block(value, np.empty)
-
-    def wait(self) -> None:
-        """See `Backend`. Calls are synchronous."""
-
-    def native_algorithm(
-        self, kind: str, op: str, dtypes: Sequence[np.dtype], nbytes: int, nranks: int, options: Mapping[str, Any]
-    ) -> None:
-        """See `Backend`. It has none."""
-
-    def compile(self, calls: Sequence[CollectiveCall], mesh: Mesh) -> Iterator[CollectiveExecutable]:
-        """See `Backend`. Each operand is a call of its own; a barrier between devices in lock step needs none."""
+    def compile(
+        self, calls: Sequence[CollectiveCall], mesh: Mesh, share_results: bool = False
+    ) -> Iterator[CollectiveExecutable]:
+        """See `Transport`. Each operand is a call of its own; a barrier between devices in lock step needs none."""
         from .ordered_reduction import executor  # here: it imports schedules, which not every program needs
 
         for call in calls:
@@ -60,36 +41,7 @@ class LocalBackend:
                 function = _over_groups(call.axes, compute, mesh, source.type.varying, result.type.varying)
                 yield FunctionExecutable(function, (source,), (result,), returns_tuple=False)
 
-    def record(self, run: Run, program: Program) -> Run:
-        """See `Backend`."""
-        return run
-
-    def execution(self, run: Run) -> str:
-        """See `Backend`."""
-        return "NumPy, one operation after the other"
-
-    def note_exception(self, executables: Sequence[Any], done: int, inside: bool, error: BaseException) -> None:
-        """See `Backend`. An exception is one of all devices."""
-
-    def decision(self, executables: Sequence[Any], kind: str, source: Source | None, identity: str) -> None:
-        """See `Backend`. Devices that decide differently are run one by one."""
-
-    def first_call(
-        self, executables: Sequence[Any], identity: str, layouts: Sequence[ArrayLayout], name: Callable[[int], str]
-    ) -> None:
-        """See `Backend`. One process has one global value."""
-
-    def gather_whole(
-        self, block: np.ndarray, shape: tuple[int, ...], sharding: Sharding, named: tuple[str, Array] | None = None
-    ) -> np.ndarray:
-        """See `Backend`. One process that plays all devices has no block to gather: its Arrays are whole."""
-        return np.array(block)
-
-    def compare_replicas(self, mesh: Mesh, layouts: Sequence[ArrayLayout], name: Callable[[int], str]) -> None:
-        """See `Backend`."""
-
-
-BACKEND = LocalBackend
+IMPLEMENTATION = LocalTransport
 
 
 def _over_groups(

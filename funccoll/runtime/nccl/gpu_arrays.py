@@ -1,4 +1,4 @@
-"""The GPU of a process, as NCCL's backend uses it."""
+"""The GPU of a process, as NCCL's transport uses it."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ import numpy as np
 from ...errors import CollectiveTimeout, FunccollError, MeshError
 from ...mesh import Mesh
 from ..shm.diagnosis import job_is_over
-from ..shm.shm_backend import SharedMemoryBackend
+from ..shm.shm_transport import SharedMemoryJob
 from .gpu_arrays import NcclGpu
 from .message_rounds import Fold
 from .watchdog import Watchdog
@@ -46,7 +46,7 @@ def load_nccl() -> Any:
 class NcclJob:
     """NCCL in this process: the communicators of all its meshes. One rank plays one GPU.
 
-    `host` is the job's backend between hosts, by which processes agree. `fold` combines in rounds of messages. Tests use a
+    `host` is the job's transport between hosts, by which processes agree. `fold` combines in rounds of messages. Tests use a
     fake of CuPy's module; NCCL itself has not run with it.
 
     All calls of a process must be in one order on its GPU: two communicators that are at work at once may deadlock. The stream
@@ -55,7 +55,7 @@ class NcclJob:
     blocks and cannot be aborted, because CuPy's NcclConfig has no `blocking`: if a rank dies within it, the others stay there.
     """
 
-    def __init__(self, host: SharedMemoryBackend, gpu: NcclGpu, nccl: Any, fold: Fold):
+    def __init__(self, host: SharedMemoryJob, gpu: NcclGpu, nccl: Any, fold: Fold):
         assert host.world is not None
         self.host, self.gpu, self.nccl, self.fold, self.world = host, gpu, nccl, fold, host.world
         self.lock = threading.RLock()

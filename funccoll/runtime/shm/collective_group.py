@@ -67,16 +67,16 @@ from ...kernels.frame import (
 )
 from ...mesh import Mesh
 from ...schedules.streams.instructions import READ_DIRECTLY, Opcode
-from ..backend import CollectiveExecutable
 from ..collective_call import CollectiveCall, Operand
 from ..job import host
 from ..plans.message_table import MessageTable
 from ..recorder import Recorder, register
+from ..transport import CollectiveExecutable
 from .arena import block_size
 from .communicators import Communicators
 from .diagnosis import Diagnosis, require_turn, wrong_argument, wrong_count
 from .lending import Lending
-from .plan import Plan, build_plan
+from .plan import build_plan
 from .plan_call import TUPLE_HEAD, PlanCall
 from .recorded_kernel import RecordedKernel
 from .results import UNSHARED_REFCOUNT as MEASURED_REFCOUNT
@@ -107,8 +107,9 @@ class CollectiveGroup(PlanCall, CollectiveExecutable):
 
     def __init__(
         self, registry: Communicators, mesh: Mesh, number: int, calls: Sequence[CollectiveCall],
-        inputs: Sequence[Var] = (), outputs: Sequence[Var] = (),
+        inputs: Sequence[Var] = (), outputs: Sequence[Var] = (), share_results: bool = False,
     ):  # fmt: skip
+        """`share_results`: see `Transport.compile`. Calls take a few microseconds more, which large results are worth."""
         self.world, self.heap, self.registry = registry.world, registry.heap, registry
         self.calls = tuple(calls)
         for call in self.calls:
@@ -118,14 +119,11 @@ class CollectiveGroup(PlanCall, CollectiveExecutable):
         self.members = sorted({m for c in self.communicators for m in c.members})
         self.inputs, self.outputs = tuple(inputs), tuple(outputs)
         self.left_complete = False
-        """True when an exception has left the last call after everything was done: for `note_exception`."""
+        """True when an exception has left the last call after everything was done."""
         self._claim = self.registry.claim(self.communicators)
         self._numbers = tuple(sorted(self._claim.numbers))
-        self._prepare(build_plan(self.calls, self.communicators))
-
-    def _prepare(self, plan: Plan) -> None:
-        """Allocate what calls of a plan need."""
-        self.plan = plan
+        all_here = self.heap.nranks == self.world.world  # on this host
+        self.plan = plan = build_plan(self.calls, self.communicators, share_results and all_here)
         self.registry.call_sites.update(plan.call_sites)
         make = [self._maker(number, operand, is_bound) for number, (operand, is_bound) in enumerate(plan.results)]
         self._results = ResultPool(make, [o.out_nbytes for o, _ in plan.results])
@@ -137,18 +135,16 @@ class CollectiveGroup(PlanCall, CollectiveExecutable):
         self._make_frame()
         register(self)
 
+    @property
+    def agreement(self) -> CollectiveGroup:
+        """See `CollectiveExecutable`. (An attribute would be a cycle, which keeps the memory of what is not used any more.)"""
+        return self
+
     def _maker(self, number: int, operand: Operand, is_bound: bool) -> Callable[[], np.ndarray]:
         """A function that returns an array for a result."""
         if number in self.plan.shared:
             return _no_array  # `Lending` has one
         return partial(new_result, self.heap, operand) if is_bound else new_result(self.heap, operand, zeros=True).view
-
-    def share_results(self) -> None:
-        """See `CollectiveExecutable`. Calls take a few microseconds more, which large results are worth."""
-        if self.heap.nranks == self.world.world:  # all of the job is on this host
-            plan = build_plan(self.calls, self.communicators, shares_results=True)
-            if plan.shared:
-                self._prepare(plan)
 
     def _allocate(self) -> None:
         """Allocate the memory that the plan asks for."""
@@ -197,7 +193,7 @@ class CollectiveGroup(PlanCall, CollectiveExecutable):
         self.frame[SPINS] = _SPINS if own_core else 0
         self.frame[MESSAGE_TRIES] = _TRIES if own_core else _FEW_TRIES
         self.frame[YIELDS], self.frame[PATIENCE] = _YIELDS, _PATIENCE
-        self._messages = MessageTable(self.plan.messages, self.world.backend.message_library, self.frame)
+        self._messages = MessageTable(self.plan.messages, self.world.transport.message_library, self.frame)
         self._words: Any = memoryview(self.frame)  # type: ignore[arg-type]  # (NumPy's stubs: an array is a buffer)
         self._kernel: Callable[[], int | None] = interpreter(self.frame.ctypes.data)
 

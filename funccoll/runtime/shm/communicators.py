@@ -140,7 +140,7 @@ class Communicators:
         return number_hosts(self.world.hosts[m] for m in members)
 
     def _piece_bytes(self) -> int:
-        library = self.world.backend.message_library
+        library = self.world.transport.message_library
         return library.piece_bytes if library is not None else Communicator.piece_bytes
 
     def _cache_bytes(self) -> int:

@@ -30,10 +30,10 @@ from ...errors import (
 )
 from ...program_difference import ProgramRow
 from ...types import dtype_name
-from ..backend import ONE_BY_ONE
 from ..collective_call import CollectiveCall, Operand
 from ..job.calling_thread import calling_thread
 from ..plans.control_block import Communicator
+from ..transport import ONE_BY_ONE
 from .communicators import Claim, Communicators
 from .decision_log import Decided, Events
 from .passed_arguments import PassedArguments, other_types

@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...errors import FunccollError
-from ...mesh import Mesh
 from ...schedules.schedule import build
 from ..collective_call import NOTHING, CollectiveCall
 from .collective_group import CollectiveGroup
-from .communicators import Communicators
 from .diagnosis import Diagnosis, job_is_over
 
 __all__ = ["Agreement", "Entry"]
@@ -49,9 +47,9 @@ class Entry:
     It raises what that collective would raise on the host, in the same words.
     """
 
-    def __init__(self, registry: Communicators, mesh: Mesh, number: int, call: CollectiveCall):
+    def __init__(self, call: CollectiveCall, group: CollectiveGroup):
         self._call = call
-        self.group = CollectiveGroup(registry, mesh, number, [Agreement.to([call])])
+        self.group = group
         """The collective group of the barrier."""
 
     def __call__(self) -> tuple[()]:

@@ -23,7 +23,7 @@ __all__ = ["NotedCall"]
 
 
 class NotedCall:
-    """The first call of a program, over the communicators of its collectives: see `Backend.first_call`.
+    """The first call of a program, over the communicators of its collectives: see `Transport.first_call`.
 
     A program is known by its `identity`, so that each rank may compile it anew, or ahead of time.
 

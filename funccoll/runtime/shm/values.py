@@ -13,8 +13,8 @@ from ...arrays.array_layout import ArrayLayout
 from ...errors import ShardingError, Source
 from ...mesh import Mesh, Sharding
 from ...schedules.schedule import build
-from ..backend import ArgumentCheck
 from ..collective_call import CollectiveCall, Operand
+from ..transport import ArgumentCheck
 from .collective_group import CollectiveGroup
 from .communicators import Communicators
 from .passed_arguments import different_values

@@ -25,8 +25,8 @@ RECORD = Path(__file__).parents[3] / "benchmarks" / "results" / "failures.json"
 @pytest.mark.parametrize(("culprit", "where"), [
     (0, "coordinator.Coordinator._admit 2"), (1, "rendezvous.receive_answer"), (1, "world.Watch"),
     *(pytest.param(*case, marks=SLOW) for case in (
-        (0, "coordinator.Coordinator._collect"), (0, "shm_backend.create"), (0, "coordinator.send"), (0, "watch.send"),
-        (0, "coordinator.send 2"), (0, "watch.send 2"), (0, "world.Watch"), (1, "rendezvous.meet"), (2, "shm_backend.Heap"),
+        (0, "coordinator.Coordinator._collect"), (0, "shm_transport.create"), (0, "coordinator.send"), (0, "watch.send"),
+        (0, "coordinator.send 2"), (0, "watch.send 2"), (0, "world.Watch"), (1, "rendezvous.meet"), (2, "shm_transport.Heap"),
     )),
 ])  # fmt: skip
 def test_a_rank_dies_while_the_job_begins(culprit, where, job):

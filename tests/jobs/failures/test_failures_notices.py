@@ -141,7 +141,7 @@ def test_the_first_failure_is_told_also_to_who_hears_of_all_at_once():
 REPORTS = TELL + """
 if rank == 1:
     w.watch.report("ValueError: enough")
-    say(int(w.backend.heap.view(0, (1,), "i8")[0]), w.watch.failure())
+    say(int(w.transport.heap.view(0, (1,), "i8")[0]), w.watch.failure())
     world.finalize()
 else:
     tell()

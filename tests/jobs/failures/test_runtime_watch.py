@@ -16,7 +16,7 @@ def heard(members=()):
     failure = w.watch.failure(members)
     if failure is None:
         return False
-    word = int(w.backend.heap.view(0, (1,), "i8")[0])
+    word = int(w.transport.heap.view(0, (1,), "i8")[0])
     say(word, failure.rank, failure.kind, repr(failure.text))
     return True
 """
@@ -323,7 +323,7 @@ def test_a_started_program_does_not_hide_a_death():
 
 
 def test_words_in_shared_memory_begin_at_zero():
-    script = JOIN + "assert not w.backend.heap.view(0, (65536 // 8,), 'i8').any(); say('zero'); hear()"
+    script = JOIN + "assert not w.transport.heap.view(0, (65536 // 8,), 'i8').any(); say('zero'); hear()"
     with Ranks(script, range(2)) as ranks:
         ranks.lines()
         assert ranks.lines() == {0: "zero", 1: "zero"}

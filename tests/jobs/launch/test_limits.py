@@ -25,10 +25,10 @@ def test_the_size_of_files_limits_the_memory_of_a_job():
         assert "and 2 ranks need 24 MiB: `ulimit -f unlimited` lifts the limit." in error
     large = JOIN + """
 try:
-    w.backend.heap.array((200 << 20,), "u1")
+    w.transport.heap.array((200 << 20,), "u1")
 except MemoryError as error:
     say(error)
-w.backend.heap.array((100 << 20,), "u1")[:] = 1
+w.transport.heap.array((100 << 20,), "u1")[:] = 1
 """
     with Ranks(large, [0], world=2) as ranks:
         ranks.start(1, limited("FSIZE", 300 << 20, large))

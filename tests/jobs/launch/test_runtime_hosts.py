@@ -32,7 +32,7 @@ TELL = JOIN_HOSTS + """
 def tell(members=()):
     sure(lambda: w.watch.failure(members))
     failure = w.watch.failure(members)
-    words = w.backend.failure_words()
+    words = w.transport.failure_words()
     text = words[2050:].view("u1")[:words[2049]].tobytes().decode()
     say(words[0], failure.rank, failure.kind, failure.text == text)
     return failure
@@ -44,11 +44,11 @@ def tell(members=()):
 
 MEMORY = JOIN_HOSTS + """
 mates = [r for r in range(w.world) if w.hosts[r] == w.hosts[rank]]
-words = w.backend.heap.view(65536, (w.world,), "i8")
+words = w.transport.heap.view(65536, (w.world,), "i8")
 words[rank] = 1
 sure(lambda: all(words[r] for r in mates))
-array = w.backend.heap.array((8,), "i8")
-say(w.hosts, sorted(w.watch._sockets), (w.backend.heap.offset_of(array) - (16 << 20)) // w.backend.heap.arena)
+array = w.transport.heap.array((8,), "i8")
+say(w.hosts, sorted(w.watch._sockets), (w.transport.heap.offset_of(array) - (16 << 20)) // w.transport.heap.arena)
 hear()
 assert words.tolist() == [int(r in mates) for r in range(w.world)], words
 """
@@ -173,8 +173,8 @@ def test_another_secret(tmp_path):
 @pytest.mark.parametrize("victim", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_rank_ends_while_the_job_begins(where, how, victim, tmp_path):
     ends = "os._exit(3)" if how == "die" else "raise OSError('no room')"
-    place = "shm_backend.create = shm_backend.rendezvous.meet" if where == "memory" else f"FileInvitation.{where}"
-    imports = "import funccoll.runtime.shm.shm_backend as shm_backend\n"
+    place = "shm_transport.create = shm_transport.rendezvous.meet" if where == "memory" else f"FileInvitation.{where}"
+    imports = "import funccoll.runtime.shm.shm_transport as shm_transport\n"
     script = f"{PRELUDE}{imports}def end(*_):\n    {ends}\n{ON_HOSTS}{place} = end\n"
     with HostRanks(STAY_HOSTS, (0, 1, 1), tmp_path, [0, 3 - victim], FUNCCOLL_RENDEZVOUS_TIMEOUT="3") as ranks:
         ranks.start(victim, script + STAY_HOSTS)

@@ -18,12 +18,12 @@ from funccoll import FunccollError
 from funccoll._version import __version__
 from funccoll.config import TIMEOUT
 from funccoll.errors import MeshError, RendezvousError
-from funccoll.runtime.backend import choose_job_backend
 from funccoll.runtime.job.hello import JobSpec, installation
 from funccoll.runtime.job.launchers import job_of
 from funccoll.runtime.job.rendezvous import positive_number
 from funccoll.runtime.job.torch_variables import are_repetitions, bound_port, for_torch
 from funccoll.runtime.job.world import finalize, init
+from funccoll.runtime.transport import choose_job_transport
 from tests.support.groups import in_groups
 from tests.support.ranks.ranks import (
     JOIN,
@@ -378,8 +378,8 @@ def test_ranks_of_two_checkouts_with_one_version(tmp_path):
 
 def test_when_rank_0_cannot_start_the_job_all_hear_why():
     cannot = PRELUDE + (
-        "import funccoll.runtime.shm.shm_backend as shm_backend\ndef refuse(*_):\n    raise MemoryError('no room')\n"
-        "shm_backend.create = refuse\nworld.init()"
+        "import funccoll.runtime.shm.shm_transport as shm_transport\ndef refuse(*_):\n    raise MemoryError('no room')\n"
+        "shm_transport.create = refuse\nworld.init()"
     )
     with Ranks(STAY, [1], world=2) as ranks:
         ranks.start(0, cannot)
@@ -389,7 +389,7 @@ def test_when_rank_0_cannot_start_the_job_all_hear_why():
 
 def test_the_smallest_limit_on_address_space_holds_for_all():
     limited = "import resource\nresource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))\n" + JOIN
-    show = "say(w.backend.heap.arena); w.backend.heap.array((1000,), 'f8')[:] = 1\n"
+    show = "say(w.transport.heap.arena); w.transport.heap.array((1000,), 'f8')[:] = 1\n"
     with Ranks(JOIN + show, [0], world=2) as ranks:
         ranks.start(1, limited + show)
         assert set(ranks.lines().values()) == {"in"}
@@ -421,12 +421,12 @@ assert world.current() is None and count()[2] is False
 hook, before = sys.excepthook, count()
 for generation in range(30):
     w = world.init()
-    array = w.backend.heap.array((8,), "i8")
+    array = w.transport.heap.array((8,), "i8")
     array[:] = 100 * generation + w.rank
-    mine, other = (w.backend.heap.view(65536 + 64 * r, (2,), "i8") for r in (w.rank, 1 - w.rank))
-    mine[0] = w.backend.heap.offset_of(array)
+    mine, other = (w.transport.heap.view(65536 + 64 * r, (2,), "i8") for r in (w.rank, 1 - w.rank))
+    mine[0] = w.transport.heap.offset_of(array)
     sure(lambda: other[0] != 0)
-    assert w.backend.heap.view(other[0], (8,), "i8")[3] == 100 * generation + 1 - w.rank
+    assert w.transport.heap.view(other[0], (8,), "i8")[3] == 100 * generation + 1 - w.rank
     mine[1] = 1
     sure(lambda: other[1] == 1)
     world.finalize()
@@ -462,7 +462,7 @@ def one_more_mesh():
 kept = []
 def one_more_job():
     world.finalize()
-    kept.append(world.init().backend.heap.array((1,), "i8"))
+    kept.append(world.init().transport.heap.array((1,), "i8"))
 until_it_raises(one_more_mesh)
 until_it_raises(one_more_job)
 """
@@ -721,7 +721,7 @@ TORCHRUN, MPIRUN = JobSpec(0, 16, "a", 8, "torchrun", False), JobSpec(0, 16, "a"
 def test_a_transport_that_cannot_be(job, transport, words, monkeypatch):
     monkeypatch.setenv("FUNCCOLL_TRANSPORT", transport)
     with pytest.raises(RendezvousError, match=words):
-        choose_job_backend(job)
+        choose_job_transport(job)
 
 
 @pytest.mark.parametrize(("job", "transport", "name"), [
@@ -731,7 +731,7 @@ def test_a_transport_that_cannot_be(job, transport, words, monkeypatch):
 ])  # fmt: skip
 def test_the_transport_of_a_job(job, transport, name, monkeypatch):
     monkeypatch.setenv("FUNCCOLL_TRANSPORT", transport)
-    assert choose_job_backend(job).name == name
+    assert choose_job_transport(job).name == name
 
 
 def test_a_job_without_a_name():

@@ -91,17 +91,17 @@ def test_every_process_is_a_host_of_its_own(vendor, tmp_path):
     script = JOIN + """
 from mpi4py import MPI
 assert MPI.Query_thread() == MPI.THREAD_MULTIPLE
-theirs, ours = MPI.COMM_WORLD, w.backend.communicator
+theirs, ours = MPI.COMM_WORLD, w.transport.communicator
 assert (ours.rank, ours.size) == (rank, w.world) and ours != theirs and ours.Get_errhandler() == MPI.ERRORS_RETURN
 assert w.watch.ask(1 - rank if rank < 2 else 0, {"kind": "where"}, 60)["text"]
 theirs.Barrier()  # one that has left does not answer
-say(rank, w.hosts, w.backend.name, w.backend.heap.size > 3 * w.backend.heap.arena)
+say(rank, w.hosts, w.transport.name, w.transport.heap.size > 3 * w.transport.heap.arena)
 """
     assert ran_well(vendor, n, script, tmp_path) == [f"{r} {tuple(range(n))} mpi False" for r in range(n)]
 
 
 def test_a_job_on_one_host_needs_no_mpi(one_vendor, tmp_path):
-    script = JOIN + "assert 'mpi4py' not in sys.modules\nsay(rank, w.hosts, w.backend.name)\n"
+    script = JOIN + "assert 'mpi4py' not in sys.modules\nsay(rank, w.hosts, w.transport.name)\n"
     assert ran_well(one_vendor, 2, script, tmp_path, FUNCCOLL_TRANSPORT="") == ["0 (0, 0) shm", "1 (0, 0) shm"]
 
 
@@ -119,7 +119,7 @@ if rank == 0:
 for _ in range(3):
     world.finalize()
     w = fc.init()
-    assert w.backend.communicator.size == comm.size == comm.allreduce(1)
+    assert w.transport.communicator.size == comm.size == comm.allreduce(1)
 if rank == 1:
     assert comm.recv(source=MPI.ANY_SOURCE, tag=MPI.ANY_TAG) == "theirs"
 say(rank, "is fine")

@@ -436,20 +436,20 @@ def test_an_array_may_die_inside_the_allocator(heap):
 
 EXCHANGE = JOIN + """
 n = w.world
-words = [w.backend.heap.view(65536 + 64 * r, (1,), "i8") for r in range(n)]
-mine = w.backend.heap.array((1000, 3), "f8")
+words = [w.transport.heap.view(65536 + 64 * r, (1,), "i8") for r in range(n)]
+mine = w.transport.heap.array((1000, 3), "f8")
 mine[:] = rank + np.arange(3000).reshape(1000, 3)
-assert w.backend.heap.offset_of(mine) // w.backend.heap.arena == rank  # the control region is small
-words[rank][0] = w.backend.heap.offset_of(mine)
+assert w.transport.heap.offset_of(mine) // w.transport.heap.arena == rank  # the control region is small
+words[rank][0] = w.transport.heap.offset_of(mine)
 sure(lambda: all(word[0] for word in words))
 for r in range(n):
-    theirs = w.backend.heap.view(words[r][0], (1000, 3), "f8")
+    theirs = w.transport.heap.view(words[r][0], (1000, 3), "f8")
     np.testing.assert_array_equal(theirs[1:], r + np.arange(3, 3000).reshape(999, 3))
     theirs[0, rank] = -rank
 say("read")
 hear()
 assert (mine[0, :n] == -np.arange(n)).all()
-big = w.backend.heap.array((50 << 20,), "u1")
+big = w.transport.heap.array((50 << 20,), "u1")
 big[:] = 1
 """
 
@@ -465,7 +465,7 @@ def test_others_read_and_write_what_one_wrote():
 
 
 KILLED = JOIN + """
-x = w.backend.heap.array((200 << 20,), "u1")
+x = w.transport.heap.array((200 << 20,), "u1")
 x[:] = 1
 say("written")
 hear()
@@ -490,14 +490,14 @@ def test_nothing_stays_when_all_are_killed():
 
 FORKED = JOIN + """
 from funccoll.errors import RendezvousError
-small, large = w.backend.heap.array((100,), "i4"), [w.backend.heap.array((32 << 20,), "u1") for _ in range(9)]
+small, large = w.transport.heap.array((100,), "i4"), [w.transport.heap.array((32 << 20,), "u1") for _ in range(9)]
 small[:] = 5
 for x in large:
     x[:] = 3
 child = os.fork()
 if child == 0:
     assert small[0] == 5
-    for make in (lambda: w.backend.heap.array((100,), "i4"), lambda: w.backend.heap.view(0, (1,), "i8")):
+    for make in (lambda: w.transport.heap.array((100,), "i4"), lambda: w.transport.heap.view(0, (1,), "i8")):
         try:
             make()
         except RendezvousError as error:
@@ -508,7 +508,7 @@ if child == 0:
     sys.exit(7)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 assert (small == 5).all() and all((x == 3).all() for x in large)
-assert w.backend.heap.stats()["arrays"] == 10 and w.backend.heap.stats()["free"] == 0
+assert w.transport.heap.stats()["arrays"] == 10 and w.transport.heap.stats()["free"] == 0
 say("fine")
 """
 
@@ -531,7 +531,7 @@ def test_the_header_is_part_of_the_control_region(heap):
 
 
 SNAPSHOT = JOIN + """
-heap = w.backend.heap
+heap = w.transport.heap
 shapes = [(100,), (7, 1000), (3 << 20,), (33 << 20,), (5,)]
 arrays = [heap.array(shape, "u1") for shape in shapes]
 for i, x in enumerate(arrays):
@@ -566,7 +566,7 @@ def test_arrays_do_not_change_in_a_forked_child():
 
 
 TOO_LARGE = JOIN + """
-x = w.backend.heap.array((9 << 20,), "u1")
+x = w.transport.heap.array((9 << 20,), "u1")
 x[:] = 1
 if (child := os.fork()) == 0:
     say("never")
@@ -590,7 +590,7 @@ def test_a_child_that_would_copy_too_much_ends():
 
 GROWING = JOIN + """
 import funccoll.runtime.shm.arena as arena
-heap, limit = w.backend.heap, 200 << 20
+heap, limit = w.transport.heap, 200 << 20
 def available():
     free = limit - 512 * os.fstat(heap._descriptor).st_blocks
     time.sleep(0.002)  # all of them look at the same time
@@ -623,12 +623,12 @@ def test_ranks_that_grow_together_do_not_take_more_than_there_is():
 
 FORKS = JOIN + """
 import subprocess
-x = w.backend.heap.array((9 << 20,), "u1")
+x = w.transport.heap.array((9 << 20,), "u1")
 x[:] = 1
 done = subprocess.run(["echo", "hello"], preexec_fn=os.getpid, capture_output=True, text=True)
 assert (done.returncode, done.stdout, done.stderr) == (0, "hello\\n", ""), done
 del x
-small = w.backend.heap.array((100,), "u1")
+small = w.transport.heap.array((100,), "u1")
 small[:] = 1
 barrier, children = threading.Barrier(2), []
 def forks():
@@ -671,7 +671,7 @@ def handler(number, frame):
     told.append((os.getpid(), signal.getsignal(signal.SIGINT) is signal.default_int_handler))
     raise ValueError("a handler has had enough")
 signal.signal(signal.SIGUSR1, handler)
-x = w.backend.heap.array((1 << 20,), "u1")
+x = w.transport.heap.array((1 << 20,), "u1")
 interrupted = 0
 for _ in range(5):
     try:
@@ -707,7 +707,7 @@ def state():
     return len(os.listdir("/proc/self/fd")), sys.getswitchinterval(), signal.getsignal(signal.SIGALRM)
 parent, armed, nested = os.getpid(), False, 0
 signal.signal(signal.SIGALRM, handler)
-x = w.backend.heap.array((1 << 20,), "u1")
+x = w.transport.heap.array((1 << 20,), "u1")
 before, raised = state(), 0
 for _ in range(150):
     try:
@@ -816,7 +816,7 @@ def busy():
 os.register_at_fork(before=begins, after_in_parent=busy)  # in Python, before the parent waits
 os.register_at_fork(after_in_child=lambda: time.sleep(0.03))  # before it copies
 """ + JOIN + """
-x, count, ended = w.backend.heap.array((1,), "i8"), 0, False
+x, count, ended = w.transport.heap.array((1,), "i8"), 0, False
 def counts():
     global count
     while not ended:
@@ -844,7 +844,7 @@ def test_no_other_thread_runs_during_a_fork():
 
 NESTED = JOIN + """
 from funccoll.errors import FunccollError
-heap, told = w.backend.heap, []
+heap, told = w.transport.heap, []
 def handler(number, frame):
     try:
         heap.array((77,), "u1")

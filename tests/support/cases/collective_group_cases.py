@@ -264,11 +264,11 @@ def positions(done: list[int]) -> list[str]:
     mesh = fc.make_mesh({"d": 2})
     step = fc.jit(lambda x: fc.all_reduce(x, "d"), mesh=mesh, in_specs=P("d"), out_specs=P())
     step(np.ones(2))
-    backend: Any = mesh.backend
+    transport: Any = mesh.transport
     if fc.rank():
         return []
-    registry = backend.job.communicators
-    communicator = registry.communicator(mesh, backend.number, ("d",))
+    registry = transport.job.communicators
+    communicator = registry.communicator(mesh, transport.number, ("d",))
     counter, number, _ = line = registry.heap.view(communicator.control.line(1), (3,), np.int64)
     assert counter > number
     while line[0] < number + max(done):  # rank 1 may still have to signal that it leaves, and that would write over this
@@ -537,7 +537,7 @@ def many_shapes() -> list[int]:
     n, rank = fc.world_size(), fc.rank()
     mesh = fc.make_mesh({"d": n})
     step = jitted(lambda x: fc.all_reduce(x, "d", algorithm="ring"), mesh)  # which needs scratch
-    heap = mesh.backend.job.heap
+    heap = mesh.transport.job.heap
 
     def run(k: int) -> None:
         x = np.arange(n * k, dtype=np.float64)
@@ -551,8 +551,8 @@ def many_shapes() -> list[int]:
         run(k)
         run(1 + k // 2)
     assert len(step.dispatcher.executables) <= dispatcher.CACHE_SIZE and heap.stats()["used"] < used + (2 << 20)
-    counts = [heap.stats()["arrays"], len(mesh.backend.job.communicators.call_sites)]
+    counts = [heap.stats()["arrays"], len(mesh.transport.job.communicators.call_sites)]
     fc.clear_caches()
-    counts += [heap.stats()["arrays"], len(mesh.backend.job.communicators.call_sites)]
+    counts += [heap.stats()["arrays"], len(mesh.transport.job.communicators.call_sites)]
     run(7)
     return counts

@@ -43,7 +43,7 @@ def access(bounds: DirectReads | None = ALWAYS) -> PeerAccess:
     """This rank's access, with these bounds for what is compiled from now on."""
     fc.init()
     world: Any = current()
-    found: PeerAccess = world.backend.access
+    found: PeerAccess = world.transport.access
     assert (found.bounds is None) == bool(found.refusal)
     if found.bounds is not None:
         found.bounds = bounds
@@ -71,7 +71,7 @@ def reads_directly(step: Any, x: Any) -> bool:
 def memory_of(how: str, shape: tuple[int, ...], mesh: Mesh, folder: Path) -> np.ndarray:
     """This rank's block of an argument, in memory of a kind."""
     if how == "shared":
-        return mesh.backend.allocate(shape, np.dtype(np.float32))
+        return mesh.transport.device.allocate(shape, np.dtype(np.float32))
     if how == "strided":
         return np.zeros((*shape[:-1], 2 * shape[-1]), np.float32)[..., ::2]
     if how == "file":

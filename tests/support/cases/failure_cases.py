@@ -349,7 +349,7 @@ def gathers(culprits: list[int], caught: bool = True) -> None:
         gather = lambda: fc.process_allgather(split)  # one line, which has one collective group
         if fc.rank() in culprits and steps.number == 3 and not interrupted:
             interrupted.append(True)
-            group = list(split.sharding.mesh.backend.job.gathers.values())[-1]
+            group = list(split.sharding.mesh.transport.job.gathers.values())[-1]
             interrupt_at_the_end(group)
             with contextlib.suppress(ValueError):
                 gather()

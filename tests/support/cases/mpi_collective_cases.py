@@ -19,8 +19,8 @@ import funccoll as fc
 from funccoll import P
 from funccoll.mesh import Mesh
 from funccoll.primitives.combining import OPS
-from funccoll.runtime.backend import load_backend
 from funccoll.runtime.mpi_collectives import ALGORITHM, MpiCall
+from funccoll.runtime.transport import load_transport
 
 KINDS = {"sum": "iufc", "mean": "fc", "prod": "iufc", "max": "iufb", "min": "iufb", "and": "iub", "or": "iub", "xor": "iub"}
 """The kinds of dtypes that each reduction has."""
@@ -64,7 +64,7 @@ def say(text: str) -> None:
 
 def values(axes: dict[str, int], axis: Any) -> None:
     """Compare MPI's collectives along an axis with schedules on virtual devices; sums of these values are exact."""
-    mesh, virtual = fc.make_mesh(axes), Mesh(axes, range(math.prod(axes.values())), backend=load_backend("local")())
+    mesh, virtual = fc.make_mesh(axes), Mesh(axes, range(math.prod(axes.values())), transport=load_transport("local")())
     along = axis if isinstance(axis, tuple) else (axis,)
     everywhere, others = P(tuple(axes)), P(tuple(a for a in axes if a not in along))
     size, random, count = math.prod(axes[a] for a in along), np.random.default_rng(0), 0

@@ -1,4 +1,4 @@
-"""What each process of `test_nccl.py` runs: the programs of `process_cases.py` on a mesh whose backend is NCCL's, on a fake."""
+"""What each process of `test_nccl.py` runs: the programs of `process_cases.py` on a mesh of NCCL, on a fake."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from funccoll.primitives.combining import fold
 from funccoll.runtime.job import world
 from funccoll.runtime.nccl import watchdog
 from funccoll.runtime.nccl.native import ALGORITHM
-from funccoll.runtime.nccl.nccl_backend import NcclBackend
 from funccoll.runtime.nccl.nccl_job import NcclJob
-from funccoll.runtime.shm.shm_backend import SharedMemoryBackend
+from funccoll.runtime.nccl.nccl_transport import NcclTransport
+from funccoll.runtime.shm.shm_transport import SharedMemoryJob
 from tests.support.cases import process_cases
 from tests.support.cases.collective_cases import HALVES
 from tests.support.fakes import fake_nccl
@@ -34,9 +34,9 @@ from tests.support.fakes import fake_nccl
 @functools.cache
 def nccl_job() -> NcclJob:
     joined = fc.init()
-    assert joined is not None and isinstance(joined.backend, SharedMemoryBackend)
+    assert joined is not None and isinstance(joined.transport, SharedMemoryJob)
     gpu = fake_nccl.FakeGpu(f"0000:{joined.rank:02x}:00.0")
-    return NcclJob(joined.backend, gpu, fake_nccl, _fold)
+    return NcclJob(joined.transport, gpu, fake_nccl, _fold)
 
 
 def _fold(op: str, sources: Sequence[np.ndarray], count: int) -> np.ndarray:
@@ -51,8 +51,8 @@ def make_mesh(axes: Mapping[str, int]) -> Mesh:
 @functools.cache
 def _mesh(axes: tuple[tuple[str, int], ...]) -> Mesh:
     host = world.make_mesh(dict(axes))
-    backend = NcclBackend(nccl_job(), host.backend)
-    return Mesh(host.shape, range(host.size), process=host.process, backend=backend)
+    transport = NcclTransport(nccl_job(), host.transport)
+    return Mesh(host.shape, range(host.size), process=host.process, transport=transport)
 
 
 def install(native: bool) -> None:
@@ -90,7 +90,7 @@ def all_reduce(**options):
 def after_the_agreement(what: str) -> None:
     """Rank 1 fails when all have agreed to a call, and it is told to: rank 0 prints what it is told when it asks."""
     step, x = all_reduce(), np.arange(4.0 * fc.world_size())
-    backend: NcclBackend = make_mesh({"d": fc.world_size()}).backend
+    transport: NcclTransport = make_mesh({"d": fc.world_size()}).transport
     step(x)
     fake_nccl._asynchronous, watchdog._GRACE = True, 0.05
     if fc.rank() == 1:
@@ -112,17 +112,17 @@ def after_the_agreement(what: str) -> None:
         if what == "late":
             fc.init(timeout=0.3)
         if what == "error":
-            (communicator,) = backend.job._communicators
+            (communicator,) = transport.job._communicators
             communicator._reports = 7  # in progress, which is not an error
             sure(lambda: communicator._polls > 30)
-            assert backend.job.failure is None
+            assert transport.job.failure is None
             communicator._reports = 6
         if what == "fault":
             fake_nccl._stream().fault = RuntimeError("cudaErrorIllegalAddress: an illegal memory access was encountered")
     assert fake_nccl._stream().put().wait(fake_nccl._PATIENCE)  # comes free by the abort
-    tell(backend.check)
+    tell(transport.check)
     tell(step, x)
-    backend.job.end()
+    transport.job.end()
     print_ends()
 
 
@@ -200,9 +200,9 @@ def exception() -> None:
 
     second: Any = compiled.group_calls[1]
     if fc.rank() == 1:
-        second.agreement = Interrupted(second.agreement)
+        second._agreement = Interrupted(second.agreement)
         tell(compiled, x)
-        second.agreement = second.agreement.real
+        second._agreement = second.agreement.real
     tell(compiled, x)
     nccl_job().end()
     print_ends()

@@ -147,7 +147,7 @@ def steady() -> tuple[int, int, int]:
     """Bytes of memory after a few steps and after many, and the number of blocks that are still lent."""
     share_all()
     mesh = fc.make_mesh({"d": fc.world_size()})
-    heap = mesh.backend.job.heap
+    heap = mesh.transport.job.heap
     x = fc.from_local(np.ones(COUNT, np.float32), mesh, P("d"))
     private = np.ones(fc.world_size() * COUNT, np.float32)
     steps = [jitted(fn, mesh) for fn in (
@@ -202,7 +202,7 @@ def interrupted() -> tuple[list[float], int]:
     """
     share_all()
     rank, mesh = fc.rank(), fc.make_mesh({"d": fc.world_size()})
-    heap = mesh.backend.job.heap
+    heap = mesh.transport.job.heap
     new = lambda value: fc.from_local(np.full(COUNT, value, np.float32), mesh, P("d"))
     x, others = new(1), new(2)
     step = jitted(lambda x: (fc.broadcast(x, "d"), fc.all_gather(x, "d")), mesh).lower(x).compile()
@@ -252,7 +252,7 @@ def interrupted() -> tuple[list[float], int]:
 def short_of_memory() -> int:
     """The blocks that are still lent after calls for which there was no memory."""
     rank, mesh = fc.rank(), fc.make_mesh({"d": fc.world_size()})
-    heap = mesh.backend.job.heap
+    heap = mesh.transport.job.heap
     x = fc.from_local(np.ones(COUNT, np.float32), mesh, P("d"))
     step = jitted(lambda x: (fc.broadcast(x, "d"), fc.broadcast(x, "d", root=1)), mesh)
     step(x)
@@ -353,7 +353,7 @@ def interrupted_anywhere(times: int) -> tuple[int, int, dict[int, int], list[tup
     """The interrupts of calls that were made once more, those of complete calls, and what is lent and lost in the end."""
     share_all()
     rank, mesh = fc.rank(), fc.make_mesh({"d": fc.world_size()})
-    own = mesh.backend.job.heap
+    own = mesh.transport.job.heap
     new = lambda: fc.from_local(np.full(COUNT, 1 + rank, np.float32), mesh, P("d"))
     step = jitted(lambda x: (fc.broadcast(x, "d"), fc.all_gather(x, "d")), mesh).lower(new()).compile()
     (group,) = step.group_calls
@@ -396,7 +396,7 @@ def stormed(seed: int, steps: int) -> tuple[int, int, list[str], dict[int, int]]
     """
     share_all()
     rank, mesh = fc.rank(), fc.make_mesh({"d": fc.world_size()})
-    rng, own = random.Random(f"{seed} {rank}"), mesh.backend.job.heap
+    rng, own = random.Random(f"{seed} {rank}"), mesh.transport.job.heap
     values, dropped = np.ones(COUNT, np.float32), []
     step = jitted(lambda x: (fc.broadcast(x, "d"), fc.all_gather(x, "d")), mesh)
     step(fc.from_local(values, mesh, P("d")))

@@ -247,7 +247,7 @@ def check_uses(mesh: Any) -> list[str]:
             assert torch.equal(kept[i], total * i) and torch.equal(views[i], total[0] * i)
 
     def in_shared_memory() -> None:
-        heap = mesh.backend.job.heap
+        heap = mesh.transport.job.heap
         for size, dtype in (((1 << 16,), torch.float32), ((3, 5), torch.bfloat16), ((), torch.bool), ((0, 4), None)):
             tensor = ft.empty(*size, dtype=dtype, mesh=mesh)
             assert tensor.dtype is (dtype or torch.float32) and tuple(tensor.shape) == size and tensor.is_contiguous()

@@ -391,8 +391,8 @@ def refusals() -> list[str]:
 
 def job_gpus_gpu() -> Any:
     """This process's GPU."""
-    backend: Any = fc.make_mesh({"d": fc.world_size()}, device="cuda").backend
-    return backend.gpu
+    transport: Any = fc.make_mesh({"d": fc.world_size()}, device="cuda").transport
+    return transport.device.gpu
 
 
 @case

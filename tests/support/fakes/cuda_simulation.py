@@ -31,7 +31,7 @@ from funccoll.kernels.reductions import Machine
 from funccoll.mesh import Mesh
 from funccoll.runtime.array_library import NUMPY
 from funccoll.runtime.cuda.captured_program import GraphCache
-from funccoll.runtime.cuda.virtual_devices import VirtualGpuBackend
+from funccoll.runtime.cuda.virtual_devices import VirtualGpuTransport
 from tests.support.cases import process_cases
 from tests.support.cases.collective_cases import dtypes_of
 from tests.support.fakes.thread_order import ACQUIRE, READ, RELEASE, SHARED_WITH_OTHERS, WRITE, ThreadOrder, check_scope
@@ -401,7 +401,7 @@ class Simulated:
         self.gpu, self.programs = gpu, 0
 
     def mesh(self, axes: dict[str, int]) -> Mesh:
-        return Mesh(axes, process_cases.virtual(axes).devices, backend=VirtualGpuBackend(self.gpu))
+        return Mesh(axes, process_cases.virtual(axes).devices, transport=VirtualGpuTransport(self.gpu))
 
     def __call__(self, fn: Any, axes: Any, args: Any, in_specs: Any, out_specs: Any) -> None:
         self.programs += 1

@@ -18,7 +18,7 @@ import funccoll as fc
 from funccoll import P
 from funccoll.kernels import block
 from funccoll.mesh import Mesh
-from funccoll.runtime.cuda.virtual_devices import VirtualGpuBackend
+from funccoll.runtime.cuda.virtual_devices import VirtualGpuTransport
 from tests.support.cases.process_cases import virtual
 from tests.support.fakes.cuda_simulation import MEMORY, SimulatedGpu
 
@@ -65,7 +65,7 @@ FAULTS: dict[str, AbstractContextManager[Any]] = {
 def run() -> None:
     """An all_reduce that goes well, and one of which a block never comes, so that the other reports it."""
     gpu = SimulatedGpu(1)
-    mesh = Mesh({"d": 2}, virtual({"d": 2}).devices, backend=VirtualGpuBackend(gpu))
+    mesh = Mesh({"d": 2}, virtual({"d": 2}).devices, transport=VirtualGpuTransport(gpu))
     step = fc.jit(lambda x: fc.all_reduce(x, "d", algorithm="ring"), mesh=mesh, in_specs=P("d"), out_specs=P())
     x = np.arange(40, dtype=np.float32)
     for _ in range(8):  # some waits read exactly what they wait for, and not a later release

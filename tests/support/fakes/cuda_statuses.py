@@ -10,7 +10,7 @@ import numpy as np
 import funccoll as fc
 from funccoll import P
 from funccoll.mesh import Mesh
-from funccoll.runtime.cuda.virtual_devices import VirtualGpuBackend
+from funccoll.runtime.cuda.virtual_devices import VirtualGpuTransport
 from tests.support.cases.process_cases import virtual
 from tests.support.fakes.cuda_simulation import SimulatedGpu
 
@@ -28,19 +28,19 @@ def told(case: str) -> list[str]:
     """What is told by one collective that goes well, one that does not, and what comes after it."""
     gpu = SimulatedGpu(1)
     gpu.max_blocks = 2
-    backend = VirtualGpuBackend(gpu)
+    transport = VirtualGpuTransport(gpu)
     n = 3 if case == "too many" else 2
-    mesh = Mesh({"d": n}, virtual({"d": n}).devices, backend=backend)
+    mesh = Mesh({"d": n}, virtual({"d": n}).devices, transport=transport)
     step = fc.jit(lambda x: fc.all_reduce(x, "d"), mesh=mesh, in_specs=P("d"), out_specs=P())
     x = np.arange(2.0 * n)
     found = [said(lambda: step(x))]
     if case == "too many":
         return found
-    found.append(said(backend.check))
+    found.append(said(transport.device.check))
     if case == "absent":
         gpu.absent = {1}
     elif case == "word":
-        backend.reports._ended[0] = 1
+        transport.device.reports._ended[0] = 1
     step(x)
     gpu.absent = set()
-    return [*found, said(backend.check), said(lambda: step(x)), said(backend.check)]
+    return [*found, said(transport.device.check), said(lambda: step(x)), said(transport.device.check)]

@@ -29,7 +29,7 @@ import funccoll as fc
 from funccoll import P
 from funccoll.mesh import Mesh
 from funccoll.runtime.cuda import peer_memory, peer_segments
-from funccoll.runtime.cuda.peer_memory import PeerMemoryBackend
+from funccoll.runtime.cuda.peer_memory import PeerMemoryTransport
 from tests.support.cases import process_cases
 from tests.support.cases.collective_cases import dtypes_of
 from tests.support.fakes.cuda_simulation import SimulatedGpu, set_word, word
@@ -195,7 +195,7 @@ class PeerComparing:
 
 def peer_mesh(axes: dict[str, int], gpu: PeerSimulatedGpu) -> Mesh:
     job = fc.make_mesh(axes)
-    return Mesh(job.shape, range(job.size), process=job.process, backend=PeerMemoryBackend(job.backend, gpu))
+    return Mesh(job.shape, range(job.size), process=job.process, transport=PeerMemoryTransport(job.transport, gpu))
 
 
 def compare(case: str, seed: int, names: list[str]) -> None:
@@ -210,7 +210,7 @@ def compare(case: str, seed: int, names: list[str]) -> None:
     else:
         process_cases.SIMULATED[case](fc.world_size(), same)
     for mesh in same.meshes.values():
-        assert mesh.backend.segments.max_blocks == 3
+        assert mesh.transport.segments.max_blocks == 3
     assert len(gpu.own) == 2 * len(same.meshes) and len(gpu.mapped) == len(gpu.own) * fc.world_size()
     fc.finalize()
     assert not gpu.mapped
@@ -252,10 +252,10 @@ def ahead(seed: int) -> None:
     wanted = [virtual(x).shards[fc.rank()] for x in arguments]
     found = [peer(x) for x in arguments]
     gpu.wait()
-    mesh.backend.check()
+    mesh.transport.check()
     for number, (want, have) in enumerate(zip(wanted, found, strict=True)):
         assert np.ascontiguousarray(want).tobytes() == have.local.tobytes(), (number, want, have.local)
-    sizes = [size for size, _ in mesh.backend.segments._data]
+    sizes = [size for size, _ in mesh.transport.segments._data]
     assert all(b >= 2 * a for a, b in itertools.pairwise(sizes))
     print(f"{gpu.most_queued} queued, {len(sizes)} segments, {gpu.steps} launches, {gpu.waits} of them waited")
 
@@ -267,11 +267,11 @@ def failure(what: str) -> None:
     jitted = lambda op: fc.jit(lambda x: fc.all_reduce(x, "d", op=op), mesh=mesh, in_specs=P("d"), out_specs=P())
     step, other = jitted("sum"), jitted("max")
     x = np.arange(4.0 * n)
-    step(x), other(x), mesh.backend.check()
+    step(x), other(x), mesh.transport.check()
 
     def fail() -> None:
         """Do what rank 1 does as soon as rank 0 has entered the launch, and waits for it."""
-        segments = mesh.backend.segments
+        segments = mesh.transport.segments
         while what != "fault" and word(segments._control[0]) <= segments.bases[0]:
             time.sleep(0.001)
         if what == "fault":  # between the agreement and the launch; the driver frees its memory
@@ -283,7 +283,7 @@ def failure(what: str) -> None:
         elif what == "raise":
             raise ValueError("rank 1 has had enough")
         elif what == "sleep":
-            while mesh.backend.world.watch.failure() is None:  # the end of rank 0's patience
+            while mesh.transport.world.watch.failure() is None:  # the end of rank 0's patience
                 time.sleep(0.001)
 
     def fault() -> None:
@@ -303,7 +303,7 @@ def failure(what: str) -> None:
     large = fc.device_put(np.zeros(n << 19), mesh, P("d"))
     for action in (
         lambda: (other if fc.rank() == 1 and what == "mismatch" else step)(large if what == "memory" else x),
-        mesh.backend.wait, lambda: step(x), lambda: fc.process_allgather(large),
+        mesh.transport.device.wait, lambda: step(x), lambda: fc.process_allgather(large),
     ):  # fmt: skip
         try:
             action()
@@ -342,8 +342,8 @@ def end(*names: str) -> None:
         run = fc.jit(LAST[name], mesh=mesh, in_specs=P("d"), out_specs=P("d"))
         x = process_cases.values((16,), np.float32, number)
         want = run(x).local.tobytes()
-        marks = [at + MARK for at in mesh.backend.segments._control]
-        watch, late = mesh.backend.world.watch, itertools.count()
+        marks = [at + MARK for at in mesh.transport.segments._control]
+        watch, late = mesh.transport.world.watch, itertools.count()
         arrived = watch.has_arrived
 
         def follow(mark: int = marks[1 - slow], late: Any = late) -> None:
@@ -367,7 +367,7 @@ def end(*names: str) -> None:
         else:
             gpu.vain, watch.has_arrived = lambda note=note: note(1), has_arrived
         assert run(x).local.tobytes() == want
-        mesh.backend.check()
+        mesh.transport.check()
         gpu.stepped, gpu.vain, gpu.patience = (lambda: None), (lambda: None), sys.maxsize
         fc.finalize()
         print(f"{name}: {next(late)} steps after the other rank's end, {len(gpu.own)} segments left")

@@ -104,8 +104,8 @@ class Program:
         assert [out.local.tobytes() for out in found] == bits, f"wrong data in step {i}"
 
     def _count(self) -> int:
-        backend: Any = self.mesh.backend
-        return sum(backend.job.communicators.counts(backend.number).values())
+        transport: Any = self.mesh.transport
+        return sum(transport.job.communicators.counts(transport.number).values())
 
     @property
     def next(self) -> int:
@@ -139,7 +139,7 @@ def resources() -> dict[str, int]:
     descriptors, threads, _ = held()
     lines = Path("/proc/self/status").read_text().splitlines()
     resident = next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:"))
-    return {"descriptors": descriptors, "threads": threads, "resident KiB": resident, **joined.backend.heap.stats()}
+    return {"descriptors": descriptors, "threads": threads, "resident KiB": resident, **joined.transport.heap.stats()}
 
 
 def wait_for(name: str) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from funccoll.runtime.job import world
 from funccoll.runtime.job.across_hosts import meet_hosts
-from funccoll.runtime.shm.shm_backend import SharedMemoryBackend
+from funccoll.runtime.shm.shm_transport import SharedMemoryJob
 
 HOSTS, FOLDER, NAMESPACE = "TEST_HOSTS", "TEST_FOLDER", "TEST_NAMESPACE"
 _NEW_NETWORK = 0x40000000  # CLONE_NEWNET, <sched.h>
@@ -53,17 +53,17 @@ class FileInvitation:
         assert notes == [f"of {rank}" for rank in range(len(self.hosts))]
 
 
-class HostsBackend(SharedMemoryBackend):
+class HostsBackend(SharedMemoryJob):
     """Shared memory within hosts, and nothing between them."""
 
     @staticmethod
     def meet(job, timeout):
-        return meet_hosts(job, timeout, FileInvitation(job), SharedMemoryBackend.meet)
+        return meet_hosts(job, timeout, FileInvitation(job), SharedMemoryJob.meet)
 
 
 def be_on_several_hosts():
     """Let this process join its job in this way."""
-    world.choose_job_backend = lambda job: HostsBackend
+    world.choose_job_transport = lambda job: HostsBackend
     if NAMESPACE in os.environ:
         descriptor = os.open(os.environ[NAMESPACE], os.O_RDONLY)
         libc = ctypes.CDLL(None, use_errno=True)

@@ -57,7 +57,7 @@ def transports() -> None:
     compiled = lowered.compile()
     print([type(call).__name__ for call in compiled.group_calls], compiled.execution)
     print([np.asarray(run(x)).tolist() for _ in range(2)])
-    print([mesh.backend.native_algorithm("all_reduce", "sum", [np.dtype(dtype)], nbytes, n, {})
+    print([mesh.transport.native_algorithm("all_reduce", "sum", [np.dtype(dtype)], nbytes, n, {})
            for dtype, nbytes in (("f4", 1 << 10), ("f4", 1 << 30), ("c8", 1 << 30))])  # fmt: skip
     fc.finalize()
     print("left")

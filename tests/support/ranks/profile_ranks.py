@@ -83,7 +83,7 @@ def late(directory):
         with fc.profile(directory):
             f(x)
         return
-    wait_graph = mesh.backend.job.communicators
+    wait_graph = mesh.transport.job.communicators
     (communicator,) = [mine for mine, _ in wait_graph._known.values()]
     end = time.monotonic() + 100
     while wait_graph.counter(communicator, 0) <= wait_graph.counter(communicator, 1) and time.monotonic() < end:

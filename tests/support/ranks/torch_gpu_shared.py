@@ -49,7 +49,7 @@ def main() -> None:
             pair.same()
             pair.update()
         memory: Any = pair.there._memory
-        assert memory.mesh.backend.shares_gpus and not fake_nccl._calls
+        assert memory.mesh.transport.shares_gpus and not fake_nccl._calls
     print("trained", flush=True)
 
 

@@ -24,7 +24,7 @@ from funccoll.passes.combine import COMBINE_BYTES, combine
 from funccoll.primitives import collectives as c
 from funccoll.primitives.elementwise import UFUNCS
 from funccoll.runtime.codegen import compile_program
-from funccoll.runtime.local.collectives import LocalBackend
+from funccoll.runtime.local.collectives import LocalTransport
 from funccoll.types import ArrayType
 
 MESH = fc.make_mesh({"data": 4, "model": 2})
@@ -44,7 +44,7 @@ def names(program):
 def compiled(program, mesh, buffers):
     """A function that runs a program, whose collectives get schedules, on virtual devices."""
     program = choose_algorithms(program, choose)
-    return compile_program(program, mesh, buffers, schedules_of(program, mesh), LocalBackend()).run
+    return compile_program(program, mesh, buffers, schedules_of(program, mesh), LocalTransport()).run
 
 
 def run_program(program, *values, mesh=MESH):

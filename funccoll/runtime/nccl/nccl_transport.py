@@ -1,4 +1,4 @@
-"""The backend of a mesh of GPUs, one per process of a job: native collectives of NCCL, and rounds of messages.
+"""The transport of a mesh of GPUs, one per process of a job: native collectives of NCCL, and rounds of messages.
 
 Before anything is enqueued, the processes agree on the host that all of them are in the same call: what differs, a peer that
 is gone and one that does not come are diagnosed there, as without GPUs.
@@ -6,101 +6,53 @@ is gone and one that does not come are diagnosed there, as without GPUs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
 import numpy as np
 
-from ...arrays.array import Array
-from ...arrays.array_layout import ArrayLayout
 from ...errors import MeshError
-from ...ir import Program
-from ...mesh import Mesh, Sharding
+from ...mesh import Mesh
 from ...schedules.schedule import build
-from ..array_library import ArrayLibrary
-from ..backend import AgreedBackend, AgreedExecutable, ArgumentCheck, Run
 from ..collective_call import CollectiveCall, Operand, bind_arguments
+from ..device import GpuDevice
 from ..plans.flat_operand import FlatOperand
 from ..shm.collective_group import CollectiveGroup
 from ..shm.diagnosis import Diagnosis
-from ..shm.entry import Agreement
-from ..shm.shm_backend import MeshBackend
+from ..shm.shm_transport import SharedMemoryTransport
+from ..transport import AgreedExecutable, AgreedTransport
 from .message_rounds import MessageRounds
 from .native import NativeOperand, is_native
 from .nccl_job import NcclJob
 from .watchdog import Enqueued
 
-__all__ = ["NcclBackend", "NcclCall"]
+__all__ = ["NcclCall", "NcclTransport"]
 
 _BYTE = np.dtype(np.uint8)
 
 
-class NcclBackend(AgreedBackend):
-    """The part of NCCL that serves one mesh. `host` is the backend of the same mesh in host memory."""
+class NcclTransport(AgreedTransport):
+    """The part of NCCL that serves one mesh. `host` is the transport of the same mesh in host memory."""
 
     name = "nccl"
-    native_algorithms = ()
-
-    def __init__(self, job: NcclJob, host: MeshBackend):
-        self.job, self.host = job, host
+    def __init__(self, job: NcclJob, host: SharedMemoryTransport):
+        super().__init__(host)
+        self.job, self.memory, self.device = job, host, GpuDevice(job.gpu, job.check)
         self._communicators: dict[tuple[tuple[int, ...], ...], Any] = {}
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, NcclBackend) and (self.job, self.host) == (other.job, other.host)
+        return isinstance(other, NcclTransport) and (self.job, self.host) == (other.job, other.host)
 
     def __hash__(self) -> int:
         return hash((self.job, self.host))
 
-    def allocate(self, shape: tuple[int, ...], dtype: np.dtype) -> Any:
-        """See `Backend`."""
-        return self.job.gpu.allocate(shape, dtype)
-
-    @property
-    def library(self) -> ArrayLibrary:
-        """See `Backend`."""
-        return self.job.gpu.library
-
-    def new_block(self, value: Any) -> Any:
-        """See `Backend`."""
-        return self.library.copy(self.library.upload(value) if isinstance(value, (np.ndarray, np.generic)) else value)
-
-    def wait(self) -> None:
-        """See `Backend`."""
-        self.job.gpu.wait()
-        self.check()
-        self.library.check()
-
-    def record(self, run: Run, program: Program) -> Run:
-        """See `Backend`."""
-        return run
-
-    def execution(self, run: Run) -> str:
-        """See `Backend`."""
-        return "kernel by kernel: the hosts agree before each collective, which a CUDA graph could not do"
-
-    def native_algorithm(
-        self, kind: str, op: str, dtypes: Sequence[np.dtype], nbytes: int, nranks: int, options: Mapping[str, Any]
-    ) -> None:
-        """See `Backend`. It has none."""
-
-    def compile(self, calls: Sequence[CollectiveCall], mesh: Mesh) -> Sequence[AgreedExecutable]:
-        """See `Backend`. All of them are one call, with one agreement."""
+    def compile(
+        self, calls: Sequence[CollectiveCall], mesh: Mesh, share_results: bool = False
+    ) -> Sequence[AgreedExecutable]:
+        """See `Transport`. All of them are one call, with one agreement."""
         return [NcclCall(self, mesh, calls)]
-
-    def gather_whole(
-        self, block: Any, shape: tuple[int, ...], sharding: Sharding, named: tuple[str, Array] | None = None
-    ) -> np.ndarray:
-        """See `Backend`. By way of the hosts, where the value is wanted."""
-        return self.host.gather_whole(self._download(block), shape, sharding, named)
-
-    def compare_replicas(
-        self, mesh: Mesh, layouts: Sequence[ArrayLayout], name: Callable[[int], str]
-    ) -> ArgumentCheck:
-        """See `Backend`. Each call also copies all arguments to the host."""
-        check = self.host.compare_replicas(mesh, layouts, name)
-        return lambda blocks, values: check([self._download(block) for block in blocks], values)
 
     def check(self) -> None:
         """Raise what has failed on the GPU since; for `block_until_ready` and reads by the host, after they have waited.
@@ -108,10 +60,6 @@ class NcclBackend(AgreedBackend):
         Raises: PeerFailure when a rank has died, raised or left; CollectiveTimeout when the GPU has not finished in time.
         """
         self.job.check()
-
-    def _download(self, array: Any) -> np.ndarray:
-        self.wait()
-        return self.library.download(array)
 
     def communicator(self, mesh: Mesh, axes: Sequence[str]) -> Any:
         """NCCL's communicator of this rank along axes, None for a group of one rank. All ranks come here in one order."""
@@ -124,7 +72,7 @@ class NcclBackend(AgreedBackend):
 
     def _make(self, mesh: Mesh, groups: tuple[tuple[int, ...], ...]) -> Any:
         every = (tuple(range(mesh.size)),)
-        exchange = lambda record: _all_gather(record, mesh, self.host)
+        exchange = lambda record: _all_gather(record, mesh, self.memory)
         if every not in self._communicators:
             self._communicators[every] = self.job.connect(mesh, every, exchange)
         whole = self._communicators[every]
@@ -136,7 +84,7 @@ class NcclBackend(AgreedBackend):
         return self.job.split(whole, color, groups[color].index(self.job.world.rank))
 
 
-def _all_gather(record: np.ndarray, mesh: Mesh, host: MeshBackend) -> np.ndarray:
+def _all_gather(record: np.ndarray, mesh: Mesh, host: SharedMemoryTransport) -> np.ndarray:
     """The records of all ranks in host memory."""
     operand = Operand(record.shape, (record.size * mesh.size,), record.dtype, argument=0)
     schedule = build("all_gather", mesh.size)
@@ -163,12 +111,11 @@ class NcclCall(AgreedExecutable):
     then one of the GPUs: a byte that all of them reduce.
     """
 
-    def __init__(self, backend: NcclBackend, mesh: Mesh, calls: Sequence[CollectiveCall]):
-        self.backend, self.job, self.mesh = backend, backend.job, mesh
+    def __init__(self, transport: NcclTransport, mesh: Mesh, calls: Sequence[CollectiveCall]):
+        self.transport, self.job, self.mesh = transport, transport.job, mesh
         bound, self.inputs, self.outputs = bind_arguments(calls)
         self.steps: list[list[_Part]] = [[]]
         """Parts that do not read each other's results."""
-        agreements: dict[tuple[str, ...], list[CollectiveCall]] = {}
         results = begin = 0
         for call in bound:
             if any(o.argument is not None and ~o.argument >= begin for o in call.operands):
@@ -176,14 +123,9 @@ class NcclCall(AgreedExecutable):
                 begin = results
             self.steps[-1] += self._parts(call)
             results += sum(o.result is not None for o in call.operands)
-            agreements.setdefault(call.axes, []).append(call)
-        # One barrier for all collectives along the same axes, which their identities are part of.
-        barriers = [Agreement.to(several) for several in agreements.values()]
-        registry = backend.host.job.communicators
-        self.agreement = CollectiveGroup(registry, mesh, backend.host.number, barriers)
-        first = next(iter(agreements.values()))[0]
-        communicator = self.agreement.communicators[0]
-        self._diagnosis = Diagnosis(registry, first, communicator, registry.world.rank)
+        super().__init__(transport.memory.agree(bound, mesh))
+        registry = transport.memory.job.communicators
+        self._diagnosis = Diagnosis(registry, bound[0], self.agreement.communicators[0], registry.world.rank)
 
     def _parts(self, call: CollectiveCall) -> Iterator[_Part]:
         job, schedule, op = self.job, call.schedule, call.op
@@ -206,14 +148,14 @@ class NcclCall(AgreedExecutable):
         """This rank's results, which the GPU may not have computed yet.
 
         Raises: what a collective of the host raises, before anything is enqueued; MeshError, on all ranks, where several use
-        one GPU. What fails on the GPU is raised by a later call, or by `NcclBackend.check`.
+        one GPU. What fails on the GPU is raised by a later call, or by `NcclTransport.check`.
         """
         self.job.check()
         agreed = False
         try:
             self.agreement()
             agreed = True
-            communicators = {part.axes: self.backend.communicator(self.mesh, part.axes) for part in chain(*self.steps)}
+            communicators = {part.axes: self.transport.communicator(self.mesh, part.axes) for part in chain(*self.steps)}
             return self._enqueue(communicators, arrays)
         except MeshError:  # all ranks refuse alike, and nothing was enqueued
             raise

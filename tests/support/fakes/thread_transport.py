@@ -1,7 +1,7 @@
-"""A backend for the tests: ranks are threads of one process, which exchange messages through queues.
+"""A transport for the tests: ranks are threads of one process, which exchange messages through queues.
 
 It has no memory that ranks share, and executes `Schedule.messages()` round by round: what a transport such as MPI will
-do. That it passes the table of collectives shows that the seam, `runtime/backend.py`, is enough to add one.
+do. That it passes the table of collectives shows that the seam, `runtime/transport.py`, is enough to add one.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from funccoll.ir import Program
 from funccoll.mesh import Mesh, Sharding
-from funccoll.runtime.array_library import NUMPY
-from funccoll.runtime.backend import FunctionExecutable, Run, host_block
 from funccoll.runtime.collective_call import CollectiveCall, bind_arguments
+from funccoll.runtime.device import HostDevice
+from funccoll.runtime.transport import FunctionExecutable, Transport
 from funccoll.schedules.chunk_layout import ChunkLayout, FlatBuffers
 from funccoll.schedules.reference_memory import reference_memory
 from funccoll.schedules.schedule import Schedule, build
@@ -28,28 +27,18 @@ PATIENCE = 120.0
 """Seconds until a rank gives up: a watchdog, not an expectation."""
 
 
-class ThreadBackend:
-    """One rank of a job of threads."""
+class ThreadTransport(Transport):
+    """One rank of a job of threads, which ends with its first exception. Neither decisions nor arguments are compared."""
 
-    name, library, native_algorithms = "threads", NUMPY, ()
+    name, device = "threads", HostDevice()
 
     def __init__(self, rank: int, queues: dict[tuple[int, int], queue.Queue]):
         self.rank, self.queues = rank, queues
         self.sent = 0
 
-    def allocate(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        return np.empty(shape, dtype)
-
-    def new_block(self, value: np.ndarray) -> np.ndarray:
-        return host_block(value, self.allocate)
-
-    def native_algorithm(self, *question: Any) -> None:
-        pass
-
-    def wait(self) -> None:
-        pass  # calls are synchronous
-
-    def compile(self, calls: Sequence[CollectiveCall], mesh: Mesh) -> Sequence[FunctionExecutable]:
+    def compile(
+        self, calls: Sequence[CollectiveCall], mesh: Mesh, share_results: bool = False
+    ) -> Sequence[FunctionExecutable]:
         return [self._compile(call, mesh) for call in calls]
 
     def _compile(self, call: CollectiveCall, mesh: Mesh) -> FunctionExecutable:
@@ -70,21 +59,6 @@ class ThreadBackend:
 
         return FunctionExecutable(run, inputs, outputs)
 
-    def record(self, run: Run, program: Program) -> Run:
-        return run
-
-    def execution(self, run: Run) -> str:
-        return "threads"
-
-    def note_exception(self, executables: Any, done: int, inside: bool, error: BaseException) -> None:
-        pass  # its jobs end with the first exception
-
-    def decision(self, executables: Any, kind: str, source: Any, identity: str) -> None:
-        pass  # nor are decisions compared
-
-    def first_call(self, executables: Any, identity: str, layouts: Any, name: Callable[[int], str]) -> None:
-        pass  # nor are arguments compared
-
     def gather_whole(
         self, block: np.ndarray, shape: tuple[int, ...], sharding: Sharding, named: Any = None
     ) -> np.ndarray:
@@ -96,17 +70,14 @@ class ThreadBackend:
                 block = rounds.run(block, "sum", dim, dim)
         return np.array(block)
 
-    def compare_replicas(self, mesh: Mesh, layouts: Any, name: Callable[[int], str]) -> None:
-        return None
-
 
 class Rounds:
     """One collective's messages, as a rank of its group executes them."""
 
-    def __init__(self, schedule: Schedule, members: Sequence[int], backend: ThreadBackend):
+    def __init__(self, schedule: Schedule, members: Sequence[int], transport: ThreadTransport):
         self.messages = schedule.messages().verify()
-        self.members, self.backend = members, backend
-        self.rank = members.index(backend.rank)
+        self.members, self.transport = members, transport
+        self.rank = members.index(transport.rank)
         self.sends, self.receives = (self._rows(side) for side in (self.messages.sends, self.messages.receives))
         self.combines = self._rows(self.messages.combines)
 
@@ -130,7 +101,7 @@ class Rounds:
             for i in self.sends[number]:
                 value = memory.combine([memory.read(self._place(self.messages.sends, i, places))])  # a copy
                 self._queue(self.rank, int(self.messages.sends.peer[i])).put(value)
-                self.backend.sent += 1
+                self.transport.sent += 1
             for i in self.receives[number]:
                 value = self._queue(int(self.messages.receives.peer[i]), self.rank).get(timeout=PATIENCE)
                 if isinstance(value, BaseException):
@@ -144,7 +115,7 @@ class Rounds:
         return memory.read_output(begin, begin + math.prod(shape)).reshape(shape)
 
     def _queue(self, source: int, destination: int) -> queue.Queue:
-        return self.backend.queues[self.members[source], self.members[destination]]
+        return self.transport.queues[self.members[source], self.members[destination]]
 
     def _place(self, side: Any, i: int, places: FlatBuffers) -> Any:
         return places.index(int(side.place[i]), int(side.count[i]), int(side.part[i]), int(side.part_step[i]))
@@ -172,7 +143,7 @@ def in_threads(axes: dict[str, int], function: Callable[[Mesh], Any]) -> list[An
 
     def run(rank: int) -> None:
         try:
-            results[rank] = function(Mesh(axes, range(size), process=rank, backend=ThreadBackend(rank, queues)))
+            results[rank] = function(Mesh(axes, range(size), process=rank, transport=ThreadTransport(rank, queues)))
         except BaseException as error:
             errors.append(error)
             for each in queues.values():

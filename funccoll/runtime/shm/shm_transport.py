@@ -1,4 +1,4 @@
-"""The backend of a job on one host: arrays in shared memory, collectives by kernels that read them in place."""
+"""The transport of a job on one host: arrays in shared memory, collectives by kernels that read them in place."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ import numpy as np
 from ...arrays.array import Array
 from ...arrays.array_layout import ArrayLayout
 from ...errors import FunccollError, RendezvousError, Source, current_source
-from ...ir import Program
 from ...mesh import Mesh, Sharding
-from ..array_library import NUMPY
-from ..backend import ArgumentCheck, CollectiveExecutable, FirstCall, Run, host_block
 from ..collective_call import CollectiveCall, bind_arguments
+from ..device import HostDevice, Run
 from ..job import rendezvous
+from ..transport import ArgumentCheck, CollectiveExecutable, FirstCall, Transport
 from .heap import HEADER, Heap, create, largest_arena
 from .peer_access import PeerAccess
 from .process_notes import ProcessNotes
@@ -28,14 +27,15 @@ if TYPE_CHECKING:
     from ..job.hello import JobSpec
     from ..job.rendezvous import JoinedJob
     from ..job.world import World
+    from ..plans.control_block import Communicator
     from ..plans.message_table import MessageLibrary
+    from .collective_group import CollectiveGroup
     from .communicators import Communicators
-    from .entry import Entry
 
-__all__ = ["BACKEND", "SharedMemoryBackend"]
+__all__ = ["IMPLEMENTATION", "SharedMemoryJob"]
 
 
-class SharedMemoryBackend:
+class SharedMemoryJob:
     """This process's part of the shared memory of a job, and the state that its collectives share.
 
     Importing this module imports no LLVM: that happens when the first collective is compiled.
@@ -53,22 +53,22 @@ class SharedMemoryBackend:
         self.access: PeerAccess | None = None
         """From `join` on."""
         self.gathers: dict[Any, Any] = {}
-        """Compiled all_gathers of `MeshBackend.gather_whole`."""
+        """Compiled all_gathers of `SharedMemoryTransport.gather_whole`."""
         self._notes: ProcessNotes | None = None
         self._shared: dict[str, Communicators] = {}
         self._ended = False
 
     @staticmethod
     def meet(job: JobSpec, timeout: float) -> JoinedJob:
-        """See `JobBackend`."""
+        """See `JobTransport`."""
         return rendezvous.meet(job, timeout, largest_arena(job.world), partial(create, job.world))
 
     def failure_words(self) -> np.ndarray:
-        """See `JobBackend`."""
+        """See `JobTransport`."""
         return self.heap.view(0, (HEADER // 8,), np.int64)
 
     def join(self, world: World) -> None:
-        """See `JobBackend`."""
+        """See `JobTransport`."""
         self.world = world
         self.access = PeerAccess(self.heap, world)
         self._notes = ProcessNotes(world, self.heap)
@@ -99,17 +99,17 @@ class SharedMemoryBackend:
         """The communicators; None when no collective was compiled yet."""
         return self._shared.get("communicators")
 
-    def for_mesh(self, number: int) -> MeshBackend:
-        """See `JobBackend`."""
-        return MeshBackend(self, number)
+    def for_mesh(self, number: int) -> SharedMemoryTransport:
+        """See `JobTransport`."""
+        return SharedMemoryTransport(self, number)
 
     def compare_mesh(self, number: int, axes: Mapping[str, int], source: str) -> None:
-        """See `JobBackend`. Ranks of one host are compared."""
+        """See `JobTransport`. Ranks of one host are compared."""
         if self.notes is not None:
             self.notes.compare_mesh(number, axes, source)
 
     def end(self, why: str) -> None:
-        """See `JobBackend`."""
+        """See `JobTransport`."""
         self._ended, self.allocate = True, np.empty
         if self._notes is not None:
             self._notes.end()
@@ -117,22 +117,22 @@ class SharedMemoryBackend:
             self._shared["communicators"].end(why)
 
     def close(self) -> None:
-        """See `JobBackend`."""
+        """See `JobTransport`."""
         self._shared.clear()  # caches of layouts keep meshes, and so this object: it must not keep the mapping
         self.access = self._notes = None
         self.gathers.clear()
         self.heap.close()
 
     def before_fork(self) -> None:
-        """See `JobBackend`."""
+        """See `JobTransport`."""
         self.heap.before_fork()
 
     def after_fork(self) -> None:
-        """See `JobBackend`."""
+        """See `JobTransport`."""
         self.heap.after_fork()
 
     def disown(self, most: int | None) -> None:
-        """See `JobBackend`."""
+        """See `JobTransport`."""
         try:
             self.heap.disown(most)
         except MemoryError as error:  # nothing can be raised in a fork, and arrays that change would be worse
@@ -140,94 +140,95 @@ class SharedMemoryBackend:
             os._exit(1)
 
 
-class MeshBackend:
+class SharedMemoryDevice(HostDevice):
+    """Memory that the processes of a host share, and NumPy."""
+
+    def __init__(self, job: SharedMemoryJob):
+        self.job = job
+
+    @property
+    def allocate(self) -> Callable[..., np.ndarray]:
+        """See `Device`."""
+        return self.job.allocate
+
+    def execution(self, run: Run) -> str:
+        """See `Device`."""
+        access = self.job.access
+        return f"{super().execution(run)}, and native collectives{f'; {access.rule}' if access is not None else ''}"
+
+
+class SharedMemoryTransport(Transport):
     """The part of it that serves one mesh."""
 
-    name = SharedMemoryBackend.name
-    library = NUMPY
-    native_algorithms = ()
+    name = SharedMemoryJob.name
 
-    def __init__(self, job: SharedMemoryBackend, number: int):
+    def __init__(self, job: SharedMemoryJob, number: int):
         self.job, self.number = job, number
+        self.device = SharedMemoryDevice(job)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, MeshBackend) and (self.job, self.number) == (other.job, other.number)
+        return isinstance(other, SharedMemoryTransport) and (self.job, self.number) == (other.job, other.number)
 
     def __hash__(self) -> int:
         return hash((self.job, self.number))
 
-    @property
-    def allocate(self) -> Callable[..., np.ndarray]:
-        """See `Backend`."""
-        return self.job.allocate
-
-    def new_block(self, value: np.ndarray) -> np.ndarray:
-        """See `Backend`."""
-        return host_block(value, self.job.allocate)
-
-    def wait(self) -> None:
-        """See `Backend`. Calls are synchronous."""
-
-    def native_algorithm(
-        self, kind: str, op: str, dtypes: Sequence[np.dtype], nbytes: int, nranks: int, options: Mapping[str, Any]
-    ) -> None:
-        """See `Backend`. It has none."""
-
-    def compile(self, calls: Sequence[CollectiveCall], mesh: Mesh) -> Sequence[CollectiveExecutable]:
-        """See `Backend`. All of them are one native call."""
+    def compile(
+        self, calls: Sequence[CollectiveCall], mesh: Mesh, share_results: bool = False
+    ) -> Sequence[CollectiveExecutable]:
+        """See `Transport`. All of them are one native call."""
         from .collective_group import CollectiveGroup
 
-        return [CollectiveGroup(self.job.communicators, mesh, self.number, *bind_arguments(calls))]
+        return [CollectiveGroup(self.job.communicators, mesh, self.number, *bind_arguments(calls), share_results)]
 
-    def compile_entry(self, call: CollectiveCall, mesh: Mesh) -> Entry:
-        """A barrier of the ranks that are about to run a collective elsewhere, as on GPUs: they compare what it is."""
-        from .entry import Entry
+    def agree(self, calls: Sequence[CollectiveCall], mesh: Mesh) -> CollectiveGroup:
+        """Compile a barrier of the ranks that are about to run collectives elsewhere, as on GPUs: they compare what these are.
 
-        return Entry(self.job.communicators, mesh, self.number, call)
+        It is one for all that are along the same axes.
+        """
+        from .collective_group import CollectiveGroup
+        from .entry import Agreement
 
-    def record(self, run: Run, program: Program) -> Run:
-        """See `Backend`."""
-        return run
+        along: dict[tuple[str, ...], list[CollectiveCall]] = {}
+        for call in calls:
+            along.setdefault(call.axes, []).append(call)
+        return CollectiveGroup(self.job.communicators, mesh, self.number, [*map(Agreement.to, along.values())])
 
-    def execution(self, run: Run) -> str:
-        """See `Backend`."""
-        access = self.job.access
-        reads = f"; {access.rule}" if access is not None else ""
-        return f"NumPy, one operation after the other, and native collectives{reads}"
-
-    def note_exception(self, executables: Sequence[Any], done: int, inside: bool, error: BaseException) -> None:
-        """See `Backend`. Before the first collective of a program is complete, a retry fits what the others do."""
-        done += inside and executables[done].left_complete
+    def note_exception(
+        self, executables: Sequence[CollectiveExecutable], done: int, inside: bool, error: BaseException
+    ) -> None:
+        """See `Transport`. Before the first collective of a program is complete, a retry fits what the others do."""
+        done += inside and executables[done].was_left_complete
         registry = self.job.known_communicators
         if not done or registry is None or registry.broken is not None:
             return
-        place = executables[done - 1].calls[-1].key
-        _note(registry, {c.number for group in executables for c in group.communicators}, place, error)
+        agreements = [executable.agreement for executable in executables if executable.agreement is not None]
+        place = agreements[done - 1].calls[-1].key
+        _note(registry, {c.number for agreement in agreements for c in agreement.communicators}, place, error)
 
     def decision(
-        self, executables: Sequence[Any], kind: str, source: Source | None, identity: str
+        self, executables: Sequence[CollectiveExecutable], kind: str, source: Source | None, identity: str
     ) -> Callable[[int], None] | None:
-        """See `Backend`."""
+        """See `Transport`."""
         from .decisions import Decision
 
-        found = {c.number: c for group in executables for c in group.communicators if len(c.members) > 1}
-        return Decision(self.job.communicators, list(found.values()), kind, source, identity) if found else None
+        found = _communicators(executables)
+        return Decision(self.job.communicators, found, kind, source, identity) if found else None
 
     def first_call(
-        self, executables: Sequence[Any], identity: str, layouts: Sequence[ArrayLayout], name: Callable[[int], str]
-    ) -> FirstCall | None:
-        """See `Backend`."""
+        self, executables: Sequence[CollectiveExecutable], identity: str, layouts: Sequence[ArrayLayout],
+        name: Callable[[int], str],
+    ) -> FirstCall | None:  # fmt: skip
+        """See `Transport`."""
         from .first_calls import NotedCall
 
         if self.job.notes is None:
             return None
-        found = {c.number: c for group in executables for c in group.communicators if len(c.members) > 1}
-        return NotedCall(self.job.notes, list(found.values()), f"{identity} mesh {self.number}", layouts, name)
+        return NotedCall(self.job.notes, _communicators(executables), f"{identity} mesh {self.number}", layouts, name)
 
     def gather_whole(
         self, block: np.ndarray, shape: tuple[int, ...], sharding: Sharding, named: tuple[str, Array] | None = None
     ) -> np.ndarray:
-        """See `Backend`."""
+        """See `Transport`."""
         from .values import gather_identity, gathers_of
 
         job, (name, array) = self.job, named or ("", None)
@@ -248,7 +249,7 @@ class MeshBackend:
     def compare_replicas(
         self, mesh: Mesh, layouts: Sequence[ArrayLayout], name: Callable[[int], str]
     ) -> ArgumentCheck:
-        """See `Backend`. Each call costs a hash of all arguments, and one collective."""
+        """See `Transport`. Each call costs a hash of all arguments, and one collective."""
         from .values import replica_check
 
         check = replica_check(mesh, layouts, name, self.job.communicators, self.number)
@@ -274,6 +275,13 @@ class MeshBackend:
             raise
 
 
+def _communicators(executables: Sequence[CollectiveExecutable]) -> list[Communicator]:
+    """The communicators of several ranks in which these collectives agree, each once."""
+    agreements = [executable.agreement for executable in executables if executable.agreement is not None]
+    found = {c.number: c for agreement in agreements for c in agreement.communicators if len(c.members) > 1}
+    return list(found.values())
+
+
 def _note(registry: Communicators, numbers: Collection[int], place: str, error: BaseException) -> None:
     try:
         source = current_source()
@@ -284,4 +292,4 @@ def _note(registry: Communicators, numbers: Collection[int], place: str, error: 
         raise
 
 
-BACKEND = SharedMemoryBackend
+IMPLEMENTATION = SharedMemoryJob

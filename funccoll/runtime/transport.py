@@ -1,7 +1,7 @@
 """The transport seam: the interface to the collectives of a mesh, and to the memory of its arrays.
 
-A mesh gets its backend from `make_mesh`. The compiler asks it for memory and for the collectives of a program; nothing
-else in funccoll knows how devices communicate. Backends are found by name and imported on first use.
+A mesh gets its transport from `make_mesh`. The compiler asks it for memory and for the collectives of a program; nothing
+else in funccoll knows how devices communicate. Transports are found by name and imported on first use.
 """
 
 from __future__ import annotations
@@ -16,34 +16,26 @@ from ..arrays.array import Array
 from ..arrays.array_layout import ArrayLayout
 from ..config import TRANSPORT
 from ..errors import RendezvousError, Source
-from ..ir import Program, Var
+from ..ir import Var
 from ..mesh import Mesh, Sharding
 from .collective_call import CollectiveCall
+from .device import Copies, Device
 
 if TYPE_CHECKING:
-    from .array_library import ArrayLibrary
     from .job.hello import JobSpec
     from .job.rendezvous import JoinedJob
     from .plans.message_table import MessageLibrary
     from .shm.collective_group import CollectiveGroup
 
 __all__ = [
-    "ONE_BY_ONE", "TRANSPORT", "AgreedBackend", "AgreedExecutable", "ArgumentCheck", "Backend",
-    "CollectiveExecutable", "Copies", "FirstCall", "FunctionExecutable", "JobBackend", "Run",
-    "choose_job_backend", "host_block", "load_backend",
+    "ONE_BY_ONE", "TRANSPORT", "AgreedExecutable", "AgreedTransport", "ArgumentCheck", "CollectiveExecutable", "FirstCall",
+    "FunctionExecutable", "JobTransport", "Transport", "choose_job_transport", "load_transport",
 ]  # fmt: skip
-
-Copies = Any
-"""The values that a process holds of a variable: one array where there is one, else a list in the order of
-`mesh.copy_coordinates`."""
-
-Run = Callable[..., Sequence[Copies]]
-"""A compiled program: from the copies of each input to those of each output."""
 
 ArgumentCheck = Callable[[Sequence[Any], Sequence[np.ndarray | None]], None]
 """A check of a call's arguments, from this process's blocks of them, and the global values of those that are not Arrays."""
 
-_MODULES = {"local": "local.collectives", "shm": "shm.shm_backend", "mpi": "mpi", "cuda": "cuda.gpu"}
+_MODULES = {"local": "local.collectives", "shm": "shm.shm_transport", "mpi": "mpi", "cuda": "cuda.gpu"}
 _BETWEEN_PROCESSES = "shm", "mpi"
 
 
@@ -62,15 +54,22 @@ class CollectiveExecutable:
     outputs: tuple[Var, ...] = ()
 
     @property
+    def agreement(self) -> CollectiveGroup | None:
+        """The collectives in host memory in which processes compare what they call: itself where these are all that it is.
+
+        None where there is one process.
+        """
+        return None
+
+    @property
     def function(self) -> Callable[..., Any]:
         """The function that generated code calls: from the copies of each of `inputs` to a tuple with those of each output."""
         return self  # type: ignore[return-value]
 
-    def share_results(self) -> None:
-        """Let a large result that is equal on all ranks be one array in memory, as results become Arrays, which are read-only.
-
-        All ranks must ask for it, before the first call.
-        """
+    @property
+    def was_left_complete(self) -> bool:
+        """True when an exception has left the last call after everything was done that other processes wait for."""
+        return self.agreement is not None and self.agreement.left_complete
 
 
 class FunctionExecutable(CollectiveExecutable):
@@ -92,37 +91,19 @@ class FunctionExecutable(CollectiveExecutable):
 
 
 class AgreedExecutable(CollectiveExecutable):
-    """Collectives that another transport executes when the hosts of all ranks have agreed that they are in the same ones."""
+    """Collectives that are executed elsewhere when the hosts of all ranks have agreed that they are in the same ones."""
 
-    agreement: CollectiveGroup
-    """The barrier in host memory, in which they compare what they call."""
+    def __init__(self, agreement: CollectiveGroup):
+        self._agreement = agreement
+
+    @property
+    def agreement(self) -> CollectiveGroup:
+        """See `CollectiveExecutable`. A barrier."""
+        return self._agreement
 
 
 ONE_BY_ONE = "fc.debug.disable_jit"
 """The name of programs of one operation, which stands in their identity: the operations of a function that is not compiled."""
-
-
-class AgreedBackend:
-    """The part that the backends of GPUs share: the hosts of the ranks compare, by the agreements of executables."""
-
-    host: Any
-    """The backend of the same mesh in host memory."""
-
-    def decision(
-        self, executables: Sequence[Any], kind: str, source: Source | None, identity: str
-    ) -> Callable[[int], None] | None:
-        """See `Backend`."""
-        return self.host.decision([executable.agreement for executable in executables], kind, source, identity)
-
-    def first_call(
-        self, executables: Sequence[Any], identity: str, layouts: Sequence[ArrayLayout], name: Callable[[int], str]
-    ) -> FirstCall | None:
-        """See `Backend`."""
-        return self.host.first_call([executable.agreement for executable in executables], identity, layouts, name)
-
-    def note_exception(self, executables: Sequence[Any], done: int, inside: bool, error: BaseException) -> None:
-        """See `Backend`. An exception after an agreement has ended the job already; any other one is the host's to note."""
-        self.host.note_exception([executable.agreement for executable in executables], done, inside, error)
 
 
 class FirstCall(Protocol):
@@ -140,35 +121,17 @@ class FirstCall(Protocol):
         ...
 
 
-class Backend(Protocol):
-    """The interface of a transport, to one mesh."""
+class Transport:
+    """The interface of a transport, to one mesh.
+
+    A transport derives from it. What is written here is right where one process plays all devices, and has nothing to compare.
+    """
 
     name: str
-
-    @property
-    def native_algorithms(self) -> tuple[str, ...]:
-        """The names of `collective_call.NATIVE_ALGORITHMS` that its collectives can have."""
-        ...
-
-    @property
-    def library(self) -> ArrayLibrary:
-        """The library of the blocks, which computes between collectives."""
-        ...
-
-    def allocate(self, shape: tuple[int, ...], dtype: np.dtype) -> Any:
-        """Return a new C-contiguous array with undefined values. Raises MemoryError.
-
-        Large operands of collectives are computed into it: peers may read it in place.
-        """
-        ...
-
-    def new_block(self, value: Any) -> Any:
-        """Return a copy of an array, of NumPy's or of the library's, in memory from `allocate`: the block of an Array."""
-        ...
-
-    def wait(self) -> None:
-        """Wait until the results of all calls so far are there. Raises what went wrong in them."""
-        ...
+    device: Device
+    """Where its arrays are."""
+    native_algorithms: tuple[str, ...] = ()
+    """The names of `collective_call.NATIVE_ALGORITHMS` that its collectives can have."""
 
     def native_algorithm(
         self, kind: str, op: str, dtypes: Sequence[np.dtype], nbytes: int, nranks: int, options: Mapping[str, Any]
@@ -177,23 +140,18 @@ class Backend(Protocol):
 
         `nbytes` and `options` are those of `schedules.model.select`.
         """
-        ...
+        return None
 
-    def compile(self, calls: Sequence[CollectiveCall], mesh: Mesh) -> Iterable[CollectiveExecutable]:
+    def compile(
+        self, calls: Sequence[CollectiveCall], mesh: Mesh, share_results: bool = False
+    ) -> Iterable[CollectiveExecutable]:
         """Compile adjacent collectives of a program, barriers included.
 
         The outputs of a process that plays one device are memory of their own; those of virtual devices may be shared with
-        operands.
+        operands. With `share_results`, the same on all ranks, a large result that is equal on all of them may be one array in
+        memory: nothing writes into results.
         """
-        ...
-
-    def record(self, run: Run, program: Program) -> Run:
-        """Return a compiled program as it is executed: itself, or a recording of it that is replayed."""
-        ...
-
-    def execution(self, run: Run) -> str:
-        """Return how calls of a program from `record` are executed, in words; and why not recorded, where they might be."""
-        ...
+        raise NotImplementedError
 
     def note_exception(
         self, executables: Sequence[CollectiveExecutable], done: int, inside: bool, error: BaseException
@@ -201,9 +159,9 @@ class Backend(Protocol):
         """Take note of an exception that leaves a program after `done` of its collectives, which these are in order.
 
         `inside` says that it comes from the next call, which may be complete. When a process goes on after an exception
-        that others have not had, the next collective is refused on all of them.
+        that others have not had, the next collective is refused on all of them. An exception of one process is one of all
+        its devices.
         """
-        ...
 
     def decision(
         self, executables: Sequence[CollectiveExecutable], kind: str, source: Source | None, identity: str
@@ -212,8 +170,9 @@ class Backend(Protocol):
 
         It is called with the iterations of a "loop" behind its end, or with the number of a "branch" before it is taken. When
         processes of one collective have not decided alike, the next one is refused on all of them. `identity` is equal on all.
+        Virtual devices that decide differently are run one by one.
         """
-        ...
+        return None
 
     def first_call(
         self, executables: Sequence[CollectiveExecutable], identity: str, layouts: Sequence[ArrayLayout],
@@ -223,16 +182,17 @@ class Backend(Protocol):
 
         `identity` is the program's, equal on all processes; `name` names the i-th argument.
         """
-        ...
+        return None
 
     def gather_whole(
-        self, block: np.ndarray, shape: tuple[int, ...], sharding: Sharding, named: tuple[str, Array] | None = None
+        self, block: Any, shape: tuple[int, ...], sharding: Sharding, named: tuple[str, Array] | None = None
     ) -> np.ndarray:
         """Return the global value of this process's block of an array, on every process; all must call it.
 
         Of a `named` Array the values that the processes were given are compared when a line of the user gathers it first.
+        A process that plays all devices has no block to gather: its Arrays are whole.
         """
-        ...
+        return block.copy()
 
     def compare_replicas(
         self, mesh: Mesh, layouts: Sequence[ArrayLayout], name: Callable[[int], str]
@@ -241,11 +201,59 @@ class Backend(Protocol):
 
         `name` names the i-th argument. None where a value that is equal on all devices is held once.
         """
-        ...
+        return None
 
 
-class JobBackend(Protocol):
-    """The interface of a transport between processes: its memory, joining and leaving a job, and the backends of its meshes.
+class AgreedTransport(Transport):
+    """A transport between GPUs of several processes, which compare what they call by way of their hosts' memory.
+
+    host: the transport of the same mesh in host memory.
+    """
+
+    def __init__(self, host: Transport):
+        self.host = host
+
+    def note_exception(
+        self, executables: Sequence[CollectiveExecutable], done: int, inside: bool, error: BaseException
+    ) -> None:
+        """See `Transport`. An exception after an agreement has ended the job already; any other one is the host's to note."""
+        self.host.note_exception(executables, done, inside, error)
+
+    def decision(
+        self, executables: Sequence[CollectiveExecutable], kind: str, source: Source | None, identity: str
+    ) -> Callable[[int], None] | None:
+        """See `Transport`."""
+        return self.host.decision(executables, kind, source, identity)
+
+    def first_call(
+        self, executables: Sequence[CollectiveExecutable], identity: str, layouts: Sequence[ArrayLayout],
+        name: Callable[[int], str],
+    ) -> FirstCall | None:  # fmt: skip
+        """See `Transport`."""
+        return self.host.first_call(executables, identity, layouts, name)
+
+    def gather_whole(
+        self, block: Any, shape: tuple[int, ...], sharding: Sharding, named: tuple[str, Array] | None = None
+    ) -> np.ndarray:
+        """See `Transport`. By way of the hosts, where the value is wanted."""
+        return self.host.gather_whole(self._download(block), shape, sharding, named)
+
+    def compare_replicas(
+        self, mesh: Mesh, layouts: Sequence[ArrayLayout], name: Callable[[int], str]
+    ) -> ArgumentCheck | None:
+        """See `Transport`. Each call also copies all arguments to the host."""
+        check = self.host.compare_replicas(mesh, layouts, name)
+        if check is None:
+            return None
+        return lambda blocks, values: check([self._download(block) for block in blocks], values)
+
+    def _download(self, block: Any) -> np.ndarray:
+        self.device.wait()
+        return self.device.library.download(block)
+
+
+class JobTransport(Protocol):
+    """The interface of a transport between processes: its memory, joining and leaving a job, and the transports of its meshes.
 
     """
 
@@ -268,8 +276,8 @@ class JobBackend(Protocol):
         """Serve the meshes of this `job.World`."""
         ...
 
-    def for_mesh(self, number: int) -> Backend:
-        """Return the backend of the `number`-th mesh that this process makes; 0 stands for all that come by pickle.
+    def for_mesh(self, number: int) -> Transport:
+        """Return the transport of the `number`-th mesh that this process makes; 0 stands for all that come by pickle.
 
         Collectives over different meshes never meet, so that threads with a mesh each do not disturb each other.
         """
@@ -307,21 +315,13 @@ class JobBackend(Protocol):
         ...
 
 
-def host_block(value: np.ndarray, allocate: Callable[..., np.ndarray]) -> np.ndarray:
-    """Return a copy of a value in memory from `allocate`, C-contiguous and read-only: `Backend.new_block` on CPUs."""
-    out = allocate(value.shape, value.dtype)
-    out[...] = value
-    out.flags.writeable = False
-    return out
+def load_transport(name: str) -> Any:
+    """Import a transport's module, which has its class, or a function that makes it, as `IMPLEMENTATION`."""
+    return importlib.import_module(f".{_MODULES[name]}", __package__).IMPLEMENTATION
 
 
-def load_backend(name: str) -> Any:
-    """Import a backend's module, which has its class, or a function that makes it, as `BACKEND`."""
-    return importlib.import_module(f".{_MODULES[name]}", __package__).BACKEND
-
-
-def choose_job_backend(job: JobSpec) -> type[JobBackend]:
-    """Return the backend of a job of several processes: "mpi" across hosts, else "shm". FUNCCOLL_TRANSPORT can say "mpi".
+def choose_job_transport(job: JobSpec) -> type[JobTransport]:
+    """Return the transport of a job of several processes: "mpi" across hosts, else "shm". FUNCCOLL_TRANSPORT can say "mpi".
 
     Raises: RendezvousError where it says something else, or where the launcher does not bring MPI.
     """
@@ -343,4 +343,4 @@ def choose_job_backend(job: JobSpec) -> type[JobBackend]:
             f"{why} needs MPI, and {job.launcher} started this job. Start it with `mpirun -n {job.world} python SCRIPT`, or "
             "`funccoll run --hosts HOST:PROCESSES,... SCRIPT`, which calls mpirun."
         )
-    return load_backend(name)
+    return load_transport(name)

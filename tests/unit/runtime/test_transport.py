@@ -1,4 +1,4 @@
-"""The transport seam: a third backend, ranks that are threads and exchange messages, passes the table of collectives."""
+"""The transport seam: a third transport, ranks that are threads and exchange messages, passes the table of collectives."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import funccoll as fc
 from funccoll import P
 from funccoll.mesh import Mesh
 from funccoll.passes import buffers
-from funccoll.runtime.backend import load_backend
+from funccoll.runtime.transport import load_transport
 from tests.support.cases.collective_cases import CASES, dtypes_of, sample
 from tests.support.cases.step_programs import STEPS, program
-from tests.support.fakes.thread_backend import ThreadBackend, in_threads
+from tests.support.fakes.thread_transport import ThreadTransport, in_threads
 from tests.support.spmd import axis_choices, bits, per_device, size
 
 SLOW_SIZES = [({"d": 3}, 2), ({"a": 2, "b": 2}, 4)]
@@ -51,7 +51,7 @@ def test_the_table_of_collectives(axes, every):
             found = per_device(mesh, function)(*blocks)
             for mine, shards in zip(found, wanted, strict=True):
                 assert bits(mine.local) == bits(shards[mesh.process]), (name, mesh.process)
-        return mesh.backend.sent
+        return mesh.transport.sent
 
     assert sum(in_threads(axes, rank)) > len(cases)
 
@@ -106,20 +106,20 @@ def test_the_first_failure_of_a_thread_ends_the_others():
 
 def test_a_backend_is_not_part_of_a_mesh_as_a_value():
     bare = Mesh({"d": 2}, range(2), process=1)
-    mesh = Mesh({"d": 2}, range(2), process=1, backend=ThreadBackend(1, {}))
+    mesh = Mesh({"d": 2}, range(2), process=1, transport=ThreadTransport(1, {}))
     assert mesh == bare and hash(mesh) == hash(bare)
-    assert pickle.loads(pickle.dumps(mesh)) == mesh and pickle.loads(pickle.dumps(mesh)).backend is None
-    assert copy.deepcopy(mesh).backend is mesh.backend
+    assert pickle.loads(pickle.dumps(mesh)) == mesh and pickle.loads(pickle.dumps(mesh)).transport is None
+    assert copy.deepcopy(mesh).transport is mesh.transport
     step = lambda x: fc.all_reduce(x, "d")
     one, other = (fc.jit(step, mesh=m, in_specs=P("d")).lower(np.ones(2)).fingerprint for m in (mesh, bare))
     assert one == other
 
 
 def test_equal_meshes_with_two_backends_do_not_share_layouts():
-    meshes = [Mesh({"d": 2}, range(2), process=0, backend=ThreadBackend(0, {})) for _ in range(2)]
+    meshes = [Mesh({"d": 2}, range(2), process=0, transport=ThreadTransport(0, {})) for _ in range(2)]
     first, second = (fc.device_put(np.ones(4), mesh, P("d")) for mesh in meshes)
     assert first.sharding == second.sharding
-    assert [a.sharding.mesh.backend for a in (first, second)] == [m.backend for m in meshes]
+    assert [a.sharding.mesh.transport for a in (first, second)] == [m.transport for m in meshes]
 
 
 def test_a_mesh_of_processes_without_a_job():
@@ -129,7 +129,7 @@ def test_a_mesh_of_processes_without_a_job():
 
 
 def test_backends_are_found_by_name():
-    assert load_backend("local").name == "local" and load_backend("shm").name == "shm"
+    assert load_transport("local").name == "local" and load_transport("shm").name == "shm"
 
 
 @settings(max_examples=40, deadline=None)
