@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from ..ir import Program
-from .array_library import NUMPY, ArrayLibrary
 
-__all__ = ["Copies", "Device", "GpuDevice", "HostDevice", "Run"]
+if TYPE_CHECKING:
+    from .array_library import ArrayLibrary
+
+__all__ = ["Copies", "Device", "GpuDevice", "Run"]
 
 Copies = Any
 """The values that a process holds of a variable: one array where there is one, else a list in the order of
@@ -51,35 +53,6 @@ class Device(Protocol):
     def execution(self, run: Run) -> str:
         """Return how calls of a program from `record` are executed, in words; and why not recorded, where they might be."""
         ...
-
-
-class HostDevice:
-    """Private memory of this process, and NumPy. Calls are synchronous."""
-
-    library: ArrayLibrary = NUMPY
-
-    @property
-    def allocate(self) -> Callable[..., np.ndarray]:
-        """See `Device`."""
-        return np.empty
-
-    def new_block(self, value: np.ndarray) -> np.ndarray:
-        """See `Device`. It is read-only."""
-        out = self.allocate(value.shape, value.dtype)
-        out[...] = value
-        out.flags.writeable = False
-        return out
-
-    def wait(self) -> None:
-        """See `Device`."""
-
-    def record(self, run: Run, program: Program) -> Run:
-        """See `Device`."""
-        return run
-
-    def execution(self, run: Run) -> str:
-        """See `Device`."""
-        return "NumPy, one operation after the other"
 
 
 class GpuDevice:

@@ -28,7 +28,7 @@ from funccoll.kernels.cuda_compiler import compile_template
 from funccoll.mesh import Mesh
 from funccoll.runtime.cuda import cublas, virtual_devices
 from funccoll.runtime.cuda.gpu import current_gpu
-from funccoll.runtime.device import HostDevice
+from funccoll.runtime.host_device import HostDevice
 from funccoll.runtime.job import doctor
 from funccoll.runtime.local.collectives import LocalTransport
 from tests.support.cases.all_numpy_cases import CASES

@@ -88,7 +88,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "runtime": (
         ("bad_index", "fused_step", "float_environment", "blas", "recorder"),
         ("array_library", "collective_call", "non_finite", "recorded_program"),
-        ("device",), ("transport",),
+        ("device",), ("host_device", "transport"),
         ("loop_code",), ("codegen",),
         ("plans",), ("job",), ("local", "shm", "mpi_library"), ("mpi_collectives",), ("mpi",),
         ("nccl",), ("cuda",),

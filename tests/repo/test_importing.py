@@ -94,6 +94,15 @@ def test_importing_is_light_and_has_no_effects():
     assert done.stderr == "" and done.stdout.count("\n") == 1
 
 
+def test_a_process_that_has_made_a_mesh_knows_neither_schedules_nor_kernels():
+    source = (
+        'import sys, funccoll; funccoll.make_mesh({"d": 2}); print(*(m for m in sys.modules if m.startswith(("funccoll.schedules",'
+        ' "funccoll.kernels.cpu", "funccoll.kernels.stream_interpreter"))))'
+    )
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
 def test_the_launcher_loads_nothing_that_its_processes_need():
     code = "import sys, funccoll.cli, funccoll.commands.run_command; print({m.split('.')[0] for m in sys.modules})"
     loaded = ast.literal_eval(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)

@@ -13,7 +13,8 @@ import numpy as np
 
 from ...mesh import Mesh
 from ..collective_call import CollectiveCall
-from ..device import Copies, HostDevice
+from ..device import Copies
+from ..host_device import HostDevice
 from ..transport import CollectiveExecutable, FunctionExecutable, Transport
 
 __all__ = ["IMPLEMENTATION", "LocalTransport"]

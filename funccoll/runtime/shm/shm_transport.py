@@ -16,7 +16,8 @@ from ...arrays.array_layout import ArrayLayout
 from ...errors import FunccollError, RendezvousError, Source, current_source
 from ...mesh import Mesh, Sharding
 from ..collective_call import CollectiveCall, bind_arguments
-from ..device import HostDevice, Run
+from ..device import Run
+from ..host_device import HostDevice
 from ..job import rendezvous
 from ..transport import ArgumentCheck, CollectiveExecutable, FirstCall, Transport
 from .heap import HEADER, Heap, create, largest_arena

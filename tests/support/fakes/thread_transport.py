@@ -17,7 +17,7 @@ import numpy as np
 
 from funccoll.mesh import Mesh, Sharding
 from funccoll.runtime.collective_call import CollectiveCall, bind_arguments
-from funccoll.runtime.device import HostDevice
+from funccoll.runtime.host_device import HostDevice
 from funccoll.runtime.transport import FunctionExecutable, Transport
 from funccoll.schedules.chunk_layout import ChunkLayout, FlatBuffers
 from funccoll.schedules.reference_memory import reference_memory
