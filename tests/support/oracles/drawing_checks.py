@@ -21,8 +21,8 @@ KINDS = {Arrows: "arrows", Boxes: "boxes", Cells: "cells", Curve: "curve", Point
 
 def overlapping_texts(drawing: Drawing) -> list[tuple[str, str]]:
     """Pairs of texts of the static form whose extents meet, and texts that leave the page."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.text import Text
-    from matplotlib.transports.backend_agg import FigureCanvasAgg
 
     with _own_settings():
         figure = page(drawing.scene, THEMES["light"])
