@@ -96,8 +96,8 @@ def test_importing_is_light_and_has_no_effects():
 
 def test_a_process_that_has_made_a_mesh_knows_neither_schedules_nor_kernels():
     source = (
-        'import sys, funccoll; funccoll.make_mesh({"d": 2}); print(*(m for m in sys.modules if m.startswith(("funccoll.schedules",'
-        ' "funccoll.kernels.cpu", "funccoll.kernels.stream_interpreter"))))'
+        'import sys, funccoll; funccoll.make_mesh({"d": 2}); print(*(m for m in sys.modules if m.startswith(('
+        '"funccoll.schedules", "funccoll.kernels.cpu", "funccoll.kernels.stream_interpreter"))))'
     )
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
