@@ -197,6 +197,8 @@ def test_remote_destinations_of_a_combine_take_the_next_round():
         "round 1: receive scratch[0] from 0", "round 1: receive scratch[1] from 2",
         "round 1: scratch[2] := scratch[0], input[0], scratch[1]", "round 2: send scratch[2] to 2",
     ]  # fmt: skip
+    with pytest.raises(ScheduleError, match="rank=9 must be a rank"):
+        messages.text(9)
 
 
 def test_a_copy_goes_straight_from_its_source_to_its_destinations():
