@@ -200,13 +200,18 @@ def nested_calls() -> list[str]:
 
 
 def raising_handler() -> list[str]:
-    """A handler raises in the middle of a call: it leaves the call, and nothing runs any more, on any rank."""
+    """A handler raises in the middle of a call: it leaves the call, and nothing runs any more, on any rank.
+
+    The call's memory is kept for good, also without the function: a rank that was only stopped may still write there.
+    """
     n, told = fc.world_size(), []
     mesh = fc.make_mesh({"d": n})
     total = summing(mesh)
     shared = fc.device_put(np.full((n, 4), 5.0), mesh, P("d"))
     for _ in range(3):
         total(shared)
+    heap = mesh.backend.job.communicators.heap
+    arrays = heap.stats()["arrays"]
     if fc.rank() == 0:
         signal.signal(signal.SIGALRM, signal.default_int_handler)
         signal.setitimer(signal.ITIMER_REAL, LATE / 2)
@@ -217,6 +222,10 @@ def raising_handler() -> list[str]:
             assert (total(shared).local == 5 * n).all()
         except (KeyboardInterrupt, FunccollError) as error:
             told.append(f"{type(error).__name__}: {error}".splitlines()[0])
+    del total
+    fc.clear_caches()
+    gc.collect()
+    assert heap.stats()["arrays"] == arrays
     return told
 
 
