@@ -94,6 +94,16 @@ def overwritten_after_send() -> str:
     return algorithm("broadcast", 2, [((2, 2, 1), root), ((0, 2, 0), other)], nchannels=2)
 
 
+def overwritten_late() -> str:
+    """The same where the first send may wait for its receive, which comes late: nothing need be buffered."""
+    root = [block(0, 1, -1, [step(0, "cpy", "i0", "s0"), step(1, "s", "s0", "o0"), step(2, "cpy", "i1", "s0")]),
+            block(1, 1, -1, [step(0, "s", "i1", "o1")], chan=1), block(2, -1, -1, [step(0, "cpy", "i0", "o0", count=2)])]
+    other = [block(0, -1, 0, [step(0, "r", "s0", "o0", depends=(1, 2))]),
+             block(1, -1, 0, [step(0, "r", "i1", "o1"), step(1, "cpy", "o1", "s0"), step(2, "cpy", "s0", "s1", awaited=1)],
+                   chan=1)]  # fmt: skip
+    return algorithm("broadcast", 2, [((2, 2, 1), root), ((0, 2, 2), other)], nchannels=2)
+
+
 def gather_in_place() -> str:
     """all_gather in place on two ranks: the input is a slice of the output."""
     def gpu(r: int) -> tuple[tuple[int, int, int], list[str]]:

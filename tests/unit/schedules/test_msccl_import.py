@@ -21,6 +21,7 @@ from tests.support.cases.msccl_files import (
     gather_in_place,
     line_of,
     overwritten_after_send,
+    overwritten_late,
     pairs,
     replaced,
     ring_in_place,
@@ -33,8 +34,8 @@ from tests.support.oracles.schedule_oracle import Oracle
 
 BY_HAND = {
     "exchange in place": exchange_in_place(), "ring in place on 2": ring_in_place(2), "ring in place on 5": ring_in_place(5),
-    "overwritten after the send": overwritten_after_send(), "all_gather in place": gather_in_place(),
-    "reduce_scatter in place": scatter_in_place(),
+    "overwritten after the send": overwritten_after_send(), "overwritten late": overwritten_late(),
+    "all_gather in place": gather_in_place(), "reduce_scatter in place": scatter_in_place(),
 }  # fmt: skip
 RING = fs.build("all_reduce", 3, "ring").to_msccl_xml()
 FLAT = fs.build("reduce", 3, "flat").to_msccl_xml()
@@ -53,6 +54,12 @@ def check_values(schedule, seed: int = 0) -> None:
 @pytest.mark.parametrize("name", BY_HAND)
 def test_files_in_the_style_of_msccl_tools(name):
     check_values(fs.from_msccl_xml(BY_HAND[name]))
+
+
+def test_what_is_sent_is_copied_only_where_sends_must_be_buffered():
+    """The files have one chunk of scratch, and two: the first one needs another, because it overwrites what it has sent."""
+    chunks = [fs.from_msccl_xml(BY_HAND[f"overwritten {when}"]).scratch_chunks for when in ("after the send", "late")]
+    assert chunks == [1 + 1, 2]
 
 
 def test_the_fold_of_consecutive_reductions_is_one():
