@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import pickle
 import re
 import sys
 import threading
@@ -20,6 +21,7 @@ from funccoll.arrays.array_layout import NO_MESH
 from funccoll.errors import DeviceError, TraceError, UnsupportedError
 from funccoll.runtime.cuda import captured_program, cublas, gpu, virtual_devices
 from funccoll.runtime.cuda.captured_program import CapturedProgram
+from funccoll.runtime.job.world import on_device, transport_of
 from tests.support.fakes import fake_cuda, fake_cuda_memory, fake_cupy
 from tests.support.fakes.fake_cublas import FakeCublas
 
@@ -424,6 +426,20 @@ def test_meshes_of_gpus():
     z = step(y, np.float64(2))
     np.testing.assert_array_equal(np.asarray(z), np.asarray(y) * 2 + np.array([[0], [0], [1], [1]]))
     assert "cuda" in repr(z) and z._repr_html_()
+
+
+@pytest.mark.parametrize("make", [lambda m: pickle.loads(pickle.dumps(m)), lambda m: m["d", "e"]], ids=["pickled", "part"])
+def test_a_mesh_of_gpus_that_was_not_made_from_one_of_the_host(make, cupy):
+    mesh = make(fc.make_mesh({"d": 2, "e": 1}, device="cuda"))
+    assert transport_of(mesh) is transport_of(mesh) and on_device(mesh, "cuda") is mesh
+    host = on_device(mesh, "cpu")
+    assert host == fc.make_mesh({"d": 2, "e": 1}) and on_device(host, "cuda") is mesh and on_device(mesh, "cpu") is host
+    x = fc.device_put(X, mesh, P("d"))
+    assert type(x.shards[0]) is cupy.ndarray
+    y = fc.device_put(X, mesh, P("d"), device="cpu")
+    assert y.sharding.mesh == host and type(y.shards[0]) is np.ndarray
+    step = fc.jit(lambda x: x * 2, mesh=mesh, in_specs=P("d"), out_specs=P("d"))
+    np.testing.assert_array_equal(np.asarray(step(x)), X * 2)
 
 
 def test_a_program_of_one_large_collective_is_launched_and_no_graph(monkeypatch):

@@ -32,10 +32,10 @@ def test_programs_have_the_bits_of_virtual_devices(processes, case):
 
 def test_each_collective_goes_to_its_transport():
     for lines in run(2, "transports 1"):
-        schedules, calls, values, choices, left = lines
+        schedules, calls, values, choices, pickled, left = lines
         assert schedules == "['nccl (native: not proved)', 'ring', 'nccl (native: not proved)']"
         assert calls.startswith("['NcclCall', 'PeerLaunch', 'NcclCall'] kernel by kernel: the hosts agree")
-        assert values == "[[48.0, 49.0], [48.0, 49.0]]"
+        assert values == pickled == "[[48.0, 49.0], [48.0, 49.0]]"
         assert choices == "[None, 'nccl', None]"  # our kernel where latency counts, and what NCCL lacks
         assert left == "left"
 

@@ -305,7 +305,9 @@ def transport_of(mesh: Mesh) -> Transport:
     if mesh.transport is not None:
         return mesh.transport
     if mesh.device_type != "cpu":
-        return on_device(Mesh(mesh.shape, mesh.devices, mesh.process, hosts=mesh.hosts), mesh.device_type).transport
+        host = on_device(mesh, "cpu")
+        mesh.transport = load_transport("cuda")(host, transport_of(host))
+        return mesh.transport
     if mesh.is_fully_addressable:
         check_alone(mesh)
         return load_transport("local")()
@@ -340,8 +342,10 @@ def on_device(mesh: Mesh, device: str) -> Mesh:
         return mesh
     found = mesh.on_devices
     found.setdefault(mesh.device_type, mesh)
-    if device not in found:  # a mesh of GPUs is made from one of the host's, whose processes agree over host memory
-        made = Mesh(mesh.shape, mesh.devices, mesh.process, load_transport("cuda")(mesh, mesh.transport), "cuda", mesh.hosts)
+    if device not in found:
+        # GPUs' processes agree over host memory. A mesh of GPUs without one of the host's came by pickle, or is a part of one.
+        transport = load_transport("cuda")(mesh, transport_of(mesh)) if device == "cuda" else None
+        made = Mesh(mesh.shape, mesh.devices, mesh.process, transport, device, mesh.hosts)
         made.on_devices, made.made_alone = found, mesh.made_alone
         found[device] = made
     return found[device]

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,8 @@ def transports() -> None:
     print([np.asarray(run(x)).tolist() for _ in range(2)])
     print([mesh.transport.native_algorithm("all_reduce", "sum", [np.dtype(dtype)], nbytes, n, {})
            for dtype, nbytes in (("f4", 1 << 10), ("f4", 1 << 30), ("c8", 1 << 30))])  # fmt: skip
+    pickled = pickle.loads(pickle.dumps(mesh))
+    print([np.asarray(fc.jit(step, mesh=pickled, in_specs=P("d"), out_specs=P())(x)).tolist() for _ in range(2)])
     fc.finalize()
     print("left")
 
