@@ -66,11 +66,12 @@ demo: $(VENV)/.demo
 	$(BIN)/funccoll run -n 2 notebooks/digits.py --save $(VENV)/digits.npz
 	$(BIN)/python notebooks/digits.py --devices 2 --compare $(VENV)/digits.npz
 
-# Of two cores. Slow tests often wait for processes, so that one more takes the core meanwhile; make test
-# gains 11 of 224 s by it, for 30 s of processor time. SLOW_WORKERS=2 where there are less than 24 GiB of memory.
+# Of two cores. Tests often wait for processes, so that one more takes the core meanwhile. In `make test` it has only the tests that
+# wait most: to import what others need would take it 30 s of processor time. SLOW_WORKERS=2 where there are less than 24 GiB of memory.
 WORKERS ?= 2
 SLOW_WORKERS ?= 3
 PARALLEL = -n $(WORKERS) --dist worksteal
+test: PARALLEL = -n $(shell expr $(WORKERS) + 1) --dist worksteal --waiting-worker
 test-slow test-exhaustive: WORKERS = $(SLOW_WORKERS)
 
 # The workers run side by side: BLAS threads would fight over the cores. (Too late in conftest: plugins import NumPy.)

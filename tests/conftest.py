@@ -33,8 +33,20 @@ PROCESSES = ("gpu_check", "jobs", "torch")
 register_profiles()
 
 
+def pytest_addoption(parser):
+    parser.addoption("--waiting-worker", action="store_true", help="the last worker has the tests that mostly wait, alone")
+
+
 def pytest_configure(config):
     leave_out_reports(config)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    if config.option.waiting_worker:
+        from tests.support.waiting_worker import WaitingWorkerScheduling
+
+        return WaitingWorkerScheduling(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)
