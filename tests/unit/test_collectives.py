@@ -18,8 +18,8 @@ from tests.support.cases.collective_cases import CASES, FLOATS, dtypes_of, left_
 from tests.support.groups import in_groups
 from tests.support.spmd import MESHES, bits, expected, group_of, on_meshes, per_device, size
 
-FEW = 12
-"""Of the 24 choices of axes every twelfth: two for each of 138 cases, other ones for the next case."""
+FEW = 24
+"""Of the 24 choices of axes one for each of 138 cases, another one for the next case."""
 
 
 @pytest.mark.parametrize("every", [

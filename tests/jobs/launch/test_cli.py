@@ -295,8 +295,11 @@ step(np.ones(n))
     pytest.param(3, "raise and end late", 1, r"rank 2 raised ValueError at script.py:\d+ \(<module>\)", marks=pytest.mark.slow),
     pytest.param(3, "kill", 137, "rank 2 was killed by SIGKILL \\(out of memory, perhaps\\)", marks=pytest.mark.slow),
     pytest.param(3, "exit", 7, "rank 2 exited with code 7", marks=pytest.mark.slow),
-    (2, "leave", host.PEER_FAILURE_EXIT_CODE,
-     r"rank 1 exited with code 0 while rank 0 still called collectives at script.py:\d+ \(<module>\)"),
+    pytest.param(
+        2, "leave", host.PEER_FAILURE_EXIT_CODE,
+        r"rank 1 exited with code 0 while rank 0 still called collectives at script.py:\d+ \(<module>\)",
+        marks=pytest.mark.slow,
+    ),
 ])  # fmt: skip
 def test_the_cause_is_named_and_not_who_failed_because_of_it(script, n, what, code, words):
     script(COLLECTIVE)

@@ -119,7 +119,7 @@ print("fine")
 """
 
 
-@pytest.mark.parametrize("how", ["script", "cell"])
+@pytest.mark.parametrize("how", ["script", pytest.param("cell", marks=pytest.mark.slow)])
 def test_functions_and_classes_of_main(how, tmp_path):
     """Of a script, and of a notebook's kernel, whose cells are in no file."""
     (tmp_path / "script.py").write_text(SCRIPT)

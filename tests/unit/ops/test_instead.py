@@ -85,11 +85,13 @@ def test_a_method_that_works_in_place_names_the_function():
         fc.jit(lambda x: np.add.reduceat(x, [0, 2]))(A)
 
 
-@pytest.mark.parametrize("name", ["torch.relu", "jax.numpy.sum", "jax.nn.relu", "str.join"])
+@pytest.mark.parametrize("name", [
+    pytest.param("torch.relu", marks=pytest.mark.slow), "jax.numpy.sum", "jax.nn.relu", "str.join",
+])  # fmt: skip
 def test_errors_of_other_libraries_functions_say_what_takes_a_traced_array(name):
     """Their own words name the class of traced arrays alone.
 
-    Not among the tests of tracing: to import torch takes a second, and `make test-fast` runs those.
+    Not among the tests of tracing: to import JAX takes a second, and `make test-fast` runs those.
     """
     module, _, function = name.rpartition(".")
     found = getattr(str if module == "str" else pytest.importorskip(module), function)

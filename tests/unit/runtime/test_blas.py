@@ -70,7 +70,7 @@ def told(code, **environment):
 
 
 
-def test_devices_compute_with_one_thread_and_one_device_is_left_alone(tmp_path):
+def test_devices_compute_with_one_thread_and_one_device_is_left_alone():
     found = told(VIRTUAL, OPENBLAS_NUM_THREADS="2")
     assert found["one"] != found["two"], "this BLAS gives the same bits with one thread and with two: use other shapes"
     assert found["alone"] == found["two"]
@@ -78,6 +78,11 @@ def test_devices_compute_with_one_thread_and_one_device_is_left_alone(tmp_path):
     assert found["einsum"] == found["one einsum"] != found["two einsum"]
     other = told(VIRTUAL, OPENBLAS_NUM_THREADS="2", FUNCCOLL_BLAS_THREADS="2")
     assert other["several"] == other["again"] == found["two"]
+
+
+@pytest.mark.slow
+def test_processes_compute_with_one_thread(tmp_path):
+    one = told(SCRIPT + "print(json.dumps(plain(1)))", OPENBLAS_NUM_THREADS="2")
     script = tmp_path / "script.py"
     script.write_text(SCRIPT + "print(json.dumps(products(2)))")
     done = subprocess.run(
@@ -85,7 +90,7 @@ def test_devices_compute_with_one_thread_and_one_device_is_left_alone(tmp_path):
         env={**os.environ, "OPENBLAS_NUM_THREADS": "2"},
     )  # fmt: skip
     lines = done.stdout.splitlines()
-    assert done.returncode == 0 and {line[4:] for line in lines} == {json.dumps(found["one"])} and len(lines) == 2, done
+    assert done.returncode == 0 and {line[4:] for line in lines} == {json.dumps(one)} and len(lines) == 2, done
 
 
 def test_ranks_with_other_numbers_of_threads_do_not_join():
