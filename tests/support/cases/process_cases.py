@@ -176,13 +176,13 @@ def fewest(n: int, same: Same, dtypes: list[np.dtype] = FEW) -> None:
     table(n, same, dtypes, cases=fewest_cases())
 
 
-def half_of_fewest(n: int, same: Same) -> None:
+def half_of_fewest(n: int, same: Same, dtypes: list[np.dtype] = FEW) -> None:
     """Every second function of `fewest` of each collective: of one those with even numbers, of the next with odd ones."""
     of_kind: dict[str, list[Case]] = {}
     for case in fewest_cases():
         of_kind.setdefault(case.name.split()[0], []).append(case)
     halves = (cases[number % 2 :: 2] or cases for number, cases in enumerate(of_kind.values()))
-    table(n, same, FEW, cases=[*itertools.chain.from_iterable(halves)])
+    table(n, same, dtypes, cases=[*itertools.chain.from_iterable(halves)])
 
 
 def gradients(n: int, same: Same, **choice: Any) -> None:

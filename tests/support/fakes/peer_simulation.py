@@ -203,10 +203,10 @@ def compare(case: str, seed: int, names: list[str]) -> None:
     gpu.max_blocks = 3 + fc.rank()  # the least of all ranks counts
     peer_memory.CHANNEL_BYTES = 48
     same, began = PeerComparing(gpu), time.monotonic()
-    if case in ("table", "fewest"):
+    if table := {"table": process_cases.table, "fewest": process_cases.fewest, "half": process_cases.half_of_fewest}.get(case):
         dtypes = [np.dtype(name) for name in names]
         process_cases.dtypes_of = lambda case: [d for d in dtypes_of(case) if d in dtypes]
-        (process_cases.fewest if case == "fewest" else process_cases.table)(fc.world_size(), same, dtypes)
+        table(fc.world_size(), same, dtypes)
     else:
         process_cases.SIMULATED[case](fc.world_size(), same)
     for mesh in same.meshes.values():
