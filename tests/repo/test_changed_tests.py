@@ -221,11 +221,13 @@ def test_changes_since_a_commit(tmp_path):
 
 
 def test_the_table_is_not_stale():
+    """Of a third of the modules: to read all takes more than a second."""
     table, files = Table.load(), set(changed_tests.test_files(ROOT))
-    known = {path: functions for path, functions in table.called.items() if (ROOT / path).exists()}
+    third = {path: table.called[path] for path in sorted(table.called)[::3]}
+    known = {path: functions for path, functions in third.items() if (ROOT / path).exists()}
     there = sum(len(functions.keys() & functions_of(ast.parse((ROOT / path).read_text()))) for path, functions in known.items())
     assert len(files & table.tests) > 0.8 * len(files), "make test-table FILES=..."
-    assert there > 0.8 * sum(map(len, table.called.values())), "make test-table"
+    assert there > 0.8 * sum(map(len, third.values())), "make test-table"
 
 
 def test_the_table_knows_what_ranks_call():
