@@ -17,7 +17,9 @@ from .errors import MeshError, PlannedError, ShardingError
 if TYPE_CHECKING:
     from .draw.drawing import Drawing
 
-__all__ = ["Mesh", "P", "Sharding", "abstract_mesh", "axes_in_words", "check_hosts", "normalize_axes", "number_hosts"]
+__all__ = [
+    "Mesh", "P", "ReplicaGroups", "Sharding", "abstract_mesh", "axes_in_words", "check_hosts", "normalize_axes", "number_hosts",
+]  # fmt: skip
 
 
 def axes_in_words(axes: Iterable[str]) -> str:
@@ -117,6 +119,29 @@ def check_hosts(
     if given and len(given) != size:
         raise error(f"hosts={hosts!r:.80} has {len(given)} entries, and there are {size} {members}: give one for each.")
     return number_hosts(map(int, given))
+
+
+@dataclass(frozen=True)
+class ReplicaGroups:
+    """Devices that communicate in a collective (XLA's replica groups): every group of a mesh, in the order of its ranks.
+
+    axes: the mesh axes along which they are, for messages. ranks: the positions of each group's devices in the mesh.
+    """
+
+    axes: tuple[str, ...]
+    ranks: tuple[tuple[int, ...], ...]
+
+    @property
+    def size(self) -> int:
+        """The number of ranks of each group."""
+        return len(self.ranks[0])
+
+    def of(self, device: int | None) -> tuple[int, ...]:
+        """The group in which a device is."""
+        return next(ranks for ranks in self.ranks if device in ranks)
+
+    def __str__(self) -> str:
+        return ", ".join(map(repr, self.axes))
 
 
 class Mesh:
@@ -255,6 +280,10 @@ class Mesh:
         order = [self.axis_names.index(a) for a in (*(a for a in self.axis_names if a not in names), *names)]
         positions = np.arange(self.size).reshape(self.sizes).transpose(order)
         return positions.reshape(-1, self.axis_size(names)).tolist()
+
+    def replica_groups(self, axes: str | Iterable[str]) -> ReplicaGroups:
+        """The groups of devices that communicate in a collective over `axes`."""
+        return ReplicaGroups(self.check_axes(axes), tuple(map(tuple, self.groups(axes))))
 
     def hosts_along(self, axes: str | Iterable[str]) -> tuple[int, ...]:
         """The host of each rank of a collective over `axes`; () when every group is on one host.

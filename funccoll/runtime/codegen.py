@@ -572,7 +572,9 @@ class _Builder:
         """Emit a group of adjacent collectives."""
         if not group:
             return
-        make = functools.partial(CollectiveCall.of_equation, program=self.program, argument_types=self.argument_types)
+        make = functools.partial(
+            CollectiveCall.of_equation, mesh=self.mesh, program=self.program, argument_types=self.argument_types
+        )
         calls = [make(eqn, self.schedules[eqn], self.identity(eqn)) for eqn in group]
         for call in self.transport.compile(calls, self.mesh, self.results_are_arrays and self._is_whole(calls)):
             self.calls.append(call)

@@ -12,6 +12,7 @@ import numpy as np
 
 from ..errors import Source
 from ..ir import Equation, Primitive, Program, Var
+from ..mesh import Mesh, ReplicaGroups
 from ..primitives.collectives.record import lowering
 from ..types import dtype_name
 
@@ -74,12 +75,12 @@ NOTHING = Operand((0,), (0,), np.dtype(np.uint8))
 
 @dataclass(frozen=True)
 class CollectiveCall:
-    """One collective with its proved schedule, over every group of devices along `axes` at once.
+    """One collective with its proved schedule, over all groups of devices at once.
 
     The compiler builds it once from an equation; a transport derives from it whatever it executes.
     """
 
-    axes: tuple[str, ...]
+    groups: ReplicaGroups
     schedule: Schedule
     """Of a native collective, the schedule that says what it computes."""
     op: str
@@ -99,7 +100,9 @@ class CollectiveCall:
     """The types of the program's arguments, which the key determines: for errors."""
 
     @classmethod
-    def of_equation(cls, eqn: Equation, schedule: Schedule, key: str, program: Program, argument_types: str) -> CollectiveCall:
+    def of_equation(
+        cls, eqn: Equation, schedule: Schedule, key: str, mesh: Mesh, program: Program, argument_types: str
+    ) -> CollectiveCall:
         """The call of an equation."""
         how, algorithm = lowering(eqn), eqn.params["algorithm"]
         operands = [
@@ -113,9 +116,14 @@ class CollectiveCall:
         native = algorithm if algorithm in NATIVE_ALGORITHMS else ""
         params = {name: value for name, value in eqn.params.items() if name != "axes"}
         return cls(
-            tuple(eqn.axes()), schedule, how.op if operands else "or", tuple(operands) or (NOTHING,),
+            mesh.replica_groups(eqn.axes()), schedule, how.op if operands else "or", tuple(operands) or (NOTHING,),
             f"{key} {native}".rstrip(), eqn.source, native, eqn.primitive, params, program, argument_types,
         )  # fmt: skip
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The mesh axes along which the groups are."""
+        return self.groups.axes
 
     @property
     def kind(self) -> str:
@@ -130,17 +138,17 @@ class CollectiveCall:
     @property
     def name(self) -> str:
         """The collective and its axes, for the texts of errors."""
-        return f"{self.kind} over {', '.join(map(repr, self.axes))}"
+        return f"{self.kind} over {self.groups}"
 
     @property
     def fields(self) -> tuple[str, ...]:
         """The fields of a description: see `shm.plan.DESCRIPTION`."""
         shapes = ", ".join(str(list(o.shape)) for o in self.operands)
         dtypes = ", ".join(dtype_name(o.dtype) for o in self.operands)
-        axes = ", ".join(map(repr, self.axes))
         collective, line = self.schedule.collective, str(self.source) if self.source else ""
         op = self.op if collective.meaning.combines else ""
-        return str(collective), op, shapes, dtypes, axes, self.schedule.algorithm, line, self.key, self.argument_types
+        over, algorithm = str(self.groups), self.schedule.algorithm
+        return str(collective), op, shapes, dtypes, over, algorithm, line, self.key, self.argument_types
 
     def hash(self, segments: Sequence[Segment], is_shared: bool = False) -> int:
         """A hash of the call and of how its arrays are cut, odd; a rank publishes it when it enters, and peers compare it."""

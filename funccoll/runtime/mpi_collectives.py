@@ -116,10 +116,10 @@ class MpiCall(AgreedExecutable):
             with at_source(call.source):
                 _check(call)
         bound, self.inputs, self.outputs = bind_arguments(calls)
-        super().__init__(transport.agree(bound, mesh))
+        super().__init__(transport.agree(bound))
         self._left_complete = False
-        ranks = {call.axes: ranks for call, ranks in zip(self.agreement.calls, self.agreement.communicators, strict=True)}
-        self._parts = [part for call in bound for part in _parts(call, ranks[call.axes])]
+        ranks = {call.groups: ranks for call, ranks in zip(self.agreement.calls, self.agreement.communicators, strict=True)}
+        self._parts = [part for call in bound for part in _parts(call, ranks[call.groups])]
         self._diagnosis = Diagnosis(self.registry, bound[0], self.agreement.communicators[0], self.registry.world.rank)
         self._wrong_argument, self._wrong_count = wrong_argument, wrong_count
         flat = [part for part in self._parts if part.flat is not None and part.source >= 0]

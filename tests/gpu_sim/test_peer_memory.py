@@ -16,7 +16,7 @@ import pytest
 
 from funccoll import schedules
 from funccoll.errors import MeshError
-from funccoll.mesh import Mesh
+from funccoll.mesh import Mesh, abstract_mesh
 from funccoll.runtime.collective_call import CollectiveCall, Operand
 from funccoll.runtime.cuda import peer_shutdown
 from funccoll.runtime.cuda.peer_plan import PeerPlan, build_peer_plan
@@ -142,7 +142,7 @@ def plans(kind: str, algorithm: str, p: int, shape: tuple[int, ...], channels: i
     schedule = schedules.build(kind, p, algorithm=algorithm, pairs=pairs)
     out = ChunkLayout.output_shape(schedule.collective, shape)
     operands = tuple(Operand(shape, out, np.dtype(d)) for d in ("float32", "int8"))
-    call = CollectiveCall(("d",), schedule, "sum", operands, "")
+    call = CollectiveCall(abstract_mesh({"d": p}).replica_groups("d"), schedule, "sum", operands, "")
     counters = [[1000 * (r + 1) + c for r in range(p)] for c in range(channels)]
     return [build_peer_plan(call, rank, counters, [10 * r for r in range(p)]) for rank in range(p)]
 

@@ -88,7 +88,7 @@ class PeerMemoryTransport(AgreedTransport):
         So what only some ranks compile keeps no other waiting.
         """
         for call in calls:
-            entry = Entry(call, self.memory.agree([call], mesh))
+            entry = Entry(call, self.memory.agree([call]))
             yield PeerBarrier(self, entry) if call.is_barrier else PeerLaunch(self, call, mesh, entry)
 
     def check(self) -> None:
@@ -147,7 +147,7 @@ class PeerBarrier(AgreedExecutable):
         super().__init__(entry.group)
         self.transport, self.entry = transport, entry
 
-    def __call__(self) -> tuple[()]:
+    def __call__(self, *copies: Any) -> tuple[()]:
         """Wait for all ranks of the group."""
         self.transport.device.wait()
         return self.entry()
@@ -200,7 +200,7 @@ class PeerLaunch(AgreedExecutable):
 
     def _make_plan(self) -> PeerPlan:
         segments, members, mesh = self.transport.segments, self.entry.members, self.mesh
-        self._bases, counters = segments.counters(self.call.axes, mesh)
+        self._bases, counters = segments.counters(self.call.groups, mesh)
         nbytes = sum(max(o.nbytes, o.out_nbytes) for o in self.call.operands)
         channels = max(1, min(segments.max_blocks, MAX_CHANNELS, -(-nbytes // CHANNEL_BYTES)))
         of_channels = [[counters[m] + fields.LINE_BYTES * c for m in members] for c in range(channels)]

@@ -6,14 +6,14 @@ Each new one is at least twice as large as the one before, so that all together 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
 
 from ...errors import FunccollError, MeshError
 from ...kernels.frame import LINE_BYTES
-from ...mesh import Mesh, P, Sharding
+from ...mesh import Mesh, P, ReplicaGroups, Sharding
 from .virtual_devices import Gpu
 
 __all__ = ["MAX_CHANNELS", "PeerGpu", "PeerSegments"]
@@ -66,18 +66,18 @@ class PeerSegments:
         """Blocks that run at the same time on the GPU of every rank."""
         self._control: list[int] = []
         self._data: list[tuple[int, list[int]]] = []  # bytes, and addresses by rank
-        self._numbers: dict[Hashable, int] = {}
+        self._numbers: dict[ReplicaGroups, int] = {}
         self._own: list[int] = []
         self._opened: list[int] = []
 
-    def counters(self, axes: Hashable, mesh: Mesh) -> tuple[int, list[int]]:
-        """(address of the first channel's base, address of every rank's first counter) of collectives over these axes.
+    def counters(self, groups: ReplicaGroups, mesh: Mesh) -> tuple[int, list[int]]:
+        """(address of the first channel's base, address of every rank's first counter) of collectives over these groups.
 
         The channels' bases are 8 bytes apart, their counters LINE_BYTES. All ranks ask for the same, in one order.
         """
         if not self._control:
             _, self._control = self._exchange(mesh, _MAX_COMMUNICATORS * MAX_CHANNELS * LINE_BYTES)
-        number = self._numbers.setdefault(axes, len(self._numbers))
+        number = self._numbers.setdefault(groups, len(self._numbers))
         if number >= _MAX_COMMUNICATORS:
             raise FunccollError(
                 f"programs communicate over {number + 1} choices of a mesh's axes, and one mesh of GPUs has counters for "

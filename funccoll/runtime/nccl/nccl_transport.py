@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import MeshError
-from ...mesh import Mesh
+from ...mesh import Mesh, ReplicaGroups
 from ...schedules.schedule import build
 from ..collective_call import CollectiveCall, Operand, bind_arguments
 from ..device import GpuDevice
@@ -61,14 +61,13 @@ class NcclTransport(AgreedTransport):
         """
         self.job.check()
 
-    def communicator(self, mesh: Mesh, axes: Sequence[str]) -> Any:
-        """NCCL's communicator of this rank along axes, None for a group of one rank. All ranks come here in one order."""
-        groups = tuple(map(tuple, mesh.groups(axes)))
-        if len(groups[0]) == 1:
+    def communicator(self, mesh: Mesh, groups: ReplicaGroups) -> Any:
+        """NCCL's communicator of this rank's group, None for a group of one rank. All ranks come here in one order."""
+        if groups.size == 1:
             return None
-        if groups not in self._communicators:
-            self._communicators[groups] = self._make(mesh, groups)
-        return self._communicators[groups]
+        if groups.ranks not in self._communicators:
+            self._communicators[groups.ranks] = self._make(mesh, groups.ranks)
+        return self._communicators[groups.ranks]
 
     def _make(self, mesh: Mesh, groups: tuple[tuple[int, ...], ...]) -> Any:
         every = (tuple(range(mesh.size)),)
@@ -88,15 +87,15 @@ def _all_gather(record: np.ndarray, mesh: Mesh, host: SharedMemoryTransport) -> 
     """The records of all ranks in host memory."""
     operand = Operand(record.shape, (record.size * mesh.size,), record.dtype, argument=0)
     schedule = build("all_gather", mesh.size)
-    call = CollectiveCall(mesh.axis_names, schedule, "", (operand,), "communicator of NCCL")
-    return CollectiveGroup(host.job.communicators, mesh, host.number, [call])(record)[0]
+    call = CollectiveCall(mesh.replica_groups(mesh.axis_names), schedule, "", (operand,), "communicator of NCCL")
+    return CollectiveGroup(host.job.communicators, host.number, [call])(record)[0]
 
 
 @dataclass(frozen=True, eq=False)
 class _Part:
     """One operand of one collective, on this rank: where its input comes from, and what is executed."""
 
-    axes: tuple[str, ...]
+    groups: ReplicaGroups
     flat: FlatOperand
     source: int | None
     """Argument `source` of the call, or result ~source of it; None for a barrier, which reads a byte of its own."""
@@ -123,26 +122,26 @@ class NcclCall(AgreedExecutable):
                 begin = results
             self.steps[-1] += self._parts(call)
             results += sum(o.result is not None for o in call.operands)
-        super().__init__(transport.memory.agree(bound, mesh))
+        super().__init__(transport.memory.agree(bound))
         registry = transport.memory.job.communicators
         self._diagnosis = Diagnosis(registry, bound[0], self.agreement.communicators[0], registry.world.rank)
 
     def _parts(self, call: CollectiveCall) -> Iterator[_Part]:
         job, schedule, op = self.job, call.schedule, call.op
-        (members,) = [group for group in self.mesh.groups(call.axes) if self.mesh.process in group]
+        members = call.groups.of(self.mesh.process)
         rank = members.index(job.world.rank)
         if call.is_barrier:
             everywhere = build("all_reduce", len(members)).collective
             flat = FlatOperand(Operand((1,), (1,), _BYTE), everywhere)
-            yield _Part(call.axes, flat, None, NativeOperand(job.nccl, flat, "max", rank), None)
+            yield _Part(call.groups, flat, None, NativeOperand(job.nccl, flat, "max", rank), None)
             return
         for operand in call.operands:
             flat = FlatOperand(operand, schedule.collective)
             if len(members) > 1 and is_native(call.kind, op, operand.dtype, call.native):
-                yield _Part(call.axes, flat, operand.argument, NativeOperand(job.nccl, flat, op, rank), None)
+                yield _Part(call.groups, flat, operand.argument, NativeOperand(job.nccl, flat, op, rank), None)
             else:
                 rounds = MessageRounds(job.nccl, schedule, flat, op, rank, job.fold)
-                yield _Part(call.axes, flat, operand.argument, None, rounds)
+                yield _Part(call.groups, flat, operand.argument, None, rounds)
 
     def __call__(self, *arrays: Any) -> tuple[Any, ...]:
         """This rank's results, which the GPU may not have computed yet.
@@ -155,7 +154,7 @@ class NcclCall(AgreedExecutable):
         try:
             self.agreement()
             agreed = True
-            communicators = {part.axes: self.transport.communicator(self.mesh, part.axes) for part in chain(*self.steps)}
+            communicators = {part.groups: self.transport.communicator(self.mesh, part.groups) for part in chain(*self.steps)}
             return self._enqueue(communicators, arrays)
         except MeshError:  # all ranks refuse alike, and nothing was enqueued
             raise
@@ -168,7 +167,7 @@ class NcclCall(AgreedExecutable):
                 raise ended_by from error  # the watchdog's, of which this one follows
             raise
 
-    def _enqueue(self, communicators: Mapping[tuple[str, ...], Any], arrays: Sequence[Any]) -> tuple[Any, ...]:
+    def _enqueue(self, communicators: Mapping[ReplicaGroups, Any], arrays: Sequence[Any]) -> tuple[Any, ...]:
         with self.job.lock:
             self.job.check()
             used = [c for c in communicators.values() if c is not None]
@@ -188,14 +187,14 @@ class NcclCall(AgreedExecutable):
         return part.flat.flat_input(value, self.job.gpu.contiguous)
 
     def _run(
-        self, parts: Sequence[_Part], communicators: Mapping[tuple[str, ...], Any], sources: Sequence[Any]
+        self, parts: Sequence[_Part], communicators: Mapping[ReplicaGroups, Any], sources: Sequence[Any]
     ) -> list[Any]:
         """The results of parts: the native ones as one group of each communicator, and then the others."""
         gpu, nccl = self.job.gpu, self.job.nccl
         native = [(p, p.native, s, p.native.make_output(gpu)) for p, s in zip(parts, sources, strict=True) if p.native]
         groups: dict[Any, list[Any]] = {}
         for part, operand, source, output in native:
-            if not operand.is_empty and (communicator := communicators[part.axes]) is not None:
+            if not operand.is_empty and (communicator := communicators[part.groups]) is not None:
                 groups.setdefault(communicator, []).append((operand, gpu.address(source), gpu.address(output)))
         # NCCL promises no order between the communicators of a group, and two at once may deadlock: each has its own.
         for communicator, together in groups.items():
@@ -208,5 +207,5 @@ class NcclCall(AgreedExecutable):
         made = {part: operand.finish(output) for part, operand, _, output in native if part.source is not None}
         for part, source in zip(parts, sources, strict=True):
             if part.rounds is not None:
-                made[part] = part.rounds.run(communicators[part.axes], source, gpu)
+                made[part] = part.rounds.run(communicators[part.groups], source, gpu)
         return [made[part] for part in parts if part in made]

@@ -65,7 +65,6 @@ from ...kernels.frame import (
     WAITING,
     YIELDS,
 )
-from ...mesh import Mesh
 from ...schedules.streams.instructions import READ_DIRECTLY, Opcode
 from ..collective_call import CollectiveCall, Operand
 from ..job import host
@@ -106,7 +105,7 @@ class CollectiveGroup(PlanCall, CollectiveExecutable):
     is_recorded = True
 
     def __init__(
-        self, registry: Communicators, mesh: Mesh, number: int, calls: Sequence[CollectiveCall],
+        self, registry: Communicators, number: int, calls: Sequence[CollectiveCall],
         inputs: Sequence[Var] = (), outputs: Sequence[Var] = (), share_results: bool = False,
     ):  # fmt: skip
         """`share_results`: see `Transport.compile`. Calls take a few microseconds more, which large results are worth."""
@@ -115,7 +114,7 @@ class CollectiveGroup(PlanCall, CollectiveExecutable):
         for call in self.calls:
             if call.program is not None:
                 self.registry.programs[call.program.fingerprint] = call.program
-        self.communicators = [self.registry.communicator(mesh, number, c.axes) for c in self.calls]
+        self.communicators = [self.registry.communicator(c.groups, number) for c in self.calls]
         self.members = sorted({m for c in self.communicators for m in c.members})
         self.inputs, self.outputs = tuple(inputs), tuple(outputs)
         self.left_complete = False

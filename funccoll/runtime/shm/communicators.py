@@ -23,7 +23,7 @@ from ...kernels.frame import (
     RECORD_HISTORY,
     RECORD_TEXT,
 )
-from ...mesh import Mesh, number_hosts
+from ...mesh import ReplicaGroups, number_hosts
 from ...program_difference import HASH_CHARACTERS, ProgramRow, program_rows
 from ...weak_values import WeakValues
 from ..job import host
@@ -113,20 +113,19 @@ class Communicators:
         for claim in list(self._claims.values()):
             claim.thread = None
 
-    def communicator(self, mesh: Mesh, number: int, axes: Sequence[str]) -> Communicator:
-        """This process's communicator along `axes` of the `number`-th mesh.
+    def communicator(self, groups: ReplicaGroups, number: int) -> Communicator:
+        """This process's communicator among these groups of the `number`-th mesh.
 
         Its first use places the control blocks of all groups.
         """
-        key = (number, mesh.axis_names, mesh.sizes, tuple(axes))
+        key = number, groups
         with self._lock:
             if key not in self._known:
-                ranks = mesh.groups(axes)
                 tag = int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:7], "little")
-                entry, start, cells, cache_bytes = self._place(tag | 1, [len(group) for group in ranks])
+                entry, start, cells, cache_bytes = self._place(tag | 1, [len(group) for group in groups.ranks])
                 blocks = []
-                for group in ranks:
-                    blocks.append((tuple(group), ControlBlock(start, len(group), cells=cells)))
+                for group in groups.ranks:
+                    blocks.append((group, ControlBlock(start, len(group), cells=cells)))
                     start += blocks[-1][1].nbytes
                 members, control = next(b for b in blocks if self.world.rank in b[0])
                 rank, hosts = members.index(self.world.rank), self._hosts(members)

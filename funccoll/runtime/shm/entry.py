@@ -22,11 +22,11 @@ class Agreement(CollectiveCall):
 
     @staticmethod
     def to(calls: Sequence[CollectiveCall]) -> Agreement:
-        """The agreement to collectives over the same axes: all that determines them is compared."""
+        """The agreement to collectives over the same groups: all that determines them is compared."""
         first = calls[0]
         key = " ".join(f"{call.key} {call.hash(())}" for call in calls)
         barrier = build("barrier", first.schedule.nranks)
-        return Agreement(first.axes, barrier, "or", (NOTHING,), key, first.source, program=first.program, agreed=first)
+        return Agreement(first.groups, barrier, "or", (NOTHING,), key, first.source, program=first.program, agreed=first)
 
     @property
     def kind(self) -> str:

@@ -272,7 +272,7 @@ def _hash(collectives: Sequence[PlannedCollective]) -> int:
 
 def _call_site(calls: Sequence[CollectiveCall], collective: PlannedCollective) -> CallSite:
     kinds = ", ".join(dict.fromkeys(call.kind for call in calls))
-    name = f"{kinds} over {', '.join(map(repr, calls[0].axes))}"
+    name = f"{kinds} over {calls[0].groups}"
     return CallSite(name, calls[0].source, collective.span, len(collective.segments))
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from ...arrays.array import Array
 from ...arrays.array_layout import ArrayLayout
 from ...errors import FunccollError, RendezvousError, Source, current_source
-from ...mesh import Mesh, Sharding
+from ...mesh import Mesh, ReplicaGroups, Sharding
 from ..collective_call import CollectiveCall, bind_arguments
 from ..device import Run
 from ..host_device import HostDevice
@@ -179,20 +179,20 @@ class SharedMemoryTransport(Transport):
         """See `Transport`. All of them are one native call."""
         from .collective_group import CollectiveGroup
 
-        return [CollectiveGroup(self.job.communicators, mesh, self.number, *bind_arguments(calls), share_results)]
+        return [CollectiveGroup(self.job.communicators, self.number, *bind_arguments(calls), share_results)]
 
-    def agree(self, calls: Sequence[CollectiveCall], mesh: Mesh) -> CollectiveGroup:
+    def agree(self, calls: Sequence[CollectiveCall]) -> CollectiveGroup:
         """Compile a barrier of the ranks that are about to run collectives elsewhere, as on GPUs: they compare what these are.
 
-        It is one for all that are along the same axes.
+        It is one for all that are over the same groups.
         """
         from .collective_group import CollectiveGroup
         from .entry import Agreement
 
-        along: dict[tuple[str, ...], list[CollectiveCall]] = {}
+        along: dict[ReplicaGroups, list[CollectiveCall]] = {}
         for call in calls:
-            along.setdefault(call.axes, []).append(call)
-        return CollectiveGroup(self.job.communicators, mesh, self.number, [*map(Agreement.to, along.values())])
+            along.setdefault(call.groups, []).append(call)
+        return CollectiveGroup(self.job.communicators, self.number, [*map(Agreement.to, along.values())])
 
     def note_exception(
         self, executables: Sequence[CollectiveExecutable], done: int, inside: bool, error: BaseException

@@ -53,10 +53,11 @@ def gathers_of(
             key = (number, sharding.mesh, axes, shape, dtype, dim, identity, source)
             if key not in known:
                 operand = Operand(shape, out, dtype, dim, dim, 0)
-                call = CollectiveCall(tuple(axes), build("all_gather", size), "sum", (operand,), identity, source)
+                groups = sharding.mesh.replica_groups(axes)
+                call = CollectiveCall(groups, build("all_gather", size), "sum", (operand,), identity, source)
                 if len(known) >= _KNOWN:
                     del known[next(iter(known))]
-                known[key] = CollectiveGroup(communicators, sharding.mesh, number, [call])
+                known[key] = CollectiveGroup(communicators, number, [call])
             gathers.append(known[key])
             shape = out
     return gathers
@@ -73,8 +74,9 @@ def replica_check(
     """
     count, size = len(layouts), mesh.size
     operand = Operand((2 * count,), (2 * count * size,), _HASH, argument=0)
-    call = CollectiveCall(mesh.axis_names, build("all_gather", size), "sum", (operand,), "FUNCCOLL_DEBUG=detail")
-    gather = CollectiveGroup(communicators, mesh, number, [call])
+    every = mesh.replica_groups(mesh.axis_names)
+    call = CollectiveCall(every, build("all_gather", size), "sum", (operand,), "FUNCCOLL_DEBUG=detail")
+    gather = CollectiveGroup(communicators, number, [call])
     split = [bool(layout.sharding.varying) for layout in layouts]  # of the others, the block is the global value
 
     def check(blocks: Sequence[Any], values: Sequence[np.ndarray | None]) -> None:

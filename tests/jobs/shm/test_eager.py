@@ -13,6 +13,7 @@ from funccoll import schedules
 from funccoll.errors import FunccollError
 from funccoll.kernels.cpu import combine_address
 from funccoll.kernels.frame import BUDGET_SPENT, CELL_HEAD_BYTES, FINISHED, MISMATCH, PC, PEER, WAITING
+from funccoll.mesh import abstract_mesh
 from funccoll.runtime.collective_call import CollectiveCall, Operand
 from funccoll.runtime.plans.control_block import CELLS, CELLS_ON_SHARED_CORES, Communicator, ControlBlock
 from funccoll.runtime.shm.plan import DESCRIPTION, build_plan, description
@@ -43,7 +44,8 @@ def plan_of(kind, elements, *, p=2, rank=0, arrays=1, algorithm=None, **changes)
     out = ChunkLayout.output_shape(schedule.collective, shape)
     operands = tuple(Operand(shape, out, I4, argument=i) for i in range(arrays))
     communicator = Communicator(0, tuple(range(p)), rank, ControlBlock(4096, p, cells=CELLS))
-    return build_plan([CollectiveCall(("d",), schedule, "sum", operands, "")], [replace(communicator, **changes)])
+    call = CollectiveCall(abstract_mesh({"d": p}).replica_groups("d"), schedule, "sum", operands, "")
+    return build_plan([call], [replace(communicator, **changes)])
 
 
 def places(ends):
@@ -114,7 +116,7 @@ def eager_call(kind, elements, argument, op="sum", root=0, dtype=I4, p=3):
     schedule = simple(kind, p, root)
     shape = (elements * schedule.collective.input_blocks,)
     operand = Operand(shape, ChunkLayout.output_shape(schedule.collective, shape), dtype, argument=argument)
-    return CollectiveCall(("d",), schedule, op, (operand,), f"{kind} {op}")
+    return CollectiveCall(abstract_mesh({"d": p}).replica_groups("d"), schedule, op, (operand,), f"{kind} {op}")
 
 
 def entries(*calls, cells=CELLS):

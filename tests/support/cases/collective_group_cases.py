@@ -268,7 +268,7 @@ def positions(done: list[int]) -> list[str]:
     if fc.rank():
         return []
     registry = transport.job.communicators
-    communicator = registry.communicator(mesh, transport.number, ("d",))
+    communicator = registry.communicator(mesh.replica_groups("d"), transport.number)
     counter, number, _ = line = registry.heap.view(communicator.control.line(1), (3,), np.int64)
     assert counter > number
     while line[0] < number + max(done):  # rank 1 may still have to signal that it leaves, and that would write over this

@@ -10,6 +10,7 @@ import numpy as np
 from funccoll.kernels import frame as fields
 from funccoll.kernels.cpu import interpreter
 from funccoll.kernels.frame import WAITING
+from funccoll.mesh import abstract_mesh
 from funccoll.runtime.collective_call import CollectiveCall, Operand
 from funccoll.runtime.plans.control_block import Cells, Communicator, ControlBlock
 from funccoll.runtime.shm.plan import build_plan
@@ -55,7 +56,8 @@ class Rank:
         self.memory = shared.bytes
         shape = (elements * schedule.collective.input_blocks,)
         operand = Operand(shape, ChunkLayout.output_shape(schedule.collective, shape), dtype, argument=0)
-        call = CollectiveCall(("d",), schedule, op, (operand,), identity)
+        groups = abstract_mesh({"d": schedule.nranks}).replica_groups("d")
+        call = CollectiveCall(groups, schedule, op, (operand,), identity)
         nbytes = ControlBlock(0, schedule.nranks, cells=cells).nbytes
         lines = ControlBlock(4096 + number * nbytes, schedule.nranks, cells=cells)
         communicator = Communicator(0, tuple(range(10, 10 + schedule.nranks)), rank, lines)

@@ -10,6 +10,7 @@ import pytest
 
 from funccoll import schedules
 from funccoll.kernels.frame import LINE_HEAD_BYTES
+from funccoll.mesh import abstract_mesh
 from funccoll.runtime.collective_call import CollectiveCall, Operand
 from funccoll.runtime.plans.control_block import Communicator, ControlBlock
 from funccoll.runtime.shm.plan import DESCRIPTION_BYTES, Allocation, Plan, build_plan
@@ -41,7 +42,7 @@ def collective(kind: str, shape: tuple[int, ...], *arguments: int | None, dim: i
     schedule = schedules.build(kind, p, pairs=pairs)
     out = ChunkLayout.output_shape(schedule.collective, shape, dim, dim)
     operands = tuple(Operand(shape, out, F4, dim, dim, argument) for argument in arguments)
-    return CollectiveCall(("d",), schedule, op, operands, "test")
+    return CollectiveCall(abstract_mesh({"d": p}).replica_groups("d"), schedule, op, operands, "test")
 
 
 def instructions(plan: Plan, opcode: Opcode | None = None) -> list[Instruction]:
@@ -189,8 +190,9 @@ def test_what_must_be_allocated():
     assert table.words == (enter.pc + Opcode.ENTER.offset("table"),)
 
     ring = CollectiveCall(
-        ("d",), schedules.build("reduce_scatter", P, "ring"), "sum", (Operand((P * 40,), (40,), F4, argument=0),), ""
-    )
+        abstract_mesh({"d": P}).replica_groups("d"), schedules.build("reduce_scatter", P, "ring"), "sum",
+        (Operand((P * 40,), (40,), F4, argument=0),), "",
+    )  # fmt: skip
     scratch = [needed for needed in allocations(build_plan([ring], [communicator()])) if needed.nbytes]
     assert [needed.nbytes for needed in scratch] == [ring.schedule.scratch_chunks * 40 * 4]
 
