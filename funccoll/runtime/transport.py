@@ -20,6 +20,7 @@ from ..ir import Var
 from ..mesh import Mesh, Sharding
 from .collective_call import CollectiveCall
 from .device import Copies, Device
+from .work import Work
 
 if TYPE_CHECKING:
     from .job.hello import JobSpec
@@ -64,7 +65,17 @@ class CollectiveExecutable:
     @property
     def function(self) -> Callable[..., Any]:
         """The function that generated code calls: from the copies of each of `inputs` to a tuple with those of each output."""
-        return self  # type: ignore[return-value]
+        return self
+
+    def __call__(self, *copies: Copies) -> Any:
+        """Call the collectives, and wait until they have ended."""
+        raise NotImplementedError
+
+    def start(self, *copies: Copies) -> Work:
+        """Start a call, whose operands these are. It has ended when this returns: asynchronous collectives are planned."""
+        work = Work(copies)
+        work.run(self)
+        return work
 
     @property
     def was_left_complete(self) -> bool:

@@ -19,7 +19,7 @@ from .runs import chunks_of_runs, expand, part_steps
 if TYPE_CHECKING:
     from .schedule import Schedule
 
-__all__ = ["AssignedRounds", "Flow", "Work", "assign_rounds"]
+__all__ = ["AssignedRounds", "Flow", "HostWork", "assign_rounds"]
 
 
 class Flow(NamedTuple):
@@ -33,7 +33,7 @@ class Flow(NamedTuple):
     part_step: np.ndarray
 
 
-class Work(NamedTuple):
+class HostWork(NamedTuple):
     """Copies and combines inside hosts, as columns; row i has the next `dsts[i]` of dst and the next `srcs[i]` of src."""
 
     round: np.ndarray
@@ -55,7 +55,7 @@ class AssignedRounds:
     nrounds: int
     staging: int
     flow: Flow
-    work: Work
+    work: HostWork
 
 
 def assign_rounds(schedule: Schedule, hosts: Sequence[int]) -> AssignedRounds:
@@ -102,7 +102,7 @@ class _RoundAssigner:
         self.used = np.zeros((2, self.p), np.int64)
         self.half = [0, 0]
         self.flows: list[Flow] = []
-        self.works: list[Work] = []
+        self.works: list[HostWork] = []
 
     def add(self, batches: Sequence[Batch]) -> None:
         """Assign the moves of one of the algorithm's rounds, which are independent of each other."""
@@ -214,7 +214,7 @@ class _RoundAssigner:
         self._mark(self.read, src.reshape(-1), np.repeat(count, k))
         self._mark(self.written, dst, np.repeat(count, dsts))
         rounds, steps = np.full(n, self.open), np.full(n, self.step)
-        self.works.append(Work(rounds, steps, rank, dsts, dst, np.full(n, k), src.reshape(-1), count, part, step))
+        self.works.append(HostWork(rounds, steps, rank, dsts, dst, np.full(n, k), src.reshape(-1), count, part, step))
 
     def _mark(self, last_round: np.ndarray, codes: np.ndarray, count: np.ndarray) -> None:
         own = codes < self.size
@@ -231,7 +231,8 @@ class _RoundAssigner:
         """The rounds of all moves."""
         none = np.zeros(0, np.int64)
         flow = Flow(*(np.concatenate(c) for c in zip(*self.flows))) if self.flows else Flow(*[none] * len(Flow._fields))
-        work = Work(*(np.concatenate(c) for c in zip(*self.works))) if self.works else Work(*[none] * len(Work._fields))
+        columns = [np.concatenate(c) for c in zip(*self.works)] if self.works else [none] * len(HostWork._fields)
+        work = HostWork(*columns)
         flow = flow._replace(src=self._final(flow.src, flow.round - 1), dst=self._final(flow.dst, flow.round))
         dst, src = np.repeat(work.round, work.dsts), np.repeat(work.round, work.srcs)
         work = work._replace(dst=self._final(work.dst, dst), src=self._final(work.src, src))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import ScheduleError
-from .assign_rounds import Work, assign_rounds
+from .assign_rounds import HostWork, assign_rounds
 from .moves import Batch
 from .proof.prove import Proof
 from .schedule import Schedule
@@ -62,7 +62,7 @@ def split_hosts(schedule: Schedule, hosts: Sequence[int]) -> SplitSchedule:
     )
 
 
-def _inside(work: Work, number: int, first: int) -> Iterator[Batch]:
+def _inside(work: HostWork, number: int, first: int) -> Iterator[Batch]:
     """The moves inside hosts of one round, step by step, those with equal numbers of sources and destinations together."""
     dst_ptr, src_ptr = (np.concatenate([[0], np.cumsum(n)]) for n in (work.dsts, work.srcs))
     rows = np.flatnonzero(work.round == number)

@@ -87,7 +87,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "arrays": (("array_layout", "shared_mapping", "value_hash"), ("array",)),
     "runtime": (
         ("bad_index", "fused_step", "float_environment", "blas", "recorder"),
-        ("array_library", "collective_call", "non_finite", "recorded_program"),
+        ("array_library", "collective_call", "non_finite", "recorded_program", "work"),
         ("device",), ("host_device", "transport"),
         ("loop_code",), ("codegen",),
         ("plans",), ("job",), ("local", "shm", "mpi_library"), ("mpi_collectives",), ("mpi",),
