@@ -105,7 +105,8 @@ class Copy:
 def copied(tree: Path, limit: float, workers: int) -> Iterator[Copy]:
     """A copy, with an environment whose funccoll is the copy's even in a test that sets PYTHONPATH.
 
-    All else is that of this environment, with what its .pth files do: numba-cuda comes by one.
+    All else is that of this environment: its packages, with what their .pth files do (numba-cuda comes by one), and links to
+    what is looked for by its place, CUDA's libraries and MPI.
     """
     with tempfile.TemporaryDirectory(prefix="mutant-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
@@ -118,8 +119,12 @@ def copied(tree: Path, limit: float, workers: int) -> Iterator[Copy]:
                 (folder / "tree" / path).write_bytes((tree / path).read_bytes())
         venv.create(folder / "venv", symlinks=True)
         packages = next((folder / "venv").glob("lib/python*/site-packages"))
-        others = sysconfig.get_path("purelib")
-        (packages / "mutant.pth").write_text(f"{folder}/tree\nimport site; site.addsitedir({others!r})\n")
+        others = Path(sysconfig.get_path("purelib"))
+        (packages / "mutant.pth").write_text(f"{folder}/tree\nimport site; site.addsitedir({str(others)!r})\n")
+        for place, entries in ((folder / "venv", Path(sys.prefix).iterdir()), (packages, others.glob("nvidia"))):
+            for entry in entries:
+                if not (place / entry.name).exists():
+                    (place / entry.name).symlink_to(entry)
         for script in filter(Path.is_file, Path(sys.executable).parent.iterdir()):
             head, _, body = script.read_bytes().partition(b"\n")
             if head.startswith(b"#!") and head.endswith(b"/python"):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
+import sys
 from collections import Counter
 from functools import cache
 from pathlib import PurePath
@@ -159,3 +161,4 @@ def test_a_copy_has_its_own_funccoll_and_all_else_of_this_environment(tmp_path):
         assert copy.execute("-c", code) == 0
         ours, others = (copy.folder / "log").read_text().split()
         assert ours == f"{copy.folder}/tree/funccoll/__init__.py" and "numba_cuda" in others
+        assert set(os.listdir(sys.prefix)) <= set(os.listdir(copy.folder / "venv"))  # with MPI, if it is there
