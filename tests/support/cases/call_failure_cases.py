@@ -210,7 +210,7 @@ def raising_handler() -> list[str]:
     shared = fc.device_put(np.full((n, 4), 5.0), mesh, P("d"))
     for _ in range(3):
         total(shared)
-    heap = mesh.backend.job.communicators.heap
+    heap = mesh.transport.job.communicators.heap
     arrays = heap.stats()["arrays"]
     if fc.rank() == 0:
         signal.signal(signal.SIGALRM, signal.default_int_handler)
