@@ -74,8 +74,11 @@ class CollectiveExecutable:
     def start(self, *copies: Copies) -> Work:
         """Start a call, whose operands these are. It has ended when this returns: asynchronous collectives are planned."""
         work = Work(copies)
-        work.run(self)
-        return work
+        try:
+            work.run(self)
+            return work
+        finally:
+            del work  # see `Work.run`
 
     @property
     def was_left_complete(self) -> bool:

@@ -51,6 +51,7 @@ class Work:
             self.state = WorkState.COMPLETE
         finally:
             self._operands = None
+            del self  # the exception has this frame: a cycle would keep the arrays of a call that has failed
 
     def test(self) -> bool:
         """Return True when the call has ended, well or not; it never waits."""
@@ -59,13 +60,19 @@ class Work:
     def wait(self) -> None:
         """Wait until the call has ended. Raises its exception."""
         assert self.test(), f"the call is {self.state.value}"
-        if self._exception is not None:
-            raise self._exception
+        try:
+            if self._exception is not None:
+                raise self._exception
+        finally:
+            del self  # see `run`
 
     def result(self) -> Any:
         """Wait, and return what the call returns. Raises its exception."""
-        self.wait()
-        return self._result
+        try:
+            self.wait()
+            return self._result
+        finally:
+            del self  # see `run`
 
     def exception(self) -> BaseException | None:
         """Return the exception of a call that has ended; None where it has ended well, or goes on."""

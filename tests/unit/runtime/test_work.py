@@ -1,7 +1,10 @@
 """Started calls: their states, results and exceptions, and who owns the operands."""
 
+import contextlib
+import gc
 import sys
 import weakref
+from typing import Any
 
 import numpy as np
 import pytest
@@ -56,6 +59,25 @@ def test_operands_are_owned_until_the_end():
     assert work.result() == 3 and sys.getrefcount(operand) == before
     del operand
     assert alive() is None
+
+
+def test_a_call_that_has_failed_keeps_no_operands_once_it_is_dropped():
+    def function(x: Any) -> None:
+        raise ValueError(x.size)
+
+    operand = np.ones(3)
+    alive, call = weakref.ref(operand), FunctionExecutable(function, (), ())
+    gc.disable()  # not in a cycle: the arrays of a step that is tried again may fill the memory
+    try:
+        work = call.start(operand)
+        del operand
+        for ask in (work.wait, work.result):
+            with contextlib.suppress(ValueError):
+                ask()
+        del ask, work
+        assert alive() is None
+    finally:
+        gc.enable()
 
 
 def test_compiled_collectives_are_started():
