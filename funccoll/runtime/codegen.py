@@ -75,7 +75,7 @@ class GeneratedProgram:
 
     run: Callable[..., Any]
     executables: Sequence[CollectiveExecutable]
-    _backend: Transport
+    _transport: Transport
     _code: Any
     _calls_before: Mapping[int, int]
     """By the line of the function that calls them, how many of `executables` were called before it."""
@@ -106,7 +106,7 @@ class GeneratedProgram:
                 error.add_note(note)
         if self.executables:
             done, inside = (len(self.executables), False) if complete else self._progress(error)
-            self._backend.note_exception(self.executables, done, inside, error)
+            self._transport.note_exception(self.executables, done, inside, error)
         hide_frames(error)
 
     def _source(self, error: BaseException) -> Source | None:

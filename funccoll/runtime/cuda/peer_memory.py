@@ -53,6 +53,7 @@ class PeerMemoryTransport(AgreedTransport):
     """
 
     name = "cuda peer memory"
+
     def __init__(self, host: SharedMemoryTransport, gpu: PeerGpu):
         super().__init__(host)
         self.memory, self.gpu = host, gpu

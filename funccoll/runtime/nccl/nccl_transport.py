@@ -37,6 +37,7 @@ class NcclTransport(AgreedTransport):
     """The part of NCCL that serves one mesh. `host` is the transport of the same mesh in host memory."""
 
     name = "nccl"
+
     def __init__(self, job: NcclJob, host: SharedMemoryTransport):
         super().__init__(host)
         self.job, self.memory, self.device = job, host, GpuDevice(job.gpu, job.check)

@@ -53,7 +53,7 @@ class FileInvitation:
         assert notes == [f"of {rank}" for rank in range(len(self.hosts))]
 
 
-class HostsBackend(SharedMemoryJob):
+class HostsJob(SharedMemoryJob):
     """Shared memory within hosts, and nothing between them."""
 
     @staticmethod
@@ -63,7 +63,7 @@ class HostsBackend(SharedMemoryJob):
 
 def be_on_several_hosts():
     """Let this process join its job in this way."""
-    world.choose_job_transport = lambda job: HostsBackend
+    world.choose_job_transport = lambda job: HostsJob
     if NAMESPACE in os.environ:
         descriptor = os.open(os.environ[NAMESPACE], os.O_RDONLY)
         libc = ctypes.CDLL(None, use_errno=True)

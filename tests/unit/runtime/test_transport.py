@@ -104,7 +104,7 @@ def test_the_first_failure_of_a_thread_ends_the_others():
         in_threads({"d": 3}, rank)
 
 
-def test_a_backend_is_not_part_of_a_mesh_as_a_value():
+def test_a_transport_is_not_part_of_a_mesh_as_a_value():
     bare = Mesh({"d": 2}, range(2), process=1)
     mesh = Mesh({"d": 2}, range(2), process=1, transport=ThreadTransport(1, {}))
     assert mesh == bare and hash(mesh) == hash(bare)
@@ -115,7 +115,7 @@ def test_a_backend_is_not_part_of_a_mesh_as_a_value():
     assert one == other
 
 
-def test_equal_meshes_with_two_backends_do_not_share_layouts():
+def test_equal_meshes_with_two_transports_do_not_share_layouts():
     meshes = [Mesh({"d": 2}, range(2), process=0, transport=ThreadTransport(0, {})) for _ in range(2)]
     first, second = (fc.device_put(np.ones(4), mesh, P("d")) for mesh in meshes)
     assert first.sharding == second.sharding
@@ -128,7 +128,7 @@ def test_a_mesh_of_processes_without_a_job():
         fc.jit(lambda x: x + 1, mesh=mesh)(np.ones(2))
 
 
-def test_backends_are_found_by_name():
+def test_transports_are_found_by_name():
     assert load_transport("local").name == "local" and load_transport("shm").name == "shm"
 
 
