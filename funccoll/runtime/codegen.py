@@ -593,9 +593,10 @@ class _Builder:
 
     def _is_whole(self, calls: Sequence[CollectiveCall]) -> bool:
         """True where these collectives are all of the program: nothing writes into their results before they are Arrays."""
+        if self.inside or len(calls) < len(self.program.equations):
+            return False
         _, inputs, outputs = bind_arguments(calls)
-        is_all = len(calls) == len(self.program.equations) and not self.inside
-        return is_all and inputs == self.program.inputs and outputs == self.program.outputs
+        return inputs == self.program.inputs and outputs == self.program.outputs
 
     # ------------------------------------------------------------ reports
 

@@ -70,7 +70,7 @@ class MpiTransport(SharedMemoryTransport):
         made: list[CollectiveExecutable] = []
         for native, several in groupby(calls, key=lambda call: call.native == ALGORITHM):
             neighbours = list(several)
-            made += [MpiCall(self, mesh, neighbours)] if native else super().compile(neighbours, mesh, share_results)
+            made += [MpiCall(self, neighbours)] if native else super().compile(neighbours, mesh, share_results)
         return made
 
     def communicator(self, ranks: Communicator) -> Any:
@@ -108,7 +108,7 @@ class MpiCall(AgreedExecutable):
 
     is_native = False
 
-    def __init__(self, transport: MpiTransport, mesh: Mesh, calls: Sequence[CollectiveCall]):
+    def __init__(self, transport: MpiTransport, calls: Sequence[CollectiveCall]):
         from .shm.diagnosis import Diagnosis, wrong_argument, wrong_count  # here: it imports LLVM
 
         self.transport, self.mpi, self.registry = transport, transport.mpi, transport.job.communicators
