@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .job.rendezvous import JoinedJob
     from .plans.message_table import MessageLibrary
     from .shm.collective_group import CollectiveGroup
+    from .shm.shm_transport import SharedMemoryTransport
 
 __all__ = [
     "ONE_BY_ONE", "TRANSPORT", "AgreedExecutable", "AgreedTransport", "ArgumentCheck", "CollectiveExecutable", "FirstCall",
@@ -224,7 +225,7 @@ class AgreedTransport(Transport):
     host: the transport of the same mesh in host memory.
     """
 
-    def __init__(self, host: Transport):
+    def __init__(self, host: SharedMemoryTransport):
         self.host = host
 
     def note_exception(

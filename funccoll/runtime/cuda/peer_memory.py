@@ -56,7 +56,7 @@ class PeerMemoryTransport(AgreedTransport):
 
     def __init__(self, host: SharedMemoryTransport, gpu: PeerGpu):
         super().__init__(host)
-        self.memory, self.gpu = host, gpu
+        self.gpu = gpu
         self.device = GpuDevice(gpu, self.check, self.settle)
         assert host.job.world is not None
         self.world = host.job.world
@@ -76,7 +76,7 @@ class PeerMemoryTransport(AgreedTransport):
             self.gpu.wait()
         except RuntimeError as error:  # the driver's, by CuPy
             found = self.explained(error)
-            self.memory.job.communicators.abandon(found, self, "a launch")
+            self.host.job.communicators.abandon(found, self, "a launch")
             if found is error:
                 raise
             raise found from found.__cause__
@@ -89,7 +89,7 @@ class PeerMemoryTransport(AgreedTransport):
         So what only some ranks compile keeps no other waiting.
         """
         for call in calls:
-            entry = Entry(call, self.memory.agree([call]))
+            entry = Entry(call, self.host.agree([call]))
             yield PeerBarrier(self, entry) if call.is_barrier else PeerLaunch(self, call, mesh, entry)
 
     def check(self) -> None:

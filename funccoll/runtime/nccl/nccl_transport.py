@@ -40,7 +40,7 @@ class NcclTransport(AgreedTransport):
 
     def __init__(self, job: NcclJob, host: SharedMemoryTransport):
         super().__init__(host)
-        self.job, self.memory, self.device = job, host, GpuDevice(job.gpu, job.check)
+        self.job, self.device = job, GpuDevice(job.gpu, job.check)
         self._communicators: dict[tuple[tuple[int, ...], ...], Any] = {}
 
     def __eq__(self, other: object) -> bool:
@@ -72,7 +72,7 @@ class NcclTransport(AgreedTransport):
 
     def _make(self, mesh: Mesh, groups: tuple[tuple[int, ...], ...]) -> Any:
         every = (tuple(range(mesh.size)),)
-        exchange = lambda record: _all_gather(record, mesh, self.memory)
+        exchange = lambda record: _all_gather(record, mesh, self.host)
         if every not in self._communicators:
             self._communicators[every] = self.job.connect(mesh, every, exchange)
         whole = self._communicators[every]
@@ -123,8 +123,8 @@ class NcclCall(AgreedExecutable):
                 begin = results
             self.steps[-1] += self._parts(call)
             results += sum(o.result is not None for o in call.operands)
-        super().__init__(transport.memory.agree(bound))
-        registry = transport.memory.job.communicators
+        super().__init__(transport.host.agree(bound))
+        registry = transport.host.job.communicators
         self._diagnosis = Diagnosis(registry, bound[0], self.agreement.communicators[0], registry.world.rank)
 
     def _parts(self, call: CollectiveCall) -> Iterator[_Part]:
