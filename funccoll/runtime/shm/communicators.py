@@ -325,9 +325,8 @@ class Communicators:
         """
         if not number_hosts(self.world.hosts):
             return {}
-        key = next(repr(key) for key, (mine, _) in list(self._known.items()) if mine is communicator)
         asked = [rank for rank in (range(self.world.world) if ranks is None else ranks) if rank != self.world.rank]
-        return self.world.watch.ask_all(asked, {"kind": "call", "communicator": key}, _ANSWER_TIMEOUT)
+        return self.world.watch.ask_all(asked, {"kind": "call", "communicator": communicator.tag}, _ANSWER_TIMEOUT)
 
     def own_call(self, communicator: Communicator) -> tuple[int, int]:
         """(number, hash with the history) of the call that this rank entered last over a communicator.
@@ -344,7 +343,7 @@ class Communicators:
 
     def _answer(self, question: dict[str, Any]) -> dict[str, Any]:
         """This rank's report, for one of another host that waits for it."""
-        mine = next((mine for key, (mine, _) in list(self._known.items()) if repr(key) == question["communicator"]), None)
+        mine = next((mine for mine, _ in list(self._known.values()) if mine.tag == question["communicator"]), None)
         waits = next(reversed(self.waiting_for.copy().values()), -1)
         if mine is None:
             nothing = {"events": [0, 0], "decisions": [], "note": [0, ""]}
