@@ -19,6 +19,7 @@ from ..errors import (
     ShapeError,
     TraceError,
     argument_remedy,
+    hide_frames,
     user_frames,
     without_value,
 )
@@ -71,7 +72,11 @@ class _Base:
         """This process's block (read-only; on a GPU a CuPy array), where the process is one device."""
         if self.layout.is_one_block and type(copies := self._copies) is np.ndarray:
             return read_only(copies)
-        return self.find_local()
+        try:
+            return self.find_local()
+        except BaseException as error:  # this frame, too, is funccoll's
+            hide_frames(error)
+            raise
 
     def find_local(self) -> Any:
         """See `Array`."""

@@ -26,6 +26,7 @@ def _is_default(
 
 
 def _run_in_context(context: Context, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function in a copy of a context, and in the default environment."""
     if _is_default():
         return context.copy().run(function, *arguments)
     library, saved = ctypes.CDLL(None), (ctypes.c_int64 * 64)()  # a fenv_t has 16 or 32 bytes
