@@ -77,7 +77,8 @@ class GpuDevice:
 
     def new_block(self, value: Any) -> Any:
         """See `Device`."""
-        return self.library.upload(value) if isinstance(value, (np.ndarray, np.generic)) else self.library.copy(value)
+        block = self.library.upload(value) if isinstance(value, (np.ndarray, np.generic)) else value
+        return self.library.copy(block) if block is value else block
 
     def wait(self) -> None:
         """See `Device`."""
