@@ -151,9 +151,9 @@ class Mesh:
     lowered and costed against but not run on. `hosts` has the number of each device's host, or is () when all are on one:
     it is given as a number of equal hosts, or by device, and numbered in the order of first appearance. Meshes are values:
     equal when names, sizes, devices, hosts and process are. `device_type` is "cpu" or "cuda": where the arrays are.
-    `transport` executes collectives over the mesh and allocates its arrays (`runtime/transport.py`); it is opaque here, and
-    neither compared nor pickled. Nor is what belongs to one mesh and ends with it, `on_devices` and `programs`: equal meshes,
-    which may be of two jobs, have their own.
+    `transport` executes collectives over the mesh and has the device of its arrays (`runtime/transport.py`); it is opaque here,
+    and neither compared nor pickled. Nor is what belongs to one mesh and ends with it, `on_devices` and `programs`: equal
+    meshes, which may be of two jobs, have their own.
     """
 
     __slots__ = (

@@ -1,6 +1,6 @@
-"""The transport seam: the interface to the collectives of a mesh, and to the memory of its arrays.
+"""The transport seam: the interface to the collectives of a mesh. (That to the memory of its arrays is `device`.)
 
-A mesh gets its transport from `make_mesh`. The compiler asks it for memory and for the collectives of a program; nothing
+A mesh gets its transport from `make_mesh`. The compiler asks it for the collectives of a program; nothing
 else in funccoll knows how devices communicate. Transports are found by name and imported on first use.
 """
 

@@ -1,4 +1,4 @@
-"""Started calls of collectives: what becomes of one, for callers which go on meanwhile."""
+"""Started calls of collectives: the state and the result of each, for a caller which goes on meanwhile."""
 
 from __future__ import annotations
 
