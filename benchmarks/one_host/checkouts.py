@@ -1,8 +1,9 @@
 """Two checkouts of funccoll side by side: a refactoring must cost nothing. `python checkouts.py OLD_PYTHON NEW_PYTHON`.
 
 Each is an interpreter whose environment has one of the checkouts installed (`pip install -e`). All cases of `host.py` on
-2 processes take turns between them, and so do virtual devices, compilation, import and the first call; the bits of every
-collective are compared. Writes results/checkouts.json, with the ratio new / old of each case.
+2 processes take turns between them, and so do the training steps of `ddp.py`, virtual devices, compilation, import and first
+calls; the bits of every collective are compared, and losses and parameters of the training. Writes results/checkouts.json,
+with the ratio new / old of each case.
 """
 
 from __future__ import annotations
@@ -16,17 +17,23 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.rank import rank_words
+
+if TYPE_CHECKING:
+    from benchmarks.one_host.host_jobs import Job
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "checkouts.json"
 TURN_SECONDS = 0.02
 ROUNDS = 11
-MEAN, CASE = 1.02, 1.05
-"""Upper bounds of new / old: of the geometric mean, and of a single case."""
+MEANS = {"host": 1.01, "training": 1.02, "first call": 1.05, "import": 1.05}
+"""Upper bounds of new / old, for the geometric mean of each group of cases."""
+CASE = 1.05
+"""The upper bound of a single case."""
 
 
 def checkout_of(python: str) -> Path:
@@ -48,15 +55,15 @@ def solo() -> dict[str, float]:
     import funccoll as fc
 
     _ = fc.jit
-    found = {"import, beyond numpy": time.perf_counter() - begin_ours, "import with numpy": time.perf_counter() - begin}
+    found = {"import beyond numpy": time.perf_counter() - begin_ours, "import with numpy": time.perf_counter() - begin}
     mesh, every = fc.make_mesh({"d": 8}), fc.P("d")
     for nbytes in (4, 4096, 1 << 20):
         x = fc.device_put(np.ones(8 * nbytes // 4, np.float32), mesh, every)
         step = fc.jit(lambda x: fc.all_reduce(x, "d"), mesh=mesh, in_specs=every, out_specs=fc.P())
         begin = time.perf_counter()
         step(x)
-        found[f"virtual, first call {nbytes} B"] = time.perf_counter() - begin
-        found[f"virtual, all_reduce {nbytes} B"] = _repeated(lambda step=step, x=x: step(x))
+        found[f"first call on virtual devices, {nbytes} B"] = time.perf_counter() - begin
+        found[f"virtual devices, all_reduce {nbytes} B"] = _repeated(lambda step=step, x=x: step(x))
 
     def many(x: Any) -> Any:
         for _ in range(250):
@@ -76,7 +83,7 @@ def solo() -> dict[str, float]:
     step = fc.jit(train, mesh=mesh, in_specs=(fc.P(), every), out_specs=fc.P())
     w, batch = np.zeros((16, 4), np.float32), np.ones((64, 16), np.float32)
     step(w, batch)
-    found["virtual, training step"] = _repeated(lambda: step(w, batch))
+    found["virtual devices, training step"] = _repeated(lambda: step(w, batch))
     return found
 
 
@@ -130,20 +137,47 @@ def ask(python: str, role: str, *launcher: str) -> Any:
     return json.loads(lines[-1][lines[-1].index("{") :])
 
 
+def started(stack: ExitStack, pythons: dict[str, str], ranks: int, module: str) -> dict[str, Job]:
+    """A job of each checkout, whose ranks execute the module's commands."""
+    from benchmarks.one_host.host_jobs import Job
+
+    jobs = {}
+    for name, python in pythons.items():
+        launcher = [python, "-m", "funccoll", "run", "-n", str(ranks), "--bind-to", "core", "--"]
+        jobs[name] = stack.enter_context(Job(name, ranks, launcher, ["ours"], python, rank_words(module, checkout_of(python))))
+    return jobs
+
+
+def training_rows(pythons: dict[str, str], rounds: int) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """The training steps of `ddp.py` on both checkouts in turns, and in how many of them losses and parameters are equal."""
+    from benchmarks.training.ddp import CHECKED_STEPS, NETWORKS, OURS, RANKS
+
+    rows, equal = [], 0
+    with ExitStack() as stack:
+        jobs = started(stack, pythons, RANKS, "benchmarks.training.ddp_rank")
+        for network, way in itertools.product(NETWORKS, OURS):
+            for job in jobs.values():
+                job.all("prepare", network, {way: OURS[way]})
+            old, new = (job.all("check", way, CHECKED_STEPS) for job in jobs.values())
+            equal += old == new
+            took = min(median for job in jobs.values() for median, *_ in job.all("measure", way, 3))
+            times = max(2, int(5 * TURN_SECONDS / took))
+            turns: dict[str, list[float]] = {name: [] for name in jobs}
+            for number in range(rounds):
+                for name in list(jobs) if number % 2 else list(jobs)[::-1]:
+                    turns[name].append(max(median for median, *_ in jobs[name].all("measure", way, times)))
+            rows.append(row(f"training {network}, {way}", turns))
+    return rows, {"cases": len(rows), "equal": equal}
+
+
 def host_rows(pythons: dict[str, str], rounds: int, ranks: int) -> list[dict[str, Any]]:
     """Every case of `host.py`, on both checkouts in turns."""
-    from contextlib import ExitStack
-
     from benchmarks.one_host.host_cases import STEP, Case, cases
-    from benchmarks.one_host.host_jobs import RANK, Job
+    from benchmarks.one_host.host_jobs import RANK
 
     rows = []
     with ExitStack() as stack:
-        jobs = {}
-        for name, python in pythons.items():
-            launcher = [python, "-m", "funccoll", "run", "-n", str(ranks), "--bind-to", "core", "--"]
-            words = rank_words(RANK, checkout_of(python))
-            jobs[name] = stack.enter_context(Job(name, ranks, launcher, ["ours"], python, words))
+        jobs = started(stack, pythons, ranks, RANK)
         for case in [*cases(ranks), Case(STEP, 1024)]:
             ways = [job.prepare(case) for job in jobs.values()]
             for way in ways[0]:
@@ -156,7 +190,7 @@ def host_rows(pythons: dict[str, str], rounds: int, ranks: int) -> list[dict[str
                 for number in range(rounds):
                     for name in list(jobs) if number % 2 else list(jobs)[::-1]:
                         turns[name].append(jobs[name].measure(way, count)[0])
-                rows.append(row(f"{way} {case.kind} {case.nbytes} B, {ranks} ranks", turns))
+                rows.append(row(f"host, {way} {case.kind} {case.nbytes} B, {ranks} ranks", turns))
     return rows
 
 
@@ -175,9 +209,9 @@ def solo_rows(pythons: dict[str, str], rounds: int) -> list[dict[str, Any]]:
         for name in list(pythons) if number % 2 else list(pythons)[::-1]:
             took = ask(pythons[name], "solo")
             begin = time.perf_counter()
-            ask(pythons[name], "start", "-m", "funccoll", "run", "-n", "2", "--")
+            first = ask(pythons[name], "start", "-m", "funccoll", "run", "-n", "2", "--")
             took["start of 2 processes to their end"] = time.perf_counter() - begin
-            for what, seconds in took.items():
+            for what, seconds in {**took, **first}.items():
                 found.setdefault(what, {"old": [], "new": []})[name].append(seconds)
     return [row(what, turns) for what, turns in found.items()]
 
@@ -192,7 +226,7 @@ def start() -> dict[str, float]:
     x = fc.from_local(np.ones(1024, np.float32), mesh, fc.P("d"))
     begin = time.perf_counter()
     fc.jit(lambda x: fc.all_reduce(x, "d"), mesh=mesh, in_specs=fc.P("d"), out_specs=fc.P())(x)
-    return {"first call": time.perf_counter() - begin}
+    return {"first call of 2 processes, 4096 B each": time.perf_counter() - begin}
 
 
 def main() -> None:
@@ -210,7 +244,7 @@ def main() -> None:
 
     about = machine()
     os.chdir("/")  # `python -m` and `-c` import from the current directory first
-    pythons = dict(zip(("old", "new"), options.pythons, strict=True))
+    pythons: dict[str, str] = dict(zip(("old", "new"), options.pythons, strict=True))
     about["checkouts"] = {
         name: subprocess.run(
             ["git", "-C", checkout_of(python), "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
@@ -222,14 +256,19 @@ def main() -> None:
     for what, launcher in (("virtual devices", ()), ("2 processes, rank 0's", job)):
         old, new = (ask(python, "bits", *launcher) for python in pythons.values())
         same[what] = {"cases": len(old), "equal": sum(new.get(case) == digest for case, digest in old.items())}
-    rows = [*solo_rows(pythons, options.rounds), *host_rows(pythons, options.rounds, options.ranks)]
-    hosts = [r for r in rows if "ranks" in r["case"]]
-    mean = statistics.geometric_mean(r["ratio"] for r in hosts)
+    trained, same["training, losses and parameters"] = training_rows(pythons, options.rounds)
+    rows = [*solo_rows(pythons, options.rounds), *trained, *host_rows(pythons, options.rounds, options.ranks)]
+    means = {
+        group: {"ratio": statistics.geometric_mean(r["ratio"] for r in rows if r["case"].startswith(group)), "at most": most}
+        for group, most in MEANS.items()
+    }
     slower = [r["case"] for r in rows if r["q1"] > CASE]
     for r in rows:
         print(f"{r['ratio']:6.3f} ({r['q1']:.3f} to {r['q3']:.3f})  {r['old_us']:12.2f} {r['new_us']:12.2f} µs  {r['case']}")
-    print(f"geometric mean of the host cases: {mean:.3f}, at most {MEAN}; spread excludes {CASE}: {slower or 'none'}; {same}")
-    record(RESULTS, about, bits=same, geometric_mean=mean, slower=slower, cases=rows)
+    for group, mean in means.items():
+        print(f"{group}: geometric mean {mean['ratio']:.3f}, at most {mean['at most']}")
+    print(f"spread excludes {CASE}: {slower or 'none'}; {same}")
+    record(RESULTS, about, bits=same, geometric_means=means, slower=slower, cases=rows)
 
 
 if __name__ == "__main__":
