@@ -35,7 +35,8 @@ def test_a_rank_dies_at_an_instruction(n, victim, where, step, server, tmp_path,
             assert error["kind"] == "PeerFailure", error
             assert f"rank {victim} died without a word" in error["text"]
             assert "failure_ranks.py" in error["text"]
-            assert death["step"] <= error["step"] <= death["step"] + 1
+            # One that waits for a third rank may still be in the step before: no rank waits for the others' ends of a step.
+            assert abs(error["step"] - death["step"]) <= 1
             assert error["at"] > death["at"]  # how much later is measured by benchmarks/failures/failures.py
             record_property(f"seconds_rank_{rank}", error["at"] - death["at"])
             assert len(job.said(rank, "again")) == 2
