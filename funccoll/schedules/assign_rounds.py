@@ -2,6 +2,11 @@
 
 Messages go between *hosts*: ranks of one host read and write each other's places. Where every rank is a host of its own, all
 that moves between ranks is a message.
+
+A copy is a message from the source's rank to the destination's. A combine receives its remote sources in its own round, and
+sends to its remote destinations in the next. The moves of one round of the algorithm stay together; a later round's join the
+open round of messages if they are independent of it and use none of its ports (a rank that sends and a rank that receives).
+Copies and combines inside a host take no round.
 """
 
 from __future__ import annotations
@@ -59,7 +64,7 @@ class AssignedRounds:
 
 
 def assign_rounds(schedule: Schedule, hosts: Sequence[int]) -> AssignedRounds:
-    """Assign the moves of a schedule, which must be proved, to rounds of messages; see `messages.to_messages`.
+    """Assign the moves of a schedule, which must be proved, to rounds of messages.
 
     `hosts` are those of the ranks.
     """

@@ -123,7 +123,8 @@ class Schedule:
         """The proved schedule lowered to one instruction stream per rank and channel. The result is kept.
 
         `hosts` are those of the ranks, where they are several: what crosses from one to another is a message. The streams'
-        `schedule` is then this one, cut at the borders of hosts. Raises ScheduleError for several hosts and channels.
+        `schedule` is then this one, cut at the borders of hosts, with one stream for each rank. Raises ScheduleError for a
+        number of hosts that is not the number of ranks.
         """
         key = tuple(hosts) if len(set(hosts)) > 1 else ()
         if key not in self._streams:

@@ -29,6 +29,11 @@ class SplitSchedule(Schedule):
     whole: Schedule | None = None
     """The schedule that it carries out."""
 
+    @property
+    def channels(self) -> int:
+        """One stream of each rank: the channels of the whole schedule share its rounds of messages."""
+        return 1
+
     @functools.cached_property
     def _proof(self) -> Proof:
         """The proof of the whole schedule: what executes this one must give those results, in that order of combination."""
@@ -40,12 +45,11 @@ def split_hosts(schedule: Schedule, hosts: Sequence[int]) -> SplitSchedule:
     """Cut the moves of a schedule where they cross from host to host; `hosts` are those of the ranks.
 
     A combine gets sources of other hosts into scratch first, and sends its result to other hosts' destinations afterwards;
-    rounds are those of `to_messages`. Raises ScheduleError for a schedule of several channels, and a wrong number of hosts.
+    rounds are those of `assign_rounds`. Raises ScheduleError for a wrong number of hosts.
     """
-    if schedule.channels != 1 or len(hosts) != schedule.nranks:
+    if len(hosts) != schedule.nranks:
         raise ScheduleError(
-            f"{schedule!r} cannot be cut at the borders of the hosts {tuple(hosts)}: it must have one channel, and a host for "
-            "each rank."
+            f"{schedule!r} cannot be cut at the borders of the hosts {tuple(hosts)}: there must be a host for each rank."
         )
     assigned = assign_rounds(schedule, hosts)
     flow, p, batches = assigned.flow, schedule.nranks, []

@@ -252,8 +252,7 @@ class SegmentWriter:
         """Instruction i of the streams: a COMBINE or COPY for each range that its places have in common, of each array."""
         c, s = self.collective, self.collective.streams
         p = s.schedule.nranks
-        dsts = s.dst[s.dst_ptr[i] : s.dst_ptr[i + 1]].tolist()
-        srcs = s.src[s.src_ptr[i] : s.src_ptr[i + 1]].tolist()
+        dsts, srcs = s.operands(i)
         for place in (*dsts, *srcs):
             peer = place % p
             if peer not in self.known and c.target.publishes:
@@ -291,11 +290,9 @@ class SegmentWriter:
 
     def post(self, i: int) -> None:
         """Instruction i of the streams, a POST, with the messages that follow on it."""
-        s, last = self.collective.streams, i + 1
-        while s.opcode[last] in (Opcode.SEND, Opcode.RECEIVE):
-            last += 1
+        s = self.collective.streams
         first = int(s.start[self.rank])
-        found = [(m, turn, j - first + 1) for j in range(i + 1, last) for m, turn in self.messages_of(j)]
+        found = [(m, turn, j - first + 1) for j in s.posted(i) for m, turn in self.messages_of(j)]
         self.transit.post(found)
 
     def messages_of(self, i: int) -> Iterator[tuple[Message, int]]:
@@ -317,9 +314,8 @@ class SegmentWriter:
     def runs(self, i: int, number: int) -> list[list[tuple[int, StridedRange]]]:
         """The ranges of an array at the destinations of instruction i of the streams, and at its sources, by slot."""
         s, layout = self.collective.streams, self.segment.layouts[number]
-        places = (*s.dst[s.dst_ptr[i] : s.dst_ptr[i + 1]].tolist(), *s.src[s.src_ptr[i] : s.src_ptr[i + 1]].tolist())
         found = []
-        for row, rank in (divmod(place, s.schedule.nranks) for place in places):
+        for row, rank in (divmod(place, s.schedule.nranks) for places in s.operands(i) for place in places):
             ranges = self.ranges(layout, row, int(s.count[i]), int(s.part[i]), int(s.part_step[i]))
             found.append([(self.slots.of(rank, buffer, number), strided) for buffer, strided in ranges])
         return found

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from ...errors import ScheduleError
 from .instructions import Opcode
+from .streams import MESSAGES, Streams
 
-if TYPE_CHECKING:
-    from .streams import Streams
+__all__ = ["check_hosts"]
 
-__all__ = ["MESSAGES", "check_hosts"]
-
-MESSAGES = (Opcode.SEND, Opcode.RECEIVE)
 _MOST_PLACES = 1 << 40
 
 

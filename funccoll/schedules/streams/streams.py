@@ -21,8 +21,9 @@ from .instructions import Opcode
 if TYPE_CHECKING:
     from ..schedule import Schedule
 
-__all__ = ["Streams"]
+__all__ = ["MESSAGES", "Streams"]
 
+MESSAGES = (Opcode.SEND, Opcode.RECEIVE)
 _GATES = (Opcode.ENTER, Opcode.LEAVE, Opcode.POST)
 
 
@@ -110,6 +111,18 @@ class Streams:
         is_output = (self.dst // p >= c.input_chunks) & (self.dst // p < c.input_chunks + c.output_chunks)
         return bool((self.src // p < c.input_chunks).all() and is_output.all() and (self.dst % p == writer).all())
 
+    def operands(self, i: int) -> tuple[list[int], list[int]]:
+        """The destinations and the sources of instruction i."""
+        dst, src = self.dst[self.dst_ptr[i] : self.dst_ptr[i + 1]], self.src[self.src_ptr[i] : self.src_ptr[i + 1]]
+        return dst.tolist(), src.tolist()
+
+    def posted(self, i: int) -> range:
+        """The messages that instruction i, a POST, begins."""
+        end = i + 1
+        while self.opcode[end] in MESSAGES:
+            end += 1
+        return range(i + 1, end)
+
     def source(self, i: int) -> Source | None:
         """The line of the move that instruction i came from."""
         row = int(self.move[i])
@@ -127,13 +140,13 @@ class Streams:
             return f"{where}: {opcode.name.lower()}"
         where += {Opcode.SEND: ": send", Opcode.RECEIVE: ": receive"}.get(opcode, "")
 
-        def side(codes: np.ndarray) -> str:
-            places = [self.schedule.places.place(c) for c in codes[:4].tolist()]
+        def side(codes: list[int]) -> str:
+            places = [self.schedule.places.place(c) for c in codes[:4]]
             n = int(self.count[i])
             names = (f"{b}[{c}{f':{c + n}' if n > 1 else ''}]@{r}" for r, b, c in places)
             return ", ".join(names) + (f", ... ({len(codes)} in all)" if len(codes) > 4 else "")
 
-        dst, src = self.dst[self.dst_ptr[i] : self.dst_ptr[i + 1]], self.src[self.src_ptr[i] : self.src_ptr[i + 1]]
+        dst, src = self.operands(i)
         source = self.source(i)
         return f"{where}: {side(dst)} := {side(src)}" + (f" ({source})" if source else "")
 
@@ -163,23 +176,24 @@ class Streams:
     @cached_property
     def messages(self) -> tuple[np.ndarray, np.ndarray]:
         """The SEND and the RECEIVE of every message. Raises ScheduleError for one without the other, or that differs."""
-        p, sides = self.schedule.nranks, []
-        for opcode in (Opcode.SEND, Opcode.RECEIVE):
-            rows = np.flatnonzero(self.opcode == opcode)
-            sender, receiver = (codes[ptr[rows]] % p for ptr, codes in ((self.src_ptr, self.src), (self.dst_ptr, self.dst)))
-            sides.append((rows[np.lexsort((rows, receiver, sender))], opcode))
-        (sends, _), (receives, _) = sides
-        for k in range(max(len(sends), len(receives))):
-            met = [int(rows[k]) for rows, _ in sides if k < len(rows)]
-            if len(met) == 1 or self._message(met[0]) != self._message(met[1]):
-                one, other = (*map(self.describe, met), "nothing")[:2]
-                raise ScheduleError(f"streams of {self.schedule.collective}: {one} meets {other}: it would wait forever.")
+        sides = (sends, sent), (receives, received) = [self._side(opcode) for opcode in MESSAGES]
+        least = min(len(sends), len(receives))
+        differs = np.append((sent[:, :least] != received[:, :least]).any(axis=0), len(sends) != len(receives))
+        if differs.any():
+            k, p = int(np.argmax(differs)), self.schedule.nranks
+            ends = [(int(rows[k]), *(places[1::-1, k] % p)) for rows, places in sides if k < len(rows)]
+            first = min(pair for _, *pair in ends)  # the other one's partner comes later
+            one, other = (*(self.describe(i) for i, *pair in ends if pair == first), "nothing")[:2]
+            raise ScheduleError(f"streams of {self.schedule.collective}: {one} meets {other}: it would wait forever.")
         return sends, receives
 
-    def _message(self, i: int) -> tuple[int, ...]:
-        """The places and the run of a message."""
-        columns = self.count, self.part, self.part_step
-        return int(self.dst[self.dst_ptr[i]]), int(self.src[self.src_ptr[i]]), *(int(column[i]) for column in columns)
+    def _side(self, opcode: Opcode) -> tuple[np.ndarray, np.ndarray]:
+        """The SENDs or the RECEIVEs, each pair of ranks' in their order, and as columns the places and the run of each."""
+        rows, p = np.flatnonzero(self.opcode == opcode), self.schedule.nranks
+        dst, src = self.dst[self.dst_ptr[rows]], self.src[self.src_ptr[rows]]
+        order = np.lexsort((dst % p, src % p))
+        run = self.count[rows], self.part[rows], self.part_step[rows]
+        return rows[order], np.stack([dst, src, *run])[:, order]
 
     def _message_edges(self) -> tuple[np.ndarray, np.ndarray]:
         """(instruction, one of another host that it comes after) by messages.

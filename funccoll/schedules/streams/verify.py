@@ -19,10 +19,10 @@ from ..moves import Batch
 from ..proof.prove import check_against_proof
 from ..proof.symbolic import SymbolicExecutor, shortest_cycle
 from ..runs import chunks_of_runs
-from .check_hosts import MESSAGES, check_hosts
+from .check_hosts import check_hosts
 from .happens_before import HappensBefore, concat_ranges
 from .instructions import Opcode
-from .streams import Streams
+from .streams import MESSAGES, Streams
 
 __all__ = ["verify", "wrong_parts"]
 
