@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from .draw.drawing import Drawing
 
 __all__ = [
-    "Mesh", "P", "ReplicaGroups", "Sharding", "abstract_mesh", "axes_in_words", "check_hosts", "normalize_axes", "number_hosts",
+    "Mesh", "P", "ReplicaGroups", "Sharding", "abstract_mesh", "axes_in_words", "check_hosts", "copies_of_devices",
+    "copy_coordinates", "normalize_axes", "number_hosts",
 ]  # fmt: skip
 
 
@@ -125,11 +126,17 @@ def check_hosts(
 class ReplicaGroups:
     """Devices that communicate in a collective (XLA's replica groups): every group of a mesh, in the order of its ranks.
 
-    axes: the mesh axes along which they are, for messages. ranks: the positions of each group's devices in the mesh.
+    axes: the mesh axes along which they are, for messages. ranks: the positions of each group's devices in the mesh. Groups
+    have one size, and a device is in one of them.
     """
 
     axes: tuple[str, ...]
     ranks: tuple[tuple[int, ...], ...]
+
+    def __post_init__(self):
+        devices = [device for ranks in self.ranks for device in ranks]
+        if len({*map(len, self.ranks)}) != 1 or len({*devices}) < len(devices) or not devices:
+            raise MeshError(f"groups {self.ranks!r:.200}: they must have one size, and each device may be in one of them.")
 
     @property
     def size(self) -> int:
@@ -137,8 +144,14 @@ class ReplicaGroups:
         return len(self.ranks[0])
 
     def of(self, device: int | None) -> tuple[int, ...]:
-        """The group in which a device is."""
-        return next(ranks for ranks in self.ranks if device in ranks)
+        """The group in which a device is. Raises MeshError where it is in none."""
+        found = next((ranks for ranks in self.ranks if device in ranks), None)
+        if found is None:
+            raise MeshError(
+                f"device {device} is in none of the groups {self.ranks!r:.200} over {self}, and every device of a mesh runs "
+                "all collectives of a program: give it a group, too."
+            )
+        return found
 
     def __str__(self) -> str:
         return ", ".join(map(repr, self.axes))
@@ -285,8 +298,8 @@ class Mesh:
         """The groups of devices that communicate in a collective over `axes`."""
         return ReplicaGroups(self.check_axes(axes), tuple(map(tuple, self.groups(axes))))
 
-    def hosts_along(self, axes: str | Iterable[str]) -> tuple[int, ...]:
-        """The host of each rank of a collective over `axes`; () when every group is on one host.
+    def hosts_along(self, groups: str | Iterable[str] | ReplicaGroups) -> tuple[int, ...]:
+        """The host of each rank of a collective over these axes or groups; () when every group is on one host.
 
         All groups of a collective run one schedule, so that all have the same bits. Groups may lie on hosts in different ways:
         two ranks count as neighbours where they share a host in every group, and as apart where one group has them on two.
@@ -294,7 +307,8 @@ class Mesh:
         """
         if not self.hosts:
             return ()
-        return number_hosts(map(tuple, np.array(self.hosts)[np.array(self.groups(axes))].T.tolist()))
+        ranks = groups.ranks if isinstance(groups, ReplicaGroups) else self.groups(groups)
+        return number_hosts(map(tuple, np.array(self.hosts)[np.array(ranks)].T.tolist()))
 
     def walk(self, axes: Iterable[str]) -> list[dict[str, int]]:
         """All coordinates along `axes`, the first axis outermost."""
@@ -459,3 +473,9 @@ def copy_coordinates(mesh: Mesh, varying: frozenset[str]) -> tuple[dict[str, int
         return tuple(mesh.walk(a for a in mesh.axis_names if a in varying))
     own = mesh.coordinates(mesh.local_devices[0])
     return ({a: own[a] for a in mesh.axis_names if a in varying},)
+
+
+def copies_of_devices(mesh: Mesh, varying: frozenset[str]) -> list[int]:
+    """By device of a mesh, which one process plays, the number of the copy that it has of a value: see `copy_coordinates`."""
+    sizes = [size if axis in varying else 1 for axis, size in mesh.shape.items()]
+    return np.broadcast_to(np.arange(math.prod(sizes)).reshape(sizes), mesh.sizes).ravel().tolist()

@@ -16,7 +16,7 @@ from ..errors import ScheduleError, at_source
 from ..ir import Equation, Program
 from ..mesh import Mesh
 from ..primitives.collectives.record import lowering
-from ..runtime.collective_call import NATIVE_ALGORITHMS
+from ..runtime.collective_call import NATIVE_ALGORITHMS, groups_of
 from ..types import is_inexact
 
 if TYPE_CHECKING:
@@ -58,11 +58,15 @@ def _find(eqn: Equation) -> Algorithm:
     return find(how.kind, None if name in NATIVE_ALGORITHMS else name, eqn.params["size"], how.options.get("root"))
 
 
+def _hosts_along(eqn: Equation, mesh: Mesh) -> tuple[int, ...]:
+    return mesh.hosts_along(groups_of(eqn, mesh)) if mesh.hosts else ()
+
+
 def _topology(mesh: Mesh, eqn: Equation) -> Topology:
     """The topology of a collective of a mesh."""
     from ..schedules.model.topology import Topology
 
-    hosts, size = mesh.hosts_along(eqn.axes()), eqn.params["size"]
+    hosts, size = _hosts_along(eqn, mesh), eqn.params["size"]
     if hosts:
         return Topology.of_hosts(hosts)
     if mesh.device_type == "cpu":
@@ -94,7 +98,7 @@ def _unweighed(eqn: Equation, mesh: Mesh) -> str:
     """The algorithm for more than `LARGE` ranks: the collective's first; on hosts with several ranks the first for these."""
     from ..schedules.registry import known
 
-    hosts = mesh.hosts_along(eqn.axes())
+    hosts = _hosts_along(eqn, mesh)
     if hosts and len(set(hosts)) < len(hosts):
         for algorithm in known(lowering(eqn).kind):
             if "hosts" in algorithm.options and not algorithm.is_users:
@@ -176,7 +180,7 @@ def _hosts(found: Algorithm, eqn: Equation, mesh: Mesh) -> dict[str, Any]:
     """
     if not found.tells_hosts_apart:
         return {}
-    hosts = mesh.hosts_along(eqn.axes())
+    hosts = _hosts_along(eqn, mesh)
     sizes = [mesh.shape[a] for a in eqn.axes()]
     if hosts or len(sizes) < 2:
         return {"hosts": hosts or None}

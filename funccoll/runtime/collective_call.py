@@ -6,13 +6,13 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..errors import Source
+from ..errors import MeshError, Source, at_source
 from ..ir import Equation, Primitive, Program, Var
-from ..mesh import Mesh, ReplicaGroups
+from ..mesh import Mesh, ReplicaGroups, axes_in_words, copies_of_devices
 from ..primitives.collectives.record import lowering
 from ..types import dtype_name
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..schedules.schedule import Schedule
     from .plans.plan_writer import Segment
 
-__all__ = ["NATIVE_ALGORITHMS", "NOTHING", "CollectiveCall", "Operand", "bind_arguments"]
+__all__ = ["NATIVE_ALGORITHMS", "NOTHING", "CollectiveCall", "CopyGroups", "Operand", "bind_arguments", "groups_of"]
 
 NATIVE_ALGORITHMS = {
     "nccl": "NCCL's own collective, between GPUs of a job, one for each process",
@@ -67,6 +67,22 @@ class Operand:
     def out_nbytes(self) -> int:
         """Bytes of the output."""
         return math.prod(self.out_shape) * self.dtype.itemsize
+
+
+class CopyGroups(NamedTuple):
+    """The groups of a collective where one process plays all devices, which holds equal values of several devices once."""
+
+    size: int
+    """Distinct copies of the operand."""
+    groups: tuple[tuple[int, ...], ...]
+    """The copies that communicate, by rank: each is in one group."""
+    results: tuple[tuple[int, int], ...]
+    """By copy of the result, the group which makes it, and a rank that has it."""
+
+
+def groups_of(eqn: Equation, mesh: Mesh) -> ReplicaGroups:
+    """The groups of a mesh's devices that communicate in a collective."""
+    return mesh.replica_groups(eqn.axes())
 
 
 NOTHING = Operand((0,), (0,), np.dtype(np.uint8))
@@ -116,9 +132,41 @@ class CollectiveCall:
         native = algorithm if algorithm in NATIVE_ALGORITHMS else ""
         params = {name: value for name, value in eqn.params.items() if name != "axes"}
         return cls(
-            mesh.replica_groups(eqn.axes()), schedule, how.op if operands else "or", tuple(operands) or (NOTHING,),
+            groups_of(eqn, mesh), schedule, how.op if operands else "or", tuple(operands) or (NOTHING,),
             f"{key} {native}".rstrip(), eqn.source, native, eqn.primitive, params, program, argument_types,
         )  # fmt: skip
+
+    def __post_init__(self):
+        assert self.groups.size == self.schedule.nranks, f"a schedule of {self.schedule.nranks} ranks for {self.groups.ranks}"
+
+    def groups_of_copies(self, mesh: Mesh, varying: frozenset[str], out_varying: frozenset[str]) -> CopyGroups:
+        """The groups of an operand's copies, where one process plays all devices: it and the result vary over these axes.
+
+        Raises MeshError for a device that is in no group, and for devices that have one copy and must have several.
+        """
+        copies, result_copies = copies_of_devices(mesh, varying), copies_of_devices(mesh, out_varying)
+        numbers: dict[tuple[int, ...], int] = {}
+        read: dict[int, tuple[int, int]] = {}
+        made: dict[int, tuple[int, int]] = {}
+        with at_source(self.source):
+            for device in set(range(mesh.size)).difference(*self.groups.ranks):
+                self.groups.of(device)
+            for ranks in self.groups.ranks:
+                number = numbers.setdefault(tuple([copies[device] for device in ranks]), len(numbers))
+                for rank, device in enumerate(ranks):
+                    place = number, rank
+                    if read.setdefault(copies[device], place) != place:
+                        raise self._are_one("operand", varying)
+                    if made.setdefault(result_copies[device], place)[0] != number:
+                        raise self._are_one("result", out_varying)
+        return CopyGroups(len(read), tuple(numbers), tuple([made[copy] for copy in range(len(made))]))
+
+    def _are_one(self, what: str, varying: frozenset[str]) -> MeshError:
+        over = axes_in_words(sorted(varying)) if varying else "no axis"
+        return MeshError(
+            f"{self.name} in groups {self.groups.ranks!r:.200}: its {what} varies over {over} alone, so that devices of which "
+            "these groups make different ones have one. Let it vary over more axes (fc.pvary)."
+        )
 
     @property
     def axes(self) -> tuple[str, ...]:

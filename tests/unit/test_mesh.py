@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 import funccoll as fc
 from funccoll import P, Sharding
+from funccoll.errors import MeshError
+from funccoll.mesh import ReplicaGroups
 
 NAMES = ("data", "model", "pipe", "expert")
 
@@ -154,6 +156,21 @@ def test_hosts_along_axes():
     assert mixed.hosts_along("model") == (0, 1, 2, 3)  # neighbours in one group, not in the other
     mixed = fc.make_mesh({"data": 2, "model": 4}, hosts=(0, 0, 1, 1, 2, 2, 2, 3))
     assert mixed.hosts_along("model") == (0, 0, 1, 2)
+    given = ReplicaGroups(("data",), ((0, 3), (1, 2))), ReplicaGroups(("data",), ((1, 0), (2, 3)))
+    assert [mesh.hosts_along(groups) for groups in given] == [(0, 1), ()]
+
+
+@pytest.mark.parametrize("ranks", [(), ((),), ((0, 1), (2,)), ((0, 1), (1, 2)), ((0, 0),)])
+def test_groups_have_one_size_and_a_device_is_in_one(ranks):
+    with pytest.raises(MeshError, match="must have one size, and each device may be in one of them"):
+        ReplicaGroups(("data",), ranks)
+
+
+def test_the_group_of_a_device():
+    groups = ReplicaGroups(("data",), ((0, 3), (2, 1)))
+    assert [groups.of(device) for device in range(4)] == [(0, 3), (2, 1), (2, 1), (0, 3)]
+    with pytest.raises(MeshError, match=r"device 4 is in none of the groups \(\(0, 3\), \(2, 1\)\) over 'data'"):
+        groups.of(4)
 
 
 @given(meshes(), st.data())

@@ -21,7 +21,7 @@ from ...kernels.block import MAX_OPERANDS
 from ...kernels.cuda import Combine, Scope
 from ...mesh import Mesh
 from ..array_library import ArrayLibrary
-from ..collective_call import CollectiveCall, Operand
+from ..collective_call import CollectiveCall, CopyGroups, Operand
 from ..device import Copies, GpuDevice, Run
 from ..transport import CollectiveExecutable, Transport
 from .block_frames import block_frames
@@ -174,12 +174,14 @@ class VirtualGpuTransport(Transport):
     ) -> Iterator[CollectiveExecutable]:
         """See `Transport`. Operands that vary alike are a launch; a barrier between devices of one GPU needs none."""
         for call in calls:
-            together: dict[frozenset[str], list[Operand]] = {}
+            together: dict[tuple[frozenset[str], frozenset[str]], list[Operand]] = {}
             for operand in call.operands:
                 if operand.source is not None:
-                    together.setdefault(operand.source.type.varying, []).append(operand)
+                    source, result = operand.variables
+                    together.setdefault((source.type.varying, result.type.varying), []).append(operand)
             for varying, operands in together.items():
-                yield Launch(self._gpu_device, replace(call, operands=tuple(operands)), *_groups(mesh, varying, call.axes))
+                part = replace(call, operands=tuple(operands))
+                yield Launch(self._gpu_device, part, part.groups_of_copies(mesh, *varying))
 
 
 def _is_one_large_collective(program: Program) -> bool:
@@ -190,20 +192,13 @@ def _is_one_large_collective(program: Program) -> bool:
     return sum(nbytes * count for nbytes, count in copies) >= LAUNCHED_BYTES
 
 
-def _groups(mesh: Mesh, varying: frozenset[str], axes: Sequence[str]) -> tuple[int, list[list[int]]]:
-    """The number of distinct copies of a value, and which of them communicate along the axes."""
-    copies = Mesh({a: n for a, n in mesh.shape.items() if a in varying})
-    return copies.size, copies.groups(axes)
-
-
 class Launch(CollectiveExecutable):
     """One collective over all groups of devices: a function from the copies of its inputs to those of its outputs."""
 
-    def __init__(self, device: VirtualGpuDevice, call: CollectiveCall, ncopies: int, groups: list[list[int]]):
-        self.device, self.gpu, self.call, self.groups = device, device.gpu, call, groups
+    def __init__(self, device: VirtualGpuDevice, call: CollectiveCall, copies: CopyGroups):
+        self.device, self.gpu, self.call = device, device.gpu, call
         self.inputs, self.outputs = zip(*(operand.variables for operand in call.operands), strict=True)
-        self.stays = self.inputs[0].type.varying == self.outputs[0].type.varying
-        gpu = self.gpu
+        gpu, (ncopies, groups, results) = self.gpu, copies
         if ncopies > gpu.max_blocks:
             raise MeshError(
                 f"{call.name} has {ncopies} virtual devices, and this GPU runs {gpu.max_blocks} blocks at the same time, of "
@@ -215,6 +210,7 @@ class Launch(CollectiveExecutable):
         assert self.plan.max_operands <= MAX_OPERANDS, f"{self.plan.max_operands} operands of one combine"
         self._ncopies, self._lock = ncopies, threading.Lock()
         rank_of = {device: r for group in groups for r, device in enumerate(group)}
+        self._results = [groups[group][rank] for group, rank in results]
         self._written = [bool(call.schedule.collective.has_output(rank_of[device])) for device in range(ncopies)]
         self._make_tables(self.plan, LaunchedName(call.name, call.source, self.plan.blocks))
 
@@ -253,7 +249,7 @@ class Launch(CollectiveExecutable):
             held += blocks, outs
             self._addresses[plan.inputs[number]] = np.array([gpu.address(x) for x in blocks])[:, None]
             self._addresses[plan.outputs[number]] = np.array([gpu.address(x) for x in outs])[:, None]
-            results.append(outs if self.stays else [outs[group[0]] for group in self.groups])
+            results.append([outs[device] for device in self._results])
         gpu.upload(self._table, self._addresses)
         gpu.launch(plan.combines, plan.blocks, self._frames, "gpu")
         return tuple(copies if len(copies) > 1 else copies[0] for copies in results)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ...mesh import Mesh
-from ..collective_call import CollectiveCall
+from ..collective_call import CollectiveCall, CopyGroups
 from ..device import Copies
 from ..host_device import HostDevice
 from ..transport import CollectiveExecutable, FunctionExecutable, Transport
@@ -39,40 +39,32 @@ class LocalTransport(Transport):
             compute = functools.partial(executor(call.definition, call.schedule), **call.params)
             for operand in call.operands:
                 source, result = operand.variables
-                function = _over_groups(call.axes, compute, mesh, source.type.varying, result.type.varying)
+                function = _over_groups(compute, call.groups_of_copies(mesh, source.type.varying, result.type.varying))
                 yield FunctionExecutable(function, (source,), (result,), returns_tuple=False)
 
 IMPLEMENTATION = LocalTransport
 
 
-def _over_groups(
-    axes: Sequence[str], compute: Callable[[Sequence[Any]], Sequence[Any]], mesh: Mesh, varying: frozenset[str],
-    out_varying: frozenset[str],
-) -> Callable[[Copies], Copies]:  # fmt: skip
+def _over_groups(compute: Callable[[Sequence[Any]], Sequence[Any]], copies: CopyGroups) -> Callable[[Copies], Copies]:
     """Return one operand's collective over all groups of devices at once, from copies to copies.
 
-    `compute` gives the outputs of one group from its shards.
+    `compute` gives the outputs of one group from its shards: one for each rank, or one that all of them have.
     """
-    # The distinct copies are the devices of a mesh of the varying axes alone.
-    copies = Mesh({a: n for a, n in mesh.shape.items() if a in varying})
-    groups = copies.groups(axes)
-    stays = out_varying == varying
-    if copies.size == 1:
+    size, groups, results = copies
+    ranks, count = len(groups[0]), len(results)
+    if size == count == 1:
         return lambda x: compute([x])[0]
-    if len(groups) == 1 and groups[0] == list(range(copies.size)):
-        if stays:
-            return lambda xs: compute(xs)
-        return lambda xs: compute(xs)[0]
+    if groups == (tuple(range(size)),):
+        if count == 1:
+            return lambda xs: compute(xs)[0]
+        return lambda xs: outs if len(outs := compute(xs)) == count else [*outs] * count
+
+    if results == tuple([(group, 0) for group in range(len(groups))]) and count > 1:
+        return lambda xs: [compute([xs[i] for i in group])[0] for group in groups]
 
     def run(xs: Sequence[np.ndarray]) -> Copies:
-        if not stays:
-            return [compute([xs[i] for i in group])[0] for group in groups]
-        out: list[Any] = [None] * copies.size
-        for group in groups:
-            for i, value in zip(group, compute([xs[i] for i in group]), strict=True):
-                out[i] = value
-        return out
+        outs = [compute([xs[i] for i in group]) for group in groups]
+        made = [outs[group][rank if len(outs[group]) == ranks else 0] for group, rank in results]
+        return made if count > 1 else made[0]
 
-    if not stays and len(groups) == 1:
-        return lambda xs: run(xs)[0]
     return run

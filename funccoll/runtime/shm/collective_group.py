@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import FunccollError
+from ...errors import FunccollError, at_source
 from ...ir import Var
 from ...kernels.cpu import interpreter
 from ...kernels.frame import (
@@ -68,6 +68,7 @@ from ...kernels.frame import (
 from ...schedules.streams.instructions import READ_DIRECTLY, Opcode
 from ..collective_call import CollectiveCall, Operand
 from ..job import host
+from ..plans.control_block import Communicator
 from ..plans.message_table import MessageTable
 from ..recorder import Recorder, register
 from ..transport import CollectiveExecutable
@@ -114,7 +115,7 @@ class CollectiveGroup(PlanCall, CollectiveExecutable):
         for call in self.calls:
             if call.program is not None:
                 self.registry.programs[call.program.fingerprint] = call.program
-        self.communicators = [self.registry.communicator(c.groups, number) for c in self.calls]
+        self.communicators = [self._communicator(call, number) for call in self.calls]
         self.members = sorted({m for c in self.communicators for m in c.members})
         self.inputs, self.outputs = tuple(inputs), tuple(outputs)
         self.left_complete = False
@@ -133,6 +134,10 @@ class CollectiveGroup(PlanCall, CollectiveExecutable):
         """None where no result is shared."""
         self._make_frame()
         register(self)
+
+    def _communicator(self, call: CollectiveCall, number: int) -> Communicator:
+        with at_source(call.source):
+            return self.registry.communicator(call.groups, number)
 
     @property
     def agreement(self) -> CollectiveGroup:

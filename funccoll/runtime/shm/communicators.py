@@ -121,14 +121,14 @@ class Communicators:
         key = number, groups
         with self._lock:
             if key not in self._known:
+                members = groups.of(self.world.rank)
                 tag = int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:7], "little")
                 entry, start, cells, cache_bytes = self._place(tag | 1, [len(group) for group in groups.ranks])
                 blocks = []
                 for group in groups.ranks:
                     blocks.append((group, ControlBlock(start, len(group), cells=cells)))
                     start += blocks[-1][1].nbytes
-                members, control = next(b for b in blocks if self.world.rank in b[0])
-                rank, hosts = members.index(self.world.rank), self._hosts(members)
+                rank, hosts, control = members.index(self.world.rank), self._hosts(members), dict(blocks)[members]
                 of_machine = tag, self._piece_bytes(), cache_bytes, self.access.bounds
                 mine = Communicator(len(self._known), members, rank, control, entry, hosts, *of_machine)
                 self._known[key] = mine, blocks

@@ -24,10 +24,10 @@ CASES = str(SUPPORT / "cases/mpi_collective_cases.py")
 PATIENCE = 300
 
 
-def on_one_host(vendor: str, count: int, call: str) -> str:
+def on_one_host(vendor: str, count: int, call: str, file: str = CASES) -> str:
     """What the ranks print, each a host of its own on this one."""
     environment = {**mpi_vendors.variables(vendor), "FUNCCOLL_TRANSPORT": "mpi"}
-    program = [sys.executable, CASES, call]
+    program = [sys.executable, file, call]
     command = mpi_vendors.mpirun(vendor).command([("localhost", count)], program, passed_on(environment))
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -45,6 +45,15 @@ def test_values_are_those_of_virtual_devices(vendor, axes, axis):
     ranks = int(np.prod(list(axes.values())))
     out = on_one_host(vendor, ranks, f"values({axes!r}, {axis!r})")
     assert len(set(re.findall(r"(\d+) cases", out))) == 1 and len(re.findall("cases", out)) == ranks
+
+
+@pytest.mark.parametrize("vendor", VENDORS)
+@pytest.mark.slow
+def test_groups_that_are_not_those_of_axes(vendor):
+    """Of schedules and of MPI itself."""
+    out = on_one_host(vendor, 4, "run(), run(native='mpi'), left_out()", str(SUPPORT / "cases/replica_group_cases.py"))
+    told = dict(re.findall(r"rank (\d): \('well', 'well', \W(device \d is in none|)", out))
+    assert told == {"0": "device 0 is in none", "1": "", "2": "", "3": "device 3 is in none"}, out
 
 
 @pytest.mark.parametrize("vendor", VENDORS)
