@@ -292,7 +292,7 @@ class JobTransport(Protocol):
         ...
 
     def for_mesh(self, number: int) -> Transport:
-        """Return the transport of the `number`-th mesh that this process makes; 0 stands for all that come by pickle.
+        """Return the transport of the `number`-th mesh that this process makes; numbers below 0 are of those from pickles.
 
         Collectives over different meshes never meet, so that threads with a mesh each do not disturb each other.
         """

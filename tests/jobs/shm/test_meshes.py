@@ -31,3 +31,9 @@ def test_ranks_that_make_different_meshes(way, one, two):
 
 def test_equal_meshes_from_other_lines():
     assert launch(cases.equal_meshes, 2) == [[1.0, 1.0, 1.0]] * 2
+
+
+def test_different_meshes_from_pickles_do_not_meet():
+    for *found, same in launch(cases.threads_with_pickled_meshes, 2):
+        assert found == [1.0] * 3
+        assert "which called one before and is alive" in same  # an equal mesh

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
+import threading
+
 import numpy as np
 
 import funccoll as fc
@@ -46,3 +49,33 @@ def equal_meshes() -> list[float]:
         return float(fc.jit(lambda x: fc.all_reduce(x[0], axis), mesh=mesh, in_specs=P(axis), out_specs=P())(x).local)
 
     return [total(meshes[i]) for i in (0, 1, -1)]
+
+
+def threads_with_pickled_meshes() -> list[str | float]:
+    """What threads find that call collectives over meshes from pickles, each while those before it are alive.
+
+    They differ in an axis of size 1, in a name, or not at all.
+    """
+    n, ended, found = fc.world_size(), threading.Event(), list[str | float]()
+    meshes = [pickle.loads(pickle.dumps(fc.make_mesh(axes))) for axes in ({"a": n}, {"a": n, "b": 1}, {"b": n}, {"a": n})]
+
+    def call(mesh, done):
+        axis, x = mesh.axis_names[0], np.arange(float(n))
+        function = fc.jit(lambda x: fc.all_reduce(x[0], axis), mesh=mesh, in_specs=P(axis), out_specs=P())
+        try:
+            found.append(float(function(x).local))
+        except FunccollError as error:
+            found.append(str(error))
+        done.set()
+        ended.wait(120)
+
+    threads = []
+    for mesh in meshes:
+        done = threading.Event()
+        threads.append(threading.Thread(target=call, args=(mesh, done)))
+        threads[-1].start()
+        done.wait(120)
+    ended.set()
+    for thread in threads:
+        thread.join()
+    return found
